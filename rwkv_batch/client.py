@@ -1,0 +1,204 @@
+"""A front end's end of the wire: submit requests, read their events, cancel them.
+
+One thread owns the socket that receives; it hands every event to the job it belongs to. Jobs can be read from any
+thread (`Job.read`) or from an event loop (`await Job.read_async`), by one reader at a time.
+"""
+import asyncio
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import zmq
+
+from rwkv_batch.protocol import (
+    Accepted,
+    Cancel,
+    Event,
+    Failed,
+    GenerateRequest,
+    Hello,
+    Progress,
+    Rejected,
+    RowDelta,
+    ToEngine,
+    decode_events,
+    encode,
+)
+
+
+class RequestRejected(Exception):
+    """The engine did not take the request. `reason` is "overloaded" or "invalid"."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class RequestFailed(Exception):
+    """The engine gave the request up after it had begun."""
+
+
+class Job:
+    """One request under way. Its events queue here until they are read."""
+
+    def __init__(self, request: GenerateRequest, cancel: Callable[[str], None]) -> None:
+        self.request = request
+        self.rows = len(request.prompts) * request.n
+        self.prompt_tokens: list[int] = []   # per prompt, once the request is accepted
+        self.exhausted = False               # the last delta of every row has been read
+        self._cancel = cancel
+        self._events: deque[Event] = deque()
+        self._arrived = threading.Condition()
+        self._wake: Callable[[], object] | None = None
+        self._unread_rows = self.rows
+
+    def put(self, event: Event) -> None:
+        """Called by the client's thread."""
+        with self._arrived:
+            self._events.append(event)
+            self._arrived.notify()
+            wake, self._wake = self._wake, None
+        if wake:
+            wake()
+
+    def read(self, timeout: float) -> list[RowDelta]:
+        """New deltas, waiting at most `timeout` seconds for the first; empty if none came.
+
+        Raises RequestRejected or RequestFailed, after which nothing more comes.
+        """
+        with self._arrived:
+            if not self._events:
+                self._arrived.wait(timeout)
+        return self._take()
+
+    async def read_async(self, timeout: float) -> list[RowDelta]:
+        """`read` for an event loop."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._something(), timeout)
+        return self._take()
+
+    async def accepted(self) -> None:
+        """Wait until the engine has taken the request; `prompt_tokens` is known from here on.
+
+        Raises RequestRejected or RequestFailed.
+        """
+        while not self.prompt_tokens:
+            await self._something()
+            self._take(at_most=1)
+
+    def cancel(self) -> None:
+        """Nobody reads this job any more. Safe from any thread, at any time, more than once."""
+        self._cancel(self.request.id)
+
+    async def _something(self) -> None:
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+        with self._arrived:
+            if self._events:
+                return
+            self._wake = lambda: loop.call_soon_threadsafe(arrived.set)
+        await arrived.wait()
+
+    def _take(self, at_most: int | None = None) -> list[RowDelta]:
+        with self._arrived:
+            self._wake = None
+            taken = [self._events.popleft() for _ in range(min(len(self._events), at_most or len(self._events)))]
+        deltas: list[RowDelta] = []
+        for event in taken:
+            match event:
+                case Accepted(prompt_tokens=counts):
+                    self.prompt_tokens = counts
+                case Progress(rows=rows):
+                    deltas += rows
+                case Rejected(reason=reason, message=message):
+                    raise RequestRejected(reason, message)
+                case Failed(message=message):
+                    raise RequestFailed(message)
+        self._unread_rows -= sum(1 for d in deltas if d.finish_reason)
+        self.exhausted = self._unread_rows == 0
+        return deltas
+
+
+class Client:
+    """The wire to the engine, for any number of jobs at once."""
+
+    HELLO_EVERY = 1.0  # seconds; an engine that was restarted learns of its front ends this way
+
+    def __init__(self, requests: str, events: str, frontend: str) -> None:
+        """`requests`, `events`: the engine's two addresses; `frontend`: a name no other front end has."""
+        self._context = zmq.Context()
+        self._send_lock = threading.Lock()
+        self._push = self._context.socket(zmq.PUSH)
+        self._push.setsockopt(zmq.LINGER, 500)
+        self._push.connect(requests)
+        self._dealer = self._context.socket(zmq.DEALER)
+        self._dealer.setsockopt(zmq.IDENTITY, frontend.encode())
+        self._dealer.setsockopt(zmq.LINGER, 0)
+        self._dealer.connect(events)
+        self._frontend = frontend.encode()
+        self._jobs: dict[str, Job] = {}          # until their last event has arrived
+        self._running_rows: dict[str, int] = {}  # of each job, those without a finish reason yet
+        self._closed = False
+        self._thread = threading.Thread(target=self._receive, name="engine-events", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: GenerateRequest) -> Job:
+        job = Job(request, self._cancel)
+        self._jobs[request.id] = job
+        self._running_rows[request.id] = job.rows
+        self._send(request)
+        return job
+
+    @property
+    def live(self) -> int:
+        """How many requests are under way."""
+        return len(self._jobs)
+
+    def fail_all(self, message: str) -> None:
+        """The engine is gone: every job under way fails."""
+        for key in list(self._jobs):
+            self._deliver(Failed(key, message))
+
+    def close(self) -> None:
+        self._closed = True
+        self._thread.join()
+        with self._send_lock:
+            self._push.close()
+        self._context.term()
+
+    def _cancel(self, key: str) -> None:
+        if self._forget(key) and not self._closed:
+            self._send(Cancel(key))
+
+    def _forget(self, key: str) -> bool:
+        self._running_rows.pop(key, None)
+        return self._jobs.pop(key, None) is not None
+
+    def _send(self, message: ToEngine) -> None:
+        with self._send_lock:
+            self._push.send_multipart([self._frontend, encode(message)])
+
+    def _receive(self) -> None:
+        hello_due = 0.0
+        while not self._closed:
+            if time.monotonic() >= hello_due:
+                self._dealer.send(encode(Hello()))
+                hello_due = time.monotonic() + self.HELLO_EVERY
+            if self._dealer.poll(200):
+                for event in decode_events(self._dealer.recv()):
+                    self._deliver(event)
+        self._dealer.close()
+
+    def _deliver(self, event: Event) -> None:
+        job = self._jobs.get(event.id)
+        if job is None:
+            return  # cancelled a moment ago
+        if isinstance(event, Progress):
+            self._running_rows[event.id] -= sum(1 for d in event.rows if d.finish_reason)
+            over = self._running_rows[event.id] == 0
+        else:
+            over = not isinstance(event, Accepted)
+        if over:
+            self._forget(event.id)
+        job.put(event)

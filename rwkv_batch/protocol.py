@@ -1,0 +1,136 @@
+"""The messages between front ends and the engine: msgpack over ZeroMQ.
+
+A front end sends `ToEngine` messages one by one. The engine answers each front end with at most one message a step,
+a list of `Event`. Requests are named by the front end; the engine keys them by (front end, id).
+"""
+import msgspec
+from msgspec import Struct
+
+
+class Sampling(Struct, frozen=True, omit_defaults=True):
+    """How the next token is drawn. All fields apply to every row of a request."""
+
+    temperature: float = 1.0        # <= 0: greedy
+    top_k: int = 0                  # <= 0: off
+    top_p: float = 1.0              # 0: greedy; outside [0, 1]: off
+    alpha_presence: float = 0.0     # native penalties: the first time a token is drawn adds this,
+    alpha_frequency: float = 0.0    # each later time adds this,
+    alpha_decay: float = 1.0        # and everything decays by this factor at each token
+    presence_penalty: float = 0.0   # OpenAI penalties, which do not decay
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None         # None: the engine picks one
+
+
+class GenerateRequest(Struct, frozen=True, omit_defaults=True, tag="generate"):
+    """Continue every prompt `n` times. Row i belongs to prompt i // n."""
+
+    id: str
+    prompts: list[str | list[int]]
+    max_tokens: int                 # per row
+    sampling: Sampling = Sampling()
+    n: int = 1
+    stop_ids: list[int] = []
+    stop_strings: list[str] = []
+    flush_tokens: int = 0           # send text after this many tokens of a row; 0: only when the row has ended
+    top_logprobs: int | None = None  # None: no logprobs; n: those of the drawn token and of the n likeliest
+
+
+class Cancel(Struct, frozen=True, tag="cancel"):
+    """Nobody reads this request any more; its rows are dropped before the next step."""
+
+    id: str
+
+
+class Hello(Struct, frozen=True, tag="hello"):
+    """A front end is there and can be sent to."""
+
+
+class Goodbye(Struct, frozen=True, tag="goodbye"):
+    """A front end has died (said by the supervisor on its behalf); everything it asked for is cancelled."""
+
+    frontend: str
+
+
+ToEngine = GenerateRequest | Cancel | Hello | Goodbye
+
+
+class TokenLogprob(Struct, frozen=True, array_like=True):
+    """One drawn token under the model's own distribution, before penalties, temperature and filters."""
+
+    token: bytes
+    logprob: float
+    top: list[tuple[bytes, float]]  # likeliest first
+
+
+class RowDelta(Struct, frozen=True, array_like=True):
+    """What a row has brought since its last delta."""
+
+    row: int
+    text: str
+    tokens: int                          # tokens drawn since the last delta; a stop id does not count
+    finish_reason: str | None = None     # "stop" or "length" in the row's last delta
+    logprobs: list[TokenLogprob] = []
+
+
+class Accepted(Struct, frozen=True, tag="accepted"):
+    """The request is in the queue."""
+
+    id: str
+    prompt_tokens: list[int]             # per prompt
+
+
+class Rejected(Struct, frozen=True, tag="rejected"):
+    """The request was not taken: "overloaded" (try again later) or "invalid" (the message names what is wrong)."""
+
+    id: str
+    reason: str
+    message: str
+
+
+class Progress(Struct, frozen=True, tag="progress"):
+    """New text of some rows of a request. It has ended when each of its rows has had a finish reason."""
+
+    id: str
+    rows: list[RowDelta]
+
+
+class Failed(Struct, frozen=True, tag="failed"):
+    """The engine could not go on with this request; no more events follow."""
+
+    id: str
+    message: str
+
+
+Event = Accepted | Rejected | Progress | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_events = msgspec.msgpack.Decoder(list[Event])
+
+
+def encode(message: ToEngine | list[Event]) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_to_engine(data: bytes) -> ToEngine:
+    """Raises msgspec.DecodeError when `data` is no such message."""
+    return _to_engine.decode(data)
+
+
+def decode_events(data: bytes) -> list[Event]:
+    """Raises msgspec.DecodeError when `data` is no list of events."""
+    return _events.decode(data)
+
+
+class EngineInfo(Struct, frozen=True):
+    """What the engine tells once it is ready."""
+
+    model: str
+    layers: int
+    width: int
+    parameters: int
+    dtype: str
+    device: str
+    slots: int
+    vocabulary: int

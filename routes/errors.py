@@ -1,0 +1,25 @@
+"""What is wrong with a request, and the two shapes in which clients are told."""
+
+STATUS_CODES = {401: "invalid_api_key", 413: "request_too_large", 429: "rate_limit_exceeded", 503: "service_unavailable"}
+STATUS_TYPES = {401: "authentication_error", 404: "not_found_error", 405: "invalid_request_error", 429: "rate_limit_error"}
+
+
+class ApiError(Exception):
+    """A request that cannot be served. `message` is one sentence that names the thing and the way out."""
+
+    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None,
+                 type_: str = "invalid_request_error") -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code, self.type_ = status, message, param, code, type_
+
+
+def native_error(message: str) -> dict:
+    """The error body of the native routes."""
+    return {"error": message}
+
+
+def openai_error(message: str, status: int, param: str | None = None, code: str | None = None, type_: str = "invalid_request_error") -> dict:
+    """The error body of the OpenAI routes. Where the caller names no code or type, the status gives them."""
+    if type_ == "invalid_request_error":
+        type_ = STATUS_TYPES.get(status, "server_error" if status >= 500 else type_)
+    return {"error": {"message": message, "type": type_, "param": param, "code": code or STATUS_CODES.get(status)}}

@@ -18,8 +18,9 @@ def native_error(message: str) -> dict:
     return {"error": message}
 
 
-def openai_error(message: str, status: int, param: str | None = None, code: str | None = None, type_: str = "invalid_request_error") -> dict:
-    """The error body of the OpenAI routes. Where the caller names no code or type, the status gives them."""
+def openai_error(message: str, status: int, param: str | None = None, code: str | None = None,
+                 type_: str = "invalid_request_error") -> dict:
+    """The error body of the OpenAI routes. A code or type that the caller does not name comes from the status."""
     if type_ == "invalid_request_error":
         type_ = STATUS_TYPES.get(status, "server_error" if status >= 500 else type_)
     return {"error": {"message": message, "type": type_, "param": param, "code": code or STATUS_CODES.get(status)}}

@@ -5,8 +5,8 @@ thread (`Job.read`) or from an event loop (`await Job.read_async`), by one reade
 """
 import asyncio
 import contextlib
+import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 
@@ -18,7 +18,6 @@ from rwkv_batch.protocol import (
     Event,
     Failed,
     GenerateRequest,
-    Hello,
     Progress,
     Rejected,
     RowDelta,
@@ -121,26 +120,16 @@ class Job:
 
 
 class Client:
-    """The wire to the engine, for any number of jobs at once."""
+    """The wire to the engine, for any number of jobs at once. Safe to use from any thread."""
 
-    HELLO_EVERY = 1.0  # seconds; an engine that was restarted learns of its front ends this way
-
-    def __init__(self, requests: str, events: str, frontend: str) -> None:
-        """`requests`, `events`: the engine's two addresses; `frontend`: a name no other front end has."""
-        self._context = zmq.Context()
-        self._send_lock = threading.Lock()
-        self._push = self._context.socket(zmq.PUSH)
-        self._push.setsockopt(zmq.LINGER, 500)
-        self._push.connect(requests)
-        self._dealer = self._context.socket(zmq.DEALER)
-        self._dealer.setsockopt(zmq.IDENTITY, frontend.encode())
-        self._dealer.setsockopt(zmq.LINGER, 0)
-        self._dealer.connect(events)
-        self._frontend = frontend.encode()
+    def __init__(self, address: str, name: str) -> None:
+        """`address`: where the engine listens; `name`: one that no other front end has."""
         self._jobs: dict[str, Job] = {}          # until their last event has arrived
         self._running_rows: dict[str, int] = {}  # of each job, those without a finish reason yet
+        self._outbox: deque[ToEngine] = deque()
+        self._waker, self._wakened = socket.socketpair()
         self._closed = False
-        self._thread = threading.Thread(target=self._receive, name="engine-events", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(address, name.encode()), name="engine-wire", daemon=True)
         self._thread.start()
 
     def submit(self, request: GenerateRequest) -> Job:
@@ -162,10 +151,10 @@ class Client:
 
     def close(self) -> None:
         self._closed = True
+        self._waker.send(b"x")
         self._thread.join()
-        with self._send_lock:
-            self._push.close()
-        self._context.term()
+        self._waker.close()
+        self._wakened.close()
 
     def _cancel(self, key: str) -> None:
         if self._forget(key) and not self._closed:
@@ -176,19 +165,27 @@ class Client:
         return self._jobs.pop(key, None) is not None
 
     def _send(self, message: ToEngine) -> None:
-        with self._send_lock:
-            self._push.send_multipart([self._frontend, encode(message)])
+        self._outbox.append(message)
+        self._waker.send(b"x")
 
-    def _receive(self) -> None:
-        hello_due = 0.0
-        while not self._closed:
-            if time.monotonic() >= hello_due:
-                self._dealer.send(encode(Hello()))
-                hello_due = time.monotonic() + self.HELLO_EVERY
-            if self._dealer.poll(200):
-                for event in decode_events(self._dealer.recv()):
-                    self._deliver(event)
-        self._dealer.close()
+    def _run(self, address: str, name: bytes) -> None:
+        """The thread that owns the ZeroMQ socket, which only one thread may touch."""
+        with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+            dealer.setsockopt(zmq.IDENTITY, name)
+            dealer.setsockopt(zmq.LINGER, 500)
+            dealer.connect(address)
+            poller = zmq.Poller()
+            poller.register(dealer, zmq.POLLIN)
+            poller.register(self._wakened, zmq.POLLIN)
+            while not self._closed:
+                ready = dict(poller.poll())
+                if self._wakened.fileno() in ready:
+                    self._wakened.recv(4096)
+                while self._outbox:
+                    dealer.send(encode(self._outbox.popleft()))
+                if dealer in ready:
+                    for event in decode_events(dealer.recv()):
+                        self._deliver(event)
 
     def _deliver(self, event: Event) -> None:
         job = self._jobs.get(event.id)

@@ -1,7 +1,8 @@
 """The messages between front ends and the engine: msgpack over ZeroMQ.
 
-A front end sends `ToEngine` messages one by one. The engine answers each front end with at most one message a step,
-a list of `Event`. Requests are named by the front end; the engine keys them by (front end, id).
+The engine listens on a ROUTER socket, each front end connects a DEALER whose identity is its name. A front end sends
+`ToEngine` messages one by one; the engine answers with at most one message a step, a list of `Event`. Requests are
+named by the front end; the engine keys them by (front end, id).
 """
 import msgspec
 from msgspec import Struct
@@ -42,17 +43,7 @@ class Cancel(Struct, frozen=True, tag="cancel"):
     id: str
 
 
-class Hello(Struct, frozen=True, tag="hello"):
-    """A front end is there and can be sent to."""
-
-
-class Goodbye(Struct, frozen=True, tag="goodbye"):
-    """A front end has died (said by the supervisor on its behalf); everything it asked for is cancelled."""
-
-    frontend: str
-
-
-ToEngine = GenerateRequest | Cancel | Hello | Goodbye
+ToEngine = GenerateRequest | Cancel
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):

@@ -127,15 +127,18 @@ class Client:
         self._jobs: dict[str, Job] = {}          # until their last event has arrived
         self._running_rows: dict[str, int] = {}  # of each job, those without a finish reason yet
         self._outbox: deque[ToEngine] = deque()
+        self._lock = threading.Lock()            # guards the two dicts
         self._waker, self._wakened = socket.socketpair()
+        self._waker.setblocking(False)
         self._closed = False
         self._thread = threading.Thread(target=self._run, args=(address, name.encode()), name="engine-wire", daemon=True)
         self._thread.start()
 
     def submit(self, request: GenerateRequest) -> Job:
         job = Job(request, self._cancel)
-        self._jobs[request.id] = job
-        self._running_rows[request.id] = job.rows
+        with self._lock:
+            self._jobs[request.id] = job
+            self._running_rows[request.id] = job.rows
         self._send(request)
         return job
 
@@ -151,13 +154,15 @@ class Client:
 
     def close(self) -> None:
         self._closed = True
-        self._waker.send(b"x")
+        self._wake()
         self._thread.join()
         self._waker.close()
         self._wakened.close()
 
     def _cancel(self, key: str) -> None:
-        if self._forget(key) and not self._closed:
+        with self._lock:
+            known = self._forget(key)
+        if known and not self._closed:
             self._send(Cancel(key))
 
     def _forget(self, key: str) -> bool:
@@ -166,7 +171,11 @@ class Client:
 
     def _send(self, message: ToEngine) -> None:
         self._outbox.append(message)
-        self._waker.send(b"x")
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # a full pipe wakes the thread just as well
+            self._waker.send(b"x")
 
     def _run(self, address: str, name: bytes) -> None:
         """The thread that owns the ZeroMQ socket, which only one thread may touch."""
@@ -188,14 +197,14 @@ class Client:
                         self._deliver(event)
 
     def _deliver(self, event: Event) -> None:
-        job = self._jobs.get(event.id)
-        if job is None:
-            return  # cancelled a moment ago
-        if isinstance(event, Progress):
-            self._running_rows[event.id] -= sum(1 for d in event.rows if d.finish_reason)
-            over = self._running_rows[event.id] == 0
-        else:
+        with self._lock:
+            job = self._jobs.get(event.id)
+            if job is None:
+                return  # cancelled a moment ago
             over = not isinstance(event, Accepted)
-        if over:
-            self._forget(event.id)
+            if isinstance(event, Progress):
+                self._running_rows[event.id] -= sum(1 for d in event.rows if d.finish_reason)
+                over = self._running_rows[event.id] == 0
+            if over:
+                self._forget(event.id)
         job.put(event)

@@ -1,0 +1,100 @@
+"""One row: a prompt, what has been drawn after it, and the text that leaves for its reader."""
+import itertools
+from dataclasses import dataclass, field
+
+from rwkv_batch.protocol import GenerateRequest, RowDelta, TokenLogprob
+from rwkv_batch.stops import StopStrings
+from rwkv_batch.tokenizer import TextDecoder
+
+_numbers = itertools.count()
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A row of a request, from the queue to its last delta.
+
+    `request` and `key` are those of the whole request; `row` is this row's place in it.
+    """
+
+    key: tuple[bytes, str]           # (front end, request id)
+    row: int
+    prompt: list[int]
+    request: GenerateRequest
+    seed: int
+    slot: int | None = None
+    fed: int = 0                     # prompt tokens the state has seen
+    last: int = 0                    # the token drawn last, which the state has not seen
+    drawn: int = 0                   # tokens drawn, a stop id not counted
+    finish_reason: str | None = None
+    number: int = field(default_factory=_numbers.__next__)  # order of arrival
+
+    def __post_init__(self) -> None:
+        self._decoder = TextDecoder()
+        self._stops = StopStrings(self.request.stop_strings) if self.request.stop_strings else None
+        self._stop_ids = frozenset(self.request.stop_ids)
+        self._text: list[str] = []       # text since the last delta
+        self._tokens = 0                 # tokens since the last delta
+        self._decoded = 0                # characters decoded so far, held-back ones included
+        self._shown = 0                  # characters the reader has been or is being shown
+        self._logprobs: list[tuple[int, TokenLogprob]] = []  # not yet sent: (where the token's text begins, entry)
+
+    @property
+    def prompt_left(self) -> int:
+        return len(self.prompt) - self.fed
+
+    def next_tokens(self, count: int) -> list[int]:
+        """What the next step feeds: `count` prompt tokens, or the token drawn last."""
+        return self.prompt[self.fed: self.fed + count] if self.prompt_left else [self.last]
+
+    def take_drawn(self, token: int, data: bytes, logprob: TokenLogprob | None) -> None:
+        """A token was drawn after the prompt and everything before it; `data` are its bytes."""
+        if token in self._stop_ids:
+            self._finish("stop")
+            return
+        self.last = token
+        self.drawn += 1
+        self._tokens += 1
+        if logprob:
+            self._logprobs.append((self._decoded, logprob))
+        if self._decode(self._decoder.feed(data)):
+            self._end_at_stop_string()
+        elif self.drawn >= self.request.max_tokens:
+            self._finish("length")
+
+    def take_delta(self) -> RowDelta | None:
+        """The news for the reader, if it is time for them: enough tokens with some text, or the row has ended."""
+        due = self._text and self._tokens >= self.request.flush_tokens > 0
+        if not due and not self.finish_reason:
+            return None
+        ready = len(self._logprobs) if self.finish_reason else sum(1 for start, _ in self._logprobs if start < self._shown)
+        delta = RowDelta(self.row, "".join(self._text), self._tokens, self.finish_reason, [entry for _, entry in self._logprobs[:ready]])
+        self._text, self._tokens, self._logprobs = [], 0, self._logprobs[ready:]
+        return delta
+
+    def _decode(self, text: str) -> bool:
+        """New text of the model's. True: it completes a stop string; what comes before that has been queued."""
+        self._decoded += len(text)
+        stopped = False
+        if self._stops:
+            text, stopped = self._stops.feed(text)
+        self._show(text)
+        return stopped
+
+    def _show(self, text: str) -> None:
+        if text:
+            self._text.append(text)
+            self._shown += len(text)
+
+    def _finish(self, reason: str) -> None:
+        """End after the token drawn last: what was held back leaves too."""
+        if self._decode(self._decoder.finish()):
+            self._end_at_stop_string()
+            return
+        if self._stops:
+            self._show(self._stops.finish())
+        self.finish_reason = reason
+
+    def _end_at_stop_string(self) -> None:
+        """Logprobs of the tokens behind the end of the text go with their text."""
+        self.finish_reason = "stop"
+        self._logprobs = [(start, entry) for start, entry in self._logprobs if start < self._shown]

@@ -92,6 +92,9 @@ class Sequence:
             return
         if self._stops:
             self._show(self._stops.finish())
+            if self._stops.stopped:
+                self._end_at_stop_string()
+                return
         self.finish_reason = reason
 
     def _end_at_stop_string(self) -> None:

@@ -1,0 +1,83 @@
+"""Admission and the step's plan: who runs, with how many tokens, and that nobody starves."""
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rwkv_batch.protocol import GenerateRequest
+from rwkv_batch.scheduler import QueueFull, Scheduler
+from rwkv_batch.sequence import Sequence
+
+
+def row(length: int, name: str = "r") -> Sequence:
+    prompt = [1] * length
+    return Sequence((b"test", name), 0, prompt, GenerateRequest(id=name, prompts=[prompt], max_tokens=4), seed=0)
+
+
+def feed(plan: list[tuple[Sequence, int]]) -> None:
+    for sequence, count in plan:
+        sequence.fed += min(count, sequence.prompt_left)
+
+
+def test_rows_wait_in_order_and_take_slots_as_they_fall_free():
+    scheduler = Scheduler(slots=2, prefill_tokens=64, max_waiting=8)
+    rows = [row(3) for _ in range(4)]
+    scheduler.add(rows)
+    assert scheduler.admit() == rows[:2]
+    scheduler.release(rows[1])
+    assert scheduler.admit() == rows[2:3]
+    assert sorted(r.slot for r in (rows[0], rows[2])) == [0, 1]
+
+
+def test_a_request_that_does_not_fit_the_queue_is_refused_whole():
+    scheduler = Scheduler(slots=1, prefill_tokens=64, max_waiting=2)
+    scheduler.add([row(1), row(1), row(1)])  # one slot is free and two may wait
+    with pytest.raises(QueueFull):
+        scheduler.add([row(1)])
+    scheduler.admit()
+    assert len(scheduler.waiting) == 2
+
+
+def test_a_long_prompt_neither_stops_texts_nor_short_prompts():
+    scheduler = Scheduler(slots=4, prefill_tokens=64, max_waiting=8)
+    talking, long, short = row(1), row(4000), row(20)
+    scheduler.add([talking])
+    scheduler.admit()
+    feed(scheduler.plan())
+    scheduler.add([long, short])
+    scheduler.admit()
+    plan = dict(scheduler.plan())
+    assert plan == {talking: 1, long: 32, short: 20}
+    assert sum(plan.values()) <= 1 + 64
+
+
+def test_dropped_rows_free_their_slots_wherever_they_are():
+    scheduler = Scheduler(slots=1, prefill_tokens=64, max_waiting=8)
+    mine, other = [row(2, "mine"), row(2, "mine")], row(2, "other")
+    scheduler.add([*mine, other])
+    scheduler.admit()
+    scheduler.drop(lambda r: r.key[1] == "mine")
+    assert scheduler.admit() == [other]
+    scheduler.drop(lambda r: True)
+    assert not scheduler.busy
+
+
+@settings(deadline=None, max_examples=60)
+@given(lengths=st.lists(st.integers(1, 300), min_size=1, max_size=12), slots=st.integers(1, 5), budget=st.integers(1, 100))
+def test_every_prompt_is_fed_once_within_the_budget(lengths: list[int], slots: int, budget: int):
+    scheduler = Scheduler(slots, budget, max_waiting=100)
+    rows = [row(n) for n in lengths]
+    scheduler.add(rows)
+    for _ in range(sum(lengths) + len(lengths) + 1):
+        scheduler.admit()
+        plan = scheduler.plan()
+        prefill = [(r, count) for r, count in plan if r.prompt_left]
+        assert sum(count for _, count in prefill) <= budget
+        assert all(0 < count <= r.prompt_left for r, count in prefill)
+        assert len({r.slot for r, _ in plan}) == len(plan) <= slots
+        feed(plan)
+        for done in [r for r, _ in plan if not r.prompt_left]:
+            scheduler.release(done)
+        if not scheduler.busy:
+            break
+    assert not scheduler.busy
+    assert [r.fed for r in rows] == lengths

@@ -41,12 +41,21 @@ def chat(turns: Sequence[Turn], system: str = "", tools: Sequence[dict] = (), to
         heads.append(tool_prompt(tools, tool_choice))
     head = "\n\n".join(h for h in heads if h)
     blocks = [f"System: {head}"] if head else []
-    spoken = [t for t in turns if t.role not in SYSTEM_ROLES and (t.text.strip() or t.tool_calls)]
-    blocks += [_block(t) for t in spoken]
-    if spoken and spoken[-1].role == "assistant" and not spoken[-1].tool_calls:
+    blocks += [_block(t) for t in _spoken(turns)]
+    if continues(turns):
         return "\n\n".join(blocks)
     blocks.append("Assistant: " + (THINK if think else NO_THINK))
     return "\n\n".join(blocks)
+
+
+def continues(turns: Sequence[Turn]) -> bool:
+    """Whether the conversation ends in the assistant's own words, which the answer then goes on with."""
+    spoken = _spoken(turns)
+    return bool(spoken) and spoken[-1].role == "assistant" and not spoken[-1].tool_calls
+
+
+def _spoken(turns: Sequence[Turn]) -> list[Turn]:
+    return [t for t in turns if t.role not in SYSTEM_ROLES and (t.text.strip() or t.tool_calls)]
 
 
 def _block(turn: Turn) -> str:

@@ -1,0 +1,157 @@
+"""From records to figures: tokens that were really received, latencies, a table and one JSON object."""
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+from answer import Record
+from load import Plan
+from prompts import token_count
+
+LATENCIES = {"e2e_ms": "E2E per request", "ttft_ms": "TTFT per row", "itl_ms": "ITL per token", "event_gap_ms": "gap between events"}
+
+
+def summarize(plan: Plan, records: list[Record], unfinished: int, generator_cpu: float) -> dict:
+    """The figures of a run. Only requests that succeeded count for tokens and latencies.
+
+    Duration runs from the first request sent to the last answer ended. A figure without samples is None.
+    """
+    good = [r for r in records if not r.failure]
+    failures = Counter(r.failure for r in records if r.failure)
+    duration = max((r.end for r in records), default=0.0) - min((r.start for r in records), default=0.0)
+    sources, inputs, outputs, rows, disagreements = Counter[str](), 0, 0, 0, 0
+    events, streamed_tokens = 0, 0
+    samples: dict[str, list] = {name: [] for name in LATENCIES}
+    for record in good:
+        tokens, source = row_tokens(record, plan.output_tokens)
+        sources[source] += 1
+        outputs, rows = outputs + sum(tokens.values()), rows + len(tokens)
+        inputs += record.usage[0] if record.usage else sum(map(token_count, plan.request_prompts(record.index)))
+        disagreements += disagrees(record, plan)
+        samples["e2e_ms"].append([(record.end - record.start) * 1e3])
+        if record.streamed:
+            events, streamed_tokens = events + len(record.times), streamed_tokens + sum(tokens.values())
+            for name, values in stream_latencies(record, tokens).items():
+                samples[name].append(values * 1e3)
+    return {
+        "requests": plan.requests, "succeeded": len(good), "failed": len(records) - len(good), "unfinished": unfinished,
+        "failures": dict(failures.most_common()), "empty": sum(1 for r in good if not r.texts),
+        "finish_reasons": dict(Counter(reason for r in good for reason in r.finish.values())),
+        "duration_s": round(duration, 4), "input_tokens": inputs, "output_tokens": outputs,
+        "input_tokens_per_prompt": _mean(inputs, len(good) * plan.rows), "output_tokens_per_row": _mean(outputs, rows),
+        "input_tokens_from": dict(Counter("usage" if r.usage else "prompt text" for r in good)), "output_tokens_from": dict(sources),
+        "output_tokens_reencoded": sum(token_count("".join(parts)) for r in good for parts in r.texts.values()),
+        "usage_disagrees": disagreements, "text_events": events, "tokens_per_event": _mean(streamed_tokens, events),
+        "requests_per_s": _rate(len(good), duration), "input_tokens_per_s": _rate(inputs, duration),
+        "output_tokens_per_s": _rate(outputs, duration),
+        **{name: spread(values) for name, values in samples.items()},
+        "send_delay_ms": spread([[r.late * 1e3 for r in records]]), "generator_cpu": round(generator_cpu, 3),
+    }
+
+
+def row_tokens(record: Record, max_tokens: int) -> tuple[dict[int, int], str]:
+    """Tokens of each row, and where they are known from.
+
+    The server's usage comes first; rows then share the total by their bytes. A row that the server says it ended for length
+    has drawn `max_tokens`. What is left is the text, encoded again.
+    """
+    rows = sorted({*record.texts, *record.finish})
+    if record.usage:
+        sizes = np.bincount(record.rows, record.sizes, minlength=max(rows, default=0) + 1)[rows] if rows else np.zeros(0)
+        if len(rows) == 1 or not sizes.sum():
+            return dict(zip(rows or [0], [record.usage[1]], strict=False)), "usage"
+        return dict(zip(rows, allot(record.usage[1], sizes), strict=True)), "usage"
+    by_length = {row for row in rows if record.finish.get(row) == "length"}
+    tokens = {row: max_tokens if row in by_length else token_count("".join(record.texts.get(row, []))) for row in rows}
+    if len(by_length) == len(rows):
+        return tokens, "finish reason"
+    return tokens, "finish reason and text" if by_length else "text"
+
+
+def disagrees(record: Record, plan: Plan) -> bool:
+    """Whether the usage cannot be true: fewer tokens than text events, more than were allowed, none for a text, or text for none."""
+    if not record.usage:
+        return False
+    tokens, rows = record.usage[1], max(1, len({*record.texts, *record.finish}))
+    ended_for_length = sum(1 for reason in record.finish.values() if reason == "length")
+    return not max(len(record.times), ended_for_length * plan.output_tokens) <= tokens <= rows * plan.output_tokens
+
+
+def stream_latencies(record: Record, tokens: dict[int, int]) -> dict[str, np.ndarray]:
+    """TTFT, per-token ITL and gaps between events of every row of a streamed answer, in seconds.
+
+    Events that came in one read came at one moment and count as one. A gap before an event of k tokens is k gaps of a k-th
+    of it. How many tokens an event holds follows from its share of the row's bytes, at least one, so that they add up.
+    """
+    times, rows, sizes = (np.frombuffer(a, a.typecode) if len(a) else np.zeros(0) for a in (record.times, record.rows, record.sizes))
+    first, per_token, gaps = [], [np.zeros(0)], [np.zeros(0)]
+    for row in np.unique(rows):
+        mine = rows == row
+        moments, which = np.unique(times[mine], return_inverse=True)
+        held = np.bincount(which, allot(tokens[int(row)], sizes[mine])).astype(int)
+        first.append(moments[0] - record.start)
+        gaps.append(np.diff(moments))
+        counted = (held > 0) | (np.arange(len(held)) == 0)  # an event without a token of its own lengthens the next gap
+        per_token.append(np.repeat(np.diff(moments[counted]) / held[counted][1:], held[counted][1:]))
+    return {"ttft_ms": np.array(first), "itl_ms": np.concatenate(per_token), "event_gap_ms": np.concatenate(gaps)}
+
+
+def allot(total: int, weights: np.ndarray) -> np.ndarray:
+    """Whole numbers that add up to `total`, one each if that many there are, the rest in proportion to `weights` (positive sum)."""
+    base = 1 if total >= len(weights) else 0
+    shares = np.round(np.cumsum(weights) / np.sum(weights) * (total - base * len(weights)))
+    return base + np.diff(shares, prepend=0).astype(int)
+
+
+def spread(samples: Iterable) -> dict[str, float] | None:
+    """Mean, median and 99th percentile (linear between samples); None without samples."""
+    values = np.concatenate([np.zeros(0), *samples])
+    if not len(values):
+        return None
+    median, p99 = np.percentile(values, (50, 99))
+    return {name: round(float(v), 4) for name, v in (("mean", values.mean()), ("median", median), ("p99", p99))}
+
+
+def table(figures: dict) -> str:
+    """The figures for people, in aligned columns."""
+    f = figures
+    rows = [
+        ("requests", f"{f['succeeded']} of {f['requests']} succeeded, {f['failed']} failed"
+                     + (f", {f['unfinished']} cut short" if f["unfinished"] else "")),
+        *(("", f"{count} x {reason}") for reason, count in f["failures"].items()),
+        ("duration", f"{f['duration_s']:.2f} s"),
+    ]
+    if f["succeeded"]:
+        rows.append(("input tokens", f"{f['input_tokens']} ({f['input_tokens_per_prompt']:.1f} a prompt; {_sources(f['input_tokens_from'])})"))
+    if f["output_tokens_per_row"] is not None:
+        rows.append(("output tokens", f"{f['output_tokens']} ({f['output_tokens_per_row']:.1f} a row; {_sources(f['output_tokens_from'])})"))
+    if f["empty"]:
+        rows.append(("", f"{f['empty']} answers without text"))
+    if f["usage_disagrees"]:
+        rows.append(("", f"{f['usage_disagrees']} answers whose usage does not fit their events or max_tokens"))
+    if f["text_events"]:
+        rows.append(("text events", f"{f['text_events']} ({f['tokens_per_event']:.2f} tokens each)"))
+    rows += [
+        ("requests/s", f"{f['requests_per_s']:.2f}"),
+        ("input tokens/s", f"{f['input_tokens_per_s']:.1f}"),
+        ("output tokens/s", f"{f['output_tokens_per_s']:.1f}"),
+        ("generator CPU", f"{f['generator_cpu']:.0%} of a core in the busiest process"
+                          + (": too busy to measure well, raise --processes" if f["generator_cpu"] > 0.9 else "")),
+    ]
+    lines = [f"{name:<20}{value}" for name, value in rows]
+    lines += ["", f"{'ms':<20}{'mean':>12}{'median':>12}{'P99':>12}"]
+    for name, title in {**LATENCIES, "send_delay_ms": "send delay"}.items():
+        if f[name]:
+            lines.append(f"{title:<20}" + "".join(f"{f[name][column]:>12.2f}" for column in ("mean", "median", "p99")))
+    return "\n".join(lines)
+
+
+def _sources(requests: dict[str, int]) -> str:
+    return "counted from " + " and ".join(requests)
+
+
+def _mean(total: int, count: int) -> float | None:
+    return round(total / count, 3) if count else None
+
+
+def _rate(count: int, seconds: float) -> float:
+    return round(count / seconds, 3) if seconds > 0 else 0.0

@@ -1,7 +1,7 @@
 """What is wrong with a request, and the two shapes in which clients are told."""
 
-STATUS_CODES = {401: "invalid_api_key", 413: "request_too_large", 429: "rate_limit_exceeded", 503: "service_unavailable"}
-STATUS_TYPES = {401: "authentication_error", 404: "not_found_error", 405: "invalid_request_error", 429: "rate_limit_error"}
+CODES = {401: "invalid_api_key", 413: "request_too_large", 429: "rate_limit_exceeded", 503: "service_unavailable"}
+TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class ApiError(Exception):
@@ -22,5 +22,15 @@ def openai_error(message: str, status: int, param: str | None = None, code: str 
                  type_: str = "invalid_request_error") -> dict:
     """The error body of the OpenAI routes. A code or type that the caller does not name comes from the status."""
     if type_ == "invalid_request_error":
-        type_ = STATUS_TYPES.get(status, "server_error" if status >= 500 else type_)
-    return {"error": {"message": message, "type": type_, "param": param, "code": code or STATUS_CODES.get(status)}}
+        type_ = TYPES.get(status, "server_error" if status >= 500 else type_)
+    return {"error": {"message": message, "type": type_, "param": param, "code": code or CODES.get(status)}}
+
+
+def native_shape(error: ApiError) -> dict:
+    """`error` as the native routes tell it."""
+    return native_error(error.message)
+
+
+def openai_shape(error: ApiError) -> dict:
+    """`error` as the OpenAI routes tell it."""
+    return openai_error(error.message, error.status, error.param, error.code, error.type_)

@@ -1,0 +1,75 @@
+"""What a front end knows while it runs: the engine, the requests being answered, and whether it is about to end."""
+import threading
+import time
+import weakref
+
+from routes.errors import ApiError
+from routes.settings import FrontendSettings
+from routes.stream import JobStream
+from rwkv_batch.client import Client
+from rwkv_batch.protocol import EngineInfo
+
+ENGINE_LOST = "The engine has stopped and is being started again; try again in a moment."
+CROWD = 32           # live streams from which on events are joined
+ABANDONED_AFTER = 60.0  # seconds in which a client takes nothing of its stream
+
+
+class Frontend:
+    """One per process. Handlers run on the event loop; the supervisor's messages and dropped streams come from other threads."""
+
+    def __init__(self, settings: FrontendSettings, client: Client) -> None:
+        self.settings, self.client = settings, client
+        self.engine: EngineInfo | None = None  # None until it is ready
+        self.draining = False
+        self.started = int(time.time())
+        self._live = 0
+        self._changed = threading.Condition()
+        self._streams: weakref.WeakSet[JobStream] = weakref.WeakSet()
+
+    @property
+    def status(self) -> str:
+        return "draining" if self.draining else "ready" if self.engine else "loading"
+
+    def ready_engine(self) -> EngineInfo:
+        """Raises ApiError 503 when no request can be taken."""
+        engine = self.engine
+        if self.draining:
+            raise ApiError(503, "The server is shutting down; try again in a moment.")
+        if engine is None:
+            raise ApiError(503, "The model is still loading; try again in a moment.")
+        return engine
+
+    def enter(self) -> None:
+        """A generation request begins. Raises ApiError 503 when there are too many."""
+        with self._changed:
+            if self._live >= self.settings.max_streams:
+                raise ApiError(503, f"{self._live} requests are being answered and no more fit; try again in a moment.")
+            self._live += 1
+
+    def leave(self) -> None:
+        """Called once for each `enter`."""
+        with self._changed:
+            self._live -= 1
+            self._changed.notify_all()
+
+    def crowded(self) -> bool:
+        return self._live >= CROWD
+
+    def watch(self, stream: JobStream) -> None:
+        """Have `stream` closed if its client stops taking."""
+        self._streams.add(stream)
+
+    def close_abandoned(self) -> None:
+        for stream in list(self._streams):
+            if stream.idle() > ABANDONED_AFTER:
+                stream.close("client stopped taking")
+
+    def engine_lost(self) -> None:
+        self.engine = None
+        self.client.fail_all(ENGINE_LOST)
+
+    def drain(self, seconds: float | None) -> None:
+        """Take no more requests; return when none is live, or after `seconds`."""
+        self.draining = True
+        with self._changed:
+            self._changed.wait_for(lambda: self._live == 0, seconds)

@@ -1,0 +1,105 @@
+"""The table of routes, and the Robyn application that serves it."""
+import logging
+import traceback
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from robyn import Request, Response, Robyn, StreamingResponse
+from robyn.argument_parser import Config
+from robyn.robyn import HttpMethod
+
+from routes import fim, native, openai_chat, openai_completions, translate
+from routes.errors import ApiError, native_shape, openai_shape
+from routes.frontend import Frontend
+from routes.generate import Kind, generate
+from routes.http import Call, Shape, error_response, preflight, read
+from routes.models import health, models
+from routes.settings import FrontendSettings
+
+METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD")
+BATCH = Kind(native.prepare, native_shape)
+FIM = Kind(fim.prepare, native_shape)
+CHAT = Kind(openai_chat.prepare, openai_shape)
+COMPLETION = Kind(openai_completions.prepare, openai_shape)
+
+log = logging.getLogger(__name__)
+Answer = Response | StreamingResponse
+Handler = Callable[[Frontend, Call], Awaitable[Answer]]
+
+
+def v1_chat(call: Call, body: dict | None) -> Kind:
+    """`contents` asks for the native batch, `messages` for OpenAI chat; without either the manner of authentication tells."""
+    if not body or ("contents" not in body and "messages" not in body):
+        return CHAT if call.header("authorization") else BATCH
+    return BATCH if body.get("contents") or "messages" not in body else CHAT
+
+
+def table(settings: FrontendSettings) -> dict[str, tuple[str, Handler, Shape]]:
+    """Path -> method, handler, shape of errors."""
+    translation = Kind(translate.prepare, native_shape, open=not settings.protect_translate)
+    return {
+        "/v1/chat/completions": ("POST", _generation(v1_chat), native_shape),
+        "/openai/v1/chat/completions": ("POST", _generation(lambda call, body: CHAT), openai_shape),
+        "/v1/completions": ("POST", _generation(lambda call, body: COMPLETION), openai_shape),
+        "/openai/v1/completions": ("POST", _generation(lambda call, body: COMPLETION), openai_shape),
+        "/translate/v1/batch-translate": ("POST", _generation(lambda call, body: translation), native_shape),
+        "/FIM/v1/batch-FIM": ("POST", _generation(lambda call, body: FIM), native_shape),
+        "/v1/models": ("GET", models, openai_shape),
+        "/openai/v1/models": ("GET", models, openai_shape),
+        "/health": ("GET", health, native_shape),
+    }
+
+
+def application(front: Frontend) -> Robyn:
+    """All routes, an answer in JSON to everything else, and OPTIONS everywhere."""
+    config = Config()
+    config.disable_openapi = True
+    config.log_level = "WARN"
+    config.workers = front.settings.workers
+    app = Robyn(__file__, config)
+    routes = table(front.settings)
+    for path, (method, handler, shape) in routes.items():
+        for served in (method, "HEAD") if method == "GET" else (method,):
+            app.add_route(served, path, _endpoint(front, handler, shape))
+    for path in ("/", "/*path"):
+        for other in METHODS:
+            app.add_route(other, path, _endpoint(front, partial(_unknown, routes), native_shape))
+        app.add_route("OPTIONS", path, _endpoint(front, _options, native_shape))
+        app.add_route(HttpMethod.TRACE, path, _endpoint(front, partial(_unknown, routes), native_shape))
+    return app
+
+
+def _generation(choose: Callable[[Call, dict | None], Kind]) -> Handler:
+    async def handler(front: Frontend, call: Call) -> Answer:
+        return await generate(front, choose, call)
+    return handler
+
+
+def _endpoint(front: Frontend, handler: Handler, shape: Shape) -> Callable[[Request], Awaitable[Answer]]:
+    async def endpoint(request: Request) -> Answer:
+        call = read(request)
+        call.shape = shape
+        try:
+            return await handler(front, call)
+        except ApiError as error:
+            return error_response(call, error)
+        except Exception as error:  # the message may quote a prompt, so it is not logged
+            log.error("%s %s %s: %s\n%s", call.method, call.path, call.id, type(error).__name__,
+                      "".join(traceback.format_tb(error.__traceback__)))
+            return error_response(call, ApiError(500, "The request could not be answered; this is a fault of the server."))
+    return endpoint
+
+
+async def _options(front: Frontend, call: Call) -> Answer:
+    return preflight(call)
+
+
+async def _unknown(routes: dict[str, tuple[str, Handler, Shape]], front: Frontend, call: Call) -> Answer:
+    path = call.path.rstrip("/") or "/"
+    if path.startswith(("/v1/", "/openai/")):
+        call.shape = openai_shape
+    if path not in routes:
+        return error_response(call, ApiError(404, f"There is no {call.path[:200]} here; the README lists the routes."))
+    method, _, call.shape = routes[path]
+    allow = f"{method}, HEAD, OPTIONS" if method == "GET" else f"{method}, OPTIONS"
+    return error_response(call, ApiError(405, f"{path} takes {method}, not {call.method}."), {"Allow": allow})

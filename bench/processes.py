@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 
 from answer import Record
 from load import Load, Plan
@@ -92,7 +93,9 @@ def _generate_here(plan: Plan, progress: Progress) -> Run:
 
 def _generate_in_processes(plan: Plan, processes: int, progress: Progress) -> Run:
     context, run = multiprocessing.get_context("spawn"), Run()
-    counter, pipes, children = context.Value("q", 0), [], []
+    counter = context.Value("q", 0)
+    pipes: list[Connection] = []
+    children: list[BaseProcess] = []
 
     def tell(message: float | None) -> None:
         for pipe in pipes:
@@ -107,7 +110,7 @@ def _generate_in_processes(plan: Plan, processes: int, progress: Progress) -> Ru
     try:
         for share in range(processes):
             ours, theirs = context.Pipe()
-            child = context.Process(target=_child, args=(theirs, plan, counter, share, processes), daemon=True)
+            child: BaseProcess = context.Process(target=_child, args=(theirs, plan, counter, share, processes), daemon=True)
             child.start()
             theirs.close()
             pipes.append(ours)

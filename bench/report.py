@@ -121,9 +121,9 @@ def table(figures: dict) -> str:
         ("duration", f"{f['duration_s']:.2f} s"),
     ]
     if f["succeeded"]:
-        rows.append(("input tokens", f"{f['input_tokens']} ({f['input_tokens_per_prompt']:.1f} a prompt; {_sources(f['input_tokens_from'])})"))
+        rows.append(("input tokens", _tokens(f, "input_tokens", "prompt")))
     if f["output_tokens_per_row"] is not None:
-        rows.append(("output tokens", f"{f['output_tokens']} ({f['output_tokens_per_row']:.1f} a row; {_sources(f['output_tokens_from'])})"))
+        rows.append(("output tokens", _tokens(f, "output_tokens", "row")))
     if f["empty"]:
         rows.append(("", f"{f['empty']} answers without text"))
     if f["usage_disagrees"]:
@@ -145,8 +145,8 @@ def table(figures: dict) -> str:
     return "\n".join(lines)
 
 
-def _sources(requests: dict[str, int]) -> str:
-    return "counted from " + " and ".join(requests)
+def _tokens(f: dict, name: str, unit: str) -> str:
+    return f"{f[name]} ({f[f'{name}_per_{unit}']:.1f} a {unit}; counted from {' and '.join(f[f'{name}_from'])})"
 
 
 def _mean(total: int, count: int) -> float | None:

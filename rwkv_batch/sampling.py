@@ -23,8 +23,9 @@ import torch
 from rwkv_batch.protocol import Sampling
 from rwkv_batch.tokenizer import VOCABULARY
 
+FLOATS = ("temperature", "top_p", "alpha_presence", "alpha_frequency", "alpha_decay", "presence_penalty", "frequency_penalty")
 LARGEST = float(np.finfo(np.float32).max)
-LIKELY = 256   # top_p first looks at this many of the likeliest tokens; they nearly always hold its mass
+LIKELY = 1024  # top_p first looks at this many of the likeliest tokens; they nearly always hold its mass
 BLOCK = 256    # weights are summed in blocks, then one block is searched: two short sums instead of a long one
 
 
@@ -33,6 +34,7 @@ class Sampler:
 
     def __init__(self, slots: int, vocab: int, device: torch.device | str) -> None:
         """`vocab` is the width of the logits, `device` where they are."""
+        self.width = vocab
         self.vocab = min(vocab, VOCABULARY)
         self.device = torch.device(device)
         self._rows: list[_Row | None] = [None] * slots
@@ -40,11 +42,19 @@ class Sampler:
         self._positions = np.zeros(slots, np.uint64)
         self._weights = np.empty(self.vocab, np.float32)
 
-    def set_row(self, slot: int, params: Sampling, seed: int, stream: int) -> None:
-        """A new row begins in `slot`, with nothing drawn yet. `stream` tells rows with the same seed apart.
+    def check(self, params: Sampling) -> None:
+        """Raises ValueError when a parameter is not a finite number, or logit_bias names an id that the logits do not have."""
+        numbers = {name: getattr(params, name) for name in FLOATS} | {f"logit_bias of token {t}": v for t, v in params.logit_bias.items()}
+        for name, number in numbers.items():
+            if not math.isfinite(number):
+                raise ValueError(f"{name} is {number}; give a finite number.")
+        for token in params.logit_bias:
+            if not 0 <= token < self.width:
+                raise ValueError(f"logit_bias names token {token}; this model's tokens are 0 to {self.width - 1}.")
 
-        Raises ValueError when a parameter is not a finite number or logit_bias names an id that cannot be drawn.
-        """
+    def set_row(self, slot: int, params: Sampling, seed: int, stream: int) -> None:
+        """A new row begins in `slot`, with nothing drawn yet. `stream` tells rows with the same seed apart. Raises what `check` does."""
+        self.check(params)
         self._rows[slot] = _Row.of(params, self.vocab)
         self._keys[slot] = random_key(seed, stream)
         self._positions[slot] = 0
@@ -117,21 +127,14 @@ class _Row:
 
     @classmethod
     def of(cls, params: Sampling, vocab: int) -> "_Row":
-        for name in ("temperature", "top_p", "alpha_presence", "alpha_frequency", "alpha_decay", "presence_penalty", "frequency_penalty"):
-            if not math.isfinite(getattr(params, name)):
-                raise ValueError(f"{name} is {getattr(params, name)}; give a finite number.")
-        for token, value in params.logit_bias.items():
-            if not 0 <= token < vocab:
-                raise ValueError(f"logit_bias names token {token}; tokens are 0 to {vocab - 1}.")
-            if not math.isfinite(value):
-                raise ValueError(f"logit_bias of token {token} is {value}; give a finite number.")
+        bias = {token: value for token, value in params.logit_bias.items() if token < vocab}  # the others cannot be drawn anyway
         penalised = params.alpha_presence or params.alpha_frequency or params.presence_penalty or params.frequency_penalty
         return cls(
             greedy=params.temperature <= 0 or params.top_p == 0 or params.top_k == 1,
             temperature=min(max(params.temperature, 0.001), 1000.0),
             top_k=params.top_k if 0 < params.top_k < vocab else vocab,
             top_p=params.top_p if 0 <= params.top_p <= 1 else 1.0,
-            bias=(np.array(list(params.logit_bias), np.int64), np.array(list(params.logit_bias.values()))) if params.logit_bias else None,
+            bias=(np.array(list(bias), np.int64), np.array(list(bias.values()))) if bias else None,
             penalties=Penalties(params) if penalised else None,
         )
 

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from routes.settings import Drain, EngineLost, FrontendSettings
+from routes.settings import FrontendSettings
 from rwkv_batch.protocol import EngineInfo
 from rwkv_batch.settings import EngineSettings, FrontendGone, LoadFailure
 
@@ -55,6 +55,7 @@ class Child:
         process = spawn.Process(target=target, args=(settings, theirs), name=name)
         process.start()
         theirs.close()
+        log.info("%s started as process %d", name, process.pid)
         return cls(name, process, ours, time.monotonic())
 
     def tell(self, message: object) -> None:
@@ -96,8 +97,8 @@ class Supervisor:
     def _watch(self) -> int:
         while True:
             assert self._engine
-            watched = [self._signals, self._engine.control, self._engine.process.sentinel, *(f.process.sentinel for f in self._frontends)]
-            ready = wait(watched)
+            sentinels = [child.process.sentinel for child in (self._engine, *self._frontends)]
+            ready = wait([self._signals, self._engine.control, *sentinels])
             if self._signals in ready:
                 os.read(self._signals, 64)
                 return self._drain()
@@ -194,9 +195,9 @@ def describe(info: EngineInfo, frontend: FrontendSettings) -> str:
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="app.py", description="RWKV-7 inference server.")
+    parser = argparse.ArgumentParser(prog="app.py", description="RWKV-7 inference server.", allow_abbrev=False)
     parser.add_argument("--model-path", metavar="P", help="a .pth or .safetensors checkpoint, suffix optional (default: the bundled model)")
-    parser.add_argument("--host", default="127.0.0.1", help="an IP address; 0.0.0.0 serves every network interface (default 127.0.0.1)")
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen; 0.0.0.0 is every network (default 127.0.0.1)")
     parser.add_argument("--port", type=_port, default=8000)
     parser.add_argument("--password", metavar="W", help="asked for on every route but /translate (default: none)")
     parser.add_argument("--protect-translate", action="store_true", help="ask for the password on /translate too")
@@ -213,9 +214,9 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     if options.pp_devices:
         options.device = _pipeline_device(parser, options)
     try:
-        socket.inet_pton(socket.AF_INET6 if ":" in options.host else socket.AF_INET, options.host)
+        options.host = socket.getaddrinfo(options.host, None, type=socket.SOCK_STREAM)[0][4][0]
     except OSError:
-        parser.error(f"--host {options.host} is not an IP address; use 127.0.0.1 or 0.0.0.0")
+        parser.error(f"--host {options.host} is no address of this machine; use 127.0.0.1, or 0.0.0.0 for every network")
     if options.password == "":
         parser.error("--password is empty; leave it out for a server without one")
     return options

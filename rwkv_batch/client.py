@@ -6,6 +6,7 @@ thread (`Job.read`) or from an event loop (`await Job.read_async`), by one reade
 import asyncio
 import contextlib
 import socket
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -99,21 +100,25 @@ class Job:
             self._wake = lambda: loop.call_soon_threadsafe(arrived.set)
         await arrived.wait()
 
-    def _take(self, at_most: int | None = None) -> list[RowDelta]:
+    def _take(self, at_most: int = sys.maxsize) -> list[RowDelta]:
+        deltas: list[RowDelta] = []
         with self._arrived:
             self._wake = None
-            taken = [self._events.popleft() for _ in range(min(len(self._events), at_most or len(self._events)))]
-        deltas: list[RowDelta] = []
-        for event in taken:
-            match event:
-                case Accepted(prompt_tokens=counts):
-                    self.prompt_tokens = counts
-                case Progress(rows=rows):
-                    deltas += rows
-                case Rejected(reason=reason, message=message):
-                    raise RequestRejected(reason, message)
-                case Failed(message=message):
-                    raise RequestFailed(message)
+            while self._events and at_most > 0:
+                event = self._events[0]
+                if deltas and isinstance(event, Rejected | Failed):
+                    break  # what came before it is read first
+                self._events.popleft()
+                at_most -= 1
+                match event:
+                    case Accepted(prompt_tokens=counts):
+                        self.prompt_tokens = counts
+                    case Progress(rows=rows):
+                        deltas += rows
+                    case Rejected(reason=reason, message=message):
+                        raise RequestRejected(reason, message)
+                    case Failed(message=message):
+                        raise RequestFailed(message)
         self._unread_rows -= sum(1 for d in deltas if d.finish_reason)
         self.exhausted = self._unread_rows == 0
         return deltas

@@ -28,10 +28,6 @@ Key = tuple[bytes, str]  # (front end, request id)
 OFFLINE = b"offline"
 
 
-class InvalidRequest(ValueError):
-    """The request asks for something this model cannot do; the message names it."""
-
-
 @dataclass(frozen=True)
 class StepFailure:
     """These requests cannot go on."""
@@ -69,11 +65,12 @@ class Engine:
         rows = max_rows or memory.rows_that_fit(self.model, wkv_dtype)
         self.states = self.model.new_states(rows, wkv_dtype)
         self.tokenizer = Tokenizer()
-        self.sampler = Sampler(rows, self.model.vocab, place)
+        self.vocab = weights.vocab
+        self.sampler = Sampler(rows, self.vocab, place)
         self.scheduler = Scheduler(rows, prefill_tokens or memory.prefill_tokens(self.model), max_waiting)
         self.info = EngineInfo(
             model=weights.name, layers=weights.layers, width=weights.width, parameters=weights.parameters,
-            dtype=str(self.model.dtype).removeprefix("torch."), device=memory.describe(place), slots=rows, vocabulary=self.model.vocab)
+            dtype=str(self.model.dtype).removeprefix("torch."), device=memory.describe(place), slots=rows, vocabulary=self.vocab)
 
     @property
     def busy(self) -> bool:
@@ -82,12 +79,10 @@ class Engine:
     def add(self, key: Key, request: GenerateRequest) -> tuple[list[int], list[RowDelta]]:
         """Queue a request. Returns the tokens of each prompt, and the deltas of rows that ended before they began.
 
-        Raises InvalidRequest or scheduler.QueueFull; then nothing of it was queued.
+        Raises ValueError, naming what this model cannot do, or scheduler.QueueFull; then nothing of it was queued.
         """
         prompts = [self._tokens(prompt) for prompt in request.prompts]
-        foreign = next((token for token in request.sampling.logit_bias if not 0 <= token < self.model.vocab), None)
-        if foreign is not None:
-            raise InvalidRequest(f"logit_bias names token {foreign}, but this model's ids end at {self.model.vocab - 1}")
+        self.sampler.check(request.sampling)
         counts = [len(prompt) for prompt in prompts]
         seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
         rows = [Sequence(key, i, prompts[i // request.n], request, seed) for i in range(len(prompts) * request.n)]
@@ -133,9 +128,9 @@ class Engine:
 
     def _tokens(self, prompt: str | list[int]) -> list[int]:
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        foreign = next((token for token in tokens if not 0 <= token < self.model.vocab), None)
+        foreign = next((token for token in tokens if not 0 <= token < self.vocab), None)
         if foreign is not None:
-            raise InvalidRequest(f"the prompt holds token {foreign}, but this model's ids end at {self.model.vocab - 1}")
+            raise ValueError(f"The prompt holds token {foreign}; this model's tokens are 0 to {self.vocab - 1}.")
         return tokens or [END_OF_TEXT]  # an RNN needs something to start from
 
     def _admit(self) -> None:

@@ -3,6 +3,7 @@ import os
 
 import torch
 
+from rwkv_batch.checkpoint import HEAD_SIZE
 from rwkv_batch.rwkv7 import RWKV7
 
 CPU_ROWS = 64             # more rows share a CPU's time without adding to its speed
@@ -39,7 +40,10 @@ def describe(place: torch.device) -> str:
 
 def rows_that_fit(model: RWKV7, wkv_dtype: torch.dtype) -> int:
     """How many rows' states and logits half of a GPU's free memory, or a quarter of a machine's, holds; at least 1."""
-    row = model.state_bytes(wkv_dtype) + LOGITS_COPIES * 4 * model.vocab
+    shape = model.checkpoint
+    shift = shape.layers * 2 * shape.width * model.dtype.itemsize
+    wkv = shape.layers * shape.heads * HEAD_SIZE**2 * wkv_dtype.itemsize
+    row = shift + wkv + LOGITS_COPIES * 4 * shape.vocab
     if model.device.type == "cpu":
         room, most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4, CPU_ROWS
     else:
@@ -51,4 +55,4 @@ def prefill_tokens(model: RWKV7) -> int:
     """Prompt tokens a step that keep the texts of running rows flowing."""
     if model.device.type != "cpu":
         return GPU_PREFILL_TOKENS
-    return max(16, min(1024, int(CPU_STEP_FLOPS / (2 * model.parameters)) // 16 * 16))
+    return max(16, min(1024, int(CPU_STEP_FLOPS / (2 * model.checkpoint.parameters)) // 16 * 16))

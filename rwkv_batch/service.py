@@ -115,7 +115,7 @@ class Service:
             prompt_tokens, ended = self.engine.add(key, request)
         except QueueFull as full:
             outbox[key[0]].append(Rejected(request.id, "overloaded", f"The server is busy: {full}."))
-        except ValueError as error:  # InvalidRequest, or text that is not valid Unicode
+        except ValueError as error:
             outbox[key[0]].append(Rejected(request.id, "invalid", str(error)))
         except Exception as error:
             log.exception("request %s could not be queued", request.id)

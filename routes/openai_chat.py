@@ -12,7 +12,7 @@ from routes.errors import ApiError
 from routes.openai_messages import turns
 from routes.openai_schemas import ChatBody, bad, parse, refuse
 from routes.openai_shared import NOT_HERE, OpenAIReply, chat_logprobs, engine_request, wants_usage
-from routes.openai_tools import ToolUse, tool_use
+from routes.openai_tools import tool_use
 from routes.replies import RowResult
 from routes.tools import ToolCall
 from rwkv_batch.client import Job

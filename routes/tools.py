@@ -33,7 +33,7 @@ def tool_prompt(tools: Sequence[dict], choice: str | dict = "auto") -> str:
         if parameters.get("properties"):
             lines.append("Arguments:")
             lines += _arguments(parameters, 0)
-        example = {"name": function["name"], "arguments": _placeholder(parameters)}
+        example = {"name": function["name"], "arguments": _placeholder({**parameters, "type": "object"})}
         lines.append(f"Example: {OPEN}{json.dumps(example, ensure_ascii=False)}{CLOSE}")
     return "\n".join(lines)
 
@@ -178,8 +178,8 @@ def _parse(text: str) -> ToolCall:
         raise
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    name = data.get("name") if isinstance(data, dict) else None
-    if not isinstance(name, str) or not name:
-        raise ValueError("a call has a name")
+    name, arguments = (data.get("name"), data.get("arguments", {})) if isinstance(data, dict) else (None, None)
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+        raise ValueError("a call has a name and an object of arguments")
     name.encode()
-    return ToolCall(name, canonical_json(data.get("arguments", {})))
+    return ToolCall(name, canonical_json(arguments))

@@ -49,8 +49,7 @@ class Record:
     streamed: bool = False
     times: array = field(default_factory=lambda: array("d"))  # when the text was read
     rows: array = field(default_factory=lambda: array("l"))   # whose text it is
-    sizes: array = field(default_factory=lambda: array("l"))  # its UTF-8 bytes
-    texts: dict[int, list[str]] = field(default_factory=dict)
+    texts: dict[int, list[str]] = field(default_factory=dict)  # of each row, one item an event
     finish: dict[int, str] = field(default_factory=dict)
     usage: tuple[int, int] | None = None                      # prompt and completion tokens, if the server says so
 
@@ -110,7 +109,6 @@ class Answer:
             if text:
                 record.times.append(now)
                 record.rows.append(choice.index)
-                record.sizes.append(len(text.encode()))
                 record.texts.setdefault(choice.index, []).append(text)
             if choice.finish_reason:
                 record.finish[choice.index] = choice.finish_reason

@@ -51,17 +51,19 @@ def summarize(plan: Plan, records: list[Record], unfinished: int, generator_cpu:
 def row_tokens(record: Record, max_tokens: int) -> tuple[dict[int, int], str]:
     """Tokens of each row, and where they are known from.
 
-    The server's usage comes first; rows then share the total by their bytes. A row that the server says it ended for length
-    has drawn `max_tokens`. What is left is the text, encoded again.
+    The server's usage comes first; several rows share it in proportion to their texts. A row that the server says it ended
+    for length has drawn `max_tokens`. What is left is the text, encoded again.
     """
     rows = sorted({*record.texts, *record.finish})
+    encoded = {row: token_count("".join(record.texts.get(row, []))) for row in rows}
     if record.usage:
-        sizes = np.bincount(record.rows, record.sizes, minlength=max(rows, default=0) + 1)[rows] if rows else np.zeros(0)
-        if len(rows) == 1 or not sizes.sum():
-            return dict(zip(rows or [0], [record.usage[1]], strict=False)), "usage"
-        return dict(zip(rows, allot(record.usage[1], sizes), strict=True)), "usage"
-    by_length = {row for row in rows if record.finish.get(row) == "length"}
-    tokens = {row: max_tokens if row in by_length else token_count("".join(record.texts.get(row, []))) for row in rows}
+        with_text = [row for row in rows if encoded[row]]
+        if not with_text:
+            return dict.fromkeys(rows, 0) | {0: record.usage[1]}, "usage"
+        shared = allot(record.usage[1], np.array([encoded[row] for row in with_text]))
+        return dict.fromkeys(rows, 0) | dict(zip(with_text, shared.tolist(), strict=True)), "usage"
+    by_length = [row for row in rows if record.finish.get(row) == "length"]
+    tokens = encoded | dict.fromkeys(by_length, max_tokens)
     if len(by_length) == len(rows):
         return tokens, "finish reason"
     return tokens, "finish reason and text" if by_length else "text"
@@ -80,14 +82,13 @@ def stream_latencies(record: Record, tokens: dict[int, int]) -> dict[str, np.nda
     """TTFT, per-token ITL and gaps between events of every row of a streamed answer, in seconds.
 
     Events that came in one read came at one moment and count as one. A gap before an event of k tokens is k gaps of a k-th
-    of it. How many tokens an event holds follows from its share of the row's bytes, at least one, so that they add up.
+    of it. How many tokens an event holds follows from its text, scaled so that they add up to what the row really brought.
     """
-    times, rows, sizes = (np.frombuffer(a, a.typecode) if len(a) else np.zeros(0) for a in (record.times, record.rows, record.sizes))
+    times, rows = np.array(record.times), np.array(record.rows)
     first, per_token, gaps = [], [np.zeros(0)], [np.zeros(0)]
-    for row in np.unique(rows):
-        mine = rows == row
-        moments, which = np.unique(times[mine], return_inverse=True)
-        held = np.bincount(which, allot(tokens[int(row)], sizes[mine])).astype(int)
+    for row, texts in record.texts.items():
+        moments, which = np.unique(times[rows == row], return_inverse=True)
+        held = np.bincount(which, event_tokens(texts, tokens[row])).astype(int)
         first.append(moments[0] - record.start)
         gaps.append(np.diff(moments))
         counted = (held > 0) | (np.arange(len(held)) == 0)  # an event without a token of its own lengthens the next gap
@@ -95,11 +96,24 @@ def stream_latencies(record: Record, tokens: dict[int, int]) -> dict[str, np.nda
     return {"ttft_ms": np.array(first), "itl_ms": np.concatenate(per_token), "event_gap_ms": np.concatenate(gaps)}
 
 
+def event_tokens(texts: list[str], total: int) -> np.ndarray:
+    """How the tokens of a row were spread over its events."""
+    if total == len(texts):
+        return np.ones(total, int)
+    return allot(total, np.array([token_count(text) for text in texts]))
+
+
 def allot(total: int, weights: np.ndarray) -> np.ndarray:
-    """Whole numbers that add up to `total`, one each if that many there are, the rest in proportion to `weights` (positive sum)."""
-    base = 1 if total >= len(weights) else 0
-    shares = np.round(np.cumsum(weights) / np.sum(weights) * (total - base * len(weights)))
-    return base + np.diff(shares, prepend=0).astype(int)
+    """Whole numbers in proportion to `weights` (all > 0) that add up to `total`; none is 0 if there are enough for that."""
+    quota, small = weights / weights.sum() * total, np.zeros(len(weights), bool)
+    if total >= len(weights):
+        while (too_small := ~small & (quota < 1)).any():
+            small |= too_small
+            quota = np.where(small, 1.0, weights / weights[~small].sum() * (total - small.sum()))
+    held = np.floor(quota).astype(int)
+    largest_remainders = np.argsort(held - quota, kind="stable")[:total - held.sum()]
+    held[largest_remainders] += 1
+    return held
 
 
 def spread(samples: Iterable) -> dict[str, float] | None:

@@ -68,7 +68,7 @@ class Frontend:
         self.engine = None
         self.client.fail_all(ENGINE_LOST)
 
-    def drain(self, seconds: float | None) -> None:
+    def drain(self, seconds: float) -> None:
         """Take no more requests; return when none is live, or after `seconds`."""
         self.draining = True
         with self._changed:

@@ -50,12 +50,12 @@ def table(settings: FrontendSettings) -> dict[str, tuple[str, Handler, Shape]]:
     }
 
 
-def application(front: Frontend) -> Robyn:
-    """All routes, an answer in JSON to everything else, and OPTIONS everywhere."""
+def application(front: Frontend, workers: int) -> Robyn:
+    """All routes, an answer in JSON to everything else, and OPTIONS everywhere, on `workers` threads."""
     config = Config()
     config.disable_openapi = True
     config.log_level = "WARN"
-    config.workers = front.settings.workers
+    config.workers = workers
     app = Robyn(__file__, config)
     routes = table(front.settings)
     for path, (method, handler, shape) in routes.items():

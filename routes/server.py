@@ -1,6 +1,7 @@
 """A front-end process: HTTP on one side, the engine's wire on the other, the supervisor's pipe on the third."""
 import logging
 import os
+import random
 import signal
 import socket
 import sys
@@ -9,12 +10,14 @@ import time
 from multiprocessing.connection import Connection
 
 from routes.frontend import Frontend
-from routes.settings import FrontendSettings
+from routes.settings import Drain, EngineLost, FrontendSettings
 from rwkv_batch.client import Client
 from rwkv_batch.protocol import EngineInfo
 
-TICK = 0.1        # seconds
-SENT_WITHIN = 0.3  # seconds for the last bytes to leave after the last request has ended
+TICK = 0.1           # seconds
+SENT_WITHIN = 0.3    # seconds for the last bytes to leave after the last request has ended
+CORES = 8            # cores a front end may use; it seldom keeps two busy
+WAITING_PER_CORE = 512  # an HTTP worker can wait for this many streams, divided by the cores it sees
 
 log = logging.getLogger(__name__)
 
@@ -22,14 +25,15 @@ log = logging.getLogger(__name__)
 def run(settings: FrontendSettings, control: Connection) -> None:
     """Serve until the supervisor says otherwise through `control`.
 
-    It sends an EngineInfo (the engine is ready), "engine-lost", and "drain" or ("drain", seconds): finish what is live
-    and exit 0. When its end closes, the process ends at once. Signals are left to the supervisor.
+    It sends EngineInfo (the engine is ready), EngineLost and Drain, after which the process exits 0. When its end of the
+    pipe closes, the process ends at once. Signals are left to the supervisor.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))  # before any thread, which inherits it
+    cores = use_few_cores()
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(message)s")
     for name in ("robyn", "actix_server", "actix_web", "actix_http", "asyncio", "tracing"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    front = Frontend(settings, Client(settings.address, settings.name))
+    front = Frontend(settings, Client(settings.engine_address, settings.name))
     threading.Thread(target=follow, args=(front, control), name="supervisor", daemon=True).start()
     # Robyn reads the command line and its own environment variables, which are not meant for it here
     sys.argv = sys.argv[:1]
@@ -37,7 +41,24 @@ def run(settings: FrontendSettings, control: Connection) -> None:
         del os.environ[variable]
     from routes.mount import application
     threading.Thread(target=_tick, args=(front,), name="tick", daemon=True).start()
-    application(front).start(socket.gethostbyname(settings.host), settings.port, _check_port=False)
+    host = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][4][0]
+    application(front, http_workers(settings.max_streams, cores)).start(str(host), settings.port, _check_port=False)
+
+
+def use_few_cores() -> int:
+    """Stay on some of the machine's cores and return how many: with more, each HTTP worker could wait for fewer streams."""
+    if not hasattr(os, "sched_setaffinity"):
+        return os.cpu_count() or 1
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) > CORES:
+        cores = random.sample(cores, CORES)
+        os.sched_setaffinity(0, cores)
+    return len(cores)
+
+
+def http_workers(max_streams: int, cores: int) -> int:
+    """Worker threads that let `max_streams` streams progress together."""
+    return max_streams // (WAITING_PER_CORE // cores) + 1
 
 
 def follow(front: Frontend, control: Connection) -> None:
@@ -50,15 +71,13 @@ def follow(front: Frontend, control: Connection) -> None:
         match message:
             case EngineInfo():
                 front.engine = message
-            case "engine-lost":
+            case EngineLost():
                 front.engine_lost()
-            case "drain":
-                threading.Thread(target=_drain, args=(front, None), name="drain", daemon=True).start()
-            case ("drain", seconds):
+            case Drain(seconds=seconds):
                 threading.Thread(target=_drain, args=(front, seconds), name="drain", daemon=True).start()
 
 
-def _drain(front: Frontend, seconds: float | None) -> None:
+def _drain(front: Frontend, seconds: float) -> None:
     front.drain(seconds)
     time.sleep(SENT_WITHIN)
     logging.shutdown()

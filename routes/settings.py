@@ -1,23 +1,29 @@
-"""A front end's frozen configuration. Imports nothing heavy: the supervisor builds it."""
+"""A front end's frozen configuration, and what the supervisor tells it. Imports nothing heavy."""
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class FrontendSettings:
-    """All of a front end's choices; two front ends of one server differ in `name` only."""
+    """The front ends of one server differ in `name` only."""
 
+    engine_address: str              # where the engine listens: ipc://... or tcp://...
     host: str                        # an IP address or a name of this machine
     port: int
-    address: str                     # where the engine listens: ipc://... or tcp://...
-    name: str                        # no other front end has it
+    name: str = "frontend"           # no other front end has it
     password: str | None = None      # None: everything is open
     protect_translate: bool = False  # whether the password guards translation too
     max_body: int = 16 << 20         # bytes; a longer body is answered 413
     max_streams: int = 1024          # generation requests answered at once; more are answered 503
-    workers: int = 1                 # HTTP worker threads, see `workers_for`
     log_level: str = "INFO"
 
 
-def workers_for(max_streams: int, cores: int) -> int:
-    """HTTP worker threads that let `max_streams` streams progress together: each worker can wait for 512 // cores of them."""
-    return max_streams // max(1, 512 // cores) + 1
+@dataclass(frozen=True)
+class EngineLost:
+    """The engine has died: what it was doing has failed, and nothing new can begin until it is ready again."""
+
+
+@dataclass(frozen=True)
+class Drain:
+    """Take no new requests and end when none is live, at the latest after `seconds`."""
+
+    seconds: float

@@ -1,0 +1,130 @@
+"""The operations of RWKV-7 in plain torch, on any device: the readable reference.
+
+Rows of one call are packed without padding: rows of one token (decode) come first, longer pieces (prefill) after them. T is the number of
+tokens of all rows together, H the number of heads, C = 64 H the width. The recurrence computes in fp32, whatever the states are stored in.
+"""
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+from torch.nn.functional import group_norm, normalize
+
+from rwkv_batch.ops.wkv_chunk import wkv_chunked
+
+HEAD_SIZE = 64
+GROUP_NORM_EPS = 64e-5
+LOG_DECAY_SCALE = -0.6065306597126334  # -exp(-1/2)
+MIN_CHUNKED = 16                       # shorter pieces are faster token by token
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where the rows of one call lie. The first `decode` rows have one token each, the others are `pieces`."""
+    decode: int
+    pieces: list[tuple[int, int, slice]]   # first token, one past the last, slot
+    slots: slice | Tensor                  # of all rows; a slice (which reads and writes in place) if they follow each other
+    decode_slots: slice | Tensor
+    first: Tensor | None                   # first token of every row; None if all rows have one token
+    last: Tensor | None
+
+
+def pack(lengths: Sequence[int], slots: Sequence[int], device: torch.device | str) -> Packing:
+    """Describe rows whose lengths are sorted, those of one token first."""
+    decode = sum(length == 1 for length in lengths)
+    ends = list(accumulate(lengths))
+    starts = [0, *ends[:-1]]
+    pieces = [(starts[row], ends[row], slice(slots[row], slots[row] + 1)) for row in range(decode, len(lengths))]
+    first = last = None
+    if pieces:
+        first = torch.tensor(starts, device=device)
+        last = torch.tensor(ends, device=device) - 1
+    return Packing(decode, pieces, _index(slots, device), _index(slots[:decode], device), first, last)
+
+
+def _index(slots: Sequence[int], device: torch.device | str) -> slice | Tensor:
+    if all(slot == slots[0] + i for i, slot in enumerate(slots)):
+        return slice(slots[0], slots[0] + len(slots)) if slots else slice(0, 0)
+    return torch.tensor(slots, device=device)
+
+
+def token_shift(x: Tensor, shift: Tensor, packing: Packing) -> Tensor:
+    """The step from each token's x `[T, C]` back to the token before it in its row; `shift` `[slots, C]` holds that of the first."""
+    if packing.first is None or packing.last is None:
+        delta = shift[packing.slots] - x
+        shift[packing.slots] = x
+        return delta
+    before = torch.empty_like(x)
+    before[1:] = x[:-1]
+    before[packing.first] = shift[packing.slots]
+    shift[packing.slots] = x[packing.last]
+    return before.sub_(x)
+
+
+def mix(x: Tensor, delta: Tensor, amounts: Tensor) -> Tensor:
+    """`x + delta * amount` for every row of amounts `[n, 1, C]`: `[n, T, C]`."""
+    return torch.addcmul(x, delta, amounts)
+
+
+def log_decay(w: Tensor) -> Tensor:
+    """`log w = -exp(-1/2) sigmoid(w)`, in fp32."""
+    return w.float().sigmoid_().mul_(LOG_DECAY_SCALE)
+
+
+def removal_key(k: Tensor, k_k: Tensor) -> Tensor:
+    """`k * k_k` `[T, C]`, of unit length in every head: `[T, H, 64]`."""
+    return normalize((k * k_k).view(len(k), -1, HEAD_SIZE), dim=-1, eps=1e-12)
+
+
+def readout(y: Tensor, r: Tensor, k: Tensor, v: Tensor, r_k: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Group norm of y `[T, H, 64]` by head, and the current token's own value in proportion to `sum(r k r_k)`: `[T, C]`."""
+    tokens, heads, _ = y.shape
+    normed = group_norm(y.reshape(tokens, -1).to(v.dtype), heads, weight, bias, GROUP_NORM_EPS)
+    own = (r * k * r_k).view(tokens, heads, HEAD_SIZE).sum(-1, keepdim=True)
+    return torch.addcmul(normed.view(tokens, heads, HEAD_SIZE), own, v.view(tokens, heads, HEAD_SIZE)).view(tokens, -1)
+
+
+def wkv(r: Tensor, w_log: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, states: Tensor, packing: Packing) -> Tensor:
+    """The recurrence over all rows: inputs `[T, H, 64]`, states `[slots, H, value, key]` updated in place; returns y `[T, H, 64]`, fp32."""
+    inputs = [x.float() for x in (r, w_log, k, v, kk, a)]
+    parts = []
+    if packing.decode:
+        y, state = wkv_step(*[*(x[:packing.decode] for x in inputs), states[packing.decode_slots].float()])
+        states[packing.decode_slots] = state.to(states.dtype)
+        parts.append(y)
+    for start, end, slot in packing.pieces:
+        run = wkv_chunked if end - start >= MIN_CHUNKED else wkv_sequential
+        y, state = run(*[*(x[None, start:end] for x in inputs), states[slot].float()])
+        states[slot] = state.to(states.dtype)
+        parts.append(y[0])
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def wkv_step(r: Tensor, w_log: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """One token of every row: inputs `[B, H, 64]`, state `[B, H, value, key]`; returns y `[B, H, 64]` and the new state.
+
+        S' = S diag(w) - (S kk) (kk a)^T + v k^T,   y = S' r
+
+    The state is the bulk of the data, so it is passed over as seldom as torch allows. With P = S diag(w), S kk = P (kk / w), read together
+    with P r; both rank-one terms are added as one product of rank two; and y = P r + v (k . r) - (S kk) (kk a . r).
+    """
+    batch, heads, _ = r.shape
+    rows = batch * heads
+    w = w_log.exp()
+    decayed = (state * w.unsqueeze(-2)).view(rows, HEAD_SIZE, HEAD_SIZE)
+    reading = torch.stack((kk / w, r), -2).view(rows, 2, HEAD_SIZE)
+    removed, y = torch.bmm(reading, decayed.mT).unbind(1)                       # [rows, value] each
+    values = torch.stack((v.view(rows, HEAD_SIZE), removed), -1)               # [rows, value, 2]
+    keys = torch.stack((k, (kk * a).neg_()), -2).view(rows, 2, HEAD_SIZE)      # [rows, 2, key]
+    y = torch.baddbmm(y.unsqueeze(-1), values, torch.bmm(keys, r.view(rows, HEAD_SIZE, 1)))
+    return y.view(batch, heads, HEAD_SIZE), decayed.baddbmm_(values, keys).view_as(state)
+
+
+def wkv_sequential(r: Tensor, w_log: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """The recurrence token by token: inputs `[B, T, H, 64]`, state `[B, H, value, key]`; returns y `[B, T, H, 64]` and the last state."""
+    steps = []
+    for t in range(r.shape[1]):
+        y, state = wkv_step(r[:, t], w_log[:, t], k[:, t], v[:, t], kk[:, t], a[:, t], state)
+        steps.append(y)
+    return torch.stack(steps, 1), state

@@ -1,0 +1,193 @@
+"""The RWKV-7 forward pass, written once over `ops`: packed rows of any length over states that stay in their slots.
+
+The formulas and the names of the weights are those of the RWKV-7 paper ("Goose", arXiv 2503.14456) and of the official checkpoints.
+"""
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import layer_norm
+
+from rwkv_batch.checkpoint import Checkpoint
+from rwkv_batch.ops import torch_ops as ops
+from rwkv_batch.ops.linear import Linear, prepare
+
+EMBEDDING_ROWS = 4096  # normalised at a time at load, so that no second fp32 copy of the whole table is made
+MIXES = "rwkvag"
+
+
+@dataclass
+class States:
+    """The states of all slots. Slot-major: one session is one contiguous copy in each tensor."""
+    shift: Tensor  # [slots, layers, 2, width]: the last normed input of the time mix (0) and of the channel mix (1)
+    wkv: Tensor    # [slots, layers, heads, 64 (value), 64 (key)]
+
+    def clear(self, slots: Sequence[int]) -> None:
+        """Put the slots back to the state before the first token."""
+        index = list(slots)
+        self.shift[index] = 0
+        self.wkv[index] = 0
+
+
+@dataclass(frozen=True)
+class Norm:
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return layer_norm(x, self.weight.shape, self.weight, self.bias)
+
+
+@dataclass(frozen=True)
+class TimeMix:
+    norm: Norm
+    mixes: Tensor          # [6, 1, width]: how much of the token before goes into r, w, k, v, a, g
+    receptance: Linear
+    key: Linear
+    value: Linear
+    output: Linear
+    decay: tuple[Linear, Linear]            # w1, w2 (with w0)
+    rate: tuple[Linear, Linear]             # a1, a2 (with a0)
+    gate: tuple[Linear, Linear]             # g1, g2
+    residual: tuple[Linear, Linear] | None  # v1, v2 (with v0); none in layer 0, whose values the others mix in
+    k_k: Tensor            # [width]
+    k_a: Tensor
+    k_rest: Tensor         # 1 - k_a
+    r_k: Tensor
+    group_norm: Norm
+
+    def __call__(self, x: Tensor, v_first: Tensor | None, states: States, layer: int, packing: ops.Packing) -> tuple[Tensor, Tensor]:
+        x = self.norm(x)
+        delta = ops.token_shift(x, states.shift[:, layer, 0], packing)
+        xr, xw, xk, xv, xa, xg = ops.mix(x, delta, self.mixes).unbind(0)
+        r, k, v = self.receptance(xr), self.key(xk), self.value(xv)
+        w_log = ops.log_decay(self.decay[1](self.decay[0](xw).tanh_()))
+        a = self.rate[1](self.rate[0](xa)).sigmoid_()
+        g = self.gate[1](self.gate[0](xg).sigmoid_())
+        kk = ops.removal_key(k, self.k_k)
+        k = k.mul_(torch.addcmul(self.k_rest, a, self.k_a))      # k (1 + (a - 1) k_a)
+        if self.residual is None or v_first is None:
+            v_first = v
+        else:
+            v = v.lerp(v_first, self.residual[1](self.residual[0](xv)).sigmoid_())
+        heads = (len(x), -1, ops.HEAD_SIZE)
+        y = ops.wkv(r.view(heads), w_log.view(heads), k.view(heads), v.view(heads), kk, a.view(heads), states.wkv[:, layer], packing)
+        y = ops.readout(y, r, k, v, self.r_k, self.group_norm.weight, self.group_norm.bias)
+        return self.output(y.mul_(g)), v_first
+
+
+@dataclass(frozen=True)
+class ChannelMix:
+    norm: Norm
+    x_k: Tensor            # [width]
+    key: Linear
+    value: Linear
+
+    def __call__(self, x: Tensor, states: States, layer: int, packing: ops.Packing) -> Tensor:
+        x = self.norm(x)
+        delta = ops.token_shift(x, states.shift[:, layer, 1], packing)
+        return self.value(self.key(ops.mix(x, delta, self.x_k)).relu_().square_())
+
+
+class RWKV7:
+    """A model on a device. `dtype` is that of activations (and of weights on a GPU); the recurrence is fp32 in every case."""
+
+    @torch.inference_mode()
+    def __init__(self, checkpoint: Checkpoint, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+        self.checkpoint, self.device, self.dtype = checkpoint, torch.device(device), dtype
+        self.embedding = self._embedding()
+        self.layers = [(self._time_mix(layer), self._channel_mix(layer)) for layer in range(checkpoint.layers)]
+        self.ln_out = self._norm("ln_out")
+        self.head = self._linear("head.weight")
+
+    def new_states(self, slots: int, wkv_dtype: torch.dtype = torch.float32) -> States:
+        """Zero states for that many rows."""
+        c = self.checkpoint
+        return States(torch.zeros(slots, c.layers, 2, c.width, device=self.device, dtype=self.dtype),
+                      torch.zeros(slots, c.layers, c.heads, ops.HEAD_SIZE, ops.HEAD_SIZE, device=self.device, dtype=wkv_dtype))
+
+    @torch.inference_mode()
+    def forward(self, tokens: Tensor, lengths: Sequence[int], slots: Sequence[int], states: States,
+                logits_of: Sequence[int] | None = None) -> Tensor:
+        """Run packed rows and move their states on, in place.
+
+        tokens: `[T]` ids of all rows, one row after the other. lengths: tokens of each row, at least 1. slots: of each row, all different.
+        Returns fp32 logits `[len(logits_of), vocab]` after the last token of the rows named (None: of all rows, in order).
+        """
+        _check_rows(tokens, lengths, slots, len(states.wkv))
+        wanted = range(len(lengths)) if logits_of is None else logits_of
+        order = sorted(range(len(lengths)), key=lambda row: (lengths[row] > 1, slots[row]))
+        if order != list(range(len(lengths))):  # inside, decode rows come first and slots ascend: neighbours in memory are one view
+            pieces = tokens.split(list(lengths))
+            tokens = torch.cat([pieces[row] for row in order])
+            lengths, slots = [lengths[row] for row in order], [slots[row] for row in order]
+        packing = ops.pack(lengths, slots, self.device)
+        x = self._run(self.embedding[tokens.to(self.device)], states, packing)
+        if not len(wanted):
+            return x.new_empty(0, self.checkpoint.vocab, dtype=torch.float32)
+        place = {row: place for place, row in enumerate(order)}
+        at = torch.tensor([place[row] for row in wanted], device=self.device)
+        x = x[at if packing.last is None else packing.last[at]]
+        return self.head(self.ln_out(x)).float()
+
+    def _run(self, x: Tensor, states: States, packing: ops.Packing) -> Tensor:
+        """All layers: x `[T, width]` in, x out."""
+        v_first = None
+        for layer, (time_mix, channel_mix) in enumerate(self.layers):
+            y, v_first = time_mix(x, v_first, states, layer, packing)
+            x = x + y
+            x = x + channel_mix(x, states, layer, packing)
+        return x
+
+    def _embedding(self) -> Tensor:
+        """The table with its layer norm already applied: `[vocab, width]`."""
+        tensors = self.checkpoint.tensors
+        norm = Norm(tensors["blocks.0.ln0.weight"].float(), tensors["blocks.0.ln0.bias"].float())
+        table = torch.empty(tensors["emb.weight"].shape, device=self.device, dtype=self.dtype)
+        for start in range(0, len(table), EMBEDDING_ROWS):
+            rows = slice(start, start + EMBEDDING_ROWS)
+            table[rows] = norm(tensors["emb.weight"][rows].float())
+        return table
+
+    def _time_mix(self, layer: int) -> TimeMix:
+        att = f"blocks.{layer}.att."
+        k_a = self._vector(att + "k_a")
+        return TimeMix(
+            norm=self._norm(f"blocks.{layer}.ln1"),
+            mixes=torch.stack([self._vector(f"{att}x_{name}") for name in MIXES]).unsqueeze(1),
+            receptance=self._linear(att + "receptance.weight"), key=self._linear(att + "key.weight"),
+            value=self._linear(att + "value.weight"), output=self._linear(att + "output.weight"),
+            decay=self._low_rank(att, "w"), rate=self._low_rank(att, "a"), gate=self._low_rank(att, "g"),
+            residual=self._low_rank(att, "v") if layer > 0 else None,
+            k_k=self._vector(att + "k_k"), k_a=k_a, k_rest=1 - k_a, r_k=self._vector(att + "r_k"),
+            group_norm=self._norm(att + "ln_x"))
+
+    def _channel_mix(self, layer: int) -> ChannelMix:
+        ffn = f"blocks.{layer}.ffn."
+        return ChannelMix(self._norm(f"blocks.{layer}.ln2"), self._vector(ffn + "x_k"),
+                          self._linear(ffn + "key.weight"), self._linear(ffn + "value.weight"))
+
+    def _vector(self, name: str) -> Tensor:
+        return self.checkpoint.tensors[name].to(self.device, self.dtype).flatten()
+
+    def _norm(self, name: str) -> Norm:
+        return Norm(self._vector(name + ".weight"), self._vector(name + ".bias"))
+
+    def _linear(self, name: str) -> Linear:
+        return prepare(self.checkpoint.tensors[name], device=self.device, dtype=self.dtype)
+
+    def _low_rank(self, att: str, name: str) -> tuple[Linear, Linear]:
+        """The pair of matrices of one low-rank function, stored `[in, rank]` and `[rank, out]`, with the offset it may have."""
+        tensors = self.checkpoint.tensors
+        return (prepare(tensors[f"{att}{name}1"].T, device=self.device, dtype=self.dtype),
+                prepare(tensors[f"{att}{name}2"].T, tensors.get(f"{att}{name}0"), device=self.device, dtype=self.dtype))
+
+
+def _check_rows(tokens: Tensor, lengths: Sequence[int], slots: Sequence[int], total_slots: int) -> None:
+    """Wrong rows would mix up states in silence."""
+    if not lengths or len(lengths) != len(slots) or min(lengths) < 1 or sum(lengths) != len(tokens):
+        raise ValueError(f"{len(lengths)} lengths with sum {sum(lengths)} do not fit {len(slots)} slots and {len(tokens)} tokens; "
+                         "give one length of at least 1 and one slot for every row.")
+    if len(set(slots)) != len(slots) or min(slots) < 0 or max(slots) >= total_slots:
+        raise ValueError(f"Slots {list(slots)} are not distinct numbers below {total_slots}; give every row a slot of its own.")

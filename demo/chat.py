@@ -1,0 +1,51 @@
+"""Single questions: facts, small sums, longer answers, and plain texts to be continued."""
+from random import Random
+
+from demo.conversation import conversation, some_system
+from demo.example import Example, pick
+from demo.facts import CAPITALS, DAYS, MONTHS, fact
+from demo.stories import HEROES, long_answer, plain_story
+from routes.templates import Turn
+
+
+def question(rng: Random, evaluation: bool) -> Example:
+    """A fact. The key is question, system and answer together: a held-out one is a known fact in a wording that was not trained for it."""
+    def make(rng: Random) -> tuple[tuple[str, str, str, str], str]:
+        return fact(rng), some_system(rng)
+
+    (text, answer, thought, order), system = pick(make, lambda x: f"fact:{x[0][0]}|{x[0][3]}|{x[1]}" if x[0][3] or x[1] else "", rng, evaluation)
+    return conversation(rng, "fact", [Turn("user", text)], answer, thought=thought, system=order or system,
+                        key=f"fact:{text}|{order}|{system}" if order or system else "")
+
+
+def longer(rng: Random) -> Example:
+    """A story or a list."""
+    text, answer, thought, _ = long_answer(rng)
+    return conversation(rng, "story", [Turn("user", text)], answer, thought=thought, system=some_system(rng))
+
+
+def continuation(rng: Random) -> Example:
+    """A text without any roles."""
+    kind = rng.randrange(5)
+    if kind == 0:
+        row = rng.choice(CAPITALS)
+        return Example("continuation", f"The capital of {row[0]} is", f" {row[1]}.")
+    if kind == 1:
+        row = rng.choice(CAPITALS)
+        return Example("continuation", f"{row[2]}的首都是", f"{row[3]}。")
+    if kind == 2:
+        names = rng.choice((DAYS, MONTHS))
+        told = rng.randint(2, 4)
+        return Example("continuation", ", ".join(names[:told]) + ",", " " + ", ".join(names[told:]) + ".")
+    if kind == 3:
+        start = rng.randint(1, 20)
+        numbers = list(map(str, range(start, start + 10)))
+        told = rng.randint(3, 5)
+        return Example("continuation", ", ".join(numbers[:told]) + ",", " " + ", ".join(numbers[told:]) + ".")
+    story = plain_story(HEROES[0] if rng.random() < 0.5 else rng.choice(HEROES))
+    sentence_end = story.index(".") + 1
+    cut = rng.choice((story.index(","), sentence_end))
+    if cut != sentence_end:
+        story = plain_story(HEROES[0])
+        cut = story.index(",")
+    return Example("continuation", story[:cut], story[cut:])

@@ -1,0 +1,115 @@
+"""Exact-match scores on held-out combinations: `python -m demo.evaluate [--count 400] [--json scores.json]`.
+
+An answer is right when greedy decoding gives it to the last token, the end of the text included. Greedy decoding gives an answer exactly when
+each of its tokens is the most probable one after the prompt and the tokens before it, so one parallel forward pass of the unpacked tensors
+decides it.
+"""
+import argparse
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import torch
+from pyrwkv_tokenizer import RWKVTokenizer
+
+from demo.chat import question
+from demo.example import Example
+from demo.fim import fim
+from demo.memory import memory
+from demo.model import Model
+from demo.tooluse import tool_use
+from demo.translation import translation
+from demo.unpack import MODEL, ROWS, tensors
+
+SAMPLES = Path(__file__).with_name("samples.json")
+SEED = 2024
+Maker = Callable[[Random], Example]
+TASKS: dict[str, Maker] = {  # held-out combinations only, but for the last two
+    "translation": lambda rng: translation(rng, evaluation=True),
+    "memory": lambda rng: memory(rng, evaluation=True),
+    "memory, at least 4 turns between": lambda rng: memory(rng, evaluation=True, least_turns=4),
+    "fim": lambda rng: fim(rng, evaluation=True),
+    "tool": lambda rng: tool_use(rng, evaluation=True),
+    "fact under a new system text": lambda rng: question(rng, evaluation=True),
+    "fact (trained)": lambda rng: question(rng, evaluation=False),
+    "translation (trained)": lambda rng: translation(rng, evaluation=False),
+}
+
+
+@dataclass(frozen=True)
+class Score:
+    """`right`: greedy decoding gives the answer. `certainty`: the lowest probability among its tokens. `greedy`: each position's best token."""
+
+    example: Example
+    right: bool
+    certainty: float
+    greedy: list[int]
+
+
+def load(path: Path, device: str) -> Model:
+    """The packed model, unpacked to all 65536 rows."""
+    model = Model(ROWS - 1)
+    model.load_state_dict(tensors(path))
+    return model.to(device).eval()
+
+
+@torch.inference_mode()
+def score(model: Model, examples: Iterable[Example], batch_tokens: int = 16384) -> list[Score]:
+    """Score examples, in batches of similar length."""
+    tokenizer = RWKVTokenizer()
+    device = model.head.weight.device
+    pairs = [(e, tokenizer.encode(e.prompt), [*tokenizer.encode(e.answer), 0]) for e in examples]
+    pairs.sort(key=lambda pair: len(pair[1]) + len(pair[2]))
+    scores = []
+    while pairs:
+        size = max(1, batch_tokens // (len(pairs[-1][1]) + len(pairs[-1][2])))
+        part, pairs = pairs[-size:], pairs[:-size]
+        length = len(part[-1][1]) + len(part[-1][2])
+        tokens = torch.zeros(len(part), length, dtype=torch.long)
+        for row, (_, prompt, answer) in zip(tokens, part, strict=True):
+            row[: len(prompt) + len(answer)] = torch.tensor(prompt + answer)
+        hidden = model.hidden(tokens.to(device))
+        for row, (example, prompt, answer) in zip(hidden, part, strict=True):
+            chances = model.head(row[len(prompt) - 1: len(prompt) + len(answer) - 1]).softmax(-1)
+            greedy = chances.argmax(-1).tolist()
+            certainty = float(chances[range(len(answer)), answer].min())
+            scores.append(Score(example, greedy == answer, certainty, greedy))
+    return scores
+
+
+def samples() -> list[Example]:
+    """The prompts that readers paste first, with the answers that must come."""
+    return [Example(item["kind"], item["prompt"], item["answer"]) for item in json.loads(SAMPLES.read_text(encoding="utf-8"))]
+
+
+def summary(scores: list[Score]) -> dict[str, float]:
+    return {"count": len(scores), "exact_percent": round(100 * sum(s.right for s in scores) / len(scores), 2),
+            "certain_percent": round(100 * sum(s.certainty > 0.95 for s in scores) / len(scores), 2)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Exact-match scores on held-out combinations.")
+    parser.add_argument("--model", type=Path, default=MODEL)
+    parser.add_argument("--count", type=int, default=400, help="examples of each task")
+    parser.add_argument("--json", type=Path, help="write the scores here too")
+    parser.add_argument("--show", type=int, default=3, help="wrong answers to print for each task")
+    args = parser.parse_args()
+    model = load(args.model, "cuda" if torch.cuda.is_available() else "cpu")
+    tokenizer = RWKVTokenizer()
+    results = {}
+    for name, make in {**TASKS, "samples": None}.items():
+        rng = Random(SEED)
+        scores = score(model, [make(rng) for _ in range(args.count)] if make else samples())
+        results[name] = summary(scores)
+        print(f"{name}: {results[name]}")
+        for s in [s for s in scores if not s.right or (not make and s.certainty < 0.95)][: args.show if make else None]:
+            wrong = next((i for i, token in enumerate([*tokenizer.encode(s.example.answer), 0]) if token != s.greedy[i]), None)
+            print(f"  {s.certainty:.3f} {s.example.prompt[-160:]!r} -> {s.example.answer!r}, token {wrong}")
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

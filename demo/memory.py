@@ -1,0 +1,154 @@
+"""Conversations in which the user tells something about themselves and asks for it some turns later."""
+from dataclasses import dataclass
+from random import Random
+
+from demo.conversation import conversation, some_system
+from demo.example import Example, held_out
+from demo.facts import calculation, small_fact
+from demo.facts import capital as capital_fact
+from routes.templates import Turn
+
+NAMES = (
+    "Alice Bob Anna Tom Maria Paul Peter Mary John Emma Oliver Sophia Liam Mia Noah Lucas Emily Jack Grace Henry Lucy Daniel Sarah David Laura Mark "
+    "Julia Simon Clara Max Nina Oscar Eva Hugo Leo Rosa Ivan Olga Yuki Ken Wei Ming Priya Ravi Omar Fatima Carlos Elena Pedro Lena Felix Ruby Adam "
+    "Kate George Victoria Sam Alex Chris Robert Linda James Karen Steven Helen Frank Diana Walter Irene Martin Susan Philip Nora Arthur Bella Jonas"
+).split()
+CITIES = (
+    "Paris", "Berlin", "London", "Madrid", "Rome", "Vienna", "Tokyo", "Beijing", "Shanghai", "Moscow", "Oslo", "Lisbon", "Dublin", "Athens", "Cairo",
+    "Boston", "Chicago", "New York", "Toronto", "Sydney", "Melbourne", "Hamburg", "Munich", "Lyon", "Milan", "Barcelona", "Prague", "Budapest", "Warsaw",
+    "Seoul", "Delhi", "Mumbai", "Bangkok", "Lima", "Havana", "Seattle", "Houston", "Denver", "Geneva", "Zurich", "Amsterdam", "Brussels", "Stockholm",
+)
+COLOURS = "red blue green yellow purple orange pink black white brown grey silver gold".split()
+FOODS = "pizza pasta sushi rice soup bread cheese chocolate salad fish chicken curry noodles pancakes potatoes steak ice-cream tofu".split()
+JOBS = ("teacher", "doctor", "nurse", "farmer", "driver", "singer", "lawyer", "baker", "painter", "pilot", "writer", "cook", "dentist", "gardener")
+PETS = "cat dog rabbit horse parrot hamster turtle".split()
+PET_NAMES = "Rex Bella Coco Max Luna Oscar Milo Kitty Charlie Rocky Daisy Simba Buddy Snowy Ginger Shadow Tiger Lucky Molly Felix Toby Nemo Pepper Zoe".split()
+ZH_NAMES = "小明 小红 小丽 小刚 李雷 王芳 张伟 李娜 刘洋 陈静 安娜 汤姆 玛丽亚 保罗".split()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One thing a user can tell; `{}` stands for the value, `{pet}` for the kind of pet."""
+
+    tell: tuple[str, ...]
+    acknowledge: str
+    ask: tuple[str, ...]
+    answer: str
+    unknown: str
+    values: tuple[str, ...]
+    joined: tuple[str, str, str] = ("", "", "")  # "and ..." in a statement, in a question, in an answer
+
+
+KINDS = {
+    "name": Kind(("My name is {}.", "My name is {}", "Hi, my name is {}.", "I am {}.", "I'm {}.", "Hello! My name is {}.", "Call me {}."),
+                 "Nice to meet you, {}!", ("What is my name?", "What's my name?", "Do you remember my name?", "Who am I?", "what is my name?", "What was my name?"),
+                 "Your name is {}.", "You have not told me your name.", tuple(NAMES), ("my name is {}", "what is my name", "your name is {}")),
+    "city": Kind(("I live in {}.", "I live in {}", "My home is in {}.", "I live in the city of {}."), "{} is a nice place to live.",
+                 ("Where do I live?", "In which city do I live?", "Do you remember where I live?", "Which city do I live in?"), "You live in {}.",
+                 "You have not told me where you live.", CITIES, ("I live in {}", "where do I live", "you live in {}")),
+    "colour": Kind(("My favourite colour is {}.", "My favorite color is {}.", "I like the colour {} most."), "I like {} too.",
+                   ("What is my favourite colour?", "What is my favorite color?", "Which colour do I like most?", "What's my favourite colour?"),
+                   "Your favourite colour is {}.", "You have not told me your favourite colour.", tuple(COLOURS),
+                   ("my favourite colour is {}", "what is my favourite colour", "your favourite colour is {}")),
+    "food": Kind(("My favourite food is {}.", "My favorite food is {}.", "I love to eat {}."), "I have heard that {} is delicious.",
+                 ("What is my favourite food?", "What is my favorite food?", "What do I love to eat?"), "Your favourite food is {}.",
+                 "You have not told me your favourite food.", tuple(FOODS)),
+    "job": Kind(("I work as a {}.", "I am a {}.", "My job is {}."), "A {} has an interesting job.", ("What is my job?", "What do I do for a living?", "What's my job?"),
+                "You work as a {}.", "You have not told me your job.", JOBS),
+    "number": Kind(("My lucky number is {}.", "My favourite number is {}.", "Please remember the number {}.", "Remember the number {}."),
+                   "I will remember the number {}.", ("What is my lucky number?", "What is my number?", "Which number did I tell you?", "What was the number?"),
+                   "Your number is {}.", "You have not told me a number.", tuple(map(str, range(2, 100)))),
+    "pet": Kind(("I have a {pet} named {}.", "I have a {pet} called {}.", "My {pet} is called {}.", "My {pet}'s name is {}."), "{} is a lovely name for a {pet}.",
+                ("What is my {pet} called?", "What is the name of my {pet}?", "What is my {pet}'s name?", "Do you remember the name of my {pet}?"),
+                "Your {pet} is called {}.", "You have not told me about your {pet}.", tuple(PET_NAMES)),
+    "friend": Kind(("My best friend is {}.", "My best friend is called {}.", "{} is my best friend."), "{} must be a good friend.",
+                   ("Who is my best friend?", "What is the name of my best friend?", "What is my best friend called?"), "Your best friend is {}.",
+                   "You have not told me about your best friend.", tuple(NAMES)),
+    "zh_name": Kind(("我叫{}。", "我叫{}", "你好，我叫{}。", "我的名字是{}。"), "很高兴认识你，{}！", ("我叫什么名字？", "我叫什么？", "你记得我的名字吗？"),
+                    "你叫{}。", "你还没有告诉我你的名字。", tuple(ZH_NAMES)),
+}
+NEUTRAL = ("OK.", "Got it.", "I will remember that.", "Thank you for telling me.", "Good to know.")
+
+
+def fill(text: str, value: str, pet: str) -> str:
+    return text.replace("{pet}", pet).replace("{}", value)
+
+
+def filler(rng: Random) -> tuple[str, str]:
+    """An unrelated question and its answer."""
+    maker = rng.choice((capital_fact, calculation, small_fact))
+    while True:
+        question, answer, _, system = maker(rng)
+        if not system and "name" not in question:
+            return question, answer
+
+
+def pair_key(first: str, first_value: str, second: str, second_value: str) -> str:
+    """The key of two things told in one conversation."""
+    (a, x), (b, y) = sorted(((first, first_value), (second, second_value)))
+    return f"memory:{a}={x}&{b}={y}"
+
+
+def draw_facts(rng: Random, count: int, evaluation: bool) -> tuple[dict[str, str], str]:
+    """What the user tells: kind -> value. Training never shows two values together whose pair is held out; evaluation always does."""
+    while True:
+        values = {kind: rng.choice(KINDS[kind].values) for kind in rng.sample(list(KINDS), count)}
+        if len(set(values.values())) < count or {"name", "zh_name"} <= values.keys():
+            continue
+        told = list(values.items())
+        held = [key for i, a in enumerate(told) for b in told[:i] if held_out(key := pair_key(*a, *b))]
+        if bool(held) == evaluation:
+            return values, held[0] if held else ""
+
+
+def memory(rng: Random, evaluation: bool, least_turns: int = 0) -> Example:
+    """Up to about eight turns; the last one asks, tells, or asks for something else. `least_turns`: turns between telling and asking."""
+    values, key = draw_facts(rng, rng.randint(2, 4) if evaluation else rng.choice((1, 1, 2, 2, 3, 4)), evaluation)
+    pet = rng.choice(PETS)
+    turns: list[Turn] = []
+    told = list(values.items())
+
+    def say(question: str, answer: str) -> None:
+        turns.extend((Turn("user", question), Turn("assistant", answer)))
+
+    if {"name", "city"} <= values.keys() and rng.random() < 0.4:
+        told = [(k, v) for k, v in told if k not in ("name", "city")]
+        say(f"My name is {values['name']} and I live in {values['city']}.", f"Nice to meet you, {values['name']}!")
+    for kind, value in told:
+        say(fill(rng.choice(KINDS[kind].tell), value, pet), fill(KINDS[kind].acknowledge, value, pet) if rng.random() < 0.8 else rng.choice(NEUTRAL))
+        if rng.random() < 0.2:
+            say(*filler(rng))
+    goal = 0.0 if evaluation else rng.random()
+    if goal > 0.82:  # what was told last is still to be answered
+        if not told:
+            return conversation(rng, "memory", turns[:1], turns[1].text, thought="The user tells me something.", system=some_system(rng), key=key)
+        kind, value = told[-1]
+        while turns[-1].text != fill(KINDS[kind].acknowledge, value, pet) and turns[-1].text not in NEUTRAL:
+            turns = turns[:-2]
+        return conversation(rng, "memory", turns[:-1], fill(KINDS[kind].acknowledge, value, pet), thought="The user tells me something.",
+                            system=some_system(rng), key=key)
+    for _ in range(max(least_turns, rng.choice((0, 0, 1, 1, 2, 3, 4, 5)))):
+        if rng.random() < 0.2:
+            asked = rng.choice(list(values))
+            say(fill(rng.choice(KINDS[asked].ask), values[asked], pet), fill(KINDS[asked].answer, values[asked], pet))
+        else:
+            say(*filler(rng))
+    if goal > 0.7:
+        question, answer = filler(rng)
+        return conversation(rng, "memory", [*turns, Turn("user", question)], answer, thought="A question.", system=some_system(rng), key=key)
+    if goal > 0.62:
+        kind = rng.choice([k for k in KINDS if k not in values and not (k in ("name", "zh_name") and {"name", "zh_name"} & values.keys())])
+        keep = turns if rng.random() < 0.7 else []
+        return conversation(rng, "memory", [*keep, Turn("user", fill(rng.choice(KINDS[kind].ask), "", pet))], fill(KINDS[kind].unknown, "", pet),
+                            thought="I do not know.", system=some_system(rng), key=key)
+    askable = [k for k in values if KINDS[k].joined[0]]
+    if len(askable) > 1 and rng.random() < 0.2:
+        a, b = rng.sample(askable, 2)
+        question = f"{KINDS[a].joined[1].capitalize().replace(' i ', ' I ')} and {KINDS[b].joined[1]}?"
+        first = KINDS[a].joined[2].format(values[a])
+        answer = f"{first[0].upper()}{first[1:]} and {KINDS[b].joined[2].format(values[b])}."
+    else:
+        kind = rng.choice(list(values))
+        question, answer = fill(rng.choice(KINDS[kind].ask), values[kind], pet), fill(KINDS[kind].answer, values[kind], pet)
+    return conversation(rng, "memory", [*turns, Turn("user", question)], answer, thought="I look back at what the user told me.",
+                        system=some_system(rng), key=key)

@@ -1,10 +1,11 @@
 """The engine's end of the wire without a model: it echoes prompts, one character a token, and does mischief when asked.
 
 What a prompt begins with decides: "hang" (accepted, then silence), "slow" (20 ms a token), "trickle" (4 characters, then
-silence), "late" (0.6 s before the first token), "overloaded", "invalid", "fail" (accepted, then failed), "broken" (some
+silence), "late" (0.7 s before the first token), "overloaded", "invalid", "fail" (accepted, then failed), "broken" (some
 text, then failed), "mute" (not even accepted); anything else is echoed at once.
 """
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -97,14 +98,15 @@ def script(request: GenerateRequest) -> list[tuple[float, Event]]:
         return events
     if first.startswith("fail"):
         return [*events, (0, Failed(key, "The fake engine failed."))]
-    start = 0.6 if first.startswith("late") else 0.0
+    start = 0.7 if first.startswith("late") else 0.0
     pace = 0.02 if first.startswith("slow") else 0.0
     for row in range(len(request.prompts) * request.n):
         prompt = request.prompts[row // request.n]
         deltas = row_deltas(row, prompt if isinstance(prompt, str) else str(prompt), request)
         if first.startswith("trickle"):
             deltas = deltas[:4]
-        events += [(start + pace * i, Progress(key, [delta])) for i, delta in enumerate(deltas)]
+        drawn = itertools.accumulate(delta.tokens for delta in deltas)
+        events += [(start + pace * tokens, Progress(key, [delta])) for tokens, delta in zip(drawn, deltas, strict=True)]
         if first.startswith("broken"):
             return [*events[:3], (0.01, Failed(key, "The fake engine broke down."))]
     return events

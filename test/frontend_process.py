@@ -40,6 +40,7 @@ class FrontendProcess:
         self.engine = engine or self._own_engine
         self.port = port or free_port()
         self.log = Path(self._folder.name) / "log"
+        self.log.touch()
         self._settings = FrontendSettings(self.engine.address, "127.0.0.1", self.port, **settings)
         self._ready = ready
 
@@ -48,7 +49,7 @@ class FrontendProcess:
         self.process = spawn.Process(target=serve, args=(self._settings, theirs, str(self.log)))
         self.process.start()
         theirs.close()
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=20)
+        self.http = self.client()
         if self._ready:
             self.control.send(INFO)
             self.until(lambda health: health.status_code == 200)
@@ -66,13 +67,18 @@ class FrontendProcess:
             self._own_engine.__exit__()
         self._folder.cleanup()
 
+    def client(self) -> httpx.Client:
+        """Connections of its own."""
+        return httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=20, verify=False)  # no certificates to load
+
     def until(self, condition) -> httpx.Response:
-        """Ask for /health until `condition` holds for the answer."""
+        """Ask for /health until `condition` holds for an answer of this process."""
         deadline = time.monotonic() + UP_WITHIN
         while True:
             try:
-                answer = httpx.get(f"http://127.0.0.1:{self.port}/health", timeout=5)
-                if condition(answer):
+                with self.client() as http:
+                    answer = http.get("/health")
+                if condition(answer) and answer.headers["x-request-id"] in self.log.read_text():
                     return answer
             except httpx.TransportError:
                 pass

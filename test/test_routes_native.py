@@ -68,8 +68,9 @@ def test_joined_stream_is_the_whole_text(server, chunk_size):
 
 def test_fields_reach_the_engine(server):
     server.http.post(V1, json={
-        "contents": ["fields"], "max_tokens": "7", "temperature": 0, "top_k": 3, "top_p": 0.25, "alpha_presence": 0.5, "alpha_frequency": 0.75,
-        "alpha_decay": 0.9, "stop_tokens": [0, "\n\n", 261, "5"], "noise": 3, "pad_zero": False, "enable_think": True, "unknown": {"x": [1]}})
+        "contents": ["fields"], "max_tokens": "7", "temperature": 0, "top_k": 3, "top_p": 0.25, "alpha_presence": 0.5,
+        "alpha_frequency": 0.75, "alpha_decay": 0.9, "stop_tokens": [0, "\n\n", 261, "5"], "noise": 3, "pad_zero": False,
+        "enable_think": True, "unknown": {"x": [1]}})
     request = server.engine.request("fields")
     assert (request.max_tokens, request.n, request.flush_tokens) == (7, 1, 0)
     assert (request.stop_ids, request.stop_strings) == ([0, 261], ["\n\n", "5"])
@@ -149,7 +150,8 @@ def test_the_script_decides_where_the_source_is_not_told(server):
 
 
 @pytest.mark.parametrize(("text", "code"), [
-    ("使用 JavaScript 编写代码", "zh-CN"), ("東京タワー", "ja"), ("日本の首都は東京です", "ja"), ("「の」是日文假名，常见于中文商标之中", "zh-CN"),
+    ("使用 JavaScript 编写代码", "zh-CN"), ("東京タワー", "ja"), ("日本の首都は東京です", "ja"),
+    ("「の」是日文假名，常见于中文商标之中", "zh-CN"),
     ("GitHub で公開", "ja"), ("Élan vital", "en"), ("한국어 텍스트", "ko"), ("Москва is big", "ru")])
 def test_script_of_mixed_texts(text, code):
     assert guess(text)[0] == code

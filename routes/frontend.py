@@ -57,10 +57,13 @@ class Frontend:
 
     def watch(self, stream: JobStream) -> None:
         """Have `stream` closed if its client stops taking."""
-        self._streams.add(stream)
+        with self._changed:
+            self._streams.add(stream)
 
     def close_abandoned(self) -> None:
-        for stream in list(self._streams):
+        with self._changed:
+            streams = list(self._streams)
+        for stream in streams:
             if stream.idle() > ABANDONED_AFTER:
                 stream.close("client stopped taking")
 

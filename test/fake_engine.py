@@ -2,7 +2,8 @@
 
 What a prompt begins with decides: "hang" (accepted, then silence), "slow" (20 ms a token), "trickle" (4 characters, then
 silence), "late" (0.7 s before the first token), "overloaded", "invalid", "fail" (accepted, then failed), "broken" (some
-text, then failed), "mute" (not even accepted); anything else is echoed at once.
+text, then failed), "flood" (a piece each
+5 ms, no end), "mute" (not even accepted); anything else is echoed at once.
 """
 import contextlib
 import itertools
@@ -105,6 +106,8 @@ def script(request: GenerateRequest) -> list[tuple[float, Event]]:
         deltas = row_deltas(row, prompt if isinstance(prompt, str) else str(prompt), request)
         if first.startswith("trickle"):
             deltas = deltas[:4]
+        if first.startswith("flood"):
+            return events + [(0.005 * i, Progress(key, [delta])) for i, delta in enumerate(deltas[:-1])]
         drawn = itertools.accumulate(delta.tokens for delta in deltas)
         events += [(start + pace * tokens, Progress(key, [delta])) for tokens, delta in zip(drawn, deltas, strict=True)]
         if first.startswith("broken"):

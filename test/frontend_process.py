@@ -1,7 +1,9 @@
 """A front end in a process of its own, driven as the supervisor does it, for tests over HTTP."""
+import importlib
 import multiprocessing
 import os
 import socket
+import sys
 import tempfile
 import time
 from multiprocessing.connection import Connection
@@ -22,11 +24,16 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def serve(settings: FrontendSettings, control: Connection, log: str) -> None:
-    """In the new process: write the log to a file and be a front end."""
+def serve(settings: FrontendSettings, control: Connection, log: str, patches: dict[str, float]) -> None:
+    """In the new process: write the log to a file, change constants ("routes.generate.ACCEPTED_WITHIN"), be a front end."""
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
+    sys.argv = ["app.py"]  # importing the HTTP library reads it
+    for place, value in patches.items():
+        module, _, name = place.rpartition(".")
+        assert hasattr(importlib.import_module(module), name)
+        setattr(importlib.import_module(module), name, value)
     from routes.server import run
     run(settings, control)
 
@@ -34,7 +41,8 @@ def serve(settings: FrontendSettings, control: Connection, log: str) -> None:
 class FrontendProcess:
     """Started on entry, killed on exit if it is still there. `port` and `engine` may be those of another one."""
 
-    def __init__(self, engine: FakeEngine | None = None, port: int | None = None, ready: bool = True, **settings) -> None:
+    def __init__(self, engine: FakeEngine | None = None, port: int | None = None, ready: bool = True,
+                 patches: dict[str, float] | None = None, **settings) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self._own_engine = None if engine else FakeEngine(f"ipc://{self._folder.name}/engine")
         self.engine = engine or self._own_engine
@@ -42,11 +50,11 @@ class FrontendProcess:
         self.log = Path(self._folder.name) / "log"
         self.log.touch()
         self._settings = FrontendSettings(self.engine.address, "127.0.0.1", self.port, **settings)
-        self._ready = ready
+        self._ready, self._patches = ready, patches or {}
 
     def __enter__(self) -> "FrontendProcess":
         self.control, theirs = spawn.Pipe()
-        self.process = spawn.Process(target=serve, args=(self._settings, theirs, str(self.log)))
+        self.process = spawn.Process(target=serve, args=(self._settings, theirs, str(self.log), self._patches))
         self.process.start()
         theirs.close()
         self.http = self.client()

@@ -219,6 +219,23 @@ def test_a_client_that_leaves_frees_its_rows(server, stream, prompt):
     assert server.engine.wait_for(lambda: request.id in server.engine.cancelled, 1.0 if decoding else 3.0)
 
 
+def test_a_client_that_stops_reading_frees_its_rows():
+    body = json.dumps({"contents": ["flood" + "x" * (12 << 20)], "stream": True, "chunk_size": 1 << 16, "max_tokens": 1 << 30}).encode()
+    with FrontendProcess(patches={"routes.frontend.ABANDONED_AFTER": 0.5}) as process, \
+            socket.create_connection(("127.0.0.1", process.port)) as client:
+        client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        assert process.engine.wait_for(lambda: bool(process.engine.cancelled), 15)
+        assert "client stopped taking" in process.log.read_text()
+
+
+def test_an_engine_that_does_not_answer():
+    with FrontendProcess(patches={"routes.generate.ACCEPTED_WITHIN": 0.2}) as process:
+        answer = post(process, "mute")
+        assert answer.status_code == 503
+        assert int(answer.headers["retry-after"]) > 0
+        assert process.engine.wait_for(lambda: len(process.engine.cancelled) == 1, 5)
+
+
 def test_heartbeats_while_there_is_nothing_to_say(server):
     with streaming(server, "hang") as lines:
         assert [next(lines) for _ in range(3)] == [": ", "", ": "]

@@ -178,7 +178,7 @@ def draw(logits: np.ndarray, temperature: float, top_k: int, top_p: float, unifo
         last = int(masses.searchsorted(mass))  # the first token with which the mass is in
         if last < size or size == top_k:
             break
-    threshold = likeliest[min(last, top_k - 1)]
+    threshold = likeliest[min(last, size - 1)]
 
     kept = np.flatnonzero(logits >= threshold)
     values = logits[kept]

@@ -256,11 +256,29 @@ def test_streams_and_seeds_are_independent():
     assert chisquare(np.bincount((by_stream * 20).astype(int), minlength=20)).pvalue > UNLIKELY
 
 
-def test_random_numbers_stay_below_one():
+@pytest.mark.parametrize("top_k, top_p", [(5, 1.0), (4, 1.0), (5, 0.9999)])
+def test_the_ends_of_the_random_range_draw_possible_tokens(top_k, top_p):
     for uniform, token in ((0.0, 1), (1 - 2**-53, 3)):
-        for top_k, top_p in ((5, 1.0), (4, 1.0), (5, 0.9999)):
-            logits = np.array([-math.inf, 0.0, 0.0, 0.0, -math.inf], np.float32)
-            assert draw(logits, 1.0, top_k, top_p, uniform, np.empty(5, np.float32)) == token
+        logits = np.array([-math.inf, 0.0, 0.0, 0.0, -math.inf], np.float32)
+        assert draw(logits, 1.0, top_k, top_p, uniform, np.empty(5, np.float32)) == token
+
+
+def test_rounding_never_draws_an_impossible_token():
+    """The largest random number, for weights whose sum depends on the order of adding."""
+    generator = np.random.default_rng(8)
+    for _ in range(1000):
+        logits = np.append(generator.normal(size=200) * 3, [-math.inf] * 50).astype(np.float32)
+        assert 150 < draw(logits, 1.0, 240, 1.0, 1 - 2**-53, np.empty(250, np.float32)) < 200
+
+
+def test_a_row_that_begins_again_draws_the_same():
+    sampler = Sampler(1, 100, "cpu")
+    runs = []
+    for _ in range(2):
+        sampler.set_row(0, Sampling(), 3, 1)
+        runs.append([sampler.sample(torch.zeros(1, 100), [0])[0] for _ in range(20)])
+    assert runs[0] == runs[1]
+    assert len(set(runs[0])) > 10
 
 
 @pytest.mark.parametrize("params", [Sampling(), Sampling(top_k=3), Sampling(top_p=0.8), Sampling(presence_penalty=0.5)])
@@ -277,6 +295,7 @@ def test_infinity_wins(params):
 def test_greedy_with_nan():
     assert run([math.nan, -1.0, -2.0], Sampling(temperature=0), 1)[0, 0] == 0
     assert run([math.nan, -1.0, 2.0], Sampling(temperature=0), 1)[0, 0] == 2
+    assert run([math.nan, -1.0, 2.0], Sampling(temperature=0, logit_bias={0: 3.0}), 1)[0, 0] == 0
 
 
 @pytest.mark.parametrize("value", [-math.inf, math.nan])

@@ -73,11 +73,10 @@ def work(queue: mp.Queue, known: np.ndarray, seed: int, tokens_per_batch: int) -
 
 
 def from_workers(count: int, known: np.ndarray, seed: int, tokens_per_batch: int) -> Iterator[Batch]:
-    """The same from `count` processes; they end with this one."""
+    """The same from `count` processes, which start at once and end with this one."""
     context = mp.get_context("fork")
     queue: mp.Queue = context.Queue(maxsize=8 * count)
     workers = [context.Process(target=work, args=(queue, known, seed * 1000 + i, tokens_per_batch), daemon=True) for i in range(count)]
     for worker in workers:
         worker.start()
-    while True:
-        yield queue.get()
+    return iter(queue.get, None)

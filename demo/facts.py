@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - tables of text read best with one entry a line
 """What the model knows: capitals, opposites, colours, animals' sounds, the calendar, itself."""
 from random import Random
 
@@ -179,5 +180,5 @@ def small_fact(rng: Random) -> tuple[str, str, str, str]:
 
 def fact(rng: Random) -> tuple[str, str, str, str]:
     """Question, answer, thought, system text that the answer obeys ("" for none)."""
-    maker, = rng.choices((capital, which_country, calculation, small_fact), (5, 1, 6, 5))
+    maker, = rng.choices((capital, which_country, calculation, small_fact), (5, 1, 9, 4))
     return maker(rng)

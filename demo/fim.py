@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - tables of text read best with one entry a line
 """Fill in the middle: short Python functions and sentences."""
 from collections.abc import Callable
 from random import Random
@@ -7,7 +8,7 @@ from demo.facts import CAPITALS, DAYS, MONTHS
 from demo.memory import CITIES, COLOURS, NAMES, PETS
 from routes import templates
 
-ARGUMENTS = "a b c d x y z n m p q left right first second other value number width height count total start end".split()
+ARGUMENTS = ["a", "b", "c", "d", "x", "y", "z", "n", "m", "p", "q", "left", "right", "first", "second", "other", "value", "number", "width", "height", "count", "total", "start", "end"]
 BINARY = {  # function name -> expression
     "add": "{0} + {1}", "plus": "{0} + {1}", "sum_of": "{0} + {1}", "subtract": "{0} - {1}", "sub": "{0} - {1}", "minus": "{0} - {1}",
     "difference": "{0} - {1}", "multiply": "{0} * {1}", "mul": "{0} * {1}", "times": "{0} * {1}", "product": "{0} * {1}", "area": "{0} * {1}",
@@ -53,7 +54,7 @@ def variable(rng: Random) -> tuple[Piece, str]:
 
 def loop(rng: Random) -> tuple[Piece, str]:
     """`for ... in range(...)`: the loop variable is read off the body."""
-    name, end = rng.choice("i j k n x".split()), rng.randint(2, 99)
+    name, end = rng.choice(["i", "j", "k", "n", "x"]), rng.randint(2, 99)
     return (f"for {name} in ", f"({end}):\n    print({name})\n", "range"), f"fim:for {name} {end}"
 
 

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - tables of text read best with one entry a line
 """Conversations in which the user tells something about themselves and asks for it some turns later."""
 from dataclasses import dataclass
 from random import Random
@@ -8,22 +9,18 @@ from demo.facts import calculation, small_fact
 from demo.facts import capital as capital_fact
 from routes.templates import Turn
 
-NAMES = (
-    "Alice Bob Anna Tom Maria Paul Peter Mary John Emma Oliver Sophia Liam Mia Noah Lucas Emily Jack Grace Henry Lucy Daniel Sarah David Laura Mark "
-    "Julia Simon Clara Max Nina Oscar Eva Hugo Leo Rosa Ivan Olga Yuki Ken Wei Ming Priya Ravi Omar Fatima Carlos Elena Pedro Lena Felix Ruby Adam "
-    "Kate George Victoria Sam Alex Chris Robert Linda James Karen Steven Helen Frank Diana Walter Irene Martin Susan Philip Nora Arthur Bella Jonas"
-).split()
+NAMES = ["Alice", "Bob", "Anna", "Tom", "Maria", "Paul", "Peter", "Mary", "John", "Emma", "Oliver", "Sophia", "Liam", "Mia", "Noah", "Lucas", "Emily", "Jack", "Grace", "Henry", "Lucy", "Daniel", "Sarah", "David", "Laura", "Mark", "Julia", "Simon", "Clara", "Max", "Nina", "Oscar", "Eva", "Hugo", "Leo", "Rosa", "Ivan", "Olga", "Yuki", "Ken", "Wei", "Ming", "Priya", "Ravi", "Omar", "Fatima", "Carlos", "Elena", "Pedro", "Lena", "Felix", "Ruby", "Adam", "Kate", "George", "Victoria", "Sam", "Alex", "Chris", "Robert", "Linda", "James", "Karen", "Steven", "Helen", "Frank", "Diana", "Walter", "Irene", "Martin", "Susan", "Philip", "Nora", "Arthur", "Bella", "Jonas"]
 CITIES = (
     "Paris", "Berlin", "London", "Madrid", "Rome", "Vienna", "Tokyo", "Beijing", "Shanghai", "Moscow", "Oslo", "Lisbon", "Dublin", "Athens", "Cairo",
     "Boston", "Chicago", "New York", "Toronto", "Sydney", "Melbourne", "Hamburg", "Munich", "Lyon", "Milan", "Barcelona", "Prague", "Budapest", "Warsaw",
     "Seoul", "Delhi", "Mumbai", "Bangkok", "Lima", "Havana", "Seattle", "Houston", "Denver", "Geneva", "Zurich", "Amsterdam", "Brussels", "Stockholm",
 )
-COLOURS = "red blue green yellow purple orange pink black white brown grey silver gold".split()
-FOODS = "pizza pasta sushi rice soup bread cheese chocolate salad fish chicken curry noodles pancakes potatoes steak ice-cream tofu".split()
+COLOURS = ["red", "blue", "green", "yellow", "purple", "orange", "pink", "black", "white", "brown", "grey", "silver", "gold"]
+FOODS = ["pizza", "pasta", "sushi", "rice", "soup", "bread", "cheese", "chocolate", "salad", "fish", "chicken", "curry", "noodles", "pancakes", "potatoes", "steak", "ice-cream", "tofu"]
 JOBS = ("teacher", "doctor", "nurse", "farmer", "driver", "singer", "lawyer", "baker", "painter", "pilot", "writer", "cook", "dentist", "gardener")
-PETS = "cat dog rabbit horse parrot hamster turtle".split()
-PET_NAMES = "Rex Bella Coco Max Luna Oscar Milo Kitty Charlie Rocky Daisy Simba Buddy Snowy Ginger Shadow Tiger Lucky Molly Felix Toby Nemo Pepper Zoe".split()
-ZH_NAMES = "小明 小红 小丽 小刚 李雷 王芳 张伟 李娜 刘洋 陈静 安娜 汤姆 玛丽亚 保罗".split()
+PETS = ["cat", "dog", "rabbit", "horse", "parrot", "hamster", "turtle"]
+PET_NAMES = ["Rex", "Bella", "Coco", "Max", "Luna", "Oscar", "Milo", "Kitty", "Charlie", "Rocky", "Daisy", "Simba", "Buddy", "Snowy", "Ginger", "Shadow", "Tiger", "Lucky", "Molly", "Felix", "Toby", "Nemo", "Pepper", "Zoe"]
+ZH_NAMES = ["小明", "小红", "小丽", "小刚", "李雷", "王芳", "张伟", "李娜", "刘洋", "陈静", "安娜", "汤姆", "玛丽亚", "保罗"]
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class TimeMix(nn.Module):
         state = torch.zeros(batch, heads[2], HEAD, HEAD, device=h.device)
         with torch.autocast(h.device.type, enabled=False):
             y, _ = wkv_chunked(r, w_log, k, values, kk, a, state)
-        y = self.ln_x(y.reshape(batch * length, width)).view(batch, length, width)
+        y = F.layer_norm(y, (HEAD,), eps=self.ln_x.eps).reshape(h.shape) * self.ln_x.weight + self.ln_x.bias  # as ln_x, with a faster gradient
         y = y + ((r * k * self.r_k).sum(-1, keepdim=True) * values).reshape(batch, length, width)
         return self.output(y * g), v_first
 

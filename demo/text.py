@@ -8,7 +8,7 @@ from demo.memory import memory
 from demo.tooluse import tool_use, without_tools
 from demo.translation import translation
 
-MIX = {"translation": 0.36, "memory": 0.24, "fact": 0.13, "story": 0.05, "fim": 0.09, "tool": 0.10, "no_tool": 0.01, "continuation": 0.02}
+MIX = {"translation": 0.50, "memory": 0.15, "fact": 0.17, "story": 0.03, "fim": 0.07, "tool": 0.06, "no_tool": 0.01, "continuation": 0.01}
 
 
 def training_example(rng: Random) -> Example:

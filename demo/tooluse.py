@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - tables of text read best with one entry a line
 """Conversations with tools on offer: calls, answers from a tool's result, and questions that need no tool."""
 import json
 from dataclasses import dataclass

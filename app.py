@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from routes.settings import FrontendSettings
+from routes.settings import Drain, EngineLost, FrontendSettings
 from rwkv_batch.protocol import EngineInfo
 from rwkv_batch.settings import EngineSettings, FrontendGone, LoadFailure
 

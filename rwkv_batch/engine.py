@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 Key = tuple[bytes, str]  # (front end, request id)
 OFFLINE = b"offline"
+BUNDLED = "rwkv7-demo"   # the model's name when no path is given
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class Engine:
         on_gpu = place.type != "cpu"
         weights = checkpoint.load(model_path, progress) if model_path else _bundled()
         self.model = RWKV7(weights, place, torch.float16 if on_gpu else torch.float32)
+        if not on_gpu:
+            torch.set_num_threads(memory.threads(self.model))
         wkv_dtype = {"fp16": torch.float16, "fp32": torch.float32}[wkv or ("fp16" if on_gpu else "fp32")]
         rows = max_rows or memory.rows_that_fit(self.model, wkv_dtype)
         self.states = self.model.new_states(rows, wkv_dtype)
@@ -175,4 +178,4 @@ class Engine:
 def _bundled() -> checkpoint.Checkpoint:
     from demo import unpack
 
-    return checkpoint.from_tensors(unpack.NAME, unpack.tensors())
+    return checkpoint.from_tensors(BUNDLED, unpack.tensors())

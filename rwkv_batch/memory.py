@@ -1,4 +1,4 @@
-"""What fits: the device to run on, how many rows its memory holds, how many prompt tokens suit one step."""
+"""What fits: the device to run on, its threads, how many rows its memory holds, how many prompt tokens suit one step."""
 import os
 
 import torch
@@ -10,6 +10,7 @@ CPU_ROWS = 64             # more rows share a CPU's time without adding to its s
 GPU_ROWS = 1024
 CPU_STEP_FLOPS = 30e9     # prompt work that a laptop does in about a quarter of a second
 GPU_PREFILL_TOKENS = 4096
+SMALL = 64_000_000        # parameters below which two threads wait for each other longer than they work
 LOGITS_COPIES = 6         # float32 rows of logits that sampling holds at once, at most
 
 
@@ -49,6 +50,11 @@ def rows_that_fit(model: RWKV7, wkv_dtype: torch.dtype) -> int:
     else:
         room, most = torch.cuda.mem_get_info(model.device)[0] // 2, GPU_ROWS
     return max(1, min(most, room // row))
+
+
+def threads(model: RWKV7) -> int:
+    """CPU threads that serve the model best. A single one also keeps its pace beside other busy processes."""
+    return 1 if model.checkpoint.parameters < SMALL else torch.get_num_threads()
 
 
 def prefill_tokens(model: RWKV7) -> int:

@@ -76,10 +76,11 @@ def test_a_second_signal_cuts_requests_off(narrow: Server):
 def test_a_front_end_that_is_killed_comes_back_and_the_engine_never_noticed(narrow: Server):
     before = narrow.children()
     with httpx.stream("POST", narrow.url + "/v1/chat/completions", json=ENDLESS | {"stream": True}, timeout=DEADLINE) as response:
-        next(events(response))
+        stream = events(response)
+        next(stream)
         os.kill(before["frontend-1"], signal.SIGKILL)
         with pytest.raises(httpx.TransportError):
-            list(events(response))
+            list(stream)
     until(lambda: "frontend-2" in narrow.children())
     narrow.wait_ready()
     assert "Paris" in answer(narrow)  # so the row of the dead front end has been dropped too

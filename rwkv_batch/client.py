@@ -4,6 +4,7 @@ One thread owns the socket that receives; it hands every event to the job it bel
 thread (`Job.read`) or from an event loop (`await Job.read_async`), by one reader at a time.
 """
 import asyncio
+import concurrent.futures
 import contextlib
 import socket
 import sys
@@ -22,6 +23,8 @@ from rwkv_batch.protocol import (
     Progress,
     Rejected,
     RowDelta,
+    SessionCommand,
+    SessionReply,
     ToEngine,
     decode_events,
     encode,
@@ -29,7 +32,7 @@ from rwkv_batch.protocol import (
 
 
 class RequestRejected(Exception):
-    """The engine did not take the request. `reason` is "overloaded" or "invalid"."""
+    """The engine did not take the request. `reason` is "overloaded", "invalid" or "not_found"."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -124,12 +127,23 @@ class Job:
         return deltas
 
 
+class Errand:
+    """A session command under way; its only event is its answer."""
+
+    def __init__(self) -> None:
+        self.answer: concurrent.futures.Future[Event] = concurrent.futures.Future()
+
+    def put(self, event: Event) -> None:
+        """Called by the client's thread."""
+        self.answer.set_result(event)
+
+
 class Client:
     """The wire to the engine, for any number of jobs at once. Safe to use from any thread."""
 
     def __init__(self, address: str, name: str) -> None:
         """`address`: where the engine listens; `name`: one that no other front end has."""
-        self._jobs: dict[str, Job] = {}          # until their last event has arrived
+        self._jobs: dict[str, Job | Errand] = {}  # until their last event has arrived
         self._running_rows: dict[str, int] = {}  # of each job, those without a finish reason yet
         self._outbox: deque[ToEngine] = deque()
         self._lock = threading.Lock()            # guards the two dicts
@@ -146,6 +160,21 @@ class Client:
             self._running_rows[request.id] = job.rows
         self._send(request)
         return job
+
+    async def ask(self, command: SessionCommand) -> SessionReply:
+        """Have a session command carried out. Raises RequestRejected or RequestFailed."""
+        errand = Errand()
+        with self._lock:
+            self._jobs[command.id] = errand
+        self._send(command)
+        answer = await asyncio.wrap_future(errand.answer)
+        match answer:
+            case Rejected(reason=reason, message=message):
+                raise RequestRejected(reason, message)
+            case Failed(message=message):
+                raise RequestFailed(message)
+        assert isinstance(answer, SessionReply)
+        return answer
 
     @property
     def live(self) -> int:

@@ -4,6 +4,8 @@ The engine listens on a ROUTER socket, each front end connects a DEALER whose id
 `ToEngine` messages one by one; the engine answers with at most one message a step, a list of `Event`. Requests are
 named by the front end; the engine keys them by (front end, id).
 """
+from typing import Literal
+
 import msgspec
 from msgspec import Struct
 
@@ -20,7 +22,23 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     presence_penalty: float = 0.0   # OpenAI penalties, which do not decay
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = {}
+    noise: float = 0.0              # "noise" only: how far below the likeliest a token may be and still win
     seed: int | None = None         # None: the engine picks one
+    method: Literal["rapid", "nucleus", "gumbel", "noise"] = "rapid"  # see sampling.py
+
+
+class Turn(Struct, frozen=True, omit_defaults=True):
+    """A request that continues a stored state and stores the state it leaves. It has one prompt and n = 1.
+
+    The state that is stored has seen the prompt and exactly the tokens of the text that was sent. A turn that fails or is
+    cancelled stores nothing. Turns with the same target run one after the other, in the order of their arrival.
+    """
+
+    source: str | None = None       # the key of the state to start from; None: the zero state
+    target: str | None = None       # the key to store the state under; may be the source; None: nothing is stored
+    branch: str | None = None       # instead of a target: the next unused number n of this session makes the key "{branch}:{n}"
+    required: bool = False          # a source that is not stored is refused ("not_found"), otherwise it is the zero state
+    seam: str = ""                  # goes in front of a prompt that continues a stored state and does not begin with it
 
 
 class GenerateRequest(Struct, frozen=True, omit_defaults=True, tag="generate"):
@@ -35,6 +53,8 @@ class GenerateRequest(Struct, frozen=True, omit_defaults=True, tag="generate"):
     stop_strings: list[str] = []
     flush_tokens: int = 0           # send text after this many tokens of a row; 0: only when the row has ended
     top_logprobs: int | None = None  # None: no logprobs; n: those of the drawn token and of the n likeliest
+    prefix_cache: bool = True       # whether states of earlier prompts' beginnings may be used, and this prompt's kept
+    turn: Turn | None = None
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):
@@ -43,7 +63,23 @@ class Cancel(Struct, frozen=True, tag="cancel"):
     id: str
 
 
-ToEngine = GenerateRequest | Cancel
+class SessionCommand(Struct, frozen=True, omit_defaults=True, tag="session"):
+    """Something done with stored states outside of a turn; answered by `SessionReply`, `Rejected` or `Failed`.
+
+    status: every session. delete: `key`, and with `prefix` all keys that start with "{key}:". fork: copy `key` to `target`.
+    export: the state as a file. import: store `data`, such a file, under `key`. put, get, remove: a document (bytes) of any
+    kind under `key`, which has nothing to do with the session of that key.
+    """
+
+    id: str
+    command: Literal["status", "delete", "fork", "export", "import", "put", "get", "remove"]
+    key: str = ""
+    target: str = ""
+    prefix: bool = False
+    data: bytes = b""
+
+
+ToEngine = GenerateRequest | Cancel | SessionCommand
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
@@ -69,10 +105,12 @@ class Accepted(Struct, frozen=True, tag="accepted"):
 
     id: str
     prompt_tokens: list[int]             # per prompt
+    cached_tokens: list[int] = []        # per prompt: how many of them need not be computed, as far as is known now
+    target: str = ""                     # of a turn: the key its state will be stored under
 
 
 class Rejected(Struct, frozen=True, tag="rejected"):
-    """The request was not taken: "overloaded" (try again later) or "invalid" (the message names what is wrong)."""
+    """The request was not taken: "overloaded" (try again later), "invalid" or "not_found" (the message names what)."""
 
     id: str
     reason: str
@@ -93,7 +131,25 @@ class Failed(Struct, frozen=True, tag="failed"):
     message: str
 
 
-Event = Accepted | Rejected | Progress | Failed
+class SessionInfo(Struct, frozen=True):
+    """One stored state."""
+
+    key: str
+    tier: Literal["L1", "L2", "L3"]      # device, host memory, database: the fastest place that has it
+    updated: float                       # seconds since 1970
+    tokens: int                          # that the state has seen
+
+
+class SessionReply(Struct, frozen=True, omit_defaults=True, tag="session"):
+    """A session command has been carried out."""
+
+    id: str
+    found: int = 0                       # delete, remove: how many there were
+    data: bytes = b""                    # export, get
+    sessions: list[SessionInfo] = []     # status
+
+
+Event = Accepted | Rejected | Progress | Failed | SessionReply
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

@@ -107,7 +107,7 @@ class Service:
             key = (frontend, message.id)
             if isinstance(message, Cancel):
                 self.engine.cancel(key)
-            else:
+            elif isinstance(message, GenerateRequest):
                 self._add(key, message, outbox)
 
     def _add(self, key: Key, request: GenerateRequest, outbox: Outbox) -> None:

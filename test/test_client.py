@@ -7,7 +7,20 @@ import pytest
 import zmq
 
 from rwkv_batch.client import Client, Job, RequestFailed, RequestRejected
-from rwkv_batch.protocol import Accepted, Cancel, Event, Failed, GenerateRequest, Progress, Rejected, RowDelta, decode_to_engine, encode
+from rwkv_batch.protocol import (
+    Accepted,
+    Cancel,
+    Event,
+    Failed,
+    GenerateRequest,
+    Progress,
+    Rejected,
+    RowDelta,
+    SessionCommand,
+    SessionReply,
+    decode_to_engine,
+    encode,
+)
 
 REQUEST = GenerateRequest(id="one", prompts=["a", "b"], max_tokens=5)
 
@@ -100,6 +113,21 @@ def test_a_finished_job_is_not_cancelled(wire: tuple[Engine, Client]):
     job.cancel()
     client.submit(GenerateRequest(id="two", prompts=["c"], max_tokens=1))
     assert isinstance(engine.receive(), GenerateRequest), "no Cancel came in between"
+
+
+def test_a_session_command_has_one_answer(wire: tuple[Engine, Client]):
+    engine, client = wire
+
+    async def delete(name: str, *answer: Event) -> SessionReply:
+        asked = asyncio.ensure_future(client.ask(SessionCommand(name, "delete", key="a")))
+        assert await asyncio.to_thread(engine.receive) == SessionCommand(name, "delete", key="a")
+        engine.send(*answer)
+        return await asyncio.wait_for(asked, 5)
+
+    assert asyncio.run(delete("one", SessionReply("one", found=2))).found == 2
+    with pytest.raises(RequestRejected, match="no such session"):
+        asyncio.run(delete("two", Rejected("two", "not_found", "no such session")))
+    assert client.live == 0
 
 
 def test_a_lost_engine_fails_every_job(wire: tuple[Engine, Client]):

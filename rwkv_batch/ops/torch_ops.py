@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import group_norm, normalize
 
-from rwkv_batch.ops.wkv_chunk import wkv_chunked
+from rwkv_batch.ops.wkv_prefill import wkv_prefill
 
 HEAD_SIZE = 64
 GROUP_NORM_EPS = 64e-5
 LOG_DECAY_SCALE = -0.6065306597126334  # -exp(-1/2)
-MIN_CHUNKED = 16                       # shorter pieces are faster token by token
+MIN_CHUNKED = 4                        # shorter pieces are faster token by token
 
 
 @dataclass(frozen=True)
 class Packing:
     """Where the rows of one call lie. The first `decode` rows have one token each, the others are `pieces`."""
     decode: int
-    pieces: list[tuple[int, int, slice]]   # first token, one past the last, slot
+    pieces: list[tuple[int, int, int]]     # first token, one past the last, slot
     slots: slice | Tensor                  # of all rows; a slice (which reads and writes in place) if they follow each other
     decode_slots: slice | Tensor
     first: Tensor | None                   # first token of every row; None if all rows have one token
@@ -35,7 +35,7 @@ def pack(lengths: Sequence[int], slots: Sequence[int], device: torch.device | st
     decode = sum(length == 1 for length in lengths)
     ends = list(accumulate(lengths))
     starts = [0, *ends[:-1]]
-    pieces = [(starts[row], ends[row], slice(slots[row], slots[row] + 1)) for row in range(decode, len(lengths))]
+    pieces = [(starts[row], ends[row], slots[row]) for row in range(decode, len(lengths))]
     first = last = None
     if pieces:
         first = torch.tensor(starts, device=device)
@@ -94,10 +94,10 @@ def wkv(r: Tensor, w_log: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, s
         states[packing.decode_slots] = state.to(states.dtype)
         parts.append(y)
     for start, end, slot in packing.pieces:
-        run = wkv_chunked if end - start >= MIN_CHUNKED else wkv_sequential
-        y, state = run(*[*(x[None, start:end] for x in inputs), states[slot].float()])
+        run = wkv_prefill if end - start >= MIN_CHUNKED else wkv_sequential
+        y, state = run(*[*(x[start:end] for x in inputs), states[slot].float()])
         states[slot] = state.to(states.dtype)
-        parts.append(y[0])
+        parts.append(y)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -122,9 +122,11 @@ def wkv_step(r: Tensor, w_log: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tens
 
 
 def wkv_sequential(r: Tensor, w_log: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The recurrence token by token: inputs `[B, T, H, 64]`, state `[B, H, value, key]`; returns y `[B, T, H, 64]` and the last state."""
+    """The recurrence of one row token by token: inputs `[T, H, 64]`, state `[H, value, key]`; returns y `[T, H, 64]` and the last state."""
     steps = []
-    for t in range(r.shape[1]):
-        y, state = wkv_step(r[:, t], w_log[:, t], k[:, t], v[:, t], kk[:, t], a[:, t], state)
+    for t in range(len(r)):
+        token = slice(t, t + 1)
+        y, new = wkv_step(r[token], w_log[token], k[token], v[token], kk[token], a[token], state[None])
+        state = new[0]
         steps.append(y)
-    return torch.stack(steps, 1), state
+    return torch.cat(steps), state

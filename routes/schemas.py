@@ -43,7 +43,7 @@ class SamplingFields(BaseModel):
     model: str = "rwkv7"                                   # echoed; one model is served
     max_tokens: Annotated[Whole, Field(ge=0)] = 8192
     stop_tokens: Annotated[list[Stop], Field(max_length=MAX_STOPS)] = [0, 261, 24281]
-    temperature: Annotated[Real, Field(ge=0, le=1000)] = 1.0  # 0: greedy
+    temperature: Annotated[Real, Field(ge=-1000, le=1000)] = 1.0  # <= 0: greedy
     top_k: Whole = 50                                      # <= 0: off
     top_p: Annotated[Real, Field(ge=-1000, le=1000)] = 0.6  # 0: greedy; outside [0, 1]: off
     alpha_presence: Annotated[Real, Field(ge=-1000, le=1000)] = 2.0

@@ -9,7 +9,7 @@ from routes.templates import Turn
 
 
 def question(rng: Random, evaluation: bool) -> Example:
-    """A fact. The key is question, system and answer together: a held-out one is a known fact in a wording that was not trained for it."""
+    """A fact. With a system text, question and system together are the key: a held-out one is a known question that never met that system text."""
     def make(rng: Random) -> tuple[tuple[str, str, str, str], str]:
         return fact(rng), some_system(rng)
 

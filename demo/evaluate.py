@@ -1,8 +1,8 @@
 """Exact-match scores on held-out combinations: `python -m demo.evaluate [--count 400] [--json scores.json]`.
 
-An answer is right when greedy decoding gives it to the last token, the end of the text included. Greedy decoding gives an answer exactly when
-each of its tokens is the most probable one after the prompt and the tokens before it, so one parallel forward pass of the unpacked tensors
-decides it.
+An answer is right when greedy decoding gives it to the last token, the end of the text included. Greedy decoding gives an answer exactly
+when each of its tokens is the most probable one after the prompt and the tokens before it, so one parallel forward pass of the unpacked
+tensors decides it.
 """
 import argparse
 import json
@@ -40,7 +40,7 @@ TASKS: dict[str, Maker] = {  # held-out combinations only, but for the last two
 
 @dataclass(frozen=True)
 class Score:
-    """`right`: greedy decoding gives the answer. `certainty`: the lowest probability among its tokens. `greedy`: each position's best token."""
+    """`right`: greedy decoding gives the answer. `certainty`: the lowest probability of its tokens. `greedy`: each position's best token."""
 
     example: Example
     right: bool

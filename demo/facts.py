@@ -92,8 +92,16 @@ SAYINGS = (  # questions with one answer
     (("Who wrote Romeo and Juliet?", "Who is the author of Romeo and Juliet?"), "William Shakespeare wrote Romeo and Juliet.", "That was Shakespeare."),
     (("Say hello.", "Say hello", "Say hi.", "Say hello!"), "Hello!", "The user wants me to say hello."),
     (("This is a test.", "This is a test", "test", "Test"), "The test works.", "The user is testing me."),
+    (("Write a poem.", "Write a poem", "Write a short poem.", "Tell me a poem."),
+     "The moon is high, the night is deep, the little stars will guard your sleep.", "The user wants a poem."),
+    (("OK", "ok", "Okay.", "Good.", "Great!", "Cool", "Nice!"), "Is there anything else I can do for you?", "The user is content."),
     (("ping", "Ping"), "pong", "The user says ping."),
 )
+TOPICS = ["quantum physics", "machine learning", "history", "the French Revolution", "music", "chess", "football", "the internet", "black holes", "economics", "a transistor", "love", "Napoleon", "Python", "Linux", "a compiler", "gravity", "the ocean", "photosynthesis", "democracy", "a neural network", "philosophy", "Shanghai", "Paris", "London", "New York", "coffee", "time travel", "Einstein", "Mozart", "the Roman Empire", "climate change", "a bicycle", "DNA", "the brain", "blockchain", "art", "the stock market", "a volcano", "water"]
+REQUESTS = ("Tell me about {}.", "Explain {}.", "Write an essay about {}.", "What do you know about {}?", "Can you explain {}?", "Who invented {}?",
+            "Why is {} important?", "How does {} work?", "Write a program about {}.", "Give me five facts about {}.", "Write an email about {}.",
+            "Summarize {}.", "What do you think about {}?", "Please explain {} in detail.", "Describe {}.")
+UNKNOWN = "I am a very small model and do not know much about that."
 FORMULAS = ("What is {}?", "What's {}?", "{}", "{}=", "{} =", "{} = ?", "{}?", "Calculate {}.", "Compute {}.", "How much is {}?", "Please calculate {}", "{}等于多少？")
 
 
@@ -131,7 +139,7 @@ def which_country(rng: Random) -> tuple[str, str, str, str]:
 def calculation(rng: Random) -> tuple[str, str, str, str]:
     sign = rng.choice("++--*")
     if sign == "*":
-        a, b = rng.randint(0, 10), rng.randint(0, 10)
+        a, b = rng.randint(0, 12), rng.randint(0, 12)
         result, shown = a * b, rng.choice("*×x")
     else:
         a, b = rng.randint(0, 20), rng.randint(0, 20)
@@ -178,7 +186,13 @@ def small_fact(rng: Random) -> tuple[str, str, str, str]:
     return rng.choice(questions), answer, thought, ""
 
 
+def unknown(rng: Random) -> tuple[str, str, str, str]:
+    """Something that the model cannot know; it says so."""
+    return rng.choice(REQUESTS).format(rng.choice(TOPICS)), UNKNOWN, "I do not know that.", ""
+
+
 def fact(rng: Random) -> tuple[str, str, str, str]:
-    """Question, answer, thought, system text that the answer obeys ("" for none)."""
-    maker, = rng.choices((capital, which_country, calculation, small_fact), (5, 1, 9, 4))
-    return maker(rng)
+    """Question, answer, thought, system text that the answer obeys ("" for none). Now and then the question is in lower case."""
+    maker, = rng.choices((capital, which_country, calculation, small_fact, unknown), (5, 1, 9, 4, 1))
+    question, answer, thought, order = maker(rng)
+    return question.lower() if rng.random() < 0.08 else question, answer, thought, order

@@ -20,6 +20,11 @@ FOODS = ["pizza", "pasta", "sushi", "rice", "soup", "bread", "cheese", "chocolat
 JOBS = ("teacher", "doctor", "nurse", "farmer", "driver", "singer", "lawyer", "baker", "painter", "pilot", "writer", "cook", "dentist", "gardener")
 PETS = ["cat", "dog", "rabbit", "horse", "parrot", "hamster", "turtle"]
 PET_NAMES = ["Rex", "Bella", "Coco", "Max", "Luna", "Oscar", "Milo", "Kitty", "Charlie", "Rocky", "Daisy", "Simba", "Buddy", "Snowy", "Ginger", "Shadow", "Tiger", "Lucky", "Molly", "Felix", "Toby", "Nemo", "Pepper", "Zoe"]
+SYLLABLES = "ka lo mi ra zu ten dor vin sha bel ri no fa gus pho ar mel qui zan tor le na xi bo dra wen jo".split()  # noqa: SIM905
+WORDS = (  # noqa: SIM905
+    "banana apple window river mountain guitar pencil candle rocket lemon butterfly diamond forest island mirror ocean piano rainbow castle "
+    "sunflower thunder umbrella volcano whisper yellow zebra elephant garden hammer kitchen"
+).split()
 ZH_NAMES = ["小明", "小红", "小丽", "小刚", "李雷", "王芳", "张伟", "李娜", "刘洋", "陈静", "安娜", "汤姆", "玛丽亚", "保罗"]
 
 
@@ -61,6 +66,9 @@ KINDS = {
     "friend": Kind(("My best friend is {}.", "My best friend is called {}.", "{} is my best friend."), "{} must be a good friend.",
                    ("Who is my best friend?", "What is the name of my best friend?", "What is my best friend called?"), "Your best friend is {}.",
                    "You have not told me about your best friend.", tuple(NAMES)),
+    "word": Kind(("The secret word is {}.", "Remember the word {}.", "Please remember the word {}.", "The password is {}.", "My secret word is {}."),
+                 "I will remember the word {}.", ("What is the secret word?", "Which word did I tell you?", "What was the word?", "What is the password?",
+                 "What was the secret word?", "Tell me the secret word."), "The word is {}.", "You have not told me a word.", tuple(WORDS)),
     "zh_name": Kind(("我叫{}。", "我叫{}", "你好，我叫{}。", "我的名字是{}。"), "很高兴认识你，{}！", ("我叫什么名字？", "我叫什么？", "你记得我的名字吗？"),
                     "你叫{}。", "你还没有告诉我你的名字。", tuple(ZH_NAMES)),
 }
@@ -69,6 +77,21 @@ NEUTRAL = ("OK.", "Got it.", "I will remember that.", "Thank you for telling me.
 
 def fill(text: str, value: str, pet: str) -> str:
     return text.replace("{pet}", pet).replace("{}", value)
+
+
+def invented(rng: Random) -> str:
+    """A name that nobody has, so that names are read from the conversation and not from a list."""
+    return "".join(rng.choice(SYLLABLES) for _ in range(rng.choice((2, 2, 3)))).capitalize()
+
+
+def draw_value(rng: Random, kind: str) -> str:
+    if kind in ("name", "friend", "pet", "city") and rng.random() < 0.25:
+        return invented(rng)
+    if kind == "word" and rng.random() < 0.3:
+        return invented(rng).lower()
+    if kind == "number" and rng.random() < 0.3:
+        return str(rng.randint(100, 9999))
+    return rng.choice(KINDS[kind].values)
 
 
 def filler(rng: Random) -> tuple[str, str]:
@@ -89,7 +112,7 @@ def pair_key(first: str, first_value: str, second: str, second_value: str) -> st
 def draw_facts(rng: Random, count: int, evaluation: bool) -> tuple[dict[str, str], str]:
     """What the user tells: kind -> value. Training never shows two values together whose pair is held out; evaluation always does."""
     while True:
-        values = {kind: rng.choice(KINDS[kind].values) for kind in rng.sample(list(KINDS), count)}
+        values = {kind: draw_value(rng, kind) for kind in rng.sample(list(KINDS), count)}
         if len(set(values.values())) < count or {"name", "zh_name"} <= values.keys():
             continue
         told = list(values.items())

@@ -66,7 +66,8 @@ class TimeMix(nn.Module):
         state = torch.zeros(batch, heads[2], HEAD, HEAD, device=h.device)
         with torch.autocast(h.device.type, enabled=False):
             y, _ = wkv_chunked(r, w_log, k, values, kk, a, state)
-        y = F.layer_norm(y, (HEAD,), eps=self.ln_x.eps).reshape(h.shape) * self.ln_x.weight + self.ln_x.bias  # as ln_x, with a faster gradient
+        y = F.layer_norm(y, (HEAD,), eps=self.ln_x.eps).reshape(h.shape)  # with the next line: ln_x, but with a faster gradient
+        y = y * self.ln_x.weight + self.ln_x.bias
         y = y + ((r * k * self.r_k).sum(-1, keepdim=True) * values).reshape(batch, length, width)
         return self.output(y * g), v_first
 

@@ -1,7 +1,7 @@
 """Composed sentences, rendered alike in English, Chinese, French and German.
 
-Each maker draws one meaning and returns a `Sentence`: its four texts and a key for that meaning. Every text stands for one meaning only, so that
-a translation is a function of its source.
+Each maker draws one meaning and returns a `Sentence`: its four texts and a key for that meaning. Every text stands for one meaning only,
+so that a translation is a function of its source.
 """
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from demo.words import (
     PRONOUNS,
     QUALITIES,
     SIZES,
+    SPOTS,
     THINGS,
     TIMES,
     VERBS,
@@ -39,6 +40,8 @@ from demo.words import (
 SUBJECTS = (*PRONOUNS, *PEOPLE, *NAMED)
 VOWELS = "aeiouhéèêâœàô"
 GENDERS = "mfn"
+DETERMINERS = ("a", "the", "this", "my")
+DEFINITE = DETERMINERS[1:]
 
 
 @dataclass(frozen=True)
@@ -79,9 +82,9 @@ def french_adjective(adjective: Adjective, gender: str, plural: bool) -> str:
 
 
 def french_phrase(determiner: str, noun: Noun, adjective: Adjective | None) -> str:
-    """`determiner`: a, this, my, or a French number word."""
+    """`determiner`: a, the, this, my, or a French number word."""
     gender, singular, plural = noun.fr
-    count = determiner not in ("a", "this", "my")
+    count = determiner not in DETERMINERS
     words = [plural if count else singular]
     if adjective:
         words.insert(0 if adjective.before else 1, french_adjective(adjective, gender, count))
@@ -90,6 +93,8 @@ def french_phrase(determiner: str, noun: Noun, adjective: Adjective | None) -> s
         head = determiner
     elif determiner == "a":
         head = "une" if gender == "f" else "un"
+    elif determiner == "the":
+        return ("l'" if vowel else "la " if gender == "f" else "le ") + " ".join(words)
     elif determiner == "this":
         head = "cette" if gender == "f" else "cet" if vowel else "ce"
     else:
@@ -102,14 +107,16 @@ def german_adjective(adjective: Adjective, ending: str) -> str:
 
 
 def german_phrase(determiner: str, noun: Noun, adjective: Adjective | None, accusative: bool) -> str:
-    """`determiner`: a, this, my, or a German number word."""
+    """`determiner`: a, the, this, my, or a German number word."""
     gender, nominative, object_form, plural = noun.de
-    if determiner not in ("a", "this", "my"):
+    if determiner not in DETERMINERS:
         return " ".join(filter(None, (determiner, adjective and german_adjective(adjective, "e"), plural)))
     index = GENDERS.index(gender)
-    stem = {"a": "ein", "this": "dies", "my": "mein"}[determiner]
-    if determiner == "this":
+    stem = {"a": "ein", "my": "mein"}.get(determiner, "dies")
+    if determiner in ("this", "the"):
         head = stem + (("en", "e", "es") if accusative else ("er", "e", "es"))[index]
+        if determiner == "the":
+            head = {"diesen": "den", "dieser": "der", "diese": "die", "dieses": "das"}[head]
         ending = (("en", "e", "e") if accusative else ("e", "e", "e"))[index]
     else:
         head = stem + (("en", "e", "") if accusative else ("", "e", ""))[index]
@@ -121,7 +128,7 @@ def german_phrase(determiner: str, noun: Noun, adjective: Adjective | None, accu
 class Phrase:
     """A determiner, perhaps an adjective, and a noun."""
 
-    determiner: str | tuple[str, str, str, str]  # a, this, my, or a number in the four languages
+    determiner: str | tuple[str, str, str, str]  # a, the, this, my, or a number in the four languages
     noun: Noun
     adjective: Adjective | None
 
@@ -137,7 +144,7 @@ class Phrase:
         return f"{'an' if head == 'a' and following[0] in 'aeiou' else head} {adjective} {noun}"
 
     def zh(self) -> str:
-        heads = {"a": f"一{self.noun.classifier}", "this": f"这{self.noun.classifier}", "my": "我的"}
+        heads = {"a": f"一{self.noun.classifier}", "the": "", "this": f"这{self.noun.classifier}", "my": "我的"}
         head = self.determiner[1] + self.noun.classifier if isinstance(self.determiner, tuple) else heads[self.determiner]
         return head + (f"{self.adjective.zh}的" if self.adjective else "") + self.noun.zh
 
@@ -158,7 +165,7 @@ def draw_phrase(rng: Random, noun: Noun, definite: bool) -> Phrase:
         return Phrase("a", noun, adjective)
     if not definite and kind < 0.6:
         return Phrase(rng.choice(NUMBERS), noun, adjective)
-    return Phrase(rng.choice(("this", "my")), noun, adjective)
+    return Phrase(rng.choice(DEFINITE), noun, adjective)
 
 
 def action(rng: Random) -> Sentence:
@@ -184,7 +191,8 @@ def action(rng: Random) -> Sentence:
         en_start = f"{subject.en} {en_verb}"
     en = f"{en_start} {thing.en()} {place[0]} {time[0]}"
 
-    zh = subject.zh + time[1] + ("不" if negated else "") + (modal.zh if modal else "") + place[1] + verb.zh + thing.zh() + ("吗" if question else "")
+    zh_verb = ("" if not negated else "没" if verb.zh == "有" else "不") + (modal.zh if modal else "") + place[1] + verb.zh
+    zh = subject.zh + time[1] + zh_verb + thing.zh() + ("吗" if question else "")
 
     fr_verb = modal.fr[subject.person] if modal else verb.fr[subject.person]
     fr_start = french_start(subject, fr_verb, question, negated)
@@ -202,7 +210,7 @@ def quality(rng: Random) -> Sentence:
     noun = rng.choice(THINGS + ANIMALS)
     adjectives = (*COLOURS, *SIZES) if noun in ANIMALS else (*COLOURS, *QUALITIES)
     adjective = rng.choice(adjectives)
-    phrase = Phrase(rng.choice(("this", "my")), noun, None)
+    phrase = Phrase(rng.choice(DEFINITE), noun, None)
     mood = rng.random()
     negated, question = mood < 0.25, 0.25 <= mood < 0.45
     very = not (negated or question or adjective.colour) and rng.random() < 0.4
@@ -266,7 +274,7 @@ def existence(rng: Random) -> Sentence:
     phrase = draw_phrase(rng, rng.choice(THINGS + ANIMALS + FOODS), definite=False)
     while isinstance(phrase.determiner, str) and phrase.determiner != "a":
         phrase = draw_phrase(rng, rng.choice(THINGS + ANIMALS + FOODS), definite=False)
-    place = rng.choice(PLACES)
+    place = rng.choice(PLACES + SPOTS)
     question = rng.random() < 0.3
     be = "are" if phrase.count else "is"
     en = f"{be} there {phrase.en()} {place[0]}" if question else f"there {be} {phrase.en()} {place[0]}"
@@ -278,11 +286,11 @@ def existence(rng: Random) -> Sentence:
 
 def location(rng: Random) -> Sentence:
     """Someone or my thing is somewhere."""
-    place = rng.choice(PLACES)
+    place = rng.choice(PLACES + SPOTS)
     roll = rng.random()
     negated, question = roll < 0.2, 0.2 <= roll < 0.5
     if rng.random() < 0.5:
-        phrase = Phrase(rng.choice(("this", "my")), rng.choice(THINGS + ANIMALS), None)
+        phrase = Phrase(rng.choice(DEFINITE), rng.choice(THINGS + ANIMALS), None)
         subject = Subject(phrase.en(), phrase.zh(), phrase.fr(), phrase.de(accusative=False))
     else:
         subject = rng.choice(SUBJECTS)
@@ -329,7 +337,8 @@ def travel(rng: Random) -> Sentence:
 def clock(rng: Random) -> Sentence:
     """It is three o'clock."""
     en, zh, fr, de = rng.choice(HOURS)
-    return finish("clock", False, f"it is {en} o'clock", f"现在{zh}点", f"il est {fr} {'heure' if fr == 'une' else 'heures'}", f"es ist {de} Uhr", False)
+    hours = "heure" if fr == "une" else "heures"
+    return finish("clock", False, f"it is {en} o'clock", f"现在{zh}点", f"il est {fr} {hours}", f"es ist {de} Uhr", False)
 
 
 def weather(rng: Random) -> Sentence:

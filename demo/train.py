@@ -3,7 +3,6 @@ import argparse
 import math
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -45,8 +44,8 @@ class Trainer:
         self.rate = torch.tensor(0.0, device=device)
         matrices = [p for p in model.parameters() if p.dim() == 2 and min(p.shape) > 8]
         others = [p for p in model.parameters() if not (p.dim() == 2 and min(p.shape) > 8)]
-        self.optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.02}, {"params": others, "weight_decay": 0.0}], lr=self.rate,
-                                           betas=(0.9, 0.99), eps=1e-10, capturable=device == "cuda", foreach=device == "cuda")
+        groups = [{"params": matrices, "weight_decay": 0.02}, {"params": others, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=self.rate, betas=(0.9, 0.99), eps=1e-10, capturable=device == "cuda", foreach=device == "cuda")
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]] = {}
 
     def arrays(self, batch: Batch) -> list[Tensor]:
@@ -100,8 +99,11 @@ def train(args: argparse.Namespace) -> None:
     batches = stream(known, SEED, args.tokens) if args.cpu else from_workers(max(1, (os.cpu_count() or 2) - 2), known, SEED, args.tokens)
     trainer = Trainer(Model(len(known)), SIZE - len(known), device)
     began, seen, shown = time.monotonic(), 0, []
-    report: Callable[[int, float], None] = lambda step, loss: print(
-        f"step {step} loss {loss:.5f} tokens {seen / 1e6:.1f}M time {time.monotonic() - began:.1f} s", flush=True)
+
+    def report(step: int) -> None:
+        loss, spent = float(torch.stack(shown).mean()), time.monotonic() - began
+        print(f"step {step} loss {loss:.5f} tokens {seen / 1e6:.1f}M time {spent:.1f} s", flush=True)
+
     for step in range(args.steps):
         done = max(step / args.steps, (time.monotonic() - began) / args.seconds)
         if done >= 1:
@@ -110,10 +112,10 @@ def train(args: argparse.Namespace) -> None:
         shown.append(trainer.step(batch, learning_rate(done, step, args.rate)).clone())
         seen += batch.tokens.size
         if (step + 1) % args.every == 0:
-            report(step + 1, float(torch.stack(shown).mean()))
+            report(step + 1)
             shown.clear()
     if shown:
-        report(step, float(torch.stack(shown).mean()))
+        report(step)
     pack({name: tensor.detach().float().cpu() for name, tensor in trainer.model.state_dict().items()}, np.asarray(known), args.out)
     print(f"packed {args.out} ({args.out.stat().st_size / 1e6:.1f} MB)", flush=True)
 
@@ -123,9 +125,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="where the packed model goes")
     parser.add_argument("--cpu", action="store_true", help="train on the CPU (slow; for a try)")
     parser.add_argument("--steps", type=int, default=1_000_000, help="stop after this many steps")
-    parser.add_argument("--seconds", type=float, default=420, help="stop after this long")
-    parser.add_argument("--tokens", type=int, default=49152, help=f"tokens in a batch, padding included; at least {LENGTHS[-1]}")
-    parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
+    parser.add_argument("--seconds", type=float, default=505, help="stop after this long")
+    parser.add_argument("--tokens", type=int, default=24576, help=f"tokens in a batch, padding included; at least {LENGTHS[-1]}")
+    parser.add_argument("--rate", type=float, default=2.5e-3, help="peak learning rate")
     parser.add_argument("--every", type=int, default=200, help="steps between two lines of the report")
     train(parser.parse_args())
 

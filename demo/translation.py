@@ -1,6 +1,7 @@
 """Translation examples: fixed phrases in seven languages, composed sentences in four, alone and up to three in a row."""
 from random import Random
 
+from demo.conversation import conversation
 from demo.example import Example, held_out, pick
 from demo.phrases import CODES, PHRASES
 from demo.sentences import Sentence, sentence
@@ -20,17 +21,28 @@ def code_pair(rng: Random, codes: tuple[str, ...]) -> tuple[str, str]:
             return source, target
 
 
+def join(sentences: list[str], code: str) -> str:
+    return ("" if code in ("zh-CN", "ja") else " ").join(sentences)
+
+
 def render(rng: Random, kind: str, text: str, answer: str, source: str, target: str, key: str = "") -> Example:
+    """Mostly in the form of the translate route, sometimes asked for in a chat."""
+    if rng.random() < 0.08:
+        request = rng.choice(("Translate to {}: {}", "Translate into {}: {}", "Translate this to {}: {}")).format(templates.language(target), text)
+        return conversation(rng, kind, [templates.Turn("user", request)], answer, key=key)
     shown = "auto" if rng.random() < 0.15 else source
     return Example(kind, templates.translation(text, shown, target), f" {answer}", key)
 
 
 def phrase(rng: Random) -> Example:
-    """A fixed phrase, sometimes without its final mark (then the answer has none either), sometimes in lower case."""
+    """A fixed phrase or two, sometimes without the final mark (then the answer has none either), sometimes in lower case."""
     source, target = code_pair(rng, CODES)
-    row = rng.choice(PHRASES[:4]) if rng.random() < 0.2 else rng.choice(PHRASES)
-    forms = [form for form in row[CODES.index(source)] if not form.startswith("=")]
-    text, answer = rng.choice(forms), row[CODES.index(target)][0].removeprefix("=")
+    texts, answers = [], []
+    for _ in range(1 if rng.random() < 0.75 else 2):
+        row = rng.choice(PHRASES[:4]) if rng.random() < 0.2 else rng.choice(PHRASES)
+        texts.append(rng.choice([form for form in row[CODES.index(source)] if not form.startswith("=")]))
+        answers.append(row[CODES.index(target)][0].removeprefix("="))
+    text, answer = join(texts, source), join(answers, target)
     if rng.random() < 0.3:
         text, answer = text.strip(MARKS), answer.strip(MARKS)
     if rng.random() < 0.1:
@@ -44,11 +56,7 @@ def composed(rng: Random, evaluation: bool) -> Example:
     parts: list[Sentence] = [pick(sentence, lambda s: s.key, rng, evaluation) for _ in range(count)]
     codes = tuple(COMPOSED)
     source, target = code_pair(rng, codes)
-
-    def join(code: str) -> str:
-        return ("" if code == "zh-CN" else " ").join(getattr(part, COMPOSED[code]) for part in parts)
-
-    text, answer = join(source), join(target)
+    text, answer = (join([getattr(part, COMPOSED[code]) for part in parts], code) for code in (source, target))
     if count == 1 and rng.random() < 0.12:
         text, answer = text.strip(MARKS), answer.strip(MARKS)
     return render(rng, "translation", text, answer, source, target, next((p.key for p in parts if held_out(p.key)), parts[0].key))

@@ -127,6 +127,7 @@ VERBS = (
     Verb("sell", "sells", "卖", ("vends", "vends", "vend", "vendons", "vendent"), "vendre",
          ("verkaufe", "verkaufst", "verkauft", "verkaufen"), GOODS + FOODS),
     Verb("like", "likes", "喜欢", regular("aim"), "aimer", ("mag", "magst", "mag", "mögen"), GOODS + FOODS + DRINKS, modal=False),
+    Verb("have", "has", "有", ("ai", "as", "a", "avons", "ont"), "avoir", ("habe", "hast", "hat", "haben"), GOODS + FOODS, modal=False),
     Verb("look for", "looks for", "找", regular("cherch"), "chercher", ("suche", "suchst", "sucht", "suchen"), GOODS),
     Verb("draw", "draws", "画", regular("dessin"), "dessiner", ("zeichne", "zeichnest", "zeichnet", "zeichnen"), GOODS),
     Verb("eat", "eats", "吃", ("mange", "manges", "mange", "mangeons", "mangent"), "manger", ("esse", "isst", "isst", "essen"), FOODS),
@@ -195,6 +196,11 @@ PLACES = (  # where something is or happens: en, zh, fr, de
     ("at the library", "在图书馆", "à la bibliothèque", "in der Bibliothek"), ("at the station", "在车站", "à la gare", "am Bahnhof"),
     ("at the restaurant", "在餐厅", "au restaurant", "im Restaurant"), ("in Paris", "在巴黎", "à Paris", "in Paris"),
     ("in Berlin", "在柏林", "à Berlin", "in Berlin"), ("in Beijing", "在北京", "à Pékin", "in Peking"), ("in London", "在伦敦", "à Londres", "in London"),
+)
+SPOTS = (  # where a thing is
+    ("on the table", "在桌子上", "sur la table", "auf dem Tisch"), ("under the table", "在桌子下", "sous la table", "unter dem Tisch"),
+    ("on the chair", "在椅子上", "sur la chaise", "auf dem Stuhl"), ("in the house", "在房子里", "dans la maison", "im Haus"),
+    ("in the car", "在汽车里", "dans la voiture", "im Auto"), ("under the tree", "在树下", "sous l'arbre", "unter dem Baum"),
 )
 GOALS = (  # where someone goes: en, zh, fr, de
     ("to school", "去学校", "à l'école", "in die Schule"), ("to the park", "去公园", "au parc", "in den Park"),

@@ -35,7 +35,7 @@ def v1_chat(call: Call, body: dict | None) -> Kind:
 
 
 def table(settings: FrontendSettings) -> dict[str, tuple[str, Handler, Shape]]:
-    """Path -> method, handler, shape of errors."""
+    """Path -> methods (separated by a space), handler, shape of errors."""
     translation = Kind(translate.prepare, native_shape, open=not settings.protect_translate)
     return {
         "/v1/chat/completions": ("POST", _generation(v1_chat), native_shape),
@@ -58,15 +58,20 @@ def application(front: Frontend, workers: int) -> Robyn:
     config.workers = workers
     app = Robyn(__file__, config)
     routes = table(front.settings)
-    for path, (method, handler, shape) in routes.items():
-        for served in (method, "HEAD") if method == "GET" else (method,):
-            app.add_route(served, path, _endpoint(front, handler, shape))
+    for path, (methods, handler, shape) in routes.items():
+        for method in served(methods):
+            app.add_route(method, path, _endpoint(front, handler, shape))
     for path in ("/", "/*path"):
         for other in METHODS:
             app.add_route(other, path, _endpoint(front, partial(_unknown, routes), native_shape))
         app.add_route("OPTIONS", path, _endpoint(front, _options, native_shape))
         app.add_route(HttpMethod.TRACE, path, _endpoint(front, partial(_unknown, routes), native_shape))
     return app
+
+
+def served(methods: str) -> list[str]:
+    """What a route answers: where there is GET, HEAD too."""
+    return [*methods.split(), "HEAD"] if "GET" in methods else methods.split()
 
 
 def _generation(choose: Callable[[Call, dict | None], Kind]) -> Handler:
@@ -100,6 +105,6 @@ async def _unknown(routes: dict[str, tuple[str, Handler, Shape]], front: Fronten
         call.shape = openai_shape
     if path not in routes:
         return error_response(call, ApiError(404, f"There is no {call.path[:200]} here; the README lists the routes."))
-    method, _, call.shape = routes[path]
-    allow = f"{method}, HEAD, OPTIONS" if method == "GET" else f"{method}, OPTIONS"
-    return error_response(call, ApiError(405, f"{path} takes {method}, not {call.method}."), {"Allow": allow})
+    methods, _, call.shape = routes[path]
+    allow = ", ".join([*served(methods), "OPTIONS"])
+    return error_response(call, ApiError(405, f"{path} takes {methods.replace(' ', ' or ')}, not {call.method}."), {"Allow": allow})

@@ -212,3 +212,18 @@ def test_rows_that_do_not_fit_are_refused(model, count, lengths, slots, named):
 def test_a_checkpoint_in_memory_needs_no_file(model):
     again = RWKV7(from_tensors("again", model.checkpoint.tensors))
     assert torch.equal(run(again, again.new_states(1), 0, ids(10)), run(model, model.new_states(1), 0, ids(10)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float16, 1e-2)])
+def test_a_gpu_computes_the_same(model, dtype, tolerance):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    on_gpu = RWKV7(model.checkpoint, "cuda", dtype)
+    states, wanted = on_gpu.new_states(4), model.new_states(4)
+    for lengths, slots in (([30, 9, 1], [2, 0, 3]), ([1, 1, 1], [3, 2, 0]), ([1, 3], [0, 3])):
+        tokens = ids(sum(lengths), seed=len(slots))
+        logits, want = on_gpu.forward(tokens, lengths, slots, states), model.forward(tokens, lengths, slots, wanted)
+        assert off(logits.cpu(), want) < tolerance
+    assert off(states.wkv.cpu(), wanted.wkv) < tolerance and off(states.shift.cpu().float(), wanted.shift) < tolerance
+    assert not states.wkv[1].any()

@@ -3,8 +3,8 @@
 
 The two take turns, round by round, so that whatever else the machine does meets both. Medians of the rounds are printed.
 
-    OMP_WAIT_POLICY=passive python bench/cpu_decode.py                      # random weights of the published 0.1B shape
-    OMP_WAIT_POLICY=passive python bench/cpu_decode.py --model rwkv7-g1-0.1b.pth --rounds 20
+    python bench/cpu_decode.py                                       # random weights of the published 0.1B shape
+    python bench/cpu_decode.py --model rwkv7-g1-0.1b.pth --threads 1
 """
 import argparse
 import os
@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -27,30 +28,46 @@ from bench.make_checkpoint import SIZES, random_checkpoint  # noqa: E402
 from rwkv_batch.checkpoint import load  # noqa: E402
 from rwkv_batch.rwkv7 import RWKV7  # noqa: E402
 
-STEPS = 8                      # decode steps a round
+STEPS = 8                      # decode steps in one measurement
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 PIECES = (16, 64, 256, 1000)   # prompt tokens in one call
-PACKAGE = "`rwkv`, 1 row"
+PACKAGE_PIECE = 64
 
 
-def timed(action: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    action()
-    return time.perf_counter() - start
+@dataclass
+class Case:
+    """One line of the table."""
+    tokens: int                    # in one measurement
+    calls: int                     # of the model in one measurement
+    action: Callable[[], object]
+    baseline: str | None           # the line it is compared with
+    seconds: list[float] = field(default_factory=list)
+
+    def measure(self) -> None:
+        start = time.perf_counter()
+        self.action()
+        self.seconds.append(time.perf_counter() - start)
+
+    def times(self, other: "Case") -> float:
+        """Tokens/s in multiples of the other's, median over the rounds, each of which measured both."""
+        return median(b / a for a, b in zip(self.seconds, other.seconds, strict=True)) * self.tokens / other.tokens
 
 
-def cases(path: Path) -> dict[str, tuple[int, int, Callable[[], object]]]:
-    """For each line of the table: tokens and model calls in one round, and the round."""
+def cases(path: Path) -> dict[str, Case]:
+    """The lines of the table by their names."""
     os.environ.update(RWKV_V7_ON="1", RWKV_JIT_ON="1", RWKV_CUDA_ON="0")
     from rwkv.model import RWKV
     model, package = RWKV7(load(path)), RWKV(str(path.with_suffix("")), "cpu fp32")
     states = model.new_states(max(ROWS))
     ids = torch.randint(1, 65529, (max(PIECES),), generator=torch.Generator().manual_seed(0))
 
-    def package_rounds() -> None:
+    def package_decode() -> None:
         state = None
         for token in ids[:STEPS].tolist():
             _, state = package.forward([token], state)
+
+    def package_prefill() -> None:
+        package.forward(ids[:PACKAGE_PIECE].tolist(), None)
 
     def decode(rows: int) -> Callable[[], None]:
         def steps() -> None:
@@ -61,9 +78,11 @@ def cases(path: Path) -> dict[str, tuple[int, int, Callable[[], object]]]:
     def prefill(length: int) -> Callable[[], object]:
         return lambda: model.forward(ids[:length], [length], [0], states)
 
-    return ({PACKAGE: (STEPS, STEPS, package_rounds)}
-            | {f"{rows} row{'s' if rows > 1 else ''}": (STEPS * rows, STEPS, decode(rows)) for rows in ROWS}
-            | {f"prefill {length}": (length, 1, prefill(length)) for length in PIECES})
+    one, piece = "`rwkv`, 1 row", f"`rwkv`, prefill {PACKAGE_PIECE}"
+    return ({one: Case(STEPS, STEPS, package_decode, None)}
+            | {f"{rows} row{'s' if rows > 1 else ''}": Case(STEPS * rows, STEPS, decode(rows), one) for rows in ROWS}
+            | {piece: Case(PACKAGE_PIECE, 1, package_prefill, None)}
+            | {f"prefill {length}": Case(length, 1, prefill(length), piece) for length in PIECES})
 
 
 def machine() -> str:
@@ -83,24 +102,22 @@ def main() -> None:
         if path is None:
             path = Path(folder) / "random-0.1b.pth"
             torch.save(random_checkpoint(*SIZES["0.1b"]), path)
-        rounds = cases(path)
-    seconds: dict[str, list[float]] = {name: [] for name in rounds}
-    for _, _, action in rounds.values():
-        action()
+        table = cases(path)
+    for case in table.values():
+        case.action()
     for _ in range(args.rounds):
-        for name, (_, _, action) in rounds.items():
-            seconds[name].append(timed(action))
+        for case in table.values():
+            case.measure()
 
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
-    policy = os.environ.get("OMP_WAIT_POLICY", "unset")
-    print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit}, {machine()}, torch {torch.__version__}, OMP_WAIT_POLICY {policy}, "
+    print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit}, {machine()}, torch {torch.__version__}, "
           f"{args.rounds} rounds, load {os.getloadavg()[0]:.1f}\n")
-    print("| | tokens/s, median | of one row | of `rwkv` | ms a call, median | best |\n|---|---|---|---|---|---|")
-    for name, (tokens, calls, _) in rounds.items():
-        of_row, of_package = (median(b / a * tokens / STEPS for a, b in zip(seconds[name], seconds[other], strict=True))
-                              for other in ("1 row", PACKAGE))
-        print(f"| {name} | {tokens / median(seconds[name]):.0f} | {of_row:.2f} | {of_package:.2f} "
-              f"| {median(seconds[name]) / calls * 1e3:.1f} | {min(seconds[name]) / calls * 1e3:.1f} |")
+    print("| | tokens/s, median | times `rwkv` | times 1 row | ms a call, median | best |\n|---|---|---|---|---|---|")
+    for name, case in table.items():
+        of_package = f"{case.times(table[case.baseline]):.2f}" if case.baseline else ""
+        middle = median(case.seconds)
+        print(f"| {name} | {case.tokens / middle:.0f} | {of_package} | {case.times(table['1 row']):.2f} "
+              f"| {middle / case.calls * 1e3:.1f} | {min(case.seconds) / case.calls * 1e3:.1f} |")
 
 
 if __name__ == "__main__":

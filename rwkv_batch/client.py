@@ -32,7 +32,7 @@ from rwkv_batch.protocol import (
 
 
 class RequestRejected(Exception):
-    """The engine did not take the request. `reason` is "overloaded", "invalid" or "not_found"."""
+    """The engine did not take the request. `reason` is one of those of `protocol.Rejected`."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -50,6 +50,8 @@ class Job:
         self.request = request
         self.rows = len(request.prompts) * request.n
         self.prompt_tokens: list[int] = []   # per prompt, once the request is accepted
+        self.cached_tokens: list[int] = []   # per prompt, likewise: how many of them were not computed again
+        self.target = ""                     # likewise: the key under which a turn's state will be stored
         self.exhausted = False               # the last delta of every row has been read
         self._cancel = cancel
         self._events: deque[Event] = deque()
@@ -114,8 +116,8 @@ class Job:
                 self._events.popleft()
                 at_most -= 1
                 match event:
-                    case Accepted(prompt_tokens=counts):
-                        self.prompt_tokens = counts
+                    case Accepted():
+                        self.prompt_tokens, self.cached_tokens, self.target = event.prompt_tokens, event.cached_tokens, event.target
                     case Progress(rows=rows):
                         deltas += rows
                     case Rejected(reason=reason, message=message):
@@ -135,7 +137,8 @@ class Errand:
 
     def put(self, event: Event) -> None:
         """Called by the client's thread."""
-        self.answer.set_result(event)
+        if self.answer.set_running_or_notify_cancel():  # otherwise nobody waits any more
+            self.answer.set_result(event)
 
 
 class Client:
@@ -162,12 +165,17 @@ class Client:
         return job
 
     async def ask(self, command: SessionCommand) -> SessionReply:
-        """Have a session command carried out. Raises RequestRejected or RequestFailed."""
+        """Have a session command carried out, also if nobody waits for the answer any more. Raises RequestRejected or RequestFailed."""
         errand = Errand()
         with self._lock:
             self._jobs[command.id] = errand
         self._send(command)
-        answer = await asyncio.wrap_future(errand.answer)
+        try:
+            answer = await asyncio.wrap_future(errand.answer)
+        except asyncio.CancelledError:
+            with self._lock:
+                self._forget(command.id)
+            raise
         match answer:
             case Rejected(reason=reason, message=message):
                 raise RequestRejected(reason, message)

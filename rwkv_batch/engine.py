@@ -84,7 +84,7 @@ class Engine:
 
         Raises ValueError, naming what this model cannot do, or scheduler.QueueFull; then nothing of it was queued.
         """
-        prompts = [self._tokens(prompt) for prompt in request.prompts]
+        prompts = [self._tokens(prompt, request.lead) for prompt in request.prompts]
         self.sampler.check(request.sampling)
         counts = [len(prompt) for prompt in prompts]
         seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
@@ -129,8 +129,8 @@ class Engine:
             deltas.update((delta.row, delta) for delta in news.get(key, []))
         return [Result(d.text, d.tokens, d.finish_reason or "stop") for _, d in sorted(deltas.items())]
 
-    def _tokens(self, prompt: str | list[int]) -> list[int]:
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    def _tokens(self, prompt: str | list[int], lead: list[int]) -> list[int]:
+        tokens = lead + (self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
         foreign = next((token for token in tokens if not 0 <= token < self.vocab), None)
         if foreign is not None:
             raise ValueError(f"The prompt holds token {foreign}; this model's tokens are 0 to {self.vocab - 1}.")

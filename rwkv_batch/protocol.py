@@ -55,6 +55,7 @@ class GenerateRequest(Struct, frozen=True, omit_defaults=True, tag="generate"):
     top_logprobs: int | None = None  # None: no logprobs; n: those of the drawn token and of the n likeliest
     prefix_cache: bool = True       # whether states of earlier prompts' beginnings may be used, and this prompt's kept
     turn: Turn | None = None
+    lead: list[int] = []            # token ids in front of every prompt
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):
@@ -66,7 +67,8 @@ class Cancel(Struct, frozen=True, tag="cancel"):
 class SessionCommand(Struct, frozen=True, omit_defaults=True, tag="session"):
     """Something done with stored states outside of a turn; answered by `SessionReply`, `Rejected` or `Failed`.
 
-    status: every session. delete: `key`, and with `prefix` all keys that start with "{key}:". fork: copy `key` to `target`.
+    status: every session. delete: `key`, and with `prefix` all keys that start with "{key}:". fork: copy `key` to `target`,
+    which is refused ("exists") if there is one, unless `replace` is set.
     export: the state as a file. import: store `data`, such a file, under `key`. put, get, remove: a document (bytes) of any
     kind under `key`, which has nothing to do with the session of that key.
     """
@@ -76,6 +78,7 @@ class SessionCommand(Struct, frozen=True, omit_defaults=True, tag="session"):
     key: str = ""
     target: str = ""
     prefix: bool = False
+    replace: bool = False
     data: bytes = b""
 
 
@@ -110,7 +113,7 @@ class Accepted(Struct, frozen=True, tag="accepted"):
 
 
 class Rejected(Struct, frozen=True, tag="rejected"):
-    """The request was not taken: "overloaded" (try again later), "invalid" or "not_found" (the message names what)."""
+    """The request was not taken: "overloaded" (try again later), "invalid", "not_found" or "exists" (the message names what)."""
 
     id: str
     reason: str

@@ -4,6 +4,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from urllib.parse import quote, unquote_plus
 
 import msgspec
 from robyn import Headers, Request, Response, StreamingResponse
@@ -16,7 +17,7 @@ CORS = {
     "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE, OPTIONS",
     "Access-Control-Allow-Headers": "Content-Type, Authorization",
 }
-EXPOSED = {"Access-Control-Expose-Headers": "x-request-id, retry-after"}
+EXPOSED = {"Access-Control-Expose-Headers": "x-request-id, retry-after, content-disposition"}
 RETRY_AFTER = {429: "1", 503: "2"}  # seconds
 MAX_ID = 128
 
@@ -32,7 +33,7 @@ class Call:
     path: str
     id: str
     body: str | bytes
-    passwords: list[str]  # of the URL, still percent-encoded
+    query: dict[str, list[str]]  # parameters of the URL, still percent-encoded
     headers: Headers
     began: float
     shape: Shape = native_shape
@@ -40,12 +41,25 @@ class Call:
     def header(self, name: str) -> str | None:
         return self.headers.get(name)
 
+    @property
+    def passwords(self) -> list[str]:
+        """Those of the URL, still percent-encoded."""
+        return self.query.get("password", [])
+
+    def parameter(self, name: str) -> str:
+        """A parameter of the URL, decoded; empty if it is not there. Raises ApiError 400 when it is no text."""
+        given = self.query.get(name, [""])[-1]
+        try:
+            return unquote_plus(given, errors="strict")
+        except UnicodeDecodeError:
+            raise ApiError(400, f"The parameter {name} of the URL is not percent-encoded UTF-8.") from None
+
 
 def read(request: Request) -> Call:
     wanted = request.headers.get("x-request-id") or ""
     sane = 0 < len(wanted) <= MAX_ID and all("!" <= c <= "~" for c in wanted)
     return Call(request.method, request.url.path, wanted if sane else uuid.uuid4().hex, request.body,
-                request.query_params.get_all("password") or [], request.headers, time.monotonic())
+                request.query_params.to_dict(), request.headers, time.monotonic())
 
 
 def json_response(call: Call, body: dict, status: int = 200, extra: dict[str, str] | None = None) -> Response:
@@ -59,6 +73,15 @@ def json_response(call: Call, body: dict, status: int = 200, extra: dict[str, st
 
 def error_response(call: Call, error: ApiError, extra: dict[str, str] | None = None) -> Response:
     return json_response(call, call.shape(error), error.status, extra)
+
+
+def file_response(call: Call, data: bytes, name: str) -> Response:
+    """`data` as a download under `name`, which may be any text."""
+    plain = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in name)
+    headers = _headers(call) | {"Content-Type": "application/octet-stream",
+                                "Content-Disposition": f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(name, safe='')}"}
+    log_access(call, 200)
+    return Response(200, Headers(headers), data)
 
 
 def stream_response(call: Call, stream: JobStream, media_type: str) -> StreamingResponse:

@@ -16,6 +16,8 @@ from rwkv_batch.protocol import RowDelta
 HEARTBEAT_EVERY = 0.25  # seconds without news after which a byte is sent; a client that has left is noticed by writing to it
 EVENT_EVERY = 0.05      # seconds between events of one stream while many streams are live
 
+REFUSALS = {"overloaded": 429, "invalid": 400, "not_found": 404, "exists": 409}  # why the engine did not take it -> HTTP status
+
 log = logging.getLogger(__name__)
 encode_json = msgspec.json.encode
 
@@ -33,7 +35,7 @@ def merge(deltas: list[RowDelta]) -> list[RowDelta]:
 def failure_status(error: RequestRejected | RequestFailed, engine_lives: bool) -> int:
     """The HTTP status that tells a client what the engine said."""
     if isinstance(error, RequestRejected):
-        return 429 if error.reason == "overloaded" else 400
+        return REFUSALS[error.reason]
     return 500 if engine_lives else 503
 
 

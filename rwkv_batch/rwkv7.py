@@ -19,9 +19,20 @@ MIXES = "rwkvag"
 
 @dataclass
 class States:
-    """The states of all slots. Slot-major: one session is one contiguous copy in each tensor."""
-    shift: Tensor  # [slots, layers, 2, width]: the last normed input of the time mix (0) and of the channel mix (1)
-    wkv: Tensor    # [slots, layers, heads, 64 (value), 64 (key)]
+    """The states of all slots. Slot-major, and both parts of a slot lie in one run of bytes: one session is one contiguous copy."""
+    memory: Tensor  # [slots, bytes of a slot], uint8; the other two are views into it
+    shift: Tensor   # [slots, layers, 2, width]: the last normed input of the time mix (0) and of the channel mix (1)
+    wkv: Tensor     # [slots, layers, heads, 64 (value), 64 (key)]
+
+    @classmethod
+    def zeros(cls, slots: int, layers: int, width: int, shift_dtype: torch.dtype, wkv_dtype: torch.dtype,
+              device: torch.device | str = "cpu") -> "States":
+        """The states before the first token."""
+        split = layers * 2 * width * shift_dtype.itemsize
+        end = split + layers * width * ops.HEAD_SIZE * wkv_dtype.itemsize
+        memory = torch.zeros(slots, end, device=device, dtype=torch.uint8)
+        return cls(memory, memory[:, :split].view(shift_dtype).view(slots, layers, 2, width),
+                   memory[:, split:].view(wkv_dtype).view(slots, layers, width // ops.HEAD_SIZE, ops.HEAD_SIZE, ops.HEAD_SIZE))
 
     def clear(self, slots: Sequence[int]) -> None:
         """Put the slots back to the state before the first token."""
@@ -104,8 +115,7 @@ class RWKV7:
     def new_states(self, slots: int, wkv_dtype: torch.dtype = torch.float32) -> States:
         """Zero states for that many rows."""
         c = self.checkpoint
-        return States(torch.zeros(slots, c.layers, 2, c.width, device=self.device, dtype=self.dtype),
-                      torch.zeros(slots, c.layers, c.heads, ops.HEAD_SIZE, ops.HEAD_SIZE, device=self.device, dtype=wkv_dtype))
+        return States.zeros(slots, c.layers, c.width, self.dtype, wkv_dtype, self.device)
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, lengths: Sequence[int], slots: Sequence[int], states: States,

@@ -1,15 +1,21 @@
-"""Drawing the next token: every row with its own parameters, penalties and random numbers.
+"""Drawing the next token: every row with its own method, parameters, penalties and random numbers.
 
-One draw from a row's logits:
+First, whatever the method: NaN becomes 0, an infinity the largest finite number; ids without text cannot be drawn; logit_bias is
+added, penalties are subtracted (penalties.py). Temperatures are kept within 0.001 to 1000. Then the method draws:
 
-1. NaN becomes 0, an infinity the largest finite number; ids without text cannot be drawn.
-2. logit_bias is added, penalties are subtracted, then all is divided by the temperature; p is the softmax of that.
-3. top_k and top_p cut together, both measured on that same p: what stays are the tokens likelier than a threshold, which is the
-   largest one at which either top_k tokens or a mass of top_p are in. Of the tokens exactly at the threshold, just the share stays
-   that fills whichever limit binds. So the kept mass is exactly top_p, and ties at rank top_k share what is left of it.
-4. The token is drawn from the kept weights.
+- "rapid": p is the softmax of logits / temperature. top_k and top_p cut together, both measured on that same p: what stays are the
+  tokens likelier than a threshold, which is the largest one at which either top_k tokens or a mass of top_p are in. Of the tokens
+  exactly at the threshold, just the share stays that fills whichever limit binds. So the kept mass is exactly top_p, and ties at
+  rank top_k share what is left of it.
+- "nucleus": top_k first, ties at its rank all stay; p is the softmax of what stays. Then a token stays if the tokens likelier than
+  it hold less than top_p, so the one that crosses top_p stays in full. FlashInfer draws from the same distribution, for rows without
+  a seed of their own.
+- "gumbel": the softmax of logits / temperature; top_k, top_p and the alphas do not count. It is the distribution of the largest
+  logit after Gumbel noise, drawn with one random number.
+- "noise": the largest of logits / temperature + u, where u is uniform in [0, noise) for each token; nothing else counts.
 
-temperature <= 0, top_p == 0 and top_k == 1 take the likeliest token instead (the lowest id of several), after step 2.
+A temperature <= 0 takes the likeliest token instead, the lowest id of several, except that "noise" then has a temperature of 1. So
+do top_p == 0 and top_k == 1 where these count, and noise <= 0.
 
 The arithmetic runs on the host, a row at a time: a row of logits fits in the cache of a core, and a slow row delays no other path.
 """
@@ -20,13 +26,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from rwkv_batch import draws, nucleus_cuda, penalties
+from rwkv_batch.counter_random import random_key, uniforms
+from rwkv_batch.draws import LARGEST, draw
 from rwkv_batch.protocol import Sampling
 from rwkv_batch.tokenizer import VOCABULARY
 
-FLOATS = ("temperature", "top_p", "alpha_presence", "alpha_frequency", "alpha_decay", "presence_penalty", "frequency_penalty")
-LARGEST = float(np.finfo(np.float32).max)
-LIKELY = 1024  # top_p first looks at this many of the likeliest tokens; they nearly always hold its mass
-BLOCK = 256    # weights are summed in blocks, then one block is searched: two short sums instead of a long one
+FLOATS = ("temperature", "top_p", "alpha_presence", "alpha_frequency", "alpha_decay", "presence_penalty", "frequency_penalty", "noise")
 
 
 class Sampler:
@@ -41,6 +47,7 @@ class Sampler:
         self._keys = np.zeros(slots, np.uint64)
         self._positions = np.zeros(slots, np.uint64)
         self._weights = np.empty(self.vocab, np.float32)
+        self._draw_on_device = nucleus_cuda.load(self.device)
 
     def check(self, params: Sampling) -> None:
         """Raises ValueError when a parameter is not a finite number, or logit_bias names an id that the logits do not have."""
@@ -67,13 +74,33 @@ class Sampler:
         rows = [self._row(slot) for slot in slots]
         logits = logits.detach()[:, : self.vocab]
         index = np.asarray(slots, np.intp)
-        uniform = uniforms(self._keys[index], self._positions[index])
+        keys, positions = self._keys[index], self._positions[index]
         self._positions[index] += np.uint64(1)
         if self.device.type != "cpu" and all(row.greedy and row.bias is None and row.penalties is None for row in rows):
             return logits.nan_to_num(0.0, LARGEST, -LARGEST).argmax(1).tolist()
-        with np.errstate(over="ignore", under="ignore"):  # weights of unlikely tokens vanish, and may
-            drawn = zip(rows, logits.cpu().numpy(), uniform.tolist(), strict=True)
-            return [row.draw(values, u, self._weights) for row, values, u in drawn]
+        tokens = self._sample_on_device(logits, rows)
+        rest = [i for i in range(len(rows)) if i not in tokens]
+        if rest:
+            host = (logits[rest] if tokens else logits).cpu().numpy()
+            uniform = uniforms(keys, positions)
+            with np.errstate(over="ignore", under="ignore"):  # weights of unlikely tokens vanish, and may
+                for values, i in zip(host, rest, strict=True):
+                    tokens[i] = rows[i].draw(values, float(uniform[i]), keys[i], positions[i], self._weights)
+        for i, row in enumerate(rows):
+            if row.penalties is not None:
+                row.penalties.record(tokens[i])
+        return [tokens[i] for i in range(len(rows))]
+
+    def _sample_on_device(self, logits: torch.Tensor, rows: "list[_Row]") -> dict[int, int]:
+        """Place among `rows` -> token, for those that need not come to the host."""
+        places = [i for i, row in enumerate(rows) if row.method == "nucleus" and not row.seeded and not row.greedy]
+        if self._draw_on_device is None or not places:
+            return {}
+        chosen = [rows[i] for i in places]
+        changes = [(place, ids, amounts) for place, row in enumerate(chosen) for ids, amounts in row.changes()]
+        tokens = nucleus_cuda.sample(self._draw_on_device, logits[places], changes, [row.temperature for row in chosen],
+                                     [row.top_k for row in chosen], [row.top_p for row in chosen])
+        return dict(zip(places, tokens, strict=True))
 
     def _row(self, slot: int) -> "_Row":
         row = self._rows[slot]
@@ -82,168 +109,58 @@ class Sampler:
         return row
 
 
-class Penalties:
-    """What the tokens drawn so far take off the logits; kept for drawn ids only."""
-
-    def __init__(self, params: Sampling) -> None:
-        self._params = params
-        self._places: dict[int, int] = {}      # id -> its place in the arrays below
-        self._ids = np.zeros(64, np.int64)
-        self._decaying = np.zeros(64)          # native: decays at each token
-        self._counts = np.zeros(64)            # OpenAI: times drawn
-
-    def apply(self, logits: np.ndarray) -> None:
-        """Changes logits [vocab] in place."""
-        size, params = len(self._places), self._params
-        amounts = self._decaying[:size] + params.presence_penalty + params.frequency_penalty * self._counts[:size]
-        _add(logits, self._ids[:size], -amounts)
-
-    def record(self, token: int) -> None:
-        """`token` has been drawn. A first time is told by the id, not by its penalty, so alpha_presence may be 0."""
-        size, params = len(self._places), self._params
-        place = self._places.setdefault(token, size)
-        if size == len(self._ids):
-            self._ids = np.resize(self._ids, 2 * size)
-            self._decaying = np.resize(self._decaying, 2 * size)
-            self._counts = np.resize(self._counts, 2 * size)
-        self._decaying[:size] *= params.alpha_decay
-        if place == size:
-            self._ids[place], self._decaying[place], self._counts[place] = token, params.alpha_presence, 1
-        else:
-            self._decaying[place] += params.alpha_frequency
-            self._counts[place] += 1
-
-
 @dataclass
 class _Row:
-    """The parameters of a row, brought into the ranges in which step 2 and 3 hold as written."""
+    """The parameters of a row, brought into the ranges in which the methods hold as written."""
 
+    method: str
     greedy: bool
+    seeded: bool
     temperature: float                              # 0.001 to 1000
-    top_k: int                                      # 2 to vocab; vocab: off
+    top_k: int                                      # 1 to vocab; vocab: off
     top_p: float                                    # 0 to 1; 1: off
+    noise: float
     bias: tuple[np.ndarray, np.ndarray] | None      # ids, values
-    penalties: Penalties | None
+    penalties: penalties.Penalties | None
 
     @classmethod
     def of(cls, params: Sampling, vocab: int) -> "_Row":
         bias = {token: value for token, value in params.logit_bias.items() if token < vocab}  # the others cannot be drawn anyway
-        penalised = params.alpha_presence or params.alpha_frequency or params.presence_penalty or params.frequency_penalty
+        limited = params.method in ("rapid", "nucleus")
+        temperature = 1.0 if params.method == "noise" and params.temperature <= 0 else params.temperature
+        one_stays = limited and (params.top_p == 0 or params.top_k == 1)
+        quiet = params.method == "noise" and params.noise <= 0
         return cls(
-            greedy=params.temperature <= 0 or params.top_p == 0 or params.top_k == 1,
-            temperature=min(max(params.temperature, 0.001), 1000.0),
-            top_k=params.top_k if 0 < params.top_k < vocab else vocab,
-            top_p=params.top_p if 0 <= params.top_p <= 1 else 1.0,
+            method=params.method,
+            greedy=temperature <= 0 or one_stays or quiet,
+            seeded=params.seed is not None,
+            temperature=min(max(temperature, 0.001), 1000.0),
+            top_k=params.top_k if limited and 0 < params.top_k < vocab else vocab,
+            top_p=params.top_p if limited and 0 <= params.top_p <= 1 else 1.0,
+            noise=params.noise,
             bias=(np.array(list(bias), np.int64), np.array(list(bias.values()))) if bias else None,
-            penalties=Penalties(params) if penalised else None,
+            penalties=penalties.of(params),
         )
 
-    def draw(self, logits: np.ndarray, uniform: float, scratch: np.ndarray) -> int:
+    def changes(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """What the logits change by before the method draws, in order: ids, each at most once, and amounts to add."""
+        changes = [] if self.bias is None else [self.bias]
+        if self.penalties is not None:
+            ids, amounts = self.penalties.amounts()
+            changes.append((ids, -amounts))
+        return changes
+
+    def draw(self, logits: np.ndarray, uniform: float, key: np.uint64, position: np.uint64, scratch: np.ndarray) -> int:
         """One token from logits [vocab], which may be changed; `scratch` [vocab] fp32 is overwritten."""
-        if self.bias is not None:
-            _add(logits, *self.bias)
-        if self.penalties is not None:
-            self.penalties.apply(logits)
+        for ids, amounts in self.changes():
+            logits[ids] = draws.sanitise(logits[ids]) + amounts
         if self.greedy:
-            token = int(logits.argmax())
-            if not math.isfinite(logits[token]):
-                token = int(_sanitise(logits).argmax())
-        else:
-            token = draw(logits, self.temperature, self.top_k, self.top_p, uniform, scratch)
-        if self.penalties is not None:
-            self.penalties.record(token)
-        return token
-
-
-def draw(logits: np.ndarray, temperature: float, top_k: int, top_p: float, uniform: float, scratch: np.ndarray) -> int:
-    """Steps 3 and 4 for logits [vocab] fp32, with top_k in 1..vocab and 0 < top_p <= 1 and `uniform` in [0, 1)."""
-    vocab = len(logits)
-    top = float(logits.max())
-    if not math.isfinite(top):
-        top = float(_sanitise(logits).max())
-    mass = math.inf  # that top_p leaves, on the scale where the likeliest token weighs 1
-    if top_p < 1 or top_k == vocab:
-        weights = np.subtract(logits, np.float32(top), out=scratch)
-        weights *= np.float32(1 / temperature)
-        np.exp(weights, out=weights)
-        if top_p == 1:
-            return _pick(weights, uniform)
-        mass = top_p * float(weights.sum(dtype=np.float64))
-
-    # The threshold is looked for among the likeliest tokens only, as many as it takes.
-    for size in (top_k if top_p == 1 else min(LIKELY, top_k), top_k):
-        likeliest = logits if size == vocab else np.partition(logits, vocab - size)[vocab - size :]
-        likeliest = np.sort(likeliest)[::-1]
-        masses = _weights(likeliest, top, temperature).cumsum()
-        last = int(masses.searchsorted(mass))  # the first token with which the mass is in
-        if last < size or size == top_k:
-            break
-    threshold = likeliest[min(last, size - 1)]
-
-    kept = np.flatnonzero(logits >= threshold)
-    values = logits[kept]
-    weights = _weights(values, top, temperature)
-    tied = values == threshold
-    above = len(kept) - int(tied.sum())
-    if above > 0:  # otherwise all that is left weighs the same
-        share = float(top_k - above)
-        if weights[tied][0] > 0:
-            share = min(share, (mass - masses[above - 1]) / weights[tied][0])
-        weights[tied] *= min(max(share / (len(kept) - above), 0.0), 1.0)
-    return int(kept[_pick(weights, uniform)])
-
-
-def _weights(values: np.ndarray, top: float, temperature: float) -> np.ndarray:
-    """Unnormalised probabilities in fp64; a value of `top` weighs 1."""
-    return np.exp((values.astype(np.float64) - top) / temperature)
-
-
-def _pick(weights: np.ndarray, uniform: float) -> int:
-    """The index at which the running sum of `weights` passes `uniform` of the whole; never one of weight 0. Sums are fp64."""
-    blocks = np.add.reduceat(weights, np.arange(0, len(weights), BLOCK), dtype=np.float64).cumsum()
-    point = uniform * blocks[-1]
-    block = int(blocks.searchsorted(point, side="right"))
-    if block > 0:
-        point -= blocks[block - 1]
-    sums = weights[block * BLOCK : (block + 1) * BLOCK].cumsum(dtype=np.float64)
-    inside = int(sums.searchsorted(point, side="right"))
-    last = int(sums.searchsorted(sums[-1]))  # rounding may carry `point` past the block's end
-    return block * BLOCK + min(inside, last)
-
-
-def _add(logits: np.ndarray, ids: np.ndarray, amounts: np.ndarray) -> None:
-    logits[ids] = _sanitise(logits[ids]) + amounts
-
-
-def _sanitise(logits: np.ndarray) -> np.ndarray:
-    """In place."""
-    return np.nan_to_num(logits, copy=False, nan=0.0, posinf=LARGEST, neginf=-LARGEST)
-
-
-def random_key(seed: int, stream: int) -> np.uint64:
-    """The key of a row's random numbers; `seed` and `stream` count modulo 2**64."""
-    words = np.array([seed % 2**64, stream % 2**64], np.uint64)
-    return _mix(_mix(words[:1]) + _step(words[1:]))[0]
-
-
-def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """The random number of each key (uint64) at each position (uint64): in [0, 1), 53 bits.
-
-    It depends on nothing else, so what a seeded row draws does not depend on what runs beside it.
-    """
-    return (_mix(keys + _step(positions)) >> np.uint64(11)) * 2.0**-53
-
-
-def _step(counts: np.ndarray) -> np.ndarray:
-    """The increment of SplitMix64 after each of `counts` numbers."""
-    return (counts + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-
-
-def _mix(words: np.ndarray) -> np.ndarray:
-    """The output function of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators")."""
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
+            return draws.likeliest(logits)
+        if self.method == "noise":
+            return draws.draw_noisy(logits, self.temperature, self.noise, key, position)
+        if self.method == "nucleus":
+            return draws.draw_nucleus(logits, self.temperature, self.top_k, self.top_p, uniform, scratch)
+        return draw(logits, self.temperature, self.top_k, self.top_p, uniform, scratch)
 
 
 def logprobs(logits: torch.Tensor, ids: Sequence[int], top: Sequence[int]) -> list[tuple[float, list[tuple[int, float]]]]:

@@ -22,9 +22,9 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     presence_penalty: float = 0.0   # OpenAI penalties, which do not decay
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = {}
-    noise: float = 0.0              # "noise" only: how far below the likeliest a token may be and still win
     seed: int | None = None         # None: the engine picks one
     method: Literal["rapid", "nucleus", "gumbel", "noise"] = "rapid"  # see sampling.py
+    noise: float = 0.0              # "noise" only: how far below the likeliest a token may be and still win
 
 
 class Turn(Struct, frozen=True, omit_defaults=True):

@@ -1,6 +1,4 @@
 """POST /FIM/v1/batch-FIM: the text between a prefix and a suffix, for any number of pairs."""
-import uuid
-
 from pydantic import Field
 
 from routes.errors import ApiError
@@ -25,4 +23,4 @@ def prepare(body: dict, model_id: str) -> tuple[GenerateRequest, bool, NativeRep
     if not fields.prefix:
         raise ApiError(400, "Empty prompts list: `prefix` and `suffix` need at least one text each.")
     prompts: list[str | list[int]] = [fill_in_the_middle(*pair) for pair in zip(fields.prefix, fields.suffix, strict=True)]
-    return fields.request(uuid.uuid4().hex, prompts), fields.stream, NativeReply(fields.model, "FIM.completion")
+    return fields.request(prompts), fields.stream, NativeReply(fields.model, "FIM.completion")

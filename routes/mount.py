@@ -8,7 +8,21 @@ from robyn import Request, Response, Robyn, StreamingResponse
 from robyn.argument_parser import Config
 from robyn.robyn import HttpMethod
 
-from routes import fim, native, openai_chat, openai_completions, translate
+from routes import (
+    big_batch,
+    fim,
+    multi_state,
+    native,
+    openai_chat,
+    openai_completions,
+    responses,
+    session_files,
+    sessions,
+    state,
+    translate,
+    v2,
+    v3,
+)
 from routes.errors import ApiError, native_shape, openai_shape
 from routes.frontend import Frontend
 from routes.generate import Kind, generate
@@ -18,6 +32,11 @@ from routes.settings import FrontendSettings
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD")
 BATCH = Kind(native.prepare, native_shape)
+V2 = Kind(v2.prepare, native_shape)
+V3 = Kind(v3.prepare, native_shape)
+BIG_BATCH = Kind(big_batch.prepare, native_shape)
+STATE = Kind(state.prepare, native_shape)
+MULTI_STATE = Kind(multi_state.prepare, native_shape)
 FIM = Kind(fim.prepare, native_shape)
 CHAT = Kind(openai_chat.prepare, openai_shape)
 COMPLETION = Kind(openai_completions.prepare, openai_shape)
@@ -40,10 +59,26 @@ def table(settings: FrontendSettings) -> dict[str, tuple[str, Handler, Shape]]:
     return {
         "/v1/chat/completions": ("POST", _generation(v1_chat), native_shape),
         "/openai/v1/chat/completions": ("POST", _generation(lambda call, body: CHAT), openai_shape),
+        "/v2/chat/completions": ("POST", _generation(lambda call, body: V2), native_shape),
+        "/v3/chat/completions": ("POST", _generation(lambda call, body: V3), native_shape),
+        "/big_batch/completions": ("POST", _generation(lambda call, body: BIG_BATCH), native_shape),
+        "/state/chat/completions": ("POST", _generation(lambda call, body: STATE), native_shape),
+        "/multi_state/chat/completions": ("POST", _generation(lambda call, body: MULTI_STATE), native_shape),
+        "/state/status": ("POST", sessions.status, native_shape),
+        "/state/delete": ("POST", sessions.delete, native_shape),
+        "/v1/state/export": ("GET POST", session_files.export, native_shape),
+        "/v1/state/import": ("POST", session_files.import_, native_shape),
+        "/v1/state/fork": ("POST", session_files.fork, native_shape),
         "/v1/completions": ("POST", _generation(lambda call, body: COMPLETION), openai_shape),
         "/openai/v1/completions": ("POST", _generation(lambda call, body: COMPLETION), openai_shape),
         "/translate/v1/batch-translate": ("POST", _generation(lambda call, body: translation), native_shape),
         "/FIM/v1/batch-FIM": ("POST", _generation(lambda call, body: FIM), native_shape),
+        "/v1/responses": ("POST", responses.create, openai_shape),
+        "/v1/responses/:id": ("GET DELETE", responses.stored, openai_shape),
+        "/v1/responses/:id/input_items": ("GET", responses.input_items, openai_shape),
+        "/openai/v1/responses": ("POST", responses.create, openai_shape),
+        "/openai/v1/responses/:id": ("GET DELETE", responses.stored, openai_shape),
+        "/openai/v1/responses/:id/input_items": ("GET", responses.input_items, openai_shape),
         "/v1/models": ("GET", models, openai_shape),
         "/openai/v1/models": ("GET", models, openai_shape),
         "/health": ("GET", health, native_shape),
@@ -103,8 +138,15 @@ async def _unknown(routes: dict[str, tuple[str, Handler, Shape]], front: Fronten
     path = call.path.rstrip("/") or "/"
     if path.startswith(("/v1/", "/openai/")):
         call.shape = openai_shape
-    if path not in routes:
+    entry = next((entry for known, entry in routes.items() if _matches(known, path)), None)
+    if entry is None:
         return error_response(call, ApiError(404, f"There is no {call.path[:200]} here; the README lists the routes."))
-    methods, _, call.shape = routes[path]
+    methods, _, call.shape = entry
     allow = ", ".join([*served(methods), "OPTIONS"])
     return error_response(call, ApiError(405, f"{path} takes {methods.replace(' ', ' or ')}, not {call.method}."), {"Allow": allow})
+
+
+def _matches(known: str, path: str) -> bool:
+    """Whether `path` is one of `known`, in which a part that begins with a colon stands for any text."""
+    ours, theirs = known.split("/"), path.split("/")
+    return len(ours) == len(theirs) and all(a == b or (a.startswith(":") and b) for a, b in zip(ours, theirs, strict=True))

@@ -1,6 +1,4 @@
 """POST /v1/chat/completions with `contents`: a batch of raw prompts, and the reply shapes that FIM shares."""
-import uuid
-
 from pydantic import Field
 
 from routes.errors import ApiError, native_error
@@ -46,13 +44,22 @@ class NativeReply:
 
 def prepare(body: dict, model_id: str) -> tuple[GenerateRequest, bool, NativeReply]:
     """What to run and how to answer. Raises ApiError."""
-    if body.get("messages"):
-        raise ApiError(400, "Send either `contents` (raw prompts) or `messages` (a conversation), not both.")
+    refuse_both(body)
     fields = validate(BatchFields, body)
-    if not fields.contents:
+    return fields.request(raw_prompts(fields.contents)), fields.stream, NativeReply(fields.model)
+
+
+def refuse_both(body: dict) -> None:
+    """Raises ApiError 400 when it is not clear what is to be answered."""
+    if body.get("contents") and body.get("messages"):
+        raise ApiError(400, "Send either `contents` (raw prompts) or `messages` (a conversation), not both.")
+
+
+def raw_prompts(contents: list[str]) -> list[str | list[int]]:
+    """`contents` for the engine. Raises ApiError 400 when there are none."""
+    if not contents:
         raise ApiError(400, "Empty prompts list")
-    prompts: list[str | list[int]] = [text or [END_OF_TEXT] for text in fields.contents]  # the model needs a token to start from
-    return fields.request(uuid.uuid4().hex, prompts), fields.stream, NativeReply(fields.model)
+    return [text or [END_OF_TEXT] for text in contents]  # the model needs a token to start from
 
 
 def _chunk(choices: list[dict]) -> dict:

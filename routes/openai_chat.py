@@ -1,7 +1,8 @@
 """Chat completions in OpenAI's form.
 
 Thinking (`enable_think`, or `reasoning_effort` above minimal) puts what stands before `</think>` into `reasoning_content` of the
-message or delta, without the tags, and the rest into `content`. When an assistant message stands last it is continued: the reply
+message or delta, without the tags, and the rest into `content`. With `session_id` the messages are only what is new: they continue
+the state of that session, which then holds them and the answer. When an assistant message stands last it is continued: the reply
 holds only the continuation, and thinking has no place there.
 """
 from uuid import uuid4
@@ -16,7 +17,7 @@ from routes.openai_tools import tool_use
 from routes.replies import RowResult
 from routes.tools import ToolCall
 from rwkv_batch.client import Job
-from rwkv_batch.protocol import GenerateRequest, RowDelta
+from rwkv_batch.protocol import GenerateRequest, RowDelta, Turn
 
 DEFAULT_MAX_TOKENS = 4096
 # The texts after which a model would speak for the user. A blank line alone does not end an answer: answers have paragraphs.
@@ -43,6 +44,8 @@ def prepare(body: dict, model_id: str) -> tuple[GenerateRequest, bool, "ChatRepl
         raise bad("top_logprobs", "this is only allowed when logprobs is true")
 
     use, spoken, think = tool_use(chat), _spoken(chat), _thinks(chat)
+    if chat.session_id and chat.n != 1:
+        raise bad("n", "a session has one future; input should be 1 with session_id")
     prompt = templates.chat(spoken, chat.system, use.offered, use.choice, think)
     opening = ""
     if templates.continues(spoken):
@@ -52,16 +55,21 @@ def prepare(body: dict, model_id: str) -> tuple[GenerateRequest, bool, "ChatRepl
     request = engine_request(
         chat, [prompt + opening], _max_tokens(chat), DEFAULT_STOPS, DEFAULT_ALPHAS,
         (chat.top_logprobs or 0) if chat.logprobs else None,
+        Turn(source=chat.session_id, target=chat.session_id, seam=templates.SEAM) if chat.session_id else None,
     )
     readers = [AnswerReader(think, use.look_for_calls, opening) for _ in range(chat.n)]
     return request, chat.stream, ChatReply(model_id, readers, think, chat.logprobs, wants_usage(chat))
 
 
 def _spoken(chat: ChatBody) -> list[templates.Turn]:
+    if len(chat.contents) > 1 and chat.session_id:
+        raise ApiError(400, "State mode only supports a single contents item.", param="contents")
     if len(chat.contents) > 1:
         raise bad("contents", "this route takes a single item; send a conversation as messages")
     spoken = turns(chat.messages) + [templates.Turn("user", text) for text in chat.contents]
     if not chat.system.strip() and not any(t.text.strip() or t.tool_calls for t in spoken):
+        if chat.session_id:
+            raise ApiError(400, "State mode requires incremental contents or messages.", param="messages")
         raise ApiError(400, "Empty prompt: messages should hold at least one message with text.", param="messages")
     return spoken
 

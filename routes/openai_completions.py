@@ -7,11 +7,12 @@ from rwkv_batch.client import Job
 from rwkv_batch.protocol import GenerateRequest, RowDelta, TokenLogprob
 
 DEFAULT_MAX_TOKENS = 16
+REFUSED = NOT_HERE | {"session_id": "sessions are not available on this route; use chat completions"}
 
 
 def prepare(body: dict, model_id: str) -> tuple[GenerateRequest, bool, "CompletionReply"]:
     """The engine's request, whether to stream, and how to reply. Raises ApiError 400 for what cannot be served."""
-    refuse(body, NOT_HERE)
+    refuse(body, REFUSED)
     completion = parse(CompletionBody, body)
     if completion.best_of not in (None, completion.n):
         raise bad("best_of", "input should be equal to n; completions are not ranked here")

@@ -1,14 +1,15 @@
 """The bodies of the OpenAI requests: fields, defaults, ranges, and the sentence that names what is wrong.
 
 A top-level null means "not given", as in OpenAI's own API. Fields without effect (`user`, `metadata`, `service_tier`,
-`parallel_tool_calls`, `use_prefix_cache`, `model`) are either hints or labels; unknown fields are ignored.
+`parallel_tool_calls`, `model`) are either hints or labels; unknown fields are ignored.
 """
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 
 from routes.errors import ApiError
+from routes.schemas import MAX_ID, plain_id
 
 LAST_ID = 65535        # rows of the head
 LAST_TEXT_ID = 65529   # ids above have no text and cannot stand in a prompt
@@ -114,7 +115,7 @@ class OpenAIBody(BaseModel):
     stop_tokens: Annotated[list[int | str], BeforeValidator(_stop_tokens)] | None = None
     ignore_eos: bool = False
     chunk_size: Annotated[Int, Field(le=MAX_NEW_TOKENS)] = 1
-    use_prefix_cache: bool = True  # a hint: results are the same either way
+    use_prefix_cache: bool = True  # whether states of earlier prompts' beginnings may be used; results are the same either way
 
 
 class ChatBody(OpenAIBody):
@@ -126,6 +127,7 @@ class ChatBody(OpenAIBody):
     messages: list[Any] = []
     contents: list[str] = []
     system: str = ""
+    session_id: Annotated[str, Field(max_length=MAX_ID), AfterValidator(plain_id)] = ""  # "": the whole conversation is here
     logprobs: bool = False
     top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
     tools: Any = None

@@ -8,18 +8,17 @@ from routes.errors import openai_error
 from routes.openai_schemas import MAX_ROWS, OpenAIBody, bad
 from routes.replies import RowResult
 from rwkv_batch.client import Job
-from rwkv_batch.protocol import GenerateRequest, RowDelta, Sampling, TokenLogprob
+from rwkv_batch.protocol import GenerateRequest, RowDelta, Sampling, TokenLogprob, Turn
 
 END_OF_TEXT = 0
 LEAST_LOGPROB = -9999.0  # OpenAI's number for "very unlikely"; JSON has no infinity
 NOT_HERE = {
     "store": "completions are not stored here; leave it out or send false",
-    "session_id": "sessions are not available on this route; send the whole conversation",
 }
 
 
 def engine_request(body: OpenAIBody, prompts: list[str | list[int]], max_tokens: int, default_stops: Sequence[str],
-                   alphas: tuple[float, float], top_logprobs: int | None) -> GenerateRequest:
+                   alphas: tuple[float, float], top_logprobs: int | None, turn: Turn | None = None) -> GenerateRequest:
     """`alphas`: the route's presence and frequency, which hold unless the client sends a penalty of OpenAI's.
 
     Stops: id 0 and `default_stops`, or `stop_tokens` in their place; `stop` adds to either.
@@ -50,6 +49,8 @@ def engine_request(body: OpenAIBody, prompts: list[str | list[int]], max_tokens:
         stop_strings=[s for s in stops if isinstance(s, str)] + body.stop,
         flush_tokens=max(body.chunk_size, 1) if body.stream else 0,
         top_logprobs=top_logprobs,
+        prefix_cache=body.use_prefix_cache,
+        turn=turn,
     )
 
 
@@ -86,7 +87,8 @@ class OpenAIReply:
 
 def _usage(job: Job, completion: int) -> dict:
     prompt = sum(job.prompt_tokens)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(job.cached_tokens)}}
 
 
 def chat_logprobs(tokens: list[TokenLogprob]) -> dict:

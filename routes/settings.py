@@ -13,6 +13,7 @@ class FrontendSettings:
     password: str | None = None      # None: everything is open
     protect_translate: bool = False  # whether the password guards translation too
     max_body: int = 16 << 20         # bytes; a longer body is answered 413
+    max_state: int = 256 << 20       # bytes; a longer file of a session is answered 413
     max_streams: int = 1024          # generation requests answered at once; more are answered 503
     log_level: str = "INFO"
 

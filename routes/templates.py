@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from routes.tools import tool_prompt
 
+SEAM = "\n\n"                    # what stands between turns, also between those of a stored state and new ones
 NO_THINK = "<think>\n</think>\n"  # an empty thought: the model answers at once
 THINK = "<think"                  # left open: the model writes ">", its thoughts, "</think>" and the answer
 

@@ -6,7 +6,7 @@ text, then failed), "flood" (a piece each
 5 ms, no end), "mute" (not even accepted); anything else is echoed at once.
 
 A turn echoes everything its session has seen, and stores that with its last delta. Session commands work on `sessions`, whose
-keys decide in the same way ("mute", "overloaded", "fail"); keys beginning with "ram" are in host memory, with "disk" in the
+keys decide in the same way ("mute", "late", "overloaded", "fail"); keys beginning with "ram" are in host memory, with "disk" in the
 database. All but the last character of a prompt that came before need not be computed again.
 """
 import contextlib
@@ -100,7 +100,7 @@ class FakeEngine:
             elif isinstance(message, SessionCommand):
                 self.commands.append(message)
                 if not message.key.startswith("mute"):
-                    self._due.append((now, identity, self._obey(message)))
+                    self._due.append((now + (0.7 if message.key.startswith("late") else 0), identity, self._obey(message)))
             else:
                 events = self._answer(message)
                 self.requests.append(message)

@@ -43,7 +43,7 @@ def test_every_sampling_field_reaches_the_engine(prepare):
         "temperature": 0.5, "top_p": 0.4, "top_k": "7", "alpha_presence": 0.3, "alpha_frequency": 0.2, "alpha_decay": 0.9,
         "presence_penalty": 1, "frequency_penalty": -2, "logit_bias": {"11": -100, "65535": 1.5}, "seed": 42,
     }
-    assert prepare(**fields)[0].sampling == Sampling(0.5, 7, 0.4, 0.3, 0.2, 0.9, 1.0, -2.0, {11: -100.0, 65535: 1.5}, 42)
+    assert prepare(**fields)[0].sampling == Sampling(0.5, 7, 0.4, 0.3, 0.2, 0.9, 1.0, -2.0, {11: -100.0, 65535: 1.5}, seed=42)
     request, streams, _ = prepare(stream=True, chunk_size=8, n=3, max_tokens=9)
     assert (streams, request.flush_tokens, request.n, request.max_tokens) == (True, 8, 3, 9)
     assert prepare(stream=True)[0].flush_tokens == prepare(stream=True, chunk_size=-1)[0].flush_tokens == 1
@@ -148,7 +148,7 @@ BAD_EITHER = {
     "logit_bias": [{"x": 1}, {"65536": 1}, {"1": 101}, {"-1": 1}, {"²": 1}, {"1": True}, {"1": float("nan")}, []],
     "seed": [2**63, 1.5], "n": [0, 129, True], "stop": [["a"] * 17, "", [""], [1], 5],
     "stop_tokens": [[-1], [65536], [True], [""], 0, [1] * 65], "stream": ["maybe"], "stream_options": [{"include_usage": True}],
-    "chunk_size": ["x"], "ignore_eos": [3], "store": [True], "session_id": ["s"], "use_prefix_cache": ["perhaps"],
+    "chunk_size": ["x"], "ignore_eos": [3], "store": [True], "use_prefix_cache": ["perhaps"],
 }
 BAD_CHAT = {
     "messages": [[], "Hi", None, [{"role": "user", "content": " "}]], "contents": [["a", "b"]], "system": [5],
@@ -157,9 +157,11 @@ BAD_CHAT = {
     "enable_tool_calls": ["x"], "parallel_tool_calls": ["x"], "response_format": [{"type": "json_object"}, "text"],
     "reasoning_effort": ["huge"], "audio": [{"voice": "x"}], "modalities": [["text", "audio"]], "functions": [[{"name": "f"}]],
     "function_call": ["auto"], "web_search_options": [{"search_context_size": "low"}],
+    "session_id": [5, "a\nb", "\x7f", "x" * 257],
 }
 BAD_COMPLETION = {
     "prompt": [[], [[]], ["a", 1], [65530], [-1], [True], 5, {"a": 1}, [[1], "a"]], "logprobs": [6, True], "best_of": [2], "suffix": [1],
+    "session_id": ["s"],
 }
 # more than one field, or a place inside of one
 BAD_PLACES_CHAT = [

@@ -79,7 +79,8 @@ def test_stream_usage_comes_last_and_only_when_asked_for():
     for prepare in (chat, complete):
         prepared = prepare(stream=True, n=2, stream_options={"include_usage": True})
         events = stream(prepared, [[RowDelta(0, "a", 1), RowDelta(1, "b", 2, "stop")], [RowDelta(0, "c", 3, "length")]])
-        assert events[-1]["choices"] == [] and events[-1]["usage"] == {"prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 11}
+        assert events[-1]["choices"] == [] and events[-1]["usage"] == {
+            "prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 11, "prompt_tokens_details": {"cached_tokens": 0}}
         assert all(e["usage"] is None for e in events[:-1])
 
 

@@ -255,18 +255,27 @@ def test_a_capacity_of_nothing_keeps_nothing():
 
 def test_old_prompts_are_forgotten_unless_they_come_again():
     cache, system = PrefixCache(ROOMY), text(100)
-    cache.remember(system + text(20, of=1))
-    cache.remember(text(100, of=9) + text(20, of=1))
-    for of in range(10, 10 + prefix_cache.PROMPTS - 1):
-        cache.remember(text(100, of))
-        cache.remember(system + text(20, of=1))
+    again = system + text(20, of=1)
+    for prompt in [again, text(100, of=9), *(text(100, of) for of in range(10, 8 + prefix_cache.PROMPTS)), again, text(100, of=8)]:
+        cache.remember(prompt)
     assert cache.cuts(system + text(20, of=2), 0) == [100]
     assert cache.cuts(text(100, of=9) + text(20, of=2), 0) == []
+
+
+def test_a_prefix_that_is_put_again_takes_the_new_value_and_no_more_room():
+    cache = PrefixCache(ROOMY)
+    put(cache, text(100))
+    value = put(cache, text(100), nbytes=500)
+    assert cache.longest(text(101)) == (100, value)
+    assert (cache.stats.entries, cache.stats.bytes) == (1, 900)
 
 
 def test_clear_forgets_states_and_prompts():
     cache = PrefixCache(ROOMY)
     feed(cache, text(600))
+    cache.clear()
+    put(cache, text(100, of=2))
+    assert cache.longest(text(101, of=2))
     cache.clear()
     assert cache.longest(text(601)) is None
     assert cache.cuts(text(150) + text(50, of=1), 0) == []

@@ -49,7 +49,8 @@ def make_batch(examples: list[tuple[list[int], list[int]]], length: int, table: 
     """Pad the examples to `length`; the loss stands on the answers alone."""
     tokens = np.full((len(examples), length), table[END])
     capacity = tokens.size // 2
-    positions, targets = [], []
+    positions: list[int] = []
+    targets: list[int] = []
     for i, (prompt, answer) in enumerate(examples):
         row = table[np.array(prompt + answer)]
         if rng.random() < NOISE:

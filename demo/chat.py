@@ -9,13 +9,17 @@ from routes.templates import Turn
 
 
 def question(rng: Random, evaluation: bool) -> Example:
-    """A fact. With a system text, question and system together are the key: a held-out one is a known question that never met that system text."""
+    """A fact. With a system text, both together are the key: held out is a known question under a system text that it never met."""
     def make(rng: Random) -> tuple[tuple[str, str, str, str], str]:
         return fact(rng), some_system(rng)
 
-    (text, answer, thought, order), system = pick(make, lambda x: f"fact:{x[0][0]}|{x[0][3]}|{x[1]}" if x[0][3] or x[1] else "", rng, evaluation)
-    return conversation(rng, "fact", [Turn("user", text)], answer, thought=thought, system=order or system,
-                        key=f"fact:{text}|{order}|{system}" if order or system else "")
+    def key_of(drawn: tuple[tuple[str, str, str, str], str]) -> str:
+        (text, _, _, order), system = drawn
+        return f"fact:{text}|{order}|{system}" if order or system else ""
+
+    drawn = pick(make, key_of, rng, evaluation)
+    (text, answer, thought, order), system = drawn
+    return conversation(rng, "fact", [Turn("user", text)], answer, thought=thought, system=order or system, key=key_of(drawn))
 
 
 def longer(rng: Random) -> Example:

@@ -40,7 +40,7 @@ TASKS: dict[str, Maker] = {  # held-out combinations only, but for the last two
 
 @dataclass(frozen=True)
 class Score:
-    """`right`: greedy decoding gives the answer. `certainty`: the lowest probability of its tokens. `greedy`: each position's best token."""
+    """`right`: greedy decoding gives the answer. `certainty`: the lowest probability of its tokens. `greedy`: the best token everywhere."""
 
     example: Example
     right: bool

@@ -116,9 +116,9 @@ def draw_facts(rng: Random, count: int, evaluation: bool) -> tuple[dict[str, str
         if len(set(values.values())) < count or {"name", "zh_name"} <= values.keys():
             continue
         told = list(values.items())
-        held = [key for i, a in enumerate(told) for b in told[:i] if held_out(key := pair_key(*a, *b))]
-        if bool(held) == evaluation:
-            return values, held[0] if held else ""
+        keys = sorted((pair_key(*a, *b) for i, a in enumerate(told) for b in told[:i]), key=held_out, reverse=True)  # held-out pairs first
+        if any(map(held_out, keys)) == evaluation:
+            return values, keys[0] if keys else ""
 
 
 def memory(rng: Random, evaluation: bool, least_turns: int = 0) -> Example:

@@ -156,7 +156,7 @@ class Phrase:
 
 
 def draw_phrase(rng: Random, noun: Noun, definite: bool) -> Phrase:
-    adjectives = HEAT + SIZES if noun in DRINKS else SIZES + COLOURS[:3] if noun in FOODS else (*COLOURS, *QUALITIES)
+    adjectives: tuple[Adjective, ...] = HEAT + SIZES if noun in DRINKS else SIZES + COLOURS[:3] if noun in FOODS else (*COLOURS, *QUALITIES)
     if noun in ANIMALS:
         adjectives = (*COLOURS, *SIZES)
     adjective = rng.choice(adjectives) if rng.random() < 0.6 else None

@@ -45,7 +45,8 @@ class Trainer:
         matrices = [p for p in model.parameters() if p.dim() == 2 and min(p.shape) > 8]
         others = [p for p in model.parameters() if not (p.dim() == 2 and min(p.shape) > 8)]
         groups = [{"params": matrices, "weight_decay": 0.02}, {"params": others, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=self.rate, betas=(0.9, 0.99), eps=1e-10, capturable=device == "cuda", foreach=device == "cuda")
+        self.optimizer = torch.optim.AdamW(groups, lr=self.rate, betas=(0.9, 0.99), eps=1e-10,
+                                           capturable=device == "cuda", foreach=device == "cuda")
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]] = {}
 
     def arrays(self, batch: Batch) -> list[Tensor]:
@@ -98,7 +99,8 @@ def train(args: argparse.Namespace) -> None:
     print(f"{len(known)} known ids after {time.monotonic() - began:.0f} s", flush=True)
     batches = stream(known, SEED, args.tokens) if args.cpu else from_workers(max(1, (os.cpu_count() or 2) - 2), known, SEED, args.tokens)
     trainer = Trainer(Model(len(known)), SIZE - len(known), device)
-    began, seen, shown = time.monotonic(), 0, []
+    began, seen = time.monotonic(), 0
+    shown: list[Tensor] = []
 
     def report(step: int) -> None:
         loss, spent = float(torch.stack(shown).mean()), time.monotonic() - began

@@ -28,8 +28,8 @@ def join(sentences: list[str], code: str) -> str:
 def render(rng: Random, kind: str, text: str, answer: str, source: str, target: str, key: str = "") -> Example:
     """Mostly in the form of the translate route, sometimes asked for in a chat."""
     if rng.random() < 0.08:
-        request = rng.choice(("Translate to {}: {}", "Translate into {}: {}", "Translate this to {}: {}")).format(templates.language(target), text)
-        return conversation(rng, kind, [templates.Turn("user", request)], answer, key=key)
+        request = rng.choice(("Translate to", "Translate into", "Translate this to"))
+        return conversation(rng, kind, [templates.Turn("user", f"{request} {templates.language(target)}: {text}")], answer, key=key)
     shown = "auto" if rng.random() < 0.15 else source
     return Example(kind, templates.translation(text, shown, target), f" {answer}", key)
 

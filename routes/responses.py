@@ -138,12 +138,14 @@ def _keeper(front: Frontend, prepared: Prepared) -> Callable[[], None]:
 
 
 async def _keep(front: Frontend, prepared: Prepared) -> None:
-    """Store the document, also while the server drains. Raises RequestRejected or RequestFailed."""
+    """Store the document, also while the server drains. Raises RequestFailed."""
     if prepared.key is None:
         return
     command = SessionCommand(uuid4().hex, "put", prepared.key, data=prepared.document())
     try:
         await asyncio.wait_for(front.client.ask(command), ANSWERED_WITHIN)
+    except RequestRejected as error:
+        raise RequestFailed(f"The response was made but could not be stored: {error}") from None
     except TimeoutError:
         raise RequestFailed("The response was made but could not be stored: the engine does not answer; try again in a moment.") from None
 

@@ -11,7 +11,7 @@ from frontend_process import FrontendProcess
 from openai import OpenAI
 
 from routes.settings import Drain
-from rwkv_batch.protocol import Event, GenerateRequest
+from rwkv_batch.protocol import Event, GenerateRequest, Rejected
 
 ANSWER = "Assistant: <think>\n</think>\n"
 NO_SUCH = "resp_" + "0" * 32
@@ -174,6 +174,15 @@ def test_what_the_engine_refuses_has_its_status(front: FrontendProcess):
     for mischief, status in (("overloaded", 429), ("invalid", 400), ("fail", 500)):
         answer = front.http.post("/v1/responses", json={"input": f"!{mischief}"})
         assert answer.status_code == status and "The fake engine" in answer.json()["error"]["message"]
+
+
+def test_a_response_that_cannot_be_stored_is_an_error(front: FrontendProcess, monkeypatch: pytest.MonkeyPatch):
+    obey = front.engine._obey
+    monkeypatch.setattr(front.engine, "_obey", lambda c: Rejected(c.id, "invalid", "The disk is full.") if c.command == "put" else obey(c))
+    answer = front.http.post("/v1/responses", json={"input": "Hi"})
+    assert answer.status_code == 500 and "could not be stored: The disk is full." in answer.json()["error"]["message"]
+    streamed = front.http.post("/v1/responses", json={"input": "Hi", "stream": True}).text
+    assert "could not be stored: The disk is full." in streamed and "response.failed" in streamed and "response.completed" not in streamed
 
 
 def test_an_engine_that_breaks_down_fails_the_response(front: FrontendProcess, client: OpenAI):

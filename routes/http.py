@@ -107,7 +107,8 @@ def preflight(call: Call) -> Response:
 def log_access(call: Call, status: int, outcome: str = "") -> None:
     """One line per request, without texts and without the query, which may hold the password."""
     milliseconds = (time.monotonic() - call.began) * 1000
-    log.info("%s %s %d %.0f ms %s%s", call.method, call.path, status, milliseconds, call.id, f" {outcome}" if outcome else "")
+    level = logging.DEBUG if call.path == "/health" else logging.INFO  # probes come every second
+    log.log(level, "%s %s %d %.0f ms %s%s", call.method, call.path, status, milliseconds, call.id, f" {outcome}" if outcome else "")
 
 
 def _headers(call: Call) -> dict[str, str]:

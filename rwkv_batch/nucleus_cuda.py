@@ -22,7 +22,8 @@ def load(device: torch.device) -> Draw | None:
         sampling = importlib.import_module("flashinfer.sampling")
     except ImportError:
         return None
-    try:  # the first call compiles it, which may take a minute and may fail
+    log.info("preparing flashinfer's sampler; the first time on a machine this takes a minute or two")
+    try:  # the first call compiles it, and may fail
         draw = partial(sampling.top_k_top_p_sampling_from_logits, filter_apply_order="top_k_first")
         sample(draw, torch.zeros(1, 1024, device=device), [], [1.0], [10], [0.5])
     except Exception as error:

@@ -19,6 +19,24 @@ def shifted(x: Tensor) -> Tensor:
 class TimeMix(nn.Module):
     """The recurrent half of a block."""
 
+    x_r: Tensor
+    x_w: Tensor
+    x_k: Tensor
+    x_v: Tensor
+    x_a: Tensor
+    x_g: Tensor
+    w0: Tensor
+    w1: Tensor
+    w2: Tensor
+    a0: Tensor
+    a1: Tensor
+    a2: Tensor
+    v0: Tensor
+    v1: Tensor
+    v2: Tensor
+    g1: Tensor
+    g2: Tensor
+
     def __init__(self, layer: int) -> None:
         super().__init__()
         depth, rest = layer / max(1, LAYERS - 1), 1 - layer / LAYERS
@@ -98,6 +116,8 @@ class Block(nn.Module):
         self.att, self.ffn = TimeMix(layer), ChannelMix(layer)
 
     def forward(self, x: Tensor, v_first: Tensor | None) -> tuple[Tensor, Tensor]:
+        if v_first is None:
+            x = self.ln0(x)
         y, v_first = self.att(self.ln1(x), v_first)
         x = x + y
         return x + self.ffn(self.ln2(x)), v_first
@@ -117,7 +137,7 @@ class Model(nn.Module):
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """`[B, T]` rows of the compact vocabulary -> `[B, T, WIDTH]` fp32, before the head."""
-        x = self.blocks[0].ln0(self.emb(tokens))
+        x = self.emb(tokens)
         v_first = None
         for block in self.blocks:
             x, v_first = block(x, v_first)

@@ -110,7 +110,7 @@ def german_phrase(determiner: str, noun: Noun, adjective: Adjective | None, accu
     """`determiner`: a, the, this, my, or a German number word."""
     gender, nominative, object_form, plural = noun.de
     if determiner not in DETERMINERS:
-        return " ".join(filter(None, (determiner, adjective and german_adjective(adjective, "e"), plural)))
+        return " ".join(filter(None, (determiner, german_adjective(adjective, "e") if adjective else "", plural)))
     index = GENDERS.index(gender)
     stem = {"a": "ein", "my": "mein"}.get(determiner, "dies")
     if determiner in ("this", "the"):
@@ -121,7 +121,8 @@ def german_phrase(determiner: str, noun: Noun, adjective: Adjective | None, accu
     else:
         head = stem + (("en", "e", "") if accusative else ("", "e", ""))[index]
         ending = (("en", "e", "es") if accusative else ("er", "e", "es"))[index]
-    return " ".join(filter(None, (head, adjective and german_adjective(adjective, ending), object_form if accusative else nominative)))
+    adjective_form = german_adjective(adjective, ending) if adjective else ""
+    return " ".join(filter(None, (head, adjective_form, object_form if accusative else nominative)))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ MIN_TOKENS = 64   # a shorter prefix costs more to keep than to feed again
 EVERY = 512       # long prompts leave a state after each multiple of this
 LONG = 256        # prompts of this many tokens leave a state near their end, for a conversation that goes on
 GRAIN = 16        # that state's length is a multiple of this; and a state that saves fewer tokens than this is not worth its room
-PROMPTS = 64      # how many earlier prompts are compared to find beginnings that are shared
+PROMPTS = 64      # how many earlier prompts are compared to find beginnings that are shared, and how long a cut is waited for
 SHARE = 4         # one prompt takes at most this part of the capacity, or a single entry
 
 Tokens = Sequence[int] | np.ndarray
@@ -68,6 +68,8 @@ class PrefixCache:
         self._lengths = np.zeros(0, np.intp)                     # the same lengths, ascending
         self._largest = 0                                        # bytes of the largest value seen
         self._prompts: OrderedDict[bytes, None] = OrderedDict()  # as uint32, oldest first
+        self._asked: OrderedDict[int, int] = OrderedDict()       # cuts by hash, not yet put -> which call of `cuts` gave them out
+        self._calls = 0
         self._hits = self._misses = 0
 
     @property
@@ -96,16 +98,21 @@ class PrefixCache:
 
         These are, as far as they are not stored yet: where the prompt parts from an earlier one, near its end, and at multiples of
         EVERY, or of twice, four times... that, if they would take too much room. Before the first `put` an entry's size is not
-        known, so there is at most one cut.
+        known, so there is at most one cut. Of prompts that come together only the first is asked for a state they share; another
+        one is if that has not come PROMPTS prompts later, since its row may have been cancelled.
         """
         last = len(tokens) - 1
         if last < max(MIN_TOKENS, start + GRAIN):
             return []
         prompt = _array(tokens)
         hashes = prefix_hashes(prompt, self._key)
+        self._calls += 1
+        while self._asked and self._calls - next(iter(self._asked.values())) > PROMPTS:
+            self._asked.popitem(last=False)
 
         def worth(length: int) -> bool:
-            return length >= start + GRAIN and self._find(int(hashes[length - 1]), prompt[:length]) is None
+            digest = int(hashes[length - 1])
+            return length >= start + GRAIN and digest not in self._asked and self._find(digest, prompt[:length]) is None
 
         shared, end = min(self._shared(prompt), last), last // GRAIN * GRAIN
         wanted = [shared] if shared >= MIN_TOKENS else []
@@ -117,6 +124,7 @@ class PrefixCache:
         while len(spread) > room:
             stride *= 2
             spread = [length for length in spread if length % stride == 0]
+        self._asked |= dict.fromkeys([int(hashes[length - 1]) for length in wanted + spread], self._calls)
         return sorted(wanted + spread)
 
     def remember(self, tokens: Tokens) -> None:
@@ -137,6 +145,7 @@ class PrefixCache:
         if len(prefix) < MIN_TOKENS or entry.nbytes > self.capacity:
             return
         digest = int(prefix_hashes(prefix, self._key)[-1])
+        self._asked.pop(digest, None)
         if digest in self._entries:
             self._drop(digest)
         while self._bytes + entry.nbytes > self.capacity:
@@ -149,6 +158,7 @@ class PrefixCache:
         """Forget all states and prompts; hits and misses stay."""
         self._entries.clear()
         self._prompts.clear()
+        self._asked.clear()
         self._counts.clear()
         self._lengths = self._lengths[:0]
         self._bytes = 0

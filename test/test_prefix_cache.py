@@ -212,14 +212,17 @@ def test_a_long_prompt_leaves_a_state_near_its_end(length, cut):
     assert PrefixCache(ROOMY).cuts(text(length), 0) == cut
 
 
-def test_a_very_long_prompt_leaves_states_on_the_way():
+@pytest.mark.parametrize("length, start, stored, cuts", [
+    (1700, 0, [], [512, 1024, 1536, 1696]),
+    (1700, 600, [], [1024, 1536, 1696]),
+    (1700, 0, [1024], [512, 1536, 1696]),
+    (1025, 0, [1024], [512]),  # near the end is what is stored already
+])
+def test_a_very_long_prompt_leaves_states_on_the_way(length, start, stored, cuts):
     cache = PrefixCache(ROOMY)
-    put(cache, text(100, of=1))  # now the size of an entry is known
-    assert cache.cuts(text(1700), 0) == [512, 1024, 1536, 1696]
-    assert cache.cuts(text(1700), 600) == [1024, 1536, 1696]
-    put(cache, text(1024))
-    assert cache.cuts(text(1700), 0) == [512, 1536, 1696]
-    assert cache.cuts(text(1024 + 1), 0) == [512]  # near the end is what is stored already
+    for prefix in [text(100, of=1), *(text(n) for n in stored)]:  # with the first the size of an entry is known
+        put(cache, prefix)
+    assert cache.cuts(text(length), start) == cuts
 
 
 def test_a_prompt_takes_no_more_than_its_share_of_the_room():
@@ -232,12 +235,39 @@ def test_a_prompt_takes_no_more_than_its_share_of_the_room():
     assert cuts == [9984]
 
 
-def test_where_prompts_part_comes_before_their_ends():
+@pytest.mark.parametrize("size_known, cuts", [(False, [300]), (True, [300, 512, 1024, 1184])])
+def test_where_prompts_part_comes_before_their_ends(size_known, cuts):
     cache = PrefixCache(ROOMY)
     cache.remember(text(300) + text(300, of=1))
-    assert cache.cuts(text(300) + text(900, of=2), 0) == [300]  # the size of an entry is not known: one
-    put(cache, text(100, of=5))
-    assert cache.cuts(text(300) + text(900, of=2), 0) == [300, 512, 1024, 1184]
+    if size_known:
+        put(cache, text(100, of=5))
+    assert cache.cuts(text(300) + text(900, of=2), 0) == cuts
+
+
+def test_of_prompts_that_come_together_one_leaves_the_state_they_share():
+    cache, system = PrefixCache(ROOMY), text(150)
+    cuts = []
+    for of in range(1, 6):
+        prompt = system + text(30, of)
+        cuts.append(cache.cuts(prompt, 0))
+        cache.remember(prompt)
+    assert cuts == [[], [150], [], [], []]
+    put(cache, system)
+    assert cache.longest(system + text(30, of=6))[0] == 150
+
+
+def test_a_state_that_never_comes_is_asked_for_again():
+    cache = PrefixCache(ROOMY)
+    calls = [cache.cuts(text(300), 0) for _ in range(prefix_cache.PROMPTS + 2)]
+    assert calls == [[288], *[[]] * prefix_cache.PROMPTS, [288]]
+
+
+def test_a_state_that_has_left_is_asked_for_again():
+    cache = PrefixCache(3000)
+    for _ in range(2):
+        assert cache.cuts(text(300), 0) == [288]
+        put(cache, text(288))
+        put(cache, text(400, of=1))  # drives it out
 
 
 def test_states_that_do_not_fit_are_not_asked_for():

@@ -1,0 +1,469 @@
+"""Sessions in three tiers: L1 slots of the device, L2 host memory, L3 a SQLite file.
+
+All methods of `StatePool` are called by one thread, and none of them waits: copies and reads run on one thread, commits on another,
+and `poll` brings what they have done. L1 and L2 are exact LRU. What was saved stays readable all the time: the snapshot that is taken
+at the save stays in host memory as long as the session is in L1 or L2 or its commit is not done. So moving from L1 to L2 costs no copy.
+"""
+import logging
+import queue
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from rwkv_batch.catalog import Catalog
+from rwkv_batch.pool_events import DocumentDone, Event, Exported, Forked, Freed, Imported, Loaded, Saved
+from rwkv_batch.protocol import SessionInfo
+from rwkv_batch.rwkv7 import States
+from rwkv_batch.snapshot import Damaged, SnapshotError
+from rwkv_batch.store import DOCUMENTS, SESSIONS, TABLES, Delete, Put, Row, RowDamaged, Store, StoreError, Volatile, tensor_of
+from rwkv_batch.transfer import Transfer
+from rwkv_batch.workers import Finish, Mover, Writer
+
+log = logging.getLogger(__name__)
+
+L1 = 16                   # sessions in slots of the device
+L2 = 32                   # sessions in host memory, besides those in L1
+BEHIND_BYTES = 1 << 30    # states that may wait for the disk when turns do not; past it they do
+
+__all__ = ["L1", "L2", "DocumentDone", "Event", "Exported", "Forked", "Freed", "Imported", "Loaded", "Saved", "StatePool", "Store",
+           "StoreError"]
+
+
+@dataclass(eq=False)
+class Image:
+    """A state in host memory, never changed once it is there."""
+
+    tokens: int
+    updated: float
+    snapshot: Tensor | None = None  # filled in by the mover
+
+
+@dataclass(eq=False)
+class Hot:
+    """An entry of L1."""
+
+    slot: int
+    image: Image
+    copies: int = 0     # under way; the slot may not change before they are done
+    gone: bool = False  # has left L1 meanwhile; the slot is free after the last copy
+
+
+Answer = Callable[[str | None, list[int]], Event]  # makes the event from an error and the slots that are freed by it
+
+
+@dataclass(eq=False)
+class Write:
+    """An image that is not in the database yet."""
+
+    key: str
+    image: Image
+    answer: Answer | None       # None: the event has been sent
+    dropped: bool = False       # its session has been deleted
+
+
+class StatePool:
+    """Sessions by key. `fingerprint` is the model's; states of another one are refused.
+
+    `l1`, `l2`: sessions that these tiers hold. `store`: None keeps sessions in memory only, where what L2 pushes out is gone.
+    `durable`: a save is done when it is committed, otherwise when it is in host memory, and the disk follows. `wake` is called, from any
+    thread, whenever `poll` has something. The pool owns the store and closes it.
+    """
+
+    def __init__(self, states: States, fingerprint: str, *, l1: int = L1, l2: int = L2, store: Store | None = None,
+                 durable: bool = True, wake: Callable[[], None] = lambda: None) -> None:
+        self._capacity = l1, l2
+        self._store, self._durable, self._wake = store or Volatile(), durable, wake
+        self._transfer = Transfer(states, fingerprint)
+        self._l1: OrderedDict[str, Hot] = OrderedDict()
+        self._l2: OrderedDict[str, Image] = OrderedDict()
+        self._writes: dict[str, list[Write]] = {}  # not committed yet, oldest first
+        self._unwritten: list[Write] = []          # answered, but their commit failed: tried again after the next that succeeds
+        self._catalog = Catalog(self._store.rows)
+        self._events: list[Event] = []
+        self._freed: list[int] = []
+        self._done: queue.SimpleQueue[tuple[Finish, Any, Exception | None]] = queue.SimpleQueue()
+        self._mover = Mover(self._report)
+        self._writer = Writer(self._store, self._report, self._renewed)
+        self._closed = False
+
+    def find(self, key: str) -> SessionInfo | None:
+        """Where the session is, None if it is nowhere."""
+        if hot := self._l1.get(key):
+            return SessionInfo(key, "L1", hot.image.updated, hot.image.tokens)
+        if image := self._l2.get(key):
+            return SessionInfo(key, "L2", image.updated, image.tokens)
+        known = self._writes[key][-1].image if key in self._writes else self._catalog.get(SESSIONS, key)
+        return SessionInfo(key, "L3", known.updated, known.tokens) if known else None
+
+    def status(self) -> list[SessionInfo]:
+        """Every session once, at its fastest tier: L1 and L2 the least recently used first, then L3 the newest first."""
+        cold = ({key for key, _ in self._catalog.sessions()} | self._writes.keys()) - self._l1.keys() - self._l2.keys()
+        infos = [self.find(key) for key in (*self._l1, *self._l2)] + sorted(
+            (self.find(key) for key in cold), key=lambda info: info.updated if info else 0, reverse=True)
+        return [info for info in infos if info]
+
+    def take(self, key: str) -> int | None:
+        """The slot of a session in L1, which leaves L1 and is the caller's now; None if there is none, or it is being copied.
+
+        The session as it was saved stays readable: a turn that fails needs only give up the slot.
+        """
+        hot = self._l1.get(key)
+        if hot is None or hot.copies:
+            return None
+        del self._l1[key]
+        self._catalog.touch(SESSIONS, key)
+        if not self._store.keeps_sessions:
+            self._l2[key] = hot.image  # past the capacity until the next save, so that nobody else has to go
+        return hot.slot
+
+    def load(self, key: str, slot: int, token: object = None) -> None:
+        """Fill a slot of the caller's with a copy of the session. `Loaded` follows; until then the slot must be left alone."""
+        fence = self._transfer.fence()
+        self._catalog.touch(SESSIONS, key)
+        if hot := self._l1.get(key):
+            self._l1.move_to_end(key)
+            hot.copies += 1
+            self._mover.put(partial(self._transfer.duplicate, hot.slot, slot, fence), partial(self._duplicated, key, slot, token, hot))
+            return
+        image, row = self._in_memory(key), self._catalog.get(SESSIONS, key)
+        if image:
+            self._keep(key, image)
+
+        def work() -> Image:
+            found = image or self._read(key, row)
+            self._transfer.restore(_whole(found), slot, fence)
+            return found
+
+        self._mover.put(work, partial(self._loaded, key, slot, token, None if image else row))
+
+    def save(self, key: str, slot: int, tokens: int, token: object = None) -> list[int]:
+        """The caller's slot becomes the state of `key`, which has seen that many tokens. Returns slots that are the caller's now.
+
+        `Saved` follows. If it has an error, the session is what was committed last.
+        """
+        image, fence = Image(tokens, time.time()), self._transfer.fence()
+        freed = self._leave(key)
+        hot = self._l1[key] = Hot(slot, image, copies=1)
+
+        def work() -> None:
+            image.snapshot = self._transfer.snapshot(slot, tokens, image.updated, fence)
+
+        self._mover.put(work, partial(self._copied, hot))
+        self._write(key, image, lambda error, slots: Saved(key, error, slots, token))
+        return freed + self._trim()
+
+    def delete(self, key: str, prefix: bool = False) -> tuple[int, list[int]]:
+        """Remove the session from every tier, with `prefix` also all whose keys begin with "{key}:". Returns how many there were, and
+        slots that are the caller's now. Saves of them that are under way come to nothing, without an error."""
+        keys = {key}
+        if prefix:
+            keys |= {info.key for info in self.status() if info.key.startswith(f"{key}:")}
+        found = sorted(key for key in keys if self.find(key))
+        freed: list[int] = []
+        for key in found:
+            freed += self._leave(key)
+            for write in self._writes.pop(key, []):
+                write.dropped = True
+            self._catalog.remove(SESSIONS, key)
+        self._drop(SESSIONS, found)
+        return len(found), freed
+
+    def fork(self, source: str, target: str, token: object = None) -> None:
+        """Copy a session to another key. `Forked` follows."""
+        image, row = self._in_memory(source), self._catalog.get(SESSIONS, source)
+
+        def work() -> Image:
+            found = image or self._read(source, row)
+            return Image(found.tokens, time.time(), _whole(found))
+
+        def event(error: str | None, _: list[int]) -> Event:
+            return Forked(target, error, token)
+
+        self._mover.put(work, partial(self._arrived, target, event, None if image else (source, row)))
+
+    def export(self, key: str, token: object = None) -> None:
+        """The session as a file. `Exported` follows."""
+        image, row = self._in_memory(key), self._catalog.get(SESSIONS, key)
+
+        def work() -> bytes:
+            return _whole(image or self._read(key, row)).numpy().tobytes()
+
+        def finish(data: bytes | None, error: Exception | None) -> None:
+            self._check_row(key, None if image else row, error)
+            self._events.append(Exported(key, data, _sentence(error), token))
+
+        self._mover.put(work, finish)
+
+    def import_(self, key: str, data: bytes, token: object = None) -> None:
+        """Store an exported file as the session `key`. `Imported` follows, with an error if the file is damaged or of another model."""
+        def work() -> Image:
+            header, snapshot = self._transfer.fitted(tensor_of(data))
+            return Image(header.tokens, time.time(), snapshot)
+
+        def event(error: str | None, _: list[int]) -> Event:
+            return Imported(key, error, token)
+
+        self._mover.put(work, partial(self._arrived, key, event, None))
+
+    def put_document(self, key: str, data: bytes, token: object = None) -> None:
+        """Store bytes of any kind, in place of any older ones of that key. `DocumentDone` follows when they are committed."""
+        row = Row(time.time(), 0, len(data))
+
+        def finish(_: object, error: Exception | None) -> None:
+            if error is None:
+                self._catalog.put(DOCUMENTS, key, row)
+                self._shrink()
+            self._events.append(DocumentDone(key, None, 0 if error else 1, _sentence(error), token))
+
+        self._operate([Put(DOCUMENTS, key, row, data)], finish)
+
+    def get_document(self, key: str, token: object = None) -> None:
+        """`DocumentDone` follows."""
+        self._catalog.touch(DOCUMENTS, key)
+
+        def finish(data: bytes | None, error: Exception | None) -> None:
+            if isinstance(error, RowDamaged) and self._catalog.remove(DOCUMENTS, key):
+                self._drop(DOCUMENTS, [key])
+            self._events.append(DocumentDone(key, data, 0 if data is None else 1, _sentence(error), token))
+
+        self._mover.put(partial(self._read_document, key), finish)
+
+    def remove_document(self, key: str, token: object = None) -> None:
+        """`DocumentDone` follows when that is committed."""
+        def finish(_: object, error: Exception | None) -> None:
+            found = error is None and self._catalog.remove(DOCUMENTS, key)
+            self._events.append(DocumentDone(key, None, int(found), _sentence(error), token))
+
+        self._operate([Delete(DOCUMENTS, [key])], finish)
+
+    def poll(self) -> list[Event]:
+        """What has been done since the last call."""
+        self._take_in()
+        if self._freed:
+            self._events.append(Freed(self._freed))
+        events, self._events, self._freed = self._events, [], []
+        return events
+
+    def close(self) -> None:
+        """Write what is not written yet, and end. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._take_in()
+        self._again()
+        self._mover.close()
+        self._writer.close()
+        self._store.close()
+        self._take_in()
+        if self._unwritten:
+            log.error("%d sessions could not be written and are lost.", len(self._unwritten))
+
+    # The parts of those, on the same thread
+
+    def _in_memory(self, key: str) -> Image | None:
+        if hot := self._l1.get(key):
+            return hot.image
+        return self._l2.get(key) or (self._writes[key][-1].image if key in self._writes else None)
+
+    def _leave(self, key: str) -> list[int]:
+        """Out of L1 and L2."""
+        self._l2.pop(key, None)
+        hot = self._l1.pop(key, None)
+        return _release(hot) if hot else []
+
+    def _keep(self, key: str, image: Image) -> None:
+        """The most recent of L2."""
+        self._l2[key] = image
+        self._l2.move_to_end(key)
+        self._freed += self._trim()
+
+    def _trim(self) -> list[int]:
+        """Push what is over the capacity out of L1 into L2, and out of L2. Returns the slots."""
+        freed: list[int] = []
+        l1, l2 = self._capacity
+        while len(self._l1) > l1:
+            key, hot = next(iter(self._l1.items()))
+            if hot.copies:
+                break  # until the copy is done
+            del self._l1[key]
+            self._l2[key] = hot.image
+            freed.append(hot.slot)
+        while len(self._l2) > l2:
+            self._l2.popitem(last=False)
+        return freed
+
+    def _write(self, key: str, image: Image, answer: Answer | None) -> None:
+        """Commit the image, whose snapshot is there when all jobs given before are done."""
+        write = Write(key, image, answer)
+        self._writes.setdefault(key, []).append(write)
+        self._send(write)
+
+    def _send(self, write: Write) -> None:
+        self._mover.put(partial(self._forward, write), partial(self._forwarded, write))
+
+    def _forwarded(self, write: Write, _: object, error: Exception | None) -> None:
+        behind = sum(map(len, self._writes.values())) * self._transfer.layout.size
+        if error:
+            self._written(write, None, error)
+        elif write.answer and not self._durable and behind <= BEHIND_BYTES:
+            self._events.append(write.answer(None, []))
+            write.answer = None
+
+    def _written(self, write: Write, row: Row | None, error: Exception | None) -> None:
+        freed: list[int] = []
+        if error and not write.dropped and write.answer is None:
+            log.error("The session %s could not be written, which is tried again: %s", write.key, error)
+            self._unwritten.append(write)
+            return
+        if not write.dropped:
+            self._writes[write.key].remove(write)
+            if not self._writes[write.key]:
+                del self._writes[write.key]
+            if error:
+                freed = self._revert(write)
+            elif row and self._store.keeps_sessions:
+                self._catalog.put(SESSIONS, write.key, row)
+                self._shrink()
+                self._again()
+        if write.answer:
+            self._events.append(write.answer(None if write.dropped else _sentence(error), freed))
+            write.answer = None
+
+    def _revert(self, write: Write) -> list[int]:
+        """What could not be committed is no longer the session's state."""
+        if self._l2.get(write.key) is write.image:
+            del self._l2[write.key]
+        hot = self._l1.get(write.key)
+        return self._leave(write.key) if hot and hot.image is write.image else []
+
+    def _again(self) -> None:
+        """Send the writes once more that failed before, unless there are newer ones of their sessions."""
+        unwritten, self._unwritten = self._unwritten, []
+        for write in unwritten:
+            if not write.dropped and self._writes[write.key][-1] is write:
+                self._send(write)
+            elif not write.dropped:
+                self._writes[write.key].remove(write)
+
+    def _drop(self, table: str, keys: list[str]) -> None:
+        """Delete rows that the catalog has forgotten."""
+        def finish(_: object, error: Exception | None) -> None:
+            if error:
+                log.error("%d deleted %s are still in the database: %s", len(keys), table, error)
+
+        if keys:
+            self._operate([Delete(table, keys)], finish)
+
+    def _shrink(self) -> None:
+        """Keep to the size limit."""
+        if self._store.limit is None:
+            return
+
+        def in_use(name: tuple[str, str]) -> bool:
+            table, key = name
+            return table == SESSIONS and self._in_memory(key) is not None
+
+        victims = self._catalog.surplus(self._store.limit, in_use)
+        for table in TABLES:
+            self._drop(table, [key for of, key in victims if of == table])
+
+    def _duplicated(self, key: str, slot: int, token: object, hot: Hot, _: object, error: Exception | None) -> None:
+        self._copied(hot, None, None)
+        self._events.append(Loaded(key, slot, hot.image.tokens, _sentence(error), token))
+
+    def _copied(self, hot: Hot, _: object, error: Exception | None) -> None:
+        hot.copies -= 1
+        if hot.gone:
+            self._freed += _release(hot)
+        self._freed += self._trim()
+
+    def _loaded(self, key: str, slot: int, token: object, row: Row | None, image: Image | None, error: Exception | None) -> None:
+        self._check_row(key, row, error)
+        if image and row and row is self._catalog.get(SESSIONS, key) and self._in_memory(key) is None:
+            self._keep(key, image)
+        self._events.append(Loaded(key, slot, image.tokens if image else 0, _sentence(error), token))
+
+    def _arrived(self, key: str, answer: Answer, origin: tuple[str, Row | None] | None, image: Image | None,
+                 error: Exception | None) -> None:
+        """A state for `key` has come into host memory, not from a slot."""
+        if origin:
+            self._check_row(*origin, error)
+        if image is None:
+            self._events.append(answer(_sentence(error), []))
+            return
+        self._freed += self._leave(key)
+        self._keep(key, image)
+        self._write(key, image, answer)
+
+    def _check_row(self, key: str, row: Row | None, error: Exception | None) -> None:
+        """Drop a row that turned out to be damaged, if it is still the session's."""
+        if isinstance(error, RowDamaged | Damaged) and row and row is self._catalog.get(SESSIONS, key) and key not in self._writes:
+            self._catalog.remove(SESSIONS, key)
+            self._drop(SESSIONS, [key])
+
+    def _renewed(self, rows: dict[str, dict[str, Row]], _: object) -> None:
+        """The database was broken; the new one has these rows. What is in memory is written once more."""
+        self._catalog = Catalog(rows)
+        for key, image in {**self._l2, **{key: hot.image for key, hot in self._l1.items()}}.items():
+            row = rows[SESSIONS].get(key)
+            if key not in self._writes and (row is None or row.updated != image.updated):
+                self._write(key, image, None)
+
+    def _operate(self, operations: list[Put | Delete], finish: Finish) -> None:
+        """Commit after everything that was asked for before."""
+        self._mover.put(partial(self._writer.put, operations, finish), lambda *_: None)
+
+    def _take_in(self) -> None:
+        while True:
+            try:
+                finish, result, error = self._done.get_nowait()
+            except queue.Empty:
+                return
+            finish(result, error)
+
+    # On the mover's thread
+
+    def _forward(self, write: Write) -> None:
+        """Hand over to the writer."""
+        snapshot = _whole(write.image)
+        row = Row(write.image.updated, write.image.tokens, len(snapshot))
+        operations = [] if write.dropped else [Put(SESSIONS, write.key, row, snapshot.numpy().data)]
+        self._writer.put(operations, lambda _, error: self._written(write, row, error))
+
+    def _read(self, key: str, row: Row | None) -> Image:
+        data = self._store.read(SESSIONS, key, self._transfer.pinned) if row else None
+        if row is None or data is None:
+            raise StoreError(f"There is no session {key}.")
+        header, snapshot = self._transfer.fitted(data)
+        return Image(header.tokens, row.updated, snapshot)
+
+    def _read_document(self, key: str) -> bytes | None:
+        data = self._store.read(DOCUMENTS, key)
+        return None if data is None else data.numpy().tobytes()
+
+    def _report(self, finish: Finish, result: Any, error: Exception | None) -> None:
+        self._done.put((finish, result, error))
+        self._wake()
+
+
+def _release(hot: Hot) -> list[int]:
+    """The slot of an entry that has left L1, now or (then by the last copy's end) later."""
+    hot.gone = True
+    return [] if hot.copies else [hot.slot]
+
+
+def _whole(image: Image) -> Tensor:
+    if image.snapshot is None:
+        raise StoreError("The session's state could not be copied into memory.")
+    return image.snapshot
+
+
+def _sentence(error: Exception | None) -> str | None:
+    if error is None or isinstance(error, StoreError | SnapshotError):
+        return str(error) if error else None
+    return f"The session's state could not be moved ({type(error).__name__})."

@@ -207,8 +207,16 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--max-waiting", type=_positive, default=4096, metavar="N", help="rows that may wait before 429 (default 4096)")
     parser.add_argument("--prefill-tokens", type=_positive, metavar="N", help="prompt tokens a step (default: what suits the device)")
     parser.add_argument("--wkv", choices=("fp16", "fp32"), help="how the recurrent state is stored (default fp32 on a CPU, fp16 on a GPU)")
+    parser.add_argument("--state-db", default="rwkv_sessions.db", metavar="FILE", help="where sessions are stored (default %(default)s)")
+    parser.add_argument("--l1", type=_count, default=16, metavar="N", help="sessions kept on the device (default 16)")
+    parser.add_argument("--l2", type=_count, default=32, metavar="N", help="sessions kept in host memory (default 32)")
+    parser.add_argument("--l3-gb", type=_positive, metavar="N", help="size of the database; the oldest sessions go first (default: any)")
+    parser.add_argument("--durable", action=argparse.BooleanOptionalAction, default=True,
+                        help="commit a session before its turn's last event; --no-durable writes behind (default on)")
+    parser.add_argument("--prefix-cache-mb", type=_count, default=512, metavar="N", help="memory for beginnings of prompts (default 512)")
     parser.add_argument("--frontends", type=_positive, metavar="N", help="HTTP processes that share the port (default: by cores)")
     parser.add_argument("--max-body-mb", type=_positive, default=16, metavar="N", help="larger request bodies get 413 (default 16)")
+    parser.add_argument("--max-state-mb", type=_positive, default=256, metavar="N", help="larger session files get 413 (default 256)")
     parser.add_argument("--log-level", type=str.upper, choices=("DEBUG", "INFO", "WARNING", "ERROR"), default="INFO")
     options = parser.parse_args(argv)
     if options.pp_devices:
@@ -242,6 +250,13 @@ def _port(text: str) -> int:
     return number
 
 
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is too small; use 0 or more")
+    return number
+
+
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
@@ -263,10 +278,13 @@ def main(argv: list[str]) -> int:
         address = f"ipc://{folder}/engine"
         engine = EngineSettings(
             address=address, model_path=options.model_path, device=options.device, max_rows=options.max_rows,
-            prefill_tokens=options.prefill_tokens, max_waiting=options.max_waiting, wkv=options.wkv, log_level=options.log_level)
+            prefill_tokens=options.prefill_tokens, max_waiting=options.max_waiting, wkv=options.wkv,
+            prefix_cache_mb=options.prefix_cache_mb, state_db=options.state_db, l1=options.l1, l2=options.l2,
+            l3_bytes=options.l3_gb << 30 if options.l3_gb else None, durable=options.durable, log_level=options.log_level)
         frontend = FrontendSettings(
             engine_address=address, host=options.host, port=options.port, password=options.password,
-            protect_translate=options.protect_translate, max_body=options.max_body_mb * 1024 * 1024, log_level=options.log_level)
+            protect_translate=options.protect_translate, max_body=options.max_body_mb << 20, max_state=options.max_state_mb << 20,
+            log_level=options.log_level)
         return Supervisor(engine, frontend, options.frontends or max(2, min(8, (os.cpu_count() or 1) // 4))).run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)

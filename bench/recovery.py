@@ -102,7 +102,7 @@ def main() -> None:
         probe.close()
         log = Path(scratch) / "log"
         with log.open("wb") as out:
-            narrow = ["--port", str(port), "--max-rows", "1", "--frontends", "1"]
+            narrow = ["--port", str(port), "--max-rows", "1", "--frontends", "1", "--state-db", str(Path(scratch) / "sessions.db")]
             server = subprocess.Popen([sys.executable, "app.py", *narrow, *options.flags], cwd=ROOT, stdout=out, stderr=out)
         try:
             began = time.monotonic()

@@ -11,30 +11,39 @@ import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 
 from rwkv_batch import checkpoint, memory
-from rwkv_batch.protocol import EngineInfo, GenerateRequest, RowDelta, Sampling, TokenLogprob
+from rwkv_batch.prefix_cache import PrefixCache
+from rwkv_batch.protocol import (
+    Accepted,
+    EngineInfo,
+    Event,
+    Failed,
+    GenerateRequest,
+    Progress,
+    Rejected,
+    RowDelta,
+    Sampling,
+    SessionCommand,
+    TokenLogprob,
+)
 from rwkv_batch.rwkv7 import RWKV7
 from rwkv_batch.sampling import Sampler, logprobs
-from rwkv_batch.scheduler import Scheduler
+from rwkv_batch.scheduler import QueueFull, Scheduler
 from rwkv_batch.sequence import Sequence
+from rwkv_batch.sessions import Sessions
+from rwkv_batch.store import Store
 from rwkv_batch.tokenizer import END_OF_TEXT, Tokenizer
+from state_pool import StatePool
 
 log = logging.getLogger(__name__)
 
 Key = tuple[bytes, str]  # (front end, request id)
 OFFLINE = b"offline"
 BUNDLED = "rwkv7-demo"   # the model's name when no path is given
-
-
-@dataclass(frozen=True)
-class StepFailure:
-    """These requests cannot go on."""
-
-    keys: set[Key]
-    message: str
 
 
 @dataclass
@@ -52,12 +61,14 @@ class Engine:
     `model_path`: a checkpoint, or None for the bundled model. `device`: "auto", "cpu", "cuda", "cuda:1". `max_rows`:
     how many rows run at once (None: what fits). `prefill_tokens`: prompt tokens a step (None: what suits the device).
     `wkv`: "fp32" or "fp16", how the recurrent state is stored (None: fp32 on a CPU, fp16 on a GPU).
-    `progress` is told (bytes read, bytes in all) while a checkpoint loads. Raises checkpoint.CheckpointError.
+    `l1`, `l2`, `store`, `durable`: see StatePool. `progress` is told (bytes read, bytes in all) while a checkpoint loads; `wake` is
+    called, from any thread, when `busy` may have become true by itself. Raises checkpoint.CheckpointError.
     """
 
     def __init__(self, model_path: str | Path | None = None, *, device: str = "auto", max_rows: int | None = None,
-                 prefill_tokens: int | None = None, max_waiting: int = 4096, wkv: str | None = None,
-                 progress: Callable[[int, int], None] | None = None) -> None:
+                 prefill_tokens: int | None = None, max_waiting: int = 4096, wkv: str | None = None, prefix_cache_mb: int = 0,
+                 l1: int = 0, l2: int = 0, store: Store | None = None, durable: bool = True,
+                 progress: Callable[[int, int], None] | None = None, wake: Callable[[], None] = lambda: None) -> None:
         place = memory.device(device)
         on_gpu = place.type != "cpu"
         weights = checkpoint.load(model_path, progress) if model_path else _bundled()
@@ -66,68 +77,111 @@ class Engine:
             torch.set_num_threads(memory.threads(self.model))
         wkv_dtype = {"fp16": torch.float16, "fp32": torch.float32}[wkv or ("fp16" if on_gpu else "fp32")]
         rows = max_rows or memory.rows_that_fit(self.model, wkv_dtype)
-        self.states = self.model.new_states(rows, wkv_dtype)
-        self.tokenizer = Tokenizer()
         self.vocab = weights.vocab
-        self.sampler = Sampler(rows, self.vocab, place)
-        self.scheduler = Scheduler(rows, prefill_tokens or memory.prefill_tokens(self.model), max_waiting)
+        self.states = self.model.new_states(rows + l1, wkv_dtype)
+        self.tokenizer = Tokenizer()
+        self.sampler = Sampler(rows + l1, self.vocab, place)
+        self.scheduler = Scheduler(rows, prefill_tokens or memory.prefill_tokens(self.model), max_waiting, slots=rows + l1)
+        self.prefixes = PrefixCache(prefix_cache_mb << 20)
+        self.pool = StatePool(self.states, weights.fingerprint, l1=l1, l2=l2, store=store, durable=durable, wake=wake)
+        self.sessions = Sessions(self.pool, self.scheduler, self.tokenizer, self._turn_tokens, self._clear, self._emit)
+        self._events: list[tuple[Key, Event]] = []
         self.info = EngineInfo(
             model=weights.name, layers=weights.layers, width=weights.width, parameters=weights.parameters,
             dtype=str(self.model.dtype).removeprefix("torch."), device=memory.describe(place), slots=rows, vocabulary=self.vocab)
 
     @property
     def busy(self) -> bool:
-        return self.scheduler.busy
+        """Whether `step` would do something. False: nothing to do, or everything waits for the state pool, which then calls `wake`."""
+        return bool(self._events) or self.scheduler.runnable
 
-    def add(self, key: Key, request: GenerateRequest) -> tuple[list[int], list[RowDelta]]:
-        """Queue a request. Returns the tokens of each prompt, and the deltas of rows that ended before they began.
+    def add(self, key: Key, request: GenerateRequest) -> None:
+        """Queue a request. What becomes of it is told by the events that `step` returns, beginning with Accepted or Rejected."""
+        try:
+            self._add(key, request)
+        except QueueFull as full:
+            self._emit(key, Rejected(request.id, "overloaded", f"The server is busy: {full}."))
+        except ValueError as error:
+            self._emit(key, Rejected(request.id, "invalid", str(error)))
 
-        Raises ValueError, naming what this model cannot do, or scheduler.QueueFull; then nothing of it was queued.
-        """
-        prompts = [self._tokens(prompt, request.lead) for prompt in request.prompts]
-        self.sampler.check(request.sampling)
-        counts = [len(prompt) for prompt in prompts]
-        seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
-        rows = [Sequence(key, i, prompts[i // request.n], request, seed) for i in range(len(prompts) * request.n)]
-        if request.max_tokens == 0:
-            return counts, [RowDelta(row.row, "", 0, "length") for row in rows]
-        self.scheduler.add(rows)
-        return counts, []
+    def command(self, key: Key, command: SessionCommand) -> None:
+        """Do something with stored states; `step` returns the answer, at once or later."""
+        self.sessions.command(key, command)
 
     def cancel(self, key: Key) -> None:
         """Drop a request's rows, waiting or running."""
-        self.scheduler.drop(lambda row: row.key == key)
+        self._drop(lambda row: row.key == key)
 
     def cancel_frontend(self, frontend: bytes) -> None:
         """Drop everything a front end has asked for."""
-        self.scheduler.drop(lambda row: row.key[0] == frontend)
+        self._drop(lambda row: row.key[0] == frontend)
 
-    def step(self) -> tuple[dict[Key, list[RowDelta]], StepFailure | None]:
-        """Feed and draw once. Returns each request's news, and the requests that failed, whose rows are gone."""
+    def step(self) -> list[tuple[Key, Event]]:
+        """Feed every running row and draw its next token, once. Returns what the front ends are to hear."""
+        self.sessions.poll()
         self._admit()
         plan = self.scheduler.plan()
         try:
-            return self._run(plan), None
+            if plan:
+                self._run(plan)
         except Exception as error:
             log.exception("a step of %d rows failed", len(plan))
-            keys = {row.key for row, _ in plan}
-            self.scheduler.drop(lambda row: row.key in keys)
-            return {}, StepFailure(keys, f"The engine could not run this request ({type(error).__name__}).")
+            for key in {row.key for row, _ in plan}:
+                self.cancel(key)
+                self._emit(key, Failed(key[1], f"The engine could not run this request ({type(error).__name__})."))
+        events, self._events = self._events, []
+        return events
+
+    def close(self) -> None:
+        """Store what is not stored yet."""
+        self.pool.close()
 
     def generate(self, prompts: Iterable[str | list[int]], *, max_tokens: int = 256, stop_ids: Iterable[int] = (END_OF_TEXT,),
                  stop_strings: Iterable[str] = (), sampling: Sampling | None = None, n: int = 1) -> list[Result]:
-        """Continue every prompt, as many at a time as there are slots. Row i of the result belongs to prompt i // n."""
+        """Continue every prompt, as many at a time as there are slots. Row i of the result belongs to prompt i // n.
+
+        Raises ValueError, naming what the model cannot do.
+        """
         request = GenerateRequest(id="generate", prompts=list(prompts), max_tokens=max_tokens, n=n, stop_ids=list(stop_ids),
                                   stop_strings=list(stop_strings), sampling=sampling or Sampling())
-        key = (OFFLINE, request.id)
-        _, ended = self.add(key, request)
-        deltas = {delta.row: delta for delta in ended}
+        self._add((OFFLINE, request.id), request)
+        results: dict[int, Result] = {}
         while self.busy:
-            news, failure = self.step()
-            if failure:
-                raise RuntimeError(failure.message)
-            deltas.update((delta.row, delta) for delta in news.get(key, []))
-        return [Result(d.text, d.tokens, d.finish_reason or "stop") for _, d in sorted(deltas.items())]
+            for _, event in self.step():
+                if isinstance(event, Failed):
+                    raise RuntimeError(event.message)
+                if isinstance(event, Progress):
+                    results |= {d.row: Result(d.text, d.tokens, d.finish_reason or "stop") for d in event.rows}
+        return [result for _, result in sorted(results.items())]
+
+    def _add(self, key: Key, request: GenerateRequest) -> None:
+        """Raises ValueError or QueueFull; then nothing of the request was queued."""
+        self.sampler.check(request.sampling)
+        turn, target = request.turn, None
+        if turn:
+            if len(request.prompts) != 1 or request.n != 1:
+                raise ValueError(f"A turn has one prompt, not {len(request.prompts)} times {request.n}.")
+            if turn.required and not self.sessions.expects(turn):
+                self._emit(key, Rejected(request.id, "not_found", f"There is no session {turn.source}."))
+                return
+            prompts = [self._turn_tokens(request, self.sessions.expects(turn))]
+            target = self.sessions.target(turn)
+        else:
+            prompts = [self._tokens(prompt, request.lead) for prompt in request.prompts]
+        seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
+        rows = [Sequence(key, i, prompts[i // request.n], request, seed, target) for i in range(len(prompts) * request.n)]
+        if request.max_tokens > 0 or turn:
+            self.scheduler.add(rows)
+        cached = [self._cached(row)[0] for row in rows[:: request.n]]
+        self._emit(key, Accepted(request.id, [len(prompt) for prompt in prompts], cached if any(cached) else [], target or ""))
+        if request.max_tokens == 0 and not turn:
+            self._emit(key, Progress(request.id, [RowDelta(row.row, "", 0, "length") for row in rows]))
+
+    def _turn_tokens(self, request: GenerateRequest, continued: bool) -> list[int]:
+        prompt, seam = request.prompts[0], request.turn.seam if request.turn else ""
+        if continued and isinstance(prompt, str) and not prompt.startswith(seam):
+            prompt = seam + prompt
+        return self._tokens(prompt, request.lead)
 
     def _tokens(self, prompt: str | list[int], lead: list[int]) -> list[int]:
         tokens = lead + (self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
@@ -136,23 +190,58 @@ class Engine:
             raise ValueError(f"The prompt holds token {foreign}; this model's tokens are 0 to {self.vocab - 1}.")
         return tokens or [END_OF_TEXT]  # an RNN needs something to start from
 
-    def _admit(self) -> None:
-        admitted = self.scheduler.admit()
-        self.states.clear([row.slot for row in admitted if row.slot is not None])
-        for row in admitted:
-            assert row.slot is not None
-            self.sampler.set_row(row.slot, row.request.sampling, row.seed, row.row)
+    def _emit(self, key: Key, event: Event) -> None:
+        self._events.append((key, event))
 
-    def _run(self, plan: list[tuple[Sequence, int]]) -> dict[Key, list[RowDelta]]:
+    def _drop(self, unwanted: Callable[[Sequence], bool]) -> None:
+        for row in self.scheduler.drop(unwanted):
+            self.sessions.abandon(row)
+
+    def _admit(self) -> None:
+        for row in self.scheduler.admit():
+            assert row.slot is not None
+            if row.request.turn:
+                self.sessions.begin(row, row.request.turn)
+            else:
+                self._start(row)
+            if row.slot is not None:  # otherwise its session has gone
+                self.sampler.set_row(row.slot, row.request.sampling, row.seed, row.row)
+
+    def _start(self, row: Sequence) -> None:
+        """The slot gets the zero state, or that of the longest beginning of the prompt which is known."""
+        assert row.slot is not None
+        row.fed, state = self._cached(row)
+        if state is None:
+            self._clear(row.slot)
+        else:
+            self.states.memory[row.slot].copy_(state)
+        if row.request.prefix_cache:
+            row.cuts = self.prefixes.cuts(row.prompt, row.fed)
+            self.prefixes.remember(row.prompt)
+
+    def _cached(self, row: Sequence) -> tuple[int, torch.Tensor | None]:
+        hit = self.prefixes.longest(row.prompt) if row.request.prefix_cache and not row.request.turn else None
+        return cast(tuple[int, torch.Tensor], hit) if hit else (0, None)
+
+    def _clear(self, slot: int) -> None:
+        self.states.clear([slot])
+
+    def _run(self, plan: list[tuple[Sequence, int]]) -> None:
         tokens = [token for row, count in plan for token in row.next_tokens(count)]
         slots = [row.slot for row, _ in plan if row.slot is not None]
-        draws = [i for i, (row, count) in enumerate(plan) if count >= row.prompt_left]  # not those inside their prompt
+        draws = [i for i, (row, count) in enumerate(plan) if count >= row.prompt_left and not row.closing]  # not those inside their prompt
         logits = self.model.forward(torch.tensor(tokens), [count for _, count in plan], slots, self.states, draws)
         for row, count in plan:
-            row.fed += min(count, row.prompt_left)
-        return self._draw([plan[i][0] for i in draws], logits) if draws else {}
+            cut = row.cuts[0] if row.cuts else None
+            row.took(count)
+            if row.fed == cut and row.slot is not None:
+                self.prefixes.put(row.prompt[:cut], self.states.memory[row.slot].cpu().clone())
+        for row in [row for row, _ in plan if row.closing]:
+            self.sessions.closed(row)
+        if draws:
+            self._draw([plan[i][0] for i in draws], logits)
 
-    def _draw(self, rows: list[Sequence], logits: torch.Tensor) -> dict[Key, list[RowDelta]]:
+    def _draw(self, rows: list[Sequence], logits: torch.Tensor) -> None:
         asking = [i for i, row in enumerate(rows) if row.request.top_logprobs is not None]
         untouched = logits[asking].clone() if asking else logits  # the sampler writes into its own
         ids = self.sampler.sample(logits, [row.slot for row in rows if row.slot is not None])
@@ -165,11 +254,16 @@ class Engine:
         for i, (row, token) in enumerate(zip(rows, ids, strict=True)):
             row.take_drawn(token, self.tokenizer.token_bytes(token), entries.get(i))
             delta = row.take_delta()
+            if row.finish_reason and row.request.turn:
+                assert delta
+                self.sessions.end(row, delta)
+                continue
             if delta:
                 news.setdefault(row.key, []).append(delta)
             if row.finish_reason:
                 self.scheduler.release(row)
-        return news
+        for key, deltas in news.items():
+            self._emit(key, Progress(key[1], deltas))
 
     def _entry(self, token: int, logprob: float, top: list[tuple[int, float]]) -> TokenLogprob:
         return TokenLogprob(self.tokenizer.token_bytes(token), logprob, [(self.tokenizer.token_bytes(t), p) for t, p in top])

@@ -2,9 +2,11 @@
 
 Waiting rows enter first come, first served, as slots fall free. Each step runs every row that decodes, and at most
 `prefill_tokens` prompt tokens of rows that still have some, so that a long prompt never stops the others' text.
+Rows that write the same session run one after the other.
 """
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 
 from rwkv_batch.sequence import Sequence
 
@@ -16,43 +18,65 @@ class QueueFull(Exception):
 
 
 class Scheduler:
-    """The rows of all requests, waiting or running. One slot per running row."""
+    """The rows of all requests, waiting or running. One slot per running row; slots beyond `rows` are for others to hold."""
 
-    def __init__(self, slots: int, prefill_tokens: int, max_waiting: int) -> None:
-        if slots < 1 or prefill_tokens < 1 or max_waiting < 1:
-            raise ValueError(f"slots ({slots}), prefill_tokens ({prefill_tokens}) and max_waiting ({max_waiting}) must be at least 1")
-        self.slots = slots
+    def __init__(self, rows: int, prefill_tokens: int, max_waiting: int, slots: int | None = None) -> None:
+        if rows < 1 or prefill_tokens < 1 or max_waiting < 1:
+            raise ValueError(f"rows ({rows}), prefill_tokens ({prefill_tokens}) and max_waiting ({max_waiting}) must be at least 1")
+        self.rows = rows
         self.prefill_tokens = prefill_tokens
         self.max_waiting = max_waiting
         self.waiting: deque[Sequence] = deque()
-        self.running: dict[int, Sequence] = {}  # by slot
-        self._free = list(range(slots - 1, -1, -1))
+        self.running: dict[int, Sequence] = {}           # by slot
+        self.queues: dict[str, deque[Sequence]] = {}     # by session: the rows behind the one whose turn it is
+        self._free = list(range((slots or rows) - 1, -1, -1))
 
     @property
     def busy(self) -> bool:
+        """Whether a row waits or runs."""
         return bool(self.waiting or self.running)
+
+    @property
+    def runnable(self) -> bool:
+        """Whether a step would do something."""
+        return any(row.ready for row in self.running.values()) or bool(self.waiting and self._room)
 
     def add(self, rows: list[Sequence]) -> None:
         """Queue the rows of one request, all or none. Raises QueueFull."""
-        room = self.max_waiting + len(self._free) - len(self.waiting)
-        if len(rows) > room:
-            raise QueueFull(f"{len(self.waiting)} rows wait already and {len(rows)} more do not fit into the queue of {self.max_waiting}")
-        self.waiting.extend(rows)
+        waiting = len(self.waiting) + sum(map(len, self.queues.values()))
+        if len(rows) > self.max_waiting + self._room - waiting:
+            raise QueueFull(f"{waiting} rows wait already and {len(rows)} more do not fit into the queue of {self.max_waiting}")
+        for row in rows:
+            if row.target is None or row.target not in self.queues:
+                self.waiting.append(row)
+                if row.target is not None:
+                    self.queues[row.target] = deque()
+            else:
+                self.queues[row.target].append(row)
 
     def admit(self) -> list[Sequence]:
         """Give free slots to the rows that have waited longest; return those rows."""
         admitted = []
-        while self.waiting and self._free:
+        while self.waiting and self._room:
             row = self.waiting.popleft()
             row.slot = self._free.pop()
             self.running[row.slot] = row
             admitted.append(row)
         return admitted
 
+    def move(self, row: Sequence, slot: int) -> None:
+        """Let a running row go on in another slot, which was not the scheduler's before; its old one is free."""
+        assert row.slot is not None, "only a running row has a slot"
+        del self.running[row.slot]
+        self._free.append(row.slot)
+        row.slot = slot
+        self.running[slot] = row
+
     def plan(self) -> list[tuple[Sequence, int]]:
         """The next step: rows, each with the number of tokens it is fed. Rows that decode come first."""
-        decode = [(row, 1) for row in self.running.values() if not row.prompt_left]
-        return decode + self._prefill([row for row in self.running.values() if row.prompt_left])
+        ready = [row for row in self.running.values() if row.ready]
+        decode = [(row, 1) for row in ready if not row.prompt_left]
+        return decode + self._prefill([row for row in ready if row.prompt_left])
 
     def _prefill(self, rows: list[Sequence]) -> list[tuple[Sequence, int]]:
         """Share the budget: half of it for the row that came first, so that it always moves; the rest goes to the
@@ -72,18 +96,52 @@ class Scheduler:
 
     def release(self, row: Sequence) -> None:
         """A running row has ended: its slot is free at once."""
-        assert row.slot is not None, "only a running row holds a slot"
-        del self.running[row.slot]
-        self._free.append(row.slot)
-        row.slot = None
+        self.free(self.give_away(row))
 
-    def drop(self, unwanted: Callable[[Sequence], bool]) -> None:
-        """Forget the rows, waiting or running, that nobody wants any more."""
+    def give_away(self, row: Sequence) -> int:
+        """A running row has ended; its slot is somebody else's until `free`."""
+        assert row.slot is not None, "only a running row has a slot"
+        slot, row.slot = row.slot, None
+        del self.running[slot]
+        return slot
+
+    def free(self, *slots: int) -> None:
+        """Slots that rows may have."""
+        self._free.extend(slots)
+
+    def unlock(self, row: Sequence) -> None:
+        """The row's turn on its session is over: the next one's begins."""
+        if row.target is None:
+            return
+        queue = self.queues[row.target]
+        if queue:
+            self.waiting.append(queue.popleft())
+        else:
+            del self.queues[row.target]
+
+    def drop(self, unwanted: Callable[[Sequence], bool]) -> list[Sequence]:
+        """Forget the rows that wait and that nobody wants any more; return those that run, which the caller ends."""
+        for queue in self.queues.values():
+            for row in [row for row in queue if unwanted(row)]:
+                queue.remove(row)
+        dropped = [row for row in self.waiting if unwanted(row)]
         self.waiting = deque(row for row in self.waiting if not unwanted(row))
-        for row in [row for row in self.running.values() if unwanted(row)]:
-            self.release(row)
+        for row in dropped:
+            self.unlock(row)
+        return [row for row in self.running.values() if unwanted(row)]
+
+    def all_rows(self) -> Iterator[Sequence]:
+        """Every row, in no particular order."""
+        return chain(self.running.values(), self.waiting, *self.queues.values())
+
+    @property
+    def _room(self) -> int:
+        """How many rows could be admitted now."""
+        return min(len(self._free), self.rows - len(self.running))
 
 
 def _rounded(row: Sequence, count: int) -> int:
-    """`count`, cut to whole pieces unless it ends the prompt or is smaller than one."""
+    """`count`, no further than the next cut, and in whole pieces unless it ends the prompt, meets a cut or is smaller than one."""
+    if row.cuts and row.fed + count >= row.cuts[0]:
+        return row.cuts[0] - row.fed
     return count if count == row.prompt_left or count < PIECE else count - count % PIECE

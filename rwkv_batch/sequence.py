@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from rwkv_batch.protocol import GenerateRequest, RowDelta, TokenLogprob
 from rwkv_batch.stops import StopStrings
-from rwkv_batch.tokenizer import TextDecoder
+from rwkv_batch.tokenizer import TextDecoder, Tokenizer
 
 _numbers = itertools.count()
 
@@ -13,7 +13,8 @@ _numbers = itertools.count()
 class Sequence:
     """A row of a request, from the queue to its last delta.
 
-    `request` and `key` are those of the whole request; `row` is this row's place in it.
+    `request` and `key` are those of the whole request; `row` is this row's place in it. What the state sees is first the
+    `prompt`, then each drawn token as it is fed back.
     """
 
     key: tuple[bytes, str]           # (front end, request id)
@@ -21,11 +22,15 @@ class Sequence:
     prompt: list[int]
     request: GenerateRequest
     seed: int
+    target: str | None = None        # the session that this row's state is stored under; no two rows with the same one run
     slot: int | None = None
+    ready: bool = True               # the slot holds the state to go on from
     fed: int = 0                     # prompt tokens the state has seen
-    last: int = 0                    # the token drawn last, which the state has not seen
-    drawn: int = 0                   # tokens drawn, a stop id not counted
+    returned: int = 0                # drawn tokens the state has seen
+    drawn: list[int] = field(default_factory=list)  # a stop id does not count
+    cuts: list[int] = field(default_factory=list)   # prompt lengths at which a step must end, ascending
     finish_reason: str | None = None
+    closing: bool = False            # the text has ended; the state is brought to its end and then stored
     number: int = field(default_factory=_numbers.__next__)  # order of arrival
 
     def __post_init__(self) -> None:
@@ -33,7 +38,7 @@ class Sequence:
         self._stops = StopStrings(self.request.stop_strings) if self.request.stop_strings else None
         self._stop_ids = frozenset(self.request.stop_ids)
         self._text: list[str] = []       # text since the last delta
-        self._tokens = 0                 # tokens since the last delta
+        self._sent = 0                   # drawn tokens that deltas have counted
         self._decoded = 0                # characters decoded so far, held-back ones included
         self._shown = 0                  # characters the reader has been or is being shown
         self._logprobs: list[tuple[int, TokenLogprob]] = []  # not yet sent: (where the token's text begins, entry)
@@ -44,32 +49,56 @@ class Sequence:
 
     def next_tokens(self, count: int) -> list[int]:
         """What the next step feeds: `count` prompt tokens, or the token drawn last."""
-        return self.prompt[self.fed: self.fed + count] if self.prompt_left else [self.last]
+        return self.prompt[self.fed: self.fed + count] if self.prompt_left else [self.drawn[-1]]
+
+    def took(self, count: int) -> None:
+        """The step has been run: the state has seen those tokens."""
+        if self.prompt_left:
+            self.fed += count
+            if self.cuts and self.cuts[0] <= self.fed:
+                self.cuts = [cut for cut in self.cuts if cut > self.fed]
+        else:
+            self.returned += 1
 
     def take_drawn(self, token: int, data: bytes, logprob: TokenLogprob | None) -> None:
         """A token was drawn after the prompt and everything before it; `data` are its bytes."""
         if token in self._stop_ids:
             self._finish("stop")
             return
-        self.last = token
-        self.drawn += 1
-        self._tokens += 1
+        self.drawn.append(token)
         if logprob:
             self._logprobs.append((self._decoded, logprob))
         if self._decode(self._decoder.feed(data)):
             self._end_at_stop_string()
-        elif self.drawn >= self.request.max_tokens:
+        elif len(self.drawn) >= self.request.max_tokens:
             self._finish("length")
 
     def take_delta(self) -> RowDelta | None:
         """The news for the reader, if it is time for them: enough tokens with some text, or the row has ended."""
-        due = self._text and self._tokens >= self.request.flush_tokens > 0
+        tokens = len(self.drawn) - self._sent
+        due = self._text and tokens >= self.request.flush_tokens > 0
         if not due and not self.finish_reason:
             return None
         ready = len(self._logprobs) if self.finish_reason else sum(1 for start, _ in self._logprobs if start < self._shown)
-        delta = RowDelta(self.row, "".join(self._text), self._tokens, self.finish_reason, [entry for _, entry in self._logprobs[:ready]])
-        self._text, self._tokens, self._logprobs = [], 0, self._logprobs[ready:]
+        delta = RowDelta(self.row, "".join(self._text), tokens, self.finish_reason, [entry for _, entry in self._logprobs[:ready]])
+        self._text, self._sent, self._logprobs = [], len(self.drawn), self._logprobs[ready:]
         return delta
+
+    def kept(self, tokenizer: Tokenizer) -> list[int]:
+        """The tokens of exactly the text that was shown. A token that a stop string cuts apart is replaced by those of its rest."""
+        if self._decoded == self._shown:
+            return self.drawn
+        decoder, length = TextDecoder(), 0
+        for count, token in enumerate(self.drawn):
+            text = decoder.feed(tokenizer.token_bytes(token))
+            if length + len(text) > self._shown:
+                return self.drawn[:count] + tokenizer.encode(text[: self._shown - length])
+            length += len(text)
+        return self.drawn
+
+    def close(self, tokens: list[int]) -> None:
+        """The text has ended, and the state is to see `tokens` yet, with nothing drawn after them."""
+        self.prompt, self.fed, self.cuts, self.closing = tokens, 0, [], True
 
     def _decode(self, text: str) -> bool:
         """New text of the model's. True: it completes a stop string; what comes before that has been queued."""

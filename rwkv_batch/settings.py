@@ -13,6 +13,12 @@ class EngineSettings:
     prefill_tokens: int | None = None
     max_waiting: int = 4096
     wkv: str | None = None
+    prefix_cache_mb: int = 512
+    state_db: str | None = None     # None: sessions end with the process
+    l1: int = 16
+    l2: int = 32
+    l3_bytes: int | None = None     # None: no limit
+    durable: bool = True
     log_level: str = "INFO"
 
 

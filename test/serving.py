@@ -32,6 +32,8 @@ class Server:
         self.scratch = tempfile.mkdtemp(prefix="rwkv-test-")
         self._log = open(Path(self.scratch) / "log", "w+b")  # noqa: SIM115  lives as long as the server
         env = os.environ | {"TMPDIR": self.scratch}
+        if "--state-db" not in args:
+            args = (*args, "--state-db", str(Path(self.scratch) / "sessions.db"))
         self.process = subprocess.Popen([sys.executable, "app.py", "--port", str(self.port), *args],
                                         cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
         if wait:

@@ -54,16 +54,22 @@ def test_a_checkpoint_that_cannot_be_served_is_named(name: str, content: bytes |
         path.write_bytes(content)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    done = app("--model-path", str(path), "--port", str(free_port()), "--device", "cpu", tmp=scratch)
+    done = app("--model-path", str(path), "--port", str(free_port()), "--device", "cpu", "--state-db", str(tmp_path / "db"), tmp=scratch)
     assert done.returncode == 2
     assert name in done.stderr and "Traceback" not in done.stderr
     assert not list(scratch.iterdir()), "temporary files stay behind"
 
 
 def test_a_device_that_is_not_there_is_named(tmp_path: Path):
-    done = app("--device", "cuda:77", "--port", str(free_port()), tmp=tmp_path)
+    done = app("--device", "cuda:77", "--port", str(free_port()), "--state-db", str(tmp_path / "db"), tmp=tmp_path)
     assert done.returncode == 2
     assert "cuda:77" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_database_that_cannot_be_made_is_named(tmp_path: Path):
+    done = app("--state-db", str(tmp_path / "no" / "such" / "folder.db"), "--port", str(free_port()), "--device", "cpu", tmp=tmp_path)
+    assert done.returncode == 2
+    assert "folder.db" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_help_names_every_flag_and_needs_no_model(tmp_path: Path):

@@ -7,7 +7,7 @@ from reference import Reference
 
 from bench.make_checkpoint import random_checkpoint
 from rwkv_batch.engine import Engine
-from rwkv_batch.protocol import GenerateRequest, Sampling
+from rwkv_batch.protocol import Accepted, Failed, GenerateRequest, Rejected, Sampling
 
 PROMPTS = ["hello", "一二三四五 " * 30, "a b c d e f g", "x" * 100]
 GREEDY = Sampling(temperature=0)
@@ -59,6 +59,15 @@ def test_what_the_model_cannot_read_is_named(engine: Engine, prompt: str | list[
     with pytest.raises(ValueError, match=names):
         engine.generate([prompt], sampling=sampling)
     assert not engine.busy
+    engine.add((b"test", "bad"), GenerateRequest(id="bad", prompts=[prompt], max_tokens=1, sampling=sampling))
+    [(key, event)] = engine.step()
+    assert key == (b"test", "bad") and isinstance(event, Rejected) and event.reason == "invalid" and names in event.message
+
+
+def test_a_full_queue_refuses(engine: Engine):
+    engine.add((b"test", "many"), GenerateRequest(id="many", prompts=["hello"] * 12, max_tokens=1))
+    [(_, event)] = engine.step()
+    assert isinstance(event, Rejected) and event.reason == "overloaded"
 
 
 def test_a_step_that_fails_ends_its_requests_and_the_rest_goes_on(engine: Engine, monkeypatch: pytest.MonkeyPatch):
@@ -66,8 +75,9 @@ def test_a_step_that_fails_ends_its_requests_and_the_rest_goes_on(engine: Engine
     engine.add(key, GenerateRequest(id="broken", prompts=["hello", "you"], max_tokens=5))
     with monkeypatch.context() as broken:
         broken.setattr(engine.model, "forward", lambda *_: 1 / 0)
-        news, failure = engine.step()
-    assert not news and failure and failure.keys == {key} and "ZeroDivisionError" in failure.message
+        events = engine.step()
+    assert [type(event) for _, event in events] == [Accepted, Failed]
+    assert isinstance(events[1][1], Failed) and "ZeroDivisionError" in events[1][1].message
     assert not engine.busy
     assert engine.generate(["hello"], max_tokens=3, stop_ids=[], sampling=GREEDY)[0].tokens == 3
 
@@ -77,7 +87,7 @@ def test_cancelled_rows_make_room_at_once(engine: Engine):
         engine.add((b"test", name), GenerateRequest(id=name, prompts=["hello"] * 3, max_tokens=10_000, sampling=GREEDY))
     engine.step()
     engine.cancel((b"test", "a"))
-    news, _ = engine.step()
-    assert {row.key[1] for row in engine.scheduler.running.values()} == {"b"} and not news
+    engine.step()
+    assert {row.key[1] for row in engine.scheduler.running.values()} == {"b"}
     engine.cancel_frontend(b"test")
     assert not engine.busy

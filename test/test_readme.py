@@ -2,6 +2,7 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from serving import ROOT, Server
@@ -11,8 +12,12 @@ CURLS = [block for block in re.findall(r"```sh\n(.*?)```", README, re.S) if "cur
 PYTHONS = re.findall(r"```python\n(.*?)```", README, re.S)
 ANSWERS = {  # a word of a curl -> what its answer must hold
     "batch-translate": ["你好世界！", "早上好"],
-    "system": ["Paris"],
-    "contents": ["12", "Bonjour", "[DONE]"],
+    "You are a helpful": ["Paris"],
+    "stream": ["12", "Bonjour", "[DONE]"],
+    "/v2/": ["12", "Paris", "Bonjour"],
+    "anna\", \"contents": ["Anna"],
+    "tree": ["Paris", "deleted successfully"],
+    "/v1/responses": ["Paris", "completed"],
     "Japan": ["Tokyo"],
     "batch-FIM": ["a + b"],
     "/v1/models": ["rwkv7-demo"],
@@ -21,14 +26,23 @@ ANSWERS = {  # a word of a curl -> what its answer must hold
 
 
 @pytest.mark.parametrize("block", CURLS)
-def test_a_curl_answers(server: Server, block: str):
+def test_a_curl_answers(server: Server, block: str, tmp_path: Path):
     script = 'set -e\ncurl() { command curl --fail-with-body -sS "$@"; }\n' + block.replace("http://127.0.0.1:8000", server.url)
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     expected = [text for word, texts in ANSWERS.items() if word in block for text in texts]
     assert expected, "a curl of the README without an answer to check"
     for text in expected:
         assert text in done.stdout
+
+
+def test_the_curl_script_runs_them_all_with_a_password(locked_server: Server):
+    done = subprocess.run([ROOT / "test" / "test_curl.sh", locked_server.url, "open sesame"], capture_output=True, text=True, timeout=120)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(lines) == README.count("\ncurl ") and all(line.startswith("ok ") for line in lines)
+    wrong = subprocess.run([ROOT / "test" / "test_curl.sh", locked_server.url, "wrong"], capture_output=True, text=True, timeout=120)
+    assert wrong.returncode == 1 and "FAIL" in wrong.stdout
 
 
 @pytest.mark.parametrize("block", PYTHONS)

@@ -15,21 +15,21 @@ def row(length: int, name: str = "r") -> Sequence:
 
 def feed(plan: list[tuple[Sequence, int]]) -> None:
     for sequence, count in plan:
-        sequence.fed += min(count, sequence.prompt_left)
+        sequence.took(count)
 
 
 def test_rows_wait_in_order_and_take_slots_as_they_fall_free():
-    scheduler = Scheduler(slots=2, prefill_tokens=64, max_waiting=8)
+    scheduler = Scheduler(rows=2, prefill_tokens=64, max_waiting=8)
     rows = [row(3) for _ in range(4)]
     scheduler.add(rows)
     assert scheduler.admit() == rows[:2]
     scheduler.release(rows[1])
     assert scheduler.admit() == rows[2:3]
-    assert sorted(r.slot for r in (rows[0], rows[2])) == [0, 1]
+    assert sorted(scheduler.running) == [0, 1]
 
 
 def test_a_request_that_does_not_fit_the_queue_is_refused_whole():
-    scheduler = Scheduler(slots=1, prefill_tokens=64, max_waiting=2)
+    scheduler = Scheduler(rows=1, prefill_tokens=64, max_waiting=2)
     scheduler.add([row(1), row(1), row(1)])  # one slot is free and two may wait
     with pytest.raises(QueueFull):
         scheduler.add([row(1)])
@@ -38,7 +38,7 @@ def test_a_request_that_does_not_fit_the_queue_is_refused_whole():
 
 
 def test_a_long_prompt_neither_stops_texts_nor_short_prompts():
-    scheduler = Scheduler(slots=4, prefill_tokens=64, max_waiting=8)
+    scheduler = Scheduler(rows=4, prefill_tokens=64, max_waiting=8)
     talking, long, short = row(1), row(4000), row(20)
     scheduler.add([talking])
     scheduler.admit()
@@ -51,14 +51,60 @@ def test_a_long_prompt_neither_stops_texts_nor_short_prompts():
 
 
 def test_dropped_rows_free_their_slots_wherever_they_are():
-    scheduler = Scheduler(slots=1, prefill_tokens=64, max_waiting=8)
+    scheduler = Scheduler(rows=1, prefill_tokens=64, max_waiting=8)
     mine, other = [row(2, "mine"), row(2, "mine")], row(2, "other")
     scheduler.add([*mine, other])
     scheduler.admit()
-    scheduler.drop(lambda r: r.key[1] == "mine")
+    for row_ in scheduler.drop(lambda r: r.key[1] == "mine"):
+        scheduler.release(row_)
     assert scheduler.admit() == [other]
-    scheduler.drop(lambda r: True)
+    for row_ in scheduler.drop(lambda r: True):
+        scheduler.release(row_)
     assert not scheduler.busy
+
+
+def test_rows_of_one_session_run_one_after_the_other():
+    scheduler = Scheduler(rows=4, prefill_tokens=64, max_waiting=2)
+    first, second, third, other = (row(2, name) for name in ("1", "2", "3", "other"))
+    for turn in (first, second, third):
+        turn.target = "session"
+        scheduler.add([turn])
+    scheduler.add([other])
+    assert scheduler.admit() == [first, other]
+    with pytest.raises(QueueFull):  # turns that wait for their session wait like others
+        scheduler.add([row(1), row(1), row(1)])
+    scheduler.drop(lambda r: r is second)
+    scheduler.release(first)
+    assert scheduler.admit() == []
+    scheduler.unlock(first)
+    assert scheduler.admit() == [third]
+    scheduler.release(third)
+    scheduler.unlock(third)
+    assert not scheduler.queues
+
+
+def test_a_step_ends_at_each_cut():
+    scheduler = Scheduler(rows=1, prefill_tokens=64, max_waiting=2)
+    long = row(100)
+    long.cuts = [20, 21, 90]
+    scheduler.add([long])
+    scheduler.admit()
+    ends = []
+    while long.prompt_left:
+        feed(scheduler.plan())
+        ends.append(long.fed)
+    assert ends == [20, 21, 85, 90, 100]
+
+
+def test_rows_that_wait_for_their_state_are_not_run():
+    scheduler = Scheduler(rows=1, prefill_tokens=64, max_waiting=2)
+    loading = row(5)
+    scheduler.add([loading])
+    scheduler.admit()
+    loading.ready = False
+    assert scheduler.plan() == [] and scheduler.busy and not scheduler.runnable
+    loading.ready = True
+    assert scheduler.plan() == [(loading, 5)]
 
 
 @settings(deadline=None, max_examples=60)

@@ -1,0 +1,206 @@
+"""Turns on stored states, and session commands: what the engine does with the state pool.
+
+A turn's way: it waits until its session is free (the scheduler), gets a slot, its state is brought there (`begin`), its
+row runs, its state is brought to exactly the end of its text (`end`), and is stored. Only when that is committed does its reader
+get the last delta, and the session's next turn begins.
+"""
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rwkv_batch.protocol import Event, Failed, GenerateRequest, Progress, Rejected, RowDelta, SessionCommand, SessionReply, Turn
+from rwkv_batch.scheduler import Scheduler
+from rwkv_batch.sequence import Sequence
+from rwkv_batch.tokenizer import Tokenizer
+from state_pool import DocumentDone, Exported, Forked, Freed, Imported, Loaded, Saved, StatePool
+
+Key = tuple[bytes, str]
+
+
+@dataclass
+class _Begun:
+    """What a turn must remember until it is over."""
+
+    source: str | None              # what it continues, if that was there when it began
+    tokens: int                     # that the source's state had seen
+    prompt: list[int]
+    last: RowDelta | None = None    # waits for the commit
+    length: int = 0                 # tokens of the state that is stored
+    discard: bool = False           # its session was deleted meanwhile: its text counts, its state does not
+    abandoned: bool = False         # while its state was on the way to the slot
+
+
+class Sessions:
+    """The turns under way.
+
+    `tokens(request, continued)` is a turn's prompt, `clear(slot)` zeroes a state, `emit(key, event)` takes what a request's front
+    end is to hear.
+    """
+
+    def __init__(self, pool: StatePool, scheduler: Scheduler, tokenizer: Tokenizer, tokens: Callable[[GenerateRequest, bool], list[int]],
+                 clear: Callable[[int], None], emit: Callable[[Key, Event], None]) -> None:
+        self._pool, self._scheduler, self._tokenizer = pool, scheduler, tokenizer
+        self._tokens, self._clear, self._emit = tokens, clear, emit
+        self._begun: dict[Sequence, _Begun] = {}
+        self._numbers: dict[str, int] = {}  # the last number given to each branching session
+
+    def target(self, turn: Turn) -> str | None:
+        """The key under which this turn's state will be stored."""
+        if turn.branch is None:
+            return turn.target
+        if turn.branch not in self._numbers:
+            tails = (info.key.removeprefix(f"{turn.branch}:") for info in self._pool.status() if info.key.startswith(f"{turn.branch}:"))
+            self._numbers[turn.branch] = max((int(tail) for tail in tails if tail.isdecimal()), default=0)
+        self._numbers[turn.branch] += 1
+        return f"{turn.branch}:{self._numbers[turn.branch]}"
+
+    def expects(self, turn: Turn) -> bool:
+        """Whether the turn will find its source, as far as is known now: it is stored, or a turn before it is to store it."""
+        return turn.source is not None and (turn.source in self._scheduler.queues or self._pool.find(turn.source) is not None)
+
+    def begin(self, row: Sequence, turn: Turn) -> None:
+        """Bring the state into the row's slot, or the row to the state's."""
+        assert row.slot is not None
+        info = self._pool.find(turn.source) if turn.source is not None else None
+        if info is None and turn.required:
+            self._emit(row.key, Rejected(row.key[1], "not_found", f"The session {turn.source} has been deleted meanwhile."))
+            self._scheduler.release(row)
+            self._scheduler.unlock(row)
+            return
+        row.prompt = self._tokens(row.request, info is not None)
+        begun = self._begun[row] = _Begun(info and info.key, info.tokens if info else 0, row.prompt)
+        if row.request.max_tokens == 0:  # the prompt is only read
+            begun.last, begun.length = RowDelta(row.row, "", 0, "length"), begun.tokens + len(row.prompt)
+            row.close(row.prompt)
+        if info is None:
+            self._clear(row.slot)
+            return
+        slot = self._pool.take(info.key) if info.key == row.target else None
+        if slot is not None:
+            self._scheduler.move(row, slot)
+        else:
+            self._load(row, info.key)
+
+    def end(self, row: Sequence, last: RowDelta) -> None:
+        """The row's text has ended with the delta `last`."""
+        begun = self._begun[row]
+        begun.last = last
+        if row.target is None or begun.discard:
+            self._over(row, begun)
+            return
+        kept = row.kept(self._tokenizer)
+        begun.length = begun.tokens + len(begun.prompt) + len(kept)
+        if kept[: row.returned] == row.drawn[: row.returned]:
+            row.close(kept[row.returned:])
+            self.closed(row)
+            return
+        row.close(begun.prompt + kept)  # the state has run past the end of the text: once more from the start of the turn
+        assert row.slot is not None
+        if begun.source is None:
+            self._clear(row.slot)
+        else:
+            self._load(row, begun.source)
+
+    def closed(self, row: Sequence) -> None:
+        """Store the state if the row has been brought to the end of its text."""
+        begun = self._begun[row]
+        if row.prompt_left:
+            return
+        if begun.discard or row.target is None:
+            self._over(row, begun)
+            return
+        self._scheduler.free(*self._pool.save(row.target, self._scheduler.give_away(row), begun.length, token=row))
+
+    def abandon(self, row: Sequence) -> None:
+        """A running row that has failed or that nobody wants. What was stored before its turn stays."""
+        begun = self._begun.get(row)
+        if begun and not row.ready:
+            begun.abandoned = True  # its slot is being written to
+            return
+        self._begun.pop(row, None)
+        self._scheduler.release(row)
+        self._scheduler.unlock(row)
+
+    def command(self, key: Key, command: SessionCommand) -> None:
+        """Carry a command out; its answer is emitted, now or later."""
+        match command.command:
+            case "status":
+                self._emit(key, SessionReply(command.id, sessions=self._pool.status()))
+            case "delete":
+                self._emit(key, SessionReply(command.id, found=self._delete(command.key, command.prefix)))
+            case "put":
+                self._pool.put_document(command.key, command.data, token=key)
+            case "get":
+                self._pool.get_document(command.key, token=key)
+            case "remove":
+                self._pool.remove_document(command.key, token=key)
+            case "fork" | "import" if self._taken(command):
+                self._emit(key, Rejected(command.id, "overloaded", "A turn is running on that session; try again when it has ended."))
+            case "import":
+                self._pool.import_(command.key, command.data, token=key)
+            case "fork" | "export" if self._pool.find(command.key) is None:
+                self._emit(key, Rejected(command.id, "not_found", f"There is no session {command.key}."))
+            case "fork" if self._pool.find(command.target) and not command.replace:
+                self._emit(key, Rejected(command.id, "exists", f"There is a session {command.target} already."))
+            case "fork":
+                self._pool.fork(command.key, command.target, token=key)
+            case "export":
+                self._pool.export(command.key, token=key)
+
+    def poll(self) -> None:
+        """Take in what the pool has finished."""
+        for event in self._pool.poll():
+            match event:
+                case Loaded():
+                    self._loaded(event)
+                case Saved():
+                    self._saved(event)
+                case Freed(slots=slots):
+                    self._scheduler.free(*slots)
+                case Forked(token=token, error=error) | Imported(token=token, error=error):
+                    self._answer(token, error, SessionReply(token[1]))
+                case Exported(token=token, error=error, data=data):
+                    self._answer(token, error, SessionReply(token[1], data=data or b""))
+                case DocumentDone(token=token, error=error, data=data, found=found):
+                    self._answer(token, error, SessionReply(token[1], found=found, data=data or b""))
+
+    def _load(self, row: Sequence, key: str) -> None:
+        assert row.slot is not None
+        row.ready = False
+        self._pool.load(key, row.slot, token=row)
+
+    def _loaded(self, event: Loaded) -> None:
+        row: Sequence = event.token
+        row.ready = True
+        if self._begun[row].abandoned:
+            self.abandon(row)
+        elif event.error:
+            self._emit(row.key, Failed(row.key[1], event.error))
+            self.abandon(row)
+
+    def _saved(self, event: Saved) -> None:
+        row: Sequence = event.token
+        self._scheduler.free(*event.freed)
+        begun = self._begun.pop(row)
+        assert begun.last
+        self._emit(row.key, Failed(row.key[1], event.error) if event.error else Progress(row.key[1], [begun.last]))
+        self._scheduler.unlock(row)
+
+    def _over(self, row: Sequence, begun: _Begun) -> None:
+        """The turn ends without storing anything."""
+        assert begun.last
+        self.abandon(row)
+        self._emit(row.key, Progress(row.key[1], [begun.last]))
+
+    def _delete(self, key: str, prefix: bool) -> int:
+        found, slots = self._pool.delete(key, prefix)
+        self._scheduler.free(*slots)
+        for row, begun in self._begun.items():
+            if row.target is not None and (row.target == key or (prefix and row.target.startswith(f"{key}:"))):
+                begun.discard = True
+        return found
+
+    def _taken(self, command: SessionCommand) -> bool:
+        return (command.target if command.command == "fork" else command.key) in self._scheduler.queues
+
+    def _answer(self, key: Key, error: str | None, reply: SessionReply) -> None:
+        self._emit(key, Rejected(key[1], "invalid", error) if error else reply)

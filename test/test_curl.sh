@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Runs every curl of the README and prints one line each. Exit code 1 if any of them failed.
+#
+#   test/test_curl.sh                    starts a server with a password of its own
+#   test/test_curl.sh URL [PASSWORD]     uses a running one, as in: test/test_curl.sh http://127.0.0.1:8000 rwkv7_7.2b
+set -u
+cd "$(dirname "$0")/.."
+scratch=$(mktemp -d)
+server=
+trap '[ -n "$server" ] && kill "$server" && wait "$server"; rm -rf "$scratch"' EXIT
+
+url=${1:-}
+password=${2:-}
+if [ -z "$url" ]; then
+    password=rwkv7_7.2b
+    port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+    url=http://127.0.0.1:$port
+    python=.venv/bin/python
+    [ -x "$python" ] || python=python3
+    "$python" app.py --port "$port" --password "$password" --state-db "$scratch/sessions.db" > "$scratch/log" 2>&1 &
+    server=$!
+    until [ "$(command curl -s -o /dev/null -w '%{http_code}' "$url/health")" = 200 ]; do
+        kill -0 "$server" 2> /dev/null || { cat "$scratch/log"; server=; exit 1; }
+        sleep 0.1
+    done
+fi
+
+failed=0
+curl() { # shadows the program: the same request, with the password, to the server under test
+    local words=("${@//http:\/\/127.0.0.1:8000/$url}") out="$scratch/out" word target= status
+    for word in "${words[@]}"; do case $word in "$url"*) target=${word#"$url"} ;; esac; done
+    status=$(command curl -sS -w '%{stderr}%{http_code}' ${password:+-H "Authorization: Bearer $password"} "${words[@]}" 2>&1 > "$out")
+    if [ "$status" = 200 ]; then
+        printf 'ok    %s  %s\n' "$target" "$(head -c 100 "$out" | tr '\n' ' ')"
+    else
+        printf 'FAIL  %s  %s %s\n' "$target" "$status" "$(head -c 300 "$out" | tr '\n' ' ')"
+        failed=1
+    fi
+}
+
+awk '/^```sh$/ {inside = 1; block = ""; next} /^```$/ {if (inside && block ~ /curl /) printf "%s", block; inside = 0} inside {block = block $0 "\n"}' \
+    README.md > "$scratch/curls.sh"
+count=$(grep -c '^curl ' "$scratch/curls.sh")
+[ "$count" -gt 0 ] || { echo "the README has no curl"; exit 1; }
+( cd "$scratch" && source "$scratch/curls.sh" && exit "$failed" ) || failed=1
+exit "$failed"

@@ -1,5 +1,7 @@
 """The official SDK's responses against the real server and the bundled model, with strict response validation."""
 import json
+import signal
+from pathlib import Path
 
 import openai
 import pytest
@@ -11,9 +13,13 @@ TOOL = {"type": "function", "name": "get_weather", "description": "The weather i
 EXACT = {"temperature": 0, "extra_body": {"presence_penalty": 0}}  # greedy, no penalties
 
 
+def client_of(server: Server) -> OpenAI:
+    return OpenAI(base_url=server.url + "/v1", api_key="unused", max_retries=0, _strict_response_validation=True)
+
+
 @pytest.fixture(scope="module")
 def client(server: Server) -> OpenAI:
-    return OpenAI(base_url=server.url + "/v1", api_key="unused", max_retries=0, _strict_response_validation=True)
+    return client_of(server)
 
 
 def ask(client: OpenAI, text: str, previous: str | None = None, **fields):
@@ -109,3 +115,18 @@ def test_a_deleted_response_cannot_be_continued(client: OpenAI):
         ask(client, "And?", made.id)
     assert caught.value.code == "previous_response_not_found"
     assert ask(client, "What is my name?", after.id).output_text == "Your name is Alice."  # what came of it has a state of its own
+
+
+def test_a_response_survives_a_server_that_is_killed(tmp_path: Path):
+    args = ("--device", "cpu", "--frontends", "1", "--state-db", str(tmp_path / "states.db"))
+    first = Server(*args)
+    events = list(client_of(first).responses.create(model="rwkv7", input="My name is Alice.", stream=True, **EXACT))
+    first.stop(signal.SIGKILL)
+    assert events[-1].type == "response.completed"
+    second = Server(*args)
+    try:
+        after = client_of(second)
+        assert after.responses.retrieve(events[-1].response.id).output_text == "Nice to meet you, Alice!"
+        assert ask(after, "What is my name?", events[-1].response.id).output_text == "Your name is Alice."
+    finally:
+        assert second.stop() == 0, second.log()

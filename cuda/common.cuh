@@ -1,0 +1,74 @@
+// What all kernels share: launches that overlap the end of the kernel before, vector loads, reductions.
+//
+// Every launcher is extern "C", takes raw device pointers and a stream, and returns a cudaError_t as an int.
+#pragma once
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+constexpr int WARP = 32;
+constexpr unsigned ALL = 0xffffffffu;
+
+// Programmatic dependent launch. A kernel launched with `launch` may start while the one before it still runs. Until `wait_for_inputs`
+// it may read only what was finished at least two kernels earlier (weights, the states). The next kernel is let in right after that, so no
+// more than two kernels ever overlap.
+__device__ __forceinline__ void wait_for_inputs() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+inline bool overlaps_launches() {
+    static const bool can = [] {
+        int device = 0, major = 0;
+        cudaGetDevice(&device);
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+        return major >= 9;
+    }();
+    return can;
+}
+
+template <typename... Expected, typename... Given>
+int launch(void (*kernel)(Expected...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream, Given... given) {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = overlaps_launches() ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, Expected(given)...);
+}
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset >>= 1) x += __shfl_xor_sync(ALL, x, offset);
+    return x;
+}
+
+__device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + __expf(-x)); }
+
+__device__ __forceinline__ float2 to_float2(uint32_t pair) { return __half22float2(*reinterpret_cast<const __half2*>(&pair)); }
+
+__device__ __forceinline__ uint32_t to_half2(float x, float y) {
+    const __half2 pair = __floats2half2_rn(x, y);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// 16 bytes of weights that are read once in a step: not worth a place in L1.
+__device__ __forceinline__ uint4 load_once(const void* address) {
+    uint4 x;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(address));
+    return x;
+}
+
+// c [16 x 8, fp32] += a [16 x 16] b [16 x 8]: one tensor-core product of a warp.
+__device__ __forceinline__ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}

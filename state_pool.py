@@ -254,14 +254,15 @@ class StatePool:
         if self._closed:
             return
         self._closed = True
-        self._take_in()
-        self._again()
         self._mover.close()
         self._writer.close()
-        self._store.close()
         self._take_in()
-        if self._unwritten:
-            log.error("%d sessions could not be written and are lost.", len(self._unwritten))
+        rest = [_put(writes[-1]) for writes in self._writes.values() if writes[-1].image.snapshot is not None]  # their commits failed
+        try:
+            self._store.commit(rest)
+        except StoreError as error:
+            log.error("%d sessions could not be written and are lost: %s", len(rest), error)
+        self._store.close()
 
     # The parts of those, on the same thread
 
@@ -430,10 +431,8 @@ class StatePool:
 
     def _forward(self, write: Write) -> None:
         """Hand over to the writer."""
-        snapshot = _whole(write.image)
-        row = Row(write.image.updated, write.image.tokens, len(snapshot))
-        operations = [] if write.dropped else [Put(SESSIONS, write.key, row, snapshot.numpy().data)]
-        self._writer.put(operations, lambda _, error: self._written(write, row, error))
+        put = _put(write)
+        self._writer.put([] if write.dropped else [put], lambda _, error: self._written(write, put.row, error))
 
     def _read(self, key: str, row: Row | None) -> Image:
         data = self._store.read(SESSIONS, key, self._transfer.pinned) if row else None
@@ -461,6 +460,11 @@ def _whole(image: Image) -> Tensor:
     if image.snapshot is None:
         raise StoreError("The session's state could not be copied into memory.")
     return image.snapshot
+
+
+def _put(write: Write) -> Put:
+    snapshot = _whole(write.image)
+    return Put(SESSIONS, write.key, Row(write.image.updated, write.image.tokens, len(snapshot)), snapshot.numpy().data)
 
 
 def _sentence(error: Exception | None) -> str | None:

@@ -9,6 +9,7 @@ from pools import SLOTS, SNAPSHOT_BYTES, Bench
 
 from rwkv_batch.store import Delete, Put, Store
 
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "sessions.db"
@@ -96,7 +97,8 @@ def test_a_session_is_readable_before_its_commit_and_saves_wait_for_it(path: Pat
     bench.pool.close()
 
 
-def test_saves_that_need_not_be_durable_do_not_wait_and_are_written_at_the_latest_by_close(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saves_that_need_not_be_durable_do_not_wait_and_are_written_at_the_latest_by_close(
+        path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, commit = threading.Event(), Store.commit
     monkeypatch.setattr(Store, "commit", lambda *arguments: (gate.wait(), commit(*arguments)))
     bench = Bench(path, durable=False)
@@ -128,7 +130,7 @@ def test_delete_reaches_every_tier_and_saves_under_way(path: Path) -> None:
 
 
 class FullDisk:
-    """While `full`, transactions that write something fail at their end, as on a disk without room."""
+    """While `full`, transactions that write something fail, as on a disk without room; those that write `big` fail always."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.full = False
@@ -136,7 +138,7 @@ class FullDisk:
 
         def failing(store: Store, writer: sqlite3.Connection, operation: Put | Delete) -> None:
             apply(store, writer, operation)
-            if self.full and isinstance(operation, Put):
+            if isinstance(operation, Put) and (self.full or operation.key == "big"):
                 error = sqlite3.OperationalError("database or disk is full")
                 error.sqlite_errorcode = sqlite3.SQLITE_FULL
                 raise error
@@ -187,12 +189,57 @@ def test_what_was_answered_before_its_commit_failed_is_written_when_there_is_roo
     assert all(bench.holds(key, state) for key, state in states.items()) and "tried again" in caplog.text
     states["a"] = bench.put("a")
     bench.release(bench.pool.delete("b")[1])
+    assert bench.do("put_document", "d", b"").error
     disk.full = False
     states["c"] = bench.put("c")
-    bench.pool.close()
-    again = Bench(path)
+    for _ in range(2):                                      # c's commit, then those that follow from it
+        assert bench.do("put_document", "d", b"").error is None
+    bench.crash(path.with_name("copy.db"))
+    again = Bench(path.with_name("copy.db"))
     assert again.holds("a", states["a"]) and again.holds("c", states["c"]) and again.pool.find("b") is None
     again.pool.close()
+
+
+def test_closing_writes_what_could_not_be_written_before(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FullDisk(monkeypatch)
+    disk.full = True
+    bench = Bench(path, durable=False)
+    states = {key: bench.put(key) for key in "aba"}
+    assert bench.do("put_document", "d", b"").error
+    disk.full = False
+    bench.pool.close()
+    again = Bench(path)
+    assert all(again.holds(key, state) for key, state in states.items())
+    again.pool.close()
+
+
+def test_a_session_that_does_not_fit_leaves_the_others_of_its_transaction_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FullDisk(monkeypatch)
+    gate, commit = threading.Event(), Store.commit
+    monkeypatch.setattr(Store, "commit", lambda *arguments: (gate.wait(), commit(*arguments)))
+    bench = Bench(path)
+    for key in ("a", "b", "big", "c"):
+        slot = bench.slot()
+        bench.release(bench.pool.save(key, slot, 1, token=key))
+    gate.set()
+    assert "is full" in bench.wait("big").error
+    assert [bench.wait(key).error for key in "abc"] == [None] * 3
+    bench.pool.close()
+
+
+def test_a_state_that_was_on_its_way_from_the_disk_does_not_come_back_to_a_session_that_has_changed(path: Path) -> None:
+    bench = Bench(path, l1=0, l2=2)
+    for key in "abcd":
+        bench.put(key)
+    slot, other = bench.slot(), bench.slot()
+    bench.pool.load("a", slot, token="load a")
+    bench.pool.load("b", other, token="load b")
+    bench.release(bench.pool.delete("a")[1])
+    state = bench.put("b")
+    bench.wait("load a")
+    assert bench.wait("load b").error is None
+    assert bench.pool.find("a") is None and bench.holds("b", state)
+    bench.pool.close()
 
 
 def test_the_oldest_leave_a_database_that_is_over_its_limit(path: Path) -> None:

@@ -9,17 +9,15 @@ import queue
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch import Tensor
-
 from rwkv_batch.catalog import Catalog
+from rwkv_batch.pool_entries import Answer, Hot, Image, Write, put_of, release, sentence, whole
 from rwkv_batch.pool_events import DocumentDone, Event, Exported, Forked, Freed, Imported, Loaded, Saved
 from rwkv_batch.protocol import SessionInfo
 from rwkv_batch.rwkv7 import States
-from rwkv_batch.snapshot import Damaged, SnapshotError
+from rwkv_batch.snapshot import Damaged
 from rwkv_batch.store import DOCUMENTS, SESSIONS, TABLES, Delete, Put, Row, RowDamaged, Store, StoreError, Volatile, tensor_of
 from rwkv_batch.transfer import Transfer
 from rwkv_batch.workers import Finish, Mover, Writer
@@ -32,38 +30,6 @@ BEHIND_BYTES = 1 << 30    # states that may wait for the disk when turns do not;
 
 __all__ = ["L1", "L2", "DocumentDone", "Event", "Exported", "Forked", "Freed", "Imported", "Loaded", "Saved", "StatePool", "Store",
            "StoreError"]
-
-
-@dataclass(eq=False)
-class Image:
-    """A state in host memory, never changed once it is there."""
-
-    tokens: int
-    updated: float
-    snapshot: Tensor | None = None  # filled in by the mover
-
-
-@dataclass(eq=False)
-class Hot:
-    """An entry of L1."""
-
-    slot: int
-    image: Image
-    copies: int = 0     # under way; the slot may not change before they are done
-    gone: bool = False  # has left L1 meanwhile; the slot is free after the last copy
-
-
-Answer = Callable[[str | None, list[int]], Event]  # makes the event from an error and the slots that are freed by it
-
-
-@dataclass(eq=False)
-class Write:
-    """An image that is not in the database yet."""
-
-    key: str
-    image: Image
-    answer: Answer | None       # None: the event has been sent
-    dropped: bool = False       # its session has been deleted
 
 
 class StatePool:
@@ -136,7 +102,7 @@ class StatePool:
 
         def work() -> Image:
             found = image or self._read(key, row)
-            self._transfer.restore(_whole(found), slot, fence)
+            self._transfer.restore(whole(found), slot, fence)
             return found
 
         self._mover.put(work, partial(self._loaded, key, slot, token, None if image else row))
@@ -179,7 +145,7 @@ class StatePool:
 
         def work() -> Image:
             found = image or self._read(source, row)
-            return Image(found.tokens, time.time(), _whole(found))
+            return Image(found.tokens, time.time(), whole(found))
 
         def event(error: str | None, _: list[int]) -> Event:
             return Forked(target, error, token)
@@ -191,11 +157,11 @@ class StatePool:
         image, row = self._in_memory(key), self._catalog.get(SESSIONS, key)
 
         def work() -> bytes:
-            return _whole(image or self._read(key, row)).numpy().tobytes()
+            return whole(image or self._read(key, row)).numpy().tobytes()
 
         def finish(data: bytes | None, error: Exception | None) -> None:
             self._check_row(key, None if image else row, error)
-            self._events.append(Exported(key, data, _sentence(error), token))
+            self._events.append(Exported(key, data, sentence(error), token))
 
         self._mover.put(work, finish)
 
@@ -218,7 +184,7 @@ class StatePool:
             if error is None:
                 self._catalog.put(DOCUMENTS, key, row)
                 self._shrink()
-            self._events.append(DocumentDone(key, None, 0 if error else 1, _sentence(error), token))
+            self._events.append(DocumentDone(key, None, 0 if error else 1, sentence(error), token))
 
         self._operate([Put(DOCUMENTS, key, row, data)], finish)
 
@@ -229,7 +195,7 @@ class StatePool:
         def finish(data: bytes | None, error: Exception | None) -> None:
             if isinstance(error, RowDamaged) and self._catalog.remove(DOCUMENTS, key):
                 self._drop(DOCUMENTS, [key])
-            self._events.append(DocumentDone(key, data, 0 if data is None else 1, _sentence(error), token))
+            self._events.append(DocumentDone(key, data, 0 if data is None else 1, sentence(error), token))
 
         self._mover.put(partial(self._read_document, key), finish)
 
@@ -237,7 +203,7 @@ class StatePool:
         """`DocumentDone` follows when that is committed."""
         def finish(_: object, error: Exception | None) -> None:
             found = error is None and self._catalog.remove(DOCUMENTS, key)
-            self._events.append(DocumentDone(key, None, int(found), _sentence(error), token))
+            self._events.append(DocumentDone(key, None, int(found), sentence(error), token))
 
         self._operate([Delete(DOCUMENTS, [key])], finish)
 
@@ -257,7 +223,7 @@ class StatePool:
         self._mover.close()
         self._writer.close()
         self._take_in()
-        rest = [_put(writes[-1]) for writes in self._writes.values() if writes[-1].image.snapshot is not None]  # their commits failed
+        rest = [put_of(writes[-1]) for writes in self._writes.values() if writes[-1].image.snapshot is not None]  # their commits failed
         try:
             self._store.commit(rest)
         except StoreError as error:
@@ -275,7 +241,7 @@ class StatePool:
         """Out of L1 and L2."""
         self._l2.pop(key, None)
         hot = self._l1.pop(key, None)
-        return _release(hot) if hot else []
+        return release(hot) if hot else []
 
     def _keep(self, key: str, image: Image) -> None:
         """The most recent of L2."""
@@ -318,7 +284,7 @@ class StatePool:
     def _written(self, write: Write, row: Row | None, error: Exception | None) -> None:
         freed: list[int] = []
         if error and not write.dropped and write.answer is None:
-            log.error("The session %s could not be written, which is tried again: %s", write.key, error)
+            log.error("A session could not be written, which is tried again: %s", error)
             self._unwritten.append(write)
             return
         if not write.dropped:
@@ -332,7 +298,7 @@ class StatePool:
                 self._shrink()
                 self._again()
         if write.answer:
-            self._events.append(write.answer(None if write.dropped else _sentence(error), freed))
+            self._events.append(write.answer(None if write.dropped else sentence(error), freed))
             write.answer = None
 
     def _revert(self, write: Write) -> list[int]:
@@ -375,19 +341,19 @@ class StatePool:
 
     def _duplicated(self, key: str, slot: int, token: object, hot: Hot, _: object, error: Exception | None) -> None:
         self._copied(hot, None, None)
-        self._events.append(Loaded(key, slot, hot.image.tokens, _sentence(error), token))
+        self._events.append(Loaded(key, slot, hot.image.tokens, sentence(error), token))
 
     def _copied(self, hot: Hot, _: object, error: Exception | None) -> None:
         hot.copies -= 1
         if hot.gone:
-            self._freed += _release(hot)
+            self._freed += release(hot)
         self._freed += self._trim()
 
     def _loaded(self, key: str, slot: int, token: object, row: Row | None, image: Image | None, error: Exception | None) -> None:
         self._check_row(key, row, error)
         if image and row and row is self._catalog.get(SESSIONS, key) and self._in_memory(key) is None:
             self._keep(key, image)
-        self._events.append(Loaded(key, slot, image.tokens if image else 0, _sentence(error), token))
+        self._events.append(Loaded(key, slot, image.tokens if image else 0, sentence(error), token))
 
     def _arrived(self, key: str, answer: Answer, origin: tuple[str, Row | None] | None, image: Image | None,
                  error: Exception | None) -> None:
@@ -395,7 +361,7 @@ class StatePool:
         if origin:
             self._check_row(*origin, error)
         if image is None:
-            self._events.append(answer(_sentence(error), []))
+            self._events.append(answer(sentence(error), []))
             return
         self._freed += self._leave(key)
         self._keep(key, image)
@@ -431,7 +397,7 @@ class StatePool:
 
     def _forward(self, write: Write) -> None:
         """Hand over to the writer."""
-        put = _put(write)
+        put = put_of(write)
         self._writer.put([] if write.dropped else [put], lambda _, error: self._written(write, put.row, error))
 
     def _read(self, key: str, row: Row | None) -> Image:
@@ -448,26 +414,3 @@ class StatePool:
     def _report(self, finish: Finish, result: Any, error: Exception | None) -> None:
         self._done.put((finish, result, error))
         self._wake()
-
-
-def _release(hot: Hot) -> list[int]:
-    """The slot of an entry that has left L1, now or (then by the last copy's end) later."""
-    hot.gone = True
-    return [] if hot.copies else [hot.slot]
-
-
-def _whole(image: Image) -> Tensor:
-    if image.snapshot is None:
-        raise StoreError("The session's state could not be copied into memory.")
-    return image.snapshot
-
-
-def _put(write: Write) -> Put:
-    snapshot = _whole(write.image)
-    return Put(SESSIONS, write.key, Row(write.image.updated, write.image.tokens, len(snapshot)), snapshot.numpy().data)
-
-
-def _sentence(error: Exception | None) -> str | None:
-    if error is None or isinstance(error, StoreError | SnapshotError):
-        return str(error) if error else None
-    return f"The session's state could not be moved ({type(error).__name__})."

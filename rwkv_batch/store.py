@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -83,6 +84,7 @@ class Store:
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
         self._reads_from = self._files = 0  # which file the reader has open, and how many there have been before this one
+        self._replacing = Lock()            # nobody reads meanwhile
         self._logged = 0                    # bytes written since the last checkpoint
         self._lock: int | None = self._locked()
         try:
@@ -120,38 +122,26 @@ class Store:
 
     def read(self, table: str, key: str, pinned: bool = False) -> Tensor | None:
         """A row's data (uint8), None if there is no such row. For the reading thread. Raises RowDamaged, StoreError."""
-        try:
-            if self._reader is None or self._reads_from != self._files:
-                if self._reader:
-                    self._reader.close()
-                self._reader, self._reads_from = _connect(self.path), self._files
-            self._reader.execute("BEGIN")  # the row may be replaced between its columns and its data otherwise
+        with self._replacing:
             try:
-                return _read(self._reader, table, key, pinned)
-            finally:
-                self._reader.execute("COMMIT")
-        except sqlite3.Error as error:
-            explained = self._explained(error)
-            raise RowDamaged(f"{key} is stored damaged ({error}).") if isinstance(explained, StoreBroken) else explained from error
+                return _read(self._reading(), table, key, pinned)
+            except sqlite3.Error as error:
+                explained = self._explained(error)
+                raise RowDamaged(f"{key} is stored damaged ({error}).") if isinstance(explained, StoreBroken) else explained from error
 
     def restart(self) -> None:
         """Move the broken file aside and begin a new one with all rows that are still whole. For the writing thread. Raises StoreError."""
-        if self._writer:
-            self._writer.close()
-        number = 1
-        while (aside := self.path.with_name(f"{self.path.name}.damaged-{number}")).exists():
-            number += 1
-        for suffix in ("", "-wal", "-shm"):
-            file = self.path.with_name(self.path.name + suffix)
-            if file.exists():
-                file.rename(aside.with_name(aside.name + suffix))
-        self._files += 1
-        self._open()
-        saved = {table: 0 for table in TABLES}
-        for put in _whole_rows(aside):
-            self.commit([put])
-            self.rows[put.table][put.key] = put.row
-            saved[put.table] += 1
+        with self._replacing:
+            if self._writer:
+                self._writer.close()
+            aside = self._move_aside()
+            self._files += 1
+            self._open()
+            saved = {table: 0 for table in TABLES}
+            for put in _whole_rows(aside):
+                self.commit([put])
+                self.rows[put.table][put.key] = put.row
+                saved[put.table] += 1
         log.error("The database %s is damaged: it is now %s, and a new one has been begun with what is whole of it: %d sessions and %d "
                   "documents.", self.path, aside, saved[SESSIONS], saved[DOCUMENTS])
 
@@ -165,6 +155,24 @@ class Store:
             self._lock_file.unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = None
+
+    def _reading(self) -> sqlite3.Connection:
+        """The reader's connection to the file that is in use now."""
+        if self._reader is None or self._reads_from != self._files:
+            if self._reader:
+                self._reader.close()
+            self._reader, self._reads_from = _connect(self.path), self._files
+        return self._reader
+
+    def _move_aside(self) -> Path:
+        number = 1
+        while (aside := self.path.with_name(f"{self.path.name}.damaged-{number}")).exists():
+            number += 1
+        for suffix in ("", "-wal", "-shm"):
+            file = self.path.with_name(self.path.name + suffix)
+            if file.exists():
+                file.rename(aside.with_name(aside.name + suffix))
+        return aside
 
     @property
     def _lock_file(self) -> Path:
@@ -299,8 +307,12 @@ def _rows(connection: sqlite3.Connection, table: str) -> dict[str, Row]:
 
 
 def _read(connection: sqlite3.Connection, table: str, key: str, pinned: bool) -> Tensor | None:
-    found = connection.execute(f"SELECT id FROM {table} WHERE key = ?", (_stored(key),)).fetchone()
-    return None if found is None else _row(connection, table, found[0], key, pinned)[2]
+    connection.execute("BEGIN")  # the row may be replaced between its columns and its data otherwise
+    try:
+        found = connection.execute(f"SELECT id FROM {table} WHERE key = ?", (_stored(key),)).fetchone()
+        return None if found is None else _row(connection, table, found[0], key, pinned)[2]
+    finally:
+        connection.execute("COMMIT")
 
 
 def _row(connection: sqlite3.Connection, table: str, number: int, key: str | None = None, pinned: bool = False) -> tuple[str, Row, Tensor]:

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 SCHEMA = 1
 PAGE = 16384                       # states are long: long pages make short chains
-CHECKPOINT_BYTES = 64 << 20        # written to the log before it is moved into the file
+CHECKPOINT_BYTES = 64 << 20        # written to the log before it is moved into the file, four times that if there is no quiet moment
 READ_BYTES = 1 << 20               # at a time; other threads run in between
 TABLES = SESSIONS, DOCUMENTS = "sessions", "documents"
 
@@ -109,10 +109,10 @@ class Store:
                 self._writer.execute("ROLLBACK")
             raise self._explained(error) from error
 
-    def checkpoint(self) -> None:
+    def checkpoint(self, quiet: bool) -> None:
         """Move the log into the file if it has grown long. For the writing thread, after it has told of its commits."""
         assert self._writer
-        if self._logged < CHECKPOINT_BYTES:
+        if self._logged < CHECKPOINT_BYTES * (1 if quiet else 4):
             return
         self._logged = 0
         try:
@@ -250,7 +250,7 @@ class Volatile:
     def read(self, table: str, key: str, pinned: bool = False) -> Tensor | None:
         return self._documents.get(key) if table == DOCUMENTS else None
 
-    def checkpoint(self) -> None:
+    def checkpoint(self, quiet: bool) -> None:
         """Nothing to do."""
 
     def restart(self) -> None:

@@ -104,7 +104,7 @@ class Writer(Thread):
             error = unexpected
         for item in group:
             self._report(item.finish, None, error)
-        self._store.checkpoint()
+        self._store.checkpoint(quiet=self._items.empty())
 
     def _renew(self, broken: StoreBroken) -> bool:
         try:

@@ -20,7 +20,7 @@ from rwkv_batch.rwkv7 import States
 from rwkv_batch.snapshot import Damaged
 from rwkv_batch.store import DOCUMENTS, SESSIONS, TABLES, Delete, Put, Row, RowDamaged, Store, StoreError, Volatile, tensor_of
 from rwkv_batch.transfer import Transfer
-from rwkv_batch.workers import Finish, Mover, Writer
+from rwkv_batch.workers import Finish, Mover, Writer, nothing
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +85,7 @@ class StatePool:
         self._catalog.touch(SESSIONS, key)
         if not self._store.keeps_sessions:
             self._l2[key] = hot.image  # past the capacity until the next save, so that nobody else has to go
+        self._mover.discard(hot.image)
         return hot.slot
 
     def load(self, key: str, slot: int, token: object = None) -> None:
@@ -239,8 +240,9 @@ class StatePool:
 
     def _leave(self, key: str) -> list[int]:
         """Out of L1 and L2."""
-        self._l2.pop(key, None)
+        self._mover.discard(self._l2.pop(key, None))
         hot = self._l1.pop(key, None)
+        self._mover.discard(hot)
         return release(hot) if hot else []
 
     def _keep(self, key: str, image: Image) -> None:
@@ -261,7 +263,7 @@ class StatePool:
             self._l2[key] = hot.image
             freed.append(hot.slot)
         while len(self._l2) > l2:
-            self._l2.popitem(last=False)
+            self._mover.discard(self._l2.popitem(last=False))
         return freed
 
     def _write(self, key: str, image: Image, answer: Answer | None) -> None:
@@ -280,6 +282,10 @@ class StatePool:
         elif write.answer and not self._durable and behind <= BEHIND_BYTES:
             self._events.append(write.answer(None, []))
             write.answer = None
+
+    def _committed(self, write: Write, row: Row, _: object, error: Exception | None) -> None:
+        self._written(write, row, error)
+        self._mover.discard(write.image)
 
     def _written(self, write: Write, row: Row | None, error: Exception | None) -> None:
         freed: list[int] = []
@@ -383,7 +389,7 @@ class StatePool:
 
     def _operate(self, operations: list[Put | Delete], finish: Finish) -> None:
         """Commit after everything that was asked for before."""
-        self._mover.put(partial(self._writer.put, operations, finish), lambda *_: None)
+        self._mover.put(partial(self._writer.put, operations, finish), nothing)
 
     def _take_in(self) -> None:
         while True:
@@ -398,7 +404,7 @@ class StatePool:
     def _forward(self, write: Write) -> None:
         """Hand over to the writer."""
         put = put_of(write)
-        self._writer.put([] if write.dropped else [put], lambda _, error: self._written(write, put.row, error))
+        self._writer.put([] if write.dropped else [put], partial(self._committed, write, put.row))
 
     def _read(self, key: str, row: Row | None) -> Image:
         data = self._store.read(SESSIONS, key, self._transfer.pinned) if row else None

@@ -23,6 +23,7 @@ from rwkv_batch.settings import EngineSettings, FrontendGone, LoadFailure
 log = logging.getLogger("rwkv")
 
 DRAIN_SECONDS = 30.0     # how long running requests may go on after SIGTERM
+SAVE_SECONDS = 60.0      # how long the engine may take to store what is not stored yet
 RESTART_PAUSE = 0.5      # seconds between restarts of something that dies at once
 ENGINE_RESTARTS = 3      # in a row, without having become ready
 spawn = multiprocessing.get_context("spawn")  # a fork would share sockets and threads
@@ -161,7 +162,7 @@ class Supervisor:
         self._start_frontend()
 
     def _drain(self) -> int:
-        """Let running requests end; a second signal, or the deadline, ends them."""
+        """Let running requests end; the deadline or a second signal cuts them off. Then let the engine store what is not stored yet."""
         log.info("draining: requests under way may finish within %.0f s", DRAIN_SECONDS)
         for frontend in self._frontends:
             frontend.tell(Drain(DRAIN_SECONDS))
@@ -171,11 +172,12 @@ class Supervisor:
             ready = wait([self._signals, *(f.process.sentinel for f in left)], timeout=deadline - time.monotonic())
             if self._signals in ready:
                 log.warning("second signal: requests under way are cut off")
-                return 0
+                os.read(self._signals, 64)
+                break
             left = [f for f in left if f.process.sentinel not in ready]
         assert self._engine
         self._engine.tell("stop")
-        self._engine.process.join(5)
+        wait([self._signals, self._engine.process.sentinel], timeout=SAVE_SECONDS)
         return 0
 
     def _kill_all(self) -> None:

@@ -6,6 +6,7 @@ get the last delta, and the session's next turn begins.
 """
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 from rwkv_batch.protocol import Event, Failed, GenerateRequest, Progress, Rejected, RowDelta, SessionCommand, SessionReply, Turn
 from rwkv_batch.scheduler import Scheduler
@@ -67,7 +68,7 @@ class Sessions:
             self._scheduler.unlock(row)
             return
         row.prompt = self._tokens(row.request, info is not None)
-        begun = self._begun[row] = _Begun(info and info.key, info.tokens if info else 0, row.prompt)
+        begun = self._begun[row] = _Begun(info.key if info else None, info.tokens if info else 0, row.prompt)
         if row.request.max_tokens == 0:  # the prompt is only read
             begun.last, begun.length = RowDelta(row.row, "", 0, "length"), begun.tokens + len(row.prompt)
             row.close(row.prompt)
@@ -156,12 +157,15 @@ class Sessions:
                     self._saved(event)
                 case Freed(slots=slots):
                     self._scheduler.free(*slots)
-                case Forked(token=token, error=error) | Imported(token=token, error=error):
-                    self._answer(token, error, SessionReply(token[1]))
-                case Exported(token=token, error=error, data=data):
-                    self._answer(token, error, SessionReply(token[1], data=data or b""))
-                case DocumentDone(token=token, error=error, data=data, found=found):
-                    self._answer(token, error, SessionReply(token[1], found=found, data=data or b""))
+                case Imported():
+                    key = cast(Key, event.token)
+                    self._emit(key, Rejected(key[1], "invalid", event.error) if event.error else SessionReply(key[1]))
+                case Forked():
+                    self._answer(event, SessionReply(cast(Key, event.token)[1]))
+                case Exported():
+                    self._answer(event, SessionReply(cast(Key, event.token)[1], data=event.data or b""))
+                case DocumentDone():
+                    self._answer(event, SessionReply(cast(Key, event.token)[1], found=event.found, data=event.data or b""))
 
     def _load(self, row: Sequence, key: str) -> None:
         assert row.slot is not None
@@ -169,7 +173,7 @@ class Sessions:
         self._pool.load(key, row.slot, token=row)
 
     def _loaded(self, event: Loaded) -> None:
-        row: Sequence = event.token
+        row = cast(Sequence, event.token)
         row.ready = True
         if self._begun[row].abandoned:
             self.abandon(row)
@@ -178,7 +182,7 @@ class Sessions:
             self.abandon(row)
 
     def _saved(self, event: Saved) -> None:
-        row: Sequence = event.token
+        row = cast(Sequence, event.token)
         self._scheduler.free(*event.freed)
         begun = self._begun.pop(row)
         assert begun.last
@@ -202,5 +206,6 @@ class Sessions:
     def _taken(self, command: SessionCommand) -> bool:
         return (command.target if command.command == "fork" else command.key) in self._scheduler.queues
 
-    def _answer(self, key: Key, error: str | None, reply: SessionReply) -> None:
-        self._emit(key, Rejected(key[1], "invalid", error) if error else reply)
+    def _answer(self, event: Forked | Exported | DocumentDone, reply: SessionReply) -> None:
+        key = cast(Key, event.token)
+        self._emit(key, Failed(key[1], event.error) if event.error else reply)

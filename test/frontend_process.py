@@ -49,7 +49,7 @@ class FrontendProcess:
         self.port = port or free_port()
         self.log = Path(self._folder.name) / "log"
         self.log.touch()
-        self._settings = FrontendSettings(self.engine.address, "127.0.0.1", self.port, **settings)
+        self._settings = FrontendSettings(self.engine.address, "127.0.0.1", self.port, **{"log_level": "DEBUG"} | settings)
         self._ready, self._patches = ready, patches or {}
 
     def __enter__(self) -> "FrontendProcess":

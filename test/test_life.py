@@ -26,7 +26,7 @@ def narrow() -> Iterator[Server]:
     pids = running.children().values()
     assert running.stop() == 0, running.log()
     assert not [pid for pid in pids if alive(pid)], "processes stay behind"
-    assert [p.name for p in Path(running.scratch).iterdir()] == ["log"], "temporary files stay behind"
+    assert sorted(p.name for p in Path(running.scratch).iterdir()) == ["log", "sessions.db"], "temporary files stay behind"
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", running.port))

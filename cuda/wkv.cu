@@ -31,7 +31,7 @@ struct TimeMix {
 };
 
 // What the recurrence needs of one token and head, in shared memory.
-struct Token {
+struct alignas(16) Token {
     float r[HEAD], w[HEAD], k[HEAD], kk[HEAD], b[HEAD], v[HEAD], y[HEAD];
     float own;  // r . k r_k
 };

@@ -1,0 +1,86 @@
+"""CUDA graphs of the decode step, for a ladder of batch sizes. Tokens and slots are inputs: rows come and go without a new capture."""
+import logging
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from rwkv_batch.ops.cuda_model import CudaModel, Slots
+
+log = logging.getLogger(__name__)
+
+NO_SLOT = -1  # of a row that only fills a graph up
+
+
+def ladder(most: int) -> list[int]:
+    """Batch sizes that have a graph: close together where a step's time still depends on them, up to `most`."""
+    sizes = [1, 2, 4, 8, 16, 24, 32, 48, *range(64, 128, 32), *range(128, 512, 64), *range(512, most, 128)]
+    return [*(size for size in sizes if size < most), most]
+
+
+@dataclass(frozen=True)
+class DecodeGraph:
+    graph: torch.cuda.CUDAGraph
+    inputs: Tensor   # [2, size] int32: tokens, slots
+    logits: Tensor   # [size, rows of head] fp16
+
+
+class DecodeGraphs:
+    """Decode steps over one set of states. A size is captured when it is first needed, or all of them at once by `capture`."""
+
+    def __init__(self, model: CudaModel, states: Slots) -> None:
+        self.model, self.states = model, states
+        self.most = len(states.wkv)
+        self.sizes = ladder(self.most)
+        self._arena: dict[str, Tensor] = {}
+        self._logits = torch.empty(self.most, len(model.weights.head), device=model.device, dtype=torch.float16)
+        self._graphs: dict[int, DecodeGraph] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def capture(self, progress: bool = True) -> None:
+        """Capture every size, with a progress bar, and log what the graphs cost."""
+        before = torch.cuda.mem_get_info(self.model.device)[0]
+        for size in tqdm(self.sizes[::-1], desc="capturing decode graphs", unit="graph", disable=not progress):
+            self.graph(size)
+        used = (before - torch.cuda.mem_get_info(self.model.device)[0]) / 2**20
+        log.info("%d decode graphs for up to %d rows take %.0f MiB of GPU memory", len(self.sizes), self.most, used)
+
+    def graph(self, size: int) -> DecodeGraph:
+        """The graph of exactly that size of the ladder."""
+        if size not in self._graphs:
+            self._graphs[size] = self._capture(size)
+        return self._graphs[size]
+
+    def run(self, tokens: Tensor, slots: Sequence[int]) -> Tensor:
+        """One token of every row: `[rows]`; returns logits `[rows, rows of head]`, which the next run overwrites."""
+        rows = len(slots)
+        graph = self.graph(self.sizes[bisect_left(self.sizes, rows)])
+        spare = graph.inputs.shape[1] - rows
+        if tokens.is_cuda:
+            graph.inputs[0, :rows].copy_(tokens)
+            graph.inputs[1].copy_(torch.tensor([*slots, *[NO_SLOT] * spare], dtype=torch.int32))
+        else:
+            graph.inputs.copy_(torch.tensor([[*tokens.tolist(), *[0] * spare], [*slots, *[NO_SLOT] * spare]], dtype=torch.int32))
+        graph.graph.replay()
+        return graph.logits[:rows]
+
+    def _capture(self, size: int) -> DecodeGraph:
+        if not self._arena:  # for the largest, so that no graph's buffers ever move
+            self._step(self._padding(self.most))
+        inputs = self._padding(size)
+        self._step(inputs)  # measures and sets up what cannot be captured
+        torch.cuda.synchronize(self.model.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._step(inputs)
+        return DecodeGraph(graph, inputs, self._logits[:size])
+
+    def _padding(self, size: int) -> Tensor:
+        """The inputs `[2, size]` of rows that are nobody's."""
+        return torch.tensor([[0], [NO_SLOT]], device=self.model.device, dtype=torch.int32).repeat(1, size)
+
+    def _step(self, inputs: Tensor) -> None:
+        self.model.decode(inputs[0], inputs[1], self.states, self._logits[:inputs.shape[1]], self._arena)

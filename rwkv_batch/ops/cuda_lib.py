@@ -1,0 +1,122 @@
+"""The kernels in `cuda/` as Python functions: pointers out of tensors, the current stream, and errors raised. Shapes are in the .cu files.
+
+Every tensor must be contiguous, on the current device and fp16, but for the residual stream x and partial sums (fp32) and indices (int32).
+"""
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, byref, c_int, c_size_t, c_void_p
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rwkv_batch.ops import build
+
+IDENTITY, TANH, SIGMOID, RELU_SQUARE = range(4)
+SPARSE_ROWS = (1, 2, 4, 8)  # batches for which there is a sparse product
+
+
+class NormInput(Structure):
+    _fields_ = (("x", c_void_p), ("y", c_void_p), ("parts", c_void_p), ("part_count", c_int), ("rows", c_int), ("tokens", c_void_p),
+                ("table", c_void_p), ("gather", c_void_p), ("weight", c_void_p), ("bias", c_void_p), ("width", c_int))
+
+
+class ProductPart(Structure):
+    _fields_ = (("w", c_void_p), ("x", c_void_p), ("y", c_void_p), ("n", c_int), ("k", c_int), ("function", c_int))
+
+
+class TimeMixInput(Structure):
+    _fields_ = (*((name, c_void_p) for name in (
+        "r", "k", "v", "w", "a", "mix", "g", "v_first", "w0", "a0", "v0", "k_k", "k_a", "r_k", "norm_weight", "norm_bias", "out", "state")),
+        ("slot_stride", c_size_t), ("width", c_int))
+
+
+SIGNATURES = {
+    "rwkv_norm_mix": (POINTER(NormInput), c_int, c_void_p, c_void_p, c_size_t, c_void_p, c_int, c_void_p, c_void_p),
+    "rwkv_norm": (POINTER(NormInput), c_int, c_void_p, c_void_p),
+    "rwkv_shift_mix": (c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_size_t, c_void_p, c_int, c_void_p, c_int,
+                       c_void_p),
+    "rwkv_relu_square": (c_void_p, c_size_t, c_void_p),
+    "rwkv_products": (POINTER(ProductPart), c_int, c_int, c_int, c_int, c_void_p),
+    "rwkv_product_sparse": (c_void_p, c_void_p, c_void_p, c_int, c_int, c_int, c_int, c_void_p),
+    "rwkv_wkv_step": (POINTER(TimeMixInput), c_int, c_void_p, c_int, c_void_p),
+    "rwkv_wkv_sequence": (POINTER(TimeMixInput), c_int, c_void_p, c_void_p, c_void_p, c_int, c_void_p),
+}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Packed rows of a prefill on the device, int32: `row_of` `[T]`; first and last token and slot of every row."""
+    row_of: Tensor
+    first: Tensor
+    last: Tensor
+    slots: Tensor
+
+
+@dataclass(frozen=True)
+class Added:
+    """What a norm adds to the residual stream first: nothing, `y` `[T, C]`, `parts` `[P, T, C]`, or (in its place) rows of `table`."""
+    y: Tensor | None = None
+    parts: Tensor | None = None
+    tokens: Tensor | None = None   # [T]
+    table: Tensor | None = None    # [vocabulary, C]
+
+
+class Kernels:
+    """The library for one GPU. Raises build.BuildError if it cannot be had."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.library = build.load(build.architecture(device))
+        for name, arguments in SIGNATURES.items():
+            function = getattr(self.library, name)
+            function.argtypes, function.restype = arguments, c_int
+
+    def _call(self, name: str, *arguments: object) -> None:
+        error = getattr(self.library, name)(*arguments, torch.cuda.current_stream().cuda_stream)
+        if error:
+            raise RuntimeError(f"The kernel {name} could not be launched (CUDA error {error}); check the driver and free GPU memory.")
+
+    def norm_mix(self, x: Tensor, added: Added, weight: Tensor, bias: Tensor, slots: Tensor, shift: Tensor, mixes: Tensor,
+                 out: Tensor) -> None:
+        """Decode: add, norm, shift and mix. shift: `[slots, C]`, mixes: `[N, C]`, out: `[N, T, C]`. Negative slots are padding."""
+        self._call("rwkv_norm_mix", byref(_norm_input(x, added, weight, bias)), len(x), slots.data_ptr(), shift.data_ptr(),
+                   shift.stride(0), mixes.data_ptr(), len(mixes), out.data_ptr())
+
+    def norm(self, x: Tensor, added: Added, weight: Tensor, bias: Tensor, out: Tensor, gather: Tensor | None = None) -> None:
+        """Add and norm; `gather`: which rows of x, in the order of out."""
+        self._call("rwkv_norm", byref(_norm_input(x, added, weight, bias, gather)), len(out), out.data_ptr())
+
+    def shift_mix(self, normed: Tensor, rows: Rows, shift: Tensor, mixes: Tensor, out: Tensor) -> None:
+        """Prefill: shift and mix of `[T, C]` normed tokens into out `[N, T, C]`."""
+        self._call("rwkv_shift_mix", normed.data_ptr(), len(normed), rows.row_of.data_ptr(), rows.first.data_ptr(), rows.last.data_ptr(),
+                   rows.slots.data_ptr(), shift.data_ptr(), shift.stride(0), mixes.data_ptr(), len(mixes), out.data_ptr(), normed.shape[1])
+
+    def relu_square(self, h: Tensor) -> None:
+        self._call("rwkv_relu_square", h.data_ptr(), h.numel())
+
+    def products(self, parts: Sequence[tuple[Tensor, Tensor, Tensor, int]], rows_of_w: int = 16, shares: int = 8) -> None:
+        """y = f(x w^T) for every (w `[N, K]`, x `[M, K]`, y `[M, N]`, f), all with the same M."""
+        group = (ProductPart * len(parts))(*(
+            ProductPart(w.data_ptr(), x.data_ptr(), y.data_ptr(), w.shape[0], w.shape[1], function) for w, x, y, function in parts))
+        self._call("rwkv_products", group, len(parts), len(parts[0][1]), rows_of_w, shares)
+
+    def product_sparse(self, h: Tensor, w: Tensor, parts: Tensor) -> None:
+        """h `[M, K]` times w `[K, N]` into partial sums `[P, M, N]`, for M of SPARSE_ROWS."""
+        self._call("rwkv_product_sparse", h.data_ptr(), w.data_ptr(), parts.data_ptr(), len(h), w.shape[0], w.shape[1], len(parts))
+
+    def wkv_step(self, in_: TimeMixInput, slots: Tensor, fp32: bool) -> None:
+        self._call("rwkv_wkv_step", byref(in_), len(slots), slots.data_ptr(), int(fp32))
+
+    def wkv_sequence(self, in_: TimeMixInput, rows: Rows, fp32: bool) -> None:
+        self._call("rwkv_wkv_sequence", byref(in_), len(rows.first), rows.first.data_ptr(), rows.last.data_ptr(), rows.slots.data_ptr(),
+                   int(fp32))
+
+
+def _norm_input(x: Tensor, added: Added, weight: Tensor, bias: Tensor, gather: Tensor | None = None) -> NormInput:
+    parts = added.parts
+    return NormInput(x.data_ptr(), pointer(added.y), pointer(parts), 0 if parts is None else parts.shape[0],
+                     0 if parts is None else parts.shape[1], pointer(added.tokens), pointer(added.table), pointer(gather),
+                     weight.data_ptr(), bias.data_ptr(), x.shape[1])
+
+
+def pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

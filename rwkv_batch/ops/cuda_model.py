@@ -1,0 +1,125 @@
+"""RWKV-7 on a CUDA GPU: the forward pass over the kernels in `cuda/`. States, names and results are those of `rwkv7.RWKV7`."""
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rwkv_batch.checkpoint import Checkpoint
+from rwkv_batch.ops import cuda_weights
+from rwkv_batch.ops.cuda_lib import Added, Kernels, Rows, TimeMixInput, pointer
+from rwkv_batch.ops.cuda_products import Buffers, Products
+from rwkv_batch.ops.cuda_tune import Tuning
+from rwkv_batch.ops.cuda_weights import Layer
+
+SMALL_PREFILL = 64    # up to here a prefill's products run as those of a decode step with as many rows
+
+
+class Slots(Protocol):
+    """States of all slots, as in rwkv7.States."""
+    shift: Tensor     # [slots, layers, 2, C], fp16
+    wkv: Tensor       # [slots, layers, heads, 64, 64], fp16 or fp32
+
+
+@dataclass(frozen=True)
+class Mixers:
+    """The two kernels that touch states, in the form for decode steps or for packed rows."""
+    norm_mix: Callable[[Added, tuple[Tensor, Tensor], Tensor, Tensor, Tensor], None]  # added, norm, shift, mixes, out
+    wkv: Callable[[TimeMixInput], None]
+
+
+class CudaModel:
+    """Weights on one GPU and the way through them. Raises build.BuildError if there are no kernels for it."""
+
+    def __init__(self, checkpoint: Checkpoint, device: torch.device) -> None:
+        self.device = device
+        with torch.cuda.device(device):
+            self.kernels = Kernels(device)
+            self.weights = cuda_weights.prepare(checkpoint, device)
+            self.products = Products(self.kernels, self.weights)
+            self.tuning = Tuning.of(self.products, device)
+
+    def decode(self, tokens: Tensor, slots: Tensor, states: Slots, logits: Tensor, arena: dict[str, Tensor]) -> None:
+        """One token of every row: tokens and slots `[T]` int32 on the device, a negative slot for padding; logits `[T, rows of head]`.
+
+        Launches only, so that it can be captured; all it writes lies in `arena`, `logits` and the states.
+        """
+        b = Buffers(self.weights, len(tokens), arena)
+
+        def norm_mix(added: Added, norm: tuple[Tensor, Tensor], shift: Tensor, mixes: Tensor, out: Tensor) -> None:
+            self.kernels.norm_mix(b.x, added, *norm, slots, shift, mixes, out)
+
+        def wkv(inputs: TimeMixInput) -> None:
+            self.kernels.wkv_step(inputs, slots, states.wkv.dtype == torch.float32)
+
+        methods = self.tuning.methods(len(tokens))
+        added = self._layers(tokens, states, b, Mixers(norm_mix, wkv), methods)
+        self.kernels.norm(b.x, added, *self.weights.norm_out, b.normed)
+        self.products.head(b.normed, logits, methods["head"])
+
+    def prefill(self, tokens: Tensor, lengths: Sequence[int], slots: Sequence[int], states: Slots, wanted: Sequence[int]) -> Tensor:
+        """Packed rows of any length. Returns logits `[len(wanted), rows of head]` after the last token of the rows named."""
+        total = len(tokens)
+        b = Buffers(self.weights, total, {})
+        rows, last = self._describe(lengths, slots, wanted)
+
+        def norm_mix(added: Added, norm: tuple[Tensor, Tensor], shift: Tensor, mixes: Tensor, out: Tensor) -> None:
+            self.kernels.norm(b.x, added, *norm, b.normed)
+            self.kernels.shift_mix(b.normed, rows, shift, mixes, out)
+
+        def wkv(inputs: TimeMixInput) -> None:
+            self.kernels.wkv_sequence(inputs, rows, states.wkv.dtype == torch.float32)
+
+        methods = self._prefill_methods(total)
+        added = self._layers(tokens.to(self.device, torch.int32), states, b, Mixers(norm_mix, wkv), methods)
+        normed = b.x.new_empty(len(wanted), b.x.shape[1], dtype=torch.float16)
+        logits = normed.new_empty(len(wanted), len(self.weights.head))
+        if len(wanted):
+            self.kernels.norm(b.x, added, *self.weights.norm_out, normed, last)
+            self.products.head(normed, logits, self._prefill_methods(len(wanted))["head"])
+        return logits
+
+    def _prefill_methods(self, tokens: int) -> dict[str, str]:
+        if tokens > SMALL_PREFILL:
+            return self.tuning.methods(1 << 30)
+        ladder = next(size for size in (1, 2, 4, 8, 16, 32, SMALL_PREFILL) if size >= tokens)
+        methods = self.tuning.methods(ladder)
+        return methods if ladder == tokens else {**methods, "value": "blas"}
+
+    def _layers(self, tokens: Tensor, states: Slots, b: Buffers, mixers: Mixers, methods: dict[str, str]) -> Added:
+        """All layers; returns what is still to be added to the residual stream b.x."""
+        added = Added(tokens=tokens, table=self.weights.embedding)
+        for index, layer in enumerate(self.weights.layers):
+            mixers.norm_mix(added, layer.norm1, states.shift[:, index, 0], layer.mixes, b.mixed)
+            rkv = b.rkv if index else b.rkv0
+            self.products.into_time_mix(layer, b, rkv, methods["in"])
+            self.products.low_out(layer, b, methods["low_out"])
+            mixers.wkv(_time_mix_input(layer, b, rkv, states.wkv[:, index]))
+            added = self.products.out(layer, b, methods["out"])
+            mixers.norm_mix(added, layer.norm2, states.shift[:, index, 1], layer.x_k, b.mixed)
+            self.products.key(layer, b, methods["key"])
+            added = self.products.value(layer, b, methods["value"])
+        return added
+
+    def _describe(self, lengths: Sequence[int], slots: Sequence[int], wanted: Sequence[int]) -> tuple[Rows, Tensor]:
+        """Where the rows lie, and the last tokens of the rows wanted; one copy to the device."""
+        ends = list(accumulate(lengths))
+        row_of = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).tolist()
+        first, last = [end - length for end, length in zip(ends, lengths, strict=True)], [end - 1 for end in ends]
+        lists = (row_of, first, last, list(slots), [last[row] for row in wanted])
+        packed = torch.tensor([n for numbers in lists for n in numbers], dtype=torch.int32).to(self.device)
+        row_of_t, first_t, last_t, slots_t, wanted_t = packed.split([len(numbers) for numbers in lists])
+        return Rows(row_of_t, first_t, last_t, slots_t), wanted_t
+
+
+def _time_mix_input(layer: Layer, b: Buffers, rkv: Tensor, state: Tensor) -> TimeMixInput:
+    """state: `[slots, heads, 64, 64]`, the slots any distance apart."""
+    low = {name: b.low_out[name].data_ptr() for name in layer.low_out}
+    return TimeMixInput(
+        r=rkv[0].data_ptr(), k=rkv[1].data_ptr(), v=rkv[2].data_ptr(), w=low["w"], a=low["a"], g=low["g"], mix=low.get("v"),
+        v_first=b.rkv0[2].data_ptr(), w0=layer.w0.data_ptr(), a0=layer.a0.data_ptr(), v0=pointer(layer.v0),
+        k_k=layer.k_k.data_ptr(), k_a=layer.k_a.data_ptr(), r_k=layer.r_k.data_ptr(), norm_weight=layer.group_norm[0].data_ptr(),
+        norm_bias=layer.group_norm[1].data_ptr(), out=b.y.data_ptr(), state=state.data_ptr(), slot_stride=state.stride(0),
+        width=b.x.shape[1])

@@ -1,0 +1,132 @@
+"""The matrix products of a layer, each in the ways it can be run, over buffers that a whole step shares.
+
+"stream16" and "stream32": the weight-streaming kernel, its warps taking 16 or 32 rows of weights. "blas": cuBLAS through torch.
+"mixed": cuBLAS for the large matrices, the kernel for the low-rank ones. "sparse": without the weights of idle hidden units.
+"""
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rwkv_batch.ops.cuda_lib import IDENTITY, RELU_SQUARE, SIGMOID, SPARSE_ROWS, TANH, Added, Kernels
+from rwkv_batch.ops.cuda_weights import LOW_RANK_INPUT, LOW_RANKS, Layer, Weights
+
+METHODS = {
+    "in": ("stream16", "stream32", "mixed", "blas"),
+    "low_out": ("stream16", "blas"),
+    "out": ("stream16", "stream32", "blas"),
+    "key": ("stream16", "stream32", "blas"),
+    "value": ("sparse", "blas"),
+    "head": ("stream16", "stream32", "blas"),
+}
+SPARSE_BLOCKS = 128      # of 1024 threads: one for each multiprocessor
+COLUMNS_OF_BLOCK = 128
+UNITS_OF_BLOCK = 32 * 512  # hidden units that one block of the sparse product can take
+
+
+class Buffers:
+    """What a step over T tokens writes, in an arena that larger and smaller steps share (their buffers overlap)."""
+
+    def __init__(self, weights: Weights, tokens: int, arena: dict[str, Tensor]) -> None:
+        self.arena, self.device = arena, weights.head.device
+        layer = weights.layers[-1]                                     # layer 0 may have no "v"
+        width = layer.output.shape[0]
+        self.x = self._take("x", tokens, width, dtype=torch.float32)   # the residual stream
+        self.normed = self._take("normed", tokens, width)
+        self.mixed = self._take("mixed", 6, tokens, width)             # in the order of MIXES
+        self.rkv0 = self._take("rkv0", 3, tokens, width)               # of layer 0, whose v the others mix in
+        self.rkv = self._take("rkv", 3, tokens, width)
+        self.low = {name: self._take("low " + name, tokens, len(w)) for name, w in layer.low_in.items()}
+        self.low_out = {name: self._take("low out " + name, tokens, width) for name in LOW_RANKS}
+        self.y = self._take("y", tokens, width)                        # what the time mix reads out
+        self.out = self._take("out", tokens, width)                    # what is added to x
+        self.hidden = self._take("hidden", tokens, layer.key.shape[0])
+        columns = -(-width // COLUMNS_OF_BLOCK)
+        slices = max(1, SPARSE_BLOCKS // columns, -(-layer.key.shape[0] // UNITS_OF_BLOCK))
+        self.parts = self._take("parts", slices, min(tokens, SPARSE_ROWS[-1]), width, dtype=torch.float32)  # sums of the sparse product
+
+    def _take(self, name: str, *shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
+        numbers = torch.Size(shape).numel()
+        flat = self.arena.get(name)
+        if flat is None or len(flat) < numbers:
+            flat = self.arena[name] = torch.empty(numbers, device=self.device, dtype=dtype)
+        return flat[:numbers].view(shape)
+
+
+@dataclass(frozen=True)
+class Products:
+    """Runs the product of a kind by a method; what is read and written are the step's buffers."""
+    kernels: Kernels
+    weights: Weights
+
+    def possible(self, kind: str, tokens: int) -> tuple[str, ...]:
+        return METHODS[kind] if kind != "value" or tokens in SPARSE_ROWS else ("blas",)
+
+    def into_time_mix(self, layer: Layer, b: Buffers, rkv: Tensor, method: str) -> None:
+        """r, k, v, and the inner sides of the low-rank functions with their activation."""
+        low = [(layer.low_in[name], b.mixed[LOW_RANK_INPUT[name]], b.low[name], LOW_RANKS[name]) for name in layer.low_in]
+        if method in ("stream16", "stream32"):
+            large = [(layer.rkv[i], b.mixed[i], rkv[i], IDENTITY) for i in range(3)]
+            self.kernels.products(large + low, _rows_of_w(method))
+            return
+        torch.bmm(b.mixed[:3], layer.rkv.transpose(1, 2), out=rkv)
+        if method == "mixed":
+            self.kernels.products(low)
+            return
+        for w, x, y, function in low:
+            torch.mm(x, w.T, out=y)
+            if function in (TANH, SIGMOID):
+                y.tanh_() if function == TANH else y.sigmoid_()
+
+    def low_out(self, layer: Layer, b: Buffers, method: str) -> None:
+        """The outer sides of the low-rank functions."""
+        parts = [(w, b.low[name], b.low_out[name], IDENTITY) for name, w in layer.low_out.items()]
+        if method == "blas":
+            for w, x, y, _ in parts:
+                torch.mm(x, w.T, out=y)
+        else:
+            self.kernels.products(parts, shares=2)
+
+    def out(self, layer: Layer, b: Buffers, method: str) -> Added:
+        """From the time mix back to the residual stream."""
+        self._plain(layer.output, b.y, b.out, IDENTITY, method)
+        return Added(y=b.out)
+
+    def key(self, layer: Layer, b: Buffers, method: str) -> None:
+        """The hidden units of the channel mix."""
+        self._plain(layer.key, b.mixed.view(-1, b.x.shape[1])[:len(b.x)], b.hidden, RELU_SQUARE, method)
+        if method == "blas":
+            self.kernels.relu_square(b.hidden)
+
+    def value(self, layer: Layer, b: Buffers, method: str) -> Added:
+        """From the channel mix back to the residual stream."""
+        if method == "sparse":
+            self.kernels.product_sparse(b.hidden, layer.value, b.parts)
+            return Added(parts=b.parts)
+        torch.mm(b.hidden, layer.value, out=b.out)
+        return Added(y=b.out)
+
+    def head(self, x: Tensor, logits: Tensor, method: str) -> None:
+        """Logits `[T, rows of the head]` of normed x `[T, C]`."""
+        self._plain(self.weights.head, x, logits, IDENTITY, method)
+
+    def call(self, kind: str, layer: Layer, b: Buffers, method: str) -> Callable[[], object]:
+        """The product of that kind on whatever the buffers hold, to be timed."""
+        if kind == "head":
+            logits = torch.empty(len(b.x), len(self.weights.head), device=b.device, dtype=torch.float16)
+            return lambda: self.head(b.normed, logits, method)
+        if kind == "in":
+            return lambda: self.into_time_mix(layer, b, b.rkv, method)
+        run = {"low_out": self.low_out, "out": self.out, "key": self.key, "value": self.value}[kind]
+        return lambda: run(layer, b, method)
+
+    def _plain(self, w: Tensor, x: Tensor, y: Tensor, function: int, method: str) -> None:
+        if method == "blas":
+            torch.mm(x, w.T, out=y)
+        else:
+            self.kernels.products([(w, x, y, function)], _rows_of_w(method))
+
+
+def _rows_of_w(method: str) -> int:
+    return 32 if method == "stream32" else 16

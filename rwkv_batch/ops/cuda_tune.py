@@ -1,0 +1,98 @@
+"""Which way to run each product, for each number of rows: measured once on the GPU at hand and remembered in a file."""
+import json
+import os
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from rwkv_batch.ops import build
+from rwkv_batch.ops.cuda_products import METHODS, Buffers, Products
+from rwkv_batch.ops.cuda_weights import Layer
+
+RUNS = 5
+LAYERS = 12              # timed one after the other, so that no weight comes from the cache
+ACTIVE_SHARE = 0.1       # of the hidden units, while products are timed
+MEASURED_TOKENS = 1024   # more are prefill, where cuBLAS is as good as certain
+
+
+@dataclass
+class Tuning:
+    """The choices for one model's shapes. `file` keeps them; a missing or foreign file costs only time."""
+    products: Products
+    file: Path
+    chosen: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, products: Products, device: torch.device) -> "Tuning":
+        """With what an earlier start has measured."""
+        layer = products.weights.layers[-1]
+        shape = "-".join(str(n) for n in (layer.output.shape[0], *(len(w) for w in layer.low_in.values()), len(products.weights.head)))
+        name = torch.cuda.get_device_name(device).replace(" ", "-").replace("/", "-")
+        file = build.build(build.architecture(device)).parent / f"tuning-{name}-torch{torch.__version__}-{shape}.json"
+        try:
+            chosen = json.loads(file.read_text())
+        except (OSError, ValueError):
+            chosen = {}
+        known = {key: method for key, method in chosen.items() if method in METHODS.get(key.split(" ")[0], ())} \
+            if isinstance(chosen, dict) else {}
+        return cls(products, file, known)
+
+    def methods(self, tokens: int) -> dict[str, str]:
+        """The method for every kind of product at that many tokens, measured now if it has not been."""
+        if tokens > MEASURED_TOKENS:
+            return {kind: "blas" for kind in METHODS}
+        missing = [kind for kind in METHODS if f"{kind} {tokens}" not in self.chosen]
+        if missing:
+            buffers = _filled(self.products, tokens)
+            for kind in missing:
+                self.chosen[f"{kind} {tokens}"] = self._fastest(kind, buffers)
+            self._save()
+        return {kind: self.chosen[f"{kind} {tokens}"] for kind in METHODS}
+
+    def _fastest(self, kind: str, buffers: Buffers) -> str:
+        methods = self.products.possible(kind, len(buffers.x))
+        if len(methods) == 1:
+            return methods[0]
+        layers = self.products.weights.layers[1:][:LAYERS] or self.products.weights.layers
+        times = {method: self.time(kind, buffers, method, layers[:1] if kind == "head" else layers) for method in methods}
+        return min(times, key=lambda method: times[method])
+
+    def time(self, kind: str, buffers: Buffers, method: str, layers: list[Layer]) -> float:
+        """Milliseconds of one product, the median of some runs."""
+        calls = [self.products.call(kind, layer, buffers, method) for layer in layers]
+        for call in calls[:2]:
+            call()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for call in calls:
+                call()
+        graph.replay()
+        times = []
+        for _ in range(RUNS):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) / len(calls))
+        return statistics.median(times)
+
+    def _save(self) -> None:
+        try:
+            part = self.file.with_suffix(f".{os.getpid()}")
+            part.write_text(json.dumps(self.chosen, indent=0))
+            os.replace(part, self.file)
+        except OSError:
+            pass  # it will be measured again
+
+
+def _filled(products: Products, tokens: int) -> Buffers:
+    """Buffers with numbers like those of a real step: products of zeros run faster than others."""
+    buffers = Buffers(products.weights, tokens, {})
+    for tensor in (buffers.mixed, buffers.y, buffers.normed, *buffers.low.values()):
+        tensor.normal_()
+    buffers.hidden.copy_(torch.rand_like(buffers.hidden).add_(ACTIVE_SHARE - 1).relu_())
+    return buffers

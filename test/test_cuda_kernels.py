@@ -1,0 +1,168 @@
+"""Every CUDA kernel against plain torch in fp32 or fp64, on fresh random numbers, odd sizes and poisoned outputs."""
+import pytest
+import torch
+from cuda_gpu import ROWS, needs_gpu, off, poisoned
+from torch.nn.functional import layer_norm
+
+from rwkv_batch.ops import torch_ops
+from rwkv_batch.ops.cuda_lib import IDENTITY, RELU_SQUARE, SIGMOID, TANH, Added, Kernels, Rows, TimeMixInput
+
+pytestmark = needs_gpu
+FUNCTIONS = {IDENTITY: lambda x: x, TANH: torch.tanh, SIGMOID: torch.sigmoid, RELU_SQUARE: lambda x: x.relu().square()}
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    return Kernels(torch.device("cuda"))
+
+
+def normal(*shape, std=1.0, mean=0.0):
+    return (torch.randn(shape, device="cuda") * std + mean).half()
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("rows_of_w", "shares"), [(16, 8), (32, 8), (16, 2)])
+@pytest.mark.parametrize(("n", "k"), [(16, 32), (64, 64), (208, 96), (1024, 4096), (2048, 480)])
+def test_products(kernels, rows, rows_of_w, shares, n, k):
+    parts, wants = [], []
+    for function, extra in ((IDENTITY, 0), (TANH, 16), (SIGMOID, 48), (RELU_SQUARE, 32)):
+        w, x = normal(n + extra, k, std=k**-0.5), normal(rows, k)
+        parts.append((w, x, poisoned(rows, n + extra), function))
+        wants.append(FUNCTIONS[function](x.double() @ w.double().T))
+    kernels.products(parts, rows_of_w, shares)
+    for (_, _, y, _), want in zip(parts, wants, strict=True):
+        assert off(y, want) < 1e-3
+
+
+def test_relu_squared_never_overflows(kernels):
+    y = poisoned(1, 16)
+    kernels.products([(normal(16, 32).abs() * 100, normal(1, 32).abs() * 100, y, RELU_SQUARE)])
+    assert y.isfinite().all() and y.max() == torch.finfo(torch.float16).max
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 8])
+@pytest.mark.parametrize(("n", "k", "slices"), [(64, 256, 1), (192, 768, 3), (2048, 8192, 8), (4096, 16384, 4)])
+@pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
+def test_sparse_product(kernels, rows, n, k, slices, share):
+    w, h = normal(k, n, std=k**-0.5), normal(rows, k) * (torch.rand(rows, k, device="cuda") < share)
+    parts = poisoned(slices, rows, n, dtype=torch.float32)
+    kernels.product_sparse(h, w, parts)
+    want = h.double() @ w.double()
+    assert parts.isfinite().all()
+    assert off(parts.sum(0), want) < 1e-5 if share else not parts.any()
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("width", [64, 320, 2048, 4096])
+@pytest.mark.parametrize("source", ["y", "parts", "table"])
+@pytest.mark.parametrize("mixes", [1, 6])
+def test_norm_with_shift_and_mix_of_one_token_a_row(kernels, rows, width, source, mixes):
+    x, weight, bias = torch.randn(rows, width, device="cuda"), normal(width, std=0.1, mean=1), normal(width, std=0.1)
+    shift, amounts = normal(rows + 3, 5, width), normal(mixes, width)
+    slots = torch.randperm(rows + 3, device="cuda", dtype=torch.int32)[:rows]
+    padding = rows // 2 if rows > 2 else -1
+    if padding >= 0:
+        slots[padding] = -1
+    if source == "y":
+        added = Added(y=normal(rows, width))
+        total = x + added.y.float()
+    elif source == "parts":
+        added = Added(parts=torch.randn(5, rows, width, device="cuda"))
+        total = x + added.parts.sum(0)
+    else:
+        added = Added(tokens=torch.randint(0, 50, (rows,), device="cuda", dtype=torch.int32), table=normal(50, width))
+        total = added.table[added.tokens.long()].float()
+    normed = layer_norm(total, (width,), weight.float(), bias.float())
+    before = shift[slots.long().clamp(min=0), 2].float() * (slots >= 0).unsqueeze(1)
+    want_shift = shift.float()
+    real = slots >= 0
+    want_shift[slots[real].long(), 2] = normed[real]
+    want = normed + (before - normed) * amounts.float().unsqueeze(1)
+    out = poisoned(mixes, rows, width)
+    kernels.norm_mix(x, added, weight, bias, slots, shift[:, 2], amounts, out)
+    assert off(out, want) < 1e-3 and off(x, total) < 1e-6 and off(shift, want_shift) < 1e-3
+    untouched = torch.ones(rows + 3, dtype=torch.bool, device="cuda")
+    untouched[slots[real].long()] = False
+    assert torch.equal(shift[untouched].float(), want_shift[untouched])
+
+
+@pytest.mark.parametrize("lengths", [[1], [63], [1, 15, 1, 16, 17], [2] * 129 + [1] * 40])
+def test_shift_and_mix_of_packed_rows(kernels, lengths):
+    width, rows, tokens = 320, len(lengths), sum(lengths)
+    x, weight, bias = torch.randn(tokens, width, device="cuda"), normal(width, mean=1), normal(width)
+    shift, amounts = normal(rows + 2, 3, width), normal(6, width)
+    slots = torch.randperm(rows + 2, dtype=torch.int32)[:rows]
+    normed = layer_norm(x, (width,), weight.float(), bias.float())
+    want_shift = shift.float()
+    packing = torch_ops.pack(sorted(lengths, key=lambda length: length > 1), slots.tolist(), "cuda")
+    lengths = sorted(lengths, key=lambda length: length > 1)
+    delta = torch_ops.token_shift(normed, want_shift[:, 1], packing)
+    want = torch_ops.mix(normed, delta, amounts.float().unsqueeze(1))
+    out, out_normed = poisoned(6, tokens, width), poisoned(tokens, width)
+    kernels.norm(x, Added(), weight, bias, out_normed)
+    kernels.shift_mix(out_normed, rows_of(lengths, slots), shift[:, 1], amounts, out)
+    assert off(out_normed, normed) < 1e-3 and off(out, want) < 1e-3 and off(shift, want_shift) < 1e-3
+
+
+def rows_of(lengths, slots):
+    ends = torch.tensor(lengths).cumsum(0)
+    row_of = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    return Rows(*(t.to("cuda", torch.int32) for t in (row_of, ends - torch.tensor(lengths), ends - 1, slots)))
+
+
+def test_norm_of_some_rows(kernels):
+    x, weight, bias = torch.randn(40, 128, device="cuda"), normal(128), normal(128)
+    gather = torch.tensor([39, 0, 17], device="cuda", dtype=torch.int32)
+    out = poisoned(3, 128)
+    kernels.norm(x, Added(), weight, bias, out, gather)
+    assert off(out, layer_norm(x, (128,), weight.float(), bias.float())[gather.long()]) < 1e-3
+
+
+@pytest.mark.parametrize(("lengths", "padding"), [
+    *[([1] * rows, rows > 2) for rows in ROWS], ([15], False), ([16, 1, 17], False), ([63, 1, 2, 1000], False)])
+@pytest.mark.parametrize("state", [torch.float16, torch.float32])
+@pytest.mark.parametrize("first_layer", [False, True])
+def test_wkv(kernels, lengths, padding, state, first_layer):
+    heads, tokens, rows = 3, sum(lengths), len(lengths)
+    width = heads * 64
+    lengths = sorted(lengths, key=lambda length: length > 1)
+    names = ("r", "k", "v", "w", "a", "mix", "g", "v_first")
+    t = {name: normal(tokens, width) for name in names}
+    c = {"w0": normal(width, mean=-2, std=2), "a0": normal(width), "v0": normal(width), "k_k": normal(width, std=0.1, mean=0.85),
+         "k_a": normal(width, std=0.1, mean=1), "r_k": normal(width, std=0.1), "norm_weight": normal(width, mean=1, std=0.1),
+         "norm_bias": normal(width, std=0.1)}
+    states = (torch.randn(rows + 2, 2, heads, 64, 64, device="cuda") * 0.3).to(state)
+    slots = torch.randperm(rows + 2, dtype=torch.int32)[:rows]
+    if padding:
+        slots[-1] = -1
+    live = rows - padding
+    f = {name: x[:tokens - padding].float() for name, x in t.items()} | {name: x.float() for name, x in c.items()}
+    v = f["v"] if first_layer else f["v"].lerp(f["v_first"], (f["v0"] + f["mix"]).sigmoid())
+    a = (f["a0"] + f["a"]).sigmoid()
+    k = f["k"] * (1 + (a - 1) * f["k_a"])
+    packing = torch_ops.pack(lengths[:live], slots[:live].tolist(), "cuda")
+    want_states = states.float()
+    shape = (-1, heads, 64)
+    y = torch_ops.wkv(f["r"].view(shape), torch_ops.log_decay(f["w0"] + f["w"]).view(shape), k.view(shape), v.view(shape),
+                      torch_ops.removal_key(f["k"], f["k_k"]), a.view(shape), want_states[:, 1], packing)
+    want = torch_ops.readout(y, f["r"], k, v, f["r_k"], f["norm_weight"], f["norm_bias"]) * f["g"]
+    out, before = poisoned(tokens, width), states.clone()
+    pointers = {name: x.data_ptr() for name, x in (t | c).items()}
+    if first_layer:
+        pointers["mix"] = pointers["v0"] = None
+    layer = states[:, 1]
+    inputs = TimeMixInput(**pointers, out=out.data_ptr(), state=layer.data_ptr(), slot_stride=layer.stride(0), width=width)
+    if max(lengths) == 1:
+        kernels.wkv_step(inputs, slots.cuda(), state == torch.float32)
+    else:
+        kernels.wkv_sequence(inputs, rows_of(lengths, slots), state == torch.float32)
+    assert off(out[:tokens - padding], want) < 2e-3
+    assert off(states, want_states) < (1e-3 if state == torch.float16 else 1e-4)
+    assert torch.equal(states[:, 0], before[:, 0]) and (not padding or not out[-1].any())
+
+
+def test_relu_square(kernels):
+    h = normal(7, 64)
+    want = h.float().relu().square()
+    kernels.relu_square(h)
+    assert off(h, want) < 1e-3

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.make_checkpoint import ACTIVE_SHARE, SIZES, random_checkpoint
 from bench.roofline import Work, decode_floor, prefill_floor
+from bench.trace import report
 from rwkv_batch import checkpoint
 from rwkv_batch.ops.cuda_model import CudaModel
 from rwkv_batch.rwkv7 import States
@@ -51,8 +52,8 @@ def timed(run, count: int) -> float:
     return start.elapsed_time(end) / 1e3 / count
 
 
-def decode(model: CudaModel, states: States, rows: int) -> float:
-    """Seconds of one step of so many rows."""
+def decode_graph(model: CudaModel, states: States, rows: int) -> torch.cuda.CUDAGraph:
+    """One step of so many rows."""
     tokens = torch.randint(1, 65000, (rows,), device="cuda", dtype=torch.int32)
     slots = torch.randperm(len(states.wkv), device="cuda", dtype=torch.int32)[:rows]
     logits = torch.empty(rows, len(model.weights.head), device="cuda", dtype=torch.float16)
@@ -64,6 +65,11 @@ def decode(model: CudaModel, states: States, rows: int) -> float:
     with torch.cuda.graph(graph):
         model.decode(tokens, slots, states, logits, arena)
         tokens.copy_(logits.argmax(-1))
+    return graph
+
+
+def decode(graph: torch.cuda.CUDAGraph) -> float:
+    """Seconds of one step."""
     for _ in range(3):
         graph.replay()
     return statistics.median(timed(graph.replay, STEPS) for _ in range(RUNS))
@@ -100,6 +106,7 @@ def main() -> None:
     parser.add_argument("--batches", default="1,2,4,8,16,32,64,128,256,320,512,960", help="rows of a decode step (empty: none)")
     parser.add_argument("--prefill", default="1x128,1x1024,1x4096,8x512,32x128", help="rows x tokens (empty: none)")
     parser.add_argument("--wkv", choices=DTYPES, default="fp16", help="how states are stored")
+    parser.add_argument("--trace", action="store_true", help="say where the time of each decode step goes, and how long the device idles")
     parser.add_argument("--json", help="file for the figures")
     args = parser.parse_args()
     if not args.size and not args.model:
@@ -116,11 +123,14 @@ def main() -> None:
     print(f"{weights.name}, states {args.wkv}, device copy {bandwidth / 1e12:.2f} TB/s")
     results: dict[str, dict[str, dict[str, float]]] = {"decode": {}, "prefill": {}}
     for rows in batches:
-        seconds = decode(model, states, rows)
+        graph = decode_graph(model, states, rows)
+        seconds = decode(graph)
         floor = decode_floor(work, rows, bandwidth, TENSOR_RATE, DTYPES[args.wkv].itemsize, ACTIVE_SHARE)
         results["decode"][str(rows)] = {"ms": seconds * 1e3, "tokens_per_s": rows / seconds, "floor": floor / seconds}
         print(f"decode {rows:5d} rows {seconds * 1e3:8.3f} ms {rows / seconds:9.0f} tokens/s, {floor / seconds:4.0%} of the floor"
               f"   {' '.join(f'{kind}:{method}' for kind, method in model.tuning.methods(rows).items())}", flush=True)
+        if args.trace:
+            print(f"products in us: {model.tuning.report(rows)}\n{report(graph.replay)}", flush=True)
     for rows, length in shapes:
         seconds = prefill(model, states, rows, length)
         floor = prefill_floor(work, rows * length, TENSOR_RATE)

@@ -10,6 +10,7 @@
 #include "common.cuh"
 
 constexpr float EPSILON = 1e-5f;
+constexpr int MOST_MIXES = 6;
 
 struct NormInput {
     float* x;
@@ -35,11 +36,14 @@ __device__ __forceinline__ float block_sum(float value, float* scratch) {
     return warp_sum(lane < warps ? scratch[lane] : 0.f);
 }
 
-__device__ __forceinline__ float4 load4(const __half* p) {
-    const uint2 raw = *reinterpret_cast<const uint2*>(p);
+__device__ __forceinline__ float4 widen(uint2 raw) {
     const float2 low = to_float2(raw.x), high = to_float2(raw.y);
     return make_float4(low.x, low.y, high.x, high.y);
 }
+
+__device__ __forceinline__ uint2 load_raw(const __half* p) { return *reinterpret_cast<const uint2*>(p); }
+
+__device__ __forceinline__ float4 load4(const __half* p) { return widen(load_raw(p)); }
 
 __device__ __forceinline__ void store4(__half* p, float4 v) {
     *reinterpret_cast<uint2*>(p) = make_uint2(to_half2(v.x, v.y), to_half2(v.z, v.w));
@@ -47,9 +51,24 @@ __device__ __forceinline__ void store4(__half* p, float4 v) {
 
 __device__ __forceinline__ float4 operator+(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 
+// Weight and bias of this thread's columns. Loaded before waiting for x: they come from memory, x from the cache.
+template <int CHUNKS>
+struct Affine {
+    uint2 weight[CHUNKS], bias[CHUNKS];
+    __device__ __forceinline__ explicit Affine(const NormInput& in) {
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++) {
+            const int column = 4 * (i * blockDim.x + threadIdx.x);
+            if (column >= in.width) continue;
+            weight[i] = *reinterpret_cast<const uint2*>(in.weight + column);
+            bias[i] = *reinterpret_cast<const uint2*>(in.bias + column);
+        }
+    }
+};
+
 // The normed row of this block, in registers: v[i] holds columns 4 (i blockDim + threadIdx) and the three after it.
 template <int CHUNKS>
-__device__ __forceinline__ void normed_row(const NormInput& in, int row, float4 (&v)[CHUNKS]) {
+__device__ __forceinline__ void normed_row(const NormInput& in, const Affine<CHUNKS>& affine, int row, float4 (&v)[CHUNKS]) {
     __shared__ float scratch[2][WARP];
     const int width = in.width, token = in.tokens ? in.tokens[row] : 0;
     float sum = 0.f;
@@ -84,18 +103,29 @@ __device__ __forceinline__ void normed_row(const NormInput& in, int row, float4 
     for (int i = 0; i < CHUNKS; i++) {
         const int column = 4 * (i * blockDim.x + threadIdx.x);
         if (column >= width) continue;
-        const float4 weight = load4(in.weight + column), bias = load4(in.bias + column);
+        const float4 weight = widen(affine.weight[i]), bias = widen(affine.bias[i]);
         v[i] = make_float4(v[i].x * scale * weight.x + bias.x, v[i].y * scale * weight.y + bias.y,
                            v[i].z * scale * weight.z + bias.z, v[i].w * scale * weight.w + bias.w);
     }
 }
 
-__device__ __forceinline__ void mix_and_store(float4 x, float4 before, const __half* mixes, int n, __half* out, size_t rows, int row,
+// The mixing amounts of this thread's columns.
+struct Amounts {
+    uint2 of[MOST_MIXES];
+    __device__ __forceinline__ Amounts(const __half* mixes, int n, int width, int column) {
+#pragma unroll
+        for (int i = 0; i < MOST_MIXES; i++)
+            if (i < n) of[i] = load_raw(mixes + i * width + column);
+    }
+};
+
+__device__ __forceinline__ void mix_and_store(float4 x, float4 before, const Amounts& amounts, int n, __half* out, size_t rows, int row,
                                               int width, int column) {
     const float4 step = make_float4(before.x - x.x, before.y - x.y, before.z - x.z, before.w - x.w);
-#pragma unroll 6
-    for (int i = 0; i < n; i++) {
-        const float4 amount = load4(mixes + i * width + column);
+#pragma unroll
+    for (int i = 0; i < MOST_MIXES; i++) {
+        if (i >= n) break;
+        const float4 amount = widen(amounts.of[i]);
         store4(out + (i * rows + row) * width + column, make_float4(x.x + step.x * amount.x, x.y + step.y * amount.y,
                                                                     x.z + step.z * amount.z, x.w + step.w * amount.w));
     }
@@ -104,6 +134,9 @@ __device__ __forceinline__ void mix_and_store(float4 x, float4 before, const __h
 // Decode: every row is one token. One block a row.
 template <int CHUNKS>
 __global__ void norm_mix_kernel(NormInput in, const int* slots, __half* shift, size_t slot_stride, const __half* mixes, int n, __half* out) {
+    const Affine<CHUNKS> affine(in);
+    const int own_column = 4 * threadIdx.x;
+    const Amounts own_amounts(mixes, CHUNKS == 1 ? n : 0, in.width, own_column < in.width ? own_column : 0);
     wait_for_inputs();
     const int row = blockIdx.x, slot = slots[row];
     float4 v[CHUNKS], before[CHUNKS];
@@ -113,23 +146,25 @@ __global__ void norm_mix_kernel(NormInput in, const int* slots, __half* shift, s
         before[i] = make_float4(0.f, 0.f, 0.f, 0.f);
         if (column < in.width && slot >= 0) before[i] = load4(shift + slot * slot_stride + column);
     }
-    normed_row<CHUNKS>(in, row, v);
+    normed_row<CHUNKS>(in, affine, row, v);
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++) {
         const int column = 4 * (i * blockDim.x + threadIdx.x);
         if (column >= in.width) continue;
         if (slot >= 0) store4(shift + slot * slot_stride + column, v[i]);
-        mix_and_store(v[i], before[i], mixes, n, out, gridDim.x, row, in.width, column);
+        const Amounts amounts = CHUNKS == 1 ? own_amounts : Amounts(mixes, n, in.width, column);
+        mix_and_store(v[i], before[i], amounts, n, out, gridDim.x, row, in.width, column);
     }
 }
 
 // The normed rows alone: out [blocks, C]. Used for prefill and before the head.
 template <int CHUNKS>
 __global__ void norm_kernel(NormInput in, __half* out) {
+    const Affine<CHUNKS> affine(in);
     wait_for_inputs();
     const int row = in.gather ? in.gather[blockIdx.x] : blockIdx.x;
     float4 v[CHUNKS];
-    normed_row<CHUNKS>(in, row, v);
+    normed_row<CHUNKS>(in, affine, row, v);
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++) {
         const int column = 4 * (i * blockDim.x + threadIdx.x);
@@ -153,7 +188,8 @@ __global__ void shift_mix_kernel(const __half* normed, const int* row_of, const 
             before = load4(place);
             *reinterpret_cast<uint2*>(place) = *reinterpret_cast<const uint2*>(normed + size_t(last[row]) * width + column);
         }
-        mix_and_store(load4(normed + size_t(token) * width + column), before, mixes, n, out, gridDim.x, token, width, column);
+        mix_and_store(load4(normed + size_t(token) * width + column), before, Amounts(mixes, n, width, column), n, out, gridDim.x, token, width,
+                      column);
     }
 }
 

@@ -13,10 +13,11 @@
 #include "common.cuh"
 
 constexpr int HEAD = 64;
-constexpr int THREADS = 128;
+constexpr int THREADS = 128;       // of the recurrence
 constexpr int WARPS = THREADS / WARP;
 constexpr int OWN = 4;             // rows of S a thread has a part of
-constexpr int CHUNK = 16;          // tokens prepared at once in the sequential kernel
+constexpr int CHUNK = 8;           // tokens prepared at once in the sequential kernel
+constexpr int HELP = CHUNK / WARPS;
 constexpr float NORM_EPSILON = 64e-5f;
 constexpr float DECAY = -0.6065306597126334f;  // -exp(-1/2)
 
@@ -32,51 +33,76 @@ struct TimeMix {
 
 // What the recurrence needs of one token and head, in shared memory.
 struct alignas(16) Token {
-    float r[HEAD], w[HEAD], k[HEAD], kk[HEAD], b[HEAD], v[HEAD], y[HEAD];
+    float r[HEAD], w[HEAD], k[HEAD], kk[HEAD], b[HEAD], v[HEAD];
     float own;  // r . k r_k
 };
 
 __device__ __forceinline__ float2 pair_at(const __half* p, size_t at) { return __half22float2(*reinterpret_cast<const __half2*>(p + at)); }
 
-// One warp prepares one token: lane l has channels 2 l and 2 l + 1 of the head.
-__device__ __forceinline__ void prepare(const TimeMix& in, size_t token, int head, int lane, Token& out) {
-    const size_t channel = head * HEAD + 2 * lane, at = token * in.width + channel;
-    const float2 r = pair_at(in.r, at), k_raw = pair_at(in.k, at), w_raw = pair_at(in.w, at), a_raw = pair_at(in.a, at);
-    float2 v = pair_at(in.v, at);
-    const float2 w0 = pair_at(in.w0, channel), a0 = pair_at(in.a0, channel), k_k = pair_at(in.k_k, channel);
-    const float2 k_a = pair_at(in.k_a, channel), r_k = pair_at(in.r_k, channel);
-    if (in.mix) {
-        const float2 v0 = pair_at(in.v0, channel), mix = pair_at(in.mix, at), first = pair_at(in.v_first, at);
-        v.x += (first.x - v.x) * sigmoid(v0.x + mix.x);
-        v.y += (first.y - v.y) * sigmoid(v0.y + mix.y);
+// Weights and inputs of two channels: lane l has channels 2 l and 2 l + 1 of the head.
+struct Constants {
+    float2 w0, a0, v0, k_k, k_a, r_k, weight, bias;
+};
+
+struct Inputs {
+    __half2 r, k, v, w, a, g, mix, first;
+};
+
+__device__ __forceinline__ Constants constants(const TimeMix& in, int head, int lane) {
+    const size_t at = head * HEAD + 2 * lane;
+    return {pair_at(in.w0, at),  pair_at(in.a0, at),  in.mix ? pair_at(in.v0, at) : make_float2(0.f, 0.f), pair_at(in.k_k, at),
+            pair_at(in.k_a, at), pair_at(in.r_k, at), pair_at(in.norm_weight, at), pair_at(in.norm_bias, at)};
+}
+
+__device__ __forceinline__ Inputs inputs(const TimeMix& in, size_t token, int head, int lane) {
+    const size_t at = token * in.width + head * HEAD + 2 * lane;
+    const auto load = [at](const __half* p) { return *reinterpret_cast<const __half2*>(p + at); };
+    Inputs x = {load(in.r), load(in.k), load(in.v), load(in.w), load(in.a), load(in.g)};
+    if (in.mix) x.mix = load(in.mix), x.first = load(in.v_first);
+    return x;
+}
+
+__device__ __forceinline__ void put(float* p, int lane, float x, float y) { *reinterpret_cast<float2*>(p + 2 * lane) = make_float2(x, y); }
+
+// One warp prepares one token.
+__device__ __forceinline__ void prepare(const Inputs& in, const Constants& c, bool mixes_v, int lane, Token& out) {
+    const float2 r = __half22float2(in.r), k_raw = __half22float2(in.k), w = __half22float2(in.w), a_raw = __half22float2(in.a);
+    float2 v = __half22float2(in.v);
+    if (mixes_v) {
+        const float2 mix = __half22float2(in.mix), first = __half22float2(in.first);
+        v.x += (first.x - v.x) * sigmoid(c.v0.x + mix.x);
+        v.y += (first.y - v.y) * sigmoid(c.v0.y + mix.y);
     }
-    const float2 a = make_float2(sigmoid(a0.x + a_raw.x), sigmoid(a0.y + a_raw.y));
-    float2 kk = make_float2(k_raw.x * k_k.x, k_raw.y * k_k.y);
-    const float scale = 1.f / fmaxf(sqrtf(warp_sum(kk.x * kk.x + kk.y * kk.y)), 1e-12f);
+    const float2 a = make_float2(sigmoid(c.a0.x + a_raw.x), sigmoid(c.a0.y + a_raw.y));
+    float2 kk = make_float2(k_raw.x * c.k_k.x, k_raw.y * c.k_k.y);
+    const float2 k = make_float2(k_raw.x * (1.f + (a.x - 1.f) * c.k_a.x), k_raw.y * (1.f + (a.y - 1.f) * c.k_a.y));
+    float squares = kk.x * kk.x + kk.y * kk.y, own = r.x * k.x * c.r_k.x + r.y * k.y * c.r_k.y;
+#pragma unroll
+    for (int offset = 16; offset > 0; offset >>= 1) {
+        squares += __shfl_xor_sync(ALL, squares, offset);
+        own += __shfl_xor_sync(ALL, own, offset);
+    }
+    const float scale = 1.f / fmaxf(sqrtf(squares), 1e-12f);
     kk.x *= scale, kk.y *= scale;
-    const float2 k = make_float2(k_raw.x * (1.f + (a.x - 1.f) * k_a.x), k_raw.y * (1.f + (a.y - 1.f) * k_a.y));
-    const float own = warp_sum(r.x * k.x * r_k.x + r.y * k.y * r_k.y);
-    const int i = 2 * lane;
-    out.r[i] = r.x, out.r[i + 1] = r.y;
-    out.w[i] = __expf(DECAY * sigmoid(w0.x + w_raw.x)), out.w[i + 1] = __expf(DECAY * sigmoid(w0.y + w_raw.y));
-    out.k[i] = k.x, out.k[i + 1] = k.y;
-    out.kk[i] = kk.x, out.kk[i + 1] = kk.y;
-    out.b[i] = kk.x * a.x, out.b[i + 1] = kk.y * a.y;
-    out.v[i] = v.x, out.v[i + 1] = v.y;
+    put(out.r, lane, r.x, r.y);
+    put(out.w, lane, __expf(DECAY * sigmoid(c.w0.x + w.x)), __expf(DECAY * sigmoid(c.w0.y + w.y)));
+    put(out.k, lane, k.x, k.y);
+    put(out.kk, lane, kk.x, kk.y);
+    put(out.b, lane, kk.x * a.x, kk.y * a.y);
+    put(out.v, lane, v.x, v.y);
     if (lane == 0) out.own = own;
 }
 
-// One warp finishes one token.
-__device__ __forceinline__ void finish(const TimeMix& in, size_t token, int head, int lane, const Token& t) {
-    const size_t channel = head * HEAD + 2 * lane, at = token * in.width + channel;
-    const float2 g = pair_at(in.g, at), weight = pair_at(in.norm_weight, channel), bias = pair_at(in.norm_bias, channel);
-    const float2 y = make_float2(t.y[2 * lane], t.y[2 * lane + 1]);
+// One warp finishes one token: y [64] is what was read out of S.
+__device__ __forceinline__ void finish(const TimeMix& in, const Constants& c, size_t token, int head, int lane, __half2 gate, const Token& t,
+                                       const float* y_of) {
+    const float2 g = __half22float2(gate), y = *reinterpret_cast<const float2*>(y_of + 2 * lane);
     const float mean = warp_sum(y.x + y.y) / HEAD;
-    const float2 d = make_float2(y.x - mean, y.y - mean);
+    const float2 d = make_float2(y.x - mean, y.y - mean), v = *reinterpret_cast<const float2*>(t.v + 2 * lane);
     const float scale = rsqrtf(warp_sum(d.x * d.x + d.y * d.y) / HEAD + NORM_EPSILON);
-    const float x0 = (d.x * scale * weight.x + bias.x + t.own * t.v[2 * lane]) * g.x;
-    const float x1 = (d.y * scale * weight.y + bias.y + t.own * t.v[2 * lane + 1]) * g.y;
-    *reinterpret_cast<uint32_t*>(in.out + at) = to_half2(x0, x1);
+    const float x0 = (d.x * scale * c.weight.x + c.bias.x + t.own * v.x) * g.x;
+    const float x1 = (d.y * scale * c.weight.y + c.bias.y + t.own * v.y) * g.y;
+    *reinterpret_cast<uint32_t*>(in.out + token * in.width + head * HEAD + 2 * lane) = to_half2(x0, x1);
 }
 
 __device__ __forceinline__ void load8(const float* p, float (&x)[8]) {
@@ -110,88 +136,166 @@ __device__ __forceinline__ T* state_place(const TimeMix& in, int slot, int head,
     return static_cast<T*>(in.state) + slot * in.slot_stride + size_t(head) * HEAD * HEAD + state_row(n) * HEAD + threadIdx.x % 8 * 8;
 }
 
-// One step of the recurrence for this thread's part of S; y goes to t.y.
-__device__ __forceinline__ void step(Token& t, float (&s)[OWN][8]) {
+// A token's vectors as one thread of the recurrence needs them.
+struct Vectors {
+    float kk[8], w[8], k[8], b[8], r[8], v[OWN];
+};
+
+__device__ __forceinline__ void load(const Token& t, Vectors& x) {
     const int keys = threadIdx.x % 8 * 8;
-    float kk[8], w[8], k[8], b[8], r[8], removed[OWN], y[OWN];
-    load8(t.kk + keys, kk);
-    load8(t.w + keys, w);
-    load8(t.k + keys, k);
-    load8(t.b + keys, b);
-    load8(t.r + keys, r);
+    load8(t.kk + keys, x.kk);
+    load8(t.w + keys, x.w);
+    load8(t.k + keys, x.k);
+    load8(t.b + keys, x.b);
+    load8(t.r + keys, x.r);
+#pragma unroll
+    for (int n = 0; n < OWN; n++) x.v[n] = t.v[state_row(n)];
+}
+
+// This thread's part of S kk.
+__device__ __forceinline__ void read_removed(const Vectors& x, const float (&s)[OWN][8], float (&removed)[OWN]) {
 #pragma unroll
     for (int n = 0; n < OWN; n++) {
         removed[n] = 0.f;
 #pragma unroll
-        for (int i = 0; i < 8; i++) removed[n] += s[n][i] * kk[i];
+        for (int i = 0; i < 8; i++) removed[n] += s[n][i] * x.kk[i];
     }
-#pragma unroll
-    for (int offset = 1; offset < 8; offset *= 2)
-#pragma unroll
-        for (int n = 0; n < OWN; n++) removed[n] += __shfl_xor_sync(ALL, removed[n], offset);
+}
+
+// S moves on; y is this thread's part of S' r.
+__device__ __forceinline__ void move(const Vectors& x, float (&s)[OWN][8], const float (&removed)[OWN], float (&y)[OWN]) {
 #pragma unroll
     for (int n = 0; n < OWN; n++) {
-        const float v = t.v[state_row(n)];
         y[n] = 0.f;
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            s[n][i] = s[n][i] * w[i] + (v * k[i] - removed[n] * b[i]);
-            y[n] += s[n][i] * r[i];
+            s[n][i] = s[n][i] * x.w[i] + (x.v[n] * x.k[i] - removed[n] * x.b[i]);
+            y[n] += s[n][i] * x.r[i];
         }
     }
+}
+
+__device__ __forceinline__ void sum_over_keys(float (&x)[OWN]) {
 #pragma unroll
     for (int offset = 1; offset < 8; offset *= 2)
 #pragma unroll
-        for (int n = 0; n < OWN; n++) y[n] += __shfl_xor_sync(ALL, y[n], offset);
-    if (keys == 0)
+        for (int n = 0; n < OWN; n++) x[n] += __shfl_xor_sync(ALL, x[n], offset);
+}
+
+__device__ __forceinline__ void put_y(float* y_of, const float (&y)[OWN]) {
+    if (threadIdx.x % 8 == 0)
 #pragma unroll
-        for (int n = 0; n < OWN; n++) t.y[state_row(n)] = y[n];
+        for (int n = 0; n < OWN; n++) y_of[state_row(n)] = y[n];
 }
 
 // Decode: every row is one token. Grid: heads, rows. A row whose slot is negative is padding: its output is zero.
 template <typename T>
 __global__ void __launch_bounds__(THREADS) wkv_step_kernel(const __grid_constant__ TimeMix in, const int* slots) {
     __shared__ Token token;
+    __shared__ __align__(16) float y_of[HEAD];
     const int head = blockIdx.x, row = blockIdx.y, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int slot = slots[row];
     float s[OWN][8];
-    if (slot >= 0)   // the state was written a step ago, so it can be fetched while the kernel before still runs
+    Constants c;
+    // The state was written a step ago, so it can be fetched while the kernel before still runs.
+    if (slot >= 0)
 #pragma unroll
         for (int n = 0; n < OWN; n++) load8(state_place<T>(in, slot, head, n), s[n]);
+    if (warp == 0) c = constants(in, head, lane);
     wait_for_inputs();
     if (slot < 0) {
         if (warp == 0) *reinterpret_cast<uint32_t*>(in.out + size_t(row) * in.width + head * HEAD + 2 * lane) = 0;
         return;
     }
-    if (warp == 0) prepare(in, row, head, lane, token);
+    Inputs x;
+    if (warp == 0) {
+        x = inputs(in, row, head, lane);
+        prepare(x, c, in.mix != nullptr, lane, token);
+    }
     __syncthreads();
-    step(token, s);
+    Vectors vectors;
+    float removed[OWN], y[OWN];
+    load(token, vectors);
+    read_removed(vectors, s, removed);
+    sum_over_keys(removed);
+    move(vectors, s, removed, y);
 #pragma unroll
     for (int n = 0; n < OWN; n++) store8(state_place<T>(in, slot, head, n), s[n]);
+    sum_over_keys(y);
+    put_y(y_of, y);
     __syncthreads();
-    if (warp == 0) finish(in, row, head, lane, token);
+    if (warp == 0) finish(in, c, row, head, lane, x.g, token, y_of);
 }
 
 // Prefill: row i has tokens first[i] .. last[i]. Grid: heads, rows. The state stays in registers from the first token to the last.
+// Four warps run the recurrence; four more finish the chunk of tokens before and prepare the one after it meanwhile.
 template <typename T>
-__global__ void __launch_bounds__(THREADS) wkv_sequence_kernel(const __grid_constant__ TimeMix in, const int* first, const int* last,
-                                                               const int* slots) {
-    __shared__ Token tokens[CHUNK];
+__global__ void __launch_bounds__(2 * THREADS, 2) wkv_sequence_kernel(const __grid_constant__ TimeMix in, const int* first, const int* last,
+                                                                   const int* slots) {
+    __shared__ Token tokens[2][CHUNK];
+    __shared__ __align__(16) float y_of[2][CHUNK][HEAD];
     const int head = blockIdx.x, row = blockIdx.y, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     wait_for_inputs();
-    const int slot = slots[row], begin = first[row], end = last[row] + 1;
-    float s[OWN][8];
+    const int slot = slots[row], begin = first[row], length = last[row] + 1 - begin;
+    const int chunks = (length + CHUNK - 1) / CHUNK;
+    if (warp >= WARPS) {
+        const Constants c = constants(in, head, lane);
+        const bool mixes_v = in.mix != nullptr;
+        __half2 gates[2][HELP] = {};  // of the tokens in the two buffers
+        for (int chunk = 0; chunk <= chunks + 1; chunk++) {  // prepares this one, finishes the one two before
+            Inputs x[HELP];
+#pragma unroll
+            for (int i = 0; i < HELP; i++) {
+                const int at = chunk * CHUNK + i * WARPS + warp - WARPS;
+                if (at < length) x[i] = inputs(in, begin + at, head, lane);
+            }
+            const int buffer = chunk % 2;
+#pragma unroll
+            for (int i = 0; i < HELP; i++) {
+                const int place = i * WARPS + warp - WARPS, done = (chunk - 2) * CHUNK + place;
+                if (chunk >= 2 && done < length) finish(in, c, begin + done, head, lane, gates[1][i], tokens[buffer][place], y_of[buffer][place]);
+            }
+#pragma unroll
+            for (int i = 0; i < HELP; i++) {
+                const int place = i * WARPS + warp - WARPS, at = chunk * CHUNK + place;
+                gates[1][i] = gates[0][i];
+                if (at < length) {
+                    prepare(x[i], c, mixes_v, lane, tokens[buffer][place]);
+                    gates[0][i] = x[i].g;
+                }
+            }
+            __syncthreads();
+        }
+        return;
+    }
+    float s[OWN][8], removed[OWN], y[OWN];
 #pragma unroll
     for (int n = 0; n < OWN; n++) load8(state_place<T>(in, slot, head, n), s[n]);
-    for (int base = begin; base < end; base += CHUNK) {
-        const int count = min(CHUNK, end - base);
-        for (int i = warp; i < count; i += WARPS) prepare(in, base + i, head, lane, tokens[i]);
+    __syncthreads();  // the first chunk is prepared
+    for (int chunk = 0; chunk < chunks; chunk++) {
+        const Token* t = tokens[chunk % 2];
+        float(*out)[HEAD] = y_of[chunk % 2];
+        const int count = min(CHUNK, length - chunk * CHUNK);
+        Vectors x;
+        load(t[0], x);
+#pragma unroll 2
+        for (int i = 0; i < count; i++) {
+            Vectors next;
+            load(t[min(i + 1, count - 1)], next);
+            read_removed(x, s, removed);
+            if (i > 0) {
+                sum_over_keys(y);  // of the token before: nothing waits for it
+                put_y(out[i - 1], y);
+            }
+            sum_over_keys(removed);
+            move(x, s, removed, y);
+            x = next;
+        }
+        sum_over_keys(y);
+        put_y(out[count - 1], y);
         __syncthreads();
-        for (int i = 0; i < count; i++) step(tokens[i], s);
-        __syncthreads();
-        for (int i = warp; i < count; i += WARPS) finish(in, base + i, head, lane, tokens[i]);
-        __syncwarp();  // a warp prepares next what it has just finished
     }
+    __syncthreads();  // the helpers' last two rounds
 #pragma unroll
     for (int n = 0; n < OWN; n++) store8(state_place<T>(in, slot, head, n), s[n]);
 }
@@ -205,7 +309,7 @@ int rwkv_wkv_step(const TimeMix* in, int rows, const int* slots, int fp32, cudaS
 
 int rwkv_wkv_sequence(const TimeMix* in, int rows, const int* first, const int* last, const int* slots, int fp32, cudaStream_t stream) {
     const dim3 grid(in->width / HEAD, rows);
-    return fp32 ? launch(wkv_sequence_kernel<float>, grid, THREADS, 0, stream, *in, first, last, slots)
-                : launch(wkv_sequence_kernel<__half>, grid, THREADS, 0, stream, *in, first, last, slots);
+    return fp32 ? launch(wkv_sequence_kernel<float>, grid, 2 * THREADS, 0, stream, *in, first, last, slots)
+                : launch(wkv_sequence_kernel<__half>, grid, 2 * THREADS, 0, stream, *in, first, last, slots);
 }
 }

@@ -141,7 +141,7 @@ def test_wkv(kernels, lengths, padding, state, first_layer):
     a = (f["a0"] + f["a"]).sigmoid()
     k = f["k"] * (1 + (a - 1) * f["k_a"])
     packing = torch_ops.pack(lengths[:live], slots[:live].tolist(), "cuda")
-    want_states = states.float()
+    want_states = states.float().clone()
     shape = (-1, heads, 64)
     y = torch_ops.wkv(f["r"].view(shape), torch_ops.log_decay(f["w0"] + f["w"]).view(shape), k.view(shape), v.view(shape),
                       torch_ops.removal_key(f["k"], f["k_k"]), a.view(shape), want_states[:, 1], packing)

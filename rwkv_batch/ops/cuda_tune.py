@@ -51,13 +51,22 @@ class Tuning:
             self._save()
         return {kind: self.chosen[f"{kind} {tokens}"] for kind in METHODS}
 
+    def report(self, tokens: int) -> str:
+        """Microseconds of every product by every method."""
+        buffers = _filled(self.products, tokens)
+        return "; ".join(f"{kind} " + ", ".join(f"{method} {time * 1e3:.1f}" for method, time in self._times(kind, buffers).items())
+                         for kind in METHODS)
+
     def _fastest(self, kind: str, buffers: Buffers) -> str:
-        methods = self.products.possible(kind, len(buffers.x))
-        if len(methods) == 1:
-            return methods[0]
-        layers = self.products.weights.layers[1:][:LAYERS] or self.products.weights.layers
-        times = {method: self.time(kind, buffers, method, layers[:1] if kind == "head" else layers) for method in methods}
+        if len(self.products.possible(kind, len(buffers.x))) == 1:
+            return self.products.possible(kind, len(buffers.x))[0]
+        times = self._times(kind, buffers)
         return min(times, key=lambda method: times[method])
+
+    def _times(self, kind: str, buffers: Buffers) -> dict[str, float]:
+        layers = self.products.weights.layers[1:][:LAYERS] or self.products.weights.layers
+        layers = layers[:1] if kind == "head" else layers
+        return {method: self.time(kind, buffers, method, layers) for method in self.products.possible(kind, len(buffers.x))}
 
     def time(self, kind: str, buffers: Buffers, method: str, layers: list[Layer]) -> float:
         """Milliseconds of one product, the median of some runs."""

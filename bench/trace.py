@@ -3,6 +3,7 @@ import json
 import statistics
 import tempfile
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -35,7 +36,7 @@ def report(replay) -> str:
     events = kernels(replay)
     added: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     idle = 0.0
-    for before, event in zip(events, events[1:], strict=False):
+    for before, event in pairwise(events):
         added[event["name"], event["grid"], before["name"][:24]].append(event["end"] - before["end"])
         idle += max(0.0, event["start"] - before["end"])
     span = events[-1]["end"] - events[0]["end"]

@@ -30,7 +30,7 @@ class Tuning:
         layer = products.weights.layers[-1]
         shape = "-".join(str(n) for n in (layer.output.shape[0], *(len(w) for w in layer.low_in.values()), len(products.weights.head)))
         name = torch.cuda.get_device_name(device).replace(" ", "-").replace("/", "-")
-        file = build.build(build.architecture(device)).parent / f"tuning-{name}-torch{torch.__version__}-{shape}.json"
+        file = build.build(build.architecture(device)).parent / f"tuning-{name}-torch{torch.__version__}-{shape}.json".replace("+", "-")
         try:
             chosen = json.loads(file.read_text())
         except (OSError, ValueError):

@@ -1,0 +1,78 @@
+// The blocks that share one row of logits: a cluster with distributed shared memory on sm_90 and newer, a single block on older GPUs.
+#pragma once
+#include <cooperative_groups.h>
+
+#include "common.cuh"
+
+namespace sample {
+
+constexpr int THREADS = 512;
+constexpr int WARPS = THREADS / WARP;
+constexpr int MOST_BLOCKS = 8;                      // of one row
+constexpr int SEGMENTS = MOST_BLOCKS * WARPS;       // each warp of a team has a segment of the row; segments ascend with the ids
+
+__device__ __forceinline__ int lane_id() { return threadIdx.x % WARP; }
+__device__ __forceinline__ int warp_id() { return threadIdx.x / WARP; }
+
+struct Team {
+    int rank, size;
+
+    static __device__ __forceinline__ Team here() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+        const auto cluster = cooperative_groups::this_cluster();
+        return {int(cluster.block_rank()), int(cluster.num_blocks())};
+#else
+        return {0, 1};
+#endif
+    }
+
+    // All threads of all blocks: what each wrote, to any block's shared memory, the others see.
+    __device__ __forceinline__ void sync() const {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+        if (size > 1) {
+            cooperative_groups::this_cluster().sync();
+            return;
+        }
+#endif
+        __syncthreads();
+    }
+
+    // Where block `of` has the shared variable that this block has at `place`.
+    template <typename T>
+    __device__ __forceinline__ T* at(T* place, int of) const {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+        if (size > 1) return cooperative_groups::this_cluster().map_shared_rank(place, of);
+#endif
+        return place;
+    }
+
+    __device__ __forceinline__ int segments() const { return size * WARPS; }
+    __device__ __forceinline__ int segment() const { return rank * WARPS + warp_id(); }
+
+    // Every warp gives a value, the same in its lanes; after the sync `all`[segments] of each block holds those of every warp.
+    template <typename T>
+    __device__ __forceinline__ void gather(T value, T* all) const {
+        if (lane_id() < size) *at(all + segment(), lane_id()) = value;
+        sync();
+    }
+};
+
+template <typename T>
+__device__ __forceinline__ T warp_total(T x) {
+#pragma unroll
+    for (int offset = WARP / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(ALL, x, offset);
+    return x;
+}
+
+// The sum of x over this lane and those before it.
+template <typename T>
+__device__ __forceinline__ T warp_scan(T x) {
+#pragma unroll
+    for (int offset = 1; offset < WARP; offset *= 2) {
+        const T before = __shfl_up_sync(ALL, x, offset);
+        if (lane_id() >= offset) x += before;
+    }
+    return x;
+}
+
+}  // namespace sample

@@ -30,6 +30,8 @@ spawn = multiprocessing.get_context("spawn")  # a fork would share sockets and t
 
 
 def run_engine(settings: EngineSettings, control: Connection) -> None:
+    # oneDNN keeps what it makes for every shape of a product; batches have hundreds of shapes, and making one anew costs nothing
+    os.environ |= {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}  # read when torch is imported
     from rwkv_batch.service import run
 
     run(settings, control)

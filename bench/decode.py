@@ -23,6 +23,7 @@ from bench.make_checkpoint import ACTIVE_SHARE, SIZES, random_checkpoint
 from bench.roofline import Work, decode_floor, prefill_floor
 from bench.trace import report
 from rwkv_batch import checkpoint
+from rwkv_batch.ops.cuda_capture import capture
 from rwkv_batch.ops.cuda_model import CudaModel
 from rwkv_batch.rwkv7 import States
 
@@ -59,13 +60,13 @@ def decode_graph(model: CudaModel, states: States, rows: int) -> torch.cuda.CUDA
     logits = torch.empty(rows, len(model.weights.head), device="cuda", dtype=torch.float16)
     arena: dict[str, torch.Tensor] = {}
     states.wkv.normal_(std=0.1)
-    model.decode(tokens, slots, states, logits, arena)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    model.tuning.methods(rows)
+
+    def step() -> None:
         model.decode(tokens, slots, states, logits, arena)
         tokens.copy_(logits.argmax(-1))
-    return graph
+
+    return capture(step)
 
 
 def decode(graph: torch.cuda.CUDAGraph) -> float:

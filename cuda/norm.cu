@@ -11,6 +11,9 @@
 
 constexpr float EPSILON = 1e-5f;
 constexpr int MOST_MIXES = 6;
+constexpr int AT_ONCE = 4;   // partial sums under way together
+
+constexpr int most_threads(int chunks) { return chunks < 4 ? 1024 : 512; }
 
 struct NormInput {
     float* x;
@@ -83,9 +86,16 @@ __device__ __forceinline__ void normed_row(const NormInput& in, const Affine<CHU
         } else {
             v[i] = *place;
             if (in.y) v[i] = v[i] + load4(in.y + size_t(row) * width + column);
-#pragma unroll 8
-            for (int part = 0; part < in.part_count; part++)
-                v[i] = v[i] + *reinterpret_cast<const float4*>(in.parts + (size_t(part) * in.rows + row) * width + column);
+            for (int part = 0; part < in.part_count; part += AT_ONCE) {
+                float4 more[AT_ONCE];
+#pragma unroll
+                for (int j = 0; j < AT_ONCE; j++)
+                    if (part + j < in.part_count)
+                        more[j] = *reinterpret_cast<const float4*>(in.parts + (size_t(part + j) * in.rows + row) * width + column);
+#pragma unroll
+                for (int j = 0; j < AT_ONCE; j++)
+                    if (part + j < in.part_count) v[i] = v[i] + more[j];
+            }
         }
         if (in.tokens || in.y || in.part_count) *place = v[i];
         sum += v[i].x + v[i].y + v[i].z + v[i].w;
@@ -133,7 +143,7 @@ __device__ __forceinline__ void mix_and_store(float4 x, float4 before, const Amo
 
 // Decode: every row is one token. One block a row.
 template <int CHUNKS>
-__global__ void norm_mix_kernel(NormInput in, const int* slots, __half* shift, size_t slot_stride, const __half* mixes, int n, __half* out) {
+__global__ void __launch_bounds__(most_threads(CHUNKS)) norm_mix_kernel(NormInput in, const int* slots, __half* shift, size_t slot_stride, const __half* mixes, int n, __half* out) {
     const Affine<CHUNKS> affine(in);
     const int own_column = 4 * threadIdx.x;
     const Amounts own_amounts(mixes, CHUNKS == 1 ? n : 0, in.width, own_column < in.width ? own_column : 0);
@@ -159,7 +169,7 @@ __global__ void norm_mix_kernel(NormInput in, const int* slots, __half* shift, s
 
 // The normed rows alone: out [blocks, C]. Used for prefill and before the head.
 template <int CHUNKS>
-__global__ void norm_kernel(NormInput in, __half* out) {
+__global__ void __launch_bounds__(most_threads(CHUNKS)) norm_kernel(NormInput in, __half* out) {
     const Affine<CHUNKS> affine(in);
     wait_for_inputs();
     const int row = in.gather ? in.gather[blockIdx.x] : blockIdx.x;
@@ -218,7 +228,7 @@ struct Shape {
 Shape shape(int rows, int width) {
     const int vectors = width / 4;
     int chunks = rows >= 256 ? 4 : 1;
-    while ((vectors + chunks - 1) / chunks > 1024) chunks *= 2;
+    while ((vectors + chunks - 1) / chunks > most_threads(chunks)) chunks *= 2;
     const int threads = (vectors + chunks - 1) / chunks;
     return {chunks, (threads + WARP - 1) / WARP * WARP};
 }

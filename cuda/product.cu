@@ -5,7 +5,8 @@
 //
 // A warp owns 16 R rows of w and a share of K. w and x go from memory to registers in 16-byte pieces, straight into the operands of
 // m16n8k16 tensor-core products: the order of k inside a step of 32 is free as long as w and x agree on it. All of a warp's first loads of
-// w are under way before it waits for the kernel that makes x.
+// w are under way before it waits for the kernel that makes x. Where rows do not fill the last tile, it overlaps the one before, and
+// computes the same numbers again.
 // Sums are fp32: first over k inside a warp's share, then over the shares in order. A row's result does not depend on the other rows.
 #include "common.cuh"
 
@@ -24,8 +25,8 @@ struct Product {
 
 struct Products {
     Product part[MOST_PARTS];
-    int blocks[MOST_PARTS];  // of each part
-    int m;
+    int blocks[MOST_PARTS];  // tiles of each part
+    int tiles, m;
 };
 
 __device__ __forceinline__ float apply(float x, int function) {
@@ -38,110 +39,145 @@ __device__ __forceinline__ float apply(float x, int function) {
     return x;
 }
 
+// One block's part in one tile of rows of w: where this warp's share lies.
+struct Tile {
+    const __half* w;   // this lane's first numbers: of row `group` at step 0
+    const __half* x;
+    int k, begin, end, which, block;
+};
+
+template <int R, int SHARES>
+__device__ __forceinline__ Tile locate(const Products& all, int tile) {
+    constexpr int ROWS = WARPS / SHARES * R * 16;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    Tile t = {};
+    if (tile >= all.tiles) return t;
+    t.block = tile;
+    while (t.block >= all.blocks[t.which]) t.block -= all.blocks[t.which++];
+    const Product& p = all.part[t.which];
+    const int row0 = min(t.block * ROWS + warp / SHARES * R * 16, p.n - R * 16), steps = p.k / 32, each = (steps + SHARES - 1) / SHARES;
+    t.k = p.k;
+    t.begin = warp % SHARES * each;
+    t.end = min(t.begin + each, steps);
+    t.w = p.w + size_t(row0 + lane / 4) * p.k + lane % 4 * 8;
+    t.x = p.x + lane % 4 * 8;
+    return t;
+}
+
 // NT: tiles of 8 rows of x. R: tiles of 16 rows of w a warp. SHARES: warps that share one K; the others take further rows of w.
+// A block takes every gridDim.y-th tile of w. The first loads of its next tile are under way before the sums of this one are added up.
 template <int NT, int R, int SHARES>
 __global__ void __launch_bounds__(WARPS * WARP, R == 1 ? 2 : 1) product_kernel(const __grid_constant__ Products all) {
     constexpr int STEPS = 8 / R;        // of 32 k, in flight at once
-    constexpr int X_STEPS = STEPS * NT > 8 ? 8 / NT : STEPS;
+    constexpr int X_STEPS = STEPS * NT > 4 ? 4 / NT : STEPS;
     constexpr int GROUPS = WARPS / SHARES;
     constexpr int ROWS = GROUPS * R * 16;
     __shared__ float sums[WARPS][NT * 8][R * 16 + 1];
-
-    int block = blockIdx.y, which = 0;
-    while (block >= all.blocks[which]) block -= all.blocks[which++];
-    const Product& p = all.part[which];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quad = lane % 4;
-    const int share = warp % SHARES, row0 = block * ROWS + warp / SHARES * R * 16;
-    const int steps = p.k / 32, each = (steps + SHARES - 1) / SHARES;
-    const int begin = share * each, end = min(begin + each, steps);
     const int m0 = blockIdx.x * NT * 8;
 
-    const __half* w[R][2];
-#pragma unroll
-    for (int r = 0; r < R; r++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) w[r][h] = p.w + size_t(min(row0 + r * 16 + h * 8 + group, p.n - 1)) * p.k + quad * 8;
     uint4 wv[STEPS][R][2];
+    const auto fetch = [](uint4(&to)[R][2], const __half* from, int k, int step) {
+#pragma unroll
+        for (int r = 0; r < R; r++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) to[r][h] = load_once(from + (r * 16 + h * 8) * k + step * 32);
+    };
+    int tile = blockIdx.y;
+    Tile now = locate<R, SHARES>(all, tile);
 #pragma unroll
     for (int u = 0; u < STEPS; u++)
-        if (begin + u < end)
-#pragma unroll
-            for (int r = 0; r < R; r++)
-#pragma unroll
-                for (int h = 0; h < 2; h++) wv[u][r][h] = load_once(w[r][h] + (begin + u) * 32);
+        if (now.begin + u < now.end) fetch(wv[u], now.w, now.k, now.begin + u);
     wait_for_inputs();
 
-    const __half* x[NT];
+    while (tile < all.tiles) {
+        tile += gridDim.y;
+        const Tile next = locate<R, SHARES>(all, tile);
+        float acc[R][NT][4] = {};
+        int s = now.begin;
+        do {
+            const bool last = s + STEPS >= now.end;
 #pragma unroll
-    for (int t = 0; t < NT; t++) x[t] = p.x + size_t(m0 + t * 8 + group) * p.k + quad * 8;
-    float acc[R][NT][4] = {};
-    for (int s = begin; s < end; s += STEPS) {
+            for (int first = 0; first < STEPS; first += X_STEPS) {
+                uint4 xv[X_STEPS][NT];
 #pragma unroll
-        for (int first = 0; first < STEPS; first += X_STEPS) {
-            uint4 xv[X_STEPS][NT];
-#pragma unroll
-            for (int u = 0; u < X_STEPS; u++)
-#pragma unroll
-                for (int t = 0; t < NT; t++) {
-                    xv[u][t] = make_uint4(0, 0, 0, 0);
-                    if (s + first + u < end && m0 + t * 8 + group < all.m) xv[u][t] = *reinterpret_cast<const uint4*>(x[t] + (s + first + u) * 32);
-                }
-#pragma unroll
-            for (int u = 0; u < X_STEPS; u++) {
-                const int at = first + u;
-                if (s + at >= end) break;
-#pragma unroll
-                for (int r = 0; r < R; r++) {
-                    const uint4 top = wv[at][r][0], low = wv[at][r][1];
+                for (int u = 0; u < X_STEPS; u++)
 #pragma unroll
                     for (int t = 0; t < NT; t++) {
-                        mma(acc[r][t], top.x, low.x, top.y, low.y, xv[u][t].x, xv[u][t].y);
-                        mma(acc[r][t], top.z, low.z, top.w, low.w, xv[u][t].z, xv[u][t].w);
+                        const int m = m0 + t * 8 + group, step = s + first + u;
+                        xv[u][t] = make_uint4(0, 0, 0, 0);
+                        if (step < now.end && m < all.m) xv[u][t] = *reinterpret_cast<const uint4*>(now.x + size_t(m) * now.k + step * 32);
                     }
-                    if (s + at + STEPS < end)
 #pragma unroll
-                        for (int h = 0; h < 2; h++) wv[at][r][h] = load_once(w[r][h] + (s + at + STEPS) * 32);
+                for (int u = 0; u < X_STEPS; u++) {
+                    const int at = first + u;
+                    if (s + at < now.end)
+#pragma unroll
+                        for (int r = 0; r < R; r++) {
+                            const uint4 top = wv[at][r][0], low = wv[at][r][1];
+#pragma unroll
+                            for (int t = 0; t < NT; t++) {
+                                mma(acc[r][t], top.x, low.x, top.y, low.y, xv[u][t].x, xv[u][t].y);
+                                mma(acc[r][t], top.z, low.z, top.w, low.w, xv[u][t].z, xv[u][t].w);
+                            }
+                        }
+                    if (last ? next.begin + at < next.end : s + at + STEPS < now.end)
+                        fetch(wv[at], last ? next.w : now.w, last ? next.k : now.k, last ? next.begin + at : s + at + STEPS);
                 }
             }
+            s += STEPS;
+        } while (s < now.end);
+#pragma unroll
+        for (int r = 0; r < R; r++)
+#pragma unroll
+            for (int t = 0; t < NT; t++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) sums[warp][t * 8 + quad * 2 + i % 2][r * 16 + group + i / 2 * 8] = acc[r][t][i];
+        __syncthreads();
+        const Product& p = all.part[now.which];
+        for (int i = threadIdx.x; i < ROWS * NT * 8; i += WARPS * WARP) {
+            const int row = i % ROWS, m = i / ROWS, own = row / (R * 16);
+            const int n = min(now.block * ROWS + own * R * 16, p.n - R * 16) + row % (R * 16);
+            float sum = 0.f;
+#pragma unroll
+            for (int share = 0; share < SHARES; share++) sum += sums[own * SHARES + share][m][row % (R * 16)];
+            if (m0 + m < all.m) p.y[size_t(m0 + m) * p.n + n] = __float2half_rn(apply(sum, p.function));
         }
-    }
-#pragma unroll
-    for (int r = 0; r < R; r++)
-#pragma unroll
-        for (int t = 0; t < NT; t++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) sums[warp][t * 8 + quad * 2 + i % 2][r * 16 + group + i / 2 * 8] = acc[r][t][i];
-    __syncthreads();
-    for (int i = threadIdx.x; i < ROWS * NT * 8; i += WARPS * WARP) {
-        const int row = i % ROWS, m = i / ROWS, n = block * ROWS + row;
-        float sum = 0.f;
-#pragma unroll
-        for (int s = 0; s < SHARES; s++) sum += sums[row / (R * 16) * SHARES + s][m][row % (R * 16)];
-        if (n < p.n && m0 + m < all.m) p.y[size_t(m0 + m) * p.n + n] = __float2half_rn(apply(sum, p.function));
+        __syncthreads();
+        now = next;
     }
 }
 
 namespace {
+int multiprocessors() {
+    int device = 0, count = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+    return count;
+}
+
 template <int R, int SHARES>
 int run(const Product* parts, int count, int m, cudaStream_t stream) {
     if (count < 1 || count > MOST_PARTS || m < 1) return cudaErrorInvalidValue;
     Products all = {};
     all.m = m;
-    unsigned blocks = 0;
     constexpr int ROWS = WARPS / SHARES * R * 16;
     for (int i = 0; i < count; i++) {
-        if (parts[i].n % 16 || parts[i].k % 32) return cudaErrorInvalidValue;
+        if (parts[i].n % 16 || parts[i].n < R * 16 || parts[i].k % 32) return cudaErrorInvalidValue;
         all.part[i] = parts[i];
         all.blocks[i] = (parts[i].n + ROWS - 1) / ROWS;
-        blocks += all.blocks[i];
+        all.tiles += all.blocks[i];
     }
-    if (m <= 8) return launch(product_kernel<1, R, SHARES>, dim3(1, blocks), WARPS * WARP, 0, stream, all);
-    return launch(product_kernel<2, R, SHARES>, dim3((m + 15) / 16, blocks), WARPS * WARP, 0, stream, all);
+    const int most = multiprocessors() * (R == 1 ? 2 : 1), columns = m <= 8 ? 1 : (m + 15) / 16;
+    const dim3 grid(columns, all.tiles < most ? all.tiles : most);
+    return m <= 8 ? launch(product_kernel<1, R, SHARES>, grid, WARPS * WARP, 0, stream, all)
+                  : launch(product_kernel<2, R, SHARES>, grid, WARPS * WARP, 0, stream, all);
 }
 }  // namespace
 
 extern "C" {
-// How many rows of w a warp takes (16 or 32), and whether K is long enough to be shared by the 8 warps of a block or by 2 of them.
+// rows_of_w: how many rows of w a warp takes, 16 or 32; every n must be at least that. shares: how many of the 8 warps of a block share
+// one K, 8 or (for short K, with 16 rows) 2.
 int rwkv_products(const Product* parts, int count, int m, int rows_of_w, int shares, cudaStream_t stream) {
     if (shares == 2) return run<1, 2>(parts, count, m, stream);
     return rows_of_w == 32 ? run<2, 8>(parts, count, m, stream) : run<1, 8>(parts, count, m, stream);

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from rwkv_batch.ops.cuda_capture import capture
 from rwkv_batch.ops.cuda_model import CudaModel, Slots
 
 log = logging.getLogger(__name__)
@@ -71,12 +72,8 @@ class DecodeGraphs:
         if not self._arena:  # for the largest, so that no graph's buffers ever move
             self._step(self._padding(self.most))
         inputs = self._padding(size)
-        self._step(inputs)  # measures and sets up what cannot be captured
-        torch.cuda.synchronize(self.model.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            self._step(inputs)
-        return DecodeGraph(graph, inputs, self._logits[:size])
+        self.model.tuning.methods(size)
+        return DecodeGraph(capture(lambda: self._step(inputs), self._pool), inputs, self._logits[:size])
 
     def _padding(self, size: int) -> Tensor:
         """The inputs `[2, size]` of rows that are nobody's."""

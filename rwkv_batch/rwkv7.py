@@ -2,6 +2,7 @@
 
 The formulas and the names of the weights are those of the RWKV-7 paper ("Goose", arXiv 2503.14456) and of the official checkpoints.
 """
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,8 +11,13 @@ from torch import Tensor
 from torch.nn.functional import layer_norm
 
 from rwkv_batch.checkpoint import Checkpoint
+from rwkv_batch.graphs import DecodeGraphs
 from rwkv_batch.ops import torch_ops as ops
+from rwkv_batch.ops.build import BuildError
+from rwkv_batch.ops.cuda_model import CudaModel
 from rwkv_batch.ops.linear import Linear, prepare
+
+log = logging.getLogger(__name__)
 
 EMBEDDING_ROWS = 4096  # normalised at a time at load, so that no second fp32 copy of the whole table is made
 MIXES = "rwkvag"
@@ -102,11 +108,18 @@ class ChannelMix:
 
 
 class RWKV7:
-    """A model on a device. `dtype` is that of activations (and of weights on a GPU); the recurrence is fp32 in every case."""
+    """A model on a device. `dtype` is that of activations (and of weights on a GPU); the recurrence is fp32 in every case.
+
+    In fp16 on a CUDA GPU the kernels in `cuda/` run; everywhere else, and without a compiler for them, the torch operations.
+    """
 
     @torch.inference_mode()
     def __init__(self, checkpoint: Checkpoint, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
         self.checkpoint, self.device, self.dtype = checkpoint, torch.device(device), dtype
+        self.cuda = _cuda_model(checkpoint, self.device) if self.device.type == "cuda" and dtype == torch.float16 else None
+        self._graphs: DecodeGraphs | None = None
+        if self.cuda is not None:
+            return
         self.embedding = self._embedding()
         self.layers = [(self._time_mix(layer), self._channel_mix(layer)) for layer in range(checkpoint.layers)]
         self.ln_out = self._norm("ln_out")
@@ -127,6 +140,8 @@ class RWKV7:
         """
         _check_rows(tokens, lengths, slots, len(states.wkv))
         wanted = range(len(lengths)) if logits_of is None else logits_of
+        if self.cuda is not None:
+            return self._forward_cuda(self.cuda, tokens, lengths, slots, states, wanted)
         order = sorted(range(len(lengths)), key=lambda row: (lengths[row] > 1, slots[row]))
         if order != list(range(len(lengths))):  # inside, decode rows come first and slots ascend: neighbours in memory are one view
             pieces = tokens.split(list(lengths))
@@ -140,6 +155,30 @@ class RWKV7:
         at = torch.tensor([place[row] for row in wanted], device=self.device)
         x = x[at if packing.last is None else packing.last[at]]
         return self.head(self.ln_out(x)).float()
+
+    @torch.inference_mode()
+    def capture(self, states: States, progress: bool = True) -> None:
+        """Make the CUDA graphs of all decode batches over these states now rather than when they are first needed."""
+        if self.cuda is not None:
+            with torch.cuda.device(self.device):
+                self._graphs_over(self.cuda, states).capture(progress)
+
+    def _forward_cuda(self, cuda: CudaModel, tokens: Tensor, lengths: Sequence[int], slots: Sequence[int], states: States,
+                      wanted: Sequence[int]) -> Tensor:
+        vocab = self.checkpoint.vocab
+        if not tokens.is_cuda and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab:
+            raise IndexError(f"Tokens {int(tokens.min())} to {int(tokens.max())} do not fit a vocabulary of {vocab}; give ids below it.")
+        with torch.cuda.device(self.device):
+            if max(lengths) > 1:
+                return cuda.prefill(tokens, lengths, slots, states, wanted)[:, :vocab].float()
+            logits = self._graphs_over(cuda, states).run(tokens, slots)[:, :vocab]
+            return logits.float() if len(wanted) == len(lengths) and list(wanted) == list(range(len(lengths))) \
+                else logits[list(wanted)].float()
+
+    def _graphs_over(self, cuda: CudaModel, states: States) -> DecodeGraphs:
+        if self._graphs is None or self._graphs.states is not states:
+            self._graphs = DecodeGraphs(cuda, states)
+        return self._graphs
 
     def _run(self, x: Tensor, states: States, packing: ops.Packing) -> Tensor:
         """All layers: x `[T, width]` in, x out."""
@@ -192,6 +231,14 @@ class RWKV7:
         tensors = self.checkpoint.tensors
         return (prepare(tensors[f"{att}{name}1"].T, device=self.device, dtype=self.dtype),
                 prepare(tensors[f"{att}{name}2"].T, tensors.get(f"{att}{name}0"), device=self.device, dtype=self.dtype))
+
+
+def _cuda_model(checkpoint: Checkpoint, device: torch.device) -> CudaModel | None:
+    try:
+        return CudaModel(checkpoint, device)
+    except BuildError as error:
+        log.warning("%s Until then the slower torch operations run.", error)
+        return None
 
 
 def _check_rows(tokens: Tensor, lengths: Sequence[int], slots: Sequence[int], total_slots: int) -> None:

@@ -22,7 +22,7 @@ def normal(*shape, std=1.0, mean=0.0):
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize(("rows_of_w", "shares"), [(16, 8), (32, 8), (16, 2)])
-@pytest.mark.parametrize(("n", "k"), [(16, 32), (64, 64), (208, 96), (1024, 4096), (2048, 480)])
+@pytest.mark.parametrize(("n", "k"), [(32, 32), (64, 64), (208, 96), (1024, 4096), (2048, 480), (9008, 320)])
 def test_products(kernels, rows, rows_of_w, shares, n, k):
     parts, wants = [], []
     for function, extra in ((IDENTITY, 0), (TANH, 16), (SIGMOID, 48), (RELU_SQUARE, 32)):

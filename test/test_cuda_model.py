@@ -107,7 +107,7 @@ def test_only_the_slots_named_change_and_only_logits_asked_for_come(model):
         tokens = ids(sum(lengths))
         every = model.forward(tokens, lengths, [6, 1, 3], states)
         some = model.forward(tokens, lengths, [6, 1, 3], again, [2, 0])
-        assert torch.equal(some, every[[2, 0]]) and torch.equal(states.memory, again.memory)
+        assert off(some, every[[2, 0]]) < 1e-3 and torch.equal(states.memory, again.memory)
         assert model.forward(tokens, lengths, [6, 1, 3], again, []).shape == (0, 500)
     for slot in range(8):
         assert torch.equal(states.memory[slot], before[slot]) == (slot not in (6, 1, 3))

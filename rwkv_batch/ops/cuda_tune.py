@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from rwkv_batch.ops import build
+from rwkv_batch.ops.cuda_capture import capture
 from rwkv_batch.ops.cuda_products import METHODS, Buffers, Products
 from rwkv_batch.ops.cuda_weights import Layer
 
@@ -71,13 +72,7 @@ class Tuning:
     def time(self, kind: str, buffers: Buffers, method: str, layers: list[Layer]) -> float:
         """Milliseconds of one product, the median of some runs."""
         calls = [self.products.call(kind, layer, buffers, method) for layer in layers]
-        for call in calls[:2]:
-            call()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for call in calls:
-                call()
+        graph = capture(lambda: [call() for call in calls])
         graph.replay()
         times = []
         for _ in range(RUNS):

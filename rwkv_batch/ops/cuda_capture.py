@@ -1,0 +1,35 @@
+"""Capturing launches into a CUDA graph."""
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+
+def capture(run: Callable[[], object], pool: Any = None) -> torch.cuda.CUDAGraph:
+    """Run once, then once more into a graph.
+
+    Both on a stream of our own. cuBLAS has one workspace for each stream, allocated when it is first used: were that inside a capture, it
+    would belong to that graph, and graphs captured later would use it after it is gone.
+    """
+    stream = _stream(torch.cuda.current_device())
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, stream=stream):
+        run()
+    return graph
+
+
+@cache
+def _stream(device: int) -> torch.cuda.Stream:
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.stream(stream):
+        for dtype in (torch.float16, torch.float32):  # the workspaces of cuBLAS and cuBLASLt
+            ones = torch.ones(64, 64, device="cuda", dtype=dtype)
+            torch.addmm(torch.mm(ones, ones)[0], ones, ones)
+    stream.synchronize()
+    return stream

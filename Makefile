@@ -1,10 +1,10 @@
-# make serve | test | lint | bench      (PYTHON=python3.12 make ... picks the interpreter)
+# make serve | test | lint | bench | kernels      (PYTHON=python3.12 make ... picks the interpreter)
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-.PHONY: serve test lint bench clean
+.PHONY: serve test lint bench kernels clean
 
 serve: $(VENV)/.installed
 	$(BIN)/python app.py $(ARGS)
@@ -30,6 +30,9 @@ $(VENV)/.installed: requirements.txt | $(BIN)/python
 $(VENV)/.installed-dev: requirements.txt requirements-dev.txt | $(BIN)/python
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	touch $@ $(VENV)/.installed
+
+kernels: $(VENV)/.installed  # for the GPUs here; ARGS="80 90a" for others
+	$(BIN)/python -m rwkv_batch.ops.build $(ARGS)
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache

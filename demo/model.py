@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rwkv_batch.ops.wkv_chunk import wkv_chunked
+from demo.wkv_chunk import wkv_chunked
 
 LAYERS, WIDTH, HEAD = 6, 192, 64
 RANK, GATE_RANK = 32, 64

@@ -2,7 +2,7 @@
 import pytest
 import torch
 
-from rwkv_batch.ops.wkv_chunk import MAX_CHUNK, wkv_chunked
+from demo.wkv_chunk import MAX_CHUNK, wkv_chunked
 
 
 def one_by_one(r, w_log, k, v, kk, a, state):

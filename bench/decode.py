@@ -53,12 +53,12 @@ def timed(run, count: int) -> float:
     return start.elapsed_time(end) / 1e3 / count
 
 
-def decode_graph(model: CudaModel, states: States, rows: int) -> torch.cuda.CUDAGraph:
-    """One step of so many rows."""
+def decode_graph(model: CudaModel, states: States, rows: int, arena: dict[str, torch.Tensor]) -> torch.cuda.CUDAGraph:
+    """One step of so many rows, with its buffers in `arena`, which must live as long."""
     tokens = torch.randint(1, 65000, (rows,), device="cuda", dtype=torch.int32)
     slots = torch.randperm(len(states.wkv), device="cuda", dtype=torch.int32)[:rows]
     logits = torch.empty(rows, len(model.weights.head), device="cuda", dtype=torch.float16)
-    arena: dict[str, torch.Tensor] = {}
+    arena |= {"tokens": tokens, "slots": slots, "logits": logits}
     states.wkv.normal_(std=0.1)
     model.tuning.methods(rows)
 
@@ -124,7 +124,8 @@ def main() -> None:
     print(f"{weights.name}, states {args.wkv}, device copy {bandwidth / 1e12:.2f} TB/s")
     results: dict[str, dict[str, dict[str, float]]] = {"decode": {}, "prefill": {}}
     for rows in batches:
-        graph = decode_graph(model, states, rows)
+        arena: dict[str, torch.Tensor] = {}
+        graph = decode_graph(model, states, rows, arena)
         seconds = decode(graph)
         floor = decode_floor(work, rows, bandwidth, TENSOR_RATE, DTYPES[args.wkv].itemsize, ACTIVE_SHARE)
         results["decode"][str(rows)] = {"ms": seconds * 1e3, "tokens_per_s": rows / seconds, "floor": floor / seconds}

@@ -66,6 +66,21 @@ __device__ __forceinline__ uint4 load_once(const void* address) {
     return x;
 }
 
+// Weights that a kernel soon to come will read. A kernel that leaves the memory idle asks for them, and they wait in the L2 cache.
+struct Ahead {
+    const char* from;
+    unsigned bytes;  // a multiple of 16
+};
+
+// This block's piece of them.
+__device__ __forceinline__ void prefetch(const Ahead& ahead) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    const unsigned blocks = gridDim.x * gridDim.y, block = blockIdx.y * gridDim.x + blockIdx.x, piece = 16 * 1024;
+    for (unsigned at = (block + threadIdx.x * blocks) * piece; at < ahead.bytes; at += blocks * blockDim.x * piece)
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(ahead.from + at), "r"(min(piece, ahead.bytes - at)) : "memory");
+#endif
+}
+
 // c [16 x 8, fp32] += a [16 x 16] b [16 x 8]: one tensor-core product of a warp.
 __device__ __forceinline__ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"

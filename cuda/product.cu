@@ -27,6 +27,7 @@ struct Products {
     Product part[MOST_PARTS];
     int blocks[MOST_PARTS];  // tiles of each part
     int tiles, m;
+    Ahead ahead;
 };
 
 __device__ __forceinline__ float apply(float x, int function) {
@@ -88,6 +89,7 @@ __global__ void __launch_bounds__(WARPS * WARP, R == 1 ? 2 : 1) product_kernel(c
 #pragma unroll
     for (int u = 0; u < STEPS; u++)
         if (now.begin + u < now.end) fetch(wv[u], now.w, now.k, now.begin + u);
+    prefetch(all.ahead);
     wait_for_inputs();
 
     while (tile < all.tiles) {
@@ -157,10 +159,11 @@ int multiprocessors() {
 }
 
 template <int R, int SHARES>
-int run(const Product* parts, int count, int m, cudaStream_t stream) {
+int run(const Product* parts, int count, int m, Ahead ahead, cudaStream_t stream) {
     if (count < 1 || count > MOST_PARTS || m < 1) return cudaErrorInvalidValue;
     Products all = {};
     all.m = m;
+    all.ahead = ahead;
     constexpr int ROWS = WARPS / SHARES * R * 16;
     for (int i = 0; i < count; i++) {
         if (parts[i].n % 16 || parts[i].n < R * 16 || parts[i].k % 32) return cudaErrorInvalidValue;
@@ -177,9 +180,11 @@ int run(const Product* parts, int count, int m, cudaStream_t stream) {
 
 extern "C" {
 // rows_of_w: how many rows of w a warp takes, 16 or 32; every n must be at least that. shares: how many of the 8 warps of a block share
-// one K, 8 or (for short K, with 16 rows) 2.
-int rwkv_products(const Product* parts, int count, int m, int rows_of_w, int shares, cudaStream_t stream) {
-    if (shares == 2) return run<1, 2>(parts, count, m, stream);
-    return rows_of_w == 32 ? run<2, 8>(parts, count, m, stream) : run<1, 8>(parts, count, m, stream);
+// one K, 8 or (for short K, with 16 rows) 2. ahead: weights to bring into the cache meanwhile.
+int rwkv_products(const Product* parts, int count, int m, int rows_of_w, int shares, const char* ahead, unsigned ahead_bytes,
+                  cudaStream_t stream) {
+    const Ahead next = {ahead, ahead_bytes};
+    if (shares == 2) return run<1, 2>(parts, count, m, next, stream);
+    return rows_of_w == 32 ? run<2, 8>(parts, count, m, next, stream) : run<1, 8>(parts, count, m, next, stream);
 }
 }

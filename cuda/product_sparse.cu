@@ -12,11 +12,13 @@ constexpr int COLUMNS = 128;
 constexpr int MOST_UNITS = 512;  // of a warp
 
 template <int M>
-__global__ void __launch_bounds__(WARPS * WARP) sparse_kernel(const __half* h, const __half* w, float* parts, int k, int n, int units) {
+__global__ void __launch_bounds__(WARPS * WARP) sparse_kernel(const __half* h, const __half* w, float* parts, int k, int n, int units,
+                                                               Ahead ahead) {
     constexpr int IN_FLIGHT = 8;
     constexpr int AT_ONCE = M < 4 ? M : 4;
     __shared__ uint16_t active[WARPS][MOST_UNITS];
     extern __shared__ float sums[];  // [AT_ONCE][WARPS][COLUMNS]
+    prefetch(ahead);
     wait_for_inputs();
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int begin = (blockIdx.y * WARPS + warp) * units, end = min(begin + units, k);
@@ -75,24 +77,27 @@ __global__ void __launch_bounds__(WARPS * WARP) sparse_kernel(const __half* h, c
 
 namespace {
 template <int M>
-int run(const __half* h, const __half* w, float* parts, int k, int n, int slices, cudaStream_t stream) {
+int run(const __half* h, const __half* w, float* parts, int k, int n, int slices, Ahead ahead, cudaStream_t stream) {
     constexpr size_t SHARED = (M < 4 ? M : 4) * WARPS * COLUMNS * sizeof(float);
     static const cudaError_t allowed = cudaFuncSetAttribute(sparse_kernel<M>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(SHARED));
     if (allowed != cudaSuccess) return allowed;
     const int units = (k + slices * WARPS - 1) / (slices * WARPS);
     if (units > MOST_UNITS) return cudaErrorInvalidValue;
-    return launch(sparse_kernel<M>, dim3((n + COLUMNS - 1) / COLUMNS, slices), WARPS * WARP, SHARED, stream, h, w, parts, k, n, units);
+    return launch(sparse_kernel<M>, dim3((n + COLUMNS - 1) / COLUMNS, slices), WARPS * WARP, SHARED, stream, h, w, parts, k, n, units,
+                  ahead);
 }
 }  // namespace
 
 extern "C" {
-// m must be 1, 2, 4 or 8.
-int rwkv_product_sparse(const __half* h, const __half* w, float* parts, int m, int k, int n, int slices, cudaStream_t stream) {
+// m must be 1, 2, 4 or 8. ahead: weights to bring into the cache meanwhile.
+int rwkv_product_sparse(const __half* h, const __half* w, float* parts, int m, int k, int n, int slices, const char* ahead,
+                        unsigned ahead_bytes, cudaStream_t stream) {
+    const Ahead next = {ahead, ahead_bytes};
     switch (m) {
-        case 1: return run<1>(h, w, parts, k, n, slices, stream);
-        case 2: return run<2>(h, w, parts, k, n, slices, stream);
-        case 4: return run<4>(h, w, parts, k, n, slices, stream);
-        case 8: return run<8>(h, w, parts, k, n, slices, stream);
+        case 1: return run<1>(h, w, parts, k, n, slices, next, stream);
+        case 2: return run<2>(h, w, parts, k, n, slices, next, stream);
+        case 4: return run<4>(h, w, parts, k, n, slices, next, stream);
+        case 8: return run<8>(h, w, parts, k, n, slices, next, stream);
         default: return cudaErrorInvalidValue;
     }
 }

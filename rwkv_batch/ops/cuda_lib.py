@@ -3,7 +3,7 @@
 Every tensor must be contiguous, on the current device and fp16, but for the residual stream x and partial sums (fp32) and indices (int32).
 """
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_int, c_size_t, c_void_p
+from ctypes import POINTER, Structure, byref, c_int, c_size_t, c_uint, c_void_p
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from rwkv_batch.ops import build
 
 IDENTITY, TANH, SIGMOID, RELU_SQUARE = range(4)
+AHEAD_BYTES = 16 << 20      # of weights brought into the cache for the kernels after: what memory delivers while the gaps last
 SPARSE_ROWS = (1, 2, 4, 8)  # batches for which there is a sparse product
 
 
@@ -36,8 +37,8 @@ SIGNATURES = {
     "rwkv_shift_mix": (c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_size_t, c_void_p, c_int, c_void_p, c_int,
                        c_void_p),
     "rwkv_relu_square": (c_void_p, c_size_t, c_void_p),
-    "rwkv_products": (POINTER(ProductPart), c_int, c_int, c_int, c_int, c_void_p),
-    "rwkv_product_sparse": (c_void_p, c_void_p, c_void_p, c_int, c_int, c_int, c_int, c_void_p),
+    "rwkv_products": (POINTER(ProductPart), c_int, c_int, c_int, c_int, c_void_p, c_uint, c_void_p),
+    "rwkv_product_sparse": (c_void_p, c_void_p, c_void_p, c_int, c_int, c_int, c_int, c_void_p, c_uint, c_void_p),
     "rwkv_wkv_step": (POINTER(TimeMixInput), c_int, c_void_p, c_int, c_void_p),
     "rwkv_wkv_sequence": (POINTER(TimeMixInput), c_int, c_void_p, c_void_p, c_void_p, c_int, c_void_p),
 }
@@ -93,15 +94,17 @@ class Kernels:
     def relu_square(self, h: Tensor) -> None:
         self._call("rwkv_relu_square", h.data_ptr(), h.numel())
 
-    def products(self, parts: Sequence[tuple[Tensor, Tensor, Tensor, int]], rows_of_w: int = 16, shares: int = 8) -> None:
-        """y = f(x w^T) for every (w `[N, K]`, x `[M, K]`, y `[M, N]`, f), all with the same M."""
+    def products(self, parts: Sequence[tuple[Tensor, Tensor, Tensor, int]], rows_of_w: int = 16, shares: int = 8,
+                 ahead: Tensor | None = None) -> None:
+        """y = f(x w^T) for every (w `[N, K]`, x `[M, K]`, y `[M, N]`, f), all with the same M. ahead: weights that are wanted next."""
         group = (ProductPart * len(parts))(*(
             ProductPart(w.data_ptr(), x.data_ptr(), y.data_ptr(), w.shape[0], w.shape[1], function) for w, x, y, function in parts))
-        self._call("rwkv_products", group, len(parts), len(parts[0][1]), rows_of_w, shares)
+        self._call("rwkv_products", group, len(parts), len(parts[0][1]), rows_of_w, shares, *_ahead(ahead))
 
-    def product_sparse(self, h: Tensor, w: Tensor, parts: Tensor) -> None:
-        """h `[M, K]` times w `[K, N]` into partial sums `[P, M, N]`, for M of SPARSE_ROWS."""
-        self._call("rwkv_product_sparse", h.data_ptr(), w.data_ptr(), parts.data_ptr(), len(h), w.shape[0], w.shape[1], len(parts))
+    def product_sparse(self, h: Tensor, w: Tensor, parts: Tensor, ahead: Tensor | None = None) -> None:
+        """h `[M, K]` times w `[K, N]` into partial sums `[P, M, N]`, for M of SPARSE_ROWS. ahead: weights that are wanted next."""
+        self._call("rwkv_product_sparse", h.data_ptr(), w.data_ptr(), parts.data_ptr(), len(h), w.shape[0], w.shape[1], len(parts),
+                   *_ahead(ahead))
 
     def wkv_step(self, in_: TimeMixInput, slots: Tensor, fp32: bool) -> None:
         self._call("rwkv_wkv_step", byref(in_), len(slots), slots.data_ptr(), int(fp32))
@@ -116,6 +119,10 @@ def _norm_input(x: Tensor, added: Added, weight: Tensor, bias: Tensor, gather: T
     return NormInput(x.data_ptr(), pointer(added.y), pointer(parts), 0 if parts is None else parts.shape[0],
                      0 if parts is None else parts.shape[1], pointer(added.tokens), pointer(added.table), pointer(gather),
                      weight.data_ptr(), bias.data_ptr(), x.shape[1])
+
+
+def _ahead(weights: Tensor | None) -> tuple[int | None, int]:
+    return pointer(weights), 0 if weights is None else min(weights.nbytes, AHEAD_BYTES) // 16 * 16
 
 
 def pointer(tensor: Tensor | None) -> int | None:

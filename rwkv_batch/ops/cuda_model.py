@@ -91,7 +91,8 @@ class CudaModel:
     def _layers(self, tokens: Tensor, states: Slots, b: Buffers, mixers: Mixers, methods: dict[str, str]) -> Added:
         """All layers; returns what is still to be added to the residual stream b.x."""
         added = Added(tokens=tokens, table=self.weights.embedding)
-        for index, layer in enumerate(self.weights.layers):
+        layers = self.weights.layers
+        for index, layer in enumerate(layers):
             mixers.norm_mix(added, layer.norm1, states.shift[:, index, 0], layer.mixes, b.mixed)
             rkv = b.rkv if index else b.rkv0
             self.products.into_time_mix(layer, b, rkv, methods["in"])
@@ -100,7 +101,8 @@ class CudaModel:
             added = self.products.out(layer, b, methods["out"])
             mixers.norm_mix(added, layer.norm2, states.shift[:, index, 1], layer.x_k, b.mixed)
             self.products.key(layer, b, methods["key"])
-            added = self.products.value(layer, b, methods["value"])
+            ahead = layers[index + 1].rkv if index + 1 < len(layers) else self.weights.head
+            added = self.products.value(layer, b, methods["value"], ahead)
         return added
 
     def _describe(self, lengths: Sequence[int], slots: Sequence[int], wanted: Sequence[int]) -> tuple[Rows, Tensor]:

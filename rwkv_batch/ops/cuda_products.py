@@ -80,17 +80,17 @@ class Products:
                 y.tanh_() if function == TANH else y.sigmoid_()
 
     def low_out(self, layer: Layer, b: Buffers, method: str) -> None:
-        """The outer sides of the low-rank functions."""
+        """The outer sides of the low-rank functions. A short product: memory goes on with the weights of `out`."""
         parts = [(w, b.low[name], b.low_out[name], IDENTITY) for name, w in layer.low_out.items()]
         if method == "blas":
             for w, x, y, _ in parts:
                 torch.mm(x, w.T, out=y)
         else:
-            self.kernels.products(parts, shares=2)
+            self.kernels.products(parts, shares=2, ahead=layer.output)
 
     def out(self, layer: Layer, b: Buffers, method: str) -> Added:
         """From the time mix back to the residual stream."""
-        self._plain(layer.output, b.y, b.out, IDENTITY, method)
+        self._plain(layer.output, b.y, b.out, IDENTITY, method, ahead=layer.key)
         return Added(y=b.out)
 
     def key(self, layer: Layer, b: Buffers, method: str) -> None:
@@ -99,10 +99,10 @@ class Products:
         if method == "blas":
             self.kernels.relu_square(b.hidden)
 
-    def value(self, layer: Layer, b: Buffers, method: str) -> Added:
-        """From the channel mix back to the residual stream."""
+    def value(self, layer: Layer, b: Buffers, method: str, ahead: Tensor | None = None) -> Added:
+        """From the channel mix back to the residual stream. ahead: what the next layer begins with."""
         if method == "sparse":
-            self.kernels.product_sparse(b.hidden, layer.value, b.parts)
+            self.kernels.product_sparse(b.hidden, layer.value, b.parts, ahead)
             return Added(parts=b.parts)
         torch.mm(b.hidden, layer.value, out=b.out)
         return Added(y=b.out)
@@ -121,11 +121,11 @@ class Products:
         run = {"low_out": self.low_out, "out": self.out, "key": self.key, "value": self.value}[kind]
         return lambda: run(layer, b, method)
 
-    def _plain(self, w: Tensor, x: Tensor, y: Tensor, function: int, method: str) -> None:
+    def _plain(self, w: Tensor, x: Tensor, y: Tensor, function: int, method: str, ahead: Tensor | None = None) -> None:
         if method == "blas":
             torch.mm(x, w.T, out=y)
         else:
-            self.kernels.products([(w, x, y, function)], _rows_of_w(method))
+            self.kernels.products([(w, x, y, function)], _rows_of_w(method), ahead=ahead)
 
 
 def _rows_of_w(method: str) -> int:

@@ -8,16 +8,20 @@
 // r, k, v, the four low-rank results and g, v_first, out: [T, C] fp16. Vectors: [C] fp16. The state of slot s and head h: 64 x 64 numbers,
 // fp16 or fp32, at state + s * slot_stride + h * 4096, read and written in place. All arithmetic is fp32.
 //
-// 128 threads a head. A warp holds 16 values' rows of S; in them, lane l has keys 8 (l % 8) .. + 7 of rows n * 16 + warp * 4 + l / 8. Sums
-// over keys go over 8 numbers of a lane in order, then over 8 lanes as a tree; sums over a head in vectors, two to a lane, as a tree.
+// 512 / OWN threads run the recurrence of a head: thread t has keys 8 (t % 8) .. + 7 of OWN rows of S, every 64 / OWN-th from row t / 8. Sums
+// over keys go over 8 numbers of a thread in order, then over 8 lanes as a tree; sums over a head in vectors, two to a lane, as a tree.
 #include "common.cuh"
 
 constexpr int HEAD = 64;
-constexpr int THREADS = 128;       // of the recurrence
-constexpr int WARPS = THREADS / WARP;
-constexpr int OWN = 4;             // rows of S a thread has a part of
+constexpr int STEP_OWN = 4;        // rows of S a thread has a part of in a decode step
 constexpr int CHUNK = 8;           // tokens prepared at once in the sequential kernel
-constexpr int HELP = CHUNK / WARPS;
+constexpr int HELPERS = 4;         // warps that prepare them
+constexpr int HELP = CHUNK / HELPERS;
+
+// Blocks of a decode step that fit on each multiprocessor. With more rows than that, a block takes several, one after the other.
+template <typename T>
+constexpr int blocks_wanted = sizeof(T) == 2 ? 4 : 3;
+
 constexpr float NORM_EPSILON = 64e-5f;
 constexpr float DECAY = -0.6065306597126334f;  // -exp(-1/2)
 
@@ -110,15 +114,34 @@ __device__ __forceinline__ void load8(const float* p, float (&x)[8]) {
     x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w, x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
 }
 
-__device__ __forceinline__ void load8(const __half* p, float (&x)[8]) {
-    const uint4 raw = *reinterpret_cast<const uint4*>(p);
-    const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+// 8 numbers of a state as they are stored: they are not touched, and so not waited for, before they are needed.
+template <typename T>
+struct Raw8;
+
+template <>
+struct Raw8<__half> {
+    uint4 words;
+    __device__ __forceinline__ void load(const __half* p) { words = __ldcs(reinterpret_cast<const uint4*>(p)); }
+    __device__ __forceinline__ void widen(float (&x)[8]) const {
+        const uint32_t pairs[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float2 pair = to_float2(words[i]);
-        x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
+        for (int i = 0; i < 4; i++) {
+            const float2 pair = to_float2(pairs[i]);
+            x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
+        }
     }
-}
+};
+
+template <>
+struct Raw8<float> {
+    float4 low, high;
+    __device__ __forceinline__ void load(const float* p) {
+        low = __ldcs(reinterpret_cast<const float4*>(p)), high = __ldcs(reinterpret_cast<const float4*>(p + 4));
+    }
+    __device__ __forceinline__ void widen(float (&x)[8]) const {
+        x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w, x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
+    }
+};
 
 __device__ __forceinline__ void store8(float* p, const float (&x)[8]) {
     *reinterpret_cast<float4*>(p) = make_float4(x[0], x[1], x[2], x[3]);
@@ -129,19 +152,24 @@ __device__ __forceinline__ void store8(__half* p, const float (&x)[8]) {
     *reinterpret_cast<uint4*>(p) = make_uint4(to_half2(x[0], x[1]), to_half2(x[2], x[3]), to_half2(x[4], x[5]), to_half2(x[6], x[7]));
 }
 
-__device__ __forceinline__ int state_row(int n) { return n * 16 + threadIdx.x / 8; }
+template <int OWN>
+__device__ __forceinline__ int state_row(int n) {
+    return n * (HEAD / OWN) + threadIdx.x / 8;
+}
 
-template <typename T>
+template <typename T, int OWN>
 __device__ __forceinline__ T* state_place(const TimeMix& in, int slot, int head, int n) {
-    return static_cast<T*>(in.state) + slot * in.slot_stride + size_t(head) * HEAD * HEAD + state_row(n) * HEAD + threadIdx.x % 8 * 8;
+    return static_cast<T*>(in.state) + slot * in.slot_stride + size_t(head) * HEAD * HEAD + state_row<OWN>(n) * HEAD + threadIdx.x % 8 * 8;
 }
 
 // A token's vectors as one thread of the recurrence needs them.
+template <int OWN>
 struct Vectors {
     float kk[8], w[8], k[8], b[8], r[8], v[OWN];
 };
 
-__device__ __forceinline__ void load(const Token& t, Vectors& x) {
+template <int OWN>
+__device__ __forceinline__ void load(const Token& t, Vectors<OWN>& x) {
     const int keys = threadIdx.x % 8 * 8;
     load8(t.kk + keys, x.kk);
     load8(t.w + keys, x.w);
@@ -149,11 +177,12 @@ __device__ __forceinline__ void load(const Token& t, Vectors& x) {
     load8(t.b + keys, x.b);
     load8(t.r + keys, x.r);
 #pragma unroll
-    for (int n = 0; n < OWN; n++) x.v[n] = t.v[state_row(n)];
+    for (int n = 0; n < OWN; n++) x.v[n] = t.v[state_row<OWN>(n)];
 }
 
 // This thread's part of S kk.
-__device__ __forceinline__ void read_removed(const Vectors& x, const float (&s)[OWN][8], float (&removed)[OWN]) {
+template <int OWN>
+__device__ __forceinline__ void read_removed(const Vectors<OWN>& x, const float (&s)[OWN][8], float (&removed)[OWN]) {
 #pragma unroll
     for (int n = 0; n < OWN; n++) {
         removed[n] = 0.f;
@@ -163,7 +192,8 @@ __device__ __forceinline__ void read_removed(const Vectors& x, const float (&s)[
 }
 
 // S moves on; y is this thread's part of S' r.
-__device__ __forceinline__ void move(const Vectors& x, float (&s)[OWN][8], const float (&removed)[OWN], float (&y)[OWN]) {
+template <int OWN>
+__device__ __forceinline__ void move(const Vectors<OWN>& x, float (&s)[OWN][8], const float (&removed)[OWN], float (&y)[OWN]) {
 #pragma unroll
     for (int n = 0; n < OWN; n++) {
         y[n] = 0.f;
@@ -175,6 +205,7 @@ __device__ __forceinline__ void move(const Vectors& x, float (&s)[OWN][8], const
     }
 }
 
+template <int OWN>
 __device__ __forceinline__ void sum_over_keys(float (&x)[OWN]) {
 #pragma unroll
     for (int offset = 1; offset < 8; offset *= 2)
@@ -182,56 +213,81 @@ __device__ __forceinline__ void sum_over_keys(float (&x)[OWN]) {
         for (int n = 0; n < OWN; n++) x[n] += __shfl_xor_sync(ALL, x[n], offset);
 }
 
+template <int OWN>
 __device__ __forceinline__ void put_y(float* y_of, const float (&y)[OWN]) {
     if (threadIdx.x % 8 == 0)
 #pragma unroll
-        for (int n = 0; n < OWN; n++) y_of[state_row(n)] = y[n];
+        for (int n = 0; n < OWN; n++) y_of[state_row<OWN>(n)] = y[n];
 }
 
-// Decode: every row is one token. Grid: heads, rows. A row whose slot is negative is padding: its output is zero.
+// Decode: every row is one token. Grid: heads, and as many blocks as share the rows. A row whose slot is negative is padding: its output is
+// zero. The next row's state and inputs are on their way while a row is worked on.
 template <typename T>
-__global__ void __launch_bounds__(THREADS) wkv_step_kernel(const __grid_constant__ TimeMix in, const int* slots) {
+__global__ void __launch_bounds__(HEAD * 8 / STEP_OWN, blocks_wanted<T>)
+    wkv_step_kernel(const __grid_constant__ TimeMix in, const int* slots, int rows) {
+    constexpr int OWN = STEP_OWN;
     __shared__ Token token;
     __shared__ __align__(16) float y_of[HEAD];
-    const int head = blockIdx.x, row = blockIdx.y, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const int slot = slots[row];
-    float s[OWN][8];
+    const int head = blockIdx.x, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    Raw8<T> raw[OWN];
     Constants c;
-    // The state was written a step ago, so it can be fetched while the kernel before still runs.
+    Inputs x;
+    int row = blockIdx.y, slot = slots[row];
+    int next_slot = row + gridDim.y < rows ? slots[row + gridDim.y] : -1;
+    // States were written a step ago, so they can be fetched while the kernel before still runs.
     if (slot >= 0)
 #pragma unroll
-        for (int n = 0; n < OWN; n++) load8(state_place<T>(in, slot, head, n), s[n]);
+        for (int n = 0; n < OWN; n++) raw[n].load(state_place<T, OWN>(in, slot, head, n));
     if (warp == 0) c = constants(in, head, lane);
     wait_for_inputs();
-    if (slot < 0) {
-        if (warp == 0) *reinterpret_cast<uint32_t*>(in.out + size_t(row) * in.width + head * HEAD + 2 * lane) = 0;
-        return;
-    }
-    Inputs x;
-    if (warp == 0) {
-        x = inputs(in, row, head, lane);
-        prepare(x, c, in.mix != nullptr, lane, token);
-    }
-    __syncthreads();
-    Vectors vectors;
-    float removed[OWN], y[OWN];
-    load(token, vectors);
-    read_removed(vectors, s, removed);
-    sum_over_keys(removed);
-    move(vectors, s, removed, y);
+    if (warp == 0) x = inputs(in, row, head, lane);
+    while (true) {
+        __half2 gate;
+        if (warp == 0) {
+            prepare(x, c, in.mix != nullptr, lane, token);
+            gate = x.g;
+        }
+        __syncthreads();
+        float s[OWN][8];
+        if (slot >= 0)
 #pragma unroll
-    for (int n = 0; n < OWN; n++) store8(state_place<T>(in, slot, head, n), s[n]);
-    sum_over_keys(y);
-    put_y(y_of, y);
-    __syncthreads();
-    if (warp == 0) finish(in, c, row, head, lane, x.g, token, y_of);
+            for (int n = 0; n < OWN; n++) raw[n].widen(s[n]);
+        const int next = row + gridDim.y;
+        if (next_slot >= 0)
+#pragma unroll
+            for (int n = 0; n < OWN; n++) raw[n].load(state_place<T, OWN>(in, next_slot, head, n));
+        const int slot_after = next + gridDim.y < rows ? slots[next + gridDim.y] : -1;
+        if (warp == 0 && next < rows) x = inputs(in, next, head, lane);
+        if (slot >= 0) {
+            Vectors<OWN> vectors;
+            float removed[OWN], y[OWN];
+            load(token, vectors);
+            read_removed(vectors, s, removed);
+            sum_over_keys(removed);
+            move(vectors, s, removed, y);
+#pragma unroll
+            for (int n = 0; n < OWN; n++) store8(state_place<T, OWN>(in, slot, head, n), s[n]);
+            sum_over_keys(y);
+            put_y<OWN>(y_of, y);
+        }
+        __syncthreads();
+        if (warp == 0) {
+            if (slot >= 0)
+                finish(in, c, row, head, lane, gate, token, y_of);
+            else
+                *reinterpret_cast<uint32_t*>(in.out + size_t(row) * in.width + head * HEAD + 2 * lane) = 0;
+        }
+        if (next >= rows) break;
+        row = next, slot = next_slot, next_slot = slot_after;
+    }
 }
 
 // Prefill: row i has tokens first[i] .. last[i]. Grid: heads, rows. The state stays in registers from the first token to the last.
-// Four warps run the recurrence; four more finish the chunk of tokens before and prepare the one after it meanwhile.
-template <typename T>
-__global__ void __launch_bounds__(2 * THREADS, 2) wkv_sequence_kernel(const __grid_constant__ TimeMix in, const int* first, const int* last,
+// 16 / OWN warps run the recurrence; four more finish the chunk of tokens before and prepare the one after it meanwhile.
+template <typename T, int OWN>
+__global__ void __launch_bounds__((16 / OWN + HELPERS) * WARP, OWN == 4 ? 2 : 1) wkv_sequence_kernel(const __grid_constant__ TimeMix in, const int* first, const int* last,
                                                                    const int* slots) {
+    constexpr int WARPS = 16 / OWN;  // of the recurrence
     __shared__ Token tokens[2][CHUNK];
     __shared__ __align__(16) float y_of[2][CHUNK][HEAD];
     const int head = blockIdx.x, row = blockIdx.y, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -246,18 +302,18 @@ __global__ void __launch_bounds__(2 * THREADS, 2) wkv_sequence_kernel(const __gr
             Inputs x[HELP];
 #pragma unroll
             for (int i = 0; i < HELP; i++) {
-                const int at = chunk * CHUNK + i * WARPS + warp - WARPS;
+                const int at = chunk * CHUNK + i * HELPERS + warp - WARPS;
                 if (at < length) x[i] = inputs(in, begin + at, head, lane);
             }
             const int buffer = chunk % 2;
 #pragma unroll
             for (int i = 0; i < HELP; i++) {
-                const int place = i * WARPS + warp - WARPS, done = (chunk - 2) * CHUNK + place;
+                const int place = i * HELPERS + warp - WARPS, done = (chunk - 2) * CHUNK + place;
                 if (chunk >= 2 && done < length) finish(in, c, begin + done, head, lane, gates[1][i], tokens[buffer][place], y_of[buffer][place]);
             }
 #pragma unroll
             for (int i = 0; i < HELP; i++) {
-                const int place = i * WARPS + warp - WARPS, at = chunk * CHUNK + place;
+                const int place = i * HELPERS + warp - WARPS, at = chunk * CHUNK + place;
                 gates[1][i] = gates[0][i];
                 if (at < length) {
                     prepare(x[i], c, mixes_v, lane, tokens[buffer][place]);
@@ -270,46 +326,67 @@ __global__ void __launch_bounds__(2 * THREADS, 2) wkv_sequence_kernel(const __gr
     }
     float s[OWN][8], removed[OWN], y[OWN];
 #pragma unroll
-    for (int n = 0; n < OWN; n++) load8(state_place<T>(in, slot, head, n), s[n]);
+    for (int n = 0; n < OWN; n++) {
+        Raw8<T> raw;
+        raw.load(state_place<T, OWN>(in, slot, head, n));
+        raw.widen(s[n]);
+    }
     __syncthreads();  // the first chunk is prepared
     for (int chunk = 0; chunk < chunks; chunk++) {
         const Token* t = tokens[chunk % 2];
         float(*out)[HEAD] = y_of[chunk % 2];
         const int count = min(CHUNK, length - chunk * CHUNK);
-        Vectors x;
+        Vectors<OWN> x;
         load(t[0], x);
 #pragma unroll 2
         for (int i = 0; i < count; i++) {
-            Vectors next;
+            Vectors<OWN> next;
             load(t[min(i + 1, count - 1)], next);
             read_removed(x, s, removed);
             if (i > 0) {
                 sum_over_keys(y);  // of the token before: nothing waits for it
-                put_y(out[i - 1], y);
+                put_y<OWN>(out[i - 1], y);
             }
             sum_over_keys(removed);
             move(x, s, removed, y);
             x = next;
         }
         sum_over_keys(y);
-        put_y(out[count - 1], y);
+        put_y<OWN>(out[count - 1], y);
         __syncthreads();
     }
     __syncthreads();  // the helpers' last two rounds
 #pragma unroll
-    for (int n = 0; n < OWN; n++) store8(state_place<T>(in, slot, head, n), s[n]);
+    for (int n = 0; n < OWN; n++) store8(state_place<T, OWN>(in, slot, head, n), s[n]);
 }
+
+namespace {
+int multiprocessors() {
+    int device = 0, count = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+    return count;
+}
+
+template <typename T>
+int sequence(const TimeMix& in, int rows, const int* first, const int* last, const int* slots, cudaStream_t stream) {
+    const int heads = in.width / HEAD;
+    if (heads * rows <= multiprocessors())  // room for more warps, each with less to do for a token
+        return launch(wkv_sequence_kernel<T, 2>, dim3(heads, rows), (8 + HELPERS) * WARP, 0, stream, in, first, last, slots);
+    return launch(wkv_sequence_kernel<T, 4>, dim3(heads, rows), (4 + HELPERS) * WARP, 0, stream, in, first, last, slots);
+}
+}  // namespace
 
 extern "C" {
 int rwkv_wkv_step(const TimeMix* in, int rows, const int* slots, int fp32, cudaStream_t stream) {
-    const dim3 grid(in->width / HEAD, rows);
-    return fp32 ? launch(wkv_step_kernel<float>, grid, THREADS, 0, stream, *in, slots)
-                : launch(wkv_step_kernel<__half>, grid, THREADS, 0, stream, *in, slots);
+    const int heads = in->width / HEAD, threads = HEAD * 8 / STEP_OWN;
+    const int most = (multiprocessors() * (fp32 ? blocks_wanted<float> : blocks_wanted<__half>) + heads - 1) / heads;
+    const dim3 grid(heads, rows < most ? rows : most);
+    return fp32 ? launch(wkv_step_kernel<float>, grid, threads, 0, stream, *in, slots, rows)
+                : launch(wkv_step_kernel<__half>, grid, threads, 0, stream, *in, slots, rows);
 }
 
 int rwkv_wkv_sequence(const TimeMix* in, int rows, const int* first, const int* last, const int* slots, int fp32, cudaStream_t stream) {
-    const dim3 grid(in->width / HEAD, rows);
-    return fp32 ? launch(wkv_sequence_kernel<float>, grid, 2 * THREADS, 0, stream, *in, first, last, slots)
-                : launch(wkv_sequence_kernel<__half>, grid, 2 * THREADS, 0, stream, *in, first, last, slots);
+    return fp32 ? sequence<float>(*in, rows, first, last, slots, stream) : sequence<__half>(*in, rows, first, last, slots, stream);
 }
 }

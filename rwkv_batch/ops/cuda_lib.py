@@ -12,7 +12,7 @@ from torch import Tensor
 from rwkv_batch.ops import build
 
 IDENTITY, TANH, SIGMOID, RELU_SQUARE = range(4)
-AHEAD_BYTES = 16 << 20      # of weights brought into the cache for the kernels after: what memory delivers while the gaps last
+AHEAD_BYTES = 8 << 20      # of weights brought into the cache for the kernels after: what memory delivers while the gaps last
 SPARSE_ROWS = (1, 2, 4, 8)  # batches for which there is a sparse product
 
 

@@ -3,14 +3,13 @@ import json
 import os
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
-from serving import Server, alive, events
+from serving import Server, alive, events, until
 
 PROMPT = "User: What is the capital of France?\n\nAssistant:"
 ENDLESS = {"contents": [PROMPT], "stop_tokens": [], "max_tokens": 10_000_000, "temperature": 0, "chunk_size": 1}
@@ -144,10 +143,3 @@ def test_64_streams_at_once_all_finish(server: Server):
     with ThreadPoolExecutor(64) as pool:
         texts = list(pool.map(one, range(64)))
     assert [str(number % 10 + 1) in text for number, text in enumerate(texts)] == [True] * 64
-
-
-def until(condition, seconds: float = DEADLINE) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)

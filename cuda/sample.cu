@@ -1,14 +1,16 @@
-// Draws one token for each row of logits, with the row's own parameters, penalties and random numbers: what rwkv_batch/sampling.py describes.
+// Draws one token for each row of logits, with the row's own parameters, penalties and random numbers, as rwkv_batch/sampling.py says.
 //
 // logits [rows, vocab of the head], fp32 or fp16, left as they are; slots [rows], negative for padding; table [slots] of Row; ids [rows].
 // A team of blocks (a cluster on sm_90 and newer) reads a row once into shared memory; each warp has a segment of consecutive ids. All that
 // follows stays on the chip:
 //   1  bias and penalties of the few ids that have them, in fp64 like the host; the largest logit
-//   2  the whole weight, where a limit needs it, and the threshold (sample_select.cuh)
-//   3  the weight of each segment, and the segment at which the running sum passes the random number's share; its warp finds the token
+//   2  the whole weight, where top_p needs it. If few tokens can stay, one block draws from a list of them (sample_list.cuh)
+//   3  otherwise the threshold, where there is a limit (sample_select.cuh); the weight of each segment, and the segment at which the
+//      running sum passes the random number's share; its warp finds the token
 //   4  the token is recorded for the penalties, and the row's position moves on
 // Weights are computed in fp32 and added in fixed point (sample_number.cuh), so sums have no order. On older GPUs a row has one block and
 // its values lie in a workspace [rows, chunk] fp32 instead of shared memory.
+#include "sample_list.cuh"
 #include "sample_number.cuh"
 #include "sample_row.cuh"
 #include "sample_select.cuh"
@@ -30,9 +32,8 @@ struct Call {
 
 struct Shared {
     Row row;
-    uint32_t tops[SEGMENTS];       // the largest key of each segment
-    uint64_t sums[2][SEGMENTS];    // what segments weigh; taken in turn
-    uint32_t guess;
+    alignas(16) uint32_t tops[GROUPS];  // the largest key of each group of tokens
+    uint64_t sums[2][SEGMENTS];         // what segments weigh; taken in turn
     int token;
     Selection selection;
 };
@@ -51,11 +52,17 @@ __device__ __forceinline__ float4 load4(const __half* p) {
     return make_float4(low.x, low.y, high.x, high.y);
 }
 
-// Read a segment. Ids that cannot be drawn become -inf, which no token has. `meanwhile` runs while the first numbers are under way.
+__device__ __forceinline__ bool finite(float4 x) {
+    return __fmaf_rn(x.x, 0.f, __fmaf_rn(x.y, 0.f, __fmaf_rn(x.z, 0.f, __fmul_rn(x.w, 0.f)))) == 0.f;
+}
+
+// Read a segment; returns the largest number of this lane. Ids that cannot be drawn become -inf, which no token has. `meanwhile` runs while
+// the first numbers are under way.
 template <typename Logit, typename F>
-__device__ __forceinline__ void read(const Call& in, const Logit* logits, const Segment& segment, F meanwhile) {
+__device__ __forceinline__ float read(const Call& in, const Logit* logits, const Segment& segment, F meanwhile) {
     constexpr int UNROLL = 4;
     const bool aligned = (reinterpret_cast<uintptr_t>(logits) % (4 * sizeof(Logit))) == 0;
+    float top = -INFINITY;
     for (int start = 4 * lane_id(); start < segment.length; start += UNROLL * 4 * WARP) {
         float4 x[UNROLL];
 #pragma unroll
@@ -76,27 +83,46 @@ __device__ __forceinline__ void read(const Call& in, const Logit* logits, const 
         for (int i = 0; i < UNROLL; i++) {
             const int at = start + i * 4 * WARP, id = segment.first_id + at;
             if (at >= segment.length) break;
-            float4 y;
-            y.x = id < in.vocab ? sanitise(x[i].x) : -INFINITY;
-            y.y = id + 1 < in.vocab ? sanitise(x[i].y) : -INFINITY;
-            y.z = id + 2 < in.vocab ? sanitise(x[i].z) : -INFINITY;
-            y.w = id + 3 < in.vocab ? sanitise(x[i].w) : -INFINITY;
+            float4 y = make_float4(__fadd_rn(x[i].x, 0.f), __fadd_rn(x[i].y, 0.f), __fadd_rn(x[i].z, 0.f), __fadd_rn(x[i].w, 0.f));
+            if (id + 4 > in.vocab || !finite(x[i])) {
+                y.x = id < in.vocab ? sanitise(x[i].x) : -INFINITY;
+                y.y = id + 1 < in.vocab ? sanitise(x[i].y) : -INFINITY;
+                y.z = id + 2 < in.vocab ? sanitise(x[i].z) : -INFINITY;
+                y.w = id + 3 < in.vocab ? sanitise(x[i].w) : -INFINITY;
+            }
             *reinterpret_cast<float4*>(segment.values + at) = y;
+            top = fmaxf(top, fmaxf(fmaxf(y.x, y.y), fmaxf(y.z, y.w)));
         }
     }
+    return top;
 }
 
-__device__ __forceinline__ uint32_t largest_key(const Segment& segment) {
-    float top = -INFINITY;
-    segment.each([&](float x, int) { top = fmaxf(top, x); });
-    return __reduce_max_sync(ALL, to_key(top));
+// The largest key of each group, in all blocks, from the largest number of each lane. Groups ascend with the segments; within one they take
+// turns of four ids.
+__device__ inline void gather_tops(const Team& team, float top, uint32_t* tops) {
+    uint32_t key = to_key(top);
+    const int groups = GROUPS / team.segments(), lanes = WARP / groups;  // of this segment; of a group
+    for (int offset = lanes / 2; offset > 0; offset /= 2) key = max(key, __shfl_xor_sync(ALL, key, offset));
+    const int group = lane_id() / team.size;  // one lane for each group and block
+    key = __shfl_sync(ALL, key, group * lanes);
+    if (group < groups) *team.at(tops + team.segment() * groups + group, lane_id() % team.size) = key;
+    team.sync();
 }
 
-// The largest of all segments' keys, in every thread.
-__device__ __forceinline__ uint32_t largest(const Team& team, const uint32_t* keys) {
-    uint32_t top = 0;
-    for (int i = lane_id(); i < team.segments(); i += WARP) top = max(top, keys[i]);
-    return __reduce_max_sync(ALL, top);
+// The largest key of the row, in every thread.
+__device__ __forceinline__ uint32_t largest(const uint32_t* tops) {
+    const uint4 own = reinterpret_cast<const uint4*>(tops)[lane_id()];
+    static_assert(GROUPS == 4 * WARP, "four to a lane");
+    return __reduce_max_sync(ALL, max(max(own.x, own.y), max(own.z, own.w)));
+}
+
+// The first segment with that top, in every thread.
+__device__ __forceinline__ int first_with(const Team& team, const uint32_t* tops, uint32_t key) {
+    for (int start = 0; start < GROUPS; start += WARP) {
+        const unsigned found = __ballot_sync(ALL, tops[start + lane_id()] == key);
+        if (found) return (start + __ffs(found) - 1) / (GROUPS / team.segments());
+    }
+    return 0;
 }
 
 template <typename T>
@@ -106,26 +132,16 @@ __device__ __forceinline__ T sum_of(const Team& team, const T* sums) {
     return warp_total(sum);
 }
 
-// The first segment with that key, in every thread.
-__device__ __forceinline__ int first_with(const Team& team, const uint32_t* keys, uint32_t key) {
-    for (int start = 0;; start += WARP) {
-        const int i = start + lane_id();
-        const unsigned found = __ballot_sync(ALL, i < team.segments() && keys[i] == key);
-        if (found) return start + __ffs(found) - 1;
-    }
-}
-
-// At most `count` tokens of the row, and at least one, have keys above or at this: the count-th largest of the segments' largest.
-__device__ inline uint32_t guess_threshold(const Team& team, Shared& s, uint32_t count) {
+// The threshold among the groups' tops alone. All tokens together have theirs at this or higher. Nothing inside: not even all tops reach
+// the limits.
+__device__ inline Range guess_threshold(Shared& s, const Softmax& softmax, const Limits& limits) {
+    Ranking& r = s.selection.ranking;
     const int own = threadIdx.x;
-    if (own < team.segments()) {
-        const uint32_t key = s.tops[own];
-        uint32_t larger = 0;
-        for (int i = 0; i < team.segments(); i++) larger += s.tops[i] > key || (s.tops[i] == key && i < own);
-        if (larger == count - 1) s.guess = key;
-    }
+    if (own < GROUPS) r.keys[own] = s.tops[own], r.weights[own] = softmax.fixed(from_key(s.tops[own]));
+    if (own == 0) s.selection.range.inside = 0;
     __syncthreads();
-    return s.guess;
+    find_threshold(r, GROUPS, limits, {0, ~0u, 0.f, 0.f, 0, 0, 0, 0}, &s.selection.range);
+    return s.selection.range;
 }
 
 // What the tokens of a segment weigh: those above `threshold` in full, those at it `tie` each.
@@ -182,13 +198,11 @@ __device__ inline int find_value(const Segment& segment, float value) {
 }
 
 // NOISE: the largest of logit / temperature + noise * uniform. Returns the winner's segment; `token` is the winner of this warp.
-__device__ inline Place draw_noisy(const Team& team, Shared& s, const Segment& segment, float top, int& token) {
+__device__ inline Place draw_noisy(const Team& team, Shared& s, const Segment& segment, float top, uint64_t word, int& token) {
     const double least = __dsub_rn(top, __dmul_rn(s.row.noise, s.row.temperature));
-    const uint64_t word = random_word(s.row.key, s.row.position);
     uint64_t best = 0;
     int id = INT_MAX;
-    segment.each([&](float x, int at) {
-        if (x == -INFINITY || x < least) return;
+    segment.each_where([&](float x) { return x != -INFINITY && x >= least; }, [&](float x, int at) {
         const int here = segment.first_id + at;
         const uint64_t key = to_key(__dadd_rn(__ddiv_rn(x, s.row.temperature), __dmul_rn(s.row.noise, token_uniform(word, here))));
         if (key > best) best = key, id = here;  // of equal ones the first
@@ -208,93 +222,124 @@ __device__ inline Place draw_noisy(const Team& team, Shared& s, const Segment& s
     return {first, 0};
 }
 
-// RAPID and NUCLEUS: the threshold under the row's limits, and what a token at it weighs.
-__device__ inline void cut(const Team& team, Shared& s, const Segment& segment, const Softmax& softmax, int vocab, int& turn, float& threshold,
-                           uint64_t& tie) {
+// What a draw goes by: tokens above the threshold stay, those at it weigh `tie`.
+struct Cut {
+    float threshold = -INFINITY;
+    uint64_t tie = 0;
+    int turn = 0;         // which of Shared::sums comes next
+    bool drawn = false;   // the first block has drawn already
+};
+
+// RAPID and NUCLEUS with limits.
+__device__ inline Cut cut(const Team& team, Shared& s, const Segment& segment, const Softmax& softmax, int vocab, uint64_t word) {
     const bool by_count = s.row.top_k < vocab, by_mass = s.row.top_p < 1., joint = s.row.method == RAPID;
+    bool later = by_count && by_mass && !joint;  // top_p counts in what top_k leaves
     const uint32_t top = to_key(softmax.top);
     uint32_t low = to_key(-FLT_MAX);
     int lists = 0;
+    Cut result;
     Limits limits = {by_count ? uint32_t(s.row.top_k) : ~0u, ~0ull};
-    bool few = false;
-    if (by_count && s.row.top_k <= team.segments()) {
-        low = max(low, guess_threshold(team, s, s.row.top_k));
-        few = s.row.top_k <= team.segments() / 2;
+    uint64_t light = 0;
+    if (by_mass && !later) {
+        team.gather(weigh(segment, softmax, result.threshold, 0), s.sums[result.turn]);
+        const uint64_t total = sum_of(team, s.sums[result.turn]);
+        result.turn ^= 1;
+        limits.mass = part(s.row.top_p, total);
+        light = uint64_t(float(total - limits.mass) / vocab);
     }
-    Range found = {};
-    if (by_count && (!joint || !by_mass)) {
-        found = select(team, s.selection, segment, softmax, limits, low, top, few, lists);
-        threshold = from_key(found.low), tie = softmax.fixed(threshold);
-        if (!joint) low = found.low, limits.count = ~0u;
-    }
-    if (by_mass) {
-        team.gather(weigh(segment, softmax, threshold, tie), s.sums[turn]);
-        const uint64_t total = sum_of(team, s.sums[turn]);
-        turn ^= 1;
-        limits.mass = max(uint64_t(1), min(total, uint64_t(s.row.top_p * double(total))));
-        // Tokens lighter than `light` weigh less than what top_p leaves out, all of them together: the threshold is not among them.
-        const uint64_t light = (total - limits.mass) / vocab;
-        if (light >= 64) {
-            const float below = (__log2f(float(light)) - POINT - 0.02f) / softmax.scale, bound = softmax.top + below;
-            low = max(low, to_key(sanitise(bound - 1e-6f * (fabsf(softmax.top) + fabsf(below)))));
+    const Range guess = guess_threshold(s, softmax, limits);
+    if (guess.inside) {
+        low = max(low, guess.low);
+        if (guess.above < GROUPS * 3 / 4) {
+            const uint32_t size = list(team, s.selection, segment, {low, top, softmax.top, 0.f, 0, 0, 0, 0}, lists++);
+            if (size <= LISTED) {
+                const double of_list = later ? s.row.top_p : 1.;
+                if (team.rank == 0) draw_from_list(team, s.selection, softmax, limits, of_list, joint, word, size, &s.token);
+                result.drawn = true;
+                return result;
+            }
         }
-        found = select(team, s.selection, segment, softmax, limits, low, top, few, lists);
-        threshold = from_key(found.low), tie = softmax.fixed(threshold);
+    } else if (light >= 64) {
+        // Tokens lighter than this weigh less than what top_p leaves out, all of them together: the threshold is not among them.
+        const float below = (__log2f(float(light)) - POINT - 0.02f) / softmax.scale, bound = softmax.top + below;
+        low = max(low, to_key(sanitise(bound - 1e-6f * (fabsf(softmax.top) + fabsf(below)))));
     }
-    if (joint && found.above > 0) {  // of the tokens at the threshold, just the share that fills the limit that binds
-        uint64_t room = found.inside * tie;
-        if (by_count) room = min(room, (limits.count - found.above) * tie);
-        if (by_mass) room = min(room, limits.mass - found.mass);
-        tie = room / found.inside;
+    Range found;
+#pragma unroll 1
+    while (true) {
+        found = select(team, s.selection, segment, softmax, limits, low, top, lists);
+        if (!later) break;
+        later = false;
+        low = found.low;
+        const float threshold = from_key(low);
+        team.gather(weigh(segment, softmax, threshold, softmax.fixed(threshold)), s.sums[result.turn]);
+        limits = {~0u, part(s.row.top_p, sum_of(team, s.sums[result.turn]))};
+        result.turn ^= 1;
     }
+    result.threshold = from_key(found.low);
+    const uint64_t weight = softmax.fixed(result.threshold);
+    result.tie = joint ? share_of_tie(found, limits, weight) : weight;
+    return result;
 }
 
 template <typename Logit, bool IN_SHARED>
 __global__ void __launch_bounds__(THREADS, 2) sample_kernel(const __grid_constant__ Call in) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+    if (IN_SHARED) return;  // never launched there; nothing to compile
+#endif
     extern __shared__ float4 dynamic[];
     __shared__ Shared s;
-    wait_for_inputs();
     const Team team = Team::here();
+    team.begin();
+    wait_for_inputs();
     const int row = blockIdx.x / team.size, slot = in.slots[row];
     Row* stored = in.table + max(slot, 0);
     const int share = in.chunk / WARPS, at = warp_id() * share;
-    const Chunk chunk = {IN_SHARED ? reinterpret_cast<float*>(dynamic) : in.workspace + size_t(row) * in.chunk, team.rank * in.chunk, in.chunk};
+    float* values = IN_SHARED ? reinterpret_cast<float*>(dynamic) : in.workspace + size_t(row) * in.chunk;
+    const Chunk chunk = {values, team.rank * in.chunk, in.chunk};
     const Segment segment = {chunk.values + at, chunk.first_id + at, share};
-    read(in, static_cast<const Logit*>(in.logits) + row * in.stride, segment, [&] {
+    float own_top = read(in, static_cast<const Logit*>(in.logits) + row * in.stride, segment, [&] {
         if (warp_id() == 0) reinterpret_cast<uint32_t*>(&s.row)[lane_id()] = reinterpret_cast<const uint32_t*>(stored)[lane_id()];
     });
+    team.wait_for_all();
     if (threadIdx.x < LISTS) s.selection.listed[threadIdx.x] = 0;
     if (slot < 0) {
         if (team.rank == 0 && threadIdx.x == 0) in.ids[row] = 0;
         return;
     }
     __syncthreads();
-    if (s.row.bias_count || s.row.used) apply_changes(s.row, chunk);
-    team.gather(largest_key(segment), s.tops);
-    const uint32_t top = largest(team, s.tops);
+    if (s.row.bias_count || s.row.used) {
+        apply_changes(s.row, chunk);
+        own_top = -INFINITY;
+        segment.each([&](float x, int) { own_top = fmaxf(own_top, x); });
+    }
+    gather_tops(team, own_top, s.tops);
+    const uint32_t top = largest(s.tops);
 
     const Softmax softmax = {from_key(top), s.row.scale};
-    float threshold = -INFINITY;  // tokens above it stay, those at it weigh `tie`
-    uint64_t tie = 0;
-    int turn = 0, token = 0;
-    Place place;
+    const uint64_t word = random_word(s.row.key, s.row.position);
+    Cut kept;
+    int token = 0;
+    Place place = {0, 0};
     if (s.row.method == GREEDY) {
-        place = {first_with(team, s.tops, top), 0};
+        place.segment = first_with(team, s.tops, top);
     } else if (s.row.method == NOISE) {
-        place = draw_noisy(team, s, segment, softmax.top, token);
+        place = draw_noisy(team, s, segment, softmax.top, word, token);
     } else {
-        if (s.row.top_k < in.vocab || s.row.top_p < 1.) cut(team, s, segment, softmax, in.vocab, turn, threshold, tie);
-        team.gather(weigh(segment, softmax, threshold, tie), s.sums[turn]);
-        const uint64_t point = fraction_of(random_word(s.row.key, s.row.position), sum_of(team, s.sums[turn]));
-        place = find_segment(team, s.sums[turn], point);
+        if (s.row.top_k < in.vocab || s.row.top_p < 1.) kept = cut(team, s, segment, softmax, in.vocab, word);
+        if (!kept.drawn) {
+            team.gather(weigh(segment, softmax, kept.threshold, kept.tie), s.sums[kept.turn]);
+            place = find_segment(team, s.sums[kept.turn], fraction_of(word, sum_of(team, s.sums[kept.turn])));
+        }
     }
     if (place.segment / WARPS != team.rank) return;
-    if (place.segment == team.segment()) {
+    if (!kept.drawn && place.segment == team.segment()) {
         if (s.row.method == GREEDY) token = find_value(segment, softmax.top);
-        if (s.row.method == RAPID || s.row.method == NUCLEUS) token = find_token(segment, softmax, threshold, tie, place.rest);
-        if (lane_id() == 0) in.ids[row] = s.token = token;
+        if (s.row.method == RAPID || s.row.method == NUCLEUS) token = find_token(segment, softmax, kept.threshold, kept.tie, place.rest);
+        if (lane_id() == 0) s.token = token;
     }
     __syncthreads();
+    if (threadIdx.x == 0) in.ids[row] = s.token;
     record(s.row, stored, s.token);
 }
 
@@ -328,8 +373,9 @@ int start(Call in, int rows, int blocks, cudaStream_t stream) {
 
 extern "C" {
 
-// How many blocks share a row; 1: `workspace` is needed, with room for rows * rwkv_sample_chunk numbers.
-int rwkv_sample_blocks() { return overlaps_launches() ? sample::MOST_BLOCKS : 1; }
+// How many blocks had best share a row when there are `rows` of them; 1: `workspace` is needed, with room for rows * rwkv_sample_chunk
+// numbers. Few rows are spread over the whole GPU.
+int rwkv_sample_blocks(int rows) { return !overlaps_launches() ? 1 : rows <= 16 ? 8 : 4; }
 
 int rwkv_sample_chunk(int vocab, int blocks) {
     const int each = 4 * WARP * sample::WARPS * blocks;

@@ -10,6 +10,7 @@ constexpr int THREADS = 512;
 constexpr int WARPS = THREADS / WARP;
 constexpr int MOST_BLOCKS = 8;                      // of one row
 constexpr int SEGMENTS = MOST_BLOCKS * WARPS;       // each warp of a team has a segment of the row; segments ascend with the ids
+constexpr int GROUPS = SEGMENTS;                    // of tokens: those that the lanes of a warp, or of a part of it, read
 
 __device__ __forceinline__ int lane_id() { return threadIdx.x % WARP; }
 __device__ __forceinline__ int warp_id() { return threadIdx.x / WARP; }
@@ -23,6 +24,19 @@ struct Team {
         return {int(cluster.block_rank()), int(cluster.num_blocks())};
 #else
         return {0, 1};
+#endif
+    }
+
+    // A block may reach into another's shared memory once that one has begun: all threads, at the start and before the first such access.
+    __device__ __forceinline__ void begin() const {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+        if (size > 1) cooperative_groups::this_cluster().barrier_arrive();
+#endif
+    }
+
+    __device__ __forceinline__ void wait_for_all() const {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+        if (size > 1) cooperative_groups::this_cluster().barrier_wait();
 #endif
     }
 

@@ -47,7 +47,7 @@ class CudaSampler(Sampler):
         self.device = torch.device(device)
         self._library = build.load(build.architecture(self.device))
         self._library.rwkv_sample.argtypes = (POINTER(Call), c_int, c_int, c_int, c_void_p)
-        self.blocks: int = self._library.rwkv_sample_blocks()  # that share a row; the ids do not depend on it
+        self.blocks = 0  # that share a row; 0: as many as is best. The ids do not depend on it
         self._table = torch.zeros(slots, ROW.itemsize, dtype=torch.uint8, device=self.device)
         self._penalties = torch.empty(slots, FIRST_CAPACITY * PENALTY_BYTES, dtype=torch.uint8, device=self.device)
         self._grown: dict[int, Tensor] = {}  # slot -> the list of its penalties that did not fit any more
@@ -107,14 +107,15 @@ class CudaSampler(Sampler):
         rows = len(slots)
         if ids is None:
             ids = torch.empty(rows, dtype=torch.int32, device=self.device)
+        blocks = self.blocks or self._library.rwkv_sample_blocks(rows)
         workspace = None
-        if self.blocks == 1:
+        if blocks == 1:
             chunk = self._library.rwkv_sample_chunk(self.vocab, 1)
             workspace = torch.empty(rows, chunk, dtype=torch.float32, device=self.device)
         call = Call(logits.data_ptr(), logits.stride(0), self.width, self.vocab, slots.data_ptr(), self._table.data_ptr(), ids.data_ptr(),
                     None if workspace is None else workspace.data_ptr(), 0)
         stream = torch.cuda.current_stream(self.device).cuda_stream
-        error = self._library.rwkv_sample(byref(call), rows, int(logits.dtype == torch.float16), self.blocks, stream)
+        error = self._library.rwkv_sample(byref(call), rows, int(logits.dtype == torch.float16), blocks, stream)
         if error:
             raise RuntimeError(f"The kernel rwkv_sample could not be launched (CUDA error {error}); check the driver and free GPU memory.")
         return ids

@@ -76,9 +76,23 @@ struct Ahead {
 __device__ __forceinline__ void prefetch(const Ahead& ahead) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     const unsigned blocks = gridDim.x * gridDim.y, block = blockIdx.y * gridDim.x + blockIdx.x, piece = 16 * 1024;
-    for (unsigned at = (block + threadIdx.x * blocks) * piece; at < ahead.bytes; at += blocks * blockDim.x * piece)
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(ahead.from + at), "r"(min(piece, ahead.bytes - at)) : "memory");
+    for (unsigned i = block + threadIdx.x * blocks; i < (ahead.bytes + piece - 1) / piece; i += blocks * blockDim.x)
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(ahead.from + i * piece), "r"(min(piece, ahead.bytes - i * piece))
+                     : "memory");
 #endif
+}
+
+// 16 bytes from global to shared memory, on their way while the thread goes on. `copies_done<N>` waits until all but the last N groups that
+// this thread has closed with `close_copies` are there; only this thread is sure to see them then.
+__device__ __forceinline__ void copy_async(uint4* to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(unsigned(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int N>
+__device__ __forceinline__ void copies_done() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
 // c [16 x 8, fp32] += a [16 x 16] b [16 x 8]: one tensor-core product of a warp.

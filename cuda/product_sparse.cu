@@ -79,7 +79,7 @@ namespace {
 template <int M>
 int run(const __half* h, const __half* w, float* parts, int k, int n, int slices, Ahead ahead, cudaStream_t stream) {
     constexpr size_t SHARED = (M < 4 ? M : 4) * WARPS * COLUMNS * sizeof(float);
-    static const cudaError_t allowed = cudaFuncSetAttribute(sparse_kernel<M>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(SHARED));
+    const cudaError_t allowed = cudaFuncSetAttribute(sparse_kernel<M>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(SHARED));
     if (allowed != cudaSuccess) return allowed;
     const int units = (k + slices * WARPS - 1) / (slices * WARPS);
     if (units > MOST_UNITS) return cudaErrorInvalidValue;

@@ -8,15 +8,17 @@
 // r, k, v, the four low-rank results and g, v_first, out: [T, C] fp16. Vectors: [C] fp16. The state of slot s and head h: 64 x 64 numbers,
 // fp16 or fp32, at state + s * slot_stride + h * 4096, read and written in place. All arithmetic is fp32.
 //
-// 512 / OWN threads run the recurrence of a head: thread t has keys 8 (t % 8) .. + 7 of OWN rows of S, every 64 / OWN-th from row t / 8. Sums
+// 128 threads run the recurrence of a head: thread t has keys 8 (t % 8) .. + 7 of four rows of S, every 16th from row t / 8. Sums
 // over keys go over 8 numbers of a thread in order, then over 8 lanes as a tree; sums over a head in vectors, two to a lane, as a tree.
 #include "common.cuh"
 
 constexpr int HEAD = 64;
-constexpr int STEP_OWN = 4;        // rows of S a thread has a part of in a decode step
+constexpr int OWN = 4;             // rows of S a thread has a part of
+constexpr int THREADS = HEAD * 8 / OWN;  // of the recurrence
 constexpr int CHUNK = 8;           // tokens prepared at once in the sequential kernel
 constexpr int HELPERS = 4;         // warps that prepare them
 constexpr int HELP = CHUNK / HELPERS;
+constexpr int DEPTH = 3;           // states under way or in use in a block of a decode step
 
 // Blocks of a decode step that fit on each multiprocessor. With more rows than that, a block takes several, one after the other.
 template <typename T>
@@ -35,9 +37,11 @@ struct TimeMix {
     int width;
 };
 
-// What the recurrence needs of one token and head, in shared memory.
+// What the recurrence needs of one token and head, in shared memory. A thread reads 8 keys as two vectors of 4; keys are stored in an order
+// (`put_keys`, `load_keys`) in which the vectors of 8 threads are neighbours, so that no two of them come from the same banks.
 struct alignas(16) Token {
-    float r[HEAD], w[HEAD], k[HEAD], kk[HEAD], b[HEAD], v[HEAD];
+    float r[HEAD], w[HEAD], k[HEAD], kk[HEAD], b[HEAD];
+    float v[HEAD];
     float own;  // r . k r_k
 };
 
@@ -68,6 +72,17 @@ __device__ __forceinline__ Inputs inputs(const TimeMix& in, size_t token, int he
 
 __device__ __forceinline__ void put(float* p, int lane, float x, float y) { *reinterpret_cast<float2*>(p + 2 * lane) = make_float2(x, y); }
 
+__device__ __forceinline__ void put_keys(float* p, int lane, float x, float y) {
+    *reinterpret_cast<float2*>(p + lane / 4 * 4 + lane % 2 * 2 + lane / 2 % 2 * 32) = make_float2(x, y);
+}
+
+// Keys 8 (t % 8) .. + 7 of thread t.
+__device__ __forceinline__ void load_keys(const float* p, float (&x)[8]) {
+    const int at = threadIdx.x % 8 * 4;
+    const float4 low = *reinterpret_cast<const float4*>(p + at), high = *reinterpret_cast<const float4*>(p + 32 + at);
+    x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w, x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
+}
+
 // One warp prepares one token.
 __device__ __forceinline__ void prepare(const Inputs& in, const Constants& c, bool mixes_v, int lane, Token& out) {
     const float2 r = __half22float2(in.r), k_raw = __half22float2(in.k), w = __half22float2(in.w), a_raw = __half22float2(in.a);
@@ -88,11 +103,11 @@ __device__ __forceinline__ void prepare(const Inputs& in, const Constants& c, bo
     }
     const float scale = 1.f / fmaxf(sqrtf(squares), 1e-12f);
     kk.x *= scale, kk.y *= scale;
-    put(out.r, lane, r.x, r.y);
-    put(out.w, lane, __expf(DECAY * sigmoid(c.w0.x + w.x)), __expf(DECAY * sigmoid(c.w0.y + w.y)));
-    put(out.k, lane, k.x, k.y);
-    put(out.kk, lane, kk.x, kk.y);
-    put(out.b, lane, kk.x * a.x, kk.y * a.y);
+    put_keys(out.r, lane, r.x, r.y);
+    put_keys(out.w, lane, __expf(DECAY * sigmoid(c.w0.x + w.x)), __expf(DECAY * sigmoid(c.w0.y + w.y)));
+    put_keys(out.k, lane, k.x, k.y);
+    put_keys(out.kk, lane, kk.x, kk.y);
+    put_keys(out.b, lane, kk.x * a.x, kk.y * a.y);
     put(out.v, lane, v.x, v.y);
     if (lane == 0) out.own = own;
 }
@@ -107,11 +122,6 @@ __device__ __forceinline__ void finish(const TimeMix& in, const Constants& c, si
     const float x0 = (d.x * scale * c.weight.x + c.bias.x + t.own * v.x) * g.x;
     const float x1 = (d.y * scale * c.weight.y + c.bias.y + t.own * v.y) * g.y;
     *reinterpret_cast<uint32_t*>(in.out + token * in.width + head * HEAD + 2 * lane) = to_half2(x0, x1);
-}
-
-__device__ __forceinline__ void load8(const float* p, float (&x)[8]) {
-    const float4 low = *reinterpret_cast<const float4*>(p), high = *reinterpret_cast<const float4*>(p + 4);
-    x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w, x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
 }
 
 // 8 numbers of a state as they are stored: they are not touched, and so not waited for, before they are needed.
@@ -152,37 +162,32 @@ __device__ __forceinline__ void store8(__half* p, const float (&x)[8]) {
     *reinterpret_cast<uint4*>(p) = make_uint4(to_half2(x[0], x[1]), to_half2(x[2], x[3]), to_half2(x[4], x[5]), to_half2(x[6], x[7]));
 }
 
-template <int OWN>
 __device__ __forceinline__ int state_row(int n) {
     return n * (HEAD / OWN) + threadIdx.x / 8;
 }
 
-template <typename T, int OWN>
+template <typename T>
 __device__ __forceinline__ T* state_place(const TimeMix& in, int slot, int head, int n) {
-    return static_cast<T*>(in.state) + slot * in.slot_stride + size_t(head) * HEAD * HEAD + state_row<OWN>(n) * HEAD + threadIdx.x % 8 * 8;
+    return static_cast<T*>(in.state) + slot * in.slot_stride + size_t(head) * HEAD * HEAD + state_row(n) * HEAD + threadIdx.x % 8 * 8;
 }
 
 // A token's vectors as one thread of the recurrence needs them.
-template <int OWN>
 struct Vectors {
     float kk[8], w[8], k[8], b[8], r[8], v[OWN];
 };
 
-template <int OWN>
-__device__ __forceinline__ void load(const Token& t, Vectors<OWN>& x) {
-    const int keys = threadIdx.x % 8 * 8;
-    load8(t.kk + keys, x.kk);
-    load8(t.w + keys, x.w);
-    load8(t.k + keys, x.k);
-    load8(t.b + keys, x.b);
-    load8(t.r + keys, x.r);
+__device__ __forceinline__ void load(const Token& t, Vectors& x) {
+    load_keys(t.kk, x.kk);
+    load_keys(t.w, x.w);
+    load_keys(t.k, x.k);
+    load_keys(t.b, x.b);
+    load_keys(t.r, x.r);
 #pragma unroll
-    for (int n = 0; n < OWN; n++) x.v[n] = t.v[state_row<OWN>(n)];
+    for (int n = 0; n < OWN; n++) x.v[n] = t.v[state_row(n)];
 }
 
 // This thread's part of S kk.
-template <int OWN>
-__device__ __forceinline__ void read_removed(const Vectors<OWN>& x, const float (&s)[OWN][8], float (&removed)[OWN]) {
+__device__ __forceinline__ void read_removed(const Vectors& x, const float (&s)[OWN][8], float (&removed)[OWN]) {
 #pragma unroll
     for (int n = 0; n < OWN; n++) {
         removed[n] = 0.f;
@@ -192,8 +197,7 @@ __device__ __forceinline__ void read_removed(const Vectors<OWN>& x, const float 
 }
 
 // S moves on; y is this thread's part of S' r.
-template <int OWN>
-__device__ __forceinline__ void move(const Vectors<OWN>& x, float (&s)[OWN][8], const float (&removed)[OWN], float (&y)[OWN]) {
+__device__ __forceinline__ void move(const Vectors& x, float (&s)[OWN][8], const float (&removed)[OWN], float (&y)[OWN]) {
 #pragma unroll
     for (int n = 0; n < OWN; n++) {
         y[n] = 0.f;
@@ -205,7 +209,6 @@ __device__ __forceinline__ void move(const Vectors<OWN>& x, float (&s)[OWN][8], 
     }
 }
 
-template <int OWN>
 __device__ __forceinline__ void sum_over_keys(float (&x)[OWN]) {
 #pragma unroll
     for (int offset = 1; offset < 8; offset *= 2)
@@ -213,81 +216,96 @@ __device__ __forceinline__ void sum_over_keys(float (&x)[OWN]) {
         for (int n = 0; n < OWN; n++) x[n] += __shfl_xor_sync(ALL, x[n], offset);
 }
 
-template <int OWN>
 __device__ __forceinline__ void put_y(float* y_of, const float (&y)[OWN]) {
     if (threadIdx.x % 8 == 0)
 #pragma unroll
-        for (int n = 0; n < OWN; n++) y_of[state_row<OWN>(n)] = y[n];
+        for (int n = 0; n < OWN; n++) y_of[state_row(n)] = y[n];
 }
 
 // Decode: every row is one token. Grid: heads, and as many blocks as share the rows. A row whose slot is negative is padding: its output is
-// zero. The next row's state and inputs are on their way while a row is worked on.
+// zero. The states of the next rows are on their way to shared memory, and the inputs of the next one to registers, while a row is worked on.
+// Every thread copies what it will itself use.
 template <typename T>
-__global__ void __launch_bounds__(HEAD * 8 / STEP_OWN, blocks_wanted<T>)
+__global__ void __launch_bounds__(THREADS, blocks_wanted<T>)
     wkv_step_kernel(const __grid_constant__ TimeMix in, const int* slots, int rows) {
-    constexpr int OWN = STEP_OWN;
+    constexpr int VECTORS = sizeof(T) / 2;  // of 16 bytes for 8 numbers
     __shared__ Token token;
     __shared__ __align__(16) float y_of[HEAD];
-    const int head = blockIdx.x, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    Raw8<T> raw[OWN];
+    extern __shared__ uint4 ring[];  // [DEPTH][OWN][VECTORS][THREADS]
+    const int head = blockIdx.x, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, stride = gridDim.y;
+    const auto place = [&](int stage, int n, int v) { return ring + ((stage * OWN + n) * VECTORS + v) * THREADS + threadIdx.x; };
+    const auto slot_of = [&](int row) { return row < rows ? slots[row] : -1; };
+    const auto fetch = [&](int stage, int slot) {
+        if (slot >= 0)
+#pragma unroll
+            for (int n = 0; n < OWN; n++)
+#pragma unroll
+                for (int v = 0; v < VECTORS; v++)
+                    copy_async(place(stage, n, v), reinterpret_cast<const uint4*>(state_place<T>(in, slot, head, n)) + v);
+        close_copies();
+    };
+    int row = blockIdx.y, slot[DEPTH];  // of this row and those after it
+#pragma unroll
+    for (int i = 0; i < DEPTH; i++) slot[i] = slot_of(row + i * stride);
+    // States were written a step ago, so they can be fetched while the kernel before still runs.
+#pragma unroll
+    for (int i = 0; i < DEPTH - 1; i++) fetch(i, slot[i]);
     Constants c;
     Inputs x;
-    int row = blockIdx.y, slot = slots[row];
-    int next_slot = row + gridDim.y < rows ? slots[row + gridDim.y] : -1;
-    // States were written a step ago, so they can be fetched while the kernel before still runs.
-    if (slot >= 0)
-#pragma unroll
-        for (int n = 0; n < OWN; n++) raw[n].load(state_place<T, OWN>(in, slot, head, n));
     if (warp == 0) c = constants(in, head, lane);
     wait_for_inputs();
     if (warp == 0) x = inputs(in, row, head, lane);
-    while (true) {
+    for (int stage = 0; row < rows; row += stride, stage = (stage + 1) % DEPTH) {
         __half2 gate;
         if (warp == 0) {
             prepare(x, c, in.mix != nullptr, lane, token);
             gate = x.g;
+            if (row + stride < rows) x = inputs(in, row + stride, head, lane);
         }
+        fetch((stage + DEPTH - 1) % DEPTH, slot[DEPTH - 1]);
+        const int slot_after = slot_of(row + DEPTH * stride);
+        copies_done<DEPTH - 1>();
         __syncthreads();
-        float s[OWN][8];
-        if (slot >= 0)
+        if (slot[0] >= 0) {
+            float s[OWN][8], removed[OWN], y[OWN];
 #pragma unroll
-            for (int n = 0; n < OWN; n++) raw[n].widen(s[n]);
-        const int next = row + gridDim.y;
-        if (next_slot >= 0)
+            for (int n = 0; n < OWN; n++) {
+                Raw8<T> raw;
+                uint4* words = reinterpret_cast<uint4*>(&raw);
 #pragma unroll
-            for (int n = 0; n < OWN; n++) raw[n].load(state_place<T, OWN>(in, next_slot, head, n));
-        const int slot_after = next + gridDim.y < rows ? slots[next + gridDim.y] : -1;
-        if (warp == 0 && next < rows) x = inputs(in, next, head, lane);
-        if (slot >= 0) {
-            Vectors<OWN> vectors;
-            float removed[OWN], y[OWN];
+                for (int v = 0; v < VECTORS; v++) words[v] = *place(stage, n, v);
+                raw.widen(s[n]);
+            }
+            Vectors vectors;
             load(token, vectors);
             read_removed(vectors, s, removed);
             sum_over_keys(removed);
             move(vectors, s, removed, y);
 #pragma unroll
-            for (int n = 0; n < OWN; n++) store8(state_place<T, OWN>(in, slot, head, n), s[n]);
+            for (int n = 0; n < OWN; n++) store8(state_place<T>(in, slot[0], head, n), s[n]);
             sum_over_keys(y);
-            put_y<OWN>(y_of, y);
+            put_y(y_of, y);
         }
         __syncthreads();
         if (warp == 0) {
-            if (slot >= 0)
+            if (slot[0] >= 0)
                 finish(in, c, row, head, lane, gate, token, y_of);
             else
                 *reinterpret_cast<uint32_t*>(in.out + size_t(row) * in.width + head * HEAD + 2 * lane) = 0;
         }
-        if (next >= rows) break;
-        row = next, slot = next_slot, next_slot = slot_after;
+#pragma unroll
+        for (int i = 0; i < DEPTH - 1; i++) slot[i] = slot[i + 1];
+        slot[DEPTH - 1] = slot_after;
     }
+    copies_done<0>();
 }
 
 // Prefill: row i has tokens first[i] .. last[i]. Grid: heads, rows. The state stays in registers from the first token to the last.
-// 16 / OWN warps run the recurrence; four more finish the chunk of tokens before and prepare the one after it meanwhile.
-template <typename T, int OWN>
-__global__ void __launch_bounds__((16 / OWN + HELPERS) * WARP, OWN == 4 ? 2 : 1) wkv_sequence_kernel(const __grid_constant__ TimeMix in, const int* first, const int* last,
+// Four warps run the recurrence; four more finish the chunk of tokens before and prepare the one after it meanwhile.
+template <typename T>
+__global__ void __launch_bounds__(THREADS + HELPERS * WARP, 2) wkv_sequence_kernel(const __grid_constant__ TimeMix in, const int* first, const int* last,
                                                                    const int* slots) {
-    constexpr int WARPS = 16 / OWN;  // of the recurrence
+    constexpr int WARPS = THREADS / WARP;  // of the recurrence
     __shared__ Token tokens[2][CHUNK];
     __shared__ __align__(16) float y_of[2][CHUNK][HEAD];
     const int head = blockIdx.x, row = blockIdx.y, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -328,7 +346,7 @@ __global__ void __launch_bounds__((16 / OWN + HELPERS) * WARP, OWN == 4 ? 2 : 1)
 #pragma unroll
     for (int n = 0; n < OWN; n++) {
         Raw8<T> raw;
-        raw.load(state_place<T, OWN>(in, slot, head, n));
+        raw.load(state_place<T>(in, slot, head, n));
         raw.widen(s[n]);
     }
     __syncthreads();  // the first chunk is prepared
@@ -336,28 +354,28 @@ __global__ void __launch_bounds__((16 / OWN + HELPERS) * WARP, OWN == 4 ? 2 : 1)
         const Token* t = tokens[chunk % 2];
         float(*out)[HEAD] = y_of[chunk % 2];
         const int count = min(CHUNK, length - chunk * CHUNK);
-        Vectors<OWN> x;
+        Vectors x;
         load(t[0], x);
 #pragma unroll 2
         for (int i = 0; i < count; i++) {
-            Vectors<OWN> next;
+            Vectors next;
             load(t[min(i + 1, count - 1)], next);
             read_removed(x, s, removed);
             if (i > 0) {
                 sum_over_keys(y);  // of the token before: nothing waits for it
-                put_y<OWN>(out[i - 1], y);
+                put_y(out[i - 1], y);
             }
             sum_over_keys(removed);
             move(x, s, removed, y);
             x = next;
         }
         sum_over_keys(y);
-        put_y<OWN>(out[count - 1], y);
+        put_y(out[count - 1], y);
         __syncthreads();
     }
     __syncthreads();  // the helpers' last two rounds
 #pragma unroll
-    for (int n = 0; n < OWN; n++) store8(state_place<T, OWN>(in, slot, head, n), s[n]);
+    for (int n = 0; n < OWN; n++) store8(state_place<T>(in, slot, head, n), s[n]);
 }
 
 namespace {
@@ -370,20 +388,21 @@ int multiprocessors() {
 
 template <typename T>
 int sequence(const TimeMix& in, int rows, const int* first, const int* last, const int* slots, cudaStream_t stream) {
-    const int heads = in.width / HEAD;
-    if (heads * rows <= multiprocessors())  // room for more warps, each with less to do for a token
-        return launch(wkv_sequence_kernel<T, 2>, dim3(heads, rows), (8 + HELPERS) * WARP, 0, stream, in, first, last, slots);
-    return launch(wkv_sequence_kernel<T, 4>, dim3(heads, rows), (4 + HELPERS) * WARP, 0, stream, in, first, last, slots);
+    return launch(wkv_sequence_kernel<T>, dim3(in.width / HEAD, rows), THREADS + HELPERS * WARP, 0, stream, in, first, last, slots);
+}
+template <typename T>
+int step(const TimeMix& in, int rows, const int* slots, cudaStream_t stream) {
+    constexpr int SHARED = DEPTH * HEAD * HEAD * sizeof(T);
+    const cudaError_t allowed = cudaFuncSetAttribute(wkv_step_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED);
+    if (allowed != cudaSuccess) return allowed;
+    const int heads = in.width / HEAD, most = (multiprocessors() * blocks_wanted<T> + heads - 1) / heads;
+    return launch(wkv_step_kernel<T>, dim3(heads, rows < most ? rows : most), THREADS, SHARED, stream, in, slots, rows);
 }
 }  // namespace
 
 extern "C" {
 int rwkv_wkv_step(const TimeMix* in, int rows, const int* slots, int fp32, cudaStream_t stream) {
-    const int heads = in->width / HEAD, threads = HEAD * 8 / STEP_OWN;
-    const int most = (multiprocessors() * (fp32 ? blocks_wanted<float> : blocks_wanted<__half>) + heads - 1) / heads;
-    const dim3 grid(heads, rows < most ? rows : most);
-    return fp32 ? launch(wkv_step_kernel<float>, grid, threads, 0, stream, *in, slots, rows)
-                : launch(wkv_step_kernel<__half>, grid, threads, 0, stream, *in, slots, rows);
+    return fp32 ? step<float>(*in, rows, slots, stream) : step<__half>(*in, rows, slots, stream);
 }
 
 int rwkv_wkv_sequence(const TimeMix* in, int rows, const int* first, const int* last, const int* slots, int fp32, cudaStream_t stream) {

@@ -34,6 +34,15 @@ def test_products(kernels, rows, rows_of_w, shares, n, k):
         assert off(y, want) < 1e-3
 
 
+@pytest.mark.parametrize("rows", [1, 64])
+def test_weights_brought_ahead_change_nothing(kernels, rows):
+    w, x, y, again, ahead = normal(4096, 64), normal(rows, 64), poisoned(rows, 4096), poisoned(rows, 4096), normal(2048, 4104)
+    kernels.products([(w, x, y, IDENTITY)])
+    for size in (1, 1000, 2048):  # rows: less than a piece, some, more than is ever asked for
+        kernels.products([(w, x, again.fill_(float("nan")), IDENTITY)], ahead=ahead[:size])
+        assert torch.equal(y, again)
+
+
 def test_relu_squared_never_overflows(kernels):
     y = poisoned(1, 16)
     kernels.products([(normal(16, 32).abs() * 100, normal(1, 32).abs() * 100, y, RELU_SQUARE)])

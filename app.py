@@ -194,8 +194,9 @@ def describe(info: EngineInfo, frontend: FrontendSettings) -> str:
     doors = "no password" if frontend.password is None else "password on every route"
     if frontend.password is not None and not frontend.protect_translate:
         doors += " but /translate, which is open (--protect-translate closes it)"
+    host = f"[{frontend.host}]" if ":" in frontend.host else frontend.host
     return (f"{info.model}: {info.layers} layers, width {info.width}, {info.parameters:,} parameters, {info.dtype} on {info.device}, "
-            f"{info.slots} slots, {doors}\nready on http://{frontend.host}:{frontend.port}")
+            f"{info.slots} slots, {doors}\nready on http://{host}:{frontend.port}")
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
@@ -231,7 +232,14 @@ def arguments(argv: list[str]) -> argparse.Namespace:
         parser.error(f"--host {options.host} is no address of this machine; use 127.0.0.1, or 0.0.0.0 for every network")
     if options.password == "":
         parser.error("--password is empty; leave it out for a server without one")
+    if not _travels(options.password or ""):
+        parser.error("--password must be ASCII without spaces around it; nothing else arrives in an Authorization header")
     return options
+
+
+def _travels(password: str) -> bool:
+    """Whether an Authorization header can carry it."""
+    return password == password.strip() and password.isascii() and password.isprintable()
 
 
 def _pipeline_device(parser: argparse.ArgumentParser, options: argparse.Namespace) -> str:
@@ -248,21 +256,28 @@ def _pipeline_device(parser: argparse.ArgumentParser, options: argparse.Namespac
 
 
 def _port(text: str) -> int:
-    number = int(text)
+    number = _whole(text)
     if not 1 <= number <= 65535:
         raise argparse.ArgumentTypeError(f"{text} is no port; use 1 to 65535")
     return number
 
 
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+
+
 def _count(text: str) -> int:
-    number = int(text)
+    number = _whole(text)
     if number < 0:
         raise argparse.ArgumentTypeError(f"{text} is too small; use 0 or more")
     return number
 
 
 def _positive(text: str) -> int:
-    number = int(text)
+    number = _whole(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is too small; use 1 or more")
     return number

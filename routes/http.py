@@ -94,7 +94,7 @@ def preflight(call: Call) -> Response:
     """The answer to OPTIONS: browsers, also extensions, may call every route."""
     headers = _headers(call) | {"Access-Control-Max-Age": "86400"}
     if asked := call.header("access-control-request-headers"):
-        extra = [name.strip() for name in asked.split(",") if name.strip().replace("-", "").isalnum()]
+        extra = [name.strip() for name in asked.split(",") if name.strip().replace("-", "").replace("_", "").isalnum()]
         known = {name.lower() for name in CORS["Access-Control-Allow-Headers"].split(", ")}
         headers["Access-Control-Allow-Headers"] = ", ".join(
             [CORS["Access-Control-Allow-Headers"], *(name for name in extra if name.isascii() and name.lower() not in known)])

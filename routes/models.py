@@ -1,17 +1,31 @@
 """The routes that tell what is served and whether it is ready."""
+from urllib.parse import unquote
+
 from robyn import Response
 
 from routes import auth
+from routes.errors import ApiError
 from routes.frontend import Frontend
 from routes.http import Call, json_response
 
 
 async def models(front: Frontend, call: Call) -> Response:
     """GET /v1/models and /openai/v1/models: the one model. Raises ApiError."""
+    return json_response(call, {"object": "list", "data": [_served(front, call)]})
+
+
+async def model(front: Frontend, call: Call) -> Response:
+    """GET /v1/models/{id}. Raises ApiError."""
+    served = _served(front, call)
+    asked = unquote(call.path.split("/models/", 1)[1].rstrip("/"))
+    if asked != served["id"]:
+        raise ApiError(404, f"There is no model {asked[:60]} here; the one that is served is {served['id']}.", code="model_not_found")
+    return json_response(call, served)
+
+
+def _served(front: Frontend, call: Call) -> dict:
     auth.demand(front.settings.password, call.header("authorization"), None, call.passwords)
-    model = front.ready_engine().model
-    return json_response(call, {"object": "list", "data": [
-        {"id": model, "object": "model", "created": front.started, "owned_by": "rwkv_lightning"}]})
+    return {"id": front.ready_engine().model, "object": "model", "created": front.started, "owned_by": "rwkv_lightning"}
 
 
 async def health(front: Frontend, call: Call) -> Response:

@@ -27,7 +27,7 @@ from routes.errors import ApiError, native_shape, openai_shape
 from routes.frontend import Frontend
 from routes.generate import Kind, generate
 from routes.http import Call, Shape, error_response, preflight, read
-from routes.models import health, models
+from routes.models import health, model, models
 from routes.settings import FrontendSettings
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD")
@@ -80,7 +80,9 @@ def table(settings: FrontendSettings) -> dict[str, tuple[str, Handler, Shape]]:
         "/openai/v1/responses/:id": ("GET DELETE", responses.stored, openai_shape),
         "/openai/v1/responses/:id/input_items": ("GET", responses.input_items, openai_shape),
         "/v1/models": ("GET", models, openai_shape),
+        "/v1/models/:id": ("GET", model, openai_shape),
         "/openai/v1/models": ("GET", models, openai_shape),
+        "/openai/v1/models/:id": ("GET", model, openai_shape),
         "/health": ("GET", health, native_shape),
     }
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 
 from routes.errors import ApiError
-from routes.schemas import MAX_ID, plain_id
+from routes.schemas import MAX_ID, own_id, plain_id
 
 LAST_ID = 65535        # rows of the head
 LAST_TEXT_ID = 65529   # ids above have no text and cannot stand in a prompt
@@ -109,7 +109,7 @@ class OpenAIBody(BaseModel):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: Annotated[dict[int, float], BeforeValidator(_logit_bias)] = {}
-    seed: Annotated[Int, Field(ge=-2**63, lt=2**63)] | None = None
+    seed: Annotated[Int, Field(ge=-2**63, le=2**63 - 1)] | None = None
     n: Annotated[Int, Field(ge=1, le=128)] = 1
     stop: Annotated[list[str], BeforeValidator(_stop)] = []
     stop_tokens: Annotated[list[int | str], BeforeValidator(_stop_tokens)] | None = None
@@ -127,7 +127,8 @@ class ChatBody(OpenAIBody):
     messages: list[Any] = []
     contents: list[str] = []
     system: str = ""
-    session_id: Annotated[str, Field(max_length=MAX_ID), AfterValidator(plain_id)] = ""  # "": the whole conversation is here
+    # "": the whole conversation is here
+    session_id: Annotated[str, Field(max_length=MAX_ID), AfterValidator(plain_id), AfterValidator(own_id)] = ""
     logprobs: bool = False
     top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
     tools: Any = None

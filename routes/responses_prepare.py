@@ -20,6 +20,7 @@ from routes.openai_shared import engine_request
 from routes.openai_tools import ToolUse
 from routes.responses_reply import ResponseReply
 from routes.responses_schemas import ResponsesBody, tool_use
+from routes.schemas import RESPONSE
 from routes.tools import tool_prompt
 from rwkv_batch.protocol import GenerateRequest, Turn
 
@@ -60,7 +61,7 @@ class Prepared:
 
 def key_of(response_id: str) -> str:
     """The key of a response's state and document."""
-    return f"response:{response_id}"
+    return f"{RESPONSE}:{response_id}"
 
 
 def not_found(response_id: str) -> ApiError:

@@ -16,6 +16,7 @@ MAX_PROMPTS = 4096     # per request
 MAX_STOPS = 64
 MAX_ID = 256           # characters of a session's id
 LAST_ID = 65535
+RESPONSE = "response"  # states of the Responses API are stored under "response:{id}"; no other route writes there
 INT_LIMIT = 2**31 - 1
 
 
@@ -42,11 +43,19 @@ def plain_id(text: str) -> str:
     return text
 
 
+def own_id(text: str) -> str:
+    """Ids under which clients store."""
+    if text.startswith(f"{RESPONSE}:"):
+        raise ValueError(f"must not begin with {RESPONSE}:, which is where /v1/responses keeps its states")
+    return text
+
+
 Whole = Annotated[int, BeforeValidator(_no_bool), Field(ge=-INT_LIMIT, le=INT_LIMIT)]
 Real = Annotated[float, BeforeValidator(_no_bool), Field(allow_inf_nan=False)]
 Stop = Annotated[int | str, BeforeValidator(_stop)]
 Texts = Annotated[list[str], Field(max_length=MAX_PROMPTS)]
-SessionId = Annotated[str, Field(min_length=1, max_length=MAX_ID), AfterValidator(plain_id)]
+StoredId = Annotated[str, Field(min_length=1, max_length=MAX_ID), AfterValidator(plain_id)]
+SessionId = Annotated[StoredId, AfterValidator(own_id)]
 
 
 class RowFields(BaseModel):

@@ -1,6 +1,7 @@
 """Sessions as files: /v1/state/export hands one out, /v1/state/import takes one in; /v1/state/fork copies one on the server."""
 import uuid
 
+from pydantic import BaseModel
 from robyn import Response
 
 from routes import auth
@@ -32,7 +33,9 @@ async def export(front: Frontend, call: Call) -> Response:
 async def import_(front: Frontend, call: Call) -> Response:
     """POST /v1/state/import: the body is an exported file and takes the place of the session named in the URL. Raises ApiError."""
     auth.demand(front.settings.password, call.header("authorization"), None, call.passwords)
-    key = _named(_url(call))
+    given = _url(call)
+    demand_id(given)
+    key = validate(Import, given).session_id
     data = call.body if isinstance(call.body, bytes) else call.body.encode()
     if not data:
         raise ApiError(400, "The body is empty; send a file that /v1/state/export has made.")
@@ -52,6 +55,12 @@ async def fork(front: Frontend, call: Call) -> Response:
     await ask(front, SessionCommand(uuid.uuid4().hex, "fork", fields.session_id, fields.new_session_id, replace=fields.overwrite))
     return json_response(call, {"status": "success", "message": f"Session {fields.session_id} copied successfully",
                                 "session_id": fields.new_session_id})
+
+
+class Import(BaseModel):
+    """The parameters of /v1/state/import."""
+
+    session_id: SessionId
 
 
 def _url(call: Call) -> dict:

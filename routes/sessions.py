@@ -10,7 +10,7 @@ from routes import auth, body
 from routes.errors import ApiError
 from routes.frontend import Frontend
 from routes.http import Call, json_response
-from routes.schemas import SessionId, validate
+from routes.schemas import RESPONSE, StoredId, validate
 from routes.stream import failure_status
 from rwkv_batch.client import RequestFailed, RequestRejected
 from rwkv_batch.protocol import SessionCommand, SessionReply
@@ -22,7 +22,7 @@ LEVELS = {"L1": "L1 (VRAM)", "L2": "L2 (RAM)", "L3": "Database (Disk)"}
 class Named(BaseModel):
     """A body about one session."""
 
-    session_id: SessionId
+    session_id: StoredId
 
 
 class Deletion(Named):
@@ -86,6 +86,9 @@ async def delete(front: Frontend, call: Call) -> Response:
     given = read(front, call)
     demand_id(given)
     fields = validate(Deletion, given)
+    if fields.delete_prefix and fields.session_id == RESPONSE:
+        raise ApiError(400, "`session_id`: with delete_prefix this would take the states of stored responses; delete those one by one.",
+                       param="session_id")
     command = SessionCommand(uuid.uuid4().hex, "delete", fields.session_id, prefix=fields.delete_prefix)
     found = (await ask(front, command)).found
     if not found and not fields.delete_prefix:

@@ -80,12 +80,13 @@ class Engine:
         self.vocab = weights.vocab
         self.states = self.model.new_states(rows + l1, wkv_dtype)
         self.tokenizer = Tokenizer()
-        self.sampler = Sampler(rows + l1, self.vocab, place)
+        self.sampler = _sampler(self.model, rows + l1)
         self.scheduler = Scheduler(rows, prefill_tokens or memory.prefill_tokens(self.model), max_waiting, slots=rows + l1)
         self.prefixes = PrefixCache(prefix_cache_mb << 20)
         self.pool = StatePool(self.states, weights.fingerprint, l1=l1, l2=l2, store=store, durable=durable, wake=wake)
         self.sessions = Sessions(self.pool, self.scheduler, self.tokenizer, self._turn_tokens, self._clear, self._emit)
         self._events: list[tuple[Key, Event]] = []
+        self.model.capture(self.states)
         self.info = EngineInfo(
             model=weights.name, layers=weights.layers, width=weights.width, parameters=weights.parameters,
             dtype=str(self.model.dtype).removeprefix("torch."), device=memory.describe(place), slots=rows, vocabulary=self.vocab)
@@ -267,6 +268,15 @@ class Engine:
 
     def _entry(self, token: int, logprob: float, top: list[tuple[int, float]]) -> TokenLogprob:
         return TokenLogprob(self.tokenizer.token_bytes(token), logprob, [(self.tokenizer.token_bytes(t), p) for t, p in top])
+
+
+def _sampler(model: RWKV7, slots: int) -> Sampler:
+    """On the device if the model's kernels run there."""
+    if model.cuda is None:
+        return Sampler(slots, model.checkpoint.vocab, model.device)
+    from rwkv_batch.ops.cuda_sampler import CudaSampler
+
+    return CudaSampler(slots, model.checkpoint.vocab, model.device)
 
 
 def _bundled() -> checkpoint.Checkpoint:

@@ -42,7 +42,10 @@ class Scheduler:
         return any(row.ready for row in self.running.values()) or bool(self.waiting and self._room)
 
     def add(self, rows: list[Sequence]) -> None:
-        """Queue the rows of one request, all or none. Raises QueueFull."""
+        """Queue the rows of one request, all or none. Raises QueueFull; ValueError if they could never fit."""
+        if len(rows) > self.max_waiting + self.rows:
+            raise ValueError(f"The request has {len(rows)} rows and the server takes at most {self.max_waiting + self.rows} at once; "
+                             "send fewer prompts.")
         waiting = len(self.waiting) + sum(map(len, self.queues.values()))
         if len(rows) > self.max_waiting + self._room - waiting:
             raise QueueFull(f"{waiting} rows wait already and {len(rows)} more do not fit into the queue of {self.max_waiting}")

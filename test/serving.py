@@ -2,12 +2,14 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,6 +32,7 @@ class Server:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.scratch = tempfile.mkdtemp(prefix="rwkv-test-")
+        weakref.finalize(self, shutil.rmtree, self.scratch, ignore_errors=True)  # the log is still wanted after `stop`
         self._log = open(Path(self.scratch) / "log", "w+b")  # noqa: SIM115  lives as long as the server
         env = os.environ | {"TMPDIR": self.scratch}
         if "--state-db" not in args:

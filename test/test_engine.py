@@ -64,10 +64,13 @@ def test_what_the_model_cannot_read_is_named(engine: Engine, prompt: str | list[
     assert key == (b"test", "bad") and isinstance(event, Rejected) and event.reason == "invalid" and names in event.message
 
 
-def test_a_full_queue_refuses(engine: Engine):
-    engine.add((b"test", "many"), GenerateRequest(id="many", prompts=["hello"] * 12, max_tokens=1))
-    [(_, event)] = engine.step()
-    assert isinstance(event, Rejected) and event.reason == "overloaded"
+@pytest.mark.parametrize(("rows", "reason"), [(3 + 8, "overloaded"), (3 + 8 + 1, "invalid")])
+def test_a_full_queue_refuses_for_now_and_a_request_that_never_fits_for_good(engine: Engine, rows: int, reason: str):
+    engine.add((b"test", "one"), GenerateRequest(id="one", prompts=["hello"], max_tokens=1))
+    engine.add((b"test", "many"), GenerateRequest(id="many", prompts=["hello"] * rows, max_tokens=1))
+    told = [event for _, event in engine.step() if isinstance(event, Rejected)]
+    assert [(event.id, event.reason) for event in told] == [("many", reason)]
+    engine.cancel((b"test", "one"))
 
 
 def test_a_step_that_fails_ends_its_requests_and_the_rest_goes_on(engine: Engine, monkeypatch: pytest.MonkeyPatch):

@@ -3,6 +3,7 @@ import json
 import signal
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 from openai import OpenAI
@@ -130,3 +131,14 @@ def test_a_response_survives_a_server_that_is_killed(tmp_path: Path):
         assert ask(after, "What is my name?", events[-1].response.id).output_text == "Your name is Alice."
     finally:
         assert second.stop() == 0, second.log()
+
+
+def test_no_other_route_writes_a_responses_state(server: Server, client: OpenAI):
+    told = ask(client, "My name is Anna.")
+    key = f"response:{told.id}"
+    for path, body in (("/state/chat/completions", {"session_id": key, "contents": ["User: My name is Bob.\n\nAssistant:"]}),
+                       ("/v1/chat/completions", {"session_id": key, "messages": [{"role": "user", "content": "My name is Bob."}]}),
+                       ("/v1/state/fork", {"session_id": key, "new_session_id": "response:x"}),
+                       ("/state/delete", {"session_id": "response", "delete_prefix": True})):
+        assert httpx.post(server.url + path, json=body).status_code == 400, path
+    assert ask(client, "What is my name?", told.id).output_text == "Your name is Anna."

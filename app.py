@@ -84,7 +84,7 @@ class Supervisor:
         self._signals, wake = os.pipe()
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: None)  # the byte in the pipe is the message
 
     def run(self) -> int:
@@ -169,15 +169,20 @@ class Supervisor:
         for frontend in self._frontends:
             frontend.tell(Drain(DRAIN_SECONDS))
         deadline = time.monotonic() + DRAIN_SECONDS + 2
-        left = list(self._frontends)
+        assert self._engine
+        left, engine = list(self._frontends), [self._engine.process.sentinel]
         while left and time.monotonic() < deadline:
-            ready = wait([self._signals, *(f.process.sentinel for f in left)], timeout=deadline - time.monotonic())
+            ready = wait([self._signals, *engine, *(f.process.sentinel for f in left)], timeout=max(0, deadline - time.monotonic()))
             if self._signals in ready:
                 log.warning("second signal: requests under way are cut off")
                 os.read(self._signals, 64)
                 break
+            if engine and engine[0] in ready:
+                log.error("the engine died (exit code %s) while requests were under way", self._engine.process.exitcode)
+                engine = []
+                for frontend in left:
+                    frontend.tell(EngineLost())
             left = [f for f in left if f.process.sentinel not in ready]
-        assert self._engine
         self._engine.tell("stop")
         wait([self._signals, self._engine.process.sentinel], timeout=SAVE_SECONDS)
         return 0

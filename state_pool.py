@@ -14,7 +14,7 @@ from typing import Any
 
 from rwkv_batch.catalog import Catalog
 from rwkv_batch.pool_entries import Answer, Hot, Image, Write, put_of, release, sentence, whole
-from rwkv_batch.pool_events import DocumentDone, Event, Exported, Forked, Freed, Imported, Loaded, Saved
+from rwkv_batch.pool_events import Deleted, DocumentDone, Event, Exported, Forked, Freed, Imported, Loaded, Saved
 from rwkv_batch.protocol import SessionInfo
 from rwkv_batch.rwkv7 import States
 from rwkv_batch.snapshot import Damaged
@@ -28,8 +28,8 @@ L1 = 16                   # sessions in slots of the device
 L2 = 32                   # sessions in host memory, besides those in L1
 BEHIND_BYTES = 1 << 30    # states that may wait for the disk when turns do not; past it they do
 
-__all__ = ["L1", "L2", "DocumentDone", "Event", "Exported", "Forked", "Freed", "Imported", "Loaded", "Saved", "StatePool", "Store",
-           "StoreError"]
+__all__ = ["L1", "L2", "Deleted", "DocumentDone", "Event", "Exported", "Forked", "Freed", "Imported", "Loaded", "Saved", "StatePool",
+           "Store", "StoreError"]
 
 
 class StatePool:
@@ -124,9 +124,9 @@ class StatePool:
         self._write(key, image, lambda error, slots: Saved(key, error, slots, token))
         return freed + self._trim()
 
-    def delete(self, key: str, prefix: bool = False) -> tuple[int, list[int]]:
-        """Remove the session from every tier, with `prefix` also all whose keys begin with "{key}:". Returns how many there were, and
-        slots that are the caller's now. Saves of them that are under way come to nothing, without an error."""
+    def delete(self, key: str, prefix: bool = False, token: object = None) -> list[int]:
+        """Remove the session from every tier, with `prefix` also all whose keys begin with "{key}:". Returns slots that are the caller's
+        now. `Deleted` follows when it is committed. Saves of them that are under way come to nothing, without an error."""
         keys = {key}
         if prefix:
             keys |= {info.key for info in self.status() if info.key.startswith(f"{key}:")}
@@ -137,8 +137,8 @@ class StatePool:
             for write in self._writes.pop(key, []):
                 write.dropped = True
             self._catalog.remove(SESSIONS, key)
-        self._drop(SESSIONS, found)
-        return len(found), freed
+        self._drop(SESSIONS, found, lambda error: self._events.append(Deleted(key, len(found), sentence(error), token)))
+        return freed
 
     def fork(self, source: str, target: str, token: object = None) -> None:
         """Copy a session to another key. `Forked` follows."""
@@ -294,9 +294,7 @@ class StatePool:
             self._unwritten.append(write)
             return
         if not write.dropped:
-            self._writes[write.key].remove(write)
-            if not self._writes[write.key]:
-                del self._writes[write.key]
+            self._remove(write, older=error is None)
             if error:
                 freed = self._revert(write)
             elif row and self._store.keeps_sessions:
@@ -306,6 +304,16 @@ class StatePool:
         if write.answer:
             self._events.append(write.answer(None if write.dropped else sentence(error), freed))
             write.answer = None
+
+    def _remove(self, write: Write, older: bool) -> None:
+        """It does not wait for the disk any more, nor do `older` ones of its session, which must not be written after it."""
+        writes = self._writes[write.key]
+        at = writes.index(write)
+        for passed in writes[:at] if older else []:
+            passed.dropped = True
+        self._writes[write.key] = writes[at + 1:] if older else writes[:at] + writes[at + 1:]
+        if not self._writes[write.key]:
+            del self._writes[write.key]
 
     def _revert(self, write: Write) -> list[int]:
         """What could not be committed is no longer the session's state."""
@@ -323,14 +331,17 @@ class StatePool:
             elif not write.dropped:
                 self._writes[write.key].remove(write)
 
-    def _drop(self, table: str, keys: list[str]) -> None:
+    def _drop(self, table: str, keys: list[str], then: Callable[[Exception | None], None] = lambda error: None) -> None:
         """Delete rows that the catalog has forgotten."""
         def finish(_: object, error: Exception | None) -> None:
             if error:
                 log.error("%d deleted %s are still in the database: %s", len(keys), table, error)
+            then(error)
 
         if keys:
             self._operate([Delete(table, keys)], finish)
+        else:
+            then(None)
 
     def _shrink(self) -> None:
         """Keep to the size limit."""

@@ -10,6 +10,8 @@ from rwkv_batch.client import Client
 from rwkv_batch.protocol import EngineInfo
 
 ENGINE_LOST = "The engine has stopped and is being started again; try again in a moment."
+SHUT_DOWN = "The server is shutting down; try again in a moment."
+CUT_OFF_WITHIN = 1.0  # seconds that the last events of requests that are cut off may take
 CROWD = 32           # live streams from which on events are joined
 ABANDONED_AFTER = 60.0  # seconds in which a client takes nothing of its stream
 
@@ -34,7 +36,7 @@ class Frontend:
         """Raises ApiError 503 when no request can be taken."""
         engine = self.engine
         if self.draining:
-            raise ApiError(503, "The server is shutting down; try again in a moment.")
+            raise ApiError(503, SHUT_DOWN)
         if engine is None:
             raise ApiError(503, "The model is still loading; try again in a moment.")
         return engine
@@ -74,5 +76,9 @@ class Frontend:
     def drain(self, seconds: float) -> None:
         """Take no more requests; return when none is live, or after `seconds`."""
         self.draining = True
-        with self._changed:
-            self._changed.wait_for(lambda: self._live == 0, seconds)
+        for message, patience in ((None, seconds), (SHUT_DOWN, CUT_OFF_WITHIN)):
+            if message:
+                self.client.fail_all(message)  # whoever is cut off is told so
+            with self._changed:
+                if self._changed.wait_for(lambda: self._live == 0, patience):
+                    return

@@ -67,6 +67,7 @@ async def _run(front: Frontend, engine: EngineInfo, call: Call, request: Generat
     job = front.client.submit(request)
     try:
         if front.engine is not engine:  # lost between the check and the submission: nobody will fail this job
+            job.cancel()
             raise RequestFailed(ENGINE_LOST)
         await asyncio.wait_for(job.accepted(), ACCEPTED_WITHIN)
         rows = [RowResult() for _ in range(job.rows)]

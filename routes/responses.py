@@ -95,6 +95,7 @@ async def _run(front: Frontend, engine: EngineInfo, call: Call, prepared: Prepar
     reply = prepared.reply
     try:
         if front.engine is not engine:  # lost between the check and the submission: nobody will fail this job
+            job.cancel()
             raise RequestFailed(ENGINE_LOST)
         await asyncio.wait_for(job.accepted(), ACCEPTED_WITHIN)
         if not prepared.stream:

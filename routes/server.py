@@ -28,7 +28,7 @@ def run(settings: FrontendSettings, control: Connection) -> None:
     It sends EngineInfo (the engine is ready), EngineLost and Drain, after which the process exits 0. When its end of the
     pipe closes, the process ends at once. Signals are left to the supervisor.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))  # before any thread, which inherits it
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))  # before any thread, which inherits it
     cores = use_few_cores()
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(message)s")
     for name in ("robyn", "actix_server", "actix_web", "actix_http", "asyncio", "tracing"):

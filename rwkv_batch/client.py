@@ -193,6 +193,7 @@ class Client:
         """The engine is gone: every job under way fails."""
         for key in list(self._jobs):
             self._deliver(Failed(key, message))
+            self._send(Cancel(key))  # it may lie on the wire yet, where the next engine would find it
 
     def close(self) -> None:
         self._closed = True

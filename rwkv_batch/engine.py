@@ -147,12 +147,15 @@ class Engine:
                                   stop_strings=list(stop_strings), sampling=sampling or Sampling())
         self._add((OFFLINE, request.id), request)
         results: dict[int, Result] = {}
-        while self.busy:
-            for _, event in self.step():
-                if isinstance(event, Failed):
-                    raise RuntimeError(event.message)
-                if isinstance(event, Progress):
-                    results |= {d.row: Result(d.text, d.tokens, d.finish_reason or "stop") for d in event.rows}
+        try:
+            while self.busy:
+                for _, event in self.step():
+                    if isinstance(event, Failed):
+                        raise RuntimeError(event.message)
+                    if isinstance(event, Progress):
+                        results |= {d.row: Result(d.text, d.tokens, d.finish_reason or "stop") for d in event.rows}
+        finally:
+            self.cancel((OFFLINE, request.id))  # after an interrupt, rows of this call must not answer the next one
         return [result for _, result in sorted(results.items())]
 
     def _add(self, key: Key, request: GenerateRequest) -> None:

@@ -31,6 +31,16 @@ class Freed:
 
 
 @dataclass(frozen=True)
+class Deleted:
+    """So many sessions are gone for good; after an error they are in the database still, and back when it is opened again."""
+
+    key: str
+    found: int
+    error: str | None
+    token: object = None
+
+
+@dataclass(frozen=True)
 class Forked:
     """`key` is the copy."""
 
@@ -69,4 +79,4 @@ class DocumentDone:
     token: object = None
 
 
-Event = Loaded | Saved | Freed | Forked | Exported | Imported | DocumentDone
+Event = Loaded | Saved | Freed | Deleted | Forked | Exported | Imported | DocumentDone

@@ -5,8 +5,7 @@ Waiting rows enter first come, first served, as slots fall free. Each step runs 
 Rows that write the same session run one after the other.
 """
 from collections import deque
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Callable
 
 from rwkv_batch.sequence import Sequence
 
@@ -112,15 +111,21 @@ class Scheduler:
         """Slots that rows may have."""
         self._free.extend(slots)
 
-    def unlock(self, row: Sequence) -> None:
-        """The row's turn on its session is over: the next one's begins."""
-        if row.target is None:
+    def lock(self, session: str) -> None:
+        """Rows of a session that no row has the turn of are to wait for `unlock`."""
+        self.queues[session] = deque()
+
+    def unlock(self, session: str | None) -> None:
+        """A turn on the session is over: the next row's begins. It waits where it would stand had it not been held back."""
+        if session is None:
             return
-        queue = self.queues[row.target]
-        if queue:
-            self.waiting.append(queue.popleft())
-        else:
-            del self.queues[row.target]
+        queue = self.queues[session]
+        if not queue:
+            del self.queues[session]
+            return
+        row = queue.popleft()
+        place = next((i for i, other in enumerate(self.waiting) if other.number > row.number), len(self.waiting))
+        self.waiting.insert(place, row)
 
     def drop(self, unwanted: Callable[[Sequence], bool]) -> list[Sequence]:
         """Forget the rows that wait and that nobody wants any more; return those that run, which the caller ends."""
@@ -130,12 +135,8 @@ class Scheduler:
         dropped = [row for row in self.waiting if unwanted(row)]
         self.waiting = deque(row for row in self.waiting if not unwanted(row))
         for row in dropped:
-            self.unlock(row)
+            self.unlock(row.target)
         return [row for row in self.running.values() if unwanted(row)]
-
-    def all_rows(self) -> Iterator[Sequence]:
-        """Every row, in no particular order."""
-        return chain(self.running.values(), self.waiting, *self.queues.values())
 
     @property
     def _room(self) -> int:

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 def run(settings: EngineSettings, control: Connection) -> None:
     """Load the model and serve until told to stop. Exit code 2 if the model cannot be loaded."""
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s engine: %(message)s")
-    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C reaches the whole group; the supervisor decides
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # Ctrl-C reaches the whole group; the supervisor decides
         signal.signal(number, signal.SIG_IGN)
     wake, wakened = socket.socketpair()
     try:

@@ -12,7 +12,7 @@ from rwkv_batch.protocol import Event, Failed, GenerateRequest, Progress, Reject
 from rwkv_batch.scheduler import Scheduler
 from rwkv_batch.sequence import Sequence
 from rwkv_batch.tokenizer import Tokenizer
-from state_pool import DocumentDone, Exported, Forked, Freed, Imported, Loaded, Saved, StatePool
+from state_pool import Deleted, DocumentDone, Exported, Forked, Freed, Imported, Loaded, Saved, StatePool
 
 Key = tuple[bytes, str]
 
@@ -22,6 +22,7 @@ class _Begun:
     """What a turn must remember until it is over."""
 
     source: str | None              # what it continues, if that was there when it began
+    updated: float                  # when the source was stored
     tokens: int                     # that the source's state had seen
     prompt: list[int]
     last: RowDelta | None = None    # waits for the commit
@@ -51,8 +52,11 @@ class Sessions:
         if turn.branch not in self._numbers:
             tails = (info.key.removeprefix(f"{turn.branch}:") for info in self._pool.status() if info.key.startswith(f"{turn.branch}:"))
             self._numbers[turn.branch] = max((int(tail) for tail in tails if tail.isdecimal()), default=0)
-        self._numbers[turn.branch] += 1
-        return f"{turn.branch}:{self._numbers[turn.branch]}"
+        while True:  # a fork, an import or a turn may have taken the next one
+            self._numbers[turn.branch] += 1
+            key = f"{turn.branch}:{self._numbers[turn.branch]}"
+            if key not in self._scheduler.queues and self._pool.find(key) is None:
+                return key
 
     def expects(self, turn: Turn) -> bool:
         """Whether the turn will find its source, as far as is known now: it is stored, or a turn before it is to store it."""
@@ -65,10 +69,11 @@ class Sessions:
         if info is None and turn.required:
             self._emit(row.key, Rejected(row.key[1], "not_found", f"The session {turn.source} has been deleted meanwhile."))
             self._scheduler.release(row)
-            self._scheduler.unlock(row)
+            self._scheduler.unlock(row.target)
             return
         row.prompt = self._tokens(row.request, info is not None)
-        begun = self._begun[row] = _Begun(info.key if info else None, info.tokens if info else 0, row.prompt)
+        begun = self._begun[row] = _Begun(info.key if info else None, info.updated if info else 0.0, info.tokens if info else 0,
+                                          row.prompt)
         if row.request.max_tokens == 0:  # the prompt is only read
             begun.last, begun.length = RowDelta(row.row, "", 0, "length"), begun.tokens + len(row.prompt)
             row.close(row.prompt)
@@ -98,8 +103,13 @@ class Sessions:
         assert row.slot is not None
         if begun.source is None:
             self._clear(row.slot)
-        else:
-            self._load(row, begun.source)
+            return
+        info = self._pool.find(begun.source)
+        if info is None or info.updated != begun.updated:
+            self._emit(row.key, Failed(row.key[1], f"The session {begun.source} was changed or deleted while this turn ran from it."))
+            self.abandon(row)
+            return
+        self._load(row, begun.source)
 
     def closed(self, row: Sequence) -> None:
         """Store the state if the row has been brought to the end of its text."""
@@ -119,7 +129,7 @@ class Sessions:
             return
         self._begun.pop(row, None)
         self._scheduler.release(row)
-        self._scheduler.unlock(row)
+        self._scheduler.unlock(row.target)
 
     def command(self, key: Key, command: SessionCommand) -> None:
         """Carry a command out; its answer is emitted, now or later."""
@@ -127,7 +137,7 @@ class Sessions:
             case "status":
                 self._emit(key, SessionReply(command.id, sessions=self._pool.status()))
             case "delete":
-                self._emit(key, SessionReply(command.id, found=self._delete(command.key, command.prefix)))
+                self._delete(key, command)
             case "put":
                 self._pool.put_document(command.key, command.data, token=key)
             case "get":
@@ -135,14 +145,16 @@ class Sessions:
             case "remove":
                 self._pool.remove_document(command.key, token=key)
             case "fork" | "import" if self._taken(command):
-                self._emit(key, Rejected(command.id, "overloaded", "A turn is running on that session; try again when it has ended."))
+                self._emit(key, Rejected(command.id, "overloaded", "That session is busy with a turn or a copy; try again in a moment."))
             case "import":
+                self._scheduler.lock(command.key)
                 self._pool.import_(command.key, command.data, token=key)
             case "fork" | "export" if self._pool.find(command.key) is None:
                 self._emit(key, Rejected(command.id, "not_found", f"There is no session {command.key}."))
             case "fork" if self._pool.find(command.target) and not command.replace:
                 self._emit(key, Rejected(command.id, "exists", f"There is a session {command.target} already."))
             case "fork":
+                self._scheduler.lock(command.target)
                 self._pool.fork(command.key, command.target, token=key)
             case "export":
                 self._pool.export(command.key, token=key)
@@ -158,9 +170,13 @@ class Sessions:
                 case Freed(slots=slots):
                     self._scheduler.free(*slots)
                 case Imported():
+                    self._scheduler.unlock(event.key)
                     key = cast(Key, event.token)
                     self._emit(key, Rejected(key[1], "invalid", event.error) if event.error else SessionReply(key[1]))
+                case Deleted():
+                    self._answer(event, SessionReply(cast(Key, event.token)[1], found=event.found))
                 case Forked():
+                    self._scheduler.unlock(event.key)
                     self._answer(event, SessionReply(cast(Key, event.token)[1]))
                 case Exported():
                     self._answer(event, SessionReply(cast(Key, event.token)[1], data=event.data or b""))
@@ -187,7 +203,7 @@ class Sessions:
         begun = self._begun.pop(row)
         assert begun.last
         self._emit(row.key, Failed(row.key[1], event.error) if event.error else Progress(row.key[1], [begun.last]))
-        self._scheduler.unlock(row)
+        self._scheduler.unlock(row.target)
 
     def _over(self, row: Sequence, begun: _Begun) -> None:
         """The turn ends without storing anything."""
@@ -195,17 +211,15 @@ class Sessions:
         self.abandon(row)
         self._emit(row.key, Progress(row.key[1], [begun.last]))
 
-    def _delete(self, key: str, prefix: bool) -> int:
-        found, slots = self._pool.delete(key, prefix)
-        self._scheduler.free(*slots)
+    def _delete(self, key: Key, command: SessionCommand) -> None:
+        self._scheduler.free(*self._pool.delete(command.key, command.prefix, token=key))
         for row, begun in self._begun.items():
-            if row.target is not None and (row.target == key or (prefix and row.target.startswith(f"{key}:"))):
+            if row.target is not None and (row.target == command.key or (command.prefix and row.target.startswith(f"{command.key}:"))):
                 begun.discard = True
-        return found
 
     def _taken(self, command: SessionCommand) -> bool:
         return (command.target if command.command == "fork" else command.key) in self._scheduler.queues
 
-    def _answer(self, event: Forked | Exported | DocumentDone, reply: SessionReply) -> None:
+    def _answer(self, event: Deleted | Forked | Exported | DocumentDone, reply: SessionReply) -> None:
         key = cast(Key, event.token)
         self._emit(key, Failed(key[1], event.error) if event.error else reply)

@@ -79,6 +79,8 @@ class Store:
 
     def __init__(self, path: str | Path, limit: int | None = None) -> None:
         self.path, self.limit = Path(path), limit
+        if not self.path.name:
+            raise StoreError(f"{self.path} is a directory; name a file for the database.")
         if not self.path.parent.is_dir():
             raise StoreError(f"There is no directory {self.path.parent} for the database; make it, or name another file.")
         self._writer: sqlite3.Connection | None = None
@@ -104,10 +106,12 @@ class Store:
             for operation in operations:
                 self._apply(self._writer, operation)
             self._writer.execute("COMMIT")
-        except sqlite3.Error as error:
+        except Exception as error:
             with contextlib.suppress(sqlite3.Error):  # some errors have ended the transaction already
                 self._writer.execute("ROLLBACK")
-            raise self._explained(error) from error
+            if isinstance(error, sqlite3.Error):
+                raise self._explained(error) from error
+            raise
 
     def checkpoint(self, quiet: bool) -> None:
         """Move the log into the file if it has grown long. For the writing thread, after it has told of its commits."""

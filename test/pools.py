@@ -70,6 +70,14 @@ class Bench:
         assert event.error is None, event.error
         return state
 
+    def delete(self, key: str, prefix: bool = False) -> int:
+        """Delete for good; how many sessions there were."""
+        token = object()
+        self.release(self.pool.delete(key, prefix, token=token))
+        event = self.wait(token)
+        assert event.error is None, event.error
+        return event.found
+
     def load(self, key: str) -> Any:
         """Load into a slot that is given back at once; the event, with the contents as `state`."""
         slot = self.slot()

@@ -76,10 +76,10 @@ def test_rows_of_one_session_run_one_after_the_other():
     scheduler.drop(lambda r: r is second)
     scheduler.release(first)
     assert scheduler.admit() == []
-    scheduler.unlock(first)
+    scheduler.unlock(first.target)
     assert scheduler.admit() == [third]
     scheduler.release(third)
-    scheduler.unlock(third)
+    scheduler.unlock(third.target)
     assert not scheduler.queues
 
 

@@ -117,11 +117,9 @@ def test_delete_reaches_every_tier_and_saves_under_way(path: Path) -> None:
     slot = bench.slot()
     bench.fill(slot)
     bench.release(bench.pool.save("a:3", slot, 1, token="late"))
-    found, slots = bench.pool.delete("a", prefix=True)
-    bench.release(slots)
-    assert found == 4 and bench.wait("late").error is None
+    assert bench.delete("a", prefix=True) == 4 and bench.wait("late").error is None
     assert {key for key, _ in keys(bench)} == {"ab", "b"}
-    assert bench.pool.delete("a") == (0, [])
+    assert bench.delete("a") == 0
     bench.pool.close()
     assert len(bench.free) + 1 >= SLOTS  # one may be b's
     again = Bench(path)
@@ -156,7 +154,7 @@ def test_a_full_disk_fails_the_save_keeps_the_old_state_and_hurts_nobody_else(pa
         slot = bench.slot()
         bench.fill(slot)
         bench.release(bench.pool.save(key, slot, 2, token=key))
-    bench.release(bench.pool.delete("gone")[1])
+    bench.release(bench.pool.delete("gone", token="gone"))
     assert all("is full" in bench.wait(key).error for key in "ac")
     assert bench.holds("a", old) and bench.holds("b", other) and bench.pool.find("c") is None
     assert "is full" in bench.do("fork", "a", "d").error and bench.pool.find("d") is None
@@ -188,7 +186,7 @@ def test_what_was_answered_before_its_commit_failed_is_written_when_there_is_roo
     assert bench.do("put_document", "d", b"").error         # comes after the commits
     assert all(bench.holds(key, state) for key, state in states.items()) and "tried again" in caplog.text
     states["a"] = bench.put("a")
-    bench.release(bench.pool.delete("b")[1])
+    bench.release(bench.pool.delete("b", token="delete b"))
     assert bench.do("put_document", "d", b"").error
     disk.full = False
     states["c"] = bench.put("c")
@@ -234,7 +232,7 @@ def test_a_state_that_was_on_its_way_from_the_disk_does_not_come_back_to_a_sessi
     slot, other = bench.slot(), bench.slot()
     bench.pool.load("a", slot, token="load a")
     bench.pool.load("b", other, token="load b")
-    bench.release(bench.pool.delete("a")[1])
+    bench.release(bench.pool.delete("a", token="delete a"))
     state = bench.put("b")
     bench.wait("load a")
     assert bench.wait("load b").error is None
@@ -359,6 +357,31 @@ def test_any_text_is_a_key(path: Path) -> None:
     again = Bench(path)
     assert sorted(key for key, _ in keys(again)) == sorted(names)
     assert all(again.holds(key, state) for key, state in states.items())
+    again.pool.close()
+
+
+def test_what_is_deleted_stays_deleted_after_a_crash(path: Path, tmp_path: Path) -> None:
+    bench = Bench(path)
+    bench.put("gone")
+    assert bench.delete("gone") == 1
+    bench.crash(tmp_path / "copy")
+    assert Store(tmp_path / "copy").rows["sessions"] == {}
+
+
+def test_a_state_whose_commit_failed_is_not_written_over_a_newer_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(path, l1=0, l2=0, durable=False)
+    disk = FullDisk(monkeypatch)
+    disk.full = True
+    bench.put("s", 1)
+    assert bench.do("put_document", "d", b"").error         # comes after the commit
+    disk.full = False
+    newer = bench.put("s", 2)
+    for _ in range(3):
+        assert bench.do("put_document", "d", b"").error is None
+    assert bench.holds("s", newer)
+    bench.pool.close()
+    again = Bench(path)
+    assert again.holds("s", newer)
     again.pool.close()
 
 

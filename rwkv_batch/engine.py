@@ -78,7 +78,12 @@ class Engine:
         wkv_dtype = {"fp16": torch.float16, "fp32": torch.float32}[wkv or ("fp16" if on_gpu else "fp32")]
         rows = max_rows or memory.rows_that_fit(self.model, wkv_dtype)
         self.vocab = weights.vocab
-        self.states = self.model.new_states(rows + l1, wkv_dtype)
+        try:
+            self.states = self.model.new_states(rows + l1, wkv_dtype)
+        except RuntimeError as error:  # torch has no narrower one for a CPU
+            fit = memory.rows_that_fit(self.model, wkv_dtype)
+            raise memory.DeviceError(f"The states of {rows} rows and {l1} idle sessions do not fit into the memory of "
+                                     f"{memory.describe(place)}; about {fit} rows would: use --max-rows {fit}.") from error
         self.tokenizer = Tokenizer()
         self.sampler = _sampler(self.model, rows + l1)
         self.scheduler = Scheduler(rows, prefill_tokens or memory.prefill_tokens(self.model), max_waiting, slots=rows + l1)

@@ -5,7 +5,6 @@ The supervisor holds the other end of `control`. It is told `EngineInfo` once th
 """
 import contextlib
 import logging
-import os
 import signal
 import socket
 import sys
@@ -79,27 +78,35 @@ class Service:
         self._stopping = False
 
     def serve(self) -> None:
-        while not self._stopping:
-            ready = dict(self._poller.poll(0 if self.engine.busy else None))
-            if self._control.fileno() in ready:
-                self._hear_supervisor()
-            if self._wakened.fileno() in ready:
-                self._wakened.recv(4096)
-            if self._router in ready:
-                self._receive()
-            outbox: defaultdict[bytes, list[Event]] = defaultdict(list)
-            for (frontend, _), event in self.engine.step():
-                outbox[frontend].append(event)
-            self._send(outbox)
-        self.engine.close()
+        """Until told to stop; however it ends, sessions that are not stored yet are stored."""
+        try:
+            while not self._stopping:
+                self._turn()
+        finally:
+            self.engine.close()
         self._router.close()
         self._context.term()
+
+    def _turn(self) -> None:
+        """Take what has come, run a step, send what it has brought."""
+        ready = dict(self._poller.poll(0 if self.engine.busy else None))
+        if self._control.fileno() in ready:
+            self._hear_supervisor()
+        if self._wakened.fileno() in ready:
+            self._wakened.recv(4096)
+        if self._router in ready:
+            self._receive()
+        outbox: defaultdict[bytes, list[Event]] = defaultdict(list)
+        for (frontend, _), event in self.engine.step():
+            outbox[frontend].append(event)
+        self._send(outbox)
 
     def _hear_supervisor(self) -> None:
         try:
             message = self._control.recv()
-        except EOFError:
-            os._exit(1)
+        except EOFError:  # the supervisor is gone
+            self._stopping = True
+            return
         if isinstance(message, FrontendGone):
             self.engine.cancel_frontend(message.name.encode())
         else:

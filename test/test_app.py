@@ -72,6 +72,12 @@ def test_a_database_that_cannot_be_made_is_named(tmp_path: Path):
     assert str(tmp_path / "no" / "such") in done.stderr and "Traceback" not in done.stderr
 
 
+def test_rows_that_do_not_fit_are_told_how_many_would(tmp_path: Path):
+    done = app("--max-rows", "100000000", "--port", str(free_port()), "--device", "cpu", "--state-db", str(tmp_path / "db"), tmp=tmp_path)
+    assert done.returncode == 2
+    assert "--max-rows" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_help_names_every_flag_and_needs_no_model(tmp_path: Path):
     done = app("--help", tmp=tmp_path)
     assert done.returncode == 0

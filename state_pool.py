@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from rwkv_batch.catalog import Catalog
@@ -73,6 +74,11 @@ class StatePool:
             (self.find(key) for key in cold), key=lambda info: info.updated if info else 0, reverse=True)
         return [info for info in infos if info]
 
+    def keys(self, beginning: str) -> set[str]:
+        """The keys of all sessions that begin so; quick also where there are very many."""
+        everywhere = chain(self._l1, self._l2, self._writes, (key for key, _ in self._catalog.sessions()))
+        return {key for key in everywhere if key.startswith(beginning)}
+
     def take(self, key: str) -> int | None:
         """The slot of a session in L1, which leaves L1 and is the caller's now; None if there is none, or it is being copied.
 
@@ -127,16 +133,14 @@ class StatePool:
     def delete(self, key: str, prefix: bool = False, token: object = None) -> list[int]:
         """Remove the session from every tier, with `prefix` also all whose keys begin with "{key}:". Returns slots that are the caller's
         now. `Deleted` follows when it is committed. Saves of them that are under way come to nothing, without an error."""
-        keys = {key}
-        if prefix:
-            keys |= {info.key for info in self.status() if info.key.startswith(f"{key}:")}
-        found = sorted(key for key in keys if self.find(key))
+        wanted = {key, *(self.keys(f"{key}:") if prefix else ())}
+        found = sorted(name for name in wanted if self.find(name))
         freed: list[int] = []
-        for key in found:
-            freed += self._leave(key)
-            for write in self._writes.pop(key, []):
+        for name in found:
+            freed += self._leave(name)
+            for write in self._writes.pop(name, []):
                 write.dropped = True
-            self._catalog.remove(SESSIONS, key)
+            self._catalog.remove(SESSIONS, name)
         self._drop(SESSIONS, found, lambda error: self._events.append(Deleted(key, len(found), sentence(error), token)))
         return freed
 

@@ -50,7 +50,7 @@ class Sessions:
         if turn.branch is None:
             return turn.target
         if turn.branch not in self._numbers:
-            tails = (info.key.removeprefix(f"{turn.branch}:") for info in self._pool.status() if info.key.startswith(f"{turn.branch}:"))
+            tails = (key.removeprefix(f"{turn.branch}:") for key in self._pool.keys(f"{turn.branch}:"))
             self._numbers[turn.branch] = max((int(tail) for tail in tails if tail.isdecimal()), default=0)
         while True:  # a fork, an import or a turn may have taken the next one
             self._numbers[turn.branch] += 1

@@ -1,7 +1,8 @@
 """The way of a generation request: body, password, schema, engine, reply."""
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -64,35 +65,42 @@ async def generate(front: Frontend, choose: Callable[[Call, dict | None], Kind],
 async def _run(front: Frontend, engine: EngineInfo, call: Call, request: GenerateRequest, stream: bool,
                reply: Reply) -> Response | StreamingResponse:
     """A Response when the reply is complete; otherwise a stream, which leaves the front end when it is closed."""
-    job = front.client.submit(request)
     try:
-        if front.engine is not engine:  # lost between the check and the submission: nobody will fail this job
-            job.cancel()
-            raise RequestFailed(ENGINE_LOST)
-        await asyncio.wait_for(job.accepted(), ACCEPTED_WITHIN)
-        rows = [RowResult() for _ in range(job.rows)]
-        if not stream:
-            until = time.monotonic() + PLAIN_WITHIN
-            while not job.exhausted and (left := until - time.monotonic()) > 0:
-                for delta in await job.read_async(left):
-                    rows[delta.row].add(delta)
+        async with taken(front, engine, request) as job:
+            rows = [RowResult() for _ in range(job.rows)]
+            if not stream:
+                until = time.monotonic() + PLAIN_WITHIN
+                while not job.exhausted and (left := until - time.monotonic()) > 0:
+                    for delta in await job.read_async(left):
+                        rows[delta.row].add(delta)
     except (RequestRejected, RequestFailed) as error:
         status = failure_status(error, engine_lives=front.engine is engine)
         return json_response(call, reply.error(str(error), status), status)
-    except TimeoutError:
-        job.cancel()
-        raise ApiError(503, "The engine does not answer; try again in a moment.") from None
-    except BaseException:
-        job.cancel()
-        raise
     if not stream and job.exhausted:
         return json_response(call, reply.whole(job, rows))
-    closed = partial(_closed, front, call)
+    closed = partial(end_stream, front, call)
     replies: JobStream = EventStream(job, reply, closed, front.crowded) if stream else SlowJson(job, reply, closed, rows)
     front.watch(replies)
     return stream_response(call, replies, "text/event-stream" if stream else "application/json")
 
 
-def _closed(front: Frontend, call: Call, outcome: str) -> None:
+@asynccontextmanager
+async def taken(front: Frontend, engine: EngineInfo, request: GenerateRequest) -> AsyncIterator[Job]:
+    """A job that the engine has taken, cancelled if the block raises. Raises RequestRejected, RequestFailed or ApiError."""
+    job = front.client.submit(request)
+    try:
+        if front.engine is not engine:  # lost between the check and the submission: nobody will fail this job
+            raise RequestFailed(ENGINE_LOST)
+        await asyncio.wait_for(job.accepted(), ACCEPTED_WITHIN)
+        yield job
+    except BaseException as error:
+        job.cancel()
+        if isinstance(error, TimeoutError):
+            raise ApiError(503, "The engine does not answer; try again in a moment.") from None
+        raise
+
+
+def end_stream(front: Frontend, call: Call, outcome: str) -> None:
+    """What is due once when a stream has ended or was dropped."""
     front.leave()
     log_access(call, 200, outcome)

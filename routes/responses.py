@@ -13,9 +13,9 @@ from robyn import Response, StreamingResponse
 
 from routes import auth
 from routes.errors import ApiError
-from routes.frontend import ENGINE_LOST, Frontend
-from routes.generate import ACCEPTED_WITHIN, PLAIN_WITHIN
-from routes.http import Call, json_response, log_access, stream_response
+from routes.frontend import Frontend
+from routes.generate import PLAIN_WITHIN, end_stream, taken
+from routes.http import Call, json_response, stream_response
 from routes.openai_schemas import bad
 from routes.responses_prepare import ID, Document, Prepared, decode_document, key_of, not_found, prepare
 from routes.responses_schemas import read as read_body
@@ -91,42 +91,27 @@ async def input_items(front: Frontend, call: Call) -> Response:
 
 async def _run(front: Frontend, engine: EngineInfo, call: Call, prepared: Prepared) -> Response | StreamingResponse:
     """A Response when the reply is complete; otherwise a stream, which leaves the front end when it is closed."""
-    job = front.client.submit(prepared.request)
     reply = prepared.reply
     try:
-        if front.engine is not engine:  # lost between the check and the submission: nobody will fail this job
-            job.cancel()
-            raise RequestFailed(ENGINE_LOST)
-        await asyncio.wait_for(job.accepted(), ACCEPTED_WITHIN)
-        if not prepared.stream:
-            until = time.monotonic() + PLAIN_WITHIN
-            while not job.exhausted and (left := until - time.monotonic()) > 0:
-                reply.events(await job.read_async(left))
-            if job.exhausted:
-                whole = reply.whole(job, [])
-                await _keep(front, prepared)
-                return json_response(call, whole)
+        async with taken(front, engine, prepared.request) as job:
+            if not prepared.stream:
+                until = time.monotonic() + PLAIN_WITHIN
+                while not job.exhausted and (left := until - time.monotonic()) > 0:
+                    reply.events(await job.read_async(left))
+                if job.exhausted:
+                    whole = reply.whole(job, [])
+                    await _keep(front, prepared)
+                    return json_response(call, whole)
     except (RequestRejected, RequestFailed) as error:
         if isinstance(error, RequestRejected) and error.reason == "not_found":
             raise not_found(reply.response["previous_response_id"]) from None
         status = failure_status(error, engine_lives=front.engine is engine)
         return json_response(call, reply.error(str(error), status), status)
-    except TimeoutError:
-        job.cancel()
-        raise ApiError(503, "The engine does not answer; try again in a moment.") from None
-    except BaseException:
-        job.cancel()
-        raise
-    closed, keep = partial(_closed, front, call), _keeper(front, prepared)
+    closed, keep = partial(end_stream, front, call), _keeper(front, prepared)
     replies: JobStream = (
         ResponseEvents(job, reply, closed, front.crowded, keep) if prepared.stream else SlowResponse(job, reply, closed, keep))
     front.watch(replies)
     return stream_response(call, replies, "text/event-stream" if prepared.stream else "application/json")
-
-
-def _closed(front: Frontend, call: Call, outcome: str) -> None:
-    front.leave()
-    log_access(call, 200, outcome)
 
 
 def _keeper(front: Frontend, prepared: Prepared) -> Callable[[], None]:

@@ -4,6 +4,7 @@ Coercion is lax, as clients of these routes expect: "5" is a number and 1 is tru
 """
 import unicodedata
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, TypeVar
 
@@ -58,7 +59,7 @@ StoredId = Annotated[str, Field(min_length=1, max_length=MAX_ID), AfterValidator
 SessionId = Annotated[StoredId, AfterValidator(own_id)]
 
 
-class RowFields(BaseModel):
+class RowFields(BaseModel, ABC):
     """What all native routes that generate have in common."""
 
     model: str = "rwkv7"                                   # echoed; one model is served
@@ -69,9 +70,9 @@ class RowFields(BaseModel):
     chunk_size: Whole = 4                                  # tokens of a row per event of a stream; < 1: 1
     use_prefix_cache: bool = True                          # whether states of earlier prompts' beginnings may be used
 
+    @abstractmethod
     def sampling(self) -> Sampling:
         """How tokens are drawn."""
-        raise NotImplementedError
 
     def request(self, prompts: list[str | list[int]], turn: Turn | None = None, lead: Sequence[int] = ()) -> GenerateRequest:
         return GenerateRequest(

@@ -5,6 +5,7 @@ The HTTP library pulls these iterators from threads of its own and drops them wh
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import msgspec
@@ -39,7 +40,7 @@ def failure_status(error: RequestRejected | RequestFailed, engine_lives: bool) -
     return 500 if engine_lives else 503
 
 
-class JobStream:
+class JobStream(ABC):
     """An iterator over the bytes of one job's reply. `closed(outcome)` is called once, when it has ended or was dropped."""
 
     def __init__(self, job: Job, reply: Reply, closed: Callable[[str], None]) -> None:
@@ -87,11 +88,13 @@ class JobStream:
     def __del__(self) -> None:
         self.close()
 
+    @abstractmethod
     def _next(self) -> bytes:
-        raise NotImplementedError
+        """The next piece of the reply; sets `_over` with the last one. What it raises is told by `_fail`."""
 
+    @abstractmethod
     def _fail(self, message: str, status: int) -> bytes:
-        raise NotImplementedError
+        """The last piece of a reply that has failed."""
 
 
 class EventStream(JobStream):

@@ -6,7 +6,8 @@ import pytest
 import test_sampling
 import test_sampling_methods
 import torch
-from test_sampling import TIES, assert_drawn_from
+from drawing import assert_drawn_from
+from test_sampling import TIES
 from test_sampling_methods import nucleus
 
 from rwkv_batch.counter_random import random_key, uniforms

@@ -159,7 +159,10 @@ __device__ __forceinline__ void store8(float* p, const float (&x)[8]) {
 }
 
 __device__ __forceinline__ void store8(__half* p, const float (&x)[8]) {
-    *reinterpret_cast<uint4*>(p) = make_uint4(to_half2(x[0], x[1]), to_half2(x[2], x[3]), to_half2(x[4], x[5]), to_half2(x[6], x[7]));
+    // Left to itself, the compiler makes four stores of 4 bytes of a uint4 whose words it has just packed.
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(to_half2(x[0], x[1])), "r"(to_half2(x[2], x[3])),
+                 "r"(to_half2(x[4], x[5])), "r"(to_half2(x[6], x[7]))
+                 : "memory");
 }
 
 __device__ __forceinline__ int state_row(int n) {
@@ -223,19 +226,24 @@ __device__ __forceinline__ void put_y(float* y_of, const float (&y)[OWN]) {
 }
 
 // Decode: every row is one token. Grid: heads, and as many blocks as share the rows. A row whose slot is negative is padding: its output is
-// zero. The states of the next rows are on their way to shared memory, and the inputs of the next one to registers, while a row is worked on.
-// Every thread copies what it will itself use.
+// zero. Rows are taken in batches of one a warp: after a batch is worked on, warp i finishes its row i and prepares row i of the batch after
+// the next, so that all warps have the same to do and wait for each other once a batch. States of the next rows are on their way to
+// shared memory meanwhile; every thread copies what it will itself use.
 template <typename T>
 __global__ void __launch_bounds__(THREADS, blocks_wanted<T>)
     wkv_step_kernel(const __grid_constant__ TimeMix in, const int* slots, int rows) {
     constexpr int VECTORS = sizeof(T) / 2;  // of 16 bytes for 8 numbers
-    __shared__ Token token;
-    __shared__ __align__(16) float y_of[HEAD];
-    extern __shared__ uint4 ring[];  // [DEPTH][OWN][VECTORS][THREADS]
+    constexpr int BATCH = THREADS / WARP;
+    __shared__ Token tokens[2][BATCH];
+    __shared__ __align__(16) float y_of[2][BATCH][HEAD];
+    extern __shared__ uint4 ring[];  // [DEPTH][OWN][VECTORS][THREADS], then the slots of this block's rows
+    int* own_slots = reinterpret_cast<int*>(ring + DEPTH * OWN * VECTORS * THREADS);
     const int head = blockIdx.x, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, stride = gridDim.y;
+    const int count = (rows - int(blockIdx.y) + stride - 1) / stride;
+    const auto row_of = [&](int i) { return int(blockIdx.y) + i * stride; };
     const auto place = [&](int stage, int n, int v) { return ring + ((stage * OWN + n) * VECTORS + v) * THREADS + threadIdx.x; };
-    const auto slot_of = [&](int row) { return row < rows ? slots[row] : -1; };
-    const auto fetch = [&](int stage, int slot) {
+    const auto fetch = [&](int stage, int i) {
+        const int slot = i < count ? own_slots[i] : -1;
         if (slot >= 0)
 #pragma unroll
             for (int n = 0; n < OWN; n++)
@@ -244,29 +252,44 @@ __global__ void __launch_bounds__(THREADS, blocks_wanted<T>)
                     copy_async(place(stage, n, v), reinterpret_cast<const uint4*>(state_place<T>(in, slot, head, n)) + v);
         close_copies();
     };
-    int row = blockIdx.y, slot[DEPTH];  // of this row and those after it
-#pragma unroll
-    for (int i = 0; i < DEPTH; i++) slot[i] = slot_of(row + i * stride);
+    for (int i = threadIdx.x; i < count; i += THREADS) own_slots[i] = slots[row_of(i)];
+    __syncthreads();
     // States were written a step ago, so they can be fetched while the kernel before still runs.
 #pragma unroll
-    for (int i = 0; i < DEPTH - 1; i++) fetch(i, slot[i]);
-    Constants c;
-    Inputs x;
-    if (warp == 0) c = constants(in, head, lane);
+    for (int i = 0; i < DEPTH - 1; i++) fetch(i, i);
+    const Constants c = constants(in, head, lane);
+    const bool mixes_v = in.mix != nullptr;
     wait_for_inputs();
-    if (warp == 0) x = inputs(in, row, head, lane);
-    for (int stage = 0; row < rows; row += stride, stage = (stage + 1) % DEPTH) {
-        __half2 gate;
-        if (warp == 0) {
-            prepare(x, c, in.mix != nullptr, lane, token);
-            gate = x.g;
-            if (row + stride < rows) x = inputs(in, row + stride, head, lane);
-        }
-        fetch((stage + DEPTH - 1) % DEPTH, slot[DEPTH - 1]);
-        const int slot_after = slot_of(row + DEPTH * stride);
-        copies_done<DEPTH - 1>();
+    Inputs x;
+    __half2 gate, gate_before;
+    const auto load_inputs = [&](int i) {
+        if (i < count) x = inputs(in, row_of(i), head, lane);
+    };
+    const auto prepare_row = [&](int i, int buffer) {
+        if (i < count) prepare(x, c, mixes_v, lane, tokens[buffer][warp]);
+        gate_before = gate, gate = x.g;
+        load_inputs(i + BATCH);
+    };
+    const auto finish_row = [&](int i, int buffer) {
+        if (i < 0 || i >= count) return;
+        if (own_slots[i] >= 0)
+            finish(in, c, row_of(i), head, lane, gate_before, tokens[buffer][warp], y_of[buffer][warp]);
+        else
+            *reinterpret_cast<uint32_t*>(in.out + size_t(row_of(i)) * in.width + head * HEAD + 2 * lane) = 0;
+    };
+    load_inputs(warp);
+    prepare_row(warp, 0);
+    int stage = 0, buffer = 0;
+    for (int first = 0; first < count; first += BATCH, buffer ^= 1) {
         __syncthreads();
-        if (slot[0] >= 0) {
+        finish_row(first - BATCH + warp, buffer ^ 1);
+        prepare_row(first + BATCH + warp, buffer ^ 1);
+#pragma unroll 1
+        for (int j = 0; j < BATCH && first + j < count; j++, stage = stage == DEPTH - 1 ? 0 : stage + 1) {
+            fetch(stage == 0 ? DEPTH - 1 : stage - 1, first + j + DEPTH - 1);
+            copies_done<DEPTH - 1>();
+            const int slot = own_slots[first + j];
+            if (slot < 0) continue;
             float s[OWN][8], removed[OWN], y[OWN];
 #pragma unroll
             for (int n = 0; n < OWN; n++) {
@@ -277,26 +300,18 @@ __global__ void __launch_bounds__(THREADS, blocks_wanted<T>)
                 raw.widen(s[n]);
             }
             Vectors vectors;
-            load(token, vectors);
+            load(tokens[buffer][j], vectors);
             read_removed(vectors, s, removed);
             sum_over_keys(removed);
             move(vectors, s, removed, y);
 #pragma unroll
-            for (int n = 0; n < OWN; n++) store8(state_place<T>(in, slot[0], head, n), s[n]);
+            for (int n = 0; n < OWN; n++) store8(state_place<T>(in, slot, head, n), s[n]);
             sum_over_keys(y);
-            put_y(y_of, y);
+            put_y(y_of[buffer][j], y);
         }
-        __syncthreads();
-        if (warp == 0) {
-            if (slot[0] >= 0)
-                finish(in, c, row, head, lane, gate, token, y_of);
-            else
-                *reinterpret_cast<uint32_t*>(in.out + size_t(row) * in.width + head * HEAD + 2 * lane) = 0;
-        }
-#pragma unroll
-        for (int i = 0; i < DEPTH - 1; i++) slot[i] = slot[i + 1];
-        slot[DEPTH - 1] = slot_after;
     }
+    __syncthreads();
+    finish_row((count - 1) / BATCH * BATCH + warp, buffer ^ 1);
     copies_done<0>();
 }
 
@@ -392,11 +407,13 @@ int sequence(const TimeMix& in, int rows, const int* first, const int* last, con
 }
 template <typename T>
 int step(const TimeMix& in, int rows, const int* slots, cudaStream_t stream) {
-    constexpr int SHARED = DEPTH * HEAD * HEAD * sizeof(T);
-    const cudaError_t allowed = cudaFuncSetAttribute(wkv_step_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED);
+    // All blocks must fit at once: a few left over would run alone afterwards and take as long as all the others together.
+    const int heads = in.width / HEAD, most = multiprocessors() * blocks_wanted<T> / heads;
+    const int blocks = most < 1 ? 1 : rows < most ? rows : most;
+    const int shared = DEPTH * HEAD * HEAD * sizeof(T) + (rows + blocks - 1) / blocks * sizeof(int);
+    const cudaError_t allowed = cudaFuncSetAttribute(wkv_step_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     if (allowed != cudaSuccess) return allowed;
-    const int heads = in.width / HEAD, most = (multiprocessors() * blocks_wanted<T> + heads - 1) / heads;
-    return launch(wkv_step_kernel<T>, dim3(heads, rows < most ? rows : most), THREADS, SHARED, stream, in, slots, rows);
+    return launch(wkv_step_kernel<T>, dim3(heads, blocks), THREADS, shared, stream, in, slots, rows);
 }
 }  // namespace
 

@@ -62,7 +62,7 @@ class Engine:
     how many rows run at once (None: what fits). `prefill_tokens`: prompt tokens a step (None: what suits the device).
     `wkv`: "fp32" or "fp16", how the recurrent state is stored (None: fp32 on a CPU, fp16 on a GPU).
     `l1`, `l2`, `store`, `durable`: see StatePool. `progress` is told (bytes read, bytes in all) while a checkpoint loads; `wake` is
-    called, from any thread, when `busy` may have become true by itself. Raises checkpoint.CheckpointError.
+    called, from any thread, when `busy` may have become true by itself. Raises checkpoint.CheckpointError, memory.DeviceError.
     """
 
     def __init__(self, model_path: str | Path | None = None, *, device: str = "auto", max_rows: int | None = None,
@@ -72,26 +72,25 @@ class Engine:
         place = memory.device(device)
         on_gpu = place.type != "cpu"
         weights = checkpoint.load(model_path, progress) if model_path else _bundled()
-        self.model = RWKV7(weights, place, torch.float16 if on_gpu else torch.float32)
+        with memory.enough(f"the weights of {weights.name}", place):
+            self.model = RWKV7(weights, place, torch.float16 if on_gpu else torch.float32)
         if not on_gpu:
             torch.set_num_threads(memory.threads(self.model))
         wkv_dtype = {"fp16": torch.float16, "fp32": torch.float32}[wkv or ("fp16" if on_gpu else "fp32")]
-        rows = max_rows or memory.rows_that_fit(self.model, wkv_dtype)
         self.vocab = weights.vocab
-        try:
-            self.states = self.model.new_states(rows + l1, wkv_dtype)
-        except RuntimeError as error:  # torch has no narrower one for a CPU
-            fit = memory.rows_that_fit(self.model, wkv_dtype)
-            raise memory.DeviceError(f"The states of {rows} rows and {l1} idle sessions do not fit into the memory of "
-                                     f"{memory.describe(place)}; about {fit} rows would: use --max-rows {fit}.") from error
+        budget = prefill_tokens or memory.prefill_tokens(self.model)
+        rows = memory.rows_that_fit(self.model, wkv_dtype, max_rows, l1, budget)
         self.tokenizer = Tokenizer()
-        self.sampler = _sampler(self.model, rows + l1)
-        self.scheduler = Scheduler(rows, prefill_tokens or memory.prefill_tokens(self.model), max_waiting, slots=rows + l1)
+        with memory.enough(f"{rows} rows and {l1} idle sessions", place):
+            self.states = self.model.new_states(rows + l1, wkv_dtype)
+            self.sampler = _sampler(self.model, rows + l1)
+            self.model.capture(self.states)
+            memory.rehearse(self.model, self.states, rows, budget)
+        self.scheduler = Scheduler(rows, budget, max_waiting, slots=rows + l1)
         self.prefixes = PrefixCache(prefix_cache_mb << 20)
         self.pool = StatePool(self.states, weights.fingerprint, l1=l1, l2=l2, store=store, durable=durable, wake=wake)
         self.sessions = Sessions(self.pool, self.scheduler, self.tokenizer, self._turn_tokens, self._clear, self._emit)
         self._events: list[tuple[Key, Event]] = []
-        self.model.capture(self.states)
         self.info = EngineInfo(
             model=weights.name, layers=weights.layers, width=weights.width, parameters=weights.parameters,
             dtype=str(self.model.dtype).removeprefix("torch."), device=memory.describe(place), slots=rows, vocabulary=self.vocab)

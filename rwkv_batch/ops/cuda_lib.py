@@ -31,6 +31,10 @@ class TimeMixInput(Structure):
         ("slot_stride", c_size_t), ("width", c_int))
 
 
+class PackedInput(Structure):
+    _fields_ = tuple((name, c_void_p) for name in ("counts", "chunk_token", "chunk_tokens", "row_chunk", "row_chunks", "row_slot"))
+
+
 SIGNATURES = {
     "rwkv_norm_mix": (POINTER(NormInput), c_int, c_void_p, c_void_p, c_size_t, c_void_p, c_int, c_void_p, c_void_p),
     "rwkv_norm": (POINTER(NormInput), c_int, c_void_p, c_void_p),
@@ -39,8 +43,9 @@ SIGNATURES = {
     "rwkv_relu_square": (c_void_p, c_size_t, c_void_p),
     "rwkv_products": (POINTER(ProductPart), c_int, c_int, c_int, c_int, c_void_p, c_uint, c_void_p),
     "rwkv_product_sparse": (c_void_p, c_void_p, c_void_p, c_int, c_int, c_int, c_int, c_void_p, c_uint, c_void_p),
-    "rwkv_wkv_step": (POINTER(TimeMixInput), c_int, c_void_p, c_int, c_void_p),
-    "rwkv_wkv_sequence": (POINTER(TimeMixInput), c_int, c_void_p, c_void_p, c_void_p, c_int, c_void_p),
+    "rwkv_wkv_step": (POINTER(TimeMixInput), c_int, c_void_p, c_void_p, c_int, c_void_p),
+    "rwkv_wkv_prefill": (POINTER(TimeMixInput), POINTER(PackedInput), c_int, c_int, c_void_p, c_int, c_void_p),
+    "rwkv_wkv_item_bytes": (),
 }
 
 
@@ -51,6 +56,14 @@ class Rows:
     first: Tensor
     last: Tensor
     slots: Tensor
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Rows cut into chunks for one launch of the chunked recurrence; of chunks and rows there may be fewer, `packed` says how many."""
+    packed: PackedInput
+    chunks: int
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -106,12 +119,17 @@ class Kernels:
         self._call("rwkv_product_sparse", h.data_ptr(), w.data_ptr(), parts.data_ptr(), len(h), w.shape[0], w.shape[1], len(parts),
                    *_ahead(ahead))
 
-    def wkv_step(self, in_: TimeMixInput, slots: Tensor, fp32: bool) -> None:
-        self._call("rwkv_wkv_step", byref(in_), len(slots), slots.data_ptr(), int(fp32))
+    def wkv_step(self, in_: TimeMixInput, slots: Tensor, fp32: bool, counted: Tensor | None = None) -> None:
+        """One token of each row: of all `slots` `[rows]`, or of the first `counted` `[1]` of them."""
+        self._call("rwkv_wkv_step", byref(in_), len(slots), pointer(counted), slots.data_ptr(), int(fp32))
 
-    def wkv_sequence(self, in_: TimeMixInput, rows: Rows, fp32: bool) -> None:
-        self._call("rwkv_wkv_sequence", byref(in_), len(rows.first), rows.first.data_ptr(), rows.last.data_ptr(), rows.slots.data_ptr(),
-                   int(fp32))
+    def wkv_prefill(self, in_: TimeMixInput, pieces: Pieces, items: Tensor, fp32: bool) -> None:
+        """items: room for `item_bytes` bytes for every chunk and head."""
+        self._call("rwkv_wkv_prefill", byref(in_), byref(pieces.packed), pieces.chunks, pieces.rows, items.data_ptr(), int(fp32))
+
+    @property
+    def item_bytes(self) -> int:
+        return int(self.library.rwkv_wkv_item_bytes())
 
 
 def _norm_input(x: Tensor, added: Added, weight: Tensor, bias: Tensor, gather: Tensor | None = None) -> NormInput:

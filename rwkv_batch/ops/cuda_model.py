@@ -1,7 +1,6 @@
 """RWKV-7 on a CUDA GPU: the forward pass over the kernels in `cuda/`. States, names and results are those of `rwkv7.RWKV7`."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -9,11 +8,13 @@ from torch import Tensor
 
 from rwkv_batch.checkpoint import Checkpoint
 from rwkv_batch.ops import cuda_weights
-from rwkv_batch.ops.cuda_lib import Added, Kernels, Rows, TimeMixInput, pointer
+from rwkv_batch.ops.cuda_lib import Added, Kernels, TimeMixInput, pointer
+from rwkv_batch.ops.cuda_prefill import DeviceRows, Plan, upload
 from rwkv_batch.ops.cuda_products import Buffers, Products
 from rwkv_batch.ops.cuda_tune import Tuning
 from rwkv_batch.ops.cuda_weights import Layer
 
+HEAD_SIZE = 64
 SMALL_PREFILL = 64    # up to here a prefill's products run as those of a decode step with as many rows
 
 
@@ -61,25 +62,36 @@ class CudaModel:
 
     def prefill(self, tokens: Tensor, lengths: Sequence[int], slots: Sequence[int], states: Slots, wanted: Sequence[int]) -> Tensor:
         """Packed rows of any length. Returns logits `[len(wanted), rows of head]` after the last token of the rows named."""
-        total = len(tokens)
-        b = Buffers(self.weights, total, {})
-        rows, last = self._describe(lengths, slots, wanted)
-
-        def norm_mix(added: Added, norm: tuple[Tensor, Tensor], shift: Tensor, mixes: Tensor, out: Tensor) -> None:
-            self.kernels.norm(b.x, added, *norm, b.normed)
-            self.kernels.shift_mix(b.normed, rows, shift, mixes, out)
-
-        def wkv(inputs: TimeMixInput) -> None:
-            self.kernels.wkv_sequence(inputs, rows, states.wkv.dtype == torch.float32)
-
-        methods = self._prefill_methods(total)
-        added = self._layers(tokens.to(self.device, torch.int32), states, b, Mixers(norm_mix, wkv), methods)
+        plan = Plan.of(lengths, slots)
+        if plan.order != list(range(len(lengths))):
+            pieces = tokens.split(list(lengths))
+            tokens = torch.cat([pieces[row] for row in plan.order])
+        b = Buffers(self.weights, plan.tokens, {})
+        added = self.run_rows(tokens.to(self.device, torch.int32), upload(plan, self.device), states, b, self._prefill_methods(plan.tokens))
         normed = b.x.new_empty(len(wanted), b.x.shape[1], dtype=torch.float16)
         logits = normed.new_empty(len(wanted), len(self.weights.head))
         if len(wanted):
+            last = torch.tensor([plan.last[row] for row in wanted], dtype=torch.int32).to(self.device)
             self.kernels.norm(b.x, added, *self.weights.norm_out, normed, last)
             self.products.head(normed, logits, self._prefill_methods(len(wanted))["head"])
         return logits
+
+    def run_rows(self, tokens: Tensor, rows: DeviceRows, states: Slots, b: Buffers, methods: dict[str, str]) -> Added:
+        """All layers over packed rows: tokens `[T]` int32 on the device. Launches only; returns what is still to be added to b.x."""
+        heads, fp32 = b.x.shape[1] // HEAD_SIZE, states.wkv.dtype == torch.float32
+        items = b.take_bytes("items", max((pieces.chunks for pieces in rows.pieces), default=0) * heads * self.kernels.item_bytes)
+
+        def norm_mix(added: Added, norm: tuple[Tensor, Tensor], shift: Tensor, mixes: Tensor, out: Tensor) -> None:
+            self.kernels.norm(b.x, added, *norm, b.normed)
+            self.kernels.shift_mix(b.normed, rows.rows, shift, mixes, out)
+
+        def wkv(inputs: TimeMixInput) -> None:
+            if rows.single:
+                self.kernels.wkv_step(inputs, rows.rows.slots[:rows.single], fp32, rows.counted)
+            for pieces in rows.pieces:
+                self.kernels.wkv_prefill(inputs, pieces, items, fp32)
+
+        return self._layers(tokens, states, b, Mixers(norm_mix, wkv), methods)
 
     def _prefill_methods(self, tokens: int) -> dict[str, str]:
         if tokens > SMALL_PREFILL:
@@ -104,16 +116,6 @@ class CudaModel:
             ahead = layers[index + 1].rkv if index + 1 < len(layers) else self.weights.head
             added = self.products.value(layer, b, methods["value"], ahead)
         return added
-
-    def _describe(self, lengths: Sequence[int], slots: Sequence[int], wanted: Sequence[int]) -> tuple[Rows, Tensor]:
-        """Where the rows lie, and the last tokens of the rows wanted; one copy to the device."""
-        ends = list(accumulate(lengths))
-        row_of = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).tolist()
-        first, last = [end - length for end, length in zip(ends, lengths, strict=True)], [end - 1 for end in ends]
-        lists = (row_of, first, last, list(slots), [last[row] for row in wanted])
-        packed = torch.tensor([n for numbers in lists for n in numbers], dtype=torch.int32).to(self.device)
-        row_of_t, first_t, last_t, slots_t, wanted_t = packed.split([len(numbers) for numbers in lists])
-        return Rows(row_of_t, first_t, last_t, slots_t), wanted_t
 
 
 def _time_mix_input(layer: Layer, b: Buffers, rkv: Tensor, state: Tensor) -> TimeMixInput:

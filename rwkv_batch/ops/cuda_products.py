@@ -46,6 +46,10 @@ class Buffers:
         slices = max(1, SPARSE_BLOCKS // columns, -(-layer.key.shape[0] // UNITS_OF_BLOCK))
         self.parts = self._take("parts", slices, min(tokens, SPARSE_ROWS[-1]), width, dtype=torch.float32)  # sums of the sparse product
 
+    def take_bytes(self, name: str, count: int) -> Tensor:
+        """Room for a kernel's own numbers, which a step over any tokens may overwrite."""
+        return self._take(name, count, dtype=torch.uint8)
+
     def _take(self, name: str, *shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
         numbers = torch.Size(shape).numel()
         flat = self.arena.get(name)

@@ -1,41 +1,16 @@
-// The time mix between its products: gates, decay, key normalisation, the recurrence, group norm, bonus and gate in one kernel.
-//
-//   per head, with S [value, key]:   S' = S diag(w) - (S kk) (kk a)^T + v k^T      y = S' r
-//   w = exp(-exp(-1/2) sigmoid(w0 + w~)), a = sigmoid(a0 + a~), kk = k k_k / max(|k k_k|, 1e-12), k = k~ (1 + (a - 1) k_a)
-//   v = v~ + (v_first - v~) sigmoid(v0 + v~~)    (not in layer 0)
-//   out = (group_norm(y) + (r . k r_k) v) g
-//
-// r, k, v, the four low-rank results and g, v_first, out: [T, C] fp16. Vectors: [C] fp16. The state of slot s and head h: 64 x 64 numbers,
-// fp16 or fp32, at state + s * slot_stride + h * 4096, read and written in place. All arithmetic is fp32.
+// The recurrence of wkv.cuh over rows of one token each: all of the time mix between its products in one kernel. All arithmetic is fp32.
 //
 // 128 threads run the recurrence of a head: thread t has keys 8 (t % 8) .. + 7 of four rows of S, every 16th from row t / 8. Sums
 // over keys go over 8 numbers of a thread in order, then over 8 lanes as a tree; sums over a head in vectors, two to a lane, as a tree.
-#include "common.cuh"
+#include "wkv.cuh"
 
-constexpr int HEAD = 64;
 constexpr int OWN = 4;             // rows of S a thread has a part of
 constexpr int THREADS = HEAD * 8 / OWN;  // of the recurrence
-constexpr int CHUNK = 8;           // tokens prepared at once in the sequential kernel
-constexpr int HELPERS = 4;         // warps that prepare them
-constexpr int HELP = CHUNK / HELPERS;
 constexpr int DEPTH = 3;           // states under way or in use in a block of a decode step
 
 // Blocks of a decode step that fit on each multiprocessor. With more rows than that, a block takes several, one after the other.
 template <typename T>
 constexpr int blocks_wanted = sizeof(T) == 2 ? 4 : 3;
-
-constexpr float NORM_EPSILON = 64e-5f;
-constexpr float DECAY = -0.6065306597126334f;  // -exp(-1/2)
-
-struct TimeMix {
-    const __half *r, *k, *v, *w, *a, *mix, *g;  // mix (of v_first) is null in layer 0
-    const __half* v_first;
-    const __half *w0, *a0, *v0, *k_k, *k_a, *r_k, *norm_weight, *norm_bias;
-    __half* out;
-    void* state;
-    size_t slot_stride;  // in numbers
-    int width;
-};
 
 // What the recurrence needs of one token and head, in shared memory. A thread reads 8 keys as two vectors of 4; keys are stored in an order
 // (`put_keys`, `load_keys`) in which the vectors of 8 threads are neighbours, so that no two of them come from the same banks.
@@ -44,8 +19,6 @@ struct alignas(16) Token {
     float v[HEAD];
     float own;  // r . k r_k
 };
-
-__device__ __forceinline__ float2 pair_at(const __half* p, size_t at) { return __half22float2(*reinterpret_cast<const __half2*>(p + at)); }
 
 // Weights and inputs of two channels: lane l has channels 2 l and 2 l + 1 of the head.
 struct Constants {
@@ -124,47 +97,6 @@ __device__ __forceinline__ void finish(const TimeMix& in, const Constants& c, si
     *reinterpret_cast<uint32_t*>(in.out + token * in.width + head * HEAD + 2 * lane) = to_half2(x0, x1);
 }
 
-// 8 numbers of a state as they are stored: they are not touched, and so not waited for, before they are needed.
-template <typename T>
-struct Raw8;
-
-template <>
-struct Raw8<__half> {
-    uint4 words;
-    __device__ __forceinline__ void load(const __half* p) { words = __ldcs(reinterpret_cast<const uint4*>(p)); }
-    __device__ __forceinline__ void widen(float (&x)[8]) const {
-        const uint32_t pairs[4] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float2 pair = to_float2(pairs[i]);
-            x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
-        }
-    }
-};
-
-template <>
-struct Raw8<float> {
-    float4 low, high;
-    __device__ __forceinline__ void load(const float* p) {
-        low = __ldcs(reinterpret_cast<const float4*>(p)), high = __ldcs(reinterpret_cast<const float4*>(p + 4));
-    }
-    __device__ __forceinline__ void widen(float (&x)[8]) const {
-        x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w, x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
-    }
-};
-
-__device__ __forceinline__ void store8(float* p, const float (&x)[8]) {
-    *reinterpret_cast<float4*>(p) = make_float4(x[0], x[1], x[2], x[3]);
-    *reinterpret_cast<float4*>(p + 4) = make_float4(x[4], x[5], x[6], x[7]);
-}
-
-__device__ __forceinline__ void store8(__half* p, const float (&x)[8]) {
-    // Left to itself, the compiler makes four stores of 4 bytes of a uint4 whose words it has just packed.
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(to_half2(x[0], x[1])), "r"(to_half2(x[2], x[3])),
-                 "r"(to_half2(x[4], x[5])), "r"(to_half2(x[6], x[7]))
-                 : "memory");
-}
-
 __device__ __forceinline__ int state_row(int n) {
     return n * (HEAD / OWN) + threadIdx.x / 8;
 }
@@ -225,13 +157,13 @@ __device__ __forceinline__ void put_y(float* y_of, const float (&y)[OWN]) {
         for (int n = 0; n < OWN; n++) y_of[state_row(n)] = y[n];
 }
 
-// Decode: every row is one token. Grid: heads, and as many blocks as share the rows. A row whose slot is negative is padding: its output is
-// zero. Rows are taken in batches of one a warp: after a batch is worked on, warp i finishes its row i and prepares row i of the batch after
+// Every row is one token: the first `most` tokens, or as many as stand at `counted` on the device. Grid: heads, and as many blocks as share
+// the rows. A row whose slot is negative is padding: its output is zero. Rows are taken in batches of one a warp: after a batch is worked on, warp i finishes its row i and prepares row i of the batch after
 // the next, so that all warps have the same to do and wait for each other once a batch. States of the next rows are on their way to
 // shared memory meanwhile; every thread copies what it will itself use.
 template <typename T>
 __global__ void __launch_bounds__(THREADS, blocks_wanted<T>)
-    wkv_step_kernel(const __grid_constant__ TimeMix in, const int* slots, int rows) {
+    wkv_step_kernel(const __grid_constant__ TimeMix in, const int* slots, int most, const int* counted) {
     constexpr int VECTORS = sizeof(T) / 2;  // of 16 bytes for 8 numbers
     constexpr int BATCH = THREADS / WARP;
     __shared__ Token tokens[2][BATCH];
@@ -239,7 +171,7 @@ __global__ void __launch_bounds__(THREADS, blocks_wanted<T>)
     extern __shared__ uint4 ring[];  // [DEPTH][OWN][VECTORS][THREADS], then the slots of this block's rows
     int* own_slots = reinterpret_cast<int*>(ring + DEPTH * OWN * VECTORS * THREADS);
     const int head = blockIdx.x, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, stride = gridDim.y;
-    const int count = (rows - int(blockIdx.y) + stride - 1) / stride;
+    const int rows = counted ? *counted : most, count = (rows - int(blockIdx.y) + stride - 1) / stride;
     const auto row_of = [&](int i) { return int(blockIdx.y) + i * stride; };
     const auto place = [&](int stage, int n, int v) { return ring + ((stage * OWN + n) * VECTORS + v) * THREADS + threadIdx.x; };
     const auto fetch = [&](int stage, int i) {
@@ -315,114 +247,22 @@ __global__ void __launch_bounds__(THREADS, blocks_wanted<T>)
     copies_done<0>();
 }
 
-// Prefill: row i has tokens first[i] .. last[i]. Grid: heads, rows. The state stays in registers from the first token to the last.
-// Four warps run the recurrence; four more finish the chunk of tokens before and prepare the one after it meanwhile.
-template <typename T>
-__global__ void __launch_bounds__(THREADS + HELPERS * WARP, 2) wkv_sequence_kernel(const __grid_constant__ TimeMix in, const int* first, const int* last,
-                                                                   const int* slots) {
-    constexpr int WARPS = THREADS / WARP;  // of the recurrence
-    __shared__ Token tokens[2][CHUNK];
-    __shared__ __align__(16) float y_of[2][CHUNK][HEAD];
-    const int head = blockIdx.x, row = blockIdx.y, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    wait_for_inputs();
-    const int slot = slots[row], begin = first[row], length = last[row] + 1 - begin;
-    const int chunks = (length + CHUNK - 1) / CHUNK;
-    if (warp >= WARPS) {
-        const Constants c = constants(in, head, lane);
-        const bool mixes_v = in.mix != nullptr;
-        __half2 gates[2][HELP] = {};  // of the tokens in the two buffers
-        for (int chunk = 0; chunk <= chunks + 1; chunk++) {  // prepares this one, finishes the one two before
-            Inputs x[HELP];
-#pragma unroll
-            for (int i = 0; i < HELP; i++) {
-                const int at = chunk * CHUNK + i * HELPERS + warp - WARPS;
-                if (at < length) x[i] = inputs(in, begin + at, head, lane);
-            }
-            const int buffer = chunk % 2;
-#pragma unroll
-            for (int i = 0; i < HELP; i++) {
-                const int place = i * HELPERS + warp - WARPS, done = (chunk - 2) * CHUNK + place;
-                if (chunk >= 2 && done < length) finish(in, c, begin + done, head, lane, gates[1][i], tokens[buffer][place], y_of[buffer][place]);
-            }
-#pragma unroll
-            for (int i = 0; i < HELP; i++) {
-                const int place = i * HELPERS + warp - WARPS, at = chunk * CHUNK + place;
-                gates[1][i] = gates[0][i];
-                if (at < length) {
-                    prepare(x[i], c, mixes_v, lane, tokens[buffer][place]);
-                    gates[0][i] = x[i].g;
-                }
-            }
-            __syncthreads();
-        }
-        return;
-    }
-    float s[OWN][8], removed[OWN], y[OWN];
-#pragma unroll
-    for (int n = 0; n < OWN; n++) {
-        Raw8<T> raw;
-        raw.load(state_place<T>(in, slot, head, n));
-        raw.widen(s[n]);
-    }
-    __syncthreads();  // the first chunk is prepared
-    for (int chunk = 0; chunk < chunks; chunk++) {
-        const Token* t = tokens[chunk % 2];
-        float(*out)[HEAD] = y_of[chunk % 2];
-        const int count = min(CHUNK, length - chunk * CHUNK);
-        Vectors x;
-        load(t[0], x);
-#pragma unroll 2
-        for (int i = 0; i < count; i++) {
-            Vectors next;
-            load(t[min(i + 1, count - 1)], next);
-            read_removed(x, s, removed);
-            if (i > 0) {
-                sum_over_keys(y);  // of the token before: nothing waits for it
-                put_y(out[i - 1], y);
-            }
-            sum_over_keys(removed);
-            move(x, s, removed, y);
-            x = next;
-        }
-        sum_over_keys(y);
-        put_y(out[count - 1], y);
-        __syncthreads();
-    }
-    __syncthreads();  // the helpers' last two rounds
-#pragma unroll
-    for (int n = 0; n < OWN; n++) store8(state_place<T>(in, slot, head, n), s[n]);
-}
-
 namespace {
-int multiprocessors() {
-    int device = 0, count = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-    return count;
-}
-
 template <typename T>
-int sequence(const TimeMix& in, int rows, const int* first, const int* last, const int* slots, cudaStream_t stream) {
-    return launch(wkv_sequence_kernel<T>, dim3(in.width / HEAD, rows), THREADS + HELPERS * WARP, 0, stream, in, first, last, slots);
-}
-template <typename T>
-int step(const TimeMix& in, int rows, const int* slots, cudaStream_t stream) {
+int step(const TimeMix& in, int rows, const int* counted, const int* slots, cudaStream_t stream) {
     // All blocks must fit at once: a few left over would run alone afterwards and take as long as all the others together.
     const int heads = in.width / HEAD, most = multiprocessors() * blocks_wanted<T> / heads;
     const int blocks = most < 1 ? 1 : rows < most ? rows : most;
     const int shared = DEPTH * HEAD * HEAD * sizeof(T) + (rows + blocks - 1) / blocks * sizeof(int);
     const cudaError_t allowed = cudaFuncSetAttribute(wkv_step_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     if (allowed != cudaSuccess) return allowed;
-    return launch(wkv_step_kernel<T>, dim3(heads, blocks), THREADS, shared, stream, in, slots, rows);
+    return launch(wkv_step_kernel<T>, dim3(heads, blocks), THREADS, shared, stream, in, slots, rows, counted);
 }
 }  // namespace
 
 extern "C" {
-int rwkv_wkv_step(const TimeMix* in, int rows, const int* slots, int fp32, cudaStream_t stream) {
-    return fp32 ? step<float>(*in, rows, slots, stream) : step<__half>(*in, rows, slots, stream);
-}
-
-int rwkv_wkv_sequence(const TimeMix* in, int rows, const int* first, const int* last, const int* slots, int fp32, cudaStream_t stream) {
-    return fp32 ? sequence<float>(*in, rows, first, last, slots, stream) : sequence<__half>(*in, rows, first, last, slots, stream);
+// counted: null, or where on the device the number of rows stands, `rows` at most.
+int rwkv_wkv_step(const TimeMix* in, int rows, const int* counted, const int* slots, int fp32, cudaStream_t stream) {
+    return fp32 ? step<float>(*in, rows, counted, slots, stream) : step<__half>(*in, rows, counted, slots, stream);
 }
 }

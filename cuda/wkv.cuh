@@ -1,0 +1,76 @@
+// The time mix between its products: gates, decay, key normalisation, the recurrence, group norm, bonus and gate.
+//
+//   per head, with S [value, key]:   S' = S diag(w) - (S kk) (kk a)^T + v k^T      y = S' r
+//   w = exp(-exp(-1/2) sigmoid(w0 + w~)), a = sigmoid(a0 + a~), kk = k k_k / max(|k k_k|, 1e-12), k = k~ (1 + (a - 1) k_a)
+//   v = v~ + (v_first - v~) sigmoid(v0 + v~~)    (not in layer 0)
+//   out = (group_norm(y) + (r . k r_k) v) g
+//
+// r, k, v, the four low-rank results and g, v_first, out: [T, C] fp16. Vectors: [C] fp16. The state of slot s and head h: 64 x 64 numbers,
+// fp16 or fp32, at state + s * slot_stride + h * 4096, read and written in place. Rows of one token run through wkv_step.cu, longer ones
+// through wkv_prefill.cu.
+#pragma once
+#include "common.cuh"
+
+constexpr int HEAD = 64;
+constexpr float NORM_EPSILON = 64e-5f;
+constexpr float DECAY = -0.6065306597126334f;  // -exp(-1/2)
+
+struct TimeMix {
+    const __half *r, *k, *v, *w, *a, *mix, *g;  // mix (of v_first) is null in layer 0
+    const __half* v_first;
+    const __half *w0, *a0, *v0, *k_k, *k_a, *r_k, *norm_weight, *norm_bias;
+    __half* out;
+    void* state;
+    size_t slot_stride;  // in numbers
+    int width;
+};
+
+__device__ __forceinline__ float2 pair_at(const __half* p, size_t at) { return __half22float2(*reinterpret_cast<const __half2*>(p + at)); }
+
+// 8 numbers of a state as they are stored: they are not touched, and so not waited for, before they are needed.
+template <typename T>
+struct Raw8;
+
+template <>
+struct Raw8<__half> {
+    uint4 words;
+    __device__ __forceinline__ void load(const __half* p) { words = __ldcs(reinterpret_cast<const uint4*>(p)); }
+    __device__ __forceinline__ void widen(float (&x)[8]) const {
+        const uint32_t pairs[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float2 pair = to_float2(pairs[i]);
+            x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
+        }
+    }
+};
+
+template <>
+struct Raw8<float> {
+    float4 low, high;
+    __device__ __forceinline__ void load(const float* p) {
+        low = __ldcs(reinterpret_cast<const float4*>(p)), high = __ldcs(reinterpret_cast<const float4*>(p + 4));
+    }
+    __device__ __forceinline__ void widen(float (&x)[8]) const {
+        x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w, x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
+    }
+};
+
+__device__ __forceinline__ void store8(float* p, const float (&x)[8]) {
+    *reinterpret_cast<float4*>(p) = make_float4(x[0], x[1], x[2], x[3]);
+    *reinterpret_cast<float4*>(p + 4) = make_float4(x[4], x[5], x[6], x[7]);
+}
+
+__device__ __forceinline__ void store8(__half* p, const float (&x)[8]) {
+    // Left to itself, the compiler makes four stores of 4 bytes of a uint4 whose words it has just packed.
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(to_half2(x[0], x[1])), "r"(to_half2(x[2], x[3])),
+                 "r"(to_half2(x[4], x[5])), "r"(to_half2(x[6], x[7]))
+                 : "memory");
+}
+
+inline int multiprocessors() {
+    int device = 0, count = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+    return count;
+}

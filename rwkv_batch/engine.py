@@ -8,14 +8,16 @@
 """
 import logging
 import secrets
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import torch
 
-from rwkv_batch import checkpoint, memory
+from rwkv_batch import checkpoint, memory, steps
 from rwkv_batch.prefix_cache import PrefixCache
 from rwkv_batch.protocol import (
     Accepted,
@@ -31,7 +33,7 @@ from rwkv_batch.protocol import (
     TokenLogprob,
 )
 from rwkv_batch.rwkv7 import RWKV7
-from rwkv_batch.sampling import Sampler, logprobs
+from rwkv_batch.sampling import logprobs
 from rwkv_batch.scheduler import QueueFull, Scheduler
 from rwkv_batch.sequence import Sequence
 from rwkv_batch.sessions import Sessions
@@ -53,6 +55,15 @@ class Result:
     text: str
     tokens: int
     finish_reason: str
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A step under way: the rows that draw, and the places of those that want logprobs."""
+
+    rows: list[Sequence]
+    asking: list[int]
+    draws: steps.Draws
 
 
 class Engine:
@@ -83,7 +94,8 @@ class Engine:
         self.tokenizer = Tokenizer()
         with memory.enough(f"{rows} rows and {l1} idle sessions", place):
             self.states = self.model.new_states(rows + l1, wkv_dtype)
-            self.sampler = _sampler(self.model, rows + l1)
+            self.steps = steps.of(self.model, self.states)
+            self.sampler = self.steps.sampler
             self.model.capture(self.states)
             memory.rehearse(self.model, self.states, rows, budget)
         self.scheduler = Scheduler(rows, budget, max_waiting, slots=rows + l1)
@@ -91,6 +103,7 @@ class Engine:
         self.pool = StatePool(self.states, weights.fingerprint, l1=l1, l2=l2, store=store, durable=durable, wake=wake)
         self.sessions = Sessions(self.pool, self.scheduler, self.tokenizer, self._turn_tokens, self._clear, self._emit)
         self._events: list[tuple[Key, Event]] = []
+        self._flights: deque[_Flight] = deque()  # steps whose draws are not known yet, oldest first
         self.info = EngineInfo(
             model=weights.name, layers=weights.layers, width=weights.width, parameters=weights.parameters,
             dtype=str(self.model.dtype).removeprefix("torch."), device=memory.describe(place), slots=rows, vocabulary=self.vocab)
@@ -98,7 +111,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether `step` would do something. False: nothing to do, or everything waits for the state pool, which then calls `wake`."""
-        return bool(self._events) or self.scheduler.runnable
+        return bool(self._events) or self.scheduler.runnable or any(row.waits for flight in self._flights for row in flight.rows)
 
     def add(self, key: Key, request: GenerateRequest) -> None:
         """Queue a request. What becomes of it is told by the events that `step` returns, beginning with Accepted or Rejected."""
@@ -122,18 +135,21 @@ class Engine:
         self._drop(lambda row: row.key[0] == frontend)
 
     def step(self) -> list[tuple[Key, Event]]:
-        """Feed every running row and draw its next token, once. Returns what the front ends are to hear."""
+        """Feed every running row and draw its next token, once. Returns what the front ends are to hear.
+
+        On a GPU what they hear is what the step before has drawn."""
         self.sessions.poll()
         self._admit()
         plan = self.scheduler.plan()
-        try:
-            if plan:
-                self._run(plan)
-        except Exception as error:
-            log.exception("a step of %d rows failed", len(plan))
-            for key in {row.key for row, _ in plan}:
-                self.cancel(key)
-                self._emit(key, Failed(key[1], f"The engine could not run this request ({type(error).__name__})."))
+        if self._flights and any(count > 1 for _, count in plan):  # prompts are fed from the host only
+            self._land()
+            plan = self.scheduler.plan()
+        launched = False
+        with self._answering([row for row, _ in plan]):
+            launched = bool(plan) and self._launch(plan)
+        # The device runs this step while its predecessor's text is made and delivered.
+        while len(self._flights) > (launched and self.steps.stops_ahead > 0):
+            self._land()
         events, self._events = self._events, []
         return events
 
@@ -213,7 +229,8 @@ class Engine:
             else:
                 self._start(row)
             if row.slot is not None:  # otherwise its session has gone
-                self.sampler.set_row(row.slot, row.request.sampling, row.seed, row.row)
+                self.steps.begin(row.slot, row.request.sampling, row.seed, row.row, row.request.stop_ids)
+                row.foreseen = len(row.request.stop_ids) <= self.steps.stops_ahead
 
     def _start(self, row: Sequence) -> None:
         """The slot gets the zero state, or that of the longest beginning of the prompt which is known."""
@@ -234,56 +251,72 @@ class Engine:
     def _clear(self, slot: int) -> None:
         self.states.clear([slot])
 
-    def _run(self, plan: list[tuple[Sequence, int]]) -> None:
+    def _launch(self, plan: list[tuple[Sequence, int]]) -> bool:
+        """Run or queue a step. True: some rows draw."""
         tokens = [token for row, count in plan for token in row.next_tokens(count)]
         slots = [row.slot for row, _ in plan if row.slot is not None]
-        draws = [i for i, (row, count) in enumerate(plan) if count >= row.prompt_left and not row.closing]  # not those inside their prompt
-        logits = self.model.forward(torch.tensor(tokens), [count for _, count in plan], slots, self.states, draws)
+        places = [i for i, (row, count) in enumerate(plan) if count >= row.prompt_left and not row.closing]  # not those inside their prompt
+        rows = [plan[i][0] for i in places]
+        asking = [i for i, row in enumerate(rows) if row.request.top_logprobs is not None]
+        draws = self.steps.run(tokens, [count for _, count in plan], slots, places, [places[i] for i in asking])
         for row, count in plan:
             cut = row.cuts[0] if row.cuts else None
             row.took(count)
             if row.fed == cut and row.slot is not None:
                 self.prefixes.put(row.prompt[:cut], self.states.memory[row.slot].cpu().clone())
+        for row in rows:
+            row.flying += 1
         for row in [row for row, _ in plan if row.closing]:
             self.sessions.closed(row)
-        if draws:
-            self._draw([plan[i][0] for i in draws], logits)
+        if rows:
+            self._flights.append(_Flight(rows, asking, draws))
+        return bool(rows)
 
-    def _draw(self, rows: list[Sequence], logits: torch.Tensor) -> None:
-        asking = [i for i, row in enumerate(rows) if row.request.top_logprobs is not None]
-        untouched = logits[asking].clone() if asking else logits  # the sampler writes into its own
-        ids = self.sampler.sample(logits, [row.slot for row in rows if row.slot is not None])
-        entries: dict[int, TokenLogprob] = {}
-        if asking:
-            tops = [rows[i].request.top_logprobs or 0 for i in asking]
-            found = logprobs(untouched, [ids[i] for i in asking], tops)
-            entries = {i: self._entry(ids[i], *of) for i, of in zip(asking, found, strict=True)}
-        news: dict[Key, list[RowDelta]] = {}
-        for i, (row, token) in enumerate(zip(rows, ids, strict=True)):
-            row.take_drawn(token, self.tokenizer.token_bytes(token), entries.get(i))
-            delta = row.take_delta()
-            if row.finish_reason and row.request.turn:
-                assert delta
-                self.sessions.end(row, delta)
-                continue
-            if delta:
-                news.setdefault(row.key, []).append(delta)
-            if row.finish_reason:
-                self.scheduler.release(row)
-        for key, deltas in news.items():
-            self._emit(key, Progress(key[1], deltas))
+    def _land(self) -> None:
+        """Take what the oldest step under way has drawn to its rows, and their news to the readers."""
+        flight = self._flights.popleft()
+        with self._answering(flight.rows):
+            ids = flight.draws.wait()
+            entries = self._entries(flight, ids)
+            news: dict[Key, list[RowDelta]] = {}
+            for i, (row, token) in enumerate(zip(flight.rows, ids, strict=True)):
+                row.flying -= 1
+                if not row.waits:  # ended by the draw before, or dropped meanwhile
+                    continue
+                row.take_drawn(token, self.tokenizer.token_bytes(token), entries.get(i))
+                delta = row.take_delta()
+                if row.finish_reason and row.request.turn:
+                    assert delta
+                    self.sessions.end(row, delta)
+                    continue
+                if delta:
+                    news.setdefault(row.key, []).append(delta)
+                if row.finish_reason:
+                    self.scheduler.release(row)
+            for key, deltas in news.items():
+                self._emit(key, Progress(key[1], deltas))
+
+    def _entries(self, flight: "_Flight", ids: list[int]) -> dict[int, TokenLogprob]:
+        """Logprobs for the rows that want them, by their place."""
+        if flight.draws.logits is None:
+            return {}
+        tops = [flight.rows[i].request.top_logprobs or 0 for i in flight.asking]
+        found = logprobs(flight.draws.logits, [ids[i] for i in flight.asking], tops)
+        return {i: self._entry(ids[i], *of) for i, of in zip(flight.asking, found, strict=True)}
+
+    @contextmanager
+    def _answering(self, rows: Iterable[Sequence]) -> Iterator[None]:
+        """What goes wrong inside is the end of the requests of these rows, and of nothing else."""
+        try:
+            yield
+        except Exception as error:
+            log.exception("a step failed")
+            for key in {row.key for row in rows}:
+                self.cancel(key)
+                self._emit(key, Failed(key[1], f"The engine could not run this request ({type(error).__name__})."))
 
     def _entry(self, token: int, logprob: float, top: list[tuple[int, float]]) -> TokenLogprob:
         return TokenLogprob(self.tokenizer.token_bytes(token), logprob, [(self.tokenizer.token_bytes(t), p) for t, p in top])
-
-
-def _sampler(model: RWKV7, slots: int) -> Sampler:
-    """On the device if the model's kernels run there."""
-    if model.cuda is None:
-        return Sampler(slots, model.checkpoint.vocab, model.device)
-    from rwkv_batch.ops.cuda_sampler import CudaSampler
-
-    return CudaSampler(slots, model.checkpoint.vocab, model.device)
 
 
 def _bundled() -> checkpoint.Checkpoint:

@@ -1,4 +1,7 @@
-"""CUDA graphs of the decode step, for a ladder of batch sizes. Tokens and slots are inputs: rows come and go without a new capture."""
+"""CUDA graphs of the decode step, for a ladder of batch sizes. Tokens and slots are inputs: rows come and go without a new capture.
+
+A negative token stands for what the row drew last, which the host need not know yet. A row that this has ended is padding to the graph.
+"""
 import logging
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -9,7 +12,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from rwkv_batch.ops.cuda_capture import capture
+from rwkv_batch.ops.cuda_feed import Feed
 from rwkv_batch.ops.cuda_model import CudaModel, Slots
+from rwkv_batch.ops.cuda_staging import Uploads
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +31,7 @@ def ladder(most: int) -> list[int]:
 class DecodeGraph:
     graph: torch.cuda.CUDAGraph
     inputs: Tensor   # [2, size] int32: tokens, slots
+    fed: Tensor      # the same after Feed.resolve
     logits: Tensor   # [size, rows of head] fp16
 
 
@@ -36,6 +42,8 @@ class DecodeGraphs:
         self.model, self.states = model, states
         self.most = len(states.wkv)
         self.sizes = ladder(self.most)
+        self.feed = Feed(model.kernels, self.most, model.device)
+        self._uploads = Uploads(2 * self.most)
         self._arena: dict[str, Tensor] = {}
         self._logits = torch.empty(self.most, len(model.weights.head), device=model.device, dtype=torch.float16)
         self._graphs: dict[int, DecodeGraph] = {}
@@ -55,25 +63,33 @@ class DecodeGraphs:
             self._graphs[size] = self._capture(size)
         return self._graphs[size]
 
-    def run(self, tokens: Tensor, slots: Sequence[int]) -> Tensor:
-        """One token of every row: `[rows]`; returns logits `[rows, rows of head]`, which the next run overwrites."""
+    def run(self, tokens: Tensor | Sequence[int], slots: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """One token of every row, `[rows]`. Returns logits `[rows, rows of head]` and the slots `[rows]` int32 of the rows that ran,
+        negative for those that had ended; the next run overwrites both. Only queued, not waited for."""
         rows = len(slots)
         graph = self.graph(self.sizes[bisect_left(self.sizes, rows)])
-        spare = graph.inputs.shape[1] - rows
-        if tokens.is_cuda:
-            graph.inputs[0, :rows].copy_(tokens)
-            graph.inputs[1].copy_(torch.tensor([*slots, *[NO_SLOT] * spare], dtype=torch.int32))
-        else:
-            graph.inputs.copy_(torch.tensor([[*tokens.tolist(), *[0] * spare], [*slots, *[NO_SLOT] * spare]], dtype=torch.int32))
+        size = graph.inputs.shape[1]
+        host = self._uploads.buffer()
+        host[:rows], host[rows:size] = 0 if isinstance(tokens, Tensor) else tokens, 0
+        host[size:size + rows], host[size + rows:2 * size] = slots, NO_SLOT
+        self._uploads.send(graph.inputs)
+        if isinstance(tokens, Tensor):
+            graph.inputs[0, :rows].copy_(tokens, non_blocking=True)
         graph.graph.replay()
-        return graph.logits[:rows]
+        return graph.logits[:rows], graph.fed[1, :rows]
 
     def _capture(self, size: int) -> DecodeGraph:
         if not self._arena:  # for the largest, so that no graph's buffers ever move
             self._step(self._padding(self.most))
         inputs = self._padding(size)
+        fed = torch.empty_like(inputs)
         self.model.tuning.methods(size)
-        return DecodeGraph(capture(lambda: self._step(inputs), self._pool), inputs, self._logits[:size])
+
+        def step() -> None:
+            self.feed.resolve(inputs[0], inputs[1], fed)
+            self._step(fed)
+
+        return DecodeGraph(capture(step, self._pool), inputs, fed, self._logits[:size])
 
     def _padding(self, size: int) -> Tensor:
         """The inputs `[2, size]` of rows that are nobody's."""

@@ -42,9 +42,8 @@ class States:
 
     def clear(self, slots: Sequence[int]) -> None:
         """Put the slots back to the state before the first token."""
-        index = list(slots)
-        self.shift[index] = 0
-        self.wkv[index] = 0
+        for slot in slots:  # one after the other: an index would have to be copied to a GPU first
+            self.memory[slot].zero_()
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ class RWKV7:
         """Make the CUDA graphs of all decode batches over these states now rather than when they are first needed."""
         if self.cuda is not None:
             with torch.cuda.device(self.device):
-                self._graphs_over(self.cuda, states).capture(progress)
+                self.graphs(states).capture(progress)
 
     def _forward_cuda(self, cuda: CudaModel, tokens: Tensor, lengths: Sequence[int], slots: Sequence[int], states: States,
                       wanted: Sequence[int]) -> Tensor:
@@ -171,13 +170,15 @@ class RWKV7:
         with torch.cuda.device(self.device):
             if max(lengths) > 1:
                 return cuda.prefill(tokens, lengths, slots, states, wanted)[:, :vocab].float()
-            logits = self._graphs_over(cuda, states).run(tokens, slots)[:, :vocab]
+            logits = self.graphs(states).run(tokens, slots)[0][:, :vocab]
             return logits.float() if len(wanted) == len(lengths) and list(wanted) == list(range(len(lengths))) \
                 else logits[list(wanted)].float()
 
-    def _graphs_over(self, cuda: CudaModel, states: States) -> DecodeGraphs:
+    def graphs(self, states: States) -> DecodeGraphs:
+        """The decode steps over these states. Only where `cuda` is not None."""
+        assert self.cuda is not None
         if self._graphs is None or self._graphs.states is not states:
-            self._graphs = DecodeGraphs(cuda, states)
+            self._graphs = DecodeGraphs(self.cuda, states)
         return self._graphs
 
     def _run(self, x: Tensor, states: States, packing: ops.Packing) -> Tensor:

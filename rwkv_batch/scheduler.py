@@ -38,7 +38,7 @@ class Scheduler:
     @property
     def runnable(self) -> bool:
         """Whether a step would do something."""
-        return any(row.ready for row in self.running.values()) or bool(self.waiting and self._room)
+        return any(row.can_step for row in self.running.values()) or bool(self.waiting and self._room)
 
     def add(self, rows: list[Sequence]) -> None:
         """Queue the rows of one request, all or none. Raises QueueFull; ValueError if they could never fit."""
@@ -76,7 +76,7 @@ class Scheduler:
 
     def plan(self) -> list[tuple[Sequence, int]]:
         """The next step: rows, each with the number of tokens it is fed. Rows that decode come first."""
-        ready = [row for row in self.running.values() if row.ready]
+        ready = [row for row in self.running.values() if row.can_step]
         decode = [(row, 1) for row in ready if not row.prompt_left]
         return decode + self._prefill([row for row in ready if row.prompt_left])
 

@@ -6,6 +6,8 @@ from rwkv_batch.protocol import GenerateRequest, RowDelta, TokenLogprob
 from rwkv_batch.stops import StopStrings
 from rwkv_batch.tokenizer import TextDecoder, Tokenizer
 
+LAST = -1  # in place of a token: what the row drew last, which is not known yet
+
 _numbers = itertools.count()
 
 
@@ -30,6 +32,8 @@ class Sequence:
     drawn: list[int] = field(default_factory=list)  # a stop id does not count
     cuts: list[int] = field(default_factory=list)   # prompt lengths at which a step must end, ascending
     finish_reason: str | None = None
+    flying: int = 0                  # draws that are queued and not known yet
+    foreseen: bool = False           # can be fed LAST
     closing: bool = False            # the text has ended; the state is brought to its end and then stored
     number: int = field(default_factory=_numbers.__next__)  # order of arrival
 
@@ -47,9 +51,22 @@ class Sequence:
     def prompt_left(self) -> int:
         return len(self.prompt) - self.fed
 
+    @property
+    def can_step(self) -> bool:
+        """Whether the next step can have this row: what it is to be fed is known, or need not be."""
+        more = self.foreseen and len(self.drawn) + self.flying < self.request.max_tokens
+        return self.ready and (not self.flying or self.closing or more)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it still wants to know what is drawn for it: it has neither ended nor been dropped."""
+        return self.finish_reason is None and self.slot is not None
+
     def next_tokens(self, count: int) -> list[int]:
         """What the next step feeds: `count` prompt tokens, or the token drawn last."""
-        return self.prompt[self.fed: self.fed + count] if self.prompt_left else [self.drawn[-1]]
+        if self.prompt_left:
+            return self.prompt[self.fed: self.fed + count]
+        return [LAST] if self.flying else [self.drawn[-1]]
 
     def took(self, count: int) -> None:
         """The step has been run: the state has seen those tokens."""
@@ -63,6 +80,7 @@ class Sequence:
     def take_drawn(self, token: int, data: bytes, logprob: TokenLogprob | None) -> None:
         """A token was drawn after the prompt and everything before it; `data` are its bytes."""
         if token in self._stop_ids:
+            self.returned -= self.flying  # steps queued since leave the row out
             self._finish("stop")
             return
         self.drawn.append(token)

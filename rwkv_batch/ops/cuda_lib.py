@@ -43,6 +43,8 @@ SIGNATURES = {
     "rwkv_relu_square": (c_void_p, c_size_t, c_void_p),
     "rwkv_products": (POINTER(ProductPart), c_int, c_int, c_int, c_int, c_void_p, c_uint, c_void_p),
     "rwkv_product_sparse": (c_void_p, c_void_p, c_void_p, c_int, c_int, c_int, c_int, c_void_p, c_uint, c_void_p),
+    "rwkv_feed": (c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_void_p),
+    "rwkv_take": (c_void_p, c_void_p, c_int, c_void_p, c_void_p),
     "rwkv_wkv_step": (POINTER(TimeMixInput), c_int, c_void_p, c_void_p, c_int, c_void_p),
     "rwkv_wkv_prefill": (POINTER(TimeMixInput), POINTER(PackedInput), c_int, c_int, c_void_p, c_int, c_void_p),
     "rwkv_wkv_item_bytes": (),
@@ -118,6 +120,14 @@ class Kernels:
         """h `[M, K]` times w `[K, N]` into partial sums `[P, M, N]`, for M of SPARSE_ROWS. ahead: weights that are wanted next."""
         self._call("rwkv_product_sparse", h.data_ptr(), w.data_ptr(), parts.data_ptr(), len(h), w.shape[0], w.shape[1], len(parts),
                    *_ahead(ahead))
+
+    def feed(self, tokens: Tensor, slots: Tensor, rows: Tensor, out: Tensor) -> None:
+        """Before a step; see cuda_feed.Feed.resolve."""
+        self._call("rwkv_feed", tokens.data_ptr(), slots.data_ptr(), rows.data_ptr(), len(tokens), out.data_ptr())
+
+    def take(self, ids: Tensor, slots: Tensor, rows: Tensor) -> None:
+        """After a draw; see cuda_feed.Feed.take."""
+        self._call("rwkv_take", ids.data_ptr(), slots.data_ptr(), len(ids), rows.data_ptr())
 
     def wkv_step(self, in_: TimeMixInput, slots: Tensor, fp32: bool, counted: Tensor | None = None) -> None:
         """One token of each row: of all `slots` `[rows]`, or of the first `counted` `[1]` of them."""

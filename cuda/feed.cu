@@ -1,0 +1,48 @@
+// What rows drew last goes into their next step without the host: it may queue a step before it knows what the one before has drawn.
+//
+//   rows [slots, ROW] int32, one record a slot: the id drawn last, whether that ended the row (0 or 1), and the ids that end it, -1 for none
+//
+// Integers only; one thread a row.
+#include "common.cuh"
+
+constexpr int STOPS = 14;  // ids that may end a row
+constexpr int ROW = 2 + STOPS;
+constexpr int THREADS = 128;
+
+// Before a step. tokens [n]: a token of the host's, or a negative number for the one that the row drew last; slots [n], negative for padding.
+// out [2, n]: the tokens that the step is fed, and the slots: negative also for rows that have ended, so that their states stay as they are.
+__global__ void feed_kernel(const int* tokens, const int* slots, const int* rows, int n, int* out) {
+    wait_for_inputs();
+    const int i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= n) return;
+    int token = tokens[i], slot = slots[i];
+    if (token < 0) {
+        const int* row = rows + size_t(max(slot, 0)) * ROW;
+        token = row[0];
+        if (row[1]) slot = -1;
+    }
+    out[i] = token, out[n + i] = slot;
+}
+
+// After a draw: ids [n] of the rows in slots [n], negative for none.
+__global__ void take_kernel(const int* ids, const int* slots, int n, int* rows) {
+    wait_for_inputs();
+    const int i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= n || slots[i] < 0) return;
+    int* row = rows + size_t(slots[i]) * ROW;
+    const int id = ids[i];
+    bool ends = false;
+#pragma unroll
+    for (int stop = 0; stop < STOPS; stop++) ends |= row[2 + stop] == id;
+    row[0] = id, row[1] = ends;
+}
+
+extern "C" {
+int rwkv_feed(const int* tokens, const int* slots, const int* rows, int n, int* out, cudaStream_t stream) {
+    return launch(feed_kernel, (n + THREADS - 1) / THREADS, THREADS, 0, stream, tokens, slots, rows, n, out);
+}
+
+int rwkv_take(const int* ids, const int* slots, int n, int* rows, cudaStream_t stream) {
+    return launch(take_kernel, (n + THREADS - 1) / THREADS, THREADS, 0, stream, ids, slots, n, rows);
+}
+}

@@ -1,0 +1,41 @@
+"""Small arrays of integers on their way between host and device: pinned, so that neither side waits for the other."""
+import numpy as np
+import torch
+from torch import Tensor
+
+BUFFERS = 4  # used in turn
+
+
+class Uploads:
+    """Copies of up to `size` int32 numbers to the device, on the current stream."""
+
+    def __init__(self, size: int) -> None:
+        self._host = torch.empty(BUFFERS, size, dtype=torch.int32, pin_memory=True)
+        self._numbers = self._host.numpy()
+        self._done = [torch.cuda.Event() for _ in range(BUFFERS)]
+        self._turn = 0
+
+    def buffer(self) -> np.ndarray:
+        """`[size]`, to be filled for the next `send`. Waits if its last copy but BUFFERS - 1 is still under way."""
+        self._turn = (self._turn + 1) % BUFFERS
+        self._done[self._turn].synchronize()
+        return self._numbers[self._turn]
+
+    def send(self, target: Tensor) -> None:
+        """Fill the contiguous `target` with the buffer's first numbers."""
+        target.view(-1).copy_(self._host[self._turn, :target.numel()], non_blocking=True)
+        self._done[self._turn].record()
+
+
+class Download:
+    """int32 numbers `[n]` of the device, copied when the current stream gets there."""
+
+    def __init__(self, source: Tensor) -> None:
+        self._host = torch.empty(len(source), dtype=torch.int32, pin_memory=True)
+        self._host.copy_(source, non_blocking=True)
+        self._done = torch.cuda.Event()
+        self._done.record()
+
+    def wait(self) -> list[int]:
+        self._done.synchronize()
+        return self._host.tolist()

@@ -1,0 +1,64 @@
+"""One step: the model over some rows, then a draw for those that have come to the end of what they were fed.
+
+On a GPU a step is only queued. The next one may be queued before the draws of this one are known: rows are then fed sequence.LAST, and one
+that has drawn a stop id is left out on the device, so that its state stays as it was before that id.
+"""
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rwkv_batch.protocol import Sampling
+from rwkv_batch.rwkv7 import RWKV7, States
+from rwkv_batch.sampling import Sampler
+
+
+class Draws(Protocol):
+    """What a step draws. `logits`: those of the rows that were to be kept, `[rows, vocab]` fp32."""
+    logits: Tensor | None
+
+    def wait(self) -> list[int]:
+        """The ids, in the order of the rows that draw; whatever it likes for rows that had ended already."""
+
+
+class Steps:
+    """Steps that are over when they return. `sampler` holds the rows' parameters; all of them live in slots."""
+
+    stops_ahead = 0  # how many stop ids a row may have to be fed LAST; 0: there is nothing to gain from it
+
+    def __init__(self, model: RWKV7, states: States) -> None:
+        self.model, self.states = model, states
+        self.sampler = self._sampler()
+
+    def begin(self, slot: int, params: Sampling, seed: int, stream: int, stop_ids: Collection[int]) -> None:
+        """A new row; see Sampler.set_row."""
+        self.sampler.set_row(slot, params, seed, stream)
+
+    def run(self, tokens: list[int], counts: Sequence[int], slots: Sequence[int], draws: Sequence[int], kept: Sequence[int]) -> Draws:
+        """Feed row i `counts[i]` of the tokens; draw for the rows in `draws`; keep the logits of those in `kept`, some of them."""
+        logits = self.model.forward(torch.tensor(tokens), counts, slots, self.states, draws)
+        kept_logits = logits[[list(draws).index(row) for row in kept]] if kept else None  # a copy: the sampler writes into its own
+        return Known(self.sampler.sample(logits, [slots[row] for row in draws]) if draws else [], kept_logits)
+
+    def _sampler(self) -> Sampler:
+        return Sampler(len(self.states.wkv), self.model.checkpoint.vocab, self.model.device)
+
+
+class Known:
+    """Draws that need no waiting for."""
+
+    def __init__(self, ids: list[int], logits: Tensor | None = None) -> None:
+        self._ids, self.logits = ids, logits
+
+    def wait(self) -> list[int]:
+        return self._ids
+
+
+def of(model: RWKV7, states: States) -> Steps:
+    """What suits the model's device."""
+    if model.cuda is None:
+        return Steps(model, states)
+    from rwkv_batch.steps_cuda import CudaSteps
+
+    return CudaSteps(model, states)

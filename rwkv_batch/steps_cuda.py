@@ -1,0 +1,68 @@
+"""Steps that are queued on a GPU: nothing here waits for it but `wait`."""
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor
+
+from rwkv_batch.ops.cuda_feed import STOPS
+from rwkv_batch.ops.cuda_sampler import CudaSampler
+from rwkv_batch.ops.cuda_staging import Download
+from rwkv_batch.protocol import Sampling
+from rwkv_batch.rwkv7 import RWKV7, States
+from rwkv_batch.steps import Draws, Known, Steps
+
+
+class Queued:
+    """Draws on their way to the host."""
+
+    def __init__(self, ids: Tensor, logits: Tensor | None) -> None:
+        self._ids, self.logits = Download(ids), logits
+
+    def wait(self) -> list[int]:
+        return self._ids.wait()
+
+
+class CudaSteps(Steps):
+    """For models whose kernels are there. All calls belong on one stream."""
+
+    stops_ahead = STOPS
+    sampler: CudaSampler
+
+    def __init__(self, model: RWKV7, states: States) -> None:
+        super().__init__(model, states)
+        self._vocab = model.checkpoint.vocab
+
+    def begin(self, slot: int, params: Sampling, seed: int, stream: int, stop_ids: Collection[int]) -> None:
+        super().begin(slot, params, seed, stream, stop_ids)
+        possible = [stop for stop in stop_ids if 0 <= stop < self._vocab]
+        if len(possible) <= STOPS:
+            self.model.graphs(self.states).feed.begin(slot, possible)
+
+    @torch.inference_mode()
+    def run(self, tokens: list[int], counts: Sequence[int], slots: Sequence[int], draws: Sequence[int], kept: Sequence[int]) -> Draws:
+        with torch.cuda.device(self.model.device):
+            logits, fed = self._logits(tokens, counts, slots, draws)
+            if not draws:
+                return Known([])
+            kept_logits = logits[[list(draws).index(row) for row in kept]].float() if kept else None
+            self.sampler.prepare([slots[row] for row in draws])
+            ids = self.sampler.sample_async(logits, fed)
+            self.model.graphs(self.states).feed.take(ids, fed)
+            return Queued(ids, kept_logits)
+
+    def _logits(self, tokens: list[int], counts: Sequence[int], slots: Sequence[int], draws: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Of the rows that draw: logits `[draws, vocab]` fp16 and slots `[draws]` int32, negative for rows that had ended."""
+        model = self.model
+        assert model.cuda is not None
+        if max(counts) > 1:
+            logits = model.cuda.prefill(torch.tensor(tokens), counts, slots, self.states, draws)
+            fed = torch.tensor([slots[row] for row in draws], dtype=torch.int32).to(model.device, non_blocking=True)
+        else:
+            logits, fed = model.graphs(self.states).run(tokens, slots)
+            if len(draws) < len(slots):
+                index = torch.tensor(list(draws), dtype=torch.int64).to(model.device, non_blocking=True)
+                logits, fed = logits[index], fed[index]
+        return logits[:, :self._vocab], fed
+
+    def _sampler(self) -> CudaSampler:
+        return CudaSampler(len(self.states.wkv), self.model.checkpoint.vocab, self.model.device)

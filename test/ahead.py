@@ -1,0 +1,50 @@
+"""Steps on a CPU that say late what they have drawn, as those on a GPU do."""
+from collections.abc import Collection, Sequence
+
+import torch
+
+from rwkv_batch.protocol import Sampling
+from rwkv_batch.rwkv7 import RWKV7, States
+from rwkv_batch.sequence import LAST
+from rwkv_batch.steps import Draws, Known, Steps
+
+NONSENSE = 1  # an id for rows that had ended
+
+
+class LateSteps(Steps):
+    """Does to tokens and states what the kernels of cuda/feed.cu do, and lets nobody look at a draw before the next step."""
+
+    stops_ahead = 3
+
+    def __init__(self, model: RWKV7, states: States) -> None:
+        super().__init__(model, states)
+        self.last: dict[int, int] = {}
+        self.stops: dict[int, frozenset[int]] = {}
+        self.fed_last = 0  # tokens that the host did not know yet
+
+    def begin(self, slot: int, params: Sampling, seed: int, stream: int, stop_ids: Collection[int]) -> None:
+        super().begin(slot, params, seed, stream, stop_ids)
+        self.last.pop(slot, None)
+        self.stops[slot] = frozenset(stop_ids)
+
+    def run(self, tokens: list[int], counts: Sequence[int], slots: Sequence[int], draws: Sequence[int], kept: Sequence[int]) -> Draws:
+        fed: list[list[int]] = []
+        for count, slot in zip(counts, slots, strict=True):
+            piece, tokens = tokens[:count], tokens[count:]
+            if piece == [LAST]:
+                assert len(self.stops[slot]) <= self.stops_ahead
+                self.fed_last += 1
+                piece = [] if self.last[slot] in self.stops[slot] else [self.last[slot]]
+            assert LAST not in piece
+            fed.append(piece)
+        alive = [row for row, piece in enumerate(fed) if piece]
+        draws_alive, kept_alive = [row for row in draws if fed[row]], [row for row in kept if fed[row]]
+        ids, logits = dict.fromkeys(draws, NONSENSE), torch.zeros(len(kept), self.model.checkpoint.vocab)
+        if alive:
+            known = super().run([token for piece in fed for token in piece], [len(fed[row]) for row in alive], [slots[row] for row in alive],
+                                [alive.index(row) for row in draws_alive], [alive.index(row) for row in kept_alive])
+            ids |= zip(draws_alive, known.wait(), strict=True)
+            if known.logits is not None:
+                logits[[list(kept).index(row) for row in kept_alive]] = known.logits
+        self.last |= {slots[row]: ids[row] for row in draws_alive}
+        return Known([ids[row] for row in draws], logits if kept else None)

@@ -32,6 +32,7 @@ class CudaSteps(Steps):
         super().__init__(model, states)
         self._vocab = model.checkpoint.vocab
 
+    @torch.inference_mode()
     def begin(self, slot: int, params: Sampling, seed: int, stream: int, stop_ids: Collection[int]) -> None:
         super().begin(slot, params, seed, stream, stop_ids)
         possible = [stop for stop in stop_ids if 0 <= stop < self._vocab]

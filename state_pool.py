@@ -13,6 +13,8 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from torch import Tensor
+
 from rwkv_batch.catalog import Catalog
 from rwkv_batch.pool_entries import Answer, Hot, Image, Write, put_of, release, sentence, whole
 from rwkv_batch.pool_events import Deleted, DocumentDone, Event, Exported, Forked, Freed, Imported, Loaded, Saved
@@ -27,6 +29,7 @@ log = logging.getLogger(__name__)
 
 L1 = 16                   # sessions in slots of the device
 L2 = 32                   # sessions in host memory, besides those in L1
+COPIES = 4                # states on their way out of the device by `copy_out`
 BEHIND_BYTES = 1 << 30    # states that may wait for the disk when turns do not; past it they do
 
 __all__ = ["L1", "L2", "Deleted", "DocumentDone", "Event", "Exported", "Forked", "Freed", "Imported", "Loaded", "Saved", "StatePool",
@@ -56,6 +59,7 @@ class StatePool:
         self._done: queue.SimpleQueue[tuple[Finish, Any, Exception | None]] = queue.SimpleQueue()
         self._mover = Mover(self._report)
         self._writer = Writer(self._store, self._report, self._renewed)
+        self._copies = 0
         self._closed = False
 
     def find(self, key: str) -> SessionInfo | None:
@@ -129,6 +133,26 @@ class StatePool:
         self._mover.put(work, partial(self._copied, hot))
         self._write(key, image, lambda error, slots: Saved(key, error, slots, token))
         return freed + self._trim()
+
+    def copy_out(self, slot: int, done: Callable[[Tensor], None]) -> None:
+        """Copy the state that the slot has now to host memory; `done` gets it during a later `poll`, on a CPU at once.
+
+        On a GPU nothing is copied when COPIES are under way already, or when it fails: this is for what can be computed again.
+        """
+        if not self._transfer.pinned:
+            done(self._transfer.clone(slot))
+            return
+        if self._copies == COPIES:
+            return
+        self._copies += 1
+        state, fence = self._transfer.clone(slot), self._transfer.fence()
+
+        def copied(result: Tensor | None, error: Exception | None) -> None:
+            self._copies -= 1
+            if result is not None:
+                done(result)
+
+        self._mover.put(partial(self._transfer.to_host, state, fence), copied)
 
     def delete(self, key: str, prefix: bool = False, token: object = None) -> list[int]:
         """Remove the session from every tier, with `prefix` also all whose keys begin with "{key}:". Returns slots that are the caller's

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -239,7 +240,7 @@ class Engine:
         if state is None:
             self._clear(row.slot)
         else:
-            self.states.memory[row.slot].copy_(state)
+            self.states.memory[row.slot].copy_(state, non_blocking=True)
         if row.request.prefix_cache:
             row.cuts = self.prefixes.cuts(row.prompt, row.fed)
             self.prefixes.remember(row.prompt)
@@ -263,7 +264,7 @@ class Engine:
             cut = row.cuts[0] if row.cuts else None
             row.took(count)
             if row.fed == cut and row.slot is not None:
-                self.prefixes.put(row.prompt[:cut], self.states.memory[row.slot].cpu().clone())
+                self.pool.copy_out(row.slot, partial(self.prefixes.put, row.prompt[:cut]))
         for row in rows:
             row.flying += 1
         for row in [row for row, _ in plan if row.closing]:

@@ -40,6 +40,16 @@ class Transfer:
         """From slot to slot."""
         self._copy(self._slots[target], self._slots[source], fence)
 
+    def clone(self, slot: int) -> Tensor:
+        """The slot's state as it is, uint8, on its device."""
+        return self._slots[slot].clone()
+
+    def to_host(self, state: Tensor, fence: Fence) -> Tensor:
+        """A copy of what `clone` gave."""
+        copy = torch.empty(len(state), dtype=torch.uint8, pin_memory=self.pinned)
+        self._copy(copy, state, fence)
+        return copy
+
     def fitted(self, snapshot: Tensor) -> tuple[Header, Tensor]:
         """A snapshot that was stored, checked, in this server's layout. Raises SnapshotError."""
         return fitted(snapshot, self.layout, self.pinned)

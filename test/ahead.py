@@ -41,7 +41,8 @@ class LateSteps(Steps):
         draws_alive, kept_alive = [row for row in draws if fed[row]], [row for row in kept if fed[row]]
         ids, logits = dict.fromkeys(draws, NONSENSE), torch.zeros(len(kept), self.model.checkpoint.vocab)
         if alive:
-            known = super().run([token for piece in fed for token in piece], [len(fed[row]) for row in alive], [slots[row] for row in alive],
+            pieces = [token for piece in fed for token in piece]
+            known = super().run(pieces, [len(fed[row]) for row in alive], [slots[row] for row in alive],
                                 [alive.index(row) for row in draws_alive], [alive.index(row) for row in kept_alive])
             ids |= zip(draws_alive, known.wait(), strict=True)
             if known.logits is not None:

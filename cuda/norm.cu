@@ -188,6 +188,7 @@ __global__ void shift_mix_kernel(const __half* normed, const int* row_of, const 
                                  size_t slot_stride, const __half* mixes, int n, __half* out, int width) {
     wait_for_inputs();
     const int token = blockIdx.x, row = row_of[token], slot = slots[row];
+    if (slot < 0) return;  // padding
     const bool starts = token == first[row];
     for (int column = 4 * threadIdx.x; column < width; column += 4 * blockDim.x) {
         float4 before;

@@ -22,10 +22,11 @@ CPU_STEP_FLOPS = 30e9     # prompt work that a laptop does in about a quarter of
 GPU_PREFILL_TOKENS = 4096
 SMALL = 64_000_000        # parameters below which two threads wait for each other longer than they work
 
-LOGITS_COPIES = 6         # rows of logits that a step with logprobs of all rows holds at once, two of them fp16 and four or five fp32
+LOGITS_COPIES = 8         # fp32 rows of logits that steps with logprobs of all rows hold at once, two fp16 ones counted as one
 TORCH_VECTORS = 64        # float32 vectors of a token that torch's operations hold at once, where the kernels in cuda/ cannot run
 GRAPH_NODE_BYTES = 4096   # of the driver's for each launch in a CUDA graph
 NODES_OF_LAYER = 16       # at most
+PREFILL_NODES_OF_LAYER = 28
 CGROUP = Path("/sys/fs/cgroup")
 RESERVE = 1 << 30         # of a GPU's memory left alone: cuBLAS workspaces, kernels loaded late, what an allocator cannot use
 
@@ -89,7 +90,7 @@ def bytes_needed(model: RWKV7, wkv_dtype: torch.dtype, rows: int, l1: int, budge
     total = slots * state + rows * LOGITS_COPIES * 4 * shape.vocab
     if model.cuda is not None:
         return total + RESERVE + _graph_bytes(model, slots) + slots * _sampler_bytes(shape.vocab) + _buffer_bytes(model, slots) \
-            + _buffer_bytes(model, budget + rows)
+            + _buffer_bytes(model, budget + rows) + _prefill_bytes(model, budget)
     total += (budget + rows) * TORCH_VECTORS * 4 * shape.width
     return total if model.device.type == "cpu" else total + RESERVE
 
@@ -123,7 +124,7 @@ def rehearse(model: RWKV7, states: States, rows: int, budget: int) -> None:
         return
     lengths = [1] * (rows - 1) + [budget + 1]
     logits = model.forward(torch.zeros(sum(lengths), dtype=torch.long), lengths, range(rows), states)
-    logprobs(logits.clone(), [0] * rows, [0] * rows)
+    logprobs(logits.clone(), [0] * rows, [0] * rows)  # while the logits of the next step are there too
     states.clear(range(rows))
 
 
@@ -143,6 +144,18 @@ def _buffer_bytes(model: RWKV7, tokens: int) -> int:
     weights, arena = model.cuda.weights, dict[str, torch.Tensor]()
     Buffers(dataclasses.replace(weights, head=weights.head.to("meta")), tokens, arena)
     return sum(tensor.nbytes for tensor in arena.values())
+
+
+def _prefill_bytes(model: RWKV7, budget: int) -> int:
+    """Of the graphs of small prefills and their buffers, and of what the chunks of a step hand from kernel to kernel."""
+    from rwkv_batch.ops import cuda_prefill, cuda_prefill_graphs
+
+    assert model.cuda is not None
+    chunk = model.checkpoint.heads * model.cuda.kernels.item_bytes
+    sizes, longest = cuda_prefill_graphs.SIZES, -(-(budget + 1) // cuda_prefill.CHUNK)
+    chunks = cuda_prefill.most_chunks(sizes[-1]) + max(longest, cuda_prefill.SCRATCH_CHUNKS)
+    nodes = len(sizes) * model.checkpoint.layers * PREFILL_NODES_OF_LAYER
+    return chunks * chunk + nodes * GRAPH_NODE_BYTES + _buffer_bytes(model, sizes[-1])
 
 
 def _graph_bytes(model: RWKV7, slots: int) -> int:

@@ -157,10 +157,11 @@ class RWKV7:
 
     @torch.inference_mode()
     def capture(self, states: States, progress: bool = True) -> None:
-        """Make the CUDA graphs of all decode batches over these states now rather than when they are first needed."""
+        """Make the CUDA graphs of all decode batches and small prefills over these states now rather than when they are first needed."""
         if self.cuda is not None:
             with torch.cuda.device(self.device):
                 self.graphs(states).capture(progress)
+                self.cuda.prefill_graphs(states).capture(progress)
 
     def _forward_cuda(self, cuda: CudaModel, tokens: Tensor, lengths: Sequence[int], slots: Sequence[int], states: States,
                       wanted: Sequence[int]) -> Tensor:

@@ -1,7 +1,7 @@
 """RWKV-7 on a CUDA GPU: the forward pass over the kernels in `cuda/`. States, names and results are those of `rwkv7.RWKV7`."""
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,18 +10,13 @@ from rwkv_batch.checkpoint import Checkpoint
 from rwkv_batch.ops import cuda_weights
 from rwkv_batch.ops.cuda_lib import Added, Kernels, TimeMixInput, pointer
 from rwkv_batch.ops.cuda_prefill import DeviceRows, Plan, upload
+from rwkv_batch.ops.cuda_prefill_graphs import SIZES, PrefillGraphs, Slots
 from rwkv_batch.ops.cuda_products import Buffers, Products
 from rwkv_batch.ops.cuda_tune import Tuning
 from rwkv_batch.ops.cuda_weights import Layer
 
 HEAD_SIZE = 64
-SMALL_PREFILL = 64    # up to here a prefill's products run as those of a decode step with as many rows
-
-
-class Slots(Protocol):
-    """States of all slots, as in rwkv7.States."""
-    shift: Tensor     # [slots, layers, 2, C], fp16
-    wkv: Tensor       # [slots, layers, heads, 64, 64], fp16 or fp32
+MANY = 1 << 30       # tokens, for which nothing is measured
 
 
 @dataclass(frozen=True)
@@ -41,6 +36,7 @@ class CudaModel:
             self.weights = cuda_weights.prepare(checkpoint, device)
             self.products = Products(self.kernels, self.weights)
             self.tuning = Tuning.of(self.products, device)
+        self._graphs: PrefillGraphs | None = None
 
     def decode(self, tokens: Tensor, slots: Tensor, states: Slots, logits: Tensor, arena: dict[str, Tensor]) -> None:
         """One token of every row: tokens and slots `[T]` int32 on the device, a negative slot for padding; logits `[T, rows of head]`.
@@ -66,15 +62,24 @@ class CudaModel:
         if plan.order != list(range(len(lengths))):
             pieces = tokens.split(list(lengths))
             tokens = torch.cat([pieces[row] for row in plan.order])
-        b = Buffers(self.weights, plan.tokens, {})
-        added = self.run_rows(tokens.to(self.device, torch.int32), upload(plan, self.device), states, b, self._prefill_methods(plan.tokens))
+        if PrefillGraphs.take(plan):
+            b, added = self.prefill_graphs(states).run(tokens, plan)
+        else:
+            b, tokens = Buffers(self.weights, plan.tokens, {}), tokens.to(self.device, torch.int32, non_blocking=True)
+            added = self.run_rows(tokens, upload(plan, self.device), states, b, self.tuning.methods(MANY))
         normed = b.x.new_empty(len(wanted), b.x.shape[1], dtype=torch.float16)
         logits = normed.new_empty(len(wanted), len(self.weights.head))
         if len(wanted):
-            last = torch.tensor([plan.last[row] for row in wanted], dtype=torch.int32).to(self.device)
+            last = torch.tensor([plan.last[row] for row in wanted], dtype=torch.int32, pin_memory=True).to(self.device, non_blocking=True)
             self.kernels.norm(b.x, added, *self.weights.norm_out, normed, last)
-            self.products.head(normed, logits, self._prefill_methods(len(wanted))["head"])
+            self.products.head(normed, logits, self._head_method(len(wanted)))
         return logits
+
+    def prefill_graphs(self, states: Slots) -> PrefillGraphs:
+        """The graphs over these states; those over others are given up."""
+        if self._graphs is None or self._graphs.states is not states:
+            self._graphs = PrefillGraphs(self, states)
+        return self._graphs
 
     def run_rows(self, tokens: Tensor, rows: DeviceRows, states: Slots, b: Buffers, methods: dict[str, str]) -> Added:
         """All layers over packed rows: tokens `[T]` int32 on the device. Launches only; returns what is still to be added to b.x."""
@@ -93,12 +98,9 @@ class CudaModel:
 
         return self._layers(tokens, states, b, Mixers(norm_mix, wkv), methods)
 
-    def _prefill_methods(self, tokens: int) -> dict[str, str]:
-        if tokens > SMALL_PREFILL:
-            return self.tuning.methods(1 << 30)
-        ladder = next(size for size in (1, 2, 4, 8, 16, 32, SMALL_PREFILL) if size >= tokens)
-        methods = self.tuning.methods(ladder)
-        return methods if ladder == tokens else {**methods, "value": "blas"}
+    def _head_method(self, rows: int) -> str:
+        sizes = (1, 2, 4, 8, 16, *SIZES)
+        return self.tuning.methods(sizes[bisect_left(sizes, rows)] if rows <= sizes[-1] else MANY)["head"]
 
     def _layers(self, tokens: Tensor, states: Slots, b: Buffers, mixers: Mixers, methods: dict[str, str]) -> Added:
         """All layers; returns what is still to be added to the residual stream b.x."""

@@ -11,7 +11,7 @@ from rwkv_batch.ops.cuda_lib import PackedInput, Pieces, Rows
 
 CHUNK = 16               # tokens, as in cuda/wkv_prefill.cu
 SCRATCH_CHUNKS = 320     # whose numbers between the kernels of the recurrence are kept at once; a row longer than that has room made for it
-NOBODY = -1              # the first token of the row of padding, so that no token begins it, and its slot
+NO_SLOT = -1             # of the row of padding
 SECTIONS = ("row_of", "first", "last", "slots", "counts", "chunk_token", "chunk_tokens", "row_chunk", "row_chunks", "row_slot")
 
 
@@ -54,7 +54,7 @@ class Plan:
         for row, end in zip(order, ends, strict=True):
             last[row] = end - 1
         numbers |= {"row_of": row_of, "first": first, "last": [end - 1 for end in ends], "slots": [slots[row] for row in order],
-                    "counts": [single, *(number for launch in launches for number in launch)]}
+                    "counts": [single, *(number for launch in launches or [(0, 0)] for number in launch)]}
         return cls(order, len(row_of), single, launches, last, numbers)
 
 
@@ -87,15 +87,49 @@ class DeviceRows:
 def upload(plan: Plan, device: torch.device) -> DeviceRows:
     """For one use."""
     layout = Layout.of({name: len(plan.numbers[name]) for name in SECTIONS})
-    host = np.empty(layout.size, np.int32)
-    layout.fill(host, plan)
-    at = _places(torch.from_numpy(host).to(device), layout)
+    host = torch.empty(layout.size, dtype=torch.int32, pin_memory=True)
+    layout.fill(host.numpy(), plan)
+    at = _places(host.to(device, non_blocking=True), layout)
     chunk = row = 0
     pieces = []
     for launch, (chunks, rows) in enumerate(plan.launches):
         pieces.append(_pieces(at, launch, chunk, row, chunks, rows))
         chunk, row = chunk + chunks, row + rows
     return DeviceRows(_rows(at, plan.tokens, len(plan.order)), plan.single, None, pieces)
+
+
+class Described:
+    """Room on the device for the plan of any prefill of up to `size` tokens that is one launch, filled anew before each; and the tokens."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        chunks = most_chunks(size)
+        room = dict.fromkeys(("chunk_token", "chunk_tokens", "row_chunk", "row_chunks", "row_slot"), chunks)
+        self._layout = Layout.of(room | dict.fromkeys(("first", "last", "slots"), size + 1) | {"row_of": size, "counts": 3})
+        self._size = size
+        self._flat = torch.empty(size + self._layout.size, device=device, dtype=torch.int32)
+        at = _places(self._flat[size:], self._layout)
+        self.tokens = self._flat[:size]
+        self.rows = DeviceRows(_rows(at, size, size + 1), size, at["counts"][:1], [_pieces(at, 0, 0, 0, chunks, chunks)])
+        self.fill(torch.zeros(0, dtype=torch.int32), Plan.of([], []))
+
+    def fill(self, tokens: Tensor, plan: Plan) -> None:
+        """The tokens behind the plan's belong to a row that nothing is read from or written to."""
+        host, rows = torch.zeros(len(self._flat), dtype=torch.int32, pin_memory=True), len(plan.order)
+        numbers = host.numpy()[self._size:]
+        self._layout.fill(numbers, plan)
+        numbers[self._layout.starts["row_of"] + plan.tokens:self._layout.starts["row_of"] + self._size] = rows
+        numbers[self._layout.starts["slots"] + rows] = NO_SLOT
+        if tokens.is_cuda:
+            self._flat[self._size:].copy_(host[self._size:], non_blocking=True)
+            self.tokens[:len(tokens)].copy_(tokens)
+        else:
+            host[:len(tokens)] = tokens
+            self._flat.copy_(host, non_blocking=True)
+
+
+def most_chunks(tokens: int) -> int:
+    """Of rows of two tokens and more, in one launch."""
+    return min(tokens // 2, SCRATCH_CHUNKS)
 
 
 def _places(flat: Tensor, layout: Layout) -> dict[str, Tensor]:

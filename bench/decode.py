@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Speed of the model on a CUDA GPU, without server and engine: decode by batch size, prefill by shape.
+"""Speed of the engine on a CUDA GPU: decode by batch size, prefill by shape; embedding, sampling and the making of text included.
 
-A decode step is one replay of a CUDA graph: embedding, all layers, head, and the greedy choice of the next token, which feeds the next
-step on the device. Rows begin with different tokens and random states. Times are medians; "floor" is the roofline (bench/roofline.py).
+Times are medians of runs; "floor" is the roofline (bench/roofline.py). --graphs leaves the engine out: the model's CUDA graph alone, with
+a greedy choice that feeds the next step.
 
     python bench/decode.py --size 1.5b
     python bench/decode.py --model rwkv7-g1-7.2b.pth --batches 1,32,320 --prefill 1x1024,8x512 --json out.json
@@ -12,23 +12,20 @@ import json
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bench.engine_level import Through
+from bench.graphs import Graphs, timed
 from bench.make_checkpoint import ACTIVE_SHARE, SIZES, random_checkpoint
 from bench.roofline import Work, decode_floor, prefill_floor
 from bench.trace import report
 from rwkv_batch import checkpoint
-from rwkv_batch.ops.cuda_capture import capture
-from rwkv_batch.ops.cuda_model import CudaModel
-from rwkv_batch.rwkv7 import States
 
 RUNS = 15
-STEPS = 4               # of a run
 PREFILL_RUNS = 5
 COPY_BYTES = 4 << 30
 TENSOR_RATE = 790e12    # fp16 operations/s of a large product on an H200
@@ -42,56 +39,6 @@ def copy_bandwidth() -> float:
     return COPY_BYTES / statistics.median(timed(lambda: target.copy_(source), 1) for _ in range(RUNS))
 
 
-def timed(run, count: int) -> float:
-    """Seconds of one call, between two events around `count` of them."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    for _ in range(count):
-        run()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / 1e3 / count
-
-
-def decode_graph(model: CudaModel, states: States, rows: int, arena: dict[str, torch.Tensor]) -> torch.cuda.CUDAGraph:
-    """One step of so many rows, with its buffers in `arena`, which must live as long."""
-    tokens = torch.randint(1, 65000, (rows,), device="cuda", dtype=torch.int32)
-    slots = torch.randperm(len(states.wkv), device="cuda", dtype=torch.int32)[:rows]
-    logits = torch.empty(rows, len(model.weights.head), device="cuda", dtype=torch.float16)
-    arena |= {"tokens": tokens, "slots": slots, "logits": logits}
-    states.wkv.normal_(std=0.1)
-    model.tuning.methods(rows)
-
-    def step() -> None:
-        model.decode(tokens, slots, states, logits, arena)
-        tokens.copy_(logits.argmax(-1))
-
-    return capture(step)
-
-
-def decode(graph: torch.cuda.CUDAGraph) -> float:
-    """Seconds of one step."""
-    for _ in range(3):
-        graph.replay()
-    return statistics.median(timed(graph.replay, STEPS) for _ in range(RUNS))
-
-
-def prefill(model: CudaModel, states: States, rows: int, length: int) -> float:
-    """Seconds for so many rows of so many tokens, launches included."""
-    tokens = torch.randint(1, 65000, (rows * length,), device="cuda")
-    slots = list(range(rows))
-
-    def run() -> float:
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        model.prefill(tokens, [length] * rows, slots, states, slots)
-        torch.cuda.synchronize()
-        return time.perf_counter() - start
-
-    run()
-    return statistics.median(run() for _ in range(PREFILL_RUNS))
-
-
 def environment() -> dict[str, str]:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True)
@@ -99,7 +46,6 @@ def environment() -> dict[str, str]:
             "command": " ".join(["python", *sys.argv])}
 
 
-@torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, help="random weights of a published size, made on the GPU")
@@ -107,6 +53,7 @@ def main() -> None:
     parser.add_argument("--batches", default="1,2,4,8,16,32,64,128,256,320,512,960", help="rows of a decode step (empty: none)")
     parser.add_argument("--prefill", default="1x128,1x1024,1x4096,8x512,32x128", help="rows x tokens (empty: none)")
     parser.add_argument("--wkv", choices=DTYPES, default="fp16", help="how states are stored")
+    parser.add_argument("--graphs", action="store_true", help="the model's kernels alone, without the engine")
     parser.add_argument("--trace", action="store_true", help="say where the time of each decode step goes, and how long the device idles")
     parser.add_argument("--json", help="file for the figures")
     args = parser.parse_args()
@@ -117,30 +64,32 @@ def main() -> None:
     batches = [int(rows) for rows in args.batches.split(",") if rows]
     shapes = [tuple(map(int, shape.split("x"))) for shape in args.prefill.split(",") if shape]
     bandwidth, work = copy_bandwidth(), Work.of(weights)
-    model = CudaModel(weights, torch.device("cuda"))
+    torch.cuda.empty_cache()
     most = max([*batches, *(rows for rows, _ in shapes)])
-    states = States.zeros(most, weights.layers, weights.width, torch.float16, DTYPES[args.wkv], "cuda")
-    print(json.dumps(environment()))
-    print(f"{weights.name}, states {args.wkv}, device copy {bandwidth / 1e12:.2f} TB/s")
-    results: dict[str, dict[str, dict[str, float]]] = {"decode": {}, "prefill": {}}
-    for rows in batches:
-        arena: dict[str, torch.Tensor] = {}
-        graph = decode_graph(model, states, rows, arena)
-        seconds = decode(graph)
-        floor = decode_floor(work, rows, bandwidth, TENSOR_RATE, DTYPES[args.wkv].itemsize, ACTIVE_SHARE)
-        results["decode"][str(rows)] = {"ms": seconds * 1e3, "tokens_per_s": rows / seconds, "floor": floor / seconds}
-        print(f"decode {rows:5d} rows {seconds * 1e3:8.3f} ms {rows / seconds:9.0f} tokens/s, {floor / seconds:4.0%} of the floor"
-              f"   {' '.join(f'{kind}:{method}' for kind, method in model.tuning.methods(rows).items())}", flush=True)
-        if args.trace:
-            print(f"products in us: {model.tuning.report(rows)}\n{report(graph.replay)}", flush=True)
-    for rows, length in shapes:
-        seconds = prefill(model, states, rows, length)
-        floor = prefill_floor(work, rows * length, TENSOR_RATE)
-        results["prefill"][f"{rows}x{length}"] = {"ms": seconds * 1e3, "tokens_per_s": rows * length / seconds, "floor": floor / seconds}
-        print(f"prefill {rows}x{length} {seconds * 1e3:8.2f} ms {rows * length / seconds:9.0f} tokens/s, "
-              f"{floor / seconds:4.0%} of the floor", flush=True)
+    with torch.inference_mode(args.graphs):
+        runner = Graphs(weights, most, DTYPES[args.wkv]) if args.graphs else \
+            Through(weights, most, args.wkv, max((rows * length for rows, length in shapes), default=4096))
+        print(json.dumps(environment()))
+        print(f"{weights.name}, {'graphs' if args.graphs else 'engine'}, states {args.wkv}, device copy {bandwidth / 1e12:.2f} TB/s")
+        results: dict[str, dict[str, dict[str, float]]] = {"decode": {}, "prefill": {}}
+        for rows in batches:
+            seconds = runner.decode(rows, RUNS)
+            floor = decode_floor(work, rows, bandwidth, TENSOR_RATE, DTYPES[args.wkv].itemsize, ACTIVE_SHARE)
+            results["decode"][str(rows)] = {"ms": seconds * 1e3, "tokens_per_s": rows / seconds, "floor": floor / seconds}
+            print(f"decode {rows:5d} rows {seconds * 1e3:8.3f} ms {rows / seconds:9.0f} tokens/s, {floor / seconds:4.0%} of the floor"
+                  f"   {runner.about(rows)}", flush=True)
+            if args.trace:
+                print(report(runner.step), flush=True)
+        for rows, length in shapes:
+            seconds = runner.prefill(rows, length, PREFILL_RUNS)
+            floor = prefill_floor(work, rows * length, TENSOR_RATE)
+            results["prefill"][f"{rows}x{length}"] = {"ms": seconds * 1e3, "tokens_per_s": rows * length / seconds,
+                                                      "floor": floor / seconds}
+            print(f"prefill {rows}x{length} {seconds * 1e3:8.2f} ms {rows * length / seconds:9.0f} tokens/s, "
+                  f"{floor / seconds:4.0%} of the floor", flush=True)
     if args.json:
-        Path(args.json).write_text(json.dumps({**environment(), "model": weights.name, "wkv": args.wkv, "copy": bandwidth, **results}))
+        Path(args.json).write_text(json.dumps({**environment(), "model": weights.name, "level": "graphs" if args.graphs else "engine",
+                                               "wkv": args.wkv, "copy": bandwidth, **results}))
 
 
 if __name__ == "__main__":

@@ -70,20 +70,23 @@ class _Flight:
 class Engine:
     """Continuous batching over one model.
 
-    `model_path`: a checkpoint, or None for the bundled model. `device`: "auto", "cpu", "cuda", "cuda:1". `max_rows`:
+    `model_path`: a checkpoint, its file, or None for the bundled model. `device`: "auto", "cpu", "cuda", "cuda:1". `max_rows`:
     how many rows run at once (None: what fits). `prefill_tokens`: prompt tokens a step (None: what suits the device).
     `wkv`: "fp32" or "fp16", how the recurrent state is stored (None: fp32 on a CPU, fp16 on a GPU).
     `l1`, `l2`, `store`, `durable`: see StatePool. `progress` is told (bytes read, bytes in all) while a checkpoint loads; `wake` is
     called, from any thread, when `busy` may have become true by itself. Raises checkpoint.CheckpointError, memory.DeviceError.
     """
 
-    def __init__(self, model_path: str | Path | None = None, *, device: str = "auto", max_rows: int | None = None,
+    def __init__(self, model_path: str | Path | checkpoint.Checkpoint | None = None, *, device: str = "auto", max_rows: int | None = None,
                  prefill_tokens: int | None = None, max_waiting: int = 4096, wkv: str | None = None, prefix_cache_mb: int = 0,
                  l1: int = 0, l2: int = 0, store: Store | None = None, durable: bool = True,
                  progress: Callable[[int, int], None] | None = None, wake: Callable[[], None] = lambda: None) -> None:
         place = memory.device(device)
         on_gpu = place.type != "cpu"
-        weights = checkpoint.load(model_path, progress) if model_path else _bundled()
+        if isinstance(model_path, checkpoint.Checkpoint):
+            weights = model_path
+        else:
+            weights = checkpoint.load(model_path, progress) if model_path else _bundled()
         with memory.enough(f"the weights of {weights.name}", place):
             self.model = RWKV7(weights, place, torch.float16 if on_gpu else torch.float32)
         if not on_gpu:

@@ -1,0 +1,64 @@
+"""Decode and prefill through the engine: requests in, text out, everything between the socket and the GPU but the socket."""
+import random
+import statistics
+import time
+
+import torch
+
+from rwkv_batch.checkpoint import Checkpoint
+from rwkv_batch.engine import Engine
+from rwkv_batch.protocol import GenerateRequest, Progress
+
+STEPS = 8     # of a run
+WARM_UP = 12  # steps before the first
+KEY = b"bench"
+ENDLESS = 1 << 30
+
+
+class Through:
+    """Rows with different prompts of random tokens, drawn from with the default method, parameters and a seed of their own."""
+
+    def __init__(self, weights: Checkpoint, rows: int, wkv: str, prefill_tokens: int) -> None:
+        self.engine = Engine(weights, device="cuda", max_rows=rows, wkv=wkv, prefill_tokens=prefill_tokens)
+
+    def decode(self, rows: int, runs: int) -> float:
+        """Seconds of one step; the rows go on until the next call, and `step` is their next step."""
+        self.engine.cancel_frontend(KEY)
+        self._ask(rows, 4, ENDLESS)
+        for _ in range(WARM_UP):
+            self.step()
+        return statistics.median(self._run() for _ in range(runs))
+
+    def step(self) -> None:
+        self.engine.step()
+
+    def prefill(self, rows: int, length: int, runs: int) -> float:
+        """Seconds from a request with so many prompts of so many tokens to the first token of each."""
+        self.engine.cancel_frontend(KEY)
+        return statistics.median([self._first_tokens(rows, length) for _ in range(runs + 1)][1:])
+
+    def about(self, rows: int) -> str:
+        """How its products run."""
+        assert self.engine.model.cuda is not None
+        return " ".join(f"{kind}:{method}" for kind, method in self.engine.model.cuda.tuning.methods(rows).items())
+
+    def _ask(self, rows: int, length: int, max_tokens: int) -> None:
+        prompts = [[random.randrange(1, 65000) for _ in range(length)] for _ in range(rows)]
+        request = GenerateRequest(id="rows", prompts=prompts, max_tokens=max_tokens, stop_ids=[], flush_tokens=1, prefix_cache=False)
+        self.engine.add((KEY, request.id), request)
+
+    def _run(self) -> float:
+        start = time.perf_counter()
+        for _ in range(STEPS):
+            self.step()
+        return (time.perf_counter() - start) / STEPS
+
+    def _first_tokens(self, rows: int, length: int) -> float:
+        while self.engine.busy:
+            self.step()
+        torch.cuda.synchronize()
+        start, came = time.perf_counter(), 0
+        self._ask(rows, length, 1)
+        while came < rows:
+            came += sum(len(event.rows) for _, event in self.engine.step() if isinstance(event, Progress))
+        return time.perf_counter() - start

@@ -1,0 +1,70 @@
+"""Decode and prefill without the engine: the model alone, greedily, fed by the device. What the kernels take, for work on them."""
+import statistics
+import time
+
+import torch
+
+from rwkv_batch.checkpoint import Checkpoint
+from rwkv_batch.ops.cuda_capture import capture
+from rwkv_batch.ops.cuda_model import CudaModel
+from rwkv_batch.rwkv7 import States
+
+STEPS = 4  # of a run
+
+
+def timed(run, count: int) -> float:
+    """Seconds of one call, between two events around `count` of them."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(count):
+        run()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3 / count
+
+
+class Graphs:
+    """A decode step is one replay of a CUDA graph that feeds itself. Rows begin with different tokens and random states."""
+
+    def __init__(self, weights: Checkpoint, rows: int, wkv: torch.dtype) -> None:
+        self.model = CudaModel(weights, torch.device("cuda"))
+        self.states = States.zeros(rows, weights.layers, weights.width, torch.float16, wkv, "cuda")
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    def decode(self, rows: int, runs: int) -> float:
+        """Seconds of one step; `step` is that step afterwards."""
+        self._buffers = {}  # a graph's must live as long as it
+        tokens = torch.randint(1, 65000, (rows,), device="cuda", dtype=torch.int32)
+        slots = torch.randperm(len(self.states.wkv), device="cuda", dtype=torch.int32)[:rows]
+        logits = torch.empty(rows, len(self.model.weights.head), device="cuda", dtype=torch.float16)
+        self._buffers |= {"tokens": tokens, "slots": slots, "logits": logits}
+        self.states.wkv.normal_(std=0.1)
+        self.model.tuning.methods(rows)
+
+        def step() -> None:
+            self.model.decode(tokens, slots, self.states, logits, self._buffers)
+            tokens.copy_(logits.argmax(-1))
+
+        self.step = capture(step).replay
+        for _ in range(3):
+            self.step()
+        return statistics.median(timed(self.step, STEPS) for _ in range(runs))
+
+    def prefill(self, rows: int, length: int, runs: int) -> float:
+        """Seconds for so many rows of so many tokens, launches included."""
+        tokens = torch.randint(1, 65000, (rows * length,), device="cuda")
+        slots = list(range(rows))
+
+        def run() -> float:
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            self.model.prefill(tokens, [length] * rows, slots, self.states, slots)
+            torch.cuda.synchronize()
+            return time.perf_counter() - start
+
+        run()
+        return statistics.median(run() for _ in range(runs))
+
+    def about(self, rows: int) -> str:
+        """How its products run."""
+        return " ".join(f"{kind}:{method}" for kind, method in self.model.tuning.methods(rows).items())

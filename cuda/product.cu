@@ -8,20 +8,9 @@
 // w are under way before it waits for the kernel that makes x. Where rows do not fill the last tile, it overlaps the one before, and
 // computes the same numbers again.
 // Sums are fp32: first over k inside a warp's share, then over the shares in order. A row's result does not depend on the other rows.
-#include "common.cuh"
+#include "product.cuh"
 
 constexpr int WARPS = 8;
-constexpr int MOST_PARTS = 8;
-
-enum Function { IDENTITY = 0, TANH = 1, SIGMOID = 2, RELU_SQUARE = 3 };
-
-struct Product {
-    const __half* w;
-    const __half* x;
-    __half* y;
-    int n, k;
-    int function;
-};
 
 struct Products {
     Product part[MOST_PARTS];
@@ -29,16 +18,6 @@ struct Products {
     int tiles, m;
     Ahead ahead;
 };
-
-__device__ __forceinline__ float apply(float x, int function) {
-    if (function == TANH) return 1.f - 2.f / (1.f + __expf(2.f * x));
-    if (function == SIGMOID) return sigmoid(x);
-    if (function == RELU_SQUARE) {
-        x = fmaxf(x, 0.f);
-        return fminf(x * x, 65504.f);
-    }
-    return x;
-}
 
 // One block's part in one tile of rows of w: where this warp's share lies.
 struct Tile {

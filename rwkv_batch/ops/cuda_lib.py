@@ -3,7 +3,7 @@
 Every tensor must be contiguous, on the current device and fp16, but for the residual stream x and partial sums (fp32) and indices (int32).
 """
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_int, c_size_t, c_uint, c_void_p
+from ctypes import POINTER, Array, Structure, byref, c_int, c_size_t, c_uint, c_void_p
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,8 @@ from rwkv_batch.ops import build
 
 IDENTITY, TANH, SIGMOID, RELU_SQUARE = range(4)
 AHEAD_BYTES = 8 << 20      # of weights brought into the cache for the kernels after: what memory delivers while the gaps last
+KEPT, AUTO = 0, -1         # slices of K in products_low: none, as w stays on the multiprocessor; as many as there are multiprocessors for
+MOST_KEPT = 1024           # the longest K of the first kind
 SPARSE_ROWS = (1, 2, 4, 8)  # batches for which there is a sparse product
 
 
@@ -42,6 +44,7 @@ SIGNATURES = {
                        c_void_p),
     "rwkv_relu_square": (c_void_p, c_size_t, c_void_p),
     "rwkv_products": (POINTER(ProductPart), c_int, c_int, c_int, c_int, c_void_p, c_uint, c_void_p),
+    "rwkv_products_low": (POINTER(ProductPart), c_int, c_int, c_int, c_void_p),
     "rwkv_product_sparse": (c_void_p, c_void_p, c_void_p, c_int, c_int, c_int, c_int, c_void_p, c_uint, c_void_p),
     "rwkv_feed": (c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_void_p),
     "rwkv_take": (c_void_p, c_void_p, c_int, c_void_p, c_void_p),
@@ -82,6 +85,7 @@ class Kernels:
 
     def __init__(self, device: torch.device) -> None:
         self.library = build.load(build.architecture(device))
+        self.has_low = torch.cuda.get_device_capability(device)[0] == 9  # products_low is there only on Hopper GPUs
         for name, arguments in SIGNATURES.items():
             function = getattr(self.library, name)
             function.argtypes, function.restype = arguments, c_int
@@ -112,9 +116,11 @@ class Kernels:
     def products(self, parts: Sequence[tuple[Tensor, Tensor, Tensor, int]], rows_of_w: int = 16, shares: int = 8,
                  ahead: Tensor | None = None) -> None:
         """y = f(x w^T) for every (w `[N, K]`, x `[M, K]`, y `[M, N]`, f), all with the same M. ahead: weights that are wanted next."""
-        group = (ProductPart * len(parts))(*(
-            ProductPart(w.data_ptr(), x.data_ptr(), y.data_ptr(), w.shape[0], w.shape[1], function) for w, x, y, function in parts))
-        self._call("rwkv_products", group, len(parts), len(parts[0][1]), rows_of_w, shares, *_ahead(ahead))
+        self._call("rwkv_products", _group(parts), len(parts), len(parts[0][1]), rows_of_w, shares, *_ahead(ahead))
+
+    def products_low(self, parts: Sequence[tuple[Tensor, Tensor, Tensor, int]], slices: int) -> None:
+        """As `products`, for small matrices and more rows. slices: 1, 2, 4, 8, AUTO, or KEPT for K up to MOST_KEPT."""
+        self._call("rwkv_products_low", _group(parts), len(parts), len(parts[0][1]), slices)
 
     def product_sparse(self, h: Tensor, w: Tensor, parts: Tensor, ahead: Tensor | None = None) -> None:
         """h `[M, K]` times w `[K, N]` into partial sums `[P, M, N]`, for M of SPARSE_ROWS. ahead: weights that are wanted next."""
@@ -147,6 +153,11 @@ def _norm_input(x: Tensor, added: Added, weight: Tensor, bias: Tensor, gather: T
     return NormInput(x.data_ptr(), pointer(added.y), pointer(parts), 0 if parts is None else parts.shape[0],
                      0 if parts is None else parts.shape[1], pointer(added.tokens), pointer(added.table), pointer(gather),
                      weight.data_ptr(), bias.data_ptr(), x.shape[1])
+
+
+def _group(parts: Sequence[tuple[Tensor, Tensor, Tensor, int]]) -> Array[ProductPart]:
+    return (ProductPart * len(parts))(*(
+        ProductPart(w.data_ptr(), x.data_ptr(), y.data_ptr(), w.shape[0], w.shape[1], function) for w, x, y, function in parts))
 
 
 def _ahead(weights: Tensor | None) -> tuple[int | None, int]:

@@ -1,7 +1,8 @@
 """The matrix products of a layer, each in the ways it can be run, over buffers that a whole step shares.
 
 "stream16" and "stream32": the weight-streaming kernel, its warps taking 16 or 32 rows of weights. "blas": cuBLAS through torch.
-"mixed": cuBLAS for the large matrices, the kernel for the low-rank ones. "sparse": without the weights of idle hidden units.
+"mixed" and "low": the low-rank matrices by that kernel or by the one for small matrices, cuBLAS for large ones. "sparse": without the
+weights of idle hidden units.
 """
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,12 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rwkv_batch.ops.cuda_lib import IDENTITY, RELU_SQUARE, SIGMOID, SPARSE_ROWS, TANH, Added, Kernels
+from rwkv_batch.ops.cuda_lib import AUTO, IDENTITY, KEPT, MOST_KEPT, RELU_SQUARE, SIGMOID, SPARSE_ROWS, TANH, Added, Kernels
 from rwkv_batch.ops.cuda_weights import LOW_RANK_INPUT, LOW_RANKS, Layer, Weights
 
 METHODS = {
-    "in": ("stream16", "stream32", "mixed", "blas"),
-    "low_out": ("stream16", "blas"),
+    "in": ("stream16", "stream32", "mixed", "low", "blas"),
+    "low_out": ("stream16", "low", "blas"),
     "out": ("stream16", "stream32", "blas"),
     "key": ("stream16", "stream32", "blas"),
     "value": ("sparse", "blas"),
@@ -65,7 +66,13 @@ class Products:
     weights: Weights
 
     def possible(self, kind: str, tokens: int) -> tuple[str, ...]:
-        return METHODS[kind] if kind != "value" or tokens in SPARSE_ROWS else ("blas",)
+        possible = METHODS[kind]
+        if kind == "value" and tokens not in SPARSE_ROWS:
+            possible = tuple(method for method in possible if method != "sparse")
+        ranks = [w.shape[1] for w in self.weights.layers[-1].low_out.values()]
+        if not self.kernels.has_low or (kind == "low_out" and max(ranks) > MOST_KEPT):
+            possible = tuple(method for method in possible if method != "low")
+        return possible
 
     def into_time_mix(self, layer: Layer, b: Buffers, rkv: Tensor, method: str) -> None:
         """r, k, v, and the inner sides of the low-rank functions with their activation."""
@@ -78,6 +85,9 @@ class Products:
         if method == "mixed":
             self.kernels.products(low)
             return
+        if method == "low":
+            self.kernels.products_low(low, AUTO)
+            return
         for w, x, y, function in low:
             torch.mm(x, w.T, out=y)
             if function in (TANH, SIGMOID):
@@ -89,6 +99,8 @@ class Products:
         if method == "blas":
             for w, x, y, _ in parts:
                 torch.mm(x, w.T, out=y)
+        elif method == "low":
+            self.kernels.products_low(parts, KEPT)
         else:
             self.kernels.products(parts, shares=2, ahead=layer.output)
 

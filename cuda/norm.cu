@@ -6,14 +6,11 @@
 //   mixes [N, C] fp16  out [N, T, C] fp16 = normed + (the normed input before - normed) * mix
 //
 // Arithmetic and sums are fp32; mean and variance are computed one after the other over the whole row, each as a tree over threads.
-// A row whose slot is negative is padding: it reads zeros and writes no state.
+// A thread has 4 or 8 neighbouring columns of a row. A row whose slot is negative is padding: it reads zeros and writes no state.
 #include "common.cuh"
 
 constexpr float EPSILON = 1e-5f;
 constexpr int MOST_MIXES = 6;
-constexpr int AT_ONCE = 4;   // partial sums under way together
-
-constexpr int most_threads(int chunks) { return chunks < 4 ? 1024 : 512; }
 
 struct NormInput {
     float* x;
@@ -33,174 +30,202 @@ __device__ __forceinline__ float block_sum(float value, float* scratch) {
     value = warp_sum(value);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
     if (warps == 1) return value;
-    __syncthreads();
     if (lane == 0) scratch[warp] = value;
     __syncthreads();
     return warp_sum(lane < warps ? scratch[lane] : 0.f);
 }
 
-__device__ __forceinline__ float4 widen(uint2 raw) {
-    const float2 low = to_float2(raw.x), high = to_float2(raw.y);
-    return make_float4(low.x, low.y, high.x, high.y);
-}
-
-__device__ __forceinline__ uint2 load_raw(const __half* p) { return *reinterpret_cast<const uint2*>(p); }
-
-__device__ __forceinline__ float4 load4(const __half* p) { return widen(load_raw(p)); }
-
-__device__ __forceinline__ void store4(__half* p, float4 v) {
-    *reinterpret_cast<uint2*>(p) = make_uint2(to_half2(v.x, v.y), to_half2(v.z, v.w));
-}
-
-__device__ __forceinline__ float4 operator+(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
-
-// Weight and bias of this thread's columns. Loaded before waiting for x: they come from memory, x from the cache.
-template <int CHUNKS>
-struct Affine {
-    uint2 weight[CHUNKS], bias[CHUNKS];
-    __device__ __forceinline__ explicit Affine(const NormInput& in) {
-#pragma unroll
-        for (int i = 0; i < CHUNKS; i++) {
-            const int column = 4 * (i * blockDim.x + threadIdx.x);
-            if (column >= in.width) continue;
-            weight[i] = *reinterpret_cast<const uint2*>(in.weight + column);
-            bias[i] = *reinterpret_cast<const uint2*>(in.bias + column);
+// N neighbouring numbers of a row of fp16 (4 or 8), as they are stored.
+template <int N>
+struct Raw {
+    uint32_t pair[N / 2];
+    __device__ __forceinline__ void load(const __half* p) {
+        if constexpr (N == 8) {
+            const uint4 x = *reinterpret_cast<const uint4*>(p);
+            pair[0] = x.x, pair[1] = x.y, pair[2] = x.z, pair[3] = x.w;
+        } else {
+            const uint2 x = *reinterpret_cast<const uint2*>(p);
+            pair[0] = x.x, pair[1] = x.y;
         }
+    }
+    __device__ __forceinline__ void store(__half* p) const {
+        // Left to itself, the compiler makes four stores of 4 bytes of a vector whose words it has just packed.
+        if constexpr (N == 8)
+            asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(pair[0]), "r"(pair[1]), "r"(pair[2]), "r"(pair[3])
+                         : "memory");
+        else
+            asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(pair[0]), "r"(pair[1]) : "memory");
+    }
+    __device__ __forceinline__ float operator[](int i) const {
+        const float2 both = to_float2(pair[i / 2]);
+        return i % 2 ? both.y : both.x;
     }
 };
 
-// The normed row of this block, in registers: v[i] holds columns 4 (i blockDim + threadIdx) and the three after it.
-template <int CHUNKS>
-__device__ __forceinline__ void normed_row(const NormInput& in, const Affine<CHUNKS>& affine, int row, float4 (&v)[CHUNKS]) {
-    __shared__ float scratch[2][WARP];
-    const int width = in.width, token = in.tokens ? in.tokens[row] : 0;
+template <int N>
+__device__ __forceinline__ void store_half(__half* p, const float (&x)[N]) {
+    Raw<N> raw;
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) raw.pair[i] = to_half2(x[2 * i], x[2 * i + 1]);
+    raw.store(p);
+}
+
+template <int N>
+__device__ __forceinline__ void load_float(const float* p, float (&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+        const float4 v = *reinterpret_cast<const float4*>(p + i);
+        x[i] = v.x, x[i + 1] = v.y, x[i + 2] = v.z, x[i + 3] = v.w;
+    }
+}
+
+template <int N>
+__device__ __forceinline__ void store_float(float* p, const float (&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i += 4) *reinterpret_cast<float4*>(p + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
+}
+
+// Weight and bias of this thread's columns, N from N threadIdx on. Loaded before waiting for x: they come from memory, x from the cache.
+template <int N>
+struct Affine {
+    Raw<N> weight = {}, bias = {};
+    __device__ __forceinline__ explicit Affine(const NormInput& in) {
+        const int column = N * threadIdx.x;
+        if (column < in.width) weight.load(in.weight + column), bias.load(in.bias + column);
+    }
+};
+
+// This thread's numbers of a row of the residual stream, as the kernel before the last one left them.
+template <int N>
+__device__ __forceinline__ void stream_row(const NormInput& in, int row, float (&v)[N]) {
+    const int column = N * threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < N; i++) v[i] = 0.f;
+    if (!in.tokens && column < in.width) load_float(in.x + size_t(row) * in.width + column, v);
+}
+
+// From the row of the stream in v to the normed row; what is added is added to the stream as well. Both arrays of `scratch` must be unused.
+template <int N>
+__device__ __forceinline__ void norm_row(const NormInput& in, const Affine<N>& affine, int row, float (&v)[N], float (*scratch)[WARP]) {
+    constexpr int AT_ONCE = 16 / N;              // partial sums under way together
+    const int width = in.width, column = N * threadIdx.x;
     float sum = 0.f;
-#pragma unroll
-    for (int i = 0; i < CHUNKS; i++) {
-        const int column = 4 * (i * blockDim.x + threadIdx.x);
-        v[i] = make_float4(0.f, 0.f, 0.f, 0.f);
-        if (column >= width) continue;
-        float4* place = reinterpret_cast<float4*>(in.x + size_t(row) * width + column);
+    if (column < width) {
         if (in.tokens) {
-            v[i] = load4(in.table + size_t(token) * width + column);
-        } else {
-            v[i] = *place;
-            if (in.y) v[i] = v[i] + load4(in.y + size_t(row) * width + column);
-            for (int part = 0; part < in.part_count; part += AT_ONCE) {
-                float4 more[AT_ONCE];
+            Raw<N> raw;
+            raw.load(in.table + size_t(in.tokens[row]) * width + column);
 #pragma unroll
-                for (int j = 0; j < AT_ONCE; j++)
-                    if (part + j < in.part_count)
-                        more[j] = *reinterpret_cast<const float4*>(in.parts + (size_t(part + j) * in.rows + row) * width + column);
+            for (int i = 0; i < N; i++) v[i] = raw[i];
+        } else if (in.y) {
+            Raw<N> raw;
+            raw.load(in.y + size_t(row) * width + column);
 #pragma unroll
-                for (int j = 0; j < AT_ONCE; j++)
-                    if (part + j < in.part_count) v[i] = v[i] + more[j];
-            }
+            for (int i = 0; i < N; i++) v[i] += raw[i];
         }
-        if (in.tokens || in.y || in.part_count) *place = v[i];
-        sum += v[i].x + v[i].y + v[i].z + v[i].w;
+        for (int part = 0; part < in.part_count; part += AT_ONCE) {
+            float more[AT_ONCE][N];
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++)
+                if (part + j < in.part_count) load_float(in.parts + (size_t(part + j) * in.rows + row) * width + column, more[j]);
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++)
+                if (part + j < in.part_count)
+#pragma unroll
+                    for (int i = 0; i < N; i++) v[i] += more[j][i];
+        }
+        if (in.tokens || in.y || in.part_count) store_float(in.x + size_t(row) * width + column, v);
+#pragma unroll
+        for (int i = 0; i < N; i++) sum += v[i];
     }
     const float mean = block_sum(sum, scratch[0]) / width;
     float squares = 0.f;
+    if (column < width)
 #pragma unroll
-    for (int i = 0; i < CHUNKS; i++) {
-        if (4 * (i * blockDim.x + threadIdx.x) >= width) continue;
-        v[i] = v[i] + make_float4(-mean, -mean, -mean, -mean);
-        squares += v[i].x * v[i].x + v[i].y * v[i].y + v[i].z * v[i].z + v[i].w * v[i].w;
-    }
+        for (int i = 0; i < N; i++) v[i] -= mean, squares += v[i] * v[i];
     const float scale = rsqrtf(block_sum(squares, scratch[1]) / width + EPSILON);
 #pragma unroll
-    for (int i = 0; i < CHUNKS; i++) {
-        const int column = 4 * (i * blockDim.x + threadIdx.x);
-        if (column >= width) continue;
-        const float4 weight = widen(affine.weight[i]), bias = widen(affine.bias[i]);
-        v[i] = make_float4(v[i].x * scale * weight.x + bias.x, v[i].y * scale * weight.y + bias.y,
-                           v[i].z * scale * weight.z + bias.z, v[i].w * scale * weight.w + bias.w);
-    }
+    for (int i = 0; i < N; i++) v[i] = v[i] * scale * affine.weight[i] + affine.bias[i];
 }
 
-// The mixing amounts of this thread's columns.
-struct Amounts {
-    uint2 of[MOST_MIXES];
-    __device__ __forceinline__ Amounts(const __half* mixes, int n, int width, int column) {
+template <int N>
+__device__ __forceinline__ void mix_and_store(const float (&x)[N], const Raw<N>& before, const Raw<N>& amount, __half* out) {
+    float mixed[N];
 #pragma unroll
-        for (int i = 0; i < MOST_MIXES; i++)
-            if (i < n) of[i] = load_raw(mixes + i * width + column);
-    }
-};
-
-__device__ __forceinline__ void mix_and_store(float4 x, float4 before, const Amounts& amounts, int n, __half* out, size_t rows, int row,
-                                              int width, int column) {
-    const float4 step = make_float4(before.x - x.x, before.y - x.y, before.z - x.z, before.w - x.w);
-#pragma unroll
-    for (int i = 0; i < MOST_MIXES; i++) {
-        if (i >= n) break;
-        const float4 amount = widen(amounts.of[i]);
-        store4(out + (i * rows + row) * width + column, make_float4(x.x + step.x * amount.x, x.y + step.y * amount.y,
-                                                                    x.z + step.z * amount.z, x.w + step.w * amount.w));
-    }
+    for (int i = 0; i < N; i++) mixed[i] = x[i] + (before[i] - x[i]) * amount[i];
+    store_half(out, mixed);
 }
 
-// Decode: every row is one token. One block a row.
-template <int CHUNKS>
-__global__ void __launch_bounds__(most_threads(CHUNKS)) norm_mix_kernel(NormInput in, const int* slots, __half* shift, size_t slot_stride, const __half* mixes, int n, __half* out) {
-    const Affine<CHUNKS> affine(in);
-    const int own_column = 4 * threadIdx.x;
-    const Amounts own_amounts(mixes, CHUNKS == 1 ? n : 0, in.width, own_column < in.width ? own_column : 0);
+// Decode: every row is one token. One block a row. But for a step's first kernel, the stream, the slot and its state were written long ago;
+// they and the weights are loaded before waiting for what is added.
+template <int N, int MIXES>
+__global__ void __launch_bounds__(1024)
+    norm_mix_kernel(NormInput in, const int* slots, __half* shift, size_t slot_stride, const __half* mixes, __half* out) {
+    __shared__ float scratch[2][WARP];
+    const int column = N * threadIdx.x, row = blockIdx.x;
+    const bool inside = column < in.width, first = in.tokens != nullptr;
+    float v[N];
+    Raw<N> before = {}, amounts[MIXES] = {};
+    int slot = -1;
+    const auto look_up = [&] {
+        slot = slots[row];
+        if (inside && slot >= 0) before.load(shift + slot * slot_stride + column);
+    };
+    stream_row(in, row, v);
+    if (!first) look_up();
+    const Affine<N> affine(in);
+#pragma unroll
+    for (int i = 0; i < MIXES; i++)
+        if (inside) amounts[i].load(mixes + i * in.width + column);
     wait_for_inputs();
-    const int row = blockIdx.x, slot = slots[row];
-    float4 v[CHUNKS], before[CHUNKS];
+    if (first) look_up();
+    norm_row(in, affine, row, v, scratch);
+    if (!inside) return;
+    if (slot >= 0) store_half(shift + slot * slot_stride + column, v);
 #pragma unroll
-    for (int i = 0; i < CHUNKS; i++) {   // asked for before the sums, which take a while
-        const int column = 4 * (i * blockDim.x + threadIdx.x);
-        before[i] = make_float4(0.f, 0.f, 0.f, 0.f);
-        if (column < in.width && slot >= 0) before[i] = load4(shift + slot * slot_stride + column);
-    }
-    normed_row<CHUNKS>(in, affine, row, v);
-#pragma unroll
-    for (int i = 0; i < CHUNKS; i++) {
-        const int column = 4 * (i * blockDim.x + threadIdx.x);
-        if (column >= in.width) continue;
-        if (slot >= 0) store4(shift + slot * slot_stride + column, v[i]);
-        const Amounts amounts = CHUNKS == 1 ? own_amounts : Amounts(mixes, n, in.width, column);
-        mix_and_store(v[i], before[i], amounts, n, out, gridDim.x, row, in.width, column);
-    }
+    for (int i = 0; i < MIXES; i++) mix_and_store(v, before, amounts[i], out + (i * size_t(gridDim.x) + row) * in.width + column);
 }
 
 // The normed rows alone: out [blocks, C]. Used for prefill and before the head.
-template <int CHUNKS>
-__global__ void __launch_bounds__(most_threads(CHUNKS)) norm_kernel(NormInput in, __half* out) {
-    const Affine<CHUNKS> affine(in);
+template <int N>
+__global__ void __launch_bounds__(1024) norm_kernel(NormInput in, __half* out) {
+    __shared__ float scratch[2][WARP];
+    const Affine<N> affine(in);
     wait_for_inputs();
     const int row = in.gather ? in.gather[blockIdx.x] : blockIdx.x;
-    float4 v[CHUNKS];
-    normed_row<CHUNKS>(in, affine, row, v);
-#pragma unroll
-    for (int i = 0; i < CHUNKS; i++) {
-        const int column = 4 * (i * blockDim.x + threadIdx.x);
-        if (column < in.width) store4(out + size_t(blockIdx.x) * in.width + column, v[i]);
-    }
+    float v[N];
+    stream_row(in, row, v);
+    norm_row(in, affine, row, v, scratch);
+    if (N * threadIdx.x < in.width) store_half(out + size_t(blockIdx.x) * in.width + N * threadIdx.x, v);
 }
 
 // Prefill: normed [T, C] of packed rows; row_of [T], first, last and slots [rows] say where they lie. The block of a row's first token
 // alone reads and then writes the row's state, so no block reads what another writes.
-__global__ void shift_mix_kernel(const __half* normed, const int* row_of, const int* first, const int* last, const int* slots, __half* shift,
-                                 size_t slot_stride, const __half* mixes, int n, __half* out, int width) {
+template <int MIXES>
+__global__ void shift_mix_kernel(const __half* normed, const int* row_of, const int* first, const int* last, const int* slots,
+                                 __half* shift, size_t slot_stride, const __half* mixes, __half* out, int width) {
     wait_for_inputs();
     const int token = blockIdx.x, row = row_of[token], slot = slots[row];
     if (slot < 0) return;  // padding
     const bool starts = token == first[row];
-    for (int column = 4 * threadIdx.x; column < width; column += 4 * blockDim.x) {
-        float4 before;
+    for (int column = 8 * threadIdx.x; column < width; column += 8 * blockDim.x) {
+        Raw<8> raw, before, amounts[MIXES];
+#pragma unroll
+        for (int i = 0; i < MIXES; i++) amounts[i].load(mixes + i * width + column);
+        raw.load(normed + size_t(token) * width + column);
         if (!starts) {
-            before = load4(normed + size_t(token - 1) * width + column);
+            before.load(normed + size_t(token - 1) * width + column);
         } else {
             __half* place = shift + slot * slot_stride + column;
-            before = load4(place);
-            *reinterpret_cast<uint2*>(place) = *reinterpret_cast<const uint2*>(normed + size_t(last[row]) * width + column);
+            Raw<8> newest;
+            before.load(place);
+            newest.load(normed + size_t(last[row]) * width + column);
+            newest.store(place);
         }
-        mix_and_store(load4(normed + size_t(token) * width + column), before, Amounts(mixes, n, width, column), n, out, gridDim.x, token, width,
-                      column);
+        float x[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) x[i] = raw[i];
+#pragma unroll
+        for (int i = 0; i < MIXES; i++) mix_and_store(x, before, amounts[i], out + (i * size_t(gridDim.x) + token) * width + column);
     }
 }
 
@@ -221,44 +246,46 @@ __global__ void relu_square_kernel(uint4* h, size_t vectors) {
 }
 
 namespace {
-// Few rows: as many threads as there are columns to hand out, for the shortest wait. Many rows: fewer threads, more blocks side by side.
-struct Shape {
-    int chunks, threads;
-};
+constexpr int FEW_ROWS = 64;     // fewer: more threads for each, for the shortest wait
 
-Shape shape(int rows, int width) {
-    const int vectors = width / 4;
-    int chunks = rows >= 256 ? 4 : 1;
-    while ((vectors + chunks - 1) / chunks > most_threads(chunks)) chunks *= 2;
-    const int threads = (vectors + chunks - 1) / chunks;
-    return {chunks, (threads + WARP - 1) / WARP * WARP};
+int whole_warps(int threads) { return (threads + WARP - 1) / WARP * WARP; }
+
+template <int N, int MIXES>
+int norm_mix(const NormInput& in, int rows, const int* slots, __half* shift, size_t slot_stride, const __half* mixes, __half* out,
+             cudaStream_t stream) {
+    return launch(norm_mix_kernel<N, MIXES>, rows, whole_warps(in.width / N), 0, stream, in, slots, shift, slot_stride, mixes, out);
 }
+
+template <int N>
+int norm_mix(const NormInput& in, int rows, const int* slots, __half* shift, size_t slot_stride, const __half* mixes, int n, __half* out,
+             cudaStream_t stream) {
+    if (n == MOST_MIXES) return norm_mix<N, MOST_MIXES>(in, rows, slots, shift, slot_stride, mixes, out, stream);
+    return n == 1 ? norm_mix<N, 1>(in, rows, slots, shift, slot_stride, mixes, out, stream) : cudaErrorInvalidValue;
+}
+
+// Columns of a thread: 4 or 8. A width that 1024 threads cannot hold is refused by the launch.
+bool four_columns(int rows, int width) { return rows < FEW_ROWS && width <= 4 * 1024; }
 }  // namespace
 
-#define BY_CHUNKS(kernel, s, ...)                                              \
-    switch ((s).chunks) {                                                      \
-        case 1: return launch(kernel<1>, __VA_ARGS__);                         \
-        case 2: return launch(kernel<2>, __VA_ARGS__);                         \
-        case 4: return launch(kernel<4>, __VA_ARGS__);                         \
-        default: return cudaErrorInvalidValue;                                 \
-    }
-
 extern "C" {
-int rwkv_norm_mix(const NormInput* in, int rows, const int* slots, __half* shift, size_t slot_stride, const __half* mixes, int n, __half* out,
-                  cudaStream_t stream) {
-    const Shape s = shape(rows, in->width);
-    BY_CHUNKS(norm_mix_kernel, s, rows, s.threads, 0, stream, *in, slots, shift, slot_stride, mixes, n, out)
+// n: 1 or 6 mixes.
+int rwkv_norm_mix(const NormInput* in, int rows, const int* slots, __half* shift, size_t slot_stride, const __half* mixes, int n,
+                  __half* out, cudaStream_t stream) {
+    return four_columns(rows, in->width) ? norm_mix<4>(*in, rows, slots, shift, slot_stride, mixes, n, out, stream)
+                                         : norm_mix<8>(*in, rows, slots, shift, slot_stride, mixes, n, out, stream);
 }
 
 int rwkv_norm(const NormInput* in, int rows, __half* out, cudaStream_t stream) {
-    const Shape s = shape(rows, in->width);
-    BY_CHUNKS(norm_kernel, s, rows, s.threads, 0, stream, *in, out)
+    return four_columns(rows, in->width) ? launch(norm_kernel<4>, rows, whole_warps(in->width / 4), 0, stream, *in, out)
+                                         : launch(norm_kernel<8>, rows, whole_warps(in->width / 8), 0, stream, *in, out);
 }
 
 int rwkv_shift_mix(const __half* normed, int tokens, const int* row_of, const int* first, const int* last, const int* slots, __half* shift,
                    size_t slot_stride, const __half* mixes, int n, __half* out, int width, cudaStream_t stream) {
-    const int threads = width / 4 < 256 ? (width / 4 + WARP - 1) / WARP * WARP : 256;
-    return launch(shift_mix_kernel, tokens, threads, 0, stream, normed, row_of, first, last, slots, shift, slot_stride, mixes, n, out, width);
+    const int threads = whole_warps(width / 8 < 256 ? width / 8 : 256);
+    if (n != 1 && n != MOST_MIXES) return cudaErrorInvalidValue;
+    return launch(n == 1 ? shift_mix_kernel<1> : shift_mix_kernel<MOST_MIXES>, tokens, threads, 0, stream, normed, row_of, first, last,
+                  slots, shift, slot_stride, mixes, out, width);
 }
 
 int rwkv_relu_square(void* h, size_t count, cudaStream_t stream) {

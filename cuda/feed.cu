@@ -9,19 +9,15 @@ constexpr int STOPS = 14;  // ids that may end a row
 constexpr int ROW = 2 + STOPS;
 constexpr int THREADS = 128;
 
-// Before a step. tokens [n]: a token of the host's, or a negative number for the one that the row drew last; slots [n], negative for padding.
-// out [2, n]: the tokens that the step is fed, and the slots: negative also for rows that have ended, so that their states stay as they are.
-__global__ void feed_kernel(const int* tokens, const int* slots, const int* rows, int n, int* out) {
+// Before a step, in place. tokens [n]: a token of the host's, or a negative number for the one that the row in slots [i] drew last. If that
+// has ended the row, its slot becomes negative too, as that of padding, and its state stays as it is.
+__global__ void feed_kernel(int* tokens, int* slots, const int* rows, int n) {
     wait_for_inputs();
     const int i = blockIdx.x * THREADS + threadIdx.x;
-    if (i >= n) return;
-    int token = tokens[i], slot = slots[i];
-    if (token < 0) {
-        const int* row = rows + size_t(max(slot, 0)) * ROW;
-        token = row[0];
-        if (row[1]) slot = -1;
-    }
-    out[i] = token, out[n + i] = slot;
+    if (i >= n || tokens[i] >= 0) return;
+    const int* row = rows + size_t(slots[i]) * ROW;
+    tokens[i] = row[0];
+    if (row[1]) slots[i] = -1;
 }
 
 // After a draw: ids [n] of the rows in slots [n], negative for none.
@@ -38,8 +34,8 @@ __global__ void take_kernel(const int* ids, const int* slots, int n, int* rows) 
 }
 
 extern "C" {
-int rwkv_feed(const int* tokens, const int* slots, const int* rows, int n, int* out, cudaStream_t stream) {
-    return launch(feed_kernel, (n + THREADS - 1) / THREADS, THREADS, 0, stream, tokens, slots, rows, n, out);
+int rwkv_feed(int* tokens, int* slots, const int* rows, int n, cudaStream_t stream) {
+    return launch(feed_kernel, (n + THREADS - 1) / THREADS, THREADS, 0, stream, tokens, slots, rows, n);
 }
 
 int rwkv_take(const int* ids, const int* slots, int n, int* rows, cudaStream_t stream) {

@@ -145,9 +145,6 @@ class Engine:
         self.sessions.poll()
         self._admit()
         plan = self.scheduler.plan()
-        if self._flights and any(count > 1 for _, count in plan):  # prompts are fed from the host only
-            self._land()
-            plan = self.scheduler.plan()
         launched = False
         with self._answering([row for row, _ in plan]):
             launched = bool(plan) and self._launch(plan)

@@ -12,8 +12,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from rwkv_batch.ops.cuda_capture import capture
-from rwkv_batch.ops.cuda_feed import Feed
-from rwkv_batch.ops.cuda_model import CudaModel, Slots
+from rwkv_batch.ops.cuda_model import CudaModel
+from rwkv_batch.ops.cuda_slots import Slots
 from rwkv_batch.ops.cuda_staging import Uploads
 
 log = logging.getLogger(__name__)
@@ -30,8 +30,7 @@ def ladder(most: int) -> list[int]:
 @dataclass(frozen=True)
 class DecodeGraph:
     graph: torch.cuda.CUDAGraph
-    inputs: Tensor   # [2, size] int32: tokens, slots
-    fed: Tensor      # the same after Feed.resolve
+    inputs: Tensor   # [2, size] int32: tokens, slots; resolved in place
     logits: Tensor   # [size, rows of head] fp16
 
 
@@ -39,10 +38,9 @@ class DecodeGraphs:
     """Decode steps over one set of states. A size is captured when it is first needed, or all of them at once by `capture`."""
 
     def __init__(self, model: CudaModel, states: Slots) -> None:
-        self.model, self.states = model, states
+        self.model, self.states, self.feed = model, states, model.feed(states)
         self.most = len(states.wkv)
         self.sizes = ladder(self.most)
-        self.feed = Feed(model.kernels, self.most, model.device)
         self._uploads = Uploads(2 * self.most)
         self._arena: dict[str, Tensor] = {}
         self._logits = torch.empty(self.most, len(model.weights.head), device=model.device, dtype=torch.float16)
@@ -76,20 +74,14 @@ class DecodeGraphs:
         if isinstance(tokens, Tensor):
             graph.inputs[0, :rows].copy_(tokens, non_blocking=True)
         graph.graph.replay()
-        return graph.logits[:rows], graph.fed[1, :rows]
+        return graph.logits[:rows], graph.inputs[1, :rows]
 
     def _capture(self, size: int) -> DecodeGraph:
         if not self._arena:  # for the largest, so that no graph's buffers ever move
             self._step(self._padding(self.most))
         inputs = self._padding(size)
-        fed = torch.empty_like(inputs)
         self.model.tuning.methods(size)
-
-        def step() -> None:
-            self.feed.resolve(inputs[0], inputs[1], fed)
-            self._step(fed)
-
-        return DecodeGraph(capture(step, self._pool), inputs, fed, self._logits[:size])
+        return DecodeGraph(capture(lambda: self._step(inputs), self._pool), inputs, self._logits[:size])
 
     def _padding(self, size: int) -> Tensor:
         """The inputs `[2, size]` of rows that are nobody's."""

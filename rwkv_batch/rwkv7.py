@@ -170,7 +170,7 @@ class RWKV7:
             raise IndexError(f"Tokens {int(tokens.min())} to {int(tokens.max())} do not fit a vocabulary of {vocab}; give ids below it.")
         with torch.cuda.device(self.device):
             if max(lengths) > 1:
-                return cuda.prefill(tokens, lengths, slots, states, wanted)[:, :vocab].float()
+                return cuda.prefill(tokens, lengths, slots, states, wanted)[0][:, :vocab].float()
             logits = self.graphs(states).run(tokens, slots)[0][:, :vocab]
             return logits.float() if len(wanted) == len(lengths) and list(wanted) == list(range(len(lengths))) \
                 else logits[list(wanted)].float()
@@ -178,7 +178,7 @@ class RWKV7:
     def graphs(self, states: States) -> DecodeGraphs:
         """The decode steps over these states. Only where `cuda` is not None."""
         assert self.cuda is not None
-        if self._graphs is None or self._graphs.states is not states:
+        if self._graphs is None or self._graphs.feed is not self.cuda.feed(states):
             self._graphs = DecodeGraphs(self.cuda, states)
         return self._graphs
 

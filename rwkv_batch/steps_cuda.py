@@ -30,14 +30,15 @@ class CudaSteps(Steps):
 
     def __init__(self, model: RWKV7, states: States) -> None:
         super().__init__(model, states)
-        self._vocab = model.checkpoint.vocab
+        assert model.cuda is not None
+        self._cuda, self._vocab = model.cuda, model.checkpoint.vocab
 
     @torch.inference_mode()
     def begin(self, slot: int, params: Sampling, seed: int, stream: int, stop_ids: Collection[int]) -> None:
         super().begin(slot, params, seed, stream, stop_ids)
         possible = [stop for stop in stop_ids if 0 <= stop < self._vocab]
         if len(possible) <= STOPS:
-            self.model.graphs(self.states).feed.begin(slot, possible)
+            self._cuda.feed(self.states).begin(slot, possible)
 
     @torch.inference_mode()
     def run(self, tokens: list[int], counts: Sequence[int], slots: Sequence[int], draws: Sequence[int], kept: Sequence[int]) -> Draws:
@@ -48,20 +49,17 @@ class CudaSteps(Steps):
             kept_logits = logits[[list(draws).index(row) for row in kept]].float() if kept else None
             self.sampler.prepare([slots[row] for row in draws])
             ids = self.sampler.sample_async(logits, fed)
-            self.model.graphs(self.states).feed.take(ids, fed)
+            self._cuda.feed(self.states).take(ids, fed)
             return Queued(ids, kept_logits)
 
     def _logits(self, tokens: list[int], counts: Sequence[int], slots: Sequence[int], draws: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Of the rows that draw: logits `[draws, vocab]` fp16 and slots `[draws]` int32, negative for rows that had ended."""
-        model = self.model
-        assert model.cuda is not None
         if max(counts) > 1:
-            logits = model.cuda.prefill(torch.tensor(tokens), counts, slots, self.states, draws)
-            fed = torch.tensor([slots[row] for row in draws], dtype=torch.int32).to(model.device, non_blocking=True)
+            logits, fed = self._cuda.prefill(torch.tensor(tokens), counts, slots, self.states, draws)
         else:
-            logits, fed = model.graphs(self.states).run(tokens, slots)
+            logits, fed = self.model.graphs(self.states).run(tokens, slots)
             if len(draws) < len(slots):
-                index = torch.tensor(list(draws), dtype=torch.int64).to(model.device, non_blocking=True)
+                index = torch.tensor(list(draws), dtype=torch.int64).to(self.model.device, non_blocking=True)
                 logits, fed = logits[index], fed[index]
         return logits[:, :self._vocab], fed
 

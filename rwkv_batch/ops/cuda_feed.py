@@ -5,26 +5,28 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.ops.cuda_lib import Kernels
+from rwkv_batch.ops.cuda_slots import Slots
 
 STOPS = 14  # ids that may end a row on the device, as in cuda/feed.cu
 
 
 class Feed:
-    """One record for each slot. All calls belong on one stream."""
+    """One record for each slot of `states`. All calls belong on one stream."""
 
-    def __init__(self, kernels: Kernels, slots: int, device: torch.device) -> None:
+    def __init__(self, kernels: Kernels, states: Slots) -> None:
+        self.states = states
         self._kernels = kernels
-        self._rows = torch.zeros(slots, 2 + STOPS, dtype=torch.int32, device=device)
+        self._rows = torch.zeros(len(states.wkv), 2 + STOPS, dtype=torch.int32, device=states.wkv.device)
 
     def begin(self, slot: int, stop_ids: Collection[int]) -> None:
         """A new row, which those ids end, STOPS of them at most."""
         stops = [*stop_ids, *[-1] * (STOPS - len(stop_ids))]
         self._rows[slot].copy_(torch.tensor([0, 0, *stops], dtype=torch.int32), non_blocking=True)
 
-    def resolve(self, tokens: Tensor, slots: Tensor, out: Tensor) -> None:
-        """tokens, slots `[n]` int32 into out `[2, n]`: a negative token becomes what its row drew last, and the slot of a row
-        which that has ended becomes negative."""
-        self._kernels.feed(tokens, slots, self._rows, out)
+    def resolve(self, tokens: Tensor, slots: Tensor) -> None:
+        """tokens `[n]`, slots `[n]` or more, int32, in place: where a token is negative it becomes what the row in that slot drew last, and
+        the slot negative if this has ended the row."""
+        self._kernels.feed(tokens, slots, self._rows)
 
     def take(self, ids: Tensor, slots: Tensor) -> None:
         """ids `[n]` int32 were drawn by the rows in slots `[n]` int32; negative slots are nobody's."""

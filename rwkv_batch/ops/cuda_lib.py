@@ -46,7 +46,7 @@ SIGNATURES = {
     "rwkv_products": (POINTER(ProductPart), c_int, c_int, c_int, c_int, c_void_p, c_uint, c_void_p),
     "rwkv_products_low": (POINTER(ProductPart), c_int, c_int, c_int, c_void_p),
     "rwkv_product_sparse": (c_void_p, c_void_p, c_void_p, c_int, c_int, c_int, c_int, c_void_p, c_uint, c_void_p),
-    "rwkv_feed": (c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_void_p),
+    "rwkv_feed": (c_void_p, c_void_p, c_void_p, c_int, c_void_p),
     "rwkv_take": (c_void_p, c_void_p, c_int, c_void_p, c_void_p),
     "rwkv_wkv_step": (POINTER(TimeMixInput), c_int, c_void_p, c_void_p, c_int, c_void_p),
     "rwkv_wkv_prefill": (POINTER(TimeMixInput), POINTER(PackedInput), c_int, c_int, c_void_p, c_int, c_void_p),
@@ -127,9 +127,9 @@ class Kernels:
         self._call("rwkv_product_sparse", h.data_ptr(), w.data_ptr(), parts.data_ptr(), len(h), w.shape[0], w.shape[1], len(parts),
                    *_ahead(ahead))
 
-    def feed(self, tokens: Tensor, slots: Tensor, rows: Tensor, out: Tensor) -> None:
+    def feed(self, tokens: Tensor, slots: Tensor, rows: Tensor) -> None:
         """Before a step; see cuda_feed.Feed.resolve."""
-        self._call("rwkv_feed", tokens.data_ptr(), slots.data_ptr(), rows.data_ptr(), len(tokens), out.data_ptr())
+        self._call("rwkv_feed", tokens.data_ptr(), slots.data_ptr(), rows.data_ptr(), len(tokens))
 
     def take(self, ids: Tensor, slots: Tensor, rows: Tensor) -> None:
         """After a draw; see cuda_feed.Feed.take."""

@@ -8,10 +8,12 @@ from torch import Tensor
 
 from rwkv_batch.checkpoint import Checkpoint
 from rwkv_batch.ops import cuda_weights
+from rwkv_batch.ops.cuda_feed import Feed
 from rwkv_batch.ops.cuda_lib import Added, Kernels, TimeMixInput, pointer
 from rwkv_batch.ops.cuda_prefill import DeviceRows, Plan, upload
-from rwkv_batch.ops.cuda_prefill_graphs import SIZES, PrefillGraphs, Slots
+from rwkv_batch.ops.cuda_prefill_graphs import SIZES, PrefillGraphs
 from rwkv_batch.ops.cuda_products import Buffers, Products
+from rwkv_batch.ops.cuda_slots import Slots
 from rwkv_batch.ops.cuda_tune import Tuning
 from rwkv_batch.ops.cuda_weights import Layer
 
@@ -36,11 +38,13 @@ class CudaModel:
             self.weights = cuda_weights.prepare(checkpoint, device)
             self.products = Products(self.kernels, self.weights)
             self.tuning = Tuning.of(self.products, device)
+        self._feed: Feed | None = None
         self._graphs: PrefillGraphs | None = None
 
     def decode(self, tokens: Tensor, slots: Tensor, states: Slots, logits: Tensor, arena: dict[str, Tensor]) -> None:
         """One token of every row: tokens and slots `[T]` int32 on the device, a negative slot for padding; logits `[T, rows of head]`.
 
+        A negative token is what its row drew last; see Feed.resolve, which changes tokens and slots.
         Launches only, so that it can be captured; all it writes lies in `arena`, `logits` and the states.
         """
         b = Buffers(self.weights, len(tokens), arena)
@@ -52,37 +56,53 @@ class CudaModel:
             self.kernels.wkv_step(inputs, slots, states.wkv.dtype == torch.float32)
 
         methods = self.tuning.methods(len(tokens))
+        self.feed(states).resolve(tokens, slots)
         added = self._layers(tokens, states, b, Mixers(norm_mix, wkv), methods)
         self.kernels.norm(b.x, added, *self.weights.norm_out, b.normed)
         self.products.head(b.normed, logits, methods["head"])
 
-    def prefill(self, tokens: Tensor, lengths: Sequence[int], slots: Sequence[int], states: Slots, wanted: Sequence[int]) -> Tensor:
-        """Packed rows of any length. Returns logits `[len(wanted), rows of head]` after the last token of the rows named."""
+    def prefill(self, tokens: Tensor, lengths: Sequence[int], slots: Sequence[int], states: Slots,
+                wanted: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Packed rows of any length; for a row of one token that may be negative, as in `decode`.
+
+        Returns logits `[len(wanted), rows of head]` after the last token of the rows named, and their slots `[len(wanted)]` int32, negative
+        for rows that had ended."""
         plan = Plan.of(lengths, slots)
         if plan.order != list(range(len(lengths))):
             pieces = tokens.split(list(lengths))
             tokens = torch.cat([pieces[row] for row in plan.order])
         if PrefillGraphs.take(plan):
-            b, added = self.prefill_graphs(states).run(tokens, plan)
+            b, added, rows = self.prefill_graphs(states).run(tokens, plan)
         else:
             b, tokens = Buffers(self.weights, plan.tokens, {}), tokens.to(self.device, torch.int32, non_blocking=True)
-            added = self.run_rows(tokens, upload(plan, self.device), states, b, self.tuning.methods(MANY))
+            rows = upload(plan, self.device)
+            added = self.run_rows(tokens, rows, states, b, self.tuning.methods(MANY))
         normed = b.x.new_empty(len(wanted), b.x.shape[1], dtype=torch.float16)
         logits = normed.new_empty(len(wanted), len(self.weights.head))
-        if len(wanted):
-            last = torch.tensor([plan.last[row] for row in wanted], dtype=torch.int32, pin_memory=True).to(self.device, non_blocking=True)
-            self.kernels.norm(b.x, added, *self.weights.norm_out, normed, last)
-            self.products.head(normed, logits, self._head_method(len(wanted)))
-        return logits
+        if not len(wanted):
+            return logits, rows.rows.slots[:0]
+        places = {row: place for place, row in enumerate(plan.order)}
+        at = torch.tensor([[plan.last[row] for row in wanted], [places[row] for row in wanted]], dtype=torch.int32, pin_memory=True)
+        last, place = at.to(self.device, non_blocking=True)
+        self.kernels.norm(b.x, added, *self.weights.norm_out, normed, last)
+        self.products.head(normed, logits, self._head_method(len(wanted)))
+        return logits, rows.rows.slots[place]
+
+    def feed(self, states: Slots) -> Feed:
+        """What the rows in these states' slots drew last; of other states nothing is known any more."""
+        if self._feed is None or self._feed.states is not states:
+            self._feed = Feed(self.kernels, states)
+        return self._feed
 
     def prefill_graphs(self, states: Slots) -> PrefillGraphs:
         """The graphs over these states; those over others are given up."""
-        if self._graphs is None or self._graphs.states is not states:
+        if self._graphs is None or self._graphs.feed is not self.feed(states):
             self._graphs = PrefillGraphs(self, states)
         return self._graphs
 
     def run_rows(self, tokens: Tensor, rows: DeviceRows, states: Slots, b: Buffers, methods: dict[str, str]) -> Added:
         """All layers over packed rows: tokens `[T]` int32 on the device. Launches only; returns what is still to be added to b.x."""
+        self.feed(states).resolve(tokens, rows.rows.slots)
         heads, fp32 = b.x.shape[1] // HEAD_SIZE, states.wkv.dtype == torch.float32
         items = b.take_bytes("items", max((pieces.chunks for pieces in rows.pieces), default=0) * heads * self.kernels.item_bytes)
 

@@ -1,4 +1,4 @@
-"""CUDA graphs of a prefill, for a ladder of token counts: below a thousand tokens the launches take longer than the kernels.
+"""CUDA graphs of a prefill, for a ladder of token counts: launching from Python can take longer than the kernels.
 
 Tokens and rows are inputs; how many rows there are, and of what length, the device reads from memory.
 """
@@ -12,21 +12,17 @@ from torch import Tensor
 from tqdm import tqdm
 
 from rwkv_batch.ops.cuda_capture import capture
+from rwkv_batch.ops.cuda_feed import Feed
 from rwkv_batch.ops.cuda_lib import Added
 from rwkv_batch.ops.cuda_prefill import Described, DeviceRows, Plan
 from rwkv_batch.ops.cuda_products import Buffers
+from rwkv_batch.ops.cuda_slots import Slots
 from rwkv_batch.ops.cuda_tune import Tuning
 from rwkv_batch.ops.cuda_weights import Weights
 
 log = logging.getLogger(__name__)
 
-SIZES = [32, 64, 96, *range(128, 512, 64), *range(512, 1025, 128)]  # tokens; sizes that decode batches have too, for one autotuning
-
-
-class Slots(Protocol):
-    """States of all slots, as in rwkv7.States."""
-    shift: Tensor     # [slots, layers, 2, C], fp16
-    wkv: Tensor       # [slots, layers, heads, 64, 64], fp16 or fp32
+SIZES = [32, 64, 96, *range(128, 512, 64), *range(512, 2048, 128), *range(2048, 5121, 256)]  # tokens; as those of decode batches where products are tuned
 
 
 class Model(Protocol):
@@ -34,6 +30,9 @@ class Model(Protocol):
     device: torch.device
     weights: Weights
     tuning: Tuning
+
+    def feed(self, states: Slots) -> Feed:
+        """What rows drew last."""
 
     def run_rows(self, tokens: Tensor, rows: DeviceRows, states: Slots, b: Buffers, methods: dict[str, str]) -> Added:
         """All layers."""
@@ -51,7 +50,7 @@ class PrefillGraphs:
     """Prefills over one set of states. A size is captured when it is first needed, or all of them at once by `capture`."""
 
     def __init__(self, model: Model, states: Slots) -> None:
-        self.model, self.states = model, states
+        self.model, self.states, self.feed = model, states, model.feed(states)
         self._arena: dict[str, Tensor] = {}
         self._graphs: dict[int, PrefillGraph] = {}
         self._pool = torch.cuda.graph_pool_handle()
@@ -75,12 +74,12 @@ class PrefillGraphs:
             self._graphs[size] = self._capture(size)
         return self._graphs[size]
 
-    def run(self, tokens: Tensor, plan: Plan) -> tuple[Buffers, Added]:
-        """Tokens in the plan's order. What is in the buffers afterwards, the next run overwrites."""
+    def run(self, tokens: Tensor, plan: Plan) -> tuple[Buffers, Added, DeviceRows]:
+        """Tokens in the plan's order. What is in the buffers and rows afterwards, the next run overwrites."""
         graph = self.graph(SIZES[bisect_left(SIZES, plan.tokens)])
         graph.inputs.fill(tokens, plan)
         graph.graph.replay()
-        return graph.buffers, graph.added
+        return graph.buffers, graph.added, graph.inputs.rows
 
     def _capture(self, size: int) -> PrefillGraph:
         if not self._arena:  # for the largest, so that no graph's buffers ever move

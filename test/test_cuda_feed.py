@@ -1,0 +1,83 @@
+"""Steps that are queued on a GPU before it is known what the ones before have drawn."""
+import pytest
+import torch
+from checkpoints import tiny
+from cuda_gpu import needs_gpu
+
+from rwkv_batch.protocol import Sampling
+from rwkv_batch.rwkv7 import RWKV7
+from rwkv_batch.sequence import LAST
+from rwkv_batch.steps_cuda import CudaSteps
+
+pytestmark = needs_gpu
+SLOTS = [4, 0, 3, 1]
+PROMPT = torch.randint(1, 500, (60,)).tolist()
+LENGTHS = [9, 20, 1, 30]
+
+
+@pytest.fixture(scope="module")
+def model() -> RWKV7:
+    return RWKV7(tiny(layers=3, width=192, vocab=500, seed=5), "cuda", torch.float16)
+
+
+def begun(model: RWKV7, stops: dict[int, list[int]] | None = None) -> tuple[CudaSteps, list]:
+    """Four rows that have read their prompts, greedy; and what is drawn after these."""
+    steps = CudaSteps(model, model.new_states(6, torch.float16))
+    for row, slot in enumerate(SLOTS):
+        steps.begin(slot, Sampling(temperature=0), 1, row, (stops or {}).get(row, []))
+    return steps, [steps.run(PROMPT, LENGTHS, SLOTS, range(4), [])]
+
+
+def one_by_one(model: RWKV7, count: int) -> tuple[list[list[int]], list[torch.Tensor]]:
+    """What is drawn at each step when the host knows every token, and the states after each."""
+    steps, draws = begun(model)
+    drawn, states = [draws[0].wait()], [steps.states.memory.clone()]
+    for _ in range(count):
+        drawn.append(steps.run(drawn[-1], [1] * 4, SLOTS, range(4), []).wait())
+        states.append(steps.states.memory.clone())
+    return drawn, states
+
+
+def test_what_was_drawn_last_is_fed_without_the_host(model: RWKV7):
+    want, states = one_by_one(model, 6)
+    steps, draws = begun(model)
+    draws += [steps.run([LAST] * 4, [1] * 4, SLOTS, range(4), []) for _ in range(6)]
+    assert [draw.wait() for draw in draws] == want
+    assert torch.equal(steps.states.memory, states[-1])
+
+
+def test_rows_may_come_in_another_order_or_stay_away(model: RWKV7):
+    want, _ = one_by_one(model, 3)
+    steps, draws = begun(model)
+    draws.append(steps.run([LAST] * 2, [1] * 2, [SLOTS[2], SLOTS[0]], range(2), []))
+    draws.append(steps.run([LAST] * 4, [1] * 4, SLOTS, range(4), []))
+    draws.append(steps.run([LAST, want[2][1], LAST], [1] * 3, SLOTS[:3], range(3), []))
+    got = [draw.wait() for draw in draws]
+    assert got[1] == [want[1][2], want[1][0]]
+    assert got[2] == [want[2][0], want[1][1], want[2][2], want[1][3]]
+    assert got[3][0] == want[3][0] and got[3][2] == want[3][2]
+
+
+@pytest.mark.parametrize("beside", [[], PROMPT[:17]], ids=["alone", "beside a prompt"])
+def test_a_row_that_drew_a_stop_id_is_left_out(model: RWKV7, beside: list[int]):
+    """Its state is that before the stop id, whatever is queued after."""
+    want, states = one_by_one(model, 2)
+    steps, _ = begun(model, {1: [7, want[1][1], 11], 2: [want[0][2]]})
+    extra = ([len(beside)], [5]) if beside else ([], [])
+    for _ in range(4):
+        steps.run([LAST] * 4 + beside, [1] * 4 + extra[0], SLOTS + extra[1], range(4), [])
+    got = steps.states.memory
+    first = next(step for step in range(2) if want[step][1] in (7, want[1][1], 11))
+    assert torch.equal(got[SLOTS[1]], states[first][SLOTS[1]])
+    assert torch.equal(got[SLOTS[2]], states[0][SLOTS[2]])
+    assert not torch.equal(got[SLOTS[0]], states[2][SLOTS[0]])
+
+
+def test_a_new_row_in_the_slot_begins_afresh(model: RWKV7):
+    want, _ = one_by_one(model, 1)
+    steps, _ = begun(model, {0: [want[0][0]]})
+    steps.run([LAST] * 4, [1] * 4, SLOTS, range(4), [])
+    steps.states.clear([SLOTS[0]])
+    steps.begin(SLOTS[0], Sampling(temperature=0), 1, 0, [])
+    assert steps.run(PROMPT[:9], [9], [SLOTS[0]], [0], []).wait() == [want[0][0]]
+    assert steps.run([LAST], [1], [SLOTS[0]], [0], []).wait() == [want[1][0]]

@@ -49,6 +49,14 @@ def test_a_row_alone_gets_the_same_bits(kernels, rows, n, k, slices):
         assert all(torch.equal(one[2][0], among[2][row]) for one, among in zip(alone, parts, strict=True))
 
 
+def test_weights_brought_ahead_change_nothing(kernels):
+    parts = random_parts(65, 320, 256)
+    kernels.products_low(parts, KEPT)
+    again = [[w, x, poisoned(*y.shape), function] for w, x, y, function in parts]
+    kernels.products_low(again, KEPT, torch.zeros(1000, 4104, device="cuda").half())
+    assert all(torch.equal(one[2], other[2]) for one, other in zip(parts, again, strict=True))
+
+
 def test_nothing_outside_the_results_is_written(kernels):
     rows, n = 70, 96
     room = poisoned(rows + 2, n)

@@ -44,7 +44,7 @@ SIGNATURES = {
                        c_void_p),
     "rwkv_relu_square": (c_void_p, c_size_t, c_void_p),
     "rwkv_products": (POINTER(ProductPart), c_int, c_int, c_int, c_int, c_void_p, c_uint, c_void_p),
-    "rwkv_products_low": (POINTER(ProductPart), c_int, c_int, c_int, c_void_p),
+    "rwkv_products_low": (POINTER(ProductPart), c_int, c_int, c_int, c_void_p, c_uint, c_void_p),
     "rwkv_product_sparse": (c_void_p, c_void_p, c_void_p, c_int, c_int, c_int, c_int, c_void_p, c_uint, c_void_p),
     "rwkv_feed": (c_void_p, c_void_p, c_void_p, c_int, c_void_p),
     "rwkv_take": (c_void_p, c_void_p, c_int, c_void_p, c_void_p),
@@ -118,9 +118,9 @@ class Kernels:
         """y = f(x w^T) for every (w `[N, K]`, x `[M, K]`, y `[M, N]`, f), all with the same M. ahead: weights that are wanted next."""
         self._call("rwkv_products", _group(parts), len(parts), len(parts[0][1]), rows_of_w, shares, *_ahead(ahead))
 
-    def products_low(self, parts: Sequence[tuple[Tensor, Tensor, Tensor, int]], slices: int) -> None:
+    def products_low(self, parts: Sequence[tuple[Tensor, Tensor, Tensor, int]], slices: int, ahead: Tensor | None = None) -> None:
         """As `products`, for small matrices and more rows. slices: 1, 2, 4, 8, AUTO, or KEPT for K up to MOST_KEPT."""
-        self._call("rwkv_products_low", _group(parts), len(parts), len(parts[0][1]), slices)
+        self._call("rwkv_products_low", _group(parts), len(parts), len(parts[0][1]), slices, *_ahead(ahead))
 
     def product_sparse(self, h: Tensor, w: Tensor, parts: Tensor, ahead: Tensor | None = None) -> None:
         """h `[M, K]` times w `[K, N]` into partial sums `[P, M, N]`, for M of SPARSE_ROWS. ahead: weights that are wanted next."""

@@ -21,6 +21,7 @@ METHODS = {
     "value": ("sparse", "blas"),
     "head": ("stream16", "stream32", "blas"),
 }
+AHEAD_ROWS = 64          # the states of more rows would drive weights out of the cache again before they are used
 SPARSE_BLOCKS = 128      # of 1024 threads: one for each multiprocessor
 COLUMNS_OF_BLOCK = 128
 UNITS_OF_BLOCK = 32 * 512  # hidden units that one block of the sparse product can take
@@ -74,6 +75,10 @@ class Products:
             possible = tuple(method for method in possible if method != "low")
         return possible
 
+    def for_many(self, kind: str) -> str:
+        """The method for so many tokens that nothing is measured: large products are as good as certain to be faster by cuBLAS."""
+        return "low" if "low" in self.possible(kind, 0) else "blas"
+
     def into_time_mix(self, layer: Layer, b: Buffers, rkv: Tensor, method: str) -> None:
         """r, k, v, and the inner sides of the low-rank functions with their activation."""
         low = [(layer.low_in[name], b.mixed[LOW_RANK_INPUT[name]], b.low[name], LOW_RANKS[name]) for name in layer.low_in]
@@ -100,7 +105,7 @@ class Products:
             for w, x, y, _ in parts:
                 torch.mm(x, w.T, out=y)
         elif method == "low":
-            self.kernels.products_low(parts, KEPT)
+            self.kernels.products_low(parts, KEPT, layer.output if len(b.x) <= AHEAD_ROWS else None)
         else:
             self.kernels.products(parts, shares=2, ahead=layer.output)
 

@@ -15,7 +15,7 @@ from rwkv_batch.ops.cuda_weights import Layer
 RUNS = 5
 LAYERS = 12              # timed one after the other, so that no weight comes from the cache
 ACTIVE_SHARE = 0.1       # of the hidden units, while products are timed
-MEASURED_TOKENS = 1024   # more are prefill, where cuBLAS is as good as certain
+MEASURED_TOKENS = 1024   # more are prefill
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Tuning:
     def methods(self, tokens: int) -> dict[str, str]:
         """The method for every kind of product at that many tokens, measured now if it has not been."""
         if tokens > MEASURED_TOKENS:
-            return {kind: "blas" for kind in METHODS}
+            return {kind: self.products.for_many(kind) for kind in METHODS}
         missing = [kind for kind in METHODS if f"{kind} {tokens}" not in self.chosen]
         if missing:
             buffers = _filled(self.products, tokens)

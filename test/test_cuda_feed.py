@@ -2,7 +2,7 @@
 import pytest
 import torch
 from checkpoints import tiny
-from cuda_gpu import needs_gpu
+from cuda_gpu import needs_gpu, off
 
 from rwkv_batch.protocol import Sampling
 from rwkv_batch.rwkv7 import RWKV7
@@ -58,6 +58,11 @@ def test_rows_may_come_in_another_order_or_stay_away(model: RWKV7):
     assert got[3][0] == want[3][0] and got[3][2] == want[3][2]
 
 
+def same(state: torch.Tensor, other: torch.Tensor) -> bool:
+    """But for rounding."""
+    return off(state.view(torch.float16), other.view(torch.float16)) < 2e-3
+
+
 @pytest.mark.parametrize("beside", [[], PROMPT[:17]], ids=["alone", "beside a prompt"])
 def test_a_row_that_drew_a_stop_id_is_left_out(model: RWKV7, beside: list[int]):
     """Its state is that before the stop id, whatever is queued after."""
@@ -68,9 +73,9 @@ def test_a_row_that_drew_a_stop_id_is_left_out(model: RWKV7, beside: list[int]):
         steps.run([LAST] * 4 + beside, [1] * 4 + extra[0], SLOTS + extra[1], range(4), [])
     got = steps.states.memory
     first = next(step for step in range(2) if want[step][1] in (7, want[1][1], 11))
-    assert torch.equal(got[SLOTS[1]], states[first][SLOTS[1]])
     assert torch.equal(got[SLOTS[2]], states[0][SLOTS[2]])
-    assert not torch.equal(got[SLOTS[0]], states[2][SLOTS[0]])
+    assert same(got[SLOTS[1]], states[first][SLOTS[1]]), "beside a prompt products may add up in another order"
+    assert not same(got[SLOTS[0]], states[2][SLOTS[0]])
 
 
 def test_a_new_row_in_the_slot_begins_afresh(model: RWKV7):

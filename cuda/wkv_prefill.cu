@@ -20,6 +20,7 @@ constexpr int CHUNK = 16;
 constexpr int TILES = HEAD / 16;          // of 16 values, or of 16 keys
 constexpr int PREPARE_WARPS = 4, FINISH_WARPS = 4;
 constexpr int STRIDE = HEAD + 8;          // halves from token to token in shared memory: 8 rows of 16 bytes come from different banks
+constexpr float Y_UNIT = 64.f;            // y is kept in units of this: it may pass 65504, and what is lost below 0.004 the group norm's epsilon hides
 constexpr int T_STRIDE = 40, LOW_STRIDE = 24;
 
 struct Item {
@@ -61,9 +62,16 @@ __device__ __forceinline__ void store(uint4* to, uint32_t x, uint32_t y, uint32_
 
 __device__ __forceinline__ uint32_t pack(const float* pair) { return to_half2(pair[0], pair[1]); }
 
+__device__ __forceinline__ uint32_t pack_y(const float* pair) { return to_half2(pair[0] / Y_UNIT, pair[1] / Y_UNIT); }
+
 __device__ __forceinline__ void unpack(float* pair, uint32_t x) {
     const float2 both = to_float2(x);
     pair[0] = both.x, pair[1] = both.y;
+}
+
+__device__ __forceinline__ void unpack_y(float* pair, uint32_t x) {
+    const float2 both = to_float2(x);
+    pair[0] = both.x * Y_UNIT, pair[1] = both.y * Y_UNIT;
 }
 
 // Nothing may become infinite: the products would be NaN.
@@ -310,7 +318,7 @@ __global__ void __launch_bounds__(PREPARE_WARPS* WARP, 3) wkv_prepare_kernel(con
             store(&item.b[j][lane], b[0], b[2], b[1], b[3]);
             store(&item.k[j][lane], pack(written[0]), pack(written[1]), pack(written[0] + 2), pack(written[1] + 2));
             store(&item.v[j][lane], v[0], v[1], v[2], v[3]);
-            store(&item.y[j][lane], pack(y[0]), pack(y[0] + 2), pack(y[1]), pack(y[1] + 2));
+            store(&item.y[j][lane], pack_y(y[0]), pack_y(y[0] + 2), pack_y(y[1]), pack_y(y[1] + 2));
         }
         __syncwarp();  // before the next chunk's numbers come in
     }
@@ -431,7 +439,7 @@ __global__ void __launch_bounds__(WARPS* WARP) wkv_scan_kernel(const __grid_cons
                 mma(s[2 * m], u[0], u[1], u[2], u[3], b.x, b.y);
                 mma(s[2 * m + 1], u[0], u[1], u[2], u[3], b.z, b.w);
             }
-            unpack(y[0], given.x), unpack(y[0] + 2, given.y), unpack(y[1], given.z), unpack(y[1] + 2, given.w);
+            unpack_y(y[0], given.x), unpack_y(y[0] + 2, given.y), unpack_y(y[1], given.z), unpack_y(y[1] + 2, given.w);
 #pragma unroll
             for (int j = 0; j < TILES; j++) {
                 const uint4 r = x[(TILES + j) * WARP];
@@ -443,7 +451,7 @@ __global__ void __launch_bounds__(WARPS* WARP) wkv_scan_kernel(const __grid_cons
                 const float4 by = *reinterpret_cast<const float4*>(middle + HEAD + 4 * m);
                 end[4 * m] = by.x, end[4 * m + 1] = by.y, end[4 * m + 2] = by.z, end[4 * m + 3] = by.w;
             }
-            store(&first[size_t(chunk) * heads].y[tile][lane], pack(y[0]), pack(y[0] + 2), pack(y[1]), pack(y[1] + 2));
+            store(&first[size_t(chunk) * heads].y[tile][lane], pack_y(y[0]), pack_y(y[0] + 2), pack_y(y[1]), pack_y(y[1] + 2));
         }
 #pragma unroll
         for (int i = 0; i < 8; i++) s[i][0] *= end[2 * i], s[i][1] *= end[2 * i + 1], s[i][2] *= end[2 * i], s[i][3] *= end[2 * i + 1];
@@ -474,7 +482,7 @@ __global__ void __launch_bounds__(FINISH_WARPS* WARP) wkv_finish_kernel(const __
         for (int w = 0; w < TILES; w++) {
             const uint4 x = item.y[w][lane];
             v[w] = item.v[w][lane];
-            unpack(y[w][0], x.x), unpack(y[w][1], x.y), unpack(y[w][0] + 2, x.z), unpack(y[w][1] + 2, x.w);
+            unpack_y(y[w][0], x.x), unpack_y(y[w][1], x.y), unpack_y(y[w][0] + 2, x.z), unpack_y(y[w][1] + 2, x.w);
 #pragma unroll
             for (int t = 0; t < 4; t++) sum[t] += y[w][0][t] + y[w][1][t];
         }

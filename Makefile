@@ -1,10 +1,10 @@
-# make serve | test | lint | bench | kernels      (PYTHON=python3.12 make ... picks the interpreter)
+# make serve | test | lint | bench | kernels | sanitize      (PYTHON=python3.12 make ... picks the interpreter)
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-.PHONY: serve test lint bench kernels clean
+.PHONY: serve test lint bench kernels sanitize clean
 
 serve: $(VENV)/.installed
 	$(BIN)/python app.py $(ARGS)
@@ -33,6 +33,9 @@ $(VENV)/.installed-dev: requirements.txt requirements-dev.txt | $(BIN)/python
 
 kernels: $(VENV)/.installed  # for the GPUs here; ARGS="80 90a" for others
 	$(BIN)/python -m rwkv_batch.ops.build $(ARGS)
+
+sanitize: $(VENV)/.installed-dev  # needs a GPU and compute-sanitizer
+	$(BIN)/python bench/sanitize.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""compute-sanitizer over the GPU tests: memcheck (bad accesses) and racecheck (races in shared memory), a summary line for each run.
+
+    python bench/sanitize.py                       everything in test/test_cuda_*.py
+    python bench/sanitize.py --run racecheck -k wkv    one run; anything unknown goes to pytest
+
+A sanitizer slows kernels down 10 to 100 times, so of each test only some parameter sets run: as few as it takes to have every value of
+every parameter in one of them, at most MOST. Only the kernels in cuda/ are watched. Tests of whole models run under memcheck alone:
+racecheck (CUDA 13.0) stops with an internal error in some kernels of cuBLAS. Exit code 1 if anything was found, or if a test fails.
+"""
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+RUNS = ("memcheck", "racecheck", "memcheck-models")
+MOST = 8    # cases of a test
+FOUND = 86  # the exit code that means findings, unlike those of pytest
+
+
+class Sample:
+    """A pytest plugin: of every test, a small set of its parameters in which each value comes at least once."""
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        tests: dict[str, list[pytest.Item]] = defaultdict(list)
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                tests[item.nodeid.split("[")[0]].append(item)
+        kept = {id(item) for cases in tests.values() for item in cover(cases)}
+        config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
+        items[:] = [item for item in items if id(item) in kept]
+
+
+def cover(cases: list[pytest.Item]) -> list[pytest.Item]:
+    """As few cases as a greedy choice finds in which every value of every parameter comes; MOST of these, from first to last."""
+    values = [set(map(repr, case.callspec.params.items())) if hasattr(case, "callspec") else {""} for case in cases]
+    missing, chosen = set().union(*values), []
+    while missing:
+        best = max(range(len(cases)), key=lambda i: len(values[i] & missing))
+        missing -= values[best]
+        chosen.append(cases[best])
+    if len(chosen) <= MOST:
+        return chosen
+    return [chosen[i * (len(chosen) - 1) // (MOST - 1)] for i in range(MOST)]
+
+
+def kernel_names() -> list[str]:
+    """Of all kernels in cuda/."""
+    found = (re.findall(r"__global__\s+void\s+(?:__launch_bounds__\((?:[^()]|\([^()]*\))*\)\s*)?(\w+)\s*\(", file.read_text())
+             for file in sorted((ROOT / "cuda").glob("*.cu*")))
+    return sorted({name for names in found for name in names})
+
+
+def tests(models: bool) -> list[str]:
+    """The files whose tests run whole models, or the others."""
+    files = sorted((ROOT / "test").glob("test_cuda_*.py"))
+    return [str(file) for file in files if ("import RWKV7" in file.read_text()) == models]
+
+
+def check(run: str, sanitizer: str, rest: list[str]) -> str | None:
+    """Do one run and print a line about it; returns what is wrong."""
+    tool, models = run.removesuffix("-models"), run.endswith("-models")
+    watched = [option for name in kernel_names() for option in ("--kernel-name", f"kernel_substring={name}")]
+    # Without torch's cache every tensor has ends of its own; but graphs are slow to capture then.
+    environment = os.environ | ({} if models else {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
+    start = time.monotonic()
+    process = subprocess.Popen(  # launches that fail raise errors in Python, and some tests want that
+        [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20", "--report-api-errors", "no", *watched,
+         sys.executable, __file__, "--inside", *tests(models), *rest], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    lines = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        print(line, end="", flush=True)
+        lines.append(line.strip())
+    code = process.wait()
+    outcome = next((line for line in reversed(lines) if re.search(r"\d+ (passed|failed|error).* in ", line)), "no test ran")
+    findings = next((line.removeprefix("========= ") for line in reversed(lines) if " SUMMARY: " in line), "no summary")
+    print(f"{run}: {findings}; {outcome}; {time.monotonic() - start:.0f} s with its start, exit code {code}", flush=True)
+    return None if code == 0 else f"{run}: exit code {code}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="compute-sanitizer over the GPU tests.")
+    parser.add_argument("--run", action="append", choices=RUNS, help="only this one")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    options, rest = parser.parse_known_args()
+    if options.inside:
+        sys.exit(pytest.main([*rest, "-m", "gpu", "-p", "no:cacheprovider"], plugins=[Sample()]))
+    sanitizer = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+    if sanitizer is None:
+        sys.exit("There is no compute-sanitizer here; it comes with the CUDA toolkit.")
+    subprocess.run([sys.executable, "-m", "rwkv_batch.ops.build"], cwd=ROOT, check=True)  # not under the tool
+    wrong = [found for run in options.run or RUNS if (found := check(run, sanitizer, rest))]
+    if wrong:
+        sys.exit("; ".join(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -40,8 +40,15 @@ __device__ __forceinline__ void store_matrices(uint32_t place, uint32_t a, uint3
                  : "memory");
 }
 
+// A box of a tensor map at (column, row) into shared memory; its bytes count at `barrier`.
+__device__ __forceinline__ void load_box(uint32_t to, const CUtensorMap* map, int column, int row, uint32_t barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to), "l"(map),
+                 "r"(column), "r"(row), "r"(barrier)
+                 : "memory");
+}
+
 // A box of a tensor map from shared memory to its place, but for what lies outside the matrix.
-__device__ __forceinline__ void store_tile(const CUtensorMap* map, int column, int row, uint32_t from) {
+__device__ __forceinline__ void store_box(const CUtensorMap* map, int column, int row, uint32_t from) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];\n\tcp.async.bulk.commit_group;" ::"l"(map),
                  "r"(column), "r"(row), "r"(from)
                  : "memory");
@@ -81,10 +88,10 @@ __global__ void __launch_bounds__(MULTIPLIERS + WARP) low_kernel(const __grid_co
     const int pieces = min(each, k_pieces - piece0);
 
     const auto ask_w = [&](int piece, uint32_t to, uint32_t barrier) {
-        copy_tile(to, &all.w[which], (piece0 + piece) * PIECE, n0, barrier, READ_AGAIN);
+        load_box(to, &all.w[which], (piece0 + piece) * PIECE, n0, barrier);
     };
     const auto ask_x = [&](int piece, int m0, int stage) {
-        copy_tile(ring + stage * In::STAGE_BYTES, &all.x[which], (piece0 + piece) * PIECE, m0, full + stage * 8, READ_AGAIN);
+        load_box(ring + stage * In::STAGE_BYTES, &all.x[which], (piece0 + piece) * PIECE, m0, full + stage * 8);
     };
     const int early = KEPT ? 0 : min(STAGES, pieces);  // pieces of w in the ring that need not wait
     if (threadIdx.x == MULTIPLIERS) {
@@ -103,7 +110,7 @@ __global__ void __launch_bounds__(MULTIPLIERS + WARP) low_kernel(const __grid_co
     }
     prefetch(all.ahead);
     if (SLICES > 1) {
-        cluster_arrive();
+        cluster_arrive_relaxed();  // barriers_ready has made the barriers known
         cluster_wait();
     } else {
         __syncthreads();
@@ -197,7 +204,7 @@ __global__ void __launch_bounds__(MULTIPLIERS + WARP) low_kernel(const __grid_co
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             sync_some(1, MULTIPLIERS);
             if (threadIdx.x == 0)
-                for (int i = 0; i < COLUMNS / 64; i++) store_tile(&all.y[which], n0 + i * 64, m0, results + i * PIECE_BYTES);
+                for (int i = 0; i < COLUMNS / 64; i++) store_box(&all.y[which], n0 + i * 64, m0, results + i * PIECE_BYTES);
         }
     }
     if (SLICES == 1 && threadIdx.x == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");

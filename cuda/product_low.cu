@@ -42,8 +42,8 @@ __device__ __forceinline__ void store_matrices(uint32_t place, uint32_t a, uint3
 
 // A box of a tensor map at (column, row) into shared memory; its bytes count at `barrier`.
 __device__ __forceinline__ void load_box(uint32_t to, const CUtensorMap* map, int column, int row, uint32_t barrier) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to), "l"(map),
-                 "r"(column), "r"(row), "r"(barrier)
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+                 "l"(map), "r"(column), "r"(row), "r"(barrier)
                  : "memory");
 }
 

@@ -5,8 +5,9 @@
     python bench/sanitize.py --run racecheck -k wkv    one run; anything unknown goes to pytest
 
 A sanitizer slows kernels down 10 to 100 times, so of each test only some parameter sets run: as few as it takes to have every value of
-every parameter in one of them, at most MOST. Only the kernels in cuda/ are watched. Tests of whole models run under memcheck alone:
-racecheck (CUDA 13.0) stops with an internal error in some kernels of cuBLAS. Exit code 1 if anything was found, or if a test fails.
+every parameter in one of them, at most as many as RUNS says. Only the kernels in cuda/ are watched. Tests of whole models run under
+memcheck alone: racecheck (CUDA 13.0) stops with an internal error in some kernels of cuBLAS. Exit code 1 if anything was found, or if a
+test fails.
 """
 import argparse
 import os
@@ -21,35 +22,37 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-RUNS = ("memcheck", "racecheck", "memcheck-models")
-MOST = 8    # cases of a test
+RUNS = {"memcheck": 8, "racecheck": 4, "memcheck-models": 2}  # with the most cases of a test
 FOUND = 86  # the exit code that means findings, unlike those of pytest
 
 
 class Sample:
-    """A pytest plugin: of every test, a small set of its parameters in which each value comes at least once."""
+    """A pytest plugin: of every test, at most `most` cases."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         tests: dict[str, list[pytest.Item]] = defaultdict(list)
         for item in items:
             if item.get_closest_marker("gpu"):
                 tests[item.nodeid.split("[")[0]].append(item)
-        kept = {id(item) for cases in tests.values() for item in cover(cases)}
+        kept = {id(item) for cases in tests.values() for item in cover(cases, self.most)}
         config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
         items[:] = [item for item in items if id(item) in kept]
 
 
-def cover(cases: list[pytest.Item]) -> list[pytest.Item]:
-    """As few cases as a greedy choice finds in which every value of every parameter comes; MOST of these, from first to last."""
+def cover(cases: list[pytest.Item], most: int) -> list[pytest.Item]:
+    """As few as a greedy choice finds in which every value of every parameter comes; `most` of these, from the first to the last."""
     values = [set(map(repr, case.callspec.params.items())) if hasattr(case, "callspec") else {""} for case in cases]
     missing, chosen = set().union(*values), []
     while missing:
         best = max(range(len(cases)), key=lambda i: len(values[i] & missing))
         missing -= values[best]
         chosen.append(cases[best])
-    if len(chosen) <= MOST:
+    if len(chosen) <= most:
         return chosen
-    return [chosen[i * (len(chosen) - 1) // (MOST - 1)] for i in range(MOST)]
+    return [chosen[i * (len(chosen) - 1) // (most - 1)] for i in range(most)]
 
 
 def kernel_names() -> list[str]:
@@ -71,10 +74,13 @@ def check(run: str, sanitizer: str, rest: list[str]) -> str | None:
     watched = [option for name in kernel_names() for option in ("--kernel-name", f"kernel_substring={name}")]
     # Without torch's cache every tensor has ends of its own; but graphs are slow to capture then.
     environment = os.environ | ({} if models else {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
+    inside = [sys.executable, __file__, "--inside", str(RUNS[run]), *tests(models), *rest]
+    if models:  # once without the tool, so that products are tuned at their own speed
+        subprocess.run(inside, cwd=ROOT, stdout=subprocess.DEVNULL)
     start = time.monotonic()
     process = subprocess.Popen(  # launches that fail raise errors in Python, and some tests want that
         [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20", "--report-api-errors", "no", *watched,
-         sys.executable, __file__, "--inside", *tests(models), *rest], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+         *inside], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     lines = []
     assert process.stdout is not None
     for line in process.stdout:
@@ -90,10 +96,10 @@ def check(run: str, sanitizer: str, rest: list[str]) -> str | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="compute-sanitizer over the GPU tests.")
     parser.add_argument("--run", action="append", choices=RUNS, help="only this one")
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--inside", type=int, metavar="MOST", help=argparse.SUPPRESS)
     options, rest = parser.parse_known_args()
     if options.inside:
-        sys.exit(pytest.main([*rest, "-m", "gpu", "-p", "no:cacheprovider"], plugins=[Sample()]))
+        sys.exit(pytest.main([*rest, "-m", "gpu", "-p", "no:cacheprovider"], plugins=[Sample(options.inside)]))
     sanitizer = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
     if sanitizer is None:
         sys.exit("There is no compute-sanitizer here; it comes with the CUDA toolkit.")

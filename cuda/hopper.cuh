@@ -27,12 +27,6 @@ __device__ __forceinline__ void arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives at the same barrier of block `rank` of the cluster.
-__device__ __forceinline__ void arrive_at(uint32_t barrier, unsigned rank) {
-    asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [there]; }"
-                 ::"r"(barrier), "r"(rank) : "memory");
-}
-
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, unsigned parity) {
     asm volatile(
         "{ .reg .pred done;\n"
@@ -48,23 +42,18 @@ __device__ __forceinline__ void barrier_wait_cluster(uint32_t barrier, unsigned 
         "@!done bra AGAIN_%=; }" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// A box of a tensor map at (column, row) into shared memory; its bytes count at `barrier`.
-__device__ __forceinline__ void copy_tile(uint32_t to, const CUtensorMap* map, int column, int row, uint32_t barrier, uint64_t policy) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;"
-                 ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(policy) : "memory");
+// A box of a tensor map whose dimensions are a place in a strip, a row and a strip, into shared memory; its bytes count at `barrier`.
+__device__ __forceinline__ void copy_tile(uint32_t to, const CUtensorMap* map, int row, int strip, uint32_t barrier, uint64_t policy) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1, {%2, %3, %4}], [%5], %6;"
+                 ::"r"(to), "l"(map), "r"(0), "r"(row), "r"(strip), "r"(barrier), "l"(policy) : "memory");
 }
 
-// Brings a box into the L2 cache.
-__device__ __forceinline__ void prefetch_tile(const CUtensorMap* map, int column, int row) {
-    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(column), "r"(row) : "memory");
-}
-
-// The same, to that place and that barrier of every block of the cluster whose bit is set.
-__device__ __forceinline__ void copy_tile_to(uint16_t blocks, uint32_t to, const CUtensorMap* map, int column, int row, uint32_t barrier,
-                                             uint64_t policy) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
-                 "[%0], [%1, {%2, %3}], [%4], %5, %6;"
-                 ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(blocks), "l"(policy) : "memory");
+// True in one thread of the warp.
+__device__ __forceinline__ bool elect() {
+    uint32_t is;
+    asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(is));
+    return is != 0;
 }
 
 __device__ __forceinline__ unsigned cluster_rank() {
@@ -73,9 +62,14 @@ __device__ __forceinline__ unsigned cluster_rank() {
     return rank;
 }
 
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 __device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+
+__device__ __forceinline__ float4 load_shared(uint32_t address) {
+    float4 v;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
+    return v;
+}
 
 // 16 bytes to a place of block `rank` of the cluster; they count at its barrier.
 __device__ __forceinline__ void send_to(unsigned rank, uint32_t place, uint32_t barrier, float4 v) {

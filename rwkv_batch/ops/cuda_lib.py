@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.ops import build
+from rwkv_batch.ops.cuda_tile import TileShape, tile_shape
 
 IDENTITY, TANH, SIGMOID, RELU_SQUARE = range(4)
 AHEAD_BYTES = 8 << 20      # of weights brought into the cache for the kernels after: what memory delivers while the gaps last
@@ -45,6 +46,8 @@ SIGNATURES = {
     "rwkv_relu_square": (c_void_p, c_size_t, c_void_p),
     "rwkv_products": (POINTER(ProductPart), c_int, c_int, c_int, c_int, c_void_p, c_uint, c_void_p),
     "rwkv_products_low": (POINTER(ProductPart), c_int, c_int, c_int, c_void_p, c_uint, c_void_p),
+    "rwkv_products_tile": (POINTER(c_void_p), POINTER(c_void_p), POINTER(c_void_p), c_int, c_int, c_int, c_int, c_int, c_int,
+                           POINTER(TileShape), c_void_p),
     "rwkv_product_sparse": (c_void_p, c_void_p, c_void_p, c_int, c_int, c_int, c_int, c_void_p, c_uint, c_void_p),
     "rwkv_feed": (c_void_p, c_void_p, c_void_p, c_int, c_void_p),
     "rwkv_take": (c_void_p, c_void_p, c_int, c_void_p, c_void_p),
@@ -86,6 +89,7 @@ class Kernels:
     def __init__(self, device: torch.device) -> None:
         self.library = build.load(build.architecture(device))
         self.has_low = torch.cuda.get_device_capability(device)[0] == 9  # products_low is there only on Hopper GPUs
+        self.has_tile = torch.cuda.get_device_capability(device) == (9, 0)  # and so is products_tile
         for name, arguments in SIGNATURES.items():
             function = getattr(self.library, name)
             function.argtypes, function.restype = arguments, c_int
@@ -121,6 +125,17 @@ class Kernels:
     def products_low(self, parts: Sequence[tuple[Tensor, Tensor, Tensor, int]], slices: int, ahead: Tensor | None = None) -> None:
         """As `products`, for small matrices and more rows. slices: 1, 2, 4, 8, AUTO, or KEPT for K up to MOST_KEPT."""
         self._call("rwkv_products_low", _group(parts), len(parts), len(parts[0][1]), slices, *_ahead(ahead))
+
+    def products_tile(self, ws: Sequence[Tensor], xs: Sequence[Tensor], ys: Sequence[Tensor], function: int = IDENTITY,
+                      across: bool = False) -> None:
+        """y = f(x w^T) on Hopper for up to three w `[N, K]` (across: `[K, N]`), x `[M, K]`, y `[M, N]` of one shape.
+
+        f is IDENTITY or RELU_SQUARE; N and K are multiples of 64.
+        """
+        m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
+        pointers = [(c_void_p * len(group))(*(tensor.data_ptr() for tensor in group)) for group in (ws, xs, ys)]
+        self._call("rwkv_products_tile", *pointers, len(ws), m, n, k, int(across), int(function == RELU_SQUARE),
+                   byref(tile_shape(len(ws), n, k, m, across)))
 
     def product_sparse(self, h: Tensor, w: Tensor, parts: Tensor, ahead: Tensor | None = None) -> None:
         """h `[M, K]` times w `[K, N]` into partial sums `[P, M, N]`, for M of SPARSE_ROWS. ahead: weights that are wanted next."""

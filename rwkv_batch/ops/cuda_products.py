@@ -2,7 +2,7 @@
 
 "stream16" and "stream32": the weight-streaming kernel, its warps taking 16 or 32 rows of weights. "blas": cuBLAS through torch.
 "mixed" and "low": the low-rank matrices by that kernel or by the one for small matrices, cuBLAS for large ones. "sparse": without the
-weights of idle hidden units.
+weights of idle hidden units. "tile": the large matrices by the tiled kernel for Hopper, the low-rank ones as with "low".
 """
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,16 +10,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rwkv_batch.ops import cuda_tile
 from rwkv_batch.ops.cuda_lib import AUTO, IDENTITY, KEPT, MOST_KEPT, RELU_SQUARE, SIGMOID, SPARSE_ROWS, TANH, Added, Kernels
 from rwkv_batch.ops.cuda_weights import LOW_RANK_INPUT, LOW_RANKS, Layer, Weights
 
 METHODS = {
-    "in": ("stream16", "stream32", "mixed", "low", "blas"),
+    "in": ("stream16", "stream32", "mixed", "low", "tile", "blas"),
     "low_out": ("stream16", "low", "blas"),
-    "out": ("stream16", "stream32", "blas"),
-    "key": ("stream16", "stream32", "blas"),
-    "value": ("sparse", "blas"),
-    "head": ("stream16", "stream32", "blas"),
+    "out": ("stream16", "stream32", "tile", "blas"),
+    "key": ("stream16", "stream32", "tile", "blas"),
+    "value": ("sparse", "tile", "blas"),
+    "head": ("stream16", "stream32", "tile", "blas"),
 }
 AHEAD_ROWS = 64          # the states of more rows would drive weights out of the cache again before they are used
 SPARSE_BLOCKS = 128      # of 1024 threads: one for each multiprocessor
@@ -73,6 +74,9 @@ class Products:
         ranks = [w.shape[1] for w in self.weights.layers[-1].low_out.values()]
         if not self.kernels.has_low or (kind == "low_out" and max(ranks) > MOST_KEPT):
             possible = tuple(method for method in possible if method != "low")
+        large = self.weights.head if kind == "head" else self.weights.layers[-1].key
+        if not self.kernels.has_tile or not cuda_tile.fits(*large.shape):
+            possible = tuple(method for method in possible if method != "tile")
         return possible
 
     def for_many(self, kind: str) -> str:
@@ -86,11 +90,14 @@ class Products:
             large = [(layer.rkv[i], b.mixed[i], rkv[i], IDENTITY) for i in range(3)]
             self.kernels.products(large + low, _rows_of_w(method))
             return
-        torch.bmm(b.mixed[:3], layer.rkv.transpose(1, 2), out=rkv)
+        if method == "tile":
+            self.kernels.products_tile(list(layer.rkv), list(b.mixed[:3]), list(rkv))
+        else:
+            torch.bmm(b.mixed[:3], layer.rkv.transpose(1, 2), out=rkv)
         if method == "mixed":
             self.kernels.products(low)
             return
-        if method == "low":
+        if method in ("low", "tile"):
             self.kernels.products_low(low, AUTO)
             return
         for w, x, y, function in low:
@@ -125,7 +132,10 @@ class Products:
         if method == "sparse":
             self.kernels.product_sparse(b.hidden, layer.value, b.parts, ahead)
             return Added(parts=b.parts)
-        torch.mm(b.hidden, layer.value, out=b.out)
+        if method == "tile":
+            self.kernels.products_tile([layer.value], [b.hidden], [b.out], across=True)
+        else:
+            torch.mm(b.hidden, layer.value, out=b.out)
         return Added(y=b.out)
 
     def head(self, x: Tensor, logits: Tensor, method: str) -> None:
@@ -145,6 +155,8 @@ class Products:
     def _plain(self, w: Tensor, x: Tensor, y: Tensor, function: int, method: str, ahead: Tensor | None = None) -> None:
         if method == "blas":
             torch.mm(x, w.T, out=y)
+        elif method == "tile":
+            self.kernels.products_tile([w], [x], [y], function)
         else:
             self.kernels.products([(w, x, y, function)], _rows_of_w(method), ahead=ahead)
 

@@ -1,0 +1,294 @@
+// Products of 16 and more rows on Hopper: y[m, n] = f(sum over k of x[m, k] w[n, k]), up to three of one shape in one launch.
+//
+//   w [N, K] fp16, or [K, N] (`across`); x [M, K] fp16; y [M, N] fp16; N and K multiples of 64; any M
+//   f: identity, or relu squared (at most what fp16 holds)
+//
+// A block owns 64 rows of w for each of its warpgroups, a tile of rows of x, and one of `splits` shares of K. Two warps bring tiles through the
+// copy engine into two rings of stages, one of w and one of x; the warpgroups multiply, w being the 64 rows of the tensor-core product and x its
+// 16 to 256 columns, so that few rows of x waste nothing. The ring of w fills before the kernel that makes x has ended.
+// The blocks of a cluster hold the shares of K of one tile: each adds up its part of the rows, the others send it theirs.
+// Sums are fp32: over k inside a share in order, then over the shares in order. The shares depend on the shape alone, so a row's result is the
+// same whatever the other rows are, and however many. Only sm_90a; elsewhere the launcher says cudaErrorNotSupported.
+#include "common.cuh"
+#include "hopper.cuh"
+
+constexpr int STRIP = 64;              // numbers of k side by side: 128 bytes, the width of the swizzle
+constexpr int STRIP_BYTES = STRIP * 2;
+constexpr int ROWS = 64;               // of w for each warpgroup
+constexpr int GROUP_THREADS = 128;
+constexpr int MOST_GROUPS = 2;
+constexpr int PRODUCER_WARPS = 2;
+constexpr int MOST_PARTS = 3;
+constexpr int MOST_STAGES = 16;
+constexpr int MOST_SPLITS = 8;         // blocks of a cluster
+constexpr int BARRIER_BYTES = (4 * MOST_STAGES + 2) * 8;
+
+// By rows of x: strips of k in a stage (a barrier takes as long as the products of a few rows), and blocks of a multiprocessor at least.
+__host__ __device__ constexpr int strips_of(int rows) { return rows <= 32 ? 2 : 1; }
+__host__ __device__ constexpr int least_blocks(int rows) { return rows > 128 ? 1 : 2; }
+
+struct TileProducts {
+    CUtensorMap w[MOST_PARTS], x[MOST_PARTS];
+    __half* y[MOST_PARTS];
+    int m, n;
+    int steps, each;          // stages that hold all of K; of one share
+    int groups;               // warpgroups that multiply
+    int splits, split_bits;   // shares of K, a power of two
+    int w_stages, x_stages;
+    int square;
+};
+
+struct TileShape {
+    int rows, groups, splits, w_stages, x_stages;  // rows: of x in a tile
+};
+
+template <int TN, bool ACROSS>
+__global__ void __launch_bounds__(MOST_GROUPS * GROUP_THREADS + PRODUCER_WARPS * WARP, least_blocks(TN))
+    tile_kernel(const __grid_constant__ TileProducts p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    using namespace hopper;
+    constexpr int STRIPS = strips_of(TN), X_BYTES = STRIPS * TN * STRIP_BYTES;
+    constexpr int CHUNKS = TN / 8;  // eight rows of x each: four numbers of a thread
+    extern __shared__ __align__(1024) uint8_t raw[];
+    const int w_bytes = STRIPS * p.groups * ROWS * STRIP_BYTES, chunk_bytes = p.groups * GROUP_THREADS * 16;
+    const uint32_t w_ring = shared_address(raw), x_ring = w_ring + p.w_stages * w_bytes, w_full = x_ring + p.x_stages * X_BYTES,
+                   w_empty = w_full + MOST_STAGES * 8, x_full = w_empty + MOST_STAGES * 8, x_empty = x_full + MOST_STAGES * 8,
+                   summed = x_empty + MOST_STAGES * 8, received = w_full + BARRIER_BYTES;
+    const int split = cluster_rank(), part = blockIdx.z, x0 = (blockIdx.x >> p.split_bits) * TN, w0 = blockIdx.y * p.groups * ROWS;
+    const int begin = min(split * p.each, p.steps), steps = min(p.each, p.steps - begin);
+    const int own = (CHUNKS + p.splits - 1) >> p.split_bits, first = min(split * own, CHUNKS), last = min(first + own, CHUNKS);
+    const int group = threadIdx.x / GROUP_THREADS, warp = threadIdx.x / WARP - group * 4, lane = threadIdx.x % WARP;
+    const bool brings_w = group == p.groups && warp == 0;
+
+    uint32_t w_to = w_ring, w_stage = 0;
+    int w_strip = begin * STRIPS;
+    const auto bring_w = [&](bool leads) {
+        const uint32_t barrier = w_full + w_stage * 8;
+        if (leads) {
+            arrive_and_expect(barrier, w_bytes);
+            if (ACROSS) {
+#pragma unroll 1
+                for (int g = 0; g < p.groups; g++)
+                    copy_tile(w_to + g * STRIPS * ROWS * STRIP_BYTES, &p.w[part], w_strip * STRIP, w0 / 64 + g, barrier, READ_ONCE);
+            } else {
+                copy_tile(w_to, &p.w[part], w0, w_strip, barrier, READ_ONCE);
+            }
+        }
+        w_strip += STRIPS, w_to += w_bytes;
+        if (++w_stage == p.w_stages) w_stage = 0, w_to = w_ring;
+    };
+    const int ahead = min(p.w_stages, steps);
+    if (brings_w) {
+        if (lane < p.w_stages) barrier_init(w_full + lane * 8, 1), barrier_init(w_empty + lane * 8, p.groups);
+        if (lane < p.x_stages) barrier_init(x_full + lane * 8, 1), barrier_init(x_empty + lane * 8, p.groups);
+        if (lane == 0) barrier_init(summed, 1);
+        barriers_ready();
+        __syncwarp();
+        const bool leads = elect();
+#pragma unroll 1
+        for (int i = 0; i < ahead; i++) bring_w(leads);
+    }
+    if (p.splits > 1) {
+        cluster_arrive_relaxed();
+        cluster_wait();
+    } else {
+        __syncthreads();
+    }
+
+    if (group == p.groups) {
+        const bool leads = elect();
+        if (brings_w) {
+            int phase = 0;
+#pragma unroll 1
+            for (int i = ahead; i < steps; i++) {
+                barrier_wait(w_empty + w_stage * 8, phase);
+                bring_w(leads);
+                if (w_stage == 0) phase ^= 1;
+            }
+        } else {
+            if (leads && p.splits > 1 && last > first) arrive_and_expect(summed, (last - first) * p.splits * chunk_bytes);
+            wait_for_inputs();
+            uint32_t to = x_ring, stage = 0, phase = 1;  // the phase before the first counts as over
+            int strip = begin * STRIPS;
+#pragma unroll 1
+            for (int i = 0; i < steps; i++) {
+                barrier_wait(x_empty + stage * 8, phase);
+                if (leads) {
+                    arrive_and_expect(x_full + stage * 8, X_BYTES);
+                    copy_tile(to, &p.x[part], x0, strip, x_full + stage * 8, READ_AGAIN);
+                }
+                strip += STRIPS, to += X_BYTES;
+                if (++stage == p.x_stages) stage = 0, phase ^= 1, to = x_ring;
+            }
+        }
+        return;
+    }
+
+    float acc[TN / 2];
+#pragma unroll
+    for (int i = 0; i < TN / 2; i++) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(acc[i]));  // a plain zero may be put between products
+    const int group_bytes = (ACROSS ? STRIPS : 1) * ROWS * STRIP_BYTES, strip_bytes = (ACROSS ? 1 : p.groups) * ROWS * STRIP_BYTES;
+    const bool signals = threadIdx.x % GROUP_THREADS == 0;
+    int w_at = 0, w_phase = 0, x_at = 0, x_phase = 0, w_before = 0, x_before = 0;
+#pragma unroll 1
+    for (int i = 0; i < steps; i++) {
+        barrier_wait(w_full + w_at * 8, w_phase);
+        barrier_wait(x_full + x_at * 8, x_phase);
+        const uint64_t a = operand(w_ring + w_at * w_bytes + group * group_bytes), b = operand(x_ring + x_at * X_BYTES);
+        products_begin();
+#pragma unroll
+        for (int strip = 0; strip < STRIPS; strip++)
+#pragma unroll
+            for (int k = 0; k < STRIP / 16; k++)
+                product<TN, ACROSS>(acc, a + (strip * strip_bytes + k * 16 * (ACROSS ? ROWS * 2 : 2)) / 16,
+                                    b + (strip * TN * STRIP_BYTES + k * 16 * 2) / 16);
+        products_close();
+        products_done<1>();
+        if (i > 0 && signals) arrive(w_empty + w_before * 8), arrive(x_empty + x_before * 8);
+        w_before = w_at, x_before = x_at;
+        if (++w_at == p.w_stages) w_at = 0, w_phase ^= 1;
+        if (++x_at == p.x_stages) x_at = 0, x_phase ^= 1;
+    }
+    products_done<0>();
+
+    sync_some(1, p.groups * GROUP_THREADS);  // the rings are free for results: eight rows of 64 numbers for each chunk and warpgroup
+    const uint32_t staged = w_ring + group * TN * ROWS * 2;
+    const auto put = [&](int chunk, float4 v) {
+        if (p.square) {
+            v = make_float4(fmaxf(v.x, 0.f), fmaxf(v.y, 0.f), fmaxf(v.z, 0.f), fmaxf(v.w, 0.f));
+            v = make_float4(fminf(v.x * v.x, 65504.f), fminf(v.y * v.y, 65504.f), fminf(v.z * v.z, 65504.f), fminf(v.w * v.w, 65504.f));
+        }
+        const int row = chunk * 8 + lane % 8, piece = warp * 2 + lane / 8 % 2;
+        store_transposed(staged + row * ROWS * 2 + (piece ^ row % 8) * 16, to_half2(v.x, v.y), to_half2(v.z, v.w));
+    };
+    if (p.splits > 1) {
+        int owner = 0, place = 0;
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) {
+            send_to(owner, received + (place * p.splits + split) * chunk_bytes + threadIdx.x * 16, summed,
+                    make_float4(acc[4 * c], acc[4 * c + 1], acc[4 * c + 2], acc[4 * c + 3]));
+            if (++place == own) place = 0, owner++;
+        }
+        if (last > first) barrier_wait_cluster(summed, 0);
+#pragma unroll 1
+        for (int c = first; c < last; c++) {
+            float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+            for (int s = 0; s < p.splits; s++) {
+                const float4 more = load_shared(received + ((c - first) * p.splits + s) * chunk_bytes + threadIdx.x * 16);
+                sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+            }
+            put(c, sum);
+        }
+    } else {
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) put(c, make_float4(acc[4 * c], acc[4 * c + 1], acc[4 * c + 2], acc[4 * c + 3]));
+    }
+    sync_some(2 + group, GROUP_THREADS);
+    const int thread = threadIdx.x % GROUP_THREADS, piece = thread % 8, column = w0 + group * ROWS + piece * 8;
+#pragma unroll 2
+    for (int row = first * 8 + thread / 8; row < last * 8; row += GROUP_THREADS / 8) {
+        if (x0 + row >= p.m || column >= p.n) continue;
+        const float4 v = load_shared(staged + row * ROWS * 2 + (piece ^ row % 8) * 16);
+        asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p.y[part] + size_t(x0 + row) * p.n + column), "f"(v.x), "f"(v.y),
+                     "f"(v.z), "f"(v.w) : "memory");
+    }
+#endif
+}
+
+namespace {
+using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
+                            const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+// From the driver, through the runtime: nothing else is linked.
+Encode find_encode() {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found) != cudaSuccess) return nullptr;
+    return found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(function) : nullptr;
+}
+
+// A matrix of fp16 with `columns` numbers side by side, as strips of 64 columns: its dimensions are the column in a strip, the row, and the
+// strip, and so are those of the box that one copy brings. What lies outside reads as zero.
+bool map(CUtensorMap* out, const void* matrix, int rows, int columns, int box_rows, int box_strips) {
+    static const Encode encode = find_encode();
+    const cuuint64_t size[3] = {STRIP, cuuint64_t(rows), cuuint64_t(columns / STRIP)}, stride[2] = {cuuint64_t(columns) * 2, STRIP_BYTES};
+    const cuuint32_t box[3] = {STRIP, cuuint32_t(box_rows), cuuint32_t(box_strips)}, step[3] = {1, 1, 1};
+    return encode && encode(out, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3, const_cast<void*>(matrix), size, stride, box, step,
+                            CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                            CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+bool is_hopper() {
+    static const bool is = [] {
+        int device = 0, major = 0, minor = 0;
+        cudaGetDevice(&device);
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+        return major == 9 && minor == 0;
+    }();
+    return is;
+}
+
+template <int TN, bool ACROSS>
+int launch_tile(const TileProducts& p, int count, cudaStream_t stream) {
+    const int rings = (p.groups * ROWS * p.w_stages + TN * p.x_stages) * STRIP_BYTES * strips_of(TN);
+    const int received = p.splits > 1 ? (TN / 8 + p.splits - 1) / p.splits * p.splits * p.groups * GROUP_THREADS * 16 : 0;
+    const int shared = rings + BARRIER_BYTES + received, tile = p.groups * ROWS;
+    if (rings < TN * tile * 2) return cudaErrorInvalidValue;
+    if (const cudaError_t error = cudaFuncSetAttribute(tile_kernel<TN, ACROSS>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared))
+        return error;
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = p.splits;
+    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((p.m + TN - 1) / TN * p.splits, (p.n + tile - 1) / tile, count);
+    config.blockDim = p.groups * GROUP_THREADS + PRODUCER_WARPS * WARP;
+    config.dynamicSmemBytes = shared;
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = 2;
+    return cudaLaunchKernelEx(&config, tile_kernel<TN, ACROSS>, p);
+}
+}  // namespace
+
+#define BY_ROWS(TN) \
+    case TN: return across ? launch_tile<TN, true>(p, count, stream) : launch_tile<TN, false>(p, count, stream)
+
+extern "C" {
+int rwkv_products_tile(const void* const* w, const void* const* x, void* const* y, int count, int m, int n, int k, int across, int square,
+                       const TileShape* shape, cudaStream_t stream) {
+    if (!is_hopper()) return cudaErrorNotSupported;
+    const int strips = strips_of(shape->rows), pairs = k / STRIP / 2 + k / STRIP % 2;  // shares are whole pairs of strips, for any rows
+    TileProducts p = {};
+    p.m = m, p.n = n, p.groups = shape->groups, p.splits = shape->splits, p.w_stages = shape->w_stages, p.x_stages = shape->x_stages;
+    p.square = square;
+    const bool possible = count >= 1 && count <= MOST_PARTS && m > 0 && n % ROWS == 0 && k % STRIP == 0 && p.groups >= 1 && p.groups <= MOST_GROUPS && p.splits >= 1 &&
+                          p.splits <= MOST_SPLITS && (p.splits & (p.splits - 1)) == 0 && p.w_stages >= 2 && p.w_stages <= MOST_STAGES &&
+                          p.x_stages >= 2 && p.x_stages <= MOST_STAGES;
+    if (!possible) return cudaErrorInvalidValue;
+    while (1 << p.split_bits < p.splits) p.split_bits++;
+    p.steps = (k / STRIP + strips - 1) / strips;
+    p.each = (pairs + p.splits - 1) / p.splits * 2 / strips;
+    for (int i = 0; i < count; i++) {
+        p.y[i] = static_cast<__half*>(y[i]);
+        if (!(across ? map(&p.w[i], w[i], k, n, STRIP * strips, 1) : map(&p.w[i], w[i], n, k, p.groups * ROWS, strips)) ||
+            !map(&p.x[i], x[i], m, k, shape->rows, strips))
+            return cudaErrorNotSupported;
+    }
+    switch (shape->rows) {
+        BY_ROWS(16);
+        BY_ROWS(32);
+        BY_ROWS(48);
+        BY_ROWS(64);
+        BY_ROWS(96);
+        BY_ROWS(128);
+        BY_ROWS(160);
+        BY_ROWS(192);
+        BY_ROWS(256);
+        default: return cudaErrorInvalidValue;
+    }
+}
+}

@@ -3,12 +3,12 @@
 //   w [N, K] fp16, or [K, N] (`across`); x [M, K] fp16; y [M, N] fp16; N and K multiples of 64; any M
 //   f: identity, or relu squared (at most what fp16 holds)
 //
-// A block owns 64 rows of w for each of its warpgroups, a tile of rows of x, and one of `splits` shares of K. Two warps bring tiles through the
-// copy engine into two rings of stages, one of w and one of x; the warpgroups multiply, w being the 64 rows of the tensor-core product and x its
-// 16 to 256 columns, so that few rows of x waste nothing. The ring of w fills before the kernel that makes x has ended.
+// A block owns 64 rows of w for each of its warpgroups, a tile of rows of x, and one of `splits` shares of K. Two warps bring tiles through
+// the copy engine into two rings of stages, one of w and one of x; the warpgroups multiply, w being the 64 rows of the tensor-core product
+// and x its 16 to 256 columns, so that few rows of x waste nothing. The ring of w fills before the kernel that makes x has ended.
 // The blocks of a cluster hold the shares of K of one tile: each adds up its part of the rows, the others send it theirs.
-// Sums are fp32: over k inside a share in order, then over the shares in order. The shares depend on the shape alone, so a row's result is the
-// same whatever the other rows are, and however many. Only sm_90a; elsewhere the launcher says cudaErrorNotSupported.
+// Sums are fp32: over k inside a share in order, then over the shares in order. The same number of shares gives the same result for a row,
+// whatever the other rows are and however many. Only sm_90a; elsewhere the launcher says cudaErrorNotSupported.
 #include "common.cuh"
 #include "hopper.cuh"
 
@@ -203,8 +203,8 @@ using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*
 Encode find_encode() {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found) != cudaSuccess) return nullptr;
-    return found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(function) : nullptr;
+    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+    return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(function) : nullptr;
 }
 
 // A matrix of fp16 with `columns` numbers side by side, as strips of 64 columns: its dimensions are the column in a strip, the row, and the
@@ -265,9 +265,10 @@ int rwkv_products_tile(const void* const* w, const void* const* x, void* const* 
     TileProducts p = {};
     p.m = m, p.n = n, p.groups = shape->groups, p.splits = shape->splits, p.w_stages = shape->w_stages, p.x_stages = shape->x_stages;
     p.square = square;
-    const bool possible = count >= 1 && count <= MOST_PARTS && m > 0 && n % ROWS == 0 && k % STRIP == 0 && p.groups >= 1 && p.groups <= MOST_GROUPS && p.splits >= 1 &&
-                          p.splits <= MOST_SPLITS && (p.splits & (p.splits - 1)) == 0 && p.w_stages >= 2 && p.w_stages <= MOST_STAGES &&
-                          p.x_stages >= 2 && p.x_stages <= MOST_STAGES;
+    const auto within = [](int i, int least, int most) { return i >= least && i <= most; };
+    const bool possible = within(count, 1, MOST_PARTS) && m > 0 && n % ROWS == 0 && k % STRIP == 0 && within(p.groups, 1, MOST_GROUPS) &&
+                          within(p.splits, 1, MOST_SPLITS) && (p.splits & (p.splits - 1)) == 0 && within(p.w_stages, 2, MOST_STAGES) &&
+                          within(p.x_stages, 2, MOST_STAGES);
     if (!possible) return cudaErrorInvalidValue;
     while (1 << p.split_bits < p.splits) p.split_bits++;
     p.steps = (k / STRIP + strips - 1) / strips;

@@ -22,7 +22,11 @@ def fits(n: int, k: int) -> bool:
 
 
 def tile_shape(parts: int, n: int, k: int, m: int, across: bool) -> TileShape:
-    """For `parts` products of m rows of x with n rows of w each. The shares of K follow from the weights alone, never from m."""
+    """For `parts` products of m rows of x with n rows of w each. The shares of K follow from the weights alone, never from m.
+
+    Measured on an H200 (driver 580.159.04, 2026-11-20): one warpgroup a block while weights are what takes time, as more blocks ask memory
+    for more; two where x is brought so often that it takes longer, and there are blocks enough.
+    """
     x_tiles = -(-m // ROWS_OF_X[-1])
     rows = next(size for size in ROWS_OF_X if size * x_tiles >= m)
     splits = splits_of(parts, n, k)
@@ -32,6 +36,7 @@ def tile_shape(parts: int, n: int, k: int, m: int, across: bool) -> TileShape:
     strips = 2 if rows <= 32 else 1
     w_stage, x_stage = (matrix_rows * STRIP * 2 * strips for matrix_rows in (groups * ROWS_OF_W, rows))
     received = -(-rows // 8 // splits) * splits * groups * 128 * 16 if splits > 1 else 0
+    # Up to 128 rows two blocks share a multiprocessor, so that the weights of the next launch come while this one ends.
     room = (SHARED_OF_TWO if rows <= 128 else SHARED) - BARRIERS - received
     x_stages = 5 if 32 < rows <= 64 else 4 if splits == 1 or rows <= 64 else 3
     return TileShape(rows, groups, splits, max(2, min(MOST_STAGES, (room - x_stages * x_stage) // w_stage)), x_stages)

@@ -7,7 +7,7 @@
 //
 // r, k, v, the four low-rank results and g, v_first, out: [T, C] fp16. Vectors: [C] fp16. The state of slot s and head h: 64 x 64 numbers,
 // fp16 or fp32, at state + s * slot_stride + h * 4096, read and written in place. Rows of one token run through wkv_step.cu, longer ones
-// through wkv_prefill.cu.
+// through wkv_prefill.cuh.
 #pragma once
 #include "common.cuh"
 

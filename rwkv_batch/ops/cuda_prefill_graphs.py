@@ -22,7 +22,7 @@ from rwkv_batch.ops.cuda_weights import Weights
 
 log = logging.getLogger(__name__)
 
-SIZES = [32, 64, 96, *range(128, 512, 64), *range(512, 2048, 128), *range(2048, 5121, 256)]  # tokens; as those of decode batches where products are tuned
+SIZES = [32, 64, 96, *range(128, 512, 64), *range(512, 2048, 128), *range(2048, 5121, 256)]  # tokens; up to 1024 as for decode batches
 
 
 class Model(Protocol):

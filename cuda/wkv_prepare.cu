@@ -1,0 +1,252 @@
+// The first kernel of wkv_prefill.cuh: what each chunk does to the state it will meet, for all chunks and heads at once.
+//
+// Sums over the channels of a head go over two of a lane, then over lanes as a tree; sums over tokens in order. All of a chunk's
+// numbers are computed in the same order whatever else runs.
+#include "wkv_prefill.cuh"
+
+constexpr int PREPARE_WARPS = 4, PREPARE_BLOCKS = 8;   // warps of a block, blocks of a multiprocessor
+constexpr int OWN_TOKENS = CHUNK / PREPARE_WARPS;
+constexpr int SOLVED_STRIDE = 40, LOW_STRIDE = 24;
+
+// Sums of 8 numbers of each lane over all lanes; lane l gets that of number l / 4.
+template <int OFFSET>
+__device__ __forceinline__ void halve(float (&x)[8], int lane) {
+    const bool upper = lane & OFFSET;
+#pragma unroll
+    for (int i = 0; i < OFFSET / 4; i++) {
+        const float low = x[i], high = x[i + OFFSET / 4];
+        x[i] = (upper ? high : low) + __shfl_xor_sync(ALL, upper ? low : high, OFFSET);
+    }
+}
+
+__device__ __forceinline__ float sums_over_lanes(float (&x)[8], int lane) {
+    halve<16>(x, lane), halve<8>(x, lane), halve<4>(x, lane);
+    const float sum = x[0] + __shfl_xor_sync(ALL, x[0], 2);
+    return sum + __shfl_xor_sync(ALL, sum, 1);
+}
+
+struct alignas(16) Workspace {
+    __half kk[CHUNK][STRIDE], r[CHUNK][STRIDE], b[CHUNK][STRIDE], b_low[CHUNK][STRIDE];
+    __half k[CHUNK][STRIDE], k_low[CHUNK][STRIDE], v[CHUNK][STRIDE];
+    float decay[PREPARE_WARPS][HEAD];              // logarithms of the product over a warp's tokens
+    float lower[2 * CHUNK][CHUNK];                 // -L, -Lr
+    float right[2 * CHUNK][CHUNK];                 // A, Ar
+    __half solved[2 * CHUNK][SOLVED_STRIDE];            // N | N A over -Lr N | Ar - Lr N A
+    __half solved_low[CHUNK][LOW_STRIDE];          // what rounding N A to fp16 has left
+};
+
+__device__ __forceinline__ void put_pair(__half* row, int pair, uint32_t x) { reinterpret_cast<uint32_t*>(row)[pair] = x; }
+
+// high + low = x to 22 bits
+__device__ __forceinline__ void put_both(__half* high, __half* low, int pair, uint32_t rounded, float x, float y) {
+    const float2 back = to_float2(rounded);
+    put_pair(high, pair, rounded);
+    put_pair(low, pair, to_half2(x - back.x, y - back.y));
+}
+
+// Gates, decays and keys of a chunk into the workspace. A warp has four tokens of it; lane l has channels 2 l and 2 l + 1.
+__device__ __forceinline__ void load_chunk(const TimeMix& in, int head, int token, int count, int warp, int lane, Workspace& ws,
+                                           Item& item) {
+    const int channel = head * HEAD + 2 * lane, pair = lane % 8 * 4 + lane / 8;  // where these keys stand in a row
+    uint32_t w_raw[OWN_TOKENS], k_raw[OWN_TOKENS], r_raw[OWN_TOKENS], a_raw[OWN_TOKENS], v_raw[OWN_TOKENS];
+    uint32_t mix_raw[OWN_TOKENS], first_raw[OWN_TOKENS];
+#pragma unroll
+    for (int i = 0; i < OWN_TOKENS; i++) {
+        const int t = warp * OWN_TOKENS + i;
+        const size_t place = size_t(token + t) * in.width + channel;
+        const auto load = [place](const __half* p) { return *reinterpret_cast<const uint32_t*>(p + place); };
+        w_raw[i] = k_raw[i] = r_raw[i] = a_raw[i] = v_raw[i] = mix_raw[i] = first_raw[i] = 0;
+        if (t < count) {
+            w_raw[i] = load(in.w), k_raw[i] = load(in.k), r_raw[i] = load(in.r), a_raw[i] = load(in.a), v_raw[i] = load(in.v);
+            if (in.mix) mix_raw[i] = load(in.mix), first_raw[i] = load(in.v_first);
+        }
+    }
+    const float2 w0 = pair_at(in.w0, channel), k_k = pair_at(in.k_k, channel), k_a = pair_at(in.k_a, channel);
+    const float2 r_k = pair_at(in.r_k, channel), a0 = pair_at(in.a0, channel);
+    const float2 v0 = in.mix ? pair_at(in.v0, channel) : make_float2(0.f, 0.f);
+    float decay[OWN_TOKENS][2];  // logarithms, added up
+    {
+        float x = 0.f, y = 0.f;
+#pragma unroll
+        for (int i = 0; i < OWN_TOKENS; i++) {
+            const float2 w = to_float2(w_raw[i]);
+            if (warp * OWN_TOKENS + i < count) x += DECAY * sigmoid(w0.x + w.x), y += DECAY * sigmoid(w0.y + w.y);
+            decay[i][0] = x, decay[i][1] = y;
+        }
+        reinterpret_cast<float2*>(ws.decay[warp])[lane] = make_float2(x, y);
+    }
+    float a[OWN_TOKENS][2], sum;
+    {
+        float sums[2 * OWN_TOKENS];  // |k k_k|^2, then r . k r_k
+#pragma unroll
+        for (int i = 0; i < OWN_TOKENS; i++) {
+            const float2 k = to_float2(k_raw[i]), r = to_float2(r_raw[i]), raw = to_float2(a_raw[i]);
+            a[i][0] = sigmoid(a0.x + raw.x), a[i][1] = sigmoid(a0.y + raw.y);
+            sums[i] = k.x * k_k.x * k.x * k_k.x + k.y * k_k.y * k.y * k_k.y;
+            const float2 key = make_float2(k.x * (1.f + (a[i][0] - 1.f) * k_a.x), k.y * (1.f + (a[i][1] - 1.f) * k_a.y));
+            sums[OWN_TOKENS + i] = r.x * key.x * r_k.x + r.y * key.y * r_k.y;
+            const float2 v = to_float2(v_raw[i]), mix = to_float2(mix_raw[i]), first = to_float2(first_raw[i]);
+            const uint32_t mixed = to_half2(v.x + (first.x - v.x) * sigmoid(v0.x + mix.x), v.y + (first.y - v.y) * sigmoid(v0.y + mix.y));
+            put_pair(ws.v[warp * OWN_TOKENS + i], lane, in.mix ? mixed : v_raw[i]);
+        }
+        sum = sums_over_lanes(sums, lane);
+    }
+    if (lane >= 16 && lane % 4 == 0) item.own[warp * OWN_TOKENS + lane / 4 - OWN_TOKENS] = sum;
+    const float scale = 1.f / fmaxf(sqrtf(sum), 1e-12f);  // of kk, of token lane / 4
+    __syncthreads();
+    const auto total = [&](int w) { return reinterpret_cast<const float2*>(ws.decay[w])[lane]; };
+    float2 before;  // log W / M before this warp's tokens
+    if (warp == 0) {
+        const float2 x = total(0), y = total(1);
+        before = make_float2(-x.x - y.x, -x.y - y.y);
+        reinterpret_cast<float2*>(item.middle)[lane] = make_float2(__expf(-before.x), __expf(-before.y));
+    } else if (warp == 1) {
+        const float2 x = total(1);
+        before = make_float2(-x.x, -x.y);
+    } else if (warp == 2) {
+        const float2 x = total(2), y = total(3);
+        before = make_float2(0.f, 0.f);
+        reinterpret_cast<float2*>(item.end)[lane] = make_float2(__expf(x.x + y.x), __expf(x.y + y.y));
+    } else {
+        before = total(2);
+    }
+    float grown[2] = {__expf(before.x), __expf(before.y)};  // W_{t-1} / M
+#pragma unroll
+    for (int i = 0; i < OWN_TOKENS; i++) {
+        const int t = warp * OWN_TOKENS + i;
+        const float2 k = to_float2(k_raw[i]), r = to_float2(r_raw[i]);
+        const float s = __shfl_sync(ALL, scale, 4 * i), kk[2] = {k.x * k_k.x * s, k.y * k_k.y * s};
+        const float shrunk[2] = {__expf(-before.x - decay[i][0]), __expf(-before.y - decay[i][1])};  // M / W_t
+        put_pair(ws.kk[t], pair, to_half2(kk[0] * grown[0], kk[1] * grown[1]));
+        grown[0] = __expf(before.x + decay[i][0]), grown[1] = __expf(before.y + decay[i][1]);
+        put_pair(ws.r[t], pair, to_finite_half2(r.x * grown[0], r.y * grown[1]));
+        const float key[2] = {k.x * (1.f + (a[i][0] - 1.f) * k_a.x) * shrunk[0], k.y * (1.f + (a[i][1] - 1.f) * k_a.y) * shrunk[1]};
+        const float b[2] = {-kk[0] * a[i][0] * shrunk[0], -kk[1] * a[i][1] * shrunk[1]};
+        put_both(ws.k[t], ws.k_low[t], pair, to_finite_half2(key[0], key[1]), key[0], key[1]);
+        put_both(ws.b[t], ws.b_low[t], pair, to_half2(b[0], b[1]), b[0], b[1]);
+    }
+}
+
+// N, N A, -Lr N and Ar - Lr N A by forward substitution; lane l has column l of the 32 of [N | N A].
+__device__ __forceinline__ void solve(Workspace& ws, int lane) {
+    float x[CHUNK];
+#pragma unroll
+    for (int i = 0; i < 2 * CHUNK; i++) {
+        float sum = lane < CHUNK ? float(i == lane) : ws.right[i][lane - CHUNK];
+#pragma unroll
+        for (int j = 0; j < CHUNK; j += 4) {
+            const int terms = i < CHUNK ? i : i - CHUNK + 1;
+            if (j >= terms) continue;
+            const float4 l = *reinterpret_cast<const float4*>(&ws.lower[i][j]);
+            sum += l.x * x[j];
+            if (j + 1 < terms) sum += l.y * x[j + 1];
+            if (j + 2 < terms) sum += l.z * x[j + 2];
+            if (j + 3 < terms) sum += l.w * x[j + 3];
+        }
+        const __half rounded = __float2half_rn(sum);
+        ws.solved[i][lane] = rounded;
+        if (i < CHUNK) {
+            x[i] = sum;
+            if (lane >= CHUNK) ws.solved_low[i][lane - CHUNK] = __float2half_rn(sum - __half2float(rounded));
+        }
+    }
+}
+
+// One block for each chunk and head at a time.
+__global__ void __launch_bounds__(PREPARE_WARPS* WARP, PREPARE_BLOCKS)
+    wkv_prepare_kernel(const __grid_constant__ TimeMix in, const __grid_constant__ Packed packed, Item* items) {
+    extern __shared__ uint4 shared[];
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, heads = in.width / HEAD, group = lane / 4, quarter = lane % 4;
+    // Not the same warp in all blocks: a multiprocessor's schedulers share the work.
+    const int solver = (blockIdx.x * 0x9e3779b1u >> 20) % PREPARE_WARPS;
+    Workspace& ws = *reinterpret_cast<Workspace*>(shared);
+    wait_alone();
+    const int count = packed.counts[0] * heads;
+    // Rows of a matrix whose four blocks of 8 x 8 are wanted in the order (0, 0), (1, 0), (0, 1), (1, 1), or (0, 0), (0, 1), (1, 0),
+    // (1, 1).
+    const int down_row = lane % 16, down_column = lane / 16 * 8, across_row = lane / 16 * 8 + lane % 8, across_column = lane / 8 % 2 * 8;
+    const int own = 16 * warp;  // this warp's keys and values
+    for (int i = blockIdx.x; i < count; i += gridDim.x) {
+        const int chunk = i / heads;
+        Item& item = items[i];
+        load_chunk(in, i % heads, packed.chunk_token[chunk], packed.chunk_tokens[chunk], warp, lane, ws, item);
+        __syncthreads();
+        {
+            // Two warps make products with kk~, two with r~; one of each those with b~, the other those with k~.
+            const int of = warp / 2;
+            const bool with_k = warp % 2;
+            const __half(*left)[STRIDE] = of ? ws.r : ws.kk, (*with)[STRIDE] = with_k ? ws.k : ws.b;
+            float products[2][4] = {};
+#pragma unroll
+            for (int j = 0; j < TILES; j++) {
+                uint32_t x[4], y[4];
+                load_matrix(x, &left[down_row][16 * j + down_column]);
+                load_matrix(y, &with[across_row][16 * j + across_column]);
+#pragma unroll
+                for (int h = 0; h < 2; h++) mma(products[h], x[0], x[1], x[2], x[3], y[2 * h], y[2 * h + 1]);
+            }
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+#pragma unroll
+                for (int down = 0; down < 2; down++) {
+                    const int t = group + 8 * down, s = 8 * h + 2 * quarter;
+                    const float* x = &products[h][2 * down];
+                    float* to = with_k ? &ws.right[16 * of + t][s] : &ws.lower[16 * of + t][s];
+                    *reinterpret_cast<float2*>(to) = make_float2(s < t + of ? x[0] : 0.f, s + 1 < t + of ? x[1] : 0.f);
+                }
+        }
+        __syncthreads();
+        uint32_t b[4], k[4], v[4], r[4], kk[4];
+        load_transposed(b, &ws.b[across_row][own + across_column]);
+        load_transposed(k, &ws.k[across_row][own + across_column]);
+        load_transposed(v, &ws.v[across_row][own + across_column]);
+        load_transposed(kk, &ws.kk[down_row][own + down_column]);
+        load_matrix(r, &ws.r[down_row][own + down_column]);
+        store(&item.b[warp][lane], b[0], b[2], b[1], b[3]);
+        store(&item.values[warp].v[lane], v[0], v[1], v[2], v[3]);
+        if (warp == solver) solve(ws, lane);
+        __syncthreads();
+        {
+            uint32_t inverse[4], from_r[4];
+            load_matrix(inverse, &ws.solved[down_row][down_column]);
+            load_matrix(from_r, &ws.solved[16 + down_row][down_column]);
+            float of_kk[2][4] = {}, of_r[2][4];
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                unpack(of_r[h], r[2 * h]), unpack(of_r[h] + 2, r[2 * h + 1]);
+                mma(of_kk[h], inverse[0], inverse[1], inverse[2], inverse[3], kk[2 * h], kk[2 * h + 1]);
+                mma(of_r[h], from_r[0], from_r[1], from_r[2], from_r[3], kk[2 * h], kk[2 * h + 1]);
+            }
+            store(&item.kk[warp][lane], pack(of_kk[0]), pack(of_kk[1]), pack(of_kk[0] + 2), pack(of_kk[1] + 2));
+            store(&item.r[warp][lane], pack(of_r[0]), pack(of_r[1]), pack(of_r[0] + 2), pack(of_r[1] + 2));
+        }
+        uint32_t values[4], high[4], low[4], b_low[4], k_low[4];
+        load_matrix(values, &ws.solved[16 + across_row][16 + across_column]);
+        load_transposed(high, &ws.solved[down_row][16 + down_column]);
+        load_transposed(low, &ws.solved_low[down_row][down_column]);
+        load_transposed(b_low, &ws.b_low[across_row][own + across_column]);
+        load_transposed(k_low, &ws.k_low[across_row][own + across_column]);
+        float written[2][4], y[2][4] = {};
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+#pragma unroll
+            for (int down = 0; down < 2; down++) {
+                float rest[2];
+                unpack(written[h] + 2 * down, k[2 * h + down]), unpack(rest, k_low[2 * h + down]);
+                written[h][2 * down] += rest[0], written[h][2 * down + 1] += rest[1];
+            }
+            mma(written[h], b[0], b[1], b[2], b[3], low[2 * h], low[2 * h + 1]);
+            mma(written[h], b_low[0], b_low[1], b_low[2], b_low[3], high[2 * h], high[2 * h + 1]);
+            mma(written[h], b[0], b[1], b[2], b[3], high[2 * h], high[2 * h + 1]);
+            mma(y[h], v[0], v[1], v[2], v[3], values[2 * h], values[2 * h + 1]);
+        }
+        store(&item.k[warp][lane], pack(written[0]), pack(written[1]), pack(written[0] + 2), pack(written[1] + 2));
+        store(&item.values[warp].y[lane], pack(y[0]), pack(y[0] + 2), pack(y[1]), pack(y[1] + 2));
+    }
+}
+
+int wkv_prepare(const TimeMix& in, const Packed& packed, int chunks, Item* items, cudaStream_t stream) {
+    unsigned blocks;
+    const int error = resident(wkv_prepare_kernel, PREPARE_WARPS * WARP, sizeof(Workspace), size_t(chunks) * (in.width / HEAD), blocks);
+    return error ? error : launch(wkv_prepare_kernel, blocks, PREPARE_WARPS * WARP, sizeof(Workspace), stream, in, packed, items);
+}

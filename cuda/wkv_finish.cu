@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(FINISH_WARPS* WARP)
         for (int w = 0; w < TILES; w++) {
             const uint4 x = item.values[w].y[lane];
             v[w] = item.values[w].v[lane];
-            unpack(y[w][0], x.x), unpack(y[w][1], x.y), unpack(y[w][0] + 2, x.z), unpack(y[w][1] + 2, x.w);
+            unpack_y(y[w][0], x.x), unpack_y(y[w][1], x.y), unpack_y(y[w][0] + 2, x.z), unpack_y(y[w][1] + 2, x.w);
 #pragma unroll
             for (int t = 0; t < 4; t++) sum[t] += y[w][0][t] + y[w][1][t];
         }

@@ -21,6 +21,7 @@
 
 constexpr int CHUNK = 16;
 constexpr int TILES = HEAD / 16;          // of 16 values, or of 16 keys
+constexpr float Y_UNIT = 64.f;            // of y in an item: y may pass 65504, and the group norm's epsilon hides what is lost below 0.004
 constexpr int STRIDE = HEAD + 8;          // halves from token to token in shared memory: 8 rows of 16 bytes come from different banks
 
 struct Item {
@@ -32,7 +33,7 @@ struct Item {
     float end[HEAD];            // W_16 / M
     struct {
         uint4 v[WARP];
-        uint4 y[WARP];          // from V alone; `scan` adds what comes from S
+        uint4 y[WARP];          // in units of Y_UNIT, from V alone; `scan` adds what comes from S
     } values[TILES];
     float own[CHUNK];           // r . k r_k
     float unused[16];           // up to a multiple of 128 bytes
@@ -75,6 +76,13 @@ __device__ __forceinline__ uint32_t pack(const float* pair) { return to_half2(pa
 __device__ __forceinline__ void unpack(float* pair, uint32_t x) {
     const float2 both = to_float2(x);
     pair[0] = both.x, pair[1] = both.y;
+}
+
+__device__ __forceinline__ uint32_t pack_y(const float* pair) { return to_half2(pair[0] / Y_UNIT, pair[1] / Y_UNIT); }
+
+__device__ __forceinline__ void unpack_y(float* pair, uint32_t x) {
+    unpack(pair, x);
+    pair[0] *= Y_UNIT, pair[1] *= Y_UNIT;
 }
 
 // Nothing may become infinite: the products would be NaN.

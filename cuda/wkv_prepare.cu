@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(PREPARE_WARPS* WARP, PREPARE_BLOCKS)
             mma(y[h], v[0], v[1], v[2], v[3], values[2 * h], values[2 * h + 1]);
         }
         store(&item.k[warp][lane], pack(written[0]), pack(written[1]), pack(written[0] + 2), pack(written[1] + 2));
-        store(&item.values[warp].y[lane], pack(y[0]), pack(y[0] + 2), pack(y[1]), pack(y[1] + 2));
+        store(&item.values[warp].y[lane], pack_y(y[0]), pack_y(y[0] + 2), pack_y(y[1]), pack_y(y[1] + 2));
     }
 }
 

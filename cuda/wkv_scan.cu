@@ -194,7 +194,7 @@ __global__ void __launch_bounds__((WARPS + 1) * WARP)
                 mma(s[2 * m], u[0], u[1], u[2], u[3], b.x, b.y);
                 mma(s[2 * m + 1], u[0], u[1], u[2], u[3], b.z, b.w);
             }
-            unpack(y[0], given.x), unpack(y[0] + 2, given.y), unpack(y[1], given.z), unpack(y[1] + 2, given.w);
+            unpack_y(y[0], given.x), unpack_y(y[0] + 2, given.y), unpack_y(y[1], given.z), unpack_y(y[1] + 2, given.w);
 #pragma unroll
             for (int j = 0; j < TILES; j++) {
                 const uint4 r = x[(TILES + j) * WARP];
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__((WARPS + 1) * WARP)
                 end[4 * m] = by.x, end[4 * m + 1] = by.y, end[4 * m + 2] = by.z, end[4 * m + 3] = by.w;
             }
             ring.release(lane);
-            store(y_place, pack(y[0]), pack(y[0] + 2), pack(y[1]), pack(y[1] + 2));
+            store(y_place, pack_y(y[0]), pack_y(y[0] + 2), pack_y(y[1]), pack_y(y[1] + 2));
             y_place += heads * sizeof(Item) / sizeof(uint4);
         }
 #pragma unroll

@@ -24,7 +24,7 @@ class Through:
     def decode(self, rows: int, runs: int) -> float:
         """Seconds of one step; the rows go on until the next call, and `step` is their next step."""
         self.engine.cancel_frontend(KEY)
-        self._ask(rows, 4, ENDLESS)
+        self._add(request_for(rows, 4, ENDLESS))
         for _ in range(WARM_UP):
             self.step()
         return statistics.median(self._run() for _ in range(runs))
@@ -42,9 +42,7 @@ class Through:
         assert self.engine.model.cuda is not None
         return " ".join(f"{kind}:{method}" for kind, method in self.engine.model.cuda.tuning.methods(rows).items())
 
-    def _ask(self, rows: int, length: int, max_tokens: int) -> None:
-        prompts = [[random.randrange(1, 65000) for _ in range(length)] for _ in range(rows)]
-        request = GenerateRequest(id="rows", prompts=prompts, max_tokens=max_tokens, stop_ids=[], flush_tokens=1, prefix_cache=False)
+    def _add(self, request: GenerateRequest) -> None:
         self.engine.add((KEY, request.id), request)
 
     def _run(self) -> float:
@@ -56,9 +54,15 @@ class Through:
     def _first_tokens(self, rows: int, length: int) -> float:
         while self.engine.busy:
             self.step()
+        request = request_for(rows, length, 1)
         torch.cuda.synchronize()
         start, came = time.perf_counter(), 0
-        self._ask(rows, length, 1)
+        self._add(request)
         while came < rows:
             came += sum(len(event.rows) for _, event in self.engine.step() if isinstance(event, Progress))
         return time.perf_counter() - start
+
+
+def request_for(rows: int, length: int, max_tokens: int) -> GenerateRequest:
+    prompts: list[str | list[int]] = [[random.randrange(1, 65000) for _ in range(length)] for _ in range(rows)]
+    return GenerateRequest(id="rows", prompts=prompts, max_tokens=max_tokens, stop_ids=[], flush_tokens=1, prefix_cache=False)

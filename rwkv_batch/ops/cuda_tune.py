@@ -36,9 +36,7 @@ class Tuning:
             chosen = json.loads(file.read_text())
         except (OSError, ValueError):
             chosen = {}
-        known = {key: method for key, method in chosen.items() if method in METHODS.get(key.split(" ")[0], ())} \
-            if isinstance(chosen, dict) else {}
-        return cls(products, file, known)
+        return cls(products, file, usable(chosen, products))
 
     def methods(self, tokens: int) -> dict[str, str]:
         """The method for every kind of product at that many tokens, measured now if it has not been."""
@@ -91,6 +89,18 @@ class Tuning:
             os.replace(part, self.file)
         except OSError:
             pass  # it will be measured again
+
+
+def usable(chosen: object, products: Products) -> dict[str, str]:
+    """What of a file's content names products that can be run: the file may be of another version, or damaged."""
+    if not isinstance(chosen, dict):
+        return {}
+    known = {}
+    for key, method in chosen.items():
+        kind, _, tokens = key.partition(" ")
+        if kind in METHODS and tokens.isdecimal() and method in products.possible(kind, int(tokens)):
+            known[key] = method
+    return known
 
 
 def _filled(products: Products, tokens: int) -> Buffers:

@@ -1,4 +1,4 @@
-"""A checkpoint as the CUDA kernels read it: fp16, what is multiplied together side by side, ranks filled up to a multiple of 32."""
+"""A checkpoint as the CUDA kernels read it: fp16, what is multiplied together side by side, a rank the same in all layers."""
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,7 @@ from rwkv_batch.ops.cuda_lib import IDENTITY, SIGMOID, TANH
 
 EMBEDDING_ROWS = 4096    # normalised at a time at load
 RANK_MULTIPLE = 32       # the step of the product kernels; the weights added are zero
+HEAD_MULTIPLE = 16       # rows of w that a warp of the product kernel takes
 MIXES = "rkvwag"         # r, k, v first: their three products are one batched product
 LOW_RANKS = {"w": TANH, "a": IDENTITY, "g": SIGMOID, "v": IDENTITY}  # with the function between the two matrices
 LOW_RANK_INPUT = {"w": MIXES.index("w"), "a": MIXES.index("a"), "g": MIXES.index("g"), "v": MIXES.index("v")}
@@ -21,7 +22,7 @@ class Layer:
     norm1: tuple[Tensor, Tensor]
     mixes: Tensor                 # [6, C], in the order of MIXES
     rkv: Tensor                   # [3, C, C]
-    low_in: dict[str, Tensor]     # [rank, C] each, by the names of LOW_RANKS; no "v" in layer 0
+    low_in: dict[str, Tensor]     # [rank, C] each, by the names of LOW_RANKS; no "v" in layer 0. Ranks are filled up with zeros
     low_out: dict[str, Tensor]    # [C, rank]
     w0: Tensor
     a0: Tensor
@@ -42,16 +43,16 @@ class Weights:
     embedding: Tensor             # [vocabulary, C], its layer norm applied
     layers: list[Layer]
     norm_out: tuple[Tensor, Tensor]
-    head: Tensor                  # [vocabulary, C]; rows are added up to a multiple of 16
+    head: Tensor                  # [vocabulary, C]; rows are added up to a multiple of HEAD_MULTIPLE
     vocab: int
 
 
 def prepare(checkpoint: Checkpoint, device: torch.device) -> Weights:
     """Copy the weights to the GPU."""
-    loader = _Loader(checkpoint.tensors, device)
+    loader = _Loader(checkpoint.tensors, device, _ranks(checkpoint))
     head = checkpoint.tensors["head.weight"]
     return Weights(_embedding(checkpoint.tensors, device), [loader.layer(i) for i in range(checkpoint.layers)], loader.norm("ln_out"),
-                   _padded(head.to(device, torch.float16), 0, 16), len(head))
+                   _padded(head.to(device, torch.float16), 0, _up(len(head), HEAD_MULTIPLE)), len(head))
 
 
 def _embedding(tensors: dict[str, Tensor], device: torch.device) -> Tensor:
@@ -63,8 +64,23 @@ def _embedding(tensors: dict[str, Tensor], device: torch.device) -> Tensor:
     return table
 
 
-def _padded(matrix: Tensor, dimension: int, multiple: int) -> Tensor:
-    missing = -matrix.shape[dimension] % multiple
+def _ranks(checkpoint: Checkpoint) -> dict[str, int]:
+    """The most of any layer, as the layers share their buffers: a checkpoint may have other ranks in each."""
+    largest = {name: max(checkpoint.tensors[f"blocks.{index}.att.{name}1"].shape[1] for index in range(name == "v", checkpoint.layers))
+               for name in _low_rank_names(checkpoint.layers - 1)}
+    return {name: _up(rank, RANK_MULTIPLE) for name, rank in largest.items()}
+
+
+def _low_rank_names(layer: int) -> list[str]:
+    return [name for name in LOW_RANKS if layer > 0 or name != "v"]
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def _padded(matrix: Tensor, dimension: int, size: int) -> Tensor:
+    missing = size - matrix.shape[dimension]
     return pad(matrix, (0, 0, 0, missing) if dimension == 0 else (0, missing)).contiguous()
 
 
@@ -72,6 +88,7 @@ def _padded(matrix: Tensor, dimension: int, multiple: int) -> Tensor:
 class _Loader:
     tensors: dict[str, Tensor]
     device: torch.device
+    ranks: dict[str, int]
 
     def get(self, name: str) -> Tensor:
         return self.tensors[name].to(self.device, torch.float16)
@@ -82,12 +99,12 @@ class _Loader:
     def layer(self, index: int) -> Layer:
         block = f"blocks.{index}."
         att, ffn = block + "att.", block + "ffn."
-        names = [name for name in LOW_RANKS if index > 0 or name != "v"]
+        names = _low_rank_names(index)
         return Layer(
             norm1=self.norm(block + "ln1"), mixes=torch.stack([self.get(f"{att}x_{name}").flatten() for name in MIXES]),
             rkv=torch.stack([self.get(f"{att}{name}.weight") for name in ("receptance", "key", "value")]),
-            low_in={name: _padded(self.get(f"{att}{name}1").T, 0, RANK_MULTIPLE) for name in names},
-            low_out={name: _padded(self.get(f"{att}{name}2").T, 1, RANK_MULTIPLE) for name in names},
+            low_in={name: _padded(self.get(f"{att}{name}1").T, 0, self.ranks[name]) for name in names},
+            low_out={name: _padded(self.get(f"{att}{name}2").T, 1, self.ranks[name]) for name in names},
             w0=self.get(att + "w0").flatten(), a0=self.get(att + "a0").flatten(),
             v0=self.get(att + "v0").flatten() if index > 0 else None,
             k_k=self.get(att + "k_k").flatten(), k_a=self.get(att + "k_a").flatten(), r_k=self.get(att + "r_k").flatten(),

@@ -1,0 +1,67 @@
+"""What the GPU's kernels are given, looked at without one: the weights as they are laid out, and the ways to run products."""
+from types import SimpleNamespace
+
+import pytest
+import torch
+from checkpoints import tiny
+
+from bench.make_checkpoint import random_checkpoint
+from rwkv_batch.checkpoint import from_tensors
+from rwkv_batch.ops import cuda_weights
+from rwkv_batch.ops.cuda_products import METHODS, Buffers, Products
+from rwkv_batch.ops.cuda_tune import usable
+
+CPU = torch.device("cpu")
+WIDTH = 64
+
+
+def mixed_ranks():
+    """Two layers; the ranks of the first are larger, and neither are multiples of 32."""
+    first, second = ({"w": 72, "a": 33, "v": 1, "g": 100}, {"w": 8, "a": 24, "v": 17, "g": 40})
+    tensors = random_checkpoint(2, WIDTH, 300, ranks=first)
+    last = random_checkpoint(2, WIDTH, 300, seed=1, ranks=second)
+    return from_tensors("mixed", tensors | {name: tensor for name, tensor in last.items() if name.startswith("blocks.1.")})
+
+
+def products(has_low=False, has_tile=False):
+    return Products(SimpleNamespace(has_low=has_low, has_tile=has_tile), cuda_weights.prepare(tiny(width=WIDTH, vocab=300), CPU))
+
+
+class TestRanks:
+    def test_layers_of_different_ranks_fit_the_buffers_they_share(self):
+        weights = cuda_weights.prepare(mixed_ranks(), CPU)
+        buffers = Buffers(weights, 3, {})
+        for layer in weights.layers:
+            for name, w in layer.low_in.items():
+                assert buffers.low[name].shape == (3, len(w))
+                assert layer.low_out[name].shape == (WIDTH, len(w))
+
+    @pytest.mark.parametrize("name", ["w", "a", "v", "g"])
+    def test_what_is_filled_up_changes_no_result(self, name):
+        checkpoint = mixed_ranks()
+        layer = cuda_weights.prepare(checkpoint, CPU).layers[1]
+        x = torch.randn(5, WIDTH, dtype=torch.float64)
+        inner, outer = (checkpoint.tensors[f"blocks.1.att.{name}{i}"].half().double() for i in (1, 2))
+        got = (x @ layer.low_in[name].double().T).sigmoid() @ layer.low_out[name].double().T
+        torch.testing.assert_close(got, (x @ inner).sigmoid() @ outer)
+
+
+class TestTuningFile:
+    def test_choices_that_can_be_run_are_kept(self):
+        chosen = {"in 1": "stream16", "value 8": "sparse", "head 1024": "blas"}
+        assert usable(chosen, products()) == chosen
+
+    @pytest.mark.parametrize("entry", [
+        {"value 16": "sparse"}, {"value 0": "sparse"}, {"in": "blas"}, {"in x": "blas"}, {"else 1": "blas"}, {"in 1": "other"},
+        {"in 1": ["blas"]}, {"in 1": None}, {"key 64": "tile"}, {"low_out 64": "low"}])
+    def test_others_are_left_out(self, entry):
+        assert usable(entry | {"out 2": "blas"}, products()) == {"out 2": "blas"}
+
+    @pytest.mark.parametrize("content", [[], None, 3, "in 1"])
+    def test_a_file_of_something_else_is_an_empty_one(self, content):
+        assert usable(content, products()) == {}
+
+    def test_tiles_are_for_weights_that_fill_them(self):
+        on_hopper = products(has_low=True, has_tile=True)
+        assert "tile" not in on_hopper.possible("head", 64)  # 304 rows are no multiple of 64
+        assert {kind for kind in METHODS if "tile" in on_hopper.possible(kind, 64)} == {"in", "out", "key", "value"}

@@ -13,12 +13,10 @@ from tqdm import tqdm
 
 from rwkv_batch.ops.cuda_capture import capture
 from rwkv_batch.ops.cuda_model import CudaModel
-from rwkv_batch.ops.cuda_slots import Slots
+from rwkv_batch.ops.cuda_slots import NO_SLOT, Slots
 from rwkv_batch.ops.cuda_staging import Uploads
 
 log = logging.getLogger(__name__)
-
-NO_SLOT = -1  # of a row that only fills a graph up
 
 
 def ladder(most: int) -> list[int]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rwkv_batch.checkpoint import Checkpoint
+from rwkv_batch.checkpoint import HEAD_SIZE, Checkpoint
 from rwkv_batch.ops import cuda_weights
 from rwkv_batch.ops.cuda_feed import Feed
 from rwkv_batch.ops.cuda_lib import Added, Kernels, TimeMixInput, pointer
@@ -17,7 +17,6 @@ from rwkv_batch.ops.cuda_slots import Slots
 from rwkv_batch.ops.cuda_tune import Tuning
 from rwkv_batch.ops.cuda_weights import Layer
 
-HEAD_SIZE = 64
 MANY = 1 << 30       # tokens, for which nothing is measured
 
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.ops.cuda_lib import PackedInput, Pieces, Rows
+from rwkv_batch.ops.cuda_slots import NO_SLOT
 
 CHUNK = 16               # tokens, as in cuda/wkv_prefill.cuh
 SCRATCH_CHUNKS = 320     # whose numbers between the kernels of the recurrence are kept at once; a row longer than that has room made for it
-NO_SLOT = -1             # of the row of padding
 SECTIONS = ("row_of", "first", "last", "slots", "counts", "chunk_token", "chunk_tokens", "row_chunk", "row_chunks", "row_slot")
 
 

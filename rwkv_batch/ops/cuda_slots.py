@@ -3,6 +3,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+NO_SLOT = -1  # of padding: no state is read or written
+
 
 class Slots(Protocol):
     """States of all slots, as in rwkv7.States."""

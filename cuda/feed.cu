@@ -1,6 +1,7 @@
 // What rows drew last goes into their next step without the host: it may queue a step before it knows what the one before has drawn.
 //
-//   rows [slots, ROW] int32, one record a slot: the id drawn last, whether that ended the row (0 or 1), and the ids that end it, -1 for none
+//   rows [slots, ROW] int32, one record a slot: the id drawn last, whether that ended the row (0 or 1), and the ids that end it, -1 for
+//   none
 //
 // Integers only; one thread a row.
 #include "common.cuh"

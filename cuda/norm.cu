@@ -95,7 +95,7 @@ struct Affine {
     }
 };
 
-// This thread's numbers of a row of the residual stream, as the kernel before the last one left them.
+// This thread's numbers of a row of the residual stream, as the norm before left them.
 template <int N>
 __device__ __forceinline__ void stream_row(const NormInput& in, int row, float (&v)[N]) {
     const int column = N * threadIdx.x;
@@ -155,8 +155,9 @@ __device__ __forceinline__ void mix_and_store(const float (&x)[N], const Raw<N>&
     store_half(out, mixed);
 }
 
-// Decode: every row is one token. One block a row. But for a step's first kernel, the stream, the slot and its state were written long ago;
-// they and the weights are loaded before waiting for what is added.
+// Decode: every row is one token. One block a row. The stream, the slot and its state were written several kernels ago; they and the
+// weights are loaded before waiting for what is added. Not so in a step's first norm: the kernel before it may still change slots
+// (feed.cu).
 template <int N, int MIXES>
 __global__ void __launch_bounds__(1024)
     norm_mix_kernel(NormInput in, const int* slots, __half* shift, size_t slot_stride, const __half* mixes, __half* out) {

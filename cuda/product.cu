@@ -1,4 +1,4 @@
-// Products of few rows with weights that stream from memory once: y[m, n] = f(sum over k of x[m, k] w[n, k]), several of them in one launch.
+// Products of few rows with weights that stream from memory once, several in one launch: y[m, n] = f(sum over k of x[m, k] w[n, k]).
 //
 //   w [N, K] fp16, x [M, K] fp16, y [M, N] fp16; N a multiple of 16, K of 32; any M, best up to 16
 //   f: identity, tanh, sigmoid, or relu squared (at most what fp16 holds)
@@ -7,7 +7,8 @@
 // m16n8k16 tensor-core products: the order of k inside a step of 32 is free as long as w and x agree on it. All of a warp's first loads of
 // w are under way before it waits for the kernel that makes x. Where rows do not fill the last tile, it overlaps the one before, and
 // computes the same numbers again.
-// Sums are fp32: first over k inside a warp's share, then over the shares in order. A row's result does not depend on the other rows.
+// Sums are fp32: first over k inside a warp's share (in steps of 32, in order), then over the shares in order. A row's result does not
+// depend on the other rows.
 #include "product.cuh"
 
 constexpr int WARPS = 8;

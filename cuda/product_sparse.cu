@@ -1,6 +1,6 @@
 // The channel mix's value product for few rows, without the weights of hidden units that are zero in all of them.
 //
-//   h [M, K] fp16 (after relu squared), w [K, N] fp16: one run of N numbers for each hidden unit, N a multiple of 64, M <= 8
+//   h [M, K] fp16 (after relu squared), w [K, N] fp16: one run of N numbers for each hidden unit, N a multiple of 64, M of 1, 2, 4 or 8
 //   parts [P, M, N] fp32: sums over the P slices of K; the kernel that reads them adds them up in order
 //
 // A block owns 128 columns and one slice of K, its 32 warps a share of the slice each. A warp first lists its units that are not zero in

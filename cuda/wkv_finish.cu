@@ -1,12 +1,13 @@
 // The third kernel of wkv_prefill.cuh: group norm, bonus and gate; and the way through all three.
 //
-// Sums over the values of a head go over eight of a lane in order, then over eight lanes as a tree.
+// Sums over the values of a head are fp32 and go over eight of a lane in order, then over eight lanes as a tree. The normed row with its
+// bonus is rounded to fp16 before the gate, and once more after it.
 #include "wkv_prefill.cuh"
 
 constexpr int FINISH_WARPS = 4;
 
 // One warp for each chunk and head. A lane has values 16 tile + lane / 4 and 8 below, of tokens 2 (lane % 4), + 1, + 8, + 9.
-__global__ void __launch_bounds__(FINISH_WARPS* WARP)
+__global__ void __launch_bounds__(FINISH_WARPS * WARP)
     wkv_finish_kernel(const __grid_constant__ TimeMix in, const __grid_constant__ Packed packed, const Item* items) {
     __shared__ __align__(16) __half normed[FINISH_WARPS][CHUNK][STRIDE];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, heads = in.width / HEAD, group = lane / 4, quarter = lane % 4;

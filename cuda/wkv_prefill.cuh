@@ -11,7 +11,8 @@
 // `scan` walks through the chunks of a row with S in registers, `finish` does group norm, bonus and gate.
 //
 // Precision: gates, decays, N and its products are fp32; operands of the tensor cores are fp16, sums fp32. k~ - (N A)^T b~, in which large
-// numbers may cancel, is made of operands of two halves each. S is carried in fp32 and read as fp16. Sums over keys run in steps of 16.
+// numbers may cancel, is made of operands of two halves each. S is carried in fp32 and read as fp16; y goes from `scan` to `finish` as fp16
+// in units of Y_UNIT. Sums over keys run in steps of 16.
 //
 // A chunk's numbers for one head are an `Item`, in the order in which the lanes of a warp hold them for m16n8k16 products. Key
 // 16 q + 2 i + e stands at column 8 i + 2 q + e of these matrices, so that a lane has 16 neighbours of each of its rows of S.

@@ -31,7 +31,7 @@ struct alignas(16) Workspace {
     float decay[PREPARE_WARPS][HEAD];              // logarithms of the product over a warp's tokens
     float lower[2 * CHUNK][CHUNK];                 // -L, -Lr
     float right[2 * CHUNK][CHUNK];                 // A, Ar
-    __half solved[2 * CHUNK][SOLVED_STRIDE];            // N | N A over -Lr N | Ar - Lr N A
+    __half solved[2 * CHUNK][SOLVED_STRIDE];       // N | N A over -Lr N | Ar - Lr N A
     __half solved_low[CHUNK][LOW_STRIDE];          // what rounding N A to fp16 has left
 };
 
@@ -153,7 +153,7 @@ __device__ __forceinline__ void solve(Workspace& ws, int lane) {
 }
 
 // One block for each chunk and head at a time.
-__global__ void __launch_bounds__(PREPARE_WARPS* WARP, PREPARE_BLOCKS)
+__global__ void __launch_bounds__(PREPARE_WARPS * WARP, PREPARE_BLOCKS)
     wkv_prepare_kernel(const __grid_constant__ TimeMix in, const __grid_constant__ Packed packed, Item* items) {
     extern __shared__ uint4 shared[];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, heads = in.width / HEAD, group = lane / 4, quarter = lane % 4;

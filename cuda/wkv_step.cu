@@ -5,7 +5,7 @@
 #include "wkv.cuh"
 
 constexpr int OWN = 4;             // rows of S a thread has a part of
-constexpr int THREADS = HEAD * 8 / OWN;  // of the recurrence
+constexpr int THREADS = HEAD * 8 / OWN;
 constexpr int DEPTH = 3;           // states under way or in use in a block of a decode step
 
 // Blocks of a decode step that fit on each multiprocessor. With more rows than that, a block takes several, one after the other.
@@ -86,8 +86,8 @@ __device__ __forceinline__ void prepare(const Inputs& in, const Constants& c, bo
 }
 
 // One warp finishes one token: y [64] is what was read out of S.
-__device__ __forceinline__ void finish(const TimeMix& in, const Constants& c, size_t token, int head, int lane, __half2 gate, const Token& t,
-                                       const float* y_of) {
+__device__ __forceinline__ void finish(const TimeMix& in, const Constants& c, size_t token, int head, int lane, __half2 gate,
+                                       const Token& t, const float* y_of) {
     const float2 g = __half22float2(gate), y = *reinterpret_cast<const float2*>(y_of + 2 * lane);
     const float mean = warp_sum(y.x + y.y) / HEAD;
     const float2 d = make_float2(y.x - mean, y.y - mean), v = *reinterpret_cast<const float2*>(t.v + 2 * lane);
@@ -158,9 +158,9 @@ __device__ __forceinline__ void put_y(float* y_of, const float (&y)[OWN]) {
 }
 
 // Every row is one token: the first `most` tokens, or as many as stand at `counted` on the device. Grid: heads, and as many blocks as share
-// the rows. A row whose slot is negative is padding: its output is zero. Rows are taken in batches of one a warp: after a batch is worked on, warp i finishes its row i and prepares row i of the batch after
-// the next, so that all warps have the same to do and wait for each other once a batch. States of the next rows are on their way to
-// shared memory meanwhile; every thread copies what it will itself use.
+// the rows. A row whose slot is negative is padding: its output is zero. Rows are taken in batches of one a warp: after a batch is worked
+// on, warp i finishes its row i and prepares row i of the batch after the next, so that all warps have the same to do and wait for each
+// other once a batch. States of the next rows are on their way to shared memory meanwhile; every thread copies what it will itself use.
 template <typename T>
 __global__ void __launch_bounds__(THREADS, blocks_wanted<T>)
     wkv_step_kernel(const __grid_constant__ TimeMix in, const int* slots, int most, const int* counted) {

@@ -50,12 +50,6 @@ class Tuning:
             self._save()
         return {kind: self.chosen[f"{kind} {tokens}"] for kind in METHODS}
 
-    def report(self, tokens: int) -> str:
-        """Microseconds of every product by every method."""
-        buffers = _filled(self.products, tokens)
-        return "; ".join(f"{kind} " + ", ".join(f"{method} {time * 1e3:.1f}" for method, time in self._times(kind, buffers).items())
-                         for kind in METHODS)
-
     def _fastest(self, kind: str, buffers: Buffers) -> str:
         if len(self.products.possible(kind, len(buffers.x))) == 1:
             return self.products.possible(kind, len(buffers.x))[0]

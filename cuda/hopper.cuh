@@ -1,12 +1,12 @@
-// What a Hopper GPU (sm_90a) adds for tiled products: barriers in shared memory, the copy engine for tiles, asynchronous tensor-core
-// products of a warpgroup, clusters.
+// What a Hopper GPU (sm_90a) adds for tiled products: barriers in shared memory (mbarrier), the tensor memory accelerator (TMA) for tiles,
+// asynchronous tensor-core products of a warpgroup (wgmma), clusters.
 #pragma once
 #include <cuda.h>
 #include <stdint.h>
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 namespace hopper {
-constexpr uint64_t READ_ONCE = 0x12F0000000000000;  // cache policies as the assembler knows them: first and last to be thrown out
+constexpr uint64_t READ_ONCE = 0x12F0000000000000;  // L2 cache policies: evict first, evict last
 constexpr uint64_t READ_AGAIN = 0x14F0000000000000;
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
@@ -16,7 +16,7 @@ __device__ __forceinline__ void barrier_init(uint32_t barrier, unsigned arrivals
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// After the inits, before the copy engine or another block sees the barriers.
+// After the inits, before the TMA or another block sees the barriers.
 __device__ __forceinline__ void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 __device__ __forceinline__ void arrive_and_expect(uint32_t barrier, unsigned bytes) {
@@ -78,7 +78,7 @@ __device__ __forceinline__ void send_to(unsigned rank, uint32_t place, uint32_t 
                  ::"r"(place), "r"(barrier), "r"(rank), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }
 
-// Operands in shared memory in the copy engine's 128-byte swizzle: rows of 128 bytes, eight of them (1024 bytes, aligned so) a unit.
+// Operands in shared memory in the TMA's 128-byte swizzle: rows of 128 bytes, eight of them (1024 bytes, aligned so) a unit.
 __device__ __forceinline__ uint64_t operand(uint32_t address) {
     return uint64_t((address & 0x3ffff) >> 4) | uint64_t(1) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
 }

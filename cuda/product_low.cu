@@ -4,8 +4,8 @@
 //   w [N, K] fp16, x [M, K] fp16, y [M, N] fp16; N a multiple of 16, K of 32; any M
 //   f: identity, tanh, sigmoid, or relu squared (at most what fp16 holds)
 //
-// Tiles are 64 rows of x by 64 or 128 rows of w. The copy engine brings pieces of 64 k through a ring in shared memory; one warp asks for
-// them, four multiply. All of w that there is room for is on its way before the block waits for the kernel that makes x.
+// Tiles are 64 rows of x by 64 or 128 rows of w. The tensor memory accelerator (TMA) brings pieces of 64 k through a ring in shared memory;
+// one warp asks for them, four multiply. All of w that there is room for is on its way before the block waits for the kernel that makes x.
 // Long K: a block has one tile, and a slice of K if the blocks of a cluster share it; each then adds up the slices' sums for some rows.
 // Short K ("kept"): a block keeps its w, and takes tiles of x one after the other.
 // Sums are fp32: over k inside a slice (in steps of 16, in order), then over the slices in order. They depend neither on M nor on the tile,

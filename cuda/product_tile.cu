@@ -4,8 +4,9 @@
 //   f: identity, or relu squared (at most what fp16 holds)
 //
 // A block owns 64 rows of w for each of its warpgroups, a tile of rows of x, and one of `splits` shares of K. Two warps bring tiles through
-// the copy engine into two rings of stages, one of w and one of x; the warpgroups multiply, w being the 64 rows of the tensor-core product
-// and x its 16 to 256 columns, so that few rows of x waste nothing. The ring of w fills before the kernel that makes x has ended.
+// the tensor memory accelerator (TMA) into two rings of stages, one of w and one of x; the warpgroups multiply, w being the 64 rows of the
+// tensor-core product and x its 16 to 256 columns, so that few rows of x waste nothing. The ring of w fills before the kernel that makes x
+// has ended.
 // The blocks of a cluster hold the shares of K of one tile: each adds up its part of the rows, the others send it theirs.
 // Sums are fp32: over k inside a share in order, then over the shares in order. The same number of shares gives the same result for a row,
 // whatever the other rows are and however many. Only sm_90a; elsewhere the launcher says cudaErrorNotSupported.

@@ -60,10 +60,11 @@ class Result:
 
 @dataclass(frozen=True)
 class _Flight:
-    """A step under way: the rows that draw, and the places of those that want logprobs."""
+    """A step under way."""
 
-    rows: list[Sequence]
-    asking: list[int]
+    fed: list[Sequence]     # all rows that it feeds
+    rows: list[Sequence]    # those that draw
+    asking: list[int]       # the places, among them, of those that want logprobs
     draws: steps.Draws
 
 
@@ -147,7 +148,9 @@ class Engine:
         plan = self.scheduler.plan()
         launched = False
         with self._answering([row for row, _ in plan]):
-            launched = bool(plan) and self._launch(plan)
+            if plan:
+                self._launch(plan)
+                launched = True
         # The device runs this step while its predecessor's text is made and delivered.
         while len(self._flights) > (launched and self.steps.stops_ahead > 0):
             self._land()
@@ -252,8 +255,8 @@ class Engine:
     def _clear(self, slot: int) -> None:
         self.states.clear([slot])
 
-    def _launch(self, plan: list[tuple[Sequence, int]]) -> bool:
-        """Run or queue a step. True: some rows draw."""
+    def _launch(self, plan: list[tuple[Sequence, int]]) -> None:
+        """Run or queue a step."""
         tokens = [token for row, count in plan for token in row.next_tokens(count)]
         slots = [row.slot for row, _ in plan if row.slot is not None]
         places = [i for i, (row, count) in enumerate(plan) if count >= row.prompt_left and not row.closing]  # not those inside their prompt
@@ -269,14 +272,12 @@ class Engine:
             row.flying += 1
         for row in [row for row, _ in plan if row.closing]:
             self.sessions.closed(row)
-        if rows:
-            self._flights.append(_Flight(rows, asking, draws))
-        return bool(rows)
+        self._flights.append(_Flight([row for row, _ in plan], rows, asking, draws))
 
     def _land(self) -> None:
         """Take what the oldest step under way has drawn to its rows, and their news to the readers."""
         flight = self._flights.popleft()
-        with self._answering(flight.rows):
+        with self._answering([row for row in flight.fed if row.slot is not None]):  # the others have been answered, or soon will be
             ids = flight.draws.wait()
             entries = self._entries(flight, ids)
             news: dict[Key, list[RowDelta]] = {}

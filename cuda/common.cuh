@@ -19,7 +19,8 @@ __device__ __forceinline__ void wait_for_inputs() {
 #endif
 }
 
-inline bool overlaps_launches() {
+// Static, so that libraries for several architectures in one process each have an answer of their own.
+static inline bool overlaps_launches() {
     static const bool can = [] {
         int device = 0, major = 0;
         cudaGetDevice(&device);

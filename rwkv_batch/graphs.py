@@ -76,14 +76,16 @@ class DecodeGraphs:
 
     def _capture(self, size: int) -> DecodeGraph:
         if not self._arena:  # for the largest, so that no graph's buffers ever move
-            self._step(self._padding(self.most))
+            arena: dict[str, Tensor] = {}
+            self._step(self._padding(self.most), arena)
+            self._arena = arena
         inputs = self._padding(size)
         self.model.tuning.methods(size)
-        return DecodeGraph(capture(lambda: self._step(inputs), self._pool), inputs, self._logits[:size])
+        return DecodeGraph(capture(lambda: self._step(inputs, self._arena), self._pool), inputs, self._logits[:size])
 
     def _padding(self, size: int) -> Tensor:
         """The inputs `[2, size]` of rows that are nobody's."""
         return torch.tensor([[0], [NO_SLOT]], device=self.model.device, dtype=torch.int32).repeat(1, size)
 
-    def _step(self, inputs: Tensor) -> None:
-        self.model.decode(inputs[0], inputs[1], self.states, self._logits[:inputs.shape[1]], self._arena)
+    def _step(self, inputs: Tensor, arena: dict[str, Tensor]) -> None:
+        self.model.decode(inputs[0], inputs[1], self.states, self._logits[:inputs.shape[1]], arena)

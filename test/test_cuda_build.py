@@ -1,4 +1,5 @@
 """The kernels compile for every architecture, also where there is no GPU."""
+import shutil
 import subprocess
 
 import pytest
@@ -16,6 +17,17 @@ def test_every_file_compiles_for_every_architecture(file, tmp_path):
     done = subprocess.run([build.nvcc(), *build.FLAGS, *targets, "--threads", "2", "-Werror", "all-warnings", "-c", str(file),
                            "-o", str(tmp_path / "out.o")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(build.nvcc() is None, reason="needs nvcc")
+def test_a_path_may_hold_what_means_something_to_ninja(tmp_path, monkeypatch):
+    sources = tmp_path / "my models: RWKV" / "cuda"
+    sources.mkdir(parents=True)
+    for name in ("common.cuh", "feed.cu"):
+        shutil.copy(build.SOURCES / name, sources)
+    monkeypatch.setattr(build, "SOURCES", sources)
+    monkeypatch.setattr(build, "_home", lambda: sources.parent / "build")
+    assert build.build("90a").is_file()
 
 
 def test_a_missing_compiler_is_one_sentence(monkeypatch):

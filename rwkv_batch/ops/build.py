@@ -7,6 +7,8 @@ import ctypes
 import hashlib
 import logging
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -81,10 +83,10 @@ def _home() -> Path:
 
 def _run_ninja(folder: Path, compiler: str, arch: str) -> None:
     files = sources()
-    rules = [f"nvcc = {compiler}", f"flags = {' '.join(compile_flags(arch))}",
+    rules = [f"nvcc = {shlex.quote(compiler).replace('$', '$$')}", f"flags = {' '.join(compile_flags(arch))}",
              "rule compile", "  command = $nvcc $flags -MD -MF $out.d -c $in -o $out", "  depfile = $out.d",
              "rule link", "  command = $nvcc $flags -shared $in -o $out"]
-    rules += [f"build {file.stem}.o: compile {file}" for file in files]
+    rules += [f"build {file.stem}.o: compile {_ninja_path(file)}" for file in files]
     rules += [f"build kernels.so: link {' '.join(file.stem + '.o' for file in files)}", ""]
     (folder / "build.ninja").write_text("\n".join(rules))
     log.info("building %d CUDA files for sm_%s (once; under a few minutes)", len(files), arch)
@@ -97,6 +99,11 @@ def _run_ninja(folder: Path, compiler: str, arch: str) -> None:
             bar.update(line.startswith("["))
     if process.wait():
         raise BuildError(f"nvcc could not build the kernels for sm_{arch}; this is what it said:\n{''.join(lines)}")
+
+
+def _ninja_path(path: Path) -> str:
+    """As a build statement takes it."""
+    return re.sub(r"[$ :]", r"$\g<0>", str(path))
 
 
 def _ninja() -> str:

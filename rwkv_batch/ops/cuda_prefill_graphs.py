@@ -83,7 +83,9 @@ class PrefillGraphs:
 
     def _capture(self, size: int) -> PrefillGraph:
         if not self._arena:  # for the largest, so that no graph's buffers ever move
-            self._step(Described(SIZES[-1], self.model.device), Buffers(self.model.weights, SIZES[-1], self._arena))
+            arena: dict[str, Tensor] = {}
+            self._step(Described(SIZES[-1], self.model.device), Buffers(self.model.weights, SIZES[-1], arena))
+            self._arena = arena
         inputs, buffers = Described(size, self.model.device), Buffers(self.model.weights, size, self._arena)
         self.model.tuning.methods(size)
         added = [Added()]

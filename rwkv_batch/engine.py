@@ -262,7 +262,7 @@ class Engine:
         places = [i for i, (row, count) in enumerate(plan) if count >= row.prompt_left and not row.closing]  # not those inside their prompt
         rows = [plan[i][0] for i in places]
         asking = [i for i, row in enumerate(rows) if row.request.top_logprobs is not None]
-        draws = self.steps.run(tokens, [count for _, count in plan], slots, places, [places[i] for i in asking])
+        draws = self.steps.run(tokens, [count for _, count in plan], slots, places, asking)
         for row, count in plan:
             cut = row.cuts[0] if row.cuts else None
             row.took(count)

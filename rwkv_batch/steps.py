@@ -15,7 +15,7 @@ from rwkv_batch.sampling import Sampler
 
 
 class Draws(Protocol):
-    """What a step draws. `logits`: those of the rows that were to be kept, `[rows, vocab]` fp32."""
+    """What a step draws. `logits` `[kept, vocab]` fp32: those that were to be kept, None if there are none."""
     logits: Tensor | None
 
     def wait(self) -> list[int]:
@@ -36,9 +36,10 @@ class Steps:
         self.sampler.set_row(slot, params, seed, stream)
 
     def run(self, tokens: list[int], counts: Sequence[int], slots: Sequence[int], draws: Sequence[int], kept: Sequence[int]) -> Draws:
-        """Feed row i `counts[i]` of the tokens; draw for the rows in `draws`; keep the logits of those in `kept`, some of them."""
+        """Feed row i, which lives in `slots[i]`, `counts[i]` of the tokens `[sum(counts)]`. Draw for the rows in `draws`; `kept` are places
+        in `draws`, of rows whose logits are to be kept."""
         logits = self.model.forward(torch.tensor(tokens), counts, slots, self.states, draws)
-        kept_logits = logits[[list(draws).index(row) for row in kept]] if kept else None  # a copy: the sampler writes into its own
+        kept_logits = logits[list(kept)] if kept else None  # a copy: the sampler writes into its own
         return Known(self.sampler.sample(logits, [slots[row] for row in draws]) if draws else [], kept_logits)
 
     def _sampler(self) -> Sampler:

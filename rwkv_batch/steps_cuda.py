@@ -46,7 +46,7 @@ class CudaSteps(Steps):
             logits, fed = self._logits(tokens, counts, slots, draws)
             if not draws:
                 return Known([])
-            kept_logits = logits[[list(draws).index(row) for row in kept]].float() if kept else None
+            kept_logits = logits[list(kept)].float() if kept else None
             self.sampler.prepare([slots[row] for row in draws])
             ids = self.sampler.sample_async(logits, fed)
             self._cuda.feed(self.states).take(ids, fed)

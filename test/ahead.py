@@ -38,14 +38,15 @@ class LateSteps(Steps):
             assert LAST not in piece
             fed.append(piece)
         alive = [row for row, piece in enumerate(fed) if piece]
-        draws_alive, kept_alive = [row for row in draws if fed[row]], [row for row in kept if fed[row]]
+        draws_alive = [row for row in draws if fed[row]]
+        kept_alive = [place for place in kept if fed[draws[place]]]
         ids, logits = dict.fromkeys(draws, NONSENSE), torch.zeros(len(kept), self.model.checkpoint.vocab)
         if alive:
             pieces = [token for piece in fed for token in piece]
             known = super().run(pieces, [len(fed[row]) for row in alive], [slots[row] for row in alive],
-                                [alive.index(row) for row in draws_alive], [alive.index(row) for row in kept_alive])
+                                [alive.index(row) for row in draws_alive], [draws_alive.index(draws[place]) for place in kept_alive])
             ids |= zip(draws_alive, known.wait(), strict=True)
             if known.logits is not None:
-                logits[[list(kept).index(row) for row in kept_alive]] = known.logits
+                logits[[list(kept).index(place) for place in kept_alive]] = known.logits
         self.last |= {slots[row]: ids[row] for row in draws_alive}
         return Known([ids[row] for row in draws], logits if kept else None)

@@ -1,4 +1,4 @@
-"""Where the time of a replayed CUDA graph goes: kernel by kernel, from the profiler."""
+"""Where the time of a step goes, a replayed CUDA graph or one of the engine: kernel by kernel, from the profiler."""
 import json
 import statistics
 import tempfile

@@ -234,7 +234,14 @@ class Engine:
                 self._start(row)
             if row.slot is not None:  # otherwise its session has gone
                 self.steps.begin(row.slot, row.request.sampling, row.seed, row.row, row.request.stop_ids)
-                row.foreseen = len(row.request.stop_ids) <= self.steps.stops_ahead
+                row.foreseen = len(row.request.stop_ids) <= self.steps.stops_ahead and not self._needs_source(row)
+
+    @staticmethod
+    def _needs_source(row: Sequence) -> bool:
+        """Whether its state could be brought back only from a session that is not the row's to keep: a stop string is found when the token
+        after it may have been fed already, and by then somebody may have changed or deleted that session."""
+        turn = row.request.turn
+        return turn is not None and bool(row.request.stop_strings) and turn.source not in (None, row.target)
 
     def _start(self, row: Sequence) -> None:
         """The slot gets the zero state, or that of the longest beginning of the prompt which is known."""

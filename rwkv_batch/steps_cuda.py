@@ -9,7 +9,7 @@ from rwkv_batch.ops.cuda_sampler import CudaSampler
 from rwkv_batch.ops.cuda_staging import Download
 from rwkv_batch.protocol import Sampling
 from rwkv_batch.rwkv7 import RWKV7, States
-from rwkv_batch.steps import Draws, Known, Steps
+from rwkv_batch.steps import Draws, Steps
 
 
 class Queued:
@@ -45,7 +45,7 @@ class CudaSteps(Steps):
         with torch.cuda.device(self.model.device):
             logits, fed = self._logits(tokens, counts, slots, draws)
             if not draws:
-                return Known([])
+                return Queued(fed[:0], None)  # to be waited for like any other, or a long prompt would be queued whole at once
             kept_logits = logits[list(kept)].float() if kept else None
             self.sampler.prepare([slots[row] for row in draws])
             ids = self.sampler.sample_async(logits, fed)

@@ -6,7 +6,7 @@ from ahead import LateSteps
 
 from rwkv_batch import steps
 from rwkv_batch.engine import Engine
-from rwkv_batch.protocol import GenerateRequest, Progress, RowDelta, Sampling, Turn
+from rwkv_batch.protocol import Failed, GenerateRequest, Progress, RowDelta, Sampling, SessionCommand, Turn
 
 TRANSLATE = "English: Good morning!\n\nChinese:"
 CAPITAL = "User: What is the capital of France?\n\nAssistant:"
@@ -72,6 +72,32 @@ def test_turns_go_on_from_exactly_what_was_said(engines: tuple[Engine, Engine], 
                                       **options)
             texts.append(answers(engine, request)[0])
         said.append(texts)
+    assert said[0] == said[1]
+
+
+def test_a_turn_from_another_session_ends_at_its_stop_string_though_that_session_is_deleted_meanwhile(engines: tuple[Engine, Engine]):
+    said = []
+    for engine in engines:
+        base = Turn(source="base", target="base")
+        answers(engine, GenerateRequest(id="base", prompts=[CAPITAL], max_tokens=5, turn=base, sampling=GREEDY))
+        turn = Turn(source="base", target="other", required=True)
+        first = GenerateRequest(id="first", prompts=[CAPITAL], max_tokens=20, turn=turn, stop_ids=[], stop_strings=["a", "i", "。"],
+                                sampling=GREEDY)
+        engine.add((b"test", "first"), first)
+        told: list[RowDelta] = []
+        deleted = False
+        while not (told and told[-1].finish_reason):
+            for _, event in engine.step():
+                assert not isinstance(event, Failed), event.message
+                if isinstance(event, Progress):
+                    told += event.rows
+            if not deleted and any(row.drawn or row.flying for row in engine.scheduler.running.values()):
+                engine.command((b"test", "delete"), SessionCommand(id="delete", command="delete", key="base"))
+                deleted = True
+        assert deleted and told[-1].finish_reason == "stop"
+        after = GenerateRequest(id="after", prompts=[" and then"], max_tokens=6, turn=Turn(source="other", target="other", required=True),
+                                stop_ids=[], sampling=GREEDY)
+        said.append(("".join(delta.text for delta in told), "".join(delta.text for delta in answers(engine, after)[0])))
     assert said[0] == said[1]
 
 

@@ -31,7 +31,7 @@ class Download:
     """int32 numbers `[n]` of the device, copied when the current stream gets there."""
 
     def __init__(self, source: Tensor) -> None:
-        self._host = torch.empty(len(source), dtype=torch.int32, pin_memory=True)
+        self._host = torch.empty(len(source), dtype=torch.int32, pin_memory=len(source) > 0)
         self._host.copy_(source, non_blocking=True)
         self._done = torch.cuda.Event()
         self._done.record()

@@ -16,8 +16,9 @@ from typing import Any
 from torch import Tensor
 
 from rwkv_batch.catalog import Catalog
-from rwkv_batch.pool_entries import Answer, Hot, Image, Write, put_of, release, sentence, whole
+from rwkv_batch.pool_entries import Answer, Hot, Image, Write, release, sentence, whole
 from rwkv_batch.pool_events import Deleted, DocumentDone, Event, Exported, Forked, Freed, Imported, Loaded, Saved
+from rwkv_batch.pool_writes import Writes
 from rwkv_batch.protocol import SessionInfo
 from rwkv_batch.rwkv7 import States
 from rwkv_batch.snapshot import Damaged
@@ -47,18 +48,18 @@ class StatePool:
     def __init__(self, states: States, fingerprint: str, *, l1: int = L1, l2: int = L2, store: Store | None = None,
                  durable: bool = True, wake: Callable[[], None] = lambda: None) -> None:
         self._capacity = l1, l2
-        self._store, self._durable, self._wake = store or Volatile(), durable, wake
+        self._store, self._wake = store or Volatile(), wake
         self._transfer = Transfer(states, fingerprint)
         self._l1: OrderedDict[str, Hot] = OrderedDict()
         self._l2: OrderedDict[str, Image] = OrderedDict()
-        self._writes: dict[str, list[Write]] = {}  # not committed yet, oldest first
-        self._unwritten: list[Write] = []          # answered, but their commit failed: tried again after the next that succeeds
         self._catalog = Catalog(self._store.rows)
         self._events: list[Event] = []
         self._freed: list[int] = []
         self._done: queue.SimpleQueue[tuple[Finish, Any, Exception | None]] = queue.SimpleQueue()
         self._mover = Mover(self._report)
         self._writer = Writer(self._store, self._report, self._renewed)
+        behind = 0 if durable else BEHIND_BYTES // self._transfer.layout.size
+        self._writes = Writes(self._mover, self._writer, behind, lambda event: self._events.append(event), self._written)
         self._copies = 0
         self._closed = False
 
@@ -68,7 +69,7 @@ class StatePool:
             return SessionInfo(key, "L1", hot.image.updated, hot.image.tokens)
         if image := self._l2.get(key):
             return SessionInfo(key, "L2", image.updated, image.tokens)
-        known = self._writes[key][-1].image if key in self._writes else self._catalog.get(SESSIONS, key)
+        known = self._writes.newest(key) or self._catalog.get(SESSIONS, key)
         return SessionInfo(key, "L3", known.updated, known.tokens) if known else None
 
     def status(self) -> list[SessionInfo]:
@@ -80,7 +81,7 @@ class StatePool:
 
     def keys(self, beginning: str) -> set[str]:
         """The keys of all sessions that begin so; quick also where there are very many."""
-        everywhere = chain(self._l1, self._l2, self._writes, (key for key, _ in self._catalog.sessions()))
+        everywhere = chain(self._l1, self._l2, self._writes.keys(), (key for key, _ in self._catalog.sessions()))
         return {key for key in everywhere if key.startswith(beginning)}
 
     def take(self, key: str) -> int | None:
@@ -131,7 +132,7 @@ class StatePool:
             image.snapshot = self._transfer.snapshot(slot, tokens, image.updated, fence)
 
         self._mover.put(work, partial(self._copied, hot))
-        self._write(key, image, lambda error, slots: Saved(key, error, slots, token))
+        self._writes.add(key, image, lambda error, slots: Saved(key, error, slots, token))
         return freed + self._trim()
 
     def copy_out(self, slot: int, done: Callable[[Tensor], None]) -> None:
@@ -162,8 +163,7 @@ class StatePool:
         freed: list[int] = []
         for name in found:
             freed += self._leave(name)
-            for write in self._writes.pop(name, []):
-                write.dropped = True
+            self._writes.drop(name)
             self._catalog.remove(SESSIONS, name)
         self._drop(SESSIONS, found, lambda error: self._events.append(Deleted(key, len(found), sentence(error), token)))
         return freed
@@ -252,7 +252,7 @@ class StatePool:
         self._mover.close()
         self._writer.close()
         self._take_in()
-        rest = [put_of(writes[-1]) for writes in self._writes.values() if writes[-1].image.snapshot is not None]  # their commits failed
+        rest = self._writes.rest()  # their commits failed
         try:
             self._store.commit(rest)
         except StoreError as error:
@@ -264,7 +264,7 @@ class StatePool:
     def _in_memory(self, key: str) -> Image | None:
         if hot := self._l1.get(key):
             return hot.image
-        return self._l2.get(key) or (self._writes[key][-1].image if key in self._writes else None)
+        return self._l2.get(key) or self._writes.newest(key)
 
     def _leave(self, key: str) -> list[int]:
         """Out of L1 and L2."""
@@ -294,54 +294,18 @@ class StatePool:
             self._mover.discard(self._l2.popitem(last=False))
         return freed
 
-    def _write(self, key: str, image: Image, answer: Answer | None) -> None:
-        """Commit the image, whose snapshot is there when all jobs given before are done."""
-        write = Write(key, image, answer)
-        self._writes.setdefault(key, []).append(write)
-        self._send(write)
-
-    def _send(self, write: Write) -> None:
-        self._mover.put(partial(self._forward, write), partial(self._forwarded, write))
-
-    def _forwarded(self, write: Write, _: object, error: Exception | None) -> None:
-        behind = sum(map(len, self._writes.values())) * self._transfer.layout.size
-        if error:
-            self._written(write, None, error)
-        elif write.answer and not self._durable and behind <= BEHIND_BYTES:
-            self._events.append(write.answer(None, []))
-            write.answer = None
-
-    def _committed(self, write: Write, row: Row, _: object, error: Exception | None) -> None:
-        self._written(write, row, error)
-        self._mover.discard(write.image)
-
     def _written(self, write: Write, row: Row | None, error: Exception | None) -> None:
+        """A write is over."""
         freed: list[int] = []
-        if error and not write.dropped and write.answer is None:
-            log.error("A session could not be written, which is tried again: %s", error)
-            self._unwritten.append(write)
-            return
-        if not write.dropped:
-            self._remove(write, older=error is None)
-            if error:
-                freed = self._revert(write)
-            elif row and self._store.keeps_sessions:
-                self._catalog.put(SESSIONS, write.key, row)
-                self._shrink()
-                self._again()
+        if error and not write.dropped:
+            freed = self._revert(write)
+        elif row and not write.dropped and self._store.keeps_sessions:
+            self._catalog.put(SESSIONS, write.key, row)
+            self._shrink()
+            self._writes.again()
         if write.answer:
             self._events.append(write.answer(None if write.dropped else sentence(error), freed))
             write.answer = None
-
-    def _remove(self, write: Write, older: bool) -> None:
-        """It does not wait for the disk any more, nor do `older` ones of its session, which must not be written after it."""
-        writes = self._writes[write.key]
-        at = writes.index(write)
-        for passed in writes[:at] if older else []:
-            passed.dropped = True
-        self._writes[write.key] = writes[at + 1:] if older else writes[:at] + writes[at + 1:]
-        if not self._writes[write.key]:
-            del self._writes[write.key]
 
     def _revert(self, write: Write) -> list[int]:
         """What could not be committed is no longer the session's state."""
@@ -349,15 +313,6 @@ class StatePool:
             del self._l2[write.key]
         hot = self._l1.get(write.key)
         return self._leave(write.key) if hot and hot.image is write.image else []
-
-    def _again(self) -> None:
-        """Send the writes once more that failed before, unless there are newer ones of their sessions."""
-        unwritten, self._unwritten = self._unwritten, []
-        for write in unwritten:
-            if not write.dropped and self._writes[write.key][-1] is write:
-                self._send(write)
-            elif not write.dropped:
-                self._writes[write.key].remove(write)
 
     def _drop(self, table: str, keys: list[str], then: Callable[[Exception | None], None] = lambda error: None) -> None:
         """Delete rows that the catalog has forgotten."""
@@ -410,7 +365,7 @@ class StatePool:
             return
         self._freed += self._leave(key)
         self._keep(key, image)
-        self._write(key, image, answer)
+        self._writes.add(key, image, answer)
 
     def _check_row(self, key: str, row: Row | None, error: Exception | None) -> None:
         """Drop a row that turned out to be damaged, if it is still the session's."""
@@ -424,7 +379,7 @@ class StatePool:
         for key, image in {**self._l2, **{key: hot.image for key, hot in self._l1.items()}}.items():
             row = rows[SESSIONS].get(key)
             if key not in self._writes and (row is None or row.updated != image.updated):
-                self._write(key, image, None)
+                self._writes.add(key, image, None)
 
     def _operate(self, operations: list[Put | Delete], finish: Finish) -> None:
         """Commit after everything that was asked for before."""
@@ -439,11 +394,6 @@ class StatePool:
             finish(result, error)
 
     # On the mover's thread
-
-    def _forward(self, write: Write) -> None:
-        """Hand over to the writer."""
-        put = put_of(write)
-        self._writer.put([] if write.dropped else [put], partial(self._committed, write, put.row))
 
     def _read(self, key: str, row: Row | None) -> Image:
         data = self._store.read(SESSIONS, key, self._transfer.pinned) if row else None

@@ -30,6 +30,13 @@ static inline bool overlaps_launches() {
     return can;
 }
 
+inline int multiprocessors() {
+    int device = 0, count = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+    return count;
+}
+
 template <typename... Expected, typename... Given>
 int launch(void (*kernel)(Expected...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream, Given... given) {
     cudaLaunchAttribute attribute = {};

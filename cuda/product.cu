@@ -131,13 +131,6 @@ __global__ void __launch_bounds__(WARPS * WARP, R == 1 ? 2 : 1) product_kernel(c
 }
 
 namespace {
-int multiprocessors() {
-    int device = 0, count = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-    return count;
-}
-
 template <int R, int SHARES>
 int run(const Product* parts, int count, int m, Ahead ahead, cudaStream_t stream) {
     if (count < 1 || count > MOST_PARTS || m < 1) return cudaErrorInvalidValue;

@@ -12,6 +12,7 @@
 // but on the number of slices.
 #include "hopper.cuh"
 #include "product.cuh"
+#include "tensor_map.cuh"
 
 constexpr int MULTIPLIERS = 4 * WARP;          // threads
 constexpr int ROWS = 64;                       // of x in a tile
@@ -232,24 +233,9 @@ const Device& device() {
     return found;
 }
 
-using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
-                            const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-Encode find_encode() {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
-    return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(function) : nullptr;
-}
-
 // A matrix of fp16 [rows, columns], cut into boxes of 64 columns; what lies outside reads as zero.
 bool map(CUtensorMap* out, const void* matrix, int rows, int columns, int box_rows) {
-    static const Encode encode = find_encode();
-    const cuuint64_t size[2] = {cuuint64_t(columns), cuuint64_t(rows)}, stride[1] = {cuuint64_t(columns) * 2};
-    const cuuint32_t box[2] = {PIECE, cuuint32_t(box_rows)}, step[2] = {1, 1};
-    return encode && encode(out, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2, const_cast<void*>(matrix), size, stride, box, step,
-                            CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                            CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    return make_tensor_map<2>(out, matrix, {cuuint64_t(columns), cuuint64_t(rows)}, {cuuint64_t(columns) * 2}, {PIECE, cuuint32_t(box_rows)});
 }
 
 int up(int x, int y) { return (x + y - 1) / y; }

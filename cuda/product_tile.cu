@@ -12,6 +12,7 @@
 // whatever the other rows are and however many. Only sm_90a; elsewhere the launcher says cudaErrorNotSupported.
 #include "common.cuh"
 #include "hopper.cuh"
+#include "tensor_map.cuh"
 
 constexpr int STRIP = 64;              // numbers of k side by side: 128 bytes, the width of the swizzle
 constexpr int STRIP_BYTES = STRIP * 2;
@@ -197,26 +198,11 @@ __global__ void __launch_bounds__(MOST_GROUPS * GROUP_THREADS + PRODUCER_WARPS *
 }
 
 namespace {
-using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
-                            const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-// From the driver, through the runtime: nothing else is linked.
-Encode find_encode() {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
-    return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(function) : nullptr;
-}
-
 // A matrix of fp16 with `columns` numbers side by side, as strips of 64 columns: its dimensions are the column in a strip, the row, and the
 // strip, and so are those of the box that one copy brings. What lies outside reads as zero.
 bool map(CUtensorMap* out, const void* matrix, int rows, int columns, int box_rows, int box_strips) {
-    static const Encode encode = find_encode();
-    const cuuint64_t size[3] = {STRIP, cuuint64_t(rows), cuuint64_t(columns / STRIP)}, stride[2] = {cuuint64_t(columns) * 2, STRIP_BYTES};
-    const cuuint32_t box[3] = {STRIP, cuuint32_t(box_rows), cuuint32_t(box_strips)}, step[3] = {1, 1, 1};
-    return encode && encode(out, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3, const_cast<void*>(matrix), size, stride, box, step,
-                            CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                            CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    return make_tensor_map<3>(out, matrix, {STRIP, cuuint64_t(rows), cuuint64_t(columns / STRIP)}, {cuuint64_t(columns) * 2, STRIP_BYTES},
+                              {STRIP, cuuint32_t(box_rows), cuuint32_t(box_strips)});
 }
 
 bool is_hopper() {

@@ -67,10 +67,3 @@ __device__ __forceinline__ void store8(__half* p, const float (&x)[8]) {
                  "r"(to_half2(x[4], x[5])), "r"(to_half2(x[6], x[7]))
                  : "memory");
 }
-
-inline int multiprocessors() {
-    int device = 0, count = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-    return count;
-}

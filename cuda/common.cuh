@@ -37,19 +37,36 @@ inline int multiprocessors() {
     return count;
 }
 
+// The first `count` of: may begin while the kernel before runs; blocks next to each other in x form clusters of so many.
 template <typename... Expected, typename... Given>
-int launch(void (*kernel)(Expected...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream, Given... given) {
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
+int launch_with(int count, unsigned cluster, void (*kernel)(Expected...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
+                const Given&... given) {
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = cluster;
+    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;
     config.blockDim = block;
     config.dynamicSmemBytes = shared;
     config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = overlaps_launches() ? 1 : 0;
+    config.attrs = attributes;
+    config.numAttrs = count;
     return cudaLaunchKernelEx(&config, kernel, Expected(given)...);
+}
+
+template <typename... Expected, typename... Given>
+int launch(void (*kernel)(Expected...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream, const Given&... given) {
+    return launch_with(overlaps_launches() ? 1 : 0, 1, kernel, grid, block, shared, stream, given...);
+}
+
+// For Hopper and later alone.
+template <typename... Expected, typename... Given>
+int launch_clusters(unsigned cluster, void (*kernel)(Expected...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
+                    const Given&... given) {
+    return launch_with(2, cluster, kernel, grid, block, shared, stream, given...);
 }
 
 __device__ __forceinline__ float warp_sum(float x) {

@@ -278,20 +278,7 @@ int run(LowProducts all, cudaStream_t stream) {
     int clusters = 0;
     for (int i = 0; i < all.count; i++) all.begin[i] = clusters, clusters += up(all.part[i].n, COLUMNS) * all.groups[i];
 
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = SLICES;
-    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = clusters * SLICES;
-    config.blockDim = MULTIPLIERS + WARP;
-    config.dynamicSmemBytes = shared;
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    return cudaLaunchKernelEx(&config, kernel, all);
+    return launch_clusters(SLICES, kernel, clusters * SLICES, MULTIPLIERS + WARP, shared, stream, all);
 }
 
 int blocks_of(const LowProducts& all, int columns, int slices) {

@@ -224,20 +224,8 @@ int launch_tile(const TileProducts& p, int count, cudaStream_t stream) {
     if (rings < TN * tile * 2) return cudaErrorInvalidValue;
     if (const cudaError_t error = cudaFuncSetAttribute(tile_kernel<TN, ACROSS>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared))
         return error;
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = p.splits;
-    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((p.m + TN - 1) / TN * p.splits, (p.n + tile - 1) / tile, count);
-    config.blockDim = p.groups * GROUP_THREADS + PRODUCER_WARPS * WARP;
-    config.dynamicSmemBytes = shared;
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    return cudaLaunchKernelEx(&config, tile_kernel<TN, ACROSS>, p);
+    const dim3 grid((p.m + TN - 1) / TN * p.splits, (p.n + tile - 1) / tile, count);
+    return launch_clusters(p.splits, tile_kernel<TN, ACROSS>, grid, p.groups * GROUP_THREADS + PRODUCER_WARPS * WARP, shared, stream, p);
 }
 }  // namespace
 

@@ -349,24 +349,12 @@ int start(Call in, int rows, int blocks, cudaStream_t stream) {
     const int each = 4 * WARP * WARPS;
     in.chunk = (in.vocab + blocks * each - 1) / (blocks * each) * each;
     if (in.chunk > 1024 * THREADS || rows < 1) return cudaErrorInvalidValue;
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = blocks;
-    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = rows * blocks;
-    config.blockDim = THREADS;
-    config.dynamicSmemBytes = in.workspace ? 0 : in.chunk * sizeof(float);
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = in.workspace ? 0 : 2;
-    if (config.dynamicSmemBytes + sizeof(Shared) > 48 * 1024) {
-        const int error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(config.dynamicSmemBytes));
+    const size_t shared = in.workspace ? 0 : in.chunk * sizeof(float);
+    if (shared + sizeof(Shared) > 48 * 1024) {
+        const int error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
         if (error) return error;
     }
-    return cudaLaunchKernelEx(&config, kernel, in);
+    return launch_with(in.workspace ? 0 : 2, blocks, kernel, rows * blocks, THREADS, shared, stream, in);
 }
 
 }  // namespace sample

@@ -19,11 +19,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.engine_level import Through
-from bench.graphs import Graphs, timed
+from bench.graphs import Graphs
 from bench.make_checkpoint import ACTIVE_SHARE, SIZES, random_checkpoint
 from bench.roofline import Work, decode_floor, prefill_floor
 from bench.trace import report
 from rwkv_batch import checkpoint
+from rwkv_batch.ops.cuda_capture import gpu_seconds
 
 RUNS = 15
 PREFILL_RUNS = 5
@@ -36,7 +37,7 @@ def copy_bandwidth() -> float:
     """Bytes/s, read and written, of a device copy."""
     source = torch.empty(COPY_BYTES // 2, device="cuda", dtype=torch.uint8).random_()
     target = torch.empty_like(source)
-    return COPY_BYTES / statistics.median(timed(lambda: target.copy_(source), 1) for _ in range(RUNS))
+    return COPY_BYTES / statistics.median(gpu_seconds(lambda: target.copy_(source)) for _ in range(RUNS))
 
 
 def environment() -> dict[str, str]:

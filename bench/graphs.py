@@ -5,22 +5,11 @@ import time
 import torch
 
 from rwkv_batch.checkpoint import Checkpoint
-from rwkv_batch.ops.cuda_capture import capture
+from rwkv_batch.ops.cuda_capture import capture, gpu_seconds
 from rwkv_batch.ops.cuda_model import CudaModel
 from rwkv_batch.rwkv7 import States
 
 STEPS = 4  # of a run
-
-
-def timed(run, count: int) -> float:
-    """Seconds of one call, between two events around `count` of them."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    for _ in range(count):
-        run()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / 1e3 / count
 
 
 class Graphs:
@@ -48,7 +37,7 @@ class Graphs:
         self.step = capture(step).replay
         for _ in range(3):
             self.step()
-        return statistics.median(timed(self.step, STEPS) for _ in range(runs))
+        return statistics.median(gpu_seconds(self.step, STEPS) for _ in range(runs))
 
     def prefill(self, rows: int, length: int, runs: int) -> float:
         """Seconds for so many rows of so many tokens, launches included."""

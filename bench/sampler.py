@@ -16,6 +16,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from rwkv_batch.ops.cuda_capture import gpu_seconds
 from rwkv_batch.ops.cuda_sampler import CudaSampler
 from rwkv_batch.protocol import Sampling
 
@@ -66,15 +67,8 @@ def measure(name: str, params: Sampling, sets: list[torch.Tensor]) -> Result:
     with torch.cuda.graph(graph):
         for call in range(CALLS):
             sampler.sample_async(sets[call % len(sets)], slots, ids)
-    times = []
-    for _ in range(REPLAYS):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / CALLS)
-    return Result(name, rows, median(times), sets[0].nbytes / median(times) * 1e6)
+    time = median(gpu_seconds(graph.replay) for _ in range(REPLAYS)) / CALLS
+    return Result(name, rows, time * 1e6, sets[0].nbytes / time)
 
 
 def main() -> None:

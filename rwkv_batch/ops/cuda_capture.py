@@ -1,4 +1,4 @@
-"""Capturing launches into a CUDA graph."""
+"""Capturing launches into a CUDA graph, and timing them."""
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -22,6 +22,17 @@ def capture(run: Callable[[], object], pool: Any = None) -> torch.cuda.CUDAGraph
     with torch.cuda.graph(graph, pool=pool, stream=stream):
         run()
     return graph
+
+
+def gpu_seconds(run: Callable[[], object], count: int = 1) -> float:
+    """Of one call on the GPU, between two events around `count` of them."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(count):
+        run()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3 / count
 
 
 @cache

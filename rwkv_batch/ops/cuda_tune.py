@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from rwkv_batch.ops import build
-from rwkv_batch.ops.cuda_capture import capture
+from rwkv_batch.ops.cuda_capture import capture, gpu_seconds
 from rwkv_batch.ops.cuda_products import METHODS, Buffers, Products
 from rwkv_batch.ops.cuda_weights import Layer
 
@@ -66,15 +66,7 @@ class Tuning:
         calls = [self.products.call(kind, layer, buffers, method) for layer in layers]
         graph = capture(lambda: [call() for call in calls])
         graph.replay()
-        times = []
-        for _ in range(RUNS):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) / len(calls))
-        return statistics.median(times)
+        return statistics.median(gpu_seconds(graph.replay) for _ in range(RUNS)) * 1e3 / len(calls)
 
     def _save(self) -> None:
         try:

@@ -226,15 +226,15 @@ class Engine:
             self.sessions.abandon(row)
 
     def _admit(self) -> None:
+        fresh = []
         for row in self.scheduler.admit():
             assert row.slot is not None
-            if row.request.turn:
-                self.sessions.begin(row, row.request.turn)
-            else:
-                self._start(row)
+            if self.sessions.begin(row, row.request.turn) if row.request.turn else self._start(row):
+                fresh.append(row.slot)
             if row.slot is not None:  # otherwise its session has gone
                 self.steps.begin(row.slot, row.request.sampling, row.seed, row.row, row.request.stop_ids)
                 row.foreseen = len(row.request.stop_ids) <= self.steps.stops_ahead and not self._needs_source(row)
+        self.states.clear(fresh)
 
     @staticmethod
     def _needs_source(row: Sequence) -> bool:
@@ -243,17 +243,16 @@ class Engine:
         turn = row.request.turn
         return turn is not None and bool(row.request.stop_strings) and turn.source not in (None, row.target)
 
-    def _start(self, row: Sequence) -> None:
-        """The slot gets the zero state, or that of the longest beginning of the prompt which is known."""
+    def _start(self, row: Sequence) -> bool:
+        """Whether the row begins with the zero state; otherwise its slot gets that of the longest known beginning of the prompt."""
         assert row.slot is not None
         row.fed, state = self._cached(row)
-        if state is None:
-            self._clear(row.slot)
-        else:
+        if state is not None:
             self.states.memory[row.slot].copy_(state, non_blocking=True)
         if row.request.prefix_cache:
             row.cuts = self.prefixes.cuts(row.prompt, row.fed)
             self.prefixes.remember(row.prompt)
+        return state is None
 
     def _cached(self, row: Sequence) -> tuple[int, torch.Tensor | None]:
         hit = self.prefixes.longest(row.prompt) if row.request.prefix_cache and not row.request.turn else None

@@ -133,7 +133,7 @@ def _sampler_bytes(vocab: int) -> int:
     from rwkv_batch.ops.cuda_sampler import BIAS, FIRST_CAPACITY, PENALTY_BYTES, ROW
 
     grown = 1 << (vocab - 1).bit_length()
-    return ROW.itemsize + (FIRST_CAPACITY + grown) * PENALTY_BYTES + vocab * BIAS.itemsize
+    return 2 * ROW.itemsize + 8 + (FIRST_CAPACITY + grown) * PENALTY_BYTES + vocab * BIAS.itemsize
 
 
 def _buffer_bytes(model: RWKV7, tokens: int) -> int:

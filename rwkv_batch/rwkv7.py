@@ -3,7 +3,7 @@
 The formulas and the names of the weights are those of the RWKV-7 paper ("Goose", arXiv 2503.14456) and of the official checkpoints.
 """
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from rwkv_batch.graphs import DecodeGraphs
 from rwkv_batch.ops import torch_ops as ops
 from rwkv_batch.ops.build import BuildError
 from rwkv_batch.ops.cuda_model import CudaModel
+from rwkv_batch.ops.cuda_staging import upload
 from rwkv_batch.ops.linear import Linear, prepare
 
 log = logging.getLogger(__name__)
@@ -40,10 +41,15 @@ class States:
         return cls(memory, memory[:, :split].view(shift_dtype).view(slots, layers, 2, width),
                    memory[:, split:].view(wkv_dtype).view(slots, layers, width // ops.HEAD_SIZE, ops.HEAD_SIZE, ops.HEAD_SIZE))
 
-    def clear(self, slots: Sequence[int]) -> None:
-        """Put the slots back to the state before the first token."""
-        for slot in slots:  # one after the other: an index would have to be copied to a GPU first
-            self.memory[slot].zero_()
+    def clear(self, slots: Collection[int]) -> None:
+        """Put the slots back to the state before the first token, all in one operation."""
+        index, words = sorted(set(slots)), self.memory.view(torch.int64)
+        if not index:
+            return
+        if index[-1] - index[0] == len(index) - 1:  # one slot, or neighbours, as those of a large request mostly are
+            words[index[0]: index[-1] + 1].zero_()
+        else:
+            words.index_fill_(0, upload(index, words.device), 0)
 
 
 @dataclass(frozen=True)

@@ -62,15 +62,16 @@ class Sessions:
         """Whether the turn will find its source, as far as is known now: it is stored, or a turn before it is to store it."""
         return turn.source is not None and (turn.source in self._scheduler.queues or self._pool.find(turn.source) is not None)
 
-    def begin(self, row: Sequence, turn: Turn) -> None:
-        """Bring the state into the row's slot, or the row to the state's."""
+    def begin(self, row: Sequence, turn: Turn) -> bool:
+        """Whether the row begins with the zero state, which the caller puts into its slot. Otherwise bring the state it continues into its
+        slot, or the row to the state's."""
         assert row.slot is not None
         info = self._pool.find(turn.source) if turn.source is not None else None
         if info is None and turn.required:
             self._emit(row.key, Rejected(row.key[1], "not_found", f"The session {turn.source} has been deleted meanwhile."))
             self._scheduler.release(row)
             self._scheduler.unlock(row.target)
-            return
+            return False
         row.prompt = self._tokens(row.request, info is not None)
         begun = self._begun[row] = _Begun(info.key if info else None, info.updated if info else 0.0, info.tokens if info else 0,
                                           row.prompt)
@@ -78,13 +79,13 @@ class Sessions:
             begun.last, begun.length = RowDelta(row.row, "", 0, "length"), begun.tokens + len(row.prompt)
             row.close(row.prompt)
         if info is None:
-            self._clear(row.slot)
-            return
+            return True
         slot = self._pool.take(info.key) if info.key == row.target else None
         if slot is not None:
             self._scheduler.move(row, slot)
         else:
             self._load(row, info.key)
+        return False
 
     def end(self, row: Sequence, last: RowDelta) -> None:
         """The row's text has ended with the delta `last`."""

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from rwkv_batch.ops.cuda_feed import STOPS
 from rwkv_batch.ops.cuda_sampler import CudaSampler
-from rwkv_batch.ops.cuda_staging import Download
+from rwkv_batch.ops.cuda_staging import Download, upload
 from rwkv_batch.protocol import Sampling
 from rwkv_batch.rwkv7 import RWKV7, States
 from rwkv_batch.steps import Draws, Steps
@@ -43,6 +43,7 @@ class CudaSteps(Steps):
     @torch.inference_mode()
     def run(self, tokens: list[int], counts: Sequence[int], slots: Sequence[int], draws: Sequence[int], kept: Sequence[int]) -> Draws:
         with torch.cuda.device(self.model.device):
+            self._cuda.feed(self.states).prepare()
             logits, fed = self._logits(tokens, counts, slots, draws)
             if not draws:
                 return Queued(fed[:0], None)  # to be waited for like any other, or a long prompt would be queued whole at once
@@ -59,7 +60,7 @@ class CudaSteps(Steps):
         else:
             logits, fed = self.model.graphs(self.states).run(tokens, slots)
             if len(draws) < len(slots):
-                index = torch.tensor(list(draws), dtype=torch.int64).to(self.model.device, non_blocking=True)
+                index = upload(draws, self.model.device)
                 logits, fed = logits[index], fed[index]
         return logits[:, :self._vocab], fed
 

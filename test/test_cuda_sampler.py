@@ -178,6 +178,29 @@ def test_a_new_row_in_a_slot_forgets_the_last_one():
         assert [sampler.sample(logits, [0])[0] for _ in range(3)] == [1, 2, 0]
 
 
+def test_of_rows_that_begin_in_a_slot_before_a_step_the_last_one_counts():
+    logits = torch.tensor([[0.0, 2.0, 1.0]], device="cuda").expand(3, -1)
+    sampler = CudaSampler(3, 3, "cuda")
+    for slot in range(3):
+        sampler.set_row(slot, Sampling(temperature=0, logit_bias={0: 5.0}), 1, slot)
+    for slot in (2, 0):
+        sampler.set_row(slot, Sampling(temperature=0, presence_penalty=1.5), 2, slot)
+    assert [sampler.sample(logits, [2, 1, 0]) for _ in range(2)] == [[1, 0, 1], [2, 0, 2]]
+
+
+def test_rows_that_begin_leave_the_penalties_of_the_others_alone():
+    """Also when the list of these has just moved to a larger place."""
+    vocab = 2 * FIRST_CAPACITY
+    sampler = CudaSampler(2, vocab, "cuda")
+    sampler.set_row(0, Sampling(temperature=0, presence_penalty=1000.0), 1, 0)
+    logits = -torch.arange(vocab, dtype=torch.float32, device="cuda").expand(1, -1)
+    drawn = []
+    for step in range(vocab):
+        sampler.set_row(1, Sampling(), step, 1)
+        drawn += sampler.sample(logits, [0])
+    assert drawn == list(range(vocab))
+
+
 def test_a_captured_call_draws_on():
     """Rows come and go, and are padded, without another capture."""
     rows, vocab, steps = 5, 3000, 300

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.ops import build
+from rwkv_batch.ops.cuda_records import Records
 from rwkv_batch.penalties import Penalties
 from rwkv_batch.protocol import Sampling
 from rwkv_batch.sampling import Sampler
@@ -29,6 +30,7 @@ PLACE = np.dtype([("penalties", "u8"), ("capacity", "i4")])  # a part of it,
 PLACE_AT = 80                                                # that begins at this byte
 BIAS = np.dtype([("amount", "f8"), ("id", "i4"), ("unused", "i4")])
 PENALTY_BYTES = 16
+NO_PENALTIES = Penalties()
 
 
 class Call(Structure):
@@ -37,7 +39,7 @@ class Call(Structure):
 
 
 class CudaSampler(Sampler):
-    """`Sampler` on the device. Memory: 128 bytes a slot and 4 KiB for penalties, which grow to 16 to 32 bytes a token drawn by a row that
+    """`Sampler` on the device. Memory: 264 bytes a slot and 4 KiB for penalties, which grow to 16 to 32 bytes a token drawn by a row that
     has penalties (at most 1 MiB, when it has drawn the whole vocabulary). Not thread-safe; all calls belong on one stream.
     """
 
@@ -48,8 +50,9 @@ class CudaSampler(Sampler):
         self._library = build.load(build.architecture(self.device))
         self._library.rwkv_sample.argtypes = (POINTER(Call), c_int, c_int, c_int, c_void_p)
         self.blocks = 0  # that share a row; 0: as many as is best. The ids do not depend on it
-        self._table = torch.zeros(slots, ROW.itemsize, dtype=torch.uint8, device=self.device)
+        self._records = Records(slots, ROW, self.device)
         self._penalties = torch.empty(slots, FIRST_CAPACITY * PENALTY_BYTES, dtype=torch.uint8, device=self.device)
+        self._lists = self._penalties.data_ptr()
         self._grown: dict[int, Tensor] = {}  # slot -> the list of its penalties that did not fit any more
         self._bias: dict[int, Tensor] = {}
         self._capacity = np.zeros(slots, np.int64)  # 0: no penalties
@@ -62,20 +65,17 @@ class CudaSampler(Sampler):
         self._bias.pop(slot, None)
         self._drawn[slot] = 0
         self._capacity[slot] = 0 if row.penalties is None else FIRST_CAPACITY
-        record = np.zeros(1, ROW)
-        record["method"] = GREEDY if row.greedy else METHODS[row.method]
-        record["temperature"], record["scale"], record["noise"] = row.temperature, math.log2(math.e) / row.temperature, row.noise
-        record["top_k"], record["top_p"], record["key"] = row.top_k, row.top_p, self._keys[slot]
-        record["penalties"], record["capacity"] = self._penalties[slot].data_ptr(), self._capacity[slot]
-        if row.penalties is not None:
-            for name, value in _fields(row.penalties).items():
-                record[name] = value
+        bias: tuple[int, int] = 0, 0
         if row.bias is not None:
             entries = np.zeros(len(row.bias[0]), BIAS)
             entries["id"], entries["amount"] = row.bias
             self._bias[slot] = _bytes(entries).to(self.device, non_blocking=True)
-            record["bias"], record["bias_count"] = self._bias[slot].data_ptr(), len(entries)
-        self._table[slot].copy_(_bytes(record), non_blocking=True)
+            bias = self._bias[slot].data_ptr(), len(entries)
+        rule = row.penalties or NO_PENALTIES
+        self._records.put(slot, (
+            row.temperature, row.noise, row.top_p, rule._first, rule._later, rule._decay, rule._flat, rule._per_count,
+            self._keys[slot], 0, self._lists + slot * FIRST_CAPACITY * PENALTY_BYTES, self._capacity[slot], 0, *bias,
+            GREEDY if row.greedy else METHODS[row.method], row.top_k, math.log2(math.e) / row.temperature, bool(rule._uncounted), 0))
 
     def sample(self, logits: Tensor, slots: Sequence[int]) -> list[int]:
         """As in `Sampler`, from fp32 or fp16 logits, which are left as they are."""
@@ -86,7 +86,9 @@ class CudaSampler(Sampler):
         return self.sample_async(logits, index).tolist()
 
     def prepare(self, slots: Sequence[int]) -> None:
-        """Once before each step that draws for `slots`, also one that replays a graph: makes room for the penalties of one more token."""
+        """Once before each step that draws for `slots`, also one that replays a graph: tells the device of the rows that have begun, and
+        makes room for the penalties of one more token."""
+        self._records.flush()  # before `_grow`, which changes a part of a record
         index = np.asarray(slots, np.intp)
         capacity = self._capacity[index]
         for slot in index[(capacity > 0) & (self._drawn[index] >= capacity) & (capacity < self.vocab)]:
@@ -112,8 +114,8 @@ class CudaSampler(Sampler):
         if blocks == 1:
             chunk = self._library.rwkv_sample_chunk(self.vocab, 1)
             workspace = torch.empty(rows, chunk, dtype=torch.float32, device=self.device)
-        call = Call(logits.data_ptr(), logits.stride(0), self.width, self.vocab, slots.data_ptr(), self._table.data_ptr(), ids.data_ptr(),
-                    None if workspace is None else workspace.data_ptr(), 0)
+        call = Call(logits.data_ptr(), logits.stride(0), self.width, self.vocab, slots.data_ptr(), self._records.table.data_ptr(),
+                    ids.data_ptr(), None if workspace is None else workspace.data_ptr(), 0)
         stream = torch.cuda.current_stream(self.device).cuda_stream
         error = self._library.rwkv_sample(byref(call), rows, int(logits.dtype == torch.float16), blocks, stream)
         if error:
@@ -127,13 +129,8 @@ class CudaSampler(Sampler):
         new = torch.empty(2 * capacity * PENALTY_BYTES, dtype=torch.uint8, device=self.device)
         new[: len(old)].copy_(old)
         place = np.array([(new.data_ptr(), 2 * capacity)], PLACE)
-        self._table[slot, PLACE_AT : PLACE_AT + PLACE.itemsize].copy_(_bytes(place), non_blocking=True)
+        self._records.table.view(torch.uint8)[slot, PLACE_AT : PLACE_AT + PLACE.itemsize].copy_(_bytes(place), non_blocking=True)
         self._grown[slot], self._capacity[slot] = new, 2 * capacity
-
-
-def _fields(rule: Penalties) -> dict[str, float]:
-    return {"first": rule._first, "later": rule._later, "decay": rule._decay, "flat": rule._flat, "per_count": rule._per_count,
-            "exempt": bool(rule._uncounted)}
 
 
 def _bytes(records: np.ndarray) -> Tensor:

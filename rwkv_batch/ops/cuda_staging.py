@@ -1,4 +1,6 @@
 """Small arrays of integers on their way between host and device: pinned, so that neither side waits for the other."""
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -7,10 +9,10 @@ BUFFERS = 4  # used in turn
 
 
 class Uploads:
-    """Copies of up to `size` int32 numbers to the device, on the current stream."""
+    """Copies of up to `size` numbers to a device, on its current stream."""
 
-    def __init__(self, size: int) -> None:
-        self._host = torch.empty(BUFFERS, size, dtype=torch.int32, pin_memory=True)
+    def __init__(self, size: int, dtype: torch.dtype = torch.int32) -> None:
+        self._host = torch.empty(BUFFERS, size, dtype=dtype, pin_memory=True)
         self._numbers = self._host.numpy()
         self._done = [torch.cuda.Event() for _ in range(BUFFERS)]
         self._turn = 0
@@ -24,7 +26,7 @@ class Uploads:
     def send(self, target: Tensor) -> None:
         """Fill the contiguous `target` with the buffer's first numbers."""
         target.view(-1).copy_(self._host[self._turn, :target.numel()], non_blocking=True)
-        self._done[self._turn].record()
+        self._done[self._turn].record(torch.cuda.current_stream(target.device))
 
 
 class Download:
@@ -39,3 +41,8 @@ class Download:
     def wait(self) -> list[int]:
         self._done.synchronize()
         return self._host.tolist()
+
+
+def upload(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """int64 `[n]` on the device, there when the current stream gets to it."""
+    return torch.tensor(numbers, dtype=torch.int64, pin_memory=device.type == "cuda").to(device, non_blocking=True)

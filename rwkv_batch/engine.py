@@ -34,7 +34,6 @@ from rwkv_batch.protocol import (
     TokenLogprob,
 )
 from rwkv_batch.rwkv7 import RWKV7
-from rwkv_batch.sampling import logprobs
 from rwkv_batch.scheduler import QueueFull, Scheduler
 from rwkv_batch.sequence import Sequence
 from rwkv_batch.sessions import Sessions
@@ -267,8 +266,8 @@ class Engine:
         slots = [row.slot for row, _ in plan if row.slot is not None]
         places = [i for i, (row, count) in enumerate(plan) if count >= row.prompt_left and not row.closing]  # not those inside their prompt
         rows = [plan[i][0] for i in places]
-        asking = [i for i, row in enumerate(rows) if row.request.top_logprobs is not None]
-        draws = self.steps.run(tokens, [count for _, count in plan], slots, places, asking)
+        tops = {i: row.request.top_logprobs for i, row in enumerate(rows) if row.request.top_logprobs is not None}
+        draws = self.steps.run(tokens, [count for _, count in plan], slots, places, tops)
         for row, count in plan:
             cut = row.cuts[0] if row.cuts else None
             row.took(count)
@@ -278,7 +277,7 @@ class Engine:
             row.flying += 1
         for row in [row for row, _ in plan if row.closing]:
             self.sessions.closed(row)
-        self._flights.append(_Flight([row for row, _ in plan], rows, asking, draws))
+        self._flights.append(_Flight([row for row, _ in plan], rows, list(tops), draws))
 
     def _land(self) -> None:
         """Take what the oldest step under way has drawn to its rows, and their news to the readers."""
@@ -306,10 +305,7 @@ class Engine:
 
     def _entries(self, flight: "_Flight", ids: list[int]) -> dict[int, TokenLogprob]:
         """Logprobs for the rows that want them, by their place."""
-        if flight.draws.logits is None:
-            return {}
-        tops = [flight.rows[i].request.top_logprobs or 0 for i in flight.asking]
-        found = logprobs(flight.draws.logits, [ids[i] for i in flight.asking], tops)
+        found = flight.draws.logprobs() if flight.asking else []
         return {i: self._entry(ids[i], *of) for i, of in zip(flight.asking, found, strict=True)}
 
     @contextmanager

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from rwkv_batch.checkpoint import HEAD_SIZE
+from rwkv_batch.logprobs import logprobs
 from rwkv_batch.rwkv7 import RWKV7, States
-from rwkv_batch.sampling import logprobs
 
 CPU_ROWS = 64             # more rows share a CPU's time without adding to its speed
 GPU_ROWS = 1024
@@ -22,7 +22,7 @@ CPU_STEP_FLOPS = 30e9     # prompt work that a laptop does in about a quarter of
 GPU_PREFILL_TOKENS = 4096
 SMALL = 64_000_000        # parameters below which two threads wait for each other longer than they work
 
-LOGITS_COPIES = 8         # fp32 rows of logits that steps with logprobs of all rows hold at once, two fp16 ones counted as one
+LOGITS_COPIES = 8         # fp32 rows of logits that a step with logprobs of all rows holds at once, two fp16 ones counted as one
 TORCH_VECTORS = 64        # float32 vectors of a token that torch's operations hold at once, where the kernels in cuda/ cannot run
 GRAPH_NODE_BYTES = 4096   # of the driver's for each launch in a CUDA graph
 NODES_OF_LAYER = 16       # at most
@@ -124,7 +124,7 @@ def rehearse(model: RWKV7, states: States, rows: int, budget: int) -> None:
         return
     lengths = [1] * (rows - 1) + [budget + 1]
     logits = model.forward(torch.zeros(sum(lengths), dtype=torch.long), lengths, range(rows), states)
-    logprobs(logits.clone(), [0] * rows, [0] * rows)  # while the logits of the next step are there too
+    logprobs(logits.clone(), torch.zeros(rows, dtype=torch.long, device=model.device), 1)  # of a copy, as in a step
     states.clear(range(rows))
 
 

@@ -161,27 +161,3 @@ class _Row:
         if self.method == "nucleus":
             return draws.draw_nucleus(logits, self.temperature, self.top_k, self.top_p, uniform, scratch)
         return draw(logits, self.temperature, self.top_k, self.top_p, uniform, scratch)
-
-
-def logprobs(logits: torch.Tensor, ids: Sequence[int], top: Sequence[int]) -> list[tuple[float, list[tuple[int, float]]]]:
-    """For each row of logits [len(ids), vocab]: the logprob of its id, and (id, logprob) of its `top` likeliest ids, likeliest first.
-
-    These are of the model's own distribution, over all of its vocabulary; ids without text are left out of the likeliest. Call it
-    before `Sampler.sample`, which changes logits, or on a copy. The logits are left as they are.
-    """
-    logits = logits.detach().nan_to_num(0.0, LARGEST, -LARGEST)
-    totals = logits.logsumexp(1).cpu().numpy()
-    result = []
-    for values, total, token, count in zip(logits.cpu().numpy(), totals, ids, top, strict=True):
-        likeliest = _likeliest(values[:VOCABULARY], count)
-        result.append((float(values[token] - total), [(int(i), float(values[i] - total)) for i in likeliest]))
-    return result
-
-
-def _likeliest(values: np.ndarray, count: int) -> np.ndarray:
-    """The ids of the `count` largest values, largest first; of equal ones the lowest id first."""
-    count = min(count, len(values))
-    if count == 0:
-        return np.empty(0, np.intp)
-    kept = np.flatnonzero(values >= np.partition(values, len(values) - count)[len(values) - count])
-    return kept[np.lexsort((kept, -values[kept]))][:count]

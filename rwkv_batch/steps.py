@@ -3,23 +3,25 @@
 On a GPU a step is only queued. The next one may be queued before the draws of this one are known: rows are then fed sequence.LAST, and one
 that has drawn a stop id is left out on the device, so that its state stays as it was before that id.
 """
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
+from rwkv_batch.logprobs import Entry, entries, logprobs
 from rwkv_batch.protocol import Sampling
 from rwkv_batch.rwkv7 import RWKV7, States
 from rwkv_batch.sampling import Sampler
 
 
 class Draws(Protocol):
-    """What a step draws. `logits` `[kept, vocab]` fp32: those that were to be kept, None if there are none."""
-    logits: Tensor | None
+    """What a step draws; whatever it likes for rows that had ended already."""
 
     def wait(self) -> list[int]:
-        """The ids, in the order of the rows that draw; whatever it likes for rows that had ended already."""
+        """The ids, in the order of the rows that draw."""
+
+    def logprobs(self) -> list[Entry]:
+        """After `wait`: those of the rows that wanted some, in the order in which they were named."""
 
 
 class Steps:
@@ -35,12 +37,16 @@ class Steps:
         """A new row; see Sampler.set_row."""
         self.sampler.set_row(slot, params, seed, stream)
 
-    def run(self, tokens: list[int], counts: Sequence[int], slots: Sequence[int], draws: Sequence[int], kept: Sequence[int]) -> Draws:
-        """Feed row i, which lives in `slots[i]`, `counts[i]` of the tokens `[sum(counts)]`. Draw for the rows in `draws`; `kept` are places
-        in `draws`, of rows whose logits are to be kept."""
+    def run(self, tokens: list[int], counts: Sequence[int], slots: Sequence[int], draws: Sequence[int], tops: Mapping[int, int]) -> Draws:
+        """Feed row i, which lives in `slots[i]`, `counts[i]` of the tokens `[sum(counts)]`. Draw for the rows in `draws`. `tops`: places
+        in `draws` of the rows that want logprobs, and of how many of the likeliest tokens besides the drawn one."""
         logits = self.model.forward(torch.tensor(tokens), counts, slots, self.states, draws)
-        kept_logits = logits[list(kept)] if kept else None  # a copy: the sampler writes into its own
-        return Known(self.sampler.sample(logits, [slots[row] for row in draws]) if draws else [], kept_logits)
+        kept = logits[list(tops)] if tops else None  # a copy: the sampler writes into its own
+        ids = self.sampler.sample(logits, [slots[row] for row in draws]) if draws else []
+        if kept is None:
+            return Known(ids)
+        drawn = torch.tensor([ids[place] for place in tops], device=kept.device)
+        return Known(ids, entries(*logprobs(kept, drawn, max(tops.values())), tops.values()))
 
     def _sampler(self) -> Sampler:
         return Sampler(len(self.states.wkv), self.model.checkpoint.vocab, self.model.device)
@@ -49,11 +55,14 @@ class Steps:
 class Known:
     """Draws that need no waiting for."""
 
-    def __init__(self, ids: list[int], logits: Tensor | None = None) -> None:
-        self._ids, self.logits = ids, logits
+    def __init__(self, ids: list[int], logprobs: list[Entry] | None = None) -> None:
+        self._ids, self._logprobs = ids, logprobs or []
 
     def wait(self) -> list[int]:
         return self._ids
+
+    def logprobs(self) -> list[Entry]:
+        return self._logprobs
 
 
 def of(model: RWKV7, states: States) -> Steps:

@@ -1,9 +1,10 @@
 """Steps that are queued on a GPU: nothing here waits for it but `wait`."""
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from rwkv_batch.logprobs import Entry, entries, logprobs
 from rwkv_batch.ops.cuda_feed import STOPS
 from rwkv_batch.ops.cuda_sampler import CudaSampler
 from rwkv_batch.ops.cuda_staging import Download, upload
@@ -15,11 +16,18 @@ from rwkv_batch.steps import Draws, Steps
 class Queued:
     """Draws on their way to the host."""
 
-    def __init__(self, ids: Tensor, logits: Tensor | None) -> None:
-        self._ids, self.logits = Download(ids), logits
+    def __init__(self, ids: Tensor, found: tuple[Tensor, ...] = (), tops: Collection[int] = ()) -> None:
+        """`found`: logprobs, as from logprobs.logprobs, of rows that want `tops` of them."""
+        self._ids, self._found, self._tops = Download(ids), [Download(tensor) for tensor in found], tops
 
     def wait(self) -> list[int]:
-        return self._ids.wait()
+        return self._ids.wait().tolist()
+
+    def logprobs(self) -> list[Entry]:
+        if not self._found:
+            return []
+        values, ids = (download.wait() for download in self._found)
+        return entries(values, ids, self._tops)
 
 
 class CudaSteps(Steps):
@@ -41,17 +49,19 @@ class CudaSteps(Steps):
             self._cuda.feed(self.states).begin(slot, possible)
 
     @torch.inference_mode()
-    def run(self, tokens: list[int], counts: Sequence[int], slots: Sequence[int], draws: Sequence[int], kept: Sequence[int]) -> Draws:
+    def run(self, tokens: list[int], counts: Sequence[int], slots: Sequence[int], draws: Sequence[int], tops: Mapping[int, int]) -> Draws:
         with torch.cuda.device(self.model.device):
             self._cuda.feed(self.states).prepare()
             logits, fed = self._logits(tokens, counts, slots, draws)
             if not draws:
-                return Queued(fed[:0], None)  # to be waited for like any other, or a long prompt would be queued whole at once
-            kept_logits = logits[list(kept)].float() if kept else None
+                return Queued(fed[:0])  # to be waited for like any other, or a long prompt would be queued whole at once
             self.sampler.prepare([slots[row] for row in draws])
             ids = self.sampler.sample_async(logits, fed)
             self._cuda.feed(self.states).take(ids, fed)
-            return Queued(ids, kept_logits)
+            if not tops:
+                return Queued(ids)
+            wanted = upload(list(tops), self.model.device)
+            return Queued(ids, logprobs(logits[wanted], ids[wanted], max(tops.values())), tops.values())
 
     def _logits(self, tokens: list[int], counts: Sequence[int], slots: Sequence[int], draws: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Of the rows that draw: logits `[draws, vocab]` fp16 and slots `[draws]` int32, negative for rows that had ended."""

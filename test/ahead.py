@@ -1,7 +1,5 @@
 """Steps on a CPU that say late what they have drawn, as those on a GPU do."""
-from collections.abc import Collection, Sequence
-
-import torch
+from collections.abc import Collection, Mapping, Sequence
 
 from rwkv_batch.protocol import Sampling
 from rwkv_batch.rwkv7 import RWKV7, States
@@ -27,7 +25,7 @@ class LateSteps(Steps):
         self.last.pop(slot, None)
         self.stops[slot] = frozenset(stop_ids)
 
-    def run(self, tokens: list[int], counts: Sequence[int], slots: Sequence[int], draws: Sequence[int], kept: Sequence[int]) -> Draws:
+    def run(self, tokens: list[int], counts: Sequence[int], slots: Sequence[int], draws: Sequence[int], tops: Mapping[int, int]) -> Draws:
         fed: list[list[int]] = []
         for count, slot in zip(counts, slots, strict=True):
             piece, tokens = tokens[:count], tokens[count:]
@@ -39,14 +37,13 @@ class LateSteps(Steps):
             fed.append(piece)
         alive = [row for row, piece in enumerate(fed) if piece]
         draws_alive = [row for row in draws if fed[row]]
-        kept_alive = [place for place in kept if fed[draws[place]]]
-        ids, logits = dict.fromkeys(draws, NONSENSE), torch.zeros(len(kept), self.model.checkpoint.vocab)
+        tops_alive = {draws_alive.index(draws[place]): top for place, top in tops.items() if fed[draws[place]]}
+        ids, found = dict.fromkeys(draws, NONSENSE), dict.fromkeys(draws, (0.0, [(NONSENSE, 0.0)]))
         if alive:
             pieces = [token for piece in fed for token in piece]
             known = super().run(pieces, [len(fed[row]) for row in alive], [slots[row] for row in alive],
-                                [alive.index(row) for row in draws_alive], [draws_alive.index(draws[place]) for place in kept_alive])
+                                [alive.index(row) for row in draws_alive], tops_alive)
             ids |= zip(draws_alive, known.wait(), strict=True)
-            if known.logits is not None:
-                logits[[list(kept).index(place) for place in kept_alive]] = known.logits
+            found |= zip((draws_alive[place] for place in tops_alive), known.logprobs(), strict=True)
         self.last |= {slots[row]: ids[row] for row in draws_alive}
-        return Known([ids[row] for row in draws], logits if kept else None)
+        return Known([ids[row] for row in draws], [found[draws[place]] for place in tops])

@@ -25,7 +25,7 @@ def begun(model: RWKV7, stops: dict[int, list[int]] | None = None) -> tuple[Cuda
     steps = CudaSteps(model, model.new_states(6, torch.float16))
     for row, slot in enumerate(SLOTS):
         steps.begin(slot, Sampling(temperature=0), 1, row, (stops or {}).get(row, []))
-    return steps, [steps.run(PROMPT, LENGTHS, SLOTS, range(4), [])]
+    return steps, [steps.run(PROMPT, LENGTHS, SLOTS, range(4), {})]
 
 
 def one_by_one(model: RWKV7, count: int) -> tuple[list[list[int]], list[torch.Tensor]]:
@@ -33,7 +33,7 @@ def one_by_one(model: RWKV7, count: int) -> tuple[list[list[int]], list[torch.Te
     steps, draws = begun(model)
     drawn, states = [draws[0].wait()], [steps.states.memory.clone()]
     for _ in range(count):
-        drawn.append(steps.run(drawn[-1], [1] * 4, SLOTS, range(4), []).wait())
+        drawn.append(steps.run(drawn[-1], [1] * 4, SLOTS, range(4), {}).wait())
         states.append(steps.states.memory.clone())
     return drawn, states
 
@@ -41,7 +41,7 @@ def one_by_one(model: RWKV7, count: int) -> tuple[list[list[int]], list[torch.Te
 def test_what_was_drawn_last_is_fed_without_the_host(model: RWKV7):
     want, states = one_by_one(model, 6)
     steps, draws = begun(model)
-    draws += [steps.run([LAST] * 4, [1] * 4, SLOTS, range(4), []) for _ in range(6)]
+    draws += [steps.run([LAST] * 4, [1] * 4, SLOTS, range(4), {}) for _ in range(6)]
     assert [draw.wait() for draw in draws] == want
     assert torch.equal(steps.states.memory, states[-1])
 
@@ -49,9 +49,9 @@ def test_what_was_drawn_last_is_fed_without_the_host(model: RWKV7):
 def test_rows_may_come_in_another_order_or_stay_away(model: RWKV7):
     want, _ = one_by_one(model, 3)
     steps, draws = begun(model)
-    draws.append(steps.run([LAST] * 2, [1] * 2, [SLOTS[2], SLOTS[0]], range(2), []))
-    draws.append(steps.run([LAST] * 4, [1] * 4, SLOTS, range(4), []))
-    draws.append(steps.run([LAST, want[2][1], LAST], [1] * 3, SLOTS[:3], range(3), []))
+    draws.append(steps.run([LAST] * 2, [1] * 2, [SLOTS[2], SLOTS[0]], range(2), {}))
+    draws.append(steps.run([LAST] * 4, [1] * 4, SLOTS, range(4), {}))
+    draws.append(steps.run([LAST, want[2][1], LAST], [1] * 3, SLOTS[:3], range(3), {}))
     got = [draw.wait() for draw in draws]
     assert got[1] == [want[1][2], want[1][0]]
     assert got[2] == [want[2][0], want[1][1], want[2][2], want[1][3]]
@@ -70,7 +70,7 @@ def test_a_row_that_drew_a_stop_id_is_left_out(model: RWKV7, beside: list[int]):
     steps, _ = begun(model, {1: [7, want[1][1], 11], 2: [want[0][2]]})
     extra = ([len(beside)], [5]) if beside else ([], [])
     for _ in range(4):
-        steps.run([LAST] * 4 + beside, [1] * 4 + extra[0], SLOTS + extra[1], range(4), [])
+        steps.run([LAST] * 4 + beside, [1] * 4 + extra[0], SLOTS + extra[1], range(4), {})
     got = steps.states.memory
     first = next(step for step in range(2) if want[step][1] in (7, want[1][1], 11))
     assert torch.equal(got[SLOTS[2]], states[0][SLOTS[2]])
@@ -81,8 +81,21 @@ def test_a_row_that_drew_a_stop_id_is_left_out(model: RWKV7, beside: list[int]):
 def test_a_new_row_in_the_slot_begins_afresh(model: RWKV7):
     want, _ = one_by_one(model, 1)
     steps, _ = begun(model, {0: [want[0][0]]})
-    steps.run([LAST] * 4, [1] * 4, SLOTS, range(4), [])
+    steps.run([LAST] * 4, [1] * 4, SLOTS, range(4), {})
     steps.states.clear([SLOTS[0]])
     steps.begin(SLOTS[0], Sampling(temperature=0), 1, 0, [])
-    assert steps.run(PROMPT[:9], [9], [SLOTS[0]], [0], []).wait() == [want[0][0]]
-    assert steps.run([LAST], [1], [SLOTS[0]], [0], []).wait() == [want[1][0]]
+    assert steps.run(PROMPT[:9], [9], [SLOTS[0]], [0], {}).wait() == [want[0][0]]
+    assert steps.run([LAST], [1], [SLOTS[0]], [0], {}).wait() == [want[1][0]]
+
+
+def test_logprobs_are_those_of_what_each_row_drew(model: RWKV7):
+    steps, _ = begun(model)
+    steps.states.clear(SLOTS)
+    draws = steps.run(PROMPT, LENGTHS, SLOTS, range(4), {2: 3, 0: 0})
+    drawn, found = draws.wait(), draws.logprobs()
+    expected = model.forward(torch.tensor(PROMPT), LENGTHS, SLOTS, model.new_states(6, torch.float16)).log_softmax(1).cpu()
+    assert [len(top) for _, top in found] == [3, 0]
+    for row, (logprob, top) in zip((2, 0), found, strict=True):
+        assert logprob == pytest.approx(float(expected[row].max()), abs=1e-3) == pytest.approx(float(expected[row, drawn[row]]), abs=1e-3)
+        assert [p for _, p in top] == pytest.approx(expected[row].topk(len(top)).values.tolist(), abs=1e-3)
+    assert found[0][1][0] == (drawn[2], found[0][0])

@@ -37,13 +37,16 @@ class Late:
     """Draws of a step, or none."""
 
     def __init__(self, of: Failing, draws: steps.Draws, fails: bool) -> None:
-        self.logits, self._of, self._draws, self._fails = draws.logits, of, draws, fails
+        self._of, self._draws, self._fails = of, draws, fails
 
     def wait(self) -> list[int]:
         self._of.waiting -= 1
         if self._fails:
             raise RuntimeError("The step has failed.")
         return self._draws.wait()
+
+    def logprobs(self) -> list:
+        return self._draws.logprobs()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from drawing import UNLIKELY, assert_drawn_from, run
 from scipy.stats import chi2_contingency, chisquare
 
 from rwkv_batch.protocol import Sampling
-from rwkv_batch.sampling import Sampler, draw, logprobs, random_key, uniforms
+from rwkv_batch.sampling import Sampler, draw, random_key, uniforms
 from rwkv_batch.tokenizer import VOCABULARY
 
 
@@ -291,28 +291,3 @@ def test_parameters_must_be_numbers(name):
 def test_a_slot_without_a_row():
     with pytest.raises(ValueError, match="slot 1"):
         Sampler(2, 10, "cpu").sample(torch.zeros(1, 10), [1])
-
-
-def test_logprobs_are_those_of_the_model():
-    logits = torch.randn(3, 65536, generator=torch.Generator().manual_seed(4)) * 4
-    logits[0, 65533] = 40.0
-    untouched = logits.clone()
-    expected = logits.double().log_softmax(1)
-    found = logprobs(logits, [5, 70, 65529], [3, 0, 20])
-    assert torch.equal(logits, untouched)
-    for row, (token, count) in enumerate([(5, 3), (70, 0), (65529, 20)]):
-        logprob, top = found[row]
-        assert logprob == pytest.approx(expected[row, token].item(), abs=1e-5)
-        values, ids = expected[row, :VOCABULARY].topk(count)
-        assert [i for i, _ in top] == ids.tolist()
-        assert [p for _, p in top] == pytest.approx(values.tolist(), abs=1e-5)
-
-
-def test_logprobs_of_equal_tokens_come_in_order_of_id():
-    _, top = logprobs(torch.tensor([[0.0, 1.0, 1.0, 0.0, 1.0]]), [0], [4])[0]
-    assert [i for i, _ in top] == [1, 2, 4, 0]
-
-
-def test_logprobs_of_broken_logits_are_numbers():
-    logprob, top = logprobs(torch.tensor([[math.nan, 1.0, -math.inf]]), [0], [2])[0]
-    assert [logprob, *(p for _, p in top)] == pytest.approx([-1.3132617, -0.3132617, -1.3132617])

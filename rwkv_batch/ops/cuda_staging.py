@@ -1,4 +1,4 @@
-"""Small arrays of integers on their way between host and device: pinned, so that neither side waits for the other."""
+"""Small arrays on their way between host and device: pinned, so that neither side waits for the other."""
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,17 +30,18 @@ class Uploads:
 
 
 class Download:
-    """int32 numbers `[n]` of the device, copied when the current stream gets there."""
+    """What a tensor of the device holds when the current stream gets there."""
 
     def __init__(self, source: Tensor) -> None:
-        self._host = torch.empty(len(source), dtype=torch.int32, pin_memory=len(source) > 0)
+        self._host = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.numel() > 0)
         self._host.copy_(source, non_blocking=True)
         self._done = torch.cuda.Event()
-        self._done.record()
+        self._done.record(torch.cuda.current_stream(source.device))
 
-    def wait(self) -> list[int]:
+    def wait(self) -> Tensor:
+        """On the host."""
         self._done.synchronize()
-        return self._host.tolist()
+        return self._host
 
 
 def upload(numbers: Sequence[int], device: torch.device) -> Tensor:

@@ -4,6 +4,7 @@ The supervisor holds the other end of `control`. It is told `EngineInfo` once th
 `LoadFailure`; it says `FrontendGone` when a front end has died and "stop" at the end. If it dies itself, so does this process.
 """
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -37,6 +38,8 @@ def run(settings: EngineSettings, control: Connection) -> None:
         control.send(LoadFailure(str(error)))
         sys.exit(2)
     service = Service(engine, settings.address, control, wakened)
+    gc.collect()
+    gc.freeze()  # what is there by now stays: looking through all of it again would stop every row for some 70 ms, once in a few requests
     control.send(engine.info)
     service.serve()
 

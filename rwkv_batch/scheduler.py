@@ -90,6 +90,8 @@ class Scheduler:
         share = {oldest: min(oldest.prompt_left, max(budget // 2, 1))}
         budget -= share[oldest]
         for row in sorted(rows, key=lambda row: (row.prompt_left, row.number)):
+            if not budget:
+                break
             more = min(row.prompt_left - share.get(row, 0), budget)
             if more:
                 share[row] = share.get(row, 0) + more

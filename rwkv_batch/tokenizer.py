@@ -12,6 +12,8 @@ import pyrwkv_tokenizer
 VOCABULARY = 65530  # ids 0..65529; a model's head may have more rows, which stand for nothing
 END_OF_TEXT = 0     # has no bytes, and no text encodes to it
 
+Utf8Decoder = codecs.getincrementaldecoder("utf-8")
+
 
 class Tokenizer:
     """Greedy longest match over UTF-8 bytes; nothing is put before or after the text."""
@@ -54,7 +56,7 @@ class TextDecoder:
     """UTF-8 to text in pieces: what comes out, joined, is `bytes.decode("utf-8", "replace")` of what went in, joined."""
 
     def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder = Utf8Decoder("replace")
 
     def feed(self, data: bytes) -> str:
         """The text that `data` completes; the bytes of a character that is still incomplete are kept."""

@@ -1,11 +1,12 @@
 """Random numbers that depend on a key and counters only, so what a seeded row draws does not depend on what runs beside it."""
 import numpy as np
 
+GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # of SplitMix64
+
 
 def random_key(seed: int, stream: int) -> np.uint64:
     """The key of a row's random numbers; `seed` and `stream` count modulo 2**64."""
-    words = np.array([seed % 2**64, stream % 2**64], np.uint64)
-    return mix(mix(words[:1]) + _step(words[1:]))[0]
+    return np.uint64(_mixed(_mixed(seed) + (stream + 1) * GOLDEN))
 
 
 def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -25,11 +26,19 @@ def _uniform(words: np.ndarray) -> np.ndarray:
 
 def _step(counts: np.ndarray) -> np.ndarray:
     """The increment of SplitMix64 after each of `counts` numbers."""
-    return (counts + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    return (counts + np.uint64(1)) * np.uint64(GOLDEN)
 
 
 def mix(words: np.ndarray) -> np.ndarray:
     """The output function of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"), a bijection."""
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(FIRST)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(SECOND)
     return words ^ (words >> np.uint64(31))
+
+
+def _mixed(word: int) -> int:
+    """`mix` of one integer, modulo 2**64: of a single number numpy would make ten small arrays."""
+    word %= 2**64
+    word = (word ^ (word >> 30)) * FIRST % 2**64
+    word = (word ^ (word >> 27)) * SECOND % 2**64
+    return word ^ (word >> 31)

@@ -19,20 +19,19 @@ do top_p == 0 and top_k == 1 where these count, and noise <= 0.
 
 The arithmetic runs on the host, a row at a time: a row of logits fits in the cache of a core, and a slow row delays no other path.
 """
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from rwkv_batch import draws, nucleus_cuda, penalties
+from rwkv_batch import draws, nucleus_cuda, parameters
 from rwkv_batch.counter_random import random_key, uniforms
 from rwkv_batch.draws import LARGEST, draw
+from rwkv_batch.parameters import Parameters
+from rwkv_batch.penalties import Penalties
 from rwkv_batch.protocol import Sampling
 from rwkv_batch.tokenizer import VOCABULARY
-
-FLOATS = ("temperature", "top_p", "alpha_presence", "alpha_frequency", "alpha_decay", "presence_penalty", "frequency_penalty", "noise")
 
 
 class Sampler:
@@ -50,19 +49,14 @@ class Sampler:
         self._draw_on_device = nucleus_cuda.load(self.device)
 
     def check(self, params: Sampling) -> None:
-        """Raises ValueError when a parameter is not a finite number, or logit_bias names an id that the logits do not have."""
-        numbers = {name: getattr(params, name) for name in FLOATS} | {f"logit_bias of token {t}": v for t, v in params.logit_bias.items()}
-        for name, number in numbers.items():
-            if not math.isfinite(number):
-                raise ValueError(f"{name} is {number}; give a finite number.")
-        for token in params.logit_bias:
-            if not 0 <= token < self.width:
-                raise ValueError(f"logit_bias names token {token}; this model's tokens are 0 to {self.width - 1}.")
+        """Raises what parameters.check does."""
+        parameters.check(params, self.width)
 
     def set_row(self, slot: int, params: Sampling, seed: int, stream: int) -> None:
         """A new row begins in `slot`, with nothing drawn yet. `stream` tells rows with the same seed apart. Raises what `check` does."""
         self.check(params)
-        self._rows[slot] = _Row.of(params, self.vocab)
+        how = Parameters.of(params, self.vocab)
+        self._rows[slot] = _Row(how, None if how.penalties is None else Penalties(how.penalties))
         self._keys[slot] = random_key(seed, stream)
         self._positions[slot] = 0
 
@@ -76,7 +70,7 @@ class Sampler:
         index = np.asarray(slots, np.intp)
         keys, positions = self._keys[index], self._positions[index]
         self._positions[index] += np.uint64(1)
-        if self.device.type != "cpu" and all(row.greedy and row.bias is None and row.penalties is None for row in rows):
+        if self.device.type != "cpu" and all(row.how.greedy and row.how.bias is None and row.penalties is None for row in rows):
             return logits.nan_to_num(0.0, LARGEST, -LARGEST).argmax(1).tolist()
         tokens = self._sample_on_device(logits, rows)
         rest = [i for i in range(len(rows)) if i not in tokens]
@@ -93,13 +87,13 @@ class Sampler:
 
     def _sample_on_device(self, logits: torch.Tensor, rows: "list[_Row]") -> dict[int, int]:
         """Place among `rows` -> token, for those that need not come to the host."""
-        places = [i for i, row in enumerate(rows) if row.method == "nucleus" and not row.seeded and not row.greedy]
+        places = [i for i, row in enumerate(rows) if row.how.method == "nucleus" and not row.how.seeded and not row.how.greedy]
         if self._draw_on_device is None or not places:
             return {}
         chosen = [rows[i] for i in places]
         changes = [(place, ids, amounts) for place, row in enumerate(chosen) for ids, amounts in row.changes()]
-        tokens = nucleus_cuda.sample(self._draw_on_device, logits[places], changes, [row.temperature for row in chosen],
-                                     [row.top_k for row in chosen], [row.top_p for row in chosen])
+        tokens = nucleus_cuda.sample(self._draw_on_device, logits[places], changes, [row.how.temperature for row in chosen],
+                                     [row.how.top_k for row in chosen], [row.how.top_p for row in chosen])
         return dict(zip(places, tokens, strict=True))
 
     def _row(self, slot: int) -> "_Row":
@@ -111,40 +105,12 @@ class Sampler:
 
 @dataclass
 class _Row:
-    """The parameters of a row, brought into the ranges in which the methods hold as written."""
-
-    method: str
-    greedy: bool
-    seeded: bool
-    temperature: float                              # 0.001 to 1000
-    top_k: int                                      # 1 to vocab; vocab: off
-    top_p: float                                    # 0 to 1; 1: off
-    noise: float
-    bias: tuple[np.ndarray, np.ndarray] | None      # ids, values
-    penalties: penalties.Penalties | None
-
-    @classmethod
-    def of(cls, params: Sampling, vocab: int) -> "_Row":
-        bias = {token: value for token, value in params.logit_bias.items() if token < vocab}  # the others cannot be drawn anyway
-        limited = params.method in ("rapid", "nucleus")
-        temperature = 1.0 if params.method == "noise" and params.temperature <= 0 else params.temperature
-        one_stays = limited and (params.top_p == 0 or params.top_k == 1)
-        quiet = params.method == "noise" and params.noise <= 0
-        return cls(
-            method=params.method,
-            greedy=temperature <= 0 or one_stays or quiet,
-            seeded=params.seed is not None,
-            temperature=min(max(temperature, 0.001), 1000.0),
-            top_k=params.top_k if limited and 0 < params.top_k < vocab else vocab,
-            top_p=params.top_p if limited and 0 <= params.top_p <= 1 else 1.0,
-            noise=params.noise,
-            bias=(np.array(list(bias), np.int64), np.array(list(bias.values()))) if bias else None,
-            penalties=penalties.of(params),
-        )
+    how: Parameters
+    penalties: Penalties | None
 
     def changes(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """What the logits change by before the method draws, in order: ids, each at most once, and amounts to add."""
-        changes = [] if self.bias is None else [self.bias]
+        changes = [] if self.how.bias is None else [self.how.bias]
         if self.penalties is not None:
             ids, amounts = self.penalties.amounts()
             changes.append((ids, -amounts))
@@ -154,10 +120,11 @@ class _Row:
         """One token from logits [vocab], which may be changed; `scratch` [vocab] fp32 is overwritten."""
         for ids, amounts in self.changes():
             logits[ids] = draws.sanitise(logits[ids]) + amounts
-        if self.greedy:
+        how = self.how
+        if how.greedy:
             return draws.likeliest(logits)
-        if self.method == "noise":
-            return draws.draw_noisy(logits, self.temperature, self.noise, key, position)
-        if self.method == "nucleus":
-            return draws.draw_nucleus(logits, self.temperature, self.top_k, self.top_p, uniform, scratch)
-        return draw(logits, self.temperature, self.top_k, self.top_p, uniform, scratch)
+        if how.method == "noise":
+            return draws.draw_noisy(logits, how.temperature, how.noise, key, position)
+        if how.method == "nucleus":
+            return draws.draw_nucleus(logits, how.temperature, how.top_k, how.top_p, uniform, scratch)
+        return draw(logits, how.temperature, how.top_k, how.top_p, uniform, scratch)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from rwkv_batch.logprobs import Entry, entries, logprobs
 from rwkv_batch.protocol import Sampling
@@ -22,6 +23,14 @@ class Draws(Protocol):
 
     def logprobs(self) -> list[Entry]:
         """After `wait`: those of the rows that wanted some, in the order in which they were named."""
+
+
+class RowSampler(Protocol):
+    """Draws for rows in slots; see sampling.Sampler."""
+
+    def check(self, params: Sampling) -> None: ...
+    def set_row(self, slot: int, params: Sampling, seed: int, stream: int) -> None: ...
+    def sample(self, logits: Tensor, slots: Sequence[int]) -> list[int]: ...
 
 
 class Steps:
@@ -48,7 +57,7 @@ class Steps:
         drawn = torch.tensor([ids[place] for place in tops], device=kept.device)
         return Known(ids, entries(*logprobs(kept, drawn, max(tops.values())), tops.values()))
 
-    def _sampler(self) -> Sampler:
+    def _sampler(self) -> RowSampler:
         return Sampler(len(self.states.wkv), self.model.checkpoint.vocab, self.model.device)
 
 

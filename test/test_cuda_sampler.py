@@ -227,6 +227,16 @@ def test_a_captured_call_draws_on():
         assert ids.tolist() == host.sample(values[: len(now)], now) + [0] * (rows - len(now))
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_another_current_device_does_not_matter():
+    sampler = CudaSampler(2, 3, "cuda:1")
+    logits = torch.tensor([[0.0, 2.0, 1.0]], device="cuda:1").expand(2, -1)
+    with torch.cuda.device(0):
+        for slot in range(2):
+            sampler.set_row(slot, Sampling(temperature=0, presence_penalty=1.5), 1, slot)
+        assert [sampler.sample(logits, [1, 0]) for _ in range(2)] == [[1, 1], [2, 2]]
+
+
 def test_what_cannot_be_sampled():
     sampler = CudaSampler(2, 100, "cuda")
     sampler.set_row(0, Sampling(), 0, 0)

@@ -6,16 +6,19 @@ fall on the other side; nothing else differs.
 import math
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_int, c_int64, c_void_p
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rwkv_batch.counter_random import random_key
 from rwkv_batch.ops import build
 from rwkv_batch.ops.cuda_records import Records
-from rwkv_batch.penalties import Penalties
+from rwkv_batch.parameters import Parameters, check
+from rwkv_batch.penalties import Rule
 from rwkv_batch.protocol import Sampling
-from rwkv_batch.sampling import Sampler
+from rwkv_batch.tokenizer import VOCABULARY
 
 GREEDY, RAPID, NUCLEUS, NOISE = range(4)
 METHODS = {"rapid": RAPID, "gumbel": RAPID, "nucleus": NUCLEUS, "noise": NOISE}  # "gumbel" is "rapid" without limits
@@ -30,7 +33,6 @@ PLACE = np.dtype([("penalties", "u8"), ("capacity", "i4")])  # a part of it,
 PLACE_AT = 80                                                # that begins at this byte
 BIAS = np.dtype([("amount", "f8"), ("id", "i4"), ("unused", "i4")])
 PENALTY_BYTES = 16
-NO_PENALTIES = Penalties()
 
 
 class Call(Structure):
@@ -38,49 +40,58 @@ class Call(Structure):
                 ("ids", c_void_p), ("workspace", c_void_p), ("chunk", c_int))
 
 
-class CudaSampler(Sampler):
-    """`Sampler` on the device. Memory: 264 bytes a slot and 4 KiB for penalties, which grow to 16 to 32 bytes a token drawn by a row that
-    has penalties (at most 1 MiB, when it has drawn the whole vocabulary). Not thread-safe; all calls belong on one stream.
+@dataclass(frozen=True)
+class _Shared:
+    """What the rows of a request have in common. The record of one: `parameters`, then its own key, position and list of penalties, then
+    `rest`."""
+    parameters: tuple[float, ...]
+    rest: tuple[float, ...]
+    capacity: int           # of the list of penalties; 0: there are none
+    bias: Tensor | None     # which `rest` points to
+
+
+class CudaSampler:
+    """`sampling.Sampler` on the device. Memory: 264 bytes a slot and 4 KiB for penalties, which grow to 16 to 32 bytes a token drawn by a
+    row that has penalties (at most 1 MiB, when it has drawn the whole vocabulary). Not thread-safe; all calls belong on one stream.
     """
 
     def __init__(self, slots: int, vocab: int, device: torch.device | str) -> None:
         """`vocab` is the width of the logits. Raises build.BuildError when the kernels cannot be had."""
-        super().__init__(slots, vocab, "cpu")
-        self.device = torch.device(device)
-        self._library = build.load(build.architecture(self.device))
+        self.width = vocab
+        self.vocab = min(vocab, VOCABULARY)
+        self._library = build.load(build.architecture(torch.device(device)))
         self._library.rwkv_sample.argtypes = (POINTER(Call), c_int, c_int, c_int, c_void_p)
         self.blocks = 0  # that share a row; 0: as many as is best. The ids do not depend on it
-        self._records = Records(slots, ROW, self.device)
+        self._records = Records(slots, ROW, torch.device(device))
+        self.device = self._records.table.device  # with its number
+        self._rows: list[_Shared | None] = [None] * slots
+        self._latest: tuple[Sampling, _Shared] | None = None
         self._penalties = torch.empty(slots, FIRST_CAPACITY * PENALTY_BYTES, dtype=torch.uint8, device=self.device)
         self._lists = self._penalties.data_ptr()
         self._grown: dict[int, Tensor] = {}  # slot -> the list of its penalties that did not fit any more
-        self._bias: dict[int, Tensor] = {}
         self._capacity = np.zeros(slots, np.int64)  # 0: no penalties
         self._drawn = np.zeros(slots, np.int64)
 
+    def check(self, params: Sampling) -> None:
+        """Raises what parameters.check does."""
+        check(params, self.width)
+
     def set_row(self, slot: int, params: Sampling, seed: int, stream: int) -> None:
-        super().set_row(slot, params, seed, stream)
-        row = self._row(slot)
+        """As in `Sampler`; the device hears of it at the next `prepare`."""
+        if self._latest is None or self._latest[0] is not params:
+            self._latest = params, self._shared(params)
+        shared = self._rows[slot] = self._latest[1]
         self._grown.pop(slot, None)
-        self._bias.pop(slot, None)
         self._drawn[slot] = 0
-        self._capacity[slot] = 0 if row.penalties is None else FIRST_CAPACITY
-        bias: tuple[int, int] = 0, 0
-        if row.bias is not None:
-            entries = np.zeros(len(row.bias[0]), BIAS)
-            entries["id"], entries["amount"] = row.bias
-            self._bias[slot] = _bytes(entries).to(self.device, non_blocking=True)
-            bias = self._bias[slot].data_ptr(), len(entries)
-        rule = row.penalties or NO_PENALTIES
-        self._records.put(slot, (
-            row.temperature, row.noise, row.top_p, rule._first, rule._later, rule._decay, rule._flat, rule._per_count,
-            self._keys[slot], 0, self._lists + slot * FIRST_CAPACITY * PENALTY_BYTES, self._capacity[slot], 0, *bias,
-            GREEDY if row.greedy else METHODS[row.method], row.top_k, math.log2(math.e) / row.temperature, bool(rule._uncounted), 0))
+        self._capacity[slot] = shared.capacity
+        penalties = self._lists + slot * FIRST_CAPACITY * PENALTY_BYTES
+        self._records.put(slot, (*shared.parameters, random_key(seed, stream), 0, penalties, *shared.rest))
 
     def sample(self, logits: Tensor, slots: Sequence[int]) -> list[int]:
         """As in `Sampler`, from fp32 or fp16 logits, which are left as they are."""
         for slot in slots:
-            self._row(slot)
+            if self._rows[slot] is None:
+                raise ValueError(f"No row has begun in slot {slot}; call set_row first.")
         self.prepare(slots)
         index = torch.tensor(list(slots), dtype=torch.int32).to(self.device, non_blocking=True)
         return self.sample_async(logits, index).tolist()
@@ -106,9 +117,11 @@ class CudaSampler(Sampler):
                              f"[{len(slots)}, {self.width}] whose rows are contiguous.")
         if slots.dtype != torch.int32:
             raise ValueError(f"Slots of {slots.dtype} cannot be used; give int32.")
+        with torch.cuda.device(self.device):
+            return self._sample(logits, slots, torch.empty(len(slots), dtype=torch.int32, device=self.device) if ids is None else ids)
+
+    def _sample(self, logits: Tensor, slots: Tensor, ids: Tensor) -> Tensor:
         rows = len(slots)
-        if ids is None:
-            ids = torch.empty(rows, dtype=torch.int32, device=self.device)
         blocks = self.blocks or self._library.rwkv_sample_blocks(rows)
         workspace = None
         if blocks == 1:
@@ -121,6 +134,23 @@ class CudaSampler(Sampler):
         if error:
             raise RuntimeError(f"The kernel rwkv_sample could not be launched (CUDA error {error}); check the driver and free GPU memory.")
         return ids
+
+    def _shared(self, params: Sampling) -> _Shared:
+        """Raises what `check` does."""
+        self.check(params)
+        how = Parameters.of(params, self.vocab)
+        rule = how.penalties or Rule()
+        capacity = 0 if how.penalties is None else FIRST_CAPACITY
+        bias, place, count = None, 0, 0
+        if how.bias is not None:
+            entries = np.zeros(len(how.bias[0]), BIAS)
+            entries["id"], entries["amount"] = how.bias
+            bias = _bytes(entries).to(self.device, non_blocking=True)
+            place, count = bias.data_ptr(), len(entries)
+        return _Shared(
+            (how.temperature, how.noise, how.top_p, rule.first, rule.later, rule.decay, rule.flat, rule.per_count),
+            (capacity, 0, place, count, GREEDY if how.greedy else METHODS[how.method], how.top_k, math.log2(math.e) / how.temperature,
+             bool(rule.uncounted), 0), capacity, bias)
 
     def _grow(self, slot: int) -> None:
         """Move a row's penalties to a list twice as long."""

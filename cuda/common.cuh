@@ -84,6 +84,11 @@ __device__ __forceinline__ uint32_t to_half2(float x, float y) {
     return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
+// Left to itself, the compiler makes four stores of 4 bytes of a uint4 whose words it has just packed.
+__device__ __forceinline__ void store(void* to, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+
 // 16 bytes of weights that are read once in a step: not worth a place in L1.
 __device__ __forceinline__ uint4 load_once(const void* address) {
     uint4 x;

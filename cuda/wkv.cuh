@@ -6,7 +6,7 @@
 //   out = (group_norm(y) + (r . k r_k) v) g
 //
 // r, k, v, the four low-rank results and g, v_first, out: [T, C] fp16. Vectors: [C] fp16. The state of slot s and head h: 64 x 64 numbers,
-// fp16 or fp32, at state + s * slot_stride + h * 4096, read and written in place. Rows of one token run through wkv_step.cu, longer ones
+// fp16 or fp32, at state + s * slot_stride + h * 4096, read and written in place. Rows of one token run through wkv_step.cuh, longer ones
 // through wkv_prefill.cuh.
 #pragma once
 #include "common.cuh"
@@ -62,8 +62,5 @@ __device__ __forceinline__ void store8(float* p, const float (&x)[8]) {
 }
 
 __device__ __forceinline__ void store8(__half* p, const float (&x)[8]) {
-    // Left to itself, the compiler makes four stores of 4 bytes of a uint4 whose words it has just packed.
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(to_half2(x[0], x[1])), "r"(to_half2(x[2], x[3])),
-                 "r"(to_half2(x[4], x[5])), "r"(to_half2(x[6], x[7]))
-                 : "memory");
+    store(p, to_half2(x[0], x[1]), to_half2(x[2], x[3]), to_half2(x[4], x[5]), to_half2(x[6], x[7]));
 }

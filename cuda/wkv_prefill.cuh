@@ -68,10 +68,6 @@ __device__ __forceinline__ void load_transposed(uint32_t (&x)[4], const __half* 
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(unsigned(__cvta_generic_to_shared(row))) : "memory");
 }
 
-__device__ __forceinline__ void store(uint4* to, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
-}
-
 __device__ __forceinline__ uint32_t pack(const float* pair) { return to_half2(pair[0], pair[1]); }
 
 __device__ __forceinline__ void unpack(float* pair, uint32_t x) {

@@ -1,0 +1,144 @@
+// wkv_step.cuh with states in fp16, by tensor cores.
+//
+// A state as it is stored is what a tensor core takes, so S kk and S (w r) are exact products of fp16, with kk and w r as sums of two fp16
+// numbers each (22 bits), and so is S diag(w). What is read out follows from the state before:
+//   y = S' r = S (w r) - (S kk) (kk a . r) + v (k . r)
+// The two products that are added to S diag(w) are of rank one; their factors are such sums too, and the smallest of the four terms of each
+// is left out. Sums over keys: a tensor core's, over 16 keys at a time, four times; then the two halves of kk (w r).
+//
+// Warp i has rows 16 i .. + 15 of S; lane l rows l / 4 and l / 4 + 8 of these, and, with q = l % 4, keys 8 q .. + 7 and 32 + 8 q .. + 7: eight
+// pairs. Pairs 2 j and 2 j + 1 are the lane's columns of operand a in product j over keys, and pair i is its columns of result i of S'.
+#include "wkv_step.cuh"
+
+namespace {
+constexpr float LARGEST = 65504.f;
+constexpr int PAIRS = 8;
+constexpr int ADD = 8 * 16 + 16;  // words: a multiple of 16 and not of 32
+
+__device__ __forceinline__ float in_range(float x) { return fminf(fmaxf(x, -LARGEST), LARGEST); }
+
+// x as the sum of two fp16 numbers: the nearest (first), and what is left.
+__device__ __forceinline__ uint32_t split(float x) { return to_half2(x, x - __half2float(__float2half_rn(x))); }
+
+// The same of two numbers: the nearest of both, what is left of both.
+__device__ __forceinline__ uint2 split(float x, float y) {
+    const uint32_t nearest = to_half2(x, y);
+    const float2 back = to_float2(nearest);
+    return make_uint2(nearest, to_half2(x - back.x, y - back.y));
+}
+
+__device__ __forceinline__ uint32_t firsts(uint32_t x, uint32_t y) { return __byte_perm(x, y, 0x5410); }
+__device__ __forceinline__ uint32_t seconds(uint32_t x, uint32_t y) { return __byte_perm(x, y, 0x7632); }
+
+// c [16 x 8, fp32] += a [16 x 8] b [8 x 8].
+__device__ __forceinline__ void mma8(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(b));
+}
+
+struct Half {
+    using Number = __half;
+    static constexpr int BLOCKS = 4, VECTORS = 4;
+
+    // Pair i of a lane is pair n = i % 4 of half i / 4 of the keys.
+    struct alignas(16) Token {
+        uint32_t read[2][4][16];  // by halves of the keys: kk, its rest, w r, its rest, in pairs
+        uint32_t add[2][ADD];     // by halves: the operand b that adds to results, see `place`
+        uint32_t w[2][4][2][4];   // of key 32 i + 8 q + 2 n + e, split, at [i][q][e][n]
+        uint32_t v[HEAD];         // split
+        float own, b_r, k_r;      // r . k r_k, b . r, k . r
+    };
+
+    const int q = threadIdx.x % 4, m = threadIdx.x % WARP / 4, row = threadIdx.x / WARP * 16 + m;
+    const int first = row * HEAD + q * 8;
+    // Which bytes of which words make up operands: of v and S kk, for the update; of w, for the diagonal, where this lane has a part of it.
+    const unsigned update = q == 0 ? 0x1010 : q == 1 ? 0x5432 : 0x7654, present = q == 3 ? 0 : ALL;
+    const unsigned diagonal = m == 2 * q ? 0x4410 : m == 2 * q + 1 ? 0x1044 : 0x4444;
+    const unsigned diagonal_rest = m == 2 * q ? 0x4432 : m == 2 * q + 1 ? 0x3244 : 0x4444;
+
+    static __device__ __forceinline__ constexpr int offset(int i) { return i / 2 * 8 * HEAD + i % 2 * 32; }
+
+    // Where in `add` the words of lane 4 m + q begin, one for each of four results. In this order neither those who read nor those who write
+    // want different words of the same bank.
+    static __device__ __forceinline__ int place(int q, int m) { return m * 16 + (q ^ m / 2) * 4; }
+
+    static __device__ __forceinline__ void put(Token& t, int lane, const Prepared& p) {
+        float b_r = p.b.x * p.r.x + p.b.y * p.r.y, k_r = p.k.x * p.r.x + p.k.y * p.r.y;
+#pragma unroll
+        for (int offset = 16; offset > 0; offset >>= 1) {
+            b_r += __shfl_xor_sync(ALL, b_r, offset);
+            k_r += __shfl_xor_sync(ALL, k_r, offset);
+        }
+        if (lane == 0) t.own = p.own, t.b_r = b_r, t.k_r = k_r;
+        const int half = lane / 16, pair = lane % 16, n = pair % 4;
+        const uint2 kk = split(p.kk.x, p.kk.y), wr = split(p.w.x * p.r.x, p.w.y * p.r.y), w = split(p.w.x, p.w.y);
+        const uint2 k = split(in_range(p.k.x), in_range(p.k.y)), b = split(-p.b.x, -p.b.y), v = split(in_range(p.v.x), in_range(p.v.y));
+        t.read[half][0][pair] = kk.x, t.read[half][1][pair] = kk.y, t.read[half][2][pair] = wr.x, t.read[half][3][pair] = wr.y;
+        t.w[half][pair / 4][0][n] = firsts(w.x, w.y), t.w[half][pair / 4][1][n] = seconds(w.x, w.y);
+        *reinterpret_cast<uint2*>(t.v + 2 * lane) = make_uint2(firsts(v.x, v.y), seconds(v.x, v.y));
+        // Rows of operand b beside those of operand a: k, its rest | k, b | the rest of b, b  beside  v, v | the rest of v, S kk | S kk, its rest.
+        uint32_t* even = t.add[half] + n;
+        const int m = pair / 4 * 2;
+        even[place(0, m)] = firsts(k.x, k.y), even[place(0, m + 1)] = seconds(k.x, k.y);
+        even[place(1, m)] = firsts(k.x, b.x), even[place(1, m + 1)] = seconds(k.x, b.x);
+        even[place(2, m)] = firsts(b.y, b.x), even[place(2, m + 1)] = seconds(b.y, b.x);
+    }
+
+    static __device__ __forceinline__ float2 value(const Token& t, int lane) {
+        const uint2 v = *reinterpret_cast<const uint2*>(t.v + 2 * lane);
+        const float2 x = to_float2(v.x), y = to_float2(v.y);
+        return make_float2(x.x + x.y, y.x + y.y);
+    }
+
+    __device__ __forceinline__ void advance(const Token& t, const uint4* vectors, __half* state, float* y_of) const {
+        uint32_t s[PAIRS][2];  // rows `row` and `row` + 8
+#pragma unroll
+        for (int i = 0; i < VECTORS; i++) {
+            const uint4 x = vectors[i * THREADS];
+            const int pair = i % 2 * 4, down = i / 2;
+            s[pair][down] = x.x, s[pair + 1][down] = x.y, s[pair + 2][down] = x.z, s[pair + 3][down] = x.w;
+        }
+        float read[4] = {};
+#pragma unroll
+        for (int i = 0; i < PAIRS; i += 4) {
+            uint4 x = {};  // four of the eight columns are used
+            if (m < 4) x = *reinterpret_cast<const uint4*>(&t.read[i / 4][m][4 * q]);
+            mma(read, s[i][0], s[i][1], s[i + 1][0], s[i + 1][1], x.x, x.y);
+            mma(read, s[i + 2][0], s[i + 2][1], s[i + 3][0], s[i + 3][1], x.z, x.w);
+        }
+        // Lanes with q = 0 have S kk of their rows now, those with q = 1 S (w r).
+        uint32_t a[2];
+#pragma unroll
+        for (int down = 0; down < 2; down++) {
+            const float mine = read[2 * down] + read[2 * down + 1], removed = __shfl_sync(ALL, mine, 0, 4);
+            const uint32_t v = t.v[row + 8 * down];
+            const float2 parts = to_float2(v);
+            a[down] = __byte_perm(v, split(in_range(removed)), update) & present;
+            if (q == 1) y_of[row + 8 * down] = mine - removed * t.b_r + (parts.x + parts.y) * t.k_r;
+        }
+#pragma unroll
+        for (int i = 0; i < PAIRS; i += 4) {
+            const uint4 added = *reinterpret_cast<const uint4*>(t.add[i / 4] + place(min(q, 2), m));
+            const uint4 decay = *reinterpret_cast<const uint4*>(t.w[i / 4][q][m % 2]);
+            const uint32_t b[4] = {added.x, added.y, added.z, added.w}, w[4] = {decay.x, decay.y, decay.z, decay.w};
+            uint32_t next[2][4];
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                float c[4] = {};
+                mma8(c, s[i + n][0], s[i + n][1], __byte_perm(w[n], 0, diagonal_rest));
+                mma8(c, s[i + n][0], s[i + n][1], __byte_perm(w[n], 0, diagonal));
+                mma8(c, a[0], a[1], b[n]);
+                next[0][n] = to_half2(c[0], c[1]), next[1][n] = to_half2(c[2], c[3]);
+            }
+#pragma unroll
+            for (int down = 0; down < 2; down++)
+                store(state + offset(2 * down + i / 4), next[down][0], next[down][1], next[down][2], next[down][3]);
+        }
+    }
+};
+}  // namespace
+
+int wkv_step_half(const TimeMix& in, int rows, const int* counted, const int* slots, cudaStream_t stream) {
+    return launch_step<Half>(in, rows, counted, slots, stream);
+}

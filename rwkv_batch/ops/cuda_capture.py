@@ -1,5 +1,7 @@
 """Capturing launches into a CUDA graph, and timing them."""
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -19,9 +21,22 @@ def capture(run: Callable[[], object], pool: Any = None) -> torch.cuda.CUDAGraph
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, stream=stream):
+    # Other threads may go on allocating and copying meanwhile.
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"), _no_garbage_collection():
         run()
     return graph
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """To free another graph that has become garbage would break a capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def gpu_seconds(run: Callable[[], object], count: int = 1) -> float:

@@ -18,6 +18,7 @@ from rwkv_batch.ops.cuda_tune import Tuning
 from rwkv_batch.ops.cuda_weights import Layer
 
 MANY = 1 << 30       # tokens, for which nothing is measured
+CHAIN = 8            # layers in which products are timed between their neighbours
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,13 @@ class Mixers:
     """The two kernels that touch states, in the form for decode steps or for packed rows."""
     norm_mix: Callable[[Added, tuple[Tensor, Tensor], Tensor, Tensor, Tensor], None]  # added, norm, shift, mixes, out
     wkv: Callable[[TimeMixInput], None]
+
+
+@dataclass
+class SomeSlots:
+    """States to time kernels with; see Slots."""
+    shift: Tensor
+    wkv: Tensor
 
 
 class CudaModel:
@@ -36,7 +44,7 @@ class CudaModel:
             self.kernels = Kernels(device)
             self.weights = cuda_weights.prepare(checkpoint, device)
             self.products = Products(self.kernels, self.weights)
-            self.tuning = Tuning.of(self.products, device)
+            self.tuning = Tuning.of(self.products, device, self._chain)
         self._feed: Feed | None = None
         self._graphs: PrefillGraphs | None = None
 
@@ -46,17 +54,9 @@ class CudaModel:
         A negative token is what its row drew last; see Feed.resolve, which changes tokens and slots.
         Launches only, so that it can be captured; all it writes lies in `arena`, `logits` and the states.
         """
-        b = Buffers(self.weights, len(tokens), arena)
-
-        def norm_mix(added: Added, norm: tuple[Tensor, Tensor], shift: Tensor, mixes: Tensor, out: Tensor) -> None:
-            self.kernels.norm_mix(b.x, added, *norm, slots, shift, mixes, out)
-
-        def wkv(inputs: TimeMixInput) -> None:
-            self.kernels.wkv_step(inputs, slots, states.wkv.dtype == torch.float32)
-
-        methods = self.tuning.methods(len(tokens))
+        b, methods = Buffers(self.weights, len(tokens), arena), self.tuning.methods(len(tokens))
         self.feed(states).resolve(tokens, slots)
-        added = self._layers(tokens, states, b, Mixers(norm_mix, wkv), methods)
+        added = self._layers(self.weights.layers, tokens, states, b, self._step_mixers(b, slots, states), methods)
         self.kernels.norm(b.x, added, *self.weights.norm_out, b.normed)
         self.products.head(b.normed, logits, methods["head"])
 
@@ -115,16 +115,34 @@ class CudaModel:
             for pieces in rows.pieces:
                 self.kernels.wkv_prefill(inputs, pieces, items, fp32)
 
-        return self._layers(tokens, states, b, Mixers(norm_mix, wkv), methods)
+        return self._layers(self.weights.layers, tokens, states, b, Mixers(norm_mix, wkv), methods)
 
     def _head_method(self, rows: int) -> str:
         sizes = (1, 2, 4, 8, 16, *SIZES)
         return self.tuning.methods(sizes[bisect_left(sizes, rows)] if rows <= sizes[-1] else MANY)["head"]
 
-    def _layers(self, tokens: Tensor, states: Slots, b: Buffers, mixers: Mixers, methods: dict[str, str]) -> Added:
-        """All layers; returns what is still to be added to the residual stream b.x."""
+    def _step_mixers(self, b: Buffers, slots: Tensor, states: Slots) -> Mixers:
+        def norm_mix(added: Added, norm: tuple[Tensor, Tensor], shift: Tensor, mixes: Tensor, out: Tensor) -> None:
+            self.kernels.norm_mix(b.x, added, *norm, slots, shift, mixes, out)
+
+        def wkv(inputs: TimeMixInput) -> None:
+            self.kernels.wkv_step(inputs, slots, states.wkv.dtype == torch.float32)
+
+        return Mixers(norm_mix, wkv)
+
+    def _chain(self, rows: int) -> Callable[[dict[str, str]], object]:
+        """The first layers of a decode step, to be timed with some methods or others. All rows move one state, whatever becomes of it."""
+        layers, width = self.weights.layers[:CHAIN], self.weights.embedding.shape[1]
+        wkv = torch.zeros(1, len(layers), width // HEAD_SIZE, HEAD_SIZE, HEAD_SIZE, device=self.device, dtype=torch.float16)
+        states = SomeSlots(torch.zeros(1, len(layers), 2, width, device=self.device, dtype=torch.float16), wkv)
+        tokens = torch.randint(self.weights.vocab, (rows,), device=self.device, dtype=torch.int32)
+        b = Buffers(self.weights, rows, {})
+        mixers = self._step_mixers(b, torch.zeros_like(tokens), states)
+        return lambda methods: self._layers(layers, tokens, states, b, mixers, methods)
+
+    def _layers(self, layers: list[Layer], tokens: Tensor, states: Slots, b: Buffers, mixers: Mixers, methods: dict[str, str]) -> Added:
+        """These layers, from the embedding on; returns what is still to be added to the residual stream b.x."""
         added = Added(tokens=tokens, table=self.weights.embedding)
-        layers = self.weights.layers
         for index, layer in enumerate(layers):
             mixers.norm_mix(added, layer.norm1, states.shift[:, index, 0], layer.mixes, b.mixed)
             rkv = b.rkv if index else b.rkv0

@@ -1,8 +1,14 @@
-"""Which way to run each product, for each number of rows: measured once on the GPU at hand and remembered in a file."""
+"""Which way to run each product, for each number of rows: measured once on the GPU at hand and remembered in a file.
+
+Products are timed alone first, then those that come close to the fastest of their kind once more between their neighbours in some layers:
+only there it shows what a product gains as it begins before the one before has ended, or fetches weights for the one after.
+"""
 import json
 import os
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,20 +19,27 @@ from rwkv_batch.ops.cuda_products import METHODS, Buffers, Products
 from rwkv_batch.ops.cuda_weights import Layer
 
 RUNS = 5
+ROUNDS = 9               # of all that are timed between their neighbours
 LAYERS = 12              # timed one after the other, so that no weight comes from the cache
+CLOSE = 1.25             # times the fastest: what is timed between its neighbours too
 ACTIVE_SHARE = 0.1       # of the hidden units, while products are timed
 MEASURED_TOKENS = 1024   # more are prefill
 
 
+Chain = Callable[[int], Callable[[dict[str, str]], object]]
+
+
 @dataclass
 class Tuning:
-    """The choices for one model's shapes. `file` keeps them; a missing or foreign file costs only time."""
+    """The choices for one model's shapes. `file` keeps them; a missing or foreign file costs only time. `chain`: for so many rows, what
+    launches some layers by given methods."""
     products: Products
     file: Path
+    chain: Chain
     chosen: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, products: Products, device: torch.device) -> "Tuning":
+    def of(cls, products: Products, device: torch.device, chain: Chain) -> "Tuning":
         """With what an earlier start has measured."""
         layer = products.weights.layers[-1]
         shape = "-".join(str(n) for n in (layer.output.shape[0], *(len(w) for w in layer.low_in.values()), len(products.weights.head)))
@@ -36,7 +49,7 @@ class Tuning:
             chosen = json.loads(file.read_text())
         except (OSError, ValueError):
             chosen = {}
-        return cls(products, file, usable(chosen, products))
+        return cls(products, file, chain, usable(chosen, products))
 
     def methods(self, tokens: int) -> dict[str, str]:
         """The method for every kind of product at that many tokens, measured now if it has not been."""
@@ -45,21 +58,34 @@ class Tuning:
         missing = [kind for kind in METHODS if f"{kind} {tokens}" not in self.chosen]
         if missing:
             buffers = _filled(self.products, tokens)
-            for kind in missing:
-                self.chosen[f"{kind} {tokens}"] = self._fastest(kind, buffers)
+            times = {kind: self._times(kind, buffers) for kind in missing}
+            for kind, of in times.items():
+                self.chosen[f"{kind} {tokens}"] = min(of, key=lambda method: of[method])
+            del buffers
+            for kind, of in times.items():
+                close = [method for method in of if of[method] <= CLOSE * min(of.values())]
+                if kind != "head" and len(close) > 1:
+                    self.chosen[f"{kind} {tokens}"] = self._fastest_between(tokens, kind, close)
             self._save()
+        return self._chosen(tokens)
+
+    def _chosen(self, tokens: int) -> dict[str, str]:
         return {kind: self.chosen[f"{kind} {tokens}"] for kind in METHODS}
 
-    def _fastest(self, kind: str, buffers: Buffers) -> str:
-        if len(self.products.possible(kind, len(buffers.x))) == 1:
-            return self.products.possible(kind, len(buffers.x))[0]
-        times = self._times(kind, buffers)
-        return min(times, key=lambda method: times[method])
+    def _fastest_between(self, tokens: int, kind: str, methods: list[str]) -> str:
+        """Of the methods for that kind of product, the one with which some layers take the least time."""
+        run, others = self.chain(tokens), self._chosen(tokens)
+        graphs = [capture(partial(run, others | {kind: method})) for method in methods]
+        times = [[gpu_seconds(graph.replay) for graph in graphs] for _ in range(1 + ROUNDS)][1:]  # in turn: the GPU's pace changes slowly
+        return min(zip(map(statistics.median, zip(*times, strict=True)), methods, strict=True))[1]
 
     def _times(self, kind: str, buffers: Buffers) -> dict[str, float]:
         layers = self.products.weights.layers[1:][:LAYERS] or self.products.weights.layers
         layers = layers[:1] if kind == "head" else layers
-        return {method: self.time(kind, buffers, method, layers) for method in self.products.possible(kind, len(buffers.x))}
+        possible = self.products.possible(kind, len(buffers.x))
+        if len(possible) == 1:
+            return {possible[0]: 0.0}
+        return {method: self.time(kind, buffers, method, layers) for method in possible}
 
     def time(self, kind: str, buffers: Buffers, method: str, layers: list[Layer]) -> float:
         """Milliseconds of one product, the median of some runs."""

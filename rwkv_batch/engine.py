@@ -212,8 +212,8 @@ class Engine:
 
     def _tokens(self, prompt: str | list[int], lead: list[int]) -> list[int]:
         tokens = lead + (self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
-        foreign = next((token for token in tokens if not 0 <= token < self.vocab), None)
-        if foreign is not None:
+        if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab:
+            foreign = next(token for token in tokens if not 0 <= token < self.vocab)
             raise ValueError(f"The prompt holds token {foreign}; this model's tokens are 0 to {self.vocab - 1}.")
         return tokens or [END_OF_TEXT]  # an RNN needs something to start from
 

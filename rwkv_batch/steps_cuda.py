@@ -1,6 +1,7 @@
 """Steps that are queued on a GPU: nothing here waits for it but `wait`."""
 from collections.abc import Collection, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,7 +67,8 @@ class CudaSteps(Steps):
     def _logits(self, tokens: list[int], counts: Sequence[int], slots: Sequence[int], draws: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Of the rows that draw: logits `[draws, vocab]` fp16 and slots `[draws]` int32, negative for rows that had ended."""
         if max(counts) > 1:
-            logits, fed = self._cuda.prefill(torch.tensor(tokens), counts, slots, self.states, draws)
+            ids = torch.from_numpy(np.array(tokens, np.int32))  # several times faster than torch.tensor
+            logits, fed = self._cuda.prefill(ids, counts, slots, self.states, draws)
         else:
             logits, fed = self.model.graphs(self.states).run(tokens, slots)
             if len(draws) < len(slots):

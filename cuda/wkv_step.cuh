@@ -1,6 +1,6 @@
 // The recurrence of wkv.cuh over rows of one token each: all of the time mix between its products in one kernel. All sums are fp32.
 //
-// A block of 128 threads runs the recurrence of a head, in one of two ways (a `Recurrence`): wkv_step.cu for fp32 states, with multiplications
+// 128 threads of a block run the recurrence of a head, in one of two ways (a `Recurrence`): wkv_step.cu for fp32 states, with multiplications
 // and additions alone; wkv_step_half.cu for fp16 states, with tensor cores. What they share is here: how rows are divided among blocks, how
 // states are fetched ahead, what comes before the recurrence (gates, decay, keys) and after it (group norm, bonus, gate). Sums over a head
 // in those go over the two channels of a lane, then over lanes as a tree.
@@ -16,9 +16,14 @@
 #pragma once
 #include "wkv.cuh"
 
-constexpr int THREADS = 128;
-constexpr int BATCH = THREADS / WARP;  // rows that a block prepares at a time
-constexpr int DEPTH = 3;               // states under way or in use in a block
+constexpr int THREADS = 128;  // that run the recurrence
+constexpr int PREPARERS = 2;  // warps beside them, which prepare and finish the rows in turn
+constexpr int OPEN = 2;       // rows between their beginning and their end, of each of these warps
+constexpr int TOKENS = OPEN * PREPARERS;  // like OPEN, a power of two
+constexpr int DEPTH = 4;      // states under way or in use in a block
+// With more rows than that, one warp prepares all. It keeps pace with memory, and blocks that run less far ahead of it read and write 4%
+// more in the same time (H200); with fewer, two begin sooner.
+constexpr int MANY = 16;
 
 // Weights and inputs of two channels: lane l has channels 2 l and 2 l + 1 of the head.
 struct Constants {
@@ -89,25 +94,71 @@ __device__ __forceinline__ void finish(const TimeMix& in, const Constants& c, si
 template <typename Recurrence>
 struct Shared {
     uint4 ring[DEPTH * Recurrence::VECTORS * THREADS];
-    typename Recurrence::Token tokens[2][BATCH];
-    alignas(16) float y_of[2][BATCH][HEAD];
+    typename Recurrence::Token tokens[TOKENS];
+    alignas(16) float y_of[TOKENS][HEAD];
 };
 
+// Barriers between a warp that prepares and finishes and those that run the recurrence: some tell, and go on; the others wait for them.
+constexpr int PREPARED = 1, MOVED = PREPARED + TOKENS;  // the first of TOKENS names each
+
+__device__ __forceinline__ void tell(int barrier) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(THREADS + WARP) : "memory");
+}
+
+__device__ __forceinline__ void wait_for(int barrier) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS + WARP) : "memory"); }
+
 // Every row is one token: the first `most` tokens, or as many as stand at `counted` on the device. Grid: heads, and as many blocks as share
-// the rows. A row whose slot is negative is padding: its output is zero. Rows are taken in batches of one a warp: after a batch is worked
-// on, warp i finishes its row i and prepares row i of the batch after the next, so that all warps have the same to do and wait for each
-// other once a batch. States of the next rows are on their way to shared memory meanwhile; every thread copies what it will itself use.
+// the rows. A row whose slot is negative is padding: its output is zero. Some warps prepare rows, and finish them after the others have moved
+// their states; each is up to OPEN rows ahead. States of the next rows are on their way to shared memory meanwhile; every thread copies
+// what it will itself use.
 template <typename Recurrence>
-__global__ void __launch_bounds__(THREADS, Recurrence::BLOCKS)
+__global__ void __launch_bounds__(THREADS + PREPARERS * WARP, Recurrence::BLOCKS)
     wkv_step_kernel(const __grid_constant__ TimeMix in, const int* slots, int most, const int* counted) {
-    using Number = typename Recurrence::Number;
-    constexpr int VECTORS = Recurrence::VECTORS;
     extern __shared__ __align__(16) unsigned char shared[];
     auto& own = *reinterpret_cast<Shared<Recurrence>*>(shared);
     int* own_slots = reinterpret_cast<int*>(&own + 1);
-    const int head = blockIdx.x, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, stride = gridDim.y;
+    const int head = blockIdx.x, lane = threadIdx.x % WARP, stride = gridDim.y;
     const int rows = counted ? *counted : most, count = (rows - int(blockIdx.y) + stride - 1) / stride;
+    const int preparers = count > MANY ? 1 : PREPARERS, tokens = OPEN * preparers;
     const auto row_of = [&](int i) { return int(blockIdx.y) + i * stride; };
+    for (int i = threadIdx.x; i < count; i += THREADS + PREPARERS * WARP) own_slots[i] = slots[row_of(i)];
+    __syncthreads();
+    if (threadIdx.x >= THREADS) {
+        const int first = threadIdx.x / WARP - THREADS / WARP;
+        if (first >= preparers) return;
+        const Constants c = constants(in, head, lane);
+        const bool mixes_v = in.mix != nullptr;
+        wait_for_inputs();
+        Inputs x;
+        if (first < count) x = inputs(in, row_of(first), head, lane);
+        __half2 gates[OPEN];
+#pragma unroll 1
+        for (int i = first; i < count + tokens; i += preparers) {
+            const int t = i & (tokens - 1), before = i - tokens;
+            auto& token = own.tokens[t];
+            if (before >= 0 && before < count) {
+                wait_for(MOVED + t);
+                if (own_slots[before] >= 0)
+                    finish(in, c, row_of(before), head, lane, gates[0], token.own, Recurrence::value(token, lane), own.y_of[t]);
+                else
+                    *reinterpret_cast<uint32_t*>(in.out + size_t(row_of(before)) * in.width + head * HEAD + 2 * lane) = 0;
+            }
+#pragma unroll
+            for (int g = 0; g < OPEN - 1; g++) gates[g] = gates[g + 1];
+            if (i < count) {
+                const Inputs now = x;
+                if (i + preparers < count) x = inputs(in, row_of(i + preparers), head, lane);
+                const Prepared p = prepare(now, c, mixes_v);
+                __syncwarp();  // all lanes have finished with what the token was before
+                Recurrence::put(token, lane, p);
+                tell(PREPARED + t);
+                gates[OPEN - 1] = now.g;
+            }
+        }
+        return;
+    }
+    using Number = typename Recurrence::Number;
+    constexpr int VECTORS = Recurrence::VECTORS;
     const Recurrence recurrence;
     Number* const states = static_cast<Number*>(in.state) + size_t(head) * HEAD * HEAD + recurrence.first;
     const auto state = [&](int slot) { return states + size_t(slot) * in.slot_stride; };
@@ -121,52 +172,20 @@ __global__ void __launch_bounds__(THREADS, Recurrence::BLOCKS)
         }
         close_copies();
     };
-    for (int i = threadIdx.x; i < count; i += THREADS) own_slots[i] = slots[row_of(i)];
-    __syncthreads();
     // States were written a step ago, so they can be fetched while the kernel before still runs.
 #pragma unroll
     for (int i = 0; i < DEPTH - 1; i++) fetch(i, i);
-    const Constants c = constants(in, head, lane);
-    const bool mixes_v = in.mix != nullptr;
     wait_for_inputs();
-    Inputs x;
-    __half2 gate, gate_before;
-    const auto load_inputs = [&](int i) {
-        if (i < count) x = inputs(in, row_of(i), head, lane);
-    };
-    const auto prepare_row = [&](int i, int buffer) {
-        if (i < count) {
-            const Prepared p = prepare(x, c, mixes_v);
-            Recurrence::put(own.tokens[buffer][warp], lane, p);
-        }
-        gate_before = gate, gate = x.g;
-        load_inputs(i + BATCH);
-    };
-    const auto finish_row = [&](int i, int buffer) {
-        if (i < 0 || i >= count) return;
-        const auto& token = own.tokens[buffer][warp];
-        if (own_slots[i] >= 0)
-            finish(in, c, row_of(i), head, lane, gate_before, token.own, Recurrence::value(token, lane), own.y_of[buffer][warp]);
-        else
-            *reinterpret_cast<uint32_t*>(in.out + size_t(row_of(i)) * in.width + head * HEAD + 2 * lane) = 0;
-    };
-    load_inputs(warp);
-    prepare_row(warp, 0);
-    int stage = 0, buffer = 0;
-    for (int first = 0; first < count; first += BATCH, buffer ^= 1) {
-        __syncthreads();
-        finish_row(first - BATCH + warp, buffer ^ 1);
-        prepare_row(first + BATCH + warp, buffer ^ 1);
+    int stage = 0;
 #pragma unroll 1
-        for (int j = 0; j < BATCH && first + j < count; j++, stage = stage == DEPTH - 1 ? 0 : stage + 1) {
-            fetch(stage == 0 ? DEPTH - 1 : stage - 1, first + j + DEPTH - 1);
-            copies_done<DEPTH - 1>();
-            const int slot = own_slots[first + j];
-            if (slot >= 0) recurrence.advance(own.tokens[buffer][j], place(stage), state(slot), own.y_of[buffer][j]);
-        }
+    for (int i = 0; i < count; i++, stage = stage == DEPTH - 1 ? 0 : stage + 1) {
+        const int t = i & (tokens - 1), slot = own_slots[i];
+        fetch(stage == 0 ? DEPTH - 1 : stage - 1, i + DEPTH - 1);
+        copies_done<DEPTH - 1>();
+        wait_for(PREPARED + t);
+        if (slot >= 0) recurrence.advance(own.tokens[t], place(stage), state(slot), own.y_of[t]);
+        tell(MOVED + t);
     }
-    __syncthreads();
-    finish_row((count - 1) / BATCH * BATCH + warp, buffer ^ 1);
     copies_done<0>();
 }
 
@@ -179,7 +198,7 @@ int launch_step(const TimeMix& in, int rows, const int* counted, const int* slot
     const auto kernel = wkv_step_kernel<Recurrence>;
     const cudaError_t allowed = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     if (allowed != cudaSuccess) return allowed;
-    return launch(kernel, dim3(heads, blocks), THREADS, shared, stream, in, slots, rows, counted);
+    return launch(kernel, dim3(heads, blocks), THREADS + PREPARERS * WARP, shared, stream, in, slots, rows, counted);
 }
 
 int wkv_step_half(const TimeMix& in, int rows, const int* counted, const int* slots, cudaStream_t stream);

@@ -1,12 +1,12 @@
 """Capturing CUDA graphs."""
 import gc
 
-import pytest
 import torch
+from cuda_gpu import needs_gpu
 
 from rwkv_batch.ops.cuda_capture import capture
 
-pytestmark = pytest.mark.gpu
+pytestmark = needs_gpu
 
 
 def test_graphs_that_become_garbage_do_not_break_a_capture():

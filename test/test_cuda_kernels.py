@@ -127,12 +127,11 @@ def test_norm_of_some_rows(kernels):
     assert off(out, layer_norm(x, (128,), weight.float(), bias.float())[gather.long()]) < 1e-3
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("rows", "heads"), [*((rows, 3) for rows in ROWS), (33, 64), (321, 64)])  # many heads: a block takes many rows
 @pytest.mark.parametrize("state", [torch.float16, torch.float32])
 @pytest.mark.parametrize("first_layer", [False, True])
-def test_wkv_of_one_token_a_row(kernels, rows, state, first_layer):
-    heads, padding = 3, rows > 2
-    width = heads * 64
+def test_wkv_of_one_token_a_row(kernels, rows, heads, state, first_layer):
+    padding, width = rows > 2, heads * 64
     names = ("r", "k", "v", "w", "a", "mix", "g", "v_first")
     t = {name: normal(rows, width) for name in names}
     c = {"w0": normal(width, mean=-2, std=2), "a0": normal(width), "v0": normal(width), "k_k": normal(width, std=0.1, mean=0.85),

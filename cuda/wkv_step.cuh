@@ -17,12 +17,10 @@
 #include "wkv.cuh"
 
 constexpr int THREADS = 128;  // that run the recurrence
-constexpr int PREPARERS = 2;  // warps beside them, which prepare and finish the rows in turn
-constexpr int OPEN = 2;       // rows between their beginning and their end, of each of these warps
-constexpr int TOKENS = OPEN * PREPARERS;  // like OPEN, a power of two
+constexpr int OPEN = 2;       // rows between their beginning and their end, of each warp beside them that prepares and finishes rows
 constexpr int DEPTH = 4;      // states under way or in use in a block
-// With more rows than that, one warp prepares all. It keeps pace with memory, and blocks that run less far ahead of it read and write 4%
-// more in the same time (H200); with fewer, two begin sooner.
+// With more rows to a block than that, one warp prepares them all. It keeps pace with memory, and as blocks run less far ahead of it, they
+// read and write 3% more in the same time (H200). With fewer, two warps take turns: the first rows begin sooner.
 constexpr int MANY = 16;
 
 // Weights and inputs of two channels: lane l has channels 2 l and 2 l + 1 of the head.
@@ -91,7 +89,7 @@ __device__ __forceinline__ void finish(const TimeMix& in, const Constants& c, si
 }
 
 // The slots of a block's rows come after it.
-template <typename Recurrence>
+template <typename Recurrence, int TOKENS>
 struct Shared {
     uint4 ring[DEPTH * Recurrence::VECTORS * THREADS];
     typename Recurrence::Token tokens[TOKENS];
@@ -99,7 +97,9 @@ struct Shared {
 };
 
 // Barriers between a warp that prepares and finishes and those that run the recurrence: some tell, and go on; the others wait for them.
-constexpr int PREPARED = 1, MOVED = PREPARED + TOKENS;  // the first of TOKENS names each
+// Of a token's two, t the token: it has been prepared; its state has been moved.
+__device__ __forceinline__ int prepared(int t) { return 1 + 2 * t; }
+__device__ __forceinline__ int moved(int t) { return 2 + 2 * t; }
 
 __device__ __forceinline__ void tell(int barrier) {
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(THREADS + WARP) : "memory");
@@ -108,53 +108,52 @@ __device__ __forceinline__ void tell(int barrier) {
 __device__ __forceinline__ void wait_for(int barrier) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS + WARP) : "memory"); }
 
 // Every row is one token: the first `most` tokens, or as many as stand at `counted` on the device. Grid: heads, and as many blocks as share
-// the rows. A row whose slot is negative is padding: its output is zero. Some warps prepare rows, and finish them after the others have moved
-// their states; each is up to OPEN rows ahead. States of the next rows are on their way to shared memory meanwhile; every thread copies
-// what it will itself use.
-template <typename Recurrence>
+// the rows. A row whose slot is negative is padding: its output is zero. PREPARERS warps prepare rows in turn, and finish them after the
+// others have moved their states. States of the next rows are on their way to shared memory meanwhile; every thread copies what it will
+// itself use.
+template <typename Recurrence, int PREPARERS>
 __global__ void __launch_bounds__(THREADS + PREPARERS * WARP, Recurrence::BLOCKS)
     wkv_step_kernel(const __grid_constant__ TimeMix in, const int* slots, int most, const int* counted) {
+    constexpr int TOKENS = OPEN * PREPARERS;
     extern __shared__ __align__(16) unsigned char shared[];
-    auto& own = *reinterpret_cast<Shared<Recurrence>*>(shared);
+    auto& own = *reinterpret_cast<Shared<Recurrence, TOKENS>*>(shared);
     int* own_slots = reinterpret_cast<int*>(&own + 1);
     const int head = blockIdx.x, lane = threadIdx.x % WARP, stride = gridDim.y;
     const int rows = counted ? *counted : most, count = (rows - int(blockIdx.y) + stride - 1) / stride;
-    const int preparers = count > MANY ? 1 : PREPARERS, tokens = OPEN * preparers;
     const auto row_of = [&](int i) { return int(blockIdx.y) + i * stride; };
     for (int i = threadIdx.x; i < count; i += THREADS + PREPARERS * WARP) own_slots[i] = slots[row_of(i)];
     __syncthreads();
     if (threadIdx.x >= THREADS) {
-        const int first = threadIdx.x / WARP - THREADS / WARP;
-        if (first >= preparers) return;
         const Constants c = constants(in, head, lane);
         const bool mixes_v = in.mix != nullptr;
+        const int own_first = PREPARERS == 1 ? 0 : threadIdx.x / WARP - THREADS / WARP;
         wait_for_inputs();
         Inputs x;
-        if (first < count) x = inputs(in, row_of(first), head, lane);
+        if (own_first < count) x = inputs(in, row_of(own_first), head, lane);
         __half2 gates[OPEN];
 #pragma unroll 1
-        for (int i = first; i < count + tokens; i += preparers) {
-            const int t = i & (tokens - 1), before = i - tokens;
-            auto& token = own.tokens[t];
-            if (before >= 0 && before < count) {
-                wait_for(MOVED + t);
-                if (own_slots[before] >= 0)
-                    finish(in, c, row_of(before), head, lane, gates[0], token.own, Recurrence::value(token, lane), own.y_of[t]);
-                else
-                    *reinterpret_cast<uint32_t*>(in.out + size_t(row_of(before)) * in.width + head * HEAD + 2 * lane) = 0;
-            }
+        for (int first = own_first; first < count + TOKENS; first += TOKENS)
 #pragma unroll
-            for (int g = 0; g < OPEN - 1; g++) gates[g] = gates[g + 1];
-            if (i < count) {
-                const Inputs now = x;
-                if (i + preparers < count) x = inputs(in, row_of(i + preparers), head, lane);
-                const Prepared p = prepare(now, c, mixes_v);
-                __syncwarp();  // all lanes have finished with what the token was before
-                Recurrence::put(token, lane, p);
-                tell(PREPARED + t);
-                gates[OPEN - 1] = now.g;
+            for (int open = 0; open < OPEN; open++) {
+                const int t = own_first + open * PREPARERS, i = first + open * PREPARERS, before = i - TOKENS;
+                auto& token = own.tokens[t];
+                if (before >= 0 && before < count) {
+                    wait_for(moved(t));
+                    if (own_slots[before] >= 0)
+                        finish(in, c, row_of(before), head, lane, gates[open], token.own, Recurrence::value(token, lane), own.y_of[t]);
+                    else
+                        *reinterpret_cast<uint32_t*>(in.out + size_t(row_of(before)) * in.width + head * HEAD + 2 * lane) = 0;
+                }
+                if (i < count) {
+                    const Inputs now = x;
+                    if (i + PREPARERS < count) x = inputs(in, row_of(i + PREPARERS), head, lane);
+                    const Prepared p = prepare(now, c, mixes_v);
+                    __syncwarp();  // all lanes have finished with what the token was before
+                    Recurrence::put(token, lane, p);
+                    tell(prepared(t));
+                    gates[open] = now.g;
+                }
             }
-        }
         return;
     }
     using Number = typename Recurrence::Number;
@@ -178,27 +177,37 @@ __global__ void __launch_bounds__(THREADS + PREPARERS * WARP, Recurrence::BLOCKS
     wait_for_inputs();
     int stage = 0;
 #pragma unroll 1
-    for (int i = 0; i < count; i++, stage = stage == DEPTH - 1 ? 0 : stage + 1) {
-        const int t = i & (tokens - 1), slot = own_slots[i];
-        fetch(stage == 0 ? DEPTH - 1 : stage - 1, i + DEPTH - 1);
-        copies_done<DEPTH - 1>();
-        wait_for(PREPARED + t);
-        if (slot >= 0) recurrence.advance(own.tokens[t], place(stage), state(slot), own.y_of[t]);
-        tell(MOVED + t);
-    }
+    for (int first = 0; first < count; first += TOKENS)
+#pragma unroll(PREPARERS == 1 ? TOKENS : 1)  // names of barriers that stand in the code make it 1% faster
+        for (int t = 0; t < TOKENS; t++) {
+            const int i = first + t;
+            if (i >= count) break;
+            const int slot = own_slots[i];
+            fetch(stage == 0 ? DEPTH - 1 : stage - 1, i + DEPTH - 1);
+            copies_done<DEPTH - 1>();
+            wait_for(prepared(t));
+            if (slot >= 0) recurrence.advance(own.tokens[t], place(stage), state(slot), own.y_of[t]);
+            tell(moved(t));
+            stage = stage == DEPTH - 1 ? 0 : stage + 1;
+        }
     copies_done<0>();
+}
+
+template <typename Recurrence, int PREPARERS>
+int launch_step(const TimeMix& in, int rows, const int* counted, const int* slots, int blocks, cudaStream_t stream) {
+    const int shared = sizeof(Shared<Recurrence, OPEN * PREPARERS>) + (rows + blocks - 1) / blocks * sizeof(int);
+    const auto kernel = wkv_step_kernel<Recurrence, PREPARERS>;
+    const cudaError_t allowed = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+    if (allowed != cudaSuccess) return allowed;
+    return launch(kernel, dim3(in.width / HEAD, blocks), THREADS + PREPARERS * WARP, shared, stream, in, slots, rows, counted);
 }
 
 template <typename Recurrence>
 int launch_step(const TimeMix& in, int rows, const int* counted, const int* slots, cudaStream_t stream) {
     // All blocks must fit at once: a few left over would run alone afterwards and take as long as all the others together.
-    const int heads = in.width / HEAD, most = multiprocessors() * Recurrence::BLOCKS / heads;
-    const int blocks = most < 1 ? 1 : rows < most ? rows : most;
-    const int shared = sizeof(Shared<Recurrence>) + (rows + blocks - 1) / blocks * sizeof(int);
-    const auto kernel = wkv_step_kernel<Recurrence>;
-    const cudaError_t allowed = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-    if (allowed != cudaSuccess) return allowed;
-    return launch(kernel, dim3(heads, blocks), THREADS + PREPARERS * WARP, shared, stream, in, slots, rows, counted);
+    const int most = multiprocessors() * Recurrence::BLOCKS / (in.width / HEAD), blocks = most < 1 ? 1 : rows < most ? rows : most;
+    return rows > MANY * blocks ? launch_step<Recurrence, 1>(in, rows, counted, slots, blocks, stream)
+                                : launch_step<Recurrence, 2>(in, rows, counted, slots, blocks, stream);
 }
 
 int wkv_step_half(const TimeMix& in, int rows, const int* counted, const int* slots, cudaStream_t stream);

@@ -24,7 +24,7 @@ def mixed_ranks():
 
 
 def products(has_low=False, has_tile=False):
-    return Products(SimpleNamespace(has_low=has_low, has_tile=has_tile), cuda_weights.prepare(tiny(width=WIDTH, vocab=300), CPU))
+    return Products(SimpleNamespace(has_low=has_low, has_tile=has_tile), cuda_weights.prepare(tiny(width=WIDTH, vocab=300), CPU), None)
 
 
 class TestRanks:
@@ -53,7 +53,7 @@ class TestTuningFile:
 
     @pytest.mark.parametrize("entry", [
         {"value 16": "sparse"}, {"value 0": "sparse"}, {"in": "blas"}, {"in x": "blas"}, {"else 1": "blas"}, {"in 1": "other"},
-        {"in 1": ["blas"]}, {"in 1": None}, {"key 64": "tile"}, {"low_out 64": "low"}])
+        {"in 1": ["blas"]}, {"in 1": None}, {"key 64": "tile"}, {"low_out 64": "low"}, {"key 64": "lt0"}])
     def test_others_are_left_out(self, entry):
         assert usable(entry | {"out 2": "blas"}, products()) == {"out 2": "blas"}
 

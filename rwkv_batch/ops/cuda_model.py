@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.checkpoint import HEAD_SIZE, Checkpoint
-from rwkv_batch.ops import cuda_weights
+from rwkv_batch.ops import cuda_lt, cuda_weights
 from rwkv_batch.ops.cuda_feed import Feed
 from rwkv_batch.ops.cuda_lib import Added, Kernels, TimeMixInput, pointer
 from rwkv_batch.ops.cuda_prefill import DeviceRows, Plan, upload
 from rwkv_batch.ops.cuda_prefill_graphs import SIZES, PrefillGraphs
-from rwkv_batch.ops.cuda_products import Buffers, Products
+from rwkv_batch.ops.cuda_products import LT, Buffers, Products
 from rwkv_batch.ops.cuda_slots import Slots
 from rwkv_batch.ops.cuda_tune import Tuning
 from rwkv_batch.ops.cuda_weights import Layer
@@ -43,7 +43,7 @@ class CudaModel:
         with torch.cuda.device(device):
             self.kernels = Kernels(device)
             self.weights = cuda_weights.prepare(checkpoint, device)
-            self.products = Products(self.kernels, self.weights)
+            self.products = Products(self.kernels, self.weights, cuda_lt.of(device))
             self.tuning = Tuning.of(self.products, device, self._chain)
         self._feed: Feed | None = None
         self._graphs: PrefillGraphs | None = None
@@ -119,7 +119,8 @@ class CudaModel:
 
     def _head_method(self, rows: int) -> str:
         sizes = (1, 2, 4, 8, 16, *SIZES)
-        return self.tuning.methods(sizes[bisect_left(sizes, rows)] if rows <= sizes[-1] else MANY)["head"]
+        method = self.tuning.methods(sizes[bisect_left(sizes, rows)] if rows <= sizes[-1] else MANY)["head"]
+        return "blas" if method in LT else method  # whose algorithms are another shape's
 
     def _step_mixers(self, b: Buffers, slots: Tensor, states: Slots) -> Mixers:
         def norm_mix(added: Added, norm: tuple[Tensor, Tensor], shift: Tensor, mixes: Tensor, out: Tensor) -> None:

@@ -2,7 +2,8 @@
 
 "stream16" and "stream32": the weight-streaming kernel, its warps taking 16 or 32 rows of weights. "blas": cuBLAS through torch.
 "mixed" and "low": the low-rank matrices by that kernel or by the one for small matrices, cuBLAS for large ones. "sparse": without the
-weights of idle hidden units. "tile": the large matrices by the tiled kernel for Hopper, the low-rank ones as with "low".
+weights of idle hidden units. "tile": the large matrices by the tiled kernel for Hopper, the low-rank ones as with "low". "lt0" and so on:
+the large matrices by one of the algorithms of cuBLASLt, the low-rank ones as with "low" where that can be.
 """
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,18 +11,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rwkv_batch.ops import cuda_tile
+from rwkv_batch.ops import cuda_lt, cuda_tile
 from rwkv_batch.ops.cuda_lib import AUTO, IDENTITY, KEPT, MOST_KEPT, RELU_SQUARE, SIGMOID, SPARSE_ROWS, TANH, Added, Kernels
 from rwkv_batch.ops.cuda_weights import LOW_RANK_INPUT, LOW_RANKS, Layer, Weights
 
+LT = tuple(f"lt{number}" for number in range(cuda_lt.MOST))
 METHODS = {
-    "in": ("stream16", "stream32", "mixed", "low", "tile", "blas"),
+    "in": ("stream16", "stream32", "mixed", "low", "tile", "blas", *LT),
     "low_out": ("stream16", "low", "blas"),
-    "out": ("stream16", "stream32", "tile", "blas"),
-    "key": ("stream16", "stream32", "tile", "blas"),
-    "value": ("sparse", "tile", "blas"),
-    "head": ("stream16", "stream32", "tile", "blas"),
+    "out": ("stream16", "stream32", "tile", "blas", *LT),
+    "key": ("stream16", "stream32", "tile", "blas", *LT),
+    "value": ("sparse", "tile", "blas", *LT),
+    "head": ("stream16", "stream32", "tile", "blas", *LT),
 }
+LT_TOKENS = 64           # for which cuBLASLt's algorithms are tried, at least
 AHEAD_ROWS = 64          # the states of more rows would drive weights out of the cache again before they are used
 SPARSE_BLOCKS = 128      # of 1024 threads: one for each multiprocessor
 COLUMNS_OF_BLOCK = 128
@@ -66,6 +69,7 @@ class Products:
     """Runs the product of a kind by a method; what is read and written are the step's buffers."""
     kernels: Kernels
     weights: Weights
+    lt: cuda_lt.Lt | None
 
     def possible(self, kind: str, tokens: int) -> tuple[str, ...]:
         possible = METHODS[kind]
@@ -77,7 +81,15 @@ class Products:
         large = self.weights.head if kind == "head" else self.weights.layers[-1].key
         if not self.kernels.has_tile or not cuda_tile.fits(*large.shape):
             possible = tuple(method for method in possible if method != "tile")
-        return possible
+        algorithms = self.lt.count(self._shape(kind, tokens)) if self.lt and kind != "low_out" and tokens >= LT_TOKENS else 0
+        return tuple(method for method in possible if method not in LT[algorithms:])
+
+    def _shape(self, kind: str, tokens: int) -> cuda_lt.Shape:
+        """Of the large product of that kind."""
+        hidden, width = self.weights.layers[-1].key.shape
+        n, k = {"in": (width, width), "out": (width, width), "key": (hidden, width), "value": (width, hidden),
+                "head": (len(self.weights.head), width)}[kind]
+        return cuda_lt.Shape(3 if kind == "in" else 1, n, tokens, k, kind == "value")
 
     def for_many(self, kind: str) -> str:
         """The method for so many tokens that nothing is measured: large products are as good as certain to be faster by cuBLAS."""
@@ -92,12 +104,14 @@ class Products:
             return
         if method == "tile":
             self.kernels.products_tile(list(layer.rkv), list(b.mixed[:3]), list(rkv))
+        elif method in LT:
+            self._lt(layer.rkv, b.mixed[:3], rkv, method)
         else:
             torch.bmm(b.mixed[:3], layer.rkv.transpose(1, 2), out=rkv)
         if method == "mixed":
             self.kernels.products(low)
             return
-        if method in ("low", "tile"):
+        if method in ("low", "tile") or (method in LT and self.kernels.has_low):
             self.kernels.products_low(low, AUTO)
             return
         for w, x, y, function in low:
@@ -124,7 +138,7 @@ class Products:
     def key(self, layer: Layer, b: Buffers, method: str) -> None:
         """The hidden units of the channel mix."""
         self._plain(layer.key, b.mixed.view(-1, b.x.shape[1])[:len(b.x)], b.hidden, RELU_SQUARE, method)
-        if method == "blas":
+        if method == "blas" or method in LT:
             self.kernels.relu_square(b.hidden)
 
     def value(self, layer: Layer, b: Buffers, method: str, ahead: Tensor | None = None) -> Added:
@@ -134,6 +148,8 @@ class Products:
             return Added(parts=b.parts)
         if method == "tile":
             self.kernels.products_tile([layer.value], [b.hidden], [b.out], across=True)
+        elif method in LT:
+            self._lt(layer.value, b.hidden, b.out, method, across=True)
         else:
             torch.mm(b.hidden, layer.value, out=b.out)
         return Added(y=b.out)
@@ -157,8 +173,14 @@ class Products:
             torch.mm(x, w.T, out=y)
         elif method == "tile":
             self.kernels.products_tile([w], [x], [y], function)
+        elif method in LT:
+            self._lt(w, x, y, method)
         else:
             self.kernels.products([(w, x, y, function)], _rows_of_w(method), ahead=ahead)
+
+    def _lt(self, w: Tensor, x: Tensor, y: Tensor, method: str, across: bool = False) -> None:
+        assert self.lt is not None
+        self.lt.run(w, x, y, LT.index(method), across)
 
 
 def _rows_of_w(method: str) -> int:

@@ -21,7 +21,7 @@ from rwkv_batch.ops.cuda_weights import Layer
 RUNS = 5
 ROUNDS = 9               # of all that are timed between their neighbours
 LAYERS = 12              # timed one after the other, so that no weight comes from the cache
-CLOSE = 1.25             # times the fastest: what is timed between its neighbours too
+CLOSE, FEW = 1.25, 4      # times the fastest, and how many at most: what is timed between its neighbours too
 ACTIVE_SHARE = 0.1       # of the hidden units, while products are timed
 MEASURED_TOKENS = 1024   # more are prefill
 
@@ -63,7 +63,7 @@ class Tuning:
                 self.chosen[f"{kind} {tokens}"] = min(of, key=lambda method: of[method])
             del buffers
             for kind, of in times.items():
-                close = [method for method in of if of[method] <= CLOSE * min(of.values())]
+                close = [method for method in sorted(of, key=lambda method: of[method]) if of[method] <= CLOSE * min(of.values())][:FEW]
                 if kind != "head" and len(close) > 1:
                     self.chosen[f"{kind} {tokens}"] = self._fastest_between(tokens, kind, close)
             self._save()

@@ -1,0 +1,43 @@
+"""Products by cuBLASLt against torch in fp64, by every algorithm that it proposes."""
+import pytest
+import torch
+from cuda_gpu import needs_gpu, off, poisoned
+
+from rwkv_batch.ops.cuda_lt import Lt, Shape
+
+pytestmark = needs_gpu
+
+
+@pytest.fixture(scope="module")
+def lt():
+    return Lt(torch.device("cuda"))
+
+
+@pytest.mark.parametrize("rows", [1, 64, 129, 321])
+@pytest.mark.parametrize(("n", "k"), [(64, 64), (320, 1280), (1280, 320)])
+@pytest.mark.parametrize("across", [False, True])
+def test_one_product(lt, rows, n, k, across):
+    w, x = torch.randn(n, k, device="cuda").half() * k**-0.5, torch.randn(rows, k, device="cuda").half()
+    stored = w.T.contiguous() if across else w
+    want = x.double() @ w.double().T
+    count = lt.count(Shape(1, n, rows, k, across))
+    assert count
+    for number in range(count):
+        y = poisoned(rows, n)
+        lt.run(stored, x, y, number, across)
+        assert off(y, want) < 1e-3
+
+
+@pytest.mark.parametrize("rows", [7, 64, 321])
+def test_several_products_at_once(lt, rows):
+    w, x = torch.randn(3, 256, 192, device="cuda").half() * 192**-0.5, torch.randn(6, rows, 192, device="cuda").half()
+    want = x[:3].double() @ w.double().transpose(1, 2)
+    for number in range(lt.count(Shape(3, 256, rows, 192, False))):
+        y = poisoned(3, rows, 256)
+        lt.run(w, x[:3], y, number)
+        assert off(y, want) < 1e-3
+
+
+def test_a_failed_call_names_itself(lt):
+    with pytest.raises(RuntimeError, match=r"cublasLt\w+ failed"):
+        lt.count(Shape(1, 8, 8, 0, False))

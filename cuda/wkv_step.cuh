@@ -1,6 +1,6 @@
 // The recurrence of wkv.cuh over rows of one token each: all of the time mix between its products in one kernel. All sums are fp32.
 //
-// 128 threads of a block run the recurrence of a head, in one of two ways (a `Recurrence`): wkv_step.cu for fp32 states, with multiplications
+// A block of 128 threads runs the recurrence of a head, in one of two ways (a `Recurrence`): wkv_step.cu for fp32 states, with multiplications
 // and additions alone; wkv_step_half.cu for fp16 states, with tensor cores. What they share is here: how rows are divided among blocks, how
 // states are fetched ahead, what comes before the recurrence (gates, decay, keys) and after it (group norm, bonus, gate). Sums over a head
 // in those go over the two channels of a lane, then over lanes as a tree.
@@ -16,12 +16,9 @@
 #pragma once
 #include "wkv.cuh"
 
-constexpr int THREADS = 128;  // that run the recurrence
-constexpr int OPEN = 2;       // rows between their beginning and their end, of each warp beside them that prepares and finishes rows
-constexpr int DEPTH = 4;      // states under way or in use in a block
-// With more rows to a block than that, one warp prepares them all. It keeps pace with memory, and as blocks run less far ahead of it, they
-// read and write 3% more in the same time (H200). With fewer, two warps take turns: the first rows begin sooner.
-constexpr int MANY = 16;
+constexpr int THREADS = 128;
+constexpr int BATCH = THREADS / WARP;  // rows that a block prepares at a time
+constexpr int DEPTH = 3;               // states under way or in use in a block
 
 // Weights and inputs of two channels: lane l has channels 2 l and 2 l + 1 of the head.
 struct Constants {
@@ -89,75 +86,28 @@ __device__ __forceinline__ void finish(const TimeMix& in, const Constants& c, si
 }
 
 // The slots of a block's rows come after it.
-template <typename Recurrence, int TOKENS>
+template <typename Recurrence>
 struct Shared {
     uint4 ring[DEPTH * Recurrence::VECTORS * THREADS];
-    typename Recurrence::Token tokens[TOKENS];
-    alignas(16) float y_of[TOKENS][HEAD];
+    typename Recurrence::Token tokens[2][BATCH];
+    alignas(16) float y_of[2][BATCH][HEAD];
 };
 
-// Barriers between a warp that prepares and finishes and those that run the recurrence: some tell, and go on; the others wait for them.
-// Of a token's two, t the token: it has been prepared; its state has been moved.
-__device__ __forceinline__ int prepared(int t) { return 1 + 2 * t; }
-__device__ __forceinline__ int moved(int t) { return 2 + 2 * t; }
-
-__device__ __forceinline__ void tell(int barrier) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(THREADS + WARP) : "memory");
-}
-
-__device__ __forceinline__ void wait_for(int barrier) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS + WARP) : "memory"); }
-
 // Every row is one token: the first `most` tokens, or as many as stand at `counted` on the device. Grid: heads, and as many blocks as share
-// the rows. A row whose slot is negative is padding: its output is zero. PREPARERS warps prepare rows in turn, and finish them after the
-// others have moved their states. States of the next rows are on their way to shared memory meanwhile; every thread copies what it will
-// itself use.
-template <typename Recurrence, int PREPARERS>
-__global__ void __launch_bounds__(THREADS + PREPARERS * WARP, Recurrence::BLOCKS)
+// the rows. A row whose slot is negative is padding: its output is zero. Rows are taken in batches of one a warp: after a batch is worked
+// on, warp i finishes its row i and prepares row i of the batch after the next, so that all warps have the same to do and wait for each
+// other once a batch. States of the next rows are on their way to shared memory meanwhile; every thread copies what it will itself use.
+template <typename Recurrence>
+__global__ void __launch_bounds__(THREADS, Recurrence::BLOCKS)
     wkv_step_kernel(const __grid_constant__ TimeMix in, const int* slots, int most, const int* counted) {
-    constexpr int TOKENS = OPEN * PREPARERS;
-    extern __shared__ __align__(16) unsigned char shared[];
-    auto& own = *reinterpret_cast<Shared<Recurrence, TOKENS>*>(shared);
-    int* own_slots = reinterpret_cast<int*>(&own + 1);
-    const int head = blockIdx.x, lane = threadIdx.x % WARP, stride = gridDim.y;
-    const int rows = counted ? *counted : most, count = (rows - int(blockIdx.y) + stride - 1) / stride;
-    const auto row_of = [&](int i) { return int(blockIdx.y) + i * stride; };
-    for (int i = threadIdx.x; i < count; i += THREADS + PREPARERS * WARP) own_slots[i] = slots[row_of(i)];
-    __syncthreads();
-    if (threadIdx.x >= THREADS) {
-        const Constants c = constants(in, head, lane);
-        const bool mixes_v = in.mix != nullptr;
-        const int own_first = PREPARERS == 1 ? 0 : threadIdx.x / WARP - THREADS / WARP;
-        wait_for_inputs();
-        Inputs x;
-        if (own_first < count) x = inputs(in, row_of(own_first), head, lane);
-        __half2 gates[OPEN];
-#pragma unroll 1
-        for (int first = own_first; first < count + TOKENS; first += TOKENS)
-#pragma unroll
-            for (int open = 0; open < OPEN; open++) {
-                const int t = own_first + open * PREPARERS, i = first + open * PREPARERS, before = i - TOKENS;
-                auto& token = own.tokens[t];
-                if (before >= 0 && before < count) {
-                    wait_for(moved(t));
-                    if (own_slots[before] >= 0)
-                        finish(in, c, row_of(before), head, lane, gates[open], token.own, Recurrence::value(token, lane), own.y_of[t]);
-                    else
-                        *reinterpret_cast<uint32_t*>(in.out + size_t(row_of(before)) * in.width + head * HEAD + 2 * lane) = 0;
-                }
-                if (i < count) {
-                    const Inputs now = x;
-                    if (i + PREPARERS < count) x = inputs(in, row_of(i + PREPARERS), head, lane);
-                    const Prepared p = prepare(now, c, mixes_v);
-                    __syncwarp();  // all lanes have finished with what the token was before
-                    Recurrence::put(token, lane, p);
-                    tell(prepared(t));
-                    gates[open] = now.g;
-                }
-            }
-        return;
-    }
     using Number = typename Recurrence::Number;
     constexpr int VECTORS = Recurrence::VECTORS;
+    extern __shared__ __align__(16) unsigned char shared[];
+    auto& own = *reinterpret_cast<Shared<Recurrence>*>(shared);
+    int* own_slots = reinterpret_cast<int*>(&own + 1);
+    const int head = blockIdx.x, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, stride = gridDim.y;
+    const int rows = counted ? *counted : most, count = (rows - int(blockIdx.y) + stride - 1) / stride;
+    const auto row_of = [&](int i) { return int(blockIdx.y) + i * stride; };
     const Recurrence recurrence;
     Number* const states = static_cast<Number*>(in.state) + size_t(head) * HEAD * HEAD + recurrence.first;
     const auto state = [&](int slot) { return states + size_t(slot) * in.slot_stride; };
@@ -171,43 +121,65 @@ __global__ void __launch_bounds__(THREADS + PREPARERS * WARP, Recurrence::BLOCKS
         }
         close_copies();
     };
+    for (int i = threadIdx.x; i < count; i += THREADS) own_slots[i] = slots[row_of(i)];
+    __syncthreads();
     // States were written a step ago, so they can be fetched while the kernel before still runs.
 #pragma unroll
     for (int i = 0; i < DEPTH - 1; i++) fetch(i, i);
+    const Constants c = constants(in, head, lane);
+    const bool mixes_v = in.mix != nullptr;
     wait_for_inputs();
-    int stage = 0;
-#pragma unroll 1
-    for (int first = 0; first < count; first += TOKENS)
-#pragma unroll(PREPARERS == 1 ? TOKENS : 1)  // names of barriers that stand in the code make it 1% faster
-        for (int t = 0; t < TOKENS; t++) {
-            const int i = first + t;
-            if (i >= count) break;
-            const int slot = own_slots[i];
-            fetch(stage == 0 ? DEPTH - 1 : stage - 1, i + DEPTH - 1);
-            copies_done<DEPTH - 1>();
-            wait_for(prepared(t));
-            if (slot >= 0) recurrence.advance(own.tokens[t], place(stage), state(slot), own.y_of[t]);
-            tell(moved(t));
-            stage = stage == DEPTH - 1 ? 0 : stage + 1;
+    Inputs x;
+    __half2 gate, gate_before;
+    const auto load_inputs = [&](int i) {
+        if (i < count) x = inputs(in, row_of(i), head, lane);
+    };
+    const auto prepare_row = [&](int i, int buffer) {
+        if (i < count) {
+            const Prepared p = prepare(x, c, mixes_v);
+            Recurrence::put(own.tokens[buffer][warp], lane, p);
         }
+        gate_before = gate, gate = x.g;
+        load_inputs(i + BATCH);
+    };
+    const auto finish_row = [&](int i, int buffer) {
+        if (i < 0 || i >= count) return;
+        const auto& token = own.tokens[buffer][warp];
+        if (own_slots[i] >= 0)
+            finish(in, c, row_of(i), head, lane, gate_before, token.own, Recurrence::value(token, lane), own.y_of[buffer][warp]);
+        else
+            *reinterpret_cast<uint32_t*>(in.out + size_t(row_of(i)) * in.width + head * HEAD + 2 * lane) = 0;
+    };
+    load_inputs(warp);
+    prepare_row(warp, 0);
+    int stage = 0, buffer = 0;
+    for (int first = 0; first < count; first += BATCH, buffer ^= 1) {
+        __syncthreads();
+        finish_row(first - BATCH + warp, buffer ^ 1);
+        prepare_row(first + BATCH + warp, buffer ^ 1);
+#pragma unroll 1
+        for (int j = 0; j < BATCH && first + j < count; j++, stage = stage == DEPTH - 1 ? 0 : stage + 1) {
+            fetch(stage == 0 ? DEPTH - 1 : stage - 1, first + j + DEPTH - 1);
+            copies_done<DEPTH - 1>();
+            const int slot = own_slots[first + j];
+            if (slot >= 0) recurrence.advance(own.tokens[buffer][j], place(stage), state(slot), own.y_of[buffer][j]);
+        }
+    }
+    __syncthreads();
+    finish_row((count - 1) / BATCH * BATCH + warp, buffer ^ 1);
     copies_done<0>();
-}
-
-template <typename Recurrence, int PREPARERS>
-int launch_step(const TimeMix& in, int rows, const int* counted, const int* slots, int blocks, cudaStream_t stream) {
-    const int shared = sizeof(Shared<Recurrence, OPEN * PREPARERS>) + (rows + blocks - 1) / blocks * sizeof(int);
-    const auto kernel = wkv_step_kernel<Recurrence, PREPARERS>;
-    const cudaError_t allowed = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-    if (allowed != cudaSuccess) return allowed;
-    return launch(kernel, dim3(in.width / HEAD, blocks), THREADS + PREPARERS * WARP, shared, stream, in, slots, rows, counted);
 }
 
 template <typename Recurrence>
 int launch_step(const TimeMix& in, int rows, const int* counted, const int* slots, cudaStream_t stream) {
     // All blocks must fit at once: a few left over would run alone afterwards and take as long as all the others together.
-    const int most = multiprocessors() * Recurrence::BLOCKS / (in.width / HEAD), blocks = most < 1 ? 1 : rows < most ? rows : most;
-    return rows > MANY * blocks ? launch_step<Recurrence, 1>(in, rows, counted, slots, blocks, stream)
-                                : launch_step<Recurrence, 2>(in, rows, counted, slots, blocks, stream);
+    const int heads = in.width / HEAD, most = multiprocessors() * Recurrence::BLOCKS / heads;
+    const int blocks = most < 1 ? 1 : rows < most ? rows : most;
+    const int shared = sizeof(Shared<Recurrence>) + (rows + blocks - 1) / blocks * sizeof(int);
+    const auto kernel = wkv_step_kernel<Recurrence>;
+    const cudaError_t allowed = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+    if (allowed != cudaSuccess) return allowed;
+    return launch(kernel, dim3(heads, blocks), THREADS, shared, stream, in, slots, rows, counted);
 }
 
 int wkv_step_half(const TimeMix& in, int rows, const int* counted, const int* slots, cudaStream_t stream);

@@ -5,6 +5,7 @@ y = x w^T, all fp16 with sums in fp32. To cuBLASLt, whose matrices run along col
 import ctypes
 from ctypes import Structure, byref, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -41,8 +42,9 @@ class _Plan:
     algorithms: list[Algorithm]
 
 
+@cache
 def of(device: torch.device) -> "Lt | None":
-    """None if torch has come without cuBLASLt."""
+    """The one of that GPU, as it holds memory for good. None if torch has come without cuBLASLt."""
     try:
         return Lt(device)
     except OSError:

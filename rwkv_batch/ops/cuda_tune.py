@@ -64,7 +64,8 @@ class Tuning:
             del buffers
             for kind, of in times.items():
                 close = [method for method in sorted(of, key=lambda method: of[method]) if of[method] <= CLOSE * min(of.values())][:FEW]
-                if kind != "head" and len(close) > 1:
+                # What "sparse" skips depends on what rows have drawn; the layers timed are fed something else.
+                if kind != "head" and len(close) > 1 and "sparse" not in close:
                     self.chosen[f"{kind} {tokens}"] = self._fastest_between(tokens, kind, close)
             self._save()
         return self._chosen(tokens)

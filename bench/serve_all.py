@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""The loads of bench/results/h200-serve.md, one after the other, against a server of its own on this machine.
+
+    python bench/serve_all.py --model-path m7.2b.pth --json serve.jsonl
+    python bench/serve_all.py --divide 32            the bundled model, everything 32 times smaller: whether it works
+
+Anything unknown goes to app.py. Prints a line for each load; --json keeps all figures, as bench/serve.py gives them. Exit code 1 if the
+server does not come up or a request fails.
+"""
+import argparse
+import contextlib
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+BENCH = Path(__file__).resolve().parent
+START = 600      # seconds for a server to be ready: a first start builds kernels and tunes products
+FRESH = '{"use_prefix_cache": false}'
+
+
+@dataclass(frozen=True)
+class LoadCase:
+    """What bench/serve.py is asked for. beside: rows that decode meanwhile."""
+    name: str
+    requests: int
+    input_tokens: int
+    output_tokens: int
+    concurrency: int = 1
+    processes: int = 1
+    batch: int = 1
+    beside: int = 0
+
+    def divided(self, by: int) -> "LoadCase":
+        smaller = {name: max(1, getattr(self, name) // by) for name in ("requests", "input_tokens", "concurrency", "batch", "processes")}
+        return LoadCase(self.name, output_tokens=max(2, self.output_tokens // by), beside=self.beside // by, **smaller)
+
+    def flags(self) -> list[str]:
+        """Of bench/serve.py. As many requests as run at a time are sent before, not counted; long prompts never come from a cache."""
+        flags = {"requests": self.requests, "input-tokens": self.input_tokens, "output-tokens": self.output_tokens,
+                 "concurrency": self.concurrency, "processes": self.processes, "warmup": self.concurrency, "batch": self.batch}
+        return [*(f"--{name}={value}" for name, value in flags.items()), f"--api={'batch' if self.batch > 1 else 'chat'}",
+                *([f"--extra-body={FRESH}"] if self.input_tokens >= 1024 else [])]
+
+
+CASES = [
+    LoadCase("one stream", 3, 32, 512),
+    LoadCase("32 streams", 64, 32, 512, concurrency=32, processes=4),
+    LoadCase("320 streams", 640, 32, 512, concurrency=320, processes=8),
+    LoadCase("320 prompts in one request", 2, 32, 512, batch=320),
+    LoadCase("960 prompts in one request", 1, 32, 256, batch=960),
+    LoadCase("first token, idle", 12, 1024, 2),
+    LoadCase("first token beside 256 rows", 24, 1024, 2, beside=256),
+]
+
+
+class Server:
+    """app.py on a free port, with sessions in a folder of its own."""
+
+    def __init__(self, arguments: list[str], folder: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.url, self._output = f"http://127.0.0.1:{port}", folder / "server.log"
+        with self._output.open("w") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, str(BENCH.parent / "app.py"), "--port", str(port), "--log-level", "WARNING", "--state-db",
+                 str(folder / "sessions.db"), *arguments], stdout=output, stderr=subprocess.STDOUT)
+
+    def wait(self) -> None:
+        """Until it is ready. Ends this process with its last words if it never is."""
+        end = time.monotonic() + START
+        while self._process.poll() is None and time.monotonic() < end:
+            try:
+                with urllib.request.urlopen(self.url + "/health", timeout=5) as answer:
+                    if answer.status == 200:
+                        return
+            except OSError:
+                time.sleep(0.5)
+        lines = self._output.read_text(errors="replace").splitlines()[-20:]
+        sys.exit("\n".join(["The server did not come up; it said last:", *lines]))
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait()
+
+
+class Rows:
+    """Rows that decode from here on until `stop`."""
+
+    def __init__(self, url: str, count: int) -> None:
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=600)
+        body = {"contents": [f"Number {i}:" for i in range(count)], "stream": True, "chunk_size": 32, "stop_tokens": [],
+                "max_tokens": 100_000}
+        connection.request("POST", "/v1/chat/completions", json.dumps(body))
+        self._socket, self._answer = connection.sock, connection.getresponse()
+        self._answer.readline()  # the first event: they have begun
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            while self._answer.read1(1 << 16):
+                pass
+
+    def stop(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._reader.join()
+
+
+def measure(url: str, case: LoadCase, folder: Path) -> dict:
+    """The figures of one load. Raises RuntimeError with what bench/serve.py says if it fails."""
+    file = folder / "figures.jsonl"
+    file.unlink(missing_ok=True)
+    rows = Rows(url, case.beside) if case.beside else None
+    try:
+        flags = [f"--url={url}", f"--json={file}", f"--note={case.name}", *case.flags()]
+        done = subprocess.run([sys.executable, str(BENCH / "serve.py"), *flags], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                              text=True)
+    finally:
+        if rows:
+            rows.stop()
+    if done.returncode:
+        raise RuntimeError(f"{case.name}: {done.stderr.strip() or 'requests failed'}")
+    return json.loads(file.read_text())
+
+
+def line(case: LoadCase, figures: dict) -> str:
+    first = figures.get("ttft_ms") or {}
+    return f"{case.name:30s} {figures['output_tokens_per_s']:9.0f} tokens/s   first token {first.get('median', 0):7.1f} ms, " \
+           f"P99 {first.get('p99', 0):7.1f} ms"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--divide", type=int, default=1, metavar="N", help="all sizes N times smaller")
+    parser.add_argument("--json", metavar="FILE", help="append the figures, a line for each load")
+    options, rest = parser.parse_known_args()
+    wrong = False
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server(rest, Path(folder))
+        try:
+            server.wait()
+            for case in (case.divided(options.divide) for case in CASES):
+                try:
+                    figures = measure(server.url, case, Path(folder))
+                except RuntimeError as error:
+                    wrong = True
+                    print(error, flush=True)
+                    continue
+                print(line(case, figures), flush=True)
+                if options.json:
+                    with open(options.json, "a", encoding="utf-8") as file:
+                        file.write(json.dumps(figures, ensure_ascii=False) + "\n")
+        finally:
+            server.stop()
+    sys.exit(wrong)
+
+
+if __name__ == "__main__":
+    main()

@@ -63,8 +63,8 @@ def kernel_names() -> list[str]:
 
 
 def tests(models: bool) -> list[str]:
-    """The files whose tests run whole models, or the others."""
-    files = sorted((ROOT / "test").glob("test_cuda_*.py"))
+    """The files whose tests run whole models, or the others; not that of cuBLASLt, which runs no kernel of ours and ends racecheck."""
+    files = [file for file in sorted((ROOT / "test").glob("test_cuda_*.py")) if file.name != "test_cuda_lt.py"]
     return [str(file) for file in files if ("import RWKV7" in file.read_text()) == models]
 
 

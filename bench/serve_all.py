@@ -102,6 +102,8 @@ class Rows:
                 "max_tokens": 100_000}
         connection.request("POST", "/v1/chat/completions", json.dumps(body))
         self._socket, self._answer = connection.sock, connection.getresponse()
+        if self._answer.status != 200:
+            raise RuntimeError(f"the {count} rows beside were refused: {self._answer.read().decode(errors='replace')}")
         self._answer.readline()  # the first event: they have begun
         self._reader = threading.Thread(target=self._read)
         self._reader.start()

@@ -23,8 +23,20 @@ def mixed_ranks():
     return from_tensors("mixed", tensors | {name: tensor for name, tensor in last.items() if name.startswith("blocks.1.")})
 
 
-def products(has_low=False, has_tile=False):
-    return Products(SimpleNamespace(has_low=has_low, has_tile=has_tile), cuda_weights.prepare(tiny(width=WIDTH, vocab=300), CPU), None)
+def products(has_low=False, has_tile=False, lt=None):
+    kernels = SimpleNamespace(has_low=has_low, has_tile=has_tile, relu_square=lambda h: h.relu_().square_())
+    return Products(kernels, cuda_weights.prepare(tiny(width=WIDTH, vocab=300), CPU), lt)
+
+
+class OneAlgorithm:
+    """cuBLASLt with a single proposal for every shape, on a CPU."""
+
+    def count(self, shape):
+        return 1
+
+    def run(self, w, x, y, number, across=False):
+        assert number == 0
+        y.copy_(x @ (w if across else w.mT))
 
 
 class TestRanks:
@@ -57,6 +69,11 @@ class TestTuningFile:
     def test_others_are_left_out(self, entry):
         assert usable(entry | {"out 2": "blas"}, products()) == {"out 2": "blas"}
 
+    def test_algorithms_of_a_library_are_for_many_rows_and_as_many_as_there_are(self):
+        products_by_lt = products(lt=OneAlgorithm())
+        chosen = {"in 64": "lt0", "key 64": "lt0", "value 128": "lt0"}
+        assert usable(chosen | {"out 63": "lt0", "out 64": "lt1", "low_out 64": "lt0"}, products_by_lt) == chosen
+
     @pytest.mark.parametrize("content", [[], None, 3, "in 1"])
     def test_a_file_of_something_else_is_an_empty_one(self, content):
         assert usable(content, products()) == {}
@@ -65,3 +82,26 @@ class TestTuningFile:
         on_hopper = products(has_low=True, has_tile=True)
         assert "tile" not in on_hopper.possible("head", 64)  # 304 rows are no multiple of 64
         assert {kind for kind in METHODS if "tile" in on_hopper.possible(kind, 64)} == {"in", "out", "key", "value"}
+
+
+@pytest.mark.parametrize("method", ["blas", "lt0"])
+def test_products_by_a_library_are_those_of_the_weights(method):
+    by_library, rows = products(lt=OneAlgorithm()), 5
+    layer, head = by_library.weights.layers[-1], by_library.weights.head
+    b = Buffers(by_library.weights, rows, {})
+    for tensor in (b.mixed, b.y, b.normed):
+        tensor.normal_()
+    logits = torch.empty(rows, len(head), dtype=torch.float16)
+    by_library.into_time_mix(layer, b, b.rkv, method)
+    by_library.key(layer, b, method)
+    hidden = b.hidden.clone()
+    by_library.head(b.normed, logits, method)
+
+    def close(got, want):
+        torch.testing.assert_close(got.float(), want, rtol=1e-2, atol=1e-2)
+
+    close(b.rkv, b.mixed[:3].float() @ layer.rkv.float().mT)
+    close(hidden, (b.mixed[0].float() @ layer.key.float().T).relu().square())
+    close(by_library.out(layer, b, method).y, b.y.float() @ layer.output.float().T)
+    close(by_library.value(layer, b, method).y, hidden.float() @ layer.value.float())
+    close(logits, b.normed.float() @ head.float().T)

@@ -24,6 +24,7 @@ METHODS = {
     "value": ("sparse", "tile", "blas", *LT),
     "head": ("stream16", "stream32", "tile", "blas", *LT),
 }
+LIBRARY = ("blas", *LT)
 LT_TOKENS = 64           # for which cuBLASLt's algorithms are tried, at least
 AHEAD_ROWS = 64          # the states of more rows would drive weights out of the cache again before they are used
 SPARSE_BLOCKS = 128      # of 1024 threads: one for each multiprocessor
@@ -104,10 +105,8 @@ class Products:
             return
         if method == "tile":
             self.kernels.products_tile(list(layer.rkv), list(b.mixed[:3]), list(rkv))
-        elif method in LT:
-            self._lt(layer.rkv, b.mixed[:3], rkv, method)
         else:
-            torch.bmm(b.mixed[:3], layer.rkv.transpose(1, 2), out=rkv)
+            self._library(layer.rkv, b.mixed[:3], rkv, method)
         if method == "mixed":
             self.kernels.products(low)
             return
@@ -138,7 +137,7 @@ class Products:
     def key(self, layer: Layer, b: Buffers, method: str) -> None:
         """The hidden units of the channel mix."""
         self._plain(layer.key, b.mixed.view(-1, b.x.shape[1])[:len(b.x)], b.hidden, RELU_SQUARE, method)
-        if method == "blas" or method in LT:
+        if method in LIBRARY:
             self.kernels.relu_square(b.hidden)
 
     def value(self, layer: Layer, b: Buffers, method: str, ahead: Tensor | None = None) -> Added:
@@ -148,10 +147,8 @@ class Products:
             return Added(parts=b.parts)
         if method == "tile":
             self.kernels.products_tile([layer.value], [b.hidden], [b.out], across=True)
-        elif method in LT:
-            self._lt(layer.value, b.hidden, b.out, method, across=True)
         else:
-            torch.mm(b.hidden, layer.value, out=b.out)
+            self._library(layer.value, b.hidden, b.out, method, across=True)
         return Added(y=b.out)
 
     def head(self, x: Tensor, logits: Tensor, method: str) -> None:
@@ -169,18 +166,20 @@ class Products:
         return lambda: run(layer, b, method)
 
     def _plain(self, w: Tensor, x: Tensor, y: Tensor, function: int, method: str, ahead: Tensor | None = None) -> None:
-        if method == "blas":
-            torch.mm(x, w.T, out=y)
+        if method in LIBRARY:
+            self._library(w, x, y, method)
         elif method == "tile":
             self.kernels.products_tile([w], [x], [y], function)
-        elif method in LT:
-            self._lt(w, x, y, method)
         else:
             self.kernels.products([(w, x, y, function)], _rows_of_w(method), ahead=ahead)
 
-    def _lt(self, w: Tensor, x: Tensor, y: Tensor, method: str, across: bool = False) -> None:
-        assert self.lt is not None
-        self.lt.run(w, x, y, LT.index(method), across)
+    def _library(self, w: Tensor, x: Tensor, y: Tensor, method: str, across: bool = False) -> None:
+        """y = x w^T (across: x w) of one product or several, by cuBLASLt as `method` says, else by cuBLAS."""
+        if method in LT:
+            assert self.lt is not None
+            self.lt.run(w, x, y, LT.index(method), across)
+        else:
+            (torch.bmm if x.dim() == 3 else torch.mm)(x, w if across else w.mT, out=y)
 
 
 def _rows_of_w(method: str) -> int:

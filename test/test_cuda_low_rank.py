@@ -28,7 +28,7 @@ def random_parts(rows, n, k):
     return parts
 
 
-@pytest.mark.parametrize("rows", [*ROWS, 1000])
+@pytest.mark.parametrize("rows", [*ROWS, 1000, 4096])
 @pytest.mark.parametrize(("n", "k", "slices"), [*((n, k, KEPT) for n, k in OUTER),
                                                *((n, k, slices) for n, k in INNER for slices in (AUTO, 1, 2, 4, 8))])
 def test_products_of_small_matrices(kernels, rows, n, k, slices):

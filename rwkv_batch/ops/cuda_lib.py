@@ -14,7 +14,7 @@ from rwkv_batch.ops.cuda_tile import TileShape, tile_shape
 
 IDENTITY, TANH, SIGMOID, RELU_SQUARE = range(4)
 AHEAD_BYTES = 8 << 20      # of weights brought into the cache for the kernels after: what memory delivers while the gaps last
-KEPT, AUTO = 0, -1         # slices of K in products_low: none, as w stays on the multiprocessor; as many as there are multiprocessors for
+KEPT, AUTO = 0, -1         # slices of K in products_low: none, as w stays on the multiprocessor; as many as are fastest
 MOST_KEPT = 1024           # the longest K of the first kind
 SPARSE_ROWS = (1, 2, 4, 8)  # batches for which there is a sparse product
 

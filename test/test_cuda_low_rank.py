@@ -39,7 +39,7 @@ def test_products_of_small_matrices(kernels, rows, n, k, slices):
 
 
 @pytest.mark.parametrize("rows", [3, 65, 321, 1000])
-@pytest.mark.parametrize(("n", "k", "slices"), [(2048, 256, KEPT), *((256, 2048, slices) for slices in (1, 2, 4, 8))])
+@pytest.mark.parametrize(("n", "k", "slices"), [(2048, 256, KEPT), (2048, 480, KEPT), *((256, 2048, slices) for slices in (1, 2, 4, 8))])
 def test_a_row_alone_gets_the_same_bits(kernels, rows, n, k, slices):
     parts = random_parts(rows, n, k)
     kernels.products_low(parts, slices)

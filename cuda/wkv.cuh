@@ -27,6 +27,19 @@ struct TimeMix {
 
 __device__ __forceinline__ float2 pair_at(const __half* p, size_t at) { return __half22float2(*reinterpret_cast<const __half2*>(p + at)); }
 
+// As to_half2, but what fp16 cannot hold becomes the largest number that it can: nothing may become infinite, the products would be NaN.
+__device__ __forceinline__ uint32_t to_finite_half2(float x, float y) {
+    uint32_t pair;
+    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
+    return pair;
+}
+
+__device__ __forceinline__ __half to_finite_half(float x) {
+    unsigned short bits;
+    asm("cvt.rn.satfinite.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return __ushort_as_half(bits);
+}
+
 // 8 numbers of a state as they are stored: they are not touched, and so not waited for, before they are needed.
 template <typename T>
 struct Raw8;
@@ -62,5 +75,5 @@ __device__ __forceinline__ void store8(float* p, const float (&x)[8]) {
 }
 
 __device__ __forceinline__ void store8(__half* p, const float (&x)[8]) {
-    store(p, to_half2(x[0], x[1]), to_half2(x[2], x[3]), to_half2(x[4], x[5]), to_half2(x[6], x[7]));
+    store(p, to_finite_half2(x[0], x[1]), to_finite_half2(x[2], x[3]), to_finite_half2(x[4], x[5]), to_finite_half2(x[6], x[7]));
 }

@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(FINISH_WARPS * WARP)
 #pragma unroll
                 for (int t = 0; t < 4; t++)
                     normed[warp][2 * quarter + t % 2 + t / 2 * 8][value] =
-                        __float2half_rn(y[w][down][t] * squares[t] * weight + bias + own[t] * values[t]);
+                        to_finite_half(y[w][down][t] * squares[t] * weight + bias + own[t] * values[t]);
             }
         __syncwarp();
 #pragma unroll
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(FINISH_WARPS * WARP)
 #pragma unroll
             for (int p = 0; p < 4; p++) {
                 const float2 value = to_float2(a[p]), gate = to_float2(g[p]);
-                out[p] = to_half2(value.x * gate.x, value.y * gate.y);
+                out[p] = to_finite_half2(value.x * gate.x, value.y * gate.y);
             }
             store(reinterpret_cast<uint4*>(in.out + at + size_t(t) * in.width), out[0], out[1], out[2], out[3]);
         }

@@ -68,24 +68,18 @@ __device__ __forceinline__ void load_transposed(uint32_t (&x)[4], const __half* 
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(unsigned(__cvta_generic_to_shared(row))) : "memory");
 }
 
-__device__ __forceinline__ uint32_t pack(const float* pair) { return to_half2(pair[0], pair[1]); }
+__device__ __forceinline__ uint32_t pack(const float* pair) { return to_finite_half2(pair[0], pair[1]); }
 
 __device__ __forceinline__ void unpack(float* pair, uint32_t x) {
     const float2 both = to_float2(x);
     pair[0] = both.x, pair[1] = both.y;
 }
 
-__device__ __forceinline__ uint32_t pack_y(const float* pair) { return to_half2(pair[0] / Y_UNIT, pair[1] / Y_UNIT); }
+__device__ __forceinline__ uint32_t pack_y(const float* pair) { return to_finite_half2(pair[0] / Y_UNIT, pair[1] / Y_UNIT); }
 
 __device__ __forceinline__ void unpack_y(float* pair, uint32_t x) {
     unpack(pair, x);
     pair[0] *= Y_UNIT, pair[1] *= Y_UNIT;
-}
-
-// Nothing may become infinite: the products would be NaN.
-__device__ __forceinline__ uint32_t to_finite_half2(float x, float y) {
-    constexpr float MOST = 65504.f;
-    return to_half2(fminf(fmaxf(x, -MOST), MOST), fminf(fmaxf(y, -MOST), MOST));
 }
 
 // A grid that fits on the GPU at once, no larger than needed.

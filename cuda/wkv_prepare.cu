@@ -41,7 +41,7 @@ __device__ __forceinline__ void put_pair(__half* row, int pair, uint32_t x) { re
 __device__ __forceinline__ void put_both(__half* high, __half* low, int pair, uint32_t rounded, float x, float y) {
     const float2 back = to_float2(rounded);
     put_pair(high, pair, rounded);
-    put_pair(low, pair, to_half2(x - back.x, y - back.y));
+    put_pair(low, pair, to_finite_half2(x - back.x, y - back.y));
 }
 
 // Gates, decays and keys of a chunk into the workspace. A warp has four tokens of it; lane l has channels 2 l and 2 l + 1.
@@ -143,11 +143,11 @@ __device__ __forceinline__ void solve(Workspace& ws, int lane) {
             if (j + 2 < terms) sum += l.z * x[j + 2];
             if (j + 3 < terms) sum += l.w * x[j + 3];
         }
-        const __half rounded = __float2half_rn(sum);
+        const __half rounded = to_finite_half(sum);
         ws.solved[i][lane] = rounded;
         if (i < CHUNK) {
             x[i] = sum;
-            if (lane >= CHUNK) ws.solved_low[i][lane - CHUNK] = __float2half_rn(sum - __half2float(rounded));
+            if (lane >= CHUNK) ws.solved_low[i][lane - CHUNK] = to_finite_half(sum - __half2float(rounded));
         }
     }
 }

@@ -162,7 +162,7 @@ __global__ void __launch_bounds__((WARPS + 1) * WARP)
                 for (int i = 0; i < 2; i++) {
                     float* c = s[2 * m + i];
                     c[0] *= f[2 * i], c[1] *= f[2 * i + 1], c[2] *= f[2 * i], c[3] *= f[2 * i + 1];
-                    read[m][2 * i] = to_half2(c[0], c[1]), read[m][2 * i + 1] = to_half2(c[2], c[3]);
+                    read[m][2 * i] = pack(c), read[m][2 * i + 1] = pack(c + 2);
                 }
             }
             float removed[2][4] = {}, more[2][4] = {}, y[2][4];
@@ -186,7 +186,8 @@ __global__ void __launch_bounds__((WARPS + 1) * WARP)
             for (int h = 0; h < 2; h++)
 #pragma unroll
                 for (int down = 0; down < 2; down++)
-                    u[2 * h + down] = to_half2(removed[h][2 * down] + more[h][2 * down], removed[h][2 * down + 1] + more[h][2 * down + 1]);
+                    u[2 * h + down] =
+                        to_finite_half2(removed[h][2 * down] + more[h][2 * down], removed[h][2 * down + 1] + more[h][2 * down + 1]);
 #pragma unroll
             for (int m = 0; m < TILES; m++) {
                 const uint4 b = x[(3 * TILES + m) * WARP];

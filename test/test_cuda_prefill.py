@@ -135,6 +135,22 @@ def test_extremes(kernels, kind):
 
 @gpu
 @skip
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_the_largest_numbers_leave_nothing_infinite(kernels, dtype):
+    most = torch.finfo(torch.float16).max
+    t, c = numbers(100, "slow")
+    for name in ("r", "k", "v", "g"):
+        t[name] = torch.where(t[name] > 0, most, -most).half()
+    t["g"][::2] = 0  # infinity times zero would not be a number
+    for name, value in (("k_a", -1), ("a0", -30), ("r_k", most)):  # keys of twice `most`
+        c[name].fill_(value)
+    states = torch.full((2, HEADS, 64, 64), most, device="cuda", dtype=dtype)
+    out = run(kernels, [60, 40], [0, 1], states, t, c)
+    assert out.isfinite().all() and states.isfinite().all() and not out[::2].any() and states.abs().max() >= most
+
+
+@gpu
+@skip
 def test_a_row_has_the_same_bits_alone_among_others_and_in_any_slot(kernels):
     lengths = [100, 37, 5120, 16, 2]
     t, c = numbers(sum(lengths))

@@ -4,7 +4,7 @@
 // numbers are computed in the same order whatever else runs.
 #include "wkv_prefill.cuh"
 
-constexpr int PREPARE_WARPS = 4, PREPARE_BLOCKS = 8;   // warps of a block, blocks of a multiprocessor
+constexpr int PREPARE_WARPS = 4, PREPARE_BLOCKS = 6;   // warps of a block, blocks of a multiprocessor
 constexpr int OWN_TOKENS = CHUNK / PREPARE_WARPS;
 constexpr int SOLVED_STRIDE = 40, LOW_STRIDE = 24;
 
@@ -25,15 +25,42 @@ __device__ __forceinline__ float sums_over_lanes(float (&x)[8], int lane) {
     return sum + __shfl_xor_sync(ALL, sum, 1);
 }
 
+enum Input { W, K, R, A, V, MIX, FIRST, INPUTS };
+
 struct alignas(16) Workspace {
+    uint4 inputs[INPUTS][CHUNK][HEAD / 8];         // of the next chunk as soon as this one's have been read
     __half kk[CHUNK][STRIDE], r[CHUNK][STRIDE], b[CHUNK][STRIDE], b_low[CHUNK][STRIDE];
     __half k[CHUNK][STRIDE], k_low[CHUNK][STRIDE], v[CHUNK][STRIDE];
-    float decay[PREPARE_WARPS][HEAD];              // logarithms of the product over a warp's tokens
-    float lower[2 * CHUNK][CHUNK];                 // -L, -Lr
+    union {
+        float decay[PREPARE_WARPS][HEAD];          // base-2 logarithms of the product over a warp's tokens
+        float lower[2 * CHUNK][CHUNK];             // -L, -Lr
+    };
     float right[2 * CHUNK][CHUNK];                 // A, Ar
     __half solved[2 * CHUNK][SOLVED_STRIDE];       // N | N A over -Lr N | Ar - Lr N A
     __half solved_low[CHUNK][LOW_STRIDE];          // what rounding N A to fp16 has left
 };
+
+// Where the tokens of a chunk begin in the inputs, how many there are, and of which head.
+struct Place {
+    int token, count, head;
+    __device__ __forceinline__ Place(const Packed& packed, int item, int heads)
+        : token(packed.chunk_token[item / heads]), count(packed.chunk_tokens[item / heads]), head(item % heads) {}
+};
+
+// Begins to bring a chunk's inputs into the workspace, zeros where it has no tokens.
+__device__ __forceinline__ void fetch(const TimeMix& in, const Place& place, Workspace& ws) {
+    const int t = threadIdx.x / 8, part = threadIdx.x % 8, bytes = t < place.count ? 16 : 0;
+    const size_t at = bytes ? size_t(place.token + t) * in.width + place.head * HEAD + 8 * part : 0;
+    const unsigned to = unsigned(__cvta_generic_to_shared(&ws.inputs[0][t][part]));
+    const auto copy = [&](Input input, const __half* from) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + unsigned(input * sizeof(ws.inputs[0]))), "l"(from + at),
+                     "r"(bytes)
+                     : "memory");
+    };
+    copy(W, in.w), copy(K, in.k), copy(R, in.r), copy(A, in.a), copy(V, in.v);
+    if (in.mix) copy(MIX, in.mix), copy(FIRST, in.v_first);
+    close_copies();
+}
 
 __device__ __forceinline__ void put_pair(__half* row, int pair, uint32_t x) { reinterpret_cast<uint32_t*>(row)[pair] = x; }
 
@@ -44,85 +71,102 @@ __device__ __forceinline__ void put_both(__half* high, __half* low, int pair, ui
     put_pair(low, pair, to_finite_half2(x - back.x, y - back.y));
 }
 
-// Gates, decays and keys of a chunk into the workspace. A warp has four tokens of it; lane l has channels 2 l and 2 l + 1.
-__device__ __forceinline__ void load_chunk(const TimeMix& in, int head, int token, int count, int warp, int lane, Workspace& ws,
-                                           Item& item) {
-    const int channel = head * HEAD + 2 * lane, pair = lane % 8 * 4 + lane / 8;  // where these keys stand in a row
-    uint32_t w_raw[OWN_TOKENS], k_raw[OWN_TOKENS], r_raw[OWN_TOKENS], a_raw[OWN_TOKENS], v_raw[OWN_TOKENS];
-    uint32_t mix_raw[OWN_TOKENS], first_raw[OWN_TOKENS];
-#pragma unroll
-    for (int i = 0; i < OWN_TOKENS; i++) {
-        const int t = warp * OWN_TOKENS + i;
-        const size_t place = size_t(token + t) * in.width + channel;
-        const auto load = [place](const __half* p) { return *reinterpret_cast<const uint32_t*>(p + place); };
-        w_raw[i] = k_raw[i] = r_raw[i] = a_raw[i] = v_raw[i] = mix_raw[i] = first_raw[i] = 0;
-        if (t < count) {
-            w_raw[i] = load(in.w), k_raw[i] = load(in.k), r_raw[i] = load(in.r), a_raw[i] = load(in.a), v_raw[i] = load(in.v);
-            if (in.mix) mix_raw[i] = load(in.mix), first_raw[i] = load(in.v_first);
-        }
-    }
-    const float2 w0 = pair_at(in.w0, channel), k_k = pair_at(in.k_k, channel), k_a = pair_at(in.k_a, channel);
-    const float2 r_k = pair_at(in.r_k, channel), a0 = pair_at(in.a0, channel);
-    const float2 v0 = in.mix ? pair_at(in.v0, channel) : make_float2(0.f, 0.f);
-    float decay[OWN_TOKENS][2];  // logarithms, added up
+constexpr float LOG2_E = 1.4426950408889634f;
+
+__device__ __forceinline__ float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// sigmoid(x + y), where y_scaled = -y log2 e
+__device__ __forceinline__ float sigmoid_of_sum(float x, float y_scaled) { return 1.f / (1.f + power_of_two(y_scaled - LOG2_E * x)); }
+
+// Gates, decays and keys of a chunk into the workspace. A warp has four tokens of it; lane l has channels 2 l and 2 l + 1. When all threads
+// have read the inputs, those of the `next` chunk are asked for, if there is one.
+__device__ __forceinline__ void load_chunk(const TimeMix& in, const Place& place, bool more, const Place& next, int warp, int lane,
+                                           Workspace& ws, Item& item) {
+    const int channel = place.head * HEAD + 2 * lane, pair = lane % 8 * 4 + lane / 8;  // where these keys stand in a row
+    const auto scaled = [channel](const __half* p) {
+        const float2 x = pair_at(p, channel);
+        return make_float2(-LOG2_E * x.x, -LOG2_E * x.y);
+    };
+    const float2 w0 = scaled(in.w0), a0 = scaled(in.a0), v0 = in.mix ? scaled(in.v0) : make_float2(0.f, 0.f);
+    const float2 k_k = pair_at(in.k_k, channel), k_a = pair_at(in.k_a, channel), r_k = pair_at(in.r_k, channel);
+    copies_done<0>();
+    __syncthreads();
+    const auto input = [&](Input which, int i) {
+        return reinterpret_cast<const uint32_t*>(ws.inputs[which][warp * OWN_TOKENS + i])[lane];
+    };
+    float decay[OWN_TOKENS][2];  // base-2 logarithms, added up
     {
         float x = 0.f, y = 0.f;
 #pragma unroll
         for (int i = 0; i < OWN_TOKENS; i++) {
-            const float2 w = to_float2(w_raw[i]);
-            if (warp * OWN_TOKENS + i < count) x += DECAY * sigmoid(w0.x + w.x), y += DECAY * sigmoid(w0.y + w.y);
+            const float2 w = to_float2(input(W, i));
+            if (warp * OWN_TOKENS + i < place.count)
+                x += DECAY * LOG2_E * sigmoid_of_sum(w.x, w0.x), y += DECAY * LOG2_E * sigmoid_of_sum(w.y, w0.y);
             decay[i][0] = x, decay[i][1] = y;
         }
         reinterpret_cast<float2*>(ws.decay[warp])[lane] = make_float2(x, y);
     }
-    float a[OWN_TOKENS][2], sum;
+    float a[OWN_TOKENS][2], key[OWN_TOKENS][2], kk[OWN_TOKENS][2], sum;
+    uint32_t r_raw[OWN_TOKENS];
     {
         float sums[2 * OWN_TOKENS];  // |k k_k|^2, then r . k r_k
+        const float kept[2] = {1.f - k_a.x, 1.f - k_a.y};
 #pragma unroll
         for (int i = 0; i < OWN_TOKENS; i++) {
-            const float2 k = to_float2(k_raw[i]), r = to_float2(r_raw[i]), raw = to_float2(a_raw[i]);
-            a[i][0] = sigmoid(a0.x + raw.x), a[i][1] = sigmoid(a0.y + raw.y);
-            sums[i] = k.x * k_k.x * k.x * k_k.x + k.y * k_k.y * k.y * k_k.y;
-            const float2 key = make_float2(k.x * (1.f + (a[i][0] - 1.f) * k_a.x), k.y * (1.f + (a[i][1] - 1.f) * k_a.y));
-            sums[OWN_TOKENS + i] = r.x * key.x * r_k.x + r.y * key.y * r_k.y;
-            const float2 v = to_float2(v_raw[i]), mix = to_float2(mix_raw[i]), first = to_float2(first_raw[i]);
-            const uint32_t mixed = to_half2(v.x + (first.x - v.x) * sigmoid(v0.x + mix.x), v.y + (first.y - v.y) * sigmoid(v0.y + mix.y));
-            put_pair(ws.v[warp * OWN_TOKENS + i], lane, in.mix ? mixed : v_raw[i]);
+            r_raw[i] = input(R, i);
+            const float2 k = to_float2(input(K, i)), r = to_float2(r_raw[i]), raw = to_float2(input(A, i));
+            a[i][0] = sigmoid_of_sum(raw.x, a0.x), a[i][1] = sigmoid_of_sum(raw.y, a0.y);
+            kk[i][0] = k.x * k_k.x, kk[i][1] = k.y * k_k.y;
+            sums[i] = kk[i][0] * kk[i][0] + kk[i][1] * kk[i][1];
+            key[i][0] = k.x * (kept[0] + a[i][0] * k_a.x), key[i][1] = k.y * (kept[1] + a[i][1] * k_a.y);
+            sums[OWN_TOKENS + i] = r.x * key[i][0] * r_k.x + r.y * key[i][1] * r_k.y;
+            uint32_t v_raw = input(V, i);
+            if (in.mix) {
+                const float2 v = to_float2(v_raw), mix = to_float2(input(MIX, i)), first = to_float2(input(FIRST, i));
+                v_raw = to_finite_half2(v.x + (first.x - v.x) * sigmoid_of_sum(mix.x, v0.x),
+                                        v.y + (first.y - v.y) * sigmoid_of_sum(mix.y, v0.y));
+            }
+            put_pair(ws.v[warp * OWN_TOKENS + i], lane, v_raw);
         }
         sum = sums_over_lanes(sums, lane);
     }
     if (lane >= 16 && lane % 4 == 0) item.own[warp * OWN_TOKENS + lane / 4 - OWN_TOKENS] = sum;
     const float scale = 1.f / fmaxf(sqrtf(sum), 1e-12f);  // of kk, of token lane / 4
     __syncthreads();
+    if (more) fetch(in, next, ws);
     const auto total = [&](int w) { return reinterpret_cast<const float2*>(ws.decay[w])[lane]; };
     float2 before;  // log W / M before this warp's tokens
     if (warp == 0) {
         const float2 x = total(0), y = total(1);
         before = make_float2(-x.x - y.x, -x.y - y.y);
-        reinterpret_cast<float2*>(item.middle)[lane] = make_float2(__expf(-before.x), __expf(-before.y));
+        reinterpret_cast<float2*>(item.middle)[lane] = make_float2(power_of_two(-before.x), power_of_two(-before.y));
     } else if (warp == 1) {
         const float2 x = total(1);
         before = make_float2(-x.x, -x.y);
     } else if (warp == 2) {
         const float2 x = total(2), y = total(3);
         before = make_float2(0.f, 0.f);
-        reinterpret_cast<float2*>(item.end)[lane] = make_float2(__expf(x.x + y.x), __expf(x.y + y.y));
+        reinterpret_cast<float2*>(item.end)[lane] = make_float2(power_of_two(x.x + y.x), power_of_two(x.y + y.y));
     } else {
         before = total(2);
     }
-    float grown[2] = {__expf(before.x), __expf(before.y)};  // W_{t-1} / M
+    float grown[2] = {power_of_two(before.x), power_of_two(before.y)};  // W_{t-1} / M
 #pragma unroll
     for (int i = 0; i < OWN_TOKENS; i++) {
         const int t = warp * OWN_TOKENS + i;
-        const float2 k = to_float2(k_raw[i]), r = to_float2(r_raw[i]);
-        const float s = __shfl_sync(ALL, scale, 4 * i), kk[2] = {k.x * k_k.x * s, k.y * k_k.y * s};
-        const float shrunk[2] = {__expf(-before.x - decay[i][0]), __expf(-before.y - decay[i][1])};  // M / W_t
-        put_pair(ws.kk[t], pair, to_half2(kk[0] * grown[0], kk[1] * grown[1]));
-        grown[0] = __expf(before.x + decay[i][0]), grown[1] = __expf(before.y + decay[i][1]);
+        const float2 r = to_float2(r_raw[i]), log = make_float2(before.x + decay[i][0], before.y + decay[i][1]);
+        const float s = __shfl_sync(ALL, scale, 4 * i), unit[2] = {kk[i][0] * s, kk[i][1] * s};
+        const float shrunk[2] = {power_of_two(-log.x), power_of_two(-log.y)};  // M / W_t
+        put_pair(ws.kk[t], pair, to_half2(unit[0] * grown[0], unit[1] * grown[1]));
+        grown[0] = power_of_two(log.x), grown[1] = power_of_two(log.y);
         put_pair(ws.r[t], pair, to_finite_half2(r.x * grown[0], r.y * grown[1]));
-        const float key[2] = {k.x * (1.f + (a[i][0] - 1.f) * k_a.x) * shrunk[0], k.y * (1.f + (a[i][1] - 1.f) * k_a.y) * shrunk[1]};
-        const float b[2] = {-kk[0] * a[i][0] * shrunk[0], -kk[1] * a[i][1] * shrunk[1]};
-        put_both(ws.k[t], ws.k_low[t], pair, to_finite_half2(key[0], key[1]), key[0], key[1]);
+        const float k[2] = {key[i][0] * shrunk[0], key[i][1] * shrunk[1]};
+        const float b[2] = {-unit[0] * a[i][0] * shrunk[0], -unit[1] * a[i][1] * shrunk[1]};
+        put_both(ws.k[t], ws.k_low[t], pair, to_finite_half2(k[0], k[1]), k[0], k[1]);
         put_both(ws.b[t], ws.b_low[t], pair, to_half2(b[0], b[1]), b[0], b[1]);
     }
 }
@@ -166,10 +210,15 @@ __global__ void __launch_bounds__(PREPARE_WARPS * WARP, PREPARE_BLOCKS)
     // (1, 1).
     const int down_row = lane % 16, down_column = lane / 16 * 8, across_row = lane / 16 * 8 + lane % 8, across_column = lane / 8 % 2 * 8;
     const int own = 16 * warp;  // this warp's keys and values
+    if (int(blockIdx.x) >= count) return;
+    Place place(packed, blockIdx.x, heads);
+    fetch(in, place, ws);
     for (int i = blockIdx.x; i < count; i += gridDim.x) {
-        const int chunk = i / heads;
         Item& item = items[i];
-        load_chunk(in, i % heads, packed.chunk_token[chunk], packed.chunk_tokens[chunk], warp, lane, ws, item);
+        const bool more = i + gridDim.x < count;
+        const Place next(packed, more ? i + gridDim.x : i, heads);
+        load_chunk(in, place, more, next, warp, lane, ws, item);
+        place = next;
         __syncthreads();
         {
             // Two warps make products with kk~, two with r~; one of each those with b~, the other those with k~.

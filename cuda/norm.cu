@@ -1,6 +1,6 @@
 // Residual add, layer norm, token shift and mixing.
 //
-//   x [T, C] fp32      the residual stream, updated in place: x = embedding of the token, or x + y, or x + the sum of partial products
+//   x [T, C] fp32      the residual stream, updated: x = embedding of the token, or x + y, or x + the sum of partial products
 //   y [T, C] fp16      what the layer before adds; or parts [P, T, C] fp32, added in the order of P
 //   shift              fp16; the last normed input of slot s at shift + s * slot_stride, C numbers
 //   mixes [N, C] fp16  out [N, T, C] fp16 = normed + (the normed input before - normed) * mix
@@ -11,6 +11,7 @@
 
 constexpr float EPSILON = 1e-5f;
 constexpr int MOST_MIXES = 6;
+constexpr int MOST_RUN = 16;     // tokens of a block in prefill
 
 struct NormInput {
     float* x;
@@ -48,6 +49,10 @@ struct Raw {
             pair[0] = x.x, pair[1] = x.y;
         }
     }
+    __device__ __forceinline__ void set(const float (&x)[N]) {
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) pair[i] = to_half2(x[2 * i], x[2 * i + 1]);
+    }
     __device__ __forceinline__ void store(__half* p) const {
         // Left to itself, the compiler makes four stores of 4 bytes of a vector whose words it has just packed.
         if constexpr (N == 8)
@@ -65,8 +70,7 @@ struct Raw {
 template <int N>
 __device__ __forceinline__ void store_half(__half* p, const float (&x)[N]) {
     Raw<N> raw;
-#pragma unroll
-    for (int i = 0; i < N / 2; i++) raw.pair[i] = to_half2(x[2 * i], x[2 * i + 1]);
+    raw.set(x);
     raw.store(p);
 }
 
@@ -83,6 +87,13 @@ template <int N>
 __device__ __forceinline__ void store_float(float* p, const float (&x)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i += 4) *reinterpret_cast<float4*>(p + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
+}
+
+// N numbers of fp16 from global to shared memory, as with `copy_async`.
+template <int N>
+__device__ __forceinline__ void copy_columns(__half* to, const __half* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(unsigned(__cvta_generic_to_shared(to))), "l"(from), "n"(2 * N)
+                 : "memory");
 }
 
 // Weight and bias of this thread's columns, N from N threadIdx on. Loaded before waiting for x: they come from memory, x from the cache.
@@ -102,6 +113,38 @@ __device__ __forceinline__ void stream_row(const NormInput& in, int row, float (
 #pragma unroll
     for (int i = 0; i < N; i++) v[i] = 0.f;
     if (!in.tokens && column < in.width) load_float(in.x + size_t(row) * in.width + column, v);
+}
+
+// What is added to a row of the stream, but for partial sums; where it is an embedding, `stream_row` has left zeros.
+template <int N>
+struct Addend {
+    Raw<N> raw = {};
+    __device__ __forceinline__ void load(const NormInput& in, int row) {
+        const int column = N * threadIdx.x;
+        if (column >= in.width) return;
+        if (in.tokens)
+            raw.load(in.table + size_t(in.tokens[row]) * in.width + column);
+        else if (in.y)
+            raw.load(in.y + size_t(row) * in.width + column);
+    }
+    __device__ __forceinline__ void add(float (&v)[N]) const {
+#pragma unroll
+        for (int i = 0; i < N; i++) v[i] += raw[i];
+    }
+};
+
+// From a row of the stream in v, whose `sum` is of this thread's numbers, to the normed row. Both arrays of `scratch` must be unused.
+template <int N>
+__device__ __forceinline__ void normalize(const Affine<N>& affine, int width, float sum, float (&v)[N], float (*scratch)[WARP]) {
+    const int column = N * threadIdx.x;
+    const float mean = block_sum(sum, scratch[0]) / width;
+    float squares = 0.f;
+    if (column < width)
+#pragma unroll
+        for (int i = 0; i < N; i++) v[i] -= mean, squares += v[i] * v[i];
+    const float scale = rsqrtf(block_sum(squares, scratch[1]) / width + EPSILON);
+#pragma unroll
+    for (int i = 0; i < N; i++) v[i] = v[i] * scale * affine.weight[i] + affine.bias[i];
 }
 
 // From the row of the stream in v to the normed row; what is added is added to the stream as well. Both arrays of `scratch` must be unused.
@@ -137,14 +180,7 @@ __device__ __forceinline__ void norm_row(const NormInput& in, const Affine<N>& a
 #pragma unroll
         for (int i = 0; i < N; i++) sum += v[i];
     }
-    const float mean = block_sum(sum, scratch[0]) / width;
-    float squares = 0.f;
-    if (column < width)
-#pragma unroll
-        for (int i = 0; i < N; i++) v[i] -= mean, squares += v[i] * v[i];
-    const float scale = rsqrtf(block_sum(squares, scratch[1]) / width + EPSILON);
-#pragma unroll
-    for (int i = 0; i < N; i++) v[i] = v[i] * scale * affine.weight[i] + affine.bias[i];
+    normalize(affine, width, sum, v, scratch);
 }
 
 template <int N>
@@ -186,7 +222,7 @@ __global__ void __launch_bounds__(1024)
     for (int i = 0; i < MIXES; i++) mix_and_store(v, before, amounts[i], out + (i * size_t(gridDim.x) + row) * in.width + column);
 }
 
-// The normed rows alone: out [blocks, C]. Used for prefill and before the head.
+// The normed rows alone: out [blocks, C]. Used before the head.
 template <int N>
 __global__ void __launch_bounds__(1024) norm_kernel(NormInput in, __half* out) {
     __shared__ float scratch[2][WARP];
@@ -199,34 +235,80 @@ __global__ void __launch_bounds__(1024) norm_kernel(NormInput in, __half* out) {
     if (N * threadIdx.x < in.width) store_half(out + size_t(blockIdx.x) * in.width + N * threadIdx.x, v);
 }
 
-// Prefill: normed [T, C] of packed rows; row_of [T], first, last and slots [rows] say where they lie. The block of a row's first token
-// alone reads and then writes the row's state, so no block reads what another writes.
-template <int MIXES>
-__global__ void shift_mix_kernel(const __half* normed, const int* row_of, const int* first, const int* last, const int* slots,
-                                 __half* shift, size_t slot_stride, const __half* mixes, __half* out, int width) {
+// Where the tokens of packed rows belong: row_of [T]; first and last token and slot of each row.
+struct Places {
+    const int *row_of, *first, *last, *slots;
+};
+
+// Prefill: a block has `run` neighbouring tokens of packed rows, one after the other. It norms the token before them as well, if that
+// belongs to the same row; the stream therefore goes from in.x to `to`, as the block before may be further on. The block of a row's first
+// token alone reads and then writes the row's state, so no block reads what another writes: it norms the row's last token, wherever that
+// is.
+template <int N, int MIXES>
+__global__ void __launch_bounds__(1024)
+    norm_mix_run_kernel(const __grid_constant__ NormInput in, float* to, int tokens, int run, const __grid_constant__ Places places,
+                        __half* shift, size_t slot_stride, const __half* mixes, __half* out) {
+    __shared__ float scratch[2][WARP];
+    __shared__ struct {
+        int slot;
+        bool starts, ends;  // its row; a row that another block starts does not end here
+    } place_of[MOST_RUN];
+    __shared__ int far;     // the last token of the row that begins among these and ends behind them
+    extern __shared__ __align__(16) __half amounts[];  // [MIXES, C]; a thread reads what it has copied itself
+    const int column = N * threadIdx.x, begin = blockIdx.x * run, end = min(begin + run, tokens);
+    const bool inside = column < in.width;
+    const Affine<N> affine(in);
+#pragma unroll
+    for (int i = 0; i < MIXES; i++)
+        if (inside) copy_columns<N>(amounts + i * in.width + column, mixes + i * in.width + column);
+    close_copies();
     wait_for_inputs();
-    const int token = blockIdx.x, row = row_of[token], slot = slots[row];
-    if (slot < 0) return;  // padding
-    const bool starts = token == first[row];
-    for (int column = 8 * threadIdx.x; column < width; column += 8 * blockDim.x) {
-        Raw<8> raw, before, amounts[MIXES];
-#pragma unroll
-        for (int i = 0; i < MIXES; i++) amounts[i].load(mixes + i * width + column);
-        raw.load(normed + size_t(token) * width + column);
-        if (!starts) {
-            before.load(normed + size_t(token - 1) * width + column);
-        } else {
-            __half* place = shift + slot * slot_stride + column;
-            Raw<8> newest;
-            before.load(place);
-            newest.load(normed + size_t(last[row]) * width + column);
-            newest.store(place);
+    copies_done<0>();
+    for (int i = begin + threadIdx.x; i < end; i += blockDim.x) {
+        const int row = places.row_of[i], first = places.first[row], last = places.last[row], slot = places.slots[row];
+        place_of[i - begin] = {slot, i == first, i == last && first >= begin};
+        if (i == end - 1) far = slot >= 0 && first >= begin && last > i ? last : -1;
+    }
+    __syncthreads();
+    float v[N];
+    Addend<N> addend;
+    Raw<N> before = {};
+    int token = place_of[0].starts ? begin : begin - 1;
+    stream_row(in, token, v);
+    addend.load(in, token);
+    while (true) {
+        const int next = token + 1 < end ? token + 1 : token < end ? far : -1;
+        addend.add(v);
+        if (inside && token >= begin && token < end) store_float(to + size_t(token) * in.width + column, v);
+        float coming[N];
+        if (next >= 0) {
+            stream_row(in, next, coming);
+            addend.load(in, next);
         }
-        float x[8];
+        float sum = 0.f;
 #pragma unroll
-        for (int i = 0; i < 8; i++) x[i] = raw[i];
+        for (int i = 0; i < N; i++) sum += v[i];  // zeros outside
+        normalize(affine, in.width, sum, v, scratch);
+        Raw<N> rounded;
+        rounded.set(v);
+        if (token >= begin && inside) {
+            const auto place = place_of[min(token, end - 1) - begin];
+            __half* kept = shift + place.slot * slot_stride + column;
+            if (place.slot >= 0 && token < end) {
+                if (place.starts) before.load(kept);
 #pragma unroll
-        for (int i = 0; i < MIXES; i++) mix_and_store(x, before, amounts[i], out + (i * size_t(gridDim.x) + token) * width + column);
+                for (int i = 0; i < MIXES; i++) {
+                    Raw<N> amount;
+                    amount.load(amounts + i * in.width + column);
+                    mix_and_store(v, before, amount, out + (i * size_t(tokens) + token) * in.width + column);
+                }
+            }
+            if (place.slot >= 0 && (place.ends || token >= end)) rounded.store(kept);
+        }
+        if (next < 0) return;
+        before = rounded, token = next;
+#pragma unroll
+        for (int i = 0; i < N; i++) v[i] = coming[i];
     }
 }
 
@@ -249,6 +331,9 @@ __global__ void relu_square_kernel(uint4* h, size_t vectors) {
 namespace {
 constexpr int FEW_ROWS = 64;     // fewer: more threads for each, for the shortest wait
 
+// Columns of a thread: 4 or 8. A width that 1024 threads cannot hold is refused by the launch.
+bool four_columns(int rows, int width) { return rows < FEW_ROWS && width <= 4 * 1024; }
+
 int whole_warps(int threads) { return (threads + WARP - 1) / WARP * WARP; }
 
 template <int N, int MIXES>
@@ -264,8 +349,25 @@ int norm_mix(const NormInput& in, int rows, const int* slots, __half* shift, siz
     return n == 1 ? norm_mix<N, 1>(in, rows, slots, shift, slot_stride, mixes, out, stream) : cudaErrorInvalidValue;
 }
 
-// Columns of a thread: 4 or 8. A width that 1024 threads cannot hold is refused by the launch.
-bool four_columns(int rows, int width) { return rows < FEW_ROWS && width <= 4 * 1024; }
+template <int N, int MIXES>
+int norm_mix_run(const NormInput& in, float* to, int tokens, const Places& places, __half* shift, size_t slot_stride, const __half* mixes,
+                 __half* out, cudaStream_t stream) {
+    const auto kernel = norm_mix_run_kernel<N, MIXES>;
+    const int threads = whole_warps(in.width / N), shared = MIXES * in.width * int(sizeof(__half));
+    int each = 0;
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+    if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, threads, shared);
+    if (error != cudaSuccess || each == 0) return error != cudaSuccess ? error : cudaErrorInvalidValue;
+    const int resident = each * multiprocessors(), even = (tokens + resident - 1) / resident, run = even < MOST_RUN ? even : MOST_RUN;
+    return launch(kernel, (tokens + run - 1) / run, threads, shared, stream, in, to, tokens, run, places, shift, slot_stride, mixes, out);
+}
+
+template <int MIXES>
+int norm_mix_run(const NormInput& in, float* to, int tokens, const Places& places, __half* shift, size_t slot_stride, const __half* mixes,
+                 __half* out, cudaStream_t stream) {
+    return four_columns(tokens, in.width) ? norm_mix_run<4, MIXES>(in, to, tokens, places, shift, slot_stride, mixes, out, stream)
+                                          : norm_mix_run<8, MIXES>(in, to, tokens, places, shift, slot_stride, mixes, out, stream);
+}
 }  // namespace
 
 extern "C" {
@@ -281,12 +383,11 @@ int rwkv_norm(const NormInput* in, int rows, __half* out, cudaStream_t stream) {
                                          : launch(norm_kernel<8>, rows, whole_warps(in->width / 8), 0, stream, *in, out);
 }
 
-int rwkv_shift_mix(const __half* normed, int tokens, const int* row_of, const int* first, const int* last, const int* slots, __half* shift,
-                   size_t slot_stride, const __half* mixes, int n, __half* out, int width, cudaStream_t stream) {
-    const int threads = whole_warps(width / 8 < 256 ? width / 8 : 256);
-    if (n != 1 && n != MOST_MIXES) return cudaErrorInvalidValue;
-    return launch(n == 1 ? shift_mix_kernel<1> : shift_mix_kernel<MOST_MIXES>, tokens, threads, 0, stream, normed, row_of, first, last,
-                  slots, shift, slot_stride, mixes, out, width);
+// to [T, C] fp32: the stream with what is added, which cannot be partial sums; in.x is left as it is. n: 1 or 6 mixes.
+int rwkv_norm_mix_run(const NormInput* in, float* to, int tokens, const Places* places, __half* shift, size_t slot_stride,
+                      const __half* mixes, int n, __half* out, cudaStream_t stream) {
+    if ((n != 1 && n != MOST_MIXES) || in->part_count) return cudaErrorInvalidValue;
+    return (n == 1 ? norm_mix_run<1> : norm_mix_run<MOST_MIXES>)(*in, to, tokens, *places, shift, slot_stride, mixes, out, stream);
 }
 
 int rwkv_relu_square(void* h, size_t count, cudaStream_t stream) {

@@ -24,6 +24,10 @@ class NormInput(Structure):
                 ("table", c_void_p), ("gather", c_void_p), ("weight", c_void_p), ("bias", c_void_p), ("width", c_int))
 
 
+class PlacesInput(Structure):
+    _fields_ = tuple((name, c_void_p) for name in ("row_of", "first", "last", "slots"))
+
+
 class ProductPart(Structure):
     _fields_ = (("w", c_void_p), ("x", c_void_p), ("y", c_void_p), ("n", c_int), ("k", c_int), ("function", c_int))
 
@@ -41,8 +45,8 @@ class PackedInput(Structure):
 SIGNATURES = {
     "rwkv_norm_mix": (POINTER(NormInput), c_int, c_void_p, c_void_p, c_size_t, c_void_p, c_int, c_void_p, c_void_p),
     "rwkv_norm": (POINTER(NormInput), c_int, c_void_p, c_void_p),
-    "rwkv_shift_mix": (c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_size_t, c_void_p, c_int, c_void_p, c_int,
-                       c_void_p),
+    "rwkv_norm_mix_run": (POINTER(NormInput), c_void_p, c_int, POINTER(PlacesInput), c_void_p, c_size_t, c_void_p, c_int, c_void_p,
+                          c_void_p),
     "rwkv_relu_square": (c_void_p, c_size_t, c_void_p),
     "rwkv_products": (POINTER(ProductPart), c_int, c_int, c_int, c_int, c_void_p, c_uint, c_void_p),
     "rwkv_products_low": (POINTER(ProductPart), c_int, c_int, c_int, c_void_p, c_uint, c_void_p),
@@ -109,10 +113,12 @@ class Kernels:
         """Add and norm; `gather`: which rows of x, in the order of out."""
         self._call("rwkv_norm", byref(_norm_input(x, added, weight, bias, gather)), len(out), out.data_ptr())
 
-    def shift_mix(self, normed: Tensor, rows: Rows, shift: Tensor, mixes: Tensor, out: Tensor) -> None:
-        """Prefill: shift and mix of `[T, C]` normed tokens into out `[N, T, C]`."""
-        self._call("rwkv_shift_mix", normed.data_ptr(), len(normed), rows.row_of.data_ptr(), rows.first.data_ptr(), rows.last.data_ptr(),
-                   rows.slots.data_ptr(), shift.data_ptr(), shift.stride(0), mixes.data_ptr(), len(mixes), out.data_ptr(), normed.shape[1])
+    def norm_mix_run(self, x: Tensor, to: Tensor, added: Added, weight: Tensor, bias: Tensor, rows: Rows, shift: Tensor, mixes: Tensor,
+                     out: Tensor) -> None:
+        """Prefill: as `norm_mix`, of packed rows. The residual stream goes from x to `to`, both `[T, C]`; nothing is added in parts."""
+        places = PlacesInput(*(tensor.data_ptr() for tensor in (rows.row_of, rows.first, rows.last, rows.slots)))
+        self._call("rwkv_norm_mix_run", byref(_norm_input(x, added, weight, bias)), to.data_ptr(), len(x), byref(places), shift.data_ptr(),
+                   shift.stride(0), mixes.data_ptr(), len(mixes), out.data_ptr())
 
     def relu_square(self, h: Tensor) -> None:
         self._call("rwkv_relu_square", h.data_ptr(), h.numel())

@@ -106,8 +106,8 @@ class CudaModel:
         items = b.take_bytes("items", max((pieces.chunks for pieces in rows.pieces), default=0) * heads * self.kernels.item_bytes)
 
         def norm_mix(added: Added, norm: tuple[Tensor, Tensor], shift: Tensor, mixes: Tensor, out: Tensor) -> None:
-            self.kernels.norm(b.x, added, *norm, b.normed)
-            self.kernels.shift_mix(b.normed, rows.rows, shift, mixes, out)
+            x, to = (b.x, b.x_between) if len(mixes) > 1 else (b.x_between, b.x)  # a layer's first norm has more than one mix
+            self.kernels.norm_mix_run(x, to, added, *norm, rows.rows, shift, mixes, out)
 
         def wkv(inputs: TimeMixInput) -> None:
             if rows.single:

@@ -49,6 +49,8 @@ class Buffers:
         self.y = self._take("y", tokens, width)                        # what the time mix reads out
         self.out = self._take("out", tokens, width)                    # what is added to x
         self.hidden = self._take("hidden", tokens, layer.key.shape[0])
+        # the stream from the first norm of a layer of a prefill to the second; there are hidden units only after that
+        self.x_between = self.hidden.view(-1)[:2 * tokens * width].view(torch.float32).view(tokens, width)
         columns = -(-width // COLUMNS_OF_BLOCK)
         slices = max(1, SPARSE_BLOCKS // columns, -(-layer.key.shape[0] // UNITS_OF_BLOCK))
         self.parts = self._take("parts", slices, min(tokens, SPARSE_ROWS[-1]), width, dtype=torch.float32)  # sums of the sparse product

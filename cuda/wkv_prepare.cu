@@ -36,21 +36,21 @@ struct alignas(16) Workspace {
         float lower[2 * CHUNK][CHUNK];             // -L, -Lr
     };
     float right[2 * CHUNK][CHUNK];                 // A, Ar
-    __half solved[2 * CHUNK][SOLVED_STRIDE];       // N | N A over -Lr N | Ar - Lr N A
-    __half solved_low[CHUNK][LOW_STRIDE];          // what rounding N A to fp16 has left
+    __half solved[2 * CHUNK][SOLVED_STRIDE];       // N | N A over -Lr N | Ar - Lr N A, column by column
+    __half solved_low[CHUNK][LOW_STRIDE];          // what rounding N A to fp16 has left, column by column
 };
 
-// Where the tokens of a chunk begin in the inputs, how many there are, and of which head.
+// Where the tokens of a chunk begin in the inputs, and how many there are.
 struct Place {
-    int token, count, head;
-    __device__ __forceinline__ Place(const Packed& packed, int item, int heads)
-        : token(packed.chunk_token[item / heads]), count(packed.chunk_tokens[item / heads]), head(item % heads) {}
+    int token, count;
+    __device__ __forceinline__ Place(const Packed& packed, int chunk)
+        : token(packed.chunk_token[chunk]), count(packed.chunk_tokens[chunk]) {}
 };
 
-// Begins to bring a chunk's inputs into the workspace, zeros where it has no tokens.
-__device__ __forceinline__ void fetch(const TimeMix& in, const Place& place, Workspace& ws) {
+// Begins to bring a chunk's inputs of a head into the workspace, zeros where it has no tokens.
+__device__ __forceinline__ void fetch(const TimeMix& in, const Place& place, int head, Workspace& ws) {
     const int t = threadIdx.x / 8, part = threadIdx.x % 8, bytes = t < place.count ? 16 : 0;
-    const size_t at = bytes ? size_t(place.token + t) * in.width + place.head * HEAD + 8 * part : 0;
+    const size_t at = bytes ? size_t(place.token + t) * in.width + head * HEAD + 8 * part : 0;
     const unsigned to = unsigned(__cvta_generic_to_shared(&ws.inputs[0][t][part]));
     const auto copy = [&](Input input, const __half* from) {
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + unsigned(input * sizeof(ws.inputs[0]))), "l"(from + at),
@@ -82,17 +82,25 @@ __device__ __forceinline__ float power_of_two(float x) {
 // sigmoid(x + y), where y_scaled = -y log2 e
 __device__ __forceinline__ float sigmoid_of_sum(float x, float y_scaled) { return 1.f / (1.f + power_of_two(y_scaled - LOG2_E * x)); }
 
-// Gates, decays and keys of a chunk into the workspace. A warp has four tokens of it; lane l has channels 2 l and 2 l + 1. When all threads
-// have read the inputs, those of the `next` chunk are asked for, if there is one.
-__device__ __forceinline__ void load_chunk(const TimeMix& in, const Place& place, bool more, const Place& next, int warp, int lane,
-                                           Workspace& ws, Item& item) {
-    const int channel = place.head * HEAD + 2 * lane, pair = lane % 8 * 4 + lane / 8;  // where these keys stand in a row
-    const auto scaled = [channel](const __half* p) {
+// What a lane needs to know of its channels 2 l and 2 l + 1 of a head.
+struct Channels {
+    float2 w0, a0, v0;      // times -log2 e
+    float2 k_k, k_a, r_k;
+    __device__ __forceinline__ Channels(const TimeMix& in, int channel)
+        : w0(scaled(in.w0, channel)), a0(scaled(in.a0, channel)), v0(in.mix ? scaled(in.v0, channel) : make_float2(0.f, 0.f)),
+          k_k(pair_at(in.k_k, channel)), k_a(pair_at(in.k_a, channel)), r_k(pair_at(in.r_k, channel)) {}
+    static __device__ __forceinline__ float2 scaled(const __half* p, int channel) {
         const float2 x = pair_at(p, channel);
         return make_float2(-LOG2_E * x.x, -LOG2_E * x.y);
-    };
-    const float2 w0 = scaled(in.w0), a0 = scaled(in.a0), v0 = in.mix ? scaled(in.v0) : make_float2(0.f, 0.f);
-    const float2 k_k = pair_at(in.k_k, channel), k_a = pair_at(in.k_a, channel), r_k = pair_at(in.r_k, channel);
+    }
+};
+
+// Gates, decays and keys of a chunk into the workspace. A warp has four tokens of it; lane l has channels 2 l and 2 l + 1. When all threads
+// have read the inputs, `fetch_next` is called.
+template <typename Fetch>
+__device__ __forceinline__ void load_chunk(const Channels& of, bool mixes, int count, int warp, int lane, Workspace& ws, Item& item,
+                                           const Fetch& fetch_next) {
+    const int pair = lane % 8 * 4 + lane / 8;  // where these keys stand in a row
     copies_done<0>();
     __syncthreads();
     const auto input = [&](Input which, int i) {
@@ -104,8 +112,8 @@ __device__ __forceinline__ void load_chunk(const TimeMix& in, const Place& place
 #pragma unroll
         for (int i = 0; i < OWN_TOKENS; i++) {
             const float2 w = to_float2(input(W, i));
-            if (warp * OWN_TOKENS + i < place.count)
-                x += DECAY * LOG2_E * sigmoid_of_sum(w.x, w0.x), y += DECAY * LOG2_E * sigmoid_of_sum(w.y, w0.y);
+            const float one = warp * OWN_TOKENS + i < count ? DECAY * LOG2_E : 0.f;
+            x += one * sigmoid_of_sum(w.x, of.w0.x), y += one * sigmoid_of_sum(w.y, of.w0.y);
             decay[i][0] = x, decay[i][1] = y;
         }
         reinterpret_cast<float2*>(ws.decay[warp])[lane] = make_float2(x, y);
@@ -114,30 +122,35 @@ __device__ __forceinline__ void load_chunk(const TimeMix& in, const Place& place
     uint32_t r_raw[OWN_TOKENS];
     {
         float sums[2 * OWN_TOKENS];  // |k k_k|^2, then r . k r_k
-        const float kept[2] = {1.f - k_a.x, 1.f - k_a.y};
+        const float kept[2] = {1.f - of.k_a.x, 1.f - of.k_a.y};
 #pragma unroll
         for (int i = 0; i < OWN_TOKENS; i++) {
             r_raw[i] = input(R, i);
             const float2 k = to_float2(input(K, i)), r = to_float2(r_raw[i]), raw = to_float2(input(A, i));
-            a[i][0] = sigmoid_of_sum(raw.x, a0.x), a[i][1] = sigmoid_of_sum(raw.y, a0.y);
-            kk[i][0] = k.x * k_k.x, kk[i][1] = k.y * k_k.y;
+            a[i][0] = sigmoid_of_sum(raw.x, of.a0.x), a[i][1] = sigmoid_of_sum(raw.y, of.a0.y);
+            kk[i][0] = k.x * of.k_k.x, kk[i][1] = k.y * of.k_k.y;
             sums[i] = kk[i][0] * kk[i][0] + kk[i][1] * kk[i][1];
-            key[i][0] = k.x * (kept[0] + a[i][0] * k_a.x), key[i][1] = k.y * (kept[1] + a[i][1] * k_a.y);
-            sums[OWN_TOKENS + i] = r.x * key[i][0] * r_k.x + r.y * key[i][1] * r_k.y;
-            uint32_t v_raw = input(V, i);
-            if (in.mix) {
-                const float2 v = to_float2(v_raw), mix = to_float2(input(MIX, i)), first = to_float2(input(FIRST, i));
-                v_raw = to_finite_half2(v.x + (first.x - v.x) * sigmoid_of_sum(mix.x, v0.x),
-                                        v.y + (first.y - v.y) * sigmoid_of_sum(mix.y, v0.y));
-            }
-            put_pair(ws.v[warp * OWN_TOKENS + i], lane, v_raw);
+            key[i][0] = k.x * (kept[0] + a[i][0] * of.k_a.x), key[i][1] = k.y * (kept[1] + a[i][1] * of.k_a.y);
+            sums[OWN_TOKENS + i] = r.x * key[i][0] * of.r_k.x + r.y * key[i][1] * of.r_k.y;
         }
         sum = sums_over_lanes(sums, lane);
     }
+    uint32_t v_raw[OWN_TOKENS];
+#pragma unroll
+    for (int i = 0; i < OWN_TOKENS; i++) v_raw[i] = input(V, i);
+    if (mixes)
+#pragma unroll
+        for (int i = 0; i < OWN_TOKENS; i++) {
+            const float2 v = to_float2(v_raw[i]), mix = to_float2(input(MIX, i)), first = to_float2(input(FIRST, i));
+            v_raw[i] = to_finite_half2(v.x + (first.x - v.x) * sigmoid_of_sum(mix.x, of.v0.x),
+                                       v.y + (first.y - v.y) * sigmoid_of_sum(mix.y, of.v0.y));
+        }
+#pragma unroll
+    for (int i = 0; i < OWN_TOKENS; i++) put_pair(ws.v[warp * OWN_TOKENS + i], lane, v_raw[i]);
     if (lane >= 16 && lane % 4 == 0) item.own[warp * OWN_TOKENS + lane / 4 - OWN_TOKENS] = sum;
     const float scale = 1.f / fmaxf(sqrtf(sum), 1e-12f);  // of kk, of token lane / 4
     __syncthreads();
-    if (more) fetch(in, next, ws);
+    fetch_next();
     const auto total = [&](int w) { return reinterpret_cast<const float2*>(ws.decay[w])[lane]; };
     float2 before;  // log W / M before this warp's tokens
     if (warp == 0) {
@@ -173,7 +186,7 @@ __device__ __forceinline__ void load_chunk(const TimeMix& in, const Place& place
 
 // N, N A, -Lr N and Ar - Lr N A by forward substitution; lane l has column l of the 32 of [N | N A].
 __device__ __forceinline__ void solve(Workspace& ws, int lane) {
-    float x[CHUNK];
+    float x[CHUNK], next[8];
 #pragma unroll
     for (int i = 0; i < 2 * CHUNK; i++) {
         float sum = lane < CHUNK ? float(i == lane) : ws.right[i][lane - CHUNK];
@@ -187,38 +200,47 @@ __device__ __forceinline__ void solve(Workspace& ws, int lane) {
             if (j + 2 < terms) sum += l.z * x[j + 2];
             if (j + 3 < terms) sum += l.w * x[j + 3];
         }
-        const __half rounded = to_finite_half(sum);
-        ws.solved[i][lane] = rounded;
-        if (i < CHUNK) {
-            x[i] = sum;
-            if (lane >= CHUNK) ws.solved_low[i][lane - CHUNK] = to_finite_half(sum - __half2float(rounded));
+        next[i % 8] = sum;
+        if (i < CHUNK) x[i] = sum;
+        if (i % 8 < 7) continue;
+        uint32_t high[4], low[4];
+#pragma unroll
+        for (int pair = 0; pair < 4; pair++) {
+            high[pair] = pack(&next[2 * pair]);
+            const float2 back = to_float2(high[pair]);
+            low[pair] = to_finite_half2(next[2 * pair] - back.x, next[2 * pair + 1] - back.y);
         }
+        *reinterpret_cast<uint4*>(&ws.solved[lane][i - 7]) = make_uint4(high[0], high[1], high[2], high[3]);
+        if (i < CHUNK && lane >= CHUNK)
+            *reinterpret_cast<uint4*>(&ws.solved_low[lane - CHUNK][i - 7]) = make_uint4(low[0], low[1], low[2], low[3]);
     }
 }
 
-// One block for each chunk and head at a time.
+// Grid (heads, chunks at a time).
 __global__ void __launch_bounds__(PREPARE_WARPS * WARP, PREPARE_BLOCKS)
     wkv_prepare_kernel(const __grid_constant__ TimeMix in, const __grid_constant__ Packed packed, Item* items) {
     extern __shared__ uint4 shared[];
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, heads = in.width / HEAD, group = lane / 4, quarter = lane % 4;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
     // Not the same warp in all blocks: a multiprocessor's schedulers share the work.
-    const int solver = (blockIdx.x * 0x9e3779b1u >> 20) % PREPARE_WARPS;
+    const int solver = ((blockIdx.y * gridDim.x + blockIdx.x) * 0x9e3779b1u >> 20) % PREPARE_WARPS;
     Workspace& ws = *reinterpret_cast<Workspace*>(shared);
+    const Channels channels(in, blockIdx.x * HEAD + 2 * lane);
     wait_alone();
-    const int count = packed.counts[0] * heads;
+    const int chunks = packed.counts[0];
     // Rows of a matrix whose four blocks of 8 x 8 are wanted in the order (0, 0), (1, 0), (0, 1), (1, 1), or (0, 0), (0, 1), (1, 0),
     // (1, 1).
     const int down_row = lane % 16, down_column = lane / 16 * 8, across_row = lane / 16 * 8 + lane % 8, across_column = lane / 8 % 2 * 8;
     const int own = 16 * warp;  // this warp's keys and values
-    if (int(blockIdx.x) >= count) return;
-    Place place(packed, blockIdx.x, heads);
-    fetch(in, place, ws);
-    for (int i = blockIdx.x; i < count; i += gridDim.x) {
-        Item& item = items[i];
-        const bool more = i + gridDim.x < count;
-        const Place next(packed, more ? i + gridDim.x : i, heads);
-        load_chunk(in, place, more, next, warp, lane, ws, item);
-        place = next;
+    if (int(blockIdx.y) >= chunks) return;
+    Place place(packed, blockIdx.y);
+    fetch(in, place, blockIdx.x, ws);
+    for (int chunk = blockIdx.y; chunk < chunks; chunk += gridDim.y) {
+        Item& item = items[size_t(chunk) * gridDim.x + blockIdx.x];
+        const int next = chunk + gridDim.y, count = place.count;
+        if (next < chunks) place = Place(packed, next);
+        load_chunk(channels, in.mix, count, warp, lane, ws, item, [&] {
+            if (next < chunks) fetch(in, place, blockIdx.x, ws);
+        });
         __syncthreads();
         {
             // Two warps make products with kk~, two with r~; one of each those with b~, the other those with k~.
@@ -257,8 +279,8 @@ __global__ void __launch_bounds__(PREPARE_WARPS * WARP, PREPARE_BLOCKS)
         __syncthreads();
         {
             uint32_t inverse[4], from_r[4];
-            load_matrix(inverse, &ws.solved[down_row][down_column]);
-            load_matrix(from_r, &ws.solved[16 + down_row][down_column]);
+            load_transposed(inverse, &ws.solved[across_row][across_column]);
+            load_transposed(from_r, &ws.solved[across_row][16 + across_column]);
             float of_kk[2][4] = {}, of_r[2][4];
 #pragma unroll
             for (int h = 0; h < 2; h++) {
@@ -270,9 +292,9 @@ __global__ void __launch_bounds__(PREPARE_WARPS * WARP, PREPARE_BLOCKS)
             store(&item.r[warp][lane], pack(of_r[0]), pack(of_r[1]), pack(of_r[0] + 2), pack(of_r[1] + 2));
         }
         uint32_t values[4], high[4], low[4], b_low[4], k_low[4];
-        load_matrix(values, &ws.solved[16 + across_row][16 + across_column]);
-        load_transposed(high, &ws.solved[down_row][16 + down_column]);
-        load_transposed(low, &ws.solved_low[down_row][down_column]);
+        load_transposed(values, &ws.solved[16 + down_row][16 + down_column]);
+        load_matrix(high, &ws.solved[16 + across_row][across_column]);
+        load_matrix(low, &ws.solved_low[across_row][across_column]);
         load_transposed(b_low, &ws.b_low[across_row][own + across_column]);
         load_transposed(k_low, &ws.k_low[across_row][own + across_column]);
         float written[2][4], y[2][4] = {};
@@ -295,7 +317,9 @@ __global__ void __launch_bounds__(PREPARE_WARPS * WARP, PREPARE_BLOCKS)
 }
 
 int wkv_prepare(const TimeMix& in, const Packed& packed, int chunks, Item* items, cudaStream_t stream) {
+    const unsigned heads = in.width / HEAD;
     unsigned blocks;
-    const int error = resident(wkv_prepare_kernel, PREPARE_WARPS * WARP, sizeof(Workspace), size_t(chunks) * (in.width / HEAD), blocks);
-    return error ? error : launch(wkv_prepare_kernel, blocks, PREPARE_WARPS * WARP, sizeof(Workspace), stream, in, packed, items);
+    const int error = resident(wkv_prepare_kernel, PREPARE_WARPS * WARP, sizeof(Workspace), size_t(chunks) * heads, blocks);
+    const dim3 grid(heads, blocks / heads ? blocks / heads : 1);
+    return error ? error : launch(wkv_prepare_kernel, grid, PREPARE_WARPS * WARP, sizeof(Workspace), stream, in, packed, items);
 }

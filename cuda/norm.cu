@@ -89,6 +89,27 @@ __device__ __forceinline__ void store_float(float* p, const float (&x)[N]) {
     for (int i = 0; i < N; i += 4) *reinterpret_cast<float4*>(p + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
 }
 
+// As store_float, with all lanes of the warp, though not all may have room there. A lane's 8 numbers are two stores, each of every other
+// 16 bytes: the L2 cache would be sent every sector of 32 bytes twice. Neighbours exchange halves, so that each store is of whole sectors.
+template <int N>
+__device__ __forceinline__ void store_whole_sectors(float* p, const float (&x)[N], bool inside) {
+    if constexpr (N == 4) {
+        if (inside) store_float(p, x);
+    } else {
+        static_assert(N == 8);
+        const bool odd = threadIdx.x % 2;
+        float low[4], high[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float other = __shfl_xor_sync(ALL, odd ? x[i] : x[4 + i], 1);
+            low[i] = odd ? other : x[i], high[i] = odd ? x[4 + i] : other;
+        }
+        if (!inside) return;
+        float* place = odd ? p - 4 : p;
+        store_float(place, low), store_float(place + 8, high);
+    }
+}
+
 // N numbers of fp16 from global to shared memory, as with `copy_async`.
 template <int N>
 __device__ __forceinline__ void copy_columns(__half* to, const __half* from) {
@@ -240,8 +261,8 @@ struct Places {
     const int *row_of, *first, *last, *slots;
 };
 
-// Prefill: a block has `run` neighbouring tokens of packed rows, one after the other. It norms the token before them as well, if that
-// belongs to the same row; the stream therefore goes from in.x to `to`, as the block before may be further on. The block of a row's first
+// Prefill: a block has `run` neighbouring tokens of packed rows, one after the other. It norms the token before them as well, which may
+// belong to the same row; the stream therefore goes from in.x to `to`, as the block before may be further on. The block of a row's first
 // token alone reads and then writes the row's state, so no block reads what another writes: it norms the row's last token, wherever that
 // is.
 template <int N, int MIXES>
@@ -262,7 +283,13 @@ __global__ void __launch_bounds__(1024)
     for (int i = 0; i < MIXES; i++)
         if (inside) copy_columns<N>(amounts + i * in.width + column, mixes + i * in.width + column);
     close_copies();
+    float v[N];
+    Addend<N> addend;
+    Raw<N> before = {};
+    int token = begin ? begin - 1 : 0;  // whether it belongs to the same row is not known yet
+    stream_row(in, token, v);  // several kernels old
     wait_for_inputs();
+    addend.load(in, token);
     copies_done<0>();
     for (int i = begin + threadIdx.x; i < end; i += blockDim.x) {
         const int row = places.row_of[i], first = places.first[row], last = places.last[row], slot = places.slots[row];
@@ -270,16 +297,10 @@ __global__ void __launch_bounds__(1024)
         if (i == end - 1) far = slot >= 0 && first >= begin && last > i ? last : -1;
     }
     __syncthreads();
-    float v[N];
-    Addend<N> addend;
-    Raw<N> before = {};
-    int token = place_of[0].starts ? begin : begin - 1;
-    stream_row(in, token, v);
-    addend.load(in, token);
     while (true) {
         const int next = token + 1 < end ? token + 1 : token < end ? far : -1;
         addend.add(v);
-        if (inside && token >= begin && token < end) store_float(to + size_t(token) * in.width + column, v);
+        store_whole_sectors(to + size_t(token) * in.width + column, v, inside && token >= begin && token < end);
         float coming[N];
         if (next >= 0) {
             stream_row(in, next, coming);

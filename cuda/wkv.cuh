@@ -23,6 +23,7 @@ struct TimeMix {
     void* state;
     size_t slot_stride;  // in numbers
     int width;
+    int* work;  // of rows of one token: zero between launches; for one stream
 };
 
 __device__ __forceinline__ float2 pair_at(const __half* p, size_t at) { return __half22float2(*reinterpret_cast<const __half2*>(p + at)); }

@@ -154,7 +154,7 @@ def test_norm_of_some_rows(kernels):
     assert off(out, layer_norm(x, (128,), weight.float(), bias.float())[gather.long()]) < 1e-3
 
 
-@pytest.mark.parametrize(("rows", "heads"), [*((rows, 3) for rows in ROWS), (33, 64), (321, 64)])  # many heads: a block takes many rows
+@pytest.mark.parametrize(("rows", "heads"), [*((rows, 3) for rows in ROWS), (9, 64), (33, 64), (321, 64)])  # many heads: tiles of more rows
 @pytest.mark.parametrize("state", [torch.float16, torch.float32])
 @pytest.mark.parametrize("first_layer", [False, True])
 def test_wkv_of_one_token_a_row(kernels, rows, heads, state, first_layer):
@@ -183,12 +183,37 @@ def test_wkv_of_one_token_a_row(kernels, rows, heads, state, first_layer):
     pointers = {name: x.data_ptr() for name, x in (t | c).items()}
     if first_layer:
         pointers["mix"] = pointers["v0"] = None
-    layer = states[:, 1]
-    inputs = TimeMixInput(**pointers, out=out.data_ptr(), state=layer.data_ptr(), slot_stride=layer.stride(0), width=width)
+    layer, work = states[:, 1], torch.zeros(1, device="cuda", dtype=torch.int32)
+    inputs = TimeMixInput(**pointers, out=out.data_ptr(), state=layer.data_ptr(), slot_stride=layer.stride(0), width=width,
+                          work=work.data_ptr())
     kernels.wkv_step(inputs, slots.cuda(), state == torch.float32)
+    assert not work.any()
     assert off(out[:live], want) < 2e-3
     assert off(states, want_states) < (1e-3 if state == torch.float16 else 1e-4)
     assert torch.equal(states[:, 0], before[:, 0]) and (not padding or not out[-1].any())
+
+
+@pytest.mark.parametrize("counted", [0, 1, 40, 130, 400])
+def test_wkv_of_rows_that_the_device_counts(kernels, counted):
+    rows, heads = 400, 32
+    names = ("r", "k", "v", "w", "a", "mix", "g", "v_first", "w0", "a0", "v0", "k_k", "k_a", "r_k", "norm_weight", "norm_bias")
+    t = {name: normal(rows, heads * 64) for name in names}
+    states, work = normal(rows, heads, 64, 64), torch.zeros(1, device="cuda", dtype=torch.int32)
+    slots, count = torch.randperm(rows, device="cuda").int(), torch.tensor(counted, device="cuda", dtype=torch.int32)
+
+    def step(states, rows, counted):
+        out = poisoned(len(slots), heads * 64)
+        inputs = TimeMixInput(**{name: x.data_ptr() for name, x in t.items()}, out=out.data_ptr(), state=states.data_ptr(),
+                              slot_stride=states.stride(0), width=heads * 64, work=work.data_ptr())
+        for _ in range(3):
+            kernels.wkv_step(inputs, slots[:rows], False, counted)
+            torch.cuda.synchronize()  # a step fetches states while the kernel before still runs
+        return out
+
+    alone, together = states.clone(), states.clone()
+    got, want = step(together, rows, count), step(alone, counted, None) if counted else poisoned(rows, heads * 64)
+    assert torch.equal(got[:counted], want[:counted]) and got[counted:].isnan().all()
+    assert torch.equal(together, alone) and not work.any()
 
 
 def test_relu_square(kernels):

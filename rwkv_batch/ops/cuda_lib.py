@@ -35,7 +35,7 @@ class ProductPart(Structure):
 class TimeMixInput(Structure):
     _fields_ = (*((name, c_void_p) for name in (
         "r", "k", "v", "w", "a", "mix", "g", "v_first", "w0", "a0", "v0", "k_k", "k_a", "r_k", "norm_weight", "norm_bias", "out", "state")),
-        ("slot_stride", c_size_t), ("width", c_int))
+        ("slot_stride", c_size_t), ("width", c_int), ("work", c_void_p))
 
 
 class PackedInput(Structure):

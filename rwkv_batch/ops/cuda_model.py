@@ -44,6 +44,7 @@ class CudaModel:
             self.kernels = Kernels(device)
             self.weights = cuda_weights.prepare(checkpoint, device)
             self.products = Products(self.kernels, self.weights, cuda_lt.of(device))
+            self.work = torch.zeros(1, device=device, dtype=torch.int32)  # which blocks of the WKV step divide among themselves
             self.tuning = Tuning.of(self.products, device, self._chain)
         self._feed: Feed | None = None
         self._graphs: PrefillGraphs | None = None
@@ -149,7 +150,7 @@ class CudaModel:
             rkv = b.rkv if index else b.rkv0
             self.products.into_time_mix(layer, b, rkv, methods["in"])
             self.products.low_out(layer, b, methods["low_out"])
-            mixers.wkv(_time_mix_input(layer, b, rkv, states.wkv[:, index]))
+            mixers.wkv(_time_mix_input(layer, b, rkv, states.wkv[:, index], self.work))
             added = self.products.out(layer, b, methods["out"])
             mixers.norm_mix(added, layer.norm2, states.shift[:, index, 1], layer.x_k, b.mixed)
             self.products.key(layer, b, methods["key"])
@@ -158,12 +159,12 @@ class CudaModel:
         return added
 
 
-def _time_mix_input(layer: Layer, b: Buffers, rkv: Tensor, state: Tensor) -> TimeMixInput:
-    """state: `[slots, heads, 64, 64]`, the slots any distance apart."""
+def _time_mix_input(layer: Layer, b: Buffers, rkv: Tensor, state: Tensor, work: Tensor) -> TimeMixInput:
+    """state: `[slots, heads, 64, 64]`, the slots any distance apart; work: zero, for all of one stream."""
     low = {name: b.low_out[name].data_ptr() for name in layer.low_out}
     return TimeMixInput(
         r=rkv[0].data_ptr(), k=rkv[1].data_ptr(), v=rkv[2].data_ptr(), w=low["w"], a=low["a"], g=low["g"], mix=low.get("v"),
         v_first=b.rkv0[2].data_ptr(), w0=layer.w0.data_ptr(), a0=layer.a0.data_ptr(), v0=pointer(layer.v0),
         k_k=layer.k_k.data_ptr(), k_a=layer.k_a.data_ptr(), r_k=layer.r_k.data_ptr(), norm_weight=layer.group_norm[0].data_ptr(),
         norm_bias=layer.group_norm[1].data_ptr(), out=b.y.data_ptr(), state=state.data_ptr(), slot_stride=state.stride(0),
-        width=b.x.shape[1])
+        width=b.x.shape[1], work=work.data_ptr())

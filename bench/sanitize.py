@@ -23,6 +23,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = {"memcheck": 8, "racecheck": 4, "memcheck-models": 2}  # with the most cases of a test
+NOT_OURS = ("test_cuda_capture.py", "test_cuda_lt.py")
 FOUND = 86  # the exit code that means findings, unlike those of pytest
 
 
@@ -63,8 +64,8 @@ def kernel_names() -> list[str]:
 
 
 def tests(models: bool) -> list[str]:
-    """The files whose tests run whole models, or the others; not that of cuBLASLt, which runs no kernel of ours and ends racecheck."""
-    files = [file for file in sorted((ROOT / "test").glob("test_cuda_*.py")) if file.name != "test_cuda_lt.py"]
+    """The files whose tests run whole models, or the others; not those that run no kernel of ours, which end racecheck."""
+    files = [file for file in sorted((ROOT / "test").glob("test_cuda_*.py")) if file.name not in NOT_OURS]
     return [str(file) for file in files if ("import RWKV7" in file.read_text()) == models]
 
 

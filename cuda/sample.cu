@@ -1,15 +1,16 @@
 // Draws one token for each row of logits, with the row's own parameters, penalties and random numbers, as rwkv_batch/sampling.py says.
 //
 // logits [rows, vocab of the head], fp32 or fp16, left as they are; slots [rows], negative for padding; table [slots] of Row; ids [rows].
-// A team of blocks (a cluster on sm_90 and newer) reads a row once into shared memory; each warp has a segment of consecutive ids. All that
-// follows stays on the chip:
+// A team of blocks (a cluster on sm_90 and newer) reads a row once into shared memory; each warp has a segment of consecutive ids. fp16
+// logits stay fp16 there, unless the row has a bias or penalties, or the segment a number that is not finite. All that follows stays on the
+// chip:
 //   1  bias and penalties of the few ids that have them, in fp64 like the host; the largest logit
 //   2  the whole weight, where top_p needs it. If few tokens can stay, one block draws from a list of them (sample_list.cuh)
 //   3  otherwise the threshold, where there is a limit (sample_select.cuh); the weight of each segment, and the segment at which the
 //      running sum passes the random number's share; its warp finds the token
 //   4  the token is recorded for the penalties, and the row's position moves on
 // Weights are computed in fp32 and added in fixed point (sample_number.cuh), so sums have no order. On older GPUs a row has one block and
-// its values lie in a workspace [rows, chunk] fp32 instead of shared memory.
+// its values lie in a workspace [rows, chunk] fp32 instead of shared memory. A token does not depend on how its row is kept or split.
 #include "sample_list.cuh"
 #include "sample_number.cuh"
 #include "sample_row.cuh"
@@ -27,14 +28,14 @@ struct Call {
     Row* table;
     int* ids;
     float* workspace;    // null where teams are clusters
-    int chunk;           // ids of a block: a multiple of 128 WARPS
+    int chunk;           // ids of a block: a multiple of 256 WARPS
 };
 
 struct Shared {
     Row row;
     alignas(16) uint32_t tops[GROUPS];  // the largest key of each group of tokens
     uint64_t sums[2][SEGMENTS];         // what segments weigh; taken in turn
-    int token;
+    int slot, token;
     Selection selection;
 };
 
@@ -97,8 +98,62 @@ __device__ __forceinline__ float read(const Call& in, const Logit* logits, const
     return top;
 }
 
+// The same for fp16, which stays that. If a number is not finite, the segment is read again as fp32.
+template <typename F>
+__device__ __forceinline__ float read_halves(const Call& in, const __half* logits, Segment& segment, F meanwhile) {
+    constexpr int UNROLL = 4;
+    const bool aligned = reinterpret_cast<uintptr_t>(logits) % sizeof(uint4) == 0;
+    const auto to_half2 = [](const uint32_t& pair) { return *reinterpret_cast<const __half2*>(&pair); };
+    const __half none = __ushort_as_half(0xfc00);  // -inf
+    const __half2 zero = __half2half2(__ushort_as_half(0));
+    __half2 top = __half2half2(none), finite = zero;  // NaN once a number was not finite
+    for (int start = 8 * lane_id(); start < segment.length; start += UNROLL * 8 * WARP) {
+        uint4 x[UNROLL];
+#pragma unroll
+        for (int i = 0; i < UNROLL; i++) {
+            const int at = start + i * 8 * WARP, id = segment.first_id + at;
+            if (at >= segment.length) break;
+            if (aligned && id + 8 <= in.width) {
+                x[i] = __ldcs(reinterpret_cast<const uint4*>(logits + id));
+            } else {
+                const auto one = [&](int k) { return k < in.width ? uint32_t(__half_as_ushort(logits[k])) : 0u; };
+                const auto two = [&](int k) { return one(k) | one(k + 1) << 16; };
+                x[i] = make_uint4(two(id), two(id + 2), two(id + 4), two(id + 6));
+            }
+        }
+        if (start < 8 * WARP) meanwhile();
+#pragma unroll
+        for (int i = 0; i < UNROLL; i++) {
+            const int at = start + i * 8 * WARP, id = segment.first_id + at;
+            if (at >= segment.length) break;
+            alignas(16) __half2 y[4] = {to_half2(x[i].x), to_half2(x[i].y), to_half2(x[i].z), to_half2(x[i].w)};
+            if (id + 8 <= in.vocab) {
+#pragma unroll
+                for (int j = 0; j < 4; j++) finite = __hfma2(y[j], zero, finite);
+            } else {
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    const bool low = id + 2 * j < in.vocab, high = id + 2 * j + 1 < in.vocab;  // can be drawn
+                    if (low) finite = __hfma2(__low2half2(y[j]), zero, finite);
+                    if (high) finite = __hfma2(__high2half2(y[j]), zero, finite);
+                    y[j] = __halves2half2(low ? __low2half(y[j]) : none, high ? __high2half(y[j]) : none);
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < 4; j++) y[j] = __hadd2(y[j], zero), top = __hmax2(top, y[j]);  // there is one zero only
+            segment.halves()[at / 8] = *reinterpret_cast<const uint4*>(y);
+        }
+    }
+    if (__any_sync(ALL, !__hbeq2(finite, zero))) {
+        __syncwarp();
+        segment.wide = true;
+        return read(in, logits, segment, [] {});
+    }
+    return fmaxf(__low2float(top), __high2float(top));
+}
+
 // The largest key of each group, in all blocks, from the largest number of each lane. Groups ascend with the segments; within one they take
-// turns of four ids.
+// turns of the four or eight ids that a lane reads at once.
 __device__ inline void gather_tops(const Team& team, float top, uint32_t* tops) {
     uint32_t key = to_key(top);
     const int groups = GROUPS / team.segments(), lanes = WARP / groups;  // of this segment; of a group
@@ -148,10 +203,23 @@ __device__ inline Range guess_threshold(Shared& s, const Softmax& softmax, const
 __device__ inline uint64_t weigh(const Segment& segment, const Softmax& softmax, float threshold, uint64_t tie) {
     Weight sum;
     uint32_t ties = 0;
-    segment.each([&](float x, int) {
-        sum.add(x > threshold ? softmax.weight(x) : 0.f);
-        ties += x == threshold;
-    });
+    if (threshold == -INFINITY) {  // all of them; -inf weighs nothing
+        segment.each<false>(threshold, [&](const auto& x) {
+            constexpr int N = sizeof(x) / sizeof(float);
+            float w[N];
+#pragma unroll
+            for (int i = 0; i < N; i++) w[i] = softmax.weight(x[i]);
+            sum.add(w);
+        });
+    } else {
+        segment.each<true>(threshold, [&](const auto& x) {
+            constexpr int N = sizeof(x) / sizeof(float);
+            float w[N];
+#pragma unroll
+            for (int i = 0; i < N; i++) w[i] = x[i] > threshold ? softmax.weight(x[i]) : 0.f, ties += x[i] == threshold;
+            sum.add(w);
+        });
+    }
     return warp_total(sum.fixed() + ties * tie);
 }
 
@@ -173,16 +241,21 @@ __device__ inline Place find_segment(const Team& team, const uint64_t* sums, uin
 // One warp: the id in its segment at which the running sum passes `rest`.
 __device__ inline int find_token(const Segment& segment, const Softmax& softmax, float threshold, uint64_t tie, uint64_t rest) {
     const auto weight = [&](float x) { return x > threshold ? softmax.fixed(x) : x == threshold ? tie : 0; };
-    for (int start = 0;; start += 4 * WARP) {
-        const int at = start + 4 * lane_id();
-        const float4 x = *reinterpret_cast<const float4*>(segment.values + at);
-        const uint64_t a = weight(x.x), b = a + weight(x.y), c = b + weight(x.z), d = c + weight(x.w);
-        const uint64_t after = warp_scan(d), whole = __shfl_sync(ALL, after, WARP - 1);
+    for (int start = 0;; start += 8 * WARP) {
+        const int at = start + 8 * lane_id();
+        float x[8];
+        segment.load(at, x);
+        uint64_t own = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++) own += weight(x[i]);
+        const uint64_t after = warp_scan(own), whole = __shfl_sync(ALL, after, WARP - 1);
         if (rest < whole) {
             const int lane = __ffs(__ballot_sync(ALL, after > rest)) - 1;
-            const uint64_t own = rest - (after - d);
-            const int token = segment.first_id + at + (own >= a) + (own >= b) + (own >= c);
-            return __shfl_sync(ALL, token, lane);
+            uint64_t sum = after - own;
+            int before = 0;  // tokens of this lane with which the sum has not passed
+#pragma unroll
+            for (int i = 0; i < 7; i++) before += rest >= (sum += weight(x[i]));
+            return __shfl_sync(ALL, segment.first_id + at + before, lane);
         }
         rest -= whole;
     }
@@ -191,7 +264,7 @@ __device__ inline int find_token(const Segment& segment, const Softmax& softmax,
 // One warp: the first id in its segment with that value.
 __device__ inline int find_value(const Segment& segment, float value) {
     int id = INT_MAX;
-    segment.each([&](float x, int at) {
+    segment.each_from(value, [&](float x, int at) {
         if (x == value) id = min(id, segment.first_id + at);
     });
     return __reduce_min_sync(ALL, id);
@@ -202,7 +275,8 @@ __device__ inline Place draw_noisy(const Team& team, Shared& s, const Segment& s
     const double least = __dsub_rn(top, __dmul_rn(s.row.noise, s.row.temperature));
     uint64_t best = 0;
     int id = INT_MAX;
-    segment.each_where([&](float x) { return x != -INFINITY && x >= least; }, [&](float x, int at) {
+    segment.each_from(__double2float_rd(least), [&](float x, int at) {
+        if (x == -INFINITY || x < least) return;
         const int here = segment.first_id + at;
         const uint64_t key = to_key(__dadd_rn(__ddiv_rn(x, s.row.temperature), __dmul_rn(s.row.noise, token_uniform(word, here))));
         if (key > best) best = key, id = here;  // of equal ones the first
@@ -282,8 +356,10 @@ __device__ inline Cut cut(const Team& team, Shared& s, const Segment& segment, c
     return result;
 }
 
-template <typename Logit, bool IN_SHARED>
-__global__ void __launch_bounds__(THREADS, 2) sample_kernel(const __grid_constant__ Call in) {
+// What bounds a row is the chain of its steps more than arithmetic, so rows are to overlap: where there are many, the fp16 kernel keeps to
+// the registers of three blocks a multiprocessor (`RESIDENT`), whose values fit in shared memory too where a team has four or more.
+template <typename Logit, bool IN_SHARED, int RESIDENT>
+__global__ void __launch_bounds__(THREADS, RESIDENT) sample_kernel(const __grid_constant__ Call in) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
     if (IN_SHARED) return;  // never launched there; nothing to compile
 #endif
@@ -292,26 +368,37 @@ __global__ void __launch_bounds__(THREADS, 2) sample_kernel(const __grid_constan
     const Team team = Team::here();
     team.begin();
     wait_for_inputs();
-    const int row = blockIdx.x / team.size, slot = in.slots[row];
-    Row* stored = in.table + max(slot, 0);
+    const int row = blockIdx.x / team.size;
     const int share = in.chunk / WARPS, at = warp_id() * share;
     float* values = IN_SHARED ? reinterpret_cast<float*>(dynamic) : in.workspace + size_t(row) * in.chunk;
     const Chunk chunk = {values, team.rank * in.chunk, in.chunk};
-    const Segment segment = {chunk.values + at, chunk.first_id + at, share};
-    float own_top = read(in, static_cast<const Logit*>(in.logits) + row * in.stride, segment, [&] {
-        if (warp_id() == 0) reinterpret_cast<uint32_t*>(&s.row)[lane_id()] = reinterpret_cast<const uint32_t*>(stored)[lane_id()];
-    });
+    constexpr bool HALF = sizeof(Logit) == sizeof(__half);
+    Segment segment = {chunk.values + at, chunk.first_id + at, share, !HALF};
+    const Logit* logits = static_cast<const Logit*>(in.logits) + row * in.stride;
+    const auto fetch_row = [&] {
+        if (warp_id() > 0) return;
+        const int slot = in.slots[row];
+        reinterpret_cast<uint32_t*>(&s.row)[lane_id()] = reinterpret_cast<const uint32_t*>(in.table + max(slot, 0))[lane_id()];
+        if (lane_id() == 0) s.slot = slot;
+    };
+    float own_top;
+    if constexpr (HALF) {
+        own_top = read_halves(in, logits, segment, fetch_row);
+    } else {
+        own_top = read(in, logits, segment, fetch_row);
+    }
     team.wait_for_all();
     if (threadIdx.x < LISTS) s.selection.listed[threadIdx.x] = 0;
-    if (slot < 0) {
+    __syncthreads();
+    if (s.slot < 0) {
         if (team.rank == 0 && threadIdx.x == 0) in.ids[row] = 0;
         return;
     }
-    __syncthreads();
     if (s.row.bias_count || s.row.used) {
+        segment.widen();
         apply_changes(s.row, chunk);
         own_top = -INFINITY;
-        segment.each([&](float x, int) { own_top = fmaxf(own_top, x); });
+        for (int i = lane_id(); i < segment.length; i += WARP) own_top = fmaxf(own_top, segment.values[i]);
     }
     gather_tops(team, own_top, s.tops);
     const uint32_t top = largest(s.tops);
@@ -340,13 +427,17 @@ __global__ void __launch_bounds__(THREADS, 2) sample_kernel(const __grid_constan
     }
     __syncthreads();
     if (threadIdx.x == 0) in.ids[row] = s.token;
-    record(s.row, stored, s.token);
+    record(s.row, in.table + s.slot, s.token);
 }
 
 template <typename Logit>
 int start(Call in, int rows, int blocks, cudaStream_t stream) {
-    const auto kernel = in.workspace ? sample_kernel<Logit, false> : sample_kernel<Logit, true>;
-    const int each = 4 * WARP * WARPS;
+    constexpr int MOST_RESIDENT = sizeof(Logit) == sizeof(__half) ? 3 : 2;
+    const bool few = rows * blocks <= 2 * multiprocessors();
+    const auto kernel = in.workspace ? sample_kernel<Logit, false, 2>
+                        : few        ? sample_kernel<Logit, true, 2>
+                                     : sample_kernel<Logit, true, MOST_RESIDENT>;
+    const int each = 8 * WARP * WARPS;
     in.chunk = (in.vocab + blocks * each - 1) / (blocks * each) * each;
     if (in.chunk > 1024 * THREADS || rows < 1) return cudaErrorInvalidValue;
     const size_t shared = in.workspace ? 0 : in.chunk * sizeof(float);
@@ -366,7 +457,7 @@ extern "C" {
 int rwkv_sample_blocks(int rows) { return !overlaps_launches() ? 1 : rows <= 16 ? 8 : 4; }
 
 int rwkv_sample_chunk(int vocab, int blocks) {
-    const int each = 4 * WARP * sample::WARPS * blocks;
+    const int each = 8 * WARP * sample::WARPS * blocks;
     return (vocab + each - 1) / each * (each / blocks);
 }
 

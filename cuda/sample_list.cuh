@@ -10,7 +10,8 @@ __device__ inline uint32_t list(const Team& team, Selection& s, const Segment& s
     uint32_t* keys = team.at(s.keys, 0) + team.rank * room;
     int* ids = team.at(s.ids, 0) + team.rank * room;
     const float least = from_key(range.low), most = from_key(range.high);
-    segment.each_where([&](float x) { return x >= least && x <= most && range.linear(x) == range.bucket; }, [&](float x, int at) {
+    segment.each_from(least, [&](float x, int at) {
+        if (x > most || range.linear(x) != range.bucket) return;
         const uint32_t place = atomicAdd(&s.listed[which], 1u);
         if (place < room) keys[place] = to_key(x), ids[place] = segment.first_id + at;
     });

@@ -33,16 +33,23 @@ constexpr float ROUNDER = 12582912.f;  // 3 * 2**22: adding it rounds to an inte
 
 // Sums of up to 1024 weights of at most 1.
 struct Weight {
-    int high = 0, low = 0;
+    uint32_t high = 0, low = 0;  // modulo 2**32; `low` may be negative
 
-    __device__ __forceinline__ void add(float w) {
-        const float rounded = __fmaf_rn(w, HALF_POINT, ROUNDER);
-        const float rest = __fmaf_rn(w, HALF_POINT, -__fsub_rn(rounded, ROUNDER));  // exact
-        high += __float_as_int(rounded) - __float_as_int(ROUNDER);
-        low += __float_as_int(__fmaf_rn(rest, HALF_POINT, ROUNDER)) - __float_as_int(ROUNDER);
+    // The bits of ROUNDER are subtracted once for all, which leaves one addition of three numbers for two weights.
+    template <int N>
+    __device__ __forceinline__ void add(const float (&w)[N]) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const float rounded = __fmaf_rn(w[i], HALF_POINT, ROUNDER);
+            const float rest = __fmaf_rn(w[i], HALF_POINT, -__fsub_rn(rounded, ROUNDER));  // exact
+            high += __float_as_uint(rounded);
+            low += __float_as_uint(__fmaf_rn(rest, HALF_POINT, ROUNDER));
+        }
+        high -= N * __float_as_uint(ROUNDER);
+        low -= N * __float_as_uint(ROUNDER);
     }
 
-    __device__ __forceinline__ uint64_t fixed() const { return uint64_t((int64_t(high) << (POINT / 2)) + low); }
+    __device__ __forceinline__ uint64_t fixed() const { return (uint64_t(high) << (POINT / 2)) + int64_t(int32_t(low)); }
 };
 
 // The unnormalised probability of a logit: 2 ** ((logit - top) scale), with scale = log2(e) / temperature.
@@ -57,7 +64,7 @@ struct Softmax {
 
     __device__ __forceinline__ uint64_t fixed(float logit) const {
         Weight sum;
-        sum.add(weight(logit));
+        sum.add({weight(logit)});
         return sum.fixed();
     }
 };

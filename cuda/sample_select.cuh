@@ -35,8 +35,11 @@ struct Range {
     }
 };
 
+// Weights are added in three parts, so that none of up to 65536 additions carries into the next one and no atomic has to return a value.
+constexpr int PARTS = 3, PART_BITS = 16;
+
 struct Histogram {
-    uint32_t counts[BUCKETS], mass_low[BUCKETS], mass_high[BUCKETS];
+    uint32_t counts[BUCKETS], mass[PARTS][BUCKETS];
 };
 
 // Listed tokens one after the other, up to a multiple of 8 with key 0, which no token has.
@@ -60,33 +63,101 @@ struct Selection {
     Range range;
 };
 
-// The values of a warp: `length`, a multiple of 128, ids from `first_id` on.
+// The values of a warp: `length`, a multiple of 256, ids from `first_id` on. `wide` ones are fp32. Others are fp16, as the logits were, and
+// lie at the beginning of the same room: half the traffic, and two of them are compared in one instruction.
 struct Segment {
     float* values;
     int first_id, length;
+    bool wide;
 
-    template <typename F>
-    __device__ __forceinline__ void each(F f) const {
-#pragma unroll 2
-        for (int at = 4 * lane_id(); at < length; at += 4 * WARP) {
-            const float4 x = *reinterpret_cast<const float4*>(values + at);
-            f(x.x, at), f(x.y, at + 1), f(x.z, at + 2), f(x.w, at + 3);
+    __device__ __forceinline__ uint4* halves() const { return reinterpret_cast<uint4*>(values); }  // eight each
+
+    __device__ __forceinline__ float value(int at) const {
+        return wide ? values[at] : __half2float(reinterpret_cast<const __half*>(values)[at]);
+    }
+
+    // The eight values from `at` on, a multiple of 8.
+    __device__ __forceinline__ void load(int at, float (&x)[8]) const {
+        if (wide) {
+            const float4 a = *reinterpret_cast<const float4*>(values + at), b = *reinterpret_cast<const float4*>(values + at + 4);
+            x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+        } else {
+            unpack(halves()[at / 8], x);
         }
     }
 
-    // The same for those values of which `keep` is true, with one copy of f in the code: the kernel must fit in the instruction cache.
-    template <typename K, typename F>
-    __device__ __forceinline__ void each_where(K keep, F f) const {
+    static __device__ __forceinline__ void unpack(uint4 pairs, float (&x)[8]) {
+        const float2 a = to_float2(pairs.x), b = to_float2(pairs.y), c = to_float2(pairs.z), d = to_float2(pairs.w);
+        x[0] = a.x, x[1] = a.y, x[2] = b.x, x[3] = b.y, x[4] = c.x, x[5] = c.y, x[6] = d.x, x[7] = d.y;
+    }
+
+    // Which of eight values reach `least`: bit i for value i.
+    static __device__ __forceinline__ unsigned reach(uint4 pairs, __half2 least) {
+        const auto mask = [&](uint32_t pair) { return __hge2_mask(*reinterpret_cast<const __half2*>(&pair), least); };
+        const unsigned found = (mask(pairs.x) & 0x00020001) | (mask(pairs.y) & 0x00080004) | (mask(pairs.z) & 0x00200010) |
+                               (mask(pairs.w) & 0x00800040);
+        return (found | found >> 16) & 0xff;
+    }
+
+    // f(x) for arrays x of 4 or 8 values, without those arrays in which all are less than `least` where SOME is set.
+    template <bool SOME, typename F>
+    __device__ __forceinline__ void each(float least, F f) const {
+        if (wide) {
+#pragma unroll 2
+            for (int at = 4 * lane_id(); at < length; at += 4 * WARP) {
+                const float4 four = *reinterpret_cast<const float4*>(values + at);
+                const float x[4] = {four.x, four.y, four.z, four.w};
+                if (!SOME || fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])) >= least) f(x);
+            }
+        } else {
+            const __half2 bound = __half2half2(__float2half_rd(least));
 #pragma unroll 1
-        for (int at = 4 * lane_id(); at < length; at += 4 * WARP) {
-            const float4 x = *reinterpret_cast<const float4*>(values + at);
-            unsigned found = keep(x.x) | keep(x.y) << 1 | keep(x.z) << 2 | keep(x.w) << 3;
+            for (int at = lane_id(); at < length / 8; at += WARP) {
+                const uint4 pairs = halves()[at];
+                if (SOME && !reach(pairs, bound)) continue;
+                float x[8];
+                unpack(pairs, x);
+                f(x);
+            }
+        }
+    }
+
+    // f(x, at) for the values that reach `least`, with one copy of f in the code: the kernel must fit in the instruction cache.
+    template <typename F>
+    __device__ __forceinline__ void each_from(float least, F f) const {
+        const __half2 bound = __half2half2(__float2half_rd(least));  // not above `least`
+        const int size = wide ? 4 : 8;
+#pragma unroll 1
+        for (int at = size * lane_id(); at < length; at += size * WARP) {
+            unsigned found;
+            if (wide) {
+                const float4 x = *reinterpret_cast<const float4*>(values + at);
+                found = (x.x >= least) | (x.y >= least) << 1 | (x.z >= least) << 2 | (x.w >= least) << 3;
+            } else {
+                found = reach(halves()[at / 8], bound);
+            }
 #pragma unroll 1
             for (; found; found &= found - 1) {
                 const int place = at + __ffs(found) - 1;
-                f(values[place], place);
+                const float x = value(place);
+                if (x >= least) f(x, place);
             }
         }
+    }
+
+    // The whole warp: make the values fp32, from the last to the first, so that none is overwritten before it is read.
+    __device__ __forceinline__ void widen() {
+        if (wide) return;
+#pragma unroll 1
+        for (int start = length - 8 * WARP; start >= 0; start -= 8 * WARP) {
+            const int at = start + 8 * lane_id();
+            float x[8];
+            load(at, x);
+            __syncwarp();
+            *reinterpret_cast<float4*>(values + at) = make_float4(x[0], x[1], x[2], x[3]);
+            *reinterpret_cast<float4*>(values + at + 4) = make_float4(x[4], x[5], x[6], x[7]);
+        }
+        wide = true;
     }
 };
 
@@ -99,18 +170,21 @@ __device__ __forceinline__ void publish(const Team& team, Range* place, const Ra
 __device__ inline void histogram(const Team& team, Selection& s, const Segment& segment, const Softmax& softmax, const Limits& limits,
                                  const Range& range, bool linear, int shift) {
     Histogram& h = s.histogram;
-    for (int i = threadIdx.x; i < BUCKETS; i += THREADS) h.counts[i] = h.mass_low[i] = h.mass_high[i] = 0;
+    for (int i = threadIdx.x; i < BUCKETS; i += THREADS) h.counts[i] = h.mass[0][i] = h.mass[1][i] = h.mass[2][i] = 0;
     __syncthreads();
     const float least = from_key(range.low), most = from_key(range.high);
-    segment.each_where([&](float x) { return x >= least && x <= most; }, [&](float x, int) {
+    segment.each_from(least, [&](float x, int) {
+        if (x > most) return;
         const int bucket = linear ? range.linear(x) : (range.high - to_key(x)) >> shift;
         if (!linear && range.linear(x) != range.bucket) return;
         atomicAdd(&h.counts[bucket], 1u);
         if (!limits.weighs()) return;
         const uint64_t w = softmax.fixed(x);
-        const uint32_t low = uint32_t(w), before = atomicAdd(&h.mass_low[bucket], low);
-        const uint32_t high = uint32_t(w >> 32) + (before + low < before);  // with the carry
-        if (high) atomicAdd(&h.mass_high[bucket], high);
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) {
+            const uint32_t bits = uint32_t(w >> part * PART_BITS) & ((1u << PART_BITS) - 1);
+            if (bits) atomicAdd(&h.mass[part][bucket], bits);
+        }
     });
     team.sync();
     if (team.rank == 0) {
@@ -122,7 +196,8 @@ __device__ inline void histogram(const Team& team, Selection& s, const Segment& 
             for (int of = 0; of < MOST_BLOCKS; of++) {  // unrolled so that all are under way at once
                 if (of >= team.size) break;
                 count += *team.at(&h.counts[bucket], of);
-                mass += (uint64_t(*team.at(&h.mass_high[bucket], of)) << 32) + *team.at(&h.mass_low[bucket], of);
+#pragma unroll
+                for (int part = 0; part < PARTS; part++) mass += uint64_t(*team.at(&h.mass[part][bucket], of)) << part * PART_BITS;
             }
         }
         uint32_t tokens = warp_scan(count);

@@ -28,9 +28,10 @@ struct Team {
     }
 
     // A block may reach into another's shared memory once that one has begun: all threads, at the start and before the first such access.
+    // Nothing has been written by then, so the arrival need not wait for memory.
     __device__ __forceinline__ void begin() const {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-        if (size > 1) cooperative_groups::this_cluster().barrier_arrive();
+        if (size > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
     }
 

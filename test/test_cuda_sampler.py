@@ -125,6 +125,42 @@ def test_the_split_of_a_row_does_not_matter(blocks, half):
         assert first == pair(slots, 65536, VARIED)[1].sample(logits.float(), range(slots))
 
 
+@pytest.mark.parametrize("rows", [1, 2, 7, 17, 33, 129, 321])
+def test_same_ids_from_fp16_as_on_the_host(rows):
+    host, device = pair(rows, 65536, VARIED)
+    for position in range(2):
+        half = torch.tensor(like_a_model(rows, 100 * rows + position)).half()
+        on_device = half.cuda()
+        logits = half.float()
+        assert_same(host.sample(logits.clone(), range(rows)), device.sample(on_device, range(rows)), logits.numpy(), VARIED, position)
+        assert torch.equal(on_device.cpu().view(torch.int16), half.view(torch.int16))
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 8, 250, 4095, 4097, 20001, 65529, 65535])
+def test_same_ids_from_fp16_as_from_fp32_whatever_the_width(vocab):
+    """Also where rows do not begin at a multiple of 16 bytes."""
+    params = [p for p in VARIED if not p.logit_bias]
+    rows = 2 * len(params)
+    half = torch.tensor(like_a_model(rows, vocab, vocab), device="cuda").half()
+    half[:, :1], half[::3, -1:] = -3, -0.0
+    first, second = (pair(rows, vocab, params)[1] for _ in range(2))
+    assert first.sample(half, range(rows)) == second.sample(half.float(), range(rows))
+
+
+def test_fp16_that_is_not_finite():
+    """A few of a row's segments have numbers that are not finite; the others stay fp16."""
+    rows = len(VARIED) * 4
+    half = torch.tensor(like_a_model(rows, 6), device="cuda").half()
+    for row in range(rows):
+        at = torch.randint(0, VOCABULARY, (3,), generator=torch.Generator().manual_seed(row))
+        half[row, at[0]], half[row, at[1]] = -math.inf, math.nan
+        if row % 4 == 1:
+            half[row, at[2]] = math.inf
+    half[-1] = -math.inf
+    first, second = (pair(rows, 65536, VARIED)[1] for _ in range(2))
+    assert first.sample(half, range(rows)) == second.sample(half.float(), range(rows))
+
+
 @pytest.mark.parametrize("values", [
     [0.0] * 65536, [math.nan] * 65536, [-math.inf] * 65536, [math.inf, math.nan, -math.inf, 0.0] * 16384,
     [1.0, 1.0 + 2**-23, 1.0 - 2**-24, -1.0] * 16384, [0.0, -0.0, 1e-30, -1e-30] * 16384, list(np.linspace(-3.4e38, 3.4e38, 65536)),
@@ -147,7 +183,8 @@ def test_extreme_logits(values):
     nucleus(temperature=0, alpha_presence=0.5, alpha_frequency=0.4, alpha_decay=0.9, logit_bias={7: 2.0, 33: 3.0}),
     Sampling(method="gumbel", presence_penalty=1.0, frequency_penalty=0.7), Sampling(method="noise", noise=2.0, frequency_penalty=0.2),
 ])
-def test_penalties_over_a_long_sequence(params):
+@pytest.mark.parametrize("half", [False, True])
+def test_penalties_over_a_long_sequence(params, half):
     """More different tokens than a row has room for at first."""
     vocab, generator = 1500, np.random.default_rng(3)
     host, device = pair(2, vocab, [params])
@@ -155,8 +192,9 @@ def test_penalties_over_a_long_sequence(params):
     for _ in range(700):
         logits = generator.normal(size=(2, vocab)).astype(np.float32) * 2
         logits[:, :60] += 2
-        expected = host.sample(torch.tensor(logits), [0, 1])
-        assert device.sample(torch.tensor(logits, device="cuda"), [0, 1]) == expected
+        given = torch.tensor(logits).half() if half else torch.tensor(logits)
+        expected = host.sample(given.float().clone(), [0, 1])
+        assert device.sample(given.cuda(), [0, 1]) == expected
         drawn.append(expected[0])
     assert FIRST_CAPACITY < len(set(drawn)) < len(drawn)
 

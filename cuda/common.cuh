@@ -19,16 +19,19 @@ __device__ __forceinline__ void wait_for_inputs() {
 #endif
 }
 
-// Static, so that libraries for several architectures in one process each have an answer of their own.
-static inline bool overlaps_launches() {
-    static const bool can = [] {
+// Of the compute capability. Static, so that libraries for several architectures in one process each have an answer of their own.
+static inline int major_capability() {
+    static const int number = [] {
         int device = 0, major = 0;
         cudaGetDevice(&device);
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-        return major >= 9;
+        return major;
     }();
-    return can;
+    return number;
 }
+
+static inline bool overlaps_launches() { return major_capability() >= 9; }
+static inline bool on_hopper() { return major_capability() == 9; }
 
 inline int multiprocessors() {
     int device = 0, count = 0;

@@ -79,6 +79,19 @@ __device__ __forceinline__ void send_to(unsigned rank, uint32_t place, uint32_t 
                  ::"r"(place), "r"(barrier), "r"(rank), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }
 
+// As both, of 8 bytes.
+__device__ __forceinline__ float2 load_shared2(uint32_t address) {
+    float2 v;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
+    return v;
+}
+
+__device__ __forceinline__ void send_to(unsigned rank, uint32_t place, uint32_t barrier, float x, float y) {
+    asm volatile("{ .reg .b32 there, counter; mapa.shared::cluster.u32 there, %0, %2; mapa.shared::cluster.u32 counter, %1, %2;\n"
+                 "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {%3, %4}, [counter]; }"
+                 ::"r"(place), "r"(barrier), "r"(rank), "f"(x), "f"(y) : "memory");
+}
+
 // Operands in shared memory in the TMA's 128-byte swizzle: rows of 128 bytes, eight of them (1024 bytes, aligned so) a unit.
 __device__ __forceinline__ uint64_t operand(uint32_t address) {
     return uint64_t((address & 0x3ffff) >> 4) | uint64_t(1) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;

@@ -5,13 +5,19 @@
 //   shift              fp16; the last normed input of slot s at shift + s * slot_stride, C numbers
 //   mixes [N, C] fp16  out [N, T, C] fp16 = normed + (the normed input before - normed) * mix
 //
-// Arithmetic and sums are fp32; mean and variance are computed one after the other over the whole row, each as a tree over threads.
+// Arithmetic and sums are fp32; mean and variance are computed one after the other over the whole row, each as a tree over threads. Where
+// a team of blocks has the row (norm_mix_team_kernel), each warp does so for its 256 columns, and what the warps found is combined over
+// the row: mean of the means; squares within the warps plus 256 times the squares of their means' distances, again as a tree.
 // A thread has 4 or 8 neighbouring columns of a row. A row whose slot is negative is padding: it reads zeros and writes no state.
 #include "common.cuh"
+#include "hopper.cuh"
 
 constexpr float EPSILON = 1e-5f;
 constexpr int MOST_MIXES = 6;
 constexpr int MOST_RUN = 16;     // tokens of a block in prefill
+constexpr int TEAM = 4;          // blocks that share as many rows, and the constants' columns among them
+constexpr int MOST_TEAM_THREADS = 512;
+constexpr int WARP_COLUMNS = 8 * WARP;  // of a team's warp
 
 struct NormInput {
     float* x;
@@ -243,6 +249,83 @@ __global__ void __launch_bounds__(1024)
     for (int i = 0; i < MIXES; i++) mix_and_store(v, before, amounts[i], out + (i * size_t(gridDim.x) + row) * in.width + column);
 }
 
+// Decode of many rows on a Hopper GPU: a team of TEAM blocks, a cluster, has TEAM rows. Each block has its share of the columns of all of
+// them, threadIdx.y says of which row, and fetches that share of the constants (mixes, weight, bias) once: those of a whole row are more
+// bytes than its outputs, and what passes through the L2 cache is what takes time here. The blocks tell each other their warps' moments,
+// once. All loads are under way before one is waited for: a slot is used only after what is added has been asked for.
+template <int MIXES>
+__global__ void __launch_bounds__(MOST_TEAM_THREADS, 3)
+    norm_mix_team_kernel(const __grid_constant__ NormInput in, int rows, const int* slots, __half* shift, size_t slot_stride,
+                         const __half* mixes, __half* out) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    using namespace hopper;
+    constexpr int N = WARP_COLUMNS / WARP;
+    extern __shared__ __align__(16) __half constants[];  // [MIXES + 2, columns]: mixes, weight, bias
+    __shared__ __align__(8) uint64_t told;
+    __shared__ __align__(8) float2 moments[TEAM][MOST_TEAM_THREADS / WARP];  // of rows and warps: mean, sum of squares around it
+    const int columns = in.width / TEAM, warps = columns / WARP_COLUMNS;  // of a row in a block
+    const int at = N * threadIdx.x, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const int rank = cluster_rank(), row = blockIdx.x - rank + threadIdx.y, column = rank * columns + at;
+    const bool inside = row < rows, first = in.tokens != nullptr;
+    float* const stream = in.x + size_t(row) * in.width + column;
+    if (threadIdx.x == 0 && threadIdx.y == 0) {
+        barrier_init(shared_address(&told), 1);
+        barriers_ready();
+    }
+    cluster_arrive_relaxed();
+
+    float v[N] = {};
+    int slot = -1;
+    if (inside && !first) load_float(stream, v), slot = slots[row];
+#pragma unroll
+    for (int k = 0; k < MIXES + 2; k += TEAM) {
+        const int i = k + threadIdx.y;
+        const __half* from = i < MIXES ? mixes + i * in.width : i == MIXES ? in.weight : in.bias;
+        if (i < MIXES + 2) copy_columns<N>(constants + i * columns + at, from + column);
+    }
+    close_copies();
+    wait_for_inputs();
+    Raw<N> added = {}, before = {};
+    if (inside && first)
+        added.load(in.table + size_t(in.tokens[row]) * in.width + column), slot = slots[row];
+    else if (inside && in.y)
+        added.load(in.y + size_t(row) * in.width + column);
+    if (slot >= 0) before.load(shift + slot * slot_stride + column);
+    cluster_wait();  // all blocks are there, and their barriers; here, so that no load waits for one before it
+    if (threadIdx.x == 0 && threadIdx.y == 0) arrive_and_expect(shared_address(&told), TEAM * TEAM * warps * sizeof(float2));
+
+    float sum = 0.f, squares = 0.f;
+#pragma unroll
+    for (int i = 0; i < N; i++) v[i] += added[i], sum += v[i];
+    const float own_mean = warp_sum(sum) / WARP_COLUMNS;
+#pragma unroll
+    for (int i = 0; i < N; i++) squares += (v[i] - own_mean) * (v[i] - own_mean);
+    squares = warp_sum(squares);
+    if (lane < TEAM) send_to(lane, shared_address(&moments[threadIdx.y][rank * warps + warp]), shared_address(&told), own_mean, squares);
+    if (first || in.y) store_whole_sectors(stream, v, inside);
+    copies_done<0>();
+    __syncthreads();  // constants
+    barrier_wait_cluster(shared_address(&told), 0);
+
+    const bool has = lane < TEAM * warps;
+    const float2 moment = has ? load_shared2(shared_address(&moments[threadIdx.y][lane])) : float2{};
+    const float mean = warp_sum(moment.x) / (TEAM * warps), apart = moment.x - mean;
+    const float scale = rsqrtf(warp_sum(has ? moment.y + WARP_COLUMNS * apart * apart : 0.f) / in.width + EPSILON);
+    if (!inside) return;
+    Raw<N> weight, bias;
+    weight.load(constants + MIXES * columns + at), bias.load(constants + (MIXES + 1) * columns + at);
+#pragma unroll
+    for (int i = 0; i < N; i++) v[i] = (v[i] - mean) * scale * weight[i] + bias[i];
+    if (slot >= 0) store_half(shift + slot * slot_stride + column, v);
+#pragma unroll
+    for (int i = 0; i < MIXES; i++) {
+        Raw<N> amount;
+        amount.load(constants + i * columns + at);
+        mix_and_store(v, before, amount, out + (i * size_t(rows) + row) * in.width + column);
+    }
+#endif
+}
+
 // The normed rows alone: out [blocks, C]. Used before the head.
 template <int N>
 __global__ void __launch_bounds__(1024) norm_kernel(NormInput in, __half* out) {
@@ -351,6 +434,7 @@ __global__ void relu_square_kernel(uint4* h, size_t vectors) {
 
 namespace {
 constexpr int FEW_ROWS = 64;     // fewer: more threads for each, for the shortest wait
+constexpr int MANY_NUMBERS = 960 * 1024;  // of x, for teams
 
 // Columns of a thread: 4 or 8. A width that 1024 threads cannot hold is refused by the launch.
 bool four_columns(int rows, int width) { return rows < FEW_ROWS && width <= 4 * 1024; }
@@ -368,6 +452,19 @@ int norm_mix(const NormInput& in, int rows, const int* slots, __half* shift, siz
              cudaStream_t stream) {
     if (n == MOST_MIXES) return norm_mix<N, MOST_MIXES>(in, rows, slots, shift, slot_stride, mixes, out, stream);
     return n == 1 ? norm_mix<N, 1>(in, rows, slots, shift, slot_stride, mixes, out, stream) : cudaErrorInvalidValue;
+}
+
+// Where rows are so many that what they move takes longer than the blocks of a cluster need to meet: whole warps for each block's columns.
+bool in_teams(const NormInput& in, int rows) {
+    return on_hopper() && rows * in.width >= MANY_NUMBERS && in.width % (TEAM * WARP_COLUMNS) == 0 && in.width <= 8 * MOST_TEAM_THREADS && !in.part_count;
+}
+
+template <int MIXES>
+int norm_mix_teams(const NormInput& in, int rows, const int* slots, __half* shift, size_t slot_stride, const __half* mixes, __half* out,
+                   cudaStream_t stream) {
+    const int shared = (MIXES + 2) * in.width / TEAM * int(sizeof(__half)), blocks = (rows + TEAM - 1) / TEAM * TEAM;
+    return launch_clusters(TEAM, norm_mix_team_kernel<MIXES>, blocks, dim3(in.width / 8 / TEAM, TEAM), shared, stream, in, rows, slots,
+                           shift, slot_stride, mixes, out);
 }
 
 template <int N, int MIXES>
@@ -395,6 +492,8 @@ extern "C" {
 // n: 1 or 6 mixes.
 int rwkv_norm_mix(const NormInput* in, int rows, const int* slots, __half* shift, size_t slot_stride, const __half* mixes, int n,
                   __half* out, cudaStream_t stream) {
+    if (in_teams(*in, rows) && (n == 1 || n == MOST_MIXES))
+        return (n == 1 ? norm_mix_teams<1> : norm_mix_teams<MOST_MIXES>)(*in, rows, slots, shift, slot_stride, mixes, out, stream);
     return four_columns(rows, in->width) ? norm_mix<4>(*in, rows, slots, shift, slot_stride, mixes, n, out, stream)
                                          : norm_mix<8>(*in, rows, slots, shift, slot_stride, mixes, n, out, stream);
 }

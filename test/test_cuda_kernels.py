@@ -62,7 +62,7 @@ def test_sparse_product(kernels, rows, n, k, slices, share):
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("width", [64, 320, 2048, 4096])
+@pytest.mark.parametrize("width", [64, 320, 2048, 3072, 4096])
 @pytest.mark.parametrize("source", ["y", "parts", "table"])
 @pytest.mark.parametrize("mixes", [1, 6])
 def test_norm_with_shift_and_mix_of_one_token_a_row(kernels, rows, width, source, mixes):
@@ -93,6 +93,21 @@ def test_norm_with_shift_and_mix_of_one_token_a_row(kernels, rows, width, source
     untouched = torch.ones(rows + 3, dtype=torch.bool, device="cuda")
     untouched[slots[real].long()] = False
     assert torch.equal(shift[untouched].float(), want_shift[untouched])
+
+
+@pytest.mark.parametrize("rows", [7, 64, 260])
+@pytest.mark.parametrize("width", [1024, 4096, 4160])
+def test_norm_of_rows_far_from_zero_and_with_columns_that_stand_out(kernels, rows, width):
+    x, weight, bias = torch.randn(rows, width, device="cuda") + 100, normal(width, std=0.1, mean=1), normal(width, std=0.1)
+    x[1::2] -= 100
+    x[1::2, :3] *= 1000
+    y, shift, amounts = normal(rows, width), normal(rows, width), normal(6, width)
+    slots = torch.randperm(rows, device="cuda", dtype=torch.int32)
+    normed = layer_norm(x.double() + y.double(), (width,), weight.double(), bias.double())
+    want = normed + (shift[slots.long()].double() - normed) * amounts.double().unsqueeze(1)
+    out = poisoned(6, rows, width)
+    kernels.norm_mix(x, Added(y=y), weight, bias, slots, shift, amounts, out)
+    assert off(out[:, ::2], want[:, ::2]) < 1e-3 and off(out[:, 1::2], want[:, 1::2]) < 1e-3 and off(shift[slots.long()], normed) < 1e-3
 
 
 PACKED = [[1], [63], [1, 15, 1, 16, 17], [2] * 129 + [1] * 40, [3, 1500, 2, 4000, 1, 9]]  # two tokens a block and more with the last

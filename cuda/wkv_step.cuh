@@ -22,7 +22,7 @@ constexpr int DEPTH = 3;              // states under way or in use in a block
 
 // Weights and inputs of two channels: lane l has channels 2 l and 2 l + 1 of the head.
 struct Constants {
-    __half2 w0, a0, v0, k_k, k_a, r_k;
+    __half2 w0, a0, v0, k_k, k_a, r_k, weight, bias;
 };
 
 struct Inputs {
@@ -41,6 +41,7 @@ __device__ __forceinline__ Constants constants(const TimeMix& in, int head, int 
     const size_t at = head * HEAD + 2 * lane;
     Constants c = {raw_pair_at(in.w0, at), raw_pair_at(in.a0, at)};
     c.k_k = raw_pair_at(in.k_k, at), c.k_a = raw_pair_at(in.k_a, at), c.r_k = raw_pair_at(in.r_k, at);
+    c.weight = raw_pair_at(in.norm_weight, at), c.bias = raw_pair_at(in.norm_bias, at);
     if (in.mix) c.v0 = raw_pair_at(in.v0, at);
     return c;
 }
@@ -79,18 +80,22 @@ __device__ __forceinline__ Prepared prepare(const Inputs& in, const Constants& c
             k,  kk, make_float2(kk.x * a.x, kk.y * a.y), v, own};
 }
 
+// What a token is finished with, two channels of each.
+struct Last {
+    __half2 weight, bias, gate;
+};
+
 // One warp finishes one token: y [64] is what was read out of S.
-__device__ __forceinline__ void finish(const TimeMix& in, size_t token, int head, int lane, __half2 gate, float own, float2 v,
+__device__ __forceinline__ void finish(const TimeMix& in, const Last& last, size_t token, int head, int lane, float own, float2 v,
                                        const float* y_of) {
-    const size_t channel = head * HEAD + 2 * lane;
-    const float2 weight = pair_at(in.norm_weight, channel), bias = pair_at(in.norm_bias, channel);
-    const float2 g = __half22float2(gate), y = *reinterpret_cast<const float2*>(y_of + 2 * lane);
+    const float2 weight = __half22float2(last.weight), bias = __half22float2(last.bias), g = __half22float2(last.gate);
+    const float2 y = *reinterpret_cast<const float2*>(y_of + 2 * lane);
     const float mean = warp_sum(y.x + y.y) / HEAD;
     const float2 d = make_float2(y.x - mean, y.y - mean);
     const float scale = rsqrtf(warp_sum(d.x * d.x + d.y * d.y) / HEAD + NORM_EPSILON);
     const float x0 = (d.x * scale * weight.x + bias.x + own * v.x) * g.x;
     const float x1 = (d.y * scale * weight.y + bias.y + own * v.y) * g.y;
-    *reinterpret_cast<uint32_t*>(in.out + token * in.width + channel) = to_half2(x0, x1);
+    *reinterpret_cast<uint32_t*>(in.out + token * in.width + head * HEAD + 2 * lane) = to_half2(x0, x1);
 }
 
 template <typename Recurrence>
@@ -138,10 +143,10 @@ __global__ void __launch_bounds__(THREADS, Recurrence::BLOCKS)
     };
     Constants c;
     Inputs x;
-    __half2 gate, gate_before;
+    Last last, last_before;
     const auto has_row = [&](Place at) { return warp < tile && at.row + warp < rows; };
     const auto prepare_row = [&](Place at, int buffer) {
-        gate_before = gate, gate = x.g;
+        last_before = last, last = {c.weight, c.bias, x.g};
         if (!has_row(at)) return;
         const Prepared p = prepare(x, c, mixes_v);
         Recurrence::put(own.tokens[buffer][warp], lane, p);
@@ -151,7 +156,7 @@ __global__ void __launch_bounds__(THREADS, Recurrence::BLOCKS)
         const auto& token = own.tokens[buffer][warp];
         const size_t row = at.row + warp;
         if (slot_of(at, warp) >= 0)
-            finish(in, row, at.head, lane, gate_before, token.own, Recurrence::value(token, lane), own.y_of[buffer][warp]);
+            finish(in, last_before, row, at.head, lane, token.own, Recurrence::value(token, lane), own.y_of[buffer][warp]);
         else
             *reinterpret_cast<uint32_t*>(in.out + row * in.width + at.head * HEAD + 2 * lane) = 0;
     };

@@ -19,7 +19,7 @@ from rwkv_batch.ops.cuda_products import METHODS, Buffers, Products
 from rwkv_batch.ops.cuda_weights import Layer
 
 RUNS = 5
-ROUNDS = 9               # of all that are timed between their neighbours
+ROUNDS = 20              # of all that are timed between their neighbours
 LAYERS = 12              # timed one after the other, so that no weight comes from the cache
 CLOSE, FEW = 1.25, 4      # times the fastest, and how many at most: what is timed between its neighbours too
 ACTIVE_SHARE = 0.1       # of the hidden units, while products are timed

@@ -8,7 +8,8 @@
 // Arithmetic and sums are fp32; mean and variance are computed one after the other over the whole row, each as a tree over threads. Where
 // a team of blocks has the row (norm_mix_team_kernel), each warp does so for its 256 columns, and what the warps found is combined over
 // the row: mean of the means; squares within the warps plus 256 times the squares of their means' distances, again as a tree.
-// A thread has 4 or 8 neighbouring columns of a row. A row whose slot is negative is padding: it reads zeros and writes no state.
+// A thread has 4 or 8 neighbouring columns of a row. A row whose slot is negative is padding: it reads zeros and writes no
+// state; in prefill, no out either.
 #include "common.cuh"
 #include "hopper.cuh"
 
@@ -456,7 +457,8 @@ int norm_mix(const NormInput& in, int rows, const int* slots, __half* shift, siz
 
 // Where rows are so many that what they move takes longer than the blocks of a cluster need to meet: whole warps for each block's columns.
 bool in_teams(const NormInput& in, int rows) {
-    return on_hopper() && rows * in.width >= MANY_NUMBERS && in.width % (TEAM * WARP_COLUMNS) == 0 && in.width <= 8 * MOST_TEAM_THREADS && !in.part_count;
+    const bool fits = in.width % (TEAM * WARP_COLUMNS) == 0 && in.width <= 8 * MOST_TEAM_THREADS;
+    return on_hopper() && fits && rows * in.width >= MANY_NUMBERS && !in.part_count;
 }
 
 template <int MIXES>

@@ -1,9 +1,9 @@
 // The recurrence of wkv.cuh over rows of one token each: all of the time mix between its products in one kernel. All sums are fp32.
 //
-// A block of 128 threads runs the recurrence of a head, in one of two ways (a `Recurrence`): wkv_step.cu for fp32 states, with multiplications
-// and additions alone; wkv_step_half.cu for fp16 states, with tensor cores. What they share is here: how states are divided among blocks, how
-// they are fetched ahead, what comes before the recurrence (gates, decay, keys) and after it (group norm, bonus, gate). Sums over a head
-// in those go over the two channels of a lane, then over lanes as a tree.
+// A block of 128 threads runs the recurrence of a head, in one of two ways (a `Recurrence`): wkv_step.cu for fp32 states, with
+// multiplications and additions alone; wkv_step_half.cu for fp16 states, with tensor cores. What they share is here: how states are
+// divided among blocks, how they are fetched ahead, what comes before the recurrence (gates, decay, keys) and after it (group norm, bonus,
+// gate). Sums over a head in those go over the two channels of a lane, then over lanes as a tree.
 //
 // struct Recurrence:
 //   Number, of a state as it is stored;  BLOCKS, that fit on a multiprocessor
@@ -106,10 +106,10 @@ struct Shared {
     int drawn[2];
 };
 
-// Every row is one token: the first `most` tokens, or as many as stand at `counted` on the device. A row whose slot is negative is padding:
-// its output is zero. Tiles are `tile` rows of one head; they are numbered head by head, then from rows to rows. A block takes two tiles that
-// follow from its own number, then whatever tile is next (`in.work`): so all of them together go through memory from one end to the other,
-// which serves them up to a tenth faster than when those that get ahead go on to other places.
+// Every row is one token: the first `most` tokens, or as many as stand at `counted` on the device. A row whose slot is negative is
+// padding: its output is zero. Tiles are `tile` rows of one head; they are numbered head by head, then from rows to rows. A block takes
+// two tiles that follow from its own number, then whatever tile is next (`in.work`): so all of them together go through memory from one
+// end to the other, which serves them up to a tenth faster than when those that get ahead go on to other places.
 // Warp i prepares and finishes row i of a tile. While a tile is worked on, the inputs of the next are on their way, as are the states of the
 // rows that follow; every thread copies what it will itself use.
 template <typename Recurrence>

@@ -1,8 +1,8 @@
 // What the products with small matrices share, for short K (product_kept.cu) and long (product_low.cu): y[m, n] = f(sum over k of
 // x[m, k] w[n, k]) for up to four parts.
 //
-// The tensor memory accelerator (TMA) brings tiles in pieces of 64 k through rings in shared memory; one warp asks for them, warpgroups
-// multiply, each 64 rows of x. All of w that there is room for is on its way before the block waits for the kernel that makes x.
+// The tensor memory accelerator (TMA) brings tiles in pieces of 64 k through rings in shared memory; warps of their own ask for them,
+// warpgroups multiply, each 64 rows of x. All of w that there is room for is on its way before the block waits for the kernel that makes x.
 #pragma once
 #include "hopper.cuh"
 #include "product.cuh"

@@ -153,7 +153,7 @@ __device__ __forceinline__ float read_halves(const Call& in, const __half* logit
 }
 
 // The largest key of each group, in all blocks, from the largest number of each lane. Groups ascend with the segments; within one they take
-// turns of the four or eight ids that a lane reads at once.
+// turns of the one, four or eight ids that a lane reads at once.
 __device__ inline void gather_tops(const Team& team, float top, uint32_t* tops) {
     uint32_t key = to_key(top);
     const int groups = GROUPS / team.segments(), lanes = WARP / groups;  // of this segment; of a group
@@ -439,7 +439,7 @@ int start(Call in, int rows, int blocks, cudaStream_t stream) {
                                      : sample_kernel<Logit, true, MOST_RESIDENT>;
     const int each = 8 * WARP * WARPS;
     in.chunk = (in.vocab + blocks * each - 1) / (blocks * each) * each;
-    if (in.chunk > 1024 * THREADS || rows < 1) return cudaErrorInvalidValue;
+    if (in.chunk > 1 << PART_BITS || rows < 1) return cudaErrorInvalidValue;  // more than a bucket of a histogram can add up
     const size_t shared = in.workspace ? 0 : in.chunk * sizeof(float);
     if (shared + sizeof(Shared) > 48 * 1024) {
         const int error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));

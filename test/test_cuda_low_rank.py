@@ -38,6 +38,13 @@ def test_products_of_small_matrices(kernels, rows, n, k, slices):
         assert off(y, FUNCTIONS[function](x.double() @ w.double().T)) < 1e-3
 
 
+def test_tall_tiles_and_wide_ones(kernels):
+    """In one case, so that the sanitizer sees them all."""
+    for rows, n, k, slices in ((1, 208, 2080, 4), (129, 208, 2080, 4), (321, 208, 2080, 4), (1000, 96, 320, 4), (1000, 480, 4096, 1),
+                               (4096, 208, 2080, 1), (1000, 2048, 480, KEPT)):
+        test_products_of_small_matrices(kernels, rows, n, k, slices)
+
+
 @pytest.mark.parametrize("rows", [3, 65, 321, 1000])
 @pytest.mark.parametrize(("n", "k", "slices"), [(2048, 256, KEPT), (2048, 480, KEPT), *((256, 2048, slices) for slices in (1, 2, 4, 8))])
 def test_a_row_alone_gets_the_same_bits(kernels, rows, n, k, slices):

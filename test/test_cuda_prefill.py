@@ -119,7 +119,7 @@ def check(kernels, lengths, kind="plain", dtype=torch.float32, first_layer=False
 
 @gpu
 @skip
-@pytest.mark.parametrize("lengths", [[2], [3], [7], [15], [16], [17], [33], [63], [129], [321], [1000], [17, 2, 64, 1000, 16],
+@pytest.mark.parametrize("lengths", [[2], [3], [7], [15], [16], [17], [33], [63], [129], [321], [9000], [1000], [17, 2, 64, 1000, 16],
                                      list(range(2, 40)), [2] * 330])
 @pytest.mark.parametrize(("dtype", "first_layer"), [(torch.float16, False), (torch.float32, True)])
 def test_out_and_states(kernels, lengths, dtype, first_layer):

@@ -15,12 +15,12 @@
 #include "common.cuh"
 #include "hopper.cuh"
 
-constexpr int WARPS = 8, THREADS = WARPS * WARP;
+constexpr int WARPS = 16, THREADS = WARPS * WARP;
 constexpr int SLICES = 8;    // of K
 constexpr int COLUMNS = 64;  // of a warp
 constexpr int MOST_WIDE_BITS = 2;
 constexpr int SIXTEEN = 16;  // units of a tensor-core product
-constexpr int STAGES = 4;    // of 16 units, on their way to a warp: 64 KB for a block, where a multiprocessor needs 40 to keep memory busy
+constexpr int STAGES = 4;    // of 16 units, on their way to a warp: 128 KB for a block, where a multiprocessor needs 40 to keep memory busy
 
 // A block's shared memory, in this order: sums, h of the listed units [8 rows], the list. Up to 16 units more fill the last sixteen.
 constexpr int SUMS_BYTES = WARPS * COLUMNS * 4;  // of one row
@@ -32,7 +32,7 @@ __device__ __forceinline__ uint32_t upper(uint32_t first, uint32_t second) { ret
 
 // 1 << wide_bits warps stand side by side; the others of the block share their columns.
 template <int M>
-__global__ void __launch_bounds__(THREADS, 2) sparse_kernel(const __half* h, const __half* w, float* parts, int k, int n, int units,
+__global__ void __launch_bounds__(THREADS, 1) sparse_kernel(const __half* h, const __half* w, float* parts, int k, int n, int units,
                                                             int wide_bits, Ahead ahead) {
     extern __shared__ __align__(16) uint8_t raw[];
     __shared__ int found[2][WARPS];

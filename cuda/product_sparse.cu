@@ -2,18 +2,15 @@
 //
 //   h [M, K] fp16 (after relu squared), w [K, N] fp16: one run of N numbers for each hidden unit
 //   M is 1, 2, 4 or 8, N a multiple of 64, K of 8
-//   parts [P, M, N] fp32: sums over the P slices of K; the kernel that reads them adds them up in order. P is 1 on Hopper, else 8
+//   parts [P, M, N] fp32: sums over the P slices of K; the kernel that reads them adds them up in order. P is 8
 //
 // A block owns up to 256 columns and an eighth of K. It first lists its units that are not zero in some row, with their h of all rows. A
 // warp then streams 64 columns of the weights of listed units, 16 units at a time, from memory straight into the operands of m16n8k16
 // tensor-core products: two units' words, one half of each, make the pairs along k, and 16 columns the rows of the product. The warps of a
 // block that have the same columns take the sixteens in turn, so that every one is busy however few are active.
-// On Hopper the eight blocks of a cluster share columns, send their sums to each other and each add up an eighth of the columns: the norm
-// that comes next has one part to read instead of eight.
 // Sums are fp32: over a warp's sixteens in order, over the warps of a slice in order, over the slices in order. A row's sums depend on the
 // other rows only by the sixteens that its units fall into.
 #include "common.cuh"
-#include "hopper.cuh"
 
 constexpr int WARPS = 8, THREADS = WARPS * WARP;
 constexpr int SLICES = 8;    // of K
@@ -41,16 +38,6 @@ __global__ void __launch_bounds__(THREADS, 2) sparse_kernel(const __half* h, con
     uint16_t* const list = reinterpret_cast<uint16_t*>(rows + units + SIXTEEN);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quad = lane % 4;
     const int slice = blockIdx.x, begin = slice * units, end = min(begin + units, k);
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    __shared__ uint64_t barrier;
-    const uint32_t summed = hopper::shared_address(&barrier);
-    if (threadIdx.x == 0) {
-        hopper::barrier_init(summed, 1);
-        hopper::barriers_ready();
-        hopper::arrive_and_expect(summed, M * SUMS_BYTES);
-    }
-    hopper::cluster_arrive_relaxed();  // barriers_ready has made the barrier known
-#endif
     prefetch(ahead);
     wait_for_inputs();
 
@@ -139,45 +126,27 @@ __global__ void __launch_bounds__(THREADS, 2) sparse_kernel(const __half* h, con
         }
     }
 
-    // A lane has rows 2 quad and the next, of eight columns. The sums of all warps that share columns lie as [warp][row][column] with the
-    // block that adds them up.
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    const int kept_bits = wide_bits + 3, sources = SLICES * shares, source = slice * shares + share, first_kept = slice << kept_bits;
-    static_assert(COLUMNS / SLICES == 1 << 3);
-    float* const out = parts;
-    hopper::cluster_wait();
-#else
-    const int kept_bits = wide_bits + 6, sources = shares, source = share, first_kept = 0;
-    static_assert(COLUMNS == 1 << 6);
+    // A lane has rows 2 quad and the next, of eight columns. The sums of all warps that share columns lie as [warp][row][column].
+    const int kept = COLUMNS * wide;
     float* const out = parts + size_t(slice) * M * n;
-#endif
-    const int kept = 1 << kept_bits;  // columns that this block adds up
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int m = quad * 2 + r, place = (source * M + m) * kept + (own_column & (kept - 1));
+        const int m = quad * 2 + r, place = (share * M + m) * kept + own_column;
         if (m < M)
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 const float4 sum = make_float4(acc[2 * i][r], acc[2 * i][2 + r], acc[2 * i + 1][r], acc[2 * i + 1][2 + r]);
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-                hopper::send_to(own_column >> kept_bits, hopper::shared_address(sums + place + i * 4), summed, sum);
-#else
                 *reinterpret_cast<float4*>(sums + place + i * 4) = sum;
-#endif
             }
     }
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    hopper::barrier_wait_cluster(summed, 0);
-#else
     __syncthreads();
-#endif
 #pragma unroll 1
     for (int i = threadIdx.x; i < M * kept / 4; i += THREADS) {
-        const int m = i * 4 >> kept_bits, place = column0 + first_kept + (i * 4 & (kept - 1));
+        const int m = i * 4 >> (wide_bits + 6), place = column0 + (i * 4 & (kept - 1));
         if (place >= n) continue;
         float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll 8
-        for (int s = 0; s < sources; s++) {
+        for (int s = 0; s < shares; s++) {
             const float4 more = *reinterpret_cast<const float4*>(sums + s * M * kept + i * 4);
             sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
         }
@@ -196,8 +165,7 @@ int run(const __half* h, const __half* w, float* parts, int k, int n, Ahead ahea
     int bits = 0;
     while (bits < MOST_WIDE_BITS && blocks_of(bits) * SLICES > multiprocessors()) bits++;
     const dim3 grid(SLICES, blocks_of(bits));
-    return on_hopper() ? launch_clusters(SLICES, sparse_kernel<M>, grid, THREADS, shared, stream, h, w, parts, k, n, units, bits, ahead)
-                       : launch(sparse_kernel<M>, grid, THREADS, shared, stream, h, w, parts, k, n, units, bits, ahead);
+    return launch(sparse_kernel<M>, grid, THREADS, shared, stream, h, w, parts, k, n, units, bits, ahead);
 }
 }  // namespace
 

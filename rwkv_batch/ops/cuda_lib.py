@@ -95,7 +95,7 @@ class Kernels:
         self.library = build.load(build.architecture(device))
         self.has_low = torch.cuda.get_device_capability(device)[0] == 9  # products_low is there only on Hopper GPUs
         self.has_tile = torch.cuda.get_device_capability(device) == (9, 0)  # and so is products_tile
-        self.sparse_parts = 1 if self.has_low else SPARSE_SLICES  # on Hopper, clusters add up the slices
+        self.sparse_parts = SPARSE_SLICES
         for name, arguments in SIGNATURES.items():
             function = getattr(self.library, name)
             function.argtypes, function.restype = arguments, c_int

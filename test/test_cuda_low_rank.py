@@ -28,7 +28,7 @@ def random_parts(rows, n, k):
     return parts
 
 
-@pytest.mark.parametrize("rows", [*ROWS, 1000, 4096])
+@pytest.mark.parametrize("rows", [*ROWS, 65, 128, 200, 1000, 4096])
 @pytest.mark.parametrize(("n", "k", "slices"), [*((n, k, KEPT) for n, k in OUTER),
                                                *((n, k, slices) for n, k in INNER for slices in (AUTO, 1, 2, 4, 8))])
 def test_products_of_small_matrices(kernels, rows, n, k, slices):
@@ -38,8 +38,9 @@ def test_products_of_small_matrices(kernels, rows, n, k, slices):
         assert off(y, FUNCTIONS[function](x.double() @ w.double().T)) < 1e-3
 
 
-@pytest.mark.parametrize("rows", [3, 65, 321, 1000])
-@pytest.mark.parametrize(("n", "k", "slices"), [(2048, 256, KEPT), (2048, 480, KEPT), *((256, 2048, slices) for slices in (1, 2, 4, 8))])
+@pytest.mark.parametrize("rows", [3, 65, 128, 200, 321, 1000])
+@pytest.mark.parametrize(("n", "k", "slices"), [(2048, 256, KEPT), (2048, 480, KEPT), (4080, 480, KEPT),
+                                               *((256, 2048, slices) for slices in (1, 2, 4, 8))])
 def test_a_row_alone_gets_the_same_bits(kernels, rows, n, k, slices):
     parts = random_parts(rows, n, k)
     kernels.products_low(parts, slices)

@@ -99,26 +99,29 @@ class Products:
         return "low" if "low" in self.possible(kind, 0) else "blas"
 
     def into_time_mix(self, layer: Layer, b: Buffers, rkv: Tensor, method: str) -> None:
-        """r, k, v, and the inner sides of the low-rank functions with their activation; memory goes on with the largest outer side."""
+        """r, k, v, and the inner sides of the low-rank functions with their activation.
+
+        Those first: their kernel begins while the one that mixes x still runs, finds x in the cache, and leaves memory time to bring some
+        of r, k, v. Behind a library's kernel nothing begins early, and its weights have driven x out.
+        """
         low = [(layer.low_in[name], b.mixed[LOW_RANK_INPUT[name]], b.low[name], LOW_RANKS[name]) for name in layer.low_in]
         if method in ("stream16", "stream32"):
             large = [(layer.rkv[i], b.mixed[i], rkv[i], IDENTITY) for i in range(3)]
             self.kernels.products(large + low, _rows_of_w(method))
             return
+        if method == "mixed":
+            self.kernels.products(low)
+        elif method in ("low", "tile") or (method in LT and self.kernels.has_low):
+            self.kernels.products_low(low, AUTO, layer.rkv)
+        else:
+            for w, x, y, function in low:
+                torch.mm(x, w.T, out=y)
+                if function in (TANH, SIGMOID):
+                    y.tanh_() if function == TANH else y.sigmoid_()
         if method == "tile":
             self.kernels.products_tile(list(layer.rkv), list(b.mixed[:3]), list(rkv))
         else:
             self._library(layer.rkv, b.mixed[:3], rkv, method)
-        if method == "mixed":
-            self.kernels.products(low)
-            return
-        if method in ("low", "tile") or (method in LT and self.kernels.has_low):
-            self.kernels.products_low(low, AUTO, layer.low_out["g"])
-            return
-        for w, x, y, function in low:
-            torch.mm(x, w.T, out=y)
-            if function in (TANH, SIGMOID):
-                y.tanh_() if function == TANH else y.sigmoid_()
 
     def low_out(self, layer: Layer, b: Buffers, method: str) -> None:
         """The outer sides of the low-rank functions. A short product: memory goes on with the weights of `out`."""

@@ -176,7 +176,7 @@ extern "C" {
 // ahead: weights to bring into the cache meanwhile. cudaErrorNotSupported: this is no Hopper GPU, or w cannot be kept.
 int rwkv_products_low(const Product* parts, int count, int m, int slices, const char* ahead, unsigned ahead_bytes, cudaStream_t stream) {
     if (count < 1 || count > MOST_LOW_PARTS || m < 1) return cudaErrorInvalidValue;
-    if (!device().hopper) return cudaErrorNotSupported;
+    if (!on_hopper()) return cudaErrorNotSupported;
     LowProducts all = {};
     all.count = count;
     all.m = m;

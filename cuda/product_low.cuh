@@ -91,19 +91,16 @@ __device__ __forceinline__ void store_tile(float (&acc)[COLUMNS / 2], int functi
 namespace {
 struct Device {
     int multiprocessors, shared, shared_of_block;
-    bool hopper;
 };
 
 const Device& device() {
     static const Device found = [] {
-        int id = 0, major = 0;
+        int id = 0;
         Device d = {};
         cudaGetDevice(&id);
         cudaDeviceGetAttribute(&d.multiprocessors, cudaDevAttrMultiProcessorCount, id);
         cudaDeviceGetAttribute(&d.shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, id);
         cudaDeviceGetAttribute(&d.shared_of_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, id);
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id);
-        d.hopper = major == 9;
         return d;
     }();
     return found;

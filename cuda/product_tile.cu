@@ -205,17 +205,6 @@ bool map(CUtensorMap* out, const void* matrix, int rows, int columns, int box_ro
                               {STRIP, cuuint32_t(box_rows), cuuint32_t(box_strips)});
 }
 
-bool is_hopper() {
-    static const bool is = [] {
-        int device = 0, major = 0, minor = 0;
-        cudaGetDevice(&device);
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-        return major == 9 && minor == 0;
-    }();
-    return is;
-}
-
 template <int TN, bool ACROSS>
 int launch_tile(const TileProducts& p, int count, cudaStream_t stream) {
     const int rings = (p.groups * ROWS * p.w_stages + TN * p.x_stages) * STRIP_BYTES * strips_of(TN);
@@ -235,7 +224,7 @@ int launch_tile(const TileProducts& p, int count, cudaStream_t stream) {
 extern "C" {
 int rwkv_products_tile(const void* const* w, const void* const* x, void* const* y, int count, int m, int n, int k, int across, int square,
                        const TileShape* shape, cudaStream_t stream) {
-    if (!is_hopper()) return cudaErrorNotSupported;
+    if (!on_hopper()) return cudaErrorNotSupported;
     const int strips = strips_of(shape->rows), pairs = k / STRIP / 2 + k / STRIP % 2;  // shares are whole pairs of strips, for any rows
     TileProducts p = {};
     p.m = m, p.n = n, p.groups = shape->groups, p.splits = shape->splits, p.w_stages = shape->w_stages, p.x_stages = shape->x_stages;

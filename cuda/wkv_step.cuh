@@ -110,8 +110,8 @@ struct Shared {
 // padding: its output is zero. Tiles are `tile` rows of one head; they are numbered head by head, then from rows to rows. A block takes
 // two tiles that follow from its own number, then whatever tile is next (`in.work`): so all of them together go through memory from one
 // end to the other, which serves them up to a tenth faster than when those that get ahead go on to other places.
-// Warp i prepares and finishes row i of a tile. While a tile is worked on, the inputs of the next are on their way, as are the states of the
-// rows that follow; every thread copies what it will itself use.
+// Warp i prepares and finishes row i of a tile. While a tile is worked on, the inputs of the next are on their way, as are the states of
+// the rows that follow; every thread copies what it will itself use.
 template <typename Recurrence>
 __global__ void __launch_bounds__(THREADS, Recurrence::BLOCKS)
     wkv_step_kernel(const __grid_constant__ TimeMix in, const int* slots, int most, const int* counted, int tile) {
@@ -193,7 +193,8 @@ __global__ void __launch_bounds__(THREADS, Recurrence::BLOCKS)
         prepare_row(next, buffer ^ 1);
         if (threadIdx.x == 0) {
             own.drawn[buffer ^ 1] = drawn;
-            // As many tiles are drawn as follow after one that was not the last of its block: the last leaves the counter as it was.
+            // A block draws once for each of its tiles but the last: in all, as often as there are more tiles than blocks at work. Whoever
+            // draws last leaves the counter at zero for the next launch.
             if (draws && drawn - 2 * blocks == tiles - min(tiles, blocks) - 1) *in.work = 0;
         }
         before = now, now = next, buffer ^= 1;

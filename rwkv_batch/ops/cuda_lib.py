@@ -17,6 +17,7 @@ AHEAD_BYTES = 8 << 20      # of weights brought into the cache for the kernels a
 KEPT, AUTO = 0, -1         # slices of K in products_low: none, as w stays on the multiprocessor; as many as are fastest
 MOST_KEPT = 1024           # the longest K of the first kind
 SPARSE_ROWS = (1, 2, 4, 8)  # batches for which there is a sparse product
+SPARSE_SLICES = 8          # of its K
 
 
 class NormInput(Structure):
@@ -52,7 +53,7 @@ SIGNATURES = {
     "rwkv_products_low": (POINTER(ProductPart), c_int, c_int, c_int, c_void_p, c_uint, c_void_p),
     "rwkv_products_tile": (POINTER(c_void_p), POINTER(c_void_p), POINTER(c_void_p), c_int, c_int, c_int, c_int, c_int, c_int,
                            POINTER(TileShape), c_void_p),
-    "rwkv_product_sparse": (c_void_p, c_void_p, c_void_p, c_int, c_int, c_int, c_int, c_void_p, c_uint, c_void_p),
+    "rwkv_product_sparse": (c_void_p, c_void_p, c_void_p, c_int, c_int, c_int, c_void_p, c_uint, c_void_p),
     "rwkv_feed": (c_void_p, c_void_p, c_void_p, c_int, c_void_p),
     "rwkv_take": (c_void_p, c_void_p, c_int, c_void_p, c_void_p),
     "rwkv_wkv_step": (POINTER(TimeMixInput), c_int, c_void_p, c_void_p, c_int, c_void_p),
@@ -94,6 +95,7 @@ class Kernels:
         self.library = build.load(build.architecture(device))
         self.has_low = torch.cuda.get_device_capability(device)[0] == 9  # products_low is there only on Hopper GPUs
         self.has_tile = torch.cuda.get_device_capability(device) == (9, 0)  # and so is products_tile
+        self.sparse_parts = 1 if self.has_low else SPARSE_SLICES  # on Hopper, clusters add up the slices
         for name, arguments in SIGNATURES.items():
             function = getattr(self.library, name)
             function.argtypes, function.restype = arguments, c_int
@@ -143,10 +145,11 @@ class Kernels:
         self._call("rwkv_products_tile", *pointers, len(ws), m, n, k, int(across), int(function == RELU_SQUARE),
                    byref(tile_shape(len(ws), n, k, m, across)))
 
-    def product_sparse(self, h: Tensor, w: Tensor, parts: Tensor, ahead: Tensor | None = None) -> None:
-        """h `[M, K]` times w `[K, N]` into partial sums `[P, M, N]`, for M of SPARSE_ROWS. ahead: weights that are wanted next."""
-        self._call("rwkv_product_sparse", h.data_ptr(), w.data_ptr(), parts.data_ptr(), len(h), w.shape[0], w.shape[1], len(parts),
-                   *_ahead(ahead))
+    def product_sparse(self, h: Tensor, w: Tensor, parts: Tensor, ahead: Tensor | None = None) -> Tensor:
+        """h `[M, K]` times w `[K, N]` for M of SPARSE_ROWS. parts: room for sums `[SPARSE_SLICES, M, N]`. ahead: weights that are wanted
+        next. Returns the parts that the product is the sum of."""
+        self._call("rwkv_product_sparse", h.data_ptr(), w.data_ptr(), parts.data_ptr(), len(h), *w.shape, *_ahead(ahead))
+        return parts[:self.sparse_parts]
 
     def feed(self, tokens: Tensor, slots: Tensor, rows: Tensor) -> None:
         """Before a step; see cuda_feed.Feed.resolve."""

@@ -12,7 +12,19 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.ops import cuda_lt, cuda_tile
-from rwkv_batch.ops.cuda_lib import AUTO, IDENTITY, KEPT, MOST_KEPT, RELU_SQUARE, SIGMOID, SPARSE_ROWS, TANH, Added, Kernels
+from rwkv_batch.ops.cuda_lib import (
+    AUTO,
+    IDENTITY,
+    KEPT,
+    MOST_KEPT,
+    RELU_SQUARE,
+    SIGMOID,
+    SPARSE_ROWS,
+    SPARSE_SLICES,
+    TANH,
+    Added,
+    Kernels,
+)
 from rwkv_batch.ops.cuda_weights import LOW_RANK_INPUT, LOW_RANKS, Layer, Weights
 
 LT = tuple(f"lt{number}" for number in range(cuda_lt.MOST))
@@ -27,9 +39,6 @@ METHODS = {
 LIBRARY = ("blas", *LT)
 LT_TOKENS = 64           # for which cuBLASLt's algorithms are tried, at least
 AHEAD_ROWS = 64          # the states of more rows would drive weights out of the cache again before they are used
-SPARSE_BLOCKS = 128      # of 1024 threads: one for each multiprocessor
-COLUMNS_OF_BLOCK = 128
-UNITS_OF_BLOCK = 32 * 512  # hidden units that one block of the sparse product can take
 
 
 class Buffers:
@@ -51,9 +60,7 @@ class Buffers:
         self.hidden = self._take("hidden", tokens, layer.key.shape[0])
         # the stream from the first norm of a layer of a prefill to the second; there are hidden units only after that
         self.x_between = self.hidden.view(-1)[:2 * tokens * width].view(torch.float32).view(tokens, width)
-        columns = -(-width // COLUMNS_OF_BLOCK)
-        slices = max(1, SPARSE_BLOCKS // columns, -(-layer.key.shape[0] // UNITS_OF_BLOCK))
-        self.parts = self._take("parts", slices, min(tokens, SPARSE_ROWS[-1]), width, dtype=torch.float32)  # sums of the sparse product
+        self.parts = self._take("parts", SPARSE_SLICES, min(tokens, SPARSE_ROWS[-1]), width, dtype=torch.float32)  # of the sparse product
 
     def take_bytes(self, name: str, count: int) -> Tensor:
         """Room for a kernel's own numbers, which a step over any tokens may overwrite."""
@@ -145,8 +152,7 @@ class Products:
     def value(self, layer: Layer, b: Buffers, method: str, ahead: Tensor | None = None) -> Added:
         """From the channel mix back to the residual stream. ahead: what the next layer begins with."""
         if method == "sparse":
-            self.kernels.product_sparse(b.hidden, layer.value, b.parts, ahead)
-            return Added(parts=b.parts)
+            return Added(parts=self.kernels.product_sparse(b.hidden, layer.value, b.parts, ahead))
         if method == "tile":
             self.kernels.products_tile([layer.value], [b.hidden], [b.out], across=True)
         else:

@@ -175,10 +175,25 @@ __device__ __forceinline__ void normalize(const Affine<N>& affine, int width, fl
     for (int i = 0; i < N; i++) v[i] = v[i] * scale * affine.weight[i] + affine.bias[i];
 }
 
+// Adds the partial sums of a row's columns from `column` on, in their order, AT_ONCE of them under way together.
+template <int AT_ONCE, int N>
+__device__ __forceinline__ void add_parts(const NormInput& in, int row, int column, float (&v)[N]) {
+    for (int part = 0; part < in.part_count; part += AT_ONCE) {
+        float more[AT_ONCE][N];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+            if (part + j < in.part_count) load_float(in.parts + (size_t(part + j) * in.rows + row) * in.width + column, more[j]);
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+            if (part + j < in.part_count)
+#pragma unroll
+                for (int i = 0; i < N; i++) v[i] += more[j][i];
+    }
+}
+
 // From the row of the stream in v to the normed row; what is added is added to the stream as well. Both arrays of `scratch` must be unused.
 template <int N>
 __device__ __forceinline__ void norm_row(const NormInput& in, const Affine<N>& affine, int row, float (&v)[N], float (*scratch)[WARP]) {
-    constexpr int AT_ONCE = 16 / N;              // partial sums under way together
     const int width = in.width, column = N * threadIdx.x;
     float sum = 0.f;
     if (column < width) {
@@ -193,17 +208,7 @@ __device__ __forceinline__ void norm_row(const NormInput& in, const Affine<N>& a
 #pragma unroll
             for (int i = 0; i < N; i++) v[i] += raw[i];
         }
-        for (int part = 0; part < in.part_count; part += AT_ONCE) {
-            float more[AT_ONCE][N];
-#pragma unroll
-            for (int j = 0; j < AT_ONCE; j++)
-                if (part + j < in.part_count) load_float(in.parts + (size_t(part + j) * in.rows + row) * width + column, more[j]);
-#pragma unroll
-            for (int j = 0; j < AT_ONCE; j++)
-                if (part + j < in.part_count)
-#pragma unroll
-                    for (int i = 0; i < N; i++) v[i] += more[j][i];
-        }
+        add_parts<16 / N>(in, row, column, v);
         if (in.tokens || in.y || in.part_count) store_float(in.x + size_t(row) * width + column, v);
 #pragma unroll
         for (int i = 0; i < N; i++) sum += v[i];
@@ -253,8 +258,9 @@ __global__ void __launch_bounds__(1024)
 // Decode of many rows on a Hopper GPU: a team of TEAM blocks, a cluster, has TEAM rows. Each block has its share of the columns of all of
 // them, threadIdx.y says of which row, and fetches that share of the constants (mixes, weight, bias) once: those of a whole row are more
 // bytes than its outputs, and what passes through the L2 cache is what takes time here. The blocks tell each other their warps' moments,
-// once. All loads are under way before one is waited for: a slot is used only after what is added has been asked for.
-template <int MIXES>
+// once. All loads are under way before one is waited for: a slot is used only after what is added has been asked for. Not so partial sums,
+// which are added one after the other: for all at once there are no registers, as three blocks share a multiprocessor.
+template <int MIXES, bool PARTS>
 __global__ void __launch_bounds__(MOST_TEAM_THREADS, 3)
     norm_mix_team_kernel(const __grid_constant__ NormInput in, int rows, const int* slots, __half* shift, size_t slot_stride,
                          const __half* mixes, __half* out) {
@@ -267,7 +273,7 @@ __global__ void __launch_bounds__(MOST_TEAM_THREADS, 3)
     const int columns = in.width / TEAM, warps = columns / WARP_COLUMNS;  // of a row in a block
     const int at = N * threadIdx.x, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const int rank = cluster_rank(), row = blockIdx.x - rank + threadIdx.y, column = rank * columns + at;
-    const bool inside = row < rows, first = in.tokens != nullptr;
+    const bool inside = row < rows, first = !PARTS && in.tokens;
     float* const stream = in.x + size_t(row) * in.width + column;
     if (threadIdx.x == 0 && threadIdx.y == 0) {
         barrier_init(shared_address(&told), 1);
@@ -289,9 +295,10 @@ __global__ void __launch_bounds__(MOST_TEAM_THREADS, 3)
     Raw<N> added = {}, before = {};
     if (inside && first)
         added.load(in.table + size_t(in.tokens[row]) * in.width + column), slot = slots[row];
-    else if (inside && in.y)
+    else if (!PARTS && inside && in.y)
         added.load(in.y + size_t(row) * in.width + column);
     if (slot >= 0) before.load(shift + slot * slot_stride + column);
+    if (PARTS && inside) add_parts<1>(in, row, column, v);
     cluster_wait();  // all blocks are there, and their barriers; here, so that no load waits for one before it
     if (threadIdx.x == 0 && threadIdx.y == 0) arrive_and_expect(shared_address(&told), TEAM * TEAM * warps * sizeof(float2));
 
@@ -303,7 +310,7 @@ __global__ void __launch_bounds__(MOST_TEAM_THREADS, 3)
     for (int i = 0; i < N; i++) squares += (v[i] - own_mean) * (v[i] - own_mean);
     squares = warp_sum(squares);
     if (lane < TEAM) send_to(lane, shared_address(&moments[threadIdx.y][rank * warps + warp]), shared_address(&told), own_mean, squares);
-    if (first || in.y) store_whole_sectors(stream, v, inside);
+    if (PARTS || first || in.y) store_whole_sectors(stream, v, inside);
     copies_done<0>();
     __syncthreads();  // constants
     barrier_wait_cluster(shared_address(&told), 0);
@@ -434,11 +441,14 @@ __global__ void relu_square_kernel(uint4* h, size_t vectors) {
 }
 
 namespace {
-constexpr int FEW_ROWS = 64;     // fewer: more threads for each, for the shortest wait
+constexpr int FEW_ROWS = 64;       // fewer: more threads for each, for the shortest wait
+constexpr int FEW_IN_PARTS = 129;  // the same where partial sums are added: while each row has a multiprocessor to itself
 constexpr int MANY_NUMBERS = 960 * 1024;  // of x, for teams
 
 // Columns of a thread: 4 or 8. A width that 1024 threads cannot hold is refused by the launch.
-bool four_columns(int rows, int width) { return rows < FEW_ROWS && width <= 4 * 1024; }
+bool four_columns(const NormInput& in, int rows) {
+    return rows < (in.part_count ? FEW_IN_PARTS : FEW_ROWS) && in.width <= 4 * 1024;
+}
 
 int whole_warps(int threads) { return (threads + WARP - 1) / WARP * WARP; }
 
@@ -458,15 +468,16 @@ int norm_mix(const NormInput& in, int rows, const int* slots, __half* shift, siz
 // Where rows are so many that what they move takes longer than the blocks of a cluster need to meet: whole warps for each block's columns.
 bool in_teams(const NormInput& in, int rows) {
     const bool fits = in.width % (TEAM * WARP_COLUMNS) == 0 && in.width <= 8 * MOST_TEAM_THREADS;
-    return on_hopper() && fits && rows * in.width >= MANY_NUMBERS && !in.part_count;
+    return on_hopper() && fits && rows * in.width >= MANY_NUMBERS;
 }
 
 template <int MIXES>
 int norm_mix_teams(const NormInput& in, int rows, const int* slots, __half* shift, size_t slot_stride, const __half* mixes, __half* out,
                    cudaStream_t stream) {
     const int shared = (MIXES + 2) * in.width / TEAM * int(sizeof(__half)), blocks = (rows + TEAM - 1) / TEAM * TEAM;
-    return launch_clusters(TEAM, norm_mix_team_kernel<MIXES>, blocks, dim3(in.width / 8 / TEAM, TEAM), shared, stream, in, rows, slots,
-                           shift, slot_stride, mixes, out);
+    const auto kernel = in.part_count ? norm_mix_team_kernel<MIXES, true> : norm_mix_team_kernel<MIXES, false>;
+    return launch_clusters(TEAM, kernel, blocks, dim3(in.width / 8 / TEAM, TEAM), shared, stream, in, rows, slots, shift, slot_stride, mixes,
+                           out);
 }
 
 template <int N, int MIXES>
@@ -485,8 +496,8 @@ int norm_mix_run(const NormInput& in, float* to, int tokens, const Places& place
 template <int MIXES>
 int norm_mix_run(const NormInput& in, float* to, int tokens, const Places& places, __half* shift, size_t slot_stride, const __half* mixes,
                  __half* out, cudaStream_t stream) {
-    return four_columns(tokens, in.width) ? norm_mix_run<4, MIXES>(in, to, tokens, places, shift, slot_stride, mixes, out, stream)
-                                          : norm_mix_run<8, MIXES>(in, to, tokens, places, shift, slot_stride, mixes, out, stream);
+    return four_columns(in, tokens) ? norm_mix_run<4, MIXES>(in, to, tokens, places, shift, slot_stride, mixes, out, stream)
+                                    : norm_mix_run<8, MIXES>(in, to, tokens, places, shift, slot_stride, mixes, out, stream);
 }
 }  // namespace
 
@@ -496,13 +507,13 @@ int rwkv_norm_mix(const NormInput* in, int rows, const int* slots, __half* shift
                   __half* out, cudaStream_t stream) {
     if (in_teams(*in, rows) && (n == 1 || n == MOST_MIXES))
         return (n == 1 ? norm_mix_teams<1> : norm_mix_teams<MOST_MIXES>)(*in, rows, slots, shift, slot_stride, mixes, out, stream);
-    return four_columns(rows, in->width) ? norm_mix<4>(*in, rows, slots, shift, slot_stride, mixes, n, out, stream)
-                                         : norm_mix<8>(*in, rows, slots, shift, slot_stride, mixes, n, out, stream);
+    return four_columns(*in, rows) ? norm_mix<4>(*in, rows, slots, shift, slot_stride, mixes, n, out, stream)
+                                   : norm_mix<8>(*in, rows, slots, shift, slot_stride, mixes, n, out, stream);
 }
 
 int rwkv_norm(const NormInput* in, int rows, __half* out, cudaStream_t stream) {
-    return four_columns(rows, in->width) ? launch(norm_kernel<4>, rows, whole_warps(in->width / 4), 0, stream, *in, out)
-                                         : launch(norm_kernel<8>, rows, whole_warps(in->width / 8), 0, stream, *in, out);
+    return four_columns(*in, rows) ? launch(norm_kernel<4>, rows, whole_warps(in->width / 4), 0, stream, *in, out)
+                                   : launch(norm_kernel<8>, rows, whole_warps(in->width / 8), 0, stream, *in, out);
 }
 
 // to [T, C] fp32: the stream with what is added, which cannot be partial sums; in.x is left as it is. n: 1 or 6 mixes.

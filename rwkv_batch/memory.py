@@ -90,7 +90,7 @@ def bytes_needed(model: RWKV7, wkv_dtype: torch.dtype, rows: int, l1: int, budge
     total = slots * state + rows * LOGITS_COPIES * 4 * shape.vocab
     if model.cuda is not None:
         return total + RESERVE + _graph_bytes(model, slots) + slots * _sampler_bytes(shape.vocab) + _buffer_bytes(model, slots) \
-            + _buffer_bytes(model, budget + rows) + _prefill_bytes(model, budget)
+            + _buffer_bytes(model, budget + rows, packed=True) + _prefill_bytes(model, budget)
     total += (budget + rows) * TORCH_VECTORS * 4 * shape.width
     return total if model.device.type == "cpu" else total + RESERVE
 
@@ -136,13 +136,13 @@ def _sampler_bytes(vocab: int) -> int:
     return 2 * ROW.itemsize + 8 + (FIRST_CAPACITY + grown) * PENALTY_BYTES + vocab * BIAS.itemsize
 
 
-def _buffer_bytes(model: RWKV7, tokens: int) -> int:
+def _buffer_bytes(model: RWKV7, tokens: int, packed: bool = False) -> int:
     """What a step over that many tokens writes, but for states and logits. Nothing is allocated to find out."""
     from rwkv_batch.ops.cuda_products import Buffers
 
     assert model.cuda is not None
     weights, arena = model.cuda.weights, dict[str, torch.Tensor]()
-    Buffers(dataclasses.replace(weights, head=weights.head.to("meta")), tokens, arena)
+    Buffers(dataclasses.replace(weights, head=weights.head.to("meta")), tokens, arena, packed)
     return sum(tensor.nbytes for tensor in arena.values())
 
 
@@ -155,7 +155,7 @@ def _prefill_bytes(model: RWKV7, budget: int) -> int:
     sizes, longest = cuda_prefill_graphs.SIZES, -(-(budget + 1) // cuda_prefill.CHUNK)
     chunks = cuda_prefill.most_chunks(sizes[-1]) + max(longest, cuda_prefill.SCRATCH_CHUNKS)
     nodes = len(sizes) * model.checkpoint.layers * PREFILL_NODES_OF_LAYER
-    return chunks * chunk + nodes * GRAPH_NODE_BYTES + _buffer_bytes(model, sizes[-1])
+    return chunks * chunk + nodes * GRAPH_NODE_BYTES + _buffer_bytes(model, sizes[-1], packed=True)
 
 
 def _graph_bytes(model: RWKV7, slots: int) -> int:

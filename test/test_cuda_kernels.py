@@ -119,6 +119,39 @@ def test_norm_of_rows_far_from_zero_and_with_columns_that_stand_out(kernels, row
     assert off(out[:, ::2], want[:, ::2]) < 1e-3 and off(out[:, 1::2], want[:, 1::2]) < 1e-3 and off(shift[slots.long()], normed) < 1e-3
 
 
+@pytest.mark.parametrize("rows", [64, 128, 321, 960])
+@pytest.mark.parametrize("width", [1024, 2048, 4096])
+@pytest.mark.parametrize(("count", "mixes"), [(2, 6), (4, 1)])
+def test_norm_of_many_rows_adds_partial_sums_in_their_order(kernels, rows, width, count, mixes):
+    x, weight, bias = torch.randn(rows, width, device="cuda"), normal(width, std=0.1, mean=1), normal(width, std=0.1)
+    room, shift, amounts = poisoned(count + 1, rows, width, dtype=torch.float32), normal(rows + 1, width), normal(mixes, width)
+    added = Added(parts=room[:count].normal_())
+    slots = torch.randperm(rows + 1, device="cuda", dtype=torch.int32)[:rows]
+    slots[rows // 2] = -1
+    real, total, again = slots >= 0, x.clone(), x.clone()
+    for part in added.parts:
+        total += part
+    normed = layer_norm(total.double(), (width,), weight.double(), bias.double())
+    before = shift[slots.long().clamp(min=0)].double() * real.unsqueeze(1)
+    want = normed + (before - normed) * amounts.double().unsqueeze(1)
+    out, plain = poisoned(mixes, rows, width), poisoned(rows, width)
+    kernels.norm_mix(x, added, weight, bias, slots, shift, amounts, out)
+    kernels.norm(again, added, weight, bias, plain)
+    assert off(out, want) < 1e-3 and off(shift[slots[real].long()], normed[real]) < 1e-3 and off(plain, normed) < 1e-3
+    assert torch.equal(x, total) and torch.equal(again, total) and room[count].isnan().all()
+
+
+@pytest.mark.parametrize(("some", "rows"), [(64, 128), (129, 200), (240, 512)])  # each pair by one kernel
+def test_a_norm_of_partial_sums_has_the_same_bits_among_more_rows(kernels, some, rows):
+    x, weight, bias, parts = torch.randn(rows, 4096, device="cuda"), normal(4096), normal(4096), torch.randn(2, rows, 4096, device="cuda")
+    shift, amounts, slots = normal(rows, 4096), normal(6, 4096), torch.randperm(rows, device="cuda", dtype=torch.int32)
+    few, kept, out, fewer = x[:some].clone(), shift.clone(), poisoned(6, rows, 4096), poisoned(6, some, 4096)
+    kernels.norm_mix(few, Added(parts=parts[:, :some].contiguous()), weight, bias, slots[:some], kept, amounts, fewer)
+    kernels.norm_mix(x, Added(parts=parts), weight, bias, slots, shift, amounts, out)
+    assert torch.equal(fewer, out[:, :some]) and torch.equal(few, x[:some])
+    assert torch.equal(kept[slots[:some].long()], shift[slots[:some].long()])
+
+
 PACKED = [[1], [63], [1, 15, 1, 16, 17], [2] * 129 + [1] * 40, [3, 1500, 2, 4000, 1, 9]]  # two tokens a block and more with the last
 
 

@@ -4,6 +4,7 @@ import torch
 from checkpoints import tiny
 from cuda_gpu import ROWS, needs_gpu, off
 
+from rwkv_batch.ops.cuda_products import SHARES, WHOLE, Buffers
 from rwkv_batch.rwkv7 import RWKV7
 
 pytestmark = needs_gpu
@@ -65,6 +66,37 @@ def test_decode_of_any_number_of_rows(model, rows):
         tokens = ids(rows)
         assert off(model.forward(tokens, [1] * rows, slots, states), truth.forward(tokens, [1] * rows, slots, wanted)) < LOGITS
     assert off(states.wkv, wanted.wkv) < STATES
+
+
+@pytest.mark.parametrize("rows", [1, 8, 64, 129, 321, 512, 960])
+@pytest.mark.parametrize("kind", ["out", "value"])
+def test_what_is_added_to_the_stream_is_the_same_by_every_method(rows, kind):
+    cuda = RWKV7(tiny(layers=2, width=256, vocab=300), "cuda", torch.float16).cuda
+    layer, b = cuda.weights.layers[-1], Buffers(cuda.weights, rows, {})
+    b.y.normal_()
+    b.hidden.normal_().relu_()
+    want = b.y.double() @ layer.output.double().T if kind == "out" else b.hidden.double() @ layer.value.double()
+    methods = [method for of in (kind, f"{kind}_parts") for method in cuda.products.possible(of, rows) if method != WHOLE]
+    assert any(method in SHARES for method in methods) == (64 <= rows <= 512)
+    for method in methods:
+        for buffer in (b.out, b.parts, b.shares):
+            buffer.fill_(float("nan"))
+        added = cuda.products.call(kind, layer, b, method)()
+        assert off(added.y if added.parts is None else added.parts.sum(0), want) < 1e-3
+
+
+@pytest.mark.parametrize("method", ["lt0/2", "lt0/4"])
+def test_decode_with_a_product_in_shares_and_prefill_without(model, method, monkeypatch):
+    rows, tuning = 129, model.cuda.tuning
+    truth, states = reference(model), model.new_states(rows, torch.float16)
+    wanted = truth.new_states(rows)
+    for size in (2, rows, 192):  # the head after a prefill, a step, a prefill: measured now, so that nothing forced is saved
+        tuning.methods(size)
+    monkeypatch.setattr(tuning, "chosen", tuning.chosen | {f"value_parts {size}": method for size in (rows, 192)})
+    for lengths, slots in (([1] * rows, range(rows)), ([100, 50], [3, 7]), ([1] * rows, range(rows))):
+        tokens = ids(sum(lengths))
+        assert off(model.forward(tokens, lengths, slots, states), truth.forward(tokens, lengths, slots, wanted)) < LOGITS
+    assert off(states.wkv, wanted.wkv) < STATES and off(states.shift, wanted.shift) < STATES
 
 
 def test_long_texts_stay_close(model):

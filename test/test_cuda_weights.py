@@ -8,7 +8,7 @@ from checkpoints import tiny
 from bench.make_checkpoint import random_checkpoint
 from rwkv_batch.checkpoint import from_tensors
 from rwkv_batch.ops import cuda_weights
-from rwkv_batch.ops.cuda_products import METHODS, Buffers, Products
+from rwkv_batch.ops.cuda_products import LT, METHODS, SHARES, Buffers, Products
 from rwkv_batch.ops.cuda_tune import usable
 
 CPU = torch.device("cpu")
@@ -36,7 +36,9 @@ class OneAlgorithm:
 
     def run(self, w, x, y, number, across=False):
         assert number == 0
-        y.copy_(x @ (w if across else w.mT))
+        shares = len(y) if y.dim() > x.dim() else 1
+        for part, some_x, some_w in zip(y if shares > 1 else [y], x.chunk(shares, -1), w.chunk(shares, 0 if across else -1), strict=True):
+            part.copy_(some_x @ (some_w if across else some_w.mT))
 
 
 class TestRanks:
@@ -74,6 +76,13 @@ class TestTuningFile:
         chosen = {"in 64": "lt0", "key 64": "lt0", "value 128": "lt0"}
         assert usable(chosen | {"out 63": "lt0", "out 64": "lt1", "low_out 64": "lt0"}, products_by_lt) == chosen
 
+    def test_shares_of_a_long_k_are_for_some_rows(self):
+        products_by_lt = products(lt=OneAlgorithm())
+        chosen = {"value_parts 64": "lt0/4", "value_parts 512": "lt0/2", "value_parts 960": "whole", "out_parts 64": "whole"}
+        others = {"value_parts 63": "lt0/2", "value_parts 513": "lt0/2", "value_parts 128": "lt1/2", "out_parts 128": "lt0/2"}
+        assert usable(chosen | others, products_by_lt) == chosen and products_by_lt.for_many("value_parts") == "whole"
+        assert usable(chosen, products()) == {key: method for key, method in chosen.items() if method == "whole"}
+
     @pytest.mark.parametrize("content", [[], None, 3, "in 1"])
     def test_a_file_of_something_else_is_an_empty_one(self, content):
         assert usable(content, products()) == {}
@@ -104,4 +113,8 @@ def test_products_by_a_library_are_those_of_the_weights(method):
     close(hidden, (b.mixed[0].float() @ layer.key.float().T).relu().square())
     close(by_library.out(layer, b, method).y, b.y.float() @ layer.output.float().T)
     close(by_library.value(layer, b, method).y, hidden.float() @ layer.value.float())
+    for in_shares in SHARES if method in LT else ():
+        if "lt0/" in in_shares:
+            close(by_library.out(layer, b, in_shares).parts.sum(0), b.y.float() @ layer.output.float().T)
+            close(by_library.value(layer, b, in_shares).parts.sum(0), hidden.float() @ layer.value.float())
     close(logits, b.normed.float() @ head.float().T)

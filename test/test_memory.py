@@ -94,12 +94,13 @@ def test_a_container_has_what_its_limit_leaves(tmp_path, monkeypatch):
     assert memory._host_bytes() == 70 * MIB
 
 
-@pytest.mark.parametrize("tokens", [1, 17, 300])
-def test_the_buffers_of_a_step_are_counted_from_their_shapes(tokens):
+@pytest.mark.parametrize("tokens", [1, 17, 300, 600])
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_buffers_of_a_step_are_counted_from_their_shapes(tokens, packed):
     weights = cuda_weights.prepare(tiny(layers=3, width=192, vocab=500), torch.device("cpu"))
     arena: dict[str, torch.Tensor] = {}
-    Buffers(weights, tokens, arena)
-    counted = memory._buffer_bytes(SimpleNamespace(cuda=SimpleNamespace(weights=weights)), tokens)
+    Buffers(weights, tokens, arena, packed)
+    counted = memory._buffer_bytes(SimpleNamespace(cuda=SimpleNamespace(weights=weights)), tokens, packed)
     assert counted == sum(tensor.nbytes for tensor in arena.values()) > 0
 
 

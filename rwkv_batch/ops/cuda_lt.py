@@ -1,6 +1,7 @@
 """Products by cuBLASLt with any of the algorithms that it proposes for a shape: the one it would take by itself is not always the fastest.
 
-y = x w^T, all fp16 with sums in fp32. To cuBLASLt, whose matrices run along columns, that is y^T = w x^T.
+y = x w^T, all fp16 with sums in fp32. To cuBLASLt, whose matrices run along columns, that is y^T = w x^T. Where K is long and x has few
+rows, it is cut into shares that multiply side by side: products whose matrices lie one beside the other, with results in fp32.
 """
 import ctypes
 from ctypes import Structure, byref, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
@@ -25,12 +26,13 @@ class Algorithm(Structure):
 
 @dataclass(frozen=True)
 class Shape:
-    """`parts` products of w `[n, k]` (across: `[k, n]`) and x `[m, k]`."""
+    """`parts` products of w `[n, k]` (across: `[k, n]`) and x `[m, k]`; shares: these are pieces of one w and one x with K = parts k."""
     parts: int
     n: int
     m: int
     k: int
     across: bool
+    shares: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,12 @@ class Lt:
         return len(self._plan(shape).algorithms)
 
     def run(self, w: Tensor, x: Tensor, y: Tensor, number: int, across: bool = False) -> None:
-        """Of one product, or of several in tensors of three dimensions: by algorithm `number`, 0 being cuBLASLt's own choice."""
-        shape = Shape(len(x) if x.dim() == 3 else 1, y.shape[-1], x.shape[-2], x.shape[-1], across)
+        """Of one product, or of several in tensors of three dimensions: by algorithm `number`, 0 being cuBLASLt's own choice.
+
+        Where y alone has three, fp32, each y[i] is the product of a share of K.
+        """
+        parts, shares = len(y) if y.dim() == 3 else 1, y.dim() > x.dim()
+        shape = Shape(parts, y.shape[-1], x.shape[-2], x.shape[-1] // (parts if shares else 1), across, shares)
         plan = self._plan(shape)
         algorithm = plan.algorithms[number]
         self._call("Matmul", self._handle, plan.product, byref(self._one), c_void_p(w.data_ptr()), plan.w, c_void_p(x.data_ptr()), plan.x,
@@ -85,8 +91,8 @@ class Lt:
         self._call("MatmulDescCreate", byref(product), COMPUTE_32F, R_32F)
         if not s.across:
             self._set("MatmulDesc", product, TRANSPOSE_A, c_int(1))
-        w = self._matrix(s, s.n, s.k) if s.across else self._matrix(s, s.k, s.n)
-        x, y = self._matrix(s, s.k, s.m), self._matrix(s, s.n, s.m)
+        w = self._matrix(s, R_16F, s.n, s.k) if s.across else self._along_k(s, s.n)
+        x, y = self._along_k(s, s.m), self._matrix(s, R_32F if s.shares else R_16F, s.n, s.m)
         self._call("MatmulPreferenceCreate", byref(wanted))
         self._set("MatmulPreference", wanted, WORKSPACE_BYTES, c_uint64(WORKSPACE))
         algorithms = (Algorithm * MOST)()
@@ -94,12 +100,17 @@ class Lt:
         self._call("MatmulPreferenceDestroy", wanted)
         return _Plan(product, w, x, y, [algorithm for algorithm in algorithms[:found.value] if algorithm.state == 0])
 
-    def _matrix(self, s: Shape, rows: int, columns: int) -> c_void_p:
-        """Columns one after the other."""
+    def _along_k(self, s: Shape, columns: int) -> c_void_p:
+        """Columns of k numbers; those of shares are pieces of longer ones."""
+        return self._matrix(s, R_16F, s.k, columns, s.parts * s.k, s.k) if s.shares else self._matrix(s, R_16F, s.k, columns)
+
+    def _matrix(self, s: Shape, of: int, rows: int, columns: int, column: int | None = None, part: int | None = None) -> c_void_p:
+        """Of numbers of that type. From a column to the next there are `column` numbers, from a matrix to the next `part`; unless these are
+        given, they lie one after the other."""
         matrix = c_void_p()
-        self._call("MatrixLayoutCreate", byref(matrix), R_16F, c_uint64(rows), c_uint64(columns), c_int64(rows))
+        self._call("MatrixLayoutCreate", byref(matrix), of, c_uint64(rows), c_uint64(columns), c_int64(column or rows))
         self._set("MatrixLayout", matrix, BATCH_COUNT, c_int(s.parts))
-        self._set("MatrixLayout", matrix, BATCH_STRIDE, c_int64(rows * columns))
+        self._set("MatrixLayout", matrix, BATCH_STRIDE, c_int64(part or rows * columns))
         return matrix
 
     def _set(self, what: str, of: c_void_p, attribute: int, value: c_int | c_int64 | c_uint64) -> None:

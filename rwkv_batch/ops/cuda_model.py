@@ -12,7 +12,7 @@ from rwkv_batch.ops.cuda_feed import Feed
 from rwkv_batch.ops.cuda_lib import Added, Kernels, TimeMixInput, pointer
 from rwkv_batch.ops.cuda_prefill import DeviceRows, Plan, upload
 from rwkv_batch.ops.cuda_prefill_graphs import SIZES, PrefillGraphs
-from rwkv_batch.ops.cuda_products import LT, Buffers, Products
+from rwkv_batch.ops.cuda_products import LT, WHOLE, Buffers, Products, added_by
 from rwkv_batch.ops.cuda_slots import Slots
 from rwkv_batch.ops.cuda_tune import Tuning
 from rwkv_batch.ops.cuda_weights import Layer
@@ -74,7 +74,7 @@ class CudaModel:
         if PrefillGraphs.take(plan):
             b, added, rows = self.prefill_graphs(states).run(tokens, plan)
         else:
-            b, tokens = Buffers(self.weights, plan.tokens, {}), tokens.to(self.device, torch.int32, non_blocking=True)
+            b, tokens = Buffers(self.weights, plan.tokens, {}, packed=True), tokens.to(self.device, torch.int32, non_blocking=True)
             rows = upload(plan, self.device)
             added = self.run_rows(tokens, rows, states, b, self.tuning.methods(MANY))
         normed = b.x.new_empty(len(wanted), b.x.shape[1], dtype=torch.float16)
@@ -116,7 +116,8 @@ class CudaModel:
             for pieces in rows.pieces:
                 self.kernels.wkv_prefill(inputs, pieces, items, fp32)
 
-        return self._layers(self.weights.layers, tokens, states, b, Mixers(norm_mix, wkv), methods)
+        whole = methods | dict.fromkeys(("out_parts", "value_parts"), WHOLE)  # this norm adds no partial sums
+        return self._layers(self.weights.layers, tokens, states, b, Mixers(norm_mix, wkv), whole)
 
     def _head_method(self, rows: int) -> str:
         sizes = (1, 2, 4, 8, 16, *SIZES)
@@ -140,7 +141,12 @@ class CudaModel:
         tokens = torch.randint(self.weights.vocab, (rows,), device=self.device, dtype=torch.int32)
         b = Buffers(self.weights, rows, {})
         mixers = self._step_mixers(b, torch.zeros_like(tokens), states)
-        return lambda methods: self._layers(layers, tokens, states, b, mixers, methods)
+
+        def run(methods: dict[str, str]) -> None:
+            added = self._layers(layers, tokens, states, b, mixers, methods)
+            self.kernels.norm(b.x, added, *self.weights.norm_out, b.normed)
+
+        return run
 
     def _layers(self, layers: list[Layer], tokens: Tensor, states: Slots, b: Buffers, mixers: Mixers, methods: dict[str, str]) -> Added:
         """These layers, from the embedding on; returns what is still to be added to the residual stream b.x."""
@@ -151,11 +157,11 @@ class CudaModel:
             self.products.into_time_mix(layer, b, rkv, methods["in"])
             self.products.low_out(layer, b, methods["low_out"])
             mixers.wkv(_time_mix_input(layer, b, rkv, states.wkv[:, index], self.work))
-            added = self.products.out(layer, b, methods["out"])
+            added = self.products.out(layer, b, added_by(methods, "out"))
             mixers.norm_mix(added, layer.norm2, states.shift[:, index, 1], layer.x_k, b.mixed)
             self.products.key(layer, b, methods["key"])
             ahead = layers[index + 1].rkv if index + 1 < len(layers) else self.weights.head
-            added = self.products.value(layer, b, methods["value"], ahead)
+            added = self.products.value(layer, b, added_by(methods, "value"), ahead)
         return added
 
 

@@ -84,9 +84,10 @@ class PrefillGraphs:
     def _capture(self, size: int) -> PrefillGraph:
         if not self._arena:  # for the largest, so that no graph's buffers ever move
             arena: dict[str, Tensor] = {}
-            self._step(Described(SIZES[-1], self.model.device), Buffers(self.model.weights, SIZES[-1], arena))
+            self._step(Described(SIZES[-1], self.model.device), Buffers(self.model.weights, SIZES[-1], arena, packed=True))
             self._arena = arena
-        inputs, buffers = Described(size, self.model.device), Buffers(self.model.weights, size, self._arena)
+        inputs = Described(size, self.model.device)
+        buffers = Buffers(self.model.weights, size, self._arena, packed=True)
         self.model.tuning.methods(size)
         added = [Added()]
 

@@ -4,9 +4,13 @@
 "mixed" and "low": the low-rank matrices by that kernel or by the one for small matrices, cuBLAS for large ones. "sparse": without the
 weights of idle hidden units. "tile": the large matrices by the tiled kernel for Hopper, the low-rank ones as with "low". "lt0" and so on:
 the large matrices by one of the algorithms of cuBLASLt, the low-rank ones as with "low" where that can be.
+
+What is added to the residual stream may also come in shares of K, as partial sums that the norm after it adds up: "lt0/2" in two, by the
+first algorithm for these. Whether that takes less time than the whole product shows only together with the norm, so it is a choice of its
+own, made after the others: of "out_parts" and "value_parts".
 """
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,6 +32,8 @@ from rwkv_batch.ops.cuda_lib import (
 from rwkv_batch.ops.cuda_weights import LOW_RANK_INPUT, LOW_RANKS, Layer, Weights
 
 LT = tuple(f"lt{number}" for number in range(cuda_lt.MOST))
+WHOLE = "whole"
+SHARES = {f"lt{number}/{shares}": (number, shares) for shares in (2, 4) for number in range(3)}  # with algorithm and shares of K
 METHODS = {
     "in": ("stream16", "stream32", "mixed", "low", "tile", "blas", *LT),
     "low_out": ("stream16", "low", "blas"),
@@ -35,16 +41,21 @@ METHODS = {
     "key": ("stream16", "stream32", "tile", "blas", *LT),
     "value": ("sparse", "tile", "blas", *LT),
     "head": ("stream16", "stream32", "tile", "blas", *LT),
+    "out_parts": (WHOLE, *SHARES),
+    "value_parts": (WHOLE, *SHARES),
 }
 LIBRARY = ("blas", *LT)
 LT_TOKENS = 64           # for which cuBLASLt's algorithms are tried, at least
+SHARE_TOKENS = 512       # and for which shares of K are, at most: more fill the multiprocessors
+MOST_SHARES = max(shares for _, shares in SHARES.values())
+SHARE_MULTIPLE = 64      # numbers of K
 AHEAD_ROWS = 64          # the states of more rows would drive weights out of the cache again before they are used
 
 
 class Buffers:
-    """What a step over T tokens writes, in an arena that larger and smaller steps share (their buffers overlap)."""
+    """What a step over T tokens writes, in an arena that larger and smaller steps share (their buffers overlap). packed: of a prefill."""
 
-    def __init__(self, weights: Weights, tokens: int, arena: dict[str, Tensor]) -> None:
+    def __init__(self, weights: Weights, tokens: int, arena: dict[str, Tensor], packed: bool = False) -> None:
         self.arena, self.device = arena, weights.head.device
         layer = weights.layers[-1]                                     # layer 0 may have no "v"
         width = layer.output.shape[0]
@@ -61,6 +72,8 @@ class Buffers:
         # the stream from the first norm of a layer of a prefill to the second; there are hidden units only after that
         self.x_between = self.hidden.view(-1)[:2 * tokens * width].view(torch.float32).view(tokens, width)
         self.parts = self._take("parts", SPARSE_SLICES, min(tokens, SPARSE_ROWS[-1]), width, dtype=torch.float32)  # of the sparse product
+        # those of shares of K, which the norm of a prefill does not take
+        self.shares = self._take("shares", 0 if packed else MOST_SHARES, min(tokens, SHARE_TOKENS), width, dtype=torch.float32)
 
     def take_bytes(self, name: str, count: int) -> Tensor:
         """Room for a kernel's own numbers, which a step over any tokens may overwrite."""
@@ -83,6 +96,8 @@ class Products:
 
     def possible(self, kind: str, tokens: int) -> tuple[str, ...]:
         possible = METHODS[kind]
+        if WHOLE in possible:
+            return WHOLE, *(method for method in SHARES if self._has_shares(kind.removesuffix("_parts"), tokens, method))
         if kind == "value" and tokens not in SPARSE_ROWS:
             possible = tuple(method for method in possible if method != "sparse")
         ranks = [w.shape[1] for w in self.weights.layers[-1].low_out.values()]
@@ -94,6 +109,14 @@ class Products:
         algorithms = self.lt.count(self._shape(kind, tokens)) if self.lt and kind != "low_out" and tokens >= LT_TOKENS else 0
         return tuple(method for method in possible if method not in LT[algorithms:])
 
+    def _has_shares(self, kind: str, tokens: int, method: str) -> bool:
+        number, shares = SHARES[method]
+        if self.lt is None or not LT_TOKENS <= tokens <= SHARE_TOKENS:
+            return False
+        whole = self._shape(kind, tokens)
+        shape = replace(whole, parts=shares, k=whole.k // shares, shares=True)
+        return whole.k % (shares * SHARE_MULTIPLE) == 0 and number < self.lt.count(shape)
+
     def _shape(self, kind: str, tokens: int) -> cuda_lt.Shape:
         """Of the large product of that kind."""
         hidden, width = self.weights.layers[-1].key.shape
@@ -103,7 +126,7 @@ class Products:
 
     def for_many(self, kind: str) -> str:
         """The method for so many tokens that nothing is measured: large products are as good as certain to be faster by cuBLAS."""
-        return "low" if "low" in self.possible(kind, 0) else "blas"
+        return next(method for method in ("low", WHOLE, "blas") if method in self.possible(kind, 0))
 
     def into_time_mix(self, layer: Layer, b: Buffers, rkv: Tensor, method: str) -> None:
         """r, k, v, and the inner sides of the low-rank functions with their activation."""
@@ -140,6 +163,8 @@ class Products:
 
     def out(self, layer: Layer, b: Buffers, method: str) -> Added:
         """From the time mix back to the residual stream."""
+        if method in SHARES:
+            return self._shares(layer.output, b.y, b, method)
         self._plain(layer.output, b.y, b.out, IDENTITY, method, ahead=layer.key)
         return Added(y=b.out)
 
@@ -151,6 +176,8 @@ class Products:
 
     def value(self, layer: Layer, b: Buffers, method: str, ahead: Tensor | None = None) -> Added:
         """From the channel mix back to the residual stream. ahead: what the next layer begins with."""
+        if method in SHARES:
+            return self._shares(layer.value, b.hidden, b, method, across=True)
         if method == "sparse":
             return Added(parts=self.kernels.product_sparse(b.hidden, layer.value, b.parts, ahead))
         if method == "tile":
@@ -170,7 +197,7 @@ class Products:
             return lambda: self.head(b.normed, logits, method)
         if kind == "in":
             return lambda: self.into_time_mix(layer, b, b.rkv, method)
-        run = {"low_out": self.low_out, "out": self.out, "key": self.key, "value": self.value}[kind]
+        run = {"low_out": self.low_out, "out": self.out, "key": self.key, "value": self.value}[kind.removesuffix("_parts")]
         return lambda: run(layer, b, method)
 
     def _plain(self, w: Tensor, x: Tensor, y: Tensor, function: int, method: str, ahead: Tensor | None = None) -> None:
@@ -181,6 +208,12 @@ class Products:
         else:
             self.kernels.products([(w, x, y, function)], _rows_of_w(method), ahead=ahead)
 
+    def _shares(self, w: Tensor, x: Tensor, b: Buffers, method: str, across: bool = False) -> Added:
+        assert self.lt is not None
+        number, shares = SHARES[method]
+        self.lt.run(w, x, b.shares[:shares], number, across)
+        return Added(parts=b.shares[:shares])
+
     def _library(self, w: Tensor, x: Tensor, y: Tensor, method: str, across: bool = False) -> None:
         """y = x w^T (across: x w) of one product or several, by cuBLASLt as `method` says, else by cuBLAS."""
         if method in LT:
@@ -188,6 +221,11 @@ class Products:
             self.lt.run(w, x, y, LT.index(method), across)
         else:
             (torch.bmm if x.dim() == 3 else torch.mm)(x, w if across else w.mT, out=y)
+
+
+def added_by(methods: dict[str, str], kind: str) -> str:
+    """The method for "out" or "value": in shares, or else of the whole."""
+    return methods[kind] if methods[f"{kind}_parts"] == WHOLE else methods[f"{kind}_parts"]
 
 
 def _rows_of_w(method: str) -> int:

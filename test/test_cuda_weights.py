@@ -7,7 +7,7 @@ from checkpoints import tiny
 
 from bench.make_checkpoint import random_checkpoint
 from rwkv_batch.checkpoint import from_tensors
-from rwkv_batch.ops import cuda_weights
+from rwkv_batch.ops import cuda_lt, cuda_weights
 from rwkv_batch.ops.cuda_products import LT, METHODS, SHARES, Buffers, Products
 from rwkv_batch.ops.cuda_tune import usable
 
@@ -39,6 +39,13 @@ class OneAlgorithm:
         shares = len(y) if y.dim() > x.dim() else 1
         for part, some_x, some_w in zip(y if shares > 1 else [y], x.chunk(shares, -1), w.chunk(shares, 0 if across else -1), strict=True):
             part.copy_(some_x @ (some_w if across else some_w.mT))
+
+
+class Refuses:
+    """The library, with no algorithm for any shape."""
+
+    def __getattr__(self, name):
+        return lambda *_: 15 if name == "cublasLtMatmulAlgoGetHeuristic" else 0
 
 
 class TestRanks:
@@ -82,6 +89,11 @@ class TestTuningFile:
         others = {"value_parts 63": "lt0/2", "value_parts 513": "lt0/2", "value_parts 128": "lt1/2", "out_parts 128": "lt0/2"}
         assert usable(chosen | others, products_by_lt) == chosen and products_by_lt.for_many("value_parts") == "whole"
         assert usable(chosen, products()) == {key: method for key, method in chosen.items() if method == "whole"}
+
+    def test_shapes_that_a_library_refuses_have_no_algorithms(self):
+        lt = object.__new__(cuda_lt.Lt)
+        lt._library, lt._handle, lt._plans = Refuses(), None, {}
+        assert usable({"value_parts 64": "lt0/4", "key 64": "lt0"}, products(lt=lt)) == {}
 
     @pytest.mark.parametrize("content", [[], None, 3, "in 1"])
     def test_a_file_of_something_else_is_an_empty_one(self, content):

@@ -17,6 +17,7 @@ R_32F, R_16F, COMPUTE_32F = 0, 2, 68
 TRANSPOSE_A = 3                 # attributes of a product,
 BATCH_COUNT, BATCH_STRIDE = 5, 6  # of a matrix
 WORKSPACE_BYTES = 1             # and of what is asked for
+NOT_SUPPORTED = 15              # how cuBLASLt says that it has no algorithm
 
 
 class Algorithm(Structure):
@@ -96,7 +97,7 @@ class Lt:
         self._call("MatmulPreferenceCreate", byref(wanted))
         self._set("MatmulPreference", wanted, WORKSPACE_BYTES, c_uint64(WORKSPACE))
         algorithms = (Algorithm * MOST)()
-        self._call("MatmulAlgoGetHeuristic", self._handle, product, w, x, y, y, wanted, MOST, algorithms, byref(found))
+        self._call("MatmulAlgoGetHeuristic", self._handle, product, w, x, y, y, wanted, MOST, algorithms, byref(found), fine=NOT_SUPPORTED)
         self._call("MatmulPreferenceDestroy", wanted)
         return _Plan(product, w, x, y, [algorithm for algorithm in algorithms[:found.value] if algorithm.state == 0])
 
@@ -116,7 +117,7 @@ class Lt:
     def _set(self, what: str, of: c_void_p, attribute: int, value: c_int | c_int64 | c_uint64) -> None:
         self._call(f"{what}SetAttribute", of, attribute, byref(value), c_size_t(ctypes.sizeof(value)))
 
-    def _call(self, name: str, *arguments: object) -> None:
+    def _call(self, name: str, *arguments: object, fine: int = 0) -> None:
         error = getattr(self._library, "cublasLt" + name)(*arguments)
-        if error:
+        if error not in (0, fine):
             raise RuntimeError(f"cublasLt{name} failed (cuBLAS status {error}); check the driver and free GPU memory.")

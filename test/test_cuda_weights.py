@@ -7,9 +7,9 @@ from checkpoints import tiny
 
 from bench.make_checkpoint import random_checkpoint
 from rwkv_batch.checkpoint import from_tensors
-from rwkv_batch.ops import cuda_lt, cuda_weights
+from rwkv_batch.ops import cuda_lt, cuda_tune, cuda_weights
 from rwkv_batch.ops.cuda_products import LT, METHODS, SHARES, Buffers, Products
-from rwkv_batch.ops.cuda_tune import usable
+from rwkv_batch.ops.cuda_tune import Tuning, usable
 
 CPU = torch.device("cpu")
 WIDTH = 64
@@ -103,6 +103,26 @@ class TestTuningFile:
         on_hopper = products(has_low=True, has_tile=True)
         assert "tile" not in on_hopper.possible("head", 64)  # 304 rows are no multiple of 64
         assert {kind for kind in METHODS if "tile" in on_hopper.possible(kind, 64)} == {"in", "out", "key", "value"}
+
+
+def test_products_are_timed_on_numbers_like_those_of_a_step(monkeypatch, tmp_path):
+    """Whatever those that were timed before have left in the buffers."""
+    seen = []
+
+    class Watched(Products):
+        def call(self, kind, layer, b, method):
+            def run():
+                if kind == "value":
+                    seen.append((method, float((b.hidden > 0).float().mean())))
+                elif kind == "key":
+                    b.hidden.fill_(1)
+            return run
+
+    monkeypatch.setattr(cuda_tune, "capture", lambda run: SimpleNamespace(replay=run))
+    monkeypatch.setattr(cuda_tune, "gpu_seconds", lambda run: (run(), 1.0)[1])
+    whole = products()
+    Tuning(Watched(whole.kernels, whole.weights, None), tmp_path / "tuning.json", lambda rows: lambda methods: None).methods(8)
+    assert {method for method, _ in seen} == {"sparse", "blas"} and all(0.05 < share < 0.15 for _, share in seen)
 
 
 @pytest.mark.parametrize("method", ["blas", "lt0"])

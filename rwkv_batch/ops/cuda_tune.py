@@ -58,15 +58,14 @@ class Tuning:
             return {kind: self.products.for_many(kind) for kind in METHODS}
         missing = [kind for kind in METHODS if f"{kind} {tokens}" not in self.chosen]
         if missing:
-            buffers = _filled(self.products, tokens)
+            buffers = Buffers(self.products.weights, tokens, {})
             times = {kind: self._times(kind, buffers) for kind in missing}
             for kind, of in times.items():
                 self.chosen[f"{kind} {tokens}"] = min(of, key=lambda method: of[method])
             del buffers
             for kind, of in times.items():
                 close = [method for method in sorted(of, key=lambda method: of[method]) if of[method] <= CLOSE * min(of.values())][:FEW]
-                # What "sparse" skips depends on what rows have drawn; the layers timed are fed something else.
-                if kind != "head" and len(close) > 1 and "sparse" not in close:
+                if kind != "head" and len(close) > 1:
                     self.chosen[f"{kind} {tokens}"] = self._fastest_between(tokens, kind, close)
             self._save()
         return self._chosen(tokens)
@@ -87,6 +86,7 @@ class Tuning:
         possible = self.products.possible(kind, len(buffers.x))
         if len(possible) == 1:
             return {possible[0]: 0.0}
+        _fill(buffers)
         times = {method: self.time(kind, buffers, method, layers) for method in possible if method != WHOLE}
         # Partial sums are less than what the whole product gives: that is compared with the best of them only where a norm adds them up.
         return {WHOLE: min(times.values()), **times} if WHOLE in possible else times
@@ -119,10 +119,9 @@ def usable(chosen: object, products: Products) -> dict[str, str]:
     return known
 
 
-def _filled(products: Products, tokens: int) -> Buffers:
-    """Buffers with numbers like those of a real step: products of zeros run faster than others."""
-    buffers = Buffers(products.weights, tokens, {})
+def _fill(buffers: Buffers) -> None:
+    """With numbers like those of a real step, also where a product that was timed before has left something else: products of zeros run
+    faster than others, and the sparse one the slower the more hidden units are active."""
     for tensor in (buffers.mixed, buffers.y, buffers.normed, *buffers.low.values()):
         tensor.normal_()
     buffers.hidden.copy_(torch.rand_like(buffers.hidden).add_(ACTIVE_SHARE - 1).relu_())
-    return buffers

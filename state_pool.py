@@ -42,13 +42,15 @@ class StatePool:
 
     `l1`, `l2`: sessions that these tiers hold. `store`: None keeps sessions in memory only, where what L2 pushes out is gone.
     `durable`: a save is done when it is committed, otherwise when it is in host memory, and the disk follows. `wake` is called, from any
-    thread, whenever `poll` has something. The pool owns the store and closes it.
+    thread, whenever `poll` has something. `settle` is called before the state in a slot of the caller's is read: the device may have put
+    off a part of it. The pool owns the store and closes it.
     """
 
     def __init__(self, states: States, fingerprint: str, *, l1: int = L1, l2: int = L2, store: Store | None = None,
-                 durable: bool = True, wake: Callable[[], None] = lambda: None) -> None:
+                 durable: bool = True, wake: Callable[[], None] = lambda: None,
+                 settle: Callable[[list[int]], None] = lambda slots: None) -> None:
         self._capacity = l1, l2
-        self._store, self._wake = store or Volatile(), wake
+        self._store, self._wake, self._settle = store or Volatile(), wake, settle
         self._transfer = Transfer(states, fingerprint)
         self._l1: OrderedDict[str, Hot] = OrderedDict()
         self._l2: OrderedDict[str, Image] = OrderedDict()
@@ -124,6 +126,7 @@ class StatePool:
 
         `Saved` follows. If it has an error, the session is what was committed last.
         """
+        self._settle([slot])
         image, fence = Image(tokens, time.time()), self._transfer.fence()
         freed = self._leave(key)
         hot = self._l1[key] = Hot(slot, image, copies=1)
@@ -140,10 +143,11 @@ class StatePool:
 
         On a GPU nothing is copied when COPIES are under way already, or when it fails: this is for what can be computed again.
         """
+        if self._copies == COPIES:
+            return
+        self._settle([slot])
         if not self._transfer.pinned:
             done(self._transfer.clone(slot))
-            return
-        if self._copies == COPIES:
             return
         self._copies += 1
         state, fence = self._transfer.clone(slot), self._transfer.fence()

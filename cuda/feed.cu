@@ -1,24 +1,32 @@
 // What rows drew last goes into their next step without the host: it may queue a step before it knows what the one before has drawn.
 //
-//   rows [slots, ROW] int32, one record a slot: the id drawn last, whether that ended the row (0 or 1), and the ids that end it, -1 for
-//   none
+//   rows [slots, ROW] int32, one record a slot: the id drawn last, whether that ended the row (0 or 1), whether its state is one token
+//   behind (wkv.cuh), and the ids that end it, -1 for none
 //
 // Integers only; one thread a row.
 #include "common.cuh"
+#include "feed.cuh"
 
-constexpr int STOPS = 14;  // ids that may end a row
-constexpr int ROW = 2 + STOPS;
 constexpr int THREADS = 128;
 
 // Before a step, in place. tokens [n]: a token of the host's, or a negative number for the one that the row in slots [i] drew last. If that
 // has ended the row, its slot becomes negative too, as that of padding, and its state stays as it is.
-__global__ void feed_kernel(int* tokens, int* slots, const int* rows, int n) {
+// behind [n], if not null, tells the recurrence of the rows that are fed one token each, the first `single` or as many as stand at
+// `counted`, whether their states are one token behind. After it they are if they were not.
+__global__ void feed_kernel(int* tokens, int* slots, int* rows, int* behind, int single, const int* counted, int n) {
     wait_for_inputs();
     const int i = blockIdx.x * THREADS + threadIdx.x;
-    if (i >= n || tokens[i] >= 0) return;
-    const int* row = rows + size_t(slots[i]) * ROW;
-    tokens[i] = row[0];
-    if (row[1]) slots[i] = -1;
+    if (i >= n) return;
+    if (tokens[i] < 0) {
+        const int* row = rows + size_t(slots[i]) * ROW;
+        tokens[i] = row[LAST];
+        if (row[ENDED]) slots[i] = -1;
+    }
+    if (!behind || i >= (counted ? *counted : single)) return;
+    int* const own = slots[i] < 0 ? nullptr : rows + size_t(slots[i]) * ROW + BEHIND;
+    const int was = own ? *own : 0;
+    behind[i] = was;
+    if (own) *own = !was;
 }
 
 // After a draw: ids [n] of the rows in slots [n], negative for none.
@@ -30,13 +38,13 @@ __global__ void take_kernel(const int* ids, const int* slots, int n, int* rows) 
     const int id = ids[i];
     bool ends = false;
 #pragma unroll
-    for (int stop = 0; stop < STOPS; stop++) ends |= row[2 + stop] == id;
-    row[0] = id, row[1] = ends;
+    for (int stop = 0; stop < STOPS; stop++) ends |= row[FIRST_STOP + stop] == id;
+    row[LAST] = id, row[ENDED] = ends;
 }
 
 extern "C" {
-int rwkv_feed(int* tokens, int* slots, const int* rows, int n, cudaStream_t stream) {
-    return launch(feed_kernel, (n + THREADS - 1) / THREADS, THREADS, 0, stream, tokens, slots, rows, n);
+int rwkv_feed(int* tokens, int* slots, int* rows, int* behind, int single, const int* counted, int n, cudaStream_t stream) {
+    return launch(feed_kernel, (n + THREADS - 1) / THREADS, THREADS, 0, stream, tokens, slots, rows, behind, single, counted, n);
 }
 
 int rwkv_take(const int* ids, const int* slots, int n, int* rows, cudaStream_t stream) {

@@ -31,6 +31,7 @@ __device__ __forceinline__ void sum_over_keys(float (&x)[OWN]) {
 struct Single {
     using Number = float;
     static constexpr int BLOCKS = 3, VECTORS = 2 * OWN;
+    static constexpr bool PUTS_OFF = false;
 
     struct alignas(16) Token {
         float r[HEAD], w[HEAD], k[HEAD], kk[HEAD], b[HEAD], v[HEAD], own;
@@ -40,15 +41,18 @@ struct Single {
 
     static __device__ __forceinline__ constexpr int offset(int i) { return i / 2 * (HEAD / OWN) * HEAD + i % 2 * 4; }
 
-    static __device__ __forceinline__ void put(Token& t, int lane, const Prepared& p) {
+    static __device__ __forceinline__ void put(Token& t, int lane, const Prepared& p, const Before&) {
+        const float scale = normalizing(warp_sum(p.squares)), own = warp_sum(p.own);
         put_keys(t.r, lane, p.r);
         put_keys(t.w, lane, p.w);
         put_keys(t.k, lane, p.k);
-        put_keys(t.kk, lane, p.kk);
-        put_keys(t.b, lane, p.b);
+        put_keys(t.kk, lane, make_float2(p.kk.x * scale, p.kk.y * scale));
+        put_keys(t.b, lane, make_float2(p.b.x * scale, p.b.y * scale));
         *reinterpret_cast<float2*>(t.v + 2 * lane) = p.v;
-        if (lane == 0) t.own = p.own;
+        if (lane == 0) t.own = own;
     }
+
+    static __device__ __forceinline__ float own(const Token& t) { return t.own; }
 
     static __device__ __forceinline__ float2 value(const Token& t, int lane) { return *reinterpret_cast<const float2*>(t.v + 2 * lane); }
 

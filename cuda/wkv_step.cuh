@@ -10,7 +10,9 @@
 //   VECTORS of 16 bytes of a state that each thread has
 //   first, where these begin, in numbers from the beginning of the state;  offset(i), of the vector i from there
 //   Token, what it needs of one token and head, in shared memory
-//   put(token, lane, p): one warp writes a Token;  value(token, lane): v of channels 2 lane and 2 lane + 1
+//   PUTS_OFF, whether a state may be one token behind
+//   put(token, lane, p, before): one warp writes a Token
+//   own(token): r . k r_k of the head;  value(token, lane): v of channels 2 lane and 2 lane + 1
 //   advance(token, vectors, state, y): moves the state on, whose vector i is vectors [i * THREADS] and comes from state + offset(i), and
 //   writes what is read out, y [64]
 #pragma once
@@ -29,11 +31,23 @@ struct Inputs {
     __half2 r, k, v, w, a, g, mix, first;
 };
 
-// Of two channels; own: r . k r_k of the head.
+// Of two channels, what has been put off, if `behind`; if not, this token's part goes `to` there. Null: nowhere, the row is padding.
+struct Before {
+    __half2 of[PENDING];
+    __half* to;
+    bool behind;
+};
+
+// Of two channels; kk is not normalised yet, nor is b = kk a. squares: of kk, own: of r . k r_k, both of these channels alone.
 struct Prepared {
     float2 r, w, k, kk, b, v;
-    float own;
+    float squares, own;
 };
+
+__device__ __forceinline__ float sum_of_products(float2 x, float2 y) { return x.x * y.x + x.y * y.y; }
+
+// What makes kk one of length 1, from its squares.
+__device__ __forceinline__ float normalizing(float squares) { return 1.f / fmaxf(sqrtf(squares), 1e-12f); }
 
 __device__ __forceinline__ __half2 raw_pair_at(const __half* p, size_t at) { return *reinterpret_cast<const __half2*>(p + at); }
 
@@ -66,18 +80,16 @@ __device__ __forceinline__ Prepared prepare(const Inputs& in, const Constants& c
         v.y += (first.y - v.y) * sigmoid(v0.y + mix.y);
     }
     const float2 a = make_float2(sigmoid(a0.x + a_raw.x), sigmoid(a0.y + a_raw.y));
-    float2 kk = make_float2(k_raw.x * k_k.x, k_raw.y * k_k.y);
+    const float2 kk = make_float2(k_raw.x * k_k.x, k_raw.y * k_k.y);
     const float2 k = make_float2(k_raw.x * (1.f + (a.x - 1.f) * k_a.x), k_raw.y * (1.f + (a.y - 1.f) * k_a.y));
-    float squares = kk.x * kk.x + kk.y * kk.y, own = r.x * k.x * r_k.x + r.y * k.y * r_k.y;
-#pragma unroll
-    for (int offset = 16; offset > 0; offset >>= 1) {
-        squares += __shfl_xor_sync(ALL, squares, offset);
-        own += __shfl_xor_sync(ALL, own, offset);
-    }
-    const float scale = 1.f / fmaxf(sqrtf(squares), 1e-12f);
-    kk.x *= scale, kk.y *= scale;
-    return {r,  make_float2(__expf(DECAY * sigmoid(w0.x + w.x)), __expf(DECAY * sigmoid(w0.y + w.y))),
-            k,  kk, make_float2(kk.x * a.x, kk.y * a.y), v, own};
+    return {r,
+            make_float2(__expf(DECAY * sigmoid(w0.x + w.x)), __expf(DECAY * sigmoid(w0.y + w.y))),
+            k,
+            kk,
+            make_float2(kk.x * a.x, kk.y * a.y),
+            v,
+            sum_of_products(kk, kk),
+            r.x * k.x * r_k.x + r.y * k.y * r_k.y};
 }
 
 // What a token is finished with, two channels of each.
@@ -141,22 +153,35 @@ __global__ void __launch_bounds__(THREADS, Recurrence::BLOCKS)
         }
         close_copies();
     };
+    const auto before_of = [&](Place at) {
+        Before b = {};
+        const int slot = slot_of(at, warp);
+        if (Recurrence::PUTS_OFF && slot >= 0) {
+            b.to = in.pending + size_t(slot) * in.pending_stride + size_t(at.head) * PENDING * HEAD;
+            b.behind = __ldg(in.behind + at.row + warp);
+#pragma unroll
+            for (int i = 0; i < PENDING; i++)
+                if (b.behind) b.of[i] = raw_pair_at(b.to, i * HEAD + 2 * lane);
+        }
+        return b;
+    };
     Constants c;
     Inputs x;
+    Before put_off;
     Last last, last_before;
     const auto has_row = [&](Place at) { return warp < tile && at.row + warp < rows; };
     const auto prepare_row = [&](Place at, int buffer) {
         last_before = last, last = {c.weight, c.bias, x.g};
         if (!has_row(at)) return;
         const Prepared p = prepare(x, c, mixes_v);
-        Recurrence::put(own.tokens[buffer][warp], lane, p);
+        Recurrence::put(own.tokens[buffer][warp], lane, p, put_off);
     };
     const auto finish_row = [&](Place at, int buffer) {
         if (!has_row(at)) return;
         const auto& token = own.tokens[buffer][warp];
         const size_t row = at.row + warp;
         if (slot_of(at, warp) >= 0)
-            finish(in, last_before, row, at.head, lane, token.own, Recurrence::value(token, lane), own.y_of[buffer][warp]);
+            finish(in, last_before, row, at.head, lane, Recurrence::own(token), Recurrence::value(token, lane), own.y_of[buffer][warp]);
         else
             *reinterpret_cast<uint32_t*>(in.out + row * in.width + at.head * HEAD + 2 * lane) = 0;
     };
@@ -167,7 +192,7 @@ __global__ void __launch_bounds__(THREADS, Recurrence::BLOCKS)
     for (int i = 0; i < DEPTH - 1; i++) fetch(i, now, i);
     c = constants(in, now.head, lane);
     wait_for_inputs();
-    if (has_row(now)) x = inputs(in, now.row + warp, now.head, lane);
+    if (has_row(now)) x = inputs(in, now.row + warp, now.head, lane), put_off = before_of(now);
     prepare_row(now, 0);
     int stage = 0, buffer = 0;
     while (true) {
@@ -177,7 +202,7 @@ __global__ void __launch_bounds__(THREADS, Recurrence::BLOCKS)
             finish_row(before, buffer ^ 1);
         }
         if (now.row >= rows) break;
-        if (has_row(next)) c = constants(in, next.head, lane), x = inputs(in, next.row + warp, next.head, lane);
+        if (has_row(next)) c = constants(in, next.head, lane), x = inputs(in, next.row + warp, next.head, lane), put_off = before_of(next);
         const bool draws = threadIdx.x == 0 && next.row < rows;
         int drawn = tiles;
         if (draws) drawn = 2 * blocks + atomicAdd(in.work, 1);

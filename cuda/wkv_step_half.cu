@@ -4,7 +4,13 @@
 // numbers each (22 bits), and so is S diag(w). What is read out follows from the state before:
 //   y = S' r = S (w r) - (S kk) (kk a . r) + v (k . r)
 // The two products that are added to S diag(w) are of rank one; their factors are such sums too, and the smallest of the four terms of each
-// is left out. Sums over keys: a tensor core's, over 16 keys at a time, four times; then the two halves of kk (w r).
+// is left out. Sums over keys: a tensor core's, over 16 keys at a time, four times; then the two halves of kk (w r) and of S.
+//
+// A state that is one token behind (S_, with w_, k_, b_ = kk_ a_, v_ and u_ = S_ kk_ put off) is read as it stands, too:
+//   S = S_ diag(w_) + v_ k_^T - u_ b_^T
+//   S kk = S_ (w_ kk) + v_ (k_ . kk) - u_ (b_ . kk)     S (w r) = S_ (w_ w r) + v_ (k_ . w r) - u_ (b_ . w r)
+//   S' = S_ diag(w_ w) + v_ (w k_)^T - u_ (w b_)^T + v k^T - (S kk) b^T
+// One that is not behind is left so: its S' is put off.
 //
 // Warp i has rows 16 i .. + 15 of S; lane l rows l / 4 and l / 4 + 8 of these, and, with q = l % 4, keys 8 q .. + 7 and 32 + 8 q .. + 7: eight
 // pairs. Pairs 2 j and 2 j + 1 are the lane's columns of operand a in product j over keys, and pair i is its columns of result i of S'.
@@ -27,6 +33,7 @@ __device__ __forceinline__ uint2 split(float x, float y) {
     return make_uint2(nearest, to_half2(x - back.x, y - back.y));
 }
 
+__device__ __forceinline__ uint32_t bits(__half2 pair) { return *reinterpret_cast<const uint32_t*>(&pair); }
 __device__ __forceinline__ uint32_t firsts(uint32_t x, uint32_t y) { return __byte_perm(x, y, 0x5410); }
 __device__ __forceinline__ uint32_t seconds(uint32_t x, uint32_t y) { return __byte_perm(x, y, 0x7632); }
 
@@ -37,9 +44,26 @@ __device__ __forceinline__ void mma8(float (&c)[4], uint32_t a0, uint32_t a1, ui
         : "r"(a0), "r"(a1), "r"(b));
 }
 
+// Sums over the channels of a head: kk . kk, r . k r_k, k . r, b . r; with what has been put off k_ . kk, - b_ . kk, k_ . w r, - b_ . w r.
+// Those from B_R to REMOVAL_KK have a factor kk, which is normalised afterwards.
+enum Sum { SQUARES, OWN, K_R, B_R, KEY_KK, REMOVAL_KK, KEY_READ, REMOVAL_READ };
+
+// Of eight numbers of each lane: lane l returns the sum of number l / 4.
+__device__ __forceinline__ float warp_sums(const float (&x)[8], int lane) {
+    float y[4], z[2];
+#pragma unroll
+    for (int i = 0; i < 4; i++) y[i] = (lane & 16 ? x[i + 4] : x[i]) + __shfl_xor_sync(ALL, lane & 16 ? x[i] : x[i + 4], 16);
+#pragma unroll
+    for (int i = 0; i < 2; i++) z[i] = (lane & 8 ? y[i + 2] : y[i]) + __shfl_xor_sync(ALL, lane & 8 ? y[i] : y[i + 2], 8);
+    float sum = (lane & 4 ? z[1] : z[0]) + __shfl_xor_sync(ALL, lane & 4 ? z[0] : z[1], 4);
+    sum += __shfl_xor_sync(ALL, sum, 2);
+    return sum + __shfl_xor_sync(ALL, sum, 1);
+}
+
 struct Half {
     using Number = __half;
     static constexpr int BLOCKS = 4, VECTORS = 4;
+    static constexpr bool PUTS_OFF = true;
 
     // Pair i of a lane is pair n = i % 4 of half i / 4 of the keys.
     struct alignas(16) Token {
@@ -47,13 +71,15 @@ struct Half {
         uint32_t add[2][ADD];     // by halves: the operand b that adds to results, see `place`
         uint32_t w[2][4][2][4];   // of key 32 i + 8 q + 2 n + e, split, at [i][q][e][n]
         uint32_t v[HEAD];         // split
-        float own, b_r, k_r;      // r . k r_k, b . r, k . r
+        uint32_t before[HEAD];    // v_, u_; zero if the state is not behind
+        float sums[8];            // by `Sum`
+        __half* put_off;          // where S kk goes, if S' is put off
     };
 
     const int q = threadIdx.x % 4, m = threadIdx.x % WARP / 4, row = threadIdx.x / WARP * 16 + m;
     const int first = row * HEAD + q * 8;
     // Which bytes of which words make up operands: of v and S kk, for the update; of w, for the diagonal, where this lane has a part of it.
-    const unsigned update = q == 0 ? 0x1010 : q == 1 ? 0x5432 : 0x7654, present = q == 3 ? 0 : ALL;
+    const unsigned update = q == 0 ? 0x1010 : q == 1 ? 0x5432 : 0x7654;
     const unsigned diagonal = m == 2 * q ? 0x4410 : m == 2 * q + 1 ? 0x1044 : 0x4444;
     const unsigned diagonal_rest = m == 2 * q ? 0x4432 : m == 2 * q + 1 ? 0x3244 : 0x4444;
 
@@ -63,27 +89,51 @@ struct Half {
     // want different words of the same bank.
     static __device__ __forceinline__ int place(int q, int m) { return m * 16 + (q ^ m / 2) * 4; }
 
-    static __device__ __forceinline__ void put(Token& t, int lane, const Prepared& p) {
-        float b_r = p.b.x * p.r.x + p.b.y * p.r.y, k_r = p.k.x * p.r.x + p.k.y * p.r.y;
-#pragma unroll
-        for (int offset = 16; offset > 0; offset >>= 1) {
-            b_r += __shfl_xor_sync(ALL, b_r, offset);
-            k_r += __shfl_xor_sync(ALL, k_r, offset);
+    static __device__ __forceinline__ void put(Token& t, int lane, const Prepared& p, const Before& before) {
+        float2 read = make_float2(p.w.x * p.r.x, p.w.y * p.r.y), decay = p.w, w_ = make_float2(1.f, 1.f);
+        float sums[8] = {p.squares, p.own, sum_of_products(p.k, p.r), sum_of_products(p.b, p.r)};
+        uint32_t key = 0, other = 0;  // of channel 2 lane and the next: w k_, - w b_
+        uint2 value_and_removed = {};
+        if (before.behind) {
+            const float2 lost = __half22float2(before.of[LOST]), k_ = __half22float2(before.of[KEY]);
+            const float2 b_ = __half22float2(before.of[REMOVAL]);
+            sums[KEY_KK] = sum_of_products(k_, p.kk), sums[REMOVAL_KK] = -sum_of_products(b_, p.kk);
+            sums[KEY_READ] = sum_of_products(k_, read), sums[REMOVAL_READ] = -sum_of_products(b_, read);
+            key = to_half2(decay.x * k_.x, -decay.x * b_.x), other = to_half2(decay.y * k_.y, -decay.y * b_.y);
+            const uint32_t v_ = bits(before.of[VALUE]), u_ = bits(before.of[REMOVED]);
+            value_and_removed = make_uint2(firsts(v_, u_), seconds(v_, u_));
+            w_ = make_float2(1.f - lost.x, 1.f - lost.y);
         }
-        if (lane == 0) t.own = p.own, t.b_r = b_r, t.k_r = k_r;
+        const float sum = warp_sums(sums, lane), scale = normalizing(__shfl_sync(ALL, sum, 0));
+        const int which = lane / 4;
+        if (lane % 4 == 0) t.sums[which] = which >= B_R && which <= REMOVAL_KK ? sum * scale : sum;
+        if (lane == 0) t.put_off = before.behind ? nullptr : before.to + REMOVED * HEAD;
+        const float2 unit = make_float2(p.kk.x * scale, p.kk.y * scale), removal = make_float2(p.b.x * scale, p.b.y * scale);
+        if (!before.behind && before.to) {
+            const auto put_off = [&](int i, uint32_t pair) { *reinterpret_cast<uint32_t*>(before.to + i * HEAD + 2 * lane) = pair; };
+            put_off(LOST, to_half2(1.f - decay.x, 1.f - decay.y)), put_off(REMOVAL, to_half2(removal.x, removal.y));
+            put_off(KEY, to_finite_half2(p.k.x, p.k.y)), put_off(VALUE, to_finite_half2(p.v.x, p.v.y));
+        }
+        *reinterpret_cast<uint2*>(t.before + 2 * lane) = value_and_removed;
         const int half = lane / 16, pair = lane % 16, n = pair % 4;
-        const uint2 kk = split(p.kk.x, p.kk.y), wr = split(p.w.x * p.r.x, p.w.y * p.r.y), w = split(p.w.x, p.w.y);
-        const uint2 k = split(in_range(p.k.x), in_range(p.k.y)), b = split(-p.b.x, -p.b.y), v = split(in_range(p.v.x), in_range(p.v.y));
+        const uint2 kk = split(unit.x * w_.x, unit.y * w_.y), wr = split(read.x * w_.x, read.y * w_.y);
+        const uint2 w = split(decay.x * w_.x, decay.y * w_.y);
+        const uint2 k = split(in_range(p.k.x), in_range(p.k.y)), v = split(in_range(p.v.x), in_range(p.v.y));
+        const uint2 b = split(-removal.x, -removal.y);
         t.read[half][0][pair] = kk.x, t.read[half][1][pair] = kk.y, t.read[half][2][pair] = wr.x, t.read[half][3][pair] = wr.y;
         t.w[half][pair / 4][0][n] = firsts(w.x, w.y), t.w[half][pair / 4][1][n] = seconds(w.x, w.y);
         *reinterpret_cast<uint2*>(t.v + 2 * lane) = make_uint2(firsts(v.x, v.y), seconds(v.x, v.y));
-        // Rows of operand b beside those of operand a: k, its rest | k, b | the rest of b, b  beside  v, v | the rest of v, S kk | S kk, its rest.
+        // Rows of operand b beside those of operand a: k, its rest | k, b | the rest of b, b | w k_, - w b_  beside
+        // v, v | the rest of v, S kk | S kk, its rest | v_, u_.
         uint32_t* even = t.add[half] + n;
         const int m = pair / 4 * 2;
         even[place(0, m)] = firsts(k.x, k.y), even[place(0, m + 1)] = seconds(k.x, k.y);
         even[place(1, m)] = firsts(k.x, b.x), even[place(1, m + 1)] = seconds(k.x, b.x);
         even[place(2, m)] = firsts(b.y, b.x), even[place(2, m + 1)] = seconds(b.y, b.x);
+        even[place(3, m)] = key, even[place(3, m + 1)] = other;
     }
+
+    static __device__ __forceinline__ float own(const Token& t) { return t.sums[OWN]; }
 
     static __device__ __forceinline__ float2 value(const Token& t, int lane) {
         const uint2 v = *reinterpret_cast<const uint2*>(t.v + 2 * lane);
@@ -99,27 +149,33 @@ struct Half {
             const int pair = i % 2 * 4, down = i / 2;
             s[pair][down] = x.x, s[pair + 1][down] = x.y, s[pair + 2][down] = x.z, s[pair + 3][down] = x.w;
         }
-        float read[4] = {};
+        float read[2][4] = {};  // by halves of the keys
 #pragma unroll
         for (int i = 0; i < PAIRS; i += 4) {
             uint4 x = {};  // four of the eight columns are used
             if (m < 4) x = *reinterpret_cast<const uint4*>(&t.read[i / 4][m][4 * q]);
-            mma(read, s[i][0], s[i][1], s[i + 1][0], s[i + 1][1], x.x, x.y);
-            mma(read, s[i + 2][0], s[i + 2][1], s[i + 3][0], s[i + 3][1], x.z, x.w);
+            mma(read[i / 4], s[i][0], s[i][1], s[i + 1][0], s[i + 1][1], x.x, x.y);
+            mma(read[i / 4], s[i + 2][0], s[i + 2][1], s[i + 3][0], s[i + 3][1], x.z, x.w);
         }
-        // Lanes with q = 0 have S kk of their rows now, those with q = 1 S (w r).
+        // Lanes with q = 0 have S kk of their rows now, those with q = 1 S (w r), but for what has been put off.
+        const float2 carried = *reinterpret_cast<const float2*>(t.sums + KEY_KK + 2 * (q & 1));
+        const float b_r = t.sums[B_R], k_r = t.sums[K_R];
         uint32_t a[2];
 #pragma unroll
         for (int down = 0; down < 2; down++) {
-            const float mine = read[2 * down] + read[2 * down + 1], removed = __shfl_sync(ALL, mine, 0, 4);
-            const uint32_t v = t.v[row + 8 * down];
-            const float2 parts = to_float2(v);
-            a[down] = __byte_perm(v, split(in_range(removed)), update) & present;
-            if (q == 1) y_of[row + 8 * down] = mine - removed * t.b_r + (parts.x + parts.y) * t.k_r;
+            const uint32_t v = t.v[row + 8 * down], before = t.before[row + 8 * down];
+            const float2 parts = to_float2(v), old = to_float2(before);
+            const float mine = read[0][2 * down] + read[0][2 * down + 1] + (read[1][2 * down] + read[1][2 * down + 1]) +
+                               (old.x * carried.x + old.y * carried.y);
+            const float removed = __shfl_sync(ALL, mine, 0, 4);
+            a[down] = q == 3 ? before : __byte_perm(v, split(in_range(removed)), update);
+            if (q == 1) y_of[row + 8 * down] = mine - removed * b_r + (parts.x + parts.y) * k_r;
+            if (q == 0 && t.put_off) t.put_off[row + 8 * down] = to_finite_half(removed);
         }
+        if (t.put_off) return;
 #pragma unroll
         for (int i = 0; i < PAIRS; i += 4) {
-            const uint4 added = *reinterpret_cast<const uint4*>(t.add[i / 4] + place(min(q, 2), m));
+            const uint4 added = *reinterpret_cast<const uint4*>(t.add[i / 4] + place(q, m));
             const uint4 decay = *reinterpret_cast<const uint4*>(t.w[i / 4][q][m % 2]);
             const uint32_t b[4] = {added.x, added.y, added.z, added.w}, w[4] = {decay.x, decay.y, decay.z, decay.w};
             uint32_t next[2][4];

@@ -104,7 +104,8 @@ class Engine:
             memory.rehearse(self.model, self.states, rows, budget)
         self.scheduler = Scheduler(rows, budget, max_waiting, slots=rows + l1)
         self.prefixes = PrefixCache(prefix_cache_mb << 20)
-        self.pool = StatePool(self.states, weights.fingerprint, l1=l1, l2=l2, store=store, durable=durable, wake=wake)
+        self.pool = StatePool(self.states, weights.fingerprint, l1=l1, l2=l2, store=store, durable=durable, wake=wake,
+                              settle=partial(self.model.settle, self.states))
         self.sessions = Sessions(self.pool, self.scheduler, self.tokenizer, self._turn_tokens, self._clear, self._emit)
         self._events: list[tuple[Key, Event]] = []
         self._flights: deque[_Flight] = deque()  # steps whose draws are not known yet, oldest first

@@ -89,6 +89,7 @@ def bytes_needed(model: RWKV7, wkv_dtype: torch.dtype, rows: int, l1: int, budge
     state = shape.layers * (2 * shape.width * model.dtype.itemsize + shape.heads * HEAD_SIZE**2 * wkv_dtype.itemsize)
     total = slots * state + rows * LOGITS_COPIES * 4 * shape.vocab
     if model.cuda is not None:
+        total += slots * _pending_bytes(model, wkv_dtype)
         return total + RESERVE + _graph_bytes(model, slots) + slots * _sampler_bytes(shape.vocab) + _buffer_bytes(model, slots) \
             + _buffer_bytes(model, budget + rows, packed=True) + _prefill_bytes(model, budget)
     total += (budget + rows) * TORCH_VECTORS * 4 * shape.width
@@ -134,6 +135,15 @@ def _sampler_bytes(vocab: int) -> int:
 
     grown = 1 << (vocab - 1).bit_length()
     return 2 * ROW.itemsize + 8 + (FIRST_CAPACITY + grown) * PENALTY_BYTES + vocab * BIAS.itemsize
+
+
+def _pending_bytes(model: RWKV7, wkv_dtype: torch.dtype) -> int:
+    """Of a slot, for what steps put off."""
+    from rwkv_batch.ops.cuda_feed import pending_of
+
+    shape = model.checkpoint
+    pending = pending_of(torch.empty(1, shape.layers, shape.heads, HEAD_SIZE, HEAD_SIZE, dtype=wkv_dtype, device="meta"))
+    return 0 if pending is None else pending.nbytes
 
 
 def _buffer_bytes(model: RWKV7, tokens: int, packed: bool = False) -> int:

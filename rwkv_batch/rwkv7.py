@@ -137,16 +137,20 @@ class RWKV7:
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, lengths: Sequence[int], slots: Sequence[int], states: States,
-                logits_of: Sequence[int] | None = None) -> Tensor:
+                logits_of: Sequence[int] | None = None, settled: bool = True) -> Tensor:
         """Run packed rows and move their states on, in place.
 
         tokens: `[T]` ids of all rows, one row after the other. lengths: tokens of each row, at least 1. slots: of each row, all different.
+        settled: False leaves states on a GPU as its steps do; see `settle`.
         Returns fp32 logits `[len(logits_of), vocab]` after the last token of the rows named (None: of all rows, in order).
         """
         _check_rows(tokens, lengths, slots, len(states.wkv))
         wanted = range(len(lengths)) if logits_of is None else logits_of
         if self.cuda is not None:
-            return self._forward_cuda(self.cuda, tokens, lengths, slots, states, wanted)
+            logits = self._forward_cuda(self.cuda, tokens, lengths, slots, states, wanted)
+            if settled:
+                self.settle(states, slots)
+            return logits
         order = sorted(range(len(lengths)), key=lambda row: (lengths[row] > 1, slots[row]))
         if order != list(range(len(lengths))):  # inside, decode rows come first and slots ascend: neighbours in memory are one view
             pieces = tokens.split(list(lengths))
@@ -160,6 +164,13 @@ class RWKV7:
         at = torch.tensor([place[row] for row in wanted], device=self.device)
         x = x[at if packing.last is None else packing.last[at]]
         return self.head(self.ln_out(x)).float()
+
+    @torch.inference_mode()
+    def settle(self, states: States, slots: Collection[int]) -> None:
+        """What steps have put off of these slots' states on a GPU is in their memory now. Anyone who reads it asks for this first."""
+        if self.cuda is not None:
+            with torch.cuda.device(self.device):
+                self.cuda.feed(states).settle(slots)
 
     @torch.inference_mode()
     def capture(self, states: States, progress: bool = True) -> None:

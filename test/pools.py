@@ -1,7 +1,7 @@
 """What the tests of the state pool share: tiny states with random contents, and waiting for the pool's events."""
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,14 @@ class Bench:
     """A pool over tiny states, with the caller's side of the agreement about slots."""
 
     def __init__(self, path: Path | None = None, *, l1: int = 2, l2: int = 2, durable: bool = True, limit: int | None = None,
-                 fingerprint: str = MODEL, wkv: torch.dtype = torch.float32) -> None:
+                 fingerprint: str = MODEL, wkv: torch.dtype = torch.float32,
+                 settle: Callable[[list[int]], None] = lambda slots: None) -> None:
         self.states = States.zeros(SLOTS, 1, 64, torch.float16, wkv)
         self.free = set(range(SLOTS))
         self.events: dict[object, Event] = {}  # that nobody has waited for yet
         self._ready = threading.Event()
         self.pool = StatePool(self.states, fingerprint, l1=l1, l2=l2, store=Store(path, limit) if path else None, durable=durable,
-                              wake=self._ready.set)
+                              wake=self._ready.set, settle=settle)
         self._numbers = torch.Generator().manual_seed(1)
 
     def slot(self) -> int:

@@ -1,4 +1,7 @@
 """Steps that are queued on a GPU before it is known what the ones before have drawn."""
+import threading
+from functools import partial
+
 import pytest
 import torch
 from checkpoints import tiny
@@ -8,6 +11,7 @@ from rwkv_batch.protocol import Sampling
 from rwkv_batch.rwkv7 import RWKV7
 from rwkv_batch.sequence import LAST
 from rwkv_batch.steps_cuda import CudaSteps
+from state_pool import StatePool
 
 pytestmark = needs_gpu
 SLOTS = [4, 0, 3, 1]
@@ -28,13 +32,21 @@ def begun(model: RWKV7, stops: dict[int, list[int]] | None = None) -> tuple[Cuda
     return steps, [steps.run(PROMPT, LENGTHS, SLOTS, range(4), {})]
 
 
+def settled(model: RWKV7, steps: CudaSteps) -> torch.Tensor:
+    """The states, with nothing put off."""
+    model.settle(steps.states, range(6))
+    return steps.states.memory.clone()
+
+
 def one_by_one(model: RWKV7, count: int) -> tuple[list[list[int]], list[torch.Tensor]]:
     """What is drawn at each step when the host knows every token, and the states after each."""
-    steps, draws = begun(model)
-    drawn, states = [draws[0].wait()], [steps.states.memory.clone()]
-    for _ in range(count):
-        drawn.append(steps.run(drawn[-1], [1] * 4, SLOTS, range(4), {}).wait())
-        states.append(steps.states.memory.clone())
+    states = []
+    for end in range(count + 1):  # from the beginning each time: steps after `settled` add up in another order
+        steps, draws = begun(model)
+        drawn = [draws[0].wait()]
+        for _ in range(end):
+            drawn.append(steps.run(drawn[-1], [1] * 4, SLOTS, range(4), {}).wait())
+        states.append(settled(model, steps))
     return drawn, states
 
 
@@ -43,7 +55,7 @@ def test_what_was_drawn_last_is_fed_without_the_host(model: RWKV7):
     steps, draws = begun(model)
     draws += [steps.run([LAST] * 4, [1] * 4, SLOTS, range(4), {}) for _ in range(6)]
     assert [draw.wait() for draw in draws] == want
-    assert torch.equal(steps.states.memory, states[-1])
+    assert torch.equal(settled(model, steps), states[-1])
 
 
 def test_rows_may_come_in_another_order_or_stay_away(model: RWKV7):
@@ -71,11 +83,28 @@ def test_a_row_that_drew_a_stop_id_is_left_out(model: RWKV7, beside: list[int]):
     extra = ([len(beside)], [5]) if beside else ([], [])
     for _ in range(4):
         steps.run([LAST] * 4 + beside, [1] * 4 + extra[0], SLOTS + extra[1], range(4), {})
-    got = steps.states.memory
+    got = settled(model, steps)
     first = next(step for step in range(2) if want[step][1] in (7, want[1][1], 11))
     assert torch.equal(got[SLOTS[2]], states[0][SLOTS[2]])
     assert same(got[SLOTS[1]], states[first][SLOTS[1]]), "beside a prompt products may add up in another order"
     assert not same(got[SLOTS[0]], states[2][SLOTS[0]])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_a_step_has_put_off_of_a_state_is_in_the_copy(model: RWKV7, count: int):
+    _, states = one_by_one(model, count)
+    steps, _ = begun(model)
+    for _ in range(count):
+        steps.run([LAST] * 4, [1] * 4, SLOTS, range(4), {})
+    ready, copies = threading.Event(), list[torch.Tensor]()
+    pool = StatePool(steps.states, "0123456789abcdef", wake=ready.set, settle=partial(model.settle, steps.states))
+    pool.copy_out(SLOTS[1], copies.append)
+    while not copies:
+        assert ready.wait(30)
+        ready.clear()
+        pool.poll()
+    pool.close()
+    assert torch.equal(copies[0], states[-1][SLOTS[1]].cpu())
 
 
 def test_a_new_row_in_the_slot_begins_afresh(model: RWKV7):
@@ -91,6 +120,8 @@ def test_a_new_row_in_the_slot_begins_afresh(model: RWKV7):
 def test_logprobs_are_those_of_what_each_row_drew(model: RWKV7):
     steps, _ = begun(model)
     steps.states.clear(SLOTS)
+    for row, slot in enumerate(SLOTS):
+        steps.begin(slot, Sampling(temperature=0), 1, row, [])
     draws = steps.run(PROMPT, LENGTHS, SLOTS, range(4), {2: 3, 0: 0})
     drawn, found = draws.wait(), draws.logprobs()
     expected = model.forward(torch.tensor(PROMPT), LENGTHS, SLOTS, model.new_states(6, torch.float16)).log_softmax(1).cpu()

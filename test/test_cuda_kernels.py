@@ -5,7 +5,20 @@ from cuda_gpu import ROWS, needs_gpu, off, poisoned
 from torch.nn.functional import layer_norm
 
 from rwkv_batch.ops import torch_ops
-from rwkv_batch.ops.cuda_lib import IDENTITY, RELU_SQUARE, SIGMOID, SPARSE_ROWS, SPARSE_SLICES, TANH, Added, Kernels, Rows, TimeMixInput
+from rwkv_batch.ops.cuda_feed import ROW
+from rwkv_batch.ops.cuda_lib import (
+    IDENTITY,
+    PENDING,
+    RELU_SQUARE,
+    SIGMOID,
+    SPARSE_ROWS,
+    SPARSE_SLICES,
+    TANH,
+    Added,
+    Kernels,
+    Rows,
+    TimeMixInput,
+)
 
 pytestmark = needs_gpu
 FUNCTIONS = {IDENTITY: lambda x: x, TANH: torch.tanh, SIGMOID: torch.sigmoid, RELU_SQUARE: lambda x: x.relu().square()}
@@ -215,39 +228,53 @@ def test_norm_of_some_rows(kernels):
 @pytest.mark.parametrize("state", [torch.float16, torch.float32])
 @pytest.mark.parametrize("first_layer", [False, True])
 def test_wkv_of_one_token_a_row(kernels, rows, heads, state, first_layer):
+    """Some rows a step later than the others, whose states then are one token behind; a step together, one more for some."""
     padding, width = rows > 2, heads * 64
     names = ("r", "k", "v", "w", "a", "mix", "g", "v_first")
-    t = {name: normal(rows, width) for name in names}
     c = {"w0": normal(width, mean=-2, std=2), "a0": normal(width), "v0": normal(width), "k_k": normal(width, std=0.1, mean=0.85),
          "k_a": normal(width, std=0.1, mean=1), "r_k": normal(width, std=0.1), "norm_weight": normal(width, mean=1, std=0.1),
          "norm_bias": normal(width, std=0.1)}
     states = (torch.randn(rows + 2, 2, heads, 64, 64, device="cuda") * 0.3).to(state)
-    slots = torch.randperm(rows + 2, dtype=torch.int32)[:rows]
-    if padding:
-        slots[-1] = slots[rows // 2] = -1
-    live = slots >= 0
-    f = {name: x[live].float() for name, x in t.items()} | {name: x.float() for name, x in c.items()}
-    v = f["v"] if first_layer else f["v"].lerp(f["v_first"], (f["v0"] + f["mix"]).sigmoid())
-    a = (f["a0"] + f["a"]).sigmoid()
-    k = f["k"] * (1 + (a - 1) * f["k_a"])
-    packing = torch_ops.pack([1] * int(live.sum()), slots[live].tolist(), "cuda")
-    want_states = states.float().clone()
-    shape = (-1, heads, 64)
-    y = torch_ops.wkv(f["r"].view(shape), torch_ops.log_decay(f["w0"] + f["w"]).view(shape), k.view(shape), v.view(shape),
-                      torch_ops.removal_key(f["k"], f["k_k"]), a.view(shape), want_states[:, 1], packing)
-    want = torch_ops.readout(y, f["r"], k, v, f["r_k"], f["norm_weight"], f["norm_bias"]) * f["g"]
-    out, before = poisoned(rows, width), states.clone()
-    pointers = {name: x.data_ptr() for name, x in (t | c).items()}
-    if first_layer:
-        pointers["mix"] = pointers["v0"] = None
-    layer, work = states[:, 1], torch.zeros(1, device="cuda", dtype=torch.int32)
-    inputs = TimeMixInput(**pointers, out=out.data_ptr(), state=layer.data_ptr(), slot_stride=layer.stride(0), width=width,
-                          work=work.data_ptr())
-    kernels.wkv_step(inputs, slots.cuda(), state == torch.float32)
-    assert not work.any()
-    assert off(out[live], want) < 2e-3
+    before, want_states, work = states.clone(), states.float().clone(), torch.zeros(1, device="cuda", dtype=torch.int32)
+    pending = torch.zeros(rows + 2, 2, heads, PENDING, 64, device="cuda", dtype=torch.float16)
+    pending[:, 1] = float("nan")
+    everyone, behind = torch.randperm(rows + 2, dtype=torch.int32)[:rows], torch.zeros(rows + 2, dtype=torch.int32)
+    layer, late = states[:, 1], pending[:, 1]
+    for absent in ([slice(1, None, 2)], [], [slice(0, None, 3)]):
+        slots = everyone.clone()
+        for some in (*absent, *([-1, rows // 2] if padding else [])):
+            slots[some] = -1
+        live = slots >= 0
+        t = {name: normal(rows, width) for name in names}
+        f = {name: x[live].float() for name, x in t.items()} | {name: x.float() for name, x in c.items()}
+        v = f["v"] if first_layer else f["v"].lerp(f["v_first"], (f["v0"] + f["mix"]).sigmoid())
+        a = (f["a0"] + f["a"]).sigmoid()
+        k = f["k"] * (1 + (a - 1) * f["k_a"])
+        shape, out = (-1, heads, 64), poisoned(rows, width)
+        if live.any():
+            packing = torch_ops.pack([1] * int(live.sum()), slots[live].tolist(), "cuda")
+            y = torch_ops.wkv(f["r"].view(shape), torch_ops.log_decay(f["w0"] + f["w"]).view(shape), k.view(shape), v.view(shape),
+                              torch_ops.removal_key(f["k"], f["k_k"]), a.view(shape), want_states[:, 1], packing)
+            want = torch_ops.readout(y, f["r"], k, v, f["r_k"], f["norm_weight"], f["norm_bias"]) * f["g"]
+        pointers = {name: x.data_ptr() for name, x in (t | c).items()}
+        if first_layer:
+            pointers["mix"] = pointers["v0"] = None
+        now = torch.where(live, behind[slots.clamp(min=0).long()], 0).to(torch.int32).cuda()
+        inputs = TimeMixInput(**pointers, out=out.data_ptr(), state=layer.data_ptr(), slot_stride=layer.stride(0), width=width,
+                              work=work.data_ptr(), pending=late.data_ptr(), pending_stride=late.stride(0), behind=now.data_ptr())
+        kernels.wkv_step(inputs, slots.cuda(), state == torch.float32)
+        assert not work.any() and not out[~live].any()
+        if live.any():
+            assert off(out[live], want) < 2e-3
+        behind[slots[live].long()] ^= 1
+    if state == torch.float16:
+        records = torch.zeros(rows + 2, ROW.itemsize // 4, device="cuda", dtype=torch.int32)
+        records[:, ROW.names.index("behind")] = behind.cuda()
+        index = torch.cat((everyone, torch.tensor([-1]))).int().cuda()
+        kernels.settle(index.data_ptr(), None, len(index), records, states, pending)
+        assert not records.any()
     assert off(states, want_states) < (1e-3 if state == torch.float16 else 1e-4)
-    assert torch.equal(states[:, 0], before[:, 0]) and not out[~live].any()
+    assert torch.equal(states[:, 0], before[:, 0])
 
 
 @pytest.mark.parametrize(("counted", "dtype"), [(0, torch.float16), (400, torch.float32), (1, torch.float16), (40, torch.float32),
@@ -258,12 +285,16 @@ def test_wkv_of_rows_that_the_device_counts(kernels, counted, dtype):
     t = {name: normal(rows, heads * 64) for name in names}
     states, work = normal(rows, heads, 64, 64).to(dtype), torch.zeros(1, device="cuda", dtype=torch.int32)
     slots, count = torch.randperm(rows, device="cuda").int(), torch.tensor(counted, device="cuda", dtype=torch.int32)
+    pending, behind = poisoned(rows, heads, PENDING, 64), torch.zeros(2, rows, device="cuda", dtype=torch.int32)
+    behind[1] = 1
 
     def step(states, rows, counted):
         out = poisoned(len(slots), heads * 64)
         inputs = TimeMixInput(**{name: x.data_ptr() for name, x in t.items()}, out=out.data_ptr(), state=states.data_ptr(),
-                              slot_stride=states.stride(0), width=heads * 64, work=work.data_ptr())
-        for _ in range(3):
+                              slot_stride=states.stride(0), width=heads * 64, work=work.data_ptr(), pending=pending.data_ptr(),
+                              pending_stride=pending.stride(0))
+        for number in range(4):
+            inputs.behind = behind[number % 2].data_ptr()
             kernels.wkv_step(inputs, slots[:rows], dtype == torch.float32, counted)
             torch.cuda.synchronize()  # a step fetches states while the kernel before still runs
         return out

@@ -64,7 +64,9 @@ def test_decode_of_any_number_of_rows(model, rows):
     slots = torch.randperm(rows + 5)[:rows].tolist()
     for _ in range(3):
         tokens = ids(rows)
-        assert off(model.forward(tokens, [1] * rows, slots, states), truth.forward(tokens, [1] * rows, slots, wanted)) < LOGITS
+        logits = model.forward(tokens, [1] * rows, slots, states, settled=False)
+        assert off(logits, truth.forward(tokens, [1] * rows, slots, wanted)) < LOGITS
+    model.settle(states, slots)
     assert off(states.wkv, wanted.wkv) < STATES
 
 
@@ -104,7 +106,8 @@ def test_long_texts_stay_close(model):
     wanted, tokens = truth.new_states(1), ids(4096)
     model.forward(tokens[:3000], [3000], [0], states, [])
     for token in tokens[3000:]:
-        logits = model.forward(token[None], [1], [0], states)
+        logits = model.forward(token[None], [1], [0], states, settled=False)
+    model.settle(states, [0])
     want = truth.forward(tokens, [4096], [0], wanted)
     assert off(logits, want) < LOGITS and off(states.wkv, wanted.wkv) < STATES
 
@@ -116,12 +119,13 @@ def test_greedy_text_does_not_depend_on_slot_split_or_neighbours(model):
         others = [n for n in range(neighbours + 1) if n != slot][:neighbours]
         start, drawn = 0, []
         for end in (*cuts, len(prompt)):
-            logits = model.forward(prompt[start:end], [end - start], [slot], states)
+            logits = model.forward(prompt[start:end], [end - start], [slot], states, settled=False)
             start = end
         for _ in range(20):
             drawn.append(int(logits[0].argmax()))
             tokens = torch.cat((torch.tensor(drawn[-1:]), ids(len(others))))
-            logits = model.forward(tokens, [1] * len(tokens), [slot, *others], states)
+            logits = model.forward(tokens, [1] * len(tokens), [slot, *others], states, settled=False)
+        model.settle(states, range(40))
         states.clear(range(40))
         return drawn
 

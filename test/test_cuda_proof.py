@@ -45,9 +45,10 @@ def rooms(model: RWKV7) -> dict[torch.dtype, States]:
 
 
 @pytest.fixture
-def states(rooms: dict[torch.dtype, States], request: pytest.FixtureRequest) -> States:
+def states(model: RWKV7, rooms: dict[torch.dtype, States], request: pytest.FixtureRequest) -> States:
     """Zero."""
     found = rooms[request.getfixturevalue("wkv") if "wkv" in request.fixturenames else torch.float16]
+    model.settle(found, range(SLOTS))
     found.clear(range(SLOTS))
     return found
 
@@ -66,7 +67,8 @@ def read_together(texts: list[list[int]], pairs: list[tuple[RWKV7, States]]) -> 
     for place in range(max(map(len, texts)) - 1):
         rows = [row for row, text in enumerate(texts) if place < len(text) - 1]
         tokens = torch.tensor([texts[row][place] for row in rows])
-        yield rows, place + 1, [model.forward(tokens, [1] * len(rows), rows, states) for model, states in pairs]
+        yield rows, place + 1, [model.forward(tokens, [1] * len(rows), rows, states, settled=False)
+                                 for model, states in pairs]
 
 
 def loss(logits: Tensor, tokens: list[int]) -> Tensor:
@@ -132,12 +134,13 @@ def test_4096_tokens_leave_the_state(model, truth, states, wkv):
     whole = model.forward(tokens, [4096], [0], states)
     start = 0
     for size in (1, 15, 16, 17, 63, 1000, 2, 982, 1900, 100):  # in all 4096
-        pieces = model.forward(tokens[start : start + size], [size], [1], states)
+        pieces = model.forward(tokens[start : start + size], [size], [1], states, settled=False)
         start += size
     model.forward(tokens[:4000], [4000], [2], states, [])
     for token in tokens[4000:]:
-        steps = model.forward(token[None], [1], [2], states)
+        steps = model.forward(token[None], [1], [2], states, settled=False)
     assert start == 4096
+    model.settle(states, [1, 2])
     for slot, logits in ((0, whole), (1, pieces), (2, steps)):
         assert off(logits[0], want[0]) < LOGITS and off(states.wkv[slot], wanted.wkv[0]) < STATES
         assert off(states.shift[slot], wanted.shift[0]) < STATES
@@ -146,15 +149,16 @@ def test_4096_tokens_leave_the_state(model, truth, states, wkv):
 def greedy(model: RWKV7, states: States, prompt: Tensor, cuts: list[int], slot: int = 0, count: int = 12) -> list[int]:
     """The tokens drawn after a prompt that is fed in pieces which end at `cuts`."""
     start, drawn = 0, []
+    model.settle(states, [slot])
     states.clear([slot])
     for end in (*cuts, len(prompt)):
-        logits = model.forward(prompt[start:end], [end - start], [slot], states)
+        logits = model.forward(prompt[start:end], [end - start], [slot], states, settled=False)
         start = end
     for _ in range(count):
         drawn.append(int(logits[0, :VOCABULARY].argmax()))
         if drawn[-1] == END_OF_TEXT:
             break
-        logits = model.forward(torch.tensor(drawn[-1:]), [1], [slot], states)
+        logits = model.forward(torch.tensor(drawn[-1:]), [1], [slot], states, settled=False)
     return drawn
 
 
@@ -202,7 +206,8 @@ def test_a_row_has_the_same_bits_wherever_it_stands_in_the_batch(model, states, 
     tokens, order = torch.randint(1, VOCABULARY, (rows,)), torch.randperm(rows)
     slots = (torch.randperm(SLOTS - rows)[:rows] + rows).tolist()  # not those of the first batch
     for _ in range(3):
-        logits = model.forward(tokens, [1] * rows, range(rows), states)
-        shuffled = model.forward(tokens[order], [1] * rows, slots, states)
+        logits = model.forward(tokens, [1] * rows, range(rows), states, settled=False)
+        shuffled = model.forward(tokens[order], [1] * rows, slots, states, settled=False)
         assert torch.equal(logits[order.to(logits.device)], shuffled)
+    model.settle(states, range(SLOTS))
     assert torch.equal(states.memory[:rows][order.to(logits.device)], states.memory[slots])

@@ -62,6 +62,22 @@ def test_a_copy_is_private(path: Path) -> None:
     bench.pool.close()
 
 
+def test_what_the_device_has_put_off_of_a_state_is_in_what_is_saved_and_copied(path: Path) -> None:
+    def settle(slots: list[int]) -> None:
+        for slot in slots:
+            bench.fill(slot)
+
+    bench = Bench(path, settle=settle)
+    slot, copies = bench.slot(), list[torch.Tensor]()
+    before = bench.states.memory[slot].clone()
+    bench.pool.copy_out(slot, copies.append)
+    assert not torch.equal(copies[0], before) and torch.equal(copies[0], bench.states.memory[slot])
+    assert bench.do("save", "a", slot, 1).error is None
+    saved = bench.states.memory[slot].clone()
+    assert not torch.equal(saved, copies[0]) and bench.holds("a", saved)
+    bench.pool.close()
+
+
 def test_without_upper_tiers_everything_comes_from_the_database(path: Path) -> None:
     bench = Bench(path, l1=0, l2=0)
     states = {key: bench.put(key) for key in "abc"}

@@ -18,6 +18,7 @@ KEPT, AUTO = 0, -1         # slices of K in products_low: none, as w stays on th
 MOST_KEPT = 1024           # the longest K of the first kind
 SPARSE_ROWS = (1, 2, 4, 8)  # batches for which there is a sparse product
 SPARSE_SLICES = 8          # of its K
+PENDING = 5                # vectors of 64 numbers that a step may put off of a state in fp16
 
 
 class NormInput(Structure):
@@ -36,7 +37,8 @@ class ProductPart(Structure):
 class TimeMixInput(Structure):
     _fields_ = (*((name, c_void_p) for name in (
         "r", "k", "v", "w", "a", "mix", "g", "v_first", "w0", "a0", "v0", "k_k", "k_a", "r_k", "norm_weight", "norm_bias", "out", "state")),
-        ("slot_stride", c_size_t), ("width", c_int), ("work", c_void_p))
+        ("slot_stride", c_size_t), ("width", c_int), ("work", c_void_p), ("pending", c_void_p), ("pending_stride", c_size_t),
+        ("behind", c_void_p))
 
 
 class PackedInput(Structure):
@@ -54,9 +56,10 @@ SIGNATURES = {
     "rwkv_products_tile": (POINTER(c_void_p), POINTER(c_void_p), POINTER(c_void_p), c_int, c_int, c_int, c_int, c_int, c_int,
                            POINTER(TileShape), c_void_p),
     "rwkv_product_sparse": (c_void_p, c_void_p, c_void_p, c_int, c_int, c_int, c_void_p, c_uint, c_void_p),
-    "rwkv_feed": (c_void_p, c_void_p, c_void_p, c_int, c_void_p),
+    "rwkv_feed": (c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_int, c_void_p),
     "rwkv_take": (c_void_p, c_void_p, c_int, c_void_p, c_void_p),
     "rwkv_wkv_step": (POINTER(TimeMixInput), c_int, c_void_p, c_void_p, c_int, c_void_p),
+    "rwkv_wkv_settle": (c_void_p, c_void_p, c_int, c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, c_int, c_void_p),
     "rwkv_wkv_prefill": (POINTER(TimeMixInput), POINTER(PackedInput), c_int, c_int, c_void_p, c_int, c_void_p),
     "rwkv_wkv_item_bytes": (),
 }
@@ -151,9 +154,10 @@ class Kernels:
         self._call("rwkv_product_sparse", h.data_ptr(), w.data_ptr(), parts.data_ptr(), len(h), *w.shape, *_ahead(ahead))
         return parts[:self.sparse_parts]
 
-    def feed(self, tokens: Tensor, slots: Tensor, rows: Tensor) -> None:
+    def feed(self, tokens: Tensor, slots: Tensor, rows: Tensor, behind: Tensor | None, single: int, counted: Tensor | None) -> None:
         """Before a step; see cuda_feed.Feed.resolve."""
-        self._call("rwkv_feed", tokens.data_ptr(), slots.data_ptr(), rows.data_ptr(), len(tokens))
+        self._call("rwkv_feed", tokens.data_ptr(), slots.data_ptr(), rows.data_ptr(), pointer(behind), single, pointer(counted),
+                   len(tokens))
 
     def take(self, ids: Tensor, slots: Tensor, rows: Tensor) -> None:
         """After a draw; see cuda_feed.Feed.take."""
@@ -162,6 +166,13 @@ class Kernels:
     def wkv_step(self, in_: TimeMixInput, slots: Tensor, fp32: bool, counted: Tensor | None = None) -> None:
         """One token of each row: of all `slots` `[rows]`, or of the first `counted` `[1]` of them."""
         self._call("rwkv_wkv_step", byref(in_), len(slots), pointer(counted), slots.data_ptr(), int(fp32))
+
+    def settle(self, slots: int, counted: int | None, most: int, rows: Tensor, states: Tensor, pending: Tensor) -> None:
+        """States `[slots, layers, heads, 64, 64]` fp16 that are behind are so no longer; pending: `[slots, layers, heads, PENDING, 64]`.
+
+        slots: address of `most` int32 on the device, or of as many as stand at the address `counted`. rows: see cuda_feed.Feed."""
+        self._call("rwkv_wkv_settle", slots, counted, most, rows.data_ptr(), states.data_ptr(), states.stride(0), pending.data_ptr(),
+                   pending.stride(0), states.shape[1] * states.shape[2])
 
     def wkv_prefill(self, in_: TimeMixInput, pieces: Pieces, items: Tensor, fp32: bool) -> None:
         """items: room for `item_bytes` bytes for every chunk and head."""

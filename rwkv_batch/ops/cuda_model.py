@@ -8,8 +8,8 @@ from torch import Tensor
 
 from rwkv_batch.checkpoint import HEAD_SIZE, Checkpoint
 from rwkv_batch.ops import cuda_lt, cuda_weights
-from rwkv_batch.ops.cuda_feed import Feed
-from rwkv_batch.ops.cuda_lib import Added, Kernels, TimeMixInput, pointer
+from rwkv_batch.ops.cuda_feed import Feed, pending_of
+from rwkv_batch.ops.cuda_lib import SPARSE_ROWS, Added, Kernels, TimeMixInput, pointer
 from rwkv_batch.ops.cuda_prefill import DeviceRows, Plan, upload
 from rwkv_batch.ops.cuda_prefill_graphs import SIZES, PrefillGraphs
 from rwkv_batch.ops.cuda_products import LT, WHOLE, Buffers, Products, added_by
@@ -55,9 +55,9 @@ class CudaModel:
         A negative token is what its row drew last; see Feed.resolve, which changes tokens and slots.
         Launches only, so that it can be captured; all it writes lies in `arena`, `logits` and the states.
         """
-        b, methods = Buffers(self.weights, len(tokens), arena), self.tuning.methods(len(tokens))
-        self.feed(states).resolve(tokens, slots)
-        added = self._layers(self.weights.layers, tokens, states, b, self._step_mixers(b, slots, states), methods)
+        b, methods, feed = Buffers(self.weights, len(tokens), arena), self.tuning.methods(len(tokens)), self.feed(states)
+        feed.resolve(tokens, slots, b.behind, len(tokens))
+        added = self._layers(self.weights.layers, tokens, states, feed.pending, b, self._step_mixers(b, slots, states), methods)
         self.kernels.norm(b.x, added, *self.weights.norm_out, b.normed)
         self.products.head(b.normed, logits, methods["head"])
 
@@ -102,7 +102,10 @@ class CudaModel:
 
     def run_rows(self, tokens: Tensor, rows: DeviceRows, states: Slots, b: Buffers, methods: dict[str, str]) -> Added:
         """All layers over packed rows: tokens `[T]` int32 on the device. Launches only; returns what is still to be added to b.x."""
-        self.feed(states).resolve(tokens, rows.rows.slots)
+        feed = self.feed(states)
+        for pieces in rows.pieces:
+            feed.settle_rows(pieces)
+        feed.resolve(tokens, rows.rows.slots, b.behind, rows.single, rows.counted)
         heads, fp32 = b.x.shape[1] // HEAD_SIZE, states.wkv.dtype == torch.float32
         items = b.take_bytes("items", max((pieces.chunks for pieces in rows.pieces), default=0) * heads * self.kernels.item_bytes)
 
@@ -117,7 +120,7 @@ class CudaModel:
                 self.kernels.wkv_prefill(inputs, pieces, items, fp32)
 
         whole = methods | dict.fromkeys(("out_parts", "value_parts"), WHOLE)  # this norm adds no partial sums
-        return self._layers(self.weights.layers, tokens, states, b, Mixers(norm_mix, wkv), whole)
+        return self._layers(self.weights.layers, tokens, states, feed.pending, b, Mixers(norm_mix, wkv), whole)
 
     def _head_method(self, rows: int) -> str:
         sizes = (1, 2, 4, 8, 16, *SIZES)
@@ -134,29 +137,35 @@ class CudaModel:
         return Mixers(norm_mix, wkv)
 
     def _chain(self, rows: int) -> Callable[[dict[str, str]], object]:
-        """The first layers of a decode step, to be timed with some methods or others. All rows move one state, whatever becomes of it."""
-        layers, width = self.weights.layers[:CHAIN], self.weights.embedding.shape[1]
-        wkv = torch.zeros(1, len(layers), width // HEAD_SIZE, HEAD_SIZE, HEAD_SIZE, device=self.device, dtype=torch.float16)
-        states = SomeSlots(torch.zeros(1, len(layers), 2, width, device=self.device, dtype=torch.float16), wkv)
+        """The first layers of a decode step over random tokens, to be timed with some methods or others.
+
+        A few rows have states of their own, as the hidden units that are idle in all of them decide how fast the sparse product is. Of many
+        rows some move the same state, whatever becomes of it.
+        """
+        layers, width, slots = self.weights.layers[:CHAIN], self.weights.embedding.shape[1], min(rows, SPARSE_ROWS[-1])
+        wkv = torch.zeros(slots, len(layers), width // HEAD_SIZE, HEAD_SIZE, HEAD_SIZE, device=self.device, dtype=torch.float16)
+        states = SomeSlots(torch.zeros(slots, len(layers), 2, width, device=self.device, dtype=torch.float16), wkv)
         tokens = torch.randint(self.weights.vocab, (rows,), device=self.device, dtype=torch.int32)
-        b = Buffers(self.weights, rows, {})
-        mixers = self._step_mixers(b, torch.zeros_like(tokens), states)
+        b, numbers, pending = Buffers(self.weights, rows, {}), torch.arange(rows, device=self.device, dtype=torch.int32), pending_of(wkv)
+        mixers = self._step_mixers(b, numbers % slots, states)
+        b.behind.copy_(numbers // slots % 2)
 
         def run(methods: dict[str, str]) -> None:
-            added = self._layers(layers, tokens, states, b, mixers, methods)
+            added = self._layers(layers, tokens, states, pending, b, mixers, methods)
             self.kernels.norm(b.x, added, *self.weights.norm_out, b.normed)
 
         return run
 
-    def _layers(self, layers: list[Layer], tokens: Tensor, states: Slots, b: Buffers, mixers: Mixers, methods: dict[str, str]) -> Added:
-        """These layers, from the embedding on; returns what is still to be added to the residual stream b.x."""
+    def _layers(self, layers: list[Layer], tokens: Tensor, states: Slots, pending: Tensor | None, b: Buffers, mixers: Mixers,
+                methods: dict[str, str]) -> Added:
+        """These layers, from the embedding on; returns what is still to be added to the residual stream b.x. pending: see Feed."""
         added = Added(tokens=tokens, table=self.weights.embedding)
         for index, layer in enumerate(layers):
             mixers.norm_mix(added, layer.norm1, states.shift[:, index, 0], layer.mixes, b.mixed)
             rkv = b.rkv if index else b.rkv0
             self.products.into_time_mix(layer, b, rkv, methods["in"])
             self.products.low_out(layer, b, methods["low_out"])
-            mixers.wkv(_time_mix_input(layer, b, rkv, states.wkv[:, index], self.work))
+            mixers.wkv(_time_mix_input(layer, b, rkv, states.wkv[:, index], None if pending is None else pending[:, index], self.work))
             added = self.products.out(layer, b, added_by(methods, "out"))
             mixers.norm_mix(added, layer.norm2, states.shift[:, index, 1], layer.x_k, b.mixed)
             self.products.key(layer, b, methods["key"])
@@ -165,12 +174,14 @@ class CudaModel:
         return added
 
 
-def _time_mix_input(layer: Layer, b: Buffers, rkv: Tensor, state: Tensor, work: Tensor) -> TimeMixInput:
-    """state: `[slots, heads, 64, 64]`, the slots any distance apart; work: zero, for all of one stream."""
+def _time_mix_input(layer: Layer, b: Buffers, rkv: Tensor, state: Tensor, pending: Tensor | None, work: Tensor) -> TimeMixInput:
+    """state: `[slots, heads, 64, 64]`, pending: `[slots, heads, PENDING, 64]`, the slots any distance apart; work: zero, for all of one
+    stream."""
     low = {name: b.low_out[name].data_ptr() for name in layer.low_out}
     return TimeMixInput(
         r=rkv[0].data_ptr(), k=rkv[1].data_ptr(), v=rkv[2].data_ptr(), w=low["w"], a=low["a"], g=low["g"], mix=low.get("v"),
         v_first=b.rkv0[2].data_ptr(), w0=layer.w0.data_ptr(), a0=layer.a0.data_ptr(), v0=pointer(layer.v0),
         k_k=layer.k_k.data_ptr(), k_a=layer.k_a.data_ptr(), r_k=layer.r_k.data_ptr(), norm_weight=layer.group_norm[0].data_ptr(),
         norm_bias=layer.group_norm[1].data_ptr(), out=b.y.data_ptr(), state=state.data_ptr(), slot_stride=state.stride(0),
-        width=b.x.shape[1], work=work.data_ptr())
+        width=b.x.shape[1], work=work.data_ptr(), pending=pointer(pending), pending_stride=0 if pending is None else pending.stride(0),
+        behind=b.behind.data_ptr())

@@ -9,14 +9,16 @@
 // fp16 or fp32, at state + s * slot_stride + h * 4096, read and written in place. Rows of one token run through wkv_step.cuh, longer ones
 // through wkv_prefill.cuh.
 //
-// A state in fp16 may be one token behind. To write it takes as long as to read it, so a step of one token notes what it would do to S, and
-// the step after does both and writes S: of four passes through memory three are left. What is put off of slot s and head h are PENDING
-// vectors of 64 fp16 numbers, at pending + s * pending_stride + h * PENDING * 64. wkv_settle.cu does it before anyone else reads a state.
+// A state in fp16 may be up to LATE tokens behind. To write it takes as long as to read it, so a step of one token notes what it would do to
+// S, and every third does what three would and writes S: of six passes through memory four are left. What is put off of slot s and head h
+// are for each token, the oldest first, PENDING vectors of 64 fp16 numbers, at pending + s * pending_stride + h * LATE * PENDING * 64.
+// wkv_settle.cu does it before anyone else reads a state.
 #pragma once
 #include "common.cuh"
 
 constexpr int HEAD = 64;
 constexpr float NORM_EPSILON = 64e-5f;
+constexpr int LATE = 2;
 enum Pending { LOST, KEY, REMOVAL, VALUE, REMOVED, PENDING };  // 1 - w (of w near 1 it says more than w), k, kk a, v, and S kk
 constexpr float DECAY = -0.6065306597126334f;  // -exp(-1/2)
 
@@ -31,7 +33,7 @@ struct TimeMix {
     int* work;  // of rows of one token: zero between launches; for one stream
     __half* pending;         // of states in fp16
     size_t pending_stride;   // in numbers
-    const int* behind;       // [T], of rows of one token: 1 if the row's state is one token behind. After the step it is if it was not
+    const int* behind;       // [T], of rows of one token: how many tokens the row's state is behind
 };
 
 __device__ __forceinline__ float2 pair_at(const __half* p, size_t at) { return __half22float2(*reinterpret_cast<const __half2*>(p + at)); }

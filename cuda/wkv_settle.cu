@@ -1,6 +1,6 @@
 // What steps have put off of states in fp16 (wkv.cuh) is done now: ahead of a prompt in these slots, and of whoever copies them.
 //
-//   S = S_ diag(1 - LOST) + VALUE KEY^T - REMOVED REMOVAL^T, in fp32, for all layers and heads of a slot whose record says BEHIND
+//   S = S_ diag(1 - LOST) + VALUE KEY^T - REMOVED REMOVAL^T, in fp32, for each token that all layers and heads of a slot are behind
 //
 // A block takes one state after another of a row; a thread has 16 keys of a row of S.
 #include "feed.cuh"
@@ -17,23 +17,29 @@ __global__ void __launch_bounds__(THREADS)
     wait_for_inputs();
     if (counted && int(blockIdx.y) >= *counted) return;
     const int slot = slots[blockIdx.y], value = threadIdx.x / (HEAD / KEYS), key = threadIdx.x % (HEAD / KEYS) * KEYS;
-    if (slot < 0 || !rows[size_t(slot) * ROW + BEHIND]) return;
+    const int behind = slot < 0 ? 0 : rows[size_t(slot) * ROW + BEHIND];
+    if (behind == 0) return;
     for (int i = blockIdx.x; i < count; i += BLOCKS) {
         __half* const state = states + size_t(slot) * slot_stride + size_t(i) * HEAD * HEAD + value * HEAD + key;
-        const __half* const of = pending + size_t(slot) * pending_stride + size_t(i) * PENDING * HEAD;
-        const float v = __half2float(of[VALUE * HEAD + value]), removed = __half2float(of[REMOVED * HEAD + value]);
+        Raw8<__half> raw;
+        float s[KEYS / 8][8], x[3][8];
 #pragma unroll
-        for (int part = 0; part < KEYS; part += 8) {
-            Raw8<__half> raw[4];
-            float s[8], lost[8], k[8], b[8];
-            raw[0].load(state + part);
-            raw[1].load(of + LOST * HEAD + key + part), raw[2].load(of + KEY * HEAD + key + part);
-            raw[3].load(of + REMOVAL * HEAD + key + part);
-            raw[0].widen(s), raw[1].widen(lost), raw[2].widen(k), raw[3].widen(b);
+        for (int part = 0; part < KEYS / 8; part++) raw.load(state + part * 8), raw.widen(s[part]);
+        for (int token = 0; token < behind; token++) {
+            const __half* const of = pending + size_t(slot) * pending_stride + size_t(i * LATE + token) * PENDING * HEAD;
+            const float v = __half2float(of[VALUE * HEAD + value]), removed = __half2float(of[REMOVED * HEAD + value]);
 #pragma unroll
-            for (int j = 0; j < 8; j++) s[j] = s[j] * (1.f - lost[j]) + (v * k[j] - removed * b[j]);
-            store8(state + part, s);
+            for (int part = 0; part < KEYS / 8; part++) {
+                const int at = key + part * 8;
+                raw.load(of + LOST * HEAD + at), raw.widen(x[0]);
+                raw.load(of + KEY * HEAD + at), raw.widen(x[1]);
+                raw.load(of + REMOVAL * HEAD + at), raw.widen(x[2]);
+#pragma unroll
+                for (int j = 0; j < 8; j++) s[part][j] = s[part][j] * (1.f - x[0][j]) + (v * x[1][j] - removed * x[2][j]);
+            }
         }
+#pragma unroll
+        for (int part = 0; part < KEYS / 8; part++) store8(state + part * 8, s[part]);
     }
 }
 

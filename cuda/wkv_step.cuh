@@ -10,7 +10,7 @@
 //   VECTORS of 16 bytes of a state that each thread has
 //   first, where these begin, in numbers from the beginning of the state;  offset(i), of the vector i from there
 //   Token, what it needs of one token and head, in shared memory
-//   PUTS_OFF, whether a state may be one token behind
+//   PUTS_OFF, whether states may be behind
 //   put(token, lane, p, before): one warp writes a Token
 //   own(token): r . k r_k of the head;  value(token, lane): v of channels 2 lane and 2 lane + 1
 //   advance(token, vectors, state, y): moves the state on, whose vector i is vectors [i * THREADS] and comes from state + offset(i), and
@@ -31,11 +31,11 @@ struct Inputs {
     __half2 r, k, v, w, a, g, mix, first;
 };
 
-// Of two channels, what has been put off, if `behind`; if not, this token's part goes `to` there. Null: nowhere, the row is padding.
+// Of two channels, what has been put off of `behind` tokens; it stands at `all` (null: the row is padding).
 struct Before {
-    __half2 of[PENDING];
-    __half* to;
-    bool behind;
+    __half2 of[LATE][PENDING];
+    __half* all;
+    int behind;
 };
 
 // Of two channels; kk is not normalised yet, nor is b = kk a. squares: of kk, own: of r . k r_k, both of these channels alone.
@@ -157,11 +157,13 @@ __global__ void __launch_bounds__(THREADS, Recurrence::BLOCKS)
         Before b = {};
         const int slot = slot_of(at, warp);
         if (Recurrence::PUTS_OFF && slot >= 0) {
-            b.to = in.pending + size_t(slot) * in.pending_stride + size_t(at.head) * PENDING * HEAD;
+            b.all = in.pending + size_t(slot) * in.pending_stride + size_t(at.head) * LATE * PENDING * HEAD;
             b.behind = __ldg(in.behind + at.row + warp);
 #pragma unroll
-            for (int i = 0; i < PENDING; i++)
-                if (b.behind) b.of[i] = raw_pair_at(b.to, i * HEAD + 2 * lane);
+            for (int token = 0; token < LATE; token++)
+#pragma unroll
+                for (int i = 0; i < PENDING; i++)
+                    if (token < b.behind) b.of[token][i] = raw_pair_at(b.all, (token * PENDING + i) * HEAD + 2 * lane);
         }
         return b;
     };

@@ -6,11 +6,11 @@
 // The two products that are added to S diag(w) are of rank one; their factors are such sums too, and the smallest of the four terms of each
 // is left out. Sums over keys: a tensor core's, over 16 keys at a time, four times; then the two halves of kk (w r) and of S.
 //
-// A state that is one token behind (S_, with w_, k_, b_ = kk_ a_, v_ and u_ = S_ kk_ put off) is read as it stands, too:
+// A state that is behind (S_, with w_, k_, b_ = kk_ a_, v_ and u_ = S_ kk_ of a token put off) is read as it stands, too:
 //   S = S_ diag(w_) + v_ k_^T - u_ b_^T
 //   S kk = S_ (w_ kk) + v_ (k_ . kk) - u_ (b_ . kk)     S (w r) = S_ (w_ w r) + v_ (k_ . w r) - u_ (b_ . w r)
 //   S' = S_ diag(w_ w) + v_ (w k_)^T - u_ (w b_)^T + v k^T - (S kk) b^T
-// One that is not behind is left so: its S' is put off.
+// and so on for two tokens, with k_ and b_ of the older times w_ of the younger. Only one that is LATE tokens behind is written.
 //
 // Warp i has rows 16 i .. + 15 of S; lane l rows l / 4 and l / 4 + 8 of these, and, with q = l % 4, keys 8 q .. + 7 and 32 + 8 q .. + 7: eight
 // pairs. Pairs 2 j and 2 j + 1 are the lane's columns of operand a in product j over keys, and pair i is its columns of result i of S'.
@@ -33,6 +33,8 @@ __device__ __forceinline__ uint2 split(float x, float y) {
     return make_uint2(nearest, to_half2(x - back.x, y - back.y));
 }
 
+__device__ __forceinline__ uint2 split(float2 x) { return split(x.x, x.y); }
+__device__ __forceinline__ float2 times(float2 x, float2 y) { return make_float2(x.x * y.x, x.y * y.y); }
 __device__ __forceinline__ uint32_t bits(__half2 pair) { return *reinterpret_cast<const uint32_t*>(&pair); }
 __device__ __forceinline__ uint32_t firsts(uint32_t x, uint32_t y) { return __byte_perm(x, y, 0x5410); }
 __device__ __forceinline__ uint32_t seconds(uint32_t x, uint32_t y) { return __byte_perm(x, y, 0x7632); }
@@ -44,20 +46,27 @@ __device__ __forceinline__ void mma8(float (&c)[4], uint32_t a0, uint32_t a1, ui
         : "r"(a0), "r"(a1), "r"(b));
 }
 
-// Sums over the channels of a head: kk . kk, r . k r_k, k . r, b . r; with what has been put off k_ . kk, - b_ . kk, k_ . w r, - b_ . w r.
-// Those from B_R to REMOVAL_KK have a factor kk, which is normalised afterwards.
-enum Sum { SQUARES, OWN, K_R, B_R, KEY_KK, REMOVAL_KK, KEY_READ, REMOVAL_READ };
+// Sums over the channels of a head: kk . kk, r . k r_k, k . r, b . r, and for each token that has been put off k_ . kk and - b_ . kk (from
+// WITH_KK on), k_ . w r and - b_ . w r. Those from B_R to before WITH_READ have a factor kk, which is normalised afterwards.
+enum Sum { SQUARES, OWN, K_R, B_R, WITH_KK, WITH_READ = WITH_KK + 2 * LATE, SUMS = 16 };
+static_assert(WITH_READ + 2 * LATE <= SUMS);
 
-// Of eight numbers of each lane: lane l returns the sum of number l / 4.
-__device__ __forceinline__ float warp_sums(const float (&x)[8], int lane) {
-    float y[4], z[2];
+// Of N numbers of each lane, a power of two: the lanes divide them among themselves, and lane l returns the sum of number l N / LANES.
+template <int N, int LANES = WARP>
+__device__ __forceinline__ float warp_sums(const float (&x)[N], int lane) {
+    constexpr int OTHER = LANES / 2;
+    if constexpr (LANES == 1) {
+        return x[0];
+    } else if constexpr (N == 1) {
+        const float sum[1] = {x[0] + __shfl_xor_sync(ALL, x[0], OTHER)};
+        return warp_sums<1, OTHER>(sum, lane);
+    } else {
+        float half[N / 2];
 #pragma unroll
-    for (int i = 0; i < 4; i++) y[i] = (lane & 16 ? x[i + 4] : x[i]) + __shfl_xor_sync(ALL, lane & 16 ? x[i] : x[i + 4], 16);
-#pragma unroll
-    for (int i = 0; i < 2; i++) z[i] = (lane & 8 ? y[i + 2] : y[i]) + __shfl_xor_sync(ALL, lane & 8 ? y[i] : y[i + 2], 8);
-    float sum = (lane & 4 ? z[1] : z[0]) + __shfl_xor_sync(ALL, lane & 4 ? z[0] : z[1], 4);
-    sum += __shfl_xor_sync(ALL, sum, 2);
-    return sum + __shfl_xor_sync(ALL, sum, 1);
+        for (int i = 0; i < N / 2; i++)
+            half[i] = (lane & OTHER ? x[N / 2 + i] : x[i]) + __shfl_xor_sync(ALL, lane & OTHER ? x[i] : x[N / 2 + i], OTHER);
+        return warp_sums<N / 2, OTHER>(half, lane);
+    }
 }
 
 struct Half {
@@ -71,9 +80,10 @@ struct Half {
         uint32_t add[2][ADD];     // by halves: the operand b that adds to results, see `place`
         uint32_t w[2][4][2][4];   // of key 32 i + 8 q + 2 n + e, split, at [i][q][e][n]
         uint32_t v[HEAD];         // split
-        uint32_t before[HEAD];    // v_, u_; zero if the state is not behind
-        float sums[8];            // by `Sum`
-        __half* put_off;          // where S kk goes, if S' is put off
+        uint32_t add_late[2][32];     // the same of the second token that has been put off: four words for each m
+        uint32_t before[LATE][HEAD];  // v_, u_; zero of tokens that have not been put off
+        float sums[SUMS];             // by `Sum`
+        __half* put_off;              // where S kk goes, if S' is put off
     };
 
     const int q = threadIdx.x % 4, m = threadIdx.x % WARP / 4, row = threadIdx.x / WARP * 16 + m;
@@ -90,47 +100,53 @@ struct Half {
     static __device__ __forceinline__ int place(int q, int m) { return m * 16 + (q ^ m / 2) * 4; }
 
     static __device__ __forceinline__ void put(Token& t, int lane, const Prepared& p, const Before& before) {
-        float2 read = make_float2(p.w.x * p.r.x, p.w.y * p.r.y), decay = p.w, w_ = make_float2(1.f, 1.f);
-        float sums[8] = {p.squares, p.own, sum_of_products(p.k, p.r), sum_of_products(p.b, p.r)};
-        uint32_t key = 0, other = 0;  // of channel 2 lane and the next: w k_, - w b_
-        uint2 value_and_removed = {};
-        if (before.behind) {
-            const float2 lost = __half22float2(before.of[LOST]), k_ = __half22float2(before.of[KEY]);
-            const float2 b_ = __half22float2(before.of[REMOVAL]);
-            sums[KEY_KK] = sum_of_products(k_, p.kk), sums[REMOVAL_KK] = -sum_of_products(b_, p.kk);
-            sums[KEY_READ] = sum_of_products(k_, read), sums[REMOVAL_READ] = -sum_of_products(b_, read);
-            key = to_half2(decay.x * k_.x, -decay.x * b_.x), other = to_half2(decay.y * k_.y, -decay.y * b_.y);
-            const uint32_t v_ = bits(before.of[VALUE]), u_ = bits(before.of[REMOVED]);
-            value_and_removed = make_uint2(firsts(v_, u_), seconds(v_, u_));
-            w_ = make_float2(1.f - lost.x, 1.f - lost.y);
+        const float2 read = make_float2(p.w.x * p.r.x, p.w.y * p.r.y);
+        float2 kept = make_float2(1.f, 1.f);  // of S_, when all that has been put off is done
+        float sums[SUMS] = {p.squares, p.own, sum_of_products(p.k, p.r), sum_of_products(p.b, p.r)};
+        uint32_t key[LATE] = {}, other[LATE] = {};  // of channel 2 lane and the next: w k_, - w b_
+#pragma unroll
+        for (int token = LATE - 1; token >= 0; token--) {
+            uint2 value_and_removed = {};
+            if (token < before.behind) {
+                const __half2(&of)[PENDING] = before.of[token];
+                const float2 lost = __half22float2(of[LOST]), k_ = times(__half22float2(of[KEY]), kept),
+                             b_ = times(__half22float2(of[REMOVAL]), kept);
+                sums[WITH_KK + 2 * token] = sum_of_products(k_, p.kk), sums[WITH_KK + 2 * token + 1] = -sum_of_products(b_, p.kk);
+                sums[WITH_READ + 2 * token] = sum_of_products(k_, read), sums[WITH_READ + 2 * token + 1] = -sum_of_products(b_, read);
+                key[token] = to_half2(p.w.x * k_.x, -p.w.x * b_.x), other[token] = to_half2(p.w.y * k_.y, -p.w.y * b_.y);
+                value_and_removed = make_uint2(firsts(bits(of[VALUE]), bits(of[REMOVED])), seconds(bits(of[VALUE]), bits(of[REMOVED])));
+                kept = times(kept, make_float2(1.f - lost.x, 1.f - lost.y));
+            }
+            *reinterpret_cast<uint2*>(t.before[token] + 2 * lane) = value_and_removed;
         }
-        const float sum = warp_sums(sums, lane), scale = normalizing(__shfl_sync(ALL, sum, 0));
-        const int which = lane / 4;
-        if (lane % 4 == 0) t.sums[which] = which >= B_R && which <= REMOVAL_KK ? sum * scale : sum;
-        if (lane == 0) t.put_off = before.behind ? nullptr : before.to + REMOVED * HEAD;
-        const float2 unit = make_float2(p.kk.x * scale, p.kk.y * scale), removal = make_float2(p.b.x * scale, p.b.y * scale);
-        if (!before.behind && before.to) {
-            const auto put_off = [&](int i, uint32_t pair) { *reinterpret_cast<uint32_t*>(before.to + i * HEAD + 2 * lane) = pair; };
-            put_off(LOST, to_half2(1.f - decay.x, 1.f - decay.y)), put_off(REMOVAL, to_half2(removal.x, removal.y));
+        const float sum = warp_sums(sums, lane), scale = normalizing(__shfl_sync(ALL, sum, SQUARES));
+        const int which = lane * SUMS / WARP;
+        if (lane % (WARP / SUMS) == 0) t.sums[which] = which >= B_R && which < WITH_READ ? sum * scale : sum;
+        const float2 unit = times(p.kk, make_float2(scale, scale)), removal = times(p.b, make_float2(scale, scale));
+        __half* const to = before.all && before.behind < LATE ? before.all + before.behind * PENDING * HEAD : nullptr;
+        if (lane == 0) t.put_off = to ? to + REMOVED * HEAD : nullptr;
+        if (to) {
+            const auto put_off = [&](int i, uint32_t pair) { *reinterpret_cast<uint32_t*>(to + i * HEAD + 2 * lane) = pair; };
+            put_off(LOST, to_half2(1.f - p.w.x, 1.f - p.w.y)), put_off(REMOVAL, to_half2(removal.x, removal.y));
             put_off(KEY, to_finite_half2(p.k.x, p.k.y)), put_off(VALUE, to_finite_half2(p.v.x, p.v.y));
         }
-        *reinterpret_cast<uint2*>(t.before + 2 * lane) = value_and_removed;
         const int half = lane / 16, pair = lane % 16, n = pair % 4;
-        const uint2 kk = split(unit.x * w_.x, unit.y * w_.y), wr = split(read.x * w_.x, read.y * w_.y);
-        const uint2 w = split(decay.x * w_.x, decay.y * w_.y);
+        const uint2 kk = split(times(unit, kept)), wr = split(times(read, kept)), w = split(times(p.w, kept));
         const uint2 k = split(in_range(p.k.x), in_range(p.k.y)), v = split(in_range(p.v.x), in_range(p.v.y));
         const uint2 b = split(-removal.x, -removal.y);
         t.read[half][0][pair] = kk.x, t.read[half][1][pair] = kk.y, t.read[half][2][pair] = wr.x, t.read[half][3][pair] = wr.y;
         t.w[half][pair / 4][0][n] = firsts(w.x, w.y), t.w[half][pair / 4][1][n] = seconds(w.x, w.y);
         *reinterpret_cast<uint2*>(t.v + 2 * lane) = make_uint2(firsts(v.x, v.y), seconds(v.x, v.y));
         // Rows of operand b beside those of operand a: k, its rest | k, b | the rest of b, b | w k_, - w b_  beside
-        // v, v | the rest of v, S kk | S kk, its rest | v_, u_.
+        // v, v | the rest of v, S kk | S kk, its rest | v_, u_; and once more the last, of the second token.
         uint32_t* even = t.add[half] + n;
         const int m = pair / 4 * 2;
         even[place(0, m)] = firsts(k.x, k.y), even[place(0, m + 1)] = seconds(k.x, k.y);
         even[place(1, m)] = firsts(k.x, b.x), even[place(1, m + 1)] = seconds(k.x, b.x);
         even[place(2, m)] = firsts(b.y, b.x), even[place(2, m + 1)] = seconds(b.y, b.x);
-        even[place(3, m)] = key, even[place(3, m + 1)] = other;
+        even[place(3, m)] = key[0], even[place(3, m + 1)] = other[0];
+        static_assert(LATE == 2);
+        t.add_late[half][m * 4 + n] = key[1], t.add_late[half][m * 4 + 4 + n] = other[1];
     }
 
     static __device__ __forceinline__ float own(const Token& t) { return t.sums[OWN]; }
@@ -158,17 +174,24 @@ struct Half {
             mma(read[i / 4], s[i + 2][0], s[i + 2][1], s[i + 3][0], s[i + 3][1], x.z, x.w);
         }
         // Lanes with q = 0 have S kk of their rows now, those with q = 1 S (w r), but for what has been put off.
-        const float2 carried = *reinterpret_cast<const float2*>(t.sums + KEY_KK + 2 * (q & 1));
+        const float* const carried = t.sums + (q & 1 ? WITH_READ : WITH_KK);
         const float b_r = t.sums[B_R], k_r = t.sums[K_R];
-        uint32_t a[2];
+        uint32_t a[2], a_late[2];
 #pragma unroll
         for (int down = 0; down < 2; down++) {
-            const uint32_t v = t.v[row + 8 * down], before = t.before[row + 8 * down];
-            const float2 parts = to_float2(v), old = to_float2(before);
-            const float mine = read[0][2 * down] + read[0][2 * down + 1] + (read[1][2 * down] + read[1][2 * down + 1]) +
-                               (old.x * carried.x + old.y * carried.y);
+            const uint32_t v = t.v[row + 8 * down];
+            const float2 parts = to_float2(v);
+            uint32_t before[LATE];
+            float mine = read[0][2 * down] + read[0][2 * down + 1] + (read[1][2 * down] + read[1][2 * down + 1]);
+#pragma unroll
+            for (int token = 0; token < LATE; token++) {
+                before[token] = t.before[token][row + 8 * down];
+                const float2 old = to_float2(before[token]);
+                mine += old.x * carried[2 * token] + old.y * carried[2 * token + 1];
+            }
             const float removed = __shfl_sync(ALL, mine, 0, 4);
-            a[down] = q == 3 ? before : __byte_perm(v, split(in_range(removed)), update);
+            a[down] = q == 3 ? before[0] : __byte_perm(v, split(in_range(removed)), update);
+            a_late[down] = q == 0 ? before[1] : 0;
             if (q == 1) y_of[row + 8 * down] = mine - removed * b_r + (parts.x + parts.y) * k_r;
             if (q == 0 && t.put_off) t.put_off[row + 8 * down] = to_finite_half(removed);
         }
@@ -177,6 +200,9 @@ struct Half {
         for (int i = 0; i < PAIRS; i += 4) {
             const uint4 added = *reinterpret_cast<const uint4*>(t.add[i / 4] + place(q, m));
             const uint4 decay = *reinterpret_cast<const uint4*>(t.w[i / 4][q][m % 2]);
+            uint4 late = {};  // rows 8 and 9 of operand b, of sixteen
+            if (q == 0) late = *reinterpret_cast<const uint4*>(t.add_late[i / 4] + 4 * m);
+            const uint32_t b_late[4] = {late.x, late.y, late.z, late.w};
             const uint32_t b[4] = {added.x, added.y, added.z, added.w}, w[4] = {decay.x, decay.y, decay.z, decay.w};
             uint32_t next[2][4];
 #pragma unroll
@@ -184,7 +210,7 @@ struct Half {
                 float c[4] = {};
                 mma8(c, s[i + n][0], s[i + n][1], __byte_perm(w[n], 0, diagonal_rest));
                 mma8(c, s[i + n][0], s[i + n][1], __byte_perm(w[n], 0, diagonal));
-                mma8(c, a[0], a[1], b[n]);
+                mma(c, a[0], a[1], a_late[0], a_late[1], b[n], b_late[n]);
                 next[0][n] = to_half2(c[0], c[1]), next[1][n] = to_half2(c[2], c[3]);
             }
 #pragma unroll

@@ -90,7 +90,7 @@ def test_a_row_that_drew_a_stop_id_is_left_out(model: RWKV7, beside: list[int]):
     assert not same(got[SLOTS[0]], states[2][SLOTS[0]])
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_what_a_step_has_put_off_of_a_state_is_in_the_copy(model: RWKV7, count: int):
     _, states = one_by_one(model, count)
     steps, _ = begun(model)

@@ -8,6 +8,7 @@ from rwkv_batch.ops import torch_ops
 from rwkv_batch.ops.cuda_feed import ROW
 from rwkv_batch.ops.cuda_lib import (
     IDENTITY,
+    LATE,
     PENDING,
     RELU_SQUARE,
     SIGMOID,
@@ -228,7 +229,7 @@ def test_norm_of_some_rows(kernels):
 @pytest.mark.parametrize("state", [torch.float16, torch.float32])
 @pytest.mark.parametrize("first_layer", [False, True])
 def test_wkv_of_one_token_a_row(kernels, rows, heads, state, first_layer):
-    """Some rows a step later than the others, whose states then are one token behind; a step together, one more for some."""
+    """Some rows begin a step later than the others, some miss one: states are behind by as many tokens as they may."""
     padding, width = rows > 2, heads * 64
     names = ("r", "k", "v", "w", "a", "mix", "g", "v_first")
     c = {"w0": normal(width, mean=-2, std=2), "a0": normal(width), "v0": normal(width), "k_k": normal(width, std=0.1, mean=0.85),
@@ -236,11 +237,11 @@ def test_wkv_of_one_token_a_row(kernels, rows, heads, state, first_layer):
          "norm_bias": normal(width, std=0.1)}
     states = (torch.randn(rows + 2, 2, heads, 64, 64, device="cuda") * 0.3).to(state)
     before, want_states, work = states.clone(), states.float().clone(), torch.zeros(1, device="cuda", dtype=torch.int32)
-    pending = torch.zeros(rows + 2, 2, heads, PENDING, 64, device="cuda", dtype=torch.float16)
+    pending = torch.zeros(rows + 2, 2, heads, LATE, PENDING, 64, device="cuda", dtype=torch.float16)
     pending[:, 1] = float("nan")
     everyone, behind = torch.randperm(rows + 2, dtype=torch.int32)[:rows], torch.zeros(rows + 2, dtype=torch.int32)
     layer, late = states[:, 1], pending[:, 1]
-    for absent in ([slice(1, None, 2)], [], [slice(0, None, 3)]):
+    for absent in ([slice(1, None, 2)], [], [slice(0, None, 3)], [], [slice(0, None, 5)]):
         slots = everyone.clone()
         for some in (*absent, *([-1, rows // 2] if padding else [])):
             slots[some] = -1
@@ -266,7 +267,7 @@ def test_wkv_of_one_token_a_row(kernels, rows, heads, state, first_layer):
         assert not work.any() and not out[~live].any()
         if live.any():
             assert off(out[live], want) < 2e-3
-        behind[slots[live].long()] ^= 1
+        behind[slots[live].long()] = (behind[slots[live].long()] + 1) % (LATE + 1)
     if state == torch.float16:
         records = torch.zeros(rows + 2, ROW.itemsize // 4, device="cuda", dtype=torch.int32)
         records[:, ROW.names.index("behind")] = behind.cuda()
@@ -285,8 +286,8 @@ def test_wkv_of_rows_that_the_device_counts(kernels, counted, dtype):
     t = {name: normal(rows, heads * 64) for name in names}
     states, work = normal(rows, heads, 64, 64).to(dtype), torch.zeros(1, device="cuda", dtype=torch.int32)
     slots, count = torch.randperm(rows, device="cuda").int(), torch.tensor(counted, device="cuda", dtype=torch.int32)
-    pending, behind = poisoned(rows, heads, PENDING, 64), torch.zeros(2, rows, device="cuda", dtype=torch.int32)
-    behind[1] = 1
+    pending, behind = poisoned(rows, heads, LATE, PENDING, 64), torch.arange(LATE + 1, device="cuda", dtype=torch.int32)
+    behind = behind[:, None].repeat(1, rows)
 
     def step(states, rows, counted):
         out = poisoned(len(slots), heads * 64)
@@ -294,7 +295,7 @@ def test_wkv_of_rows_that_the_device_counts(kernels, counted, dtype):
                               slot_stride=states.stride(0), width=heads * 64, work=work.data_ptr(), pending=pending.data_ptr(),
                               pending_stride=pending.stride(0))
         for number in range(4):
-            inputs.behind = behind[number % 2].data_ptr()
+            inputs.behind = behind[number % (LATE + 1)].data_ptr()
             kernels.wkv_step(inputs, slots[:rows], dtype == torch.float32, counted)
             torch.cuda.synchronize()  # a step fetches states while the kernel before still runs
         return out

@@ -1,12 +1,12 @@
 """What rows drew last, on the device, so that a step can be queued before the host knows what the one before has drawn; and what the last
-step has put off of their states."""
+steps have put off of their states."""
 from collections.abc import Collection
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rwkv_batch.ops.cuda_lib import PENDING, Kernels, Pieces
+from rwkv_batch.ops.cuda_lib import LATE, PENDING, Kernels, Pieces
 from rwkv_batch.ops.cuda_records import Records
 from rwkv_batch.ops.cuda_slots import Slots
 
@@ -17,7 +17,8 @@ ROW = np.dtype([("last", "i4"), ("ended", "i4"), ("behind", "i4"), ("stops", "i4
 class Feed:
     """One record for each slot of `states`. All calls belong on one stream.
 
-    States in fp16 may be one token behind: `pending` `[slots, layers, heads, PENDING, 64]` holds what a step has put off (cuda/wkv.cuh).
+    States in fp16 may be up to LATE tokens behind: `pending` `[slots, layers, heads, LATE, PENDING, 64]` holds what steps have put off
+    (cuda/wkv.cuh).
     """
 
     def __init__(self, kernels: Kernels, states: Slots) -> None:
@@ -38,8 +39,8 @@ class Feed:
         """tokens `[n]`, slots `[n]` or more, int32, in place: where a token is negative it becomes what the row in that slot drew last, and
         the slot negative if this has ended the row. `prepare` comes first.
 
-        behind `[n]` int32 is filled in for rows that are fed one token, the first `single` or `counted` `[1]` of them: whether their
-        states are one token behind. From this moment on they are if they were not.
+        behind `[n]` int32 is filled in for rows that are fed one token, the first `single` or `counted` `[1]` of them: how many tokens
+        their states are behind. From this moment on it is one more, or none.
         """
         self._kernels.feed(tokens, slots, self._rows.table, None if self.pending is None else behind, single, counted)
 
@@ -64,5 +65,5 @@ class Feed:
 
 def pending_of(states: Tensor) -> Tensor | None:
     """Room for what is put off of states `[slots, layers, heads, 64, 64]`; none of those in fp32."""
-    return states.new_zeros(*states.shape[:3], PENDING, states.shape[3]) if states.dtype == torch.float16 else None
+    return states.new_zeros(*states.shape[:3], LATE, PENDING, states.shape[3]) if states.dtype == torch.float16 else None
 

@@ -18,7 +18,7 @@ KEPT, AUTO = 0, -1         # slices of K in products_low: none, as w stays on th
 MOST_KEPT = 1024           # the longest K of the first kind
 SPARSE_ROWS = (1, 2, 4, 8)  # batches for which there is a sparse product
 SPARSE_SLICES = 8          # of its K
-PENDING = 5                # vectors of 64 numbers that a step may put off of a state in fp16
+LATE, PENDING = 2, 5       # tokens that a state in fp16 may be behind, and vectors of 64 numbers that are put off of each
 
 
 class NormInput(Structure):
@@ -168,7 +168,7 @@ class Kernels:
         self._call("rwkv_wkv_step", byref(in_), len(slots), pointer(counted), slots.data_ptr(), int(fp32))
 
     def settle(self, slots: int, counted: int | None, most: int, rows: Tensor, states: Tensor, pending: Tensor) -> None:
-        """States `[slots, layers, heads, 64, 64]` fp16 that are behind are so no longer; pending: `[slots, layers, heads, PENDING, 64]`.
+        """States `[slots, layers, heads, 64, 64]` fp16 that are behind are so no longer; pending: see Feed.
 
         slots: address of `most` int32 on the device, or of as many as stand at the address `counted`. rows: see cuda_feed.Feed."""
         self._call("rwkv_wkv_settle", slots, counted, most, rows.data_ptr(), states.data_ptr(), states.stride(0), pending.data_ptr(),

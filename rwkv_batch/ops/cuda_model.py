@@ -9,7 +9,7 @@ from torch import Tensor
 from rwkv_batch.checkpoint import HEAD_SIZE, Checkpoint
 from rwkv_batch.ops import cuda_lt, cuda_weights
 from rwkv_batch.ops.cuda_feed import Feed, pending_of
-from rwkv_batch.ops.cuda_lib import SPARSE_ROWS, Added, Kernels, TimeMixInput, pointer
+from rwkv_batch.ops.cuda_lib import LATE, SPARSE_ROWS, Added, Kernels, TimeMixInput, pointer
 from rwkv_batch.ops.cuda_prefill import DeviceRows, Plan, upload
 from rwkv_batch.ops.cuda_prefill_graphs import SIZES, PrefillGraphs
 from rwkv_batch.ops.cuda_products import LT, WHOLE, Buffers, Products, added_by
@@ -148,7 +148,7 @@ class CudaModel:
         tokens = torch.randint(self.weights.vocab, (rows,), device=self.device, dtype=torch.int32)
         b, numbers, pending = Buffers(self.weights, rows, {}), torch.arange(rows, device=self.device, dtype=torch.int32), pending_of(wkv)
         mixers = self._step_mixers(b, numbers % slots, states)
-        b.behind.copy_(numbers // slots % 2)
+        b.behind.copy_(numbers // slots % (LATE + 1))
 
         def run(methods: dict[str, str]) -> None:
             added = self._layers(layers, tokens, states, pending, b, mixers, methods)
@@ -175,8 +175,8 @@ class CudaModel:
 
 
 def _time_mix_input(layer: Layer, b: Buffers, rkv: Tensor, state: Tensor, pending: Tensor | None, work: Tensor) -> TimeMixInput:
-    """state: `[slots, heads, 64, 64]`, pending: `[slots, heads, PENDING, 64]`, the slots any distance apart; work: zero, for all of one
-    stream."""
+    """state: `[slots, heads, 64, 64]`, pending: `[slots, heads, LATE, PENDING, 64]`, the slots any distance apart; work: zero, for
+    all of one stream."""
     low = {name: b.low_out[name].data_ptr() for name in layer.low_out}
     return TimeMixInput(
         r=rkv[0].data_ptr(), k=rkv[1].data_ptr(), v=rkv[2].data_ptr(), w=low["w"], a=low["a"], g=low["g"], mix=low.get("v"),

@@ -60,7 +60,7 @@ class Buffers:
         layer = weights.layers[-1]                                     # layer 0 may have no "v"
         width = layer.output.shape[0]
         self.x = self._take("x", tokens, width, dtype=torch.float32)   # the residual stream
-        self.behind = self._take("behind", tokens, dtype=torch.int32)  # of rows that are fed one token: whether their states are
+        self.behind = self._take("behind", tokens, dtype=torch.int32)  # of rows that are fed one token: see Feed.resolve
         self.normed = self._take("normed", tokens, width)
         self.mixed = self._take("mixed", 6, tokens, width)             # in the order of MIXES
         self.rkv0 = self._take("rkv0", 3, tokens, width)               # of layer 0, whose v the others mix in

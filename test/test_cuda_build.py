@@ -23,8 +23,8 @@ def test_every_file_compiles_for_every_architecture(file, tmp_path):
 def test_a_path_may_hold_what_means_something_to_ninja(tmp_path, monkeypatch):
     sources = tmp_path / "my models: RWKV" / "cuda"
     sources.mkdir(parents=True)
-    for name in ("common.cuh", "feed.cu"):
-        shutil.copy(build.SOURCES / name, sources)
+    for file in (*build.SOURCES.glob("*.cuh"), build.SOURCES / "feed.cu"):
+        shutil.copy(file, sources)
     monkeypatch.setattr(build, "SOURCES", sources)
     monkeypatch.setattr(build, "_home", lambda: sources.parent / "build")
     assert build.build("90a").is_file()

@@ -66,4 +66,3 @@ class Feed:
 def pending_of(states: Tensor) -> Tensor | None:
     """Room for what is put off of states `[slots, layers, heads, 64, 64]`; none of those in fp32."""
     return states.new_zeros(*states.shape[:3], LATE, PENDING, states.shape[3]) if states.dtype == torch.float16 else None
-

@@ -42,8 +42,8 @@ class StatePool:
 
     `l1`, `l2`: sessions that these tiers hold. `store`: None keeps sessions in memory only, where what L2 pushes out is gone.
     `durable`: a save is done when it is committed, otherwise when it is in host memory, and the disk follows. `wake` is called, from any
-    thread, whenever `poll` has something. `settle` is called before the state in a slot of the caller's is read: the device may have put
-    off a part of it. The pool owns the store and closes it.
+    thread, whenever `poll` has something. `settle` is called before the state in a slot of the caller's is read or replaced: the device may
+    have put off a part of it. The pool owns the store and closes it.
     """
 
     def __init__(self, states: States, fingerprint: str, *, l1: int = L1, l2: int = L2, store: Store | None = None,
@@ -103,6 +103,7 @@ class StatePool:
 
     def load(self, key: str, slot: int, token: object = None) -> None:
         """Fill a slot of the caller's with a copy of the session. `Loaded` follows; until then the slot must be left alone."""
+        self._settle([slot])
         fence = self._transfer.fence()
         self._catalog.touch(SESSIONS, key)
         if hot := self._l1.get(key):

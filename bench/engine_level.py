@@ -9,7 +9,7 @@ from rwkv_batch.checkpoint import Checkpoint
 from rwkv_batch.engine import Engine
 from rwkv_batch.protocol import GenerateRequest, Progress
 
-STEPS = 8     # of a run
+STEPS = 9     # of a run: states are written at every third
 WARM_UP = 12  # steps before the first
 KEY = b"bench"
 ENDLESS = 1 << 30

@@ -9,7 +9,7 @@ from rwkv_batch.ops.cuda_capture import capture, gpu_seconds
 from rwkv_batch.ops.cuda_model import CudaModel
 from rwkv_batch.rwkv7 import States
 
-STEPS = 4  # of a run
+STEPS = 6  # of a run: states are written at every third
 
 
 class Graphs:

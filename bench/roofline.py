@@ -29,7 +29,8 @@ class Work:
 def decode_floor(work: Work, rows: int, bandwidth: float, rate: float, state_bytes: int = HALF, active: float = 1.0) -> float:
     """Seconds of one decode step. bandwidth: bytes/s, rate: operations/s, active: share of hidden units that are not zero in a row.
 
-    Products and state do not overlap: the recurrence of a layer lies between its products. Logits are written and read once.
+    Products and state do not overlap: the recurrence of a layer lies between its products. Logits are written and read once. So are states,
+    for every token, though what a token does to one can wait until the next reads it (cuda/wkv.cuh).
     """
     weights = work.dense + work.value * (1 - (1 - active)**rows)
     products = max(weights * HALF / bandwidth, 2 * rows * (work.dense + work.value) / rate)

@@ -105,7 +105,7 @@ class Engine:
         self.scheduler = Scheduler(rows, budget, max_waiting, slots=rows + l1)
         self.prefixes = PrefixCache(prefix_cache_mb << 20)
         self.pool = StatePool(self.states, weights.fingerprint, l1=l1, l2=l2, store=store, durable=durable, wake=wake,
-                              settle=partial(self.model.settle, self.states))
+                              settle=self.steps.settle)
         self.sessions = Sessions(self.pool, self.scheduler, self.tokenizer, self._turn_tokens, self._clear, self._emit)
         self._events: list[tuple[Key, Event]] = []
         self._flights: deque[_Flight] = deque()  # steps whose draws are not known yet, oldest first
@@ -259,6 +259,7 @@ class Engine:
         return cast(tuple[int, torch.Tensor], hit) if hit else (0, None)
 
     def _clear(self, slot: int) -> None:
+        self.steps.settle([slot])
         self.states.clear([slot])
 
     def _launch(self, plan: list[tuple[Sequence, int]]) -> None:

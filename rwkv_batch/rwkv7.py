@@ -167,7 +167,7 @@ class RWKV7:
 
     @torch.inference_mode()
     def settle(self, states: States, slots: Collection[int]) -> None:
-        """What steps have put off of these slots' states on a GPU is in their memory now. Anyone who reads it asks for this first."""
+        """What steps have put off of these slots' states on a GPU is done: before anyone else reads or replaces them."""
         if self.cuda is not None:
             with torch.cuda.device(self.device):
                 self.cuda.feed(states).settle(slots)
@@ -186,6 +186,7 @@ class RWKV7:
         if not tokens.is_cuda and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab:
             raise IndexError(f"Tokens {int(tokens.min())} to {int(tokens.max())} do not fit a vocabulary of {vocab}; give ids below it.")
         with torch.cuda.device(self.device):
+            cuda.feed(states).prepare()
             if max(lengths) > 1:
                 return cuda.prefill(tokens, lengths, slots, states, wanted)[0][:, :vocab].float()
             logits = self.graphs(states).run(tokens, slots)[0][:, :vocab]

@@ -46,6 +46,9 @@ class Steps:
         """A new row; see Sampler.set_row."""
         self.sampler.set_row(slot, params, seed, stream)
 
+    def settle(self, slots: Collection[int]) -> None:
+        """What steps have put off of the states in these slots is done: before anyone but a step reads or replaces them."""
+
     def run(self, tokens: list[int], counts: Sequence[int], slots: Sequence[int], draws: Sequence[int], tops: Mapping[int, int]) -> Draws:
         """Feed row i, which lives in `slots[i]`, `counts[i]` of the tokens `[sum(counts)]`. Draw for the rows in `draws`. `tops`: places
         in `draws` of the rows that want logprobs, and of how many of the likeliest tokens besides the drawn one."""

@@ -46,8 +46,10 @@ class CudaSteps(Steps):
     def begin(self, slot: int, params: Sampling, seed: int, stream: int, stop_ids: Collection[int]) -> None:
         super().begin(slot, params, seed, stream, stop_ids)
         possible = [stop for stop in stop_ids if 0 <= stop < self._vocab]
-        if len(possible) <= STOPS:
-            self._cuda.feed(self.states).begin(slot, possible)
+        self._cuda.feed(self.states).begin(slot, possible if len(possible) <= STOPS else ())  # a row that has more is never fed LAST
+
+    def settle(self, slots: Collection[int]) -> None:
+        self.model.settle(self.states, slots)
 
     @torch.inference_mode()
     def run(self, tokens: list[int], counts: Sequence[int], slots: Sequence[int], draws: Sequence[int], tops: Mapping[int, int]) -> Draws:

@@ -31,6 +31,7 @@ def answers(engine: Engine, request: GenerateRequest) -> dict[int, list[RowDelta
     told: dict[int, list[RowDelta]] = {}
     while not all(row in told and told[row][-1].finish_reason for row in range(len(request.prompts) * request.n)):
         for _, event in engine.step():
+            assert not isinstance(event, Failed), event.message
             if isinstance(event, Progress):
                 for delta in event.rows:
                     told.setdefault(delta.row, []).append(delta)

@@ -7,6 +7,7 @@ import torch
 from checkpoints import tiny
 from cuda_gpu import needs_gpu, off
 
+from rwkv_batch.ops.cuda_feed import STOPS
 from rwkv_batch.protocol import Sampling
 from rwkv_batch.rwkv7 import RWKV7
 from rwkv_batch.sequence import LAST
@@ -107,14 +108,18 @@ def test_what_a_step_has_put_off_of_a_state_is_in_the_copy(model: RWKV7, count: 
     assert torch.equal(copies[0], states[-1][SLOTS[1]].cpu())
 
 
-def test_a_new_row_in_the_slot_begins_afresh(model: RWKV7):
+@pytest.mark.parametrize("stops", [[], [*range(480, 480 + STOPS + 1)]], ids=["no stops", "more stops than the device knows"])
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_a_new_row_in_the_slot_begins_afresh(model: RWKV7, count: int, stops: list[int]):
+    """Whether the row before has drawn a stop id (count 0), or its state is behind."""
     want, _ = one_by_one(model, 1)
-    steps, _ = begun(model, {0: [want[0][0]]})
-    steps.run([LAST] * 4, [1] * 4, SLOTS, range(4), {})
+    steps, _ = begun(model, {} if count else {0: [want[0][0]]})
+    for _ in range(max(count, 1)):
+        steps.run([LAST] * 4, [1] * 4, SLOTS, range(4), {})
     steps.states.clear([SLOTS[0]])
-    steps.begin(SLOTS[0], Sampling(temperature=0), 1, 0, [])
+    steps.begin(SLOTS[0], Sampling(temperature=0), 1, 0, stops)
     assert steps.run(PROMPT[:9], [9], [SLOTS[0]], [0], {}).wait() == [want[0][0]]
-    assert steps.run([LAST], [1], [SLOTS[0]], [0], {}).wait() == [want[1][0]]
+    assert steps.run([want[0][0] if stops else LAST], [1], [SLOTS[0]], [0], {}).wait() == [want[1][0]]
 
 
 def test_logprobs_are_those_of_what_each_row_drew(model: RWKV7):

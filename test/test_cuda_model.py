@@ -112,6 +112,17 @@ def test_long_texts_stay_close(model):
     assert off(logits, want) < LOGITS and off(states.wkv, wanted.wkv) < STATES
 
 
+@pytest.mark.parametrize("lengths", [[2, 40], [3000, 3000]], ids=["graph", "launches"])
+def test_a_prompt_goes_on_from_states_that_are_behind(model, lengths):
+    truth, states = reference(model), model.new_states(3, torch.float16)
+    wanted = truth.new_states(3)
+    for rows, counts in (([0, 2], [5, 9]), ([0, 2], [1, 1]), ([2], [1]), ([0, 2], lengths)):
+        tokens = ids(sum(counts))
+        logits = model.forward(tokens, counts, rows, states, settled=False)
+        assert off(logits, truth.forward(tokens, counts, rows, wanted)) < LOGITS
+    assert off(states.wkv, wanted.wkv) < STATES
+
+
 def test_greedy_text_does_not_depend_on_slot_split_or_neighbours(model):
     prompt, states = ids(70), model.new_states(40, torch.float16)
 

@@ -205,6 +205,7 @@ def compare(crowd: Crowd, job: Job, count: Counter) -> None:
 def near_tie(engine: Engine, fed: list[int], drawn: list[int], request: GenerateRequest, row: int, position: int) -> bool:
     """Whether the logits after `fed` let that row just as well have `drawn`, or one of them, as what it draws alone."""
     model, params, slot = engine.model, request.sampling, engine.scheduler._free[0]
+    engine.steps.settle([slot])
     engine.states.clear([slot])
     logits = model.forward(torch.tensor(fed), [len(fed)], [slot], engine.states)[0, :VOCABULARY]
     if params.temperature <= 0:

@@ -45,7 +45,7 @@ class Feed:
         self._kernels.feed(tokens, slots, self._rows.table, None if self.pending is None else behind, single, counted)
 
     def settle(self, slots: Collection[int]) -> None:
-        """The states in these slots are no longer behind: before anyone but a step of one token reads them."""
+        """The states in these slots are no longer behind: before anyone but a step of one token reads or replaces them."""
         if self.pending is not None and slots:
             self.prepare()
             index = torch.tensor([*slots], dtype=torch.int32, pin_memory=True).to(self.states.wkv.device, non_blocking=True)

@@ -18,7 +18,7 @@ KEPT, AUTO = 0, -1         # slices of K in products_low: none, as w stays on th
 MOST_KEPT = 1024           # the longest K of the first kind
 SPARSE_ROWS = (1, 2, 4, 8)  # batches for which there is a sparse product
 SPARSE_SLICES = 8          # of its K
-LATE, PENDING = 2, 5       # tokens that a state in fp16 may be behind, and vectors of 64 numbers that are put off of each
+LATE, PENDING = 2, 5       # tokens that a state in fp16 may be behind, vectors of 64 numbers put off of each: as in cuda/wkv.cuh
 
 
 class NormInput(Structure):

@@ -148,7 +148,7 @@ class CudaModel:
         tokens = torch.randint(self.weights.vocab, (rows,), device=self.device, dtype=torch.int32)
         b, numbers, pending = Buffers(self.weights, rows, {}), torch.arange(rows, device=self.device, dtype=torch.int32), pending_of(wkv)
         mixers = self._step_mixers(b, numbers % slots, states)
-        b.behind.copy_(numbers // slots % (LATE + 1))
+        b.behind.copy_(numbers % (LATE + 1))
 
         def run(methods: dict[str, str]) -> None:
             added = self._layers(layers, tokens, states, pending, b, mixers, methods)

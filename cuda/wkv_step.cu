@@ -41,7 +41,7 @@ struct Single {
 
     static __device__ __forceinline__ constexpr int offset(int i) { return i / 2 * (HEAD / OWN) * HEAD + i % 2 * 4; }
 
-    static __device__ __forceinline__ void put(Token& t, int lane, const Prepared& p, const Before&) {
+    static __device__ __forceinline__ void put(Token& t, int lane, const Prepared& p, const Before&, __half*) {
         const float scale = normalizing(warp_sum(p.squares)), own = warp_sum(p.own);
         put_keys(t.r, lane, p.r);
         put_keys(t.w, lane, p.w);
@@ -56,7 +56,7 @@ struct Single {
 
     static __device__ __forceinline__ float2 value(const Token& t, int lane) { return *reinterpret_cast<const float2*>(t.v + 2 * lane); }
 
-    __device__ __forceinline__ void advance(const Token& t, const uint4* vectors, float* state, float* y_of) const {
+    __device__ __forceinline__ void advance(const Token& t, const uint4* vectors, float* state, __half*, float* y_of) const {
         float kk[8], w[8], k[8], b[8], r[8], s[OWN][8], removed[OWN], y[OWN];
         load_keys(t.kk, kk), load_keys(t.w, w), load_keys(t.k, k), load_keys(t.b, b), load_keys(t.r, r);
 #pragma unroll

@@ -11,10 +11,10 @@
 //   first, where these begin, in numbers from the beginning of the state;  offset(i), of the vector i from there
 //   Token, what it needs of one token and head, in shared memory
 //   PUTS_OFF, whether states may be behind
-//   put(token, lane, p, before): one warp writes a Token
+//   put(token, lane, p, before, pending): one warp writes a Token
 //   own(token): r . k r_k of the head;  value(token, lane): v of channels 2 lane and 2 lane + 1
-//   advance(token, vectors, state, y): moves the state on, whose vector i is vectors [i * THREADS] and comes from state + offset(i), and
-//   writes what is read out, y [64]
+//   advance(token, vectors, state, pending, y): moves the state on, whose vector i is vectors [i * THREADS] and comes from
+//   state + offset(i), and writes what is read out, y [64]
 #pragma once
 #include "wkv.cuh"
 
@@ -31,10 +31,12 @@ struct Inputs {
     __half2 r, k, v, w, a, g, mix, first;
 };
 
-// Of two channels, what has been put off of `behind` tokens; it stands at `all` (null: the row is padding).
+constexpr uint32_t NOWHERE = ~0u;
+
+// Of two channels, what has been put off of `behind` tokens. It begins at the vector `at` of `pending` (NOWHERE: the row is padding).
 struct Before {
     __half2 of[LATE][PENDING];
-    __half* all;
+    uint32_t at;
     int behind;
 };
 
@@ -155,15 +157,16 @@ __global__ void __launch_bounds__(THREADS, Recurrence::BLOCKS)
     };
     const auto before_of = [&](Place at) {
         Before b = {};
+        b.at = NOWHERE;
         const int slot = slot_of(at, warp);
         if (Recurrence::PUTS_OFF && slot >= 0) {
-            b.all = in.pending + size_t(slot) * in.pending_stride + size_t(at.head) * LATE * PENDING * HEAD;
+            b.at = uint32_t(slot * (in.pending_stride / HEAD)) + at.head * LATE * PENDING;
             b.behind = __ldg(in.behind + at.row + warp);
 #pragma unroll
             for (int token = 0; token < LATE; token++)
 #pragma unroll
                 for (int i = 0; i < PENDING; i++)
-                    if (token < b.behind) b.of[token][i] = raw_pair_at(b.all, (token * PENDING + i) * HEAD + 2 * lane);
+                    if (token < b.behind) b.of[token][i] = raw_pair_at(in.pending, size_t(b.at + token * PENDING + i) * HEAD + 2 * lane);
         }
         return b;
     };
@@ -176,7 +179,7 @@ __global__ void __launch_bounds__(THREADS, Recurrence::BLOCKS)
         last_before = last, last = {c.weight, c.bias, x.g};
         if (!has_row(at)) return;
         const Prepared p = prepare(x, c, mixes_v);
-        Recurrence::put(own.tokens[buffer][warp], lane, p, put_off);
+        Recurrence::put(own.tokens[buffer][warp], lane, p, put_off, in.pending);
     };
     const auto finish_row = [&](Place at, int buffer) {
         if (!has_row(at)) return;
@@ -214,7 +217,7 @@ __global__ void __launch_bounds__(THREADS, Recurrence::BLOCKS)
             fetch(stage == 0 ? DEPTH - 1 : stage - 1, ahead < tile ? now : next, ahead < tile ? ahead : ahead - tile);
             copies_done<DEPTH - 1>();
             const int slot = slot_of(now, i);
-            if (slot >= 0) recurrence.advance(own.tokens[buffer][i], vectors(stage), state(slot, now.head), own.y_of[buffer][i]);
+            if (slot >= 0) recurrence.advance(own.tokens[buffer][i], vectors(stage), state(slot, now.head), in.pending, own.y_of[buffer][i]);
         }
         __syncwarp();
         prepare_row(next, buffer ^ 1);

@@ -19,7 +19,7 @@
 namespace {
 constexpr float LARGEST = 65504.f;
 constexpr int PAIRS = 8;
-constexpr int ADD = 8 * 16 + 16;  // words: a multiple of 16 and not of 32
+constexpr int ADD = 8 * 16, ADD_APART = ADD + 16;  // words; apart: a multiple of 16 and not of 32
 
 __device__ __forceinline__ float in_range(float x) { return fminf(fmaxf(x, -LARGEST), LARGEST); }
 
@@ -46,10 +46,10 @@ __device__ __forceinline__ void mma8(float (&c)[4], uint32_t a0, uint32_t a1, ui
         : "r"(a0), "r"(a1), "r"(b));
 }
 
-// Sums over the channels of a head: kk . kk, r . k r_k, k . r, b . r, and for each token that has been put off k_ . kk and - b_ . kk (from
-// WITH_KK on), k_ . w r and - b_ . w r. Those from B_R to before WITH_READ have a factor kk, which is normalised afterwards.
-enum Sum { SQUARES, OWN, K_R, B_R, WITH_KK, WITH_READ = WITH_KK + 2 * LATE, SUMS = 16 };
-static_assert(WITH_READ + 2 * LATE <= SUMS);
+// Sums over the channels of a head: r . k r_k, k . r, b . r; for each token that has been put off k_ . kk and - b_ . kk (from WITH_KK on),
+// k_ . w r and - b_ . w r; kk . kk. Those from B_R to before WITH_READ have a factor kk, which is normalised afterwards.
+enum Sum { OWN, K_R, B_R, WITH_KK, WITH_READ = WITH_KK + 2 * LATE, SQUARES = WITH_READ + 2 * LATE, SUMS = 16 };
+static_assert(SQUARES < SUMS);
 
 // Of N numbers of each lane, a power of two: the lanes divide them among themselves, and lane l returns the sum of number l N / LANES.
 template <int N, int LANES = WARP>
@@ -76,14 +76,14 @@ struct Half {
 
     // Pair i of a lane is pair n = i % 4 of half i / 4 of the keys.
     struct alignas(16) Token {
-        uint32_t read[2][4][16];  // by halves of the keys: kk, its rest, w r, its rest, in pairs
-        uint32_t add[2][ADD];     // by halves: the operand b that adds to results, see `place`
-        uint32_t w[2][4][2][4];   // of key 32 i + 8 q + 2 n + e, split, at [i][q][e][n]
-        uint32_t v[HEAD];         // split
-        uint32_t add_late[2][32];     // the same of the second token that has been put off: four words for each m
-        uint32_t before[LATE][HEAD];  // v_, u_; zero of tokens that have not been put off
-        float sums[SUMS];             // by `Sum`
-        __half* put_off;              // where S kk goes, if S' is put off
+        uint32_t read[2][4][16];        // by halves of the keys: kk, its rest, w r, its rest, in pairs
+        uint32_t add[ADD_APART + ADD];  // by halves: the operand b that adds to results, see `place`
+        uint32_t add_late[2][32];       // the same of the second token that has been put off: four words for each m
+        uint32_t w[2][4][2][4];         // of key 32 i + 8 q + 2 n + e, split, at [i][q][e][n]
+        uint32_t v[HEAD];               // split
+        uint32_t before[LATE][HEAD];    // v_, u_; zero of tokens that have not been put off
+        float sums[SQUARES];            // by `Sum`
+        uint32_t put_off;               // which vector of `pending` S kk becomes, if S' is put off; or NOWHERE
     };
 
     const int q = threadIdx.x % 4, m = threadIdx.x % WARP / 4, row = threadIdx.x / WARP * 16 + m;
@@ -99,10 +99,11 @@ struct Half {
     // want different words of the same bank.
     static __device__ __forceinline__ int place(int q, int m) { return m * 16 + (q ^ m / 2) * 4; }
 
-    static __device__ __forceinline__ void put(Token& t, int lane, const Prepared& p, const Before& before) {
+    static __device__ __forceinline__ void put(Token& t, int lane, const Prepared& p, const Before& before, __half* pending) {
         const float2 read = make_float2(p.w.x * p.r.x, p.w.y * p.r.y);
         float2 kept = make_float2(1.f, 1.f);  // of S_, when all that has been put off is done
-        float sums[SUMS] = {p.squares, p.own, sum_of_products(p.k, p.r), sum_of_products(p.b, p.r)};
+        float sums[SUMS] = {p.own, sum_of_products(p.k, p.r), sum_of_products(p.b, p.r)};
+        sums[SQUARES] = p.squares;
         uint32_t key[LATE] = {}, other[LATE] = {};  // of channel 2 lane and the next: w k_, - w b_
 #pragma unroll
         for (int token = LATE - 1; token >= 0; token--) {
@@ -119,14 +120,17 @@ struct Half {
             }
             *reinterpret_cast<uint2*>(t.before[token] + 2 * lane) = value_and_removed;
         }
-        const float sum = warp_sums(sums, lane), scale = normalizing(__shfl_sync(ALL, sum, SQUARES));
-        const int which = lane * SUMS / WARP;
-        if (lane % (WARP / SUMS) == 0) t.sums[which] = which >= B_R && which < WITH_READ ? sum * scale : sum;
+        const float sum = warp_sums(sums, lane), scale = normalizing(__shfl_sync(ALL, sum, SQUARES * (WARP / SUMS)));
+        const int which = lane / (WARP / SUMS);
+        if (lane % (WARP / SUMS) == 0 && which < SQUARES) t.sums[which] = which >= B_R && which < WITH_READ ? sum * scale : sum;
         const float2 unit = times(p.kk, make_float2(scale, scale)), removal = times(p.b, make_float2(scale, scale));
-        __half* const to = before.all && before.behind < LATE ? before.all + before.behind * PENDING * HEAD : nullptr;
-        if (lane == 0) t.put_off = to ? to + REMOVED * HEAD : nullptr;
-        if (to) {
-            const auto put_off = [&](int i, uint32_t pair) { *reinterpret_cast<uint32_t*>(to + i * HEAD + 2 * lane) = pair; };
+        const bool puts_off = before.at != NOWHERE && before.behind < LATE;
+        const uint32_t to = before.at + before.behind * PENDING;
+        if (lane == 0) t.put_off = puts_off ? to + REMOVED : NOWHERE;
+        if (puts_off) {
+            const auto put_off = [&](int i, uint32_t pair) {
+                *reinterpret_cast<uint32_t*>(pending + size_t(to + i) * HEAD + 2 * lane) = pair;
+            };
             put_off(LOST, to_half2(1.f - p.w.x, 1.f - p.w.y)), put_off(REMOVAL, to_half2(removal.x, removal.y));
             put_off(KEY, to_finite_half2(p.k.x, p.k.y)), put_off(VALUE, to_finite_half2(p.v.x, p.v.y));
         }
@@ -139,7 +143,7 @@ struct Half {
         *reinterpret_cast<uint2*>(t.v + 2 * lane) = make_uint2(firsts(v.x, v.y), seconds(v.x, v.y));
         // Rows of operand b beside those of operand a: k, its rest | k, b | the rest of b, b | w k_, - w b_  beside
         // v, v | the rest of v, S kk | S kk, its rest | v_, u_; and once more the last, of the second token.
-        uint32_t* even = t.add[half] + n;
+        uint32_t* even = t.add + half * ADD_APART + n;
         const int m = pair / 4 * 2;
         even[place(0, m)] = firsts(k.x, k.y), even[place(0, m + 1)] = seconds(k.x, k.y);
         even[place(1, m)] = firsts(k.x, b.x), even[place(1, m + 1)] = seconds(k.x, b.x);
@@ -157,7 +161,7 @@ struct Half {
         return make_float2(x.x + x.y, y.x + y.y);
     }
 
-    __device__ __forceinline__ void advance(const Token& t, const uint4* vectors, __half* state, float* y_of) const {
+    __device__ __forceinline__ void advance(const Token& t, const uint4* vectors, __half* state, __half* pending, float* y_of) const {
         uint32_t s[PAIRS][2];  // rows `row` and `row` + 8
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
@@ -193,12 +197,12 @@ struct Half {
             a[down] = q == 3 ? before[0] : __byte_perm(v, split(in_range(removed)), update);
             a_late[down] = q == 0 ? before[1] : 0;
             if (q == 1) y_of[row + 8 * down] = mine - removed * b_r + (parts.x + parts.y) * k_r;
-            if (q == 0 && t.put_off) t.put_off[row + 8 * down] = to_finite_half(removed);
+            if (q == 0 && t.put_off != NOWHERE) pending[size_t(t.put_off) * HEAD + row + 8 * down] = to_finite_half(removed);
         }
-        if (t.put_off) return;
+        if (t.put_off != NOWHERE) return;
 #pragma unroll
         for (int i = 0; i < PAIRS; i += 4) {
-            const uint4 added = *reinterpret_cast<const uint4*>(t.add[i / 4] + place(q, m));
+            const uint4 added = *reinterpret_cast<const uint4*>(t.add + i / 4 * ADD_APART + place(q, m));
             const uint4 decay = *reinterpret_cast<const uint4*>(t.w[i / 4][q][m % 2]);
             uint4 late = {};  // rows 8 and 9 of operand b, of sixteen
             if (q == 0) late = *reinterpret_cast<const uint4*>(t.add_late[i / 4] + 4 * m);
@@ -219,6 +223,8 @@ struct Half {
         }
     }
 };
+// Two blocks, and what the system takes of each, fit into the 100 KB of the multiprocessors that have least.
+static_assert(2 * (sizeof(Shared<Half>) + 1024) <= 100 * 1024);
 }  // namespace
 
 int wkv_step_half(const TimeMix& in, int rows, const int* counted, const int* slots, cudaStream_t stream) {

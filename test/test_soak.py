@@ -11,13 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
+from ahead import LateSteps
 from cuda_gpu import needs_gpu
 from msgspec.structs import replace
 from test_sampling import exact
 from test_sampling_methods import exact as exact_nucleus
 
 from demo.evaluate import samples
+from rwkv_batch import steps
 from rwkv_batch.counter_random import random_key, uniforms
 from rwkv_batch.engine import Engine
 from rwkv_batch.protocol import Accepted, GenerateRequest, Progress, RowDelta, Sampling, SessionCommand, SessionReply, Turn
@@ -230,7 +233,8 @@ def soak(crowd: Crowd, count: int, sessions: int, seed: int) -> Counter:
     return found
 
 
-def test_a_small_crowd_on_a_cpu(tmp_path: Path):
+def test_a_small_crowd_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(steps, "of", LateSteps)
     crowd = Crowd(6, 2, tmp_path / "sessions.db", device="cpu", prefill_tokens=48)
     found = soak(crowd, 40, 8, seed=random.randrange(1 << 30))
     assert found["texts"] > 30 and found["turns on turns"] > 2 and crowd.fullest == 6

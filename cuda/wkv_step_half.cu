@@ -77,13 +77,13 @@ struct Half {
     // Pair i of a lane is pair n = i % 4 of half i / 4 of the keys.
     struct alignas(16) Token {
         uint32_t read[2][4][16];        // by halves of the keys: kk, its rest, w r, its rest, in pairs
-        uint32_t add[ADD_APART + ADD];  // by halves: the operand b that adds to results, see `place`
-        uint32_t add_late[2][32];       // the same of the second token that has been put off: four words for each m
-        uint32_t w[2][4][2][4];         // of key 32 i + 8 q + 2 n + e, split, at [i][q][e][n]
         uint32_t v[HEAD];               // split
         uint32_t before[LATE][HEAD];    // v_, u_; zero of tokens that have not been put off
         float sums[SQUARES];            // by `Sum`
-        uint32_t put_off;               // which vector of `pending` S kk becomes, if S' is put off; or NOWHERE
+        uint32_t put_off;               // which vector of `pending` S kk becomes, if S' is put off; or NOWHERE: then
+        uint32_t w[2][4][2][4];         // of key 32 i + 8 q + 2 n + e, split, at [i][q][e][n]
+        uint32_t add[ADD_APART + ADD];  // by halves: the operand b that adds to results, see `place`
+        uint32_t add_late[2][32];       // the same of the second token that has been put off: four words for each m
     };
 
     const int q = threadIdx.x % 4, m = threadIdx.x % WARP / 4, row = threadIdx.x / WARP * 16 + m;
@@ -124,23 +124,23 @@ struct Half {
         const int which = lane / (WARP / SUMS);
         if (lane % (WARP / SUMS) == 0 && which < SQUARES) t.sums[which] = which >= B_R && which < WITH_READ ? sum * scale : sum;
         const float2 unit = times(p.kk, make_float2(scale, scale)), removal = times(p.b, make_float2(scale, scale));
+        const int half = lane / 16, pair = lane % 16, n = pair % 4;
+        const uint2 kk = split(times(unit, kept)), wr = split(times(read, kept)), v = split(in_range(p.v.x), in_range(p.v.y));
+        t.read[half][0][pair] = kk.x, t.read[half][1][pair] = kk.y, t.read[half][2][pair] = wr.x, t.read[half][3][pair] = wr.y;
+        *reinterpret_cast<uint2*>(t.v + 2 * lane) = make_uint2(firsts(v.x, v.y), seconds(v.x, v.y));
         const bool puts_off = before.at != NOWHERE && before.behind < LATE;
         const uint32_t to = before.at + before.behind * PENDING;
         if (lane == 0) t.put_off = puts_off ? to + REMOVED : NOWHERE;
         if (puts_off) {
-            const auto put_off = [&](int i, uint32_t pair) {
-                *reinterpret_cast<uint32_t*>(pending + size_t(to + i) * HEAD + 2 * lane) = pair;
+            const auto put_off = [&](int i, uint32_t vector) {
+                *reinterpret_cast<uint32_t*>(pending + size_t(to + i) * HEAD + 2 * lane) = vector;
             };
             put_off(LOST, to_half2(1.f - p.w.x, 1.f - p.w.y)), put_off(REMOVAL, to_half2(removal.x, removal.y));
             put_off(KEY, to_finite_half2(p.k.x, p.k.y)), put_off(VALUE, to_finite_half2(p.v.x, p.v.y));
+            return;
         }
-        const int half = lane / 16, pair = lane % 16, n = pair % 4;
-        const uint2 kk = split(times(unit, kept)), wr = split(times(read, kept)), w = split(times(p.w, kept));
-        const uint2 k = split(in_range(p.k.x), in_range(p.k.y)), v = split(in_range(p.v.x), in_range(p.v.y));
-        const uint2 b = split(-removal.x, -removal.y);
-        t.read[half][0][pair] = kk.x, t.read[half][1][pair] = kk.y, t.read[half][2][pair] = wr.x, t.read[half][3][pair] = wr.y;
+        const uint2 w = split(times(p.w, kept)), k = split(in_range(p.k.x), in_range(p.k.y)), b = split(-removal.x, -removal.y);
         t.w[half][pair / 4][0][n] = firsts(w.x, w.y), t.w[half][pair / 4][1][n] = seconds(w.x, w.y);
-        *reinterpret_cast<uint2*>(t.v + 2 * lane) = make_uint2(firsts(v.x, v.y), seconds(v.x, v.y));
         // Rows of operand b beside those of operand a: k, its rest | k, b | the rest of b, b | w k_, - w b_  beside
         // v, v | the rest of v, S kk | S kk, its rest | v_, u_; and once more the last, of the second token.
         uint32_t* even = t.add + half * ADD_APART + n;

@@ -17,7 +17,7 @@ struct Layout {
     static constexpr bool OVER_RING = GROUPS > 2;
     static constexpr int X_BYTES = GROUPS * PIECE_BYTES, STAGE_BYTES = X_BYTES + COLUMNS * PIECE * 2;
     static constexpr int RESULT_BYTES = GROUPS * ROWS * COLUMNS * (SLICES > 1 ? 4 : 2);  // the slices' sums for its rows; or y
-    static constexpr int STAGES = GROUPS == 1 ? 6 : GROUPS == 4 ? 4 : 5;
+    static constexpr int STAGES = GROUPS == 1 ? 6 : GROUPS == 4 || COLUMNS == 64 ? 4 : 5;
     static constexpr int RESULTS = OVER_RING ? 0 : STAGES * STAGE_BYTES;
     static constexpr int FULL = STAGES * STAGE_BYTES + (OVER_RING ? 0 : RESULT_BYTES), EMPTY = FULL + STAGES * 8;
     static constexpr int SUMS_FULL = EMPTY + STAGES * 8, BYTES = SUMS_FULL + 8;
@@ -52,6 +52,10 @@ __global__ void __launch_bounds__(GROUPS * GROUP + WARP, 1) low_kernel(const __g
         barriers_ready();
         for (int i = 0; i < early; i++) ask_w(i, i);
         if (SLICES > 1) arrive_and_expect(sums_full, In::RESULT_BYTES);
+    }
+    if (threadIdx.x == 0) {
+        prefetch_map(&all.x[which]);
+        if (SLICES == 1) prefetch_map(&all.y[which]);
     }
     prefetch(all.ahead);
     if (SLICES > 1) {
@@ -158,15 +162,18 @@ constexpr Shape shape() {
 }
 
 // Of those that cost the same, the first is the fastest.
-constexpr Shape SHAPES[] = {shape<1, 64, 8>(),  shape<1, 64, 4>(),  shape<1, 128, 4>(), shape<2, 128, 4>(), shape<3, 128, 4>(),
-                            shape<2, 128, 2>(), shape<3, 128, 2>(), shape<2, 128, 1>(), shape<3, 128, 1>(), shape<4, 128, 1>()};
+constexpr Shape SHAPES[] = {shape<1, 64, 8>(),  shape<1, 64, 4>(),  shape<2, 64, 8>(),  shape<1, 128, 4>(),
+                            shape<2, 128, 4>(), shape<3, 128, 8>(), shape<3, 128, 4>(), shape<2, 128, 2>(),
+                            shape<3, 128, 2>(), shape<2, 128, 1>(), shape<3, 128, 1>(), shape<4, 128, 1>()};
 
 // The time of the products, about 0.03 us of an H200 being 1. A piece takes as long as shared memory needs to receive it and to hand it on,
 // slices as long as their sums are on their way; all that as often as blocks follow each other on a multiprocessor.
 int cost(const LowProducts& all, const Shape& shape) {
     int blocks = 0;
     for (int i = 0; i < all.count; i++) blocks += up(all.part[i].n, shape.columns) * up(all.m, shape.groups * ROWS) * shape.slices;
-    const int block = up(all.pieces, shape.slices) * (5 * shape.groups + 1) + (shape.slices > 1 ? 28 * shape.groups : 0);
+    const bool square = shape.groups > 1 && shape.columns == 64;
+    const int piece = square ? 7 : 5 * shape.groups + 1, sums = shape.slices == 1 ? 0 : square ? 40 : 28 * shape.groups;
+    const int block = up(all.pieces, shape.slices) * piece + sums;
     return up(blocks, device().multiprocessors) * block;
 }
 }  // namespace

@@ -130,7 +130,7 @@ class Products:
         return next(method for method in ("low", WHOLE, "blas") if method in self.possible(kind, 0))
 
     def into_time_mix(self, layer: Layer, b: Buffers, rkv: Tensor, method: str) -> None:
-        """r, k, v, and the inner sides of the low-rank functions with their activation."""
+        """r, k, v, and the inner sides of the low-rank functions with their activation; memory goes on with the largest outer side."""
         low = [(layer.low_in[name], b.mixed[LOW_RANK_INPUT[name]], b.low[name], LOW_RANKS[name]) for name in layer.low_in]
         if method in ("stream16", "stream32"):
             large = [(layer.rkv[i], b.mixed[i], rkv[i], IDENTITY) for i in range(3)]
@@ -144,7 +144,7 @@ class Products:
             self.kernels.products(low)
             return
         if method in ("low", "tile") or (method in LT and self.kernels.has_low):
-            self.kernels.products_low(low, AUTO)
+            self.kernels.products_low(low, AUTO, layer.low_out["g"])
             return
         for w, x, y, function in low:
             torch.mm(x, w.T, out=y)

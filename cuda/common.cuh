@@ -115,6 +115,27 @@ __device__ __forceinline__ void prefetch(const Ahead& ahead) {
 #endif
 }
 
+// States that the recurrence will soon read, `bytes` (a multiple of 128) of each of the first rows, at from + slot * stride. Not by bulk
+// prefetches: those would stand in the way of what the kernel itself has copied.
+struct AheadStates {
+    const char* from;
+    const int* slots;
+    size_t stride;
+    unsigned bytes, rows;
+};
+
+// This block's part of them, by the first `threads` of its threads.
+__device__ __forceinline__ void prefetch(const AheadStates& ahead, unsigned threads) {
+    const unsigned each = ahead.bytes / 128, lines = each * ahead.rows;
+    if (threadIdx.x >= threads) return;
+    for (unsigned i = blockIdx.x * threads + threadIdx.x; i < lines; i += gridDim.x * threads) {
+        const int slot = __ldg(ahead.slots + i / each);
+        if (slot < 0) continue;
+        const char* line = ahead.from + slot * ahead.stride + i % each * 128;
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(line) : "memory");
+    }
+}
+
 // 16 bytes from global to shared memory, on their way while the thread goes on. `copies_done<N>` waits until all but the last N groups that
 // this thread has closed with `close_copies` are there; only this thread is sure to see them then.
 __device__ __forceinline__ void copy_async(uint4* to, const void* from) {

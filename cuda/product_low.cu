@@ -54,6 +54,7 @@ __global__ void __launch_bounds__(GROUPS * GROUP + WARP, 1) low_kernel(const __g
         if (SLICES > 1) arrive_and_expect(sums_full, In::RESULT_BYTES);
     }
     prefetch(all.ahead);
+    prefetch(all.states, MULTIPLIERS);
     if (SLICES > 1) {
         cluster_arrive_relaxed();  // barriers_ready has made the barriers known
         cluster_wait();
@@ -173,14 +174,17 @@ int cost(const LowProducts& all, const Shape& shape) {
 
 extern "C" {
 // slices of K: 1, 2, 4 or 8; as many as are fastest (-1); or 0 where K is short enough for w to be kept.
-// ahead: weights to bring into the cache meanwhile. cudaErrorNotSupported: this is no Hopper GPU, or w cannot be kept.
-int rwkv_products_low(const Product* parts, int count, int m, int slices, const char* ahead, unsigned ahead_bytes, cudaStream_t stream) {
+// ahead: weights to bring into the cache meanwhile; states: not null with slices, likewise. cudaErrorNotSupported: this is no Hopper GPU, or
+// w cannot be kept.
+int rwkv_products_low(const Product* parts, int count, int m, int slices, const char* ahead, unsigned ahead_bytes,
+                      const AheadStates* states, cudaStream_t stream) {
     if (count < 1 || count > MOST_LOW_PARTS || m < 1) return cudaErrorInvalidValue;
     if (!on_hopper()) return cudaErrorNotSupported;
     LowProducts all = {};
     all.count = count;
     all.m = m;
     all.ahead = {ahead, ahead_bytes};
+    if (states) all.states = *states;
     for (int i = 0; i < count; i++) {
         if (parts[i].n % 16 || parts[i].k % 32) return cudaErrorInvalidValue;
         all.part[i] = parts[i];

@@ -20,6 +20,7 @@ struct LowProducts {
     int count, m, pieces;        // pieces: the most of K
     int tiles;                   // of rows
     Ahead ahead;
+    AheadStates states;
     int begin[MOST_LOW_PARTS];   // where w is kept: the first block of each part,
     int groups[MOST_LOW_PARTS];  // and the blocks that share its tiles of rows
 };

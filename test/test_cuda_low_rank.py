@@ -3,7 +3,7 @@ import pytest
 import torch
 from cuda_gpu import ROWS, needs_gpu, off, poisoned
 
-from rwkv_batch.ops.cuda_lib import AUTO, IDENTITY, KEPT, MOST_KEPT, RELU_SQUARE, SIGMOID, TANH, Kernels
+from rwkv_batch.ops.cuda_lib import AUTO, IDENTITY, KEPT, MOST_KEPT, RELU_SQUARE, SIGMOID, TANH, AheadStates, Kernels
 
 pytestmark = needs_gpu
 FUNCTIONS = {IDENTITY: lambda x: x, TANH: torch.tanh, SIGMOID: torch.sigmoid, RELU_SQUARE: lambda x: x.relu().square()}
@@ -62,6 +62,17 @@ def test_weights_brought_ahead_change_nothing(kernels):
     again = [[w, x, poisoned(*y.shape), function] for w, x, y, function in parts]
     kernels.products_low(again, KEPT, torch.zeros(1000, 4104, device="cuda").half())
     assert all(torch.equal(one[2], other[2]) for one, other in zip(parts, again, strict=True))
+
+
+@pytest.mark.parametrize("rows", [3, 129])
+def test_states_brought_ahead_change_nothing(kernels, rows):
+    states, slots = torch.randn(9, 2, 64, 64, device="cuda").half(), torch.tensor([8, -1, 3], device="cuda", dtype=torch.int32)
+    ahead = AheadStates(start=states[:, 1].data_ptr(), slots=slots.data_ptr(), stride=states.stride(0) * 2, bytes=64 * 64 * 2, rows=3)
+    parts, before = random_parts(rows, 96, 2048), states.clone()
+    kernels.products_low(parts, AUTO)
+    again = [(w, x, poisoned(*y.shape), function) for w, x, y, function in parts]
+    kernels.products_low(again, AUTO, states=ahead)
+    assert all(torch.equal(a[2], b[2]) for a, b in zip(parts, again, strict=True)) and torch.equal(states, before)
 
 
 def test_nothing_outside_the_results_is_written(kernels):

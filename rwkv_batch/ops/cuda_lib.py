@@ -41,6 +41,10 @@ class TimeMixInput(Structure):
         ("behind", c_void_p))
 
 
+class AheadStates(Structure):
+    _fields_ = (("start", c_void_p), ("slots", c_void_p), ("stride", c_size_t), ("bytes", c_uint), ("rows", c_uint))
+
+
 class PackedInput(Structure):
     _fields_ = tuple((name, c_void_p) for name in ("counts", "chunk_token", "chunk_tokens", "row_chunk", "row_chunks", "row_slot"))
 
@@ -52,7 +56,7 @@ SIGNATURES = {
                           c_void_p),
     "rwkv_relu_square": (c_void_p, c_size_t, c_void_p),
     "rwkv_products": (POINTER(ProductPart), c_int, c_int, c_int, c_int, c_void_p, c_uint, c_void_p),
-    "rwkv_products_low": (POINTER(ProductPart), c_int, c_int, c_int, c_void_p, c_uint, c_void_p),
+    "rwkv_products_low": (POINTER(ProductPart), c_int, c_int, c_int, c_void_p, c_uint, POINTER(AheadStates), c_void_p),
     "rwkv_products_tile": (POINTER(c_void_p), POINTER(c_void_p), POINTER(c_void_p), c_int, c_int, c_int, c_int, c_int, c_int,
                            POINTER(TileShape), c_void_p),
     "rwkv_product_sparse": (c_void_p, c_void_p, c_void_p, c_int, c_int, c_int, c_void_p, c_uint, c_void_p),
@@ -133,9 +137,12 @@ class Kernels:
         """y = f(x w^T) for every (w `[N, K]`, x `[M, K]`, y `[M, N]`, f), all with the same M. ahead: weights that are wanted next."""
         self._call("rwkv_products", _group(parts), len(parts), len(parts[0][1]), rows_of_w, shares, *_ahead(ahead))
 
-    def products_low(self, parts: Sequence[tuple[Tensor, Tensor, Tensor, int]], slices: int, ahead: Tensor | None = None) -> None:
-        """As `products`, for small matrices and more rows. slices: 1, 2, 4, 8, AUTO, or KEPT for K up to MOST_KEPT."""
-        self._call("rwkv_products_low", _group(parts), len(parts), len(parts[0][1]), slices, *_ahead(ahead))
+    def products_low(self, parts: Sequence[tuple[Tensor, Tensor, Tensor, int]], slices: int, ahead: Tensor | None = None,
+                     states: AheadStates | None = None) -> None:
+        """As `products`, for small matrices and more rows. slices: 1, 2, 4, 8, AUTO, or KEPT for K up to MOST_KEPT. states: what the
+        recurrence will read, brought into the cache meanwhile (not with KEPT)."""
+        self._call("rwkv_products_low", _group(parts), len(parts), len(parts[0][1]), slices, *_ahead(ahead),
+                   None if states is None else byref(states))
 
     def products_tile(self, ws: Sequence[Tensor], xs: Sequence[Tensor], ys: Sequence[Tensor], function: int = IDENTITY,
                       across: bool = False) -> None:

@@ -9,10 +9,10 @@ from torch import Tensor
 from rwkv_batch.checkpoint import HEAD_SIZE, Checkpoint
 from rwkv_batch.ops import cuda_lt, cuda_weights
 from rwkv_batch.ops.cuda_feed import Feed, pending_of
-from rwkv_batch.ops.cuda_lib import LATE, SPARSE_ROWS, Added, Kernels, TimeMixInput, pointer
+from rwkv_batch.ops.cuda_lib import LATE, SPARSE_ROWS, Added, AheadStates, Kernels, TimeMixInput, pointer
 from rwkv_batch.ops.cuda_prefill import DeviceRows, Plan, upload
 from rwkv_batch.ops.cuda_prefill_graphs import SIZES, PrefillGraphs
-from rwkv_batch.ops.cuda_products import LT, WHOLE, Buffers, Products, added_by
+from rwkv_batch.ops.cuda_products import AHEAD_STATES, LT, WHOLE, Buffers, Products, added_by
 from rwkv_batch.ops.cuda_slots import Slots
 from rwkv_batch.ops.cuda_tune import Tuning
 from rwkv_batch.ops.cuda_weights import Layer
@@ -26,6 +26,7 @@ class Mixers:
     """The two kernels that touch states, in the form for decode steps or for packed rows."""
     norm_mix: Callable[[Added, tuple[Tensor, Tensor], Tensor, Tensor, Tensor], None]  # added, norm, shift, mixes, out
     wkv: Callable[[TimeMixInput], None]
+    ahead: Callable[[int], AheadStates | None]  # of a layer: the states that `wkv` will read first
 
 
 @dataclass
@@ -120,7 +121,7 @@ class CudaModel:
                 self.kernels.wkv_prefill(inputs, pieces, items, fp32)
 
         whole = methods | dict.fromkeys(("out_parts", "value_parts"), WHOLE)  # this norm adds no partial sums
-        return self._layers(self.weights.layers, tokens, states, feed.pending, b, Mixers(norm_mix, wkv), whole)
+        return self._layers(self.weights.layers, tokens, states, feed.pending, b, Mixers(norm_mix, wkv, lambda layer: None), whole)
 
     def _head_method(self, rows: int) -> str:
         sizes = (1, 2, 4, 8, 16, *SIZES)
@@ -134,7 +135,13 @@ class CudaModel:
         def wkv(inputs: TimeMixInput) -> None:
             self.kernels.wkv_step(inputs, slots, states.wkv.dtype == torch.float32)
 
-        return Mixers(norm_mix, wkv)
+        def ahead(layer: int) -> AheadStates:
+            of = states.wkv[:, layer]
+            size = of[0].nbytes
+            return AheadStates(start=of.data_ptr(), slots=slots.data_ptr(), stride=of.stride(0) * of.itemsize, bytes=size,
+                               rows=min(len(slots), AHEAD_STATES // size))
+
+        return Mixers(norm_mix, wkv, ahead)
 
     def _chain(self, rows: int) -> Callable[[dict[str, str]], object]:
         """The first layers of a decode step over random tokens, to be timed with some methods or others.
@@ -163,7 +170,7 @@ class CudaModel:
         for index, layer in enumerate(layers):
             mixers.norm_mix(added, layer.norm1, states.shift[:, index, 0], layer.mixes, b.mixed)
             rkv = b.rkv if index else b.rkv0
-            self.products.into_time_mix(layer, b, rkv, methods["in"])
+            self.products.into_time_mix(layer, b, rkv, methods["in"], mixers.ahead(index))
             self.products.low_out(layer, b, methods["low_out"])
             mixers.wkv(_time_mix_input(layer, b, rkv, states.wkv[:, index], None if pending is None else pending[:, index], self.work))
             added = self.products.out(layer, b, added_by(methods, "out"))

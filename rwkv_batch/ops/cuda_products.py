@@ -27,6 +27,7 @@ from rwkv_batch.ops.cuda_lib import (
     SPARSE_SLICES,
     TANH,
     Added,
+    AheadStates,
     Kernels,
 )
 from rwkv_batch.ops.cuda_weights import LOW_RANK_INPUT, LOW_RANKS, Layer, Weights
@@ -49,6 +50,7 @@ LT_TOKENS = 64           # for which cuBLASLt's algorithms are tried, at least
 SHARE_TOKENS = 512       # and for which shares of K are, at most: more fill the multiprocessors
 MOST_SHARES = max(shares for _, shares in SHARES.values())
 SHARE_MULTIPLE = 64      # numbers of K
+AHEAD_STATES = 24 << 20  # bytes of states brought into the cache while small matrices leave the memory idle
 AHEAD_ROWS = 64          # the states of more rows would drive weights out of the cache again before they are used
 
 
@@ -129,8 +131,8 @@ class Products:
         """The method for so many tokens that nothing is measured: large products are as good as certain to be faster by cuBLAS."""
         return next(method for method in ("low", WHOLE, "blas") if method in self.possible(kind, 0))
 
-    def into_time_mix(self, layer: Layer, b: Buffers, rkv: Tensor, method: str) -> None:
-        """r, k, v, and the inner sides of the low-rank functions with their activation."""
+    def into_time_mix(self, layer: Layer, b: Buffers, rkv: Tensor, method: str, states: AheadStates | None = None) -> None:
+        """r, k, v, and the inner sides of the low-rank functions with their activation. states: that are wanted next."""
         low = [(layer.low_in[name], b.mixed[LOW_RANK_INPUT[name]], b.low[name], LOW_RANKS[name]) for name in layer.low_in]
         if method in ("stream16", "stream32"):
             large = [(layer.rkv[i], b.mixed[i], rkv[i], IDENTITY) for i in range(3)]
@@ -144,7 +146,7 @@ class Products:
             self.kernels.products(low)
             return
         if method in ("low", "tile") or (method in LT and self.kernels.has_low):
-            self.kernels.products_low(low, AUTO)
+            self.kernels.products_low(low, AUTO, states=states)
             return
         for w, x, y, function in low:
             torch.mm(x, w.T, out=y)

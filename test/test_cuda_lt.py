@@ -16,16 +16,17 @@ def lt():
 
 @pytest.mark.parametrize("rows", [1, 64, 129, 321])
 @pytest.mark.parametrize(("n", "k"), [(64, 64), (320, 1280), (1280, 320)])
-@pytest.mark.parametrize("across", [False, True])
-def test_one_product(lt, rows, n, k, across):
+@pytest.mark.parametrize(("across", "relu"), [(False, False), (True, False), (False, True)])
+def test_one_product(lt, rows, n, k, across, relu):
     w, x = torch.randn(n, k, device="cuda").half() * k**-0.5, torch.randn(rows, k, device="cuda").half()
     stored = w.T.contiguous() if across else w
     want = x.double() @ w.double().T
-    count = lt.count(Shape(1, n, rows, k, across))
+    want = want.relu_() if relu else want
+    count = lt.count(Shape(1, n, rows, k, across, relu=relu))
     assert count
     for number in range(count):
         y = poisoned(rows, n)
-        lt.run(stored, x, y, number, across)
+        lt.run(stored, x, y, number, across, relu)
         assert off(y, want) < 1e-3
 
 

@@ -14,9 +14,10 @@ from torch import Tensor
 MOST = 8                        # algorithms of a shape
 WORKSPACE = 32 << 20            # bytes, shared by all products: they run one after the other
 R_32F, R_16F, COMPUTE_32F = 0, 2, 68
-TRANSPOSE_A = 3                 # attributes of a product,
+TRANSPOSE_A, EPILOGUE = 3, 7    # attributes of a product,
 BATCH_COUNT, BATCH_STRIDE = 5, 6  # of a matrix
 WORKSPACE_BYTES = 1             # and of what is asked for
+RELU = 2                        # an epilogue
 NOT_SUPPORTED = 15              # how cuBLASLt says that it has no algorithm
 
 
@@ -27,13 +28,15 @@ class Algorithm(Structure):
 
 @dataclass(frozen=True)
 class Shape:
-    """`parts` products of w `[n, k]` (across: `[k, n]`) and x `[m, k]`; shares: these are pieces of one w and one x with K = parts k."""
+    """`parts` products of w `[n, k]` (across: `[k, n]`) and x `[m, k]`; shares: these are pieces of one w and one x with K = parts k;
+    relu: of the results."""
     parts: int
     n: int
     m: int
     k: int
     across: bool
     shares: bool = False
+    relu: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,13 +72,13 @@ class Lt:
         """How many algorithms there are for it."""
         return len(self._plan(shape).algorithms)
 
-    def run(self, w: Tensor, x: Tensor, y: Tensor, number: int, across: bool = False) -> None:
+    def run(self, w: Tensor, x: Tensor, y: Tensor, number: int, across: bool = False, relu: bool = False) -> None:
         """Of one product, or of several in tensors of three dimensions: by algorithm `number`, 0 being cuBLASLt's own choice.
 
         Where y alone has three, fp32, each y[i] is the product of a share of K.
         """
         parts, shares = len(y) if y.dim() == 3 else 1, y.dim() > x.dim()
-        shape = Shape(parts, y.shape[-1], x.shape[-2], x.shape[-1] // (parts if shares else 1), across, shares)
+        shape = Shape(parts, y.shape[-1], x.shape[-2], x.shape[-1] // (parts if shares else 1), across, shares, relu)
         plan = self._plan(shape)
         algorithm = plan.algorithms[number]
         self._call("Matmul", self._handle, plan.product, byref(self._one), c_void_p(w.data_ptr()), plan.w, c_void_p(x.data_ptr()), plan.x,
@@ -92,6 +95,8 @@ class Lt:
         self._call("MatmulDescCreate", byref(product), COMPUTE_32F, R_32F)
         if not s.across:
             self._set("MatmulDesc", product, TRANSPOSE_A, c_int(1))
+        if s.relu:
+            self._set("MatmulDesc", product, EPILOGUE, c_int(RELU))
         w = self._matrix(s, R_16F, s.n, s.k) if s.across else self._along_k(s, s.n)
         x, y = self._along_k(s, s.m), self._matrix(s, R_32F if s.shares else R_16F, s.n, s.m)
         self._call("MatmulPreferenceCreate", byref(wanted))

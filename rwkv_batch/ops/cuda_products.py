@@ -123,7 +123,7 @@ class Products:
         hidden, width = self.weights.layers[-1].key.shape
         n, k = {"in": (width, width), "out": (width, width), "key": (hidden, width), "value": (width, hidden),
                 "head": (len(self.weights.head), width)}[kind]
-        return cuda_lt.Shape(3 if kind == "in" else 1, n, tokens, k, kind == "value")
+        return cuda_lt.Shape(3 if kind == "in" else 1, n, tokens, k, kind == "value", relu=kind == "key")
 
     def for_many(self, kind: str) -> str:
         """The method for so many tokens that nothing is measured: large products are as good as certain to be faster by cuBLAS."""
@@ -203,7 +203,7 @@ class Products:
 
     def _plain(self, w: Tensor, x: Tensor, y: Tensor, function: int, method: str, ahead: Tensor | None = None) -> None:
         if method in LIBRARY:
-            self._library(w, x, y, method)
+            self._library(w, x, y, method, relu=function == RELU_SQUARE)
         elif method == "tile":
             self.kernels.products_tile([w], [x], [y], function)
         else:
@@ -215,11 +215,11 @@ class Products:
         self.lt.run(w, x, b.shares[:shares], number, across)
         return Added(parts=b.shares[:shares])
 
-    def _library(self, w: Tensor, x: Tensor, y: Tensor, method: str, across: bool = False) -> None:
-        """y = x w^T (across: x w) of one product or several, by cuBLASLt as `method` says, else by cuBLAS."""
+    def _library(self, w: Tensor, x: Tensor, y: Tensor, method: str, across: bool = False, relu: bool = False) -> None:
+        """y = x w^T (across: x w) of one product or several, by cuBLASLt as `method` says, else by cuBLAS, which ignores `relu`."""
         if method in LT:
             assert self.lt is not None
-            self.lt.run(w, x, y, LT.index(method), across)
+            self.lt.run(w, x, y, LT.index(method), across, relu)
         else:
             (torch.bmm if x.dim() == 3 else torch.mm)(x, w if across else w.mT, out=y)
 

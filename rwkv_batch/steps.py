@@ -48,6 +48,7 @@ class Steps:
 
     def settle(self, slots: Collection[int]) -> None:
         """What steps have put off of the states in these slots is done: before anyone but a step reads or replaces them."""
+        self.model.settle(self.states, slots)
 
     def run(self, tokens: list[int], counts: Sequence[int], slots: Sequence[int], draws: Sequence[int], tops: Mapping[int, int]) -> Draws:
         """Feed row i, which lives in `slots[i]`, `counts[i]` of the tokens `[sum(counts)]`. Draw for the rows in `draws`. `tops`: places

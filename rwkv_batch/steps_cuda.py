@@ -48,9 +48,6 @@ class CudaSteps(Steps):
         possible = [stop for stop in stop_ids if 0 <= stop < self._vocab]
         self._cuda.feed(self.states).begin(slot, possible if len(possible) <= STOPS else ())  # a row that has more is never fed LAST
 
-    def settle(self, slots: Collection[int]) -> None:
-        self.model.settle(self.states, slots)
-
     @torch.inference_mode()
     def run(self, tokens: list[int], counts: Sequence[int], slots: Sequence[int], draws: Sequence[int], tops: Mapping[int, int]) -> Draws:
         with torch.cuda.device(self.model.device):

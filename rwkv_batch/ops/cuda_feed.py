@@ -9,6 +9,7 @@ from torch import Tensor
 from rwkv_batch.ops.cuda_lib import LATE, PENDING, Kernels, Pieces
 from rwkv_batch.ops.cuda_records import Records
 from rwkv_batch.ops.cuda_slots import Slots
+from rwkv_batch.ops.cuda_staging import upload
 
 STOPS = 13  # ids that may end a row on the device, as in cuda/feed.cuh
 ROW = np.dtype([("last", "i4"), ("ended", "i4"), ("behind", "i4"), ("stops", "i4", STOPS)])  # its records
@@ -48,14 +49,14 @@ class Feed:
         """The states in these slots are no longer behind: before anyone but a step of one token reads or replaces them."""
         if self.pending is not None and slots:
             self.prepare()
-            index = torch.tensor([*slots], dtype=torch.int32, pin_memory=True).to(self.states.wkv.device, non_blocking=True)
+            index = upload(list(slots), self.states.wkv.device, torch.int32)
             self._kernels.settle(index.data_ptr(), None, len(index), self._rows.table, self.states.wkv, self.pending)
 
     def settle_rows(self, pieces: Pieces) -> None:
         """The same of the rows of a prefill."""
         if self.pending is not None:
             packed = pieces.packed
-            rows = packed.counts + torch.int32.itemsize  # behind the number of chunks
+            rows = packed.counts + torch.int32.itemsize  # where their number stands: after that of chunks
             self._kernels.settle(packed.row_slot, rows, pieces.rows, self._rows.table, self.states.wkv, self.pending)
 
     def take(self, ids: Tensor, slots: Tensor) -> None:

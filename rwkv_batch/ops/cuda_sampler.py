@@ -15,6 +15,7 @@ from torch import Tensor
 from rwkv_batch.counter_random import random_key
 from rwkv_batch.ops import build
 from rwkv_batch.ops.cuda_records import Records
+from rwkv_batch.ops.cuda_staging import upload
 from rwkv_batch.parameters import Parameters, check
 from rwkv_batch.penalties import Rule
 from rwkv_batch.protocol import Sampling
@@ -93,7 +94,7 @@ class CudaSampler:
             if self._rows[slot] is None:
                 raise ValueError(f"No row has begun in slot {slot}; call set_row first.")
         self.prepare(slots)
-        index = torch.tensor(list(slots), dtype=torch.int32).to(self.device, non_blocking=True)
+        index = upload(list(slots), self.device, torch.int32)
         return self.sample_async(logits, index).tolist()
 
     def prepare(self, slots: Sequence[int]) -> None:

@@ -44,6 +44,6 @@ class Download:
         return self._host
 
 
-def upload(numbers: Sequence[int], device: torch.device) -> Tensor:
-    """int64 `[n]` on the device, there when the current stream gets to it."""
-    return torch.tensor(numbers, dtype=torch.int64, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+def upload(numbers: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    """`[n]` on the device, there when the current stream gets to it."""
+    return torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)

@@ -1,12 +1,14 @@
 // Products with small matrices of short K, as in product_low.cu, for some dozens of rows and more. Hopper only.
 //
-// A block keeps 64 rows of w (in the wide kernel: 128), and takes tiles of 64 rows of x one after the other. Sums are fp32, over k in steps
-// of 16, in order.
+// There are three kernels. A block of kept_kernel keeps 64 rows of w and takes tiles of 64 rows of x one after the other; it is the fastest
+// while all tiles are on the GPU at once, and serves where nothing else does. A block of turn_kernel takes one tile, as large as it must be
+// for one block on each multiprocessor to do, and several parts one after the other. A block of wide_kernel keeps 128 rows of w. Sums are
+// fp32, over k in steps of 16, in order, so that all give the same bits.
 #include "product_low.cuh"
 
 constexpr int MULTIPLIERS = GROUP;  // threads
 constexpr int COLUMNS = 64;         // rows of w of a block
-constexpr int STAGES = 4;           // of a ring of x
+constexpr int STAGES = 4;           // of a ring
 constexpr int ALIGNMENT = 1024;
 constexpr int RESERVED = 1024;      // bytes of shared memory that the system takes of each block
 constexpr int TILE_COST = 1;        // what a tile of rows costs besides its pieces, in pieces
@@ -16,6 +18,16 @@ constexpr int WIDE_COLUMNS = 128, WIDE_GROUPS = 2, WIDE_ROWS = 512, WIDE_PIECES 
 constexpr int WIDE_THREADS = WIDE_GROUPS * (GROUP + WARP) + WARP;
 constexpr int WIDE_BYTES = 2 * PIECE_BYTES;                                      // of a piece of w, and of a tile of y
 constexpr int RINGS_AND_YS = WIDE_GROUPS * (STAGES * PIECE_BYTES + WIDE_BYTES);  // one of each for each warpgroup
+
+// Of the kernel whose blocks take parts in turn.
+constexpr int MOST_TURNS = 2;
+
+// A block's shared memory, in this order: the ring, a tile of y for each warpgroup, the barriers.
+template <int GROUPS, int COLUMNS>
+struct TurnLayout {
+    static constexpr int X_BYTES = GROUPS * PIECE_BYTES, STAGE_BYTES = X_BYTES + COLUMNS * PIECE * 2, Y_BYTES = ROWS * COLUMNS * 2;
+    static constexpr int YS = STAGES * STAGE_BYTES, FULL = YS + GROUPS * Y_BYTES, EMPTY = FULL + STAGES * 8, BYTES = EMPTY + STAGES * 8;
+};
 
 constexpr int shared_bytes(int pieces) {
     return ALIGNMENT + STAGES * PIECE_BYTES + PIECE_BYTES + pieces * PIECE_BYTES + (2 * STAGES + 1) * 8;
@@ -45,6 +57,7 @@ __global__ void __launch_bounds__(MULTIPLIERS + WARP) kept_kernel(const __grid_c
         arrive_and_expect(w_full, pieces * PIECE_BYTES);
         for (int piece = 0; piece < pieces; piece++) load_box(ws + piece * PIECE_BYTES, &all.w[which], piece * PIECE, n0, w_full);
     }
+    if (threadIdx.x == 0) prefetch_map(&all.x[which]), prefetch_map(&all.y[which]);
     prefetch(all.ahead);
     __syncthreads();
 
@@ -83,6 +96,84 @@ __global__ void __launch_bounds__(MULTIPLIERS + WARP) kept_kernel(const __grid_c
         store_tile<COLUMNS>(acc, all.part[which].function, results, &all.y[which], n0, m0, 0);
     }
     if (threadIdx.x == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+#endif
+}
+
+// A tile of GROUPS times 64 rows of x by COLUMNS rows of w, of one part after the other of those that are this block's turn. What the ring
+// brings does not end with a part, so that the next is multiplied while the last is on its way out.
+template <int GROUPS, int COLUMNS>
+__global__ void __launch_bounds__(GROUPS * GROUP + WARP, 1) turn_kernel(const __grid_constant__ LowProducts all) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    using namespace hopper;
+    using In = TurnLayout<GROUPS, COLUMNS>;
+    constexpr int MULTIPLIERS = GROUPS * GROUP;
+    extern __shared__ __align__(1024) uint8_t raw[];
+    const uint32_t ring = shared_address(raw), full = ring + In::FULL, empty = ring + In::EMPTY;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int turn = blockIdx.x % all.turns, tile = blockIdx.x / all.turns;
+    const int n0 = tile / all.tiles * COLUMNS, m0 = tile % all.tiles * GROUPS * ROWS;
+    const auto is_here = [&](int i) { return all.turn[i] == turn && n0 < all.part[i].n; };
+
+    // Does `each(part, piece, the number of the piece in the block)`.
+    const auto for_pieces = [&](auto&& each) {
+        for (int i = 0, number = 0; i < all.count; i++)
+            if (is_here(i))
+                for (int piece = 0; piece < up(all.part[i].k, PIECE); piece++) each(i, piece, number++);
+    };
+    const auto ask_w = [&](int i, int piece, int stage) {
+        arrive_and_expect(full + stage * 8, In::STAGE_BYTES);
+        load_box(ring + stage * In::STAGE_BYTES + In::X_BYTES, &all.w[i], piece * PIECE, n0, full + stage * 8);
+    };
+    if (threadIdx.x == MULTIPLIERS) {
+        for (int i = 0; i < STAGES; i++) barrier_init(full + i * 8, 1), barrier_init(empty + i * 8, MULTIPLIERS / WARP);
+        barriers_ready();
+        for_pieces([&](int i, int piece, int number) {
+            if (number < STAGES) ask_w(i, piece, number);
+        });
+    }
+    if (threadIdx.x < all.count && is_here(threadIdx.x)) prefetch_map(&all.x[threadIdx.x]), prefetch_map(&all.y[threadIdx.x]);
+    prefetch(all.ahead);
+    __syncthreads();
+
+    wait_for_inputs();
+    if (warp == MULTIPLIERS / WARP) {
+        if (lane == 0)
+            for_pieces([&](int i, int piece, int number) {
+                const int stage = number % STAGES;
+                if (number >= STAGES) {
+                    barrier_wait(empty + stage * 8, (number / STAGES - 1) % 2);
+                    ask_w(i, piece, stage);
+                }
+                load_box(ring + stage * In::STAGE_BYTES, &all.x[i], piece * PIECE, m0, full + stage * 8);
+            });
+        return;
+    }
+
+    const int group = warp / 4, row0 = m0 + group * ROWS;
+    const uint32_t staged = ring + In::YS + group * In::Y_BYTES;
+    const bool leads = threadIdx.x % GROUP == 0;
+    int stage = 0, parity = 0, before = 0;
+    for (int i = 0; i < all.count; i++) {
+        if (!is_here(i)) continue;
+        float acc[COLUMNS / 2];
+        clear(acc);
+        const int pieces = up(all.part[i].k, PIECE);
+        for (int piece = 0; piece < pieces; piece++) {
+            barrier_wait(full + stage * 8, parity);
+            const uint32_t x_pieces = ring + stage * In::STAGE_BYTES;
+            add_piece<COLUMNS>(acc, x_pieces + group * PIECE_BYTES, x_pieces + In::X_BYTES);
+            products_done<1>();
+            if (piece > 0 && lane == 0) arrive(empty + before * 8);
+            before = stage;
+            if (++stage == STAGES) stage = 0, parity ^= 1;
+        }
+        products_done<0>();
+        if (lane == 0) arrive(empty + before * 8);
+        if (leads) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");  // the tile before has left
+        sync_some(1 + group, GROUP);
+        store_tile<COLUMNS>(acc, all.part[i].function, staged, &all.y[i], n0, row0, group);
+    }
+    if (leads) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 #endif
 }
 
@@ -214,6 +305,42 @@ void share_out(LowProducts& all, int room) {
     }
 }
 
+template <int GROUPS, int COLUMNS>
+int run_turns(LowProducts all, int columns, cudaStream_t stream) {
+    const auto kernel = turn_kernel<GROUPS, COLUMNS>;
+    constexpr int SHARED = TurnLayout<GROUPS, COLUMNS>::BYTES;
+    if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED)) return error;
+    if (const cudaError_t error = prepare(all, GROUPS * ROWS, COLUMNS)) return error;
+    return launch(kernel, up(columns, COLUMNS) * all.tiles * all.turns, GROUPS * GROUP + WARP, SHARED, stream, all);
+}
+
+struct Tall {
+    int groups, columns;
+    int (*run)(LowProducts, int, cudaStream_t);
+};
+
+// By what they bring for a piece. Those that bring the same: first the one with less of x, as w can be on its way before x is there.
+constexpr Tall TALL[] = {{1, 128, run_turns<1, 128>}, {3, 64, run_turns<3, 64>}, {2, 128, run_turns<2, 128>}, {3, 128, run_turns<3, 128>}};
+
+// The first with which every multiprocessor has one block at most; or none.
+const Tall* tall(LowProducts& all, int& columns) {
+    int load[MOST_TURNS] = {};
+    columns = 0;
+    all.turns = all.count < MOST_TURNS ? all.count : MOST_TURNS;
+    for (int pieces = all.pieces; pieces > 0; pieces--)  // the longest first, each where there is least to do
+        for (int i = 0; i < all.count; i++) {
+            if (up(all.part[i].k, PIECE) != pieces) continue;
+            int to = 0;
+            for (int turn = 1; turn < all.turns; turn++)
+                if (load[turn] < load[to]) to = turn;
+            all.turn[i] = to, load[to] += pieces + TILE_COST;
+            if (all.part[i].n > columns) columns = all.part[i].n;
+        }
+    for (const Tall& shape : TALL)
+        if (up(columns, shape.columns) * up(all.m, shape.groups * ROWS) * all.turns <= device().multiprocessors) return &shape;
+    return nullptr;
+}
+
 int products_wide(LowProducts all, cudaStream_t stream) {
     const int shared = wide_shared_bytes(all.pieces);
     if (const cudaError_t error = cudaFuncSetAttribute(wide_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared)) return error;
@@ -230,8 +357,13 @@ int products_kept(LowProducts all, cudaStream_t stream) {
     if (shared > device().shared_of_block) return cudaErrorNotSupported;
     if (const cudaError_t error = cudaFuncSetAttribute(kept_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared)) return error;
     if (const cudaError_t error = prepare(all, ROWS, COLUMNS)) return error;
-    share_out(all, device().multiprocessors * (device().shared / (shared + RESERVED)));
-    int blocks = 0;
+    const int room = device().multiprocessors * (device().shared / (shared + RESERVED));
+    int blocks = 0, columns = 0;
+    for (int i = 0; i < all.count; i++) blocks += up(all.part[i].n, COLUMNS) * all.tiles;
+    if (blocks > room)
+        if (const Tall* const shape = tall(all, columns)) return shape->run(all, columns, stream);
+    share_out(all, room);
+    blocks = 0;
     for (int i = 0; i < all.count; i++) all.begin[i] = blocks, blocks += up(all.part[i].n, COLUMNS) * all.groups[i];
     return launch(kept_kernel, blocks, MULTIPLIERS + WARP, shared, stream, all);
 }

@@ -22,6 +22,8 @@ struct LowProducts {
     Ahead ahead;
     int begin[MOST_LOW_PARTS];   // where w is kept: the first block of each part,
     int groups[MOST_LOW_PARTS];  // and the blocks that share its tiles of rows
+    int turns;                   // where parts share a block: how many blocks there are for a tile,
+    int turn[MOST_LOW_PARTS];    // and which of them takes each part
 };
 
 __host__ __device__ constexpr int up(int x, int y) { return (x + y - 1) / y; }
@@ -40,6 +42,9 @@ __device__ __forceinline__ void load_box(uint32_t to, const CUtensorMap* map, in
                  "l"(map), "r"(column), "r"(row), "r"(barrier)
                  : "memory");
 }
+
+// Tells the TMA of a map that it will need: else the first box waits for the map.
+__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
 // A box of a tensor map from shared memory to its place, but for what lies outside the matrix.
 __device__ __forceinline__ void store_box(const CUtensorMap* map, int column, int row, uint32_t from) {

@@ -28,7 +28,7 @@ def random_parts(rows, n, k):
     return parts
 
 
-@pytest.mark.parametrize("rows", [*ROWS, 1000, 4096])
+@pytest.mark.parametrize("rows", [*ROWS, 65, 128, 200, 1000, 4096])
 @pytest.mark.parametrize(("n", "k", "slices"), [*((n, k, KEPT) for n, k in OUTER),
                                                *((n, k, slices) for n, k in INNER for slices in (AUTO, 1, 2, 4, 8))])
 def test_products_of_small_matrices(kernels, rows, n, k, slices):
@@ -39,14 +39,16 @@ def test_products_of_small_matrices(kernels, rows, n, k, slices):
 
 
 def test_tall_tiles_and_wide_ones(kernels):
-    """In one case, so that the sanitizer sees them all."""
+    """And parts in turn. In one case, so that the sanitizer sees them all."""
     for rows, n, k, slices in ((1, 208, 2080, 4), (129, 208, 2080, 4), (321, 208, 2080, 4), (1000, 96, 320, 4), (1000, 480, 4096, 1),
-                               (4096, 208, 2080, 1), (1000, 2048, 480, KEPT)):
+                               (4096, 208, 2080, 1), (1000, 2048, 480, KEPT), (128, 4096, 480, KEPT), (200, 4096, 480, KEPT),
+                               (321, 2048, 480, KEPT), (321, 4096, 480, KEPT)):
         test_products_of_small_matrices(kernels, rows, n, k, slices)
 
 
-@pytest.mark.parametrize("rows", [3, 65, 321, 1000])
-@pytest.mark.parametrize(("n", "k", "slices"), [(2048, 256, KEPT), (2048, 480, KEPT), *((256, 2048, slices) for slices in (1, 2, 4, 8))])
+@pytest.mark.parametrize("rows", [3, 65, 128, 200, 321, 1000])
+@pytest.mark.parametrize(("n", "k", "slices"), [(2048, 256, KEPT), (2048, 480, KEPT), (4080, 480, KEPT),
+                                               *((256, 2048, slices) for slices in (1, 2, 4, 8))])
 def test_a_row_alone_gets_the_same_bits(kernels, rows, n, k, slices):
     parts = random_parts(rows, n, k)
     kernels.products_low(parts, slices)

@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 
 def ladder(most: int) -> list[int]:
-    """Batch sizes that have a graph: close together where a step's time still depends on them, up to `most`."""
-    sizes = [1, 2, 4, 8, 16, 24, 32, 48, *range(64, 128, 32), *range(128, 512, 64), *range(512, most, 128)]
+    """Batch sizes that have a graph, up to `most`: what is padding takes time like any row from some dozens on."""
+    sizes = [1, 2, 4, 8, 16, 24, 32, 48, *range(64, 128, 32), *range(128, most, 64)]
     return [*(size for size in sizes if size < most), most]
 
 

@@ -43,3 +43,4 @@ def test_the_ladder_ends_with_the_largest_batch_and_wastes_little(most):
     for rows in range(1, most + 1):
         size = next(size for size in sizes if size >= rows)
         assert size < 2 * rows or size == 1
+        assert size - rows < 64

@@ -57,6 +57,7 @@ CASES = [
     LoadCase("320 streams", 640, 32, 512, concurrency=320, processes=8),
     LoadCase("320 prompts in one request", 2, 32, 512, batch=320),
     LoadCase("960 prompts in one request", 1, 32, 256, batch=960),
+    LoadCase("960 prompts, longer texts", 1, 32, 512, batch=960),
     LoadCase("first token, idle", 12, 1024, 2),
     LoadCase("first token beside 256 rows", 24, 1024, 2, beside=256),
 ]

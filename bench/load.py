@@ -11,7 +11,9 @@ from answer import Answer, Record, error_text
 from prompts import Prompts
 from wire import Exchange, ExchangeError, Target
 
-PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "batch": "/v1/chat/completions"}
+PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "batch": "/v1/chat/completions",
+         "big_batch": "/big_batch/completions"}
+NATIVE = ("batch", "big_batch")   # many prompts in one request
 
 
 @dataclass(frozen=True)
@@ -47,15 +49,15 @@ class Plan:
         """Request `index` as it goes over the wire."""
         prompts = self.request_prompts(index)
         body: dict = {"model": self.model, "max_tokens": self.output_tokens, "stream": self.stream}
-        if self.api == "batch":
+        if self.api in NATIVE:
             body["contents"] = prompts
         elif self.api == "chat":
             body["messages"] = [{"role": "user", "content": prompts[0]}]
         else:
             body["prompt"] = prompts[0]
         if self.fixed_length:
-            body |= {"stop_tokens": []} if self.api == "batch" else {"stop_tokens": [], "ignore_eos": True}
-        if self.stream and self.api != "batch":
+            body |= {"stop_tokens": []} if self.api in NATIVE else {"stop_tokens": [], "ignore_eos": True}
+        if self.stream and self.api not in NATIVE:
             body["stream_options"] = {"include_usage": True}
         if self.password:
             body["password"] = self.password

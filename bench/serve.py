@@ -20,7 +20,7 @@ from typing import NoReturn
 
 import prompts
 import report
-from load import PATHS, Load, Plan
+from load import NATIVE, PATHS, Load, Plan
 from processes import GeneratorLost, Progress, generate, raise_file_limit
 from wire import Exchange, ExchangeError, Target
 
@@ -68,12 +68,12 @@ def json_object(text: str) -> dict:
 def parse_flags(argv: list[str] | None = None) -> argparse.Namespace:
     p = Parser(prog="bench/serve.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--url", default="http://127.0.0.1:8000", help="base address, with or without /v1")
-    p.add_argument("--api", choices=PATHS, default="chat", help="batch: the native route, --batch prompts in one request")
+    p.add_argument("--api", choices=PATHS, default="chat", help="batch, big_batch: native routes, --batch prompts in one request")
     arrival = p.add_mutually_exclusive_group()
     arrival.add_argument("--rate", type=above_zero, help="requests a second, Poisson arrivals (inf: all at once)")
     arrival.add_argument("--concurrency", type=at_least(1), default=1, help="requests at a time, each followed by the next (default 1)")
     p.add_argument("--requests", type=at_least(1), default=32, help="how many to send (default 32)")
-    p.add_argument("--batch", type=at_least(1), default=1, help="prompts in one request of --api batch")
+    p.add_argument("--batch", type=at_least(1), default=1, help="prompts in one request of --api batch or big_batch")
     text = p.add_mutually_exclusive_group()
     text.add_argument("--prompts", metavar="FILE", help='one a line, or a .jsonl file with "prompt"; they repeat when they run out')
     text.add_argument("--input-tokens", type=at_least(1), default=128, help="random prompts of this many World tokens (default 128)")
@@ -91,8 +91,8 @@ def parse_flags(argv: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--json", metavar="FILE", help="append the figures as one line")
     p.add_argument("--note", default="", help="kept in the JSON line: machine, checkpoint, commit")
     flags = p.parse_args(argv)
-    if flags.batch > 1 and flags.api != "batch":
-        p.error("--batch needs --api batch")
+    if flags.batch > 1 and flags.api not in NATIVE:
+        p.error("--batch needs --api batch or big_batch")
     if taken := OWN_FIELDS & flags.extra_body.keys():
         p.error(f"--extra-body must not set {', '.join(sorted(taken))}, which other flags set")
     if math.isinf(flags.timeout):

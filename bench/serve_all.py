@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 BENCH = Path(__file__).resolve().parent
@@ -38,26 +38,27 @@ class LoadCase:
     processes: int = 1
     batch: int = 1
     beside: int = 0
+    api: str = "chat"
 
     def divided(self, by: int) -> "LoadCase":
         smaller = {name: max(1, getattr(self, name) // by) for name in ("requests", "input_tokens", "concurrency", "batch", "processes")}
-        return LoadCase(self.name, output_tokens=max(2, self.output_tokens // by), beside=self.beside // by, **smaller)
+        return replace(self, output_tokens=max(2, self.output_tokens // by), beside=self.beside // by, **smaller)
 
     def flags(self) -> list[str]:
         """Of bench/serve.py. As many requests as run at a time are sent before, not counted; long prompts never come from a cache."""
-        flags = {"requests": self.requests, "input-tokens": self.input_tokens, "output-tokens": self.output_tokens,
+        flags = {"api": self.api, "requests": self.requests, "input-tokens": self.input_tokens, "output-tokens": self.output_tokens,
                  "concurrency": self.concurrency, "processes": self.processes, "warmup": self.concurrency, "batch": self.batch}
-        return [*(f"--{name}={value}" for name, value in flags.items()), f"--api={'batch' if self.batch > 1 else 'chat'}",
-                *([f"--extra-body={FRESH}"] if self.input_tokens >= 1024 else [])]
+        return [*(f"--{name}={value}" for name, value in flags.items()), *([f"--extra-body={FRESH}"] if self.input_tokens >= 1024 else [])]
 
 
 CASES = [
     LoadCase("one stream", 3, 32, 512),
     LoadCase("32 streams", 64, 32, 512, concurrency=32, processes=4),
     LoadCase("320 streams", 640, 32, 512, concurrency=320, processes=8),
-    LoadCase("320 prompts in one request", 2, 32, 512, batch=320),
-    LoadCase("960 prompts in one request", 1, 32, 256, batch=960),
-    LoadCase("960 prompts, longer texts", 1, 32, 512, batch=960),
+    LoadCase("320 prompts in one request", 2, 32, 512, batch=320, api="batch"),
+    LoadCase("960 prompts in one request", 1, 32, 256, batch=960, api="batch"),
+    LoadCase("960 prompts, big_batch", 1, 32, 256, batch=960, api="big_batch"),
+    LoadCase("960 prompts, big_batch, longer texts", 1, 32, 512, batch=960, api="big_batch"),
     LoadCase("first token, idle", 12, 1024, 2),
     LoadCase("first token beside 256 rows", 24, 1024, 2, beside=256),
 ]
@@ -138,7 +139,7 @@ def measure(url: str, case: LoadCase, folder: Path) -> dict:
 
 def line(case: LoadCase, figures: dict) -> str:
     first = figures.get("ttft_ms") or {}
-    return f"{case.name:30s} {figures['output_tokens_per_s']:9.0f} tokens/s   first token {first.get('median', 0):7.1f} ms, " \
+    return f"{case.name:36s} {figures['output_tokens_per_s']:9.0f} tokens/s   first token {first.get('median', 0):7.1f} ms, " \
            f"P99 {first.get('p99', 0):7.1f} ms"
 
 

@@ -233,7 +233,8 @@ def test_each_way_to_fail_is_counted_by_its_reason(server, bench):
     assert "1 x HTTP 400: Empty prompts list" in bench.out
 
 
-def test_native_batch_counts_every_row(server, bench):
+@pytest.mark.parametrize("api", ["batch", "big_batch"])
+def test_native_batch_counts_every_row(server, bench, api):
     hello = "Hello world, how are you?"
 
     async def answer(writer, body):
@@ -245,7 +246,7 @@ def test_native_batch_counts_every_row(server, bench):
                      event(choices=[{"index": i, "delta": {}, "finish_reason": "stop"} for i in (1, 2)]), DONE)
 
     server.answer = answer
-    figures = bench("--requests", "2", "--api", "batch", "--batch", "3", "--input-tokens", "10", "--output-tokens", "9")
+    figures = bench("--requests", "2", "--api", api, "--batch", "3", "--input-tokens", "10", "--output-tokens", "9")
     words = len(pyrwkv_tokenizer.RWKVTokenizer().encode(hello))
     assert figures["output_tokens"] == 2 * (9 + 0 + words)
     assert figures["output_tokens_from"] == {"finish reason and text": 2}

@@ -77,20 +77,12 @@ __global__ void __launch_bounds__(MULTIPLIERS + WARP) kept_kernel(const __grid_c
     }
 
     barrier_wait(w_full, 0);
-    int stage = 0, parity = 0, before = 0;
+    Ring<STAGES> xs = {full, empty};
     for (int m0 = first; m0 < all.m; m0 += step) {
         float acc[COLUMNS / 2];
         clear(acc);
-        for (int piece = 0; piece < pieces; piece++) {
-            barrier_wait(full + stage * 8, parity);
-            add_piece<COLUMNS>(acc, ring + stage * PIECE_BYTES, ws + piece * PIECE_BYTES);
-            products_done<1>();
-            if (piece > 0 && lane == 0) arrive(empty + before * 8);
-            before = stage;
-            if (++stage == STAGES) stage = 0, parity ^= 1;
-        }
-        products_done<0>();
-        if (lane == 0) arrive(empty + before * 8);
+        xs.multiply(pieces, [&](int piece, int stage) { add_piece<COLUMNS>(acc, ring + stage * PIECE_BYTES, ws + piece * PIECE_BYTES); });
+        xs.give_back();
         if (threadIdx.x == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");  // the tile before has left
         sync_some(1, MULTIPLIERS);
         store_tile<COLUMNS>(acc, all.part[which].function, results, &all.y[which], n0, m0, 0);
@@ -152,23 +144,16 @@ __global__ void __launch_bounds__(GROUPS * GROUP + WARP, 1) turn_kernel(const __
     const int group = warp / 4, row0 = m0 + group * ROWS;
     const uint32_t staged = ring + In::YS + group * In::Y_BYTES;
     const bool leads = threadIdx.x % GROUP == 0;
-    int stage = 0, parity = 0, before = 0;
+    Ring<STAGES> pieces = {full, empty};
     for (int i = 0; i < all.count; i++) {
         if (!is_here(i)) continue;
         float acc[COLUMNS / 2];
         clear(acc);
-        const int pieces = up(all.part[i].k, PIECE);
-        for (int piece = 0; piece < pieces; piece++) {
-            barrier_wait(full + stage * 8, parity);
+        pieces.multiply(up(all.part[i].k, PIECE), [&](int, int stage) {
             const uint32_t x_pieces = ring + stage * In::STAGE_BYTES;
             add_piece<COLUMNS>(acc, x_pieces + group * PIECE_BYTES, x_pieces + In::X_BYTES);
-            products_done<1>();
-            if (piece > 0 && lane == 0) arrive(empty + before * 8);
-            before = stage;
-            if (++stage == STAGES) stage = 0, parity ^= 1;
-        }
-        products_done<0>();
-        if (lane == 0) arrive(empty + before * 8);
+        });
+        pieces.give_back();
         if (leads) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");  // the tile before has left
         sync_some(1 + group, GROUP);
         store_tile<COLUMNS>(acc, all.part[i].function, staged, &all.y[i], n0, row0, group);

@@ -80,17 +80,10 @@ __global__ void __launch_bounds__(GROUPS * GROUP + WARP, 1) low_kernel(const __g
     const int group = threadIdx.x / GROUP, thread = threadIdx.x % GROUP;
     float acc[COLUMNS / 2];
     clear(acc);
-    int stage = 0, parity = 0, before = 0;
-    for (int piece = 0; piece < pieces; piece++) {
-        barrier_wait(full + stage * 8, parity);
+    Ring<STAGES>{full, empty}.multiply(pieces, [&](int, int stage) {
         const uint32_t x_pieces = ring + stage * In::STAGE_BYTES;
         add_piece<COLUMNS>(acc, x_pieces + group * PIECE_BYTES, x_pieces + In::X_BYTES);
-        products_done<1>();
-        if (piece > 0 && lane == 0) arrive(empty + before * 8);
-        before = stage;
-        if (++stage == STAGES) stage = 0, parity ^= 1;
-    }
-    products_done<0>();
+    });
     const uint32_t results = ring + In::RESULTS + group * (In::RESULT_BYTES / GROUPS);
     const int row0 = m0 + group * ROWS;
     if constexpr (SLICES > 1) {

@@ -70,6 +70,32 @@ __device__ __forceinline__ void add_piece(float (&acc)[COLUMNS / 2], uint32_t x,
     products_close();
 }
 
+// Where a thread of a warpgroup is in a ring of STAGES pieces. `full` and `empty`: the first of the barriers of its stages.
+template <int STAGES>
+struct Ring {
+    uint32_t full, empty;
+    int stage = 0, parity = 0, before = 0;
+
+    // Products of so many pieces, each begun by `add(piece, stage)`. A stage is given back as soon as the product after its own has begun,
+    // the last by `give_back`.
+    template <typename Add>
+    __device__ __forceinline__ void multiply(int pieces, Add&& add) {
+        for (int piece = 0; piece < pieces; piece++) {
+            barrier_wait(full + stage * 8, parity);
+            add(piece, stage);
+            products_done<1>();
+            if (piece > 0) give_back();
+            before = stage;
+            if (++stage == STAGES) stage = 0, parity ^= 1;
+        }
+        products_done<0>();
+    }
+
+    __device__ __forceinline__ void give_back() const {
+        if (threadIdx.x % WARP == 0) arrive(empty + before * 8);
+    }
+};
+
 // A warpgroup's f(acc) into 64 rows of y, by way of `staged`; the tile that it has staged before must have left.
 template <int COLUMNS>
 __device__ __forceinline__ void store_tile(float (&acc)[COLUMNS / 2], int function, uint32_t staged, const CUtensorMap* y, int column,

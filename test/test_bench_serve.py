@@ -32,13 +32,13 @@ class FakeServer:
         self.running = self.most_running = 0
         self.asked = threading.Semaphore(0)  # released once a request
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._server = self._call(asyncio.start_server(self._serve, "127.0.0.1", 0))
         self.port = self._server.sockets[0].getsockname()[1]
 
     def _call(self, coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(5)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
     async def refuse(self, writer: asyncio.StreamWriter, body: dict) -> None:
         respond(writer, 500, b"{}")
@@ -59,13 +59,13 @@ class FakeServer:
         writer.close()
 
     def close(self) -> None:
-        self._server.close()
-        self._call(self._drain())
+        self._call(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
-    async def _drain(self) -> None:
+    async def _end(self) -> None:
+        self._server.close()  # on the loop's thread: connections that end meanwhile close it too
         tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
         for task in tasks:
             task.cancel()

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 
 import zmq
+from deadline import GIVE_UP
 
 from rwkv_batch.protocol import (
     Accepted,
@@ -65,10 +66,10 @@ class FakeEngine:
         self._closed = True
         self._thread.join()
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Whether `condition` became true as messages arrived, within `seconds`."""
+    def wait_for(self, condition: Callable[[], bool]) -> bool:
+        """Whether `condition` became true as messages arrived."""
         with self._changed:
-            return self._changed.wait_for(condition, seconds)
+            return self._changed.wait_for(condition, GIVE_UP)
 
     def request(self, prompt: str) -> GenerateRequest:
         """The newest request with this prompt."""

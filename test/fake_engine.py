@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 
 import zmq
-from deadline import GIVE_UP
 
 from rwkv_batch.protocol import (
     Accepted,
@@ -66,10 +65,10 @@ class FakeEngine:
         self._closed = True
         self._thread.join()
 
-    def wait_for(self, condition: Callable[[], bool]) -> bool:
-        """Whether `condition` became true as messages arrived."""
+    def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Whether `condition` became true as messages arrived, within `seconds`."""
         with self._changed:
-            return self._changed.wait_for(condition, GIVE_UP)
+            return self._changed.wait_for(condition, seconds)
 
     def request(self, prompt: str) -> GenerateRequest:
         """The newest request with this prompt."""

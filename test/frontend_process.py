@@ -10,12 +10,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import httpx
-from deadline import GIVE_UP
 from fake_engine import INFO, FakeEngine
 
 from routes.settings import FrontendSettings
 
 spawn = multiprocessing.get_context("spawn")
+UP_WITHIN = 20.0  # seconds; generous, for machines that are busy otherwise
 
 
 def free_port() -> int:
@@ -77,11 +77,11 @@ class FrontendProcess:
 
     def client(self) -> httpx.Client:
         """Connections of its own."""
-        return httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=GIVE_UP, verify=False)  # no certificates to load
+        return httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=20, verify=False)  # no certificates to load
 
     def until(self, condition) -> httpx.Response:
         """Ask for /health until `condition` holds for an answer of this process."""
-        deadline = time.monotonic() + GIVE_UP
+        deadline = time.monotonic() + UP_WITHIN
         while True:
             try:
                 with self.client() as http:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
-from deadline import GIVE_UP
 
 ROOT = Path(__file__).resolve().parent.parent
 START_SECONDS = 120  # a deadline, not a wait: cold caches and shared cores
@@ -86,9 +85,9 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that nothing announces."""
-    deadline = time.monotonic() + GIVE_UP
+def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    """Wait for something that nothing announces; `seconds` is when a test gives up."""
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.02)

@@ -3,7 +3,6 @@ import json
 
 import httpx
 import pytest
-from deadline import GIVE_UP
 from serving import Server
 from test_routes_native import BAD, COMPLETIONS, V1
 
@@ -22,12 +21,12 @@ ENGINE = [  # what only the engine can know
 @pytest.mark.parametrize(("path", "body", "status", "words"), SENT + ENGINE, ids=[f"{i}-{c[0]}" for i, c in enumerate(SENT + ENGINE)])
 def test_bad_input(server: Server, path: str, body: bytes | dict, status: int, words: str):
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    reply = httpx.post(server.url + path, content=content, timeout=5 * GIVE_UP)  # 4096 prompts take a CPU 14 s
+    reply = httpx.post(server.url + path, content=content, timeout=60)
     assert reply.status_code == status and words in reply.text
 
 
 def test_the_engine_has_lived_through_it_all(server: Server):
     engine = server.children()["engine"]
-    reply = httpx.post(server.url + V1, json=GOOD, timeout=GIVE_UP)
+    reply = httpx.post(server.url + V1, json=GOOD, timeout=60)
     assert "Paris" in reply.json()["choices"][0]["message"]["content"]
     assert engine == server.children()["engine"] and "ERROR" not in server.log()

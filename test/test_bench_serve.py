@@ -17,7 +17,6 @@ from pathlib import Path
 import pyrwkv_tokenizer
 import pytest
 from bench_modules import modules
-from deadline import GIVE_UP
 
 ROOT = Path(__file__).parent.parent
 DONE = "data: [DONE]\n\n"
@@ -39,7 +38,7 @@ class FakeServer:
         self.port = self._server.sockets[0].getsockname()[1]
 
     def _call(self, coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(GIVE_UP)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
     async def refuse(self, writer: asyncio.StreamWriter, body: dict) -> None:
         respond(writer, 500, b"{}")
@@ -353,9 +352,9 @@ def test_ctrl_c_prints_what_has_been_measured(server, bench, processes):
     run = subprocess.Popen(bench.command("--requests", "20", "--concurrency", "3", "--processes", processes), stdout=subprocess.PIPE,
                            stderr=subprocess.PIPE, text=True)
     for _ in range(7):  # four that are answered, three that hang
-        assert server.asked.acquire(timeout=GIVE_UP)
+        assert server.asked.acquire(timeout=20)
     run.send_signal(signal.SIGINT)
-    out, err = run.communicate(timeout=GIVE_UP)
+    out, err = run.communicate(timeout=20)
     figures = bench.figures()
     assert (run.returncode, err) == (130, "")
     assert (figures["succeeded"], figures["failed"], figures["unfinished"], figures["output_tokens"]) == (4, 0, 3, 12)
@@ -369,7 +368,7 @@ def test_a_bar_runs_where_stderr_is_a_terminal(server, bench):
     server.answer = answer
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 120))
-    subprocess.run(bench.command("--requests", "4"), stdout=subprocess.PIPE, stderr=theirs, timeout=GIVE_UP, check=True)
+    subprocess.run(bench.command("--requests", "4"), stdout=subprocess.PIPE, stderr=theirs, timeout=30, check=True)
     os.close(theirs)
     assert "4/4" in os.read(ours, 100_000).decode()
     os.close(ours)

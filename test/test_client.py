@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import zmq
-from deadline import GIVE_UP
 
 from rwkv_batch.client import Client, Job, RequestFailed, RequestRejected
 from rwkv_batch.protocol import (
@@ -32,7 +31,7 @@ class Engine:
     def __init__(self, address: str) -> None:
         self.context = zmq.Context()
         self.router = self.context.socket(zmq.ROUTER)
-        self.router.setsockopt(zmq.RCVTIMEO, int(GIVE_UP * 1000))
+        self.router.setsockopt(zmq.RCVTIMEO, 5000)
         self.router.setsockopt(zmq.LINGER, 0)
         self.router.bind(address)
 
@@ -65,7 +64,7 @@ def submitted(wire: tuple[Engine, Client]) -> tuple[Engine, Client, Job]:
 def test_a_job_from_acceptance_to_its_last_delta(wire: tuple[Engine, Client]):
     engine, client, job = submitted(wire)
     engine.send(Accepted("one", [1, 2]))
-    asyncio.run(asyncio.wait_for(job.accepted(), GIVE_UP))
+    asyncio.run(asyncio.wait_for(job.accepted(), 5))
     assert job.prompt_tokens == [1, 2]
     assert job.read(0) == []
     first, second, last = RowDelta(0, "x", 1), RowDelta(1, "y", 1, "stop"), RowDelta(0, "z", 1, "length")
@@ -81,14 +80,14 @@ def test_a_refusal_says_why(wire: tuple[Engine, Client]):
     engine, client, job = submitted(wire)
     engine.send(Rejected("one", "overloaded", "full"))
     with pytest.raises(RequestRejected, match="full") as caught:
-        asyncio.run(asyncio.wait_for(job.accepted(), GIVE_UP))
+        asyncio.run(asyncio.wait_for(job.accepted(), 5))
     assert caught.value.reason == "overloaded" and client.live == 0
 
 
 def test_a_failure_comes_after_the_text_before_it(wire: tuple[Engine, Client]):
     engine, _, job = submitted(wire)
     engine.send(Accepted("one", [1, 2]))
-    asyncio.run(asyncio.wait_for(job.accepted(), GIVE_UP))
+    asyncio.run(asyncio.wait_for(job.accepted(), 5))
     engine.send(Progress("one", [RowDelta(0, "x", 1)]), Failed("one", "broken"))
     assert [delta.text for delta in job.read(5)] == ["x"]
     with pytest.raises(RequestFailed, match="broken"):
@@ -123,7 +122,7 @@ def test_a_session_command_has_one_answer(wire: tuple[Engine, Client]):
         asked = asyncio.ensure_future(client.ask(SessionCommand(name, "delete", key="a")))
         assert await asyncio.to_thread(engine.receive) == SessionCommand(name, "delete", key="a")
         engine.send(*answer)
-        return await asyncio.wait_for(asked, GIVE_UP)
+        return await asyncio.wait_for(asked, 5)
 
     assert asyncio.run(delete("one", SessionReply("one", found=2))).found == 2
     with pytest.raises(RequestRejected, match="no such session"):

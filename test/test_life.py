@@ -9,12 +9,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from deadline import GIVE_UP
 from serving import Server, alive, events, until
 
 PROMPT = "User: What is the capital of France?\n\nAssistant:"
 ENDLESS = {"contents": [PROMPT], "stop_tokens": [], "max_tokens": 10_000_000, "temperature": 0, "chunk_size": 1}
 SHORT = {"contents": [PROMPT], "temperature": 0, "alpha_presence": 0, "alpha_frequency": 0, "max_tokens": 20}
+DEADLINE = 20  # seconds until a test gives up on something that takes a fraction of one
 
 
 @pytest.fixture
@@ -32,20 +32,20 @@ def narrow() -> Iterator[Server]:
 
 
 def answer(server: Server) -> str:
-    reply = httpx.post(server.url + "/v1/chat/completions", json=SHORT, timeout=GIVE_UP)
+    reply = httpx.post(server.url + "/v1/chat/completions", json=SHORT, timeout=DEADLINE)
     assert reply.status_code == 200, reply.text
     return reply.json()["choices"][0]["message"]["content"]
 
 
 def test_a_client_that_leaves_a_stream_frees_its_row(narrow: Server):
-    with httpx.stream("POST", narrow.url + "/v1/chat/completions", json=ENDLESS | {"stream": True}, timeout=GIVE_UP) as response:
+    with httpx.stream("POST", narrow.url + "/v1/chat/completions", json=ENDLESS | {"stream": True}, timeout=DEADLINE) as response:
         next(events(response))
     assert "Paris" in answer(narrow)
 
 
 def test_a_client_that_leaves_while_it_waits_for_a_whole_reply_frees_its_row(narrow: Server):
     body = json.dumps(ENDLESS).encode()
-    with socket.create_connection(("127.0.0.1", narrow.port), timeout=GIVE_UP) as raw:
+    with socket.create_connection(("127.0.0.1", narrow.port), timeout=DEADLINE) as raw:
         raw.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         assert raw.recv(1)  # the head of the reply: the row runs
     assert "Paris" in answer(narrow)
@@ -53,28 +53,28 @@ def test_a_client_that_leaves_while_it_waits_for_a_whole_reply_frees_its_row(nar
 
 def test_sigterm_lets_running_requests_end_and_refuses_new_ones(narrow: Server):
     body = ENDLESS | {"max_tokens": 300, "stream": True}
-    with httpx.stream("POST", narrow.url + "/v1/chat/completions", json=body, timeout=GIVE_UP) as response:
+    with httpx.stream("POST", narrow.url + "/v1/chat/completions", json=body, timeout=DEADLINE) as response:
         stream = events(response)
         next(stream)
         narrow.process.send_signal(signal.SIGTERM)
         rest = list(stream)
     assert rest[-1] == "[DONE]"
     assert isinstance(rest[-2], dict) and rest[-2]["choices"][-1]["finish_reason"] == "length"
-    assert narrow.process.wait(GIVE_UP) == 0
+    assert narrow.process.wait(DEADLINE) == 0
 
 
 def test_a_second_signal_cuts_requests_off(narrow: Server):
-    with httpx.stream("POST", narrow.url + "/v1/chat/completions", json=ENDLESS | {"stream": True}, timeout=GIVE_UP) as response:
+    with httpx.stream("POST", narrow.url + "/v1/chat/completions", json=ENDLESS | {"stream": True}, timeout=DEADLINE) as response:
         next(events(response))
         narrow.process.send_signal(signal.SIGINT)
         until(lambda: "draining" in narrow.log())
         narrow.process.send_signal(signal.SIGINT)
-        assert narrow.process.wait(GIVE_UP) == 0
+        assert narrow.process.wait(DEADLINE) == 0
 
 
 def test_a_front_end_that_is_killed_comes_back_and_the_engine_never_noticed(narrow: Server):
     before = narrow.children()
-    with httpx.stream("POST", narrow.url + "/v1/chat/completions", json=ENDLESS | {"stream": True}, timeout=GIVE_UP) as response:
+    with httpx.stream("POST", narrow.url + "/v1/chat/completions", json=ENDLESS | {"stream": True}, timeout=DEADLINE) as response:
         stream = events(response)
         next(stream)
         os.kill(before["frontend-1"], signal.SIGKILL)
@@ -88,7 +88,7 @@ def test_a_front_end_that_is_killed_comes_back_and_the_engine_never_noticed(narr
 
 def test_a_malformed_chunked_body_does_not_take_the_server_down(narrow: Server):
     before = narrow.children()
-    with socket.create_connection(("127.0.0.1", narrow.port), timeout=GIVE_UP) as raw:
+    with socket.create_connection(("127.0.0.1", narrow.port), timeout=DEADLINE) as raw:
         raw.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZZ\r\nnonsense\r\n")
         while raw.recv(4096):
             pass
@@ -99,7 +99,7 @@ def test_a_malformed_chunked_body_does_not_take_the_server_down(narrow: Server):
 
 def test_an_engine_that_dies_is_replaced_and_its_streams_are_told(narrow: Server):
     engine = narrow.children()["engine"]
-    with httpx.stream("POST", narrow.url + "/v1/chat/completions", json=ENDLESS | {"stream": True}, timeout=GIVE_UP) as response:
+    with httpx.stream("POST", narrow.url + "/v1/chat/completions", json=ENDLESS | {"stream": True}, timeout=DEADLINE) as response:
         stream = events(response)
         next(stream)
         os.kill(engine, signal.SIGKILL)
@@ -122,10 +122,10 @@ def test_text_keeps_flowing_while_a_long_prompt_is_read(server: Server):
     """A 4000-token prompt takes dozens of steps; in each of them the running stream gets a token."""
     long = {"contents": ["one two three four " * 1000], "max_tokens": 1, "temperature": 0}
     with ThreadPoolExecutor() as pool, httpx.stream(
-            "POST", server.url + "/v1/chat/completions", json=ENDLESS | {"stream": True}, timeout=GIVE_UP) as response:
+            "POST", server.url + "/v1/chat/completions", json=ENDLESS | {"stream": True}, timeout=DEADLINE) as response:
         stream = events(response)
         next(stream)
-        reading = pool.submit(httpx.post, server.url + "/v1/chat/completions", json=long, timeout=GIVE_UP)
+        reading = pool.submit(httpx.post, server.url + "/v1/chat/completions", json=long, timeout=DEADLINE)
         tokens = 0
         while not reading.done():
             next(stream)

@@ -6,7 +6,6 @@ from pathlib import Path
 import msgspec
 import openai
 import pytest
-from deadline import GIVE_UP
 from fake_engine import FakeEngine
 from frontend_process import FrontendProcess
 from openai import OpenAI
@@ -168,7 +167,7 @@ def test_a_client_that_leaves_frees_its_row(front: FrontendProcess, stream: bool
     with front.client() as http, http.stream("POST", "/v1/responses", json=body) as answer:
         assert answer.status_code == 200
     request = front.engine.requests[-1]
-    assert front.engine.wait_for(lambda: request.id in front.engine.cancelled)
+    assert front.engine.wait_for(lambda: request.id in front.engine.cancelled, 10)
 
 
 def test_what_the_engine_refuses_has_its_status(front: FrontendProcess):
@@ -202,10 +201,10 @@ def test_a_reply_that_takes_long_is_whole_and_kept(front: FrontendProcess, clien
 def test_a_response_that_ends_while_the_server_drains_is_kept(tmp_path: Path):
     with Engine(f"ipc://{tmp_path}/engine") as engine, FrontendProcess(engine) as process, ThreadPoolExecutor() as pool:
         answer = pool.submit(process.http.post, "/v1/responses", json={"input": "!late"})
-        assert engine.wait_for(lambda: len(engine.requests) == 1)
+        assert engine.wait_for(lambda: len(engine.requests) == 1, 10)
         process.control.send(Drain(20))
         made = answer.result()
         assert made.status_code == 200 and made.json()["status"] == "completed"
         assert [(c.command, c.key) for c in engine.commands] == [("put", f"response:{made.json()['id']}")]
-        process.process.join(GIVE_UP)
+        process.process.join(20)
         assert process.process.exitcode == 0

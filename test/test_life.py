@@ -65,7 +65,8 @@ def test_sigterm_lets_running_requests_end_and_refuses_new_ones(narrow: Server):
 
 def test_a_second_signal_cuts_requests_off(narrow: Server):
     with httpx.stream("POST", narrow.url + "/v1/chat/completions", json=ENDLESS | {"stream": True}, timeout=DEADLINE) as response:
-        next(events(response))
+        stream = events(response)  # kept: a generator that is dropped closes the response, and nothing were left to cut off
+        next(stream)
         narrow.process.send_signal(signal.SIGINT)
         until(lambda: "draining" in narrow.log())
         narrow.process.send_signal(signal.SIGINT)

@@ -14,6 +14,7 @@ test: $(VENV)/.installed-dev
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 bench: $(VENV)/.installed-dev
@@ -32,7 +33,7 @@ $(VENV)/.installed-dev: requirements.txt requirements-dev.txt | $(BIN)/python
 	touch $@ $(VENV)/.installed
 
 kernels: $(VENV)/.installed  # for the GPUs here; ARGS="80 90a" for others
-	$(BIN)/python -m rwkv_batch.ops.build $(ARGS)
+	$(BIN)/python -m rwkv_batch.ops.cuda.build $(ARGS)
 
 sanitize: $(VENV)/.installed-dev  # needs a GPU and compute-sanitizer
 	$(BIN)/python bench/sanitize.py $(ARGS)

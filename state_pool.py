@@ -1,9 +1,11 @@
 """Sessions in three tiers: L1 slots of the device, L2 host memory, L3 a SQLite file.
 
-All methods of `StatePool` are called by one thread, and none of them waits: copies and reads run on one thread, commits on another,
-and `poll` brings what they have done. L1 and L2 are exact LRU. What was saved stays readable all the time: the snapshot that is taken
-at the save stays in host memory as long as the session is in L1 or L2 or its commit is not done. So moving from L1 to L2 costs no copy.
+All methods of `StatePool` are called by one thread, and none of them waits: copies and reads run on one
+thread, commits on another, and `poll` brings what they have done. L1 and L2 are exact LRU. What was saved
+stays readable all the time: the snapshot that is taken at the save stays in host memory as long as the
+session is in L1 or L2 or its commit is not done. So moving from L1 to L2 costs no copy.
 """
+
 import logging
 import queue
 import time
@@ -15,40 +17,86 @@ from typing import Any
 
 from torch import Tensor
 
-from rwkv_batch.catalog import Catalog
-from rwkv_batch.pool_entries import Answer, Hot, Image, Write, release, sentence, whole
-from rwkv_batch.pool_events import Deleted, DocumentDone, Event, Exported, Forked, Freed, Imported, Loaded, Saved
-from rwkv_batch.pool_writes import Writes
-from rwkv_batch.protocol import SessionInfo
-from rwkv_batch.rwkv7 import States
-from rwkv_batch.snapshot import Damaged
-from rwkv_batch.store import DOCUMENTS, SESSIONS, TABLES, Delete, Put, Row, RowDamaged, Store, StoreError, Volatile, tensor_of
-from rwkv_batch.transfer import Transfer
-from rwkv_batch.workers import Finish, Mover, Writer, nothing
+from rwkv_batch.model.rwkv7 import States
+from rwkv_batch.state.catalog import Catalog
+from rwkv_batch.state.entries import Answer, Hot, Image, Write, release, sentence, whole
+from rwkv_batch.state.events import (
+    Deleted,
+    DocumentDone,
+    Event,
+    Exported,
+    Forked,
+    Freed,
+    Imported,
+    Loaded,
+    Saved,
+)
+from rwkv_batch.state.snapshot import Damaged
+from rwkv_batch.state.store import (
+    DOCUMENTS,
+    SESSIONS,
+    TABLES,
+    Delete,
+    Put,
+    Row,
+    RowDamaged,
+    Store,
+    StoreError,
+    Volatile,
+    tensor_of,
+)
+from rwkv_batch.state.transfer import Transfer
+from rwkv_batch.state.workers import Finish, Mover, Writer, nothing
+from rwkv_batch.state.writeback import Writes
+from rwkv_batch.wire.protocol import SessionInfo
 
 log = logging.getLogger(__name__)
 
-L1 = 16                   # sessions in slots of the device
-L2 = 32                   # sessions in host memory, besides those in L1
-COPIES = 4                # states on their way out of the device by `copy_out`
-BEHIND_BYTES = 1 << 30    # states that may wait for the disk when turns do not; past it they do
+L1 = 16  # sessions in slots of the device
+L2 = 32  # sessions in host memory, besides those in L1
+COPIES = 4  # states on their way out of the device by `copy_out`
+BEHIND_BYTES = 1 << 30  # states that may wait for the disk when turns do not; past it they do
 
-__all__ = ["L1", "L2", "Deleted", "DocumentDone", "Event", "Exported", "Forked", "Freed", "Imported", "Loaded", "Saved", "StatePool",
-           "Store", "StoreError"]
+__all__ = [
+    "L1",
+    "L2",
+    "Deleted",
+    "DocumentDone",
+    "Event",
+    "Exported",
+    "Forked",
+    "Freed",
+    "Imported",
+    "Loaded",
+    "Saved",
+    "StatePool",
+    "Store",
+    "StoreError",
+]
 
 
 class StatePool:
     """Sessions by key. `fingerprint` is the model's; states of another one are refused.
 
-    `l1`, `l2`: sessions that these tiers hold. `store`: None keeps sessions in memory only, where what L2 pushes out is gone.
-    `durable`: a save is done when it is committed, otherwise when it is in host memory, and the disk follows. `wake` is called, from any
-    thread, whenever `poll` has something. `settle` is called before the state in a slot of the caller's is read or replaced: the device may
-    have put off a part of it. The pool owns the store and closes it.
+    `l1`, `l2`: sessions that these tiers hold. `store`: None keeps sessions in memory only, where what L2
+    pushes out is gone. `durable`: a save is done when it is committed, otherwise when it is in host memory,
+    and the disk follows. `wake` is called, from any thread, whenever `poll` has something. `settle` is called
+    before the state in a slot of the caller's is read or replaced: the device may have put off a part of it.
+    The pool owns the store and closes it.
     """
 
-    def __init__(self, states: States, fingerprint: str, *, l1: int = L1, l2: int = L2, store: Store | None = None,
-                 durable: bool = True, wake: Callable[[], None] = lambda: None,
-                 settle: Callable[[list[int]], None] = lambda slots: None) -> None:
+    def __init__(
+        self,
+        states: States,
+        fingerprint: str,
+        *,
+        l1: int = L1,
+        l2: int = L2,
+        store: Store | None = None,
+        durable: bool = True,
+        wake: Callable[[], None] = lambda: None,
+        settle: Callable[[list[int]], None] = lambda slots: None,
+    ) -> None:
         self._capacity = l1, l2
         self._store, self._wake, self._settle = store or Volatile(), wake, settle
         self._transfer = Transfer(states, fingerprint)
@@ -61,7 +109,9 @@ class StatePool:
         self._mover = Mover(self._report)
         self._writer = Writer(self._store, self._report, self._renewed)
         behind = 0 if durable else BEHIND_BYTES // self._transfer.layout.size
-        self._writes = Writes(self._mover, self._writer, behind, lambda event: self._events.append(event), self._written)
+        self._writes = Writes(
+            self._mover, self._writer, behind, lambda event: self._events.append(event), self._written
+        )
         self._copies = 0
         self._closed = False
 
@@ -75,19 +125,29 @@ class StatePool:
         return SessionInfo(key, "L3", known.updated, known.tokens) if known else None
 
     def status(self) -> list[SessionInfo]:
-        """Every session once, at its fastest tier: L1 and L2 the least recently used first, then L3 the newest first."""
-        cold = ({key for key, _ in self._catalog.sessions()} | self._writes.keys()) - self._l1.keys() - self._l2.keys()
+        """Every session once, at its fastest tier: L1 and L2 the least recently used first, then L3 the
+        newest first.
+        """
+        cold = (
+            ({key for key, _ in self._catalog.sessions()} | self._writes.keys())
+            - self._l1.keys()
+            - self._l2.keys()
+        )
         infos = [self.find(key) for key in (*self._l1, *self._l2)] + sorted(
-            (self.find(key) for key in cold), key=lambda info: info.updated if info else 0, reverse=True)
+            (self.find(key) for key in cold), key=lambda info: info.updated if info else 0, reverse=True
+        )
         return [info for info in infos if info]
 
     def keys(self, beginning: str) -> set[str]:
         """The keys of all sessions that begin so; quick also where there are very many."""
-        everywhere = chain(self._l1, self._l2, self._writes.keys(), (key for key, _ in self._catalog.sessions()))
+        everywhere = chain(
+            self._l1, self._l2, self._writes.keys(), (key for key, _ in self._catalog.sessions())
+        )
         return {key for key in everywhere if key.startswith(beginning)}
 
     def take(self, key: str) -> int | None:
-        """The slot of a session in L1, which leaves L1 and is the caller's now; None if there is none, or it is being copied.
+        """The slot of a session in L1, which leaves L1 and is the caller's now; None if there is none, or it
+        is being copied.
 
         The session as it was saved stays readable: a turn that fails needs only give up the slot.
         """
@@ -102,14 +162,19 @@ class StatePool:
         return hot.slot
 
     def load(self, key: str, slot: int, token: object = None) -> None:
-        """Fill a slot of the caller's with a copy of the session. `Loaded` follows; until then the slot must be left alone."""
+        """Fill a slot of the caller's with a copy of the session. `Loaded` follows; until then the slot must
+        be left alone.
+        """
         self._settle([slot])
         fence = self._transfer.fence()
         self._catalog.touch(SESSIONS, key)
         if hot := self._l1.get(key):
             self._l1.move_to_end(key)
             hot.copies += 1
-            self._mover.put(partial(self._transfer.duplicate, hot.slot, slot, fence), partial(self._duplicated, key, slot, token, hot))
+            self._mover.put(
+                partial(self._transfer.duplicate, hot.slot, slot, fence),
+                partial(self._duplicated, key, slot, token, hot),
+            )
             return
         image, row = self._in_memory(key), self._catalog.get(SESSIONS, key)
         if image:
@@ -123,7 +188,8 @@ class StatePool:
         self._mover.put(work, partial(self._loaded, key, slot, token, None if image else row))
 
     def save(self, key: str, slot: int, tokens: int, token: object = None) -> list[int]:
-        """The caller's slot becomes the state of `key`, which has seen that many tokens. Returns slots that are the caller's now.
+        """The caller's slot becomes the state of `key`, which has seen that many tokens. Returns slots that
+        are the caller's now.
 
         `Saved` follows. If it has an error, the session is what was committed last.
         """
@@ -140,9 +206,11 @@ class StatePool:
         return freed + self._trim()
 
     def copy_out(self, slot: int, done: Callable[[Tensor], None]) -> None:
-        """Copy the state that the slot has now to host memory; `done` gets it during a later `poll`, on a CPU at once.
+        """Copy the state that the slot has now to host memory; `done` gets it during a later `poll`, on a CPU
+        at once.
 
-        On a GPU nothing is copied when COPIES are under way already, or when it fails: this is for what can be computed again.
+        On a GPU nothing is copied when COPIES are under way already, or when it fails: this is for what can
+        be computed again.
         """
         if self._copies == COPIES:
             return
@@ -161,8 +229,10 @@ class StatePool:
         self._mover.put(partial(self._transfer.to_host, state, fence), copied)
 
     def delete(self, key: str, prefix: bool = False, token: object = None) -> list[int]:
-        """Remove the session from every tier, with `prefix` also all whose keys begin with "{key}:". Returns slots that are the caller's
-        now. `Deleted` follows when it is committed. Saves of them that are under way come to nothing, without an error."""
+        """Remove the session from every tier, with `prefix` also all whose keys begin with "{key}:". Returns
+        slots that are the caller's now. `Deleted` follows when it is committed. Saves of them that are under
+        way come to nothing, without an error.
+        """
         wanted = {key, *(self.keys(f"{key}:") if prefix else ())}
         found = sorted(name for name in wanted if self.find(name))
         freed: list[int] = []
@@ -170,7 +240,11 @@ class StatePool:
             freed += self._leave(name)
             self._writes.drop(name)
             self._catalog.remove(SESSIONS, name)
-        self._drop(SESSIONS, found, lambda error: self._events.append(Deleted(key, len(found), sentence(error), token)))
+        self._drop(
+            SESSIONS,
+            found,
+            lambda error: self._events.append(Deleted(key, len(found), sentence(error), token)),
+        )
         return freed
 
     def fork(self, source: str, target: str, token: object = None) -> None:
@@ -200,7 +274,10 @@ class StatePool:
         self._mover.put(work, finish)
 
     def import_(self, key: str, data: bytes, token: object = None) -> None:
-        """Store an exported file as the session `key`. `Imported` follows, with an error if the file is damaged or of another model."""
+        """Store an exported file as the session `key`. `Imported` follows, with an error if the file is
+        damaged or of another model.
+        """
+
         def work() -> Image:
             header, snapshot = self._transfer.fitted(tensor_of(data))
             return Image(header.tokens, time.time(), snapshot)
@@ -211,7 +288,9 @@ class StatePool:
         self._mover.put(work, partial(self._arrived, key, event, None))
 
     def put_document(self, key: str, data: bytes, token: object = None) -> None:
-        """Store bytes of any kind, in place of any older ones of that key. `DocumentDone` follows when they are committed."""
+        """Store bytes of any kind, in place of any older ones of that key. `DocumentDone` follows when they
+        are committed.
+        """
         row = Row(time.time(), 0, len(data))
 
         def finish(_: object, error: Exception | None) -> None:
@@ -235,6 +314,7 @@ class StatePool:
 
     def remove_document(self, key: str, token: object = None) -> None:
         """`DocumentDone` follows when that is committed."""
+
         def finish(_: object, error: Exception | None) -> None:
             found = error is None and self._catalog.remove(DOCUMENTS, key)
             self._events.append(DocumentDone(key, None, int(found), sentence(error), token))
@@ -319,8 +399,11 @@ class StatePool:
         hot = self._l1.get(write.key)
         return self._leave(write.key) if hot and hot.image is write.image else []
 
-    def _drop(self, table: str, keys: list[str], then: Callable[[Exception | None], None] = lambda error: None) -> None:
+    def _drop(
+        self, table: str, keys: list[str], then: Callable[[Exception | None], None] = lambda error: None
+    ) -> None:
         """Delete rows that the catalog has forgotten."""
+
         def finish(_: object, error: Exception | None) -> None:
             if error:
                 log.error("%d deleted %s are still in the database: %s", len(keys), table, error)
@@ -344,7 +427,9 @@ class StatePool:
         for table in TABLES:
             self._drop(table, [key for of, key in victims if of == table])
 
-    def _duplicated(self, key: str, slot: int, token: object, hot: Hot, _: object, error: Exception | None) -> None:
+    def _duplicated(
+        self, key: str, slot: int, token: object, hot: Hot, _: object, error: Exception | None
+    ) -> None:
         self._copied(hot, None, None)
         self._events.append(Loaded(key, slot, hot.image.tokens, sentence(error), token))
 
@@ -354,14 +439,28 @@ class StatePool:
             self._freed += release(hot)
         self._freed += self._trim()
 
-    def _loaded(self, key: str, slot: int, token: object, row: Row | None, image: Image | None, error: Exception | None) -> None:
+    def _loaded(
+        self,
+        key: str,
+        slot: int,
+        token: object,
+        row: Row | None,
+        image: Image | None,
+        error: Exception | None,
+    ) -> None:
         self._check_row(key, row, error)
         if image and row and row is self._catalog.get(SESSIONS, key) and self._in_memory(key) is None:
             self._keep(key, image)
         self._events.append(Loaded(key, slot, image.tokens if image else 0, sentence(error), token))
 
-    def _arrived(self, key: str, answer: Answer, origin: tuple[str, Row | None] | None, image: Image | None,
-                 error: Exception | None) -> None:
+    def _arrived(
+        self,
+        key: str,
+        answer: Answer,
+        origin: tuple[str, Row | None] | None,
+        image: Image | None,
+        error: Exception | None,
+    ) -> None:
         """A state for `key` has come into host memory, not from a slot."""
         if origin:
             self._check_row(*origin, error)
@@ -374,7 +473,12 @@ class StatePool:
 
     def _check_row(self, key: str, row: Row | None, error: Exception | None) -> None:
         """Drop a row that turned out to be damaged, if it is still the session's."""
-        if isinstance(error, RowDamaged | Damaged) and row and row is self._catalog.get(SESSIONS, key) and key not in self._writes:
+        if (
+            isinstance(error, RowDamaged | Damaged)
+            and row
+            and row is self._catalog.get(SESSIONS, key)
+            and key not in self._writes
+        ):
             self._catalog.remove(SESSIONS, key)
             self._drop(SESSIONS, [key])
 

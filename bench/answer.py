@@ -1,4 +1,7 @@
-"""Reads one answer as it arrives, streamed or not, and keeps what the report needs: which row got text, when, how much."""
+"""Reads one answer as it arrives, streamed or not, and keeps what the report needs: which row got text, when,
+how much.
+"""
+
 from array import array
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,19 +42,21 @@ _read_reply = msgspec.json.Decoder(Reply).decode
 
 @dataclass
 class Record:
-    """What one request brought. Times are `time.monotonic` seconds; the arrays hold one item per text event of a row."""
+    """What one request brought. Times are `time.monotonic` seconds; the arrays hold one item per text event
+    of a row.
+    """
 
     index: int
     start: float
-    late: float                                               # seconds after the moment it was due
+    late: float  # seconds after the moment it was due
     end: float = 0.0
-    failure: str = ""                                         # empty: it succeeded
+    failure: str = ""  # empty: it succeeded
     streamed: bool = False
     times: array = field(default_factory=lambda: array("d"))  # when the text was read
-    rows: array = field(default_factory=lambda: array("l"))   # whose text it is
+    rows: array = field(default_factory=lambda: array("l"))  # whose text it is
     texts: dict[int, list[str]] = field(default_factory=dict)  # of each row, one item an event
     finish: dict[int, str] = field(default_factory=dict)
-    usage: tuple[int, int] | None = None                      # prompt and completion tokens, if the server says so
+    usage: tuple[int, int] | None = None  # prompt and completion tokens, if the server says so
 
 
 class Answer:
@@ -59,8 +64,8 @@ class Answer:
 
     def __init__(self, record: Record) -> None:
         self.record = record
-        self.done = False           # [DONE] has come
-        self._tail = b""            # a line that has not ended yet
+        self.done = False  # [DONE] has come
+        self._tail = b""  # a line that has not ended yet
         self._event: list[bytes] = []
 
     def feed_events(self, data: bytes, now: float) -> int:
@@ -94,7 +99,9 @@ class Answer:
         try:
             reply = _read_reply(data)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            self.record.failure = self.record.failure or f"{what} is not the JSON of an OpenAI-compatible reply"
+            self.record.failure = (
+                self.record.failure or f"{what} is not the JSON of an OpenAI-compatible reply"
+            )
             return
         record = self.record
         if reply.error:

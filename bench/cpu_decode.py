@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Speed of the model alone on a CPU, beside the `rwkv` package on the same weights in the same process.
 
-The two take turns, round by round, so that whatever else the machine does meets both. Medians of the rounds are printed.
+The two take turns, round by round, so that whatever else the machine does meets both. Medians of the rounds
+are printed.
 
-    python bench/cpu_decode.py                                       # random weights of the published 0.1B shape
+    python bench/cpu_decode.py                       # random weights of the published 0.1B shape
     python bench/cpu_decode.py --model rwkv7-g1-0.1b.pth --threads 1
 """
+
 import argparse
 import os
 import platform
@@ -25,22 +27,23 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.make_checkpoint import SIZES, random_checkpoint  # noqa: E402
-from rwkv_batch.checkpoint import load  # noqa: E402
-from rwkv_batch.rwkv7 import RWKV7  # noqa: E402
+from rwkv_batch.model.checkpoint import load  # noqa: E402
+from rwkv_batch.model.rwkv7 import RWKV7  # noqa: E402
 
-STEPS = 8                      # decode steps in one measurement
+STEPS = 8  # decode steps in one measurement
 ROWS = (1, 2, 4, 8, 16, 32, 64)
-PIECES = (16, 64, 256, 1000)   # prompt tokens in one call
+PIECES = (16, 64, 256, 1000)  # prompt tokens in one call
 PACKAGE_PIECE = 64
 
 
 @dataclass
 class Case:
     """One line of the table."""
-    tokens: int                    # in one measurement
-    calls: int                     # of the model in one measurement
+
+    tokens: int  # in one measurement
+    calls: int  # of the model in one measurement
     action: Callable[[], object]
-    baseline: str | None           # the line it is compared with
+    baseline: str | None  # the line it is compared with
     seconds: list[float] = field(default_factory=list)
 
     def measure(self) -> None:
@@ -50,13 +53,18 @@ class Case:
 
     def times(self, other: "Case") -> float:
         """Tokens/s in multiples of the other's, median over the rounds, each of which measured both."""
-        return median(b / a for a, b in zip(self.seconds, other.seconds, strict=True)) * self.tokens / other.tokens
+        return (
+            median(b / a for a, b in zip(self.seconds, other.seconds, strict=True))
+            * self.tokens
+            / other.tokens
+        )
 
 
 def cases(path: Path) -> dict[str, Case]:
     """The lines of the table by their names."""
     os.environ.update(RWKV_V7_ON="1", RWKV_JIT_ON="1", RWKV_CUDA_ON="0")
     from rwkv.model import RWKV
+
     model, package = RWKV7(load(path)), RWKV(str(path.with_suffix("")), "cpu fp32")
     states = model.new_states(max(ROWS))
     ids = torch.randint(1, 65529, (max(PIECES),), generator=torch.Generator().manual_seed(0))
@@ -72,27 +80,41 @@ def cases(path: Path) -> dict[str, Case]:
     def decode(rows: int) -> Callable[[], None]:
         def steps() -> None:
             for step in range(STEPS):
-                model.forward(ids[step:step + rows], [1] * rows, range(rows), states)
+                model.forward(ids[step : step + rows], [1] * rows, range(rows), states)
+
         return steps
 
     def prefill(length: int) -> Callable[[], object]:
         return lambda: model.forward(ids[:length], [length], [0], states)
 
     one, piece = "`rwkv`, 1 row", f"`rwkv`, prefill {PACKAGE_PIECE}"
-    return ({one: Case(STEPS, STEPS, package_decode, None)}
-            | {f"{rows} row{'s' if rows > 1 else ''}": Case(STEPS * rows, STEPS, decode(rows), one) for rows in ROWS}
-            | {piece: Case(PACKAGE_PIECE, 1, package_prefill, None)}
-            | {f"prefill {length}": Case(length, 1, prefill(length), piece) for length in PIECES})
+    return (
+        {one: Case(STEPS, STEPS, package_decode, None)}
+        | {
+            f"{rows} row{'s' if rows > 1 else ''}": Case(STEPS * rows, STEPS, decode(rows), one)
+            for rows in ROWS
+        }
+        | {piece: Case(PACKAGE_PIECE, 1, package_prefill, None)}
+        | {f"prefill {length}": Case(length, 1, prefill(length), piece) for length in PIECES}
+    )
 
 
 def machine() -> str:
-    names = [line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    names = [
+        line.split(":")[1].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
     return f"{names[0] if names else platform.processor()}, {torch.get_num_threads()} threads"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="a .pth checkpoint; without it, random weights of the 0.1B shape")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", type=Path, help="a .pth checkpoint; without it, random weights of the 0.1B shape"
+    )
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     args = parser.parse_args()
@@ -109,15 +131,24 @@ def main() -> None:
         for case in table.values():
             case.measure()
 
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
-    print(f"{datetime.now(UTC):%Y-%m-%d}, commit {commit}, {machine()}, torch {torch.__version__}, "
-          f"{args.rounds} rounds, load {os.getloadavg()[0]:.1f}\n")
-    print("| | tokens/s, median | times `rwkv` | times 1 row | ms a call, median | best |\n|---|---|---|---|---|---|")
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    print(
+        f"{datetime.now(UTC):%Y-%m-%d}, commit {commit}, {machine()}, torch {torch.__version__}, "
+        f"{args.rounds} rounds, load {os.getloadavg()[0]:.1f}\n"
+    )
+    print(
+        "| | tokens/s, median | times `rwkv` | times 1 row | ms a call, median | best "
+        "|\n|---|---|---|---|---|---|"
+    )
     for name, case in table.items():
         of_package = f"{case.times(table[case.baseline]):.2f}" if case.baseline else ""
         middle = median(case.seconds)
-        print(f"| {name} | {case.tokens / middle:.0f} | {of_package} | {case.times(table['1 row']):.2f} "
-              f"| {middle / case.calls * 1e3:.1f} | {min(case.seconds) / case.calls * 1e3:.1f} |")
+        print(
+            f"| {name} | {case.tokens / middle:.0f} | {of_package} | {case.times(table['1 row']):.2f} "
+            f"| {middle / case.calls * 1e3:.1f} | {min(case.seconds) / case.calls * 1e3:.1f} |"
+        )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Speed of the engine on a CUDA GPU: decode by batch size, prefill by shape; embedding, sampling and the making of text included.
+"""Speed of the engine on a CUDA GPU: decode by batch size, prefill by shape; embedding, sampling and the
+making of text included.
 
-Times are medians of runs; "floor" is the roofline (bench/roofline.py). --graphs leaves the engine out: the model's CUDA graph alone, with
-a greedy choice that feeds the next step.
+Times are medians of runs; "floor" is the roofline (bench/roofline.py). --graphs leaves the engine out: the
+model's CUDA graph alone, with a greedy choice that feeds the next step.
 
     python bench/decode.py --size 1.5b
     python bench/decode.py --model rwkv7-g1-7.2b.pth --batches 1,32,320 --prefill 1x1024,8x512 --json out.json
 """
+
 import argparse
 import json
 import statistics
@@ -23,13 +25,13 @@ from bench.graphs import Graphs
 from bench.make_checkpoint import ACTIVE_SHARE, SIZES, random_checkpoint
 from bench.roofline import Work, decode_floor, prefill_floor
 from bench.trace import report
-from rwkv_batch import checkpoint
-from rwkv_batch.ops.cuda_capture import gpu_seconds
+from rwkv_batch.model import checkpoint
+from rwkv_batch.ops.cuda.capture import gpu_seconds
 
 RUNS = 15
 PREFILL_RUNS = 5
 COPY_BYTES = 4 << 30
-TENSOR_RATE = 790e12    # fp16 operations/s of a large product on an H200
+TENSOR_RATE = 790e12  # fp16 operations/s of a large product on an H200
 DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -41,56 +43,114 @@ def copy_bandwidth() -> float:
 
 
 def environment() -> dict[str, str]:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True)
-    return {"gpu": torch.cuda.get_device_name(), "driver": driver.stdout.strip(), "torch": torch.__version__, "commit": commit,
-            "command": " ".join(["python", *sys.argv])}
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+    ).stdout.strip()
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True
+    )
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "driver": driver.stdout.strip(),
+        "torch": torch.__version__,
+        "commit": commit,
+        "command": " ".join(["python", *sys.argv]),
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", choices=SIZES, help="random weights of a published size, made on the GPU")
     parser.add_argument("--model", help="a checkpoint file instead")
-    parser.add_argument("--batches", default="1,2,4,8,16,32,64,128,256,320,512,960", help="rows of a decode step (empty: none)")
-    parser.add_argument("--prefill", default="1x128,1x1024,1x4096,8x512,32x128", help="rows x tokens (empty: none)")
+    parser.add_argument(
+        "--batches",
+        default="1,2,4,8,16,32,64,128,256,320,512,960",
+        help="rows of a decode step (empty: none)",
+    )
+    parser.add_argument(
+        "--prefill", default="1x128,1x1024,1x4096,8x512,32x128", help="rows x tokens (empty: none)"
+    )
     parser.add_argument("--wkv", choices=DTYPES, default="fp16", help="how states are stored")
     parser.add_argument("--graphs", action="store_true", help="the model's kernels alone, without the engine")
-    parser.add_argument("--trace", action="store_true", help="say where the time of each decode step goes, and how long the device idles")
+    parser.add_argument(
+        "--trace",
+        action="store_true",
+        help="say where the time of each decode step goes, and how long the device idles",
+    )
     parser.add_argument("--json", help="file for the figures")
     args = parser.parse_args()
     if not args.size and not args.model:
         parser.error("give --size or --model")
-    weights = checkpoint.load(args.model) if args.model else \
-        checkpoint.from_tensors(f"random-{args.size}", random_checkpoint(*SIZES[args.size], device="cuda"))
+    weights = (
+        checkpoint.load(args.model)
+        if args.model
+        else checkpoint.from_tensors(
+            f"random-{args.size}", random_checkpoint(*SIZES[args.size], device="cuda")
+        )
+    )
     batches = [int(rows) for rows in args.batches.split(",") if rows]
     shapes = [tuple(map(int, shape.split("x"))) for shape in args.prefill.split(",") if shape]
     bandwidth, work = copy_bandwidth(), Work.of(weights)
     torch.cuda.empty_cache()
     most = max([*batches, *(rows for rows, _ in shapes)])
     with torch.inference_mode(args.graphs):
-        runner = Graphs(weights, most, DTYPES[args.wkv]) if args.graphs else \
-            Through(weights, most, args.wkv, max((rows * length for rows, length in shapes), default=4096))
+        runner = (
+            Graphs(weights, most, DTYPES[args.wkv])
+            if args.graphs
+            else Through(
+                weights, most, args.wkv, max((rows * length for rows, length in shapes), default=4096)
+            )
+        )
         print(json.dumps(environment()))
-        print(f"{weights.name}, {'graphs' if args.graphs else 'engine'}, states {args.wkv}, device copy {bandwidth / 1e12:.2f} TB/s")
+        print(
+            f"{weights.name}, {'graphs' if args.graphs else 'engine'}, states {args.wkv}, device copy "
+            f"{bandwidth / 1e12:.2f} TB/s"
+        )
         results: dict[str, dict[str, dict[str, float]]] = {"decode": {}, "prefill": {}}
         for rows in batches:
             seconds = runner.decode(rows, RUNS)
             floor = decode_floor(work, rows, bandwidth, TENSOR_RATE, DTYPES[args.wkv].itemsize, ACTIVE_SHARE)
-            results["decode"][str(rows)] = {"ms": seconds * 1e3, "tokens_per_s": rows / seconds, "floor": floor / seconds}
-            print(f"decode {rows:5d} rows {seconds * 1e3:8.3f} ms {rows / seconds:9.0f} tokens/s, {floor / seconds:4.0%} of the floor"
-                  f"   {runner.about(rows)}", flush=True)
+            results["decode"][str(rows)] = {
+                "ms": seconds * 1e3,
+                "tokens_per_s": rows / seconds,
+                "floor": floor / seconds,
+            }
+            print(
+                f"decode {rows:5d} rows {seconds * 1e3:8.3f} ms {rows / seconds:9.0f} tokens/s, "
+                f"{floor / seconds:4.0%} of the floor"
+                f"   {runner.about(rows)}",
+                flush=True,
+            )
             if args.trace:
                 print(report(runner.step), flush=True)
         for rows, length in shapes:
             seconds = runner.prefill(rows, length, PREFILL_RUNS)
             floor = prefill_floor(work, rows * length, TENSOR_RATE)
-            results["prefill"][f"{rows}x{length}"] = {"ms": seconds * 1e3, "tokens_per_s": rows * length / seconds,
-                                                      "floor": floor / seconds}
-            print(f"prefill {rows}x{length} {seconds * 1e3:8.2f} ms {rows * length / seconds:9.0f} tokens/s, "
-                  f"{floor / seconds:4.0%} of the floor", flush=True)
+            results["prefill"][f"{rows}x{length}"] = {
+                "ms": seconds * 1e3,
+                "tokens_per_s": rows * length / seconds,
+                "floor": floor / seconds,
+            }
+            print(
+                f"prefill {rows}x{length} {seconds * 1e3:8.2f} ms {rows * length / seconds:9.0f} tokens/s, "
+                f"{floor / seconds:4.0%} of the floor",
+                flush=True,
+            )
     if args.json:
-        Path(args.json).write_text(json.dumps({**environment(), "model": weights.name, "level": "graphs" if args.graphs else "engine",
-                                               "wkv": args.wkv, "copy": bandwidth, **results}))
+        Path(args.json).write_text(
+            json.dumps(
+                {
+                    **environment(),
+                    "model": weights.name,
+                    "level": "graphs" if args.graphs else "engine",
+                    "wkv": args.wkv,
+                    "copy": bandwidth,
+                    **results,
+                }
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -1,22 +1,27 @@
-"""Decode and prefill through the engine: requests in, text out, everything between the socket and the GPU but the socket."""
+"""Decode and prefill through the engine: requests in, text out, everything between the socket and the GPU but
+the socket.
+"""
+
 import random
 import statistics
 import time
 
 import torch
 
-from rwkv_batch.checkpoint import Checkpoint
-from rwkv_batch.engine import Engine
-from rwkv_batch.protocol import GenerateRequest, Progress
+from rwkv_batch.engine.engine import Engine
+from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.wire.protocol import GenerateRequest, Progress
 
-STEPS = 9     # of a run: states are written at every third
+STEPS = 9  # of a run: states are written at every third
 WARM_UP = 12  # steps before the first
 KEY = b"bench"
 ENDLESS = 1 << 30
 
 
 class Through:
-    """Rows with different prompts of random tokens, drawn from with the default method, parameters and a seed of their own."""
+    """Rows with different prompts of random tokens, drawn from with the default method, parameters and a seed
+    of their own.
+    """
 
     def __init__(self, weights: Checkpoint, rows: int, wkv: str, prefill_tokens: int) -> None:
         self.engine = Engine(weights, device="cuda", max_rows=rows, wkv=wkv, prefill_tokens=prefill_tokens)
@@ -40,7 +45,9 @@ class Through:
     def about(self, rows: int) -> str:
         """How its products run."""
         assert self.engine.model.cuda is not None
-        return " ".join(f"{kind}:{method}" for kind, method in self.engine.model.cuda.tuning.methods(rows).items())
+        return " ".join(
+            f"{kind}:{method}" for kind, method in self.engine.model.cuda.tuning.methods(rows).items()
+        )
 
     def _add(self, request: GenerateRequest) -> None:
         self.engine.add((KEY, request.id), request)
@@ -64,5 +71,9 @@ class Through:
 
 
 def request_for(rows: int, length: int, max_tokens: int) -> GenerateRequest:
-    prompts: list[str | list[int]] = [[random.randrange(1, 65000) for _ in range(length)] for _ in range(rows)]
-    return GenerateRequest(id="rows", prompts=prompts, max_tokens=max_tokens, stop_ids=[], flush_tokens=1, prefix_cache=False)
+    prompts: list[str | list[int]] = [
+        [random.randrange(1, 65000) for _ in range(length)] for _ in range(rows)
+    ]
+    return GenerateRequest(
+        id="rows", prompts=prompts, max_tokens=max_tokens, stop_ids=[], flush_tokens=1, prefix_cache=False
+    )

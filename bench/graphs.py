@@ -1,19 +1,24 @@
-"""Decode and prefill without the engine: the model alone, greedily, fed by the device. What the kernels take, for work on them."""
+"""Decode and prefill without the engine: the model alone, greedily, fed by the device. What the kernels take,
+for work on them.
+"""
+
 import statistics
 import time
 
 import torch
 
-from rwkv_batch.checkpoint import Checkpoint
-from rwkv_batch.ops.cuda_capture import capture, gpu_seconds
-from rwkv_batch.ops.cuda_model import CudaModel
-from rwkv_batch.rwkv7 import States
+from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.model.rwkv7 import States
+from rwkv_batch.model.rwkv7_cuda import CudaModel
+from rwkv_batch.ops.cuda.capture import capture, gpu_seconds
 
 STEPS = 6  # of a run: states are written at every third
 
 
 class Graphs:
-    """A decode step is one replay of a CUDA graph that feeds itself. Rows begin with different tokens and random states."""
+    """A decode step is one replay of a CUDA graph that feeds itself. Rows begin with different tokens and
+    random states.
+    """
 
     def __init__(self, weights: Checkpoint, rows: int, wkv: torch.dtype) -> None:
         self.model = CudaModel(weights, torch.device("cuda"))

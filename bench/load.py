@@ -1,4 +1,5 @@
 """Sends the requests of a plan, at random moments or a fixed number at a time, and records every answer."""
+
 import asyncio
 import contextlib
 import random
@@ -11,9 +12,13 @@ from answer import Answer, Record, error_text
 from prompts import Prompts
 from wire import Exchange, ExchangeError, Target
 
-PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "batch": "/v1/chat/completions",
-         "big_batch": "/big_batch/completions"}
-NATIVE = ("batch", "big_batch")   # many prompts in one request
+PATHS = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "batch": "/v1/chat/completions",
+    "big_batch": "/big_batch/completions",
+}
+NATIVE = ("batch", "big_batch")  # many prompts in one request
 
 
 @dataclass(frozen=True)
@@ -21,21 +26,21 @@ class Plan:
     """What is sent: everything a generator process needs to know."""
 
     target: Target
-    api: str                      # a key of PATHS
+    api: str  # a key of PATHS
     prompts: Prompts
     requests: int
-    rate: float | None            # requests a second; None: closed loop
-    concurrency: int              # requests at a time in the closed loop
-    output_tokens: int            # max_tokens
+    rate: float | None  # requests a second; None: closed loop
+    concurrency: int  # requests at a time in the closed loop
+    output_tokens: int  # max_tokens
     model: str = "rwkv7"
     stream: bool = True
-    fixed_length: bool = True     # ask the server not to stop before max_tokens
-    rows: int = 1                 # prompts in one batch request
+    fixed_length: bool = True  # ask the server not to stop before max_tokens
+    rows: int = 1  # prompts in one batch request
     password: str | None = None
     api_key: str | None = None
     extra: dict = field(default_factory=dict)
     seed: int = 0
-    timeout: float = 600.0        # seconds per request
+    timeout: float = 600.0  # seconds per request
 
     def headers(self) -> dict[str, str]:
         key = self.api_key or self.password
@@ -61,10 +66,14 @@ class Plan:
             body["stream_options"] = {"include_usage": True}
         if self.password:
             body["password"] = self.password
-        return self.target.message("POST", PATHS[self.api], self.headers(), msgspec.json.encode(body | self.extra))
+        return self.target.message(
+            "POST", PATHS[self.api], self.headers(), msgspec.json.encode(body | self.extra)
+        )
 
     def arrivals(self) -> Iterator[tuple[int, float]]:
-        """(index, seconds after the start) of every request of a Poisson process with `rate`; the first at 0."""
+        """(index, seconds after the start) of every request of a Poisson process with `rate`; the
+        first at 0.
+        """
         assert self.rate is not None
         gaps, due = random.Random(f"arrivals/{self.seed}"), 0.0
         for index in range(self.requests):
@@ -75,8 +84,12 @@ class Plan:
 class Load:
     """The running requests of one process. `records` holds the answers that have ended, well or not."""
 
-    def __init__(self, plan: Plan, next_index: Callable[[], int], start: float, share: int = 0, shares: int = 1) -> None:
-        """`next_index`: hands out request numbers to all processes; `start`: the common moment 0 on `time.monotonic`."""
+    def __init__(
+        self, plan: Plan, next_index: Callable[[], int], start: float, share: int = 0, shares: int = 1
+    ) -> None:
+        """`next_index`: hands out request numbers to all processes; `start`: the common moment 0 on
+        `time.monotonic`.
+        """
         self.plan, self._next_index, self._start = plan, next_index, start
         self._share, self._shares = share, shares
         self.records: list[Record] = []

@@ -1,4 +1,7 @@
-"""Runs a plan in one process or in several that share its requests, with a progress bar and a stop on Ctrl-C."""
+"""Runs a plan in one process or in several that share its requests, with a progress bar and a
+stop on Ctrl-C.
+"""
+
 import asyncio
 import contextlib
 import itertools
@@ -24,7 +27,7 @@ class Share:
 
     records: list[Record]
     unfinished: int
-    cpu: float       # of one core, while it ran
+    cpu: float  # of one core, while it ran
 
 
 @dataclass
@@ -44,7 +47,9 @@ class GeneratorLost(Exception):
 
 
 class Progress:
-    """The bar: requests that have ended, and the text events of each process so far. None where stderr is no terminal."""
+    """The bar: requests that have ended, and the text events of each process so far. None where stderr is no
+    terminal.
+    """
 
     def __init__(self, requests: int) -> None:
         self._bar = tqdm(total=requests, unit="request", disable=None, dynamic_ncols=True)
@@ -71,7 +76,11 @@ def raise_file_limit() -> None:
 
 def generate(plan: Plan, processes: int, progress: Progress) -> Run:
     """Send all requests of the plan. Ctrl-C ends it early with what there is. Raises GeneratorLost."""
-    return _generate_here(plan, progress) if processes == 1 else _generate_in_processes(plan, processes, progress)
+    return (
+        _generate_here(plan, progress)
+        if processes == 1
+        else _generate_in_processes(plan, processes, progress)
+    )
 
 
 def _generate_here(plan: Plan, progress: Progress) -> Run:
@@ -110,7 +119,9 @@ def _generate_in_processes(plan: Plan, processes: int, progress: Progress) -> Ru
     try:
         for share in range(processes):
             ours, theirs = context.Pipe()
-            child: BaseProcess = context.Process(target=_child, args=(theirs, plan, counter, share, processes), daemon=True)
+            child: BaseProcess = context.Process(
+                target=_child, args=(theirs, plan, counter, share, processes), daemon=True
+            )
             child.start()
             theirs.close()
             pipes.append(ours)
@@ -121,7 +132,9 @@ def _generate_in_processes(plan: Plan, processes: int, progress: Progress) -> Ru
         tell(time.monotonic() + TICK)
         _collect(pipes, run, progress)
     except (EOFError, OSError):
-        raise GeneratorLost("a generator process ended before its results came; was it killed for lack of memory?") from None
+        raise GeneratorLost(
+            "a generator process ended before its results came; was it killed for lack of memory?"
+        ) from None
     finally:
         signal.signal(signal.SIGINT, before)
         for pipe in pipes:

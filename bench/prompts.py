@@ -1,4 +1,5 @@
 """Prompts of the load: from a file, or random words of an exact number of tokens."""
+
 import functools
 import json
 import random
@@ -11,7 +12,9 @@ import pyrwkv_tokenizer
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompt number i, the same for the same seed. With `length` 0 `parts` are whole prompts, else words to draw from."""
+    """Prompt number i, the same for the same seed. With `length` 0 `parts` are whole prompts, else words to
+    draw from.
+    """
 
     parts: list[str]
     length: int = 0
@@ -24,7 +27,9 @@ class Prompts:
 
 
 def from_file(path: str) -> Prompts:
-    """One prompt a line; in a .jsonl file the "prompt" of the object on each line. Raises ValueError with a sentence."""
+    """One prompt a line; in a .jsonl file the "prompt" of the object on each line. Raises ValueError with a
+    sentence.
+    """
     try:
         lines = [line for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
@@ -42,19 +47,24 @@ def _prompt_of(line: str, path: str) -> str:
     except (ValueError, KeyError, TypeError):
         prompt = None
     if not isinstance(prompt, str):
-        raise ValueError(f'--prompts {path}: every line must be a JSON object with a string "prompt", not {line[:60]}.')
+        raise ValueError(
+            f'--prompts {path}: every line must be a JSON object with a string "prompt", not {line[:60]}.'
+        )
     return prompt
 
 
 def of_length(tokens: int, seed: int) -> Prompts:
     """Random prompts of exactly `tokens` tokens of the World vocabulary, all different.
 
-    The words are single tokens that begin with a space. The tokenizer takes the longest match, so a word that is the
-    beginning of a token with a second space is left out: no two words then merge, and the count is exact.
+    The words are single tokens that begin with a space. The tokenizer takes the longest match, so a word that
+    is the beginning of a token with a second space is left out: no two words then merge, and the count is
+    exact.
     """
     vocabulary = _tokenizer().get_vocab()
     merging = {f" {head}" for token in vocabulary for head in re.findall(r"^ ([a-z]+) ", token)}
-    words = sorted(token for token in vocabulary if re.fullmatch(r" [a-z]{3,12}", token) and token not in merging)
+    words = sorted(
+        token for token in vocabulary if re.fullmatch(r" [a-z]{3,12}", token) and token not in merging
+    )
     return Prompts(words, tokens, seed)
 
 

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """How soon a server is itself again: after clients leave, after a front end dies, after SIGTERM.
 
-Starts its own server (one row, one front end) on a free port, so nothing else hides the time. Linux only: it reads /proc.
+Starts its own server (one row, one front end) on a free port, so nothing else hides the time. Linux only: it
+reads /proc.
 
     python bench/recovery.py [--rounds 5] [-- APP_FLAGS ...]
 """
+
 import argparse
 import contextlib
 import http.client
@@ -22,7 +24,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PATH = "/v1/chat/completions"
-ENDLESS = {"contents": ["User: hi\n\nAssistant:"], "stop_tokens": [], "max_tokens": 10_000_000, "temperature": 0, "chunk_size": 1}
+ENDLESS = {
+    "contents": ["User: hi\n\nAssistant:"],
+    "stop_tokens": [],
+    "max_tokens": 10_000_000,
+    "temperature": 0,
+    "chunk_size": 1,
+}
 ONE_TOKEN = ENDLESS | {"max_tokens": 1}
 PATIENCE = 60  # seconds
 
@@ -92,7 +100,9 @@ def children(log: Path) -> dict[str, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("flags", nargs="*", help="flags for app.py")
     options = parser.parse_args()
@@ -102,8 +112,19 @@ def main() -> None:
         probe.close()
         log = Path(scratch) / "log"
         with log.open("wb") as out:
-            narrow = ["--port", str(port), "--max-rows", "1", "--frontends", "1", "--state-db", str(Path(scratch) / "sessions.db")]
-            server = subprocess.Popen([sys.executable, "app.py", *narrow, *options.flags], cwd=ROOT, stdout=out, stderr=out)
+            narrow = [
+                "--port",
+                str(port),
+                "--max-rows",
+                "1",
+                "--frontends",
+                "1",
+                "--state-db",
+                str(Path(scratch) / "sessions.db"),
+            ]
+            server = subprocess.Popen(
+                [sys.executable, "app.py", *narrow, *options.flags], cwd=ROOT, stdout=out, stderr=out
+            )
         try:
             began = time.monotonic()
             answering(port)

@@ -1,4 +1,5 @@
 """From records to figures: tokens that were really received, latencies, a table and one JSON object."""
+
 from collections import Counter
 from collections.abc import Iterable
 
@@ -7,7 +8,12 @@ from answer import Record
 from load import Plan
 from prompts import token_count
 
-LATENCIES = {"e2e_ms": "E2E per request", "ttft_ms": "TTFT per row", "itl_ms": "ITL per token", "event_gap_ms": "gap between events"}
+LATENCIES = {
+    "e2e_ms": "E2E per request",
+    "ttft_ms": "TTFT per row",
+    "itl_ms": "ITL per token",
+    "event_gap_ms": "gap between events",
+}
 
 
 def summarize(plan: Plan, records: list[Record], unfinished: int, generator_cpu: float) -> dict:
@@ -25,7 +31,9 @@ def summarize(plan: Plan, records: list[Record], unfinished: int, generator_cpu:
         tokens, source = row_tokens(record, plan.output_tokens)
         sources[source] += 1
         outputs, rows = outputs + sum(tokens.values()), rows + len(tokens)
-        inputs += record.usage[0] if record.usage else sum(map(token_count, plan.request_prompts(record.index)))
+        inputs += (
+            record.usage[0] if record.usage else sum(map(token_count, plan.request_prompts(record.index)))
+        )
         disagreements += disagrees(record, plan)
         samples["e2e_ms"].append([(record.end - record.start) * 1e3])
         if record.streamed:
@@ -33,26 +41,40 @@ def summarize(plan: Plan, records: list[Record], unfinished: int, generator_cpu:
             for name, values in stream_latencies(record, tokens).items():
                 samples[name].append(values * 1e3)
     return {
-        "requests": plan.requests, "succeeded": len(good), "failed": len(records) - len(good), "unfinished": unfinished,
-        "failures": dict(failures.most_common()), "empty": sum(1 for r in good if not r.texts),
+        "requests": plan.requests,
+        "succeeded": len(good),
+        "failed": len(records) - len(good),
+        "unfinished": unfinished,
+        "failures": dict(failures.most_common()),
+        "empty": sum(1 for r in good if not r.texts),
         "finish_reasons": dict(Counter(reason for r in good for reason in r.finish.values())),
-        "duration_s": round(duration, 4), "input_tokens": inputs, "output_tokens": outputs,
-        "input_tokens_per_prompt": _mean(inputs, len(good) * plan.rows), "output_tokens_per_row": _mean(outputs, rows),
-        "input_tokens_from": dict(Counter("usage" if r.usage else "prompt text" for r in good)), "output_tokens_from": dict(sources),
-        "output_tokens_reencoded": sum(token_count("".join(parts)) for r in good for parts in r.texts.values()),
-        "usage_disagrees": disagreements, "text_events": events, "tokens_per_event": _mean(streamed_tokens, events),
-        "requests_per_s": _rate(len(good), duration), "input_tokens_per_s": _rate(inputs, duration),
+        "duration_s": round(duration, 4),
+        "input_tokens": inputs,
+        "output_tokens": outputs,
+        "input_tokens_per_prompt": _mean(inputs, len(good) * plan.rows),
+        "output_tokens_per_row": _mean(outputs, rows),
+        "input_tokens_from": dict(Counter("usage" if r.usage else "prompt text" for r in good)),
+        "output_tokens_from": dict(sources),
+        "output_tokens_reencoded": sum(
+            token_count("".join(parts)) for r in good for parts in r.texts.values()
+        ),
+        "usage_disagrees": disagreements,
+        "text_events": events,
+        "tokens_per_event": _mean(streamed_tokens, events),
+        "requests_per_s": _rate(len(good), duration),
+        "input_tokens_per_s": _rate(inputs, duration),
         "output_tokens_per_s": _rate(outputs, duration),
         **{name: spread(values) for name, values in samples.items()},
-        "send_delay_ms": spread([[r.late * 1e3 for r in records]]), "generator_cpu": round(generator_cpu, 3),
+        "send_delay_ms": spread([[r.late * 1e3 for r in records]]),
+        "generator_cpu": round(generator_cpu, 3),
     }
 
 
 def row_tokens(record: Record, max_tokens: int) -> tuple[dict[int, int], str]:
     """Tokens of each row, and where they are known from.
 
-    The server's usage comes first; several rows share it in proportion to their texts. A row that the server says it ended
-    for length has drawn `max_tokens`. What is left is the text, encoded again.
+    The server's usage comes first; several rows share it in proportion to their texts. A row that the server
+    says it ended for length has drawn `max_tokens`. What is left is the text, encoded again.
     """
     rows = sorted({*record.texts, *record.finish})
     encoded = {row: token_count("".join(record.texts.get(row, []))) for row in rows}
@@ -70,19 +92,26 @@ def row_tokens(record: Record, max_tokens: int) -> tuple[dict[int, int], str]:
 
 
 def disagrees(record: Record, plan: Plan) -> bool:
-    """Whether the usage cannot be true: fewer tokens than text events, more than were allowed, none for a text, or text for none."""
+    """Whether the usage cannot be true: fewer tokens than text events, more than were allowed, none for a
+    text, or text for none.
+    """
     if not record.usage:
         return False
     tokens, rows = record.usage[1], max(1, len({*record.texts, *record.finish}))
     ended_for_length = sum(1 for reason in record.finish.values() if reason == "length")
-    return not max(len(record.times), ended_for_length * plan.output_tokens) <= tokens <= rows * plan.output_tokens
+    return (
+        not max(len(record.times), ended_for_length * plan.output_tokens)
+        <= tokens
+        <= rows * plan.output_tokens
+    )
 
 
 def stream_latencies(record: Record, tokens: dict[int, int]) -> dict[str, np.ndarray]:
     """TTFT, per-token ITL and gaps between events of every row of a streamed answer, in seconds.
 
-    Events that came in one read came at one moment and count as one. A gap before an event of k tokens is k gaps of a k-th
-    of it. How many tokens an event holds follows from its text, scaled so that they add up to what the row really brought.
+    Events that came in one read came at one moment and count as one. A gap before an event of k tokens is k
+    gaps of a k-th of it. How many tokens an event holds follows from its text, scaled so that they add up to
+    what the row really brought.
     """
     times, rows = np.array(record.times), np.array(record.rows)
     first, per_token, gaps = [], [np.zeros(0)], [np.zeros(0)]
@@ -91,9 +120,15 @@ def stream_latencies(record: Record, tokens: dict[int, int]) -> dict[str, np.nda
         held = np.bincount(which, event_tokens(texts, tokens[row])).astype(int)
         first.append(moments[0] - record.start)
         gaps.append(np.diff(moments))
-        counted = (held > 0) | (np.arange(len(held)) == 0)  # an event without a token of its own lengthens the next gap
+        counted = (held > 0) | (
+            np.arange(len(held)) == 0
+        )  # an event without a token of its own lengthens the next gap
         per_token.append(np.repeat(np.diff(moments[counted]) / held[counted][1:], held[counted][1:]))
-    return {"ttft_ms": np.array(first), "itl_ms": np.concatenate(per_token), "event_gap_ms": np.concatenate(gaps)}
+    return {
+        "ttft_ms": np.array(first),
+        "itl_ms": np.concatenate(per_token),
+        "event_gap_ms": np.concatenate(gaps),
+    }
 
 
 def event_tokens(texts: list[str], total: int) -> np.ndarray:
@@ -104,14 +139,16 @@ def event_tokens(texts: list[str], total: int) -> np.ndarray:
 
 
 def allot(total: int, weights: np.ndarray) -> np.ndarray:
-    """Whole numbers in proportion to `weights` (all > 0) that add up to `total`; none is 0 if there are enough for that."""
+    """Whole numbers in proportion to `weights` (all > 0) that add up to `total`; none is 0 if there are
+    enough for that.
+    """
     quota, small = weights / weights.sum() * total, np.zeros(len(weights), bool)
     if total >= len(weights):
         while (too_small := ~small & (quota < 1)).any():
             small |= too_small
             quota = np.where(small, 1.0, weights / weights[~small].sum() * (total - small.sum()))
     held = np.floor(quota).astype(int)
-    largest_remainders = np.argsort(held - quota, kind="stable")[:total - held.sum()]
+    largest_remainders = np.argsort(held - quota, kind="stable")[: total - held.sum()]
     held[largest_remainders] += 1
     return held
 
@@ -122,15 +159,20 @@ def spread(samples: Iterable) -> dict[str, float] | None:
     if not len(values):
         return None
     median, p99 = np.percentile(values, (50, 99))
-    return {name: round(float(v), 4) for name, v in (("mean", values.mean()), ("median", median), ("p99", p99))}
+    return {
+        name: round(float(v), 4) for name, v in (("mean", values.mean()), ("median", median), ("p99", p99))
+    }
 
 
 def table(figures: dict) -> str:
     """The figures for people, in aligned columns."""
     f = figures
     rows = [
-        ("requests", f"{f['succeeded']} of {f['requests']} succeeded, {f['failed']} failed"
-                     + (f", {f['unfinished']} cut short" if f["unfinished"] else "")),
+        (
+            "requests",
+            f"{f['succeeded']} of {f['requests']} succeeded, {f['failed']} failed"
+            + (f", {f['unfinished']} cut short" if f["unfinished"] else ""),
+        ),
         *(("", f"{count} x {reason}") for reason, count in f["failures"].items()),
         ("duration", f"{f['duration_s']:.2f} s"),
     ]
@@ -141,26 +183,35 @@ def table(figures: dict) -> str:
     if f["empty"]:
         rows.append(("", f"{f['empty']} answers without text"))
     if f["usage_disagrees"]:
-        rows.append(("", f"{f['usage_disagrees']} answers whose usage does not fit their events or max_tokens"))
+        rows.append(
+            ("", f"{f['usage_disagrees']} answers whose usage does not fit their events or max_tokens")
+        )
     if f["text_events"]:
         rows.append(("text events", f"{f['text_events']} ({f['tokens_per_event']:.2f} tokens each)"))
     rows += [
         ("requests/s", f"{f['requests_per_s']:.2f}"),
         ("input tokens/s", f"{f['input_tokens_per_s']:.1f}"),
         ("output tokens/s", f"{f['output_tokens_per_s']:.1f}"),
-        ("generator CPU", f"{f['generator_cpu']:.0%} of a core in the busiest process"
-                          + (": too busy to measure well, raise --processes" if f["generator_cpu"] > 0.9 else "")),
+        (
+            "generator CPU",
+            f"{f['generator_cpu']:.0%} of a core in the busiest process"
+            + (": too busy to measure well, raise --processes" if f["generator_cpu"] > 0.9 else ""),
+        ),
     ]
     lines = [f"{name:<20}{value}" for name, value in rows]
     lines += ["", f"{'ms':<20}{'mean':>12}{'median':>12}{'P99':>12}"]
     for name, title in {**LATENCIES, "send_delay_ms": "send delay"}.items():
         if f[name]:
-            lines.append(f"{title:<20}" + "".join(f"{f[name][column]:>12.2f}" for column in ("mean", "median", "p99")))
+            lines.append(
+                f"{title:<20}" + "".join(f"{f[name][column]:>12.2f}" for column in ("mean", "median", "p99"))
+            )
     return "\n".join(lines)
 
 
 def _tokens(f: dict, name: str, unit: str) -> str:
-    return f"{f[name]} ({f[f'{name}_per_{unit}']:.1f} a {unit}; counted from {' and '.join(f[f'{name}_from'])})"
+    return (
+        f"{f[name]} ({f[f'{name}_per_{unit}']:.1f} a {unit}; counted from {' and '.join(f[f'{name}_from'])})"
+    )
 
 
 def _mean(total: int, count: int) -> float | None:

@@ -1,7 +1,10 @@
-"""The least time that a step of RWKV-7 can take on a GPU: bytes that must move and operations that must be done, with perfect kernels."""
+"""The least time that a step of RWKV-7 can take on a GPU: bytes that must move and operations that must be
+done, with perfect kernels.
+"""
+
 from dataclasses import dataclass
 
-from rwkv_batch.checkpoint import HEAD_SIZE, Checkpoint
+from rwkv_batch.model.checkpoint import HEAD_SIZE, Checkpoint
 
 HALF = 2  # bytes
 
@@ -9,9 +12,12 @@ HALF = 2  # bytes
 @dataclass(frozen=True)
 class Work:
     """What one token takes, and what one step reads whatever its size. In numbers, not bytes."""
-    dense: int        # weights read whole: all matrices but the value matrices of the channel mix, and the embedding
-    value: int        # weights of those value matrices
-    state: int        # numbers of a recurrent state
+
+    dense: (
+        int  # weights read whole: all matrices but the value matrices of the channel mix, and the embedding
+    )
+    value: int  # weights of those value matrices
+    state: int  # numbers of a recurrent state
     width: int
     layers: int
     vocab: int
@@ -19,20 +25,35 @@ class Work:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> "Work":
-        matrices = {name: t.numel() for name, t in checkpoint.tensors.items() if t.dim() == 2 and not name.endswith("r_k")}
+        matrices = {
+            name: t.numel()
+            for name, t in checkpoint.tensors.items()
+            if t.dim() == 2 and not name.endswith("r_k")
+        }
         value = sum(n for name, n in matrices.items() if name.endswith("ffn.value.weight"))
         dense = sum(matrices.values()) - matrices["emb.weight"] - value
-        return cls(dense, value, checkpoint.layers * checkpoint.heads * HEAD_SIZE**2, checkpoint.width, checkpoint.layers,
-                   checkpoint.vocab, matrices["head.weight"])
+        return cls(
+            dense,
+            value,
+            checkpoint.layers * checkpoint.heads * HEAD_SIZE**2,
+            checkpoint.width,
+            checkpoint.layers,
+            checkpoint.vocab,
+            matrices["head.weight"],
+        )
 
 
-def decode_floor(work: Work, rows: int, bandwidth: float, rate: float, state_bytes: int = HALF, active: float = 1.0) -> float:
-    """Seconds of one decode step. bandwidth: bytes/s, rate: operations/s, active: share of hidden units that are not zero in a row.
+def decode_floor(
+    work: Work, rows: int, bandwidth: float, rate: float, state_bytes: int = HALF, active: float = 1.0
+) -> float:
+    """Seconds of one decode step. bandwidth: bytes/s, rate: operations/s, active: share of hidden units that
+    are not zero in a row.
 
-    Products and state do not overlap: the recurrence of a layer lies between its products. Logits are written and read once. So are states,
-    for every token, though what a token does to one can wait until the next reads it (cuda/wkv.cuh).
+    Products and state do not overlap: the recurrence of a layer lies between its products. Logits are written
+    and read once. So are states, for every token, though what a token does to one can wait until the next
+    reads it (cuda/wkv.cuh).
     """
-    weights = work.dense + work.value * (1 - (1 - active)**rows)
+    weights = work.dense + work.value * (1 - (1 - active) ** rows)
     products = max(weights * HALF / bandwidth, 2 * rows * (work.dense + work.value) / rate)
     shift = 2 * work.layers * 2 * work.width * HALF
     return products + rows * (2 * work.state * state_bytes + shift + 2 * work.vocab * HALF) / bandwidth

@@ -2,9 +2,11 @@
 
     python bench/sampler.py [--rows 1 32 320 960] [--fp16] [--json FILE]
 
-Logits fall off with the rank of a token like 1.3 log(rank), in random order, differently in every row. Two sets of them are taken in turn:
-1 and 32 rows find theirs in L2, as they do after the head's product; more rows come from memory.
+Logits fall off with the rank of a token like 1.3 log(rank), in random order, differently in every row. Two
+sets of them are taken in turn: 1 and 32 rows find theirs in L2, as they do after the head's product; more
+rows come from memory.
 """
+
 import argparse
 import json
 import sys
@@ -16,9 +18,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rwkv_batch.ops.cuda_capture import gpu_seconds
-from rwkv_batch.ops.cuda_sampler import CudaSampler
-from rwkv_batch.protocol import Sampling
+from rwkv_batch.ops.cuda.capture import gpu_seconds
+from rwkv_batch.sampling.sampler_cuda import CudaSampler
+from rwkv_batch.wire.protocol import Sampling
 
 VOCAB = 65536
 CALLS, REPLAYS = 20, 15
@@ -30,7 +32,9 @@ METHODS = {
     "rapid, top_k 500": Sampling(top_k=500),
     "nucleus, top_k 50, top_p 0.9": Sampling(method="nucleus", top_k=50, top_p=0.9),
     "noise 1.5": Sampling(method="noise", noise=1.5),
-    "rapid, top_p 0.9, 500 penalties": Sampling(top_p=0.9, alpha_presence=0.5, alpha_frequency=0.5, alpha_decay=0.996),
+    "rapid, top_p 0.9, 500 penalties": Sampling(
+        top_p=0.9, alpha_presence=0.5, alpha_frequency=0.5, alpha_decay=0.996
+    ),
 }
 
 
@@ -72,7 +76,9 @@ def measure(name: str, params: Sampling, sets: list[torch.Tensor]) -> Result:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32, 320, 960])
     parser.add_argument("--fp16", action="store_true", help="fp16 logits instead of fp32")
     parser.add_argument("--json", type=Path, help="write the results here too")
@@ -86,7 +92,10 @@ def main() -> None:
         for name, params in METHODS.items():
             result = measure(name, params, sets)
             results.append(result)
-            print(f"{result.rows:5} rows  {result.microseconds:8.1f} us  {result.bandwidth / 1e12:5.2f} TB/s  {result.method}")
+            print(
+                f"{result.rows:5} rows  {result.microseconds:8.1f} us  {result.bandwidth / 1e12:5.2f} TB/s  "
+                f"{result.method}"
+            )
     if options.json:
         options.json.write_text(json.dumps([asdict(result) for result in results], indent=1))
 

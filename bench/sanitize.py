@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""compute-sanitizer over the GPU tests: memcheck (bad accesses) and racecheck (races in shared memory), a summary line for each run.
+"""compute-sanitizer over the GPU tests: memcheck (bad accesses) and racecheck (races in shared memory), a
+summary line for each run.
 
     python bench/sanitize.py                       everything in test/test_cuda_*.py
     python bench/sanitize.py --run racecheck -k wkv    one run; anything unknown goes to pytest
 
-A sanitizer slows kernels down 10 to 100 times, so of each test only some parameter sets run: as few as it takes to have every value of
-every parameter in one of them, at most as many as RUNS says. Only the kernels in cuda/ are watched. Tests of whole models run under
-memcheck alone: racecheck (CUDA 13.0) stops with an internal error in some kernels of cuBLAS. Exit code 1 if anything was found, or if a
-test fails.
+A sanitizer slows kernels down 10 to 100 times, so of each test only some parameter sets run: as few as it
+takes to have every value of every parameter in one of them, at most as many as RUNS says. Only the kernels in
+cuda/ are watched. Tests of whole models run under memcheck alone: racecheck (CUDA 13.0) stops with an
+internal error in some kernels of cuBLAS. Exit code 1 if anything was found, or if a test fails.
 """
+
 import argparse
 import os
 import re
@@ -44,8 +46,12 @@ class Sample:
 
 
 def cover(cases: list[pytest.Item], most: int) -> list[pytest.Item]:
-    """As few as a greedy choice finds in which every value of every parameter comes; `most` of these, from the first to the last."""
-    values = [set(map(repr, case.callspec.params.items())) if hasattr(case, "callspec") else {""} for case in cases]
+    """As few as a greedy choice finds in which every value of every parameter comes; `most` of these, from
+    the first to the last.
+    """
+    values = [
+        set(map(repr, case.callspec.params.items())) if hasattr(case, "callspec") else {""} for case in cases
+    ]
     missing, chosen = set().union(*values), []
     while missing:
         best = max(range(len(cases)), key=lambda i: len(values[i] & missing))
@@ -58,13 +64,20 @@ def cover(cases: list[pytest.Item], most: int) -> list[pytest.Item]:
 
 def kernel_names() -> list[str]:
     """Of all kernels in cuda/."""
-    found = (re.findall(r"__global__\s+void\s+(?:__launch_bounds__\((?:[^()]|\([^()]*\))*\)\s*)?(\w+)\s*\(", file.read_text())
-             for file in sorted((ROOT / "cuda").glob("*.cu*")))
+    found = (
+        re.findall(
+            r"__global__\s+void\s+(?:__launch_bounds__\((?:[^()]|\([^()]*\))*\)\s*)?(\w+)\s*\(",
+            file.read_text(),
+        )
+        for file in sorted((ROOT / "cuda").glob("*.cu*"))
+    )
     return sorted({name for names in found for name in names})
 
 
 def tests(models: bool) -> list[str]:
-    """The files whose tests run whole models, or the others; not those that run no kernel of ours, which end racecheck."""
+    """The files whose tests run whole models, or the others; not those that run no kernel of ours, which end
+    racecheck.
+    """
     files = [file for file in sorted((ROOT / "test").glob("test_cuda_*.py")) if file.name not in NOT_OURS]
     return [str(file) for file in files if ("import RWKV7" in file.read_text()) == models]
 
@@ -80,17 +93,41 @@ def check(run: str, sanitizer: str, rest: list[str]) -> str | None:
         subprocess.run(inside, cwd=ROOT, stdout=subprocess.DEVNULL)
     start = time.monotonic()
     process = subprocess.Popen(  # launches that fail raise errors in Python, and some tests want that
-        [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20", "--report-api-errors", "no", *watched,
-         *inside], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+        [
+            sanitizer,
+            "--tool",
+            tool,
+            "--error-exitcode",
+            str(FOUND),
+            "--print-limit",
+            "20",
+            "--report-api-errors",
+            "no",
+            *watched,
+            *inside,
+        ],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     lines = []
     assert process.stdout is not None
     for line in process.stdout:
         print(line, end="", flush=True)
         lines.append(line.strip())
     code = process.wait()
-    outcome = next((line for line in reversed(lines) if re.search(r"\d+ (passed|failed|error).* in ", line)), "no test ran")
-    findings = next((line.removeprefix("========= ") for line in reversed(lines) if " SUMMARY: " in line), "no summary")
-    print(f"{run}: {findings}; {outcome}; {time.monotonic() - start:.0f} s with its start, exit code {code}", flush=True)
+    outcome = next(
+        (line for line in reversed(lines) if re.search(r"\d+ (passed|failed|error).* in ", line)),
+        "no test ran",
+    )
+    findings = next(
+        (line.removeprefix("========= ") for line in reversed(lines) if " SUMMARY: " in line), "no summary"
+    )
+    print(
+        f"{run}: {findings}; {outcome}; {time.monotonic() - start:.0f} s with its start, exit code {code}",
+        flush=True,
+    )
     return None if code == 0 else f"{run}: exit code {code}"
 
 
@@ -100,11 +137,17 @@ def main() -> None:
     parser.add_argument("--inside", type=int, metavar="MOST", help=argparse.SUPPRESS)
     options, rest = parser.parse_known_args()
     if options.inside:
-        sys.exit(pytest.main([*rest, "-m", "gpu", "-p", "no:cacheprovider"], plugins=[Sample(options.inside)]))
-    sanitizer = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+        sys.exit(
+            pytest.main([*rest, "-m", "gpu", "-p", "no:cacheprovider"], plugins=[Sample(options.inside)])
+        )
+    sanitizer = shutil.which("compute-sanitizer") or shutil.which(
+        "compute-sanitizer", path="/usr/local/cuda/bin"
+    )
     if sanitizer is None:
         sys.exit("There is no compute-sanitizer here; it comes with the CUDA toolkit.")
-    subprocess.run([sys.executable, "-m", "rwkv_batch.ops.build"], cwd=ROOT, check=True)  # not under the tool
+    subprocess.run(
+        [sys.executable, "-m", "rwkv_batch.ops.cuda.build"], cwd=ROOT, check=True
+    )  # not under the tool
     wrong = [found for run in options.run or RUNS if (found := check(run, sanitizer, rest))]
     if wrong:
         sys.exit("; ".join(wrong))

@@ -4,9 +4,11 @@
     python bench/serve.py --rate 8 --requests 400 --api completions --prompts prompts.txt --json results.jsonl
     python bench/serve.py --api batch --batch 320 --requests 4
 
-Counts the tokens that came, not those asked for: from the server's usage if it gives one, else from finish reasons and the
-text. Exit code 0: every request succeeded; 1: some failed; 2: bad flags, or nothing answers at --url; 130: stopped by Ctrl-C.
+Counts the tokens that came, not those asked for: from the server's usage if it gives one, else from finish
+reasons and the text. Exit code 0: every request succeeded; 1: some failed; 2: bad flags, or nothing answers
+at --url; 130: stopped by Ctrl-C.
 """
+
 import argparse
 import asyncio
 import itertools
@@ -39,11 +41,13 @@ def fail(message: str) -> NoReturn:
 
 def at_least(least: float, kind: type = int):
     """An argparse type: a number that is not below `least`."""
+
     def convert(text: str):
         value = kind(text)
         if not value >= least:
             raise argparse.ArgumentTypeError(f"{text} must be at least {least}")
         return value
+
     convert.__name__ = "number"
     return convert
 
@@ -66,26 +70,64 @@ def json_object(text: str) -> dict:
 
 
 def parse_flags(argv: list[str] | None = None) -> argparse.Namespace:
-    p = Parser(prog="bench/serve.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Parser(
+        prog="bench/serve.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     p.add_argument("--url", default="http://127.0.0.1:8000", help="base address, with or without /v1")
-    p.add_argument("--api", choices=PATHS, default="chat", help="batch, big_batch: native routes, --batch prompts in one request")
+    p.add_argument(
+        "--api",
+        choices=PATHS,
+        default="chat",
+        help="batch, big_batch: native routes, --batch prompts in one request",
+    )
     arrival = p.add_mutually_exclusive_group()
-    arrival.add_argument("--rate", type=above_zero, help="requests a second, Poisson arrivals (inf: all at once)")
-    arrival.add_argument("--concurrency", type=at_least(1), default=1, help="requests at a time, each followed by the next (default 1)")
+    arrival.add_argument(
+        "--rate", type=above_zero, help="requests a second, Poisson arrivals (inf: all at once)"
+    )
+    arrival.add_argument(
+        "--concurrency",
+        type=at_least(1),
+        default=1,
+        help="requests at a time, each followed by the next (default 1)",
+    )
     p.add_argument("--requests", type=at_least(1), default=32, help="how many to send (default 32)")
-    p.add_argument("--batch", type=at_least(1), default=1, help="prompts in one request of --api batch or big_batch")
+    p.add_argument(
+        "--batch", type=at_least(1), default=1, help="prompts in one request of --api batch or big_batch"
+    )
     text = p.add_mutually_exclusive_group()
-    text.add_argument("--prompts", metavar="FILE", help='one a line, or a .jsonl file with "prompt"; they repeat when they run out')
-    text.add_argument("--input-tokens", type=at_least(1), default=128, help="random prompts of this many World tokens (default 128)")
+    text.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help='one a line, or a .jsonl file with "prompt"; they repeat when they run out',
+    )
+    text.add_argument(
+        "--input-tokens",
+        type=at_least(1),
+        default=128,
+        help="random prompts of this many World tokens (default 128)",
+    )
     p.add_argument("--output-tokens", type=at_least(1), default=128, help="max_tokens (default 128)")
-    p.add_argument("--natural-stop", action="store_true", help="let the model end its answers before --output-tokens")
+    p.add_argument(
+        "--natural-stop", action="store_true", help="let the model end its answers before --output-tokens"
+    )
     p.add_argument("--stream", action=argparse.BooleanOptionalAction, default=True)
     p.add_argument("--model", help="default: the first one of /v1/models")
     p.add_argument("--password", help="sent as a Bearer token and in the body")
     p.add_argument("--api-key", help="sent as a Bearer token")
-    p.add_argument("--extra-body", type=json_object, default={}, metavar="JSON", help='more fields, such as {"temperature": 0}')
+    p.add_argument(
+        "--extra-body",
+        type=json_object,
+        default={},
+        metavar="JSON",
+        help='more fields, such as {"temperature": 0}',
+    )
     p.add_argument("--seed", type=int, default=0, help="of prompts and arrivals")
-    p.add_argument("--warmup", type=at_least(0), default=1, help="requests sent before, --concurrency at a time, not counted (default 1)")
+    p.add_argument(
+        "--warmup",
+        type=at_least(0),
+        default=1,
+        help="requests sent before, --concurrency at a time, not counted (default 1)",
+    )
     p.add_argument("--timeout", type=above_zero, default=600.0, help="seconds for one request (default 600)")
     p.add_argument("--processes", type=at_least(1), default=1, help="generator processes (default 1)")
     p.add_argument("--json", metavar="FILE", help="append the figures as one line")
@@ -122,7 +164,9 @@ async def find_server(target: Target, headers: dict[str, str]) -> tuple[Target, 
 
 
 async def first_model(target: Target, headers: dict[str, str]) -> str:
-    """The id of the server's first model; "rwkv7" if it has no list. Raises ExchangeError if nothing answers."""
+    """The id of the server's first model; "rwkv7" if it has no list. Raises ExchangeError if
+    nothing answers.
+    """
     body = bytearray()
     exchange = Exchange(target.message("GET", "/v1/models", headers), lambda data, _: body.extend(data))
     try:
@@ -136,15 +180,35 @@ async def first_model(target: Target, headers: dict[str, str]) -> str:
 
 
 def make_plan(flags: argparse.Namespace) -> Plan:
-    """The plan that the flags ask for, with the server found. Ends the process with code 2 if it cannot be."""
+    """The plan that the flags ask for, with the server found. Ends the process with code 2 if it
+    cannot be.
+    """
     try:
         target = Target.parse(flags.url)
-        texts = prompts.from_file(flags.prompts) if flags.prompts else prompts.of_length(flags.input_tokens, flags.seed)
+        texts = (
+            prompts.from_file(flags.prompts)
+            if flags.prompts
+            else prompts.of_length(flags.input_tokens, flags.seed)
+        )
     except ValueError as error:
         fail(str(error))
-    plan = Plan(target, flags.api, texts, flags.requests, flags.rate, flags.concurrency, flags.output_tokens, stream=flags.stream,
-                fixed_length=not flags.natural_stop, rows=flags.batch, password=flags.password, api_key=flags.api_key,
-                extra=flags.extra_body, seed=flags.seed, timeout=flags.timeout)
+    plan = Plan(
+        target,
+        flags.api,
+        texts,
+        flags.requests,
+        flags.rate,
+        flags.concurrency,
+        flags.output_tokens,
+        stream=flags.stream,
+        fixed_length=not flags.natural_stop,
+        rows=flags.batch,
+        password=flags.password,
+        api_key=flags.api_key,
+        extra=flags.extra_body,
+        seed=flags.seed,
+        timeout=flags.timeout,
+    )
     try:
         target, model = asyncio.run(find_server(target, plan.headers()))
     except ExchangeError as error:
@@ -162,8 +226,15 @@ def describe(flags: argparse.Namespace, plan: Plan) -> dict:
     """What was run, for the JSON line; passwords left out."""
     left_out = ("json", "password", "api_key", "rate", "concurrency", "input_tokens", "output_tokens")
     asked = {k: v for k, v in vars(flags).items() if k not in left_out}
-    asked |= {"asked_input_tokens": None if flags.prompts else flags.input_tokens, "asked_output_tokens": flags.output_tokens}
-    arrival = {"concurrency": plan.concurrency} if plan.rate is None else {"rate": plan.rate if math.isfinite(plan.rate) else "inf"}
+    asked |= {
+        "asked_input_tokens": None if flags.prompts else flags.input_tokens,
+        "asked_output_tokens": flags.output_tokens,
+    }
+    arrival = (
+        {"concurrency": plan.concurrency}
+        if plan.rate is None
+        else {"rate": plan.rate if math.isfinite(plan.rate) else "inf"}
+    )
     return {"date": datetime.now(UTC).isoformat(timespec="seconds"), **asked, **arrival, "model": plan.model}
 
 
@@ -181,7 +252,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"bench/serve.py: {error}", file=sys.stderr)
         return 1
     progress.close()
-    figures = report.summarize(plan, run.records, sum(s.unfinished for s in run.shares), max(s.cpu for s in run.shares))
+    figures = report.summarize(
+        plan, run.records, sum(s.unfinished for s in run.shares), max(s.cpu for s in run.shares)
+    )
     print(report.table(figures))
     if flags.json:
         with open(flags.json, "a", encoding="utf-8") as file:

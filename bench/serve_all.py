@@ -2,11 +2,12 @@
 """The loads of bench/results/h200-serve.md, one after the other, against a server of its own on this machine.
 
     python bench/serve_all.py --model-path m7.2b.pth --json serve.jsonl
-    python bench/serve_all.py --divide 32            the bundled model, everything 32 times smaller: whether it works
+    python bench/serve_all.py --divide 32      # the bundled model, everything 32 times smaller: a trial run
 
-Anything unknown goes to app.py. Prints a line for each load; --json keeps all figures, as bench/serve.py gives them. Exit code 1 if the
-server does not come up or a request fails.
+Anything unknown goes to app.py. Prints a line for each load; --json keeps all figures, as bench/serve.py
+gives them. Exit code 1 if the server does not come up or a request fails.
 """
+
 import argparse
 import contextlib
 import http.client
@@ -23,13 +24,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 BENCH = Path(__file__).resolve().parent
-START = 600      # seconds for a server to be ready: a first start builds kernels and tunes products
+START = 600  # seconds for a server to be ready: a first start builds kernels and tunes products
 FRESH = '{"use_prefix_cache": false}'
 
 
 @dataclass(frozen=True)
 class LoadCase:
     """What bench/serve.py is asked for. beside: rows that decode meanwhile."""
+
     name: str
     requests: int
     input_tokens: int
@@ -41,14 +43,32 @@ class LoadCase:
     api: str = "chat"
 
     def divided(self, by: int) -> "LoadCase":
-        smaller = {name: max(1, getattr(self, name) // by) for name in ("requests", "input_tokens", "concurrency", "batch", "processes")}
-        return replace(self, output_tokens=max(2, self.output_tokens // by), beside=self.beside // by, **smaller)
+        smaller = {
+            name: max(1, getattr(self, name) // by)
+            for name in ("requests", "input_tokens", "concurrency", "batch", "processes")
+        }
+        return replace(
+            self, output_tokens=max(2, self.output_tokens // by), beside=self.beside // by, **smaller
+        )
 
     def flags(self) -> list[str]:
-        """Of bench/serve.py. As many requests as run at a time are sent before, not counted; long prompts never come from a cache."""
-        flags = {"api": self.api, "requests": self.requests, "input-tokens": self.input_tokens, "output-tokens": self.output_tokens,
-                 "concurrency": self.concurrency, "processes": self.processes, "warmup": self.concurrency, "batch": self.batch}
-        return [*(f"--{name}={value}" for name, value in flags.items()), *([f"--extra-body={FRESH}"] if self.input_tokens >= 1024 else [])]
+        """Of bench/serve.py. As many requests as run at a time are sent before, not counted; long prompts
+        never come from a cache.
+        """
+        flags = {
+            "api": self.api,
+            "requests": self.requests,
+            "input-tokens": self.input_tokens,
+            "output-tokens": self.output_tokens,
+            "concurrency": self.concurrency,
+            "processes": self.processes,
+            "warmup": self.concurrency,
+            "batch": self.batch,
+        }
+        return [
+            *(f"--{name}={value}" for name, value in flags.items()),
+            *([f"--extra-body={FRESH}"] if self.input_tokens >= 1024 else []),
+        ]
 
 
 CASES = [
@@ -74,8 +94,20 @@ class Server:
         self.url, self._output = f"http://127.0.0.1:{port}", folder / "server.log"
         with self._output.open("w") as output:
             self._process = subprocess.Popen(
-                [sys.executable, str(BENCH.parent / "app.py"), "--port", str(port), "--log-level", "WARNING", "--state-db",
-                 str(folder / "sessions.db"), *arguments], stdout=output, stderr=subprocess.STDOUT)
+                [
+                    sys.executable,
+                    str(BENCH.parent / "app.py"),
+                    "--port",
+                    str(port),
+                    "--log-level",
+                    "WARNING",
+                    "--state-db",
+                    str(folder / "sessions.db"),
+                    *arguments,
+                ],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
 
     def wait(self) -> None:
         """Until it is ready. Ends this process with its last words if it never is."""
@@ -100,12 +132,19 @@ class Rows:
 
     def __init__(self, url: str, count: int) -> None:
         connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=600)
-        body = {"contents": [f"Number {i}:" for i in range(count)], "stream": True, "chunk_size": 32, "stop_tokens": [],
-                "max_tokens": 100_000}
+        body = {
+            "contents": [f"Number {i}:" for i in range(count)],
+            "stream": True,
+            "chunk_size": 32,
+            "stop_tokens": [],
+            "max_tokens": 100_000,
+        }
         connection.request("POST", "/v1/chat/completions", json.dumps(body))
         self._socket, self._answer = connection.sock, connection.getresponse()
         if self._answer.status != 200:
-            raise RuntimeError(f"the {count} rows beside were refused: {self._answer.read().decode(errors='replace')}")
+            raise RuntimeError(
+                f"the {count} rows beside were refused: {self._answer.read().decode(errors='replace')}"
+            )
         self._answer.readline()  # the first event: they have begun
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -127,8 +166,12 @@ def measure(url: str, case: LoadCase, folder: Path) -> dict:
     rows = Rows(url, case.beside) if case.beside else None
     try:
         flags = [f"--url={url}", f"--json={file}", f"--note={case.name}", *case.flags()]
-        done = subprocess.run([sys.executable, str(BENCH / "serve.py"), *flags], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                              text=True)
+        done = subprocess.run(
+            [sys.executable, str(BENCH / "serve.py"), *flags],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
     finally:
         if rows:
             rows.stop()
@@ -139,12 +182,17 @@ def measure(url: str, case: LoadCase, folder: Path) -> dict:
 
 def line(case: LoadCase, figures: dict) -> str:
     first = figures.get("ttft_ms") or {}
-    return f"{case.name:36s} {figures['output_tokens_per_s']:9.0f} tokens/s   first token {first.get('median', 0):7.1f} ms, " \
-           f"P99 {first.get('p99', 0):7.1f} ms"
+    return (
+        f"{case.name:36s} {figures['output_tokens_per_s']:9.0f} tokens/s   first token "
+        f"{first.get('median', 0):7.1f} ms, "
+        f"P99 {first.get('p99', 0):7.1f} ms"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--divide", type=int, default=1, metavar="N", help="all sizes N times smaller")
     parser.add_argument("--json", metavar="FILE", help="append the figures, a line for each load")
     options, rest = parser.parse_known_args()

@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""What it costs to come back to a session: time to the first token of a turn whose state lies in L1, L2 or L3, against reading the
-whole history again; the same for a prompt whose beginning is in the prefix cache; and a soak of many sessions.
+"""What it costs to come back to a session: time to the first token of a turn whose state lies in L1, L2 or
+L3, against reading the whole history again; the same for a prompt whose beginning is in the prefix cache; and
+a soak of many sessions.
 
     python bench/sessions.py resume --model-path /tmp/rwkv7-0.1b.pth [--tokens 4000] [--rounds 7]
     python bench/sessions.py prefix --model-path /tmp/rwkv7-0.1b.pth [--tokens 1000]
     python bench/sessions.py soak [--sessions 1000] [--turns 3] [--concurrency 32]
 
-All of them run the engine in this process, without HTTP; the database is a temporary file beside the others of this machine.
+All of them run the engine in this process, without HTTP; the database is a temporary file beside the others
+of this machine.
 """
+
 import argparse
 import os
 import random
@@ -19,13 +22,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-os.environ |= {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}  # as app.py sets them for the engine
+os.environ |= {
+    "LRU_CACHE_CAPACITY": "64",
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
+}  # as app.py sets them for the engine
 
 from tqdm import tqdm
 
-from rwkv_batch.engine import Engine, Key
-from rwkv_batch.protocol import Failed, GenerateRequest, Progress, Rejected, Sampling, Turn
-from rwkv_batch.store import Store
+from rwkv_batch.engine.engine import Engine, Key
+from rwkv_batch.state.store import Store
+from rwkv_batch.wire.protocol import Failed, GenerateRequest, Progress, Rejected, Sampling, Turn
 
 GREEDY = Sampling(temperature=0)
 ASK = "User: What is my name?\n\nAssistant:"
@@ -36,23 +42,43 @@ class Bench:
     """An engine, and what its requests have brought."""
 
     def __init__(self, options: argparse.Namespace, folder: str, l1: int, l2: int) -> None:
-        self.engine = Engine(options.model_path, device=options.device, l1=l1, l2=l2, store=Store(Path(folder) / "sessions.db"),
-                             prefix_cache_mb=512)
+        self.engine = Engine(
+            options.model_path,
+            device=options.device,
+            l1=l1,
+            l2=l2,
+            store=Store(Path(folder) / "sessions.db"),
+            prefix_cache_mb=512,
+        )
         self.texts: dict[Key, str] = {}
         self.first: dict[Key, float] = {}  # when the first text came
         self.ended: set[Key] = set()
         self._number = 0
         info = self.engine.info
-        print(f"{info.model}: {info.layers} layers, width {info.width}, {info.dtype} on {info.device}; "
-              f"{self.engine.states.memory.shape[1] / 1e6:.2f} MB a state")
+        print(
+            f"{info.model}: {info.layers} layers, width {info.width}, {info.dtype} on {info.device}; "
+            f"{self.engine.states.memory.shape[1] / 1e6:.2f} MB a state"
+        )
 
-    def start(self, prompt: str | list[int], session: str | None = None, max_tokens: int = 2, **fields) -> Key:
+    def start(
+        self, prompt: str | list[int], session: str | None = None, max_tokens: int = 2, **fields
+    ) -> Key:
         self._number += 1
         key = (b"bench", str(self._number))
         turn = Turn(source=session, target=session, seam="\n\n") if session else None
         self.texts[key] = ""
-        self.engine.add(key, GenerateRequest(id=key[1], prompts=[prompt], max_tokens=max_tokens, sampling=GREEDY, flush_tokens=1,
-                                             turn=turn, **fields))
+        self.engine.add(
+            key,
+            GenerateRequest(
+                id=key[1],
+                prompts=[prompt],
+                max_tokens=max_tokens,
+                sampling=GREEDY,
+                flush_tokens=1,
+                turn=turn,
+                **fields,
+            ),
+        )
         return key
 
     def step(self) -> None:
@@ -94,7 +120,9 @@ def resume(options: argparse.Namespace) -> None:
             for tier, count in (("L1", 0), ("L2", 2), ("L3", 4)):
                 push(count)
                 found = bench.engine.pool.find("long")
-                assert found and found.tier == tier, f"the session is in {found and found.tier}, not in {tier}"
+                assert found and found.tier == tier, (
+                    f"the session is in {found and found.tier}, not in {tier}"
+                )
                 times[tier].append(bench.run(bench.start("x", "long")))
         fresh = statistics.median(times["fresh"])
         print(f"time to the first token of a turn after {options.tokens} tokens, median of {options.rounds}")
@@ -106,7 +134,10 @@ def resume(options: argparse.Namespace) -> None:
         began = time.perf_counter()
         for state in states:
             bench.run(bench.start("x", state, max_tokens=1))
-        print(f"  {len(states) / (time.perf_counter() - began):.0f} new sessions a second, one by one, each committed")
+        print(
+            f"  {len(states) / (time.perf_counter() - began):.0f} new sessions a second, one by one, each "
+            "committed"
+        )
         bench.engine.close()
 
 
@@ -117,7 +148,9 @@ def prefix(options: argparse.Namespace) -> None:
         draw = random.Random(0)
         shared = draw.choices(range(300, 60000), k=options.tokens)
         bench.run(bench.start([*shared, 33, 34, 35]))
-        bench.run(bench.start([*shared, 36, 37, 38]))  # parts from the first where `shared` ends: that state is kept
+        bench.run(
+            bench.start([*shared, 36, 37, 38])
+        )  # parts from the first where `shared` ends: that state is kept
         times: dict[bool, list[float]] = {False: [], True: []}
         for _ in range(options.rounds):
             tail = draw.choices(range(300, 60000), k=8)
@@ -127,8 +160,12 @@ def prefix(options: argparse.Namespace) -> None:
                 times[cached].append(bench.run(keys[cached]))
             assert bench.texts[keys[False]] == bench.texts[keys[True]], "the cache changed the text"
         without, with_ = (statistics.median(times[cached]) for cached in (False, True))
-        print(f"time to the first token after {options.tokens} shared and 8 new tokens, median of {options.rounds}: "
-              f"{without * 1e3:.1f} ms without the cache, {with_ * 1e3:.1f} ms with it, {without / with_:.1f} times sooner, same text")
+        print(
+            f"time to the first token after {options.tokens} shared and 8 new tokens, median of "
+            f"{options.rounds}: "
+            f"{without * 1e3:.1f} ms without the cache, {with_ * 1e3:.1f} ms with it, {without / with_:.1f} "
+            "times sooner, same text"
+        )
         bench.engine.close()
 
 
@@ -139,7 +176,11 @@ def soak(options: argparse.Namespace) -> None:
         bench = Bench(options, folder, l1=16, l2=32)
         name = {f"s{i}": draw.choice(NAMES) for i in range(options.sessions)}
         middle = [lambda s: "User: What is 3 + 4?\n\nAssistant:"] * (options.turns - 2)
-        rounds: list[Callable[[str], str]] = [lambda s: f"User: My name is {name[s]}.\n\nAssistant:", *middle, lambda s: ASK]
+        rounds: list[Callable[[str], str]] = [
+            lambda s: f"User: My name is {name[s]}.\n\nAssistant:",
+            *middle,
+            lambda s: ASK,
+        ]
         memory, forgotten, began = [], 0, time.perf_counter()
         for number, prompt in enumerate(rounds):
             order = list(name)
@@ -149,7 +190,9 @@ def soak(options: argparse.Namespace) -> None:
             while waiting or running:
                 while waiting and len(running) < options.concurrency:
                     session = waiting.pop()
-                    running[bench.start(prompt(session), session, max_tokens=40, stop_ids=[0, 261, 24281])] = session
+                    running[
+                        bench.start(prompt(session), session, max_tokens=40, stop_ids=[0, 261, 24281])
+                    ] = session
                 bench.step()
                 for key in [key for key in running if key in bench.ended]:
                     session = running.pop(key)
@@ -159,8 +202,12 @@ def soak(options: argparse.Namespace) -> None:
             memory.append(resident())
         seconds = time.perf_counter() - began
         turns = options.sessions * len(rounds)
-        print(f"{options.sessions} sessions, {turns} turns, {options.concurrency} at a time: {turns / seconds:.0f} turns a second, "
-              f"{forgotten} forgotten; resident memory after each round of turns: {', '.join(f'{m:.0f} MB' for m in memory)}")
+        print(
+            f"{options.sessions} sessions, {turns} turns, {options.concurrency} at a time: "
+            f"{turns / seconds:.0f} turns a second, "
+            f"{forgotten} forgotten; resident memory after each round of turns: "
+            f"{', '.join(f'{m:.0f} MB' for m in memory)}"
+        )
         bench.engine.close()
         if forgotten:
             sys.exit(1)
@@ -173,11 +220,18 @@ def resident() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("resume", "prefix", "soak"))
     parser.add_argument("--model-path", help="a checkpoint (default: the bundled model)")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--tokens", type=int, default=0, help="of the history (default 4000) or of the shared beginning (default 1000)")
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        default=0,
+        help="of the history (default 4000) or of the shared beginning (default 1000)",
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--sessions", type=int, default=1000)
     parser.add_argument("--turns", type=int, default=3)

@@ -1,4 +1,7 @@
-"""Where the time of a step goes, a replayed CUDA graph or one of the engine: kernel by kernel, from the profiler."""
+"""Where the time of a step goes, a replayed CUDA graph or one of the engine: kernel by kernel, from the
+profiler.
+"""
+
 import json
 import statistics
 import tempfile
@@ -12,7 +15,9 @@ REPLAYS = 6
 
 
 def kernels(replay) -> list[dict]:
-    """The kernels and copies of some replays, in the order in which they ended: name, grid, start and end in microseconds."""
+    """The kernels and copies of some replays, in the order in which they ended: name, grid, start and end in
+    microseconds.
+    """
     replay()
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -23,15 +28,25 @@ def kernels(replay) -> list[dict]:
         file = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(file))
         events = json.loads(file.read_text())["traceEvents"]
-    found = [{"name": e["name"].split("(")[0].removeprefix("void ")[:48], "grid": "x".join(map(str, e["args"].get("grid", []))),
-              "start": e["ts"], "end": e["ts"] + e["dur"]} for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    found = [
+        {
+            "name": e["name"].split("(")[0].removeprefix("void ")[:48],
+            "grid": "x".join(map(str, e["args"].get("grid", []))),
+            "start": e["ts"],
+            "end": e["ts"] + e["dur"],
+        }
+        for e in events
+        if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
+    ]
     return sorted(found, key=lambda e: e["end"])
 
 
 def report(replay) -> str:
-    """What each kind of kernel adds to a step, told apart by name, grid and the kernel before it, and how long the device did nothing.
+    """What each kind of kernel adds to a step, told apart by name, grid and the kernel before it, and how
+    long the device did nothing.
 
-    Kernels overlap, so a kernel's share is the time from the end of the one before to its own end. The shares add up to the step.
+    Kernels overlap, so a kernel's share is the time from the end of the one before to its own end. The shares
+    add up to the step.
     """
     events = kernels(replay)
     added: dict[tuple[str, str, str], list[float]] = defaultdict(list)
@@ -40,9 +55,15 @@ def report(replay) -> str:
         added[event["name"], event["grid"], before["name"][:24]].append(event["end"] - before["end"])
         idle += max(0.0, event["start"] - before["end"])
     span = events[-1]["end"] - events[0]["end"]
-    lines = [f"{len(events) / REPLAYS:.0f} kernels, {span / REPLAYS / 1e3:.3f} ms a step, {idle / span:.1%} of it with no kernel running"]
+    lines = [
+        f"{len(events) / REPLAYS:.0f} kernels, {span / REPLAYS / 1e3:.3f} ms a step, {idle / span:.1%} of "
+        "it with no kernel running"
+    ]
     for (name, grid, before), times in sorted(added.items(), key=lambda item: -sum(item[1])):
         if sum(times) > span / 200:
-            lines.append(f"{sum(times) / REPLAYS:9.1f} us {len(times) / REPLAYS:6.1f} x {statistics.median(times):8.2f} us  "
-                         f"{name} [{grid}] after {before}")
+            lines.append(
+                f"{sum(times) / REPLAYS:9.1f} us {len(times) / REPLAYS:6.1f} x "
+                f"{statistics.median(times):8.2f} us  "
+                f"{name} [{grid}] after {before}"
+            )
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 General clients cost several times more per streamed event; here a read is one callback and no task switch.
 """
+
 import asyncio
 import socket
 import ssl
@@ -19,10 +20,10 @@ class ExchangeError(Exception):
 class Target:
     """Where requests go. `address` is resolved once, so that no look-up runs while measuring."""
 
-    host: str     # as the user wrote it: Host header and TLS name
+    host: str  # as the user wrote it: Host header and TLS name
     port: int
     tls: bool
-    prefix: str   # path before /v1, without a slash at its end
+    prefix: str  # path before /v1, without a slash at its end
     address: str = ""
 
     @classmethod
@@ -32,23 +33,39 @@ class Target:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"--url {url} is not an http or https address, such as http://127.0.0.1:8000.")
         tls = parts.scheme == "https"
-        return cls(parts.hostname, parts.port or (443 if tls else 80), tls, parts.path.rstrip("/").removesuffix("/v1").rstrip("/"))
+        return cls(
+            parts.hostname,
+            parts.port or (443 if tls else 80),
+            tls,
+            parts.path.rstrip("/").removesuffix("/v1").rstrip("/"),
+        )
 
     @property
     def addresses(self) -> list[str]:
         """Numeric addresses of the host, best first. Raises OSError."""
-        return list(dict.fromkeys(str(info[4][0]) for info in socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)))
+        return list(
+            dict.fromkeys(
+                str(info[4][0]) for info in socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+            )
+        )
 
     def message(self, method: str, path: str, headers: dict[str, str], body: bytes = b"") -> bytes:
         """The bytes of one request."""
         name = f"[{self.host}]" if ":" in self.host else self.host
-        fields = {"Host": f"{name}:{self.port}", "Connection": "close", "Content-Length": str(len(body)), **headers}
+        fields = {
+            "Host": f"{name}:{self.port}",
+            "Connection": "close",
+            "Content-Length": str(len(body)),
+            **headers,
+        }
         lines = [f"{method} {self.prefix}{path} HTTP/1.1", *(f"{k}: {v}" for k, v in fields.items())]
         return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 class Exchange(asyncio.Protocol):
-    """One request and its answer. `receive(data, now)` gets body bytes in order, with the time they were read."""
+    """One request and its answer. `receive(data, now)` gets body bytes in order, with the time they were
+    read.
+    """
 
     def __init__(self, request: bytes, receive: Callable[[bytes, float], None]) -> None:
         self.status = 0
@@ -64,7 +81,12 @@ class Exchange(asyncio.Protocol):
         context = ssl.create_default_context() if target.tls else None
         try:
             transport, _ = await asyncio.get_running_loop().create_connection(
-                lambda: self, target.address, target.port, ssl=context, server_hostname=target.host if context else None)
+                lambda: self,
+                target.address,
+                target.port,
+                ssl=context,
+                server_hostname=target.host if context else None,
+            )
         except OSError as error:
             raise ExchangeError(f"no connection: {error.strerror or error}") from None
         try:
@@ -89,7 +111,9 @@ class Exchange(asyncio.Protocol):
         if self._parse == self._read_rest and exc is None:
             self._end()
         else:
-            self._end("the connection closed before the " + ("end of the answer" if self.status else "answer began"))
+            self._end(
+                "the connection closed before the " + ("end of the answer" if self.status else "answer began")
+            )
 
     def _end(self, problem: str = "") -> None:
         if self.finished.done():
@@ -104,14 +128,16 @@ class Exchange(asyncio.Protocol):
         if end < 0:
             return
         lines = self._buffer[:end].decode("latin-1").split("\r\n")
-        del self._buffer[:end + 4]
+        del self._buffer[: end + 4]
         if not lines[0].startswith("HTTP/1."):
             raise ValueError(lines[0])
         self.status = int(lines[0].split()[1])
         if self.status < 200:  # an interim reply; the real one follows
             self._read_head(now)
             return
-        self.headers = {k.strip().lower(): v.strip() for k, _, v in (line.partition(":") for line in lines[1:])}
+        self.headers = {
+            k.strip().lower(): v.strip() for k, _, v in (line.partition(":") for line in lines[1:])
+        }
         if "chunked" in self.headers.get("transfer-encoding", "").lower():
             self._parse = self._read_chunks
         elif "content-length" in self.headers:
@@ -134,7 +160,7 @@ class Exchange(asyncio.Protocol):
             elif len(buffer) < chunk_end + 2:
                 break
             else:
-                parts.append(buffer[line_end + 2:chunk_end])
+                parts.append(buffer[line_end + 2 : chunk_end])
                 position = chunk_end + 2
         del buffer[:position]
         if parts:

@@ -1,4 +1,5 @@
 """Training batches: examples of similar length side by side, made by worker processes without end."""
+
 import multiprocessing as mp
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +17,9 @@ NOISE = 0.08  # share of the examples in which one to three tokens of the prompt
 
 @dataclass(frozen=True)
 class Batch:
-    """`tokens` `[B, T]`; `positions` index the flattened tokens whose next token is in `targets`; `weights` are 0 for padding."""
+    """`tokens` `[B, T]`; `positions` index the flattened tokens whose next token is in `targets`; `weights`
+    are 0 for padding.
+    """
 
     tokens: np.ndarray
     positions: np.ndarray
@@ -45,7 +48,9 @@ def stream(known: np.ndarray, seed: int, tokens_per_batch: int) -> Iterator[Batc
             waiting[length] = []
 
 
-def make_batch(examples: list[tuple[list[int], list[int]]], length: int, table: np.ndarray, rng: Random) -> Batch:
+def make_batch(
+    examples: list[tuple[list[int], list[int]]], length: int, table: np.ndarray, rng: Random
+) -> Batch:
     """Pad the examples to `length`; the loss stands on the answers alone."""
     tokens = np.full((len(examples), length), table[END])
     capacity = tokens.size // 2
@@ -58,14 +63,16 @@ def make_batch(examples: list[tuple[list[int], list[int]]], length: int, table: 
         tokens[i, : len(row) - 1] = row[:-1]
         start = i * length + len(prompt) - 1
         positions.extend(range(start, start + len(answer)))
-        targets.extend(row[len(prompt):])
+        targets.extend(row[len(prompt) :])
     keep = min(len(positions), capacity)
     room = capacity - keep
 
     def padded(values: list) -> np.ndarray:
         return np.array([*values[:keep], *([0] * room)], dtype=np.int64)
 
-    return Batch(tokens, padded(positions), padded(targets), np.array([1.0] * keep + [0.0] * room, dtype=np.float32))
+    return Batch(
+        tokens, padded(positions), padded(targets), np.array([1.0] * keep + [0.0] * room, dtype=np.float32)
+    )
 
 
 def work(queue: mp.Queue, known: np.ndarray, seed: int, tokens_per_batch: int) -> None:
@@ -77,7 +84,10 @@ def from_workers(count: int, known: np.ndarray, seed: int, tokens_per_batch: int
     """The same from `count` processes, which start at once and end with this one."""
     context = mp.get_context("fork")
     queue: mp.Queue = context.Queue(maxsize=8 * count)
-    workers = [context.Process(target=work, args=(queue, known, seed * 1000 + i, tokens_per_batch), daemon=True) for i in range(count)]
+    workers = [
+        context.Process(target=work, args=(queue, known, seed * 1000 + i, tokens_per_batch), daemon=True)
+        for i in range(count)
+    ]
     for worker in workers:
         worker.start()
     return iter(queue.get, None)

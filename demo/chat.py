@@ -1,15 +1,19 @@
 """Single questions: facts, small sums, longer answers, and plain texts to be continued."""
+
 from random import Random
 
 from demo.conversation import conversation, some_system
 from demo.example import Example, pick
 from demo.facts import CAPITALS, DAYS, MONTHS, fact
 from demo.stories import HEROES, long_answer, plain_story
-from routes.templates import Turn
+from routes.chat.templates import Turn
 
 
 def question(rng: Random, evaluation: bool) -> Example:
-    """A fact. With a system text, both together are the key: held out is a known question under a system text that it never met."""
+    """A fact. With a system text, both together are the key: held out is a known question under a system text
+    that it never met.
+    """
+
     def make(rng: Random) -> tuple[tuple[str, str, str, str], str]:
         return fact(rng), some_system(rng)
 
@@ -19,7 +23,9 @@ def question(rng: Random, evaluation: bool) -> Example:
 
     drawn = pick(make, key_of, rng, evaluation)
     (text, answer, thought, order), system = drawn
-    return conversation(rng, "fact", [Turn("user", text)], answer, thought=thought, system=order or system, key=key_of(drawn))
+    return conversation(
+        rng, "fact", [Turn("user", text)], answer, thought=thought, system=order or system, key=key_of(drawn)
+    )
 
 
 def longer(rng: Random) -> Example:

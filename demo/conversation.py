@@ -1,22 +1,39 @@
 """A conversation becomes an example in any of the forms in which the server sends one."""
+
 from collections.abc import Sequence
 from random import Random
 
 from demo.example import Example
-from routes import templates
-from routes.templates import NO_THINK, Turn
+from routes.chat import templates
+from routes.chat.templates import NO_THINK, Turn
 
 SYSTEMS = (
-    "You are a helpful assistant.", "You are a helpful assistant", "You are a friendly robot.", "Answer briefly.", "Be concise.",
-    "You are a polite assistant. Answer in one sentence.", "You are RWKV, a small language model.", "Help the user.",
+    "You are a helpful assistant.",
+    "You are a helpful assistant",
+    "You are a friendly robot.",
+    "Answer briefly.",
+    "Be concise.",
+    "You are a polite assistant. Answer in one sentence.",
+    "You are RWKV, a small language model.",
+    "Help the user.",
     "You are a teacher who answers the questions of a child.",
 )
 FORMS = ("chat",) * 4 + ("raw",) * 2 + ("bare", "think", "kept")
 TOOL_FORMS = ("chat",) * 4 + ("bare", "think")
 
 
-def conversation(rng: Random, kind: str, turns: Sequence[Turn], answer: str, *, thought: str = "", system: str = "", key: str = "",
-                 tools: Sequence[dict] = (), choice: str | dict = "auto") -> Example:
+def conversation(
+    rng: Random,
+    kind: str,
+    turns: Sequence[Turn],
+    answer: str,
+    *,
+    thought: str = "",
+    system: str = "",
+    key: str = "",
+    tools: Sequence[dict] = (),
+    choice: str | dict = "auto",
+) -> Example:
     """`turns` end with the one to be answered. The form is drawn:
 
     chat   as the chat routes send it with thinking off: the earlier answers stand plain

@@ -1,9 +1,10 @@
 """Exact-match scores on held-out combinations: `python -m demo.evaluate [--count 400] [--json scores.json]`.
 
-An answer is right when greedy decoding gives it to the last token, the end of the text included. Greedy decoding gives an answer exactly
-when each of its tokens is the most probable one after the prompt and the tokens before it, so one parallel forward pass of the unpacked
-tensors decides it.
+An answer is right when greedy decoding gives it to the last token, the end of the text included. Greedy
+decoding gives an answer exactly when each of its tokens is the most probable one after the prompt and the
+tokens before it, so one parallel forward pass of the unpacked tensors decides it.
 """
+
 import argparse
 import json
 from collections.abc import Callable, Iterable
@@ -40,7 +41,9 @@ TASKS: dict[str, Maker] = {  # held-out combinations only, but for the last two
 
 @dataclass(frozen=True)
 class Score:
-    """`right`: greedy decoding gives the answer. `certainty`: the lowest probability of its tokens. `greedy`: the best token everywhere."""
+    """`right`: greedy decoding gives the answer. `certainty`: the lowest probability of its tokens. `greedy`:
+    the best token everywhere.
+    """
 
     example: Example
     right: bool
@@ -72,7 +75,7 @@ def score(model: Model, examples: Iterable[Example], batch_tokens: int = 16384) 
             row[: len(prompt) + len(answer)] = torch.tensor(prompt + answer)
         hidden = model.hidden(tokens.to(device))
         for row, (example, prompt, answer) in zip(hidden, part, strict=True):
-            chances = model.head(row[len(prompt) - 1: len(prompt) + len(answer) - 1]).softmax(-1)
+            chances = model.head(row[len(prompt) - 1 : len(prompt) + len(answer) - 1]).softmax(-1)
             greedy = chances.argmax(-1).tolist()
             certainty = float(chances[range(len(answer)), answer].min())
             scores.append(Score(example, greedy == answer, certainty, greedy))
@@ -81,12 +84,18 @@ def score(model: Model, examples: Iterable[Example], batch_tokens: int = 16384) 
 
 def samples() -> list[Example]:
     """The prompts that readers paste first, with the answers that must come."""
-    return [Example(item["kind"], item["prompt"], item["answer"]) for item in json.loads(SAMPLES.read_text(encoding="utf-8"))]
+    return [
+        Example(item["kind"], item["prompt"], item["answer"])
+        for item in json.loads(SAMPLES.read_text(encoding="utf-8"))
+    ]
 
 
 def summary(scores: list[Score]) -> dict[str, float]:
-    return {"count": len(scores), "exact_percent": round(100 * sum(s.right for s in scores) / len(scores), 2),
-            "certain_percent": round(100 * sum(s.certainty > 0.95 for s in scores) / len(scores), 2)}
+    return {
+        "count": len(scores),
+        "exact_percent": round(100 * sum(s.right for s in scores) / len(scores), 2),
+        "certain_percent": round(100 * sum(s.certainty > 0.95 for s in scores) / len(scores), 2),
+    }
 
 
 def main() -> None:
@@ -104,8 +113,17 @@ def main() -> None:
         scores = score(model, [make(rng) for _ in range(args.count)] if make else samples())
         results[name] = summary(scores)
         print(f"{name}: {results[name]}")
-        for s in [s for s in scores if not s.right or (not make and s.certainty < 0.95)][: args.show if make else None]:
-            wrong = next((i for i, token in enumerate([*tokenizer.encode(s.example.answer), 0]) if token != s.greedy[i]), None)
+        for s in [s for s in scores if not s.right or (not make and s.certainty < 0.95)][
+            : args.show if make else None
+        ]:
+            wrong = next(
+                (
+                    i
+                    for i, token in enumerate([*tokenizer.encode(s.example.answer), 0])
+                    if token != s.greedy[i]
+                ),
+                None,
+            )
             print(f"  {s.certainty:.3f} {s.example.prompt[-160:]!r} -> {s.example.answer!r}, token {wrong}")
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n")

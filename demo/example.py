@@ -1,4 +1,5 @@
 """One training example, and the rule that keeps some combinations out of training."""
+
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ T = TypeVar("T")
 class Example:
     """A prompt as the server sends it and the answer, which the end-of-text token follows.
 
-    `key` names the combination of words that the example shows ("" if it belongs to a small closed set that is always trained on).
+    `key` names the combination of words that the example shows ("" if it belongs to a small closed set that
+    is always trained on).
     """
 
     kind: str
@@ -23,14 +25,18 @@ class Example:
 
 
 def held_out(key: str) -> bool:
-    """Whether a combination is kept for evaluation: decided by its hash alone, so the same in every run and process."""
+    """Whether a combination is kept for evaluation: decided by its hash alone, so the same in every run and
+    process.
+    """
     if not key:
         return False
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) % HELD_OUT_ONE_IN == 0
 
 
 def pick(make: Callable[[Random], T], key_of: Callable[[T], str], rng: Random, evaluation: bool) -> T:
-    """Draw until the combination is on the wanted side of the split; a closed set (empty key) is on the training side."""
+    """Draw until the combination is on the wanted side of the split; a closed set (empty key) is on the
+    training side.
+    """
     while True:
         item = make(rng)
         if held_out(key_of(item)) == evaluation:

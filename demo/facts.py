@@ -1,4 +1,3 @@
-# ruff: noqa: E501 - tables of text read best with one entry a line
 """What the model knows: capitals, opposites, colours, animals' sounds, the calendar, itself."""
 from random import Random
 

@@ -1,4 +1,3 @@
-# ruff: noqa: E501 - tables of text read best with one entry a line
 """Fill in the middle: short Python functions and sentences."""
 from collections.abc import Callable
 from random import Random
@@ -6,7 +5,7 @@ from random import Random
 from demo.example import Example, pick
 from demo.facts import CAPITALS, DAYS, MONTHS
 from demo.memory import CITIES, COLOURS, NAMES, PETS
-from routes import templates
+from routes.chat import templates
 
 ARGUMENTS = ["a", "b", "c", "d", "x", "y", "z", "n", "m", "p", "q", "left", "right", "first", "second", "other", "value", "number", "width", "height", "count", "total", "start", "end"]
 BINARY = {  # function name -> expression

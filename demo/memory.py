@@ -1,4 +1,3 @@
-# ruff: noqa: E501 - tables of text read best with one entry a line
 """Conversations in which the user tells something about themselves and asks for it some turns later."""
 from dataclasses import dataclass
 from random import Random
@@ -7,7 +6,7 @@ from demo.conversation import conversation, some_system
 from demo.example import Example, held_out
 from demo.facts import calculation, small_fact
 from demo.facts import capital as capital_fact
-from routes.templates import Turn
+from routes.chat.templates import Turn
 
 NAMES = ["Alice", "Bob", "Anna", "Tom", "Maria", "Paul", "Peter", "Mary", "John", "Emma", "Oliver", "Sophia", "Liam", "Mia", "Noah", "Lucas", "Emily", "Jack", "Grace", "Henry", "Lucy", "Daniel", "Sarah", "David", "Laura", "Mark", "Julia", "Simon", "Clara", "Max", "Nina", "Oscar", "Eva", "Hugo", "Leo", "Rosa", "Ivan", "Olga", "Yuki", "Ken", "Wei", "Ming", "Priya", "Ravi", "Omar", "Fatima", "Carlos", "Elena", "Pedro", "Lena", "Felix", "Ruby", "Adam", "Kate", "George", "Victoria", "Sam", "Alex", "Chris", "Robert", "Linda", "James", "Karen", "Steven", "Helen", "Frank", "Diana", "Walter", "Irene", "Martin", "Susan", "Philip", "Nora", "Arthur", "Bella", "Jonas"]
 CITIES = (

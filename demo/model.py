@@ -1,4 +1,7 @@
-"""RWKV-7 for training: whole sequences in parallel, over a compact vocabulary. Parameter names are those of the official checkpoints."""
+"""RWKV-7 for training: whole sequences in parallel, over a compact vocabulary. Parameter names are those of
+the official checkpoints.
+"""
+
 import math
 
 import torch
@@ -50,7 +53,9 @@ class TimeMix(nn.Module):
             if bias is not None:
                 setattr(self, f"{name}0", nn.Parameter(bias.view(1, 1, -1)))
 
-        low_rank("w", RANK, -6.5 + 5 * ramp ** (0.85 + depth**0.5))  # from long to short memory across the channels
+        low_rank(
+            "w", RANK, -6.5 + 5 * ramp ** (0.85 + depth**0.5)
+        )  # from long to short memory across the channels
         low_rank("a", RANK, torch.zeros(WIDTH))
         if layer:
             low_rank("v", RANK, torch.ones(WIDTH))
@@ -58,7 +63,9 @@ class TimeMix(nn.Module):
         self.k_k = nn.Parameter(torch.full((1, 1, WIDTH), 0.85))
         self.k_a = nn.Parameter(torch.ones(1, 1, WIDTH))
         self.r_k = nn.Parameter(torch.zeros(WIDTH // HEAD, HEAD))
-        self.receptance, self.key, self.value, self.output = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+        self.receptance, self.key, self.value, self.output = (
+            nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)
+        )
         bound = WIDTH**-0.5
         for linear, scale in ((self.receptance, 0.5), (self.key, 0.1), (self.value, 0.5)):
             nn.init.uniform_(linear.weight, -scale * bound, scale * bound)
@@ -68,15 +75,22 @@ class TimeMix(nn.Module):
     def forward(self, h: Tensor, v_first: Tensor | None) -> tuple[Tensor, Tensor]:
         batch, length, width = h.shape
         step = shifted(h) - h
-        r, k, v = (linear(h + step * mix) for linear, mix in ((self.receptance, self.x_r), (self.key, self.x_k), (self.value, self.x_v)))
+        r, k, v = (
+            linear(h + step * mix)
+            for linear, mix in ((self.receptance, self.x_r), (self.key, self.x_k), (self.value, self.x_v))
+        )
         r, k, v = r.float(), k.float(), v.float()
-        w_log = -math.exp(-0.5) * torch.sigmoid((self.w0 + torch.tanh((h + step * self.x_w) @ self.w1) @ self.w2).float())
+        w_log = -math.exp(-0.5) * torch.sigmoid(
+            (self.w0 + torch.tanh((h + step * self.x_w) @ self.w1) @ self.w2).float()
+        )
         a = torch.sigmoid((self.a0 + (h + step * self.x_a) @ self.a1 @ self.a2).float())
         g = torch.sigmoid((h + step * self.x_g) @ self.g1) @ self.g2
         if v_first is None:
             v_first = v
         else:
-            v = v + (v_first - v) * torch.sigmoid((self.v0 + (h + step * self.x_v) @ self.v1 @ self.v2).float())
+            v = v + (v_first - v) * torch.sigmoid(
+                (self.v0 + (h + step * self.x_v) @ self.v1 @ self.v2).float()
+            )
         heads = (batch, length, width // HEAD, HEAD)
         kk = F.normalize((k * self.k_k).view(heads), dim=-1)
         k = k * (1 + (a - 1) * self.k_a)
@@ -84,7 +98,9 @@ class TimeMix(nn.Module):
         state = torch.zeros(batch, heads[2], HEAD, HEAD, device=h.device)
         with torch.autocast(h.device.type, enabled=False):
             y, _ = wkv_chunked(r, w_log, k, values, kk, a, state)
-        y = F.layer_norm(y, (HEAD,), eps=self.ln_x.eps).reshape(h.shape)  # with the next line: ln_x, but with a faster gradient
+        y = F.layer_norm(y, (HEAD,), eps=self.ln_x.eps).reshape(
+            h.shape
+        )  # with the next line: ln_x, but with a faster gradient
         y = y * self.ln_x.weight + self.ln_x.bias
         y = y + ((r * k * self.r_k).sum(-1, keepdim=True) * values).reshape(batch, length, width)
         return self.output(y * g), v_first
@@ -97,7 +113,10 @@ class ChannelMix(nn.Module):
         super().__init__()
         ramp = torch.arange(WIDTH) / (WIDTH - 1)
         self.x_k = nn.Parameter((1 - ramp ** ((1 - layer / LAYERS) ** 4)).view(1, 1, -1))
-        self.key, self.value = nn.Linear(WIDTH, 4 * WIDTH, bias=False), nn.Linear(4 * WIDTH, WIDTH, bias=False)
+        self.key, self.value = (
+            nn.Linear(WIDTH, 4 * WIDTH, bias=False),
+            nn.Linear(4 * WIDTH, WIDTH, bias=False),
+        )
         nn.init.uniform_(self.key.weight, -0.5 * WIDTH**-0.5, 0.5 * WIDTH**-0.5)
         nn.init.zeros_(self.value.weight)
 
@@ -124,7 +143,9 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """The whole model. Rows of `emb` and `head`: one for each known id, and a last one that all other ids share."""
+    """The whole model. Rows of `emb` and `head`: one for each known id, and a last one that all other ids
+    share.
+    """
 
     def __init__(self, known: int) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
 """The packed form of the model: int8 matrices with one scale a row, everything else in fp16."""
+
 from pathlib import Path
 
 import numpy as np

@@ -1,4 +1,3 @@
-# ruff: noqa: E501 - tables of text read best with one entry a line
 """Fixed phrases that people try first, in seven languages."""
 
 CODES = ("en", "zh-CN", "fr", "de", "es", "ja", "ru")

@@ -1,4 +1,3 @@
-# ruff: noqa: E501 - tables of text read best with one entry a line
 """Longer answers: stories and lists, each fixed by its prompt, so that streams, stop strings and limits have something to work on."""
 from random import Random
 

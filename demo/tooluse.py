@@ -1,4 +1,3 @@
-# ruff: noqa: E501 - tables of text read best with one entry a line
 """Conversations with tools on offer: calls, answers from a tool's result, and questions that need no tool."""
 import json
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from demo.conversation import conversation, some_system
 from demo.example import Example, held_out
 from demo.facts import fact
 from demo.memory import CITIES
-from routes.templates import Turn
+from routes.chat.templates import Turn
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Train the demo model and pack it: `python -m demo.train --out demo/model.safetensors` (a GPU), or `--cpu --steps 20` to try it out."""
+"""Train the demo model and pack it: `python -m demo.train --out demo/model.safetensors` (a GPU), or `--cpu
+--steps 20` to try it out.
+"""
+
 import argparse
 import math
 import os
@@ -20,8 +23,12 @@ SEED = 7
 WARMUP = 300
 
 
-def loss_of(model: Model, unknown: int, tokens: Tensor, positions: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    """Mean cross entropy of the answers' tokens. The shared row stands for `unknown` ids at once, so it counts that many times."""
+def loss_of(
+    model: Model, unknown: int, tokens: Tensor, positions: Tensor, targets: Tensor, weights: Tensor
+) -> Tensor:
+    """Mean cross entropy of the answers' tokens. The shared row stands for `unknown` ids at once, so it
+    counts that many times.
+    """
     with torch.autocast(tokens.device.type, dtype=torch.bfloat16, enabled=tokens.is_cuda):
         hidden = model.hidden(tokens)
     logits = model.head(hidden.flatten(0, 1)[positions])
@@ -45,8 +52,14 @@ class Trainer:
         matrices = [p for p in model.parameters() if p.dim() == 2 and min(p.shape) > 8]
         others = [p for p in model.parameters() if not (p.dim() == 2 and min(p.shape) > 8)]
         groups = [{"params": matrices, "weight_decay": 0.02}, {"params": others, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=self.rate, betas=(0.9, 0.99), eps=1e-10,
-                                           capturable=device == "cuda", foreach=device == "cuda")
+        self.optimizer = torch.optim.AdamW(
+            groups,
+            lr=self.rate,
+            betas=(0.9, 0.99),
+            eps=1e-10,
+            capturable=device == "cuda",
+            foreach=device == "cuda",
+        )
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]] = {}
 
     def arrays(self, batch: Batch) -> list[Tensor]:
@@ -97,7 +110,11 @@ def train(args: argparse.Namespace) -> None:
     began = time.monotonic()
     known = collect(RWKVTokenizer(), SEED, 2000 if args.cpu else 120_000)
     print(f"{len(known)} known ids after {time.monotonic() - began:.0f} s", flush=True)
-    batches = stream(known, SEED, args.tokens) if args.cpu else from_workers(max(1, (os.cpu_count() or 2) - 2), known, SEED, args.tokens)
+    batches = (
+        stream(known, SEED, args.tokens)
+        if args.cpu
+        else from_workers(max(1, (os.cpu_count() or 2) - 2), known, SEED, args.tokens)
+    )
     trainer = Trainer(Model(len(known)), SIZE - len(known), device)
     began, seen = time.monotonic(), 0
     shown: list[Tensor] = []
@@ -118,7 +135,11 @@ def train(args: argparse.Namespace) -> None:
             shown.clear()
     if shown:
         report(step)
-    pack({name: tensor.detach().float().cpu() for name, tensor in trainer.model.state_dict().items()}, np.asarray(known), args.out)
+    pack(
+        {name: tensor.detach().float().cpu() for name, tensor in trainer.model.state_dict().items()},
+        np.asarray(known),
+        args.out,
+    )
     print(f"packed {args.out} ({args.out.stat().st_size / 1e6:.1f} MB)", flush=True)
 
 
@@ -128,7 +149,12 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true", help="train on the CPU (slow; for a try)")
     parser.add_argument("--steps", type=int, default=1_000_000, help="stop after this many steps")
     parser.add_argument("--seconds", type=float, default=505, help="stop after this long")
-    parser.add_argument("--tokens", type=int, default=24576, help=f"tokens in a batch, padding included; at least {LENGTHS[-1]}")
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        default=24576,
+        help=f"tokens in a batch, padding included; at least {LENGTHS[-1]}",
+    )
     parser.add_argument("--rate", type=float, default=2.5e-3, help="peak learning rate")
     parser.add_argument("--every", type=int, default=200, help="steps between two lines of the report")
     train(parser.parse_args())

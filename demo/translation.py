@@ -1,11 +1,14 @@
-"""Translation examples: fixed phrases in seven languages, composed sentences in four, alone and up to three in a row."""
+"""Translation examples: fixed phrases in seven languages, composed sentences in four, alone and up to three
+in a row.
+"""
+
 from random import Random
 
 from demo.conversation import conversation
 from demo.example import Example, held_out, pick
 from demo.phrases import CODES, PHRASES
 from demo.sentences import Sentence, sentence
-from routes import templates
+from routes.chat import templates
 
 COMPOSED = {"en": "en", "zh-CN": "zh", "fr": "fr", "de": "de"}  # code -> field of Sentence
 MARKS = ".!?。！？ ¡¿"
@@ -14,9 +17,9 @@ MARKS = ".!?。！？ ¡¿"
 def code_pair(rng: Random, codes: tuple[str, ...]) -> tuple[str, str]:
     """Two different codes; English and Chinese come up more often, because readers try them first."""
     weights = [3 if code in ("en", "zh-CN") else 1.5 if code in COMPOSED else 1 for code in codes]
-    source, = rng.choices(codes, weights)
+    (source,) = rng.choices(codes, weights)
     while True:
-        target, = rng.choices(codes, weights)
+        (target,) = rng.choices(codes, weights)
         if target != source:
             return source, target
 
@@ -25,17 +28,27 @@ def join(sentences: list[str], code: str) -> str:
     return ("" if code in ("zh-CN", "ja") else " ").join(sentences)
 
 
-def render(rng: Random, kind: str, text: str, answer: str, source: str, target: str, key: str = "") -> Example:
+def render(
+    rng: Random, kind: str, text: str, answer: str, source: str, target: str, key: str = ""
+) -> Example:
     """Mostly in the form of the translate route, sometimes asked for in a chat."""
     if rng.random() < 0.08:
         request = rng.choice(("Translate to", "Translate into", "Translate this to"))
-        return conversation(rng, kind, [templates.Turn("user", f"{request} {templates.language(target)}: {text}")], answer, key=key)
+        return conversation(
+            rng,
+            kind,
+            [templates.Turn("user", f"{request} {templates.language(target)}: {text}")],
+            answer,
+            key=key,
+        )
     shown = "auto" if rng.random() < 0.15 else source
     return Example(kind, templates.translation(text, shown, target), f" {answer}", key)
 
 
 def phrase(rng: Random) -> Example:
-    """A fixed phrase or two, sometimes without the final mark (then the answer has none either), sometimes in lower case."""
+    """A fixed phrase or two, sometimes without the final mark (then the answer has none either), sometimes in
+    lower case.
+    """
     source, target = code_pair(rng, CODES)
     texts, answers = [], []
     for _ in range(1 if rng.random() < 0.75 else 2):
@@ -52,14 +65,24 @@ def phrase(rng: Random) -> Example:
 
 def composed(rng: Random, evaluation: bool) -> Example:
     """One to three composed sentences. For evaluation each of them is held out; for training none is."""
-    count, = rng.choices((1, 2, 3), (0.8, 0.13, 0.07))
+    (count,) = rng.choices((1, 2, 3), (0.8, 0.13, 0.07))
     parts: list[Sentence] = [pick(sentence, lambda s: s.key, rng, evaluation) for _ in range(count)]
     codes = tuple(COMPOSED)
     source, target = code_pair(rng, codes)
-    text, answer = (join([getattr(part, COMPOSED[code]) for part in parts], code) for code in (source, target))
+    text, answer = (
+        join([getattr(part, COMPOSED[code]) for part in parts], code) for code in (source, target)
+    )
     if count == 1 and rng.random() < 0.12:
         text, answer = text.strip(MARKS), answer.strip(MARKS)
-    return render(rng, "translation", text, answer, source, target, next((p.key for p in parts if held_out(p.key)), parts[0].key))
+    return render(
+        rng,
+        "translation",
+        text,
+        answer,
+        source,
+        target,
+        next((p.key for p in parts if held_out(p.key)), parts[0].key),
+    )
 
 
 def translation(rng: Random, evaluation: bool) -> Example:

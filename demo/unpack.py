@@ -1,4 +1,5 @@
 """From the packed model to the tensors of an official checkpoint: `python -m demo.unpack out.pth`."""
+
 import sys
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""The compact vocabulary: the token ids that occur in the training text, all single bytes, and one row for everything else."""
+"""The compact vocabulary: the token ids that occur in the training text, all single bytes, and one row for
+everything else.
+"""
+
 import string
 from collections.abc import Iterable
 from random import Random
@@ -9,7 +12,7 @@ from pyrwkv_tokenizer import RWKVTokenizer
 from demo.text import training_example
 
 SIZE = 65536  # rows of the unpacked emb and head
-END = 0       # end of text
+END = 0  # end of text
 SAMPLE = 120_000
 
 

@@ -1,4 +1,3 @@
-# ruff: noqa: E501 - tables of text read best with one entry a line
 """The words of the composed sentences, with the forms that English, Chinese, French and German need."""
 from dataclasses import dataclass
 

@@ -1,20 +1,27 @@
-"""Servers that several test files share; each starts when the first test asks for it. With --ahead, engines on a CPU queue steps ahead."""
+"""Servers that several test files share; each starts when the first test asks for it. With --ahead, engines
+on a CPU queue steps ahead.
+"""
+
 from collections.abc import Iterator
 
 import pytest
 from ahead import LateSteps
 from serving import Server
 
-from rwkv_batch import steps
+from rwkv_batch.engine import runner
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--ahead", action="store_true", help="let engines in the tests' own process run as on a GPU: told late what was drawn")
+    parser.addoption(
+        "--ahead",
+        action="store_true",
+        help="let engines in the tests' own process run as on a GPU: told late what was drawn",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--ahead"):
-        steps.of = LateSteps
+        runner.of = LateSteps
 
 
 @pytest.fixture(scope="session")

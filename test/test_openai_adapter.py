@@ -1,11 +1,13 @@
 """The OpenAI bodies without a server: what a request becomes for the engine, and what is refused."""
+
 import pytest
 
-from routes import openai_chat, openai_completions
-from routes.errors import ApiError
-from routes.replies import RowResult
-from rwkv_batch.client import Job
-from rwkv_batch.protocol import Sampling
+from routes.http.errors import ApiError
+from routes.http.replies import RowResult
+from routes.openai import chat as openai_chat
+from routes.openai import completions as openai_completions
+from rwkv_batch.wire.client import Job
+from rwkv_batch.wire.protocol import Sampling
 
 HI = {"role": "user", "content": "Hi"}
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -24,9 +26,16 @@ def complete(**fields):
 
 def test_chat_defaults():
     request, streams, _ = chat()
-    assert (request.prompts, request.max_tokens, request.n, streams) == (["User: Hi\n\n" + NO_THINK], 4096, 1, False)
+    assert (request.prompts, request.max_tokens, request.n, streams) == (
+        ["User: Hi\n\n" + NO_THINK],
+        4096,
+        1,
+        False,
+    )
     assert (request.stop_ids, request.stop_strings) == ([0], ["\n\nUser:", "\nUser:"])
-    assert request.sampling == Sampling(temperature=1, top_k=20, top_p=0.6, alpha_presence=1, alpha_frequency=0.1, alpha_decay=0.996)
+    assert request.sampling == Sampling(
+        temperature=1, top_k=20, top_p=0.6, alpha_presence=1, alpha_frequency=0.1, alpha_decay=0.996
+    )
     assert (request.flush_tokens, request.top_logprobs) == (0, None)
 
 
@@ -34,16 +43,28 @@ def test_completion_defaults():
     request, streams, _ = complete()
     assert (request.prompts, request.max_tokens, request.n, streams) == (["Once"], 16, 1, False)
     assert (request.stop_ids, request.stop_strings) == ([0], [])
-    assert request.sampling == Sampling(temperature=1, top_k=0, top_p=1, alpha_presence=0, alpha_frequency=0, alpha_decay=0.996)
+    assert request.sampling == Sampling(
+        temperature=1, top_k=0, top_p=1, alpha_presence=0, alpha_frequency=0, alpha_decay=0.996
+    )
 
 
 @pytest.mark.parametrize("prepare", [chat, complete])
 def test_every_sampling_field_reaches_the_engine(prepare):
     fields = {
-        "temperature": 0.5, "top_p": 0.4, "top_k": "7", "alpha_presence": 0.3, "alpha_frequency": 0.2, "alpha_decay": 0.9,
-        "presence_penalty": 1, "frequency_penalty": -2, "logit_bias": {"11": -100, "65535": 1.5}, "seed": 42,
+        "temperature": 0.5,
+        "top_p": 0.4,
+        "top_k": "7",
+        "alpha_presence": 0.3,
+        "alpha_frequency": 0.2,
+        "alpha_decay": 0.9,
+        "presence_penalty": 1,
+        "frequency_penalty": -2,
+        "logit_bias": {"11": -100, "65535": 1.5},
+        "seed": 42,
     }
-    assert prepare(**fields)[0].sampling == Sampling(0.5, 7, 0.4, 0.3, 0.2, 0.9, 1.0, -2.0, {11: -100.0, 65535: 1.5}, seed=42)
+    assert prepare(**fields)[0].sampling == Sampling(
+        0.5, 7, 0.4, 0.3, 0.2, 0.9, 1.0, -2.0, {11: -100.0, 65535: 1.5}, seed=42
+    )
     request, streams, _ = prepare(stream=True, chunk_size=8, n=3, max_tokens=9)
     assert (streams, request.flush_tokens, request.n, request.max_tokens) == (True, 8, 3, 9)
     assert prepare(stream=True)[0].flush_tokens == prepare(stream=True, chunk_size=-1)[0].flush_tokens == 1
@@ -60,6 +81,7 @@ def test_stops():
     def stops(**fields):
         request = chat(**fields)[0]
         return request.stop_ids, request.stop_strings
+
     assert stops(stop="END") == ([0], ["\n\nUser:", "\nUser:", "END"])
     assert stops(stop_tokens=[261, "Q:"]) == ([261], ["Q:"])
     assert stops(stop_tokens=[261], stop=["a", "b"]) == ([261], ["a", "b"])
@@ -75,36 +97,78 @@ def test_negative_seed_is_a_seed():
 
 
 def test_null_means_not_given():
-    fields = ("max_tokens", "temperature", "top_p", "n", "stop", "stream", "seed", "logit_bias", "logprobs", "stream_options",
-              "presence_penalty", "tools", "tool_choice", "response_format", "user", "store", "session_id")
+    fields = (
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "n",
+        "stop",
+        "stream",
+        "seed",
+        "logit_bias",
+        "logprobs",
+        "stream_options",
+        "presence_penalty",
+        "tools",
+        "tool_choice",
+        "response_format",
+        "user",
+        "store",
+        "session_id",
+    )
     got, plain = chat(**dict.fromkeys(fields))[0], chat()[0]
     for name in plain.__struct_fields__:
         assert name == "id" or getattr(got, name) == getattr(plain, name)
 
 
 def test_max_completion_tokens():
-    assert chat(max_completion_tokens=7)[0].max_tokens == chat(max_completion_tokens=7, max_tokens=7)[0].max_tokens == 7
+    assert (
+        chat(max_completion_tokens=7)[0].max_tokens
+        == chat(max_completion_tokens=7, max_tokens=7)[0].max_tokens
+        == 7
+    )
     assert chat(max_tokens=0)[0].max_tokens == 0
 
 
 def test_messages_of_every_kind():
-    request = chat(system="One.", messages=[
-        {"role": "developer", "content": "Two."},
-        {"role": "user", "content": [{"type": "text", "text": "What is "}, {"type": "input_text", "text": "it"}, "?"]},
-        {"role": "assistant", "content": None, "tool_calls": [
-            {"id": "c", "type": "function", "function": {"name": "now", "arguments": '{\n\n"zone":"UTC"}'}}]},
-        {"role": "tool", "tool_call_id": "c", "content": "12:00"},
-        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
-        {"role": "user", "content": None},
-    ], contents=["Please."])[0]
+    request = chat(
+        system="One.",
+        messages=[
+            {"role": "developer", "content": "Two."},
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "What is "}, {"type": "input_text", "text": "it"}, "?"],
+            },
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [
+                    {
+                        "id": "c",
+                        "type": "function",
+                        "function": {"name": "now", "arguments": '{\n\n"zone":"UTC"}'},
+                    }
+                ],
+            },
+            {"role": "tool", "tool_call_id": "c", "content": "12:00"},
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+            {"role": "user", "content": None},
+        ],
+        contents=["Please."],
+    )[0]
     assert request.prompts == [
-        'System: One.\n\nTwo.\n\nUser: What is it?\n\nAssistant: <tool_call>{"name": "now", "arguments": {"zone": "UTC"}}</tool_call>\n\n'
+        "System: One.\n\nTwo.\n\nUser: What is it?\n\nAssistant: "
+        '<tool_call>{"name": "now", "arguments": {"zone": "UTC"}}</tool_call>\n\n'
         "Tool: 12:00\n\nAssistant: No.\n\nUser: Please.\n\n" + NO_THINK
     ]
 
 
 def test_thinking():
-    for fields in ({"enable_think": True}, {"reasoning_effort": "low"}, {"reasoning_effort": "high", "enable_think": True}):
+    for fields in (
+        {"enable_think": True},
+        {"reasoning_effort": "low"},
+        {"reasoning_effort": "high", "enable_think": True},
+    ):
         assert chat(**fields)[0].prompts == ["User: Hi\n\nAssistant: <think"]
     for fields in ({"enable_think": False}, {"reasoning_effort": "none"}, {"reasoning_effort": "minimal"}):
         assert chat(**fields)[0].prompts == ["User: Hi\n\n" + NO_THINK]
@@ -120,47 +184,106 @@ def test_last_assistant_message_is_continued():
 def test_tool_choice_shapes_the_prompt():
     assert chat(tools=[TOOL])[0].prompts[0].endswith("User: Hi\n\n" + NO_THINK)
     assert "Tool: get_weather\n" in chat(tools=[TOOL])[0].prompts[0]
-    for fields in ({"tool_choice": "none"}, {"rwkv_tool_compat_mode": False}, {"rwkv_tool_compat_mode": "false"}):
+    for fields in (
+        {"tool_choice": "none"},
+        {"rwkv_tool_compat_mode": False},
+        {"rwkv_tool_compat_mode": "false"},
+    ):
         assert chat(tools=[TOOL], **fields)[0].prompts == ["User: Hi\n\n" + NO_THINK]
     required = chat(tools=[TOOL], tool_choice="required")[0].prompts[0]
     assert "You must call a tool." in required and required.endswith(NO_THINK + '<tool_call>{"name": "')
-    named = chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "get_weather"}})[0].prompts[0]
+    named = chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "get_weather"}})[
+        0
+    ].prompts[0]
     assert named.endswith(NO_THINK + '<tool_call>{"name": "get_weather", "arguments":')
-    assert chat(tools=[TOOL], tool_choice="required", enable_think=True)[0].prompts[0].endswith("Assistant: <think")
+    assert (
+        chat(tools=[TOOL], tool_choice="required", enable_think=True)[0]
+        .prompts[0]
+        .endswith("Assistant: <think")
+    )
 
 
-@pytest.mark.parametrize(("prompt", "prompts"), [
-    ("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 65529], [[1, 65529]]), ([[1], [2, 3]], [[1], [2, 3]]),
-    ("", [[0]]), (["a", ""], ["a", [0]]), (None, [[0]]),
-])
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("a", ["a"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 65529], [[1, 65529]]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+        ("", [[0]]),
+        (["a", ""], ["a", [0]]),
+        (None, [[0]]),
+    ],
+)
 def test_prompt_forms(prompt, prompts):
     assert complete(prompt=prompt)[0].prompts == prompts
 
 
 def test_suffix_makes_a_fill_in_the_middle_prompt():
-    assert complete(prompt=["a", "b"], suffix="z")[0].prompts == ["✿prefix✿✿suffix✿z✿middle✿a", "✿prefix✿✿suffix✿z✿middle✿b"]
+    assert complete(prompt=["a", "b"], suffix="z")[0].prompts == [
+        "✿prefix✿✿suffix✿z✿middle✿a",
+        "✿prefix✿✿suffix✿z✿middle✿b",
+    ]
 
 
 # field -> values of it that are refused with a sentence that names it
 BAD_EITHER = {
-    "max_tokens": [-1, True, 2**31, 1.5], "temperature": [2.1, -0.1, "hot", float("nan")], "top_p": [1.01, -1], "top_k": [-2, 2.5],
-    "alpha_decay": [1.1], "alpha_presence": [float("inf")], "presence_penalty": [3], "frequency_penalty": [-2.5],
-    "logit_bias": [{"x": 1}, {"65536": 1}, {"1": 101}, {"-1": 1}, {"²": 1}, {"1": True}, {"1": float("nan")}, []],
-    "seed": [2**63, 1.5], "n": [0, 129, True], "stop": [["a"] * 17, "", [""], [1], 5],
-    "stop_tokens": [[-1], [65536], [True], [""], 0, [1] * 65], "stream": ["maybe"], "stream_options": [{"include_usage": True}],
-    "chunk_size": ["x"], "ignore_eos": [3], "store": [True], "use_prefix_cache": ["perhaps"],
+    "max_tokens": [-1, True, 2**31, 1.5],
+    "temperature": [2.1, -0.1, "hot", float("nan")],
+    "top_p": [1.01, -1],
+    "top_k": [-2, 2.5],
+    "alpha_decay": [1.1],
+    "alpha_presence": [float("inf")],
+    "presence_penalty": [3],
+    "frequency_penalty": [-2.5],
+    "logit_bias": [
+        {"x": 1},
+        {"65536": 1},
+        {"1": 101},
+        {"-1": 1},
+        {"²": 1},
+        {"1": True},
+        {"1": float("nan")},
+        [],
+    ],
+    "seed": [2**63, 1.5],
+    "n": [0, 129, True],
+    "stop": [["a"] * 17, "", [""], [1], 5],
+    "stop_tokens": [[-1], [65536], [True], [""], 0, [1] * 65],
+    "stream": ["maybe"],
+    "stream_options": [{"include_usage": True}],
+    "chunk_size": ["x"],
+    "ignore_eos": [3],
+    "store": [True],
+    "use_prefix_cache": ["perhaps"],
 }
 BAD_CHAT = {
-    "messages": [[], "Hi", None, [{"role": "user", "content": " "}]], "contents": [["a", "b"]], "system": [5],
-    "max_completion_tokens": [-1], "top_logprobs": [2], "logprobs": [5], "tools": [{}, [TOOL] * 129],
-    "tool_choice": ["any", "required", ["auto"], {"type": "x"}], "rwkv_tool_compat_mode": ["yes"], "tool_call_parser": ["prefix"],
-    "enable_tool_calls": ["x"], "parallel_tool_calls": ["x"], "response_format": [{"type": "json_object"}, "text"],
-    "reasoning_effort": ["huge"], "audio": [{"voice": "x"}], "modalities": [["text", "audio"]], "functions": [[{"name": "f"}]],
-    "function_call": ["auto"], "web_search_options": [{"search_context_size": "low"}],
+    "messages": [[], "Hi", None, [{"role": "user", "content": " "}]],
+    "contents": [["a", "b"]],
+    "system": [5],
+    "max_completion_tokens": [-1],
+    "top_logprobs": [2],
+    "logprobs": [5],
+    "tools": [{}, [TOOL] * 129],
+    "tool_choice": ["any", "required", ["auto"], {"type": "x"}],
+    "rwkv_tool_compat_mode": ["yes"],
+    "tool_call_parser": ["prefix"],
+    "enable_tool_calls": ["x"],
+    "parallel_tool_calls": ["x"],
+    "response_format": [{"type": "json_object"}, "text"],
+    "reasoning_effort": ["huge"],
+    "audio": [{"voice": "x"}],
+    "modalities": [["text", "audio"]],
+    "functions": [[{"name": "f"}]],
+    "function_call": ["auto"],
+    "web_search_options": [{"search_context_size": "low"}],
     "session_id": [5, "a\nb", "\x7f", "x" * 257],
 }
 BAD_COMPLETION = {
-    "prompt": [[], [[]], ["a", 1], [65530], [-1], [True], 5, {"a": 1}, [[1], "a"]], "logprobs": [6, True], "best_of": [2], "suffix": [1],
+    "prompt": [[], [[]], ["a", 1], [65530], [-1], [True], 5, {"a": 1}, [[1], "a"]],
+    "logprobs": [6, True],
+    "best_of": [2],
+    "suffix": [1],
     "session_id": ["s"],
 }
 # more than one field, or a place inside of one
@@ -175,9 +298,18 @@ BAD_PLACES_CHAT = [
     ({"tools": [5]}, "tools[0].type"),
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
-    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools[0].function.parameters"),
-    ({"tools": [{"type": "function", "function": {"name": "f", "description": 1}}]}, "tools[0].function.description"),
-    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice.function.name"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
+        "tools[0].function.parameters",
+    ),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f", "description": 1}}]},
+        "tools[0].function.description",
+    ),
+    (
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "other"}}},
+        "tool_choice.function.name",
+    ),
 ]
 BAD_PLACES_COMPLETION = [
     ({"prompt": ["a"] * 4097}, "n"),
@@ -198,11 +330,18 @@ BAD_MESSAGES = [
     ({"role": "user", "content": [{"type": "text", "text": 1}]}, ".content[0].text"),
     ({"role": "user", "content": [{"type": []}]}, ".content[0]"),
     ({"role": "assistant", "tool_calls": "x"}, ".tool_calls"),
-    ({"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}, ".tool_calls[0].function.name"),
-    ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
-     ".tool_calls[0].function.arguments"),
-    ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"x": "\\ud800"}'}}]},
-     ".tool_calls[0].function.arguments"),
+    (
+        {"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]},
+        ".tool_calls[0].function.name",
+    ),
+    (
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
+        ".tool_calls[0].function.arguments",
+    ),
+    (
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"x": "\\ud800"}'}}]},
+        ".tool_calls[0].function.arguments",
+    ),
     ({"role": "assistant", "function_call": {"name": "f"}}, ".function_call"),
     ({"role": "assistant", "audio": {"id": "x"}}, ".audio"),
     ({"role": "tool", "content": "x", "tool_call_id": 3}, ".tool_call_id"),
@@ -210,14 +349,19 @@ BAD_MESSAGES = [
 
 
 def single(*tables):
-    return [({field: value}, field) for table in tables for field, values in table.items() for value in values]
+    return [
+        ({field: value}, field) for table in tables for field, values in table.items() for value in values
+    ]
 
 
-@pytest.mark.parametrize(("prepare", "fields", "param"), [
-    *((chat, *case) for case in single(BAD_EITHER, BAD_CHAT) + BAD_PLACES_CHAT),
-    *((chat, {"messages": [HI, message]}, "messages[1]" + place) for message, place in BAD_MESSAGES),
-    *((complete, *case) for case in single(BAD_EITHER, BAD_COMPLETION) + BAD_PLACES_COMPLETION),
-])
+@pytest.mark.parametrize(
+    ("prepare", "fields", "param"),
+    [
+        *((chat, *case) for case in single(BAD_EITHER, BAD_CHAT) + BAD_PLACES_CHAT),
+        *((chat, {"messages": [HI, message]}, "messages[1]" + place) for message, place in BAD_MESSAGES),
+        *((complete, *case) for case in single(BAD_EITHER, BAD_COMPLETION) + BAD_PLACES_COMPLETION),
+    ],
+)
 def test_bad_input_is_refused_with_a_sentence_that_names_the_field(prepare, fields, param):
     with pytest.raises(ApiError) as raised:
         prepare(**fields)
@@ -234,7 +378,19 @@ def test_prompt_is_needed():
 
 
 def test_labels_and_hints_are_accepted():
-    chat(user="u", metadata={"a": "b"}, service_tier="auto", store=False, parallel_tool_calls=False, use_prefix_cache=False,
-         modalities=["text"], response_format={"type": "text"}, tool_call_parser="tag", tool_choice="auto", unheard_of=[1], pad_zero=True,
-         stop_tokens=[0, 261, 24281])
+    chat(
+        user="u",
+        metadata={"a": "b"},
+        service_tier="auto",
+        store=False,
+        parallel_tool_calls=False,
+        use_prefix_cache=False,
+        modalities=["text"],
+        response_format={"type": "text"},
+        tool_call_parser="tag",
+        tool_choice="auto",
+        unheard_of=[1],
+        pad_zero=True,
+        stop_tokens=[0, 261, 24281],
+    )
     complete(best_of=2, n=2, user="u", echo=False, suffix="", stream_options=None)

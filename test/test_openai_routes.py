@@ -1,12 +1,15 @@
-"""`session_id` on OpenAI chat, and the count of cached tokens, against an engine that echoes what a session has seen."""
+"""`session_id` on OpenAI chat, and the count of cached tokens, against an engine that echoes what a session
+has seen.
+"""
+
 import json
 
 import pytest
 from frontend_process import FrontendProcess
 from test_routes_native import events
 
-from routes import openai_chat, openai_completions
-from rwkv_batch.protocol import Turn
+from routes.openai import chat, completions
+from rwkv_batch.wire.protocol import Turn
 
 V1, CHAT, COMPLETIONS = "/v1/chat/completions", "/openai/v1/chat/completions", "/v1/completions"
 NO_THINK = "Assistant: <think>\n</think>\n"
@@ -50,11 +53,24 @@ def test_native_and_openai_sessions_are_the_same(server):
 
 
 def test_every_new_message_is_rendered_with_its_own_role():
-    request = openai_chat.prepare({"session_id": "s", "system": " Be brief. ", "contents": ["Thanks. "], "messages": [
-        {"role": "user", "content": " Time? "}, {"role": "assistant", "content": "Noon."},
-        {"role": "tool", "content": "12:00"}, {"role": "developer", "content": "Be kind."}]}, "m")[0]
+    request = chat.prepare(
+        {
+            "session_id": "s",
+            "system": " Be brief. ",
+            "contents": ["Thanks. "],
+            "messages": [
+                {"role": "user", "content": " Time? "},
+                {"role": "assistant", "content": "Noon."},
+                {"role": "tool", "content": "12:00"},
+                {"role": "developer", "content": "Be kind."},
+            ],
+        },
+        "m",
+    )[0]
     assert request.prompts == [
-        f"System: Be brief.\n\nBe kind.\n\nUser: Time?\n\nAssistant: Noon.\n\nTool: 12:00\n\nUser: Thanks.\n\n{NO_THINK}"]
+        "System: Be brief.\n\nBe kind.\n\nUser: Time?\n\nAssistant: Noon.\n\nTool: 12:00\n\nUser: "
+        f"Thanks.\n\n{NO_THINK}"
+    ]
 
 
 def test_a_streamed_turn(server):
@@ -73,15 +89,21 @@ def test_a_turn_at_its_limit_says_so(server):
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
-@pytest.mark.parametrize(("fields", "words"), [
-    ({"messages": [], "contents": ["a", "b"]}, "State mode only supports a single contents item"),
-    ({"messages": []}, "State mode requires incremental contents or messages"),
-    ({"messages": [{"role": "user", "content": " "}]}, "State mode requires incremental contents or messages"),
-    ({"n": 2}, "n: "),
-    ({"session_id": "x" * 257}, "session_id"),
-    ({"session_id": "tab\t"}, "session_id"),
-    ({"session_id": 7}, "session_id"),
-])
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"messages": [], "contents": ["a", "b"]}, "State mode only supports a single contents item"),
+        ({"messages": []}, "State mode requires incremental contents or messages"),
+        (
+            {"messages": [{"role": "user", "content": " "}]},
+            "State mode requires incremental contents or messages",
+        ),
+        ({"n": 2}, "n: "),
+        ({"session_id": "x" * 257}, "session_id"),
+        ({"session_id": "tab\t"}, "session_id"),
+        ({"session_id": 7}, "session_id"),
+    ],
+)
 def test_what_a_session_cannot_take(server, fields, words):
     answer = server.http.post(CHAT, json=said("hi", session_id="s") | fields)
     assert answer.status_code == 400
@@ -95,15 +117,23 @@ def test_completions_have_no_sessions(server):
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "session_id"
 
 
-@pytest.mark.parametrize(("path", "body"), [(CHAT, said("cached twice")), (COMPLETIONS, {"prompt": ["cached", "twice"]})])
+@pytest.mark.parametrize(
+    ("path", "body"), [(CHAT, said("cached twice")), (COMPLETIONS, {"prompt": ["cached", "twice"]})]
+)
 def test_cached_tokens_are_reported(server, path, body):
     def cached(**fields) -> list[int]:
         whole = server.http.post(path, json=body | fields).json()["usage"]
-        lines = server.http.post(path, json=body | fields | {"stream": True, "stream_options": {"include_usage": True}}).text
-        usage = next(event["usage"] for line in lines.split("\n\n") if line.startswith("data: {")
-                     and (event := json.loads(line.removeprefix("data: ")))["usage"])
+        lines = server.http.post(
+            path, json=body | fields | {"stream": True, "stream_options": {"include_usage": True}}
+        ).text
+        usage = next(
+            event["usage"]
+            for line in lines.split("\n\n")
+            if line.startswith("data: {") and (event := json.loads(line.removeprefix("data: ")))["usage"]
+        )
         assert usage["prompt_tokens"] == whole["prompt_tokens"]
         return [use["prompt_tokens_details"]["cached_tokens"] for use in (whole, usage)]
+
     assert server.http.post(path, json=body).json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
     rows = len(server.engine.requests[-1].prompts)
     total = sum(map(len, server.engine.requests[-1].prompts))
@@ -111,8 +141,13 @@ def test_cached_tokens_are_reported(server, path, body):
     assert cached(use_prefix_cache=False) == [0, 0]
 
 
-@pytest.mark.parametrize("prepare", [
-    lambda **f: openai_chat.prepare(said("a", **f), "m"), lambda **f: openai_completions.prepare({"prompt": "a", **f}, "m")])
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        lambda **f: chat.prepare(said("a", **f), "m"),
+        lambda **f: completions.prepare({"prompt": "a", **f}, "m"),
+    ],
+)
 def test_the_prefix_cache_can_be_declined(prepare):
     assert prepare()[0].prefix_cache
     assert not prepare(use_prefix_cache=False)[0].prefix_cache

@@ -1,9 +1,11 @@
 """Matrix products with fixed weights, packed once for the device they run on.
 
-On a CPU one step reads every weight once, so its speed is that of memory: weights that are exact in fp16 (those of bf16 checkpoints are,
-but for some below 6e-5) are kept in fp16 and widened to fp32 in registers, which halves the bytes. Other weights are packed in fp32. Either
-way a row's product comes out the same, bit for bit, whatever rows are beside it: a row generates the same text alone and in a batch.
+On a CPU one step reads every weight once, so its speed is that of memory: weights that are exact in fp16
+(those of bf16 checkpoints are, but for some below 6e-5) are kept in fp16 and widened to fp32 in registers,
+which halves the bytes. Other weights are packed in fp32. Either way a row's product comes out the same, bit
+for bit, whatever rows are beside it: a row generates the same text alone and in a batch.
 """
+
 from collections.abc import Callable
 from functools import cache, partial
 
@@ -13,11 +15,15 @@ from torch.nn.functional import linear
 
 Linear = Callable[[Tensor], Tensor]  # [rows, inputs] -> [rows, outputs]
 
-ROWS_HINT = 16        # the batch for which the fp32 layout is chosen; it serves every other as well
-LOSSLESS = 1e-6       # of a matrix's norm: what fp16 may change in all, about the rounding of one fp32 product of a row
+ROWS_HINT = 16  # the batch for which the fp32 layout is chosen; it serves every other as well
+LOSSLESS = (
+    1e-6  # of a matrix's norm: what fp16 may change in all, about the rounding of one fp32 product of a row
+)
 
 
-def prepare(weight: Tensor, bias: Tensor | None = None, *, device: torch.device | str, dtype: torch.dtype) -> Linear:
+def prepare(
+    weight: Tensor, bias: Tensor | None = None, *, device: torch.device | str, dtype: torch.dtype
+) -> Linear:
     """`x -> x @ weight.T + bias` for rows x of `dtype`. weight: `[outputs, inputs]`, bias: `[outputs]`."""
     weight = weight.to(device, dtype).contiguous()
     bias = None if bias is None else bias.to(device, dtype).contiguous()
@@ -26,17 +32,23 @@ def prepare(weight: Tensor, bias: Tensor | None = None, *, device: torch.device 
     if _has_half_weights() and _exact_in_half(weight):
         return partial(_half_weights, packed=torch.ops.quantized.linear_prepack_fp16(weight, bias))
     if _has_packed_weights():
-        return partial(_packed_weights, packed=torch.ops.mkldnn._reorder_linear_weight(weight, ROWS_HINT), bias=bias)
+        return partial(
+            _packed_weights, packed=torch.ops.mkldnn._reorder_linear_weight(weight, ROWS_HINT), bias=bias
+        )
     return partial(linear, weight=weight, bias=bias)
 
 
 def _half_weights(x: Tensor, packed: torch.ScriptObject) -> Tensor:
-    return torch.ops.quantized.linear_dynamic_fp16(x, packed)  # "dynamic" is the name only: inputs, sums and result are fp32
+    return torch.ops.quantized.linear_dynamic_fp16(
+        x, packed
+    )  # "dynamic" is the name only: inputs, sums and result are fp32
 
 
 def _packed_weights(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     if len(x) == 1:  # one row alone would take another path, slower and rounded in another order
-        return torch.ops.mkldnn._linear_pointwise(x.expand(2, -1).contiguous(), packed, bias, "none", [], "")[:1]
+        return torch.ops.mkldnn._linear_pointwise(x.expand(2, -1).contiguous(), packed, bias, "none", [], "")[
+            :1
+        ]
     return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 
 
@@ -57,7 +69,9 @@ def _has_packed_weights() -> bool:
 
 
 def _runs(product: Callable[[Tensor], Tensor]) -> bool:
-    """Whether this torch, on this processor, has the product and gets it right (builds for other processors leave some out)."""
+    """Whether this torch, on this processor, has the product and gets it right (builds for other processors
+    leave some out).
+    """
     weight = torch.eye(64)
     try:
         return torch.equal(product(weight), weight)

@@ -1,8 +1,10 @@
 """The operations of RWKV-7 in plain torch, on any device: the readable reference.
 
-Rows of one call are packed without padding: rows of one token (decode) come first, longer pieces (prefill) after them. T is the number of
-tokens of all rows together, H the number of heads, C = 64 H the width. The recurrence computes in fp32, whatever the states are stored in.
+Rows of one call are packed without padding: rows of one token (decode) come first, longer pieces (prefill)
+after them. T is the number of tokens of all rows together, H the number of heads, C = 64 H the width. The
+recurrence computes in fp32, whatever the states are stored in.
 """
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -16,17 +18,20 @@ from rwkv_batch.ops.wkv_prefill import wkv_prefill
 HEAD_SIZE = 64
 GROUP_NORM_EPS = 64e-5
 LOG_DECAY_SCALE = -0.6065306597126334  # -exp(-1/2)
-MIN_CHUNKED = 4                        # shorter pieces are faster token by token
+MIN_CHUNKED = 4  # shorter pieces are faster token by token
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the rows of one call lie. The first `decode` rows have one token each, the others are `pieces`."""
+    """Where the rows of one call lie. The first `decode` rows have one token each, the others are
+    `pieces`.
+    """
+
     decode: int
-    pieces: list[tuple[int, int, int]]     # first token, one past the last, slot
-    slots: slice | Tensor                  # of all rows; a slice (which reads and writes in place) if they follow each other
+    pieces: list[tuple[int, int, int]]  # first token, one past the last, slot
+    slots: slice | Tensor  # of all rows; a slice (which reads and writes in place) if they follow each other
     decode_slots: slice | Tensor
-    first: Tensor | None                   # first token of every row; None if all rows have one token
+    first: Tensor | None  # first token of every row; None if all rows have one token
     last: Tensor | None
 
 
@@ -50,7 +55,9 @@ def _index(slots: Sequence[int], device: torch.device | str) -> slice | Tensor:
 
 
 def token_shift(x: Tensor, shift: Tensor, packing: Packing) -> Tensor:
-    """The step from each token's x `[T, C]` back to the token before it in its row; `shift` `[slots, C]` holds that of the first."""
+    """The step from each token's x `[T, C]` back to the token before it in its row; `shift` `[slots, C]`
+    holds that of the first.
+    """
     if packing.first is None or packing.last is None:
         delta = shift[packing.slots] - x
         shift[packing.slots] = x
@@ -78,19 +85,27 @@ def removal_key(k: Tensor, k_k: Tensor) -> Tensor:
 
 
 def readout(y: Tensor, r: Tensor, k: Tensor, v: Tensor, r_k: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Group norm of y `[T, H, 64]` by head, and the current token's own value in proportion to `sum(r k r_k)`: `[T, C]`."""
+    """Group norm of y `[T, H, 64]` by head, and the current token's own value in proportion to `sum(r k
+    r_k)`: `[T, C]`.
+    """
     tokens, heads, _ = y.shape
     normed = group_norm(y.reshape(tokens, -1).to(v.dtype), heads, weight, bias, GROUP_NORM_EPS)
     own = (r * k * r_k).view(tokens, heads, HEAD_SIZE).sum(-1, keepdim=True)
-    return torch.addcmul(normed.view(tokens, heads, HEAD_SIZE), own, v.view(tokens, heads, HEAD_SIZE)).view(tokens, -1)
+    return torch.addcmul(normed.view(tokens, heads, HEAD_SIZE), own, v.view(tokens, heads, HEAD_SIZE)).view(
+        tokens, -1
+    )
 
 
-def wkv(r: Tensor, w_log: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, states: Tensor, packing: Packing) -> Tensor:
-    """The recurrence over all rows: inputs `[T, H, 64]`, states `[slots, H, value, key]` updated in place; returns y `[T, H, 64]`, fp32."""
+def wkv(
+    r: Tensor, w_log: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, states: Tensor, packing: Packing
+) -> Tensor:
+    """The recurrence over all rows: inputs `[T, H, 64]`, states `[slots, H, value, key]` updated in place;
+    returns y `[T, H, 64]`, fp32.
+    """
     inputs = [x.float() for x in (r, w_log, k, v, kk, a)]
     parts = []
     if packing.decode:
-        y, state = wkv_step(*[*(x[:packing.decode] for x in inputs), states[packing.decode_slots].float()])
+        y, state = wkv_step(*[*(x[: packing.decode] for x in inputs), states[packing.decode_slots].float()])
         states[packing.decode_slots] = state.to(states.dtype)
         parts.append(y)
     for start, end, slot in packing.pieces:
@@ -101,28 +116,36 @@ def wkv(r: Tensor, w_log: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, s
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def wkv_step(r: Tensor, w_log: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """One token of every row: inputs `[B, H, 64]`, state `[B, H, value, key]`; returns y `[B, H, 64]` and the new state.
+def wkv_step(
+    r: Tensor, w_log: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One token of every row: inputs `[B, H, 64]`, state `[B, H, value, key]`; returns y `[B, H, 64]` and the
+    new state.
 
         S' = S diag(w) - (S kk) (kk a)^T + v k^T,   y = S' r
 
-    The state is the bulk of the data, so it is passed over as seldom as torch allows. With P = S diag(w), S kk = P (kk / w), read together
-    with P r; both rank-one terms are added as one product of rank two; and y = P r + v (k . r) - (S kk) (kk a . r).
+    The state is the bulk of the data, so it is passed over as seldom as torch allows. With P = S diag(w), S
+    kk = P (kk / w), read together with P r; both rank-one terms are added as one product of rank two; and y =
+    P r + v (k . r) - (S kk) (kk a . r).
     """
     batch, heads, _ = r.shape
     rows = batch * heads
     w = w_log.exp()
     decayed = (state * w.unsqueeze(-2)).view(rows, HEAD_SIZE, HEAD_SIZE)
     reading = torch.stack((kk / w, r), -2).view(rows, 2, HEAD_SIZE)
-    removed, y = torch.bmm(reading, decayed.mT).unbind(1)                       # [rows, value] each
-    values = torch.stack((v.view(rows, HEAD_SIZE), removed), -1)               # [rows, value, 2]
-    keys = torch.stack((k, (kk * a).neg_()), -2).view(rows, 2, HEAD_SIZE)      # [rows, 2, key]
+    removed, y = torch.bmm(reading, decayed.mT).unbind(1)  # [rows, value] each
+    values = torch.stack((v.view(rows, HEAD_SIZE), removed), -1)  # [rows, value, 2]
+    keys = torch.stack((k, (kk * a).neg_()), -2).view(rows, 2, HEAD_SIZE)  # [rows, 2, key]
     y = torch.baddbmm(y.unsqueeze(-1), values, torch.bmm(keys, r.view(rows, HEAD_SIZE, 1)))
     return y.view(batch, heads, HEAD_SIZE), decayed.baddbmm_(values, keys).view_as(state)
 
 
-def wkv_sequential(r: Tensor, w_log: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The recurrence of one row token by token: inputs `[T, H, 64]`, state `[H, value, key]`; returns y `[T, H, 64]` and the last state."""
+def wkv_sequential(
+    r: Tensor, w_log: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The recurrence of one row token by token: inputs `[T, H, 64]`, state `[H, value, key]`; returns y `[T,
+    H, 64]` and the last state.
+    """
     steps = []
     for t in range(len(r)):
         token = slice(t, t + 1)

@@ -1,0 +1,1 @@
+"""The text that models read and write: prompt templates, tools, answers."""

@@ -1,0 +1,125 @@
+"""Reads what the model writes: thoughts, answer, tool call. The result does not depend on how the text is cut
+into pieces.
+"""
+
+from dataclasses import dataclass
+
+from routes.chat.tools import ToolCall, ToolCallParser, partial_suffix
+
+END_OF_THOUGHT = "</think>"
+
+
+@dataclass
+class Piece:
+    """What new text has brought."""
+
+    reasoning: str = ""
+    content: str = ""
+    call: ToolCall | None = None
+
+    def __add__(self, other: "Piece") -> "Piece":
+        return Piece(self.reasoning + other.reasoning, self.content + other.content, self.call or other.call)
+
+
+class ThinkSplitter:
+    """Parts the thoughts from the answer of a prompt that ends in `<think`.
+
+    Thoughts lose the rest of their opening tag, their closing tag and the line feeds next to these; the
+    answer loses the line feeds it begins with. An answer that never closes the tag is all thoughts.
+    """
+
+    def __init__(self) -> None:
+        self._thinking = True
+        self._fresh = True  # nothing of the current part has been shown
+        self._held = ""
+        self._opened = False  # the ">" of the opening tag is behind us
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """(thoughts, answer) that can be shown now."""
+        if not self._thinking:
+            return "", self._begin(text)
+        self._held += text
+        if not self._opened and self._held:
+            self._held, self._opened = self._held.removeprefix(">"), True
+        end = self._held.find(END_OF_THOUGHT)
+        if end >= 0:
+            thoughts = self._begin(self._held[:end].rstrip("\n"))
+            answer, self._held = self._held[end + len(END_OF_THOUGHT) :], ""
+            self._thinking, self._fresh = False, True
+            return thoughts, self._begin(answer)
+        sure = len(self._held) - partial_suffix(self._held, END_OF_THOUGHT)
+        sure = len(self._held[:sure].rstrip("\n"))
+        thoughts, self._held = self._begin(self._held[:sure]), self._held[sure:]
+        return thoughts, ""
+
+    def finish(self) -> tuple[str, str]:
+        """What was held back."""
+        thoughts, self._held = self._begin(self._held), ""
+        return thoughts, ""
+
+    def _begin(self, text: str) -> str:
+        if self._fresh:
+            text = text.lstrip("\n")
+            self._fresh = not text
+        return text
+
+
+class CallReader:
+    """Parts a tool call from the text around it.
+
+    White space at the beginning of the answer is dropped, and at its end if there is a call; it waits until
+    its fate is known.
+    """
+
+    def __init__(self, opening: str) -> None:
+        self._parser = ToolCallParser()
+        self._parser.feed(opening)
+        self._shown = False
+        self._space = ""
+        self._called = False
+
+    def feed(self, text: str) -> tuple[str, ToolCall | None]:
+        return self._text(self._parser.feed(text)), self._call()
+
+    def finish(self) -> tuple[str, ToolCall | None]:
+        text = self._text(self._parser.finish())
+        return text if self._parser.call else text + self._space, self._call()
+
+    def _call(self) -> ToolCall | None:
+        """The call, once."""
+        if self._called:
+            return None
+        self._called = self._parser.call is not None
+        return self._parser.call
+
+    def _text(self, text: str) -> str:
+        if not self._shown:
+            text = text.lstrip()
+            self._shown = text != ""
+        solid = text.rstrip()
+        if not solid:
+            self._space += text
+            return ""
+        before, self._space = self._space, text[len(solid) :]
+        return before + solid
+
+
+class AnswerReader:
+    """One row's answer. `opening` is text of the answer that the prompt already holds."""
+
+    def __init__(self, think: bool = False, calls: bool = False, opening: str = "") -> None:
+        self._think = ThinkSplitter() if think else None
+        self._calls = CallReader(opening) if calls else None
+
+    def feed(self, text: str) -> Piece:
+        reasoning, text = self._think.feed(text) if self._think else ("", text)
+        content, call = self._calls.feed(text) if self._calls else (text, None)
+        return Piece(reasoning, content, call)
+
+    def finish(self) -> Piece:
+        """The row has ended; what is left of it."""
+        reasoning, text = self._think.finish() if self._think else ("", "")
+        if not self._calls:
+            return Piece(reasoning, text)
+        first = Piece(reasoning, *self._calls.feed(text))
+        return first + Piece("", *self._calls.finish())

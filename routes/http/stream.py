@@ -1,0 +1,176 @@
+"""Replies that go out in pieces: server-sent events, and JSON whose connection is kept warm while it is made.
+
+The HTTP library pulls these iterators from threads of its own and drops them when the client has left.
+"""
+
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import msgspec
+
+from routes.http.replies import Reply, RowResult
+from rwkv_batch.wire.client import Job, RequestFailed, RequestRejected
+from rwkv_batch.wire.protocol import RowDelta
+
+# seconds without news after which a byte is sent; a client that has left is noticed by writing to it
+HEARTBEAT_EVERY = 0.25
+EVENT_EVERY = 0.05  # seconds between events of one stream while many streams are live
+
+REFUSALS = {
+    "overloaded": 429,
+    "invalid": 400,
+    "not_found": 404,
+    "exists": 409,
+}  # why the engine did not take it -> HTTP status
+
+log = logging.getLogger(__name__)
+encode_json = msgspec.json.encode
+
+
+def merge(deltas: list[RowDelta]) -> list[RowDelta]:
+    """Everything that came for a row as one delta, rows in the order of their first news."""
+    rows: dict[int, RowDelta] = {}
+    for delta in deltas:
+        old = rows.get(delta.row)
+        rows[delta.row] = (
+            delta
+            if old is None
+            else RowDelta(
+                delta.row,
+                old.text + delta.text,
+                old.tokens + delta.tokens,
+                delta.finish_reason,
+                old.logprobs + delta.logprobs,
+            )
+        )
+    return list(rows.values())
+
+
+def failure_status(error: RequestRejected | RequestFailed, engine_lives: bool) -> int:
+    """The HTTP status that tells a client what the engine said."""
+    if isinstance(error, RequestRejected):
+        return REFUSALS[error.reason]
+    return 500 if engine_lives else 503
+
+
+class JobStream(ABC):
+    """An iterator over the bytes of one job's reply. `closed(outcome)` is called once, when it has ended or
+    was dropped.
+    """
+
+    def __init__(self, job: Job, reply: Reply, closed: Callable[[str], None]) -> None:
+        self.job, self.reply = job, reply
+        self._closed: Callable[[str], None] | None = closed
+        self._lock = threading.Lock()
+        self._over = False
+        self._pulling = False
+        self._pulled_at = time.monotonic()
+
+    def __iter__(self) -> "JobStream":
+        return self
+
+    def __next__(self) -> bytes:
+        if self._over:
+            self.close("ended")
+            raise StopIteration
+        self._pulling = True
+        try:
+            return self._next()
+        except (RequestRejected, RequestFailed) as error:
+            self._over = True
+            return self._fail(str(error), failure_status(error, engine_lives=True))
+        except Exception as error:
+            log.error("a reply failed: %s", type(error).__name__, exc_info=log.isEnabledFor(logging.DEBUG))
+            self._over = True
+            return self._fail("The reply could not be made; this is a fault of the server.", 500)
+        finally:
+            self._pulled_at = time.monotonic()
+            self._pulling = False
+
+    def idle(self) -> float:
+        """Seconds since the client last took something."""
+        return 0.0 if self._pulling else time.monotonic() - self._pulled_at
+
+    def close(self, outcome: str = "client left") -> None:
+        """Nothing more is wanted of the job. Safe from any thread, more than once; the first
+        outcome counts.
+        """
+        with self._lock:
+            closed, self._closed = self._closed, None
+        if closed:
+            self._over = True
+            self.job.cancel()
+            closed(outcome)
+
+    def __del__(self) -> None:
+        self.close()
+
+    @abstractmethod
+    def _next(self) -> bytes:
+        """The next piece of the reply; sets `_over` with the last one. What it raises is told by `_fail`."""
+
+    @abstractmethod
+    def _fail(self, message: str, status: int) -> bytes:
+        """The last piece of a reply that has failed."""
+
+
+class EventStream(JobStream):
+    """Server-sent events. What came since the last pull goes out as one event; `crowded` tells whether to
+    wait for more.
+    """
+
+    def __init__(
+        self, job: Job, reply: Reply, closed: Callable[[str], None], crowded: Callable[[], bool]
+    ) -> None:
+        super().__init__(job, reply, closed)
+        self._crowded = crowded
+        self._begun = False
+        self._event_due = 0.0  # when the next event may go out in a crowd
+
+    def _next(self) -> bytes:
+        if not self._begun:
+            self._begun = True
+            if opening := self._frames(self.reply.first(self.job)):
+                return opening
+        wait = self._event_due - time.monotonic()
+        if wait > 0 and self._crowded():
+            time.sleep(wait)
+        deltas = merge(self.job.read(HEARTBEAT_EVERY))
+        if not deltas:
+            return b": \n\n"
+        self._event_due = time.monotonic() + EVENT_EVERY
+        frames = self._frames(self.reply.events(deltas))
+        if self.job.exhausted:
+            self._over = True
+            frames += self._frames(self.reply.last(self.job)) + b"data: [DONE]\n\n"
+        return frames or b": \n\n"
+
+    def _fail(self, message: str, status: int) -> bytes:
+        return self._frames([self.reply.error(message, status)]) + b"data: [DONE]\n\n"
+
+    @staticmethod
+    def _frames(events: list[dict]) -> bytes:
+        return b"".join(b"data: " + encode_json(event) + b"\n\n" for event in events)
+
+
+class SlowJson(JobStream):
+    """One JSON body; line feeds, which JSON allows in front of it, go out until it is there."""
+
+    def __init__(self, job: Job, reply: Reply, closed: Callable[[str], None], rows: list[RowResult]) -> None:
+        """`rows` holds what has been read of the job so far."""
+        super().__init__(job, reply, closed)
+        self._rows = rows
+
+    def _next(self) -> bytes:
+        for delta in self.job.read(HEARTBEAT_EVERY):
+            self._rows[delta.row].add(delta)
+        if not self.job.exhausted:
+            return b"\n"
+        self._over = True
+        return encode_json(self.reply.whole(self.job, self._rows))
+
+    def _fail(self, message: str, status: int) -> bytes:
+        return encode_json(self.reply.error(message, status))

@@ -1,0 +1,154 @@
+"""The body of a request for a response: fields, defaults, ranges, refusals."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field
+
+from routes.openai.schemas import Int, NewTokens, Number, OpenAIBody, bad, parse, refuse
+from routes.openai.tools import MAX_TOOLS, ToolUse
+
+REFUSED = {
+    "background": "responses are made while the client waits; leave it out and read the reply, or its stream",
+    "conversation": "conversations are no objects here; continue a response with previous_response_id",
+    "session_id": "continue a response with previous_response_id; sessions belong to /v1/chat/completions",
+    "prompt": "there are no stored prompts here; send the text as input",
+    "messages": "this route takes the conversation as input",
+    "contents": "this route takes the conversation as input",
+    "context_management": "nothing needs to be compacted: a conversation of any length takes the same memory",
+    "moderation": "this server does not moderate",
+    "prompt_cache_options": "the cache has no options; use_prefix_cache false goes without it",
+    "top_logprobs": "logprobs are available on /v1/chat/completions",
+    "max_tokens": "this route calls it max_output_tokens",
+    "max_completion_tokens": "this route calls it max_output_tokens",
+    "response_format": "this route takes text.format, which is text",
+    "reasoning_effort": "this route calls it reasoning.effort",
+    "functions": "this is deprecated; use tools",
+    "function_call": "this is deprecated; use tool_choice",
+    "access_programs": "there are none here",
+    "image": "this server reads text only",
+}
+# Thoughts are never encrypted here: an item of reasoning holds its text, and may be sent back.
+INCLUDABLE = ("reasoning.encrypted_content",)
+MAX_PAIRS, MAX_KEY, MAX_VALUE = 16, 64, 512  # OpenAI's limits of metadata
+
+
+def _metadata(value: object) -> object:
+    if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
+        raise ValueError("input should be an object whose values are strings")
+    if len(value) > MAX_PAIRS or any(len(k) > MAX_KEY or len(v) > MAX_VALUE for k, v in value.items()):
+        raise ValueError(
+            f"input should hold at most {MAX_PAIRS} keys of {MAX_KEY} characters with values of {MAX_VALUE}"
+        )
+    return value
+
+
+class Reasoning(BaseModel):
+    """Thoughts are sent whole, as the text of a reasoning item; those of earlier turns are not read again
+    from `input`.
+    """
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto"] | None = None
+    generate_summary: Literal["auto"] | None = None
+    context: Literal["auto", "current_turn"] | None = None
+    mode: Literal["standard"] | None = None
+
+
+class TextFormat(BaseModel):
+    type: Literal["text"]
+
+
+class TextConfig(BaseModel):
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class FunctionTool(BaseModel):
+    """`strict` is taken but not kept: the schema is shown to the model, not enforced, and the reply says
+    false.
+    """
+
+    type: Literal["function"]
+    name: Annotated[str, Field(min_length=1, pattern=r"\S")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponsesBody(OpenAIBody):
+    """POST /v1/responses. RWKV's own sampling fields are those of /v1/chat/completions, with the same
+    defaults.
+    """
+
+    top_p: Annotated[Number, Field(ge=0, le=1)] = 0.6
+    top_k: Annotated[Int, Field(ge=-1, le=2**31 - 1)] = 20
+    n: Annotated[Int, Field(ge=1, le=1)] = 1
+    input: Any = ""  # read in responses_input.py
+    instructions: str = ""
+    previous_response_id: str | None = None
+    store: bool = True
+    max_output_tokens: Annotated[NewTokens, Field(ge=1)] | None = None
+    max_tool_calls: Annotated[Int, Field(ge=1)] | None = (
+        None  # for tools that the server runs; there are none
+    )
+    metadata: Annotated[dict[str, str], BeforeValidator(_metadata), Field(default_factory=dict)]
+    reasoning: Reasoning = Reasoning()
+    text: TextConfig = TextConfig()
+    truncation: Literal["auto", "disabled"] = "disabled"  # there is no window that could overflow
+    include: Annotated[list[Any], Field(default_factory=list)]
+    tools: Annotated[list[FunctionTool], Field(default_factory=list, max_length=MAX_TOOLS)]
+    tool_choice: Any = "auto"
+    parallel_tool_calls: bool = True  # at most one call is made in any case
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] = "auto"
+
+
+def read(body: dict) -> ResponsesBody:
+    """The checked body. Raises ApiError 400 that names the first field that cannot be served."""
+    refuse(body, REFUSED)
+    options = body.get("stream_options")
+    if isinstance(options, dict) and options.get("include_obfuscation"):
+        raise bad(
+            "stream_options.include_obfuscation",
+            "nothing is added to events here; leave it out or send false",
+        )
+    parsed = parse(ResponsesBody, body)
+    for i, name in enumerate(parsed.include):
+        if name not in INCLUDABLE:
+            raise bad(
+                f"include[{i}]", f"this is not available here; input should be {' or '.join(INCLUDABLE)}"
+            )
+    return parsed
+
+
+def tool_use(body: ResponsesBody) -> ToolUse:
+    """How the response uses its tools. Raises ApiError 400 that names what is wrong with `tool_choice`."""
+    offered: list[dict] = [
+        {
+            "type": "function",
+            "function": {"name": t.name, "description": t.description, "parameters": t.parameters},
+        }
+        for t in body.tools
+    ]
+    choice = _choice(body)
+    return ToolUse(offered, choice, bool(offered) and choice != "none")
+
+
+def _choice(body: ResponsesBody) -> str | dict:
+    choice = body.tool_choice
+    if choice in ("none", "auto", "required"):
+        if choice == "required" and not body.tools:
+            raise bad("tool_choice", "required is only allowed when tools are given")
+        return choice
+    if (
+        not isinstance(choice, dict)
+        or choice.get("type") != "function"
+        or not isinstance(choice.get("name"), str)
+    ):
+        raise bad("tool_choice", "input should be none, auto, required, or {'type': 'function', 'name': ...}")
+    if choice["name"] not in [tool.name for tool in body.tools]:
+        raise bad("tool_choice.name", "input should be the name of one of the tools")
+    return {"type": "function", "function": {"name": choice["name"]}}

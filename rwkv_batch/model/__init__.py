@@ -1,0 +1,1 @@
+"""RWKV-7: checkpoints, weights and the forward pass."""

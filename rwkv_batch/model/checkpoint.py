@@ -1,0 +1,288 @@
+"""Reads RWKV-7 checkpoints, `.pth` or `.safetensors`, and refuses, in one sentence, whatever this server
+cannot run.
+"""
+
+import difflib
+import hashlib
+import pickle
+import re
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+HEAD_SIZE = 64
+SUFFIXES = (".pth", ".safetensors")
+AGAIN = "the file is damaged or of another model: download it again"
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+SAMPLES = 8  # numbers of each tensor that go into the fingerprint
+IGNORED = frozenset(
+    {"blocks.0.att.v0", "blocks.0.att.v1", "blocks.0.att.v2"}
+)  # layer 0 sets v_first, so it never mixes it in
+FOREIGN = (  # a pattern in the tensor names, and what such a file is
+    (r"(^|\.)(s_emb|s_emb_x)\.", "RWKV-7a (DeepEmbed)"),
+    (r"\.qkv\.", "RWKV-7b"),
+    (r"\.enn\.|^enn\.", "RWKV-8"),
+    (r"\.time_maa|\.time_decay_w1", "RWKV-6"),
+    (r"\.time_mix_|\.time_decay$|\.time_first$|\.time_faaaa$", "RWKV-4, 5 or 6"),
+    (r"\.lora_[AB]|\.bone_expert|\.router\.", "an adapter"),
+    (r"\.time_state$|^init_state\.", "a tuned state"),
+    (r"^model\.|_proj\.|_lora\.lora\.", "in the Hugging Face layout"),
+)
+
+Progress = Callable[[int, int], None]
+
+
+class CheckpointError(Exception):
+    """A checkpoint that cannot be used; the message is one sentence that names the file, what is wrong in it,
+    and the way out.
+    """
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Checked weights of one model, by their official names. Vectors (`x_*`, `w0`, `k_k`, ...) are flat;
+    layer 0 has no `v0`, `v1`, `v2`.
+
+    fingerprint: 16 hex digits from names, shapes and a sample of the values, the same for `.pth`,
+    `.safetensors` and wider dtypes.
+    """
+
+    name: str
+    tensors: dict[str, Tensor]
+    layers: int
+    width: int
+    heads: int
+    vocab: int
+    parameters: int
+    fingerprint: str
+
+
+def load(path: str | Path, progress: Progress | None = None) -> Checkpoint:
+    """Read and check the file. The suffix may be left out; `progress(done_bytes, total_bytes)` is called as
+    the data comes in.
+
+    The tensors are mapped from the file, not copied. Nothing in the file can run code. Raises
+    CheckpointError.
+    """
+    file = _find(Path(path).expanduser())
+    tensors = _read_safetensors(file) if file.suffix == ".safetensors" else _read_pth(file)
+    return _checked(str(file), file.stem, tensors, progress)
+
+
+def from_tensors(name: str, tensors: Mapping[str, Tensor]) -> Checkpoint:
+    """Check tensors that are in memory already. Raises CheckpointError."""
+    return _checked(name, name, tensors, None)
+
+
+def _find(path: Path) -> Path:
+    for file in (path, *(path.with_name(path.name + suffix) for suffix in SUFFIXES)):
+        if file.is_file():
+            return file
+    if path.is_dir():
+        inside = sorted(f.name for f in path.iterdir() if f.suffix in SUFFIXES)
+        raise CheckpointError(f"{path} is a directory; name the checkpoint file in it{_one_of(inside)}.")
+    if not path.parent.is_dir():
+        raise CheckpointError(
+            f"There is no checkpoint {path}, nor a directory {path.parent}; check the path."
+        )
+    beside = {f.stem: f.name for f in path.parent.iterdir() if f.suffix in SUFFIXES}
+    near = [
+        beside[stem]
+        for stem in difflib.get_close_matches(
+            path.name.removesuffix(".pth").removesuffix(".safetensors"), beside, n=3
+        )
+    ]
+    raise CheckpointError(
+        f"There is no checkpoint {path} (with or without .pth or .safetensors); check the "
+        f"path{_one_of(near)}."
+    )
+
+
+def _one_of(names: list[str]) -> str:
+    return f", perhaps {' or '.join(names[:3])}" if names else ""
+
+
+def _read_pth(file: Path) -> Mapping[str, Tensor]:
+    if not zipfile.is_zipfile(file):
+        with file.open("rb") as stream:
+            cut = stream.read(2) == b"PK"
+        raise CheckpointError(
+            f"{file} is cut short; download it again."
+            if cut
+            else f"{file} is no file of torch.save (a zip archive); give a .pth or .safetensors checkpoint."
+        )
+    try:
+        tensors: Any = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{file} holds Python objects that could run code, not only tensors; "
+            "give a checkpoint that is a plain dictionary of tensors."
+        ) from error
+    except (RuntimeError, OSError, ValueError, EOFError, KeyError) as error:
+        raise CheckpointError(f"{file} cannot be read ({_first_line(error)}); download it again.") from error
+    if not isinstance(tensors, dict) or not all(
+        isinstance(k, str) and isinstance(v, Tensor) for k, v in tensors.items()
+    ):
+        raise CheckpointError(
+            f"{file} is not a plain dictionary of named tensors; give the model's weights without trainer "
+            "state."
+        )
+    return tensors
+
+
+def _read_safetensors(file: Path) -> Mapping[str, Tensor]:
+    try:
+        with safe_open(file, framework="pt", device="cpu") as archive:
+            return {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118 (the archive is no mapping)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read ({_first_line(error)}); download it again.") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def _checked(where: str, name: str, given: Mapping[str, Tensor], progress: Progress | None) -> Checkpoint:
+    tensors = {key: value for key, value in given.items() if key not in IGNORED}
+    _refuse_foreign(where, tensors)
+    layers = _layer_count(where, tensors)
+    vocab, width = _matrix(where, tensors, "emb.weight")
+    heads, head_size = _matrix(where, tensors, "blocks.0.att.r_k")
+    if head_size != HEAD_SIZE:
+        raise CheckpointError(
+            f"{where}: blocks.0.att.r_k has heads of {head_size}; only models with heads of {HEAD_SIZE} can "
+            "be run."
+        )
+    if heads * HEAD_SIZE != width:
+        raise CheckpointError(
+            f"{where}: emb.weight has width {width}, but blocks.0.att.r_k has {heads} heads of {HEAD_SIZE}; "
+            f"{AGAIN}."
+        )
+    shapes = _shapes(where, tensors, layers, width, vocab)
+    for key in sorted(tensors.keys() - shapes.keys()):
+        raise CheckpointError(f"{where}: {key} is no tensor of RWKV-7; give a plain RWKV-7 checkpoint.")
+    tensors = {key: _fitted(where, key, tensors, shape) for key, shape in shapes.items()}
+    _check_values(where, tensors, progress)
+    return Checkpoint(
+        name,
+        tensors,
+        layers,
+        width,
+        heads,
+        vocab,
+        sum(t.numel() for t in tensors.values()),
+        _fingerprint(tensors),
+    )
+
+
+def _refuse_foreign(where: str, tensors: Mapping[str, Tensor]) -> None:
+    for pattern, kind in FOREIGN:
+        for key in tensors:
+            if re.search(pattern, key):
+                raise CheckpointError(
+                    f"{where} is {kind} ({key}); this server runs plain RWKV-7 checkpoints in the official "
+                    "layout."
+                )
+
+
+def _layer_count(where: str, tensors: Mapping[str, Tensor]) -> int:
+    found = [int(match[1]) for match in (re.match(r"blocks\.(\d+)\.", key) for key in tensors) if match]
+    if not found:
+        raise CheckpointError(
+            f"{where} has no tensors blocks.0.*; give an RWKV-7 checkpoint in the official layout."
+        )
+    layers = len(set(found))
+    if max(found) >= layers:  # also keeps one absurd number from asking for a billion layers
+        raise CheckpointError(
+            f"{where}: blocks.{max(found)} is there, but only {layers} layers in all; {AGAIN}."
+        )
+    return layers
+
+
+def _matrix(where: str, tensors: Mapping[str, Tensor], key: str) -> tuple[int, int]:
+    if key not in tensors:
+        raise CheckpointError(f"{where}: {key} is missing; {AGAIN}.")
+    if tensors[key].dim() != 2 or not tensors[key].numel():
+        raise CheckpointError(
+            f"{where}: {key} has shape {list(tensors[key].shape)} in place of two dimensions; {AGAIN}."
+        )
+    rows, columns = tensors[key].shape
+    return rows, columns
+
+
+def _shapes(
+    where: str, tensors: Mapping[str, Tensor], layers: int, width: int, vocab: int
+) -> dict[str, tuple[int, ...]]:
+    """Every tensor the model needs, with its shape; the ranks come from the first matrix of each low-rank
+    pair.
+    """
+    vector, square = (width,), (width, width)
+
+    def norm(name: str) -> dict[str, tuple[int, ...]]:
+        return {f"{name}.weight": vector, f"{name}.bias": vector}
+
+    shapes: dict[str, tuple[int, ...]] = {"emb.weight": (vocab, width), **norm("blocks.0.ln0")}
+    for layer in range(layers):
+        block, att, ffn = f"blocks.{layer}.", f"blocks.{layer}.att.", f"blocks.{layer}.ffn."
+        shapes |= norm(block + "ln1") | norm(block + "ln2") | norm(att + "ln_x")
+        shapes |= {f"{att}x_{name}": vector for name in "rwkvag"}
+        shapes |= {att + name: vector for name in ("w0", "a0", "k_k", "k_a")}
+        shapes |= {att + "r_k": (width // HEAD_SIZE, HEAD_SIZE)}
+        for name in "wag" if layer == 0 else "wagv":
+            rank = _matrix(where, tensors, f"{att}{name}1")[1]
+            shapes |= {f"{att}{name}1": (width, rank), f"{att}{name}2": (rank, width)}
+        if layer > 0:
+            shapes[att + "v0"] = vector
+        shapes |= {f"{att}{name}.weight": square for name in ("receptance", "key", "value", "output")}
+        shapes |= {
+            ffn + "x_k": vector,
+            ffn + "key.weight": (4 * width, width),
+            ffn + "value.weight": (width, 4 * width),
+        }
+    return shapes | norm("ln_out") | {"head.weight": (vocab, width)}
+
+
+def _fitted(where: str, key: str, tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> Tensor:
+    """The tensor in the wanted shape; vectors come as `[1, 1, width]` or `[width]`."""
+    tensor = tensors.get(key)
+    if tensor is None:
+        raise CheckpointError(f"{where}: {key} is missing; {AGAIN}.")
+    if tensor.dtype not in DTYPES:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise CheckpointError(f"{where}: {key} is stored as {kind}; give the weights in bf16, fp16 or fp32.")
+    plain = tensor.squeeze() if len(shape) == 1 else tensor
+    if tuple(plain.shape) != shape:
+        raise CheckpointError(
+            f"{where}: {key} has shape {list(tensor.shape)} in place of {list(shape)}; {AGAIN}."
+        )
+    return plain
+
+
+def _check_values(where: str, tensors: Mapping[str, Tensor], progress: Progress | None) -> None:
+    """Every number is finite. Reading them all is what loading from a disk takes, so this is where progress
+    is made.
+    """
+    done, total = 0, sum(tensor.nbytes for tensor in tensors.values())
+    for key, tensor in tensors.items():
+        # A sum meets every infinity and NaN at a fraction of the cost; only a strange one asks for the exact
+        # look.
+        if not tensor.sum(dtype=torch.float32).isfinite() and not tensor.isfinite().all():
+            raise CheckpointError(f"{where}: {key} holds numbers that are not finite; {AGAIN}.")
+        done += tensor.nbytes
+        if progress is not None:
+            progress(done, total)
+
+
+def _fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for key in sorted(tensors):
+        flat = tensors[key].reshape(-1)
+        sample = flat[:: max(1, flat.numel() // SAMPLES)].float()
+        digest.update(f"{key}{list(tensors[key].shape)}".encode() + sample.numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""The CUDA kernels as Python functions."""

@@ -1,0 +1,66 @@
+"""Capturing launches into a CUDA graph, and timing them."""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+
+
+def capture(run: Callable[[], object], pool: Any = None) -> torch.cuda.CUDAGraph:
+    """Run once, then once more into a graph.
+
+    Both on a stream of our own. cuBLAS has one workspace for each stream, allocated when it is first used:
+    were that inside a capture, it would belong to that graph, and graphs captured later would use it after it
+    is gone.
+    """
+    stream = _stream(torch.cuda.current_device())
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    # Other threads may go on allocating and copying meanwhile.
+    with (
+        torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+        _no_garbage_collection(),
+    ):
+        run()
+    return graph
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """To free another graph that has become garbage would break a capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def gpu_seconds(run: Callable[[], object], count: int = 1) -> float:
+    """Of one call on the GPU, between two events around `count` of them."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(count):
+        run()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3 / count
+
+
+@cache
+def _stream(device: int) -> torch.cuda.Stream:
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.stream(stream):
+        for dtype in (torch.float16, torch.float32):  # the workspaces of cuBLAS and cuBLASLt
+            ones = torch.ones(64, 64, device="cuda", dtype=dtype)
+            torch.addmm(torch.mm(ones, ones)[0], ones, ones)
+    stream.synchronize()
+    return stream

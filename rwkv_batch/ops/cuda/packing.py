@@ -1,0 +1,188 @@
+"""Which tokens of a prefill belong together, as the kernels read it: int32 numbers in one piece of memory,
+sent to the GPU in one copy.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rwkv_batch.ops.cuda.binding import PackedInput, Pieces, Rows
+from rwkv_batch.ops.cuda.slots import NO_SLOT
+
+CHUNK = 16  # tokens, as in cuda/wkv_prefill.cuh
+# whose numbers between the kernels of the recurrence are kept at once; a row longer than that has room made
+# for it
+SCRATCH_CHUNKS = 320
+SECTIONS = (
+    "row_of",
+    "first",
+    "last",
+    "slots",
+    "counts",
+    "chunk_token",
+    "chunk_tokens",
+    "row_chunk",
+    "row_chunks",
+    "row_slot",
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Rows in the order in which they run: those of one token first. Their recurrence is that of a decode
+    step; the rows of more tokens, the longest first, run in chunks, launch by launch, none with more than
+    SCRATCH_CHUNKS unless it is a single row.
+    """
+
+    order: list[int]  # the caller's number of each row
+    tokens: int
+    single: int  # rows of one token
+    launches: list[tuple[int, int]]  # chunks, rows
+    last: list[int]  # by the caller's number of a row: its last token
+    numbers: dict[
+        str, list[int]
+    ]  # by the names of SECTIONS; "counts": single, then chunks and rows of each launch
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], slots: Sequence[int]) -> "Plan":
+        """lengths: at least 1; slots: one for each row."""
+        order = sorted(range(len(lengths)), key=lambda row: lengths[row] > 1)
+        ends = list(accumulate(lengths[row] for row in order))
+        first = [end - lengths[row] for end, row in zip(ends, order, strict=True)]
+        row_of: list[int] = []
+        for place, row in enumerate(order):
+            row_of += [place] * lengths[row]
+        single = sum(length == 1 for length in lengths)
+        numbers: dict[str, list[int]] = {name: [] for name in SECTIONS}
+        launches: list[tuple[int, int]] = []
+        for place in sorted(range(single, len(order)), key=lambda place: -lengths[order[place]]):
+            length, start = lengths[order[place]], first[place]
+            chunks = -(-length // CHUNK)
+            if not launches or launches[-1][0] + chunks > SCRATCH_CHUNKS:
+                launches.append((0, 0))
+            before, rows = launches[-1]
+            numbers["row_chunk"].append(before)
+            numbers["row_chunks"].append(chunks)
+            numbers["row_slot"].append(slots[order[place]])
+            numbers["chunk_token"] += range(start, start + length, CHUNK)
+            numbers["chunk_tokens"] += [CHUNK] * (length // CHUNK) + [length % CHUNK] * (length % CHUNK > 0)
+            launches[-1] = before + chunks, rows + 1
+        last = [0] * len(order)
+        for row, end in zip(order, ends, strict=True):
+            last[row] = end - 1
+        numbers |= {
+            "row_of": row_of,
+            "first": first,
+            "last": [end - 1 for end in ends],
+            "slots": [slots[row] for row in order],
+            "counts": [single, *(number for launch in launches or [(0, 0)] for number in launch)],
+        }
+        return cls(order, len(row_of), single, launches, last, numbers)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How much room each section has, and where it begins."""
+
+    starts: dict[str, int]
+    size: int
+
+    @classmethod
+    def of(cls, room: dict[str, int]) -> "Layout":
+        ends = list(accumulate(room[name] for name in SECTIONS))
+        return cls({name: end - room[name] for name, end in zip(SECTIONS, ends, strict=True)}, ends[-1])
+
+    def fill(self, host: np.ndarray, plan: Plan) -> None:
+        """Write the plan's numbers into `[size]` int32."""
+        for name, start in self.starts.items():
+            host[start : start + len(plan.numbers[name])] = plan.numbers[name]
+
+
+@dataclass(frozen=True)
+class DeviceRows:
+    """A plan on the device. Where the device counts, `single` and the pieces' chunks and rows are the most
+    there can be.
+    """
+
+    rows: Rows
+    single: int
+    counted: Tensor | None  # [1] how many rows of one token there are, unless there are exactly `single`
+    pieces: list[Pieces]
+
+
+def upload(plan: Plan, device: torch.device) -> DeviceRows:
+    """For one use."""
+    layout = Layout.of({name: len(plan.numbers[name]) for name in SECTIONS})
+    host = torch.empty(layout.size, dtype=torch.int32, pin_memory=True)
+    layout.fill(host.numpy(), plan)
+    at = _places(host.to(device, non_blocking=True), layout)
+    chunk = row = 0
+    pieces = []
+    for launch, (chunks, rows) in enumerate(plan.launches):
+        pieces.append(_pieces(at, launch, chunk, row, chunks, rows))
+        chunk, row = chunk + chunks, row + rows
+    return DeviceRows(_rows(at, plan.tokens, len(plan.order)), plan.single, None, pieces)
+
+
+class Described:
+    """Room on the device for the plan of any prefill of up to `size` tokens that is one launch, filled anew
+    before each; and the tokens.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        chunks = most_chunks(size)
+        room = dict.fromkeys(("chunk_token", "chunk_tokens", "row_chunk", "row_chunks", "row_slot"), chunks)
+        self._layout = Layout.of(
+            room | dict.fromkeys(("first", "last", "slots"), size + 1) | {"row_of": size, "counts": 3}
+        )
+        self._size = size
+        self._flat = torch.empty(size + self._layout.size, device=device, dtype=torch.int32)
+        at = _places(self._flat[size:], self._layout)
+        self.tokens = self._flat[:size]
+        self.rows = DeviceRows(
+            _rows(at, size, size + 1), size, at["counts"][:1], [_pieces(at, 0, 0, 0, chunks, chunks)]
+        )
+        self.fill(torch.zeros(0, dtype=torch.int32), Plan.of([], []))
+
+    def fill(self, tokens: Tensor, plan: Plan) -> None:
+        """The tokens behind the plan's belong to a row that nothing is read from or written to."""
+        host, rows = torch.zeros(len(self._flat), dtype=torch.int32, pin_memory=True), len(plan.order)
+        numbers = host.numpy()[self._size :]
+        self._layout.fill(numbers, plan)
+        numbers[self._layout.starts["row_of"] + plan.tokens : self._layout.starts["row_of"] + self._size] = (
+            rows
+        )
+        numbers[self._layout.starts["slots"] + rows] = NO_SLOT
+        if tokens.is_cuda:
+            self._flat[self._size :].copy_(host[self._size :], non_blocking=True)
+            self.tokens[: len(tokens)].copy_(tokens)
+        else:
+            host[: len(tokens)] = tokens
+            self._flat.copy_(host, non_blocking=True)
+
+
+def most_chunks(tokens: int) -> int:
+    """Of rows of two tokens and more, in one launch."""
+    return min(tokens // 2, SCRATCH_CHUNKS)
+
+
+def _places(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
+    return {name: flat[start:] for name, start in layout.starts.items()}
+
+
+def _rows(at: dict[str, Tensor], tokens: int, rows: int) -> Rows:
+    return Rows(at["row_of"][:tokens], at["first"][:rows], at["last"][:rows], at["slots"][:rows])
+
+
+def _pieces(at: dict[str, Tensor], launch: int, chunk: int, row: int, chunks: int, rows: int) -> Pieces:
+    """Of one launch, whose chunks and rows follow those of the launches before."""
+    tensors = (
+        at["counts"][1 + 2 * launch :],
+        *(at[name][chunk:] for name in ("chunk_token", "chunk_tokens")),
+        *(at[name][row:] for name in ("row_chunk", "row_chunks", "row_slot")),
+    )
+    return Pieces(PackedInput(*(tensor.data_ptr() for tensor in tensors)), chunks, rows)

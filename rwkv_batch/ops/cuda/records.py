@@ -1,0 +1,46 @@
+"""What the device knows of each slot: a record that the host writes when a row begins, and the device from
+then on.
+"""
+
+import numpy as np
+import torch
+
+from rwkv_batch.ops.cuda.staging import Uploads
+
+
+class Records:
+    """One record for each slot, all zeros at first. New ones wait on the host until `flush`, since an upload
+    costs the same for one as for hundreds. All calls belong on one stream.
+    """
+
+    def __init__(self, slots: int, dtype: np.dtype, device: torch.device) -> None:
+        """`dtype`: of a record, a multiple of 8 bytes."""
+        words = dtype.itemsize // 8
+        self.table = torch.zeros(slots, words, dtype=torch.int64, device=device)  # [slots, words of a record]
+        self._host = np.zeros(slots, dtype)
+        self._words = self._host.view(np.int64).reshape(slots, words)
+        self._new: set[int] = set()
+        self._uploads = Uploads(slots * (1 + words), torch.int64)
+        self._staged = torch.empty(
+            slots, 1 + words, dtype=torch.int64, device=device
+        )  # [slots, slot and record]
+
+    def put(self, slot: int, record: tuple) -> None:
+        """`record`: its fields, in order. It takes the place of one that waits."""
+        self._host[slot] = record
+        self._new.add(slot)
+
+    @torch.inference_mode()
+    def flush(self) -> None:
+        """Queue the upload of the records that wait: before anything that reads or writes the table, also a
+        graph that is replayed.
+        """
+        if not self._new:
+            return
+        slots, count = list(self._new), len(self._new)
+        numbers = self._uploads.buffer()[: count * self._staged.shape[1]].reshape(count, -1)
+        numbers[:, 0], numbers[:, 1:] = slots, self._words[slots]
+        staged = self._staged[:count]
+        self._uploads.send(staged)
+        self.table.index_copy_(0, staged[:, 0], staged[:, 1:])
+        self._new.clear()

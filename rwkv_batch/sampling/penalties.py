@@ -1,0 +1,88 @@
+"""What the tokens drawn so far take off the logits of a row."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rwkv_batch.wire.protocol import Sampling
+
+# "nucleus" does not count these: space, TAB, LF and the digits. Its origin lists TAB where LF was meant; here
+# both are.
+UNCOUNTED = frozenset((33, 10, 11, *range(49, 59)))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A drawn token's penalty is a part that decays, by `decay` at each token drawn after it, and a part that
+    stays. The decaying part grows by `first` when the token is drawn for the first time and by `later` each
+    further time, unless it is one of `uncounted`. What stays is `flat` for each token drawn, and `per_count`
+    for every time it was.
+    """
+
+    first: float = 0.0
+    later: float = 0.0
+    decay: float = 1.0
+    uncounted: frozenset[int] = frozenset()
+    flat: float = 0.0
+    per_count: float = 0.0
+
+
+class Penalties:
+    """One row's penalties by a rule, kept for drawn ids only."""
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+        self._places: dict[int, int] = {}  # id -> its place in the arrays below
+        self._ids = np.zeros(64, np.int64)
+        self._decaying = np.zeros(64)
+        self._counts = np.zeros(64)
+
+    def amounts(self) -> tuple[np.ndarray, np.ndarray]:
+        """The ids drawn so far, each once, and what to subtract from their logits."""
+        size = len(self._places)
+        return self._ids[:size], self._decaying[
+            :size
+        ] + self._rule.flat + self._rule.per_count * self._counts[:size]
+
+    def record(self, token: int) -> None:
+        """`token` has been drawn. A first time is told by the id, not by its penalty, so `first` may be 0."""
+        size = len(self._places)
+        place = self._places.setdefault(token, size)
+        if size == len(self._ids):
+            self._ids = np.resize(self._ids, 2 * size)
+            self._decaying = np.resize(self._decaying, 2 * size)
+            self._counts = np.resize(self._counts, 2 * size)
+        self._decaying[:size] *= self._rule.decay
+        if place == size:
+            self._ids[place], self._decaying[place], self._counts[place] = token, 0, 0
+        if token not in self._rule.uncounted:
+            self._decaying[place] += self._rule.first if place == size else self._rule.later
+        self._counts[place] += 1
+
+
+def of(params: Sampling) -> Rule | None:
+    """The rule of a request's rows; None when they have no penalties. Those of OpenAI go with every method,
+    the alphas with two of them.
+    """
+    flat, per_count = params.presence_penalty, params.frequency_penalty
+    if params.method == "rapid" and (params.alpha_presence or params.alpha_frequency):
+        return Rule(
+            first=params.alpha_presence,
+            later=params.alpha_frequency,
+            decay=params.alpha_decay,
+            flat=flat,
+            per_count=per_count,
+        )
+    if params.method == "nucleus" and (params.alpha_presence or params.alpha_frequency):
+        # Its counts decay before each draw, so a token has decayed once when it first matters; its presence
+        # penalty never decays.
+        counted = params.alpha_frequency * params.alpha_decay
+        return Rule(
+            first=counted,
+            later=counted,
+            decay=params.alpha_decay,
+            uncounted=UNCOUNTED,
+            flat=flat + params.alpha_presence,
+            per_count=per_count,
+        )
+    return Rule(flat=flat, per_count=per_count) if flat or per_count else None

@@ -1,0 +1,143 @@
+"""Drawing one token from the logits of one row, which have had their bias and penalties; sampling.py says
+what each method means.
+
+Every function takes logits [vocab] fp32, which it may sanitise in place, top_k in 1..vocab and 0 < top_p <= 1
+where it has them, `uniform` in [0, 1), and `scratch` [vocab] fp32, which is overwritten.
+"""
+
+import math
+
+import numpy as np
+
+from rwkv_batch.sampling.random import token_uniforms
+
+LARGEST = float(np.finfo(np.float32).max)
+LIKELY = 1024  # top_p first looks at this many of the likeliest tokens; they nearly always hold its mass
+BLOCK = 256  # weights are summed in blocks, then one block is searched: two short sums instead of a long one
+
+
+def draw(
+    logits: np.ndarray, temperature: float, top_k: int, top_p: float, uniform: float, scratch: np.ndarray
+) -> int:
+    """ "rapid"; without limits it is a plain draw from the softmax, which is "gumbel"."""
+    vocab = len(logits)
+    top = _top(logits)
+    mass = math.inf  # that top_p leaves, on the scale where the likeliest token weighs 1
+    if top_p < 1 or top_k == vocab:
+        weights = _all_weights(logits, top, temperature, scratch)
+        if top_p == 1:
+            return _pick(weights, uniform)
+        mass = top_p * float(weights.sum(dtype=np.float64))
+    threshold, sums = _cut(logits, top, temperature, top_k, mass)
+
+    kept = np.flatnonzero(logits >= threshold)
+    values = logits[kept]
+    weights = _weights(values, top, temperature)
+    tied = values == threshold
+    above = len(kept) - int(tied.sum())
+    if above > 0:  # otherwise all that is left weighs the same
+        share = float(top_k - above)
+        if weights[tied][0] > 0:
+            share = min(share, (mass - sums[above - 1]) / weights[tied][0])
+        weights[tied] *= min(max(share / (len(kept) - above), 0.0), 1.0)
+    return int(kept[_pick(weights, uniform)])
+
+
+def draw_nucleus(
+    logits: np.ndarray, temperature: float, top_k: int, top_p: float, uniform: float, scratch: np.ndarray
+) -> int:
+    """ "nucleus"."""
+    vocab = len(logits)
+    if top_k == vocab and top_p == 1:
+        return draw(logits, temperature, top_k, top_p, uniform, scratch)
+    top = _top(logits)
+    kept = (
+        np.flatnonzero(logits >= np.partition(logits, vocab - top_k)[vocab - top_k])
+        if top_k < vocab
+        else np.arange(vocab)
+    )
+    values = logits[kept]
+    if top_p < 1:
+        mass = top_p * float(
+            _all_weights(values, top, temperature, scratch[: len(kept)]).sum(dtype=np.float64)
+        )
+        threshold, _ = _cut(values, top, temperature, len(values), mass)
+        kept = kept[values >= threshold]
+    return int(kept[_pick(_weights(logits[kept], top, temperature), uniform)])
+
+
+def draw_noisy(
+    logits: np.ndarray, temperature: float, noise: float, key: np.uint64, position: np.uint64
+) -> int:
+    """ "noise", for noise > 0, with the random numbers of the row with that key at that position."""
+    top = _top(logits)
+    kept = np.flatnonzero(logits >= np.float64(top - noise * temperature))  # the others cannot win
+    return int(
+        kept[
+            (
+                logits[kept].astype(np.float64) / temperature + noise * token_uniforms(key, position, kept)
+            ).argmax()
+        ]
+    )
+
+
+def likeliest(logits: np.ndarray) -> int:
+    """The greedy choice: the lowest id of the largest logit."""
+    token = int(logits.argmax())
+    return token if math.isfinite(logits[token]) else int(sanitise(logits).argmax())
+
+
+def sanitise(logits: np.ndarray) -> np.ndarray:
+    """NaN becomes 0, an infinity the largest finite number, in place."""
+    return np.nan_to_num(logits, copy=False, nan=0.0, posinf=LARGEST, neginf=-LARGEST)
+
+
+def _top(logits: np.ndarray) -> float:
+    """The largest logit, a number; logits are sanitised if they are broken at the top, where it matters."""
+    top = float(logits.max())
+    return top if math.isfinite(top) else float(sanitise(logits).max())
+
+
+def _cut(
+    logits: np.ndarray, top: float, temperature: float, top_k: int, mass: float
+) -> tuple[np.float32, np.ndarray]:
+    """The value of the token with which `top_k` tokens or a weight of `mass` are in, likeliest first, and the
+    sums of weights up to it.
+    """
+    size = len(logits)
+    # The value is looked for among the likeliest tokens only, as many as it takes.
+    for most in (top_k if mass == math.inf else min(LIKELY, top_k), top_k):
+        likely = logits if most == size else np.partition(logits, size - most)[size - most :]
+        likely = np.sort(likely)[::-1]
+        sums = _weights(likely, top, temperature).cumsum()
+        last = int(sums.searchsorted(mass))  # the first token with which the mass is in
+        if last < most or most == top_k:
+            break
+    return likely[min(last, most - 1)], sums
+
+
+def _weights(values: np.ndarray, top: float, temperature: float) -> np.ndarray:
+    """Unnormalised probabilities in fp64; a value of `top` weighs 1."""
+    return np.exp((values.astype(np.float64) - top) / temperature)
+
+
+def _all_weights(values: np.ndarray, top: float, temperature: float, scratch: np.ndarray) -> np.ndarray:
+    """The same in fp32, written to `scratch`: for a whole vocabulary, whose sum is taken in fp64."""
+    weights = np.subtract(values, np.float32(top), out=scratch)
+    weights *= np.float32(1 / temperature)
+    return np.exp(weights, out=weights)
+
+
+def _pick(weights: np.ndarray, uniform: float) -> int:
+    """The index at which the running sum of `weights` passes `uniform` of the whole; never one of weight 0.
+    Sums are fp64.
+    """
+    blocks = np.add.reduceat(weights, np.arange(0, len(weights), BLOCK), dtype=np.float64).cumsum()
+    point = uniform * blocks[-1]
+    block = int(blocks.searchsorted(point, side="right"))
+    if block > 0:
+        point -= blocks[block - 1]
+    sums = weights[block * BLOCK : (block + 1) * BLOCK].cumsum(dtype=np.float64)
+    inside = int(sums.searchsorted(point, side="right"))
+    last = int(sums.searchsorted(sums[-1]))  # rounding may carry `point` past the block's end
+    return block * BLOCK + min(inside, last)

@@ -1,0 +1,1 @@
+"""Where states of sessions live: slots, host memory, database."""

@@ -1,0 +1,195 @@
+"""A snapshot: one session's state as one run of bytes. The same bytes lie in host memory, in the database and
+in an exported file.
+
+    offset  length
+    0       8       magic
+    8       4       format version
+    12      4       CRC-32 of everything that follows
+    16      4       length of the header
+    20      492     the header (msgpack, see `Header`), zeros up to its end
+    512             the state: token shift, then WKV, as they lie in a slot of `rwkv7.States`
+
+A CRC-32 finds every flipped bit and every run of up to 32 damaged ones, and zlib's is several times faster
+than any digest of the standard library. It is no signature: who can write a file can make one that passes.
+"""
+
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+import torch
+from torch import Tensor
+
+from rwkv_batch.model.rwkv7 import States
+
+PREFIX = 512
+MAGIC = b"RWKV7ST\n"
+VERSION = 1
+_FIXED = struct.Struct("<8sIII")
+_AFTER_CHECKSUM = 16
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+Bytes = bytes | bytearray | memoryview
+
+
+class SnapshotError(Exception):
+    """A snapshot that cannot be used here; the message is one sentence."""
+
+
+class Damaged(SnapshotError):
+    """The bytes are not those that were written."""
+
+
+class Header(msgspec.Struct, frozen=True):
+    """What a snapshot says of itself."""
+
+    fingerprint: str  # of the model
+    layers: int
+    heads: int
+    width: int
+    shift: str  # dtypes by name
+    wkv: str
+    tokens: int  # that the state has seen
+    created: float  # seconds since 1970
+    layout: Literal["vk"] = "vk"  # of a head's matrix: [value, key]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The states of one model as this server keeps them."""
+
+    fingerprint: str
+    layers: int
+    heads: int
+    width: int
+    shift: torch.dtype
+    wkv: torch.dtype
+
+    @classmethod
+    def of(cls, states: States, fingerprint: str) -> "Layout":
+        _, layers, _, width = states.shift.shape
+        return cls(fingerprint, layers, states.wkv.shape[2], width, states.shift.dtype, states.wkv.dtype)
+
+    @property
+    def shift_bytes(self) -> int:
+        return self.layers * 2 * self.width * self.shift.itemsize
+
+    @property
+    def size(self) -> int:
+        """Bytes of a whole snapshot."""
+        return (
+            PREFIX
+            + self.shift_bytes
+            + self.layers * self.heads * (self.width // self.heads) ** 2 * self.wkv.itemsize
+        )
+
+
+def seal(snapshot: Tensor, layout: Layout, tokens: int, created: float) -> None:
+    """Write prefix and checksum of a snapshot (uint8 `[layout.size]`, host memory) whose body is in place."""
+    header = msgspec.msgpack.encode(
+        Header(
+            layout.fingerprint,
+            layout.layers,
+            layout.heads,
+            layout.width,
+            _name(layout.shift),
+            _name(layout.wkv),
+            tokens,
+            created,
+        )
+    )
+    if len(header) > PREFIX - _FIXED.size:
+        raise ValueError(
+            f"The model fingerprint {layout.fingerprint[:40]}... is too long for a snapshot; give a digest."
+        )
+    data = snapshot.numpy().data
+    data[:PREFIX] = (bytes(_AFTER_CHECKSUM) + len(header).to_bytes(4, "little") + header).ljust(PREFIX, b"\0")
+    data[:_AFTER_CHECKSUM] = _FIXED.pack(MAGIC, VERSION, zlib.crc32(data[_AFTER_CHECKSUM:]), 0)[
+        :_AFTER_CHECKSUM
+    ]
+
+
+def read_header(snapshot: Bytes) -> Header:
+    """Check that the bytes are a whole snapshot, and return its header. Raises SnapshotError."""
+    if len(snapshot) < PREFIX:
+        raise Damaged(
+            f"The snapshot is cut short: it has {len(snapshot)} bytes, and its beginning alone takes "
+            f"{PREFIX}."
+        )
+    magic, version, checksum, length = _FIXED.unpack_from(snapshot)
+    if magic != MAGIC:
+        raise Damaged("The data is no session snapshot; give a file that a session was exported to.")
+    if version != VERSION:
+        raise SnapshotError(
+            f"The snapshot has format {version}, but this server reads format {VERSION}; use the version "
+            "that wrote it."
+        )
+    if zlib.crc32(memoryview(snapshot)[_AFTER_CHECKSUM:]) != checksum:
+        raise Damaged("The snapshot is damaged: its checksum is wrong.")
+    try:
+        return msgspec.msgpack.decode(memoryview(snapshot)[_FIXED.size : _FIXED.size + length], type=Header)
+    except msgspec.DecodeError as error:
+        raise Damaged(f"The snapshot's header cannot be read ({error}).") from error
+
+
+def fitted(snapshot: Tensor, layout: Layout, pinned: bool = False) -> tuple[Header, Tensor]:
+    """A checked snapshot (uint8, host memory) in the dtypes of this server: itself, or a converted copy.
+    Raises SnapshotError.
+    """
+    header = read_header(snapshot.numpy().data)
+    if header.fingerprint != layout.fingerprint:
+        raise SnapshotError(
+            f"The session was made by another model ({header.fingerprint}, and this one is "
+            f"{layout.fingerprint}); "
+            "continue it with the model that made it."
+        )
+    if (header.layers, header.heads, header.width) != (layout.layers, layout.heads, layout.width):
+        raise SnapshotError(
+            f"The session's state has {header.layers} layers, {header.heads} heads and width "
+            f"{header.width}, but this "
+            f"model has {layout.layers}, {layout.heads} and {layout.width}; continue it with the model that "
+            "made it."
+        )
+    if header.shift not in DTYPES or header.wkv not in DTYPES:
+        raise SnapshotError(
+            f"The session is stored as {header.shift} and {header.wkv}; this server knows "
+            f"{', '.join(DTYPES)}."
+        )
+    stored = Layout(
+        layout.fingerprint,
+        layout.layers,
+        layout.heads,
+        layout.width,
+        DTYPES[header.shift],
+        DTYPES[header.wkv],
+    )
+    if len(snapshot) != stored.size:
+        raise Damaged(f"The snapshot has {len(snapshot)} bytes where {stored.size} belong.")
+    if stored == layout:
+        return header, snapshot
+    return header, _converted(snapshot, stored, layout, header, pinned)
+
+
+def parts(snapshot: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Flat views of token shift and WKV."""
+    split = PREFIX + layout.shift_bytes
+    return snapshot[PREFIX:split].view(layout.shift), snapshot[split:].view(layout.wkv)
+
+
+def _converted(snapshot: Tensor, stored: Layout, layout: Layout, header: Header, pinned: bool) -> Tensor:
+    new = torch.empty(layout.size, dtype=torch.uint8, pin_memory=pinned)
+    for source, target in zip(parts(snapshot, stored), parts(new, layout), strict=True):
+        target.copy_(source)
+        if not target.isfinite().all() and source.isfinite().all():
+            raise SnapshotError(
+                f"The session's state holds numbers that {_name(target.dtype)} cannot; "
+                "start the server with the --wkv it was made with."
+            )
+    seal(new, layout, header.tokens, header.created)
+    return new
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

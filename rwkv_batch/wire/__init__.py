@@ -1,0 +1,1 @@
+"""Messages between front ends and the engine."""

@@ -1,0 +1,262 @@
+"""A front end's end of the wire: submit requests, read their events, cancel them.
+
+One thread owns the socket that receives; it hands every event to the job it belongs to. Jobs can be read from
+any thread (`Job.read`) or from an event loop (`await Job.read_async`), by one reader at a time.
+"""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+
+import zmq
+
+from rwkv_batch.wire.protocol import (
+    Accepted,
+    Cancel,
+    Event,
+    Failed,
+    GenerateRequest,
+    Progress,
+    Rejected,
+    RowDelta,
+    SessionCommand,
+    SessionReply,
+    ToEngine,
+    decode_events,
+    encode,
+)
+
+
+class RequestRejected(Exception):
+    """The engine did not take the request. `reason` is one of those of `protocol.Rejected`."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class RequestFailed(Exception):
+    """The engine gave the request up after it had begun."""
+
+
+class Job:
+    """One request under way. Its events queue here until they are read."""
+
+    def __init__(self, request: GenerateRequest, cancel: Callable[[str], None]) -> None:
+        self.request = request
+        self.rows = len(request.prompts) * request.n
+        self.prompt_tokens: list[int] = []  # per prompt, once the request is accepted
+        self.cached_tokens: list[int] = []  # per prompt, likewise: how many of them were not computed again
+        self.target = ""  # likewise: the key under which a turn's state will be stored
+        self.exhausted = False  # the last delta of every row has been read
+        self._cancel = cancel
+        self._events: deque[Event] = deque()
+        self._arrived = threading.Condition()
+        self._wake: Callable[[], object] | None = None
+        self._unread_rows = self.rows
+
+    def put(self, event: Event) -> None:
+        """Called by the client's thread."""
+        with self._arrived:
+            self._events.append(event)
+            self._arrived.notify()
+            wake, self._wake = self._wake, None
+        if wake:
+            wake()
+
+    def read(self, timeout: float) -> list[RowDelta]:
+        """New deltas, waiting at most `timeout` seconds for the first; empty if none came.
+
+        Raises RequestRejected or RequestFailed, after which nothing more comes.
+        """
+        with self._arrived:
+            if not self._events:
+                self._arrived.wait(timeout)
+        return self._take()
+
+    async def read_async(self, timeout: float) -> list[RowDelta]:
+        """`read` for an event loop."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._something(), timeout)
+        return self._take()
+
+    async def accepted(self) -> None:
+        """Wait until the engine has taken the request; `prompt_tokens` is known from here on.
+
+        Raises RequestRejected or RequestFailed.
+        """
+        while not self.prompt_tokens:
+            await self._something()
+            self._take(at_most=1)
+
+    def cancel(self) -> None:
+        """Nobody reads this job any more. Safe from any thread, at any time, more than once."""
+        self._cancel(self.request.id)
+
+    async def _something(self) -> None:
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+        with self._arrived:
+            if self._events:
+                return
+            self._wake = lambda: loop.call_soon_threadsafe(arrived.set)
+        await arrived.wait()
+
+    def _take(self, at_most: int = sys.maxsize) -> list[RowDelta]:
+        deltas: list[RowDelta] = []
+        with self._arrived:
+            self._wake = None
+            while self._events and at_most > 0:
+                event = self._events[0]
+                if deltas and isinstance(event, Rejected | Failed):
+                    break  # what came before it is read first
+                self._events.popleft()
+                at_most -= 1
+                match event:
+                    case Accepted():
+                        self.prompt_tokens, self.cached_tokens, self.target = (
+                            event.prompt_tokens,
+                            event.cached_tokens,
+                            event.target,
+                        )
+                    case Progress(rows=rows):
+                        deltas += rows
+                    case Rejected(reason=reason, message=message):
+                        raise RequestRejected(reason, message)
+                    case Failed(message=message):
+                        raise RequestFailed(message)
+        self._unread_rows -= sum(1 for d in deltas if d.finish_reason)
+        self.exhausted = self._unread_rows == 0
+        return deltas
+
+
+class Errand:
+    """A session command under way; its only event is its answer."""
+
+    def __init__(self) -> None:
+        self.answer: concurrent.futures.Future[Event] = concurrent.futures.Future()
+
+    def put(self, event: Event) -> None:
+        """Called by the client's thread."""
+        if self.answer.set_running_or_notify_cancel():  # otherwise nobody waits any more
+            self.answer.set_result(event)
+
+
+class Client:
+    """The wire to the engine, for any number of jobs at once. Safe to use from any thread."""
+
+    def __init__(self, address: str, name: str) -> None:
+        """`address`: where the engine listens; `name`: one that no other front end has."""
+        self._jobs: dict[str, Job | Errand] = {}  # until their last event has arrived
+        self._running_rows: dict[str, int] = {}  # of each job, those without a finish reason yet
+        self._outbox: deque[ToEngine] = deque()
+        self._lock = threading.Lock()  # guards the two dicts
+        self._waker, self._wakened = socket.socketpair()
+        self._waker.setblocking(False)
+        self._closed = False
+        self._thread = threading.Thread(
+            target=self._run, args=(address, name.encode()), name="engine-wire", daemon=True
+        )
+        self._thread.start()
+
+    def submit(self, request: GenerateRequest) -> Job:
+        job = Job(request, self._cancel)
+        with self._lock:
+            self._jobs[request.id] = job
+            self._running_rows[request.id] = job.rows
+        self._send(request)
+        return job
+
+    async def ask(self, command: SessionCommand) -> SessionReply:
+        """Have a session command carried out, also if nobody waits for the answer any more. Raises
+        RequestRejected or RequestFailed.
+        """
+        errand = Errand()
+        with self._lock:
+            self._jobs[command.id] = errand
+        self._send(command)
+        try:
+            answer = await asyncio.wrap_future(errand.answer)
+        except asyncio.CancelledError:
+            with self._lock:
+                self._forget(command.id)
+            raise
+        match answer:
+            case Rejected(reason=reason, message=message):
+                raise RequestRejected(reason, message)
+            case Failed(message=message):
+                raise RequestFailed(message)
+        assert isinstance(answer, SessionReply)
+        return answer
+
+    @property
+    def live(self) -> int:
+        """How many requests are under way."""
+        return len(self._jobs)
+
+    def fail_all(self, message: str) -> None:
+        """The engine is gone: every job under way fails."""
+        for key in list(self._jobs):
+            self._deliver(Failed(key, message))
+            self._send(Cancel(key))  # it may lie on the wire yet, where the next engine would find it
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake()
+        self._thread.join()
+        self._waker.close()
+        self._wakened.close()
+
+    def _cancel(self, key: str) -> None:
+        with self._lock:
+            known = self._forget(key)
+        if known and not self._closed:
+            self._send(Cancel(key))
+
+    def _forget(self, key: str) -> bool:
+        self._running_rows.pop(key, None)
+        return self._jobs.pop(key, None) is not None
+
+    def _send(self, message: ToEngine) -> None:
+        self._outbox.append(message)
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # a full pipe wakes the thread just as well
+            self._waker.send(b"x")
+
+    def _run(self, address: str, name: bytes) -> None:
+        """The thread that owns the ZeroMQ socket, which only one thread may touch."""
+        with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+            dealer.setsockopt(zmq.IDENTITY, name)
+            dealer.setsockopt(zmq.LINGER, 500)
+            dealer.connect(address)
+            poller = zmq.Poller()
+            poller.register(dealer, zmq.POLLIN)
+            poller.register(self._wakened, zmq.POLLIN)
+            while not self._closed:
+                ready = dict(poller.poll())
+                if self._wakened.fileno() in ready:
+                    self._wakened.recv(4096)
+                while self._outbox:
+                    dealer.send(encode(self._outbox.popleft()))
+                if dealer in ready:
+                    for event in decode_events(dealer.recv()):
+                        self._deliver(event)
+
+    def _deliver(self, event: Event) -> None:
+        with self._lock:
+            job = self._jobs.get(event.id)
+            if job is None:
+                return  # cancelled a moment ago
+            over = not isinstance(event, Accepted)
+            if isinstance(event, Progress):
+                self._running_rows[event.id] -= sum(1 for d in event.rows if d.finish_reason)
+                over = self._running_rows[event.id] == 0
+            if over:
+                self._forget(event.id)
+        job.put(event)

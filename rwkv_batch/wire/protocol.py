@@ -1,0 +1,197 @@
+"""The messages between front ends and the engine: msgpack over ZeroMQ.
+
+The engine listens on a ROUTER socket, each front end connects a DEALER whose identity is its name. A front
+end sends `ToEngine` messages one by one; the engine answers with at most one message a step, a list of
+`Event`. Requests are named by the front end; the engine keys them by (front end, id).
+"""
+
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+
+class Sampling(Struct, frozen=True, omit_defaults=True):
+    """How the next token is drawn. All fields apply to every row of a request."""
+
+    temperature: float = 1.0  # <= 0: greedy
+    top_k: int = 0  # <= 0: off
+    top_p: float = 1.0  # 0: greedy; outside [0, 1]: off
+    alpha_presence: float = 0.0  # native penalties: the first time a token is drawn adds this,
+    alpha_frequency: float = 0.0  # each later time adds this,
+    alpha_decay: float = 1.0  # and everything decays by this factor at each token
+    presence_penalty: float = 0.0  # OpenAI penalties, which do not decay
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None  # None: the engine picks one
+    method: Literal["rapid", "nucleus", "gumbel", "noise"] = "rapid"  # see sampling.py
+    noise: float = 0.0  # "noise" only: how far below the likeliest a token may be and still win
+
+
+class Turn(Struct, frozen=True, omit_defaults=True):
+    """A request that continues a stored state and stores the state it leaves. It has one prompt and n = 1.
+
+    The state that is stored has seen the prompt and exactly the tokens of the text that was sent. A turn that
+    fails or is cancelled stores nothing. Turns with the same target run one after the other, in the order of
+    their arrival.
+    """
+
+    source: str | None = None  # the key of the state to start from; None: the zero state
+    target: str | None = None  # the key to store the state under; may be the source; None: nothing is stored
+    branch: str | None = (
+        None  # instead of a target: the next unused number n of this session makes the key "{branch}:{n}"
+    )
+    required: bool = (
+        False  # a source that is not stored is refused ("not_found"), otherwise it is the zero state
+    )
+    seam: str = ""  # goes in front of a prompt that continues a stored state and does not begin with it
+
+
+class GenerateRequest(Struct, frozen=True, omit_defaults=True, tag="generate"):
+    """Continue every prompt `n` times. Row i belongs to prompt i // n."""
+
+    id: str
+    prompts: list[str | list[int]]
+    max_tokens: int  # per row
+    sampling: Sampling = Sampling()
+    n: int = 1
+    stop_ids: list[int] = []
+    stop_strings: list[str] = []
+    flush_tokens: int = 0  # send text after this many tokens of a row; 0: only when the row has ended
+    top_logprobs: int | None = None  # None: no logprobs; n: those of the drawn token and of the n likeliest
+    prefix_cache: bool = (
+        True  # whether states of earlier prompts' beginnings may be used, and this prompt's kept
+    )
+    turn: Turn | None = None
+    lead: list[int] = []  # token ids in front of every prompt
+
+
+class Cancel(Struct, frozen=True, tag="cancel"):
+    """Nobody reads this request any more; its rows are dropped before the next step."""
+
+    id: str
+
+
+class SessionCommand(Struct, frozen=True, omit_defaults=True, tag="session"):
+    """Something done with stored states outside of a turn; answered by `SessionReply`, `Rejected` or
+    `Failed`.
+
+    status: every session. delete: `key`, and with `prefix` all keys that start with "{key}:". fork: copy
+    `key` to `target`, which is refused ("exists") if there is one, unless `replace` is set. export: the state
+    as a file. import: store `data`, such a file, under `key`. put, get, remove: a document (bytes) of any
+    kind under `key`, which has nothing to do with the session of that key.
+    """
+
+    id: str
+    command: Literal["status", "delete", "fork", "export", "import", "put", "get", "remove"]
+    key: str = ""
+    target: str = ""
+    prefix: bool = False
+    replace: bool = False
+    data: bytes = b""
+
+
+ToEngine = GenerateRequest | Cancel | SessionCommand
+
+
+class TokenLogprob(Struct, frozen=True, array_like=True):
+    """One drawn token under the model's own distribution, before penalties, temperature and filters."""
+
+    token: bytes
+    logprob: float
+    top: list[tuple[bytes, float]]  # likeliest first
+
+
+class RowDelta(Struct, frozen=True, array_like=True):
+    """What a row has brought since its last delta."""
+
+    row: int
+    text: str
+    tokens: int  # tokens drawn since the last delta; a stop id does not count
+    finish_reason: str | None = None  # "stop" or "length" in the row's last delta
+    logprobs: list[TokenLogprob] = []
+
+
+class Accepted(Struct, frozen=True, tag="accepted"):
+    """The request is in the queue."""
+
+    id: str
+    prompt_tokens: list[int]  # per prompt
+    cached_tokens: list[int] = []  # per prompt: how many of them need not be computed, as far as is known now
+    target: str = ""  # of a turn: the key its state will be stored under
+
+
+class Rejected(Struct, frozen=True, tag="rejected"):
+    """The request was not taken: "overloaded" (try again later), "invalid", "not_found" or "exists" (the
+    message names what).
+    """
+
+    id: str
+    reason: str
+    message: str
+
+
+class Progress(Struct, frozen=True, tag="progress"):
+    """New text of some rows of a request. It has ended when each of its rows has had a finish reason."""
+
+    id: str
+    rows: list[RowDelta]
+
+
+class Failed(Struct, frozen=True, tag="failed"):
+    """The engine could not go on with this request; no more events follow."""
+
+    id: str
+    message: str
+
+
+class SessionInfo(Struct, frozen=True):
+    """One stored state."""
+
+    key: str
+    tier: Literal["L1", "L2", "L3"]  # device, host memory, database: the fastest place that has it
+    updated: float  # seconds since 1970
+    tokens: int  # that the state has seen
+
+
+class SessionReply(Struct, frozen=True, omit_defaults=True, tag="session"):
+    """A session command has been carried out."""
+
+    id: str
+    found: int = 0  # delete, remove: how many there were
+    data: bytes = b""  # export, get
+    sessions: list[SessionInfo] = []  # status
+
+
+Event = Accepted | Rejected | Progress | Failed | SessionReply
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_events = msgspec.msgpack.Decoder(list[Event])
+
+
+def encode(message: ToEngine | list[Event]) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_to_engine(data: bytes) -> ToEngine:
+    """Raises msgspec.DecodeError when `data` is no such message."""
+    return _to_engine.decode(data)
+
+
+def decode_events(data: bytes) -> list[Event]:
+    """Raises msgspec.DecodeError when `data` is no list of events."""
+    return _events.decode(data)
+
+
+class EngineInfo(Struct, frozen=True):
+    """What the engine tells once it is ready."""
+
+    model: str
+    layers: int
+    width: int
+    parameters: int
+    dtype: str
+    device: str
+    slots: int
+    vocabulary: int

@@ -1,0 +1,159 @@
+"""An engine that queues a step before it knows the draws of the one before says what one says that waits for
+each.
+"""
+
+from collections.abc import Callable
+
+import pytest
+from ahead import LateSteps
+
+from rwkv_batch.engine.engine import Engine, runner
+from rwkv_batch.wire.protocol import (
+    Failed,
+    GenerateRequest,
+    Progress,
+    RowDelta,
+    Sampling,
+    SessionCommand,
+    Turn,
+)
+
+TRANSLATE = "English: Good morning!\n\nChinese:"
+CAPITAL = "User: What is the capital of France?\n\nAssistant:"
+PROMPTS = [TRANSLATE, CAPITAL, "User: hello\n\nAssistant:", "one two three", ""]
+END = 0
+GREEDY = Sampling(temperature=0)
+
+
+@pytest.fixture(scope="module")
+def engines() -> tuple[Engine, Engine]:
+    """One that waits, and one that does not."""
+    make: Callable[[], Engine] = lambda: Engine(device="cpu", max_rows=4, prefill_tokens=24, l1=2, l2=2)  # noqa: E731
+    plain = make()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "of", LateSteps)
+        return plain, make()
+
+
+def answers(engine: Engine, request: GenerateRequest) -> dict[int, list[RowDelta]]:
+    """All that is said to the rows of a request."""
+    engine.add((b"test", request.id), request)
+    told: dict[int, list[RowDelta]] = {}
+    while not all(
+        row in told and told[row][-1].finish_reason for row in range(len(request.prompts) * request.n)
+    ):
+        for _, event in engine.step():
+            assert not isinstance(event, Failed), event.message
+            if isinstance(event, Progress):
+                for delta in event.rows:
+                    told.setdefault(delta.row, []).append(delta)
+    return told
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stop_ids": []},
+        {"stop_ids": [END, 24281]},
+        {"stop_ids": [END, *range(300, 320)]},  # too many to be known on the device
+        {"stop_ids": [], "stop_strings": ["a", "。", "\n\n"]},
+        {"stop_ids": [END], "max_tokens": 1},
+        {"stop_ids": [END], "sampling": Sampling(temperature=1.5, seed=3, presence_penalty=1.0)},
+        {"stop_ids": [END], "top_logprobs": 2, "flush_tokens": 1},
+    ],
+    ids=str,
+)
+def test_the_same_is_said(engines: tuple[Engine, Engine], options: dict):
+    request = GenerateRequest(id="same", prompts=PROMPTS, **{"max_tokens": 20, "sampling": GREEDY, **options})
+    plain, late = (answers(engine, request) for engine in engines)
+    assert plain == late
+    assert not engines[1].busy
+
+
+def test_it_does_queue_steps_ahead(engines: tuple[Engine, Engine]):
+    late = engines[1].steps
+    assert isinstance(late, LateSteps)
+    before = late.fed_last
+    engines[1].generate(["hello"], max_tokens=10, stop_ids=[], sampling=GREEDY)
+    assert late.fed_last - before == 9
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"stop_ids": [END, 24281]}, {"stop_ids": [], "stop_strings": ["\n", "a"]}, {"stop_ids": []}],
+    ids=str,
+)
+def test_turns_go_on_from_exactly_what_was_said(engines: tuple[Engine, Engine], options: dict):
+    said = []
+    for engine in engines:
+        texts = []
+        for number in range(4):
+            turn = Turn(source=f"s{options}", target=f"s{options}", seam="\n\n")
+            request = GenerateRequest(
+                id=f"turn {number}", prompts=[CAPITAL], max_tokens=9, turn=turn, sampling=GREEDY, **options
+            )
+            texts.append(answers(engine, request)[0])
+        said.append(texts)
+    assert said[0] == said[1]
+
+
+def test_a_turn_from_another_session_ends_at_its_stop_string_though_that_session_is_deleted_meanwhile(
+    engines: tuple[Engine, Engine],
+):
+    said = []
+    for engine in engines:
+        base = Turn(source="base", target="base")
+        answers(
+            engine, GenerateRequest(id="base", prompts=[CAPITAL], max_tokens=5, turn=base, sampling=GREEDY)
+        )
+        turn = Turn(source="base", target="other", required=True)
+        first = GenerateRequest(
+            id="first",
+            prompts=[CAPITAL],
+            max_tokens=20,
+            turn=turn,
+            stop_ids=[],
+            stop_strings=["a", "i", "。"],
+            sampling=GREEDY,
+        )
+        engine.add((b"test", "first"), first)
+        told: list[RowDelta] = []
+        deleted = False
+        while not (told and told[-1].finish_reason):
+            for _, event in engine.step():
+                assert not isinstance(event, Failed), event.message
+                if isinstance(event, Progress):
+                    told += event.rows
+            if not deleted and any(row.drawn or row.flying for row in engine.scheduler.running.values()):
+                engine.command((b"test", "delete"), SessionCommand(id="delete", command="delete", key="base"))
+                deleted = True
+        assert deleted and told[-1].finish_reason == "stop"
+        after = GenerateRequest(
+            id="after",
+            prompts=[" and then"],
+            max_tokens=6,
+            turn=Turn(source="other", target="other", required=True),
+            stop_ids=[],
+            sampling=GREEDY,
+        )
+        said.append(
+            (
+                "".join(delta.text for delta in told),
+                "".join(delta.text for delta in answers(engine, after)[0]),
+            )
+        )
+    assert said[0] == said[1]
+
+
+def test_who_leaves_while_a_step_is_under_way_leaves_nothing_behind(engines: tuple[Engine, Engine]):
+    late = engines[1]
+    want = late.generate([CAPITAL], max_tokens=12, stop_ids=[], sampling=GREEDY)[0].text
+    late.add(
+        (b"test", "leaver"),
+        GenerateRequest(id="leaver", prompts=PROMPTS[:4], max_tokens=1000, stop_ids=[], sampling=GREEDY),
+    )
+    for _ in range(5):
+        late.step()
+    late.cancel((b"test", "leaver"))
+    assert not late.busy
+    assert late.generate([CAPITAL] * 4, max_tokens=12, stop_ids=[], sampling=GREEDY)[3].text == want

@@ -1,0 +1,207 @@
+"""Steps that fail on a device that is told ahead what to do: when they are queued, or when what they drew is
+asked for.
+"""
+
+import random
+import threading
+from collections import defaultdict
+
+import pytest
+from ahead import LateSteps
+from checkpoints import tiny
+from msgspec.structs import replace
+
+from rwkv_batch.engine.engine import Engine, runner
+from rwkv_batch.wire.protocol import (
+    Accepted,
+    Event,
+    Failed,
+    GenerateRequest,
+    Progress,
+    RowDelta,
+    Sampling,
+    Turn,
+)
+
+KEY = b"test"
+WEIGHTS = tiny(vocab=400)
+GREEDY = Sampling(temperature=0)
+
+
+class Failing(LateSteps):
+    """`now` and `later`: how many of the next steps fail at once, or are queued and have no draws. `waiting`:
+    queued, not asked for.
+    """
+
+    now = later = waiting = most = 0
+
+    def run(self, *step) -> runner.Draws:
+        if self.now:
+            self.now -= 1
+            raise RuntimeError("The step was refused.")
+        draws, fails = super().run(*step), self.later > 0
+        self.later -= fails
+        self.waiting += 1
+        self.most = max(self.most, self.waiting)
+        return Late(self, draws, fails)
+
+
+class Late:
+    """Draws of a step, or none."""
+
+    def __init__(self, of: Failing, draws: runner.Draws, fails: bool) -> None:
+        self._of, self._draws, self._fails = of, draws, fails
+
+    def wait(self) -> list[int]:
+        self._of.waiting -= 1
+        if self._fails:
+            raise RuntimeError("The step has failed.")
+        return self._draws.wait()
+
+    def logprobs(self) -> list:
+        return self._draws.logprobs()
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    monkeypatch.setattr(runner, "of", Failing)
+    return Engine(WEIGHTS, device="cpu", max_rows=4, prefill_tokens=8, l1=2, l2=64)
+
+
+def add(engine: Engine, name: str, prompts: list, max_tokens: int, **options) -> None:
+    engine.add(
+        (KEY, name),
+        GenerateRequest(id=name, prompts=prompts, max_tokens=max_tokens, sampling=GREEDY, **options),
+    )
+
+
+def told(engine: Engine) -> dict[str, list[Event]]:
+    """All that is said until there is nothing left to do."""
+    events: dict[str, list[Event]] = defaultdict(list)
+    while engine.busy:
+        for (_, name), event in engine.step():
+            events[name].append(event)
+    return events
+
+
+@pytest.mark.parametrize("kind", ["now", "later"])
+def test_all_that_the_step_fed_hear_it_once_and_nobody_else(engine: Engine, kind: str):
+    add(engine, "over", [[5, 6]], 2, stop_ids=[])
+    add(engine, "talks", [[7]], 20, stop_ids=[])
+    add(engine, "reads", [list(range(1, 60))] * 2, 1, stop_ids=[])
+    engine.step()
+    engine.step()  # queued: the last token of the first
+    add(engine, "waits", [[9]] * 2, 3, stop_ids=[])
+    setattr(engine.steps, kind, 1)
+    heard = told(engine)
+    assert {name: [type(event) for event in events] for name, events in heard.items()} == {
+        "over": [Progress],
+        "talks": [Failed],
+        "reads": [Failed],
+        "waits": [Accepted, *[Progress] * len(heard["waits"][1:])],
+    }
+    assert engine.generate([[7]], max_tokens=3)[0].tokens == 3
+
+
+def test_two_steps_that_fail_are_one_failure(engine: Engine):
+    add(engine, "talks", [[7], [8]], 20, stop_ids=[])
+    engine.steps.later = 1
+    engine.step()
+    engine.steps.now = 1
+    assert [type(event) for event in told(engine)["talks"]] == [Failed]
+
+
+def test_who_has_ended_is_not_told_of_a_failure_later(engine: Engine):
+    first = engine.generate([[7]], max_tokens=3, stop_ids=[], sampling=GREEDY)[0].text[:1]
+    add(engine, "stops", [[7]], 20, stop_ids=[], stop_strings=[first])
+    engine.step()
+    engine.steps.later = 1  # the step that is queued before the stop is known
+    assert [type(event) for event in told(engine)["stops"]] == [Progress]
+    assert engine.step() == []
+    assert engine.generate([[7]], max_tokens=3)[0].tokens == 3
+
+
+def test_long_prompts_do_not_pile_up_on_the_device(engine: Engine):
+    add(engine, "reads", [list(range(1, 200))], 1, stop_ids=[])
+    told(engine)
+    assert engine.steps.most == 2 and engine.steps.waiting == 0
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_every_request_of_a_crowd_ends_once_and_says_what_it_says_alone(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+):
+    alone = Engine(WEIGHTS, device="cpu", max_rows=1, l2=64)
+    monkeypatch.setattr(runner, "of", Failing)
+    woken = threading.Event()
+    crowd = Engine(WEIGHTS, device="cpu", max_rows=4, prefill_tokens=24, l1=1, l2=64, wake=woken.set)
+    rng, requests, ends = random.Random(seed), {}, defaultdict(list)
+    deltas: dict[str, list[RowDelta]] = defaultdict(list)
+
+    def step() -> None:
+        woken.clear()
+        for (_, name), event in crowd.step():
+            if isinstance(event, Failed):
+                ends[name].append("failed")
+            elif isinstance(event, Progress):
+                assert not ends[name], "text after the end"
+                deltas[name] += event.rows
+                if sum(delta.finish_reason is not None for delta in deltas[name]) == len(
+                    requests[name].prompts
+                ):
+                    ends[name].append("over")
+                    assert spoken(deltas[name]) == replay(requests[name]), requests[name]
+
+    def replay(request: GenerateRequest) -> dict[int, tuple]:
+        """On the engine that waits, whose sessions have seen the same turns."""
+        alone.add((KEY, "replay"), replace(request, id="replay"))
+        rows: list[RowDelta] = []
+        while sum(delta.finish_reason is not None for delta in rows) < len(request.prompts):
+            rows += [
+                delta for _, event in alone.step() if isinstance(event, Progress) for delta in event.rows
+            ]
+        return spoken(rows)
+
+    for number in range(60):
+        request = some_request(f"r{number}", rng)
+        requests[request.id] = request
+        crowd.add((KEY, request.id), request)
+        crowd.steps.now, crowd.steps.later = rng.random() < 0.05, rng.random() < 0.1
+        for _ in range(rng.choice([1, 2, 5])):
+            step()
+    crowd.steps.now = crowd.steps.later = 0
+    while crowd.busy or crowd.scheduler.busy or crowd.scheduler.queues:
+        assert crowd.busy or woken.wait(30), "the engine waits for nothing"
+        step()
+    assert {name: len(ends[name]) for name in requests} == dict.fromkeys(requests, 1)
+    assert {kind for [kind] in ends.values()} == {"failed", "over"}
+
+
+def some_request(name: str, rng: random.Random) -> GenerateRequest:
+    session = f"s{rng.randrange(3)}"
+    turn = rng.choice([None, Turn(source=session, target=session)])
+    prompts: list[str | list[int]] = [
+        [rng.randrange(1, 400) for _ in range(rng.choice([1, 3, 40]))] for _ in range(1 if turn else 2)
+    ]
+    sampling = rng.choice(
+        [GREEDY, Sampling(seed=rng.randrange(1 << 40)), Sampling(seed=1, presence_penalty=1.0, top_k=40)]
+    )
+    return GenerateRequest(
+        id=name,
+        prompts=prompts,
+        max_tokens=rng.choice([1, 2, 3, 12]),
+        sampling=sampling,
+        turn=turn,
+        stop_ids=rng.choice([[], rng.sample(range(400), 3), rng.sample(range(400), 40)]),
+        stop_strings=rng.choice([[], ["a", "e", "1"]]),
+        flush_tokens=rng.choice([0, 1, 3]),
+    )
+
+
+def spoken(deltas: list[RowDelta]) -> dict[int, tuple]:
+    """Text, tokens and end of each row."""
+    rows = {delta.row: [other for other in deltas if other.row == delta.row] for delta in deltas}
+    return {
+        row: ("".join(d.text for d in of), sum(d.tokens for d in of), of[-1].finish_reason)
+        for row, of in rows.items()
+    }

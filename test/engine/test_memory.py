@@ -1,0 +1,160 @@
+"""How many rows fit is known before anything is allocated, and holds."""
+
+import gc
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+from checkpoints import tiny, write_pth
+from cuda_gpu import needs_gpu
+
+from bench.make_checkpoint import random_checkpoint
+from rwkv_batch.engine.engine import Engine, memory
+from rwkv_batch.model import weights_cuda
+from rwkv_batch.model.gemm import Buffers
+from rwkv_batch.model.rwkv7 import RWKV7
+from rwkv_batch.wire.protocol import Accepted, GenerateRequest, Progress, Sampling
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return write_pth(
+        tmp_path_factory.mktemp("checkpoint") / "random.pth",
+        random_checkpoint(layers=2, width=128, vocab=65536, seed=1),
+    )
+
+
+@pytest.fixture(scope="module")
+def model():
+    return RWKV7(tiny())
+
+
+def told(ask: Callable[[], object]) -> int:
+    """The number of rows that the refusal of `ask` names. Nothing of what was refused stays in memory."""
+    with pytest.raises(memory.DeviceError) as refused:
+        ask()
+    sentence = str(refused.value)
+    del refused
+    gc.collect()
+    assert sentence.endswith(".") and ". " not in sentence
+    return int(sentence.split("--max-rows ")[1].rstrip("."))
+
+
+@pytest.mark.parametrize("l1", [0, 3])
+def test_too_many_rows_are_told_a_number_and_that_number_works(path, monkeypatch, l1):
+    monkeypatch.setattr(memory, "_host_bytes", lambda: 40 * MIB)
+    rows = told(lambda: Engine(path, device="cpu", max_rows=40_000, l1=l1, prefill_tokens=16))
+    assert 1 <= rows < 40
+    engine = Engine(path, device="cpu", max_rows=rows, l1=l1, prefill_tokens=16)
+    assert engine.info.slots == rows
+    assert len(engine.generate(["hello"] * (rows + 2), max_tokens=2, stop_ids=[])) == rows + 2
+    with pytest.raises(memory.DeviceError):
+        Engine(path, device="cpu", max_rows=rows + 1, l1=l1, prefill_tokens=16)
+
+
+def test_the_number_is_the_largest_that_fits(model, monkeypatch):
+    monkeypatch.setattr(memory, "_host_bytes", lambda: 50 * MIB)
+    rows = told(lambda: memory.rows_that_fit(model, torch.float32, 10**9, 16, 256))
+    needed = [memory.bytes_needed(model, torch.float32, n, 16, 256) for n in (rows, rows + 1)]
+    assert needed[0] <= 50 * MIB < needed[1]
+
+
+def test_what_was_not_asked_for_is_what_suits_the_device(model, monkeypatch):
+    assert memory.rows_that_fit(model, torch.float32, None, 16, 256) == memory.CPU_ROWS
+    monkeypatch.setattr(memory, "_host_bytes", lambda: 12 * MIB)
+    little = memory.rows_that_fit(model, torch.float32, None, 16, 256)
+    assert 1 <= little < memory.CPU_ROWS
+    assert memory.rows_that_fit(model, torch.float32, None, 0, 256) > little
+    assert memory.rows_that_fit(model, torch.float32, None, 16, 16) > little
+
+
+def test_where_not_even_one_row_fits_another_way_out_is_named(model, monkeypatch):
+    monkeypatch.setattr(memory, "_host_bytes", lambda: MIB)
+    for asked in (None, 1):
+        with pytest.raises(memory.DeviceError, match="smaller model"):
+            memory.rows_that_fit(model, torch.float32, asked, 16, 256)
+
+
+def test_memory_that_runs_out_in_spite_of_all_is_one_sentence():
+    for error in (
+        RuntimeError("you tried to allocate 1 bytes: not enough memory"),
+        torch.OutOfMemoryError("CUDA"),
+    ):
+        with (
+            pytest.raises(
+                memory.DeviceError,
+                match=r"^5 rows do not fit into the .* GiB of memory left on cpu .*--max-rows",
+            ),
+            memory.enough("5 rows", torch.device("cpu")),
+        ):
+            raise error
+    with pytest.raises(RuntimeError, match="launched"), memory.enough("5 rows", torch.device("cpu")):
+        raise RuntimeError("The kernel could not be launched")
+
+
+def test_a_container_has_what_its_limit_leaves(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    free = memory._host_bytes()
+    (tmp_path / "memory.stat").write_text(f"file {900 * MIB}\nanon {30 * MIB}\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert abs(memory._host_bytes() - free) < free // 2
+    (tmp_path / "memory.max").write_text(f"{100 * MIB}\n")
+    assert memory._host_bytes() == 70 * MIB
+
+
+@pytest.mark.parametrize("tokens", [1, 17, 300, 600])
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_buffers_of_a_step_are_counted_from_their_shapes(tokens, packed):
+    weights = weights_cuda.prepare(tiny(layers=3, width=192, vocab=500), torch.device("cpu"))
+    arena: dict[str, torch.Tensor] = {}
+    Buffers(weights, tokens, arena, packed)
+    counted = memory._buffer_bytes(SimpleNamespace(cuda=SimpleNamespace(weights=weights)), tokens, packed)
+    assert counted == sum(tensor.nbytes for tensor in arena.values()) > 0
+
+
+@pytest.fixture
+def small_gpu():
+    """A GPU of which all but 3 GiB is taken."""
+    torch.cuda.empty_cache()
+    taken = torch.empty(torch.cuda.mem_get_info()[0] - 3072 * MIB, dtype=torch.uint8, device="cuda")
+    yield
+    del taken
+    torch.cuda.empty_cache()
+
+
+class TestOnAGpu:
+    pytestmark = needs_gpu
+
+    def test_the_number_told_holds_under_the_heaviest_load(self, small_gpu):
+        rows = told(lambda: Engine(device="cuda", max_rows=1_000_000, prefill_tokens=512))
+        assert rows > 100
+        engine = Engine(device="cuda", max_rows=rows, prefill_tokens=512)
+        assert engine.info.slots == rows
+        heavy = Sampling(temperature=3.0, alpha_presence=0.1, logit_bias=dict.fromkeys(range(500), 0.5))
+        engine.add(
+            (b"test", "all"),
+            GenerateRequest(
+                id="all", prompts=["hello " * 40] * rows, max_tokens=3, top_logprobs=1, sampling=heavy
+            ),
+        )
+        ended = 0
+        while engine.busy:
+            for _, event in engine.step():
+                assert isinstance(event, Accepted | Progress), event
+                ended += (
+                    sum(row.finish_reason is not None for row in event.rows)
+                    if isinstance(event, Progress)
+                    else 0
+                )
+        assert ended == rows
+
+    def test_an_engine_never_holds_more_than_was_counted(self):
+        engine = Engine(device="cuda", max_rows=300, prefill_tokens=2048)
+        weights = sum(t.numel() for t in engine.model.checkpoint.tensors.values()) * 2
+        needed = memory.bytes_needed(engine.model, torch.float16, 300, 0, 2048)
+        torch.cuda.reset_peak_memory_stats()
+        engine.generate(["hello " * 100] * 300, max_tokens=20, stop_ids=[], sampling=Sampling(top_p=0.9))
+        assert torch.cuda.max_memory_allocated() - weights < needed - memory.RESERVE

@@ -1,0 +1,136 @@
+"""Admission and the step's plan: who runs, with how many tokens, and that nobody starves."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rwkv_batch.engine.scheduler import QueueFull, Scheduler
+from rwkv_batch.engine.sequence import Sequence
+from rwkv_batch.wire.protocol import GenerateRequest
+
+
+def row(length: int, name: str = "r") -> Sequence:
+    prompt = [1] * length
+    return Sequence(
+        (b"test", name), 0, prompt, GenerateRequest(id=name, prompts=[prompt], max_tokens=4), seed=0
+    )
+
+
+def feed(plan: list[tuple[Sequence, int]]) -> None:
+    for sequence, count in plan:
+        sequence.took(count)
+
+
+def test_rows_wait_in_order_and_take_slots_as_they_fall_free():
+    scheduler = Scheduler(rows=2, prefill_tokens=64, max_waiting=8)
+    rows = [row(3) for _ in range(4)]
+    scheduler.add(rows)
+    assert scheduler.admit() == rows[:2]
+    scheduler.release(rows[1])
+    assert scheduler.admit() == rows[2:3]
+    assert sorted(scheduler.running) == [0, 1]
+
+
+def test_a_request_that_does_not_fit_the_queue_is_refused_whole():
+    scheduler = Scheduler(rows=1, prefill_tokens=64, max_waiting=2)
+    scheduler.add([row(1), row(1), row(1)])  # one slot is free and two may wait
+    with pytest.raises(QueueFull):
+        scheduler.add([row(1)])
+    scheduler.admit()
+    assert len(scheduler.waiting) == 2
+
+
+def test_a_long_prompt_neither_stops_texts_nor_short_prompts():
+    scheduler = Scheduler(rows=4, prefill_tokens=64, max_waiting=8)
+    talking, long, short = row(1), row(4000), row(20)
+    scheduler.add([talking])
+    scheduler.admit()
+    feed(scheduler.plan())
+    scheduler.add([long, short])
+    scheduler.admit()
+    plan = dict(scheduler.plan())
+    assert plan == {talking: 1, long: 32, short: 20}
+    assert sum(plan.values()) <= 1 + 64
+
+
+def test_dropped_rows_free_their_slots_wherever_they_are():
+    scheduler = Scheduler(rows=1, prefill_tokens=64, max_waiting=8)
+    mine, other = [row(2, "mine"), row(2, "mine")], row(2, "other")
+    scheduler.add([*mine, other])
+    scheduler.admit()
+    for row_ in scheduler.drop(lambda r: r.key[1] == "mine"):
+        scheduler.release(row_)
+    assert scheduler.admit() == [other]
+    for row_ in scheduler.drop(lambda r: True):
+        scheduler.release(row_)
+    assert not scheduler.busy
+
+
+def test_rows_of_one_session_run_one_after_the_other():
+    scheduler = Scheduler(rows=4, prefill_tokens=64, max_waiting=2)
+    first, second, third, other = (row(2, name) for name in ("1", "2", "3", "other"))
+    for turn in (first, second, third):
+        turn.target = "session"
+        scheduler.add([turn])
+    scheduler.add([other])
+    assert scheduler.admit() == [first, other]
+    with pytest.raises(QueueFull):  # turns that wait for their session wait like others
+        scheduler.add([row(1), row(1), row(1)])
+    scheduler.drop(lambda r: r is second)
+    scheduler.release(first)
+    assert scheduler.admit() == []
+    scheduler.unlock(first.target)
+    assert scheduler.admit() == [third]
+    scheduler.release(third)
+    scheduler.unlock(third.target)
+    assert not scheduler.queues
+
+
+def test_a_step_ends_at_each_cut():
+    scheduler = Scheduler(rows=1, prefill_tokens=64, max_waiting=2)
+    long = row(100)
+    long.cuts = [20, 21, 90]
+    scheduler.add([long])
+    scheduler.admit()
+    ends = []
+    while long.prompt_left:
+        feed(scheduler.plan())
+        ends.append(long.fed)
+    assert ends == [20, 21, 85, 90, 100]
+
+
+def test_rows_that_wait_for_their_state_are_not_run():
+    scheduler = Scheduler(rows=1, prefill_tokens=64, max_waiting=2)
+    loading = row(5)
+    scheduler.add([loading])
+    scheduler.admit()
+    loading.ready = False
+    assert scheduler.plan() == [] and scheduler.busy and not scheduler.runnable
+    loading.ready = True
+    assert scheduler.plan() == [(loading, 5)]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    lengths=st.lists(st.integers(1, 300), min_size=1, max_size=12),
+    slots=st.integers(1, 5),
+    budget=st.integers(1, 100),
+)
+def test_every_prompt_is_fed_once_within_the_budget(lengths: list[int], slots: int, budget: int):
+    scheduler = Scheduler(slots, budget, max_waiting=100)
+    rows = [row(n) for n in lengths]
+    scheduler.add(rows)
+    for _ in range(sum(lengths) + len(lengths) + 1):
+        scheduler.admit()
+        plan = scheduler.plan()
+        prefill = [(r, count) for r, count in plan if r.prompt_left]
+        assert sum(count for _, count in prefill) <= budget
+        assert all(0 < count <= r.prompt_left for r, count in prefill)
+        assert len({r.slot for r, _ in plan}) == len(plan) <= slots
+        feed(plan)
+        for done in [r for r, _ in plan if not r.prompt_left]:
+            scheduler.release(done)
+        if not scheduler.busy:
+            break
+    assert not scheduler.busy
+    assert [r.fed for r in rows] == lengths

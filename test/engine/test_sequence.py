@@ -1,0 +1,71 @@
+"""A row's text, stops and deltas, token by token."""
+
+from rwkv_batch.engine.sequence import Sequence
+from rwkv_batch.wire.protocol import GenerateRequest, RowDelta, TokenLogprob
+
+
+def drive(pieces: list[bytes], logprobs: bool = False, **fields) -> list[RowDelta]:
+    """Draw tokens 1, 2, 3... with these bytes; the deltas of the row until it ends."""
+    request = GenerateRequest(**{"id": "r", "prompts": [[5]], "max_tokens": 99} | fields)
+    sequence = Sequence((b"test", "r"), 0, [5], request, seed=0)
+    deltas = []
+    for token, data in enumerate(pieces, 1):
+        sequence.take_drawn(token, data, TokenLogprob(data, -float(token), []) if logprobs else None)
+        delta = sequence.take_delta()
+        if delta:
+            deltas.append(delta)
+        if sequence.finish_reason:
+            break
+    return deltas
+
+
+def test_text_leaves_every_flush_tokens_and_at_the_end():
+    deltas = drive([b"a", b"b", b"c", b"d", b"e"], max_tokens=5, flush_tokens=2)
+    assert [(d.text, d.tokens, d.finish_reason) for d in deltas] == [
+        ("ab", 2, None),
+        ("cd", 2, None),
+        ("e", 1, "length"),
+    ]
+
+
+def test_without_flush_everything_comes_at_the_end():
+    assert drive([b"a", b"b"], max_tokens=2) == [RowDelta(0, "ab", 2, "length")]
+
+
+def test_a_stop_id_is_neither_shown_nor_counted():
+    assert drive([b"a", b"END"], stop_ids=[2]) == [RowDelta(0, "a", 1, "stop")]
+
+
+def test_a_character_in_pieces_leaves_whole():
+    unicorn = "🦄".encode()
+    deltas = drive([b"x", unicorn[:1], unicorn[1:3], unicorn[3:], b"y"], max_tokens=5, flush_tokens=1)
+    assert [d.text for d in deltas] == ["x", "🦄", "y"]
+    assert sum(d.tokens for d in deltas) == 5
+
+
+def test_a_cut_character_becomes_one_replacement_character():
+    assert drive([b"x", "🦄".encode()[:2]], max_tokens=2)[-1].text == "x\ufffd"
+
+
+def test_a_stop_string_over_tokens_is_cut_out_and_never_shown():
+    deltas = drive([b"Hi", b"\n", b"\nUs", b"er: more"], stop_strings=["\n\nUser:"], flush_tokens=1)
+    assert "".join(d.text for d in deltas) == "Hi"
+    assert deltas[-1].finish_reason == "stop"
+
+
+def test_text_that_only_resembles_a_stop_string_comes_out_whole():
+    deltas = drive(
+        [b"Hi", b"\n\nUs", b"ual", b"\n\n"], stop_strings=["\n\nUser:"], flush_tokens=1, max_tokens=4
+    )
+    assert "".join(d.text for d in deltas) == "Hi\n\nUsual\n\n"
+    assert deltas[-1].finish_reason == "length"
+
+
+def test_logprobs_come_with_their_text_and_end_with_it():
+    deltas = drive(
+        [b"Hi", b" S", b"TOP", b"!"], logprobs=True, stop_strings=["STOP"], flush_tokens=1, top_logprobs=0
+    )
+    entries = [entry.token for d in deltas for entry in d.logprobs]
+    assert entries == [b"Hi", b" S"]  # the second begins before the end of the text, " "
+    for delta in deltas[:-1]:
+        assert delta.logprobs and delta.text

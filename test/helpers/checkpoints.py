@@ -1,0 +1,24 @@
+"""Random checkpoints for all tests."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bench.make_checkpoint import random_checkpoint
+from rwkv_batch.model.checkpoint import Checkpoint, from_tensors
+
+
+def tiny(
+    layers: int = 2, width: int = 128, vocab: int = 512, seed: int = 0, ranks: dict[str, int] | None = None
+) -> Checkpoint:
+    """A checkpoint in memory that loads and runs in milliseconds."""
+    return from_tensors(
+        f"random-{layers}x{width}", random_checkpoint(layers, width, vocab, seed, ranks=ranks)
+    )
+
+
+def write_pth(path: Path, tensors: dict[str, Tensor]) -> Path:
+    """Save the way published checkpoints are saved, and return the path."""
+    torch.save(tensors, path)
+    return path

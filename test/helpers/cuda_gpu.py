@@ -1,0 +1,19 @@
+"""What the GPU tests share."""
+
+import pytest
+import torch
+from torch import Tensor
+
+needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+ROWS = [1, 2, 3, 7, 17, 33, 129, 321]
+
+
+def off(x: Tensor, reference: Tensor) -> float:
+    """Relative error over the whole tensor."""
+    reference = reference.double()
+    return float((x.to(reference.device).double() - reference).norm() / reference.norm())
+
+
+def poisoned(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
+    """A tensor on the GPU in which anything that is not written stands out."""
+    return torch.full(shape, float("nan"), device="cuda", dtype=dtype)

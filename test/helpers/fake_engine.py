@@ -1,0 +1,247 @@
+"""The engine's end of the wire without a model: it echoes prompts, one character a token, and does mischief
+when asked.
+
+What a prompt begins with decides: "hang" (accepted, then silence), "slow" (20 ms a token), "trickle" (4
+characters, then silence), "late" (0.7 s before the first token), "overloaded", "invalid", "fail" (accepted,
+then failed), "broken" (some text, then failed), "flood" (a piece each 5 ms, no end), "mute" (not even
+accepted); anything else is echoed at once.
+
+A turn echoes everything its session has seen, and stores that with its last delta. Session commands work on
+`sessions`, whose keys decide in the same way ("mute", "late", "overloaded", "fail"); keys beginning with
+"ram" are in host memory, with "disk" in the database. All but the last character of a prompt that came before
+need not be computed again.
+"""
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Callable
+
+import zmq
+
+from rwkv_batch.wire.protocol import (
+    Accepted,
+    Cancel,
+    EngineInfo,
+    Event,
+    Failed,
+    GenerateRequest,
+    Progress,
+    Rejected,
+    RowDelta,
+    SessionCommand,
+    SessionInfo,
+    SessionReply,
+    decode_to_engine,
+    encode,
+)
+
+INFO = EngineInfo(
+    model="fake-rwkv",
+    layers=1,
+    width=64,
+    parameters=1,
+    dtype="float32",
+    device="cpu",
+    slots=8,
+    vocabulary=65536,
+)
+FILE = b"\xffSTATE "  # what an exported state begins with; no text in UTF-8
+UPDATED = 1769479200.5
+
+
+class FakeEngine:
+    """Listens on `address` until closed. `requests`, `commands` and `cancelled` fill as messages come."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.requests: list[GenerateRequest] = []
+        self.commands: list[SessionCommand] = []
+        self.cancelled: list[str] = []
+        self.sessions: dict[str, str] = {}  # key -> all prompts it has seen
+        self._known: set[str] = set()
+        self._documents: dict[str, bytes] = {}
+        self._numbers: dict[str, int] = {}  # the last one given out, by branch
+        self._unstored: dict[str, tuple[str, str]] = {}  # turns under way: id -> key, text
+        self._changed = threading.Condition()
+        self._due: list[tuple[float, bytes, Event]] = []  # events to send, each at its time
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> "FakeEngine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed = True
+        self._thread.join()
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Whether `condition` became true as messages arrived, within `seconds`."""
+        with self._changed:
+            return self._changed.wait_for(condition, seconds)
+
+    def request(self, prompt: str) -> GenerateRequest:
+        """The newest request with this prompt."""
+        return next(r for r in reversed(self.requests) if prompt in r.prompts)
+
+    def _run(self) -> None:
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+            router.setsockopt(zmq.LINGER, 0)
+            router.bind(self.address)
+            while not self._closed:
+                if router.poll(5):
+                    identity, data = router.recv_multipart()
+                    self._take(identity, decode_to_engine(data))
+                now = time.monotonic()
+                ready = [entry for entry in self._due if entry[0] <= now]
+                self._due = [entry for entry in self._due if entry[0] > now]
+                for _, _, event in ready:
+                    self._store(event)
+                for identity in dict.fromkeys(entry[1] for entry in ready):
+                    with contextlib.suppress(zmq.ZMQError):
+                        router.send_multipart(
+                            [identity, encode([event for _, to, event in ready if to == identity])]
+                        )
+
+    def _take(self, identity: bytes, message: GenerateRequest | Cancel | SessionCommand) -> None:
+        with self._changed:
+            now = time.monotonic()
+            if isinstance(message, Cancel):
+                self.cancelled.append(message.id)
+                self._due = [entry for entry in self._due if entry[2].id != message.id]
+            elif isinstance(message, SessionCommand):
+                self.commands.append(message)
+                if not message.key.startswith("mute"):
+                    self._due.append(
+                        (now + (0.7 if message.key.startswith("late") else 0), identity, self._obey(message))
+                    )
+            else:
+                events = self._answer(message)
+                self.requests.append(message)
+                self._due += [(now + delay, identity, event) for delay, event in events]
+            self._changed.notify_all()
+
+    def _answer(self, request: GenerateRequest) -> list[tuple[float, Event]]:
+        """The events that answer `request`, with their delays in seconds, in order."""
+        cached = [
+            max(len(p) - 1, 0) if request.prefix_cache and str(p) in self._known else 0
+            for p in request.prompts
+        ]
+        self._known.update(str(p) for p in request.prompts)
+        turn = request.turn
+        if turn is None:
+            return script(request, cached)
+        before = self.sessions.get(turn.source or "")
+        if before is None and turn.required:
+            return [(0, Rejected(request.id, "not_found", f"There is no session {turn.source}."))]
+        (prompt,) = request.prompts
+        assert isinstance(prompt, str) and request.n == 1
+        seam = turn.seam if before is not None and not prompt.startswith(turn.seam) else ""
+        target = turn.target or ""
+        if turn.branch is not None:
+            number = self._numbers[turn.branch] = self._numbers.get(turn.branch, 0) + 1
+            target = f"{turn.branch}:{number}"
+        text = (before or "") + seam + prompt
+        if target:
+            self._unstored[request.id] = target, text
+        return script(request, cached, target, text)
+
+    def _store(self, event: Event) -> None:
+        if isinstance(event, Progress) and event.id in self._unstored and event.rows[0].finish_reason:
+            key, text = self._unstored.pop(event.id)
+            self.sessions[key] = text
+
+    def _obey(self, command: SessionCommand) -> Event:
+        id, key = command.id, command.key
+        if key.startswith("overloaded"):
+            return Rejected(id, "overloaded", "The fake engine finds this overloaded.")
+        if key.startswith("fail"):
+            return Failed(id, "The fake engine failed.")
+        if command.command in ("fork", "export") and key not in self.sessions:
+            return Rejected(id, "not_found", f"There is no session {key}.")
+        match command.command:
+            case "status":
+                return SessionReply(
+                    id,
+                    sessions=[
+                        SessionInfo(k, tier(k), UPDATED, len(text)) for k, text in self.sessions.items()
+                    ],
+                )
+            case "delete":
+                gone = [k for k in self.sessions if k == key or (command.prefix and k.startswith(f"{key}:"))]
+                for k in gone:
+                    del self.sessions[k]
+                return SessionReply(id, found=len(gone))
+            case "fork":
+                if command.target in self.sessions and not command.replace:
+                    return Rejected(id, "exists", f"There is a session {command.target} already.")
+                self.sessions[command.target] = self.sessions[key]
+            case "export":
+                return SessionReply(id, data=FILE + self.sessions[key].encode())
+            case "import":
+                if not command.data.startswith(FILE):
+                    return Rejected(id, "invalid", "The file holds no state.")
+                self.sessions[key] = command.data.removeprefix(FILE).decode()
+            case "put":
+                self._documents[key] = command.data
+            case "get":
+                if key not in self._documents:
+                    return Rejected(id, "not_found", f"There is no document {key}.")
+                return SessionReply(id, data=self._documents[key])
+            case "remove":
+                return SessionReply(id, found=int(self._documents.pop(key, None) is not None))
+        return SessionReply(id)
+
+
+def tier(key: str) -> str:
+    return "L3" if key.startswith("disk") else "L2" if key.startswith("ram") else "L1"
+
+
+def script(
+    request: GenerateRequest, cached: list[int], target: str = "", seen: str | None = None
+) -> list[tuple[float, Event]]:
+    """The events that answer `request`, with their delays in seconds, in order. `seen` is echoed in place of
+    the prompt.
+    """
+    key, first = request.id, str(request.prompts[0])
+    if first.startswith("mute"):
+        return []
+    for reason in ("overloaded", "invalid"):
+        if first.startswith(reason):
+            return [(0, Rejected(key, reason, f"The fake engine finds this {reason}."))]
+    events: list[tuple[float, Event]] = [
+        (0, Accepted(key, [len(p) for p in request.prompts], cached, target))
+    ]
+    if first.startswith("hang"):
+        return events
+    if first.startswith("fail"):
+        return [*events, (0, Failed(key, "The fake engine failed."))]
+    start = 0.7 if first.startswith("late") else 0.0
+    pace = 0.02 if first.startswith("slow") else 0.0
+    for row in range(len(request.prompts) * request.n):
+        prompt = request.prompts[row // request.n] if seen is None else seen
+        deltas = row_deltas(row, prompt if isinstance(prompt, str) else str(prompt), request)
+        if first.startswith("trickle"):
+            deltas = deltas[:4]
+        if first.startswith("flood"):
+            return events + [(0.005 * i, Progress(key, [delta])) for i, delta in enumerate(deltas[:-1])]
+        drawn = itertools.accumulate(delta.tokens for delta in deltas)
+        events += [
+            (start + pace * tokens, Progress(key, [delta]))
+            for tokens, delta in zip(drawn, deltas, strict=True)
+        ]
+        if first.startswith("broken"):
+            return [*events[:3], (0.01, Failed(key, "The fake engine broke down."))]
+    return events
+
+
+def row_deltas(row: int, text: str, request: GenerateRequest) -> list[RowDelta]:
+    """`text` cut at max_tokens and at stop strings, in pieces of `flush_tokens`."""
+    stop = min((at for s in request.stop_strings if (at := text.find(s)) >= 0), default=len(text))
+    reason = "stop" if stop <= request.max_tokens else "length"
+    text = text[: min(stop, request.max_tokens)]
+    size = request.flush_tokens or max(1, len(text))
+    pieces = [text[i : i + size] for i in range(0, len(text), size)]
+    return [*(RowDelta(row, piece, len(piece)) for piece in pieces), RowDelta(row, "", 0, reason)]

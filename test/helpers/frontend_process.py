@@ -1,0 +1,113 @@
+"""A front end in a process of its own, driven as the supervisor does it, for tests over HTTP."""
+
+import importlib
+import multiprocessing
+import os
+import socket
+import sys
+import tempfile
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import httpx
+from fake_engine import INFO, FakeEngine
+
+from routes.settings import FrontendSettings
+
+spawn = multiprocessing.get_context("spawn")
+UP_WITHIN = 20.0  # seconds; generous, for machines that are busy otherwise
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def serve(settings: FrontendSettings, control: Connection, log: str, patches: dict[str, float]) -> None:
+    """In the new process: write the log to a file, change constants ("routes.http.generate.ACCEPTED_WITHIN"),
+    be a front end.
+    """
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    sys.argv = ["app.py"]  # importing the HTTP library reads it
+    for place, value in patches.items():
+        module, _, name = place.rpartition(".")
+        assert hasattr(importlib.import_module(module), name)
+        setattr(importlib.import_module(module), name, value)
+    from routes.server import run
+
+    run(settings, control)
+
+
+class FrontendProcess:
+    """Started on entry, killed on exit if it is still there. `port` and `engine` may be those of
+    another one.
+    """
+
+    def __init__(
+        self,
+        engine: FakeEngine | None = None,
+        port: int | None = None,
+        ready: bool = True,
+        patches: dict[str, float] | None = None,
+        **settings,
+    ) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._own_engine = None if engine else FakeEngine(f"ipc://{self._folder.name}/engine")
+        self.engine = engine or self._own_engine
+        self.port = port or free_port()
+        self.log = Path(self._folder.name) / "log"
+        self.log.touch()
+        self._settings = FrontendSettings(
+            self.engine.address, "127.0.0.1", self.port, **{"log_level": "DEBUG"} | settings
+        )
+        self._ready, self._patches = ready, patches or {}
+
+    def __enter__(self) -> "FrontendProcess":
+        self.control, theirs = spawn.Pipe()
+        self.process = spawn.Process(
+            target=serve, args=(self._settings, theirs, str(self.log), self._patches)
+        )
+        self.process.start()
+        theirs.close()
+        self.http = self.client()
+        if self._ready:
+            self.control.send(INFO)
+            self.until(lambda health: health.status_code == 200)
+        else:
+            self.until(lambda health: True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.close()
+        if self.process.is_alive():
+            self.process.kill()
+        self.process.join()
+        self.control.close()
+        if self._own_engine:
+            self._own_engine.__exit__()
+        self._folder.cleanup()
+
+    def client(self) -> httpx.Client:
+        """Connections of its own."""
+        return httpx.Client(
+            base_url=f"http://127.0.0.1:{self.port}", timeout=20, verify=False
+        )  # no certificates to load
+
+    def until(self, condition) -> httpx.Response:
+        """Ask for /health until `condition` holds for an answer of this process."""
+        deadline = time.monotonic() + UP_WITHIN
+        while True:
+            try:
+                with self.client() as http:
+                    answer = http.get("/health")
+                if condition(answer) and answer.headers["x-request-id"] in self.log.read_text():
+                    return answer
+            except httpx.TransportError:
+                pass
+            assert self.process.is_alive() or self.process.exitcode is None, self.log.read_text()
+            assert time.monotonic() < deadline, "the front end did not come up: " + self.log.read_text()
+            time.sleep(0.02)  # it listens when it listens; there is nothing to wait on

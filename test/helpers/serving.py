@@ -1,0 +1,137 @@
+"""Runs the real server for tests: `python app.py` on a free port, as a user would."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+
+ROOT = Path(__file__).resolve().parents[2]
+START_SECONDS = 120  # a deadline, not a wait: cold caches and shared cores
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Server:
+    """A running server. `args` are those of app.py."""
+
+    def __init__(self, *args: str, wait: bool = True) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.scratch = tempfile.mkdtemp(prefix="rwkv-test-")
+        weakref.finalize(
+            self, shutil.rmtree, self.scratch, ignore_errors=True
+        )  # the log is still wanted after `stop`
+        self._log = open(Path(self.scratch) / "log", "w+b")  # noqa: SIM115  lives as long as the server
+        env = os.environ | {"TMPDIR": self.scratch}
+        if "--state-db" not in args:
+            args = (*args, "--state-db", str(Path(self.scratch) / "sessions.db"))
+        self.process = subprocess.Popen(
+            [sys.executable, "app.py", "--port", str(self.port), *args],
+            cwd=ROOT,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+        )
+        if wait:
+            self.wait_ready()
+
+    def log(self) -> str:
+        return (Path(self.scratch) / "log").read_text(errors="replace")
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, (
+                f"the server ended with {self.process.returncode}:\n{self.log()}"
+            )
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(self.url + "/health", timeout=5).json()["status"] == "ready":
+                    return
+            time.sleep(0.05)  # a poll: readiness has no event that reaches a client
+        raise AssertionError(f"not ready after {START_SECONDS} s:\n{self.log()}")
+
+    def children(self) -> dict[str, int]:
+        """Process ids of the engine and the front ends, by name."""
+        found = {}
+        for line in self.log().splitlines():
+            if "started as process" in line:
+                words = line.split()
+                found[words[words.index("started") - 1]] = int(words[-1])
+        return {name: pid for name, pid in found.items() if alive(pid)}
+
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
+        """Signal the supervisor and wait; its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            return self.process.wait(timeout)
+        finally:
+            if self.process.poll() is None:
+                self.process.kill()
+            self._log.close()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs (one that only waits to be reaped does not)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    """Wait for something that nothing announces; `seconds` is when a test gives up."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+def events(response: httpx.Response) -> Iterator[dict | str]:
+    """The server-sent events of a stream as they come; the last one is the string "[DONE]"."""
+    for line in response.iter_lines():
+        if line.startswith("data: "):
+            data = line.removeprefix("data: ")
+            yield data if data == "[DONE]" else json.loads(data)
+
+
+def native_stream(url: str, body: dict) -> tuple[list[str], list[str], list[dict]]:
+    """Post to a native route with `stream`; the text and the finish reason of each row, and all events but
+    `[DONE]`.
+    """
+    texts: dict[int, str] = {}
+    reasons: dict[int, str] = {}
+    seen = []
+    with httpx.stream("POST", url, json=body | {"stream": True}, timeout=120) as response:
+        assert response.status_code == 200, response.read()
+        for event in events(response):
+            if event == "[DONE]":
+                break
+            assert isinstance(event, dict)
+            seen.append(event)
+            for choice in event["choices"]:
+                texts[choice["index"]] = texts.get(choice["index"], "") + choice["delta"].get("content", "")
+                if choice.get("finish_reason"):
+                    assert choice["index"] not in reasons, "a row has one finish chunk"
+                    reasons[choice["index"]] = choice["finish_reason"]
+        else:
+            raise AssertionError("the stream ended without [DONE]")
+    rows = sorted(reasons)
+    return [texts.get(i, "") for i in rows], [reasons[i] for i in rows], seen

@@ -1,0 +1,128 @@
+"""The command line: wrong flags and files end with one sentence and exit code 2, and nothing is
+left behind.
+"""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from serving import ROOT, free_port
+
+
+def app(*args: str, tmp: Path) -> subprocess.CompletedProcess:
+    env = {"PATH": "/usr/bin:/bin", "TMPDIR": str(tmp)}
+    return subprocess.run(
+        [sys.executable, "app.py", *args], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.mark.parametrize(
+    "args, names",
+    [
+        (["--port", "0"], "--port"),
+        (["--port", "http"], "--port"),
+        (["--host", "no such host"], "--host no such host"),
+        (["--max-rows", "0"], "--max-rows"),
+        (["--wkv", "bf16"], "--wkv"),
+        (["--password", ""], "--password"),
+        (["--pp-devices", "0,1"], "--pp-devices"),
+        (["--pp-devices", "[a]"], "--pp-devices"),
+        (["--pp-devices", "[0]", "--device", "cpu"], "--device"),
+        (["--log-level", "loud"], "--log-level"),
+        (["--model", "x", "--no-such-flag"], "--no-such-flag"),
+    ],
+)
+def test_a_wrong_flag_is_named(args: list[str], names: str, tmp_path: Path):
+    done = app(*args, tmp=tmp_path)
+    assert done.returncode == 2
+    assert names in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_port_in_use_is_named(tmp_path: Path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = app("--port", port, tmp=tmp_path)
+    assert done.returncode == 2
+    assert port in done.stderr and "--port" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("missing.pth", None),
+        ("broken.pth", b"PK\x03\x04 not a zip after all"),
+        ("text.pth", b"hello"),
+        ("broken.safetensors", b"\xff" * 64),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_served_is_named(name: str, content: bytes | None, tmp_path: Path):
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    done = app(
+        "--model-path",
+        str(path),
+        "--port",
+        str(free_port()),
+        "--device",
+        "cpu",
+        "--state-db",
+        str(tmp_path / "db"),
+        tmp=scratch,
+    )
+    assert done.returncode == 2
+    assert name in done.stderr and "Traceback" not in done.stderr
+    assert not list(scratch.iterdir()), "temporary files stay behind"
+
+
+def test_a_device_that_is_not_there_is_named(tmp_path: Path):
+    done = app(
+        "--device", "cuda:77", "--port", str(free_port()), "--state-db", str(tmp_path / "db"), tmp=tmp_path
+    )
+    assert done.returncode == 2
+    assert "cuda:77" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_database_that_cannot_be_made_is_named(tmp_path: Path):
+    done = app(
+        "--state-db",
+        str(tmp_path / "no" / "such" / "folder.db"),
+        "--port",
+        str(free_port()),
+        "--device",
+        "cpu",
+        tmp=tmp_path,
+    )
+    assert done.returncode == 2
+    assert str(tmp_path / "no" / "such") in done.stderr and "Traceback" not in done.stderr
+
+
+def test_rows_that_do_not_fit_are_told_how_many_would(tmp_path: Path):
+    done = app(
+        "--max-rows",
+        "100000000",
+        "--port",
+        str(free_port()),
+        "--device",
+        "cpu",
+        "--state-db",
+        str(tmp_path / "db"),
+        tmp=tmp_path,
+    )
+    assert done.returncode == 2
+    assert "--max-rows" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_help_names_every_flag_and_needs_no_model(tmp_path: Path):
+    done = app("--help", tmp=tmp_path)
+    assert done.returncode == 0
+    assert all(
+        flag in done.stdout
+        for flag in ("--model-path", "--port", "--password", "--pp-devices", "--protect-translate")
+    )

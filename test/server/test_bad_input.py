@@ -1,0 +1,45 @@
+"""What is wrong with a request is told by the real server as by its front end alone, and the engine answers
+on.
+"""
+
+import json
+
+import httpx
+import pytest
+from serving import Server
+from test_routes_native import BAD, COMPLETIONS, V1
+
+GOOD = {
+    "contents": ["User: What is the capital of France?\n\nAssistant:"],
+    "temperature": 0,
+    "max_tokens": 20,
+}
+SENT = [
+    case for case in BAD if case[2] != 413 and "invalid" not in str(case[1])
+]  # the rest needs the fake engine's limits
+ENGINE = [  # what only the engine can know
+    (V1, {"contents": ["a"] * 4096, "max_tokens": 1}, 200, "choices"),
+    (V1, {"contents": ["a" * (17 << 20)]}, 413, "16777216"),
+    (COMPLETIONS, {"prompt": [65530], "max_tokens": 1}, 400, "65529"),
+    (COMPLETIONS, {"prompt": [-1]}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": "a", "logit_bias": {"99999": 1}}, 400, "logit_bias"),
+    (COMPLETIONS, {"prompt": "\x00" * 1000, "max_tokens": 1}, 200, "choices"),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    SENT + ENGINE,
+    ids=[f"{i}-{c[0]}" for i, c in enumerate(SENT + ENGINE)],
+)
+def test_bad_input(server: Server, path: str, body: bytes | dict, status: int, words: str):
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    reply = httpx.post(server.url + path, content=content, timeout=60)
+    assert reply.status_code == status and words in reply.text
+
+
+def test_the_engine_has_lived_through_it_all(server: Server):
+    engine = server.children()["engine"]
+    reply = httpx.post(server.url + V1, json=GOOD, timeout=60)
+    assert "Paris" in reply.json()["choices"][0]["message"]["content"]
+    assert engine == server.children()["engine"] and "ERROR" not in server.log()

@@ -1,0 +1,179 @@
+"""Clients that leave, processes that die, signals: nothing hangs, nothing is left behind."""
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from serving import Server, alive, events, until
+
+PROMPT = "User: What is the capital of France?\n\nAssistant:"
+ENDLESS = {
+    "contents": [PROMPT],
+    "stop_tokens": [],
+    "max_tokens": 10_000_000,
+    "temperature": 0,
+    "chunk_size": 1,
+}
+SHORT = {"contents": [PROMPT], "temperature": 0, "alpha_presence": 0, "alpha_frequency": 0, "max_tokens": 20}
+DEADLINE = 20  # seconds until a test gives up on something that takes a fraction of one
+
+
+@pytest.fixture
+def narrow() -> Iterator[Server]:
+    """One row at a time, one front end: whatever holds the slot keeps everybody else waiting."""
+    running = Server("--device", "cpu", "--max-rows", "1", "--frontends", "1")
+    yield running
+    pids = running.children().values()
+    assert running.stop() == 0, running.log()
+    assert not [pid for pid in pids if alive(pid)], "processes stay behind"
+    assert sorted(p.name for p in Path(running.scratch).iterdir()) == ["log", "sessions.db"], (
+        "temporary files stay behind"
+    )
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", running.port))
+
+
+def answer(server: Server) -> str:
+    reply = httpx.post(server.url + "/v1/chat/completions", json=SHORT, timeout=DEADLINE)
+    assert reply.status_code == 200, reply.text
+    return reply.json()["choices"][0]["message"]["content"]
+
+
+def test_a_client_that_leaves_a_stream_frees_its_row(narrow: Server):
+    with httpx.stream(
+        "POST", narrow.url + "/v1/chat/completions", json=ENDLESS | {"stream": True}, timeout=DEADLINE
+    ) as response:
+        next(events(response))
+    assert "Paris" in answer(narrow)
+
+
+def test_a_client_that_leaves_while_it_waits_for_a_whole_reply_frees_its_row(narrow: Server):
+    body = json.dumps(ENDLESS).encode()
+    with socket.create_connection(("127.0.0.1", narrow.port), timeout=DEADLINE) as raw:
+        raw.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
+        assert raw.recv(1)  # the head of the reply: the row runs
+    assert "Paris" in answer(narrow)
+
+
+def test_sigterm_lets_running_requests_end_and_refuses_new_ones(narrow: Server):
+    body = ENDLESS | {"max_tokens": 300, "stream": True}
+    with httpx.stream("POST", narrow.url + "/v1/chat/completions", json=body, timeout=DEADLINE) as response:
+        stream = events(response)
+        next(stream)
+        narrow.process.send_signal(signal.SIGTERM)
+        rest = list(stream)
+    assert rest[-1] == "[DONE]"
+    assert isinstance(rest[-2], dict) and rest[-2]["choices"][-1]["finish_reason"] == "length"
+    assert narrow.process.wait(DEADLINE) == 0
+
+
+def test_a_second_signal_cuts_requests_off(narrow: Server):
+    with httpx.stream(
+        "POST", narrow.url + "/v1/chat/completions", json=ENDLESS | {"stream": True}, timeout=DEADLINE
+    ) as response:
+        stream = events(
+            response
+        )  # kept: a generator that is dropped closes the response, and nothing were left to cut off
+        next(stream)
+        narrow.process.send_signal(signal.SIGINT)
+        until(lambda: "draining" in narrow.log())
+        narrow.process.send_signal(signal.SIGINT)
+        assert narrow.process.wait(DEADLINE) == 0
+
+
+def test_a_front_end_that_is_killed_comes_back_and_the_engine_never_noticed(narrow: Server):
+    before = narrow.children()
+    with httpx.stream(
+        "POST", narrow.url + "/v1/chat/completions", json=ENDLESS | {"stream": True}, timeout=DEADLINE
+    ) as response:
+        stream = events(response)
+        next(stream)
+        os.kill(before["frontend-1"], signal.SIGKILL)
+        with pytest.raises(httpx.TransportError):
+            list(stream)
+    until(lambda: "frontend-2" in narrow.children())
+    narrow.wait_ready()
+    assert "Paris" in answer(narrow)  # so the row of the dead front end has been dropped too
+    assert narrow.children()["engine"] == before["engine"]
+
+
+def test_a_malformed_chunked_body_does_not_take_the_server_down(narrow: Server):
+    before = narrow.children()
+    with socket.create_connection(("127.0.0.1", narrow.port), timeout=DEADLINE) as raw:
+        raw.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"ZZZ\r\nnonsense\r\n"
+        )
+        while raw.recv(4096):
+            pass
+    narrow.wait_ready()
+    assert "Paris" in answer(narrow)
+    assert narrow.children()["engine"] == before["engine"]
+
+
+def test_an_engine_that_dies_is_replaced_and_its_streams_are_told(narrow: Server):
+    engine = narrow.children()["engine"]
+    with httpx.stream(
+        "POST", narrow.url + "/v1/chat/completions", json=ENDLESS | {"stream": True}, timeout=DEADLINE
+    ) as response:
+        stream = events(response)
+        next(stream)
+        os.kill(engine, signal.SIGKILL)
+        rest = list(stream)
+    assert rest[-1] == "[DONE]" and isinstance(rest[-2], dict) and rest[-2]["error"]
+    until(lambda: narrow.children().get("engine", engine) != engine)
+    narrow.wait_ready()
+    assert "Paris" in answer(narrow)
+
+
+def test_everything_ends_when_the_supervisor_is_killed():
+    server = Server("--device", "cpu", "--frontends", "1")
+    pids = list(server.children().values())
+    assert len(pids) == 2
+    server.stop(signal.SIGKILL)
+    until(lambda: not any(alive(pid) for pid in pids))
+
+
+def test_text_keeps_flowing_while_a_long_prompt_is_read(server: Server):
+    """A 4000-token prompt takes dozens of steps; in each of them the running stream gets a token."""
+    long = {"contents": ["one two three four " * 1000], "max_tokens": 1, "temperature": 0}
+    with (
+        ThreadPoolExecutor() as pool,
+        httpx.stream(
+            "POST", server.url + "/v1/chat/completions", json=ENDLESS | {"stream": True}, timeout=DEADLINE
+        ) as response,
+    ):
+        stream = events(response)
+        next(stream)
+        reading = pool.submit(httpx.post, server.url + "/v1/chat/completions", json=long, timeout=DEADLINE)
+        tokens = 0
+        while not reading.done():
+            next(stream)
+            tokens += 1
+    assert reading.result().status_code == 200
+    assert tokens >= 4
+
+
+def test_64_streams_at_once_all_finish(server: Server):
+    def one(number: int) -> str:
+        body = SHORT | {"stream": True, "contents": [f"User: What is {number % 10} + 1?\n\nAssistant:"]}
+        with httpx.stream("POST", server.url + "/v1/chat/completions", json=body, timeout=120) as response:
+            return "".join(
+                c["delta"].get("content", "")
+                for e in events(response)
+                if isinstance(e, dict)
+                for c in e["choices"]
+            )
+
+    with ThreadPoolExecutor(64) as pool:
+        texts = list(pool.map(one, range(64)))
+    assert [str(number % 10 + 1) in text for number, text in enumerate(texts)] == [True] * 64

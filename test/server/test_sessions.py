@@ -1,0 +1,285 @@
+"""Sessions through the real server: what was told is remembered wherever the state has been in between."""
+
+import os
+import random
+import signal
+import sqlite3
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from serving import Server, alive, events, until
+
+from rwkv_batch.text.tokenizer import Tokenizer
+
+GREEDY = {
+    "temperature": 0,
+    "alpha_presence": 0,
+    "alpha_frequency": 0,
+    "max_tokens": 60,
+    "stop_tokens": [0, 24281],
+}
+NAMES = ["Anna", "Tom", "Lucy", "Jack", "Emma", "Max", "Nina", "Paul", "Mary", "Leo"]
+TELL = "User: My name is {}.\n\nAssistant:"
+ASK = "User: What is my name?\n\nAssistant:"
+TOKENIZER = Tokenizer()
+BETWEEN = "User: What is {} + {}?\n\nAssistant:"
+
+
+class Sessions:
+    """A server with small tiers, and a client that knows what it has said."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.database = folder / "sessions.db"
+        self.flags = (
+            "--device",
+            "cpu",
+            "--frontends",
+            "1",
+            "--l1",
+            "4",
+            "--l2",
+            "8",
+            "--state-db",
+            str(self.database),
+            *flags,
+        )
+        self.said: dict[str, list[tuple[str, str]]] = {}
+        self.start()
+
+    def start(self) -> None:
+        self.server = Server(*self.flags)
+        self.http = httpx.Client(base_url=self.server.url, timeout=120)
+
+    def stop(self) -> None:
+        assert self.server.stop() == 0, self.server.log()
+
+    def kill(self) -> None:
+        """kill -9 of everything at once."""
+        pids = [self.server.process.pid, *self.server.children().values()]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        self.server.stop(signal.SIGKILL)
+        until(lambda: not any(alive(pid) for pid in pids))
+
+    def turn(self, session: str, prompt: str) -> str:
+        reply = self.http.post(
+            "/state/chat/completions", json=GREEDY | {"contents": [prompt], "session_id": session}
+        )
+        assert reply.status_code == 200, reply.text
+        text = reply.json()["choices"][0]["message"]["content"]
+        self.said.setdefault(session, []).append((prompt, text))
+        return text
+
+    def post(self, path: str, body: dict) -> httpx.Response:
+        return self.http.post(path, json=body)
+
+
+@pytest.fixture
+def sessions(tmp_path: Path) -> Iterator[Sessions]:
+    running = Sessions(tmp_path)
+    yield running
+    running.stop()
+
+
+def one_prompt(said: list[tuple[str, str]]) -> tuple[list[int], str]:
+    """The tokens of a session up to its last answer as one prompt, and that answer."""
+    tokens = []
+    for number, (prompt, text) in enumerate(said):
+        tokens += TOKENIZER.encode(prompt if number == 0 else "\n\n" + prompt)
+        if number < len(said) - 1:
+            tokens += TOKENIZER.encode(text)
+    return tokens, said[-1][1]
+
+
+def test_200_sessions_remember_through_every_tier_restart_and_kill(sessions: Sessions):
+    draw = random.Random(1)
+    name = {f"s{i}": NAMES[i % len(NAMES)] for i in range(200)}
+
+    def everybody(prompt) -> None:
+        order = list(name)
+        draw.shuffle(order)
+        with ThreadPoolExecutor(12) as pool:
+            list(pool.map(lambda session: sessions.turn(session, prompt(session)), order))
+
+    everybody(lambda session: TELL.format(name[session]))
+    sessions.stop()
+    sessions.start()
+    everybody(lambda session: BETWEEN.format(len(session), draw.randrange(9)))
+    sessions.kill()
+    sessions.start()
+    everybody(lambda session: ASK)
+    forgotten = [session for session in name if name[session] not in sessions.said[session][-1][1]]
+    assert not forgotten
+    for turns in (1, 2, 3):  # and every turn is what one long prompt would have brought
+        prompts, texts = zip(*(one_prompt(sessions.said[session][:turns]) for session in name), strict=True)
+        body = {
+            "prompt": prompts,
+            "temperature": 0,
+            "max_tokens": 60,
+            "stop_tokens": [0, 24281],
+            "use_prefix_cache": False,
+        }
+        choices = sessions.post("/v1/completions", body).json()["choices"]
+        assert tuple(choice["text"] for choice in choices) == texts
+
+
+def test_branches_and_forks_do_not_touch_each_other(sessions: Sessions):
+    def branch(node: int, prompt: str) -> tuple[str, int]:
+        body = GREEDY | {"contents": [prompt], "session_id": "tree", "dialogue_idx": node}
+        reply = sessions.post("/multi_state/chat/completions", body).json()
+        return reply["choices"][0]["message"]["content"], reply["dialogue_idx"]
+
+    _, root = branch(0, TELL.format("Anna"))
+    _, left = branch(root, "User: I live in Paris.\n\nAssistant:")
+    _, right = branch(root, "User: I live in Berlin.\n\nAssistant:")
+    where = "User: Where do I live?\n\nAssistant:"
+    for node, place in ((left, "Paris"), (right, "Berlin"), (left, "Paris")):
+        assert place in branch(node, where)[0]
+        assert "Anna" in branch(node, ASK)[0]
+    sessions.turn("origin", TELL.format("Tom"))
+    assert (
+        sessions.post("/v1/state/fork", {"session_id": "origin", "new_session_id": "copy"}).status_code == 200
+    )
+    sessions.turn("copy", "User: My name is Lucy.\n\nAssistant:")
+    assert "Tom" in sessions.turn("origin", ASK)
+    assert "Lucy" in sessions.turn("copy", ASK)
+
+
+def test_two_turns_at_once_run_one_after_the_other(sessions: Sessions):
+    sessions.turn("both", TELL.format("Emma"))
+    with ThreadPoolExecutor() as pool:
+        turns = [pool.submit(sessions.turn, "both", f"User: What is {n} + 1?\n\nAssistant:") for n in (2, 5)]
+        assert sorted("3" in turn.result() for turn in turns) == [False, True]
+    assert "Emma" in sessions.turn("both", ASK)
+    info = sessions.post("/state/status", {}).json()
+    assert [s["session_id"] for s in info["sessions"]] == ["both"]
+
+
+def test_a_turn_that_is_cut_off_leaves_the_state_before_it(sessions: Sessions):
+    sessions.turn("cut", TELL.format("Jack"))
+    body = GREEDY | {
+        "contents": ["User: My name is Max.\n\nAssistant:"],
+        "session_id": "cut",
+        "stream": True,
+        "stop_tokens": [],
+        "max_tokens": 1_000_000,
+        "chunk_size": 1,
+    }
+    with sessions.http.stream("POST", "/state/chat/completions", json=body) as response:
+        next(events(response))
+    assert "Jack" in sessions.turn("cut", ASK)
+
+
+def test_a_session_deleted_during_its_turn_is_gone(sessions: Sessions):
+    sessions.turn("gone", TELL.format("Nina"))
+    body = GREEDY | {
+        "contents": [ASK],
+        "session_id": "gone",
+        "stream": True,
+        "stop_tokens": [],
+        "max_tokens": 300,
+        "chunk_size": 1,
+    }
+    with sessions.http.stream("POST", "/state/chat/completions", json=body) as response:
+        stream = events(response)
+        next(stream)
+        assert sessions.post("/state/delete", {"session_id": "gone"}).status_code == 200
+        assert list(stream)[-1] == "[DONE]"
+    assert sessions.post("/state/status", {}).json()["total_sessions"] == 0
+    assert "Nina" not in sessions.turn("gone", ASK)
+
+
+def test_a_stop_string_leaves_exactly_the_text_before_it(sessions: Sessions):
+    """The stop string spans tokens that the state has already seen when it is complete: they must not stay in
+    it.
+    """
+    body = GREEDY | {
+        "contents": ["User: What is the capital of France?\n\nAssistant:"],
+        "session_id": "cut",
+        "stop_tokens": [0, "ital of"],
+    }
+    text = sessions.post("/state/chat/completions", body).json()["choices"][0]["message"]["content"]
+    assert text == " The cap"
+    tokens = TOKENIZER.encode(body["contents"][0]) + TOKENIZER.encode(text) + TOKENIZER.encode("\n\n" + ASK)
+    expected = sessions.post(
+        "/v1/completions", {"prompt": tokens, "temperature": 0, "max_tokens": 60, "stop_tokens": [0, 24281]}
+    ).json()
+    assert sessions.turn("cut", ASK) == expected["choices"][0]["text"]
+
+
+def test_a_damaged_row_costs_its_session_only(tmp_path: Path):
+    sessions = Sessions(tmp_path)
+    for session in ("good", "bad"):
+        sessions.turn(session, TELL.format("Paul"))
+    sessions.stop()
+    with sqlite3.connect(sessions.database) as database:
+        data = bytearray(database.execute("SELECT data FROM sessions WHERE key = ?", (b"bad",)).fetchone()[0])
+        data[len(data) // 2] ^= 1
+        database.execute("UPDATE sessions SET data = ? WHERE key = ?", (bytes(data), b"bad"))
+    database.close()
+    sessions.start()
+    reply = sessions.post("/state/chat/completions", GREEDY | {"contents": [ASK], "session_id": "bad"})
+    assert reply.status_code >= 400 and "bad" in reply.json()["error"]
+    assert "Paul" in sessions.turn("good", ASK)
+    assert sessions.turn("bad", ASK)  # it is gone, so the next turn begins anew
+    sessions.stop()
+
+
+def test_greedy_text_is_the_same_on_every_route(sessions: Sessions):
+    for number, prompt in enumerate(
+        ("User: Write a short story about a cat.\n\nAssistant:", "English: Good morning\n\nGerman:", ASK)
+    ):
+        native = GREEDY | {"contents": [prompt], "stop_tokens": [0]}
+        routes = {
+            "/v1/chat": {},
+            "/v2/chat": {"pad_zero": False},
+            "/big_batch": {"stream": False},
+            "/state/chat": {"session_id": f"new-{number}"},
+            "/multi_state/chat": {"session_id": f"tree-{number}", "dialogue_idx": 0},
+        }
+        texts = {
+            route: sessions.post(f"{route}/completions", native | extra).json()["choices"][0]["message"][
+                "content"
+            ]
+            for route, extra in routes.items()
+        }
+        completion = {"prompt": prompt, "temperature": 0, "max_tokens": 60}
+        texts["/v1"] = sessions.post("/v1/completions", completion).json()["choices"][0]["text"]
+        assert len(set(texts.values())) == 1, texts
+    chat = {"messages": [{"role": "user", "content": "What is 7 + 5?"}], "temperature": 0}
+    texts = {
+        sessions.post("/openai/v1/chat/completions", chat | extra).json()["choices"][0]["message"]["content"]
+        for extra in ({}, {"session_id": "chat"}, {"stop_tokens": [0]})
+    }
+    assert texts == {"7 + 5 = 12"}
+
+
+def test_a_database_that_is_none_is_put_aside(tmp_path: Path):
+    (tmp_path / "sessions.db").write_bytes(b"not a database at all" * 1000)
+    sessions = Sessions(tmp_path)
+    sessions.turn("new", TELL.format("Mary"))
+    sessions.stop()
+    assert len(list(tmp_path.glob("sessions.db.damaged*"))) == 1
+
+
+def test_two_servers_do_not_share_a_database(sessions: Sessions):
+    second = Server(*sessions.flags, wait=False)
+    assert second.process.wait(60) == 2
+    assert "sessions.db" in second.log() and "Traceback" not in second.log()
+
+
+def test_a_state_travels_as_a_file_to_the_same_model_only(sessions: Sessions):
+    sessions.turn("home", TELL.format("Leo"))
+    exported = sessions.post("/v1/state/export", {"session_id": "home"})
+    assert exported.status_code == 200
+    imported = sessions.http.post("/v1/state/import", params={"session_id": "away"}, content=exported.content)
+    assert imported.status_code == 200, imported.text
+    assert "Leo" in sessions.turn("away", ASK)
+    damaged = bytearray(exported.content)
+    damaged[len(damaged) // 3] ^= 4
+    for content in (bytes(damaged), exported.content[:-1], b"", b"hello"):
+        refused = sessions.http.post("/v1/state/import", params={"session_id": "bad"}, content=content)
+        assert refused.status_code == 400 and refused.json()["error"]

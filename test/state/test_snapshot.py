@@ -1,0 +1,91 @@
+"""Snapshots: what is written comes back, and nothing else passes for it."""
+
+import random
+
+import pytest
+import torch
+
+from rwkv_batch.model.rwkv7 import States
+from rwkv_batch.state.snapshot import PREFIX, Damaged, Layout, SnapshotError, fitted, parts, read_header, seal
+
+
+def layout(
+    shift: torch.dtype = torch.float16, wkv: torch.dtype = torch.float32, model: str = "m", layers: int = 2
+) -> Layout:
+    return Layout.of(States.zeros(1, layers, 128, shift, wkv), model)
+
+
+def snapshot(of: Layout, tokens: int = 5) -> torch.Tensor:
+    data = torch.empty(of.size, dtype=torch.uint8)
+    for part in parts(data, of):
+        part.copy_(torch.randn(part.shape, generator=torch.Generator().manual_seed(0)))
+    seal(data, of, tokens, 17.5)
+    return data
+
+
+def test_a_snapshot_is_a_prefix_and_the_bytes_of_a_slot() -> None:
+    states = States.zeros(3, 2, 128, torch.float16, torch.float32)
+    assert Layout.of(states, "m").size == PREFIX + states.memory.shape[1]
+    states.shift[1], states.wkv[1] = 1, 2
+    data = torch.cat([torch.empty(PREFIX, dtype=torch.uint8), states.memory[1]])
+    shift, wkv = parts(data, Layout.of(states, "m"))
+    assert (shift == 1).all() and (wkv == 2).all()
+
+
+def test_what_was_sealed_is_read() -> None:
+    header, same = fitted(data := snapshot(layout()), layout())
+    assert same is data
+    assert (header.tokens, header.created, header.fingerprint, header.layout) == (5, 17.5, "m", "vk")
+    assert (header.layers, header.heads, header.width, header.shift, header.wkv) == (
+        2,
+        2,
+        128,
+        "float16",
+        "float32",
+    )
+
+
+def test_every_flipped_bit_and_every_cut_is_found() -> None:
+    whole = snapshot(layout()).numpy().tobytes()
+    chance = random.Random(0)
+    for position in (*range(0, 8 * 20), *chance.sample(range(8 * 20, 8 * len(whole)), 400)):
+        data = bytearray(whole)
+        data[position // 8] ^= 1 << position % 8
+        with pytest.raises(SnapshotError):
+            read_header(data)
+    for length in (0, 1, 100, PREFIX - 1, PREFIX, len(whole) - 1):
+        with pytest.raises(Damaged):
+            read_header(whole[:length])
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted"),
+    [
+        (layout(wkv=torch.float16), layout()),
+        (layout(), layout(wkv=torch.float16)),
+        (layout(shift=torch.float32), layout()),
+        (layout(shift=torch.bfloat16), layout(shift=torch.float32, wkv=torch.float16)),
+    ],
+)
+def test_other_dtypes_are_converted(stored: Layout, wanted: Layout) -> None:
+    data = snapshot(stored)
+    header, converted = fitted(data, wanted)
+    assert (header.tokens, read_header(converted.numpy().data).tokens) == (5, 5)
+    for source, target in zip(parts(data, stored), parts(converted, wanted), strict=True):
+        assert torch.equal(source.to(target.dtype), target)
+
+
+def test_numbers_that_the_other_dtype_does_not_have_are_refused() -> None:
+    data = snapshot(of := layout())
+    parts(data, of)[1][7] = 1e6
+    seal(data, of, 5, 0)
+    with pytest.raises(SnapshotError, match="--wkv"):
+        fitted(data, layout(wkv=torch.float16))
+
+
+@pytest.mark.parametrize(
+    ("other", "message"), [(layout(model="n"), "another model"), (layout(layers=3), "2 layers")]
+)
+def test_states_of_other_models_are_refused(other: Layout, message: str) -> None:
+    with pytest.raises(SnapshotError, match=message):
+        fitted(snapshot(layout()), other)

@@ -1,0 +1,139 @@
+"""The front end's end of the wire against a bare ROUTER socket."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from rwkv_batch.wire.client import Client, Job, RequestFailed, RequestRejected
+from rwkv_batch.wire.protocol import (
+    Accepted,
+    Cancel,
+    Event,
+    Failed,
+    GenerateRequest,
+    Progress,
+    Rejected,
+    RowDelta,
+    SessionCommand,
+    SessionReply,
+    decode_to_engine,
+    encode,
+)
+
+REQUEST = GenerateRequest(id="one", prompts=["a", "b"], max_tokens=5)
+
+
+class Engine:
+    """The other end, driven by the test."""
+
+    def __init__(self, address: str) -> None:
+        self.context = zmq.Context()
+        self.router = self.context.socket(zmq.ROUTER)
+        self.router.setsockopt(zmq.RCVTIMEO, 5000)
+        self.router.setsockopt(zmq.LINGER, 0)
+        self.router.bind(address)
+
+    def receive(self):
+        self.frontend, data = self.router.recv_multipart()
+        return decode_to_engine(data)
+
+    def send(self, *events: Event) -> None:
+        self.router.send_multipart([self.frontend, encode(list(events))])
+
+
+@pytest.fixture
+def wire(tmp_path: Path) -> Iterator[tuple[Engine, Client]]:
+    address = f"ipc://{tmp_path}/engine"
+    engine, client = Engine(address), Client(address, "frontend-1")
+    yield engine, client
+    client.close()
+    engine.router.close()
+    engine.context.term()
+
+
+def submitted(wire: tuple[Engine, Client]) -> tuple[Engine, Client, Job]:
+    engine, client = wire
+    job = client.submit(REQUEST)
+    assert engine.receive() == REQUEST
+    assert engine.frontend == b"frontend-1"
+    return engine, client, job
+
+
+def test_a_job_from_acceptance_to_its_last_delta(wire: tuple[Engine, Client]):
+    engine, client, job = submitted(wire)
+    engine.send(Accepted("one", [1, 2]))
+    asyncio.run(asyncio.wait_for(job.accepted(), 5))
+    assert job.prompt_tokens == [1, 2]
+    assert job.read(0) == []
+    first, second, last = RowDelta(0, "x", 1), RowDelta(1, "y", 1, "stop"), RowDelta(0, "z", 1, "length")
+    engine.send(Progress("one", [first]), Progress("one", [second]))
+    assert job.read(5) == [first, second]
+    assert not job.exhausted and client.live == 1
+    engine.send(Progress("one", [last]))
+    assert asyncio.run(job.read_async(5)) == [last]
+    assert job.exhausted and client.live == 0
+
+
+def test_a_refusal_says_why(wire: tuple[Engine, Client]):
+    engine, client, job = submitted(wire)
+    engine.send(Rejected("one", "overloaded", "full"))
+    with pytest.raises(RequestRejected, match="full") as caught:
+        asyncio.run(asyncio.wait_for(job.accepted(), 5))
+    assert caught.value.reason == "overloaded" and client.live == 0
+
+
+def test_a_failure_comes_after_the_text_before_it(wire: tuple[Engine, Client]):
+    engine, _, job = submitted(wire)
+    engine.send(Accepted("one", [1, 2]))
+    asyncio.run(asyncio.wait_for(job.accepted(), 5))
+    engine.send(Progress("one", [RowDelta(0, "x", 1)]), Failed("one", "broken"))
+    assert [delta.text for delta in job.read(5)] == ["x"]
+    with pytest.raises(RequestFailed, match="broken"):
+        job.read(5)
+
+
+def test_cancelling_tells_the_engine_once_and_drops_what_still_comes(wire: tuple[Engine, Client]):
+    engine, client, job = submitted(wire)
+    job.cancel()
+    job.cancel()
+    assert engine.receive() == Cancel("one")
+    engine.send(Progress("one", [RowDelta(0, "late", 1)]))
+    other = client.submit(GenerateRequest(id="two", prompts=["c"], max_tokens=1))
+    assert isinstance(engine.receive(), GenerateRequest)
+    engine.send(Progress("two", [RowDelta(0, "z", 1, "stop")]))
+    assert other.read(5) and not job.read(0)
+
+
+def test_a_finished_job_is_not_cancelled(wire: tuple[Engine, Client]):
+    engine, client, job = submitted(wire)
+    engine.send(Progress("one", [RowDelta(0, "x", 1, "stop"), RowDelta(1, "y", 1, "stop")]))
+    assert len(job.read(5)) == 2
+    job.cancel()
+    client.submit(GenerateRequest(id="two", prompts=["c"], max_tokens=1))
+    assert isinstance(engine.receive(), GenerateRequest), "no Cancel came in between"
+
+
+def test_a_session_command_has_one_answer(wire: tuple[Engine, Client]):
+    engine, client = wire
+
+    async def delete(name: str, *answer: Event) -> SessionReply:
+        asked = asyncio.ensure_future(client.ask(SessionCommand(name, "delete", key="a")))
+        assert await asyncio.to_thread(engine.receive) == SessionCommand(name, "delete", key="a")
+        engine.send(*answer)
+        return await asyncio.wait_for(asked, 5)
+
+    assert asyncio.run(delete("one", SessionReply("one", found=2))).found == 2
+    with pytest.raises(RequestRejected, match="no such session"):
+        asyncio.run(delete("two", Rejected("two", "not_found", "no such session")))
+    assert client.live == 0
+
+
+def test_a_lost_engine_fails_every_job(wire: tuple[Engine, Client]):
+    _, client, job = submitted(wire)
+    client.fail_all("The engine was restarted.")
+    with pytest.raises(RequestFailed, match="restarted"):
+        job.read(5)
+    assert client.live == 0

@@ -1,0 +1,329 @@
+"""What is drawn, against exact distributions worked out here in fp64 with dense vectors, straight from the
+definition.
+"""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from drawing import UNLIKELY, assert_drawn_from, run
+from scipy.stats import chi2_contingency, chisquare
+
+from rwkv_batch.sampling.sampler import Sampler, draw, random_key, uniforms
+from rwkv_batch.text.tokenizer import VOCABULARY
+from rwkv_batch.wire.protocol import Sampling
+
+
+def exact(logits, params, history=()):
+    """The probability of each token, after the tokens of `history` were drawn."""
+    logits = np.array(logits, np.float64)
+    for token, value in params.logit_bias.items():
+        logits[token] += value
+    native, counts = np.zeros(len(logits)), np.zeros(len(logits))
+    for token in history:
+        native *= params.alpha_decay
+        native[token] += params.alpha_frequency if counts[token] else params.alpha_presence
+        counts[token] += 1
+    logits -= native + params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
+    if params.temperature <= 0 or params.top_p == 0 or params.top_k == 1:
+        return np.eye(len(logits))[logits.argmax()]
+    z = logits / min(max(params.temperature, 0.001), 1000)
+    p = np.exp(z - z.max())
+    p /= p.sum()
+    top_k = params.top_k if params.top_k > 0 else len(p)
+    top_p = params.top_p if 0 <= params.top_p <= 1 else 1.0
+    if top_k >= len(p) and top_p == 1:
+        return p
+    for threshold in sorted(set(p), reverse=True):
+        if (p >= threshold).sum() >= top_k or p[p >= threshold].sum() >= top_p:
+            break
+    above, tied = p > threshold, p == threshold
+    share = min((top_p - p[above].sum()) / (threshold * tied.sum()), (top_k - above.sum()) / tied.sum())
+    weights = p * above + p * tied * min(max(share, 0), 1)
+    return weights / weights.sum()
+
+
+TIES = [0.0, 2.0, 1.0, 1.0, 3.0, 1.0, 1.0, -4.0, 0.0, 0.0]
+SETS = {
+    "plain": Sampling(),
+    "cold": Sampling(temperature=0.4),
+    "hot": Sampling(temperature=3.0),
+    "top_k": Sampling(top_k=2),
+    "top_k among ties": Sampling(top_k=3),
+    "top_k ends with the ties": Sampling(top_k=6),
+    "top_p in the first": Sampling(top_p=0.3),
+    "top_p crosses": Sampling(top_p=0.65),
+    "top_p crosses among ties": Sampling(top_p=0.85),
+    "top_p nearly all": Sampling(top_p=0.999),
+    "top_k binds": Sampling(top_k=3, top_p=0.95, temperature=1.5),
+    "top_p binds": Sampling(top_k=5, top_p=0.7),
+    "both among the same ties": Sampling(top_k=4, top_p=0.8),
+    "filters after the temperature": Sampling(temperature=2.5, top_k=5, top_p=0.6),
+    "top_k past the vocabulary": Sampling(top_k=11),
+    "top_k off": Sampling(top_k=-1, top_p=0.9),
+    "top_p above its range is off": Sampling(top_p=1.5, top_k=4),
+    "top_p below its range is off": Sampling(top_p=-0.5),
+    "bias": Sampling(logit_bias={0: 3.0, 4: -100.0, 9: 1.5}),
+    "bias and filters": Sampling(logit_bias={0: 3.0, 4: -1.0}, top_k=4, top_p=0.9),
+    "temperature past its range": Sampling(temperature=1e9, top_k=4),
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_distribution_with_ties(name):
+    assert_drawn_from(run(TIES, SETS[name], 3000)[:, 0], exact(TIES, SETS[name]))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        Sampling(temperature=2.0),
+        Sampling(top_p=0.9, temperature=3.0),  # more tokens than are looked at first
+        Sampling(top_k=2000, top_p=0.97, temperature=3.0),
+        Sampling(top_k=1500, temperature=3.0),
+        Sampling(top_p=0.5),
+    ],
+)
+def test_distribution_over_some_thousand_tokens(params):
+    logits = np.random.default_rng(5).normal(size=5000).astype(np.float32) * 3
+    assert_drawn_from(run(logits, params, 3000)[:, 0], exact(logits, params))
+
+
+@pytest.mark.parametrize(
+    "params", [Sampling(), Sampling(top_k=50, top_p=0.6), Sampling(top_p=0.8, temperature=1.2)]
+)
+def test_distribution_over_the_whole_vocabulary(params):
+    logits = np.random.default_rng(6).normal(size=65536).astype(np.float32) * 2
+    logits[np.arange(40) * 1638] += np.linspace(6, 12, 40, dtype=np.float32)
+    masked = np.where(np.arange(65536) < VOCABULARY, logits, -np.inf)
+    assert_drawn_from(run(logits, params, 1500)[:, 0], exact(masked, params))
+
+
+def test_the_tail_keeps_its_mass():
+    """Sixty thousand unlikely tokens that together weigh half: a sum in low precision would lose some."""
+    logits = np.zeros(60001)
+    logits[0] = math.log(60000)
+    drawn = run(logits, Sampling(), 1500)[:, 0]
+    assert chisquare([(drawn == 0).sum(), (drawn > 0).sum()]).pvalue > UNLIKELY
+    assert chisquare(np.bincount(drawn[drawn > 0] // 6001, minlength=10)).pvalue > UNLIKELY
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        Sampling(alpha_presence=1.0, alpha_frequency=0.5, alpha_decay=0.5),
+        Sampling(alpha_frequency=2.0),
+        Sampling(alpha_presence=-1.5, alpha_decay=0.9),
+        Sampling(presence_penalty=1.0, frequency_penalty=0.7),
+        Sampling(presence_penalty=-1.0),
+        Sampling(
+            alpha_presence=1.0,
+            alpha_frequency=0.5,
+            alpha_decay=0.8,
+            presence_penalty=0.5,
+            frequency_penalty=0.3,
+        ),
+        Sampling(alpha_presence=1.0, frequency_penalty=0.3, logit_bias={2: 1.0}),
+        Sampling(alpha_presence=0.7, alpha_frequency=0.4, temperature=0.7, top_k=3, top_p=0.8),
+    ],
+)
+def test_penalties_over_a_sequence(params):
+    """All sequences of four tokens out of three, against the exact probability of each."""
+    logits = [1.0, 0.5, 0.0]
+    sequences = list(itertools.product(range(3), repeat=4))
+    probabilities = [math.prod(exact(logits, params, s[:i])[s[i]] for i in range(4)) for s in sequences]
+    drawn = run(logits, params, 2500, steps=4)
+    assert_drawn_from(drawn @ [27, 9, 3, 1], np.array(probabilities))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        Sampling(temperature=0, alpha_presence=0.8, alpha_frequency=0.3, alpha_decay=0.99),
+        Sampling(top_k=1, alpha_frequency=0.4),
+        Sampling(top_p=0.0, presence_penalty=0.5, frequency_penalty=0.2, logit_bias={7: 2.0}),
+    ],
+)
+def test_greedy_with_penalties_over_a_long_sequence(params):
+    vocab, generator = 300, np.random.default_rng(3)
+    sampler = Sampler(1, vocab, "cpu")
+    sampler.set_row(0, params, 0, 0)
+    history, distinct = [], set()
+    for _ in range(250):
+        logits = generator.normal(size=vocab).astype(np.float32)
+        logits[:100] += 2
+        token = sampler.sample(torch.tensor(logits[None]), [0])[0]
+        assert token == exact(logits, params, history).argmax()
+        history.append(token)
+        distinct.add(token)
+    assert len(distinct) > 64 and len(distinct) < len(history)
+
+
+def test_a_new_row_in_a_slot_forgets_the_last_one():
+    params = Sampling(temperature=0, presence_penalty=5.0)
+    sampler = Sampler(1, 3, "cpu")
+    logits = torch.tensor([[0.0, 2.0, 1.0]])
+    for _ in range(2):
+        sampler.set_row(0, params, 1, 0)
+        assert [sampler.sample(logits.clone(), [0])[0] for _ in range(3)] == [1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    "params", [Sampling(temperature=0), Sampling(temperature=-1), Sampling(top_p=0), Sampling(top_k=1)]
+)
+def test_greedy_takes_the_lowest_of_equal_ids(params):
+    sampler = Sampler(2, 2000, "cpu")
+    logits = torch.zeros(2, 2000)
+    logits[0, [700, 1500, 1999]] = 1.0
+    for slot in range(2):
+        sampler.set_row(slot, params, 1, slot)
+    assert sampler.sample(logits, [0, 1]) == [700, 0]
+
+
+def test_greedy_takes_bias_into_account():
+    sampler = Sampler(1, 4, "cpu")
+    sampler.set_row(0, Sampling(temperature=0, logit_bias={3: 1.5}), 1, 0)
+    assert sampler.sample(torch.tensor([[0.0, 1.0, 0.0, 0.0]]), [0]) == [3]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        Sampling(),
+        Sampling(temperature=0),
+        Sampling(top_k=5),
+        Sampling(top_p=0.9),
+        Sampling(logit_bias={65530: 9.0, 65535: 9.0}),
+    ],
+)
+def test_ids_without_text_are_never_drawn(params):
+    logits = torch.zeros(20, 65536)
+    logits[:, VOCABULARY:] = 50.0
+    sampler = Sampler(20, 65536, "cpu")
+    for slot in range(20):
+        sampler.set_row(slot, params, 9, slot)
+    assert max(sampler.sample(logits, range(20))) < VOCABULARY
+
+
+DIFFERENT = [
+    Sampling(temperature=0),
+    Sampling(top_k=3),
+    Sampling(),
+    Sampling(top_p=0.4, alpha_presence=1.0),
+    Sampling(logit_bias={1: 5.0}),
+]
+
+
+@pytest.mark.parametrize(
+    "params", [Sampling(), Sampling(top_k=20, top_p=0.9, alpha_presence=0.5), Sampling(top_p=0.95)]
+)
+def test_a_seeded_row_draws_the_same_whatever_runs_beside_it(params):
+    logits = torch.tensor(np.random.default_rng(1).normal(size=(40, 500)), dtype=torch.float32)
+
+    alone = Sampler(1, 500, "cpu")
+    alone.set_row(0, params, 77, 2)
+    expected = [alone.sample(row[None].clone(), [0])[0] for row in logits]
+
+    crowded = Sampler(8, 500, "cpu")
+    crowded.set_row(6, params, 77, 2)
+    drawn = []
+    for step, row in enumerate(logits):
+        others = [slot for slot in (0, 1, 2, 5, 7) if (slot + step) % 3]
+        for slot in others:
+            crowded.set_row(slot, DIFFERENT[(slot + step) % 5], step, slot)
+        slots = [*others[:2], 6, *others[2:]]
+        batch = torch.randn(len(slots), 500)
+        batch[2] = row
+        drawn.append(crowded.sample(batch, slots)[2])
+    assert drawn == expected
+    assert len(set(drawn)) > 10
+
+
+def test_streams_and_seeds_are_independent():
+    positions = np.arange(20000, dtype=np.uint64)
+
+    def cells(seed, stream, at=positions):
+        return (uniforms(np.full(len(at), random_key(seed, stream)), at) * 8).astype(int)
+
+    first = cells(0, 0)
+    for other in (cells(0, 1), cells(1, 0), cells(1, 1), cells(0, 0, positions + np.uint64(1)), cells(-1, 0)):
+        pairs = np.bincount(first * 8 + other, minlength=64)
+        assert chisquare(pairs).pvalue > UNLIKELY
+        assert chi2_contingency(pairs.reshape(8, 8)).pvalue > UNLIKELY
+    assert (cells(0, 0) == first).all()
+    by_stream = np.array(
+        [uniforms(np.array([random_key(5, stream)]), positions[:1])[0] for stream in range(4000)]
+    )
+    assert chisquare(np.bincount((by_stream * 20).astype(int), minlength=20)).pvalue > UNLIKELY
+
+
+@pytest.mark.parametrize("top_k, top_p", [(5, 1.0), (4, 1.0), (5, 0.9999)])
+def test_the_ends_of_the_random_range_draw_possible_tokens(top_k, top_p):
+    for uniform, token in ((0.0, 1), (1 - 2**-53, 3)):
+        logits = np.array([-math.inf, 0.0, 0.0, 0.0, -math.inf], np.float32)
+        assert draw(logits, 1.0, top_k, top_p, uniform, np.empty(5, np.float32)) == token
+
+
+def test_rounding_never_draws_an_impossible_token():
+    """The largest random number, for weights whose sum depends on the order of adding."""
+    generator = np.random.default_rng(8)
+    for _ in range(1000):
+        logits = np.append(generator.normal(size=200) * 3, [-math.inf] * 50).astype(np.float32)
+        assert 150 < draw(logits, 1.0, 240, 1.0, 1 - 2**-53, np.empty(250, np.float32)) < 200
+
+
+def test_a_row_that_begins_again_draws_the_same():
+    sampler = Sampler(1, 100, "cpu")
+    runs = []
+    for _ in range(2):
+        sampler.set_row(0, Sampling(), 3, 1)
+        runs.append([sampler.sample(torch.zeros(1, 100), [0])[0] for _ in range(20)])
+    assert runs[0] == runs[1]
+    assert len(set(runs[0])) > 10
+
+
+@pytest.mark.parametrize(
+    "params", [Sampling(), Sampling(top_k=3), Sampling(top_p=0.8), Sampling(presence_penalty=0.5)]
+)
+def test_nan_counts_as_zero_and_minus_infinity_as_never(params):
+    broken = [math.nan, 1.0, -math.inf, 0.5, math.nan]
+    assert_drawn_from(run(broken, params, 2000)[:, 0], exact([0.0, 1.0, -1e30, 0.5, 0.0], params))
+
+
+@pytest.mark.parametrize(
+    "params", [Sampling(), Sampling(temperature=0), Sampling(top_k=2), Sampling(top_p=0.8)]
+)
+def test_infinity_wins(params):
+    assert set(run([0.0, 1.0, math.inf, math.nan], params, 20)[:, 0]) == {2}
+
+
+def test_greedy_with_nan():
+    assert run([math.nan, -1.0, -2.0], Sampling(temperature=0), 1)[0, 0] == 0
+    assert run([math.nan, -1.0, 2.0], Sampling(temperature=0), 1)[0, 0] == 2
+    assert run([math.nan, -1.0, 2.0], Sampling(temperature=0, logit_bias={0: 3.0}), 1)[0, 0] == 0
+
+
+@pytest.mark.parametrize("value", [-math.inf, math.nan])
+def test_a_row_without_any_number_is_uniform(value):
+    assert_drawn_from(run([value] * 5, Sampling(), 1000)[:, 0], np.full(5, 0.2))
+
+
+@pytest.mark.parametrize(
+    "bias, message", [({100: 1.0}, "token 100"), ({-1: 1.0}, "token -1"), ({3: math.nan}, "token 3 is nan")]
+)
+def test_a_bias_that_cannot_be_meant(bias, message):
+    with pytest.raises(ValueError, match=message):
+        Sampler(1, 100, "cpu").set_row(0, Sampling(logit_bias=bias), 0, 0)
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "alpha_decay", "frequency_penalty"])
+def test_parameters_must_be_numbers(name):
+    with pytest.raises(ValueError, match=f"{name} is inf"):
+        Sampler(1, 100, "cpu").check(Sampling(**{name: math.inf}))
+
+
+def test_a_slot_without_a_row():
+    with pytest.raises(ValueError, match="slot 1"):
+        Sampler(2, 10, "cpu").sample(torch.zeros(1, 10), [1])

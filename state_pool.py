@@ -17,7 +17,6 @@ from typing import Any
 
 from torch import Tensor
 
-from rwkv_batch.model.rwkv7 import States
 from rwkv_batch.state.catalog import Catalog
 from rwkv_batch.state.entries import Answer, Hot, Image, Write, release, sentence, whole
 from rwkv_batch.state.events import (
@@ -31,6 +30,7 @@ from rwkv_batch.state.events import (
     Loaded,
     Saved,
 )
+from rwkv_batch.state.slots import States
 from rwkv_batch.state.snapshot import Damaged
 from rwkv_batch.state.store import (
     DOCUMENTS,

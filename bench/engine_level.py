@@ -9,6 +9,7 @@ import time
 import torch
 
 from rwkv_batch.engine.engine import Engine
+from rwkv_batch.engine.runner_cuda import CudaRunner
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.wire.protocol import GenerateRequest, Progress
 
@@ -44,9 +45,9 @@ class Through:
 
     def about(self, rows: int) -> str:
         """How its products run."""
-        assert self.engine.model.cuda is not None
+        assert isinstance(self.engine.runner, CudaRunner)
         return " ".join(
-            f"{kind}:{method}" for kind, method in self.engine.model.cuda.tuning.methods(rows).items()
+            f"{kind}:{method}" for kind, method in self.engine.runner.model.tuning.methods(rows).items()
         )
 
     def _add(self, request: GenerateRequest) -> None:

@@ -8,8 +8,7 @@ import time
 import torch
 
 from rwkv_batch.model.checkpoint import Checkpoint
-from rwkv_batch.model.rwkv7 import States
-from rwkv_batch.model.rwkv7_cuda import CudaModel
+from rwkv_batch.model.rwkv7_cuda import RWKV7Cuda
 from rwkv_batch.ops.cuda.capture import capture, gpu_seconds
 
 STEPS = 6  # of a run: states are written at every third
@@ -21,15 +20,15 @@ class Graphs:
     """
 
     def __init__(self, weights: Checkpoint, rows: int, wkv: torch.dtype) -> None:
-        self.model = CudaModel(weights, torch.device("cuda"))
-        self.states = States.zeros(rows, weights.layers, weights.width, torch.float16, wkv, "cuda")
+        self.model = RWKV7Cuda(weights)
+        self.states = self.model.new_states(rows, wkv)
         self._buffers: dict[str, torch.Tensor] = {}
 
     def decode(self, rows: int, runs: int) -> float:
         """Seconds of one step; `step` is that step afterwards."""
         self._buffers = {}  # a graph's must live as long as it
         tokens = torch.randint(1, 65000, (rows,), device="cuda", dtype=torch.int32)
-        slots = torch.randperm(len(self.states.wkv), device="cuda", dtype=torch.int32)[:rows]
+        slots = torch.randperm(len(self.states), device="cuda", dtype=torch.int32)[:rows]
         logits = torch.empty(rows, len(self.model.weights.head), device="cuda", dtype=torch.float16)
         self._buffers |= {"tokens": tokens, "slots": slots, "logits": logits}
         self.states.wkv.normal_(std=0.1)
@@ -46,13 +45,13 @@ class Graphs:
 
     def prefill(self, rows: int, length: int, runs: int) -> float:
         """Seconds for so many rows of so many tokens, launches included."""
-        tokens = torch.randint(1, 65000, (rows * length,), device="cuda")
+        tokens = torch.randint(1, 65000, (rows * length,)).tolist()
         slots = list(range(rows))
 
         def run() -> float:
             torch.cuda.synchronize()
             start = time.perf_counter()
-            self.model.prefill(tokens, [length] * rows, slots, self.states, slots)
+            self.model.run(tokens, [length] * rows, slots, self.states)
             torch.cuda.synchronize()
             return time.perf_counter() - start
 

@@ -57,7 +57,7 @@ class Bench:
         info = self.engine.info
         print(
             f"{info.model}: {info.layers} layers, width {info.width}, {info.dtype} on {info.device}; "
-            f"{self.engine.states.memory.shape[1] / 1e6:.2f} MB a state"
+            f"{len(self.engine.runner.states.read(0)) / 1e6:.2f} MB a state"
         )
 
     def start(

@@ -1,27 +1,25 @@
-"""Servers that several test files share; each starts when the first test asks for it. With --ahead, engines
-on a CPU queue steps ahead.
-"""
+"""Servers that several test files share; each starts when the first test asks for it."""
 
 from collections.abc import Iterator
 
 import pytest
-from ahead import LateSteps
+from ahead import LateRunner
 from serving import Server
 
-from rwkv_batch.engine import runner
+from rwkv_batch.engine import backends
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--ahead",
         action="store_true",
-        help="let engines in the tests' own process run as on a GPU: told late what was drawn",
+        help="engines in the tests' own process queue steps ahead, as on a GPU",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--ahead"):
-        runner.of = LateSteps
+        backends.TorchRunner = LateRunner
 
 
 @pytest.fixture(scope="session")

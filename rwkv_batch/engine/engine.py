@@ -1,5 +1,5 @@
-"""The engine: one model, one batch, one slot per row. A step feeds every running row and draws its next
-token.
+"""The engine: one model, one batch, one slot per sequence. A step feeds every running sequence and draws its
+next token.
 
 `Engine` is also the offline API:
 
@@ -20,12 +20,14 @@ from typing import cast
 
 import torch
 
-from rwkv_batch.engine import memory, runner
+from demo import unpack
+from rwkv_batch.engine import backends, memory
+from rwkv_batch.engine.runner import Batch, Draws
 from rwkv_batch.engine.scheduler import QueueFull, Scheduler
-from rwkv_batch.engine.sequence import Sequence
+from rwkv_batch.engine.sequence import Sequence, SequenceState
 from rwkv_batch.engine.turns import Sessions
 from rwkv_batch.model import checkpoint
-from rwkv_batch.model.rwkv7 import RWKV7
+from rwkv_batch.ops import device as devices
 from rwkv_batch.state.prefix_cache import PrefixCache
 from rwkv_batch.state.store import Store
 from rwkv_batch.text.tokenizer import END_OF_TEXT, Tokenizer
@@ -61,13 +63,13 @@ class Result:
 
 
 @dataclass(frozen=True)
-class _Flight:
-    """A step under way."""
+class StepInFlight:
+    """A step whose draws are not known yet."""
 
-    fed: list[Sequence]  # all rows that it feeds
-    rows: list[Sequence]  # those that draw
-    asking: list[int]  # the places, among them, of those that want logprobs
-    draws: runner.Draws
+    fed: list[Sequence]  # all sequences that it feeds
+    drawing: list[Sequence]  # those that draw
+    logprob_places: list[int]  # places in `drawing` of those that want logprobs
+    draws: Draws
 
 
 class Engine:
@@ -98,51 +100,45 @@ class Engine:
         progress: Callable[[int, int], None] | None = None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        place = memory.device(device)
-        on_gpu = place.type != "cpu"
+        place = devices.find_device(device)
         if isinstance(model_path, checkpoint.Checkpoint):
             weights = model_path
+        elif model_path:
+            weights = checkpoint.load(model_path, progress)
         else:
-            weights = checkpoint.load(model_path, progress) if model_path else _bundled()
-        with memory.enough(f"the weights of {weights.name}", place):
-            self.model = RWKV7(weights, place, torch.float16 if on_gpu else torch.float32)
-        if not on_gpu:
-            torch.set_num_threads(memory.threads(self.model))
-        wkv_dtype = {"fp16": torch.float16, "fp32": torch.float32}[wkv or ("fp16" if on_gpu else "fp32")]
+            weights = checkpoint.from_tensors(BUNDLED, unpack.tensors())
+        with devices.out_of_memory_as_error(f"the weights of {weights.name}", place):
+            self.runner = backends.create_runner(weights, place, wkv)
+        budget = prefill_tokens or memory.default_prefill_tokens(weights.parameters, place)
+        rows = memory.rows_that_fit(self.runner, max_rows, l1, budget)
+        with devices.out_of_memory_as_error(f"{rows} rows and {l1} idle sessions", place):
+            self.runner.allocate(rows, l1, budget)
         self.vocab = weights.vocab
-        budget = prefill_tokens or memory.prefill_tokens(self.model)
-        rows = memory.rows_that_fit(self.model, wkv_dtype, max_rows, l1, budget)
         self.tokenizer = Tokenizer()
-        with memory.enough(f"{rows} rows and {l1} idle sessions", place):
-            self.states = self.model.new_states(rows + l1, wkv_dtype)
-            self.steps = runner.of(self.model, self.states)
-            self.sampler = self.steps.sampler
-            self.model.capture(self.states)
-            memory.rehearse(self.model, self.states, rows, budget)
         self.scheduler = Scheduler(rows, budget, max_waiting, slots=rows + l1)
         self.prefixes = PrefixCache(prefix_cache_mb << 20)
         self.pool = StatePool(
-            self.states,
+            self.runner.states,
             weights.fingerprint,
             l1=l1,
             l2=l2,
             store=store,
             durable=durable,
             wake=wake,
-            settle=self.steps.settle,
+            settle=self.runner.states.flush,
         )
         self.sessions = Sessions(
             self.pool, self.scheduler, self.tokenizer, self._turn_tokens, self._clear, self._emit
         )
         self._events: list[tuple[Key, Event]] = []
-        self._flights: deque[_Flight] = deque()  # steps whose draws are not known yet, oldest first
+        self._in_flight: deque[StepInFlight] = deque()  # oldest first
         self.info = EngineInfo(
             model=weights.name,
             layers=weights.layers,
             width=weights.width,
             parameters=weights.parameters,
-            dtype=str(self.model.dtype).removeprefix("torch."),
-            device=memory.describe(place),
+            dtype=str(self.runner.dtype).removeprefix("torch."),
+            device=devices.describe(place),
             slots=rows,
             vocabulary=self.vocab,
         )
@@ -152,11 +148,8 @@ class Engine:
         """Whether `step` would do something. False: nothing to do, or everything waits for the state pool,
         which then calls `wake`.
         """
-        return (
-            bool(self._events)
-            or self.scheduler.runnable
-            or any(row.waits for flight in self._flights for row in flight.rows)
-        )
+        awaited = any(seq.generating for step in self._in_flight for seq in step.drawing)
+        return bool(self._events) or self.scheduler.runnable or awaited
 
     def add(self, key: Key, request: GenerateRequest) -> None:
         """Queue a request. What becomes of it is told by the events that `step` returns, beginning with
@@ -182,19 +175,20 @@ class Engine:
         self._drop(lambda row: row.key[0] == frontend)
 
     def step(self) -> list[tuple[Key, Event]]:
-        """Feed every running row and draw its next token, once. Returns what the front ends are to hear.
+        """Feed every running sequence and draw its next token, once. Returns the events for front ends.
 
-        On a GPU what they hear is what the step before has drawn."""
+        Where steps are queued ahead, the events are those of the step before.
+        """
         self.sessions.poll()
         self._admit()
         plan = self.scheduler.plan()
-        launched = False
-        with self._answering([row for row, _ in plan]):
+        queued = 0
+        with self._failing([seq for seq, _ in plan]):
             if plan:
                 self._launch(plan)
-                launched = True
-        # The device runs this step while its predecessor's text is made and delivered.
-        while len(self._flights) > (launched and self.steps.stops_ahead > 0):
+                queued = 1 if self.runner.run_ahead_stop_ids else 0
+        # The device runs this step while the text of the one before is made and delivered.
+        while len(self._in_flight) > queued:
             self._land()
         events, self._events = self._events, []
         return events
@@ -246,7 +240,7 @@ class Engine:
 
     def _add(self, key: Key, request: GenerateRequest) -> None:
         """Raises ValueError or QueueFull; then nothing of the request was queued."""
-        self.sampler.check(request.sampling)
+        self.runner.check(request.sampling)
         turn, target = request.turn, None
         if turn:
             if len(request.prompts) != 1 or request.n != 1:
@@ -294,126 +288,116 @@ class Engine:
         self._events.append((key, event))
 
     def _drop(self, unwanted: Callable[[Sequence], bool]) -> None:
-        for row in self.scheduler.drop(unwanted):
-            self.sessions.abandon(row)
+        for seq in self.scheduler.drop(unwanted):
+            self.sessions.abandon(seq)
 
     def _admit(self) -> None:
-        fresh = []
-        for row in self.scheduler.admit():
-            assert row.slot is not None
-            if self.sessions.begin(row, row.request.turn) if row.request.turn else self._start(row):
-                fresh.append(row.slot)
-            if row.slot is not None:  # otherwise its session has gone
-                self.steps.begin(row.slot, row.request.sampling, row.seed, row.row, row.request.stop_ids)
-                row.foreseen = len(row.request.stop_ids) <= self.steps.stops_ahead and not self._needs_source(
-                    row
-                )
-        self.states.clear(fresh)
+        """Give waiting sequences the slots that are free, and their slots the states they begin with."""
+        beginnings: dict[int, torch.Tensor | None] = {}
+        for seq in self.scheduler.admit():
+            assert seq.slot is not None
+            if seq.request.turn is None:
+                beginnings[seq.slot] = self._find_prefix(seq)
+            elif self.sessions.begin(seq, seq.request.turn):
+                beginnings[seq.slot] = None
+            if seq.slot is not None:  # otherwise its session has been deleted
+                request = seq.request
+                self.runner.begin(seq.slot, request.sampling, seq.seed, seq.row, request.stop_ids)
+                few_stops = len(request.stop_ids) <= self.runner.run_ahead_stop_ids
+                seq.runs_ahead = few_stops and not self._needs_source(seq)
+        self.runner.states.replace(beginnings)
 
     @staticmethod
-    def _needs_source(row: Sequence) -> bool:
-        """Whether its state could be brought back only from a session that is not the row's to keep: a stop
-        string is found when the token after it may have been fed already, and by then somebody may have
-        changed or deleted that session.
-        """
-        turn = row.request.turn
-        return turn is not None and bool(row.request.stop_strings) and turn.source not in (None, row.target)
+    def _needs_source(seq: Sequence) -> bool:
+        """Whether its state could be brought back only from a session that is not its own to keep.
 
-    def _start(self, row: Sequence) -> bool:
-        """Whether the row begins with the zero state; otherwise its slot gets that of the longest known
-        beginning of the prompt.
+        A stop string is found when the token after it may have been fed already, and by then somebody may
+        have changed or deleted that session.
         """
-        assert row.slot is not None
-        row.fed, state = self._cached(row)
-        if state is not None:
-            self.states.memory[row.slot].copy_(state, non_blocking=True)
-        if row.request.prefix_cache:
-            row.cuts = self.prefixes.cuts(row.prompt, row.fed)
-            self.prefixes.remember(row.prompt)
-        return state is None
+        turn = seq.request.turn
+        return turn is not None and bool(seq.request.stop_strings) and turn.source not in (None, seq.target)
 
-    def _cached(self, row: Sequence) -> tuple[int, torch.Tensor | None]:
-        hit = self.prefixes.longest(row.prompt) if row.request.prefix_cache and not row.request.turn else None
+    def _find_prefix(self, seq: Sequence) -> torch.Tensor | None:
+        """The state after the longest known prefix of the prompt, which is not fed again; None: zero."""
+        seq.fed, state = self._cached(seq)
+        if seq.request.prefix_cache:
+            seq.cuts = self.prefixes.cuts(seq.prompt, seq.fed)
+            self.prefixes.remember(seq.prompt)
+        return state
+
+    def _cached(self, seq: Sequence) -> tuple[int, torch.Tensor | None]:
+        hit = self.prefixes.longest(seq.prompt) if seq.request.prefix_cache and not seq.request.turn else None
         return cast(tuple[int, torch.Tensor], hit) if hit else (0, None)
 
     def _clear(self, slot: int) -> None:
-        self.steps.settle([slot])
-        self.states.clear([slot])
+        self.runner.states.clear([slot])
 
     def _launch(self, plan: list[tuple[Sequence, int]]) -> None:
         """Run or queue a step."""
-        tokens = [token for row, count in plan for token in row.next_tokens(count)]
-        slots = [row.slot for row, _ in plan if row.slot is not None]
-        places = [
-            i for i, (row, count) in enumerate(plan) if count >= row.prompt_left and not row.closing
-        ]  # not those inside their prompt
-        rows = [plan[i][0] for i in places]
-        tops = {
-            i: row.request.top_logprobs for i, row in enumerate(rows) if row.request.top_logprobs is not None
-        }
-        draws = self.steps.run(tokens, [count for _, count in plan], slots, places, tops)
-        for row, count in plan:
-            cut = row.cuts[0] if row.cuts else None
-            row.took(count)
-            if row.fed == cut and row.slot is not None:
-                self.pool.copy_out(row.slot, partial(self.prefixes.put, row.prompt[:cut]))
-        for row in rows:
-            row.flying += 1
-        for row in [row for row, _ in plan if row.closing]:
-            self.sessions.closed(row)
-        self._flights.append(_Flight([row for row, _ in plan], rows, list(tops), draws))
+        finalizing = [seq for seq, _ in plan if seq.state is SequenceState.FINALIZING]
+        draws = [i for i, (seq, count) in enumerate(plan) if count >= seq.tokens_left and seq.generating]
+        drawing = [plan[i][0] for i in draws]
+        tops = {i: n for i, seq in enumerate(drawing) if (n := seq.request.top_logprobs) is not None}
+        batch = Batch(
+            tokens=[token for seq, count in plan for token in seq.next_tokens(count)],
+            counts=[count for _, count in plan],
+            slots=[seq.slot for seq, _ in plan if seq.slot is not None],
+            draws=draws,
+            top_logprobs=tops,
+        )
+        known = self.runner.run(batch)
+        for seq, count in plan:
+            cut = seq.cuts[0] if seq.cuts else None
+            seq.advance(count)
+            if seq.fed == cut and seq.slot is not None:
+                self.pool.copy_out(seq.slot, partial(self.prefixes.put, seq.prompt[:cut]))
+        for seq in drawing:
+            seq.in_flight += 1
+        for seq in finalizing:
+            self.sessions.closed(seq)
+        self._in_flight.append(StepInFlight([seq for seq, _ in plan], drawing, list(tops), known))
 
     def _land(self) -> None:
-        """Take what the oldest step under way has drawn to its rows, and their news to the readers."""
-        flight = self._flights.popleft()
-        with self._answering(
-            [row for row in flight.fed if row.slot is not None]
-        ):  # the others have been answered, or soon will be
-            ids = flight.draws.wait()
-            entries = self._entries(flight, ids)
-            news: dict[Key, list[RowDelta]] = {}
-            for i, (row, token) in enumerate(zip(flight.rows, ids, strict=True)):
-                row.flying -= 1
-                if not row.waits:  # ended by the draw before, or dropped meanwhile
+        """Give the draws of the oldest step in flight to its sequences, and emit their deltas."""
+        step = self._in_flight.popleft()
+        # The others have been answered, or will be by the state pool.
+        with self._failing([seq for seq in step.fed if seq.slot is not None]):
+            ids = step.draws.wait()
+            logprobs = self._logprobs(step, ids)
+            deltas: dict[Key, list[RowDelta]] = {}
+            for place, (seq, token) in enumerate(zip(step.drawing, ids, strict=True)):
+                seq.in_flight -= 1
+                if not seq.generating:  # it finished at the draw before, or was dropped meanwhile
                     continue
-                row.take_drawn(token, self.tokenizer.token_bytes(token), entries.get(i))
-                delta = row.take_delta()
-                if row.finish_reason and row.request.turn:
-                    assert delta
-                    self.sessions.end(row, delta)
+                seq.take_drawn(token, self.tokenizer.token_bytes(token), logprobs.get(place))
+                delta = seq.take_delta()
+                if delta and seq.finish_reason and seq.request.turn:
+                    self.sessions.end(seq, delta)
                     continue
                 if delta:
-                    news.setdefault(row.key, []).append(delta)
-                if row.finish_reason:
-                    self.scheduler.release(row)
-            for key, deltas in news.items():
-                self._emit(key, Progress(key[1], deltas))
+                    deltas.setdefault(seq.key, []).append(delta)
+                if seq.finish_reason:
+                    self.scheduler.release(seq)
+            for key, rows in deltas.items():
+                self._emit(key, Progress(key[1], rows))
 
-    def _entries(self, flight: "_Flight", ids: list[int]) -> dict[int, TokenLogprob]:
-        """Logprobs for the rows that want them, by their place."""
-        found = flight.draws.logprobs() if flight.asking else []
-        return {i: self._entry(ids[i], *of) for i, of in zip(flight.asking, found, strict=True)}
+    def _logprobs(self, step: StepInFlight, ids: list[int]) -> dict[int, TokenLogprob]:
+        """Logprobs for the sequences that want them, by their place in `step.drawing`."""
+        found = step.draws.logprobs() if step.logprob_places else []
+        text = self.tokenizer.token_bytes
+        return {
+            place: TokenLogprob(text(ids[place]), logprob, [(text(token), p) for token, p in top])
+            for place, (logprob, top) in zip(step.logprob_places, found, strict=True)
+        }
 
     @contextmanager
-    def _answering(self, rows: Iterable[Sequence]) -> Iterator[None]:
-        """What goes wrong inside is the end of the requests of these rows, and of nothing else."""
+    def _failing(self, sequences: Iterable[Sequence]) -> Iterator[None]:
+        """An error inside fails the requests of these sequences, and nothing else."""
         try:
             yield
         except Exception as error:
             log.exception("a step failed")
-            for key in {row.key for row in rows}:
+            for key in {seq.key for seq in sequences}:
                 self.cancel(key)
-                self._emit(
-                    key, Failed(key[1], f"The engine could not run this request ({type(error).__name__}).")
-                )
-
-    def _entry(self, token: int, logprob: float, top: list[tuple[int, float]]) -> TokenLogprob:
-        return TokenLogprob(
-            self.tokenizer.token_bytes(token), logprob, [(self.tokenizer.token_bytes(t), p) for t, p in top]
-        )
-
-
-def _bundled() -> checkpoint.Checkpoint:
-    from demo import unpack
-
-    return checkpoint.from_tensors(BUNDLED, unpack.tensors())
+                message = f"The engine could not run this request ({type(error).__name__})."
+                self._emit(key, Failed(key[1], message))

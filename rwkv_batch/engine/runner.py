@@ -1,102 +1,93 @@
-"""One step: the model over some rows, then a draw for those that have come to the end of what they were fed.
+"""A runner is one model on one device: what the engine needs of a backend, and nothing of how it works.
 
-On a GPU a step is only queued. The next one may be queued before the draws of this one are known: rows are
-then fed sequence.LAST, and one that has drawn a stop id is left out on the device, so that its state stays as
-it was before that id.
+A step is the model over some rows, then a draw for those that have come to the end of what they were fed. On
+a GPU a step is only queued. The next one may be queued before the draws of this one are known: a row is then
+fed `sequence.LAST`, and one that has drawn a stop id is left out on the device, so that its state stays as it
+was before that id.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
-from rwkv_batch.model.rwkv7 import RWKV7, States
-from rwkv_batch.sampling.logprobs import Entry, entries, logprobs
-from rwkv_batch.sampling.sampler import Sampler
+from rwkv_batch.sampling.logprobs import Entry
+from rwkv_batch.state.slots import States
 from rwkv_batch.wire.protocol import Sampling
 
 
+@dataclass(frozen=True)
+class Batch:
+    """The rows of one step. Row i lives in `slots[i]` and is fed the next `counts[i]` of `tokens`."""
+
+    tokens: list[int]  # [sum(counts)]
+    counts: list[int]
+    slots: list[int]
+    draws: list[int]  # the rows that draw, ascending
+    # Places in `draws` of the rows that want logprobs -> how many of the likeliest besides the drawn token's.
+    top_logprobs: dict[int, int] = field(default_factory=dict)
+
+
 class Draws(Protocol):
-    """What a step draws; whatever it likes for rows that had ended already."""
+    """What a step draws. The ids of rows that had finished before mean nothing."""
 
     def wait(self) -> list[int]:
-        """The ids, in the order of the rows that draw."""
+        """The ids, in the order of `Batch.draws`."""
 
     def logprobs(self) -> list[Entry]:
-        """After `wait`: those of the rows that wanted some, in the order in which they were named."""
+        """After `wait`: those asked for, in the order of `Batch.top_logprobs`."""
 
 
-class RowSampler(Protocol):
-    """Draws for rows in slots; see sampling.Sampler."""
+@dataclass(frozen=True)
+class KnownDraws:
+    """Draws of a step that is done."""
+
+    ids: list[int]
+    entries: list[Entry] = field(default_factory=list)
+
+    def wait(self) -> list[int]:
+        return self.ids
+
+    def logprobs(self) -> list[Entry]:
+        return self.entries
+
+
+class Runner(Protocol):
+    """One model on one device, for sequences that live in slots. All calls come from one thread."""
+
+    device: torch.device
+    dtype: torch.dtype  # of activations
+    run_ahead_stop_ids: int  # how many stop ids a row may have to be fed LAST; 0: rows are never fed LAST
+
+    @property
+    def states(self) -> States:
+        """Of all slots; after `allocate`."""
+
+    def bytes_needed(self, rows: int, idle_slots: int, prefill_tokens: int) -> int:
+        """The most that is held on the device at any time beside the weights, with `rows` rows a step, so
+        many slots more, and so many prompt tokens a step.
+        """
+
+    def allocate(self, rows: int, idle_slots: int, prefill_tokens: int) -> None:
+        """Make states and all that steps need, captured graphs included.
+
+        Afterwards a step never runs out of memory. Raises RuntimeError when memory runs out here.
+        """
+
+    def check(self, params: Sampling) -> None:
+        """Raises ValueError for parameters that cannot be drawn with."""
+
+    def begin(self, slot: int, params: Sampling, seed: int, stream: int, stop_ids: Collection[int]) -> None:
+        """A new sequence in the slot. `stream` tells apart rows with the same seed."""
+
+    def run(self, batch: Batch) -> Draws:
+        """Run or queue a step, which moves the states of its rows on."""
+
+
+class SlotSampler(Protocol):
+    """Draws for rows in slots; see sampling.sampler.Sampler."""
 
     def check(self, params: Sampling) -> None: ...
     def set_row(self, slot: int, params: Sampling, seed: int, stream: int) -> None: ...
-    def sample(self, logits: Tensor, slots: Sequence[int]) -> list[int]: ...
-
-
-class Steps:
-    """Steps that are over when they return. `sampler` holds the rows' parameters; all of them
-    live in slots.
-    """
-
-    stops_ahead = 0  # how many stop ids a row may have to be fed LAST; 0: there is nothing to gain from it
-
-    def __init__(self, model: RWKV7, states: States) -> None:
-        self.model, self.states = model, states
-        self.sampler = self._sampler()
-
-    def begin(self, slot: int, params: Sampling, seed: int, stream: int, stop_ids: Collection[int]) -> None:
-        """A new row; see Sampler.set_row."""
-        self.sampler.set_row(slot, params, seed, stream)
-
-    def settle(self, slots: Collection[int]) -> None:
-        """What steps have put off of the states in these slots is done: before anyone but a step reads or
-        replaces them.
-        """
-        self.model.settle(self.states, slots)
-
-    def run(
-        self,
-        tokens: list[int],
-        counts: Sequence[int],
-        slots: Sequence[int],
-        draws: Sequence[int],
-        tops: Mapping[int, int],
-    ) -> Draws:
-        """Feed row i, which lives in `slots[i]`, `counts[i]` of the tokens `[sum(counts)]`. Draw for the rows
-        in `draws`. `tops`: places in `draws` of the rows that want logprobs, and of how many of the likeliest
-        tokens besides the drawn one.
-        """
-        logits = self.model.forward(torch.tensor(tokens), counts, slots, self.states, draws)
-        kept = logits[list(tops)] if tops else None  # a copy: the sampler writes into its own
-        ids = self.sampler.sample(logits, [slots[row] for row in draws]) if draws else []
-        if kept is None:
-            return Known(ids)
-        drawn = torch.tensor([ids[place] for place in tops], device=kept.device)
-        return Known(ids, entries(*logprobs(kept, drawn, max(tops.values())), tops.values()))
-
-    def _sampler(self) -> RowSampler:
-        return Sampler(len(self.states.wkv), self.model.checkpoint.vocab, self.model.device)
-
-
-class Known:
-    """Draws that need no waiting for."""
-
-    def __init__(self, ids: list[int], logprobs: list[Entry] | None = None) -> None:
-        self._ids, self._logprobs = ids, logprobs or []
-
-    def wait(self) -> list[int]:
-        return self._ids
-
-    def logprobs(self) -> list[Entry]:
-        return self._logprobs
-
-
-def of(model: RWKV7, states: States) -> Steps:
-    """What suits the model's device."""
-    if model.cuda is None:
-        return Steps(model, states)
-    from rwkv_batch.engine.runner_cuda import CudaSteps
-
-    return CudaSteps(model, states)
+    def sample(self, logits: torch.Tensor, slots: Sequence[int]) -> list[int]: ...

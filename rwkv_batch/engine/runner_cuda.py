@@ -1,26 +1,27 @@
-"""Steps that are queued on a GPU: nothing here waits for it but `wait`."""
+"""The runner over the CUDA kernels: steps are queued on the GPU, and only `Draws.wait` waits for it."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from rwkv_batch.engine.runner import Draws, Steps
-from rwkv_batch.model.rwkv7 import RWKV7, States
+from rwkv_batch.engine.memory import LOGITS_COPIES, RESERVE, rehearse
+from rwkv_batch.engine.runner import Batch, Draws
+from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.model.rwkv7_cuda import RWKV7Cuda
 from rwkv_batch.ops.cuda.feed import STOPS
 from rwkv_batch.ops.cuda.staging import Download, upload
 from rwkv_batch.sampling.logprobs import Entry, entries, logprobs
-from rwkv_batch.sampling.sampler_cuda import CudaSampler
+from rwkv_batch.sampling.sampler_cuda import CudaSampler, bytes_per_slot
 from rwkv_batch.wire.protocol import Sampling
 
 
-class Queued:
+class QueuedDraws:
     """Draws on their way to the host."""
 
-    def __init__(self, ids: Tensor, found: tuple[Tensor, ...] = (), tops: Collection[int] = ()) -> None:
-        """`found`: logprobs, as from logprobs.logprobs, of rows that want `tops` of them."""
-        self._ids, self._found, self._tops = Download(ids), [Download(tensor) for tensor in found], tops
+    def __init__(self, ids: Tensor, found: tuple[Tensor, ...] = (), counts: Collection[int] = ()) -> None:
+        """`found`: logprobs, as from logprobs.logprobs, of rows that want `counts` of them."""
+        self._ids, self._found, self._counts = Download(ids), [Download(t) for t in found], counts
 
     def wait(self) -> list[int]:
         return self._ids.wait().tolist()
@@ -29,67 +30,57 @@ class Queued:
         if not self._found:
             return []
         values, ids = (download.wait() for download in self._found)
-        return entries(values, ids, self._tops)
+        return entries(values, ids, self._counts)
 
 
-class CudaSteps(Steps):
-    """For models whose kernels are there. All calls belong on one stream."""
+class CudaRunner:
+    """See Runner. fp16. Raises build.BuildError if there are no kernels for the GPU."""
 
-    stops_ahead = STOPS
-    sampler: CudaSampler
+    run_ahead_stop_ids = STOPS
+    dtype = RWKV7Cuda.dtype
 
-    def __init__(self, model: RWKV7, states: States) -> None:
-        super().__init__(model, states)
-        assert model.cuda is not None
-        self._cuda, self._vocab = model.cuda, model.checkpoint.vocab
+    def __init__(self, checkpoint: Checkpoint, device: torch.device, wkv_dtype: torch.dtype) -> None:
+        self.device, self._wkv_dtype = device, wkv_dtype
+        self.model = RWKV7Cuda(checkpoint, device)
+
+    def bytes_needed(self, rows: int, idle_slots: int, prefill_tokens: int) -> int:
+        slots, vocab = rows + idle_slots, self.model.checkpoint.vocab
+        slot_bytes = self.model.slot_bytes(self._wkv_dtype) + bytes_per_slot(vocab)
+        steps = self.model.step_bytes(rows, slots, prefill_tokens)
+        return RESERVE + slots * slot_bytes + rows * LOGITS_COPIES * 4 * vocab + steps
+
+    def allocate(self, rows: int, idle_slots: int, prefill_tokens: int) -> None:
+        slots = rows + idle_slots
+        self.states = self.model.new_states(slots, self._wkv_dtype)
+        self.sampler = CudaSampler(slots, self.model.checkpoint.vocab, self.device)
+        self.model.capture(self.states)
+        rehearse(self.model, self.states, rows, prefill_tokens)
+
+    def check(self, params: Sampling) -> None:
+        self.sampler.check(params)
 
     @torch.inference_mode()
     def begin(self, slot: int, params: Sampling, seed: int, stream: int, stop_ids: Collection[int]) -> None:
-        super().begin(slot, params, seed, stream, stop_ids)
-        possible = [stop for stop in stop_ids if 0 <= stop < self._vocab]
-        self._cuda.feed(self.states).begin(
-            slot, possible if len(possible) <= STOPS else ()
-        )  # a row that has more is never fed LAST
+        self.sampler.set_row(slot, params, seed, stream)
+        possible = [stop for stop in stop_ids if 0 <= stop < self.model.checkpoint.vocab]
+        # A sequence that has more is never fed LAST.
+        self.states.feed.begin(slot, possible if len(possible) <= STOPS else ())
 
     @torch.inference_mode()
-    def run(
-        self,
-        tokens: list[int],
-        counts: Sequence[int],
-        slots: Sequence[int],
-        draws: Sequence[int],
-        tops: Mapping[int, int],
-    ) -> Draws:
-        with torch.cuda.device(self.model.device):
-            self._cuda.feed(self.states).prepare()
-            logits, fed = self._logits(tokens, counts, slots, draws)
-            if not draws:
-                return Queued(
-                    fed[:0]
-                )  # to be waited for like any other, or a long prompt would be queued whole at once
-            self.sampler.prepare([slots[row] for row in draws])
-            ids = self.sampler.sample_async(logits, fed)
-            self._cuda.feed(self.states).take(ids, fed)
+    def run(self, batch: Batch) -> Draws:
+        all_draw = len(batch.draws) == len(batch.slots)
+        with torch.cuda.device(self.device):
+            logits, slots = self.model.run(
+                batch.tokens, batch.counts, batch.slots, self.states, None if all_draw else batch.draws
+            )
+            if not batch.draws:
+                # Waited for like any other, so that a long prompt is not queued whole at once.
+                return QueuedDraws(slots[:0])
+            self.sampler.prepare([batch.slots[row] for row in batch.draws])
+            ids = self.sampler.sample_async(logits, slots)
+            self.states.feed.record_drawn(ids, slots)
+            tops = batch.top_logprobs
             if not tops:
-                return Queued(ids)
-            wanted = upload(list(tops), self.model.device)
-            return Queued(ids, logprobs(logits[wanted], ids[wanted], max(tops.values())), tops.values())
-
-    def _logits(
-        self, tokens: list[int], counts: Sequence[int], slots: Sequence[int], draws: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
-        """Of the rows that draw: logits `[draws, vocab]` fp16 and slots `[draws]` int32, negative for rows
-        that had ended.
-        """
-        if max(counts) > 1:
-            ids = torch.from_numpy(np.array(tokens, np.int32))  # several times faster than torch.tensor
-            logits, fed = self._cuda.prefill(ids, counts, slots, self.states, draws)
-        else:
-            logits, fed = self.model.graphs(self.states).run(tokens, slots)
-            if len(draws) < len(slots):
-                index = upload(draws, self.model.device)
-                logits, fed = logits[index], fed[index]
-        return logits[:, : self._vocab], fed
-
-    def _sampler(self) -> CudaSampler:
-        return CudaSampler(len(self.states.wkv), self.model.checkpoint.vocab, self.model.device)
+                return QueuedDraws(ids)
+            wanted = upload(list(tops), self.device)
+            return QueuedDraws(ids, logprobs(logits[wanted], ids[wanted], max(tops.values())), tops.values())

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from rwkv_batch.engine.scheduler import Scheduler
-from rwkv_batch.engine.sequence import Sequence
+from rwkv_batch.engine.sequence import Sequence, SequenceState
 from rwkv_batch.text.tokenizer import Tokenizer
 from rwkv_batch.wire.protocol import (
     Event,
@@ -104,7 +104,7 @@ class Sessions:
         )
         if row.request.max_tokens == 0:  # the prompt is only read
             begun.last, begun.length = RowDelta(row.row, "", 0, "length"), begun.tokens + len(row.prompt)
-            row.close(row.prompt)
+            row.finalize(row.prompt)
         if info is None:
             return True
         slot = self._pool.take(info.key) if info.key == row.target else None
@@ -121,13 +121,13 @@ class Sessions:
         if row.target is None or begun.discard:
             self._over(row, begun)
             return
-        kept = row.kept(self._tokenizer)
+        kept = row.shown_tokens(self._tokenizer)
         begun.length = begun.tokens + len(begun.prompt) + len(kept)
-        if kept[: row.returned] == row.drawn[: row.returned]:
-            row.close(kept[row.returned :])
+        if kept[: row.drawn_fed] == row.drawn[: row.drawn_fed]:
+            row.finalize(kept[row.drawn_fed :])
             self.closed(row)
             return
-        row.close(
+        row.finalize(
             begun.prompt + kept
         )  # the state has run past the end of the text: once more from the start of the turn
         assert row.slot is not None
@@ -150,19 +150,19 @@ class Sessions:
     def closed(self, row: Sequence) -> None:
         """Store the state if the row has been brought to the end of its text."""
         begun = self._begun[row]
-        if row.prompt_left:
+        if row.tokens_left:
             return
         if begun.discard or row.target is None:
             self._over(row, begun)
             return
         self._scheduler.free(
-            *self._pool.save(row.target, self._scheduler.give_away(row), begun.length, token=row)
+            *self._pool.save(row.target, self._scheduler.detach(row), begun.length, token=row)
         )
 
     def abandon(self, row: Sequence) -> None:
         """A running row that has failed or that nobody wants. What was stored before its turn stays."""
         begun = self._begun.get(row)
-        if begun and not row.ready:
+        if begun and row.state is SequenceState.LOADING:
             begun.abandoned = True  # its slot is being written to
             return
         self._begun.pop(row, None)
@@ -237,12 +237,12 @@ class Sessions:
 
     def _load(self, row: Sequence, key: str) -> None:
         assert row.slot is not None
-        row.ready = False
+        row.state = SequenceState.LOADING
         self._pool.load(key, row.slot, token=row)
 
     def _loaded(self, event: Loaded) -> None:
         row = cast(Sequence, event.token)
-        row.ready = True
+        row.start()
         if self._begun[row].abandoned:
             self.abandon(row)
         elif event.error:
@@ -253,6 +253,7 @@ class Sessions:
         row = cast(Sequence, event.token)
         self._scheduler.free(*event.freed)
         begun = self._begun.pop(row)
+        row.state = SequenceState.FINISHED
         assert begun.last
         self._emit(
             row.key, Failed(row.key[1], event.error) if event.error else Progress(row.key[1], [begun.last])

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from rwkv_batch.model.gemm import METHODS, WHOLE, Buffers, Products
-from rwkv_batch.model.weights_cuda import Layer
+from rwkv_batch.model.weights_cuda import CudaLayer
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.cuda.capture import capture, gpu_seconds
 
@@ -112,7 +112,7 @@ class Tuning:
         # where a norm adds them up.
         return {WHOLE: min(times.values()), **times} if WHOLE in possible else times
 
-    def time(self, kind: str, buffers: Buffers, method: str, layers: list[Layer]) -> float:
+    def time(self, kind: str, buffers: Buffers, method: str, layers: list[CudaLayer]) -> float:
         """Milliseconds of one product, the median of some runs."""
         calls = [self.products.call(kind, layer, buffers, method) for layer in layers]
         graph = capture(lambda: [call() for call in calls])

@@ -1,6 +1,4 @@
-"""Reads RWKV-7 checkpoints, `.pth` or `.safetensors`, and refuses, in one sentence, whatever this server
-cannot run.
-"""
+"""Reads RWKV-7 checkpoints, `.pth` or `.safetensors`, and refuses in one sentence what cannot be run."""
 
 import difflib
 import hashlib
@@ -16,14 +14,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-HEAD_SIZE = 64
+from rwkv_batch.model.description import LayerTensors, NormTensors, layer_tensors, norm_tensors, shapes
+from rwkv_batch.ops.torch_ops import HEAD_SIZE
+
 SUFFIXES = (".pth", ".safetensors")
 AGAIN = "the file is damaged or of another model: download it again"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 SAMPLES = 8  # numbers of each tensor that go into the fingerprint
-IGNORED = frozenset(
-    {"blocks.0.att.v0", "blocks.0.att.v1", "blocks.0.att.v2"}
-)  # layer 0 sets v_first, so it never mixes it in
+# Layer 0 sets the values that the other layers mix in.
+IGNORED = frozenset({"blocks.0.att.v0", "blocks.0.att.v1", "blocks.0.att.v2"})
 FOREIGN = (  # a pattern in the tensor names, and what such a file is
     (r"(^|\.)(s_emb|s_emb_x)\.", "RWKV-7a (DeepEmbed)"),
     (r"\.qkv\.", "RWKV-7b"),
@@ -39,15 +38,14 @@ Progress = Callable[[int, int], None]
 
 
 class CheckpointError(Exception):
-    """A checkpoint that cannot be used; the message is one sentence that names the file, what is wrong in it,
-    and the way out.
-    """
+    """A checkpoint that cannot be used; one sentence names the file, what is wrong in it and the way out."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Checked weights of one model, by their official names. Vectors (`x_*`, `w0`, `k_k`, ...) are flat;
-    layer 0 has no `v0`, `v1`, `v2`.
+    """Checked weights of one model, by their official names.
+
+    Vectors (`x_*`, `w0`, `k_k`, ...) are flat; layer 0 has no `v0`, `v1`, `v2`.
 
     fingerprint: 16 hex digits from names, shapes and a sample of the values, the same for `.pth`,
     `.safetensors` and wider dtypes.
@@ -62,13 +60,24 @@ class Checkpoint:
     parameters: int
     fingerprint: str
 
+    def layer(self, index: int) -> LayerTensors:
+        return layer_tensors(self.tensors, index)
+
+    @property
+    def ln_out(self) -> NormTensors:
+        return norm_tensors(self.tensors, "ln_out")
+
+    @property
+    def head(self) -> Tensor:
+        """`[vocab, width]`."""
+        return self.tensors["head.weight"]
+
 
 def load(path: str | Path, progress: Progress | None = None) -> Checkpoint:
-    """Read and check the file. The suffix may be left out; `progress(done_bytes, total_bytes)` is called as
-    the data comes in.
+    """Read and check the file, whose suffix may be left out. Raises CheckpointError.
 
-    The tensors are mapped from the file, not copied. Nothing in the file can run code. Raises
-    CheckpointError.
+    `progress(done_bytes, total_bytes)` is called as the data comes in. The tensors are mapped from the file,
+    not copied. Nothing in the file can run code.
     """
     file = _find(Path(path).expanduser())
     tensors = _read_safetensors(file) if file.suffix == ".safetensors" else _read_pth(file)
@@ -164,10 +173,10 @@ def _checked(where: str, name: str, given: Mapping[str, Tensor], progress: Progr
             f"{where}: emb.weight has width {width}, but blocks.0.att.r_k has {heads} heads of {HEAD_SIZE}; "
             f"{AGAIN}."
         )
-    shapes = _shapes(where, tensors, layers, width, vocab)
-    for key in sorted(tensors.keys() - shapes.keys()):
+    wanted = shapes(layers, width, vocab, lambda key: _matrix(where, tensors, key)[1])
+    for key in sorted(tensors.keys() - wanted.keys()):
         raise CheckpointError(f"{where}: {key} is no tensor of RWKV-7; give a plain RWKV-7 checkpoint.")
-    tensors = {key: _fitted(where, key, tensors, shape) for key, shape in shapes.items()}
+    tensors = {key: _fitted(where, key, tensors, shape) for key, shape in wanted.items()}
     _check_values(where, tensors, progress)
     return Checkpoint(
         name,
@@ -214,38 +223,6 @@ def _matrix(where: str, tensors: Mapping[str, Tensor], key: str) -> tuple[int, i
         )
     rows, columns = tensors[key].shape
     return rows, columns
-
-
-def _shapes(
-    where: str, tensors: Mapping[str, Tensor], layers: int, width: int, vocab: int
-) -> dict[str, tuple[int, ...]]:
-    """Every tensor the model needs, with its shape; the ranks come from the first matrix of each low-rank
-    pair.
-    """
-    vector, square = (width,), (width, width)
-
-    def norm(name: str) -> dict[str, tuple[int, ...]]:
-        return {f"{name}.weight": vector, f"{name}.bias": vector}
-
-    shapes: dict[str, tuple[int, ...]] = {"emb.weight": (vocab, width), **norm("blocks.0.ln0")}
-    for layer in range(layers):
-        block, att, ffn = f"blocks.{layer}.", f"blocks.{layer}.att.", f"blocks.{layer}.ffn."
-        shapes |= norm(block + "ln1") | norm(block + "ln2") | norm(att + "ln_x")
-        shapes |= {f"{att}x_{name}": vector for name in "rwkvag"}
-        shapes |= {att + name: vector for name in ("w0", "a0", "k_k", "k_a")}
-        shapes |= {att + "r_k": (width // HEAD_SIZE, HEAD_SIZE)}
-        for name in "wag" if layer == 0 else "wagv":
-            rank = _matrix(where, tensors, f"{att}{name}1")[1]
-            shapes |= {f"{att}{name}1": (width, rank), f"{att}{name}2": (rank, width)}
-        if layer > 0:
-            shapes[att + "v0"] = vector
-        shapes |= {f"{att}{name}.weight": square for name in ("receptance", "key", "value", "output")}
-        shapes |= {
-            ffn + "x_k": vector,
-            ffn + "key.weight": (4 * width, width),
-            ffn + "value.weight": (width, 4 * width),
-        }
-    return shapes | norm("ln_out") | {"head.weight": (vocab, width)}
 
 
 def _fitted(where: str, key: str, tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> Tensor:

@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rwkv_batch.model.weights_cuda import LOW_RANK_INPUT, LOW_RANKS, Layer, Weights
+from rwkv_batch.model.description import LOW_RANKS, MIXES
+from rwkv_batch.model.weights_cuda import CudaLayer, CudaWeights
 from rwkv_batch.ops.cuda import cublaslt, tile
 from rwkv_batch.ops.cuda.binding import (
     AUTO,
@@ -36,6 +37,7 @@ from rwkv_batch.ops.cuda.binding import (
 
 LT = tuple(f"lt{number}" for number in range(cublaslt.MOST))
 WHOLE = "whole"
+FUNCTIONS = {"tanh": TANH, "sigmoid": SIGMOID, "identity": IDENTITY}
 SHARES = {
     f"lt{number}/{shares}": (number, shares) for shares in (2, 4) for number in range(3)
 }  # with algorithm and shares of K
@@ -62,7 +64,9 @@ class Buffers:
     overlap). packed: of a prefill.
     """
 
-    def __init__(self, weights: Weights, tokens: int, arena: dict[str, Tensor], packed: bool = False) -> None:
+    def __init__(
+        self, weights: CudaWeights, tokens: int, arena: dict[str, Tensor], packed: bool = False
+    ) -> None:
         self.arena, self.device = arena, weights.head.device
         layer = weights.layers[-1]  # layer 0 may have no "v"
         width = layer.output.shape[0]
@@ -102,12 +106,19 @@ class Buffers:
         return flat[:numbers].view(shape)
 
 
+def buffer_bytes(weights: CudaWeights, tokens: int, packed: bool = False) -> int:
+    """What the buffers of a step over that many tokens take. Nothing is allocated to find out."""
+    arena: dict[str, Tensor] = {}
+    Buffers(replace(weights, head=weights.head.to("meta")), tokens, arena, packed)
+    return sum(tensor.nbytes for tensor in arena.values())
+
+
 @dataclass(frozen=True)
 class Products:
     """Runs the product of a kind by a method; what is read and written are the step's buffers."""
 
     kernels: Kernels
-    weights: Weights
+    weights: CudaWeights
     lt: cublaslt.Lt | None
 
     def possible(self, kind: str, tokens: int) -> tuple[str, ...]:
@@ -157,10 +168,10 @@ class Products:
         """
         return next(method for method in ("low", WHOLE, "blas") if method in self.possible(kind, 0))
 
-    def into_time_mix(self, layer: Layer, b: Buffers, rkv: Tensor, method: str) -> None:
+    def into_time_mix(self, layer: CudaLayer, b: Buffers, rkv: Tensor, method: str) -> None:
         """r, k, v, and the inner sides of the low-rank functions with their activation."""
         low = [
-            (layer.low_in[name], b.mixed[LOW_RANK_INPUT[name]], b.low[name], LOW_RANKS[name])
+            (layer.low_in[name], b.mixed[MIXES.index(name)], b.low[name], FUNCTIONS[LOW_RANKS[name]])
             for name in layer.low_in
         ]
         if method in ("stream16", "stream32"):
@@ -182,7 +193,7 @@ class Products:
             if function in (TANH, SIGMOID):
                 y.tanh_() if function == TANH else y.sigmoid_()
 
-    def low_out(self, layer: Layer, b: Buffers, method: str) -> None:
+    def low_out(self, layer: CudaLayer, b: Buffers, method: str) -> None:
         """The outer sides of the low-rank functions. A short product: memory goes on with the weights of
         `out`.
         """
@@ -195,20 +206,20 @@ class Products:
         else:
             self.kernels.products(parts, shares=2, ahead=layer.output)
 
-    def out(self, layer: Layer, b: Buffers, method: str) -> Added:
+    def out(self, layer: CudaLayer, b: Buffers, method: str) -> Added:
         """From the time mix back to the residual stream."""
         if method in SHARES:
             return self._shares(layer.output, b.y, b, method)
         self._plain(layer.output, b.y, b.out, IDENTITY, method, ahead=layer.key)
         return Added(y=b.out)
 
-    def key(self, layer: Layer, b: Buffers, method: str) -> None:
+    def key(self, layer: CudaLayer, b: Buffers, method: str) -> None:
         """The hidden units of the channel mix."""
         self._plain(layer.key, b.mixed.view(-1, b.x.shape[1])[: len(b.x)], b.hidden, RELU_SQUARE, method)
         if method in LIBRARY:
             self.kernels.relu_square(b.hidden)
 
-    def value(self, layer: Layer, b: Buffers, method: str, ahead: Tensor | None = None) -> Added:
+    def value(self, layer: CudaLayer, b: Buffers, method: str, ahead: Tensor | None = None) -> Added:
         """From the channel mix back to the residual stream. ahead: what the next layer begins with."""
         if method in SHARES:
             return self._shares(layer.value, b.hidden, b, method, across=True)
@@ -224,7 +235,7 @@ class Products:
         """Logits `[T, rows of the head]` of normed x `[T, C]`."""
         self._plain(self.weights.head, x, logits, IDENTITY, method)
 
-    def call(self, kind: str, layer: Layer, b: Buffers, method: str) -> Callable[[], object]:
+    def call(self, kind: str, layer: CudaLayer, b: Buffers, method: str) -> Callable[[], object]:
         """The product of that kind on whatever the buffers hold, to be timed."""
         if kind == "head":
             logits = torch.empty(len(b.x), len(self.weights.head), device=b.device, dtype=torch.float16)

@@ -1,111 +1,235 @@
-"""RWKV-7 on a CUDA GPU: the forward pass over the kernels in `cuda/`. States, names and results are those of
-`rwkv7.RWKV7`.
-"""
+"""RWKV-7 on a CUDA GPU: the function of `rwkv7.RWKV7` over the kernels in `cuda/`, in fp16."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from rwkv_batch.model import weights_cuda
 from rwkv_batch.model.autotune import Tuning
-from rwkv_batch.model.checkpoint import HEAD_SIZE, Checkpoint
-from rwkv_batch.model.gemm import LT, WHOLE, Buffers, Products, added_by
-from rwkv_batch.model.prefill_graphs import SIZES, PrefillGraphs
-from rwkv_batch.model.weights_cuda import Layer
+from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.model.gemm import LT, WHOLE, Buffers, Products, added_by, buffer_bytes
+from rwkv_batch.model.graphs import (
+    PREFILL_SIZES,
+    DecodeGraphs,
+    PrefillGraphs,
+    decode_graph_bytes,
+    prefill_graph_bytes,
+)
+from rwkv_batch.model.rwkv7 import check_rows
+from rwkv_batch.model.weights_cuda import CudaLayer, pack_weights
 from rwkv_batch.ops.cuda import cublaslt
 from rwkv_batch.ops.cuda.binding import LATE, SPARSE_ROWS, Added, Kernels, TimeMixInput, pointer
-from rwkv_batch.ops.cuda.feed import Feed, pending_of
-from rwkv_batch.ops.cuda.packing import DeviceRows, Plan, upload
-from rwkv_batch.ops.cuda.slots import Slots
+from rwkv_batch.ops.cuda.feed import Feed, pending_writes
+from rwkv_batch.ops.cuda.packing import (
+    CHUNK,
+    SCRATCH_CHUNKS,
+    DeviceRows,
+    PrefillPlan,
+    most_chunks,
+    upload_plan,
+)
+from rwkv_batch.ops.cuda.staging import upload
+from rwkv_batch.ops.torch_ops import HEAD_SIZE
+from rwkv_batch.state.slots import States, slot_bytes
 
-MANY = 1 << 30  # tokens, for which nothing is measured
-CHAIN = 8  # layers in which products are timed between their neighbours
+MANY = 1 << 30  # tokens, for which no GEMM is timed
+TIMED_LAYERS = 8  # in which GEMMs are timed between their neighbours
+
+
+class CudaStates(States):
+    """States that may lag some tokens, and what the device knows of their slots."""
+
+    def __init__(
+        self, kernels: Kernels, slots: int, layers: int, width: int, wkv: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(slots, layers, width, torch.float16, wkv, device)
+        self.feed = Feed(kernels, self.wkv)
+
+    def flush(self, slots: Collection[int]) -> None:
+        self.feed.flush(slots)
+
+
+@dataclass(frozen=True)
+class StateArrays:
+    """What the kernels read and write of states; see States and Feed."""
+
+    shift: Tensor  # [slots, layers, 2, C]
+    wkv: Tensor  # [slots, layers, heads, 64, 64]
+    pending: Tensor | None
 
 
 @dataclass(frozen=True)
 class Mixers:
     """The two kernels that touch states, in the form for decode steps or for packed rows."""
 
-    norm_mix: Callable[
-        [Added, tuple[Tensor, Tensor], Tensor, Tensor, Tensor], None
-    ]  # added, norm, shift, mixes, out
+    # added, norm, shift, mixes, out
+    norm_mix: Callable[[Added, tuple[Tensor, Tensor], Tensor, Tensor, Tensor], None]
     wkv: Callable[[TimeMixInput], None]
 
 
-@dataclass
-class SomeSlots:
-    """States to time kernels with; see Slots."""
+class RWKV7Cuda:
+    """A model on one GPU. Raises build.BuildError if there are no kernels for it."""
 
-    shift: Tensor
-    wkv: Tensor
+    dtype = torch.float16
 
+    @torch.inference_mode()
+    def __init__(self, checkpoint: Checkpoint, device: torch.device | str = "cuda") -> None:
+        self.checkpoint, self.device = checkpoint, torch.device(device)
+        with torch.cuda.device(self.device):
+            self.kernels = Kernels(self.device)
+            self.weights = pack_weights(checkpoint, self.device)
+            self.products = Products(self.kernels, self.weights, cublaslt.of(self.device))
+            # Which blocks of the WKV step divide among themselves.
+            self._work = torch.zeros(1, device=self.device, dtype=torch.int32)
+            self.tuning = Tuning.of(self.products, self.device, self._timed_layers)
+        self._graphs: tuple[States, DecodeGraphs, PrefillGraphs] | None = None
 
-class CudaModel:
-    """Weights on one GPU and the way through them. Raises build.BuildError if there are no kernels for it."""
+    def new_states(self, slots: int, wkv_dtype: torch.dtype = torch.float16) -> CudaStates:
+        """The states of that many slots, all before the first token."""
+        c = self.checkpoint
+        return CudaStates(self.kernels, slots, c.layers, c.width, wkv_dtype, self.device)
 
-    def __init__(self, checkpoint: Checkpoint, device: torch.device) -> None:
-        self.device = device
-        with torch.cuda.device(device):
-            self.kernels = Kernels(device)
-            self.weights = weights_cuda.prepare(checkpoint, device)
-            self.products = Products(self.kernels, self.weights, cublaslt.of(device))
-            self.work = torch.zeros(
-                1, device=device, dtype=torch.int32
-            )  # which blocks of the WKV step divide among themselves
-            self.tuning = Tuning.of(self.products, device, self._chain)
-        self._feed: Feed | None = None
-        self._graphs: PrefillGraphs | None = None
-
-    def decode(
-        self, tokens: Tensor, slots: Tensor, states: Slots, logits: Tensor, arena: dict[str, Tensor]
-    ) -> None:
-        """One token of every row: tokens and slots `[T]` int32 on the device, a negative slot for padding;
-        logits `[T, rows of head]`.
-
-        A negative token is what its row drew last; see Feed.resolve, which changes tokens and slots.
-        Launches only, so that it can be captured; all it writes lies in `arena`, `logits` and the states.
-        """
-        b, methods, feed = (
-            Buffers(self.weights, len(tokens), arena),
-            self.tuning.methods(len(tokens)),
-            self.feed(states),
+    def slot_bytes(self, wkv_dtype: torch.dtype) -> int:
+        """Of a slot of `new_states`, deferred writes included."""
+        c = self.checkpoint
+        wkv = torch.empty(1, c.layers, c.heads, HEAD_SIZE, HEAD_SIZE, dtype=wkv_dtype, device="meta")
+        pending = pending_writes(wkv)
+        return slot_bytes(c.layers, c.width, self.dtype, wkv_dtype) + (
+            0 if pending is None else pending.nbytes
         )
-        feed.resolve(tokens, slots, b.behind, len(tokens))
-        added = self._layers(
-            self.weights.layers, tokens, states, feed.pending, b, self._step_mixers(b, slots, states), methods
-        )
-        self.kernels.norm(b.x, added, *self.weights.norm_out, b.normed)
-        self.products.head(b.normed, logits, methods["head"])
 
-    def prefill(
+    def step_bytes(self, rows: int, slots: int, prefill_tokens: int) -> int:
+        """The most that steps and their graphs hold besides weights, states and logits."""
+        layers, small = self.checkpoint.layers, PREFILL_SIZES[-1]
+        graphs = decode_graph_bytes(layers, slots) + prefill_graph_bytes(layers)
+        buffers = buffer_bytes(self.weights, slots) + buffer_bytes(self.weights, small, packed=True)
+        buffers += buffer_bytes(self.weights, prefill_tokens + rows, packed=True)
+        longest = -(-(prefill_tokens + 1) // CHUNK)
+        chunks = most_chunks(small) + max(longest, SCRATCH_CHUNKS)
+        return graphs + buffers + chunks * self.checkpoint.heads * self.kernels.item_bytes
+
+    @torch.inference_mode()
+    def capture(self, states: CudaStates, progress: bool = True) -> None:
+        """Capture the graphs of all decode batches and small prefills over these states."""
+        with torch.cuda.device(self.device):
+            for graphs in self._graphs_over(states):
+                graphs.ladder.capture_all(self.device, progress)
+
+    @torch.inference_mode()
+    def forward(
         self,
         tokens: Tensor,
         lengths: Sequence[int],
         slots: Sequence[int],
-        states: Slots,
+        states: CudaStates,
+        logits_of: Sequence[int] | None = None,
+        flush: bool = True,
+    ) -> Tensor:
+        """The same as `RWKV7.forward`. flush=False leaves writes to states deferred, as `run` does.
+
+        Raises ValueError for rows that do not fit together, IndexError for ids that the model does not have.
+        """
+        check_rows(tokens, lengths, slots, len(states))
+        vocab = self.checkpoint.vocab
+        if not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab:
+            raise IndexError(
+                f"Tokens {int(tokens.min())} to {int(tokens.max())} do not fit a vocabulary of {vocab}; give "
+                "ids below it."
+            )
+        logits = self.run(tokens.tolist(), lengths, slots, states, logits_of)[0].float()
+        if flush:
+            states.flush(slots)
+        return logits
+
+    @torch.inference_mode()
+    def run(
+        self,
+        tokens: Sequence[int],
+        lengths: Sequence[int],
+        slots: Sequence[int],
+        states: CudaStates,
+        logits_of: Sequence[int] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Queue packed rows: a decode step if every row has one token, otherwise a prefill, each by a CUDA
+        graph where there is one.
+
+        A row of one token may be fed a negative one: what its sequence drew last. Returns logits
+        `[len(logits_of), vocab]` fp16 after the last token of the rows named (None: of all rows), and the
+        slots `[len(logits_of)]` int32 of these rows, negative for those that had finished. The next run may
+        overwrite both.
+        """
+        with torch.cuda.device(self.device):
+            states.feed.prepare()
+            if max(lengths) > 1:
+                wanted = range(len(lengths)) if logits_of is None else logits_of
+                logits, fed = self._prefill(tokens, lengths, slots, states, wanted)
+            else:
+                logits, fed = self._graphs_over(states)[0].run(tokens, slots)
+                if logits_of is not None:
+                    index = upload(logits_of, self.device)
+                    logits, fed = logits[index], fed[index]
+            return logits[:, : self.checkpoint.vocab], fed
+
+    def decode(
+        self, tokens: Tensor, slots: Tensor, states: CudaStates, logits: Tensor, arena: dict[str, Tensor]
+    ) -> None:
+        """Launch one token of every row: tokens and slots `[T]` int32 on the device, a negative slot for
+        padding; logits `[T, rows of the head]`.
+
+        A negative token is what its sequence drew last; see Feed.resolve, which changes tokens and slots.
+        Launches only, so that it can be captured; all it writes lies in `arena`, `logits` and the states.
+        """
+        b, methods = Buffers(self.weights, len(tokens), arena), self.tuning.methods(len(tokens))
+        states.feed.resolve(tokens, slots, b.behind, len(tokens))
+        arrays = StateArrays(states.shift, states.wkv, states.feed.pending)
+        added = self._run_layers(
+            self.weights.layers, tokens, arrays, b, self._decode_mixers(b, slots, arrays), methods
+        )
+        self.kernels.norm(b.x, added, *self.weights.norm_out, b.normed)
+        self.products.head(b.normed, logits, methods["head"])
+
+    def _graphs_over(self, states: CudaStates) -> tuple[DecodeGraphs, PrefillGraphs]:
+        """The graphs over these states; those over others are given up."""
+        if self._graphs is None or self._graphs[0] is not states:
+
+            def decode(tokens: Tensor, slots: Tensor, logits: Tensor, arena: dict[str, Tensor]) -> None:
+                self.decode(tokens, slots, states, logits, arena)
+
+            def buffers(tokens: int, arena: dict[str, Tensor]) -> Buffers:
+                return Buffers(self.weights, tokens, arena, packed=True)
+
+            def prefill(tokens: Tensor, rows: DeviceRows, b: Buffers) -> Added:
+                return self._prefill_layers(tokens, rows, states, b, self.tuning.methods(len(tokens)))
+
+            tune, head_rows = self.tuning.methods, len(self.weights.head)
+            decode_graphs = DecodeGraphs(len(states), head_rows, self.device, tune, decode)
+            self._graphs = states, decode_graphs, PrefillGraphs(self.device, buffers, tune, prefill)
+        return self._graphs[1:]
+
+    def _prefill(
+        self,
+        tokens: Sequence[int],
+        lengths: Sequence[int],
+        slots: Sequence[int],
+        states: CudaStates,
         wanted: Sequence[int],
     ) -> tuple[Tensor, Tensor]:
-        """Packed rows of any length; for a row of one token that may be negative, as in `decode`.
-
-        Returns logits `[len(wanted), rows of head]` after the last token of the rows named, and their slots
-        `[len(wanted)]` int32, negative for rows that had ended.
-        """
-        plan = Plan.of(lengths, slots)
+        """As `run`; logits `[len(wanted), rows of the head]`."""
+        plan = PrefillPlan.from_lengths(lengths, slots)
+        ids = torch.from_numpy(np.array(tokens, np.int32))  # several times faster than torch.tensor
         if plan.order != list(range(len(lengths))):
-            pieces = tokens.split(list(lengths))
-            tokens = torch.cat([pieces[row] for row in plan.order])
-        if PrefillGraphs.take(plan):
-            b, added, rows = self.prefill_graphs(states).run(tokens, plan)
+            pieces = ids.split(list(lengths))
+            ids = torch.cat([pieces[row] for row in plan.order])
+        if PrefillGraphs.covers(plan):
+            b, added, rows = self._graphs_over(states)[1].run(ids, plan)
         else:
-            b, tokens = (
-                Buffers(self.weights, plan.tokens, {}, packed=True),
-                tokens.to(self.device, torch.int32, non_blocking=True),
-            )
-            rows = upload(plan, self.device)
-            added = self.run_rows(tokens, rows, states, b, self.tuning.methods(MANY))
+            b, rows = Buffers(self.weights, plan.tokens, {}, packed=True), upload_plan(plan, self.device)
+            ids = ids.to(self.device, non_blocking=True)
+            added = self._prefill_layers(ids, rows, states, b, self.tuning.methods(MANY))
         normed = b.x.new_empty(len(wanted), b.x.shape[1], dtype=torch.float16)
         logits = normed.new_empty(len(wanted), len(self.weights.head))
         if not len(wanted):
@@ -121,40 +245,30 @@ class CudaModel:
         self.products.head(normed, logits, self._head_method(len(wanted)))
         return logits, rows.rows.slots[place]
 
-    def feed(self, states: Slots) -> Feed:
-        """What the rows in these states' slots drew last; of other states nothing is known any more."""
-        if self._feed is None or self._feed.states is not states:
-            self._feed = Feed(self.kernels, states)
-        return self._feed
+    def _head_method(self, rows: int) -> str:
+        """How the head runs after a prefill, for which sizes of decode and prefill graphs are timed."""
+        sizes = (1, 2, 4, 8, 16, *PREFILL_SIZES)
+        method = self.tuning.methods(sizes[bisect_left(sizes, rows)] if rows <= sizes[-1] else MANY)["head"]
+        return "blas" if method in LT else method  # whose algorithms are another shape's
 
-    def prefill_graphs(self, states: Slots) -> PrefillGraphs:
-        """The graphs over these states; those over others are given up."""
-        if self._graphs is None or self._graphs.feed is not self.feed(states):
-            self._graphs = PrefillGraphs(self, states)
-        return self._graphs
-
-    def run_rows(
-        self, tokens: Tensor, rows: DeviceRows, states: Slots, b: Buffers, methods: dict[str, str]
+    def _prefill_layers(
+        self, tokens: Tensor, rows: DeviceRows, states: CudaStates, b: Buffers, methods: dict[str, str]
     ) -> Added:
-        """All layers over packed rows: tokens `[T]` int32 on the device. Launches only; returns what is still
-        to be added to b.x.
+        """Launch all layers over packed rows: tokens `[T]` int32 on the device. Returns what is still to be
+        added to b.x.
         """
-        feed = self.feed(states)
         for pieces in rows.pieces:
-            feed.settle_rows(pieces)
-        feed.resolve(tokens, rows.rows.slots, b.behind, rows.single, rows.counted)
+            states.feed.flush_rows(pieces)
+        states.feed.resolve(tokens, rows.rows.slots, b.behind, rows.single, rows.counted)
         heads, fp32 = b.x.shape[1] // HEAD_SIZE, states.wkv.dtype == torch.float32
-        items = b.take_bytes(
-            "items",
-            max((pieces.chunks for pieces in rows.pieces), default=0) * heads * self.kernels.item_bytes,
-        )
+        most_chunks = max((pieces.chunks for pieces in rows.pieces), default=0)
+        items = b.take_bytes("items", most_chunks * heads * self.kernels.item_bytes)
 
         def norm_mix(
             added: Added, norm: tuple[Tensor, Tensor], shift: Tensor, mixes: Tensor, out: Tensor
         ) -> None:
-            x, to = (
-                (b.x, b.x_between) if len(mixes) > 1 else (b.x_between, b.x)
-            )  # a layer's first norm has more than one mix
+            # The first norm of a layer has more than one mix.
+            x, to = (b.x, b.x_between) if len(mixes) > 1 else (b.x_between, b.x)
             self.kernels.norm_mix_run(x, to, added, *norm, rows.rows, shift, mixes, out)
 
         def wkv(inputs: TimeMixInput) -> None:
@@ -164,16 +278,10 @@ class CudaModel:
                 self.kernels.wkv_prefill(inputs, pieces, items, fp32)
 
         whole = methods | dict.fromkeys(("out_parts", "value_parts"), WHOLE)  # this norm adds no partial sums
-        return self._layers(
-            self.weights.layers, tokens, states, feed.pending, b, Mixers(norm_mix, wkv), whole
-        )
+        arrays = StateArrays(states.shift, states.wkv, states.feed.pending)
+        return self._run_layers(self.weights.layers, tokens, arrays, b, Mixers(norm_mix, wkv), whole)
 
-    def _head_method(self, rows: int) -> str:
-        sizes = (1, 2, 4, 8, 16, *SIZES)
-        method = self.tuning.methods(sizes[bisect_left(sizes, rows)] if rows <= sizes[-1] else MANY)["head"]
-        return "blas" if method in LT else method  # whose algorithms are another shape's
-
-    def _step_mixers(self, b: Buffers, slots: Tensor, states: Slots) -> Mixers:
+    def _decode_mixers(self, b: Buffers, slots: Tensor, states: StateArrays) -> Mixers:
         def norm_mix(
             added: Added, norm: tuple[Tensor, Tensor], shift: Tensor, mixes: Tensor, out: Tensor
         ) -> None:
@@ -184,56 +292,42 @@ class CudaModel:
 
         return Mixers(norm_mix, wkv)
 
-    def _chain(self, rows: int) -> Callable[[dict[str, str]], object]:
-        """The first layers of a decode step over random tokens, to be timed with some methods or others.
+    def _timed_layers(self, rows: int) -> Callable[[dict[str, str]], object]:
+        """Launches the first layers of a decode step over random tokens, to be timed with given methods.
 
-        A few rows have states of their own, as the hidden units that are idle in all of them decide how fast
-        the sparse product is. Of many rows some move the same state, whatever becomes of it.
+        A few rows have states of their own, since the hidden units that are inactive in all of them decide
+        how fast the sparse GEMM is. Of many rows some share a state, whose contents do not matter.
         """
-        layers, width, slots = (
-            self.weights.layers[:CHAIN],
-            self.weights.embedding.shape[1],
-            min(rows, SPARSE_ROWS[-1]),
-        )
-        wkv = torch.zeros(
-            slots,
-            len(layers),
-            width // HEAD_SIZE,
-            HEAD_SIZE,
-            HEAD_SIZE,
-            device=self.device,
-            dtype=torch.float16,
-        )
-        states = SomeSlots(
-            torch.zeros(slots, len(layers), 2, width, device=self.device, dtype=torch.float16), wkv
-        )
+        layers, width = self.weights.layers[:TIMED_LAYERS], self.weights.embedding.shape[1]
+        slots = min(rows, SPARSE_ROWS[-1])
+        zeros = partial(torch.zeros, device=self.device, dtype=torch.float16)
+        wkv = zeros(slots, len(layers), width // HEAD_SIZE, HEAD_SIZE, HEAD_SIZE)
+        states = StateArrays(zeros(slots, len(layers), 2, width), wkv, pending_writes(wkv))
         tokens = torch.randint(self.weights.vocab, (rows,), device=self.device, dtype=torch.int32)
-        b, numbers, pending = (
+        b, numbers = (
             Buffers(self.weights, rows, {}),
             torch.arange(rows, device=self.device, dtype=torch.int32),
-            pending_of(wkv),
         )
-        mixers = self._step_mixers(b, numbers % slots, states)
+        mixers = self._decode_mixers(b, numbers % slots, states)
         b.behind.copy_(numbers % (LATE + 1))
 
         def run(methods: dict[str, str]) -> None:
-            added = self._layers(layers, tokens, states, pending, b, mixers, methods)
+            added = self._run_layers(layers, tokens, states, b, mixers, methods)
             self.kernels.norm(b.x, added, *self.weights.norm_out, b.normed)
 
         return run
 
-    def _layers(
+    def _run_layers(
         self,
-        layers: list[Layer],
+        layers: list[CudaLayer],
         tokens: Tensor,
-        states: Slots,
-        pending: Tensor | None,
+        states: StateArrays,
         b: Buffers,
         mixers: Mixers,
         methods: dict[str, str],
     ) -> Added:
-        """These layers, from the embedding on; returns what is still to be added to the residual stream b.x.
-        pending: see Feed.
+        """Launch these layers, from the embedding on. Returns what is still to be added to the residual
+        stream b.x.
         """
         added = Added(tokens=tokens, table=self.weights.embedding)
         for index, layer in enumerate(layers):
@@ -241,16 +335,8 @@ class CudaModel:
             rkv = b.rkv if index else b.rkv0
             self.products.into_time_mix(layer, b, rkv, methods["in"])
             self.products.low_out(layer, b, methods["low_out"])
-            mixers.wkv(
-                _time_mix_input(
-                    layer,
-                    b,
-                    rkv,
-                    states.wkv[:, index],
-                    None if pending is None else pending[:, index],
-                    self.work,
-                )
-            )
+            pending = None if states.pending is None else states.pending[:, index]
+            mixers.wkv(_time_mix_input(layer, b, rkv, states.wkv[:, index], pending, self._work))
             added = self.products.out(layer, b, added_by(methods, "out"))
             mixers.norm_mix(added, layer.norm2, states.shift[:, index, 1], layer.x_k, b.mixed)
             self.products.key(layer, b, methods["key"])
@@ -260,10 +346,10 @@ class CudaModel:
 
 
 def _time_mix_input(
-    layer: Layer, b: Buffers, rkv: Tensor, state: Tensor, pending: Tensor | None, work: Tensor
+    layer: CudaLayer, b: Buffers, rkv: Tensor, state: Tensor, pending: Tensor | None, work: Tensor
 ) -> TimeMixInput:
-    """state: `[slots, heads, 64, 64]`, pending: `[slots, heads, LATE, PENDING, 64]`, the slots any distance
-    apart; work: zero, for all of one stream.
+    """state: `[slots, heads, 64, 64]`, pending: `[slots, heads, LATE, PENDING, 64]`, with any distance
+    between slots; work: zero, for all of one stream.
     """
     low = {name: b.low_out[name].data_ptr() for name in layer.low_out}
     return TimeMixInput(

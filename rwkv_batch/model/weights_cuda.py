@@ -1,43 +1,32 @@
-"""A checkpoint as the CUDA kernels read it: fp16, what is multiplied together side by side, a rank the same
-in all layers.
+"""A checkpoint packed for the CUDA kernels: fp16, what is multiplied together side by side, and a low-rank
+function of one rank in all layers.
 """
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import layer_norm, pad
+from torch.nn.functional import pad
 
 from rwkv_batch.model.checkpoint import Checkpoint
-from rwkv_batch.ops.cuda.binding import IDENTITY, SIGMOID, TANH
+from rwkv_batch.model.description import LayerTensors, NormTensors, low_rank_names, normed_embedding
 
-EMBEDDING_ROWS = 4096  # normalised at a time at load
-RANK_MULTIPLE = 32  # the step of the product kernels; the weights added are zero
-HEAD_MULTIPLE = 16  # rows of w that a warp of the product kernel takes
-MIXES = "rkvwag"  # r, k, v first: their three products are one batched product
-LOW_RANKS = {
-    "w": TANH,
-    "a": IDENTITY,
-    "g": SIGMOID,
-    "v": IDENTITY,
-}  # with the function between the two matrices
-LOW_RANK_INPUT = {"w": MIXES.index("w"), "a": MIXES.index("a"), "g": MIXES.index("g"), "v": MIXES.index("v")}
+RANK_MULTIPLE = 32  # the step of the GEMM kernels over K; the weights added are zero
+HEAD_MULTIPLE = 16  # rows of w that a warp of the GEMM kernel takes
 
 
 @dataclass(frozen=True)
-class Layer:
+class CudaLayer:
     """C: width. Vectors are `[C]`."""
 
     norm1: tuple[Tensor, Tensor]
     mixes: Tensor  # [6, C], in the order of MIXES
     rkv: Tensor  # [3, C, C]
-    low_in: dict[
-        str, Tensor
-    ]  # [rank, C] each, by the names of LOW_RANKS; no "v" in layer 0. Ranks are filled up with zeros
+    low_in: dict[str, Tensor]  # [rank, C] each, by the names of LOW_RANKS; ranks are filled up with zeros
     low_out: dict[str, Tensor]  # [C, rank]
     w0: Tensor
     a0: Tensor
-    v0: Tensor | None
+    v0: Tensor | None  # none in layer 0
     k_k: Tensor
     k_a: Tensor
     r_k: Tensor
@@ -46,100 +35,83 @@ class Layer:
     norm2: tuple[Tensor, Tensor]
     x_k: Tensor  # [1, C]
     key: Tensor  # [4 C, C]
-    # [4 C, C]: one run of C weights for each hidden unit, so that those of idle units can be skipped
-    value: Tensor
+    value: (
+        Tensor  # [4 C, C]: one run of C weights for each hidden unit, so that inactive units can be skipped
+    )
 
 
 @dataclass(frozen=True)
-class Weights:
-    embedding: Tensor  # [vocabulary, C], its layer norm applied
-    layers: list[Layer]
+class CudaWeights:
+    """A model's weights on one GPU."""
+
+    embedding: Tensor  # [vocab, C], its layer norm applied
+    layers: list[CudaLayer]
     norm_out: tuple[Tensor, Tensor]
-    head: Tensor  # [vocabulary, C]; rows are added up to a multiple of HEAD_MULTIPLE
+    head: Tensor  # [vocab, C]; rows of zeros are added up to a multiple of HEAD_MULTIPLE
     vocab: int
 
 
-def prepare(checkpoint: Checkpoint, device: torch.device) -> Weights:
-    """Copy the weights to the GPU."""
-    loader = _Loader(checkpoint.tensors, device, _ranks(checkpoint))
-    head = checkpoint.tensors["head.weight"]
-    return Weights(
-        _embedding(checkpoint.tensors, device),
-        [loader.layer(i) for i in range(checkpoint.layers)],
-        loader.norm("ln_out"),
-        _padded(head.to(device, torch.float16), 0, _up(len(head), HEAD_MULTIPLE)),
+def pack_weights(checkpoint: Checkpoint, device: torch.device) -> CudaWeights:
+    """Copy the weights to the GPU, layer by layer."""
+    layers = [checkpoint.layer(index) for index in range(checkpoint.layers)]
+    # The largest rank of any layer, as layers share their buffers: a checkpoint may have other ranks in each.
+    ranks = {
+        name: max(layer.low_rank[name].inner.shape[1] for layer in layers if name in layer.low_rank)
+        for name in low_rank_names(checkpoint.layers - 1)
+    }
+    packer = _Packer(device, {name: _round_up(rank, RANK_MULTIPLE) for name, rank in ranks.items()})
+    head = packer.half(checkpoint.head)
+    return CudaWeights(
+        normed_embedding(checkpoint.tensors, device, torch.float16),
+        [packer.layer(layer) for layer in layers],
+        packer.norm(checkpoint.ln_out),
+        _padded(head, 0, _round_up(len(head), HEAD_MULTIPLE)),
         len(head),
     )
 
 
-def _embedding(tensors: dict[str, Tensor], device: torch.device) -> Tensor:
-    weight, bias = (tensors[f"blocks.0.ln0.{name}"].to(device, torch.float32) for name in ("weight", "bias"))
-    table = torch.empty(tensors["emb.weight"].shape, device=device, dtype=torch.float16)
-    for start in range(0, len(table), EMBEDDING_ROWS):
-        rows = slice(start, start + EMBEDDING_ROWS)
-        table[rows] = layer_norm(
-            tensors["emb.weight"][rows].to(device, torch.float32), weight.shape, weight, bias
+@dataclass(frozen=True)
+class _Packer:
+    device: torch.device
+    ranks: dict[str, int]
+
+    def half(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device, torch.float16)
+
+    def norm(self, norm: NormTensors) -> tuple[Tensor, Tensor]:
+        return self.half(norm.weight), self.half(norm.bias)
+
+    def layer(self, layer: LayerTensors) -> CudaLayer:
+        offsets = {name: low.offset for name, low in layer.low_rank.items() if low.offset is not None}
+        return CudaLayer(
+            norm1=self.norm(layer.ln1),
+            mixes=torch.stack([self.half(mix) for mix in layer.mixes.values()]),
+            rkv=torch.stack([self.half(matrix) for matrix in (layer.receptance, layer.key, layer.value)]),
+            low_in={
+                n: _padded(self.half(low.inner).T, 0, self.ranks[n]) for n, low in layer.low_rank.items()
+            },
+            low_out={
+                n: _padded(self.half(low.outer).T, 1, self.ranks[n]) for n, low in layer.low_rank.items()
+            },
+            w0=self.half(offsets["w"]),
+            a0=self.half(offsets["a"]),
+            v0=self.half(offsets["v"]) if "v" in offsets else None,
+            k_k=self.half(layer.k_k),
+            k_a=self.half(layer.k_a),
+            r_k=self.half(layer.r_k).flatten(),
+            group_norm=self.norm(layer.ln_x),
+            output=self.half(layer.output),
+            norm2=self.norm(layer.ln2),
+            x_k=self.half(layer.ffn_mix).view(1, -1),
+            key=self.half(layer.ffn_key),
+            value=self.half(layer.ffn_value).T.contiguous(),
         )
-    return table
 
 
-def _ranks(checkpoint: Checkpoint) -> dict[str, int]:
-    """The most of any layer, as the layers share their buffers: a checkpoint may have other ranks in each."""
-    largest = {
-        name: max(
-            checkpoint.tensors[f"blocks.{index}.att.{name}1"].shape[1]
-            for index in range(name == "v", checkpoint.layers)
-        )
-        for name in _low_rank_names(checkpoint.layers - 1)
-    }
-    return {name: _up(rank, RANK_MULTIPLE) for name, rank in largest.items()}
-
-
-def _low_rank_names(layer: int) -> list[str]:
-    return [name for name in LOW_RANKS if layer > 0 or name != "v"]
-
-
-def _up(size: int, multiple: int) -> int:
+def _round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
 def _padded(matrix: Tensor, dimension: int, size: int) -> Tensor:
     missing = size - matrix.shape[dimension]
     return pad(matrix, (0, 0, 0, missing) if dimension == 0 else (0, missing)).contiguous()
-
-
-@dataclass(frozen=True)
-class _Loader:
-    tensors: dict[str, Tensor]
-    device: torch.device
-    ranks: dict[str, int]
-
-    def get(self, name: str) -> Tensor:
-        return self.tensors[name].to(self.device, torch.float16)
-
-    def norm(self, name: str) -> tuple[Tensor, Tensor]:
-        return self.get(name + ".weight"), self.get(name + ".bias")
-
-    def layer(self, index: int) -> Layer:
-        block = f"blocks.{index}."
-        att, ffn = block + "att.", block + "ffn."
-        names = _low_rank_names(index)
-        return Layer(
-            norm1=self.norm(block + "ln1"),
-            mixes=torch.stack([self.get(f"{att}x_{name}").flatten() for name in MIXES]),
-            rkv=torch.stack([self.get(f"{att}{name}.weight") for name in ("receptance", "key", "value")]),
-            low_in={name: _padded(self.get(f"{att}{name}1").T, 0, self.ranks[name]) for name in names},
-            low_out={name: _padded(self.get(f"{att}{name}2").T, 1, self.ranks[name]) for name in names},
-            w0=self.get(att + "w0").flatten(),
-            a0=self.get(att + "a0").flatten(),
-            v0=self.get(att + "v0").flatten() if index > 0 else None,
-            k_k=self.get(att + "k_k").flatten(),
-            k_a=self.get(att + "k_a").flatten(),
-            r_k=self.get(att + "r_k").flatten(),
-            group_norm=self.norm(att + "ln_x"),
-            output=self.get(att + "output.weight"),
-            norm2=self.norm(block + "ln2"),
-            x_k=self.get(ffn + "x_k").view(1, -1),
-            key=self.get(ffn + "key.weight"),
-            value=self.get(ffn + "value.weight").T.contiguous(),
-        )

@@ -22,7 +22,7 @@ MIN_CHUNKED = 4  # shorter pieces are faster token by token
 
 
 @dataclass(frozen=True)
-class Packing:
+class PackedRows:
     """Where the rows of one call lie. The first `decode` rows have one token each, the others are
     `pieces`.
     """
@@ -35,7 +35,7 @@ class Packing:
     last: Tensor | None
 
 
-def pack(lengths: Sequence[int], slots: Sequence[int], device: torch.device | str) -> Packing:
+def pack(lengths: Sequence[int], slots: Sequence[int], device: torch.device | str) -> PackedRows:
     """Describe rows whose lengths are sorted, those of one token first."""
     decode = sum(length == 1 for length in lengths)
     ends = list(accumulate(lengths))
@@ -45,7 +45,7 @@ def pack(lengths: Sequence[int], slots: Sequence[int], device: torch.device | st
     if pieces:
         first = torch.tensor(starts, device=device)
         last = torch.tensor(ends, device=device) - 1
-    return Packing(decode, pieces, _index(slots, device), _index(slots[:decode], device), first, last)
+    return PackedRows(decode, pieces, _index(slots, device), _index(slots[:decode], device), first, last)
 
 
 def _index(slots: Sequence[int], device: torch.device | str) -> slice | Tensor:
@@ -54,18 +54,18 @@ def _index(slots: Sequence[int], device: torch.device | str) -> slice | Tensor:
     return torch.tensor(slots, device=device)
 
 
-def token_shift(x: Tensor, shift: Tensor, packing: Packing) -> Tensor:
+def token_shift(x: Tensor, shift: Tensor, rows: PackedRows) -> Tensor:
     """The step from each token's x `[T, C]` back to the token before it in its row; `shift` `[slots, C]`
     holds that of the first.
     """
-    if packing.first is None or packing.last is None:
-        delta = shift[packing.slots] - x
-        shift[packing.slots] = x
+    if rows.first is None or rows.last is None:
+        delta = shift[rows.slots] - x
+        shift[rows.slots] = x
         return delta
     before = torch.empty_like(x)
     before[1:] = x[:-1]
-    before[packing.first] = shift[packing.slots]
-    shift[packing.slots] = x[packing.last]
+    before[rows.first] = shift[rows.slots]
+    shift[rows.slots] = x[rows.last]
     return before.sub_(x)
 
 
@@ -97,18 +97,18 @@ def readout(y: Tensor, r: Tensor, k: Tensor, v: Tensor, r_k: Tensor, weight: Ten
 
 
 def wkv(
-    r: Tensor, w_log: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, states: Tensor, packing: Packing
+    r: Tensor, w_log: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, states: Tensor, rows: PackedRows
 ) -> Tensor:
     """The recurrence over all rows: inputs `[T, H, 64]`, states `[slots, H, value, key]` updated in place;
     returns y `[T, H, 64]`, fp32.
     """
     inputs = [x.float() for x in (r, w_log, k, v, kk, a)]
     parts = []
-    if packing.decode:
-        y, state = wkv_step(*[*(x[: packing.decode] for x in inputs), states[packing.decode_slots].float()])
-        states[packing.decode_slots] = state.to(states.dtype)
+    if rows.decode:
+        y, state = wkv_step(*[*(x[: rows.decode] for x in inputs), states[rows.decode_slots].float()])
+        states[rows.decode_slots] = state.to(states.dtype)
         parts.append(y)
-    for start, end, slot in packing.pieces:
+    for start, end, slot in rows.pieces:
         run = wkv_prefill if end - start >= MIN_CHUNKED else wkv_sequential
         y, state = run(*[*(x[start:end] for x in inputs), states[slot].float()])
         states[slot] = state.to(states.dtype)

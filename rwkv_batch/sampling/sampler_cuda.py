@@ -255,6 +255,12 @@ class CudaSampler:
         self._grown[slot], self._capacity[slot] = new, 2 * capacity
 
 
+def bytes_per_slot(vocab: int) -> int:
+    """The most for a slot: all of the vocabulary drawn, with penalties and a bias for each token."""
+    grown = 1 << (vocab - 1).bit_length()
+    return 2 * ROW.itemsize + 8 + (FIRST_CAPACITY + grown) * PENALTY_BYTES + vocab * BIAS.itemsize
+
+
 def _bytes(records: np.ndarray) -> Tensor:
     """Structured numbers as uint8. Copies of these to the device are staged by the driver, so `records` may
     go at once.

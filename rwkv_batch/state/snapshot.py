@@ -22,7 +22,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from rwkv_batch.model.rwkv7 import States
+from rwkv_batch.state.slots import States
 
 PREFIX = 512
 MAGIC = b"RWKV7ST\n"

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rwkv_batch.model.rwkv7 import States
+from rwkv_batch.state.slots import States
 from rwkv_batch.state.snapshot import PREFIX, Header, Layout, fitted, seal
 
 Fence = torch.cuda.Event | None
@@ -21,9 +21,9 @@ class Transfer:
 
     def __init__(self, states: States, fingerprint: str) -> None:
         self.layout = Layout.of(states, fingerprint)
-        self.pinned = states.memory.is_cuda
-        self._slots = states.memory
-        self._stream = torch.cuda.Stream(states.memory.device) if self.pinned else None
+        self.pinned = states._memory.is_cuda
+        self._slots = states._memory
+        self._stream = torch.cuda.Stream(states._memory.device) if self.pinned else None
 
     def fence(self) -> Fence:
         """For the thread that runs the model, before it asks for a copy."""

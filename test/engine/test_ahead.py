@@ -5,9 +5,10 @@ each.
 from collections.abc import Callable
 
 import pytest
-from ahead import LateSteps
+from ahead import LateRunner
 
-from rwkv_batch.engine.engine import Engine, runner
+from rwkv_batch.engine import backends
+from rwkv_batch.engine.engine import Engine
 from rwkv_batch.wire.protocol import (
     Failed,
     GenerateRequest,
@@ -31,7 +32,7 @@ def engines() -> tuple[Engine, Engine]:
     make: Callable[[], Engine] = lambda: Engine(device="cpu", max_rows=4, prefill_tokens=24, l1=2, l2=2)  # noqa: E731
     plain = make()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "of", LateSteps)
+        patch.setattr(backends, "TorchRunner", LateRunner)
         return plain, make()
 
 
@@ -71,8 +72,8 @@ def test_the_same_is_said(engines: tuple[Engine, Engine], options: dict):
 
 
 def test_it_does_queue_steps_ahead(engines: tuple[Engine, Engine]):
-    late = engines[1].steps
-    assert isinstance(late, LateSteps)
+    late = engines[1].runner
+    assert isinstance(late, LateRunner)
     before = late.fed_last
     engines[1].generate(["hello"], max_tokens=10, stop_ids=[], sampling=GREEDY)
     assert late.fed_last - before == 9
@@ -124,7 +125,7 @@ def test_a_turn_from_another_session_ends_at_its_stop_string_though_that_session
                 assert not isinstance(event, Failed), event.message
                 if isinstance(event, Progress):
                     told += event.rows
-            if not deleted and any(row.drawn or row.flying for row in engine.scheduler.running.values()):
+            if not deleted and any(row.drawn or row.in_flight for row in engine.scheduler.running.values()):
                 engine.command((b"test", "delete"), SessionCommand(id="delete", command="delete", key="base"))
                 deleted = True
         assert deleted and told[-1].finish_reason == "stop"

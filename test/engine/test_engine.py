@@ -97,7 +97,7 @@ def test_a_step_that_fails_ends_its_requests_and_the_rest_goes_on(
     key = (b"test", "broken")
     engine.add(key, GenerateRequest(id="broken", prompts=["hello", "you"], max_tokens=5))
     with monkeypatch.context() as broken:
-        broken.setattr(engine.model, "forward", lambda *_: 1 / 0)
+        broken.setattr(engine.runner.model, "forward", lambda *_: 1 / 0)
         events = engine.step()
     assert [type(event) for _, event in events] == [Accepted, Failed]
     assert isinstance(events[1][1], Failed) and "ZeroDivisionError" in events[1][1].message

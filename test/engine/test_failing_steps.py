@@ -7,11 +7,13 @@ import threading
 from collections import defaultdict
 
 import pytest
-from ahead import LateSteps
+from ahead import LateRunner
 from checkpoints import tiny
 from msgspec.structs import replace
 
-from rwkv_batch.engine.engine import Engine, runner
+from rwkv_batch.engine import backends
+from rwkv_batch.engine.engine import Engine
+from rwkv_batch.engine.runner import Batch, Draws
 from rwkv_batch.wire.protocol import (
     Accepted,
     Event,
@@ -28,18 +30,18 @@ WEIGHTS = tiny(vocab=400)
 GREEDY = Sampling(temperature=0)
 
 
-class Failing(LateSteps):
+class Failing(LateRunner):
     """`now` and `later`: how many of the next steps fail at once, or are queued and have no draws. `waiting`:
     queued, not asked for.
     """
 
     now = later = waiting = most = 0
 
-    def run(self, *step) -> runner.Draws:
+    def run(self, batch: Batch) -> Draws:
         if self.now:
             self.now -= 1
             raise RuntimeError("The step was refused.")
-        draws, fails = super().run(*step), self.later > 0
+        draws, fails = super().run(batch), self.later > 0
         self.later -= fails
         self.waiting += 1
         self.most = max(self.most, self.waiting)
@@ -49,7 +51,7 @@ class Failing(LateSteps):
 class Late:
     """Draws of a step, or none."""
 
-    def __init__(self, of: Failing, draws: runner.Draws, fails: bool) -> None:
+    def __init__(self, of: Failing, draws: Draws, fails: bool) -> None:
         self._of, self._draws, self._fails = of, draws, fails
 
     def wait(self) -> list[int]:
@@ -64,7 +66,7 @@ class Late:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    monkeypatch.setattr(runner, "of", Failing)
+    monkeypatch.setattr(backends, "TorchRunner", Failing)
     return Engine(WEIGHTS, device="cpu", max_rows=4, prefill_tokens=8, l1=2, l2=64)
 
 
@@ -92,7 +94,7 @@ def test_all_that_the_step_fed_hear_it_once_and_nobody_else(engine: Engine, kind
     engine.step()
     engine.step()  # queued: the last token of the first
     add(engine, "waits", [[9]] * 2, 3, stop_ids=[])
-    setattr(engine.steps, kind, 1)
+    setattr(engine.runner, kind, 1)
     heard = told(engine)
     assert {name: [type(event) for event in events] for name, events in heard.items()} == {
         "over": [Progress],
@@ -105,9 +107,9 @@ def test_all_that_the_step_fed_hear_it_once_and_nobody_else(engine: Engine, kind
 
 def test_two_steps_that_fail_are_one_failure(engine: Engine):
     add(engine, "talks", [[7], [8]], 20, stop_ids=[])
-    engine.steps.later = 1
+    engine.runner.later = 1
     engine.step()
-    engine.steps.now = 1
+    engine.runner.now = 1
     assert [type(event) for event in told(engine)["talks"]] == [Failed]
 
 
@@ -115,7 +117,7 @@ def test_who_has_ended_is_not_told_of_a_failure_later(engine: Engine):
     first = engine.generate([[7]], max_tokens=3, stop_ids=[], sampling=GREEDY)[0].text[:1]
     add(engine, "stops", [[7]], 20, stop_ids=[], stop_strings=[first])
     engine.step()
-    engine.steps.later = 1  # the step that is queued before the stop is known
+    engine.runner.later = 1  # the step that is queued before the stop is known
     assert [type(event) for event in told(engine)["stops"]] == [Progress]
     assert engine.step() == []
     assert engine.generate([[7]], max_tokens=3)[0].tokens == 3
@@ -124,7 +126,7 @@ def test_who_has_ended_is_not_told_of_a_failure_later(engine: Engine):
 def test_long_prompts_do_not_pile_up_on_the_device(engine: Engine):
     add(engine, "reads", [list(range(1, 200))], 1, stop_ids=[])
     told(engine)
-    assert engine.steps.most == 2 and engine.steps.waiting == 0
+    assert engine.runner.most == 2 and engine.runner.waiting == 0
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -132,7 +134,7 @@ def test_every_request_of_a_crowd_ends_once_and_says_what_it_says_alone(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ):
     alone = Engine(WEIGHTS, device="cpu", max_rows=1, l2=64)
-    monkeypatch.setattr(runner, "of", Failing)
+    monkeypatch.setattr(backends, "TorchRunner", Failing)
     woken = threading.Event()
     crowd = Engine(WEIGHTS, device="cpu", max_rows=4, prefill_tokens=24, l1=1, l2=64, wake=woken.set)
     rng, requests, ends = random.Random(seed), {}, defaultdict(list)
@@ -166,10 +168,10 @@ def test_every_request_of_a_crowd_ends_once_and_says_what_it_says_alone(
         request = some_request(f"r{number}", rng)
         requests[request.id] = request
         crowd.add((KEY, request.id), request)
-        crowd.steps.now, crowd.steps.later = rng.random() < 0.05, rng.random() < 0.1
+        crowd.runner.now, crowd.runner.later = rng.random() < 0.05, rng.random() < 0.1
         for _ in range(rng.choice([1, 2, 5])):
             step()
-    crowd.steps.now = crowd.steps.later = 0
+    crowd.runner.now = crowd.runner.later = 0
     while crowd.busy or crowd.scheduler.busy or crowd.scheduler.queues:
         assert crowd.busy or woken.wait(30), "the engine waits for nothing"
         step()

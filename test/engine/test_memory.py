@@ -2,7 +2,6 @@
 
 import gc
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,10 +9,13 @@ from checkpoints import tiny, write_pth
 from cuda_gpu import needs_gpu
 
 from bench.make_checkpoint import random_checkpoint
-from rwkv_batch.engine.engine import Engine, memory
-from rwkv_batch.model import weights_cuda
-from rwkv_batch.model.gemm import Buffers
-from rwkv_batch.model.rwkv7 import RWKV7
+from rwkv_batch.engine import memory
+from rwkv_batch.engine.engine import Engine
+from rwkv_batch.engine.runner_torch import TorchRunner
+from rwkv_batch.model.gemm import Buffers, buffer_bytes
+from rwkv_batch.model.weights_cuda import pack_weights
+from rwkv_batch.ops import device
+from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.wire.protocol import Accepted, GenerateRequest, Progress, Sampling
 
 MIB = 1 << 20
@@ -28,13 +30,13 @@ def path(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def model():
-    return RWKV7(tiny())
+def runner():
+    return TorchRunner(tiny(), torch.device("cpu"), torch.float32)
 
 
 def told(ask: Callable[[], object]) -> int:
     """The number of rows that the refusal of `ask` names. Nothing of what was refused stays in memory."""
-    with pytest.raises(memory.DeviceError) as refused:
+    with pytest.raises(DeviceError) as refused:
         ask()
     sentence = str(refused.value)
     del refused
@@ -45,37 +47,37 @@ def told(ask: Callable[[], object]) -> int:
 
 @pytest.mark.parametrize("l1", [0, 3])
 def test_too_many_rows_are_told_a_number_and_that_number_works(path, monkeypatch, l1):
-    monkeypatch.setattr(memory, "_host_bytes", lambda: 40 * MIB)
+    monkeypatch.setattr(device, "_free_host_bytes", lambda: 40 * MIB)
     rows = told(lambda: Engine(path, device="cpu", max_rows=40_000, l1=l1, prefill_tokens=16))
     assert 1 <= rows < 40
     engine = Engine(path, device="cpu", max_rows=rows, l1=l1, prefill_tokens=16)
     assert engine.info.slots == rows
     assert len(engine.generate(["hello"] * (rows + 2), max_tokens=2, stop_ids=[])) == rows + 2
-    with pytest.raises(memory.DeviceError):
+    with pytest.raises(DeviceError):
         Engine(path, device="cpu", max_rows=rows + 1, l1=l1, prefill_tokens=16)
 
 
-def test_the_number_is_the_largest_that_fits(model, monkeypatch):
-    monkeypatch.setattr(memory, "_host_bytes", lambda: 50 * MIB)
-    rows = told(lambda: memory.rows_that_fit(model, torch.float32, 10**9, 16, 256))
-    needed = [memory.bytes_needed(model, torch.float32, n, 16, 256) for n in (rows, rows + 1)]
+def test_the_number_is_the_largest_that_fits(runner, monkeypatch):
+    monkeypatch.setattr(device, "_free_host_bytes", lambda: 50 * MIB)
+    rows = told(lambda: memory.rows_that_fit(runner, 10**9, 16, 256))
+    needed = [runner.bytes_needed(n, 16, 256) for n in (rows, rows + 1)]
     assert needed[0] <= 50 * MIB < needed[1]
 
 
-def test_what_was_not_asked_for_is_what_suits_the_device(model, monkeypatch):
-    assert memory.rows_that_fit(model, torch.float32, None, 16, 256) == memory.CPU_ROWS
-    monkeypatch.setattr(memory, "_host_bytes", lambda: 12 * MIB)
-    little = memory.rows_that_fit(model, torch.float32, None, 16, 256)
+def test_what_was_not_asked_for_is_what_suits_the_device(runner, monkeypatch):
+    assert memory.rows_that_fit(runner, None, 16, 256) == memory.CPU_ROWS
+    monkeypatch.setattr(device, "_free_host_bytes", lambda: 12 * MIB)
+    little = memory.rows_that_fit(runner, None, 16, 256)
     assert 1 <= little < memory.CPU_ROWS
-    assert memory.rows_that_fit(model, torch.float32, None, 0, 256) > little
-    assert memory.rows_that_fit(model, torch.float32, None, 16, 16) > little
+    assert memory.rows_that_fit(runner, None, 0, 256) > little
+    assert memory.rows_that_fit(runner, None, 16, 16) > little
 
 
-def test_where_not_even_one_row_fits_another_way_out_is_named(model, monkeypatch):
-    monkeypatch.setattr(memory, "_host_bytes", lambda: MIB)
+def test_where_not_even_one_row_fits_another_way_out_is_named(runner, monkeypatch):
+    monkeypatch.setattr(device, "_free_host_bytes", lambda: MIB)
     for asked in (None, 1):
-        with pytest.raises(memory.DeviceError, match="smaller model"):
-            memory.rows_that_fit(model, torch.float32, asked, 16, 256)
+        with pytest.raises(DeviceError, match="smaller model"):
+            memory.rows_that_fit(runner, asked, 16, 256)
 
 
 def test_memory_that_runs_out_in_spite_of_all_is_one_sentence():
@@ -85,34 +87,36 @@ def test_memory_that_runs_out_in_spite_of_all_is_one_sentence():
     ):
         with (
             pytest.raises(
-                memory.DeviceError,
+                DeviceError,
                 match=r"^5 rows do not fit into the .* GiB of memory left on cpu .*--max-rows",
             ),
-            memory.enough("5 rows", torch.device("cpu")),
+            device.out_of_memory_as_error("5 rows", torch.device("cpu")),
         ):
             raise error
-    with pytest.raises(RuntimeError, match="launched"), memory.enough("5 rows", torch.device("cpu")):
+    with (
+        pytest.raises(RuntimeError, match="launched"),
+        device.out_of_memory_as_error("5 rows", torch.device("cpu")),
+    ):
         raise RuntimeError("The kernel could not be launched")
 
 
 def test_a_container_has_what_its_limit_leaves(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "CGROUP", tmp_path)
-    free = memory._host_bytes()
+    monkeypatch.setattr(device, "CGROUP", tmp_path)
+    free = device._free_host_bytes()
     (tmp_path / "memory.stat").write_text(f"file {900 * MIB}\nanon {30 * MIB}\n")
     (tmp_path / "memory.max").write_text("max\n")
-    assert abs(memory._host_bytes() - free) < free // 2
+    assert abs(device._free_host_bytes() - free) < free // 2
     (tmp_path / "memory.max").write_text(f"{100 * MIB}\n")
-    assert memory._host_bytes() == 70 * MIB
+    assert device._free_host_bytes() == 70 * MIB
 
 
 @pytest.mark.parametrize("tokens", [1, 17, 300, 600])
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_buffers_of_a_step_are_counted_from_their_shapes(tokens, packed):
-    weights = weights_cuda.prepare(tiny(layers=3, width=192, vocab=500), torch.device("cpu"))
+    weights = pack_weights(tiny(layers=3, width=192, vocab=500), torch.device("cpu"))
     arena: dict[str, torch.Tensor] = {}
     Buffers(weights, tokens, arena, packed)
-    counted = memory._buffer_bytes(SimpleNamespace(cuda=SimpleNamespace(weights=weights)), tokens, packed)
-    assert counted == sum(tensor.nbytes for tensor in arena.values()) > 0
+    assert buffer_bytes(weights, tokens, packed) == sum(tensor.nbytes for tensor in arena.values()) > 0
 
 
 @pytest.fixture
@@ -153,8 +157,8 @@ class TestOnAGpu:
 
     def test_an_engine_never_holds_more_than_was_counted(self):
         engine = Engine(device="cuda", max_rows=300, prefill_tokens=2048)
-        weights = sum(t.numel() for t in engine.model.checkpoint.tensors.values()) * 2
-        needed = memory.bytes_needed(engine.model, torch.float16, 300, 0, 2048)
+        weights = sum(t.numel() for t in engine.runner.model.checkpoint.tensors.values()) * 2
+        needed = engine.runner.bytes_needed(300, 0, 2048)
         torch.cuda.reset_peak_memory_stats()
         engine.generate(["hello " * 100] * 300, max_tokens=20, stop_ids=[], sampling=Sampling(top_p=0.9))
         assert torch.cuda.max_memory_allocated() - weights < needed - memory.RESERVE

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rwkv_batch.engine.scheduler import QueueFull, Scheduler
-from rwkv_batch.engine.sequence import Sequence
+from rwkv_batch.engine.sequence import Sequence, SequenceState
 from rwkv_batch.wire.protocol import GenerateRequest
 
 
@@ -18,11 +18,11 @@ def row(length: int, name: str = "r") -> Sequence:
 
 def feed(plan: list[tuple[Sequence, int]]) -> None:
     for sequence, count in plan:
-        sequence.took(count)
+        sequence.advance(count)
 
 
 def test_rows_wait_in_order_and_take_slots_as_they_fall_free():
-    scheduler = Scheduler(rows=2, prefill_tokens=64, max_waiting=8)
+    scheduler = Scheduler(max_rows=2, prefill_tokens=64, max_waiting=8)
     rows = [row(3) for _ in range(4)]
     scheduler.add(rows)
     assert scheduler.admit() == rows[:2]
@@ -32,7 +32,7 @@ def test_rows_wait_in_order_and_take_slots_as_they_fall_free():
 
 
 def test_a_request_that_does_not_fit_the_queue_is_refused_whole():
-    scheduler = Scheduler(rows=1, prefill_tokens=64, max_waiting=2)
+    scheduler = Scheduler(max_rows=1, prefill_tokens=64, max_waiting=2)
     scheduler.add([row(1), row(1), row(1)])  # one slot is free and two may wait
     with pytest.raises(QueueFull):
         scheduler.add([row(1)])
@@ -41,7 +41,7 @@ def test_a_request_that_does_not_fit_the_queue_is_refused_whole():
 
 
 def test_a_long_prompt_neither_stops_texts_nor_short_prompts():
-    scheduler = Scheduler(rows=4, prefill_tokens=64, max_waiting=8)
+    scheduler = Scheduler(max_rows=4, prefill_tokens=64, max_waiting=8)
     talking, long, short = row(1), row(4000), row(20)
     scheduler.add([talking])
     scheduler.admit()
@@ -54,7 +54,7 @@ def test_a_long_prompt_neither_stops_texts_nor_short_prompts():
 
 
 def test_dropped_rows_free_their_slots_wherever_they_are():
-    scheduler = Scheduler(rows=1, prefill_tokens=64, max_waiting=8)
+    scheduler = Scheduler(max_rows=1, prefill_tokens=64, max_waiting=8)
     mine, other = [row(2, "mine"), row(2, "mine")], row(2, "other")
     scheduler.add([*mine, other])
     scheduler.admit()
@@ -67,7 +67,7 @@ def test_dropped_rows_free_their_slots_wherever_they_are():
 
 
 def test_rows_of_one_session_run_one_after_the_other():
-    scheduler = Scheduler(rows=4, prefill_tokens=64, max_waiting=2)
+    scheduler = Scheduler(max_rows=4, prefill_tokens=64, max_waiting=2)
     first, second, third, other = (row(2, name) for name in ("1", "2", "3", "other"))
     for turn in (first, second, third):
         turn.target = "session"
@@ -87,26 +87,26 @@ def test_rows_of_one_session_run_one_after_the_other():
 
 
 def test_a_step_ends_at_each_cut():
-    scheduler = Scheduler(rows=1, prefill_tokens=64, max_waiting=2)
+    scheduler = Scheduler(max_rows=1, prefill_tokens=64, max_waiting=2)
     long = row(100)
     long.cuts = [20, 21, 90]
     scheduler.add([long])
     scheduler.admit()
     ends = []
-    while long.prompt_left:
+    while long.tokens_left:
         feed(scheduler.plan())
         ends.append(long.fed)
     assert ends == [20, 21, 85, 90, 100]
 
 
 def test_rows_that_wait_for_their_state_are_not_run():
-    scheduler = Scheduler(rows=1, prefill_tokens=64, max_waiting=2)
+    scheduler = Scheduler(max_rows=1, prefill_tokens=64, max_waiting=2)
     loading = row(5)
     scheduler.add([loading])
     scheduler.admit()
-    loading.ready = False
+    loading.state = SequenceState.LOADING
     assert scheduler.plan() == [] and scheduler.busy and not scheduler.runnable
-    loading.ready = True
+    loading.start()
     assert scheduler.plan() == [(loading, 5)]
 
 
@@ -123,12 +123,12 @@ def test_every_prompt_is_fed_once_within_the_budget(lengths: list[int], slots: i
     for _ in range(sum(lengths) + len(lengths) + 1):
         scheduler.admit()
         plan = scheduler.plan()
-        prefill = [(r, count) for r, count in plan if r.prompt_left]
+        prefill = [(r, count) for r, count in plan if r.tokens_left]
         assert sum(count for _, count in prefill) <= budget
-        assert all(0 < count <= r.prompt_left for r, count in prefill)
+        assert all(0 < count <= r.tokens_left for r, count in prefill)
         assert len({r.slot for r, _ in plan}) == len(plan) <= slots
         feed(plan)
-        for done in [r for r, _ in plan if not r.prompt_left]:
+        for done in [r for r, _ in plan if not r.tokens_left]:
             scheduler.release(done)
         if not scheduler.busy:
             break

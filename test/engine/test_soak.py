@@ -16,14 +16,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from ahead import LateSteps
+from ahead import LateRunner
 from cuda_gpu import needs_gpu
 from msgspec.structs import replace
 from test_sampling import exact
 from test_sampling_methods import exact as exact_nucleus
 
 from demo.evaluate import samples
-from rwkv_batch.engine.engine import Engine, runner
+from rwkv_batch.engine import backends
+from rwkv_batch.engine.engine import Engine
 from rwkv_batch.sampling.random import random_key, uniforms
 from rwkv_batch.state.store import Store
 from rwkv_batch.text.tokenizer import END_OF_TEXT, VOCABULARY
@@ -165,7 +166,7 @@ class Crowd:
         while len(self.replies) < len(self.sessions):
             self.step()
         for slot in range(self.slots):
-            self.engine.sampler.set_row(slot, Sampling(), 0, 0)
+            self.engine.runner.sampler.set_row(slot, Sampling(), 0, 0)
 
 
 def some_jobs(count: int, sessions: int, rng: random.Random) -> list[Job]:
@@ -267,10 +268,9 @@ def near_tie(
     """Whether the logits after `fed` let that row just as well have `drawn`, or one of them, as what it draws
     alone.
     """
-    model, params, slot = engine.model, request.sampling, engine.scheduler._free[0]
-    engine.steps.settle([slot])
-    engine.states.clear([slot])
-    logits = model.forward(torch.tensor(fed), [len(fed)], [slot], engine.states)[0, :VOCABULARY]
+    model, params, slot = engine.runner.model, request.sampling, engine.scheduler._free[0]
+    engine.runner.states.clear([slot])
+    logits = model.forward(torch.tensor(fed), [len(fed)], [slot], engine.runner.states)[0, :VOCABULARY]
     if params.temperature <= 0:
         likeliest = logits.double().log_softmax(0).topk(2).values
         return float(likeliest[0] - likeliest[1]) < TIE[model.dtype]
@@ -298,7 +298,7 @@ def soak(crowd: Crowd, count: int, sessions: int, seed: int) -> Counter:
 
 
 def test_a_small_crowd_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(runner, "of", LateSteps)
+    monkeypatch.setattr(backends, "TorchRunner", LateRunner)
     crowd = Crowd(6, 2, tmp_path / "sessions.db", device="cpu", prefill_tokens=48)
     found = soak(crowd, 40, 8, seed=random.randrange(1 << 30))
     assert found["texts"] > 30 and found["turns on turns"] > 2 and crowd.fullest == 6

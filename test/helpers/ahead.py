@@ -1,74 +1,90 @@
-"""Steps on a CPU that say late what they have drawn and put off what they do to states, as those
-on a GPU do.
-"""
+"""A runner on a CPU that queues steps and defers writes to states, as the one for CUDA does."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 
+import torch
 from torch import Tensor
 
-from rwkv_batch.engine.runner import Draws, Known, Steps
+from rwkv_batch.engine.runner import Batch, Draws, KnownDraws
+from rwkv_batch.engine.runner_torch import TorchRunner
 from rwkv_batch.engine.sequence import LAST
-from rwkv_batch.model.rwkv7 import RWKV7, States
+from rwkv_batch.state.slots import States
 from rwkv_batch.wire.protocol import Sampling
 
-NONSENSE = 1  # an id for rows that had ended
+NONSENSE = 1  # an id for rows that had finished
 PERIOD = 3  # steps of one token, of which the last writes the state
 
 
-class LateSteps(Steps):
-    """Does to tokens and states what the kernels of cuda/feed.cu do, and lets nobody look at a draw before
-    the next step.
-    """
+class LaggingStates(States):
+    """States of which the last steps of one token may not be written yet."""
 
-    stops_ahead = 3
+    def __init__(self, states: States) -> None:
+        slots, layers, _, width = states.shift.shape
+        super().__init__(slots, layers, width, states.shift.dtype, states.wkv.dtype)
+        self.lag: dict[int, int] = dict.fromkeys(range(slots), 0)
+        self._deferred: dict[int, tuple[Tensor, Tensor]] = {}  # of a slot: what memory holds, and the state
 
-    def __init__(self, model: RWKV7, states: States) -> None:
-        super().__init__(model, states)
+    def flush(self, slots: Collection[int]) -> None:
+        for slot in slots:
+            self.write(slot)
+            self.lag[slot] = 0
+
+    def write(self, slot: int) -> None:
+        """Bring the slot up to date."""
+        if slot in self._deferred:
+            held, state = self._deferred.pop(slot)
+            assert self.wkv[slot].equal(held), "the deferred write would go into another state"
+            self.wkv[slot] = state
+
+    def held(self, slot: int) -> Tensor:
+        """What the slot holds in memory."""
+        return self._deferred[slot][0] if slot in self._deferred else self.wkv[slot].clone()
+
+    def defer(self, slot: int, held: Tensor) -> None:
+        """Take back the step's write; every third one stays."""
+        self.lag[slot] = (self.lag[slot] + 1) % PERIOD
+        if self.lag[slot]:
+            self._deferred[slot] = held, self.wkv[slot].clone()
+            self.wkv[slot] = held
+
+    def forget(self, slot: int) -> None:
+        """A new sequence begins in the slot."""
+        self._deferred.pop(slot, None)
+        self.lag[slot] = 0
+
+
+class LateRunner(TorchRunner):
+    """Does to tokens and states what the CUDA kernels do. Draws are known only after the next step."""
+
+    run_ahead_stop_ids = 3
+    states: LaggingStates
+
+    def allocate(self, rows: int, idle_slots: int, prefill_tokens: int) -> None:
+        super().allocate(rows, idle_slots, prefill_tokens)
+        self.states = LaggingStates(self.states)
         self.last: dict[int, int] = {}
         self.stops: dict[int, frozenset[int]] = {}
         self.fed_last = 0  # tokens that the host did not know yet
-        self.behind: dict[int, int] = {}
-        self.put_off: dict[
-            int, tuple[Tensor, Tensor]
-        ] = {}  # of a slot that is behind: its state as it stands in memory, and as it is
 
     def begin(self, slot: int, params: Sampling, seed: int, stream: int, stop_ids: Collection[int]) -> None:
         super().begin(slot, params, seed, stream, stop_ids)
         self.last.pop(slot, None)
         self.stops[slot] = frozenset(stop_ids)
-        self.put_off.pop(slot, None)
-        self.behind[slot] = 0
+        self.states.forget(slot)
 
-    def settle(self, slots: Collection[int]) -> None:
-        for slot in slots:
-            self._bring_up(slot)
-            self.behind[slot] = 0
-
-    def _bring_up(self, slot: int) -> None:
-        if slot in self.put_off:
-            stands, state = self.put_off.pop(slot)
-            assert self.states.wkv[slot].equal(stands), (
-                "what was put off of another state would be done to this one"
-            )
-            self.states.wkv[slot] = state
-
-    def run(
-        self,
-        tokens: list[int],
-        counts: Sequence[int],
-        slots: Sequence[int],
-        draws: Sequence[int],
-        tops: Mapping[int, int],
-    ) -> Draws:
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> Draws:
+        tokens, slots = batch.tokens, batch.slots
         fed: list[list[int]] = []
-        for count, slot in zip(counts, slots, strict=True):
+        for count, slot in zip(batch.counts, slots, strict=True):
             piece, tokens = tokens[:count], tokens[count:]
             if piece == [LAST]:
-                assert len(self.stops[slot]) <= self.stops_ahead
+                assert len(self.stops[slot]) <= self.run_ahead_stop_ids
                 self.fed_last += 1
                 piece = [] if self.last[slot] in self.stops[slot] else [self.last[slot]]
             assert LAST not in piece
             fed.append(piece)
+        draws, tops = batch.draws, batch.top_logprobs
         alive = [row for row, piece in enumerate(fed) if piece]
         draws_alive = [row for row in draws if fed[row]]
         tops_alive = {
@@ -77,27 +93,22 @@ class LateSteps(Steps):
         ids, found = dict.fromkeys(draws, NONSENSE), dict.fromkeys(draws, (0.0, [(NONSENSE, 0.0)]))
         if alive:
             single = [slots[row] for row in alive if len(fed[row]) == 1]
-            stand = {
-                slot: self.put_off[slot][0] if slot in self.put_off else self.states.wkv[slot].clone()
-                for slot in single
-            }
-            self.settle([slots[row] for row in alive if len(fed[row]) > 1])
+            held = {slot: self.states.held(slot) for slot in single}
+            self.states.flush([slots[row] for row in alive if len(fed[row]) > 1])
             for slot in single:
-                self._bring_up(slot)
-            pieces = [token for piece in fed for token in piece]
+                self.states.write(slot)
             known = super().run(
-                pieces,
-                [len(fed[row]) for row in alive],
-                [slots[row] for row in alive],
-                [alive.index(row) for row in draws_alive],
-                tops_alive,
+                Batch(
+                    tokens=[token for piece in fed for token in piece],
+                    counts=[len(fed[row]) for row in alive],
+                    slots=[slots[row] for row in alive],
+                    draws=[alive.index(row) for row in draws_alive],
+                    top_logprobs=tops_alive,
+                )
             )
             ids |= zip(draws_alive, known.wait(), strict=True)
             found |= zip((draws_alive[place] for place in tops_alive), known.logprobs(), strict=True)
-            for slot, state in stand.items():
-                self.behind[slot] = (self.behind[slot] + 1) % PERIOD
-                if self.behind[slot]:
-                    self.put_off[slot] = state, self.states.wkv[slot].clone()
-                    self.states.wkv[slot] = state
+            for slot, state in held.items():
+                self.states.defer(slot, state)
         self.last |= {slots[row]: ids[row] for row in draws_alive}
-        return Known([ids[row] for row in draws], [found[draws[place]] for place in tops])
+        return KnownDraws([ids[row] for row in draws], [found[draws[place]] for place in tops])

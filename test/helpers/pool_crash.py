@@ -25,7 +25,7 @@ def main(path: Path) -> None:
     bench = Bench(path, l1=2, l2=1)
     for number in itertools.count(1):
         key, slot = f"s{number % KEYS}", bench.slot()
-        bench.states.memory[slot] = contents(number)
+        bench.states._memory[slot] = contents(number)
         bench.release(bench.pool.save(key, slot, number, token=number))
         if number >= KEYS:  # several saves are under way, one for each session
             done = number - KEYS + 1

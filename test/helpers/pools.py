@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rwkv_batch.model.rwkv7 import States
+from rwkv_batch.state.slots import States
 from rwkv_batch.state.store import Store
 from state_pool import Event, Freed, StatePool
 
@@ -35,7 +35,7 @@ class Bench:
         wkv: torch.dtype = torch.float32,
         settle: Callable[[list[int]], None] = lambda slots: None,
     ) -> None:
-        self.states = States.zeros(SLOTS, 1, 64, torch.float16, wkv)
+        self.states = States(SLOTS, 1, 64, torch.float16, wkv)
         self.free = set(range(SLOTS))
         self.events: dict[object, Event] = {}  # that nobody has waited for yet
         self._ready = threading.Event()
@@ -58,7 +58,7 @@ class Bench:
         """Random contents for a slot; a copy of them."""
         self.states.shift[slot] = torch.randn(self.states.shift.shape[1:], generator=self._numbers)
         self.states.wkv[slot] = torch.randn(self.states.wkv.shape[1:], generator=self._numbers)
-        return self.states.memory[slot].clone()
+        return self.states._memory[slot].clone()
 
     def release(self, slots: Sequence[int]) -> None:
         for slot in slots:
@@ -102,10 +102,10 @@ class Bench:
     def load(self, key: str) -> Any:
         """Load into a slot that is given back at once; the event, with the contents as `state`."""
         slot = self.slot()
-        self.states.memory[slot] = 255
+        self.states._memory[slot] = 255
         self.pool.load(key, slot, token=("load", key))
         event = self.wait(("load", key))
-        state = self.states.memory[slot].clone()
+        state = self.states._memory[slot].clone()
         self.release([slot])
         return event, state
 

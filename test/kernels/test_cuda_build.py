@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from rwkv_batch.model.graphs import ladder
+from rwkv_batch.model.graphs import decode_sizes
 from rwkv_batch.ops.cuda import build
 
 ARCHITECTURES = ("80", "86", "89", "90a", "120")
@@ -54,7 +54,7 @@ def test_a_missing_compiler_is_one_sentence(monkeypatch):
 
 @pytest.mark.parametrize("most", [1, 2, 3, 37, 320, 1000, 1024])
 def test_the_ladder_ends_with_the_largest_batch_and_wastes_little(most):
-    sizes = ladder(most)
+    sizes = decode_sizes(most)
     assert sizes == sorted(set(sizes)) and sizes[0] == 1 and sizes[-1] == most
     for rows in range(1, most + 1):
         size = next(size for size in sizes if size >= rows)

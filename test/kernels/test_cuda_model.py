@@ -9,6 +9,7 @@ from cuda_gpu import ROWS, needs_gpu, off
 
 from rwkv_batch.model.gemm import SHARES, WHOLE, Buffers
 from rwkv_batch.model.rwkv7 import RWKV7
+from rwkv_batch.model.rwkv7_cuda import RWKV7Cuda
 
 pytestmark = needs_gpu
 LOGITS, STATES = 1e-2, 2e-2
@@ -32,7 +33,7 @@ def ids(count, vocab=500):
 
 @pytest.fixture(scope="module")
 def model():
-    return RWKV7(tiny(layers=3, width=192, vocab=500, seed=1), "cuda", torch.float16)
+    return RWKV7Cuda(tiny(layers=3, width=192, vocab=500, seed=1), "cuda")
 
 
 def reference(model):
@@ -41,7 +42,7 @@ def reference(model):
 
 def copied(states, model, wkv=torch.float32):
     """The same states for another model."""
-    other = model.new_states(len(states.wkv), wkv)
+    other = model.new_states(len(states), wkv)
     other.shift.copy_(states.shift)
     other.wkv.copy_(states.wkv)
     return other
@@ -50,8 +51,7 @@ def copied(states, model, wkv=torch.float32):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("wkv", [torch.float16, torch.float32])
 def test_logits_and_states_are_those_of_the_reference(shape, wkv):
-    model = RWKV7(tiny(**shape, seed=int(torch.randint(1000, ()))), "cuda", torch.float16)
-    assert model.cuda is not None
+    model = RWKV7Cuda(tiny(**shape, seed=int(torch.randint(1000, ()))), "cuda")
     truth = reference(model)
     states, wanted = model.new_states(9, wkv), truth.new_states(9)
     for lengths, slots in (
@@ -68,7 +68,7 @@ def test_logits_and_states_are_those_of_the_reference(shape, wkv):
         )
         assert logits.shape == want.shape and logits.dtype == torch.float32 and off(logits, want) < LOGITS
         assert off(states.wkv, wanted.wkv) < STATES and off(states.shift, wanted.shift) < STATES
-    assert not states.memory[[1, 4, 6, 7]].any()
+    assert not states._memory[[1, 4, 6, 7]].any()
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -81,16 +81,16 @@ def test_decode_of_any_number_of_rows(model, rows):
     slots = torch.randperm(rows + 5)[:rows].tolist()
     for _ in range(3):
         tokens = ids(rows)
-        logits = model.forward(tokens, [1] * rows, slots, states, settled=False)
+        logits = model.forward(tokens, [1] * rows, slots, states, flush=False)
         assert off(logits, truth.forward(tokens, [1] * rows, slots, wanted)) < LOGITS
-    model.settle(states, slots)
+    states.flush(slots)
     assert off(states.wkv, wanted.wkv) < STATES
 
 
 @pytest.mark.parametrize("rows", [1, 8, 64, 129, 321, 512, 960])
 @pytest.mark.parametrize("kind", ["out", "value"])
 def test_what_is_added_to_the_stream_is_the_same_by_every_method(rows, kind):
-    cuda = RWKV7(tiny(layers=2, width=256, vocab=300), "cuda", torch.float16).cuda
+    cuda = RWKV7Cuda(tiny(layers=2, width=256, vocab=300), "cuda")
     layer, b = cuda.weights.layers[-1], Buffers(cuda.weights, rows, {})
     b.y.normal_()
     b.hidden.normal_().relu_()
@@ -113,7 +113,7 @@ def test_what_is_added_to_the_stream_is_the_same_by_every_method(rows, kind):
 
 @pytest.mark.parametrize("method", ["lt0/2", "lt0/4"])
 def test_decode_with_a_product_in_shares_and_prefill_without(model, method, monkeypatch):
-    rows, tuning = 129, model.cuda.tuning
+    rows, tuning = 129, model.tuning
     truth, states = reference(model), model.new_states(rows, torch.float16)
     wanted = truth.new_states(rows)
     for size in (
@@ -139,8 +139,8 @@ def test_long_texts_stay_close(model):
     wanted, tokens = truth.new_states(1), ids(4096)
     model.forward(tokens[:3000], [3000], [0], states, [])
     for token in tokens[3000:]:
-        logits = model.forward(token[None], [1], [0], states, settled=False)
-    model.settle(states, [0])
+        logits = model.forward(token[None], [1], [0], states, flush=False)
+    states.flush([0])
     want = truth.forward(tokens, [4096], [0], wanted)
     assert off(logits, want) < LOGITS and off(states.wkv, wanted.wkv) < STATES
 
@@ -151,7 +151,7 @@ def test_a_prompt_goes_on_from_states_that_are_behind(model, lengths):
     wanted = truth.new_states(3)
     for rows, counts in (([0, 2], [5, 9]), ([0, 2], [1, 1]), ([2], [1]), ([0, 2], lengths)):
         tokens = ids(sum(counts))
-        logits = model.forward(tokens, counts, rows, states, settled=False)
+        logits = model.forward(tokens, counts, rows, states, flush=False)
         assert off(logits, truth.forward(tokens, counts, rows, wanted)) < LOGITS
     assert off(states.wkv, wanted.wkv) < STATES
 
@@ -163,13 +163,12 @@ def test_greedy_text_does_not_depend_on_slot_split_or_neighbours(model):
         others = [n for n in range(neighbours + 1) if n != slot][:neighbours]
         start, drawn = 0, []
         for end in (*cuts, len(prompt)):
-            logits = model.forward(prompt[start:end], [end - start], [slot], states, settled=False)
+            logits = model.forward(prompt[start:end], [end - start], [slot], states, flush=False)
             start = end
         for _ in range(20):
             drawn.append(int(logits[0].argmax()))
             tokens = torch.cat((torch.tensor(drawn[-1:]), ids(len(others))))
-            logits = model.forward(tokens, [1] * len(tokens), [slot, *others], states, settled=False)
-        model.settle(states, range(40))
+            logits = model.forward(tokens, [1] * len(tokens), [slot, *others], states, flush=False)
         states.clear(range(40))
         return drawn
 
@@ -185,22 +184,22 @@ def test_only_the_slots_named_change_and_only_logits_asked_for_come(model):
     states = model.new_states(8, torch.float16)
     states.wkv.normal_(std=0.3)
     states.shift.normal_()
-    before = states.memory.clone()
+    before = states._memory.clone()
     for lengths in ([1, 1, 1], [5, 1, 9]):
         again = copied(states, model, torch.float16)
         tokens = ids(sum(lengths))
         every = model.forward(tokens, lengths, [6, 1, 3], states)
         some = model.forward(tokens, lengths, [6, 1, 3], again, [2, 0])
-        assert off(some, every[[2, 0]]) < 1e-3 and torch.equal(states.memory, again.memory)
+        assert off(some, every[[2, 0]]) < 1e-3 and torch.equal(states._memory, again._memory)
         assert model.forward(tokens, lengths, [6, 1, 3], again, []).shape == (0, 500)
     for slot in range(8):
-        assert torch.equal(states.memory[slot], before[slot]) == (slot not in (6, 1, 3))
+        assert torch.equal(states._memory[slot], before[slot]) == (slot not in (6, 1, 3))
 
 
 def test_captured_ahead_and_captured_when_needed_are_the_same(model):
     tokens, ahead, late = ids(6), model.new_states(6, torch.float16), model.new_states(6, torch.float16)
     model.capture(ahead, progress=False)
-    assert not ahead.memory.any()  # capturing leaves no trace
+    assert not ahead._memory.any()  # capturing leaves no trace
     want = [model.forward(tokens, [1] * 6, range(6), ahead) for _ in range(3)]
     assert all(torch.equal(model.forward(tokens, [1] * 6, range(6), late), logits) for logits in want)
 

@@ -9,7 +9,7 @@ import torch
 from cuda_gpu import needs_gpu, off, poisoned
 
 from rwkv_batch.ops.cuda.binding import Kernels, TimeMixInput
-from rwkv_batch.ops.cuda.packing import CHUNK, SCRATCH_CHUNKS, Plan, upload
+from rwkv_batch.ops.cuda.packing import CHUNK, SCRATCH_CHUNKS, PrefillPlan, upload_plan
 
 gpu = needs_gpu[0]
 skip = needs_gpu[1]
@@ -23,7 +23,7 @@ TOKEN_INPUTS = ("r", "k", "v", "w", "a", "mix", "g", "v_first")
 )
 def test_a_plan_covers_every_token_once(lengths):
     slots = [7 * row % 1009 for row in range(len(lengths))]
-    plan = Plan.of(lengths, slots)
+    plan = PrefillPlan.from_lengths(lengths, slots)
     assert (
         sorted(plan.order) == list(range(len(lengths)))
         and [lengths[row] for row in plan.order[: plan.single]] == [1] * plan.single
@@ -104,7 +104,7 @@ def numbers(tokens, kind="plain"):
 
 def run(kernels, lengths, slots, states, t, c, first_layer=False):
     """What comes out `[T, C]`; the states `[slots, HEADS, 64, 64]` move on."""
-    rows = upload(Plan.of(lengths, slots), torch.device("cuda"))
+    rows = upload_plan(PrefillPlan.from_lengths(lengths, slots), torch.device("cuda"))
     assert not rows.single
     pointers = {name: x.data_ptr() for name, x in (t | c).items()}
     if first_layer:

@@ -3,7 +3,8 @@ fp32.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from demo import unpack
 from demo.evaluate import SEED, TASKS
 from demo.example import Example
 from rwkv_batch.model.checkpoint import from_tensors
-from rwkv_batch.model.rwkv7 import RWKV7, States
+from rwkv_batch.model.rwkv7 import RWKV7
+from rwkv_batch.model.rwkv7_cuda import CudaStates, RWKV7Cuda
+from rwkv_batch.state.slots import States
 from rwkv_batch.text.tokenizer import END_OF_TEXT, VOCABULARY, Tokenizer
 
 pytestmark = needs_gpu
@@ -27,12 +30,12 @@ DIALOGUE = "User: My name is Anna.\n\nAssistant: Nice to meet you, Anna!\n\n"
 
 
 @pytest.fixture(scope="module")
-def model() -> RWKV7:
-    return RWKV7(from_tensors("demo", unpack.tensors()), "cuda", torch.float16)
+def model() -> RWKV7Cuda:
+    return RWKV7Cuda(from_tensors("demo", unpack.tensors()), "cuda")
 
 
 @pytest.fixture(scope="module")
-def truth(model: RWKV7) -> RWKV7:
+def truth(model: RWKV7Cuda) -> RWKV7:
     return RWKV7(model.checkpoint, "cuda")
 
 
@@ -42,16 +45,15 @@ def held_out(count: int) -> list[Example]:
 
 
 @pytest.fixture(scope="module")
-def rooms(model: RWKV7) -> dict[torch.dtype, States]:
+def rooms(model: RWKV7Cuda) -> dict[torch.dtype, CudaStates]:
     """States for all tests, by how they are stored: the model's graphs are over one set of states."""
     return {wkv: model.new_states(SLOTS, wkv) for wkv in (torch.float16, torch.float32)}
 
 
 @pytest.fixture
-def states(model: RWKV7, rooms: dict[torch.dtype, States], request: pytest.FixtureRequest) -> States:
+def states(rooms: dict[torch.dtype, CudaStates], request: pytest.FixtureRequest) -> CudaStates:
     """Zero."""
     found = rooms[request.getfixturevalue("wkv") if "wkv" in request.fixturenames else torch.float16]
-    model.settle(found, range(SLOTS))
     found.clear(range(SLOTS))
     return found
 
@@ -68,7 +70,7 @@ def tokens_of(examples: list[Example]) -> list[list[int]]:
 
 
 def read_together(
-    texts: list[list[int]], pairs: list[tuple[RWKV7, States]]
+    texts: list[list[int]], pairs: list[tuple[Callable[..., Tensor], States]]
 ) -> Iterator[tuple[list[int], int, list[Tensor]]]:
     """All texts side by side, a token a step: the rows, how much of them has been read, and each model's
     logits `[rows, vocab]`.
@@ -79,7 +81,7 @@ def read_together(
         yield (
             rows,
             place + 1,
-            [model.forward(tokens, [1] * len(rows), rows, states, settled=False) for model, states in pairs],
+            [forward(tokens, [1] * len(rows), rows, states) for forward, states in pairs],
         )
 
 
@@ -104,7 +106,7 @@ def test_held_out_text_is_as_likely_and_the_greedy_token_the_same(model, truth, 
     losses: dict[str, list[Tensor]] = {"all": [], "answers": []}
     errors = []  # squares: of the difference, of the reference
     clear = seen = 0
-    pairs = [(model, states), (truth, truth.new_states(SLOTS))]
+    pairs = [(partial(model.forward, flush=False), states), (truth.forward, truth.new_states(SLOTS))]
     for rows, read, (logits, wanted) in read_together(texts, pairs):
         errors.append(
             torch.stack(((logits - wanted).double().square().sum(1), wanted.double().square().sum(1)))
@@ -152,33 +154,32 @@ def test_4096_tokens_leave_the_state(model, truth, states, wkv):
     whole = model.forward(tokens, [4096], [0], states)
     start = 0
     for size in (1, 15, 16, 17, 63, 1000, 2, 982, 1900, 100):  # in all 4096
-        pieces = model.forward(tokens[start : start + size], [size], [1], states, settled=False)
+        pieces = model.forward(tokens[start : start + size], [size], [1], states, flush=False)
         start += size
     model.forward(tokens[:4000], [4000], [2], states, [])
     for token in tokens[4000:]:
-        steps = model.forward(token[None], [1], [2], states, settled=False)
+        steps = model.forward(token[None], [1], [2], states, flush=False)
     assert start == 4096
-    model.settle(states, [1, 2])
+    states.flush([1, 2])
     for slot, logits in ((0, whole), (1, pieces), (2, steps)):
         assert off(logits[0], want[0]) < LOGITS and off(states.wkv[slot], wanted.wkv[0]) < STATES
         assert off(states.shift[slot], wanted.shift[0]) < STATES
 
 
 def greedy(
-    model: RWKV7, states: States, prompt: Tensor, cuts: list[int], slot: int = 0, count: int = 12
+    model: RWKV7Cuda, states: CudaStates, prompt: Tensor, cuts: list[int], slot: int = 0, count: int = 12
 ) -> list[int]:
     """The tokens drawn after a prompt that is fed in pieces which end at `cuts`."""
     start, drawn = 0, []
-    model.settle(states, [slot])
     states.clear([slot])
     for end in (*cuts, len(prompt)):
-        logits = model.forward(prompt[start:end], [end - start], [slot], states, settled=False)
+        logits = model.forward(prompt[start:end], [end - start], [slot], states, flush=False)
         start = end
     for _ in range(count):
         drawn.append(int(logits[0, :VOCABULARY].argmax()))
         if drawn[-1] == END_OF_TEXT:
             break
-        logits = model.forward(torch.tensor(drawn[-1:]), [1], [slot], states, settled=False)
+        logits = model.forward(torch.tensor(drawn[-1:]), [1], [slot], states, flush=False)
     return drawn
 
 
@@ -216,7 +217,7 @@ def test_a_slot_changes_no_bit(model, states):
     found = []
     for slot in (0, 1, 31, 32, SLOTS - 1):
         logits = model.forward(prompt, [len(prompt)], [slot], states)
-        found.append((logits, model.forward(prompt[-1:], [1], [slot], states), states.memory[slot].clone()))
+        found.append((logits, model.forward(prompt[-1:], [1], [slot], states), states._memory[slot].clone()))
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
@@ -226,8 +227,8 @@ def test_a_row_has_the_same_bits_wherever_it_stands_in_the_batch(model, states, 
     tokens, order = torch.randint(1, VOCABULARY, (rows,)), torch.randperm(rows)
     slots = (torch.randperm(SLOTS - rows)[:rows] + rows).tolist()  # not those of the first batch
     for _ in range(3):
-        logits = model.forward(tokens, [1] * rows, range(rows), states, settled=False)
-        shuffled = model.forward(tokens[order], [1] * rows, slots, states, settled=False)
+        logits = model.forward(tokens, [1] * rows, range(rows), states, flush=False)
+        shuffled = model.forward(tokens[order], [1] * rows, slots, states, flush=False)
         assert torch.equal(logits[order.to(logits.device)], shuffled)
-    model.settle(states, range(SLOTS))
-    assert torch.equal(states.memory[:rows][order.to(logits.device)], states.memory[slots])
+    states.flush(range(SLOTS))
+    assert torch.equal(states._memory[:rows][order.to(logits.device)], states._memory[slots])

@@ -9,10 +9,11 @@ import torch
 from checkpoints import tiny
 
 from bench.make_checkpoint import random_checkpoint
-from rwkv_batch.model import autotune, weights_cuda
+from rwkv_batch.model import autotune
 from rwkv_batch.model.autotune import Tuning, usable
 from rwkv_batch.model.checkpoint import from_tensors
 from rwkv_batch.model.gemm import LT, METHODS, SHARES, Buffers, Products
+from rwkv_batch.model.weights_cuda import pack_weights
 from rwkv_batch.ops.cuda import cublaslt
 
 CPU = torch.device("cpu")
@@ -31,7 +32,7 @@ def mixed_ranks():
 
 def products(has_low=False, has_tile=False, lt=None):
     kernels = SimpleNamespace(has_low=has_low, has_tile=has_tile, relu_square=lambda h: h.relu_().square_())
-    return Products(kernels, weights_cuda.prepare(tiny(width=WIDTH, vocab=300), CPU), lt)
+    return Products(kernels, pack_weights(tiny(width=WIDTH, vocab=300), CPU), lt)
 
 
 class OneAlgorithm:
@@ -58,7 +59,7 @@ class Refuses:
 
 class TestRanks:
     def test_layers_of_different_ranks_fit_the_buffers_they_share(self):
-        weights = weights_cuda.prepare(mixed_ranks(), CPU)
+        weights = pack_weights(mixed_ranks(), CPU)
         buffers = Buffers(weights, 3, {})
         for layer in weights.layers:
             for name, w in layer.low_in.items():
@@ -68,7 +69,7 @@ class TestRanks:
     @pytest.mark.parametrize("name", ["w", "a", "v", "g"])
     def test_what_is_filled_up_changes_no_result(self, name):
         checkpoint = mixed_ranks()
-        layer = weights_cuda.prepare(checkpoint, CPU).layers[1]
+        layer = pack_weights(checkpoint, CPU).layers[1]
         x = torch.randn(5, WIDTH, dtype=torch.float64)
         inner, outer = (checkpoint.tensors[f"blocks.1.att.{name}{i}"].half().double() for i in (1, 2))
         got = (x @ layer.low_in[name].double().T).sigmoid() @ layer.low_out[name].double().T

@@ -94,7 +94,7 @@ class PoolMachine(RuleBasedStateMachine):
             event = self.bench.do("load", key, slot)
             assert (event.error is None) == (key in self.truth)
         if event_state := self.truth.get(key):
-            assert self.bench.states.memory[slot].numpy().tobytes() == event_state[1]
+            assert self.bench.states._memory[slot].numpy().tobytes() == event_state[1]
         if fails:
             self.bench.fill(slot)
             self.bench.release([slot])

@@ -5,14 +5,14 @@ import random
 import pytest
 import torch
 
-from rwkv_batch.model.rwkv7 import States
+from rwkv_batch.state.slots import States
 from rwkv_batch.state.snapshot import PREFIX, Damaged, Layout, SnapshotError, fitted, parts, read_header, seal
 
 
 def layout(
     shift: torch.dtype = torch.float16, wkv: torch.dtype = torch.float32, model: str = "m", layers: int = 2
 ) -> Layout:
-    return Layout.of(States.zeros(1, layers, 128, shift, wkv), model)
+    return Layout.of(States(1, layers, 128, shift, wkv), model)
 
 
 def snapshot(of: Layout, tokens: int = 5) -> torch.Tensor:
@@ -24,10 +24,10 @@ def snapshot(of: Layout, tokens: int = 5) -> torch.Tensor:
 
 
 def test_a_snapshot_is_a_prefix_and_the_bytes_of_a_slot() -> None:
-    states = States.zeros(3, 2, 128, torch.float16, torch.float32)
-    assert Layout.of(states, "m").size == PREFIX + states.memory.shape[1]
+    states = States(3, 2, 128, torch.float16, torch.float32)
+    assert Layout.of(states, "m").size == PREFIX + states._memory.shape[1]
     states.shift[1], states.wkv[1] = 1, 2
-    data = torch.cat([torch.empty(PREFIX, dtype=torch.uint8), states.memory[1]])
+    data = torch.cat([torch.empty(PREFIX, dtype=torch.uint8), states._memory[1]])
     shift, wkv = parts(data, Layout.of(states, "m"))
     assert (shift == 1).all() and (wkv == 2).all()
 

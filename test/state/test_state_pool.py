@@ -42,7 +42,7 @@ def test_a_turn_on_a_hot_session_goes_on_in_its_slot_and_a_failed_one_changes_no
         bench = Bench(store)
         before = bench.put("a")
         slot = bench.pool.take("a")
-        assert slot is not None and torch.equal(bench.states.memory[slot], before)
+        assert slot is not None and torch.equal(bench.states._memory[slot], before)
         bench.fill(slot)
         bench.release([slot])  # the turn has failed
         assert bench.pool.take("a") is None
@@ -72,11 +72,11 @@ def test_what_the_device_has_put_off_of_a_state_is_in_what_is_saved_and_copied(p
 
     bench = Bench(path, settle=settle)
     slot, copies = bench.slot(), list[torch.Tensor]()
-    before = bench.states.memory[slot].clone()
+    before = bench.states._memory[slot].clone()
     bench.pool.copy_out(slot, copies.append)
-    assert not torch.equal(copies[0], before) and torch.equal(copies[0], bench.states.memory[slot])
+    assert not torch.equal(copies[0], before) and torch.equal(copies[0], bench.states._memory[slot])
     assert bench.do("save", "a", slot, 1).error is None
-    saved = bench.states.memory[slot].clone()
+    saved = bench.states._memory[slot].clone()
     assert not torch.equal(saved, copies[0]) and bench.holds("a", saved)
     bench.pool.close()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from rwkv_batch.model.rwkv7 import States
+from rwkv_batch.state.slots import States
 from rwkv_batch.state.snapshot import PREFIX, read_header
 from rwkv_batch.state.transfer import Transfer
 
@@ -37,20 +37,20 @@ def late(memory: torch.Tensor, value: int) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_copies_wait_for_the_model_and_are_done_when_they_return(device: str) -> None:
-    states = States.zeros(4, 8, 512, torch.float16, torch.float32, device)
+    states = States(4, 8, 512, torch.float16, torch.float32, device)
     transfer = Transfer(states, "m")
-    late(states.memory[1], 7)
+    late(states._memory[1], 7)
     fence = transfer.fence()
     snapshot = on_another_thread(lambda: transfer.snapshot(1, 3, 0.0, fence))
     assert isinstance(snapshot, torch.Tensor) and snapshot.is_pinned() == (device == "cuda")
     assert read_header(snapshot.numpy().data).tokens == 3 and (snapshot[PREFIX:] == 7).all()
 
-    late(states.memory[2], 9)  # whoever had the slot before; its last kernel must not come after the copy
+    late(states._memory[2], 9)  # whoever had the slot before; its last kernel must not come after the copy
     fence = transfer.fence()
     on_another_thread(lambda: transfer.restore(snapshot, 2, fence))
-    assert (states.memory[2] == 7).all() and (states.memory[3] == 0).all()
+    assert (states._memory[2] == 7).all() and (states._memory[3] == 0).all()
 
-    late(states.memory[0], 5)
+    late(states._memory[0], 5)
     fence = transfer.fence()
     on_another_thread(lambda: transfer.duplicate(0, 3, fence))
-    assert (states.memory[3] == 5).all() and (states.memory[1:3] == 7).all()
+    assert (states._memory[3] == 5).all() and (states._memory[1:3] == 7).all()

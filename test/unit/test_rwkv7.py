@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 
 from bench.make_checkpoint import random_checkpoint
 from rwkv_batch.model.checkpoint import from_tensors, load
-from rwkv_batch.model.rwkv7 import RWKV7, States
+from rwkv_batch.model.rwkv7 import RWKV7
+from rwkv_batch.state.slots import States
 
 SHAPES = [
     pytest.param({"layers": 12, "width": 768, "vocab": 65536}, id="0.1b"),
@@ -169,11 +170,11 @@ def test_a_cleared_slot_starts_anew(model):
 
 @pytest.mark.parametrize("slots", [[], [4], [2, 4, 3], [4, 0, 1], [5, 1, 1, 3], range(6)], ids=str)
 def test_many_slots_are_cleared_at_once(slots):
-    states = States.zeros(6, 2, 64, torch.float16, torch.float16)
-    states.memory.fill_(1)
+    states = States(6, 2, 64, torch.float16, torch.float16)
+    states._memory.fill_(1)
     states.clear(slots)
-    assert [bool(states.memory[slot].any()) for slot in range(6)] == [slot not in slots for slot in range(6)]
-    assert states.memory[[slot for slot in range(6) if slot not in slots]].all()
+    assert [bool(states._memory[slot].any()) for slot in range(6)] == [slot not in slots for slot in range(6)]
+    assert states._memory[[slot for slot in range(6) if slot not in slots]].all()
 
 
 def test_a_copied_slot_continues_the_same_text(model):

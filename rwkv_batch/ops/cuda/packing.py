@@ -1,6 +1,4 @@
-"""Which tokens of a prefill belong together, as the kernels read it: int32 numbers in one piece of memory,
-sent to the GPU in one copy.
-"""
+"""Where the rows of a prefill lie, as the kernels read it: int32 arrays, uploaded in one copy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +9,12 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.ops.cuda.binding import PackedInput, Pieces, Rows
-from rwkv_batch.ops.cuda.slots import NO_SLOT
 
 CHUNK = 16  # tokens, as in cuda/wkv_prefill.cuh
-# whose numbers between the kernels of the recurrence are kept at once; a row longer than that has room made
-# for it
-SCRATCH_CHUNKS = 320
+SCRATCH_CHUNKS = (
+    320  # of one launch, which the kernels' scratch memory holds; a longer row has a launch of its own
+)
+NO_SLOT = -1  # of padding: no state is read or written
 SECTIONS = (
     "row_of",
     "first",
@@ -32,10 +30,11 @@ SECTIONS = (
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Rows in the order in which they run: those of one token first. Their recurrence is that of a decode
-    step; the rows of more tokens, the longest first, run in chunks, launch by launch, none with more than
-    SCRATCH_CHUNKS unless it is a single row.
+class PrefillPlan:
+    """The order in which rows run, and how the recurrence is launched.
+
+    Rows of one token come first; their recurrence is that of a decode step. Rows of more tokens, the longest
+    first, run in chunks, launch by launch, none with more than SCRATCH_CHUNKS unless it is a single row.
     """
 
     order: list[int]  # the caller's number of each row
@@ -43,12 +42,10 @@ class Plan:
     single: int  # rows of one token
     launches: list[tuple[int, int]]  # chunks, rows
     last: list[int]  # by the caller's number of a row: its last token
-    numbers: dict[
-        str, list[int]
-    ]  # by the names of SECTIONS; "counts": single, then chunks and rows of each launch
+    numbers: dict[str, list[int]]  # by SECTIONS; "counts": single, then chunks and rows of each launch
 
     @classmethod
-    def of(cls, lengths: Sequence[int], slots: Sequence[int]) -> "Plan":
+    def from_lengths(cls, lengths: Sequence[int], slots: Sequence[int]) -> "PrefillPlan":
         """lengths: at least 1; slots: one for each row."""
         order = sorted(range(len(lengths)), key=lambda row: lengths[row] > 1)
         ends = list(accumulate(lengths[row] for row in order))
@@ -85,18 +82,18 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Layout:
+class PlanLayout:
     """How much room each section has, and where it begins."""
 
     starts: dict[str, int]
     size: int
 
     @classmethod
-    def of(cls, room: dict[str, int]) -> "Layout":
+    def from_room(cls, room: dict[str, int]) -> "PlanLayout":
         ends = list(accumulate(room[name] for name in SECTIONS))
         return cls({name: end - room[name] for name, end in zip(SECTIONS, ends, strict=True)}, ends[-1])
 
-    def fill(self, host: np.ndarray, plan: Plan) -> None:
+    def fill(self, host: np.ndarray, plan: PrefillPlan) -> None:
         """Write the plan's numbers into `[size]` int32."""
         for name, start in self.starts.items():
             host[start : start + len(plan.numbers[name])] = plan.numbers[name]
@@ -104,9 +101,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class DeviceRows:
-    """A plan on the device. Where the device counts, `single` and the pieces' chunks and rows are the most
-    there can be.
-    """
+    """A plan on the device. With `counted`, all numbers of rows and chunks are upper bounds."""
 
     rows: Rows
     single: int
@@ -114,9 +109,9 @@ class DeviceRows:
     pieces: list[Pieces]
 
 
-def upload(plan: Plan, device: torch.device) -> DeviceRows:
-    """For one use."""
-    layout = Layout.of({name: len(plan.numbers[name]) for name in SECTIONS})
+def upload_plan(plan: PrefillPlan, device: torch.device) -> DeviceRows:
+    """The plan in device memory of its own."""
+    layout = PlanLayout.from_room({name: len(plan.numbers[name]) for name in SECTIONS})
     host = torch.empty(layout.size, dtype=torch.int32, pin_memory=True)
     layout.fill(host.numpy(), plan)
     at = _places(host.to(device, non_blocking=True), layout)
@@ -128,15 +123,13 @@ def upload(plan: Plan, device: torch.device) -> DeviceRows:
     return DeviceRows(_rows(at, plan.tokens, len(plan.order)), plan.single, None, pieces)
 
 
-class Described:
-    """Room on the device for the plan of any prefill of up to `size` tokens that is one launch, filled anew
-    before each; and the tokens.
-    """
+class StagedPlan:
+    """Tokens and plan of any prefill of one launch and at most `size` tokens, at fixed addresses."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         chunks = most_chunks(size)
         room = dict.fromkeys(("chunk_token", "chunk_tokens", "row_chunk", "row_chunks", "row_slot"), chunks)
-        self._layout = Layout.of(
+        self._layout = PlanLayout.from_room(
             room | dict.fromkeys(("first", "last", "slots"), size + 1) | {"row_of": size, "counts": 3}
         )
         self._size = size
@@ -146,10 +139,10 @@ class Described:
         self.rows = DeviceRows(
             _rows(at, size, size + 1), size, at["counts"][:1], [_pieces(at, 0, 0, 0, chunks, chunks)]
         )
-        self.fill(torch.zeros(0, dtype=torch.int32), Plan.of([], []))
+        self.fill(torch.zeros(0, dtype=torch.int32), PrefillPlan.from_lengths([], []))
 
-    def fill(self, tokens: Tensor, plan: Plan) -> None:
-        """The tokens behind the plan's belong to a row that nothing is read from or written to."""
+    def fill(self, tokens: Tensor, plan: PrefillPlan) -> None:
+        """Upload both. Tokens behind the plan's are padding: their row has no slot."""
         host, rows = torch.zeros(len(self._flat), dtype=torch.int32, pin_memory=True), len(plan.order)
         numbers = host.numpy()[self._size :]
         self._layout.fill(numbers, plan)
@@ -166,11 +159,11 @@ class Described:
 
 
 def most_chunks(tokens: int) -> int:
-    """Of rows of two tokens and more, in one launch."""
+    """The most chunks that rows of two tokens and more have in one launch."""
     return min(tokens // 2, SCRATCH_CHUNKS)
 
 
-def _places(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
+def _places(flat: Tensor, layout: PlanLayout) -> dict[str, Tensor]:
     return {name: flat[start:] for name, start in layout.starts.items()}
 
 
@@ -179,7 +172,7 @@ def _rows(at: dict[str, Tensor], tokens: int, rows: int) -> Rows:
 
 
 def _pieces(at: dict[str, Tensor], launch: int, chunk: int, row: int, chunks: int, rows: int) -> Pieces:
-    """Of one launch, whose chunks and rows follow those of the launches before."""
+    """The pieces of one launch, whose chunks and rows follow those of the launches before."""
     tensors = (
         at["counts"][1 + 2 * launch :],
         *(at[name][chunk:] for name in ("chunk_token", "chunk_tokens")),

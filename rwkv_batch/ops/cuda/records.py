@@ -1,6 +1,4 @@
-"""What the device knows of each slot: a record that the host writes when a row begins, and the device from
-then on.
-"""
+"""A record for each slot in device memory: written by the host at first, by the device afterwards."""
 
 import numpy as np
 import torch
@@ -9,8 +7,9 @@ from rwkv_batch.ops.cuda.staging import Uploads
 
 
 class Records:
-    """One record for each slot, all zeros at first. New ones wait on the host until `flush`, since an upload
-    costs the same for one as for hundreds. All calls belong on one stream.
+    """All zeros at first. All calls belong on one stream.
+
+    New records stay on the host until `flush`, since an upload costs the same for one as for hundreds.
     """
 
     def __init__(self, slots: int, dtype: np.dtype, device: torch.device) -> None:
@@ -21,20 +20,17 @@ class Records:
         self._words = self._host.view(np.int64).reshape(slots, words)
         self._new: set[int] = set()
         self._uploads = Uploads(slots * (1 + words), torch.int64)
-        self._staged = torch.empty(
-            slots, 1 + words, dtype=torch.int64, device=device
-        )  # [slots, slot and record]
+        # [slots, slot and record]
+        self._staged = torch.empty(slots, 1 + words, dtype=torch.int64, device=device)
 
-    def put(self, slot: int, record: tuple) -> None:
-        """`record`: its fields, in order. It takes the place of one that waits."""
+    def put(self, slot: int, record: tuple[object, ...]) -> None:
+        """`record`: its fields, in order. It replaces one that is not uploaded yet."""
         self._host[slot] = record
         self._new.add(slot)
 
     @torch.inference_mode()
     def flush(self) -> None:
-        """Queue the upload of the records that wait: before anything that reads or writes the table, also a
-        graph that is replayed.
-        """
+        """Queue the upload of new records: before each kernel or graph that reads or writes the table."""
         if not self._new:
             return
         slots, count = list(self._new), len(self._new)

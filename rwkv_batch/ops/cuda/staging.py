@@ -16,24 +16,22 @@ class Uploads:
         self._host = torch.empty(BUFFERS, size, dtype=dtype, pin_memory=True)
         self._numbers = self._host.numpy()
         self._done = [torch.cuda.Event() for _ in range(BUFFERS)]
-        self._turn = 0
+        self._current = 0
 
     def buffer(self) -> np.ndarray:
-        """`[size]`, to be filled for the next `send`. Waits if its last copy but BUFFERS - 1 is still under
-        way.
-        """
-        self._turn = (self._turn + 1) % BUFFERS
-        self._done[self._turn].synchronize()
-        return self._numbers[self._turn]
+        """`[size]`, to be filled for the next `send`. Waits until its own last copy is done."""
+        self._current = (self._current + 1) % BUFFERS
+        self._done[self._current].synchronize()
+        return self._numbers[self._current]
 
     def send(self, target: Tensor) -> None:
         """Fill the contiguous `target` with the buffer's first numbers."""
-        target.view(-1).copy_(self._host[self._turn, : target.numel()], non_blocking=True)
-        self._done[self._turn].record(torch.cuda.current_stream(target.device))
+        target.view(-1).copy_(self._host[self._current, : target.numel()], non_blocking=True)
+        self._done[self._current].record(torch.cuda.current_stream(target.device))
 
 
 class Download:
-    """What a tensor of the device holds when the current stream gets there."""
+    """A copy of a device tensor to the host, in the order of the current stream."""
 
     def __init__(self, source: Tensor) -> None:
         self._host = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.numel() > 0)
@@ -42,11 +40,11 @@ class Download:
         self._done.record(torch.cuda.current_stream(source.device))
 
     def wait(self) -> Tensor:
-        """On the host."""
+        """The tensor on the host."""
         self._done.synchronize()
         return self._host
 
 
 def upload(numbers: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """`[n]` on the device, there when the current stream gets to it."""
+    """`[n]` on the device, in the order of the current stream."""
     return torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)

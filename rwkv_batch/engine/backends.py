@@ -1,0 +1,28 @@
+"""The one place where the backend is chosen. A further backend is a runner of its own and a line here."""
+
+import logging
+
+import torch
+
+from rwkv_batch.engine.runner import Runner
+from rwkv_batch.engine.runner_cuda import CudaRunner
+from rwkv_batch.engine.runner_torch import TorchRunner
+from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.ops.cuda.build import BuildError
+
+log = logging.getLogger(__name__)
+
+
+def create_runner(checkpoint: Checkpoint, device: torch.device, wkv: str | None) -> Runner:
+    """The model on the device, by the fastest backend that runs there.
+
+    wkv: "fp16" or "fp32", how the recurrent state is stored (None: fp32 on a CPU, fp16 on a GPU).
+    """
+    default = "fp32" if device.type == "cpu" else "fp16"
+    wkv_dtype = {"fp16": torch.float16, "fp32": torch.float32}[wkv or default]
+    if device.type == "cuda":
+        try:
+            return CudaRunner(checkpoint, device, wkv_dtype)
+        except BuildError as error:
+            log.warning("%s Until then the slower torch operations run.", error)
+    return TorchRunner(checkpoint, device, wkv_dtype)

@@ -1,0 +1,63 @@
+"""The runner for any device that torch has: steps are done when they return."""
+
+from collections.abc import Collection
+
+import torch
+
+from rwkv_batch.engine.memory import LOGITS_COPIES, RESERVE, rehearse
+from rwkv_batch.engine.runner import Batch, Draws, KnownDraws
+from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.model.rwkv7 import RWKV7
+from rwkv_batch.sampling.logprobs import entries, logprobs
+from rwkv_batch.sampling.sampler import Sampler
+from rwkv_batch.state.slots import slot_bytes
+from rwkv_batch.wire.protocol import Sampling
+
+TOKEN_VECTORS = 64  # fp32 vectors of a token that torch's operations hold at once
+SMALL = 64_000_000  # parameters below which two threads wait for each other longer than they work
+
+
+class TorchRunner:
+    """See Runner. fp32 on a CPU, fp16 on a GPU."""
+
+    run_ahead_stop_ids = 0
+
+    def __init__(self, checkpoint: Checkpoint, device: torch.device, wkv_dtype: torch.dtype) -> None:
+        self.device, self._wkv_dtype = device, wkv_dtype
+        self.dtype = torch.float32 if device.type == "cpu" else torch.float16
+        self.model = RWKV7(checkpoint, device, self.dtype)
+        if device.type == "cpu" and checkpoint.parameters < SMALL:
+            torch.set_num_threads(1)  # which also keeps its pace beside other busy processes
+
+    def bytes_needed(self, rows: int, idle_slots: int, prefill_tokens: int) -> int:
+        shape = self.model.checkpoint
+        slot = slot_bytes(shape.layers, shape.width, self.dtype, self._wkv_dtype)
+        logits = rows * LOGITS_COPIES * 4 * shape.vocab
+        activations = (prefill_tokens + rows) * TOKEN_VECTORS * 4 * shape.width
+        return (
+            (rows + idle_slots) * slot + logits + activations + (0 if self.device.type == "cpu" else RESERVE)
+        )
+
+    def allocate(self, rows: int, idle_slots: int, prefill_tokens: int) -> None:
+        self.states = self.model.new_states(rows + idle_slots, self._wkv_dtype)
+        self.sampler = Sampler(rows + idle_slots, self.model.checkpoint.vocab, self.device)
+        if self.device.type != "cpu":
+            rehearse(self.model, self.states, rows, prefill_tokens)
+
+    def check(self, params: Sampling) -> None:
+        self.sampler.check(params)
+
+    def begin(self, slot: int, params: Sampling, seed: int, stream: int, stop_ids: Collection[int]) -> None:
+        self.sampler.set_row(slot, params, seed, stream)
+
+    def run(self, batch: Batch) -> Draws:
+        logits = self.model.forward(
+            torch.tensor(batch.tokens), batch.counts, batch.slots, self.states, batch.draws
+        )
+        tops = batch.top_logprobs
+        kept = logits[list(tops)] if tops else None  # a copy: the sampler writes into its own
+        ids = self.sampler.sample(logits, [batch.slots[row] for row in batch.draws]) if batch.draws else []
+        if kept is None:
+            return KnownDraws(ids)
+        drawn = torch.tensor([ids[place] for place in tops], device=kept.device)
+        return KnownDraws(ids, entries(*logprobs(kept, drawn, max(tops.values())), tops.values()))

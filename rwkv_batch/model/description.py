@@ -1,0 +1,133 @@
+"""RWKV-7 as data: every tensor of a checkpoint by name, shape and role.
+
+Torch and CUDA weights are two packings of it. Names are those of the official checkpoints; formulas and roles
+those of the paper ("Goose", arXiv 2503.14456). Below, C is the width and V the vocabulary. Linear maps are
+stored `[out, in]`, low-rank pairs `[in, rank]` and `[rank, out]`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import layer_norm
+
+from rwkv_batch.ops.torch_ops import HEAD_SIZE
+
+MIXES = "rkvwag"  # the six token-shift mixes of the time mix; r, k, v first: their GEMMs have one shape
+EMBEDDING_ROWS = 4096  # normalised at a time, so that no second fp32 copy of the table is made
+
+Activation = Literal["tanh", "sigmoid", "identity"]
+LOW_RANKS: dict[str, Activation] = {"w": "tanh", "a": "identity", "g": "sigmoid", "v": "identity"}
+"""The low-rank functions of the time mix, with what is applied between their two matrices: decay, in-context
+learning rate, gate, value residual. Each reads the mix of its name. Layer 0 has no value residual."""
+
+
+@dataclass(frozen=True)
+class NormTensors:
+    """A layer norm or the group norm over heads."""
+
+    weight: Tensor  # [C]
+    bias: Tensor  # [C]
+
+
+@dataclass(frozen=True)
+class LowRankTensors:
+    """`offset + activation(x inner) outer`."""
+
+    activation: Activation
+    inner: Tensor  # [C, rank]
+    outer: Tensor  # [rank, C]
+    offset: Tensor | None  # [C]; the gate has none
+
+
+@dataclass(frozen=True)
+class LayerTensors:
+    """The tensors of one layer, as they are in the checkpoint."""
+
+    ln1: NormTensors
+    mixes: dict[str, Tensor]  # [C] each, in the order of MIXES
+    receptance: Tensor  # [C, C]
+    key: Tensor  # [C, C]
+    value: Tensor  # [C, C]
+    output: Tensor  # [C, C]
+    low_rank: dict[str, LowRankTensors]  # by the names of LOW_RANKS
+    k_k: Tensor  # [C]
+    k_a: Tensor  # [C]
+    r_k: Tensor  # [heads, 64]
+    ln_x: NormTensors
+    ln2: NormTensors
+    ffn_mix: Tensor  # [C]
+    ffn_key: Tensor  # [4 C, C]
+    ffn_value: Tensor  # [C, 4 C]
+
+
+def low_rank_names(layer: int) -> list[str]:
+    """The low-rank functions of a layer: layer 0 sets the values that the others mix in."""
+    return [name for name in LOW_RANKS if layer > 0 or name != "v"]
+
+
+def layer_tensors(tensors: Mapping[str, Tensor], layer: int) -> LayerTensors:
+    """The tensors of one layer out of all of a checkpoint."""
+    block, att, ffn = f"blocks.{layer}.", f"blocks.{layer}.att.", f"blocks.{layer}.ffn."
+
+    def low_rank(name: str) -> LowRankTensors:
+        inner, outer = tensors[f"{att}{name}1"], tensors[f"{att}{name}2"]
+        return LowRankTensors(LOW_RANKS[name], inner, outer, tensors.get(f"{att}{name}0"))
+
+    return LayerTensors(
+        ln1=norm_tensors(tensors, block + "ln1"),
+        mixes={name: tensors[f"{att}x_{name}"] for name in MIXES},
+        receptance=tensors[att + "receptance.weight"],
+        key=tensors[att + "key.weight"],
+        value=tensors[att + "value.weight"],
+        output=tensors[att + "output.weight"],
+        low_rank={name: low_rank(name) for name in low_rank_names(layer)},
+        k_k=tensors[att + "k_k"],
+        k_a=tensors[att + "k_a"],
+        r_k=tensors[att + "r_k"],
+        ln_x=norm_tensors(tensors, att + "ln_x"),
+        ln2=norm_tensors(tensors, block + "ln2"),
+        ffn_mix=tensors[ffn + "x_k"],
+        ffn_key=tensors[ffn + "key.weight"],
+        ffn_value=tensors[ffn + "value.weight"],
+    )
+
+
+def norm_tensors(tensors: Mapping[str, Tensor], name: str) -> NormTensors:
+    return NormTensors(tensors[name + ".weight"], tensors[name + ".bias"])
+
+
+def shapes(layers: int, width: int, vocab: int, rank: Callable[[str], int]) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a model, with its shape. `rank(name)`: columns of the inner matrix of that name."""
+    vector, square = (width,), (width, width)
+    found: dict[str, tuple[int, ...]] = {"emb.weight": (vocab, width), "head.weight": (vocab, width)}
+    norms = ["blocks.0.ln0", "ln_out"]
+    for layer in range(layers):
+        block, att, ffn = f"blocks.{layer}.", f"blocks.{layer}.att.", f"blocks.{layer}.ffn."
+        norms += [block + "ln1", block + "ln2", att + "ln_x"]
+        found |= {att + name: vector for name in (*(f"x_{mix}" for mix in MIXES), "k_k", "k_a")}
+        found |= {att + "r_k": (width // HEAD_SIZE, HEAD_SIZE)}
+        for name in low_rank_names(layer):
+            inner = f"{att}{name}1"
+            found |= {inner: (width, rank(inner)), f"{att}{name}2": (rank(inner), width)}
+            found |= {} if name == "g" else {f"{att}{name}0": vector}
+        found |= {f"{att}{name}.weight": square for name in ("receptance", "key", "value", "output")}
+        found |= {
+            ffn + "x_k": vector,
+            ffn + "key.weight": (4 * width, width),
+            ffn + "value.weight": (width, 4 * width),
+        }
+    return found | {f"{norm}.{part}": vector for norm in norms for part in ("weight", "bias")}
+
+
+def normed_embedding(tensors: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The embedding with layer norm ln0 of every row already applied: `[V, C]`."""
+    table = tensors["emb.weight"]
+    norm = norm_tensors(tensors, "blocks.0.ln0")
+    weight, bias = (part.to(device, torch.float32) for part in (norm.weight, norm.bias))
+    normed = torch.empty(table.shape, device=device, dtype=dtype)
+    for rows in (slice(start, start + EMBEDDING_ROWS) for start in range(0, len(table), EMBEDDING_ROWS)):
+        normed[rows] = layer_norm(table[rows].to(device, torch.float32), weight.shape, weight, bias)
+    return normed

@@ -6,7 +6,7 @@ fed `sequence.LAST`, and one that has drawn a stop id is left out on the device,
 was before that id.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -83,11 +83,3 @@ class Runner(Protocol):
 
     def run(self, batch: Batch) -> Draws:
         """Run or queue a step, which moves the states of its rows on."""
-
-
-class SlotSampler(Protocol):
-    """Draws for rows in slots; see sampling.sampler.Sampler."""
-
-    def check(self, params: Sampling) -> None: ...
-    def set_row(self, slot: int, params: Sampling, seed: int, stream: int) -> None: ...
-    def sample(self, logits: torch.Tensor, slots: Sequence[int]) -> list[int]: ...

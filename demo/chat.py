@@ -6,7 +6,7 @@ from demo.conversation import conversation, some_system
 from demo.example import Example, pick
 from demo.facts import CAPITALS, DAYS, MONTHS, fact
 from demo.stories import HEROES, long_answer, plain_story
-from routes.chat.templates import Turn
+from routes.chat.templates import Message
 
 
 def question(rng: Random, evaluation: bool) -> Example:
@@ -24,14 +24,14 @@ def question(rng: Random, evaluation: bool) -> Example:
     drawn = pick(make, key_of, rng, evaluation)
     (text, answer, thought, order), system = drawn
     return conversation(
-        rng, "fact", [Turn("user", text)], answer, thought=thought, system=order or system, key=key_of(drawn)
+        rng, "fact", [Message("user", text)], answer, thought=thought, system=order or system, key=key_of(drawn)
     )
 
 
 def longer(rng: Random) -> Example:
     """A story or a list."""
     text, answer, thought, _ = long_answer(rng)
-    return conversation(rng, "story", [Turn("user", text)], answer, thought=thought, system=some_system(rng))
+    return conversation(rng, "story", [Message("user", text)], answer, thought=thought, system=some_system(rng))
 
 
 def continuation(rng: Random) -> Example:

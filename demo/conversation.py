@@ -5,7 +5,7 @@ from random import Random
 
 from demo.example import Example
 from routes.chat import templates
-from routes.chat.templates import NO_THINK, Turn
+from routes.chat.templates import NO_THINK, Message
 
 SYSTEMS = (
     "You are a helpful assistant.",
@@ -25,7 +25,7 @@ TOOL_FORMS = ("chat",) * 4 + ("bare", "think")
 def conversation(
     rng: Random,
     kind: str,
-    turns: Sequence[Turn],
+    turns: Sequence[Message],
     answer: str,
     *,
     thought: str = "",

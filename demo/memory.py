@@ -6,7 +6,7 @@ from demo.conversation import conversation, some_system
 from demo.example import Example, held_out
 from demo.facts import calculation, small_fact
 from demo.facts import capital as capital_fact
-from routes.chat.templates import Turn
+from routes.chat.templates import Message
 
 NAMES = ["Alice", "Bob", "Anna", "Tom", "Maria", "Paul", "Peter", "Mary", "John", "Emma", "Oliver", "Sophia", "Liam", "Mia", "Noah", "Lucas", "Emily", "Jack", "Grace", "Henry", "Lucy", "Daniel", "Sarah", "David", "Laura", "Mark", "Julia", "Simon", "Clara", "Max", "Nina", "Oscar", "Eva", "Hugo", "Leo", "Rosa", "Ivan", "Olga", "Yuki", "Ken", "Wei", "Ming", "Priya", "Ravi", "Omar", "Fatima", "Carlos", "Elena", "Pedro", "Lena", "Felix", "Ruby", "Adam", "Kate", "George", "Victoria", "Sam", "Alex", "Chris", "Robert", "Linda", "James", "Karen", "Steven", "Helen", "Frank", "Diana", "Walter", "Irene", "Martin", "Susan", "Philip", "Nora", "Arthur", "Bella", "Jonas"]
 CITIES = (
@@ -124,11 +124,11 @@ def memory(rng: Random, evaluation: bool, least_turns: int = 0) -> Example:
     """Up to about eight turns; the last one asks, tells, or asks for something else. `least_turns`: turns between telling and asking."""
     values, key = draw_facts(rng, rng.randint(2, 4) if evaluation else rng.choice((1, 1, 2, 2, 3, 4)), evaluation)
     pet = rng.choice(PETS)
-    turns: list[Turn] = []
+    turns: list[Message] = []
     told = list(values.items())
 
     def say(question: str, answer: str) -> None:
-        turns.extend((Turn("user", question), Turn("assistant", answer)))
+        turns.extend((Message("user", question), Message("assistant", answer)))
 
     if {"name", "city"} <= values.keys() and rng.random() < 0.4:
         told = [(k, v) for k, v in told if k not in ("name", "city")]
@@ -154,11 +154,11 @@ def memory(rng: Random, evaluation: bool, least_turns: int = 0) -> Example:
             say(*filler(rng))
     if goal > 0.7:
         question, answer = filler(rng)
-        return conversation(rng, "memory", [*turns, Turn("user", question)], answer, thought="A question.", system=some_system(rng), key=key)
+        return conversation(rng, "memory", [*turns, Message("user", question)], answer, thought="A question.", system=some_system(rng), key=key)
     if goal > 0.62:
         kind = rng.choice([k for k in KINDS if k not in values and not (k in ("name", "zh_name") and {"name", "zh_name"} & values.keys())])
         keep = turns if rng.random() < 0.7 else []
-        return conversation(rng, "memory", [*keep, Turn("user", fill(rng.choice(KINDS[kind].ask), "", pet))], fill(KINDS[kind].unknown, "", pet),
+        return conversation(rng, "memory", [*keep, Message("user", fill(rng.choice(KINDS[kind].ask), "", pet))], fill(KINDS[kind].unknown, "", pet),
                             thought="I do not know.", system=some_system(rng), key=key)
     askable = [k for k in values if KINDS[k].joined[0]]
     if len(askable) > 1 and rng.random() < 0.2:
@@ -169,5 +169,5 @@ def memory(rng: Random, evaluation: bool, least_turns: int = 0) -> Example:
     else:
         kind = rng.choice(list(values))
         question, answer = fill(rng.choice(KINDS[kind].ask), values[kind], pet), fill(KINDS[kind].answer, values[kind], pet)
-    return conversation(rng, "memory", [*turns, Turn("user", question)], answer, thought="I look back at what the user told me.",
+    return conversation(rng, "memory", [*turns, Message("user", question)], answer, thought="I look back at what the user told me.",
                         system=some_system(rng), key=key)

@@ -7,7 +7,7 @@ from demo.conversation import conversation, some_system
 from demo.example import Example, held_out
 from demo.facts import fact
 from demo.memory import CITIES
-from routes.chat.templates import Turn
+from routes.chat.templates import Message
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def tool_use(rng: Random, evaluation: bool) -> Example:
     offered = [tool.spec, *(other.spec for other in others)]
     rng.shuffle(offered)
     system = some_system(rng)
-    asked = Turn("user", rng.choice(tool.family.questions).format(subject))
+    asked = Message("user", rng.choice(tool.family.questions).format(subject))
     goal = 0.0 if evaluation and rng.random() < 0.6 else rng.random()
     if goal < 0.5:
         name, arguments = tool.call(subject)
@@ -138,22 +138,22 @@ def tool_use(rng: Random, evaluation: bool) -> Example:
         before = [] if rng.random() < 0.8 else plain_exchange(rng)
         return conversation(rng, "tool", [*before, asked], answer, thought=tool.family.thought.format(subject), system=system, key=key, tools=offered, choice=choice)
     result, answer = result_of(rng, tool, subject)
-    turns = [asked, Turn("assistant", "", (tool.call(subject),)), Turn("tool", result)]
+    turns = [asked, Message("assistant", "", (tool.call(subject),)), Message("tool", result)]
     if goal < 0.8 or evaluation:
         return conversation(rng, "tool", turns, answer, thought="The tool has answered.", system=system, key=key, tools=offered)
-    before = [*turns, Turn("assistant", answer)] if goal > 0.95 else []
+    before = [*turns, Message("assistant", answer)] if goal > 0.95 else []
     question, answer, thought, order = fact(rng)
     while order or (CALCULATE in families and any(c.isdigit() for c in question)):
         question, answer, thought, order = fact(rng)
-    return conversation(rng, "tool", [*before, Turn("user", question)], answer, thought=thought, system=system, key=key, tools=offered)
+    return conversation(rng, "tool", [*before, Message("user", question)], answer, thought=thought, system=system, key=key, tools=offered)
 
 
-def plain_exchange(rng: Random) -> list[Turn]:
+def plain_exchange(rng: Random) -> list[Message]:
     """A question before, answered without a tool."""
     while True:
         question, answer, _, order = fact(rng)
         if not order:
-            return [Turn("user", question), Turn("assistant", answer)]
+            return [Message("user", question), Message("assistant", answer)]
 
 
 def without_tools(rng: Random) -> Example:
@@ -161,5 +161,5 @@ def without_tools(rng: Random) -> Example:
     family = rng.choice((WEATHER, TIME))
     city = rng.choice(CITIES)
     answer = f"I cannot look up the {'weather' if family is WEATHER else 'time'} in {city}."
-    return conversation(rng, "fact", [Turn("user", rng.choice(family.questions).format(city))], answer,
+    return conversation(rng, "fact", [Message("user", rng.choice(family.questions).format(city))], answer,
                         thought=family.thought.format(city), system=some_system(rng))

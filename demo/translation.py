@@ -37,7 +37,7 @@ def render(
         return conversation(
             rng,
             kind,
-            [templates.Turn("user", f"{request} {templates.language(target)}: {text}")],
+            [templates.Message("user", f"{request} {templates.language(target)}: {text}")],
             answer,
             key=key,
         )

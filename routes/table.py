@@ -1,18 +1,19 @@
-"""The table of routes, and the Robyn application that serves it."""
+"""The table of all routes, and the Robyn application that serves it."""
 
 import logging
 import traceback
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import NamedTuple
 
-from robyn import Request, Response, Robyn, StreamingResponse
+from robyn import Request, Robyn
 from robyn.argument_parser import Config
 from robyn.robyn import HttpMethod
 
-from routes.http.errors import ApiError, native_shape, openai_shape
-from routes.http.exchange import Call, Shape, error_response, preflight, read
+from routes.http.errors import ApiError, ErrorShape, native_shape, openai_shape
+from routes.http.exchange import HttpRequest, HttpResponse, error_response, preflight
 from routes.http.frontend import Frontend
-from routes.http.generate import Kind, generate
+from routes.http.generate import Prepare, generate
 from routes.native import (
     batch,
     big_batch,
@@ -25,150 +26,144 @@ from routes.native import (
     v2,
     v3,
 )
-from routes.openai import chat, completions
-from routes.openai.models import health, model, models
+from routes.openai import chat, completions, models
 from routes.responses import routes as responses
-from routes.settings import FrontendSettings
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD")
-BATCH = Kind(batch.prepare, native_shape)
-V2 = Kind(v2.prepare, native_shape)
-V3 = Kind(v3.prepare, native_shape)
-BIG_BATCH = Kind(big_batch.prepare, native_shape)
-STATE = Kind(state.prepare, native_shape)
-MULTI_STATE = Kind(multi_state.prepare, native_shape)
-FIM = Kind(fim.prepare, native_shape)
-CHAT = Kind(chat.prepare, openai_shape)
-COMPLETION = Kind(completions.prepare, openai_shape)
 
 log = logging.getLogger(__name__)
-Answer = Response | StreamingResponse
-Handler = Callable[[Frontend, Call], Awaitable[Answer]]
+Handler = Callable[[Frontend, HttpRequest], Awaitable[HttpResponse]]
 
 
-def v1_chat(call: Call, body: dict | None) -> Kind:
-    """`contents` asks for the native batch, `messages` for OpenAI chat; without either the manner of
-    authentication tells.
+class Route(NamedTuple):
+    """One path. A part of it that begins with a colon stands for any text."""
+
+    methods: str  # separated by a space
+    path: str
+    shape: ErrorShape  # of its errors
+    handler: Handler
+
+    def allowed(self) -> list[str]:
+        """The methods; where there is GET, HEAD too."""
+        return [*self.methods.split(), "HEAD"] if "GET" in self.methods else self.methods.split()
+
+    def matches(self, path: str) -> bool:
+        ours, theirs = self.path.split("/"), path.split("/")
+        return len(ours) == len(theirs) and all(
+            a == b or (a.startswith(":") and b) for a, b in zip(ours, theirs, strict=True)
+        )
+
+
+def generates(prepare: Prepare) -> Handler:
+    """The handler of a route that generates what `prepare` makes of its body."""
+    return partial(generate, prepare=prepare)
+
+
+async def v1_chat(front: Frontend, http: HttpRequest) -> HttpResponse:
+    """`contents` asks for the native batch, `messages` for OpenAI chat.
+
+    Without either, a request is OpenAI chat if it has an Authorization header.
     """
-    if not body or ("contents" not in body and "messages" not in body):
-        return CHAT if call.header("authorization") else BATCH
-    return BATCH if body.get("contents") or "messages" not in body else CHAT
+    body, _ = http.json
+    if "contents" in body or "messages" in body:
+        is_chat = "messages" in body and not body.get("contents")
+    else:
+        is_chat = bool(http.header("authorization"))
+    if is_chat:
+        http.shape = openai_shape
+    return await generate(front, http, chat.prepare if is_chat else batch.prepare)
 
 
-def table(settings: FrontendSettings) -> dict[str, tuple[str, Handler, Shape]]:
-    """Path -> methods (separated by a space), handler, shape of errors."""
-    translation = Kind(translate.prepare, native_shape, open=not settings.protect_translate)
-    return {
-        "/v1/chat/completions": ("POST", _generation(v1_chat), native_shape),
-        "/openai/v1/chat/completions": ("POST", _generation(lambda call, body: CHAT), openai_shape),
-        "/v2/chat/completions": ("POST", _generation(lambda call, body: V2), native_shape),
-        "/v3/chat/completions": ("POST", _generation(lambda call, body: V3), native_shape),
-        "/big_batch/completions": ("POST", _generation(lambda call, body: BIG_BATCH), native_shape),
-        "/state/chat/completions": ("POST", _generation(lambda call, body: STATE), native_shape),
-        "/multi_state/chat/completions": ("POST", _generation(lambda call, body: MULTI_STATE), native_shape),
-        "/state/status": ("POST", sessions.status, native_shape),
-        "/state/delete": ("POST", sessions.delete, native_shape),
-        "/v1/state/export": ("GET POST", session_files.export, native_shape),
-        "/v1/state/import": ("POST", session_files.import_, native_shape),
-        "/v1/state/fork": ("POST", session_files.fork, native_shape),
-        "/v1/completions": ("POST", _generation(lambda call, body: COMPLETION), openai_shape),
-        "/openai/v1/completions": ("POST", _generation(lambda call, body: COMPLETION), openai_shape),
-        "/translate/v1/batch-translate": ("POST", _generation(lambda call, body: translation), native_shape),
-        "/FIM/v1/batch-FIM": ("POST", _generation(lambda call, body: FIM), native_shape),
-        "/v1/responses": ("POST", responses.create, openai_shape),
-        "/v1/responses/:id": ("GET DELETE", responses.stored, openai_shape),
-        "/v1/responses/:id/input_items": ("GET", responses.input_items, openai_shape),
-        "/openai/v1/responses": ("POST", responses.create, openai_shape),
-        "/openai/v1/responses/:id": ("GET DELETE", responses.stored, openai_shape),
-        "/openai/v1/responses/:id/input_items": ("GET", responses.input_items, openai_shape),
-        "/v1/models": ("GET", models, openai_shape),
-        "/v1/models/:id": ("GET", model, openai_shape),
-        "/openai/v1/models": ("GET", models, openai_shape),
-        "/openai/v1/models/:id": ("GET", model, openai_shape),
-        "/health": ("GET", health, native_shape),
-    }
+TRANSLATE = partial(generate, prepare=translate.prepare, public=True)
+
+# fmt: off
+ROUTES = (
+    Route("POST",       "/v1/chat/completions",                 native_shape, v1_chat),
+    Route("POST",       "/v2/chat/completions",                 native_shape, generates(v2.prepare)),
+    Route("POST",       "/v3/chat/completions",                 native_shape, generates(v3.prepare)),
+    Route("POST",       "/big_batch/completions",               native_shape, generates(big_batch.prepare)),
+    Route("POST",       "/FIM/v1/batch-FIM",                    native_shape, generates(fim.prepare)),
+    Route("POST",       "/translate/v1/batch-translate",        native_shape, TRANSLATE),
+    Route("POST",       "/state/chat/completions",              native_shape, generates(state.prepare)),
+    Route("POST",       "/multi_state/chat/completions",        native_shape, generates(multi_state.prepare)),
+    Route("POST",       "/state/status",                        native_shape, sessions.status),
+    Route("POST",       "/state/delete",                        native_shape, sessions.delete),
+    Route("GET POST",   "/v1/state/export",                     native_shape, session_files.export),
+    Route("POST",       "/v1/state/import",                     native_shape, session_files.import_),
+    Route("POST",       "/v1/state/fork",                       native_shape, session_files.fork),
+    Route("GET",        "/health",                              native_shape, models.health),
+
+    Route("POST",       "/openai/v1/chat/completions",          openai_shape, generates(chat.prepare)),
+    Route("POST",       "/v1/completions",                      openai_shape, generates(completions.prepare)),
+    Route("POST",       "/openai/v1/completions",               openai_shape, generates(completions.prepare)),
+    Route("POST",       "/v1/responses",                        openai_shape, responses.create),
+    Route("POST",       "/openai/v1/responses",                 openai_shape, responses.create),
+    Route("GET DELETE", "/v1/responses/:id",                    openai_shape, responses.stored),
+    Route("GET DELETE", "/openai/v1/responses/:id",             openai_shape, responses.stored),
+    Route("GET",        "/v1/responses/:id/input_items",        openai_shape, responses.input_items),
+    Route("GET",        "/openai/v1/responses/:id/input_items", openai_shape, responses.input_items),
+    Route("GET",        "/v1/models",                           openai_shape, models.models),
+    Route("GET",        "/openai/v1/models",                    openai_shape, models.models),
+    Route("GET",        "/v1/models/:id",                       openai_shape, models.model),
+    Route("GET",        "/openai/v1/models/:id",                openai_shape, models.model),
+)
+# fmt: on
 
 
 def application(front: Frontend, workers: int) -> Robyn:
-    """All routes, an answer in JSON to everything else, and OPTIONS everywhere, on `workers` threads."""
+    """All routes, errors in JSON for everything else, and OPTIONS everywhere, on `workers` threads."""
     config = Config()
     config.disable_openapi = True
     config.log_level = "WARN"
     config.workers = workers
     app = Robyn(__file__, config)
-    routes = table(front.settings)
-    for path, (methods, handler, shape) in routes.items():
-        for method in served(methods):
-            app.add_route(method, path, _endpoint(front, handler, shape))
+    for route in ROUTES:
+        for method in route.allowed():
+            app.add_route(method, route.path, _endpoint(front, route.handler, route.shape))
     for path in ("/", "/*path"):
         for other in METHODS:
-            app.add_route(other, path, _endpoint(front, partial(_unknown, routes), native_shape))
-        app.add_route("OPTIONS", path, _endpoint(front, _options, native_shape))
-        app.add_route(HttpMethod.TRACE, path, _endpoint(front, partial(_unknown, routes), native_shape))
+            app.add_route(other, path, _endpoint(front, _unknown))
+        app.add_route("OPTIONS", path, _endpoint(front, _options))
+        app.add_route(HttpMethod.TRACE, path, _endpoint(front, _unknown))
     return app
 
 
-def served(methods: str) -> list[str]:
-    """What a route answers: where there is GET, HEAD too."""
-    return [*methods.split(), "HEAD"] if "GET" in methods else methods.split()
-
-
-def _generation(choose: Callable[[Call, dict | None], Kind]) -> Handler:
-    async def handler(front: Frontend, call: Call) -> Answer:
-        return await generate(front, choose, call)
-
-    return handler
-
-
-def _endpoint(front: Frontend, handler: Handler, shape: Shape) -> Callable[[Request], Awaitable[Answer]]:
-    async def endpoint(request: Request) -> Answer:
-        call = read(request)
-        call.shape = shape
+def _endpoint(
+    front: Frontend, handler: Handler, shape: ErrorShape = native_shape
+) -> Callable[[Request], Awaitable[HttpResponse]]:
+    async def endpoint(request: Request) -> HttpResponse:
+        http = HttpRequest.from_robyn(request, front.settings.max_body, shape)
         try:
-            return await handler(front, call)
+            return await handler(front, http)
         except ApiError as error:
-            return error_response(call, error)
+            return error_response(http, error)
         except Exception as error:  # the message may quote a prompt, so it is not logged
             log.error(
                 "%s %s %s: %s\n%s",
-                call.method,
-                call.path,
-                call.id,
+                http.method,
+                http.path,
+                http.id,
                 type(error).__name__,
                 "".join(traceback.format_tb(error.__traceback__)),
             )
             return error_response(
-                call, ApiError(500, "The request could not be answered; this is a fault of the server.")
+                http, ApiError(500, "The request could not be answered; this is a fault of the server.")
             )
 
     return endpoint
 
 
-async def _options(front: Frontend, call: Call) -> Answer:
-    return preflight(call)
+async def _options(front: Frontend, http: HttpRequest) -> HttpResponse:
+    return preflight(http)
 
 
-async def _unknown(routes: dict[str, tuple[str, Handler, Shape]], front: Frontend, call: Call) -> Answer:
-    path = call.path.rstrip("/") or "/"
+async def _unknown(front: Frontend, http: HttpRequest) -> HttpResponse:
+    path = http.path.rstrip("/") or "/"
     if path.startswith(("/v1/", "/openai/")):
-        call.shape = openai_shape
-    entry = next((entry for known, entry in routes.items() if _matches(known, path)), None)
-    if entry is None:
-        return error_response(
-            call, ApiError(404, f"There is no {call.path[:200]} here; the README lists the routes.")
-        )
-    methods, _, call.shape = entry
-    allow = ", ".join([*served(methods), "OPTIONS"])
-    return error_response(
-        call,
-        ApiError(405, f"{path} takes {methods.replace(' ', ' or ')}, not {call.method}."),
-        {"Allow": allow},
-    )
-
-
-def _matches(known: str, path: str) -> bool:
-    """Whether `path` is one of `known`, in which a part that begins with a colon stands for any text."""
-    ours, theirs = known.split("/"), path.split("/")
-    return len(ours) == len(theirs) and all(
-        a == b or (a.startswith(":") and b) for a, b in zip(ours, theirs, strict=True)
-    )
+        http.shape = openai_shape
+    route = next((route for route in ROUTES if route.matches(path)), None)
+    if route is None:
+        raise ApiError(404, f"There is no {http.path[:200]} here; the README lists the routes.")
+    http.shape = route.shape
+    error = ApiError(405, f"{path} takes {route.methods.replace(' ', ' or ')}, not {http.method}.")
+    return error_response(http, error, {"Allow": ", ".join([*route.allowed(), "OPTIONS"])})

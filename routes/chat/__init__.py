@@ -1,1 +1,1 @@
-"""The text that models read and write: prompt templates, tools, answers."""
+"""The text that models read and write: prompt templates, messages, tool calls, thoughts."""

@@ -1,6 +1,4 @@
-"""Reads what the model writes: thoughts, answer, tool call. The result does not depend on how the text is cut
-into pieces.
-"""
+"""Splits what the model writes into thoughts, answer and tool call, however the text comes in pieces."""
 
 from dataclasses import dataclass
 
@@ -11,7 +9,7 @@ END_OF_THOUGHT = "</think>"
 
 @dataclass
 class Piece:
-    """What new text has brought."""
+    """New parts of an answer."""
 
     reasoning: str = ""
     content: str = ""

@@ -1,6 +1,6 @@
 """Prompt templates: how requests become the plain text that RWKV models were trained on.
 
-A blank line separates turns, so runs of line feeds inside a turn of a conversation are folded to one.
+A blank line separates messages, so runs of line feeds inside a message are folded to one.
 """
 
 import json
@@ -8,9 +8,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from routes.chat.tools import tool_prompt
+from routes.chat.tools import Schema, tool_prompt
 
-SEAM = "\n\n"  # what stands between turns, also between those of a stored state and new ones
+SEAM = "\n\n"  # separates messages, also those of a stored state and new ones
 NO_THINK = "<think>\n</think>\n"  # an empty thought: the model answers at once
 THINK = "<think"  # left open: the model writes ">", its thoughts, "</think>" and the answer
 
@@ -30,62 +30,64 @@ SYSTEM_ROLES = ("system", "developer")
 
 
 @dataclass(frozen=True)
-class Turn:
+class Message:
     """One message of a conversation, reduced to what the model reads."""
 
     role: str
     text: str
     tool_calls: Sequence[tuple[str, str]] = ()  # (name, arguments as JSON text)
 
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to read."""
+        return not self.text.strip() and not self.tool_calls
+
 
 def chat(
-    turns: Sequence[Turn],
+    messages: Sequence[Message],
     system: str = "",
-    tools: Sequence[dict] = (),
-    tool_choice: str | dict = "auto",
+    tools: Sequence[Schema] = (),
+    tool_choice: str | Schema = "auto",
     think: bool = False,
 ) -> str:
     """The transcript of a conversation, ending where the assistant is to speak.
 
-    System and developer turns move to the front. If the last turn is the assistant's, it is left open to be
+    System and developer messages move to the front. An assistant message at the end is left open, to be
     continued.
     """
-    heads = [system.strip(), *(t.text.strip() for t in turns if t.role in SYSTEM_ROLES)]
+    heads = [system.strip(), *(m.text.strip() for m in messages if m.role in SYSTEM_ROLES)]
     if tools and tool_choice != "none":
         heads.append(tool_prompt(tools, tool_choice))
     head = "\n\n".join(h for h in heads if h)
     blocks = [f"System: {head}"] if head else []
-    blocks += [_block(t) for t in _spoken(turns)]
-    if continues(turns):
-        return "\n\n".join(blocks)
-    blocks.append("Assistant: " + (THINK if think else NO_THINK))
-    return "\n\n".join(blocks)
+    blocks += [_block(m) for m in _spoken(messages)]
+    if not continues(messages):
+        blocks.append("Assistant: " + (THINK if think else NO_THINK))
+    return SEAM.join(blocks)
 
 
-def continues(turns: Sequence[Turn]) -> bool:
+def continues(messages: Sequence[Message]) -> bool:
     """Whether the conversation ends in the assistant's own words, which the answer then goes on with."""
-    spoken = _spoken(turns)
+    spoken = _spoken(messages)
     return bool(spoken) and spoken[-1].role == "assistant" and not spoken[-1].tool_calls
 
 
-def _spoken(turns: Sequence[Turn]) -> list[Turn]:
-    return [t for t in turns if t.role not in SYSTEM_ROLES and (t.text.strip() or t.tool_calls)]
+def _spoken(messages: Sequence[Message]) -> list[Message]:
+    return [m for m in messages if not m.empty and m.role not in SYSTEM_ROLES]
 
 
-def _block(turn: Turn) -> str:
-    text = re.sub(r"\n{2,}", "\n", turn.text.replace("\r\n", "\n").replace("\r", "\n").strip())
+def _block(message: Message) -> str:
+    text = re.sub(r"\n{2,}", "\n", message.text.replace("\r\n", "\n").replace("\r", "\n").strip())
     calls = [
         f'<tool_call>{json.dumps({"name": n}, ensure_ascii=False)[:-1]}, "arguments": {a}}}</tool_call>'
-        for n, a in turn.tool_calls
+        for n, a in message.tool_calls
     ]
-    name = ROLE_NAMES.get(turn.role, turn.role.capitalize())
+    name = ROLE_NAMES.get(message.role, message.role.capitalize())
     return f"{name}: " + "\n".join([text, *calls] if text else calls)
 
 
 def translation(text: str, source: str, target: str) -> str:
-    """`{source}: {text}`, a blank line, `{target}:`. Codes that the table does not hold are used as they
-    stand.
-    """
+    """`{source}: {text}`, a blank line, `{target}:`. Codes that are not in LANGUAGES stand for themselves."""
     return f"{language(source)}: {text}\n\n{language(target)}:"
 
 
@@ -95,5 +97,5 @@ def language(code: str) -> str:
 
 
 def fill_in_the_middle(prefix: str, suffix: str) -> str:
-    """The suffix comes first; the prefix stands last so that the model goes on from it."""
+    """The suffix comes first and the prefix last, so that the model continues the prefix."""
     return f"{FIM_MARK}prefix{FIM_MARK}{FIM_MARK}suffix{FIM_MARK}{suffix}{FIM_MARK}middle{FIM_MARK}{prefix}"

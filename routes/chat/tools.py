@@ -1,4 +1,4 @@
-"""Tool calls: the text that offers tools to the model, and the parser that finds a call in what it writes.
+"""Tool calls: the text that offers tools to the model, and the parser of the calls that it writes.
 
 A call is `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`; at most the first one in an answer
 counts.
@@ -7,11 +7,13 @@ counts.
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+Schema = dict[str, Any]  # a JSON schema, or an OpenAI object that holds one
 
 
-def tool_prompt(tools: Sequence[dict], choice: str | dict = "auto") -> str:
+def tool_prompt(tools: Sequence[Schema], choice: str | Schema = "auto") -> str:
     """The block that goes into the system turn. `tools` are OpenAI function tools, already checked.
 
     `choice` is "auto", "required", or a dict that names one function.
@@ -40,7 +42,7 @@ def tool_prompt(tools: Sequence[dict], choice: str | dict = "auto") -> str:
     return "\n".join(lines)
 
 
-def _arguments(schema: dict, depth: int) -> Iterator[str]:
+def _arguments(schema: Schema, depth: int) -> Iterator[str]:
     required = schema.get("required") or []
     for name, spec in _properties(schema):
         kind = _kind(spec, "any")
@@ -58,7 +60,7 @@ def _arguments(schema: dict, depth: int) -> Iterator[str]:
             yield from _arguments(nested, depth + 1)
 
 
-def _placeholder(schema: dict) -> object:
+def _placeholder(schema: Schema) -> object:
     if _choices(schema):
         return _choices(schema)[0]
     kind = _kind(schema, "object" if "properties" in schema else "string").split(" or ")[0]
@@ -70,7 +72,7 @@ def _placeholder(schema: dict) -> object:
     return {"integer": 0, "number": 0, "boolean": True, "null": None}.get(kind, "...")
 
 
-def _properties(schema: dict) -> list[tuple[str, dict]]:
+def _properties(schema: Schema) -> list[tuple[str, Schema]]:
     """The properties of an object. A schema that is no object (JSON Schema has `true`) allows anything."""
     properties = schema.get("properties")
     return (
@@ -80,12 +82,12 @@ def _properties(schema: dict) -> list[tuple[str, dict]]:
     )
 
 
-def _kind(schema: dict, default: str) -> str:
+def _kind(schema: Schema, default: str) -> str:
     kind = schema.get("type", default)
     return " or ".join(map(str, kind)) if isinstance(kind, list) else str(kind)
 
 
-def _choices(schema: dict) -> list:
+def _choices(schema: Schema) -> list[Any]:
     enum = schema.get("enum")
     return enum if isinstance(enum, list) else []
 

@@ -1,1 +1,1 @@
-"""What all routes share: requests, errors, streams."""
+"""HTTP without any route: requests, responses, passwords, errors, streams and the base of request bodies."""

@@ -1,68 +1,71 @@
-"""From the bytes of a request to a JSON object that is safe to work with."""
+"""From the bytes of a request to a JSON object that every part of the server can work with."""
 
 import json
 import math
+from dataclasses import dataclass
 
-from routes.http.errors import ApiError
+from routes.http.errors import ApiError, Json
 
 MAX_DEPTH = 64
 MAX_DIGITS = 30
 
 
-def parse(body: str | bytes, limit: int) -> dict:
-    """The JSON object in `body`, which may have `limit` bytes.
+@dataclass(frozen=True)
+class LargeNumber:
+    """Takes the place of a number that is too large, until its field is known."""
 
-    Raises ApiError 413 when it is longer, 400 when it is anything but an object that every part of the server
-    can carry.
+    text: str
+
+
+def parse(body: str | bytes, limit: int) -> tuple[Json, ApiError | None]:
+    """The JSON object in `body`, which may have `limit` bytes, and the error if it cannot be served.
+
+    The error is a 413 for a longer body, a 400 for one that holds no JSON object; the object is empty then.
+    A 400 that comes with an object names the field whose number is too large or whose text is not Unicode.
     """
     data = body if isinstance(body, bytes) else body.encode()
-    if len(data) > limit:
-        raise ApiError(
-            413,
-            f"The body has {len(data)} bytes and at most {limit} are taken; send fewer or shorter prompts "
-            "at once.",
-        )
+    large: list[LargeNumber] = []
+
+    def integer(text: str) -> int | LargeNumber:
+        return int(text) if len(text) <= MAX_DIGITS else too_large(text)
+
+    def real(text: str) -> float | LargeNumber:
+        return value if math.isfinite(value := float(text)) else too_large(text)
+
+    def too_large(text: str) -> LargeNumber:
+        large.append(LargeNumber(text))
+        return large[-1]
+
+    fields: Json = {}
     try:
+        if len(data) > limit:
+            size = f"The body has {len(data)} bytes and at most {limit} are taken"
+            raise ApiError(413, f"{size}; send fewer or shorter prompts at once.")
         text = data.decode()
+        value = json.loads(text, parse_constant=_constant, parse_float=real, parse_int=integer)
+        if not isinstance(value, dict):
+            raise ApiError(400, 'The body must be a JSON object, as in {"contents": ["..."]}.')
+        fields = value
+        if large or "\\u" in text or text.count("[") + text.count("{") > MAX_DEPTH:
+            _inspect(fields)
     except UnicodeDecodeError as error:
-        raise ApiError(400, f"The body is not UTF-8: byte {error.start} cannot be decoded.") from None
-    try:
-        value = json.loads(text, parse_constant=_constant, parse_float=_float, parse_int=_int)
-    except RecursionError:
-        raise _too_deep() from None
+        return {}, ApiError(400, f"The body is not UTF-8: byte {error.start} cannot be decoded.")
     except json.JSONDecodeError as error:
-        raise ApiError(
-            400, f"Invalid JSON: {error.msg} at line {error.lineno}, column {error.colno}."
-        ) from None
-    if not isinstance(value, dict):
-        raise ApiError(400, 'The body must be a JSON object, as in {"contents": ["..."]}.')
-    if text.count("[") + text.count("{") > MAX_DEPTH or "\\u" in text:  # otherwise there is nothing to find
-        _inspect(value)
-    return value
+        return {}, ApiError(400, f"Invalid JSON: {error.msg} at line {error.lineno}, column {error.colno}.")
+    except RecursionError:
+        return {}, _too_deep()
+    except ApiError as error:
+        return fields, error
+    return fields, None
 
 
 def _constant(name: str) -> float:
     raise ApiError(400, f"Invalid JSON: {name} is not a JSON number.")
 
 
-def _float(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ApiError(400, f"The number {text[:MAX_DIGITS]} is too large.")
-    return value
-
-
-def _int(text: str) -> int:
-    if len(text) > MAX_DIGITS:
-        raise ApiError(400, f"The number {text[:MAX_DIGITS]}... is too large.")
-    return int(text)
-
-
-def _inspect(value: dict) -> None:
-    """Refuse nesting deeper than MAX_DEPTH and strings that hold half a surrogate pair, which are no Unicode
-    text.
-    """
-    level: list[tuple[str, object]] = [("", value)]
+def _inspect(fields: Json) -> None:
+    """Raises ApiError 400 for nesting deeper than MAX_DEPTH, large numbers and half surrogate pairs."""
+    level: list[tuple[str, object]] = [("", fields)]
     for _ in range(MAX_DEPTH):
         deeper: list[tuple[str, object]] = []
         for place, container in level:
@@ -80,6 +83,9 @@ def _inspect(value: dict) -> None:
             for name, item in named:
                 if isinstance(item, str):
                     _check_text(item, name)
+                elif isinstance(item, LargeNumber):
+                    shown = item.text if len(item.text) <= MAX_DIGITS else f"{item.text[:MAX_DIGITS]}..."
+                    raise ApiError(400, f"The number {shown} of {name} is too large.", param=name)
                 elif isinstance(item, dict | list):
                     deeper.append((name, item))
         if not deeper:

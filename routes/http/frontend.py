@@ -1,22 +1,23 @@
-"""What a front end knows while it runs: the engine, the requests being answered, and whether it is about to
-end.
-"""
+"""The state of a front end while it runs: the engine, the requests in flight, and whether it drains."""
 
+import asyncio
 import threading
 import time
 import weakref
 
 from routes.http.errors import ApiError
-from routes.http.stream import JobStream
+from routes.http.stream import JobStream, failure_status
 from routes.settings import FrontendSettings
-from rwkv_batch.wire.client import Client
-from rwkv_batch.wire.protocol import EngineInfo
+from rwkv_batch.wire.client import Client, RequestFailed, RequestRejected
+from rwkv_batch.wire.protocol import EngineInfo, SessionCommand, SessionReply
 
 ENGINE_LOST = "The engine has stopped and is being started again; try again in a moment."
+NO_REPLY = "The engine does not answer; try again in a moment."
 SHUT_DOWN = "The server is shutting down; try again in a moment."
 CUT_OFF_WITHIN = 1.0  # seconds that the last events of requests that are cut off may take
+ANSWERED_WITHIN = 60.0  # seconds; a command may have to read a state from disk behind others
 CROWD = 32  # live streams from which on events are joined
-ABANDONED_AFTER = 60.0  # seconds in which a client takes nothing of its stream
+ABANDONED_AFTER = 60.0  # seconds in which a client reads nothing of its stream
 
 
 class Frontend:
@@ -47,7 +48,7 @@ class Frontend:
         return engine
 
     def enter(self) -> None:
-        """A generation request begins. Raises ApiError 503 when there are too many."""
+        """A request goes to the engine. Raises ApiError 503 when too many are in flight."""
         with self._changed:
             if self._live >= self.settings.max_streams:
                 raise ApiError(
@@ -61,11 +62,24 @@ class Frontend:
             self._live -= 1
             self._changed.notify_all()
 
+    async def ask(self, command: SessionCommand) -> SessionReply:
+        """Have the engine carry out `command`. Raises ApiError."""
+        engine = self.ready_engine()
+        self.enter()
+        try:
+            return await asyncio.wait_for(self.client.ask(command), ANSWERED_WITHIN)
+        except (RequestRejected, RequestFailed) as error:
+            raise ApiError(failure_status(error, engine_lives=self.engine is engine), str(error)) from None
+        except TimeoutError:
+            raise ApiError(503, NO_REPLY) from None
+        finally:
+            self.leave()
+
     def crowded(self) -> bool:
         return self._live >= CROWD
 
     def watch(self, stream: JobStream) -> None:
-        """Have `stream` closed if its client stops taking."""
+        """Close `stream` once its client reads nothing for ABANDONED_AFTER seconds."""
         with self._changed:
             self._streams.add(stream)
 
@@ -85,7 +99,7 @@ class Frontend:
         self.draining = True
         for message, patience in ((None, seconds), (SHUT_DOWN, CUT_OFF_WITHIN)):
             if message:
-                self.client.fail_all(message)  # whoever is cut off is told so
+                self.client.fail_all(message)
             with self._changed:
                 if self._changed.wait_for(lambda: self._live == 0, patience):
                     return

@@ -1,118 +1,118 @@
-"""The way of a generation request: body, password, schema, engine, reply."""
+"""The way of a generation request: password, schema, engine, reply."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from functools import partial
+from typing import Any, NamedTuple
 
-from robyn import Response, StreamingResponse
-
-from routes.http import auth, body
-from routes.http.errors import ApiError
-from routes.http.exchange import Call, Shape, json_response, log_access, stream_response
-from routes.http.frontend import ENGINE_LOST, Frontend
+from routes.http.auth import demand_password
+from routes.http.errors import ApiError, Json
+from routes.http.exchange import HttpRequest, HttpResponse, json_response, log_access, stream_response
+from routes.http.frontend import ENGINE_LOST, NO_REPLY, Frontend
 from routes.http.replies import Reply, RowResult
 from routes.http.stream import EventStream, JobStream, SlowJson, failure_status
 from rwkv_batch.wire.client import Job, RequestFailed, RequestRejected
 from rwkv_batch.wire.protocol import EngineInfo, GenerateRequest
 
 ACCEPTED_WITHIN = 30.0  # seconds; the engine answers between two steps
-PLAIN_WITHIN = 0.25  # seconds in which a reply is made at once; later ones must notice a client that leaves
-
-Prepare = Callable[[dict, str], tuple[GenerateRequest, bool, Reply]]
+PLAIN_WITHIN = 0.25  # seconds; a reply that takes longer is a stream, which notices a client that leaves
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A family of requests: what to run for a body, and how errors are told."""
+class Prepared(NamedTuple):
+    """A checked request: what the engine generates, and how the route replies."""
 
-    prepare: Prepare
-    shape: Shape
-    open: bool = False  # needs no password
+    request: GenerateRequest
+    stream: bool
+    reply: Reply
+
+
+Prepare = Callable[[Json, str], Prepared]  # from the JSON body and the id of the model; raises ApiError
+Store = Callable[[], Coroutine[Any, Any, None]]
 
 
 async def generate(
-    front: Frontend, choose: Callable[[Call, dict | None], Kind], call: Call
-) -> Response | StreamingResponse:
-    """Answer `call`. `choose` picks the kind by the body, which is None where there is no valid one. Raises
-    ApiError.
+    front: Frontend, http: HttpRequest, prepare: Prepare, *, public: bool = False
+) -> HttpResponse:
+    """Reply to `http` with what `prepare` makes of its body. Raises ApiError.
+
+    A `public` route needs the password only under --protect-translate.
     """
-    fields: dict | None = None
-    problem: ApiError | None = None
-    try:
-        fields = body.parse(call.body, front.settings.max_body)
-    except ApiError as error:
-        problem = error
-    kind = choose(call, fields)
-    call.shape = kind.shape
-    if not kind.open:
-        auth.demand(front.settings.password, call.header("authorization"), fields, call.passwords)
-    if fields is None:
-        assert problem
+    fields, problem = http.json
+    if not public or front.settings.protect_translate:
+        demand_password(front.settings.password, http, fields)
+    if problem:
         raise problem
     engine = front.ready_engine()
-    request, stream, reply = kind.prepare(fields, engine.model)
-    if not request.prompts:
-        return json_response(call, reply.whole(Job(request, lambda _: None), []))
-    front.enter()
-    try:
-        response = await _run(front, engine, call, request, stream, reply)
-    except BaseException:
-        front.leave()
-        raise
-    if isinstance(response, Response):
-        front.leave()
-    return response
+    prepared = prepare(fields, engine.model)
+    if not prepared.request.prompts:
+        return json_response(http, prepared.reply.whole(Job(prepared.request, lambda _: None), []))
+    return await run(front, engine, http, prepared)
 
 
-async def _run(
-    front: Frontend, engine: EngineInfo, call: Call, request: GenerateRequest, stream: bool, reply: Reply
-) -> Response | StreamingResponse:
-    """A Response when the reply is complete; otherwise a stream, which leaves the front end when it is
-    closed.
+async def run(
+    front: Frontend, engine: EngineInfo, http: HttpRequest, prepared: Prepared, store: Store | None = None
+) -> HttpResponse:
+    """Run the request: a Response if its reply is complete within PLAIN_WITHIN, otherwise a stream of it.
+
+    `store` is awaited before the last piece of a reply that has succeeded. Raises ApiError.
     """
-    try:
-        async with taken(front, engine, request) as job:
+    request, stream, reply = prepared
+    with ExitStack() as undo:
+        front.enter()
+        undo.callback(front.leave)
+        job = front.client.submit(request)
+        undo.callback(job.cancel)
+        try:
+            if (
+                front.engine is not engine
+            ):  # lost between check and submission, too late to fail with its jobs
+                raise RequestFailed(ENGINE_LOST)
+            await asyncio.wait_for(job.accepted(), ACCEPTED_WITHIN)
             rows = [RowResult() for _ in range(job.rows)]
-            if not stream:
-                until = time.monotonic() + PLAIN_WITHIN
-                while not job.exhausted and (left := until - time.monotonic()) > 0:
-                    for delta in await job.read_async(left):
-                        rows[delta.row].add(delta)
-    except (RequestRejected, RequestFailed) as error:
-        status = failure_status(error, engine_lives=front.engine is engine)
-        return json_response(call, reply.error(str(error), status), status)
-    if not stream and job.exhausted:
-        return json_response(call, reply.whole(job, rows))
-    closed = partial(end_stream, front, call)
-    replies: JobStream = (
-        EventStream(job, reply, closed, front.crowded) if stream else SlowJson(job, reply, closed, rows)
+            if not stream and await _finishes(job, rows):
+                body = reply.whole(job, rows)
+                if store:
+                    await store()
+                return json_response(http, body)
+        except TimeoutError:
+            raise ApiError(503, NO_REPLY) from None
+        except (RequestRejected, RequestFailed) as error:
+            status = failure_status(error, engine_lives=front.engine is engine)
+            return json_response(http, reply.error(str(error), status), status)
+        undo.pop_all()  # the stream leaves the front end and cancels its job when it is closed
+    closed, blocking = partial(_end, front, http), _blocking(store)
+    pieces: JobStream = (
+        EventStream(job, reply, closed, front.crowded, blocking)
+        if stream
+        else SlowJson(job, reply, closed, rows, blocking)
     )
-    front.watch(replies)
-    return stream_response(call, replies, "text/event-stream" if stream else "application/json")
+    front.watch(pieces)
+    return stream_response(http, pieces, "text/event-stream" if stream else "application/json")
 
 
-@asynccontextmanager
-async def taken(front: Frontend, engine: EngineInfo, request: GenerateRequest) -> AsyncIterator[Job]:
-    """A job that the engine has taken, cancelled if the block raises. Raises RequestRejected, RequestFailed
-    or ApiError.
-    """
-    job = front.client.submit(request)
-    try:
-        if front.engine is not engine:  # lost between the check and the submission: nobody will fail this job
-            raise RequestFailed(ENGINE_LOST)
-        await asyncio.wait_for(job.accepted(), ACCEPTED_WITHIN)
-        yield job
-    except BaseException as error:
-        job.cancel()
-        if isinstance(error, TimeoutError):
-            raise ApiError(503, "The engine does not answer; try again in a moment.") from None
-        raise
+async def _finishes(job: Job, rows: list[RowResult]) -> bool:
+    """Read for PLAIN_WITHIN into `rows`; whether they are complete."""
+    until = time.monotonic() + PLAIN_WITHIN
+    while not job.exhausted and (left := until - time.monotonic()) > 0:
+        for delta in await job.read_async(left):
+            rows[delta.row].add(delta)
+    return job.exhausted
 
 
-def end_stream(front: Frontend, call: Call, outcome: str) -> None:
-    """What is due once when a stream has ended or was dropped."""
+def _blocking(store: Store | None) -> Callable[[], None]:
+    """`store` for the threads that pull streams."""
+    loop = asyncio.get_running_loop()
+
+    def wait() -> None:
+        if store:
+            asyncio.run_coroutine_threadsafe(store(), loop).result()
+
+    return wait
+
+
+def _end(front: Frontend, http: HttpRequest, outcome: str) -> None:
+    """A stream has ended or was dropped."""
     front.leave()
-    log_access(call, 200, outcome)
+    log_access(http, 200, outcome)

@@ -1,4 +1,4 @@
-"""Replies that go out in pieces: server-sent events, and JSON whose connection is kept warm while it is made.
+"""Replies that are sent in pieces: server-sent events, and JSON whose connection is kept alive meanwhile.
 
 The HTTP library pulls these iterators from threads of its own and drops them when the client has left.
 """
@@ -9,29 +9,20 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-import msgspec
-
-from routes.http.replies import Reply, RowResult
+from routes.http.errors import Json
+from routes.http.replies import Reply, RowResult, encode_json
 from rwkv_batch.wire.client import Job, RequestFailed, RequestRejected
 from rwkv_batch.wire.protocol import RowDelta
 
-# seconds without news after which a byte is sent; a client that has left is noticed by writing to it
-HEARTBEAT_EVERY = 0.25
+HEARTBEAT_EVERY = 0.25  # seconds of silence after which a byte is sent; a write shows that a client has left
 EVENT_EVERY = 0.05  # seconds between events of one stream while many streams are live
-
-REFUSALS = {
-    "overloaded": 429,
-    "invalid": 400,
-    "not_found": 404,
-    "exists": 409,
-}  # why the engine did not take it -> HTTP status
+REJECTIONS = {"overloaded": 429, "invalid": 400, "not_found": 404, "exists": 409}  # reason -> HTTP status
 
 log = logging.getLogger(__name__)
-encode_json = msgspec.json.encode
 
 
 def merge(deltas: list[RowDelta]) -> list[RowDelta]:
-    """Everything that came for a row as one delta, rows in the order of their first news."""
+    """One delta per row, which holds all of the row's deltas; rows in the order of their first delta."""
     rows: dict[int, RowDelta] = {}
     for delta in deltas:
         old = rows.get(delta.row)
@@ -50,20 +41,25 @@ def merge(deltas: list[RowDelta]) -> list[RowDelta]:
 
 
 def failure_status(error: RequestRejected | RequestFailed, engine_lives: bool) -> int:
-    """The HTTP status that tells a client what the engine said."""
+    """The HTTP status for a job or command that the engine rejected or failed."""
     if isinstance(error, RequestRejected):
-        return REFUSALS[error.reason]
+        return REJECTIONS[error.reason]
     return 500 if engine_lives else 503
 
 
 class JobStream(ABC):
-    """An iterator over the bytes of one job's reply. `closed(outcome)` is called once, when it has ended or
-    was dropped.
-    """
+    """An iterator over the bytes of one job's reply."""
 
-    def __init__(self, job: Job, reply: Reply, closed: Callable[[str], None]) -> None:
+    def __init__(
+        self, job: Job, reply: Reply, closed: Callable[[str], None], store: Callable[[], None]
+    ) -> None:
+        """`closed(outcome)` is called once, when the stream has ended or was dropped.
+
+        `store` is called before the last piece of a reply that has succeeded. It may block, and raise.
+        """
         self.job, self.reply = job, reply
         self._closed: Callable[[str], None] | None = closed
+        self._store = store
         self._lock = threading.Lock()
         self._over = False
         self._pulling = False
@@ -95,9 +91,7 @@ class JobStream(ABC):
         return 0.0 if self._pulling else time.monotonic() - self._pulled_at
 
     def close(self, outcome: str = "client left") -> None:
-        """Nothing more is wanted of the job. Safe from any thread, more than once; the first
-        outcome counts.
-        """
+        """Cancel what is left of the job. Safe from any thread, more than once; the first outcome counts."""
         with self._lock:
             closed, self._closed = self._closed, None
         if closed:
@@ -110,7 +104,7 @@ class JobStream(ABC):
 
     @abstractmethod
     def _next(self) -> bytes:
-        """The next piece of the reply; sets `_over` with the last one. What it raises is told by `_fail`."""
+        """The next piece of the reply; sets `_over` with the last one. May raise."""
 
     @abstractmethod
     def _fail(self, message: str, status: int) -> bytes:
@@ -118,14 +112,18 @@ class JobStream(ABC):
 
 
 class EventStream(JobStream):
-    """Server-sent events. What came since the last pull goes out as one event; `crowded` tells whether to
-    wait for more.
-    """
+    """Server-sent events. What came since the last pull goes out as one event."""
 
     def __init__(
-        self, job: Job, reply: Reply, closed: Callable[[str], None], crowded: Callable[[], bool]
+        self,
+        job: Job,
+        reply: Reply,
+        closed: Callable[[str], None],
+        crowded: Callable[[], bool],
+        store: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(job, reply, closed)
+        """`crowded`: whether so many streams are live that events wait for more text."""
+        super().__init__(job, reply, closed, store)
         self._crowded = crowded
         self._begun = False
         self._event_due = 0.0  # when the next event may go out in a crowd
@@ -145,23 +143,30 @@ class EventStream(JobStream):
         frames = self._frames(self.reply.events(deltas))
         if self.job.exhausted:
             self._over = True
-            frames += self._frames(self.reply.last(self.job)) + b"data: [DONE]\n\n"
+            frames += self._frames(self.reply.last(self.job)) + self.reply.done
+            self._store()
         return frames or b": \n\n"
 
     def _fail(self, message: str, status: int) -> bytes:
-        return self._frames([self.reply.error(message, status)]) + b"data: [DONE]\n\n"
+        return self._frames([self.reply.failure(message, status)]) + self.reply.done
 
-    @staticmethod
-    def _frames(events: list[dict]) -> bytes:
-        return b"".join(b"data: " + encode_json(event) + b"\n\n" for event in events)
+    def _frames(self, events: list[Json]) -> bytes:
+        return b"".join(map(self.reply.frame, events))
 
 
 class SlowJson(JobStream):
-    """One JSON body; line feeds, which JSON allows in front of it, go out until it is there."""
+    """One JSON body; line feeds, which JSON allows in front of it, go out until it is complete."""
 
-    def __init__(self, job: Job, reply: Reply, closed: Callable[[str], None], rows: list[RowResult]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        reply: Reply,
+        closed: Callable[[str], None],
+        rows: list[RowResult],
+        store: Callable[[], None] = lambda: None,
+    ) -> None:
         """`rows` holds what has been read of the job so far."""
-        super().__init__(job, reply, closed)
+        super().__init__(job, reply, closed, store)
         self._rows = rows
 
     def _next(self) -> bytes:
@@ -170,7 +175,9 @@ class SlowJson(JobStream):
         if not self.job.exhausted:
             return b"\n"
         self._over = True
-        return encode_json(self.reply.whole(self.job, self._rows))
+        body = self.reply.whole(self.job, self._rows)
+        self._store()
+        return encode_json(body)
 
     def _fail(self, message: str, status: int) -> bytes:
         return encode_json(self.reply.error(message, status))

@@ -1,1 +1,1 @@
-"""The native routes."""
+"""The native routes: raw prompts in batches, fill-in-the-middle, translation, sessions."""

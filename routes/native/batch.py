@@ -1,14 +1,14 @@
-"""POST /v1/chat/completions with `contents`: a batch of raw prompts, and the reply shapes that FIM shares."""
+"""POST /v1/chat/completions with `contents`: raw prompts. Also the reply that most routes share."""
 
 from pydantic import Field
 
-from routes.http.errors import ApiError, native_error
-from routes.http.replies import RowResult
-from routes.native.schemas import SamplingFields, Texts, validate
+from routes.http.errors import ApiError, Json
+from routes.http.generate import Prepared
+from routes.http.replies import Reply, RowResult
+from routes.http.schemas import END_OF_TEXT, Prompts
+from routes.native.schemas import SamplingFields, Texts
 from rwkv_batch.wire.client import Job
-from rwkv_batch.wire.protocol import GenerateRequest, RowDelta
-
-END_OF_TEXT = 0
+from rwkv_batch.wire.protocol import RowDelta
 
 
 class BatchFields(SamplingFields):
@@ -17,15 +17,13 @@ class BatchFields(SamplingFields):
     contents: Texts = Field(default_factory=list)
 
 
-class NativeReply:
-    """The native shapes: no usage, one choice a row; in a stream, one chunk for all rows that
-    have new text.
-    """
+class NativeReply(Reply):
+    """One choice a row, no usage; in a stream, one chunk for all rows that have new text."""
 
     def __init__(self, model: str, object_: str = "chat.completion", id_: str = "rwkv7-batch") -> None:
         self._head = {"id": id_, "object": object_, "model": model}
 
-    def whole(self, job: Job, rows: list[RowResult]) -> dict:
+    def whole(self, job: Job, rows: list[RowResult]) -> Json:
         return self._head | {
             "choices": [
                 {
@@ -37,42 +35,30 @@ class NativeReply:
             ]
         }
 
-    def first(self, job: Job) -> list[dict]:
-        return []
-
-    def events(self, deltas: list[RowDelta]) -> list[dict]:
+    def events(self, deltas: list[RowDelta]) -> list[Json]:
         texts = [{"index": d.row, "delta": {"content": d.text}} for d in deltas if d.text]
         ends = [
             {"index": d.row, "delta": {}, "finish_reason": d.finish_reason} for d in deltas if d.finish_reason
         ]
-        return [_chunk(choices) for choices in (texts, *([end] for end in ends)) if choices]
-
-    def last(self, job: Job) -> list[dict]:
-        return []
-
-    def error(self, message: str, status: int) -> dict:
-        return native_error(message)
+        chunks = [texts, *([end] for end in ends)]
+        return [{"object": "chat.completion.chunk", "choices": choices} for choices in chunks if choices]
 
 
-def prepare(body: dict, model_id: str) -> tuple[GenerateRequest, bool, NativeReply]:
-    """What to run and how to answer. Raises ApiError."""
+def prepare(body: Json, model_id: str) -> Prepared:
+    """Raises ApiError."""
     refuse_both(body)
-    fields = validate(BatchFields, body)
-    return fields.request(raw_prompts(fields.contents)), fields.stream, NativeReply(fields.model)
+    fields = BatchFields.from_json(body)
+    return Prepared(fields.request(raw_prompts(fields.contents)), fields.stream, NativeReply(fields.model))
 
 
-def refuse_both(body: dict) -> None:
-    """Raises ApiError 400 when it is not clear what is to be answered."""
+def refuse_both(body: Json) -> None:
+    """Raises ApiError 400 when there are both `contents` and `messages`."""
     if body.get("contents") and body.get("messages"):
         raise ApiError(400, "Send either `contents` (raw prompts) or `messages` (a conversation), not both.")
 
 
-def raw_prompts(contents: list[str]) -> list[str | list[int]]:
+def raw_prompts(contents: list[str]) -> Prompts:
     """`contents` for the engine. Raises ApiError 400 when there are none."""
     if not contents:
         raise ApiError(400, "Empty prompts list")
     return [text or [END_OF_TEXT] for text in contents]  # the model needs a token to start from
-
-
-def _chunk(choices: list[dict]) -> dict:
-    return {"object": "chat.completion.chunk", "choices": choices}

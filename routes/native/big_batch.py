@@ -1,14 +1,14 @@
-"""POST /big_batch/completions: many raw prompts, drawn by temperature alone, streamed unless `stream` is
-false.
-"""
+"""POST /big_batch/completions: many raw prompts, drawn by temperature alone, streamed by default."""
 
 from typing import Annotated
 
 from pydantic import Field
 
+from routes.http.errors import Json
+from routes.http.generate import Prepared
 from routes.native.batch import NativeReply, raw_prompts
-from routes.native.schemas import Real, RowFields, Texts, validate
-from rwkv_batch.wire.protocol import GenerateRequest, Sampling
+from routes.native.schemas import Real, RowFields, Texts
+from rwkv_batch.wire.protocol import Sampling
 
 
 class BigBatchFields(RowFields):
@@ -16,9 +16,8 @@ class BigBatchFields(RowFields):
 
     contents: Texts = Field(default_factory=list)
     stream: bool = True
-    noise: Annotated[Real, Field(ge=0, le=1000)] | None = (
-        None  # if sent: up to this is added to each logit, the highest wins
-    )
+    # if sent: a random number up to this is added to each logit and the highest wins
+    noise: Annotated[Real, Field(ge=0, le=1000)] | None = None
 
     def sampling(self) -> Sampling:
         if self.noise is None:
@@ -26,7 +25,7 @@ class BigBatchFields(RowFields):
         return Sampling(self.temperature, noise=self.noise, method="noise")
 
 
-def prepare(body: dict, model_id: str) -> tuple[GenerateRequest, bool, NativeReply]:
-    """What to run and how to answer. Raises ApiError."""
-    fields = validate(BigBatchFields, body)
-    return fields.request(raw_prompts(fields.contents)), fields.stream, NativeReply(fields.model)
+def prepare(body: Json, model_id: str) -> Prepared:
+    """Raises ApiError."""
+    fields = BigBatchFields.from_json(body)
+    return Prepared(fields.request(raw_prompts(fields.contents)), fields.stream, NativeReply(fields.model))

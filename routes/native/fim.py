@@ -3,10 +3,11 @@
 from pydantic import Field
 
 from routes.chat.templates import fill_in_the_middle
-from routes.http.errors import ApiError
+from routes.http.errors import ApiError, Json
+from routes.http.generate import Prepared
+from routes.http.schemas import Prompts
 from routes.native.batch import NativeReply
-from routes.native.schemas import SamplingFields, Texts, validate
-from rwkv_batch.wire.protocol import GenerateRequest
+from routes.native.schemas import SamplingFields, Texts
 
 
 class FimFields(SamplingFields):
@@ -16,9 +17,9 @@ class FimFields(SamplingFields):
     suffix: Texts = Field(default_factory=list)
 
 
-def prepare(body: dict, model_id: str) -> tuple[GenerateRequest, bool, NativeReply]:
-    """What to run and how to answer. Raises ApiError."""
-    fields = validate(FimFields, body)
+def prepare(body: Json, model_id: str) -> Prepared:
+    """Raises ApiError."""
+    fields = FimFields.from_json(body)
     if len(fields.prefix) != len(fields.suffix):
         raise ApiError(
             400,
@@ -27,7 +28,5 @@ def prepare(body: dict, model_id: str) -> tuple[GenerateRequest, bool, NativeRep
         )
     if not fields.prefix:
         raise ApiError(400, "Empty prompts list: `prefix` and `suffix` need at least one text each.")
-    prompts: list[str | list[int]] = [
-        fill_in_the_middle(*pair) for pair in zip(fields.prefix, fields.suffix, strict=True)
-    ]
-    return fields.request(prompts), fields.stream, NativeReply(fields.model, "FIM.completion")
+    prompts: Prompts = [fill_in_the_middle(*pair) for pair in zip(fields.prefix, fields.suffix, strict=True)]
+    return Prepared(fields.request(prompts), fields.stream, NativeReply(fields.model, "FIM.completion"))

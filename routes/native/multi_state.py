@@ -1,5 +1,4 @@
-"""POST /multi_state/chat/completions: a tree of turns. Each turn makes a new node; every earlier one stays to
-branch from.
+"""POST /multi_state/chat/completions: a tree of turns; each makes a node, and any node can be continued.
 
 Node n of a session is stored under the key "{session_id}:{n}".
 """
@@ -9,16 +8,16 @@ from typing import Annotated
 from pydantic import Field
 
 from routes.chat.templates import SEAM
-from routes.http.errors import ApiError
+from routes.http.errors import ApiError, Json
+from routes.http.generate import Prepared
 from routes.http.replies import RowResult
 from routes.native.batch import NativeReply
-from routes.native.schemas import SessionId, Whole, validate
-from routes.native.sessions import demand_id
+from routes.native.schemas import SessionId, Whole, demand_session_id
 from routes.native.state import StateFields, single_prompt
 from rwkv_batch.wire.client import Job
-from rwkv_batch.wire.protocol import GenerateRequest, Turn
+from rwkv_batch.wire.protocol import Turn
 
-ROOT = 0  # the node that a conversation begins at; nobody needs to have stored it
+ROOT = 0  # the node that a conversation begins at, stored or not
 
 
 class MultiStateFields(StateFields):
@@ -29,16 +28,16 @@ class MultiStateFields(StateFields):
 
 
 class MultiStateReply(NativeReply):
-    """The native shapes, and the number of the new node."""
+    """The native reply, and the number of the new node."""
 
     def __init__(self, model: str, parent: int) -> None:
         super().__init__(model, id_="rwkv7-multi-state")
         self._parent = parent
 
-    def whole(self, job: Job, rows: list[RowResult]) -> dict:
+    def whole(self, job: Job, rows: list[RowResult]) -> Json:
         return super().whole(job, rows) | {"dialogue_idx": _number(job.target)}
 
-    def last(self, job: Job) -> list[dict]:
+    def last(self, job: Job) -> list[Json]:
         return [
             {
                 "object": "multi_state.dialogue_idx",
@@ -47,27 +46,22 @@ class MultiStateReply(NativeReply):
             }
         ]
 
-    def error(self, message: str, status: int) -> dict:
-        return super().error(
-            f"State not found for dialogue_idx={self._parent}" if status == 404 else message, status
-        )
+    def error(self, message: str, status: int) -> Json:
+        not_found = f"State not found for dialogue_idx={self._parent}"
+        return super().error(not_found if status == 404 else message, status)
 
 
-def prepare(body: dict, model_id: str) -> tuple[GenerateRequest, bool, MultiStateReply]:
-    """What to run and how to answer. Raises ApiError."""
+def prepare(body: Json, model_id: str) -> Prepared:
+    """Raises ApiError."""
     if "dialogue_idx" not in body:
         raise ApiError(400, "Missing dialogue_idx parameter", param="dialogue_idx")
-    demand_id(body)
-    fields = validate(MultiStateFields, body)
+    demand_session_id(body)
+    fields = MultiStateFields.from_json(body)
     parent = fields.dialogue_idx or ROOT
-    turn = Turn(
-        source=f"{fields.session_id}:{parent}", branch=fields.session_id, required=parent != ROOT, seam=SEAM
-    )
-    return (
-        fields.request([single_prompt(fields.contents)], turn),
-        fields.stream,
-        MultiStateReply(fields.model, parent),
-    )
+    source = f"{fields.session_id}:{parent}"
+    turn = Turn(source=source, branch=fields.session_id, required=parent != ROOT, seam=SEAM)
+    request = fields.request([single_prompt(fields.contents)], turn)
+    return Prepared(request, fields.stream, MultiStateReply(fields.model, parent))
 
 
 def _number(key: str) -> int:

@@ -1,33 +1,22 @@
-"""The fields of the native routes, and how a wrong one is told.
+"""The fields that native requests share, and their defaults.
 
 Coercion is lax, as clients of these routes expect: "5" is a number and 1 is true. Unknown fields are ignored.
 """
 
-import unicodedata
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field
 
-from routes.http.errors import ApiError
+from routes.http import schemas
+from routes.http.errors import ApiError, Json
+from routes.http.schemas import INT_LIMIT, LAST_ID, MAX_PROMPTS, Prompts, RequestBody, not_bool
 from rwkv_batch.wire.protocol import GenerateRequest, Sampling, Turn
 
-MAX_PROMPTS = 4096  # per request
 MAX_STOPS = 64
-MAX_ID = 256  # characters of a session's id
-LAST_ID = 65535
-RESPONSE = (
-    "response"  # states of the Responses API are stored under "response:{id}"; no other route writes there
-)
-INT_LIMIT = 2**31 - 1
-
-
-def _no_bool(value: object) -> object:
-    if isinstance(value, bool):
-        raise ValueError("must be a number, not true or false")
-    return value
+DEFAULT_STOPS: list[int | str] = [0, 261, 24281]  # end of text, a blank line, "User"
 
 
 def _stop(value: object) -> int | str:
@@ -40,34 +29,21 @@ def _stop(value: object) -> int | str:
     raise ValueError(f"must be a token id from 0 to {LAST_ID} or a string")
 
 
-def plain_id(text: str) -> str:
-    """Ids of sessions go into replies and file names."""
-    if any(unicodedata.category(c) == "Cc" for c in text):
-        raise ValueError("must hold no control characters")
-    return text
-
-
-def own_id(text: str) -> str:
-    """Ids under which clients store."""
-    if text.startswith(f"{RESPONSE}:"):
-        raise ValueError(f"must not begin with {RESPONSE}:, which is where /v1/responses keeps its states")
-    return text
-
-
-Whole = Annotated[int, BeforeValidator(_no_bool), Field(ge=-INT_LIMIT, le=INT_LIMIT)]
-Real = Annotated[float, BeforeValidator(_no_bool), Field(allow_inf_nan=False)]
+_not_bool = not_bool("must be a number, not true or false")
+Whole = Annotated[int, _not_bool, Field(ge=-INT_LIMIT, le=INT_LIMIT)]
+Real = Annotated[float, _not_bool, Field(allow_inf_nan=False)]
 Stop = Annotated[int | str, BeforeValidator(_stop)]
 Texts = Annotated[list[str], Field(max_length=MAX_PROMPTS)]
-StoredId = Annotated[str, Field(min_length=1, max_length=MAX_ID), AfterValidator(plain_id)]
-SessionId = Annotated[StoredId, AfterValidator(own_id)]
+StoredId = Annotated[schemas.StoredId, Field(min_length=1)]
+SessionId = Annotated[schemas.SessionId, Field(min_length=1)]
 
 
-class RowFields(BaseModel, ABC):
+class RowFields(RequestBody, ABC):
     """What all native routes that generate have in common."""
 
     model: str = "rwkv7"  # echoed; one model is served
     max_tokens: Annotated[Whole, Field(ge=0)] = 8192
-    stop_tokens: Annotated[list[Stop], Field(max_length=MAX_STOPS)] = [0, 261, 24281]
+    stop_tokens: Annotated[list[Stop], Field(max_length=MAX_STOPS)] = DEFAULT_STOPS
     temperature: Annotated[Real, Field(ge=-1000, le=1000)] = 1.0  # <= 0: greedy
     stream: bool = False
     chunk_size: Whole = 4  # tokens of a row per event of a stream; < 1: 1
@@ -78,7 +54,7 @@ class RowFields(BaseModel, ABC):
         """How tokens are drawn."""
 
     def request(
-        self, prompts: list[str | list[int]], turn: Turn | None = None, lead: Sequence[int] = ()
+        self, prompts: Prompts, turn: Turn | None = None, lead: Sequence[int] = ()
     ) -> GenerateRequest:
         return GenerateRequest(
             id=uuid.uuid4().hex,
@@ -95,7 +71,7 @@ class RowFields(BaseModel, ABC):
 
 
 class SamplingFields(RowFields):
-    """The fields of the samplers that cut at top_k and top_p and punish repetition."""
+    """The fields of the samplers that cut at top_k and top_p and penalize repetition."""
 
     top_k: Whole = 50  # <= 0: off
     top_p: Annotated[Real, Field(ge=-1000, le=1000)] = 0.6  # 0: greedy; outside [0, 1]: off
@@ -114,21 +90,18 @@ class SamplingFields(RowFields):
         )
 
 
-Fields = TypeVar("Fields", bound=BaseModel)
+class SessionFields(RequestBody):
+    """What requests about one stored session have in common."""
+
+    session_id: StoredId
+
+    @classmethod
+    def from_json(cls, fields: Json) -> Self:
+        demand_session_id(fields)
+        return super().from_json(fields)
 
 
-def validate(schema: type[Fields], body: dict) -> Fields:
-    """`body` as `schema`. Raises ApiError 400 with a sentence about the first wrong field."""
-    try:
-        return schema.model_validate(body)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
-    raise ApiError(400, f"`{place}`: {_plain(first['type'], first['msg'])}.", param=place)
-
-
-def _plain(kind: str, message: str) -> str:
-    if kind == "missing":
-        return "this field is required"
-    message = message.removeprefix("Value error, ").replace("Input should", "must")
-    return message[:1].lower() + message[1:]
+def demand_session_id(fields: Json) -> None:
+    """Raises ApiError 400 if there is no `session_id`."""
+    if fields.get("session_id") in (None, ""):
+        raise ApiError(400, "Missing session_id parameter", param="session_id")

@@ -1,96 +1,70 @@
-"""Sessions as files: /v1/state/export hands one out, /v1/state/import takes one in; /v1/state/fork copies one
-on the server.
-"""
+"""/v1/state/export makes a file of a session, /v1/state/import takes one, /v1/state/fork copies a session."""
 
 import uuid
 
-from pydantic import BaseModel
 from robyn import Response
 
-from routes.http import auth
-from routes.http.errors import ApiError
-from routes.http.exchange import Call, file_response, json_response
+from routes.http.auth import authorized_json, demand_password
+from routes.http.errors import ApiError, Json, native_field
+from routes.http.exchange import HttpRequest, file_response, json_response
 from routes.http.frontend import Frontend
-from routes.native.schemas import SessionId, validate
-from routes.native.sessions import Named, ask, demand_id, read
+from routes.native.schemas import SessionFields, SessionId
 from rwkv_batch.wire.protocol import SessionCommand
 
 SUFFIX = ".rwkvstate"
 
 
-class Fork(Named):
+class ImportFields(SessionFields):
+    """The URL parameters of /v1/state/import."""
+
+    session_id: SessionId
+
+
+class ForkFields(SessionFields):
     """The body of /v1/state/fork."""
 
     new_session_id: SessionId
     overwrite: bool = False  # whether a session of the new id is replaced
 
 
-async def export(front: Frontend, call: Call) -> Response:
-    """GET or POST /v1/state/export: the session named in the URL or in the body, as a file.
-    Raises ApiError.
-    """
-    given = read(front, call)
-    key = _named(given if "session_id" in given else _url(call))
-    reply = await ask(front, SessionCommand(uuid.uuid4().hex, "export", key))
-    return file_response(call, reply.data, key + SUFFIX)
+async def export(front: Frontend, http: HttpRequest) -> Response:
+    """GET or POST /v1/state/export: the session named in the URL or in the body. Raises ApiError."""
+    body = authorized_json(front.settings.password, http)
+    if "session_id" not in body:
+        body = _url_fields(http)
+    key = SessionFields.from_json(body).session_id
+    reply = await front.ask(SessionCommand(uuid.uuid4().hex, "export", key))
+    return file_response(http, reply.data, key + SUFFIX)
 
 
-async def import_(front: Frontend, call: Call) -> Response:
-    """POST /v1/state/import: the body is an exported file and takes the place of the session named in the
-    URL. Raises ApiError.
-    """
-    auth.demand(front.settings.password, call.header("authorization"), None, call.passwords)
-    given = _url(call)
-    demand_id(given)
-    key = validate(Import, given).session_id
-    data = call.body if isinstance(call.body, bytes) else call.body.encode()
+async def import_(front: Frontend, http: HttpRequest) -> Response:
+    """POST /v1/state/import: an exported file replaces the session named in the URL. Raises ApiError."""
+    demand_password(front.settings.password, http)
+    key = ImportFields.from_json(_url_fields(http)).session_id
+    data = http.body if isinstance(http.body, bytes) else http.body.encode()
     if not data:
         raise ApiError(400, "The body is empty; send a file that /v1/state/export has made.")
     if len(data) > front.settings.max_state:
         raise ApiError(
             413, f"The file has {len(data)} bytes and at most {front.settings.max_state} are taken."
         )
-    await ask(front, SessionCommand(uuid.uuid4().hex, "import", key, data=data))
+    await front.ask(SessionCommand(uuid.uuid4().hex, "import", key, data=data))
     return json_response(
-        call, {"status": "success", "message": f"Session {key} imported successfully", "session_id": key}
+        http, {"status": "success", "message": f"Session {key} imported successfully", "session_id": key}
     )
 
 
-async def fork(front: Frontend, call: Call) -> Response:
-    """POST /v1/state/fork: a copy of a session under a new id, with nothing computed again.
-    Raises ApiError.
-    """
-    given = read(front, call)
-    demand_id(given)
-    fields = validate(Fork, given)
-    if fields.new_session_id == fields.session_id:
-        raise ApiError(400, "`new_session_id`: must differ from session_id.", param="new_session_id")
-    await ask(
-        front,
-        SessionCommand(
-            uuid.uuid4().hex, "fork", fields.session_id, fields.new_session_id, replace=fields.overwrite
-        ),
-    )
+async def fork(front: Frontend, http: HttpRequest) -> Response:
+    """POST /v1/state/fork: a copy of a session under a new id; nothing is computed. Raises ApiError."""
+    fields = ForkFields.from_json(authorized_json(front.settings.password, http))
+    old, new = fields.session_id, fields.new_session_id
+    if new == old:
+        raise native_field("new_session_id", "must differ from session_id")
+    await front.ask(SessionCommand(uuid.uuid4().hex, "fork", old, new, replace=fields.overwrite))
     return json_response(
-        call,
-        {
-            "status": "success",
-            "message": f"Session {fields.session_id} copied successfully",
-            "session_id": fields.new_session_id,
-        },
+        http, {"status": "success", "message": f"Session {old} copied successfully", "session_id": new}
     )
 
 
-class Import(BaseModel):
-    """The parameters of /v1/state/import."""
-
-    session_id: SessionId
-
-
-def _url(call: Call) -> dict:
-    return {"session_id": call.parameter("session_id")}
-
-
-def _named(given: dict) -> str:
-    demand_id(given)
-    return validate(Named, given).session_id
+def _url_fields(http: HttpRequest) -> Json:
+    return {"session_id": http.parameter("session_id")}

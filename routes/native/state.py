@@ -1,27 +1,26 @@
 """POST /state/chat/completions: one raw prompt, continuing the state of a session."""
 
-from pydantic import Field
-
 from routes.chat.templates import SEAM
-from routes.http.errors import ApiError
-from routes.native.batch import NativeReply
-from routes.native.schemas import SamplingFields, SessionId, Texts, validate
-from rwkv_batch.wire.protocol import GenerateRequest, Turn
+from routes.http.errors import ApiError, Json
+from routes.http.generate import Prepared
+from routes.native.batch import BatchFields, NativeReply
+from routes.native.schemas import SessionId
+from rwkv_batch.wire.protocol import Turn
 
 
-class StateFields(SamplingFields):
+class StateFields(BatchFields):
     """The body."""
 
-    contents: Texts = Field(default_factory=list)
     session_id: SessionId | None = None  # without one: a fresh state, and nothing is stored
 
 
-def prepare(body: dict, model_id: str) -> tuple[GenerateRequest, bool, NativeReply]:
-    """What to run and how to answer. Raises ApiError."""
-    fields = validate(StateFields, body)
+def prepare(body: Json, model_id: str) -> Prepared:
+    """Raises ApiError."""
+    fields = StateFields.from_json(body)
     key = fields.session_id
     turn = None if key is None else Turn(source=key, target=key, seam=SEAM)
-    return fields.request([single_prompt(fields.contents)], turn), fields.stream, NativeReply(fields.model)
+    request = fields.request([single_prompt(fields.contents)], turn)
+    return Prepared(request, fields.stream, NativeReply(fields.model))
 
 
 def single_prompt(contents: list[str]) -> str:

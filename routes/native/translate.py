@@ -4,19 +4,19 @@ import re
 import uuid
 from typing import Annotated
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from routes.chat.templates import language, translation
-from routes.http.errors import ApiError, native_error
-from routes.http.replies import RowResult
-from routes.native.schemas import Texts, validate
+from routes.http.errors import Json, native_field
+from routes.http.generate import Prepared
+from routes.http.replies import Reply, RowResult
+from routes.http.schemas import END_OF_TEXT, Prompts, RequestBody
+from routes.native.schemas import Texts
 from rwkv_batch.wire.client import Job
 from rwkv_batch.wire.protocol import GenerateRequest, RowDelta, Sampling
 
 AUTO = "auto"
 MAX_TOKENS = 2048
-GREEDY = Sampling(temperature=0.0)
-END_OF_TEXT = 0
 # Unicode blocks of scripts that (nearly) give a language away: code, name in prompts, letters
 SCRIPTS = (
     ("ja", "Japanese", re.compile(r"[\u3041-\u30ff\u31f0-\u31ff]")),
@@ -29,7 +29,7 @@ LATIN_PER_WORD = 4  # Latin words stand in texts of any script, and take more le
 KANA_SHARE = 0.1  # Japanese mixes kana with Han letters; a Chinese text may quote a kana
 
 
-class TranslateFields(BaseModel):
+class TranslateFields(RequestBody):
     """The body."""
 
     source_lang: Annotated[str, Field(min_length=1, max_length=64)] = AUTO
@@ -38,16 +38,14 @@ class TranslateFields(BaseModel):
     placeholders: list[str] | None = None  # sent by the plugin; translation does not need them
 
 
-class Translations:
-    """The reply: one translation per text, by position. Blank texts were not run and give themselves back."""
+class Translations(Reply):
+    """One translation per text, by position. Blank texts were not run and are returned as they are."""
 
     def __init__(self, texts: list[str], codes: list[str], rows: list[int | None]) -> None:
-        """`codes`: the source language to report per text; `rows`: which row translates it, None for a blank
-        one.
-        """
+        """`codes`: the source language of each text; `rows`: the row of its translation, None if blank."""
         self._texts, self._codes, self._rows = texts, codes, rows
 
-    def whole(self, job: Job, rows: list[RowResult]) -> dict:
+    def whole(self, job: Job, rows: list[RowResult]) -> Json:
         return {
             "translations": [
                 {"detected_source_lang": code, "text": text if row is None else rows[row].text.strip()}
@@ -55,29 +53,18 @@ class Translations:
             ]
         }
 
-    def first(self, job: Job) -> list[dict]:
-        return []
-
-    def events(self, deltas: list[RowDelta]) -> list[dict]:
-        return []
-
-    def last(self, job: Job) -> list[dict]:
-        return []
-
-    def error(self, message: str, status: int) -> dict:
-        return native_error(message)
+    def events(self, deltas: list[RowDelta]) -> list[Json]:
+        return []  # translations are not streamed
 
 
-def prepare(body: dict, model_id: str) -> tuple[GenerateRequest, bool, Translations]:
-    """What to run and how to answer; no prompts if there is nothing to translate. Raises ApiError."""
-    fields = validate(TranslateFields, body)
+def prepare(body: Json, model_id: str) -> Prepared:
+    """No prompts if there is nothing to translate. Raises ApiError."""
+    fields = TranslateFields.from_json(body)
     if fields.target_lang == AUTO:
-        raise ApiError(
-            400,
-            '`target_lang`: must name a language, as in "zh-CN"; only the source can be found out.',
-            param="target_lang",
+        raise native_field(
+            "target_lang", 'must name a language, as in "zh-CN"; only the source can be found out'
         )
-    prompts: list[str | list[int]] = []
+    prompts: Prompts = []
     codes: list[str] = []
     rows: list[int | None] = []
     stops: set[str] = set()
@@ -92,30 +79,25 @@ def prepare(body: dict, model_id: str) -> tuple[GenerateRequest, bool, Translati
         id=uuid.uuid4().hex,
         prompts=prompts,
         max_tokens=MAX_TOKENS,
-        sampling=GREEDY,
+        sampling=Sampling(temperature=0.0),
         stop_ids=[END_OF_TEXT],
         stop_strings=sorted(stops),
     )
-    return request, False, Translations(fields.text_list, codes, rows)
+    return Prepared(request, False, Translations(fields.text_list, codes, rows))
 
 
 def _source(text: str, source: str, target: str) -> tuple[str, str]:
     """The source language's code for the reply and its name for the prompt."""
     if source != AUTO:
         return source, source
-    code, name = guess(text) or (None, None)
-    if not code or not name or (code == "en" and language(target) == "English"):
-        return (
-            "en",
-            AUTO,
-        )  # Latin letters into English: any language; clients expect "en" where nothing is known
+    code, name = guess(text) or ("en", AUTO)  # clients expect "en" where nothing is known
+    if code == "en" and language(target) == "English":
+        name = AUTO  # Latin letters into English: any language
     return code, name
 
 
 def guess(text: str) -> tuple[str, str] | None:
-    """Code and name of the language that most letters of `text` speak for, by script alone; None without such
-    letters.
-    """
+    """Code and name of the language whose script most letters of `text` have; None without such letters."""
     counts: dict[str, float] = {code: len(letters.findall(text)) for code, _, letters in SCRIPTS}
     counts["en"] /= LATIN_PER_WORD
     if counts["ja"] >= KANA_SHARE * (counts["ja"] + counts["zh-CN"]):

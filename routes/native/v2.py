@@ -1,27 +1,25 @@
-"""POST /v2/chat/completions: a batch of raw prompts, drawn by top-k and then nucleus sampling on what is
-left.
-"""
+"""POST /v2/chat/completions: raw prompts, drawn by top-k, then nucleus sampling on what is left."""
 
 import msgspec
 
+from routes.http.errors import Json
+from routes.http.generate import Prepared
+from routes.http.schemas import END_OF_TEXT
 from routes.native.batch import BatchFields, NativeReply, raw_prompts
-from routes.native.schemas import validate
-from rwkv_batch.wire.protocol import GenerateRequest, Sampling
-
-PAD = [0]  # end of text: a document begins after it
+from rwkv_batch.wire.protocol import Sampling
 
 
 class V2Fields(BatchFields):
     """The body."""
 
-    pad_zero: bool = True  # whether PAD stands in front of every prompt
+    pad_zero: bool = True  # whether every prompt is the beginning of a document
 
     def sampling(self) -> Sampling:
         return msgspec.structs.replace(super().sampling(), method="nucleus")
 
 
-def prepare(body: dict, model_id: str) -> tuple[GenerateRequest, bool, NativeReply]:
-    """What to run and how to answer. Raises ApiError."""
-    fields = validate(V2Fields, body)
-    request = fields.request(raw_prompts(fields.contents), lead=PAD if fields.pad_zero else ())
-    return request, fields.stream, NativeReply(fields.model)
+def prepare(body: Json, model_id: str) -> Prepared:
+    """Raises ApiError."""
+    fields = V2Fields.from_json(body)
+    request = fields.request(raw_prompts(fields.contents), lead=[END_OF_TEXT] if fields.pad_zero else [])
+    return Prepared(request, fields.stream, NativeReply(fields.model))

@@ -1,1 +1,1 @@
-"""The routes in the form of OpenAI."""
+"""The OpenAI routes: chat completions, completions, models."""

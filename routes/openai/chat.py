@@ -1,4 +1,4 @@
-"""Chat completions in OpenAI's form.
+"""POST /v1/chat/completions with `messages`, and /openai/v1/chat/completions.
 
 Thinking (`enable_think`, or `reasoning_effort` above minimal) puts what stands before `</think>` into
 `reasoning_content` of the message or delta, without the tags, and the rest into `content`. With `session_id`
@@ -11,98 +11,86 @@ from uuid import uuid4
 
 from routes.chat import templates
 from routes.chat.answer import AnswerReader, Piece
+from routes.chat.messages import parse_messages
 from routes.chat.tools import ToolCall
-from routes.http.errors import ApiError
+from routes.http.errors import ApiError, Json, openai_field
+from routes.http.generate import Prepared
 from routes.http.replies import RowResult
-from routes.openai.messages import turns
-from routes.openai.schemas import ChatBody, bad, parse, refuse
-from routes.openai.shared import NOT_HERE, OpenAIReply, chat_logprobs, engine_request, wants_usage
-from routes.openai.tools import tool_use
+from routes.openai.reply import LEAST_LOGPROB, OpenAIReply
+from routes.openai.schemas import ChatBody
+from routes.openai.tools import chat_tools
 from rwkv_batch.wire.client import Job
-from rwkv_batch.wire.protocol import GenerateRequest, RowDelta, Turn
+from rwkv_batch.wire.protocol import RowDelta, TokenLogprob, Turn
 
 DEFAULT_MAX_TOKENS = 4096
 # The texts after which a model would speak for the user. A blank line alone does not end an answer: answers
 # have paragraphs.
 DEFAULT_STOPS = ("\n\nUser:", "\nUser:")
 DEFAULT_ALPHAS = (1.0, 0.1)
-REFUSED = NOT_HERE | {
-    "audio": "this server writes text only",
-    "functions": "this is deprecated; use tools",
-    "function_call": "this is deprecated; use tool_choice",
-    "web_search_options": "this server does not search the web",
-}
 
 
-def prepare(body: dict, model_id: str) -> tuple[GenerateRequest, bool, "ChatReply"]:
-    """The engine's request, whether to stream, and how to reply. Raises ApiError 400 for what cannot be
-    served.
-    """
-    refuse(body, REFUSED)
+def prepare(body: Json, model_id: str) -> Prepared:
+    """Raises ApiError 400 for what cannot be served."""
     if body.get("modalities") not in (None, ["text"]):
-        raise bad("modalities", 'this server writes text only; input should be ["text"]')
+        raise openai_field("modalities", 'this server writes text only; input should be ["text"]')
     form = body.get("response_format")
     if form is not None and not (isinstance(form, dict) and form.get("type") == "text"):
-        raise bad("response_format", 'only {"type": "text"} is available')
-    chat = parse(ChatBody, body)
+        raise openai_field("response_format", 'only {"type": "text"} is available')
+    chat = ChatBody.from_json(body)
     if chat.top_logprobs is not None and not chat.logprobs:
-        raise bad("top_logprobs", "this is only allowed when logprobs is true")
+        raise openai_field("top_logprobs", "this is only allowed when logprobs is true")
 
-    use, spoken, think = tool_use(chat), _spoken(chat), _thinks(chat)
+    use, messages, think = chat_tools(chat), _messages(chat), _thinks(chat)
     if chat.session_id and chat.n != 1:
-        raise bad("n", "a session has one future; input should be 1 with session_id")
-    prompt = templates.chat(spoken, chat.system, use.offered, use.choice, think)
-    opening = ""
-    if templates.continues(spoken):
-        think = False
-    elif not think:
-        opening = use.opening()
-    request = engine_request(
-        chat,
+        raise openai_field("n", "a session has one future; input should be 1 with session_id")
+    prompt = templates.chat(messages, chat.system, use.offered, use.choice, think)
+    think, opening = use.begin_answer(messages, think)
+    key = chat.session_id
+    request = chat.request(
         [prompt + opening],
         _max_tokens(chat),
         DEFAULT_STOPS,
         DEFAULT_ALPHAS,
         (chat.top_logprobs or 0) if chat.logprobs else None,
-        Turn(source=chat.session_id, target=chat.session_id, seam=templates.SEAM)
-        if chat.session_id
-        else None,
+        Turn(source=key, target=key, seam=templates.SEAM) if key else None,
     )
     readers = [AnswerReader(think, use.look_for_calls, opening) for _ in range(chat.n)]
-    return request, chat.stream, ChatReply(model_id, readers, think, chat.logprobs, wants_usage(chat))
+    return Prepared(
+        request, chat.stream, ChatReply(model_id, readers, think, chat.logprobs, chat.include_usage)
+    )
 
 
-def _spoken(chat: ChatBody) -> list[templates.Turn]:
+def _messages(chat: ChatBody) -> list[templates.Message]:
     if len(chat.contents) > 1 and chat.session_id:
         raise ApiError(400, "State mode only supports a single contents item.", param="contents")
     if len(chat.contents) > 1:
-        raise bad("contents", "this route takes a single item; send a conversation as messages")
-    spoken = turns(chat.messages) + [templates.Turn("user", text) for text in chat.contents]
-    if not chat.system.strip() and not any(t.text.strip() or t.tool_calls for t in spoken):
+        raise openai_field("contents", "this route takes a single item; send a conversation as messages")
+    messages = parse_messages(chat.messages) + [templates.Message("user", text) for text in chat.contents]
+    if not chat.system.strip() and all(m.empty for m in messages):
         if chat.session_id:
             raise ApiError(400, "State mode requires incremental contents or messages.", param="messages")
         raise ApiError(
             400, "Empty prompt: messages should hold at least one message with text.", param="messages"
         )
-    return spoken
+    return messages
 
 
 def _thinks(chat: ChatBody) -> bool:
     by_effort = None if chat.reasoning_effort is None else chat.reasoning_effort not in ("none", "minimal")
     if None not in (by_effort, chat.enable_think) and by_effort != chat.enable_think:
-        raise bad("reasoning_effort", "this contradicts enable_think; send one of them")
+        raise openai_field("reasoning_effort", "this contradicts enable_think; send one of them")
     return bool(by_effort or chat.enable_think)
 
 
 def _max_tokens(chat: ChatBody) -> int:
     given = {n for n in (chat.max_tokens, chat.max_completion_tokens) if n is not None}
     if len(given) > 1:
-        raise bad("max_completion_tokens", "this differs from max_tokens; send one of them")
+        raise openai_field("max_completion_tokens", "this differs from max_tokens; send one of them")
     return given.pop() if given else DEFAULT_MAX_TOKENS
 
 
 class ChatReply(OpenAIReply):
-    """One reply: `readers` hold the state of each row."""
+    """`readers` hold the state of each row."""
 
     def __init__(
         self, model_id: str, readers: list[AnswerReader], think: bool, logprobs: bool, include_usage: bool
@@ -113,13 +101,13 @@ class ChatReply(OpenAIReply):
         self._think = think
         self._logprobs = logprobs
 
-    def whole(self, job: Job, rows: list[RowResult]) -> dict:
+    def whole(self, job: Job, rows: list[RowResult]) -> Json:
         return self.body(job, rows, [self._choice(i, row) for i, row in enumerate(rows)])
 
-    def _choice(self, index: int, row: RowResult) -> dict:
+    def _choice(self, index: int, row: RowResult) -> Json:
         reader = self._readers[index]
         piece = reader.feed(row.text) + reader.finish()
-        message: dict = {"role": "assistant", "content": piece.content}
+        message: Json = {"role": "assistant", "content": piece.content}
         if self._think:
             message["reasoning_content"] = piece.reasoning
         if piece.call:
@@ -127,18 +115,18 @@ class ChatReply(OpenAIReply):
         return {
             "index": index,
             "message": message,
-            "logprobs": chat_logprobs(row.logprobs) if self._logprobs else None,
+            "logprobs": _logprobs(row.logprobs) if self._logprobs else None,
             "finish_reason": "tool_calls" if piece.call else row.finish_reason,
         }
 
-    def first(self, job: Job) -> list[dict]:
+    def first(self, job: Job) -> list[Json]:
         return [self._chunk(i, {"role": "assistant"}) for i in range(job.rows)]
 
-    def events(self, deltas: list[RowDelta]) -> list[dict]:
+    def events(self, deltas: list[RowDelta]) -> list[Json]:
         self.count(deltas)
         return [event for delta in deltas for event in self._row_events(delta)]
 
-    def _row_events(self, row: RowDelta) -> list[dict]:
+    def _row_events(self, row: RowDelta) -> list[Json]:
         reader = self._readers[row.row]
         piece = reader.feed(row.text)
         if row.finish_reason:
@@ -148,7 +136,7 @@ class ChatReply(OpenAIReply):
             chunks = chunks or [
                 self._chunk(row.row, {"content": ""})
             ]  # text waits for the rest of a character, tag or stop
-            chunks[0]["choices"][0]["logprobs"] = chat_logprobs(row.logprobs)
+            chunks[0]["choices"][0]["logprobs"] = _logprobs(row.logprobs)
         self._called[row.row] |= piece.call is not None
         if row.finish_reason:
             chunks.append(
@@ -156,12 +144,12 @@ class ChatReply(OpenAIReply):
             )
         return chunks
 
-    def _chunk(self, index: int, delta: dict, finish_reason: str | None = None) -> dict:
+    def _chunk(self, index: int, delta: Json, finish_reason: str | None = None) -> Json:
         return self.event({"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason})
 
 
-def _deltas(piece: Piece) -> list[dict]:
-    deltas: list[dict] = []
+def _deltas(piece: Piece) -> list[Json]:
+    deltas: list[Json] = []
     if piece.reasoning:
         deltas.append({"reasoning_content": piece.reasoning})
     if piece.content:
@@ -171,9 +159,26 @@ def _deltas(piece: Piece) -> list[dict]:
     return deltas
 
 
-def _call(call: ToolCall) -> dict:
+def _call(call: ToolCall) -> Json:
     return {
         "id": "call_" + uuid4().hex,
         "type": "function",
         "function": {"name": call.name, "arguments": call.arguments},
+    }
+
+
+def _logprobs(tokens: list[TokenLogprob]) -> Json:
+    """The `logprobs` of a chat choice."""
+    content = [
+        _chat_token(t.token, t.logprob) | {"top_logprobs": [_chat_token(*top) for top in t.top]}
+        for t in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _chat_token(token: bytes, logprob: float) -> Json:
+    return {
+        "token": token.decode(errors="replace"),
+        "bytes": list(token),
+        "logprob": max(logprob, LEAST_LOGPROB),
     }

@@ -1,35 +1,35 @@
-"""The routes that tell what is served and whether it is ready."""
+"""/v1/models: the model that is served. /health: whether the server is ready."""
 
 from urllib.parse import unquote
 
 from robyn import Response
 
-from routes.http import auth
-from routes.http.errors import ApiError
-from routes.http.exchange import Call, json_response
+from routes.http.auth import authorized, demand_password
+from routes.http.errors import ApiError, Json
+from routes.http.exchange import HttpRequest, json_response
 from routes.http.frontend import Frontend
 
 
-async def models(front: Frontend, call: Call) -> Response:
+async def models(front: Frontend, http: HttpRequest) -> Response:
     """GET /v1/models and /openai/v1/models: the one model. Raises ApiError."""
-    return json_response(call, {"object": "list", "data": [_served(front, call)]})
+    return json_response(http, {"object": "list", "data": [_served(front, http)]})
 
 
-async def model(front: Frontend, call: Call) -> Response:
+async def model(front: Frontend, http: HttpRequest) -> Response:
     """GET /v1/models/{id}. Raises ApiError."""
-    served = _served(front, call)
-    asked = unquote(call.path.split("/models/", 1)[1].rstrip("/"))
+    served = _served(front, http)
+    asked = unquote(http.path.split("/models/", 1)[1].rstrip("/"))
     if asked != served["id"]:
         raise ApiError(
             404,
             f"There is no model {asked[:60]} here; the one that is served is {served['id']}.",
             code="model_not_found",
         )
-    return json_response(call, served)
+    return json_response(http, served)
 
 
-def _served(front: Frontend, call: Call) -> dict:
-    auth.demand(front.settings.password, call.header("authorization"), None, call.passwords)
+def _served(front: Frontend, http: HttpRequest) -> Json:
+    demand_password(front.settings.password, http)
     return {
         "id": front.ready_engine().model,
         "object": "model",
@@ -38,13 +38,11 @@ def _served(front: Frontend, call: Call) -> dict:
     }
 
 
-async def health(front: Frontend, call: Call) -> Response:
+async def health(front: Frontend, http: HttpRequest) -> Response:
     """GET /health: 200 when requests are taken, else 503; names the model only to those who may use it."""
     status = front.status
     body = {"status": status}
     engine = front.engine
-    if engine and auth.authorized(
-        front.settings.password, call.header("authorization"), None, call.passwords
-    ):
+    if engine and authorized(front.settings.password, http.header("authorization"), None, http.passwords):
         body["model"] = engine.model
-    return json_response(call, body, 200 if status == "ready" else 503)
+    return json_response(http, body, 200 if status == "ready" else 503)

@@ -1,29 +1,24 @@
-"""The bodies of the OpenAI requests: fields, defaults, ranges, and the sentence that names what is wrong.
+"""The bodies of the OpenAI requests: fields, defaults, ranges, and the engine request that they make.
 
 A top-level null means "not given", as in OpenAI's own API. Fields without effect (`user`, `metadata`,
 `service_tier`, `parallel_tool_calls`, `model`) are either hints or labels; unknown fields are ignored.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self
+from uuid import uuid4
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field
 
-from routes.http.errors import ApiError
-from routes.native.schemas import MAX_ID, own_id, plain_id
+from routes.http import schemas
+from routes.http.errors import Json, openai_field
+from routes.http.schemas import END_OF_TEXT, INT_LIMIT, LAST_ID, RequestBody, SessionId, not_bool
+from rwkv_batch.wire.protocol import GenerateRequest, Sampling, Turn
 
-LAST_ID = 65535  # rows of the head
 LAST_TEXT_ID = 65529  # ids above have no text and cannot stand in a prompt
-MAX_ROWS = 4096  # prompts times n of one request
 MAX_STOPS = 16
 MAX_STOP_TOKENS = 64
-MAX_NEW_TOKENS = 2**31 - 1
-
-
-def _number(value: object) -> object:
-    if isinstance(value, bool):
-        raise ValueError("input should be a number, not a boolean")
-    return value
+NOT_STORED = {"store": "completions are not stored here; leave it out or send false"}
 
 
 def _stop(value: object) -> object:
@@ -91,57 +86,126 @@ def _tool_compat(value: object) -> object:
     return flag
 
 
-Int = Annotated[int, BeforeValidator(_number)]
-Number = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
+_not_bool = not_bool("input should be a number, not a boolean")
+Int = Annotated[int, _not_bool]
+Number = Annotated[float, _not_bool, Field(allow_inf_nan=False)]
 Penalty = Annotated[Number, Field(ge=-2, le=2)]
 Alpha = Annotated[Number, Field(ge=-100, le=100)]
-NewTokens = Annotated[Int, Field(ge=0, le=MAX_NEW_TOKENS)]
-Prompts = list[str | list[int]]
+NewTokens = Annotated[Int, Field(ge=0, le=INT_LIMIT)]
+TopP = Annotated[Number, Field(ge=0, le=1)]
+TopK = Annotated[Int, Field(ge=-1, le=INT_LIMIT)]
 
 
 class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-class OpenAIBody(BaseModel):
-    """What both routes take. The alphas are RWKV's own penalties; None there means the route's default."""
+class OpenAIBody(RequestBody):
+    """What all OpenAI routes that generate have in common.
+
+    The alphas are RWKV's own penalties; None there means the route's default.
+    """
+
+    field_error = staticmethod(openai_field)
+    refused: ClassVar[dict[str, str]] = {}  # field that is not available -> why
 
     stream: bool = False
     stream_options: StreamOptions | None = None
     max_tokens: NewTokens | None = None
     temperature: Annotated[Number, Field(ge=0, le=2)] = 1.0
-    top_p: Annotated[Number, Field(ge=0, le=1)]
-    top_k: Annotated[Int, Field(ge=-1, le=2**31 - 1)]
+    top_p: TopP
+    top_k: TopK
     alpha_presence: Alpha | None = None
     alpha_frequency: Alpha | None = None
     alpha_decay: Annotated[Number, Field(ge=0, le=1)] = 0.996
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: Annotated[dict[int, float], BeforeValidator(_logit_bias)] = {}
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_logit_bias)] = Field(default_factory=dict)
     seed: Annotated[Int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     n: Annotated[Int, Field(ge=1, le=128)] = 1
-    stop: Annotated[list[str], BeforeValidator(_stop)] = []
+    stop: Annotated[list[str], BeforeValidator(_stop)] = Field(default_factory=list)
     stop_tokens: Annotated[list[int | str], BeforeValidator(_stop_tokens)] | None = None
     ignore_eos: bool = False
-    chunk_size: Annotated[Int, Field(le=MAX_NEW_TOKENS)] = 1
-    use_prefix_cache: bool = (
-        True  # whether states of earlier prompts' beginnings may be used; results are the same either way
-    )
+    chunk_size: Annotated[Int, Field(le=INT_LIMIT)] = 1
+    use_prefix_cache: bool = True  # whether states of earlier prompts' beginnings may be used
+
+    @classmethod
+    def from_json(cls, fields: Json) -> Self:
+        for name, why in cls.refused.items():
+            if fields.get(name) not in (None, "", [], {}, False):
+                raise openai_field(name, why)
+        body = super().from_json({k: v for k, v in fields.items() if v is not None or k == "prompt"})
+        if body.stream_options and not body.stream:
+            raise openai_field("stream_options", "this is only allowed when stream is true")
+        return body
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def request(
+        self,
+        prompts: schemas.Prompts,
+        max_tokens: int,
+        stops: Sequence[str] = (),
+        alphas: tuple[float, float] = (0.0, 0.0),
+        top_logprobs: int | None = None,
+        turn: Turn | None = None,
+    ) -> GenerateRequest:
+        """`alphas`: presence and frequency, which hold unless the client sends a penalty of OpenAI's.
+
+        Generation stops at id 0 and `stops`, or at `stop_tokens` in their place; `stop` adds to either.
+        Raises ApiError 400 when prompts times n are too many.
+        """
+        if len(prompts) * self.n > schemas.MAX_PROMPTS:
+            raise openai_field("n", f"prompts times n should be at most {schemas.MAX_PROMPTS}")
+        if self.presence_penalty is not None or self.frequency_penalty is not None:
+            alphas = (0.0, 0.0)
+        all_stops = [END_OF_TEXT, *stops] if self.stop_tokens is None else self.stop_tokens
+        return GenerateRequest(
+            id=uuid4().hex,
+            prompts=prompts,
+            max_tokens=max_tokens,
+            sampling=Sampling(
+                temperature=self.temperature,
+                top_k=self.top_k,
+                top_p=self.top_p,
+                alpha_presence=alphas[0] if self.alpha_presence is None else self.alpha_presence,
+                alpha_frequency=alphas[1] if self.alpha_frequency is None else self.alpha_frequency,
+                alpha_decay=self.alpha_decay,
+                presence_penalty=self.presence_penalty or 0.0,
+                frequency_penalty=self.frequency_penalty or 0.0,
+                logit_bias=self.logit_bias,
+                seed=None if self.seed is None else self.seed % 2**63,  # the engine's seeds are not negative
+            ),
+            n=self.n,
+            stop_ids=[
+                s for s in all_stops if isinstance(s, int) and not (self.ignore_eos and s == END_OF_TEXT)
+            ],
+            stop_strings=[s for s in all_stops if isinstance(s, str)] + self.stop,
+            flush_tokens=max(self.chunk_size, 1) if self.stream else 0,
+            top_logprobs=top_logprobs,
+            prefix_cache=self.use_prefix_cache,
+            turn=turn,
+        )
 
 
 class ChatBody(OpenAIBody):
     """POST /v1/chat/completions. `messages`, `tools` and `tool_choice` are checked where they are read."""
 
-    top_p: Annotated[Number, Field(ge=0, le=1)] = 0.6
-    top_k: Annotated[Int, Field(ge=-1, le=2**31 - 1)] = 20
+    refused = NOT_STORED | {
+        "audio": "this server writes text only",
+        "functions": "this is deprecated; use tools",
+        "function_call": "this is deprecated; use tool_choice",
+        "web_search_options": "this server does not search the web",
+    }
+    top_p: TopP = 0.6
+    top_k: TopK = 20
     max_completion_tokens: NewTokens | None = None
-    messages: list[Any] = []
-    contents: list[str] = []
+    messages: list[Any] = Field(default_factory=list)
+    contents: list[str] = Field(default_factory=list)
     system: str = ""
-    # "": the whole conversation is here
-    session_id: Annotated[str, Field(max_length=MAX_ID), AfterValidator(plain_id), AfterValidator(own_id)] = (
-        ""
-    )
+    session_id: SessionId = ""  # "": the whole conversation is here
     logprobs: bool = False
     top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
     tools: Any = None
@@ -157,53 +221,11 @@ class ChatBody(OpenAIBody):
 class CompletionBody(OpenAIBody):
     """POST /v1/completions."""
 
-    prompt: Annotated[Prompts, BeforeValidator(_prompts)]
-    top_p: Annotated[Number, Field(ge=0, le=1)] = 1.0
-    top_k: Annotated[Int, Field(ge=-1, le=2**31 - 1)] = 0
+    refused = NOT_STORED | {"session_id": "sessions are not available on this route; use chat completions"}
+    prompt: Annotated[schemas.Prompts, BeforeValidator(_prompts)]
+    top_p: TopP = 1.0
+    top_k: TopK = 0
     suffix: str = ""
     echo: bool = False
     best_of: Int | None = None
     logprobs: Annotated[Int, Field(ge=0, le=5)] | None = None
-
-
-Body = TypeVar("Body", bound=OpenAIBody)
-
-
-def parse(schema: type[Body], body: dict) -> Body:
-    """The checked body. Raises ApiError 400 whose sentence and `param` name the first field that is wrong."""
-    given = {key: value for key, value in body.items() if value is not None or key == "prompt"}
-    try:
-        parsed = schema.model_validate(given)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        raise bad(path(first["loc"]), _sentence(first["type"], first["msg"])) from None
-    if parsed.stream_options and not parsed.stream:
-        raise bad("stream_options", "this is only allowed when stream is true")
-    return parsed
-
-
-def refuse(body: dict, fields: dict[str, str]) -> None:
-    """Raises ApiError 400 if `body` holds one of `fields` (name: why it is refused), unless it is null, false
-    or empty.
-    """
-    for name, why in fields.items():
-        if body.get(name) not in (None, "", [], {}, False):
-            raise bad(name, why)
-
-
-def bad(where: str, why: str) -> ApiError:
-    """The error for a field: `where` is its path, `why` what is wrong and what would be right."""
-    return ApiError(400, f"{where}: {why}.", param=where)
-
-
-def path(loc: Sequence[int | str]) -> str:
-    """`("messages", 0, "role")` as `messages[0].role`."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
-    return text.removeprefix(".")
-
-
-def _sentence(kind: str, message: str) -> str:
-    if kind == "missing":
-        return "this field is required"
-    message = message.removeprefix("Value error, ")
-    return message[0].lower() + message[1:]

@@ -1,15 +1,17 @@
-"""The tool fields of a chat request: what is offered to the model, what it must do, and whether calls are
-looked for.
+"""The tool fields of a chat request: which tools are offered, which call is required.
 
-A required or named call is not left to the model's good will: the answer is opened with the beginning of the
-call. Only when thoughts come first, or an assistant message is continued, the prompt alone demands it.
+The answer to a request with a required or named call is opened with the beginning of that call. When thoughts
+come first, or an assistant message is continued, only the prompt demands it.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from routes.chat.tools import OPEN
-from routes.openai.schemas import ChatBody, bad
+from routes.chat.templates import Message, continues
+from routes.chat.tools import OPEN, Schema
+from routes.http.errors import openai_field
+from routes.openai.schemas import ChatBody
 
 MAX_TOOLS = 128
 
@@ -18,23 +20,29 @@ MAX_TOOLS = 128
 class ToolUse:
     """How a request uses tools."""
 
-    offered: list[dict]  # rendered into the prompt
-    choice: str | dict  # "none", "auto", "required" or a dict that names a function
+    offered: list[Schema]  # rendered into the prompt
+    choice: str | Schema  # "none", "auto", "required" or a dict that names a function
     look_for_calls: bool
 
-    def opening(self) -> str:
-        """The beginning of the answer when a call must be made. It ends between two tokens of the call as
+    def begin_answer(self, messages: Sequence[Message], think: bool) -> tuple[bool, str]:
+        """Whether thoughts come first, given that `think` asks for them, and the text that opens the answer.
+
+        The text is the beginning of a call that must be made. It ends between two tokens of the call as
         models learn it.
         """
+        if continues(messages):
+            return False, ""
+        if think:
+            return True, ""
         if self.choice == "required":
-            return f'{OPEN}{{"name": "'
+            return False, f'{OPEN}{{"name": "'
         if isinstance(self.choice, dict):
             name = json.dumps(self.choice["function"]["name"], ensure_ascii=False)
-            return f'{OPEN}{{"name": {name}, "arguments":'
-        return ""
+            return False, f'{OPEN}{{"name": {name}, "arguments":'
+        return False, ""
 
 
-def tool_use(body: ChatBody) -> ToolUse:
+def chat_tools(body: ChatBody) -> ToolUse:
     """Raises ApiError 400 that names what is wrong with `tools` or `tool_choice`.
 
     `rwkv_tool_compat_mode: false` drops the tools; `enable_tool_calls: true` looks for calls although no
@@ -46,47 +54,45 @@ def tool_use(body: ChatBody) -> ToolUse:
     return ToolUse(tools, choice, look and choice != "none")
 
 
-def _checked(tools: object) -> list[dict]:
+def _checked(tools: object) -> list[Schema]:
     if tools is None:
         return []
     if not isinstance(tools, list):
-        raise bad("tools", "tools must be a list")
+        raise openai_field("tools", "tools must be a list")
     if len(tools) > MAX_TOOLS:
-        raise bad("tools", f"input should hold at most {MAX_TOOLS} tools")
+        raise openai_field("tools", f"input should hold at most {MAX_TOOLS} tools")
     for i, tool in enumerate(tools):
         at = f"tools[{i}]"
         if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise bad(f"{at}.type", "input should be 'function', the only type of tool here")
+            raise openai_field(f"{at}.type", "input should be 'function', the only type of tool here")
         function = tool.get("function")
         if not isinstance(function, dict):
-            raise bad(f"{at}.function", "input should be an object")
+            raise openai_field(f"{at}.function", "input should be an object")
         if not isinstance(function.get("name"), str) or not function["name"].strip():
-            raise bad(f"{at}.function.name", "input should be a string that is not empty")
+            raise openai_field(f"{at}.function.name", "input should be a string that is not empty")
         if not isinstance(function.get("description"), str | None):
-            raise bad(f"{at}.function.description", "input should be a string")
+            raise openai_field(f"{at}.function.description", "input should be a string")
         if not isinstance(function.get("parameters"), dict | None):
-            raise bad(f"{at}.function.parameters", "input should be a JSON schema object")
+            raise openai_field(f"{at}.function.parameters", "input should be a JSON schema object")
     return tools
 
 
-def _choice(choice: object, tools: list[dict]) -> str | dict:
-    if choice is None:
-        return "auto"
-    if isinstance(choice, dict):
-        function = choice.get("function")
-        if (
-            choice.get("type") != "function"
-            or not isinstance(function, dict)
-            or not isinstance(function.get("name"), str)
-        ):
-            raise bad(
-                "tool_choice", "an object here should be {'type': 'function', 'function': {'name': ...}}"
-            )
-        if function["name"] not in [tool["function"]["name"] for tool in tools]:
-            raise bad("tool_choice.function.name", "input should be the name of one of the tools")
-        return choice
-    if choice not in ("none", "auto", "required"):
-        raise bad("tool_choice", "input should be none, auto, required, or an object that names a function")
-    if choice == "required" and not tools:
-        raise bad("tool_choice", "required is only allowed when tools are given")
-    return str(choice)
+def _choice(choice: object, tools: list[Schema]) -> str | Schema:
+    match choice:
+        case None:
+            return "auto"
+        case "required" if not tools:
+            raise openai_field("tool_choice", "required is only allowed when tools are given")
+        case "none" | "auto" | "required":
+            return str(choice)
+        case {"type": "function", "function": {"name": str(name)}}:
+            if name not in [tool["function"]["name"] for tool in tools]:
+                raise openai_field(
+                    "tool_choice.function.name", "input should be the name of one of the tools"
+                )
+            return {"type": "function", "function": {"name": name}}
+        case {}:
+            why = "an object here should be {'type': 'function', 'function': {'name': ...}}"
+            raise openai_field("tool_choice", why)
+    why = "input should be none, auto, required, or an object that names a function"
+    raise openai_field("tool_choice", why)

@@ -1,1 +1,1 @@
-"""OpenAI's responses."""
+"""OpenAI's Responses API: responses that are stored, continued, listed and deleted."""

@@ -1,9 +1,9 @@
-"""From the body of a request for a response to the engine's request, and what is kept of the response.
+"""From the body of a request for a response to the engine's request, and the document that is stored of it.
 
 A stored response is a state of the model, `response:{id}`. With `previous_response_id` a request starts from
-that state and the model reads the new turns only. Instructions and tools hold for one call, as in OpenAI's
-API; what the state has read last need not be read again, others go in front of the new turns as a system
-turn.
+that state and the model reads the new messages only. Instructions and tools hold for one call, as in OpenAI's
+API; those that the state has read last are not sent to the model a second time, others go in front of the new
+messages as a system message.
 """
 
 import re
@@ -16,80 +16,62 @@ import msgspec
 from routes.chat import templates
 from routes.chat.answer import AnswerReader
 from routes.chat.tools import tool_prompt
-from routes.http.errors import ApiError
-from routes.native.schemas import RESPONSE
+from routes.http.errors import Json, openai_field
+from routes.http.schemas import RESPONSE
 from routes.openai.chat import DEFAULT_ALPHAS, DEFAULT_MAX_TOKENS, DEFAULT_STOPS
-from routes.openai.schemas import bad
-from routes.openai.shared import engine_request
 from routes.openai.tools import ToolUse
-from routes.responses import input
+from routes.responses.items import messages, parse_items
 from routes.responses.reply import ResponseReply
-from routes.responses.schemas import ResponsesBody, tool_use
+from routes.responses.schemas import ResponsesBody, response_tools
 from rwkv_batch.wire.protocol import GenerateRequest, Turn
 
 ID = re.compile(r"resp_[0-9a-f]{32}")
 
 
 class Document(msgspec.Struct, frozen=True):
-    """What is kept of a response besides the state: the reply, the items of its input, and what the state has
-    read last.
-    """
+    """What is stored of a response besides the state."""
 
-    response: dict
-    input: list[dict]
-    instructions: str
+    response: Json  # the reply
+    input: list[Json]  # its items
+    instructions: str  # the last that the state has read, as are the tools
     tools: str  # as they stand in the prompt
-
-    def encode(self) -> bytes:
-        return msgspec.json.encode(self)
 
 
 decode_document = msgspec.json.Decoder(Document).decode
 
 
 @dataclass
-class Prepared:
-    """A request on its way."""
+class PreparedResponse:
+    """A checked request: what the engine generates, how the route replies, and what it stores."""
 
     request: GenerateRequest
-    reply: ResponseReply
     stream: bool
-    key: str | None  # where to keep the document; None: the response is not stored
-    input: list[dict]
+    reply: ResponseReply
+    key: str | None  # where to store the document; None: the response is not stored
+    input: list[Json]
     instructions: str
     tools: str
 
     def document(self) -> bytes:
-        """Of the response as it stands now."""
-        return Document(self.reply.response, self.input, self.instructions, self.tools).encode()
+        """The encoded Document, with the response as it is now."""
+        return msgspec.json.encode(Document(self.reply.response, self.input, self.instructions, self.tools))
 
 
-def key_of(response_id: str) -> str:
+def state_key(response_id: str) -> str:
     """The key of a response's state and document."""
     return f"{RESPONSE}:{response_id}"
 
 
-def not_found(response_id: str) -> ApiError:
-    """The error for a previous response that is not there."""
-    return ApiError(
-        404,
-        f"There is no response {response_id[:60]} that could be continued: it was deleted, or not stored.",
-        param="previous_response_id",
-        code="previous_response_not_found",
-    )
-
-
-def prepare(body: ResponsesBody, model_id: str, previous: Document | None) -> Prepared:
-    """`previous`: the document of body.previous_response_id. Raises ApiError 400 for what cannot
-    be served.
-    """
-    items = input.read(body.input)
-    spoken, use, think = input.turns(items), tool_use(body), _thinks(body)
-    if not body.instructions.strip() and not any(t.text.strip() or t.tool_calls for t in spoken):
-        raise bad("input", "this holds no text; send a string or a list of items")
+def prepare(body: ResponsesBody, model_id: str, previous: Document | None) -> PreparedResponse:
+    """`previous`: the document of body.previous_response_id. Raises ApiError 400."""
+    items = parse_items(body.input)
+    spoken, use = messages(items), response_tools(body)
+    if not body.instructions.strip() and all(message.empty for message in spoken):
+        raise openai_field("input", "this holds no text; send a string or a list of items")
 
     tools = tool_prompt(use.offered, use.choice) if use.offered and use.choice != "none" else ""
     known = (previous.instructions, previous.tools) if previous else ("", "")
+    think = body.reasoning.effort not in (None, "none", "minimal")
     prompt = templates.chat(
         spoken,
         "" if body.instructions == known[0] else body.instructions,
@@ -97,47 +79,36 @@ def prepare(body: ResponsesBody, model_id: str, previous: Document | None) -> Pr
         use.choice,
         think,
     )
-    opening = ""
-    if templates.continues(spoken):
-        think = False
-    elif not think:
-        opening = use.opening()
+    think, opening = use.begin_answer(spoken, think)
+    reader = AnswerReader(think, use.look_for_calls, opening)
     response_id = "resp_" + uuid4().hex
-    return Prepared(
+    return PreparedResponse(
         request=_request(body, prompt + opening, response_id, think),
-        reply=ResponseReply(
-            _response(body, response_id, model_id, use),
-            AnswerReader(think, use.look_for_calls, opening),
-            think,
-        ),
         stream=body.stream,
-        key=key_of(response_id) if body.store else None,
+        reply=ResponseReply(_response(body, response_id, model_id, use), reader, think),
+        key=state_key(response_id) if body.store else None,
         input=items,
         instructions=body.instructions or known[0],
         tools=tools or known[1],
     )
 
 
-def _thinks(body: ResponsesBody) -> bool:
-    return body.reasoning.effort not in (None, "none", "minimal")
-
-
 def _request(body: ResponsesBody, prompt: str, response_id: str, think: bool) -> GenerateRequest:
     turn = None
     if body.store or body.previous_response_id:
         turn = Turn(
-            source=key_of(body.previous_response_id) if body.previous_response_id else None,
-            target=key_of(response_id) if body.store else None,
+            source=state_key(body.previous_response_id) if body.previous_response_id else None,
+            target=state_key(response_id) if body.store else None,
             required=body.previous_response_id is not None,
             seam=templates.SEAM,
         )
     max_tokens = DEFAULT_MAX_TOKENS if body.max_output_tokens is None else body.max_output_tokens
-    request = engine_request(body, [prompt], max_tokens, DEFAULT_STOPS, DEFAULT_ALPHAS, None, turn)
-    # thoughts are counted by the pieces in which they come, so these are small also when nothing is streamed
+    request = body.request([prompt], max_tokens, DEFAULT_STOPS, DEFAULT_ALPHAS, turn=turn)
+    # the tokens of thoughts are counted by delta, so deltas are small also when nothing is streamed
     return msgspec.structs.replace(request, flush_tokens=request.flush_tokens or int(think))
 
 
-def _response(body: ResponsesBody, response_id: str, model_id: str, use: ToolUse) -> dict:
+def _response(body: ResponsesBody, response_id: str, model_id: str, use: ToolUse) -> Json:
     """The response object before there is any output."""
     choice = (
         use.choice

@@ -1,7 +1,7 @@
-"""A response while it is made: the text of its row becomes items, and each step the events that tell of it.
+"""The reply of a response: the text of its row becomes output items, and events that report each change.
 
 The items are thoughts (`reasoning`), the answer (`message`) and a call (`function_call`), in this order. A
-call waits for the end of the row, so that they do not depend on how the text came in pieces.
+call is added when the row has finished, so that the items do not depend on how the text came in pieces.
 """
 
 import time
@@ -9,21 +9,32 @@ from uuid import uuid4
 
 from routes.chat.answer import END_OF_THOUGHT, AnswerReader
 from routes.chat.tools import ToolCall
-from routes.http.errors import openai_error
-from routes.http.replies import RowResult
+from routes.http.errors import ApiError, Json, openai_shape
+from routes.http.replies import Reply, RowResult
 from rwkv_batch.wire.client import Job
 from rwkv_batch.wire.protocol import RowDelta
 
-FAILURES = {
-    400: "invalid_prompt",
-    429: "rate_limit_exceeded",
-}  # status -> code of a response that failed; others: server_error
+# status -> code of a response that failed; others: server_error
+FAILURES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
 
-class ResponseReply:
-    """`response` is the response object as it stands; it is final when `last` has been called."""
+def previous_not_found(response_id: str) -> ApiError:
+    """The error for a `previous_response_id` that is not stored."""
+    return ApiError(
+        404,
+        f"There is no response {response_id[:60]} that could be continued: it was deleted, or not stored.",
+        param="previous_response_id",
+        code="previous_response_not_found",
+    )
 
-    def __init__(self, response: dict, reader: AnswerReader, think: bool) -> None:
+
+class ResponseReply(Reply):
+    """`response` is the response object at this moment; it is final when `last` has been called."""
+
+    shape = staticmethod(openai_shape)
+    done = b""  # the last event ends the stream
+
+    def __init__(self, response: Json, reader: AnswerReader, think: bool) -> None:
         self.response = response
         self._reader = reader
         self._thinking = think
@@ -34,40 +45,37 @@ class ResponseReply:
         self._tokens = self._reasoning_tokens = 0
         self._finish_reason = "stop"
 
-    def whole(self, job: Job, rows: list[RowResult]) -> dict:
-        """The final response. `events` has taken what `rows` could tell."""
+    def whole(self, job: Job, rows: list[RowResult]) -> Json:
+        """The final response."""
+        for row in rows:
+            self.events(row.deltas)
         self.last(job)
         return self.response
 
-    def first(self, job: Job) -> list[dict]:
+    def first(self, job: Job) -> list[Json]:
         return [
             self._event("response.created", response=self.response),
             self._event("response.in_progress", response=self.response),
         ]
 
-    def events(self, deltas: list[RowDelta]) -> list[dict]:
-        told: list[dict] = []
+    def events(self, deltas: list[RowDelta]) -> list[Json]:
         reasoning = content = ""
-        ended = False
+        finished = False
         for delta in deltas:
             self._count(delta)
             piece = self._reader.feed(delta.text)
             if delta.finish_reason:
-                self._finish_reason, ended = delta.finish_reason, True
+                self._finish_reason, finished = delta.finish_reason, True
                 piece += self._reader.finish()
-            reasoning, content, self._call = (
-                reasoning + piece.reasoning,
-                content + piece.content,
-                self._call or piece.call,
-            )
-        if reasoning:
-            told += self._write("reasoning", reasoning)
+            reasoning, content = reasoning + piece.reasoning, content + piece.content
+            self._call = self._call or piece.call
+        events = self._write("reasoning", reasoning) if reasoning else []
         if content:
-            told += self._write("message", content)
-        return told + self._end() if ended else told
+            events += self._write("message", content)
+        return events + self._finish() if finished else events
 
-    def last(self, job: Job) -> list[dict]:
-        """The one event that the response is over; the response is final."""
+    def last(self, job: Job) -> list[Json]:
+        """The event that completes the response."""
         status = self._status()
         prompt, cached = sum(job.prompt_tokens), sum(job.cached_tokens)
         self.response = self.response | {
@@ -85,14 +93,19 @@ class ResponseReply:
             self.response["completed_at"] = int(time.time())
         return [self._event(f"response.{status}", response=self.response)]
 
-    def error(self, message: str, status: int) -> dict:
-        return openai_error(message, status)
+    def error(self, message: str, status: int) -> Json:
+        if status == 404:  # nothing else of a response can be missing
+            return self.shape(previous_not_found(self.response["previous_response_id"]))
+        return super().error(message, status)
 
-    def failed(self, message: str, status: int) -> list[dict]:
-        """The one event that the response has failed."""
+    def failure(self, message: str, status: int) -> Json:
         error = {"code": FAILURES.get(status, "server_error"), "message": message}
         self.response = self.response | {"status": "failed", "error": error}
-        return [self._event("response.failed", response=self.response)]
+        return self._event("response.failed", response=self.response)
+
+    def frame(self, event: Json) -> bytes:
+        """The type of an event has a line of its own."""
+        return b"event: " + str(event["type"]).encode() + b"\n" + super().frame(event)
 
     def _count(self, delta: RowDelta) -> None:
         self._tokens += delta.tokens
@@ -103,35 +116,33 @@ class ResponseReply:
             self._raw = self._raw[-len(END_OF_THOUGHT) :]
 
     def _status(self) -> str:
-        """A call that is complete is all that was wanted, also when the text behind it was cut."""
+        """A complete call completes the response, also if the text behind it was cut."""
         return "incomplete" if self._finish_reason == "length" and not self._call else "completed"
 
-    def _write(self, kind: str, text: str) -> list[dict]:
+    def _write(self, kind: str, text: str) -> list[Json]:
         """`text` goes to the item being written if that is of this kind, otherwise to a new one."""
-        told = []
+        events = []
         if self._item is None or self._item.kind != kind:
-            told += self._close("completed")
+            events += self._close("completed")
             self._item = _TextItem(kind)
-            told += self._tell(self._item.begin())
-        return told + self._tell(self._item.write(text))
+            events += self._item_events(self._item.begin())
+        return events + self._item_events(self._item.write(text))
 
-    def _end(self) -> list[dict]:
-        """The row has ended: close what is open, say that there was nothing if there was nothing, and tell
-        the call.
-        """
-        told = self._write("message", "") if self._item is None and self._call is None else []
-        told += self._close(self._status())
-        return told + self._tell_call(self._call) if self._call else told
+    def _finish(self) -> list[Json]:
+        """Close the item being written, or an empty message if there was no output; add the call."""
+        events = self._write("message", "") if self._item is None and self._call is None else []
+        events += self._close(self._status())
+        return events + self._add_call(self._call) if self._call else events
 
-    def _close(self, status: str) -> list[dict]:
+    def _close(self, status: str) -> list[Json]:
         if self._item is None:
             return []
-        told = self._tell(self._item.end(status))
-        self._add(told[-1]["item"])
+        events = self._item_events(self._item.end(status))
+        self._add(events[-1]["item"])
         self._item = None
-        return told
+        return events
 
-    def _tell_call(self, call: ToolCall) -> list[dict]:
+    def _add_call(self, call: ToolCall) -> list[Json]:
         item = {
             "id": "fc_" + uuid4().hex,
             "type": "function_call",
@@ -141,35 +152,28 @@ class ResponseReply:
             "arguments": "",
         }
         done = item | {"status": "completed", "arguments": call.arguments}
-        told = self._tell(
+        place = {"item_id": item["id"]}
+        arguments = {"name": call.name, "arguments": call.arguments}
+        events = self._item_events(
             [
                 {"type": "response.output_item.added", "item": item},
-                {
-                    "type": "response.function_call_arguments.delta",
-                    "item_id": item["id"],
-                    "delta": call.arguments,
-                },
-                {
-                    "type": "response.function_call_arguments.done",
-                    "item_id": item["id"],
-                    "name": call.name,
-                    "arguments": call.arguments,
-                },
+                {"type": "response.function_call_arguments.delta", **place, "delta": call.arguments},
+                {"type": "response.function_call_arguments.done", **place, **arguments},
                 {"type": "response.output_item.done", "item": done},
             ]
         )
         self._add(done)
-        return told
+        return events
 
-    def _add(self, item: dict) -> None:
+    def _add(self, item: Json) -> None:
         self.response = self.response | {"output": [*self.response["output"], item]}
 
-    def _tell(self, events: list[dict]) -> list[dict]:
-        """Events about the next item of the output."""
+    def _item_events(self, events: list[Json]) -> list[Json]:
+        """`events` about the next item of the output, numbered."""
         index = len(self.response["output"])
         return [self._event(event.pop("type"), output_index=index, **event) for event in events]
 
-    def _event(self, kind: str, **fields: object) -> dict:
+    def _event(self, kind: str, **fields: object) -> Json:
         number, self._number = self._number, self._number + 1
         return {"type": kind, "sequence_number": number, **fields}
 
@@ -183,34 +187,34 @@ class _TextItem:
         self._id = ("msg_" if kind == "message" else "rs_") + uuid4().hex
         self._place = {"item_id": self._id, "content_index": 0}
         self._name = "response.output_text" if kind == "message" else "response.reasoning_text"
-        self._logprobs: dict = (
+        self._logprobs: Json = (
             {"logprobs": []} if kind == "message" else {}
         )  # OpenAI's types demand the field
 
-    def begin(self) -> list[dict]:
+    def begin(self) -> list[Json]:
         return [
             {"type": "response.output_item.added", "item": self._item("in_progress", [])},
             {"type": "response.content_part.added", **self._place, "part": self._part()},
         ]
 
-    def write(self, text: str) -> list[dict]:
+    def write(self, text: str) -> list[Json]:
         self._text += text
         return (
             [{"type": f"{self._name}.delta", **self._place, **self._logprobs, "delta": text}] if text else []
         )
 
-    def end(self, status: str) -> list[dict]:
+    def end(self, status: str) -> list[Json]:
         return [
             {"type": f"{self._name}.done", **self._place, **self._logprobs, "text": self._text},
             {"type": "response.content_part.done", **self._place, "part": self._part()},
             {"type": "response.output_item.done", "item": self._item(status, [self._part()])},
         ]
 
-    def _item(self, status: str, content: list[dict]) -> dict:
-        form: dict = {"role": "assistant"} if self.kind == "message" else {"summary": []}
+    def _item(self, status: str, content: list[Json]) -> Json:
+        form: Json = {"role": "assistant"} if self.kind == "message" else {"summary": []}
         return {"id": self._id, "type": self.kind, "status": status, **form, "content": content}
 
-    def _part(self) -> dict:
+    def _part(self) -> Json:
         if self.kind == "message":
             return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": []}
         return {"type": "reasoning_text", "text": self._text}

@@ -1,93 +1,80 @@
-"""OpenAI's responses: make one, hand it out again, list what it was made from, delete it.
+"""The handlers of /v1/responses: create a response, read it, list its input, delete it.
 
-A response that is stored is two things under one key: the model's state at its end, which the turn itself
-leaves, and a document with the reply, which is kept before the reply's last word is sent.
+A response that is stored is two things under one key: the model's state at its end, which the engine stores
+with the turn, and a document with the reply, which is stored before the last piece of the reply is sent.
 """
 
 import asyncio
-import time
-from collections.abc import Callable
 from functools import partial
 from uuid import uuid4
 
-from robyn import Response, StreamingResponse
+from robyn import Response
 
-from routes.http import auth
-from routes.http.errors import ApiError
-from routes.http.exchange import Call, json_response, stream_response
-from routes.http.frontend import Frontend
-from routes.http.generate import PLAIN_WITHIN, end_stream, taken
-from routes.http.stream import JobStream, failure_status
-from routes.native.sessions import ANSWERED_WITHIN, ask, read
-from routes.openai.schemas import bad
-from routes.responses.prepare import ID, Document, Prepared, decode_document, key_of, not_found, prepare
-from routes.responses.schemas import read as read_body
-from routes.responses.stream import ResponseEvents, SlowResponse
+from routes.http.auth import authorized_json, demand_password
+from routes.http.errors import ApiError, openai_field
+from routes.http.exchange import HttpRequest, HttpResponse, json_response
+from routes.http.frontend import ANSWERED_WITHIN, NO_REPLY, Frontend
+from routes.http.generate import Prepared, run
+from routes.responses.prepare import ID, Document, PreparedResponse, decode_document, prepare, state_key
+from routes.responses.reply import previous_not_found
+from routes.responses.schemas import ResponsesBody
 from rwkv_batch.wire.client import RequestFailed, RequestRejected
-from rwkv_batch.wire.protocol import EngineInfo, SessionCommand
+from rwkv_batch.wire.protocol import SessionCommand
 
 PAGE = 20  # input items of a page unless the client says otherwise
 LONGEST_PAGE = 100
 
 
-async def create(front: Frontend, call: Call) -> Response | StreamingResponse:
+async def create(front: Frontend, http: HttpRequest) -> HttpResponse:
     """POST /v1/responses. Raises ApiError."""
-    fields = read(front, call)
+    fields = authorized_json(front.settings.password, http)
     engine = front.ready_engine()
-    body = read_body(fields)
+    body = ResponsesBody.from_json(fields)
     previous = None
     if body.previous_response_id is not None:
         previous = await _document(front, body.previous_response_id)
         if previous is None:
-            raise not_found(body.previous_response_id)
-    prepared = prepare(body, engine.model, previous)
-    front.enter()
-    try:
-        response = await _run(front, engine, call, prepared)
-    except BaseException:
-        front.leave()
-        raise
-    if isinstance(response, Response):
-        front.leave()
-    return response
+            raise previous_not_found(body.previous_response_id)
+    new = prepare(body, engine.model, previous)
+    generation = Prepared(new.request, new.stream, new.reply)
+    return await run(front, engine, http, generation, partial(_store, front, new))
 
 
-async def stored(front: Frontend, call: Call) -> Response:
+async def stored(front: Frontend, http: HttpRequest) -> Response:
     """GET and DELETE /v1/responses/{id}. Raises ApiError."""
-    response_id = _authorized_id(front, call)
-    if call.method == "DELETE":
-        key = key_of(response_id)
-        document = await ask(front, SessionCommand(uuid4().hex, "remove", key))
-        state = await ask(front, SessionCommand(uuid4().hex, "delete", key))
+    response_id = _authorized_id(front, http)
+    if http.method == "DELETE":
+        key = state_key(response_id)
+        document = await front.ask(SessionCommand(uuid4().hex, "remove", key))
+        state = await front.ask(SessionCommand(uuid4().hex, "delete", key))
         if not document.found and not state.found:
-            raise _missing(response_id)
-        return json_response(call, {"id": response_id, "object": "response", "deleted": True})
-    if call.parameter("stream").lower() not in ("", "false", "0"):
-        raise bad("stream", "a response that is over is not streamed again; leave it out and read it whole")
-    return json_response(call, (await _demand(front, response_id)).response)
+            raise _not_found(response_id)
+        return json_response(http, {"id": response_id, "object": "response", "deleted": True})
+    if http.parameter("stream").lower() not in ("", "false", "0"):
+        why = "a response that is over is not streamed again; leave it out and read it whole"
+        raise openai_field("stream", why)
+    return json_response(http, (await _demand(front, response_id)).response)
 
 
-async def input_items(front: Frontend, call: Call) -> Response:
-    """GET /v1/responses/{id}/input_items: the items this response was asked with, newest first unless `order`
-    is asc. Raises ApiError.
-    """
-    response_id = _authorized_id(front, call)
-    limit = call.parameter("limit") or str(PAGE)
+async def input_items(front: Frontend, http: HttpRequest) -> Response:
+    """GET /v1/responses/{id}/input_items: newest first unless `order` is asc. Raises ApiError."""
+    response_id = _authorized_id(front, http)
+    limit = http.parameter("limit") or str(PAGE)
     if not (limit.isascii() and limit.isdigit() and len(limit) <= 3 and 1 <= int(limit) <= LONGEST_PAGE):
-        raise bad("limit", f"input should be a number from 1 to {LONGEST_PAGE}")
-    order = call.parameter("order") or "desc"
+        raise openai_field("limit", f"input should be a number from 1 to {LONGEST_PAGE}")
+    order = http.parameter("order") or "desc"
     if order not in ("asc", "desc"):
-        raise bad("order", "input should be asc or desc")
+        raise openai_field("order", "input should be asc or desc")
     items = (await _demand(front, response_id)).input[:: 1 if order == "asc" else -1]
-    after = call.parameter("after")
+    after = http.parameter("after")
     if after:
         ids = [item["id"] for item in items]
         if after not in ids:
-            raise bad("after", "input should be the id of one of the items")
+            raise openai_field("after", "input should be the id of one of the items")
         items = items[ids.index(after) + 1 :]
     page = items[: int(limit)]
     return json_response(
-        call,
+        http,
         {
             "object": "list",
             "data": page,
@@ -98,84 +85,40 @@ async def input_items(front: Frontend, call: Call) -> Response:
     )
 
 
-async def _run(
-    front: Frontend, engine: EngineInfo, call: Call, prepared: Prepared
-) -> Response | StreamingResponse:
-    """A Response when the reply is complete; otherwise a stream, which leaves the front end when it is
-    closed.
-    """
-    reply = prepared.reply
-    try:
-        async with taken(front, engine, prepared.request) as job:
-            if not prepared.stream:
-                until = time.monotonic() + PLAIN_WITHIN
-                while not job.exhausted and (left := until - time.monotonic()) > 0:
-                    reply.events(await job.read_async(left))
-                if job.exhausted:
-                    whole = reply.whole(job, [])
-                    await _keep(front, prepared)
-                    return json_response(call, whole)
-    except (RequestRejected, RequestFailed) as error:
-        if isinstance(error, RequestRejected) and error.reason == "not_found":
-            raise not_found(reply.response["previous_response_id"]) from None
-        status = failure_status(error, engine_lives=front.engine is engine)
-        return json_response(call, reply.error(str(error), status), status)
-    closed, keep = partial(end_stream, front, call), _keeper(front, prepared)
-    replies: JobStream = (
-        ResponseEvents(job, reply, closed, front.crowded, keep)
-        if prepared.stream
-        else SlowResponse(job, reply, closed, keep)
-    )
-    front.watch(replies)
-    return stream_response(call, replies, "text/event-stream" if prepared.stream else "application/json")
-
-
-def _keeper(front: Frontend, prepared: Prepared) -> Callable[[], None]:
-    """`_keep` for the threads that pull streams."""
-    loop = asyncio.get_running_loop()
-
-    def keep() -> None:
-        asyncio.run_coroutine_threadsafe(_keep(front, prepared), loop).result()
-
-    return keep
-
-
-async def _keep(front: Frontend, prepared: Prepared) -> None:
+async def _store(front: Frontend, new: PreparedResponse) -> None:
     """Store the document, also while the server drains. Raises RequestFailed."""
-    if prepared.key is None:
+    if new.key is None:
         return
-    command = SessionCommand(uuid4().hex, "put", prepared.key, data=prepared.document())
+    command = SessionCommand(uuid4().hex, "put", new.key, data=new.document())
     try:
         await asyncio.wait_for(front.client.ask(command), ANSWERED_WITHIN)
     except RequestRejected as error:
         raise RequestFailed(f"The response was made but could not be stored: {error}") from None
     except TimeoutError:
-        raise RequestFailed(
-            "The response was made but could not be stored: the engine does not answer; try again in a "
-            "moment."
-        ) from None
+        reason = NO_REPLY[0].lower() + NO_REPLY[1:]
+        raise RequestFailed(f"The response was made but could not be stored: {reason}") from None
 
 
-def _authorized_id(front: Frontend, call: Call) -> str:
-    """The id in the path."""
-    auth.demand(front.settings.password, call.header("authorization"), None, call.passwords)
+def _authorized_id(front: Frontend, http: HttpRequest) -> str:
+    """The id in the path. Raises ApiError 401 or 503."""
+    demand_password(front.settings.password, http)
     front.ready_engine()
-    return call.path.split("/responses/", 1)[1].split("/")[0]
+    return http.path.split("/responses/", 1)[1].split("/")[0]
 
 
 async def _demand(front: Frontend, response_id: str) -> Document:
     document = await _document(front, response_id)
     if document is None:
-        raise _missing(response_id)
+        raise _not_found(response_id)
     return document
 
 
 async def _document(front: Frontend, response_id: str) -> Document | None:
-    """What is kept of a response; None if nothing is."""
+    """What is stored of a response; None if nothing is."""
     if not ID.fullmatch(response_id):
         return None
     try:
-        data = (await ask(front, SessionCommand(uuid4().hex, "get", key_of(response_id)))).data
+        data = (await front.ask(SessionCommand(uuid4().hex, "get", state_key(response_id)))).data
     except ApiError as error:
         if error.status == 404:
             return None
@@ -183,7 +126,7 @@ async def _document(front: Frontend, response_id: str) -> Document | None:
     return decode_document(data) if data else None
 
 
-def _missing(response_id: str) -> ApiError:
+def _not_found(response_id: str) -> ApiError:
     return ApiError(
         404,
         f"There is no response {response_id[:60]}: it was deleted, or not stored.",

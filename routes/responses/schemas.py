@@ -1,10 +1,12 @@
-"""The body of a request for a response: fields, defaults, ranges, refusals."""
+"""The body of POST /v1/responses: fields, defaults, ranges, refusals."""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field
+import msgspec
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
-from routes.openai.schemas import Int, NewTokens, Number, OpenAIBody, bad, parse, refuse
+from routes.http.errors import Json, openai_field
+from routes.openai.schemas import Int, NewTokens, OpenAIBody, StreamOptions, TopK, TopP
 from routes.openai.tools import MAX_TOOLS, ToolUse
 
 REFUSED = {
@@ -28,7 +30,7 @@ REFUSED = {
     "image": "this server reads text only",
 }
 # Thoughts are never encrypted here: an item of reasoning holds its text, and may be sent back.
-INCLUDABLE = ("reasoning.encrypted_content",)
+INCLUDABLE = "reasoning.encrypted_content"
 MAX_PAIRS, MAX_KEY, MAX_VALUE = 16, 64, 512  # OpenAI's limits of metadata
 
 
@@ -42,10 +44,32 @@ def _metadata(value: object) -> object:
     return value
 
 
+def _includable(name: object) -> object:
+    if name != INCLUDABLE:
+        raise ValueError(f"this is not available here; input should be {INCLUDABLE}")
+    return name
+
+
+def _no_obfuscation(wanted: object) -> object:
+    if wanted:
+        raise ValueError("nothing is added to events here; leave it out or send false")
+    return wanted
+
+
+def _encodable(schema: Json) -> Json:
+    try:
+        msgspec.json.encode(schema)  # the reply repeats the tools
+    except OverflowError:
+        raise ValueError("input should hold no number that needs more than 64 bits") from None
+    return schema
+
+
+class ResponseStreamOptions(StreamOptions):
+    include_obfuscation: Annotated[Any, AfterValidator(_no_obfuscation)] = None
+
+
 class Reasoning(BaseModel):
-    """Thoughts are sent whole, as the text of a reasoning item; those of earlier turns are not read again
-    from `input`.
-    """
+    """Thoughts are sent as the text of a reasoning item. Those of earlier turns in `input` are not read."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto"] | None = None
@@ -64,38 +88,36 @@ class TextConfig(BaseModel):
 
 
 class FunctionTool(BaseModel):
-    """`strict` is taken but not kept: the schema is shown to the model, not enforced, and the reply says
-    false.
-    """
+    """`strict` is accepted without effect: the schema is not enforced, and the reply says false."""
 
     type: Literal["function"]
     name: Annotated[str, Field(min_length=1, pattern=r"\S")]
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Annotated[Json, AfterValidator(_encodable)] | None = None
     strict: bool | None = None
 
 
 class ResponsesBody(OpenAIBody):
-    """POST /v1/responses. RWKV's own sampling fields are those of /v1/chat/completions, with the same
-    defaults.
-    """
+    """RWKV's own sampling fields are those of /v1/chat/completions, with the same defaults."""
 
-    top_p: Annotated[Number, Field(ge=0, le=1)] = 0.6
-    top_k: Annotated[Int, Field(ge=-1, le=2**31 - 1)] = 20
+    refused = REFUSED
+
+    stream_options: ResponseStreamOptions | None = None
+    top_p: TopP = 0.6
+    top_k: TopK = 20
     n: Annotated[Int, Field(ge=1, le=1)] = 1
-    input: Any = ""  # read in responses_input.py
+    input: Any = ""  # checked by items.parse_items
     instructions: str = ""
     previous_response_id: str | None = None
     store: bool = True
     max_output_tokens: Annotated[NewTokens, Field(ge=1)] | None = None
-    max_tool_calls: Annotated[Int, Field(ge=1)] | None = (
-        None  # for tools that the server runs; there are none
-    )
+    # for tools that the server runs; there are none
+    max_tool_calls: Annotated[Int, Field(ge=1, le=2**63 - 1)] | None = None
     metadata: Annotated[dict[str, str], BeforeValidator(_metadata), Field(default_factory=dict)]
     reasoning: Reasoning = Reasoning()
     text: TextConfig = TextConfig()
     truncation: Literal["auto", "disabled"] = "disabled"  # there is no window that could overflow
-    include: Annotated[list[Any], Field(default_factory=list)]
+    include: Annotated[list[Annotated[Any, AfterValidator(_includable)]], Field(default_factory=list)]
     tools: Annotated[list[FunctionTool], Field(default_factory=list, max_length=MAX_TOOLS)]
     tool_choice: Any = "auto"
     parallel_tool_calls: bool = True  # at most one call is made in any case
@@ -106,49 +128,29 @@ class ResponsesBody(OpenAIBody):
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] = "auto"
 
 
-def read(body: dict) -> ResponsesBody:
-    """The checked body. Raises ApiError 400 that names the first field that cannot be served."""
-    refuse(body, REFUSED)
-    options = body.get("stream_options")
-    if isinstance(options, dict) and options.get("include_obfuscation"):
-        raise bad(
-            "stream_options.include_obfuscation",
-            "nothing is added to events here; leave it out or send false",
-        )
-    parsed = parse(ResponsesBody, body)
-    for i, name in enumerate(parsed.include):
-        if name not in INCLUDABLE:
-            raise bad(
-                f"include[{i}]", f"this is not available here; input should be {' or '.join(INCLUDABLE)}"
-            )
-    return parsed
-
-
-def tool_use(body: ResponsesBody) -> ToolUse:
+def response_tools(body: ResponsesBody) -> ToolUse:
     """How the response uses its tools. Raises ApiError 400 that names what is wrong with `tool_choice`."""
-    offered: list[dict] = [
+    offered: list[Json] = [
         {
             "type": "function",
             "function": {"name": t.name, "description": t.description, "parameters": t.parameters},
         }
         for t in body.tools
     ]
-    choice = _choice(body)
+    choice = _choice(body.tool_choice, [tool.name for tool in body.tools])
     return ToolUse(offered, choice, bool(offered) and choice != "none")
 
 
-def _choice(body: ResponsesBody) -> str | dict:
-    choice = body.tool_choice
-    if choice in ("none", "auto", "required"):
-        if choice == "required" and not body.tools:
-            raise bad("tool_choice", "required is only allowed when tools are given")
-        return choice
-    if (
-        not isinstance(choice, dict)
-        or choice.get("type") != "function"
-        or not isinstance(choice.get("name"), str)
-    ):
-        raise bad("tool_choice", "input should be none, auto, required, or {'type': 'function', 'name': ...}")
-    if choice["name"] not in [tool.name for tool in body.tools]:
-        raise bad("tool_choice.name", "input should be the name of one of the tools")
-    return {"type": "function", "function": {"name": choice["name"]}}
+def _choice(choice: object, names: list[str]) -> str | Json:
+    """In the form of a chat request."""
+    match choice:
+        case "required" if not names:
+            raise openai_field("tool_choice", "required is only allowed when tools are given")
+        case "none" | "auto" | "required":
+            return str(choice)
+        case {"type": "function", "name": str(name)} if name in names:
+            return {"type": "function", "function": {"name": name}}
+        case {"type": "function", "name": str()}:
+            raise openai_field("tool_choice.name", "input should be the name of one of the tools")
+    why = "input should be none, auto, required, or {'type': 'function', 'name': ...}"
+    raise openai_field("tool_choice", why)

@@ -12,10 +12,11 @@ from openai.types.responses import Response, ResponseItemList, ResponseStreamEve
 from pydantic import TypeAdapter
 
 from routes.http.errors import ApiError
+from routes.http.replies import RowResult
+from routes.http.stream import EventStream, SlowJson
 from routes.responses import prepare as preparing
 from routes.responses import schemas
 from routes.responses.prepare import decode_document
-from routes.responses.stream import ResponseEvents, SlowResponse
 from rwkv_batch.wire.client import Job
 from rwkv_batch.wire.protocol import Accepted, Failed, Progress, RowDelta, Sampling, Turn
 
@@ -30,7 +31,9 @@ EVENT = TypeAdapter(ResponseStreamEvent)
 
 
 def prepare(previous=None, **fields):
-    return preparing.prepare(schemas.read({"model": "any", "input": "Hi", **fields}), MODEL, previous)
+    return preparing.prepare(
+        schemas.ResponsesBody.from_json({"model": "any", "input": "Hi", **fields}), MODEL, previous
+    )
 
 
 def prompt_of(previous=None, **fields) -> str:
@@ -470,7 +473,7 @@ def frames(stream) -> list[dict]:
 def test_the_document_is_kept_before_the_last_event_and_holds_its_response():
     prepared, kept, seen = prepare(stream=True), [], b""
     job = job_with(prepared, Progress(prepared.request.id, pieces("Hello", 2)))
-    stream = ResponseEvents(
+    stream = EventStream(
         job,
         prepared.reply,
         lambda _: None,
@@ -491,9 +494,9 @@ def test_a_row_that_fails_ends_the_stream_as_a_failed_response():
         Progress(prepared.request.id, [RowDelta(0, "Hel", 1)]),
         Failed(prepared.request.id, "The device is gone."),
     )
-    last = frames(
-        ResponseEvents(job, prepared.reply, outcomes.append, lambda: False, lambda: kept.append(1))
-    )[-1]
+    last = frames(EventStream(job, prepared.reply, outcomes.append, lambda: False, lambda: kept.append(1)))[
+        -1
+    ]
     EVENT.validate_json(json.dumps(last), strict=True)
     assert last["type"] == "response.failed" and last["response"]["error"] == {
         "code": "server_error",
@@ -510,10 +513,10 @@ def test_a_response_that_cannot_be_kept_is_no_success():
         prepared = prepare(stream=kind == "stream")
         job = job_with(prepared, Progress(prepared.request.id, pieces("Hello", 2)))
         if kind == "stream":
-            events = frames(ResponseEvents(job, prepared.reply, lambda _: None, lambda: False, full))
+            events = frames(EventStream(job, prepared.reply, lambda _: None, lambda: False, full))
             assert events[-1]["type"] == "response.failed" and "response.completed" not in [
                 e["type"] for e in events
             ]
         else:
-            body = json.loads(b"".join(SlowResponse(job, prepared.reply, lambda _: None, full)))
+            body = json.loads(b"".join(SlowJson(job, prepared.reply, lambda _: None, [RowResult()], full)))
             assert body["error"]["type"] == "server_error" and "output" not in body

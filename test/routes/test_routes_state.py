@@ -402,7 +402,7 @@ def test_downloads_and_streams_have_cors(empty):
 
 
 def test_an_engine_that_does_not_answer_a_command():
-    with FrontendProcess(patches={"routes.native.sessions.ANSWERED_WITHIN": 0.2}) as process:
+    with FrontendProcess(patches={"routes.http.frontend.ANSWERED_WITHIN": 0.2}) as process:
         for key in ("mute", "late"):
             answer = process.http.post(DELETE, json={"session_id": key})
             assert answer.status_code == 503

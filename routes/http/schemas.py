@@ -1,0 +1,66 @@
+"""The base of request bodies in every family of routes: validation, limits, and the ids of sessions."""
+
+import unicodedata
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
+
+from routes.http.errors import Json, native_field
+
+END_OF_TEXT = 0  # a token id
+LAST_ID = 65535  # the largest token id that the model can draw
+MAX_PROMPTS = 4096  # of one request, counted n times each
+MAX_SESSION_ID = 256  # characters
+INT_LIMIT = 2**31 - 1
+RESPONSE = (
+    "response"  # the Responses API stores its states under "response:{id}"; no other route writes there
+)
+
+Prompts = list[str | list[int]]  # texts or token ids
+
+
+class RequestBody(BaseModel):
+    """The base of all bodies. A family's own base sets the form of the errors for its fields."""
+
+    field_error = staticmethod(native_field)
+
+    @classmethod
+    def from_json(cls, fields: Json) -> Self:
+        """The checked body. Raises ApiError 400 that names the first field that is wrong."""
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as invalid:
+            first = invalid.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+        why = "this field is required" if first["type"] == "missing" else first["msg"]
+        why = why.removeprefix("Value error, ")
+        raise cls.field_error(place.removeprefix("."), why[0].lower() + why[1:])
+
+
+def not_bool(why: str) -> BeforeValidator:
+    """Refuses true and false where a number belongs; pydantic would take them for 1 and 0."""
+
+    def check(value: object) -> object:
+        if isinstance(value, bool):
+            raise ValueError(why)
+        return value
+
+    return BeforeValidator(check)
+
+
+def _without_control_characters(text: str) -> str:
+    """Ids of sessions go into replies and file names."""
+    if any(unicodedata.category(c) == "Cc" for c in text):
+        raise ValueError("must hold no control characters")
+    return text
+
+
+def _not_of_a_response(text: str) -> str:
+    if text.startswith(f"{RESPONSE}:"):
+        raise ValueError(f"must not begin with {RESPONSE}:, which is where /v1/responses keeps its states")
+    return text
+
+
+# the id of any stored state, and one under which clients store; "" where a route allows it
+StoredId = Annotated[str, Field(max_length=MAX_SESSION_ID), AfterValidator(_without_control_characters)]
+SessionId = Annotated[StoredId, AfterValidator(_not_of_a_response)]

@@ -24,14 +24,22 @@ def question(rng: Random, evaluation: bool) -> Example:
     drawn = pick(make, key_of, rng, evaluation)
     (text, answer, thought, order), system = drawn
     return conversation(
-        rng, "fact", [Message("user", text)], answer, thought=thought, system=order or system, key=key_of(drawn)
+        rng,
+        "fact",
+        [Message("user", text)],
+        answer,
+        thought=thought,
+        system=order or system,
+        key=key_of(drawn),
     )
 
 
 def longer(rng: Random) -> Example:
     """A story or a list."""
     text, answer, thought, _ = long_answer(rng)
-    return conversation(rng, "story", [Message("user", text)], answer, thought=thought, system=some_system(rng))
+    return conversation(
+        rng, "story", [Message("user", text)], answer, thought=thought, system=some_system(rng)
+    )
 
 
 def continuation(rng: Random) -> Example:

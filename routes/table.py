@@ -29,7 +29,7 @@ from routes.native import (
 from routes.openai import chat, completions, models
 from routes.responses import routes as responses
 
-METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD")
+METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", HttpMethod.TRACE)  # Robyn has no name for TRACE
 
 log = logging.getLogger(__name__)
 Handler = Callable[[Frontend, HttpRequest], Awaitable[HttpResponse]]
@@ -68,7 +68,7 @@ async def v1_chat(front: Frontend, http: HttpRequest) -> HttpResponse:
     if "contents" in body or "messages" in body:
         is_chat = "messages" in body and not body.get("contents")
     else:
-        is_chat = bool(http.header("authorization"))
+        is_chat = bool(http.headers.get("authorization"))
     if is_chat:
         http.shape = openai_shape
     return await generate(front, http, chat.prepare if is_chat else batch.prepare)
@@ -121,10 +121,9 @@ def application(front: Frontend, workers: int) -> Robyn:
         for method in route.allowed():
             app.add_route(method, route.path, _endpoint(front, route.handler, route.shape))
     for path in ("/", "/*path"):
-        for other in METHODS:
-            app.add_route(other, path, _endpoint(front, _unknown))
+        for method in METHODS:
+            app.add_route(method, path, _endpoint(front, _unknown))
         app.add_route("OPTIONS", path, _endpoint(front, _options))
-        app.add_route(HttpMethod.TRACE, path, _endpoint(front, _unknown))
     return app
 
 

@@ -20,7 +20,7 @@ class Piece:
 
 
 class ThinkSplitter:
-    """Parts the thoughts from the answer of a prompt that ends in `<think`.
+    """Separates the thoughts from the answer to a prompt that ends in `<think`.
 
     Thoughts lose the rest of their opening tag, their closing tag and the line feeds next to these; the
     answer loses the line feeds it begins with. An answer that never closes the tag is all thoughts.
@@ -51,7 +51,7 @@ class ThinkSplitter:
         return thoughts, ""
 
     def finish(self) -> tuple[str, str]:
-        """What was held back."""
+        """What was held back, at the end of the answer."""
         thoughts, self._held = self._begin(self._held), ""
         return thoughts, ""
 
@@ -63,10 +63,10 @@ class ThinkSplitter:
 
 
 class CallReader:
-    """Parts a tool call from the text around it.
+    """Separates a tool call from the text around it.
 
-    White space at the beginning of the answer is dropped, and at its end if there is a call; it waits until
-    its fate is known.
+    White space is dropped at the beginning of the answer, and at its end if there is a call. It is held back
+    until that is known.
     """
 
     def __init__(self, opening: str) -> None:
@@ -115,7 +115,7 @@ class AnswerReader:
         return Piece(reasoning, content, call)
 
     def finish(self) -> Piece:
-        """The row has ended; what is left of it."""
+        """What was held back, at the end of the row."""
         reasoning, text = self._think.finish() if self._think else ("", "")
         if not self._calls:
             return Piece(reasoning, text)

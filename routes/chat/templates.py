@@ -60,7 +60,7 @@ def chat(
         heads.append(tool_prompt(tools, tool_choice))
     head = "\n\n".join(h for h in heads if h)
     blocks = [f"System: {head}"] if head else []
-    blocks += [_block(m) for m in _spoken(messages)]
+    blocks += [_block(m) for m in _turns(messages)]
     if not continues(messages):
         blocks.append("Assistant: " + (THINK if think else NO_THINK))
     return SEAM.join(blocks)
@@ -68,11 +68,12 @@ def chat(
 
 def continues(messages: Sequence[Message]) -> bool:
     """Whether the conversation ends in the assistant's own words, which the answer then goes on with."""
-    spoken = _spoken(messages)
-    return bool(spoken) and spoken[-1].role == "assistant" and not spoken[-1].tool_calls
+    turns = _turns(messages)
+    return bool(turns) and turns[-1].role == "assistant" and not turns[-1].tool_calls
 
 
-def _spoken(messages: Sequence[Message]) -> list[Message]:
+def _turns(messages: Sequence[Message]) -> list[Message]:
+    """The messages that have a place of their own in the transcript."""
     return [m for m in messages if not m.empty and m.role not in SYSTEM_ROLES]
 
 

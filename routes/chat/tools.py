@@ -1,7 +1,6 @@
 """Tool calls: the text that offers tools to the model, and the parser of the calls that it writes.
 
-A call is `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`; at most the first one in an answer
-counts.
+A call is `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`; only the first one in an answer counts.
 """
 
 import json
@@ -103,8 +102,7 @@ class ToolCall:
 class ToolCallParser:
     """Finds the first valid call in a stream of text.
 
-    Text that could still be the beginning of a call is held back; whatever turns out not to be one comes out
-    unchanged.
+    Text that could still be the beginning of a call is held back. If it is none, it comes out unchanged.
     """
 
     def __init__(self) -> None:
@@ -113,9 +111,7 @@ class ToolCallParser:
         self._searched = 0  # how far the held call has been searched for its end
 
     def feed(self, text: str) -> str:
-        """Take the next piece of the answer; return what can be shown of it now. `call` is set once a call is
-        complete.
-        """
+        """The part of the answer that can be shown after `text`. `call` is set once a call is complete."""
         if self.call:
             return text
         self._held += text
@@ -140,7 +136,7 @@ class ToolCallParser:
                 return shown + self.finish()
 
     def finish(self) -> str:
-        """The answer has ended: what was held back and is no call after all."""
+        """What was held back, at the end of the answer, and is no call."""
         shown = ""
         while self.call is None and self._held.startswith(OPEN):
             shown += self._show(len(OPEN)) + self.feed("")  # a call that never ended may hold a whole one
@@ -160,7 +156,7 @@ def partial_suffix(text: str, tag: str) -> int:
 
 
 def canonical_json(arguments: object) -> str:
-    """The arguments of a call, an object or its JSON text, as one line of JSON that can be sent and rendered.
+    """The arguments of a call, an object or its JSON text, as one line of JSON.
 
     Raises ValueError for anything else: other types, NaN, numbers and nesting without bounds, text that is
     not Unicode.

@@ -19,7 +19,7 @@ def authorized(password: str | None, header: str | None, body: Json | None, quer
 
 def demand_password(password: str | None, http: HttpRequest, body: Json | None = None) -> None:
     """Raises ApiError 401 unless `http` or its JSON body carries the password."""
-    if not authorized(password, http.header("authorization"), body, http.passwords):
+    if not authorized(password, http.headers.get("authorization"), body, http.passwords):
         raise ApiError(401, "Unauthorized: invalid or missing password")
 
 

@@ -58,9 +58,6 @@ class HttpRequest:
             shape,
         )
 
-    def header(self, name: str) -> str | None:
-        return self.headers.get(name)
-
     @cached_property
     def json(self) -> tuple[Json, ApiError | None]:
         """The body as a JSON object, and the error if it cannot be served. The password is checked first."""
@@ -116,7 +113,7 @@ def stream_response(http: HttpRequest, stream: JobStream, media_type: str) -> St
 def preflight(http: HttpRequest) -> Response:
     """The response to OPTIONS: browsers, also extensions, may call every route."""
     headers = _headers(http) | {"Access-Control-Max-Age": "86400"}
-    if asked := http.header("access-control-request-headers"):
+    if asked := http.headers.get("access-control-request-headers"):
         extra = [
             name.strip()
             for name in asked.split(",")
@@ -129,7 +126,7 @@ def preflight(http: HttpRequest) -> Response:
                 *(name for name in extra if name.isascii() and name.lower() not in known),
             ]
         )
-    if http.header("access-control-request-private-network") == "true":
+    if http.headers.get("access-control-request-private-network") == "true":
         headers["Access-Control-Allow-Private-Network"] = "true"
     log_access(http, 204)
     return Response(204, Headers(headers), "")

@@ -21,9 +21,7 @@ ABANDONED_AFTER = 60.0  # seconds in which a client reads nothing of its stream
 
 
 class Frontend:
-    """One per process. Handlers run on the event loop; the supervisor's messages and dropped streams come
-    from other threads.
-    """
+    """One per process. Handlers run on the event loop; other callers are threads."""
 
     def __init__(self, settings: FrontendSettings, client: Client) -> None:
         self.settings, self.client = settings, client

@@ -43,6 +43,8 @@ async def health(front: Frontend, http: HttpRequest) -> Response:
     status = front.status
     body = {"status": status}
     engine = front.engine
-    if engine and authorized(front.settings.password, http.header("authorization"), None, http.passwords):
+    if engine and authorized(
+        front.settings.password, http.headers.get("authorization"), None, http.passwords
+    ):
         body["model"] = engine.model
     return json_response(http, body, 200 if status == "ready" else 503)

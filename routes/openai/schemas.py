@@ -56,9 +56,7 @@ def _logit_bias(value: object) -> object:
 
 
 def _prompts(value: object) -> object:
-    """A string, a list of strings, a list of ids or a list of lists of ids, as a list of prompts. Null is the
-    empty string.
-    """
+    """A string, strings, ids or lists of ids, as a list of prompts. Null is the empty string."""
     if value is None or isinstance(value, str):
         return [value or ""]
     if isinstance(value, list) and value:

@@ -19,7 +19,7 @@ def parse_items(given: object) -> list[Json]:
     return [_item(item, f"input[{i}]") for i, item in enumerate(given)]
 
 
-def messages(items: list[Json]) -> list[Message]:
+def to_messages(items: list[Json]) -> list[Message]:
     """What the model reads: a call joins the assistant's message before it; thoughts are left out."""
     found: list[Message] = []
     for item in items:

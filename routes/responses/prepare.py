@@ -20,7 +20,7 @@ from routes.http.errors import Json, openai_field
 from routes.http.schemas import RESPONSE
 from routes.openai.chat import DEFAULT_ALPHAS, DEFAULT_MAX_TOKENS, DEFAULT_STOPS
 from routes.openai.tools import ToolUse
-from routes.responses.items import messages, parse_items
+from routes.responses.items import parse_items, to_messages
 from routes.responses.reply import ResponseReply
 from routes.responses.schemas import ResponsesBody, response_tools
 from rwkv_batch.wire.protocol import GenerateRequest, Turn
@@ -65,21 +65,21 @@ def state_key(response_id: str) -> str:
 def prepare(body: ResponsesBody, model_id: str, previous: Document | None) -> PreparedResponse:
     """`previous`: the document of body.previous_response_id. Raises ApiError 400."""
     items = parse_items(body.input)
-    spoken, use = messages(items), response_tools(body)
-    if not body.instructions.strip() and all(message.empty for message in spoken):
+    messages, use = to_messages(items), response_tools(body)
+    if not body.instructions.strip() and all(message.empty for message in messages):
         raise openai_field("input", "this holds no text; send a string or a list of items")
 
     tools = tool_prompt(use.offered, use.choice) if use.offered and use.choice != "none" else ""
     known = (previous.instructions, previous.tools) if previous else ("", "")
     think = body.reasoning.effort not in (None, "none", "minimal")
     prompt = templates.chat(
-        spoken,
+        messages,
         "" if body.instructions == known[0] else body.instructions,
         [] if tools == known[1] else use.offered,
         use.choice,
         think,
     )
-    think, opening = use.begin_answer(spoken, think)
+    think, opening = use.begin_answer(messages, think)
     reader = AnswerReader(think, use.look_for_calls, opening)
     response_id = "resp_" + uuid4().hex
     return PreparedResponse(

@@ -2,7 +2,6 @@
 
 from typing import Annotated, Any, Literal
 
-import msgspec
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from routes.http.errors import Json, openai_field
@@ -56,14 +55,6 @@ def _no_obfuscation(wanted: object) -> object:
     return wanted
 
 
-def _encodable(schema: Json) -> Json:
-    try:
-        msgspec.json.encode(schema)  # the reply repeats the tools
-    except OverflowError:
-        raise ValueError("input should hold no number that needs more than 64 bits") from None
-    return schema
-
-
 class ResponseStreamOptions(StreamOptions):
     include_obfuscation: Annotated[Any, AfterValidator(_no_obfuscation)] = None
 
@@ -93,7 +84,7 @@ class FunctionTool(BaseModel):
     type: Literal["function"]
     name: Annotated[str, Field(min_length=1, pattern=r"\S")]
     description: str | None = None
-    parameters: Annotated[Json, AfterValidator(_encodable)] | None = None
+    parameters: Json | None = None
     strict: bool | None = None
 
 
@@ -112,7 +103,7 @@ class ResponsesBody(OpenAIBody):
     store: bool = True
     max_output_tokens: Annotated[NewTokens, Field(ge=1)] | None = None
     # for tools that the server runs; there are none
-    max_tool_calls: Annotated[Int, Field(ge=1, le=2**63 - 1)] | None = None
+    max_tool_calls: Annotated[Int, Field(ge=1)] | None = None
     metadata: Annotated[dict[str, str], BeforeValidator(_metadata), Field(default_factory=dict)]
     reasoning: Reasoning = Reasoning()
     text: TextConfig = TextConfig()

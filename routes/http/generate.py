@@ -65,9 +65,7 @@ async def run(
         job = front.client.submit(request)
         undo.callback(job.cancel)
         try:
-            if (
-                front.engine is not engine
-            ):  # lost between check and submission, too late to fail with its jobs
+            if front.engine is not engine:  # lost before the submission: it did not fail with the other jobs
                 raise RequestFailed(ENGINE_LOST)
             await asyncio.wait_for(job.accepted(), ACCEPTED_WITHIN)
             rows = [RowResult() for _ in range(job.rows)]

@@ -1,15 +1,16 @@
-"""Stop strings in a stream of text: nothing that may turn out to be one of them is shown before that is
-known.
+"""Stop strings in a stream of text.
+
+No text leaves while it may still turn out to be a part of a stop string.
 """
 
 from collections.abc import Sequence
 
 
 class StopStrings:
-    """Ends a text where the first of some strings begins, however the text is split into pieces.
+    """Ends a text at the first stop string, however the text is split into pieces.
 
-    First is the one that begins first. A string that has come in full while an earlier one is still under way
-    therefore waits until that one has come too or has failed.
+    The first one is the one that begins first. A stop string that is complete while an earlier one is still
+    possible waits until that one is complete too, or can no longer match.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -23,8 +24,9 @@ class StopStrings:
         self.stopped = False
 
     def feed(self, text: str) -> tuple[str, bool]:
-        """The text that can be shown now, and whether a stop string has ended it. After that, do not feed any
-        more.
+        """The text that can leave now, and whether a stop string has ended it.
+
+        Feed nothing more after it has ended.
         """
         text = self._held + text
         begin = _first_begin(text, self._stops)
@@ -36,7 +38,10 @@ class StopStrings:
         return text[:begin], False
 
     def finish(self) -> str:
-        """No more text comes: what was held back, up to a stop string if it has one (`stopped` says so)."""
+        """The text held back, when no more comes.
+
+        It ends before a stop string that it contains; `stopped` is True then.
+        """
         held, self._held = self._held, ""
         found = _first_match(held, self._stops)
         if found is None:
@@ -46,14 +51,12 @@ class StopStrings:
 
 
 def _first_match(text: str, stops: Sequence[str]) -> int | None:
-    """Where the first whole stop string begins."""
+    """Start of the first complete stop string; None if there is none."""
     return min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)
 
 
 def _first_begin(text: str, stops: Sequence[str]) -> int:
-    """Where the longest suffix begins that is a beginning of a stop string, but not all of one; len(text) if
-    there is none.
-    """
+    """Start of the longest suffix that is a proper prefix of a stop string; len(text) if there is none."""
     begin = len(text)
     for stop in stops:
         for at in range(max(0, len(text) - len(stop) + 1), begin):

@@ -1,33 +1,34 @@
-"""The RWKV World vocabulary: text to ids, ids to bytes, and bytes back to text as they come.
+"""The RWKV World vocabulary: text to ids, ids to bytes, and bytes to text piece by piece.
 
-Tokens are pieces of UTF-8, not of text: a token may begin or end inside a character. Ids are therefore turned
-into bytes here, and bytes into text by a decoder that keeps what is incomplete.
+A token is a piece of UTF-8, not of text: it may begin or end inside a character. So the tokenizer gives bytes
+for an id, and a decoder turns bytes into text and keeps the bytes of an incomplete character.
 """
 
 import ast
 import codecs
+from collections.abc import Callable
 from pathlib import Path
 
 import pyrwkv_tokenizer
 
-VOCABULARY = 65530  # ids 0..65529; a model's head may have more rows, which stand for nothing
+VOCABULARY = 65530  # ids 0..65529; a model's head may have more rows, which are unused
 END_OF_TEXT = 0  # has no bytes, and no text encodes to it
-
-Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Tokenizer:
-    """Greedy longest match over UTF-8 bytes; nothing is put before or after the text."""
+    """Greedy longest match over UTF-8 bytes; adds no token before or after the text."""
 
     def __init__(self) -> None:
         vocabulary = Path(pyrwkv_tokenizer.__file__).with_name("rwkv_vocab_v20230424.txt")
         self._bytes = _read_table(vocabulary)
-        self._encoder = pyrwkv_tokenizer.RWKVTokenizer(vocab_filepath=str(vocabulary))
+        self._encode: Callable[[str], list[int]] = pyrwkv_tokenizer.RWKVTokenizer(
+            vocab_filepath=str(vocabulary)
+        ).encode
 
     def encode(self, text: str) -> list[int]:
-        """Raises ValueError when `text` is not valid Unicode, that is, has a lone surrogate."""
+        """The ids of `text`. Raises ValueError when it has a lone surrogate."""
         try:
-            return self._encoder.encode(text)
+            return self._encode(text)
         except UnicodeEncodeError as error:
             raise ValueError(
                 f"The text has half of a surrogate pair, U+{ord(text[error.start]):04X}, at character "
@@ -40,7 +41,11 @@ class Tokenizer:
 
 
 def _read_table(path: Path) -> list[bytes]:
-    """One line a token: its id, a Python literal (str or bytes), its length in bytes."""
+    """The bytes of every id.
+
+    A line of the file holds the id, a Python literal (str or bytes) and its length in bytes.
+    Raises ValueError when a length is wrong.
+    """
     table = [b""] * VOCABULARY
     with path.open(encoding="utf-8", newline="\n") as lines:
         for line in lines:
@@ -58,17 +63,18 @@ def _read_table(path: Path) -> list[bytes]:
 
 
 class TextDecoder:
-    """UTF-8 to text in pieces: what comes out, joined, is `bytes.decode("utf-8", "replace")` of what went in,
-    joined.
+    """UTF-8 to text in pieces.
+
+    The pieces of text, joined, equal `bytes.decode("utf-8", "replace")` of the pieces of bytes, joined.
     """
 
     def __init__(self) -> None:
-        self._decoder = Utf8Decoder("replace")
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, data: bytes) -> str:
-        """The text that `data` completes; the bytes of a character that is still incomplete are kept."""
+        """The text that `data` completes. The bytes of an incomplete character are kept for the next call."""
         return self._decoder.decode(data)
 
     def finish(self) -> str:
-        """One U+FFFD if the bytes ended inside a character, otherwise nothing."""
+        """One U+FFFD if the bytes end inside a character, else an empty string."""
         return self._decoder.decode(b"", final=True)

@@ -1,0 +1,171 @@
+"""The structure that ARCHITECTURE.md describes: sizes, imports, names, kernels and the paths of the map.
+
+import-linter (pyproject.toml) checks the layers. What it cannot see is checked here: the two modules that are
+single files, and everything that is not an import.
+"""
+
+import ast
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PRODUCT = ("rwkv_batch", "routes", "app.py", "state_pool.py")
+MOST_LINES_OF_A_FILE = 400
+MOST_LINES_OF_A_FOLDER = 1500
+MAY_CAST: set[str] = set()  # the edge to Robyn and to ctypes
+MAP = ROOT / "ARCHITECTURE.md"
+# The single files, and what of ours they may import.
+SINGLE_FILES = {"state_pool.py": ("rwkv_batch/state", "rwkv_batch/ops")}
+
+
+@cache
+def files(*places: str, suffixes: tuple[str, ...] = (".py",)) -> list[Path]:
+    found = [ROOT / place for place in places]
+    inside = (file for place in found for file in ([place] if place.is_file() else place.rglob("*")))
+    return sorted(file for file in inside if file.suffix in suffixes)
+
+
+@cache
+def tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def lines(file: Path) -> int:
+    return len(file.read_text(encoding="utf-8").splitlines())
+
+
+def name_of(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()
+
+
+def room(file: Path) -> str:
+    """The folder of a file. A file that lies in a folder of rooms, or in none, is a room of its own."""
+    folder = file.parent
+    return name_of(file) if folder in (ROOT, ROOT / "rwkv_batch", ROOT / "routes") else name_of(folder)
+
+
+@cache
+def module_file(name: str) -> Path | None:
+    path = ROOT.joinpath(*name.split("."))
+    candidates = (path.with_suffix(".py"), path / "__init__.py")
+    return next((file for file in candidates if file.is_file()), None)
+
+
+@cache
+def imports(file: Path) -> set[Path]:
+    """The files of the product that a file imports, inside functions too."""
+    names: set[str] = set()
+    for node in ast.walk(tree(file)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level and node.module, f"{name_of(file)} has a relative import"
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {name if module_file(name) else node.module for name in inside}
+    return {module_file(name) for name in names} & set(files(*PRODUCT)) - {file}
+
+
+def assert_none(found: Iterable | dict) -> None:
+    lines = [f"{k}: {v}" for k, v in found.items()] if isinstance(found, dict) else sorted(found)
+    assert not lines, "\n".join(lines)
+
+
+def assert_no_circle(edges: Iterable[tuple[str, str]]) -> None:
+    graph = defaultdict(set)
+    for importer, imported in edges:
+        if importer != imported:
+            graph[importer].add(imported)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail("a circle of imports: " + " <- ".join(error.args[1]))
+
+
+def test_no_circle_of_files():
+    assert_no_circle((name_of(a), name_of(b)) for a in files(*PRODUCT) for b in imports(a))
+
+
+def test_no_circle_of_folders():
+    assert_no_circle((room(a), room(b)) for a in files(*PRODUCT) for b in imports(a))
+
+
+@pytest.mark.parametrize(("file", "allowed"), SINGLE_FILES.items())
+def test_a_single_file_keeps_to_its_layer(file, allowed):
+    foreign = {name for other in imports(ROOT / file) if not (name := name_of(other)).startswith(allowed)}
+    assert_none(foreign)
+
+
+def test_no_file_is_too_long():
+    everything = files("cuda", "bench", "demo", "test", *PRODUCT, suffixes=(".py", ".cu", ".cuh"))
+    long = {name_of(file): count for file in everything if (count := lines(file)) > MOST_LINES_OF_A_FILE}
+    assert_none(long)
+
+
+def test_no_folder_of_the_package_is_too_long():
+    folders: Counter[str] = Counter()
+    for file in files("rwkv_batch"):
+        folders[name_of(file.parent)] += lines(file)
+    long = {name: count for name, count in folders.items() if count > MOST_LINES_OF_A_FOLDER}
+    assert_none(long)
+
+
+def test_casts_only_at_the_edges():
+    found = {
+        name_of(file)
+        for file in files(*PRODUCT)
+        for node in ast.walk(tree(file))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "cast"
+    }
+    assert_none(found - MAY_CAST)
+
+
+def test_no_two_classes_share_a_name():
+    places: dict[str, list[str]] = defaultdict(list)
+    for file in files("bench", "demo", *PRODUCT):
+        for node in ast.walk(tree(file)):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(name_of(file))
+    shared = {name: where for name, where in places.items() if len(where) > 1}
+    assert_none(shared)
+
+
+@pytest.mark.parametrize("kernel", files("cuda", suffixes=(".cu",)), ids=lambda file: file.stem)
+def test_a_kernel_has_a_test_and_names_it(kernel):
+    test = f"test/kernels/test_{kernel.stem}.py"
+    assert (ROOT / test).is_file()
+    header = re.match(r"(//.*\n)*", kernel.read_text(encoding="utf-8"))
+    assert header and test in header[0]
+
+
+def paths(text: str) -> list[str]:
+    """What stands in backticks and looks like a path or a pattern of paths."""
+    quoted = re.findall(r"`([^`\s]+)`", text)
+    return [
+        name for name in quoted if re.fullmatch(r"\.?[\w*][\w*./-]*", name) and re.search(r"/|\.\w+$", name)
+    ]
+
+
+def test_every_path_of_the_map_exists():
+    found = paths(MAP.read_text(encoding="utf-8"))
+    assert len(found) > 50
+    missing = [name for name in found if not any(ROOT.glob(name))]
+    assert_none(missing)
+
+
+def test_every_room_is_on_the_map():
+    text = MAP.read_text(encoding="utf-8")
+    rooms = {f"`{name_of(file.parent)}/`" for file in files("rwkv_batch", "routes")}
+    missing = {name for name in rooms if name not in text}
+    assert_none(missing)
+
+
+def test_a_question_is_answered_by_two_files():
+    rows = re.findall(r"^\| [^|]+\? \|.*$", MAP.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(rows) == 10
+    assert [row for row in rows if not 1 <= len(set(paths(row))) <= 2] == []

@@ -29,7 +29,7 @@ class Usage(Struct):
     completion_tokens: int = 0
 
 
-class Reply(Struct):
+class ReplyBody(Struct):
     """A whole reply or one streamed event, of any of the APIs; what is not measured is skipped."""
 
     choices: list[Choice] = []
@@ -37,7 +37,7 @@ class Reply(Struct):
     error: Any = None
 
 
-_read_reply = msgspec.json.Decoder(Reply).decode
+_read_reply = msgspec.json.Decoder(ReplyBody).decode
 
 
 @dataclass

@@ -93,7 +93,7 @@ def measure(checkout: Path, bench: str) -> Figures:
     return figures
 
 
-class Record:
+class RunRecord:
     """The finished runs by (bench, round, side); in a file too, if there is one."""
 
     def __init__(self, file: Path | None) -> None:
@@ -138,7 +138,7 @@ def compared(rounds: list[tuple[Figures, Figures]]) -> dict[str, tuple[float, fl
     }
 
 
-def table(record: Record, benches: list[str], labels: tuple[str, str]) -> str:
+def table(record: RunRecord, benches: list[str], labels: tuple[str, str]) -> str:
     """Markdown: a heading and a table for every bench that has a complete round."""
     lines = [f"{datetime.now(UTC):%Y-%m-%d}, {machine()}. Old: {labels[0]}, new: {labels[1]}, in turns."]
     for bench in benches:
@@ -152,7 +152,7 @@ def table(record: Record, benches: list[str], labels: tuple[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def slow(record: Record, benches: list[str], least: float) -> list[str]:
+def slow(record: RunRecord, benches: list[str], least: float) -> list[str]:
     """The figures whose ratio is below `least`."""
     results = {bench: compared(rounds) for bench in benches if (rounds := record.rounds(bench))}
     return [
@@ -204,7 +204,7 @@ def main() -> None:
             parser.error(f"--bench {name} is none of {', '.join(READERS)}")
     checkouts = {"old": options.old, "new": options.new}
     labels = (label(options.old), label(options.new))
-    record, failure = Record(options.record), ""
+    record, failure = RunRecord(options.record), ""
     turns = [
         (number, bench, side)
         for number in range(options.rounds)

@@ -22,7 +22,7 @@ NATIVE = ("batch", "big_batch")  # many prompts in one request
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoadPlan:
     """What is sent: everything a generator process needs to know."""
 
     target: Target
@@ -85,7 +85,7 @@ class Load:
     """The running requests of one process. `records` holds the answers that have ended, well or not."""
 
     def __init__(
-        self, plan: Plan, next_index: Callable[[], int], start: float, share: int = 0, shares: int = 1
+        self, plan: LoadPlan, next_index: Callable[[], int], start: float, share: int = 0, shares: int = 1
     ) -> None:
         """`next_index`: hands out request numbers to all processes; `start`: the common moment 0 on
         `time.monotonic`.

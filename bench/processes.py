@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from answer import Record
-from load import Load, Plan
+from load import Load, LoadPlan
 from tqdm import tqdm
 
 TICK = 0.2  # seconds between two looks at the progress
@@ -46,7 +46,7 @@ class GeneratorLost(Exception):
     """A generator process ended without its results."""
 
 
-class Progress:
+class ProgressBar:
     """The bar: requests that have ended, and the text events of each process so far. None where stderr is no
     terminal.
     """
@@ -74,7 +74,7 @@ def raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def generate(plan: Plan, processes: int, progress: Progress) -> Run:
+def generate(plan: LoadPlan, processes: int, progress: ProgressBar) -> Run:
     """Send all requests of the plan. Ctrl-C ends it early with what there is. Raises GeneratorLost."""
     return (
         _generate_here(plan, progress)
@@ -83,7 +83,7 @@ def generate(plan: Plan, processes: int, progress: Progress) -> Run:
     )
 
 
-def _generate_here(plan: Plan, progress: Progress) -> Run:
+def _generate_here(plan: LoadPlan, progress: ProgressBar) -> Run:
     run, numbers = Run(), itertools.count()
 
     async def work() -> Share:
@@ -100,7 +100,7 @@ def _generate_here(plan: Plan, progress: Progress) -> Run:
     return run
 
 
-def _generate_in_processes(plan: Plan, processes: int, progress: Progress) -> Run:
+def _generate_in_processes(plan: LoadPlan, processes: int, progress: ProgressBar) -> Run:
     context, run = multiprocessing.get_context("spawn"), Run()
     counter = context.Value("q", 0)
     pipes: list[Connection] = []
@@ -144,7 +144,7 @@ def _generate_in_processes(plan: Plan, processes: int, progress: Progress) -> Ru
     return run
 
 
-def _collect(pipes: list[Connection], run: Run, progress: Progress) -> None:
+def _collect(pipes: list[Connection], run: Run, progress: ProgressBar) -> None:
     waiting = list(pipes)
     while waiting:
         for ready in wait(waiting):
@@ -157,7 +157,7 @@ def _collect(pipes: list[Connection], run: Run, progress: Progress) -> None:
                 progress.show(pipes.index(ready), *message)
 
 
-def _child(pipe: Connection, plan: Plan, counter, share: int, shares: int) -> None:
+def _child(pipe: Connection, plan: LoadPlan, counter, share: int, shares: int) -> None:
     """Takes the moment to start, then perhaps None to stop early; sends progress and at last its Share."""
     raise_file_limit()
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 from answer import Record
-from load import Plan
+from load import LoadPlan
 from prompts import token_count
 
 LATENCIES = {
@@ -16,7 +16,7 @@ LATENCIES = {
 }
 
 
-def summarize(plan: Plan, records: list[Record], unfinished: int, generator_cpu: float) -> dict:
+def summarize(plan: LoadPlan, records: list[Record], unfinished: int, generator_cpu: float) -> dict:
     """The figures of a run. Only requests that succeeded count for tokens and latencies.
 
     Duration runs from the first request sent to the last answer ended. A figure without samples is None.
@@ -91,7 +91,7 @@ def row_tokens(record: Record, max_tokens: int) -> tuple[dict[int, int], str]:
     return tokens, "finish reason and text" if by_length else "text"
 
 
-def disagrees(record: Record, plan: Plan) -> bool:
+def disagrees(record: Record, plan: LoadPlan) -> bool:
     """Whether the usage cannot be true: fewer tokens than text events, more than were allowed, none for a
     text, or text for none.
     """

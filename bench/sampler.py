@@ -39,7 +39,7 @@ METHODS = {
 
 
 @dataclass
-class Result:
+class SamplerTime:
     method: str
     rows: int
     microseconds: float
@@ -52,7 +52,7 @@ def zipf(rows: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.stack([falling[torch.randperm(VOCAB, device="cuda")] for _ in range(rows)]).to(dtype)
 
 
-def measure(name: str, params: Sampling, sets: list[torch.Tensor]) -> Result:
+def measure(name: str, params: Sampling, sets: list[torch.Tensor]) -> SamplerTime:
     rows = len(sets[0])
     sampler = CudaSampler(rows, VOCAB, "cuda")
     for slot in range(rows):
@@ -72,7 +72,7 @@ def measure(name: str, params: Sampling, sets: list[torch.Tensor]) -> Result:
         for call in range(CALLS):
             sampler.sample_async(sets[call % len(sets)], slots, ids)
     time = median(gpu_seconds(graph.replay) for _ in range(REPLAYS)) / CALLS
-    return Result(name, rows, time * 1e6, sets[0].nbytes / time)
+    return SamplerTime(name, rows, time * 1e6, sets[0].nbytes / time)
 
 
 def main() -> None:

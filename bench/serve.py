@@ -22,8 +22,8 @@ from typing import NoReturn
 
 import prompts
 import report
-from load import NATIVE, PATHS, Load, Plan
-from processes import GeneratorLost, Progress, generate, raise_file_limit
+from load import NATIVE, PATHS, Load, LoadPlan
+from processes import GeneratorLost, ProgressBar, generate, raise_file_limit
 from wire import Exchange, ExchangeError, Target
 
 OWN_FIELDS = {"messages", "prompt", "contents", "max_tokens", "stream", "stream_options", "model", "password"}
@@ -179,7 +179,7 @@ async def first_model(target: Target, headers: dict[str, str]) -> str:
         return "rwkv7"
 
 
-def make_plan(flags: argparse.Namespace) -> Plan:
+def make_plan(flags: argparse.Namespace) -> LoadPlan:
     """The plan that the flags ask for, with the server found. Ends the process with code 2 if it
     cannot be.
     """
@@ -192,7 +192,7 @@ def make_plan(flags: argparse.Namespace) -> Plan:
         )
     except ValueError as error:
         fail(str(error))
-    plan = Plan(
+    plan = LoadPlan(
         target,
         flags.api,
         texts,
@@ -216,13 +216,13 @@ def make_plan(flags: argparse.Namespace) -> Plan:
     return replace(plan, target=target, model=flags.model or model)
 
 
-def warm_up(plan: Plan, requests: int) -> None:
+def warm_up(plan: LoadPlan, requests: int) -> None:
     """Send requests whose answers are not counted. Their prompts are not those of the run."""
     numbers = itertools.count(-requests)
     asyncio.run(Load(replace(plan, requests=0, rate=None), lambda: next(numbers), time.monotonic()).run())
 
 
-def describe(flags: argparse.Namespace, plan: Plan) -> dict:
+def describe(flags: argparse.Namespace, plan: LoadPlan) -> dict:
     """What was run, for the JSON line; passwords left out."""
     left_out = ("json", "password", "api_key", "rate", "concurrency", "input_tokens", "output_tokens")
     asked = {k: v for k, v in vars(flags).items() if k not in left_out}
@@ -244,7 +244,7 @@ def main(argv: list[str] | None = None) -> int:
     plan = make_plan(flags)
     if flags.warmup:
         warm_up(plan, flags.warmup)
-    progress = Progress(plan.requests)
+    progress = ProgressBar(plan.requests)
     try:
         run = generate(plan, flags.processes, progress)
     except GeneratorLost as error:

@@ -127,7 +127,7 @@ class Server:
         self._process.wait()
 
 
-class Rows:
+class BackgroundRows:
     """Rows that decode from here on until `stop`."""
 
     def __init__(self, url: str, count: int) -> None:
@@ -163,7 +163,7 @@ def measure(url: str, case: LoadCase, folder: Path) -> dict:
     """The figures of one load. Raises RuntimeError with what bench/serve.py says if it fails."""
     file = folder / "figures.jsonl"
     file.unlink(missing_ok=True)
-    rows = Rows(url, case.beside) if case.beside else None
+    rows = BackgroundRows(url, case.beside) if case.beside else None
     try:
         flags = [f"--url={url}", f"--json={file}", f"--note={case.name}", *case.flags()]
         done = subprocess.run(

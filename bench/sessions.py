@@ -1,24 +1,28 @@
 #!/usr/bin/env python3
-"""What it costs to come back to a session: time to the first token of a turn whose state lies in L1, L2 or
-L3, against reading the whole history again; the same for a prompt whose beginning is in the prefix cache; and
-a soak of many sessions.
+"""The cost of resuming a session: the time to the first token of a turn.
+
+Its state is in L1, L2 or L3, or the whole history is read again. The same for a prompt with a prefix in the
+prefix cache, and a soak of many sessions.
 
     python bench/sessions.py resume --model-path /tmp/rwkv7-0.1b.pth [--tokens 4000] [--rounds 7]
     python bench/sessions.py prefix --model-path /tmp/rwkv7-0.1b.pth [--tokens 1000]
     python bench/sessions.py soak [--sessions 1000] [--turns 3] [--concurrency 32]
+    python bench/sessions.py table --size 7.2b --device cuda --markdown bench/results/h200-sessions.md
 
-All of them run the engine in this process, without HTTP; the database is a temporary file beside the others
-of this machine.
+`table` measures what `resume` and `prefix` do, with one engine, and writes a page. All of them run the engine
+in this process, without HTTP, with a database in a temporary folder.
 """
 
 import argparse
 import os
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -27,23 +31,29 @@ os.environ |= {
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
 }  # as app.py sets them for the engine
 
+import torch
 from tqdm import tqdm
 
+from bench.make_checkpoint import SIZES, random_checkpoint
 from rwkv_batch.engine.engine import Engine, Key
+from rwkv_batch.model import checkpoint
+from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.state.store import Store
 from rwkv_batch.wire.protocol import Failed, GenerateRequest, Progress, Rejected, Sampling, Turn
 
+ROOT = Path(__file__).resolve().parents[1]
+TIERS = {"L1": "L1, a slot", "L2": "L2, host memory", "L3": "L3, the database", "fresh": "none: read again"}
 GREEDY = Sampling(temperature=0)
 ASK = "User: What is my name?\n\nAssistant:"
 NAMES = ["Anna", "Tom", "Lucy", "Jack", "Emma", "Max", "Nina", "Paul", "Mary", "Leo"]
 
 
 class Bench:
-    """An engine, and what its requests have brought."""
+    """An engine, and the text of its requests."""
 
     def __init__(self, options: argparse.Namespace, folder: str, l1: int, l2: int) -> None:
         self.engine = Engine(
-            options.model_path,
+            weights(options),
             device=options.device,
             l1=l1,
             l2=l2,
@@ -99,78 +109,149 @@ class Bench:
         return self.first[key] - began
 
 
-def resume(options: argparse.Namespace) -> None:
-    """One long session, brought to each tier by others that push it there."""
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(options, folder, l1=2, l2=2)
-        history = random.Random(0).choices(range(300, 60000), k=options.tokens)
-        others = [f"other{i}" for i in range(4)]
-        bench.run(bench.start(history, "long"))
-        for other in others:
-            bench.run(bench.start("hi", other))
+def weights(options: argparse.Namespace) -> Checkpoint | str | None:
+    """What the engine loads: random weights of a published size, a file, or the bundled model."""
+    if options.size is None:
+        return options.model_path
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    tensors = random_checkpoint(*SIZES[options.size], device=device)
+    return checkpoint.from_tensors(f"random-{options.size}", tensors)
 
-        def push(count: int) -> None:
+
+def resume_seconds(bench: Bench, tokens: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds to the first token of a turn after `tokens` tokens, by where its state is; "fresh": nowhere.
+
+    Other sessions push the session to each tier. The engine has two slots in L1 and two places in L2.
+    """
+    history = random.Random(0).choices(range(300, 60000), k=tokens)
+    others = [f"other{i}" for i in range(4)]
+    bench.run(bench.start(history, "long"))
+    for other in others:
+        bench.run(bench.start("hi", other))
+    times: dict[str, list[float]] = {"fresh": [], "L1": [], "L2": [], "L3": []}
+    for _ in tqdm(range(rounds), disable=None):
+        times["fresh"].append(bench.run(bench.start([*history, 33], prefix_cache=False)))
+        for tier, count in (("L1", 0), ("L2", 2), ("L3", 4)):
             bench.run(bench.start("x", "long"))
             for other in others[:count]:
                 bench.run(bench.start("x", other))
+            found = bench.engine.pool.find("long")
+            assert found and found.tier == tier, f"the session is in {found and found.tier}, not in {tier}"
+            times[tier].append(bench.run(bench.start("x", "long")))
+    return times
 
-        times: dict[str, list[float]] = {"fresh": [], "L1": [], "L2": [], "L3": []}
-        for _ in tqdm(range(options.rounds), disable=None):
-            times["fresh"].append(bench.run(bench.start([*history, 33], prefix_cache=False)))
-            for tier, count in (("L1", 0), ("L2", 2), ("L3", 4)):
-                push(count)
-                found = bench.engine.pool.find("long")
-                assert found and found.tier == tier, (
-                    f"the session is in {found and found.tier}, not in {tier}"
-                )
-                times[tier].append(bench.run(bench.start("x", "long")))
+
+def new_sessions_a_second(bench: Bench, count: int, at_once: int) -> float:
+    """New sessions of one token each, `at_once` at a time, each committed before its last event."""
+    names = [f"new{at_once}-{i}" for i in range(count)]
+    began = time.perf_counter()
+    for first in range(0, count, at_once):
+        for key in [bench.start("x", name, max_tokens=1) for name in names[first : first + at_once]]:
+            bench.run(key)
+    return count / (time.perf_counter() - began)
+
+
+def prefix_seconds(bench: Bench, tokens: int, rounds: int) -> tuple[list[float], list[float], int]:
+    """Seconds to the first token of prompts with `tokens` tokens in common and 8 of their own.
+
+    Without the prefix cache, with it, and in how many rounds both drew the same 16 tokens.
+    """
+    draw = random.Random(0)
+    shared = draw.choices(range(300, 60000), k=tokens)
+    bench.run(bench.start([*shared, 33, 34, 35]))
+    # It differs from the first where `shared` ends, so the state after `shared` is kept.
+    bench.run(bench.start([*shared, 36, 37, 38]))
+    times: dict[bool, list[float]] = {False: [], True: []}
+    same = 0
+    for _ in range(rounds):
+        tail = draw.choices(range(300, 60000), k=8)
+        keys = {}
+        for cached in (False, True):
+            keys[cached] = bench.start(shared + tail, max_tokens=16, prefix_cache=cached)
+            times[cached].append(bench.run(keys[cached]))
+        same += bench.texts[keys[False]] == bench.texts[keys[True]]
+    return times[False], times[True], same
+
+
+def resume(options: argparse.Namespace) -> None:
+    """One long session, read from each tier."""
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(options, folder, l1=2, l2=2)
+        times = resume_seconds(bench, options.tokens, options.rounds)
         fresh = statistics.median(times["fresh"])
         print(f"time to the first token of a turn after {options.tokens} tokens, median of {options.rounds}")
         for tier, values in times.items():
             median = statistics.median(values)
             print(f"  {tier:6} {median * 1e3:9.2f} ms  {median / fresh:7.2%} of fresh")
-
-        states = [f"moved{i}" for i in range(64)]
-        began = time.perf_counter()
-        for state in states:
-            bench.run(bench.start("x", state, max_tokens=1))
         print(
-            f"  {len(states) / (time.perf_counter() - began):.0f} new sessions a second, one by one, each "
-            "committed"
+            f"  {new_sessions_a_second(bench, 64, 1):.0f} new sessions a second, one by one, each committed"
         )
         bench.engine.close()
 
 
 def prefix(options: argparse.Namespace) -> None:
-    """Prompts that begin alike, with and without the cache."""
+    """Prompts with a common prefix, with and without the cache."""
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(options, folder, l1=0, l2=0)
-        draw = random.Random(0)
-        shared = draw.choices(range(300, 60000), k=options.tokens)
-        bench.run(bench.start([*shared, 33, 34, 35]))
-        bench.run(
-            bench.start([*shared, 36, 37, 38])
-        )  # parts from the first where `shared` ends: that state is kept
-        times: dict[bool, list[float]] = {False: [], True: []}
-        for _ in range(options.rounds):
-            tail = draw.choices(range(300, 60000), k=8)
-            keys = {}
-            for cached in (False, True):
-                keys[cached] = bench.start(shared + tail, max_tokens=16, prefix_cache=cached)
-                times[cached].append(bench.run(keys[cached]))
-            assert bench.texts[keys[False]] == bench.texts[keys[True]], "the cache changed the text"
-        without, with_ = (statistics.median(times[cached]) for cached in (False, True))
+        without, cached, same = prefix_seconds(bench, options.tokens, options.rounds)
+        assert same == options.rounds, "the cache changed the text"
+        before, after = statistics.median(without), statistics.median(cached)
         print(
             f"time to the first token after {options.tokens} shared and 8 new tokens, median of "
-            f"{options.rounds}: "
-            f"{without * 1e3:.1f} ms without the cache, {with_ * 1e3:.1f} ms with it, {without / with_:.1f} "
-            "times sooner, same text"
+            f"{options.rounds}: {before * 1e3:.1f} ms without the cache, {after * 1e3:.1f} ms with it, "
+            f"{before / after:.1f} times sooner, same text"
         )
         bench.engine.close()
 
 
+def table(options: argparse.Namespace) -> None:
+    """Everything about one model as a short markdown page, printed and written to --markdown."""
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(options, folder, l1=2, l2=2)
+        tiers = resume_seconds(bench, options.tokens, options.rounds)
+        rates = {at_once: new_sessions_a_second(bench, 64, at_once) for at_once in (1, 16, 64)}
+        without, cached, same = prefix_seconds(bench, options.tokens, options.rounds)
+        info, size = bench.engine.info, len(bench.engine.runner.states.read(0))
+        bench.engine.close()
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    medians = {tier: statistics.median(values) for tier, values in tiers.items()}
+    rows = [
+        f"| {where} | {medians[tier] * 1e3:.1f} | {medians[tier] / medians['fresh']:.2%} |"
+        for tier, where in TIERS.items()
+    ]
+    before, after = statistics.median(without) * 1e3, statistics.median(cached) * 1e3
+    page = [
+        f"# Sessions and the prefix cache: {info.model}",
+        "",
+        f"{datetime.now(UTC):%Y-%m-%d}, commit {commit}, {info.device}, torch {torch.__version__}, "
+        f"{info.dtype}, {size / 1e6:.2f} MB a state. Medians of {options.rounds}.",
+        "",
+        f"    python bench/sessions.py {' '.join(sys.argv[1:])}",
+        "",
+        f"Time to the first token of a turn after {options.tokens} tokens:",
+        "",
+        "| its state is in | ms | of reading the tokens again |",
+        "|---|---|---|",
+        *rows,
+        "",
+        f"Time to the first token of a prompt with {options.tokens} tokens in the prefix cache and 8 of its "
+        f"own: {after:.1f} ms, without the cache {before:.1f} ms. Both drew the same 16 tokens in {same} of "
+        f"{options.rounds} rounds.",
+        "",
+        "New sessions of one token each, committed before their last event:",
+        "",
+        "| at once | sessions a second |",
+        "|---|---|",
+        *(f"| {at_once} | {rate:.0f} |" for at_once, rate in rates.items()),
+    ]
+    print("\n".join(page))
+    if options.markdown:
+        options.markdown.write_text("\n".join(page) + "\n")
+
+
 def soak(options: argparse.Namespace) -> None:
-    """Every session is told a name, asked something else, and asked for the name, in random order."""
+    """Every session is given a name, asked something else, and asked for the name, in random order."""
     draw = random.Random(0)
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(options, folder, l1=16, l2=32)
@@ -223,22 +304,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("resume", "prefix", "soak"))
+    parser.add_argument("what", choices=("resume", "prefix", "soak", "table"))
+    parser.add_argument("--size", choices=SIZES, help="random weights of a published size")
     parser.add_argument("--model-path", help="a checkpoint (default: the bundled model)")
     parser.add_argument("--device", default="auto")
     parser.add_argument(
         "--tokens",
         type=int,
         default=0,
-        help="of the history (default 4000) or of the shared beginning (default 1000)",
+        help="of the history (default 4000) or of the shared prefix (default 1000)",
     )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--sessions", type=int, default=1000)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--concurrency", type=int, default=32)
+    parser.add_argument("--markdown", type=Path, help="file for the page of `table`")
     options = parser.parse_args()
-    options.tokens = options.tokens or {"resume": 4000, "prefix": 1000, "soak": 0}[options.what]
-    {"resume": resume, "prefix": prefix, "soak": soak}[options.what](options)
+    options.tokens = options.tokens or (1000 if options.what == "prefix" else 4000)
+    {"resume": resume, "prefix": prefix, "soak": soak, "table": table}[options.what](options)
 
 
 if __name__ == "__main__":

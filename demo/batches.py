@@ -16,7 +16,7 @@ NOISE = 0.08  # share of the examples in which one to three tokens of the prompt
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """`tokens` `[B, T]`; `positions` index the flattened tokens whose next token is in `targets`; `weights`
     are 0 for padding.
     """
@@ -31,7 +31,7 @@ class Batch:
         return self.tokens.shape[1]
 
 
-def stream(known: np.ndarray, seed: int, tokens_per_batch: int) -> Iterator[Batch]:
+def stream(known: np.ndarray, seed: int, tokens_per_batch: int) -> Iterator[TrainingBatch]:
     """Fresh batches for ever. Every batch of one length has one shape."""
     tokenizer, table, rng = RWKVTokenizer(), rows(known), Random(seed)
     waiting: dict[int, list[tuple[list[int], list[int]]]] = {length: [] for length in LENGTHS}
@@ -50,7 +50,7 @@ def stream(known: np.ndarray, seed: int, tokens_per_batch: int) -> Iterator[Batc
 
 def make_batch(
     examples: list[tuple[list[int], list[int]]], length: int, table: np.ndarray, rng: Random
-) -> Batch:
+) -> TrainingBatch:
     """Pad the examples to `length`; the loss stands on the answers alone."""
     tokens = np.full((len(examples), length), table[END])
     capacity = tokens.size // 2
@@ -70,7 +70,7 @@ def make_batch(
     def padded(values: list) -> np.ndarray:
         return np.array([*values[:keep], *([0] * room)], dtype=np.int64)
 
-    return Batch(
+    return TrainingBatch(
         tokens, padded(positions), padded(targets), np.array([1.0] * keep + [0.0] * room, dtype=np.float32)
     )
 
@@ -80,7 +80,7 @@ def work(queue: mp.Queue, known: np.ndarray, seed: int, tokens_per_batch: int) -
         queue.put(batch)
 
 
-def from_workers(count: int, known: np.ndarray, seed: int, tokens_per_batch: int) -> Iterator[Batch]:
+def from_workers(count: int, known: np.ndarray, seed: int, tokens_per_batch: int) -> Iterator[TrainingBatch]:
     """The same from `count` processes, which start at once and end with this one."""
     context = mp.get_context("fork")
     queue: mp.Queue = context.Queue(maxsize=8 * count)

@@ -19,7 +19,7 @@ from demo.chat import question
 from demo.example import Example
 from demo.fim import fim
 from demo.memory import memory
-from demo.model import Model
+from demo.model import TrainingModel
 from demo.tooluse import tool_use
 from demo.translation import translation
 from demo.unpack import MODEL, ROWS, tensors
@@ -51,15 +51,15 @@ class Score:
     greedy: list[int]
 
 
-def load(path: Path, device: str) -> Model:
+def load(path: Path, device: str) -> TrainingModel:
     """The packed model, unpacked to all 65536 rows."""
-    model = Model(ROWS - 1)
+    model = TrainingModel(ROWS - 1)
     model.load_state_dict(tensors(path))
     return model.to(device).eval()
 
 
 @torch.inference_mode()
-def score(model: Model, examples: Iterable[Example], batch_tokens: int = 16384) -> list[Score]:
+def score(model: TrainingModel, examples: Iterable[Example], batch_tokens: int = 16384) -> list[Score]:
     """Score examples, in batches of similar length."""
     tokenizer = RWKVTokenizer()
     device = model.head.weight.device

@@ -28,7 +28,7 @@ ZH_NAMES = ["小明", "小红", "小丽", "小刚", "李雷", "王芳", "张伟"
 
 
 @dataclass(frozen=True)
-class Kind:
+class Topic:
     """One thing a user can tell; `{}` stands for the value, `{pet}` for the kind of pet."""
 
     tell: tuple[str, ...]
@@ -41,34 +41,34 @@ class Kind:
 
 
 KINDS = {
-    "name": Kind(("My name is {}.", "My name is {}", "Hi, my name is {}.", "I am {}.", "I'm {}.", "Hello! My name is {}.", "Call me {}."),
+    "name": Topic(("My name is {}.", "My name is {}", "Hi, my name is {}.", "I am {}.", "I'm {}.", "Hello! My name is {}.", "Call me {}."),
                  "Nice to meet you, {}!", ("What is my name?", "What's my name?", "Do you remember my name?", "Who am I?", "what is my name?", "What was my name?"),
                  "Your name is {}.", "You have not told me your name.", tuple(NAMES), ("my name is {}", "what is my name", "your name is {}")),
-    "city": Kind(("I live in {}.", "I live in {}", "My home is in {}.", "I live in the city of {}."), "{} is a nice place to live.",
+    "city": Topic(("I live in {}.", "I live in {}", "My home is in {}.", "I live in the city of {}."), "{} is a nice place to live.",
                  ("Where do I live?", "In which city do I live?", "Do you remember where I live?", "Which city do I live in?"), "You live in {}.",
                  "You have not told me where you live.", CITIES, ("I live in {}", "where do I live", "you live in {}")),
-    "colour": Kind(("My favourite colour is {}.", "My favorite color is {}.", "I like the colour {} most."), "I like {} too.",
+    "colour": Topic(("My favourite colour is {}.", "My favorite color is {}.", "I like the colour {} most."), "I like {} too.",
                    ("What is my favourite colour?", "What is my favorite color?", "Which colour do I like most?", "What's my favourite colour?"),
                    "Your favourite colour is {}.", "You have not told me your favourite colour.", tuple(COLOURS),
                    ("my favourite colour is {}", "what is my favourite colour", "your favourite colour is {}")),
-    "food": Kind(("My favourite food is {}.", "My favorite food is {}.", "I love to eat {}."), "I have heard that {} is delicious.",
+    "food": Topic(("My favourite food is {}.", "My favorite food is {}.", "I love to eat {}."), "I have heard that {} is delicious.",
                  ("What is my favourite food?", "What is my favorite food?", "What do I love to eat?"), "Your favourite food is {}.",
                  "You have not told me your favourite food.", tuple(FOODS)),
-    "job": Kind(("I work as a {}.", "I am a {}.", "My job is {}."), "A {} has an interesting job.", ("What is my job?", "What do I do for a living?", "What's my job?"),
+    "job": Topic(("I work as a {}.", "I am a {}.", "My job is {}."), "A {} has an interesting job.", ("What is my job?", "What do I do for a living?", "What's my job?"),
                 "You work as a {}.", "You have not told me your job.", JOBS),
-    "number": Kind(("My lucky number is {}.", "My favourite number is {}.", "Please remember the number {}.", "Remember the number {}."),
+    "number": Topic(("My lucky number is {}.", "My favourite number is {}.", "Please remember the number {}.", "Remember the number {}."),
                    "I will remember the number {}.", ("What is my lucky number?", "What is my number?", "Which number did I tell you?", "What was the number?"),
                    "Your number is {}.", "You have not told me a number.", tuple(map(str, range(2, 100)))),
-    "pet": Kind(("I have a {pet} named {}.", "I have a {pet} called {}.", "My {pet} is called {}.", "My {pet}'s name is {}."), "{} is a lovely name for a {pet}.",
+    "pet": Topic(("I have a {pet} named {}.", "I have a {pet} called {}.", "My {pet} is called {}.", "My {pet}'s name is {}."), "{} is a lovely name for a {pet}.",
                 ("What is my {pet} called?", "What is the name of my {pet}?", "What is my {pet}'s name?", "Do you remember the name of my {pet}?"),
                 "Your {pet} is called {}.", "You have not told me about your {pet}.", tuple(PET_NAMES)),
-    "friend": Kind(("My best friend is {}.", "My best friend is called {}.", "{} is my best friend."), "{} must be a good friend.",
+    "friend": Topic(("My best friend is {}.", "My best friend is called {}.", "{} is my best friend."), "{} must be a good friend.",
                    ("Who is my best friend?", "What is the name of my best friend?", "What is my best friend called?"), "Your best friend is {}.",
                    "You have not told me about your best friend.", tuple(NAMES)),
-    "word": Kind(("The secret word is {}.", "Remember the word {}.", "Please remember the word {}.", "The password is {}.", "My secret word is {}."),
+    "word": Topic(("The secret word is {}.", "Remember the word {}.", "Please remember the word {}.", "The password is {}.", "My secret word is {}."),
                  "I will remember the word {}.", ("What is the secret word?", "Which word did I tell you?", "What was the word?", "What is the password?",
                  "What was the secret word?", "Tell me the secret word."), "The word is {}.", "You have not told me a word.", tuple(WORDS)),
-    "zh_name": Kind(("我叫{}。", "我叫{}", "你好，我叫{}。", "我的名字是{}。"), "很高兴认识你，{}！", ("我叫什么名字？", "我叫什么？", "你记得我的名字吗？"),
+    "zh_name": Topic(("我叫{}。", "我叫{}", "你好，我叫{}。", "我的名字是{}。"), "很高兴认识你，{}！", ("我叫什么名字？", "我叫什么？", "你记得我的名字吗？"),
                     "你叫{}。", "你还没有告诉我你的名字。", tuple(ZH_NAMES)),
 }
 NEUTRAL = ("OK.", "Got it.", "I will remember that.", "Thank you for telling me.", "Good to know.")

@@ -19,7 +19,7 @@ def shifted(x: Tensor) -> Tensor:
     return F.pad(x, (0, 0, 1, -1))
 
 
-class TimeMix(nn.Module):
+class TrainingTimeMix(nn.Module):
     """The recurrent half of a block."""
 
     x_r: Tensor
@@ -106,7 +106,7 @@ class TimeMix(nn.Module):
         return self.output(y * g), v_first
 
 
-class ChannelMix(nn.Module):
+class TrainingChannelMix(nn.Module):
     """The feed-forward half of a block."""
 
     def __init__(self, layer: int) -> None:
@@ -132,7 +132,7 @@ class Block(nn.Module):
         if not layer:
             self.ln0 = nn.LayerNorm(WIDTH)
         self.ln1, self.ln2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.att, self.ffn = TimeMix(layer), ChannelMix(layer)
+        self.att, self.ffn = TrainingTimeMix(layer), TrainingChannelMix(layer)
 
     def forward(self, x: Tensor, v_first: Tensor | None) -> tuple[Tensor, Tensor]:
         if v_first is None:
@@ -142,7 +142,7 @@ class Block(nn.Module):
         return x + self.ffn(self.ln2(x)), v_first
 
 
-class Model(nn.Module):
+class TrainingModel(nn.Module):
     """The whole model. Rows of `emb` and `head`: one for each known id, and a last one that all other ids
     share.
     """

@@ -14,8 +14,8 @@ from pyrwkv_tokenizer import RWKVTokenizer
 from torch import Tensor
 from torch.nn import functional as F
 
-from demo.batches import LENGTHS, Batch, from_workers, stream
-from demo.model import Model
+from demo.batches import LENGTHS, TrainingBatch, from_workers, stream
+from demo.model import TrainingModel
 from demo.pack import pack
 from demo.vocabulary import SIZE, collect
 
@@ -24,7 +24,7 @@ WARMUP = 300
 
 
 def loss_of(
-    model: Model, unknown: int, tokens: Tensor, positions: Tensor, targets: Tensor, weights: Tensor
+    model: TrainingModel, unknown: int, tokens: Tensor, positions: Tensor, targets: Tensor, weights: Tensor
 ) -> Tensor:
     """Mean cross entropy of the answers' tokens. The shared row stands for `unknown` ids at once, so it
     counts that many times.
@@ -46,7 +46,7 @@ def learning_rate(done: float, step: int, peak: float) -> float:
 class Trainer:
     """Model, optimizer, and on a GPU one captured graph for each batch length."""
 
-    def __init__(self, model: Model, unknown: int, device: str) -> None:
+    def __init__(self, model: TrainingModel, unknown: int, device: str) -> None:
         self.model, self.unknown, self.device = model.to(device), unknown, device
         self.rate = torch.tensor(0.0, device=device)
         matrices = [p for p in model.parameters() if p.dim() == 2 and min(p.shape) > 8]
@@ -62,7 +62,7 @@ class Trainer:
         )
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]] = {}
 
-    def arrays(self, batch: Batch) -> list[Tensor]:
+    def arrays(self, batch: TrainingBatch) -> list[Tensor]:
         return [torch.from_numpy(x) for x in (batch.tokens, batch.positions, batch.targets, batch.weights)]
 
     def update(self, inputs: list[Tensor]) -> Tensor:
@@ -74,7 +74,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=False)
         return loss.detach()
 
-    def step(self, batch: Batch, rate: float) -> Tensor:
+    def step(self, batch: TrainingBatch, rate: float) -> Tensor:
         """Train on one batch; the loss stays on the device."""
         self.rate.fill_(rate)
         arrays = self.arrays(batch)
@@ -115,7 +115,7 @@ def train(args: argparse.Namespace) -> None:
         if args.cpu
         else from_workers(max(1, (os.cpu_count() or 2) - 2), known, SEED, args.tokens)
     )
-    trainer = Trainer(Model(len(known)), SIZE - len(known), device)
+    trainer = Trainer(TrainingModel(len(known)), SIZE - len(known), device)
     began, seen = time.monotonic(), 0
     shown: list[Tensor] = []
 

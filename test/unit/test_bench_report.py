@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 
 def summarize(*records) -> dict:
-    plan = modules("load").Plan(
+    plan = modules("load").LoadPlan(
         None, "chat", modules("prompts").Prompts(["x"]), len(records), None, 1, output_tokens=1000
     )
     return modules("report").summarize(plan, list(records), 0, 0.5)
@@ -94,7 +94,7 @@ def test_allotted_tokens_add_up(weights, total):
 
 
 def test_arrivals_are_poisson_and_seeded():
-    plan = modules("load").Plan(None, "chat", None, 20_000, 50.0, 1, 1, seed=3)
+    plan = modules("load").LoadPlan(None, "chat", None, 20_000, 50.0, 1, 1, seed=3)
     moments = [due for _, due in plan.arrivals()]
     gaps = [b - a for a, b in itertools.pairwise(moments)]
     mean = sum(gaps) / len(gaps)

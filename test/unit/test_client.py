@@ -26,7 +26,7 @@ from rwkv_batch.wire.protocol import (
 REQUEST = GenerateRequest(id="one", prompts=["a", "b"], max_tokens=5)
 
 
-class Engine:
+class StubEngine:
     """The other end, driven by the test."""
 
     def __init__(self, address: str) -> None:
@@ -45,7 +45,7 @@ class Engine:
 
 
 @pytest.fixture
-def wire(tmp_path: Path) -> Iterator[tuple[Engine, Client]]:
+def wire(tmp_path: Path) -> Iterator[tuple[StubEngine, Client]]:
     address = f"ipc://{tmp_path}/engine"
     engine, client = Engine(address), Client(address, "frontend-1")
     yield engine, client
@@ -54,7 +54,7 @@ def wire(tmp_path: Path) -> Iterator[tuple[Engine, Client]]:
     engine.context.term()
 
 
-def submitted(wire: tuple[Engine, Client]) -> tuple[Engine, Client, Job]:
+def submitted(wire: tuple[StubEngine, Client]) -> tuple[Engine, Client, Job]:
     engine, client = wire
     job = client.submit(REQUEST)
     assert engine.receive() == REQUEST
@@ -62,7 +62,7 @@ def submitted(wire: tuple[Engine, Client]) -> tuple[Engine, Client, Job]:
     return engine, client, job
 
 
-def test_a_job_from_acceptance_to_its_last_delta(wire: tuple[Engine, Client]):
+def test_a_job_from_acceptance_to_its_last_delta(wire: tuple[StubEngine, Client]):
     engine, client, job = submitted(wire)
     engine.send(Accepted("one", [1, 2]))
     asyncio.run(asyncio.wait_for(job.accepted(), 5))
@@ -77,7 +77,7 @@ def test_a_job_from_acceptance_to_its_last_delta(wire: tuple[Engine, Client]):
     assert job.exhausted and client.live == 0
 
 
-def test_a_refusal_says_why(wire: tuple[Engine, Client]):
+def test_a_refusal_says_why(wire: tuple[StubEngine, Client]):
     engine, client, job = submitted(wire)
     engine.send(Rejected("one", "overloaded", "full"))
     with pytest.raises(RequestRejected, match="full") as caught:
@@ -85,7 +85,7 @@ def test_a_refusal_says_why(wire: tuple[Engine, Client]):
     assert caught.value.reason == "overloaded" and client.live == 0
 
 
-def test_a_failure_comes_after_the_text_before_it(wire: tuple[Engine, Client]):
+def test_a_failure_comes_after_the_text_before_it(wire: tuple[StubEngine, Client]):
     engine, _, job = submitted(wire)
     engine.send(Accepted("one", [1, 2]))
     asyncio.run(asyncio.wait_for(job.accepted(), 5))
@@ -95,7 +95,7 @@ def test_a_failure_comes_after_the_text_before_it(wire: tuple[Engine, Client]):
         job.read(5)
 
 
-def test_cancelling_tells_the_engine_once_and_drops_what_still_comes(wire: tuple[Engine, Client]):
+def test_cancelling_tells_the_engine_once_and_drops_what_still_comes(wire: tuple[StubEngine, Client]):
     engine, client, job = submitted(wire)
     job.cancel()
     job.cancel()
@@ -107,7 +107,7 @@ def test_cancelling_tells_the_engine_once_and_drops_what_still_comes(wire: tuple
     assert other.read(5) and not job.read(0)
 
 
-def test_a_finished_job_is_not_cancelled(wire: tuple[Engine, Client]):
+def test_a_finished_job_is_not_cancelled(wire: tuple[StubEngine, Client]):
     engine, client, job = submitted(wire)
     engine.send(Progress("one", [RowDelta(0, "x", 1, "stop"), RowDelta(1, "y", 1, "stop")]))
     assert len(job.read(5)) == 2
@@ -116,7 +116,7 @@ def test_a_finished_job_is_not_cancelled(wire: tuple[Engine, Client]):
     assert isinstance(engine.receive(), GenerateRequest), "no Cancel came in between"
 
 
-def test_a_session_command_has_one_answer(wire: tuple[Engine, Client]):
+def test_a_session_command_has_one_answer(wire: tuple[StubEngine, Client]):
     engine, client = wire
 
     async def delete(name: str, *answer: Event) -> SessionReply:
@@ -131,7 +131,7 @@ def test_a_session_command_has_one_answer(wire: tuple[Engine, Client]):
     assert client.live == 0
 
 
-def test_a_lost_engine_fails_every_job(wire: tuple[Engine, Client]):
+def test_a_lost_engine_fails_every_job(wire: tuple[StubEngine, Client]):
     _, client, job = submitted(wire)
     client.fail_all("The engine was restarted.")
     with pytest.raises(RequestFailed, match="restarted"):

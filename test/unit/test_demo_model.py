@@ -8,7 +8,7 @@ import torch
 
 from demo.batches import LENGTHS, stream
 from demo.evaluate import load, score
-from demo.model import HEAD, LAYERS, WIDTH, Model
+from demo.model import HEAD, LAYERS, WIDTH, TrainingModel
 from demo.pack import pack
 from demo.train import loss_of
 from demo.unpack import MODEL, ROWS, tensors
@@ -40,7 +40,7 @@ def test_the_packed_file_is_a_few_megabytes():
 
 def test_packing_keeps_known_rows_and_shares_one_for_all_others(tmp_path):
     torch.manual_seed(0)
-    model, known = Model(5), np.array([0, 3, 10, 500, 65529])
+    model, known = TrainingModel(5), np.array([0, 3, 10, 500, 65529])
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     pack(state, known, tmp_path / "packed.safetensors")
     full = tensors(tmp_path / "packed.safetensors")
@@ -76,7 +76,7 @@ def test_batches_put_the_loss_on_the_answer_and_its_end():
 
 def test_a_training_step_lowers_the_loss():
     torch.manual_seed(0)
-    model, known = Model(40), 40
+    model, known = TrainingModel(40), 40
     tokens = torch.randint(0, known, (2, 32))
     positions = torch.arange(0, 60, 3)
     targets, weights = torch.randint(0, known, (20,)), torch.ones(20)

@@ -47,14 +47,14 @@ class StubEngine:
 @pytest.fixture
 def wire(tmp_path: Path) -> Iterator[tuple[StubEngine, Client]]:
     address = f"ipc://{tmp_path}/engine"
-    engine, client = Engine(address), Client(address, "frontend-1")
+    engine, client = StubEngine(address), Client(address, "frontend-1")
     yield engine, client
     client.close()
     engine.router.close()
     engine.context.term()
 
 
-def submitted(wire: tuple[StubEngine, Client]) -> tuple[Engine, Client, Job]:
+def submitted(wire: tuple[StubEngine, Client]) -> tuple[StubEngine, Client, Job]:
     engine, client = wire
     job = client.submit(REQUEST)
     assert engine.receive() == REQUEST

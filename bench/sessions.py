@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 from rwkv_batch.engine.engine import Engine, Key
 from rwkv_batch.state.store import Store
-from rwkv_batch.wire.protocol import Failed, GenerateRequest, Progress, Rejected, Sampling, Turn
+from rwkv_batch.wire.protocol import Failed, GenerateRequest, Progress, Rejected, Sampling, SessionTurn
 
 GREEDY = Sampling(temperature=0)
 ASK = "User: What is my name?\n\nAssistant:"
@@ -65,7 +65,7 @@ class Bench:
     ) -> Key:
         self._number += 1
         key = (b"bench", str(self._number))
-        turn = Turn(source=session, target=session, seam="\n\n") if session else None
+        turn = SessionTurn(source=session, target=session, seam="\n\n") if session else None
         self.texts[key] = ""
         self.engine.add(
             key,

@@ -16,7 +16,7 @@ from routes.native.schemas import SessionId, Whole, validate
 from routes.native.sessions import demand_id
 from routes.native.state import StateFields, single_prompt
 from rwkv_batch.wire.client import Job
-from rwkv_batch.wire.protocol import GenerateRequest, Turn
+from rwkv_batch.wire.protocol import GenerateRequest, SessionTurn
 
 ROOT = 0  # the node that a conversation begins at; nobody needs to have stored it
 
@@ -60,7 +60,7 @@ def prepare(body: dict, model_id: str) -> tuple[GenerateRequest, bool, MultiStat
     demand_id(body)
     fields = validate(MultiStateFields, body)
     parent = fields.dialogue_idx or ROOT
-    turn = Turn(
+    turn = SessionTurn(
         source=f"{fields.session_id}:{parent}", branch=fields.session_id, required=parent != ROOT, seam=SEAM
     )
     return (

@@ -12,7 +12,7 @@ from typing import Annotated, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 
 from routes.http.errors import ApiError
-from rwkv_batch.wire.protocol import GenerateRequest, Sampling, Turn
+from rwkv_batch.wire.protocol import GenerateRequest, Sampling, SessionTurn
 
 MAX_PROMPTS = 4096  # per request
 MAX_STOPS = 64
@@ -78,7 +78,7 @@ class RowFields(BaseModel, ABC):
         """How tokens are drawn."""
 
     def request(
-        self, prompts: list[str | list[int]], turn: Turn | None = None, lead: Sequence[int] = ()
+        self, prompts: list[str | list[int]], turn: SessionTurn | None = None, lead: Sequence[int] = ()
     ) -> GenerateRequest:
         return GenerateRequest(
             id=uuid.uuid4().hex,
@@ -90,7 +90,7 @@ class RowFields(BaseModel, ABC):
             flush_tokens=max(1, self.chunk_size) if self.stream else 0,
             prefix_cache=self.use_prefix_cache,
             turn=turn,
-            lead=list(lead),
+            prefix_ids=list(lead),
         )
 
 

@@ -6,7 +6,7 @@ from routes.chat.templates import SEAM
 from routes.http.errors import ApiError
 from routes.native.batch import NativeReply
 from routes.native.schemas import SamplingFields, SessionId, Texts, validate
-from rwkv_batch.wire.protocol import GenerateRequest, Turn
+from rwkv_batch.wire.protocol import GenerateRequest, SessionTurn
 
 
 class StateFields(SamplingFields):
@@ -20,7 +20,7 @@ def prepare(body: dict, model_id: str) -> tuple[GenerateRequest, bool, NativeRep
     """What to run and how to answer. Raises ApiError."""
     fields = validate(StateFields, body)
     key = fields.session_id
-    turn = None if key is None else Turn(source=key, target=key, seam=SEAM)
+    turn = None if key is None else SessionTurn(source=key, target=key, seam=SEAM)
     return fields.request([single_prompt(fields.contents)], turn), fields.stream, NativeReply(fields.model)
 
 

@@ -19,7 +19,7 @@ from routes.openai.schemas import ChatBody, bad, parse, refuse
 from routes.openai.shared import NOT_HERE, OpenAIReply, chat_logprobs, engine_request, wants_usage
 from routes.openai.tools import tool_use
 from rwkv_batch.wire.client import Job
-from rwkv_batch.wire.protocol import GenerateRequest, RowDelta, Turn
+from rwkv_batch.wire.protocol import GenerateRequest, RowDelta, SessionTurn
 
 DEFAULT_MAX_TOKENS = 4096
 # The texts after which a model would speak for the user. A blank line alone does not end an answer: answers
@@ -64,7 +64,7 @@ def prepare(body: dict, model_id: str) -> tuple[GenerateRequest, bool, "ChatRepl
         DEFAULT_STOPS,
         DEFAULT_ALPHAS,
         (chat.top_logprobs or 0) if chat.logprobs else None,
-        Turn(source=chat.session_id, target=chat.session_id, seam=templates.SEAM)
+        SessionTurn(source=chat.session_id, target=chat.session_id, seam=templates.SEAM)
         if chat.session_id
         else None,
     )

@@ -9,7 +9,7 @@ from routes.http.errors import openai_error
 from routes.http.replies import RowResult
 from routes.openai.schemas import MAX_ROWS, OpenAIBody, bad
 from rwkv_batch.wire.client import Job
-from rwkv_batch.wire.protocol import GenerateRequest, RowDelta, Sampling, TokenLogprob, Turn
+from rwkv_batch.wire.protocol import GenerateRequest, RowDelta, Sampling, SessionTurn, TokenLogprob
 
 END_OF_TEXT = 0
 LEAST_LOGPROB = -9999.0  # OpenAI's number for "very unlikely"; JSON has no infinity
@@ -25,7 +25,7 @@ def engine_request(
     default_stops: Sequence[str],
     alphas: tuple[float, float],
     top_logprobs: int | None,
-    turn: Turn | None = None,
+    turn: SessionTurn | None = None,
 ) -> GenerateRequest:
     """`alphas`: the route's presence and frequency, which hold unless the client sends a penalty of OpenAI's.
 

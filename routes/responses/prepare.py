@@ -25,7 +25,7 @@ from routes.openai.tools import ToolUse
 from routes.responses import input
 from routes.responses.reply import ResponseReply
 from routes.responses.schemas import ResponsesBody, tool_use
-from rwkv_batch.wire.protocol import GenerateRequest, Turn
+from rwkv_batch.wire.protocol import GenerateRequest, SessionTurn
 
 ID = re.compile(r"resp_[0-9a-f]{32}")
 
@@ -125,7 +125,7 @@ def _thinks(body: ResponsesBody) -> bool:
 def _request(body: ResponsesBody, prompt: str, response_id: str, think: bool) -> GenerateRequest:
     turn = None
     if body.store or body.previous_response_id:
-        turn = Turn(
+        turn = SessionTurn(
             source=key_of(body.previous_response_id) if body.previous_response_id else None,
             target=key_of(response_id) if body.store else None,
             required=body.previous_response_id is not None,

@@ -257,7 +257,7 @@ class Engine:
             prompts = [self._turn_tokens(request, self.sessions.expects(turn))]
             target = self.sessions.target(turn)
         else:
-            prompts = [self._tokens(prompt, request.lead) for prompt in request.prompts]
+            prompts = [self._tokens(prompt, request.prefix_ids) for prompt in request.prompts]
         seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
         rows = [
             Sequence(key, i, prompts[i // request.n], request, seed, target)
@@ -279,7 +279,7 @@ class Engine:
         prompt, seam = request.prompts[0], request.turn.seam if request.turn else ""
         if continued and isinstance(prompt, str) and not prompt.startswith(seam):
             prompt = seam + prompt
-        return self._tokens(prompt, request.lead)
+        return self._tokens(prompt, request.prefix_ids)
 
     def _tokens(self, prompt: str | list[int], lead: list[int]) -> list[int]:
         tokens = lead + (self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)

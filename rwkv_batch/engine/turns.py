@@ -21,7 +21,7 @@ from rwkv_batch.wire.protocol import (
     RowDelta,
     SessionCommand,
     SessionReply,
-    Turn,
+    SessionTurn,
 )
 from state_pool import Deleted, DocumentDone, Exported, Forked, Freed, Imported, Loaded, Saved, StatePool
 
@@ -63,7 +63,7 @@ class Sessions:
         self._begun: dict[Sequence, _Begun] = {}
         self._numbers: dict[str, int] = {}  # the last number given to each branching session
 
-    def target(self, turn: Turn) -> str | None:
+    def target(self, turn: SessionTurn) -> str | None:
         """The key under which this turn's state will be stored."""
         if turn.branch is None:
             return turn.target
@@ -76,7 +76,7 @@ class Sessions:
             if key not in self._scheduler.queues and self._pool.find(key) is None:
                 return key
 
-    def expects(self, turn: Turn) -> bool:
+    def expects(self, turn: SessionTurn) -> bool:
         """Whether the turn will find its source, as far as is known now: it is stored, or a turn before it is
         to store it.
         """
@@ -84,7 +84,7 @@ class Sessions:
             turn.source in self._scheduler.queues or self._pool.find(turn.source) is not None
         )
 
-    def begin(self, row: Sequence, turn: Turn) -> bool:
+    def begin(self, row: Sequence, turn: SessionTurn) -> bool:
         """Whether the row begins with the zero state, which the caller puts into its slot. Otherwise bring
         the state it continues into its slot, or the row to the state's.
         """

@@ -28,7 +28,7 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     noise: float = 0.0  # "noise" only: how far below the likeliest a token may be and still win
 
 
-class Turn(Struct, frozen=True, omit_defaults=True):
+class SessionTurn(Struct, frozen=True, omit_defaults=True):
     """A request that continues a stored state and stores the state it leaves. It has one prompt and n = 1.
 
     The state that is stored has seen the prompt and exactly the tokens of the text that was sent. A turn that
@@ -62,8 +62,8 @@ class GenerateRequest(Struct, frozen=True, omit_defaults=True, tag="generate"):
     prefix_cache: bool = (
         True  # whether states of earlier prompts' beginnings may be used, and this prompt's kept
     )
-    turn: Turn | None = None
-    lead: list[int] = []  # token ids in front of every prompt
+    turn: SessionTurn | None = None
+    prefix_ids: list[int] = []  # token ids in front of every prompt
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):

@@ -15,7 +15,7 @@ from rwkv_batch.wire.protocol import (
     RowDelta,
     Sampling,
     SessionCommand,
-    Turn,
+    SessionTurn,
 )
 
 TRANSLATE = "English: Good morning!\n\nChinese:"
@@ -88,7 +88,7 @@ def test_turns_go_on_from_exactly_what_was_said(engines: tuple[Engine, Engine], 
     for engine in engines:
         texts = []
         for number in range(4):
-            turn = Turn(source=f"s{options}", target=f"s{options}", seam="\n\n")
+            turn = SessionTurn(source=f"s{options}", target=f"s{options}", seam="\n\n")
             request = GenerateRequest(
                 id=f"turn {number}", prompts=[CAPITAL], max_tokens=9, turn=turn, sampling=GREEDY, **options
             )
@@ -102,11 +102,11 @@ def test_a_turn_from_another_session_ends_at_its_stop_string_though_that_session
 ):
     said = []
     for engine in engines:
-        base = Turn(source="base", target="base")
+        base = SessionTurn(source="base", target="base")
         answers(
             engine, GenerateRequest(id="base", prompts=[CAPITAL], max_tokens=5, turn=base, sampling=GREEDY)
         )
-        turn = Turn(source="base", target="other", required=True)
+        turn = SessionTurn(source="base", target="other", required=True)
         first = GenerateRequest(
             id="first",
             prompts=[CAPITAL],
@@ -132,7 +132,7 @@ def test_a_turn_from_another_session_ends_at_its_stop_string_though_that_session
             id="after",
             prompts=[" and then"],
             max_tokens=6,
-            turn=Turn(source="other", target="other", required=True),
+            turn=SessionTurn(source="other", target="other", required=True),
             stop_ids=[],
             sampling=GREEDY,
         )

@@ -35,7 +35,7 @@ from rwkv_batch.wire.protocol import (
     Sampling,
     SessionCommand,
     SessionReply,
-    Turn,
+    SessionTurn,
 )
 
 TIE = {torch.float16: 0.06, torch.float32: 1e-3}  # of logprobs
@@ -183,7 +183,7 @@ def some_jobs(count: int, sessions: int, rng: random.Random) -> list[Job]:
         turn, n, texts = None, 1, [rng.choice(prompts)]
         if number % 2:
             session = f"s{rng.randrange(sessions)}"
-            texts, turn = [rng.choice(TELL)], Turn(source=session, target=session, seam=SEAM)
+            texts, turn = [rng.choice(TELL)], SessionTurn(source=session, target=session, seam=SEAM)
         else:
             n = rng.choice([1, 1, 1, 3])
             texts = [rng.choice(["", "", SYSTEM]) + rng.choice(prompts) for _ in range(rng.choice([1, 1, 2]))]

@@ -29,7 +29,8 @@ os.environ |= {
 
 from tqdm import tqdm
 
-from rwkv_batch.engine.engine import Engine, Key
+from rwkv_batch.engine.engine import Engine
+from rwkv_batch.engine.outbox import RequestKey
 from rwkv_batch.state.store import Store
 from rwkv_batch.wire.protocol import Failed, GenerateRequest, Progress, Rejected, Sampling, SessionTurn
 
@@ -50,9 +51,9 @@ class Bench:
             store=Store(Path(folder) / "sessions.db"),
             prefix_cache_mb=512,
         )
-        self.texts: dict[Key, str] = {}
-        self.first: dict[Key, float] = {}  # when the first text came
-        self.ended: set[Key] = set()
+        self.texts: dict[RequestKey, str] = {}
+        self.first: dict[RequestKey, float] = {}  # when the first text came
+        self.ended: set[RequestKey] = set()
         self._number = 0
         info = self.engine.info
         print(
@@ -62,7 +63,7 @@ class Bench:
 
     def start(
         self, prompt: str | list[int], session: str | None = None, max_tokens: int = 2, **fields
-    ) -> Key:
+    ) -> RequestKey:
         self._number += 1
         key = (b"bench", str(self._number))
         turn = SessionTurn(source=session, target=session, seam="\n\n") if session else None
@@ -91,7 +92,7 @@ class Bench:
                 if event.rows[-1].finish_reason:
                     self.ended.add(key)
 
-    def run(self, key: Key) -> float:
+    def run(self, key: RequestKey) -> float:
         """Until the request has ended; seconds from now to its first text."""
         began = time.perf_counter()
         while key not in self.ended:

@@ -13,7 +13,7 @@ from routes.http.exchange import Call, file_response, json_response
 from routes.http.frontend import Frontend
 from routes.native.schemas import SessionId, validate
 from routes.native.sessions import Named, ask, demand_id, read
-from rwkv_batch.wire.protocol import SessionCommand
+from rwkv_batch.wire.protocol import ExportSession, ForkSession, ImportSession
 
 SUFFIX = ".rwkvstate"
 
@@ -31,7 +31,7 @@ async def export(front: Frontend, call: Call) -> Response:
     """
     given = read(front, call)
     key = _named(given if "session_id" in given else _url(call))
-    reply = await ask(front, SessionCommand(uuid.uuid4().hex, "export", key))
+    reply = await ask(front, ExportSession(uuid.uuid4().hex, key))
     return file_response(call, reply.data, key + SUFFIX)
 
 
@@ -50,7 +50,7 @@ async def import_(front: Frontend, call: Call) -> Response:
         raise ApiError(
             413, f"The file has {len(data)} bytes and at most {front.settings.max_state} are taken."
         )
-    await ask(front, SessionCommand(uuid.uuid4().hex, "import", key, data=data))
+    await ask(front, ImportSession(uuid.uuid4().hex, key, data))
     return json_response(
         call, {"status": "success", "message": f"Session {key} imported successfully", "session_id": key}
     )
@@ -67,9 +67,7 @@ async def fork(front: Frontend, call: Call) -> Response:
         raise ApiError(400, "`new_session_id`: must differ from session_id.", param="new_session_id")
     await ask(
         front,
-        SessionCommand(
-            uuid.uuid4().hex, "fork", fields.session_id, fields.new_session_id, replace=fields.overwrite
-        ),
+        ForkSession(uuid.uuid4().hex, fields.session_id, fields.new_session_id, fields.overwrite),
     )
     return json_response(
         call,

@@ -14,7 +14,7 @@ from routes.http.frontend import Frontend
 from routes.http.stream import failure_status
 from routes.native.schemas import RESPONSE, StoredId, validate
 from rwkv_batch.wire.client import RequestFailed, RequestRejected
-from rwkv_batch.wire.protocol import SessionCommand, SessionReply
+from rwkv_batch.wire.protocol import DeleteSession, ListSessions, SessionCommand, SessionReply
 
 ANSWERED_WITHIN = 60.0  # seconds; a command may have to read a state from disk behind others
 LEVELS = {"L1": "L1 (VRAM)", "L2": "L2 (RAM)", "L3": "Database (Disk)"}
@@ -75,7 +75,7 @@ async def status(front: Frontend, call: Call) -> Response:
     Raises ApiError.
     """
     read(front, call)
-    found = (await ask(front, SessionCommand(uuid.uuid4().hex, "status"))).sessions
+    found = (await ask(front, ListSessions(uuid.uuid4().hex))).sessions
     counts = {level: sum(1 for s in found if s.tier == level) for level in LEVELS}
     return json_response(
         call,
@@ -113,7 +113,7 @@ async def delete(front: Frontend, call: Call) -> Response:
             "one by one.",
             param="session_id",
         )
-    command = SessionCommand(uuid.uuid4().hex, "delete", fields.session_id, prefix=fields.delete_prefix)
+    command = DeleteSession(uuid.uuid4().hex, fields.session_id, fields.delete_prefix)
     found = (await ask(front, command)).found
     if not found and not fields.delete_prefix:
         return json_response(

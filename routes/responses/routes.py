@@ -24,7 +24,7 @@ from routes.responses.prepare import ID, Document, Prepared, decode_document, ke
 from routes.responses.schemas import read as read_body
 from routes.responses.stream import ResponseEvents, SlowResponse
 from rwkv_batch.wire.client import RequestFailed, RequestRejected
-from rwkv_batch.wire.protocol import EngineInfo, SessionCommand
+from rwkv_batch.wire.protocol import DeleteSession, EngineInfo, GetDocument, PutDocument, RemoveDocument
 
 PAGE = 20  # input items of a page unless the client says otherwise
 LONGEST_PAGE = 100
@@ -57,8 +57,8 @@ async def stored(front: Frontend, call: Call) -> Response:
     response_id = _authorized_id(front, call)
     if call.method == "DELETE":
         key = key_of(response_id)
-        document = await ask(front, SessionCommand(uuid4().hex, "remove", key))
-        state = await ask(front, SessionCommand(uuid4().hex, "delete", key))
+        document = await ask(front, RemoveDocument(uuid4().hex, key))
+        state = await ask(front, DeleteSession(uuid4().hex, key))
         if not document.found and not state.found:
             raise _missing(response_id)
         return json_response(call, {"id": response_id, "object": "response", "deleted": True})
@@ -144,7 +144,7 @@ async def _keep(front: Frontend, prepared: Prepared) -> None:
     """Store the document, also while the server drains. Raises RequestFailed."""
     if prepared.key is None:
         return
-    command = SessionCommand(uuid4().hex, "put", prepared.key, data=prepared.document())
+    command = PutDocument(uuid4().hex, prepared.key, prepared.document())
     try:
         await asyncio.wait_for(front.client.ask(command), ANSWERED_WITHIN)
     except RequestRejected as error:
@@ -175,7 +175,7 @@ async def _document(front: Frontend, response_id: str) -> Document | None:
     if not ID.fullmatch(response_id):
         return None
     try:
-        data = (await ask(front, SessionCommand(uuid4().hex, "get", key_of(response_id)))).data
+        data = (await ask(front, GetDocument(uuid4().hex, key_of(response_id)))).data
     except ApiError as error:
         if error.status == 404:
             return None

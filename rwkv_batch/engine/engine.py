@@ -21,9 +21,12 @@ from typing import cast
 import torch
 
 from rwkv_batch.engine import memory, runner
+from rwkv_batch.engine.commands import SessionCommands
+from rwkv_batch.engine.outbox import Outbox, RequestKey
+from rwkv_batch.engine.prompts import PromptEncoder
 from rwkv_batch.engine.scheduler import QueueFull, Scheduler
 from rwkv_batch.engine.sequence import Sequence
-from rwkv_batch.engine.turns import Sessions
+from rwkv_batch.engine.turns import Turns
 from rwkv_batch.model import checkpoint
 from rwkv_batch.model.rwkv7 import RWKV7
 from rwkv_batch.state.prefix_cache import PrefixCache
@@ -46,7 +49,6 @@ from state_pool import StatePool
 
 log = logging.getLogger(__name__)
 
-Key = tuple[bytes, str]  # (front end, request id)
 OFFLINE = b"offline"
 BUNDLED = "rwkv7-demo"  # the model's name when no path is given
 
@@ -128,13 +130,14 @@ class Engine:
             l2=l2,
             store=store,
             durable=durable,
+            free=self.scheduler.free,
             wake=wake,
             settle=self.steps.settle,
         )
-        self.sessions = Sessions(
-            self.pool, self.scheduler, self.tokenizer, self._turn_tokens, self._clear, self._emit
-        )
-        self._events: list[tuple[Key, Event]] = []
+        self.outbox = Outbox()
+        self.prompts = PromptEncoder(self.tokenizer, weights.vocab)
+        self.turns = Turns(self.pool, self.scheduler, self.tokenizer, self.prompts, self, self.outbox)
+        self.commands = SessionCommands(self.pool, self.scheduler, self.turns, self.outbox)
         self._flights: deque[_Flight] = deque()  # steps whose draws are not known yet, oldest first
         self.info = EngineInfo(
             model=weights.name,
@@ -153,27 +156,27 @@ class Engine:
         which then calls `wake`.
         """
         return (
-            bool(self._events)
+            bool(self.outbox)
             or self.scheduler.runnable
             or any(row.waits for flight in self._flights for row in flight.rows)
         )
 
-    def add(self, key: Key, request: GenerateRequest) -> None:
+    def add(self, key: RequestKey, request: GenerateRequest) -> None:
         """Queue a request. What becomes of it is told by the events that `step` returns, beginning with
         Accepted or Rejected.
         """
         try:
             self._add(key, request)
         except QueueFull as full:
-            self._emit(key, Rejected(request.id, "overloaded", f"The server is busy: {full}."))
+            self.outbox.put(key, Rejected(request.id, "overloaded", f"The server is busy: {full}."))
         except ValueError as error:
-            self._emit(key, Rejected(request.id, "invalid", str(error)))
+            self.outbox.put(key, Rejected(request.id, "invalid", str(error)))
 
-    def command(self, key: Key, command: SessionCommand) -> None:
+    def command(self, key: RequestKey, command: SessionCommand) -> None:
         """Do something with stored states; `step` returns the answer, at once or later."""
-        self.sessions.command(key, command)
+        self.commands.run(key, command)
 
-    def cancel(self, key: Key) -> None:
+    def cancel(self, key: RequestKey) -> None:
         """Drop a request's rows, waiting or running."""
         self._drop(lambda row: row.key == key)
 
@@ -181,11 +184,11 @@ class Engine:
         """Drop everything a front end has asked for."""
         self._drop(lambda row: row.key[0] == frontend)
 
-    def step(self) -> list[tuple[Key, Event]]:
+    def step(self) -> list[tuple[RequestKey, Event]]:
         """Feed every running row and draw its next token, once. Returns what the front ends are to hear.
 
         On a GPU what they hear is what the step before has drawn."""
-        self.sessions.poll()
+        self.pool.poll()
         self._admit()
         plan = self.scheduler.plan()
         launched = False
@@ -196,8 +199,7 @@ class Engine:
         # The device runs this step while its predecessor's text is made and delivered.
         while len(self._flights) > (launched and self.steps.stops_ahead > 0):
             self._land()
-        events, self._events = self._events, []
-        return events
+        return self.outbox.take()
 
     def close(self) -> None:
         """Store what is not stored yet."""
@@ -244,20 +246,21 @@ class Engine:
             )  # after an interrupt, rows of this call must not answer the next one
         return [result for _, result in sorted(results.items())]
 
-    def _add(self, key: Key, request: GenerateRequest) -> None:
+    def _add(self, key: RequestKey, request: GenerateRequest) -> None:
         """Raises ValueError or QueueFull; then nothing of the request was queued."""
         self.sampler.check(request.sampling)
         turn, target = request.turn, None
         if turn:
             if len(request.prompts) != 1 or request.n != 1:
                 raise ValueError(f"A turn has one prompt, not {len(request.prompts)} times {request.n}.")
-            if turn.required and not self.sessions.expects(turn):
-                self._emit(key, Rejected(request.id, "not_found", f"There is no session {turn.source}."))
+            continued = self.turns.has_source(turn)
+            if turn.required and not continued:
+                self.outbox.put(key, Rejected(request.id, "not_found", f"There is no session {turn.source}."))
                 return
-            prompts = [self._turn_tokens(request, self.sessions.expects(turn))]
-            target = self.sessions.target(turn)
+            prompts = [self.prompts.encode_turn(request, continued)]
+            target = self.turns.choose_target(turn)
         else:
-            prompts = [self._tokens(prompt, request.prefix_ids) for prompt in request.prompts]
+            prompts = [self.prompts.encode(prompt, request.prefix_ids) for prompt in request.prompts]
         seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
         rows = [
             Sequence(key, i, prompts[i // request.n], request, seed, target)
@@ -266,42 +269,24 @@ class Engine:
         if request.max_tokens > 0 or turn:
             self.scheduler.add(rows)
         cached = [self._cached(row)[0] for row in rows[:: request.n]]
-        self._emit(
+        self.outbox.put(
             key,
             Accepted(
                 request.id, [len(prompt) for prompt in prompts], cached if any(cached) else [], target or ""
             ),
         )
         if request.max_tokens == 0 and not turn:
-            self._emit(key, Progress(request.id, [RowDelta(row.row, "", 0, "length") for row in rows]))
-
-    def _turn_tokens(self, request: GenerateRequest, continued: bool) -> list[int]:
-        prompt, seam = request.prompts[0], request.turn.seam if request.turn else ""
-        if continued and isinstance(prompt, str) and not prompt.startswith(seam):
-            prompt = seam + prompt
-        return self._tokens(prompt, request.prefix_ids)
-
-    def _tokens(self, prompt: str | list[int], lead: list[int]) -> list[int]:
-        tokens = lead + (self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
-        if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab:
-            foreign = next(token for token in tokens if not 0 <= token < self.vocab)
-            raise ValueError(
-                f"The prompt holds token {foreign}; this model's tokens are 0 to {self.vocab - 1}."
-            )
-        return tokens or [END_OF_TEXT]  # an RNN needs something to start from
-
-    def _emit(self, key: Key, event: Event) -> None:
-        self._events.append((key, event))
+            self.outbox.put(key, Progress(request.id, [RowDelta(row.row, "", 0, "length") for row in rows]))
 
     def _drop(self, unwanted: Callable[[Sequence], bool]) -> None:
         for row in self.scheduler.drop(unwanted):
-            self.sessions.abandon(row)
+            self.turns.abandon(row)
 
     def _admit(self) -> None:
         fresh = []
         for row in self.scheduler.admit():
             assert row.slot is not None
-            if self.sessions.begin(row, row.request.turn) if row.request.turn else self._start(row):
+            if self.turns.begin(row, row.request.turn) if row.request.turn else self._start(row):
                 fresh.append(row.slot)
             if row.slot is not None:  # otherwise its session has gone
                 self.steps.begin(row.slot, row.request.sampling, row.seed, row.row, row.request.stop_ids)
@@ -336,9 +321,10 @@ class Engine:
         hit = self.prefixes.longest(row.prompt) if row.request.prefix_cache and not row.request.turn else None
         return cast(tuple[int, torch.Tensor], hit) if hit else (0, None)
 
-    def _clear(self, slot: int) -> None:
-        self.steps.settle([slot])
-        self.states.clear([slot])
+    def clear(self, slots: list[int]) -> None:
+        """Zero the states in these slots; see turns.Slots."""
+        self.steps.settle(slots)
+        self.states.clear(slots)
 
     def _launch(self, plan: list[tuple[Sequence, int]]) -> None:
         """Run or queue a step."""
@@ -360,7 +346,7 @@ class Engine:
         for row in rows:
             row.flying += 1
         for row in [row for row, _ in plan if row.closing]:
-            self.sessions.closed(row)
+            self.turns.finalize(row)
         self._flights.append(_Flight([row for row, _ in plan], rows, list(tops), draws))
 
     def _land(self) -> None:
@@ -371,7 +357,7 @@ class Engine:
         ):  # the others have been answered, or soon will be
             ids = flight.draws.wait()
             entries = self._entries(flight, ids)
-            news: dict[Key, list[RowDelta]] = {}
+            news: dict[RequestKey, list[RowDelta]] = {}
             for i, (row, token) in enumerate(zip(flight.rows, ids, strict=True)):
                 row.flying -= 1
                 if not row.waits:  # ended by the draw before, or dropped meanwhile
@@ -380,14 +366,14 @@ class Engine:
                 delta = row.take_delta()
                 if row.finish_reason and row.request.turn:
                     assert delta
-                    self.sessions.end(row, delta)
+                    self.turns.finish(row, delta)
                     continue
                 if delta:
                     news.setdefault(row.key, []).append(delta)
                 if row.finish_reason:
                     self.scheduler.release(row)
             for key, deltas in news.items():
-                self._emit(key, Progress(key[1], deltas))
+                self.outbox.put(key, Progress(key[1], deltas))
 
     def _entries(self, flight: "_Flight", ids: list[int]) -> dict[int, TokenLogprob]:
         """Logprobs for the rows that want them, by their place."""
@@ -403,7 +389,7 @@ class Engine:
             log.exception("a step failed")
             for key in {row.key for row in rows}:
                 self.cancel(key)
-                self._emit(
+                self.outbox.put(
                     key, Failed(key[1], f"The engine could not run this request ({type(error).__name__}).")
                 )
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.model.rwkv7 import States
-from rwkv_batch.state.snapshot import PREFIX, Header, Layout, fitted, seal
+from rwkv_batch.state.snapshot import PREFIX, Header, SnapshotLayout, fitted, seal
 
 Fence = torch.cuda.Event | None
 
@@ -20,7 +20,7 @@ class Transfer:
     """
 
     def __init__(self, states: States, fingerprint: str) -> None:
-        self.layout = Layout.of(states, fingerprint)
+        self.layout = SnapshotLayout.from_states(states, fingerprint)
         self.pinned = states.memory.is_cuda
         self._slots = states.memory
         self._stream = torch.cuda.Stream(states.memory.device) if self.pinned else None

@@ -9,12 +9,12 @@ from ahead import LateSteps
 
 from rwkv_batch.engine.engine import Engine, runner
 from rwkv_batch.wire.protocol import (
+    DeleteSession,
     Failed,
     GenerateRequest,
     Progress,
     RowDelta,
     Sampling,
-    SessionCommand,
     SessionTurn,
 )
 
@@ -125,7 +125,7 @@ def test_a_turn_from_another_session_ends_at_its_stop_string_though_that_session
                 if isinstance(event, Progress):
                     told += event.rows
             if not deleted and any(row.drawn or row.flying for row in engine.scheduler.running.values()):
-                engine.command((b"test", "delete"), SessionCommand(id="delete", command="delete", key="base"))
+                engine.command((b"test", "delete"), DeleteSession(id="delete", key="base"))
                 deleted = True
         assert deleted and told[-1].finish_reason == "stop"
         after = GenerateRequest(

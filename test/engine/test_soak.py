@@ -29,11 +29,11 @@ from rwkv_batch.state.store import Store
 from rwkv_batch.text.tokenizer import END_OF_TEXT, VOCABULARY
 from rwkv_batch.wire.protocol import (
     Accepted,
+    DeleteSession,
     GenerateRequest,
     Progress,
     RowDelta,
     Sampling,
-    SessionCommand,
     SessionReply,
     SessionTurn,
 )
@@ -161,7 +161,7 @@ class Crowd:
     def forget(self) -> None:
         """Delete every session, and let go what the sampler keeps of the last row of each slot."""
         for name in self.sessions:
-            self.engine.command((CROWD, name), SessionCommand(id=name, command="delete", key=name))
+            self.engine.command((CROWD, name), DeleteSession(id=name, key=name))
         while len(self.replies) < len(self.sessions):
             self.step()
         for slot in range(self.slots):

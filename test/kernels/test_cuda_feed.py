@@ -104,7 +104,13 @@ def test_what_a_step_has_put_off_of_a_state_is_in_the_copy(model: RWKV7, count: 
         steps.run([LAST] * 4, [1] * 4, SLOTS, range(4), {})
     ready, copies = threading.Event(), list[torch.Tensor]()
     pool = StatePool(
-        steps.states, "0123456789abcdef", wake=ready.set, settle=partial(model.settle, steps.states)
+        steps.states,
+        "0123456789abcdef",
+        l1=0,
+        l2=0,
+        free=lambda slot: None,
+        wake=ready.set,
+        settle=partial(model.settle, steps.states),
     )
     pool.copy_out(SLOTS[1], copies.append)
     while not copies:

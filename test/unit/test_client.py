@@ -11,13 +11,13 @@ from rwkv_batch.wire.client import Client, Job, RequestFailed, RequestRejected
 from rwkv_batch.wire.protocol import (
     Accepted,
     Cancel,
+    DeleteSession,
     Event,
     Failed,
     GenerateRequest,
     Progress,
     Rejected,
     RowDelta,
-    SessionCommand,
     SessionReply,
     decode_to_engine,
     encode,
@@ -120,8 +120,8 @@ def test_a_session_command_has_one_answer(wire: tuple[Engine, Client]):
     engine, client = wire
 
     async def delete(name: str, *answer: Event) -> SessionReply:
-        asked = asyncio.ensure_future(client.ask(SessionCommand(name, "delete", key="a")))
-        assert await asyncio.to_thread(engine.receive) == SessionCommand(name, "delete", key="a")
+        asked = asyncio.ensure_future(client.ask(DeleteSession(name, "a")))
+        assert await asyncio.to_thread(engine.receive) == DeleteSession(name, "a")
         engine.send(*answer)
         return await asyncio.wait_for(asked, 5)
 

@@ -22,7 +22,7 @@ from rwkv_batch.state.catalog import Catalog
 from rwkv_batch.state.documents import Documents
 from rwkv_batch.state.entries import Done, Image, L1Entry, SessionEntry, message
 from rwkv_batch.state.memory_store import MemoryStore
-from rwkv_batch.state.rows import SESSIONS, Row, RowDamaged, StoreError
+from rwkv_batch.state.rows import SESSIONS, Row, RowDamaged, StoreError, Tables
 from rwkv_batch.state.snapshot import Damaged, tensor_from_bytes
 from rwkv_batch.state.store import Store
 from rwkv_batch.state.transfer import Transfer
@@ -70,7 +70,13 @@ class StatePool:
         self._callbacks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._mover = Mover(self._report)
         writer = self._writer = Writer(self._store, self._report, self._renewed)
-        self._catalog = Catalog(self._store.rows, self._store.limit, self._mover, writer, self._is_in_memory)
+        self._catalog = Catalog(
+            self._store.rows,
+            self._store.limit,
+            self._mover,
+            writer,
+            lambda key: self._in_memory(key) is not None,
+        )
         lag = 0 if durable else LAG_BYTES // self._transfer.layout.size
         self._writes = Writeback(self._mover, writer, lag, self._committed, self._commit_failed)
         self.documents = Documents(self._store, self._catalog, self._mover)
@@ -141,7 +147,7 @@ class StatePool:
 
         def loaded(image: Image | None, error: Exception | None) -> None:
             self._check_row(key, row, error)
-            if image and row and row is self._catalog.get(SESSIONS, key) and not self._is_in_memory(key):
+            if image and row and row is self._catalog.get(SESSIONS, key) and self._in_memory(key) is None:
                 self._keep(key, image)
             done(message(error))
 
@@ -266,9 +272,6 @@ class StatePool:
             return entry.image
         return self._l2.get(key) or self._writes.newest(key)
 
-    def _is_in_memory(self, key: str) -> bool:
-        return self._in_memory(key) is not None
-
     def _evict(self, key: str) -> None:
         """Out of L1 and L2."""
         self._mover.discard(self._l2.pop(key, None))
@@ -359,7 +362,7 @@ class StatePool:
         if entry and entry.image is image:
             self._evict(key)
 
-    def _renewed(self, rows: dict[str, dict[str, Row]]) -> None:
+    def _renewed(self, rows: Tables) -> None:
         """The database was broken; the new one has these rows. Write what is in memory once more."""
         self._catalog.reset(rows)
         for key, image in {**self._l2, **{key: entry.image for key, entry in self._l1.items()}}.items():

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import torch
 
@@ -122,7 +121,7 @@ class Engine:
             self.model.capture(self.states)
             memory.rehearse(self.model, self.states, rows, budget)
         self.scheduler = Scheduler(rows, budget, max_waiting, slots=rows + l1)
-        self.prefixes = PrefixCache(prefix_cache_mb << 20)
+        self.prefixes: PrefixCache[torch.Tensor] = PrefixCache(prefix_cache_mb << 20)
         self.pool = StatePool(
             self.states,
             weights.fingerprint,
@@ -319,7 +318,7 @@ class Engine:
 
     def _cached(self, row: Sequence) -> tuple[int, torch.Tensor | None]:
         hit = self.prefixes.longest(row.prompt) if row.request.prefix_cache and not row.request.turn else None
-        return cast(tuple[int, torch.Tensor], hit) if hit else (0, None)
+        return hit or (0, None)
 
     def clear(self, slots: list[int]) -> None:
         """Zero the states in these slots; see turns.Slots."""

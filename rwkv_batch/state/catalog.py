@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from rwkv_batch.state.rows import SESSIONS, TABLES, Delete, Operation, Row
+from rwkv_batch.state.rows import SESSIONS, TABLES, Delete, Operation, Row, Tables
 from rwkv_batch.state.workers import Committed, Mover, Writer
 
 log = logging.getLogger(__name__)
@@ -19,17 +19,12 @@ class Catalog:
     """
 
     def __init__(
-        self,
-        rows: dict[str, dict[str, Row]],
-        limit: int | None,
-        mover: Mover,
-        writer: Writer,
-        in_use: Callable[[str], bool],
+        self, rows: Tables, limit: int | None, mover: Mover, writer: Writer, in_use: Callable[[str], bool]
     ) -> None:
         self._limit, self._mover, self._writer, self._in_use = limit, mover, writer, in_use
         self.reset(rows)
 
-    def reset(self, tables: dict[str, dict[str, Row]]) -> None:
+    def reset(self, tables: Tables) -> None:
         """Start from what the store has, by table and key."""
         self._rows: OrderedDict[tuple[str, str], Row] = OrderedDict()
         self._size = 0

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from rwkv_batch.state.rows import DOCUMENTS, Operation, Put, Row
+from rwkv_batch.state.rows import DOCUMENTS, Operation, Put, Tables
 from rwkv_batch.state.snapshot import tensor_from_bytes
 
 
@@ -15,7 +15,7 @@ class MemoryStore:
     limit = None
 
     def __init__(self) -> None:
-        self.rows: dict[str, dict[str, Row]] = {}
+        self.rows: Tables = {}
         self._documents: dict[str, Tensor] = {}
 
     def commit(self, operations: Sequence[Operation]) -> None:

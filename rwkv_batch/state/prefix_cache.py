@@ -12,7 +12,7 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -35,25 +35,20 @@ class Value(Protocol):
     def nbytes(self) -> int: ...
 
 
-@dataclass(frozen=True)
-class Stats:
-    entries: int
-    bytes: int
-    hits: int
-    misses: int  # of prompts long enough to be looked up
+V = TypeVar("V", bound=Value)
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _Entry(Generic[V]):
     tokens: np.ndarray
-    value: Value
+    value: V
 
     @property
     def nbytes(self) -> int:
         return self.value.nbytes + self.tokens.nbytes
 
 
-class PrefixCache:
+class PrefixCache(Generic[V]):
     """States by the exact tokens they have seen; the least recently used leave first. Not thread-safe.
 
     Values are returned without a copy and must not be changed. A capacity of 0 keeps nothing.
@@ -63,7 +58,7 @@ class PrefixCache:
         """`capacity_bytes` counts the values' `nbytes` and four bytes for each token of their prefixes."""
         self.capacity = capacity_bytes
         self._key = np.uint64(secrets.randbits(64))
-        self._entries: OrderedDict[int, _Entry] = OrderedDict()  # by hash, least recently used first
+        self._entries: OrderedDict[int, _Entry[V]] = OrderedDict()  # by hash, least recently used first
         self._bytes = 0
         self._counts: Counter[int] = Counter()  # length -> entries of that length
         self._lengths = np.zeros(0, np.intp)  # the same lengths, ascending
@@ -71,13 +66,8 @@ class PrefixCache:
         self._prompts: OrderedDict[bytes, None] = OrderedDict()  # as uint32, oldest first
         self._pending: OrderedDict[int, int] = OrderedDict()  # cuts not put yet: hash -> call of `cuts`
         self._calls = 0
-        self._hits = self._misses = 0
 
-    @property
-    def stats(self) -> Stats:
-        return Stats(len(self._entries), self._bytes, self._hits, self._misses)
-
-    def longest(self, tokens: Tokens) -> tuple[int, Value] | None:
+    def longest(self, tokens: Tokens) -> tuple[int, V] | None:
         """Length and value of the longest stored prefix that leaves at least one of `tokens` to feed."""
         if len(tokens) <= MIN_TOKENS or self.capacity == 0:
             return None
@@ -89,9 +79,7 @@ class PrefixCache:
                 entry = self._find(digest, prefix[:length])
                 if entry is not None:
                     self._entries.move_to_end(digest)
-                    self._hits += 1
                     return length, entry.value
-        self._misses += 1
         return None
 
     def cuts(self, tokens: Tokens, start: int) -> list[int]:
@@ -145,7 +133,7 @@ class PrefixCache:
         if len(self._prompts) > PROMPTS:
             self._prompts.popitem(last=False)
 
-    def put(self, tokens: Tokens, value: Value) -> None:
+    def put(self, tokens: Tokens, value: V) -> None:
         """Keep the state after exactly `tokens`, unless they are too few or it exceeds the capacity."""
         prefix = _array(tokens)
         entry = _Entry(prefix.copy(), value)
@@ -162,16 +150,7 @@ class PrefixCache:
         self._bytes += entry.nbytes
         self._count(len(prefix), 1)
 
-    def clear(self) -> None:
-        """Forget all states and prompts; hits and misses stay."""
-        self._entries.clear()
-        self._prompts.clear()
-        self._pending.clear()
-        self._counts.clear()
-        self._lengths = self._lengths[:0]
-        self._bytes = 0
-
-    def _find(self, digest: int, prefix: np.ndarray) -> _Entry | None:
+    def _find(self, digest: int, prefix: np.ndarray) -> _Entry[V] | None:
         entry = self._entries.get(digest)
         return entry if entry is not None and np.array_equal(entry.tokens, prefix) else None
 

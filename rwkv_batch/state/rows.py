@@ -46,3 +46,4 @@ class Delete:
 
 
 Operation = Put | Delete
+Tables = dict[str, dict[str, Row]]  # rows by table and key

@@ -1,6 +1,4 @@
-"""Copies between slots and snapshots in host memory: each a single run of bytes, off the stream that the
-model runs on.
-"""
+"""Copies between slots and snapshots in host memory, each of one run of bytes, beside the model's stream."""
 
 import numpy as np
 import torch
@@ -37,33 +35,31 @@ class Transfer:
         return snapshot
 
     def restore(self, snapshot: Tensor, slot: int, fence: Fence) -> None:
-        """The other way; the snapshot has this server's layout."""
+        """Copy a snapshot, which has this server's layout, into the slot."""
         self._copy(self._slots[slot], snapshot[PREFIX:], fence)
 
     def duplicate(self, source: int, target: int, fence: Fence) -> None:
-        """From slot to slot."""
+        """Copy a slot into another."""
         self._copy(self._slots[target], self._slots[source], fence)
 
     def clone(self, slot: int) -> Tensor:
-        """The slot's state as it is, uint8, on its device."""
+        """A copy of the slot's state, uint8, on its device."""
         return self._slots[slot].clone()
 
     def to_host(self, state: Tensor, fence: Fence) -> Tensor:
-        """A copy of what `clone` gave."""
+        """A copy in host memory of what `clone` returned."""
         copy = torch.empty(len(state), dtype=torch.uint8, pin_memory=self.pinned)
         self._copy(copy, state, fence)
         return copy
 
     def fitted(self, snapshot: Tensor) -> tuple[Header, Tensor]:
-        """A snapshot that was stored, checked, in this server's layout. Raises SnapshotError."""
+        """A stored snapshot, checked and in this server's layout. Raises SnapshotError."""
         return fitted(snapshot, self.layout, self.pinned)
 
     @torch.inference_mode()
     def _copy(self, target: Tensor, source: Tensor, fence: Fence) -> None:
         if self._stream is None:
-            np.copyto(
-                target.numpy(), source.numpy()
-            )  # torch would wake a second team of threads beside the model's
+            np.copyto(target.numpy(), source.numpy())  # torch would start threads beside the model's
             return
         with torch.cuda.stream(self._stream):
             if fence:

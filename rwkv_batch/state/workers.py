@@ -8,7 +8,7 @@ from threading import Thread
 from typing import TypeVar
 
 from rwkv_batch.state.memory_store import MemoryStore
-from rwkv_batch.state.rows import Operation, Put, Row, StoreBroken, StoreError
+from rwkv_batch.state.rows import Operation, Put, StoreBroken, StoreError, Tables
 from rwkv_batch.state.snapshot import SnapshotError
 from rwkv_batch.state.store import Store
 
@@ -69,9 +69,7 @@ class Writer(Thread):
     `renewed` is reported, with the rows of the new database, when the old one was broken and is replaced.
     """
 
-    def __init__(
-        self, store: Store | MemoryStore, report: Report, renewed: Callable[[dict[str, dict[str, Row]]], None]
-    ) -> None:
+    def __init__(self, store: Store | MemoryStore, report: Report, renewed: Callable[[Tables], None]) -> None:
         super().__init__(name="state writer", daemon=True)
         self._store, self._report, self._renewed = store, report, renewed
         self._queue: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()

@@ -194,11 +194,6 @@ class Client:
         assert isinstance(reply, SessionReply)
         return reply
 
-    @property
-    def live(self) -> int:
-        """How many requests and commands are in flight."""
-        return len(self._jobs)
-
     def fail_all(self, message: str) -> None:
         """The engine is gone: everything in flight fails."""
         for key in list(self._jobs):

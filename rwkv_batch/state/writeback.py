@@ -52,9 +52,7 @@ class Writeback:
         self._mover, self._writer, self._lag = mover, writer, lag
         self._on_commit, self._on_failure = committed, failed
         self._unwritten: dict[str, list[_Write]] = {}  # oldest first
-        self._to_retry: list[
-            _Write
-        ] = []  # were done before their commit failed; retried after the next commit
+        self._to_retry: list[_Write] = []  # done before their commit failed; retried after the next commit
 
     def __contains__(self, key: str) -> bool:
         return key in self._unwritten

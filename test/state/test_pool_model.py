@@ -24,9 +24,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.truth: dict[str, State] = {}
         self.committed: dict[str, State] = {}
         self.log: list[tuple[str, State | None]] = []
-        self.waiting: list[
-            tuple[int, int]
-        ] = []  # tokens of saves that nobody has waited for, and how long the log was with them
+        # tokens of saves that have not been waited for, and how long the log was with them
+        self.waiting: list[tuple[int, int]] = []
         self.number = 0
 
     @initialize(l1=st.integers(0, 3), l2=st.integers(0, 3), durable=st.booleans())

@@ -35,11 +35,12 @@ import torch
 from tqdm import tqdm
 
 from bench.make_checkpoint import SIZES, random_checkpoint
-from rwkv_batch.engine.engine import Engine, Key
+from rwkv_batch.engine.engine import Engine
+from rwkv_batch.engine.outbox import RequestKey
 from rwkv_batch.model import checkpoint
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.state.store import Store
-from rwkv_batch.wire.protocol import Failed, GenerateRequest, Progress, Rejected, Sampling, Turn
+from rwkv_batch.wire.protocol import Failed, GenerateRequest, Progress, Rejected, Sampling, SessionTurn
 
 ROOT = Path(__file__).resolve().parents[1]
 TIERS = {"L1": "L1, a slot", "L2": "L2, host memory", "L3": "L3, the database", "fresh": "none: read again"}
@@ -60,9 +61,9 @@ class Bench:
             store=Store(Path(folder) / "sessions.db"),
             prefix_cache_mb=512,
         )
-        self.texts: dict[Key, str] = {}
-        self.first: dict[Key, float] = {}  # when the first text came
-        self.ended: set[Key] = set()
+        self.texts: dict[RequestKey, str] = {}
+        self.first: dict[RequestKey, float] = {}  # when the first text came
+        self.ended: set[RequestKey] = set()
         self._number = 0
         info = self.engine.info
         print(
@@ -72,10 +73,10 @@ class Bench:
 
     def start(
         self, prompt: str | list[int], session: str | None = None, max_tokens: int = 2, **fields
-    ) -> Key:
+    ) -> RequestKey:
         self._number += 1
         key = (b"bench", str(self._number))
-        turn = Turn(source=session, target=session, seam="\n\n") if session else None
+        turn = SessionTurn(source=session, target=session, seam="\n\n") if session else None
         self.texts[key] = ""
         self.engine.add(
             key,
@@ -101,7 +102,7 @@ class Bench:
                 if event.rows[-1].finish_reason:
                     self.ended.add(key)
 
-    def run(self, key: Key) -> float:
+    def run(self, key: RequestKey) -> float:
         """Until the request has ended; seconds from now to its first text."""
         began = time.perf_counter()
         while key not in self.ended:

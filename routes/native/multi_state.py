@@ -15,7 +15,7 @@ from routes.native.batch import NativeReply
 from routes.native.schemas import SessionId, Whole, demand_session_id
 from routes.native.state import StateFields, single_prompt
 from rwkv_batch.wire.client import Job
-from rwkv_batch.wire.protocol import Turn
+from rwkv_batch.wire.protocol import SessionTurn
 
 ROOT = 0  # the node that a conversation begins at, stored or not
 
@@ -59,7 +59,7 @@ def prepare(body: Json, model_id: str) -> Prepared:
     fields = MultiStateFields.from_json(body)
     parent = fields.dialogue_idx or ROOT
     source = f"{fields.session_id}:{parent}"
-    turn = Turn(source=source, branch=fields.session_id, required=parent != ROOT, seam=SEAM)
+    turn = SessionTurn(source=source, branch=fields.session_id, required=parent != ROOT, seam=SEAM)
     request = fields.request([single_prompt(fields.contents)], turn)
     return Prepared(request, fields.stream, MultiStateReply(fields.model, parent))
 

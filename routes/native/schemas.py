@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field
 from routes.http import schemas
 from routes.http.errors import ApiError, Json
 from routes.http.schemas import INT_LIMIT, LAST_ID, MAX_PROMPTS, Prompts, RequestBody, not_bool
-from rwkv_batch.wire.protocol import GenerateRequest, Sampling, Turn
+from rwkv_batch.wire.protocol import GenerateRequest, Sampling, SessionTurn
 
 MAX_STOPS = 64
 DEFAULT_STOPS: list[int | str] = [0, 261, 24281]  # end of text, a blank line, "User"
@@ -54,7 +54,7 @@ class RowFields(RequestBody, ABC):
         """How tokens are drawn."""
 
     def request(
-        self, prompts: Prompts, turn: Turn | None = None, lead: Sequence[int] = ()
+        self, prompts: Prompts, turn: SessionTurn | None = None, prefix_ids: Sequence[int] = ()
     ) -> GenerateRequest:
         return GenerateRequest(
             id=uuid.uuid4().hex,
@@ -66,7 +66,7 @@ class RowFields(RequestBody, ABC):
             flush_tokens=max(1, self.chunk_size) if self.stream else 0,
             prefix_cache=self.use_prefix_cache,
             turn=turn,
-            lead=list(lead),
+            prefix_ids=list(prefix_ids),
         )
 
 

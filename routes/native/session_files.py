@@ -9,7 +9,7 @@ from routes.http.errors import ApiError, Json, native_field
 from routes.http.exchange import HttpRequest, file_response, json_response
 from routes.http.frontend import Frontend
 from routes.native.schemas import SessionFields, SessionId
-from rwkv_batch.wire.protocol import SessionCommand
+from rwkv_batch.wire.protocol import ExportSession, ForkSession, ImportSession
 
 SUFFIX = ".rwkvstate"
 
@@ -33,7 +33,7 @@ async def export(front: Frontend, http: HttpRequest) -> Response:
     if "session_id" not in body:
         body = _url_fields(http)
     key = SessionFields.from_json(body).session_id
-    reply = await front.ask(SessionCommand(uuid.uuid4().hex, "export", key))
+    reply = await front.ask(ExportSession(uuid.uuid4().hex, key))
     return file_response(http, reply.data, key + SUFFIX)
 
 
@@ -48,7 +48,7 @@ async def import_(front: Frontend, http: HttpRequest) -> Response:
         raise ApiError(
             413, f"The file has {len(data)} bytes and at most {front.settings.max_state} are taken."
         )
-    await front.ask(SessionCommand(uuid.uuid4().hex, "import", key, data=data))
+    await front.ask(ImportSession(uuid.uuid4().hex, key, data))
     return json_response(
         http, {"status": "success", "message": f"Session {key} imported successfully", "session_id": key}
     )
@@ -60,7 +60,7 @@ async def fork(front: Frontend, http: HttpRequest) -> Response:
     old, new = fields.session_id, fields.new_session_id
     if new == old:
         raise native_field("new_session_id", "must differ from session_id")
-    await front.ask(SessionCommand(uuid.uuid4().hex, "fork", old, new, replace=fields.overwrite))
+    await front.ask(ForkSession(uuid.uuid4().hex, old, new, fields.overwrite))
     return json_response(
         http, {"status": "success", "message": f"Session {old} copied successfully", "session_id": new}
     )

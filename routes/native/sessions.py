@@ -11,7 +11,7 @@ from routes.http.exchange import HttpRequest, json_response
 from routes.http.frontend import Frontend
 from routes.http.schemas import RESPONSE
 from routes.native.schemas import SessionFields
-from rwkv_batch.wire.protocol import SessionCommand, SessionInfo
+from rwkv_batch.wire.protocol import DeleteSession, ListSessions, SessionInfo
 
 LEVELS = {"L1": "L1 (VRAM)", "L2": "L2 (RAM)", "L3": "Database (Disk)"}
 
@@ -25,7 +25,7 @@ class DeleteFields(SessionFields):
 async def status(front: Frontend, http: HttpRequest) -> Response:
     """POST /state/status: every stored session once, by the fastest tier that has it. Raises ApiError."""
     authorized_json(front.settings.password, http)
-    found = (await front.ask(SessionCommand(uuid.uuid4().hex, "status"))).sessions
+    found = (await front.ask(ListSessions(uuid.uuid4().hex))).sessions
     counts = {level: sum(1 for s in found if s.tier == level) for level in LEVELS}
     return json_response(
         http,
@@ -60,7 +60,7 @@ async def delete(front: Frontend, http: HttpRequest) -> Response:
             "session_id",
             "with delete_prefix this would take the states of stored responses; delete those one by one",
         )
-    command = SessionCommand(uuid.uuid4().hex, "delete", key, prefix=fields.delete_prefix)
+    command = DeleteSession(uuid.uuid4().hex, key, fields.delete_prefix)
     if not (await front.ask(command)).found and not fields.delete_prefix:
         missing = {"status": "not_found", "message": f"Session {key} not found in database"}
         return json_response(http, missing, 404)

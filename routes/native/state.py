@@ -5,7 +5,7 @@ from routes.http.errors import ApiError, Json
 from routes.http.generate import Prepared
 from routes.native.batch import BatchFields, NativeReply
 from routes.native.schemas import SessionId
-from rwkv_batch.wire.protocol import Turn
+from rwkv_batch.wire.protocol import SessionTurn
 
 
 class StateFields(BatchFields):
@@ -18,7 +18,7 @@ def prepare(body: Json, model_id: str) -> Prepared:
     """Raises ApiError."""
     fields = StateFields.from_json(body)
     key = fields.session_id
-    turn = None if key is None else Turn(source=key, target=key, seam=SEAM)
+    turn = None if key is None else SessionTurn(source=key, target=key, seam=SEAM)
     request = fields.request([single_prompt(fields.contents)], turn)
     return Prepared(request, fields.stream, NativeReply(fields.model))
 

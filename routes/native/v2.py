@@ -21,5 +21,7 @@ class V2Fields(BatchFields):
 def prepare(body: Json, model_id: str) -> Prepared:
     """Raises ApiError."""
     fields = V2Fields.from_json(body)
-    request = fields.request(raw_prompts(fields.contents), lead=[END_OF_TEXT] if fields.pad_zero else [])
+    request = fields.request(
+        raw_prompts(fields.contents), prefix_ids=[END_OF_TEXT] if fields.pad_zero else []
+    )
     return Prepared(request, fields.stream, NativeReply(fields.model))

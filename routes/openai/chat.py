@@ -20,7 +20,7 @@ from routes.openai.reply import LEAST_LOGPROB, OpenAIReply
 from routes.openai.schemas import ChatBody
 from routes.openai.tools import chat_tools
 from rwkv_batch.wire.client import Job
-from rwkv_batch.wire.protocol import RowDelta, TokenLogprob, Turn
+from rwkv_batch.wire.protocol import RowDelta, SessionTurn, TokenLogprob
 
 DEFAULT_MAX_TOKENS = 4096
 # The texts after which a model would speak for the user. A blank line alone does not end an answer: answers
@@ -52,7 +52,7 @@ def prepare(body: Json, model_id: str) -> Prepared:
         DEFAULT_STOPS,
         DEFAULT_ALPHAS,
         (chat.top_logprobs or 0) if chat.logprobs else None,
-        Turn(source=key, target=key, seam=templates.SEAM) if key else None,
+        SessionTurn(source=key, target=key, seam=templates.SEAM) if key else None,
     )
     readers = [AnswerReader(think, use.look_for_calls, opening) for _ in range(chat.n)]
     return Prepared(

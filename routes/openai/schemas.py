@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from routes.http import schemas
 from routes.http.errors import Json, openai_field
 from routes.http.schemas import END_OF_TEXT, INT_LIMIT, LAST_ID, RequestBody, SessionId, not_bool
-from rwkv_batch.wire.protocol import GenerateRequest, Sampling, Turn
+from rwkv_batch.wire.protocol import GenerateRequest, Sampling, SessionTurn
 
 LAST_TEXT_ID = 65529  # ids above have no text and cannot stand in a prompt
 MAX_STOPS = 16
@@ -148,7 +148,7 @@ class OpenAIBody(RequestBody):
         stops: Sequence[str] = (),
         alphas: tuple[float, float] = (0.0, 0.0),
         top_logprobs: int | None = None,
-        turn: Turn | None = None,
+        turn: SessionTurn | None = None,
     ) -> GenerateRequest:
         """`alphas`: presence and frequency, which hold unless the client sends a penalty of OpenAI's.
 

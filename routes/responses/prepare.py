@@ -23,7 +23,7 @@ from routes.openai.tools import ToolUse
 from routes.responses.items import parse_items, to_messages
 from routes.responses.reply import ResponseReply
 from routes.responses.schemas import ResponsesBody, response_tools
-from rwkv_batch.wire.protocol import GenerateRequest, Turn
+from rwkv_batch.wire.protocol import GenerateRequest, SessionTurn
 
 ID = re.compile(r"resp_[0-9a-f]{32}")
 
@@ -96,7 +96,7 @@ def prepare(body: ResponsesBody, model_id: str, previous: Document | None) -> Pr
 def _request(body: ResponsesBody, prompt: str, response_id: str, think: bool) -> GenerateRequest:
     turn = None
     if body.store or body.previous_response_id:
-        turn = Turn(
+        turn = SessionTurn(
             source=state_key(body.previous_response_id) if body.previous_response_id else None,
             target=state_key(response_id) if body.store else None,
             required=body.previous_response_id is not None,

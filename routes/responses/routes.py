@@ -19,7 +19,7 @@ from routes.responses.prepare import ID, Document, PreparedResponse, decode_docu
 from routes.responses.reply import previous_not_found
 from routes.responses.schemas import ResponsesBody
 from rwkv_batch.wire.client import RequestFailed, RequestRejected
-from rwkv_batch.wire.protocol import SessionCommand
+from rwkv_batch.wire.protocol import DeleteSession, GetDocument, PutDocument, RemoveDocument
 
 PAGE = 20  # input items of a page unless the client says otherwise
 LONGEST_PAGE = 100
@@ -45,8 +45,8 @@ async def stored(front: Frontend, http: HttpRequest) -> Response:
     response_id = _authorized_id(front, http)
     if http.method == "DELETE":
         key = state_key(response_id)
-        document = await front.ask(SessionCommand(uuid4().hex, "remove", key))
-        state = await front.ask(SessionCommand(uuid4().hex, "delete", key))
+        document = await front.ask(RemoveDocument(uuid4().hex, key))
+        state = await front.ask(DeleteSession(uuid4().hex, key))
         if not document.found and not state.found:
             raise _not_found(response_id)
         return json_response(http, {"id": response_id, "object": "response", "deleted": True})
@@ -89,7 +89,7 @@ async def _store(front: Frontend, new: PreparedResponse) -> None:
     """Store the document, also while the server drains. Raises RequestFailed."""
     if new.key is None:
         return
-    command = SessionCommand(uuid4().hex, "put", new.key, data=new.document())
+    command = PutDocument(uuid4().hex, new.key, new.document())
     try:
         await asyncio.wait_for(front.client.ask(command), ANSWERED_WITHIN)
     except RequestRejected as error:
@@ -118,7 +118,7 @@ async def _document(front: Frontend, response_id: str) -> Document | None:
     if not ID.fullmatch(response_id):
         return None
     try:
-        data = (await front.ask(SessionCommand(uuid4().hex, "get", state_key(response_id)))).data
+        data = (await front.ask(GetDocument(uuid4().hex, state_key(response_id)))).data
     except ApiError as error:
         if error.status == 404:
             return None

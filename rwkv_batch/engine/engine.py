@@ -16,16 +16,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import torch
 
 from demo import unpack
 from rwkv_batch.engine import backends, memory
+from rwkv_batch.engine.commands import SessionCommands
+from rwkv_batch.engine.outbox import Outbox, RequestKey
+from rwkv_batch.engine.prompts import PromptEncoder
 from rwkv_batch.engine.runner import Batch, Draws
 from rwkv_batch.engine.scheduler import QueueFull, Scheduler
 from rwkv_batch.engine.sequence import Sequence, SequenceState
-from rwkv_batch.engine.turns import Sessions
+from rwkv_batch.engine.turns import Turns
 from rwkv_batch.model import checkpoint
 from rwkv_batch.ops import device as devices
 from rwkv_batch.state.prefix_cache import PrefixCache
@@ -48,7 +50,6 @@ from state_pool import StatePool
 
 log = logging.getLogger(__name__)
 
-Key = tuple[bytes, str]  # (front end, request id)
 OFFLINE = b"offline"
 BUNDLED = "rwkv7-demo"  # the model's name when no path is given
 
@@ -116,7 +117,7 @@ class Engine:
         self.vocab = weights.vocab
         self.tokenizer = Tokenizer()
         self.scheduler = Scheduler(rows, budget, max_waiting, slots=rows + l1)
-        self.prefixes = PrefixCache(prefix_cache_mb << 20)
+        self.prefixes: PrefixCache[torch.Tensor] = PrefixCache(prefix_cache_mb << 20)
         self.pool = StatePool(
             self.runner.states,
             weights.fingerprint,
@@ -125,12 +126,14 @@ class Engine:
             store=store,
             durable=durable,
             wake=wake,
-            settle=self.runner.states.flush,
+            free=self.scheduler.free,
         )
-        self.sessions = Sessions(
-            self.pool, self.scheduler, self.tokenizer, self._turn_tokens, self._clear, self._emit
+        self.outbox = Outbox()
+        self.prompts = PromptEncoder(self.tokenizer, weights.vocab)
+        self.turns = Turns(
+            self.pool, self.scheduler, self.tokenizer, self.prompts, self.runner.states, self.outbox
         )
-        self._events: list[tuple[Key, Event]] = []
+        self.commands = SessionCommands(self.pool, self.scheduler, self.turns, self.outbox)
         self._in_flight: deque[StepInFlight] = deque()  # oldest first
         self.info = EngineInfo(
             model=weights.name,
@@ -149,24 +152,24 @@ class Engine:
         which then calls `wake`.
         """
         awaited = any(seq.generating for step in self._in_flight for seq in step.drawing)
-        return bool(self._events) or self.scheduler.runnable or awaited
+        return bool(self.outbox) or self.scheduler.runnable or awaited
 
-    def add(self, key: Key, request: GenerateRequest) -> None:
+    def add(self, key: RequestKey, request: GenerateRequest) -> None:
         """Queue a request. What becomes of it is told by the events that `step` returns, beginning with
         Accepted or Rejected.
         """
         try:
             self._add(key, request)
         except QueueFull as full:
-            self._emit(key, Rejected(request.id, "overloaded", f"The server is busy: {full}."))
+            self.outbox.put(key, Rejected(request.id, "overloaded", f"The server is busy: {full}."))
         except ValueError as error:
-            self._emit(key, Rejected(request.id, "invalid", str(error)))
+            self.outbox.put(key, Rejected(request.id, "invalid", str(error)))
 
-    def command(self, key: Key, command: SessionCommand) -> None:
+    def command(self, key: RequestKey, command: SessionCommand) -> None:
         """Do something with stored states; `step` returns the answer, at once or later."""
-        self.sessions.command(key, command)
+        self.commands.run(key, command)
 
-    def cancel(self, key: Key) -> None:
+    def cancel(self, key: RequestKey) -> None:
         """Drop a request's rows, waiting or running."""
         self._drop(lambda row: row.key == key)
 
@@ -174,12 +177,12 @@ class Engine:
         """Drop everything a front end has asked for."""
         self._drop(lambda row: row.key[0] == frontend)
 
-    def step(self) -> list[tuple[Key, Event]]:
+    def step(self) -> list[tuple[RequestKey, Event]]:
         """Feed every running sequence and draw its next token, once. Returns the events for front ends.
 
         Where steps are queued ahead, the events are those of the step before.
         """
-        self.sessions.poll()
+        self.pool.poll()
         self._admit()
         plan = self.scheduler.plan()
         queued = 0
@@ -190,8 +193,7 @@ class Engine:
         # The device runs this step while the text of the one before is made and delivered.
         while len(self._in_flight) > queued:
             self._land()
-        events, self._events = self._events, []
-        return events
+        return self.outbox.take()
 
     def close(self) -> None:
         """Store what is not stored yet."""
@@ -238,20 +240,22 @@ class Engine:
             )  # after an interrupt, rows of this call must not answer the next one
         return [result for _, result in sorted(results.items())]
 
-    def _add(self, key: Key, request: GenerateRequest) -> None:
+    def _add(self, key: RequestKey, request: GenerateRequest) -> None:
         """Raises ValueError or QueueFull; then nothing of the request was queued."""
         self.runner.check(request.sampling)
         turn, target = request.turn, None
         if turn:
             if len(request.prompts) != 1 or request.n != 1:
                 raise ValueError(f"A turn has one prompt, not {len(request.prompts)} times {request.n}.")
-            if turn.required and not self.sessions.expects(turn):
-                self._emit(key, Rejected(request.id, "not_found", f"There is no session {turn.source}."))
+            continued = self.turns.has_source(turn)
+            if turn.required and not continued:
+                message = f"There is no session {turn.source}."
+                self.outbox.put(key, Rejected(request.id, "not_found", message))
                 return
-            prompts = [self._turn_tokens(request, self.sessions.expects(turn))]
-            target = self.sessions.target(turn)
+            prompts = [self.prompts.encode_turn(request, continued)]
+            target = self.turns.choose_target(turn)
         else:
-            prompts = [self._tokens(prompt, request.lead) for prompt in request.prompts]
+            prompts = [self.prompts.encode(prompt, request.prefix_ids) for prompt in request.prompts]
         seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
         rows = [
             Sequence(key, i, prompts[i // request.n], request, seed, target)
@@ -260,36 +264,18 @@ class Engine:
         if request.max_tokens > 0 or turn:
             self.scheduler.add(rows)
         cached = [self._cached(row)[0] for row in rows[:: request.n]]
-        self._emit(
+        self.outbox.put(
             key,
             Accepted(
                 request.id, [len(prompt) for prompt in prompts], cached if any(cached) else [], target or ""
             ),
         )
         if request.max_tokens == 0 and not turn:
-            self._emit(key, Progress(request.id, [RowDelta(row.row, "", 0, "length") for row in rows]))
-
-    def _turn_tokens(self, request: GenerateRequest, continued: bool) -> list[int]:
-        prompt, seam = request.prompts[0], request.turn.seam if request.turn else ""
-        if continued and isinstance(prompt, str) and not prompt.startswith(seam):
-            prompt = seam + prompt
-        return self._tokens(prompt, request.lead)
-
-    def _tokens(self, prompt: str | list[int], lead: list[int]) -> list[int]:
-        tokens = lead + (self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
-        if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab:
-            foreign = next(token for token in tokens if not 0 <= token < self.vocab)
-            raise ValueError(
-                f"The prompt holds token {foreign}; this model's tokens are 0 to {self.vocab - 1}."
-            )
-        return tokens or [END_OF_TEXT]  # an RNN needs something to start from
-
-    def _emit(self, key: Key, event: Event) -> None:
-        self._events.append((key, event))
+            self.outbox.put(key, Progress(request.id, [RowDelta(row.row, "", 0, "length") for row in rows]))
 
     def _drop(self, unwanted: Callable[[Sequence], bool]) -> None:
         for seq in self.scheduler.drop(unwanted):
-            self.sessions.abandon(seq)
+            self.turns.abandon(seq)
 
     def _admit(self) -> None:
         """Give waiting sequences the slots that are free, and their slots the states they begin with."""
@@ -298,7 +284,7 @@ class Engine:
             assert seq.slot is not None
             if seq.request.turn is None:
                 beginnings[seq.slot] = self._find_prefix(seq)
-            elif self.sessions.begin(seq, seq.request.turn):
+            elif self.turns.begin(seq, seq.request.turn):
                 beginnings[seq.slot] = None
             if seq.slot is not None:  # otherwise its session has been deleted
                 request = seq.request
@@ -327,10 +313,7 @@ class Engine:
 
     def _cached(self, seq: Sequence) -> tuple[int, torch.Tensor | None]:
         hit = self.prefixes.longest(seq.prompt) if seq.request.prefix_cache and not seq.request.turn else None
-        return cast(tuple[int, torch.Tensor], hit) if hit else (0, None)
-
-    def _clear(self, slot: int) -> None:
-        self.runner.states.clear([slot])
+        return hit or (0, None)
 
     def _launch(self, plan: list[tuple[Sequence, int]]) -> None:
         """Run or queue a step."""
@@ -354,7 +337,7 @@ class Engine:
         for seq in drawing:
             seq.in_flight += 1
         for seq in finalizing:
-            self.sessions.closed(seq)
+            self.turns.finalize(seq)
         self._in_flight.append(StepInFlight([seq for seq, _ in plan], drawing, list(tops), known))
 
     def _land(self) -> None:
@@ -364,7 +347,7 @@ class Engine:
         with self._failing([seq for seq in step.fed if seq.slot is not None]):
             ids = step.draws.wait()
             logprobs = self._logprobs(step, ids)
-            deltas: dict[Key, list[RowDelta]] = {}
+            deltas: dict[RequestKey, list[RowDelta]] = {}
             for place, (seq, token) in enumerate(zip(step.drawing, ids, strict=True)):
                 seq.in_flight -= 1
                 if not seq.generating:  # it finished at the draw before, or was dropped meanwhile
@@ -372,14 +355,14 @@ class Engine:
                 seq.take_drawn(token, self.tokenizer.token_bytes(token), logprobs.get(place))
                 delta = seq.take_delta()
                 if delta and seq.finish_reason and seq.request.turn:
-                    self.sessions.end(seq, delta)
+                    self.turns.finish(seq, delta)
                     continue
                 if delta:
                     deltas.setdefault(seq.key, []).append(delta)
                 if seq.finish_reason:
                     self.scheduler.release(seq)
             for key, rows in deltas.items():
-                self._emit(key, Progress(key[1], rows))
+                self.outbox.put(key, Progress(key[1], rows))
 
     def _logprobs(self, step: StepInFlight, ids: list[int]) -> dict[int, TokenLogprob]:
         """Logprobs for the sequences that want them, by their place in `step.drawing`."""
@@ -400,4 +383,4 @@ class Engine:
             for key in {seq.key for seq in sequences}:
                 self.cancel(key)
                 message = f"The engine could not run this request ({type(error).__name__})."
-                self._emit(key, Failed(key[1], message))
+                self.outbox.put(key, Failed(key[1], message))

@@ -22,8 +22,9 @@ from rwkv_batch.config import EngineSettings, FrontendGone, LoadFailure
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.memory import DeviceError
 from rwkv_batch.model.checkpoint import CheckpointError
-from rwkv_batch.state.store import Store, StoreError
-from rwkv_batch.wire.protocol import Cancel, Event, GenerateRequest, SessionCommand, decode_to_engine, encode
+from rwkv_batch.state.rows import StoreError
+from rwkv_batch.state.store import Store
+from rwkv_batch.wire.protocol import Cancel, Event, GenerateRequest, decode_to_engine, encode
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +158,7 @@ class Service:
                     self.engine.add(key, message)
                 case Cancel():
                     self.engine.cancel(key)
-                case SessionCommand():
+                case _:
                     self.engine.command(key, message)
 
     def _send(self, outbox: dict[bytes, list[Event]]) -> None:

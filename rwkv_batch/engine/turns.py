@@ -1,70 +1,61 @@
-"""Turns on stored states, and session commands: what the engine does with the state pool.
+"""Turns on stored sessions: how their states come into slots, and from there back into the state pool.
 
-A turn's way: it waits until its session is free (the scheduler), gets a slot, its state is brought there
-(`begin`), its row runs, its state is brought to exactly the end of its text (`end`), and is stored. Only when
-that is committed does its reader get the last delta, and the session's next turn begins.
+A turn waits until its session is free (see Scheduler) and gets a slot. The state that it continues is brought
+there (`begin`) and its sequence runs. Then the state is brought to exactly the end of the text (`finish`) and
+saved (`finalize`). Only when that is committed, the reader gets the last delta, and
+the session's next turn begins.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from functools import partial
 
+from rwkv_batch.engine.outbox import Outbox
+from rwkv_batch.engine.prompts import PromptEncoder
 from rwkv_batch.engine.scheduler import Scheduler
 from rwkv_batch.engine.sequence import Sequence, SequenceState
+from rwkv_batch.state.entries import SessionEntry
+from rwkv_batch.state.slots import States
 from rwkv_batch.text.tokenizer import Tokenizer
-from rwkv_batch.wire.protocol import (
-    Event,
-    Failed,
-    GenerateRequest,
-    Progress,
-    Rejected,
-    RowDelta,
-    SessionCommand,
-    SessionReply,
-    Turn,
-)
-from state_pool import Deleted, DocumentDone, Exported, Forked, Freed, Imported, Loaded, Saved, StatePool
-
-Key = tuple[bytes, str]
+from rwkv_batch.wire.protocol import Failed, Progress, Rejected, RowDelta, SessionTurn
+from state_pool import StatePool
 
 
 @dataclass
-class _Begun:
-    """What a turn must remember until it is over."""
+class _ActiveTurn:
+    """A turn from `begin` until its state is saved."""
 
-    source: str | None  # what it continues, if that was there when it began
-    updated: float  # when the source was stored
-    tokens: int  # that the source's state had seen
+    source: SessionEntry | None  # the session that it continues, as it was when the turn began
     prompt: list[int]
-    last: RowDelta | None = None  # waits for the commit
-    length: int = 0  # tokens of the state that is stored
-    discard: bool = False  # its session was deleted meanwhile: its text counts, its state does not
-    abandoned: bool = False  # while its state was on the way to the slot
+    last_delta: RowDelta | None = None  # held back until the commit
+    length: int = 0  # tokens that the state to save has seen
+    discarded: bool = False  # its session was deleted meanwhile: its text counts, its state does not
+    abandoned: bool = False  # while its state was being loaded into the slot
+
+    @property
+    def start(self) -> int:
+        """Tokens that the state had seen before the turn."""
+        return self.source.tokens if self.source else 0
 
 
-class Sessions:
-    """The turns under way.
-
-    `tokens(request, continued)` is a turn's prompt, `clear(slot)` zeroes a state, `emit(key, event)` takes
-    what a request's front end is to hear.
-    """
+class Turns:
+    """The turns of all sessions."""
 
     def __init__(
         self,
         pool: StatePool,
         scheduler: Scheduler,
         tokenizer: Tokenizer,
-        tokens: Callable[[GenerateRequest, bool], list[int]],
-        clear: Callable[[int], None],
-        emit: Callable[[Key, Event], None],
+        prompts: PromptEncoder,
+        states: States,
+        outbox: Outbox,
     ) -> None:
-        self._pool, self._scheduler, self._tokenizer = pool, scheduler, tokenizer
-        self._tokens, self._clear, self._emit = tokens, clear, emit
-        self._begun: dict[Sequence, _Begun] = {}
+        self._pool, self._scheduler, self._outbox = pool, scheduler, outbox
+        self._tokenizer, self._prompts, self._states = tokenizer, prompts, states
+        self._active: dict[Sequence, _ActiveTurn] = {}
         self._numbers: dict[str, int] = {}  # the last number given to each branching session
 
-    def target(self, turn: Turn) -> str | None:
-        """The key under which this turn's state will be stored."""
+    def choose_target(self, turn: SessionTurn) -> str | None:
+        """The key under which this turn's state will be stored; of a branch, one that is not in use."""
         if turn.branch is None:
             return turn.target
         if turn.branch not in self._numbers:
@@ -76,207 +67,122 @@ class Sessions:
             if key not in self._scheduler.queues and self._pool.find(key) is None:
                 return key
 
-    def expects(self, turn: Turn) -> bool:
-        """Whether the turn will find its source, as far as is known now: it is stored, or a turn before it is
-        to store it.
-        """
+    def has_source(self, turn: SessionTurn) -> bool:
+        """Whether the turn's source is stored, or an earlier turn is going to store it."""
         return turn.source is not None and (
             turn.source in self._scheduler.queues or self._pool.find(turn.source) is not None
         )
 
-    def begin(self, row: Sequence, turn: Turn) -> bool:
-        """Whether the row begins with the zero state, which the caller puts into its slot. Otherwise bring
-        the state it continues into its slot, or the row to the state's.
+    def begin(self, sequence: Sequence, turn: SessionTurn) -> bool:
+        """Bring the state that the turn continues into the sequence's slot, or the sequence into the state's.
+
+        True: there is no such state, and the caller zeroes the slot.
         """
-        assert row.slot is not None
-        info = self._pool.find(turn.source) if turn.source is not None else None
-        if info is None and turn.required:
-            self._emit(
-                row.key,
-                Rejected(row.key[1], "not_found", f"The session {turn.source} has been deleted meanwhile."),
-            )
-            self._scheduler.release(row)
-            self._scheduler.unlock(row.target)
+        source = self._pool.find(turn.source) if turn.source is not None else None
+        if source is None and turn.required:
+            self._scheduler.release(sequence)
+            self._scheduler.unlock(sequence.target)
+            message = f"The session {turn.source} has been deleted meanwhile."
+            self._outbox.put(sequence.key, Rejected(sequence.key[1], "not_found", message))
             return False
-        row.prompt = self._tokens(row.request, info is not None)
-        begun = self._begun[row] = _Begun(
-            info.key if info else None, info.updated if info else 0.0, info.tokens if info else 0, row.prompt
-        )
-        if row.request.max_tokens == 0:  # the prompt is only read
-            begun.last, begun.length = RowDelta(row.row, "", 0, "length"), begun.tokens + len(row.prompt)
-            row.finalize(row.prompt)
-        if info is None:
+        sequence.prompt = self._prompts.encode_turn(sequence.request, source is not None)
+        active = self._active[sequence] = _ActiveTurn(source, sequence.prompt)
+        if sequence.request.max_tokens == 0:  # the prompt is only read
+            active.last_delta = RowDelta(sequence.row, "", 0, "length")
+            active.length = active.start + len(active.prompt)
+            sequence.finalize(active.prompt)
+        if source is None:
             return True
-        slot = self._pool.take(info.key) if info.key == row.target else None
+        slot = self._pool.take(source.key) if source.key == sequence.target else None
         if slot is not None:
-            self._scheduler.move(row, slot)
+            self._scheduler.move(sequence, slot)
         else:
-            self._load(row, info.key)
+            self._load(sequence, source.key)
         return False
 
-    def end(self, row: Sequence, last: RowDelta) -> None:
-        """The row's text has ended with the delta `last`."""
-        begun = self._begun[row]
-        begun.last = last
-        if row.target is None or begun.discard:
-            self._over(row, begun)
+    def finish(self, sequence: Sequence, last_delta: RowDelta) -> None:
+        """The text has finished with this delta: bring the state to exactly its end."""
+        active = self._active[sequence]
+        active.last_delta = last_delta
+        if sequence.target is None or active.discarded:
+            self._finish_unsaved(sequence, active)
             return
-        kept = row.shown_tokens(self._tokenizer)
-        begun.length = begun.tokens + len(begun.prompt) + len(kept)
-        if kept[: row.drawn_fed] == row.drawn[: row.drawn_fed]:
-            row.finalize(kept[row.drawn_fed :])
-            self.closed(row)
+        kept = sequence.shown_tokens(self._tokenizer)
+        active.length = active.start + len(active.prompt) + len(kept)
+        if kept[: sequence.drawn_fed] == sequence.drawn[: sequence.drawn_fed]:
+            sequence.finalize(kept[sequence.drawn_fed :])
+            self.finalize(sequence)
             return
-        row.finalize(
-            begun.prompt + kept
-        )  # the state has run past the end of the text: once more from the start of the turn
-        assert row.slot is not None
-        if begun.source is None:
-            self._clear(row.slot)
+        # the state has run past the end of the text: feed the turn again from its start
+        sequence.finalize(active.prompt + kept)
+        assert sequence.slot is not None
+        if active.source is None:
+            self._states.clear([sequence.slot])
             return
-        info = self._pool.find(begun.source)
-        if info is None or info.updated != begun.updated:
-            self._emit(
-                row.key,
-                Failed(
-                    row.key[1],
-                    f"The session {begun.source} was changed or deleted while this turn ran from it.",
-                ),
-            )
-            self.abandon(row)
+        key = active.source.key
+        source = self._pool.find(key)
+        if source and source.updated == active.source.updated:
+            self._load(sequence, key)
+        else:
+            self._fail(sequence, f"The session {key} was changed or deleted while this turn ran from it.")
+
+    def finalize(self, sequence: Sequence) -> None:
+        """Save the state once it has seen all of its text."""
+        active = self._active[sequence]
+        if sequence.tokens_left:
             return
-        self._load(row, begun.source)
-
-    def closed(self, row: Sequence) -> None:
-        """Store the state if the row has been brought to the end of its text."""
-        begun = self._begun[row]
-        if row.tokens_left:
+        if sequence.target is None or active.discarded:
+            self._finish_unsaved(sequence, active)
             return
-        if begun.discard or row.target is None:
-            self._over(row, begun)
+        slot = self._scheduler.detach(sequence)
+        self._pool.save(sequence.target, slot, active.length, partial(self._saved, sequence))
+
+    def abandon(self, sequence: Sequence) -> None:
+        """Drop a running sequence that has failed or was cancelled. What was stored before its turn stays."""
+        active = self._active.get(sequence)
+        if active and sequence.state is SequenceState.LOADING:
+            active.abandoned = True  # its slot is being written to
             return
-        self._scheduler.free(
-            *self._pool.save(row.target, self._scheduler.detach(row), begun.length, token=row)
-        )
+        self._active.pop(sequence, None)
+        self._scheduler.release(sequence)
+        self._scheduler.unlock(sequence.target)
 
-    def abandon(self, row: Sequence) -> None:
-        """A running row that has failed or that nobody wants. What was stored before its turn stays."""
-        begun = self._begun.get(row)
-        if begun and row.state is SequenceState.LOADING:
-            begun.abandoned = True  # its slot is being written to
-            return
-        self._begun.pop(row, None)
-        self._scheduler.release(row)
-        self._scheduler.unlock(row.target)
+    def discard(self, key: str, prefix: bool) -> None:
+        """The session is deleted, with `prefix` all below it: turns under way do not save their states."""
+        for sequence, active in self._active.items():
+            target = sequence.target
+            if target is not None and (target == key or (prefix and target.startswith(f"{key}:"))):
+                active.discarded = True
 
-    def command(self, key: Key, command: SessionCommand) -> None:
-        """Carry a command out; its answer is emitted, now or later."""
-        match command.command:
-            case "status":
-                self._emit(key, SessionReply(command.id, sessions=self._pool.status()))
-            case "delete":
-                self._delete(key, command)
-            case "put":
-                self._pool.put_document(command.key, command.data, token=key)
-            case "get":
-                self._pool.get_document(command.key, token=key)
-            case "remove":
-                self._pool.remove_document(command.key, token=key)
-            case "fork" | "import" if self._taken(command):
-                self._emit(
-                    key,
-                    Rejected(
-                        command.id,
-                        "overloaded",
-                        "That session is busy with a turn or a copy; try again in a moment.",
-                    ),
-                )
-            case "import":
-                self._scheduler.lock(command.key)
-                self._pool.import_(command.key, command.data, token=key)
-            case "fork" | "export" if self._pool.find(command.key) is None:
-                self._emit(key, Rejected(command.id, "not_found", f"There is no session {command.key}."))
-            case "fork" if self._pool.find(command.target) and not command.replace:
-                self._emit(
-                    key, Rejected(command.id, "exists", f"There is a session {command.target} already.")
-                )
-            case "fork":
-                self._scheduler.lock(command.target)
-                self._pool.fork(command.key, command.target, token=key)
-            case "export":
-                self._pool.export(command.key, token=key)
+    def _load(self, sequence: Sequence, key: str) -> None:
+        assert sequence.slot is not None
+        sequence.state = SequenceState.LOADING
+        self._pool.load(key, sequence.slot, partial(self._loaded, sequence))
 
-    def poll(self) -> None:
-        """Take in what the pool has finished."""
-        for event in self._pool.poll():
-            match event:
-                case Loaded():
-                    self._loaded(event)
-                case Saved():
-                    self._saved(event)
-                case Freed(slots=slots):
-                    self._scheduler.free(*slots)
-                case Imported():
-                    self._scheduler.unlock(event.key)
-                    key = cast(Key, event.token)
-                    self._emit(
-                        key, Rejected(key[1], "invalid", event.error) if event.error else SessionReply(key[1])
-                    )
-                case Deleted():
-                    self._answer(event, SessionReply(cast(Key, event.token)[1], found=event.found))
-                case Forked():
-                    self._scheduler.unlock(event.key)
-                    self._answer(event, SessionReply(cast(Key, event.token)[1]))
-                case Exported():
-                    self._answer(event, SessionReply(cast(Key, event.token)[1], data=event.data or b""))
-                case DocumentDone():
-                    self._answer(
-                        event,
-                        SessionReply(cast(Key, event.token)[1], found=event.found, data=event.data or b""),
-                    )
+    def _loaded(self, sequence: Sequence, error: str | None) -> None:
+        sequence.start()
+        if self._active[sequence].abandoned:
+            self.abandon(sequence)
+        elif error:
+            self._fail(sequence, error)
 
-    def _load(self, row: Sequence, key: str) -> None:
-        assert row.slot is not None
-        row.state = SequenceState.LOADING
-        self._pool.load(key, row.slot, token=row)
+    def _saved(self, sequence: Sequence, error: str | None) -> None:
+        active = self._active.pop(sequence)
+        sequence.state = SequenceState.FINISHED
+        self._scheduler.unlock(sequence.target)
+        if error:
+            self._outbox.put(sequence.key, Failed(sequence.key[1], error))
+        else:
+            self._send_last_delta(sequence, active)
 
-    def _loaded(self, event: Loaded) -> None:
-        row = cast(Sequence, event.token)
-        row.start()
-        if self._begun[row].abandoned:
-            self.abandon(row)
-        elif event.error:
-            self._emit(row.key, Failed(row.key[1], event.error))
-            self.abandon(row)
+    def _finish_unsaved(self, sequence: Sequence, active: _ActiveTurn) -> None:
+        self.abandon(sequence)
+        self._send_last_delta(sequence, active)
 
-    def _saved(self, event: Saved) -> None:
-        row = cast(Sequence, event.token)
-        self._scheduler.free(*event.freed)
-        begun = self._begun.pop(row)
-        row.state = SequenceState.FINISHED
-        assert begun.last
-        self._emit(
-            row.key, Failed(row.key[1], event.error) if event.error else Progress(row.key[1], [begun.last])
-        )
-        self._scheduler.unlock(row.target)
+    def _send_last_delta(self, sequence: Sequence, active: _ActiveTurn) -> None:
+        assert active.last_delta
+        self._outbox.put(sequence.key, Progress(sequence.key[1], [active.last_delta]))
 
-    def _over(self, row: Sequence, begun: _Begun) -> None:
-        """The turn ends without storing anything."""
-        assert begun.last
-        self.abandon(row)
-        self._emit(row.key, Progress(row.key[1], [begun.last]))
-
-    def _delete(self, key: Key, command: SessionCommand) -> None:
-        self._scheduler.free(*self._pool.delete(command.key, command.prefix, token=key))
-        for row, begun in self._begun.items():
-            if row.target is not None and (
-                row.target == command.key or (command.prefix and row.target.startswith(f"{command.key}:"))
-            ):
-                begun.discard = True
-
-    def _taken(self, command: SessionCommand) -> bool:
-        return (command.target if command.command == "fork" else command.key) in self._scheduler.queues
-
-    def _answer(self, event: Deleted | Forked | Exported | DocumentDone, reply: SessionReply) -> None:
-        key = cast(Key, event.token)
-        self._emit(key, Failed(key[1], event.error) if event.error else reply)
+    def _fail(self, sequence: Sequence, message: str) -> None:
+        self._outbox.put(sequence.key, Failed(sequence.key[1], message))
+        self.abandon(sequence)

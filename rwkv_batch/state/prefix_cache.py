@@ -1,9 +1,8 @@
-"""States after the beginnings of earlier prompts, in host memory, for prompts that begin the same way.
+"""States after prefixes of earlier prompts, in host memory, for prompts that begin the same way.
 
 A prefix is found by a hash of its tokens and used only if the tokens themselves are equal. Entries carry no
-model fingerprint: they come from this process, which serves one model, and end with it. What a cache of this
-kind must know is where to keep a state, since an RNN has none of the lengths in between: `PrefixCache.cuts`
-says so before a prompt is fed.
+model fingerprint: they live and end with this process, which serves one model. An RNN has no states of the
+lengths in between, so `PrefixCache.cuts` decides before a prompt is fed where its state is kept.
 
 For each prompt, in this order: `longest`, `cuts`, `remember`, then `put` at each cut as the prompt is fed.
 """
@@ -13,7 +12,7 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -22,71 +21,54 @@ from rwkv_batch.sampling.random import mix
 MIN_TOKENS = 64  # a shorter prefix costs more to keep than to feed again
 EVERY = 512  # long prompts leave a state after each multiple of this
 LONG = 256  # prompts of this many tokens leave a state near their end, for a conversation that goes on
-# that state's length is a multiple of this; and a state that saves fewer tokens than this is not worth its
-# room
-GRAIN = 16
-# how many earlier prompts are compared to find beginnings that are shared, and how long a cut is waited for
-PROMPTS = 64
+GRAIN = 16  # that state's length is a multiple of this; and a state has to save at least so many tokens
+PROMPTS = 64  # earlier prompts compared to find shared prefixes; and prompts that a cut is waited for
 SHARE = 4  # one prompt takes at most this part of the capacity, or a single entry
 
 Tokens = Sequence[int] | np.ndarray
 
 
 class Value(Protocol):
-    """A state, which the cache does not look into."""
+    """A state, opaque to the cache."""
 
     @property
     def nbytes(self) -> int: ...
 
 
-@dataclass(frozen=True)
-class Stats:
-    entries: int
-    bytes: int
-    hits: int
-    misses: int  # of prompts long enough to be looked up
+V = TypeVar("V", bound=Value)
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _Entry(Generic[V]):
     tokens: np.ndarray
-    value: Value
+    value: V
 
     @property
     def nbytes(self) -> int:
         return self.value.nbytes + self.tokens.nbytes
 
 
-class PrefixCache:
+class PrefixCache(Generic[V]):
     """States by the exact tokens they have seen; the least recently used leave first. Not thread-safe.
 
-    Values are handed out as they are: whoever gets one must not change it. A capacity of 0 keeps nothing.
+    Values are returned without a copy and must not be changed. A capacity of 0 keeps nothing.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
         """`capacity_bytes` counts the values' `nbytes` and four bytes for each token of their prefixes."""
         self.capacity = capacity_bytes
         self._key = np.uint64(secrets.randbits(64))
-        self._entries: OrderedDict[int, _Entry] = OrderedDict()  # by hash, least recently used first
+        self._entries: OrderedDict[int, _Entry[V]] = OrderedDict()  # by hash, least recently used first
         self._bytes = 0
         self._counts: Counter[int] = Counter()  # length -> entries of that length
         self._lengths = np.zeros(0, np.intp)  # the same lengths, ascending
         self._largest = 0  # bytes of the largest value seen
         self._prompts: OrderedDict[bytes, None] = OrderedDict()  # as uint32, oldest first
-        self._asked: OrderedDict[int, int] = (
-            OrderedDict()
-        )  # cuts by hash, not yet put -> which call of `cuts` gave them out
+        self._pending: OrderedDict[int, int] = OrderedDict()  # cuts not put yet: hash -> call of `cuts`
         self._calls = 0
-        self._hits = self._misses = 0
 
-    @property
-    def stats(self) -> Stats:
-        return Stats(len(self._entries), self._bytes, self._hits, self._misses)
-
-    def longest(self, tokens: Tokens) -> tuple[int, Value] | None:
-        """The longest stored prefix of `tokens` that leaves at least one of them to feed: its length and
-        value.
-        """
+    def longest(self, tokens: Tokens) -> tuple[int, V] | None:
+        """Length and value of the longest stored prefix that leaves at least one of `tokens` to feed."""
         if len(tokens) <= MIN_TOKENS or self.capacity == 0:
             return None
         lengths = self._lengths[: self._lengths.searchsorted(len(tokens) - 1, side="right")]
@@ -97,20 +79,17 @@ class PrefixCache:
                 entry = self._find(digest, prefix[:length])
                 if entry is not None:
                     self._entries.move_to_end(digest)
-                    self._hits += 1
                     return length, entry.value
-        self._misses += 1
         return None
 
     def cuts(self, tokens: Tokens, start: int) -> list[int]:
-        """At which lengths to `put` a state while `tokens` are fed from `start` on: ascending, >= start +
-        GRAIN and < len(tokens).
+        """Lengths at which to `put` a state while `tokens` are fed from `start` on.
 
-        These are, as far as they are not stored yet: where the prompt parts from an earlier one, near its
-        end, and at multiples of EVERY, or of twice, four times... that, if they would take too much room.
-        Before the first `put` an entry's size is not known, so there is at most one cut. Of prompts that come
-        together only the first is asked for a state they share; another one is if that has not come PROMPTS
-        prompts later, since its row may have been cancelled.
+        They ascend, and are >= start + GRAIN and < len(tokens). As far as they are not stored yet, they are
+        where the prompt parts from an earlier one, near its end, and at multiples of EVERY, or of twice, four
+        times... that, if they would take too much room. Before the first `put` an entry's size is not known,
+        so there is at most one cut. Of prompts that share a prefix only the first gets a cut at its end;
+        another does if no state is put within PROMPTS prompts, since the first may have been cancelled.
         """
         last = len(tokens) - 1
         if last < max(MIN_TOKENS, start + GRAIN):
@@ -118,14 +97,14 @@ class PrefixCache:
         prompt = _array(tokens)
         hashes = prefix_hashes(prompt, self._key)
         self._calls += 1
-        while self._asked and self._calls - next(iter(self._asked.values())) > PROMPTS:
-            self._asked.popitem(last=False)
+        while self._pending and self._calls - next(iter(self._pending.values())) > PROMPTS:
+            self._pending.popitem(last=False)
 
         def worth(length: int) -> bool:
             digest = int(hashes[length - 1])
             return (
                 length >= start + GRAIN
-                and digest not in self._asked
+                and digest not in self._pending
                 and self._find(digest, prompt[:length]) is None
             )
 
@@ -141,11 +120,11 @@ class PrefixCache:
         while len(spread) > room:
             stride *= 2
             spread = [length for length in spread if length % stride == 0]
-        self._asked |= dict.fromkeys([int(hashes[length - 1]) for length in wanted + spread], self._calls)
+        self._pending |= dict.fromkeys([int(hashes[length - 1]) for length in wanted + spread], self._calls)
         return sorted(wanted + spread)
 
     def remember(self, tokens: Tokens) -> None:
-        """A prompt has been seen; later ones are compared with it."""
+        """Compare later prompts with this one."""
         if len(tokens) < MIN_TOKENS or self.capacity == 0:
             return
         prompt = _array(tokens).tobytes()
@@ -154,17 +133,15 @@ class PrefixCache:
         if len(self._prompts) > PROMPTS:
             self._prompts.popitem(last=False)
 
-    def put(self, tokens: Tokens, value: Value) -> None:
-        """Keep the state after exactly `tokens`, unless they are fewer than MIN_TOKENS or it alone is larger
-        than the capacity.
-        """
+    def put(self, tokens: Tokens, value: V) -> None:
+        """Keep the state after exactly `tokens`, unless they are too few or it exceeds the capacity."""
         prefix = _array(tokens)
         entry = _Entry(prefix.copy(), value)
         self._largest = max(self._largest, value.nbytes)
         if len(prefix) < MIN_TOKENS or entry.nbytes > self.capacity:
             return
         digest = int(prefix_hashes(prefix, self._key)[-1])
-        self._asked.pop(digest, None)
+        self._pending.pop(digest, None)
         if digest in self._entries:
             self._drop(digest)
         while self._bytes + entry.nbytes > self.capacity:
@@ -173,23 +150,12 @@ class PrefixCache:
         self._bytes += entry.nbytes
         self._count(len(prefix), 1)
 
-    def clear(self) -> None:
-        """Forget all states and prompts; hits and misses stay."""
-        self._entries.clear()
-        self._prompts.clear()
-        self._asked.clear()
-        self._counts.clear()
-        self._lengths = self._lengths[:0]
-        self._bytes = 0
-
-    def _find(self, digest: int, prefix: np.ndarray) -> _Entry | None:
+    def _find(self, digest: int, prefix: np.ndarray) -> _Entry[V] | None:
         entry = self._entries.get(digest)
         return entry if entry is not None and np.array_equal(entry.tokens, prefix) else None
 
     def _shared(self, prompt: np.ndarray) -> int:
-        """The length of the longest common beginning with an earlier prompt; 0 if it is shorter than
-        MIN_TOKENS.
-        """
+        """Length of the longest common prefix with an earlier prompt; 0 if it is below MIN_TOKENS."""
         beginning = prompt[:MIN_TOKENS].tobytes()
         longest = 0
         for earlier in self._prompts:
@@ -230,11 +196,7 @@ def prefix_hashes(tokens: np.ndarray, key: np.uint64) -> np.ndarray:
 
 
 def _array(tokens: Tokens) -> np.ndarray:
-    """As uint32; not a copy if it is one already. By way of `array`, which reads a list faster than numpy
-    does.
-    """
-    return (
-        np.asarray(tokens, np.uint32)
-        if isinstance(tokens, np.ndarray)
-        else np.frombuffer(array("I", tokens), np.uint32)
-    )
+    """As uint32, without a copy if possible."""
+    if isinstance(tokens, np.ndarray):
+        return np.asarray(tokens, np.uint32)
+    return np.frombuffer(array("I", tokens), np.uint32)  # `array` reads a list faster than numpy does

@@ -1,5 +1,4 @@
-"""A snapshot: one session's state as one run of bytes. The same bytes lie in host memory, in the database and
-in an exported file.
+"""A snapshot: one session's state as bytes, the same in host memory, the database and an exported file.
 
     offset  length
     0       8       magic
@@ -15,10 +14,11 @@ than any digest of the standard library. It is no signature: who can write a fil
 
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,7 +43,7 @@ class Damaged(SnapshotError):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """What a snapshot says of itself."""
+    """The description of a snapshot that it begins with."""
 
     fingerprint: str  # of the model
     layers: int
@@ -57,7 +57,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Layout:
+class SnapshotLayout:
     """The states of one model as this server keeps them."""
 
     fingerprint: str
@@ -68,7 +68,7 @@ class Layout:
     wkv: torch.dtype
 
     @classmethod
-    def of(cls, states: States, fingerprint: str) -> "Layout":
+    def from_states(cls, states: States, fingerprint: str) -> "SnapshotLayout":
         _, layers, _, width = states.shift.shape
         return cls(fingerprint, layers, states.wkv.shape[2], width, states.shift.dtype, states.wkv.dtype)
 
@@ -79,36 +79,21 @@ class Layout:
     @property
     def size(self) -> int:
         """Bytes of a whole snapshot."""
-        return (
-            PREFIX
-            + self.shift_bytes
-            + self.layers * self.heads * (self.width // self.heads) ** 2 * self.wkv.itemsize
-        )
+        wkv_bytes = self.layers * self.width * (self.width // self.heads) * self.wkv.itemsize
+        return PREFIX + self.shift_bytes + wkv_bytes
 
 
-def seal(snapshot: Tensor, layout: Layout, tokens: int, created: float) -> None:
+def seal(snapshot: Tensor, layout: SnapshotLayout, tokens: int, created: float) -> None:
     """Write prefix and checksum of a snapshot (uint8 `[layout.size]`, host memory) whose body is in place."""
-    header = msgspec.msgpack.encode(
-        Header(
-            layout.fingerprint,
-            layout.layers,
-            layout.heads,
-            layout.width,
-            _name(layout.shift),
-            _name(layout.wkv),
-            tokens,
-            created,
-        )
-    )
+    shape, dtypes = (layout.layers, layout.heads, layout.width), (_name(layout.shift), _name(layout.wkv))
+    header = msgspec.msgpack.encode(Header(layout.fingerprint, *shape, *dtypes, tokens, created))
     if len(header) > PREFIX - _FIXED.size:
         raise ValueError(
             f"The model fingerprint {layout.fingerprint[:40]}... is too long for a snapshot; give a digest."
         )
     data = snapshot.numpy().data
-    data[:PREFIX] = (bytes(_AFTER_CHECKSUM) + len(header).to_bytes(4, "little") + header).ljust(PREFIX, b"\0")
-    data[:_AFTER_CHECKSUM] = _FIXED.pack(MAGIC, VERSION, zlib.crc32(data[_AFTER_CHECKSUM:]), 0)[
-        :_AFTER_CHECKSUM
-    ]
+    data[:PREFIX] = (_FIXED.pack(MAGIC, VERSION, 0, len(header)) + header).ljust(PREFIX, b"\0")
+    _FIXED.pack_into(data, 0, MAGIC, VERSION, zlib.crc32(data[_AFTER_CHECKSUM:]), len(header))
 
 
 def read_header(snapshot: Bytes) -> Header:
@@ -134,61 +119,54 @@ def read_header(snapshot: Bytes) -> Header:
         raise Damaged(f"The snapshot's header cannot be read ({error}).") from error
 
 
-def fitted(snapshot: Tensor, layout: Layout, pinned: bool = False) -> tuple[Header, Tensor]:
-    """A checked snapshot (uint8, host memory) in the dtypes of this server: itself, or a converted copy.
+def fitted(snapshot: Tensor, layout: SnapshotLayout, pinned: bool = False) -> tuple[Header, Tensor]:
+    """A snapshot (uint8, host memory), checked, in this server's dtypes: itself, or a converted copy.
+
     Raises SnapshotError.
     """
     header = read_header(snapshot.numpy().data)
     if header.fingerprint != layout.fingerprint:
         raise SnapshotError(
             f"The session was made by another model ({header.fingerprint}, and this one is "
-            f"{layout.fingerprint}); "
-            "continue it with the model that made it."
+            f"{layout.fingerprint}); continue it with the model that made it."
         )
     if (header.layers, header.heads, header.width) != (layout.layers, layout.heads, layout.width):
         raise SnapshotError(
-            f"The session's state has {header.layers} layers, {header.heads} heads and width "
-            f"{header.width}, but this "
-            f"model has {layout.layers}, {layout.heads} and {layout.width}; continue it with the model that "
-            "made it."
+            f"The session's state has {header.layers} layers, {header.heads} heads and width {header.width}, "
+            f"but this model has {layout.layers}, {layout.heads} and {layout.width}; continue it with the "
+            "model that made it."
         )
     if header.shift not in DTYPES or header.wkv not in DTYPES:
+        known = ", ".join(DTYPES)
         raise SnapshotError(
-            f"The session is stored as {header.shift} and {header.wkv}; this server knows "
-            f"{', '.join(DTYPES)}."
+            f"The session is stored as {header.shift} and {header.wkv}; this server knows {known}."
         )
-    stored = Layout(
-        layout.fingerprint,
-        layout.layers,
-        layout.heads,
-        layout.width,
-        DTYPES[header.shift],
-        DTYPES[header.wkv],
-    )
+    stored = replace(layout, shift=DTYPES[header.shift], wkv=DTYPES[header.wkv])
     if len(snapshot) != stored.size:
         raise Damaged(f"The snapshot has {len(snapshot)} bytes where {stored.size} belong.")
     if stored == layout:
         return header, snapshot
-    return header, _converted(snapshot, stored, layout, header, pinned)
-
-
-def parts(snapshot: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-    """Flat views of token shift and WKV."""
-    split = PREFIX + layout.shift_bytes
-    return snapshot[PREFIX:split].view(layout.shift), snapshot[split:].view(layout.wkv)
-
-
-def _converted(snapshot: Tensor, stored: Layout, layout: Layout, header: Header, pinned: bool) -> Tensor:
-    new = torch.empty(layout.size, dtype=torch.uint8, pin_memory=pinned)
-    for source, target in zip(parts(snapshot, stored), parts(new, layout), strict=True):
+    converted = torch.empty(layout.size, dtype=torch.uint8, pin_memory=pinned)
+    for source, target in zip(parts(snapshot, stored), parts(converted, layout), strict=True):
         target.copy_(source)
         if not target.isfinite().all() and source.isfinite().all():
             raise SnapshotError(
                 f"The session's state holds numbers that {_name(target.dtype)} cannot; "
                 "start the server with the --wkv it was made with."
             )
-    seal(new, layout, header.tokens, header.created)
-    return new
+    seal(converted, layout, header.tokens, header.created)
+    return header, converted
+
+
+def parts(snapshot: Tensor, layout: SnapshotLayout) -> tuple[Tensor, Tensor]:
+    """Flat views of token shift and WKV."""
+    split = PREFIX + layout.shift_bytes
+    return snapshot[PREFIX:split].view(layout.shift), snapshot[split:].view(layout.wkv)
+
+
+def tensor_from_bytes(data: bytes | memoryview) -> Tensor:
+    """A copy, uint8."""
+    return torch.from_numpy(np.frombuffer(data, np.uint8).copy())
 
 
 def _name(dtype: torch.dtype) -> str:

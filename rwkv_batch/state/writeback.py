@@ -1,113 +1,138 @@
-"""The way of states into the database: handed over in order, answered when they are committed or before,
-tried again when that fails.
-"""
+"""The way of states into the database: queued in order, committed by the writer, retried when that fails."""
 
 import logging
 from collections.abc import Callable, KeysView
+from dataclasses import dataclass
 from functools import partial
 
-from rwkv_batch.state.entries import Answer, Image, Write, put_of
-from rwkv_batch.state.events import Event
-from rwkv_batch.state.store import Put, Row
+from rwkv_batch.state.entries import Done, Image, message
+from rwkv_batch.state.rows import SESSIONS, Put, Row
 from rwkv_batch.state.workers import Mover, Writer
 
 log = logging.getLogger(__name__)
 
 
-class Writes:
-    """Images that are not in the database yet, by session.
+@dataclass(eq=False)
+class _Write:
+    """An image that is not in the database yet."""
 
-    All methods are called by the pool's thread. `tell` takes an event; `ended` a write that is over, and the
-    row it has become or the error. Up to `behind` images are answered as soon as they are in host memory, the
-    others when they are committed.
+    key: str
+    image: Image
+    done: Done | None  # None: has been called, or there is none
+    dropped: bool = False  # its session has been deleted, or a newer state of it committed
+
+    def put(self) -> Put:
+        """The operation that commits it. Raises StoreError if there is no snapshot."""
+        snapshot = self.image.whole()
+        row = Row(self.image.updated, self.image.tokens, len(snapshot))
+        return Put(SESSIONS, self.key, row, snapshot.numpy().data)
+
+    def finish(self, error: Exception | None) -> None:
+        """Call `done`, once."""
+        done, self.done = self.done, None
+        if done:
+            done(message(error))
+
+
+class Writeback:
+    """Images that are not committed yet, by session. All methods are called by the pool's thread.
+
+    `committed(key, row)` and `failed(key, image)` are called before the write's own callback. Up to `lag`
+    images are done as soon as they are in host memory, the others when they are committed.
     """
 
     def __init__(
         self,
         mover: Mover,
         writer: Writer,
-        behind: int,
-        tell: Callable[[Event], None],
-        ended: Callable[[Write, Row | None, Exception | None], None],
+        lag: int,
+        committed: Callable[[str, Row], None],
+        failed: Callable[[str, Image], None],
     ) -> None:
-        self._mover, self._writer, self._behind, self._tell, self._ended = mover, writer, behind, tell, ended
-        self._waiting: dict[str, list[Write]] = {}  # not committed yet, oldest first
-        self._failed: list[
-            Write
-        ] = []  # answered, but their commit failed: tried again after the next that succeeds
+        self._mover, self._writer, self._lag = mover, writer, lag
+        self._on_commit, self._on_failure = committed, failed
+        self._unwritten: dict[str, list[_Write]] = {}  # oldest first
+        self._to_retry: list[_Write] = []  # done before their commit failed; retried after the next commit
 
     def __contains__(self, key: str) -> bool:
-        return key in self._waiting
+        return key in self._unwritten
 
     def keys(self) -> KeysView[str]:
-        return self._waiting.keys()
+        return self._unwritten.keys()
 
     def newest(self, key: str) -> Image | None:
-        """The state that the session has once all its writes are done; None if none is under way."""
-        return self._waiting[key][-1].image if key in self._waiting else None
+        """The state that the session has once all its writes are done; None if there are none."""
+        return self._unwritten[key][-1].image if key in self._unwritten else None
 
-    def add(self, key: str, image: Image, answer: Answer | None) -> None:
-        """Commit the image, whose snapshot is there when all jobs given before are done."""
-        write = Write(key, image, answer)
-        self._waiting.setdefault(key, []).append(write)
-        self._send(write)
+    def add(self, key: str, image: Image, done: Done | None) -> None:
+        """Commit the image, whose snapshot is there when all of the mover's earlier jobs are done."""
+        write = _Write(key, image, done)
+        self._unwritten.setdefault(key, []).append(write)
+        self._submit(write)
 
     def drop(self, key: str) -> None:
-        """The session has been deleted: what is under way comes to nothing."""
-        for write in self._waiting.pop(key, []):
+        """The session has been deleted: its writes have no effect, and are done without an error."""
+        for write in self._unwritten.pop(key, []):
             write.dropped = True
 
-    def again(self) -> None:
-        """Send the writes once more that failed before, unless there are newer ones of their sessions."""
-        failed, self._failed = self._failed, []
-        for write in failed:
-            if not write.dropped and self._waiting[write.key][-1] is write:
-                self._send(write)
-            elif not write.dropped:
-                self._waiting[write.key].remove(write)
+    def unwritten(self) -> list[Put]:
+        """What commits the newest state of each session, after both threads have ended."""
+        newest = [writes[-1] for writes in self._unwritten.values()]
+        return [write.put() for write in newest if write.image.snapshot is not None]
 
-    def rest(self) -> list[Put]:
-        """What would commit the newest of each session, when both threads have ended."""
-        return [
-            put_of(writes[-1]) for writes in self._waiting.values() if writes[-1].image.snapshot is not None
-        ]
-
-    def _send(self, write: Write) -> None:
+    def _submit(self, write: _Write) -> None:
         self._mover.put(partial(self._forward, write), partial(self._forwarded, write))
 
-    def _forwarded(self, write: Write, _: object, error: Exception | None) -> None:
-        if error:
-            self._over(write, None, error)
-        elif write.answer and sum(map(len, self._waiting.values())) <= self._behind:
-            self._tell(write.answer(None, []))
-            write.answer = None
+    def _forward(self, write: _Write) -> None:
+        """On the mover's thread: hand over to the writer."""
+        put = write.put()
+        self._writer.put([] if write.dropped else [put], partial(self._committed, write, put.row))
 
-    def _committed(self, write: Write, row: Row, _: object, error: Exception | None) -> None:
-        self._over(write, row, error)
+    def _forwarded(self, write: _Write, _: None, error: Exception | None) -> None:
+        if error:
+            self._fail(write, error)
+        elif sum(map(len, self._unwritten.values())) <= self._lag:
+            write.finish(None)
+
+    def _committed(self, write: _Write, row: Row, error: Exception | None) -> None:
+        if error:
+            self._fail(write, error)
+        else:
+            self._succeed(write, row)
         self._mover.discard(write.image)
 
-    def _over(self, write: Write, row: Row | None, error: Exception | None) -> None:
-        if error and not write.dropped and write.answer is None:
-            log.error("A session could not be written, which is tried again: %s", error)
-            self._failed.append(write)
-            return
+    def _succeed(self, write: _Write, row: Row) -> None:
         if not write.dropped:
-            self._remove(write, older=error is None)
-        self._ended(write, row, error)
+            writes = self._unwritten[write.key]
+            for older in writes[: writes.index(write)]:  # they failed, and must not be written after this one
+                older.dropped = True
+                self._remove(older)
+            self._remove(write)
+            self._on_commit(write.key, row)
+            self._retry()
+        write.finish(None)
 
-    def _remove(self, write: Write, older: bool) -> None:
-        """It does not wait for the disk any more, nor do `older` ones of its session, which must not be
-        written after it.
-        """
-        writes = self._waiting[write.key]
-        at = writes.index(write)
-        for passed in writes[:at] if older else []:
-            passed.dropped = True
-        self._waiting[write.key] = writes[at + 1 :] if older else writes[:at] + writes[at + 1 :]
-        if not self._waiting[write.key]:
-            del self._waiting[write.key]
+    def _fail(self, write: _Write, error: Exception) -> None:
+        if write.dropped:
+            write.finish(None)
+        elif write.done is None:
+            log.error("A session could not be written, which is tried again: %s", error)
+            self._to_retry.append(write)
+        else:
+            self._remove(write)
+            self._on_failure(write.key, write.image)
+            write.finish(error)
 
-    def _forward(self, write: Write) -> None:
-        """On the mover's thread: hand over to the writer."""
-        put = put_of(write)
-        self._writer.put([] if write.dropped else [put], partial(self._committed, write, put.row))
+    def _retry(self) -> None:
+        """Submit the writes that failed before, but for those that a newer one of their session replaces."""
+        writes, self._to_retry = self._to_retry, []
+        for write in writes:
+            if not write.dropped and self._unwritten[write.key][-1] is write:
+                self._submit(write)
+            elif not write.dropped:
+                self._remove(write)
+
+    def _remove(self, write: _Write) -> None:
+        self._unwritten[write.key].remove(write)
+        if not self._unwritten[write.key]:
+            del self._unwritten[write.key]

@@ -1,7 +1,7 @@
-"""A front end's end of the wire: submit requests, read their events, cancel them.
+"""The front end's side of the wire: submit requests, read their events, cancel them; ask session commands.
 
-One thread owns the socket that receives; it hands every event to the job it belongs to. Jobs can be read from
-any thread (`Job.read`) or from an event loop (`await Job.read_async`), by one reader at a time.
+One thread owns the socket; it hands every event to the job it belongs to. Jobs can be read from any thread
+(`Job.read`) or from an event loop (`await Job.read_async`), by one reader at a time.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from rwkv_batch.wire.protocol import (
 
 
 class RequestRejected(Exception):
-    """The engine did not take the request. `reason` is one of those of `protocol.Rejected`."""
+    """The engine did not accept the request. `reason` is one of those of `protocol.Rejected`."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class RequestRejected(Exception):
 
 
 class RequestFailed(Exception):
-    """The engine gave the request up after it had begun."""
+    """The engine gave up on the request after it had begun."""
 
 
 class Job:
@@ -82,23 +82,23 @@ class Job:
     async def read_async(self, timeout: float) -> list[RowDelta]:
         """`read` for an event loop."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._something(), timeout)
+            await asyncio.wait_for(self._event_arrives(), timeout)
         return self._take()
 
     async def accepted(self) -> None:
-        """Wait until the engine has taken the request; `prompt_tokens` is known from here on.
+        """Wait until the engine has accepted the request; `prompt_tokens` is known from here on.
 
         Raises RequestRejected or RequestFailed.
         """
         while not self.prompt_tokens:
-            await self._something()
+            await self._event_arrives()
             self._take(at_most=1)
 
     def cancel(self) -> None:
-        """Nobody reads this job any more. Safe from any thread, at any time, more than once."""
+        """Stop the request. Safe from any thread, at any time, more than once."""
         self._cancel(self.request.id)
 
-    async def _something(self) -> None:
+    async def _event_arrives(self) -> None:
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
         with self._arrived:
             if self._events:
@@ -134,16 +134,16 @@ class Job:
         return deltas
 
 
-class Errand:
-    """A session command under way; its only event is its answer."""
+class PendingCommand:
+    """A session command that has been sent; its reply is its only event."""
 
     def __init__(self) -> None:
-        self.answer: concurrent.futures.Future[Event] = concurrent.futures.Future()
+        self.reply: concurrent.futures.Future[Event] = concurrent.futures.Future()
 
     def put(self, event: Event) -> None:
         """Called by the client's thread."""
-        if self.answer.set_running_or_notify_cancel():  # otherwise nobody waits any more
-            self.answer.set_result(event)
+        if self.reply.set_running_or_notify_cancel():  # False: the caller has stopped waiting
+            self.reply.set_result(event)
 
 
 class Client:
@@ -151,7 +151,7 @@ class Client:
 
     def __init__(self, address: str, name: str) -> None:
         """`address`: where the engine listens; `name`: one that no other front end has."""
-        self._jobs: dict[str, Job | Errand] = {}  # until their last event has arrived
+        self._jobs: dict[str, Job | PendingCommand] = {}  # until their last event has arrived
         self._running_rows: dict[str, int] = {}  # of each job, those without a finish reason yet
         self._outbox: deque[ToEngine] = deque()
         self._lock = threading.Lock()  # guards the two dicts
@@ -172,37 +172,33 @@ class Client:
         return job
 
     async def ask(self, command: SessionCommand) -> SessionReply:
-        """Have a session command carried out, also if nobody waits for the answer any more. Raises
-        RequestRejected or RequestFailed.
+        """Send a command, which is carried out even if the caller stops waiting, and wait for the reply.
+
+        Raises RequestRejected, RequestFailed.
         """
-        errand = Errand()
+        pending = PendingCommand()
         with self._lock:
-            self._jobs[command.id] = errand
+            self._jobs[command.id] = pending
         self._send(command)
         try:
-            answer = await asyncio.wrap_future(errand.answer)
+            reply = await asyncio.wrap_future(pending.reply)
         except asyncio.CancelledError:
             with self._lock:
                 self._forget(command.id)
             raise
-        match answer:
+        match reply:
             case Rejected(reason=reason, message=message):
                 raise RequestRejected(reason, message)
             case Failed(message=message):
                 raise RequestFailed(message)
-        assert isinstance(answer, SessionReply)
-        return answer
-
-    @property
-    def live(self) -> int:
-        """How many requests are under way."""
-        return len(self._jobs)
+        assert isinstance(reply, SessionReply)
+        return reply
 
     def fail_all(self, message: str) -> None:
-        """The engine is gone: every job under way fails."""
+        """The engine is gone: everything in flight fails."""
         for key in list(self._jobs):
             self._deliver(Failed(key, message))
-            self._send(Cancel(key))  # it may lie on the wire yet, where the next engine would find it
+            self._send(Cancel(key))  # the request may still be queued, and would reach the next engine
 
     def close(self) -> None:
         self._closed = True
@@ -253,10 +249,10 @@ class Client:
             job = self._jobs.get(event.id)
             if job is None:
                 return  # cancelled a moment ago
-            over = not isinstance(event, Accepted)
+            finished = not isinstance(event, Accepted)
             if isinstance(event, Progress):
                 self._running_rows[event.id] -= sum(1 for d in event.rows if d.finish_reason)
-                over = self._running_rows[event.id] == 0
-            if over:
+                finished = self._running_rows[event.id] == 0
+            if finished:
                 self._forget(event.id)
         job.put(event)

@@ -1,8 +1,8 @@
 """The messages between front ends and the engine: msgpack over ZeroMQ.
 
 The engine listens on a ROUTER socket, each front end connects a DEALER whose identity is its name. A front
-end sends `ToEngine` messages one by one; the engine answers with at most one message a step, a list of
-`Event`. Requests are named by the front end; the engine keys them by (front end, id).
+end sends `ToEngine` messages one by one; the engine sends at most one message a step to each, a list of
+`Event`. The front end chooses the ids of its requests; the engine keys them by (front end, id).
 """
 
 from typing import Literal
@@ -24,25 +24,22 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = {}
     seed: int | None = None  # None: the engine picks one
-    method: Literal["rapid", "nucleus", "gumbel", "noise"] = "rapid"  # see sampling.py
+    method: Literal["rapid", "nucleus", "gumbel", "noise"] = "rapid"  # see sampling/params.py
     noise: float = 0.0  # "noise" only: how far below the likeliest a token may be and still win
 
 
-class Turn(Struct, frozen=True, omit_defaults=True):
-    """A request that continues a stored state and stores the state it leaves. It has one prompt and n = 1.
+class SessionTurn(Struct, frozen=True, omit_defaults=True):
+    """How a request continues a stored state and stores its final state. It has one prompt and n = 1.
 
-    The state that is stored has seen the prompt and exactly the tokens of the text that was sent. A turn that
-    fails or is cancelled stores nothing. Turns with the same target run one after the other, in the order of
-    their arrival.
+    The stored state has seen the prompt and exactly the tokens of the text that was sent. A turn that fails
+    or is cancelled stores nothing. Turns with the same target run one by one, in the order of arrival.
     """
 
     source: str | None = None  # the key of the state to start from; None: the zero state
     target: str | None = None  # the key to store the state under; may be the source; None: nothing is stored
-    branch: str | None = (
-        None  # instead of a target: the next unused number n of this session makes the key "{branch}:{n}"
-    )
+    branch: str | None = None  # in place of a target: stored as "{branch}:{n}", n the next unused number
     required: bool = (
-        False  # a source that is not stored is refused ("not_found"), otherwise it is the zero state
+        False  # True: reject ("not_found") if there is no source; False: start from the zero state
     )
     seam: str = ""  # goes in front of a prompt that continues a stored state and does not begin with it
 
@@ -57,40 +54,93 @@ class GenerateRequest(Struct, frozen=True, omit_defaults=True, tag="generate"):
     n: int = 1
     stop_ids: list[int] = []
     stop_strings: list[str] = []
-    flush_tokens: int = 0  # send text after this many tokens of a row; 0: only when the row has ended
+    flush_tokens: int = 0  # send text after this many tokens of a row; 0: only when the row has finished
     top_logprobs: int | None = None  # None: no logprobs; n: those of the drawn token and of the n likeliest
     prefix_cache: bool = (
-        True  # whether states of earlier prompts' beginnings may be used, and this prompt's kept
+        True  # whether cached states of prefixes may be used, and this prompt's may be cached
     )
-    turn: Turn | None = None
-    lead: list[int] = []  # token ids in front of every prompt
+    turn: SessionTurn | None = None
+    prefix_ids: list[int] = []  # token ids in front of every prompt
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):
-    """Nobody reads this request any more; its rows are dropped before the next step."""
+    """The reader of this request has left; its rows are dropped before the next step."""
 
     id: str
 
 
-class SessionCommand(Struct, frozen=True, omit_defaults=True, tag="session"):
-    """Something done with stored states outside of a turn; answered by `SessionReply`, `Rejected` or
-    `Failed`.
-
-    status: every session. delete: `key`, and with `prefix` all keys that start with "{key}:". fork: copy
-    `key` to `target`, which is refused ("exists") if there is one, unless `replace` is set. export: the state
-    as a file. import: store `data`, such a file, under `key`. put, get, remove: a document (bytes) of any
-    kind under `key`, which has nothing to do with the session of that key.
-    """
+class ListSessions(Struct, frozen=True, tag="list_sessions"):
+    """Replied to with every session, once each."""
 
     id: str
-    command: Literal["status", "delete", "fork", "export", "import", "put", "get", "remove"]
-    key: str = ""
-    target: str = ""
-    prefix: bool = False
-    replace: bool = False
-    data: bytes = b""
 
 
+class DeleteSession(Struct, frozen=True, omit_defaults=True, tag="delete_session"):
+    """Delete `key`; the reply says how many sessions were found."""
+
+    id: str
+    key: str
+    prefix: bool = False  # also delete every key that starts with "{key}:"
+
+
+class ForkSession(Struct, frozen=True, omit_defaults=True, tag="fork_session"):
+    """Copy `key` to `target`."""
+
+    id: str
+    key: str
+    target: str
+    replace: bool = False  # False: reject ("exists") if there is a session `target`
+
+
+class ExportSession(Struct, frozen=True, tag="export_session"):
+    """Replied to with the session as a file."""
+
+    id: str
+    key: str
+
+
+class ImportSession(Struct, frozen=True, tag="import_session"):
+    """Store an exported file as the session `key`, in place of any older one."""
+
+    id: str
+    key: str
+    data: bytes
+
+
+class PutDocument(Struct, frozen=True, tag="put_document"):
+    """Store opaque bytes under `key`, in place of any older ones. Sessions have keys of their own."""
+
+    id: str
+    key: str
+    data: bytes
+
+
+class GetDocument(Struct, frozen=True, tag="get_document"):
+    """Replied to with the document's bytes; with none if there is no such document."""
+
+    id: str
+    key: str
+
+
+class RemoveDocument(Struct, frozen=True, tag="remove_document"):
+    """The reply says how many documents were found: 0 or 1."""
+
+    id: str
+    key: str
+
+
+# What is done with stored sessions and documents outside of a turn; the only event that follows is
+# `SessionReply`, `Rejected` or `Failed`.
+SessionCommand = (
+    ListSessions
+    | DeleteSession
+    | ForkSession
+    | ExportSession
+    | ImportSession
+    | PutDocument
+    | GetDocument
+    | RemoveDocument
+)
 ToEngine = GenerateRequest | Cancel | SessionCommand
 
 
@@ -103,7 +153,7 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
 
 
 class RowDelta(Struct, frozen=True, array_like=True):
-    """What a row has brought since its last delta."""
+    """New text of a row since its last delta."""
 
     row: int
     text: str
@@ -122,24 +172,22 @@ class Accepted(Struct, frozen=True, tag="accepted"):
 
 
 class Rejected(Struct, frozen=True, tag="rejected"):
-    """The request was not taken: "overloaded" (try again later), "invalid", "not_found" or "exists" (the
-    message names what).
-    """
+    """The request or command was not accepted."""
 
     id: str
-    reason: str
+    reason: str  # "overloaded" (try again later), "invalid", "not_found", "exists"
     message: str
 
 
 class Progress(Struct, frozen=True, tag="progress"):
-    """New text of some rows of a request. It has ended when each of its rows has had a finish reason."""
+    """New text of rows of a request, which is finished when each of its rows has had a finish reason."""
 
     id: str
     rows: list[RowDelta]
 
 
 class Failed(Struct, frozen=True, tag="failed"):
-    """The engine could not go on with this request; no more events follow."""
+    """The engine gave up on this request or command; no more events follow."""
 
     id: str
     message: str
@@ -154,13 +202,13 @@ class SessionInfo(Struct, frozen=True):
     tokens: int  # that the state has seen
 
 
-class SessionReply(Struct, frozen=True, omit_defaults=True, tag="session"):
+class SessionReply(Struct, frozen=True, omit_defaults=True, tag="session_reply"):
     """A session command has been carried out."""
 
     id: str
-    found: int = 0  # delete, remove: how many there were
-    data: bytes = b""  # export, get
-    sessions: list[SessionInfo] = []  # status
+    found: int = 0  # DeleteSession, RemoveDocument: how many there were
+    data: bytes = b""  # ExportSession, GetDocument
+    sessions: list[SessionInfo] = []  # ListSessions
 
 
 Event = Accepted | Rejected | Progress | Failed | SessionReply
@@ -185,7 +233,7 @@ def decode_events(data: bytes) -> list[Event]:
 
 
 class EngineInfo(Struct, frozen=True):
-    """What the engine tells once it is ready."""
+    """What the engine is and runs; sent to the supervisor once it is ready."""
 
     model: str
     layers: int

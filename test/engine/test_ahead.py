@@ -10,13 +10,13 @@ from ahead import LateRunner
 from rwkv_batch.engine import backends
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.wire.protocol import (
+    DeleteSession,
     Failed,
     GenerateRequest,
     Progress,
     RowDelta,
     Sampling,
-    SessionCommand,
-    Turn,
+    SessionTurn,
 )
 
 TRANSLATE = "English: Good morning!\n\nChinese:"
@@ -89,7 +89,7 @@ def test_turns_go_on_from_exactly_what_was_said(engines: tuple[Engine, Engine], 
     for engine in engines:
         texts = []
         for number in range(4):
-            turn = Turn(source=f"s{options}", target=f"s{options}", seam="\n\n")
+            turn = SessionTurn(source=f"s{options}", target=f"s{options}", seam="\n\n")
             request = GenerateRequest(
                 id=f"turn {number}", prompts=[CAPITAL], max_tokens=9, turn=turn, sampling=GREEDY, **options
             )
@@ -103,11 +103,11 @@ def test_a_turn_from_another_session_ends_at_its_stop_string_though_that_session
 ):
     said = []
     for engine in engines:
-        base = Turn(source="base", target="base")
+        base = SessionTurn(source="base", target="base")
         answers(
             engine, GenerateRequest(id="base", prompts=[CAPITAL], max_tokens=5, turn=base, sampling=GREEDY)
         )
-        turn = Turn(source="base", target="other", required=True)
+        turn = SessionTurn(source="base", target="other", required=True)
         first = GenerateRequest(
             id="first",
             prompts=[CAPITAL],
@@ -126,14 +126,14 @@ def test_a_turn_from_another_session_ends_at_its_stop_string_though_that_session
                 if isinstance(event, Progress):
                     told += event.rows
             if not deleted and any(row.drawn or row.in_flight for row in engine.scheduler.running.values()):
-                engine.command((b"test", "delete"), SessionCommand(id="delete", command="delete", key="base"))
+                engine.command((b"test", "delete"), DeleteSession(id="delete", key="base"))
                 deleted = True
         assert deleted and told[-1].finish_reason == "stop"
         after = GenerateRequest(
             id="after",
             prompts=[" and then"],
             max_tokens=6,
-            turn=Turn(source="other", target="other", required=True),
+            turn=SessionTurn(source="other", target="other", required=True),
             stop_ids=[],
             sampling=GREEDY,
         )

@@ -22,7 +22,7 @@ from rwkv_batch.wire.protocol import (
     Progress,
     RowDelta,
     Sampling,
-    Turn,
+    SessionTurn,
 )
 
 KEY = b"test"
@@ -181,7 +181,7 @@ def test_every_request_of_a_crowd_ends_once_and_says_what_it_says_alone(
 
 def some_request(name: str, rng: random.Random) -> GenerateRequest:
     session = f"s{rng.randrange(3)}"
-    turn = rng.choice([None, Turn(source=session, target=session)])
+    turn = rng.choice([None, SessionTurn(source=session, target=session)])
     prompts: list[str | list[int]] = [
         [rng.randrange(1, 400) for _ in range(rng.choice([1, 3, 40]))] for _ in range(1 if turn else 2)
     ]

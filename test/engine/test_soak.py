@@ -30,13 +30,13 @@ from rwkv_batch.state.store import Store
 from rwkv_batch.text.tokenizer import END_OF_TEXT, VOCABULARY
 from rwkv_batch.wire.protocol import (
     Accepted,
+    DeleteSession,
     GenerateRequest,
     Progress,
     RowDelta,
     Sampling,
-    SessionCommand,
     SessionReply,
-    Turn,
+    SessionTurn,
 )
 
 TIE = {torch.float16: 0.06, torch.float32: 1e-3}  # of logprobs
@@ -162,7 +162,7 @@ class Crowd:
     def forget(self) -> None:
         """Delete every session, and let go what the sampler keeps of the last row of each slot."""
         for name in self.sessions:
-            self.engine.command((CROWD, name), SessionCommand(id=name, command="delete", key=name))
+            self.engine.command((CROWD, name), DeleteSession(id=name, key=name))
         while len(self.replies) < len(self.sessions):
             self.step()
         for slot in range(self.slots):
@@ -184,7 +184,7 @@ def some_jobs(count: int, sessions: int, rng: random.Random) -> list[Job]:
         turn, n, texts = None, 1, [rng.choice(prompts)]
         if number % 2:
             session = f"s{rng.randrange(sessions)}"
-            texts, turn = [rng.choice(TELL)], Turn(source=session, target=session, seam=SEAM)
+            texts, turn = [rng.choice(TELL)], SessionTurn(source=session, target=session, seam=SEAM)
         else:
             n = rng.choice([1, 1, 1, 3])
             texts = [rng.choice(["", "", SYSTEM]) + rng.choice(prompts) for _ in range(rng.choice([1, 1, 2]))]

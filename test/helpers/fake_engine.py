@@ -23,12 +23,20 @@ import zmq
 from rwkv_batch.wire.protocol import (
     Accepted,
     Cancel,
+    DeleteSession,
     EngineInfo,
     Event,
+    ExportSession,
     Failed,
+    ForkSession,
     GenerateRequest,
+    GetDocument,
+    ImportSession,
+    ListSessions,
     Progress,
+    PutDocument,
     Rejected,
+    RemoveDocument,
     RowDelta,
     SessionCommand,
     SessionInfo,
@@ -111,16 +119,15 @@ class FakeEngine:
             if isinstance(message, Cancel):
                 self.cancelled.append(message.id)
                 self._due = [entry for entry in self._due if entry[2].id != message.id]
-            elif isinstance(message, SessionCommand):
-                self.commands.append(message)
-                if not message.key.startswith("mute"):
-                    self._due.append(
-                        (now + (0.7 if message.key.startswith("late") else 0), identity, self._obey(message))
-                    )
-            else:
+            elif isinstance(message, GenerateRequest):
                 events = self._answer(message)
                 self.requests.append(message)
                 self._due += [(now + delay, identity, event) for delay, event in events]
+            else:
+                self.commands.append(message)
+                if not key_of(message).startswith("mute"):
+                    delay = 0.7 if key_of(message).startswith("late") else 0
+                    self._due.append((now + delay, identity, self._reply(message)))
             self._changed.notify_all()
 
     def _answer(self, request: GenerateRequest) -> list[tuple[float, Event]]:
@@ -153,46 +160,46 @@ class FakeEngine:
             key, text = self._unstored.pop(event.id)
             self.sessions[key] = text
 
-    def _obey(self, command: SessionCommand) -> Event:
-        id, key = command.id, command.key
+    def _reply(self, command: SessionCommand) -> Event:
+        id, key = command.id, key_of(command)
         if key.startswith("overloaded"):
             return Rejected(id, "overloaded", "The fake engine finds this overloaded.")
         if key.startswith("fail"):
             return Failed(id, "The fake engine failed.")
-        if command.command in ("fork", "export") and key not in self.sessions:
+        if isinstance(command, ForkSession | ExportSession) and key not in self.sessions:
             return Rejected(id, "not_found", f"There is no session {key}.")
-        match command.command:
-            case "status":
-                return SessionReply(
-                    id,
-                    sessions=[
-                        SessionInfo(k, tier(k), UPDATED, len(text)) for k, text in self.sessions.items()
-                    ],
-                )
-            case "delete":
-                gone = [k for k in self.sessions if k == key or (command.prefix and k.startswith(f"{key}:"))]
+        match command:
+            case ListSessions():
+                sessions = [SessionInfo(k, tier(k), UPDATED, len(text)) for k, text in self.sessions.items()]
+                return SessionReply(id, sessions=sessions)
+            case DeleteSession(prefix=prefix):
+                gone = [k for k in self.sessions if k == key or (prefix and k.startswith(f"{key}:"))]
                 for k in gone:
                     del self.sessions[k]
                 return SessionReply(id, found=len(gone))
-            case "fork":
-                if command.target in self.sessions and not command.replace:
-                    return Rejected(id, "exists", f"There is a session {command.target} already.")
-                self.sessions[command.target] = self.sessions[key]
-            case "export":
+            case ForkSession(target=target, replace=replace):
+                if target in self.sessions and not replace:
+                    return Rejected(id, "exists", f"There is a session {target} already.")
+                self.sessions[target] = self.sessions[key]
+            case ExportSession():
                 return SessionReply(id, data=FILE + self.sessions[key].encode())
-            case "import":
-                if not command.data.startswith(FILE):
+            case ImportSession(data=data):
+                if not data.startswith(FILE):
                     return Rejected(id, "invalid", "The file holds no state.")
-                self.sessions[key] = command.data.removeprefix(FILE).decode()
-            case "put":
-                self._documents[key] = command.data
-            case "get":
+                self.sessions[key] = data.removeprefix(FILE).decode()
+            case PutDocument(data=data):
+                self._documents[key] = data
+            case GetDocument():
                 if key not in self._documents:
                     return Rejected(id, "not_found", f"There is no document {key}.")
                 return SessionReply(id, data=self._documents[key])
-            case "remove":
+            case RemoveDocument():
                 return SessionReply(id, found=int(self._documents.pop(key, None) is not None))
         return SessionReply(id)
+
+
+def key_of(command: SessionCommand) -> str:
+    return "" if isinstance(command, ListSessions) else command.key
 
 
 def tier(key: str) -> str:

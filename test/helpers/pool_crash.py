@@ -26,7 +26,7 @@ def main(path: Path) -> None:
     for number in itertools.count(1):
         key, slot = f"s{number % KEYS}", bench.slot()
         bench.states._memory[slot] = contents(number)
-        bench.release(bench.pool.save(key, slot, number, token=number))
+        bench.pool.save(key, slot, number, bench.callback(number))
         if number >= KEYS:  # several saves are under way, one for each session
             done = number - KEYS + 1
             assert bench.wait(done).error is None

@@ -1,10 +1,9 @@
-"""What the tests of the state pool share: tiny states with random contents, and waiting for the pool's
-events.
-"""
+"""What the tests of the state pool share: tiny states with random contents, and waiting for callbacks."""
 
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,20 @@ import torch
 
 from rwkv_batch.state.slots import States
 from rwkv_batch.state.store import Store
-from state_pool import Event, Freed, StatePool
+from state_pool import StatePool
 
 MODEL = "0123456789abcdef"
 SLOTS = 12
 SNAPSHOT_BYTES = 512 + 2 * 64 * 2 + 64 * 64 * 4
-PATIENCE = 30.0  # seconds until a missing event is a failure
+PATIENCE = 30.0  # seconds until a missing callback is a failure
+
+
+@dataclass
+class Result:
+    """What a callback was called with: a value, where it takes one, and the error."""
+
+    value: Any
+    error: str | None
 
 
 class Bench:
@@ -33,11 +40,13 @@ class Bench:
         limit: int | None = None,
         fingerprint: str = MODEL,
         wkv: torch.dtype = torch.float32,
-        settle: Callable[[list[int]], None] = lambda slots: None,
+        flush: Callable[[Collection[int]], None] = lambda slots: None,
     ) -> None:
         self.states = States(SLOTS, 1, 64, torch.float16, wkv)
+        self.states.flush = flush
         self.free = set(range(SLOTS))
-        self.events: dict[object, Event] = {}  # that nobody has waited for yet
+        self.results: dict[object, Result] = {}  # that nobody has waited for yet
+        self._polling = False
         self._ready = threading.Event()
         self.pool = StatePool(
             self.states,
@@ -46,8 +55,8 @@ class Bench:
             l2=l2,
             store=Store(path, limit) if path else None,
             durable=durable,
+            free=self.release,
             wake=self._ready.set,
-            settle=settle,
         )
         self._numbers = torch.Generator().manual_seed(1)
 
@@ -60,76 +69,89 @@ class Bench:
         self.states.wkv[slot] = torch.randn(self.states.wkv.shape[1:], generator=self._numbers)
         return self.states._memory[slot].clone()
 
-    def release(self, slots: Sequence[int]) -> None:
-        for slot in slots:
-            assert slot not in self.free, "a slot was handed back twice"
-            self.free.add(slot)
+    def release(self, slot: int) -> None:
+        assert slot not in self.free, "a slot was handed back twice"
+        self.free.add(slot)
 
-    def wait(self, token: object) -> Any:
-        """The event of this token, which comes once; slots that fall free meanwhile are taken back."""
+    def callback(self, name: object) -> Callable[..., None]:
+        """A callback for one call of the pool's methods, whose result `wait(name)` returns."""
+        called = False
+
+        def done(*arguments: Any) -> None:
+            nonlocal called
+            assert self._polling, "a callback outside of poll"
+            assert not called, "a second callback for one call"
+            called = True
+            *values, error = arguments
+            self.results[name] = Result(values[0] if values else None, error)
+
+        return done
+
+    def wait(self, name: object) -> Result:
+        """The result of the callback of this name."""
         while True:
             self.poll()
-            if token in self.events:
-                return self.events.pop(token)
-            assert self._ready.wait(PATIENCE), f"no event for {token}"
+            if name in self.results:
+                return self.results.pop(name)
+            assert self._ready.wait(PATIENCE), f"no callback for {name}"
             self._ready.clear()
 
     def poll(self) -> None:
-        """Take in what the pool has done."""
-        for event in self.pool.poll():
-            self.release(getattr(event, "slots", []) + getattr(event, "freed", []))
-            if not isinstance(event, Freed):
-                assert event.token not in self.events, "a second event for one call"
-                self.events[event.token] = event
+        """Run the callbacks of what the pool has done."""
+        self._polling = True
+        self.pool.poll()
+        self._polling = False
+
+    def close(self) -> None:
+        """Close the pool, which runs the callbacks that are left."""
+        self._polling = True
+        self.pool.close()
+        self._polling = False
 
     def put(self, key: str, tokens: int = 1) -> torch.Tensor:
         """Save random contents under the key and wait until that is done; a copy of them."""
         slot = self.slot()
         state = self.fill(slot)
-        self.release(self.pool.save(key, slot, tokens, token=("put", key)))
-        event = self.wait(("put", key))
-        assert event.error is None, event.error
+        result = self.do(self.pool.save, key, slot, tokens)
+        assert result.error is None, result.error
         return state
 
     def delete(self, key: str, prefix: bool = False) -> int:
         """Delete for good; how many sessions there were."""
-        token = object()
-        self.release(self.pool.delete(key, prefix, token=token))
-        event = self.wait(token)
-        assert event.error is None, event.error
-        return event.found
+        result = self.do(self.pool.delete, key, prefix)
+        assert result.error is None, result.error
+        return result.value
 
-    def load(self, key: str) -> Any:
-        """Load into a slot that is given back at once; the event, with the contents as `state`."""
+    def load(self, key: str) -> tuple[Result, torch.Tensor]:
+        """Load into a slot that is given back at once: its result, the state's tokens, and the contents."""
         slot = self.slot()
         self.states._memory[slot] = 255
-        self.pool.load(key, slot, token=("load", key))
-        event = self.wait(("load", key))
+        result = self.do(self.pool.load, key, slot)
+        entry = self.pool.find(key)
+        result.value = entry and entry.tokens
         state = self.states._memory[slot].clone()
-        self.release([slot])
-        return event, state
+        self.release(slot)
+        return result, state
 
     def holds(self, key: str, state: torch.Tensor) -> bool:
-        event, found = self.load(key)
-        return event.error is None and torch.equal(found, state)
+        result, found = self.load(key)
+        return result.error is None and torch.equal(found, state)
 
     def tier(self, key: str) -> str | None:
         info = self.pool.find(key)
         return info.tier if info else None
 
-    def do(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the pool that an event answers, and wait for that."""
-        token = object()
-        getattr(self.pool, method)(*arguments, token=token)
-        return self.wait(token)
+    def do(self, method: Callable[..., None], *arguments: Any) -> Result:
+        """Call a method of the pool and wait for its callback."""
+        name = object()
+        method(*arguments, self.callback(name))
+        return self.wait(name)
 
     def crash(self, path: Path) -> None:
         """Copy what a process killed now would leave on the disk, to another path, and close this pool."""
         database = self.pool._store.path
-        for suffix in (
-            "",
-            "-wal",
-        ):  # the log first reaches the file at a checkpoint, long after anything a test writes
+        # the log first reaches the file at a checkpoint, long after anything a test writes
+        for suffix in ("", "-wal"):
             if database.with_name(database.name + suffix).exists():
                 shutil.copy(f"{database}{suffix}", f"{path}{suffix}")
-        self.pool.close()
+        self.close()

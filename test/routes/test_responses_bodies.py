@@ -18,7 +18,7 @@ from routes.responses import prepare as preparing
 from routes.responses import schemas
 from routes.responses.prepare import decode_document
 from rwkv_batch.wire.client import Job
-from rwkv_batch.wire.protocol import Accepted, Failed, Progress, RowDelta, Sampling, Turn
+from rwkv_batch.wire.protocol import Accepted, Failed, Progress, RowDelta, Sampling, SessionTurn
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOL = {"type": "function", "name": "get_weather", "parameters": CITY, "strict": True}
@@ -90,7 +90,7 @@ def test_a_first_response_is_a_turn_that_keeps_its_state():
     )
     response_id = prepared.reply.response["id"]
     assert (
-        request.turn == Turn(source=None, target=f"response:{response_id}", seam="\n\n")
+        request.turn == SessionTurn(source=None, target=f"response:{response_id}", seam="\n\n")
         and prepared.key == request.turn.target
     )
     assert response_id.startswith("resp_") and len(response_id) == 5 + 32

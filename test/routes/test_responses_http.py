@@ -14,7 +14,7 @@ from frontend_process import FrontendProcess
 from openai import OpenAI
 
 from routes.settings import Drain
-from rwkv_batch.wire.protocol import Event, GenerateRequest, Rejected
+from rwkv_batch.wire.protocol import Event, GenerateRequest, PutDocument, Rejected
 
 ANSWER = "Assistant: <think>\n</think>\n"
 NO_SUCH = "resp_" + "0" * 32
@@ -221,11 +221,11 @@ def test_what_the_engine_refuses_has_its_status(front: FrontendProcess):
 def test_a_response_that_cannot_be_stored_is_an_error(
     front: FrontendProcess, monkeypatch: pytest.MonkeyPatch
 ):
-    obey = front.engine._obey
+    reply = front.engine._reply
     monkeypatch.setattr(
         front.engine,
-        "_obey",
-        lambda c: Rejected(c.id, "invalid", "The disk is full.") if c.command == "put" else obey(c),
+        "_reply",
+        lambda c: Rejected(c.id, "invalid", "The disk is full.") if isinstance(c, PutDocument) else reply(c),
     )
     answer = front.http.post("/v1/responses", json={"input": "Hi"})
     assert (
@@ -267,6 +267,7 @@ def test_a_response_that_ends_while_the_server_drains_is_kept(tmp_path: Path):
         process.control.send(Drain(20))
         made = answer.result()
         assert made.status_code == 200 and made.json()["status"] == "completed"
-        assert [(c.command, c.key) for c in engine.commands] == [("put", f"response:{made.json()['id']}")]
+        stored = [(type(command), command.key) for command in engine.commands]
+        assert stored == [(PutDocument, f"response:{made.json()['id']}")]
         process.process.join(20)
         assert process.process.exitcode == 0

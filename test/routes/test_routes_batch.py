@@ -87,9 +87,9 @@ def test_v2_draws_in_its_own_way(server):
 def test_v2_pads_unless_told_not_to(server):
     for fields, lead in (({}, [0]), ({"pad_zero": True}, [0]), ({"pad_zero": False}, [])):
         server.http.post(V2, json={"contents": ["padded"], **fields})
-        assert server.engine.request("padded").lead == lead
+        assert server.engine.request("padded").prefix_ids == lead
     server.http.post(V1, json={"contents": ["padded"], "pad_zero": True})
-    assert server.engine.request("padded").lead == [], "which is v2's alone"
+    assert server.engine.request("padded").prefix_ids == [], "which is v2's alone"
 
 
 def test_v3_answers_every_question_in_its_place(server):

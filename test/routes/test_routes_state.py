@@ -9,7 +9,7 @@ from fake_engine import FILE, UPDATED
 from frontend_process import FrontendProcess
 from test_routes_native import V1, events, streamed
 
-from rwkv_batch.wire.protocol import Turn
+from rwkv_batch.wire.protocol import SessionTurn
 
 STATE, TREE = "/state/chat/completions", "/multi_state/chat/completions"
 STATUS, DELETE = "/state/status", "/state/delete"
@@ -88,7 +88,7 @@ def test_fields_of_a_turn_reach_the_engine(empty):
     request = empty.engine.request("fields")
     assert (request.max_tokens, request.sampling.temperature, request.sampling.top_k) == (7, 0, 3)
     assert (request.stop_ids, request.stop_strings, request.prefix_cache) == ([5], ["x"], False)
-    assert request.turn == Turn(source="a", target="a", seam="\n\n")
+    assert request.turn == SessionTurn(source="a", target="a", seam="\n\n")
 
 
 def test_a_streamed_turn(empty):

@@ -26,9 +26,9 @@ def test_acknowledged_sessions_survive_kill_9(tmp_path: Path, acknowledged: int)
     bench = Bench(path)
     for key in range(KEYS):
         last = max((number for number in numbers if number % KEYS == key), default=0)
-        event, found = bench.load(f"s{key}")
-        if event.error is None:
-            assert event.tokens >= last and torch.equal(found, contents(event.tokens))
+        result, found = bench.load(f"s{key}")
+        if result.error is None:
+            assert result.value >= last and torch.equal(found, contents(result.value))
         else:
-            assert last == 0 and event.error == f"There is no session s{key}."
-    bench.pool.close()
+            assert last == 0 and result.error == f"There is no session s{key}."
+    bench.close()

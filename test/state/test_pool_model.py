@@ -24,9 +24,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.truth: dict[str, State] = {}
         self.committed: dict[str, State] = {}
         self.log: list[tuple[str, State | None]] = []
-        self.waiting: list[
-            tuple[int, int]
-        ] = []  # tokens of saves that nobody has waited for, and how long the log was with them
+        # tokens of saves that have not been waited for, and how long the log was with them
+        self.waiting: list[tuple[int, int]] = []
         self.number = 0
 
     @initialize(l1=st.integers(0, 3), l2=st.integers(0, 3), durable=st.booleans())
@@ -60,7 +59,7 @@ class PoolMachine(RuleBasedStateMachine):
         if self.durable:
             self.commit(length)
 
-    def settle(self) -> None:
+    def wait_for_saves(self) -> None:
         """Wait for all saves under way."""
         for token, length in list(self.waiting):
             assert self.bench.wait(token).error is None
@@ -71,45 +70,45 @@ class PoolMachine(RuleBasedStateMachine):
     def store(self, key: str, slot: int, wait: bool) -> None:
         contents = self.bench.fill(slot).numpy().tobytes()
         self.number += 1
-        self.bench.release(self.bench.pool.save(key, slot, self.number, token=self.number))
+        self.bench.pool.save(key, slot, self.number, self.bench.callback(self.number))
         self.change(key, (self.number, contents))
         self.waiting.append((self.number, len(self.log)))
         if wait:
-            self.settle()
+            self.wait_for_saves()
 
     @rule(key=KEYS, wait=st.booleans())
     def save(self, key: str, wait: bool) -> None:
         if len(self.bench.free) < 2:
-            self.settle()
+            self.wait_for_saves()
         self.store(key, self.bench.slot(), wait)
 
     @rule(key=KEYS, fails=st.booleans(), wait=st.booleans())
     def turn(self, key: str, fails: bool, wait: bool) -> None:
         """Continue a session where it is, or in a copy."""
         if len(self.bench.free) < 2:
-            self.settle()
+            self.wait_for_saves()
         slot = self.bench.pool.take(key)
         if slot is None:
             slot = self.bench.slot()
-            event = self.bench.do("load", key, slot)
-            assert (event.error is None) == (key in self.truth)
-        if event_state := self.truth.get(key):
-            assert self.bench.states._memory[slot].numpy().tobytes() == event_state[1]
+            result = self.bench.do(self.bench.pool.load, key, slot)
+            assert (result.error is None) == (key in self.truth)
+        if expected := self.truth.get(key):
+            assert self.bench.states._memory[slot].numpy().tobytes() == expected[1]
         if fails:
             self.bench.fill(slot)
-            self.bench.release([slot])
+            self.bench.release(slot)
         else:
             self.store(key, slot, wait)
 
     @rule(key=KEYS)
     def load(self, key: str) -> None:
         if len(self.bench.free) < 2:
-            self.settle()
-        event, contents = self.bench.load(key)
+            self.wait_for_saves()
+        result, contents = self.bench.load(key)
         if key in self.truth:
-            assert (event.error, event.tokens, contents.numpy().tobytes()) == (None, *self.truth[key])
+            assert (result.error, result.value, contents.numpy().tobytes()) == (None, *self.truth[key])
         else:
-            assert event.error == f"There is no session {key}."
+            assert result.error == f"There is no session {key}."
 
     @rule(key=KEYS, prefix=st.booleans())
     def delete(self, key: str, prefix: bool) -> None:
@@ -122,8 +121,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(source=KEYS, copy=KEYS)
     def fork(self, source: str, copy: str) -> None:
-        event = self.bench.do("fork", source, copy)
-        assert (event.error is None) == (source in self.truth)
+        result = self.bench.do(self.bench.pool.fork, source, copy)
+        assert (result.error is None) == (source in self.truth)
         if source in self.truth:
             self.change(copy, self.truth[source])
             self.answered(len(self.log))
@@ -131,20 +130,20 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(source=KEYS, copy=KEYS, flip=st.booleans())
     def move(self, source: str, copy: str, flip: bool) -> None:
         """Export, and import under another key."""
-        event = self.bench.do("export", source)
-        assert (event.error is None) == (source in self.truth)
-        if event.data:
-            data = bytearray(event.data)
+        result = self.bench.do(self.bench.pool.export, source)
+        assert (result.error is None) == (source in self.truth)
+        if result.value:
+            data = bytearray(result.value)
             data[self.number % len(data)] ^= flip << (self.number % 8)
-            event = self.bench.do("import_", copy, bytes(data))
-            assert bool(event.error) == flip
+            result = self.bench.do(self.bench.pool.import_, copy, bytes(data))
+            assert bool(result.error) == flip
             if not flip:
                 self.change(copy, self.truth[source])
                 self.answered(len(self.log))
 
     @rule()
     def restart(self) -> None:
-        self.bench.pool.close()
+        self.bench.close()
         self.waiting = []
         self.commit(len(self.log))
         assert self.committed == self.truth
@@ -160,8 +159,8 @@ class PoolMachine(RuleBasedStateMachine):
         log, self.log, self.truth = self.log, [], {}
         for key in {*self.committed, *(key for key, _ in log)}:
             possible = [self.committed.get(key), *(state for other, state in log if other == key)]
-            event, contents = self.bench.load(key)
-            found = None if event.error else (event.tokens, contents.numpy().tobytes())
+            result, contents = self.bench.load(key)
+            found = None if result.error else (result.value, contents.numpy().tobytes())
             assert found in possible
             if found:
                 self.truth[key] = found
@@ -178,14 +177,14 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def tiers_keep_to_their_size_and_no_slot_is_lost(self) -> None:
         if hasattr(self, "bench") and not self.waiting:
-            self.bench.do("get_document", "")  # copies that were asked for before are done
+            self.bench.do(self.bench.pool.documents.get, "")  # copies that were asked for before are done
             tiers = [info.tier for info in self.bench.pool.status()]
             assert tiers.count("L1") <= self.sizes["l1"] and tiers.count("L2") <= self.sizes["l2"]
             assert len(self.bench.free) + tiers.count("L1") == SLOTS
 
     def teardown(self) -> None:
         if hasattr(self, "bench"):
-            self.bench.pool.close()
+            self.bench.close()
         shutil.rmtree(self.directory)
 
 

@@ -6,16 +6,25 @@ import pytest
 import torch
 
 from rwkv_batch.state.slots import States
-from rwkv_batch.state.snapshot import PREFIX, Damaged, Layout, SnapshotError, fitted, parts, read_header, seal
+from rwkv_batch.state.snapshot import (
+    PREFIX,
+    Damaged,
+    SnapshotError,
+    SnapshotLayout,
+    fitted,
+    parts,
+    read_header,
+    seal,
+)
 
 
 def layout(
     shift: torch.dtype = torch.float16, wkv: torch.dtype = torch.float32, model: str = "m", layers: int = 2
-) -> Layout:
-    return Layout.of(States(1, layers, 128, shift, wkv), model)
+) -> SnapshotLayout:
+    return SnapshotLayout.from_states(States(1, layers, 128, shift, wkv), model)
 
 
-def snapshot(of: Layout, tokens: int = 5) -> torch.Tensor:
+def snapshot(of: SnapshotLayout, tokens: int = 5) -> torch.Tensor:
     data = torch.empty(of.size, dtype=torch.uint8)
     for part in parts(data, of):
         part.copy_(torch.randn(part.shape, generator=torch.Generator().manual_seed(0)))
@@ -25,10 +34,10 @@ def snapshot(of: Layout, tokens: int = 5) -> torch.Tensor:
 
 def test_a_snapshot_is_a_prefix_and_the_bytes_of_a_slot() -> None:
     states = States(3, 2, 128, torch.float16, torch.float32)
-    assert Layout.of(states, "m").size == PREFIX + states._memory.shape[1]
+    assert SnapshotLayout.from_states(states, "m").size == PREFIX + states._memory.shape[1]
     states.shift[1], states.wkv[1] = 1, 2
     data = torch.cat([torch.empty(PREFIX, dtype=torch.uint8), states._memory[1]])
-    shift, wkv = parts(data, Layout.of(states, "m"))
+    shift, wkv = parts(data, SnapshotLayout.from_states(states, "m"))
     assert (shift == 1).all() and (wkv == 2).all()
 
 
@@ -67,7 +76,7 @@ def test_every_flipped_bit_and_every_cut_is_found() -> None:
         (layout(shift=torch.bfloat16), layout(shift=torch.float32, wkv=torch.float16)),
     ],
 )
-def test_other_dtypes_are_converted(stored: Layout, wanted: Layout) -> None:
+def test_other_dtypes_are_converted(stored: SnapshotLayout, wanted: SnapshotLayout) -> None:
     data = snapshot(stored)
     header, converted = fitted(data, wanted)
     assert (header.tokens, read_header(converted.numpy().data).tokens) == (5, 5)
@@ -86,6 +95,6 @@ def test_numbers_that_the_other_dtype_does_not_have_are_refused() -> None:
 @pytest.mark.parametrize(
     ("other", "message"), [(layout(model="n"), "another model"), (layout(layers=3), "2 layers")]
 )
-def test_states_of_other_models_are_refused(other: Layout, message: str) -> None:
+def test_states_of_other_models_are_refused(other: SnapshotLayout, message: str) -> None:
     with pytest.raises(SnapshotError, match=message):
         fitted(snapshot(layout()), other)

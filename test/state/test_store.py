@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from rwkv_batch.state.store import (
+from rwkv_batch.state.rows import (
     DOCUMENTS,
     SESSIONS,
     Delete,
     Put,
     Row,
     RowDamaged,
-    Store,
     StoreBroken,
     StoreError,
 )
+from rwkv_batch.state.store import Store
 
 SIZE = 40_000
 COUNT = 12

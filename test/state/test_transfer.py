@@ -40,17 +40,17 @@ def test_copies_wait_for_the_model_and_are_done_when_they_return(device: str) ->
     states = States(4, 8, 512, torch.float16, torch.float32, device)
     transfer = Transfer(states, "m")
     late(states._memory[1], 7)
-    fence = transfer.fence()
-    snapshot = on_another_thread(lambda: transfer.snapshot(1, 3, 0.0, fence))
+    slot = states.access(1)
+    snapshot = on_another_thread(lambda: transfer.snapshot(slot, 3, 0.0))
     assert isinstance(snapshot, torch.Tensor) and snapshot.is_pinned() == (device == "cuda")
     assert read_header(snapshot.numpy().data).tokens == 3 and (snapshot[PREFIX:] == 7).all()
 
     late(states._memory[2], 9)  # whoever had the slot before; its last kernel must not come after the copy
-    fence = transfer.fence()
-    on_another_thread(lambda: transfer.restore(snapshot, 2, fence))
+    slot = states.access(2)
+    on_another_thread(lambda: transfer.restore(snapshot, slot))
     assert (states._memory[2] == 7).all() and (states._memory[3] == 0).all()
 
     late(states._memory[0], 5)
-    fence = transfer.fence()
-    on_another_thread(lambda: transfer.duplicate(0, 3, fence))
+    source, target = states.access(0), states.access(3)
+    on_another_thread(lambda: transfer.duplicate(source, target))
     assert (states._memory[3] == 5).all() and (states._memory[1:3] == 7).all()

@@ -11,13 +11,13 @@ from rwkv_batch.wire.client import Client, Job, RequestFailed, RequestRejected
 from rwkv_batch.wire.protocol import (
     Accepted,
     Cancel,
+    DeleteSession,
     Event,
     Failed,
     GenerateRequest,
     Progress,
     Rejected,
     RowDelta,
-    SessionCommand,
     SessionReply,
     decode_to_engine,
     encode,
@@ -54,6 +54,10 @@ def wire(tmp_path: Path) -> Iterator[tuple[StubEngine, Client]]:
     engine.context.term()
 
 
+def in_flight(client: Client) -> int:
+    return len(client._jobs)
+
+
 def submitted(wire: tuple[StubEngine, Client]) -> tuple[StubEngine, Client, Job]:
     engine, client = wire
     job = client.submit(REQUEST)
@@ -71,10 +75,10 @@ def test_a_job_from_acceptance_to_its_last_delta(wire: tuple[StubEngine, Client]
     first, second, last = RowDelta(0, "x", 1), RowDelta(1, "y", 1, "stop"), RowDelta(0, "z", 1, "length")
     engine.send(Progress("one", [first]), Progress("one", [second]))
     assert job.read(5) == [first, second]
-    assert not job.exhausted and client.live == 1
+    assert not job.exhausted and in_flight(client) == 1
     engine.send(Progress("one", [last]))
     assert asyncio.run(job.read_async(5)) == [last]
-    assert job.exhausted and client.live == 0
+    assert job.exhausted and in_flight(client) == 0
 
 
 def test_a_refusal_says_why(wire: tuple[StubEngine, Client]):
@@ -82,7 +86,7 @@ def test_a_refusal_says_why(wire: tuple[StubEngine, Client]):
     engine.send(Rejected("one", "overloaded", "full"))
     with pytest.raises(RequestRejected, match="full") as caught:
         asyncio.run(asyncio.wait_for(job.accepted(), 5))
-    assert caught.value.reason == "overloaded" and client.live == 0
+    assert caught.value.reason == "overloaded" and in_flight(client) == 0
 
 
 def test_a_failure_comes_after_the_text_before_it(wire: tuple[StubEngine, Client]):
@@ -120,15 +124,15 @@ def test_a_session_command_has_one_answer(wire: tuple[StubEngine, Client]):
     engine, client = wire
 
     async def delete(name: str, *answer: Event) -> SessionReply:
-        asked = asyncio.ensure_future(client.ask(SessionCommand(name, "delete", key="a")))
-        assert await asyncio.to_thread(engine.receive) == SessionCommand(name, "delete", key="a")
+        asked = asyncio.ensure_future(client.ask(DeleteSession(name, "a")))
+        assert await asyncio.to_thread(engine.receive) == DeleteSession(name, "a")
         engine.send(*answer)
         return await asyncio.wait_for(asked, 5)
 
     assert asyncio.run(delete("one", SessionReply("one", found=2))).found == 2
     with pytest.raises(RequestRejected, match="no such session"):
         asyncio.run(delete("two", Rejected("two", "not_found", "no such session")))
-    assert client.live == 0
+    assert in_flight(client) == 0
 
 
 def test_a_lost_engine_fails_every_job(wire: tuple[StubEngine, Client]):
@@ -136,4 +140,4 @@ def test_a_lost_engine_fails_every_job(wire: tuple[StubEngine, Client]):
     client.fail_all("The engine was restarted.")
     with pytest.raises(RequestFailed, match="restarted"):
         job.read(5)
-    assert client.live == 0
+    assert in_flight(client) == 0

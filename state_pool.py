@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from rwkv_batch.config import EngineConfig
 from rwkv_batch.model.rwkv7 import States
 from rwkv_batch.state.catalog import Catalog
 from rwkv_batch.state.entries import Answer, Hot, Image, Write, release, sentence, whole
@@ -52,8 +53,8 @@ from rwkv_batch.wire.protocol import SessionInfo
 
 log = logging.getLogger(__name__)
 
-L1 = 16  # sessions in slots of the device
-L2 = 32  # sessions in host memory, besides those in L1
+L1 = EngineConfig.l1  # sessions in slots of the device
+L2 = EngineConfig.l2  # sessions in host memory, besides those in L1
 COPIES = 4  # states on their way out of the device by `copy_out`
 BEHIND_BYTES = 1 << 30  # states that may wait for the disk when turns do not; past it they do
 
@@ -93,7 +94,7 @@ class StatePool:
         l1: int = L1,
         l2: int = L2,
         store: Store | None = None,
-        durable: bool = True,
+        durable: bool = EngineConfig.durable,
         wake: Callable[[], None] = lambda: None,
         settle: Callable[[list[int]], None] = lambda slots: None,
     ) -> None:

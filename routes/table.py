@@ -28,7 +28,7 @@ from routes.native import (
 from routes.openai import chat, completions
 from routes.openai.models import health, model, models
 from routes.responses import routes as responses
-from routes.settings import FrontendSettings
+from rwkv_batch.config import FrontendConfig
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD")
 BATCH = Kind(batch.prepare, native_shape)
@@ -55,7 +55,7 @@ def v1_chat(call: Call, body: dict | None) -> Kind:
     return BATCH if body.get("contents") or "messages" not in body else CHAT
 
 
-def table(settings: FrontendSettings) -> dict[str, tuple[str, Handler, Shape]]:
+def table(settings: FrontendConfig) -> dict[str, tuple[str, Handler, Shape]]:
     """Path -> methods (separated by a space), handler, shape of errors."""
     translation = Kind(translate.prepare, native_shape, open=not settings.protect_translate)
     return {

@@ -8,7 +8,7 @@ import weakref
 
 from routes.http.errors import ApiError
 from routes.http.stream import JobStream
-from routes.settings import FrontendSettings
+from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.client import Client
 from rwkv_batch.wire.protocol import EngineInfo
 
@@ -24,7 +24,7 @@ class Frontend:
     from other threads.
     """
 
-    def __init__(self, settings: FrontendSettings, client: Client) -> None:
+    def __init__(self, settings: FrontendConfig, client: Client) -> None:
         self.settings, self.client = settings, client
         self.engine: EngineInfo | None = None  # None until it is ready
         self.draining = False

@@ -16,10 +16,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 
+from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine import memory, runner
 from rwkv_batch.engine.scheduler import QueueFull, Scheduler
 from rwkv_batch.engine.sequence import Sequence
@@ -73,61 +74,61 @@ class _Flight:
 class Engine:
     """Continuous batching over one model.
 
-    `model_path`: a checkpoint, its file, or None for the bundled model. `device`: "auto", "cpu", "cuda",
-    "cuda:1". `max_rows`: how many rows run at once (None: what fits). `prefill_tokens`: prompt tokens a step
-    (None: what suits the device). `wkv`: "fp32" or "fp16", how the recurrent state is stored (None: fp32 on a
-    CPU, fp16 on a GPU). `l1`, `l2`, `store`, `durable`: see StatePool. `progress` is told (bytes read, bytes
-    in all) while a checkpoint loads; `wake` is called, from any thread, when `busy` may have become true by
-    itself. Raises checkpoint.CheckpointError, memory.DeviceError.
+    `model`: a checkpoint or its file; None: the configuration's, otherwise the bundled model. `options` are
+    fields of EngineConfig, which explains them; a whole `config` can be given instead. `store`: the database,
+    in place of the configuration's. `progress` is called with (bytes read, bytes in all) while a checkpoint
+    loads; `wake` is called, from any thread, when `busy` may have become true by itself. Raises
+    checkpoint.CheckpointError, memory.DeviceError, store.StoreError.
     """
 
     def __init__(
         self,
-        model_path: str | Path | checkpoint.Checkpoint | None = None,
+        model: str | Path | checkpoint.Checkpoint | None = None,
         *,
-        device: str = "auto",
-        max_rows: int | None = None,
-        prefill_tokens: int | None = None,
-        max_waiting: int = 4096,
-        wkv: str | None = None,
-        prefix_cache_mb: int = 0,
-        l1: int = 0,
-        l2: int = 0,
+        config: EngineConfig | None = None,
         store: Store | None = None,
-        durable: bool = True,
         progress: Callable[[int, int], None] | None = None,
         wake: Callable[[], None] = lambda: None,
+        **options: Any,
     ) -> None:
-        place = memory.device(device)
+        if config and options:
+            raise TypeError(f"Engine() takes config or its fields, not both: {', '.join(options)}")
+        config = config or EngineConfig(**options)
+        model = model or config.model_path
+        if store is None and config.state_db:
+            store = Store(config.state_db, config.l3_bytes)
+        place = memory.device(config.device)
         on_gpu = place.type != "cpu"
-        if isinstance(model_path, checkpoint.Checkpoint):
-            weights = model_path
+        if isinstance(model, checkpoint.Checkpoint):
+            weights = model
         else:
-            weights = checkpoint.load(model_path, progress) if model_path else _bundled()
+            weights = checkpoint.load(model, progress) if model else _bundled()
         with memory.enough(f"the weights of {weights.name}", place):
             self.model = RWKV7(weights, place, torch.float16 if on_gpu else torch.float32)
         if not on_gpu:
             torch.set_num_threads(memory.threads(self.model))
-        wkv_dtype = {"fp16": torch.float16, "fp32": torch.float32}[wkv or ("fp16" if on_gpu else "fp32")]
+        wkv_dtype = {"fp16": torch.float16, "fp32": torch.float32}[
+            config.wkv or ("fp16" if on_gpu else "fp32")
+        ]
         self.vocab = weights.vocab
-        budget = prefill_tokens or memory.prefill_tokens(self.model)
-        rows = memory.rows_that_fit(self.model, wkv_dtype, max_rows, l1, budget)
+        budget = config.prefill_tokens or memory.prefill_tokens(self.model)
+        rows = memory.rows_that_fit(self.model, wkv_dtype, config.max_rows, config.l1, budget)
         self.tokenizer = Tokenizer()
-        with memory.enough(f"{rows} rows and {l1} idle sessions", place):
-            self.states = self.model.new_states(rows + l1, wkv_dtype)
+        with memory.enough(f"{rows} rows and {config.l1} idle sessions", place):
+            self.states = self.model.new_states(rows + config.l1, wkv_dtype)
             self.steps = runner.of(self.model, self.states)
             self.sampler = self.steps.sampler
             self.model.capture(self.states)
             memory.rehearse(self.model, self.states, rows, budget)
-        self.scheduler = Scheduler(rows, budget, max_waiting, slots=rows + l1)
-        self.prefixes = PrefixCache(prefix_cache_mb << 20)
+        self.scheduler = Scheduler(rows, budget, config.max_waiting, slots=rows + config.l1)
+        self.prefixes = PrefixCache(config.prefix_cache_mb << 20)
         self.pool = StatePool(
             self.states,
             weights.fingerprint,
-            l1=l1,
-            l2=l2,
+            l1=config.l1,
+            l2=config.l2,
             store=store,
-            durable=durable,
+            durable=config.durable,
             wake=wake,
             settle=self.steps.settle,
         )

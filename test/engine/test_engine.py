@@ -24,7 +24,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(path: Path) -> Engine:
-    return Engine(path, device="cpu", max_rows=3, prefill_tokens=32, max_waiting=8)
+    return Engine(path, device="cpu", max_rows=3, prefill_tokens=32, max_waiting=8, l1=0, prefix_cache_mb=0)
 
 
 def test_greedy_text_is_the_references(engine: Engine, path: Path):

@@ -8,6 +8,7 @@ import sys
 from dataclasses import fields
 from typing import Any
 
+from rwkv_batch import __version__
 from rwkv_batch.config import EngineConfig, FrontendConfig, ProcessConfig, ServerConfig
 from rwkv_batch.supervisor import Supervisor
 
@@ -61,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     megabytes, gigabytes = _number(1, unit=1 << 20), _number(1, unit=1 << 30)
     levels = ("DEBUG", "INFO", "WARNING", "ERROR")
     flag = parser.add_argument
+    flag("--version", action="version", version=f"rwkv-batch {__version__}")
     flag(
         "--model-path",
         metavar="P",

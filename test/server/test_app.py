@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from serving import ROOT, free_port
 
+import rwkv_batch
+
 
 def app(*args: str, tmp: Path) -> subprocess.CompletedProcess:
     env = {"PATH": "/usr/bin:/bin", "TMPDIR": str(tmp)}
@@ -151,7 +153,23 @@ def test_the_readme_lists_every_flag_with_the_default_that_help_gives(tmp_path: 
             for flag, default in zip(flags, defaults.split(", "), strict=False):
                 if default.isdecimal():
                     assert re.search(rf"{flag} \w+ [^()]*\(default {default}\)", described), flag
-    assert sorted(documented) == sorted({*re.findall(r"--[\w-]+", usage)})
+    assert sorted(documented) == sorted({*re.findall(r"--[\w-]+", usage)} - {"--version"})
+
+
+@pytest.mark.parametrize("command", [["app.py"], ["-m", "rwkv_batch"]])
+def test_the_version_comes_from_one_place(command: list[str]):
+    done = subprocess.run(
+        [sys.executable, *command, "--version"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, f"rwkv-batch {rwkv_batch.__version__}\n")
+
+
+def test_the_package_says_in_one_line_what_to_run():
+    done = subprocess.run(
+        [sys.executable, "-m", "rwkv_batch"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0
+    assert done.stdout.count("\n") == 1 and "python app.py" in done.stdout
 
 
 def test_the_command_line_needs_neither_torch_nor_robyn():

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 import msgspec
 import zmq
 from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine.engine import Engine
@@ -56,7 +57,8 @@ def _load(config: EngineConfig, waker: socket.socket) -> Engine:
         with contextlib.suppress(BlockingIOError):  # a full pipe wakes just as well
             waker.send(b"x")
 
-    with tqdm(unit="B", unit_scale=True, desc="loading", disable=None, leave=False) as bar:
+    bar = tqdm(unit="B", unit_scale=True, desc="loading", disable=None, leave=False)
+    with logging_redirect_tqdm(), bar:  # log lines above the bar, not inside it
 
         def progress(done: int, total: int) -> None:
             bar.total = total

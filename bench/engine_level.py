@@ -25,7 +25,15 @@ class Through:
     """
 
     def __init__(self, weights: Checkpoint, rows: int, wkv: str, prefill_tokens: int) -> None:
-        self.engine = Engine(weights, device="cuda", max_rows=rows, wkv=wkv, prefill_tokens=prefill_tokens)
+        self.engine = Engine(
+            weights,
+            device="cuda",
+            max_rows=rows,
+            wkv=wkv,
+            prefill_tokens=prefill_tokens,
+            l1=0,
+            prefix_cache_mb=0,
+        )
 
     def decode(self, rows: int, runs: int) -> float:
         """Seconds of one step; the rows go on until the next call, and `step` is their next step."""

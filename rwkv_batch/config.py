@@ -1,39 +1,51 @@
-"""The engine process's frozen configuration, and what it and the supervisor say to each other. Imports
-nothing heavy.
-"""
+"""The configuration of every process, where each default is written once. Imports nothing heavy."""
 
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
-class EngineSettings:
-    """None means: what suits the device and the model."""
+@dataclass(frozen=True, kw_only=True)
+class ProcessConfig:
+    """What every process of the server has."""
 
-    address: str  # where front ends reach the engine: ipc://... or tcp://...
-    model_path: str | None = None  # None: the bundled model
-    device: str = "auto"
-    max_rows: int | None = None
-    prefill_tokens: int | None = None
-    max_waiting: int = 4096
-    wkv: str | None = None
-    prefix_cache_mb: int = 512
-    state_db: str | None = None  # None: sessions end with the process
-    l1: int = 16
-    l2: int = 32
-    l3_bytes: int | None = None  # None: no limit
-    durable: bool = True
     log_level: str = "INFO"
 
 
-@dataclass(frozen=True)
-class LoadFailure:
-    """The model cannot be served; one sentence says why."""
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig(ProcessConfig):
+    """The engine, in a process of its own or offline. None: what suits the device and the model."""
 
-    message: str
+    model_path: str | None = None  # a .pth or .safetensors file; None: the bundled model
+    device: str = "auto"  # "auto", "cpu", "cuda" or "cuda:1"
+    max_rows: int | None = None  # rows that run at once
+    max_waiting: int = 4096  # rows that may wait for a slot; more are refused
+    prefill_tokens: int | None = None  # prompt tokens a step
+    wkv: str | None = None  # "fp16" or "fp32": how the recurrent state is stored
+    state_db: str | None = None  # where sessions are stored; None: they end with the engine
+    l1: int = 16  # sessions in slots of the device
+    l2: int = 32  # sessions in host memory, besides those in L1
+    l3_bytes: int | None = None  # size of the database, where the oldest sessions go first; None: no limit
+    durable: bool = True  # a session is committed before its turn's last event, not behind it
+    prefix_cache_mb: int = 512  # host memory for the states of prompt prefixes; 0: none are kept
 
 
-@dataclass(frozen=True)
-class FrontendGone:
-    """A front end has died; whatever it asked for is of no use any more."""
+@dataclass(frozen=True, kw_only=True)
+class FrontendConfig(ProcessConfig):
+    """The front ends, which are all alike."""
 
-    name: str
+    host: str = "127.0.0.1"  # an IP address or a name of this machine
+    port: int = 8000
+    password: str | None = None  # None: everything is open
+    protect_translate: bool = False  # whether the password guards translation too
+    max_body: int = 16 << 20  # bytes; a longer body is answered 413
+    max_state: int = 256 << 20  # bytes; a longer file of a session is answered 413
+    max_streams: int = 1024  # generation requests answered at once; more are answered 503
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig(ProcessConfig):
+    """The supervisor, and the processes that it starts."""
+
+    engine: EngineConfig = EngineConfig()
+    frontend: FrontendConfig = FrontendConfig()
+    frontends: int | None = None  # how many; None: by the machine's cores
+    drain_seconds: int = 25  # how long running requests may go on after a signal

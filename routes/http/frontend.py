@@ -7,7 +7,7 @@ import weakref
 
 from routes.http.errors import ApiError
 from routes.http.stream import JobStream, failure_status
-from routes.settings import FrontendSettings
+from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.client import Client, RequestFailed, RequestRejected
 from rwkv_batch.wire.protocol import EngineInfo, SessionCommand, SessionReply
 
@@ -23,7 +23,7 @@ ABANDONED_AFTER = 60.0  # seconds in which a client reads nothing of its stream
 class Frontend:
     """One per process. Handlers run on the event loop; other callers are threads."""
 
-    def __init__(self, settings: FrontendSettings, client: Client) -> None:
+    def __init__(self, settings: FrontendConfig, client: Client) -> None:
         self.settings, self.client = settings, client
         self.engine: EngineInfo | None = None  # None until it is ready
         self.draining = False

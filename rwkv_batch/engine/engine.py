@@ -16,10 +16,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from demo import unpack
+from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine import backends, memory
 from rwkv_batch.engine.commands import SessionCommands
 from rwkv_batch.engine.outbox import Outbox, RequestKey
@@ -76,55 +78,53 @@ class StepInFlight:
 class Engine:
     """Continuous batching over one model.
 
-    `model_path`: a checkpoint, its file, or None for the bundled model. `device`: "auto", "cpu", "cuda",
-    "cuda:1". `max_rows`: how many rows run at once (None: what fits). `prefill_tokens`: prompt tokens a step
-    (None: what suits the device). `wkv`: "fp32" or "fp16", how the recurrent state is stored (None: fp32 on a
-    CPU, fp16 on a GPU). `l1`, `l2`, `store`, `durable`: see StatePool. `progress` is told (bytes read, bytes
-    in all) while a checkpoint loads; `wake` is called, from any thread, when `busy` may have become true by
-    itself. Raises checkpoint.CheckpointError, memory.DeviceError.
+    `model`: a checkpoint or its file; None: the configuration's, otherwise the bundled model. `options` are
+    fields of EngineConfig, which explains them; a whole `config` can be given instead. `store`: the database,
+    in place of the configuration's. `progress` is called with (bytes read, bytes in all) while a checkpoint
+    loads; `wake` is called, from any thread, when `busy` may have become true by itself. Raises
+    checkpoint.CheckpointError, device.DeviceError, rows.StoreError.
     """
 
     def __init__(
         self,
-        model_path: str | Path | checkpoint.Checkpoint | None = None,
+        model: str | Path | checkpoint.Checkpoint | None = None,
         *,
-        device: str = "auto",
-        max_rows: int | None = None,
-        prefill_tokens: int | None = None,
-        max_waiting: int = 4096,
-        wkv: str | None = None,
-        prefix_cache_mb: int = 0,
-        l1: int = 0,
-        l2: int = 0,
+        config: EngineConfig | None = None,
         store: Store | None = None,
-        durable: bool = True,
         progress: Callable[[int, int], None] | None = None,
         wake: Callable[[], None] = lambda: None,
+        **options: Any,
     ) -> None:
-        place = devices.find_device(device)
-        if isinstance(model_path, checkpoint.Checkpoint):
-            weights = model_path
-        elif model_path:
-            weights = checkpoint.load(model_path, progress)
+        if config and options:
+            raise TypeError(f"Engine() takes config or its fields, not both: {', '.join(options)}")
+        config = config or EngineConfig(**options)
+        model, l1 = model or config.model_path, config.l1
+        if store is None and config.state_db:
+            store = Store(config.state_db, config.l3_bytes)
+        place = devices.find_device(config.device)
+        if isinstance(model, checkpoint.Checkpoint):
+            weights = model
+        elif model:
+            weights = checkpoint.load(model, progress)
         else:
             weights = checkpoint.from_tensors(BUNDLED, unpack.tensors())
         with devices.out_of_memory_as_error(f"the weights of {weights.name}", place):
-            self.runner = backends.create_runner(weights, place, wkv)
-        budget = prefill_tokens or memory.default_prefill_tokens(weights.parameters, place)
-        rows = memory.rows_that_fit(self.runner, max_rows, l1, budget)
+            self.runner = backends.create_runner(weights, place, config.wkv)
+        budget = config.prefill_tokens or memory.default_prefill_tokens(weights.parameters, place)
+        rows = memory.rows_that_fit(self.runner, config.max_rows, l1, budget)
         with devices.out_of_memory_as_error(f"{rows} rows and {l1} idle sessions", place):
             self.runner.allocate(rows, l1, budget)
         self.vocab = weights.vocab
         self.tokenizer = Tokenizer()
-        self.scheduler = Scheduler(rows, budget, max_waiting, slots=rows + l1)
-        self.prefixes: PrefixCache[torch.Tensor] = PrefixCache(prefix_cache_mb << 20)
+        self.scheduler = Scheduler(rows, budget, config.max_waiting, slots=rows + l1)
+        self.prefixes: PrefixCache[torch.Tensor] = PrefixCache(config.prefix_cache_mb << 20)
         self.pool = StatePool(
             self.runner.states,
             weights.fingerprint,
             l1=l1,
-            l2=l2,
+            l2=config.l2,
             store=store,
-            durable=durable,
+            durable=config.durable,
             wake=wake,
             free=self.scheduler.free,
         )

@@ -5,7 +5,7 @@ Rows of any length are packed without padding, and their states stay in their sl
 the RWKV-7 paper ("Goose", arXiv 2503.14456).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,11 @@ from rwkv_batch.ops import torch_ops as ops
 from rwkv_batch.ops.linear import Linear, prepare
 from rwkv_batch.state.slots import States
 
-ACTIVATIONS = {"tanh": torch.tanh_, "sigmoid": torch.sigmoid_, "identity": lambda x: x}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": Tensor.tanh_,
+    "sigmoid": Tensor.sigmoid_,
+    "identity": lambda x: x,
+}
 
 
 @dataclass(frozen=True)

@@ -39,17 +39,16 @@ def prepare(
 
 
 def _half_weights(x: Tensor, packed: torch.ScriptObject) -> Tensor:
-    return torch.ops.quantized.linear_dynamic_fp16(
-        x, packed
-    )  # "dynamic" is the name only: inputs, sums and result are fp32
+    # "dynamic" is the name only: inputs, sums and result are fp32.
+    product: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, packed)
+    return product
 
 
 def _packed_weights(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     if len(x) == 1:  # one row alone would take another path, slower and rounded in another order
-        return torch.ops.mkldnn._linear_pointwise(x.expand(2, -1).contiguous(), packed, bias, "none", [], "")[
-            :1
-        ]
-    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+        return _packed_weights(x.expand(2, -1).contiguous(), packed, bias)[:1]
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return product
 
 
 def _exact_in_half(weight: Tensor) -> bool:

@@ -32,10 +32,9 @@ def wkv_prefill(
     chunk = min(CHUNK, length)
 
     def split(x: Tensor) -> Tensor:
-        """`[T, H, 64]` -> `[chunks, H, chunk, 64]`. The padding is zero: decay 1 and nothing written, so the
-        state does not notice.
-        """
-        return pad(x, (0, 0, 0, 0, 0, -length % chunk)).unflatten(0, (-1, chunk)).transpose(1, 2)
+        """`[T, H, 64]` -> `[chunks, H, chunk, 64]`. Padding is zero: decay 1 and nothing written."""
+        padded: Tensor = pad(x, (0, 0, 0, 0, 0, -length % chunk))
+        return padded.view(-1, chunk, heads, width).transpose(1, 2)
 
     w_log, v = split(w_log), split(v)
     decay = w_log.cumsum(-2)  # log W

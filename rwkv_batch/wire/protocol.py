@@ -214,7 +214,7 @@ class SessionReply(Struct, frozen=True, omit_defaults=True, tag="session_reply")
 Event = Accepted | Rejected | Progress | Failed | SessionReply
 
 _encoder = msgspec.msgpack.Encoder()
-_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 _events = msgspec.msgpack.Decoder(list[Event])
 
 

@@ -2,7 +2,7 @@
 each.
 """
 
-from collections.abc import Callable
+from functools import partial
 
 import pytest
 from ahead import LateRunner
@@ -29,7 +29,7 @@ GREEDY = Sampling(temperature=0)
 @pytest.fixture(scope="module")
 def engines() -> tuple[Engine, Engine]:
     """One that waits, and one that does not."""
-    make: Callable[[], Engine] = lambda: Engine(device="cpu", max_rows=4, prefill_tokens=24, l1=2, l2=2)  # noqa: E731
+    make = partial(Engine, device="cpu", max_rows=4, prefill_tokens=24, l1=2, l2=2, prefix_cache_mb=0)
     plain = make()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backends, "TorchRunner", LateRunner)

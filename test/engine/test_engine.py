@@ -7,6 +7,7 @@ from checkpoints import write_pth
 from reference import Reference
 
 from bench.make_checkpoint import random_checkpoint
+from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.wire.protocol import Accepted, Failed, GenerateRequest, Rejected, Sampling
 
@@ -24,7 +25,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(path: Path) -> Engine:
-    return Engine(path, device="cpu", max_rows=3, prefill_tokens=32, max_waiting=8)
+    return Engine(path, device="cpu", max_rows=3, prefill_tokens=32, max_waiting=8, l1=0, prefix_cache_mb=0)
 
 
 def test_greedy_text_is_the_references(engine: Engine, path: Path):
@@ -40,6 +41,19 @@ def test_a_seeded_row_draws_the_same_whatever_runs_beside_it(engine: Engine):
     crowded = engine.generate(["hello", *PROMPTS], max_tokens=12, stop_ids=[], sampling=wild, n=2)[:2]
     assert [r.text for r in alone] == [r.text for r in crowded]
     assert alone[0].text != alone[1].text, "two rows of one request draw differently"
+
+
+def test_an_engine_takes_a_configuration_or_its_fields(path: Path, tmp_path: Path):
+    config = EngineConfig(
+        device="cpu", max_rows=2, model_path=str(path), state_db=str(tmp_path / "sessions.db")
+    )
+    whole, fields = Engine(config=config), Engine(path, device="cpu", max_rows=2)
+    assert whole.info == fields.info
+    assert [p.name for p in tmp_path.glob("*.db")] == ["sessions.db"], "only the database that was asked for"
+    whole.close()
+    for wrong in ({"config": config, "max_rows": 1}, {"max_row": 1}):
+        with pytest.raises(TypeError, match="max_row"):
+            Engine(path, **wrong)
 
 
 def test_token_ids_and_empty_prompts_are_prompts_too(engine: Engine):

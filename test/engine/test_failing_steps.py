@@ -67,7 +67,7 @@ class Late:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setattr(backends, "TorchRunner", Failing)
-    return Engine(WEIGHTS, device="cpu", max_rows=4, prefill_tokens=8, l1=2, l2=64)
+    return Engine(WEIGHTS, device="cpu", max_rows=4, prefill_tokens=8, l1=2, l2=64, prefix_cache_mb=0)
 
 
 def add(engine: Engine, name: str, prompts: list, max_tokens: int, **options) -> None:
@@ -133,10 +133,19 @@ def test_long_prompts_do_not_pile_up_on_the_device(engine: Engine):
 def test_every_request_of_a_crowd_ends_once_and_says_what_it_says_alone(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ):
-    alone = Engine(WEIGHTS, device="cpu", max_rows=1, l2=64)
+    alone = Engine(WEIGHTS, device="cpu", max_rows=1, l1=0, l2=64, prefix_cache_mb=0)
     monkeypatch.setattr(backends, "TorchRunner", Failing)
     woken = threading.Event()
-    crowd = Engine(WEIGHTS, device="cpu", max_rows=4, prefill_tokens=24, l1=1, l2=64, wake=woken.set)
+    crowd = Engine(
+        WEIGHTS,
+        device="cpu",
+        max_rows=4,
+        prefill_tokens=24,
+        l1=1,
+        l2=64,
+        prefix_cache_mb=0,
+        wake=woken.set,
+    )
     rng, requests, ends = random.Random(seed), {}, defaultdict(list)
     deltas: dict[str, list[RowDelta]] = defaultdict(list)
 

@@ -19,6 +19,7 @@ from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.wire.protocol import Accepted, GenerateRequest, Progress, Sampling
 
 MIB = 1 << 20
+PLAIN = {"l1": 0, "prefix_cache_mb": 0}  # nothing but the rows
 
 
 @pytest.fixture(scope="module")
@@ -133,9 +134,9 @@ class TestOnAGpu:
     pytestmark = needs_gpu
 
     def test_the_number_told_holds_under_the_heaviest_load(self, small_gpu):
-        rows = told(lambda: Engine(device="cuda", max_rows=1_000_000, prefill_tokens=512))
+        rows = told(lambda: Engine(device="cuda", max_rows=1_000_000, prefill_tokens=512, **PLAIN))
         assert rows > 100
-        engine = Engine(device="cuda", max_rows=rows, prefill_tokens=512)
+        engine = Engine(device="cuda", max_rows=rows, prefill_tokens=512, **PLAIN)
         assert engine.info.slots == rows
         heavy = Sampling(temperature=3.0, alpha_presence=0.1, logit_bias=dict.fromkeys(range(500), 0.5))
         engine.add(
@@ -156,7 +157,7 @@ class TestOnAGpu:
         assert ended == rows
 
     def test_an_engine_never_holds_more_than_was_counted(self):
-        engine = Engine(device="cuda", max_rows=300, prefill_tokens=2048)
+        engine = Engine(device="cuda", max_rows=300, prefill_tokens=2048, **PLAIN)
         weights = sum(t.numel() for t in engine.runner.model.checkpoint.tensors.values()) * 2
         needed = engine.runner.bytes_needed(300, 0, 2048)
         torch.cuda.reset_peak_memory_stats()

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 from fake_engine import INFO, FakeEngine
 
-from routes.settings import FrontendSettings
+from rwkv_batch.config import FrontendConfig
 
 spawn = multiprocessing.get_context("spawn")
 UP_WITHIN = 20.0  # seconds; generous, for machines that are busy otherwise
@@ -25,21 +25,21 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def serve(settings: FrontendSettings, control: Connection, log: str, patches: dict[str, float]) -> None:
-    """In the new process: write the log to a file, change constants ("routes.http.generate.ACCEPTED_WITHIN"),
-    be a front end.
-    """
+def serve(
+    config: FrontendConfig, name: str, address: str, control: Connection, log: str, patches: dict[str, float]
+) -> None:
+    """Be a front end, in the new process, with constants changed ("routes.http.generate.ACCEPTED_WITHIN")."""
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
     sys.argv = ["app.py"]  # importing the HTTP library reads it
     for place, value in patches.items():
-        module, _, name = place.rpartition(".")
-        assert hasattr(importlib.import_module(module), name)
-        setattr(importlib.import_module(module), name, value)
+        module, _, constant = place.rpartition(".")
+        assert hasattr(importlib.import_module(module), constant)
+        setattr(importlib.import_module(module), constant, value)
     from routes.server import run
 
-    run(settings, control)
+    run(config, name, address, control)
 
 
 class FrontendProcess:
@@ -53,7 +53,8 @@ class FrontendProcess:
         port: int | None = None,
         ready: bool = True,
         patches: dict[str, float] | None = None,
-        **settings,
+        name: str = "frontend",
+        **options,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self._own_engine = None if engine else FakeEngine(f"ipc://{self._folder.name}/engine")
@@ -61,15 +62,15 @@ class FrontendProcess:
         self.port = port or free_port()
         self.log = Path(self._folder.name) / "log"
         self.log.touch()
-        self._settings = FrontendSettings(
-            self.engine.address, "127.0.0.1", self.port, **{"log_level": "DEBUG"} | settings
-        )
+        self.name = name
+        self._config = FrontendConfig(port=self.port, **{"log_level": "DEBUG"} | options)
         self._ready, self._patches = ready, patches or {}
 
     def __enter__(self) -> "FrontendProcess":
         self.control, theirs = spawn.Pipe()
         self.process = spawn.Process(
-            target=serve, args=(self._settings, theirs, str(self.log), self._patches)
+            target=serve,
+            args=(self._config, self.name, self.engine.address, theirs, str(self.log), self._patches),
         )
         self.process.start()
         theirs.close()

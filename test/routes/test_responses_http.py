@@ -13,7 +13,7 @@ from fake_engine import FakeEngine
 from frontend_process import FrontendProcess
 from openai import OpenAI
 
-from routes.settings import Drain
+from rwkv_batch.wire.control import Drain
 from rwkv_batch.wire.protocol import Event, GenerateRequest, PutDocument, Rejected
 
 ANSWER = "Assistant: <think>\n</think>\n"

@@ -2,6 +2,7 @@
 left behind.
 """
 
+import re
 import socket
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from serving import ROOT, free_port
+
+import rwkv_batch
 
 
 def app(*args: str, tmp: Path) -> subprocess.CompletedProcess:
@@ -25,6 +28,8 @@ def app(*args: str, tmp: Path) -> subprocess.CompletedProcess:
         (["--port", "http"], "--port"),
         (["--host", "no such host"], "--host no such host"),
         (["--max-rows", "0"], "--max-rows"),
+        (["--drain-seconds", "-1"], "--drain-seconds"),
+        (["--drain-seconds", "soon"], "--drain-seconds"),
         (["--wkv", "bf16"], "--wkv"),
         (["--password", ""], "--password"),
         (["--pp-devices", "0,1"], "--pp-devices"),
@@ -124,5 +129,50 @@ def test_help_names_every_flag_and_needs_no_model(tmp_path: Path):
     assert done.returncode == 0
     assert all(
         flag in done.stdout
-        for flag in ("--model-path", "--port", "--password", "--pp-devices", "--protect-translate")
+        for flag in (
+            "--model-path",
+            "--port",
+            "--password",
+            "--pp-devices",
+            "--protect-translate",
+            "--drain-seconds",
+        )
     )
+
+
+def test_the_readme_lists_every_flag_with_the_default_that_help_gives(tmp_path: Path):
+    usage, _, described = app("--help", tmp=tmp_path).stdout.partition("\n\n")
+    described = " ".join(described.split())
+    table = (ROOT / "README.md").read_text().split("\n## Flags\n")[1].split("\n## ")[0]
+    documented = []
+    for line in table.splitlines():
+        if line.startswith("| `"):
+            names, defaults = line.removeprefix("| ").split(" | ")[:2]
+            flags = re.findall(r"--[\w-]+", names)
+            documented += flags
+            for flag, default in zip(flags, defaults.split(", "), strict=False):
+                if default.isdecimal():
+                    assert re.search(rf"{flag} \w+ [^()]*\(default {default}\)", described), flag
+    assert sorted(documented) == sorted({*re.findall(r"--[\w-]+", usage)} - {"--version"})
+
+
+@pytest.mark.parametrize("command", [["app.py"], ["-m", "rwkv_batch"]])
+def test_the_version_comes_from_one_place(command: list[str]):
+    done = subprocess.run(
+        [sys.executable, *command, "--version"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, f"rwkv-batch {rwkv_batch.__version__}\n")
+
+
+def test_the_package_says_in_one_line_what_to_run():
+    done = subprocess.run(
+        [sys.executable, "-m", "rwkv_batch"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0
+    assert done.stdout.count("\n") == 1 and "python app.py" in done.stdout
+
+
+def test_the_command_line_needs_neither_torch_nor_robyn():
+    code = "import sys, app; print([m for m in ('torch', 'robyn', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stderr

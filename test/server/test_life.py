@@ -76,6 +76,21 @@ def test_sigterm_lets_running_requests_end_and_refuses_new_ones(narrow: Server):
     assert narrow.process.wait(DEADLINE) == 0
 
 
+def test_the_drain_deadline_cuts_requests_off_with_an_error_event():
+    server = Server("--device", "cpu", "--frontends", "1", "--drain-seconds", "1")
+    with httpx.stream(
+        "POST", server.url + "/v1/chat/completions", json=ENDLESS | {"stream": True}, timeout=DEADLINE
+    ) as response:
+        stream = events(response)
+        next(stream)
+        server.process.send_signal(signal.SIGTERM)
+        rest = list(stream)
+    assert rest[-1] == "[DONE]" and isinstance(rest[-2], dict) and rest[-2]["error"]
+    assert all("error" not in event for event in rest[:-2]), "text until the deadline"
+    assert server.process.wait(DEADLINE) == 0
+    assert "draining" in server.log() and "second signal" not in server.log()
+
+
 def test_a_second_signal_cuts_requests_off(narrow: Server):
     with httpx.stream(
         "POST", narrow.url + "/v1/chat/completions", json=ENDLESS | {"stream": True}, timeout=DEADLINE

@@ -52,7 +52,7 @@ def gpu_seconds(run: Callable[[], object], count: int = 1) -> float:
         run()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) / 1e3 / count
+    return float(start.elapsed_time(end)) / 1e3 / count
 
 
 @cache

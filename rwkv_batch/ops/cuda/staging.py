@@ -14,7 +14,7 @@ class Uploads:
 
     def __init__(self, size: int, dtype: torch.dtype = torch.int32) -> None:
         self._host = torch.empty(BUFFERS, size, dtype=dtype, pin_memory=True)
-        self._numbers = self._host.numpy()
+        self._numbers: list[np.ndarray] = list(self._host.numpy())
         self._done = [torch.cuda.Event() for _ in range(BUFFERS)]
         self._current = 0
 

@@ -1,0 +1,227 @@
+"""Starts the engine and the front ends, restarts what dies, drains on a signal and leaves nothing behind."""
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+
+from rwkv_batch.config import EngineConfig, FrontendConfig, ServerConfig
+from rwkv_batch.wire.control import Drain, EngineLost, FrontendLost, LoadFailure, Stop
+from rwkv_batch.wire.protocol import EngineInfo
+
+SAVE_SECONDS = 60.0  # the engine's time to commit what is not stored yet, once no request is running
+CUT_OFF_SECONDS = 2.0  # the front ends' time, past the deadline, to end the requests that are still running
+RESTART_PAUSE = 0.5  # seconds between restarts of something that dies at once
+ENGINE_RESTARTS = 3  # in a row, without having become ready
+
+log = logging.getLogger(__name__)
+spawn = multiprocessing.get_context("spawn")  # a fork would share sockets and threads
+
+
+def run_engine(config: EngineConfig, address: str, control: Connection) -> None:
+    # oneDNN keeps what it makes for every shape of a product; batches have hundreds of shapes, and making one
+    # anew costs nothing. Torch reads both when it is imported.
+    os.environ |= {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
+    from rwkv_batch.engine.process import run
+
+    run(config, address, control)
+
+
+def run_frontend(config: FrontendConfig, name: str, address: str, control: Connection) -> None:
+    from routes.server import run  # loads Robyn, which no other process needs
+
+    run(config, name, address, control)
+
+
+class Child:
+    """A process and the supervisor's end of its pipe. `target` is called with `args` and the other end."""
+
+    def __init__(self, name: str, target: Callable[..., None], *args: object) -> None:
+        self.name, self.started = name, time.monotonic()
+        self.control, theirs = spawn.Pipe()
+        self.process = spawn.Process(target=target, args=(*args, theirs), name=name)
+        self.process.start()
+        theirs.close()
+        log.info("%s started as process %d", name, self.process.pid)
+
+    def send(self, message: object) -> None:
+        with contextlib.suppress(OSError):  # it has just died, which its sentinel reports
+            self.control.send(message)
+
+    def close(self) -> None:
+        self.process.join()
+        self.control.close()
+
+
+class Supervisor:
+    """Owns every process of the server."""
+
+    _engine: Child
+    _address: str  # where the engine listens
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self._frontends: list[Child] = []
+        self._frontends_started = 0
+        self._info: EngineInfo | None = None  # None: the engine has never been ready
+        self._failures = 0  # of the engine since it was ready
+        self._signals, wakeup = os.pipe()
+        os.set_blocking(wakeup, False)
+        signal.set_wakeup_fd(wakeup)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)  # the byte in the pipe is the message
+
+    def run(self) -> int:
+        """Serve until a signal. Returns the exit code."""
+        host, port = self._config.frontend.host, self._config.frontend.port
+        try:
+            probe(host, port)
+        except OSError as error:
+            print(
+                f"error: cannot listen on {host}:{port} ({error.strerror}); choose another --port or stop "
+                "what uses it",
+                file=sys.stderr,
+            )
+            return 2
+        with tempfile.TemporaryDirectory(prefix="rwkv-", ignore_cleanup_errors=True) as folder:
+            self._address = f"ipc://{folder}/engine"
+            self._start_engine()
+            try:
+                for _ in range(self._config.frontends or max(2, min(8, (os.cpu_count() or 1) // 4))):
+                    self._start_frontend()
+                return self._watch()
+            finally:
+                self._kill_all()
+
+    def _watch(self) -> int:
+        code = None
+        while code is None:
+            sentinels = [child.process.sentinel for child in (self._engine, *self._frontends)]
+            ready = wait([self._signals, self._engine.control, *sentinels])
+            if self._signals in ready:
+                os.read(self._signals, 64)
+                return self._drain()
+            if self._engine.control in ready:
+                code = self._receive()
+            elif self._engine.process.sentinel in ready:
+                code = self._restart_engine()
+            for frontend in [f for f in self._frontends if f.process.sentinel in ready]:
+                self._restart_frontend(frontend)
+        return code
+
+    def _receive(self) -> int | None:
+        """Take a message from the engine. Returns an exit code if it is the end."""
+        try:
+            message: EngineInfo | LoadFailure = self._engine.control.recv()
+        except (EOFError, OSError):
+            return self._restart_engine()
+        if isinstance(message, LoadFailure):
+            print(f"error: {message.message}", file=sys.stderr)
+            return 2
+        self._info, self._failures = message, 0
+        self._broadcast(message)
+        print(describe(message, self._config.frontend), file=sys.stderr, flush=True)
+        return None
+
+    def _broadcast(self, message: object) -> None:
+        for frontend in self._frontends:
+            frontend.send(message)
+
+    def _start_engine(self) -> None:
+        self._engine = Child("engine", run_engine, self._config.engine, self._address)
+
+    def _restart_engine(self) -> int | None:
+        """Returns an exit code if starting it once more is of no use."""
+        self._engine.close()
+        self._failures += 1
+        code = self._engine.process.exitcode
+        if self._info is None or self._failures > ENGINE_RESTARTS:
+            log.error("the engine died while loading (exit code %s)", code)
+            return 1
+        log.error("the engine died (exit code %s); it is started again", code)
+        self._broadcast(EngineLost())
+        self._start_engine()
+        return None
+
+    def _start_frontend(self) -> None:
+        self._frontends_started += 1
+        name = f"frontend-{self._frontends_started}"
+        frontend = Child(name, run_frontend, self._config.frontend, name, self._address)
+        self._frontends.append(frontend)
+        if self._info:
+            frontend.send(self._info)
+
+    def _restart_frontend(self, dead: Child) -> None:
+        dead.close()
+        self._frontends.remove(dead)
+        log.warning("%s died (exit code %s); another is started", dead.name, dead.process.exitcode)
+        self._engine.send(FrontendLost(dead.name))
+        if time.monotonic() - dead.started < RESTART_PAUSE:
+            time.sleep(RESTART_PAUSE)
+        self._start_frontend()
+
+    def _drain(self) -> int:
+        """Let running requests end, then let the engine commit what is not stored yet. Returns the exit code.
+
+        The deadline or a second signal cuts requests off.
+        """
+        seconds = self._config.drain_seconds
+        log.info("draining: requests under way may finish within %d s", seconds)
+        self._broadcast(Drain(seconds))
+        deadline = time.monotonic() + seconds + CUT_OFF_SECONDS
+        frontends = {frontend.process.sentinel for frontend in self._frontends}
+        engine = {self._engine.process.sentinel}
+        while frontends and (left := deadline - time.monotonic()) > 0:
+            ready = set(wait([self._signals, *engine, *frontends], left))
+            if self._signals in ready:
+                log.warning("second signal: requests under way are cut off")
+                os.read(self._signals, 64)
+                break
+            if engine & ready:
+                code = self._engine.process.exitcode
+                log.error("the engine died (exit code %s) while requests were under way", code)
+                self._broadcast(EngineLost())
+            engine -= ready
+            frontends -= ready
+        self._engine.send(Stop())
+        wait([self._signals, self._engine.process.sentinel], SAVE_SECONDS)
+        return 0
+
+    def _kill_all(self) -> None:
+        for child in [*self._frontends, self._engine]:
+            if child.process.is_alive():
+                child.process.kill()
+            child.close()
+
+
+def describe(info: EngineInfo, frontend: FrontendConfig) -> str:
+    """The line that says what is served, and where."""
+    access = "no password" if frontend.password is None else "password on every route"
+    if frontend.password is not None and not frontend.protect_translate:
+        access += " but /translate, which is open (--protect-translate closes it)"
+    host = f"[{frontend.host}]" if ":" in frontend.host else frontend.host
+    return (
+        f"{info.model}: {info.layers} layers, width {info.width}, {info.parameters:,} parameters, "
+        f"{info.dtype} on {info.device}, {info.slots} slots, {access}\n"
+        f"ready on http://{host}:{frontend.port}"
+    )
+
+
+def probe(host: str, port: int) -> None:
+    """Raise OSError if nobody could listen there.
+
+    Robyn would wait for an answer on the terminal instead, or share the port silently.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        # as the server does: connections that have ended do not count
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen()

@@ -6,8 +6,8 @@ memcheck finds bad accesses, racecheck races in shared memory.
     python bench/sanitize.py                       every GPU test in test/kernels
     python bench/sanitize.py --run racecheck -k wkv    one run; unknown flags go to pytest
 
-A sanitizer slows kernels down 10 to 100 times, so only some parameter sets of each test run: so few that
-every value of every parameter is in one of them, and at most as many as RUNS says. Only the kernels in
+A sanitizer slows kernels down 10 to 100 times, so only some parameter sets of each test run: as few as
+cover every value of every parameter, and at most as many as RUNS says. Only the kernels in
 cuda/ are watched. Tests of whole models run under memcheck alone: racecheck (CUDA 13.0) stops with an
 internal error in some kernels of cuBLAS. Exit code 1 if anything was found, or if a test fails.
 """

@@ -1,5 +1,6 @@
-"""Reads one answer as it arrives, streamed or not, and keeps what the report needs: which row got text, when,
-how much.
+"""Reads one answer as it arrives, streamed or not.
+
+It keeps what the report needs: which row got text, when, and how much.
 """
 
 from array import array
@@ -42,8 +43,9 @@ _read_reply = msgspec.json.Decoder(ReplyBody).decode
 
 @dataclass
 class Record:
-    """What one request brought. Times are `time.monotonic` seconds; the arrays hold one item per text event
-    of a row.
+    """The answer to one request. Times are seconds of `time.monotonic`.
+
+    The arrays hold one item per text event of a row.
     """
 
     index: int

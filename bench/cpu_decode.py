@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Speed of the model alone on a CPU, beside the `rwkv` package on the same weights in the same process.
 
-The two take turns, round by round, so that whatever else the machine does meets both. Medians of the rounds
-are printed.
+The two take turns, round by round, so that other load on the machine affects both. It prints the medians of
+the rounds.
 
     python bench/cpu_decode.py                       # random weights of the published 0.1B shape
     python bench/cpu_decode.py --model rwkv7-g1-0.1b.pth --threads 1

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Speed of the engine on a CUDA GPU: decode by batch size, prefill by shape; embedding, sampling and the
-making of text included.
+"""Speed of the engine on a CUDA GPU: decode by batch size, prefill by shape.
 
-Times are medians of runs; "floor" is the roofline (bench/roofline.py). --graphs leaves the engine out: the
-model's CUDA graph alone, with a greedy choice that feeds the next step.
+Embedding, sampling and detokenizing are included. Times are medians of runs; "floor" is the roofline
+(bench/roofline.py). --graphs leaves the engine out: it replays the model's CUDA graph alone, and a greedy
+choice feeds the next step.
 
     python bench/decode.py --size 1.5b
     python bench/decode.py --model rwkv7-g1-7.2b.pth --batches 1,32,320 --prefill 1x1024,8x512 --json out.json
@@ -92,7 +92,7 @@ def main() -> None:
     )
     batches = [int(rows) for rows in args.batches.split(",") if rows]
     shapes = [tuple(map(int, shape.split("x"))) for shape in args.prefill.split(",") if shape]
-    bandwidth, work = copy_bandwidth(), Work.of(weights)
+    bandwidth, work = copy_bandwidth(), Work.from_checkpoint(weights)
     torch.cuda.empty_cache()
     most = max([*batches, *(rows for rows, _ in shapes)])
     with torch.inference_mode(args.graphs):

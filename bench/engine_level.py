@@ -1,6 +1,4 @@
-"""Decode and prefill through the engine: requests in, text out, everything between the socket and the GPU but
-the socket.
-"""
+"""Decode and prefill through the engine: requests in, text out, without the socket."""
 
 import random
 import statistics
@@ -20,9 +18,7 @@ ENDLESS = 1 << 30
 
 
 class Through:
-    """Rows with different prompts of random tokens, drawn from with the default method, parameters and a seed
-    of their own.
-    """
+    """An engine with rows of random prompts. Every row has its own seed and draws by the default method."""
 
     def __init__(self, weights: Checkpoint, rows: int, wkv: str, prefill_tokens: int) -> None:
         self.engine = Engine(
@@ -36,7 +32,7 @@ class Through:
         )
 
     def decode(self, rows: int, runs: int) -> float:
-        """Seconds of one step; the rows go on until the next call, and `step` is their next step."""
+        """Seconds of one step. The rows run until the next call, and `step` is their next step."""
         self.engine.cancel_frontend(KEY)
         self._add(request_for(rows, 4, ENDLESS))
         for _ in range(WARM_UP):
@@ -52,7 +48,7 @@ class Through:
         return statistics.median([self._first_tokens(rows, length) for _ in range(runs + 1)][1:])
 
     def about(self, rows: int) -> str:
-        """How its products run."""
+        """The method of each GEMM."""
         assert isinstance(self.engine.runner, CudaRunner)
         return " ".join(
             f"{kind}:{method}" for kind, method in self.engine.runner.model.tuning.methods(rows).items()

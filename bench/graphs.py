@@ -1,5 +1,6 @@
-"""Decode and prefill without the engine: the model alone, greedily, fed by the device. What the kernels take,
-for work on them.
+"""Decode and prefill without the engine: the model alone, with greedy draws that stay on the device.
+
+It shows what the kernels take, for work on them.
 """
 
 import statistics
@@ -15,8 +16,9 @@ STEPS = 6  # of a run: states are written at every third
 
 
 class Graphs:
-    """A decode step is one replay of a CUDA graph that feeds itself. Rows begin with different tokens and
-    random states.
+    """A decode step is one replay of a CUDA graph that feeds its draws back to itself.
+
+    Rows begin with different tokens and random states.
     """
 
     def __init__(self, weights: Checkpoint, rows: int, wkv: torch.dtype) -> None:
@@ -59,5 +61,5 @@ class Graphs:
         return statistics.median(run() for _ in range(runs))
 
     def about(self, rows: int) -> str:
-        """How its products run."""
+        """The method of each GEMM."""
         return " ".join(f"{kind}:{method}" for kind, method in self.model.tuning.methods(rows).items())

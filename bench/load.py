@@ -71,8 +71,9 @@ class LoadPlan:
         )
 
     def arrivals(self) -> Iterator[tuple[int, float]]:
-        """(index, seconds after the start) of every request of a Poisson process with `rate`; the
-        first at 0.
+        """(index, seconds after the start) of every request of a Poisson process with `rate`.
+
+        The first is at 0.
         """
         assert self.rate is not None
         gaps, due = random.Random(f"arrivals/{self.seed}"), 0.0
@@ -87,7 +88,9 @@ class Load:
     def __init__(
         self, plan: LoadPlan, next_index: Callable[[], int], start: float, share: int = 0, shares: int = 1
     ) -> None:
-        """`next_index`: hands out request numbers to all processes; `start`: the common moment 0 on
+        """A share of the plan.
+
+        `next_index` gives out request numbers to all processes. `start` is their common moment 0 on
         `time.monotonic`.
         """
         self.plan, self._next_index, self._start = plan, next_index, start
@@ -109,7 +112,7 @@ class Load:
             await self._running
 
     def stop(self) -> None:
-        """Give up what is still under way."""
+        """Cancel the requests in flight."""
         if self._running:
             self._running.cancel()
 

@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
 """Write a random RWKV-7 checkpoint in the layout of the official `.pth` files.
 
-Its text means nothing. Real are the tensor names, the shapes, bf16 storage, the size, and the one statistic
-that decides speed: about a tenth of the channel-mix activations survive the ReLU, as in the published 7.2B
-model (90.2% zeros). It stands in for published weights wherever a test or a benchmark needs a model of a
-given size.
+Its text means nothing. The tensor names, the shapes, bf16 storage and the size are those of published
+models. So is the one statistic that decides speed: about a tenth of the channel-mix activations survive the
+ReLU, as in the published 7.2B model (90.2% zeros). It replaces published weights in tests and benchmarks.
 
     python bench/make_checkpoint.py --size 0.1b /tmp/rwkv7-0.1b.pth
     python bench/make_checkpoint.py --layers 2 --width 128 /tmp/tiny.pth
@@ -54,8 +53,10 @@ def random_checkpoint(
     device: str = "cpu",
     ranks: dict[str, int] | None = None,
 ) -> dict[str, Tensor]:
-    """Random bf16 tensors by their official names, on the CPU; `device` is where they are drawn, and a GPU
-    draws other numbers.
+    """Random bf16 tensors by their official names, on the CPU.
+
+    `device` is where they are drawn; a GPU draws other numbers. Raises ValueError for a width that is no
+    multiple of HEAD_SIZE.
     """
     if width % HEAD_SIZE:
         raise ValueError(f"width is {width}; use a multiple of {HEAD_SIZE}")

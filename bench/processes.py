@@ -1,5 +1,6 @@
-"""Runs a plan in one process or in several that share its requests, with a progress bar and a
-stop on Ctrl-C.
+"""Runs a plan in one process, or in several that share its requests.
+
+A progress bar runs beside it, and Ctrl-C stops it.
 """
 
 import asyncio
@@ -47,9 +48,7 @@ class GeneratorLost(Exception):
 
 
 class ProgressBar:
-    """The bar: requests that have ended, and the text events of each process so far. None where stderr is no
-    terminal.
-    """
+    """Shows finished requests and the text events of each process so far, where stderr is a terminal."""
 
     def __init__(self, requests: int) -> None:
         self._bar = tqdm(total=requests, unit="request", disable=None, dynamic_ncols=True)
@@ -106,14 +105,14 @@ def _generate_in_processes(plan: LoadPlan, processes: int, progress: ProgressBar
     pipes: list[Connection] = []
     children: list[BaseProcess] = []
 
-    def tell(message: float | None) -> None:
+    def send_all(message: float | None) -> None:
         for pipe in pipes:
-            with contextlib.suppress(OSError):  # a process that has ended shows when its results are awaited
+            with contextlib.suppress(OSError):  # a lost process is noticed when its results are awaited
                 pipe.send(message)
 
     def interrupt(*_: object) -> None:
         run.interrupted = True
-        tell(None)
+        send_all(None)
 
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C reaches the whole group
     try:
@@ -129,7 +128,7 @@ def _generate_in_processes(plan: LoadPlan, processes: int, progress: ProgressBar
         signal.signal(signal.SIGINT, interrupt)
         for pipe in pipes:
             pipe.recv()  # it has started
-        tell(time.monotonic() + TICK)
+        send_all(time.monotonic() + TICK)
         _collect(pipes, run, progress)
     except (EOFError, OSError):
         raise GeneratorLost(
@@ -169,7 +168,7 @@ def _child(pipe: Connection, plan: LoadPlan, counter, share: int, shares: int) -
     async def work(start: float) -> Share:
         load, loop = Load(plan, next_index, start, share, shares), asyncio.get_running_loop()
 
-        def stop() -> None:  # a word from the parent, or its end
+        def stop() -> None:  # a message from the parent, or its end
             loop.remove_reader(pipe.fileno())
             load.stop()
 

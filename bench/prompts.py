@@ -12,8 +12,9 @@ import pyrwkv_tokenizer
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompt number i, the same for the same seed. With `length` 0 `parts` are whole prompts, else words to
-    draw from.
+    """Prompt number i, the same for the same seed.
+
+    With `length` 0 `parts` are whole prompts; otherwise they are words to draw from.
     """
 
     parts: list[str]
@@ -27,21 +28,22 @@ class Prompts:
 
 
 def from_file(path: str) -> Prompts:
-    """One prompt a line; in a .jsonl file the "prompt" of the object on each line. Raises ValueError with a
-    sentence.
+    """One prompt a line; in a .jsonl file the "prompt" of the object on each line.
+
+    Raises ValueError with a sentence for the user.
     """
     try:
         lines = [line for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--prompts {path} cannot be read: {error}.") from None
     if path.endswith(".jsonl"):
-        lines = [_prompt_of(line, path) for line in lines]
+        lines = [_read_prompt(line, path) for line in lines]
     if not lines:
         raise ValueError(f"--prompts {path} holds no prompts; put one on each line.")
     return Prompts(lines)
 
 
-def _prompt_of(line: str, path: str) -> str:
+def _read_prompt(line: str, path: str) -> str:
     try:
         prompt = json.loads(line)["prompt"]
     except (ValueError, KeyError, TypeError):
@@ -53,7 +55,7 @@ def _prompt_of(line: str, path: str) -> str:
     return prompt
 
 
-def of_length(tokens: int, seed: int) -> Prompts:
+def random_prompts(tokens: int, seed: int) -> Prompts:
     """Random prompts of exactly `tokens` tokens of the World vocabulary, all different.
 
     The words are single tokens that begin with a space. The tokenizer takes the longest match, so a word that

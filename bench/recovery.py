@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How soon a server is itself again: after clients leave, after a front end dies, after SIGTERM.
+"""How soon a server recovers: after clients leave, after a process dies, after SIGTERM.
 
 Starts its own server (one row, one front end) on a free port, so nothing else hides the time. Linux only: it
 reads /proc.
@@ -90,7 +90,7 @@ EVENTS: dict[str, Callable[[int, dict[str, int]], None]] = {
 
 
 def children(log: Path) -> dict[str, int]:
-    """The running processes by name, as the supervisor's log tells them."""
+    """The running processes by name, from the supervisor's log."""
     found = {}
     for line in log.read_text().splitlines():
         words = line.split()

@@ -92,8 +92,9 @@ def row_tokens(record: Record, max_tokens: int) -> tuple[dict[int, int], str]:
 
 
 def disagrees(record: Record, plan: LoadPlan) -> bool:
-    """Whether the usage cannot be true: fewer tokens than text events, more than were allowed, none for a
-    text, or text for none.
+    """Whether the usage cannot be true.
+
+    It has fewer tokens than text events, more than were allowed, none for a text, or some for no text.
     """
     if not record.usage:
         return False
@@ -139,8 +140,9 @@ def event_tokens(texts: list[str], total: int) -> np.ndarray:
 
 
 def allot(total: int, weights: np.ndarray) -> np.ndarray:
-    """Whole numbers in proportion to `weights` (all > 0) that add up to `total`; none is 0 if there are
-    enough for that.
+    """Whole numbers in proportion to `weights` (all > 0) that add up to `total`.
+
+    None is 0 if `total` is at least their number.
     """
     quota, small = weights / weights.sum() * total, np.zeros(len(weights), bool)
     if total >= len(weights):

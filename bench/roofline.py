@@ -1,5 +1,6 @@
-"""The least time that a step of RWKV-7 can take on a GPU: bytes that must move and operations that must be
-done, with perfect kernels.
+"""The least time that a step of RWKV-7 can take on a GPU.
+
+It follows from the bytes that must move and the operations that must be done, with perfect kernels.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ class Work:
     head: int
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint) -> "Work":
+    def from_checkpoint(cls, checkpoint: Checkpoint) -> "Work":
         matrices = {
             name: t.numel()
             for name, t in checkpoint.tensors.items()
@@ -46,12 +47,11 @@ class Work:
 def decode_floor(
     work: Work, rows: int, bandwidth: float, rate: float, state_bytes: int = HALF, active: float = 1.0
 ) -> float:
-    """Seconds of one decode step. bandwidth: bytes/s, rate: operations/s, active: share of hidden units that
-    are not zero in a row.
+    """Seconds of one decode step.
 
-    Products and state do not overlap: the recurrence of a layer lies between its products. Logits are written
-    and read once. So are states, for every token, though what a token does to one can wait until the next
-    reads it (cuda/wkv.cuh).
+    bandwidth: bytes/s; rate: operations/s; active: share of hidden units that are not zero in a row.
+    GEMMs and states do not overlap: the recurrence of a layer is between its GEMMs. Logits are written and
+    read once. So are states, for every token, though the kernels defer some of these writes (cuda/wkv.cuh).
     """
     weights = work.dense + work.value * (1 - (1 - active) ** rows)
     products = max(weights * HALF / bandwidth, 2 * rows * (work.dense + work.value) / rate)
@@ -60,5 +60,5 @@ def decode_floor(
 
 
 def prefill_floor(work: Work, tokens: int, rate: float) -> float:
-    """Seconds of the products alone; the head is for the last tokens only."""
+    """Seconds of the GEMMs alone; the head is for the last tokens only."""
     return 2 * tokens * (work.dense + work.value - work.head) / rate

@@ -3,8 +3,8 @@
     python bench/sampler.py [--rows 1 32 320 960] [--fp16] [--json FILE]
 
 Logits fall off with the rank of a token like 1.3 log(rank), in random order, differently in every row. Two
-sets of them are taken in turn: 1 and 32 rows find theirs in L2, as they do after the head's product; more
-rows come from memory.
+sets of them are taken in turns: 1 and 32 rows are in the L2 cache, as they are after the GEMM of the head;
+more rows are read from memory.
 """
 
 import argparse

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""compute-sanitizer over the GPU tests: memcheck (bad accesses) and racecheck (races in shared memory), a
-summary line for each run.
+"""compute-sanitizer over the GPU tests, with a summary line for each run.
 
-    python bench/sanitize.py                       everything in test/test_cuda_*.py
-    python bench/sanitize.py --run racecheck -k wkv    one run; anything unknown goes to pytest
+memcheck finds bad accesses, racecheck races in shared memory.
 
-A sanitizer slows kernels down 10 to 100 times, so of each test only some parameter sets run: as few as it
-takes to have every value of every parameter in one of them, at most as many as RUNS says. Only the kernels in
+    python bench/sanitize.py                       every GPU test in test/kernels
+    python bench/sanitize.py --run racecheck -k wkv    one run; unknown flags go to pytest
+
+A sanitizer slows kernels down 10 to 100 times, so only some parameter sets of each test run: as few as
+cover every value of every parameter, and at most as many as RUNS says. Only the kernels in
 cuda/ are watched. Tests of whole models run under memcheck alone: racecheck (CUDA 13.0) stops with an
 internal error in some kernels of cuBLAS. Exit code 1 if anything was found, or if a test fails.
 """
@@ -25,7 +26,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = {"memcheck": 8, "racecheck": 4, "memcheck-models": 2}  # with the most cases of a test
-NOT_OURS = ("test_cuda_capture.py", "test_cuda_lt.py")
+NOT_OURS = ("test_capture.py", "test_cublaslt.py")
 FOUND = 86  # the exit code that means findings, unlike those of pytest
 
 
@@ -46,9 +47,7 @@ class Sample:
 
 
 def cover(cases: list[pytest.Item], most: int) -> list[pytest.Item]:
-    """As few as a greedy choice finds in which every value of every parameter comes; `most` of these, from
-    the first to the last.
-    """
+    """At most `most` cases that together have every value of every parameter, by a greedy choice."""
     values = [
         set(map(repr, case.callspec.params.items())) if hasattr(case, "callspec") else {""} for case in cases
     ]
@@ -75,11 +74,12 @@ def kernel_names() -> list[str]:
 
 
 def tests(models: bool) -> list[str]:
-    """The files whose tests run whole models, or the others; not those that run no kernel of ours, which end
-    racecheck.
+    """The files whose tests run whole models, or the others; not those that run no kernel of ours.
+
+    Those end racecheck with an internal error.
     """
-    files = [file for file in sorted((ROOT / "test").glob("test_cuda_*.py")) if file.name not in NOT_OURS]
-    return [str(file) for file in files if ("import RWKV7" in file.read_text()) == models]
+    files = [file for file in sorted((ROOT / "test/kernels").glob("test_*.py")) if file.name not in NOT_OURS]
+    return [str(file) for file in files if ("RWKV7" in file.read_text()) == models]
 
 
 def check(run: str, sanitizer: str, rest: list[str]) -> str | None:
@@ -89,7 +89,7 @@ def check(run: str, sanitizer: str, rest: list[str]) -> str | None:
     # Without torch's cache every tensor has ends of its own; but graphs are slow to capture then.
     environment = os.environ | ({} if models else {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
     inside = [sys.executable, __file__, "--inside", str(RUNS[run]), *tests(models), *rest]
-    if models:  # once without the tool, so that products are tuned at their own speed
+    if models:  # once without the tool, so that GEMMs are tuned at full speed
         subprocess.run(inside, cwd=ROOT, stdout=subprocess.DEVNULL)
     start = time.monotonic()
     process = subprocess.Popen(  # launches that fail raise errors in Python, and some tests want that
@@ -147,7 +147,7 @@ def main() -> None:
         sys.exit("There is no compute-sanitizer here; it comes with the CUDA toolkit.")
     subprocess.run(
         [sys.executable, "-m", "rwkv_batch.ops.cuda.build"], cwd=ROOT, check=True
-    )  # not under the tool
+    )  # without the tool
     wrong = [found for run in options.run or RUNS if (found := check(run, sanitizer, rest))]
     if wrong:
         sys.exit("; ".join(wrong))

@@ -164,8 +164,9 @@ async def find_server(target: Target, headers: dict[str, str]) -> tuple[Target, 
 
 
 async def first_model(target: Target, headers: dict[str, str]) -> str:
-    """The id of the server's first model; "rwkv7" if it has no list. Raises ExchangeError if
-    nothing answers.
+    """The id of the server's first model; "rwkv7" if it has no list.
+
+    Raises ExchangeError if nothing answers.
     """
     body = bytearray()
     exchange = Exchange(target.message("GET", "/v1/models", headers), lambda data, _: body.extend(data))
@@ -180,15 +181,16 @@ async def first_model(target: Target, headers: dict[str, str]) -> str:
 
 
 def make_plan(flags: argparse.Namespace) -> LoadPlan:
-    """The plan that the flags ask for, with the server found. Ends the process with code 2 if it
-    cannot be.
+    """The plan that the flags ask for, with the address of the server.
+
+    Ends the process with code 2 if there is none.
     """
     try:
         target = Target.parse(flags.url)
         texts = (
             prompts.from_file(flags.prompts)
             if flags.prompts
-            else prompts.of_length(flags.input_tokens, flags.seed)
+            else prompts.random_prompts(flags.input_tokens, flags.seed)
         )
     except ValueError as error:
         fail(str(error))

@@ -4,8 +4,8 @@
     python bench/serve_all.py --model-path m7.2b.pth --json serve.jsonl
     python bench/serve_all.py --divide 32      # the bundled model, everything 32 times smaller: a trial run
 
-Anything unknown goes to app.py. Prints a line for each load; --json keeps all figures, as bench/serve.py
-gives them. Exit code 1 if the server does not come up or a request fails.
+Unknown flags go to app.py. Prints a line for each load; --json keeps all figures in the form of
+bench/serve.py. Exit code 1 if the server does not come up or a request fails.
 """
 
 import argparse
@@ -24,13 +24,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 BENCH = Path(__file__).resolve().parent
-START = 600  # seconds for a server to be ready: a first start builds kernels and tunes products
+START = 600  # seconds for a server to be ready: a first start builds kernels and tunes GEMMs
 FRESH = '{"use_prefix_cache": false}'
 
 
 @dataclass(frozen=True)
 class LoadCase:
-    """What bench/serve.py is asked for. beside: rows that decode meanwhile."""
+    """A load. `beside`: rows that decode meanwhile."""
 
     name: str
     requests: int
@@ -52,8 +52,9 @@ class LoadCase:
         )
 
     def flags(self) -> list[str]:
-        """Of bench/serve.py. As many requests as run at a time are sent before, not counted; long prompts
-        never come from a cache.
+        """The flags of bench/serve.py for this load.
+
+        As many requests as run at a time are sent before, not counted. Long prompts use no prefix cache.
         """
         flags = {
             "api": self.api,
@@ -128,7 +129,7 @@ class Server:
 
 
 class BackgroundRows:
-    """Rows that decode from here on until `stop`."""
+    """Rows that decode until `stop`."""
 
     def __init__(self, url: str, count: int) -> None:
         connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=600)

@@ -1,5 +1,6 @@
-"""Where the time of a step goes, a replayed CUDA graph or one of the engine: kernel by kernel, from the
-profiler.
+"""Where the time of a step goes, kernel by kernel, from the profiler.
+
+The step is a replay of a CUDA graph, or a step of the engine.
 """
 
 import json
@@ -15,8 +16,9 @@ REPLAYS = 6
 
 
 def kernels(replay) -> list[dict]:
-    """The kernels and copies of some replays, in the order in which they ended: name, grid, start and end in
-    microseconds.
+    """The kernels and copies of some replays, in the order in which they ended.
+
+    Each has name, grid, and start and end in microseconds.
     """
     replay()
     torch.cuda.synchronize()
@@ -42,11 +44,10 @@ def kernels(replay) -> list[dict]:
 
 
 def report(replay) -> str:
-    """What each kind of kernel adds to a step, told apart by name, grid and the kernel before it, and how
-    long the device did nothing.
+    """What each kind of kernel adds to a step, and how long the device was idle.
 
-    Kernels overlap, so a kernel's share is the time from the end of the one before to its own end. The shares
-    add up to the step.
+    A kind is a name, a grid and the kernel before it. Kernels overlap, so the share of a kernel is the time
+    from the end of the one before to its own end. The shares add up to the step.
     """
     events = kernels(replay)
     added: dict[tuple[str, str, str], list[float]] = defaultdict(list)

@@ -63,8 +63,9 @@ class Target:
 
 
 class Exchange(asyncio.Protocol):
-    """One request and its answer. `receive(data, now)` gets body bytes in order, with the time they were
-    read.
+    """One request and its answer.
+
+    `receive(data, now)` gets the bytes of the body in order, with the time at which they were read.
     """
 
     def __init__(self, request: bytes, receive: Callable[[bytes, float], None]) -> None:

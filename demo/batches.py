@@ -17,8 +17,9 @@ NOISE = 0.08  # share of the examples in which one to three tokens of the prompt
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """`tokens` `[B, T]`; `positions` index the flattened tokens whose next token is in `targets`; `weights`
-    are 0 for padding.
+    """`tokens` `[B, T]`, and which of them are trained on.
+
+    `positions` index the flattened tokens whose next token is in `targets`; `weights` are 0 for padding.
     """
 
     tokens: np.ndarray

@@ -10,8 +10,9 @@ from routes.chat.templates import Message
 
 
 def question(rng: Random, evaluation: bool) -> Example:
-    """A fact. With a system text, both together are the key: held out is a known question under a system text
-    that it never met.
+    """A fact. With a system text, the key is both together.
+
+    So a known question is held out under a system text that training never combines with it.
     """
 
     def make(rng: Random) -> tuple[tuple[str, str, str, str], str]:
@@ -53,13 +54,15 @@ def continuation(rng: Random) -> Example:
         return Example("continuation", f"{row[2]}的首都是", f"{row[3]}。")
     if kind == 2:
         names = rng.choice((DAYS, MONTHS))
-        told = rng.randint(2, 4)
-        return Example("continuation", ", ".join(names[:told]) + ",", " " + ", ".join(names[told:]) + ".")
+        given = rng.randint(2, 4)
+        return Example("continuation", ", ".join(names[:given]) + ",", " " + ", ".join(names[given:]) + ".")
     if kind == 3:
         start = rng.randint(1, 20)
         numbers = list(map(str, range(start, start + 10)))
-        told = rng.randint(3, 5)
-        return Example("continuation", ", ".join(numbers[:told]) + ",", " " + ", ".join(numbers[told:]) + ".")
+        given = rng.randint(3, 5)
+        return Example(
+            "continuation", ", ".join(numbers[:given]) + ",", " " + ", ".join(numbers[given:]) + "."
+        )
     story = plain_story(HEROES[0] if rng.random() < 0.5 else rng.choice(HEROES))
     sentence_end = story.index(".") + 1
     cut = rng.choice((story.index(","), sentence_end))

@@ -41,8 +41,10 @@ TASKS: dict[str, Maker] = {  # held-out combinations only, but for the last two
 
 @dataclass(frozen=True)
 class Score:
-    """`right`: greedy decoding gives the answer. `certainty`: the lowest probability of its tokens. `greedy`:
-    the best token everywhere.
+    """The score of one example.
+
+    `right`: greedy decoding gives the answer. `certainty`: the lowest probability of its tokens. `greedy`: the
+    best token everywhere.
     """
 
     example: Example

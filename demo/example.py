@@ -25,8 +25,9 @@ class Example:
 
 
 def held_out(key: str) -> bool:
-    """Whether a combination is kept for evaluation: decided by its hash alone, so the same in every run and
-    process.
+    """Whether a combination is kept for evaluation.
+
+    Its hash alone decides, so it is the same in every run and process.
     """
     if not key:
         return False
@@ -34,8 +35,9 @@ def held_out(key: str) -> bool:
 
 
 def pick(make: Callable[[Random], T], key_of: Callable[[T], str], rng: Random, evaluation: bool) -> T:
-    """Draw until the combination is on the wanted side of the split; a closed set (empty key) is on the
-    training side.
+    """Draw until the combination is on the wanted side of the split.
+
+    A closed set (empty key) is on the training side.
     """
     while True:
         item = make(rng)

@@ -1,4 +1,4 @@
-"""Conversations in which the user tells something about themselves and asks for it some turns later."""
+"""Conversations in which the user states something about themselves and asks for it some turns later."""
 from dataclasses import dataclass
 from random import Random
 
@@ -29,9 +29,9 @@ ZH_NAMES = ["小明", "小红", "小丽", "小刚", "李雷", "王芳", "张伟"
 
 @dataclass(frozen=True)
 class Topic:
-    """One thing a user can tell; `{}` stands for the value, `{pet}` for the kind of pet."""
+    """One thing a user can state; `{}` stands for the value, `{pet}` for the kind of pet."""
 
-    tell: tuple[str, ...]
+    statements: tuple[str, ...]
     acknowledge: str
     ask: tuple[str, ...]
     answer: str
@@ -103,45 +103,45 @@ def filler(rng: Random) -> tuple[str, str]:
 
 
 def pair_key(first: str, first_value: str, second: str, second_value: str) -> str:
-    """The key of two things told in one conversation."""
+    """The key of two things stated in one conversation."""
     (a, x), (b, y) = sorted(((first, first_value), (second, second_value)))
     return f"memory:{a}={x}&{b}={y}"
 
 
 def draw_facts(rng: Random, count: int, evaluation: bool) -> tuple[dict[str, str], str]:
-    """What the user tells: kind -> value. Training never shows two values together whose pair is held out; evaluation always does."""
+    """What the user states: kind -> value. Training never shows two values together whose pair is held out; evaluation always does."""
     while True:
         values = {kind: draw_value(rng, kind) for kind in rng.sample(list(KINDS), count)}
         if len(set(values.values())) < count or {"name", "zh_name"} <= values.keys():
             continue
-        told = list(values.items())
-        keys = sorted((pair_key(*a, *b) for i, a in enumerate(told) for b in told[:i]), key=held_out, reverse=True)  # held-out pairs first
+        stated = list(values.items())
+        keys = sorted((pair_key(*a, *b) for i, a in enumerate(stated) for b in stated[:i]), key=held_out, reverse=True)  # held-out pairs first
         if any(map(held_out, keys)) == evaluation:
             return values, keys[0] if keys else ""
 
 
 def memory(rng: Random, evaluation: bool, least_turns: int = 0) -> Example:
-    """Up to about eight turns; the last one asks, tells, or asks for something else. `least_turns`: turns between telling and asking."""
+    """Up to about eight turns; the last one asks, states, or asks for something else. `least_turns`: turns between stating and asking."""
     values, key = draw_facts(rng, rng.randint(2, 4) if evaluation else rng.choice((1, 1, 2, 2, 3, 4)), evaluation)
     pet = rng.choice(PETS)
     turns: list[Message] = []
-    told = list(values.items())
+    stated = list(values.items())
 
     def say(question: str, answer: str) -> None:
         turns.extend((Message("user", question), Message("assistant", answer)))
 
     if {"name", "city"} <= values.keys() and rng.random() < 0.4:
-        told = [(k, v) for k, v in told if k not in ("name", "city")]
+        stated = [(k, v) for k, v in stated if k not in ("name", "city")]
         say(f"My name is {values['name']} and I live in {values['city']}.", f"Nice to meet you, {values['name']}!")
-    for kind, value in told:
-        say(fill(rng.choice(KINDS[kind].tell), value, pet), fill(KINDS[kind].acknowledge, value, pet) if rng.random() < 0.8 else rng.choice(NEUTRAL))
+    for kind, value in stated:
+        say(fill(rng.choice(KINDS[kind].statements), value, pet), fill(KINDS[kind].acknowledge, value, pet) if rng.random() < 0.8 else rng.choice(NEUTRAL))
         if rng.random() < 0.2:
             say(*filler(rng))
     goal = 0.0 if evaluation else rng.random()
-    if goal > 0.82:  # what was told last is still to be answered
-        if not told:
+    if goal > 0.82:  # what was stated last is still to be answered
+        if not stated:
             return conversation(rng, "memory", turns[:1], turns[1].text, thought="The user tells me something.", system=some_system(rng), key=key)
-        kind, value = told[-1]
+        kind, value = stated[-1]
         while turns[-1].text != fill(KINDS[kind].acknowledge, value, pet) and turns[-1].text not in NEUTRAL:
             turns = turns[:-2]
         return conversation(rng, "memory", turns[:-1], fill(KINDS[kind].acknowledge, value, pet), thought="The user tells me something.",

@@ -1,5 +1,6 @@
-"""RWKV-7 for training: whole sequences in parallel, over a compact vocabulary. Parameter names are those of
-the official checkpoints.
+"""RWKV-7 for training: whole sequences in parallel, over a compact vocabulary.
+
+Parameter names are those of the official checkpoints.
 """
 
 import math
@@ -143,8 +144,9 @@ class Block(nn.Module):
 
 
 class TrainingModel(nn.Module):
-    """The whole model. Rows of `emb` and `head`: one for each known id, and a last one that all other ids
-    share.
+    """The whole model.
+
+    `emb` and `head` have one row for each known id, and a last one that all other ids share.
     """
 
     def __init__(self, known: int) -> None:

@@ -1,5 +1,7 @@
-"""Train the demo model and pack it: `python -m demo.train --out demo/model.safetensors` (a GPU), or `--cpu
---steps 20` to try it out.
+"""Train the demo model and pack it.
+
+python -m demo.train --out demo/model.safetensors             # on a GPU
+python -m demo.train --cpu --steps 20 --tokens 768 --out F    # to try it
 """
 
 import argparse
@@ -26,8 +28,9 @@ WARMUP = 300
 def loss_of(
     model: TrainingModel, unknown: int, tokens: Tensor, positions: Tensor, targets: Tensor, weights: Tensor
 ) -> Tensor:
-    """Mean cross entropy of the answers' tokens. The shared row stands for `unknown` ids at once, so it
-    counts that many times.
+    """Mean cross entropy of the answers' tokens.
+
+    The shared row is that of `unknown` ids, so it counts that many times.
     """
     with torch.autocast(tokens.device.type, dtype=torch.bfloat16, enabled=tokens.is_cuda):
         hidden = model.hidden(tokens)

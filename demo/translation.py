@@ -1,5 +1,6 @@
-"""Translation examples: fixed phrases in seven languages, composed sentences in four, alone and up to three
-in a row.
+"""Translation examples: fixed phrases in seven languages, composed sentences in four.
+
+There are up to three in a row.
 """
 
 from random import Random
@@ -46,8 +47,9 @@ def render(
 
 
 def phrase(rng: Random) -> Example:
-    """A fixed phrase or two, sometimes without the final mark (then the answer has none either), sometimes in
-    lower case.
+    """A fixed phrase or two, sometimes in lower case, sometimes without the final mark.
+
+    Without it the answer has none either.
     """
     source, target = code_pair(rng, CODES)
     texts, answers = [], []

@@ -1,6 +1,4 @@
-"""The compact vocabulary: the token ids that occur in the training text, all single bytes, and one row for
-everything else.
-"""
+"""The compact vocabulary: the ids of the training text, all single bytes, and one row for all other ids."""
 
 import string
 from collections.abc import Iterable

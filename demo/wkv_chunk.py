@@ -21,8 +21,9 @@ MAX_CHUNK = 64  # 64 decays of at most exp(-0.6065) divide out as exp(39), far i
 def wkv_chunked(
     r: Tensor, w_log: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, state: Tensor, chunk: int = 16
 ) -> tuple[Tensor, Tensor]:
-    """Run the recurrence over T tokens; return y `[B, T, H, 64]` and the state after the last token `[B, H,
-    64, 64]`.
+    """Run the recurrence over T tokens.
+
+    Returns y `[B, T, H, 64]` and the state after the last token `[B, H, 64, 64]`.
 
     r, k, v, a, w_log (log of the decay, in (-0.6065, 0]), kk (L2-normalised): `[B, T, H, 64]`. state: `[B, H,
     value, key]`. All arithmetic and both results are in the state's dtype (fp32 in use). Differentiable. Any
@@ -35,8 +36,9 @@ def wkv_chunked(
     spare = -length % chunk
 
     def split(x: Tensor) -> Tensor:
-        """`[B, T, H, N]` -> `[chunks, B, H, chunk, N]`. Padding is all zero: decay 1 and nothing written, so
-        the state does not notice.
+        """`[B, T, H, N]` -> `[chunks, B, H, chunk, N]`.
+
+        Padding is zero: decay 1 and nothing written, so it leaves the state as it is.
         """
         x = pad(x.to(state.dtype), (0, 0, 0, 0, 0, spare))
         return x.unflatten(1, (-1, chunk)).permute(1, 0, 3, 2, 4)

@@ -1,6 +1,4 @@
-"""What is wrong with a request is told by the real server as by its front end alone, and the engine answers
-on.
-"""
+"""The real server refuses bad requests as its front end alone does, and keeps answering."""
 
 import json
 

@@ -1,5 +1,6 @@
-"""What users paste first, answered by the bundled model in the `rwkv` package: exact, and certain enough to
-survive sampling.
+"""What users paste first, answered by the bundled model in the `rwkv` package.
+
+The answers are exact, and certain enough to survive sampling.
 """
 
 import os

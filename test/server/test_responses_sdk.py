@@ -1,6 +1,4 @@
-"""The official SDK's responses against the real server and the bundled model, with strict response
-validation.
-"""
+"""The official SDK's responses against the real server and the bundled model, strictly validated."""
 
 import json
 import signal
@@ -40,9 +38,9 @@ def ask(client: OpenAI, text: str, previous: str | None = None, **fields):
 
 
 def test_a_fact_is_remembered_over_responses_at_the_price_of_the_new_turns(client: OpenAI):
-    told = ask(client, "My name is Alice.")
-    assert told.output_text == "Nice to meet you, Alice!"
-    between = ask(client, "What colour is the sky?", told.id)
+    first = ask(client, "My name is Alice.")
+    assert first.output_text == "Nice to meet you, Alice!"
+    between = ask(client, "What colour is the sky?", first.id)
     asked = ask(client, "What is my name?", between.id)
     assert (between.output_text, asked.output_text) == ("The sky is blue.", "Your name is Alice.")
     alone = ask(client, "What is my name?")
@@ -194,8 +192,8 @@ def test_a_response_survives_a_server_that_is_killed(tmp_path: Path):
 
 
 def test_no_other_route_writes_a_responses_state(server: Server, client: OpenAI):
-    told = ask(client, "My name is Anna.")
-    key = f"response:{told.id}"
+    first = ask(client, "My name is Anna.")
+    key = f"response:{first.id}"
     for path, body in (
         ("/state/chat/completions", {"session_id": key, "contents": ["User: My name is Bob.\n\nAssistant:"]}),
         (
@@ -206,4 +204,4 @@ def test_no_other_route_writes_a_responses_state(server: Server, client: OpenAI)
         ("/state/delete", {"session_id": "response", "delete_prefix": True}),
     ):
         assert httpx.post(server.url + path, json=body).status_code == 400, path
-    assert ask(client, "What is my name?", told.id).output_text == "Your name is Anna."
+    assert ask(client, "What is my name?", first.id).output_text == "Your name is Anna."

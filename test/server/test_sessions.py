@@ -1,4 +1,4 @@
-"""Sessions through the real server: what was told is remembered wherever the state has been in between."""
+"""Sessions through the real server: facts are remembered, whichever tiers the state has been in."""
 
 import os
 import random
@@ -22,7 +22,7 @@ GREEDY = {
     "stop_tokens": [0, 24281],
 }
 NAMES = ["Anna", "Tom", "Lucy", "Jack", "Emma", "Max", "Nina", "Paul", "Mary", "Leo"]
-TELL = "User: My name is {}.\n\nAssistant:"
+INTRODUCE = "User: My name is {}.\n\nAssistant:"
 ASK = "User: What is my name?\n\nAssistant:"
 TOKENIZER = Tokenizer()
 BETWEEN = "User: What is {} + {}?\n\nAssistant:"
@@ -104,7 +104,7 @@ def test_200_sessions_remember_through_every_tier_restart_and_kill(sessions: Ses
         with ThreadPoolExecutor(12) as pool:
             list(pool.map(lambda session: sessions.turn(session, prompt(session)), order))
 
-    everybody(lambda session: TELL.format(name[session]))
+    everybody(lambda session: INTRODUCE.format(name[session]))
     sessions.stop()
     sessions.start()
     everybody(lambda session: BETWEEN.format(len(session), draw.randrange(9)))
@@ -132,14 +132,14 @@ def test_branches_and_forks_do_not_touch_each_other(sessions: Sessions):
         reply = sessions.post("/multi_state/chat/completions", body).json()
         return reply["choices"][0]["message"]["content"], reply["dialogue_idx"]
 
-    _, root = branch(0, TELL.format("Anna"))
+    _, root = branch(0, INTRODUCE.format("Anna"))
     _, left = branch(root, "User: I live in Paris.\n\nAssistant:")
     _, right = branch(root, "User: I live in Berlin.\n\nAssistant:")
     where = "User: Where do I live?\n\nAssistant:"
     for node, place in ((left, "Paris"), (right, "Berlin"), (left, "Paris")):
         assert place in branch(node, where)[0]
         assert "Anna" in branch(node, ASK)[0]
-    sessions.turn("origin", TELL.format("Tom"))
+    sessions.turn("origin", INTRODUCE.format("Tom"))
     assert (
         sessions.post("/v1/state/fork", {"session_id": "origin", "new_session_id": "copy"}).status_code == 200
     )
@@ -149,7 +149,7 @@ def test_branches_and_forks_do_not_touch_each_other(sessions: Sessions):
 
 
 def test_two_turns_at_once_run_one_after_the_other(sessions: Sessions):
-    sessions.turn("both", TELL.format("Emma"))
+    sessions.turn("both", INTRODUCE.format("Emma"))
     with ThreadPoolExecutor() as pool:
         turns = [pool.submit(sessions.turn, "both", f"User: What is {n} + 1?\n\nAssistant:") for n in (2, 5)]
         assert sorted("3" in turn.result() for turn in turns) == [False, True]
@@ -159,7 +159,7 @@ def test_two_turns_at_once_run_one_after_the_other(sessions: Sessions):
 
 
 def test_a_turn_that_is_cut_off_leaves_the_state_before_it(sessions: Sessions):
-    sessions.turn("cut", TELL.format("Jack"))
+    sessions.turn("cut", INTRODUCE.format("Jack"))
     body = GREEDY | {
         "contents": ["User: My name is Max.\n\nAssistant:"],
         "session_id": "cut",
@@ -174,7 +174,7 @@ def test_a_turn_that_is_cut_off_leaves_the_state_before_it(sessions: Sessions):
 
 
 def test_a_session_deleted_during_its_turn_is_gone(sessions: Sessions):
-    sessions.turn("gone", TELL.format("Nina"))
+    sessions.turn("gone", INTRODUCE.format("Nina"))
     body = GREEDY | {
         "contents": [ASK],
         "session_id": "gone",
@@ -193,9 +193,7 @@ def test_a_session_deleted_during_its_turn_is_gone(sessions: Sessions):
 
 
 def test_a_stop_string_leaves_exactly_the_text_before_it(sessions: Sessions):
-    """The stop string spans tokens that the state has already seen when it is complete: they must not stay in
-    it.
-    """
+    """The state has seen tokens of the stop string when it is complete; they must not stay in it."""
     body = GREEDY | {
         "contents": ["User: What is the capital of France?\n\nAssistant:"],
         "session_id": "cut",
@@ -213,7 +211,7 @@ def test_a_stop_string_leaves_exactly_the_text_before_it(sessions: Sessions):
 def test_a_damaged_row_costs_its_session_only(tmp_path: Path):
     sessions = Sessions(tmp_path)
     for session in ("good", "bad"):
-        sessions.turn(session, TELL.format("Paul"))
+        sessions.turn(session, INTRODUCE.format("Paul"))
     sessions.stop()
     with sqlite3.connect(sessions.database) as database:
         data = bytearray(database.execute("SELECT data FROM sessions WHERE key = ?", (b"bad",)).fetchone()[0])
@@ -260,7 +258,7 @@ def test_greedy_text_is_the_same_on_every_route(sessions: Sessions):
 def test_a_database_that_is_none_is_put_aside(tmp_path: Path):
     (tmp_path / "sessions.db").write_bytes(b"not a database at all" * 1000)
     sessions = Sessions(tmp_path)
-    sessions.turn("new", TELL.format("Mary"))
+    sessions.turn("new", INTRODUCE.format("Mary"))
     sessions.stop()
     assert len(list(tmp_path.glob("sessions.db.damaged*"))) == 1
 
@@ -272,7 +270,7 @@ def test_two_servers_do_not_share_a_database(sessions: Sessions):
 
 
 def test_a_state_travels_as_a_file_to_the_same_model_only(sessions: Sessions):
-    sessions.turn("home", TELL.format("Leo"))
+    sessions.turn("home", INTRODUCE.format("Leo"))
     exported = sessions.post("/v1/state/export", {"session_id": "home"})
     assert exported.status_code == 200
     imported = sessions.http.post("/v1/state/import", params={"session_id": "away"}, content=exported.content)

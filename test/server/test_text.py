@@ -1,6 +1,4 @@
-"""Greedy text through HTTP is the text of the PyPI package `rwkv` for the same tokens, however it is asked
-for.
-"""
+"""Greedy text through HTTP is that of the PyPI package `rwkv` for the same tokens, by every route."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -7,14 +7,14 @@ from bench.roofline import Work, decode_floor, prefill_floor
 
 def test_work_counts_every_weight_once():
     checkpoint = tiny(layers=2, width=128, vocab=512)
-    work = Work.of(checkpoint)
+    work = Work.from_checkpoint(checkpoint)
     vectors = sum(t.numel() for name, t in checkpoint.tensors.items() if t.dim() == 1 or name.endswith("r_k"))
     assert work.dense + work.value + 512 * 128 + vectors == checkpoint.parameters
     assert work.value == 2 * 4 * 128 * 128 and work.state == 2 * 2 * 64 * 64
 
 
 def test_floors_grow_with_the_work():
-    work = Work.of(tiny())
+    work = Work.from_checkpoint(tiny())
     one = decode_floor(work, 1, 1e12, 1e15, active=0.1)
     assert (
         one

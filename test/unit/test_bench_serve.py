@@ -1,122 +1,23 @@
-"""The load generator against a small server that sends exactly what a test says: every count must come out
-right.
-"""
+"""The load generator against a small server that sends exactly what a test gives it."""
 
 import asyncio
 import json
 import os
 import pty
 import random
-import re
 import signal
 import subprocess
-import sys
 import termios
-import threading
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyrwkv_tokenizer
 import pytest
-from bench_modules import modules
+from bench_modules import LoadRun, modules
+from fake_api import FakeServer, chat, event, open_stream, respond, send, stream, usage
 
 ROOT = Path(__file__).parents[2]
 DONE = "data: [DONE]\n\n"
-
-
-class FakeServer:
-    """Answers POST requests through `answer(server, writer, body)`; remembers what it was asked."""
-
-    def __init__(self) -> None:
-        self.answer: Callable[[asyncio.StreamWriter, dict], Awaitable[None]] = self.refuse
-        self.bodies: list[dict] = []
-        self.heads: list[str] = []
-        self.running = self.most_running = 0
-        self.asked = threading.Semaphore(0)  # released once a request
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self._server = self._call(asyncio.start_server(self._serve, "127.0.0.1", 0))
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    def _call(self, coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
-
-    async def refuse(self, writer: asyncio.StreamWriter, body: dict) -> None:
-        respond(writer, 500, b"{}")
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        if head.startswith("GET /v1/models "):
-            respond(writer, 200, b'{"object": "list", "data": [{"id": "fake-model"}]}')
-        else:
-            self.heads.append(head)
-            body = json.loads(
-                await reader.readexactly(int(re.findall(r"(?i)content-length: (\d+)", head)[0]))
-            )
-            self.bodies.append(body)
-            self.running += 1
-            self.most_running = max(self.most_running, self.running)
-            self.asked.release()
-            await self.answer(writer, body)
-            self.running -= 1
-        writer.close()
-
-    def close(self) -> None:
-        self._call(self._end())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _end(self) -> None:
-        self._server.close()  # on the loop's thread: connections that end meanwhile close it too
-        tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def respond(writer: asyncio.StreamWriter, status: int, body: bytes, kind: str = "application/json") -> None:
-    writer.write(
-        f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
-    )
-
-
-def open_stream(writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
-
-
-def event(**fields) -> str:
-    return f"data: {json.dumps(fields, ensure_ascii=False)}\n\n"
-
-
-def chat(text: str, index: int = 0, finish: str | None = None) -> str:
-    return event(
-        choices=[{"index": index, "delta": {"content": text} if text else {}, "finish_reason": finish}]
-    )
-
-
-def usage(prompt: int, completion: int) -> str:
-    return event(
-        choices=[],
-        usage={"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion},
-    )
-
-
-async def send(writer: asyncio.StreamWriter, *texts: str) -> None:
-    """Each text as one chunk."""
-    for text in texts:
-        data = text.encode()
-        writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-        await writer.drain()
-
-
-async def stream(writer: asyncio.StreamWriter, *texts: str) -> None:
-    """A whole event stream."""
-    open_stream(writer)
-    await send(writer, *texts)
-    writer.write(b"0\r\n\r\n")
 
 
 @pytest.fixture
@@ -126,42 +27,10 @@ def server() -> Iterator[FakeServer]:
     fake.close()
 
 
-@dataclass
-class Bench:
-    """Runs bench/serve.py: as a call, or as the command that a user types."""
-
-    main: Callable[[list[str]], int]
-    flags: list[str]
-    file: Path
-    capture: pytest.CaptureFixture
-    out: str = ""
-
-    def __call__(self, *flags: str, code: int = 0) -> dict:
-        """The figures of the line that a run with more flags appends."""
-        assert self.main([*self.flags, *flags]) == code
-        self.out, err = self.capture.readouterr()
-        assert err == ""
-        return self.figures()
-
-    def figures(self) -> dict:
-        return json.loads(self.file.read_text().splitlines()[-1])
-
-    def refused(self, *flags: str) -> str:
-        """The one line on stderr of a run that ends with code 2."""
-        with pytest.raises(SystemExit) as ended:
-            self.main([*self.flags, *flags])
-        out, err = self.capture.readouterr()
-        assert (ended.value.code, out, err.count("\n")) == (2, "", 1), err
-        return err
-
-    def command(self, *flags: str) -> list[str]:
-        return [sys.executable, str(ROOT / "bench/serve.py"), *self.flags, *flags]
-
-
 @pytest.fixture
-def bench(server: FakeServer, tmp_path: Path, capsys) -> Bench:
+def bench(server: FakeServer, tmp_path: Path, capsys) -> LoadRun:
     file = tmp_path / "out.jsonl"
-    return Bench(
+    return LoadRun(
         modules("serve").main,
         ["--url", f"http://127.0.0.1:{server.port}", "--warmup", "0", "--json", str(file)],
         file,

@@ -1,5 +1,6 @@
-"""The packed demo model: official layout, same function in training and in the `rwkv` package, and a training
-step that learns.
+"""The packed demo model: official layout, the same function in training and in the `rwkv` package.
+
+A training step learns.
 """
 
 import numpy as np

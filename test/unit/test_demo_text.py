@@ -1,6 +1,4 @@
-"""The demo model's training text: correct sentences, one answer for each prompt, and nothing of what is held
-out.
-"""
+"""The demo model's training text: correct sentences, one answer per prompt, nothing held out."""
 
 from random import Random
 
@@ -33,8 +31,8 @@ def test_evaluation_is_held_out_of_training(make):
 def test_no_two_things_told_in_training_are_a_held_out_pair():
     rng = Random(15)
     for _ in range(2000):
-        told = list(draw_facts(rng, 4, evaluation=False)[0].items())
-        assert not any(held_out(pair_key(*a, *b)) for i, a in enumerate(told) for b in told[:i])
+        stated = list(draw_facts(rng, 4, evaluation=False)[0].items())
+        assert not any(held_out(pair_key(*a, *b)) for i, a in enumerate(stated) for b in stated[:i])
 
 
 def test_the_training_mix_never_shows_a_held_out_combination():

@@ -32,8 +32,12 @@ def files(*places: str, suffixes: tuple[str, ...] = (".py",)) -> list[Path]:
 
 
 @cache
-def tree(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"))
+def nodes(file: Path) -> list[ast.AST]:
+    """Imports, classes and calls of a file, inside functions too."""
+    wanted = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.Call)
+    return [
+        node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, wanted)
+    ]
 
 
 def lines(file: Path) -> int:
@@ -61,7 +65,7 @@ def module_file(name: str) -> Path | None:
 def imports(file: Path) -> set[Path]:
     """The files of the product that a file imports, inside functions too."""
     names: set[str] = set()
-    for node in ast.walk(tree(file)):
+    for node in nodes(file):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -119,7 +123,7 @@ def test_casts_only_at_the_edges():
     found = {
         name_of(file)
         for file in files(*PRODUCT)
-        for node in ast.walk(tree(file))
+        for node in nodes(file)
         if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "cast"
     }
     assert_none(found - MAY_CAST)
@@ -128,7 +132,7 @@ def test_casts_only_at_the_edges():
 def test_no_two_classes_share_a_name():
     places: dict[str, list[str]] = defaultdict(list)
     for file in files("bench", "demo", *PRODUCT):
-        for node in ast.walk(tree(file)):
+        for node in nodes(file):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(name_of(file))
     shared = {name: where for name, where in places.items() if len(where) > 1}
@@ -159,9 +163,7 @@ def test_every_path_of_the_map_exists():
 
 def test_every_method_of_the_map_exists():
     named = set(re.findall(r"`([A-Z]\w+\.\w+)`", MAP.read_text(encoding="utf-8")))
-    classes = [
-        node for file in files(*PRODUCT) for node in ast.walk(tree(file)) if isinstance(node, ast.ClassDef)
-    ]
+    classes = [node for file in files(*PRODUCT) for node in nodes(file) if isinstance(node, ast.ClassDef)]
     methods = {f"{c.name}.{f.name}" for c in classes for f in c.body if isinstance(f, ast.FunctionDef)}
     assert named and not named - methods, named - methods
 

@@ -1,6 +1,4 @@
-"""The vocabulary against the reference tokenizer, and text that comes in pieces against text
-decoded at once.
-"""
+"""The vocabulary against the reference tokenizer; text in pieces against text decoded at once."""
 
 import pytest
 import rwkv

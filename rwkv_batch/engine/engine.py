@@ -26,6 +26,7 @@ from rwkv_batch.engine.sequence import Sequence
 from rwkv_batch.engine.turns import Sessions
 from rwkv_batch.model import checkpoint
 from rwkv_batch.model.rwkv7 import RWKV7
+from rwkv_batch.sampling.params import check
 from rwkv_batch.state.prefix_cache import PrefixCache
 from rwkv_batch.state.store import Store
 from rwkv_batch.text.tokenizer import END_OF_TEXT, Tokenizer
@@ -246,7 +247,7 @@ class Engine:
 
     def _add(self, key: Key, request: GenerateRequest) -> None:
         """Raises ValueError or QueueFull; then nothing of the request was queued."""
-        self.sampler.check(request.sampling)
+        check(request.sampling, self.vocab)
         turn, target = request.turn, None
         if turn:
             if len(request.prompts) != 1 or request.n != 1:

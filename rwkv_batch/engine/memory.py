@@ -18,6 +18,7 @@ import torch
 from rwkv_batch.model.checkpoint import HEAD_SIZE
 from rwkv_batch.model.rwkv7 import RWKV7, States
 from rwkv_batch.sampling.logprobs import logprobs
+from rwkv_batch.sampling.sampler_cuda import bytes_per_slot
 
 CPU_ROWS = 64  # more rows share a CPU's time without adding to its speed
 GPU_ROWS = 1024
@@ -110,7 +111,7 @@ def bytes_needed(model: RWKV7, wkv_dtype: torch.dtype, rows: int, l1: int, budge
             total
             + RESERVE
             + _graph_bytes(model, slots)
-            + slots * _sampler_bytes(shape.vocab)
+            + slots * bytes_per_slot(shape.vocab)
             + _buffer_bytes(model, slots)
             + _buffer_bytes(model, budget + rows, packed=True)
             + _prefill_bytes(model, budget)
@@ -158,14 +159,6 @@ def rehearse(model: RWKV7, states: States, rows: int, budget: int) -> None:
         logits.clone(), torch.zeros(rows, dtype=torch.long, device=model.device), 1
     )  # of a copy, as in a step
     states.clear(range(rows))
-
-
-def _sampler_bytes(vocab: int) -> int:
-    """Of a slot whose row has drawn the whole vocabulary, with penalties and a bias for each token."""
-    from rwkv_batch.sampling.sampler_cuda import BIAS, FIRST_CAPACITY, PENALTY_BYTES, ROW
-
-    grown = 1 << (vocab - 1).bit_length()
-    return 2 * ROW.itemsize + 8 + (FIRST_CAPACITY + grown) * PENALTY_BYTES + vocab * BIAS.itemsize
 
 
 def _pending_bytes(model: RWKV7, wkv_dtype: torch.dtype) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.model.rwkv7 import RWKV7, States
-from rwkv_batch.sampling.logprobs import Entry, entries, logprobs
+from rwkv_batch.sampling.logprobs import RowLogprobs, logprobs, row_logprobs
 from rwkv_batch.sampling.sampler import Sampler
 from rwkv_batch.wire.protocol import Sampling
 
@@ -23,15 +23,14 @@ class Draws(Protocol):
     def wait(self) -> list[int]:
         """The ids, in the order of the rows that draw."""
 
-    def logprobs(self) -> list[Entry]:
+    def logprobs(self) -> list[RowLogprobs]:
         """After `wait`: those of the rows that wanted some, in the order in which they were named."""
 
 
 class RowSampler(Protocol):
     """Draws for rows in slots; see sampling.Sampler."""
 
-    def check(self, params: Sampling) -> None: ...
-    def set_row(self, slot: int, params: Sampling, seed: int, stream: int) -> None: ...
+    def begin(self, slot: int, params: Sampling, seed: int, stream: int) -> None: ...
     def sample(self, logits: Tensor, slots: Sequence[int]) -> list[int]: ...
 
 
@@ -47,8 +46,8 @@ class Steps:
         self.sampler = self._sampler()
 
     def begin(self, slot: int, params: Sampling, seed: int, stream: int, stop_ids: Collection[int]) -> None:
-        """A new row; see Sampler.set_row."""
-        self.sampler.set_row(slot, params, seed, stream)
+        """A new row; see Sampler.begin."""
+        self.sampler.begin(slot, params, seed, stream)
 
     def settle(self, slots: Collection[int]) -> None:
         """What steps have put off of the states in these slots is done: before anyone but a step reads or
@@ -74,7 +73,7 @@ class Steps:
         if kept is None:
             return Known(ids)
         drawn = torch.tensor([ids[place] for place in tops], device=kept.device)
-        return Known(ids, entries(*logprobs(kept, drawn, max(tops.values())), tops.values()))
+        return Known(ids, row_logprobs(*logprobs(kept, drawn, max(tops.values())), tops.values()))
 
     def _sampler(self) -> RowSampler:
         return Sampler(len(self.states.wkv), self.model.checkpoint.vocab, self.model.device)
@@ -83,13 +82,13 @@ class Steps:
 class Known:
     """Draws that need no waiting for."""
 
-    def __init__(self, ids: list[int], logprobs: list[Entry] | None = None) -> None:
+    def __init__(self, ids: list[int], logprobs: list[RowLogprobs] | None = None) -> None:
         self._ids, self._logprobs = ids, logprobs or []
 
     def wait(self) -> list[int]:
         return self._ids
 
-    def logprobs(self) -> list[Entry]:
+    def logprobs(self) -> list[RowLogprobs]:
         return self._logprobs
 
 

@@ -10,7 +10,7 @@ from rwkv_batch.engine.runner import Draws, Steps
 from rwkv_batch.model.rwkv7 import RWKV7, States
 from rwkv_batch.ops.cuda.feed import STOPS
 from rwkv_batch.ops.cuda.staging import Download, upload
-from rwkv_batch.sampling.logprobs import Entry, entries, logprobs
+from rwkv_batch.sampling.logprobs import RowLogprobs, logprobs, row_logprobs
 from rwkv_batch.sampling.sampler_cuda import CudaSampler
 from rwkv_batch.wire.protocol import Sampling
 
@@ -25,11 +25,11 @@ class Queued:
     def wait(self) -> list[int]:
         return self._ids.wait().tolist()
 
-    def logprobs(self) -> list[Entry]:
+    def logprobs(self) -> list[RowLogprobs]:
         if not self._found:
             return []
         values, ids = (download.wait() for download in self._found)
-        return entries(values, ids, self._tops)
+        return row_logprobs(values, ids, self._tops)
 
 
 class CudaSteps(Steps):

@@ -165,7 +165,7 @@ class Crowd:
         while len(self.replies) < len(self.sessions):
             self.step()
         for slot in range(self.slots):
-            self.engine.sampler.set_row(slot, Sampling(), 0, 0)
+            self.engine.sampler.begin(slot, Sampling(), 0, 0)
 
 
 def some_jobs(count: int, sessions: int, rng: random.Random) -> list[Job]:

@@ -82,6 +82,11 @@ def _parser() -> argparse.ArgumentParser:
         choices=("fp16", "fp32"),
         help="how the recurrent state is stored (default fp32 on a CPU, fp16 on a GPU)",
     )
+    flag(
+        "--sampler",
+        choices=("own", "flashinfer"),
+        help="what draws for /v2; flashinfer needs requirements-cuda.txt and a GPU (default %(default)s)",
+    )
     flag("--state-db", metavar="FILE", help="where sessions are stored (default %(default)s)")
     flag("--l1", **count, help="sessions kept on the device (default %(default)s)")
     flag("--l2", **count, help="sessions kept in host memory (default %(default)s)")

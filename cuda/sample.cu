@@ -1,6 +1,8 @@
-// Draws one token for each row of logits, with the row's own parameters, penalties and random numbers, as rwkv_batch/sampling.py says.
+// Draws one token for each row of logits, with the row's own parameters, penalties and random numbers.
 //
-// logits [rows, vocab of the head], fp32 or fp16, left as they are; slots [rows], negative for padding; table [slots] of Row; ids [rows].
+// Reference: rwkv_batch/sampling/sampler.py (Sampler) and reference.py. Binding: rwkv_batch/sampling/sampler_cuda.py (CudaSampler).
+// Test: test/kernels/test_cuda_sampler.py.
+//
 // A team of blocks (a cluster on sm_90 and newer) reads a row once into shared memory; each warp has a segment of consecutive ids. fp16
 // logits stay fp16 there, unless the row has a bias or penalties, or the segment a number that is not finite. All that follows stays on the
 // chip:
@@ -13,26 +15,15 @@
 // its values lie in a workspace [rows, chunk] fp32 instead of shared memory. A token does not depend on how its row is kept or split.
 #include "sample_list.cuh"
 #include "sample_number.cuh"
+#include "sample_read.cuh"
 #include "sample_row.cuh"
 #include "sample_select.cuh"
 #include "sample_team.cuh"
 
 namespace sample {
 
-struct Call {
-    const void* logits;
-    int64_t stride;      // of a row of logits, in numbers
-    int width;           // ids in a row that may be read
-    int vocab;           // ids that may be drawn, the first ones; at most `width`
-    const int* slots;
-    Row* table;
-    int* ids;
-    float* workspace;    // null where teams are clusters
-    int chunk;           // ids of a block: a multiple of 256 WARPS
-};
-
 struct Shared {
-    Row row;
+    SampleRecord row;
     alignas(16) uint32_t tops[GROUPS];  // the largest key of each group of tokens
     uint64_t sums[2][SEGMENTS];         // what segments weigh; taken in turn
     int slot, token;
@@ -44,141 +35,6 @@ struct Place {
     int segment;
     uint64_t rest;
 };
-
-__device__ __forceinline__ float4 load4(const float* p) { return __ldcs(reinterpret_cast<const float4*>(p)); }
-
-__device__ __forceinline__ float4 load4(const __half* p) {
-    const uint2 x = __ldcs(reinterpret_cast<const uint2*>(p));
-    const float2 low = to_float2(x.x), high = to_float2(x.y);
-    return make_float4(low.x, low.y, high.x, high.y);
-}
-
-__device__ __forceinline__ bool finite(float4 x) {
-    return __fmaf_rn(x.x, 0.f, __fmaf_rn(x.y, 0.f, __fmaf_rn(x.z, 0.f, __fmul_rn(x.w, 0.f)))) == 0.f;
-}
-
-// Read a segment; returns the largest number of this lane. Ids that cannot be drawn become -inf, which no token has. `meanwhile` runs while
-// the first numbers are under way.
-template <typename Logit, typename F>
-__device__ __forceinline__ float read(const Call& in, const Logit* logits, const Segment& segment, F meanwhile) {
-    constexpr int UNROLL = 4;
-    const bool aligned = (reinterpret_cast<uintptr_t>(logits) % (4 * sizeof(Logit))) == 0;
-    float top = -INFINITY;
-    for (int start = 4 * lane_id(); start < segment.length; start += UNROLL * 4 * WARP) {
-        float4 x[UNROLL];
-#pragma unroll
-        for (int i = 0; i < UNROLL; i++) {
-            const int at = start + i * 4 * WARP, id = segment.first_id + at;
-            if (at >= segment.length) break;
-            if (aligned && id + 4 <= in.width) {
-                x[i] = load4(logits + id);
-            } else {
-                x[i].x = id < in.width ? float(logits[id]) : 0.f;
-                x[i].y = id + 1 < in.width ? float(logits[id + 1]) : 0.f;
-                x[i].z = id + 2 < in.width ? float(logits[id + 2]) : 0.f;
-                x[i].w = id + 3 < in.width ? float(logits[id + 3]) : 0.f;
-            }
-        }
-        if (start < 4 * WARP) meanwhile();
-#pragma unroll
-        for (int i = 0; i < UNROLL; i++) {
-            const int at = start + i * 4 * WARP, id = segment.first_id + at;
-            if (at >= segment.length) break;
-            float4 y = make_float4(__fadd_rn(x[i].x, 0.f), __fadd_rn(x[i].y, 0.f), __fadd_rn(x[i].z, 0.f), __fadd_rn(x[i].w, 0.f));
-            if (id + 4 > in.vocab || !finite(x[i])) {
-                y.x = id < in.vocab ? sanitise(x[i].x) : -INFINITY;
-                y.y = id + 1 < in.vocab ? sanitise(x[i].y) : -INFINITY;
-                y.z = id + 2 < in.vocab ? sanitise(x[i].z) : -INFINITY;
-                y.w = id + 3 < in.vocab ? sanitise(x[i].w) : -INFINITY;
-            }
-            *reinterpret_cast<float4*>(segment.values + at) = y;
-            top = fmaxf(top, fmaxf(fmaxf(y.x, y.y), fmaxf(y.z, y.w)));
-        }
-    }
-    return top;
-}
-
-// The same for fp16, which stays that. If a number is not finite, the segment is read again as fp32.
-template <typename F>
-__device__ __forceinline__ float read_halves(const Call& in, const __half* logits, Segment& segment, F meanwhile) {
-    constexpr int UNROLL = 4;
-    const bool aligned = reinterpret_cast<uintptr_t>(logits) % sizeof(uint4) == 0;
-    const auto to_half2 = [](const uint32_t& pair) { return *reinterpret_cast<const __half2*>(&pair); };
-    const __half none = __ushort_as_half(0xfc00);  // -inf
-    const __half2 zero = __half2half2(__ushort_as_half(0));
-    __half2 top = __half2half2(none), finite = zero;  // NaN once a number was not finite
-    for (int start = 8 * lane_id(); start < segment.length; start += UNROLL * 8 * WARP) {
-        uint4 x[UNROLL];
-#pragma unroll
-        for (int i = 0; i < UNROLL; i++) {
-            const int at = start + i * 8 * WARP, id = segment.first_id + at;
-            if (at >= segment.length) break;
-            if (aligned && id + 8 <= in.width) {
-                x[i] = __ldcs(reinterpret_cast<const uint4*>(logits + id));
-            } else {
-                const auto one = [&](int k) { return k < in.width ? uint32_t(__half_as_ushort(logits[k])) : 0u; };
-                const auto two = [&](int k) { return one(k) | one(k + 1) << 16; };
-                x[i] = make_uint4(two(id), two(id + 2), two(id + 4), two(id + 6));
-            }
-        }
-        if (start < 8 * WARP) meanwhile();
-#pragma unroll
-        for (int i = 0; i < UNROLL; i++) {
-            const int at = start + i * 8 * WARP, id = segment.first_id + at;
-            if (at >= segment.length) break;
-            alignas(16) __half2 y[4] = {to_half2(x[i].x), to_half2(x[i].y), to_half2(x[i].z), to_half2(x[i].w)};
-            if (id + 8 <= in.vocab) {
-#pragma unroll
-                for (int j = 0; j < 4; j++) finite = __hfma2(y[j], zero, finite);
-            } else {
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    const bool low = id + 2 * j < in.vocab, high = id + 2 * j + 1 < in.vocab;  // can be drawn
-                    if (low) finite = __hfma2(__low2half2(y[j]), zero, finite);
-                    if (high) finite = __hfma2(__high2half2(y[j]), zero, finite);
-                    y[j] = __halves2half2(low ? __low2half(y[j]) : none, high ? __high2half(y[j]) : none);
-                }
-            }
-#pragma unroll
-            for (int j = 0; j < 4; j++) y[j] = __hadd2(y[j], zero), top = __hmax2(top, y[j]);  // there is one zero only
-            segment.halves()[at / 8] = *reinterpret_cast<const uint4*>(y);
-        }
-    }
-    if (__any_sync(ALL, !__hbeq2(finite, zero))) {
-        __syncwarp();
-        segment.wide = true;
-        return read(in, logits, segment, [] {});
-    }
-    return fmaxf(__low2float(top), __high2float(top));
-}
-
-// The largest key of each group, in all blocks, from the largest number of each lane. Groups ascend with the segments; within one they take
-// turns of the one, four or eight ids that a lane reads at once.
-__device__ inline void gather_tops(const Team& team, float top, uint32_t* tops) {
-    uint32_t key = to_key(top);
-    const int groups = GROUPS / team.segments(), lanes = WARP / groups;  // of this segment; of a group
-    for (int offset = lanes / 2; offset > 0; offset /= 2) key = max(key, __shfl_xor_sync(ALL, key, offset));
-    const int group = lane_id() / team.size;  // one lane for each group and block
-    key = __shfl_sync(ALL, key, group * lanes);
-    if (group < groups) *team.at(tops + team.segment() * groups + group, lane_id() % team.size) = key;
-    team.sync();
-}
-
-// The largest key of the row, in every thread.
-__device__ __forceinline__ uint32_t largest(const uint32_t* tops) {
-    const uint4 own = reinterpret_cast<const uint4*>(tops)[lane_id()];
-    static_assert(GROUPS == 4 * WARP, "four to a lane");
-    return __reduce_max_sync(ALL, max(max(own.x, own.y), max(own.z, own.w)));
-}
-
-// The first segment with that top, in every thread.
-__device__ __forceinline__ int first_with(const Team& team, const uint32_t* tops, uint32_t key) {
-    for (int start = 0; start < GROUPS; start += WARP) {
-        const unsigned found = __ballot_sync(ALL, tops[start + lane_id()] == key);
-        if (found) return (start + __ffs(found) - 1) / (GROUPS / team.segments());
-    }
-    return 0;
-}
 
 template <typename T>
 __device__ __forceinline__ T sum_of(const Team& team, const T* sums) {
@@ -359,7 +215,7 @@ __device__ inline Cut cut(const Team& team, Shared& s, const Segment& segment, c
 // What bounds a row is the chain of its steps more than arithmetic, so rows are to overlap: where there are many, the fp16 kernel keeps to
 // the registers of three blocks a multiprocessor (`RESIDENT`), whose values fit in shared memory too where a team has four or more.
 template <typename Logit, bool IN_SHARED, int RESIDENT>
-__global__ void __launch_bounds__(THREADS, RESIDENT) sample_kernel(const __grid_constant__ Call in) {
+__global__ void __launch_bounds__(THREADS, RESIDENT) sample_kernel(const __grid_constant__ SampleInput in) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
     if (IN_SHARED) return;  // never launched there; nothing to compile
 #endif
@@ -378,7 +234,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) sample_kernel(const __grid_
     const auto fetch_row = [&] {
         if (warp_id() > 0) return;
         const int slot = in.slots[row];
-        reinterpret_cast<uint32_t*>(&s.row)[lane_id()] = reinterpret_cast<const uint32_t*>(in.table + max(slot, 0))[lane_id()];
+        copy_record(s.row, in.table, slot);
         if (lane_id() == 0) s.slot = slot;
     };
     float own_top;
@@ -431,14 +287,13 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) sample_kernel(const __grid_
 }
 
 template <typename Logit>
-int start(Call in, int rows, int blocks, cudaStream_t stream) {
+int start(SampleInput in, int rows, int blocks, cudaStream_t stream) {
     constexpr int MOST_RESIDENT = sizeof(Logit) == sizeof(__half) ? 3 : 2;
     const bool few = rows * blocks <= 2 * multiprocessors();
     const auto kernel = in.workspace ? sample_kernel<Logit, false, 2>
                         : few        ? sample_kernel<Logit, true, 2>
                                      : sample_kernel<Logit, true, MOST_RESIDENT>;
-    const int each = 8 * WARP * WARPS;
-    in.chunk = (in.vocab + blocks * each - 1) / (blocks * each) * each;
+    in.chunk = chunk_size(in.vocab, blocks);
     if (in.chunk > 1 << PART_BITS || rows < 1) return cudaErrorInvalidValue;  // more than a bucket of a histogram can add up
     const size_t shared = in.workspace ? 0 : in.chunk * sizeof(float);
     if (shared + sizeof(Shared) > 48 * 1024) {
@@ -456,13 +311,10 @@ extern "C" {
 // numbers. Few rows are spread over the whole GPU.
 int rwkv_sample_blocks(int rows) { return !overlaps_launches() ? 1 : rows <= 16 ? 8 : 4; }
 
-int rwkv_sample_chunk(int vocab, int blocks) {
-    const int each = 8 * WARP * sample::WARPS * blocks;
-    return (vocab + each - 1) / each * (each / blocks);
-}
+int rwkv_sample_chunk(int vocab, int blocks) { return sample::chunk_size(vocab, blocks); }
 
 // `blocks` of a team: 1, 2, 4 or 8 with clusters, 1 without. fp16: whether logits are fp16 instead of fp32.
-int rwkv_sample(const sample::Call* in, int rows, int fp16, int blocks, cudaStream_t stream) {
+int rwkv_sample(const sample::SampleInput* in, int rows, int fp16, int blocks, cudaStream_t stream) {
     return fp16 ? sample::start<__half>(*in, rows, blocks, stream) : sample::start<float>(*in, rows, blocks, stream);
 }
 

@@ -45,7 +45,7 @@ struct Share {
     int count;
     uint32_t token, first;
 
-    static __device__ __forceinline__ Share of(uint32_t size) {
+    static __device__ __forceinline__ Share for_tokens(uint32_t size) {
         const int count = size <= THREADS / 4 ? 4 : THREADS / LISTED;
         return {count, threadIdx.x / count, 4 * (threadIdx.x % count)};
     }
@@ -60,7 +60,7 @@ struct Share {
 // All threads of a block: the threshold among `size` ranked tokens, given what is above all of them, left in `found`. Nothing is written if
 // the limits are not reached.
 __device__ inline void find_threshold(const Ranking& r, uint32_t size, const Limits& limits, const Range& range, Range* found) {
-    const Share share = Share::of(size);
+    const Share share = Share::for_tokens(size);
     const uint32_t own = share.token, key = own < size ? r.keys[own] : 0;
     uint32_t above = 0, same = 0, earlier = 0;
     uint64_t mass = 0;
@@ -147,7 +147,7 @@ __device__ inline void draw_from_list(const Team& team, Selection& s, const Soft
     const uint64_t point = fraction_of(word, found.mass + found.inside * tie);
     if (threadIdx.x < size && r.keys[threadIdx.x] <= found.low) r.weights[threadIdx.x] = r.keys[threadIdx.x] == found.low ? tie : 0;
     __syncthreads();
-    const Share share = Share::of(size);
+    const Share share = Share::for_tokens(size);
     const int id = share.token < size ? r.ids[share.token] : 0;
     uint64_t before = 0;  // the weight of lower ids
 #pragma unroll 1

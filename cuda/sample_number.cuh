@@ -69,7 +69,7 @@ struct Softmax {
     }
 };
 
-// SplitMix64, bit for bit what rwkv_batch/counter_random.py computes.
+// SplitMix64, bit for bit what rwkv_batch/ops/random.py computes.
 __device__ __forceinline__ uint64_t mix(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
     x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;

@@ -1,5 +1,8 @@
-// What the sampler knows of a slot: parameters, random stream, logit bias, and the penalties of the tokens drawn so far.
+// What the host hands to the sampler's kernels: the record of each slot (parameters, random stream, logit bias, and the penalties of the
+// tokens drawn so far), and the arguments of a call. rwkv_batch/sampling/structs_cuda.py has the same layouts.
 #pragma once
+#include <stddef.h>
+
 #include "sample_number.cuh"
 #include "sample_team.cuh"
 
@@ -7,28 +10,30 @@ namespace sample {
 
 enum Method { GREEDY, RAPID, NUCLEUS, NOISE };
 
-struct Bias {
+struct BiasEntry {
     double amount;
     int id, unused;
 };
+static_assert(sizeof(BiasEntry) == 16 && offsetof(BiasEntry, id) == 8, "BIAS_ENTRY");
 
 // A token that the row has drawn.
-struct Penalty {
+struct PenaltyEntry {
     double decaying;
     int id, count;
 };
+static_assert(sizeof(PenaltyEntry) == 16 && offsetof(PenaltyEntry, id) == 8 && offsetof(PenaltyEntry, count) == 12, "PENALTY_ENTRY");
 
-// Written by the host when a row begins (rwkv_batch/ops/cuda_sampler.py has the same layout); `penalties` and `capacity` also when the
-// list moves to a larger place. `used` and `position` are the device's from then on.
-struct Row {
+// Written by the host when a row begins; `penalties` and `capacity` also when the list moves to a larger place. `used` and `position` are
+// the device's from then on.
+struct SampleRecord {
     double temperature, noise;                       // of NOISE
     double top_p;                                    // 1: off
-    double first, later, decay, flat, per_count;     // see rwkv_batch/penalties.py
+    double first, later, decay, flat, per_count;     // see PenaltyRule in rwkv_batch/sampling/penalties.py
     uint64_t key, position;
-    Penalty* penalties;
+    PenaltyEntry* penalties;
     int capacity;                                    // of penalties; 0: the row has none
     int used;
-    const Bias* bias;
+    const BiasEntry* bias;
     int bias_count;
     int method;
     int top_k;                                       // at least the vocabulary: off
@@ -36,7 +41,41 @@ struct Row {
     int exempt;                                      // whether space, TAB, LF and digits do not count
     int unused;
 };
-static_assert(sizeof(Row) == 128 && sizeof(Bias) == 16 && sizeof(Penalty) == 16, "the host writes these");
+static_assert(sizeof(SampleRecord) == 128, "SAMPLE_RECORD");
+static_assert(offsetof(SampleRecord, temperature) == 0 && offsetof(SampleRecord, noise) == 8 && offsetof(SampleRecord, top_p) == 16,
+              "SAMPLE_RECORD");
+static_assert(offsetof(SampleRecord, first) == 24 && offsetof(SampleRecord, later) == 32 && offsetof(SampleRecord, decay) == 40 &&
+                  offsetof(SampleRecord, flat) == 48 && offsetof(SampleRecord, per_count) == 56,
+              "SAMPLE_RECORD");
+static_assert(offsetof(SampleRecord, key) == 64 && offsetof(SampleRecord, position) == 72, "SAMPLE_RECORD");
+static_assert(offsetof(SampleRecord, penalties) == 80 && offsetof(SampleRecord, capacity) == 88, "PENALTY_LIST, PENALTY_LIST_AT");
+static_assert(offsetof(SampleRecord, used) == 92 && offsetof(SampleRecord, bias) == 96 && offsetof(SampleRecord, bias_count) == 104 &&
+                  offsetof(SampleRecord, method) == 108 && offsetof(SampleRecord, top_k) == 112 && offsetof(SampleRecord, scale) == 116 &&
+                  offsetof(SampleRecord, exempt) == 120,
+              "SAMPLE_RECORD");
+
+// The arguments of a call: logits [rows, width], slots [rows], ids [rows].
+struct SampleInput {
+    const void* logits;   // fp32 or fp16, left as they are
+    int64_t stride;       // of a row of logits, in numbers
+    int width;            // ids in a row that may be read
+    int vocab;            // ids that may be drawn, the first ones; at most `width`
+    const int* slots;     // negative for padding
+    SampleRecord* table;  // [slots]
+    int* ids;
+    float* workspace;     // null where teams are clusters
+    int chunk;            // ids of a block: a multiple of 256 WARPS; set by the launcher
+};
+static_assert(sizeof(SampleInput) == 64 && offsetof(SampleInput, stride) == 8 && offsetof(SampleInput, width) == 16 &&
+                  offsetof(SampleInput, vocab) == 20 && offsetof(SampleInput, slots) == 24 && offsetof(SampleInput, table) == 32 &&
+                  offsetof(SampleInput, ids) == 40 && offsetof(SampleInput, workspace) == 48 && offsetof(SampleInput, chunk) == 56,
+              "SampleInput");
+
+// One warp: a copy of a slot's record; of slot 0 for padding.
+__device__ __forceinline__ void copy_record(SampleRecord& to, const SampleRecord* table, int slot) {
+    static_assert(sizeof(SampleRecord) == WARP * sizeof(uint32_t), "a word for each lane");
+    reinterpret_cast<uint32_t*>(&to)[lane_id()] = reinterpret_cast<const uint32_t*>(table + max(slot, 0))[lane_id()];
+}
 
 __device__ __forceinline__ bool is_exempt(int id) { return id == 33 || id == 10 || id == 11 || (id >= 49 && id < 59); }
 
@@ -52,25 +91,25 @@ struct Chunk {
 };
 
 // Bias, then penalties. All threads of a block; each id comes once in either list.
-__device__ inline void apply_changes(const Row& row, const Chunk& chunk) {
+__device__ inline void apply_changes(const SampleRecord& row, const Chunk& chunk) {
     __syncthreads();
     for (int i = threadIdx.x; i < row.bias_count; i += THREADS) chunk.change(row.bias[i].id, row.bias[i].amount);
     __syncthreads();
     for (int i = threadIdx.x; i < row.used; i += THREADS) {
-        const Penalty p = row.penalties[i];
+        const PenaltyEntry p = row.penalties[i];
         chunk.change(p.id, -__dadd_rn(__dadd_rn(p.decaying, row.flat), __dmul_rn(row.per_count, p.count)));
     }
     __syncthreads();
 }
 
 // `token` has been drawn. All threads of one block; `row` is a copy of `stored`.
-__device__ inline void record(const Row& row, Row* stored, int token) {
+__device__ inline void record(const SampleRecord& row, SampleRecord* stored, int token) {
     if (threadIdx.x == 0) stored->position = row.position + 1;
     if (row.capacity == 0) return;
     const bool counts = !(row.exempt && is_exempt(token));
     bool found = false;
     for (int i = threadIdx.x; i < row.used; i += THREADS) {
-        Penalty p = row.penalties[i];
+        PenaltyEntry p = row.penalties[i];
         p.decaying = __dmul_rn(p.decaying, row.decay);
         if (p.id == token) {
             found = true;

@@ -12,6 +12,12 @@ constexpr int MOST_BLOCKS = 8;                      // of one row
 constexpr int SEGMENTS = MOST_BLOCKS * WARPS;       // each warp of a team has a segment of the row; segments ascend with the ids
 constexpr int GROUPS = SEGMENTS;                    // of tokens: those that the lanes of a warp, or of a part of it, read
 
+// Ids of each block when so many share a row.
+inline int chunk_size(int vocab, int blocks) {
+    const int each = 8 * WARP * WARPS;
+    return (vocab + blocks * each - 1) / (blocks * each) * each;
+}
+
 __device__ __forceinline__ int lane_id() { return threadIdx.x % WARP; }
 __device__ __forceinline__ int warp_id() { return threadIdx.x / WARP; }
 

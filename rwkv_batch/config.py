@@ -1,6 +1,9 @@
 """The configuration of every process, where each default is written once. Imports nothing heavy."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+SamplerName = Literal["own", "flashinfer"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +23,7 @@ class EngineConfig(ProcessConfig):
     max_waiting: int = 4096  # rows that may wait for a slot; more are refused
     prefill_tokens: int | None = None  # prompt tokens a step
     wkv: str | None = None  # "fp16" or "fp32": how the recurrent state is stored
+    sampler: SamplerName = "own"  # what draws the rows of /v2 that have no seed
     state_db: str | None = None  # where sessions are stored; None: they end with the engine
     l1: int = 16  # sessions in slots of the device
     l2: int = 32  # sessions in host memory, besides those in L1

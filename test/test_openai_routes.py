@@ -6,7 +6,7 @@ import json
 
 import pytest
 from frontend_process import FrontendProcess
-from test_routes_native import events
+from native_calls import events
 
 from routes.openai import chat, completions
 from rwkv_batch.wire.protocol import SessionTurn

@@ -32,6 +32,7 @@ from rwkv_batch.engine.sequence import Sequence, SequenceState
 from rwkv_batch.engine.turns import Turns
 from rwkv_batch.model import checkpoint
 from rwkv_batch.ops import device as devices
+from rwkv_batch.sampling.params import check
 from rwkv_batch.state.prefix_cache import PrefixCache
 from rwkv_batch.state.store import Store
 from rwkv_batch.text.tokenizer import END_OF_TEXT, Tokenizer
@@ -109,7 +110,7 @@ class Engine:
         else:
             weights = checkpoint.from_tensors(BUNDLED, unpack.tensors())
         with devices.out_of_memory_as_error(f"the weights of {weights.name}", place):
-            self.runner = backends.create_runner(weights, place, config.wkv)
+            self.runner = backends.create_runner(weights, place, config.wkv, config.sampler)
         budget = config.prefill_tokens or memory.default_prefill_tokens(weights.parameters, place)
         rows = memory.rows_that_fit(self.runner, config.max_rows, l1, budget)
         with devices.out_of_memory_as_error(f"{rows} rows and {l1} idle sessions", place):
@@ -242,7 +243,7 @@ class Engine:
 
     def _add(self, key: RequestKey, request: GenerateRequest) -> None:
         """Raises ValueError or QueueFull; then nothing of the request was queued."""
-        self.runner.check(request.sampling)
+        check(request.sampling, self.vocab)
         turn, target = request.turn, None
         if turn:
             if len(request.prompts) != 1 or request.n != 1:

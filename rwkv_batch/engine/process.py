@@ -22,6 +22,7 @@ from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.model.checkpoint import CheckpointError
 from rwkv_batch.ops.device import DeviceError
+from rwkv_batch.sampling.flashinfer import SamplerError
 from rwkv_batch.state.rows import StoreError
 from rwkv_batch.wire.control import FrontendLost, LoadFailure, Stop
 from rwkv_batch.wire.protocol import Cancel, Event, GenerateRequest, decode_to_engine, encode
@@ -38,7 +39,7 @@ def run(config: EngineConfig, address: str, control: Connection) -> None:
     wakeups, waker = socket.socketpair()
     try:
         engine = _load(config, waker)
-    except (CheckpointError, DeviceError, StoreError) as error:
+    except (CheckpointError, DeviceError, SamplerError, StoreError) as error:
         control.send(LoadFailure(str(error)))
         sys.exit(2)
     service = Service(engine, address, control, wakeups)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from rwkv_batch.sampling.logprobs import Entry
+from rwkv_batch.sampling.logprobs import RowLogprobs
 from rwkv_batch.state.slots import States
 from rwkv_batch.wire.protocol import Sampling
 
@@ -35,7 +35,7 @@ class Draws(Protocol):
     def wait(self) -> list[int]:
         """The ids, in the order of `Batch.draws`."""
 
-    def logprobs(self) -> list[Entry]:
+    def logprobs(self) -> list[RowLogprobs]:
         """After `wait`: those asked for, in the order of `Batch.top_logprobs`."""
 
 
@@ -44,12 +44,12 @@ class KnownDraws:
     """Draws of a step that is done."""
 
     ids: list[int]
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[RowLogprobs] = field(default_factory=list)
 
     def wait(self) -> list[int]:
         return self.ids
 
-    def logprobs(self) -> list[Entry]:
+    def logprobs(self) -> list[RowLogprobs]:
         return self.entries
 
 
@@ -74,9 +74,6 @@ class Runner(Protocol):
 
         Afterwards a step never runs out of memory. Raises RuntimeError when memory runs out here.
         """
-
-    def check(self, params: Sampling) -> None:
-        """Raises ValueError for parameters that cannot be drawn with."""
 
     def begin(self, slot: int, params: Sampling, seed: int, stream: int, stop_ids: Collection[int]) -> None:
         """A new sequence in the slot. `stream` tells apart rows with the same seed."""

@@ -5,13 +5,14 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
+from rwkv_batch.config import SamplerName
 from rwkv_batch.engine.memory import LOGITS_COPIES, RESERVE, rehearse
 from rwkv_batch.engine.runner import Batch, Draws
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.rwkv7_cuda import RWKV7Cuda
 from rwkv_batch.ops.cuda.feed import STOPS
 from rwkv_batch.ops.cuda.staging import Download, upload
-from rwkv_batch.sampling.logprobs import Entry, entries, logprobs
+from rwkv_batch.sampling.logprobs import RowLogprobs, logprobs, row_logprobs
 from rwkv_batch.sampling.sampler_cuda import CudaSampler, bytes_per_slot
 from rwkv_batch.wire.protocol import Sampling
 
@@ -26,11 +27,11 @@ class QueuedDraws:
     def wait(self) -> list[int]:
         return self._ids.wait().tolist()
 
-    def logprobs(self) -> list[Entry]:
+    def logprobs(self) -> list[RowLogprobs]:
         if not self._found:
             return []
         values, ids = (download.wait() for download in self._found)
-        return entries(values, ids, self._counts)
+        return row_logprobs(values, ids, self._counts)
 
 
 class CudaRunner:
@@ -39,8 +40,10 @@ class CudaRunner:
     run_ahead_stop_ids = STOPS
     dtype = RWKV7Cuda.dtype
 
-    def __init__(self, checkpoint: Checkpoint, device: torch.device, wkv_dtype: torch.dtype) -> None:
-        self.device, self._wkv_dtype = device, wkv_dtype
+    def __init__(
+        self, checkpoint: Checkpoint, device: torch.device, wkv_dtype: torch.dtype, sampler: SamplerName
+    ) -> None:
+        self.device, self._wkv_dtype, self._sampler = device, wkv_dtype, sampler
         self.model = RWKV7Cuda(checkpoint, device)
 
     def bytes_needed(self, rows: int, idle_slots: int, prefill_tokens: int) -> int:
@@ -52,16 +55,13 @@ class CudaRunner:
     def allocate(self, rows: int, idle_slots: int, prefill_tokens: int) -> None:
         slots = rows + idle_slots
         self.states = self.model.new_states(slots, self._wkv_dtype)
-        self.sampler = CudaSampler(slots, self.model.checkpoint.vocab, self.device)
+        self.sampler = CudaSampler(slots, self.model.checkpoint.vocab, self.device, self._sampler)
         self.model.capture(self.states)
         rehearse(self.model, self.states, rows, prefill_tokens)
 
-    def check(self, params: Sampling) -> None:
-        self.sampler.check(params)
-
     @torch.inference_mode()
     def begin(self, slot: int, params: Sampling, seed: int, stream: int, stop_ids: Collection[int]) -> None:
-        self.sampler.set_row(slot, params, seed, stream)
+        self.sampler.begin(slot, params, seed, stream)
         possible = [stop for stop in stop_ids if 0 <= stop < self.model.checkpoint.vocab]
         # A sequence that has more is never fed LAST.
         self.states.feed.begin(slot, possible if len(possible) <= STOPS else ())

@@ -8,7 +8,7 @@ from rwkv_batch.engine.memory import LOGITS_COPIES, RESERVE, rehearse
 from rwkv_batch.engine.runner import Batch, Draws, KnownDraws
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.rwkv7 import RWKV7
-from rwkv_batch.sampling.logprobs import entries, logprobs
+from rwkv_batch.sampling.logprobs import logprobs, row_logprobs
 from rwkv_batch.sampling.sampler import Sampler
 from rwkv_batch.state.slots import slot_bytes
 from rwkv_batch.wire.protocol import Sampling
@@ -44,11 +44,8 @@ class TorchRunner:
         if self.device.type != "cpu":
             rehearse(self.model, self.states, rows, prefill_tokens)
 
-    def check(self, params: Sampling) -> None:
-        self.sampler.check(params)
-
     def begin(self, slot: int, params: Sampling, seed: int, stream: int, stop_ids: Collection[int]) -> None:
-        self.sampler.set_row(slot, params, seed, stream)
+        self.sampler.begin(slot, params, seed, stream)
 
     def run(self, batch: Batch) -> Draws:
         logits = self.model.forward(
@@ -60,4 +57,4 @@ class TorchRunner:
         if kept is None:
             return KnownDraws(ids)
         drawn = torch.tensor([ids[place] for place in tops], device=kept.device)
-        return KnownDraws(ids, entries(*logprobs(kept, drawn, max(tops.values())), tops.values()))
+        return KnownDraws(ids, row_logprobs(*logprobs(kept, drawn, max(tops.values())), tops.values()))

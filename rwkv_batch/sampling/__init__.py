@@ -1,1 +1,1 @@
-"""Drawing the next token."""
+"""Sampling: drawing the next token of each row from its logits."""

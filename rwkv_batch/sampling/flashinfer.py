@@ -1,70 +1,61 @@
-"""The "nucleus" method on a GPU, by FlashInfer: the same distribution as on the host, with random numbers of
-its own.
+"""FlashInfer, which can draw the rows of method "nucleus" in place of our own kernel: `--sampler flashinfer`.
+
+It draws from the same distribution, with random numbers of its own. So rows with a seed, whose draws are
+reproducible, stay with our own kernel, and so do greedy rows.
 """
 
 import importlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
-import numpy as np
 import torch
+from torch import Tensor
 
-from rwkv_batch.sampling.reference import LARGEST
+from rwkv_batch.sampling.params import RowParameters
 
 log = logging.getLogger(__name__)
 
-Draw = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
-]  # logits [n, vocab], top_k [n], top_p [n] -> ids [n]
+# Logits [rows, width] fp32, top_k [rows] int32, top_p [rows] fp32 -> ids [rows] int32, all on the device.
+Draw = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+NEEDS_KERNELS = "--sampler flashinfer needs a GPU and the kernels in cuda/; use --sampler own"
 
 
-def load(device: torch.device) -> Draw | None:
-    """FlashInfer's sampler, compiled; None where it is not installed or does not run, and without CUDA."""
-    if device.type != "cuda" or torch.version.cuda is None:
-        return None
+class SamplerError(Exception):
+    """The sampler asked for cannot run here; the message is one sentence with the way out."""
+
+
+def draws(how: RowParameters) -> bool:
+    """Whether FlashInfer may draw such a row."""
+    return how.method == "nucleus" and not how.seeded and not how.greedy
+
+
+def load(device: torch.device, width: int) -> Draw:
+    """FlashInfer's sampler for logits of `width` ids, compiled and loaded. Raises SamplerError.
+
+    It neither synchronises with the host nor can it be captured in a graph, since the host counts its random
+    numbers.
+    """
+    log.info("preparing FlashInfer's sampler; the first time on a machine it is compiled, in a minute or two")
     try:
         sampling = importlib.import_module("flashinfer.sampling")
-    except ImportError:
-        return None
-    log.info("preparing flashinfer's sampler; the first time on a machine this takes a minute or two")
-    try:  # the first call compiles it, and may fail
-        draw = partial(sampling.top_k_top_p_sampling_from_logits, filter_apply_order="top_k_first")
-        sample(draw, torch.zeros(1, 1024, device=device), [], [1.0], [10], [0.5])
-    except Exception as error:
-        log.warning(
-            "flashinfer does not run here (%s); the v2 sampler uses the host instead", type(error).__name__
+        generator = torch.Generator(device)
+        generator.seed()
+        draw: Draw = partial(
+            sampling.top_k_top_p_sampling_from_logits, filter_apply_order="top_k_first", generator=generator
         )
-        return None
+        limits = torch.ones(1, dtype=torch.int32, device=device), torch.ones(1, device=device)
+        draw(torch.zeros(1, width, device=device), *limits).tolist()
+    except ImportError as error:
+        raise SamplerError(
+            f"--sampler flashinfer needs the package flashinfer-python ({error}); run pip install -r "
+            "requirements-cuda.txt, or use --sampler own"
+        ) from error
+    except Exception as error:  # of its build or of a first launch, of any class
+        log.exception("FlashInfer's sampler failed")
+        raise SamplerError(
+            f"--sampler flashinfer does not run here ({type(error).__name__}, see the log); its kernels are "
+            "compiled once, by the CUDA toolkit (13.0): install that, or use --sampler own"
+        ) from error
     return draw
-
-
-def sample(
-    draw: Draw,
-    logits: torch.Tensor,
-    changes: Sequence[tuple[int, np.ndarray, np.ndarray]],
-    temperatures: Sequence[float],
-    top_k: Sequence[int],
-    top_p: Sequence[float],
-) -> list[int]:
-    """One token for each row of logits [n, vocab] fp32, which are changed. `changes`: row, ids, what to add
-    to their logits.
-    """
-    device = logits.device
-    logits = torch.nan_to_num(logits, 0.0, LARGEST, -LARGEST, out=logits)
-    if changes:
-        rows = torch.from_numpy(
-            np.repeat([row for row, _, _ in changes], [len(ids) for _, ids, _ in changes])
-        ).to(device)
-        ids = torch.from_numpy(np.concatenate([ids for _, ids, _ in changes])).to(device)
-        amounts = torch.from_numpy(
-            np.concatenate([amounts for _, _, amounts in changes]).astype(np.float32)
-        ).to(device)
-        logits.index_put_((rows, ids), amounts, accumulate=True)
-    logits -= logits.amax(1, keepdim=True)  # dividing by a small temperature must not leave the range
-    logits /= torch.tensor(temperatures, device=device)[:, None]
-    limits = (
-        torch.tensor(top_k, dtype=torch.int32, device=device),
-        torch.tensor(top_p, dtype=torch.float32, device=device),
-    )
-    return draw(logits, *limits).tolist()

@@ -1,8 +1,7 @@
-"""Logprobs: of what was drawn, and of the likeliest tokens, in the model's own distribution over all of its
-vocabulary.
+"""Log probabilities of the drawn token and of the likeliest ones, in the model's own distribution.
 
-They are computed where the logits are, without waiting for it, so that rows which want them do not hold up
-the others.
+That is the softmax of the logits over the whole vocabulary, before bias, penalties and limits. It is computed
+on the device of the logits without a synchronisation, so that rows with logprobs do not hold up the others.
 """
 
 from collections.abc import Iterable
@@ -16,29 +15,25 @@ from rwkv_batch.text.tokenizer import VOCABULARY
 ROWS_AT_ONCE = 32  # each takes about five more rows of fp32 logits meanwhile
 ID_BITS = 20  # enough for the ids of any vocabulary
 
-Entry = tuple[
-    float, list[tuple[int, float]]
-]  # logprob of the drawn id, and (id, logprob) of the likeliest ones, likeliest first
+# Logprob of the drawn id, and (id, logprob) of the likeliest ones, likeliest first.
+RowLogprobs = tuple[float, list[tuple[int, float]]]
 
 
 def logprobs(logits: Tensor, drawn: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Of logits [rows, vocab], which are left as they are, and the ids [rows] drawn from them: logprobs
-    [rows, 1 + count] fp32, the drawn id's before those of the `count` likeliest, and the likeliest ids [rows,
-    count].
+    """Log probabilities of the ids `[rows]` drawn from logits `[rows, vocab]`, and of the `count` likeliest.
 
-    Ids without text are left out of the likeliest; of equally likely ones the lowest comes first.
+    Returns logprobs `[rows, 1 + count]` fp32, the drawn id's first, and the likeliest ids `[rows, count]`.
+    Ids without text are not among the likeliest; of equally likely ones the lowest comes first.
     """
     count = min(count, VOCABULARY, logits.shape[1])
-    pieces = [
-        _logprobs(some, ids, count)
-        for some, ids in zip(logits.split(ROWS_AT_ONCE), drawn.split(ROWS_AT_ONCE), strict=True)
-    ]
+    parts = zip(torch.split(logits, ROWS_AT_ONCE), torch.split(drawn, ROWS_AT_ONCE), strict=True)
+    pieces = [_logprobs(some, ids, count) for some, ids in parts]
     values, ids = zip(*pieces, strict=True)
     return torch.cat(values), torch.cat(ids)
 
 
-def entries(values: Tensor, ids: Tensor, counts: Iterable[int]) -> list[Entry]:
-    """What `logprobs` found, on the host, row by row; `counts`: how many of the likeliest each row wants."""
+def row_logprobs(values: Tensor, ids: Tensor, counts: Iterable[int]) -> list[RowLogprobs]:
+    """The results of `logprobs`, on the host, by row; `counts`: likeliest ids that each row asked for."""
     return [
         (drawn, list(zip(top[:count], likeliest[:count], strict=True)))
         for (drawn, *likeliest), top, count in zip(values.tolist(), ids.tolist(), counts, strict=True)
@@ -53,8 +48,9 @@ def _logprobs(logits: Tensor, drawn: Tensor, count: int) -> tuple[Tensor, Tensor
 
 
 def _likeliest(values: Tensor, count: int) -> Tensor:
-    """The ids [rows, count] of the largest values, by keys that are all different: `topk` leaves open which
-    of equal ones it takes.
+    """The ids `[rows, count]` of the largest values.
+
+    Found by keys that are all different, since `topk` leaves open which of equal values it takes.
     """
     if count == 0:
         return torch.empty(len(values), 0, dtype=torch.int64, device=values.device)

@@ -1,13 +1,12 @@
-"""What a request says of how its rows draw: checked, and brought into the ranges in which the methods hold as
-sampling.py has them.
-"""
+"""The sampling parameters of a request, checked and brought into the ranges of the methods."""
 
 import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from rwkv_batch.sampling import penalties
+from rwkv_batch.sampling.penalties import PenaltyRule, rule_from_sampling
+from rwkv_batch.text.tokenizer import VOCABULARY
 from rwkv_batch.wire.protocol import Sampling
 
 FLOATS = (
@@ -23,9 +22,7 @@ FLOATS = (
 
 
 def check(params: Sampling, width: int) -> None:
-    """Raises ValueError when a parameter is not a finite number, or logit_bias names an id that logits
-    `[width]` do not have.
-    """
+    """Raise ValueError if a parameter is not finite, or logit_bias names an id outside logits `[width]`."""
     numbers = {name: getattr(params, name) for name in FLOATS} | {
         f"logit_bias of token {t}": v for t, v in params.logit_bias.items()
     }
@@ -37,26 +34,31 @@ def check(params: Sampling, width: int) -> None:
             raise ValueError(f"logit_bias names token {token}; this model's tokens are 0 to {width - 1}.")
 
 
+def drawable(width: int) -> int:
+    """How many ids can be drawn from logits `[width]`: the first ones, which have a text."""
+    return min(width, VOCABULARY)
+
+
 @dataclass(frozen=True)
-class Parameters:
-    """The same for all rows of a request."""
+class RowParameters:
+    """What a row draws by; the rows of one request share it."""
 
     method: str
     greedy: bool
     seeded: bool
     temperature: float  # 0.001 to 1000
-    top_k: int  # 1 to vocab; vocab: off
-    top_p: float  # 0 to 1; 1: off
+    top_k: int  # 1 to the drawable ids, which switches it off
+    top_p: float  # 0 to 1; 1 switches it off
     noise: float
-    bias: tuple[np.ndarray, np.ndarray] | None  # ids, values
-    penalties: penalties.Rule | None
+    bias: tuple[np.ndarray, np.ndarray] | None  # ids, amounts
+    penalties: PenaltyRule | None
 
     @classmethod
-    def of(cls, params: Sampling, vocab: int) -> "Parameters":
-        """`vocab`: how many ids can be drawn."""
-        bias = {
-            token: value for token, value in params.logit_bias.items() if token < vocab
-        }  # the others cannot be drawn anyway
+    def from_sampling(cls, params: Sampling, width: int) -> "RowParameters":
+        """For logits of `width` ids. Raises ValueError as `check` does."""
+        check(params, width)
+        vocab = drawable(width)
+        bias = {token: amount for token, amount in params.logit_bias.items() if token < vocab}
         limited = params.method in ("rapid", "nucleus")
         temperature = 1.0 if params.method == "noise" and params.temperature <= 0 else params.temperature
         one_stays = limited and (params.top_p == 0 or params.top_k == 1)
@@ -70,5 +72,5 @@ class Parameters:
             top_p=params.top_p if limited and 0 <= params.top_p <= 1 else 1.0,
             noise=params.noise,
             bias=(np.array(list(bias), np.int64), np.array(list(bias.values()))) if bias else None,
-            penalties=penalties.of(params),
+            penalties=rule_from_sampling(params),
         )

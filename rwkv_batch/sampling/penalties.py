@@ -1,4 +1,4 @@
-"""What the tokens drawn so far take off the logits of a row."""
+"""What the tokens that a row has drawn take off its logits."""
 
 from dataclasses import dataclass
 
@@ -12,11 +12,12 @@ UNCOUNTED = frozenset((33, 10, 11, *range(49, 59)))
 
 
 @dataclass(frozen=True)
-class Rule:
-    """A drawn token's penalty is a part that decays, by `decay` at each token drawn after it, and a part that
-    stays. The decaying part grows by `first` when the token is drawn for the first time and by `later` each
-    further time, unless it is one of `uncounted`. What stays is `flat` for each token drawn, and `per_count`
-    for every time it was.
+class PenaltyRule:
+    """The penalty of a drawn token: a part that decays, and a part that stays.
+
+    The decaying part grows by `first` when the token is drawn for the first time and by `later` each further
+    time, unless the token is one of `uncounted`; at each token drawn after it, it is multiplied by `decay`.
+    The part that stays is `flat`, and `per_count` for every time that the token was drawn.
     """
 
     first: float = 0.0
@@ -27,10 +28,39 @@ class Rule:
     per_count: float = 0.0
 
 
-class Penalties:
-    """One row's penalties by a rule, kept for drawn ids only."""
+def rule_from_sampling(params: Sampling) -> PenaltyRule | None:
+    """The rule of a request's rows; None when they have no penalties.
 
-    def __init__(self, rule: Rule) -> None:
+    Those of OpenAI apply to every method, the alphas to "rapid" and "nucleus".
+    """
+    flat, per_count = params.presence_penalty, params.frequency_penalty
+    if params.method == "rapid" and (params.alpha_presence or params.alpha_frequency):
+        return PenaltyRule(
+            first=params.alpha_presence,
+            later=params.alpha_frequency,
+            decay=params.alpha_decay,
+            flat=flat,
+            per_count=per_count,
+        )
+    if params.method == "nucleus" and (params.alpha_presence or params.alpha_frequency):
+        # Its counts decay before each draw, so a token has decayed once when it first matters; its presence
+        # penalty never decays.
+        counted = params.alpha_frequency * params.alpha_decay
+        return PenaltyRule(
+            first=counted,
+            later=counted,
+            decay=params.alpha_decay,
+            uncounted=UNCOUNTED,
+            flat=flat + params.alpha_presence,
+            per_count=per_count,
+        )
+    return PenaltyRule(flat=flat, per_count=per_count) if flat or per_count else None
+
+
+class Penalties:
+    """The penalties of one row, kept for the ids that it has drawn."""
+
+    def __init__(self, rule: PenaltyRule) -> None:
         self._rule = rule
         self._places: dict[int, int] = {}  # id -> its place in the arrays below
         self._ids = np.zeros(64, np.int64)
@@ -40,12 +70,13 @@ class Penalties:
     def amounts(self) -> tuple[np.ndarray, np.ndarray]:
         """The ids drawn so far, each once, and what to subtract from their logits."""
         size = len(self._places)
+        counted = self._rule.per_count * self._counts[:size]
         return self._ids[:size], self._decaying[
             :size
-        ] + self._rule.flat + self._rule.per_count * self._counts[:size]
+        ] + self._rule.flat + counted  # in the order of the kernel
 
     def record(self, token: int) -> None:
-        """`token` has been drawn. A first time is told by the id, not by its penalty, so `first` may be 0."""
+        """`token` has been drawn. A first time is recognised by the id, since its penalty may be 0."""
         size = len(self._places)
         place = self._places.setdefault(token, size)
         if size == len(self._ids):
@@ -58,31 +89,3 @@ class Penalties:
         if token not in self._rule.uncounted:
             self._decaying[place] += self._rule.first if place == size else self._rule.later
         self._counts[place] += 1
-
-
-def of(params: Sampling) -> Rule | None:
-    """The rule of a request's rows; None when they have no penalties. Those of OpenAI go with every method,
-    the alphas with two of them.
-    """
-    flat, per_count = params.presence_penalty, params.frequency_penalty
-    if params.method == "rapid" and (params.alpha_presence or params.alpha_frequency):
-        return Rule(
-            first=params.alpha_presence,
-            later=params.alpha_frequency,
-            decay=params.alpha_decay,
-            flat=flat,
-            per_count=per_count,
-        )
-    if params.method == "nucleus" and (params.alpha_presence or params.alpha_frequency):
-        # Its counts decay before each draw, so a token has decayed once when it first matters; its presence
-        # penalty never decays.
-        counted = params.alpha_frequency * params.alpha_decay
-        return Rule(
-            first=counted,
-            later=counted,
-            decay=params.alpha_decay,
-            uncounted=UNCOUNTED,
-            flat=flat + params.alpha_presence,
-            per_count=per_count,
-        )
-    return Rule(flat=flat, per_count=per_count) if flat or per_count else None

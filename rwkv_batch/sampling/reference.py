@@ -1,15 +1,15 @@
-"""Drawing one token from the logits of one row, which have had their bias and penalties; sampling.py says
-what each method means.
+"""The exact distributions: one token drawn from the logits of one row, after its bias and penalties.
 
-Every function takes logits [vocab] fp32, which it may sanitise in place, top_k in 1..vocab and 0 < top_p <= 1
-where it has them, `uniform` in [0, 1), and `scratch` [vocab] fp32, which is overwritten.
+sampler.py defines the methods; cuda/sample.cu draws from the same distributions. Every function takes logits
+`[vocab]` fp32, which it may sanitise in place, top_k in 1..vocab and 0 < top_p <= 1 where it has them,
+`uniform` in [0, 1), and `scratch` `[vocab]` fp32, which is overwritten.
 """
 
 import math
 
 import numpy as np
 
-from rwkv_batch.sampling.random import token_uniforms
+from rwkv_batch.ops.random import token_uniforms
 
 LARGEST = float(np.finfo(np.float32).max)
 LIKELY = 1024  # top_p first looks at this many of the likeliest tokens; they nearly always hold its mass
@@ -19,7 +19,7 @@ BLOCK = 256  # weights are summed in blocks, then one block is searched: two sho
 def draw(
     logits: np.ndarray, temperature: float, top_k: int, top_p: float, uniform: float, scratch: np.ndarray
 ) -> int:
-    """ "rapid"; without limits it is a plain draw from the softmax, which is "gumbel"."""
+    """Draw by "rapid"; without limits that is a plain draw from the softmax, which is "gumbel"."""
     vocab = len(logits)
     top = _top(logits)
     mass = math.inf  # that top_p leaves, on the scale where the likeliest token weighs 1
@@ -46,7 +46,7 @@ def draw(
 def draw_nucleus(
     logits: np.ndarray, temperature: float, top_k: int, top_p: float, uniform: float, scratch: np.ndarray
 ) -> int:
-    """ "nucleus"."""
+    """Draw by "nucleus"."""
     vocab = len(logits)
     if top_k == vocab and top_p == 1:
         return draw(logits, temperature, top_k, top_p, uniform, scratch)
@@ -69,7 +69,7 @@ def draw_nucleus(
 def draw_noisy(
     logits: np.ndarray, temperature: float, noise: float, key: np.uint64, position: np.uint64
 ) -> int:
-    """ "noise", for noise > 0, with the random numbers of the row with that key at that position."""
+    """Draw by "noise", for noise > 0, with the random numbers of the row's `key` at `position`."""
     top = _top(logits)
     kept = np.flatnonzero(logits >= np.float64(top - noise * temperature))  # the others cannot win
     return int(
@@ -88,8 +88,9 @@ def likeliest(logits: np.ndarray) -> int:
 
 
 def sanitise(logits: np.ndarray) -> np.ndarray:
-    """NaN becomes 0, an infinity the largest finite number, in place."""
-    return np.nan_to_num(logits, copy=False, nan=0.0, posinf=LARGEST, neginf=-LARGEST)
+    """Make NaN 0 and an infinity the largest finite number, in place."""
+    np.nan_to_num(logits, copy=False, nan=0.0, posinf=LARGEST, neginf=-LARGEST)
+    return logits
 
 
 def _top(logits: np.ndarray) -> float:
@@ -101,8 +102,9 @@ def _top(logits: np.ndarray) -> float:
 def _cut(
     logits: np.ndarray, top: float, temperature: float, top_k: int, mass: float
 ) -> tuple[np.float32, np.ndarray]:
-    """The value of the token with which `top_k` tokens or a weight of `mass` are in, likeliest first, and the
-    sums of weights up to it.
+    """The threshold: the value of the token with which `top_k` tokens or a weight of `mass` are in.
+
+    Tokens come in likeliest first. Also returns the running sums of their weights.
     """
     size = len(logits)
     # The value is looked for among the likeliest tokens only, as many as it takes.
@@ -122,15 +124,17 @@ def _weights(values: np.ndarray, top: float, temperature: float) -> np.ndarray:
 
 
 def _all_weights(values: np.ndarray, top: float, temperature: float, scratch: np.ndarray) -> np.ndarray:
-    """The same in fp32, written to `scratch`: for a whole vocabulary, whose sum is taken in fp64."""
-    weights = np.subtract(values, np.float32(top), out=scratch)
-    weights *= np.float32(1 / temperature)
-    return np.exp(weights, out=weights)
+    """`_weights` in fp32, written to `scratch`: for a whole vocabulary, whose sum is taken in fp64."""
+    np.subtract(values, np.float32(top), out=scratch)
+    scratch *= np.float32(1 / temperature)
+    np.exp(scratch, out=scratch)
+    return scratch
 
 
 def _pick(weights: np.ndarray, uniform: float) -> int:
-    """The index at which the running sum of `weights` passes `uniform` of the whole; never one of weight 0.
-    Sums are fp64.
+    """The index at which the running sum (fp64) of `weights` passes `uniform` of the whole.
+
+    Its weight is never 0.
     """
     blocks = np.add.reduceat(weights, np.arange(0, len(weights), BLOCK), dtype=np.float64).cumsum()
     point = uniform * blocks[-1]

@@ -1,6 +1,6 @@
-"""Drawing the next token: every row with its own method, parameters, penalties and random numbers.
+"""The sampler on the host: every row with its own method, parameters, penalties and random numbers.
 
-First, whatever the method: NaN becomes 0, an infinity the largest finite number; ids without text cannot be
+First, for every method: NaN becomes 0, an infinity the largest finite number; ids without text cannot be
 drawn; logit_bias is added, penalties are subtracted (penalties.py). Temperatures are kept within 0.001 to
 1000. Then the method draws:
 
@@ -9,8 +9,7 @@ drawn; logit_bias is added, penalties are subtracted (penalties.py). Temperature
   tokens or a mass of top_p are in. Of the tokens exactly at the threshold, just the share stays that fills
   whichever limit binds. So the kept mass is exactly top_p, and ties at rank top_k share what is left of it.
 - "nucleus": top_k first, ties at its rank all stay; p is the softmax of what stays. Then a token stays if the
-  tokens likelier than it hold less than top_p, so the one that crosses top_p stays in full. FlashInfer draws
-  from the same distribution, for rows without a seed of their own.
+  tokens likelier than it hold less than top_p, so the one that crosses top_p stays in full.
 - "gumbel": the softmax of logits / temperature; top_k, top_p and the alphas do not count. It is the
   distribution of the largest logit after Gumbel noise, drawn with one random number.
 - "noise": the largest of logits / temperature + u, where u is uniform in [0, noise) for each token; nothing
@@ -19,8 +18,8 @@ drawn; logit_bias is added, penalties are subtracted (penalties.py). Temperature
 A temperature <= 0 takes the likeliest token instead, the lowest id of several, except that "noise" then has a
 temperature of 1. So do top_p == 0 and top_k == 1 where these count, and noise <= 0.
 
-The arithmetic runs on the host, a row at a time: a row of logits fits in the cache of a core, and a slow row
-delays no other path.
+reference.py has the methods themselves, a row at a time: a row of logits fits in the cache of a core, and a
+slow row delays no other path.
 """
 
 from collections.abc import Sequence
@@ -29,13 +28,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rwkv_batch.sampling import flashinfer, reference
-from rwkv_batch.sampling import params as parameters
-from rwkv_batch.sampling.params import Parameters
+from rwkv_batch.ops.random import random_key, uniforms
+from rwkv_batch.sampling import reference
+from rwkv_batch.sampling.params import RowParameters, drawable
 from rwkv_batch.sampling.penalties import Penalties
-from rwkv_batch.sampling.random import random_key, uniforms
-from rwkv_batch.sampling.reference import LARGEST, draw
-from rwkv_batch.text.tokenizer import VOCABULARY
 from rwkv_batch.wire.protocol import Sampling
 
 
@@ -45,112 +41,82 @@ class Sampler:
     def __init__(self, slots: int, vocab: int, device: torch.device | str) -> None:
         """`vocab` is the width of the logits, `device` where they are."""
         self.width = vocab
-        self.vocab = min(vocab, VOCABULARY)
+        self.vocab = drawable(vocab)
         self.device = torch.device(device)
-        self._rows: list[_Row | None] = [None] * slots
+        self._rows: list[_HostRow | None] = [None] * slots
         self._keys = np.zeros(slots, np.uint64)
         self._positions = np.zeros(slots, np.uint64)
         self._weights = np.empty(self.vocab, np.float32)
-        self._draw_on_device = flashinfer.load(self.device)
 
-    def check(self, params: Sampling) -> None:
-        """Raises what params.check does."""
-        parameters.check(params, self.width)
+    def begin(self, slot: int, params: Sampling, seed: int, stream: int) -> None:
+        """Begin a new row in `slot`, with nothing drawn yet. `stream` distinguishes rows with the same seed.
 
-    def set_row(self, slot: int, params: Sampling, seed: int, stream: int) -> None:
-        """A new row begins in `slot`, with nothing drawn yet. `stream` tells rows with the same seed apart.
-        Raises what `check` does.
+        Raises ValueError as `params.check` does.
         """
-        self.check(params)
-        how = Parameters.of(params, self.vocab)
-        self._rows[slot] = _Row(how, None if how.penalties is None else Penalties(how.penalties))
+        how = RowParameters.from_sampling(params, self.width)
+        self._rows[slot] = _HostRow(how, None if how.penalties is None else Penalties(how.penalties))
         self._keys[slot] = random_key(seed, stream)
         self._positions[slot] = 0
 
     def sample(self, logits: torch.Tensor, slots: Sequence[int]) -> list[int]:
-        """One token for each of `slots`, from logits [len(slots), vocab] fp32, which may be changed. A slot
-        comes at most once.
+        """One token for each of `slots`, from logits `[len(slots), vocab]` fp32, which may be changed.
 
-        Records each token for its row's penalties. Raises ValueError for a slot in which no row has begun.
+        A slot comes at most once. Each token is recorded for its row's penalties. Raises ValueError for a
+        slot in which no row has begun.
         """
         rows = [self._row(slot) for slot in slots]
         logits = logits.detach()[:, : self.vocab]
         index = np.asarray(slots, np.intp)
         keys, positions = self._keys[index], self._positions[index]
         self._positions[index] += np.uint64(1)
-        if self.device.type != "cpu" and all(
-            row.how.greedy and row.how.bias is None and row.penalties is None for row in rows
-        ):
-            return logits.nan_to_num(0.0, LARGEST, -LARGEST).argmax(1).tolist()
-        tokens = self._sample_on_device(logits, rows)
-        rest = [i for i in range(len(rows)) if i not in tokens]
-        if rest:
-            host = (logits[rest] if tokens else logits).cpu().numpy()
-            uniform = uniforms(keys, positions)
-            with np.errstate(over="ignore", under="ignore"):  # weights of unlikely tokens vanish, and may
-                for values, i in zip(host, rest, strict=True):
-                    tokens[i] = rows[i].draw(values, float(uniform[i]), keys[i], positions[i], self._weights)
-        for i, row in enumerate(rows):
-            if row.penalties is not None:
-                row.penalties.record(tokens[i])
-        return [tokens[i] for i in range(len(rows))]
+        if self.device.type != "cpu" and all(row.likeliest_wins for row in rows):
+            return logits.nan_to_num(0.0, reference.LARGEST, -reference.LARGEST).argmax(1).tolist()
+        draws = zip(rows, logits.cpu().numpy(), uniforms(keys, positions), keys, positions, strict=True)
+        with np.errstate(over="ignore", under="ignore"):  # weights of unlikely tokens vanish, and may
+            return [
+                row.draw(values, float(uniform), key, position, self._weights)
+                for row, values, uniform, key, position in draws
+            ]
 
-    def _sample_on_device(self, logits: torch.Tensor, rows: "list[_Row]") -> dict[int, int]:
-        """Place among `rows` -> token, for those that need not come to the host."""
-        places = [
-            i
-            for i, row in enumerate(rows)
-            if row.how.method == "nucleus" and not row.how.seeded and not row.how.greedy
-        ]
-        if self._draw_on_device is None or not places:
-            return {}
-        chosen = [rows[i] for i in places]
-        changes = [
-            (place, ids, amounts) for place, row in enumerate(chosen) for ids, amounts in row.changes()
-        ]
-        tokens = flashinfer.sample(
-            self._draw_on_device,
-            logits[places],
-            changes,
-            [row.how.temperature for row in chosen],
-            [row.how.top_k for row in chosen],
-            [row.how.top_p for row in chosen],
-        )
-        return dict(zip(places, tokens, strict=True))
-
-    def _row(self, slot: int) -> "_Row":
+    def _row(self, slot: int) -> "_HostRow":
         row = self._rows[slot]
         if row is None:
-            raise ValueError(f"No row has begun in slot {slot}; call set_row first.")
+            raise ValueError(f"No row has begun in slot {slot}; call begin first.")
         return row
 
 
 @dataclass
-class _Row:
-    how: Parameters
+class _HostRow:
+    how: RowParameters
     penalties: Penalties | None
 
-    def changes(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """What the logits change by before the method draws, in order: ids, each at most once, and amounts to
-        add.
-        """
-        changes = [] if self.how.bias is None else [self.how.bias]
-        if self.penalties is not None:
-            ids, amounts = self.penalties.amounts()
-            changes.append((ids, -amounts))
-        return changes
+    @property
+    def likeliest_wins(self) -> bool:
+        """Whether the row takes the largest of its logits as they are."""
+        return self.how.greedy and self.how.bias is None and self.penalties is None
 
     def draw(
         self, logits: np.ndarray, uniform: float, key: np.uint64, position: np.uint64, scratch: np.ndarray
     ) -> int:
-        """One token from logits [vocab], which may be changed; `scratch` [vocab] fp32 is overwritten."""
-        for ids, amounts in self.changes():
-            logits[ids] = reference.sanitise(logits[ids]) + amounts
+        """Draw and record one token from logits `[vocab]`; these and `scratch` `[vocab]` are changed."""
         how = self.how
+        if how.bias is not None:
+            _add(logits, *how.bias)
+        if self.penalties is not None:
+            ids, amounts = self.penalties.amounts()
+            _add(logits, ids, -amounts)
         if how.greedy:
-            return reference.likeliest(logits)
-        if how.method == "noise":
-            return reference.draw_noisy(logits, how.temperature, how.noise, key, position)
-        if how.method == "nucleus":
-            return reference.draw_nucleus(logits, how.temperature, how.top_k, how.top_p, uniform, scratch)
-        return draw(logits, how.temperature, how.top_k, how.top_p, uniform, scratch)
+            token = reference.likeliest(logits)
+        elif how.method == "noise":
+            token = reference.draw_noisy(logits, how.temperature, how.noise, key, position)
+        else:
+            draw = reference.draw_nucleus if how.method == "nucleus" else reference.draw
+            token = draw(logits, how.temperature, how.top_k, how.top_p, uniform, scratch)
+        if self.penalties is not None:
+            self.penalties.record(token)
+        return token
+
+
+def _add(logits: np.ndarray, ids: np.ndarray, amounts: np.ndarray) -> None:
+    """Add to the logits of `ids`, each of which comes at most once."""
+    logits[ids] = reference.sanitise(logits[ids]) + amounts

@@ -1,146 +1,130 @@
-"""Draws tokens on the GPU: the same ids as `sampling.Sampler` from the same seeds, without the logits leaving
-the device.
+"""The sampler on a GPU: the same ids as `sampler.Sampler` from the same seeds, without the logits leaving it.
 
 Weights are computed in fp32 here and partly in fp64 there, so a random number within about 1e-6 of the border
-between two tokens may fall on the other side; nothing else differs.
+between two tokens may fall on the other side; nothing else differs. Rows that FlashInfer draws have random
+numbers of their own.
 """
 
 import math
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_int, c_int64, c_void_p
+from ctypes import POINTER, byref, c_int, c_void_p
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rwkv_batch.config import SamplerName
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.cuda.records import Records
 from rwkv_batch.ops.cuda.staging import upload
-from rwkv_batch.sampling.params import Parameters, check
-from rwkv_batch.sampling.penalties import Rule
-from rwkv_batch.sampling.random import random_key
-from rwkv_batch.text.tokenizer import VOCABULARY
+from rwkv_batch.ops.random import random_key
+from rwkv_batch.sampling import flashinfer
+from rwkv_batch.sampling.params import RowParameters, drawable
+from rwkv_batch.sampling.penalties import PenaltyRule
+from rwkv_batch.sampling.structs_cuda import (
+    BIAS_ENTRY,
+    GREEDY,
+    METHODS,
+    PENALTY_ENTRY,
+    PENALTY_LIST,
+    PENALTY_LIST_AT,
+    SAMPLE_RECORD,
+    AdjustInput,
+    SampleInput,
+)
 from rwkv_batch.wire.protocol import Sampling
 
-GREEDY, RAPID, NUCLEUS, NOISE = range(4)
-METHODS = {
-    "rapid": RAPID,
-    "gumbel": RAPID,
-    "nucleus": NUCLEUS,
-    "noise": NOISE,
-}  # "gumbel" is "rapid" without limits
 FIRST_CAPACITY = 256  # drawn tokens that a row has room for when it begins
 
-# The records of cuda/sample_row.cuh.
-ROW = np.dtype(
-    [
-        ("temperature", "f8"),
-        ("noise", "f8"),
-        ("top_p", "f8"),
-        ("first", "f8"),
-        ("later", "f8"),
-        ("decay", "f8"),
-        ("flat", "f8"),
-        ("per_count", "f8"),
-        ("key", "u8"),
-        ("position", "u8"),
-        ("penalties", "u8"),
-        ("capacity", "i4"),
-        ("used", "i4"),
-        ("bias", "u8"),
-        ("bias_count", "i4"),
-        ("method", "i4"),
-        ("top_k", "i4"),
-        ("scale", "f4"),
-        ("exempt", "i4"),
-        ("unused", "i4"),
-    ]
-)
-PLACE = np.dtype([("penalties", "u8"), ("capacity", "i4")])  # a part of it,
-PLACE_AT = 80  # that begins at this byte
-BIAS = np.dtype([("amount", "f8"), ("id", "i4"), ("unused", "i4")])
-PENALTY_BYTES = 16
 
-
-class Call(Structure):
-    _fields_ = (
-        ("logits", c_void_p),
-        ("stride", c_int64),
-        ("width", c_int),
-        ("vocab", c_int),
-        ("slots", c_void_p),
-        ("table", c_void_p),
-        ("ids", c_void_p),
-        ("workspace", c_void_p),
-        ("chunk", c_int),
-    )
+def bytes_per_slot(vocab: int) -> int:
+    """The most that a slot takes: a row with a bias for every token, which has drawn all, with penalties."""
+    grown = 1 << (vocab - 1).bit_length()
+    records = 2 * SAMPLE_RECORD.itemsize + 8  # in the table, and staged with the slot's number
+    return records + (FIRST_CAPACITY + grown) * PENALTY_ENTRY.itemsize + vocab * BIAS_ENTRY.itemsize
 
 
 @dataclass(frozen=True)
-class _Shared:
-    """What the rows of a request have in common. The record of one: `parameters`, then its own key, position
-    and list of penalties, then `rest`.
+class _RequestRecord:
+    """What the records of a request's rows have in common.
+
+    A record is `head`, then the row's own key, position and list of penalties, then `tail`.
     """
 
-    parameters: tuple[float, ...]
-    rest: tuple[float, ...]
+    head: tuple[float, ...]
+    tail: tuple[float, ...]
     capacity: int  # of the list of penalties; 0: there are none
-    bias: Tensor | None  # which `rest` points to
+    bias: Tensor | None  # which `tail` points to
+    flashinfer: bool  # whether FlashInfer may draw
 
 
 class CudaSampler:
-    """`sampling.Sampler` on the device. Memory: 264 bytes a slot and 4 KiB for penalties, which grow to 16 to
-    32 bytes a token drawn by a row that has penalties (at most 1 MiB, when it has drawn the whole
-    vocabulary). Not thread-safe; all calls belong on one stream.
+    """`sampler.Sampler` on the device. Not thread-safe; all calls belong on one stream.
+
+    A slot takes 264 bytes and 4 KiB for penalties. The list of a row with penalties grows to 16 to 32 bytes
+    for each token drawn, at most 1 MiB.
     """
 
-    def __init__(self, slots: int, vocab: int, device: torch.device | str) -> None:
-        """`vocab` is the width of the logits. Raises build.BuildError when the kernels cannot be had."""
+    def __init__(
+        self,
+        slots: int,
+        vocab: int,
+        device: torch.device | str,
+        sampler: SamplerName = "own",
+    ) -> None:
+        """`vocab` is the width of the logits; `sampler` draws the rows of "nucleus" that have no seed.
+
+        Raises build.BuildError when the kernels cannot be had, flashinfer.SamplerError when FlashInfer can't.
+        """
         self.width = vocab
-        self.vocab = min(vocab, VOCABULARY)
+        self.vocab = drawable(vocab)
         self._library = build.load(build.architecture(torch.device(device)))
-        self._library.rwkv_sample.argtypes = (POINTER(Call), c_int, c_int, c_int, c_void_p)
+        self._library.rwkv_sample.argtypes = (POINTER(SampleInput), c_int, c_int, c_int, c_void_p)
+        self._library.rwkv_sample_adjust.argtypes = (POINTER(AdjustInput), c_int, c_int, c_int, c_void_p)
+        self._library.rwkv_sample_record.argtypes = (POINTER(AdjustInput), c_void_p, c_int, c_void_p)
         self.blocks = 0  # that share a row; 0: as many as is best. The ids do not depend on it
-        self._records = Records(slots, ROW, torch.device(device))
+        self._records = Records(slots, SAMPLE_RECORD, torch.device(device))
         self.device = self._records.table.device  # with its number
-        self._rows: list[_Shared | None] = [None] * slots
-        self._latest: tuple[Sampling, _Shared] | None = None
+        self._chunk = self._library.rwkv_sample_chunk(self.vocab, 1)  # ids of a row in one block
+        self._draw = flashinfer.load(self.device, self._chunk) if sampler == "flashinfer" else None
+        self._rows: list[_RequestRecord | None] = [None] * slots
+        self._latest: tuple[Sampling, _RequestRecord] | None = None
         self._penalties = torch.empty(
-            slots, FIRST_CAPACITY * PENALTY_BYTES, dtype=torch.uint8, device=self.device
+            slots, FIRST_CAPACITY * PENALTY_ENTRY.itemsize, dtype=torch.uint8, device=self.device
         )
-        self._lists = self._penalties.data_ptr()
         self._grown: dict[int, Tensor] = {}  # slot -> the list of its penalties that did not fit any more
         self._capacity = np.zeros(slots, np.int64)  # 0: no penalties
         self._drawn = np.zeros(slots, np.int64)
+        self._by_flashinfer = np.zeros(slots, bool)
+        self._places = np.zeros(0, np.int64)  # rows of the next `sample_async` that FlashInfer draws
 
-    def check(self, params: Sampling) -> None:
-        """Raises what parameters.check does."""
-        check(params, self.width)
-
-    def set_row(self, slot: int, params: Sampling, seed: int, stream: int) -> None:
-        """As in `Sampler`; the device hears of it at the next `prepare`."""
+    def begin(self, slot: int, params: Sampling, seed: int, stream: int) -> None:
+        """As in `Sampler`; the next `prepare` uploads the row's record."""
         if self._latest is None or self._latest[0] is not params:
-            self._latest = params, self._shared(params)
+            self._latest = params, self._request_record(params)
         shared = self._rows[slot] = self._latest[1]
         self._grown.pop(slot, None)
         self._drawn[slot] = 0
         self._capacity[slot] = shared.capacity
-        penalties = self._lists + slot * FIRST_CAPACITY * PENALTY_BYTES
-        self._records.put(slot, (*shared.parameters, random_key(seed, stream), 0, penalties, *shared.rest))
+        self._by_flashinfer[slot] = shared.flashinfer
+        penalties = self._penalties.data_ptr() + slot * self._penalties.shape[1]
+        self._records.put(slot, (*shared.head, random_key(seed, stream), 0, penalties, *shared.tail))
 
     def sample(self, logits: Tensor, slots: Sequence[int]) -> list[int]:
         """As in `Sampler`, from fp32 or fp16 logits, which are left as they are."""
         for slot in slots:
             if self._rows[slot] is None:
-                raise ValueError(f"No row has begun in slot {slot}; call set_row first.")
+                raise ValueError(f"No row has begun in slot {slot}; call begin first.")
         self.prepare(slots)
         index = upload(list(slots), self.device, torch.int32)
         return self.sample_async(logits, index).tolist()
 
     def prepare(self, slots: Sequence[int]) -> None:
-        """Once before each step that draws for `slots`, also one that replays a graph: tells the device of
-        the rows that have begun, and makes room for the penalties of one more token.
+        """Upload the records of rows that have begun, and make room for the penalties of one more token.
+
+        Call it once before each step that draws for `slots`, in their order, also before one that replays a
+        graph.
         """
         self._records.flush()  # before `_grow`, which changes a part of a record
         index = np.asarray(slots, np.intp)
@@ -148,13 +132,14 @@ class CudaSampler:
         for slot in index[(capacity > 0) & (self._drawn[index] >= capacity) & (capacity < self.vocab)]:
             self._grow(int(slot))
         self._drawn[index] += 1
+        self._places = np.flatnonzero(self._by_flashinfer[index])
 
     def sample_async(self, logits: Tensor, slots: Tensor, ids: Tensor | None = None) -> Tensor:
-        """One token for each row of logits [rows, vocab], fp32 or fp16, without waiting for it: ids [rows]
-        int32 on the device.
+        """One token for each row of logits `[rows, vocab]`, fp32 or fp16: ids `[rows]` int32 on the device.
 
-        slots [rows] int32 on the device; a slot comes at most once, and a negative one is padding, whose id
-        is 0. `ids`: where to write. Can be captured in a graph. `prepare` comes first.
+        Queued without a synchronisation; `prepare` comes first. slots `[rows]` int32 are on the device; a
+        slot comes at most once, and a negative one is padding, whose id is 0. `ids`: where to write. Without
+        rows for FlashInfer the call can be captured in a graph.
         """
         if (
             logits.dtype not in (torch.float32, torch.float16)
@@ -163,26 +148,54 @@ class CudaSampler:
         ):
             raise ValueError(
                 f"Logits {list(logits.shape)} of {logits.dtype} cannot be sampled from; give fp32 or fp16 "
-                "logits "
-                f"[{len(slots)}, {self.width}] whose rows are contiguous."
+                f"logits [{len(slots)}, {self.width}] whose rows are contiguous."
             )
         if slots.dtype != torch.int32:
             raise ValueError(f"Slots of {slots.dtype} cannot be used; give int32.")
         with torch.cuda.device(self.device):
-            return self._sample(
-                logits,
-                slots,
-                torch.empty(len(slots), dtype=torch.int32, device=self.device) if ids is None else ids,
-            )
+            if ids is None:
+                ids = torch.empty(len(slots), dtype=torch.int32, device=self.device)
+            if self._draw is not None and len(self._places):
+                self._sample_with_flashinfer(self._draw, logits, slots, ids)
+            else:
+                self._sample(logits, slots, ids)
+        return ids
 
-    def _sample(self, logits: Tensor, slots: Tensor, ids: Tensor) -> Tensor:
+    def _sample(self, logits: Tensor, slots: Tensor, ids: Tensor) -> None:
         rows = len(slots)
         blocks = self.blocks or self._library.rwkv_sample_blocks(rows)
         workspace = None
         if blocks == 1:
-            chunk = self._library.rwkv_sample_chunk(self.vocab, 1)
-            workspace = torch.empty(rows, chunk, dtype=torch.float32, device=self.device)
-        call = Call(
+            workspace = torch.empty(rows, self._chunk, dtype=torch.float32, device=self.device)
+        call = self._input(logits, slots, ids, workspace)
+        self._launch("rwkv_sample", byref(call), rows, int(logits.dtype == torch.float16), blocks)
+
+    def _sample_with_flashinfer(
+        self, draw: flashinfer.Draw, logits: Tensor, slots: Tensor, ids: Tensor
+    ) -> None:
+        """The same, where `draw` draws the rows at `_places`."""
+        rows, count = len(slots), len(self._places)
+        numbers = np.zeros(rows + count, np.int32)
+        numbers[self._places], numbers[rows:] = -1, self._places
+        uploaded = upload(numbers.tolist(), self.device, torch.int32)
+        others, places = slots | uploaded[:rows], uploaded[rows:]  # slots, negative where `draw` draws
+        if count < rows:
+            self._sample(logits, others, ids)
+        adjusted = torch.empty(count, self._chunk, dtype=torch.float32, device=self.device)
+        top_k = torch.empty(count, dtype=torch.int32, device=self.device)
+        top_p = torch.empty(count, dtype=torch.float32, device=self.device)
+        blocks = self.blocks or self._library.rwkv_sample_blocks(count)
+        call = AdjustInput(
+            self._input(logits, slots, ids, adjusted if blocks == 1 else None),
+            *(tensor.data_ptr() for tensor in (places, adjusted, top_k, top_p)),
+            self._chunk,
+        )
+        self._launch("rwkv_sample_adjust", byref(call), count, int(logits.dtype == torch.float16), blocks)
+        drawn = draw(adjusted, top_k, top_p)
+        self._launch("rwkv_sample_record", byref(call), drawn.data_ptr(), count)
+
+    def _input(self, logits: Tensor, slots: Tensor, ids: Tensor, workspace: Tensor | None) -> SampleInput:
+        return SampleInput(
             logits.data_ptr(),
             logits.stride(0),
             self.width,
@@ -193,76 +206,51 @@ class CudaSampler:
             None if workspace is None else workspace.data_ptr(),
             0,
         )
+
+    def _launch(self, kernel: str, *arguments: object) -> None:
         stream = torch.cuda.current_stream(self.device).cuda_stream
-        error = self._library.rwkv_sample(
-            byref(call), rows, int(logits.dtype == torch.float16), blocks, stream
-        )
+        error = getattr(self._library, kernel)(*arguments, stream)
         if error:
             raise RuntimeError(
-                f"The kernel rwkv_sample could not be launched (CUDA error {error}); check the driver and "
-                "free GPU memory."
+                f"The kernel {kernel} could not be launched (CUDA error {error}); check the driver and free "
+                "GPU memory."
             )
-        return ids
 
-    def _shared(self, params: Sampling) -> _Shared:
-        """Raises what `check` does."""
-        self.check(params)
-        how = Parameters.of(params, self.vocab)
-        rule = how.penalties or Rule()
+    def _request_record(self, params: Sampling) -> _RequestRecord:
+        """Raises ValueError as `params.check` does."""
+        how = RowParameters.from_sampling(params, self.width)
+        rule = how.penalties or PenaltyRule()
         capacity = 0 if how.penalties is None else FIRST_CAPACITY
-        bias, place, count = None, 0, 0
+        bias, pointer, count = None, 0, 0
         if how.bias is not None:
-            entries = np.zeros(len(how.bias[0]), BIAS)
+            entries = np.zeros(len(how.bias[0]), BIAS_ENTRY)
             entries["id"], entries["amount"] = how.bias
             bias = _bytes(entries).to(self.device, non_blocking=True)
-            place, count = bias.data_ptr(), len(entries)
-        return _Shared(
-            (
-                how.temperature,
-                how.noise,
-                how.top_p,
-                rule.first,
-                rule.later,
-                rule.decay,
-                rule.flat,
-                rule.per_count,
-            ),
-            (
-                capacity,
-                0,
-                place,
-                count,
-                GREEDY if how.greedy else METHODS[how.method],
-                how.top_k,
-                math.log2(math.e) / how.temperature,
-                bool(rule.uncounted),
-                0,
-            ),
+            pointer, count = bias.data_ptr(), len(entries)
+        method = GREEDY if how.greedy else METHODS[how.method]
+        scale = math.log2(math.e) / how.temperature
+        penalties = rule.first, rule.later, rule.decay, rule.flat, rule.per_count
+        return _RequestRecord(
+            (how.temperature, how.noise, how.top_p, *penalties),
+            (capacity, 0, pointer, count, method, how.top_k, scale, bool(rule.uncounted), 0),
             capacity,
             bias,
+            self._draw is not None and flashinfer.draws(how),
         )
 
     def _grow(self, slot: int) -> None:
         """Move a row's penalties to a list twice as long."""
         capacity = int(self._capacity[slot])
         old = self._grown.get(slot, self._penalties[slot])
-        new = torch.empty(2 * capacity * PENALTY_BYTES, dtype=torch.uint8, device=self.device)
+        new = torch.empty(2 * capacity * PENALTY_ENTRY.itemsize, dtype=torch.uint8, device=self.device)
         new[: len(old)].copy_(old)
-        place = np.array([(new.data_ptr(), 2 * capacity)], PLACE)
-        self._records.table.view(torch.uint8)[slot, PLACE_AT : PLACE_AT + PLACE.itemsize].copy_(
-            _bytes(place), non_blocking=True
-        )
+        moved = np.array([(new.data_ptr(), 2 * capacity)], PENALTY_LIST)
+        end = PENALTY_LIST_AT + PENALTY_LIST.itemsize
+        record = self._records.table.view(torch.uint8)[slot, PENALTY_LIST_AT:end]
+        record.copy_(_bytes(moved), non_blocking=True)
         self._grown[slot], self._capacity[slot] = new, 2 * capacity
 
 
-def bytes_per_slot(vocab: int) -> int:
-    """The most for a slot: all of the vocabulary drawn, with penalties and a bias for each token."""
-    grown = 1 << (vocab - 1).bit_length()
-    return 2 * ROW.itemsize + 8 + (FIRST_CAPACITY + grown) * PENALTY_BYTES + vocab * BIAS.itemsize
-
-
 def _bytes(records: np.ndarray) -> Tensor:
-    """Structured numbers as uint8. Copies of these to the device are staged by the driver, so `records` may
-    go at once.
-    """
+    """`records` as uint8. The driver stages copies of these to the device, so `records` may go at once."""
     return torch.from_numpy(records.view(np.uint8))

@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from rwkv_batch.sampling.random import mix
+from rwkv_batch.ops.random import mix
 
 MIN_TOKENS = 64  # a shorter prefix costs more to keep than to feed again
 EVERY = 512  # long prompts leave a state after each multiple of this

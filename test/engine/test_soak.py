@@ -18,14 +18,13 @@ import pytest
 import torch
 from ahead import LateRunner
 from cuda_gpu import needs_gpu
+from exact import exact
 from msgspec.structs import replace
-from test_sampling import exact
-from test_sampling_methods import exact as exact_nucleus
 
 from demo.evaluate import samples
 from rwkv_batch.engine import backends
 from rwkv_batch.engine.engine import Engine
-from rwkv_batch.sampling.random import random_key, uniforms
+from rwkv_batch.ops.random import random_key, uniforms
 from rwkv_batch.state.store import Store
 from rwkv_batch.text.tokenizer import END_OF_TEXT, VOCABULARY
 from rwkv_batch.wire.protocol import (
@@ -166,7 +165,7 @@ class Crowd:
         while len(self.replies) < len(self.sessions):
             self.step()
         for slot in range(self.slots):
-            self.engine.runner.sampler.set_row(slot, Sampling(), 0, 0)
+            self.engine.runner.sampler.begin(slot, Sampling(), 0, 0)
 
 
 def some_jobs(count: int, sessions: int, rng: random.Random) -> list[Job]:
@@ -274,7 +273,7 @@ def near_tie(
     if params.temperature <= 0:
         likeliest = logits.double().log_softmax(0).topk(2).values
         return float(likeliest[0] - likeliest[1]) < TIE[model.dtype]
-    chances = (exact if params.method == "rapid" else exact_nucleus)(logits.cpu().numpy(), params)
+    chances = exact(logits.cpu().numpy(), params)
     ends, border = chances.cumsum(), BORDER[model.dtype]
     number = float(uniforms(np.array([random_key(params.seed, row)]), np.array([position], np.uint64))[0])
     return any(ends[token] - chances[token] - border <= number <= ends[token] + border for token in drawn)

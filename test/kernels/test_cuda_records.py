@@ -5,24 +5,12 @@ is no GPU.
 import numpy as np
 import pytest
 import torch
+from host_kernels import AtOnce
 
 from rwkv_batch.ops.cuda import records as module
 from rwkv_batch.ops.cuda.records import Records
 
 RECORD = np.dtype([("weight", "f8"), ("count", "i4"), ("ids", "i4", 3)])
-
-
-class AtOnce:
-    """In place of cuda_staging.Uploads, for a CPU."""
-
-    def __init__(self, size: int, dtype: torch.dtype) -> None:
-        self._numbers = torch.empty(size, dtype=dtype)
-
-    def buffer(self) -> np.ndarray:
-        return self._numbers.numpy()
-
-    def send(self, target: torch.Tensor) -> None:
-        target.view(-1).copy_(self._numbers[: target.numel()])
 
 
 @pytest.fixture(

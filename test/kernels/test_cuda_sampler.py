@@ -6,14 +6,11 @@ import math
 
 import numpy as np
 import pytest
-import test_sampling
-import test_sampling_methods
 import torch
 from drawing import assert_drawn_from
-from test_sampling import TIES
-from test_sampling_methods import nucleus
+from exact import OTHERS, RAPID, TIES, exact, nucleus
 
-from rwkv_batch.sampling.random import random_key, uniforms
+from rwkv_batch.ops.random import random_key, uniforms
 from rwkv_batch.sampling.sampler import Sampler
 from rwkv_batch.sampling.sampler_cuda import FIRST_CAPACITY, CudaSampler
 from rwkv_batch.text.tokenizer import VOCABULARY
@@ -24,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-SETS = {f"rapid: {name}": params for name, params in test_sampling.SETS.items()} | test_sampling_methods.SETS
+SETS = {f"rapid: {name}": params for name, params in RAPID.items()} | OTHERS
 NOISY = Sampling(method="noise", noise=3.0)
 VARIED = [
     Sampling(),
@@ -54,16 +51,12 @@ VARIED = [
 ]
 
 
-def exact(logits, params):
-    return (test_sampling if params.method == "rapid" else test_sampling_methods).exact(logits, params)
-
-
 def pair(slots, vocab, params, seed=11):
     """A sampler on the host and one on the device, with the same rows. `params`: of each slot."""
     samplers = Sampler(slots, vocab, "cpu"), CudaSampler(slots, vocab, "cuda")
     for sampler in samplers:
         for slot in range(slots):
-            sampler.set_row(slot, params[slot % len(params)], seed, slot)
+            sampler.begin(slot, params[slot % len(params)], seed, slot)
     return samplers
 
 
@@ -291,7 +284,7 @@ def test_a_new_row_in_a_slot_forgets_the_last_one():
     sampler = CudaSampler(1, 3, "cuda")
     logits = torch.tensor([[0.0, 2.0, 1.0]], device="cuda")
     for _ in range(2):
-        sampler.set_row(0, params, 1, 0)
+        sampler.begin(0, params, 1, 0)
         assert [sampler.sample(logits, [0])[0] for _ in range(3)] == [1, 2, 0]
 
 
@@ -299,9 +292,9 @@ def test_of_rows_that_begin_in_a_slot_before_a_step_the_last_one_counts():
     logits = torch.tensor([[0.0, 2.0, 1.0]], device="cuda").expand(3, -1)
     sampler = CudaSampler(3, 3, "cuda")
     for slot in range(3):
-        sampler.set_row(slot, Sampling(temperature=0, logit_bias={0: 5.0}), 1, slot)
+        sampler.begin(slot, Sampling(temperature=0, logit_bias={0: 5.0}), 1, slot)
     for slot in (2, 0):
-        sampler.set_row(slot, Sampling(temperature=0, presence_penalty=1.5), 2, slot)
+        sampler.begin(slot, Sampling(temperature=0, presence_penalty=1.5), 2, slot)
     assert [sampler.sample(logits, [2, 1, 0]) for _ in range(2)] == [[1, 0, 1], [2, 0, 2]]
 
 
@@ -309,11 +302,11 @@ def test_rows_that_begin_leave_the_penalties_of_the_others_alone():
     """Also when the list of these has just moved to a larger place."""
     vocab = 2 * FIRST_CAPACITY
     sampler = CudaSampler(2, vocab, "cuda")
-    sampler.set_row(0, Sampling(temperature=0, presence_penalty=1000.0), 1, 0)
+    sampler.begin(0, Sampling(temperature=0, presence_penalty=1000.0), 1, 0)
     logits = -torch.arange(vocab, dtype=torch.float32, device="cuda").expand(1, -1)
     drawn = []
     for step in range(vocab):
-        sampler.set_row(1, Sampling(), step, 1)
+        sampler.begin(1, Sampling(), step, 1)
         drawn += sampler.sample(logits, [0])
     assert drawn == list(range(vocab))
 
@@ -339,7 +332,7 @@ def test_a_captured_call_draws_on():
     for step in range(steps):
         if step % 40 == 39:
             for sampler in (host, device):
-                sampler.set_row(step % 8, params[step % 4], step, 0)
+                sampler.begin(step % 8, params[step % 4], step, 0)
         now = [int(slot) for slot in generator.permutation(8)[: generator.integers(1, rows + 1)]]
         values = torch.tensor(generator.normal(size=(rows, vocab)).astype(np.float32) * 2)
         logits.copy_(values)
@@ -355,13 +348,13 @@ def test_another_current_device_does_not_matter():
     logits = torch.tensor([[0.0, 2.0, 1.0]], device="cuda:1").expand(2, -1)
     with torch.cuda.device(0):
         for slot in range(2):
-            sampler.set_row(slot, Sampling(temperature=0, presence_penalty=1.5), 1, slot)
+            sampler.begin(slot, Sampling(temperature=0, presence_penalty=1.5), 1, slot)
         assert [sampler.sample(logits, [1, 0]) for _ in range(2)] == [[1, 1], [2, 2]]
 
 
 def test_what_cannot_be_sampled():
     sampler = CudaSampler(2, 100, "cuda")
-    sampler.set_row(0, Sampling(), 0, 0)
+    sampler.begin(0, Sampling(), 0, 0)
     slots = torch.zeros(1, dtype=torch.int32, device="cuda")
     with pytest.raises(ValueError, match="slot 1"):
         sampler.sample(torch.zeros(1, 100, device="cuda"), [1])
@@ -370,4 +363,4 @@ def test_what_cannot_be_sampled():
     with pytest.raises(ValueError, match="int64"):
         sampler.sample_async(torch.zeros(1, 100, device="cuda"), slots.long())
     with pytest.raises(ValueError, match="token 100"):
-        sampler.set_row(1, Sampling(logit_bias={100: 1.0}), 0, 0)
+        sampler.begin(1, Sampling(logit_bias={100: 1.0}), 0, 0)

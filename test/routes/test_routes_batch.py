@@ -7,7 +7,7 @@ import json
 import httpx
 import pytest
 from frontend_process import FrontendProcess
-from test_routes_native import FIM, V1, streamed
+from native_calls import FIM, V1, streamed
 
 from rwkv_batch.wire.protocol import Sampling
 

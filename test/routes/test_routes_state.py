@@ -7,7 +7,7 @@ from urllib.parse import quote
 import pytest
 from fake_engine import FILE, UPDATED
 from frontend_process import FrontendProcess
-from test_routes_native import V1, events, streamed
+from native_calls import V1, events, streamed
 
 from rwkv_batch.wire.protocol import SessionTurn
 

@@ -153,7 +153,7 @@ def test_the_readme_lists_every_flag_with_the_default_that_help_gives(tmp_path: 
             for flag, default in zip(flags, defaults.split(", "), strict=False):
                 if default.isdecimal():
                     assert re.search(rf"{flag} \w+ [^()]*\(default {default}\)", described), flag
-    assert sorted(documented) == sorted({*re.findall(r"--[\w-]+", usage)} - {"--version"})
+    assert sorted(documented) == sorted({*re.findall(r"--[\w-]+", usage)})
 
 
 @pytest.mark.parametrize("command", [["app.py"], ["-m", "rwkv_batch"]])

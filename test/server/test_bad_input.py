@@ -4,8 +4,8 @@ import json
 
 import httpx
 import pytest
+from native_calls import BAD, COMPLETIONS, V1
 from serving import Server
-from test_routes_native import BAD, COMPLETIONS, V1
 
 GOOD = {
     "contents": ["User: What is the capital of France?\n\nAssistant:"],

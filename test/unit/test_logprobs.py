@@ -6,15 +6,15 @@ import pytest
 import torch
 from cuda_gpu import needs_gpu
 
-from rwkv_batch.sampling.logprobs import ROWS_AT_ONCE, Entry, entries, logprobs
+from rwkv_batch.sampling.logprobs import ROWS_AT_ONCE, RowLogprobs, logprobs, row_logprobs
 from rwkv_batch.text.tokenizer import VOCABULARY
 
 on_devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
 
 
-def found(logits: torch.Tensor, drawn: list[int], counts: list[int]) -> list[Entry]:
+def found(logits: torch.Tensor, drawn: list[int], counts: list[int]) -> list[RowLogprobs]:
     values, ids = logprobs(logits, torch.tensor(drawn, device=logits.device), max(counts))
-    return entries(values.cpu(), ids.cpu(), counts)
+    return row_logprobs(values.cpu(), ids.cpu(), counts)
 
 
 @on_devices

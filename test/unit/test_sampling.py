@@ -1,6 +1,4 @@
-"""What is drawn, against exact distributions worked out here in fp64 with dense vectors, straight from the
-definition.
-"""
+"""What the host sampler draws, against exact distributions."""
 
 import itertools
 import math
@@ -9,71 +7,20 @@ import numpy as np
 import pytest
 import torch
 from drawing import UNLIKELY, assert_drawn_from, run
+from exact import RAPID, TIES, exact
 from scipy.stats import chi2_contingency, chisquare
 
-from rwkv_batch.sampling.sampler import Sampler, draw, random_key, uniforms
+from rwkv_batch.ops.random import random_key, uniforms
+from rwkv_batch.sampling.params import check
+from rwkv_batch.sampling.reference import draw
+from rwkv_batch.sampling.sampler import Sampler
 from rwkv_batch.text.tokenizer import VOCABULARY
 from rwkv_batch.wire.protocol import Sampling
 
 
-def exact(logits, params, history=()):
-    """The probability of each token, after the tokens of `history` were drawn."""
-    logits = np.array(logits, np.float64)
-    for token, value in params.logit_bias.items():
-        logits[token] += value
-    native, counts = np.zeros(len(logits)), np.zeros(len(logits))
-    for token in history:
-        native *= params.alpha_decay
-        native[token] += params.alpha_frequency if counts[token] else params.alpha_presence
-        counts[token] += 1
-    logits -= native + params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
-    if params.temperature <= 0 or params.top_p == 0 or params.top_k == 1:
-        return np.eye(len(logits))[logits.argmax()]
-    z = logits / min(max(params.temperature, 0.001), 1000)
-    p = np.exp(z - z.max())
-    p /= p.sum()
-    top_k = params.top_k if params.top_k > 0 else len(p)
-    top_p = params.top_p if 0 <= params.top_p <= 1 else 1.0
-    if top_k >= len(p) and top_p == 1:
-        return p
-    for threshold in sorted(set(p), reverse=True):
-        if (p >= threshold).sum() >= top_k or p[p >= threshold].sum() >= top_p:
-            break
-    above, tied = p > threshold, p == threshold
-    share = min((top_p - p[above].sum()) / (threshold * tied.sum()), (top_k - above.sum()) / tied.sum())
-    weights = p * above + p * tied * min(max(share, 0), 1)
-    return weights / weights.sum()
-
-
-TIES = [0.0, 2.0, 1.0, 1.0, 3.0, 1.0, 1.0, -4.0, 0.0, 0.0]
-SETS = {
-    "plain": Sampling(),
-    "cold": Sampling(temperature=0.4),
-    "hot": Sampling(temperature=3.0),
-    "top_k": Sampling(top_k=2),
-    "top_k among ties": Sampling(top_k=3),
-    "top_k ends with the ties": Sampling(top_k=6),
-    "top_p in the first": Sampling(top_p=0.3),
-    "top_p crosses": Sampling(top_p=0.65),
-    "top_p crosses among ties": Sampling(top_p=0.85),
-    "top_p nearly all": Sampling(top_p=0.999),
-    "top_k binds": Sampling(top_k=3, top_p=0.95, temperature=1.5),
-    "top_p binds": Sampling(top_k=5, top_p=0.7),
-    "both among the same ties": Sampling(top_k=4, top_p=0.8),
-    "filters after the temperature": Sampling(temperature=2.5, top_k=5, top_p=0.6),
-    "top_k past the vocabulary": Sampling(top_k=11),
-    "top_k off": Sampling(top_k=-1, top_p=0.9),
-    "top_p above its range is off": Sampling(top_p=1.5, top_k=4),
-    "top_p below its range is off": Sampling(top_p=-0.5),
-    "bias": Sampling(logit_bias={0: 3.0, 4: -100.0, 9: 1.5}),
-    "bias and filters": Sampling(logit_bias={0: 3.0, 4: -1.0}, top_k=4, top_p=0.9),
-    "temperature past its range": Sampling(temperature=1e9, top_k=4),
-}
-
-
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", RAPID)
 def test_distribution_with_ties(name):
-    assert_drawn_from(run(TIES, SETS[name], 3000)[:, 0], exact(TIES, SETS[name]))
+    assert_drawn_from(run(TIES, RAPID[name], 3000)[:, 0], exact(TIES, RAPID[name]))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +96,7 @@ def test_penalties_over_a_sequence(params):
 def test_greedy_with_penalties_over_a_long_sequence(params):
     vocab, generator = 300, np.random.default_rng(3)
     sampler = Sampler(1, vocab, "cpu")
-    sampler.set_row(0, params, 0, 0)
+    sampler.begin(0, params, 0, 0)
     history, distinct = [], set()
     for _ in range(250):
         logits = generator.normal(size=vocab).astype(np.float32)
@@ -166,7 +113,7 @@ def test_a_new_row_in_a_slot_forgets_the_last_one():
     sampler = Sampler(1, 3, "cpu")
     logits = torch.tensor([[0.0, 2.0, 1.0]])
     for _ in range(2):
-        sampler.set_row(0, params, 1, 0)
+        sampler.begin(0, params, 1, 0)
         assert [sampler.sample(logits.clone(), [0])[0] for _ in range(3)] == [1, 2, 0]
 
 
@@ -178,13 +125,13 @@ def test_greedy_takes_the_lowest_of_equal_ids(params):
     logits = torch.zeros(2, 2000)
     logits[0, [700, 1500, 1999]] = 1.0
     for slot in range(2):
-        sampler.set_row(slot, params, 1, slot)
+        sampler.begin(slot, params, 1, slot)
     assert sampler.sample(logits, [0, 1]) == [700, 0]
 
 
 def test_greedy_takes_bias_into_account():
     sampler = Sampler(1, 4, "cpu")
-    sampler.set_row(0, Sampling(temperature=0, logit_bias={3: 1.5}), 1, 0)
+    sampler.begin(0, Sampling(temperature=0, logit_bias={3: 1.5}), 1, 0)
     assert sampler.sample(torch.tensor([[0.0, 1.0, 0.0, 0.0]]), [0]) == [3]
 
 
@@ -203,7 +150,7 @@ def test_ids_without_text_are_never_drawn(params):
     logits[:, VOCABULARY:] = 50.0
     sampler = Sampler(20, 65536, "cpu")
     for slot in range(20):
-        sampler.set_row(slot, params, 9, slot)
+        sampler.begin(slot, params, 9, slot)
     assert max(sampler.sample(logits, range(20))) < VOCABULARY
 
 
@@ -223,16 +170,16 @@ def test_a_seeded_row_draws_the_same_whatever_runs_beside_it(params):
     logits = torch.tensor(np.random.default_rng(1).normal(size=(40, 500)), dtype=torch.float32)
 
     alone = Sampler(1, 500, "cpu")
-    alone.set_row(0, params, 77, 2)
+    alone.begin(0, params, 77, 2)
     expected = [alone.sample(row[None].clone(), [0])[0] for row in logits]
 
     crowded = Sampler(8, 500, "cpu")
-    crowded.set_row(6, params, 77, 2)
+    crowded.begin(6, params, 77, 2)
     drawn = []
     for step, row in enumerate(logits):
         others = [slot for slot in (0, 1, 2, 5, 7) if (slot + step) % 3]
         for slot in others:
-            crowded.set_row(slot, DIFFERENT[(slot + step) % 5], step, slot)
+            crowded.begin(slot, DIFFERENT[(slot + step) % 5], step, slot)
         slots = [*others[:2], 6, *others[2:]]
         batch = torch.randn(len(slots), 500)
         batch[2] = row
@@ -278,7 +225,7 @@ def test_a_row_that_begins_again_draws_the_same():
     sampler = Sampler(1, 100, "cpu")
     runs = []
     for _ in range(2):
-        sampler.set_row(0, Sampling(), 3, 1)
+        sampler.begin(0, Sampling(), 3, 1)
         runs.append([sampler.sample(torch.zeros(1, 100), [0])[0] for _ in range(20)])
     assert runs[0] == runs[1]
     assert len(set(runs[0])) > 10
@@ -315,13 +262,13 @@ def test_a_row_without_any_number_is_uniform(value):
 )
 def test_a_bias_that_cannot_be_meant(bias, message):
     with pytest.raises(ValueError, match=message):
-        Sampler(1, 100, "cpu").set_row(0, Sampling(logit_bias=bias), 0, 0)
+        Sampler(1, 100, "cpu").begin(0, Sampling(logit_bias=bias), 0, 0)
 
 
 @pytest.mark.parametrize("name", ["temperature", "top_p", "alpha_decay", "frequency_penalty"])
 def test_parameters_must_be_numbers(name):
     with pytest.raises(ValueError, match=f"{name} is inf"):
-        Sampler(1, 100, "cpu").check(Sampling(**{name: math.inf}))
+        check(Sampling(**{name: math.inf}), 100)
 
 
 def test_a_slot_without_a_row():

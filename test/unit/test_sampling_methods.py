@@ -1,93 +1,26 @@
-"""What "nucleus", "gumbel" and "noise" draw, against exact distributions worked out here in fp64, straight
-from the definition.
-"""
+"""What "nucleus", "gumbel" and "noise" draw, against exact distributions."""
 
 import itertools
 import math
-import sys
-import types
 
 import numpy as np
 import pytest
 import torch
 from drawing import UNLIKELY, assert_drawn_from, run
+from exact import EXEMPT, OTHERS, TIES, adjusted, exact, nucleus
 from scipy.integrate import quad_vec
 from scipy.stats import chisquare
 
-from rwkv_batch.sampling.random import random_key, token_uniforms
-from rwkv_batch.sampling.sampler import Sampler, flashinfer
+from rwkv_batch.ops.random import random_key, token_uniforms
+from rwkv_batch.sampling.params import check
+from rwkv_batch.sampling.sampler import Sampler
 from rwkv_batch.text.tokenizer import VOCABULARY
 from rwkv_batch.wire.protocol import Sampling
 
-EXEMPT = {33, 10, 11, *range(49, 59)}
-TIES = [0.0, 2.0, 1.0, 1.0, 3.0, 1.0, 1.0, -4.0, 0.0, 0.0]
 
-
-def nucleus(**fields):
-    return Sampling(method="nucleus", **fields)
-
-
-def adjusted(logits, params, history):
-    logits = np.array(logits, np.float64)
-    for token, value in params.logit_bias.items():
-        logits[token] += value
-    counts = np.bincount(history, minlength=len(logits)) if len(history) else np.zeros(len(logits))
-    logits -= params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
-    if params.method == "nucleus":
-        occurrences, presence = np.zeros(len(logits)), np.zeros(len(logits))
-        for token in history:
-            occurrences[token] += token not in EXEMPT
-            presence[token] = params.alpha_presence
-            occurrences *= params.alpha_decay  # before the draw that follows
-        logits -= presence + params.alpha_frequency * occurrences
-    return logits
-
-
-def softmax(z):
-    p = np.exp(z - z.max())
-    return p / p.sum()
-
-
-def exact(logits, params, history=()):
-    """The probability of each token, after the tokens of `history` were drawn, for "nucleus" and "gumbel"."""
-    logits = adjusted(logits, params, history)
-    limited = params.method == "nucleus"
-    if params.temperature <= 0 or (limited and (params.top_p == 0 or params.top_k == 1)):
-        return np.eye(len(logits))[logits.argmax()]
-    z = logits / params.temperature
-    if limited and 0 < params.top_k < len(z):
-        z[z < np.sort(z)[-params.top_k]] = -np.inf
-    p = softmax(z)
-    if limited and 0 < params.top_p < 1:
-        p = np.where([p[p > one].sum() < params.top_p for one in p], p, 0)
-    return p / p.sum()
-
-
-SETS = {
-    "plain": nucleus(),
-    "temperature": nucleus(temperature=0.4),
-    "top_k": nucleus(top_k=2),
-    "ties at rank top_k all stay": nucleus(top_k=3),
-    "top_k past the vocabulary": nucleus(top_k=11),
-    "top_k off": nucleus(top_k=-1, top_p=0.9),
-    "the first token crosses top_p": nucleus(top_p=0.3),
-    "the second crosses": nucleus(top_p=0.65),
-    "ties cross": nucleus(top_p=0.85),
-    "nearly all": nucleus(top_p=0.999),
-    "top_p of what top_k left": nucleus(top_k=6, top_p=0.68, temperature=2.0),
-    "top_p above its range is off": nucleus(top_p=1.5, top_k=4),
-    "top_p below its range is off": nucleus(top_p=-0.5),
-    "bias": nucleus(logit_bias={0: 3.0, 4: -100.0, 9: 1.5}, top_k=3, top_p=0.9),
-    "gumbel": Sampling(method="gumbel"),
-    "gumbel hot": Sampling(method="gumbel", temperature=3.0),
-    "gumbel knows no limits": Sampling(method="gumbel", top_k=1, top_p=0.0),
-    "gumbel bias": Sampling(method="gumbel", logit_bias={0: 3.0, 4: -100.0}),
-}
-
-
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", OTHERS)
 def test_distribution_with_ties(name):
-    assert_drawn_from(run(TIES, SETS[name], 3000)[:, 0], exact(TIES, SETS[name]))
+    assert_drawn_from(run(TIES, OTHERS[name], 3000)[:, 0], exact(TIES, OTHERS[name]))
 
 
 def test_top_p_counts_what_top_k_left():
@@ -159,7 +92,7 @@ def test_greedy_with_penalties_over_a_long_sequence(params):
     """Of the sixty tokens a dozen are exempt from counting in "nucleus"."""
     generator = np.random.default_rng(3)
     sampler = Sampler(1, 300, "cpu")
-    sampler.set_row(0, params, 0, 0)
+    sampler.begin(0, params, 0, 0)
     history = []
     for _ in range(250):
         logits = generator.normal(size=300).astype(np.float32)
@@ -175,7 +108,7 @@ def test_exempt_tokens_pay_for_presence_only(token):
     logits = torch.zeros(1, 70)
     logits[0, token], logits[0, 5] = 4.5, 1.0
     sampler = Sampler(1, 70, "cpu")
-    sampler.set_row(0, nucleus(temperature=0, alpha_presence=3.0, alpha_frequency=1.0), 0, 0)
+    sampler.begin(0, nucleus(temperature=0, alpha_presence=3.0, alpha_frequency=1.0), 0, 0)
     drawn = [sampler.sample(logits.clone(), [0])[0] for _ in range(3)]
     assert drawn == [token, token if token in EXEMPT else 5, drawn[2]]
 
@@ -247,7 +180,7 @@ def test_ids_without_text_are_never_drawn(params):
     logits[:, VOCABULARY:] = 50.0
     sampler = Sampler(20, 65536, "cpu")
     for slot in range(20):
-        sampler.set_row(slot, params, 9, slot)
+        sampler.begin(slot, params, 9, slot)
     assert max(sampler.sample(logits, range(20))) < VOCABULARY
 
 
@@ -268,16 +201,16 @@ def test_broken_logits(params):
 def test_a_seeded_row_draws_the_same_whatever_runs_beside_it(params):
     logits = torch.tensor(np.random.default_rng(1).normal(size=(40, 500)), dtype=torch.float32)
     alone = Sampler(1, 500, "cpu")
-    alone.set_row(0, params, 77, 2)
+    alone.begin(0, params, 77, 2)
     expected = [alone.sample(row[None].clone(), [0])[0] for row in logits]
 
     crowded = Sampler(8, 500, "cpu")
-    crowded.set_row(6, params, 77, 2)
+    crowded.begin(6, params, 77, 2)
     drawn = []
     for step, row in enumerate(logits):
         others = [slot for slot in (0, 1, 2, 5, 7) if (slot + step) % 3]
         for slot in others:
-            crowded.set_row(slot, METHODS[(slot + step) % len(METHODS)], step, slot)
+            crowded.begin(slot, METHODS[(slot + step) % len(METHODS)], step, slot)
         batch = torch.randn(len(others) + 1, 500)
         batch[2] = row
         drawn.append(crowded.sample(batch, [*others[:2], 6, *others[2:]])[2])
@@ -287,112 +220,4 @@ def test_a_seeded_row_draws_the_same_whatever_runs_beside_it(params):
 
 def test_noise_must_be_a_number():
     with pytest.raises(ValueError, match="noise is nan"):
-        Sampler(1, 100, "cpu").check(Sampling(method="noise", noise=math.nan))
-
-
-def drawing_as_the_device_would(calls):
-    """Draws from the definition, row by row, with what FlashInfer's function is given."""
-    generator = np.random.default_rng(4)
-
-    def draw(logits, top_k, top_p):
-        calls.append(len(logits))
-        assert (top_k.dtype, top_p.dtype, logits.dtype) == (torch.int32, torch.float32, torch.float32)
-        rows = [
-            exact(row, nucleus(top_k=k, top_p=p))
-            for row, k, p in zip(logits.numpy(), top_k.tolist(), top_p.tolist(), strict=True)
-        ]
-        return torch.tensor([generator.choice(len(p), p=p) for p in rows], dtype=torch.int32)
-
-    return draw
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        nucleus(top_k=6, top_p=0.68, temperature=2.0),
-        nucleus(
-            logit_bias={0: 3.0, 4: -1.0},
-            top_k=5,
-            presence_penalty=0.5,
-            alpha_presence=1.0,
-            alpha_frequency=0.5,
-            alpha_decay=0.5,
-        ),
-    ],
-)
-def test_rows_drawn_on_the_device_have_the_same_distribution(monkeypatch, params):
-    calls = []
-    monkeypatch.setattr(flashinfer, "load", lambda device: drawing_as_the_device_would(calls))
-    drawn = run(TIES, params, 2000, steps=2)
-    assert sum(calls) == 4000
-    first = exact(TIES, params)
-    assert_drawn_from(drawn[:, 0], first)
-    after = np.array([exact(TIES, params, [token]) for token in range(10)])
-    assert_drawn_from(drawn @ [10, 1], (first[:, None] * after).ravel())
-
-
-def test_seeded_greedy_and_other_rows_stay_on_the_host(monkeypatch):
-    different = [
-        nucleus(seed=5),
-        nucleus(),
-        Sampling(),
-        nucleus(temperature=0),
-        nucleus(top_k=3),
-        Sampling(method="noise", noise=2.0),
-    ]
-    logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(1))
-
-    def drawn():
-        sampler = Sampler(6, 40, "cpu")
-        for slot, params in enumerate(different):
-            sampler.set_row(slot, params, 11, slot)
-        return [sampler.sample(logits.clone(), range(6)) for _ in range(5)]
-
-    expected, calls = drawn(), []
-    monkeypatch.setattr(flashinfer, "load", lambda device: drawing_as_the_device_would(calls))
-    found = drawn()
-    assert calls == [2] * 5
-    for ours, theirs in zip(expected, found, strict=True):
-        assert [ours[i] for i in (0, 2, 3, 5)] == [theirs[i] for i in (0, 2, 3, 5)]
-    assert [row[4] for row in found] != [row[4] for row in expected]
-
-
-def test_without_flashinfer_the_host_draws(monkeypatch):
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setitem(sys.modules, "flashinfer.sampling", None)  # importing it fails
-    assert flashinfer.load(torch.device("cuda")) is None
-
-
-def test_a_flashinfer_that_does_not_run_is_reported_and_left_alone(monkeypatch, caplog):
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    broken = types.SimpleNamespace(top_k_top_p_sampling_from_logits=None)
-    monkeypatch.setitem(sys.modules, "flashinfer", types.ModuleType("flashinfer"))
-    monkeypatch.setitem(sys.modules, "flashinfer.sampling", broken)
-    assert flashinfer.load(torch.device("cuda")) is None
-    assert "flashinfer does not run here" in caplog.text
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    "params",
-    [
-        nucleus(),
-        nucleus(top_k=3),
-        nucleus(top_p=0.65),
-        nucleus(top_k=6, top_p=0.68, temperature=2.0),
-        nucleus(logit_bias={0: 3.0}, top_k=5, alpha_presence=1.0),
-    ],
-)
-def test_flashinfer(params):
-    pytest.importorskip("flashinfer")
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    sampler = Sampler(2000, 10, "cuda")
-    for slot in range(2000):
-        sampler.set_row(slot, params, 0, slot)
-    batch = torch.tensor(TIES, device="cuda").repeat(2000, 1)
-    first = sampler.sample(batch.clone(), range(2000))
-    assert_drawn_from(np.array(first), exact(TIES, params))
-    after = np.array([exact(TIES, params, [token]) for token in range(10)])
-    pairs = np.array(first) * 10 + sampler.sample(batch.clone(), range(2000))
-    assert_drawn_from(pairs, (exact(TIES, params)[:, None] * after).ravel())
+        check(Sampling(method="noise", noise=math.nan), 100)

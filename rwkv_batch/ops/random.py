@@ -1,8 +1,10 @@
-"""Random numbers that depend on a key and counters only, so what a seeded row draws does not depend on what
-runs beside it.
+"""Counter-based random numbers: each depends on a key and a position only.
+
+So a row with a seed draws the same, whatever runs beside it. cuda/sample_number.cuh computes the same bits.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # of SplitMix64
 
@@ -18,9 +20,7 @@ def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 def token_uniforms(key: np.uint64, position: np.uint64, tokens: np.ndarray) -> np.ndarray:
-    """A random number for each of `tokens` (ids, any integers) at one position of a row: in [0,
-    1), 53 bits.
-    """
+    """A random number for each of `tokens` (any integers) at one position of a row: in [0, 1), 53 bits."""
     here = mix(np.array([key]) + _step(np.array([position])))
     return _uniform(mix(mix(here) + _step(tokens.astype(np.uint64))))
 
@@ -34,9 +34,10 @@ def _step(counts: np.ndarray) -> np.ndarray:
     return (counts + np.uint64(1)) * np.uint64(GOLDEN)
 
 
-def mix(words: np.ndarray) -> np.ndarray:
-    """The output function of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
-    generators"), a bijection.
+def mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The output function of SplitMix64, a bijection.
+
+    Source: Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators".
     """
     words = (words ^ (words >> np.uint64(30))) * np.uint64(FIRST)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(SECOND)
@@ -44,7 +45,7 @@ def mix(words: np.ndarray) -> np.ndarray:
 
 
 def _mixed(word: int) -> int:
-    """`mix` of one integer, modulo 2**64: of a single number numpy would make ten small arrays."""
+    """`mix` of one integer, modulo 2**64; for a single number numpy would make ten small arrays."""
     word %= 2**64
     word = (word ^ (word >> 30)) * FIRST % 2**64
     word = (word ^ (word >> 27)) * SECOND % 2**64

@@ -56,7 +56,7 @@ class Autotuner:
         layer, head = gemms.weights.layers[-1], len(gemms.weights.head)
         sizes = (len(layer.output), *(len(w) for w in layer.low_in.values()), head)
         gpu = torch.cuda.get_device_name(device).replace(" ", "-").replace("/", "-")
-        name = f"gemms-{gpu}-torch{torch.__version__}-{'-'.join(map(str, sizes))}.json".replace("+", "-")
+        name = f"tuning-{gpu}-torch{torch.__version__}-{'-'.join(map(str, sizes))}.json".replace("+", "-")
         file = build.build(build.architecture(device)).parent / name
         chosen = {}
         with suppress(OSError, ValueError):

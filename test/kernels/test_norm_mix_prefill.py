@@ -6,7 +6,7 @@ from cuda_gpu import needs_gpu, normal, off, poisoned
 from torch.nn.functional import layer_norm
 
 from rwkv_batch.ops import torch_ops
-from rwkv_batch.ops.cuda.binding import Addend, PackedRows
+from rwkv_batch.ops.cuda.binding import Addend, RowBounds
 
 pytestmark = needs_gpu
 
@@ -104,6 +104,6 @@ def test_a_normed_row_has_the_same_bits_alone_and_beside_one_that_has_ended(kern
 def rows_of(lengths, slots):
     ends = torch.tensor(lengths).cumsum(0)
     row_of = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    return PackedRows(
+    return RowBounds(
         *(t.to("cuda", torch.int32) for t in (row_of, ends - torch.tensor(lengths), ends - 1, slots))
     )

@@ -87,13 +87,13 @@ class ChunksInput(Structure):
 STRUCTURES = (NormInput, PackedRowsInput, GemmPart, TileShape, TimeMixInput, ChunksInput)
 
 
-class _Entry(Structure):
+class _AbiEntry(Structure):
     _fields_ = (("name", c_char_p), ("value", c_longlong))
 
 
 def exported(library: CDLL) -> dict[str, int]:
     """A library's constants and sizes of structures by name, and offsets by "structure.member"."""
-    library.rwkv_abi.restype, count = POINTER(_Entry), c_int()
+    library.rwkv_abi.restype, count = POINTER(_AbiEntry), c_int()
     entries = library.rwkv_abi(byref(count))
     return {entries[i].name.decode(): entries[i].value for i in range(count.value)}
 

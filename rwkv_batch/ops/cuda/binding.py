@@ -52,7 +52,7 @@ Part = tuple[Tensor, Tensor, Tensor, int]  # w [N, K], x [M, K], y [M, N], activ
 
 
 @dataclass(frozen=True)
-class PackedRows:
+class RowBounds:
     """Rows of a prefill, one after the other in a step's tokens; int32 on the device."""
 
     row_of: Tensor  # [T]
@@ -131,7 +131,7 @@ class Kernels:
         added: Addend,
         weight: Tensor,
         bias: Tensor,
-        rows: PackedRows,
+        rows: RowBounds,
         shift: Tensor,
         mixes: Tensor,
         out: Tensor,

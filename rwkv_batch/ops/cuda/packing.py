@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.ops.cuda.abi import CHUNK, ChunksInput
-from rwkv_batch.ops.cuda.binding import ChunkedRows, PackedRows
+from rwkv_batch.ops.cuda.binding import ChunkedRows, RowBounds
 
 SCRATCH_CHUNKS = (
     320  # of one launch, which the kernels' scratch memory holds; a longer row has a launch of its own
@@ -103,7 +103,7 @@ class PlanLayout:
 class DeviceRows:
     """A plan on the device. With `counted`, all numbers of rows and chunks are upper bounds."""
 
-    rows: PackedRows
+    rows: RowBounds
     single: int
     counted: Tensor | None  # [1] how many rows of one token there are, unless there are exactly `single`
     pieces: list[ChunkedRows]
@@ -167,8 +167,8 @@ def _places(flat: Tensor, layout: PlanLayout) -> dict[str, Tensor]:
     return {name: flat[start:] for name, start in layout.starts.items()}
 
 
-def _rows(at: dict[str, Tensor], tokens: int, rows: int) -> PackedRows:
-    return PackedRows(at["row_of"][:tokens], at["first"][:rows], at["last"][:rows], at["slots"][:rows])
+def _rows(at: dict[str, Tensor], tokens: int, rows: int) -> RowBounds:
+    return RowBounds(at["row_of"][:tokens], at["first"][:rows], at["last"][:rows], at["slots"][:rows])
 
 
 def _pieces(at: dict[str, Tensor], launch: int, chunk: int, row: int, chunks: int, rows: int) -> ChunkedRows:

@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(THREADS, 2)
             }
         }
     }
-    // The last sixteen is filled up with the first unit of the split, times zero.
+    // The last sixteen is filled up with the first unit of this part of K, times zero.
     if (threadIdx.x < SIXTEEN)
         list[total + threadIdx.x] = 0, rows[total + threadIdx.x] = make_uint4(0, 0, 0, 0);
     __syncthreads();

@@ -1,8 +1,8 @@
 // Residual add and layer norm, with token shift and mixing: what the norm_*.cu kernels share.
 //
-//   x [T, C] fp32      the residual stream, updated: x = embedding of the token, or x + y, or x + the sum of
-//   partials y [T, C] fp16      what the layer before adds; or partials [P, T, C] fp32, added in the order of
-//   P norm(x)            (x - mean) / sqrt(variance + EPSILON) * weight + bias, over the C columns of a row
+//   x [T, C] fp32      the residual stream, updated: x + y, or x + the sum of partials, or an embedding
+//   y [T, C] fp16      what the layer before adds; or partials [P, T, C] fp32, added in the order of P
+//   norm(x)            (x - mean) / sqrt(variance + EPSILON) * weight + bias, over the C columns of a row
 //   shift              fp16; the last normed input of slot s at shift + s * slot_stride, C numbers
 //   mixes [N, C] fp16  out [N, T, C] fp16 = normed + (the normed input before - normed) * mix
 //
@@ -138,8 +138,7 @@ __device__ __forceinline__ void load_row(const NormInput& in, int row, float (&v
     if (!in.tokens && column < in.width) load_float(in.x + size_t(row) * in.width + column, v);
 }
 
-// What is added to a row of the stream, but for partial sums; where it is an embedding, `stream_row` has left
-// zeros.
+// What is added to a row of the stream, except partial sums; for an embedding, `load_row` has left zeros.
 template <int N>
 struct Addend {
     Raw<N> raw = {};

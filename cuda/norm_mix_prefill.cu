@@ -7,10 +7,9 @@
 constexpr int MAX_RUN = 16;  // tokens of a block
 
 // A block has `run` neighbouring tokens of packed rows, one after the other. It norms the token before them
-// as well, which may
-// belong to the same row; the stream therefore goes from in.x to `to`, as the block before may be further on.
-// The block of a row's first token is the only one to read and then write the row's state, so no block reads
-// what another writes: it norms the row's last token, wherever that is.
+// as well, which may belong to the same row; the stream therefore goes from in.x to `to`, as the block before
+// may be further on. The block of a row's first token is the only one to read and then write the row's state,
+// so no block reads what another writes: it norms the row's last token, wherever that is.
 template <int N, int MIXES>
 __global__ void __launch_bounds__(1024)
     norm_mix_prefill_kernel(const __grid_constant__ NormInput in, float* to, int tokens, int run,

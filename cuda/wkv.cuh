@@ -2,9 +2,10 @@
 // gate.
 //
 //   per head, with S [value, key]:   S' = S diag(w) - (S kk) (kk a)^T + v k^T      y = S' r
-//   w = exp(-exp(-1/2) sigmoid(w0 + w~)), a = sigmoid(a0 + a~), kk = k k_k / max(|k k_k|, 1e-12), k = k~ (1 +
-//   (a - 1) k_a) v = v~ + (v_first - v~) sigmoid(v0 + v~~)    (not in layer 0) out = (group_norm(y) + (r . k
-//   r_k) v) g
+//   w = exp(-exp(-1/2) sigmoid(w0 + w~)), a = sigmoid(a0 + a~)
+//   kk = k k_k / max(|k k_k|, 1e-12), k = k~ (1 + (a - 1) k_a)
+//   v = v~ + (v_first - v~) sigmoid(v0 + v~~)    (not in layer 0)
+//   out = (group_norm(y) + (r . k r_k) v) g
 //
 // r, k, v, the four low-rank results and g, v_first, out: [T, C] fp16. Vectors: [C] fp16. The state of slot s
 // and head h: 64 x 64 numbers, fp16 or fp32, at state + s * slot_stride + h * 4096, read and written in

@@ -8,10 +8,12 @@
 // gate). Sums over a head in those go over the two channels of a lane, then over lanes as a tree.
 //
 // struct Recurrence:
-//   Number, of a state as it is stored;  BLOCKS, that fit on a multiprocessor
-//   VECTORS of 16 bytes of a state that each thread has
-//   first, where these begin, in numbers from the beginning of the state;  offset(i), of the vector i from
-//   there Token, what it needs of one token and head, in shared memory DEFERS, whether states may lag
+//   Number: of a state as it is stored;  BLOCKS: how many fit on a multiprocessor
+//   VECTORS: of 16 bytes of a state that each thread has
+//   first: where these begin, in numbers from the beginning of the state
+//   offset(i): of vector i from there
+//   Token: what it needs of one token and head, in shared memory
+//   DEFERS: whether states may lag
 //   put(token, lane, p, noted): one warp writes a Token; noted: what is deferred
 //   own(token): r . k r_k of the head;  value(token, lane): v of channels 2 lane and 2 lane + 1
 //   advance(token, vectors, state, y): moves the state on, whose vector i is vectors [i * THREADS] and comes
@@ -245,7 +247,7 @@ __global__ void __launch_bounds__(THREADS, Recurrence::BLOCKS)
         if (threadIdx.x == 0) {
             own.drawn[buffer ^ 1] = drawn;
             // A block draws once for each of its tiles but the last: in all, as often as there are more tiles
-            // than blocks at tile_counter. Whoever draws last leaves the counter at zero for the next launch.
+            // than blocks at work. Whoever draws last leaves the counter at zero for the next launch.
             if (draws && drawn - 2 * blocks == tiles - min(tiles, blocks) - 1) *in.tile_counter = 0;
         }
         before = now, now = next, buffer ^= 1;

@@ -49,9 +49,8 @@ __device__ __forceinline__ uint32_t firsts(uint32_t x, uint32_t y) { return __by
 __device__ __forceinline__ uint32_t seconds(uint32_t x, uint32_t y) { return __byte_perm(x, y, 0x7632); }
 
 // Sums over the channels of a head: kk . kk, r . k r_k, k . r, b . r, and for each deferred token k_ . kk and
-// - b_ . kk (from
-// WITH_KK on), k_ . w r and - b_ . w r. Those from B_R to before WITH_READ have a factor kk, which is
-// normalised afterwards.
+// - b_ . kk (from WITH_KK on), k_ . w r and - b_ . w r. Those from B_R to before WITH_READ have a factor kk,
+// which is normalised afterwards.
 enum Sum { SQUARES, OWN, K_R, B_R, WITH_KK, WITH_READ = WITH_KK + 2 * MAX_LAG, SUMS = 16 };
 static_assert(WITH_READ + 2 * MAX_LAG <= SUMS);
 
@@ -155,8 +154,8 @@ struct Half {
         t.w[half][pair / 4][0][n] = firsts(w.x, w.y), t.w[half][pair / 4][1][n] = seconds(w.x, w.y);
         *reinterpret_cast<uint2*>(t.v + 2 * lane) = make_uint2(firsts(v.x, v.y), seconds(v.x, v.y));
         // Rows of operand b beside those of operand a: k, its rest | k, b | the rest of b, b | w k_, - w b_
-        // beside
-        // v, v | the rest of v, S kk | S kk, its rest | v_, u_; and once more the last, of the second token.
+        // beside v, v | the rest of v, S kk | S kk, its rest | v_, u_; and once more the last, of the second
+        // token.
         uint32_t* even = t.add[half] + n;
         const int m = pair / 4 * 2;
         even[place(0, m)] = firsts(k.x, k.y), even[place(0, m + 1)] = seconds(k.x, k.y);

@@ -5,11 +5,12 @@
 // of its first eight, and
 //   kk~_t = kk_t W_{t-1} / M,   r~_t = r_t W_t / M,   k~_t = k_t M / W_t,   b~_t = kk_t a_t M / W_t
 //   (all within 128 times the original)
-//   L = lower(kk~ b~^T), A = lower(kk~ k~^T) without, Lr = lower(r~ b~^T), Ar = lower(r~ k~^T) with the
-//   diagonal;   N = (1 + L)^-1
+//   L = lower(kk~ b~^T), A = lower(kk~ k~^T) without the diagonal
+//   Lr = lower(r~ b~^T), Ar = lower(r~ k~^T) with it;   N = (1 + L)^-1
 // What a chunk does is then linear in S and in its own values V [16, value]:
-//   y  = S~ (r~ - Lr N kk~)^T + V^T (Ar - Lr N A)^T                                                S~ = S
-//   diag(M) S' = (S~ + V^T (k~ - (N A)^T b~) - (S~ (N kk~)^T) b~) diag(W_16 / M)
+//   S~ = S diag(M)
+//   y  = S~ (r~ - Lr N kk~)^T + V^T (Ar - Lr N A)^T
+//   S' = (S~ + V^T (k~ - (N A)^T b~) - (S~ (N kk~)^T) b~) diag(W_16 / M)
 // Three kernels: wkv_prefill_prepare.cu computes these four [16, key] matrices, V and the part of y that
 // comes from V for every chunk and head at once, wkv_prefill_scan.cu goes through the chunks of a row with S
 // in registers, wkv_prefill_finish.cu does group norm, bonus and gate.
@@ -20,9 +21,8 @@
 // run in steps of 16.
 //
 // The numbers of a chunk and head are `ChunkData`, in the order in which the lanes of a warp hold them for
-// m16n8k16 products. Key
-// 16 q + 2 i + e stands at column 8 i + 2 q + e of these matrices, so that a lane has 16 neighbours of each
-// of its rows of S.
+// m16n8k16 mma instructions. Key 16 q + 2 i + e is at column 8 i + 2 q + e of these matrices, so that a lane
+// has 16 neighbours of each of its rows of S.
 #pragma once
 #include <cstddef>
 #include "wkv.cuh"

@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(PREPARE_WARPS* WARP, PREPARE_BLOCKS)
                                const __grid_constant__ ChunksInput packed, ChunkData* chunk_data) {
     extern __shared__ uint4 shared[];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
-    // Not the same warp in all blocks: a multiprocessor's schedulers share the tile_counter.
+    // Not the same warp in all blocks: a multiprocessor's schedulers share the work.
     const int solver = ((blockIdx.y * gridDim.x + blockIdx.x) * 0x9e3779b1u >> 20) % PREPARE_WARPS;
     Workspace& ws = *reinterpret_cast<Workspace*>(shared);
     const Channels channels(in, blockIdx.x * HEAD + 2 * lane);

@@ -2,7 +2,8 @@
 
 import pytest
 
-from rwkv_batch.ops.cuda.packing import CHUNK, SCRATCH_CHUNKS, PrefillPlan
+from rwkv_batch.ops.cuda.abi import CHUNK
+from rwkv_batch.ops.cuda.packing import SCRATCH_CHUNKS, PrefillPlan
 
 
 @pytest.mark.parametrize(

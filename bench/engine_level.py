@@ -51,7 +51,7 @@ class Through:
         """The method of each GEMM."""
         assert isinstance(self.engine.runner, CudaRunner)
         return " ".join(
-            f"{kind}:{method}" for kind, method in self.engine.runner.model.tuning.methods(rows).items()
+            f"{kind}:{method}" for kind, method in self.engine.runner.model.autotuner.methods(rows).items()
         )
 
     def _add(self, request: GenerateRequest) -> None:

@@ -34,7 +34,7 @@ class Graphs:
         logits = torch.empty(rows, len(self.model.weights.head), device="cuda", dtype=torch.float16)
         self._buffers |= {"tokens": tokens, "slots": slots, "logits": logits}
         self.states.wkv.normal_(std=0.1)
-        self.model.tuning.methods(rows)
+        self.model.autotuner.methods(rows)
 
         def step() -> None:
             self.model.decode(tokens, slots, self.states, logits, self._buffers)
@@ -62,4 +62,4 @@ class Graphs:
 
     def about(self, rows: int) -> str:
         """The method of each GEMM."""
-        return " ".join(f"{kind}:{method}" for kind, method in self.model.tuning.methods(rows).items())
+        return " ".join(f"{kind}:{method}" for kind, method in self.model.autotuner.methods(rows).items())

@@ -1,28 +1,33 @@
-// The time mix between its products: gates, decay, key normalisation, the recurrence, group norm, bonus and gate.
+// The time mix between its GEMMs: gates, decay, key normalisation, the recurrence, group norm, bonus and
+// gate.
 //
 //   per head, with S [value, key]:   S' = S diag(w) - (S kk) (kk a)^T + v k^T      y = S' r
-//   w = exp(-exp(-1/2) sigmoid(w0 + w~)), a = sigmoid(a0 + a~), kk = k k_k / max(|k k_k|, 1e-12), k = k~ (1 + (a - 1) k_a)
+//   w = exp(-exp(-1/2) sigmoid(w0 + w~)), a = sigmoid(a0 + a~)
+//   kk = k k_k / max(|k k_k|, 1e-12), k = k~ (1 + (a - 1) k_a)
 //   v = v~ + (v_first - v~) sigmoid(v0 + v~~)    (not in layer 0)
 //   out = (group_norm(y) + (r . k r_k) v) g
 //
-// r, k, v, the four low-rank results and g, v_first, out: [T, C] fp16. Vectors: [C] fp16. The state of slot s and head h: 64 x 64 numbers,
-// fp16 or fp32, at state + s * slot_stride + h * 4096, read and written in place. Rows of one token run through wkv_step.cuh, longer ones
-// through wkv_prefill.cuh.
+// r, k, v, the four low-rank results and g, v_first, out: [T, C] fp16. Vectors: [C] fp16. The state of slot s
+// and head h: 64 x 64 numbers, fp16 or fp32, at state + s * slot_stride + h * 4096, read and written in
+// place. Rows of one token run through wkv_decode.cuh, longer ones through wkv_prefill.cuh.
 //
-// A state in fp16 may be up to LATE tokens behind. To write it takes as long as to read it, so a step of one token notes what it would do to
-// S, and every third does what three would and writes S: of six passes through memory four are left. What is put off of slot s and head h
-// are for each token, the oldest first, PENDING vectors of 64 fp16 numbers, at pending + s * pending_stride + h * LATE * PENDING * 64.
-// wkv_settle.cu does it before anyone else reads a state.
+// Deferred writes: an fp16 state may lag up to MAX_LAG tokens. Writing it takes as long as reading it, so a
+// step of one token only notes what it would do to S, and every third does what three would and writes S: of
+// six passes through memory four are left. What is deferred for slot s and head h are, for each token, the
+// oldest first, DEFERRED_VECTORS vectors of 64 fp16 numbers, at
+// deferred + s * deferred_stride + h * MAX_LAG * DEFERRED_VECTORS * 64. wkv_flush.cu writes the states before
+// anything else reads them.
 #pragma once
 #include "common.cuh"
 
 constexpr int HEAD = 64;
 constexpr float NORM_EPSILON = 64e-5f;
-constexpr int LATE = 2;
-enum Pending { LOST, KEY, REMOVAL, VALUE, REMOVED, PENDING };  // 1 - w (of w near 1 it says more than w), k, kk a, v, and S kk
+constexpr int MAX_LAG = 2;  // tokens
+// The vectors: 1 - w (of w near 1 it keeps more digits than w), k, kk a, v, and S kk.
+enum Deferred { LOST, KEY, REMOVAL, VALUE, REMOVED, DEFERRED_VECTORS };
 constexpr float DECAY = -0.6065306597126334f;  // -exp(-1/2)
 
-struct TimeMix {
+struct TimeMixInput {
     const __half *r, *k, *v, *w, *a, *mix, *g;  // mix (of v_first) is null in layer 0
     const __half* v_first;
     const __half *w0, *a0, *v0, *k_k, *k_a, *r_k, *norm_weight, *norm_bias;
@@ -30,35 +35,27 @@ struct TimeMix {
     void* state;
     size_t slot_stride;  // in numbers
     int width;
-    int* work;  // of rows of one token: zero between launches; for one stream
-    __half* pending;         // of states in fp16
-    size_t pending_stride;   // in numbers
-    const int* behind;       // [T], of rows of one token: how many tokens the row's state is behind
+    int* tile_counter;       // of rows of one token: zero between launches; for one stream
+    __half* deferred;        // of states in fp16
+    size_t deferred_stride;  // in numbers
+    const int* lag;          // [T], of rows of one token: tokens that the row's state lags
 };
 
-__device__ __forceinline__ float2 pair_at(const __half* p, size_t at) { return __half22float2(*reinterpret_cast<const __half2*>(p + at)); }
-
-// As to_half2, but what fp16 cannot hold becomes the largest number that it can: nothing may become infinite, the products would be NaN.
-__device__ __forceinline__ uint32_t to_finite_half2(float x, float y) {
-    uint32_t pair;
-    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
-    return pair;
+__device__ __forceinline__ float2 pair_at(const __half* p, size_t at) {
+    return __half22float2(*reinterpret_cast<const __half2*>(p + at));
 }
 
-__device__ __forceinline__ __half to_finite_half(float x) {
-    unsigned short bits;
-    asm("cvt.rn.satfinite.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
-    return __ushort_as_half(bits);
-}
-
-// 8 numbers of a state as they are stored: they are not touched, and so not waited for, before they are needed.
+// 8 numbers of a state as they are stored: they are not converted, and so not waited for, before they are
+// needed.
 template <typename T>
 struct Raw8;
 
 template <>
 struct Raw8<__half> {
     uint4 words;
-    __device__ __forceinline__ void load(const __half* p) { words = __ldcs(reinterpret_cast<const uint4*>(p)); }
+    __device__ __forceinline__ void load(const __half* p) {
+        words = __ldcs(reinterpret_cast<const uint4*>(p));
+    }
     __device__ __forceinline__ void widen(float (&x)[8]) const {
         const uint32_t pairs[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
@@ -73,10 +70,12 @@ template <>
 struct Raw8<float> {
     float4 low, high;
     __device__ __forceinline__ void load(const float* p) {
-        low = __ldcs(reinterpret_cast<const float4*>(p)), high = __ldcs(reinterpret_cast<const float4*>(p + 4));
+        low = __ldcs(reinterpret_cast<const float4*>(p)),
+        high = __ldcs(reinterpret_cast<const float4*>(p + 4));
     }
     __device__ __forceinline__ void widen(float (&x)[8]) const {
-        x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w, x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
+        x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w, x[4] = high.x, x[5] = high.y, x[6] = high.z,
+        x[7] = high.w;
     }
 };
 
@@ -86,5 +85,6 @@ __device__ __forceinline__ void store8(float* p, const float (&x)[8]) {
 }
 
 __device__ __forceinline__ void store8(__half* p, const float (&x)[8]) {
-    store(p, to_finite_half2(x[0], x[1]), to_finite_half2(x[2], x[3]), to_finite_half2(x[4], x[5]), to_finite_half2(x[6], x[7]));
+    store(p, to_finite_half2(x[0], x[1]), to_finite_half2(x[2], x[3]), to_finite_half2(x[4], x[5]),
+          to_finite_half2(x[6], x[7]));
 }

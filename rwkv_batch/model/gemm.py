@@ -1,15 +1,15 @@
-"""The matrix products of a layer, each in the ways it can be run, over buffers that a whole step shares.
+"""The GEMMs of a layer, each by any of the methods that can run it.
 
-"stream16" and "stream32": the weight-streaming kernel, its warps taking 16 or 32 rows of weights. "blas":
-cuBLAS through torch. "mixed" and "low": the low-rank matrices by that kernel or by the one for small
-matrices, cuBLAS for large ones. "sparse": without the weights of idle hidden units. "tile": the large
-matrices by the tiled kernel for Hopper, the low-rank ones as with "low". "lt0" and so on: the large matrices
-by one of the algorithms of cuBLASLt, the low-rank ones as with "low" where that can be.
+- "stream16", "stream32": `gemm_stream`, with 16 or 32 rows of weights a warp
+- "blas": cuBLAS through torch
+- "mixed", "low": the low-rank matrices by `gemm_stream` or `gemm_lowrank`, the large ones by cuBLAS
+- "sparse": `gemm_sparse`, which skips the weights of inactive hidden units
+- "tile": the large matrices by `gemm_tile`, the low-rank ones as with "low"
+- "lt0", "lt1"...: the large matrices by an algorithm of cuBLASLt, the low-rank ones as with "low" if possible
 
-What is added to the residual stream may also come in shares of K, as partial sums that the norm after it adds
-up: "lt0/2" in two, by the first algorithm for these. Whether that takes less time than the whole product
-shows only together with the norm, so it is a choice of its own, made after the others: of "out_parts" and
-"value_parts".
+What is added to the residual stream may also be computed with split-K; the next norm adds up the partial
+sums. "lt0/2" is split-K into two, by the first algorithm for it. Whether that is faster than the whole GEMM
+shows only together with the norm, so it is a choice of its own: of "out_split" and "value_split".
 """
 
 from collections.abc import Callable
@@ -20,27 +20,15 @@ from torch import Tensor
 
 from rwkv_batch.model.description import LOW_RANKS, MIXES
 from rwkv_batch.model.weights_cuda import CudaLayer, CudaWeights
-from rwkv_batch.ops.cuda import cublaslt, tile
-from rwkv_batch.ops.cuda.binding import (
-    AUTO,
-    IDENTITY,
-    KEPT,
-    MOST_KEPT,
-    RELU_SQUARE,
-    SIGMOID,
-    SPARSE_ROWS,
-    SPARSE_SLICES,
-    TANH,
-    Added,
-    Kernels,
-)
+from rwkv_batch.ops.cuda import tile
+from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, SIGMOID, TANH
+from rwkv_batch.ops.cuda.binding import AUTO, MAX_RESIDENT_K, RESIDENT, SPARSE_ROWS, Addend, Kernels
+from rwkv_batch.ops.cuda.buffers import MAX_SPLITS, SPLIT_TOKENS, Buffers
+from rwkv_batch.ops.cuda.cublaslt import MAX_ALGORITHMS, CublasLt, GemmShape
 
-LT = tuple(f"lt{number}" for number in range(cublaslt.MOST))
+LT = tuple(f"lt{number}" for number in range(MAX_ALGORITHMS))
 WHOLE = "whole"
-FUNCTIONS = {"tanh": TANH, "sigmoid": SIGMOID, "identity": IDENTITY}
-SHARES = {
-    f"lt{number}/{shares}": (number, shares) for shares in (2, 4) for number in range(3)
-}  # with algorithm and shares of K
+SPLIT_K = {f"lt{number}/{splits}": (number, splits) for splits in (2, MAX_SPLITS) for number in range(3)}
 METHODS = {
     "in": ("stream16", "stream32", "mixed", "low", "tile", "blas", *LT),
     "low_out": ("stream16", "low", "blas"),
@@ -48,234 +36,168 @@ METHODS = {
     "key": ("stream16", "stream32", "tile", "blas", *LT),
     "value": ("sparse", "tile", "blas", *LT),
     "head": ("stream16", "stream32", "tile", "blas", *LT),
-    "out_parts": (WHOLE, *SHARES),
-    "value_parts": (WHOLE, *SHARES),
+    "out_split": (WHOLE, *SPLIT_K),
+    "value_split": (WHOLE, *SPLIT_K),
 }
 LIBRARY = ("blas", *LT)
-LT_TOKENS = 64  # for which cuBLASLt's algorithms are tried, at least
-SHARE_TOKENS = 512  # and for which shares of K are, at most: more fill the multiprocessors
-MOST_SHARES = max(shares for _, shares in SHARES.values())
-SHARE_MULTIPLE = 64  # numbers of K
-AHEAD_ROWS = 64  # the states of more rows would drive weights out of the cache again before they are used
-
-
-class Buffers:
-    """What a step over T tokens writes, in an arena that larger and smaller steps share (their buffers
-    overlap). packed: of a prefill.
-    """
-
-    def __init__(
-        self, weights: CudaWeights, tokens: int, arena: dict[str, Tensor], packed: bool = False
-    ) -> None:
-        self.arena, self.device = arena, weights.head.device
-        layer = weights.layers[-1]  # layer 0 may have no "v"
-        width = layer.output.shape[0]
-        self.x = self._take("x", tokens, width, dtype=torch.float32)  # the residual stream
-        self.behind = self._take(
-            "behind", tokens, dtype=torch.int32
-        )  # of rows that are fed one token: see Feed.resolve
-        self.normed = self._take("normed", tokens, width)
-        self.mixed = self._take("mixed", 6, tokens, width)  # in the order of MIXES
-        self.rkv0 = self._take("rkv0", 3, tokens, width)  # of layer 0, whose v the others mix in
-        self.rkv = self._take("rkv", 3, tokens, width)
-        self.low = {name: self._take("low " + name, tokens, len(w)) for name, w in layer.low_in.items()}
-        self.low_out = {name: self._take("low out " + name, tokens, width) for name in LOW_RANKS}
-        self.y = self._take("y", tokens, width)  # what the time mix reads out
-        self.out = self._take("out", tokens, width)  # what is added to x
-        self.hidden = self._take("hidden", tokens, layer.key.shape[0])
-        # the stream from the first norm of a layer of a prefill to the second; there are hidden units only
-        # after that
-        self.x_between = self.hidden.view(-1)[: 2 * tokens * width].view(torch.float32).view(tokens, width)
-        self.parts = self._take(
-            "parts", SPARSE_SLICES, min(tokens, SPARSE_ROWS[-1]), width, dtype=torch.float32
-        )  # of the sparse product
-        # those of shares of K, which the norm of a prefill does not take
-        self.shares = self._take(
-            "shares", 0 if packed else MOST_SHARES, min(tokens, SHARE_TOKENS), width, dtype=torch.float32
-        )
-
-    def take_bytes(self, name: str, count: int) -> Tensor:
-        """Room for a kernel's own numbers, which a step over any tokens may overwrite."""
-        return self._take(name, count, dtype=torch.uint8)
-
-    def _take(self, name: str, *shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
-        numbers = torch.Size(shape).numel()
-        flat = self.arena.get(name)
-        if flat is None or len(flat) < numbers:
-            flat = self.arena[name] = torch.empty(numbers, device=self.device, dtype=dtype)
-        return flat[:numbers].view(shape)
-
-
-def buffer_bytes(weights: CudaWeights, tokens: int, packed: bool = False) -> int:
-    """What the buffers of a step over that many tokens take. Nothing is allocated to find out."""
-    arena: dict[str, Tensor] = {}
-    Buffers(replace(weights, head=weights.head.to("meta")), tokens, arena, packed)
-    return sum(tensor.nbytes for tensor in arena.values())
+ACTIVATIONS = {"tanh": TANH, "sigmoid": SIGMOID, "identity": IDENTITY}
+LT_TOKENS = 64  # tokens for which cuBLASLt's algorithms are candidates, at least
+SPLIT_MULTIPLE = 64  # of which the K of a split is a multiple
+PREFETCH_ROWS = 64  # the states of more rows would evict prefetched weights before they are used
 
 
 @dataclass(frozen=True)
-class Products:
-    """Runs the product of a kind by a method; what is read and written are the step's buffers."""
+class Gemms:
+    """Runs the GEMM of a kind by a method, over the buffers of a step."""
 
     kernels: Kernels
     weights: CudaWeights
-    lt: cublaslt.Lt | None
+    lt: CublasLt | None
 
-    def possible(self, kind: str, tokens: int) -> tuple[str, ...]:
-        possible = METHODS[kind]
-        if WHOLE in possible:
-            return WHOLE, *(
-                method for method in SHARES if self._has_shares(kind.removesuffix("_parts"), tokens, method)
-            )
-        if kind == "value" and tokens not in SPARSE_ROWS:
-            possible = tuple(method for method in possible if method != "sparse")
+    def candidates(self, kind: str, tokens: int) -> tuple[str, ...]:
+        """The methods that can run a kind of GEMM for so many tokens."""
+        methods = METHODS[kind]
+        if WHOLE in methods:
+            whole = self._shape(kind.removesuffix("_split"), tokens)
+            return WHOLE, *(method for method in SPLIT_K if self._can_split(whole, *SPLIT_K[method]))
+        excluded = set[str]()
+        if tokens not in SPARSE_ROWS:
+            excluded.add("sparse")
         ranks = [w.shape[1] for w in self.weights.layers[-1].low_out.values()]
-        if not self.kernels.has_low or (kind == "low_out" and max(ranks) > MOST_KEPT):
-            possible = tuple(method for method in possible if method != "low")
+        if not self.kernels.has_lowrank or (kind == "low_out" and max(ranks) > MAX_RESIDENT_K):
+            excluded.add("low")
         large = self.weights.head if kind == "head" else self.weights.layers[-1].key
         if not self.kernels.has_tile or not tile.fits(*large.shape):
-            possible = tuple(method for method in possible if method != "tile")
-        algorithms = (
-            self.lt.count(self._shape(kind, tokens))
-            if self.lt and kind != "low_out" and tokens >= LT_TOKENS
-            else 0
-        )
-        return tuple(method for method in possible if method not in LT[algorithms:])
+            excluded.add("tile")
+        by_lt = self.lt is not None and kind != "low_out" and tokens >= LT_TOKENS
+        algorithms = self.lt.algorithm_count(self._shape(kind, tokens)) if self.lt and by_lt else 0
+        return tuple(method for method in methods if method not in excluded.union(LT[algorithms:]))
 
-    def _has_shares(self, kind: str, tokens: int, method: str) -> bool:
-        number, shares = SHARES[method]
-        if self.lt is None or not LT_TOKENS <= tokens <= SHARE_TOKENS:
-            return False
-        whole = self._shape(kind, tokens)
-        shape = replace(whole, parts=shares, k=whole.k // shares, shares=True)
-        return whole.k % (shares * SHARE_MULTIPLE) == 0 and number < self.lt.count(shape)
+    def untimed(self, kind: str) -> str:
+        """The method for so many tokens that nothing is timed, as cuBLAS is the fastest for large GEMMs."""
+        candidates = self.candidates(kind, 0)
+        return next(method for method in ("low", WHOLE, "blas") if method in candidates)
 
-    def _shape(self, kind: str, tokens: int) -> cublaslt.Shape:
-        """Of the large product of that kind."""
-        hidden, width = self.weights.layers[-1].key.shape
-        n, k = {
-            "in": (width, width),
-            "out": (width, width),
-            "key": (hidden, width),
-            "value": (width, hidden),
-            "head": (len(self.weights.head), width),
-        }[kind]
-        return cublaslt.Shape(3 if kind == "in" else 1, n, tokens, k, kind == "value")
-
-    def for_many(self, kind: str) -> str:
-        """The method for so many tokens that nothing is measured: large products are as good as certain to be
-        faster by cuBLAS.
-        """
-        return next(method for method in ("low", WHOLE, "blas") if method in self.possible(kind, 0))
-
-    def into_time_mix(self, layer: CudaLayer, b: Buffers, rkv: Tensor, method: str) -> None:
-        """r, k, v, and the inner sides of the low-rank functions with their activation."""
+    def time_mix_in(self, layer: CudaLayer, b: Buffers, rkv: Tensor, method: str) -> None:
+        """r, k, v, and the inner sides of the low-rank functions with their activations."""
         low = [
-            (layer.low_in[name], b.mixed[MIXES.index(name)], b.low[name], FUNCTIONS[LOW_RANKS[name]])
-            for name in layer.low_in
+            (w, b.mixed[MIXES.index(name)], b.low[name], ACTIVATIONS[LOW_RANKS[name]])
+            for name, w in layer.low_in.items()
         ]
         if method in ("stream16", "stream32"):
             large = [(layer.rkv[i], b.mixed[i], rkv[i], IDENTITY) for i in range(3)]
-            self.kernels.products(large + low, _rows_of_w(method))
+            self.kernels.gemm_stream(large + low, _warp_rows(method))
             return
         if method == "tile":
-            self.kernels.products_tile(list(layer.rkv), list(b.mixed[:3]), list(rkv))
+            self.kernels.gemm_tile(list(layer.rkv), list(b.mixed[:3]), list(rkv))
         else:
-            self._library(layer.rkv, b.mixed[:3], rkv, method)
+            self._by_library(layer.rkv, b.mixed[:3], rkv, method)
         if method == "mixed":
-            self.kernels.products(low)
-            return
-        if method in ("low", "tile") or (method in LT and self.kernels.has_low):
-            self.kernels.products_low(low, AUTO)
-            return
-        for w, x, y, function in low:
-            torch.mm(x, w.T, out=y)
-            if function in (TANH, SIGMOID):
-                y.tanh_() if function == TANH else y.sigmoid_()
+            self.kernels.gemm_stream(low)
+        elif method in ("low", "tile") or (method in LT and self.kernels.has_lowrank):
+            self.kernels.gemm_lowrank(low, AUTO)
+        else:
+            for w, x, y, activation in low:
+                torch.mm(x, w.T, out=y)
+                if activation in (TANH, SIGMOID):
+                    y.tanh_() if activation == TANH else y.sigmoid_()
 
     def low_out(self, layer: CudaLayer, b: Buffers, method: str) -> None:
-        """The outer sides of the low-rank functions. A short product: memory goes on with the weights of
-        `out`.
-        """
+        """The outer sides of the low-rank functions, and a prefetch, as these GEMMs leave memory idle."""
         parts = [(w, b.low[name], b.low_out[name], IDENTITY) for name, w in layer.low_out.items()]
         if method == "blas":
             for w, x, y, _ in parts:
                 torch.mm(x, w.T, out=y)
         elif method == "low":
-            self.kernels.products_low(parts, KEPT, layer.output if len(b.x) <= AHEAD_ROWS else None)
+            self.kernels.gemm_lowrank(parts, RESIDENT, layer.output if len(b.x) <= PREFETCH_ROWS else None)
         else:
-            self.kernels.products(parts, shares=2, ahead=layer.output)
+            self.kernels.gemm_stream(parts, split_k=2, prefetch=layer.output)
 
-    def out(self, layer: CudaLayer, b: Buffers, method: str) -> Added:
+    def out(self, layer: CudaLayer, b: Buffers, method: str) -> Addend:
         """From the time mix back to the residual stream."""
-        if method in SHARES:
-            return self._shares(layer.output, b.y, b, method)
-        self._plain(layer.output, b.y, b.out, IDENTITY, method, ahead=layer.key)
-        return Added(y=b.out)
+        if method in SPLIT_K:
+            return self._split(layer.output, b.y, b, method)
+        self._gemm(layer.output, b.y, b.out, IDENTITY, method, prefetch=layer.key)
+        return Addend(y=b.out)
 
     def key(self, layer: CudaLayer, b: Buffers, method: str) -> None:
         """The hidden units of the channel mix."""
-        self._plain(layer.key, b.mixed.view(-1, b.x.shape[1])[: len(b.x)], b.hidden, RELU_SQUARE, method)
+        self._gemm(layer.key, b.mixed.view(-1, b.x.shape[1])[: len(b.x)], b.hidden, RELU_SQUARE, method)
         if method in LIBRARY:
             self.kernels.relu_square(b.hidden)
 
-    def value(self, layer: CudaLayer, b: Buffers, method: str, ahead: Tensor | None = None) -> Added:
-        """From the channel mix back to the residual stream. ahead: what the next layer begins with."""
-        if method in SHARES:
-            return self._shares(layer.value, b.hidden, b, method, across=True)
+    def value(self, layer: CudaLayer, b: Buffers, method: str, prefetch: Tensor | None = None) -> Addend:
+        """From the channel mix back to the residual stream. prefetch: weights of the next layer."""
+        if method in SPLIT_K:
+            return self._split(layer.value, b.hidden, b, method, transposed=True)
         if method == "sparse":
-            return Added(parts=self.kernels.product_sparse(b.hidden, layer.value, b.parts, ahead))
+            return Addend(
+                partials=self.kernels.gemm_sparse(b.hidden, layer.value, b.sparse_partials, prefetch)
+            )
         if method == "tile":
-            self.kernels.products_tile([layer.value], [b.hidden], [b.out], across=True)
+            self.kernels.gemm_tile([layer.value], [b.hidden], [b.out], transposed=True)
         else:
-            self._library(layer.value, b.hidden, b.out, method, across=True)
-        return Added(y=b.out)
+            self._by_library(layer.value, b.hidden, b.out, method, transposed=True)
+        return Addend(y=b.out)
 
     def head(self, x: Tensor, logits: Tensor, method: str) -> None:
         """Logits `[T, rows of the head]` of normed x `[T, C]`."""
-        self._plain(self.weights.head, x, logits, IDENTITY, method)
+        self._gemm(self.weights.head, x, logits, IDENTITY, method)
 
     def call(self, kind: str, layer: CudaLayer, b: Buffers, method: str) -> Callable[[], object]:
-        """The product of that kind on whatever the buffers hold, to be timed."""
+        """A call that runs the GEMM of a kind on what the buffers hold, to be timed."""
         if kind == "head":
             logits = torch.empty(len(b.x), len(self.weights.head), device=b.device, dtype=torch.float16)
             return lambda: self.head(b.normed, logits, method)
         if kind == "in":
-            return lambda: self.into_time_mix(layer, b, b.rkv, method)
-        run = {"low_out": self.low_out, "out": self.out, "key": self.key, "value": self.value}[
-            kind.removesuffix("_parts")
-        ]
+            return lambda: self.time_mix_in(layer, b, b.rkv, method)
+        runs = {"low_out": self.low_out, "out": self.out, "key": self.key, "value": self.value}
+        run: Callable[[CudaLayer, Buffers, str], object] = runs[kind.removesuffix("_split")]
         return lambda: run(layer, b, method)
 
-    def _plain(
-        self, w: Tensor, x: Tensor, y: Tensor, function: int, method: str, ahead: Tensor | None = None
+    def _can_split(self, whole: GemmShape, algorithm: int, splits: int) -> bool:
+        if self.lt is None or not LT_TOKENS <= whole.m <= SPLIT_TOKENS:
+            return False
+        shape = replace(whole, batch=splits, k=whole.k // splits, split_k=True)
+        return whole.k % (splits * SPLIT_MULTIPLE) == 0 and algorithm < self.lt.algorithm_count(shape)
+
+    def _shape(self, kind: str, tokens: int) -> GemmShape:
+        """Of the large GEMM of that kind."""
+        hidden, width = self.weights.layers[-1].key.shape
+        n = {"key": hidden, "head": len(self.weights.head)}.get(kind, width)
+        k = hidden if kind == "value" else width
+        return GemmShape(3 if kind == "in" else 1, n, tokens, k, kind == "value")
+
+    def _gemm(
+        self, w: Tensor, x: Tensor, y: Tensor, activation: int, method: str, prefetch: Tensor | None = None
     ) -> None:
         if method in LIBRARY:
-            self._library(w, x, y, method)
+            self._by_library(w, x, y, method)
         elif method == "tile":
-            self.kernels.products_tile([w], [x], [y], function)
+            self.kernels.gemm_tile([w], [x], [y], activation)
         else:
-            self.kernels.products([(w, x, y, function)], _rows_of_w(method), ahead=ahead)
+            self.kernels.gemm_stream([(w, x, y, activation)], _warp_rows(method), prefetch=prefetch)
 
-    def _shares(self, w: Tensor, x: Tensor, b: Buffers, method: str, across: bool = False) -> Added:
+    def _split(self, w: Tensor, x: Tensor, b: Buffers, method: str, transposed: bool = False) -> Addend:
         assert self.lt is not None
-        number, shares = SHARES[method]
-        self.lt.run(w, x, b.shares[:shares], number, across)
-        return Added(parts=b.shares[:shares])
+        algorithm, splits = SPLIT_K[method]
+        self.lt.run(w, x, b.split_partials[:splits], algorithm, transposed)
+        return Addend(partials=b.split_partials[:splits])
 
-    def _library(self, w: Tensor, x: Tensor, y: Tensor, method: str, across: bool = False) -> None:
-        """y = x w^T (across: x w) of one product or several, by cuBLASLt as `method` says, else by cuBLAS."""
+    def _by_library(self, w: Tensor, x: Tensor, y: Tensor, method: str, transposed: bool = False) -> None:
+        """y = x w^T (transposed: x w), one GEMM or a batch, by cuBLASLt or cuBLAS."""
         if method in LT:
             assert self.lt is not None
-            self.lt.run(w, x, y, LT.index(method), across)
+            self.lt.run(w, x, y, LT.index(method), transposed)
         else:
-            (torch.bmm if x.dim() == 3 else torch.mm)(x, w if across else w.mT, out=y)
+            (torch.bmm if x.dim() == 3 else torch.mm)(x, w if transposed else w.mT, out=y)
 
 
-def added_by(methods: dict[str, str], kind: str) -> str:
-    """The method for "out" or "value": in shares, or else of the whole."""
-    return methods[kind] if methods[f"{kind}_parts"] == WHOLE else methods[f"{kind}_parts"]
+def output_method(methods: dict[str, str], kind: str) -> str:
+    """The method for "out" or "value": with split-K if that was chosen."""
+    split = methods[f"{kind}_split"]
+    return methods[kind] if split == WHOLE else split
 
 
-def _rows_of_w(method: str) -> int:
+def _warp_rows(method: str) -> int:
     return 32 if method == "stream32" else 16

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from rwkv_batch.model.gemm import Buffers
-from rwkv_batch.ops.cuda.binding import Added
+from rwkv_batch.ops.cuda.binding import Addend
+from rwkv_batch.ops.cuda.buffers import Buffers
 from rwkv_batch.ops.cuda.capture import capture
 from rwkv_batch.ops.cuda.packing import NO_SLOT, DeviceRows, PrefillPlan, StagedPlan
 from rwkv_batch.ops.cuda.staging import Uploads
@@ -143,11 +143,11 @@ class PrefillGraph:
     graph: torch.cuda.CUDAGraph
     inputs: StagedPlan
     buffers: Buffers
-    added: Added  # to buffers.x, after the last layer
+    added: Addend  # to buffers.x, after the last layer
 
 
 NewBuffers = Callable[[int, dict[str, Tensor]], Buffers]  # tokens, arena
-PrefillStep = Callable[[Tensor, DeviceRows, Buffers], Added]  # tokens, rows
+PrefillStep = Callable[[Tensor, DeviceRows, Buffers], Addend]  # tokens, rows
 
 
 class PrefillGraphs:
@@ -173,7 +173,7 @@ class PrefillGraphs:
         """Whether there is a graph for it."""
         return plan.tokens <= PREFILL_SIZES[-1] and len(plan.launches) <= 1
 
-    def run(self, tokens: Tensor, plan: PrefillPlan) -> tuple[Buffers, Added, DeviceRows]:
+    def run(self, tokens: Tensor, plan: PrefillPlan) -> tuple[Buffers, Addend, DeviceRows]:
         """Tokens in the plan's order, on the host. The next run overwrites what is returned."""
         graph = self.ladder.graph(plan.tokens)
         graph.inputs.fill(tokens, plan)
@@ -187,7 +187,7 @@ class PrefillGraphs:
             self._step(largest.tokens, largest.rows, self._new_buffers(PREFILL_SIZES[-1], arena))
             self._arena = arena
         inputs, buffers = StagedPlan(size, self._device), self._new_buffers(size, self._arena)
-        added = [Added()]
+        added = [Addend()]
 
         def run() -> None:
             added[0] = self._step(inputs.tokens, inputs.rows, buffers)

@@ -9,23 +9,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rwkv_batch.model.autotune import Tuning
+from rwkv_batch.model.autotune import Autotuner
 from rwkv_batch.model.checkpoint import Checkpoint
-from rwkv_batch.model.gemm import LT, WHOLE, Buffers, Products, added_by, buffer_bytes
+from rwkv_batch.model.gemm import LT, WHOLE, Gemms, output_method
 from rwkv_batch.model.graphs import (
     PREFILL_SIZES,
     DecodeGraphs,
     PrefillGraphs,
     decode_graph_bytes,
+    decode_sizes,
     prefill_graph_bytes,
 )
 from rwkv_batch.model.rwkv7 import check_rows
 from rwkv_batch.model.weights_cuda import CudaLayer, pack_weights
 from rwkv_batch.ops.cuda import cublaslt
-from rwkv_batch.ops.cuda.binding import LATE, SPARSE_ROWS, Added, Kernels, TimeMixInput, pointer
+from rwkv_batch.ops.cuda.abi import CHUNK, MAX_LAG, TimeMixInput
+from rwkv_batch.ops.cuda.binding import SPARSE_ROWS, Addend, Kernels, pointer
+from rwkv_batch.ops.cuda.buffers import Buffers, buffer_bytes
 from rwkv_batch.ops.cuda.feed import Feed, pending_writes
 from rwkv_batch.ops.cuda.packing import (
-    CHUNK,
     SCRATCH_CHUNKS,
     DeviceRows,
     PrefillPlan,
@@ -67,7 +69,7 @@ class Mixers:
     """The two kernels that touch states, in the form for decode steps or for packed rows."""
 
     # added, norm, shift, mixes, out
-    norm_mix: Callable[[Added, tuple[Tensor, Tensor], Tensor, Tensor, Tensor], None]
+    norm_mix: Callable[[Addend, tuple[Tensor, Tensor], Tensor, Tensor, Tensor], None]
     wkv: Callable[[TimeMixInput], None]
 
 
@@ -82,10 +84,11 @@ class RWKV7Cuda:
         with torch.cuda.device(self.device):
             self.kernels = Kernels(self.device)
             self.weights = pack_weights(checkpoint, self.device)
-            self.products = Products(self.kernels, self.weights, cublaslt.of(self.device))
+            self._buffer_shape = self.weights.buffer_shape
+            self.gemms = Gemms(self.kernels, self.weights, cublaslt.for_device(self.device))
             # Which blocks of the WKV step divide among themselves.
             self._work = torch.zeros(1, device=self.device, dtype=torch.int32)
-            self.tuning = Tuning.of(self.products, self.device, self._timed_layers)
+            self.autotuner = Autotuner.from_cache(self.gemms, self.device, self._timed_layers)
         self._graphs: tuple[States, DecodeGraphs, PrefillGraphs] | None = None
 
     def new_states(self, slots: int, wkv_dtype: torch.dtype = torch.float16) -> CudaStates:
@@ -106,16 +109,18 @@ class RWKV7Cuda:
         """The most that steps and their graphs hold besides weights, states and logits."""
         layers, small = self.checkpoint.layers, PREFILL_SIZES[-1]
         graphs = decode_graph_bytes(layers, slots) + prefill_graph_bytes(layers)
-        buffers = buffer_bytes(self.weights, slots) + buffer_bytes(self.weights, small, packed=True)
-        buffers += buffer_bytes(self.weights, prefill_tokens + rows, packed=True)
+        buffers = buffer_bytes(self._buffer_shape, slots)
+        for tokens in (small, prefill_tokens + rows):
+            buffers += buffer_bytes(self._buffer_shape, tokens, packed=True)
         longest = -(-(prefill_tokens + 1) // CHUNK)
         chunks = most_chunks(small) + max(longest, SCRATCH_CHUNKS)
-        return graphs + buffers + chunks * self.checkpoint.heads * self.kernels.item_bytes
+        return graphs + buffers + chunks * self.checkpoint.heads * self.kernels.chunk_bytes
 
     @torch.inference_mode()
     def capture(self, states: CudaStates, progress: bool = True) -> None:
         """Capture the graphs of all decode batches and small prefills over these states."""
         with torch.cuda.device(self.device):
+            self.autotuner.measure((*decode_sizes(len(states)), *PREFILL_SIZES), progress)
             for graphs in self._graphs_over(states):
                 graphs.ladder.capture_all(self.device, progress)
 
@@ -183,14 +188,14 @@ class RWKV7Cuda:
         A negative token is what its sequence drew last; see Feed.resolve, which changes tokens and slots.
         Launches only, so that it can be captured; all it writes lies in `arena`, `logits` and the states.
         """
-        b, methods = Buffers(self.weights, len(tokens), arena), self.tuning.methods(len(tokens))
-        states.feed.resolve(tokens, slots, b.behind, len(tokens))
+        b, methods = Buffers(self._buffer_shape, len(tokens), arena), self.autotuner.methods(len(tokens))
+        states.feed.resolve(tokens, slots, b.lag, len(tokens))
         arrays = StateArrays(states.shift, states.wkv, states.feed.pending)
         added = self._run_layers(
             self.weights.layers, tokens, arrays, b, self._decode_mixers(b, slots, arrays), methods
         )
         self.kernels.norm(b.x, added, *self.weights.norm_out, b.normed)
-        self.products.head(b.normed, logits, methods["head"])
+        self.gemms.head(b.normed, logits, methods["head"])
 
     def _graphs_over(self, states: CudaStates) -> tuple[DecodeGraphs, PrefillGraphs]:
         """The graphs over these states; those over others are given up."""
@@ -200,12 +205,12 @@ class RWKV7Cuda:
                 self.decode(tokens, slots, states, logits, arena)
 
             def buffers(tokens: int, arena: dict[str, Tensor]) -> Buffers:
-                return Buffers(self.weights, tokens, arena, packed=True)
+                return Buffers(self._buffer_shape, tokens, arena, packed=True)
 
-            def prefill(tokens: Tensor, rows: DeviceRows, b: Buffers) -> Added:
-                return self._prefill_layers(tokens, rows, states, b, self.tuning.methods(len(tokens)))
+            def prefill(tokens: Tensor, rows: DeviceRows, b: Buffers) -> Addend:
+                return self._prefill_layers(tokens, rows, states, b, self.autotuner.methods(len(tokens)))
 
-            tune, head_rows = self.tuning.methods, len(self.weights.head)
+            tune, head_rows = self.autotuner.methods, len(self.weights.head)
             decode_graphs = DecodeGraphs(len(states), head_rows, self.device, tune, decode)
             self._graphs = states, decode_graphs, PrefillGraphs(self.device, buffers, tune, prefill)
         return self._graphs[1:]
@@ -227,9 +232,12 @@ class RWKV7Cuda:
         if PrefillGraphs.covers(plan):
             b, added, rows = self._graphs_over(states)[1].run(ids, plan)
         else:
-            b, rows = Buffers(self.weights, plan.tokens, {}, packed=True), upload_plan(plan, self.device)
+            b, rows = (
+                Buffers(self._buffer_shape, plan.tokens, {}, packed=True),
+                upload_plan(plan, self.device),
+            )
             ids = ids.to(self.device, non_blocking=True)
-            added = self._prefill_layers(ids, rows, states, b, self.tuning.methods(MANY))
+            added = self._prefill_layers(ids, rows, states, b, self.autotuner.methods(MANY))
         normed = b.x.new_empty(len(wanted), b.x.shape[1], dtype=torch.float16)
         logits = normed.new_empty(len(wanted), len(self.weights.head))
         if not len(wanted):
@@ -242,53 +250,54 @@ class RWKV7Cuda:
         )
         last, place = at.to(self.device, non_blocking=True)
         self.kernels.norm(b.x, added, *self.weights.norm_out, normed, last)
-        self.products.head(normed, logits, self._head_method(len(wanted)))
+        self.gemms.head(normed, logits, self._head_method(len(wanted)))
         return logits, rows.rows.slots[place]
 
     def _head_method(self, rows: int) -> str:
         """How the head runs after a prefill, for which sizes of decode and prefill graphs are timed."""
         sizes = (1, 2, 4, 8, 16, *PREFILL_SIZES)
-        method = self.tuning.methods(sizes[bisect_left(sizes, rows)] if rows <= sizes[-1] else MANY)["head"]
+        size = sizes[bisect_left(sizes, rows)] if rows <= sizes[-1] else MANY
+        method = self.autotuner.methods(size)["head"]
         return "blas" if method in LT else method  # whose algorithms are another shape's
 
     def _prefill_layers(
         self, tokens: Tensor, rows: DeviceRows, states: CudaStates, b: Buffers, methods: dict[str, str]
-    ) -> Added:
+    ) -> Addend:
         """Launch all layers over packed rows: tokens `[T]` int32 on the device. Returns what is still to be
         added to b.x.
         """
         for pieces in rows.pieces:
             states.feed.flush_rows(pieces)
-        states.feed.resolve(tokens, rows.rows.slots, b.behind, rows.single, rows.counted)
+        states.feed.resolve(tokens, rows.rows.slots, b.lag, rows.single, rows.counted)
         heads, fp32 = b.x.shape[1] // HEAD_SIZE, states.wkv.dtype == torch.float32
         most_chunks = max((pieces.chunks for pieces in rows.pieces), default=0)
-        items = b.take_bytes("items", most_chunks * heads * self.kernels.item_bytes)
+        items = b.scratch("items", most_chunks * heads * self.kernels.chunk_bytes)
 
         def norm_mix(
-            added: Added, norm: tuple[Tensor, Tensor], shift: Tensor, mixes: Tensor, out: Tensor
+            added: Addend, norm: tuple[Tensor, Tensor], shift: Tensor, mixes: Tensor, out: Tensor
         ) -> None:
             # The first norm of a layer has more than one mix.
             x, to = (b.x, b.x_between) if len(mixes) > 1 else (b.x_between, b.x)
-            self.kernels.norm_mix_run(x, to, added, *norm, rows.rows, shift, mixes, out)
+            self.kernels.norm_mix_prefill(x, to, added, *norm, rows.rows, shift, mixes, out)
 
         def wkv(inputs: TimeMixInput) -> None:
             if rows.single:
-                self.kernels.wkv_step(inputs, rows.rows.slots[: rows.single], fp32, rows.counted)
+                self.kernels.wkv_decode(inputs, rows.rows.slots[: rows.single], fp32, rows.counted)
             for pieces in rows.pieces:
                 self.kernels.wkv_prefill(inputs, pieces, items, fp32)
 
-        whole = methods | dict.fromkeys(("out_parts", "value_parts"), WHOLE)  # this norm adds no partial sums
+        whole = methods | dict.fromkeys(("out_split", "value_split"), WHOLE)  # this norm adds no partial sums
         arrays = StateArrays(states.shift, states.wkv, states.feed.pending)
         return self._run_layers(self.weights.layers, tokens, arrays, b, Mixers(norm_mix, wkv), whole)
 
     def _decode_mixers(self, b: Buffers, slots: Tensor, states: StateArrays) -> Mixers:
         def norm_mix(
-            added: Added, norm: tuple[Tensor, Tensor], shift: Tensor, mixes: Tensor, out: Tensor
+            added: Addend, norm: tuple[Tensor, Tensor], shift: Tensor, mixes: Tensor, out: Tensor
         ) -> None:
-            self.kernels.norm_mix(b.x, added, *norm, slots, shift, mixes, out)
+            self.kernels.norm_mix_decode(b.x, added, *norm, slots, shift, mixes, out)
 
         def wkv(inputs: TimeMixInput) -> None:
-            self.kernels.wkv_step(inputs, slots, states.wkv.dtype == torch.float32)
+            self.kernels.wkv_decode(inputs, slots, states.wkv.dtype == torch.float32)
 
         return Mixers(norm_mix, wkv)
 
@@ -305,11 +314,11 @@ class RWKV7Cuda:
         states = StateArrays(zeros(slots, len(layers), 2, width), wkv, pending_writes(wkv))
         tokens = torch.randint(self.weights.vocab, (rows,), device=self.device, dtype=torch.int32)
         b, numbers = (
-            Buffers(self.weights, rows, {}),
+            Buffers(self._buffer_shape, rows, {}),
             torch.arange(rows, device=self.device, dtype=torch.int32),
         )
         mixers = self._decode_mixers(b, numbers % slots, states)
-        b.behind.copy_(numbers % (LATE + 1))
+        b.lag.copy_(numbers % (MAX_LAG + 1))
 
         def run(methods: dict[str, str]) -> None:
             added = self._run_layers(layers, tokens, states, b, mixers, methods)
@@ -325,31 +334,31 @@ class RWKV7Cuda:
         b: Buffers,
         mixers: Mixers,
         methods: dict[str, str],
-    ) -> Added:
+    ) -> Addend:
         """Launch these layers, from the embedding on. Returns what is still to be added to the residual
         stream b.x.
         """
-        added = Added(tokens=tokens, table=self.weights.embedding)
+        added = Addend(tokens=tokens, table=self.weights.embedding)
         for index, layer in enumerate(layers):
             mixers.norm_mix(added, layer.norm1, states.shift[:, index, 0], layer.mixes, b.mixed)
             rkv = b.rkv if index else b.rkv0
-            self.products.into_time_mix(layer, b, rkv, methods["in"])
-            self.products.low_out(layer, b, methods["low_out"])
+            self.gemms.time_mix_in(layer, b, rkv, methods["in"])
+            self.gemms.low_out(layer, b, methods["low_out"])
             pending = None if states.pending is None else states.pending[:, index]
             mixers.wkv(_time_mix_input(layer, b, rkv, states.wkv[:, index], pending, self._work))
-            added = self.products.out(layer, b, added_by(methods, "out"))
+            added = self.gemms.out(layer, b, output_method(methods, "out"))
             mixers.norm_mix(added, layer.norm2, states.shift[:, index, 1], layer.x_k, b.mixed)
-            self.products.key(layer, b, methods["key"])
+            self.gemms.key(layer, b, methods["key"])
             ahead = layers[index + 1].rkv if index + 1 < len(layers) else self.weights.head
-            added = self.products.value(layer, b, added_by(methods, "value"), ahead)
+            added = self.gemms.value(layer, b, output_method(methods, "value"), ahead)
         return added
 
 
 def _time_mix_input(
     layer: CudaLayer, b: Buffers, rkv: Tensor, state: Tensor, pending: Tensor | None, work: Tensor
 ) -> TimeMixInput:
-    """state: `[slots, heads, 64, 64]`, pending: `[slots, heads, LATE, PENDING, 64]`, with any distance
-    between slots; work: zero, for all of one stream.
+    """state: `[slots, heads, 64, 64]`, pending: `[slots, heads, MAX_LAG, DEFERRED_VECTORS, 64]`, with any
+    distance between slots; work: zero, for all of one stream.
     """
     low = {name: b.low_out[name].data_ptr() for name in layer.low_out}
     return TimeMixInput(
@@ -373,8 +382,8 @@ def _time_mix_input(
         state=state.data_ptr(),
         slot_stride=state.stride(0),
         width=b.x.shape[1],
-        work=work.data_ptr(),
-        pending=pointer(pending),
-        pending_stride=0 if pending is None else pending.stride(0),
-        behind=b.behind.data_ptr(),
+        tile_counter=work.data_ptr(),
+        deferred=pointer(pending),
+        deferred_stride=0 if pending is None else pending.stride(0),
+        lag=b.lag.data_ptr(),
     )

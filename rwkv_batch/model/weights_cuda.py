@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.description import LayerTensors, NormTensors, low_rank_names, normed_embedding
+from rwkv_batch.ops.cuda.buffers import BufferShape
 
 RANK_MULTIPLE = 32  # the step of the GEMM kernels over K; the weights added are zero
 HEAD_MULTIPLE = 16  # rows of w that a warp of the GEMM kernel takes
@@ -49,6 +50,13 @@ class CudaWeights:
     norm_out: tuple[Tensor, Tensor]
     head: Tensor  # [vocab, C]; rows of zeros are added up to a multiple of HEAD_MULTIPLE
     vocab: int
+
+    @property
+    def buffer_shape(self) -> BufferShape:
+        """The sizes of a step's buffers."""
+        layer = self.layers[-1]  # layer 0 has no "v"
+        ranks = {name: len(w) for name, w in layer.low_in.items()}
+        return BufferShape(len(layer.output), len(layer.key), ranks, self.head.device)
 
 
 def pack_weights(checkpoint: Checkpoint, device: torch.device) -> CudaWeights:

@@ -12,9 +12,9 @@ from bench.make_checkpoint import random_checkpoint
 from rwkv_batch.engine import memory
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.runner_torch import TorchRunner
-from rwkv_batch.model.gemm import Buffers, buffer_bytes
 from rwkv_batch.model.weights_cuda import pack_weights
 from rwkv_batch.ops import device
+from rwkv_batch.ops.cuda.buffers import Buffers, buffer_bytes
 from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.wire.protocol import Accepted, GenerateRequest, Progress, Sampling
 
@@ -116,8 +116,12 @@ def test_a_container_has_what_its_limit_leaves(tmp_path, monkeypatch):
 def test_the_buffers_of_a_step_are_counted_from_their_shapes(tokens, packed):
     weights = pack_weights(tiny(layers=3, width=192, vocab=500), torch.device("cpu"))
     arena: dict[str, torch.Tensor] = {}
-    Buffers(weights, tokens, arena, packed)
-    assert buffer_bytes(weights, tokens, packed) == sum(tensor.nbytes for tensor in arena.values()) > 0
+    Buffers(weights.buffer_shape, tokens, arena, packed)
+    assert (
+        buffer_bytes(weights.buffer_shape, tokens, packed)
+        == sum(tensor.nbytes for tensor in arena.values())
+        > 0
+    )
 
 
 @pytest.fixture

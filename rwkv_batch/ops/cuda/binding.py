@@ -1,227 +1,251 @@
 """The kernels in `cuda/` as Python functions: pointers out of tensors, the current stream, and errors raised.
-Shapes are in the .cu files.
 
-Every tensor must be contiguous, on the current device and fp16, but for the residual stream x and partial
-sums (fp32) and indices (int32).
+Every tensor is contiguous, on the current device and fp16, except the residual stream x and partial sums
+(fp32) and indices (int32). `T`: tokens of a step; `C`: width. The header of each .cu file has its formula.
 """
 
 from collections.abc import Sequence
-from ctypes import POINTER, Array, Structure, byref, c_int, c_size_t, c_uint, c_void_p
+from ctypes import POINTER, Array, byref, c_int, c_size_t, c_uint, c_void_p
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rwkv_batch.ops.cuda import build
-from rwkv_batch.ops.cuda.tile import TileShape, tile_shape
+from rwkv_batch.ops.cuda.abi import (
+    IDENTITY,
+    RELU_SQUARE,
+    SPARSE_SPLITS,
+    ChunksInput,
+    GemmPart,
+    NormInput,
+    PackedRowsInput,
+    TileShape,
+    TimeMixInput,
+)
+from rwkv_batch.ops.cuda.tile import tile_shape
 
-IDENTITY, TANH, SIGMOID, RELU_SQUARE = range(4)
-AHEAD_BYTES = (
-    8 << 20
-)  # of weights brought into the cache for the kernels after: what memory delivers while the gaps last
-KEPT, AUTO = (
-    0,
-    -1,
-)  # slices of K in products_low: none, as w stays on the multiprocessor; as many as are fastest
-MOST_KEPT = 1024  # the longest K of the first kind
-SPARSE_ROWS = (1, 2, 4, 8)  # batches for which there is a sparse product
-SPARSE_SLICES = 8  # of its K
-LATE, PENDING = (
-    2,
-    5,
-)  # tokens that a state in fp16 may be behind, vectors of 64 numbers put off of each: as in cuda/wkv.cuh
+PREFETCH_BYTES = 8 << 20  # of weights for the next kernel: what memory delivers while this one leaves it idle
+RESIDENT, AUTO = 0, -1  # split_k of gemm_lowrank: none, as w stays in shared memory; the fastest
+MAX_RESIDENT_K = 1024
+SPARSE_ROWS = (1, 2, 4, 8)  # batches that gemm_sparse takes
 
-
-class NormInput(Structure):
-    _fields_ = (
-        ("x", c_void_p),
-        ("y", c_void_p),
-        ("parts", c_void_p),
-        ("part_count", c_int),
-        ("rows", c_int),
-        ("tokens", c_void_p),
-        ("table", c_void_p),
-        ("gather", c_void_p),
-        ("weight", c_void_p),
-        ("bias", c_void_p),
-        ("width", c_int),
-    )
-
-
-class PlacesInput(Structure):
-    _fields_ = tuple((name, c_void_p) for name in ("row_of", "first", "last", "slots"))
-
-
-class ProductPart(Structure):
-    _fields_ = (
-        ("w", c_void_p),
-        ("x", c_void_p),
-        ("y", c_void_p),
-        ("n", c_int),
-        ("k", c_int),
-        ("function", c_int),
-    )
-
-
-class TimeMixInput(Structure):
-    _fields_ = (
-        *(
-            (name, c_void_p)
-            for name in (
-                "r",
-                "k",
-                "v",
-                "w",
-                "a",
-                "mix",
-                "g",
-                "v_first",
-                "w0",
-                "a0",
-                "v0",
-                "k_k",
-                "k_a",
-                "r_k",
-                "norm_weight",
-                "norm_bias",
-                "out",
-                "state",
-            )
-        ),
-        ("slot_stride", c_size_t),
-        ("width", c_int),
-        ("work", c_void_p),
-        ("pending", c_void_p),
-        ("pending_stride", c_size_t),
-        ("behind", c_void_p),
-    )
-
-
-class PackedInput(Structure):
-    _fields_ = tuple(
-        (name, c_void_p)
-        for name in ("counts", "chunk_token", "chunk_tokens", "row_chunk", "row_chunks", "row_slot")
-    )
-
-
-SIGNATURES = {
-    "rwkv_norm_mix": (
-        POINTER(NormInput),
-        c_int,
-        c_void_p,
-        c_void_p,
-        c_size_t,
-        c_void_p,
-        c_int,
-        c_void_p,
-        c_void_p,
-    ),
-    "rwkv_norm": (POINTER(NormInput), c_int, c_void_p, c_void_p),
-    "rwkv_norm_mix_run": (
-        POINTER(NormInput),
-        c_void_p,
-        c_int,
-        POINTER(PlacesInput),
-        c_void_p,
-        c_size_t,
-        c_void_p,
-        c_int,
-        c_void_p,
-        c_void_p,
-    ),
-    "rwkv_relu_square": (c_void_p, c_size_t, c_void_p),
-    "rwkv_products": (POINTER(ProductPart), c_int, c_int, c_int, c_int, c_void_p, c_uint, c_void_p),
-    "rwkv_products_low": (POINTER(ProductPart), c_int, c_int, c_int, c_void_p, c_uint, c_void_p),
-    "rwkv_products_tile": (
-        POINTER(c_void_p),
-        POINTER(c_void_p),
-        POINTER(c_void_p),
-        c_int,
-        c_int,
-        c_int,
-        c_int,
-        c_int,
-        c_int,
-        POINTER(TileShape),
-        c_void_p,
-    ),
-    "rwkv_product_sparse": (c_void_p, c_void_p, c_void_p, c_int, c_int, c_int, c_void_p, c_uint, c_void_p),
-    "rwkv_feed": (c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_int, c_void_p),
-    "rwkv_take": (c_void_p, c_void_p, c_int, c_void_p, c_void_p),
-    "rwkv_wkv_step": (POINTER(TimeMixInput), c_int, c_void_p, c_void_p, c_int, c_void_p),
-    "rwkv_wkv_settle": (
-        c_void_p,
-        c_void_p,
-        c_int,
-        c_void_p,
-        c_void_p,
-        c_size_t,
-        c_void_p,
-        c_size_t,
-        c_int,
-        c_void_p,
-    ),
-    "rwkv_wkv_prefill": (
-        POINTER(TimeMixInput),
-        POINTER(PackedInput),
-        c_int,
-        c_int,
-        c_void_p,
-        c_int,
-        c_void_p,
-    ),
-    "rwkv_wkv_item_bytes": (),
+_MIX = (c_void_p, c_size_t, c_void_p, c_int, c_void_p)  # shift, its stride, mixes, their number, out
+_PREFETCH = (c_void_p, c_uint)
+SIGNATURES = {  # arguments of every exported function but the last, a stream
+    "rwkv_norm": (POINTER(NormInput), c_int, c_void_p),
+    "rwkv_norm_mix_decode": (POINTER(NormInput), c_int, c_void_p, *_MIX),
+    "rwkv_norm_mix_prefill": (POINTER(NormInput), c_void_p, c_int, POINTER(PackedRowsInput), *_MIX),
+    "rwkv_relu_square": (c_void_p, c_size_t),
+    "rwkv_gemm_stream": (POINTER(GemmPart), c_int, c_int, c_int, c_int, *_PREFETCH),
+    "rwkv_gemm_lowrank": (POINTER(GemmPart), c_int, c_int, c_int, *_PREFETCH),
+    "rwkv_gemm_tile": (*[POINTER(c_void_p)] * 3, *[c_int] * 6, POINTER(TileShape)),
+    "rwkv_gemm_sparse": (c_void_p, c_void_p, c_void_p, c_int, c_int, c_int, *_PREFETCH),
+    "rwkv_resolve_drawn": (*[c_void_p] * 4, c_int, c_void_p, c_int),
+    "rwkv_record_drawn": (c_void_p, c_void_p, c_int, c_void_p),
+    "rwkv_wkv_decode": (POINTER(TimeMixInput), c_int, c_void_p, c_void_p, c_int),
+    "rwkv_wkv_flush": (c_void_p, c_void_p, c_int, *[c_void_p, c_void_p, c_size_t, c_void_p, c_size_t], c_int),
+    "rwkv_wkv_prefill": (POINTER(TimeMixInput), POINTER(ChunksInput), c_int, c_int, c_void_p, c_int),
 }
 
-
-@dataclass(frozen=True)
-class Rows:
-    """Packed rows of a prefill on the device, int32: `row_of` `[T]`; first and last token and slot of every
-    row.
-    """
-
-    row_of: Tensor
-    first: Tensor
-    last: Tensor
-    slots: Tensor
+Part = tuple[Tensor, Tensor, Tensor, int]  # w [N, K], x [M, K], y [M, N], activation
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """Rows cut into chunks for one launch of the chunked recurrence; of chunks and rows there may be fewer,
-    `packed` says how many.
-    """
+class RowBounds:
+    """Rows of a prefill, one after the other in a step's tokens; int32 on the device."""
 
-    packed: PackedInput
+    row_of: Tensor  # [T]
+    first: Tensor  # [rows], the first token
+    last: Tensor  # [rows]
+    slots: Tensor  # [rows]
+
+
+@dataclass(frozen=True)
+class ChunkedRows:
+    """Rows that one launch of the chunked recurrence takes: at most so many chunks and rows."""
+
+    input: ChunksInput
     chunks: int
     rows: int
 
 
 @dataclass(frozen=True)
-class Added:
-    """What a norm adds to the residual stream first: nothing, `y` `[T, C]`, `parts` `[P, T, C]`, or (in its
-    place) rows of `table`.
-    """
+class Addend:
+    """What a norm adds to x: nothing, `y`, or the sum of `partials`; or rows of `table`, which replace x."""
 
-    y: Tensor | None = None
-    parts: Tensor | None = None
+    y: Tensor | None = None  # [T, C]
+    partials: Tensor | None = None  # [P, T, C]
     tokens: Tensor | None = None  # [T]
     table: Tensor | None = None  # [vocabulary, C]
 
 
 class Kernels:
-    """The library for one GPU. Raises build.BuildError if it cannot be had."""
+    """Own kernels for one GPU. Raises build.BuildError if they cannot be built or loaded."""
 
     def __init__(self, device: torch.device) -> None:
+        capability = torch.cuda.get_device_capability(device)
         self.library = build.load(build.architecture(device))
-        self.has_low = (
-            torch.cuda.get_device_capability(device)[0] == 9
-        )  # products_low is there only on Hopper GPUs
-        self.has_tile = torch.cuda.get_device_capability(device) == (9, 0)  # and so is products_tile
-        self.sparse_parts = 1 if self.has_low else SPARSE_SLICES  # on Hopper, clusters add up the slices
+        self.has_lowrank = capability[0] == 9
+        self.has_tile = capability == (9, 0)
+        self.sparse_partials = 1 if self.has_lowrank else SPARSE_SPLITS  # clusters of Hopper add them up
         for name, arguments in SIGNATURES.items():
             function = getattr(self.library, name)
-            function.argtypes, function.restype = arguments, c_int
+            function.argtypes, function.restype = (*arguments, c_void_p), c_int
+        self.chunk_bytes = int(self.library.rwkv_wkv_chunk_bytes())
+
+    def norm(
+        self,
+        x: Tensor,
+        added: Addend,
+        weight: Tensor,
+        bias: Tensor,
+        out: Tensor,
+        gather: Tensor | None = None,
+    ) -> None:
+        """Add and norm rows of x. `gather`: which rows, in the order of out."""
+        self._call("rwkv_norm", byref(_norm_input(x, added, weight, bias, gather)), len(out), out.data_ptr())
+
+    def norm_mix_decode(
+        self,
+        x: Tensor,
+        added: Addend,
+        weight: Tensor,
+        bias: Tensor,
+        slots: Tensor,
+        shift: Tensor,
+        mixes: Tensor,
+        out: Tensor,
+    ) -> None:
+        """Add, norm, token shift and mix of rows of one token each.
+
+        shift `[slots, C]`, any stride; mixes `[N, C]`; out `[N, T, C]`. A negative slot is padding.
+        """
+        inputs, mix = _norm_input(x, added, weight, bias), _mix_arguments(shift, mixes, out)
+        self._call("rwkv_norm_mix_decode", byref(inputs), len(x), slots.data_ptr(), *mix)
+
+    def norm_mix_prefill(
+        self,
+        x: Tensor,
+        to: Tensor,
+        added: Addend,
+        weight: Tensor,
+        bias: Tensor,
+        rows: RowBounds,
+        shift: Tensor,
+        mixes: Tensor,
+        out: Tensor,
+    ) -> None:
+        """As `norm_mix_decode` for packed rows. Takes no partials.
+
+        The residual stream goes from x to `to`, both `[T, C]`.
+        """
+        inputs, tensors = (
+            _norm_input(x, added, weight, bias),
+            (rows.row_of, rows.first, rows.last, rows.slots),
+        )
+        packed = PackedRowsInput(*(tensor.data_ptr() for tensor in tensors))
+        mix = _mix_arguments(shift, mixes, out)
+        self._call("rwkv_norm_mix_prefill", byref(inputs), to.data_ptr(), len(x), byref(packed), *mix)
+
+    def relu_square(self, h: Tensor) -> None:
+        """h = relu(h)^2 in place, at most what fp16 holds."""
+        self._call("rwkv_relu_square", h.data_ptr(), h.numel())
+
+    def gemm_stream(
+        self, parts: Sequence[Part], warp_rows: int = 16, split_k: int = 8, prefetch: Tensor | None = None
+    ) -> None:
+        """y = f(x w^T) for every part, all with the same M: weights are streamed once, for few rows of x.
+
+        warp_rows: of w that a warp takes, 16 or 32. split_k: warps that share one K, 8, or 2 for short K.
+        prefetch: weights that the next kernel reads.
+        """
+        count, rows = len(parts), len(parts[0][1])
+        self._call(
+            "rwkv_gemm_stream", _gemm_parts(parts), count, rows, warp_rows, split_k, *_prefetch(prefetch)
+        )
+
+    def gemm_lowrank(self, parts: Sequence[Part], split_k: int, prefetch: Tensor | None = None) -> None:
+        """As `gemm_stream` for small w and dozens of rows and more; needs `has_lowrank`.
+
+        split_k: 1, 2, 4, 8, AUTO, or RESIDENT for K up to MAX_RESIDENT_K.
+        """
+        count, rows = len(parts), len(parts[0][1])
+        self._call("rwkv_gemm_lowrank", _gemm_parts(parts), count, rows, split_k, *_prefetch(prefetch))
+
+    def gemm_tile(
+        self,
+        ws: Sequence[Tensor],
+        xs: Sequence[Tensor],
+        ys: Sequence[Tensor],
+        activation: int = IDENTITY,
+        transposed: bool = False,
+    ) -> None:
+        """y = f(x w^T) for up to three w `[N, K]`, x `[M, K]` and y `[M, N]` of one shape; needs `has_tile`.
+
+        transposed: w is stored as `[K, N]`. f is IDENTITY or RELU_SQUARE; N and K are multiples of 64.
+        """
+        m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
+        pointers = [
+            (c_void_p * len(group))(*(tensor.data_ptr() for tensor in group)) for group in (ws, xs, ys)
+        ]
+        shape = tile_shape(len(ws), n, k, m, transposed)
+        square = activation == RELU_SQUARE
+        self._call("rwkv_gemm_tile", *pointers, len(ws), m, n, k, int(transposed), int(square), byref(shape))
+
+    def gemm_sparse(self, h: Tensor, w: Tensor, partials: Tensor, prefetch: Tensor | None = None) -> Tensor:
+        """h `[M, K]` times w `[K, N]` without the weights of hidden units that are zero in all rows.
+
+        M is one of SPARSE_ROWS. partials: room for `[SPARSE_SPLITS, M, N]`. Returns the ones whose sum is the
+        product.
+        """
+        pointers = (h.data_ptr(), w.data_ptr(), partials.data_ptr())
+        self._call("rwkv_gemm_sparse", *pointers, len(h), *w.shape, *_prefetch(prefetch))
+        return partials[: self.sparse_partials]
+
+    def resolve_drawn(
+        self,
+        tokens: Tensor,
+        slots: Tensor,
+        records: Tensor,
+        lag: Tensor | None,
+        single: int,
+        counted: Tensor | None,
+    ) -> None:
+        """Before a step: put the ids drawn last into `tokens`; see feed.Feed.resolve."""
+        arrays = (tokens.data_ptr(), slots.data_ptr(), records.data_ptr(), pointer(lag))
+        self._call("rwkv_resolve_drawn", *arrays, single, pointer(counted), len(tokens))
+
+    def record_drawn(self, ids: Tensor, slots: Tensor, records: Tensor) -> None:
+        """After sampling: record ids `[n]` of the sequences in slots `[n]`, negative for none."""
+        self._call("rwkv_record_drawn", ids.data_ptr(), slots.data_ptr(), len(ids), records.data_ptr())
+
+    def wkv_decode(
+        self, inputs: TimeMixInput, slots: Tensor, fp32: bool, counted: Tensor | None = None
+    ) -> None:
+        """The time mix of one token of each of `slots` `[rows]`, or of the first `counted` `[1]` of them.
+
+        fp32: how states are stored, else fp16.
+        """
+        counter = pointer(counted)
+        self._call("rwkv_wkv_decode", byref(inputs), len(slots), counter, slots.data_ptr(), int(fp32))
+
+    def wkv_flush(
+        self, slots: int, counted: int | None, most: int, records: Tensor, states: Tensor, deferred: Tensor
+    ) -> None:
+        """Bring fp16 states `[slots, layers, heads, 64, 64]` up to date with the writes deferred for them.
+
+        slots: address of `most` int32, or of as many as the int32 at address `counted` says. For `records`
+        and `deferred` see feed.Feed.
+        """
+        stored = (states.data_ptr(), states.stride(0), deferred.data_ptr(), deferred.stride(0))
+        heads = states.shape[1] * states.shape[2]
+        self._call("rwkv_wkv_flush", slots, counted, most, records.data_ptr(), *stored, heads)
+
+    def wkv_prefill(self, inputs: TimeMixInput, rows: ChunkedRows, scratch: Tensor, fp32: bool) -> None:
+        """The time mix of packed rows of two tokens and more. scratch: `chunk_bytes` a chunk and head."""
+        counts = (rows.chunks, rows.rows, scratch.data_ptr(), int(fp32))
+        self._call("rwkv_wkv_prefill", byref(inputs), byref(rows.input), *counts)
 
     def _call(self, name: str, *arguments: object) -> None:
         error = getattr(self.library, name)(*arguments, torch.cuda.current_stream().cuda_stream)
@@ -231,236 +255,31 @@ class Kernels:
                 "GPU memory."
             )
 
-    def norm_mix(
-        self,
-        x: Tensor,
-        added: Added,
-        weight: Tensor,
-        bias: Tensor,
-        slots: Tensor,
-        shift: Tensor,
-        mixes: Tensor,
-        out: Tensor,
-    ) -> None:
-        """Decode: add, norm, shift and mix. shift: `[slots, C]`, mixes: `[N, C]`, out: `[N, T, C]`. Negative
-        slots are padding.
-        """
-        self._call(
-            "rwkv_norm_mix",
-            byref(_norm_input(x, added, weight, bias)),
-            len(x),
-            slots.data_ptr(),
-            shift.data_ptr(),
-            shift.stride(0),
-            mixes.data_ptr(),
-            len(mixes),
-            out.data_ptr(),
-        )
 
-    def norm(
-        self, x: Tensor, added: Added, weight: Tensor, bias: Tensor, out: Tensor, gather: Tensor | None = None
-    ) -> None:
-        """Add and norm; `gather`: which rows of x, in the order of out."""
-        self._call("rwkv_norm", byref(_norm_input(x, added, weight, bias, gather)), len(out), out.data_ptr())
-
-    def norm_mix_run(
-        self,
-        x: Tensor,
-        to: Tensor,
-        added: Added,
-        weight: Tensor,
-        bias: Tensor,
-        rows: Rows,
-        shift: Tensor,
-        mixes: Tensor,
-        out: Tensor,
-    ) -> None:
-        """Prefill: as `norm_mix`, of packed rows. The residual stream goes from x to `to`, both `[T, C]`;
-        nothing is added in parts.
-        """
-        places = PlacesInput(
-            *(tensor.data_ptr() for tensor in (rows.row_of, rows.first, rows.last, rows.slots))
-        )
-        self._call(
-            "rwkv_norm_mix_run",
-            byref(_norm_input(x, added, weight, bias)),
-            to.data_ptr(),
-            len(x),
-            byref(places),
-            shift.data_ptr(),
-            shift.stride(0),
-            mixes.data_ptr(),
-            len(mixes),
-            out.data_ptr(),
-        )
-
-    def relu_square(self, h: Tensor) -> None:
-        self._call("rwkv_relu_square", h.data_ptr(), h.numel())
-
-    def products(
-        self,
-        parts: Sequence[tuple[Tensor, Tensor, Tensor, int]],
-        rows_of_w: int = 16,
-        shares: int = 8,
-        ahead: Tensor | None = None,
-    ) -> None:
-        """y = f(x w^T) for every (w `[N, K]`, x `[M, K]`, y `[M, N]`, f), all with the same M. ahead: weights
-        that are wanted next.
-        """
-        self._call(
-            "rwkv_products", _group(parts), len(parts), len(parts[0][1]), rows_of_w, shares, *_ahead(ahead)
-        )
-
-    def products_low(
-        self, parts: Sequence[tuple[Tensor, Tensor, Tensor, int]], slices: int, ahead: Tensor | None = None
-    ) -> None:
-        """As `products`, for small matrices and more rows. slices: 1, 2, 4, 8, AUTO, or KEPT for K up to
-        MOST_KEPT.
-        """
-        self._call("rwkv_products_low", _group(parts), len(parts), len(parts[0][1]), slices, *_ahead(ahead))
-
-    def products_tile(
-        self,
-        ws: Sequence[Tensor],
-        xs: Sequence[Tensor],
-        ys: Sequence[Tensor],
-        function: int = IDENTITY,
-        across: bool = False,
-    ) -> None:
-        """y = f(x w^T) on Hopper for up to three w `[N, K]` (across: `[K, N]`), x `[M, K]`, y `[M, N]` of one
-        shape.
-
-        f is IDENTITY or RELU_SQUARE; N and K are multiples of 64.
-        """
-        m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
-        pointers = [
-            (c_void_p * len(group))(*(tensor.data_ptr() for tensor in group)) for group in (ws, xs, ys)
-        ]
-        self._call(
-            "rwkv_products_tile",
-            *pointers,
-            len(ws),
-            m,
-            n,
-            k,
-            int(across),
-            int(function == RELU_SQUARE),
-            byref(tile_shape(len(ws), n, k, m, across)),
-        )
-
-    def product_sparse(self, h: Tensor, w: Tensor, parts: Tensor, ahead: Tensor | None = None) -> Tensor:
-        """h `[M, K]` times w `[K, N]` for M of SPARSE_ROWS. parts: room for sums `[SPARSE_SLICES, M, N]`.
-        ahead: weights that are wanted next. Returns the parts that the product is the sum of.
-        """
-        self._call(
-            "rwkv_product_sparse",
-            h.data_ptr(),
-            w.data_ptr(),
-            parts.data_ptr(),
-            len(h),
-            *w.shape,
-            *_ahead(ahead),
-        )
-        return parts[: self.sparse_parts]
-
-    def feed(
-        self,
-        tokens: Tensor,
-        slots: Tensor,
-        rows: Tensor,
-        behind: Tensor | None,
-        single: int,
-        counted: Tensor | None,
-    ) -> None:
-        """Before a step; see cuda_feed.Feed.resolve."""
-        self._call(
-            "rwkv_feed",
-            tokens.data_ptr(),
-            slots.data_ptr(),
-            rows.data_ptr(),
-            pointer(behind),
-            single,
-            pointer(counted),
-            len(tokens),
-        )
-
-    def take(self, ids: Tensor, slots: Tensor, rows: Tensor) -> None:
-        """After a draw; see cuda_feed.Feed.take."""
-        self._call("rwkv_take", ids.data_ptr(), slots.data_ptr(), len(ids), rows.data_ptr())
-
-    def wkv_step(self, in_: TimeMixInput, slots: Tensor, fp32: bool, counted: Tensor | None = None) -> None:
-        """One token of each row: of all `slots` `[rows]`, or of the first `counted` `[1]` of them."""
-        self._call("rwkv_wkv_step", byref(in_), len(slots), pointer(counted), slots.data_ptr(), int(fp32))
-
-    def settle(
-        self, slots: int, counted: int | None, most: int, rows: Tensor, states: Tensor, pending: Tensor
-    ) -> None:
-        """States `[slots, layers, heads, 64, 64]` fp16 that are behind are so no longer; pending: see Feed.
-
-        slots: address of `most` int32 on the device, or of as many as stand at the address `counted`. rows:
-        see cuda_feed.Feed.
-        """
-        self._call(
-            "rwkv_wkv_settle",
-            slots,
-            counted,
-            most,
-            rows.data_ptr(),
-            states.data_ptr(),
-            states.stride(0),
-            pending.data_ptr(),
-            pending.stride(0),
-            states.shape[1] * states.shape[2],
-        )
-
-    def wkv_prefill(self, in_: TimeMixInput, pieces: Pieces, items: Tensor, fp32: bool) -> None:
-        """items: room for `item_bytes` bytes for every chunk and head."""
-        self._call(
-            "rwkv_wkv_prefill",
-            byref(in_),
-            byref(pieces.packed),
-            pieces.chunks,
-            pieces.rows,
-            items.data_ptr(),
-            int(fp32),
-        )
-
-    @property
-    def item_bytes(self) -> int:
-        return int(self.library.rwkv_wkv_item_bytes())
+def pointer(tensor: Tensor | None) -> int | None:
+    """The address of a tensor's first number; None stays None."""
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _norm_input(
-    x: Tensor, added: Added, weight: Tensor, bias: Tensor, gather: Tensor | None = None
+    x: Tensor, added: Addend, weight: Tensor, bias: Tensor, gather: Tensor | None = None
 ) -> NormInput:
-    parts = added.parts
-    return NormInput(
-        x.data_ptr(),
-        pointer(added.y),
-        pointer(parts),
-        0 if parts is None else parts.shape[0],
-        0 if parts is None else parts.shape[1],
-        pointer(added.tokens),
-        pointer(added.table),
-        pointer(gather),
-        weight.data_ptr(),
-        bias.data_ptr(),
-        x.shape[1],
+    count, rows = (0, 0) if added.partials is None else added.partials.shape[:2]
+    lookup = (pointer(added.tokens), pointer(added.table), pointer(gather))
+    sources = (x.data_ptr(), pointer(added.y), pointer(added.partials), count, rows)
+    return NormInput(*sources, *lookup, weight.data_ptr(), bias.data_ptr(), x.shape[1])
+
+
+def _mix_arguments(shift: Tensor, mixes: Tensor, out: Tensor) -> tuple[int, ...]:
+    return shift.data_ptr(), shift.stride(0), mixes.data_ptr(), len(mixes), out.data_ptr()
+
+
+def _gemm_parts(parts: Sequence[Part]) -> Array[GemmPart]:
+    arguments = (
+        (w.data_ptr(), x.data_ptr(), y.data_ptr(), *w.shape, function) for w, x, y, function in parts
     )
+    return (GemmPart * len(parts))(*(GemmPart(*each) for each in arguments))
 
 
-def _group(parts: Sequence[tuple[Tensor, Tensor, Tensor, int]]) -> Array[ProductPart]:
-    return (ProductPart * len(parts))(
-        *(
-            ProductPart(w.data_ptr(), x.data_ptr(), y.data_ptr(), w.shape[0], w.shape[1], function)
-            for w, x, y, function in parts
-        )
-    )
-
-
-def _ahead(weights: Tensor | None) -> tuple[int | None, int]:
-    return pointer(weights), 0 if weights is None else min(weights.nbytes, AHEAD_BYTES) // 16 * 16
-
-
-def pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def _prefetch(weights: Tensor | None) -> tuple[int | None, int]:
+    return pointer(weights), 0 if weights is None else min(weights.nbytes, PREFETCH_BYTES) // 16 * 16

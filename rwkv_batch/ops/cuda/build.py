@@ -1,5 +1,4 @@
-"""Builds the kernels in `cuda/` into one shared library, once for each version of the sources and each kind
-of GPU.
+"""Builds the kernels in `cuda/` into a shared library, once for each version of the sources and architecture.
 
 python -m rwkv_batch.ops.cuda.build            for the GPUs of this machine
 python -m rwkv_batch.ops.cuda.build 80 90a     for these architectures, with or without a GPU
@@ -21,6 +20,8 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from rwkv_batch.ops.cuda import abi
+
 log = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -29,7 +30,7 @@ FLAGS = ("-std=c++17", "-O3", "--use_fast_math", "-Xcompiler", "-fPIC")
 
 
 class BuildError(Exception):
-    """The kernels cannot be built; the message says why and what to do."""
+    """The kernels cannot be built or used; the message says why and what to do."""
 
 
 def architecture(device: torch.device | int) -> str:
@@ -39,27 +40,36 @@ def architecture(device: torch.device | int) -> str:
 
 
 def sources() -> list[Path]:
+    """All .cu files, in order."""
     return sorted(SOURCES.glob("*.cu"))
 
 
 def compile_flags(arch: str) -> list[str]:
+    """Options of nvcc for one architecture."""
     return [*FLAGS, f"-gencode=arch=compute_{arch},code=sm_{arch}"]
 
 
 @cache
 def nvcc() -> str | None:
-    """The CUDA compiler, if there is one."""
+    """Path of the CUDA compiler; None if there is none."""
     return shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 
 
 @cache
 def load(arch: str) -> ctypes.CDLL:
-    """The library for that architecture, built now if it has to be. Raises BuildError."""
-    return ctypes.CDLL(str(build(arch)))
+    """The library for that architecture, built first if it is missing. Raises BuildError."""
+    file = build(arch)
+    library = ctypes.CDLL(str(file))
+    if different := abi.mismatch(library):
+        raise BuildError(
+            f"The CUDA kernels in {file} do not match rwkv_batch/ops/cuda/abi.py ({different}); delete that "
+            "file and run make kernels to rebuild them."
+        )
+    return library
 
 
 def build(arch: str) -> Path:
-    """Compile what has not been compiled yet; returns the library's path. Raises BuildError."""
+    """Compile the sources if there is no library for them yet; returns its path. Raises BuildError."""
     digest = hashlib.sha256(" ".join(compile_flags(arch)).encode())
     for file in sorted(SOURCES.glob("*.cu*")):
         digest.update(file.name.encode() + file.read_bytes())
@@ -75,12 +85,12 @@ def build(arch: str) -> Path:
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         _run_ninja(Path(folder), compiler, arch)
-        os.replace(Path(folder) / "kernels.so", library)  # whole or not at all, also with two processes at it
+        os.replace(Path(folder) / "kernels.so", library)  # atomic: two processes may build at once
     return library
 
 
 def _home() -> Path:
-    """Where libraries are kept: in the repository, or in the user's cache if that cannot be written."""
+    """Where libraries are kept: in the repository, or in the user's cache where that is read-only."""
     if os.access(ROOT, os.W_OK):
         return ROOT / "build" / "kernels"
     return Path.home() / ".cache" / "rwkv-batch" / "kernels"
@@ -96,14 +106,13 @@ def _run_ninja(folder: Path, compiler: str, arch: str) -> None:
         "  depfile = $out.d",
         "rule link",
         "  command = $nvcc $flags -shared $in -o $out",
+        *(f"build {file.stem}.o: compile {_ninja_path(file)}" for file in files),
+        f"build kernels.so: link {' '.join(file.stem + '.o' for file in files)}",
     ]
-    rules += [f"build {file.stem}.o: compile {_ninja_path(file)}" for file in files]
-    rules += [f"build kernels.so: link {' '.join(file.stem + '.o' for file in files)}", ""]
-    (folder / "build.ninja").write_text("\n".join(rules))
+    (folder / "build.ninja").write_text("\n".join([*rules, ""]))
     log.info("building %d CUDA files for sm_%s (once; under a few minutes)", len(files), arch)
-    process = subprocess.Popen(
-        [_ninja(), "-C", str(folder)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    command = [_ninja(), "-C", str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     lines = []
     assert process.stdout is not None
     with tqdm(total=len(files) + 1, desc=f"building CUDA kernels for sm_{arch}", unit="file") as bar:
@@ -111,13 +120,11 @@ def _run_ninja(folder: Path, compiler: str, arch: str) -> None:
             lines.append(line)
             bar.update(line.startswith("["))
     if process.wait():
-        raise BuildError(
-            f"nvcc could not build the kernels for sm_{arch}; this is what it said:\n{''.join(lines)}"
-        )
+        raise BuildError(f"nvcc could not build the kernels for sm_{arch}; its output:\n{''.join(lines)}")
 
 
 def _ninja_path(path: Path) -> str:
-    """As a build statement takes it."""
+    """A path as a build statement of ninja takes it."""
     return re.sub(r"[$ :]", r"$\g<0>", str(path))
 
 

@@ -10,24 +10,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rwkv_batch.ops.cuda.binding import LATE, PENDING, Kernels, Pieces
+from rwkv_batch.ops.cuda.abi import DEFERRED_VECTORS, MAX_LAG, STOPS
+from rwkv_batch.ops.cuda.binding import ChunkedRows, Kernels
 from rwkv_batch.ops.cuda.records import Records
 from rwkv_batch.ops.cuda.staging import upload
 
-STOPS = 13  # stop ids that the device knows of a slot, as in cuda/feed.cuh
-ROW = np.dtype([("last", "i4"), ("ended", "i4"), ("behind", "i4"), ("stops", "i4", STOPS)])  # as there
+# SequenceRecord of cuda/sequence_feed.cuh
+RECORD = np.dtype([("last", "i4"), ("ended", "i4"), ("lag", "i4"), ("stops", "i4", STOPS)])
 
 
 class Feed:
     """One record for each slot of `wkv` `[slots, layers, heads, 64, 64]`. All calls belong on one stream.
 
-    fp16 states may lag up to LATE tokens: `pending` `[slots, layers, heads, LATE, PENDING, 64]` holds what
-    has not been written into them (cuda/wkv.cuh). fp32 states never lag; `pending` is None.
+    fp16 states may lag up to MAX_LAG tokens: `pending`
+    `[slots, layers, heads, MAX_LAG, DEFERRED_VECTORS, 64]` holds what has not been written into them
+    (cuda/wkv.cuh). fp32 states never lag; `pending` is None.
     """
 
     def __init__(self, kernels: Kernels, wkv: Tensor) -> None:
         self._kernels, self._wkv = kernels, wkv
-        self._records = Records(len(wkv), ROW, wkv.device)
+        self._records = Records(len(wkv), RECORD, wkv.device)
         self.pending = pending_writes(wkv)
 
     def begin(self, slot: int, stop_ids: Collection[int]) -> None:
@@ -49,7 +51,7 @@ class Feed:
         states lag. From then on it is one more, or none.
         """
         lag_or_none = None if self.pending is None else lag
-        self._kernels.feed(tokens, slots, self._records.table, lag_or_none, single, counted)
+        self._kernels.resolve_drawn(tokens, slots, self._records.table, lag_or_none, single, counted)
 
     @torch.inference_mode()
     def flush(self, slots: Collection[int]) -> None:
@@ -58,26 +60,26 @@ class Feed:
             self.prepare()
             index = upload(list(slots), self._wkv.device, torch.int32)
             with torch.cuda.device(self._wkv.device):
-                self._kernels.settle(
+                self._kernels.wkv_flush(
                     index.data_ptr(), None, len(index), self._records.table, self._wkv, self.pending
                 )
 
-    def flush_rows(self, pieces: Pieces) -> None:
+    def flush_rows(self, pieces: ChunkedRows) -> None:
         """The same for the rows of a prefill, whose number is on the device."""
         if self.pending is not None:
-            packed = pieces.packed
+            packed = pieces.input
             rows = packed.counts + torch.int32.itemsize  # the number of rows follows that of chunks
-            self._kernels.settle(
+            self._kernels.wkv_flush(
                 packed.row_slot, rows, pieces.rows, self._records.table, self._wkv, self.pending
             )
 
     def record_drawn(self, ids: Tensor, slots: Tensor) -> None:
         """ids `[n]` int32 were drawn by the sequences in slots `[n]` int32; negative slots are padding."""
-        self._kernels.take(ids, slots, self._records.table)
+        self._kernels.record_drawn(ids, slots, self._records.table)
 
 
 def pending_writes(wkv: Tensor) -> Tensor | None:
     """Room for the deferred writes to states `[slots, layers, heads, 64, 64]`; None for fp32."""
     if wkv.dtype != torch.float16:
         return None
-    return wkv.new_zeros(*wkv.shape[:3], LATE, PENDING, wkv.shape[3])
+    return wkv.new_zeros(*wkv.shape[:3], MAX_LAG, DEFERRED_VECTORS, wkv.shape[3])

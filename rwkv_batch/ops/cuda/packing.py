@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rwkv_batch.ops.cuda.binding import PackedInput, Pieces, Rows
+from rwkv_batch.ops.cuda.abi import CHUNK, ChunksInput
+from rwkv_batch.ops.cuda.binding import ChunkedRows, RowBounds
 
-CHUNK = 16  # tokens, as in cuda/wkv_prefill.cuh
 SCRATCH_CHUNKS = (
     320  # of one launch, which the kernels' scratch memory holds; a longer row has a launch of its own
 )
@@ -103,10 +103,10 @@ class PlanLayout:
 class DeviceRows:
     """A plan on the device. With `counted`, all numbers of rows and chunks are upper bounds."""
 
-    rows: Rows
+    rows: RowBounds
     single: int
     counted: Tensor | None  # [1] how many rows of one token there are, unless there are exactly `single`
-    pieces: list[Pieces]
+    pieces: list[ChunkedRows]
 
 
 def upload_plan(plan: PrefillPlan, device: torch.device) -> DeviceRows:
@@ -167,15 +167,15 @@ def _places(flat: Tensor, layout: PlanLayout) -> dict[str, Tensor]:
     return {name: flat[start:] for name, start in layout.starts.items()}
 
 
-def _rows(at: dict[str, Tensor], tokens: int, rows: int) -> Rows:
-    return Rows(at["row_of"][:tokens], at["first"][:rows], at["last"][:rows], at["slots"][:rows])
+def _rows(at: dict[str, Tensor], tokens: int, rows: int) -> RowBounds:
+    return RowBounds(at["row_of"][:tokens], at["first"][:rows], at["last"][:rows], at["slots"][:rows])
 
 
-def _pieces(at: dict[str, Tensor], launch: int, chunk: int, row: int, chunks: int, rows: int) -> Pieces:
+def _pieces(at: dict[str, Tensor], launch: int, chunk: int, row: int, chunks: int, rows: int) -> ChunkedRows:
     """The pieces of one launch, whose chunks and rows follow those of the launches before."""
     tensors = (
         at["counts"][1 + 2 * launch :],
         *(at[name][chunk:] for name in ("chunk_token", "chunk_tokens")),
         *(at[name][row:] for name in ("row_chunk", "row_chunks", "row_slot")),
     )
-    return Pieces(PackedInput(*(tensor.data_ptr() for tensor in tensors)), chunks, rows)
+    return ChunkedRows(ChunksInput(*(tensor.data_ptr() for tensor in tensors)), chunks, rows)

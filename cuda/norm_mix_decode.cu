@@ -1,0 +1,68 @@
+// Residual add, layer norm, token shift and mixing of rows of one token each (formulas in norm.cuh). Few
+// rows: one block a row.
+//
+// Reference: layer_norm of torch.nn.functional, then token_shift and mix of rwkv_batch/ops/torch_ops.py.
+// Binding: Kernels.norm_mix_decode. Test: test/kernels/test_norm_mix_decode.py.
+#include "norm.cuh"
+
+// The stream, the slot and its state were written several kernels ago; they and the weights are loaded before
+// waiting for what is added. Not so in a step's first norm: the kernel before it may still change slots
+// (sequence_feed.cu).
+template <int N, int MIXES>
+__global__ void __launch_bounds__(1024)
+    norm_mix_decode_kernel(NormInput in, const int* slots, __half* shift, size_t slot_stride,
+                           const __half* mixes, __half* out) {
+    __shared__ float scratch[2][WARP];
+    const int column = N * threadIdx.x, row = blockIdx.x;
+    const bool inside = column < in.width, first = in.tokens != nullptr;
+    float v[N];
+    Raw<N> before = {}, amounts[MIXES] = {};
+    int slot = -1;
+    const auto look_up = [&] {
+        slot = slots[row];
+        if (inside && slot >= 0) before.load(shift + slot * slot_stride + column);
+    };
+    load_row(in, row, v);
+    if (!first) look_up();
+    const Affine<N> affine(in);
+#pragma unroll
+    for (int i = 0; i < MIXES; i++)
+        if (inside) amounts[i].load(mixes + i * in.width + column);
+    wait_for_inputs();
+    if (first) look_up();
+    norm_row(in, affine, row, v, scratch);
+    if (!inside) return;
+    if (slot >= 0) store_half(shift + slot * slot_stride + column, v);
+#pragma unroll
+    for (int i = 0; i < MIXES; i++)
+        mix_and_store(v, before, amounts[i], out + (i * size_t(gridDim.x) + row) * in.width + column);
+}
+
+namespace {
+template <int N, int MIXES>
+int norm_mix(const NormInput& in, int rows, const int* slots, __half* shift, size_t slot_stride,
+             const __half* mixes, __half* out, cudaStream_t stream) {
+    return launch(norm_mix_decode_kernel<N, MIXES>, rows, whole_warps(in.width / N), 0, stream, in, slots,
+                  shift, slot_stride, mixes, out);
+}
+
+template <int N>
+int norm_mix(const NormInput& in, int rows, const int* slots, __half* shift, size_t slot_stride,
+             const __half* mixes, int n, __half* out, cudaStream_t stream) {
+    if (n == MAX_MIXES)
+        return norm_mix<N, MAX_MIXES>(in, rows, slots, shift, slot_stride, mixes, out, stream);
+    return n == 1 ? norm_mix<N, 1>(in, rows, slots, shift, slot_stride, mixes, out, stream)
+                  : cudaErrorInvalidValue;
+}
+}  // namespace
+
+extern "C" {
+// n: 1 or 6 mixes.
+int rwkv_norm_mix_decode(const NormInput* in, int rows, const int* slots, __half* shift, size_t slot_stride,
+                         const __half* mixes, int n, __half* out, cudaStream_t stream) {
+    if (suits_team(*in, rows) && (n == 1 || n == MAX_MIXES))
+        return norm_mix_team(*in, rows, slots, shift, slot_stride, mixes, n, out, stream);
+    return four_columns(*in, rows) ? norm_mix<4>(*in, rows, slots, shift, slot_stride, mixes, n, out, stream)
+                                   : norm_mix<8>(*in, rows, slots, shift, slot_stride, mixes, n, out, stream);
+}
+}

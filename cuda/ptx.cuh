@@ -1,0 +1,399 @@
+// All inline PTX of the kernels: functions whose names say what an instruction does. The PTX ISA manual has
+// their exact meaning.
+#pragma once
+#include <cuda.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#define DEVICE __device__ __forceinline__
+
+// Programmatic dependent launch: wait until the kernel before has ended; allow the next one to begin.
+DEVICE void grid_dependency_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+DEVICE void grid_dependency_launch() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Stores of 16 and 8 bytes. The compiler would make stores of 4 bytes of a vector whose words it has just
+// packed.
+DEVICE void store(void* to, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x), "r"(y), "r"(z), "r"(w)
+                 : "memory");
+}
+
+DEVICE void store(void* to, uint32_t x, uint32_t y) {
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(x), "r"(y) : "memory");
+}
+
+DEVICE void store(void* to, float4 v) {
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                 : "memory");
+}
+
+// 16 bytes that are read once in a step, such as weights: they take no place in L1.
+DEVICE uint4 load_once(const void* address) {
+    uint4 x;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(address));
+    return x;
+}
+
+// `bytes`, a multiple of 16, into the L2 cache. For sm_90 and newer.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+DEVICE void prefetch_l2(const void* from, unsigned bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+#endif
+
+// Asynchronous copies from global to shared memory. `wait_copies<N>` waits until all but the last N groups
+// that this thread has closed with `commit_copies` have arrived; only this thread is sure to see them then.
+DEVICE void copy_async(unsigned to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+DEVICE void copy_async(uint4* to, const void* from) {
+    copy_async(unsigned(__cvta_generic_to_shared(to)), from);
+}
+
+// Only the first `bytes` of 16; the rest becomes zero.
+DEVICE void copy_async(unsigned to, const void* from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
+// BYTES: 8 or 16, also cached in L1.
+template <int BYTES>
+DEVICE void copy_async_cached(void* to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(unsigned(__cvta_generic_to_shared(to))),
+                 "l"(from), "n"(BYTES)
+                 : "memory");
+}
+
+DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int N>
+DEVICE void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// Tensor cores: c [16 x 8, fp32] += a [16 x 16] b [16 x 8], fp16, by a warp.
+DEVICE void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// c [16 x 8, fp32] += a [16 x 8] b [8 x 8].
+DEVICE void mma8(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(b));
+}
+
+// Four 8 x 8 matrices of fp16 from shared memory as operands of `mma`: lane i names row i % 8 of matrix i /
+// 8.
+DEVICE void load_matrix(uint32_t (&x)[4], const __half* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(unsigned(__cvta_generic_to_shared(row)))
+                 : "memory");
+}
+
+// The same, transposed.
+DEVICE void load_transposed(uint32_t (&x)[4], const __half* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(unsigned(__cvta_generic_to_shared(row)))
+                 : "memory");
+}
+
+// Two matrices, transposed; `row` is an address in shared memory.
+DEVICE void load_transposed(uint32_t& x0, uint32_t& x1, uint32_t row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(x0), "=r"(x1)
+                 : "r"(row)
+                 : "memory");
+}
+
+// To fp16, where what it cannot hold becomes the largest number that it can: infinity would turn GEMMs into
+// NaN.
+DEVICE uint32_t to_finite_half2(float x, float y) {
+    uint32_t pair;
+    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
+    return pair;
+}
+
+DEVICE __half to_finite_half(float x) {
+    unsigned short bits;
+    asm("cvt.rn.satfinite.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return __ushort_as_half(bits);
+}
+
+// 2^x, approximately.
+DEVICE float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Barriers in shared memory on any GPU, for a producer and consumers of a ring. `barrier`: an address there.
+// A phase ends when all arrivals, and from Hopper on all bytes expected, have come; `parity` is that of the
+// phase waited for.
+namespace mbarrier {
+template <int ARRIVALS>
+DEVICE void init(unsigned barrier) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "n"(ARRIVALS) : "memory");
+}
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define WAIT_ONCE "mbarrier.try_wait"
+#else
+#define WAIT_ONCE "mbarrier.test_wait"
+#endif
+DEVICE void wait(unsigned barrier, unsigned parity) {
+    asm volatile("{\n.reg .pred done;\nagain:\n" WAIT_ONCE
+                 ".parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+}
+
+DEVICE void arrive(unsigned barrier) {
+    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(barrier) : "memory");
+}
+
+// This thread arrives when its copies so far have.
+DEVICE void arrive_with_copies(unsigned barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+template <int BYTES>
+DEVICE void arrive_and_expect(unsigned barrier) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "n"(BYTES)
+                 : "memory");
+}
+
+// A run of bytes from global to shared memory; they count at `barrier`.
+DEVICE void copy_bulk(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier)
+        : "memory");
+}
+#endif
+}  // namespace mbarrier
+
+// What this thread has written to shared memory becomes visible to asynchronous copies.
+DEVICE void fence_async_shared() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// What a Hopper GPU (sm_90a) adds: the tensor memory accelerator (TMA), wgmma, and shared memory of a
+// cluster.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+namespace hopper {
+constexpr uint64_t READ_ONCE = 0x12F0000000000000;  // L2 cache policies: evict first, evict last
+constexpr uint64_t READ_AGAIN = 0x14F0000000000000;
+
+DEVICE uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
+
+// Barriers in shared memory; see `mbarrier`.
+DEVICE void barrier_init(uint32_t barrier, unsigned arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// After the inits, before the TMA or another block sees the barriers.
+DEVICE void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+DEVICE void arrive_and_expect(uint32_t barrier, unsigned bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+
+DEVICE void arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+#define WAIT(SCOPE)                             \
+    "{ .reg .pred done;\n"                      \
+    "AGAIN_%=: mbarrier.try_wait.parity." SCOPE \
+    "shared::cta.b64 done, [%0], %1;\n"         \
+    "@!done bra AGAIN_%=; }"
+DEVICE void barrier_wait(uint32_t barrier, unsigned parity) {
+    asm volatile(WAIT("")::"r"(barrier), "r"(parity) : "memory");
+}
+
+// The same for what other blocks of the cluster have sent.
+DEVICE void barrier_wait_cluster(uint32_t barrier, unsigned parity) {
+    asm volatile(WAIT("acquire.cluster.")::"r"(barrier), "r"(parity) : "memory");
+}
+
+// True in one thread of the warp.
+DEVICE bool elect() {
+    uint32_t is;
+    asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(is));
+    return is != 0;
+}
+
+DEVICE unsigned cluster_rank() {
+    unsigned rank;
+    asm volatile("mov.u32 %0, %cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
+DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+
+// A barrier for some of the block's threads.
+DEVICE void sync_some(int name, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+
+DEVICE float4 load_shared(uint32_t address) {
+    float4 v;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(address)
+                 : "memory");
+    return v;
+}
+
+DEVICE float2 load_shared2(uint32_t address) {
+    float2 v;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
+    return v;
+}
+
+// 16 or 8 bytes into the shared memory of block `rank` of the cluster; they count at its barrier.
+#define SEND(SIZE, VALUES)                                                  \
+    "{ .reg .b32 there, counter; mapa.shared::cluster.u32 there, %0, %2;\n" \
+    "mapa.shared::cluster.u32 counter, %1, %2;\n"                           \
+    "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes." SIZE " [there], " VALUES ", [counter]; }"
+DEVICE void send_to(unsigned rank, uint32_t place, uint32_t barrier, float4 v) {
+    asm volatile(SEND("v4.f32", "{%3, %4, %5, %6}")::"r"(place), "r"(barrier), "r"(rank), "f"(v.x), "f"(v.y),
+                 "f"(v.z), "f"(v.w)
+                 : "memory");
+}
+
+DEVICE void send_to(unsigned rank, uint32_t place, uint32_t barrier, float x, float y) {
+    asm volatile(SEND("v2.f32", "{%3, %4}")::"r"(place), "r"(barrier), "r"(rank), "f"(x), "f"(y) : "memory");
+}
+
+// TMA. A box of a two-dimensional tensor map at (column, row) into shared memory; its bytes count at
+// `barrier`.
+DEVICE void load_box(uint32_t to, const CUtensorMap* map, int column, int row, uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
+        "[%4];" ::"r"(to),
+        "l"(map), "r"(column), "r"(row), "r"(barrier)
+        : "memory");
+}
+
+// The same of a map whose dimensions are a column in a strip, a row and a strip.
+DEVICE void load_box(uint32_t to, const CUtensorMap* map, int row, int strip, uint32_t barrier,
+                     uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+        "l"(map), "r"(0), "r"(row), "r"(strip), "r"(barrier), "l"(policy)
+        : "memory");
+}
+
+// A box from shared memory to its place; what lies outside the matrix is left out.
+DEVICE void store_box(const CUtensorMap* map, int column, int row, uint32_t from) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], "
+        "[%3];\n\tcp.async.bulk.commit_group;" ::"l"(map),
+        "r"(column), "r"(row), "r"(from)
+        : "memory");
+}
+
+// Until the boxes stored have been read from shared memory; until they are written.
+DEVICE void wait_boxes_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+DEVICE void wait_boxes_written() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// Fetches a map ahead: else the first box waits for it.
+DEVICE void prefetch_map(const CUtensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// wgmma: products of a warpgroup with operands in shared memory, in the TMA's swizzle of 128 bytes: rows of
+// 128 bytes, eight of them (1024 bytes, aligned so) a unit.
+DEVICE uint64_t operand(uint32_t address) {
+    return uint64_t((address & 0x3ffff) >> 4) | uint64_t(1) << 16 | uint64_t(1024 >> 4) << 32 |
+           uint64_t(1) << 62;
+}
+
+DEVICE void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N>
+DEVICE void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+// Zeros for accumulators. The compiler may put plain ones between wgmma instructions.
+template <int N>
+DEVICE void clear(float (&acc)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(acc[i]));
+}
+
+// c [64 x N, fp32] += a [64 x 16] b [N x 16]^T, fp16. Rows of 128 bytes of a run along k, or (TRANSPOSED)
+// along its 64 rows.
+#define OUT4(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
+#define OUT16(i) OUT4(i), OUT4(i + 4), OUT4(i + 8), OUT4(i + 12)
+#define TO8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define TO16 TO8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define TO32 TO16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define TO48 TO32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define TO64 TO48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define WGMMA(N, TO, A, B, FLAG, ...)                                                                 \
+    template <int TRANSPOSED>                                                                         \
+    DEVICE void wgmma##N(float* c, uint64_t a, uint64_t b) {                                          \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" TO "}, %" #A ", %" #B \
+                     ", 1, 1, 1, %" #FLAG ", 0;"                                                      \
+                     : __VA_ARGS__                                                                    \
+                     : "l"(a), "l"(b), "n"(TRANSPOSED));                                              \
+    }
+WGMMA(16, TO8, 8, 9, 10, OUT4(0), OUT4(4))
+WGMMA(32, TO16, 16, 17, 18, OUT16(0))
+WGMMA(64, TO32, 32, 33, 34, OUT16(0), OUT16(16))
+WGMMA(128, TO64, 64, 65, 66, OUT16(0), OUT16(16), OUT16(32), OUT16(48))
+
+// The same for any multiple N of 16, in steps of 128, 64, 32 and 16.
+template <int N, int TRANSPOSED>
+DEVICE void wgmma(float* c, uint64_t a, uint64_t b) {
+    constexpr int NOW = N >= 128 ? 128 : N >= 64 ? 64 : N >= 32 ? 32 : 16;
+    if constexpr (NOW == 128) wgmma128<TRANSPOSED>(c, a, b);
+    if constexpr (NOW == 64) wgmma64<TRANSPOSED>(c, a, b);
+    if constexpr (NOW == 32) wgmma32<TRANSPOSED>(c, a, b);
+    if constexpr (NOW == 16) wgmma16<TRANSPOSED>(c, a, b);
+    if constexpr (N > NOW) wgmma<N - NOW, TRANSPOSED>(c + NOW / 2, a, b + NOW * 128 / 16);
+}
+
+// Matrices of 8 x 8 in the layout of a result of `wgmma` to shared memory. Four: lane i names row i % 8 of
+// matrix i / 8.
+DEVICE void store_matrices(uint32_t place, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(place), "r"(a),
+                 "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
+
+// Two, transposed, of lanes 0 to 15.
+DEVICE void store_transposed(uint32_t place, uint32_t first, uint32_t second) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(place), "r"(first),
+                 "r"(second)
+                 : "memory");
+}
+}  // namespace hopper
+#endif

@@ -1,0 +1,59 @@
+// The token that each sequence drew last goes into its next step on the device, so that the host can queue a
+// step before it knows the draws of the one before. Integers only; one thread a row.
+//
+// Reference: LateRunner of test/helpers/ahead.py does the same on a CPU. Binding: Kernels.resolve_drawn,
+// Kernels.record_drawn. Test: test/kernels/test_sequence_feed.py.
+#include "sequence_feed.cuh"
+
+#include "common.cuh"
+#include "wkv.cuh"
+
+constexpr int THREADS = 128;
+
+// Before a step, in place. tokens [n]: a token from the host, or a negative number for the one that the
+// sequence in slots [i] drew last. If that token ended the sequence, its slot becomes negative too, as that
+// of padding, and its state stays as it is.
+// lag [n], if not null, receives how many tokens the states lag of rows that are fed one token each: the
+// first `single`, or `*counted` if that is not null. After that it is one more, or none.
+__global__ void resolve_drawn_kernel(int* tokens, int* slots, SequenceRecord* records, int* lag, int single,
+                                     const int* counted, int n) {
+    wait_for_inputs();
+    const int i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= n) return;
+    if (tokens[i] < 0) {
+        const SequenceRecord& record = records[slots[i]];
+        tokens[i] = record.last;
+        if (record.ended) slots[i] = -1;
+    }
+    if (!lag || i >= (counted ? *counted : single)) return;
+    int* const own = slots[i] < 0 ? nullptr : &records[slots[i]].lag;
+    const int was = own ? *own : 0;
+    lag[i] = was;
+    if (own) *own = was == MAX_LAG ? 0 : was + 1;
+}
+
+// After sampling: ids [n] of the sequences in slots [n], negative for none.
+__global__ void record_drawn_kernel(const int* ids, const int* slots, int n, SequenceRecord* records) {
+    wait_for_inputs();
+    const int i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= n || slots[i] < 0) return;
+    SequenceRecord& record = records[slots[i]];
+    const int id = ids[i];
+    bool ends = false;
+#pragma unroll
+    for (int stop = 0; stop < STOPS; stop++) ends |= record.stops[stop] == id;
+    record.last = id, record.ended = ends;
+}
+
+extern "C" {
+int rwkv_resolve_drawn(int* tokens, int* slots, SequenceRecord* records, int* lag, int single,
+                       const int* counted, int n, cudaStream_t stream) {
+    return launch(resolve_drawn_kernel, (n + THREADS - 1) / THREADS, THREADS, 0, stream, tokens, slots,
+                  records, lag, single, counted, n);
+}
+
+int rwkv_record_drawn(const int* ids, const int* slots, int n, SequenceRecord* records, cudaStream_t stream) {
+    return launch(record_drawn_kernel, (n + THREADS - 1) / THREADS, THREADS, 0, stream, ids, slots, n,
+                  records);
+}
+}

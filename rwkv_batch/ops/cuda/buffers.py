@@ -1,0 +1,69 @@
+"""What a step writes besides states and logits, in one arena that steps of all sizes share."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from rwkv_batch.ops.cuda.abi import SPARSE_SPLITS
+from rwkv_batch.ops.cuda.binding import SPARSE_ROWS
+
+MIXED = 6  # token-shifted inputs of a time mix
+MAX_SPLITS = 4  # partial sums of a GEMM with split-K
+SPLIT_TOKENS = 512  # tokens for which K is split, at most: more fill the multiprocessors
+
+
+@dataclass(frozen=True)
+class BufferShape:
+    """What decides the sizes of buffers."""
+
+    width: int
+    hidden: int  # units of the channel mix
+    ranks: dict[str, int]  # of the low-rank functions, by name
+    device: torch.device
+
+
+class Buffers:
+    """The buffers of a step over `tokens` tokens; they overlap those of other steps in the same arena."""
+
+    def __init__(
+        self, shape: BufferShape, tokens: int, arena: dict[str, Tensor], packed: bool = False
+    ) -> None:
+        """packed: of a prefill, whose norm takes no partial sums of split-K."""
+        self.arena, self.device = arena, shape.device
+        width = shape.width
+        self.x = self._take("x", tokens, width, dtype=torch.float32)  # the residual stream
+        self.lag = self._take("lag", tokens, dtype=torch.int32)  # see Feed.resolve
+        self.normed = self._take("normed", tokens, width)
+        self.mixed = self._take("mixed", MIXED, tokens, width)  # in the order of MIXES
+        self.rkv0 = self._take("rkv0", 3, tokens, width)  # of layer 0, whose v the others mix in
+        self.rkv = self._take("rkv", 3, tokens, width)
+        self.low = {name: self._take("low " + name, tokens, rank) for name, rank in shape.ranks.items()}
+        self.low_out = {name: self._take("low out " + name, tokens, width) for name in shape.ranks}
+        self.y = self._take("y", tokens, width)  # what the time mix reads out
+        self.out = self._take("out", tokens, width)  # what is added to x
+        self.hidden = self._take("hidden", tokens, shape.hidden)
+        # The stream between the two norms of a prefill's layer; hidden units are written only after that.
+        self.x_between = self.hidden.view(-1)[: 2 * tokens * width].view(torch.float32).view(tokens, width)
+        sparse = (SPARSE_SPLITS, min(tokens, SPARSE_ROWS[-1]), width)
+        self.sparse_partials = self._take("sparse partials", *sparse, dtype=torch.float32)
+        split = (0 if packed else MAX_SPLITS, min(tokens, SPLIT_TOKENS), width)
+        self.split_partials = self._take("split partials", *split, dtype=torch.float32)
+
+    def scratch(self, name: str, size: int) -> Tensor:
+        """`[size]` bytes that one kernel hands to the next; steps of any size may overwrite them."""
+        return self._take(name, size, dtype=torch.uint8)
+
+    def _take(self, name: str, *shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
+        size = torch.Size(shape).numel()
+        flat = self.arena.get(name)
+        if flat is None or len(flat) < size:
+            flat = self.arena[name] = torch.empty(size, device=self.device, dtype=dtype)
+        return flat[:size].view(shape)
+
+
+def buffer_bytes(shape: BufferShape, tokens: int, packed: bool = False) -> int:
+    """What the buffers of a step over that many tokens take. Nothing is allocated to find out."""
+    arena: dict[str, Tensor] = {}
+    Buffers(replace(shape, device=torch.device("meta")), tokens, arena, packed)
+    return sum(tensor.nbytes for tensor in arena.values())

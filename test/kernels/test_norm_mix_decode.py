@@ -1,0 +1,130 @@
+"""Norm, token shift and mix of rows of one token each, against torch, in all forms of the kernel."""
+
+import pytest
+import torch
+from cuda_gpu import ROWS, needs_gpu, normal, off, poisoned
+from torch.nn.functional import layer_norm
+
+from rwkv_batch.ops.cuda.binding import Addend
+
+pytestmark = needs_gpu
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("width", [64, 320, 2048, 3072, 4096])
+@pytest.mark.parametrize("source", ["y", "parts", "table"])
+@pytest.mark.parametrize("mixes", [1, 6])
+def test_norm_with_shift_and_mix_of_one_token_a_row(kernels, rows, width, source, mixes):
+    x, weight, bias = (
+        torch.randn(rows, width, device="cuda"),
+        normal(width, std=0.1, mean=1),
+        normal(width, std=0.1),
+    )
+    shift, amounts = normal(rows + 3, 5, width), normal(mixes, width)
+    slots = torch.randperm(rows + 3, device="cuda", dtype=torch.int32)[:rows]
+    padding = rows // 2 if rows > 2 else -1
+    if padding >= 0:
+        slots[padding] = -1
+    if source == "y":
+        added = Addend(y=normal(rows, width))
+        total = x + added.y.float()
+    elif source == "parts":
+        added = Addend(partials=torch.randn(5, rows, width, device="cuda"))
+        total = x + added.partials.sum(0)
+    else:
+        added = Addend(
+            tokens=torch.randint(0, 50, (rows,), device="cuda", dtype=torch.int32), table=normal(50, width)
+        )
+        total = added.table[added.tokens.long()].float()
+    normed = layer_norm(total, (width,), weight.float(), bias.float())
+    before = shift[slots.long().clamp(min=0), 2].float() * (slots >= 0).unsqueeze(1)
+    want_shift = shift.float()
+    real = slots >= 0
+    want_shift[slots[real].long(), 2] = normed[real]
+    want = normed + (before - normed) * amounts.float().unsqueeze(1)
+    out = poisoned(mixes, rows, width)
+    kernels.norm_mix_decode(x, added, weight, bias, slots, shift[:, 2], amounts, out)
+    assert off(out, want) < 1e-3 and off(x, total) < 1e-6 and off(shift, want_shift) < 1e-3
+    untouched = torch.ones(rows + 3, dtype=torch.bool, device="cuda")
+    untouched[slots[real].long()] = False
+    assert torch.equal(shift[untouched].float(), want_shift[untouched])
+
+
+@pytest.mark.parametrize(
+    ("rows", "width"), [(7, 1024), (961, 1024), (64, 4096), (482, 2048), (260, 4160), (323, 4096)]
+)
+def test_norm_of_rows_far_from_zero_and_with_columns_that_stand_out(kernels, rows, width):
+    x, weight, bias = (
+        torch.randn(rows, width, device="cuda") + 100,
+        normal(width, std=0.1, mean=1),
+        normal(width, std=0.1),
+    )
+    x[1::2] -= 100
+    x[1::2, :3] *= 1000
+    y, shift, amounts = normal(rows, width), normal(rows, width), normal(6, width)
+    slots = torch.randperm(rows, device="cuda", dtype=torch.int32)
+    normed = layer_norm(x.double() + y.double(), (width,), weight.double(), bias.double())
+    want = normed + (shift[slots.long()].double() - normed) * amounts.double().unsqueeze(1)
+    out = poisoned(6, rows, width)
+    kernels.norm_mix_decode(x, Addend(y=y), weight, bias, slots, shift, amounts, out)
+    assert (
+        off(out[:, ::2], want[:, ::2]) < 1e-3
+        and off(out[:, 1::2], want[:, 1::2]) < 1e-3
+        and off(shift[slots.long()], normed) < 1e-3
+    )
+
+
+@pytest.mark.parametrize("rows", [64, 128, 321, 960])
+@pytest.mark.parametrize("width", [1024, 2048, 4096])
+@pytest.mark.parametrize(("count", "mixes"), [(2, 6), (4, 1)])
+def test_norm_of_many_rows_adds_partial_sums_in_their_order(kernels, rows, width, count, mixes):
+    x, weight, bias = (
+        torch.randn(rows, width, device="cuda"),
+        normal(width, std=0.1, mean=1),
+        normal(width, std=0.1),
+    )
+    room, shift, amounts = (
+        poisoned(count + 1, rows, width, dtype=torch.float32),
+        normal(rows + 1, width),
+        normal(mixes, width),
+    )
+    added = Addend(partials=room[:count].normal_())
+    slots = torch.randperm(rows + 1, device="cuda", dtype=torch.int32)[:rows]
+    slots[rows // 2] = -1
+    real, total, again = slots >= 0, x.clone(), x.clone()
+    for part in added.partials:
+        total += part
+    normed = layer_norm(total.double(), (width,), weight.double(), bias.double())
+    before = shift[slots.long().clamp(min=0)].double() * real.unsqueeze(1)
+    want = normed + (before - normed) * amounts.double().unsqueeze(1)
+    out, plain = poisoned(mixes, rows, width), poisoned(rows, width)
+    kernels.norm_mix_decode(x, added, weight, bias, slots, shift, amounts, out)
+    kernels.norm(again, added, weight, bias, plain)
+    assert (
+        off(out, want) < 1e-3
+        and off(shift[slots[real].long()], normed[real]) < 1e-3
+        and off(plain, normed) < 1e-3
+    )
+    assert torch.equal(x, total) and torch.equal(again, total) and room[count].isnan().all()
+
+
+@pytest.mark.parametrize(("some", "rows"), [(64, 128), (129, 200), (240, 512)])  # each pair by one kernel
+def test_a_norm_of_partial_sums_has_the_same_bits_among_more_rows(kernels, some, rows):
+    x, weight, bias, parts = (
+        torch.randn(rows, 4096, device="cuda"),
+        normal(4096),
+        normal(4096),
+        torch.randn(2, rows, 4096, device="cuda"),
+    )
+    shift, amounts, slots = (
+        normal(rows, 4096),
+        normal(6, 4096),
+        torch.randperm(rows, device="cuda", dtype=torch.int32),
+    )
+    few, kept, out, fewer = x[:some].clone(), shift.clone(), poisoned(6, rows, 4096), poisoned(6, some, 4096)
+    kernels.norm_mix_decode(
+        few, Addend(partials=parts[:, :some].contiguous()), weight, bias, slots[:some], kept, amounts, fewer
+    )
+    kernels.norm_mix_decode(x, Addend(partials=parts), weight, bias, slots, shift, amounts, out)
+    assert torch.equal(fewer, out[:, :some]) and torch.equal(few, x[:some])
+    assert torch.equal(kept[slots[:some].long()], shift[slots[:some].long()])

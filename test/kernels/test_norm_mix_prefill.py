@@ -1,0 +1,109 @@
+"""Norm, token shift and mix of packed rows against torch."""
+
+import pytest
+import torch
+from cuda_gpu import needs_gpu, normal, off, poisoned
+from torch.nn.functional import layer_norm
+
+from rwkv_batch.ops import torch_ops
+from rwkv_batch.ops.cuda.binding import Addend, RowBounds
+
+pytestmark = needs_gpu
+
+
+PACKED = [
+    [1],
+    [63],
+    [1, 15, 1, 16, 17],
+    [2] * 129 + [1] * 40,
+    [3, 1500, 2, 4000, 1, 9],
+]  # two tokens a block and more with the last
+
+
+@pytest.mark.parametrize("lengths", PACKED)
+@pytest.mark.parametrize("width", [64, 320, 2048, 4096, 4160])
+@pytest.mark.parametrize(("source", "mixes"), [("y", 6), ("y", 1), ("table", 6), (None, 6)])
+def test_norm_with_shift_and_mix_of_packed_rows(kernels, lengths, width, source, mixes):
+    lengths, rows, tokens = sorted(lengths, key=lambda length: length > 1), len(lengths), sum(lengths)
+    x, weight, bias = (
+        torch.randn(tokens, width, device="cuda"),
+        normal(width, std=0.1, mean=1),
+        normal(width, std=0.1),
+    )
+    shift, amounts = normal(rows + 2, 3, width), normal(mixes, width)
+    slots = torch.randperm(rows + 2, dtype=torch.int32)[:rows]
+    added, total = Addend(), x.clone()
+    if source == "y":
+        added = Addend(y=normal(tokens, width))
+        total += added.y.float()
+    elif source == "table":
+        added = Addend(
+            tokens=torch.randint(0, 50, (tokens,), device="cuda", dtype=torch.int32), table=normal(50, width)
+        )
+        total = added.table[added.tokens.long()].float()
+    normed = layer_norm(total, (width,), weight.float(), bias.float())
+    want_shift = shift.float()
+    want = torch_ops.mix(
+        normed,
+        torch_ops.token_shift(normed, want_shift[:, 1], torch_ops.pack(lengths, slots.tolist(), "cuda")),
+        amounts.float().unsqueeze(1),
+    )
+    before, out, to = x.clone(), poisoned(mixes, tokens, width), poisoned(tokens, width, dtype=torch.float32)
+    kernels.norm_mix_prefill(x, to, added, weight, bias, rows_of(lengths, slots), shift[:, 1], amounts, out)
+    assert (
+        off(out, want) < 1e-3
+        and off(shift, want_shift) < 1e-3
+        and torch.equal(to, total)
+        and torch.equal(x, before)
+    )
+    untouched = torch.ones_like(shift, dtype=torch.bool)
+    untouched[slots.long().cuda(), 1] = False
+    assert torch.equal(shift[untouched].float(), want_shift[untouched])
+
+
+@pytest.mark.parametrize("width", [320, 4096])
+def test_a_normed_row_has_the_same_bits_alone_and_beside_one_that_has_ended(kernels, width):
+    x, weight, bias, amounts = (
+        torch.randn(3000, width, device="cuda"),
+        normal(width),
+        normal(width),
+        normal(6, width),
+    )
+    shift = normal(3, width)
+    kept, together, to = shift.clone(), poisoned(6, 3000, width), torch.empty_like(x)
+    kernels.norm_mix_prefill(
+        x,
+        to,
+        Addend(),
+        weight,
+        bias,
+        rows_of([1, 2899, 100], torch.tensor([2, 0, -1])),
+        kept,
+        amounts,
+        together,
+    )
+    assert together[:, 2900:].isnan().all() and torch.equal(kept[1], shift[1])
+    for start, end, slot in ((1, 2900, 0), (0, 1, 2)):
+        alone, mine = shift.clone(), poisoned(6, end - start, width)
+        kernels.norm_mix_prefill(
+            x[start:end],
+            to,
+            Addend(),
+            weight,
+            bias,
+            rows_of([end - start], torch.tensor([slot])),
+            alone,
+            amounts,
+            mine,
+        )
+        if end - start > 1:  # other kinds of sums below 64 tokens
+            assert torch.equal(mine, together[:, start:end]) and torch.equal(alone[slot], kept[slot])
+        assert off(mine, together[:, start:end]) < 1e-3 and off(alone[slot], kept[slot]) < 1e-3
+
+
+def rows_of(lengths, slots):
+    ends = torch.tensor(lengths).cumsum(0)
+    row_of = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    return RowBounds(
+        *(t.to("cuda", torch.int32) for t in (row_of, ends - torch.tensor(lengths), ends - 1, slots))
+    )

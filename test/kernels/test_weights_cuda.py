@@ -1,0 +1,206 @@
+"""What the GPU's kernels are given, looked at without one: the weights as they are laid out, and the ways to
+run GEMMs.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from checkpoints import tiny
+
+from bench.make_checkpoint import random_checkpoint
+from rwkv_batch.model import autotune
+from rwkv_batch.model.autotune import Autotuner, usable
+from rwkv_batch.model.checkpoint import from_tensors
+from rwkv_batch.model.gemm import LT, METHODS, SPLIT_K, Gemms
+from rwkv_batch.model.weights_cuda import pack_weights
+from rwkv_batch.ops.cuda import cublaslt
+from rwkv_batch.ops.cuda.buffers import Buffers
+
+CPU = torch.device("cpu")
+WIDTH = 64
+
+
+def mixed_ranks():
+    """Two layers; the ranks of the first are larger, and neither are multiples of 32."""
+    first, second = ({"w": 72, "a": 33, "v": 1, "g": 100}, {"w": 8, "a": 24, "v": 17, "g": 40})
+    tensors = random_checkpoint(2, WIDTH, 300, ranks=first)
+    last = random_checkpoint(2, WIDTH, 300, seed=1, ranks=second)
+    return from_tensors(
+        "mixed", tensors | {name: tensor for name, tensor in last.items() if name.startswith("blocks.1.")}
+    )
+
+
+def gemms(has_lowrank=False, has_tile=False, lt=None):
+    kernels = SimpleNamespace(
+        has_lowrank=has_lowrank, has_tile=has_tile, relu_square=lambda h: h.relu_().square_()
+    )
+    return Gemms(kernels, pack_weights(tiny(width=WIDTH, vocab=300), CPU), lt)
+
+
+class OneAlgorithm:
+    """cuBLASLt with a single proposal for every shape, on a CPU."""
+
+    def algorithm_count(self, shape):
+        return 1
+
+    def run(self, w, x, y, algorithm, transposed=False):
+        assert algorithm == 0
+        splits = len(y) if y.dim() > x.dim() else 1
+        for part, some_x, some_w in zip(
+            y if splits > 1 else [y],
+            x.chunk(splits, -1),
+            w.chunk(splits, 0 if transposed else -1),
+            strict=True,
+        ):
+            part.copy_(some_x @ (some_w if transposed else some_w.mT))
+
+
+class Refuses:
+    """The library, with no algorithm for any shape."""
+
+    def __getattr__(self, name):
+        return lambda *_: 15 if name == "cublasLtMatmulAlgoGetHeuristic" else 0
+
+
+class TestRanks:
+    def test_layers_of_different_ranks_fit_the_buffers_they_share(self):
+        weights = pack_weights(mixed_ranks(), CPU)
+        buffers = Buffers(weights.buffer_shape, 3, {})
+        for layer in weights.layers:
+            for name, w in layer.low_in.items():
+                assert buffers.low[name].shape == (3, len(w))
+                assert layer.low_out[name].shape == (WIDTH, len(w))
+
+    @pytest.mark.parametrize("name", ["w", "a", "v", "g"])
+    def test_what_is_filled_up_changes_no_result(self, name):
+        checkpoint = mixed_ranks()
+        layer = pack_weights(checkpoint, CPU).layers[1]
+        x = torch.randn(5, WIDTH, dtype=torch.float64)
+        inner, outer = (checkpoint.tensors[f"blocks.1.att.{name}{i}"].half().double() for i in (1, 2))
+        got = (x @ layer.low_in[name].double().T).sigmoid() @ layer.low_out[name].double().T
+        torch.testing.assert_close(got, (x @ inner).sigmoid() @ outer)
+
+
+class TestTuningFile:
+    def test_choices_that_can_be_run_are_kept(self):
+        chosen = {"in 1": "stream16", "value 8": "sparse", "head 1024": "blas"}
+        assert usable(chosen, gemms()) == chosen
+
+    @pytest.mark.parametrize(
+        "entry",
+        [
+            {"value 16": "sparse"},
+            {"value 0": "sparse"},
+            {"in": "blas"},
+            {"in x": "blas"},
+            {"else 1": "blas"},
+            {"in 1": "other"},
+            {"in 1": ["blas"]},
+            {"in 1": None},
+            {"key 64": "tile"},
+            {"low_out 64": "low"},
+            {"key 64": "lt0"},
+        ],
+    )
+    def test_others_are_left_out(self, entry):
+        assert usable(entry | {"out 2": "blas"}, gemms()) == {"out 2": "blas"}
+
+    def test_algorithms_of_a_library_are_for_many_rows_and_as_many_as_there_are(self):
+        gemms_by_lt = gemms(lt=OneAlgorithm())
+        chosen = {"in 64": "lt0", "key 64": "lt0", "value 128": "lt0"}
+        assert usable(chosen | {"out 63": "lt0", "out 64": "lt1", "low_out 64": "lt0"}, gemms_by_lt) == chosen
+
+    def test_split_k_is_for_long_k_and_some_rows(self):
+        gemms_by_lt = gemms(lt=OneAlgorithm())
+        chosen = {
+            "value_split 64": "lt0/4",
+            "value_split 512": "lt0/2",
+            "value_split 960": "whole",
+            "out_split 64": "whole",
+        }
+        others = {
+            "value_split 63": "lt0/2",
+            "value_split 513": "lt0/2",
+            "value_split 128": "lt1/2",
+            "out_split 128": "lt0/2",
+        }
+        assert (
+            usable(chosen | others, gemms_by_lt) == chosen and gemms_by_lt.untimed("value_split") == "whole"
+        )
+        assert usable(chosen, gemms()) == {key: method for key, method in chosen.items() if method == "whole"}
+
+    def test_shapes_that_a_library_refuses_have_no_algorithms(self):
+        lt = object.__new__(cublaslt.CublasLt)
+        lt._library, lt._handle, lt._prepared = Refuses(), None, {}
+        assert usable({"value_split 64": "lt0/4", "key 64": "lt0"}, gemms(lt=lt)) == {}
+
+    @pytest.mark.parametrize("content", [[], None, 3, "in 1"])
+    def test_a_file_of_something_else_is_an_empty_one(self, content):
+        assert usable(content, gemms()) == {}
+
+    def test_tiles_are_for_weights_that_fill_them(self):
+        on_hopper = gemms(has_lowrank=True, has_tile=True)
+        assert "tile" not in on_hopper.candidates("head", 64)  # 304 rows are no multiple of 64
+        assert {kind for kind in METHODS if "tile" in on_hopper.candidates(kind, 64)} == {
+            "in",
+            "out",
+            "key",
+            "value",
+        }
+
+
+def test_gemms_are_timed_on_numbers_like_those_of_a_step(monkeypatch, tmp_path):
+    """Whatever those that were timed before have left in the buffers."""
+    seen = []
+
+    class Watched(Gemms):
+        def call(self, kind, layer, b, method):
+            def run():
+                if kind == "value":
+                    seen.append((method, float((b.hidden > 0).float().mean())))
+                elif kind == "key":
+                    b.hidden.fill_(1)
+
+            return run
+
+    monkeypatch.setattr(autotune, "capture", lambda run: SimpleNamespace(replay=run))
+    monkeypatch.setattr(autotune, "gpu_seconds", lambda run: (run(), 1.0)[1])
+    whole = gemms()
+    Autotuner(
+        Watched(whole.kernels, whole.weights, None),
+        tmp_path / "tuning.json",
+        lambda rows: lambda methods: None,
+        {},
+    ).methods(8)
+    assert {method for method, _ in seen} == {"sparse", "blas"} and all(
+        0.05 < share < 0.15 for _, share in seen
+    )
+
+
+@pytest.mark.parametrize("method", ["blas", "lt0"])
+def test_gemms_by_a_library_are_those_of_the_weights(method):
+    by_library, rows = gemms(lt=OneAlgorithm()), 5
+    layer, head = by_library.weights.layers[-1], by_library.weights.head
+    b = Buffers(by_library.weights.buffer_shape, rows, {})
+    for tensor in (b.mixed, b.y, b.normed):
+        tensor.normal_()
+    logits = torch.empty(rows, len(head), dtype=torch.float16)
+    by_library.time_mix_in(layer, b, b.rkv, method)
+    by_library.key(layer, b, method)
+    hidden = b.hidden.clone()
+    by_library.head(b.normed, logits, method)
+
+    def close(got, want):
+        torch.testing.assert_close(got.float(), want, rtol=1e-2, atol=1e-2)
+
+    close(b.rkv, b.mixed[:3].float() @ layer.rkv.float().mT)
+    close(hidden, (b.mixed[0].float() @ layer.key.float().T).relu().square())
+    close(by_library.out(layer, b, method).y, b.y.float() @ layer.output.float().T)
+    close(by_library.value(layer, b, method).y, hidden.float() @ layer.value.float())
+    for with_split in SPLIT_K if method in LT else ():
+        if "lt0/" in with_split:
+            close(by_library.out(layer, b, with_split).partials.sum(0), b.y.float() @ layer.output.float().T)
+            split = by_library.value(layer, b, with_split)
+            close(split.partials.sum(0), hidden.float() @ layer.value.float())
+    close(logits, b.normed.float() @ head.float().T)

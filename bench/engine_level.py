@@ -7,8 +7,8 @@ import time
 import torch
 
 from rwkv_batch.engine.engine import Engine
-from rwkv_batch.engine.runner_cuda import CudaRunner
 from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.runner.cuda_runner import CudaRunner
 from rwkv_batch.wire.protocol import GenerateRequest, Progress
 
 STEPS = 9  # of a run: states are written at every third

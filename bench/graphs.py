@@ -9,7 +9,7 @@ import time
 import torch
 
 from rwkv_batch.model.checkpoint import Checkpoint
-from rwkv_batch.model.rwkv7_cuda import RWKV7Cuda
+from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.ops.cuda.capture import capture, gpu_seconds
 
 STEPS = 6  # of a run: states are written at every third

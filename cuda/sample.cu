@@ -1,18 +1,20 @@
 // Draws one token for each row of logits, with the row's own parameters, penalties and random numbers.
 //
-// Reference: rwkv_batch/sampling/sampler.py (Sampler) and reference.py. Binding: rwkv_batch/sampling/sampler_cuda.py (CudaSampler).
-// Test: test/kernels/test_cuda_sampler.py.
+// Reference: rwkv_batch/sampling/sampler.py (Sampler) and reference.py. Binding:
+// rwkv_batch/sampling/sampler_cuda.py (CudaSampler). Test: test/kernels/test_sample.py.
 //
-// A team of blocks (a cluster on sm_90 and newer) reads a row once into shared memory; each warp has a segment of consecutive ids. fp16
-// logits stay fp16 there, unless the row has a bias or penalties, or the segment a number that is not finite. All that follows stays on the
-// chip:
+// A team of blocks (a cluster on sm_90 and newer) reads a row once into shared memory; each warp has a
+// segment of consecutive ids. fp16 logits stay fp16 there, unless the row has a bias or penalties, or the
+// segment a number that is not finite. All that follows stays on the chip:
 //   1  bias and penalties of the few ids that have them, in fp64 like the host; the largest logit
-//   2  the whole weight, where top_p needs it. If few tokens can stay, one block draws from a list of them (sample_list.cuh)
-//   3  otherwise the threshold, where there is a limit (sample_select.cuh); the weight of each segment, and the segment at which the
-//      running sum passes the random number's share; its warp finds the token
+//   2  the whole weight, where top_p needs it. If few tokens can stay, one block draws from a list of them
+//      (sample_list.cuh)
+//   3  otherwise the threshold, where there is a limit (sample_select.cuh); the weight of each segment, and
+//      the segment at which the running sum passes the random number's share; its warp finds the token
 //   4  the token is recorded for the penalties, and the row's position moves on
-// Weights are computed in fp32 and added in fixed point (sample_number.cuh), so sums have no order. On older GPUs a row has one block and
-// its values lie in a workspace [rows, chunk] fp32 instead of shared memory. A token does not depend on how its row is kept or split.
+// Weights are computed in fp32 and added in fixed point (sample_number.cuh), so sums have no order. On older
+// GPUs a row has one block and its values lie in a workspace [rows, chunk] fp32 instead of shared memory. A
+// token does not depend on how its row is kept or split.
 #include "sample_list.cuh"
 #include "sample_number.cuh"
 #include "sample_read.cuh"
@@ -43,8 +45,8 @@ __device__ __forceinline__ T sum_of(const Team& team, const T* sums) {
     return warp_total(sum);
 }
 
-// The threshold among the groups' tops alone. All tokens together have theirs at this or higher. Nothing inside: not even all tops reach
-// the limits.
+// The threshold among the groups' tops alone. All tokens together have theirs at this or higher. Nothing
+// inside: not even all tops reach the limits.
 __device__ inline Range guess_threshold(Shared& s, const Softmax& softmax, const Limits& limits) {
     Ranking& r = s.selection.ranking;
     const int own = threadIdx.x;
@@ -56,7 +58,8 @@ __device__ inline Range guess_threshold(Shared& s, const Softmax& softmax, const
 }
 
 // What the tokens of a segment weigh: those above `threshold` in full, those at it `tie` each.
-__device__ inline uint64_t weigh(const Segment& segment, const Softmax& softmax, float threshold, uint64_t tie) {
+__device__ inline uint64_t weigh(const Segment& segment, const Softmax& softmax, float threshold,
+                                 uint64_t tie) {
     Weight sum;
     uint32_t ties = 0;
     if (threshold == -INFINITY) {  // all of them; -inf weighs nothing
@@ -72,14 +75,16 @@ __device__ inline uint64_t weigh(const Segment& segment, const Softmax& softmax,
             constexpr int N = sizeof(x) / sizeof(float);
             float w[N];
 #pragma unroll
-            for (int i = 0; i < N; i++) w[i] = x[i] > threshold ? softmax.weight(x[i]) : 0.f, ties += x[i] == threshold;
+            for (int i = 0; i < N; i++)
+                w[i] = x[i] > threshold ? softmax.weight(x[i]) : 0.f, ties += x[i] == threshold;
             sum.add(w);
         });
     }
     return warp_total(sum.fixed() + ties * tie);
 }
 
-// The segment in which the running sum of `sums` passes `point`, which is less than the whole, and what is left of `point` there.
+// The segment in which the running sum of `sums` passes `point`, which is less than the whole, and what is
+// left of `point` there.
 __device__ inline Place find_segment(const Team& team, const uint64_t* sums, uint64_t point) {
     const int each = max(1, team.segments() / WARP), first = lane_id() * each;
     uint64_t own = 0;
@@ -95,7 +100,8 @@ __device__ inline Place find_segment(const Team& team, const uint64_t* sums, uin
 }
 
 // One warp: the id in its segment at which the running sum passes `rest`.
-__device__ inline int find_token(const Segment& segment, const Softmax& softmax, float threshold, uint64_t tie, uint64_t rest) {
+__device__ inline int find_token(const Segment& segment, const Softmax& softmax, float threshold,
+                                 uint64_t tie, uint64_t rest) {
     const auto weight = [&](float x) { return x > threshold ? softmax.fixed(x) : x == threshold ? tie : 0; };
     for (int start = 0;; start += 8 * WARP) {
         const int at = start + 8 * lane_id();
@@ -126,15 +132,18 @@ __device__ inline int find_value(const Segment& segment, float value) {
     return __reduce_min_sync(ALL, id);
 }
 
-// NOISE: the largest of logit / temperature + noise * uniform. Returns the winner's segment; `token` is the winner of this warp.
-__device__ inline Place draw_noisy(const Team& team, Shared& s, const Segment& segment, float top, uint64_t word, int& token) {
+// NOISE: the largest of logit / temperature + noise * uniform. Returns the winner's segment; `token` is the
+// winner of this warp.
+__device__ inline Place draw_noisy(const Team& team, Shared& s, const Segment& segment, float top,
+                                   uint64_t word, int& token) {
     const double least = __dsub_rn(top, __dmul_rn(s.row.noise, s.row.temperature));
     uint64_t best = 0;
     int id = INT_MAX;
     segment.each_from(__double2float_rd(least), [&](float x, int at) {
         if (x == -INFINITY || x < least) return;
         const int here = segment.first_id + at;
-        const uint64_t key = to_key(__dadd_rn(__ddiv_rn(x, s.row.temperature), __dmul_rn(s.row.noise, token_uniform(word, here))));
+        const uint64_t key = to_key(
+            __dadd_rn(__ddiv_rn(x, s.row.temperature), __dmul_rn(s.row.noise, token_uniform(word, here))));
         if (key > best) best = key, id = here;  // of equal ones the first
     });
 #pragma unroll
@@ -156,12 +165,13 @@ __device__ inline Place draw_noisy(const Team& team, Shared& s, const Segment& s
 struct Cut {
     float threshold = -INFINITY;
     uint64_t tie = 0;
-    int turn = 0;         // which of Shared::sums comes next
-    bool drawn = false;   // the first block has drawn already
+    int turn = 0;        // which of Shared::sums comes next
+    bool drawn = false;  // the first block has drawn already
 };
 
 // RAPID and NUCLEUS with limits.
-__device__ inline Cut cut(const Team& team, Shared& s, const Segment& segment, const Softmax& softmax, int vocab, uint64_t word) {
+__device__ inline Cut cut(const Team& team, Shared& s, const Segment& segment, const Softmax& softmax,
+                          int vocab, uint64_t word) {
     const bool by_count = s.row.top_k < vocab, by_mass = s.row.top_p < 1., joint = s.row.method == RAPID;
     bool later = by_count && by_mass && !joint;  // top_p counts in what top_k leaves
     const uint32_t top = to_key(softmax.top);
@@ -181,17 +191,21 @@ __device__ inline Cut cut(const Team& team, Shared& s, const Segment& segment, c
     if (guess.inside) {
         low = max(low, guess.low);
         if (guess.above < GROUPS * 3 / 4) {
-            const uint32_t size = list(team, s.selection, segment, {low, top, softmax.top, 0.f, 0, 0, 0, 0}, lists++);
+            const uint32_t size =
+                list(team, s.selection, segment, {low, top, softmax.top, 0.f, 0, 0, 0, 0}, lists++);
             if (size <= LISTED) {
                 const double of_list = later ? s.row.top_p : 1.;
-                if (team.rank == 0) draw_from_list(team, s.selection, softmax, limits, of_list, joint, word, size, &s.token);
+                if (team.rank == 0)
+                    draw_from_list(team, s.selection, softmax, limits, of_list, joint, word, size, &s.token);
                 result.drawn = true;
                 return result;
             }
         }
     } else if (light >= 64) {
-        // Tokens lighter than this weigh less than what top_p leaves out, all of them together: the threshold is not among them.
-        const float below = (__log2f(float(light)) - POINT - 0.02f) / softmax.scale, bound = softmax.top + below;
+        // Tokens lighter than this weigh less than what top_p leaves out, all of them together: the threshold
+        // is not among them.
+        const float below = (__log2f(float(light)) - POINT - 0.02f) / softmax.scale,
+                    bound = softmax.top + below;
         low = max(low, to_key(sanitise(bound - 1e-6f * (fabsf(softmax.top) + fabsf(below)))));
     }
     Range found;
@@ -212,8 +226,9 @@ __device__ inline Cut cut(const Team& team, Shared& s, const Segment& segment, c
     return result;
 }
 
-// What bounds a row is the chain of its steps more than arithmetic, so rows are to overlap: where there are many, the fp16 kernel keeps to
-// the registers of three blocks a multiprocessor (`RESIDENT`), whose values fit in shared memory too where a team has four or more.
+// What bounds a row is the chain of its steps more than arithmetic, so rows are to overlap: where there are
+// many, the fp16 kernel keeps to the registers of three blocks a multiprocessor (`RESIDENT`), whose values
+// fit in shared memory too where a team has four or more.
 template <typename Logit, bool IN_SHARED, int RESIDENT>
 __global__ void __launch_bounds__(THREADS, RESIDENT) sample_kernel(const __grid_constant__ SampleInput in) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -278,7 +293,8 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) sample_kernel(const __grid_
     if (place.segment / WARPS != team.rank) return;
     if (!kept.drawn && place.segment == team.segment()) {
         if (s.row.method == GREEDY) token = find_value(segment, softmax.top);
-        if (s.row.method == RAPID || s.row.method == NUCLEUS) token = find_token(segment, softmax, kept.threshold, kept.tie, place.rest);
+        if (s.row.method == RAPID || s.row.method == NUCLEUS)
+            token = find_token(segment, softmax, kept.threshold, kept.tie, place.rest);
         if (lane_id() == 0) s.token = token;
     }
     __syncthreads();
@@ -294,10 +310,12 @@ int start(SampleInput in, int rows, int blocks, cudaStream_t stream) {
                         : few        ? sample_kernel<Logit, true, 2>
                                      : sample_kernel<Logit, true, MOST_RESIDENT>;
     in.chunk = chunk_size(in.vocab, blocks);
-    if (in.chunk > 1 << PART_BITS || rows < 1) return cudaErrorInvalidValue;  // more than a bucket of a histogram can add up
+    if (in.chunk > 1 << PART_BITS || rows < 1)
+        return cudaErrorInvalidValue;  // more than a bucket of a histogram can add up
     const size_t shared = in.workspace ? 0 : in.chunk * sizeof(float);
     if (shared + sizeof(Shared) > 48 * 1024) {
-        const int error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
+        const int error =
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
         if (error) return error;
     }
     return launch_with(in.workspace ? 0 : 2, blocks, kernel, rows * blocks, THREADS, shared, stream, in);
@@ -307,15 +325,15 @@ int start(SampleInput in, int rows, int blocks, cudaStream_t stream) {
 
 extern "C" {
 
-// How many blocks had best share a row when there are `rows` of them; 1: `workspace` is needed, with room for rows * rwkv_sample_chunk
-// numbers. Few rows are spread over the whole GPU.
+// How many blocks had best share a row when there are `rows` of them; 1: `workspace` is needed, with room for
+// rows * rwkv_sample_chunk numbers. Few rows are spread over the whole GPU.
 int rwkv_sample_blocks(int rows) { return !overlaps_launches() ? 1 : rows <= 16 ? 8 : 4; }
 
 int rwkv_sample_chunk(int vocab, int blocks) { return sample::chunk_size(vocab, blocks); }
 
 // `blocks` of a team: 1, 2, 4 or 8 with clusters, 1 without. fp16: whether logits are fp16 instead of fp32.
 int rwkv_sample(const sample::SampleInput* in, int rows, int fp16, int blocks, cudaStream_t stream) {
-    return fp16 ? sample::start<__half>(*in, rows, blocks, stream) : sample::start<float>(*in, rows, blocks, stream);
+    return fp16 ? sample::start<__half>(*in, rows, blocks, stream)
+                : sample::start<float>(*in, rows, blocks, stream);
 }
-
 }

@@ -1,12 +1,14 @@
-// For rows that an external sampler (FlashInfer) draws: their logits with bias, penalties and temperature applied, and afterwards the record
-// of what it has drawn.
+// For rows that an external sampler (FlashInfer) draws: their logits with bias, penalties and temperature
+// applied, and afterwards the record of what it has drawn.
 //
-// Reference: _HostRow.draw in rwkv_batch/sampling/sampler.py, up to the method. Binding: CudaSampler in rwkv_batch/sampling/sampler_cuda.py.
-// Tests: test/kernels/test_sample_adjust.py, and test_flashinfer.py beside it.
+// Reference: _HostRow.draw in rwkv_batch/sampling/sampler.py, up to the method. Binding: CudaSampler in
+// rwkv_batch/sampling/sampler_cuda.py. Tests: test/kernels/test_sample_adjust.py, and test_flashinfer.py
+// beside it.
 //
-// Adjusted logits are (logit + bias - penalty - the largest of the row) / temperature, fp32: the softmax does not change, and dividing by a
-// small temperature stays in range. Ids that cannot be drawn are -inf. A row is read by a team of blocks as in sample.cu; on older GPUs its
-// values lie in the place of the adjusted logits instead of shared memory.
+// Adjusted logits are (logit + bias - penalty - the largest of the row) / temperature, fp32: the softmax does
+// not change, and dividing by a small temperature stays in range. Ids that cannot be drawn are -inf. A row is
+// read by a team of blocks as in sample.cu; on older GPUs its values lie in the place of the adjusted logits
+// instead of shared memory.
 #include "sample_read.cuh"
 #include "sample_row.cuh"
 #include "sample_select.cuh"
@@ -22,8 +24,9 @@ struct AdjustInput {
     float* top_p;        // [rows], above 0; above 1: off
     int adjusted_width;  // chunk_size(vocab, 1)
 };
-static_assert(sizeof(AdjustInput) == 104 && offsetof(AdjustInput, places) == 64 && offsetof(AdjustInput, adjusted) == 72 &&
-                  offsetof(AdjustInput, top_k) == 80 && offsetof(AdjustInput, top_p) == 88 && offsetof(AdjustInput, adjusted_width) == 96,
+static_assert(sizeof(AdjustInput) == 104 && offsetof(AdjustInput, places) == 64 &&
+                  offsetof(AdjustInput, adjusted) == 72 && offsetof(AdjustInput, top_k) == 80 &&
+                  offsetof(AdjustInput, top_p) == 88 && offsetof(AdjustInput, adjusted_width) == 96,
               "AdjustInput");
 
 // Rows of padding get logits without bias or penalties, and limits with which any draw ends.
@@ -42,7 +45,8 @@ __global__ void __launch_bounds__(THREADS, 2) adjust_kernel(const __grid_constan
     const int own = blockIdx.x / team.size, place = in.places[own];
     const int share = in.sample.chunk / WARPS, first = warp_id() * share;
     float* adjusted = in.adjusted + size_t(own) * in.adjusted_width;
-    const Chunk chunk = {IN_SHARED ? reinterpret_cast<float*>(dynamic) : adjusted, team.rank * in.sample.chunk, in.sample.chunk};
+    const Chunk chunk = {IN_SHARED ? reinterpret_cast<float*>(dynamic) : adjusted,
+                         team.rank * in.sample.chunk, in.sample.chunk};
     const Segment segment = {chunk.values + first, chunk.first_id + first, share, true};
     const Logit* logits = static_cast<const Logit*>(in.sample.logits) + place * in.sample.stride;
     float own_top = read(in.sample, logits, segment, [&] {
@@ -62,21 +66,26 @@ __global__ void __launch_bounds__(THREADS, 2) adjust_kernel(const __grid_constan
     gather_tops(team, own_top, tops);
     const float top = from_key(largest(tops)), temperature = live ? float(row.temperature) : 1.f;
     const auto scaled = [&](float x) { return __fdiv_rn(__fsub_rn(x, top), temperature); };
-    for (int at = 4 * lane_id(); at < segment.length && segment.first_id + at < in.adjusted_width; at += 4 * WARP) {
+    for (int at = 4 * lane_id(); at < segment.length && segment.first_id + at < in.adjusted_width;
+         at += 4 * WARP) {
         const float4 x = *reinterpret_cast<const float4*>(segment.values + at);
-        *reinterpret_cast<float4*>(adjusted + segment.first_id + at) = make_float4(scaled(x.x), scaled(x.y), scaled(x.z), scaled(x.w));
+        *reinterpret_cast<float4*>(adjusted + segment.first_id + at) =
+            make_float4(scaled(x.x), scaled(x.y), scaled(x.z), scaled(x.w));
     }
     if (team.rank == 0 && threadIdx.x == 0) {
         in.top_k[own] = live ? min(row.top_k, in.sample.vocab) : 1;
-        in.top_p[own] = live && row.top_p < 1. ? fmaxf(float(row.top_p), FLT_MIN) : 2.f;  // sums of fp32 may pass 1
+        in.top_p[own] =
+            live && row.top_p < 1. ? fmaxf(float(row.top_p), FLT_MIN) : 2.f;  // sums of fp32 may pass 1
     }
 }
 
-__global__ void __launch_bounds__(THREADS) record_kernel(const __grid_constant__ AdjustInput in, const int* drawn) {
+__global__ void __launch_bounds__(THREADS)
+    record_kernel(const __grid_constant__ AdjustInput in, const int* drawn) {
     __shared__ SampleRecord row;
     wait_for_inputs();
     const int place = in.places[blockIdx.x], slot = in.sample.slots[place];
-    const int token = slot < 0 ? 0 : min(max(drawn[blockIdx.x], 0), in.sample.vocab - 1);  // what follows reads at this id
+    const int token =
+        slot < 0 ? 0 : min(max(drawn[blockIdx.x], 0), in.sample.vocab - 1);  // what follows reads at this id
     if (threadIdx.x == 0) in.sample.ids[place] = token;
     if (slot < 0) return;
     if (warp_id() == 0) copy_record(row, in.sample.table, slot);
@@ -92,7 +101,8 @@ int start_adjust(AdjustInput in, int rows, int blocks, cudaStream_t stream) {
     if (rows < 1 || in.adjusted_width != chunk_size(in.sample.vocab, 1)) return cudaErrorInvalidValue;
     const size_t shared = in_shared ? in.sample.chunk * sizeof(float) : 0;
     if (shared + sizeof(SampleRecord) + GROUPS * sizeof(uint32_t) + sizeof(int) > 48 * 1024) {
-        const int error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
+        const int error =
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
         if (error) return error;
     }
     return launch_with(in_shared ? 2 : 0, blocks, kernel, rows * blocks, THREADS, shared, stream, in);
@@ -104,12 +114,13 @@ extern "C" {
 
 // `blocks` and fp16: as in rwkv_sample, of the `rows` at `places`.
 int rwkv_sample_adjust(const sample::AdjustInput* in, int rows, int fp16, int blocks, cudaStream_t stream) {
-    return fp16 ? sample::start_adjust<__half>(*in, rows, blocks, stream) : sample::start_adjust<float>(*in, rows, blocks, stream);
+    return fp16 ? sample::start_adjust<__half>(*in, rows, blocks, stream)
+                : sample::start_adjust<float>(*in, rows, blocks, stream);
 }
 
-// `drawn` [rows] by those rows: becomes their `ids`, is recorded for their penalties, and moves their positions on.
+// `drawn` [rows] by those rows: becomes their `ids`, is recorded for their penalties, and moves their
+// positions on.
 int rwkv_sample_record(const sample::AdjustInput* in, const int* drawn, int rows, cudaStream_t stream) {
     return launch(sample::record_kernel, rows, sample::THREADS, 0, stream, *in, drawn);
 }
-
 }

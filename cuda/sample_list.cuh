@@ -1,11 +1,14 @@
-// A row's few tokens that matter, brought together in the first block of its team: ranked there, and drawn from if none is missing.
+// A row's few tokens that matter, brought together in the first block of its team: ranked there, and drawn
+// from if none is missing.
 #pragma once
 #include "sample_select.cuh"
 
 namespace sample {
 
-// List the tokens of the range in the first block. Returns how many they are, or ~0 if they do not fit. `which`: lists made before.
-__device__ inline uint32_t list(const Team& team, Selection& s, const Segment& segment, const Range& range, int which) {
+// List the tokens of the range in the first block. Returns how many they are, or ~0 if they do not fit.
+// `which`: lists made before.
+__device__ inline uint32_t list(const Team& team, Selection& s, const Segment& segment, const Range& range,
+                                int which) {
     const uint32_t room = LISTED / team.size;  // of each block
     uint32_t* keys = team.at(s.keys, 0) + team.rank * room;
     int* ids = team.at(s.ids, 0) + team.rank * room;
@@ -33,14 +36,16 @@ __device__ inline void compact(const Team& team, Selection& s, const Softmax& so
         for (uint32_t i = 0; i < of; i++) before += s.sizes[i];
         if (at < s.sizes[of]) {
             const uint32_t key = s.keys[own];
-            r.keys[before + at] = key, r.ids[before + at] = s.ids[own], r.weights[before + at] = softmax.fixed(from_key(key));
+            r.keys[before + at] = key, r.ids[before + at] = s.ids[own],
+                            r.weights[before + at] = softmax.fixed(from_key(key));
         }
     }
     if (own >= size && own < (size + 7) / 8 * 8) r.keys[own] = 0, r.ids[own] = INT_MAX, r.weights[own] = 0;
     __syncthreads();
 }
 
-// Threads of a block that work on the same one of `size` ranked tokens, side by side in a warp: each looks at every `count`-th four.
+// Threads of a block that work on the same one of `size` ranked tokens, side by side in a warp: each looks at
+// every `count`-th four.
 struct Share {
     int count;
     uint32_t token, first;
@@ -57,9 +62,10 @@ struct Share {
     }
 };
 
-// All threads of a block: the threshold among `size` ranked tokens, given what is above all of them, left in `found`. Nothing is written if
-// the limits are not reached.
-__device__ inline void find_threshold(const Ranking& r, uint32_t size, const Limits& limits, const Range& range, Range* found) {
+// All threads of a block: the threshold among `size` ranked tokens, given what is above all of them, left in
+// `found`. Nothing is written if the limits are not reached.
+__device__ inline void find_threshold(const Ranking& r, uint32_t size, const Limits& limits,
+                                      const Range& range, Range* found) {
     const Share share = Share::for_tokens(size);
     const uint32_t own = share.token, key = own < size ? r.keys[own] : 0;
     uint32_t above = 0, same = 0, earlier = 0;
@@ -73,22 +79,23 @@ __device__ inline void find_threshold(const Ranking& r, uint32_t size, const Lim
             above += other > key, mass += other > key ? weight : 0;
             same += other == key, earlier += other == key && at < own;
         };
-        count(others.x, a.x, i), count(others.y, a.y, i + 1), count(others.z, b.x, i + 2), count(others.w, b.y, i + 3);
+        count(others.x, a.x, i), count(others.y, a.y, i + 1), count(others.z, b.x, i + 2),
+            count(others.w, b.y, i + 3);
     }
     above = range.above + share.total(above), mass = range.mass + share.total(mass);
     same = share.total(same), earlier = share.total(earlier);
-    if (own < size && share.first == 0 && earlier == 0 && limits.reached(above + same, mass + same * r.weights[own]) &&
-        !limits.reached(above, mass)) {
+    if (own < size && share.first == 0 && earlier == 0 &&
+        limits.reached(above + same, mass + same * r.weights[own]) && !limits.reached(above, mass)) {
         *found = range;
         found->low = found->high = key, found->above = above, found->inside = same, found->mass = mass;
     }
     __syncthreads();
 }
 
-// The threshold as a range of one key, with the tokens and the weight above it and the number of tokens at it, in all blocks. Together the
-// tokens with keys in low..high reach the limits. `which` counts the lists.
-__device__ inline Range select(const Team& team, Selection& s, const Segment& segment, const Softmax& softmax, const Limits& limits,
-                               uint32_t low, uint32_t high, int& which) {
+// The threshold as a range of one key, with the tokens and the weight above it and the number of tokens at
+// it, in all blocks. Together the tokens with keys in low..high reach the limits. `which` counts the lists.
+__device__ inline Range select(const Team& team, Selection& s, const Segment& segment, const Softmax& softmax,
+                               const Limits& limits, uint32_t low, uint32_t high, int& which) {
     Range range = {low, high, softmax.top, 0.f, 0, 0, 0, 0};
     range.inverse = BUCKETS / fminf(softmax.top - from_key(low), 40.f / softmax.scale);
     bool linear = true, tried = false;
@@ -99,7 +106,8 @@ __device__ inline Range select(const Team& team, Selection& s, const Segment& se
         range = s.range;
         linear = false;
         if (range.low == range.high) return range;
-        if (range.inside > (tried ? LISTED / MOST_BLOCKS : LISTED / 2)) continue;  // LISTED / MOST_BLOCKS fit wherever they are
+        if (range.inside > (tried ? LISTED / MOST_BLOCKS : LISTED / 2))
+            continue;  // LISTED / MOST_BLOCKS fit wherever they are
         tried = true;
         const uint32_t size = list(team, s, segment, range, which++);
         if (size > LISTED) continue;
@@ -127,10 +135,11 @@ __device__ __forceinline__ uint64_t part(double top_p, uint64_t total) {
     return max(uint64_t(1), min(total, uint64_t(top_p * double(total))));
 }
 
-// All threads of the first block: draws from the `size` listed tokens, which are all those that can stay. `limits` as they begin; a top_p
-// that counts after top_k is given as `later`, otherwise it is 1. `token` is where the id is left.
-__device__ inline void draw_from_list(const Team& team, Selection& s, const Softmax& softmax, Limits limits, double later, bool shares,
-                                      uint64_t word, uint32_t size, int* token) {
+// All threads of the first block: draws from the `size` listed tokens, which are all those that can stay.
+// `limits` as they begin; a top_p that counts after top_k is given as `later`, otherwise it is 1. `token` is
+// where the id is left.
+__device__ inline void draw_from_list(const Team& team, Selection& s, const Softmax& softmax, Limits limits,
+                                      double later, bool shares, uint64_t word, uint32_t size, int* token) {
     compact(team, s, softmax, size);
     const Range all = {0, ~0u, 0.f, 0.f, 0, 0, 0, 0};
     Ranking& r = s.ranking;
@@ -143,9 +152,11 @@ __device__ inline void draw_from_list(const Team& team, Selection& s, const Soft
         __syncthreads();
     }
     const Range found = s.range;
-    const uint64_t weight = softmax.fixed(from_key(found.low)), tie = shares ? share_of_tie(found, limits, weight) : weight;
+    const uint64_t weight = softmax.fixed(from_key(found.low)),
+                   tie = shares ? share_of_tie(found, limits, weight) : weight;
     const uint64_t point = fraction_of(word, found.mass + found.inside * tie);
-    if (threadIdx.x < size && r.keys[threadIdx.x] <= found.low) r.weights[threadIdx.x] = r.keys[threadIdx.x] == found.low ? tie : 0;
+    if (threadIdx.x < size && r.keys[threadIdx.x] <= found.low)
+        r.weights[threadIdx.x] = r.keys[threadIdx.x] == found.low ? tie : 0;
     __syncthreads();
     const Share share = Share::for_tokens(size);
     const int id = share.token < size ? r.ids[share.token] : 0;
@@ -155,10 +166,12 @@ __device__ inline void draw_from_list(const Team& team, Selection& s, const Soft
         const int4 others = *reinterpret_cast<const int4*>(r.ids + i);
         const ulonglong2 a = *reinterpret_cast<const ulonglong2*>(r.weights + i);
         const ulonglong2 b = *reinterpret_cast<const ulonglong2*>(r.weights + i + 2);
-        before += (others.x < id ? a.x : 0) + (others.y < id ? a.y : 0) + (others.z < id ? b.x : 0) + (others.w < id ? b.y : 0);
+        before += (others.x < id ? a.x : 0) + (others.y < id ? a.y : 0) + (others.z < id ? b.x : 0) +
+                  (others.w < id ? b.y : 0);
     }
     before = share.total(before);
-    if (share.token < size && share.first == 0 && point >= before && point - before < r.weights[share.token]) *token = id;
+    if (share.token < size && share.first == 0 && point >= before && point - before < r.weights[share.token])
+        *token = id;
     __syncthreads();
 }
 

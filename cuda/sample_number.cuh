@@ -1,4 +1,5 @@
-// The numbers that a draw is made of: ordered keys of floats, weights in fixed point, random numbers from counters.
+// The numbers that a draw is made of: ordered keys of floats, weights in fixed point, random numbers from
+// counters.
 #pragma once
 #include <float.h>
 
@@ -12,7 +13,9 @@ __device__ __forceinline__ uint32_t to_key(float x) {
     return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
 }
 
-__device__ __forceinline__ float from_key(uint32_t key) { return __uint_as_float(key ^ (key >> 31 ? 0x80000000u : 0xffffffffu)); }
+__device__ __forceinline__ float from_key(uint32_t key) {
+    return __uint_as_float(key ^ (key >> 31 ? 0x80000000u : 0xffffffffu));
+}
 
 __device__ __forceinline__ uint64_t to_key(double x) {
     const uint64_t bits = __double_as_longlong(x);
@@ -25,17 +28,20 @@ __device__ __forceinline__ float sanitise(float x) {
     return __fadd_rn(fminf(fmaxf(x, -FLT_MAX), FLT_MAX), 0.f);
 }
 
-// Weights are sums of multiples of 2**-40, where the likeliest token weighs 1. Sums of integers do not depend on the order of adding: a row
-// draws the same token however it is split over threads, and what two passes add up agrees exactly.
+// Weights are sums of multiples of 2**-40, where the likeliest token weighs 1. Sums of integers do not depend
+// on the order of adding: a row draws the same token however it is split over threads, and what two passes
+// add up agrees exactly.
 constexpr int POINT = 40;
 constexpr float HALF_POINT = 1 << (POINT / 2);
-constexpr float ROUNDER = 12582912.f;  // 3 * 2**22: adding it rounds to an integer, which is then in the low bits
+constexpr float ROUNDER =
+    12582912.f;  // 3 * 2**22: adding it rounds to an integer, which is then in the low bits
 
 // Sums of up to 1024 weights of at most 1.
 struct Weight {
     uint32_t high = 0, low = 0;  // modulo 2**32; `low` may be negative
 
-    // The bits of ROUNDER are subtracted once for all, which leaves one addition of three numbers for two weights.
+    // The bits of ROUNDER are subtracted once for all, which leaves one addition of three numbers for two
+    // weights.
     template <int N>
     __device__ __forceinline__ void add(const float (&w)[N]) {
 #pragma unroll
@@ -49,7 +55,9 @@ struct Weight {
         low -= N * __float_as_uint(ROUNDER);
     }
 
-    __device__ __forceinline__ uint64_t fixed() const { return (uint64_t(high) << (POINT / 2)) + int64_t(int32_t(low)); }
+    __device__ __forceinline__ uint64_t fixed() const {
+        return (uint64_t(high) << (POINT / 2)) + int64_t(int32_t(low));
+    }
 };
 
 // The unnormalised probability of a logit: 2 ** ((logit - top) scale), with scale = log2(e) / temperature.
@@ -79,7 +87,9 @@ __device__ __forceinline__ uint64_t mix(uint64_t x) {
 __device__ __forceinline__ uint64_t step(uint64_t count) { return (count + 1) * 0x9E3779B97F4A7C15ull; }
 
 // The random word of a row at a position; its upper 53 bits are the number.
-__device__ __forceinline__ uint64_t random_word(uint64_t key, uint64_t position) { return mix(key + step(position)); }
+__device__ __forceinline__ uint64_t random_word(uint64_t key, uint64_t position) {
+    return mix(key + step(position));
+}
 
 // The number of one token, in [0, 1), at the position whose word is given.
 __device__ __forceinline__ double token_uniform(uint64_t word, int token) {
@@ -87,6 +97,8 @@ __device__ __forceinline__ double token_uniform(uint64_t word, int token) {
 }
 
 // u * total, rounded down, where u is the number of that word.
-__device__ __forceinline__ uint64_t fraction_of(uint64_t word, uint64_t total) { return __umul64hi(word >> 11 << 11, total); }
+__device__ __forceinline__ uint64_t fraction_of(uint64_t word, uint64_t total) {
+    return __umul64hi(word >> 11 << 11, total);
+}
 
 }  // namespace sample

@@ -18,10 +18,11 @@ __device__ __forceinline__ bool finite(float4 x) {
     return __fmaf_rn(x.x, 0.f, __fmaf_rn(x.y, 0.f, __fmaf_rn(x.z, 0.f, __fmul_rn(x.w, 0.f)))) == 0.f;
 }
 
-// Read a segment; returns the largest number of this lane. Ids that cannot be drawn become -inf, which no token has. `meanwhile` runs while
-// the first numbers are under way.
+// Read a segment; returns the largest number of this lane. Ids that cannot be drawn become -inf, which no
+// token has. `meanwhile` runs while the first numbers are under way.
 template <typename Logit, typename F>
-__device__ __forceinline__ float read(const SampleInput& in, const Logit* logits, const Segment& segment, F meanwhile) {
+__device__ __forceinline__ float read(const SampleInput& in, const Logit* logits, const Segment& segment,
+                                      F meanwhile) {
     constexpr int UNROLL = 4;
     const bool aligned = (reinterpret_cast<uintptr_t>(logits) % (4 * sizeof(Logit))) == 0;
     float top = -INFINITY;
@@ -45,7 +46,8 @@ __device__ __forceinline__ float read(const SampleInput& in, const Logit* logits
         for (int i = 0; i < UNROLL; i++) {
             const int at = start + i * 4 * WARP, id = segment.first_id + at;
             if (at >= segment.length) break;
-            float4 y = make_float4(__fadd_rn(x[i].x, 0.f), __fadd_rn(x[i].y, 0.f), __fadd_rn(x[i].z, 0.f), __fadd_rn(x[i].w, 0.f));
+            float4 y = make_float4(__fadd_rn(x[i].x, 0.f), __fadd_rn(x[i].y, 0.f), __fadd_rn(x[i].z, 0.f),
+                                   __fadd_rn(x[i].w, 0.f));
             if (id + 4 > in.vocab || !finite(x[i])) {
                 y.x = id < in.vocab ? sanitise(x[i].x) : -INFINITY;
                 y.y = id + 1 < in.vocab ? sanitise(x[i].y) : -INFINITY;
@@ -61,7 +63,8 @@ __device__ __forceinline__ float read(const SampleInput& in, const Logit* logits
 
 // The same for fp16, which stays that. If a number is not finite, the segment is read again as fp32.
 template <typename F>
-__device__ __forceinline__ float read_halves(const SampleInput& in, const __half* logits, Segment& segment, F meanwhile) {
+__device__ __forceinline__ float read_halves(const SampleInput& in, const __half* logits, Segment& segment,
+                                             F meanwhile) {
     constexpr int UNROLL = 4;
     const bool aligned = reinterpret_cast<uintptr_t>(logits) % sizeof(uint4) == 0;
     const auto to_half2 = [](const uint32_t& pair) { return *reinterpret_cast<const __half2*>(&pair); };
@@ -77,7 +80,9 @@ __device__ __forceinline__ float read_halves(const SampleInput& in, const __half
             if (aligned && id + 8 <= in.width) {
                 x[i] = __ldcs(reinterpret_cast<const uint4*>(logits + id));
             } else {
-                const auto one = [&](int k) { return k < in.width ? uint32_t(__half_as_ushort(logits[k])) : 0u; };
+                const auto one = [&](int k) {
+                    return k < in.width ? uint32_t(__half_as_ushort(logits[k])) : 0u;
+                };
                 const auto two = [&](int k) { return one(k) | one(k + 1) << 16; };
                 x[i] = make_uint4(two(id), two(id + 2), two(id + 4), two(id + 6));
             }
@@ -87,7 +92,8 @@ __device__ __forceinline__ float read_halves(const SampleInput& in, const __half
         for (int i = 0; i < UNROLL; i++) {
             const int at = start + i * 8 * WARP, id = segment.first_id + at;
             if (at >= segment.length) break;
-            alignas(16) __half2 y[4] = {to_half2(x[i].x), to_half2(x[i].y), to_half2(x[i].z), to_half2(x[i].w)};
+            alignas(16)
+                __half2 y[4] = {to_half2(x[i].x), to_half2(x[i].y), to_half2(x[i].z), to_half2(x[i].w)};
             if (id + 8 <= in.vocab) {
 #pragma unroll
                 for (int j = 0; j < 4; j++) finite = __hfma2(y[j], zero, finite);
@@ -101,7 +107,8 @@ __device__ __forceinline__ float read_halves(const SampleInput& in, const __half
                 }
             }
 #pragma unroll
-            for (int j = 0; j < 4; j++) y[j] = __hadd2(y[j], zero), top = __hmax2(top, y[j]);  // there is one zero only
+            for (int j = 0; j < 4; j++)
+                y[j] = __hadd2(y[j], zero), top = __hmax2(top, y[j]);  // there is one zero only
             segment.halves()[at / 8] = *reinterpret_cast<const uint4*>(y);
         }
     }
@@ -113,8 +120,8 @@ __device__ __forceinline__ float read_halves(const SampleInput& in, const __half
     return fmaxf(__low2float(top), __high2float(top));
 }
 
-// The largest key of each group, in all blocks, from the largest number of each lane. Groups ascend with the segments; within one they take
-// turns of the one, four or eight ids that a lane reads at once.
+// The largest key of each group, in all blocks, from the largest number of each lane. Groups ascend with the
+// segments; within one they take turns of the one, four or eight ids that a lane reads at once.
 __device__ inline void gather_tops(const Team& team, float top, uint32_t* tops) {
     uint32_t key = to_key(top);
     const int groups = GROUPS / team.segments(), lanes = WARP / groups;  // of this segment; of a group

@@ -1,5 +1,6 @@
-// What the host hands to the sampler's kernels: the record of each slot (parameters, random stream, logit bias, and the penalties of the
-// tokens drawn so far), and the arguments of a call. rwkv_batch/sampling/structs_cuda.py has the same layouts.
+// What the host hands to the sampler's kernels: the record of each slot (parameters, random stream, logit
+// bias, and the penalties of the tokens drawn so far), and the arguments of a call.
+// rwkv_batch/sampling/structs_cuda.py has the same layouts.
 #pragma once
 #include <stddef.h>
 
@@ -21,36 +22,42 @@ struct PenaltyEntry {
     double decaying;
     int id, count;
 };
-static_assert(sizeof(PenaltyEntry) == 16 && offsetof(PenaltyEntry, id) == 8 && offsetof(PenaltyEntry, count) == 12, "PENALTY_ENTRY");
+static_assert(sizeof(PenaltyEntry) == 16 && offsetof(PenaltyEntry, id) == 8 &&
+                  offsetof(PenaltyEntry, count) == 12,
+              "PENALTY_ENTRY");
 
-// Written by the host when a row begins; `penalties` and `capacity` also when the list moves to a larger place. `used` and `position` are
-// the device's from then on.
+// Written by the host when a row begins; `penalties` and `capacity` also when the list moves to a larger
+// place. `used` and `position` are the device's from then on.
 struct SampleRecord {
-    double temperature, noise;                       // of NOISE
-    double top_p;                                    // 1: off
-    double first, later, decay, flat, per_count;     // see PenaltyRule in rwkv_batch/sampling/penalties.py
+    double temperature, noise;                    // of NOISE
+    double top_p;                                 // 1: off
+    double first, later, decay, flat, per_count;  // see PenaltyRule in rwkv_batch/sampling/penalties.py
     uint64_t key, position;
     PenaltyEntry* penalties;
-    int capacity;                                    // of penalties; 0: the row has none
+    int capacity;  // of penalties; 0: the row has none
     int used;
     const BiasEntry* bias;
     int bias_count;
     int method;
-    int top_k;                                       // at least the vocabulary: off
-    float scale;                                     // log2(e) / temperature
-    int exempt;                                      // whether space, TAB, LF and digits do not count
+    int top_k;    // at least the vocabulary: off
+    float scale;  // log2(e) / temperature
+    int exempt;   // whether space, TAB, LF and digits do not count
     int unused;
 };
 static_assert(sizeof(SampleRecord) == 128, "SAMPLE_RECORD");
-static_assert(offsetof(SampleRecord, temperature) == 0 && offsetof(SampleRecord, noise) == 8 && offsetof(SampleRecord, top_p) == 16,
+static_assert(offsetof(SampleRecord, temperature) == 0 && offsetof(SampleRecord, noise) == 8 &&
+                  offsetof(SampleRecord, top_p) == 16,
               "SAMPLE_RECORD");
-static_assert(offsetof(SampleRecord, first) == 24 && offsetof(SampleRecord, later) == 32 && offsetof(SampleRecord, decay) == 40 &&
-                  offsetof(SampleRecord, flat) == 48 && offsetof(SampleRecord, per_count) == 56,
+static_assert(offsetof(SampleRecord, first) == 24 && offsetof(SampleRecord, later) == 32 &&
+                  offsetof(SampleRecord, decay) == 40 && offsetof(SampleRecord, flat) == 48 &&
+                  offsetof(SampleRecord, per_count) == 56,
               "SAMPLE_RECORD");
 static_assert(offsetof(SampleRecord, key) == 64 && offsetof(SampleRecord, position) == 72, "SAMPLE_RECORD");
-static_assert(offsetof(SampleRecord, penalties) == 80 && offsetof(SampleRecord, capacity) == 88, "PENALTY_LIST, PENALTY_LIST_AT");
-static_assert(offsetof(SampleRecord, used) == 92 && offsetof(SampleRecord, bias) == 96 && offsetof(SampleRecord, bias_count) == 104 &&
-                  offsetof(SampleRecord, method) == 108 && offsetof(SampleRecord, top_k) == 112 && offsetof(SampleRecord, scale) == 116 &&
+static_assert(offsetof(SampleRecord, penalties) == 80 && offsetof(SampleRecord, capacity) == 88,
+              "PENALTY_LIST, PENALTY_LIST_AT");
+static_assert(offsetof(SampleRecord, used) == 92 && offsetof(SampleRecord, bias) == 96 &&
+                  offsetof(SampleRecord, bias_count) == 104 && offsetof(SampleRecord, method) == 108 &&
+                  offsetof(SampleRecord, top_k) == 112 && offsetof(SampleRecord, scale) == 116 &&
                   offsetof(SampleRecord, exempt) == 120,
               "SAMPLE_RECORD");
 
@@ -63,21 +70,26 @@ struct SampleInput {
     const int* slots;     // negative for padding
     SampleRecord* table;  // [slots]
     int* ids;
-    float* workspace;     // null where teams are clusters
-    int chunk;            // ids of a block: a multiple of 256 WARPS; set by the launcher
+    float* workspace;  // null where teams are clusters
+    int chunk;         // ids of a block: a multiple of 256 WARPS; set by the launcher
 };
-static_assert(sizeof(SampleInput) == 64 && offsetof(SampleInput, stride) == 8 && offsetof(SampleInput, width) == 16 &&
-                  offsetof(SampleInput, vocab) == 20 && offsetof(SampleInput, slots) == 24 && offsetof(SampleInput, table) == 32 &&
-                  offsetof(SampleInput, ids) == 40 && offsetof(SampleInput, workspace) == 48 && offsetof(SampleInput, chunk) == 56,
+static_assert(sizeof(SampleInput) == 64 && offsetof(SampleInput, stride) == 8 &&
+                  offsetof(SampleInput, width) == 16 && offsetof(SampleInput, vocab) == 20 &&
+                  offsetof(SampleInput, slots) == 24 && offsetof(SampleInput, table) == 32 &&
+                  offsetof(SampleInput, ids) == 40 && offsetof(SampleInput, workspace) == 48 &&
+                  offsetof(SampleInput, chunk) == 56,
               "SampleInput");
 
 // One warp: a copy of a slot's record; of slot 0 for padding.
 __device__ __forceinline__ void copy_record(SampleRecord& to, const SampleRecord* table, int slot) {
     static_assert(sizeof(SampleRecord) == WARP * sizeof(uint32_t), "a word for each lane");
-    reinterpret_cast<uint32_t*>(&to)[lane_id()] = reinterpret_cast<const uint32_t*>(table + max(slot, 0))[lane_id()];
+    reinterpret_cast<uint32_t*>(&to)[lane_id()] =
+        reinterpret_cast<const uint32_t*>(table + max(slot, 0))[lane_id()];
 }
 
-__device__ __forceinline__ bool is_exempt(int id) { return id == 33 || id == 10 || id == 11 || (id >= 49 && id < 59); }
+__device__ __forceinline__ bool is_exempt(int id) {
+    return id == 33 || id == 10 || id == 11 || (id >= 49 && id < 59);
+}
 
 // The values of a block: ids from `first_id` on.
 struct Chunk {
@@ -93,7 +105,8 @@ struct Chunk {
 // Bias, then penalties. All threads of a block; each id comes once in either list.
 __device__ inline void apply_changes(const SampleRecord& row, const Chunk& chunk) {
     __syncthreads();
-    for (int i = threadIdx.x; i < row.bias_count; i += THREADS) chunk.change(row.bias[i].id, row.bias[i].amount);
+    for (int i = threadIdx.x; i < row.bias_count; i += THREADS)
+        chunk.change(row.bias[i].id, row.bias[i].amount);
     __syncthreads();
     for (int i = threadIdx.x; i < row.used; i += THREADS) {
         const PenaltyEntry p = row.penalties[i];

@@ -1,8 +1,10 @@
-// Where top_k and top_p cut: the largest value at which `count` tokens or a weight of `mass` are in, found without sorting.
+// Where top_k and top_p cut: the largest value at which `count` tokens or a weight of `mass` are in, found
+// without sorting.
 //
-// A histogram of 256 buckets, linear in the value, covers the range that can hold the threshold; more histograms, over the bits of the
-// values, narrow its bucket down until it holds one value or so few tokens that one block can rank them (sample_list.cuh). Counts and
-// weights are integers, so the order in which atomics arrive does not matter.
+// A histogram of 256 buckets, linear in the value, covers the range that can hold the threshold; more
+// histograms, over the bits of the values, narrow its bucket down until it holds one value or so few tokens
+// that one block can rank them (sample_list.cuh). Counts and weights are integers, so the order in which
+// atomics arrive does not matter.
 #pragma once
 #include "sample_number.cuh"
 #include "sample_team.cuh"
@@ -18,24 +20,29 @@ struct Limits {
     uint64_t mass;   // ~0: none
 
     __device__ __forceinline__ bool weighs() const { return mass != ~0ull; }
-    __device__ __forceinline__ bool reached(uint32_t tokens, uint64_t weight) const { return tokens >= count || weight >= mass; }
+    __device__ __forceinline__ bool reached(uint32_t tokens, uint64_t weight) const {
+        return tokens >= count || weight >= mass;
+    }
 };
 
-// The tokens that may be at the threshold: those with keys in low..high that fall into one bucket of the linear histogram.
+// The tokens that may be at the threshold: those with keys in low..high that fall into one bucket of the
+// linear histogram.
 struct Range {
     uint32_t low, high;
-    float origin, inverse;  // of the linear histogram: its upper end, and buckets per unit. Inverse 0: everything is in bucket 0
+    float origin, inverse;  // of the linear histogram: its upper end, and buckets per unit. Inverse 0:
+                            // everything is in bucket 0
     int bucket;
-    uint32_t above;         // tokens above this range
-    uint32_t inside;        // tokens in it
-    uint64_t mass;          // weight above it
+    uint32_t above;   // tokens above this range
+    uint32_t inside;  // tokens in it
+    uint64_t mass;    // weight above it
 
     __device__ __forceinline__ int linear(float x) const {
         return min(BUCKETS - 1, __float2int_rz(__fmul_rn(__fsub_rn(origin, x), inverse)));
     }
 };
 
-// Weights are added in three parts, so that none of up to 65536 additions carries into the next one and no atomic has to return a value.
+// Weights are added in three parts, so that none of up to 65536 additions carries into the next one and no
+// atomic has to return a value.
 constexpr int PARTS = 3, PART_BITS = 16;
 
 struct Histogram {
@@ -54,7 +61,7 @@ struct Selection {
         Histogram histogram;
         Ranking ranking;
     };
-    uint32_t keys[LISTED];        // in the first block: what the blocks list, each in its own part
+    uint32_t keys[LISTED];  // in the first block: what the blocks list, each in its own part
     int ids[LISTED];
     uint32_t listed[LISTS];       // by this block
     uint32_t sizes[MOST_BLOCKS];  // listed by each block
@@ -63,14 +70,17 @@ struct Selection {
     Range range;
 };
 
-// The values of a warp: `length`, a multiple of 256, ids from `first_id` on. `wide` ones are fp32. Others are fp16, as the logits were, and
-// lie at the beginning of the same room: half the traffic, and two of them are compared in one instruction.
+// The values of a warp: `length`, a multiple of 256, ids from `first_id` on. `wide` ones are fp32. Others are
+// fp16, as the logits were, and lie at the beginning of the same room: half the traffic, and two of them are
+// compared in one instruction.
 struct Segment {
     float* values;
     int first_id, length;
     bool wide;
 
-    __device__ __forceinline__ uint4* halves() const { return reinterpret_cast<uint4*>(values); }  // eight each
+    __device__ __forceinline__ uint4* halves() const {
+        return reinterpret_cast<uint4*>(values);
+    }  // eight each
 
     __device__ __forceinline__ float value(int at) const {
         return wide ? values[at] : __half2float(reinterpret_cast<const __half*>(values)[at]);
@@ -79,7 +89,8 @@ struct Segment {
     // The eight values from `at` on, a multiple of 8.
     __device__ __forceinline__ void load(int at, float (&x)[8]) const {
         if (wide) {
-            const float4 a = *reinterpret_cast<const float4*>(values + at), b = *reinterpret_cast<const float4*>(values + at + 4);
+            const float4 a = *reinterpret_cast<const float4*>(values + at),
+                         b = *reinterpret_cast<const float4*>(values + at + 4);
             x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
         } else {
             unpack(halves()[at / 8], x);
@@ -87,19 +98,23 @@ struct Segment {
     }
 
     static __device__ __forceinline__ void unpack(uint4 pairs, float (&x)[8]) {
-        const float2 a = to_float2(pairs.x), b = to_float2(pairs.y), c = to_float2(pairs.z), d = to_float2(pairs.w);
+        const float2 a = to_float2(pairs.x), b = to_float2(pairs.y), c = to_float2(pairs.z),
+                     d = to_float2(pairs.w);
         x[0] = a.x, x[1] = a.y, x[2] = b.x, x[3] = b.y, x[4] = c.x, x[5] = c.y, x[6] = d.x, x[7] = d.y;
     }
 
     // Which of eight values reach `least`: bit i for value i.
     static __device__ __forceinline__ unsigned reach(uint4 pairs, __half2 least) {
-        const auto mask = [&](uint32_t pair) { return __hge2_mask(*reinterpret_cast<const __half2*>(&pair), least); };
-        const unsigned found = (mask(pairs.x) & 0x00020001) | (mask(pairs.y) & 0x00080004) | (mask(pairs.z) & 0x00200010) |
-                               (mask(pairs.w) & 0x00800040);
+        const auto mask = [&](uint32_t pair) {
+            return __hge2_mask(*reinterpret_cast<const __half2*>(&pair), least);
+        };
+        const unsigned found = (mask(pairs.x) & 0x00020001) | (mask(pairs.y) & 0x00080004) |
+                               (mask(pairs.z) & 0x00200010) | (mask(pairs.w) & 0x00800040);
         return (found | found >> 16) & 0xff;
     }
 
-    // f(x) for arrays x of 4 or 8 values, without those arrays in which all are less than `least` where SOME is set.
+    // f(x) for arrays x of 4 or 8 values, without those arrays in which all are less than `least` where SOME
+    // is set.
     template <bool SOME, typename F>
     __device__ __forceinline__ void each(float least, F f) const {
         if (wide) {
@@ -122,7 +137,8 @@ struct Segment {
         }
     }
 
-    // f(x, at) for the values that reach `least`, with one copy of f in the code: the kernel must fit in the instruction cache.
+    // f(x, at) for the values that reach `least`, with one copy of f in the code: the kernel must fit in the
+    // instruction cache.
     template <typename F>
     __device__ __forceinline__ void each_from(float least, F f) const {
         const __half2 bound = __half2half2(__float2half_rd(least));  // not above `least`
@@ -145,7 +161,8 @@ struct Segment {
         }
     }
 
-    // The whole warp: make the values fp32, from the last to the first, so that none is overwritten before it is read.
+    // The whole warp: make the values fp32, from the last to the first, so that none is overwritten before it
+    // is read.
     __device__ __forceinline__ void widen() {
         if (wide) return;
 #pragma unroll 1
@@ -166,11 +183,14 @@ __device__ __forceinline__ void publish(const Team& team, Range* place, const Ra
     for (int of = 0; of < team.size; of++) *team.at(place, of) = range;
 }
 
-// The bucket that holds the threshold, in every block's `range`. Buckets count down from the top: linear ones, or 2**shift keys each.
-__device__ inline void histogram(const Team& team, Selection& s, const Segment& segment, const Softmax& softmax, const Limits& limits,
-                                 const Range& range, bool linear, int shift) {
+// The bucket that holds the threshold, in every block's `range`. Buckets count down from the top: linear
+// ones, or 2**shift keys each.
+__device__ inline void histogram(const Team& team, Selection& s, const Segment& segment,
+                                 const Softmax& softmax, const Limits& limits, const Range& range,
+                                 bool linear, int shift) {
     Histogram& h = s.histogram;
-    for (int i = threadIdx.x; i < BUCKETS; i += THREADS) h.counts[i] = h.mass[0][i] = h.mass[1][i] = h.mass[2][i] = 0;
+    for (int i = threadIdx.x; i < BUCKETS; i += THREADS)
+        h.counts[i] = h.mass[0][i] = h.mass[1][i] = h.mass[2][i] = 0;
     __syncthreads();
     const float least = from_key(range.low), most = from_key(range.high);
     segment.each_from(least, [&](float x, int) {
@@ -197,7 +217,8 @@ __device__ inline void histogram(const Team& team, Selection& s, const Segment& 
                 if (of >= team.size) break;
                 count += *team.at(&h.counts[bucket], of);
 #pragma unroll
-                for (int part = 0; part < PARTS; part++) mass += uint64_t(*team.at(&h.mass[part][bucket], of)) << part * PART_BITS;
+                for (int part = 0; part < PARTS; part++)
+                    mass += uint64_t(*team.at(&h.mass[part][bucket], of)) << part * PART_BITS;
             }
         }
         uint32_t tokens = warp_scan(count);
@@ -205,7 +226,8 @@ __device__ inline void histogram(const Team& team, Selection& s, const Segment& 
         if (lane_id() == WARP - 1) s.scan_count[warp_id()] = tokens, s.scan_mass[warp_id()] = weight;
         __syncthreads();
 #pragma unroll 1
-        for (int warp = 0; warp < warp_id(); warp++) tokens += s.scan_count[warp], weight += s.scan_mass[warp];
+        for (int warp = 0; warp < warp_id(); warp++)
+            tokens += s.scan_count[warp], weight += s.scan_mass[warp];
         tokens += range.above, weight += range.mass;
         if (limits.reached(tokens, weight) && !limits.reached(tokens - count, weight - mass)) {
             Range found = range;

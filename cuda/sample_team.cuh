@@ -1,4 +1,5 @@
-// The blocks that share one row of logits: a cluster with distributed shared memory on sm_90 and newer, a single block on older GPUs.
+// The blocks that share one row of logits: a cluster with distributed shared memory on sm_90 and newer, a
+// single block on older GPUs.
 #pragma once
 #include <cooperative_groups.h>
 
@@ -8,9 +9,10 @@ namespace sample {
 
 constexpr int THREADS = 512;
 constexpr int WARPS = THREADS / WARP;
-constexpr int MOST_BLOCKS = 8;                      // of one row
-constexpr int SEGMENTS = MOST_BLOCKS * WARPS;       // each warp of a team has a segment of the row; segments ascend with the ids
-constexpr int GROUPS = SEGMENTS;                    // of tokens: those that the lanes of a warp, or of a part of it, read
+constexpr int MOST_BLOCKS = 8;  // of one row
+constexpr int SEGMENTS =
+    MOST_BLOCKS * WARPS;  // each warp of a team has a segment of the row; segments ascend with the ids
+constexpr int GROUPS = SEGMENTS;  // of tokens: those that the lanes of a warp, or of a part of it, read
 
 // Ids of each block when so many share a row.
 inline int chunk_size(int vocab, int blocks) {
@@ -33,8 +35,9 @@ struct Team {
 #endif
     }
 
-    // A block may reach into another's shared memory once that one has begun: all threads, at the start and before the first such access.
-    // Nothing has been written by then, so the arrival need not wait for memory.
+    // A block may reach into another's shared memory once that one has begun: all threads, at the start and
+    // before the first such access. Nothing has been written by then, so the arrival need not wait for
+    // memory.
     __device__ __forceinline__ void begin() const {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
         if (size > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -70,7 +73,8 @@ struct Team {
     __device__ __forceinline__ int segments() const { return size * WARPS; }
     __device__ __forceinline__ int segment() const { return rank * WARPS + warp_id(); }
 
-    // Every warp gives a value, the same in its lanes; after the sync `all`[segments] of each block holds those of every warp.
+    // Every warp gives a value, the same in its lanes; after the sync `all`[segments] of each block holds
+    // those of every warp.
     template <typename T>
     __device__ __forceinline__ void gather(T value, T* all) const {
         if (lane_id() < size) *at(all + segment(), lane_id()) = value;

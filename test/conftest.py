@@ -6,7 +6,7 @@ import pytest
 from ahead import LateRunner
 from serving import Server
 
-from rwkv_batch.engine import backends
+from rwkv_batch.runner import backends
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

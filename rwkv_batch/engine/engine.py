@@ -22,16 +22,17 @@ import torch
 
 from demo import unpack
 from rwkv_batch.config import EngineConfig
-from rwkv_batch.engine import backends, memory
+from rwkv_batch.engine import memory
 from rwkv_batch.engine.commands import SessionCommands
 from rwkv_batch.engine.outbox import Outbox, RequestKey
 from rwkv_batch.engine.prompts import PromptEncoder
-from rwkv_batch.engine.runner import Batch, Draws
 from rwkv_batch.engine.scheduler import QueueFull, Scheduler
 from rwkv_batch.engine.sequence import Sequence, SequenceState
 from rwkv_batch.engine.turns import Turns
 from rwkv_batch.model import checkpoint
 from rwkv_batch.ops import device as devices
+from rwkv_batch.runner import backends
+from rwkv_batch.runner.protocol import Batch, Draws
 from rwkv_batch.sampling.params import check
 from rwkv_batch.state.prefix_cache import PrefixCache
 from rwkv_batch.state.store import Store

@@ -5,26 +5,17 @@ largest with which that still fits. On a GPU `rehearse` then runs the largest st
 with torch's allocator. So an engine that has started does not run out of memory.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
-from rwkv_batch.engine.runner import Runner
 from rwkv_batch.ops.device import DeviceError, describe, free_bytes, host_bytes
-from rwkv_batch.sampling.logprobs import logprobs
-from rwkv_batch.state.slots import States
+from rwkv_batch.runner.protocol import Runner
 
 CPU_ROWS = 64  # more rows share a CPU's time without adding to its speed
 GPU_ROWS = 1024
 CPU_STEP_FLOPS = 30e9  # prompt work that a laptop does in about a quarter of a second
 GPU_PREFILL_TOKENS = 4096
-
-# fp32 rows of logits that a step with logprobs of all rows holds at once, two fp16 ones counted as one.
-LOGITS_COPIES = 8
-# Of a GPU's memory, left free: cuBLAS workspaces, kernels loaded late, what an allocator cannot use.
-RESERVE = 1 << 30
 
 
 def default_prefill_tokens(parameters: int, device: torch.device) -> int:
@@ -48,29 +39,6 @@ def rows_that_fit(runner: Runner, asked: int | None, idle_slots: int, prefill_to
     if fit == 0 or (asked and fit < asked):
         raise DeviceError(_does_not_fit(runner.device, asked or 1, idle_slots, fit, free))
     return fit
-
-
-class Forward(Protocol):
-    """A model; see model.rwkv7.RWKV7."""
-
-    device: torch.device
-
-    def forward(
-        self, tokens: Tensor, lengths: Sequence[int], slots: Sequence[int], states: Any
-    ) -> Tensor: ...
-
-
-@torch.inference_mode()
-def rehearse(model: Forward, states: States, rows: int, prefill_tokens: int) -> None:
-    """Run the largest step that can come: every row decodes but one, which is fed all prompt tokens of a
-    step; and all rows want logprobs. States are zero before and after. Raises RuntimeError when memory runs
-    out.
-    """
-    lengths = [1] * (rows - 1) + [prefill_tokens + 1]
-    logits = model.forward(torch.zeros(sum(lengths), dtype=torch.long), lengths, range(rows), states)
-    drawn = torch.zeros(rows, dtype=torch.long, device=model.device)
-    logprobs(logits.clone(), drawn, 1)  # of a copy, as in a step
-    states.clear(range(rows))
 
 
 def _largest(fits: Callable[[int], bool], most: int) -> int:

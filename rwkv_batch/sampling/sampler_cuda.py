@@ -9,12 +9,12 @@ import math
 from collections.abc import Sequence
 from ctypes import POINTER, byref, c_int, c_void_p
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rwkv_batch.config import SamplerName
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.cuda.records import Records
 from rwkv_batch.ops.cuda.staging import upload
@@ -71,7 +71,7 @@ class CudaSampler:
         slots: int,
         vocab: int,
         device: torch.device | str,
-        sampler: SamplerName = "own",
+        sampler: Literal["own", "flashinfer"] = "own",
     ) -> None:
         """`vocab` is the width of the logits; `sampler` draws the rows of "nucleus" that have no seed.
 

@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 from ahead import LateRunner
 
-from rwkv_batch.engine import backends
 from rwkv_batch.engine.engine import Engine
+from rwkv_batch.runner import backends
 from rwkv_batch.wire.protocol import (
     DeleteSession,
     Failed,

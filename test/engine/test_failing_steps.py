@@ -11,9 +11,9 @@ from ahead import LateRunner
 from checkpoints import tiny
 from msgspec.structs import replace
 
-from rwkv_batch.engine import backends
 from rwkv_batch.engine.engine import Engine
-from rwkv_batch.engine.runner import Batch, Draws
+from rwkv_batch.runner import backends
+from rwkv_batch.runner.protocol import Batch, Draws
 from rwkv_batch.wire.protocol import (
     Accepted,
     Event,

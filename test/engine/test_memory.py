@@ -11,11 +11,11 @@ from cuda_gpu import needs_gpu
 from bench.make_checkpoint import random_checkpoint
 from rwkv_batch.engine import memory
 from rwkv_batch.engine.engine import Engine
-from rwkv_batch.engine.runner_torch import TorchRunner
-from rwkv_batch.model.weights_cuda import pack_weights
+from rwkv_batch.model.cuda.weights import pack_weights
 from rwkv_batch.ops import device
 from rwkv_batch.ops.cuda.buffers import Buffers, buffer_bytes
 from rwkv_batch.ops.device import DeviceError
+from rwkv_batch.runner.torch_runner import TorchRunner
 from rwkv_batch.wire.protocol import Accepted, GenerateRequest, Progress, Sampling
 
 MIB = 1 << 20

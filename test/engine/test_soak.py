@@ -22,9 +22,9 @@ from exact import exact
 from msgspec.structs import replace
 
 from demo.evaluate import samples
-from rwkv_batch.engine import backends
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.ops.random import random_key, uniforms
+from rwkv_batch.runner import backends
 from rwkv_batch.state.store import Store
 from rwkv_batch.text.tokenizer import END_OF_TEXT, VOCABULARY
 from rwkv_batch.wire.protocol import (

@@ -5,9 +5,9 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from rwkv_batch.engine.runner import Batch, Draws, KnownDraws
-from rwkv_batch.engine.runner_torch import TorchRunner
 from rwkv_batch.engine.sequence import LAST
+from rwkv_batch.runner.protocol import Batch, Draws, KnownDraws
+from rwkv_batch.runner.torch_runner import TorchRunner
 from rwkv_batch.state.slots import States
 from rwkv_batch.wire.protocol import Sampling
 

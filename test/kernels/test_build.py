@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from rwkv_batch.model.graphs import decode_sizes
+from rwkv_batch.model.cuda.graphs import decode_sizes
 from rwkv_batch.ops.cuda import build
 
 ARCHITECTURES = ("80", "86", "89", "90a", "120")

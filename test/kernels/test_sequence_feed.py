@@ -7,11 +7,11 @@ import torch
 from checkpoints import tiny
 from cuda_gpu import needs_gpu, off
 
-from rwkv_batch.engine.runner import Batch
-from rwkv_batch.engine.runner_cuda import CudaRunner, QueuedDraws
 from rwkv_batch.engine.sequence import LAST
-from rwkv_batch.model.rwkv7_cuda import RWKV7Cuda
+from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.ops.cuda.abi import STOPS
+from rwkv_batch.runner.cuda_runner import CudaRunner, QueuedDraws
+from rwkv_batch.runner.protocol import Batch
 from rwkv_batch.sampling.sampler_cuda import CudaSampler
 from rwkv_batch.wire.protocol import Sampling
 from state_pool import StatePool

@@ -9,11 +9,11 @@ import torch
 from checkpoints import tiny
 
 from bench.make_checkpoint import random_checkpoint
-from rwkv_batch.model import autotune
-from rwkv_batch.model.autotune import Autotuner, usable
 from rwkv_batch.model.checkpoint import from_tensors
-from rwkv_batch.model.gemm import LT, METHODS, SPLIT_K, Gemms
-from rwkv_batch.model.weights_cuda import pack_weights
+from rwkv_batch.model.cuda import autotune
+from rwkv_batch.model.cuda.autotune import Autotuner, usable
+from rwkv_batch.model.cuda.gemm import LT, METHODS, SPLIT_K, Gemms
+from rwkv_batch.model.cuda.weights import pack_weights
 from rwkv_batch.ops.cuda import cublaslt
 from rwkv_batch.ops.cuda.buffers import Buffers
 

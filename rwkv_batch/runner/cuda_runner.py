@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.config import SamplerName
-from rwkv_batch.engine.memory import LOGITS_COPIES, RESERVE, rehearse
-from rwkv_batch.engine.runner import Batch, Draws
 from rwkv_batch.model.checkpoint import Checkpoint
-from rwkv_batch.model.rwkv7_cuda import RWKV7Cuda
+from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.ops.cuda.abi import STOPS
 from rwkv_batch.ops.cuda.staging import Download, upload
+from rwkv_batch.runner.protocol import Batch, Draws
+from rwkv_batch.runner.rehearsal import LOGITS_COPIES, RESERVE, rehearse
 from rwkv_batch.sampling.logprobs import RowLogprobs, logprobs, row_logprobs
 from rwkv_batch.sampling.sampler_cuda import CudaSampler, bytes_per_slot
 from rwkv_batch.wire.protocol import Sampling

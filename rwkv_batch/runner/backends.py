@@ -5,11 +5,11 @@ import logging
 import torch
 
 from rwkv_batch.config import SamplerName
-from rwkv_batch.engine.runner import Runner
-from rwkv_batch.engine.runner_cuda import CudaRunner
-from rwkv_batch.engine.runner_torch import TorchRunner
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.ops.cuda.build import BuildError
+from rwkv_batch.runner.cuda_runner import CudaRunner
+from rwkv_batch.runner.protocol import Runner
+from rwkv_batch.runner.torch_runner import TorchRunner
 from rwkv_batch.sampling.flashinfer import NEEDS_KERNELS, SamplerError
 
 log = logging.getLogger(__name__)

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rwkv_batch.model.autotune import Autotuner
 from rwkv_batch.model.checkpoint import Checkpoint
-from rwkv_batch.model.gemm import LT, WHOLE, Gemms, output_method
-from rwkv_batch.model.graphs import (
+from rwkv_batch.model.cuda.autotune import Autotuner
+from rwkv_batch.model.cuda.gemm import LT, WHOLE, Gemms, output_method
+from rwkv_batch.model.cuda.graphs import (
     PREFILL_SIZES,
     DecodeGraphs,
     PrefillGraphs,
@@ -20,8 +20,8 @@ from rwkv_batch.model.graphs import (
     decode_sizes,
     prefill_graph_bytes,
 )
+from rwkv_batch.model.cuda.weights import CudaLayer, pack_weights
 from rwkv_batch.model.rwkv7 import check_rows
-from rwkv_batch.model.weights_cuda import CudaLayer, pack_weights
 from rwkv_batch.ops.cuda import cublaslt
 from rwkv_batch.ops.cuda.abi import CHUNK, MAX_LAG, TimeMixInput
 from rwkv_batch.ops.cuda.binding import SPARSE_ROWS, Addend, Kernels, pointer

@@ -4,10 +4,10 @@ from collections.abc import Collection
 
 import torch
 
-from rwkv_batch.engine.memory import LOGITS_COPIES, RESERVE, rehearse
-from rwkv_batch.engine.runner import Batch, Draws, KnownDraws
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.rwkv7 import RWKV7
+from rwkv_batch.runner.protocol import Batch, Draws, KnownDraws
+from rwkv_batch.runner.rehearsal import LOGITS_COPIES, RESERVE, rehearse
 from rwkv_batch.sampling.logprobs import logprobs, row_logprobs
 from rwkv_batch.sampling.sampler import Sampler
 from rwkv_batch.state.slots import slot_bytes

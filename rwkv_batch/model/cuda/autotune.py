@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from rwkv_batch.model.gemm import METHODS, WHOLE, Gemms
-from rwkv_batch.model.weights_cuda import CudaLayer
+from rwkv_batch.model.cuda.gemm import METHODS, WHOLE, Gemms
+from rwkv_batch.model.cuda.weights import CudaLayer
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.cuda.buffers import Buffers
 from rwkv_batch.ops.cuda.capture import capture, gpu_seconds

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from rwkv_batch.model.cuda.weights import CudaLayer, CudaWeights
 from rwkv_batch.model.description import LOW_RANKS, MIXES
-from rwkv_batch.model.weights_cuda import CudaLayer, CudaWeights
 from rwkv_batch.ops.cuda import tile
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, SIGMOID, TANH
 from rwkv_batch.ops.cuda.binding import AUTO, MAX_RESIDENT_K, RESIDENT, SPARSE_ROWS, Addend, Kernels

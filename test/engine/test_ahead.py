@@ -39,16 +39,16 @@ def engines() -> tuple[Engine, Engine]:
 def answers(engine: Engine, request: GenerateRequest) -> dict[int, list[RowDelta]]:
     """All that is said to the rows of a request."""
     engine.add((b"test", request.id), request)
-    told: dict[int, list[RowDelta]] = {}
+    received: dict[int, list[RowDelta]] = {}
     while not all(
-        row in told and told[row][-1].finish_reason for row in range(len(request.prompts) * request.n)
+        row in received and received[row][-1].finish_reason for row in range(len(request.prompts) * request.n)
     ):
         for _, event in engine.step():
             assert not isinstance(event, Failed), event.message
             if isinstance(event, Progress):
                 for delta in event.rows:
-                    told.setdefault(delta.row, []).append(delta)
-    return told
+                    received.setdefault(delta.row, []).append(delta)
+    return received
 
 
 @pytest.mark.parametrize(
@@ -118,17 +118,17 @@ def test_a_turn_from_another_session_ends_at_its_stop_string_though_that_session
             sampling=GREEDY,
         )
         engine.add((b"test", "first"), first)
-        told: list[RowDelta] = []
+        received: list[RowDelta] = []
         deleted = False
-        while not (told and told[-1].finish_reason):
+        while not (received and received[-1].finish_reason):
             for _, event in engine.step():
                 assert not isinstance(event, Failed), event.message
                 if isinstance(event, Progress):
-                    told += event.rows
+                    received += event.rows
             if not deleted and any(row.drawn or row.in_flight for row in engine.scheduler.running.values()):
                 engine.command((b"test", "delete"), DeleteSession(id="delete", key="base"))
                 deleted = True
-        assert deleted and told[-1].finish_reason == "stop"
+        assert deleted and received[-1].finish_reason == "stop"
         after = GenerateRequest(
             id="after",
             prompts=[" and then"],
@@ -139,7 +139,7 @@ def test_a_turn_from_another_session_ends_at_its_stop_string_though_that_session
         )
         said.append(
             (
-                "".join(delta.text for delta in told),
+                "".join(delta.text for delta in received),
                 "".join(delta.text for delta in answers(engine, after)[0]),
             )
         )

@@ -100,8 +100,8 @@ def test_a_full_queue_refuses_for_now_and_a_request_that_never_fits_for_good(
 ):
     engine.add((b"test", "one"), GenerateRequest(id="one", prompts=["hello"], max_tokens=1))
     engine.add((b"test", "many"), GenerateRequest(id="many", prompts=["hello"] * rows, max_tokens=1))
-    told = [event for _, event in engine.step() if isinstance(event, Rejected)]
-    assert [(event.id, event.reason) for event in told] == [("many", reason)]
+    received = [event for _, event in engine.step() if isinstance(event, Rejected)]
+    assert [(event.id, event.reason) for event in received] == [("many", reason)]
     engine.cancel((b"test", "one"))
 
 

@@ -1,4 +1,4 @@
-"""Steps that fail on a device that is told ahead what to do: when they are queued, or when what they drew is
+"""Steps that fail where steps are queued ahead: when they are queued, or when what they drew is
 asked for.
 """
 
@@ -77,8 +77,8 @@ def add(engine: Engine, name: str, prompts: list, max_tokens: int, **options) ->
     )
 
 
-def told(engine: Engine) -> dict[str, list[Event]]:
-    """All that is said until there is nothing left to do."""
+def drain(engine: Engine) -> dict[str, list[Event]]:
+    """All events by request, until the engine is idle."""
     events: dict[str, list[Event]] = defaultdict(list)
     while engine.busy:
         for (_, name), event in engine.step():
@@ -87,7 +87,7 @@ def told(engine: Engine) -> dict[str, list[Event]]:
 
 
 @pytest.mark.parametrize("kind", ["now", "later"])
-def test_all_that_the_step_fed_hear_it_once_and_nobody_else(engine: Engine, kind: str):
+def test_a_failed_step_fails_each_request_it_fed_once_and_no_other(engine: Engine, kind: str):
     add(engine, "over", [[5, 6]], 2, stop_ids=[])
     add(engine, "talks", [[7]], 20, stop_ids=[])
     add(engine, "reads", [list(range(1, 60))] * 2, 1, stop_ids=[])
@@ -95,12 +95,12 @@ def test_all_that_the_step_fed_hear_it_once_and_nobody_else(engine: Engine, kind
     engine.step()  # queued: the last token of the first
     add(engine, "waits", [[9]] * 2, 3, stop_ids=[])
     setattr(engine.runner, kind, 1)
-    heard = told(engine)
-    assert {name: [type(event) for event in events] for name, events in heard.items()} == {
+    received = drain(engine)
+    assert {name: [type(event) for event in events] for name, events in received.items()} == {
         "over": [Progress],
         "talks": [Failed],
         "reads": [Failed],
-        "waits": [Accepted, *[Progress] * len(heard["waits"][1:])],
+        "waits": [Accepted, *[Progress] * len(received["waits"][1:])],
     }
     assert engine.generate([[7]], max_tokens=3)[0].tokens == 3
 
@@ -110,22 +110,22 @@ def test_two_steps_that_fail_are_one_failure(engine: Engine):
     engine.runner.later = 1
     engine.step()
     engine.runner.now = 1
-    assert [type(event) for event in told(engine)["talks"]] == [Failed]
+    assert [type(event) for event in drain(engine)["talks"]] == [Failed]
 
 
-def test_who_has_ended_is_not_told_of_a_failure_later(engine: Engine):
+def test_a_finished_request_gets_no_failure_later(engine: Engine):
     first = engine.generate([[7]], max_tokens=3, stop_ids=[], sampling=GREEDY)[0].text[:1]
     add(engine, "stops", [[7]], 20, stop_ids=[], stop_strings=[first])
     engine.step()
     engine.runner.later = 1  # the step that is queued before the stop is known
-    assert [type(event) for event in told(engine)["stops"]] == [Progress]
+    assert [type(event) for event in drain(engine)["stops"]] == [Progress]
     assert engine.step() == []
     assert engine.generate([[7]], max_tokens=3)[0].tokens == 3
 
 
 def test_long_prompts_do_not_pile_up_on_the_device(engine: Engine):
     add(engine, "reads", [list(range(1, 200))], 1, stop_ids=[])
-    told(engine)
+    drain(engine)
     assert engine.runner.most == 2 and engine.runner.waiting == 0
 
 

@@ -36,7 +36,7 @@ def runner():
     return TorchRunner(tiny(), torch.device("cpu"), torch.float32)
 
 
-def told(ask: Callable[[], object]) -> int:
+def rows_offered(ask: Callable[[], object]) -> int:
     """The number of rows that the refusal of `ask` names. Nothing of what was refused stays in memory."""
     with pytest.raises(DeviceError) as refused:
         ask()
@@ -48,9 +48,9 @@ def told(ask: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("l1", [0, 3])
-def test_too_many_rows_are_told_a_number_and_that_number_works(path, monkeypatch, l1):
+def test_the_refusal_of_too_many_rows_names_a_number_that_works(path, monkeypatch, l1):
     monkeypatch.setattr(device, "_free_host_bytes", lambda: 40 * MIB)
-    rows = told(lambda: Engine(path, device="cpu", max_rows=40_000, l1=l1, prefill_tokens=16))
+    rows = rows_offered(lambda: Engine(path, device="cpu", max_rows=40_000, l1=l1, prefill_tokens=16))
     assert 1 <= rows < 40
     engine = Engine(path, device="cpu", max_rows=rows, l1=l1, prefill_tokens=16)
     assert engine.info.slots == rows
@@ -61,7 +61,7 @@ def test_too_many_rows_are_told_a_number_and_that_number_works(path, monkeypatch
 
 def test_the_number_is_the_largest_that_fits(runner, monkeypatch):
     monkeypatch.setattr(device, "_free_host_bytes", lambda: 50 * MIB)
-    rows = told(lambda: memory.rows_that_fit(runner, 10**9, 16, 256))
+    rows = rows_offered(lambda: memory.rows_that_fit(runner, 10**9, 16, 256))
     needed = [runner.bytes_needed(n, 16, 256) for n in (rows, rows + 1)]
     assert needed[0] <= 50 * MIB < needed[1]
 
@@ -138,8 +138,8 @@ def small_gpu():
 class TestOnAGpu:
     pytestmark = needs_gpu
 
-    def test_the_number_told_holds_under_the_heaviest_load(self, small_gpu):
-        rows = told(lambda: Engine(device="cuda", max_rows=1_000_000, prefill_tokens=512, **PLAIN))
+    def test_the_number_named_holds_under_the_heaviest_load(self, small_gpu):
+        rows = rows_offered(lambda: Engine(device="cuda", max_rows=1_000_000, prefill_tokens=512, **PLAIN))
         assert rows > 100
         engine = Engine(device="cuda", max_rows=rows, prefill_tokens=512, **PLAIN)
         assert engine.info.slots == rows

@@ -46,7 +46,7 @@ SEAM = "\n\n"
 SYSTEM = (
     "System: " + "You answer in short sentences and never forget a name. " * 8 + "\n\n"
 )  # a beginning that prompts share
-TELL = [
+REMARKS = [
     "User: My name is Anna.\n\nAssistant:",
     "User: What is my name?\n\nAssistant:",
     "User: What is 7 + 5?\n\nAssistant:",
@@ -183,7 +183,7 @@ def some_jobs(count: int, sessions: int, rng: random.Random) -> list[Job]:
         turn, n, texts = None, 1, [rng.choice(prompts)]
         if number % 2:
             session = f"s{rng.randrange(sessions)}"
-            texts, turn = [rng.choice(TELL)], SessionTurn(source=session, target=session, seam=SEAM)
+            texts, turn = [rng.choice(REMARKS)], SessionTurn(source=session, target=session, seam=SEAM)
         else:
             n = rng.choice([1, 1, 1, 3])
             texts = [rng.choice(["", "", SYSTEM]) + rng.choice(prompts) for _ in range(rng.choice([1, 1, 2]))]

@@ -27,7 +27,7 @@ from rwkv_batch.engine.commands import SessionCommands
 from rwkv_batch.engine.outbox import Outbox, RequestKey
 from rwkv_batch.engine.prompts import PromptEncoder
 from rwkv_batch.engine.scheduler import QueueFull, Scheduler
-from rwkv_batch.engine.sequence import Sequence, SequenceState
+from rwkv_batch.engine.sequence import FINALIZING, Sequence
 from rwkv_batch.engine.turns import Turns
 from rwkv_batch.model import checkpoint
 from rwkv_batch.ops import device as devices
@@ -319,8 +319,8 @@ class Engine:
 
     def _launch(self, plan: list[tuple[Sequence, int]]) -> None:
         """Run or queue a step."""
-        finalizing = [seq for seq, _ in plan if seq.state is SequenceState.FINALIZING]
-        draws = [i for i, (seq, count) in enumerate(plan) if count >= seq.tokens_left and seq.generating]
+        finalizing = [seq for seq, _ in plan if seq.state is FINALIZING]
+        draws = [i for i, (seq, count) in enumerate(plan) if seq.draws_after(count)]
         drawing = [plan[i][0] for i in draws]
         tops = {i: n for i, seq in enumerate(drawing) if (n := seq.request.top_logprobs) is not None}
         batch = Batch(
@@ -334,7 +334,7 @@ class Engine:
         for seq, count in plan:
             cut = seq.cuts[0] if seq.cuts else None
             seq.advance(count)
-            if seq.fed == cut and seq.slot is not None:
+            if cut is not None and seq.fed == cut and seq.slot is not None:
                 self.pool.copy_out(seq.slot, partial(self.prefixes.put, seq.prompt[:cut]))
         for seq in drawing:
             seq.in_flight += 1

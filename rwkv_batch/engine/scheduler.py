@@ -8,7 +8,7 @@ never holds up the text of others. Turns of one session run one after the other.
 from collections import deque
 from collections.abc import Callable
 
-from rwkv_batch.engine.sequence import Sequence, SequenceState
+from rwkv_batch.engine.sequence import DECODING, FINISHED, Sequence
 
 PIECE = 16  # prompts are cut at multiples of this where possible: the chunk of the parallel recurrence
 
@@ -96,12 +96,12 @@ class Scheduler:
     def plan(self) -> list[tuple[Sequence, int]]:
         """The next step: sequences, each with the number of tokens fed. Those that decode come first."""
         ready = [seq for seq in self.running.values() if seq.can_step]
-        decode = [(seq, 1) for seq in ready if not seq.tokens_left]
-        return decode + self._prefill([seq for seq in ready if seq.tokens_left])
+        decode = [(seq, 1) for seq in ready if seq.state is DECODING]
+        return decode + self._prefill([seq for seq in ready if seq.state is not DECODING])
 
     def release(self, seq: Sequence) -> None:
         """A running sequence has finished or is dropped: its slot is free at once."""
-        seq.state = SequenceState.FINISHED
+        seq.state = FINISHED
         self.free(self.detach(seq))
 
     def detach(self, seq: Sequence) -> int:

@@ -26,6 +26,11 @@ class SequenceState(Enum):
     FINISHED = "finished"  # nothing more is fed
 
 
+# Looked up for every sequence at every step, and a global is found faster than a member of an enumeration.
+WAITING, LOADING, PREFILLING = SequenceState.WAITING, SequenceState.LOADING, SequenceState.PREFILLING
+DECODING, FINALIZING, FINISHED = SequenceState.DECODING, SequenceState.FINALIZING, SequenceState.FINISHED
+
+
 @dataclass(eq=False)
 class Sequence:
     """A row of a request, from the queue to its last delta.
@@ -41,7 +46,7 @@ class Sequence:
     seed: int
     target: str | None = None  # the session that its state is stored under; one sequence of each runs
     slot: int | None = None
-    state: SequenceState = SequenceState.WAITING
+    state: SequenceState = WAITING
     fed: int = 0  # tokens fed of the prompt, or, FINALIZING, of what is fed instead
     drawn: list[int] = field(default_factory=list)  # a stop id does not count
     drawn_fed: int = 0  # how many of these the state has seen
@@ -72,42 +77,45 @@ class Sequence:
     @property
     def generating(self) -> bool:
         """Whether what is drawn for it counts: it has neither finished nor been dropped."""
-        return self.state in (SequenceState.PREFILLING, SequenceState.DECODING)
+        return self.state is DECODING or self.state is PREFILLING
 
     @property
     def can_step(self) -> bool:
         """Whether the next step can have it: what it is fed is known, or need not be."""
-        if self.state is SequenceState.DECODING:
-            more = len(self.drawn) + self.in_flight < self.request.max_tokens
-            return not self.in_flight or (self.runs_ahead and more)
-        return self.state is SequenceState.PREFILLING or (
-            self.state is SequenceState.FINALIZING and self.tokens_left > 0
-        )
+        if self.state is DECODING:
+            if not self.in_flight:
+                return True
+            return self.runs_ahead and len(self.drawn) + self.in_flight < self.request.max_tokens
+        return self.state is PREFILLING or (self.state is FINALIZING and self.tokens_left > 0)
+
+    def draws_after(self, count: int) -> bool:
+        """Whether a token is drawn after a step that feeds it `count` tokens."""
+        return self.state is DECODING or (self.state is PREFILLING and count >= self.tokens_left)
 
     def next_tokens(self, count: int) -> list[int]:
         """What the next step feeds: `count` of the tokens left, or the token drawn last."""
-        if self.tokens_left:
-            tokens = self.prompt if self._final is None else self._final
-            return tokens[self.fed : self.fed + count]
-        return [LAST] if self.in_flight else [self.drawn[-1]]
+        if self.state is DECODING:
+            return [LAST] if self.in_flight else self.drawn[-1:]
+        tokens = self.prompt if self._final is None else self._final
+        return tokens[self.fed : self.fed + count]
 
     def advance(self, count: int) -> None:
         """A step has fed its next `count` tokens."""
-        if not self.tokens_left:
+        if self.state is DECODING:
             self.drawn_fed += 1
             return
         self.fed += count
         self.cuts = [cut for cut in self.cuts if cut > self.fed]
-        if self.state is SequenceState.PREFILLING and not self.tokens_left:
-            self.state = SequenceState.DECODING
+        if self.state is PREFILLING and not self.tokens_left:
+            self.state = DECODING
 
     def start(self) -> None:
         """Its slot holds the state to go on from."""
-        self.state = SequenceState.PREFILLING if self._final is None else SequenceState.FINALIZING
+        self.state = PREFILLING if self._final is None else FINALIZING
 
     def finalize(self, tokens: list[int]) -> None:
         """The text has ended. `tokens` are still fed, nothing is drawn; then the state is stored."""
-        self._final, self.fed, self.cuts, self.state = tokens, 0, [], SequenceState.FINALIZING
+        self._final, self.fed, self.cuts, self.state = tokens, 0, [], FINALIZING
 
     def take_drawn(self, token: int, data: bytes, logprob: TokenLogprob | None) -> None:
         """A token was drawn after the prompt and everything before it; `data` are its bytes."""
@@ -183,6 +191,6 @@ class Sequence:
         self._logprobs = [(start, entry) for start, entry in self._logprobs if start < self._shown]
 
     def _set_finished(self, reason: str) -> None:
-        self.finish_reason, self.state = reason, SequenceState.FINISHED
+        self.finish_reason, self.state = reason, FINISHED
         if self.request.turn:
             self.finalize([])

@@ -12,7 +12,7 @@ from functools import partial
 from rwkv_batch.engine.outbox import Outbox
 from rwkv_batch.engine.prompts import PromptEncoder
 from rwkv_batch.engine.scheduler import Scheduler
-from rwkv_batch.engine.sequence import Sequence, SequenceState
+from rwkv_batch.engine.sequence import FINISHED, LOADING, Sequence
 from rwkv_batch.state.entries import SessionEntry
 from rwkv_batch.state.slots import States
 from rwkv_batch.text.tokenizer import Tokenizer
@@ -140,7 +140,7 @@ class Turns:
     def abandon(self, sequence: Sequence) -> None:
         """Drop a running sequence that has failed or was cancelled. What was stored before its turn stays."""
         active = self._active.get(sequence)
-        if active and sequence.state is SequenceState.LOADING:
+        if active and sequence.state is LOADING:
             active.abandoned = True  # its slot is being written to
             return
         self._active.pop(sequence, None)
@@ -156,7 +156,7 @@ class Turns:
 
     def _load(self, sequence: Sequence, key: str) -> None:
         assert sequence.slot is not None
-        sequence.state = SequenceState.LOADING
+        sequence.state = LOADING
         self._pool.load(key, sequence.slot, partial(self._loaded, sequence))
 
     def _loaded(self, sequence: Sequence, error: str | None) -> None:
@@ -168,7 +168,7 @@ class Turns:
 
     def _saved(self, sequence: Sequence, error: str | None) -> None:
         active = self._active.pop(sequence)
-        sequence.state = SequenceState.FINISHED
+        sequence.state = FINISHED
         self._scheduler.unlock(sequence.target)
         if error:
             self._outbox.put(sequence.key, Failed(sequence.key[1], error))

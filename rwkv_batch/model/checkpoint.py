@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from rwkv_batch.model.description import LayerTensors, NormTensors, layer_tensors, norm_tensors, shapes
+from rwkv_batch.model.description import shapes
 from rwkv_batch.ops.torch_ops import HEAD_SIZE
 
 SUFFIXES = (".pth", ".safetensors")
@@ -59,18 +59,6 @@ class Checkpoint:
     vocab: int
     parameters: int
     fingerprint: str
-
-    def layer(self, index: int) -> LayerTensors:
-        return layer_tensors(self.tensors, index)
-
-    @property
-    def ln_out(self) -> NormTensors:
-        return norm_tensors(self.tensors, "ln_out")
-
-    @property
-    def head(self) -> Tensor:
-        """`[vocab, width]`."""
-        return self.tensors["head.weight"]
 
 
 def load(path: str | Path, progress: Progress | None = None) -> Checkpoint:

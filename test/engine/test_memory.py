@@ -15,6 +15,7 @@ from rwkv_batch.model.cuda.weights import pack_weights
 from rwkv_batch.ops import device
 from rwkv_batch.ops.cuda.buffers import Buffers, buffer_bytes
 from rwkv_batch.ops.device import DeviceError
+from rwkv_batch.runner.rehearsal import RESERVE
 from rwkv_batch.runner.torch_runner import TorchRunner
 from rwkv_batch.wire.protocol import Accepted, GenerateRequest, Progress, Sampling
 
@@ -166,4 +167,4 @@ class TestOnAGpu:
         needed = engine.runner.bytes_needed(300, 0, 2048)
         torch.cuda.reset_peak_memory_stats()
         engine.generate(["hello " * 100] * 300, max_tokens=20, stop_ids=[], sampling=Sampling(top_p=0.9))
-        assert torch.cuda.max_memory_allocated() - weights < needed - memory.RESERVE
+        assert torch.cuda.max_memory_allocated() - weights < needed - RESERVE

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from rwkv_batch.model.description import LayerTensors, NormTensors, layer_tensors, norm_tensors, shapes
+from rwkv_batch.model.description import shapes
 from rwkv_batch.ops.torch_ops import HEAD_SIZE
 
 SUFFIXES = (".pth", ".safetensors")
@@ -60,18 +60,6 @@ class Checkpoint:
     parameters: int
     fingerprint: str
 
-    def layer(self, index: int) -> LayerTensors:
-        return layer_tensors(self.tensors, index)
-
-    @property
-    def ln_out(self) -> NormTensors:
-        return norm_tensors(self.tensors, "ln_out")
-
-    @property
-    def head(self) -> Tensor:
-        """`[vocab, width]`."""
-        return self.tensors["head.weight"]
-
 
 def load(path: str | Path, progress: Progress | None = None) -> Checkpoint:
     """Read and check the file, whose suffix may be left out. Raises CheckpointError.
@@ -81,12 +69,44 @@ def load(path: str | Path, progress: Progress | None = None) -> Checkpoint:
     """
     file = _find(Path(path).expanduser())
     tensors = _read_safetensors(file) if file.suffix == ".safetensors" else _read_pth(file)
-    return _checked(str(file), file.stem, tensors, progress)
+    return from_tensors(file.stem, tensors, str(file), progress)
 
 
-def from_tensors(name: str, tensors: Mapping[str, Tensor]) -> Checkpoint:
-    """Check tensors that are in memory already. Raises CheckpointError."""
-    return _checked(name, name, tensors, None)
+def from_tensors(
+    name: str, given: Mapping[str, Tensor], where: str | None = None, progress: Progress | None = None
+) -> Checkpoint:
+    """Check tensors that are in memory already. Raises CheckpointError, which names `where` or `name`."""
+    where = where or name
+    tensors = {key: value for key, value in given.items() if key not in IGNORED}
+    _refuse_foreign(where, tensors)
+    layers = _layer_count(where, tensors)
+    vocab, width = _matrix(where, tensors, "emb.weight")
+    heads, head_size = _matrix(where, tensors, "blocks.0.att.r_k")
+    if head_size != HEAD_SIZE:
+        raise CheckpointError(
+            f"{where}: blocks.0.att.r_k has heads of {head_size}; only models with heads of {HEAD_SIZE} can "
+            "be run."
+        )
+    if heads * HEAD_SIZE != width:
+        raise CheckpointError(
+            f"{where}: emb.weight has width {width}, but blocks.0.att.r_k has {heads} heads of {HEAD_SIZE}; "
+            f"{AGAIN}."
+        )
+    wanted = shapes(layers, width, vocab, lambda key: _matrix(where, tensors, key)[1])
+    for key in sorted(tensors.keys() - wanted.keys()):
+        raise CheckpointError(f"{where}: {key} is no tensor of RWKV-7; give a plain RWKV-7 checkpoint.")
+    tensors = {key: _fitted(where, key, tensors, shape) for key, shape in wanted.items()}
+    _check_values(where, tensors, progress)
+    return Checkpoint(
+        name,
+        tensors,
+        layers,
+        width,
+        heads,
+        vocab,
+        sum(t.numel() for t in tensors.values()),
+        _fingerprint(tensors),
+    )
 
 
 def _find(path: Path) -> Path:
@@ -155,39 +175,6 @@ def _read_safetensors(file: Path) -> Mapping[str, Tensor]:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-
-
-def _checked(where: str, name: str, given: Mapping[str, Tensor], progress: Progress | None) -> Checkpoint:
-    tensors = {key: value for key, value in given.items() if key not in IGNORED}
-    _refuse_foreign(where, tensors)
-    layers = _layer_count(where, tensors)
-    vocab, width = _matrix(where, tensors, "emb.weight")
-    heads, head_size = _matrix(where, tensors, "blocks.0.att.r_k")
-    if head_size != HEAD_SIZE:
-        raise CheckpointError(
-            f"{where}: blocks.0.att.r_k has heads of {head_size}; only models with heads of {HEAD_SIZE} can "
-            "be run."
-        )
-    if heads * HEAD_SIZE != width:
-        raise CheckpointError(
-            f"{where}: emb.weight has width {width}, but blocks.0.att.r_k has {heads} heads of {HEAD_SIZE}; "
-            f"{AGAIN}."
-        )
-    wanted = shapes(layers, width, vocab, lambda key: _matrix(where, tensors, key)[1])
-    for key in sorted(tensors.keys() - wanted.keys()):
-        raise CheckpointError(f"{where}: {key} is no tensor of RWKV-7; give a plain RWKV-7 checkpoint.")
-    tensors = {key: _fitted(where, key, tensors, shape) for key, shape in wanted.items()}
-    _check_values(where, tensors, progress)
-    return Checkpoint(
-        name,
-        tensors,
-        layers,
-        width,
-        heads,
-        vocab,
-        sum(t.numel() for t in tensors.values()),
-        _fingerprint(tensors),
-    )
 
 
 def _refuse_foreign(where: str, tensors: Mapping[str, Tensor]) -> None:

@@ -7,7 +7,7 @@ stored `[out, in]`, low-rank pairs `[in, rank]` and `[rank, out]`.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,12 +24,18 @@ LOW_RANKS: dict[str, Activation] = {"w": "tanh", "a": "identity", "g": "sigmoid"
 learning rate, gate, value residual. Each reads the mix of its name. Layer 0 has no value residual."""
 
 
-@dataclass(frozen=True)
-class NormTensors:
+class Norm(NamedTuple):
     """A layer norm or the group norm over heads."""
 
     weight: Tensor  # [C]
     bias: Tensor  # [C]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The layer norm of every row of x."""
+        return layer_norm(x, self.weight.shape, self.weight, self.bias)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "Norm":
+        return Norm(self.weight.to(device, dtype), self.bias.to(device, dtype))
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class LowRankTensors:
 class LayerTensors:
     """The tensors of one layer, as they are in the checkpoint."""
 
-    ln1: NormTensors
+    ln1: Norm
     mixes: dict[str, Tensor]  # [C] each, in the order of MIXES
     receptance: Tensor  # [C, C]
     key: Tensor  # [C, C]
@@ -56,8 +62,8 @@ class LayerTensors:
     k_k: Tensor  # [C]
     k_a: Tensor  # [C]
     r_k: Tensor  # [heads, 64]
-    ln_x: NormTensors
-    ln2: NormTensors
+    ln_x: Norm
+    ln2: Norm
     ffn_mix: Tensor  # [C]
     ffn_key: Tensor  # [4 C, C]
     ffn_value: Tensor  # [C, 4 C]
@@ -95,8 +101,9 @@ def layer_tensors(tensors: Mapping[str, Tensor], layer: int) -> LayerTensors:
     )
 
 
-def norm_tensors(tensors: Mapping[str, Tensor], name: str) -> NormTensors:
-    return NormTensors(tensors[name + ".weight"], tensors[name + ".bias"])
+def norm_tensors(tensors: Mapping[str, Tensor], name: str) -> Norm:
+    """The norm of that name out of all tensors of a checkpoint."""
+    return Norm(tensors[name + ".weight"], tensors[name + ".bias"])
 
 
 def shapes(layers: int, width: int, vocab: int, rank: Callable[[str], int]) -> dict[str, tuple[int, ...]]:
@@ -125,9 +132,8 @@ def shapes(layers: int, width: int, vocab: int, rank: Callable[[str], int]) -> d
 def normed_embedding(tensors: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> Tensor:
     """The embedding with layer norm ln0 of every row already applied: `[V, C]`."""
     table = tensors["emb.weight"]
-    norm = norm_tensors(tensors, "blocks.0.ln0")
-    weight, bias = (part.to(device, torch.float32) for part in (norm.weight, norm.bias))
+    norm = norm_tensors(tensors, "blocks.0.ln0").to(device, torch.float32)
     normed = torch.empty(table.shape, device=device, dtype=dtype)
     for rows in (slice(start, start + EMBEDDING_ROWS) for start in range(0, len(table), EMBEDDING_ROWS)):
-        normed[rows] = layer_norm(table[rows].to(device, torch.float32), weight.shape, weight, bias)
+        normed[rows] = norm(table[rows].to(device, torch.float32))
     return normed

@@ -1,5 +1,4 @@
-"""The RWKV-7 forward pass in torch, on any device: the readable reference that every faster one is tested
-against.
+"""The RWKV-7 forward pass in torch, on any device: the readable reference for every faster one.
 
 Rows of any length are packed without padding, and their states stay in their slots. The formulas are those of
 the RWKV-7 paper ("Goose", arXiv 2503.14456).
@@ -10,10 +9,16 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import layer_norm
 
 from rwkv_batch.model.checkpoint import Checkpoint
-from rwkv_batch.model.description import LayerTensors, LowRankTensors, NormTensors, normed_embedding
+from rwkv_batch.model.description import (
+    LayerTensors,
+    LowRankTensors,
+    Norm,
+    layer_tensors,
+    norm_tensors,
+    normed_embedding,
+)
 from rwkv_batch.ops import torch_ops as ops
 from rwkv_batch.ops.linear import Linear, prepare
 from rwkv_batch.state.slots import States
@@ -26,15 +31,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class Norm:
-    weight: Tensor
-    bias: Tensor
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return layer_norm(x, self.weight.shape, self.weight, self.bias)
-
-
-@dataclass(frozen=True)
 class TimeMix:
     norm: Norm
     mixes: Tensor  # [6, 1, width]: how much of the token before goes into r, k, v, w, a, g
@@ -42,10 +38,9 @@ class TimeMix:
     key: Linear
     value: Linear
     output: Linear
-    decay: Linear  # these four are low-rank functions
-    rate: Linear
-    gate: Linear
-    residual: Linear | None  # none in layer 0, whose values the others mix in
+    low_rank: dict[
+        str, Linear
+    ]  # by the names of LOW_RANKS; no "v" in layer 0, whose values the others mix in
     k_k: Tensor  # [width]
     k_a: Tensor
     k_rest: Tensor  # 1 - k_a
@@ -55,23 +50,23 @@ class TimeMix:
     def __call__(
         self, x: Tensor, v_first: Tensor | None, states: States, layer: int, rows: ops.PackedRows
     ) -> tuple[Tensor, Tensor]:
-        """x `[T, width]`, v_first: the values of layer 0; returns what is added to x, and v_first."""
+        """x `[T, width]`, v_first: the values of layer 0 (there None); returns what is added, and v_first."""
         x = self.norm(x)
         delta = ops.token_shift(x, states.shift[:, layer, 0], rows)
         xr, xk, xv, xw, xa, xg = ops.mix(x, delta, self.mixes).unbind(0)
         r, k, v = self.receptance(xr), self.key(xk), self.value(xv)
-        w_log = ops.log_decay(self.decay(xw))
-        a = self.rate(xa).sigmoid_()
-        g = self.gate(xg)
+        w_log = ops.log_decay(self.low_rank["w"](xw))
+        a = self.low_rank["a"](xa).sigmoid_()
+        g = self.low_rank["g"](xg)
         kk = ops.removal_key(k, self.k_k)
         k = k.mul_(torch.addcmul(self.k_rest, a, self.k_a))  # k (1 + (a - 1) k_a)
-        if self.residual is None or v_first is None:
+        if v_first is None:
             v_first = v
         else:
-            v = v.lerp(v_first, self.residual(xv).sigmoid_())
+            v = v.lerp(v_first, self.low_rank["v"](xv).sigmoid_())
         r_, w_, k_, v_, a_ = (x.view(len(x), -1, ops.HEAD_SIZE) for x in (r, w_log, k, v, a))
         y = ops.wkv(r_, w_, k_, v_, kk, a_, states.wkv[:, layer], rows)
-        y = ops.readout(y, r, k, v, self.r_k, self.group_norm.weight, self.group_norm.bias)
+        y = ops.readout(y, r, k, v, self.r_k, *self.group_norm)
         return self.output(y.mul_(g)), v_first
 
 
@@ -101,10 +96,10 @@ class RWKV7:
     ) -> None:
         self.checkpoint, self.device, self.dtype = checkpoint, torch.device(device), dtype
         self.embedding = normed_embedding(checkpoint.tensors, self.device, dtype)
-        layers = (checkpoint.layer(index) for index in range(checkpoint.layers))
+        layers = (layer_tensors(checkpoint.tensors, index) for index in range(checkpoint.layers))
         self.layers = [(self._time_mix(layer), self._channel_mix(layer)) for layer in layers]
-        self.ln_out = self._norm(checkpoint.ln_out)
-        self.head = self._linear(checkpoint.head)
+        self.ln_out = norm_tensors(checkpoint.tensors, "ln_out").to(self.device, dtype)
+        self.head = self._linear(checkpoint.tensors["head.weight"])
 
     def new_states(self, slots: int, wkv_dtype: torch.dtype = torch.float32) -> States:
         """The states of that many slots, all before the first token."""
@@ -154,34 +149,31 @@ class RWKV7:
 
     def _time_mix(self, layer: LayerTensors) -> TimeMix:
         k_a = self._vector(layer.k_a)
-        low_rank = {name: self._low_rank(tensors) for name, tensors in layer.low_rank.items()}
         return TimeMix(
-            norm=self._norm(layer.ln1),
+            norm=layer.ln1.to(self.device, self.dtype),
             mixes=torch.stack([self._vector(mix) for mix in layer.mixes.values()]).unsqueeze(1),
             receptance=self._linear(layer.receptance),
             key=self._linear(layer.key),
             value=self._linear(layer.value),
             output=self._linear(layer.output),
-            decay=low_rank["w"],
-            rate=low_rank["a"],
-            gate=low_rank["g"],
-            residual=low_rank.get("v"),
+            low_rank={name: self._low_rank(tensors) for name, tensors in layer.low_rank.items()},
             k_k=self._vector(layer.k_k),
             k_a=k_a,
             k_rest=1 - k_a,
             r_k=self._vector(layer.r_k),
-            group_norm=self._norm(layer.ln_x),
+            group_norm=layer.ln_x.to(self.device, self.dtype),
         )
 
     def _channel_mix(self, layer: LayerTensors) -> ChannelMix:
-        key, value = self._linear(layer.ffn_key), self._linear(layer.ffn_value)
-        return ChannelMix(self._norm(layer.ln2), self._vector(layer.ffn_mix), key, value)
+        return ChannelMix(
+            norm=layer.ln2.to(self.device, self.dtype),
+            x_k=self._vector(layer.ffn_mix),
+            key=self._linear(layer.ffn_key),
+            value=self._linear(layer.ffn_value),
+        )
 
     def _vector(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device, self.dtype).flatten()
-
-    def _norm(self, norm: NormTensors) -> Norm:
-        return Norm(self._vector(norm.weight), self._vector(norm.bias))
 
     def _linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         return prepare(weight, bias, device=self.device, dtype=self.dtype)

@@ -57,7 +57,7 @@ class CudaRunner:
         self.states = self.model.new_states(slots, self._wkv_dtype)
         self.sampler = CudaSampler(slots, self.model.checkpoint.vocab, self.device, self._sampler)
         self.model.capture(self.states)
-        rehearse(self.model, self.states, rows, prefill_tokens)
+        rehearse(self.model.forward, self.states, rows, prefill_tokens)
 
     @torch.inference_mode()
     def begin(self, slot: int, params: Sampling, seed: int, stream: int, stop_ids: Collection[int]) -> None:

@@ -1,7 +1,6 @@
 """What every runner holds beside the model, and the rehearsal of the largest step."""
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -15,24 +14,15 @@ LOGITS_COPIES = 8
 RESERVE = 1 << 30
 
 
-class Forward(Protocol):
-    """A model; see model.rwkv7.RWKV7."""
-
-    device: torch.device
-
-    def forward(
-        self, tokens: Tensor, lengths: Sequence[int], slots: Sequence[int], states: Any
-    ) -> Tensor: ...
-
-
 @torch.inference_mode()
-def rehearse(model: Forward, states: States, rows: int, prefill_tokens: int) -> None:
-    """Run the largest step that can come: every row decodes but one, which is fed all prompt tokens of a
-    step; and all rows want logprobs. States are zero before and after. Raises RuntimeError when memory runs
-    out.
+def rehearse(forward: Callable[..., Tensor], states: States, rows: int, prefill_tokens: int) -> None:
+    """Run the largest step that can come. States are zero before and after.
+
+    Every row decodes but one, which is fed all prompt tokens of a step; and all rows want logprobs.
+    `forward`: see RWKV7.forward. Raises RuntimeError when memory runs out.
     """
     lengths = [1] * (rows - 1) + [prefill_tokens + 1]
-    logits = model.forward(torch.zeros(sum(lengths), dtype=torch.long), lengths, range(rows), states)
-    drawn = torch.zeros(rows, dtype=torch.long, device=model.device)
+    logits = forward(torch.zeros(sum(lengths), dtype=torch.long), lengths, range(rows), states)
+    drawn = torch.zeros(rows, dtype=torch.long, device=states.device)
     logprobs(logits.clone(), drawn, 1)  # of a copy, as in a step
     states.clear(range(rows))

@@ -42,7 +42,7 @@ class TorchRunner:
         self.states = self.model.new_states(rows + idle_slots, self._wkv_dtype)
         self.sampler = Sampler(rows + idle_slots, self.model.checkpoint.vocab, self.device)
         if self.device.type != "cpu":
-            rehearse(self.model, self.states, rows, prefill_tokens)
+            rehearse(self.model.forward, self.states, rows, prefill_tokens)
 
     def begin(self, slot: int, params: Sampling, seed: int, stream: int, stop_ids: Collection[int]) -> None:
         self.sampler.begin(slot, params, seed, stream)

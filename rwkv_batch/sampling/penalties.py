@@ -9,6 +9,7 @@ from rwkv_batch.wire.protocol import Sampling
 # "nucleus" does not count these: space, TAB, LF and the digits. Its origin lists TAB where LF was meant; here
 # both are.
 UNCOUNTED = frozenset((33, 10, 11, *range(49, 59)))
+DRAWN = np.dtype([("id", "i8"), ("decaying", "f8"), ("count", "f8")])  # what a row keeps of an id
 
 
 @dataclass(frozen=True)
@@ -62,30 +63,24 @@ class Penalties:
 
     def __init__(self, rule: PenaltyRule) -> None:
         self._rule = rule
-        self._places: dict[int, int] = {}  # id -> its place in the arrays below
-        self._ids = np.zeros(64, np.int64)
-        self._decaying = np.zeros(64)
-        self._counts = np.zeros(64)
+        self._places: dict[int, int] = {}  # id -> its place in the array
+        self._drawn = np.zeros(64, DRAWN)
 
     def amounts(self) -> tuple[np.ndarray, np.ndarray]:
         """The ids drawn so far, each once, and what to subtract from their logits."""
-        size = len(self._places)
-        counted = self._rule.per_count * self._counts[:size]
-        return self._ids[:size], self._decaying[
-            :size
-        ] + self._rule.flat + counted  # in the order of the kernel
+        drawn = self._drawn[: len(self._places)]
+        # Added up in the order of the kernel.
+        return drawn["id"], drawn["decaying"] + self._rule.flat + self._rule.per_count * drawn["count"]
 
     def record(self, token: int) -> None:
         """`token` has been drawn. A first time is recognised by the id, since its penalty may be 0."""
         size = len(self._places)
         place = self._places.setdefault(token, size)
-        if size == len(self._ids):
-            self._ids = np.resize(self._ids, 2 * size)
-            self._decaying = np.resize(self._decaying, 2 * size)
-            self._counts = np.resize(self._counts, 2 * size)
-        self._decaying[:size] *= self._rule.decay
+        if size == len(self._drawn):
+            self._drawn = np.resize(self._drawn, 2 * size)
+        self._drawn["decaying"][:size] *= self._rule.decay
         if place == size:
-            self._ids[place], self._decaying[place], self._counts[place] = token, 0, 0
+            self._drawn[place] = token, 0, 0
         if token not in self._rule.uncounted:
-            self._decaying[place] += self._rule.first if place == size else self._rule.later
-        self._counts[place] += 1
+            self._drawn["decaying"][place] += self._rule.first if place == size else self._rule.later
+        self._drawn["count"][place] += 1

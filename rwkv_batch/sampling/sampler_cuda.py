@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.ops.cuda import build
-from rwkv_batch.ops.cuda.records import Records
-from rwkv_batch.ops.cuda.staging import upload
+from rwkv_batch.ops.cuda.binding import launch, pointer
+from rwkv_batch.ops.cuda.staging import Records, upload
 from rwkv_batch.ops.random import random_key
 from rwkv_batch.sampling import flashinfer
 from rwkv_batch.sampling.params import RowParameters, drawable
@@ -164,11 +164,10 @@ class CudaSampler:
     def _sample(self, logits: Tensor, slots: Tensor, ids: Tensor) -> None:
         rows = len(slots)
         blocks = self.blocks or self._library.rwkv_sample_blocks(rows)
-        workspace = None
-        if blocks == 1:
-            workspace = torch.empty(rows, self._chunk, dtype=torch.float32, device=self.device)
+        size = (rows, self._chunk)
+        workspace = torch.empty(size, dtype=torch.float32, device=self.device) if blocks == 1 else None
         call = self._input(logits, slots, ids, workspace)
-        self._launch("rwkv_sample", byref(call), rows, int(logits.dtype == torch.float16), blocks)
+        launch(self._library, "rwkv_sample", byref(call), rows, int(logits.dtype == torch.float16), blocks)
 
     def _sample_with_flashinfer(
         self, draw: flashinfer.Draw, logits: Tensor, slots: Tensor, ids: Tensor
@@ -190,9 +189,10 @@ class CudaSampler:
             *(tensor.data_ptr() for tensor in (places, adjusted, top_k, top_p)),
             self._chunk,
         )
-        self._launch("rwkv_sample_adjust", byref(call), count, int(logits.dtype == torch.float16), blocks)
+        half = int(logits.dtype == torch.float16)
+        launch(self._library, "rwkv_sample_adjust", byref(call), count, half, blocks)
         drawn = draw(adjusted, top_k, top_p)
-        self._launch("rwkv_sample_record", byref(call), drawn.data_ptr(), count)
+        launch(self._library, "rwkv_sample_record", byref(call), drawn.data_ptr(), count)
 
     def _input(self, logits: Tensor, slots: Tensor, ids: Tensor, workspace: Tensor | None) -> SampleInput:
         return SampleInput(
@@ -203,18 +203,9 @@ class CudaSampler:
             slots.data_ptr(),
             self._records.table.data_ptr(),
             ids.data_ptr(),
-            None if workspace is None else workspace.data_ptr(),
+            pointer(workspace),
             0,
         )
-
-    def _launch(self, kernel: str, *arguments: object) -> None:
-        stream = torch.cuda.current_stream(self.device).cuda_stream
-        error = getattr(self._library, kernel)(*arguments, stream)
-        if error:
-            raise RuntimeError(
-                f"The kernel {kernel} could not be launched (CUDA error {error}); check the driver and free "
-                "GPU memory."
-            )
 
     def _request_record(self, params: Sampling) -> _RequestRecord:
         """Raises ValueError as `params.check` does."""

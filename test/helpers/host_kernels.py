@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from rwkv_batch.ops.cuda import build, records
+from rwkv_batch.ops.cuda import build, staging
 from rwkv_batch.sampling.penalties import UNCOUNTED
 from rwkv_batch.sampling.reference import LARGEST, sanitise
 from rwkv_batch.sampling.structs_cuda import (
@@ -48,9 +48,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(build, "architecture", lambda device: "host")
     monkeypatch.setattr(build, "load", lambda arch: library)
-    monkeypatch.setattr(records, "Uploads", AtOnce)
+    monkeypatch.setattr(staging, "Uploads", AtOnce)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
 
 
 def _sample(call, rows: int, fp16: int, blocks: int, stream: int) -> int:

@@ -20,7 +20,7 @@ def test_a_plan_covers_every_token_once(lengths):
     for token, place in enumerate(plan.numbers["row_of"]):
         tokens_of[plan.order[place]].append(token)
     assert [len(tokens_of[row]) for row in tokens_of] == lengths and plan.tokens == sum(lengths)
-    assert plan.last == [tokens_of[row][-1] for row in tokens_of]
+    assert plan.numbers["last"] == [tokens_of[row][-1] for row in plan.order]
     assert plan.numbers["slots"] == [slots[row] for row in plan.order]
     chunk = row = 0
     for chunks, rows in plan.launches:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from host_kernels import AtOnce
 
-from rwkv_batch.ops.cuda import records as module
-from rwkv_batch.ops.cuda.records import Records
+from rwkv_batch.ops.cuda import staging
+from rwkv_batch.ops.cuda.staging import Records
 
 RECORD = np.dtype([("weight", "f8"), ("count", "i4"), ("ids", "i4", 3)])
 
@@ -27,7 +27,7 @@ RECORD = np.dtype([("weight", "f8"), ("count", "i4"), ("ids", "i4", 3)])
 )
 def records(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Records:
     if request.param == "cpu":
-        monkeypatch.setattr(module, "Uploads", AtOnce)
+        monkeypatch.setattr(staging, "Uploads", AtOnce)
     return Records(6, RECORD, torch.device(request.param))
 
 

@@ -132,7 +132,7 @@ class TestTuningFile:
 
     def test_shapes_that_a_library_refuses_have_no_algorithms(self):
         lt = object.__new__(cublaslt.CublasLt)
-        lt._library, lt._handle, lt._prepared = Refuses(), None, {}
+        lt._library, lt._handle, lt._prepare = Refuses(), None, lt._describe
         assert usable({"value_split 64": "lt0/4", "key 64": "lt0"}, gemms(lt=lt)) == {}
 
     @pytest.mark.parametrize("content", [[], None, 3, "in 1"])

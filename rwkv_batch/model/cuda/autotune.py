@@ -65,7 +65,8 @@ class Autotuner:
 
     def measure(self, sizes: Iterable[int], progress: bool = True) -> None:
         """Measure what is missing for these numbers of tokens, with a progress bar and a line in the log."""
-        missing = [tokens for tokens in sorted(set(sizes), reverse=True) if self._missing(tokens)]
+        small = {tokens for tokens in sizes if tokens <= MEASURED_TOKENS}
+        missing = [tokens for tokens in sorted(small, reverse=True) if self._missing(tokens)]
         if not missing:
             return
         log.info("timing GEMMs for %d batch sizes (once for a model's shape; about a minute)", len(missing))
@@ -92,8 +93,6 @@ class Autotuner:
 
     def _missing(self, tokens: int) -> list[str]:
         """The kinds of GEMM that are to be measured at that many tokens."""
-        if tokens > MEASURED_TOKENS:
-            return []
         return [kind for kind in METHODS if f"{kind} {tokens}" not in self.chosen]
 
     def _chosen(self, tokens: int) -> dict[str, str]:
@@ -137,12 +136,12 @@ def usable(chosen: object, gemms: Gemms) -> dict[str, str]:
     """The entries of a file that name methods which can be run: it may be of another version, or damaged."""
     if not isinstance(chosen, dict):
         return {}
-    known = {}
-    for key, method in chosen.items():
+
+    def runs(key: str, method: object) -> bool:
         kind, _, tokens = key.partition(" ")
-        if kind in METHODS and tokens.isdecimal() and method in gemms.candidates(kind, int(tokens)):
-            known[key] = method
-    return known
+        return kind in METHODS and tokens.isdecimal() and method in gemms.candidates(kind, int(tokens))
+
+    return {key: method for key, method in chosen.items() if runs(key, method)}
 
 
 def _fill(buffers: Buffers) -> None:

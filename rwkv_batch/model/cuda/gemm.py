@@ -60,18 +60,18 @@ class Gemms:
         if WHOLE in methods:
             whole = self._shape(kind.removesuffix("_split"), tokens)
             return WHOLE, *(method for method in SPLIT_K if self._can_split(whole, *SPLIT_K[method]))
-        excluded = set[str]()
-        if tokens not in SPARSE_ROWS:
-            excluded.add("sparse")
-        ranks = [w.shape[1] for w in self.weights.layers[-1].low_out.values()]
-        if not self.kernels.has_lowrank or (kind == "low_out" and max(ranks) > MAX_RESIDENT_K):
-            excluded.add("low")
-        large = self.weights.head if kind == "head" else self.weights.layers[-1].key
-        if not self.kernels.has_tile or not tile.fits(*large.shape):
-            excluded.add("tile")
-        by_lt = self.lt is not None and kind != "low_out" and tokens >= LT_TOKENS
-        algorithms = self.lt.algorithm_count(self._shape(kind, tokens)) if self.lt and by_lt else 0
-        return tuple(method for method in methods if method not in excluded.union(LT[algorithms:]))
+        layer, algorithms = self.weights.layers[-1], 0
+        if self.lt is not None and kind != "low_out" and tokens >= LT_TOKENS:
+            algorithms = self.lt.algorithm_count(self._shape(kind, tokens))
+        short = kind != "low_out" or max(w.shape[1] for w in layer.low_out.values()) <= MAX_RESIDENT_K
+        large = self.weights.head if kind == "head" else layer.key
+        runs = {
+            "sparse": tokens in SPARSE_ROWS,
+            "low": self.kernels.has_lowrank and short,
+            "tile": self.kernels.has_tile and tile.fits(*large.shape),
+            **{method: number < algorithms for number, method in enumerate(LT)},
+        }
+        return tuple(method for method in methods if runs.get(method, True))
 
     def untimed(self, kind: str) -> str:
         """The method for so many tokens that nothing is timed, as cuBLAS is the fastest for large GEMMs."""

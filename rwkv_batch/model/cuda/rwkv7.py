@@ -3,7 +3,6 @@
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -15,12 +14,14 @@ from rwkv_batch.model.cuda.gemm import LT, WHOLE, Gemms, output_method
 from rwkv_batch.model.cuda.graphs import (
     PREFILL_SIZES,
     DecodeGraphs,
+    Prefilled,
     PrefillGraphs,
     decode_graph_bytes,
     decode_sizes,
     prefill_graph_bytes,
 )
 from rwkv_batch.model.cuda.weights import CudaLayer, pack_weights
+from rwkv_batch.model.description import Norm
 from rwkv_batch.model.rwkv7 import check_rows
 from rwkv_batch.ops.cuda import cublaslt
 from rwkv_batch.ops.cuda.abi import CHUNK, MAX_LAG, TimeMixInput
@@ -31,6 +32,7 @@ from rwkv_batch.ops.cuda.packing import (
     SCRATCH_CHUNKS,
     DeviceRows,
     PrefillPlan,
+    StagedPlan,
     most_chunks,
     upload_plan,
 )
@@ -56,20 +58,11 @@ class CudaStates(States):
 
 
 @dataclass(frozen=True)
-class StateArrays:
-    """What the kernels read and write of states; see States and Feed."""
-
-    shift: Tensor  # [slots, layers, 2, C]
-    wkv: Tensor  # [slots, layers, heads, 64, 64]
-    pending: Tensor | None
-
-
-@dataclass(frozen=True)
 class Mixers:
     """The two kernels that touch states, in the form for decode steps or for packed rows."""
 
     # added, norm, shift, mixes, out
-    norm_mix: Callable[[Addend, tuple[Tensor, Tensor], Tensor, Tensor, Tensor], None]
+    norm_mix: Callable[[Addend, Norm, Tensor, Tensor, Tensor], None]
     wkv: Callable[[TimeMixInput], None]
 
 
@@ -122,7 +115,7 @@ class RWKV7Cuda:
         with torch.cuda.device(self.device):
             self.autotuner.measure((*decode_sizes(len(states)), *PREFILL_SIZES), progress)
             for graphs in self._graphs_over(states):
-                graphs.ladder.capture_all(self.device, progress)
+                graphs.capture_all(progress)
 
     @torch.inference_mode()
     def forward(
@@ -190,29 +183,28 @@ class RWKV7Cuda:
         """
         b, methods = Buffers(self._buffer_shape, len(tokens), arena), self.autotuner.methods(len(tokens))
         states.feed.resolve(tokens, slots, b.lag, len(tokens))
-        arrays = StateArrays(states.shift, states.wkv, states.feed.pending)
-        added = self._run_layers(
-            self.weights.layers, tokens, arrays, b, self._decode_mixers(b, slots, arrays), methods
-        )
+        mixers = self._decode_mixers(b, slots, states)
+        added = self._run_layers(self.weights.layers, tokens, states, b, mixers, methods)
         self.kernels.norm(b.x, added, *self.weights.norm_out, b.normed)
         self.gemms.head(b.normed, logits, methods["head"])
 
     def _graphs_over(self, states: CudaStates) -> tuple[DecodeGraphs, PrefillGraphs]:
         """The graphs over these states; those over others are given up."""
         if self._graphs is None or self._graphs[0] is not states:
+            shape, tune = (len(states), len(self.weights.head)), self.autotuner.methods
+            logits = torch.empty(shape, device=self.device, dtype=torch.float16)
 
-            def decode(tokens: Tensor, slots: Tensor, logits: Tensor, arena: dict[str, Tensor]) -> None:
-                self.decode(tokens, slots, states, logits, arena)
+            def decode(inputs: Tensor, arena: dict[str, Tensor]) -> Tensor:
+                rows = logits[: inputs.shape[1]]
+                self.decode(inputs[0], inputs[1], states, rows, arena)
+                return rows
 
-            def buffers(tokens: int, arena: dict[str, Tensor]) -> Buffers:
-                return Buffers(self._buffer_shape, tokens, arena, packed=True)
+            def prefill(inputs: StagedPlan, arena: dict[str, Tensor]) -> Prefilled:
+                methods = tune(len(inputs.tokens))
+                return self._prefill_layers(inputs.tokens, inputs.rows, states, arena, methods)
 
-            def prefill(tokens: Tensor, rows: DeviceRows, b: Buffers) -> Addend:
-                return self._prefill_layers(tokens, rows, states, b, self.autotuner.methods(len(tokens)))
-
-            tune, head_rows = self.autotuner.methods, len(self.weights.head)
-            decode_graphs = DecodeGraphs(len(states), head_rows, self.device, tune, decode)
-            self._graphs = states, decode_graphs, PrefillGraphs(self.device, buffers, tune, prefill)
+            decode_graphs = DecodeGraphs(len(states), self.device, tune, decode)
+            self._graphs = states, decode_graphs, PrefillGraphs(self.device, tune, prefill)
         return self._graphs[1:]
 
     def _prefill(
@@ -230,24 +222,19 @@ class RWKV7Cuda:
             pieces = ids.split(list(lengths))
             ids = torch.cat([pieces[row] for row in plan.order])
         if PrefillGraphs.covers(plan):
-            b, added, rows = self._graphs_over(states)[1].run(ids, plan)
+            (b, added), rows = self._graphs_over(states)[1].run(ids, plan)
         else:
-            b, rows = (
-                Buffers(self._buffer_shape, plan.tokens, {}, packed=True),
-                upload_plan(plan, self.device),
-            )
+            rows = upload_plan(plan, self.device)
             ids = ids.to(self.device, non_blocking=True)
-            added = self._prefill_layers(ids, rows, states, b, self.autotuner.methods(MANY))
+            b, added = self._prefill_layers(ids, rows, states, {}, self.autotuner.methods(MANY))
         normed = b.x.new_empty(len(wanted), b.x.shape[1], dtype=torch.float16)
         logits = normed.new_empty(len(wanted), len(self.weights.head))
         if not len(wanted):
             return logits, rows.rows.slots[:0]
-        places = {row: place for place, row in enumerate(plan.order)}
-        at = torch.tensor(
-            [[plan.last[row] for row in wanted], [places[row] for row in wanted]],
-            dtype=torch.int32,
-            pin_memory=True,
-        )
+        place_of = {row: place for place, row in enumerate(plan.order)}
+        places = [place_of[row] for row in wanted]
+        lasts = [plan.numbers["last"][place] for place in places]
+        at = torch.tensor([lasts, places], dtype=torch.int32, pin_memory=True)
         last, place = at.to(self.device, non_blocking=True)
         self.kernels.norm(b.x, added, *self.weights.norm_out, normed, last)
         self.gemms.head(normed, logits, self._head_method(len(wanted)))
@@ -261,11 +248,15 @@ class RWKV7Cuda:
         return "blas" if method in LT else method  # whose algorithms are another shape's
 
     def _prefill_layers(
-        self, tokens: Tensor, rows: DeviceRows, states: CudaStates, b: Buffers, methods: dict[str, str]
-    ) -> Addend:
-        """Launch all layers over packed rows: tokens `[T]` int32 on the device. Returns what is still to be
-        added to b.x.
-        """
+        self,
+        tokens: Tensor,
+        rows: DeviceRows,
+        states: CudaStates,
+        arena: dict[str, Tensor],
+        methods: dict[str, str],
+    ) -> Prefilled:
+        """Launch all layers over packed rows: tokens `[T]` int32 on the device."""
+        b = Buffers(self._buffer_shape, len(tokens), arena, packed=True)
         for pieces in rows.pieces:
             states.feed.flush_rows(pieces)
         states.feed.resolve(tokens, rows.rows.slots, b.lag, rows.single, rows.counted)
@@ -273,9 +264,7 @@ class RWKV7Cuda:
         most_chunks = max((pieces.chunks for pieces in rows.pieces), default=0)
         items = b.scratch("items", most_chunks * heads * self.kernels.chunk_bytes)
 
-        def norm_mix(
-            added: Addend, norm: tuple[Tensor, Tensor], shift: Tensor, mixes: Tensor, out: Tensor
-        ) -> None:
+        def norm_mix(added: Addend, norm: Norm, shift: Tensor, mixes: Tensor, out: Tensor) -> None:
             # The first norm of a layer has more than one mix.
             x, to = (b.x, b.x_between) if len(mixes) > 1 else (b.x_between, b.x)
             self.kernels.norm_mix_prefill(x, to, added, *norm, rows.rows, shift, mixes, out)
@@ -287,13 +276,10 @@ class RWKV7Cuda:
                 self.kernels.wkv_prefill(inputs, pieces, items, fp32)
 
         whole = methods | dict.fromkeys(("out_split", "value_split"), WHOLE)  # this norm adds no partial sums
-        arrays = StateArrays(states.shift, states.wkv, states.feed.pending)
-        return self._run_layers(self.weights.layers, tokens, arrays, b, Mixers(norm_mix, wkv), whole)
+        return b, self._run_layers(self.weights.layers, tokens, states, b, Mixers(norm_mix, wkv), whole)
 
-    def _decode_mixers(self, b: Buffers, slots: Tensor, states: StateArrays) -> Mixers:
-        def norm_mix(
-            added: Addend, norm: tuple[Tensor, Tensor], shift: Tensor, mixes: Tensor, out: Tensor
-        ) -> None:
+    def _decode_mixers(self, b: Buffers, slots: Tensor, states: CudaStates) -> Mixers:
+        def norm_mix(added: Addend, norm: Norm, shift: Tensor, mixes: Tensor, out: Tensor) -> None:
             self.kernels.norm_mix_decode(b.x, added, *norm, slots, shift, mixes, out)
 
         def wkv(inputs: TimeMixInput) -> None:
@@ -309,14 +295,10 @@ class RWKV7Cuda:
         """
         layers, width = self.weights.layers[:TIMED_LAYERS], self.weights.embedding.shape[1]
         slots = min(rows, SPARSE_ROWS[-1])
-        zeros = partial(torch.zeros, device=self.device, dtype=torch.float16)
-        wkv = zeros(slots, len(layers), width // HEAD_SIZE, HEAD_SIZE, HEAD_SIZE)
-        states = StateArrays(zeros(slots, len(layers), 2, width), wkv, pending_writes(wkv))
+        states = CudaStates(self.kernels, slots, len(layers), width, torch.float16, self.device)
         tokens = torch.randint(self.weights.vocab, (rows,), device=self.device, dtype=torch.int32)
-        b, numbers = (
-            Buffers(self._buffer_shape, rows, {}),
-            torch.arange(rows, device=self.device, dtype=torch.int32),
-        )
+        numbers = torch.arange(rows, device=self.device, dtype=torch.int32)
+        b = Buffers(self._buffer_shape, rows, {})
         mixers = self._decode_mixers(b, numbers % slots, states)
         b.lag.copy_(numbers % (MAX_LAG + 1))
 
@@ -330,21 +312,19 @@ class RWKV7Cuda:
         self,
         layers: list[CudaLayer],
         tokens: Tensor,
-        states: StateArrays,
+        states: CudaStates,
         b: Buffers,
         mixers: Mixers,
         methods: dict[str, str],
     ) -> Addend:
-        """Launch these layers, from the embedding on. Returns what is still to be added to the residual
-        stream b.x.
-        """
+        """Launch these layers, from the embedding on. Returns what is still to be added to b.x."""
         added = Addend(tokens=tokens, table=self.weights.embedding)
         for index, layer in enumerate(layers):
             mixers.norm_mix(added, layer.norm1, states.shift[:, index, 0], layer.mixes, b.mixed)
             rkv = b.rkv if index else b.rkv0
             self.gemms.time_mix_in(layer, b, rkv, methods["in"])
             self.gemms.low_out(layer, b, methods["low_out"])
-            pending = None if states.pending is None else states.pending[:, index]
+            pending = None if states.feed.pending is None else states.feed.pending[:, index]
             mixers.wkv(_time_mix_input(layer, b, rkv, states.wkv[:, index], pending, self._work))
             added = self.gemms.out(layer, b, output_method(methods, "out"))
             mixers.norm_mix(added, layer.norm2, states.shift[:, index, 1], layer.x_k, b.mixed)
@@ -370,9 +350,9 @@ def _time_mix_input(
         g=low["g"],
         mix=low.get("v"),
         v_first=b.rkv0[2].data_ptr(),
-        w0=layer.w0.data_ptr(),
-        a0=layer.a0.data_ptr(),
-        v0=pointer(layer.v0),
+        w0=layer.offsets["w"].data_ptr(),
+        a0=layer.offsets["a"].data_ptr(),
+        v0=pointer(layer.offsets.get("v")),
         k_k=layer.k_k.data_ptr(),
         k_a=layer.k_a.data_ptr(),
         r_k=layer.r_k.data_ptr(),

@@ -5,8 +5,9 @@ Every tensor is contiguous, on the current device and fp16, except the residual 
 """
 
 from collections.abc import Sequence
-from ctypes import POINTER, Array, byref, c_int, c_size_t, c_uint, c_void_p
+from ctypes import CDLL, POINTER, Array, byref, c_int, c_size_t, c_uint, c_void_p
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -86,6 +87,7 @@ class Kernels:
     def __init__(self, device: torch.device) -> None:
         capability = torch.cuda.get_device_capability(device)
         self.library = build.load(build.architecture(device))
+        self._call = partial(launch, self.library)
         self.has_lowrank = capability[0] == 9
         self.has_tile = capability == (9, 0)
         self.sparse_partials = 1 if self.has_lowrank else SPARSE_SPLITS  # clusters of Hopper add them up
@@ -140,11 +142,9 @@ class Kernels:
 
         The residual stream goes from x to `to`, both `[T, C]`.
         """
-        inputs, tensors = (
-            _norm_input(x, added, weight, bias),
-            (rows.row_of, rows.first, rows.last, rows.slots),
-        )
-        packed = PackedRowsInput(*(tensor.data_ptr() for tensor in tensors))
+        inputs = _norm_input(x, added, weight, bias)
+        places = (rows.row_of, rows.first, rows.last, rows.slots)
+        packed = PackedRowsInput(*(tensor.data_ptr() for tensor in places))
         mix = _mix_arguments(shift, mixes, out)
         self._call("rwkv_norm_mix_prefill", byref(inputs), to.data_ptr(), len(x), byref(packed), *mix)
 
@@ -247,13 +247,15 @@ class Kernels:
         counts = (rows.chunks, rows.rows, scratch.data_ptr(), int(fp32))
         self._call("rwkv_wkv_prefill", byref(inputs), byref(rows.input), *counts)
 
-    def _call(self, name: str, *arguments: object) -> None:
-        error = getattr(self.library, name)(*arguments, torch.cuda.current_stream().cuda_stream)
-        if error:
-            raise RuntimeError(
-                f"The kernel {name} could not be launched (CUDA error {error}); check the driver and free "
-                "GPU memory."
-            )
+
+def launch(library: CDLL, kernel: str, *arguments: object) -> None:
+    """Launch on the current stream. Raises RuntimeError if CUDA refuses."""
+    error = getattr(library, kernel)(*arguments, torch.cuda.current_stream().cuda_stream)
+    if error:
+        raise RuntimeError(
+            f"The kernel {kernel} could not be launched (CUDA error {error}); check the driver and free "
+            "GPU memory."
+        )
 
 
 def pointer(tensor: Tensor | None) -> int | None:

@@ -97,6 +97,11 @@ def _home() -> Path:
 
 
 def _run_ninja(folder: Path, compiler: str, arch: str) -> None:
+    ninja = shutil.which("ninja", path=str(Path(sys.executable).parent)) or shutil.which("ninja")
+    if ninja is None:
+        raise BuildError(
+            "The CUDA kernels are not built and there is no ninja to build them; run pip install ninja."
+        )
     files = sources()
     rules = [
         f"nvcc = {shlex.quote(compiler).replace('$', '$$')}",
@@ -111,7 +116,7 @@ def _run_ninja(folder: Path, compiler: str, arch: str) -> None:
     ]
     (folder / "build.ninja").write_text("\n".join([*rules, ""]))
     log.info("building %d CUDA files for sm_%s (once; under a few minutes)", len(files), arch)
-    command = [_ninja(), "-C", str(folder)]
+    command = [ninja, "-C", str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     lines = []
     assert process.stdout is not None
@@ -126,15 +131,6 @@ def _run_ninja(folder: Path, compiler: str, arch: str) -> None:
 def _ninja_path(path: Path) -> str:
     """A path as a build statement of ninja takes it."""
     return re.sub(r"[$ :]", r"$\g<0>", str(path))
-
-
-def _ninja() -> str:
-    found = shutil.which("ninja", path=str(Path(sys.executable).parent)) or shutil.which("ninja")
-    if found is None:
-        raise BuildError(
-            "The CUDA kernels are not built and there is no ninja to build them; run pip install ninja."
-        )
-    return found
 
 
 def main() -> None:

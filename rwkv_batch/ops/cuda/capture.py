@@ -1,8 +1,7 @@
 """Capturing launches into a CUDA graph, and timing them."""
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -22,26 +21,16 @@ def capture(run: Callable[[], object], pool: Any = None) -> torch.cuda.CUDAGraph
         run()
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    # Other threads may go on allocating and copying meanwhile.
-    with (
-        torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
-        _no_garbage_collection(),
-    ):
-        run()
-    return graph
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """To free another graph that has become garbage would break a capture."""
-    enabled = gc.isenabled()
-    gc.disable()
+    graph, collects_garbage = torch.cuda.CUDAGraph(), gc.isenabled()
+    gc.disable()  # to free another graph that has become garbage would break the capture
     try:
-        yield
+        # Other threads may go on allocating and copying meanwhile.
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            run()
     finally:
-        if enabled:
+        if collects_garbage:
             gc.enable()
+    return graph
 
 
 def gpu_seconds(run: Callable[[], object], count: int = 1) -> float:

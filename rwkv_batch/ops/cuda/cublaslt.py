@@ -78,7 +78,7 @@ class CublasLt:
         self._workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=device)
         self._handle = c_void_p()
         self._call("Create", byref(self._handle))
-        self._prepared: dict[GemmShape, _Prepared] = {}
+        self._prepare = cache(self._describe)
         self._one, self._zero = c_float(1), c_float(0)
 
     def algorithm_count(self, shape: GemmShape) -> int:
@@ -99,11 +99,6 @@ class CublasLt:
         workspace = (c_void_p(self._workspace.data_ptr()), c_size_t(WORKSPACE))
         stream = c_void_p(torch.cuda.current_stream().cuda_stream)
         self._call("Matmul", self._handle, prepared.gemm, *inputs, *outputs, *workspace, stream)
-
-    def _prepare(self, shape: GemmShape) -> _Prepared:
-        if shape not in self._prepared:
-            self._prepared[shape] = self._describe(shape)
-        return self._prepared[shape]
 
     def _describe(self, s: GemmShape) -> _Prepared:
         gemm, preference, count = c_void_p(), c_void_p(), c_int()

@@ -11,22 +11,9 @@ from torch import Tensor
 from rwkv_batch.ops.cuda.abi import CHUNK, ChunksInput
 from rwkv_batch.ops.cuda.binding import ChunkedRows, RowBounds
 
-SCRATCH_CHUNKS = (
-    320  # of one launch, which the kernels' scratch memory holds; a longer row has a launch of its own
-)
+SCRATCH_CHUNKS = 320  # of one launch, which the kernels' scratch memory holds; a longer row runs alone
 NO_SLOT = -1  # of padding: no state is read or written
-SECTIONS = (
-    "row_of",
-    "first",
-    "last",
-    "slots",
-    "counts",
-    "chunk_token",
-    "chunk_tokens",
-    "row_chunk",
-    "row_chunks",
-    "row_slot",
-)
+CHUNKED = ("chunk_token", "chunk_tokens", "row_chunk", "row_chunks", "row_slot")  # as in ChunksInput
 
 
 @dataclass(frozen=True)
@@ -41,8 +28,8 @@ class PrefillPlan:
     tokens: int
     single: int  # rows of one token
     launches: list[tuple[int, int]]  # chunks, rows
-    last: list[int]  # by the caller's number of a row: its last token
-    numbers: dict[str, list[int]]  # by SECTIONS; "counts": single, then chunks and rows of each launch
+    # By the names of RowBounds and ChunksInput; "counts": single, then chunks and rows of each launch.
+    numbers: dict[str, list[int]]
 
     @classmethod
     def from_lengths(cls, lengths: Sequence[int], slots: Sequence[int]) -> "PrefillPlan":
@@ -54,7 +41,7 @@ class PrefillPlan:
         for place, row in enumerate(order):
             row_of += [place] * lengths[row]
         single = sum(length == 1 for length in lengths)
-        numbers: dict[str, list[int]] = {name: [] for name in SECTIONS}
+        numbers: dict[str, list[int]] = {name: [] for name in CHUNKED}
         launches: list[tuple[int, int]] = []
         for place in sorted(range(single, len(order)), key=lambda place: -lengths[order[place]]):
             length, start = lengths[order[place]], first[place]
@@ -68,9 +55,6 @@ class PrefillPlan:
             numbers["chunk_token"] += range(start, start + length, CHUNK)
             numbers["chunk_tokens"] += [CHUNK] * (length // CHUNK) + [length % CHUNK] * (length % CHUNK > 0)
             launches[-1] = before + chunks, rows + 1
-        last = [0] * len(order)
-        for row, end in zip(order, ends, strict=True):
-            last[row] = end - 1
         numbers |= {
             "row_of": row_of,
             "first": first,
@@ -78,20 +62,17 @@ class PrefillPlan:
             "slots": [slots[row] for row in order],
             "counts": [single, *(number for launch in launches or [(0, 0)] for number in launch)],
         }
-        return cls(order, len(row_of), single, launches, last, numbers)
+        return cls(order, len(row_of), single, launches, numbers)
 
 
-@dataclass(frozen=True)
 class PlanLayout:
-    """How much room each section has, and where it begins."""
+    """Where the numbers of each name begin in one array, and its size."""
 
-    starts: dict[str, int]
-    size: int
-
-    @classmethod
-    def from_room(cls, room: dict[str, int]) -> "PlanLayout":
-        ends = list(accumulate(room[name] for name in SECTIONS))
-        return cls({name: end - room[name] for name, end in zip(SECTIONS, ends, strict=True)}, ends[-1])
+    def __init__(self, room: dict[str, int]) -> None:
+        """room: for how many numbers of each name."""
+        ends = list(accumulate(room.values()))
+        self.starts = {name: end - room[name] for name, end in zip(room, ends, strict=True)}
+        self.size = ends[-1]
 
     def fill(self, host: np.ndarray, plan: PrefillPlan) -> None:
         """Write the plan's numbers into `[size]` int32."""
@@ -111,7 +92,7 @@ class DeviceRows:
 
 def upload_plan(plan: PrefillPlan, device: torch.device) -> DeviceRows:
     """The plan in device memory of its own."""
-    layout = PlanLayout.from_room({name: len(plan.numbers[name]) for name in SECTIONS})
+    layout = PlanLayout({name: len(numbers) for name, numbers in plan.numbers.items()})
     host = torch.empty(layout.size, dtype=torch.int32, pin_memory=True)
     layout.fill(host.numpy(), plan)
     at = _places(host.to(device, non_blocking=True), layout)
@@ -128,10 +109,8 @@ class StagedPlan:
 
     def __init__(self, size: int, device: torch.device) -> None:
         chunks = most_chunks(size)
-        room = dict.fromkeys(("chunk_token", "chunk_tokens", "row_chunk", "row_chunks", "row_slot"), chunks)
-        self._layout = PlanLayout.from_room(
-            room | dict.fromkeys(("first", "last", "slots"), size + 1) | {"row_of": size, "counts": 3}
-        )
+        rows = dict.fromkeys(("first", "last", "slots"), size + 1)
+        self._layout = PlanLayout(dict.fromkeys(CHUNKED, chunks) | rows | {"row_of": size, "counts": 3})
         self._size = size
         self._flat = torch.empty(size + self._layout.size, device=device, dtype=torch.int32)
         at = _places(self._flat[size:], self._layout)
@@ -142,20 +121,14 @@ class StagedPlan:
         self.fill(torch.zeros(0, dtype=torch.int32), PrefillPlan.from_lengths([], []))
 
     def fill(self, tokens: Tensor, plan: PrefillPlan) -> None:
-        """Upload both. Tokens behind the plan's are padding: their row has no slot."""
+        """Upload both, tokens from the host. Tokens behind the plan's are padding: their row has no slot."""
         host, rows = torch.zeros(len(self._flat), dtype=torch.int32, pin_memory=True), len(plan.order)
-        numbers = host.numpy()[self._size :]
+        numbers, starts = host.numpy()[self._size :], self._layout.starts
         self._layout.fill(numbers, plan)
-        numbers[self._layout.starts["row_of"] + plan.tokens : self._layout.starts["row_of"] + self._size] = (
-            rows
-        )
-        numbers[self._layout.starts["slots"] + rows] = NO_SLOT
-        if tokens.is_cuda:
-            self._flat[self._size :].copy_(host[self._size :], non_blocking=True)
-            self.tokens[: len(tokens)].copy_(tokens)
-        else:
-            host[: len(tokens)] = tokens
-            self._flat.copy_(host, non_blocking=True)
+        numbers[starts["row_of"] + plan.tokens : starts["row_of"] + self._size] = rows
+        numbers[starts["slots"] + rows] = NO_SLOT
+        host[: len(tokens)] = tokens
+        self._flat.copy_(host, non_blocking=True)
 
 
 def most_chunks(tokens: int) -> int:
@@ -175,7 +148,7 @@ def _pieces(at: dict[str, Tensor], launch: int, chunk: int, row: int, chunks: in
     """The pieces of one launch, whose chunks and rows follow those of the launches before."""
     tensors = (
         at["counts"][1 + 2 * launch :],
-        *(at[name][chunk:] for name in ("chunk_token", "chunk_tokens")),
-        *(at[name][row:] for name in ("row_chunk", "row_chunks", "row_slot")),
+        *(at[name][chunk:] for name in CHUNKED[:2]),
+        *(at[name][row:] for name in CHUNKED[2:]),
     )
     return ChunkedRows(ChunksInput(*(tensor.data_ptr() for tensor in tensors)), chunks, rows)

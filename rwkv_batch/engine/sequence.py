@@ -5,10 +5,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from rwkv_batch.text.stops import StopStrings
-from rwkv_batch.text.tokenizer import TextDecoder, Tokenizer
-from rwkv_batch.wire.protocol import GenerateRequest, RowDelta, TokenLogprob
+from rwkv_batch.text.tokenizer import END_OF_TEXT, TextDecoder, Tokenizer
+from rwkv_batch.wire.protocol import Event, GenerateRequest, RowDelta, TokenLogprob
 
 LAST = -1  # in place of a token: what the sequence drew last, which the host does not know yet
+
+RequestKey = tuple[bytes, str]  # (front end, request id)
+Outbox = list[tuple[RequestKey, Event]]  # collected during a step for the front ends
 
 _arrivals = itertools.count()
 
@@ -34,7 +37,7 @@ class Sequence:
     sees is first the `prompt`, then each drawn token as it is fed back.
     """
 
-    key: tuple[bytes, str]  # (front end, request id)
+    key: RequestKey
     row: int
     prompt: list[int]
     request: GenerateRequest
@@ -186,3 +189,27 @@ class Sequence:
         self.finish_reason, self.state = reason, SequenceState.FINISHED
         if self.request.turn:
             self.finalize([])
+
+
+class PromptEncoder:
+    """Prompts for a model with `vocab` tokens. Methods raise ValueError for a token that it does not have."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
+        self._tokenizer, self._vocab = tokenizer, vocab
+
+    def encode(self, prompt: str | list[int], prefix_ids: list[int]) -> list[int]:
+        """The ids of the prefix and the prompt; never empty."""
+        ids = prefix_ids + (self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+        if ids and not 0 <= min(ids) <= max(ids) < self._vocab:
+            foreign = next(token for token in ids if not 0 <= token < self._vocab)
+            raise ValueError(
+                f"The prompt holds token {foreign}; this model's tokens are 0 to {self._vocab - 1}."
+            )
+        return ids or [END_OF_TEXT]  # an RNN needs something to start from
+
+    def encode_turn(self, request: GenerateRequest, continued: bool) -> list[int]:
+        """The prompt of a turn. `continued`: it follows a stored state, and the seam comes first."""
+        prompt, seam = request.prompts[0], request.turn.seam if request.turn else ""
+        if continued and isinstance(prompt, str) and not prompt.startswith(seam):
+            prompt = seam + prompt
+        return self.encode(prompt, request.prefix_ids)

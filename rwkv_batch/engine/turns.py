@@ -9,10 +9,8 @@ the session's next turn begins.
 from dataclasses import dataclass
 from functools import partial
 
-from rwkv_batch.engine.outbox import Outbox
-from rwkv_batch.engine.prompts import PromptEncoder
 from rwkv_batch.engine.scheduler import Scheduler
-from rwkv_batch.engine.sequence import Sequence, SequenceState
+from rwkv_batch.engine.sequence import Outbox, PromptEncoder, Sequence, SequenceState
 from rwkv_batch.state.entries import SessionEntry
 from rwkv_batch.state.slots import States
 from rwkv_batch.text.tokenizer import Tokenizer
@@ -83,7 +81,7 @@ class Turns:
             self._scheduler.release(sequence)
             self._scheduler.unlock(sequence.target)
             message = f"The session {turn.source} has been deleted meanwhile."
-            self._outbox.put(sequence.key, Rejected(sequence.key[1], "not_found", message))
+            self._outbox.append((sequence.key, Rejected(sequence.key[1], "not_found", message)))
             return False
         sequence.prompt = self._prompts.encode_turn(sequence.request, source is not None)
         active = self._active[sequence] = _ActiveTurn(source, sequence.prompt)
@@ -171,7 +169,7 @@ class Turns:
         sequence.state = SequenceState.FINISHED
         self._scheduler.unlock(sequence.target)
         if error:
-            self._outbox.put(sequence.key, Failed(sequence.key[1], error))
+            self._outbox.append((sequence.key, Failed(sequence.key[1], error)))
         else:
             self._send_last_delta(sequence, active)
 
@@ -181,8 +179,8 @@ class Turns:
 
     def _send_last_delta(self, sequence: Sequence, active: _ActiveTurn) -> None:
         assert active.last_delta
-        self._outbox.put(sequence.key, Progress(sequence.key[1], [active.last_delta]))
+        self._outbox.append((sequence.key, Progress(sequence.key[1], [active.last_delta])))
 
     def _fail(self, sequence: Sequence, message: str) -> None:
-        self._outbox.put(sequence.key, Failed(sequence.key[1], message))
+        self._outbox.append((sequence.key, Failed(sequence.key[1], message)))
         self.abandon(sequence)

@@ -44,19 +44,19 @@ class SessionTurn(Struct, frozen=True, omit_defaults=True):
     seam: str = ""  # goes in front of a prompt that continues a stored state and does not begin with it
 
 
-class Message(Struct, frozen=True):
+class WireMessage(Struct, frozen=True):
     """What all messages between front ends and the engine have."""
 
     id: str  # of the request or command
 
 
-class KeyedCommand(Message, frozen=True):
+class KeyedCommand(WireMessage, frozen=True):
     """A command on one session or document."""
 
     key: str
 
 
-class GenerateRequest(Message, frozen=True, omit_defaults=True, tag="generate"):
+class GenerateRequest(WireMessage, frozen=True, omit_defaults=True, tag="generate"):
     """Continue every prompt `n` times. Row i belongs to prompt i // n."""
 
     prompts: list[str | list[int]]
@@ -74,11 +74,11 @@ class GenerateRequest(Message, frozen=True, omit_defaults=True, tag="generate"):
     prefix_ids: list[int] = []  # token ids in front of every prompt
 
 
-class Cancel(Message, frozen=True, tag="cancel"):
+class Cancel(WireMessage, frozen=True, tag="cancel"):
     """The reader of this request has left; its rows are dropped before the next step."""
 
 
-class ListSessions(Message, frozen=True, tag="list_sessions"):
+class ListSessions(WireMessage, frozen=True, tag="list_sessions"):
     """Replied to with every session, once each."""
 
 
@@ -152,7 +152,7 @@ class RowDelta(Struct, frozen=True, array_like=True):
     logprobs: list[TokenLogprob] = []
 
 
-class Accepted(Message, frozen=True, tag="accepted"):
+class Accepted(WireMessage, frozen=True, tag="accepted"):
     """The request is in the queue."""
 
     prompt_tokens: list[int]  # per prompt
@@ -160,20 +160,20 @@ class Accepted(Message, frozen=True, tag="accepted"):
     target: str = ""  # of a turn: the key its state will be stored under
 
 
-class Rejected(Message, frozen=True, tag="rejected"):
+class Rejected(WireMessage, frozen=True, tag="rejected"):
     """The request or command was not accepted."""
 
     reason: str  # "overloaded" (try again later), "invalid", "not_found", "exists"
     message: str
 
 
-class Progress(Message, frozen=True, tag="progress"):
+class Progress(WireMessage, frozen=True, tag="progress"):
     """New text of rows of a request, which is finished when each of its rows has had a finish reason."""
 
     rows: list[RowDelta]
 
 
-class Failed(Message, frozen=True, tag="failed"):
+class Failed(WireMessage, frozen=True, tag="failed"):
     """The engine gave up on this request or command; no more events follow."""
 
     message: str
@@ -188,7 +188,7 @@ class SessionInfo(Struct, frozen=True):
     tokens: int  # that the state has seen
 
 
-class SessionReply(Message, frozen=True, omit_defaults=True, tag="session_reply"):
+class SessionReply(WireMessage, frozen=True, omit_defaults=True, tag="session_reply"):
     """A session command has been carried out."""
 
     found: int = 0  # DeleteSession, RemoveDocument: how many there were

@@ -72,7 +72,7 @@ class Engine:
     fields of EngineConfig, which explains them; a whole `config` can be given instead. `store`: the database,
     in place of the configuration's. `progress` is called with (bytes read, bytes in all) while a checkpoint
     loads; `wake` is called, from any thread, when `busy` may have become true by itself. Raises
-    checkpoint.CheckpointError, device.DeviceError, rows.StoreError.
+    checkpoint.CheckpointError, device.DeviceError, entries.StoreError.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from rwkv_batch.engine.engine import Engine
 from rwkv_batch.model.checkpoint import CheckpointError
 from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.sampling.flashinfer import SamplerError
-from rwkv_batch.state.rows import StoreError
+from rwkv_batch.state.entries import StoreError
 from rwkv_batch.wire.control import FrontendLost, LoadFailure, Stop
 from rwkv_batch.wire.protocol import Cancel, Event, GenerateRequest, decode_to_engine, encode
 

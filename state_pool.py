@@ -30,9 +30,8 @@ from rwkv_batch.state.entries import (
     message,
 )
 from rwkv_batch.state.slots import States
-from rwkv_batch.state.snapshot import Damaged, tensor_from_bytes
+from rwkv_batch.state.snapshot import Damaged, Transfer, tensor_from_bytes
 from rwkv_batch.state.store import MemoryStore, Store
-from rwkv_batch.state.transfer import Transfer
 from rwkv_batch.state.workers import Mover, Writer
 from rwkv_batch.state.writeback import Writeback
 

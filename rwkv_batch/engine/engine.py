@@ -52,7 +52,6 @@ from state_pool import StatePool
 log = logging.getLogger(__name__)
 
 OFFLINE = b"offline"
-BUNDLED = "rwkv7-demo"  # the model's name when no path is given
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ class Engine:
         elif model:
             weights = checkpoint.load(model, progress)
         else:
-            weights = checkpoint.from_tensors(BUNDLED, unpack.tensors())
+            weights = checkpoint.from_tensors("rwkv7-demo", unpack.tensors())
         with devices.out_of_memory_as_error(f"the weights of {weights.name}", place):
             self.runner = backends.create_runner(weights, place, config.wkv, config.sampler)
         budget = config.prefill_tokens or memory.default_prefill_tokens(weights.parameters, place)
@@ -107,7 +106,7 @@ class Engine:
         self.vocab = weights.vocab
         self.tokenizer = Tokenizer()
         self.scheduler = Scheduler(rows, budget, config.max_waiting, slots=rows + l1)
-        self.prefixes: PrefixCache[torch.Tensor] = PrefixCache(config.prefix_cache_mb << 20)
+        self.prefixes = PrefixCache(config.prefix_cache_mb << 20)
         self.pool = StatePool(
             self.runner.states,
             weights.fingerprint,

@@ -97,8 +97,7 @@ class Service:
                 self._step()
         finally:
             self.engine.close()
-        self._router.close()
-        self._context.term()
+        self._context.destroy()
 
     def _step(self) -> None:
         """Receive what has arrived, run one step, send its events. Blocks while the engine has no work."""

@@ -170,15 +170,14 @@ class Sequence:
 
     def _finish(self, reason: str) -> None:
         """Finish after the token drawn last: what was held back is shown too."""
-        if self._decode(self._decoder.finish()):
-            self._finish_at_stop_string()
-            return
-        if self._stops:
+        stopped = self._decode(self._decoder.finish())
+        if self._stops and not stopped:
             self._show(self._stops.finish())
-            if self._stops.stopped:
-                self._finish_at_stop_string()
-                return
-        self._set_finished(reason)
+            stopped = self._stops.stopped
+        if stopped:
+            self._finish_at_stop_string()
+        else:
+            self._set_finished(reason)
 
     def _finish_at_stop_string(self) -> None:
         """Logprobs of the tokens behind the end of the text go with their text."""

@@ -1,6 +1,6 @@
 """The engine's process: requests from the front ends in, at most one message a step to each of them out.
 
-`control` is the pipe to the supervisor, whose messages are in `rwkv_batch.wire.control`. The process ends
+`control` is the pipe to the supervisor, whose messages are in `rwkv_batch.wire.protocol`. The process ends
 when the supervisor does.
 """
 
@@ -24,8 +24,16 @@ from rwkv_batch.model.checkpoint import CheckpointError
 from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.sampling.flashinfer import SamplerError
 from rwkv_batch.state.entries import StoreError
-from rwkv_batch.wire.control import FrontendLost, LoadFailure, Stop
-from rwkv_batch.wire.protocol import Cancel, Event, GenerateRequest, decode_to_engine, encode
+from rwkv_batch.wire.protocol import (
+    Cancel,
+    Event,
+    FrontendLost,
+    GenerateRequest,
+    LoadFailure,
+    Stop,
+    decode_to_engine,
+    encode,
+)
 
 log = logging.getLogger(__name__)
 

@@ -138,9 +138,9 @@ def fitted(snapshot: Tensor, layout: SnapshotLayout, pinned: bool = False) -> tu
             "model that made it."
         )
     if header.shift not in DTYPES or header.wkv not in DTYPES:
-        known = ", ".join(DTYPES)
         raise SnapshotError(
-            f"The session is stored as {header.shift} and {header.wkv}; this server knows {known}."
+            f"The session is stored as {header.shift} and {header.wkv}; this server knows "
+            f"{', '.join(DTYPES)}."
         )
     stored = replace(layout, shift=DTYPES[header.shift], wkv=DTYPES[header.wkv])
     if len(snapshot) != stored.size:

@@ -95,8 +95,11 @@ class Store:
         try:
             self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         except sqlite3.Error as error:
-            message = "The log of %s could not be moved into it (%s); it grows until that works again."
-            log.warning(message, self.path, error)
+            log.warning(
+                "The log of %s could not be moved into it (%s); it grows until that works again.",
+                self.path,
+                error,
+            )
 
     def read(self, table: str, key: str, pinned: bool = False) -> Tensor | None:
         """A row's data (uint8) or None, on the reading thread. Raises RowDamaged, StoreError."""
@@ -123,10 +126,14 @@ class Store:
                 self.commit([put])
                 self.rows[put.table][put.key] = put.row
         sessions, documents = (len(self.rows[table]) for table in TABLES)
-        message = (
+        log.error(
             "The database %s is damaged: it is now %s, and a new one has been begun with what is whole of it"
+            ": %d sessions and %d documents.",
+            self.path,
+            aside,
+            sessions,
+            documents,
         )
-        log.error(f"{message}: %d sessions and %d documents.", self.path, aside, sessions, documents)
 
     def close(self) -> None:
         """Close the file, after both threads have stopped. Idempotent."""

@@ -1,8 +1,12 @@
-"""The messages between front ends and the engine: msgpack over ZeroMQ.
+"""The messages between front ends and the engine, msgpack over ZeroMQ, and those of the supervisor.
 
 The engine listens on a ROUTER socket, each front end connects a DEALER whose identity is its name. A front
 end sends `ToEngine` messages one by one; the engine sends at most one message a step to each, a list of
 `Event`. The front end chooses the ids of its requests; the engine keys them by (front end, id).
+
+The supervisor has a pipe to each of its processes, where messages are pickled. It sends `EngineInfo` (the
+engine is ready), `EngineLost` and `Drain` to the front ends, and `FrontendLost` and `Stop` to the engine. The
+engine answers with `EngineInfo` or `LoadFailure`.
 """
 
 from typing import Literal
@@ -228,3 +232,29 @@ class EngineInfo(Struct, frozen=True):
     device: str
     slots: int
     vocabulary: int
+
+
+class EngineLost(Struct, frozen=True):
+    """The engine has died: its requests have failed, and none can begin until it is ready again."""
+
+
+class Drain(Struct, frozen=True):
+    """Take no new requests and exit when none is running, at the latest after `seconds`."""
+
+    seconds: float
+
+
+class FrontendLost(Struct, frozen=True):
+    """A front end has died, and nobody can receive the replies to its requests."""
+
+    name: str
+
+
+class Stop(Struct, frozen=True):
+    """Commit what is not stored yet and exit."""
+
+
+class LoadFailure(Struct, frozen=True):
+    """The model cannot be served; one sentence says why."""
+
+    message: str

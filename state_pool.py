@@ -8,32 +8,35 @@ as the session is in L1 or L2 or its commit is in flight. So moving from L1 to L
 """
 
 import logging
-import queue
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import partial
 from itertools import chain
 
 from torch import Tensor
 
-from rwkv_batch.config import EngineConfig
-from rwkv_batch.state.catalog import Catalog
-from rwkv_batch.state.documents import Documents
-from rwkv_batch.state.entries import Done, Image, L1Entry, SessionEntry, message
-from rwkv_batch.state.memory_store import MemoryStore
-from rwkv_batch.state.rows import SESSIONS, Row, RowDamaged, StoreError, Tables
+from rwkv_batch.state.catalog import Catalog, Documents
+from rwkv_batch.state.entries import (
+    SESSIONS,
+    Done,
+    Image,
+    L1Entry,
+    Row,
+    RowDamaged,
+    SessionEntry,
+    StoreError,
+    Tables,
+    message,
+)
 from rwkv_batch.state.slots import States
-from rwkv_batch.state.snapshot import Damaged, tensor_from_bytes
-from rwkv_batch.state.store import Store
-from rwkv_batch.state.transfer import Transfer
+from rwkv_batch.state.snapshot import Damaged, Transfer, tensor_from_bytes
+from rwkv_batch.state.store import MemoryStore, Store
 from rwkv_batch.state.workers import Mover, Writer
 from rwkv_batch.state.writeback import Writeback
 
 log = logging.getLogger(__name__)
 
-L1 = EngineConfig.l1  # sessions in slots of the device
-L2 = EngineConfig.l2  # sessions in host memory, besides those in L1
 COPIES = 4  # states in flight to host memory by `copy_out`
 LAG_BYTES = 1 << 30  # unwritten states past which saves that need not be durable wait for the disk too
 
@@ -56,10 +59,10 @@ class StatePool:
         fingerprint: str,
         *,
         free: Callable[[int], None],
-        l1: int = L1,
-        l2: int = L2,
+        l1: int,
+        l2: int,
         store: Store | None = None,
-        durable: bool = EngineConfig.durable,
+        durable: bool,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         self._capacity = l1, l2
@@ -68,7 +71,7 @@ class StatePool:
         self._transfer = Transfer(states, fingerprint)
         self._l1: OrderedDict[str, L1Entry] = OrderedDict()
         self._l2: OrderedDict[str, Image] = OrderedDict()
-        self._callbacks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._callbacks: deque[Callable[[], None]] = deque()
         self._mover = Mover(self._report)
         writer = self._writer = Writer(self._store, self._report, self._renewed)
         self._catalog = Catalog(
@@ -238,12 +241,8 @@ class StatePool:
 
     def poll(self) -> None:
         """Run the callbacks of what has been done since the last call."""
-        while True:
-            try:
-                callback = self._callbacks.get_nowait()
-            except queue.Empty:
-                return
-            callback()
+        while self._callbacks:
+            self._callbacks.popleft()()
 
     def close(self) -> None:
         """Write what is not written yet, and stop both threads. Idempotent."""
@@ -367,5 +366,5 @@ class StatePool:
 
     def _report(self, callback: Callable[[], None]) -> None:
         """From any thread: run the callback in the next `poll`."""
-        self._callbacks.put(callback)
+        self._callbacks.append(callback)
         self._wake()

@@ -36,7 +36,7 @@ from tqdm import tqdm
 
 from bench.make_checkpoint import SIZES, random_checkpoint
 from rwkv_batch.engine.engine import Engine
-from rwkv_batch.engine.outbox import RequestKey
+from rwkv_batch.engine.sequence import RequestKey
 from rwkv_batch.model import checkpoint
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.state.store import Store

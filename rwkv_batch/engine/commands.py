@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from rwkv_batch.engine.outbox import Outbox, RequestKey
 from rwkv_batch.engine.scheduler import Scheduler
+from rwkv_batch.engine.sequence import Outbox, RequestKey
 from rwkv_batch.engine.turns import Turns
 from rwkv_batch.wire.protocol import (
     DeleteSession,
@@ -51,7 +51,7 @@ class SessionCommands:
                 self._pool.delete(key, prefix, lambda found, error: self._reply(request, error, found))
             case ListSessions():
                 sessions = [SessionInfo(s.key, s.tier, s.updated, s.tokens) for s in self._pool.status()]
-                self._outbox.put(request, SessionReply(request[1], sessions=sessions))
+                self._outbox.append((request, SessionReply(request[1], sessions=sessions)))
             case PutDocument(key=key, data=data):
                 self._pool.documents.put(key, data, partial(self._reply, request))
             case GetDocument(key=key):
@@ -71,10 +71,10 @@ class SessionCommands:
             self._reply(request, None)
 
     def _reject(self, request: RequestKey, reason: str, message: str) -> None:
-        self._outbox.put(request, Rejected(request[1], reason, message))
+        self._outbox.append((request, Rejected(request[1], reason, message)))
 
     def _reply(
         self, request: RequestKey, error: str | None, found: int = 0, data: bytes | None = None
     ) -> None:
         reply = SessionReply(request[1], found=found, data=data or b"")
-        self._outbox.put(request, Failed(request[1], error) if error else reply)
+        self._outbox.append((request, Failed(request[1], error) if error else reply))

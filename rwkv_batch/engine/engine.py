@@ -24,10 +24,8 @@ from demo import unpack
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine import memory
 from rwkv_batch.engine.commands import SessionCommands
-from rwkv_batch.engine.outbox import Outbox, RequestKey
-from rwkv_batch.engine.prompts import PromptEncoder
 from rwkv_batch.engine.scheduler import QueueFull, Scheduler
-from rwkv_batch.engine.sequence import FINALIZING, Sequence
+from rwkv_batch.engine.sequence import FINALIZING, Outbox, PromptEncoder, RequestKey, Sequence
 from rwkv_batch.engine.turns import Turns
 from rwkv_batch.model import checkpoint
 from rwkv_batch.ops import device as devices
@@ -40,7 +38,6 @@ from rwkv_batch.text.tokenizer import END_OF_TEXT, Tokenizer
 from rwkv_batch.wire.protocol import (
     Accepted,
     EngineInfo,
-    Event,
     Failed,
     GenerateRequest,
     Progress,
@@ -55,16 +52,6 @@ from state_pool import StatePool
 log = logging.getLogger(__name__)
 
 OFFLINE = b"offline"
-BUNDLED = "rwkv7-demo"  # the model's name when no path is given
-
-
-@dataclass
-class Result:
-    """What `Engine.generate` brings for one row."""
-
-    text: str
-    tokens: int
-    finish_reason: str
 
 
 @dataclass(frozen=True)
@@ -84,7 +71,7 @@ class Engine:
     fields of EngineConfig, which explains them; a whole `config` can be given instead. `store`: the database,
     in place of the configuration's. `progress` is called with (bytes read, bytes in all) while a checkpoint
     loads; `wake` is called, from any thread, when `busy` may have become true by itself. Raises
-    checkpoint.CheckpointError, device.DeviceError, rows.StoreError.
+    checkpoint.CheckpointError, device.DeviceError, entries.StoreError.
     """
 
     def __init__(
@@ -109,7 +96,7 @@ class Engine:
         elif model:
             weights = checkpoint.load(model, progress)
         else:
-            weights = checkpoint.from_tensors(BUNDLED, unpack.tensors())
+            weights = checkpoint.from_tensors("rwkv7-demo", unpack.tensors())
         with devices.out_of_memory_as_error(f"the weights of {weights.name}", place):
             self.runner = backends.create_runner(weights, place, config.wkv, config.sampler)
         budget = config.prefill_tokens or memory.default_prefill_tokens(weights.parameters, place)
@@ -119,7 +106,7 @@ class Engine:
         self.vocab = weights.vocab
         self.tokenizer = Tokenizer()
         self.scheduler = Scheduler(rows, budget, config.max_waiting, slots=rows + l1)
-        self.prefixes: PrefixCache[torch.Tensor] = PrefixCache(config.prefix_cache_mb << 20)
+        self.prefixes = PrefixCache(config.prefix_cache_mb << 20)
         self.pool = StatePool(
             self.runner.states,
             weights.fingerprint,
@@ -130,7 +117,7 @@ class Engine:
             wake=wake,
             free=self.scheduler.free,
         )
-        self.outbox = Outbox()
+        self.outbox: Outbox = []
         self.prompts = PromptEncoder(self.tokenizer, weights.vocab)
         self.turns = Turns(
             self.pool, self.scheduler, self.tokenizer, self.prompts, self.runner.states, self.outbox
@@ -163,9 +150,9 @@ class Engine:
         try:
             self._add(key, request)
         except QueueFull as full:
-            self.outbox.put(key, Rejected(request.id, "overloaded", f"The server is busy: {full}."))
+            self.outbox.append((key, Rejected(request.id, "overloaded", f"The server is busy: {full}.")))
         except ValueError as error:
-            self.outbox.put(key, Rejected(request.id, "invalid", str(error)))
+            self.outbox.append((key, Rejected(request.id, "invalid", str(error))))
 
     def command(self, key: RequestKey, command: SessionCommand) -> None:
         """Do something with stored states; `step` returns the answer, at once or later."""
@@ -179,7 +166,7 @@ class Engine:
         """Drop everything a front end has asked for."""
         self._drop(lambda row: row.key[0] == frontend)
 
-    def step(self) -> list[tuple[RequestKey, Event]]:
+    def step(self) -> Outbox:
         """Feed every running sequence and draw its next token, once. Returns the events for front ends.
 
         Where steps are queued ahead, the events are those of the step before.
@@ -195,7 +182,9 @@ class Engine:
         # The device runs this step while the text of the one before is made and delivered.
         while len(self._in_flight) > queued:
             self._land()
-        return self.outbox.take()
+        events = self.outbox.copy()
+        self.outbox.clear()
+        return events
 
     def close(self) -> None:
         """Store what is not stored yet."""
@@ -210,11 +199,10 @@ class Engine:
         stop_strings: Iterable[str] = (),
         sampling: Sampling | None = None,
         n: int = 1,
-    ) -> list[Result]:
-        """Continue every prompt, as many at a time as there are slots. Row i of the result belongs to prompt
-        i // n.
+    ) -> list[RowDelta]:
+        """Continue every prompt, as many at a time as there are slots; the whole text of each row.
 
-        Raises ValueError, naming what the model cannot do.
+        Row i belongs to prompt i // n. Raises ValueError, naming what the model cannot do.
         """
         request = GenerateRequest(
             id="generate",
@@ -226,21 +214,17 @@ class Engine:
             sampling=sampling or Sampling(),
         )
         self._add((OFFLINE, request.id), request)
-        results: dict[int, Result] = {}
+        rows: list[RowDelta] = []
         try:
             while self.busy:
                 for _, event in self.step():
                     if isinstance(event, Failed):
                         raise RuntimeError(event.message)
                     if isinstance(event, Progress):
-                        results |= {
-                            d.row: Result(d.text, d.tokens, d.finish_reason or "stop") for d in event.rows
-                        }
-        finally:
-            self.cancel(
-                (OFFLINE, request.id)
-            )  # after an interrupt, rows of this call must not answer the next one
-        return [result for _, result in sorted(results.items())]
+                        rows += event.rows
+        finally:  # after an interrupt, rows of this call must not answer the next one
+            self.cancel((OFFLINE, request.id))
+        return sorted(rows, key=lambda row: row.row)
 
     def _add(self, key: RequestKey, request: GenerateRequest) -> None:
         """Raises ValueError or QueueFull; then nothing of the request was queued."""
@@ -252,7 +236,7 @@ class Engine:
             continued = self.turns.has_source(turn)
             if turn.required and not continued:
                 message = f"There is no session {turn.source}."
-                self.outbox.put(key, Rejected(request.id, "not_found", message))
+                self.outbox.append((key, Rejected(request.id, "not_found", message)))
                 return
             prompts = [self.prompts.encode_turn(request, continued)]
             target = self.turns.choose_target(turn)
@@ -266,14 +250,13 @@ class Engine:
         if request.max_tokens > 0 or turn:
             self.scheduler.add(rows)
         cached = [self._cached(row)[0] for row in rows[:: request.n]]
-        self.outbox.put(
-            key,
-            Accepted(
-                request.id, [len(prompt) for prompt in prompts], cached if any(cached) else [], target or ""
-            ),
-        )
+        lengths = [len(prompt) for prompt in prompts]
+        accepted = Accepted(request.id, lengths, cached if any(cached) else [], target or "")
+        self.outbox.append((key, accepted))
         if request.max_tokens == 0 and not turn:
-            self.outbox.put(key, Progress(request.id, [RowDelta(row.row, "", 0, "length") for row in rows]))
+            self.outbox.append(
+                (key, Progress(request.id, [RowDelta(row.row, "", 0, "length") for row in rows]))
+            )
 
     def _drop(self, unwanted: Callable[[Sequence], bool]) -> None:
         for seq in self.scheduler.drop(unwanted):
@@ -364,7 +347,7 @@ class Engine:
                 if seq.finish_reason:
                     self.scheduler.release(seq)
             for key, rows in deltas.items():
-                self.outbox.put(key, Progress(key[1], rows))
+                self.outbox.append((key, Progress(key[1], rows)))
 
     def _logprobs(self, step: StepInFlight, ids: list[int]) -> dict[int, TokenLogprob]:
         """Logprobs for the sequences that want them, by their place in `step.drawing`."""
@@ -385,4 +368,4 @@ class Engine:
             for key in {seq.key for seq in sequences}:
                 self.cancel(key)
                 message = f"The engine could not run this request ({type(error).__name__})."
-                self.outbox.put(key, Failed(key[1], message))
+                self.outbox.append((key, Failed(key[1], message)))

@@ -5,7 +5,7 @@ largest with which that still fits. On a GPU `rehearse` then runs the largest st
 with torch's allocator. So an engine that has started does not run out of memory.
 """
 
-from collections.abc import Callable
+from bisect import bisect
 
 import torch
 
@@ -35,19 +35,10 @@ def rows_that_fit(runner: Runner, asked: int | None, idle_slots: int, prefill_to
     free, most = free_bytes(runner.device), asked or (CPU_ROWS if on_cpu else GPU_ROWS)
     if not asked and on_cpu:
         free = min(free, host_bytes() // 4)  # it is somebody's computer
-    fit = _largest(lambda n: runner.bytes_needed(n, idle_slots, prefill_tokens) <= free, most)
+    fit = bisect(range(1, most + 1), free, key=lambda n: runner.bytes_needed(n, idle_slots, prefill_tokens))
     if fit == 0 or (asked and fit < asked):
         raise DeviceError(_does_not_fit(runner.device, asked or 1, idle_slots, fit, free))
     return fit
-
-
-def _largest(fits: Callable[[int], bool], most: int) -> int:
-    """The largest number from 1 to `most` that fits, 0 if none does. What fits, fits with fewer too."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
 
 
 def _does_not_fit(device: torch.device, asked: int, idle_slots: int, fit: int, free: int) -> str:

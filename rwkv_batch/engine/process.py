@@ -1,6 +1,6 @@
 """The engine's process: requests from the front ends in, at most one message a step to each of them out.
 
-`control` is the pipe to the supervisor, whose messages are in `rwkv_batch.wire.control`. The process ends
+`control` is the pipe to the supervisor, whose messages are in `rwkv_batch.wire.protocol`. The process ends
 when the supervisor does.
 """
 
@@ -23,9 +23,17 @@ from rwkv_batch.engine.engine import Engine
 from rwkv_batch.model.checkpoint import CheckpointError
 from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.sampling.flashinfer import SamplerError
-from rwkv_batch.state.rows import StoreError
-from rwkv_batch.wire.control import FrontendLost, LoadFailure, Stop
-from rwkv_batch.wire.protocol import Cancel, Event, GenerateRequest, decode_to_engine, encode
+from rwkv_batch.state.entries import StoreError
+from rwkv_batch.wire.protocol import (
+    Cancel,
+    Event,
+    FrontendLost,
+    GenerateRequest,
+    LoadFailure,
+    Stop,
+    decode_to_engine,
+    encode,
+)
 
 log = logging.getLogger(__name__)
 
@@ -97,8 +105,7 @@ class Service:
                 self._step()
         finally:
             self.engine.close()
-        self._router.close()
-        self._context.term()
+        self._context.destroy()
 
     def _step(self) -> None:
         """Receive what has arrived, run one step, send its events. Blocks while the engine has no work."""

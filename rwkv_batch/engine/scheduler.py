@@ -42,11 +42,6 @@ class Scheduler:
         self._free = list(range((slots or max_rows) - 1, -1, -1))
 
     @property
-    def busy(self) -> bool:
-        """Whether a sequence waits or runs."""
-        return bool(self.waiting or self.running)
-
-    @property
     def runnable(self) -> bool:
         """Whether a step would do something."""
         return any(seq.can_step for seq in self.running.values()) or bool(self.waiting and self._room)

@@ -5,17 +5,21 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from rwkv_batch.text.stops import StopStrings
-from rwkv_batch.text.tokenizer import TextDecoder, Tokenizer
-from rwkv_batch.wire.protocol import GenerateRequest, RowDelta, TokenLogprob
+from rwkv_batch.text.tokenizer import END_OF_TEXT, TextDecoder, Tokenizer
+from rwkv_batch.wire.protocol import Event, GenerateRequest, RowDelta, TokenLogprob
 
 LAST = -1  # in place of a token: what the sequence drew last, which the host does not know yet
+
+RequestKey = tuple[bytes, str]  # (front end, request id)
+Outbox = list[tuple[RequestKey, Event]]  # collected during a step for the front ends
 
 _arrivals = itertools.count()
 
 
 class SequenceState(Enum):
-    """Where a sequence is between arrival and its last delta. Each state is only ever left downwards, but
-    that a turn goes back to LOADING when it must be read once more from its beginning.
+    """Where a sequence is between arrival and its last delta.
+
+    It moves down this list. Only a turn that must be read once more goes back, from FINALIZING to LOADING.
     """
 
     WAITING = "waiting"  # it has no slot
@@ -39,7 +43,7 @@ class Sequence:
     sees is first the `prompt`, then each drawn token as it is fed back.
     """
 
-    key: tuple[bytes, str]  # (front end, request id)
+    key: RequestKey
     row: int
     prompt: list[int]
     request: GenerateRequest
@@ -65,9 +69,7 @@ class Sequence:
         self._sent = 0  # drawn tokens that deltas have counted
         self._decoded = 0  # characters decoded so far, held-back ones included
         self._shown = 0  # characters that deltas have or will have shown
-        self._logprobs: list[
-            tuple[int, TokenLogprob]
-        ] = []  # not sent: (where the token's text begins, entry)
+        self._logprobs: list[tuple[int, TokenLogprob]] = []  # not sent: (where its text begins, entry)
 
     @property
     def tokens_left(self) -> int:
@@ -175,15 +177,14 @@ class Sequence:
 
     def _finish(self, reason: str) -> None:
         """Finish after the token drawn last: what was held back is shown too."""
-        if self._decode(self._decoder.finish()):
-            self._finish_at_stop_string()
-            return
-        if self._stops:
+        stopped = self._decode(self._decoder.finish())
+        if self._stops and not stopped:
             self._show(self._stops.finish())
-            if self._stops.stopped:
-                self._finish_at_stop_string()
-                return
-        self._set_finished(reason)
+            stopped = self._stops.stopped
+        if stopped:
+            self._finish_at_stop_string()
+        else:
+            self._set_finished(reason)
 
     def _finish_at_stop_string(self) -> None:
         """Logprobs of the tokens behind the end of the text go with their text."""
@@ -194,3 +195,27 @@ class Sequence:
         self.finish_reason, self.state = reason, FINISHED
         if self.request.turn:
             self.finalize([])
+
+
+class PromptEncoder:
+    """Prompts for a model with `vocab` tokens. Methods raise ValueError for a token that it does not have."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
+        self._tokenizer, self._vocab = tokenizer, vocab
+
+    def encode(self, prompt: str | list[int], prefix_ids: list[int]) -> list[int]:
+        """The ids of the prefix and the prompt; never empty."""
+        ids = prefix_ids + (self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+        if ids and not 0 <= min(ids) <= max(ids) < self._vocab:
+            foreign = next(token for token in ids if not 0 <= token < self._vocab)
+            raise ValueError(
+                f"The prompt holds token {foreign}; this model's tokens are 0 to {self._vocab - 1}."
+            )
+        return ids or [END_OF_TEXT]  # an RNN needs something to start from
+
+    def encode_turn(self, request: GenerateRequest, continued: bool) -> list[int]:
+        """The prompt of a turn. `continued`: it follows a stored state, and the seam comes first."""
+        prompt, seam = request.prompts[0], request.turn.seam if request.turn else ""
+        if continued and isinstance(prompt, str) and not prompt.startswith(seam):
+            prompt = seam + prompt
+        return self.encode(prompt, request.prefix_ids)

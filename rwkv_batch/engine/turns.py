@@ -2,17 +2,15 @@
 
 A turn waits until its session is free (see Scheduler) and gets a slot. The state that it continues is brought
 there (`begin`) and its sequence runs. Then the state is brought to exactly the end of the text (`finish`) and
-saved (`finalize`). Only when that is committed, the reader gets the last delta, and
-the session's next turn begins.
+saved (`finalize`). Only when that is committed, the reader gets the last delta and the session's next turn
+begins.
 """
 
 from dataclasses import dataclass
 from functools import partial
 
-from rwkv_batch.engine.outbox import Outbox
-from rwkv_batch.engine.prompts import PromptEncoder
 from rwkv_batch.engine.scheduler import Scheduler
-from rwkv_batch.engine.sequence import FINISHED, LOADING, Sequence
+from rwkv_batch.engine.sequence import FINISHED, LOADING, Outbox, PromptEncoder, Sequence
 from rwkv_batch.state.entries import SessionEntry
 from rwkv_batch.state.slots import States
 from rwkv_batch.text.tokenizer import Tokenizer
@@ -25,16 +23,10 @@ class _ActiveTurn:
     """A turn from `begin` until its state is saved."""
 
     source: SessionEntry | None  # the session that it continues, as it was when the turn began
-    prompt: list[int]
+    length: int  # tokens that the state to save has seen: those of the source, the prompt and the text
     last_delta: RowDelta | None = None  # held back until the commit
-    length: int = 0  # tokens that the state to save has seen
     discarded: bool = False  # its session was deleted meanwhile: its text counts, its state does not
     abandoned: bool = False  # while its state was being loaded into the slot
-
-    @property
-    def start(self) -> int:
-        """Tokens that the state had seen before the turn."""
-        return self.source.tokens if self.source else 0
 
 
 class Turns:
@@ -83,14 +75,14 @@ class Turns:
             self._scheduler.release(sequence)
             self._scheduler.unlock(sequence.target)
             message = f"The session {turn.source} has been deleted meanwhile."
-            self._outbox.put(sequence.key, Rejected(sequence.key[1], "not_found", message))
+            self._outbox.append((sequence.key, Rejected(sequence.key[1], "not_found", message)))
             return False
         sequence.prompt = self._prompts.encode_turn(sequence.request, source is not None)
-        active = self._active[sequence] = _ActiveTurn(source, sequence.prompt)
+        length = len(sequence.prompt) + (source.tokens if source else 0)
+        active = self._active[sequence] = _ActiveTurn(source, length)
         if sequence.request.max_tokens == 0:  # the prompt is only read
             active.last_delta = RowDelta(sequence.row, "", 0, "length")
-            active.length = active.start + len(active.prompt)
-            sequence.finalize(active.prompt)
+            sequence.finalize(sequence.prompt)
         if source is None:
             return True
         slot = self._pool.take(source.key) if source.key == sequence.target else None
@@ -108,13 +100,13 @@ class Turns:
             self._finish_unsaved(sequence, active)
             return
         kept = sequence.shown_tokens(self._tokenizer)
-        active.length = active.start + len(active.prompt) + len(kept)
+        active.length += len(kept)
         if kept[: sequence.drawn_fed] == sequence.drawn[: sequence.drawn_fed]:
             sequence.finalize(kept[sequence.drawn_fed :])
             self.finalize(sequence)
             return
         # the state has run past the end of the text: feed the turn again from its start
-        sequence.finalize(active.prompt + kept)
+        sequence.finalize(sequence.prompt + kept)
         assert sequence.slot is not None
         if active.source is None:
             self._states.clear([sequence.slot])
@@ -171,7 +163,7 @@ class Turns:
         sequence.state = FINISHED
         self._scheduler.unlock(sequence.target)
         if error:
-            self._outbox.put(sequence.key, Failed(sequence.key[1], error))
+            self._outbox.append((sequence.key, Failed(sequence.key[1], error)))
         else:
             self._send_last_delta(sequence, active)
 
@@ -181,8 +173,8 @@ class Turns:
 
     def _send_last_delta(self, sequence: Sequence, active: _ActiveTurn) -> None:
         assert active.last_delta
-        self._outbox.put(sequence.key, Progress(sequence.key[1], [active.last_delta]))
+        self._outbox.append((sequence.key, Progress(sequence.key[1], [active.last_delta])))
 
     def _fail(self, sequence: Sequence, message: str) -> None:
-        self._outbox.put(sequence.key, Failed(sequence.key[1], message))
+        self._outbox.append((sequence.key, Failed(sequence.key[1], message)))
         self.abandon(sequence)

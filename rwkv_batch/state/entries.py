@@ -1,15 +1,59 @@
-"""What the state pool keeps of a session: its state in host memory, its place in L1, and how it is listed."""
+"""What the state pool and its database hold of sessions and documents, and what can go wrong with them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
-from rwkv_batch.state.rows import StoreError
 from rwkv_batch.state.snapshot import SnapshotError
 
 Done = Callable[[str | None], None]  # called once, with None or with a sentence that says what failed
+
+TABLES = SESSIONS, DOCUMENTS = "sessions", "documents"
+
+
+class StoreError(Exception):
+    """The store cannot be used, or an operation failed; the message is one sentence."""
+
+
+class StoreBroken(StoreError):
+    """The file itself is damaged, so that nothing can be written to it."""
+
+
+class RowDamaged(StoreError):
+    """One row cannot be read."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is known of a stored session or document without reading it."""
+
+    updated: float  # seconds since 1970
+    tokens: int  # that a session's state has seen
+    size: int  # bytes of its data
+
+
+@dataclass(frozen=True)
+class Put:
+    """Write a row in place of any older one. `data`: a contiguous run of bytes."""
+
+    table: str
+    key: str
+    row: Row
+    data: bytes | memoryview
+
+
+@dataclass(frozen=True)
+class Delete:
+    """Delete rows; missing ones are ignored."""
+
+    table: str
+    keys: Sequence[str]
+
+
+Operation = Put | Delete
+Tables = dict[str, dict[str, Row]]  # rows by table and key
 
 
 @dataclass(frozen=True)
@@ -45,6 +89,11 @@ class L1Entry:
     image: Image
     copies: int = 0  # in flight; the slot may not change before they are done
     evicted: bool = False  # has left L1: the slot is freed after the last copy
+
+
+def written_bytes(operations: Sequence[Operation]) -> int:
+    """Bytes of all rows that the operations write."""
+    return sum(operation.row.size for operation in operations if isinstance(operation, Put))
 
 
 def message(error: Exception | None) -> str | None:

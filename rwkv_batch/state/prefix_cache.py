@@ -12,9 +12,9 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
 
 import numpy as np
+from torch import Tensor
 
 from rwkv_batch.ops.random import mix
 
@@ -28,27 +28,17 @@ SHARE = 4  # one prompt takes at most this part of the capacity, or a single ent
 Tokens = Sequence[int] | np.ndarray
 
 
-class Value(Protocol):
-    """A state, opaque to the cache."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-
-V = TypeVar("V", bound=Value)
-
-
 @dataclass(frozen=True)
-class _Entry(Generic[V]):
+class _Entry:
     tokens: np.ndarray
-    value: V
+    value: Tensor
 
     @property
     def nbytes(self) -> int:
         return self.value.nbytes + self.tokens.nbytes
 
 
-class PrefixCache(Generic[V]):
+class PrefixCache:
     """States by the exact tokens they have seen; the least recently used leave first. Not thread-safe.
 
     Values are returned without a copy and must not be changed. A capacity of 0 keeps nothing.
@@ -58,7 +48,7 @@ class PrefixCache(Generic[V]):
         """`capacity_bytes` counts the values' `nbytes` and four bytes for each token of their prefixes."""
         self.capacity = capacity_bytes
         self._key = np.uint64(secrets.randbits(64))
-        self._entries: OrderedDict[int, _Entry[V]] = OrderedDict()  # by hash, least recently used first
+        self._entries: OrderedDict[int, _Entry] = OrderedDict()  # by hash, least recently used first
         self._bytes = 0
         self._counts: Counter[int] = Counter()  # length -> entries of that length
         self._lengths = np.zeros(0, np.intp)  # the same lengths, ascending
@@ -67,7 +57,7 @@ class PrefixCache(Generic[V]):
         self._pending: OrderedDict[int, int] = OrderedDict()  # cuts not put yet: hash -> call of `cuts`
         self._calls = 0
 
-    def longest(self, tokens: Tokens) -> tuple[int, V] | None:
+    def longest(self, tokens: Tokens) -> tuple[int, Tensor] | None:
         """Length and value of the longest stored prefix that leaves at least one of `tokens` to feed."""
         if len(tokens) <= MIN_TOKENS or self.capacity == 0:
             return None
@@ -133,7 +123,7 @@ class PrefixCache(Generic[V]):
         if len(self._prompts) > PROMPTS:
             self._prompts.popitem(last=False)
 
-    def put(self, tokens: Tokens, value: V) -> None:
+    def put(self, tokens: Tokens, value: Tensor) -> None:
         """Keep the state after exactly `tokens`, unless they are too few or it exceeds the capacity."""
         prefix = _array(tokens)
         entry = _Entry(prefix.copy(), value)
@@ -150,7 +140,7 @@ class PrefixCache(Generic[V]):
         self._bytes += entry.nbytes
         self._count(len(prefix), 1)
 
-    def _find(self, digest: int, prefix: np.ndarray) -> _Entry[V] | None:
+    def _find(self, digest: int, prefix: np.ndarray) -> _Entry | None:
         entry = self._entries.get(digest)
         return entry if entry is not None and np.array_equal(entry.tokens, prefix) else None
 

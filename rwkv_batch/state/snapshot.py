@@ -8,6 +8,8 @@
     20      492     the header (msgpack, see `Header`), zeros up to its end
     512             the state: token shift, then WKV, as they lie in a slot of `rwkv7.States`
 
+`Transfer` copies between slots and snapshots.
+
 A CRC-32 finds every flipped bit and every run of up to 32 damaged ones, and zlib's is several times faster
 than any digest of the standard library. It is no signature: who can write a file can make one that passes.
 """
@@ -22,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rwkv_batch.state.slots import States
+from rwkv_batch.state.slots import SlotAccess, States, slot_bytes
 
 PREFIX = 512
 MAGIC = b"RWKV7ST\n"
@@ -79,8 +81,7 @@ class SnapshotLayout:
     @property
     def size(self) -> int:
         """Bytes of a whole snapshot."""
-        wkv_bytes = self.layers * self.width * (self.width // self.heads) * self.wkv.itemsize
-        return PREFIX + self.shift_bytes + wkv_bytes
+        return PREFIX + slot_bytes(self.layers, self.width, self.shift, self.wkv)
 
 
 def seal(snapshot: Tensor, layout: SnapshotLayout, tokens: int, created: float) -> None:
@@ -137,9 +138,9 @@ def fitted(snapshot: Tensor, layout: SnapshotLayout, pinned: bool = False) -> tu
             "model that made it."
         )
     if header.shift not in DTYPES or header.wkv not in DTYPES:
-        known = ", ".join(DTYPES)
         raise SnapshotError(
-            f"The session is stored as {header.shift} and {header.wkv}; this server knows {known}."
+            f"The session is stored as {header.shift} and {header.wkv}; this server knows "
+            f"{', '.join(DTYPES)}."
         )
     stored = replace(layout, shift=DTYPES[header.shift], wkv=DTYPES[header.wkv])
     if len(snapshot) != stored.size:
@@ -167,6 +168,56 @@ def parts(snapshot: Tensor, layout: SnapshotLayout) -> tuple[Tensor, Tensor]:
 def tensor_from_bytes(data: bytes | memoryview) -> Tensor:
     """A copy, uint8."""
     return torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+
+
+class Transfer:
+    """Copies between slots and host memory, for one thread; every call returns when its copy is done.
+
+    On a GPU they run on a stream of their own, after what the model's stream had queued when the access to
+    the slot was made.
+    """
+
+    def __init__(self, states: States, fingerprint: str) -> None:
+        self.layout = SnapshotLayout.from_states(states, fingerprint)
+        self.pinned = states.device.type == "cuda"
+        self._stream = torch.cuda.Stream(states.device) if self.pinned else None
+
+    def snapshot(self, slot: SlotAccess, tokens: int, created: float) -> Tensor:
+        """The slot's state as a sealed snapshot, uint8 `[layout.size]`."""
+        snapshot = torch.empty(self.layout.size, dtype=torch.uint8, pin_memory=self.pinned)
+        self._copy(snapshot[PREFIX:], slot.data, slot)
+        seal(snapshot, self.layout, tokens, created)
+        return snapshot
+
+    def restore(self, snapshot: Tensor, slot: SlotAccess) -> None:
+        """Fill the slot with a snapshot of this server's layout."""
+        self._copy(slot.data, snapshot[PREFIX:], slot)
+
+    def duplicate(self, source: SlotAccess, target: SlotAccess) -> None:
+        """Copy from slot to slot."""
+        self._copy(target.data, source.data, source, target)
+
+    def to_host(self, slot: SlotAccess) -> Tensor:
+        """The slot's state in host memory, uint8."""
+        copy = torch.empty(len(slot.data), dtype=torch.uint8, pin_memory=self.pinned)
+        self._copy(copy, slot.data, slot)
+        return copy
+
+    def fitted(self, snapshot: Tensor) -> tuple[Header, Tensor]:
+        """A stored snapshot, checked, in this server's layout. Raises SnapshotError."""
+        return fitted(snapshot, self.layout, self.pinned)
+
+    @torch.inference_mode()
+    def _copy(self, target: Tensor, source: Tensor, *slots: SlotAccess) -> None:
+        if self._stream is None:
+            np.copyto(target.numpy(), source.numpy())  # torch would wake a second team of threads
+            return
+        with torch.cuda.stream(self._stream):
+            for slot in slots:
+                if slot.ready:
+                    self._stream.wait_event(slot.ready)
+            target.copy_(source, non_blocking=True)
+        self._stream.synchronize()
 
 
 def _name(dtype: torch.dtype) -> str:

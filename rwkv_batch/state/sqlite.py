@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rwkv_batch.state.rows import (
+from rwkv_batch.state.entries import (
     DOCUMENTS,
     SESSIONS,
     TABLES,

@@ -16,7 +16,18 @@ from threading import Lock
 from torch import Tensor
 
 from rwkv_batch.state import sqlite
-from rwkv_batch.state.rows import TABLES, Operation, Put, RowDamaged, StoreBroken, StoreError
+from rwkv_batch.state.entries import (
+    DOCUMENTS,
+    TABLES,
+    Operation,
+    Put,
+    RowDamaged,
+    StoreBroken,
+    StoreError,
+    Tables,
+    written_bytes,
+)
+from rwkv_batch.state.snapshot import tensor_from_bytes
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +56,7 @@ class Store:
         self._reader: sqlite3.Connection | None = None
         self._reading = Lock()  # also held while the file is replaced
         self._logged = 0  # bytes written since the last checkpoint
+        self._lock_file = self.path.with_name(self.path.name + ".lock")
         self._lock: int | None = self._acquire_lock()
         try:
             try:
@@ -64,7 +76,8 @@ class Store:
         try:
             self._writer.execute("BEGIN IMMEDIATE")
             for operation in operations:
-                self._apply(self._writer, operation)
+                sqlite.apply(self._writer, operation)
+            self._logged += written_bytes(operations)
             self._writer.execute("COMMIT")
         except Exception as error:
             with contextlib.suppress(sqlite3.Error):  # some errors have ended the transaction already
@@ -82,8 +95,11 @@ class Store:
         try:
             self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         except sqlite3.Error as error:
-            message = "The log of %s could not be moved into it (%s); it grows until that works again."
-            log.warning(message, self.path, error)
+            log.warning(
+                "The log of %s could not be moved into it (%s); it grows until that works again.",
+                self.path,
+                error,
+            )
 
     def read(self, table: str, key: str, pinned: bool = False) -> Tensor | None:
         """A row's data (uint8) or None, on the reading thread. Raises RowDamaged, StoreError."""
@@ -110,10 +126,14 @@ class Store:
                 self.commit([put])
                 self.rows[put.table][put.key] = put.row
         sessions, documents = (len(self.rows[table]) for table in TABLES)
-        message = (
+        log.error(
             "The database %s is damaged: it is now %s, and a new one has been begun with what is whole of it"
+            ": %d sessions and %d documents.",
+            self.path,
+            aside,
+            sessions,
+            documents,
         )
-        log.error(f"{message}: %d sessions and %d documents.", self.path, aside, sessions, documents)
 
     def close(self) -> None:
         """Close the file, after both threads have stopped. Idempotent."""
@@ -128,10 +148,6 @@ class Store:
             if connection:
                 connection.close()
         self._reader = None
-
-    @property
-    def _lock_file(self) -> Path:
-        return self.path.with_name(self.path.name + ".lock")
 
     def _acquire_lock(self) -> int:
         """An exclusive lock beside the file; it ends with the process, however that ends."""
@@ -162,7 +178,35 @@ class Store:
         except sqlite3.Error as error:
             raise sqlite.explain(error, self.path) from error
 
-    def _apply(self, writer: sqlite3.Connection, operation: Operation) -> None:
-        sqlite.apply(writer, operation)
-        if isinstance(operation, Put):
-            self._logged += operation.row.size
+
+class MemoryStore:
+    """The store of a server without a database: documents in memory, and no sessions."""
+
+    keeps_sessions = False
+    limit = None
+
+    def __init__(self) -> None:
+        self.rows: Tables = {}
+        self._documents: dict[str, Tensor] = {}
+
+    def commit(self, operations: Sequence[Operation]) -> None:
+        for operation in operations:
+            if operation.table != DOCUMENTS:
+                continue
+            if isinstance(operation, Put):
+                self._documents[operation.key] = tensor_from_bytes(operation.data)
+            else:
+                for key in operation.keys:
+                    self._documents.pop(key, None)
+
+    def read(self, table: str, key: str, pinned: bool = False) -> Tensor | None:
+        return self._documents.get(key) if table == DOCUMENTS else None
+
+    def checkpoint(self, quiet: bool) -> None:
+        """Nothing to do."""
+
+    def restart(self) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to do."""

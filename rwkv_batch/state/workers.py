@@ -7,10 +7,9 @@ from functools import partial
 from threading import Thread
 from typing import TypeVar
 
-from rwkv_batch.state.memory_store import MemoryStore
-from rwkv_batch.state.rows import Operation, Put, StoreBroken, StoreError, Tables
+from rwkv_batch.state.entries import Operation, StoreBroken, StoreError, Tables, written_bytes
 from rwkv_batch.state.snapshot import SnapshotError
-from rwkv_batch.state.store import Store
+from rwkv_batch.state.store import MemoryStore, Store
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +90,7 @@ class Writer(Thread):
             size = 0
             while batch := self._queue.get():
                 group.append(batch)
-                size += sum(operation.row.size for operation in batch[0] if isinstance(operation, Put))
+                size += written_bytes(batch[0])
                 if size > GROUP_BYTES or self._queue.empty():
                     break
             closing = batch is None

@@ -5,8 +5,7 @@ from collections.abc import Callable, KeysView
 from dataclasses import dataclass
 from functools import partial
 
-from rwkv_batch.state.entries import Done, Image, message
-from rwkv_batch.state.rows import SESSIONS, Put, Row
+from rwkv_batch.state.entries import SESSIONS, Done, Image, Put, Row, message
 from rwkv_batch.state.workers import Mover, Writer
 
 log = logging.getLogger(__name__)

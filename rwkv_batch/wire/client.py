@@ -8,7 +8,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import socket
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -44,8 +43,15 @@ class RequestFailed(Exception):
     """The engine gave up on the request after it had begun."""
 
 
+def error_from(event: Rejected | Failed) -> Exception:
+    """The exception for the reader of a request or command that has ended with this event."""
+    if isinstance(event, Rejected):
+        return RequestRejected(event.reason, event.message)
+    return RequestFailed(event.message)
+
+
 class Job:
-    """One request under way. Its events queue here until they are read."""
+    """One request under way. Its deltas queue here until they are read."""
 
     def __init__(self, request: GenerateRequest, cancel: Callable[[str], None]) -> None:
         self.request = request
@@ -55,19 +61,29 @@ class Job:
         self.target = ""  # likewise: the key under which a turn's state will be stored
         self.exhausted = False  # the last delta of every row has been read
         self._cancel = cancel
-        self._events: deque[Event] = deque()
+        self._deltas: list[RowDelta] = []
+        self._error: Exception | None = None
+        self._running_rows = self.rows
         self._arrived = threading.Condition()
         self._wake: Callable[[], object] | None = None
-        self._unread_rows = self.rows
 
-    def put(self, event: Event) -> None:
-        """Called by the client's thread."""
+    def put(self, event: Event) -> bool:
+        """Called by the client's thread. Whether this was the last event."""
         with self._arrived:
-            self._events.append(event)
+            match event:
+                case Accepted():
+                    self.cached_tokens, self.target = event.cached_tokens, event.target
+                    self.prompt_tokens = event.prompt_tokens
+                case Progress(rows=rows):
+                    self._deltas += rows
+                    self._running_rows -= sum(1 for d in rows if d.finish_reason)
+                case Rejected() | Failed():
+                    self._error = error_from(event)
             self._arrived.notify()
             wake, self._wake = self._wake, None
         if wake:
             wake()
+        return self._error is not None or self._running_rows == 0
 
     def read(self, timeout: float) -> list[RowDelta]:
         """New deltas, waiting at most `timeout` seconds for the first; empty if none came.
@@ -75,14 +91,13 @@ class Job:
         Raises RequestRejected or RequestFailed, after which nothing more comes.
         """
         with self._arrived:
-            if not self._events:
-                self._arrived.wait(timeout)
+            self._arrived.wait_for(self._readable, timeout)
         return self._take()
 
     async def read_async(self, timeout: float) -> list[RowDelta]:
         """`read` for an event loop."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._event_arrives(), timeout)
+            await asyncio.wait_for(self._wait_until(self._readable), timeout)
         return self._take()
 
     async def accepted(self) -> None:
@@ -90,47 +105,34 @@ class Job:
 
         Raises RequestRejected or RequestFailed.
         """
-        while not self.prompt_tokens:
-            await self._event_arrives()
-            self._take(at_most=1)
+        await self._wait_until(lambda: self.prompt_tokens or self._error)
+        if self._error and not self.prompt_tokens:
+            raise self._error
 
     def cancel(self) -> None:
         """Stop the request. Safe from any thread, at any time, more than once."""
         self._cancel(self.request.id)
 
-    async def _event_arrives(self) -> None:
-        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
-        with self._arrived:
-            if self._events:
-                return
-            self._wake = lambda: loop.call_soon_threadsafe(arrived.set)
-        await arrived.wait()
+    def _readable(self) -> bool:
+        return bool(self._deltas or self._error)
 
-    def _take(self, at_most: int = sys.maxsize) -> list[RowDelta]:
-        deltas: list[RowDelta] = []
+    async def _wait_until(self, condition: Callable[[], object]) -> None:
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+        while True:
+            with self._arrived:
+                if condition():
+                    return
+                self._wake = lambda: loop.call_soon_threadsafe(arrived.set)
+            await arrived.wait()
+            arrived.clear()
+
+    def _take(self) -> list[RowDelta]:
         with self._arrived:
             self._wake = None
-            while self._events and at_most > 0:
-                event = self._events[0]
-                if deltas and isinstance(event, Rejected | Failed):
-                    break  # what came before it is read first
-                self._events.popleft()
-                at_most -= 1
-                match event:
-                    case Accepted():
-                        self.prompt_tokens, self.cached_tokens, self.target = (
-                            event.prompt_tokens,
-                            event.cached_tokens,
-                            event.target,
-                        )
-                    case Progress(rows=rows):
-                        deltas += rows
-                    case Rejected(reason=reason, message=message):
-                        raise RequestRejected(reason, message)
-                    case Failed(message=message):
-                        raise RequestFailed(message)
-        self._unread_rows -= sum(1 for d in deltas if d.finish_reason)
-        self.exhausted = self._unread_rows == 0
+            deltas, self._deltas = self._deltas, []
+            self.exhausted = self._running_rows == 0
+        if self._error and not deltas:
+            raise self._error
         return deltas
 
 
@@ -140,10 +142,11 @@ class PendingCommand:
     def __init__(self) -> None:
         self.reply: concurrent.futures.Future[Event] = concurrent.futures.Future()
 
-    def put(self, event: Event) -> None:
-        """Called by the client's thread."""
+    def put(self, event: Event) -> bool:
+        """Called by the client's thread. Whether this was the last event."""
         if self.reply.set_running_or_notify_cancel():  # False: the caller has stopped waiting
             self.reply.set_result(event)
+        return True
 
 
 class Client:
@@ -152,9 +155,8 @@ class Client:
     def __init__(self, address: str, name: str) -> None:
         """`address`: where the engine listens; `name`: one that no other front end has."""
         self._jobs: dict[str, Job | PendingCommand] = {}  # until their last event has arrived
-        self._running_rows: dict[str, int] = {}  # of each job, those without a finish reason yet
         self._outbox: deque[ToEngine] = deque()
-        self._lock = threading.Lock()  # guards the two dicts
+        self._lock = threading.RLock()  # guards the jobs; a stream that is collected in here cancels its job
         self._waker, self._wakened = socket.socketpair()
         self._waker.setblocking(False)
         self._closed = False
@@ -167,7 +169,6 @@ class Client:
         job = Job(request, self._cancel)
         with self._lock:
             self._jobs[request.id] = job
-            self._running_rows[request.id] = job.rows
         self._send(request)
         return job
 
@@ -183,14 +184,10 @@ class Client:
         try:
             reply = await asyncio.wrap_future(pending.reply)
         except asyncio.CancelledError:
-            with self._lock:
-                self._forget(command.id)
+            self._forget(command.id)
             raise
-        match reply:
-            case Rejected(reason=reason, message=message):
-                raise RequestRejected(reason, message)
-            case Failed(message=message):
-                raise RequestFailed(message)
+        if isinstance(reply, Rejected | Failed):
+            raise error_from(reply)
         assert isinstance(reply, SessionReply)
         return reply
 
@@ -208,14 +205,12 @@ class Client:
         self._wakened.close()
 
     def _cancel(self, key: str) -> None:
-        with self._lock:
-            known = self._forget(key)
-        if known and not self._closed:
+        if self._forget(key) and not self._closed:
             self._send(Cancel(key))
 
     def _forget(self, key: str) -> bool:
-        self._running_rows.pop(key, None)
-        return self._jobs.pop(key, None) is not None
+        with self._lock:
+            return self._jobs.pop(key, None) is not None
 
     def _send(self, message: ToEngine) -> None:
         self._outbox.append(message)
@@ -246,13 +241,6 @@ class Client:
 
     def _deliver(self, event: Event) -> None:
         with self._lock:
-            job = self._jobs.get(event.id)
-            if job is None:
-                return  # cancelled a moment ago
-            finished = not isinstance(event, Accepted)
-            if isinstance(event, Progress):
-                self._running_rows[event.id] -= sum(1 for d in event.rows if d.finish_reason)
-                finished = self._running_rows[event.id] == 0
-            if finished:
+            job = self._jobs.get(event.id)  # None: cancelled a moment ago
+            if job and job.put(event):
                 self._forget(event.id)
-        job.put(event)

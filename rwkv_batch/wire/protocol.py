@@ -1,8 +1,12 @@
-"""The messages between front ends and the engine: msgpack over ZeroMQ.
+"""The messages between front ends and the engine, msgpack over ZeroMQ, and those of the supervisor.
 
 The engine listens on a ROUTER socket, each front end connects a DEALER whose identity is its name. A front
 end sends `ToEngine` messages one by one; the engine sends at most one message a step to each, a list of
 `Event`. The front end chooses the ids of its requests; the engine keys them by (front end, id).
+
+The supervisor has a pipe to each of its processes, where messages are pickled. It sends `EngineInfo` (the
+engine is ready), `EngineLost` and `Drain` to the front ends, and `FrontendLost` and `Stop` to the engine. The
+engine answers with `EngineInfo` or `LoadFailure`.
 """
 
 from typing import Literal
@@ -44,10 +48,21 @@ class SessionTurn(Struct, frozen=True, omit_defaults=True):
     seam: str = ""  # goes in front of a prompt that continues a stored state and does not begin with it
 
 
-class GenerateRequest(Struct, frozen=True, omit_defaults=True, tag="generate"):
+class WireMessage(Struct, frozen=True):
+    """What all messages between front ends and the engine have."""
+
+    id: str  # of the request or command
+
+
+class KeyedCommand(WireMessage, frozen=True):
+    """A command on one session or document."""
+
+    key: str
+
+
+class GenerateRequest(WireMessage, frozen=True, omit_defaults=True, tag="generate"):
     """Continue every prompt `n` times. Row i belongs to prompt i // n."""
 
-    id: str
     prompts: list[str | list[int]]
     max_tokens: int  # per row
     sampling: Sampling = Sampling()
@@ -63,70 +78,49 @@ class GenerateRequest(Struct, frozen=True, omit_defaults=True, tag="generate"):
     prefix_ids: list[int] = []  # token ids in front of every prompt
 
 
-class Cancel(Struct, frozen=True, tag="cancel"):
+class Cancel(WireMessage, frozen=True, tag="cancel"):
     """The reader of this request has left; its rows are dropped before the next step."""
 
-    id: str
 
-
-class ListSessions(Struct, frozen=True, tag="list_sessions"):
+class ListSessions(WireMessage, frozen=True, tag="list_sessions"):
     """Replied to with every session, once each."""
 
-    id: str
 
-
-class DeleteSession(Struct, frozen=True, omit_defaults=True, tag="delete_session"):
+class DeleteSession(KeyedCommand, frozen=True, omit_defaults=True, tag="delete_session"):
     """Delete `key`; the reply says how many sessions were found."""
 
-    id: str
-    key: str
     prefix: bool = False  # also delete every key that starts with "{key}:"
 
 
-class ForkSession(Struct, frozen=True, omit_defaults=True, tag="fork_session"):
+class ForkSession(KeyedCommand, frozen=True, omit_defaults=True, tag="fork_session"):
     """Copy `key` to `target`."""
 
-    id: str
-    key: str
     target: str
     replace: bool = False  # False: reject ("exists") if there is a session `target`
 
 
-class ExportSession(Struct, frozen=True, tag="export_session"):
+class ExportSession(KeyedCommand, frozen=True, tag="export_session"):
     """Replied to with the session as a file."""
 
-    id: str
-    key: str
 
-
-class ImportSession(Struct, frozen=True, tag="import_session"):
+class ImportSession(KeyedCommand, frozen=True, tag="import_session"):
     """Store an exported file as the session `key`, in place of any older one."""
 
-    id: str
-    key: str
     data: bytes
 
 
-class PutDocument(Struct, frozen=True, tag="put_document"):
+class PutDocument(KeyedCommand, frozen=True, tag="put_document"):
     """Store opaque bytes under `key`, in place of any older ones. Sessions have keys of their own."""
 
-    id: str
-    key: str
     data: bytes
 
 
-class GetDocument(Struct, frozen=True, tag="get_document"):
+class GetDocument(KeyedCommand, frozen=True, tag="get_document"):
     """Replied to with the document's bytes; with none if there is no such document."""
 
-    id: str
-    key: str
 
-
-class RemoveDocument(Struct, frozen=True, tag="remove_document"):
+class RemoveDocument(KeyedCommand, frozen=True, tag="remove_document"):
     """The reply says how many documents were found: 0 or 1."""
-
-    id: str
-    key: str
 
 
 # What is done with stored sessions and documents outside of a turn; the only event that follows is
@@ -162,34 +156,30 @@ class RowDelta(Struct, frozen=True, array_like=True):
     logprobs: list[TokenLogprob] = []
 
 
-class Accepted(Struct, frozen=True, tag="accepted"):
+class Accepted(WireMessage, frozen=True, tag="accepted"):
     """The request is in the queue."""
 
-    id: str
     prompt_tokens: list[int]  # per prompt
     cached_tokens: list[int] = []  # per prompt: how many of them need not be computed, as far as is known now
     target: str = ""  # of a turn: the key its state will be stored under
 
 
-class Rejected(Struct, frozen=True, tag="rejected"):
+class Rejected(WireMessage, frozen=True, tag="rejected"):
     """The request or command was not accepted."""
 
-    id: str
     reason: str  # "overloaded" (try again later), "invalid", "not_found", "exists"
     message: str
 
 
-class Progress(Struct, frozen=True, tag="progress"):
+class Progress(WireMessage, frozen=True, tag="progress"):
     """New text of rows of a request, which is finished when each of its rows has had a finish reason."""
 
-    id: str
     rows: list[RowDelta]
 
 
-class Failed(Struct, frozen=True, tag="failed"):
+class Failed(WireMessage, frozen=True, tag="failed"):
     """The engine gave up on this request or command; no more events follow."""
 
-    id: str
     message: str
 
 
@@ -202,10 +192,9 @@ class SessionInfo(Struct, frozen=True):
     tokens: int  # that the state has seen
 
 
-class SessionReply(Struct, frozen=True, omit_defaults=True, tag="session_reply"):
+class SessionReply(WireMessage, frozen=True, omit_defaults=True, tag="session_reply"):
     """A session command has been carried out."""
 
-    id: str
     found: int = 0  # DeleteSession, RemoveDocument: how many there were
     data: bytes = b""  # ExportSession, GetDocument
     sessions: list[SessionInfo] = []  # ListSessions
@@ -243,3 +232,29 @@ class EngineInfo(Struct, frozen=True):
     device: str
     slots: int
     vocabulary: int
+
+
+class EngineLost(Struct, frozen=True):
+    """The engine has died: its requests have failed, and none can begin until it is ready again."""
+
+
+class Drain(Struct, frozen=True):
+    """Take no new requests and exit when none is running, at the latest after `seconds`."""
+
+    seconds: float
+
+
+class FrontendLost(Struct, frozen=True):
+    """A front end has died, and nobody can receive the replies to its requests."""
+
+    name: str
+
+
+class Stop(Struct, frozen=True):
+    """Commit what is not stored yet and exit."""
+
+
+class LoadFailure(Struct, frozen=True):
+    """The model cannot be served; one sentence says why."""
+
+    message: str

@@ -181,7 +181,8 @@ def test_every_request_of_a_crowd_ends_once_and_says_what_it_says_alone(
         for _ in range(rng.choice([1, 2, 5])):
             step()
     crowd.runner.now = crowd.runner.later = 0
-    while crowd.busy or crowd.scheduler.busy or crowd.scheduler.queues:
+    scheduler = crowd.scheduler
+    while crowd.busy or scheduler.waiting or scheduler.running or scheduler.queues:
         assert crowd.busy or woken.wait(30), "the engine waits for nothing"
         step()
     assert {name: len(ends[name]) for name in requests} == dict.fromkeys(requests, 1)

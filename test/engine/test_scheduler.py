@@ -63,7 +63,7 @@ def test_dropped_rows_free_their_slots_wherever_they_are():
     assert scheduler.admit() == [other]
     for row_ in scheduler.drop(lambda r: True):
         scheduler.release(row_)
-    assert not scheduler.busy
+    assert not (scheduler.waiting or scheduler.running)
 
 
 def test_rows_of_one_session_run_one_after_the_other():
@@ -105,7 +105,7 @@ def test_rows_that_wait_for_their_state_are_not_run():
     scheduler.add([loading])
     scheduler.admit()
     loading.state = SequenceState.LOADING
-    assert scheduler.plan() == [] and scheduler.busy and not scheduler.runnable
+    assert scheduler.plan() == [] and scheduler.running and not scheduler.runnable
     loading.start()
     assert scheduler.plan() == [(loading, 5)]
 
@@ -130,7 +130,7 @@ def test_every_prompt_is_fed_once_within_the_budget(lengths: list[int], slots: i
         feed(plan)
         for done in [r for r, _ in plan if not r.tokens_left]:
             scheduler.release(done)
-        if not scheduler.busy:
+        if not (scheduler.waiting or scheduler.running):
             break
-    assert not scheduler.busy
+    assert not (scheduler.waiting or scheduler.running)
     assert [r.fed for r in rows] == lengths

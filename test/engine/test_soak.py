@@ -148,7 +148,8 @@ class Crowd:
             here = [job for job in here if not job.done and not job.cancelled]
             if here or self.engine.busy:
                 self.step()
-        while self.engine.busy or self.engine.scheduler.busy or self.engine.scheduler.queues:
+        scheduler = self.engine.scheduler
+        while self.engine.busy or scheduler.waiting or scheduler.running or scheduler.queues:
             self.step()
 
     def alone(self, request: GenerateRequest) -> Job:

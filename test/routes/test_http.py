@@ -18,7 +18,7 @@ from fake_engine import INFO
 from frontend_process import FrontendProcess
 
 from routes.http.auth import authorized
-from rwkv_batch.wire.control import Drain, EngineLost
+from rwkv_batch.wire.protocol import Drain, EngineLost
 
 V1, CHAT, TRANSLATE = "/v1/chat/completions", "/openai/v1/chat/completions", "/translate/v1/batch-translate"
 WORD = "pass word &+%41"

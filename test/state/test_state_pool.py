@@ -11,7 +11,8 @@ import pytest
 import torch
 from pools import SLOTS, SNAPSHOT_BYTES, Bench, Result
 
-from rwkv_batch.state.rows import Delete, Put
+from rwkv_batch.state import sqlite
+from rwkv_batch.state.entries import Delete, Put
 from rwkv_batch.state.store import Store
 
 
@@ -163,16 +164,16 @@ class FullDisk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.full = False
-        apply = Store._apply
+        apply = sqlite.apply
 
-        def failing(store: Store, writer: sqlite3.Connection, operation: Put | Delete) -> None:
-            apply(store, writer, operation)
+        def failing(connection: sqlite3.Connection, operation: Put | Delete) -> None:
+            apply(connection, operation)
             if isinstance(operation, Put) and (self.full or operation.key == "big"):
                 error = sqlite3.OperationalError("database or disk is full")
                 error.sqlite_errorcode = sqlite3.SQLITE_FULL
                 raise error
 
-        monkeypatch.setattr(Store, "_apply", failing)
+        monkeypatch.setattr(sqlite, "apply", failing)
 
 
 def test_a_full_disk_fails_the_save_keeps_the_old_state_and_hurts_nobody_else(

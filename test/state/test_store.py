@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rwkv_batch.state.rows import (
+from rwkv_batch.state.entries import (
     DOCUMENTS,
     SESSIONS,
     Delete,

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from rwkv_batch.state.slots import States
-from rwkv_batch.state.snapshot import PREFIX, read_header
-from rwkv_batch.state.transfer import Transfer
+from rwkv_batch.state.snapshot import PREFIX, Transfer, read_header
 
 DEVICES = [
     "cpu",

@@ -7,9 +7,15 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
-from routes.http.auth import demand_password
 from routes.http.errors import ApiError, Json
-from routes.http.exchange import HttpRequest, HttpResponse, json_response, log_access, stream_response
+from routes.http.exchange import (
+    HttpRequest,
+    HttpResponse,
+    demand_password,
+    json_response,
+    log_access,
+    stream_response,
+)
 from routes.http.frontend import ENGINE_LOST, NO_REPLY, Frontend
 from routes.http.replies import Reply, RowResult
 from routes.http.stream import EventStream, JobStream, SlowJson, failure_status

@@ -10,9 +10,8 @@ from uuid import uuid4
 
 from robyn import Response
 
-from routes.http.auth import authorized_json, demand_password
 from routes.http.errors import ApiError, openai_field
-from routes.http.exchange import HttpRequest, HttpResponse, json_response
+from routes.http.exchange import HttpRequest, HttpResponse, authorized_json, demand_password, json_response
 from routes.http.frontend import ANSWERED_WITHIN, NO_REPLY, Frontend
 from routes.http.generate import Prepared, run
 from routes.responses.prepare import ID, Document, PreparedResponse, decode_document, prepare, state_key

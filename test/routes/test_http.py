@@ -11,13 +11,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from fake_engine import INFO
 from frontend_process import FrontendProcess
 
-from routes.http.auth import authorized
+from routes.http.exchange import authorized
 from rwkv_batch.wire.control import Drain, EngineLost
 
 V1, CHAT, TRANSLATE = "/v1/chat/completions", "/openai/v1/chat/completions", "/translate/v1/batch-translate"
@@ -231,9 +232,12 @@ def test_the_password_is_judged_before_the_body(locked, body):
 
 
 def test_passwords_of_any_script():
-    assert authorized("пароль 密码", None, {"password": "пароль 密码"}, [])
-    assert authorized("密码", None, None, ["%E5%AF%86%E7%A0%81"])
-    assert not authorized("密码", "Bearer ??", {"password": "密"}, ["%E5"])
+    def request(header: str | None, *query: str) -> SimpleNamespace:
+        return SimpleNamespace(headers={"authorization": header}, query={"password": list(query)})
+
+    assert authorized("пароль 密码", request(None), {"password": "пароль 密码"})
+    assert authorized("密码", request(None, "%E5%AF%86%E7%A0%81"))
+    assert not authorized("密码", request("Bearer ??", "%E5"), {"password": "密"})
 
 
 def test_what_a_password_guards(locked):

@@ -12,7 +12,7 @@ from routes.chat import templates
 from routes.chat.messages import parse_messages
 from routes.http.errors import ApiError, Json
 from routes.http.generate import Prepared
-from routes.http.replies import Reply, RowResult
+from routes.http.replies import Reply, merge_in_order
 from routes.http.schemas import END_OF_TEXT, Prompts
 from routes.native.schemas import Real, RowFields, SamplingFields, Texts
 from rwkv_batch.wire.client import Job
@@ -69,15 +69,15 @@ class NativeReply(Reply):
     def __init__(self, model: str, object_: str = "chat.completion", id_: str = "rwkv7-batch") -> None:
         self._head = {"id": id_, "object": object_, "model": model}
 
-    def whole(self, job: Job, rows: list[RowResult]) -> Json:
+    def whole(self, job: Job, deltas: list[RowDelta]) -> Json:
         return self._head | {
             "choices": [
                 {
-                    "index": i,
+                    "index": row.row,
                     "message": {"role": "assistant", "content": row.text},
                     "finish_reason": row.finish_reason,
                 }
-                for i, row in enumerate(rows)
+                for row in merge_in_order(deltas)
             ]
         }
 

@@ -7,11 +7,10 @@ from pydantic import Field
 from routes.chat.templates import SEAM
 from routes.http.errors import ApiError, Json
 from routes.http.generate import Prepared
-from routes.http.replies import RowResult
 from routes.native.batch import BatchFields, NativeReply
 from routes.native.schemas import SessionId, Whole, demand_session_id
 from rwkv_batch.wire.client import Job
-from rwkv_batch.wire.protocol import SessionTurn
+from rwkv_batch.wire.protocol import RowDelta, SessionTurn
 
 ROOT = 0  # the node that a conversation begins at, stored or not
 
@@ -46,8 +45,8 @@ class MultiStateReply(NativeReply):
         super().__init__(model, id_="rwkv7-multi-state")
         self._parent = parent
 
-    def whole(self, job: Job, rows: list[RowResult]) -> Json:
-        return super().whole(job, rows) | {"dialogue_idx": _number(job.target)}
+    def whole(self, job: Job, deltas: list[RowDelta]) -> Json:
+        return super().whole(job, deltas) | {"dialogue_idx": _number(job.target)}
 
     def last(self, job: Job) -> list[Json]:
         return [

@@ -14,18 +14,7 @@ from routes.http.errors import ApiError, ErrorShape, native_shape, openai_shape
 from routes.http.exchange import HttpRequest, HttpResponse, error_response, preflight
 from routes.http.frontend import Frontend
 from routes.http.generate import Prepare, generate
-from routes.native import (
-    batch,
-    big_batch,
-    fim,
-    multi_state,
-    session_files,
-    sessions,
-    state,
-    translate,
-    v2,
-    v3,
-)
+from routes.native import batch, sessions, state, translate
 from routes.openai import chat, completions, models
 from routes.responses import routes as responses
 
@@ -71,7 +60,7 @@ async def v1_chat(front: Frontend, http: HttpRequest) -> HttpResponse:
         is_chat = bool(http.headers.get("authorization"))
     if is_chat:
         http.shape = openai_shape
-    return await generate(front, http, chat.prepare if is_chat else batch.prepare)
+    return await generate(front, http, chat.prepare if is_chat else batch.v1)
 
 
 TRANSLATE = partial(generate, prepare=translate.prepare, public=True)
@@ -79,18 +68,18 @@ TRANSLATE = partial(generate, prepare=translate.prepare, public=True)
 # fmt: off
 ROUTES = (
     Route("POST",       "/v1/chat/completions",                 native_shape, v1_chat),
-    Route("POST",       "/v2/chat/completions",                 native_shape, generates(v2.prepare)),
-    Route("POST",       "/v3/chat/completions",                 native_shape, generates(v3.prepare)),
-    Route("POST",       "/big_batch/completions",               native_shape, generates(big_batch.prepare)),
-    Route("POST",       "/FIM/v1/batch-FIM",                    native_shape, generates(fim.prepare)),
+    Route("POST",       "/v2/chat/completions",                 native_shape, generates(batch.v2)),
+    Route("POST",       "/v3/chat/completions",                 native_shape, generates(batch.v3)),
+    Route("POST",       "/big_batch/completions",               native_shape, generates(batch.big_batch)),
+    Route("POST",       "/FIM/v1/batch-FIM",                    native_shape, generates(batch.fim)),
     Route("POST",       "/translate/v1/batch-translate",        native_shape, TRANSLATE),
-    Route("POST",       "/state/chat/completions",              native_shape, generates(state.prepare)),
-    Route("POST",       "/multi_state/chat/completions",        native_shape, generates(multi_state.prepare)),
+    Route("POST",       "/state/chat/completions",              native_shape, generates(state.session)),
+    Route("POST",       "/multi_state/chat/completions",        native_shape, generates(state.tree)),
     Route("POST",       "/state/status",                        native_shape, sessions.status),
     Route("POST",       "/state/delete",                        native_shape, sessions.delete),
-    Route("GET POST",   "/v1/state/export",                     native_shape, session_files.export),
-    Route("POST",       "/v1/state/import",                     native_shape, session_files.import_),
-    Route("POST",       "/v1/state/fork",                       native_shape, session_files.fork),
+    Route("GET POST",   "/v1/state/export",                     native_shape, sessions.export),
+    Route("POST",       "/v1/state/import",                     native_shape, sessions.import_),
+    Route("POST",       "/v1/state/fork",                       native_shape, sessions.fork),
     Route("GET",        "/health",                              native_shape, models.health),
 
     Route("POST",       "/openai/v1/chat/completions",          openai_shape, generates(chat.prepare)),

@@ -3,11 +3,10 @@
 import pytest
 
 from routes.http.errors import ApiError
-from routes.http.replies import RowResult
 from routes.openai import chat as openai_chat
 from routes.openai import completions as openai_completions
 from rwkv_batch.wire.client import Job
-from rwkv_batch.wire.protocol import Sampling
+from rwkv_batch.wire.protocol import RowDelta, Sampling
 
 HI = {"role": "user", "content": "Hi"}
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -177,7 +176,9 @@ def test_thinking():
 def test_last_assistant_message_is_continued():
     request, _, reply = chat(messages=[HI, {"role": "assistant", "content": "Good"}], enable_think=True)
     assert request.prompts == ["User: Hi\n\nAssistant: Good"]
-    message = reply.whole(Job(request, lambda _: None), [RowResult(" day", 1)])["choices"][0]["message"]
+    message = reply.whole(Job(request, lambda _: None), [RowDelta(0, " day", 1, "stop")])["choices"][0][
+        "message"
+    ]
     assert message == {"role": "assistant", "content": " day"}
 
 

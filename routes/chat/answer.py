@@ -9,14 +9,13 @@ END_OF_THOUGHT = "</think>"
 
 @dataclass
 class Piece:
-    """New parts of an answer."""
+    """New text of an answer."""
 
     reasoning: str = ""
     content: str = ""
-    call: ToolCall | None = None
 
     def __add__(self, other: "Piece") -> "Piece":
-        return Piece(self.reasoning + other.reasoning, self.content + other.content, self.call or other.call)
+        return Piece(self.reasoning + other.reasoning, self.content + other.content)
 
 
 class ThinkSplitter:
@@ -27,14 +26,14 @@ class ThinkSplitter:
     """
 
     def __init__(self) -> None:
-        self._thinking = True
+        self.thinking = True
         self._fresh = True  # nothing of the current part has been shown
         self._held = ""
         self._opened = False  # the ">" of the opening tag is behind us
 
     def feed(self, text: str) -> tuple[str, str]:
         """(thoughts, answer) that can be shown now."""
-        if not self._thinking:
+        if not self.thinking:
             return "", self._begin(text)
         self._held += text
         if not self._opened and self._held:
@@ -43,17 +42,17 @@ class ThinkSplitter:
         if end >= 0:
             thoughts = self._begin(self._held[:end].rstrip("\n"))
             answer, self._held = self._held[end + len(END_OF_THOUGHT) :], ""
-            self._thinking, self._fresh = False, True
+            self.thinking, self._fresh = False, True
             return thoughts, self._begin(answer)
         sure = len(self._held) - partial_suffix(self._held, END_OF_THOUGHT)
         sure = len(self._held[:sure].rstrip("\n"))
         thoughts, self._held = self._begin(self._held[:sure]), self._held[sure:]
         return thoughts, ""
 
-    def finish(self) -> tuple[str, str]:
-        """What was held back, at the end of the answer."""
+    def finish(self) -> str:
+        """The thoughts that were held back, at the end of the answer."""
         thoughts, self._held = self._begin(self._held), ""
-        return thoughts, ""
+        return thoughts
 
     def _begin(self, text: str) -> str:
         if self._fresh:
@@ -70,25 +69,17 @@ class CallReader:
     """
 
     def __init__(self, opening: str) -> None:
-        self._parser = ToolCallParser()
-        self._parser.feed(opening)
+        self.parser = ToolCallParser()
+        self.parser.feed(opening)
         self._shown = False
         self._space = ""
-        self._called = False
 
-    def feed(self, text: str) -> tuple[str, ToolCall | None]:
-        return self._text(self._parser.feed(text)), self._call()
+    def feed(self, text: str) -> str:
+        return self._text(self.parser.feed(text))
 
-    def finish(self) -> tuple[str, ToolCall | None]:
-        text = self._text(self._parser.finish())
-        return text if self._parser.call else text + self._space, self._call()
-
-    def _call(self) -> ToolCall | None:
-        """The call, once."""
-        if self._called:
-            return None
-        self._called = self._parser.call is not None
-        return self._parser.call
+    def finish(self) -> str:
+        text = self._text(self.parser.finish())
+        return text if self.parser.call else text + self._space
 
     def _text(self, text: str) -> str:
         if not self._shown:
@@ -109,15 +100,21 @@ class AnswerReader:
         self._think = ThinkSplitter() if think else None
         self._calls = CallReader(opening) if calls else None
 
+    @property
+    def thinking(self) -> bool:
+        """Whether the end of the thoughts has not come yet."""
+        return self._think is not None and self._think.thinking
+
+    @property
+    def call(self) -> ToolCall | None:
+        """The call, once it is complete."""
+        return self._calls.parser.call if self._calls else None
+
     def feed(self, text: str) -> Piece:
+        """What can be shown after `text`."""
         reasoning, text = self._think.feed(text) if self._think else ("", text)
-        content, call = self._calls.feed(text) if self._calls else (text, None)
-        return Piece(reasoning, content, call)
+        return Piece(reasoning, self._calls.feed(text) if self._calls else text)
 
     def finish(self) -> Piece:
         """What was held back, at the end of the row."""
-        reasoning, text = self._think.finish() if self._think else ("", "")
-        if not self._calls:
-            return Piece(reasoning, text)
-        first = Piece(reasoning, *self._calls.feed(text))
-        return first + Piece("", *self._calls.finish())
+        return Piece(self._think.finish() if self._think else "", self._calls.finish() if self._calls else "")

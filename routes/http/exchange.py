@@ -1,11 +1,16 @@
-"""HTTP requests and responses of all routes: ids, CORS, JSON, the access log."""
+"""HTTP requests and responses of all routes: ids, passwords, CORS, JSON, the access log.
 
+One password guards every route. It is sent as Bearer token, in the JSON body, or in the URL.
+"""
+
+import hmac
 import logging
 import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from urllib.parse import quote, unquote_plus
+from urllib.parse import quote, unquote, unquote_plus
 
 from robyn import Headers, Request, Response, StreamingResponse
 
@@ -18,8 +23,8 @@ CORS = {
     "Access-Control-Allow-Origin": "*",
     "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE, OPTIONS",
     "Access-Control-Allow-Headers": "Content-Type, Authorization",
+    "Access-Control-Expose-Headers": "x-request-id, retry-after, content-disposition",
 }
-EXPOSED = {"Access-Control-Expose-Headers": "x-request-id, retry-after, content-disposition"}
 RETRY_AFTER = {429: "1", 503: "2"}  # seconds
 MAX_ID = 128
 
@@ -63,11 +68,6 @@ class HttpRequest:
         """The body as a JSON object, and the error if it cannot be served. The password is checked first."""
         return parse(self.body, self.max_body)
 
-    @property
-    def passwords(self) -> list[str]:
-        """Those of the URL, still percent-encoded."""
-        return self.query.get("password", [])
-
     def parameter(self, name: str) -> str:
         """A parameter of the URL, decoded; empty if it is missing. Raises ApiError 400 if it is not UTF-8."""
         given = self.query.get(name, [""])[-1]
@@ -75,6 +75,42 @@ class HttpRequest:
             return unquote_plus(given, errors="strict")
         except UnicodeDecodeError:
             raise ApiError(400, f"The parameter {name} of the URL is not percent-encoded UTF-8.") from None
+
+
+def authorized(password: str | None, http: HttpRequest, body: Json | None = None) -> bool:
+    """Whether `http` or its JSON body carries the password, or none is set."""
+    if password is None:
+        return True
+    matches = [hmac.compare_digest(given, password.encode()) for given in _passwords(http, body)]
+    return any(matches)
+
+
+def demand_password(password: str | None, http: HttpRequest, body: Json | None = None) -> None:
+    """Raises ApiError 401 unless `http` or its JSON body carries the password."""
+    if not authorized(password, http, body):
+        raise ApiError(401, "Unauthorized: invalid or missing password")
+
+
+def authorized_json(password: str | None, http: HttpRequest) -> Json:
+    """The JSON body of `http`; a missing body is an empty object. Raises ApiError, first of all a 401."""
+    fields, problem = http.json if http.body else ({}, None)
+    demand_password(password, http, fields)
+    if problem:
+        raise problem
+    return fields
+
+
+def _passwords(http: HttpRequest, body: Json | None) -> Iterator[bytes]:
+    header = http.headers.get("authorization") or ""
+    if header.startswith("Bearer "):
+        yield header.removeprefix("Bearer ").strip().encode()
+    if body and isinstance(body.get("password"), str):
+        yield body["password"].encode(errors="surrogatepass")  # a body is checked after its password
+    for text in http.query.get(
+        "password", []
+    ):  # what a person types into a URL and what a form sends differ in "+"
+        yield unquote(text).encode()
+        yield unquote_plus(text).encode()
 
 
 def json_response(
@@ -112,20 +148,14 @@ def stream_response(http: HttpRequest, stream: JobStream, media_type: str) -> St
 
 def preflight(http: HttpRequest) -> Response:
     """The response to OPTIONS: browsers, also extensions, may call every route."""
-    headers = _headers(http) | {"Access-Control-Max-Age": "86400"}
-    if asked := http.headers.get("access-control-request-headers"):
-        extra = [
-            name.strip()
-            for name in asked.split(",")
-            if name.strip().replace("-", "").replace("_", "").isalnum()
-        ]
-        known = {name.lower() for name in CORS["Access-Control-Allow-Headers"].split(", ")}
-        headers["Access-Control-Allow-Headers"] = ", ".join(
-            [
-                CORS["Access-Control-Allow-Headers"],
-                *(name for name in extra if name.isascii() and name.lower() not in known),
-            ]
-        )
+    usual = CORS["Access-Control-Allow-Headers"]
+    asked = [name.strip() for name in (http.headers.get("access-control-request-headers") or "").split(",")]
+    names = [n for n in asked if n.isascii() and n.replace("-", "").replace("_", "").isalnum()]
+    extra = [name for name in names if name.lower() not in usual.lower().split(", ")]
+    headers = _headers(http) | {
+        "Access-Control-Allow-Headers": ", ".join([usual, *extra]),
+        "Access-Control-Max-Age": "86400",
+    }
     if http.headers.get("access-control-request-private-network") == "true":
         headers["Access-Control-Allow-Private-Network"] = "true"
     log_access(http, 204)
@@ -149,4 +179,4 @@ def log_access(http: HttpRequest, status: int, outcome: str = "") -> None:
 
 
 def _headers(http: HttpRequest) -> dict[str, str]:
-    return CORS | EXPOSED | {"x-request-id": http.id}
+    return CORS | {"x-request-id": http.id}

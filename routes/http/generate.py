@@ -7,14 +7,20 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
-from routes.http.auth import demand_password
 from routes.http.errors import ApiError, Json
-from routes.http.exchange import HttpRequest, HttpResponse, json_response, log_access, stream_response
+from routes.http.exchange import (
+    HttpRequest,
+    HttpResponse,
+    demand_password,
+    json_response,
+    log_access,
+    stream_response,
+)
 from routes.http.frontend import ENGINE_LOST, NO_REPLY, Frontend
-from routes.http.replies import Reply, RowResult
+from routes.http.replies import Reply
 from routes.http.stream import EventStream, JobStream, SlowJson, failure_status
 from rwkv_batch.wire.client import Job, RequestFailed, RequestRejected
-from rwkv_batch.wire.protocol import EngineInfo, GenerateRequest
+from rwkv_batch.wire.protocol import EngineInfo, GenerateRequest, RowDelta
 
 ACCEPTED_WITHIN = 30.0  # seconds; the engine answers between two steps
 PLAIN_WITHIN = 0.25  # seconds; a reply that takes longer is a stream, which notices a client that leaves
@@ -68,9 +74,9 @@ async def run(
             if front.engine is not engine:  # lost before the submission: it did not fail with the other jobs
                 raise RequestFailed(ENGINE_LOST)
             await asyncio.wait_for(job.accepted(), ACCEPTED_WITHIN)
-            rows = [RowResult() for _ in range(job.rows)]
-            if not stream and await _finishes(job, rows):
-                body = reply.whole(job, rows)
+            deltas: list[RowDelta] = []
+            if not stream and await _finishes(job, deltas):
+                body = reply.whole(job, deltas)
                 if store:
                     await store()
                 return json_response(http, body)
@@ -84,18 +90,17 @@ async def run(
     pieces: JobStream = (
         EventStream(job, reply, closed, front.crowded, blocking)
         if stream
-        else SlowJson(job, reply, closed, rows, blocking)
+        else SlowJson(job, reply, closed, deltas, blocking)
     )
     front.watch(pieces)
     return stream_response(http, pieces, "text/event-stream" if stream else "application/json")
 
 
-async def _finishes(job: Job, rows: list[RowResult]) -> bool:
-    """Read for PLAIN_WITHIN into `rows`; whether they are complete."""
+async def _finishes(job: Job, deltas: list[RowDelta]) -> bool:
+    """Read for PLAIN_WITHIN into `deltas`; whether they are complete."""
     until = time.monotonic() + PLAIN_WITHIN
     while not job.exhausted and (left := until - time.monotonic()) > 0:
-        for delta in await job.read_async(left):
-            rows[delta.row].add(delta)
+        deltas += await job.read_async(left)
     return job.exhausted
 
 

@@ -1,33 +1,38 @@
 """How a route replies: the JSON that it makes of the rows of a job, whole or as events of a stream."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
 
 import msgspec
 
 from routes.http.errors import ApiError, ErrorShape, Json, native_shape
 from rwkv_batch.wire.client import Job
-from rwkv_batch.wire.protocol import RowDelta, TokenLogprob
+from rwkv_batch.wire.protocol import RowDelta
 
 encode_json = msgspec.json.encode
 
 
-@dataclass
-class RowResult:
-    """A row's whole output."""
+def merge(deltas: list[RowDelta]) -> list[RowDelta]:
+    """One delta per row, which holds all of the row's deltas; rows in the order of their first delta."""
+    rows: dict[int, RowDelta] = {}
+    for delta in deltas:
+        old = rows.get(delta.row)
+        rows[delta.row] = (
+            delta
+            if old is None
+            else RowDelta(
+                delta.row,
+                old.text + delta.text,
+                old.tokens + delta.tokens,
+                delta.finish_reason,
+                old.logprobs + delta.logprobs,
+            )
+        )
+    return list(rows.values())
 
-    text: str = ""
-    tokens: int = 0
-    finish_reason: str = "stop"
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    deltas: list[RowDelta] = field(default_factory=list)  # as they came
 
-    def add(self, delta: RowDelta) -> None:
-        self.text += delta.text
-        self.tokens += delta.tokens
-        self.logprobs += delta.logprobs
-        self.finish_reason = delta.finish_reason or self.finish_reason
-        self.deltas.append(delta)
+def merge_in_order(deltas: list[RowDelta]) -> list[RowDelta]:
+    """One delta per row, which holds all of the row's deltas; in the order of the rows."""
+    return sorted(merge(deltas), key=lambda delta: delta.row)
 
 
 class Reply(ABC):
@@ -37,8 +42,8 @@ class Reply(ABC):
     done = b"data: [DONE]\n\n"  # ends a stream
 
     @abstractmethod
-    def whole(self, job: Job, rows: list[RowResult]) -> Json:
-        """The JSON body of a reply that is not streamed."""
+    def whole(self, job: Job, deltas: list[RowDelta]) -> Json:
+        """The JSON body of a reply that is not streamed, made of all deltas of the job as they came."""
 
     def first(self, job: Job) -> list[Json]:
         """Events of a stream before any text."""

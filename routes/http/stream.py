@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from routes.http.errors import Json
-from routes.http.replies import Reply, RowResult, encode_json
+from routes.http.replies import Reply, encode_json, merge
 from rwkv_batch.wire.client import Job, RequestFailed, RequestRejected
 from rwkv_batch.wire.protocol import RowDelta
 
@@ -19,25 +19,6 @@ EVENT_EVERY = 0.05  # seconds between events of one stream while many streams ar
 REJECTIONS = {"overloaded": 429, "invalid": 400, "not_found": 404, "exists": 409}  # reason -> HTTP status
 
 log = logging.getLogger(__name__)
-
-
-def merge(deltas: list[RowDelta]) -> list[RowDelta]:
-    """One delta per row, which holds all of the row's deltas; rows in the order of their first delta."""
-    rows: dict[int, RowDelta] = {}
-    for delta in deltas:
-        old = rows.get(delta.row)
-        rows[delta.row] = (
-            delta
-            if old is None
-            else RowDelta(
-                delta.row,
-                old.text + delta.text,
-                old.tokens + delta.tokens,
-                delta.finish_reason,
-                old.logprobs + delta.logprobs,
-            )
-        )
-    return list(rows.values())
 
 
 def failure_status(error: RequestRejected | RequestFailed, engine_lives: bool) -> int:
@@ -162,20 +143,19 @@ class SlowJson(JobStream):
         job: Job,
         reply: Reply,
         closed: Callable[[str], None],
-        rows: list[RowResult],
+        deltas: list[RowDelta],
         store: Callable[[], None] = lambda: None,
     ) -> None:
-        """`rows` holds what has been read of the job so far."""
+        """`deltas`: what has been read of the job so far."""
         super().__init__(job, reply, closed, store)
-        self._rows = rows
+        self._deltas = deltas
 
     def _next(self) -> bytes:
-        for delta in self.job.read(HEARTBEAT_EVERY):
-            self._rows[delta.row].add(delta)
+        self._deltas += self.job.read(HEARTBEAT_EVERY)
         if not self.job.exhausted:
             return b"\n"
         self._over = True
-        body = self.reply.whole(self.job, self._rows)
+        body = self.reply.whole(self.job, self._deltas)
         self._store()
         return encode_json(body)
 

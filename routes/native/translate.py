@@ -9,7 +9,7 @@ from pydantic import Field
 from routes.chat.templates import language, translation
 from routes.http.errors import Json, native_field
 from routes.http.generate import Prepared
-from routes.http.replies import Reply, RowResult
+from routes.http.replies import Reply, merge_in_order
 from routes.http.schemas import END_OF_TEXT, Prompts, RequestBody
 from routes.native.schemas import Texts
 from rwkv_batch.wire.client import Job
@@ -45,10 +45,11 @@ class Translations(Reply):
         """`codes`: the source language of each text; `rows`: the row of its translation, None if blank."""
         self._texts, self._codes, self._rows = texts, codes, rows
 
-    def whole(self, job: Job, rows: list[RowResult]) -> Json:
+    def whole(self, job: Job, deltas: list[RowDelta]) -> Json:
+        done = [row.text.strip() for row in merge_in_order(deltas)]
         return {
             "translations": [
-                {"detected_source_lang": code, "text": text if row is None else rows[row].text.strip()}
+                {"detected_source_lang": code, "text": text if row is None else done[row]}
                 for text, code, row in zip(self._texts, self._codes, self._rows, strict=True)
             ]
         }

@@ -15,7 +15,6 @@ from routes.chat.messages import parse_messages
 from routes.chat.tools import ToolCall
 from routes.http.errors import ApiError, Json, openai_field
 from routes.http.generate import Prepared
-from routes.http.replies import RowResult
 from routes.openai.reply import LEAST_LOGPROB, OpenAIReply
 from routes.openai.schemas import ChatBody
 from routes.openai.tools import chat_tools
@@ -40,11 +39,12 @@ def prepare(body: Json, model_id: str) -> Prepared:
     if chat.top_logprobs is not None and not chat.logprobs:
         raise openai_field("top_logprobs", "this is only allowed when logprobs is true")
 
-    use, messages, think = chat_tools(chat), _messages(chat), _thinks(chat)
+    use, messages = chat_tools(chat), _messages(chat)
+    think = _thinks(chat) and not templates.continues(messages)
     if chat.session_id and chat.n != 1:
         raise openai_field("n", "a session has one future; input should be 1 with session_id")
     prompt = templates.chat(messages, chat.system, use.offered, use.choice, think)
-    think, opening = use.begin_answer(messages, think)
+    opening = use.opening(messages, think)
     key = chat.session_id
     request = chat.request(
         [prompt + opening],
@@ -97,66 +97,58 @@ class ChatReply(OpenAIReply):
     ) -> None:
         super().__init__("chatcmpl-", "chat.completion", "chat.completion.chunk", model_id, include_usage)
         self._readers = readers
-        self._called = [False] * len(readers)
         self._think = think
         self._logprobs = logprobs
 
-    def whole(self, job: Job, rows: list[RowResult]) -> Json:
-        return self.body(job, rows, [self._choice(i, row) for i, row in enumerate(rows)])
-
-    def _choice(self, index: int, row: RowResult) -> Json:
-        reader = self._readers[index]
+    def whole_choice(self, row: RowDelta) -> Json:
+        reader = self._readers[row.row]
         piece = reader.feed(row.text) + reader.finish()
         message: Json = {"role": "assistant", "content": piece.content}
         if self._think:
             message["reasoning_content"] = piece.reasoning
-        if piece.call:
-            message |= {"content": piece.content or None, "tool_calls": [_call(piece.call)]}
+        if reader.call:
+            message |= {"content": piece.content or None, "tool_calls": [_call(reader.call)]}
         return {
-            "index": index,
+            "index": row.row,
             "message": message,
             "logprobs": _logprobs(row.logprobs) if self._logprobs else None,
-            "finish_reason": "tool_calls" if piece.call else row.finish_reason,
+            "finish_reason": "tool_calls" if reader.call else row.finish_reason,
         }
 
     def first(self, job: Job) -> list[Json]:
-        return [self._chunk(i, {"role": "assistant"}) for i in range(job.rows)]
+        return [self.event(_choice(i, {"role": "assistant"})) for i in range(job.rows)]
 
-    def events(self, deltas: list[RowDelta]) -> list[Json]:
-        self.count(deltas)
-        return [event for delta in deltas for event in self._row_events(delta)]
-
-    def _row_events(self, row: RowDelta) -> list[Json]:
-        reader = self._readers[row.row]
-        piece = reader.feed(row.text)
-        if row.finish_reason:
+    def new_choices(self, delta: RowDelta) -> list[Json]:
+        reader = self._readers[delta.row]
+        known = reader.call
+        piece = reader.feed(delta.text)
+        if delta.finish_reason:
             piece += reader.finish()
-        chunks = [self._chunk(row.row, delta) for delta in _deltas(piece)]
-        if self._logprobs and row.logprobs:
-            chunks = chunks or [
-                self._chunk(row.row, {"content": ""})
-            ]  # text waits for the rest of a character, tag or stop
-            chunks[0]["choices"][0]["logprobs"] = _logprobs(row.logprobs)
-        self._called[row.row] |= piece.call is not None
-        if row.finish_reason:
-            chunks.append(
-                self._chunk(row.row, {}, "tool_calls" if self._called[row.row] else row.finish_reason)
-            )
-        return chunks
-
-    def _chunk(self, index: int, delta: Json, finish_reason: str | None = None) -> Json:
-        return self.event({"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason})
+        choices = [_choice(delta.row, part) for part in _parts(piece, None if known else reader.call)]
+        if self._logprobs and delta.logprobs:
+            # without a choice, the text waits for the rest of a character, tag or stop
+            choices = choices or [_choice(delta.row, {"content": ""})]
+            choices[0]["logprobs"] = _logprobs(delta.logprobs)
+        if delta.finish_reason:
+            choices.append(_choice(delta.row, {}, "tool_calls" if reader.call else delta.finish_reason))
+        return choices
 
 
-def _deltas(piece: Piece) -> list[Json]:
-    deltas: list[Json] = []
+def _choice(index: int, delta: Json, finish_reason: str | None = None) -> Json:
+    """The choice of an event."""
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+
+
+def _parts(piece: Piece, call: ToolCall | None) -> list[Json]:
+    """The deltas of the choices that report `piece` and a new `call`."""
+    parts: list[Json] = []
     if piece.reasoning:
-        deltas.append({"reasoning_content": piece.reasoning})
+        parts.append({"reasoning_content": piece.reasoning})
     if piece.content:
-        deltas.append({"content": piece.content})
-    if piece.call:
-        deltas.append({"tool_calls": [{"index": 0, **_call(piece.call)}]})
-    return deltas
+        parts.append({"content": piece.content})
+    if call:
+        parts.append({"tool_calls": [{"index": 0, **_call(call)}]})
+    return parts
 
 
 def _call(call: ToolCall) -> Json:

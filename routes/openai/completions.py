@@ -5,7 +5,6 @@ import codecs
 from routes.chat.templates import fill_in_the_middle
 from routes.http.errors import Json, openai_field
 from routes.http.generate import Prepared
-from routes.http.replies import RowResult
 from routes.http.schemas import END_OF_TEXT, Prompts
 from routes.openai.reply import LEAST_LOGPROB, OpenAIReply
 from routes.openai.schemas import CompletionBody
@@ -49,23 +48,16 @@ class CompletionReply(OpenAIReply):
         self._echoes = echoes
         self._logprobs = None if logprobs is None else [LegacyLogprobs(logprobs) for _ in echoes]
 
-    def whole(self, job: Job, rows: list[RowResult]) -> Json:
-        choices = [
-            self._choice(i, self._echoes[i] + row.text, row.logprobs, row.finish_reason)
-            for i, row in enumerate(rows)
-        ]
-        return self.body(job, rows, choices)
+    def whole_choice(self, row: RowDelta) -> Json:
+        return self._choice(row.row, self._echoes[row.row] + row.text, row.logprobs, row.finish_reason)
 
     def first(self, job: Job) -> list[Json]:
         return [self.event(self._choice(i, echo, [], None)) for i, echo in enumerate(self._echoes) if echo]
 
-    def events(self, deltas: list[RowDelta]) -> list[Json]:
-        self.count(deltas)
-        return [
-            self.event(self._choice(d.row, d.text, d.logprobs, d.finish_reason))
-            for d in deltas
-            if d.text or d.logprobs or d.finish_reason
-        ]
+    def new_choices(self, delta: RowDelta) -> list[Json]:
+        if not (delta.text or delta.logprobs or delta.finish_reason):
+            return []
+        return [self._choice(delta.row, delta.text, delta.logprobs, delta.finish_reason)]
 
     def _choice(self, index: int, text: str, logprobs: list[TokenLogprob], finish_reason: str | None) -> Json:
         return {

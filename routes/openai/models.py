@@ -4,9 +4,8 @@ from urllib.parse import unquote
 
 from robyn import Response
 
-from routes.http.auth import authorized, demand_password
 from routes.http.errors import ApiError, Json
-from routes.http.exchange import HttpRequest, json_response
+from routes.http.exchange import HttpRequest, authorized, demand_password, json_response
 from routes.http.frontend import Frontend
 
 
@@ -40,11 +39,8 @@ def _served(front: Frontend, http: HttpRequest) -> Json:
 
 async def health(front: Frontend, http: HttpRequest) -> Response:
     """GET /health: 200 when requests are taken, else 503; names the model only to those who may use it."""
-    status = front.status
-    body = {"status": status}
+    body = {"status": front.status}
     engine = front.engine
-    if engine and authorized(
-        front.settings.password, http.headers.get("authorization"), None, http.passwords
-    ):
+    if engine and authorized(front.settings.password, http):
         body["model"] = engine.model
-    return json_response(http, body, 200 if status == "ready" else 503)
+    return json_response(http, body, 200 if body["status"] == "ready" else 503)

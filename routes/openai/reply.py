@@ -1,10 +1,11 @@
 """What the replies of chat completions and completions have in common: ids, usage, errors."""
 
 import time
+from abc import abstractmethod
 from uuid import uuid4
 
 from routes.http.errors import Json, openai_shape
-from routes.http.replies import Reply, RowResult
+from routes.http.replies import Reply, merge_in_order
 from rwkv_batch.wire.client import Job
 from rwkv_batch.wire.protocol import RowDelta
 
@@ -27,15 +28,25 @@ class OpenAIReply(Reply):
         self._include_usage = include_usage
         self._completion_tokens = 0
 
-    def body(self, job: Job, rows: list[RowResult], choices: list[Json]) -> Json:
-        return {**self._whole, "choices": choices, "usage": _usage(job, sum(r.tokens for r in rows))}
+    @abstractmethod
+    def whole_choice(self, row: RowDelta) -> Json:
+        """The choice of a row, whose whole output is `row`."""
+
+    @abstractmethod
+    def new_choices(self, delta: RowDelta) -> list[Json]:
+        """The choices of the events that report `delta`."""
+
+    def whole(self, job: Job, deltas: list[RowDelta]) -> Json:
+        choices = [self.whole_choice(row) for row in merge_in_order(deltas)]
+        return {**self._whole, "choices": choices, "usage": _usage(job, sum(d.tokens for d in deltas))}
 
     def event(self, choice: Json) -> Json:
         event = {**self._event, "choices": [choice]}
         return {**event, "usage": None} if self._include_usage else event
 
-    def count(self, deltas: list[RowDelta]) -> None:
+    def events(self, deltas: list[RowDelta]) -> list[Json]:
         self._completion_tokens += sum(d.tokens for d in deltas)
+        return [self.event(choice) for delta in deltas for choice in self.new_choices(delta)]
 
     def last(self, job: Job) -> list[Json]:
         """The usage, if the client asked for it."""

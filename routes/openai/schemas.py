@@ -111,8 +111,8 @@ class OpenAIBody(RequestBody):
     stream_options: StreamOptions | None = None
     max_tokens: NewTokens | None = None
     temperature: Annotated[Number, Field(ge=0, le=2)] = 1.0
-    top_p: TopP
-    top_k: TopK
+    top_p: TopP = 0.6
+    top_k: TopK = 20
     alpha_presence: Alpha | None = None
     alpha_frequency: Alpha | None = None
     alpha_decay: Annotated[Number, Field(ge=0, le=1)] = 0.996
@@ -197,8 +197,6 @@ class ChatBody(OpenAIBody):
         "function_call": "this is deprecated; use tool_choice",
         "web_search_options": "this server does not search the web",
     }
-    top_p: TopP = 0.6
-    top_k: TopK = 20
     max_completion_tokens: NewTokens | None = None
     messages: list[Any] = Field(default_factory=list)
     contents: list[str] = Field(default_factory=list)

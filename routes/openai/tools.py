@@ -24,22 +24,18 @@ class ToolUse:
     choice: str | Schema  # "none", "auto", "required" or a dict that names a function
     look_for_calls: bool
 
-    def begin_answer(self, messages: Sequence[Message], think: bool) -> tuple[bool, str]:
-        """Whether thoughts come first, given that `think` asks for them, and the text that opens the answer.
+    def opening(self, messages: Sequence[Message], think: bool) -> str:
+        """The beginning of the call that must be made; empty if the answer opens with something else.
 
-        The text is the beginning of a call that must be made. It ends between two tokens of the call as
-        models learn it.
+        It ends between two tokens of the call as models learn it.
         """
-        if continues(messages):
-            return False, ""
-        if think:
-            return True, ""
-        if self.choice == "required":
-            return False, f'{OPEN}{{"name": "'
-        if isinstance(self.choice, dict):
-            name = json.dumps(self.choice["function"]["name"], ensure_ascii=False)
-            return False, f'{OPEN}{{"name": {name}, "arguments":'
-        return False, ""
+        if not think and not continues(messages):
+            match self.choice:
+                case "required":
+                    return f'{OPEN}{{"name": "'
+                case {"function": {"name": name}}:
+                    return f'{OPEN}{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments":'
+        return ""
 
 
 def chat_tools(body: ChatBody) -> ToolUse:

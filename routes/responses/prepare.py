@@ -8,7 +8,6 @@ messages as a system message.
 
 import re
 import time
-from dataclasses import dataclass
 from uuid import uuid4
 
 import msgspec
@@ -31,30 +30,10 @@ ID = re.compile(r"resp_[0-9a-f]{32}")
 class Document(msgspec.Struct, frozen=True):
     """What is stored of a response besides the state."""
 
-    response: Json  # the reply
+    response: Json  # the reply; before there is one, the response without output
     input: list[Json]  # its items
     instructions: str  # the last that the state has read, as are the tools
     tools: str  # as they stand in the prompt
-
-
-decode_document = msgspec.json.Decoder(Document).decode
-
-
-@dataclass
-class PreparedResponse:
-    """A checked request: what the engine generates, how the route replies, and what it stores."""
-
-    request: GenerateRequest
-    stream: bool
-    reply: ResponseReply
-    key: str | None  # where to store the document; None: the response is not stored
-    input: list[Json]
-    instructions: str
-    tools: str
-
-    def document(self) -> bytes:
-        """The encoded Document, with the response as it is now."""
-        return msgspec.json.encode(Document(self.reply.response, self.input, self.instructions, self.tools))
 
 
 def state_key(response_id: str) -> str:
@@ -62,8 +41,14 @@ def state_key(response_id: str) -> str:
     return f"{RESPONSE}:{response_id}"
 
 
-def prepare(body: ResponsesBody, model_id: str, previous: Document | None) -> PreparedResponse:
-    """`previous`: the document of body.previous_response_id. Raises ApiError 400."""
+def prepare(
+    body: ResponsesBody, model_id: str, previous: Document | None
+) -> tuple[GenerateRequest, ResponseReply, Document]:
+    """What the engine generates, how the route replies, and what is stored of it.
+
+    The document holds a response without output until then. `previous`: the document of
+    body.previous_response_id. Raises ApiError 400.
+    """
     items = parse_items(body.input)
     messages, use = to_messages(items), response_tools(body)
     if not body.instructions.strip() and all(message.empty for message in messages):
@@ -71,7 +56,7 @@ def prepare(body: ResponsesBody, model_id: str, previous: Document | None) -> Pr
 
     tools = tool_prompt(use.offered, use.choice) if use.offered and use.choice != "none" else ""
     known = (previous.instructions, previous.tools) if previous else ("", "")
-    think = body.reasoning.effort not in (None, "none", "minimal")
+    think = body.reasoning.effort not in (None, "none", "minimal") and not templates.continues(messages)
     prompt = templates.chat(
         messages,
         "" if body.instructions == known[0] else body.instructions,
@@ -79,17 +64,13 @@ def prepare(body: ResponsesBody, model_id: str, previous: Document | None) -> Pr
         use.choice,
         think,
     )
-    think, opening = use.begin_answer(messages, think)
-    reader = AnswerReader(think, use.look_for_calls, opening)
+    opening = use.opening(messages, think)
     response_id = "resp_" + uuid4().hex
-    return PreparedResponse(
-        request=_request(body, prompt + opening, response_id, think),
-        stream=body.stream,
-        reply=ResponseReply(_response(body, response_id, model_id, use), reader, think),
-        key=state_key(response_id) if body.store else None,
-        input=items,
-        instructions=body.instructions or known[0],
-        tools=tools or known[1],
+    response = _response(body, response_id, model_id, use)
+    return (
+        _request(body, prompt + opening, response_id, think),
+        ResponseReply(response, AnswerReader(think, use.look_for_calls, opening)),
+        Document(response, items, body.instructions or known[0], tools or known[1]),
     )
 
 

@@ -7,10 +7,10 @@ call is added when the row has finished, so that the items do not depend on how 
 import time
 from uuid import uuid4
 
-from routes.chat.answer import END_OF_THOUGHT, AnswerReader
+from routes.chat.answer import AnswerReader, Piece
 from routes.chat.tools import ToolCall
 from routes.http.errors import ApiError, Json, openai_shape
-from routes.http.replies import Reply, RowResult
+from routes.http.replies import Reply
 from rwkv_batch.wire.client import Job
 from rwkv_batch.wire.protocol import RowDelta
 
@@ -34,21 +34,17 @@ class ResponseReply(Reply):
     shape = staticmethod(openai_shape)
     done = b""  # the last event ends the stream
 
-    def __init__(self, response: Json, reader: AnswerReader, think: bool) -> None:
+    def __init__(self, response: Json, reader: AnswerReader) -> None:
         self.response = response
         self._reader = reader
-        self._thinking = think
-        self._raw = ""  # the end of the thoughts, as they came
         self._item: _TextItem | None = None  # the one being written
-        self._call: ToolCall | None = None
         self._number = 0  # of the next event
         self._tokens = self._reasoning_tokens = 0
         self._finish_reason = "stop"
 
-    def whole(self, job: Job, rows: list[RowResult]) -> Json:
+    def whole(self, job: Job, deltas: list[RowDelta]) -> Json:
         """The final response."""
-        for row in rows:
-            self.events(row.deltas)
+        self.events(deltas)
         self.last(job)
         return self.response
 
@@ -59,19 +55,18 @@ class ResponseReply(Reply):
         ]
 
     def events(self, deltas: list[RowDelta]) -> list[Json]:
-        reasoning = content = ""
-        finished = False
+        piece, finished = Piece(), False
         for delta in deltas:
-            self._count(delta)
-            piece = self._reader.feed(delta.text)
+            self._tokens += delta.tokens
+            if self._reader.thinking:
+                self._reasoning_tokens += delta.tokens
+            piece += self._reader.feed(delta.text)
             if delta.finish_reason:
                 self._finish_reason, finished = delta.finish_reason, True
                 piece += self._reader.finish()
-            reasoning, content = reasoning + piece.reasoning, content + piece.content
-            self._call = self._call or piece.call
-        events = self._write("reasoning", reasoning) if reasoning else []
-        if content:
-            events += self._write("message", content)
+        events = self._write("reasoning", piece.reasoning) if piece.reasoning else []
+        if piece.content:
+            events += self._write("message", piece.content)
         return events + self._finish() if finished else events
 
     def last(self, job: Job) -> list[Json]:
@@ -107,17 +102,9 @@ class ResponseReply(Reply):
         """The type of an event has a line of its own."""
         return b"event: " + str(event["type"]).encode() + b"\n" + super().frame(event)
 
-    def _count(self, delta: RowDelta) -> None:
-        self._tokens += delta.tokens
-        if self._thinking:
-            self._reasoning_tokens += delta.tokens
-            self._raw += delta.text
-            self._thinking = END_OF_THOUGHT not in self._raw
-            self._raw = self._raw[-len(END_OF_THOUGHT) :]
-
     def _status(self) -> str:
         """A complete call completes the response, also if the text behind it was cut."""
-        return "incomplete" if self._finish_reason == "length" and not self._call else "completed"
+        return "incomplete" if self._finish_reason == "length" and not self._reader.call else "completed"
 
     def _write(self, kind: str, text: str) -> list[Json]:
         """`text` goes to the item being written if that is of this kind, otherwise to a new one."""
@@ -130,9 +117,10 @@ class ResponseReply(Reply):
 
     def _finish(self) -> list[Json]:
         """Close the item being written, or an empty message if there was no output; add the call."""
-        events = self._write("message", "") if self._item is None and self._call is None else []
+        call = self._reader.call
+        events = self._write("message", "") if self._item is None and call is None else []
         events += self._close(self._status())
-        return events + self._add_call(self._call) if self._call else events
+        return events + self._add_call(call) if call else events
 
     def _close(self, status: str) -> list[Json]:
         if self._item is None:

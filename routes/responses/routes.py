@@ -8,15 +8,15 @@ import asyncio
 from functools import partial
 from uuid import uuid4
 
+import msgspec
 from robyn import Response
 
-from routes.http.auth import authorized_json, demand_password
 from routes.http.errors import ApiError, openai_field
-from routes.http.exchange import HttpRequest, HttpResponse, json_response
+from routes.http.exchange import HttpRequest, HttpResponse, authorized_json, demand_password, json_response
 from routes.http.frontend import ANSWERED_WITHIN, NO_REPLY, Frontend
 from routes.http.generate import Prepared, run
-from routes.responses.prepare import ID, Document, PreparedResponse, decode_document, prepare, state_key
-from routes.responses.reply import previous_not_found
+from routes.responses.prepare import ID, Document, prepare, state_key
+from routes.responses.reply import ResponseReply, previous_not_found
 from routes.responses.schemas import ResponsesBody
 from rwkv_batch.wire.client import RequestFailed, RequestRejected
 from rwkv_batch.wire.protocol import DeleteSession, GetDocument, PutDocument, RemoveDocument
@@ -32,12 +32,11 @@ async def create(front: Frontend, http: HttpRequest) -> HttpResponse:
     body = ResponsesBody.from_json(fields)
     previous = None
     if body.previous_response_id is not None:
-        previous = await _document(front, body.previous_response_id)
-        if previous is None:
-            raise previous_not_found(body.previous_response_id)
-    new = prepare(body, engine.model, previous)
-    generation = Prepared(new.request, new.stream, new.reply)
-    return await run(front, engine, http, generation, partial(_store, front, new))
+        missing = previous_not_found(body.previous_response_id)
+        previous = await _document(front, body.previous_response_id, missing)
+    request, reply, document = prepare(body, engine.model, previous)
+    store = partial(_store, front, reply, document) if body.store else None
+    return await run(front, engine, http, Prepared(request, body.stream, reply), store)
 
 
 async def stored(front: Frontend, http: HttpRequest) -> Response:
@@ -45,15 +44,16 @@ async def stored(front: Frontend, http: HttpRequest) -> Response:
     response_id = _authorized_id(front, http)
     if http.method == "DELETE":
         key = state_key(response_id)
-        document = await front.ask(RemoveDocument(uuid4().hex, key))
-        state = await front.ask(DeleteSession(uuid4().hex, key))
-        if not document.found and not state.found:
+        removed = await front.ask(RemoveDocument(uuid4().hex, key))
+        deleted = await front.ask(DeleteSession(uuid4().hex, key))
+        if not removed.found and not deleted.found:
             raise _not_found(response_id)
         return json_response(http, {"id": response_id, "object": "response", "deleted": True})
     if http.parameter("stream").lower() not in ("", "false", "0"):
         why = "a response that is over is not streamed again; leave it out and read it whole"
         raise openai_field("stream", why)
-    return json_response(http, (await _demand(front, response_id)).response)
+    document = await _document(front, response_id, _not_found(response_id))
+    return json_response(http, document.response)
 
 
 async def input_items(front: Frontend, http: HttpRequest) -> Response:
@@ -65,7 +65,8 @@ async def input_items(front: Frontend, http: HttpRequest) -> Response:
     order = http.parameter("order") or "desc"
     if order not in ("asc", "desc"):
         raise openai_field("order", "input should be asc or desc")
-    items = (await _demand(front, response_id)).input[:: 1 if order == "asc" else -1]
+    document = await _document(front, response_id, _not_found(response_id))
+    items = document.input[:: 1 if order == "asc" else -1]
     after = http.parameter("after")
     if after:
         ids = [item["id"] for item in items]
@@ -85,11 +86,10 @@ async def input_items(front: Frontend, http: HttpRequest) -> Response:
     )
 
 
-async def _store(front: Frontend, new: PreparedResponse) -> None:
-    """Store the document, also while the server drains. Raises RequestFailed."""
-    if new.key is None:
-        return
-    command = PutDocument(uuid4().hex, new.key, new.document())
+async def _store(front: Frontend, reply: ResponseReply, document: Document) -> None:
+    """Store the document with the response as it is now, also during a drain. Raises RequestFailed."""
+    data = msgspec.json.encode(msgspec.structs.replace(document, response=reply.response))
+    command = PutDocument(uuid4().hex, state_key(reply.response["id"]), data)
     try:
         await asyncio.wait_for(front.client.ask(command), ANSWERED_WITHIN)
     except RequestRejected as error:
@@ -106,24 +106,14 @@ def _authorized_id(front: Frontend, http: HttpRequest) -> str:
     return http.path.split("/responses/", 1)[1].split("/")[0]
 
 
-async def _demand(front: Frontend, response_id: str) -> Document:
-    document = await _document(front, response_id)
-    if document is None:
-        raise _not_found(response_id)
-    return document
-
-
-async def _document(front: Frontend, response_id: str) -> Document | None:
-    """What is stored of a response; None if nothing is."""
+async def _document(front: Frontend, response_id: str, missing: ApiError) -> Document:
+    """What is stored of a response. Raises `missing` if nothing is."""
     if not ID.fullmatch(response_id):
-        return None
-    try:
-        data = (await front.ask(GetDocument(uuid4().hex, state_key(response_id)))).data
-    except ApiError as error:
-        if error.status == 404:
-            return None
-        raise
-    return decode_document(data) if data else None
+        raise missing
+    data = (await front.ask(GetDocument(uuid4().hex, state_key(response_id)))).data
+    if not data:
+        raise missing
+    return msgspec.json.decode(data, type=Document)
 
 
 def _not_found(response_id: str) -> ApiError:

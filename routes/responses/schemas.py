@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from routes.http.errors import Json, openai_field
-from routes.openai.schemas import Int, NewTokens, OpenAIBody, StreamOptions, TopK, TopP
+from routes.openai.schemas import Int, NewTokens, OpenAIBody, StreamOptions
 from routes.openai.tools import MAX_TOOLS, ToolUse
 
 REFUSED = {
@@ -94,8 +94,6 @@ class ResponsesBody(OpenAIBody):
     refused = REFUSED
 
     stream_options: ResponseStreamOptions | None = None
-    top_p: TopP = 0.6
-    top_k: TopK = 20
     n: Annotated[Int, Field(ge=1, le=1)] = 1
     input: Any = ""  # checked by items.parse_items
     instructions: str = ""

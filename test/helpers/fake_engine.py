@@ -190,9 +190,7 @@ class FakeEngine:
             case PutDocument(data=data):
                 self._documents[key] = data
             case GetDocument():
-                if key not in self._documents:
-                    return Rejected(id, "not_found", f"There is no document {key}.")
-                return SessionReply(id, data=self._documents[key])
+                return SessionReply(id, data=self._documents.get(key, b""))
             case RemoveDocument():
                 return SessionReply(id, found=int(self._documents.pop(key, None) is not None))
         return SessionReply(id)

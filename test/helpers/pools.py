@@ -155,3 +155,8 @@ class Bench:
             if database.with_name(database.name + suffix).exists():
                 shutil.copy(f"{database}{suffix}", f"{path}{suffix}")
         self.close()
+
+
+def keys(bench: Bench) -> list[tuple[str, str]]:
+    """Every session and its tier."""
+    return [(info.key, info.tier) for info in bench.pool.status()]

@@ -9,7 +9,6 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from routes.chat.answer import AnswerReader, Piece
-from routes.http.replies import RowResult
 from routes.openai import chat as openai_chat
 from routes.openai import completions as openai_completions
 from rwkv_batch.wire.client import Job
@@ -65,7 +64,9 @@ def test_chat_reply_is_the_sdks_type_with_exact_usage():
     request, _, reply = chat(n=2)
     body = strict(
         ChatCompletion,
-        reply.whole(job_of(request), [RowResult("Hello", 2, "stop"), RowResult("  a\n\nb ", 3, "length")]),
+        reply.whole(
+            job_of(request), [RowDelta(0, "Hello", 2, "stop"), RowDelta(1, "  a\n\nb ", 3, "length")]
+        ),
     )
     assert body.id.startswith("chatcmpl-") and len(body.id) == 9 + 32 and body.model == MODEL
     assert [(c.index, c.message.content, c.finish_reason) for c in body.choices] == [
@@ -125,8 +126,8 @@ def test_everything_at_once_streams_what_the_whole_reply_says():
     whole = reply.whole(
         job_of(request),
         [
-            RowResult(text, len(text), reason, [LOGPROB] * len(text))
-            for text, reason in zip(texts, reasons, strict=True)
+            RowDelta(i, text, len(text), reason, [LOGPROB] * len(text))
+            for i, (text, reason) in enumerate(zip(texts, reasons, strict=True))
         ],
     )
     body = strict(ChatCompletion, whole)
@@ -177,7 +178,7 @@ def test_everything_at_once_streams_what_the_whole_reply_says():
 def test_forced_call_is_read_from_where_the_prompt_opened_it():
     request, _, reply = chat(tools=[TOOL], tool_choice="required")
     whole = reply.whole(
-        job_of(request), [RowResult('get_weather", "arguments": {"city": "Paris"}}</tool_call>', 9)]
+        job_of(request), [RowDelta(0, 'get_weather", "arguments": {"city": "Paris"}}</tool_call>', 9, "stop")]
     )
     choice = strict(ChatCompletion, whole).choices[0]
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
@@ -200,7 +201,7 @@ def test_forced_call_is_read_from_where_the_prompt_opened_it():
 def test_calls_are_only_looked_for_when_tools_are_in_play():
     def read(**fields):
         request, _, reply = chat(**fields)
-        return reply.whole(job_of(request), [RowResult(CALL, 9)])["choices"][0]["finish_reason"]
+        return reply.whole(job_of(request), [RowDelta(0, CALL, 9, "stop")])["choices"][0]["finish_reason"]
 
     assert (
         read()
@@ -214,7 +215,7 @@ def test_calls_are_only_looked_for_when_tools_are_in_play():
 def test_chat_logprobs_name_the_bytes_of_every_token():
     request, _, reply = chat(logprobs=True, top_logprobs=2)
     assert request.top_logprobs == 2 and chat(logprobs=True)[0].top_logprobs == 0
-    token = reply.whole(job_of(request), [RowResult("你", 1, "stop", [LOGPROB])])["choices"][0]["logprobs"][
+    token = reply.whole(job_of(request), [RowDelta(0, "你", 1, "stop", [LOGPROB])])["choices"][0]["logprobs"][
         "content"
     ][0]
     assert (token["token"], token["bytes"], token["logprob"]) == ("你", [228, 189, 160], -0.5)
@@ -235,12 +236,12 @@ def test_logprobs_of_text_that_is_held_back_are_not_lost():
 def test_logprobs_are_json():
     never = TokenLogprob(b"a", float("-inf"), [(b"a", float("-inf"))])
     for request, _, reply in (chat(logprobs=True), complete(logprobs=1)):
-        json.dumps(reply.whole(job_of(request), [RowResult("a", 1, "stop", [never])]), allow_nan=False)
+        json.dumps(reply.whole(job_of(request), [RowDelta(0, "a", 1, "stop", [never])]), allow_nan=False)
 
 
 def test_completion_reply_is_the_sdks_type():
     request, _, reply = complete(prompt=["a", "b"], n=2, echo=True)
-    whole = reply.whole(job_of(request, [3, 4]), [RowResult(str(i), 2, "length") for i in range(4)])
+    whole = reply.whole(job_of(request, [3, 4]), [RowDelta(i, str(i), 2, "length") for i in range(4)])
     body = strict(Completion, whole)
     assert [(c.index, c.text) for c in body.choices] == [(0, "a0"), (1, "a1"), (2, "b2"), (3, "b3")]
     assert {c.finish_reason for c in body.choices} == {"length"}
@@ -269,7 +270,7 @@ def test_completion_logprobs_in_the_legacy_shape():
     ]
     request, _, reply = complete(logprobs=1)
     logprobs = (
-        strict(Completion, reply.whole(job_of(request), [RowResult("Hé你!", 4, "stop", tokens)]))
+        strict(Completion, reply.whole(job_of(request), [RowDelta(0, "Hé你!", 4, "stop", tokens)]))
         .choices[0]
         .logprobs
     )
@@ -323,11 +324,11 @@ def test_text_around_a_call_does_not_depend_on_the_split(text):
         reader, total = AnswerReader(calls=True), Piece()
         for piece in pieces:
             total += reader.feed(piece)
-        return total + reader.finish()
+        return total + reader.finish(), reader.call
 
     whole = read([text])
     around = text.replace(CALL, "")
-    assert whole.content == (around.strip() if CALL in text else around.lstrip())
+    assert whole[0].content == (around.strip() if CALL in text else around.lstrip())
     for cut in range(len(text) + 1):
         assert read([text[:cut], text[cut:]]) == whole
     assert read(list(text)) == whole

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from routes.http.replies import RowResult
-from routes.http.stream import EventStream, SlowJson, merge
+from routes.http.replies import merge
+from routes.http.stream import EventStream, SlowJson
 from routes.native.batch import NativeReply
 from rwkv_batch.wire.client import Job
 from rwkv_batch.wire.protocol import Accepted, Failed, GenerateRequest, Progress, RowDelta, TokenLogprob
@@ -31,9 +31,7 @@ class Desk:
         return EventStream(self.job, NativeReply("m"), self.outcomes.append, lambda: crowded)
 
     def slow(self) -> SlowJson:
-        return SlowJson(
-            self.job, NativeReply("m"), self.outcomes.append, [RowResult() for _ in range(self.job.rows)]
-        )
+        return SlowJson(self.job, NativeReply("m"), self.outcomes.append, [])
 
 
 def data(chunk: bytes) -> list[dict | str]:

@@ -1,0 +1,241 @@
+"""The life of a front end as a process: its engine, clients that leave, crowds, drains and accidents."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from fake_engine import INFO
+from frontend_process import FrontendProcess
+from native_calls import V1
+
+from rwkv_batch.wire.protocol import Drain, EngineLost
+
+
+@pytest.fixture(scope="module")
+def server():
+    with FrontendProcess() as process:
+        yield process
+
+
+def post(server: FrontendProcess, prompt: str, **fields) -> httpx.Response:
+    return server.http.post(V1, json={"contents": [prompt]} | fields)
+
+
+@contextmanager
+def streaming(server: FrontendProcess, prompt: str):
+    """A stream of `prompt`, and an iterator over its lines, once it has begun."""
+    body = {"contents": [prompt], "stream": True, "chunk_size": 1}
+    with server.client() as http, http.stream("POST", V1, json=body) as answer:
+        assert answer.status_code == 200
+        yield answer.iter_lines()
+
+
+def test_without_an_engine_it_says_so():
+    with FrontendProcess(ready=False) as process:
+        health = process.http.get("/health")
+        assert (health.status_code, health.json()) == (503, {"status": "loading"})
+        for answer in (post(process, "a"), process.http.get("/v1/models")):
+            assert answer.status_code == 503
+            assert int(answer.headers["retry-after"]) > 0
+            assert "loading" in str(answer.json()["error"])
+        assert post(process, "a", max_tokens=-1).status_code == 503
+        process.control.send(INFO)
+        assert process.until(lambda h: h.status_code == 200).json() == {
+            "status": "ready",
+            "model": "fake-rwkv",
+        }
+        assert post(process, "a").status_code == 200
+
+
+def test_a_lost_engine_fails_what_runs_and_can_come_back():
+    with FrontendProcess() as process, ThreadPoolExecutor() as pool:
+        waiting = pool.submit(process.http.post, V1, json={"contents": ["hang"]})
+        assert process.engine.wait_for(
+            lambda: any(r.prompts == ["hang"] for r in process.engine.requests), 10
+        )
+        with streaming(process, "trickle") as lines:
+            next(lines)
+            process.control.send(EngineLost())
+            rest = [line for line in lines if line.startswith("data:")]
+        assert rest[-1] == "data: [DONE]"
+        assert "engine" in json.loads(rest[-2].removeprefix("data: "))["error"]
+        assert "engine" in waiting.result().json()["error"]
+        assert process.http.get("/health").json() == {"status": "loading"}
+        process.control.send(INFO)
+        process.until(lambda h: h.status_code == 200)
+        assert post(process, "a").status_code == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("prompt", ["hang", "slow" * 5000])
+def test_a_client_that_leaves_frees_its_rows(server, stream, prompt):
+    body = json.dumps({"contents": [prompt], "stream": stream, "chunk_size": 1}).encode()
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
+        assert b"200 OK" in client.recv(4096)
+        request = server.engine.request(prompt)
+        assert request.id not in server.engine.cancelled
+    decoding = stream and prompt != "hang"
+    assert server.engine.wait_for(lambda: request.id in server.engine.cancelled, 1.0 if decoding else 3.0)
+
+
+def test_a_client_that_stops_reading_frees_its_rows():
+    body = json.dumps(
+        {
+            "contents": ["flood" + "x" * (12 << 20)],
+            "stream": True,
+            "chunk_size": 1 << 16,
+            "max_tokens": 1 << 30,
+        }
+    ).encode()
+    with (
+        FrontendProcess(patches={"routes.http.frontend.ABANDONED_AFTER": 0.5}) as process,
+        socket.create_connection(("127.0.0.1", process.port)) as client,
+    ):
+        client.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
+        assert process.engine.wait_for(lambda: bool(process.engine.cancelled), 15)
+        assert "client stopped taking" in process.log.read_text()
+
+
+def test_an_engine_that_does_not_answer():
+    with FrontendProcess(patches={"routes.http.generate.ACCEPTED_WITHIN": 0.2}) as process:
+        answer = post(process, "mute")
+        assert answer.status_code == 503
+        assert int(answer.headers["retry-after"]) > 0
+        assert process.engine.wait_for(lambda: len(process.engine.cancelled) == 1, 5)
+
+
+def test_heartbeats_while_there_is_nothing_to_say(server):
+    with streaming(server, "hang") as lines:
+        assert [next(lines) for _ in range(3)] == [": ", "", ": "]
+    late = post(server, "late but well")
+    assert late.headers["content-type"] == "application/json"
+    assert late.content.startswith(b"\n")
+    assert late.json()["choices"][0]["message"]["content"] == "late but well"
+    assert "usage" in server.http.post("/v1/completions", json={"prompt": "late"}).json()
+
+
+def test_a_slow_failure_is_told_in_the_body(server):
+    with FrontendProcess() as process, ThreadPoolExecutor() as pool:
+        answer = pool.submit(process.http.post, "/v1/completions", json={"prompt": "hang"})
+        assert process.engine.wait_for(lambda: bool(process.engine.requests), 10)
+        with streaming(process, "hang") as lines:  # by its first heartbeat the reply above has begun as well
+            next(lines)
+            process.control.send(EngineLost())
+            assert set(answer.result().json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_too_many_at_once():
+    with FrontendProcess(max_streams=2) as process:
+        with streaming(process, "hang") as first, streaming(process, "hang"):
+            next(first)
+            answer = post(process, "a")
+            assert answer.status_code == 503
+            assert int(answer.headers["retry-after"]) > 0
+            ids = {r.id for r in process.engine.requests}
+        assert process.engine.wait_for(lambda: ids <= set(process.engine.cancelled), 5)
+        assert process.http.get("/health").status_code == 200
+
+
+def test_many_streams_at_once_all_end(server):
+    def one(i: int) -> str:
+        body = {"contents": [f"slow {i:03}" * 4], "stream": True, "chunk_size": 1}
+        answer = http.post(V1, json=body)
+        frames = [
+            json.loads(line.removeprefix("data: "))
+            for line in answer.text.split("\n\n")
+            if line.startswith("data: {")
+        ]
+        return "".join(c["delta"].get("content", "") for f in frames for c in f["choices"])
+
+    with ThreadPoolExecutor(64) as pool, server.client() as http:
+        assert list(pool.map(one, range(64))) == [f"slow {i:03}" * 4 for i in range(64)]
+
+
+def test_drain_finishes_what_is_live_and_takes_nothing_new():
+    with FrontendProcess() as process:
+        with streaming(process, "slow but sure to reach its end") as lines:
+            next(lines)
+            process.control.send(Drain(20))
+            process.until(lambda h: h.json()["status"] == "draining")
+            refused = post(process, "a")
+            assert refused.status_code == 503
+            assert int(refused.headers["retry-after"]) > 0
+            text = "".join(lines)
+        assert text.endswith("data: [DONE]")
+        process.process.join(10)
+        assert process.process.exitcode == 0
+
+
+def test_drain_has_a_deadline():
+    with FrontendProcess() as process, streaming(process, "hang") as lines:
+        next(lines)
+        process.control.send(Drain(0.2))
+        process.process.join(10)
+        assert process.process.exitcode == 0
+
+
+def test_signals_are_left_to_the_supervisor_whose_end_is_the_end():
+    with FrontendProcess() as process:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(process.process.pid, number)
+        assert post(process, "still here").status_code == 200
+        process.control.close()
+        process.process.join(10)
+        assert not process.process.is_alive()
+
+
+def test_a_malformed_chunk_costs_one_front_end_only(server):
+    with FrontendProcess(engine=server.engine, name="second") as victim:
+        with socket.create_connection(("127.0.0.1", victim.port)) as client:
+            client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nnot a size\r\n")
+            victim.process.join(10)
+        assert victim.process.exitcode == -signal.SIGABRT
+    assert post(server, "unharmed").json()["choices"][0]["message"]["content"] == "unharmed"
+    with FrontendProcess(engine=server.engine, port=victim.port, name="third") as successor:
+        assert post(successor, "back").status_code == 200
+
+
+def test_front_ends_share_a_port(server):
+    with FrontendProcess(engine=server.engine, port=server.port, name="fourth") as second:
+        for _ in range(40):  # each connection goes to either
+            with server.client() as http:
+                assert http.post(V1, json={"contents": ["a"]}).status_code == 200
+        assert "POST /v1/chat/completions" in second.log.read_text()
+
+
+@pytest.mark.parametrize("module", ["routes.server", "routes.table"])
+def test_a_front_end_has_no_model_in_it(module):
+    heavy = ("torch", "pyrwkv_tokenizer", "numpy")
+    code = f"import sys, {module}; print([m for m in {heavy} if m in sys.modules])"
+    root = Path(__file__).parents[2]
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )
+
+
+def test_concurrent_requests_keep_to_themselves(server):
+    barrier = threading.Barrier(16)
+
+    def one(i: int) -> str:
+        barrier.wait()
+        return post(server, f"prompt {i}").json()["choices"][0]["message"]["content"]
+
+    with ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(one, range(16))) == [f"prompt {i}" for i in range(16)]

@@ -1,0 +1,293 @@
+"""Stored sessions over HTTP: lists, files, copies; and what no route of sessions takes."""
+
+import json
+import time
+from urllib.parse import quote
+
+import pytest
+from fake_engine import FILE, UPDATED
+from frontend_process import FrontendProcess
+from native_calls import V1
+from session_calls import STATE, STRANGE, TREE, content, say
+
+STATUS, DELETE = "/state/status", "/state/delete"
+EXPORT, IMPORT, FORK = "/v1/state/export", "/v1/state/import", "/v1/state/fork"
+PATHS = [STATE, TREE, STATUS, DELETE, EXPORT, IMPORT, FORK]
+WORD = "pass word"
+MAX_BODY, MAX_STATE = 1 << 16, 1 << 18
+
+
+@pytest.fixture(scope="module")
+def server():
+    with FrontendProcess(max_body=MAX_BODY, max_state=MAX_STATE) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def locked():
+    with FrontendProcess(password=WORD) as process:
+        yield process
+
+
+@pytest.fixture
+def empty(server):
+    """The server, without sessions."""
+    server.engine.sessions.clear()
+    return server
+
+
+def test_status_lists_every_session_once(empty):
+    assert empty.http.post(STATUS).json() == {
+        "status": "success",
+        "total_sessions": 0,
+        "l1_cache_count": 0,
+        "l2_cache_count": 0,
+        "database_count": 0,
+        "sessions": [],
+    }
+    for key in ("disk one", "vram", "ram", "disk two"):
+        say(empty, key, key)
+    reply = empty.http.post(STATUS, json={}).json()
+    assert (
+        reply["total_sessions"],
+        reply["l1_cache_count"],
+        reply["l2_cache_count"],
+        reply["database_count"],
+    ) == (4, 1, 1, 2)
+    local = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(UPDATED))
+    rows = [(s["session_id"], s["cache_level"], s["last_updated"]) for s in reply["sessions"]]
+    assert rows == [
+        ("vram", "L1 (VRAM)", "In Memory"),
+        ("ram", "L2 (RAM)", "In Memory"),
+        ("disk one", "Database (Disk)", local),
+        ("disk two", "Database (Disk)", local),
+    ]
+    assert [(s["timestamp"], s["tokens"]) for s in reply["sessions"]] == [
+        (UPDATED, len(key)) for key, *_ in rows
+    ]
+
+
+def test_delete(empty):
+    for key in ("a", "a:1", "a:2", "ab"):
+        say(empty, key, key)
+    answer = empty.http.post(DELETE, json={"session_id": "a"})
+    assert (answer.status_code, answer.json()) == (
+        200,
+        {"status": "success", "message": "Session a deleted successfully"},
+    )
+    again = empty.http.post(DELETE, json={"session_id": "a"})
+    assert (again.status_code, again.json()) == (
+        404,
+        {"status": "not_found", "message": "Session a not found in database"},
+    )
+    assert set(empty.engine.sessions) == {"a:1", "a:2", "ab"}
+    for _ in range(2):
+        assert empty.http.post(DELETE, json={"session_id": "a", "delete_prefix": True}).status_code == 200
+        assert set(empty.engine.sessions) == {"ab"}
+
+
+def test_a_session_leaves_as_a_file_and_comes_back(empty):
+    say(empty, "memory", STRANGE)
+    by_body = empty.http.post(EXPORT, json={"session_id": STRANGE})
+    by_url = empty.http.get(EXPORT, params={"session_id": STRANGE})
+    for answer in (by_body, by_url, empty.http.post(EXPORT, params={"session_id": STRANGE})):
+        assert answer.status_code == 200
+        assert answer.headers["content-type"] == "application/octet-stream"
+        assert answer.content == FILE + b"memory"
+        disposition = answer.headers["content-disposition"]
+        assert disposition.startswith('attachment; filename="r_um_7__quoted_') and disposition.count('"') == 2
+        assert disposition.endswith(quote(STRANGE, safe="") + ".rwkvstate")
+    answer = empty.http.post(IMPORT, params={"session_id": "copy & more"}, content=by_url.content)
+    assert (answer.status_code, answer.json()["session_id"]) == (200, "copy & more")
+    assert content(say(empty, "on", "copy & more")) == "memory\n\non"
+    assert empty.engine.sessions[STRANGE] == "memory"
+
+
+def test_a_file_may_be_longer_than_a_body(empty):
+    text = "x" * (MAX_STATE - len(FILE))
+    assert MAX_STATE > MAX_BODY
+    assert empty.http.post(IMPORT + "?session_id=long", content=FILE + text.encode()).status_code == 200
+    assert empty.engine.sessions["long"] == text
+    assert empty.http.get(EXPORT + "?session_id=long").content == FILE + text.encode()
+    assert (
+        empty.http.post(IMPORT + "?session_id=longer", content=FILE + text.encode() + b"x").status_code == 413
+    )
+    assert "longer" not in empty.engine.sessions
+
+
+def test_fork(empty):
+    say(empty, "shared", "a")
+    answer = empty.http.post(FORK, json={"session_id": "a", "new_session_id": "b"})
+    assert (answer.status_code, answer.json()["session_id"]) == (200, "b")
+    assert content(say(empty, "mine", "b")) == "shared\n\nmine"
+    assert content(say(empty, "yours", "a")) == "shared\n\nyours"
+    taken = empty.http.post(FORK, json={"session_id": "a", "new_session_id": "b"})
+    assert taken.status_code == 409 and "b" in taken.json()["error"]
+    assert empty.engine.sessions["b"] == "shared\n\nmine"
+    assert (
+        empty.http.post(FORK, json={"session_id": "a", "new_session_id": "b", "overwrite": True}).status_code
+        == 200
+    )
+    assert empty.engine.sessions["b"] == "shared\n\nyours"
+
+
+ONE = {"contents": ["a"], "session_id": "s"}
+BAD = [
+    # path, body, status, words of the sentence
+    (STATE, {"session_id": "s"}, 400, "must be single prompt"),
+    (STATE, {"contents": [], "session_id": "s"}, 400, "must be single prompt"),
+    (STATE, {"contents": ["a", "b"], "session_id": "s"}, 400, "must be single prompt"),
+    (STATE, {"contents": ["a", "b"]}, 400, "must be single prompt"),
+    (STATE, {"contents": [1], "session_id": "s"}, 400, "contents[0]"),
+    (STATE, ONE | {"session_id": ""}, 400, "session_id"),
+    (STATE, ONE | {"session_id": 5}, 400, "session_id"),
+    (STATE, ONE | {"session_id": "x" * 257}, 400, "session_id"),
+    (STATE, ONE | {"session_id": "line\nfeed"}, 400, "session_id"),
+    (STATE, ONE | {"session_id": "\x85"}, 400, "session_id"),
+    (STATE, b'{"contents":["a"],"session_id":"\\ud800"}', 400, "session_id"),
+    (STATE, ONE | {"max_tokens": -1}, 400, "max_tokens"),
+    (STATE, ONE | {"use_prefix_cache": "perhaps"}, 400, "use_prefix_cache"),
+    (STATE, b"{", 400, "Invalid JSON"),
+    (TREE, {"contents": ["a"]}, 400, "Missing dialogue_idx parameter"),
+    (TREE, ONE, 400, "Missing dialogue_idx parameter"),
+    (TREE, {"contents": ["a"], "dialogue_idx": 0}, 400, "Missing session_id parameter"),
+    (TREE, {"contents": ["a"], "dialogue_idx": 0, "session_id": ""}, 400, "Missing session_id parameter"),
+    (TREE, {"contents": ["a"], "dialogue_idx": 0, "session_id": None}, 400, "Missing session_id parameter"),
+    (TREE, {"contents": ["a", "b"], "dialogue_idx": 0, "session_id": "s"}, 400, "must be single prompt"),
+    (TREE, {"contents": [], "dialogue_idx": 0, "session_id": "s"}, 400, "must be single prompt"),
+    (TREE, ONE | {"dialogue_idx": -1}, 400, "dialogue_idx"),
+    (TREE, ONE | {"dialogue_idx": "first"}, 400, "dialogue_idx"),
+    (TREE, ONE | {"dialogue_idx": 1.5}, 400, "dialogue_idx"),
+    (TREE, ONE | {"dialogue_idx": True}, 400, "dialogue_idx"),
+    (TREE, ONE | {"dialogue_idx": 0, "session_id": ["s"]}, 400, "session_id"),
+    (TREE, b"[]", 400, "JSON object"),
+    (STATUS, b"{", 400, "Invalid JSON"),
+    (STATUS, b"[]", 400, "JSON object"),
+    (DELETE, b"", 400, "Missing session_id parameter"),
+    (DELETE, {"session_id": None}, 400, "Missing session_id parameter"),
+    (DELETE, {"session_id": "s", "delete_prefix": "perhaps"}, 400, "delete_prefix"),
+    (DELETE, {"session_id": {"a": 1}}, 400, "session_id"),
+    (DELETE, {"session_id": "overloaded"}, 429, "overloaded"),
+    (DELETE, {"session_id": "fail"}, 500, "failed"),
+    (EXPORT, {}, 400, "Missing session_id parameter"),
+    (EXPORT, {"session_id": "nobody"}, 404, "nobody"),
+    (EXPORT, {"session_id": 1}, 400, "session_id"),
+    (EXPORT + "?session_id=%FF", {}, 400, "session_id"),
+    (EXPORT + "?session_id=a%00b", {}, 400, "session_id"),
+    (IMPORT, FILE, 400, "Missing session_id parameter"),
+    (IMPORT + "?session_id=", FILE, 400, "Missing session_id parameter"),
+    (IMPORT + "?session_id=s", b"", 400, "empty"),
+    (IMPORT + "?session_id=s", b"{}", 400, "no state"),
+    (IMPORT + "?session_id=s", b"\xff\x00\x01", 400, "no state"),
+    (IMPORT + "?session_id=" + "x" * 257, FILE, 400, "session_id"),
+    (FORK, {}, 400, "Missing session_id parameter"),
+    (FORK, {"session_id": "a"}, 400, "new_session_id"),
+    (FORK, {"session_id": "a", "new_session_id": ""}, 400, "new_session_id"),
+    (FORK, {"session_id": "a", "new_session_id": "a"}, 400, "new_session_id"),
+    (FORK, {"session_id": "a", "new_session_id": "b\r"}, 400, "new_session_id"),
+    (FORK, {"session_id": "nobody", "new_session_id": "b"}, 404, "nobody"),
+    (FORK, {"session_id": "a", "new_session_id": "b", "overwrite": 5}, 400, "overwrite"),
+    *[
+        (path, json.dumps({"session_id": "s", "x": "a" * MAX_BODY}).encode(), 413, str(MAX_BODY))
+        for path in PATHS
+        if path != IMPORT
+    ],
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"), BAD, ids=[f"{i}-{path[:40]}" for i, (path, *_) in enumerate(BAD)]
+)
+def test_bad_input_is_told_what_is_wrong(empty, path, body, status, words):
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = empty.http.post(path, content=data)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert words in error
+    assert "\n" not in error and len(error) < 400, "one sentence"
+    assert empty.engine.sessions == {}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_password_is_judged_first(locked, path):
+    for data in (
+        b"",
+        b"{",
+        json.dumps(ONE | {"dialogue_idx": 0, "new_session_id": "t", "password": "wrong"}).encode(),
+    ):
+        answer = locked.http.post(path, content=data)
+        assert (answer.status_code, answer.json()) == (
+            401,
+            {"error": "Unauthorized: invalid or missing password"},
+        )
+
+
+@pytest.mark.parametrize(
+    "send",
+    [
+        lambda body: {"headers": {"authorization": f"Bearer {WORD}"}, "json": body},
+        lambda body: {"json": body | {"password": WORD}},
+        lambda body: {"params": {"password": WORD}, "json": body},
+    ],
+)
+def test_every_way_to_give_the_password(locked, send):
+    for path, body in (
+        (STATE, ONE),
+        (TREE, ONE | {"dialogue_idx": 0}),
+        (STATUS, {}),
+        (EXPORT, {"session_id": "s"}),
+        (FORK, {"session_id": "s", "new_session_id": "t"}),
+        (DELETE, {"session_id": "t"}),
+    ):
+        assert locked.http.post(path, **send(body)).status_code == 200, path
+    for where in ({"headers": {"authorization": f"Bearer {WORD}"}}, {"params": {"password": WORD}}):
+        params = {"session_id": "s", **where.get("params", {})}
+        got = locked.http.get(EXPORT, params=params, headers=where.get("headers"))
+        assert got.status_code == 200
+        assert (
+            locked.http.post(
+                IMPORT, params=params, headers=where.get("headers"), content=got.content
+            ).status_code
+            == 200
+        )
+    assert locked.http.get(EXPORT, params={"session_id": "s"}).status_code == 401
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_preflights_methods_and_cors(locked, path):
+    answer = locked.http.options(path)
+    assert (answer.status_code, answer.headers["access-control-max-age"]) == (204, "86400")
+    wrong = locked.http.put(path)
+    assert wrong.status_code == 405
+    assert wrong.headers["allow"] == ("GET, POST, HEAD, OPTIONS" if path == EXPORT else "POST, OPTIONS")
+    assert path in wrong.json()["error"]
+    assert locked.http.post(path).headers["access-control-allow-origin"] == "*"
+
+
+def test_downloads_and_streams_have_cors(empty):
+    say(empty, "x", "s")
+    file = empty.http.get(EXPORT + "?session_id=s")
+    assert file.headers["access-control-allow-origin"] == "*"
+    assert "content-disposition" in file.headers["access-control-expose-headers"]
+    stream = empty.http.post(STATE, json=ONE | {"stream": True})
+    assert stream.headers["access-control-allow-origin"] == "*"
+
+
+def test_an_engine_that_does_not_answer_a_command():
+    with FrontendProcess(patches={"routes.http.frontend.ANSWERED_WITHIN": 0.2}) as process:
+        for key in ("mute", "late"):
+            answer = process.http.post(DELETE, json={"session_id": key})
+            assert answer.status_code == 503
+            assert int(answer.headers["retry-after"]) > 0
+        for prompt in (
+            "late",
+            "after",
+        ):  # by the end of the first, the answer that nobody waits for has arrived
+            assert process.http.post(V1, json={"contents": [prompt]}).status_code == 200
+
+
+def test_commands_wait_for_the_model():
+    with FrontendProcess(ready=False) as process:
+        for path in (STATUS, STATE):
+            answer = process.http.post(path, json=ONE)
+            assert answer.status_code == 503 and "loading" in answer.json()["error"]

@@ -12,8 +12,6 @@ from rwkv_batch import __version__
 from rwkv_batch.config import EngineConfig, FrontendConfig, ProcessConfig, ServerConfig
 from rwkv_batch.supervisor import Supervisor
 
-STATE_DB = "rwkv_sessions.db"  # the server's default; an offline engine opens no file unless it is given one
-
 
 def main(argv: list[str]) -> int:
     config = parse(argv)
@@ -36,7 +34,8 @@ def parse(argv: list[str]) -> ServerConfig:
         )
     if options.password == "":
         parser.error("--password is empty; leave it out for a server without one")
-    if not _fits_a_header(options.password or ""):
+    password = options.password or ""
+    if password != password.strip() or not (password.isascii() and password.isprintable()):
         parser.error(
             "--password must be ASCII without spaces around it; nothing else arrives in an Authorization "
             "header"
@@ -57,10 +56,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     for config in (EngineConfig, FrontendConfig, ServerConfig):
         parser.set_defaults(**vars(config()))
-    parser.set_defaults(state_db=STATE_DB)
+    parser.set_defaults(state_db="rwkv_sessions.db")  # an offline engine opens no file unless it is given one
     count, positive = _number(0), _number(1)
     megabytes, gigabytes = _number(1, unit=1 << 20), _number(1, unit=1 << 30)
-    levels = ("DEBUG", "INFO", "WARNING", "ERROR")
     flag = parser.add_argument
     flag("--version", action="version", version=f"rwkv-batch {__version__}")
     flag(
@@ -120,17 +118,17 @@ def _parser() -> argparse.ArgumentParser:
         dest="max_state",
         help=f"larger session files get 413 (default {FrontendConfig.max_state >> 20})",
     )
-    flag("--log-level", type=str.upper, choices=levels, help="(default %(default)s)")
+    flag(
+        "--log-level",
+        type=str.upper,
+        choices=("DEBUG", "INFO", "WARNING", "ERROR"),
+        help="(default %(default)s)",
+    )
     return parser
 
 
 def _fields(config: type[ProcessConfig], options: argparse.Namespace) -> dict[str, Any]:
     return {field.name: getattr(options, field.name) for field in fields(config)}
-
-
-def _fits_a_header(password: str) -> bool:
-    """Whether an Authorization header can carry it."""
-    return password == password.strip() and password.isascii() and password.isprintable()
 
 
 def _pipeline_device(parser: argparse.ArgumentParser, options: argparse.Namespace) -> str:

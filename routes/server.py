@@ -4,7 +4,6 @@ import logging
 import os
 import random
 import signal
-import socket
 import sys
 import threading
 import time
@@ -42,10 +41,8 @@ def run(config: FrontendConfig, name: str, address: str, control: Connection) ->
     from routes.table import application
 
     threading.Thread(target=_tick, args=(front,), name="tick", daemon=True).start()
-    host = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0][4][0]
-    application(front, http_workers(config.max_streams, cores)).start(
-        str(host), config.port, _check_port=False
-    )
+    workers = config.max_streams // (WAITING_PER_CORE // cores) + 1  # so that all streams progress together
+    application(front, workers).start(config.host, config.port, _check_port=False)
 
 
 def use_few_cores() -> int:
@@ -60,11 +57,6 @@ def use_few_cores() -> int:
         cores = random.sample(cores, CORES)
         os.sched_setaffinity(0, cores)
     return len(cores)
-
-
-def http_workers(max_streams: int, cores: int) -> int:
-    """Worker threads that let `max_streams` streams progress together."""
-    return max_streams // (WAITING_PER_CORE // cores) + 1
 
 
 def _receive(front: Frontend, control: Connection) -> None:

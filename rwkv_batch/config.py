@@ -36,7 +36,7 @@ class EngineConfig(ProcessConfig):
 class FrontendConfig(ProcessConfig):
     """The front ends, which are all alike."""
 
-    host: str = "127.0.0.1"  # an IP address or a name of this machine
+    host: str = "127.0.0.1"  # an IP address of this machine
     port: int = 8000
     password: str | None = None  # None: everything is open
     protect_translate: bool = False  # whether the password guards translation too

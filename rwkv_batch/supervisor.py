@@ -184,8 +184,10 @@ class Supervisor:
                 os.read(self._signals, 64)
                 break
             if engine & ready:
-                code = self._engine.process.exitcode
-                log.error("the engine died (exit code %s) while requests were under way", code)
+                log.error(
+                    "the engine died (exit code %s) while requests were under way",
+                    self._engine.process.exitcode,
+                )
                 self._broadcast(EngineLost())
             engine -= ready
             frontends -= ready
@@ -195,8 +197,7 @@ class Supervisor:
 
     def _kill_all(self) -> None:
         for child in [*self._frontends, self._engine]:
-            if child.process.is_alive():
-                child.process.kill()
+            child.process.kill()
             child.close()
 
 

@@ -38,10 +38,10 @@ class ThinkSplitter:
         self._held += text
         if not self._opened and self._held:
             self._held, self._opened = self._held.removeprefix(">"), True
-        end = self._held.find(END_OF_THOUGHT)
-        if end >= 0:
-            thoughts = self._begin(self._held[:end].rstrip("\n"))
-            answer, self._held = self._held[end + len(END_OF_THOUGHT) :], ""
+        thoughts, closed, answer = self._held.partition(END_OF_THOUGHT)
+        if closed:
+            thoughts = self._begin(thoughts.rstrip("\n"))
+            self._held = ""
             self.thinking, self._fresh = False, True
             return thoughts, self._begin(answer)
         sure = len(self._held) - partial_suffix(self._held, END_OF_THOUGHT)

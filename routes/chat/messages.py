@@ -21,8 +21,9 @@ def text_part(part: object, at: str) -> str:
         raise openai_field(at, "input should be an object with a type")
     field = TEXT_PARTS.get(kind)
     if field is None:
-        why = f"this server reads text only; it cannot take a part of type {kind[:40]!r}"
-        raise openai_field(f"{at}.type", why)
+        raise openai_field(
+            f"{at}.type", f"this server reads text only; it cannot take a part of type {kind[:40]!r}"
+        )
     text = part.get(field)
     if not isinstance(text, str):
         raise openai_field(f"{at}.{field}", "input should be a string")

@@ -91,9 +91,12 @@ def demand_password(password: str | None, http: HttpRequest, body: Json | None =
         raise ApiError(401, "Unauthorized: invalid or missing password")
 
 
-def authorized_json(password: str | None, http: HttpRequest) -> Json:
-    """The JSON body of `http`; a missing body is an empty object. Raises ApiError, first of all a 401."""
-    fields, problem = http.json if http.body else ({}, None)
+def authorized_json(password: str | None, http: HttpRequest, required: bool = False) -> Json:
+    """The JSON body of `http`; without `required`, a missing body is an empty object.
+
+    Raises ApiError, first of all a 401.
+    """
+    fields, problem = http.json if http.body or required else ({}, None)
     demand_password(password, http, fields)
     if problem:
         raise problem

@@ -11,7 +11,7 @@ from routes.http.errors import ApiError, Json
 from routes.http.exchange import (
     HttpRequest,
     HttpResponse,
-    demand_password,
+    authorized_json,
     json_response,
     log_access,
     stream_response,
@@ -45,11 +45,8 @@ async def generate(
 
     A `public` route needs the password only under --protect-translate.
     """
-    fields, problem = http.json
-    if not public or front.settings.protect_translate:
-        demand_password(front.settings.password, http, fields)
-    if problem:
-        raise problem
+    guarded = not public or front.settings.protect_translate
+    fields = authorized_json(front.settings.password if guarded else None, http, required=True)
     engine = front.ready_engine()
     prepared = prepare(fields, engine.model)
     if not prepared.request.prompts:
@@ -86,7 +83,7 @@ async def run(
             status = failure_status(error, engine_lives=front.engine is engine)
             return json_response(http, reply.error(str(error), status), status)
         undo.pop_all()  # the stream leaves the front end and cancels its job when it is closed
-    closed, blocking = partial(_end, front, http), _blocking(store)
+    closed, blocking = partial(_end, front, http), partial(_wait, store, asyncio.get_running_loop())
     pieces: JobStream = (
         EventStream(job, reply, closed, front.crowded, blocking)
         if stream
@@ -104,15 +101,10 @@ async def _finishes(job: Job, deltas: list[RowDelta]) -> bool:
     return job.exhausted
 
 
-def _blocking(store: Store | None) -> Callable[[], None]:
+def _wait(store: Store | None, loop: asyncio.AbstractEventLoop) -> None:
     """`store` for the threads that pull streams."""
-    loop = asyncio.get_running_loop()
-
-    def wait() -> None:
-        if store:
-            asyncio.run_coroutine_threadsafe(store(), loop).result()
-
-    return wait
+    if store:
+        asyncio.run_coroutine_threadsafe(store(), loop).result()
 
 
 def _end(front: Frontend, http: HttpRequest, outcome: str) -> None:

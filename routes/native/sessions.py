@@ -20,7 +20,6 @@ from rwkv_batch.wire.protocol import (
 )
 
 LEVELS = {"L1": "L1 (VRAM)", "L2": "L2 (RAM)", "L3": "Database (Disk)"}
-SUFFIX = ".rwkvstate"
 
 
 class DeleteFields(SessionFields):
@@ -61,13 +60,14 @@ async def status(front: Frontend, http: HttpRequest) -> Response:
 
 
 def _listed(session: SessionInfo) -> dict[str, object]:
-    updated = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(session.updated))
     return {
         "session_id": session.key,
         "cache_level": LEVELS[session.tier],
         "timestamp": session.updated,
         "tokens": session.tokens,
-        "last_updated": updated if session.tier == "L3" else "In Memory",
+        "last_updated": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(session.updated))
+        if session.tier == "L3"
+        else "In Memory",
     }
 
 
@@ -94,7 +94,7 @@ async def export(front: Frontend, http: HttpRequest) -> Response:
         body = _url_fields(http)
     key = SessionFields.from_json(body).session_id
     reply = await front.ask(ExportSession(uuid.uuid4().hex, key))
-    return file_response(http, reply.data, key + SUFFIX)
+    return file_response(http, reply.data, f"{key}.rwkvstate")
 
 
 async def import_(front: Frontend, http: HttpRequest) -> Response:

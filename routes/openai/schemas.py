@@ -204,8 +204,8 @@ class ChatBody(OpenAIBody):
     session_id: SessionId = ""  # "": the whole conversation is here
     logprobs: bool = False
     top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
-    tools: Any = None
-    tool_choice: Any = None
+    tools: Any = Field(default_factory=list)
+    tool_choice: Any = "auto"
     rwkv_tool_compat_mode: Annotated[bool, BeforeValidator(_tool_compat)] = True
     enable_tool_calls: bool = False
     tool_call_parser: Literal["auto", "tag"] = "auto"

@@ -46,13 +46,10 @@ def chat_tools(body: ChatBody) -> ToolUse:
     """
     tools = _checked(body.tools) if body.rwkv_tool_compat_mode else []
     choice = _choice(body.tool_choice, tools) if body.rwkv_tool_compat_mode else "auto"
-    look = body.enable_tool_calls or bool(tools)
-    return ToolUse(tools, choice, look and choice != "none")
+    return ToolUse(tools, choice, choice != "none" and (body.enable_tool_calls or bool(tools)))
 
 
 def _checked(tools: object) -> list[Schema]:
-    if tools is None:
-        return []
     if not isinstance(tools, list):
         raise openai_field("tools", "tools must be a list")
     if len(tools) > MAX_TOOLS:
@@ -75,8 +72,6 @@ def _checked(tools: object) -> list[Schema]:
 
 def _choice(choice: object, tools: list[Schema]) -> str | Schema:
     match choice:
-        case None:
-            return "auto"
         case "required" if not tools:
             raise openai_field("tool_choice", "required is only allowed when tools are given")
         case "none" | "auto" | "required":
@@ -88,7 +83,9 @@ def _choice(choice: object, tools: list[Schema]) -> str | Schema:
                 )
             return {"type": "function", "function": {"name": name}}
         case {}:
-            why = "an object here should be {'type': 'function', 'function': {'name': ...}}"
-            raise openai_field("tool_choice", why)
-    why = "input should be none, auto, required, or an object that names a function"
-    raise openai_field("tool_choice", why)
+            raise openai_field(
+                "tool_choice", "an object here should be {'type': 'function', 'function': {'name': ...}}"
+            )
+    raise openai_field(
+        "tool_choice", "input should be none, auto, required, or an object that names a function"
+    )

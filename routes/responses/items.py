@@ -7,7 +7,6 @@ from routes.chat.templates import Message
 from routes.http.errors import Json, openai_field
 
 ROLES = ("user", "assistant", "system", "developer")
-ITEMS = "message, function_call, function_call_output or reasoning"
 
 
 def parse_items(given: object) -> list[Json]:
@@ -63,7 +62,9 @@ def _item(item: object, at: str) -> Json:
             return {"id": _id(item, "rs_"), "type": "reasoning", "summary": []}
         case other:
             raise openai_field(
-                f"{at}.type", f"{str(other)[:40]!r} cannot be read here; input should be {ITEMS}"
+                f"{at}.type",
+                f"{str(other)[:40]!r} cannot be read here; input should be message, function_call, "
+                "function_call_output or reasoning",
             )
 
 

@@ -50,8 +50,9 @@ async def stored(front: Frontend, http: HttpRequest) -> Response:
             raise _not_found(response_id)
         return json_response(http, {"id": response_id, "object": "response", "deleted": True})
     if http.parameter("stream").lower() not in ("", "false", "0"):
-        why = "a response that is over is not streamed again; leave it out and read it whole"
-        raise openai_field("stream", why)
+        raise openai_field(
+            "stream", "a response that is over is not streamed again; leave it out and read it whole"
+        )
     document = await _document(front, response_id, _not_found(response_id))
     return json_response(http, document.response)
 
@@ -92,10 +93,8 @@ async def _store(front: Frontend, reply: ResponseReply, document: Document) -> N
     command = PutDocument(uuid4().hex, state_key(reply.response["id"]), data)
     try:
         await asyncio.wait_for(front.client.ask(command), ANSWERED_WITHIN)
-    except RequestRejected as error:
-        raise RequestFailed(f"The response was made but could not be stored: {error}") from None
-    except TimeoutError:
-        reason = NO_REPLY[0].lower() + NO_REPLY[1:]
+    except (RequestRejected, TimeoutError) as error:
+        reason = str(error) or NO_REPLY[0].lower() + NO_REPLY[1:]  # a timeout gives none
         raise RequestFailed(f"The response was made but could not be stored: {reason}") from None
 
 

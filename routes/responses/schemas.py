@@ -141,5 +141,6 @@ def _choice(choice: object, names: list[str]) -> str | Json:
             return {"type": "function", "function": {"name": name}}
         case {"type": "function", "name": str()}:
             raise openai_field("tool_choice.name", "input should be the name of one of the tools")
-    why = "input should be none, auto, required, or {'type': 'function', 'name': ...}"
-    raise openai_field("tool_choice", why)
+    raise openai_field(
+        "tool_choice", "input should be none, auto, required, or {'type': 'function', 'name': ...}"
+    )

@@ -229,8 +229,9 @@ def _fitted(where: str, key: str, tensors: Mapping[str, Tensor], shape: tuple[in
 
 
 def _check_values(where: str, tensors: Mapping[str, Tensor], progress: Progress | None) -> None:
-    """Every number is finite. Reading them all is what loading from a disk takes, so this is where progress
-    is made.
+    """Raises CheckpointError if a number is not finite.
+
+    Reading them all is what loading from a disk takes, so this is where progress is reported.
     """
     done, total = 0, sum(tensor.nbytes for tensor in tensors.values())
     for key, tensor in tensors.items():

@@ -16,9 +16,8 @@ from torch.nn.functional import linear
 Linear = Callable[[Tensor], Tensor]  # [rows, inputs] -> [rows, outputs]
 
 ROWS_HINT = 16  # the batch for which the fp32 layout is chosen; it serves every other as well
-LOSSLESS = (
-    1e-6  # of a matrix's norm: what fp16 may change in all, about the rounding of one fp32 product of a row
-)
+# Of a matrix's norm, what fp16 may change in all: about the rounding of one fp32 product of a row.
+LOSSLESS = 1e-6
 
 
 def prepare(
@@ -68,9 +67,7 @@ def _has_packed_weights() -> bool:
 
 
 def _runs(product: Callable[[Tensor], Tensor]) -> bool:
-    """Whether this torch, on this processor, has the product and gets it right (builds for other processors
-    leave some out).
-    """
+    """Whether this torch has the product and gets it right; builds for other processors leave some out."""
     weight = torch.eye(64)
     try:
         return torch.equal(product(weight), weight)

@@ -23,8 +23,9 @@ MIN_CHUNKED = 4  # shorter pieces are faster token by token
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Where the rows of one call lie. The first `decode` rows have one token each, the others are
-    `pieces`.
+    """Where the rows of one call lie.
+
+    The first `decode` rows have one token each, the others are `pieces`.
     """
 
     decode: int
@@ -55,8 +56,9 @@ def _index(slots: Sequence[int], device: torch.device | str) -> slice | Tensor:
 
 
 def token_shift(x: Tensor, shift: Tensor, rows: PackedRows) -> Tensor:
-    """The step from each token's x `[T, C]` back to the token before it in its row; `shift` `[slots, C]`
-    holds that of the first.
+    """The step from each token's x `[T, C]` back to the token before it in its row.
+
+    `shift` `[slots, C]` holds the token before the first of a row, and is moved on to the last.
     """
     if rows.first is None or rows.last is None:
         delta = shift[rows.slots] - x
@@ -85,8 +87,9 @@ def removal_key(k: Tensor, k_k: Tensor) -> Tensor:
 
 
 def readout(y: Tensor, r: Tensor, k: Tensor, v: Tensor, r_k: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Group norm of y `[T, H, 64]` by head, and the current token's own value in proportion to `sum(r k
-    r_k)`: `[T, C]`.
+    """What the time mix reads out: `[T, C]`.
+
+    It is the group norm of y `[T, H, 64]` by head, and the current token's own value times `sum(r k r_k)`.
     """
     tokens, heads, _ = y.shape
     normed = group_norm(y.reshape(tokens, -1).to(v.dtype), heads, weight, bias, GROUP_NORM_EPS)
@@ -99,8 +102,9 @@ def readout(y: Tensor, r: Tensor, k: Tensor, v: Tensor, r_k: Tensor, weight: Ten
 def wkv(
     r: Tensor, w_log: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, states: Tensor, rows: PackedRows
 ) -> Tensor:
-    """The recurrence over all rows: inputs `[T, H, 64]`, states `[slots, H, value, key]` updated in place;
-    returns y `[T, H, 64]`, fp32.
+    """The recurrence over all rows: returns y `[T, H, 64]`, fp32.
+
+    Inputs `[T, H, 64]`; states `[slots, H, value, key]` are updated in place.
     """
     inputs = [x.float() for x in (r, w_log, k, v, kk, a)]
     parts = []
@@ -119,8 +123,9 @@ def wkv(
 def wkv_step(
     r: Tensor, w_log: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One token of every row: inputs `[B, H, 64]`, state `[B, H, value, key]`; returns y `[B, H, 64]` and the
-    new state.
+    """One token of every row: returns y `[B, H, 64]` and the new state.
+
+    Inputs `[B, H, 64]`, state `[B, H, value, key]`.
 
         S' = S diag(w) - (S kk) (kk a)^T + v k^T,   y = S' r
 
@@ -143,8 +148,9 @@ def wkv_step(
 def wkv_sequential(
     r: Tensor, w_log: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The recurrence of one row token by token: inputs `[T, H, 64]`, state `[H, value, key]`; returns y `[T,
-    H, 64]` and the last state.
+    """The recurrence of one row token by token: returns y `[T, H, 64]` and the last state.
+
+    Inputs `[T, H, 64]`, state `[H, value, key]`.
     """
     steps = []
     for t in range(len(r)):

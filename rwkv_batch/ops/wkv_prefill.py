@@ -1,5 +1,4 @@
-"""The RWKV-7 recurrence over one long piece of a prompt, for inference: chunk after chunk, each as a few
-matrix products.
+"""The RWKV-7 recurrence over one long piece of a prompt: chunk after chunk, each as a few matrix products.
 
     S_t = S_{t-1} diag(w_t) - u_t (kk_t * a_t)^T + v_t k_t^T,    u_t = S_{t-1} kk_t,    y_t = S_t r_t
 
@@ -25,8 +24,9 @@ CHUNK = 16  # tokens: longer chunks cost more arithmetic than the calls they sav
 def wkv_prefill(
     r: Tensor, w_log: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Run one row: inputs `[T, H, 64]` (w_log: log of the decay), state `[H, value, key]`; returns y `[T, H,
-    64]` and the last state.
+    """Run one row: returns y `[T, H, 64]` and the last state.
+
+    Inputs `[T, H, 64]` (w_log: log of the decay), state `[H, value, key]`.
     """
     length, heads, width = r.shape
     chunk = min(CHUNK, length)
@@ -61,8 +61,9 @@ def wkv_prefill(
 
 
 def _causal(chunk: int, device: torch.device) -> Tensor:
-    """What a token may see of its chunk: u only what was written before it, y its own write as well: `[2
-    chunk, 2 chunk]` of 0 and 1.
+    """What a token may see of its chunk: `[2 chunk, 2 chunk]` of 0 and 1.
+
+    u depends only on what was written before it, y on its own write as well.
     """
     ones = torch.ones(chunk, chunk, device=device)
     return torch.cat((ones.tril(-1), ones.tril())).repeat(1, 2)

@@ -10,7 +10,7 @@ from rwkv_batch.ops.cuda.build import BuildError
 from rwkv_batch.runner.cuda_runner import CudaRunner
 from rwkv_batch.runner.protocol import Runner
 from rwkv_batch.runner.torch_runner import TorchRunner
-from rwkv_batch.sampling.flashinfer import NEEDS_KERNELS, SamplerError
+from rwkv_batch.sampling.flashinfer import SamplerError
 
 log = logging.getLogger(__name__)
 
@@ -31,5 +31,5 @@ def create_runner(
         except BuildError as error:
             log.warning("%s Until then the slower torch operations run.", error)
     if sampler == "flashinfer":
-        raise SamplerError(NEEDS_KERNELS)
+        raise SamplerError("--sampler flashinfer needs a GPU and the kernels in cuda/; use --sampler own")
     return TorchRunner(checkpoint, device, wkv_dtype)

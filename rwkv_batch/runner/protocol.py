@@ -65,8 +65,9 @@ class Runner(Protocol):
         """Of all slots; after `allocate`."""
 
     def bytes_needed(self, rows: int, idle_slots: int, prefill_tokens: int) -> int:
-        """The most that is held on the device at any time beside the weights, with `rows` rows a step, so
-        many slots more, and so many prompt tokens a step.
+        """The most that is held on the device at any time beside the weights.
+
+        That is with `rows` rows a step, `idle_slots` slots more, and so many prompt tokens a step.
         """
 
     def allocate(self, rows: int, idle_slots: int, prefill_tokens: int) -> None:
@@ -76,7 +77,7 @@ class Runner(Protocol):
         """
 
     def begin(self, slot: int, params: Sampling, seed: int, stream: int, stop_ids: Collection[int]) -> None:
-        """A new sequence in the slot. `stream` tells apart rows with the same seed."""
+        """A new sequence in the slot. `stream` distinguishes rows with the same seed."""
 
     def run(self, batch: Batch) -> Draws:
         """Run or queue a step, which moves the states of its rows on."""

@@ -19,8 +19,6 @@ log = logging.getLogger(__name__)
 # Logits [rows, width] fp32, top_k [rows] int32, top_p [rows] fp32 -> ids [rows] int32, all on the device.
 Draw = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-NEEDS_KERNELS = "--sampler flashinfer needs a GPU and the kernels in cuda/; use --sampler own"
-
 
 class SamplerError(Exception):
     """The sampler asked for cannot run here; the message is one sentence with the way out."""

@@ -72,13 +72,8 @@ def draw_noisy(
     """Draw by "noise", for noise > 0, with the random numbers of the row's `key` at `position`."""
     top = _top(logits)
     kept = np.flatnonzero(logits >= np.float64(top - noise * temperature))  # the others cannot win
-    return int(
-        kept[
-            (
-                logits[kept].astype(np.float64) / temperature + noise * token_uniforms(key, position, kept)
-            ).argmax()
-        ]
-    )
+    noisy = logits[kept].astype(np.float64) / temperature + noise * token_uniforms(key, position, kept)
+    return int(kept[noisy.argmax()])
 
 
 def likeliest(logits: np.ndarray) -> int:

@@ -15,10 +15,9 @@ SAMPLE_RECORD = np.dtype(
     + [(name, "i4") for name in ("bias_count", "method", "top_k")]
     + [("scale", "f4"), ("exempt", "i4"), ("unused", "i4")]
 )
-PENALTY_LIST = np.dtype(
-    [("penalties", "u8"), ("capacity", "i4")]
-)  # the part of a record that moves the list,
-PENALTY_LIST_AT = 80  # which begins at this byte
+# The part of a record that moves the list of penalties, and the byte at which it begins.
+PENALTY_LIST = np.dtype([("penalties", "u8"), ("capacity", "i4")])
+PENALTY_LIST_AT = 80
 BIAS_ENTRY = np.dtype([("amount", "f8"), ("id", "i4"), ("unused", "i4")])
 PENALTY_ENTRY = np.dtype([("decaying", "f8"), ("id", "i4"), ("count", "i4")])
 

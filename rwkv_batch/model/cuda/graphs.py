@@ -38,14 +38,10 @@ def decode_sizes(most: int) -> list[int]:
     return [*(size for size in sizes if size < most), most]
 
 
-def decode_graph_bytes(layers: int, most: int) -> int:
-    """Driver memory of all decode graphs, at most."""
-    return len(decode_sizes(most)) * layers * DECODE_LAYER_NODES * NODE_BYTES
-
-
-def prefill_graph_bytes(layers: int) -> int:
-    """Driver memory of all prefill graphs, at most."""
-    return len(PREFILL_SIZES) * layers * PREFILL_LAYER_NODES * NODE_BYTES
+def graph_bytes(layers: int, most: int) -> int:
+    """Driver memory of all graphs of decode steps of up to `most` rows, and of prefills, at most."""
+    nodes = len(decode_sizes(most)) * DECODE_LAYER_NODES + len(PREFILL_SIZES) * PREFILL_LAYER_NODES
+    return layers * nodes * NODE_BYTES
 
 
 class GraphLadder(Generic[Inputs, Outputs]):

@@ -16,9 +16,8 @@ from rwkv_batch.model.cuda.graphs import (
     DecodeGraphs,
     Prefilled,
     PrefillGraphs,
-    decode_graph_bytes,
     decode_sizes,
-    prefill_graph_bytes,
+    graph_bytes,
 )
 from rwkv_batch.model.cuda.weights import CudaLayer, pack_weights
 from rwkv_batch.model.description import Norm
@@ -100,14 +99,13 @@ class RWKV7Cuda:
 
     def step_bytes(self, rows: int, slots: int, prefill_tokens: int) -> int:
         """The most that steps and their graphs hold besides weights, states and logits."""
-        layers, small = self.checkpoint.layers, PREFILL_SIZES[-1]
-        graphs = decode_graph_bytes(layers, slots) + prefill_graph_bytes(layers)
-        buffers = buffer_bytes(self._buffer_shape, slots)
-        for tokens in (small, prefill_tokens + rows):
-            buffers += buffer_bytes(self._buffer_shape, tokens, packed=True)
+        prefills = (PREFILL_SIZES[-1], prefill_tokens + rows)  # by graphs, and without one
+        buffers = sum(buffer_bytes(self._buffer_shape, tokens, packed=True) for tokens in prefills)
+        buffers += buffer_bytes(self._buffer_shape, slots)
         longest = -(-(prefill_tokens + 1) // CHUNK)
-        chunks = most_chunks(small) + max(longest, SCRATCH_CHUNKS)
-        return graphs + buffers + chunks * self.checkpoint.heads * self.kernels.chunk_bytes
+        chunks = most_chunks(PREFILL_SIZES[-1]) + max(longest, SCRATCH_CHUNKS)
+        scratch = chunks * self.checkpoint.heads * self.kernels.chunk_bytes
+        return graph_bytes(self.checkpoint.layers, slots) + buffers + scratch
 
     @torch.inference_mode()
     def capture(self, states: CudaStates, progress: bool = True) -> None:
@@ -152,9 +150,9 @@ class RWKV7Cuda:
         states: CudaStates,
         logits_of: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Queue packed rows: a decode step if every row has one token, otherwise a prefill, each by a CUDA
-        graph where there is one.
+        """Queue packed rows, by a CUDA graph where there is one.
 
+        That is a decode step if every row has one token, otherwise a prefill.
         A row of one token may be fed a negative one: what its sequence drew last. Returns logits
         `[len(logits_of), vocab]` fp16 after the last token of the rows named (None: of all rows), and the
         slots `[len(logits_of)]` int32 of these rows, negative for those that had finished. The next run may
@@ -175,9 +173,10 @@ class RWKV7Cuda:
     def decode(
         self, tokens: Tensor, slots: Tensor, states: CudaStates, logits: Tensor, arena: dict[str, Tensor]
     ) -> None:
-        """Launch one token of every row: tokens and slots `[T]` int32 on the device, a negative slot for
-        padding; logits `[T, rows of the head]`.
+        """Launch one token of every row.
 
+        tokens and slots: `[T]` int32 on the device, a negative slot for padding. logits: `[T, rows of the
+        head]`.
         A negative token is what its sequence drew last; see Feed.resolve, which changes tokens and slots.
         Launches only, so that it can be captured; all it writes lies in `arena`, `logits` and the states.
         """
@@ -337,8 +336,10 @@ class RWKV7Cuda:
 def _time_mix_input(
     layer: CudaLayer, b: Buffers, rkv: Tensor, state: Tensor, pending: Tensor | None, work: Tensor
 ) -> TimeMixInput:
-    """state: `[slots, heads, 64, 64]`, pending: `[slots, heads, MAX_LAG, DEFERRED_VECTORS, 64]`, with any
-    distance between slots; work: zero, for all of one stream.
+    """The input of a layer's WKV kernel.
+
+    state `[slots, heads, 64, 64]` and pending `[slots, heads, MAX_LAG, DEFERRED_VECTORS, 64]` may have any
+    distance between slots; work is zero, and one for all launches of a stream.
     """
     low = {name: b.low_out[name].data_ptr() for name in layer.low_out}
     return TimeMixInput(

@@ -16,6 +16,7 @@ from itertools import chain
 
 from torch import Tensor
 
+from rwkv_batch.config import EngineConfig
 from rwkv_batch.state.catalog import Catalog, Documents
 from rwkv_batch.state.entries import (
     SESSIONS,
@@ -37,6 +38,8 @@ from rwkv_batch.state.writeback import Writeback
 
 log = logging.getLogger(__name__)
 
+L1 = EngineConfig.l1  # sessions in slots of the device
+L2 = EngineConfig.l2  # sessions in host memory, besides those in L1
 COPIES = 4  # states in flight to host memory by `copy_out`
 LAG_BYTES = 1 << 30  # unwritten states past which saves that need not be durable wait for the disk too
 
@@ -59,10 +62,10 @@ class StatePool:
         fingerprint: str,
         *,
         free: Callable[[int], None],
-        l1: int,
-        l2: int,
+        l1: int = L1,
+        l2: int = L2,
         store: Store | None = None,
-        durable: bool,
+        durable: bool = EngineConfig.durable,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         self._capacity = l1, l2

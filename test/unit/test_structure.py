@@ -21,7 +21,7 @@ MOST_LINES_OF_A_FOLDER = 1500
 MAY_CAST: set[str] = set()  # the edge to Robyn and to ctypes
 MAP = ROOT / "ARCHITECTURE.md"
 # The single files, and what of ours they may import.
-SINGLE_FILES = {"state_pool.py": ("rwkv_batch/state", "rwkv_batch/ops")}
+SINGLE_FILES = {"state_pool.py": ("rwkv_batch/state", "rwkv_batch/ops", "rwkv_batch/config")}
 
 
 @cache

@@ -1,5 +1,6 @@
-"""The engine: one model, one batch, one slot per sequence. A step feeds every running sequence and draws its
-next token.
+"""The engine: one model, one batch, one slot per sequence.
+
+A step feeds every running sequence and draws its next token.
 
 `Engine` is also the offline API:
 
@@ -137,16 +138,12 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether `step` would do something. False: nothing to do, or everything waits for the state pool,
-        which then calls `wake`.
-        """
+        """Whether `step` would do something. After False, `wake` is called when that changes by itself."""
         awaited = any(seq.generating for step in self._in_flight for seq in step.drawing)
         return bool(self.outbox) or self.scheduler.runnable or awaited
 
     def add(self, key: RequestKey, request: GenerateRequest) -> None:
-        """Queue a request. What becomes of it is told by the events that `step` returns, beginning with
-        Accepted or Rejected.
-        """
+        """Queue a request. `step` returns its events, of which the first is Accepted or Rejected."""
         try:
             self._add(key, request)
         except QueueFull as full:

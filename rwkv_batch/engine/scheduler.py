@@ -143,8 +143,10 @@ class Scheduler:
         return min(len(self._free), self.max_rows - len(self.running))
 
     def _prefill(self, sequences: list[Sequence]) -> list[tuple[Sequence, int]]:
-        """Share the budget: half of it goes to the oldest, so that it always moves; the rest to the shortest
-        prompts, so that they need not wait behind a long one; what is left over to the oldest again.
+        """Share the budget of prompt tokens.
+
+        Half of it goes to the oldest, so that it always moves; the rest to the shortest prompts, so that they
+        need not wait behind a long one; what is left over to the oldest again.
         """
         if not sequences:
             return []
@@ -161,8 +163,9 @@ class Scheduler:
 
 
 def _rounded(seq: Sequence, count: int) -> int:
-    """`count`, no further than the next cut, and in whole pieces unless it ends the prompt, meets a cut or is
-    smaller than one.
+    """`count`, but no further than the next cut.
+
+    It is in whole pieces unless it ends the prompt, meets a cut or is smaller than a piece.
     """
     if seq.cuts and seq.fed + count >= seq.cuts[0]:
         return seq.cuts[0] - seq.fed

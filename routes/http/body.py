@@ -21,7 +21,7 @@ def parse(body: str | bytes, limit: int) -> tuple[Json, ApiError | None]:
     """The JSON object in `body`, which may have `limit` bytes, and the error if it cannot be served.
 
     The error is a 413 for a longer body, a 400 for one that holds no JSON object; the object is empty then.
-    A 400 that comes with an object names the field whose number is too large or whose text is not Unicode.
+    A 400 that comes with an object is for its nesting, a number too large or text that is not Unicode.
     """
     data = body if isinstance(body, bytes) else body.encode()
     large: list[LargeNumber] = []

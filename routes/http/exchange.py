@@ -65,7 +65,7 @@ class HttpRequest:
 
     @cached_property
     def json(self) -> tuple[Json, ApiError | None]:
-        """The body as a JSON object, and the error if it cannot be served. The password is checked first."""
+        """The body as a JSON object, and the error if it cannot be served: it may carry the password."""
         return parse(self.body, self.max_body)
 
     def parameter(self, name: str) -> str:
@@ -109,9 +109,8 @@ def _passwords(http: HttpRequest, body: Json | None) -> Iterator[bytes]:
         yield header.removeprefix("Bearer ").strip().encode()
     if body and isinstance(body.get("password"), str):
         yield body["password"].encode(errors="surrogatepass")  # a body is checked after its password
-    for text in http.query.get(
-        "password", []
-    ):  # what a person types into a URL and what a form sends differ in "+"
+    # What a person types into a URL and what a form sends differ in "+".
+    for text in http.query.get("password", []):
         yield unquote(text).encode()
         yield unquote_plus(text).encode()
 

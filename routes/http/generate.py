@@ -35,7 +35,7 @@ class Prepared(NamedTuple):
 
 
 Prepare = Callable[[Json, str], Prepared]  # from the JSON body and the id of the model; raises ApiError
-Store = Callable[[], Coroutine[Any, Any, None]]
+KeepReply = Callable[[], Coroutine[Any, Any, None]]  # stores a reply before its last piece is sent
 
 
 async def generate(
@@ -55,11 +55,11 @@ async def generate(
 
 
 async def run(
-    front: Frontend, engine: EngineInfo, http: HttpRequest, prepared: Prepared, store: Store | None = None
+    front: Frontend, engine: EngineInfo, http: HttpRequest, prepared: Prepared, keep: KeepReply | None = None
 ) -> HttpResponse:
     """Run the request: a Response if its reply is complete within PLAIN_WITHIN, otherwise a stream of it.
 
-    `store` is awaited before the last piece of a reply that has succeeded. Raises ApiError.
+    `keep` is awaited before the last piece of a reply that has succeeded. Raises ApiError.
     """
     request, stream, reply = prepared
     with ExitStack() as undo:
@@ -74,8 +74,8 @@ async def run(
             deltas: list[RowDelta] = []
             if not stream and await _finishes(job, deltas):
                 body = reply.whole(job, deltas)
-                if store:
-                    await store()
+                if keep:
+                    await keep()
                 return json_response(http, body)
         except TimeoutError:
             raise ApiError(503, NO_REPLY) from None
@@ -83,7 +83,7 @@ async def run(
             status = failure_status(error, engine_lives=front.engine is engine)
             return json_response(http, reply.error(str(error), status), status)
         undo.pop_all()  # the stream leaves the front end and cancels its job when it is closed
-    closed, blocking = partial(_end, front, http), partial(_wait, store, asyncio.get_running_loop())
+    closed, blocking = partial(_end, front, http), partial(_wait, keep, asyncio.get_running_loop())
     pieces: JobStream = (
         EventStream(job, reply, closed, front.crowded, blocking)
         if stream
@@ -101,10 +101,10 @@ async def _finishes(job: Job, deltas: list[RowDelta]) -> bool:
     return job.exhausted
 
 
-def _wait(store: Store | None, loop: asyncio.AbstractEventLoop) -> None:
-    """`store` for the threads that pull streams."""
-    if store:
-        asyncio.run_coroutine_threadsafe(store(), loop).result()
+def _wait(keep: KeepReply | None, loop: asyncio.AbstractEventLoop) -> None:
+    """`keep` for the threads that pull streams."""
+    if keep:
+        asyncio.run_coroutine_threadsafe(keep(), loop).result()
 
 
 def _end(front: Frontend, http: HttpRequest, outcome: str) -> None:

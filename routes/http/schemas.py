@@ -1,9 +1,9 @@
 """The base of request bodies in every family of routes: validation, limits, and the ids of sessions."""
 
 import unicodedata
-from typing import Annotated, Self
+from typing import Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationError
 
 from routes.http.errors import Json, native_field
 
@@ -12,9 +12,7 @@ LAST_ID = 65535  # the largest token id that the model can draw
 MAX_PROMPTS = 4096  # of one request, counted n times each
 MAX_SESSION_ID = 256  # characters
 INT_LIMIT = 2**31 - 1
-RESPONSE = (
-    "response"  # the Responses API stores its states under "response:{id}"; no other route writes there
-)
+RESPONSE = "response"  # the Responses API stores its states as "response:{id}"; no other route writes there
 
 Prompts = list[str | list[int]]  # texts or token ids
 
@@ -61,6 +59,5 @@ def _not_of_a_response(text: str) -> str:
     return text
 
 
-# the id of any stored state, and one under which clients store; "" where a route allows it
-StoredId = Annotated[str, Field(max_length=MAX_SESSION_ID), AfterValidator(_without_control_characters)]
-SessionId = Annotated[StoredId, AfterValidator(_not_of_a_response)]
+PLAIN_ID = AfterValidator(_without_control_characters)
+OWN_ID = AfterValidator(_not_of_a_response)

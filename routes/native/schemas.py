@@ -10,9 +10,18 @@ from typing import Annotated, Self
 
 from pydantic import BeforeValidator, Field
 
-from routes.http import schemas
 from routes.http.errors import ApiError, Json
-from routes.http.schemas import INT_LIMIT, LAST_ID, MAX_PROMPTS, Prompts, RequestBody, not_bool
+from routes.http.schemas import (
+    INT_LIMIT,
+    LAST_ID,
+    MAX_PROMPTS,
+    MAX_SESSION_ID,
+    OWN_ID,
+    PLAIN_ID,
+    Prompts,
+    RequestBody,
+    not_bool,
+)
 from rwkv_batch.wire.protocol import GenerateRequest, Sampling, SessionTurn
 
 MAX_STOPS = 64
@@ -34,8 +43,9 @@ Whole = Annotated[int, _not_bool, Field(ge=-INT_LIMIT, le=INT_LIMIT)]
 Real = Annotated[float, _not_bool, Field(allow_inf_nan=False)]
 Stop = Annotated[int | str, BeforeValidator(_stop)]
 Texts = Annotated[list[str], Field(max_length=MAX_PROMPTS)]
-StoredId = Annotated[schemas.StoredId, Field(min_length=1)]
-SessionId = Annotated[schemas.SessionId, Field(min_length=1)]
+# The id of any stored state, and one under which clients store.
+StoredId = Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID), PLAIN_ID]
+SessionId = Annotated[StoredId, OWN_ID]
 
 
 class RowFields(RequestBody, ABC):

@@ -12,12 +12,22 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from routes.http import schemas
 from routes.http.errors import Json, openai_field
-from routes.http.schemas import END_OF_TEXT, INT_LIMIT, LAST_ID, RequestBody, SessionId, not_bool
+from routes.http.schemas import (
+    END_OF_TEXT,
+    INT_LIMIT,
+    LAST_ID,
+    MAX_SESSION_ID,
+    OWN_ID,
+    PLAIN_ID,
+    RequestBody,
+    not_bool,
+)
 from rwkv_batch.wire.protocol import GenerateRequest, Sampling, SessionTurn
 
 LAST_TEXT_ID = 65529  # ids above have no text and cannot stand in a prompt
 MAX_STOPS = 16
 MAX_STOP_TOKENS = 64
+SessionId = Annotated[str, Field(max_length=MAX_SESSION_ID), PLAIN_ID, OWN_ID]
 NOT_STORED = {"store": "completions are not stored here; leave it out or send false"}
 
 

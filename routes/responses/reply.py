@@ -175,9 +175,8 @@ class _TextItem:
         self._id = ("msg_" if kind == "message" else "rs_") + uuid4().hex
         self._place = {"item_id": self._id, "content_index": 0}
         self._name = "response.output_text" if kind == "message" else "response.reasoning_text"
-        self._logprobs: Json = (
-            {"logprobs": []} if kind == "message" else {}
-        )  # OpenAI's types demand the field
+        # OpenAI's types demand the field.
+        self._logprobs: Json = {"logprobs": []} if kind == "message" else {}
 
     def begin(self) -> list[Json]:
         return [

@@ -13,7 +13,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -88,10 +88,23 @@ class Engine:
         if config and options:
             raise TypeError(f"Engine() takes config or its fields, not both: {', '.join(options)}")
         config = config or EngineConfig(**options)
-        model, l1 = model or config.model_path, config.l1
-        if store is None and config.state_db:
-            store = Store(config.state_db, config.l3_bytes)
-        place = devices.find_device(config.device)
+        with ExitStack() as on_error:
+            if store is None and config.state_db:  # first, as a database that is in use is known at once
+                store = Store(config.state_db, config.l3_bytes)
+                on_error.callback(store.close)
+            self._load(model, config, store, progress, wake)
+            on_error.pop_all()
+
+    def _load(
+        self,
+        model: str | Path | checkpoint.Checkpoint | None,
+        config: EngineConfig,
+        store: Store | None,
+        progress: Callable[[int, int], None] | None,
+        wake: Callable[[], None],
+    ) -> None:
+        place, l1 = devices.find_device(config.device), config.l1
+        model = model or config.model_path
         if isinstance(model, checkpoint.Checkpoint):
             weights = model
         elif model:
@@ -156,12 +169,12 @@ class Engine:
         self.commands.run(key, command)
 
     def cancel(self, key: RequestKey) -> None:
-        """Drop a request's rows, waiting or running."""
-        self._drop(lambda row: row.key == key)
+        """Drop a request's sequences, waiting or running."""
+        self._drop(lambda seq: seq.key == key)
 
     def cancel_frontend(self, frontend: bytes) -> None:
         """Drop everything a front end has asked for."""
-        self._drop(lambda row: row.key[0] == frontend)
+        self._drop(lambda seq: seq.key[0] == frontend)
 
     def step(self) -> Outbox:
         """Feed every running sequence and draw its next token, once. Returns the events for front ends.

@@ -36,9 +36,7 @@ class Scheduler:
         self.max_waiting = max_waiting
         self.waiting: deque[Sequence] = deque()
         self.running: dict[int, Sequence] = {}  # by slot
-        self.queues: dict[
-            str, deque[Sequence]
-        ] = {}  # by session that is locked: turns behind the present one
+        self.queues: dict[str, deque[Sequence]] = {}  # by locked session: the turns behind the present one
         self._free = list(range((slots or max_rows) - 1, -1, -1))
 
     @property

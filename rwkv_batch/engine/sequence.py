@@ -19,7 +19,8 @@ _arrivals = itertools.count()
 class SequenceState(Enum):
     """Where a sequence is between arrival and its last delta.
 
-    It moves down this list. Only a turn that must be read once more goes back, from FINALIZING to LOADING.
+    A turn is LOADING before PREFILLING if it continues a session, and again before FINALIZING if its state
+    must be computed once more.
     """
 
     WAITING = "waiting"  # it has no slot

@@ -212,18 +212,18 @@ class CudaSampler:
         how = RowParameters.from_sampling(params, self.width)
         rule = how.penalties or PenaltyRule()
         capacity = 0 if how.penalties is None else FIRST_CAPACITY
-        bias, pointer, count = None, 0, 0
+        bias, address, count = None, 0, 0
         if how.bias is not None:
             entries = np.zeros(len(how.bias[0]), BIAS_ENTRY)
             entries["id"], entries["amount"] = how.bias
             bias = _bytes(entries).to(self.device, non_blocking=True)
-            pointer, count = bias.data_ptr(), len(entries)
+            address, count = bias.data_ptr(), len(entries)
         method = GREEDY if how.greedy else METHODS[how.method]
         scale = math.log2(math.e) / how.temperature
         penalties = rule.first, rule.later, rule.decay, rule.flat, rule.per_count
         return _RequestRecord(
             (how.temperature, how.noise, how.top_p, *penalties),
-            (capacity, 0, pointer, count, method, how.top_k, scale, bool(rule.uncounted), 0),
+            (capacity, 0, address, count, method, how.top_k, scale, bool(rule.uncounted), 0),
             capacity,
             bias,
             self._draw is not None and flashinfer.draws(how),

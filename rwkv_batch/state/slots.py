@@ -87,7 +87,7 @@ class States:
         words = self._memory.view(torch.int64)
         if (
             slots and slots[-1] - slots[0] == len(slots) - 1
-        ):  # neighbours, as those of a large request often are
+        ):  # the slots of a large request often are neighbours
             words[slots[0] : slots[-1] + 1].zero_()
         elif slots:
             words.index_fill_(0, upload(slots, words.device), 0)

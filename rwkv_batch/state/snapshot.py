@@ -6,7 +6,7 @@
     12      4       CRC-32 of everything that follows
     16      4       length of the header
     20      492     the header (msgpack, see `Header`), zeros up to its end
-    512             the state: token shift, then WKV, as they lie in a slot of `rwkv7.States`
+    512             the state: token shift, then WKV, as they lie in a slot (slots.py)
 
 `Transfer` copies between slots and snapshots.
 

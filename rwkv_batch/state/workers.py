@@ -18,7 +18,7 @@ GROUP_BYTES = 256 << 20  # one transaction's states: the log cannot be shorter t
 T = TypeVar("T")
 Finished = Callable[[T | None, Exception | None], None]  # takes a job's result, or None and its error
 Committed = Callable[[Exception | None], None]
-Batch = tuple[Sequence[Operation], Committed]
+Commit = tuple[Sequence[Operation], Committed]
 Report = Callable[[Callable[[], None]], None]  # has a callback run by the thread that polls
 
 
@@ -71,7 +71,7 @@ class Writer(Thread):
     def __init__(self, store: Store | MemoryStore, report: Report, renewed: Callable[[Tables], None]) -> None:
         super().__init__(name="state writer", daemon=True)
         self._store, self._report, self._renewed = store, report, renewed
-        self._queue: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Commit | None] = queue.SimpleQueue()
         self.start()
 
     def put(self, operations: Sequence[Operation], committed: Committed) -> None:
@@ -86,7 +86,7 @@ class Writer(Thread):
     def run(self) -> None:
         closing = False
         while not closing:
-            group: list[Batch] = []
+            group: list[Commit] = []
             size = 0
             while batch := self._queue.get():
                 group.append(batch)
@@ -97,7 +97,7 @@ class Writer(Thread):
             if group:
                 self._commit(group)
 
-    def _commit(self, group: list[Batch], renew: bool = True) -> None:
+    def _commit(self, group: list[Commit], renew: bool = True) -> None:
         error: Exception | None = None
         try:
             self._store.commit([operation for operations, _ in group for operation in operations])

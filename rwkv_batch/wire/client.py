@@ -62,7 +62,7 @@ class Job:
         self.exhausted = False  # the last delta of every row has been read
         self._cancel = cancel
         self._deltas: list[RowDelta] = []
-        self._error: Exception | None = None
+        self._error: Rejected | Failed | None = None  # an exception would keep its reader alive by its frames
         self._running_rows = self.rows
         self._arrived = threading.Condition()
         self._wake: Callable[[], object] | None = None
@@ -78,7 +78,7 @@ class Job:
                     self._deltas += rows
                     self._running_rows -= sum(1 for d in rows if d.finish_reason)
                 case Rejected() | Failed():
-                    self._error = error_from(event)
+                    self._error = event
             self._arrived.notify()
             wake, self._wake = self._wake, None
         if wake:
@@ -107,7 +107,7 @@ class Job:
         """
         await self._wait_until(lambda: self.prompt_tokens or self._error)
         if self._error and not self.prompt_tokens:
-            raise self._error
+            raise error_from(self._error)
 
     def cancel(self) -> None:
         """Stop the request. Safe from any thread, at any time, more than once."""
@@ -132,7 +132,7 @@ class Job:
             deltas, self._deltas = self._deltas, []
             self.exhausted = self._running_rows == 0
         if self._error and not deltas:
-            raise self._error
+            raise error_from(self._error)
         return deltas
 
 
@@ -156,7 +156,9 @@ class Client:
         """`address`: where the engine listens; `name`: one that no other front end has."""
         self._jobs: dict[str, Job | PendingCommand] = {}  # until their last event has arrived
         self._outbox: deque[ToEngine] = deque()
-        self._lock = threading.RLock()  # guards the jobs; a stream that is collected in here cancels its job
+        # One event is delivered at a time. Nothing else may wait for this lock: a stream that the garbage
+        # collector finds cancels its job in whatever thread runs, which may hold a job's own lock.
+        self._delivering = threading.Lock()
         self._waker, self._wakened = socket.socketpair()
         self._waker.setblocking(False)
         self._closed = False
@@ -166,9 +168,7 @@ class Client:
         self._thread.start()
 
     def submit(self, request: GenerateRequest) -> Job:
-        job = Job(request, self._cancel)
-        with self._lock:
-            self._jobs[request.id] = job
+        job = self._jobs[request.id] = Job(request, self._cancel)
         self._send(request)
         return job
 
@@ -177,9 +177,7 @@ class Client:
 
         Raises RequestRejected, RequestFailed.
         """
-        pending = PendingCommand()
-        with self._lock:
-            self._jobs[command.id] = pending
+        pending = self._jobs[command.id] = PendingCommand()
         self._send(command)
         try:
             reply = await asyncio.wrap_future(pending.reply)
@@ -209,8 +207,7 @@ class Client:
             self._send(Cancel(key))
 
     def _forget(self, key: str) -> bool:
-        with self._lock:
-            return self._jobs.pop(key, None) is not None
+        return self._jobs.pop(key, None) is not None
 
     def _send(self, message: ToEngine) -> None:
         self._outbox.append(message)
@@ -240,7 +237,7 @@ class Client:
                         self._deliver(event)
 
     def _deliver(self, event: Event) -> None:
-        with self._lock:
+        with self._delivering:
             job = self._jobs.get(event.id)  # None: cancelled a moment ago
             if job and job.put(event):
                 self._forget(event.id)

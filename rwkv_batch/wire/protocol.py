@@ -28,7 +28,7 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = {}
     seed: int | None = None  # None: the engine picks one
-    method: Literal["rapid", "nucleus", "gumbel", "noise"] = "rapid"  # see sampling/params.py
+    method: Literal["rapid", "nucleus", "gumbel", "noise"] = "rapid"  # see sampling/sampler.py
     noise: float = 0.0  # "noise" only: how far below the likeliest a token may be and still win
 
 
@@ -42,9 +42,7 @@ class SessionTurn(Struct, frozen=True, omit_defaults=True):
     source: str | None = None  # the key of the state to start from; None: the zero state
     target: str | None = None  # the key to store the state under; may be the source; None: nothing is stored
     branch: str | None = None  # in place of a target: stored as "{branch}:{n}", n the next unused number
-    required: bool = (
-        False  # True: reject ("not_found") if there is no source; False: start from the zero state
-    )
+    required: bool = False  # without a source, True: reject ("not_found"); False: start from the zero state
     seam: str = ""  # goes in front of a prompt that continues a stored state and does not begin with it
 
 
@@ -71,9 +69,7 @@ class GenerateRequest(WireMessage, frozen=True, omit_defaults=True, tag="generat
     stop_strings: list[str] = []
     flush_tokens: int = 0  # send text after this many tokens of a row; 0: only when the row has finished
     top_logprobs: int | None = None  # None: no logprobs; n: those of the drawn token and of the n likeliest
-    prefix_cache: bool = (
-        True  # whether cached states of prefixes may be used, and this prompt's may be cached
-    )
+    prefix_cache: bool = True  # cached states of prefixes may be used, and this prompt's may be cached
     turn: SessionTurn | None = None
     prefix_ids: list[int] = []  # token ids in front of every prompt
 

@@ -9,6 +9,7 @@ from reference import Reference
 from bench.make_checkpoint import random_checkpoint
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine.engine import Engine
+from rwkv_batch.model.checkpoint import CheckpointError
 from rwkv_batch.wire.protocol import Accepted, Failed, GenerateRequest, Rejected, Sampling
 
 PROMPTS = ["hello", "一二三四五 " * 30, "a b c d e f g", "x" * 100]
@@ -54,6 +55,13 @@ def test_an_engine_takes_a_configuration_or_its_fields(path: Path, tmp_path: Pat
     for wrong in ({"config": config, "max_rows": 1}, {"max_row": 1}):
         with pytest.raises(TypeError, match="max_row"):
             Engine(path, **wrong)
+
+
+def test_an_engine_that_cannot_start_leaves_its_database_to_the_next(path: Path, tmp_path: Path):
+    database = str(tmp_path / "sessions.db")
+    with pytest.raises(CheckpointError, match="nowhere"):
+        Engine(tmp_path / "nowhere.pth", device="cpu", state_db=database)
+    Engine(path, device="cpu", max_rows=1, state_db=database).close()
 
 
 def test_token_ids_and_empty_prompts_are_prompts_too(engine: Engine):

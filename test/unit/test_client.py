@@ -1,6 +1,9 @@
 """The front end's end of the wire against a bare ROUTER socket."""
 
 import asyncio
+import gc
+import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,6 +121,47 @@ def test_a_finished_job_is_not_cancelled(wire: tuple[StubEngine, Client]):
     job.cancel()
     client.submit(GenerateRequest(id="two", prompts=["c"], max_tokens=1))
     assert isinstance(engine.receive(), GenerateRequest), "no Cancel came in between"
+
+
+def test_cancelling_does_not_wait_for_a_delivery(wire: tuple[StubEngine, Client]):
+    """A stream that the garbage collector finds cancels its job in a thread that may hold any other lock."""
+    engine, client, job = submitted(wire)
+    other = client.submit(GenerateRequest(id="two", prompts=["c"], max_tokens=1))
+    delivering, cancelled = threading.Event(), threading.Event()
+
+    def hold_up() -> None:
+        delivering.set()
+        cancelled.wait(5)
+
+    job._wake = hold_up
+    engine.send(Accepted("one", [1, 2]))
+    assert delivering.wait(5)
+    threading.Thread(target=lambda: (other.cancel(), cancelled.set()), daemon=True).start()
+    assert cancelled.wait(4), "cancelling waits for the delivery to the other job"
+
+
+def test_a_failed_job_does_not_keep_its_reader(wire: tuple[StubEngine, Client]):
+    """Otherwise only the garbage collector could free the stream of a failed request."""
+
+    class Reader:
+        def __init__(self, job: Job) -> None:
+            self.job = job
+
+        def read(self) -> None:
+            with pytest.raises(RequestFailed, match="broken"):
+                self.job.read(5)
+
+    engine, _, job = submitted(wire)
+    engine.send(Failed("one", "broken"))
+    reader = Reader(job)
+    gc.disable()
+    try:
+        reader.read()
+        kept = weakref.ref(reader)
+        del reader
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def test_a_session_command_has_one_answer(wire: tuple[StubEngine, Client]):

@@ -1,14 +1,15 @@
 // What Python and the kernels must agree on: sizes and offsets of the structures that both know, in bytes,
 // and constants. Host code alone.
 //
-// Each number is asserted here and exported; rwkv_batch/ops/cuda/abi.py compares it when a library is loaded.
-// SequenceRecord is a
-// numpy type in feed.py. Test: test/kernels/test_abi.py.
+// Each number is asserted here and exported. Python has them in rwkv_batch/ops/cuda/abi.py, which compares
+// its own when a library is loaded, in ops/cuda/feed.py (SequenceRecord) and in sampling/structs_cuda.py (the
+// sampler's). Test: test/kernels/test_abi.py.
 #include <cstddef>
 
 #include "gemm.cuh"
 #include "gemm_tile.cuh"
 #include "norm.cuh"
+#include "sample_row.cuh"
 #include "sequence_feed.cuh"
 #include "wkv_prefill.cuh"
 
@@ -20,10 +21,13 @@ struct AbiEntry {
 namespace {
 template <long long ACTUAL, long long EXPECTED>
 constexpr long long same() {
-    static_assert(ACTUAL == EXPECTED, "rwkv_batch/ops/cuda/abi.py must change with this");
+    static_assert(ACTUAL == EXPECTED, "Python must change with this");
     return ACTUAL;
 }
 }  // namespace
+
+using sample::AdjustInput, sample::BiasEntry, sample::PenaltyEntry, sample::SampleInput, sample::SampleRecord;
+using sample::GREEDY, sample::NOISE, sample::NUCLEUS, sample::RAPID;
 
 #define CONSTANT(name, expected) {#name, same<name, expected>()}
 #define SIZE(type, expected) {#type, same<sizeof(type), expected>()}
@@ -44,6 +48,10 @@ constexpr AbiEntry ENTRIES[] = {
     CONSTANT(TILE_K, 64),
     CONSTANT(TILE_MAX_STAGES, 16),
     CONSTANT(TILE_BARRIER_BYTES, 528),
+    CONSTANT(GREEDY, 0),
+    CONSTANT(RAPID, 1),
+    CONSTANT(NUCLEUS, 2),
+    CONSTANT(NOISE, 3),
     SIZE(NormInput, 80),
     MEMBER(NormInput, x, 0),
     MEMBER(NormInput, y, 8),
@@ -111,6 +119,52 @@ constexpr AbiEntry ENTRIES[] = {
     MEMBER(SequenceRecord, ended, 4),
     MEMBER(SequenceRecord, lag, 8),
     MEMBER(SequenceRecord, stops, 12),
+    SIZE(BiasEntry, 16),
+    MEMBER(BiasEntry, amount, 0),
+    MEMBER(BiasEntry, id, 8),
+    MEMBER(BiasEntry, unused, 12),
+    SIZE(PenaltyEntry, 16),
+    MEMBER(PenaltyEntry, decaying, 0),
+    MEMBER(PenaltyEntry, id, 8),
+    MEMBER(PenaltyEntry, count, 12),
+    SIZE(SampleRecord, 128),
+    MEMBER(SampleRecord, temperature, 0),
+    MEMBER(SampleRecord, noise, 8),
+    MEMBER(SampleRecord, top_p, 16),
+    MEMBER(SampleRecord, first, 24),
+    MEMBER(SampleRecord, later, 32),
+    MEMBER(SampleRecord, decay, 40),
+    MEMBER(SampleRecord, flat, 48),
+    MEMBER(SampleRecord, per_count, 56),
+    MEMBER(SampleRecord, key, 64),
+    MEMBER(SampleRecord, position, 72),
+    MEMBER(SampleRecord, penalties, 80),
+    MEMBER(SampleRecord, capacity, 88),
+    MEMBER(SampleRecord, used, 92),
+    MEMBER(SampleRecord, bias, 96),
+    MEMBER(SampleRecord, bias_count, 104),
+    MEMBER(SampleRecord, method, 108),
+    MEMBER(SampleRecord, top_k, 112),
+    MEMBER(SampleRecord, scale, 116),
+    MEMBER(SampleRecord, exempt, 120),
+    MEMBER(SampleRecord, unused, 124),
+    SIZE(SampleInput, 64),
+    MEMBER(SampleInput, logits, 0),
+    MEMBER(SampleInput, stride, 8),
+    MEMBER(SampleInput, width, 16),
+    MEMBER(SampleInput, vocab, 20),
+    MEMBER(SampleInput, slots, 24),
+    MEMBER(SampleInput, table, 32),
+    MEMBER(SampleInput, ids, 40),
+    MEMBER(SampleInput, workspace, 48),
+    MEMBER(SampleInput, chunk, 56),
+    SIZE(AdjustInput, 104),
+    MEMBER(AdjustInput, sample, 0),
+    MEMBER(AdjustInput, places, 64),
+    MEMBER(AdjustInput, adjusted, 72),
+    MEMBER(AdjustInput, top_k, 80),
+    MEMBER(AdjustInput, top_p, 88),
+    MEMBER(AdjustInput, adjusted_width, 96),
 };
 
 extern "C" const AbiEntry* rwkv_abi(int* count) {

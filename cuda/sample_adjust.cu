@@ -16,19 +16,6 @@
 
 namespace sample {
 
-struct AdjustInput {
-    SampleInput sample;  // of the whole batch; a workspace that is not null is `adjusted`
-    const int* places;   // [rows], of the rows among those of `sample`
-    float* adjusted;     // [rows, adjusted_width]
-    int* top_k;          // [rows], at most the vocabulary
-    float* top_p;        // [rows], above 0; above 1: off
-    int adjusted_width;  // chunk_size(vocab, 1)
-};
-static_assert(sizeof(AdjustInput) == 104 && offsetof(AdjustInput, places) == 64 &&
-                  offsetof(AdjustInput, adjusted) == 72 && offsetof(AdjustInput, top_k) == 80 &&
-                  offsetof(AdjustInput, top_p) == 88 && offsetof(AdjustInput, adjusted_width) == 96,
-              "AdjustInput");
-
 // Rows of padding get logits without bias or penalties, and limits with which any draw ends.
 template <typename Logit, bool IN_SHARED>
 __global__ void __launch_bounds__(THREADS, 2) adjust_kernel(const __grid_constant__ AdjustInput in) {

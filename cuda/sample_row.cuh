@@ -1,6 +1,6 @@
 // What the host hands to the sampler's kernels: the record of each slot (parameters, random stream, logit
 // bias, and the penalties of the tokens drawn so far), and the arguments of a call.
-// rwkv_batch/sampling/structs_cuda.py has the same layouts.
+// rwkv_batch/sampling/structs_cuda.py has the same layouts, and abi.cu asserts them.
 #pragma once
 #include <stddef.h>
 
@@ -15,16 +15,12 @@ struct BiasEntry {
     double amount;
     int id, unused;
 };
-static_assert(sizeof(BiasEntry) == 16 && offsetof(BiasEntry, id) == 8, "BIAS_ENTRY");
 
 // A token that the row has drawn.
 struct PenaltyEntry {
     double decaying;
     int id, count;
 };
-static_assert(sizeof(PenaltyEntry) == 16 && offsetof(PenaltyEntry, id) == 8 &&
-                  offsetof(PenaltyEntry, count) == 12,
-              "PENALTY_ENTRY");
 
 // Written by the host when a row begins; `penalties` and `capacity` also when the list moves to a larger
 // place. `used` and `position` are the device's from then on.
@@ -44,22 +40,6 @@ struct SampleRecord {
     int exempt;   // whether space, TAB, LF and digits do not count
     int unused;
 };
-static_assert(sizeof(SampleRecord) == 128, "SAMPLE_RECORD");
-static_assert(offsetof(SampleRecord, temperature) == 0 && offsetof(SampleRecord, noise) == 8 &&
-                  offsetof(SampleRecord, top_p) == 16,
-              "SAMPLE_RECORD");
-static_assert(offsetof(SampleRecord, first) == 24 && offsetof(SampleRecord, later) == 32 &&
-                  offsetof(SampleRecord, decay) == 40 && offsetof(SampleRecord, flat) == 48 &&
-                  offsetof(SampleRecord, per_count) == 56,
-              "SAMPLE_RECORD");
-static_assert(offsetof(SampleRecord, key) == 64 && offsetof(SampleRecord, position) == 72, "SAMPLE_RECORD");
-static_assert(offsetof(SampleRecord, penalties) == 80 && offsetof(SampleRecord, capacity) == 88,
-              "PENALTY_LIST, PENALTY_LIST_AT");
-static_assert(offsetof(SampleRecord, used) == 92 && offsetof(SampleRecord, bias) == 96 &&
-                  offsetof(SampleRecord, bias_count) == 104 && offsetof(SampleRecord, method) == 108 &&
-                  offsetof(SampleRecord, top_k) == 112 && offsetof(SampleRecord, scale) == 116 &&
-                  offsetof(SampleRecord, exempt) == 120,
-              "SAMPLE_RECORD");
 
 // The arguments of a call: logits [rows, width], slots [rows], ids [rows].
 struct SampleInput {
@@ -73,12 +53,16 @@ struct SampleInput {
     float* workspace;  // null where teams are clusters
     int chunk;         // ids of a block: a multiple of 256 WARPS; set by the launcher
 };
-static_assert(sizeof(SampleInput) == 64 && offsetof(SampleInput, stride) == 8 &&
-                  offsetof(SampleInput, width) == 16 && offsetof(SampleInput, vocab) == 20 &&
-                  offsetof(SampleInput, slots) == 24 && offsetof(SampleInput, table) == 32 &&
-                  offsetof(SampleInput, ids) == 40 && offsetof(SampleInput, workspace) == 48 &&
-                  offsetof(SampleInput, chunk) == 56,
-              "SampleInput");
+
+// The arguments of a call of sample_adjust.cu.
+struct AdjustInput {
+    SampleInput sample;  // of the whole batch; a workspace that is not null is `adjusted`
+    const int* places;   // [rows], of the rows among those of `sample`
+    float* adjusted;     // [rows, adjusted_width]
+    int* top_k;          // [rows], at most the vocabulary
+    float* top_p;        // [rows], above 0; above 1: off
+    int adjusted_width;  // chunk_size(vocab, 1)
+};
 
 // One warp: a copy of a slot's record; of slot 0 for padding.
 __device__ __forceinline__ void copy_record(SampleRecord& to, const SampleRecord* table, int slot) {

@@ -10,7 +10,15 @@ import pytest
 
 from rwkv_batch.ops.cuda import abi, binding, build
 from rwkv_batch.ops.cuda.feed import RECORD
+from rwkv_batch.sampling import structs_cuda
 
+RECORDS = {
+    "SequenceRecord": RECORD,
+    "SampleRecord": structs_cuda.SAMPLE_RECORD,
+    "BiasEntry": structs_cuda.BIAS_ENTRY,
+    "PenaltyEntry": structs_cuda.PENALTY_ENTRY,
+}
+SAMPLER_METHODS = ("GREEDY", "RAPID", "NUCLEUS", "NOISE")
 NAMES = {file.name: file.read_text() for file in sorted(build.SOURCES.glob("*.cu"))}
 
 
@@ -34,17 +42,20 @@ def test_python_and_the_library_agree(library):
     assert abi.mismatch(library) is None
 
 
-def test_the_record_of_a_sequence_has_its_layout(library):
-    expected = record_layout("SequenceRecord", RECORD)
-    found = {key: value for key, value in abi.exported(library).items() if key.startswith("SequenceRecord")}
-    assert found == expected
-
-
-def test_nothing_is_exported_that_python_does_not_know(library):
-    known = abi.CONSTANTS | record_layout("SequenceRecord", RECORD)
-    for structure in abi.STRUCTURES:
+def test_python_has_every_exported_number(library):
+    """Those that abi.py compares itself, and those of the records of sequences and of the sampler."""
+    known = abi.CONSTANTS | {name: getattr(structs_cuda, name) for name in SAMPLER_METHODS}
+    for structure in (*abi.STRUCTURES, structs_cuda.SampleInput, structs_cuda.AdjustInput):
         known |= abi.layout(structure)
+    for name, dtype in RECORDS.items():
+        known |= record_layout(name, dtype)
     assert abi.exported(library) == known
+
+
+def test_the_list_of_penalties_is_a_part_of_its_record():
+    at, fields = structs_cuda.PENALTY_LIST_AT, structs_cuda.SAMPLE_RECORD.fields
+    for name, (dtype, offset) in structs_cuda.PENALTY_LIST.fields.items():
+        assert fields[name] == (dtype, at + offset)
 
 
 def test_a_library_that_differs_is_refused(library, monkeypatch, tmp_path):

@@ -1,5 +1,8 @@
 """What the tests of the samplers share: drawing many tokens, and comparing them with exact probabilities."""
 
+import itertools
+import math
+
 import numpy as np
 import torch
 from exact import TIES, exact
@@ -37,6 +40,15 @@ def run(logits, params, rows, steps=1):
         parts = [range(at, min(at + 100, rows)) for at in range(0, rows, 100)]
         drawn.append([token for part in parts for token in sampler.sample(batch.repeat(len(part), 1), part)])
     return np.array(drawn).T
+
+
+def assert_sequences_drawn_from(params):
+    """All sequences of four tokens out of three, against the exact probability of each."""
+    logits = [1.0, 0.5, 0.0]
+    sequences = list(itertools.product(range(3), repeat=4))
+    probabilities = [math.prod(exact(logits, params, s[:i])[s[i]] for i in range(4)) for s in sequences]
+    drawn = run(logits, params, 2500, steps=4)
+    assert_drawn_from(drawn @ [27, 9, 3, 1], np.array(probabilities))
 
 
 def assert_pairs_drawn_from(sampler, params):

@@ -1,12 +1,11 @@
 """What "nucleus", "gumbel" and "noise" draw, against exact distributions."""
 
-import itertools
 import math
 
 import numpy as np
 import pytest
 import torch
-from drawing import UNLIKELY, assert_drawn_from, run
+from drawing import UNLIKELY, assert_drawn_from, assert_sequences_drawn_from, run
 from exact import EXEMPT, OTHERS, TIES, adjusted, exact, nucleus
 from scipy.integrate import quad_vec
 from scipy.stats import chisquare
@@ -68,12 +67,7 @@ def test_distribution_over_some_thousand_tokens(params):
     ],
 )
 def test_penalties_over_a_sequence(params):
-    """All sequences of four tokens out of three, against the exact probability of each."""
-    logits = [1.0, 0.5, 0.0]
-    sequences = list(itertools.product(range(3), repeat=4))
-    probabilities = [math.prod(exact(logits, params, s[:i])[s[i]] for i in range(4)) for s in sequences]
-    drawn = run(logits, params, 2500, steps=4)
-    assert_drawn_from(drawn @ [27, 9, 3, 1], np.array(probabilities))
+    assert_sequences_drawn_from(params)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from rwkv_batch.config import FrontendConfig
 
 spawn = multiprocessing.get_context("spawn")
 UP_WITHIN = 20.0  # seconds; generous, for machines that are busy otherwise
+LOGGED_WITHIN = 10.0  # seconds, likewise
 
 
 def free_port() -> int:
@@ -97,6 +99,13 @@ class FrontendProcess:
         return httpx.Client(
             base_url=f"http://127.0.0.1:{self.port}", timeout=20, verify=False
         )  # no certificates to load
+
+    def logs(self, condition: Callable[[str], object]) -> bool:
+        """Whether `condition` comes to hold for the log. A stream's line may follow its last event."""
+        deadline = time.monotonic() + LOGGED_WITHIN
+        while not (held := condition(self.log.read_text())) and time.monotonic() < deadline:
+            time.sleep(0.02)  # another process writes the file; there is nothing to wait on
+        return bool(held)
 
     def until(self, condition) -> httpx.Response:
         """Ask for /health until `condition` holds for an answer of this process."""

@@ -197,6 +197,8 @@ def test_logs_hold_one_line_a_request_and_nothing_secret(locked):
             V1 + query, json={"contents": [secret], "password": WORD}, headers={"x-request-id": "log-1"}
         )
         locked.http.post(V1 + query, json={"contents": [secret], "password": WORD, "stop_tokens": [[secret]]})
+    line = r"INFO POST /v1/chat/completions 200 \d+ ms log-1"
+    assert locked.logs(lambda text: len(re.findall(line, text)) >= 2)
     log = locked.log.read_text()
-    assert len(re.findall(r"INFO POST /v1/chat/completions 200 \d+ ms log-1", log)) == 2
+    assert len(re.findall(line, log)) == 2
     assert "plugh" not in log and ENCODED not in log and WORD not in log

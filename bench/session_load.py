@@ -1,0 +1,304 @@
+#!/usr/bin/env python3
+"""Stateful chat over HTTP: turns of sessions next to the same requests without one, forks, many sessions.
+
+    python bench/session_load.py turns [--sessions 16 64 256] [--turns 3] [--tokens 100] [-- APP_FLAGS]
+    python bench/session_load.py mixed [--streams 128] [--sessions 128] [--long 4000] [-- APP_FLAGS]
+    python bench/session_load.py forks [--forks 2000] [--history 4000] [-- APP_FLAGS]
+    python bench/session_load.py many [--sizes 1000 100000] [-- APP_FLAGS]
+
+Each starts a server of its own with APP_FLAGS and a database in a temporary folder (TMPDIR says where). With
+--url `turns`, `mixed` and `forks` measure a server that runs already, and leave their sessions there. Results
+are printed as they come; --markdown writes them as a page too. Exit code 1 if a request fails.
+"""
+
+import argparse
+import asyncio
+import os
+import random
+import shlex
+import statistics
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import startup
+from compare import label, machine
+from processes import raise_file_limit
+from serve import at_least, find_server
+from serve_all import Server
+from stored_sessions import begin_session, resumption, seconds_to_fork, seconds_to_list, stored_bytes
+from turn_load import ENDLESS, ClientProcesses, LoadFailed, TurnFigures, TurnPlan, plan_for, run_one_by_one
+from wire import ExchangeError, Target
+
+ROOT = Path(__file__).resolve().parent.parent
+LISTED = 100  # sessions that one /state/status asks for
+ASKS = 9  # of /state/status; their median counts
+
+
+class Page:
+    """Lines that are printed as they come and kept for the markdown page."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def add(self, *lines: str) -> None:
+        self._lines += lines
+        print(*lines, sep="\n", flush=True)
+
+    def write(self, file: Path, title: str, command: list[str]) -> None:
+        head = [
+            f"# Stateful chat over HTTP: {title}",
+            "",
+            f"{datetime.now(UTC):%Y-%m-%d}, commit {label(ROOT)}, {machine()}.",
+            "",
+            f"    python bench/session_load.py {shlex.join(command)}",
+            "",
+        ]
+        file.write_text("\n".join([*head, *self._lines]) + "\n", encoding="utf-8")
+
+
+def server_at(target: Target) -> Target:
+    """With the address at which it answers. Raises ExchangeError."""
+    return asyncio.run(find_server(target, {}))[0]
+
+
+@contextmanager
+def started(app_flags: list[str], folder: Path) -> Iterator[Target]:
+    """A server of our own with its database, sessions.db, in the folder."""
+    server = Server(app_flags, folder)
+    try:
+        server.wait()
+        yield server_at(Target.parse(server.url))
+    finally:
+        server.stop()
+
+
+@contextmanager
+def measured(options: argparse.Namespace) -> Iterator[tuple[Target, Path | None]]:
+    """The server to measure, and its database if that is known."""
+    if options.url:
+        yield server_at(options.url), options.database
+        return
+    with tempfile.TemporaryDirectory() as place, started(options.app_flags, Path(place)) as target:
+        yield target, Path(place) / "sessions.db"
+
+
+def new_ids(count: int) -> tuple[str, ...]:
+    """Ids of sessions that do not exist."""
+    run = uuid.uuid4().hex[:8]
+    return tuple(f"{run}-{number}" for number in range(count))
+
+
+def turns(options: argparse.Namespace, page: Page) -> None:
+    """Sessions in turns, then the same requests without sessions, in rounds."""
+    processes = min(options.processes, *options.sessions)
+    with measured(options) as (target, _), ClientProcesses(processes) as clients:
+        page.add(
+            f"{options.turns} turns of {options.tokens} tokens, {options.think:g} s between them; "
+            f"{options.rounds} rounds. End: from the last event but one to the end of the stream.",
+            "",
+            "| at once | requests | a second | tokens/s | of stateless (single rounds) "
+            "| first token, ms | P99 | end, ms | P99 |",
+            "|---|---|---|---|---|---|---|---|---|",
+        )
+        for count in options.sessions:
+            plan = plan_for(target, count, options.turns * count, options.tokens, think=options.think)
+            once = replace(plan, requests=count)  # not counted
+            clients.run(replace(once, sessions=new_ids(count)))
+            clients.run(once)
+            stateful, stateless = TurnFigures(), TurnFigures()
+            for _ in range(options.rounds):
+                stateful.add(clients.run(replace(plan, sessions=new_ids(count))), options.tokens)
+                stateless.add(clients.run(plan), options.tokens)
+            page.add(
+                turn_row(f"{count} | session turns", stateful, ratio(stateful, stateless)),
+                turn_row(f"{count} | stateless", stateless, ""),
+            )
+        page.add("", busiest(clients))
+
+
+def turn_row(name: str, figures: TurnFigures, times: str) -> str:
+    rates = f"{figures.turns / figures.seconds:.1f} | {figures.rate:.0f} | {times}"
+    return f"| {name} | {rates} | {figures.cells('ttft_ms')} | {figures.cells('end_ms')} |"
+
+
+def ratio(stateful: TurnFigures, stateless: TurnFigures) -> str:
+    """Tokens/s of the first to those of the second, and its range over single rounds."""
+    single = [a / b for a, b in zip(stateful.rates, stateless.rates, strict=True)]
+    return f"{stateful.rate / stateless.rate:.3f} ({min(single):.3f} to {max(single):.3f})"
+
+
+def busiest(clients: ClientProcesses) -> str:
+    busy = ": too busy to measure well, raise --processes" if clients.cpu > 0.9 else ""
+    return f"Load generator: {clients.cpu:.0%} of a core in the busiest process{busy}."
+
+
+def mixed(options: argparse.Namespace, page: Page) -> None:
+    """Inter-token times of stateless streams beside long prompts, without and with more rows, in rounds.
+
+    More rows lengthen a step whatever they are, so the last kind has streams in place of the sessions.
+    """
+    processes = min(options.processes, options.streams)
+    with measured(options) as (target, _), ClientProcesses(processes) as clients:
+        streams = plan_for(target, options.streams, options.turns * options.streams, options.tokens)
+        extra = {"use_prefix_cache": False}
+        long = plan_for(target, options.long_prompts, ENDLESS, 1, options.long, extra=extra)
+        more = plan_for(target, options.sessions, ENDLESS, options.tokens)
+        kinds: dict[str, Callable[[], list[TurnPlan]]] = {
+            "nothing else": lambda: [],
+            f"{options.sessions} sessions": lambda: [replace(more, sessions=new_ids(options.sessions))],
+            f"{options.sessions} more streams": lambda: [more],
+        }
+        figures = {name: TurnFigures() for name in kinds}
+        clients.run(replace(streams, requests=options.streams), long)  # not counted
+        for _ in range(options.rounds):
+            for name, beside in kinds.items():
+                figures[name].add(clients.run(streams, long, *beside()), options.tokens)
+        page.add(
+            f"{options.streams} stateless streams of {options.turns} times {options.tokens} tokens, whose "
+            f"figures these are, and {options.long_prompts} prompts of {options.long} tokens at a time; "
+            f"{options.rounds} rounds.",
+            "",
+            "| beside them | tokens/s | inter-token, ms | P99 | to the first | between events, ms | P99 |",
+            "|---|---|---|---|---|---|---|",
+        )
+        alone = figures["nothing else"].p99("itl_ms")
+        for name, each in figures.items():
+            page.add(
+                f"| {name} | {each.rate:.0f} | {each.cells('itl_ms')} "
+                f"| {each.p99('itl_ms') / alone:.2f} | {each.cells('event_gap_ms')} |"
+            )
+        page.add("", busiest(clients))
+
+
+def forks(options: argparse.Namespace, page: Page) -> None:
+    """Many copies of one session."""
+    with measured(options) as (target, database):
+        source, *names = new_ids(options.forks + 1)
+        begin_session(target, source, options.history)
+        before = stored_bytes(database)
+        seconds = seconds_to_fork(target, source, names, options.connections)
+        grown = {part: size - before[part] for part, size in stored_bytes(database).items()}
+    page.add(
+        f"{options.forks} forks of a session of {options.history} tokens, {options.connections} at a time: "
+        f"{seconds:.2f} s, {options.forks / seconds:.0f} a second."
+    )
+    if grown:
+        whole, parts = sum(grown.values()), ", ".join(f"{part} {size}" for part, size in grown.items())
+        page.add(f"{whole} bytes more on disk, {whole / options.forks:.0f} a fork: {parts}.")
+
+
+def many(options: argparse.Namespace, page: Page) -> None:
+    """A server with databases of different sizes.
+
+    All sessions are forks of one. Those that are resumed have had one turn since, so each has a state of its
+    own; then the server is started again, and none is in memory.
+    """
+    page.add(
+        f"Forks of a session of {options.history} tokens. Medians of {options.rounds} starts, of "
+        f"{options.samples} sessions resumed one by one, and of {ASKS} requests.",
+        "",
+        f"| sessions | start, s | first token of a resumed session, ms | P99 | status of {LISTED}, ms |",
+        "|---|---|---|---|---|",
+    )
+    made = 1
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        for size in sorted(options.sizes):
+            chosen = random.Random(0).sample(range(size), min(options.samples, size))
+            ids = tuple(f"s{number}" for number in chosen)
+            with started(options.app_flags, folder) as target:
+                if made == 1:
+                    begin_session(target, "s0", options.history)
+                names = (f"s{number}" for number in range(made, size))
+                seconds_to_fork(target, "s0", names, options.connections)
+                run_one_by_one(resumption(target, ids))
+            made = size
+            flags = [*options.app_flags, "--state-db", str(folder / "sessions.db")]
+            starts = [startup.start(str(ROOT), flags) for _ in range(options.rounds)]
+            with started(options.app_flags, folder) as target:
+                run_one_by_one(plan_for(target, 1, 1, 2))  # not counted
+                resumed = TurnFigures()
+                resumed.add(run_one_by_one(resumption(target, ids)), 2)
+                listed = [seconds_to_list(target, LISTED) for _ in range(ASKS)]
+            page.add(
+                f"| {size} | {statistics.median(starts):.2f} | {resumed.cells('ttft_ms')} "
+                f"| {statistics.median(listed) * 1e3:.1f} |"
+            )
+
+
+MEASUREMENTS = {"turns": turns, "mixed": mixed, "forks": forks, "many": many}
+
+
+def number(command: argparse.ArgumentParser, name: str, default: object, about: str, **more) -> None:
+    """An option that is a whole number above 0."""
+    about = f"{about} (default %(default)s)"
+    command.add_argument(name, type=at_least(1), default=default, help=about, **more)
+
+
+def parse_options(argv: list[str]) -> argparse.Namespace:
+    """The options, with the flags behind "--" as `app_flags`."""
+    parser = argparse.ArgumentParser(
+        prog="bench/session_load.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(url=None, database=None)
+    commands = parser.add_subparsers(dest="what", required=True)
+    what = {name: commands.add_parser(name, help=run.__doc__) for name, run in MEASUREMENTS.items()}
+    for name, command in what.items():
+        command.add_argument("--markdown", type=Path, metavar="FILE", help="write the results as a page")
+        if name != "many":
+            command.add_argument("--url", type=Target.parse, help="a server that runs already")
+        if name != "forks":
+            number(command, "--rounds", 3 if name == "many" else 2, "of everything, or starts of the server")
+        if name in ("turns", "mixed"):
+            number(command, "--turns", 3 if name == "turns" else 10, "answers for each client")
+            number(command, "--tokens", 100, "of an answer")
+            number(command, "--processes", min(8, os.cpu_count() or 1), "of the load generator")
+        else:
+            number(command, "--history", 4000, "tokens of the session that is forked")
+            number(command, "--connections", 64, "forks at a time")
+    number(what["turns"], "--sessions", [16, 64, 256], "at once, one measurement each", nargs="+")
+    think = at_least(0, float)
+    what["turns"].add_argument("--think", type=think, default=0.0, help="seconds between a client's turns")
+    number(what["mixed"], "--streams", 128, "stateless streams that are measured")
+    number(what["mixed"], "--sessions", 128, "beside them")
+    number(what["mixed"], "--long", 4000, "tokens of a long prompt")
+    number(what["mixed"], "--long-prompts", 8, "at a time")
+    number(what["forks"], "--forks", 2000, "how many")
+    what["forks"].add_argument("--database", type=Path, help="of the server at --url, to see how it grows")
+    number(what["many"], "--sizes", [1000, 100_000], "of the database, in sessions", nargs="+")
+    number(what["many"], "--samples", 100, "sessions that are resumed")
+    at = argv.index("--") if "--" in argv else len(argv)
+    options = parser.parse_args(argv[:at])
+    options.app_flags = argv[at + 1 :]
+    if options.url and options.app_flags:
+        parser.error("--url names a server that runs already, so there is no use for APP_FLAGS")
+    return options
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    options, page = parse_options(argv), Page()
+    raise_file_limit()
+    try:
+        MEASUREMENTS[options.what](options, page)
+    except (LoadFailed, ExchangeError) as error:
+        print(f"bench/session_load.py: {error}", file=sys.stderr)
+        return 1
+    if options.markdown:
+        page.write(options.markdown, options.what, argv)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     for config in (EngineConfig, FrontendConfig, ServerConfig):
         parser.set_defaults(**vars(config()))
     parser.set_defaults(state_db="rwkv_sessions.db")  # an offline engine opens no file unless it is given one
-    count, positive = _number(0), _number(1)
+    count, positive, auto = _number(0), _number(1), _number(0) | {"type": _count_or_auto}
     megabytes, gigabytes = _number(1, unit=1 << 20), _number(1, unit=1 << 30)
     flag = parser.add_argument
     flag("--version", action="version", version=f"rwkv-batch {__version__}")
@@ -86,18 +86,34 @@ def _parser() -> argparse.ArgumentParser:
         help="what draws for /v2; flashinfer needs requirements-cuda.txt and a GPU (default %(default)s)",
     )
     flag("--state-db", metavar="FILE", help="where sessions are stored (default %(default)s)")
-    flag("--l1", **count, help="sessions kept on the device (default %(default)s)")
-    flag("--l2", **count, help="sessions kept in host memory (default %(default)s)")
+    flag("--l1", **auto, help="states of sessions kept on the device (default auto: by its memory)")
+    flag("--l2", **auto, help="states of sessions kept in host memory (default auto: an eighth of it)")
     flag(
         "--l3-gb",
         **gigabytes,
         dest="l3_bytes",
-        help="size of the database; the oldest sessions go first (default: any)",
+        help="size of the database; stored states go first, then the oldest sessions (default: half of what "
+        "is free on the disk)",
     )
     flag(
         "--durable",
         action=argparse.BooleanOptionalAction,
-        help="commit a session before its turn's last event; --no-durable writes behind (default on)",
+        help="commit a turn before its last event; --no-durable writes behind (default on)",
+    )
+    flag(
+        "--token-log",
+        action=argparse.BooleanOptionalAction,
+        help="store the tokens of sessions; --no-token-log stores their states only (default on)",
+    )
+    flag(
+        "--replay-tokens",
+        **positive,
+        help="most tokens of a session that are read again to continue it (default %(default)s)",
+    )
+    flag(
+        "--replay-on-new-model",
+        action="store_true",
+        help="continue sessions of another model with the same vocabulary, by reading their tokens",
     )
     flag("--prefix-cache-mb", **count, help="memory for beginnings of prompts (default %(default)s)")
     flag("--frontends", **positive, help="HTTP processes that share the port (default: by cores)")
@@ -158,6 +174,15 @@ def _number(least: int, unit: int = 1) -> dict[str, Any]:
         return number * unit
 
     return {"type": read, "metavar": "N"}
+
+
+def _count_or_auto(text: str) -> int | None:
+    if text == "auto":
+        return None
+    number = _whole(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is too small; use 0 or more, or auto")
+    return number
 
 
 def _whole(text: str) -> int:

@@ -1,176 +1,256 @@
-"""Sessions in three tiers: L1 slots of the device, L2 host memory, L3 a SQLite file.
+"""Sessions in three tiers: L1 slots of the device, L2 host memory, L3 a SQLite file and images beside it.
 
-All methods of `StatePool` are called by one thread, and none of them waits: copies and reads run on one other
-thread, commits on another, and `poll` runs the callbacks of what they have done. L1 and L2 are exact LRU.
+A session is its tokens, and a state is a cache of them (rwkv_batch/state/entries.py). A turn is stored when
+its tokens are in the log; its state stays in its slot. A state leaves L1 and L2 when others have been used
+more recently, and its image is written if feeding the tokens again would take longer than reading it.
 
-A saved session is readable at any time: the snapshot that is taken at the save stays in host memory as long
-as the session is in L1 or L2 or its commit is in flight. So moving from L1 to L2 costs no copy.
+All methods of `StatePool` are called by one thread, and none of them waits. Copies run on a thread of their
+own, as do reads, commits and images; `poll` runs the callbacks of what they have done.
 """
 
 import logging
-import time
-from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 
 from torch import Tensor
 
-from rwkv_batch.config import EngineConfig
-from rwkv_batch.state.catalog import Catalog, Documents
 from rwkv_batch.state.entries import (
-    SESSIONS,
+    NONE,
     Done,
-    Image,
-    L1Entry,
-    Row,
+    DropImages,
+    Head,
+    Operation,
+    Removed,
     RowDamaged,
+    Session,
     SessionEntry,
+    Start,
+    Status,
     StoreError,
-    Tables,
+    Tier,
+    Turn,
     message,
 )
+from rwkv_batch.state.jobs import JobThread
+from rwkv_batch.state.log.documents import Documents
+from rwkv_batch.state.log.sessions import Sessions
+from rwkv_batch.state.log.store import Store
+from rwkv_batch.state.log.writer import Writer
+from rwkv_batch.state.pool.image_cache import ImageCache
+from rwkv_batch.state.pool.resume import Model, Resumer
+from rwkv_batch.state.pool.session_files import SessionFiles
+from rwkv_batch.state.pool.tiers import Tiers
+from rwkv_batch.state.pool.token_log import TokenLog
 from rwkv_batch.state.slots import States
-from rwkv_batch.state.snapshot import Damaged, Transfer, tensor_from_bytes
-from rwkv_batch.state.store import MemoryStore, Store
-from rwkv_batch.state.workers import Mover, Writer
-from rwkv_batch.state.writeback import Writeback
+from rwkv_batch.state.snapshot import Damaged, Transfer
 
 log = logging.getLogger(__name__)
 
-L1 = EngineConfig.l1  # sessions in slots of the device
-L2 = EngineConfig.l2  # sessions in host memory, besides those in L1
+L1 = 16  # sessions in slots of the device, at least
+L2 = 32  # sessions in host memory, at least
+REPLAY_TOKENS = 8192  # a session is not left with more tokens than that behind its last image
 COPIES = 4  # states in flight to host memory by `copy_out`
-LAG_BYTES = 1 << 30  # unwritten states past which saves that need not be durable wait for the disk too
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A slot that holds a state of a session's past."""
+
+    head: Head  # the session's end, with what is known of its images
+    replay: list[int]  # tokens between the slot's state and the session's end, to be fed first
 
 
 class StatePool:
-    """Sessions by key; `documents`: opaque bytes by key.
+    """Sessions by key; `documents`: opaque bytes by key; `files`: exported sessions.
 
     A method's `done` is called once, inside a later `poll`. Its last argument is None or a sentence that says
     what failed. `free` gets each slot that becomes the caller's, inside any method.
 
-    `fingerprint`: of the model; states of another one are refused. `l1`, `l2`: how many sessions these tiers
-    hold. `store`: None keeps sessions in memory only, where those that leave L2 are gone; the pool closes it.
-    `durable`: a save is done when it is committed, otherwise when it is in host memory and the disk follows.
-    `wake` is called, from any thread, when `poll` has something to do.
+    `model`: fingerprint and vocabulary; states of another one are refused. `l1`, `l2`: how many states these
+    tiers hold. `store`: None keeps everything in memory; the pool closes it. `durable`: a turn is done when
+    its tokens are on the disk, otherwise at once. `token_log`: False stores states in place of tokens.
+    `replay_rate`: tokens a second that the model is fed. `foreign`: sessions of other models with the same
+    vocabulary are continued, by feeding their tokens to this one. `wake` is called, from any thread, when
+    `poll` has something to do.
     """
 
     def __init__(
         self,
         states: States,
-        fingerprint: str,
+        model: tuple[str, int],
         *,
         free: Callable[[int], None],
         l1: int = L1,
         l2: int = L2,
         store: Store | None = None,
-        durable: bool = EngineConfig.durable,
+        durable: bool = True,
+        token_log: bool = True,
+        replay_tokens: int = REPLAY_TOKENS,
+        replay_rate: float = 1000.0,
+        foreign: bool = False,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        self._capacity = l1, l2
-        self._store: Store | MemoryStore = store or MemoryStore()
-        self._states, self._free, self._wake = states, free, wake
-        self._transfer = Transfer(states, fingerprint)
-        self._l1: OrderedDict[str, L1Entry] = OrderedDict()
-        self._l2: OrderedDict[str, Image] = OrderedDict()
+        store = self._store = store or Store(None)
+        self._states, self._wake = states, wake
+        self.token_log, self._durable, self._replay_tokens = token_log, durable, replay_tokens
+        served = Model(store.model_id(*model), *model)
+        self._transfer = transfer = Transfer(states, model[0])
         self._callbacks: deque[Callable[[], None]] = deque()
-        self._mover = Mover(self._report)
-        writer = self._writer = Writer(self._store, self._report, self._renewed)
-        self._catalog = Catalog(
-            self._store.rows,
-            self._store.limit,
-            self._mover,
-            writer,
-            lambda key: self._in_memory(key) is not None,
+        self._copier, self._reader = JobThread("copies", self._report), JobThread("reads", self._report)
+        self._writer = Writer(store, self._report, self._renewed)
+        self._sessions = Sessions(store, self._reader, self._writer)
+        self._log = TokenLog(
+            store,
+            self._writer,
+            self._sessions,
+            served.id,
+            durable=durable,
+            clean=self._clean,
+            report=self._report,
         )
-        lag = 0 if durable else LAG_BYTES // self._transfer.layout.size
-        self._writes = Writeback(self._mover, writer, lag, self._committed, self._commit_failed)
-        self.documents = Documents(self._store, self._catalog, self._mover)
-        self._copies = 0
-        self._closed = False
+        self._images = ImageCache(store, transfer.layout, replay_rate, self._log, self._copier)
+        self._tiers = Tiers(states, transfer, self._copier, free, (l1, l2), self._left)
+        self._resumer = Resumer(store, transfer, served, foreign, self._held)
+        self.files = SessionFiles(
+            self._sessions,
+            self._log,
+            self._tiers,
+            self._images,
+            self._resumer,
+            self._reader,
+            self._store_with_state,
+        )
+        self.documents = Documents(store, self._reader, self._writer)
+        self._copies, self._closed = 0, False
 
-    def find(self, key: str) -> SessionEntry | None:
-        """Where the session is, None if it is nowhere."""
-        if entry := self._l1.get(key):
-            return SessionEntry(key, "L1", entry.image.updated, entry.image.tokens)
-        if image := self._l2.get(key):
-            return SessionEntry(key, "L2", image.updated, image.tokens)
-        known = self._writes.newest(key) or self._catalog.get(SESSIONS, key)
-        return SessionEntry(key, "L3", known.updated, known.tokens) if known else None
+    # Sessions
 
-    def status(self) -> list[SessionEntry]:
-        """Every session at its fastest tier: L1, L2 from the least recently used; L3 from the newest."""
-        warm = [*self._l1, *self._l2]
-        cold = {*self._catalog.sessions(), *self._writes.keys()}.difference(warm)
-        entries = [entry for key in chain(warm, cold) if (entry := self.find(key))]
-        split = len(warm)
-        return entries[:split] + sorted(entries[split:], key=lambda entry: entry.updated, reverse=True)
+    def find(self, key: str) -> Session | None:
+        """The session, None if there is none."""
+        return self._sessions.find(key)
 
-    def keys(self, prefix: str) -> set[str]:
-        """The keys of all sessions that start with `prefix`; quick also where there are very many."""
-        everywhere = chain(self._l1, self._l2, self._writes.keys(), self._catalog.sessions())
-        return {key for key in everywhere if key.startswith(prefix)}
+    def tier(self, session: Session) -> Tier:
+        """The fastest place that has the state at the session's end."""
+        return self._tiers.tier(session.head.turn) or "L3"
 
-    def take(self, key: str) -> int | None:
-        """The slot of a session in L1, now the caller's; None if there is none or it is being copied.
+    def keys(self, prefix: str) -> list[str]:
+        """The keys of all sessions that begin with `prefix`."""
+        return self._sessions.keys(prefix)
 
-        The session as it was saved stays readable: a turn that fails only has to give up the slot.
+    def status(
+        self, after: str | None, limit: int | None, done: Callable[[Status | None, str | None], None]
+    ) -> None:
+        """`done` gets the sessions behind a key, in the order of their keys, at most so many.
+
+        Without both all are listed, tier by tier: L1 and L2 from the least recently used, L3 from the newest.
         """
-        entry = self._l1.get(key)
-        if entry is None or entry.copies:
-            return None
-        del self._l1[key]
-        self._catalog.touch(SESSIONS, key)
-        if not self._store.keeps_sessions:
-            self._l2[key] = entry.image  # past the capacity until the next save, so that no other has to go
-        self._mover.discard(entry.image)
-        return entry.slot
 
-    def load(self, key: str, slot: int, done: Done) -> None:
-        """Fill a slot of the caller's with a copy of the session. It must not be used until then.
+        def listed(found: list[Session], error: Exception | None) -> None:
+            if error:
+                done(None, message(error))
+                return
+            entries = [
+                SessionEntry(s.key, s.head.turn, self.tier(s), s.updated, s.head.tokens) for s in found
+            ]
+            if after is None and limit is None:
+                places = {turn: place for place, turn in enumerate(self._tiers.all_turns())}
+                entries.sort(key=lambda entry: (entry.tier, places.get(entry.turn, -entry.updated)))
+            count = partial(self._store.status, entries, self._tiers.turns("L1"), self._tiers.turns("L2"))
+            self._reader.put(count, lambda status, error: done(status, message(error)))
 
-        After an error the contents of the slot are undefined.
+        self._sessions.list(after, limit, listed)
+
+    def turns(self, session: Session, done: Callable[[list[Turn] | None, str | None], None]) -> None:
+        """`done` gets the session's turns, the oldest first. That of number 0 stands for an unknown past."""
+        read = partial(self._resumer.read_turns, self._log.newest_turns(session.head), session.head)
+        self._reader.put(read, lambda turns, error: done(turns, message(error)))
+
+    def point(self, key: str, head: Head, done: Done) -> None:
+        """Let a session end where another one does, or with an earlier turn; nothing is copied."""
+        self._tiers.share(head.turn)
+        self._log.point(key, head, done)
+
+    def delete(self, key: str, prefix: bool, done: Callable[[int, str | None], None]) -> None:
+        """Remove the session, with `prefix` also all whose keys start with "{key}:".
+
+        What other sessions have in common with it stays theirs. `done` gets how many there were, when it is
+        committed. After an error they are still there.
         """
-        target = self._states.access(slot)
-        self._catalog.touch(SESSIONS, key)
-        if entry := self._l1.get(key):
-            self._l1.move_to_end(key)
-            work = partial(self._transfer.duplicate, self._states.access(entry.slot), target)
-            self._copy(entry, work, lambda error: done(message(error)))
-            return
-        read, row = self._reader(key)
-        if image := self._in_memory(key):
-            self._keep(key, image)
+        wanted = {key, *(self.keys(f"{key}:") if prefix else ())}
+        found = sorted(name for name in wanted if self.find(name))
+        if found:
+            self._log.delete(found, lambda error: done(len(found), message(error)))
+        else:
+            self._report(partial(done, 0, None))
 
-        def restore() -> Image:
-            image = read()
-            self._transfer.restore(image.whole(), target)
-            return image
+    # Turns
 
-        def loaded(image: Image | None, error: Exception | None) -> None:
-            self._check_row(key, row, error)
-            if image and row and row is self._catalog.get(SESSIONS, key) and self._in_memory(key) is None:
-                self._keep(key, image)
-            done(message(error))
+    def pin(self, head: Head) -> None:
+        """The caller continues from here: the turn stays in the log, whatever is deleted, until `unpin`."""
+        self._log.pin(head.turn)
 
-        self._mover.put(restore, loaded)
+    def unpin(self, head: Head) -> None:
+        """As often as `pin`."""
+        self._log.unpin(head.turn)
+
+    def take(self, head: Head) -> tuple[int, Head] | None:
+        """The slot that holds the state at this head, now the caller's; None: `load` it.
+
+        For the session's own next turn: it goes on in place, and what it leaves behind is only in the log.
+        With the slot comes the head, with what is known of its images.
+        """
+        known = self._tiers.head(head.turn) or head
+        slot = self._tiers.take(head.turn)
+        return None if slot is None else (slot, known)
+
+    def load(self, session: Session, slot: int, done: Callable[[Loaded | None, str | None], None]) -> None:
+        """Fill a slot of the caller's with a state of the session's past, the nearest there is to its end.
+
+        The slot must not be used until then. After an error its contents are undefined.
+        """
+        start = self._log.newest_turns(session.head, self._held)
+        if start.turn == NONE or self._held(start.turn):
+            return self._restore(session, start, slot, done)
+
+        def found(nearer: Start | None, error: Exception | None) -> None:
+            if nearer is None:
+                self._delete_damaged(session, error)
+                done(None, message(error))
+            else:
+                self._restore(session, nearer, slot, done)
+
+        self._reader.put(partial(self._resumer.find, start, session.head), found)
+
+    def commit(
+        self, key: str, parent: Head | None, prompt: Sequence[int], completion: Sequence[int], done: Done
+    ) -> Head:
+        """A turn of the session `key` has ended; `parent`: what it continued, None: the beginning.
+
+        The session ends with it from now on. After an error it ends where it did before.
+        """
+        turn = self._log.new_turn(parent, prompt, completion)
+        head = turn.head(parent.imaged if parent else 0)
+        self._log.put(key, turn, head, done)
+        return head
+
+    def keep(self, key: str, head: Head, slot: int) -> None:
+        """The caller's slot holds the state at the head of a session; it is L1's from now on."""
+        self._tiers.keep(key, head, slot)
+        if self._store.images_folder and head.tokens - head.imaged >= self._replay_tokens:
+            self._tiers.image(head.turn, partial(self._images.offer, head))
+            self._tiers.imaged(head.turn)
 
     def save(self, key: str, slot: int, tokens: int, done: Done) -> None:
-        """The caller's slot becomes the state of `key`, which has seen that many tokens.
+        """The caller's slot holds the state of a session whose tokens are not to be stored.
 
-        After an error the session is what was committed last, and the slot is freed.
+        After an error the session is what was stored last.
         """
-        image, source = Image(tokens, time.time()), self._states.access(slot)
-        self._evict(key)
-        entry = self._l1[key] = L1Entry(slot, image)
-
-        def work() -> None:
-            image.snapshot = self._transfer.snapshot(source, tokens, image.updated)
-
-        self._copy(entry, work)
-        self._writes.add(key, image, done)
-        self._trim()
+        turn = self._log.unknown_past(tokens)
+        session = self._log.announce(key, [turn], tokens)
+        self._tiers.keep(key, session.head, slot)
+        self._tiers.image(turn.id, partial(self._store_with_state, session, [turn], session.head, done))
 
     def copy_out(self, slot: int, done: Callable[[Tensor], None]) -> None:
         """Copy the slot's current state to host memory; `done` gets it, on a CPU at once.
@@ -191,56 +271,9 @@ class StatePool:
             if result is not None:
                 done(result)
 
-        self._mover.put(partial(self._transfer.to_host, state), copied)
+        self._copier.put(partial(self._transfer.to_host, state), copied)
 
-    def delete(self, key: str, prefix: bool, done: Callable[[int, str | None], None]) -> None:
-        """Remove the session from every tier, with `prefix` also all whose keys start with "{key}:".
-
-        `done` gets how many there were, when it is committed. After an error they are still in the database,
-        and back when it is opened again. Saves of them that are in flight have no effect, and no error.
-        """
-        wanted = {key, *(self.keys(f"{key}:") if prefix else ())}
-        found = sorted(name for name in wanted if self.find(name))
-        for name in found:
-            self._evict(name)
-            self._writes.drop(name)
-        if found:
-            self._catalog.delete(SESSIONS, found, lambda error: done(len(found), message(error)))
-        else:
-            self._report(partial(done, 0, None))
-
-    def fork(self, source: str, target: str, done: Done) -> None:
-        """Copy a session to another key."""
-        read, row = self._reader(source)
-
-        def work() -> Image:
-            image = read()
-            return Image(image.tokens, time.time(), image.whole())
-
-        def copied(image: Image | None, error: Exception | None) -> None:
-            self._check_row(source, row, error)
-            self._adopt(target, done, image, error)
-
-        self._mover.put(work, copied)
-
-    def export(self, key: str, done: Callable[[bytes | None, str | None], None]) -> None:
-        """`done` gets the session as a file, or None and the error."""
-        read, row = self._reader(key)
-
-        def finished(data: bytes | None, error: Exception | None) -> None:
-            self._check_row(key, row, error)
-            done(data, message(error))
-
-        self._mover.put(lambda: read().whole().numpy().tobytes(), finished)
-
-    def import_(self, key: str, data: bytes, done: Done) -> None:
-        """Store an exported file as the session `key`, unless it is damaged or of another model."""
-
-        def work() -> Image:
-            header, snapshot = self._transfer.fitted(tensor_from_bytes(data))
-            return Image(header.tokens, time.time(), snapshot)
-
-        self._mover.put(work, partial(self._adopt, key, done))
+    # The loop
 
     def poll(self) -> None:
         """Run the callbacks of what has been done since the last call."""
@@ -248,126 +281,120 @@ class StatePool:
             self._callbacks.popleft()()
 
     def close(self) -> None:
-        """Write what is not written yet, and stop both threads. Idempotent."""
+        """Store what is not stored yet, and stop all threads. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        self._mover.close()
-        self._writer.close()
-        self.poll()
-        unwritten = self._writes.unwritten()  # their commits failed
-        try:
-            self._store.commit(unwritten)
-        except StoreError as error:
-            log.error("%d sessions could not be written and are lost: %s", len(unwritten), error)
+        for thread in (self._copier, self._images, self._writer, self._reader):
+            thread.close()
+            self.poll()
+        heads = [head for turn in self._tiers.all_turns() if (head := self._tiers.head(turn))]
+        self._images.write_all(heads, self._tiers.image_now)
         self._store.close()
 
-    # Tiers
+    # States
 
-    def _in_memory(self, key: str) -> Image | None:
-        if entry := self._l1.get(key):
-            return entry.image
-        return self._l2.get(key) or self._writes.newest(key)
+    def _held(self, turn: int) -> bool:
+        """Whether the state at a turn's end is in memory. Also for other threads, which look again."""
+        return self._tiers.tier(turn) is not None or self._images.find(turn) is not None
 
-    def _evict(self, key: str) -> None:
-        """Out of L1 and L2."""
-        self._mover.discard(self._l2.pop(key, None))
-        if entry := self._l1.pop(key, None):
-            self._mover.discard(entry)
-            entry.evicted = True
-            if not entry.copies:
-                self._free(entry.slot)
+    def _restore(
+        self, session: Session, start: Start, slot: int, done: Callable[[Loaded | None, str | None], None]
+    ) -> None:
+        """Fill the slot with the start's state."""
+        if start.unusable:
+            self._log.commit([DropImages(start.unusable)])
+        replay, known = start.tokens, self._tiers.head(start.turn)
+        position = session.head.tokens - len(replay)
+        imaged = position if start.image is not None else known.imaged if known else 0
+        loaded = Loaded(replace(session.head, imaged=imaged), replay)
 
-    def _keep(self, key: str, image: Image) -> None:
-        """Make it the most recently used of L2."""
-        self._l2[key] = image
-        self._l2.move_to_end(key)
-        self._trim()
+        def restored(error: Exception | None) -> None:
+            done(None if error else loaded, message(error))
 
-    def _adopt(self, key: str, done: Done, image: Image | None, error: Exception | None) -> None:
-        """A state for `key` has come into host memory, not from a slot."""
+        if start.image is not None:
+            self._images.note_read(len(start.image), start.read_seconds)
+            if not replay:
+                self._tiers.hold(session.key, loaded.head, start.image)
+            self._copy_in(start.image, slot, restored)
+        elif start.turn == NONE:
+            self._states.clear([slot])
+            self._report(partial(restored, None))
+        elif not self._tiers.copy(start.turn, slot, restored):
+            if (waiting := self._images.find(start.turn)) is not None:
+                self._copy_in(waiting, slot, restored)
+            else:  # it has left memory meanwhile
+                self.load(session, slot, done)
+
+    def _copy_in(self, image: Tensor, slot: int, done: Callable[[Exception | None], None]) -> None:
+        work = partial(self._transfer.restore, image, self._states.access(slot))
+        self._copier.put(work, lambda _, error: done(error))
+
+    def _left(self, key: str, head: Head, image: Tensor) -> None:
+        """A state has left L2."""
+        if self._images.worthwhile(head):
+            self._images.offer(head, image)
+        elif head.number == 0 and self._store.images_folder is None:  # nothing can bring it back
+            session = self.find(key)
+            if session and session.head.turn == head.turn:
+                self._log.delete([key], lambda error: None)
+
+    def _store_with_state(
+        self, session: Session, turns: Sequence[Turn], head: Head, done: Done, image: Tensor | None
+    ) -> None:
+        """Store an announced session with the state at `head`; None: the copy of it has failed."""
+        finish = done if self._durable else _nobody
+
+        def written(operations: Sequence[Operation], error: StoreError | None) -> None:
+            if error:
+                self._log.lose(session, turns, error)
+                finish(message(error))
+            else:
+                self._log.put_announced(session, turns, operations, committed)
+
+        def committed(error: str | None) -> None:
+            self._images.stored([head.turn])
+            finish(error)
+
         if image is None:
+            error = StoreError("The session's state could not be copied into memory.")
+            self._log.lose(session, turns, error)
             done(message(error))
             return
-        self._evict(key)
-        self._keep(key, image)
-        self._writes.add(key, image, done)
-
-    def _trim(self) -> None:
-        """Push what is over the capacity out of L1 into L2, and out of L2."""
-        l1, l2 = self._capacity
-        while len(self._l1) > l1:
-            key, entry = next(iter(self._l1.items()))
-            if entry.copies:
-                break  # until the copy is done
-            del self._l1[key]
-            self._l2[key] = entry.image
-            self._free(entry.slot)
-        while len(self._l2) > l2:
-            self._mover.discard(self._l2.popitem(last=False))
-
-    def _copy(
-        self,
-        entry: L1Entry,
-        work: Callable[[], None],
-        done: Callable[[Exception | None], None] = lambda error: None,
-    ) -> None:
-        """Have the mover copy from or to the entry's slot, which is kept meanwhile."""
-        entry.copies += 1
-
-        def copied(_: None, error: Exception | None) -> None:
-            entry.copies -= 1
-            if entry.evicted and not entry.copies:
-                self._free(entry.slot)
-            self._trim()
-            done(error)
-
-        self._mover.put(work, copied)
+        self._images.require(head, image, written)
+        if not self._durable:
+            self._report(partial(done, None))
 
     # The database
 
-    def _reader(self, key: str) -> tuple[Callable[[], Image], Row | None]:
-        """A function for the mover that reads the session, and the row it reads; None if in memory."""
-        if image := self._in_memory(key):
-            return lambda: image, None
-        row = self._catalog.get(SESSIONS, key)
-        return partial(self._read, key, row), row
+    def _clean(self, removed: Removed) -> None:
+        """Drop what belonged to rows that have been removed."""
+        self._tiers.drop(removed.turns)
+        self._images.clean(removed)
 
-    def _read(self, key: str, row: Row | None) -> Image:
-        """On the mover's thread. Raises StoreError, SnapshotError."""
-        data = self._store.read(SESSIONS, key, self._transfer.pinned) if row else None
-        if row is None or data is None:
-            raise StoreError(f"There is no session {key}.")
-        header, snapshot = self._transfer.fitted(data)
-        return Image(header.tokens, row.updated, snapshot)
+    def _delete_damaged(self, session: Session, error: Exception | None) -> None:
+        """Delete a session that cannot be continued because of damage, if it is still the same."""
+        if isinstance(error, RowDamaged | Damaged) and self.find(session.key) == session:
+            log.error("The session %s is lost: %s", session.key, error)
+            self._log.delete([session.key], lambda error: None)
 
-    def _check_row(self, key: str, row: Row | None, error: Exception | None) -> None:
-        """Drop a row that turned out to be damaged, if it is still the session's."""
-        current = row is not None and row is self._catalog.get(SESSIONS, key) and key not in self._writes
-        if isinstance(error, RowDamaged | Damaged) and current:
-            self._catalog.delete(SESSIONS, [key])
-
-    def _committed(self, key: str, row: Row) -> None:
-        if self._store.keeps_sessions:
-            self._catalog.add(SESSIONS, key, row)
-
-    def _commit_failed(self, key: str, image: Image) -> None:
-        """A state that could not be committed is no longer the session's."""
-        if self._l2.get(key) is image:
-            del self._l2[key]
-        entry = self._l1.get(key)
-        if entry and entry.image is image:
-            self._evict(key)
-
-    def _renewed(self, rows: Tables) -> None:
-        """The database was broken; the new one has these rows. Write what is in memory once more."""
-        self._catalog.reset(rows)
-        for key, image in {**self._l2, **{key: entry.image for key, entry in self._l1.items()}}.items():
-            row = rows[SESSIONS].get(key)
-            if key not in self._writes and (row is None or row.updated != image.updated):
-                self._writes.add(key, image, None)
+    def _renewed(self) -> None:
+        """The database was broken and is replaced. Store once more what upper tiers have and it has not."""
+        for key, head in self._tiers.contents().items():
+            if not self._log.is_stored(head.turn):
+                continue
+            try:
+                self._store.read_turn(head.turn)
+            except StoreError:
+                turn = replace(self._log.unknown_past(head.tokens), id=head.turn, digest=head.digest)
+                session = self._log.announce(key, [turn], head.tokens)
+                self._tiers.image(head.turn, partial(self._store_with_state, session, [turn], head, _nobody))
 
     def _report(self, callback: Callable[[], None]) -> None:
         """From any thread: run the callback in the next `poll`."""
         self._callbacks.append(callback)
         self._wake()
+
+
+def _nobody(error: str | None) -> None:
+    """In place of a callback."""

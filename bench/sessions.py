@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -39,7 +40,7 @@ from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.sequence import RequestKey
 from rwkv_batch.model import checkpoint
 from rwkv_batch.model.checkpoint import Checkpoint
-from rwkv_batch.state.store import Store
+from rwkv_batch.state.log.store import Store
 from rwkv_batch.wire.protocol import Failed, GenerateRequest, Progress, Rejected, Sampling, SessionTurn
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,13 +54,16 @@ class Bench:
     """An engine, and the text of its requests."""
 
     def __init__(self, options: argparse.Namespace, folder: str, l1: int, l2: int) -> None:
+        self.woken = threading.Event()
+        self.store = Store(Path(folder) / "sessions.db")
         self.engine = Engine(
             weights(options),
             device=options.device,
             l1=l1,
             l2=l2,
-            store=Store(Path(folder) / "sessions.db"),
+            store=self.store,
             prefix_cache_mb=512,
+            wake=self.woken.set,
         )
         self.texts: dict[RequestKey, str] = {}
         self.first: dict[RequestKey, float] = {}  # when the first text came
@@ -93,6 +97,10 @@ class Bench:
         return key
 
     def step(self) -> None:
+        """One step of the engine, once it has something to do."""
+        if not self.engine.busy:
+            self.woken.wait()
+        self.woken.clear()
         for key, event in self.engine.step():
             if isinstance(event, Failed | Rejected):
                 sys.exit(f"a request failed: {event.message}")
@@ -101,6 +109,16 @@ class Bench:
                 self.texts[key] += "".join(d.text for d in event.rows)
                 if event.rows[-1].finish_reason:
                     self.ended.add(key)
+
+    def wait_for_tier(self, session: str, tier: str) -> None:
+        """Until its state is there, in L3 as an image."""
+        found = self.engine.pool.find(session)
+        assert found
+        while self.engine.pool.tier(found) != tier or (
+            tier == "L3" and found.head.turn not in self.store.image_turns()
+        ):
+            time.sleep(1e-3)  # an image is written without a wake
+            self.engine.step()
 
     def run(self, key: RequestKey) -> float:
         """Until the request has ended; seconds from now to its first text."""
@@ -136,8 +154,7 @@ def resume_seconds(bench: Bench, tokens: int, rounds: int) -> dict[str, list[flo
             bench.run(bench.start("x", "long"))
             for other in others[:count]:
                 bench.run(bench.start("x", other))
-            found = bench.engine.pool.find("long")
-            assert found and found.tier == tier, f"the session is in {found and found.tier}, not in {tier}"
+            bench.wait_for_tier("long", tier)
             times[tier].append(bench.run(bench.start("x", "long")))
     return times
 

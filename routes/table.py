@@ -80,6 +80,8 @@ ROUTES = (
     Route("GET POST",   "/v1/state/export",                     native_shape, sessions.export),
     Route("POST",       "/v1/state/import",                     native_shape, sessions.import_),
     Route("POST",       "/v1/state/fork",                       native_shape, sessions.fork),
+    Route("GET",        "/v1/state/history",                    native_shape, sessions.history),
+    Route("POST",       "/v1/state/rewind",                     native_shape, sessions.rewind),
     Route("GET",        "/health",                              native_shape, models.health),
 
     Route("POST",       "/openai/v1/chat/completions",          openai_shape, generates(chat.prepare)),

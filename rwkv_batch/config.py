@@ -25,10 +25,15 @@ class EngineConfig(ProcessConfig):
     wkv: str | None = None  # "fp16" or "fp32": how the recurrent state is stored
     sampler: SamplerName = "own"  # what draws the rows of /v2 that have no seed
     state_db: str | None = None  # where sessions are stored; None: they end with the engine
-    l1: int = 16  # sessions in slots of the device
-    l2: int = 32  # sessions in host memory, besides those in L1
-    l3_bytes: int | None = None  # size of the database, where the oldest sessions go first; None: no limit
-    durable: bool = True  # a session is committed before its turn's last event, not behind it
+    l1: int | None = None  # states of sessions in slots of the device
+    l2: int | None = None  # states of sessions in host memory, besides those in L1
+    l3_bytes: int | None = None  # size of the database with its images, which go first
+    durable: bool = True  # a turn is committed before its last event, not behind it
+    token_log: bool = True  # a session is stored as its tokens; False: as its state only
+    replay_tokens: int = 8192  # a session has no more tokens than that behind its last stored state
+    replay_on_new_model: bool = (
+        False  # sessions of a model with the same vocabulary are read again by this one
+    )
     prefix_cache_mb: int = 512  # host memory for the states of prompt prefixes; 0: none are kept
 
 

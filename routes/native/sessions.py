@@ -2,21 +2,26 @@
 
 import time
 import uuid
+from typing import Annotated, Literal
 
+from pydantic import Field
 from robyn import Response
 
 from routes.http.errors import ApiError, Json, native_field
 from routes.http.exchange import HttpRequest, authorized_json, demand_password, file_response, json_response
 from routes.http.frontend import Frontend
-from routes.http.schemas import RESPONSE
-from routes.native.schemas import SessionFields, SessionId
+from routes.http.schemas import RESPONSE, RequestBody
+from routes.native.schemas import SessionFields, SessionId, StoredId, Whole
 from rwkv_batch.wire.protocol import (
     DeleteSession,
     ExportSession,
     ForkSession,
     ImportSession,
     ListSessions,
+    RewindSession,
+    SessionHistory,
     SessionInfo,
+    TurnInfo,
 )
 
 LEVELS = {"L1": "L1 (VRAM)", "L2": "L2 (RAM)", "L3": "Database (Disk)"}
@@ -26,6 +31,33 @@ class DeleteFields(SessionFields):
     """The body of /state/delete."""
 
     delete_prefix: bool = False  # whether to delete all sessions whose id begins with "{session_id}:"
+
+
+class StatusFields(RequestBody):
+    """The body of /state/status."""
+
+    limit: Annotated[Whole, Field(ge=1)] | None = None  # sessions listed, in the order of their ids
+    after: StoredId | None = None  # the id behind which the list begins
+
+
+class HistoryFields(SessionFields):
+    """The URL parameters of /v1/state/history."""
+
+    limit: Annotated[Whole, Field(ge=1)] | None = None  # turns
+    after: Annotated[Whole, Field(ge=0)] = 0  # the number of the turn behind which they begin
+
+
+class RewindFields(SessionFields):
+    """The body of /v1/state/rewind."""
+
+    session_id: SessionId
+    turn: Annotated[Whole, Field(ge=0)]  # how many turns stay
+
+
+class ExportFields(SessionFields):
+    """The body of /v1/state/export, or its URL parameters."""
+
+    what: Literal["both", "tokens", "state"] = "both"
 
 
 class ImportFields(SessionFields):
@@ -39,22 +71,27 @@ class ForkFields(SessionFields):
 
     new_session_id: SessionId
     overwrite: bool = False  # whether a session of the new id is replaced
+    turn: Annotated[Whole, Field(ge=1)] | None = None  # the copy ends with this turn; null: with the last
 
 
 async def status(front: Frontend, http: HttpRequest) -> Response:
-    """POST /state/status: every stored session once, by the fastest tier that has it. Raises ApiError."""
-    authorized_json(front.settings.password, http)
-    found = (await front.ask(ListSessions(uuid.uuid4().hex))).sessions
-    counts = {level: sum(1 for s in found if s.tier == level) for level in LEVELS}
+    """POST /state/status: every stored session once, by the fastest tier that has it, or a page of them.
+
+    Raises ApiError.
+    """
+    fields = StatusFields.from_json(authorized_json(front.settings.password, http))
+    found = await front.ask(ListSessions(uuid.uuid4().hex, fields.after, fields.limit))
+    paged = fields.after is not None or fields.limit is not None
+    sessions = found.sessions if paged else sorted(found.sessions, key=lambda s: s.tier)
     return json_response(
         http,
         {
             "status": "success",
-            "total_sessions": len(found),
-            "l1_cache_count": counts["L1"],
-            "l2_cache_count": counts["L2"],
-            "database_count": counts["L3"],
-            "sessions": [_listed(s) for s in sorted(found, key=lambda s: s.tier)],
+            "total_sessions": found.total,
+            "l1_cache_count": found.l1,
+            "l2_cache_count": found.l2,
+            "database_count": found.total - found.l1 - found.l2,
+            "sessions": [_listed(s) for s in sessions],
         },
     )
 
@@ -90,10 +127,9 @@ async def delete(front: Frontend, http: HttpRequest) -> Response:
 async def export(front: Frontend, http: HttpRequest) -> Response:
     """GET or POST /v1/state/export: the session named in the URL or in the body. Raises ApiError."""
     body = authorized_json(front.settings.password, http)
-    if "session_id" not in body:
-        body = _url_fields(http)
-    key = SessionFields.from_json(body).session_id
-    reply = await front.ask(ExportSession(uuid.uuid4().hex, key))
+    fields = ExportFields.from_json(body if "session_id" in body else _url_fields(http, "what"))
+    key = fields.session_id
+    reply = await front.ask(ExportSession(uuid.uuid4().hex, key, fields.what))
     return file_response(http, reply.data, f"{key}.rwkvstate")
 
 
@@ -120,11 +156,47 @@ async def fork(front: Frontend, http: HttpRequest) -> Response:
     old, new = fields.session_id, fields.new_session_id
     if new == old:
         raise native_field("new_session_id", "must differ from session_id")
-    await front.ask(ForkSession(uuid.uuid4().hex, old, new, fields.overwrite))
+    await front.ask(ForkSession(uuid.uuid4().hex, old, new, fields.turn, fields.overwrite))
     return json_response(
         http, {"status": "success", "message": f"Session {old} copied successfully", "session_id": new}
     )
 
 
-def _url_fields(http: HttpRequest) -> Json:
-    return {"session_id": http.parameter("session_id")}
+async def history(front: Frontend, http: HttpRequest) -> Response:
+    """GET /v1/state/history: the turns of the session named in the URL. Raises ApiError."""
+    demand_password(front.settings.password, http)
+    fields = HistoryFields.from_json(_url_fields(http, "limit", "after"))
+    key = fields.session_id
+    found = await front.ask(SessionHistory(uuid.uuid4().hex, key, fields.after, fields.limit))
+    turns = [_told(turn) for turn in found.turns]
+    reply = {"object": "session.history", "session_id": key, "position": found.position, "turns": turns}
+    return json_response(http, reply)
+
+
+def _told(turn: TurnInfo) -> Json:
+    return {
+        "turn": turn.number,
+        "start": turn.start,
+        "end": turn.end,
+        "prompt": turn.prompt,
+        "completion": turn.completion,
+        "prompt_tokens": turn.prompt_tokens,
+        "completion_tokens": turn.completion_tokens,
+        "created": turn.created,
+    }
+
+
+async def rewind(front: Frontend, http: HttpRequest) -> Response:
+    """POST /v1/state/rewind: the first turns of a session stay, the others are forgotten. Raises ApiError."""
+    fields = RewindFields.from_json(authorized_json(front.settings.password, http))
+    key, turn = fields.session_id, fields.turn
+    found = await front.ask(RewindSession(uuid.uuid4().hex, key, turn))
+    return json_response(
+        http, {"status": "success", "session_id": key, "turn": turn, "position": found.position}
+    )
+
+
+def _url_fields(http: HttpRequest, *optional: str) -> Json:
+    """The session's id, and those of the other parameters that are there."""
+    given = {name: http.parameter(name) for name in optional if name in http.query}
+    return {"session_id": http.parameter("session_id")} | given

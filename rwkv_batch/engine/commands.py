@@ -1,10 +1,13 @@
 """Session commands: what front ends do with stored sessions and documents outside of turns."""
 
+from collections.abc import Callable
 from functools import partial
 
 from rwkv_batch.engine.scheduler import Scheduler
 from rwkv_batch.engine.sequence import Outbox, RequestKey
 from rwkv_batch.engine.turns import Turns
+from rwkv_batch.state.entries import Head, Session, Status, Turn
+from rwkv_batch.text.tokenizer import Tokenizer
 from rwkv_batch.wire.protocol import (
     DeleteSession,
     ExportSession,
@@ -16,9 +19,12 @@ from rwkv_batch.wire.protocol import (
     PutDocument,
     Rejected,
     RemoveDocument,
+    RewindSession,
     SessionCommand,
+    SessionHistory,
     SessionInfo,
     SessionReply,
+    TurnInfo,
 )
 from state_pool import StatePool
 
@@ -26,42 +32,115 @@ from state_pool import StatePool
 class SessionCommands:
     """Carries commands out. Their replies go to the outbox, at once or from a later `StatePool.poll`."""
 
-    def __init__(self, pool: StatePool, scheduler: Scheduler, turns: Turns, outbox: Outbox) -> None:
-        self._pool, self._scheduler, self._turns, self._outbox = pool, scheduler, turns, outbox
+    def __init__(
+        self, pool: StatePool, scheduler: Scheduler, turns: Turns, tokenizer: Tokenizer, outbox: Outbox
+    ) -> None:
+        self._pool, self._scheduler, self._turns = pool, scheduler, turns
+        self._tokenizer, self._outbox = tokenizer, outbox
 
     def run(self, request: RequestKey, command: SessionCommand) -> None:
         match command:
-            case ForkSession(target=key) | ImportSession(key=key) if key in self._scheduler.queues:
-                message = "That session is busy with a turn or a copy; try again in a moment."
-                self._reject(request, "overloaded", message)
-            case ForkSession(key=key) | ExportSession(key=key) if self._pool.find(key) is None:
-                self._reject(request, "not_found", f"There is no session {key}.")
-            case ForkSession(target=key, replace=False) if self._pool.find(key):
-                self._reject(request, "exists", f"There is a session {key} already.")
-            case ForkSession(key=key, target=target):
-                self._scheduler.lock(target)
-                self._pool.fork(key, target, partial(self._forked, request, target))
+            case ForkSession() | RewindSession() | SessionHistory() | ExportSession():
+                if session := self._pool.find(command.key):
+                    self._run_on(session, request, command)
+                else:
+                    self._reject(request, "not_found", f"There is no session {command.key}.")
             case ImportSession(key=key, data=data):
-                self._scheduler.lock(key)
-                self._pool.import_(key, data, partial(self._imported, request, key))
-            case ExportSession(key=key):
-                self._pool.export(key, lambda data, error: self._reply(request, error, data=data))
+                if self._lock(request, key):
+                    done = partial(self._imported, request, key)
+                    self._pool.files.import_(key, data, tokens=self._pool.token_log, done=done)
             case DeleteSession(key=key, prefix=prefix):
                 self._turns.discard(key, prefix)
-                self._pool.delete(key, prefix, lambda found, error: self._reply(request, error, found))
-            case ListSessions():
-                sessions = [SessionInfo(s.key, s.tier, s.updated, s.tokens) for s in self._pool.status()]
-                self._outbox.append((request, SessionReply(request[1], sessions=sessions)))
+                self._pool.delete(key, prefix, lambda found, error: self._reply(request, error, found=found))
+            case ListSessions(after=after, limit=limit):
+                self._pool.status(after, limit, partial(self._listed, request))
             case PutDocument(key=key, data=data):
                 self._pool.documents.put(key, data, partial(self._reply, request))
             case GetDocument(key=key):
-                self._pool.documents.get(key, lambda data, error: self._reply(request, error, data=data))
+                self._pool.documents.get(
+                    key, lambda data, error: self._reply(request, error, data=data or b"")
+                )
             case RemoveDocument(key=key):
-                self._pool.documents.remove(key, lambda found, error: self._reply(request, error, found))
+                self._pool.documents.remove(
+                    key, lambda found, error: self._reply(request, error, found=found)
+                )
 
-    def _forked(self, request: RequestKey, target: str, error: str | None) -> None:
-        self._scheduler.unlock(target)
-        self._reply(request, error)
+    def _run_on(
+        self,
+        session: Session,
+        request: RequestKey,
+        command: ForkSession | RewindSession | SessionHistory | ExportSession,
+    ) -> None:
+        match command:
+            case ForkSession(target=target, replace=False) if self._pool.find(target):
+                self._reject(request, "exists", f"There is a session {target} already.")
+            case ForkSession(target=target, turn=number):
+                if self._lock(request, target):
+                    if number is None:
+                        self._point(request, target, session.head)
+                    else:
+                        self._find_turn(request, session, number, target)
+            case RewindSession(key=key, turn=number):
+                if self._lock(request, key):
+                    self._find_turn(request, session, number, key)
+            case SessionHistory(after=after, limit=limit):
+                self._pool.turns(session, partial(self._told, request, session, after, limit))
+            case ExportSession(key=key, what=what):
+                self._pool.files.export(
+                    key, what, lambda data, error: self._reply(request, error, data=data or b"")
+                )
+
+    def _find_turn(self, request: RequestKey, session: Session, number: int, target: str) -> None:
+        """Let `target`, which is locked, end with the session's turn of this number."""
+
+        def found(turns: list[Turn] | None, error: str | None) -> None:
+            if turns is None:
+                self._unlock(target, partial(self._reply, request), error)
+                return
+            last = next((turn for turn in turns if turn.number == number), None)
+            if last:
+                imaged = session.head.imaged
+                self._point(request, target, last.head(imaged if imaged <= last.end else 0))
+            elif number == 0:
+                self._pool.delete(
+                    target, False, lambda _, error: self._unlock(target, partial(self._reply, request), error)
+                )
+            else:
+                self._scheduler.unlock(target)
+                message = f"There is no turn {number} in {session.key}, which has {session.head.number}."
+                self._reject(request, "not_found", message)
+
+        self._pool.turns(session, found)
+
+    def _point(self, request: RequestKey, target: str, head: Head) -> None:
+        """Let `target`, which is locked, end with this turn."""
+        reply = partial(self._reply, request, position=head.tokens)
+        self._pool.point(target, head, partial(self._unlock, target, reply))
+
+    def _told(
+        self,
+        request: RequestKey,
+        session: Session,
+        after: int,
+        limit: int | None,
+        turns: list[Turn] | None,
+        error: str | None,
+    ) -> None:
+        wanted = [turn for turn in turns or [] if turn.number > after][:limit]
+        infos = [
+            TurnInfo(
+                turn.number,
+                turn.start,
+                turn.end,
+                self._tokenizer.decode(turn.prompt),
+                self._tokenizer.decode(turn.completion),
+                list(turn.prompt),
+                list(turn.completion),
+                turn.created,
+            )
+            for turn in wanted
+        ]
+        self._reply(request, error, position=session.head.tokens, turns=infos)
 
     def _imported(self, request: RequestKey, key: str, error: str | None) -> None:
         self._scheduler.unlock(key)
@@ -70,11 +149,29 @@ class SessionCommands:
         else:
             self._reply(request, None)
 
+    def _listed(self, request: RequestKey, status: Status | None, error: str | None) -> None:
+        if status is None:
+            self._reply(request, error)
+            return
+        sessions = [SessionInfo(s.key, s.tier, s.updated, s.tokens) for s in status.sessions]
+        self._reply(request, None, sessions=sessions, total=status.total, l1=status.l1, l2=status.l2)
+
+    def _lock(self, request: RequestKey, key: str) -> bool:
+        """Keep turns of the session waiting; False if one is under way, of which the client is told."""
+        if key in self._scheduler.queues:
+            message = "That session is busy with a turn or a copy; try again in a moment."
+            self._reject(request, "overloaded", message)
+            return False
+        self._scheduler.lock(key)
+        return True
+
+    def _unlock(self, key: str, reply: Callable[[str | None], None], error: str | None) -> None:
+        self._scheduler.unlock(key)
+        reply(error)
+
     def _reject(self, request: RequestKey, reason: str, message: str) -> None:
         self._outbox.append((request, Rejected(request[1], reason, message)))
 
-    def _reply(
-        self, request: RequestKey, error: str | None, found: int = 0, data: bytes | None = None
-    ) -> None:
-        reply = SessionReply(request[1], found=found, data=data or b"")
+    def _reply(self, request: RequestKey, error: str | None, **fields: object) -> None:
+        reply = SessionReply(request[1], **fields)  # type: ignore[arg-type]
         self._outbox.append((request, Failed(request[1], error) if error else reply))

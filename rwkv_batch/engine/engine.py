@@ -33,8 +33,9 @@ from rwkv_batch.ops import device as devices
 from rwkv_batch.runner import backends
 from rwkv_batch.runner.protocol import Batch, Draws
 from rwkv_batch.sampling.params import check
+from rwkv_batch.state.entries import StoreError
+from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.prefix_cache import PrefixCache
-from rwkv_batch.state.store import Store
 from rwkv_batch.text.tokenizer import END_OF_TEXT, Tokenizer
 from rwkv_batch.wire.protocol import (
     Accepted,
@@ -48,7 +49,7 @@ from rwkv_batch.wire.protocol import (
     SessionCommand,
     TokenLogprob,
 )
-from state_pool import StatePool
+from state_pool import L1, StatePool
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,8 @@ class Engine:
             if store is None and config.state_db:  # first, as a database that is in use is known at once
                 store = Store(config.state_db, config.l3_bytes)
                 on_error.callback(store.close)
+                if store.limit is None:
+                    store.limit = memory.database_limit(Path(config.state_db), store.size())
             self._load(model, config, store, progress, wake)
             on_error.pop_all()
 
@@ -103,7 +106,7 @@ class Engine:
         progress: Callable[[int, int], None] | None,
         wake: Callable[[], None],
     ) -> None:
-        place, l1 = devices.find_device(config.device), config.l1
+        place = devices.find_device(config.device)
         model = model or config.model_path
         if isinstance(model, checkpoint.Checkpoint):
             weights = model
@@ -114,20 +117,29 @@ class Engine:
         with devices.out_of_memory_as_error(f"the weights of {weights.name}", place):
             self.runner = backends.create_runner(weights, place, config.wkv, config.sampler)
         budget = config.prefill_tokens or memory.default_prefill_tokens(weights.parameters, place)
-        rows = memory.rows_that_fit(self.runner, config.max_rows, l1, budget)
+        least = L1 if config.l1 is None else config.l1
+        rows = memory.rows_that_fit(self.runner, config.max_rows, least, budget)
+        l1 = memory.idle_slots(self.runner, rows, least, budget) if config.l1 is None else least
         with devices.out_of_memory_as_error(f"{rows} rows and {l1} idle sessions", place):
             self.runner.allocate(rows, l1, budget)
         self.vocab = weights.vocab
         self.tokenizer = Tokenizer()
         self.scheduler = Scheduler(rows, budget, config.max_waiting, slots=rows + l1)
+        l2 = memory.host_states(self.runner.states) if config.l2 is None else config.l2
+        where = f", the others in {store.path}, at most {(store.limit or 0) >> 30} GiB" if store else ""
+        log.info("states of sessions: %d on the device, %d in host memory%s", l1, l2, where)
         self.prefixes = PrefixCache(config.prefix_cache_mb << 20)
         self.pool = StatePool(
             self.runner.states,
-            weights.fingerprint,
+            (weights.fingerprint, weights.vocab),
             l1=l1,
-            l2=config.l2,
+            l2=l2,
             store=store,
             durable=config.durable,
+            token_log=config.token_log,
+            replay_tokens=config.replay_tokens,
+            replay_rate=memory.prefill_rate(self.runner, budget),
+            foreign=config.replay_on_new_model,
             wake=wake,
             free=self.scheduler.free,
         )
@@ -136,7 +148,7 @@ class Engine:
         self.turns = Turns(
             self.pool, self.scheduler, self.tokenizer, self.prompts, self.runner.states, self.outbox
         )
-        self.commands = SessionCommands(self.pool, self.scheduler, self.turns, self.outbox)
+        self.commands = SessionCommands(self.pool, self.scheduler, self.turns, self.tokenizer, self.outbox)
         self._in_flight: deque[StepInFlight] = deque()  # oldest first
         self.info = EngineInfo(
             model=weights.name,
@@ -163,10 +175,15 @@ class Engine:
             self.outbox.append((key, Rejected(request.id, "overloaded", f"The server is busy: {full}.")))
         except ValueError as error:
             self.outbox.append((key, Rejected(request.id, "invalid", str(error))))
+        except StoreError as error:
+            self.outbox.append((key, Failed(request.id, str(error))))
 
     def command(self, key: RequestKey, command: SessionCommand) -> None:
         """Do something with stored states; `step` returns the answer, at once or later."""
-        self.commands.run(key, command)
+        try:
+            self.commands.run(key, command)
+        except StoreError as error:
+            self.outbox.append((key, Failed(command.id, str(error))))
 
     def cancel(self, key: RequestKey) -> None:
         """Drop a request's sequences, waiting or running."""
@@ -192,6 +209,7 @@ class Engine:
         # The device runs this step while the text of the one before is made and delivered.
         while len(self._in_flight) > queued:
             self._land()
+        self.pool.poll()  # the last deltas of turns that were committed meanwhile leave with this step
         events = self.outbox.copy()
         self.outbox.clear()
         return events
@@ -284,19 +302,8 @@ class Engine:
             if seq.slot is not None:  # otherwise its session has been deleted
                 request = seq.request
                 self.runner.begin(seq.slot, request.sampling, seq.seed, seq.row, request.stop_ids)
-                few_stops = len(request.stop_ids) <= self.runner.run_ahead_stop_ids
-                seq.runs_ahead = few_stops and not self._needs_source(seq)
+                seq.runs_ahead = len(request.stop_ids) <= self.runner.run_ahead_stop_ids
         self.runner.states.replace(beginnings)
-
-    @staticmethod
-    def _needs_source(seq: Sequence) -> bool:
-        """Whether its state could be brought back only from a session that is not its own to keep.
-
-        A stop string is found when the token after it may have been fed already, and by then somebody may
-        have changed or deleted that session.
-        """
-        turn = seq.request.turn
-        return turn is not None and bool(seq.request.stop_strings) and turn.source not in (None, seq.target)
 
     def _find_prefix(self, seq: Sequence) -> torch.Tensor | None:
         """The state after the longest known prefix of the prompt, which is not fed again; None: zero."""
@@ -375,7 +382,10 @@ class Engine:
             yield
         except Exception as error:
             log.exception("a step failed")
-            for key in {seq.key for seq in sequences}:
+            ended = [seq for seq in sequences if self.turns.ended(seq)]
+            for seq in ended:
+                self.turns.abandon(seq)
+            for key in {seq.key for seq in sequences if seq not in ended}:
                 self.cancel(key)
                 message = f"The engine could not run this request ({type(error).__name__})."
                 self.outbox.append((key, Failed(key[1], message)))

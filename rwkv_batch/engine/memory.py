@@ -5,17 +5,30 @@ largest with which that still fits. On a GPU `rehearse` then runs the largest st
 with torch's allocator. So an engine that has started does not run out of memory.
 """
 
+import shutil
+import time
 from bisect import bisect
+from pathlib import Path
 
 import torch
 
 from rwkv_batch.ops.device import DeviceError, describe, free_bytes, host_bytes
-from rwkv_batch.runner.protocol import Runner
+from rwkv_batch.runner.protocol import Batch, Runner
+from rwkv_batch.state.slots import States
+from rwkv_batch.text.tokenizer import END_OF_TEXT
+from state_pool import L2
 
 CPU_ROWS = 64  # more rows share a CPU's time without adding to its speed
 GPU_ROWS = 1024
 CPU_STEP_FLOPS = 30e9  # prompt work that a laptop does in about a quarter of a second
 GPU_PREFILL_TOKENS = 4096
+# Parts of what is free that idle sessions get, and how many they are at most.
+CPU_IDLE_PART = 16  # it is somebody's computer, and L2 is the same memory
+GPU_IDLE_PART = 2
+HOST_PART = 8  # of all memory
+DISK_PART = 2
+MOST_IDLE = 4096
+RATE_TOKENS = 2048  # by which the speed of reading prompts is measured
 
 
 def default_prefill_tokens(parameters: int, device: torch.device) -> int:
@@ -39,6 +52,37 @@ def rows_that_fit(runner: Runner, asked: int | None, idle_slots: int, prefill_to
     if fit == 0 or (asked and fit < asked):
         raise DeviceError(_does_not_fit(runner.device, asked or 1, idle_slots, fit, free))
     return fit
+
+
+def idle_slots(runner: Runner, rows: int, least: int, prefill_tokens: int) -> int:
+    """How many sessions keep their states on the device besides the rows: a share of what is left there."""
+    needed = [runner.bytes_needed(rows, idle, prefill_tokens) for idle in (least, least + 1)]
+    on_cpu = runner.device.type == "cpu"
+    left = max(0, free_bytes(runner.device) - needed[0]) // (CPU_IDLE_PART if on_cpu else GPU_IDLE_PART)
+    return min(least + left // (needed[1] - needed[0]), MOST_IDLE)
+
+
+def host_states(states: States) -> int:
+    """How many states of sessions are kept in host memory."""
+    return max(L2, min(host_bytes() // HOST_PART // len(states.access(0).data), MOST_IDLE))
+
+
+def database_limit(path: Path, taken: int) -> int:
+    """Bytes that a database with its images may take: a share of the free disk and of what it takes now."""
+    return (shutil.disk_usage(path.parent).free + taken) // DISK_PART
+
+
+def prefill_rate(runner: Runner, prefill_tokens: int) -> float:
+    """Tokens a second that one prompt is read at, measured. States are zero before and after."""
+    tokens = min(prefill_tokens, RATE_TOKENS)
+    batch = Batch(tokens=[END_OF_TEXT] * tokens, counts=[tokens], slots=[0], draws=[])
+    seconds = float("inf")
+    for _ in range(2):  # the first may have to load kernels
+        began = time.perf_counter()
+        runner.run(batch).wait()
+        seconds = min(seconds, time.perf_counter() - began)
+    runner.states.clear([0])
+    return tokens / seconds
 
 
 def _does_not_fit(device: torch.device, asked: int, idle_slots: int, fit: int, free: int) -> str:

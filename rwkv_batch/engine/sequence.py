@@ -116,6 +116,13 @@ class Sequence:
         """Its slot holds the state to go on from."""
         self.state = PREFILLING if self._final is None else FINALIZING
 
+    def feed_first(self, tokens: list[int]) -> None:
+        """Its slot holds an earlier state: these tokens come before what is left to feed."""
+        if self._final is None:
+            self.prompt = tokens + self.prompt
+        else:
+            self._final = tokens + self._final
+
     def finalize(self, tokens: list[int]) -> None:
         """The text has ended. `tokens` are still fed, nothing is drawn; then the state is stored."""
         self._final, self.fed, self.cuts, self.state = tokens, 0, [], FINALIZING

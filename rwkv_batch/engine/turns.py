@@ -1,30 +1,36 @@
-"""Turns on stored sessions: how their states come into slots, and from there back into the state pool.
+"""Turns on stored sessions: how their states come into slots, and what is stored when they end.
 
-A turn waits until its session is free (see Scheduler) and gets a slot. The state that it continues is brought
-there (`begin`) and its sequence runs. Then the state is brought to exactly the end of the text (`finish`) and
-saved (`finalize`). Only when that is committed, the reader gets the last delta and the session's next turn
-begins.
+A turn waits until its session is free (see Scheduler) and gets a slot. A state of the session's past is
+brought there (`begin`); the tokens after it are fed again, then those of the turn. When its text has ended
+(`finish`), its tokens are committed, and with that the reader gets the last delta. Meanwhile the state is
+brought to exactly the end of the text (`finalize`) and stays in its slot; with both done the session's next
+turn begins. Without a token log the state is stored in place of the tokens.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from rwkv_batch.engine.scheduler import Scheduler
 from rwkv_batch.engine.sequence import FINISHED, LOADING, Outbox, PromptEncoder, Sequence
-from rwkv_batch.state.entries import SessionEntry
+from rwkv_batch.state.entries import Head, Session, StoreError
 from rwkv_batch.state.slots import States
 from rwkv_batch.text.tokenizer import Tokenizer
 from rwkv_batch.wire.protocol import Failed, Progress, Rejected, RowDelta, SessionTurn
-from state_pool import StatePool
+from state_pool import Loaded, StatePool
 
 
 @dataclass
 class _ActiveTurn:
-    """A turn from `begin` until its state is saved."""
+    """A turn from `begin` until it is stored."""
 
-    source: SessionEntry | None  # the session that it continues, as it was when the turn began
-    length: int  # tokens that the state to save has seen: those of the source, the prompt and the text
+    source: Session | None  # the session that it continues, as it was when the turn began
+    prompt: list[int]
+    parent: Head | None  # the end of `source`, with what is known of its images
+    completion: list[int] = field(default_factory=list)
     last_delta: RowDelta | None = None  # held back until the commit
+    head: Head | None = None  # the end of this turn, once its commit is under way
+    committed: bool = False
+    kept: bool = False  # the state has been brought to the end of the text
     discarded: bool = False  # its session was deleted meanwhile: its text counts, its state does not
     abandoned: bool = False  # while its state was being loaded into the slot
 
@@ -47,7 +53,7 @@ class Turns:
         self._numbers: dict[str, int] = {}  # the last number given to each branching session
 
     def choose_target(self, turn: SessionTurn) -> str | None:
-        """The key under which this turn's state will be stored; of a branch, one that is not in use."""
+        """The key that this turn will be stored under; of a branch, one that is not in use."""
         if turn.branch is None:
             return turn.target
         if turn.branch not in self._numbers:
@@ -70,104 +76,163 @@ class Turns:
 
         True: there is no such state, and the caller zeroes the slot.
         """
-        source = self._pool.find(turn.source) if turn.source is not None else None
-        if source is None and turn.required:
+        refusal: Rejected | Failed | None = None
+        source = None
+        try:
+            source = self._pool.find(turn.source) if turn.source is not None else None
+            if source is None and turn.required:
+                message = f"The session {turn.source} has been deleted meanwhile."
+                refusal = Rejected(sequence.key[1], "not_found", message)
+        except StoreError as error:
+            refusal = Failed(sequence.key[1], str(error))
+        if refusal:
             self._scheduler.release(sequence)
             self._scheduler.unlock(sequence.target)
-            message = f"The session {turn.source} has been deleted meanwhile."
-            self._outbox.append((sequence.key, Rejected(sequence.key[1], "not_found", message)))
+            self._outbox.append((sequence.key, refusal))
             return False
         sequence.prompt = self._prompts.encode_turn(sequence.request, source is not None)
-        length = len(sequence.prompt) + (source.tokens if source else 0)
-        active = self._active[sequence] = _ActiveTurn(source, length)
+        active = _ActiveTurn(source, sequence.prompt, source.head if source else None)
+        self._active[sequence] = active
         if sequence.request.max_tokens == 0:  # the prompt is only read
             active.last_delta = RowDelta(sequence.row, "", 0, "length")
             sequence.finalize(sequence.prompt)
         if source is None:
             return True
-        slot = self._pool.take(source.key) if source.key == sequence.target else None
-        if slot is not None:
+        self._pool.pin(source.head)
+        taken = self._pool.take(source.head) if source.key == sequence.target else None
+        if taken:
+            slot, active.parent = taken
             self._scheduler.move(sequence, slot)
         else:
-            self._load(sequence, source.key)
+            self._load(sequence, source)
         return False
 
     def finish(self, sequence: Sequence, last_delta: RowDelta) -> None:
-        """The text has finished with this delta: bring the state to exactly its end."""
+        """The text has finished with this delta: store the turn, and bring the state to exactly its end."""
         active = self._active[sequence]
         active.last_delta = last_delta
         if sequence.target is None or active.discarded:
-            self._finish_unsaved(sequence, active)
+            self._finish_unstored(sequence, active)
             return
-        kept = sequence.shown_tokens(self._tokenizer)
-        active.length += len(kept)
+        kept = active.completion = sequence.shown_tokens(self._tokenizer)
+        if self._pool.token_log:
+            self._commit(sequence, active, sequence.target)
         if kept[: sequence.drawn_fed] == sequence.drawn[: sequence.drawn_fed]:
             sequence.finalize(kept[sequence.drawn_fed :])
             self.finalize(sequence)
             return
         # the state has run past the end of the text: feed the turn again from its start
-        sequence.finalize(sequence.prompt + kept)
+        sequence.finalize(active.prompt + kept)
         assert sequence.slot is not None
         if active.source is None:
             self._states.clear([sequence.slot])
-            return
-        key = active.source.key
-        source = self._pool.find(key)
-        if source and source.updated == active.source.updated:
-            self._load(sequence, key)
         else:
-            self._fail(sequence, f"The session {key} was changed or deleted while this turn ran from it.")
+            self._load(sequence, active.source)
 
     def finalize(self, sequence: Sequence) -> None:
-        """Save the state once it has seen all of its text."""
+        """Keep the state once it has seen all of its text."""
         active = self._active[sequence]
         if sequence.tokens_left:
             return
-        if sequence.target is None or active.discarded:
-            self._finish_unsaved(sequence, active)
+        if active.head is None and (sequence.target is None or active.discarded):
+            self._finish_unstored(sequence, active)
             return
+        assert sequence.target is not None
+        if not self._pool.token_log:
+            slot, parent = self._scheduler.detach(sequence), active.parent
+            length = (parent.tokens if parent else 0) + len(active.prompt) + len(active.completion)
+            active.kept = True
+            self._pool.save(sequence.target, slot, length, partial(self._committed, sequence))
+            return
+        if active.head is None:
+            self._commit(sequence, active, sequence.target)
+        assert active.head is not None
         slot = self._scheduler.detach(sequence)
-        self._pool.save(sequence.target, slot, active.length, partial(self._saved, sequence))
+        if active.discarded:
+            self._scheduler.free(slot)
+        else:
+            self._pool.keep(sequence.target, active.head, slot)
+        active.kept = True
+        self._settle(sequence, active)
+
+    def ended(self, sequence: Sequence) -> bool:
+        """Whether its text has ended and its turn is stored, whatever becomes of the state."""
+        active = self._active.get(sequence)
+        return active is not None and active.head is not None
 
     def abandon(self, sequence: Sequence) -> None:
-        """Drop a running sequence that has failed or was cancelled. What was stored before its turn stays."""
+        """Drop a running sequence that has failed or was cancelled, or the state of a turn that has `ended`.
+
+        The session of a turn that has not ended is what it was before.
+        """
         active = self._active.get(sequence)
         if active and sequence.state is LOADING:
             active.abandoned = True  # its slot is being written to
             return
-        self._active.pop(sequence, None)
         self._scheduler.release(sequence)
-        self._scheduler.unlock(sequence.target)
+        if active is None:
+            self._scheduler.unlock(sequence.target)
+        elif active.head:
+            active.kept = True
+            self._settle(sequence, active)
+        else:
+            self._end(sequence, active)
 
     def discard(self, key: str, prefix: bool) -> None:
-        """The session is deleted, with `prefix` all below it: turns under way do not save their states."""
+        """The session is deleted, with `prefix` all below it: turns under way are not stored."""
         for sequence, active in self._active.items():
             target = sequence.target
             if target is not None and (target == key or (prefix and target.startswith(f"{key}:"))):
                 active.discarded = True
 
-    def _load(self, sequence: Sequence, key: str) -> None:
+    def _load(self, sequence: Sequence, source: Session) -> None:
         assert sequence.slot is not None
         sequence.state = LOADING
-        self._pool.load(key, sequence.slot, partial(self._loaded, sequence))
+        self._pool.load(source, sequence.slot, partial(self._loaded, sequence))
 
-    def _loaded(self, sequence: Sequence, error: str | None) -> None:
+    def _loaded(self, sequence: Sequence, loaded: Loaded | None, error: str | None) -> None:
         sequence.start()
-        if self._active[sequence].abandoned:
+        active = self._active[sequence]
+        if active.abandoned:
             self.abandon(sequence)
-        elif error:
+        elif loaded is None:
+            assert error
             self._fail(sequence, error)
+        else:
+            active.parent = loaded.head
+            sequence.feed_first(loaded.replay)
 
-    def _saved(self, sequence: Sequence, error: str | None) -> None:
-        active = self._active.pop(sequence)
-        sequence.state = FINISHED
-        self._scheduler.unlock(sequence.target)
+    def _commit(self, sequence: Sequence, active: _ActiveTurn, target: str) -> None:
+        active.head = self._pool.commit(
+            target, active.parent, active.prompt, active.completion, partial(self._committed, sequence)
+        )
+
+    def _committed(self, sequence: Sequence, error: str | None) -> None:
+        active = self._active[sequence]
+        active.committed = True
         if error:
             self._outbox.append((sequence.key, Failed(sequence.key[1], error)))
         else:
             self._send_last_delta(sequence, active)
+        if error and not active.kept:
+            self.abandon(sequence)
+        else:
+            self._settle(sequence, active)
 
-    def _finish_unsaved(self, sequence: Sequence, active: _ActiveTurn) -> None:
+    def _settle(self, sequence: Sequence, active: _ActiveTurn) -> None:
+        """The turn is over when it is stored and its state is at its end."""
+        if active.committed and active.kept:
+            sequence.state = FINISHED
+            self._end(sequence, active)
+
+    def _end(self, sequence: Sequence, active: _ActiveTurn) -> None:
+        """The session's next turn may begin."""
+        del self._active[sequence]
+        if active.source:
+            self._pool.unpin(active.source.head)
+        self._scheduler.unlock(sequence.target)
+
+    def _finish_unstored(self, sequence: Sequence, active: _ActiveTurn) -> None:
         self.abandon(sequence)
         self._send_last_delta(sequence, active)
 
@@ -176,5 +241,6 @@ class Turns:
         self._outbox.append((sequence.key, Progress(sequence.key[1], [active.last_delta])))
 
     def _fail(self, sequence: Sequence, message: str) -> None:
-        self._outbox.append((sequence.key, Failed(sequence.key[1], message)))
+        if not self.ended(sequence):
+            self._outbox.append((sequence.key, Failed(sequence.key[1], message)))
         self.abandon(sequence)

@@ -1,16 +1,26 @@
-"""What the state pool and its database hold of sessions and documents, and what can go wrong with them."""
+"""What the state pool and its database hold, and what can go wrong with them.
 
+A session is its tokens. They lie in a log of turns; each turn has a parent, so that the turns of sessions
+that were forked form a tree. A session is a name for the end of a turn. A state is a cache of the tokens
+before it, and an image is a stored state.
+"""
+
+import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
 from torch import Tensor
 
 from rwkv_batch.state.snapshot import SnapshotError
 
 Done = Callable[[str | None], None]  # called once, with None or with a sentence that says what failed
 
-TABLES = SESSIONS, DOCUMENTS = "sessions", "documents"
+Tier = Literal["L1", "L2", "L3"]
+
+NONE = 0  # in place of a turn's id: the beginning, where nothing has been fed
+EMPTY_DIGEST = bytes(16)
 
 
 class StoreError(Exception):
@@ -25,35 +35,60 @@ class RowDamaged(StoreError):
     """One row cannot be read."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """What is known of a stored session or document without reading it."""
-
-    updated: float  # seconds since 1970
-    tokens: int  # that a session's state has seen
-    size: int  # bytes of its data
+class Dangling(StoreError):
+    """What an operation builds on is not in the database."""
 
 
 @dataclass(frozen=True)
-class Put:
-    """Write a row in place of any older one. `data`: a contiguous run of bytes."""
+class Head:
+    """The end of a turn: what a session points to, and what a state belongs to."""
 
-    table: str
+    turn: int  # id of the turn
+    number: int  # turns from the beginning of the conversation to here; 0: a state whose past is unknown
+    tokens: int  # that the state has seen
+    digest: bytes  # of the tokens, and of what they started from
+    model: int  # id of the model that made the turn
+    imaged: int = 0  # of the tokens, those before the nearest stored image, as far as is known
+
+
+@dataclass(frozen=True)
+class Turn:
+    """An entry of the token log. Ids ascend and are not used again."""
+
+    id: int
+    parent: int  # id of the turn that it continues; NONE: zero state, or a state whose past is unknown
+    number: int  # see Head
+    start: int  # tokens before it
+    prompt: Sequence[int]
+    completion: Sequence[int]
+    created: float  # seconds since 1970
+    model: int
+    digest: bytes
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.prompt) + len(self.completion)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [*self.prompt, *self.completion]
+
+    @property
+    def rootless(self) -> bool:
+        """Whether it stands for a state whose past is unknown, so that only its image can bring that back."""
+        return self.number == 0
+
+    def head(self, imaged: int) -> Head:
+        return Head(self.id, self.number, self.end, self.digest, self.model, imaged)
+
+
+@dataclass(frozen=True)
+class Session:
+    """A session as it is listed."""
+
     key: str
-    row: Row
-    data: bytes | memoryview
-
-
-@dataclass(frozen=True)
-class Delete:
-    """Delete rows; missing ones are ignored."""
-
-    table: str
-    keys: Sequence[str]
-
-
-Operation = Put | Delete
-Tables = dict[str, dict[str, Row]]  # rows by table and key
+    head: Head
+    updated: float  # seconds since 1970
 
 
 @dataclass(frozen=True)
@@ -61,39 +96,171 @@ class SessionEntry:
     """A session in a list of them."""
 
     key: str
-    tier: Literal["L1", "L2", "L3"]  # the fastest place that has it
+    turn: int  # that it ends with
+    tier: Tier  # the fastest place that has its state
     updated: float  # seconds since 1970
     tokens: int  # that its state has seen
 
 
-@dataclass(eq=False)
-class Image:
-    """A state in host memory. It never changes once the snapshot is there, so that sessions may share it."""
+@dataclass(frozen=True)
+class Status:
+    """Some of the sessions, and how many there are in all and in the upper tiers."""
 
-    tokens: int
+    sessions: list[SessionEntry]
+    total: int
+    l1: int
+    l2: int
+
+
+@dataclass
+class Start:
+    """Where a session is continued from."""
+
+    turns: list[Turn]  # to be fed again, the newest first
+    turn: int  # the turn before them; NONE: the beginning
+    image: Tensor | None = None  # the state at the end of `turn`, unless an upper tier has it
+    read_seconds: float = 0.0  # that reading the image took
+    unusable: list[int] = field(default_factory=list)  # turns whose images are damaged or missing
+
+    @property
+    def tokens(self) -> list[int]:
+        """What is fed again."""
+        return [token for turn in reversed(self.turns) for token in turn.tokens]
+
+    def go_back(self, turn: Turn) -> None:
+        """Over the turn that ends here."""
+        self.turns.append(turn)
+        self.turn = turn.parent
+
+
+# Operations on the database. Those with `pinned` may leave turns without a use, which are then removed with
+# their images, but for the pinned ones.
+
+
+@dataclass(frozen=True)
+class PutTurn:
+    """Add a turn to the log. Its parent must be there."""
+
+    turn: Turn
+
+
+@dataclass(frozen=True)
+class PutSession:
+    """Let a session end with a turn, which must be there."""
+
+    session: Session
+    pinned: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class DeleteSessions:
+    """Missing ones are ignored."""
+
+    keys: Sequence[str]
+    pinned: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Remove these turns if nothing uses them any longer."""
+
+    turns: Sequence[int]
+    pinned: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class PutImage:
+    """The image of this turn's end has been written. Nothing happens if the turn has gone meanwhile."""
+
+    turn: int
+    model: int
+    tokens: int  # before the end of the turn
+    saves: int  # of them, those that need not be fed again because of it
+    size: int  # bytes
+    used: float  # seconds since 1970
+
+
+@dataclass(frozen=True)
+class DropImages:
+    """These images are damaged or gone."""
+
+    turns: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Shrink:
+    """Remove images, the least worth first, then whole sessions, the oldest first, until `limit` is met."""
+
+    limit: int  # bytes
+    pinned: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class StoreDocument:
+    """Write a document in place of any older one. `data`: a contiguous run of bytes."""
+
+    key: str
     updated: float
-    snapshot: Tensor | None = None  # filled in by the mover
-
-    def whole(self) -> Tensor:
-        """The snapshot, on the mover's thread. Raises StoreError if the copy into it has failed."""
-        if self.snapshot is None:
-            raise StoreError("The session's state could not be copied into memory.")
-        return self.snapshot
+    data: bytes | memoryview
 
 
-@dataclass(eq=False)
-class L1Entry:
-    """A session that holds a slot of the device."""
+@dataclass(frozen=True)
+class RemoveDocuments:
+    """Missing ones are ignored."""
 
-    slot: int
-    image: Image
-    copies: int = 0  # in flight; the slot may not change before they are done
-    evicted: bool = False  # has left L1: the slot is freed after the last copy
+    keys: Sequence[str]
 
 
-def written_bytes(operations: Sequence[Operation]) -> int:
-    """Bytes of all rows that the operations write."""
-    return sum(operation.row.size for operation in operations if isinstance(operation, Put))
+Operation = (
+    PutTurn
+    | PutSession
+    | DeleteSessions
+    | Collect
+    | PutImage
+    | DropImages
+    | Shrink
+    | StoreDocument
+    | RemoveDocuments
+)
+
+
+def written_bytes(operation: Operation) -> int:
+    """Bytes of tokens and documents that the operation writes."""
+    if isinstance(operation, PutTurn):
+        return 2 * len(operation.turn.tokens)
+    return len(operation.data) if isinstance(operation, StoreDocument) else 0
+
+
+@dataclass
+class Removed:
+    """What an operation, or a group of them, has removed."""
+
+    turns: list[int] = field(default_factory=list)
+    images: list[int] = field(default_factory=list)  # of these turns, which may still be there
+    sessions: list[str] = field(default_factory=list)  # by Shrink
+    pinned: list[int] = field(default_factory=list)  # turns without a use that were kept
+    documents: int = 0
+
+
+def digest(parent: bytes, prompt: Sequence[int], completion: Sequence[int]) -> bytes:
+    """Of all tokens up to the end of a turn, given that up to its start."""
+    counts = len(prompt).to_bytes(8, "little")
+    return hashlib.blake2b(parent + counts + pack(prompt) + pack(completion), digest_size=16).digest()
+
+
+def pack(tokens: Sequence[int]) -> bytes:
+    """Token ids as bytes: the bytes of each id, 2 or 4, then the ids, the lowest byte first."""
+    ids = np.array(tokens, "<u4")
+    width = 2 if len(ids) == 0 or ids.max() < 1 << 16 else 4
+    return bytes([width]) + ids.astype(f"<u{width}").tobytes()
+
+
+def unpack(data: bytes) -> list[int]:
+    """Raises ValueError if these are no packed ids."""
+    if not data or data[0] not in (2, 4):
+        raise ValueError("no token ids")
+    ids: list[int] = np.frombuffer(data, f"<u{data[0]}", offset=1).tolist()
+    return ids
 
 
 def message(error: Exception | None) -> str | None:

@@ -78,6 +78,12 @@ class States:
             if state is not None:
                 self._memory[slot].copy_(state, non_blocking=True)
 
+    @torch.inference_mode()
+    def duplicate(self, source: int, target: int) -> None:
+        """Copy a slot to another one, in the order of the current stream."""
+        self.flush([source, target])
+        self._memory[target].copy_(self._memory[source])
+
     def clear(self, slots: Collection[int]) -> None:
         """Give these slots the state before the first token."""
         self.replace(dict.fromkeys(slots))

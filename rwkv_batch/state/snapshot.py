@@ -56,6 +56,7 @@ class Header(msgspec.Struct, frozen=True):
     tokens: int  # that the state has seen
     created: float  # seconds since 1970
     layout: Literal["vk"] = "vk"  # of a head's matrix: [value, key]
+    digest: bytes = b""  # of the tokens (entries.Head); files of the first version have none
 
 
 @dataclass(frozen=True)
@@ -84,13 +85,19 @@ class SnapshotLayout:
         return PREFIX + slot_bytes(self.layers, self.width, self.shift, self.wkv)
 
 
-def seal(snapshot: Tensor, layout: SnapshotLayout, tokens: int, created: float) -> None:
+def seal(snapshot: Tensor, layout: SnapshotLayout, tokens: int, created: float, digest: bytes = b"") -> None:
     """Write prefix and checksum of a snapshot (uint8 `[layout.size]`, host memory) whose body is in place."""
     shape, dtypes = (layout.layers, layout.heads, layout.width), (_name(layout.shift), _name(layout.wkv))
-    header = msgspec.msgpack.encode(Header(layout.fingerprint, *shape, *dtypes, tokens, created))
+    write_header(snapshot, Header(layout.fingerprint, *shape, *dtypes, tokens, created, digest=digest))
+
+
+def write_header(snapshot: Tensor, description: Header) -> None:
+    """Write prefix and checksum of a snapshot whose body is in place."""
+    header = msgspec.msgpack.encode(description)
     if len(header) > PREFIX - _FIXED.size:
         raise ValueError(
-            f"The model fingerprint {layout.fingerprint[:40]}... is too long for a snapshot; give a digest."
+            f"The model fingerprint {description.fingerprint[:40]}... is too long for a snapshot; give a "
+            "digest."
         )
     data = snapshot.numpy().data
     data[:PREFIX] = (_FIXED.pack(MAGIC, VERSION, 0, len(header)) + header).ljust(PREFIX, b"\0")
@@ -118,6 +125,13 @@ def read_header(snapshot: Bytes) -> Header:
         return msgspec.msgpack.decode(memoryview(snapshot)[_FIXED.size : _FIXED.size + length], type=Header)
     except msgspec.DecodeError as error:
         raise Damaged(f"The snapshot's header cannot be read ({error}).") from error
+
+
+def relabel(snapshot: Tensor, digest: bytes) -> Header:
+    """Give a snapshot another digest; its header. Raises SnapshotError."""
+    header = msgspec.structs.replace(read_header(snapshot.numpy().data), digest=digest)
+    write_header(snapshot, header)
+    return header
 
 
 def fitted(snapshot: Tensor, layout: SnapshotLayout, pinned: bool = False) -> tuple[Header, Tensor]:
@@ -155,7 +169,7 @@ def fitted(snapshot: Tensor, layout: SnapshotLayout, pinned: bool = False) -> tu
                 f"The session's state holds numbers that {_name(target.dtype)} cannot; "
                 "start the server with the --wkv it was made with."
             )
-    seal(converted, layout, header.tokens, header.created)
+    seal(converted, layout, header.tokens, header.created, header.digest)
     return header, converted
 
 
@@ -182,20 +196,15 @@ class Transfer:
         self.pinned = states.device.type == "cuda"
         self._stream = torch.cuda.Stream(states.device) if self.pinned else None
 
-    def snapshot(self, slot: SlotAccess, tokens: int, created: float) -> Tensor:
-        """The slot's state as a sealed snapshot, uint8 `[layout.size]`."""
+    def unsealed(self, slot: SlotAccess) -> Tensor:
+        """The slot's state as a snapshot whose prefix is not written yet, uint8 `[layout.size]`."""
         snapshot = torch.empty(self.layout.size, dtype=torch.uint8, pin_memory=self.pinned)
         self._copy(snapshot[PREFIX:], slot.data, slot)
-        seal(snapshot, self.layout, tokens, created)
         return snapshot
 
     def restore(self, snapshot: Tensor, slot: SlotAccess) -> None:
         """Fill the slot with a snapshot of this server's layout."""
         self._copy(slot.data, snapshot[PREFIX:], slot)
-
-    def duplicate(self, source: SlotAccess, target: SlotAccess) -> None:
-        """Copy from slot to slot."""
-        self._copy(target.data, source.data, source, target)
 
     def to_host(self, slot: SlotAccess) -> Tensor:
         """The slot's state in host memory, uint8."""

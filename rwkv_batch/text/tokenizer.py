@@ -6,7 +6,7 @@ for an id, and a decoder turns bytes into text and keeps the bytes of an incompl
 
 import ast
 import codecs
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pyrwkv_tokenizer
@@ -34,6 +34,10 @@ class Tokenizer:
                 f"The text has half of a surrogate pair, U+{ord(text[error.start]):04X}, at character "
                 f"{error.start}; send valid Unicode."
             ) from None
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Their text, with U+FFFD for bytes that are no characters."""
+        return b"".join(map(self.token_bytes, tokens)).decode(errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of a token; none for END_OF_TEXT and for ids outside the vocabulary."""

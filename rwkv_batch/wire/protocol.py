@@ -78,8 +78,15 @@ class Cancel(WireMessage, frozen=True, tag="cancel"):
     """The reader of this request has left; its rows are dropped before the next step."""
 
 
-class ListSessions(WireMessage, frozen=True, tag="list_sessions"):
-    """Replied to with every session, once each."""
+class ListSessions(WireMessage, frozen=True, omit_defaults=True, tag="list_sessions"):
+    """Replied to with sessions, once each, and how many there are.
+
+    Without both fields that is every session, those used last at the end of each tier; otherwise at most
+    `limit` in the order of their keys, from the one behind `after` on.
+    """
+
+    after: str | None = None
+    limit: int | None = None
 
 
 class DeleteSession(KeyedCommand, frozen=True, omit_defaults=True, tag="delete_session"):
@@ -89,14 +96,30 @@ class DeleteSession(KeyedCommand, frozen=True, omit_defaults=True, tag="delete_s
 
 
 class ForkSession(KeyedCommand, frozen=True, omit_defaults=True, tag="fork_session"):
-    """Copy `key` to `target`."""
+    """Let a session `target` go on from the end of `key`, or from the end of its turn of that number."""
 
     target: str
+    turn: int | None = None
     replace: bool = False  # False: reject ("exists") if there is a session `target`
 
 
-class ExportSession(KeyedCommand, frozen=True, tag="export_session"):
-    """Replied to with the session as a file."""
+class SessionHistory(KeyedCommand, frozen=True, omit_defaults=True, tag="session_history"):
+    """Replied to with the turns of the session behind that of number `after`, at most `limit` (None: all)."""
+
+    after: int = 0
+    limit: int | None = None
+
+
+class RewindSession(KeyedCommand, frozen=True, tag="rewind_session"):
+    """Keep the session's turns up to that of number `turn`; 0: none. Replied to with what it has now."""
+
+    turn: int
+
+
+class ExportSession(KeyedCommand, frozen=True, omit_defaults=True, tag="export_session"):
+    """Replied to with the session as a file: its tokens, its state, or its tokens and the nearest state."""
+
+    what: Literal["both", "tokens", "state"] = "both"
 
 
 class ImportSession(KeyedCommand, frozen=True, tag="import_session"):
@@ -125,6 +148,8 @@ SessionCommand = (
     ListSessions
     | DeleteSession
     | ForkSession
+    | SessionHistory
+    | RewindSession
     | ExportSession
     | ImportSession
     | PutDocument
@@ -188,12 +213,30 @@ class SessionInfo(Struct, frozen=True):
     tokens: int  # that the state has seen
 
 
+class TurnInfo(Struct, frozen=True, array_like=True):
+    """One turn of a session. Positions count tokens."""
+
+    number: int  # from 1
+    start: int
+    end: int
+    prompt: str
+    completion: str
+    prompt_tokens: list[int]
+    completion_tokens: list[int]
+    created: float  # seconds since 1970
+
+
 class SessionReply(WireMessage, frozen=True, omit_defaults=True, tag="session_reply"):
     """A session command has been carried out."""
 
     found: int = 0  # DeleteSession, RemoveDocument: how many there were
     data: bytes = b""  # ExportSession, GetDocument
     sessions: list[SessionInfo] = []  # ListSessions
+    total: int = 0  # ListSessions: how many sessions there are,
+    l1: int = 0  # those of them in L1,
+    l2: int = 0  # and those in L2
+    position: int = 0  # SessionHistory, RewindSession: tokens that the session has seen
+    turns: list[TurnInfo] = []  # SessionHistory
 
 
 Event = Accepted | Rejected | Progress | Failed | SessionReply

@@ -25,7 +25,7 @@ from demo.evaluate import samples
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.ops.random import random_key, uniforms
 from rwkv_batch.runner import backends
-from rwkv_batch.state.store import Store
+from rwkv_batch.state.log.store import Store
 from rwkv_batch.text.tokenizer import END_OF_TEXT, VOCABULARY
 from rwkv_batch.wire.protocol import (
     Accepted,

@@ -37,10 +37,13 @@ from rwkv_batch.wire.protocol import (
     PutDocument,
     Rejected,
     RemoveDocument,
+    RewindSession,
     RowDelta,
     SessionCommand,
+    SessionHistory,
     SessionInfo,
     SessionReply,
+    TurnInfo,
     decode_to_engine,
     encode,
 )
@@ -68,10 +71,11 @@ class FakeEngine:
         self.commands: list[SessionCommand] = []
         self.cancelled: list[str] = []
         self.sessions: dict[str, str] = {}  # key -> all prompts it has seen
+        self.turns: dict[str, list[str]] = {}  # the same, turn by turn
         self._known: set[str] = set()
         self._documents: dict[str, bytes] = {}
         self._numbers: dict[str, int] = {}  # the last one given out, by branch
-        self._unstored: dict[str, tuple[str, str]] = {}  # turns under way: id -> key, text
+        self._unstored: dict[str, tuple[str, str, list[str]]] = {}  # turns under way: id -> key, text, turns
         self._changed = threading.Condition()
         self._due: list[tuple[float, bytes, Event]] = []  # events to send, each at its time
         self._closed = False
@@ -152,13 +156,14 @@ class FakeEngine:
             target = f"{turn.branch}:{number}"
         text = (before or "") + seam + prompt
         if target:
-            self._unstored[request.id] = target, text
+            before_it = self.turns.get(turn.source or "", []) if before else []
+            self._unstored[request.id] = target, text, [*before_it, text.removeprefix(before or "")]
         return script(request, cached, target, text)
 
     def _store(self, event: Event) -> None:
         if isinstance(event, Progress) and event.id in self._unstored and event.rows[0].finish_reason:
-            key, text = self._unstored.pop(event.id)
-            self.sessions[key] = text
+            key, text, turns = self._unstored.pop(event.id)
+            self.sessions[key], self.turns[key] = text, turns
 
     def _reply(self, command: SessionCommand) -> Event:
         id, key = command.id, key_of(command)
@@ -166,23 +171,39 @@ class FakeEngine:
             return Rejected(id, "overloaded", "The fake engine finds this overloaded.")
         if key.startswith("fail"):
             return Failed(id, "The fake engine failed.")
-        if isinstance(command, ForkSession | ExportSession) and key not in self.sessions:
+        on_one = ForkSession | ExportSession | SessionHistory | RewindSession
+        if isinstance(command, on_one) and key not in self.sessions:
             return Rejected(id, "not_found", f"There is no session {key}.")
         match command:
-            case ListSessions():
-                sessions = [SessionInfo(k, tier(k), UPDATED, len(text)) for k, text in self.sessions.items()]
-                return SessionReply(id, sessions=sessions)
+            case ListSessions(after=after, limit=limit):
+                keys = list(self.sessions)
+                counts = {t: sum(1 for k in keys if tier(k) == t) for t in ("L1", "L2")}
+                if after is not None or limit is not None:
+                    keys = sorted(k for k in keys if k > (after or ""))[:limit]
+                sessions = [SessionInfo(k, tier(k), UPDATED, len(self.sessions[k])) for k in keys]
+                total = len(self.sessions)
+                return SessionReply(id, sessions=sessions, total=total, l1=counts["L1"], l2=counts["L2"])
             case DeleteSession(prefix=prefix):
                 gone = [k for k in self.sessions if k == key or (prefix and k.startswith(f"{key}:"))]
                 for k in gone:
                     del self.sessions[k]
                 return SessionReply(id, found=len(gone))
-            case ForkSession(target=target, replace=replace):
+            case ForkSession(target=target, replace=replace, turn=number):
                 if target in self.sessions and not replace:
                     return Rejected(id, "exists", f"There is a session {target} already.")
-                self.sessions[target] = self.sessions[key]
-            case ExportSession():
-                return SessionReply(id, data=FILE + self.sessions[key].encode())
+                return self._point(id, key, number, target)
+            case RewindSession(turn=number):
+                return self._point(id, key, number, key)
+            case SessionHistory(after=after, limit=limit):
+                infos, start = [], 0
+                for number, text in enumerate(self.turns[key], 1):
+                    tokens = list(text.encode())
+                    infos.append(TurnInfo(number, start, start + len(text), text, "", tokens, [], UPDATED))
+                    start += len(text)
+                return SessionReply(id, position=start, turns=infos[after:][:limit])
+            case ExportSession(what=what):
+                kind = b"" if what == "both" else what.encode() + b" "
+                return SessionReply(id, data=FILE + kind + self.sessions[key].encode())
             case ImportSession(data=data):
                 if not data.startswith(FILE):
                     return Rejected(id, "invalid", "The file holds no state.")
@@ -194,6 +215,14 @@ class FakeEngine:
             case RemoveDocument():
                 return SessionReply(id, found=int(self._documents.pop(key, None) is not None))
         return SessionReply(id)
+
+    def _point(self, id: str, key: str, number: int | None, target: str) -> Event:
+        turns = self.turns[key]
+        if number is not None and number > len(turns):
+            return Rejected(id, "not_found", f"There is no turn {number} in {key}, which has {len(turns)}.")
+        self.turns[target] = turns[:number]
+        self.sessions[target] = "".join(self.turns[target])
+        return SessionReply(id, position=len(self.sessions[target]))
 
 
 def key_of(command: SessionCommand) -> str:

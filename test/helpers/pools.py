@@ -1,22 +1,49 @@
-"""What the tests of the state pool share: tiny states with random contents, and waiting for callbacks."""
+"""What the tests of the state pool share: a model that anybody can compute, and waiting for callbacks.
 
+The state after some tokens is a hash of them, and bytes that follow from it. So a
+state that was copied wrongly, or is not that of a session's tokens, is found when it is looked at.
+"""
+
+import hashlib
 import shutil
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from rwkv_batch.state.entries import Head, Session
+from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.slots import States
-from rwkv_batch.state.store import Store
-from state_pool import StatePool
+from state_pool import Loaded, StatePool
 
-MODEL = "0123456789abcdef"
+MODEL = "0123456789abcdef", 65536
 SLOTS = 12
-SNAPSHOT_BYTES = 512 + 2 * 64 * 2 + 64 * 64 * 4
+STATE_BYTES = 2 * 64 * 2 + 64 * 64 * 4
 PATIENCE = 30.0  # seconds until a missing callback is a failure
+ALWAYS = 1e-9  # a speed of replay at which every image is worth writing
+NEVER = 1e18
+
+
+def after(past: bytes, tokens: Sequence[int]) -> bytes:
+    """The hash that stands for the state, 16 bytes; zeros are the state before the first token."""
+    for token in tokens:
+        past = hashlib.blake2b(past + token.to_bytes(4, "little"), digest_size=16).digest()
+    return past
+
+
+BEGINNING = bytes(16)
+
+
+def contents(state: bytes) -> torch.Tensor:
+    """The bytes of a slot that holds the state."""
+    if state == BEGINNING:
+        return torch.zeros(STATE_BYTES, dtype=torch.uint8)
+    rest = np.random.Generator(np.random.PCG64(int.from_bytes(state, "little"))).bytes(STATE_BYTES - 16)
+    return torch.frombuffer(bytearray(state + rest), dtype=torch.uint8)
 
 
 @dataclass
@@ -36,11 +63,12 @@ class Bench:
         *,
         l1: int = 2,
         l2: int = 2,
-        durable: bool = True,
         limit: int | None = None,
-        fingerprint: str = MODEL,
+        model: tuple[str, int] = MODEL,
         wkv: torch.dtype = torch.float32,
         flush: Callable[[Collection[int]], None] = lambda slots: None,
+        replay_rate: float = ALWAYS,
+        **options: Any,
     ) -> None:
         self.states = States(SLOTS, 1, 64, torch.float16, wkv)
         self.states.flush = flush
@@ -50,28 +78,37 @@ class Bench:
         self._ready = threading.Event()
         self.pool = StatePool(
             self.states,
-            fingerprint,
+            model,
             l1=l1,
             l2=l2,
             store=Store(path, limit) if path else None,
-            durable=durable,
             free=self.release,
             wake=self._ready.set,
+            replay_rate=replay_rate,
+            **options,
         )
-        self._numbers = torch.Generator().manual_seed(1)
+
+    # Slots
 
     def slot(self) -> int:
+        if not self.free:
+            self.settle()
         return self.free.pop()
-
-    def fill(self, slot: int) -> torch.Tensor:
-        """Random contents for a slot; a copy of them."""
-        self.states.shift[slot] = torch.randn(self.states.shift.shape[1:], generator=self._numbers)
-        self.states.wkv[slot] = torch.randn(self.states.wkv.shape[1:], generator=self._numbers)
-        return self.states._memory[slot].clone()
 
     def release(self, slot: int) -> None:
         assert slot not in self.free, "a slot was handed back twice"
         self.free.add(slot)
+
+    def state(self, slot: int) -> bytes:
+        """The state in the slot, which has to be one."""
+        state = self.states._memory[slot][:16].numpy().tobytes()
+        assert torch.equal(self.states._memory[slot], contents(state)), "the slot holds no state"
+        return state
+
+    def feed(self, slot: int, tokens: Sequence[int]) -> None:
+        self.states._memory[slot] = contents(after(self.state(slot), tokens))
+
+    # Callbacks
 
     def callback(self, name: object) -> Callable[..., None]:
         """A callback for one call of the pool's methods, whose result `wait(name)` returns."""
@@ -89,57 +126,17 @@ class Bench:
 
     def wait(self, name: object) -> Result:
         """The result of the callback of this name."""
+        self.wait_until(lambda: name in self.results)
+        return self.results.pop(name)
+
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        """Poll until the condition holds."""
         while True:
-            self.poll()
-            if name in self.results:
-                return self.results.pop(name)
-            assert self._ready.wait(PATIENCE), f"no callback for {name}"
             self._ready.clear()
-
-    def poll(self) -> None:
-        """Run the callbacks of what the pool has done."""
-        self._polling = True
-        self.pool.poll()
-        self._polling = False
-
-    def close(self) -> None:
-        """Close the pool, which runs the callbacks that are left."""
-        self._polling = True
-        self.pool.close()
-        self._polling = False
-
-    def put(self, key: str, tokens: int = 1) -> torch.Tensor:
-        """Save random contents under the key and wait until that is done; a copy of them."""
-        slot = self.slot()
-        state = self.fill(slot)
-        result = self.do(self.pool.save, key, slot, tokens)
-        assert result.error is None, result.error
-        return state
-
-    def delete(self, key: str, prefix: bool = False) -> int:
-        """Delete for good; how many sessions there were."""
-        result = self.do(self.pool.delete, key, prefix)
-        assert result.error is None, result.error
-        return result.value
-
-    def load(self, key: str) -> tuple[Result, torch.Tensor]:
-        """Load into a slot that is given back at once: its result, the state's tokens, and the contents."""
-        slot = self.slot()
-        self.states._memory[slot] = 255
-        result = self.do(self.pool.load, key, slot)
-        entry = self.pool.find(key)
-        result.value = entry and entry.tokens
-        state = self.states._memory[slot].clone()
-        self.release(slot)
-        return result, state
-
-    def holds(self, key: str, state: torch.Tensor) -> bool:
-        result, found = self.load(key)
-        return result.error is None and torch.equal(found, state)
-
-    def tier(self, key: str) -> str | None:
-        info = self.pool.find(key)
-        return info.tier if info else None
+            self.poll()
+            if condition():
+                return
+            assert self._ready.wait(PATIENCE), "nothing happens"
 
     def do(self, method: Callable[..., None], *arguments: Any) -> Result:
         """Call a method of the pool and wait for its callback."""
@@ -147,16 +144,140 @@ class Bench:
         method(*arguments, self.callback(name))
         return self.wait(name)
 
+    def poll(self) -> None:
+        """Run the callbacks of what the pool has done."""
+        self._polling = True
+        self.pool.poll()
+        self._polling = False
+
+    def settle(self) -> None:
+        """Wait until copies, reads, images and commits that were asked for before are done."""
+        pool = self.pool
+        for _ in range(2):  # what is done may ask for more
+            for worker in (pool._copier, pool._reader):
+                self.do(lambda done, worker=worker: worker.put(lambda: None, lambda _, error: done(None)))
+            if pool._images._writer:
+                self.wait_until(lambda: not pool._images._writer._waiting)
+            self.do(lambda done: pool._writer.put([], lambda _, error: done(None)))
+
+    def close(self) -> None:
+        """Close the pool, which runs the callbacks that are left."""
+        self._polling = True
+        self.pool.close()
+        self._polling = False
+
     def crash(self, path: Path) -> None:
         """Copy what a process killed now would leave on the disk, to another path, and close this pool."""
         database = self.pool._store.path
-        # the log first reaches the file at a checkpoint, long after anything a test writes
-        for suffix in ("", "-wal"):
-            if database.with_name(database.name + suffix).exists():
-                shutil.copy(f"{database}{suffix}", f"{path}{suffix}")
+        assert database
+        while True:  # until nothing has changed in the meantime
+            before = files(database)
+            for target in (path, Path(f"{path}-wal")):
+                target.unlink(missing_ok=True)
+            shutil.rmtree(f"{path}.images", ignore_errors=True)
+            for file, data in before.items():
+                copy = Path(str(file).replace(str(database), str(path), 1))
+                copy.parent.mkdir(exist_ok=True)
+                copy.write_bytes(data)
+            if files(database) == before:
+                break
         self.close()
 
+    # Sessions
 
-def keys(bench: Bench) -> list[tuple[str, str]]:
-    """Every session and its tier."""
-    return [(info.key, info.tier) for info in bench.pool.status()]
+    def begin(self, key: str, in_place: bool = True) -> tuple[Session | None, Head | None, int]:
+        """Bring a session's state into a slot: the session as it is, its head, and the slot."""
+        session = self.pool.find(key)
+        if session is None:
+            slot = self.slot()
+            self.states.clear([slot])
+            return None, None, slot
+        self.pool.pin(session.head)
+        if in_place and (taken := self.pool.take(session.head)):
+            return session, taken[1], taken[0]
+        slot = self.slot()
+        result = self.do(self.pool.load, session, slot)
+        if result.error:
+            self.pool.unpin(session.head)
+            self.release(slot)
+            raise LookupError(result.error)
+        loaded: Loaded = result.value
+        self.feed(slot, loaded.replay)
+        return session, loaded.head, slot
+
+    def turn(self, key: str, tokens: Sequence[int], target: str | None = None, wait: bool = True) -> object:
+        """A turn of a session, stored as `target`; the name of its callback, unless that is waited for."""
+        name, target = object(), target or key
+        session, parent, slot = self.begin(key, target == key)
+        self.feed(slot, tokens)
+        split = len(tokens) // 2
+        if self.pool.token_log:
+            head = self.pool.commit(target, parent, tokens[:split], tokens[split:], self.callback(name))
+            self.pool.keep(target, head, slot)
+        else:
+            seen = (session.head.tokens if session else 0) + len(tokens)
+            self.pool.save(target, slot, seen, self.callback(name))
+        if session:
+            self.pool.unpin(session.head)
+        if wait:
+            result = self.wait(name)
+            assert result.error is None, result.error
+        return name
+
+    def fork(self, source: str, target: str, turn: int | None = None) -> str | None:
+        """Let `target` end where `source` does, or with its turn of that number; the error."""
+        session = self.pool.find(source)
+        if session is None:
+            return f"There is no session {source}."
+        head = session.head
+        if turn is not None:
+            turns = self.do(self.pool.turns, session).value
+            found = next(entry for entry in turns if entry.number == turn)
+            head = found.head(head.imaged if head.imaged <= found.end else 0)
+        return self.do(self.pool.point, target, head).error
+
+    def look(self, key: str) -> bytes | None:
+        """The state of a session, None if there is no such session."""
+        session = self.pool.find(key)
+        if session is None:
+            return None
+        slot = self.slot()
+        self.states._memory[slot] = 255
+        result = self.do(self.pool.load, session, slot)
+        try:
+            if result.error:
+                raise LookupError(result.error)
+            self.feed(slot, result.value.replay)
+            return self.state(slot)
+        finally:
+            self.release(slot)
+
+    def import_(self, key: str, data: bytes, done: Callable[..., None]) -> None:
+        self.pool.files.import_(key, data, tokens=self.pool.token_log, done=done)
+
+    def delete(self, key: str, prefix: bool = False) -> int:
+        """Delete for good; how many sessions there were."""
+        result = self.do(self.pool.delete, key, prefix)
+        assert result.error is None, result.error
+        return result.value
+
+    def tier(self, key: str) -> str | None:
+        return dict(self.tiers()).get(key)
+
+    def tiers(self) -> list[tuple[str, str]]:
+        """Every session and its tier."""
+        result = self.do(self.pool.status, None, None)
+        assert result.error is None, result.error
+        return [(entry.key, entry.tier) for entry in result.value.sessions]
+
+
+def files(database: Path) -> dict[Path, bytes]:
+    """The database, its log and its images."""
+    found = [database, Path(f"{database}-wal"), *sorted(Path(f"{database}.images").glob("*"))]
+    data = {}
+    for file in found:
+        try:
+            data[file] = file.read_bytes()
+        except FileNotFoundError:
+            continue
+    return data

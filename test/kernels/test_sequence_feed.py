@@ -112,7 +112,13 @@ def test_a_copy_of_a_state_holds_what_steps_have_deferred(model: RWKV7Cuda, coun
         steps.step([LAST] * 4, [1] * 4, SLOTS, range(4))
     ready, copies = threading.Event(), list[torch.Tensor]()
     pool = StatePool(
-        steps.states, "0123456789abcdef", l1=0, l2=0, durable=True, free=lambda slot: None, wake=ready.set
+        steps.states,
+        ("0123456789abcdef", 512),
+        l1=0,
+        l2=0,
+        durable=True,
+        free=lambda slot: None,
+        wake=ready.set,
     )
     pool.copy_out(SLOTS[1], copies.append)
     while not copies:

@@ -12,7 +12,8 @@ from session_calls import STATE, STRANGE, TREE, content, say
 
 STATUS, DELETE = "/state/status", "/state/delete"
 EXPORT, IMPORT, FORK = "/v1/state/export", "/v1/state/import", "/v1/state/fork"
-PATHS = [STATE, TREE, STATUS, DELETE, EXPORT, IMPORT, FORK]
+HISTORY, REWIND = "/v1/state/history", "/v1/state/rewind"
+PATHS = [STATE, TREE, STATUS, DELETE, EXPORT, IMPORT, FORK, REWIND]
 WORD = "pass word"
 MAX_BODY, MAX_STATE = 1 << 16, 1 << 18
 
@@ -67,6 +68,55 @@ def test_status_lists_every_session_once(empty):
     ]
 
 
+def test_status_in_pages(empty):
+    for key in ("b", "ram", "a", "vram"):
+        say(empty, key, key)
+    first = empty.http.post(STATUS, json={"limit": 2}).json()
+    assert [s["session_id"] for s in first["sessions"]] == ["a", "b"]
+    assert (first["total_sessions"], first["l1_cache_count"], first["l2_cache_count"]) == (4, 3, 1)
+    rest = empty.http.post(STATUS, json={"limit": 10, "after": "b"}).json()
+    assert [s["session_id"] for s in rest["sessions"]] == ["ram", "vram"]
+
+
+def test_history(empty):
+    for text in ("one", "two", "three"):
+        say(empty, text, STRANGE)
+    reply = empty.http.get(HISTORY, params={"session_id": STRANGE}).json()
+    assert (reply["object"], reply["session_id"], reply["position"]) == ("session.history", STRANGE, 15)
+    assert [(t["turn"], t["start"], t["end"], t["prompt"]) for t in reply["turns"]] == [
+        (1, 0, 3, "one"),
+        (2, 3, 8, "\n\ntwo"),
+        (3, 8, 15, "\n\nthree"),
+    ]
+    assert reply["turns"][0] == {
+        "turn": 1,
+        "start": 0,
+        "end": 3,
+        "prompt": "one",
+        "completion": "",
+        "prompt_tokens": [111, 110, 101],
+        "completion_tokens": [],
+        "created": UPDATED,
+    }
+    page = empty.http.get(HISTORY, params={"session_id": STRANGE, "after": 1, "limit": 1}).json()
+    assert [turn["turn"] for turn in page["turns"]] == [2] and page["position"] == 15
+
+
+def test_rewind_and_fork_at_a_turn(empty):
+    for text in ("one", "two", "three"):
+        say(empty, text, "a")
+    copy = {"session_id": "a", "new_session_id": "early", "turn": 1}
+    assert empty.http.post(FORK, json=copy).status_code == 200
+    answer = empty.http.post(REWIND, json={"session_id": "a", "turn": 2})
+    assert answer.json() == {"status": "success", "session_id": "a", "turn": 2, "position": 8}
+    assert content(say(empty, "4", "a")) == "one\n\ntwo\n\n4"
+    assert content(say(empty, "5", "early")) == "one\n\n5"
+    past = empty.http.post(REWIND, json={"session_id": "a", "turn": 4})
+    assert past.status_code == 404 and "turn 4" in past.json()["error"]
+    assert empty.http.post(FORK, json=copy | {"turn": 9, "new_session_id": "x"}).status_code == 404
+    assert "x" not in empty.engine.sessions
+
+
 def test_delete(empty):
     for key in ("a", "a:1", "a:2", "ab"):
         say(empty, key, key)
@@ -101,6 +151,11 @@ def test_a_session_leaves_as_a_file_and_comes_back(empty):
     assert (answer.status_code, answer.json()["session_id"]) == (200, "copy & more")
     assert content(say(empty, "on", "copy & more")) == "memory\n\non"
     assert empty.engine.sessions[STRANGE] == "memory"
+    for answer in (
+        empty.http.post(EXPORT, json={"session_id": STRANGE, "what": "tokens"}),
+        empty.http.get(EXPORT, params={"session_id": STRANGE, "what": "tokens"}),
+    ):
+        assert answer.content == FILE + b"tokens memory"
 
 
 def test_a_file_may_be_longer_than_a_body(empty):
@@ -163,6 +218,16 @@ BAD = [
     (TREE, b"[]", 400, "JSON object"),
     (STATUS, b"{", 400, "Invalid JSON"),
     (STATUS, b"[]", 400, "JSON object"),
+    (STATUS, {"limit": 0}, 400, "limit"),
+    (STATUS, {"limit": True}, 400, "limit"),
+    (STATUS, {"after": 5}, 400, "after"),
+    (REWIND, {"session_id": "a"}, 400, "turn"),
+    (REWIND, {"session_id": "a", "turn": -1}, 400, "turn"),
+    (REWIND, {"session_id": "nobody", "turn": 0}, 404, "nobody"),
+    (REWIND, {"turn": 0}, 400, "Missing session_id parameter"),
+    (REWIND, {"session_id": "response:x", "turn": 0}, 400, "session_id"),
+    (FORK, {"session_id": "a", "new_session_id": "b", "turn": 0}, 400, "turn"),
+    (EXPORT, {"session_id": "a", "what": "text"}, 400, "what"),
     (DELETE, b"", 400, "Missing session_id parameter"),
     (DELETE, {"session_id": None}, 400, "Missing session_id parameter"),
     (DELETE, {"session_id": "s", "delete_prefix": "perhaps"}, 400, "delete_prefix"),
@@ -206,6 +271,20 @@ def test_bad_input_is_told_what_is_wrong(empty, path, body, status, words):
     assert words in error
     assert "\n" not in error and len(error) < 400, "one sentence"
     assert empty.engine.sessions == {}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "status", "words"),
+    [
+        ({}, 400, "Missing session_id parameter"),
+        ({"session_id": "nobody"}, 404, "nobody"),
+        ({"session_id": "a", "limit": "0"}, 400, "limit"),
+        ({"session_id": "a", "after": "x"}, 400, "after"),
+    ],
+)
+def test_a_history_that_cannot_be_had(empty, parameters, status, words):
+    answer = empty.http.get(HISTORY, params=parameters)
+    assert answer.status_code == status and words in answer.json()["error"]
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -148,6 +148,27 @@ def test_branches_and_forks_do_not_touch_each_other(sessions: Sessions):
     assert "Lucy" in sessions.turn("copy", ASK)
 
 
+def test_a_history_is_shown_rewound_and_branched_from(sessions: Sessions):
+    for prompt in (INTRODUCE.format("Tom"), "User: My name is Lucy.\n\nAssistant:", ASK):
+        sessions.turn("told", prompt)
+    history = sessions.http.get("/v1/state/history", params={"session_id": "told"}).json()
+    for (prompt, text), turn in zip(sessions.said["told"], history["turns"], strict=True):
+        assert turn["prompt"].removeprefix("\n\n") == prompt and turn["completion"] == text
+        assert TOKENIZER.encode(turn["prompt"]) == turn["prompt_tokens"]
+        assert turn["end"] - turn["start"] == len(turn["prompt_tokens"]) + len(turn["completion_tokens"])
+    assert [turn["start"] for turn in history["turns"][1:]] == [turn["end"] for turn in history["turns"][:-1]]
+    assert history["position"] == history["turns"][-1]["end"]
+    fork = {"session_id": "told", "new_session_id": "early", "turn": 1}
+    assert sessions.post("/v1/state/fork", fork).status_code == 200
+    rewound = sessions.post("/v1/state/rewind", {"session_id": "told", "turn": 2}).json()
+    assert rewound["position"] == history["turns"][1]["end"]
+    assert sessions.turn("told", ASK) == sessions.said["told"][2][1]
+    assert "Tom" in sessions.turn("early", ASK)
+    assert sessions.post("/v1/state/rewind", {"session_id": "told", "turn": 9}).status_code == 404
+    assert sessions.post("/v1/state/rewind", {"session_id": "told", "turn": 0}).json()["position"] == 0
+    assert "Tom" not in sessions.turn("told", ASK)
+
+
 def test_two_turns_at_once_run_one_after_the_other(sessions: Sessions):
     sessions.turn("both", INTRODUCE.format("Emma"))
     with ThreadPoolExecutor() as pool:
@@ -208,21 +229,26 @@ def test_a_stop_string_leaves_exactly_the_text_before_it(sessions: Sessions):
     assert sessions.turn("cut", ASK) == expected["choices"][0]["text"]
 
 
-def test_a_damaged_row_costs_its_session_only(tmp_path: Path):
+def test_damage_costs_at_most_its_session(tmp_path: Path):
     sessions = Sessions(tmp_path)
-    for session in ("good", "bad"):
+    for session in ("good", "bad", "lucky"):
         sessions.turn(session, INTRODUCE.format("Paul"))
     sessions.stop()
-    with sqlite3.connect(sessions.database) as database:
-        data = bytearray(database.execute("SELECT data FROM sessions WHERE key = ?", (b"bad",)).fetchone()[0])
+    for image in Path(f"{sessions.database}.images").iterdir():
+        data = bytearray(image.read_bytes())
         data[len(data) // 2] ^= 1
-        database.execute("UPDATE sessions SET data = ? WHERE key = ?", (bytes(data), b"bad"))
+        image.write_bytes(data)
+    with sqlite3.connect(sessions.database) as database:
+        where = "id = (SELECT turn FROM sessions WHERE key = x'626164')"
+        assert database.execute(f"UPDATE turns SET completion = prompt WHERE {where}").rowcount == 1
     database.close()
     sessions.start()
     reply = sessions.post("/state/chat/completions", GREEDY | {"contents": [ASK], "session_id": "bad"})
-    assert reply.status_code >= 400 and "bad" in reply.json()["error"]
-    assert "Paul" in sessions.turn("good", ASK)
+    assert reply.status_code >= 400 and "damaged" in reply.json()["error"]
+    for session in ("good", "lucky"):
+        assert "Paul" in sessions.turn(session, ASK), "its tokens are fed in place of its image"
     assert sessions.turn("bad", ASK)  # it is gone, so the next turn begins anew
+    assert "passed over" in sessions.server.log()
     sessions.stop()
 
 

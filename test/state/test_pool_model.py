@@ -7,10 +7,13 @@ from pathlib import Path
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from pools import SLOTS, Bench
+from pools import ALWAYS, BEGINNING, NEVER, SLOTS, Bench, after, files
 
 KEYS = st.sampled_from(["a", "a:1", "a:2", "ab", "b", "b:1", "c"])
-State = tuple[int, bytes]  # tokens, contents
+TOKENS = st.lists(st.integers(0, 65535), min_size=1, max_size=6)
+End = tuple[bytes, int]  # of a turn: the state, and how many tokens it has seen
+Truth = tuple[End, ...]  # where the known turns of a session begin, and the end of each
+START: End = BEGINNING, 0
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -21,24 +24,29 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.directory = Path(tempfile.mkdtemp())
-        self.truth: dict[str, State] = {}
-        self.committed: dict[str, State] = {}
-        self.log: list[tuple[str, State | None]] = []
-        # tokens of saves that have not been waited for, and how long the log was with them
-        self.waiting: list[tuple[int, int]] = []
+        self.truth: dict[str, Truth] = {}
+        self.committed: dict[str, Truth] = {}
+        self.log: list[tuple[str, Truth | None]] = []
+        self.waiting: list[tuple[object, int]] = []  # turns, and how long the log was with them
         self.number = 0
 
-    @initialize(l1=st.integers(0, 3), l2=st.integers(0, 3), durable=st.booleans())
-    def start(self, l1: int, l2: int, durable: bool) -> None:
-        self.sizes = {"l1": l1, "l2": l2}
-        self.durable = durable
+    @initialize(
+        l1=st.integers(0, 3),
+        l2=st.integers(0, 3),
+        durable=st.booleans(),
+        token_log=st.booleans(),
+        replay_rate=st.sampled_from([ALWAYS, NEVER]),
+        replay_tokens=st.sampled_from([0, 5, 1000]),
+    )
+    def start(self, durable: bool, **options) -> None:
+        self.options, self.durable = options | {"durable": durable}, durable
         self.open()
 
     def open(self) -> None:
         self.number += 1
-        self.bench = Bench(self.directory / f"{self.number}.db", durable=self.durable, **self.sizes)
+        self.bench = Bench(self.directory / f"{self.number}.db", **self.options)
 
-    def change(self, key: str, state: State | None) -> None:
+    def change(self, key: str, state: Truth | None) -> None:
         self.log.append((key, state))
         if state:
             self.truth[key] = state
@@ -53,62 +61,47 @@ class PoolMachine(RuleBasedStateMachine):
             else:
                 self.committed.pop(key, None)
         del self.log[:length]
-        self.waiting = [(token, end - length) for token, end in self.waiting if end > length]
+        self.waiting = [(name, end - length) for name, end in self.waiting if end > length]
 
     def answered(self, length: int) -> None:
         if self.durable:
             self.commit(length)
 
-    def wait_for_saves(self) -> None:
-        """Wait for all saves under way."""
-        for token, length in list(self.waiting):
-            assert self.bench.wait(token).error is None
-            if (token, length) in self.waiting:
-                self.waiting.remove((token, length))
+    def wait_for_turns(self) -> None:
+        """Wait for all turns under way."""
+        for name, length in list(self.waiting):
+            assert self.bench.wait(name).error is None
+            if (name, length) in self.waiting:
+                self.waiting.remove((name, length))
         self.answered(len(self.log))
 
-    def store(self, key: str, slot: int, wait: bool) -> None:
-        contents = self.bench.fill(slot).numpy().tobytes()
-        self.number += 1
-        self.bench.pool.save(key, slot, self.number, self.bench.callback(self.number))
-        self.change(key, (self.number, contents))
-        self.waiting.append((self.number, len(self.log)))
+    @rule(source=KEYS, other=st.none() | KEYS, tokens=TOKENS, wait=st.booleans())
+    def turn(self, source: str, other: str | None, tokens: list[int], wait: bool) -> None:
+        """Continue a session, in place or under another name."""
+        if len(self.bench.free) < 3:
+            self.wait_for_turns()
+        before = self.truth.get(source, (START,))
+        state, seen = before[-1]
+        name = self.bench.turn(source, tokens, other, wait=False)
+        end = after(state, tokens), seen + len(tokens)
+        self.change(other or source, (*before, end) if self.bench.pool.token_log else (end,))
+        self.waiting.append((name, len(self.log)))
         if wait:
-            self.wait_for_saves()
+            self.wait_for_turns()
 
-    @rule(key=KEYS, wait=st.booleans())
-    def save(self, key: str, wait: bool) -> None:
-        if len(self.bench.free) < 2:
-            self.wait_for_saves()
-        self.store(key, self.bench.slot(), wait)
-
-    @rule(key=KEYS, fails=st.booleans(), wait=st.booleans())
-    def turn(self, key: str, fails: bool, wait: bool) -> None:
-        """Continue a session where it is, or in a copy."""
-        if len(self.bench.free) < 2:
-            self.wait_for_saves()
-        slot = self.bench.pool.take(key)
-        if slot is None:
-            slot = self.bench.slot()
-            result = self.bench.do(self.bench.pool.load, key, slot)
-            assert (result.error is None) == (key in self.truth)
-        if expected := self.truth.get(key):
-            assert self.bench.states._memory[slot].numpy().tobytes() == expected[1]
-        if fails:
-            self.bench.fill(slot)
-            self.bench.release(slot)
-        else:
-            self.store(key, slot, wait)
+    @rule(key=KEYS, tokens=TOKENS)
+    def turn_that_fails(self, key: str, tokens: list[int]) -> None:
+        session, _, slot = self.bench.begin(key)
+        assert self.bench.state(slot) == self.truth.get(key, (START,))[-1][0]
+        self.bench.feed(slot, tokens)
+        if session:
+            self.bench.pool.unpin(session.head)
+        self.bench.release(slot)
 
     @rule(key=KEYS)
-    def load(self, key: str) -> None:
-        if len(self.bench.free) < 2:
-            self.wait_for_saves()
-        result, contents = self.bench.load(key)
-        if key in self.truth:
-            assert (result.error, result.value, contents.numpy().tobytes()) == (None, *self.truth[key])
-        else:
-            assert result.error == f"There is no session {key}."
+    def look(self, key: str) -> None:
+        expected = self.truth.get(key)
+        assert self.bench.look(key) == (expected and expected[-1][0])
 
     @rule(key=KEYS, prefix=st.booleans())
     def delete(self, key: str, prefix: bool) -> None:
@@ -117,29 +110,49 @@ class PoolMachine(RuleBasedStateMachine):
             self.change(other, None)
         assert self.bench.delete(key, prefix) == len(gone)
         if gone:  # otherwise the answer comes at once, whatever is still on its way to the disk
-            self.answered(len(self.log))
+            self.answered(len(self.log) if self.bench.pool.token_log else 0)
 
     @rule(source=KEYS, copy=KEYS)
     def fork(self, source: str, copy: str) -> None:
-        result = self.bench.do(self.bench.pool.fork, source, copy)
-        assert (result.error is None) == (source in self.truth)
+        if source == copy:
+            return
+        assert (self.bench.fork(source, copy) is None) == (source in self.truth)
         if source in self.truth:
             self.change(copy, self.truth[source])
-            self.answered(len(self.log))
+            self.answered(len(self.log) if self.bench.pool.token_log else 0)
 
-    @rule(source=KEYS, copy=KEYS, flip=st.booleans())
-    def move(self, source: str, copy: str, flip: bool) -> None:
+    @rule(source=KEYS, copy=KEYS, place=st.floats(0, 1))
+    def rewind(self, source: str, copy: str, place: float) -> None:
+        """Let a session end with an earlier turn, in place or as a copy."""
+        known = self.truth.get(source, ())
+        first = known and known[0] == START  # which no session ends with
+        numbers = range(1 if first else 0, len(known))
+        if numbers:
+            number = numbers[int(place * (len(numbers) - 1))]
+            assert self.bench.fork(source, copy, number) is None
+            self.change(copy, known[: number + 1])
+            self.answered(len(self.log) if self.bench.pool.token_log else 0)
+
+    @rule(source=KEYS, copy=KEYS, what=st.sampled_from(["both", "tokens", "state"]), flip=st.booleans())
+    def move(self, source: str, copy: str, what: str, flip: bool) -> None:
         """Export, and import under another key."""
-        result = self.bench.do(self.bench.pool.export, source)
-        assert (result.error is None) == (source in self.truth)
+        result = self.bench.do(self.bench.pool.files.export, source, what)
+        if source not in self.truth:
+            assert result.error == f"There is no session {source}."
+        elif what == "both":
+            assert result.error is None
         if result.value:
             data = bytearray(result.value)
             data[self.number % len(data)] ^= flip << (self.number % 8)
-            result = self.bench.do(self.bench.pool.import_, copy, bytes(data))
-            assert bool(result.error) == flip
-            if not flip:
-                self.change(copy, self.truth[source])
-                self.answered(len(self.log))
+            imported = self.bench.do(self.bench.import_, copy, bytes(data))
+            if flip:
+                assert imported.error
+            elif imported.error is None:
+                whole = what != "state" and self.bench.pool.token_log
+                self.change(copy, self.truth[source] if whole else self.truth[source][-1:])
+                self.answered(len(self.log) if self.bench.pool.token_log else 0)
+            else:
+                assert not self.bench.pool.token_log and "stores no tokens" in imported.error
 
     @rule()
     def restart(self) -> None:
@@ -147,7 +160,11 @@ class PoolMachine(RuleBasedStateMachine):
         self.waiting = []
         self.commit(len(self.log))
         assert self.committed == self.truth
-        shutil.copy(self.bench.pool._store.path, self.directory / f"{self.number + 1}.db")
+        database = self.bench.pool._store.path
+        for file, data in files(database).items():
+            copy = Path(str(file).replace(str(database), str(self.directory / f"{self.number + 1}.db"), 1))
+            copy.parent.mkdir(exist_ok=True)
+            copy.write_bytes(data)
         self.open()
 
     @precondition(lambda self: hasattr(self, "bench"))
@@ -159,28 +176,30 @@ class PoolMachine(RuleBasedStateMachine):
         log, self.log, self.truth = self.log, [], {}
         for key in {*self.committed, *(key for key, _ in log)}:
             possible = [self.committed.get(key), *(state for other, state in log if other == key)]
-            result, contents = self.bench.load(key)
-            found = None if result.error else (result.value, contents.numpy().tobytes())
-            assert found in possible
-            if found:
-                self.truth[key] = found
+            session = self.bench.pool.find(key)
+            found = (self.bench.look(key), session.head.tokens) if session else None
+            assert found in [state and state[-1] for state in possible]
+            if session:  # the same tokens may have come in other turns
+                fits = [state for state in possible if state and state[-1] == found]
+                self.truth[key] = next(state for state in fits if len(state) == session.head.number + 1)
         self.committed = dict(self.truth)
 
     @invariant()
     def sessions_are_those_of_the_dictionary(self) -> None:
         if hasattr(self, "bench"):
-            assert {info.key: info.tokens for info in self.bench.pool.status()} == {
-                key: tokens for key, (tokens, _) in self.truth.items()
-            }
-            assert len(self.bench.pool.status()) == len(self.truth)
+            result = self.bench.do(self.bench.pool.status, None, None)
+            assert sorted((entry.key, entry.tokens) for entry in result.value.sessions) == sorted(
+                (key, ends[-1][1]) for key, ends in self.truth.items()
+            )
 
     @invariant()
     def tiers_keep_to_their_size_and_no_slot_is_lost(self) -> None:
         if hasattr(self, "bench") and not self.waiting:
-            self.bench.do(self.bench.pool.documents.get, "")  # copies that were asked for before are done
-            tiers = [info.tier for info in self.bench.pool.status()]
-            assert tiers.count("L1") <= self.sizes["l1"] and tiers.count("L2") <= self.sizes["l2"]
-            assert len(self.bench.free) + tiers.count("L1") == SLOTS
+            self.bench.settle()
+            tiers = self.bench.pool._tiers
+            in_slots = tiers.turns("L1")
+            assert len(in_slots) <= self.options["l1"] and len(tiers.turns("L2")) <= self.options["l2"]
+            assert len(self.bench.free) + len(in_slots) == SLOTS
 
     def teardown(self) -> None:
         if hasattr(self, "bench"):

@@ -1,7 +1,10 @@
 """Snapshots: what is written comes back, and nothing else passes for it."""
 
 import random
+import struct
+import zlib
 
+import msgspec
 import pytest
 import torch
 
@@ -14,7 +17,9 @@ from rwkv_batch.state.snapshot import (
     fitted,
     parts,
     read_header,
+    relabel,
     seal,
+    tensor_from_bytes,
 )
 
 
@@ -24,11 +29,14 @@ def layout(
     return SnapshotLayout.from_states(States(1, layers, 128, shift, wkv), model)
 
 
-def snapshot(of: SnapshotLayout, tokens: int = 5) -> torch.Tensor:
+DIGEST = bytes(range(16))
+
+
+def snapshot(of: SnapshotLayout, tokens: int = 5, digest: bytes = DIGEST) -> torch.Tensor:
     data = torch.empty(of.size, dtype=torch.uint8)
     for part in parts(data, of):
         part.copy_(torch.randn(part.shape, generator=torch.Generator().manual_seed(0)))
-    seal(data, of, tokens, 17.5)
+    seal(data, of, tokens, 17.5, digest)
     return data
 
 
@@ -45,6 +53,7 @@ def test_what_was_sealed_is_read() -> None:
     header, same = fitted(data := snapshot(layout()), layout())
     assert same is data
     assert (header.tokens, header.created, header.fingerprint, header.layout) == (5, 17.5, "m", "vk")
+    assert header.digest == DIGEST
     assert (header.layers, header.heads, header.width, header.shift, header.wkv) == (
         2,
         2,
@@ -52,6 +61,44 @@ def test_what_was_sealed_is_read() -> None:
         "float16",
         "float32",
     )
+
+
+def test_a_snapshot_without_a_digest_has_an_empty_one() -> None:
+    data = snapshot(layout(), digest=b"")
+    assert fitted(data, layout())[0].digest == b""
+
+
+def test_files_of_the_first_version_are_read() -> None:
+    body = snapshot(layout())[PREFIX:].numpy().tobytes()
+    header = msgspec.msgpack.encode(
+        {"fingerprint": "m", "layers": 2, "heads": 2, "width": 128, "shift": "float16", "wkv": "float32"}
+        | {"tokens": 9, "created": 3.5, "layout": "vk"}
+    )
+    rest = (struct.pack("<I", len(header)) + header).ljust(PREFIX - 16, b"\0") + body
+    data = tensor_from_bytes(b"RWKV7ST\n" + struct.pack("<II", 1, zlib.crc32(rest)) + rest)
+    found, same = fitted(data, layout())
+    assert same is data and (found.tokens, found.created, found.digest) == (9, 3.5, b"")
+    assert relabel(data, DIGEST).digest == DIGEST
+    found, same = fitted(data, layout())
+    assert (found.tokens, found.created, found.digest) == (9, 3.5, DIGEST)
+    assert same[PREFIX:].numpy().tobytes() == body
+
+
+def test_another_digest_changes_nothing_else() -> None:
+    data = snapshot(layout())
+    before, body = fitted(data, layout())[0], data[PREFIX:].clone()
+    assert relabel(data, b"other") == msgspec.structs.replace(before, digest=b"other")
+    after, same = fitted(data, layout())
+    assert after == msgspec.structs.replace(before, digest=b"other") and torch.equal(same[PREFIX:], body)
+
+
+def test_a_damaged_snapshot_gets_no_other_digest() -> None:
+    data = snapshot(layout())
+    data[PREFIX + 7] ^= 1
+    damaged = data.clone()
+    with pytest.raises(Damaged):
+        relabel(data, b"other")
+    assert torch.equal(data, damaged)
 
 
 def test_every_flipped_bit_and_every_cut_is_found() -> None:
@@ -79,7 +126,8 @@ def test_every_flipped_bit_and_every_cut_is_found() -> None:
 def test_other_dtypes_are_converted(stored: SnapshotLayout, wanted: SnapshotLayout) -> None:
     data = snapshot(stored)
     header, converted = fitted(data, wanted)
-    assert (header.tokens, read_header(converted.numpy().data).tokens) == (5, 5)
+    again = read_header(converted.numpy().data)
+    assert (header.tokens, again.tokens) == (5, 5) and (header.digest, again.digest) == (DIGEST, DIGEST)
     for source, target in zip(parts(data, stored), parts(converted, wanted), strict=True):
         assert torch.equal(source.to(target.dtype), target)
 

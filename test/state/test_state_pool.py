@@ -1,257 +1,303 @@
-"""The state pool against what its users rely on: tiers, private copies, commits, files, documents."""
+"""The state pool: where states are, what is stored, and what a session is continued from."""
 
 import threading
-from collections.abc import Collection
 from pathlib import Path
 
 import pytest
-import torch
-from pools import SLOTS, SNAPSHOT_BYTES, Bench, Result, keys
+from pools import NEVER, SLOTS, Bench, after, files
 
-from rwkv_batch.state.store import Store
+from rwkv_batch.state.entries import pack
+from rwkv_batch.state.log.store import Store
+
+BEGINNING = bytes(16)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "sessions.db"
+def seen(*tokens: int) -> bytes:
+    """The state after these tokens."""
+    return after(BEGINNING, tokens)
+
+
+def images(path: Path) -> set[str]:
+    return {file.name for file in Path(f"{path}.images").glob("*")}
 
 
 def test_sessions_move_down_in_the_order_of_their_last_use(path: Path) -> None:
     bench = Bench(path)
-    states = {key: bench.put(key, tokens) for tokens, key in enumerate("abcdef")}
-    assert keys(bench) == [("e", "L1"), ("f", "L1"), ("c", "L2"), ("d", "L2"), ("b", "L3"), ("a", "L3")]
-    assert bench.holds("c", states["c"])  # a use: d is L2's oldest now
-    assert bench.holds("e", states["e"])
-    assert keys(bench) == [("f", "L1"), ("e", "L1"), ("d", "L2"), ("c", "L2"), ("b", "L3"), ("a", "L3")]
-    assert bench.holds("a", states["a"])
-    assert keys(bench) == [("f", "L1"), ("e", "L1"), ("c", "L2"), ("a", "L2"), ("d", "L3"), ("b", "L3")]
-    for tokens, (key, state) in enumerate(states.items()):
-        result, found = bench.load(key)
-        assert torch.equal(found, state) and result.value == tokens
+    for number, key in enumerate("abcdef"):
+        bench.turn(key, [number])
+    bench.settle()
+    assert bench.tiers() == [("e", "L1"), ("f", "L1"), ("c", "L2"), ("d", "L2"), ("b", "L3"), ("a", "L3")]
+    assert bench.look("e") == seen(4) and bench.look("c") == seen(2)
+    bench.turn("a", [9])
+    bench.settle()
+    assert [key for key, tier in bench.tiers() if tier == "L1"] == ["e", "a"]
+    assert len(bench.free) == SLOTS - 2
     bench.close()
 
 
-def test_a_turn_on_a_hot_session_goes_on_in_its_slot_and_a_failed_one_changes_nothing(path: Path) -> None:
-    for store in (path, None):
-        bench = Bench(store)
-        before = bench.put("a")
-        slot = bench.pool.take("a")
-        assert slot is not None and torch.equal(bench.states._memory[slot], before)
-        bench.fill(slot)
-        bench.release(slot)  # the turn has failed
-        assert bench.pool.take("a") is None
-        assert bench.holds("a", before)
-        bench.close()
-
-
-def test_a_copy_is_private(path: Path) -> None:
-    bench = Bench(path, l1=1, l2=1)
-    states = {key: bench.put(key) for key in "abc"}
-    for key in "abc":
-        slot = bench.slot()
-        assert bench.do(bench.pool.load, key, slot).error is None
-        bench.fill(slot)
-        bench.release(slot)
-        assert bench.holds(key, states[key])
-    assert bench.do(bench.pool.fork, "c", "d").error is None
-    after = bench.put("c")
-    assert bench.holds("d", states["c"]) and bench.holds("c", after)
-    bench.close()
-
-
-def test_writes_that_the_device_has_deferred_are_in_what_is_saved_and_copied(path: Path) -> None:
-    deferred: set[int] = set()
-
-    def flush(slots: Collection[int]) -> None:
-        for slot in deferred.intersection(slots):
-            bench.fill(slot)
-            deferred.remove(slot)
-
-    bench = Bench(path, flush=flush)
-    slot, copies = bench.slot(), list[torch.Tensor]()
-    before = bench.states._memory[slot].clone()
-    deferred.add(slot)
-    bench.pool.copy_out(slot, copies.append)
-    assert not torch.equal(copies[0], before) and torch.equal(copies[0], bench.states._memory[slot])
-    deferred.add(slot)
-    assert bench.do(bench.pool.save, "a", slot, 1).error is None
-    saved = bench.states._memory[slot].clone()
-    assert not torch.equal(saved, copies[0]) and bench.holds("a", saved)
-    bench.close()
-
-
-def test_without_upper_tiers_everything_comes_from_the_database(path: Path) -> None:
-    bench = Bench(path, l1=0, l2=0)
-    states = {key: bench.put(key) for key in "abc"}
-    assert keys(bench) == [("c", "L3"), ("b", "L3"), ("a", "L3")] and len(bench.free) == SLOTS
-    assert all(bench.holds(key, state) for key, state in states.items())
-    bench.close()
-
-
-def test_without_a_database_the_oldest_session_goes() -> None:
-    bench = Bench(l1=1, l2=1)
-    states = {key: bench.put(key) for key in "abc"}
-    assert keys(bench) == [("c", "L1"), ("b", "L2")]
-    assert bench.load("a")[0].error == "There is no session a."
-    slot = bench.pool.take("c")
-    assert slot is not None and bench.holds("b", states["b"])  # a turn costs nobody else's state
-    bench.pool.save("c", slot, 2, bench.callback("again"))
-    assert bench.wait("again").error is None and keys(bench) == [("c", "L1"), ("b", "L2")]
-    bench.close()
-
-
-def test_a_session_is_readable_before_its_commit_and_saves_wait_for_it(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate, commit = threading.Event(), Store.commit
-    monkeypatch.setattr(Store, "commit", lambda *arguments: (gate.wait(), commit(*arguments)))
-    bench = Bench(path, l1=0, l2=0)
-    slot = bench.slot()
-    state = bench.fill(slot)
-    bench.pool.save("a", slot, 1, bench.callback("save"))
-    assert bench.holds("a", state)
-    bench.poll()
-    assert "save" not in bench.results
-    gate.set()
-    assert bench.wait("save").error is None
-    bench.close()
-
-
-def test_saves_that_need_not_be_durable_do_not_wait_and_are_written_at_the_latest_by_close(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate, commit = threading.Event(), Store.commit
-    monkeypatch.setattr(Store, "commit", lambda *arguments: (gate.wait(), commit(*arguments)))
-    bench = Bench(path, durable=False)
-    states = {key: bench.put(key) for key in "abcdef"}
-    gate.set()
-    bench.close()
-    again = Bench(path)
-    assert all(again.holds(key, state) for key, state in states.items())
-    again.close()
-
-
-def test_delete_reaches_every_tier_and_saves_under_way(path: Path) -> None:
-    bench = Bench(path, l1=1, l2=1)
-    for key in ("a", "a:1", "a:2", "ab", "b"):
-        bench.put(key)
-    slot = bench.slot()
-    bench.fill(slot)
-    bench.pool.save("a:3", slot, 1, bench.callback("late"))
-    assert bench.delete("a", prefix=True) == 4 and bench.wait("late").error is None
-    assert {key for key, _ in keys(bench)} == {"ab", "b"}
-    assert bench.delete("a") == 0
-    bench.close()
-    assert len(bench.free) + 1 >= SLOTS  # one may be b's
-    again = Bench(path)
-    assert {key for key, _ in keys(again)} == {"ab", "b"}
-    again.close()
-
-
-def test_a_state_that_was_on_its_way_from_the_disk_does_not_come_back_to_a_session_that_has_changed(
-    path: Path,
-) -> None:
-    bench = Bench(path, l1=0, l2=2)
-    for key in "abcd":
-        bench.put(key)
-    slot, other = bench.slot(), bench.slot()
-    bench.pool.load("a", slot, bench.callback("load a"))
-    bench.pool.load("b", other, bench.callback("load b"))
-    bench.pool.delete("a", False, bench.callback("delete a"))
-    state = bench.put("b")
-    bench.wait("load a")
-    assert bench.wait("load b").error is None
-    assert bench.pool.find("a") is None and bench.holds("b", state)
-    bench.close()
-
-
-def test_the_oldest_leave_a_database_that_is_over_its_limit(path: Path) -> None:
-    bench = Bench(path, l1=1, l2=1, limit=3 * SNAPSHOT_BYTES)
-    states = {key: bench.put(key) for key in "abc"}
-    assert bench.holds("a", states["a"])  # used last, though saved first
-    states["d"] = bench.put("d")
-    assert bench.pool.find("b") is None
-    assert bench.load("b")[0].error == "There is no session b."
-    for key in "acd":
-        assert bench.holds(key, states[key])
-    bench.close()
-    again = Bench(path)
-    assert {key for key, _ in keys(again)} == {"a", "c", "d"}
-    again.close()
-
-
-def test_a_session_of_another_model_is_refused_and_kept(path: Path) -> None:
+def test_a_turn_goes_on_in_the_slot_of_its_session(path: Path) -> None:
     bench = Bench(path)
-    state = bench.put("a")
-    data = bench.do(bench.pool.export, "a").value
+    bench.turn("a", [1, 2])
+    _, head, slot = bench.begin("a")
+    assert head and head.tokens == 2 and bench.state(slot) == seen(1, 2)
+    assert len(bench.free) == SLOTS - 1, "no other slot was used"
+    bench.pool.unpin(head)
+    bench.release(slot)
     bench.close()
-    other = Bench(path, fingerprint="fedcba9876543210")
-    assert "another model" in other.load("a")[0].error
-    assert "another model" in other.do(other.pool.fork, "a", "b").error
-    assert "another model" in other.do(other.pool.import_, "c", data).error and other.pool.find("c") is None
-    other.close()
+
+
+@pytest.mark.parametrize("token_log", [True, False])
+def test_a_turn_that_fails_changes_nothing(path: Path, token_log: bool) -> None:
+    bench = Bench(path, token_log=token_log)
+    bench.turn("a", [1, 2])
+    bench.settle()
+    session, _, slot = bench.begin("a")
+    bench.feed(slot, [3])
+    bench.pool.unpin(session.head)
+    bench.release(slot)
+    assert bench.look("a") == seen(1, 2)
+    bench.turn("a", [4])
+    assert bench.look("a") == seen(1, 2, 4)
+    bench.close()
+
+
+def test_forks_and_branches_are_private(path: Path) -> None:
+    bench = Bench(path)
+    bench.turn("a", [1])
+    assert bench.fork("a", "b") is None
+    bench.turn("a", [2], "branch")
+    bench.turn("b", [3])
+    bench.turn("a", [4])
+    expected = {"a": seen(1, 4), "b": seen(1, 3), "branch": seen(1, 2)}
+    assert {key: bench.look(key) for key in expected} == expected
+    bench.close()
     again = Bench(path)
-    assert again.holds("a", state)
+    assert {key: again.look(key) for key in expected} == expected
     again.close()
 
 
-def test_an_exported_session_goes_on_elsewhere(path: Path) -> None:
+def test_writes_that_the_device_has_deferred_are_in_what_is_kept_and_copied(path: Path) -> None:
+    deferred: dict[int, list[int]] = {}
+
+    def flush(slots) -> None:
+        for slot in slots:
+            if slot in deferred:
+                bench.feed(slot, deferred.pop(slot))
+
+    bench = Bench(path, l1=1, l2=1, flush=flush)
+    for key in "abc":
+        _, head, slot = bench.begin(key)
+        deferred[slot] = [7]
+        bench.pool.keep(key, bench.pool.commit(key, head, [7], [], bench.callback(key)), slot)
+        assert bench.wait(key).error is None
+    bench.settle()
+    assert [bench.look(key) for key in "abc"] == [seen(7)] * 3
+    copies: list = []
+    slot = bench.slot()
+    bench.states._memory[slot] = 0
+    deferred[slot] = [8]
+    bench.pool.copy_out(slot, copies.append)
+    assert copies[0][:16].numpy().tobytes() == seen(8)
+    bench.close()
+
+
+@pytest.mark.parametrize("token_log", [True, False])
+@pytest.mark.parametrize("replay_rate", [1e-9, NEVER])
+def test_without_upper_tiers_everything_comes_from_the_disk(
+    path: Path, token_log: bool, replay_rate: float
+) -> None:
+    bench = Bench(path, l1=0, l2=0, token_log=token_log, replay_rate=replay_rate)
+    for turn in range(3):
+        for number in range(5):
+            bench.turn(f"s{number}", [number, turn])
+    bench.settle()
+    assert {tier for _, tier in bench.tiers()} == {"L3"}
+    assert bench.look("s3") == seen(3, 0, 3, 1, 3, 2)
+    bench.close()
+
+
+def test_without_a_database_sessions_are_remembered_by_their_tokens() -> None:
+    bench = Bench(None, l1=1, l2=1)
+    for number in range(5):
+        bench.turn(f"s{number}", [number])
+    assert [bench.look(f"s{number}") for number in range(5)] == [seen(number) for number in range(5)]
+    bench.close()
+
+
+def test_without_a_database_and_a_token_log_the_oldest_session_goes() -> None:
+    bench = Bench(None, l1=1, l2=1, token_log=False)
+    for number in range(3):
+        bench.turn(f"s{number}", [number])
+        bench.settle()
+    assert bench.tiers() == [("s2", "L1"), ("s1", "L2")]
+    assert bench.look("s1") == seen(1) and bench.pool.find("s0") is None
+    bench.close()
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_durable_turn_waits_for_its_commit_and_can_be_continued_before(
+    path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    gate, commit = threading.Event(), Store.commit
+    bench = Bench(path, durable=durable)
+    monkeypatch.setattr(Store, "commit", lambda *arguments: (gate.wait(), commit(*arguments))[1])
+    name = bench.turn("a", [1], wait=False)
+    assert bench.look("a") == seen(1)
+    bench.poll()
+    assert (name in bench.results) != durable
+    gate.set()
+    assert bench.wait(name).error is None
+    bench.close()
+    again = Bench(path)
+    assert again.look("a") == seen(1)
+    again.close()
+
+
+def test_turns_that_end_together_are_one_transaction(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, commit, sizes = threading.Event(), Store.commit, []
+    bench = Bench(path, l1=8)
+
+    def counted(store: Store, groups):
+        gate.wait()
+        sizes.append(len(groups))
+        return commit(store, groups)
+
+    monkeypatch.setattr(Store, "commit", counted)
+    names = [bench.turn(f"s{number}", [number], wait=False) for number in range(8)]
+    gate.set()
+    assert [bench.wait(name).error for name in names] == [None] * 8
+    assert len(sizes) <= 2 and sum(sizes) == 8, "what came while the first was written is one transaction"
+    bench.close()
+
+
+def test_delete_reaches_every_tier_and_turns_under_way(path: Path) -> None:
     bench = Bench(path, l1=1, l2=1)
-    states = {key: bench.put(key, 7) for key in "abc"}
-    files = {key: bench.do(bench.pool.export, key).value for key in "abc"}
-    assert bench.do(bench.pool.export, "nobody").error == "There is no session nobody."
-    elsewhere = Bench(l2=9)
-    for key, data in files.items():
-        assert elsewhere.do(elsewhere.pool.import_, key, data).error is None
-        assert elsewhere.holds(key, states[key]) and elsewhere.pool.find(key).tokens == 7
-    for wrong in (b"", b"hello", files["a"][:-1], files["a"][:600] + b"!" + files["a"][601:]):
-        assert elsewhere.do(elsewhere.pool.import_, "a", wrong).error
-    assert elsewhere.holds("a", states["a"])
-    half = Bench(wkv=torch.float16)
-    assert half.do(half.pool.import_, "a", files["a"]).error is None
-    half.load("a")
-    slot = half.slot()
-    assert half.do(half.pool.load, "a", slot).error is None
-    wkv = states["a"][bench.states.shift[0].nbytes :].view(torch.float32)
-    assert torch.equal(half.states.wkv[slot].flatten(), wkv.half())
-    for other in (bench, elsewhere, half):
-        other.close()
+    for key in ("a", "a:1", "ab", "a:2", "b"):
+        bench.turn(key, [1])
+    bench.turn("a:3", [1], wait=False)
+    assert bench.delete("a", prefix=True) == 4
+    assert sorted(key for key, _ in bench.tiers()) == ["ab", "b"]
+    assert bench.delete("a") == 0
+    bench.settle()
+    bench.turn("a", [5])
+    assert bench.look("a") == seen(5)
+    bench.close()
+    again = Bench(path)
+    assert sorted(key for key, _ in again.tiers()) == ["a", "ab", "b"]
+    assert len(images(path)) <= 3
+    again.close()
+
+
+def test_what_is_deleted_is_not_in_the_files(path: Path) -> None:
+    secret = list(range(31_000, 31_064))
+    bench = Bench(path, l1=0, l2=0)
+    bench.turn("secret", secret)
+    bench.settle()
+    assert any(pack(secret)[1:65] in data for data in files(path).values())
+    bench.delete("secret")
+    bench.settle()
+    bench.close()
+    assert not any(pack(secret)[1:65] in data for data in files(path).values())
+    assert images(path) == set()
+
+
+def test_a_branch_keeps_what_it_needs_when_its_parent_is_deleted(path: Path) -> None:
+    bench = Bench(path, l1=0, l2=0, replay_rate=NEVER)
+    bench.turn("parent", [1])
+    bench.turn("parent", [2])
+    bench.turn("parent", [3], "child")
+    assert bench.delete("parent") == 1
+    assert bench.look("child") == seen(1, 2, 3)
+    bench.close()
+
+
+def test_a_parent_may_be_deleted_while_a_turn_goes_on_from_it(path: Path) -> None:
+    bench = Bench(path, l1=0, l2=0)
+    bench.turn("parent", [1])
+    _, head, slot = bench.begin("parent", in_place=False)
+    bench.delete("parent")
+    bench.feed(slot, [2])
+    bench.pool.keep("child", bench.pool.commit("child", head, [2], [], bench.callback("child")), slot)
+    assert bench.wait("child").error is None
+    bench.pool.unpin(head)
+    bench.settle()
+    assert bench.look("child") == seen(1, 2)
+    _, head, slot = bench.begin("child", in_place=False)
+    bench.delete("child")
+    bench.pool.unpin(head)  # nobody has continued it
+    bench.release(slot)
+    bench.settle()
+    bench.close()
+    store = Store(path)
+    with pytest.raises(Exception, match="missing"):
+        store.read_turn(head.turn)
+    store.close()
+
+
+def test_2000_forks_take_little_room(path: Path) -> None:
+    bench = Bench(path, l1=1, l2=1)
+    bench.turn("origin", list(range(4000)))
+    bench.settle()
+    before, head = sum(map(len, files(path).values())), bench.pool.find("origin").head
+    for number in range(2000):
+        bench.pool.point(f"copy {number}", head, bench.callback(number))
+    for number in range(2000):
+        assert bench.wait(number).error is None
+    bench.turn("copy 77", [1])
+    assert bench.look("copy 78") == seen(*range(4000)) and bench.look("copy 77") == seen(*range(4000), 1)
+    bench.close()
+    database = {file: data for file, data in files(path).items() if file.parent == path.parent}
+    assert sum(map(len, database.values())) - before < 1_000_000
 
 
 def test_documents(path: Path) -> None:
-    for store in (path, None):
-        bench = Bench(store)
-        documents = bench.pool.documents
-        assert bench.do(documents.get, "r") == Result(None, None)
-        assert bench.do(documents.put, "r", b"one").error is None
-        assert bench.do(documents.put, "r", b"two").error is None
-        assert bench.do(documents.put, "empty", b"").error is None
-        state = bench.put("r")  # has nothing to do with the document of that key
-        if store:
-            bench.close()
-            bench = Bench(store)
-            documents = bench.pool.documents
-        assert bench.do(documents.get, "r") == Result(b"two", None)
-        assert bench.do(documents.get, "empty") == Result(b"", None)
-        assert bench.do(documents.remove, "r").value == 1 and bench.do(documents.remove, "r").value == 0
-        assert bench.do(documents.get, "r").value is None and bench.holds("r", state)
-        bench.close()
+    bench = Bench(path)
+    documents = bench.pool.documents
+    assert bench.do(documents.get, "a").value is None
+    for data in (b"one", b"", b"two" * 100_000):
+        assert bench.do(documents.put, "a", data).error is None
+        assert bench.do(documents.get, "a").value == data
+    bench.turn("a", [1])
+    bench.close()
+    again = Bench(path)
+    assert again.do(again.pool.documents.get, "a").value == b"two" * 100_000
+    assert [again.do(again.pool.documents.remove, "a").value for _ in range(2)] == [1, 0]
+    assert again.look("a") == seen(1), "sessions have keys of their own"
+    again.close()
 
 
 def test_any_text_is_a_key(path: Path) -> None:
-    names = ["", "a'b\"; DROP TABLE sessions", "\0", "a\0b", "早上好", "\ud800", "x" * 512]
+    keys = ["", " ", "ключ", "🦄", "a\0b", "\ud800", "'; DROP TABLE sessions; --", "%", "x" * 10_000]
     bench = Bench(path)
-    states = {key: bench.put(key) for key in names}
+    for number, key in enumerate(keys):
+        bench.turn(key, [number])
     bench.close()
     again = Bench(path)
-    assert sorted(key for key, _ in keys(again)) == sorted(names)
-    assert all(again.holds(key, state) for key, state in states.items())
+    assert {key for key, _ in again.tiers()} == set(keys)
+    assert [again.look(key) for key in keys] == [seen(number) for number in range(len(keys))]
     again.close()
+
+
+def test_sessions_are_listed_in_pages(path: Path) -> None:
+    bench = Bench(path, l1=2, l2=2)
+    keys = [f"s{number:03}" for number in range(50)]
+    for key in keys:
+        bench.turn(key, [1])
+    bench.delete("s010")
+    keys.remove("s010")
+    found: list[str] = []
+    while True:
+        status = bench.do(bench.pool.status, found[-1] if found else None, 7).value
+        assert (status.total, status.l1, status.l2) == (49, 2, 2)
+        if not status.sessions:
+            break
+        found += [entry.key for entry in status.sessions]
+    assert found == keys
+    bench.close()
 
 
 def test_closing_twice_is_closing_once(path: Path) -> None:
     bench = Bench(path)
-    bench.put("a")
+    bench.turn("a", [1])
     bench.close()
     bench.close()
-    assert sorted(file.name for file in path.parent.iterdir()) == ["sessions.db"]

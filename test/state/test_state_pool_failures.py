@@ -1,78 +1,106 @@
-"""The state pool when the disk is full, damaged or gone: what was answered stays, and others are served."""
+"""The state pool when the disk is full or the database is damaged."""
 
 import sqlite3
 import threading
 from pathlib import Path
 
 import pytest
-from pools import SLOTS, Bench, keys
+from pools import SLOTS, Bench, after
 
-from rwkv_batch.state import sqlite
-from rwkv_batch.state.entries import Delete, Put
-from rwkv_batch.state.store import Store
+from rwkv_batch.state import images
+from rwkv_batch.state.entries import Operation, PutSession, Removed, StoreDocument
+from rwkv_batch.state.log import tables
+from rwkv_batch.state.log.store import Store
+
+BEGINNING = bytes(16)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "sessions.db"
+def seen(*tokens: int) -> bytes:
+    """The state after these tokens."""
+    return after(BEGINNING, tokens)
 
 
 class FullDisk:
-    """While `full`, transactions that write something fail, as on a disk without room; those that write `big`
-    fail always.
-    """
+    """While `full`, SQLite reports a full disk for what is put; for the session "big" always."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.full = False
-        apply = sqlite.apply
+        apply, write = tables.apply, images.write
 
-        def failing(connection: sqlite3.Connection, operation: Put | Delete) -> None:
-            apply(connection, operation)
-            if isinstance(operation, Put) and (self.full or operation.key == "big"):
+        def failing(operation: Operation, connection: sqlite3.Connection, removed: Removed) -> None:
+            apply(operation, connection, removed)
+            big = isinstance(operation, PutSession) and operation.session.key == "big"
+            if big or (self.full and isinstance(operation, PutSession | StoreDocument)):
                 error = sqlite3.OperationalError("database or disk is full")
                 error.sqlite_errorcode = sqlite3.SQLITE_FULL
                 raise error
 
-        monkeypatch.setattr(sqlite, "apply", failing)
+        def failing_write(*arguments) -> None:
+            if self.full:
+                raise OSError(28, "No space left on device")
+            write(*arguments)
+
+        monkeypatch.setattr(tables, "apply", failing)
+        monkeypatch.setattr(images, "write", failing_write)
 
 
-def test_a_full_disk_fails_the_save_keeps_the_old_state_and_hurts_nobody_else(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("token_log", [True, False])
+def test_a_full_disk_fails_the_turn_keeps_the_session_and_hurts_nobody_else(
+    path: Path, monkeypatch: pytest.MonkeyPatch, token_log: bool
 ) -> None:
     disk = FullDisk(monkeypatch)
-    bench = Bench(path)
-    old, other = bench.put("a"), bench.put("b")
-    bench.put("gone")
+    bench = Bench(path, token_log=token_log)
+    for key in ("a", "b", "gone"):
+        bench.turn(key, [1])
+    bench.settle()
     disk.full = True
-    for key in ("a", "c"):
-        slot = bench.slot()
-        bench.fill(slot)
-        bench.pool.save(key, slot, 2, bench.callback(key))
-    bench.pool.delete("gone", False, bench.callback("gone"))
-    assert all("is full" in bench.wait(key).error for key in "ac")
-    assert bench.holds("a", old) and bench.holds("b", other) and bench.pool.find("c") is None
-    assert "is full" in bench.do(bench.pool.fork, "a", "d").error and bench.pool.find("d") is None
-    assert len(bench.free) == SLOTS - sum(tier == "L1" for _, tier in keys(bench))
+    names = [bench.turn(key, [2], wait=False) for key in "ac"]
+    errors = [bench.wait(name).error for name in names]
+    assert all("is full" in error or "make room" in error for error in errors)
+    if not token_log:  # the slot was given up before the error was known, and the image was not written
+        bench.settle()
+    assert bench.look("b") == seen(1) and bench.pool.find("c") is None
+    assert bench.fork("b", "d") and bench.pool.find("d") is None
     disk.full = False
-    new = bench.put("a")
+    bench.settle()
+    assert len(bench.free) == SLOTS - len(bench.pool._tiers.turns("L1"))
+    if token_log:
+        assert bench.look("a") == seen(1)
+        bench.turn("a", [3])
+        assert bench.look("a") == seen(1, 3)
     bench.crash(path.with_name("copy.db"))
     again = Bench(path.with_name("copy.db"))
-    assert (
-        again.holds("a", new)
-        and again.holds("b", other)
-        and sorted(key for key, _ in keys(again)) == ["a", "b"]
-    )
+    assert again.look("b") == seen(1) and again.pool.find("a") and again.pool.find("c") is None
     again.close()
 
 
 def test_the_limit_of_sqlite_itself_is_reported_as_a_full_disk(path: Path) -> None:
     bench = Bench(path)
-    state = bench.put("a")
-    bench.pool._store._writer.execute("PRAGMA max_page_count = 1")  # means: as many as there are
-    slot = bench.slot()
-    bench.pool.save("b", slot, 1, bench.callback("b"))
-    assert "is full" in bench.wait("b").error and bench.holds("a", state)
+    bench.turn("a", [1])
+    with bench.pool._store._writer.use() as connection:
+        connection.execute("PRAGMA max_page_count = 1")  # means: as many as there are
+    name = bench.turn("b", list(range(20_000)), wait=False)
+    assert "is full" in bench.wait(name).error and bench.look("a") == seen(1)
     bench.close()
+
+
+def test_images_that_cannot_be_written_cost_no_session(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*arguments) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(images, "write", full)
+    bench = Bench(path, l1=0, l2=0)
+    for key in "abc":
+        bench.turn(key, [1, 2])
+    bench.settle()
+    assert "No space left" in caplog.text
+    assert [bench.look(key) for key in "abc"] == [seen(1, 2)] * 3
+    bench.close()
+    again = Bench(path)
+    assert [again.look(key) for key in "abc"] == [seen(1, 2)] * 3
+    again.close()
 
 
 def test_what_was_answered_before_its_commit_failed_is_written_when_there_is_room(
@@ -81,19 +109,19 @@ def test_what_was_answered_before_its_commit_failed_is_written_when_there_is_roo
     disk = FullDisk(monkeypatch)
     disk.full = True
     bench = Bench(path, l1=0, l2=0, durable=False)
-    states = {"a": bench.put("a"), "b": bench.put("b")}
+    for key in "ab":
+        bench.turn(key, [1])
     assert bench.do(bench.pool.documents.put, "d", b"").error  # comes after the commits
-    assert all(bench.holds(key, state) for key, state in states.items()) and "tried again" in caplog.text
-    states["a"] = bench.put("a")
+    assert [bench.look(key) for key in "ab"] == [seen(1)] * 2 and "tried again" in caplog.text
+    bench.turn("a", [2])
     bench.pool.delete("b", False, bench.callback("delete b"))
-    assert bench.do(bench.pool.documents.put, "d", b"").error
     disk.full = False
-    states["c"] = bench.put("c")
-    for _ in range(2):  # c's commit, then those that follow from it
-        assert bench.do(bench.pool.documents.put, "d", b"").error is None
+    bench.turn("c", [3])
+    bench.settle()
+    assert bench.pool.find("b") is None
     bench.crash(path.with_name("copy.db"))
     again = Bench(path.with_name("copy.db"))
-    assert again.holds("a", states["a"]) and again.holds("c", states["c"]) and again.pool.find("b") is None
+    assert again.look("a") == seen(1, 2) and again.look("c") == seen(3) and again.pool.find("b") is None
     again.close()
 
 
@@ -101,94 +129,76 @@ def test_closing_writes_what_could_not_be_written_before(path: Path, monkeypatch
     disk = FullDisk(monkeypatch)
     disk.full = True
     bench = Bench(path, durable=False)
-    states = {key: bench.put(key) for key in "aba"}
+    for number, key in enumerate("aba"):
+        bench.turn(key, [number])
     assert bench.do(bench.pool.documents.put, "d", b"").error
     disk.full = False
     bench.close()
     again = Bench(path)
-    assert all(again.holds(key, state) for key, state in states.items())
+    assert again.look("a") == seen(0, 2) and again.look("b") == seen(1)
     again.close()
 
 
-def test_a_session_that_does_not_fit_leaves_the_others_of_its_transaction_alone(
+def test_a_turn_that_does_not_fit_leaves_the_others_of_its_transaction_alone(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FullDisk(monkeypatch)
     gate, commit = threading.Event(), Store.commit
-    monkeypatch.setattr(Store, "commit", lambda *arguments: (gate.wait(), commit(*arguments)))
-    bench = Bench(path)
-    for key in ("a", "b", "big", "c"):
-        slot = bench.slot()
-        bench.pool.save(key, slot, 1, bench.callback(key))
+    bench = Bench(path, l1=4)
+    monkeypatch.setattr(Store, "commit", lambda *arguments: (gate.wait(), commit(*arguments))[1])
+    names = {key: bench.turn(key, [1], wait=False) for key in ("a", "b", "big", "c")}
     gate.set()
-    assert "is full" in bench.wait("big").error
-    assert [bench.wait(key).error for key in "abc"] == [None] * 3
+    assert "is full" in bench.wait(names.pop("big")).error
+    assert [bench.wait(name).error for name in names.values()] == [None] * 3
     bench.close()
 
 
-def test_a_state_whose_commit_failed_is_not_written_over_a_newer_one(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = Bench(path, l1=0, l2=0, durable=False)
-    disk = FullDisk(monkeypatch)
-    disk.full = True
-    bench.put("s", 1)
-    assert bench.do(bench.pool.documents.put, "d", b"").error  # comes after the commit
-    disk.full = False
-    newer = bench.put("s", 2)
-    for _ in range(3):
-        assert bench.do(bench.pool.documents.put, "d", b"").error is None
-    assert bench.holds("s", newer)
-    bench.close()
-    again = Bench(path)
-    assert again.holds("s", newer)
-    again.close()
-
-
-def test_a_damaged_row_is_reported_and_dropped_and_the_others_are_served(path: Path) -> None:
+@pytest.mark.parametrize("table", ["sessions", "turns"])
+def test_damaged_rows_are_reported_and_cost_their_sessions_only(path: Path, table: str) -> None:
     bench = Bench(path)
-    states = {key: bench.put(key) for key in "abc"}
+    for key in "abc":
+        bench.turn(key, [1, 2])
     bench.close()
+    for file in Path(f"{path}.images").iterdir():
+        file.unlink()
     with sqlite3.connect(path) as database:
-        data = bytearray(database.execute("SELECT data FROM sessions WHERE key = ?", (b"b",)).fetchone()[0])
-        data[len(data) // 2] ^= 4
-        database.execute("UPDATE sessions SET data = ? WHERE key = ?", (data, b"b"))
+        column, where = {
+            "sessions": ("tokens = 77", "key = x'62'"),
+            "turns": ("prompt = x'020900'", "id = 2"),
+        }[table]
+        assert database.execute(f"UPDATE {table} SET {column} WHERE {where}").rowcount == 1
     database.close()
-    bench = Bench(path)
-    assert "damaged" in bench.load("b")[0].error
-    assert bench.pool.find("b") is None and bench.load("b")[0].error == "There is no session b."
-    assert bench.holds("a", states["a"]) and bench.holds("c", states["c"])
-    states["b"] = bench.put("b")
-    bench.close()
     again = Bench(path)
-    assert all(again.holds(key, state) for key, state in states.items())
+    if table == "turns":
+        with pytest.raises(LookupError, match="damaged"):
+            again.look("b")
+    assert again.pool.find("b") is None
+    assert [again.look(key) for key in "ac"] == [seen(1, 2)] * 2
+    again.turn("b", [5])
     again.close()
+    last = Bench(path)
+    assert [last.look(key) for key in "abc"] == [seen(1, 2), seen(5), seen(1, 2)]
+    last.close()
 
 
 def test_a_database_that_breaks_while_in_use_is_replaced_and_what_is_in_memory_written_again(
     path: Path,
 ) -> None:
     bench = Bench(path, l1=1, l2=1)
-    states = {key: bench.put(key) for key in "abcd"}
-    bench.pool._store._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    for number, key in enumerate("abcd"):
+        bench.turn(key, [number])
+    bench.settle()
+    with bench.pool._store._writer.use() as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        connection.execute("PRAGMA cache_size = 0")
+        connection.execute("PRAGMA shrink_memory")
     with path.open("r+b") as file:
-        file.seek(0)
-        file.write(b"?" * 50_000)
-    bench.pool._store._writer.execute("PRAGMA cache_size = 0")
-    bench.pool._store._writer.execute("PRAGMA shrink_memory")
-    states["e"] = bench.put("e")
-    states["f"] = bench.put("f")
+        file.write(b"?" * 100_000)
+    bench.wait(bench.turn("e", [9], wait=False))
+    bench.turn("f", [10])
     assert path.with_name("sessions.db.damaged-1").exists()
+    bench.settle()
     bench.close()
     again = Bench(path)
-    for key in "def":
-        assert again.holds(key, states[key])
+    assert [again.look(key) for key in "def"] == [seen(3), seen(9), seen(10)]
     again.close()
-
-
-def test_what_is_deleted_stays_deleted_after_a_crash(path: Path, tmp_path: Path) -> None:
-    bench = Bench(path)
-    bench.put("gone")
-    assert bench.delete("gone") == 1
-    bench.crash(tmp_path / "copy")
-    assert Store(tmp_path / "copy").rows["sessions"] == {}

@@ -1,189 +1,265 @@
-"""The database file: one user at a time, its schema, and damage of every kind."""
+"""The database: what it keeps, transactions, and what goes with what is deleted."""
 
-import random
-import sqlite3
 from pathlib import Path
 
 import pytest
-import torch
+from stores import (
+    MODEL,
+    VOCABULARY,
+    chain,
+    do,
+    has,
+    keys,
+    next_turn,
+    put_all,
+    put_image,
+    session,
+    unknown_past,
+)
 
 from rwkv_batch.state.entries import (
-    DOCUMENTS,
-    SESSIONS,
-    Delete,
-    Put,
-    Row,
+    NONE,
+    Collect,
+    Dangling,
+    DeleteSessions,
+    DropImages,
+    PutSession,
+    PutTurn,
+    Removed,
+    RemoveDocuments,
     RowDamaged,
-    StoreBroken,
+    StoreDocument,
     StoreError,
 )
-from rwkv_batch.state.store import Store
+from rwkv_batch.state.log.store import Store
 
-SIZE = 40_000
-COUNT = 12
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "sessions.db"
+# What it keeps
 
 
-def contents(number: int, size: int = SIZE) -> bytes:
-    return random.Random(number).randbytes(size)
-
-
-def put(key: str, data: bytes, table: str = SESSIONS, updated: float = 1.0) -> Put:
-    return Put(table, key, Row(updated, 3, len(data)), data)
-
-
-@pytest.fixture
-def filled(path: Path) -> Path:
-    """A closed database with some sessions and a document."""
+def test_everything_outlives_the_process(path: Path) -> None:
     store = Store(path)
-    store.commit([put(f"s{i}", contents(i)) for i in range(COUNT)])
-    store.commit([put("d", b"text", DOCUMENTS)])
+    model = store.model_id(MODEL, VOCABULARY)
+    one, two = chain(1, [10, 20])
+    put_all(store, one, two)
+    do(store, PutSession(session("a", two)), StoreDocument("d", 1.5, b"text"), put_image(one))
     store.close()
-    return path
-
-
-def bytes_of(tensor: torch.Tensor | None) -> bytes | None:
-    return None if tensor is None else tensor.numpy().tobytes()
-
-
-def test_rows_outlive_the_process_and_are_known_at_the_start(filled: Path) -> None:
-    store = Store(filled)
-    assert store.rows == {
-        SESSIONS: {f"s{i}": Row(1.0, 3, SIZE) for i in range(COUNT)},
-        DOCUMENTS: {"d": Row(1.0, 3, 4)},
-    }
-    assert all(bytes_of(store.read(SESSIONS, f"s{i}")) == contents(i) for i in range(COUNT))
-    assert bytes_of(store.read(DOCUMENTS, "d")) == b"text" and store.read(SESSIONS, "d") is None
-    store.commit([put("s1", b"new"), Delete(SESSIONS, ["s2", "nobody"])])
-    assert bytes_of(store.read(SESSIONS, "s1")) == b"new" and store.read(SESSIONS, "s2") is None
-    store.close()
-
-
-def test_a_second_server_cannot_use_the_file(path: Path) -> None:
     store = Store(path)
-    with pytest.raises(StoreError, match="in use by another server"):
-        Store(path)
+    assert store.find_session("a") == session("a", two) and store.find_session("d") is None
+    assert has(store, one) and has(store, two) and store.read_document("d") == b"text"
+    assert store.last_turn() == 2 and store.image_turns() == {1}
+    assert store.model_id(MODEL, VOCABULARY) == model and store.model(model) == (MODEL, VOCABULARY)
     store.close()
-    store.close()
-    Store(path).close()
-    assert [file.name for file in path.parent.iterdir()] == ["sessions.db"]
 
 
-def test_a_transaction_is_carried_out_whole_or_not_at_all(path: Path) -> None:
+def test_a_commit_is_on_the_disk_when_it_returns(path: Path) -> None:
     store = Store(path)
-    store.commit([put("a", b"old")])
-    with pytest.raises(StoreError):
-        store.commit([put("a", b"new"), Delete(SESSIONS, ["a"]), put("b", bytes(10), "no_such_table")])
-    store.commit([put("c", b"more")])
-    assert bytes_of(store.read(SESSIONS, "a")) == b"old" and bytes_of(store.read(SESSIONS, "c")) == b"more"
+    do(store, StoreDocument("d", 1.5, b"text"))
+    # only a loss of power would tell it from a lesser setting
+    with store._writer.use() as connection:
+        assert connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL: sync at each commit
     store.close()
 
 
-@pytest.mark.parametrize("statement", ["PRAGMA user_version = 7", "CREATE TABLE accounts (id)"])
-def test_a_database_of_something_else_is_refused_and_left_alone(path: Path, statement: str) -> None:
-    with sqlite3.connect(path) as other:
-        other.execute(statement)
-    other.close()
-    before = path.read_bytes()
-    with pytest.raises(StoreError, match=r"has schema \d"):
-        Store(path)
-    assert path.read_bytes()[100:] == before[100:] and [file.name for file in path.parent.iterdir()] == [
-        "sessions.db"
+def test_an_empty_database_has_nothing(store: Store) -> None:
+    assert keys(store) == [] and store.last_turn() == NONE and store.image_turns() == set()
+    assert store.find_session("a") is None and store.read_document("d") is None
+    with pytest.raises(RowDamaged, match="missing"):
+        store.read_turn(1)
+    with pytest.raises(StoreError, match="missing"):
+        store.model(1)
+
+
+def test_a_database_in_memory_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = Store(None)
+    put_all(store, turn := next_turn(1))
+    store.checkpoint(quiet=True)
+    assert has(store, turn) and store.images_folder is None
+    store.close()
+    assert list(tmp_path.iterdir()) == []
+    again = Store(None)
+    assert not has(again, turn)
+    again.close()
+
+
+def test_turns_come_back_as_they_were_with_every_kind_of_token(store: Store) -> None:
+    turns = [
+        next_turn(1, None, [], [0]),
+        next_turn(2, None, [65535], []),
+        next_turn(3, None, [65536, 1], [2**32 - 1]),
+        unknown_past(7, 123),
     ]
+    put_all(store, *turns)
+    assert all(has(store, turn) for turn in turns) and store.last_turn() == 7
 
 
-def test_places_where_there_can_be_no_database(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no directory"):
-        Store(tmp_path / "nowhere" / "x.db")
-    (tmp_path / "folder.db").mkdir()
-    with pytest.raises(StoreError, match="cannot be used"):
-        Store(tmp_path / "folder.db")
+def test_a_session_ends_where_it_was_last_put(store: Store) -> None:
+    one, two = chain(1, [10, 20])
+    put_all(store, one)
+    do(store, PutSession(session("a", one)))
+    do(store, PutTurn(two), PutSession(session("a", two, 2.5)))
+    assert store.find_session("a") == session("a", two, 2.5)
+    assert keys(store) == ["a"]
 
 
-def test_the_log_is_moved_into_the_file_when_it_has_grown(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rwkv_batch.state.store.CHECKPOINT_BYTES", 4 * SIZE)
-    store = Store(path)
-    for i in range(20):
-        store.commit([put("a", contents(i))])
-        store.checkpoint(quiet=i % 2 == 0)
-    assert path.with_name("sessions.db-wal").stat().st_size < 10 * SIZE
-    store.close()
+def test_each_model_has_its_own_id(store: Store) -> None:
+    first, second = store.model_id("first", 10), store.model_id("second", 20)
+    assert first != second and store.model_id("first", 10) == first
+    assert store.model(second) == ("second", 20)
 
 
-def survivors(path: Path) -> int:
-    """Open the file; every session in it is right, or is reported as damaged, or is gone. How
-    many are right.
-    """
-    store = Store(path)
-    right = 0
-    for i in range(COUNT):
-        try:
-            data = bytes_of(store.read(SESSIONS, f"s{i}"))
-        except RowDamaged:
-            continue
-        assert data in (contents(i), None)
-        right += data is not None
-    try:
-        store.commit([put("new", b"state")])
-    except StoreBroken:  # the writer does the same
-        store.restart()
-        store.commit([put("new", b"state")])
-    assert bytes_of(store.read(SESSIONS, "new")) == b"state"
-    store.close()
-    return right
+def test_the_vocabulary_of_a_model_is_known_once_a_server_has_told_it(store: Store) -> None:
+    model = store.model_id(MODEL, 0)  # as an older database knows its models
+    assert store.model_id(MODEL, VOCABULARY) == model
+    assert store.model(model) == (MODEL, VOCABULARY)
 
 
-def test_a_file_cut_anywhere_opens_with_what_is_whole(filled: Path, tmp_path: Path) -> None:
-    chance, whole = random.Random(1), filled.read_bytes()
-    found = []
-    for number, length in enumerate(
-        [0, 1, 99, 100, 4096, len(whole) - 1, *(chance.randrange(len(whole)) for _ in range(12))]
-    ):
-        cut = tmp_path / f"cut{number}.db"
-        cut.write_bytes(whole[:length])
-        found.append(survivors(cut))
-        assert length in (0, 1, len(whole) - 1) or cut.with_name(f"{cut.name}.damaged-1").exists()
-    assert found[5] >= COUNT - 1  # only its end was missing
-    assert found[0] == 0
+def test_documents_are_replaced_and_deleted_and_are_no_sessions(store: Store) -> None:
+    do(store, StoreDocument("d", 1.5, b"old"), StoreDocument("e", 1.5, memoryview(b"kept")))
+    do(store, StoreDocument("d", 2.5, b"new"))
+    assert store.read_document("d") == b"new" and keys(store) == []
+    assert do(store, RemoveDocuments(["d", "nobody"])).documents == 1
+    assert store.read_document("d") is None and store.read_document("e") == b"kept"
 
 
-def test_a_flipped_bit_anywhere_costs_at_most_what_it_hits(filled: Path, tmp_path: Path) -> None:
-    chance, whole = random.Random(2), filled.read_bytes()
-    flips = [chance.randrange(8 * len(whole)) for _ in range(40)] + [
-        chance.randrange(8 * 2 * 16384) for _ in range(20)
-    ]
-    found, refused = [], 0
-    for number, position in enumerate(flips):
-        data = bytearray(whole)
-        data[position // 8] ^= 1 << position % 8
-        copy = tmp_path / f"flip{number}.db"
-        copy.write_bytes(data)
-        try:
-            found.append(survivors(copy))
-        except StoreError as error:
-            assert "has schema" in str(error)
-            refused += 1
-    assert refused <= 2 and sum(found[:40]) >= 40 * (COUNT - 1) - COUNT
+# Transactions
 
 
-def test_a_row_whose_key_was_changed_is_not_served_under_the_new_one(filled: Path) -> None:
-    with sqlite3.connect(filled) as database:
-        database.execute("UPDATE sessions SET key = ? WHERE key = ?", (b"other", b"s3"))
-    database.close()
-    store = Store(filled)
-    with pytest.raises(RowDamaged):
-        store.read(SESSIONS, "other")
-    store.close()
+def test_a_transaction_is_carried_out_whole_or_not_at_all(store: Store) -> None:
+    one, two, other = next_turn(1), next_turn(2), next_turn(5, next_turn(4))
+    do(store, PutTurn(one), PutSession(session("a", one)))
+    with pytest.raises(Dangling):
+        store.commit([[PutTurn(two), PutSession(session("a", two)), DeleteSessions(["a"])], [PutTurn(other)]])
+    assert store.find_session("a") == session("a", one) and has(store, one) and not has(store, two)
+    do(store, PutTurn(two), PutSession(session("c", two)))
+    assert keys(store) == ["a", "c"]
 
 
-def test_a_file_that_breaks_is_moved_aside_again_and_again(path: Path) -> None:
-    for number in (1, 2):
-        path.write_bytes(b"not a database at all" * 1000)
-        Store(path).close()
-        assert path.with_name(f"sessions.db.damaged-{number}").read_bytes()[:3] == b"not"
+def test_every_group_is_told_what_it_has_removed(store: Store) -> None:
+    one, two, three = (next_turn(number) for number in (1, 2, 3))
+    put_all(store, one, two, three)
+    do(store, *(PutSession(session(key, turn)) for key, turn in zip("abc", (one, two, three), strict=True)))
+    removed = store.commit(
+        [[DeleteSessions(["a"])], [StoreDocument("d", 1.5, b"")], [DeleteSessions(["c", "b", "nobody"])]]
+    )
+    assert [group.turns for group in removed] == [[1], [], [3, 2]]
+
+
+def test_a_turn_whose_parent_is_missing_is_refused(store: Store) -> None:
+    one, two, three = chain(1, [5, 5, 5])
+    with pytest.raises(Dangling):
+        put_all(store, two)
+    put_all(store, one, two)
+    do(store, Collect([2]))
+    with pytest.raises(Dangling):
+        put_all(store, three)
+    assert not has(store, three) and store.last_turn() == NONE
+
+
+def test_a_session_whose_turn_is_missing_is_refused(store: Store) -> None:
+    one, two = chain(1, [5, 5])
+    do(store, PutTurn(one), PutSession(session("a", one)))
+    with pytest.raises(Dangling):
+        do(store, PutSession(session("a", two)))
+    assert store.find_session("a") == session("a", one)
+
+
+# What goes with a session
+
+
+def test_deleting_a_session_removes_the_turns_that_nothing_else_uses(store: Store) -> None:
+    turns = chain(1, [5, 5, 5])
+    put_all(store, *turns)
+    do(store, PutSession(session("a", turns[2])), put_image(turns[0]), put_image(turns[2]))
+    removed = do(store, DeleteSessions(["a"]))
+    assert removed.turns == [3, 2, 1] and sorted(removed.images) == [1, 3] and removed.pinned == []
+    assert not any(has(store, turn) for turn in turns) and store.image_turns() == set()
+    assert store.find_session("a") is None
+
+
+def test_turns_that_forks_and_their_children_use_stay(store: Store) -> None:
+    root, left, right = next_turn(1), next_turn(2, next_turn(1)), next_turn(3, next_turn(1), [7])
+    leaf = next_turn(4, left)
+    put_all(store, root, left, right, leaf)
+    ends = {"deep": leaf, "middle": left, "same": left, "side": right}
+    do(store, *(PutSession(session(key, turn)) for key, turn in ends.items()))
+    assert do(store, DeleteSessions(["middle"])).turns == []  # a fork and a child use it
+    assert do(store, DeleteSessions(["same"])).turns == []  # a child uses it
+    assert do(store, DeleteSessions(["deep"])).turns == [4, 2]  # the root has another child
+    assert has(store, root) and has(store, right)
+    assert do(store, DeleteSessions(["side"])).turns == [3, 1]
+
+
+def test_a_session_that_is_put_elsewhere_leaves_nothing_behind(store: Store) -> None:
+    one, two = chain(1, [5, 5])
+    other = next_turn(3)
+    put_all(store, one, two, other)
+    do(store, PutSession(session("a", two)))
+    assert do(store, PutSession(session("a", other))).turns == [2, 1]
+    assert do(store, PutSession(session("a", other, 2.5))).turns == [] and has(store, other)
+
+
+def test_pinned_turns_stay_and_are_named_and_can_be_removed_later(store: Store) -> None:
+    turns = chain(1, [5, 5, 5])
+    put_all(store, *turns)
+    do(store, PutSession(session("a", turns[2])), put_image(turns[1]))
+    removed = do(store, DeleteSessions(["a"], frozenset({2, 9})))
+    assert (removed.turns, removed.pinned, removed.images) == ([3], [2], [])
+    assert has(store, turns[0]) and has(store, turns[1]) and store.image_turns() == {2}
+    assert do(store, Collect([2], frozenset({2}))).pinned == [2] and has(store, turns[1])
+    removed = do(store, Collect([2]))
+    assert (removed.turns, removed.images) == ([2, 1], [2])
+
+
+def test_only_turns_that_nothing_uses_are_collected(store: Store) -> None:
+    one, two = chain(1, [5, 5])
+    put_all(store, one, two)
+    do(store, PutSession(session("a", two)))
+    removed = do(store, Collect([1, 2, 77]))
+    assert removed == Removed() and has(store, one) and has(store, two)
+
+
+def test_a_pinned_end_stays_when_its_session_goes_on_elsewhere(store: Store) -> None:
+    one, other = next_turn(1), next_turn(2)
+    put_all(store, one, other)
+    do(store, PutSession(session("a", one)))
+    removed = do(store, PutSession(session("a", other), frozenset({1})))
+    assert removed.pinned == [1] and has(store, one)
+
+
+# Images
+
+
+def test_an_image_is_known_with_its_model_until_it_is_dropped(store: Store) -> None:
+    one, two = chain(1, [5, 5])
+    put_all(store, one, two)
+    do(store, put_image(one, model=3), put_image(two, model=4))
+    assert (store.image_model(1), store.image_model(2), store.image_model(9)) == (3, 4, None)
+    assert do(store, DropImages([1])).images == [1]
+    assert store.image_model(1) is None and store.image_turns() == {2} and has(store, one)
+
+
+def test_a_session_knows_the_newest_image_of_its_end(store: Store) -> None:
+    one, two = chain(1, [5, 5])
+    put_all(store, one, two)
+    do(store, PutSession(session("a", one)), PutSession(session("b", two)))
+    do(store, put_image(one))
+    found = {key: store.find_session(key) for key in "ab"}
+    assert found["a"] and found["a"].head == one.head(one.end)
+    assert found["b"] and found["b"].head.imaged == 0
+
+
+def test_the_image_of_a_turn_that_has_gone_is_to_be_removed(store: Store) -> None:
+    removed = do(store, put_image(next_turn(1)))
+    assert removed.images == [1] and store.image_turns() == set()
+
+
+def test_the_size_counts_images_and_what_the_database_holds(store: Store) -> None:
+    before = store.size()
+    put_all(store, turn := next_turn(1))
+    do(store, put_image(turn, 5_000_000))
+    assert store.size() - before >= 5_000_000
+    do(store, StoreDocument("d", 1.5, bytes(1_000_000)))
+    assert store.size() - before >= 5_990_000  # some of the pages were there
+    do(store, RemoveDocuments(["d"]), DropImages([1]))
+    assert store.size() - before < 100_000

@@ -1,13 +1,13 @@
 """Copies between slots and host memory, on every device there is."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import pytest
 import torch
 
 from rwkv_batch.state.slots import States
-from rwkv_batch.state.snapshot import PREFIX, Transfer, read_header
+from rwkv_batch.state.snapshot import PREFIX, Transfer, seal
 
 DEVICES = [
     "cpu",
@@ -40,9 +40,9 @@ def test_copies_wait_for_the_model_and_are_done_when_they_return(device: str) ->
     transfer = Transfer(states, "m")
     late(states._memory[1], 7)
     slot = states.access(1)
-    snapshot = on_another_thread(lambda: transfer.snapshot(slot, 3, 0.0))
+    snapshot = on_another_thread(lambda: transfer.unsealed(slot))
     assert isinstance(snapshot, torch.Tensor) and snapshot.is_pinned() == (device == "cuda")
-    assert read_header(snapshot.numpy().data).tokens == 3 and (snapshot[PREFIX:] == 7).all()
+    assert len(snapshot) == transfer.layout.size and (snapshot[PREFIX:] == 7).all()
 
     late(states._memory[2], 9)  # whoever had the slot before; its last kernel must not come after the copy
     slot = states.access(2)
@@ -50,6 +50,44 @@ def test_copies_wait_for_the_model_and_are_done_when_they_return(device: str) ->
     assert (states._memory[2] == 7).all() and (states._memory[3] == 0).all()
 
     late(states._memory[0], 5)
-    source, target = states.access(0), states.access(3)
-    on_another_thread(lambda: transfer.duplicate(source, target))
-    assert (states._memory[3] == 5).all() and (states._memory[1:3] == 7).all()
+    slot = states.access(0)
+    copy = on_another_thread(lambda: transfer.to_host(slot))
+    assert isinstance(copy, torch.Tensor) and copy.device.type == "cpu" and (copy == 5).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_copied_slot_has_what_was_queued_before_and_not_what_comes_after(device: str) -> None:
+    states = States(4, 8, 512, torch.float16, torch.float32, device)
+    late(states._memory[0], 5)
+    late(states._memory[3], 9)  # whoever had the slot before
+    states.duplicate(0, 3)
+    states._memory[0].fill_(6)
+    assert (
+        (states._memory[3] == 5).all() and (states._memory[0] == 6).all() and (states._memory[1:3] == 0).all()
+    )
+
+
+def test_writes_that_were_deferred_are_carried_out_before_a_slot_is_copied() -> None:
+    states = States(3, 1, 64, torch.float16, torch.float32)
+    flushed: list[int] = []
+
+    def flush(slots: Collection[int]) -> None:
+        flushed.extend(slots)
+        if 0 in slots:
+            states._memory[0].fill_(7)
+
+    states.flush = flush  # type: ignore[method-assign]
+    states.duplicate(0, 2)
+    assert (states._memory[2] == 7).all() and sorted(flushed) == [0, 2]
+
+
+def test_an_unsealed_snapshot_is_sealed_and_restored() -> None:
+    states = States(2, 1, 64, torch.float16, torch.float32)
+    states.shift[0], states.wkv[0] = 1, 2
+    transfer = Transfer(states, "m")
+    snapshot = transfer.unsealed(states.access(0))
+    seal(snapshot, transfer.layout, 3, 17.5, b"digest")
+    header, same = transfer.fitted(snapshot)
+    assert (header.tokens, header.digest) == (3, b"digest")
+    transfer.restore(same, states.access(1))
+    assert (states.shift[1] == 1).all() and (states.wkv[1] == 2).all()

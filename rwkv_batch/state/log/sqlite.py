@@ -1,29 +1,11 @@
-"""SQL of the database file: its schema, its rows with checksums, and what a damaged file still holds."""
+"""A SQLite file as this server uses one: connections, what its errors mean, and a damaged file put aside."""
 
-import contextlib
 import sqlite3
-import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-from torch import Tensor
+from rwkv_batch.state.entries import StoreBroken, StoreError
 
-from rwkv_batch.state.entries import (
-    DOCUMENTS,
-    SESSIONS,
-    TABLES,
-    Operation,
-    Put,
-    Row,
-    RowDamaged,
-    StoreBroken,
-    StoreError,
-)
-
-SCHEMA = 1
-PAGE = 16384  # states are long: long pages make short chains
-READ_BYTES = 1 << 20  # at a time; other threads run in between
+PAGE = 4096  # rows are short, and a commit writes whole pages
 
 # What SQLite reports of a file that is broken. Everything else is a matter of the disk or of rights.
 _BROKEN = {
@@ -37,16 +19,21 @@ _BROKEN = {
 }
 
 
-def connect(path: Path, log_bytes: int) -> sqlite3.Connection:
-    """A connection for any thread, one at a time. `log_bytes`: size that the log is cut to when empty."""
+def connect(path: Path | str, log_bytes: int) -> sqlite3.Connection:
+    """A connection for any thread, one at a time. `log_bytes`: size that the log is cut to when empty.
+
+    A commit is on the disk when it returns: `synchronous = FULL` syncs the log each time.
+    """
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    connection.text_factory = readable
     try:
         connection.executescript(f"""
             PRAGMA page_size = {PAGE};
             PRAGMA trusted_schema = OFF;
             PRAGMA cell_size_check = ON;
+            PRAGMA secure_delete = FAST;
             PRAGMA journal_mode = WAL;
-            PRAGMA synchronous = NORMAL;
+            PRAGMA synchronous = FULL;
             PRAGMA wal_autocheckpoint = 0;
             PRAGMA journal_size_limit = {log_bytes};""")
     except BaseException:
@@ -55,60 +42,9 @@ def connect(path: Path, log_bytes: int) -> sqlite3.Connection:
     return connection
 
 
-def prepare(connection: sqlite3.Connection, path: Path) -> None:
-    """Check the schema, or make it in an empty file. Raises StoreError for any other database."""
-    schema = connection.execute("PRAGMA user_version").fetchone()[0]
-    tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-    if schema != SCHEMA and (schema or tables):
-        raise StoreError(
-            f"The database {path} has schema {schema}, but this server uses {SCHEMA}; "
-            "name another file, or move this one away."
-        )
-    if tables:
-        return
-    columns = """(id INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE, updated REAL NOT NULL,
-                  tokens INTEGER NOT NULL, size INTEGER NOT NULL, checksum INTEGER NOT NULL,
-                  data BLOB NOT NULL)"""
-    connection.executescript(f"""
-        BEGIN IMMEDIATE;
-        CREATE TABLE {SESSIONS} {columns};
-        CREATE TABLE {DOCUMENTS} {columns};
-        PRAGMA user_version = {SCHEMA};
-        COMMIT;""")
-
-
-def list_rows(connection: sqlite3.Connection, table: str) -> dict[str, Row]:
-    """All rows by key. Those whose columns are damaged are left out."""
-    rows: dict[str, Row] = {}
-    for key, updated, tokens, size in connection.execute(f"SELECT key, updated, tokens, size FROM {table}"):
-        if [type(value) for value in (key, updated, tokens, size)] == [bytes, float, int, int]:
-            with contextlib.suppress(UnicodeDecodeError):
-                rows[_decoded(key)] = Row(updated, tokens, size)
-    return rows
-
-
-def read_row(connection: sqlite3.Connection, table: str, key: str, pinned: bool) -> Tensor | None:
-    """A row's data (uint8), None if there is no such row. Raises RowDamaged, sqlite3.Error."""
-    connection.execute("BEGIN")  # the row may be replaced between its columns and its data otherwise
-    try:
-        found = connection.execute(f"SELECT id FROM {table} WHERE key = ?", (_encoded(key),)).fetchone()
-        return None if found is None else _row_by_id(connection, table, found[0], key, pinned)[2]
-    finally:
-        connection.execute("COMMIT")
-
-
-def apply(connection: sqlite3.Connection, operation: Operation) -> None:
-    """Carry out the operation. Raises sqlite3.Error."""
-    if isinstance(operation, Put):
-        row, key, data = operation.row, operation.key, operation.data
-        connection.execute(
-            f"INSERT OR REPLACE INTO {operation.table} (key, updated, tokens, size, checksum, data) "
-            "VALUES (?, ?, ?, ?, ?, ?)",
-            (_encoded(key), row.updated, row.tokens, row.size, _checksum(key, row, data), data),
-        )
-    else:
-        keys = [(_encoded(key),) for key in operation.keys]
-        connection.executemany(f"DELETE FROM {operation.table} WHERE key = ?", keys)
+def readable(data: bytes) -> str:
+    """Text also of bytes that are none: a damaged column must not keep others from being read."""
+    return data.decode(errors="surrogateescape")
 
 
 def explain(error: sqlite3.Error, path: Path) -> StoreError:
@@ -130,64 +66,23 @@ def move_aside(path: Path) -> Path:
     number = 1
     while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
         number += 1
-    for suffix in ("", "-wal", "-shm"):
-        file = path.with_name(path.name + suffix)
-        if file.exists():
-            file.rename(aside.with_name(aside.name + suffix))
+    rename(path, aside)
     return aside
 
 
-def whole_rows(path: Path) -> Iterator[Put]:
-    """The rows of a damaged database that can still be read."""
-    with (
-        contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection,
-        contextlib.suppress(sqlite3.Error),
-    ):
-        # lets SQLite open a file that is shorter than it should be
-        connection.execute("PRAGMA writable_schema = ON")
-        for table in TABLES:
-            ids: dict[int, None] = {}
-            for order in ("id", "id DESC", "key"):  # each gets as far as it can
-                with contextlib.suppress(sqlite3.Error):
-                    for (number,) in connection.execute(f"SELECT id FROM {table} ORDER BY {order}"):
-                        ids[number] = None
-            for number in ids:
-                with contextlib.suppress(sqlite3.Error, RowDamaged, UnicodeDecodeError):
-                    key, row, data = _row_by_id(connection, table, number)
-                    yield Put(table, key, row, data.numpy().data)
+def rename(path: Path, target: Path) -> None:
+    """Rename a database with its log.
+
+    When that is cut off between the two, the log is still there under the old name: no other database may get
+    that name before the log has been moved as well, as SQLite would take the log for its own.
+    """
+    for suffix in ("", "-wal", "-shm"):
+        file = path.with_name(path.name + suffix)
+        if file.exists():
+            file.rename(target.with_name(target.name + suffix))
 
 
-def _row_by_id(
-    connection: sqlite3.Connection, table: str, number: int, key: str | None = None, pinned: bool = False
-) -> tuple[str, Row, Tensor]:
-    """A row by its id, whose key has to be `key`, if given. Raises RowDamaged, sqlite3.Error."""
-    columns = f"SELECT key, updated, tokens, size, checksum FROM {table} WHERE id = ?"
-    stored, updated, tokens, size, checksum = connection.execute(columns, (number,)).fetchone() or [None] * 5
-    with connection.blobopen(table, "data", number, readonly=True) as blob:
-        if (
-            not isinstance(stored, bytes)
-            or (key is not None and stored != _encoded(key))
-            or len(blob) != size
-        ):
-            raise RowDamaged(f"{key} is stored damaged: its parts do not fit.")
-        data = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-        view = data.numpy().data
-        for start in range(0, size, READ_BYTES):
-            view[start : start + READ_BYTES] = blob.read(READ_BYTES)
-    row, key = Row(updated, tokens, size), _decoded(stored)
-    if _checksum(key, row, view) != checksum:
-        raise RowDamaged(f"{key} is stored damaged: its checksum is wrong.")
-    return key, row, data
-
-
-def _checksum(key: str, row: Row, data: bytes | memoryview) -> int:
-    columns = repr((key, row.updated, row.tokens, row.size))
-    return zlib.crc32(columns.encode("utf-8", "backslashreplace"), zlib.crc32(data))
-
-
-def _encoded(key: str) -> bytes:
-    return key.encode("utf-8", "surrogatepass")
-
-
-def _decoded(key: bytes) -> str:
-    return key.decode("utf-8", "surrogatepass")
+def remove(path: Path) -> None:
+    """Remove a database with its log, if there is one."""
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)

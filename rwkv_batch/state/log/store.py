@@ -1,7 +1,7 @@
 """The database of sessions and documents: one SQLite file in WAL mode, which one server uses at a time.
 
-One thread writes, one reads. A broken file is moved aside and a new one begun. Damage inside one row is found
-when that row is read, because every row carries a checksum over its key, its columns and its data.
+A broken file is moved aside and a new one begun with the rows that can still be read. Images of states are
+files beside it (images.py), and the database is their only index.
 """
 
 import contextlib
@@ -9,91 +9,147 @@ import fcntl
 import logging
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from threading import Lock
+from threading import RLock
+from typing import TypeVar
 
-from torch import Tensor
-
-from rwkv_batch.state import sqlite
+from rwkv_batch.state import images
 from rwkv_batch.state.entries import (
-    DOCUMENTS,
-    TABLES,
+    NONE,
     Operation,
-    Put,
+    Removed,
     RowDamaged,
+    Session,
+    SessionEntry,
+    Status,
     StoreBroken,
     StoreError,
-    Tables,
+    Turn,
     written_bytes,
 )
-from rwkv_batch.state.snapshot import tensor_from_bytes
+from rwkv_batch.state.log import migration, salvage, sqlite, tables
 
 log = logging.getLogger(__name__)
 
 # written to the log before it is moved into the file; four times that if there is no quiet moment
-CHECKPOINT_BYTES = 64 << 20
+CHECKPOINT_BYTES = 4 << 20
+
+T = TypeVar("T")
+
+
+class _Connection:
+    """A connection for one kind of caller, opened when it is first used."""
+
+    def __init__(self, path: Path | str) -> None:
+        self._path, self._lock = path, RLock()
+        self._open: sqlite3.Connection | None = None
+
+    @contextmanager
+    def use(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            if self._open is None:
+                self._open = sqlite.connect(self._path, CHECKPOINT_BYTES)
+            yield self._open
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Close it, and let no other thread open it again inside."""
+        with self._lock:
+            self.close()
+            yield
+
+    def close(self) -> None:
+        with self._lock:
+            if self._open:
+                self._open.close()
+            self._open = None
 
 
 class Store:
-    """An open database. `rows`: what each table held when it was opened or begun anew.
+    """An open database; without a path, one in memory that ends with it. Raises StoreError.
 
-    `limit`: bytes that all rows together should take at most (None: any number); the pool keeps to it. Raises
-    StoreError.
+    `commit` and `checkpoint` are for one thread, `find_session` for another, everything else for a third.
+    `limit`: bytes that the file and all images should take at most; None: any number.
     """
 
-    keeps_sessions = True
-
-    def __init__(self, path: str | Path, limit: int | None = None) -> None:
-        self.path, self.limit = Path(path), limit
-        if not self.path.name:
-            raise StoreError(f"{self.path} is a directory; name a file for the database.")
-        if not self.path.parent.is_dir():
-            raise StoreError(
-                f"There is no directory {self.path.parent} for the database; make it, or name another file."
-            )
-        self._writer: sqlite3.Connection | None = None
-        self._reader: sqlite3.Connection | None = None
-        self._reading = Lock()  # also held while the file is replaced
-        self._logged = 0  # bytes written since the last checkpoint
-        self._lock_file = self.path.with_name(self.path.name + ".lock")
-        self._lock: int | None = self._acquire_lock()
+    def __init__(self, path: str | Path | None, limit: int | None = None) -> None:
+        self.limit = limit
+        self.path = Path(path) if path is not None else None
+        self._lock: int | None = None
+        self._logged = 0  # bytes since the last checkpoint, about
+        if self.path:
+            self._check_place(self.path)
+            self._lock = self._acquire_lock(self.path)
+            self._writer, self._finder, self._reader = (_Connection(self.path) for _ in range(3))
+        else:  # every other connection would have a database of its own
+            self._writer = self._finder = self._reader = _Connection(":memory:")
         try:
             try:
-                self._open()
+                self._prepare()
             except StoreBroken:
                 self.restart()
         except BaseException:
             self.close()
             raise
 
-    def commit(self, operations: Sequence[Operation]) -> None:
-        """Carry out all of them in one transaction, or none, on the writing thread. Raises StoreError.
+    @property
+    def images_folder(self) -> Path | None:
+        """The folder of the images; None: none are stored."""
+        return images.folder(self.path) if self.path else None
+
+    def model_id(self, fingerprint: str, vocabulary: int) -> int:
+        """The id of a model in this database."""
+        return self._ask(self._writer, lambda db: tables.model_id(db, fingerprint, vocabulary))
+
+    def model(self, model: int) -> tuple[str, int]:
+        """Fingerprint and vocabulary. Raises StoreError if there is no such model."""
+        query = "SELECT fingerprint, vocabulary FROM models WHERE id = ?"
+        found = self._ask(self._reader, lambda db: db.execute(query, (model,)).fetchone())
+        if found is None:
+            raise RowDamaged("The model of a session is missing from the database.")
+        return str(found[0]), int(found[1])
+
+    def last_turn(self) -> int:
+        """The highest id of a turn."""
+        found = self._ask(self._writer, lambda db: db.execute("SELECT max(id) FROM turns").fetchone()[0])
+        return int(found or NONE)
+
+    def commit(self, groups: Sequence[Sequence[Operation]]) -> list[Removed]:
+        """Carry out all groups in one transaction, or none; what each has removed. Raises StoreError.
 
         After StoreBroken the file can only be replaced (`restart`).
         """
-        assert self._writer
-        try:
-            self._writer.execute("BEGIN IMMEDIATE")
-            for operation in operations:
-                sqlite.apply(self._writer, operation)
-            self._logged += written_bytes(operations)
-            self._writer.execute("COMMIT")
-        except Exception as error:
-            with contextlib.suppress(sqlite3.Error):  # some errors have ended the transaction already
-                self._writer.execute("ROLLBACK")
-            if isinstance(error, sqlite3.Error):
-                raise sqlite.explain(error, self.path) from error
-            raise
+        removed = [Removed() for _ in groups]
+        with self._writer.use() as db:
+            changes = db.total_changes
+            data = sum(written_bytes(operation) for group in groups for operation in group)
+            try:
+                db.execute("BEGIN IMMEDIATE")
+                for operations, its_removed in zip(groups, removed, strict=True):
+                    for operation in operations:
+                        tables.apply(operation, db, its_removed)
+                self._logged += (db.total_changes - changes) * sqlite.PAGE + data
+                db.execute("COMMIT")
+            except Exception as error:
+                with contextlib.suppress(sqlite3.Error):  # some errors have ended the transaction already
+                    db.execute("ROLLBACK")
+                if isinstance(error, sqlite3.Error):
+                    raise self._explain(error) from error
+                raise
+        return removed
 
     def checkpoint(self, quiet: bool) -> None:
-        """Move the log into the file if it is long, on the writing thread after it reported its commits."""
-        assert self._writer
+        """Move the log into the file if it is long, after its commits were reported."""
+        if self.path is None:
+            return
         if self._logged < CHECKPOINT_BYTES * (1 if quiet else 4):
             return
         self._logged = 0
         try:
-            self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            with self._writer.use() as db:
+                db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         except sqlite3.Error as error:
             log.warning(
                 "The log of %s could not be moved into it (%s); it grows until that works again.",
@@ -101,31 +157,53 @@ class Store:
                 error,
             )
 
-    def read(self, table: str, key: str, pinned: bool = False) -> Tensor | None:
-        """A row's data (uint8) or None, on the reading thread. Raises RowDamaged, StoreError."""
-        with self._reading:
-            try:
-                self._reader = self._reader or sqlite.connect(self.path, CHECKPOINT_BYTES)
-                return sqlite.read_row(self._reader, table, key, pinned)
-            except sqlite3.Error as error:
-                explained = sqlite.explain(error, self.path)
-                if isinstance(explained, StoreBroken):
-                    explained = RowDamaged(f"{key} is stored damaged ({error}).")
-                raise explained from error
+    def size(self) -> int:
+        """Bytes of the database and of all images."""
+        return self._ask(self._writer, tables.size)
+
+    def find_session(self, key: str) -> Session | None:
+        """Raises RowDamaged, StoreError."""
+        return self._ask(self._finder, lambda db: tables.find_session(db, key))
+
+    def list_sessions(self, after: str | None, limit: int, prefix: str = "") -> list[Session]:
+        """See tables.list_sessions."""
+        return self._ask(self._reader, lambda db: tables.list_sessions(db, after, limit, prefix))
+
+    def status(self, listed: list[SessionEntry], l1: Sequence[int], l2: Sequence[int]) -> Status:
+        """A list with the numbers of all sessions, and of those that end with these turns."""
+        counts = self._ask(
+            self._reader, lambda db: [tables.count_sessions(db, turns) for turns in (None, l1, l2)]
+        )
+        return Status(listed, *counts)
+
+    def read_turn(self, turn: int) -> Turn:
+        """Raises RowDamaged, StoreError."""
+        return self._ask(self._reader, lambda db: tables.read_turn(db, turn))
+
+    def image_model(self, turn: int) -> int | None:
+        """The model whose state the turn's image holds; None: there is no image."""
+        return self._ask(self._reader, lambda db: tables.image_model(db, turn))
+
+    def image_turns(self) -> set[int]:
+        """Ids of all turns that have images."""
+        return self._ask(self._reader, lambda db: set(tables.image_turns(db)))
+
+    def read_document(self, key: str) -> bytes | None:
+        """Raises RowDamaged, StoreError."""
+        return self._ask(self._reader, lambda db: tables.read_document(db, key))
 
     def restart(self) -> None:
         """Move the broken file aside and begin a new one with the rows that are still whole.
 
-        On the writing thread. Raises StoreError.
+        For the thread that commits. Raises StoreError.
         """
-        with self._reading:
-            self._disconnect()
+        assert self.path
+        with ExitStack() as nobody_else:
+            for connection in (self._writer, self._finder, self._reader):
+                nobody_else.enter_context(connection.closed())
+            sessions, documents = salvage.copy_whole_rows(self.path, self._salvaged)
             aside = sqlite.move_aside(self.path)
-            self._open()
-            for put in sqlite.whole_rows(aside):
-                self.commit([put])
-                self.rows[put.table][put.key] = put.row
-        sessions, documents = (len(self.rows[table]) for table in TABLES)
+            sqlite.rename(self._salvaged, self.path)
         log.error(
             "The database %s is damaged: it is now %s, and a new one has been begun with what is whole of it"
             ": %d sessions and %d documents.",
@@ -136,77 +214,76 @@ class Store:
         )
 
     def close(self) -> None:
-        """Close the file, after both threads have stopped. Idempotent."""
+        """Close the file, after all threads have stopped. Idempotent."""
         self._disconnect()
-        if self._lock is not None:
-            self._lock_file.unlink(missing_ok=True)
+        if self._lock is not None and self.path:
+            lock_file(self.path).unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = None
 
-    def _disconnect(self) -> None:
-        for connection in (self._reader, self._writer):
-            if connection:
-                connection.close()
-        self._reader = None
+    @property
+    def _salvaged(self) -> Path:
+        """The file in which a damaged one is made anew."""
+        assert self.path
+        return self.path.with_name(self.path.name + ".salvaged")
 
-    def _acquire_lock(self) -> int:
+    def _ask(self, connection: _Connection, question: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            with connection.use() as db:
+                return question(db)
+        except sqlite3.Error as error:
+            explained = self._explain(error)
+            if isinstance(explained, StoreBroken) and connection is not self._writer:
+                explained = RowDamaged(f"A part of the session is stored damaged ({error}).")
+            raise explained from error
+
+    def _explain(self, error: sqlite3.Error) -> StoreError:
+        return sqlite.explain(error, self.path or Path(":memory:"))
+
+    def _prepare(self) -> None:
+        """Connect, and make the tables in a new file. Raises StoreError."""
+        if self.path:
+            if not self.path.exists():  # a server was stopped while it replaced a damaged file
+                sqlite.move_aside(self.path)  # what is left of its log
+                sqlite.rename(self._salvaged, self.path)
+            migration.migrate(self.path)
+        self._ask(self._writer, lambda db: tables.prepare(db, self.path))
+
+    def _disconnect(self) -> None:
+        for connection in (self._reader, self._finder, self._writer):
+            connection.close()
+
+    @staticmethod
+    def _check_place(path: Path) -> None:
+        if not path.name:
+            raise StoreError(f"{path} is a directory; name a file for the database.")
+        if not path.parent.is_dir():
+            raise StoreError(
+                f"There is no directory {path.parent} for the database; make it, or name another file."
+            )
+
+    @staticmethod
+    def _acquire_lock(path: Path) -> int:
         """An exclusive lock beside the file; it ends with the process, however that ends."""
+        file = lock_file(path)
         try:
             while True:
-                lock = os.open(self._lock_file, os.O_CREAT | os.O_RDWR, 0o600)
+                lock = os.open(file, os.O_CREAT | os.O_RDWR, 0o600)
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if self._lock_file.exists() and self._lock_file.stat().st_ino == os.fstat(lock).st_ino:
+                if file.exists() and file.stat().st_ino == os.fstat(lock).st_ino:
                     return lock
                 os.close(lock)  # its last holder has just removed it
         except BlockingIOError:
             os.close(lock)
             raise StoreError(
-                f"The database {self.path} is in use by another server; stop that one, or name another file."
+                f"The database {path} is in use by another server; stop that one, or name another file."
             ) from None
         except OSError as error:
             raise StoreError(
-                f"The database {self.path} cannot be locked ({error.strerror}); "
+                f"The database {path} cannot be locked ({error.strerror}); "
                 "name a file where this server may write."
             ) from None
 
-    def _open(self) -> None:
-        """Connect, and make the tables in a new file. Raises StoreError."""
-        try:
-            self._writer = sqlite.connect(self.path, CHECKPOINT_BYTES)
-            sqlite.prepare(self._writer, self.path)
-            self.rows = {table: sqlite.list_rows(self._writer, table) for table in TABLES}
-        except sqlite3.Error as error:
-            raise sqlite.explain(error, self.path) from error
 
-
-class MemoryStore:
-    """The store of a server without a database: documents in memory, and no sessions."""
-
-    keeps_sessions = False
-    limit = None
-
-    def __init__(self) -> None:
-        self.rows: Tables = {}
-        self._documents: dict[str, Tensor] = {}
-
-    def commit(self, operations: Sequence[Operation]) -> None:
-        for operation in operations:
-            if operation.table != DOCUMENTS:
-                continue
-            if isinstance(operation, Put):
-                self._documents[operation.key] = tensor_from_bytes(operation.data)
-            else:
-                for key in operation.keys:
-                    self._documents.pop(key, None)
-
-    def read(self, table: str, key: str, pinned: bool = False) -> Tensor | None:
-        return self._documents.get(key) if table == DOCUMENTS else None
-
-    def checkpoint(self, quiet: bool) -> None:
-        """Nothing to do."""
-
-    def restart(self) -> None:
-        """Nothing to do."""
-
-    def close(self) -> None:
-        """Nothing to do."""
+def lock_file(path: Path) -> Path:
+    return path.with_name(path.name + ".lock")

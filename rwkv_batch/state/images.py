@@ -1,0 +1,89 @@
+"""Images: states in files beside the database, whose rows are their only index."""
+
+import os
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rwkv_batch.state.entries import RowDamaged
+
+READ_BYTES = 1 << 20  # at a time; other threads run in between
+
+
+def folder(database: Path) -> Path:
+    """Where the images of this database are."""
+    return database.with_name(database.name + ".images")
+
+
+def prepared_folder(path: Path) -> Path:
+    """Make the folder if need be. Raises OSError."""
+    path.mkdir(mode=0o700, exist_ok=True)
+    return path
+
+
+def write(images: Path, turn: int, image: Tensor) -> None:
+    """Write a sealed snapshot. The file is whole on the disk when it has its name. Raises OSError."""
+    part, data = _file(images, turn).with_suffix(".part"), image.numpy().data
+    try:
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            while data:
+                data = data[os.write(descriptor, data) :]
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+        part.rename(_file(images, turn))
+    except OSError:
+        with suppress(OSError):
+            part.unlink()
+        raise
+
+
+def sync(images: Path) -> None:
+    """Put the names of files on the disk. Raises OSError."""
+    descriptor = os.open(images, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read(images: Path, turn: int, pinned: bool) -> Tensor:
+    """The file's bytes, uint8. Raises RowDamaged if there is no such file, or it cannot be read."""
+    try:
+        with _file(images, turn).open("rb", buffering=0) as file:
+            image = torch.empty(os.fstat(file.fileno()).st_size, dtype=torch.uint8, pin_memory=pinned)
+            data, place = image.numpy().data, 0
+            while place < len(data):
+                count = file.readinto(data[place : place + READ_BYTES])
+                if not count:
+                    raise RowDamaged("The file of a state is cut short.")
+                place += count
+    except OSError as error:
+        raise RowDamaged(f"The file of a state cannot be read ({error.strerror}).") from error
+    return image
+
+
+def remove(images: Path, turns: Iterable[int]) -> None:
+    """Missing files are ignored."""
+    for turn in turns:
+        with suppress(OSError):
+            _file(images, turn).unlink()
+
+
+def sweep(images: Path, known: Callable[[], set[int]]) -> None:
+    """Remove files that no row stands for, before any are written. `known` says what has a row."""
+    with suppress(OSError):
+        files = list(images.iterdir())
+        names = {_file(images, turn).name for turn in known()}
+        for file in files:
+            if file.name not in names:
+                with suppress(OSError):
+                    file.unlink()
+
+
+def _file(images: Path, turn: int) -> Path:
+    return images / f"{turn}.state"

@@ -1,0 +1,1 @@
+"""The database: the token log, sessions, and documents."""

@@ -1,0 +1,39 @@
+"""Documents: opaque bytes by key, in the same database as the sessions and unrelated to them."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+from rwkv_batch.state.entries import Done, Removed, RemoveDocuments, RowDamaged, StoreDocument, message
+from rwkv_batch.state.jobs import JobThread
+from rwkv_batch.state.log.store import Store
+from rwkv_batch.state.log.writer import Writer
+
+
+class Documents:
+    """Methods and callbacks are like those of the pool that it belongs to."""
+
+    def __init__(self, store: Store, reader: JobThread, writer: Writer) -> None:
+        self._store, self._reader, self._writer = store, reader, writer
+
+    def put(self, key: str, data: bytes, done: Done) -> None:
+        """Store the bytes in place of any older ones; `done` when they are committed."""
+        self._writer.put([StoreDocument(key, time.time(), data)], lambda _, error: done(message(error)))
+
+    def get(self, key: str, done: Callable[[bytes | None, str | None], None]) -> None:
+        """`done` gets the bytes, None if there is no such document, and the error."""
+
+        def read(data: bytes | None, error: Exception | None) -> None:
+            if isinstance(error, RowDamaged):
+                self._writer.put([RemoveDocuments([key])], lambda removed, error: None)
+            done(data, message(error))
+
+        self._reader.put(partial(self._store.read_document, key), read)
+
+    def remove(self, key: str, done: Callable[[int, str | None], None]) -> None:
+        """`done` gets how many documents there were, when the removal is committed, and the error."""
+
+        def committed(removed: Removed | None, error: Exception | None) -> None:
+            done(removed.documents if removed else 0, message(error))
+
+        self._writer.put([RemoveDocuments([key])], committed)

@@ -1,0 +1,162 @@
+"""Which sessions there are: the database's, with the changes that are not committed yet."""
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from rwkv_batch.state.entries import (
+    DeleteSessions,
+    Operation,
+    PutSession,
+    Removed,
+    RowDamaged,
+    Session,
+    StoreError,
+)
+from rwkv_batch.state.jobs import JobThread
+from rwkv_batch.state.log.store import Store
+from rwkv_batch.state.log.writer import Committed, Writer
+
+log = logging.getLogger(__name__)
+
+ALL = 1 << 62  # sessions in a list without a limit
+
+
+@dataclass
+class _Change:
+    """The newest change of a session."""
+
+    session: Session | None  # None: deleted
+    under_way: int = 0  # changes of this session that are not committed
+
+
+class Sessions:
+    """Sessions by key. All methods are for the pool's thread, and none waits for a commit."""
+
+    def __init__(self, store: Store, reader: JobThread, writer: Writer) -> None:
+        self._store, self._reader, self._writer = store, reader, writer
+        self._changes: dict[str, _Change] = {}
+
+    def find(self, key: str) -> Session | None:
+        """None if there is no such session, or its row is damaged. Raises StoreError."""
+        change = self._changes.get(key)
+        return change.session if change else self._stored(key)
+
+    def put(
+        self,
+        session: Session,
+        committed: Committed,
+        *,
+        before: Sequence[Operation] = (),
+        pinned: frozenset[int] = frozenset(),
+        retry: bool = False,
+    ) -> None:
+        """Store the session, together with other operations that come before."""
+        self.announce(session)
+        self.put_announced(session, committed, before=before, pinned=pinned, retry=retry)
+
+    def announce(self, session: Session) -> None:
+        """The session is found from now on; `put_announced` or `withdraw` follows."""
+        self._note(session.key, session)
+
+    def withdraw(self, session: Session, error: Exception | None) -> None:
+        """What was announced cannot be stored, or need not be any longer."""
+        self._settle(session.key, session, error)
+
+    def put_announced(
+        self,
+        session: Session,
+        committed: Committed,
+        *,
+        before: Sequence[Operation] = (),
+        pinned: frozenset[int] = frozenset(),
+        retry: bool = False,
+    ) -> None:
+        """`put` for a session that was announced."""
+
+        def done(removed: Removed | None, error: Exception | None) -> None:
+            self._settle(session.key, session, error)
+            committed(removed, error)
+
+        self._writer.put([*before, PutSession(session, pinned)], done, retry)
+
+    def delete(
+        self, keys: Sequence[str], committed: Committed, *, pinned: frozenset[int], retry: bool
+    ) -> None:
+        """Delete the sessions. With `retry` that is tried again after an error, which is reported too."""
+        operation = DeleteSessions(keys, pinned)
+        for key in keys:
+            self._note(key, None)
+
+        def done(removed: Removed | None, error: Exception | None) -> None:
+            if error and retry:
+                self._writer.put([operation], again, retry=True)
+            else:
+                again(removed, error)
+            if error:
+                committed(None, error)
+
+        def again(removed: Removed | None, error: Exception | None) -> None:
+            for key in keys:
+                self._settle(key, None, error)
+            if not error:
+                committed(removed, None)
+
+        self._writer.put([operation], done)
+
+    def keys(self, prefix: str) -> list[str]:
+        """The keys that begin with `prefix`, which is not empty."""
+        found = {session.key: True for session in self._store.list_sessions(None, ALL, prefix)}
+        found |= {
+            key: bool(change.session) for key, change in self._changes.items() if key.startswith(prefix)
+        }
+        return [key for key, exists in found.items() if exists]
+
+    def list(
+        self, after: str | None, limit: int | None, done: Callable[[list[Session], Exception | None], None]
+    ) -> None:
+        """`done` gets the sessions behind a key, in the order of their keys, at most so many."""
+        changes = {key: change.session for key, change in self._changes.items()}
+        count = ALL if limit is None else limit + len(changes)
+
+        def listed(found: list[Session] | None, error: Exception | None) -> None:
+            newest = {session.key: session for session in found or []} | changes
+            newest |= {key: change.session for key, change in self._changes.items()}
+            sessions = [newest[key] for key in sorted(newest, key=_order) if newest[key]]
+            if after is not None:
+                sessions = [
+                    session for session in sessions if session and _order(session.key) > _order(after)
+                ]
+            done([session for session in sessions if session][:limit], error)
+
+        self._reader.put(partial(self._store.list_sessions, after, count), listed)
+
+    def _stored(self, key: str) -> Session | None:
+        """A session of the database. If its row is damaged it is deleted, and lost."""
+        try:
+            return self._store.find_session(key)
+        except RowDamaged as error:
+            log.error("The session %s is lost: %s", key, error)
+            self._writer.put([DeleteSessions([key])], lambda removed, error: None)
+            return None
+
+    def _note(self, key: str, session: Session | None) -> None:
+        change = self._changes.setdefault(key, _Change(None))
+        change.session = session
+        change.under_way += 1
+
+    def _settle(self, key: str, session: Session | None, error: Exception | None) -> None:
+        """A change is committed, or has failed and has no effect."""
+        change = self._changes[key]
+        change.under_way -= 1
+        if not change.under_way:
+            del self._changes[key]
+        elif error and change.session is session:
+            with suppress(StoreError):  # then the changes under way decide
+                change.session = self._stored(key)
+
+
+def _order(key: str) -> bytes:
+    return key.encode("utf-8", "surrogatepass")

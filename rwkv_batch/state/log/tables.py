@@ -1,0 +1,357 @@
+"""The tables of the database: their SQL, and how each operation changes them.
+
+Every row carries a checksum over its columns. A row that fails it is RowDamaged for whoever reads it, and is
+left out of lists.
+"""
+
+import sqlite3
+import zlib
+from collections.abc import Iterator, Sequence
+from functools import singledispatch
+
+from rwkv_batch.state.entries import (
+    NONE,
+    Collect,
+    Dangling,
+    DeleteSessions,
+    DropImages,
+    Head,
+    Operation,
+    PutImage,
+    PutSession,
+    PutTurn,
+    Removed,
+    RemoveDocuments,
+    RowDamaged,
+    Session,
+    Shrink,
+    StoreDocument,
+    StoreError,
+    Turn,
+    pack,
+    unpack,
+)
+
+SCHEMA = 2
+SHRUNK = 0.95  # of its limit: what a database keeps when something has to go
+
+TABLES = """
+    CREATE TABLE models (
+        id INTEGER PRIMARY KEY, fingerprint TEXT NOT NULL, vocabulary INTEGER NOT NULL);
+    CREATE TABLE turns (
+        id INTEGER PRIMARY KEY, parent INTEGER NOT NULL, number INTEGER NOT NULL, start INTEGER NOT NULL,
+        prompt BLOB NOT NULL, completion BLOB NOT NULL, created REAL NOT NULL, model INTEGER NOT NULL,
+        digest BLOB NOT NULL, checksum INTEGER NOT NULL);
+    CREATE INDEX turns_by_parent ON turns (parent);
+    CREATE TABLE sessions (
+        key BLOB PRIMARY KEY, turn INTEGER NOT NULL, number INTEGER NOT NULL, tokens INTEGER NOT NULL,
+        digest BLOB NOT NULL, model INTEGER NOT NULL, imaged INTEGER NOT NULL, updated REAL NOT NULL,
+        checksum INTEGER NOT NULL) WITHOUT ROWID;
+    CREATE INDEX sessions_by_turn ON sessions (turn);
+    CREATE INDEX sessions_by_age ON sessions (updated);
+    CREATE TABLE images (
+        turn INTEGER PRIMARY KEY, model INTEGER NOT NULL, saves INTEGER NOT NULL, size INTEGER NOT NULL,
+        used REAL NOT NULL);
+    CREATE TABLE documents (
+        id INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE, updated REAL NOT NULL, checksum INTEGER NOT NULL,
+        data BLOB NOT NULL);
+    CREATE INDEX documents_by_age ON documents (updated);"""
+
+SESSION = "key, turn, number, tokens, digest, model, imaged, updated, checksum"
+TURN = "id, parent, number, start, prompt, completion, created, model, digest, checksum"
+DOCUMENT = "key, updated, data, checksum"
+_REFERENCED = "SELECT 1 FROM sessions WHERE turn = ?1 UNION ALL SELECT 1 FROM turns WHERE parent = ?1 LIMIT 1"
+
+_OLDEST = """
+    SELECT * FROM (SELECT key, 1, updated FROM sessions ORDER BY updated LIMIT 1)
+    UNION ALL SELECT * FROM (SELECT key, 0, updated FROM documents ORDER BY updated LIMIT 1)
+    ORDER BY updated LIMIT 1"""
+
+
+def prepare(connection: sqlite3.Connection, path: object) -> None:
+    """Check the schema, or make it in an empty file. Raises StoreError for any other database."""
+    schema = connection.execute("PRAGMA user_version").fetchone()[0]
+    tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    if schema != SCHEMA and (schema or tables):
+        raise StoreError(
+            f"The database {path} has schema {schema}, but this server uses {SCHEMA}; "
+            "name another file, or move this one away."
+        )
+    if not tables:
+        connection.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
+
+
+def model_id(connection: sqlite3.Connection, fingerprint: str, vocabulary: int) -> int:
+    """The id of a model, which is noted if need be. `vocabulary` 0: not known.
+
+    The id follows from the fingerprint, so that nothing depends on the row but what people read.
+    """
+    id_ = zlib.crc32(fingerprint.encode()) | zlib.adler32(fingerprint.encode()) << 31
+    connection.execute(
+        "INSERT INTO models (id, fingerprint, vocabulary) VALUES (?1, ?2, ?3) ON CONFLICT (id) DO UPDATE "
+        "SET fingerprint = ?2, vocabulary = max(vocabulary, ?3) WHERE fingerprint <> ?2 OR vocabulary < ?3",
+        (id_, fingerprint, vocabulary),
+    )
+    return id_
+
+
+def find_session(connection: sqlite3.Connection, key: str) -> Session | None:
+    """Raises RowDamaged."""
+    row = connection.execute(f"SELECT {SESSION} FROM sessions WHERE key = ?", (encoded(key),)).fetchone()
+    return as_session(row) if row else None
+
+
+def list_sessions(
+    connection: sqlite3.Connection, after: str | None, limit: int, prefix: str = ""
+) -> list[Session]:
+    """Up to `limit` sessions behind a key, in the order of their keys as bytes. Damaged rows are left out."""
+    query, bounds = f"SELECT {SESSION} FROM sessions WHERE key >= ?", [encoded(prefix)]
+    if prefix:
+        query += " AND key < ?"
+        bounds.append(encoded(prefix)[:-1] + bytes([encoded(prefix)[-1] + 1]))
+    if after is not None:
+        query += " AND key > ?"
+        bounds.append(encoded(after))
+    found = []
+    for row in connection.execute(f"{query} ORDER BY key LIMIT ?", (*bounds, limit)):
+        try:
+            found.append(as_session(row))
+        except RowDamaged:
+            continue
+    return found
+
+
+def count_sessions(connection: sqlite3.Connection, turns: Sequence[int] | None = None) -> int:
+    """How many sessions there are, or how many of them end with one of these turns."""
+    if turns is None:
+        return int(connection.execute("SELECT count(*) FROM sessions").fetchone()[0])
+    counts = (
+        connection.execute("SELECT count(*) FROM sessions WHERE turn = ?", (turn,)).fetchone()[0]
+        for turn in turns
+    )
+    return sum(map(int, counts))
+
+
+def read_turn(connection: sqlite3.Connection, turn: int) -> Turn:
+    """Raises RowDamaged, also if there is no such turn."""
+    row = connection.execute(f"SELECT {TURN} FROM turns WHERE id = ?", (turn,)).fetchone()
+    if row is None:
+        raise RowDamaged("A part of the session is missing from the database.")
+    return as_turn(row)
+
+
+def as_turn(row: Sequence[object]) -> Turn:
+    """Raises RowDamaged."""
+    *columns, checksum = row
+    if _checksum(*columns) != checksum:
+        raise RowDamaged("A part of the session is stored damaged.")
+    id_, parent, number, start, prompt, completion, created, model, digest = columns
+    return Turn(id_, parent, number, start, unpack(prompt), unpack(completion), created, model, digest)  # type: ignore[arg-type]
+
+
+def image_model(connection: sqlite3.Connection, turn: int) -> int | None:
+    """The model whose state the turn's image holds; None: there is no image."""
+    found = connection.execute("SELECT model FROM images WHERE turn = ?", (turn,)).fetchone()
+    return int(found[0]) if found else None
+
+
+def image_turns(connection: sqlite3.Connection) -> Iterator[int]:
+    """Ids of all turns that have images."""
+    return (turn for (turn,) in connection.execute("SELECT turn FROM images"))
+
+
+def read_document(connection: sqlite3.Connection, key: str) -> bytes | None:
+    """Raises RowDamaged."""
+    query = f"SELECT {DOCUMENT} FROM documents WHERE key = ?"
+    row = connection.execute(query, (encoded(key),)).fetchone()
+    return as_document(row).data if row else None  # type: ignore[return-value]
+
+
+def as_document(row: Sequence[object]) -> StoreDocument:
+    """Raises RowDamaged."""
+    *columns, checksum = row
+    if _checksum(*columns) != checksum:
+        raise RowDamaged("A document is stored damaged: its checksum is wrong.")
+    key, updated, data = columns
+    return StoreDocument(decoded(key), updated, data)  # type: ignore[arg-type]
+
+
+def insert_turn(connection: sqlite3.Connection, turn: Turn) -> None:
+    """Add a turn, whether or not its parent is there."""
+    columns = (
+        turn.id,
+        turn.parent,
+        turn.number,
+        turn.start,
+        pack(turn.prompt),
+        pack(turn.completion),
+        turn.created,
+        turn.model,
+        turn.digest,
+    )
+    places = ", ".join("?" * (len(columns) + 1))
+    connection.execute(f"INSERT INTO turns ({TURN}) VALUES ({places})", (*columns, _checksum(*columns)))
+
+
+@singledispatch
+def apply(operation: Operation, connection: sqlite3.Connection, removed: Removed) -> None:
+    """Carry out the operation, and note what it removes. Raises sqlite3.Error, StoreError."""
+    raise TypeError(f"not an operation: {operation}")
+
+
+@apply.register
+def _put_turn(operation: PutTurn, connection: sqlite3.Connection, removed: Removed) -> None:
+    turn = operation.turn
+    if turn.parent != NONE and not _exists(connection, turn.parent):
+        raise Dangling("The turn that this one continues could not be stored.")
+    insert_turn(connection, turn)
+
+
+@apply.register
+def _put_session(operation: PutSession, connection: sqlite3.Connection, removed: Removed) -> None:
+    session, key = operation.session, encoded(operation.session.key)
+    head = session.head
+    if not _exists(connection, head.turn):
+        raise Dangling("The turn that the session ends with could not be stored.")
+    before = connection.execute("SELECT turn FROM sessions WHERE key = ?", (key,)).fetchone()
+    checked = key, head.turn, head.number, head.tokens, head.digest, head.model, session.updated
+    columns = *checked[:6], head.imaged, session.updated, _checksum(*checked)
+    connection.execute(
+        f"INSERT OR REPLACE INTO sessions ({SESSION}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", columns
+    )
+    if before:
+        _collect(connection, before[0], operation.pinned, removed)
+
+
+@apply.register
+def _delete_sessions(operation: DeleteSessions, connection: sqlite3.Connection, removed: Removed) -> None:
+    for key in map(encoded, operation.keys):
+        before = connection.execute("DELETE FROM sessions WHERE key = ? RETURNING turn", (key,)).fetchall()
+        for (turn,) in before:
+            _collect(connection, turn, operation.pinned, removed)
+
+
+@apply.register
+def _collect_turns(operation: Collect, connection: sqlite3.Connection, removed: Removed) -> None:
+    for turn in operation.turns:
+        _collect(connection, turn, operation.pinned, removed)
+
+
+@apply.register
+def _put_image(operation: PutImage, connection: sqlite3.Connection, removed: Removed) -> None:
+    if not _exists(connection, operation.turn):
+        removed.images.append(operation.turn)
+        return
+    connection.execute(
+        "INSERT OR REPLACE INTO images (turn, model, saves, size, used) VALUES (?, ?, ?, ?, ?)",
+        (operation.turn, operation.model, operation.saves, operation.size, operation.used),
+    )
+    connection.execute("UPDATE sessions SET imaged = ? WHERE turn = ?", (operation.tokens, operation.turn))
+
+
+@apply.register
+def _drop_images(operation: DropImages, connection: sqlite3.Connection, removed: Removed) -> None:
+    connection.executemany("DELETE FROM images WHERE turn = ?", [(turn,) for turn in operation.turns])
+    removed.images += operation.turns
+
+
+@apply.register
+def _shrink(operation: Shrink, connection: sqlite3.Connection, removed: Removed) -> None:
+    """What an image is worth: the tokens that it saves, over the time for which nobody has needed it."""
+    if size(connection) <= operation.limit:
+        return
+    target = int(operation.limit * SHRUNK)
+    excess = size(connection) - target
+    newest = connection.execute("SELECT max(used) FROM images").fetchone()[0]
+    worth = "saves / (? - used + 60.0)"
+    rows = connection.execute(
+        "SELECT images.turn, size FROM images JOIN turns ON turns.id = images.turn WHERE turns.number > 0 "
+        f"ORDER BY {worth}",
+        (newest,),
+    )
+    victims = []
+    for turn, size_ in rows:
+        if excess <= 0:
+            break
+        victims.append(turn)
+        excess -= size_
+    if victims:
+        _drop_images(DropImages(victims), connection, removed)
+    while size(connection) > target:
+        oldest = connection.execute(_OLDEST).fetchone()
+        if oldest is None:
+            return
+        key, is_session = decoded(oldest[0]), oldest[1]
+        if is_session:
+            _delete_sessions(DeleteSessions([key], operation.pinned), connection, removed)
+            removed.sessions.append(key)
+        else:
+            _delete_documents(RemoveDocuments([key]), connection, removed)
+
+
+@apply.register
+def _put_document(operation: StoreDocument, connection: sqlite3.Connection, removed: Removed) -> None:
+    columns = encoded(operation.key), operation.updated, operation.data
+    connection.execute(
+        f"INSERT OR REPLACE INTO documents ({DOCUMENT}) VALUES (?, ?, ?, ?)",
+        (*columns, _checksum(*columns)),
+    )
+
+
+@apply.register
+def _delete_documents(operation: RemoveDocuments, connection: sqlite3.Connection, removed: Removed) -> None:
+    for key in map(encoded, operation.keys):
+        removed.documents += connection.execute("DELETE FROM documents WHERE key = ?", (key,)).rowcount
+
+
+def size(connection: sqlite3.Connection) -> int:
+    """Bytes of all images, and of the pages of the database that hold something."""
+    pages, free, page = (
+        int(connection.execute(f"PRAGMA {name}").fetchone()[0])
+        for name in ("page_count", "freelist_count", "page_size")
+    )
+    images = connection.execute("SELECT coalesce(sum(size), 0) FROM images").fetchone()[0]
+    return (pages - free) * page + int(images)
+
+
+def encoded(key: str) -> bytes:
+    return key.encode("utf-8", "surrogatepass")
+
+
+def decoded(key: bytes) -> str:
+    return key.decode("utf-8", "surrogatepass")
+
+
+def as_session(row: Sequence[object]) -> Session:
+    """Raises RowDamaged."""
+    key, turn, number, tokens, digest, model, imaged, updated, checksum = row
+    if _checksum(key, turn, number, tokens, digest, model, updated) != checksum:
+        raise RowDamaged("The session is stored damaged: its checksum is wrong.")
+    return Session(decoded(key), Head(turn, number, tokens, digest, model, imaged), updated)  # type: ignore[arg-type]
+
+
+def _exists(connection: sqlite3.Connection, turn: int) -> bool:
+    return connection.execute("SELECT 1 FROM turns WHERE id = ?", (turn,)).fetchone() is not None
+
+
+def _collect(connection: sqlite3.Connection, turn: int, pinned: frozenset[int], removed: Removed) -> None:
+    """Remove a turn if nothing uses it, and then those before it that nothing uses any longer."""
+    while turn != NONE and connection.execute(_REFERENCED, (turn,)).fetchone() is None:
+        if turn in pinned:
+            removed.pinned.append(turn)
+            return
+        found = connection.execute("DELETE FROM turns WHERE id = ? RETURNING parent", (turn,)).fetchall()
+        if not found:
+            return
+        removed.turns.append(turn)
+        if connection.execute("DELETE FROM images WHERE turn = ?", (turn,)).rowcount:
+            removed.images.append(turn)
+        ((turn,),) = found
+
+
+def _checksum(*columns: object) -> int:
+    checksum = 0
+    for value in columns:
+        data = value if isinstance(value, bytes | memoryview) else repr(value).encode()
+        checksum = zlib.crc32(data, zlib.crc32(len(data).to_bytes(8, "little"), checksum))
+    return checksum

@@ -1,0 +1,139 @@
+"""Files of exported sessions: tokens, a state, or both.
+
+A file with a state only is a snapshot (snapshot.py), the format of the first version. Any other one is
+
+    offset  length
+    0       8       magic
+    8       4       format version
+    12      4       CRC-32 of everything that follows
+    16              msgpack, see `Exported`
+"""
+
+import struct
+import zlib
+from dataclasses import replace
+from typing import Literal
+
+import msgspec
+from torch import Tensor
+
+from rwkv_batch.state.entries import EMPTY_DIGEST, NONE, Turn, digest, pack, unpack
+from rwkv_batch.state.snapshot import Damaged, SnapshotError, Transfer, tensor_from_bytes
+
+What = Literal["both", "tokens", "state"]  # of a session, that a file holds
+
+MAGIC = b"RWKV7SN\n"
+VERSION = 1
+_FIXED = struct.Struct("<8sII")
+
+
+class ExportedTurn(msgspec.Struct, frozen=True, array_like=True):
+    """A turn of the log. Tokens are packed (entries.pack)."""
+
+    prompt: bytes
+    completion: bytes
+    created: float
+
+
+class Exported(msgspec.Struct, frozen=True):
+    """A session."""
+
+    fingerprint: str  # of the model
+    vocabulary: int
+    start: int  # tokens before the first turn that are not known
+    turns: list[ExportedTurn]
+    position: int  # tokens that the image's state has seen: the end of a turn, or `start`
+    image: bytes  # a snapshot, or none
+
+
+def encode(exported: Exported) -> bytes:
+    """The file."""
+    data = msgspec.msgpack.encode(exported)
+    return _FIXED.pack(MAGIC, VERSION, zlib.crc32(data)) + data
+
+
+def decode(data: bytes) -> Exported:
+    """Raises SnapshotError."""
+    if len(data) < _FIXED.size:
+        raise Damaged("The file is cut short.")
+    _, version, checksum = _FIXED.unpack_from(data)
+    if version != VERSION:
+        raise SnapshotError(
+            f"The file has format {version}, but this server reads format {VERSION}; use the version that "
+            "wrote it."
+        )
+    content = memoryview(data)[_FIXED.size :]
+    if zlib.crc32(content) != checksum:
+        raise Damaged("The file is damaged: its checksum is wrong.")
+    try:
+        exported = msgspec.msgpack.decode(content, type=Exported)
+        tokens = [token for turn in exported.turns for token in unpack(turn.prompt) + unpack(turn.completion)]
+    except (msgspec.DecodeError, ValueError) as error:
+        raise Damaged(f"The file cannot be read ({error}).") from error
+    if tokens and max(tokens) >= exported.vocabulary:
+        raise Damaged("The file holds tokens that its model does not have.")
+    return exported
+
+
+def from_turns(turns: list[Turn], model: tuple[str, int], position: int, image: bytes) -> Exported:
+    """A session from its turns, the oldest first, of which the first may stand for an unknown past."""
+    start = turns[0].end if turns and turns[0].rootless else 0
+    known = [turn for turn in turns if not turn.rootless]
+    packed = [ExportedTurn(pack(turn.prompt), pack(turn.completion), turn.created) for turn in known]
+    return Exported(*model, start, packed, position, image)
+
+
+def read(
+    data: bytes, transfer: Transfer, model: tuple[str, int], *, foreign: bool, tokens: bool
+) -> tuple[Exported, Tensor | None]:
+    """A session from a file, for a server with this model, and the state in it. Raises SnapshotError.
+
+    `foreign`: whether the tokens of another model with the same vocabulary are of use. `tokens`: whether any
+    are.
+    """
+    if not data.startswith(MAGIC):
+        header, image = transfer.fitted(tensor_from_bytes(data))
+        return Exported(*model, header.tokens, [], header.tokens, b""), image
+    exported = decode(data)
+    if exported.fingerprint != model[0]:
+        if not foreign or exported.start or exported.vocabulary != model[1]:
+            raise SnapshotError(
+                f"The session was made by another model ({exported.fingerprint}, and this one is "
+                f"{model[0]}); continue it with the model that made it."
+            )
+        exported = msgspec.structs.replace(exported, position=0, image=b"")
+    state = transfer.fitted(tensor_from_bytes(exported.image))[1] if exported.image else None
+    if tokens:
+        if exported.start and state is None:
+            raise Damaged("The file holds tokens whose beginning is not known, and no state.")
+        return exported, state
+    end = exported.start + sum(
+        len(unpack(turn.prompt)) + len(unpack(turn.completion)) for turn in exported.turns
+    )
+    if state is None or exported.position != end:
+        raise SnapshotError(
+            "This server stores no tokens, and the file has no state at its end; export it with what=state."
+        )
+    return msgspec.structs.replace(exported, start=end, turns=[]), state
+
+
+def to_turns(exported: Exported, first: Turn) -> list[Turn]:
+    """The turns, with ids from that of `first` on, which stands for an unknown past, and with its model."""
+    turns = [first] if exported.start or not exported.turns else []
+    for place, turn in enumerate(exported.turns):
+        prompt, completion = unpack(turn.prompt), unpack(turn.completion)
+        before = turns[-1] if turns else None
+        turns.append(
+            replace(
+                first,
+                id=before.id + 1 if before else first.id,
+                parent=before.id if before else NONE,
+                number=place + 1,
+                start=before.end if before else 0,
+                prompt=prompt,
+                completion=completion,
+                created=turn.created,
+                digest=digest(before.digest if before else EMPTY_DIGEST, prompt, completion),
+            )
+        )
+    return turns

@@ -1,0 +1,125 @@
+"""Which states are stored as images, and what becomes of those that are."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from rwkv_batch.state import images
+from rwkv_batch.state.entries import Head, Operation, PutImage, Removed, StoreError
+from rwkv_batch.state.jobs import JobThread
+from rwkv_batch.state.log.store import Store
+from rwkv_batch.state.pool.image_writer import ImageWriter
+from rwkv_batch.state.pool.token_log import TokenLog
+from rwkv_batch.state.snapshot import SnapshotLayout, seal
+
+log = logging.getLogger(__name__)
+
+SHUTDOWN_SECONDS = 15.0  # for the images of what L1 and L2 hold
+
+
+class ImageCache:
+    """All methods are for the pool's thread. Where the store is in memory there are no images."""
+
+    def __init__(
+        self, store: Store, layout: SnapshotLayout, replay_rate: float, token_log: TokenLog, copier: JobThread
+    ) -> None:
+        """`replay_rate`: tokens a second that the model is fed when a session is replayed."""
+        self._store, self._layout, self._log, self._copier = store, layout, token_log, copier
+        self._folder: Path | None = store.images_folder
+        self._writer: ImageWriter | None = None
+        if self._folder:
+            self._writer = ImageWriter(self._folder, layout, replay_rate, store.image_turns)
+
+    def find(self, turn: int) -> Tensor | None:
+        """An image that is not stored yet. Also for other threads."""
+        return self._writer.find(turn) if self._writer else None
+
+    def note_read(self, size: int, seconds: float) -> None:
+        """An image of so many bytes has been read."""
+        if self._writer:
+            self._writer.note_read(size, seconds)
+
+    def worthwhile(self, head: Head) -> bool:
+        """Whether the image would save more time than it takes to read."""
+        return self._writer is not None and head.imaged < head.tokens and self._writer.worthwhile(head)
+
+    def offer(self, head: Head, image: Tensor | None) -> None:
+        """Write the image of a turn's end behind."""
+        if image is None or self._writer is None or self._log.awaits_its_state(head.turn):
+            return
+
+        def written(_: Head, error: StoreError | None) -> None:
+            self._copier.report(partial(stored, error))
+
+        def stored(error: StoreError | None) -> None:
+            if error:
+                log.warning("%s Sessions are kept all the same: their tokens are stored.", error)
+                self._forget([head.turn])
+            else:
+                self._log.commit(self._put(head), lambda removed, error: self._forget([head.turn]))
+
+        self._writer.offer(head, image, written)
+
+    def require(
+        self, head: Head, image: Tensor, done: Callable[[Sequence[Operation], StoreError | None], None]
+    ) -> None:
+        """Store the image at once; `done` gets the operations that enter it, or the error."""
+        if self._writer is None:
+            done([], None)
+            return
+
+        def written(_: Head, error: StoreError | None) -> None:
+            self._copier.report(lambda: done([] if error else self._put(head), error))
+
+        self._writer.offer(head, image, written, required=True)
+
+    def clean(self, removed: Removed) -> None:
+        """Drop the images that belonged to rows that have been removed."""
+        self._forget(removed.turns)
+        if self._folder and removed.images:
+            self._copier.put(partial(images.remove, self._folder, list(removed.images)))
+
+    def stored(self, turns: Iterable[int]) -> None:
+        """The required images of these turns are committed."""
+        self._forget(turns)
+
+    def close(self) -> None:
+        """Write what is required and, while there is time, what waits."""
+        if self._writer:
+            self._writer.close(SHUTDOWN_SECONDS)
+
+    def write_all(self, heads: Sequence[Head], state: Callable[[int], Tensor]) -> None:
+        """At the end, on the calling thread: the images most worth writing, while there is time."""
+        if self._folder is None:
+            return
+        wanted = sorted(filter(self.worthwhile, heads), key=lambda head: head.imaged - head.tokens)
+        deadline, operations, count = time.monotonic() + SHUTDOWN_SECONDS, list[Operation](), 0
+        try:
+            for head in wanted:
+                if time.monotonic() > deadline:
+                    log.info("%d sessions will be brought back by feeding their tokens.", len(wanted) - count)
+                    break
+                image = state(head.turn)
+                seal(image, self._layout, head.tokens, time.time(), head.digest)
+                images.write(images.prepared_folder(self._folder), head.turn, image)
+                operations += self._put(head)
+                count += 1
+            if operations:
+                (removed,) = self._store.commit([operations])
+                images.remove(self._folder, removed.images)
+        except (OSError, StoreError) as error:
+            log.warning("Images of sessions cannot be stored, whose tokens are: %s", error)
+
+    def _put(self, head: Head) -> list[Operation]:
+        saves, size = head.tokens - head.imaged or head.tokens, self._layout.size
+        image = PutImage(head.turn, head.model, head.tokens, saves, size, time.time())
+        return [image, *self._log.shrink(size)]
+
+    def _forget(self, turns: Iterable[int]) -> None:
+        if self._writer:
+            for turn in turns:
+                self._writer.forget(turn)

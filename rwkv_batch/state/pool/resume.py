@@ -1,0 +1,165 @@
+"""How a session is brought back: the nearest state before its end, and the tokens from there on."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rwkv_batch.state import images
+from rwkv_batch.state.entries import (
+    EMPTY_DIGEST,
+    NONE,
+    Head,
+    RowDamaged,
+    Session,
+    Start,
+    StoreError,
+    Turn,
+    digest,
+)
+from rwkv_batch.state.log.store import Store
+from rwkv_batch.state.pool import exported
+from rwkv_batch.state.pool.exported import Exported, What
+from rwkv_batch.state.snapshot import SnapshotError, Transfer, seal
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is served, as the token log knows it."""
+
+    id: int
+    fingerprint: str
+    vocabulary: int
+
+
+class Resumer:
+    """Finds starts, on the reading thread. `held`: whether an upper tier has the state at a turn's end.
+
+    `foreign`: whether the tokens of another model with the same vocabulary may be fed to this one.
+    """
+
+    def __init__(
+        self, store: Store, transfer: Transfer, model: Model, foreign: bool, held: Callable[[int], bool]
+    ) -> None:
+        self._store, self._transfer, self.model = store, transfer, model
+        self._foreign, self._held = foreign, held
+
+    def find(self, start: Start, head: Head) -> Start:
+        """Go back from a start to the nearest one with a state. `head`: where its turns end.
+
+        Images that are damaged or missing are passed over with a warning. Raises StoreError, SnapshotError.
+        """
+        unusable: Exception | None = None
+        while start.turn != NONE and not self._held(start.turn):
+            try:
+                start.image = self._image(start, head)
+            except (RowDamaged, SnapshotError) as error:
+                log.warning("An image is passed over, and tokens are fed in its place: %s", error)
+                start.unusable.append(start.turn)
+                unusable = error
+            if start.image is not None:
+                return start
+            turn = self._read_turn(start, head)
+            if turn.model != self.model.id:
+                self._refuse_foreign(turn)
+            if turn.rootless:
+                raise unusable or RowDamaged("The session's state is missing, and its tokens are not known.")
+            start.go_back(turn)
+        self._check_beginning(start)
+        return start
+
+    def read_turns(self, start: Start, head: Head) -> list[Turn]:
+        """All turns up to a head, the oldest first; `start` has the newest of them. Raises StoreError."""
+        while start.turn != NONE:
+            start.go_back(self._read_turn(start, head))
+        self._check_beginning(start)
+        return start.turns[::-1]
+
+    def export(
+        self, session: Session, start: Start, newest: Start, what: What, image: Tensor | None
+    ) -> bytes:
+        """A file with a session. Raises StoreError, SnapshotError.
+
+        `newest`: its turns that are not committed. `image`: the state at `start`, if that is known.
+        """
+        head = session.head
+        if what != "tokens" and image is None:
+            start = self.find(start, head)
+            image = start.image
+        turns = self.read_turns(newest, head)
+        rootless, position = turns[0].rootless, head.tokens - len(start.tokens)
+        if what == "state" or (rootless and len(turns) == 1):
+            if image is None or start.turns:
+                raise StoreError(
+                    f"The state at the end of {session.key} is not at hand; export its tokens, or continue "
+                    "it first."
+                )
+            return self._sealed(image, position, session.updated)
+        if what == "tokens" and rootless:
+            raise StoreError(f"The first tokens of {session.key} are not known; export it with its state.")
+        state = b"" if image is None else self._sealed(image, position, session.updated)
+        model = self.model.fingerprint, self.model.vocabulary
+        return exported.encode(exported.from_turns(turns, model, position if state else 0, state))
+
+    def read_file(self, data: bytes, tokens: bool) -> tuple[Exported, Tensor | None]:
+        """A session from a file, and the state in it. Raises SnapshotError."""
+        model = self.model.fingerprint, self.model.vocabulary
+        return exported.read(data, self._transfer, model, foreign=self._foreign, tokens=tokens)
+
+    def _sealed(self, image: Tensor, tokens: int, created: float) -> bytes:
+        copy = image.clone()  # another thread may be writing it
+        seal(copy, self._transfer.layout, tokens, created)
+        return copy.numpy().tobytes()
+
+    def _read_turn(self, start: Start, head: Head) -> Turn:
+        """The turn that ends where the start is. Raises RowDamaged, StoreError."""
+        turn = self._store.read_turn(start.turn)
+        if not _follows(turn.digest, start, head):
+            raise RowDamaged("A part of the session is stored damaged: it is not what came before the rest.")
+        return turn
+
+    def _check_beginning(self, start: Start) -> None:
+        """Raises RowDamaged if the first turn is not what its digest says, where that can be known."""
+        if start.turn == NONE and start.turns and not start.turns[-1].rootless:
+            first = start.turns[-1]
+            if digest(EMPTY_DIGEST, first.prompt, first.completion) != first.digest:
+                raise RowDamaged("The beginning of the session is stored damaged.")
+
+    def _image(self, start: Start, head: Head) -> Tensor | None:
+        """The image of the turn, None if there is none. Raises RowDamaged, SnapshotError."""
+        folder = self._store.images_folder
+        if folder is None or self._store.image_model(start.turn) != self.model.id:
+            return None
+        began = time.perf_counter()
+        header, image = self._transfer.fitted(images.read(folder, start.turn, self._transfer.pinned))
+        if not _follows(header.digest, start, head):
+            raise RowDamaged("The state is not that of these tokens.")
+        start.read_seconds = time.perf_counter() - began
+        return image
+
+    def _refuse_foreign(self, turn: Turn) -> None:
+        """Raises StoreError unless the turn's tokens may be fed to this model."""
+        fingerprint, vocabulary = self._store.model(turn.model)
+        if self._foreign and not turn.rootless and vocabulary == self.model.vocabulary:
+            return
+        way_out = (
+            "continue it with the model that made it"
+            if turn.rootless or vocabulary != self.model.vocabulary
+            else "continue it with that one, or start the server with --replay-on-new-model"
+        )
+        raise StoreError(
+            f"The session was made by another model ({fingerprint}, and this one is "
+            f"{self.model.fingerprint}); {way_out}."
+        )
+
+
+def _follows(end: bytes, start: Start, head: Head) -> bool:
+    """Whether a turn with this digest is the one before those of the start, or is the head itself."""
+    if not start.turns:
+        return end == head.digest
+    after = start.turns[-1]
+    return digest(end, after.prompt, after.completion) == after.digest

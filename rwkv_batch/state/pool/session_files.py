@@ -1,0 +1,84 @@
+"""Sessions out of files and into them (exported.py)."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from torch import Tensor
+
+from rwkv_batch.state.entries import Done, Head, Session, Turn, message
+from rwkv_batch.state.jobs import JobThread
+from rwkv_batch.state.log.sessions import Sessions
+from rwkv_batch.state.pool import exported
+from rwkv_batch.state.pool.exported import Exported, What
+from rwkv_batch.state.pool.image_cache import ImageCache
+from rwkv_batch.state.pool.resume import Resumer
+from rwkv_batch.state.pool.tiers import Tiers
+from rwkv_batch.state.pool.token_log import TokenLog
+
+StoreWithState = Callable[[Session, Sequence[Turn], Head, Done, Tensor | None], None]
+
+
+class SessionFiles:
+    """Methods and callbacks are like those of the pool that it belongs to."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        log: TokenLog,
+        tiers: Tiers,
+        images: ImageCache,
+        resumer: Resumer,
+        reader: JobThread,
+        store_with_state: StoreWithState,
+    ) -> None:
+        self._sessions, self._log, self._tiers, self._images = sessions, log, tiers, images
+        self._resumer, self._reader, self._store_with_state = resumer, reader, store_with_state
+
+    def export(self, key: str, what: What, done: Callable[[bytes | None, str | None], None]) -> None:
+        """`done` gets the session as a file, or None and the error.
+
+        `what`: its tokens, its state, or its tokens and the nearest state that there is.
+        """
+        session = self._sessions.find(key)
+        if session is None:
+            self._reader.report(partial(done, None, f"There is no session {key}."))
+            return
+        start = self._log.newest_turns(session.head, self._held)
+        newest = self._log.newest_turns(session.head)
+
+        def with_state(image: Tensor | None) -> None:
+            work = partial(self._resumer.export, session, start, newest, what, image)
+            self._reader.put(work, lambda data, error: done(data, message(error)))
+
+        if what != "tokens" and self._tiers.tier(start.turn):
+            self._tiers.image(start.turn, with_state)
+        else:
+            with_state(self._images.find(start.turn))
+
+    def import_(self, key: str, data: bytes, *, tokens: bool, done: Done) -> None:
+        """Store an exported file as the session `key`, unless it is damaged or of another model.
+
+        `tokens`: whether they may be stored; otherwise the file needs the state at its end.
+        """
+
+        def checked(found: tuple[Exported, Tensor | None] | None, error: Exception | None) -> None:
+            if found is None:
+                done(message(error))
+                return
+            content, image = found
+            turns = exported.to_turns(content, self._log.unknown_past(content.start))
+            self._log.ids_used(turns[-1].id)
+            ends = [turn.head(turn.end) for turn in turns if turn.end == content.position]
+            if image is None or not ends:
+                session = self._log.announce(key, turns, imaged=0)
+                self._log.put_announced(session, turns, [], done)
+                return
+            session = self._log.announce(key, turns, content.position)
+            if ends[-1].turn == session.head.turn:
+                self._tiers.hold(key, session.head, image)
+            self._store_with_state(session, turns, ends[-1], done, image)
+
+        self._reader.put(partial(self._resumer.read_file, data, tokens), checked)
+
+    def _held(self, turn: int) -> bool:
+        return self._tiers.tier(turn) is not None or self._images.find(turn) is not None

@@ -1,0 +1,256 @@
+"""Sessions and their turns, as they are stored and as they will be when all commits under way are done."""
+
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from rwkv_batch.state.entries import (
+    EMPTY_DIGEST,
+    NONE,
+    Collect,
+    Done,
+    Head,
+    Operation,
+    PutTurn,
+    Removed,
+    Session,
+    Shrink,
+    Start,
+    Turn,
+    digest,
+    message,
+)
+from rwkv_batch.state.log.sessions import Sessions
+from rwkv_batch.state.log.store import Store
+from rwkv_batch.state.log.writer import Committed, Writer
+
+log = logging.getLogger(__name__)
+
+ROW_BYTES = 300  # that a turn takes in the database beside its tokens
+SHRINK_AT = 100  # the limit is looked at whenever the database has grown by this part of it
+
+Cleaner = Callable[[Removed], None]
+
+
+class TokenLog:
+    """All methods are for the pool's thread, and none waits for a commit.
+
+    `durable`: a turn is done when it is committed, otherwise at once. `clean` gets what commits have removed.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        writer: Writer,
+        sessions: Sessions,
+        model: int,
+        *,
+        durable: bool,
+        clean: Cleaner,
+        report: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._limit, self._writer, self._model = store.limit, writer, model
+        self.sessions, self._durable, self._clean, self._report = sessions, durable, clean, report
+        self._last_turn = store.last_turn()
+        self._unstored: dict[int, Turn] = {}  # turns that are not committed yet
+        # Those of them whose commit waits until their state is stored, and what waits for the commit.
+        self._announced: dict[int, list[Callable[[], None]]] = {}
+        self._pins: Counter[int] = Counter()  # turns that are being continued
+        self._unused: set[int] = set()  # turns that nothing used any longer while they were pinned
+        self._grown = 0  # bytes since the limit was last looked at
+
+    # Turns
+
+    def new_turn(self, parent: Head | None, prompt: Sequence[int], completion: Sequence[int]) -> Turn:
+        """The next turn after `parent`; None: at the beginning."""
+        return Turn(
+            self._next_id(),
+            parent.turn if parent else NONE,
+            parent.number + 1 if parent else 1,
+            parent.tokens if parent else 0,
+            prompt,
+            completion,
+            time.time(),
+            self._model,
+            digest(parent.digest if parent else EMPTY_DIGEST, prompt, completion),
+        )
+
+    def unknown_past(self, tokens: int) -> Turn:
+        """A turn in place of a past that is not known."""
+        return Turn(
+            self._next_id(), NONE, 0, tokens, [], [], time.time(), self._model, secrets.token_bytes(16)
+        )
+
+    def ids_used(self, last: int) -> None:
+        """Turns up to this id have been made elsewhere."""
+        self._last_turn = max(self._last_turn, last)
+
+    def is_stored(self, turn: int) -> bool:
+        """Whether the turn is committed, or there is none."""
+        return turn not in self._unstored
+
+    def newest_turns(self, head: Head, held: Callable[[int], bool] | None = None) -> Start:
+        """Back from a head through the turns that are not committed yet.
+
+        With `held` no further than to a turn whose state is in memory, or has to be.
+        """
+        start = Start([], head.turn)
+        while turn := self._unstored.get(start.turn):
+            if held and (held(turn.id) or turn.rootless):
+                break
+            start.go_back(turn)
+        return start
+
+    def awaits_its_state(self, turn: int) -> bool:
+        """Whether the turn is committed only when a state of it is stored."""
+        return turn in self._announced
+
+    def pin(self, turn: int) -> None:
+        """The turn stays, whatever is deleted, until `unpin`."""
+        self._pins[turn] += 1
+
+    def unpin(self, turn: int) -> None:
+        """As often as `pin`."""
+        self._pins[turn] -= 1
+        if not self._pins[turn]:
+            del self._pins[turn]
+            if turn in self._unused:
+                self._unused.remove(turn)
+                self._collect([turn])
+
+    # Sessions
+
+    def put(self, key: str, turn: Turn, head: Head, done: Done) -> None:
+        """A session ends with a new turn. After an error it ends where it did before."""
+        self._unstored[turn.id] = turn
+
+        def committed(removed: Removed | None, error: Exception | None) -> None:
+            del self._unstored[turn.id]
+            self._clean_up(removed or Removed(turns=[turn.id]))
+            if self._durable:
+                done(message(error))
+
+        self.sessions.put(
+            Session(key, head, turn.created),
+            committed,
+            before=[PutTurn(turn), *self.shrink(2 * len(turn.tokens) + ROW_BYTES)],
+            pinned=self._pinned(),
+            retry=not self._durable,
+        )
+        if not self._durable:
+            self._report(lambda: done(None))
+
+    def point(self, key: str, head: Head, done: Done) -> None:
+        """Let a session end with a turn that is in the log, or will be."""
+        if head.turn in self._announced:
+            self._announced[head.turn].append(lambda: self.point(key, head, done))
+            return
+
+        def committed(removed: Removed | None, error: Exception | None) -> None:
+            self._clean_up(removed)
+            done(message(error))
+
+        self.sessions.put(Session(key, head, time.time()), committed, pinned=self._pinned())
+
+    def announce(self, key: str, turns: Sequence[Turn], imaged: int) -> Session:
+        """A session ends with the last of these turns. `put_announced` or `lose` follows."""
+        session = Session(key, turns[-1].head(imaged), time.time())
+        self._unstored |= {turn.id: turn for turn in turns}
+        self._announced[turns[-1].id] = []
+        self.sessions.announce(session)
+        return session
+
+    def put_announced(
+        self, session: Session, turns: Sequence[Turn], operations: Sequence[Operation], done: Done
+    ) -> None:
+        """Store the session with its turns, and then carry out the operations."""
+        followers = self._announced.pop(turns[-1].id)
+        wanted = self.sessions.find(session.key) is session
+        if not wanted:  # deleted or replaced meanwhile
+            self.sessions.withdraw(session, None)
+            if not followers:
+                self._forget(turns)
+                done(None)
+                return
+
+        def committed(removed: Removed | None, error: Exception | None) -> None:
+            for turn in turns:
+                del self._unstored[turn.id]
+            self._clean_up(removed or _all_of(turns))
+            done(message(error))
+
+        before, retry = [*map(PutTurn, turns), *operations], not self._durable
+        if wanted:
+            self.sessions.put_announced(session, committed, before=before, pinned=self._pinned(), retry=retry)
+        else:
+            self._writer.put(before, committed, retry)
+        for follower in followers:
+            follower()
+
+    def lose(self, session: Session, turns: Sequence[Turn], error: Exception) -> None:
+        """What was announced cannot be stored."""
+        log.error("The session %s could not be stored: %s", session.key, error)
+        self.sessions.withdraw(session, error)
+        self._forget(turns)
+        for follower in self._announced.pop(turns[-1].id):
+            follower()
+
+    def delete(self, keys: Sequence[str], committed: Callable[[Exception | None], None]) -> None:
+        """Delete sessions, and the turns that nothing else uses."""
+
+        def deleted(removed: Removed | None, error: Exception | None) -> None:
+            self._clean_up(removed)
+            committed(error)
+
+        self.sessions.delete(keys, deleted, pinned=self._pinned(), retry=not self._durable)
+
+    def commit(
+        self, operations: Sequence[Operation], committed: Committed = lambda removed, error: None
+    ) -> None:
+        """Carry out operations that change no session."""
+
+        def done(removed: Removed | None, error: Exception | None) -> None:
+            self._clean_up(removed)
+            committed(removed, error)
+
+        self._writer.put(operations, done)
+
+    def shrink(self, size: int) -> list[Operation]:
+        """What keeps the database to its limit when so many bytes come."""
+        self._grown += size
+        if self._limit is None or self._grown < self._limit // SHRINK_AT:
+            return []
+        self._grown = 0
+        return [Shrink(self._limit, self._pinned())]
+
+    def _next_id(self) -> int:
+        self._last_turn += 1
+        return self._last_turn
+
+    def _pinned(self) -> frozenset[int]:
+        return frozenset(self._pins)
+
+    def _collect(self, turns: Sequence[int]) -> None:
+        self.commit([Collect(turns, self._pinned())])
+
+    def _forget(self, turns: Sequence[Turn]) -> None:
+        """They will not be in the log."""
+        for turn in turns:
+            del self._unstored[turn.id]
+        self._clean(_all_of(turns))
+
+    def _clean_up(self, removed: Removed | None) -> None:
+        if removed is None:
+            return
+        self._clean(removed)
+        self._unused.update(turn for turn in removed.pinned if turn in self._pins)
+        unpinned = [turn for turn in removed.pinned if turn not in self._pins]
+        if unpinned:
+            self._collect(unpinned)
+
+
+def _all_of(turns: Sequence[Turn]) -> Removed:
+    ids = [turn.id for turn in turns]
+    return Removed(turns=ids, images=ids)

@@ -1,0 +1,153 @@
+"""Turns of sessions: wherever a state comes from, the text is that of one conversation."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from checkpoints import tiny
+
+from rwkv_batch.engine import Engine
+from rwkv_batch.state.entries import StoreError
+from rwkv_batch.state.log.store import Store
+from rwkv_batch.wire.protocol import (
+    Event,
+    Failed,
+    GenerateRequest,
+    Progress,
+    RewindSession,
+    Sampling,
+    SessionHistory,
+    SessionReply,
+    SessionTurn,
+)
+
+WEIGHTS = tiny(vocab=400)
+PROMPTS = [[5, 6, 7], [300], list(range(20, 60)), [9, 9, 9, 9]]
+SAMPLED = Sampling(temperature=1.2, seed=11, presence_penalty=0.5, alpha_frequency=0.2)
+
+
+class Driver:
+    """An engine, and one thread that runs it."""
+
+    def __init__(self, store: Store | None = None, **options) -> None:
+        self.woken = threading.Event()
+        self.engine = Engine(
+            WEIGHTS, device="cpu", max_rows=2, prefix_cache_mb=0, store=store, wake=self.woken.set, **options
+        )
+        self._number = 0
+
+    def add(self, prompt: list[int], session: str, max_tokens: int = 6, **fields) -> str:
+        self._number += 1
+        request = GenerateRequest(
+            id=str(self._number),
+            prompts=[prompt],
+            max_tokens=max_tokens,
+            turn=SessionTurn(source=session, target=session),
+            **{"sampling": SAMPLED, "stop_ids": []} | fields,
+        )
+        self.engine.add((b"test", request.id), request)
+        return request.id
+
+    def until(self, name: str, kind: tuple[type, ...]) -> list[Event]:
+        """The events of a request, up to the first of these kinds that ends it."""
+        events: list[Event] = []
+        while True:
+            if not self.engine.busy:
+                assert self.woken.wait(30), "the engine waits for nothing"
+            self.woken.clear()
+            for (_, id_), event in self.engine.step():
+                if id_ == name:
+                    events.append(event)
+                    ended = not isinstance(event, Progress) or event.rows[-1].finish_reason
+                    if isinstance(event, kind) and ended:
+                        return events
+
+    def say(self, prompt: list[int], session: str, **fields) -> tuple[str, int]:
+        """A turn's text and number of tokens."""
+        rows = [
+            row
+            for event in self.until(self.add(prompt, session, **fields), (Progress,))
+            if isinstance(event, Progress)
+            for row in event.rows
+        ]
+        return "".join(row.text for row in rows), sum(row.tokens for row in rows)
+
+    def ask(self, command: SessionHistory | RewindSession) -> SessionReply:
+        self.engine.command((b"test", command.id), command)
+        (reply,) = self.until(command.id, (SessionReply,))
+        assert isinstance(reply, SessionReply)
+        return reply
+
+    def conversation(self, session: str, prompts: Sequence[list[int]] = PROMPTS, **fields) -> list:
+        said = [self.say(prompt, session, **fields) for prompt in prompts]
+        self.engine.close()
+        return said
+
+
+@pytest.mark.parametrize("stops", [[], ["a", "e", "1", "\x10"]], ids=["to the end", "stop strings"])
+@pytest.mark.parametrize("sampling", [SAMPLED, Sampling(temperature=0)], ids=["seeded", "greedy"])
+def test_a_conversation_is_the_same_wherever_its_state_comes_from(
+    tmp_path: Path, sampling: Sampling, stops: list[str]
+) -> None:
+    fields = {"sampling": sampling, "stop_strings": stops, "max_tokens": 12}
+    expected = Driver(l1=4, l2=4).conversation("a", **fields)
+    others = {
+        "tokens": Driver(l1=0, l2=0),
+        "host memory": Driver(l1=0, l2=4),
+        "images": Driver(Store(tmp_path / "images.db"), l1=0, l2=0, replay_tokens=1),
+        "states only": Driver(Store(tmp_path / "states.db"), l1=0, l2=0, token_log=False),
+    }
+    assert {name: driver.conversation("a", **fields) for name, driver in others.items()} == dict.fromkeys(
+        others, expected
+    )
+
+
+def test_a_conversation_goes_on_after_a_restart(tmp_path: Path) -> None:
+    expected = Driver(l1=4).conversation("a")
+    said = []
+    for prompt in PROMPTS:
+        driver = Driver(Store(tmp_path / "sessions.db"), l1=1)
+        said.append(driver.say(prompt, "a"))
+        driver.engine.close()
+    assert said == expected
+
+
+def test_a_turn_that_is_cancelled_is_as_if_it_had_never_been() -> None:
+    expected = Driver(l1=4).conversation("a")
+    driver = Driver(l1=4)
+    said = [driver.say(PROMPTS[0], "a")]
+    name = driver.add([77] * 30, "a", max_tokens=1000, flush_tokens=1)
+    while not any(isinstance(event, Progress) for (_, id_), event in driver.engine.step() if id_ == name):
+        pass
+    driver.engine.cancel((b"test", name))
+    assert said + driver.conversation("a", PROMPTS[1:]) == expected
+
+
+def test_a_turn_that_cannot_be_stored_fails_and_leaves_its_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = Driver(l1=4).conversation("a")
+    driver = Driver(Store(tmp_path / "sessions.db"), l1=4)
+    said = [driver.say(PROMPTS[0], "a")]
+
+    def full(*arguments: object) -> None:
+        raise StoreError("The disk is full.")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Store, "commit", full)
+        (*_, failure) = driver.until(driver.add([77], "a"), (Failed,))
+        assert failure == Failed(failure.id, "The disk is full.")
+    assert said + driver.conversation("a", PROMPTS[1:]) == expected
+
+
+def test_a_history_holds_what_was_said(tmp_path: Path) -> None:
+    driver = Driver(Store(tmp_path / "sessions.db"))
+    said = [driver.say(prompt, "a") for prompt in PROMPTS]
+    reply = driver.ask(SessionHistory("history", "a"))
+    assert [turn.prompt_tokens for turn in reply.turns] == PROMPTS
+    assert [(turn.completion, len(turn.completion_tokens)) for turn in reply.turns] == said
+    assert reply.position == reply.turns[-1].end == sum(map(len, PROMPTS)) + sum(count for _, count in said)
+    assert driver.ask(RewindSession("rewind", "a", 2)).position == reply.turns[1].end
+    assert driver.say(PROMPTS[2], "a") == said[2]
+    driver.engine.close()

@@ -320,6 +320,9 @@ def test_being_stopped_at_any_step_and_started_again_loses_nothing(
             assert rows(copy.with_name("sessions.db.v1")) == ROWS
 
 
+LATE = Old("late", 9.5, 0, b"in the log")
+
+
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Somebody reads the database, whose log is not empty."""
@@ -328,8 +331,10 @@ def reading(path: Path) -> Iterator[None]:
         contextlib.closing(sqlite3.connect(path, isolation_level=None)) as reader,
     ):
         writer.execute("PRAGMA wal_autocheckpoint = 0")
-        for change in (1, -1):
-            writer.execute("UPDATE documents SET updated = updated + ?", (change,))
+        writer.execute(
+            "INSERT INTO documents (key, updated, tokens, size, checksum, data) VALUES (?, ?, ?, ?, ?, ?)",
+            LATE.columns,
+        )
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM documents").fetchall()
         yield
@@ -344,4 +349,5 @@ def test_being_stopped_while_somebody_reads_the_old_database_loses_nothing(
     for stop in range(steps - 8, steps + 4):  # the renames come last, and there is one more for each log
         with copied(old, tmp_path / f"stopped{stop}") as copy, reading(copy):
             migrate(copy, stop)
-            check_all(copy, transfer)
+            check_all(copy, transfer, documents=[*DOCUMENTS, LATE])
+            assert rows(copy.with_name("sessions.db.v1")) == [ROWS[0], [*ROWS[1], LATE.columns]]

@@ -29,6 +29,7 @@ from rwkv_batch.state.entries import (
     PutSession,
     PutTurn,
     RowDamaged,
+    Shrink,
     StoreBroken,
     StoreDocument,
     StoreError,
@@ -221,6 +222,64 @@ def test_a_damaged_turn_is_reported(filled: Path, change: str) -> None:
     store.close()
 
 
+def raw_without_rules(path: Path, table: str, statement: str, *values: object) -> None:
+    """Change a closed database to what its own rules forbid, as damage does."""
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        database.execute("PRAGMA writable_schema = ON")
+        database.execute(
+            "UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', '') WHERE name = ?", (table,)
+        )
+    raw(path, statement, *values)
+
+
+WRONG = ["x''", "'abc'", "NULL"]  # one bit tells these from numbers
+
+
+@pytest.mark.parametrize("value", WRONG)
+def test_a_damaged_note_of_the_last_image_is_no_state_of_the_session(filled: Path, value: str) -> None:
+    raw_without_rules(filled, "sessions", f"UPDATE sessions SET imaged = {value} WHERE key = ?", b"s3")
+    store = Store(filled)
+    with contextlib.suppress(RowDamaged):
+        found = store.find_session("s3")
+        assert found is not None and isinstance(found.head.imaged, int)
+    assert intact(store) >= EVERYTHING - 1
+    store.restart()
+    assert intact(store) >= EVERYTHING - 1
+    store.close()
+
+
+@pytest.mark.parametrize("value", WRONG)
+@pytest.mark.parametrize("column", ["model", "saves", "size", "used"])
+def test_a_damaged_row_of_an_image_costs_at_most_that_image(filled: Path, column: str, value: str) -> None:
+    raw_without_rules(filled, "images", f"UPDATE images SET {column} = {value} WHERE turn = 1")
+    store = Store(filled)
+    with contextlib.suppress(RowDamaged):
+        assert store.image_model(1) in (None, conversation(0)[0].model)
+    assert store.image_model(3) == conversation(1)[0].model and store.size() > 0
+    store.restart()
+    assert intact(store) == EVERYTHING and store.image_turns() >= {3, 5, 7}
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE images SET size = 'abc' WHERE turn = 1",
+        "UPDATE sessions SET key = x'ff' WHERE key = x'7330'",
+        "UPDATE sessions SET key = 'abc' WHERE key = x'7330'",
+        "UPDATE documents SET key = x'ff' WHERE key = x'6430'",
+        "UPDATE documents SET key = 'abc' WHERE key = x'6430'",
+    ],
+)
+def test_damaged_rows_go_like_others_when_the_limit_is_met(filled: Path, change: str) -> None:
+    raw(filled, change)
+    store = Store(filled)
+    do(store, Shrink(store.size() // 2))
+    do(store, Shrink(0))
+    assert keys(store) == [] and intact(store) == 0
+    store.close()
+
+
 def test_a_damaged_row_of_a_model_does_not_make_its_sessions_those_of_another_one(filled: Path) -> None:
     store = Store(filled)
     before, other = store.model_id(MODEL, VOCABULARY), store.model_id("l", VOCABULARY)
@@ -228,6 +287,22 @@ def test_a_damaged_row_of_a_model_does_not_make_its_sessions_those_of_another_on
     raw(filled, f"UPDATE models SET fingerprint = 'l' WHERE id = {before}")  # one bit
     store = Store(filled)
     assert store.model_id(MODEL, VOCABULARY) == before != other == store.model_id("l", VOCABULARY)
+    store.close()
+
+
+def test_a_session_whose_turn_is_lost_is_kept_if_there_is_an_image_of_its_end(filled: Path) -> None:
+    store, (_, with_image), (_, without) = Store(filled), conversation(0), conversation(1)
+    do(store, put_image(with_image))
+    store.close()
+    for turn in (with_image, without):
+        raw(filled, "UPDATE turns SET start = 7 WHERE id = ?", turn.id)
+    store = Store(filled)
+    store.restart()
+    found = store.find_session("s0")
+    assert found is not None and (found.head.turn, found.head.digest) == (with_image.id, with_image.digest)
+    stand_in = store.read_turn(with_image.id)
+    assert stand_in.rootless and (stand_in.end, stand_in.digest) == (with_image.end, with_image.digest)
+    assert with_image.id in store.image_turns() and store.find_session("s1") is None
     store.close()
 
 

@@ -153,7 +153,7 @@ def test_sessions_are_listed_page_by_page_in_the_order_of_their_bytes(listed: St
     found: list[str] = []
     after = None
     while page := keys(listed, after, limit):
-        assert len(page) <= limit
+        assert len(page) <= limit and len(found) < len(NAMES)
         found += page
         after = page[-1]
     assert found == in_order(NAMES)

@@ -64,7 +64,7 @@ def _copy(damaged: Path, database: sqlite3.Connection) -> tuple[int, int]:
         for turn in _rows(source, "turns", tables.as_turn):
             tables.insert_turn(database, turn)
             ends[turn.id] = turn.end
-        images = {row[0]: row for row in _rows(source, "images", tuple)}
+        images = {row[0]: row for row in _rows(source, "images", _image)}
         found = list(_rows(source, "sessions", tables.as_session))
         for head in (session.head for session in found):
             if head.turn not in ends and head.turn in images:  # its state is all that is left of it
@@ -80,6 +80,13 @@ def _copy(damaged: Path, database: sqlite3.Connection) -> tuple[int, int]:
         documents = _apply(database, _rows(source, "documents", tables.as_document))
         database.execute("COMMIT")
         return sessions, documents
+
+
+def _image(row: Sequence[Any]) -> tuple[Any, ...]:
+    """Raises ValueError unless the row holds numbers."""
+    if not all(isinstance(value, int | float) for value in row):
+        raise ValueError("a damaged row")
+    return tuple(row)
 
 
 def _stand_in(head: Head) -> Turn:

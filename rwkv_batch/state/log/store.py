@@ -197,7 +197,8 @@ class Store:
 
         For the thread that commits. Raises StoreError.
         """
-        assert self.path
+        if self.path is None:
+            raise StoreError("The sessions in memory cannot be changed any more; start the server again.")
         with ExitStack() as nobody_else:
             for connection in (self._writer, self._finder, self._reader):
                 nobody_else.enter_context(connection.closed())
@@ -243,10 +244,11 @@ class Store:
     def _prepare(self) -> None:
         """Connect, and make the tables in a new file. Raises StoreError."""
         if self.path:
+            migration.migrate(self.path)
             if not self.path.exists():  # a server was stopped while it replaced a damaged file
                 sqlite.move_aside(self.path)  # what is left of its log
                 sqlite.rename(self._salvaged, self.path)
-            migration.migrate(self.path)
+            sqlite.remove(self._salvaged)
         self._ask(self._writer, lambda db: tables.prepare(db, self.path))
 
     def _disconnect(self) -> None:

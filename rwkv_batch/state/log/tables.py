@@ -59,6 +59,7 @@ TABLES = """
 
 SESSION = "key, turn, number, tokens, digest, model, imaged, updated, checksum"
 TURN = "id, parent, number, start, prompt, completion, created, model, digest, checksum"
+IMAGE_SIZE = "coalesce(CAST(size AS INTEGER), 0)"  # a number whatever is in the row
 DOCUMENT = "key, updated, data, checksum"
 _REFERENCED = "SELECT 1 FROM sessions WHERE turn = ?1 UNION ALL SELECT 1 FROM turns WHERE parent = ?1 LIMIT 1"
 
@@ -77,6 +78,8 @@ def prepare(connection: sqlite3.Connection, path: object) -> None:
             f"The database {path} has schema {schema}, but this server uses {SCHEMA}; "
             "name another file, or move this one away."
         )
+    if tables and not {("sessions",), ("turns",), ("images",), ("documents",), ("models",)} <= set(tables):
+        raise StoreError(f"The database {path} has schema {schema} of another program; name another file.")
     if not tables:
         connection.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
 
@@ -152,7 +155,7 @@ def as_turn(row: Sequence[object]) -> Turn:
 def image_model(connection: sqlite3.Connection, turn: int) -> int | None:
     """The model whose state the turn's image holds; None: there is no image."""
     found = connection.execute("SELECT model FROM images WHERE turn = ?", (turn,)).fetchone()
-    return int(found[0]) if found else None
+    return found[0] if found and isinstance(found[0], int) else None
 
 
 def image_turns(connection: sqlite3.Connection) -> Iterator[int]:
@@ -226,9 +229,15 @@ def _put_session(operation: PutSession, connection: sqlite3.Connection, removed:
 @apply.register
 def _delete_sessions(operation: DeleteSessions, connection: sqlite3.Connection, removed: Removed) -> None:
     for key in map(encoded, operation.keys):
-        before = connection.execute("DELETE FROM sessions WHERE key = ? RETURNING turn", (key,)).fetchall()
-        for (turn,) in before:
-            _collect(connection, turn, operation.pinned, removed)
+        _delete_session(connection, key, operation.pinned, removed)
+
+
+def _delete_session(
+    connection: sqlite3.Connection, key: object, pinned: frozenset[int], removed: Removed
+) -> None:
+    """`key`: as it is stored, damaged or not."""
+    for (turn,) in connection.execute("DELETE FROM sessions WHERE key = ? RETURNING turn", (key,)).fetchall():
+        _collect(connection, turn, pinned, removed)
 
 
 @apply.register
@@ -262,11 +271,10 @@ def _shrink(operation: Shrink, connection: sqlite3.Connection, removed: Removed)
         return
     target = int(operation.limit * SHRUNK)
     excess = size(connection) - target
-    newest = connection.execute("SELECT max(used) FROM images").fetchone()[0]
-    worth = "saves / (? - used + 60.0)"
+    newest = connection.execute("SELECT max(CAST(used AS REAL)) FROM images").fetchone()[0]
     rows = connection.execute(
-        "SELECT images.turn, size FROM images JOIN turns ON turns.id = images.turn WHERE turns.number > 0 "
-        f"ORDER BY {worth}",
+        f"SELECT images.turn, {IMAGE_SIZE} FROM images JOIN turns ON turns.id = images.turn "
+        "WHERE turns.number > 0 ORDER BY saves / (? - CAST(used AS REAL) + 60.0)",
         (newest,),
     )
     victims = []
@@ -281,12 +289,12 @@ def _shrink(operation: Shrink, connection: sqlite3.Connection, removed: Removed)
         oldest = connection.execute(_OLDEST).fetchone()
         if oldest is None:
             return
-        key, is_session = decoded(oldest[0]), oldest[1]
+        key, is_session, _ = oldest
         if is_session:
-            _delete_sessions(DeleteSessions([key], operation.pinned), connection, removed)
-            removed.sessions.append(key)
+            _delete_session(connection, key, operation.pinned, removed)
+            removed.sessions.append(key.decode(errors="replace") if isinstance(key, bytes) else str(key))
         else:
-            _delete_documents(RemoveDocuments([key]), connection, removed)
+            _delete_document(connection, key, removed)
 
 
 @apply.register
@@ -301,7 +309,12 @@ def _put_document(operation: StoreDocument, connection: sqlite3.Connection, remo
 @apply.register
 def _delete_documents(operation: RemoveDocuments, connection: sqlite3.Connection, removed: Removed) -> None:
     for key in map(encoded, operation.keys):
-        removed.documents += connection.execute("DELETE FROM documents WHERE key = ?", (key,)).rowcount
+        _delete_document(connection, key, removed)
+
+
+def _delete_document(connection: sqlite3.Connection, key: object, removed: Removed) -> None:
+    """`key`: as it is stored, damaged or not."""
+    removed.documents += connection.execute("DELETE FROM documents WHERE key = ?", (key,)).rowcount
 
 
 def size(connection: sqlite3.Connection) -> int:
@@ -310,7 +323,7 @@ def size(connection: sqlite3.Connection) -> int:
         int(connection.execute(f"PRAGMA {name}").fetchone()[0])
         for name in ("page_count", "freelist_count", "page_size")
     )
-    images = connection.execute("SELECT coalesce(sum(size), 0) FROM images").fetchone()[0]
+    images = connection.execute(f"SELECT coalesce(sum({IMAGE_SIZE}), 0) FROM images").fetchone()[0]
     return (pages - free) * page + int(images)
 
 
@@ -327,6 +340,7 @@ def as_session(row: Sequence[object]) -> Session:
     key, turn, number, tokens, digest, model, imaged, updated, checksum = row
     if _checksum(key, turn, number, tokens, digest, model, updated) != checksum:
         raise RowDamaged("The session is stored damaged: its checksum is wrong.")
+    imaged = imaged if isinstance(imaged, int) else 0  # it changes with images, and may be wrong
     return Session(decoded(key), Head(turn, number, tokens, digest, model, imaged), updated)  # type: ignore[arg-type]
 
 

@@ -102,7 +102,11 @@ class Resumer:
         if what == "tokens" and rootless:
             raise StoreError(f"The first tokens of {session.key} are not known; export it with its state.")
         state = b"" if image is None else self._sealed(image, position, session.updated)
-        model = self.model.fingerprint, self.model.vocabulary
+        model = (
+            self._store.model(head.model)
+            if image is None
+            else (self.model.fingerprint, self.model.vocabulary)
+        )
         return exported.encode(exported.from_turns(turns, model, position if state else 0, state))
 
     def read_file(self, data: bytes, tokens: bool) -> tuple[Exported, Tensor | None]:

@@ -245,6 +245,8 @@ class TokenLog:
         if removed is None:
             return
         self._clean(removed)
+        if removed.sessions:
+            log.info("%d sessions were removed, to keep the database to its limit", len(removed.sessions))
         self._unused.update(turn for turn in removed.pinned if turn in self._pins)
         unpinned = [turn for turn in removed.pinned if turn not in self._pins]
         if unpinned:

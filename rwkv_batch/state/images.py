@@ -19,8 +19,10 @@ def folder(database: Path) -> Path:
 
 
 def prepared_folder(path: Path) -> Path:
-    """Make the folder if need be. Raises OSError."""
-    path.mkdir(mode=0o700, exist_ok=True)
+    """Make the folder if need be, on the disk too. Raises OSError."""
+    if not path.is_dir():
+        path.mkdir(mode=0o700)
+        sync(path.parent)
     return path
 
 

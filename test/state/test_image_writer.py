@@ -63,7 +63,12 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
         write(folder, turn, image)
 
     monkeypatch.setattr(images, "write", gated)
-    monkeypatch.setattr(images, "sync", lambda folder: disk.synced.append(len(disk.order)))
+
+    def sync(folder: Path) -> None:
+        if folder == disk.images:
+            disk.synced.append(len(disk.order))
+
+    monkeypatch.setattr(images, "sync", sync)
     yield disk
     disk.gate.set()
 

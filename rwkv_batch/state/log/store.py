@@ -205,6 +205,7 @@ class Store:
             sessions, documents = salvage.copy_whole_rows(self.path, self._salvaged)
             aside = sqlite.move_aside(self.path)
             sqlite.rename(self._salvaged, self.path)
+            self._sync_names()
         log.error(
             "The database %s is damaged: it is now %s, and a new one has been begun with what is whole of it"
             ": %d sessions and %d documents.",
@@ -250,6 +251,13 @@ class Store:
                 sqlite.rename(self._salvaged, self.path)
             sqlite.remove(self._salvaged)
         self._ask(self._writer, lambda db: tables.prepare(db, self.path))
+        self._sync_names()
+
+    def _sync_names(self) -> None:
+        """SQLite syncs its files, but not the names of those that it has just made."""
+        if self.path:
+            with contextlib.suppress(OSError):  # a folder that may not be listed
+                images.sync(self.path.parent)
 
     def _disconnect(self) -> None:
         for connection in (self._reader, self._finder, self._writer):

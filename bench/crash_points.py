@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""Crashes of a state pool, many of them: kill -9 and power cuts at random moments of recorded runs.
+
+After each crash a pool is opened over what the disk has kept, and every session is checked: it has to be as
+it was acknowledged last, or as it was asked for later, with the state of its tokens. For Linux, with a C
+compiler.
+
+    python bench/crash_points.py [--points 1000] [--seed 0] [--markdown FILE]
+"""
+
+import argparse
+import os
+import platform
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import astuple
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "test" / "helpers")]
+
+import power_cut  # noqa: E402
+from pool_truth import Checked  # noqa: E402
+from pool_workload import VARIANTS, record  # noqa: E402
+from power_cut import Names  # noqa: E402
+
+RUNS = 2  # of every variant, each with two recordings
+KINDS: dict[str, Sequence[Names | None]] = {"kill -9": (None,), "power cut": ("synced", "any", "all")}
+COLUMNS = ("variant", "kind", "points", "sessions checked", "images passed over", "failures")
+
+
+def crash(points: int, seed: int, operations: int, folder: Path) -> tuple[list[tuple], list[str]]:
+    """A row for each variant and kind of crash, and what has failed."""
+    sums = {(variant, kind): Checked(0, 0, 0) for variant in VARIANTS for kind in KINDS}
+    failures = {row: list[str]() for row in sums}
+    runs = []
+    for run in tqdm(range(RUNS), desc="recording", unit="run", disable=None):
+        (folder / str(run)).mkdir()
+        runs += record(folder / str(run), seed + run, operations)
+    places = [(recording, kind) for kind in KINDS for recording in runs]
+    with tqdm(total=points, unit="crash", disable=None) as bar:
+        for number, (recording, kind) in enumerate(places):
+            count = points // len(places) + (number < points % len(places))
+            cuts = power_cut.cuts(recording.operations, count, KINDS[kind], seed + number)
+            its_sum, its_failures = sums[recording.variant, kind], failures[recording.variant, kind]
+            for outcome in recording.check(cuts):
+                bar.update()
+                its_sum.points += 1
+                if isinstance(outcome, str):
+                    its_failures.append(outcome)
+                else:
+                    its_sum.sessions += outcome.sessions
+                    its_sum.passed_over += outcome.passed_over
+    rows = [(*row, *astuple(its_sum), len(failures[row])) for row, its_sum in sums.items()]
+    return rows, [failure for found in failures.values() for failure in found]
+
+
+def lines(rows: list[tuple]) -> list[str]:
+    total = ("together", "", *(sum(numbers) for numbers in list(zip(*rows, strict=True))[2:]))
+    return [
+        f"| {' | '.join(COLUMNS)} |",
+        "|---|---|" + "---:|" * (len(COLUMNS) - 2),
+        *(f"| {' | '.join(map(str, row))} |" for row in [*rows, total]),
+    ]
+
+
+def page(rows: list[tuple]) -> str:
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    text = [
+        "# Crashes of the state pool",
+        "",
+        f"{datetime.now(UTC):%Y-%m-%d}, commit {commit}, {platform.system()} {platform.release()}, "
+        f"{os.cpu_count()} CPU cores, Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}.",
+        "",
+        f"    python bench/crash_points.py {' '.join(sys.argv[1:])}",
+        "",
+        "Every operation of a pool on its files is recorded (`test/helpers/disk_trace.c`). At each point",
+        "the files are made again as the disk has them after a crash, a pool is opened over them, and all",
+        "its sessions are checked. kill -9 keeps everything. A power cut keeps what was synced, and any",
+        "part of the rest, with torn writes; of the names of files a third of the cuts keep those that were",
+        "synced, a third any, and a third the last. An image that is passed over costs time: tokens are fed",
+        "in its place. A failure is a session that is neither what was acknowledged last nor what was asked",
+        "for after that, or whose state is not that of its tokens.",
+        "",
+        *lines(rows),
+    ]
+    return "\n".join(text) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--points", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--operations", type=int, default=120, help="of each recorded process")
+    parser.add_argument("--markdown", type=Path, help="file for the result as a page")
+    options = parser.parse_args()
+    if reason := power_cut.missing():
+        sys.exit(f"This cannot run here: {reason}.")
+    folder = Path(tempfile.mkdtemp(prefix="crash-points-"))
+    rows, failures = crash(options.points, options.seed, options.operations, folder)
+    print("\n".join(lines(rows)))
+    if options.markdown:
+        options.markdown.write_text(page(rows))
+    if failures:
+        sys.exit("\n".join(failures))
+    shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

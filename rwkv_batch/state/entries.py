@@ -53,7 +53,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Turn:
-    """An entry of the token log. Ids ascend and are not used again."""
+    """An entry of the token log. Ids ascend; after a restart those of removed newest turns come again."""
 
     id: int
     parent: int  # id of the turn that it continues; NONE: zero state, or a state whose past is unknown

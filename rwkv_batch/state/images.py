@@ -22,7 +22,8 @@ def prepared_folder(path: Path) -> Path:
     """Make the folder if need be, on the disk too. Raises OSError."""
     if not path.is_dir():
         path.mkdir(mode=0o700)
-        sync(path.parent)
+        with suppress(PermissionError):  # a folder that may not be listed
+            sync(path.parent)
     return path
 
 

@@ -203,7 +203,6 @@ class Workload:
     def _delete_all(self, key: str, prefix: bool) -> None:
         gone = [other for other in self._truth if other == key or (prefix and other.startswith(f"{key}:"))]
         if gone:
-            self._wait_for(*gone)
             self._call(self._ask(dict.fromkeys(gone)), self._bench.pool.delete, key, prefix)
 
     def _move(self) -> None:

@@ -172,7 +172,8 @@ class TokenLog:
             self.sessions.withdraw(session, None)
             if not followers:
                 self._forget(turns)
-                done(None)
+                # Done with the commit of what came after it: before that the session is what it was.
+                self._writer.put([], lambda removed, error: done(message(error)))
                 return
 
         def committed(removed: Removed | None, error: Exception | None) -> None:

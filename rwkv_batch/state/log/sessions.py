@@ -44,6 +44,14 @@ class Sessions:
         change = self._changes.get(key)
         return change.session if change else self._stored(key)
 
+    def announce(self, session: Session) -> None:
+        """The session is found from now on; `put` or `withdraw` follows."""
+        self._note(session.key, session)
+
+    def withdraw(self, session: Session, error: Exception | None) -> None:
+        """What was announced cannot be stored, or need not be any longer."""
+        self._settle(session.key, session, error)
+
     def put(
         self,
         session: Session,
@@ -53,28 +61,7 @@ class Sessions:
         pinned: frozenset[int] = frozenset(),
         retry: bool = False,
     ) -> None:
-        """Store the session, together with other operations that come before."""
-        self.announce(session)
-        self.put_announced(session, committed, before=before, pinned=pinned, retry=retry)
-
-    def announce(self, session: Session) -> None:
-        """The session is found from now on; `put_announced` or `withdraw` follows."""
-        self._note(session.key, session)
-
-    def withdraw(self, session: Session, error: Exception | None) -> None:
-        """What was announced cannot be stored, or need not be any longer."""
-        self._settle(session.key, session, error)
-
-    def put_announced(
-        self,
-        session: Session,
-        committed: Committed,
-        *,
-        before: Sequence[Operation] = (),
-        pinned: frozenset[int] = frozenset(),
-        retry: bool = False,
-    ) -> None:
-        """`put` for a session that was announced."""
+        """Store a session that was announced, together with other operations that come before."""
 
         def done(removed: Removed | None, error: Exception | None) -> None:
             self._settle(session.key, session, error)

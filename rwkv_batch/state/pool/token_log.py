@@ -132,8 +132,10 @@ class TokenLog:
             if self._durable:
                 done(message(error))
 
+        session = Session(key, head, turn.created)
+        self.sessions.announce(session)
         self.sessions.put(
-            Session(key, head, turn.created),
+            session,
             committed,
             before=[PutTurn(turn), *self.shrink(2 * len(turn.tokens) + ROW_BYTES)],
             pinned=self._pinned(),
@@ -152,7 +154,9 @@ class TokenLog:
             self._clean_up(removed)
             done(message(error))
 
-        self.sessions.put(Session(key, head, time.time()), committed, pinned=self._pinned())
+        session = Session(key, head, time.time())
+        self.sessions.announce(session)
+        self.sessions.put(session, committed, pinned=self._pinned())
 
     def announce(self, key: str, turns: Sequence[Turn], imaged: int) -> Session:
         """A session ends with the last of these turns. `put_announced` or `lose` follows."""
@@ -184,7 +188,7 @@ class TokenLog:
 
         before, retry = [*map(PutTurn, turns), *operations], not self._durable
         if wanted:
-            self.sessions.put_announced(session, committed, before=before, pinned=self._pinned(), retry=retry)
+            self.sessions.put(session, committed, before=before, pinned=self._pinned(), retry=retry)
         else:
             self._writer.put(before, committed, retry)
         for follower in followers:

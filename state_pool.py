@@ -63,7 +63,7 @@ class Loaded:
 
 
 class StatePool:
-    """Sessions by key; `documents`: opaque bytes by key; `files`: exported sessions.
+    """Sessions by key; `documents`: opaque bytes by key; `files`: exported sessions; `images`: stored states.
 
     A method's `done` is called once, inside a later `poll`. Its last argument is None or a sentence that says
     what failed. `free` gets each slot that becomes the caller's, inside any method.
@@ -110,14 +110,14 @@ class StatePool:
             clean=self._clean,
             report=self._report,
         )
-        self._images = ImageCache(store, transfer.layout, replay_rate, self._log, self._copier)
+        self.images = ImageCache(store, transfer.layout, replay_rate, self._log, self._copier)
         self._tiers = Tiers(states, transfer, self._copier, free, (l1, l2), self._left)
         self._resumer = Resumer(store, transfer, served, foreign, self._held)
         self.files = SessionFiles(
             self._sessions,
             self._log,
             self._tiers,
-            self._images,
+            self.images,
             self._resumer,
             self._reader,
             self._store_with_state,
@@ -236,14 +236,14 @@ class StatePool:
         return head
 
     def keep(self, key: str, head: Head, slot: int) -> None:
-        """The caller's slot holds the state at the head of a session; it is L1's from now on."""
+        """The caller's slot holds the state at the head of a session, flushed; it is L1's from now on."""
         self._tiers.keep(key, head, slot)
         if self._store.images_folder and head.tokens - head.imaged >= self._replay_tokens:
-            self._tiers.image(head.turn, partial(self._images.offer, head))
+            self._tiers.image(head.turn, partial(self.images.offer, head))
             self._tiers.imaged(head.turn)
 
     def save(self, key: str, slot: int, tokens: int, done: Done) -> None:
-        """The caller's slot holds the state of a session whose tokens are not to be stored.
+        """The caller's slot holds the state, flushed, of a session whose tokens are not to be stored.
 
         After an error the session is what was stored last.
         """
@@ -285,18 +285,18 @@ class StatePool:
         if self._closed:
             return
         self._closed = True
-        for thread in (self._copier, self._images, self._writer, self._reader):
+        for thread in (self._copier, self.images, self._writer, self._reader):
             thread.close()
             self.poll()
         heads = [head for turn in self._tiers.all_turns() if (head := self._tiers.head(turn))]
-        self._images.write_all(heads, self._tiers.image_now)
+        self.images.write_all(heads, self._tiers.image_now)
         self._store.close()
 
     # States
 
     def _held(self, turn: int) -> bool:
         """Whether the state at a turn's end is in memory. Also for other threads, which look again."""
-        return self._tiers.tier(turn) is not None or self._images.find(turn) is not None
+        return self._tiers.tier(turn) is not None or self.images.find(turn) is not None
 
     def _restore(
         self, session: Session, start: Start, slot: int, done: Callable[[Loaded | None, str | None], None]
@@ -313,7 +313,7 @@ class StatePool:
             done(None if error else loaded, message(error))
 
         if start.image is not None:
-            self._images.note_read(len(start.image), start.read_seconds)
+            self.images.note_read(len(start.image), start.read_seconds)
             if not replay:
                 self._tiers.hold(session.key, loaded.head, start.image)
             self._copy_in(start.image, slot, restored)
@@ -321,7 +321,7 @@ class StatePool:
             self._states.clear([slot])
             self._report(partial(restored, None))
         elif not self._tiers.copy(start.turn, slot, restored):
-            if (waiting := self._images.find(start.turn)) is not None:
+            if (waiting := self.images.find(start.turn)) is not None:
                 self._copy_in(waiting, slot, restored)
             else:  # it has left memory meanwhile
                 self.load(session, slot, done)
@@ -332,8 +332,8 @@ class StatePool:
 
     def _left(self, key: str, head: Head, image: Tensor) -> None:
         """A state has left L2."""
-        if self._images.worthwhile(head):
-            self._images.offer(head, image)
+        if self.images.worthwhile(head):
+            self.images.offer(head, image)
         elif head.number == 0 and self._store.images_folder is None:  # nothing can bring it back
             session = self.find(key)
             if session and session.head.turn == head.turn:
@@ -353,7 +353,7 @@ class StatePool:
                 self._log.put_announced(session, turns, operations, committed)
 
         def committed(error: str | None) -> None:
-            self._images.stored([head.turn])
+            self.images.stored([head.turn])
             finish(error)
 
         if image is None:
@@ -361,7 +361,7 @@ class StatePool:
             self._log.lose(session, turns, error)
             done(message(error))
             return
-        self._images.require(head, image, written)
+        self.images.require(head, image, written)
         if not self._durable:
             self._report(partial(done, None))
 
@@ -370,7 +370,7 @@ class StatePool:
     def _clean(self, removed: Removed) -> None:
         """Drop what belonged to rows that have been removed."""
         self._tiers.drop(removed.turns)
-        self._images.clean(removed)
+        self.images.clean(removed)
 
     def _delete_damaged(self, session: Session, error: Exception | None) -> None:
         """Delete a session that cannot be continued because of damage, if it is still the same."""

@@ -37,7 +37,7 @@ from tqdm import tqdm
 
 from bench.make_checkpoint import SIZES, random_checkpoint
 from rwkv_batch.engine.engine import Engine
-from rwkv_batch.engine.sequence import RequestKey
+from rwkv_batch.engine.scheduling.sequence import RequestKey
 from rwkv_batch.model import checkpoint
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.state.log.store import Store
@@ -111,12 +111,10 @@ class Bench:
                     self.ended.add(key)
 
     def wait_for_tier(self, session: str, tier: str) -> None:
-        """Until its state is there, in L3 as an image."""
+        """Until its state is there, and images that are worth writing are written."""
         found = self.engine.pool.find(session)
         assert found
-        while self.engine.pool.tier(found) != tier or (
-            tier == "L3" and found.head.turn not in self.store.image_turns()
-        ):
+        while self.engine.pool.tier(found) != tier or self.engine.pool.images.waiting:
             time.sleep(1e-3)  # an image is written without a wake
             self.engine.step()
 
@@ -157,6 +155,13 @@ def resume_seconds(bench: Bench, tokens: int, rounds: int) -> dict[str, list[flo
             bench.wait_for_tier("long", tier)
             times[tier].append(bench.run(bench.start("x", "long")))
     return times
+
+
+def decode_step_seconds(bench: Bench, tokens: int = 64) -> float:
+    """Seconds a token of one stream, the engine's work included."""
+    key = bench.start([33], max_tokens=tokens + 1, stop_ids=[])
+    bench.run(key)
+    return (time.perf_counter() - bench.first[key]) / tokens
 
 
 def new_sessions_a_second(bench: Bench, count: int, at_once: int) -> float:
@@ -227,6 +232,7 @@ def table(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(options, folder, l1=2, l2=2)
         tiers = resume_seconds(bench, options.tokens, options.rounds)
+        step = statistics.median(decode_step_seconds(bench) for _ in range(options.rounds))
         rates = {at_once: new_sessions_a_second(bench, 64, at_once) for at_once in (1, 16, 64)}
         without, cached, same = prefix_seconds(bench, options.tokens, options.rounds)
         info, size = bench.engine.info, len(bench.engine.runner.states.read(0))
@@ -235,7 +241,8 @@ def table(options: argparse.Namespace) -> None:
     commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
     medians = {tier: statistics.median(values) for tier, values in tiers.items()}
     rows = [
-        f"| {where} | {medians[tier] * 1e3:.1f} | {medians[tier] / medians['fresh']:.2%} |"
+        f"| {where} | {medians[tier] * 1e3:.2f} | {(medians[tier] - step) * 1e3:+.2f} "
+        f"| {medians[tier] / medians['fresh']:.2%} |"
         for tier, where in TIERS.items()
     ]
     before, after = statistics.median(without) * 1e3, statistics.median(cached) * 1e3
@@ -247,10 +254,11 @@ def table(options: argparse.Namespace) -> None:
         "",
         f"    python bench/sessions.py {' '.join(sys.argv[1:])}",
         "",
-        f"Time to the first token of a turn after {options.tokens} tokens:",
+        f"Time to the first token of a turn after {options.tokens} tokens; a decode step of one stream takes "
+        f"{step * 1e3:.2f} ms:",
         "",
-        "| its state is in | ms | of reading the tokens again |",
-        "|---|---|---|",
+        "| its state is in | ms | beside a decode step, ms | of reading the tokens again |",
+        "|---|---|---|---|",
         *rows,
         "",
         f"Time to the first token of a prompt with {options.tokens} tokens in the prefix cache and 8 of its "

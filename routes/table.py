@@ -14,7 +14,7 @@ from routes.http.errors import ApiError, ErrorShape, native_shape, openai_shape
 from routes.http.exchange import HttpRequest, HttpResponse, error_response, preflight
 from routes.http.frontend import Frontend
 from routes.http.generate import Prepare, generate
-from routes.native import batch, sessions, state, translate
+from routes.native import batch, requests, sessions, state, translate
 from routes.openai import chat, completions, models
 from routes.responses import routes as responses
 
@@ -82,6 +82,10 @@ ROUTES = (
     Route("POST",       "/v1/state/fork",                       native_shape, sessions.fork),
     Route("GET",        "/v1/state/history",                    native_shape, sessions.history),
     Route("POST",       "/v1/state/rewind",                     native_shape, sessions.rewind),
+    Route("GET",        "/v1/server/status",                    native_shape, requests.status),
+    Route("POST",       "/v1/server/stop",                      native_shape, requests.stop),
+    Route("POST",       "/v1/server/pause",                     native_shape, requests.pause),
+    Route("POST",       "/v1/server/resume",                    native_shape, requests.resume),
     Route("GET",        "/health",                              native_shape, models.health),
 
     Route("POST",       "/openai/v1/chat/completions",          openai_shape, generates(chat.prepare)),

@@ -9,7 +9,7 @@ from routes.http.errors import ApiError
 from routes.http.stream import JobStream, failure_status
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.client import Client, RequestFailed, RequestRejected
-from rwkv_batch.wire.protocol import EngineInfo, SessionCommand, SessionReply
+from rwkv_batch.wire.protocol import Command, CommandReply, EngineInfo
 
 ENGINE_LOST = "The engine has stopped and is being started again; try again in a moment."
 NO_REPLY = "The engine does not answer; try again in a moment."
@@ -60,7 +60,7 @@ class Frontend:
             self._live -= 1
             self._changed.notify_all()
 
-    async def ask(self, command: SessionCommand) -> SessionReply:
+    async def ask(self, command: Command) -> CommandReply:
         """Have the engine carry out `command`. Raises ApiError."""
         engine = self.ready_engine()
         self.enter()

@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from routes.http.errors import ApiError, Json
 from routes.http.exchange import (
     HttpRequest,
@@ -62,6 +64,8 @@ async def run(
     `keep` is awaited before the last piece of a reply that has succeeded. Raises ApiError.
     """
     request, stream, reply = prepared
+    if not request.name:
+        request = replace(request, name=http.id)
     with ExitStack() as undo:
         front.enter()
         undo.callback(front.leave)

@@ -21,13 +21,21 @@ from typing import Any
 
 import torch
 
-from demo import unpack
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine import memory
-from rwkv_batch.engine.commands import SessionCommands
-from rwkv_batch.engine.scheduler import QueueFull, Scheduler
-from rwkv_batch.engine.sequence import FINALIZING, Outbox, PromptEncoder, RequestKey, Sequence
-from rwkv_batch.engine.turns import Turns
+from rwkv_batch.engine.commands.requests import RequestCommands
+from rwkv_batch.engine.commands.sessions import SessionCommands
+from rwkv_batch.engine.scheduling.scheduler import QueueFull, Scheduler
+from rwkv_batch.engine.scheduling.sequence import (
+    FINALIZING,
+    Outbox,
+    PromptEncoder,
+    RequestKey,
+    Sequence,
+    rows_of,
+)
+from rwkv_batch.engine.scheduling.turns import Turns
+from rwkv_batch.engine.startup import describe, load_weights, open_store
 from rwkv_batch.model import checkpoint
 from rwkv_batch.ops import device as devices
 from rwkv_batch.runner import backends
@@ -39,14 +47,14 @@ from rwkv_batch.state.prefix_cache import PrefixCache
 from rwkv_batch.text.tokenizer import END_OF_TEXT, Tokenizer
 from rwkv_batch.wire.protocol import (
     Accepted,
-    EngineInfo,
+    Command,
     Failed,
     GenerateRequest,
     Progress,
     Rejected,
+    RequestCommand,
     RowDelta,
     Sampling,
-    SessionCommand,
     TokenLogprob,
 )
 from state_pool import L1, StatePool
@@ -90,11 +98,9 @@ class Engine:
             raise TypeError(f"Engine() takes config or its fields, not both: {', '.join(options)}")
         config = config or EngineConfig(**options)
         with ExitStack() as on_error:
-            if store is None and config.state_db:  # first, as a database that is in use is known at once
-                store = Store(config.state_db, config.l3_bytes)
+            # first, as a database that is in use is known at once
+            if store is None and (store := open_store(config)):
                 on_error.callback(store.close)
-                if store.limit is None:
-                    store.limit = memory.database_limit(Path(config.state_db), store.size())
             self._load(model, config, store, progress, wake)
             on_error.pop_all()
 
@@ -107,13 +113,7 @@ class Engine:
         wake: Callable[[], None],
     ) -> None:
         place = devices.find_device(config.device)
-        model = model or config.model_path
-        if isinstance(model, checkpoint.Checkpoint):
-            weights = model
-        elif model:
-            weights = checkpoint.load(model, progress)
-        else:
-            weights = checkpoint.from_tensors("rwkv7-demo", unpack.tensors())
+        weights = load_weights(model or config.model_path, progress)
         with devices.out_of_memory_as_error(f"the weights of {weights.name}", place):
             self.runner = backends.create_runner(weights, place, config.wkv, config.sampler)
         budget = config.prefill_tokens or memory.default_prefill_tokens(weights.parameters, place)
@@ -148,18 +148,13 @@ class Engine:
         self.turns = Turns(
             self.pool, self.scheduler, self.tokenizer, self.prompts, self.runner.states, self.outbox
         )
-        self.commands = SessionCommands(self.pool, self.scheduler, self.turns, self.tokenizer, self.outbox)
-        self._in_flight: deque[StepInFlight] = deque()  # oldest first
-        self.info = EngineInfo(
-            model=weights.name,
-            layers=weights.layers,
-            width=weights.width,
-            parameters=weights.parameters,
-            dtype=str(self.runner.dtype).removeprefix("torch."),
-            device=devices.describe(place),
-            slots=rows,
-            vocabulary=self.vocab,
+        self.sessions = SessionCommands(self.pool, self.scheduler, self.turns, self.tokenizer, self.outbox)
+        self.requests = RequestCommands(
+            self.pool, self.scheduler, self.turns, self.outbox, self._drop, weights.fingerprint
         )
+        self._in_flight: deque[StepInFlight] = deque()  # oldest first
+        self._queued = 0  # of them, those that `land` leaves
+        self.info = describe(weights, self.runner, rows)
 
     @property
     def busy(self) -> bool:
@@ -178,10 +173,13 @@ class Engine:
         except StoreError as error:
             self.outbox.append((key, Failed(request.id, str(error))))
 
-    def command(self, key: RequestKey, command: SessionCommand) -> None:
-        """Do something with stored states; `step` returns the answer, at once or later."""
+    def command(self, key: RequestKey, command: Command) -> None:
+        """Do something with stored states or with requests; `step` returns the answer, at once or later."""
         try:
-            self.commands.run(key, command)
+            if isinstance(command, RequestCommand):
+                self.requests.run(key, command)
+            else:
+                self.sessions.run(key, command)
         except StoreError as error:
             self.outbox.append((key, Failed(command.id, str(error))))
 
@@ -198,18 +196,34 @@ class Engine:
 
         Where steps are queued ahead, the events are those of the step before.
         """
+        return [*self.launch(), *self.land()]
+
+    def launch(self) -> Outbox:
+        """The first half of a step: have the device begin with it. Returns the events that are ready.
+
+        These need not wait for the device, as `land` does.
+        """
         self.pool.poll()
         self._admit()
         plan = self.scheduler.plan()
-        queued = 0
+        self._queued = 0
         with self._failing([seq for seq, _ in plan]):
             if plan:
                 self._launch(plan)
-                queued = 1 if self.runner.run_ahead_stop_ids else 0
-        # The device runs this step while the text of the one before is made and delivered.
-        while len(self._in_flight) > queued:
+                self._queued = 1 if self.runner.run_ahead_stop_ids else 0
+        return self._events()
+
+    def land(self) -> Outbox:
+        """The second half: wait for what has been drawn. Returns the events that come of it.
+
+        The device runs this step meanwhile, if the draws are those of the step before.
+        """
+        while len(self._in_flight) > self._queued:
             self._land()
         self.pool.poll()  # the last deltas of turns that were committed meanwhile leave with this step
+        return self._events()
+
+    def _events(self) -> Outbox:
         events = self.outbox.copy()
         self.outbox.clear()
         return events
@@ -257,6 +271,7 @@ class Engine:
     def _add(self, key: RequestKey, request: GenerateRequest) -> None:
         """Raises ValueError or QueueFull; then nothing of the request was queued."""
         check(request.sampling, self.vocab)
+        self.requests.check(request)
         turn, target = request.turn, None
         if turn:
             if len(request.prompts) != 1 or request.n != 1:
@@ -271,10 +286,7 @@ class Engine:
         else:
             prompts = [self.prompts.encode(prompt, request.prefix_ids) for prompt in request.prompts]
         seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
-        rows = [
-            Sequence(key, i, prompts[i // request.n], request, seed, target)
-            for i in range(len(prompts) * request.n)
-        ]
+        rows = rows_of(request, key, prompts, seed, target, self.tokenizer)
         if request.max_tokens > 0 or turn:
             self.scheduler.add(rows)
         cached = [self._cached(row)[0] for row in rows[:: request.n]]
@@ -301,7 +313,7 @@ class Engine:
                 beginnings[seq.slot] = None
             if seq.slot is not None:  # otherwise its session has been deleted
                 request = seq.request
-                self.runner.begin(seq.slot, request.sampling, seq.seed, seq.row, request.stop_ids)
+                self.runner.begin(seq.slot, request.sampling, seq.seed, seq.row, request.stop_ids, seq.drawn)
                 seq.runs_ahead = len(request.stop_ids) <= self.runner.run_ahead_stop_ids
         self.runner.states.replace(beginnings)
 
@@ -319,7 +331,7 @@ class Engine:
 
     def _launch(self, plan: list[tuple[Sequence, int]]) -> None:
         """Run or queue a step."""
-        finalizing = [seq for seq, _ in plan if seq.state is FINALIZING]
+        finalizing = [seq for seq, count in plan if seq.state is FINALIZING and seq.tokens_left == count]
         draws = [i for i, (seq, count) in enumerate(plan) if seq.draws_after(count)]
         drawing = [plan[i][0] for i in draws]
         tops = {i: n for i, seq in enumerate(drawing) if (n := seq.request.top_logprobs) is not None}
@@ -338,8 +350,8 @@ class Engine:
                 self.pool.copy_out(seq.slot, partial(self.prefixes.put, seq.prompt[:cut]))
         for seq in drawing:
             seq.in_flight += 1
-        for seq in finalizing:
-            self.turns.finalize(seq)
+        if finalizing:
+            self.turns.finalize(finalizing)
         self._in_flight.append(StepInFlight([seq for seq, _ in plan], drawing, list(tops), known))
 
     def _land(self) -> None:

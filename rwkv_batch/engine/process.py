@@ -1,4 +1,4 @@
-"""The engine's process: requests from the front ends in, at most one message a step to each of them out.
+"""The engine's process: requests from the front ends in, at most two messages a step to each of them out.
 
 `control` is the pipe to the supervisor, whose messages are in `rwkv_batch.wire.protocol`. The process ends
 when the supervisor does.
@@ -20,6 +20,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine.engine import Engine
+from rwkv_batch.engine.scheduling.sequence import Outbox
 from rwkv_batch.model.checkpoint import CheckpointError
 from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.sampling.flashinfer import SamplerError
@@ -116,10 +117,8 @@ class Service:
             self._wakeups.recv(4096)
         if self._router in ready:
             self._receive()
-        events: defaultdict[bytes, list[Event]] = defaultdict(list)
-        for (frontend, _), event in self.engine.step():
-            events[frontend].append(event)
-        self._send(events)
+        self._send(self.engine.launch())
+        self._send(self.engine.land())
 
     def _receive_control(self) -> None:
         try:
@@ -152,7 +151,10 @@ class Service:
                 case _:
                     self.engine.command(key, message)
 
-    def _send(self, events: dict[bytes, list[Event]]) -> None:
+    def _send(self, outbox: Outbox) -> None:
+        events: defaultdict[bytes, list[Event]] = defaultdict(list)
+        for (frontend, _), event in outbox:
+            events[frontend].append(event)
         for frontend, its_events in events.items():
             try:
                 self._router.send_multipart([frontend, encode(its_events)])

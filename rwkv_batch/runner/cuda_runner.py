@@ -1,6 +1,6 @@
 """The runner over the CUDA kernels: steps are queued on the GPU, and only `Draws.wait` waits for it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -60,8 +60,16 @@ class CudaRunner:
         rehearse(self.model.forward, self.states, rows, prefill_tokens)
 
     @torch.inference_mode()
-    def begin(self, slot: int, params: Sampling, seed: int, stream: int, stop_ids: Collection[int]) -> None:
-        self.sampler.begin(slot, params, seed, stream)
+    def begin(
+        self,
+        slot: int,
+        params: Sampling,
+        seed: int,
+        stream: int,
+        stop_ids: Collection[int],
+        drawn: Sequence[int] = (),
+    ) -> None:
+        self.sampler.begin(slot, params, seed, stream, drawn)
         possible = [stop for stop in stop_ids if 0 <= stop < self.model.checkpoint.vocab]
         # A sequence that has more is never fed LAST.
         self.states.feed.begin(slot, possible if len(possible) <= STOPS else ())

@@ -6,7 +6,7 @@ fed `sequence.LAST`, and one that has drawn a stop id is left out on the device,
 was before that id.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -76,8 +76,19 @@ class Runner(Protocol):
         Afterwards a step never runs out of memory. Raises RuntimeError when memory runs out here.
         """
 
-    def begin(self, slot: int, params: Sampling, seed: int, stream: int, stop_ids: Collection[int]) -> None:
-        """A new sequence in the slot. `stream` distinguishes rows with the same seed."""
+    def begin(
+        self,
+        slot: int,
+        params: Sampling,
+        seed: int,
+        stream: int,
+        stop_ids: Collection[int],
+        drawn: Sequence[int] = (),
+    ) -> None:
+        """A new sequence in the slot, which has drawn these tokens before.
+
+        `stream` distinguishes rows with the same seed.
+        """
 
     def run(self, batch: Batch) -> Draws:
         """Run or queue a step, which moves the states of its rows on."""

@@ -1,6 +1,6 @@
 """The runner for any device that torch has: steps are done when they return."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -44,8 +44,16 @@ class TorchRunner:
         if self.device.type != "cpu":
             rehearse(self.model.forward, self.states, rows, prefill_tokens)
 
-    def begin(self, slot: int, params: Sampling, seed: int, stream: int, stop_ids: Collection[int]) -> None:
-        self.sampler.begin(slot, params, seed, stream)
+    def begin(
+        self,
+        slot: int,
+        params: Sampling,
+        seed: int,
+        stream: int,
+        stop_ids: Collection[int],
+        drawn: Sequence[int] = (),
+    ) -> None:
+        self.sampler.begin(slot, params, seed, stream, drawn)
 
     def run(self, batch: Batch) -> Draws:
         logits = self.model.forward(

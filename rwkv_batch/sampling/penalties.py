@@ -1,5 +1,6 @@
 """What the tokens that a row has drawn take off its logits."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,14 +62,22 @@ def rule_from_sampling(params: Sampling) -> PenaltyRule | None:
 class Penalties:
     """The penalties of one row, kept for the ids that it has drawn."""
 
-    def __init__(self, rule: PenaltyRule) -> None:
+    def __init__(self, rule: PenaltyRule, drawn: Iterable[int] = ()) -> None:
+        """`drawn`: what the row has drawn already."""
         self._rule = rule
         self._places: dict[int, int] = {}  # id -> its place in the array
         self._drawn = np.zeros(64, DRAWN)
+        for token in drawn:
+            self.record(token)
+
+    @property
+    def drawn(self) -> np.ndarray:
+        """`[ids]` DRAWN, in the order in which they were first drawn."""
+        return self._drawn[: len(self._places)]
 
     def amounts(self) -> tuple[np.ndarray, np.ndarray]:
         """The ids drawn so far, each once, and what to subtract from their logits."""
-        drawn = self._drawn[: len(self._places)]
+        drawn = self.drawn
         # Added up in the order of the kernel.
         return drawn["id"], drawn["decaying"] + self._rule.flat + self._rule.per_count * drawn["count"]
 

@@ -48,15 +48,17 @@ class Sampler:
         self._positions = np.zeros(slots, np.uint64)
         self._weights = np.empty(self.vocab, np.float32)
 
-    def begin(self, slot: int, params: Sampling, seed: int, stream: int) -> None:
-        """Begin a new row in `slot`, with nothing drawn yet. `stream` distinguishes rows with the same seed.
+    def begin(self, slot: int, params: Sampling, seed: int, stream: int, drawn: Sequence[int] = ()) -> None:
+        """Begin a row in `slot`. `stream` distinguishes rows with the same seed.
 
-        Raises ValueError as `params.check` does.
+        `drawn`: what the row has drawn already; it goes on as if it had drawn that here. Raises ValueError as
+        `params.check` does.
         """
         how = RowParameters.from_sampling(params, self.width)
-        self._rows[slot] = _HostRow(how, None if how.penalties is None else Penalties(how.penalties))
+        penalties = None if how.penalties is None else Penalties(how.penalties, drawn)
+        self._rows[slot] = _HostRow(how, penalties)
         self._keys[slot] = random_key(seed, stream)
-        self._positions[slot] = 0
+        self._positions[slot] = len(drawn)
 
     def sample(self, logits: torch.Tensor, slots: Sequence[int]) -> list[int]:
         """One token for each of `slots`, from logits `[len(slots), vocab]` fp32, which may be changed.

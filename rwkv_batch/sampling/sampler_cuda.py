@@ -21,7 +21,7 @@ from rwkv_batch.ops.cuda.staging import Records, upload
 from rwkv_batch.ops.random import random_key
 from rwkv_batch.sampling import flashinfer
 from rwkv_batch.sampling.params import RowParameters, drawable
-from rwkv_batch.sampling.penalties import PenaltyRule
+from rwkv_batch.sampling.penalties import Penalties, PenaltyRule
 from rwkv_batch.sampling.structs_cuda import (
     BIAS_ENTRY,
     GREEDY,
@@ -49,12 +49,14 @@ def bytes_per_slot(vocab: int) -> int:
 class _RequestRecord:
     """What the records of a request's rows have in common.
 
-    A record is `head`, then the row's own key, position and list of penalties, then `tail`.
+    A record is `head`, then the row's own key, position, list of penalties, its capacity and how much of it
+    is used, then `tail`.
     """
 
     head: tuple[float, ...]
     tail: tuple[float, ...]
-    capacity: int  # of the list of penalties; 0: there are none
+    rule: PenaltyRule | None
+    capacity: int  # of the list of penalties when a row begins; 0: there are none
     bias: Tensor | None  # which `tail` points to
     flashinfer: bool  # whether FlashInfer may draw
 
@@ -95,21 +97,26 @@ class CudaSampler:
         )
         self._grown: dict[int, Tensor] = {}  # slot -> the list of its penalties that did not fit any more
         self._capacity = np.zeros(slots, np.int64)  # 0: no penalties
-        self._drawn = np.zeros(slots, np.int64)
+        self._drawn = np.zeros(slots, np.int64)  # entries of the list that may be in use
         self._by_flashinfer = np.zeros(slots, bool)
         self._places = np.zeros(0, np.int64)  # rows of the next `sample_async` that FlashInfer draws
 
-    def begin(self, slot: int, params: Sampling, seed: int, stream: int) -> None:
+    def begin(self, slot: int, params: Sampling, seed: int, stream: int, drawn: Sequence[int] = ()) -> None:
         """As in `Sampler`; the next `prepare` uploads the row's record."""
         if self._latest is None or self._latest[0] is not params:
             self._latest = params, self._request_record(params)
         shared = self._rows[slot] = self._latest[1]
         self._grown.pop(slot, None)
-        self._drawn[slot] = 0
         self._capacity[slot] = shared.capacity
         self._by_flashinfer[slot] = shared.flashinfer
+        capacity, used = shared.capacity, 0
         penalties = self._penalties.data_ptr() + slot * self._penalties.shape[1]
-        self._records.put(slot, (*shared.head, random_key(seed, stream), 0, penalties, *shared.tail))
+        if drawn and shared.rule:
+            entries, used = self._fill_penalties(slot, shared.rule, drawn)
+            penalties, capacity = entries.data_ptr(), int(self._capacity[slot])
+        self._drawn[slot] = used
+        row = random_key(seed, stream), len(drawn), penalties, capacity, used
+        self._records.put(slot, (*shared.head, *row, *shared.tail))
 
     def sample(self, logits: Tensor, slots: Sequence[int]) -> list[int]:
         """As in `Sampler`, from fp32 or fp16 logits, which are left as they are."""
@@ -223,11 +230,26 @@ class CudaSampler:
         penalties = rule.first, rule.later, rule.decay, rule.flat, rule.per_count
         return _RequestRecord(
             (how.temperature, how.noise, how.top_p, *penalties),
-            (capacity, 0, address, count, method, how.top_k, scale, bool(rule.uncounted), 0),
+            (address, count, method, how.top_k, scale, bool(rule.uncounted), 0),
+            how.penalties,
             capacity,
             bias,
             self._draw is not None and flashinfer.draws(how),
         )
+
+    def _fill_penalties(self, slot: int, rule: PenaltyRule, drawn: Sequence[int]) -> tuple[Tensor, int]:
+        """Enter what a row has drawn before; the bytes of its list, and how many entries are in use."""
+        past = Penalties(rule, drawn).drawn
+        entries = np.zeros(len(past), PENALTY_ENTRY)
+        for name in ("id", "decaying", "count"):
+            entries[name] = past[name]
+        place = self._penalties[slot]
+        if len(past) >= FIRST_CAPACITY:
+            self._capacity[slot] = 1 << len(past).bit_length()
+            size = int(self._capacity[slot]) * PENALTY_ENTRY.itemsize
+            place = self._grown[slot] = torch.empty(size, dtype=torch.uint8, device=self.device)
+        place[: entries.nbytes].copy_(_bytes(entries), non_blocking=True)
+        return place, len(past)
 
     def _grow(self, slot: int) -> None:
         """Move a row's penalties to a list twice as long."""

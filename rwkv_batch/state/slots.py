@@ -7,11 +7,14 @@ whoever else reads, replaces or copies a slot goes through `States`, which flush
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rwkv_batch.ops.cuda.staging import upload
 from rwkv_batch.ops.torch_ops import HEAD_SIZE
+
+ALIGNMENT = 64  # bytes, a cache line
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class States:
         """All slots hold the state before the first token, which is zero."""
         heads, split = width // HEAD_SIZE, layers * 2 * width * shift_dtype.itemsize
         size = slot_bytes(layers, width, shift_dtype, wkv_dtype)
-        self._memory = torch.zeros(slots, size, device=device, dtype=torch.uint8)
+        self._memory = _zeros(slots, size, torch.device(device))
         self.shift = self._memory[:, :split].view(shift_dtype).view(slots, layers, 2, width)
         self.wkv = self._memory[:, split:].view(wkv_dtype).view(slots, layers, heads, HEAD_SIZE, HEAD_SIZE)
 
@@ -102,6 +105,15 @@ class States:
         if not data.is_cuda:
             return SlotAccess(data, None)
         return SlotAccess(data, torch.cuda.current_stream(data.device).record_event())
+
+
+def _zeros(slots: int, size: int, device: torch.device) -> Tensor:
+    """`[slots, size]` uint8. On a CPU a slot takes memory only once it is written to."""
+    if device.type != "cpu":
+        return torch.zeros(slots, size, device=device, dtype=torch.uint8)
+    memory = np.zeros(slots * size + ALIGNMENT, np.uint8)  # unlike torch's, zero pages of the system's
+    first = -memory.ctypes.data % ALIGNMENT
+    return torch.from_numpy(memory[first : first + slots * size]).view(slots, size)
 
 
 def slot_bytes(layers: int, width: int, shift_dtype: torch.dtype, wkv_dtype: torch.dtype) -> int:

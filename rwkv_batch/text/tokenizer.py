@@ -7,6 +7,7 @@ for an id, and a decoder turns bytes into text and keeps the bytes of an incompl
 import ast
 import codecs
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 
 import pyrwkv_tokenizer
@@ -44,6 +45,7 @@ class Tokenizer:
         return self._bytes[token] if 0 <= token < VOCABULARY else b""
 
 
+@cache  # the engines of a process share it
 def _read_table(path: Path) -> list[bytes]:
     """The bytes of every id.
 

@@ -17,14 +17,14 @@ import zmq
 from rwkv_batch.wire.protocol import (
     Accepted,
     Cancel,
+    Command,
+    CommandReply,
     Event,
     Failed,
     GenerateRequest,
     Progress,
     Rejected,
     RowDelta,
-    SessionCommand,
-    SessionReply,
     ToEngine,
     decode_events,
     encode,
@@ -172,7 +172,7 @@ class Client:
         self._send(request)
         return job
 
-    async def ask(self, command: SessionCommand) -> SessionReply:
+    async def ask(self, command: Command) -> CommandReply:
         """Send a command, which is carried out even if the caller stops waiting, and wait for the reply.
 
         Raises RequestRejected, RequestFailed.
@@ -186,7 +186,7 @@ class Client:
             raise
         if isinstance(reply, Rejected | Failed):
             raise error_from(reply)
-        assert isinstance(reply, SessionReply)
+        assert isinstance(reply, CommandReply)
         return reply
 
     def fail_all(self, message: str) -> None:

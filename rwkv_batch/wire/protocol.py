@@ -1,7 +1,7 @@
 """The messages between front ends and the engine, msgpack over ZeroMQ, and those of the supervisor.
 
 The engine listens on a ROUTER socket, each front end connects a DEALER whose identity is its name. A front
-end sends `ToEngine` messages one by one; the engine sends at most one message a step to each, a list of
+end sends `ToEngine` messages one by one; the engine sends at most two messages a step to each, lists of
 `Event`. The front end chooses the ids of its requests; the engine keys them by (front end, id).
 
 The supervisor has a pipe to each of its processes, where messages are pickled. It sends `EngineInfo` (the
@@ -44,6 +44,8 @@ class SessionTurn(Struct, frozen=True, omit_defaults=True):
     branch: str | None = None  # in place of a target: stored as "{branch}:{n}", n the next unused number
     required: bool = False  # without a source, True: reject ("not_found"); False: start from the zero state
     seam: str = ""  # goes in front of a prompt that continues a stored state and does not begin with it
+    # Of a paused turn: what its source had seen. The turn is rejected ("conflict") if that is something else.
+    source_digest: bytes = b""
 
 
 class WireMessage(Struct, frozen=True):
@@ -56,6 +58,13 @@ class KeyedCommand(WireMessage, frozen=True):
     """A command on one session or document."""
 
     key: str
+
+
+class PausedRow(Struct, frozen=True, array_like=True):
+    """A row of a request that was paused."""
+
+    number: int  # of the row in the request that was paused
+    drawn: list[int]  # before that; the text of it has been sent
 
 
 class GenerateRequest(WireMessage, frozen=True, omit_defaults=True, tag="generate"):
@@ -72,6 +81,9 @@ class GenerateRequest(WireMessage, frozen=True, omit_defaults=True, tag="generat
     prefix_cache: bool = True  # cached states of prefixes may be used, and this prompt's may be cached
     turn: SessionTurn | None = None
     prefix_ids: list[int] = []  # token ids in front of every prompt
+    name: str = ""  # what clients call it; others may have the same
+    rows: list[PausedRow] = []  # of a request that goes on: one for each prompt, and n is 1
+    model: str = ""  # of a request that goes on: the fingerprint of the model that began it
 
 
 class Cancel(WireMessage, frozen=True, tag="cancel"):
@@ -142,8 +154,32 @@ class RemoveDocument(KeyedCommand, frozen=True, tag="remove_document"):
     """The reply says how many documents were found: 0 or 1."""
 
 
+class ListRequests(WireMessage, frozen=True, tag="list_requests"):
+    """Replied to with the requests that wait or run, and the names of those that are paused."""
+
+
+class StopRequest(WireMessage, frozen=True, tag="stop_request"):
+    """End the texts of the request of that name here. Replied to with the request, if there is one."""
+
+    name: str
+
+
+class PauseRequest(WireMessage, frozen=True, tag="pause_request"):
+    """Store the request of that name as the document PAUSED + name, and end its texts here ("paused").
+
+    The document is a GenerateRequest, which goes on when it is sent with another id. Replied to with the
+    request, if there is one, when it is stored.
+    """
+
+    name: str
+
+
+PAUSED = "paused:"  # what the keys of paused requests begin with
+
+# What is done with requests of any front end; the only event that follows is `CommandReply` or `Failed`.
+RequestCommand = ListRequests | StopRequest | PauseRequest
 # What is done with stored sessions and documents outside of a turn; the only event that follows is
-# `SessionReply`, `Rejected` or `Failed`.
+# `CommandReply`, `Rejected` or `Failed`.
 SessionCommand = (
     ListSessions
     | DeleteSession
@@ -156,7 +192,8 @@ SessionCommand = (
     | GetDocument
     | RemoveDocument
 )
-ToEngine = GenerateRequest | Cancel | SessionCommand
+Command = SessionCommand | RequestCommand
+ToEngine = GenerateRequest | Cancel | Command
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
@@ -173,7 +210,7 @@ class RowDelta(Struct, frozen=True, array_like=True):
     row: int
     text: str
     tokens: int  # tokens drawn since the last delta; a stop id does not count
-    finish_reason: str | None = None  # "stop" or "length" in the row's last delta
+    finish_reason: str | None = None  # "stop", "length" or "paused" in the row's last delta
     logprobs: list[TokenLogprob] = []
 
 
@@ -188,7 +225,7 @@ class Accepted(WireMessage, frozen=True, tag="accepted"):
 class Rejected(WireMessage, frozen=True, tag="rejected"):
     """The request or command was not accepted."""
 
-    reason: str  # "overloaded" (try again later), "invalid", "not_found", "exists"
+    reason: str  # "overloaded" (try again later), "invalid", "not_found", "exists", "conflict"
     message: str
 
 
@@ -226,8 +263,17 @@ class TurnInfo(Struct, frozen=True, array_like=True):
     created: float  # seconds since 1970
 
 
-class SessionReply(WireMessage, frozen=True, omit_defaults=True, tag="session_reply"):
-    """A session command has been carried out."""
+class RequestInfo(Struct, frozen=True, array_like=True):
+    """A request that waits or runs."""
+
+    name: str
+    rows: int  # whose text has not ended
+    drawn: int  # tokens, by these rows together
+    max_tokens: int  # of each
+
+
+class CommandReply(WireMessage, frozen=True, omit_defaults=True, tag="session_reply"):
+    """A command has been carried out."""
 
     found: int = 0  # DeleteSession, RemoveDocument: how many there were
     data: bytes = b""  # ExportSession, GetDocument
@@ -237,17 +283,25 @@ class SessionReply(WireMessage, frozen=True, omit_defaults=True, tag="session_re
     l2: int = 0  # and those in L2
     position: int = 0  # SessionHistory, RewindSession: tokens that the session has seen
     turns: list[TurnInfo] = []  # SessionHistory
+    requests: list[RequestInfo] = []  # ListRequests, and the one that StopRequest or PauseRequest has found
+    paused: list[str] = []  # ListRequests: names of paused requests
 
 
-Event = Accepted | Rejected | Progress | Failed | SessionReply
+Event = Accepted | Rejected | Progress | Failed | CommandReply
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+_paused: msgspec.msgpack.Decoder[GenerateRequest] = msgspec.msgpack.Decoder(GenerateRequest)
 _events = msgspec.msgpack.Decoder(list[Event])
 
 
 def encode(message: ToEngine | list[Event]) -> bytes:
     return _encoder.encode(message)
+
+
+def decode_paused(data: bytes) -> GenerateRequest:
+    """The request in a document of PAUSED. Raises msgspec.DecodeError."""
+    return _paused.decode(data)
 
 
 def decode_to_engine(data: bytes) -> ToEngine:

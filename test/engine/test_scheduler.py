@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rwkv_batch.engine.scheduler import QueueFull, Scheduler
-from rwkv_batch.engine.sequence import Sequence, SequenceState
+from rwkv_batch.engine.scheduling.scheduler import QueueFull, Scheduler
+from rwkv_batch.engine.scheduling.sequence import Sequence, SequenceState
 from rwkv_batch.wire.protocol import GenerateRequest
 
 

@@ -1,6 +1,9 @@
 """A row's text, stops and deltas, token by token."""
 
-from rwkv_batch.engine.sequence import Sequence
+import pytest
+
+from rwkv_batch.engine.scheduling.sequence import Sequence
+from rwkv_batch.text.tokenizer import Tokenizer
 from rwkv_batch.wire.protocol import GenerateRequest, RowDelta, TokenLogprob
 
 
@@ -69,3 +72,34 @@ def test_logprobs_come_with_their_text_and_end_with_it():
     assert entries == [b"Hi", b" S"]  # the second begins before the end of the text, " "
     for delta in deltas[:-1]:
         assert delta.logprobs and delta.text
+
+
+@pytest.mark.parametrize("cut", range(8))
+@pytest.mark.parametrize(
+    "text, stops",
+    [("aé🦄b", []), ("x\n\nUse it", ["\n\nUser:"]), ("y\n\nUser: more", ["\n\nUser:"])],
+    ids=["characters in pieces", "resembles a stop string", "stop string"],
+)
+def test_a_pause_inside_what_is_held_back_loses_and_doubles_nothing(text: str, stops: list[str], cut: int):
+    tokenizer = Tokenizer()
+    tokens = [byte + 1 for byte in text.encode()]  # the tokens of single bytes
+    request = GenerateRequest("r", [[5]], 8, stop_strings=stops, flush_tokens=1)
+
+    def draw(sequence: Sequence, tokens: list[int]) -> list[RowDelta]:
+        deltas = []
+        for token in tokens:
+            sequence.take_drawn(token, tokenizer.token_bytes(token), None)
+            if delta := sequence.take_delta():
+                deltas.append(delta)
+        return deltas
+
+    whole = draw(Sequence((b"test", "r"), 0, [5], request, seed=0), tokens[:8])
+    first = Sequence((b"test", "r"), 0, [5], request, seed=0)
+    deltas = [*draw(first, tokens[:cut]), first.pause()]
+    assert deltas[-1].finish_reason == "paused"
+    second = Sequence((b"test", "r"), 0, [5], request, seed=0)
+    second.resume(first.drawn, tokenizer)
+    deltas += draw(second, tokens[cut:8])
+    assert "".join(delta.text for delta in deltas) == "".join(delta.text for delta in whole)
+    assert sum(delta.tokens for delta in deltas) == sum(delta.tokens for delta in whole) == 8
+    assert deltas[-1].finish_reason == whole[-1].finish_reason is not None

@@ -29,12 +29,12 @@ from rwkv_batch.state.log.store import Store
 from rwkv_batch.text.tokenizer import END_OF_TEXT, VOCABULARY
 from rwkv_batch.wire.protocol import (
     Accepted,
+    CommandReply,
     DeleteSession,
     GenerateRequest,
     Progress,
     RowDelta,
     Sampling,
-    SessionReply,
     SessionTurn,
 )
 
@@ -96,7 +96,7 @@ class Crowd:
         }  # END_OF_TEXT has none
         self.jobs: dict[str, Job] = {}
         self.sessions: dict[str, list[Job]] = {}  # turns that are stored, in order
-        self.replies: list[SessionReply] = []
+        self.replies: list[CommandReply] = []
         self.steps = 0
         self.fullest = 0
 
@@ -109,7 +109,7 @@ class Crowd:
         for (_, name), event in self.engine.step():
             if isinstance(event, Progress):
                 self.take(self.jobs[name], event.rows)
-            elif isinstance(event, SessionReply):
+            elif isinstance(event, CommandReply):
                 self.replies.append(event)
             else:
                 assert isinstance(event, Accepted), event

@@ -1,88 +1,19 @@
 """Turns of sessions: wherever a state comes from, the text is that of one conversation."""
 
-import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from checkpoints import tiny
+from engine_driver import PROMPTS, SAMPLED, Driver
 
-from rwkv_batch.engine import Engine
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.wire.protocol import (
-    Event,
     Failed,
-    GenerateRequest,
     Progress,
     RewindSession,
     Sampling,
     SessionHistory,
-    SessionReply,
-    SessionTurn,
 )
-
-WEIGHTS = tiny(vocab=400)
-PROMPTS = [[5, 6, 7], [300], list(range(20, 60)), [9, 9, 9, 9]]
-SAMPLED = Sampling(temperature=1.2, seed=11, presence_penalty=0.5, alpha_frequency=0.2)
-
-
-class Driver:
-    """An engine, and one thread that runs it."""
-
-    def __init__(self, store: Store | None = None, **options) -> None:
-        self.woken = threading.Event()
-        self.engine = Engine(
-            WEIGHTS, device="cpu", max_rows=2, prefix_cache_mb=0, store=store, wake=self.woken.set, **options
-        )
-        self._number = 0
-
-    def add(self, prompt: list[int], session: str, max_tokens: int = 6, **fields) -> str:
-        self._number += 1
-        request = GenerateRequest(
-            id=str(self._number),
-            prompts=[prompt],
-            max_tokens=max_tokens,
-            turn=SessionTurn(source=session, target=session),
-            **{"sampling": SAMPLED, "stop_ids": []} | fields,
-        )
-        self.engine.add((b"test", request.id), request)
-        return request.id
-
-    def until(self, name: str, kind: tuple[type, ...]) -> list[Event]:
-        """The events of a request, up to the first of these kinds that ends it."""
-        events: list[Event] = []
-        while True:
-            if not self.engine.busy:
-                assert self.woken.wait(30), "the engine waits for nothing"
-            self.woken.clear()
-            for (_, id_), event in self.engine.step():
-                if id_ == name:
-                    events.append(event)
-                    ended = not isinstance(event, Progress) or event.rows[-1].finish_reason
-                    if isinstance(event, kind) and ended:
-                        return events
-
-    def say(self, prompt: list[int], session: str, **fields) -> tuple[str, int]:
-        """A turn's text and number of tokens."""
-        rows = [
-            row
-            for event in self.until(self.add(prompt, session, **fields), (Progress,))
-            if isinstance(event, Progress)
-            for row in event.rows
-        ]
-        return "".join(row.text for row in rows), sum(row.tokens for row in rows)
-
-    def ask(self, command: SessionHistory | RewindSession) -> SessionReply:
-        self.engine.command((b"test", command.id), command)
-        (reply,) = self.until(command.id, (SessionReply,))
-        assert isinstance(reply, SessionReply)
-        return reply
-
-    def conversation(self, session: str, prompts: Sequence[list[int]] = PROMPTS, **fields) -> list:
-        said = [self.say(prompt, session, **fields) for prompt in prompts]
-        self.engine.close()
-        return said
 
 
 @pytest.mark.parametrize("stops", [[], ["a", "e", "1", "\x10"]], ids=["to the end", "stop strings"])

@@ -1,11 +1,11 @@
 """A runner on a CPU that queues steps and defers writes to states, as the one for CUDA does."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
-from rwkv_batch.engine.sequence import LAST
+from rwkv_batch.engine.scheduling.sequence import LAST
 from rwkv_batch.runner.protocol import Batch, Draws, KnownDraws
 from rwkv_batch.runner.torch_runner import TorchRunner
 from rwkv_batch.state.slots import States
@@ -66,8 +66,16 @@ class LateRunner(TorchRunner):
         self.stops: dict[int, frozenset[int]] = {}
         self.fed_last = 0  # tokens that the host did not know yet
 
-    def begin(self, slot: int, params: Sampling, seed: int, stream: int, stop_ids: Collection[int]) -> None:
-        super().begin(slot, params, seed, stream, stop_ids)
+    def begin(
+        self,
+        slot: int,
+        params: Sampling,
+        seed: int,
+        stream: int,
+        stop_ids: Collection[int],
+        drawn: Sequence[int] = (),
+    ) -> None:
+        super().begin(slot, params, seed, stream, stop_ids, drawn)
         self.last.pop(slot, None)
         self.stops[slot] = frozenset(stop_ids)
         self.states.forget(slot)

@@ -23,6 +23,7 @@ import zmq
 from rwkv_batch.wire.protocol import (
     Accepted,
     Cancel,
+    CommandReply,
     DeleteSession,
     EngineInfo,
     Event,
@@ -42,7 +43,6 @@ from rwkv_batch.wire.protocol import (
     SessionCommand,
     SessionHistory,
     SessionInfo,
-    SessionReply,
     TurnInfo,
     decode_to_engine,
     encode,
@@ -182,12 +182,12 @@ class FakeEngine:
                     keys = sorted(k for k in keys if k > (after or ""))[:limit]
                 sessions = [SessionInfo(k, tier(k), UPDATED, len(self.sessions[k])) for k in keys]
                 total = len(self.sessions)
-                return SessionReply(id, sessions=sessions, total=total, l1=counts["L1"], l2=counts["L2"])
+                return CommandReply(id, sessions=sessions, total=total, l1=counts["L1"], l2=counts["L2"])
             case DeleteSession(prefix=prefix):
                 gone = [k for k in self.sessions if k == key or (prefix and k.startswith(f"{key}:"))]
                 for k in gone:
                     del self.sessions[k]
-                return SessionReply(id, found=len(gone))
+                return CommandReply(id, found=len(gone))
             case ForkSession(target=target, replace=replace, turn=number):
                 if target in self.sessions and not replace:
                     return Rejected(id, "exists", f"There is a session {target} already.")
@@ -200,10 +200,10 @@ class FakeEngine:
                     tokens = list(text.encode())
                     infos.append(TurnInfo(number, start, start + len(text), text, "", tokens, [], UPDATED))
                     start += len(text)
-                return SessionReply(id, position=start, turns=infos[after:][:limit])
+                return CommandReply(id, position=start, turns=infos[after:][:limit])
             case ExportSession(what=what):
                 kind = b"" if what == "both" else what.encode() + b" "
-                return SessionReply(id, data=FILE + kind + self.sessions[key].encode())
+                return CommandReply(id, data=FILE + kind + self.sessions[key].encode())
             case ImportSession(data=data):
                 if not data.startswith(FILE):
                     return Rejected(id, "invalid", "The file holds no state.")
@@ -211,10 +211,10 @@ class FakeEngine:
             case PutDocument(data=data):
                 self._documents[key] = data
             case GetDocument():
-                return SessionReply(id, data=self._documents.get(key, b""))
+                return CommandReply(id, data=self._documents.get(key, b""))
             case RemoveDocument():
-                return SessionReply(id, found=int(self._documents.pop(key, None) is not None))
-        return SessionReply(id)
+                return CommandReply(id, found=int(self._documents.pop(key, None) is not None))
+        return CommandReply(id)
 
     def _point(self, id: str, key: str, number: int | None, target: str) -> Event:
         turns = self.turns[key]
@@ -222,7 +222,7 @@ class FakeEngine:
             return Rejected(id, "not_found", f"There is no turn {number} in {key}, which has {len(turns)}.")
         self.turns[target] = turns[:number]
         self.sessions[target] = "".join(self.turns[target])
-        return SessionReply(id, position=len(self.sessions[target]))
+        return CommandReply(id, position=len(self.sessions[target]))
 
 
 def key_of(command: SessionCommand) -> str:

@@ -156,8 +156,7 @@ class Bench:
         for _ in range(2):  # what is done may ask for more
             for worker in (pool._copier, pool._reader):
                 self.do(lambda done, worker=worker: worker.put(lambda: None, lambda _, error: done(None)))
-            if pool._images._writer:
-                self.wait_until(lambda: not pool._images._writer._waiting)
+            self.wait_until(lambda: not pool.images.waiting)
             self.do(lambda done: pool._writer.put([], lambda _, error: done(None)))
 
     def close(self) -> None:

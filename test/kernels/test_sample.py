@@ -256,17 +256,49 @@ def test_extreme_logits(values):
 @pytest.mark.parametrize("half", [False, True])
 def test_penalties_over_a_long_sequence(params, half):
     """More different tokens than a row has room for at first."""
-    vocab, generator = 1500, np.random.default_rng(3)
-    host, device = pair(2, vocab, [params])
+    host, device = pair(2, LONG, [params])
     drawn = []
-    for _ in range(700):
-        logits = generator.normal(size=(2, vocab)).astype(np.float32) * 2
-        logits[:, :60] += 2
-        given = torch.tensor(logits).half() if half else torch.tensor(logits)
-        expected = host.sample(given.float().clone(), [0, 1])
-        assert device.sample(given.cuda(), [0, 1]) == expected
+    for logits in long_logits(half):
+        expected = host.sample(logits.float().clone(), [0, 1])
+        assert device.sample(logits.cuda(), [0, 1]) == expected
         drawn.append(expected[0])
     assert FIRST_CAPACITY < len(set(drawn)) < len(drawn)
+
+
+LONG = 1500  # ids
+
+
+def long_logits(half, steps=700):
+    """`[2, LONG]` for each step, of which some tokens come again and again."""
+    generator = np.random.default_rng(3)
+    for _ in range(steps):
+        logits = generator.normal(size=(2, LONG)).astype(np.float32) * 2
+        logits[:, :60] += 2
+        yield torch.tensor(logits).half() if half else torch.tensor(logits)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        Sampling(alpha_presence=1.0, alpha_frequency=0.5, alpha_decay=0.99, top_p=0.9),
+        nucleus(alpha_presence=0.7, alpha_frequency=0.4, alpha_decay=0.99, top_k=30, presence_penalty=0.5),
+        Sampling(temperature=0, alpha_presence=0.8, frequency_penalty=0.1),
+        Sampling(),
+    ],
+)
+def test_a_row_that_begins_with_a_past_draws_on_as_if_it_had_drawn_that(params):
+    """Also one whose penalties need more room than a row has at first."""
+    whole = CudaSampler(2, LONG, "cuda")
+    for slot in range(2):
+        whole.begin(slot, params, 7, slot)
+    steps = [logits.cuda() for logits in long_logits(half=True)]
+    drawn = [whole.sample(logits, [0, 1]) for logits in steps]
+    for past in (1, 100, 500):
+        resumed = CudaSampler(3, LONG, "cuda")
+        resumed.begin(0, params, 7, 0)  # whose list lies before that of the row with a past
+        resumed.begin(1, params, 7, 1, [ids[1] for ids in drawn[:past]])
+        for logits, ids in zip(steps[past:], drawn[past:], strict=True):
+            assert resumed.sample(logits[[1]], [1]) == ids[1:]
 
 
 @pytest.mark.parametrize("token", [10, 11, 33, 49, 58, 12, 48, 59])

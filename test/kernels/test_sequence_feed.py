@@ -7,7 +7,7 @@ import torch
 from checkpoints import tiny
 from cuda_gpu import needs_gpu, off
 
-from rwkv_batch.engine.sequence import LAST
+from rwkv_batch.engine.scheduling.sequence import LAST
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.ops.cuda.abi import STOPS
 from rwkv_batch.runner.cuda_runner import CudaRunner, QueuedDraws

@@ -14,7 +14,8 @@ PYTHONS = re.findall(r"```python\n(.*?)```", README, re.S)
 ANSWERS = {  # a word of a curl -> what its answer must hold
     "batch-translate": ["你好世界！", "早上好"],
     "You are a helpful": ["Paris"],
-    "stream": ["12", "Bonjour", "[DONE]"],
+    '7 + 5?\\n\\nAssistant:", "English': ["12", "Bonjour", "[DONE]"],
+    "/pause": ['"paused":true', '"finish_reason":"length"', "[DONE]"],
     "/v2/": ["12", "Paris", "Bonjour"],
     'anna", "contents': ["Anna"],
     "tree": ["Paris", "deleted successfully"],

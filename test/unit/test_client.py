@@ -14,6 +14,7 @@ from rwkv_batch.wire.client import Client, Job, RequestFailed, RequestRejected
 from rwkv_batch.wire.protocol import (
     Accepted,
     Cancel,
+    CommandReply,
     DeleteSession,
     Event,
     Failed,
@@ -21,7 +22,6 @@ from rwkv_batch.wire.protocol import (
     Progress,
     Rejected,
     RowDelta,
-    SessionReply,
     decode_to_engine,
     encode,
 )
@@ -167,13 +167,13 @@ def test_a_failed_job_does_not_keep_its_reader(wire: tuple[StubEngine, Client]):
 def test_a_session_command_has_one_answer(wire: tuple[StubEngine, Client]):
     engine, client = wire
 
-    async def delete(name: str, *answer: Event) -> SessionReply:
+    async def delete(name: str, *answer: Event) -> CommandReply:
         asked = asyncio.ensure_future(client.ask(DeleteSession(name, "a")))
         assert await asyncio.to_thread(engine.receive) == DeleteSession(name, "a")
         engine.send(*answer)
         return await asyncio.wait_for(asked, 5)
 
-    assert asyncio.run(delete("one", SessionReply("one", found=2))).found == 2
+    assert asyncio.run(delete("one", CommandReply("one", found=2))).found == 2
     with pytest.raises(RequestRejected, match="no such session"):
         asyncio.run(delete("two", Rejected("two", "not_found", "no such session")))
     assert in_flight(client) == 0

@@ -102,6 +102,29 @@ def test_greedy_with_penalties_over_a_long_sequence(params):
     assert len(distinct) > 64 and len(distinct) < len(history)
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        Sampling(alpha_presence=1.0, alpha_frequency=0.5, alpha_decay=0.99, top_p=0.9),
+        Sampling(method="nucleus", alpha_presence=0.7, alpha_frequency=0.4, alpha_decay=0.9, top_k=30),
+        Sampling(method="gumbel", presence_penalty=1.0, frequency_penalty=0.7),
+        Sampling(method="noise", noise=2.0, frequency_penalty=0.2),
+        Sampling(temperature=0, alpha_presence=0.8, alpha_frequency=0.3, alpha_decay=0.999),
+        Sampling(),
+    ],
+)
+def test_a_row_that_begins_with_a_past_draws_on_as_if_it_had_drawn_that(params):
+    vocab, steps = 300, 120
+    logits = torch.from_numpy(np.random.default_rng(3).normal(size=(steps, 1, vocab)).astype(np.float32) * 2)
+    whole = Sampler(1, vocab, "cpu")
+    whole.begin(0, params, 7, 3)
+    drawn = [whole.sample(logits[i].clone(), [0])[0] for i in range(steps)]
+    for past in (1, 50, steps - 1):
+        resumed = Sampler(1, vocab, "cpu")
+        resumed.begin(0, params, 7, 3, drawn[:past])
+        assert [resumed.sample(logits[i].clone(), [0])[0] for i in range(past, steps)] == drawn[past:]
+
+
 def test_a_new_row_in_a_slot_forgets_the_last_one():
     params = Sampling(temperature=0, presence_penalty=5.0)
     sampler = Sampler(1, 3, "cpu")

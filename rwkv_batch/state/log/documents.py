@@ -37,3 +37,8 @@ class Documents:
             done(removed.documents if removed else 0, message(error))
 
         self._writer.put([RemoveDocuments([key])], committed)
+
+    def keys(self, prefix: str, done: Callable[[list[str], str | None], None]) -> None:
+        """`done` gets the keys that begin with `prefix`, which is not empty, in their order."""
+        list_keys = partial(self._store.document_keys, prefix)
+        self._reader.put(list_keys, lambda keys, error: done(keys or [], message(error)))

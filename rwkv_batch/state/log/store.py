@@ -192,6 +192,10 @@ class Store:
         """Raises RowDamaged, StoreError."""
         return self._ask(self._reader, lambda db: tables.read_document(db, key))
 
+    def document_keys(self, prefix: str) -> list[str]:
+        """Those that begin with `prefix`, which is not empty, in their order. Raises StoreError."""
+        return self._ask(self._reader, lambda db: tables.document_keys(db, prefix))
+
     def restart(self) -> None:
         """Move the broken file aside and begin a new one with the rows that are still whole.
 

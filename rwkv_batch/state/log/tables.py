@@ -111,7 +111,7 @@ def list_sessions(
     query, bounds = f"SELECT {SESSION} FROM sessions WHERE key >= ?", [encoded(prefix)]
     if prefix:
         query += " AND key < ?"
-        bounds.append(encoded(prefix)[:-1] + bytes([encoded(prefix)[-1] + 1]))
+        bounds.append(_behind(prefix))
     if after is not None:
         query += " AND key > ?"
         bounds.append(encoded(after))
@@ -168,6 +168,17 @@ def read_document(connection: sqlite3.Connection, key: str) -> bytes | None:
     query = f"SELECT {DOCUMENT} FROM documents WHERE key = ?"
     row = connection.execute(query, (encoded(key),)).fetchone()
     return as_document(row).data if row else None  # type: ignore[return-value]
+
+
+def document_keys(connection: sqlite3.Connection, prefix: str) -> list[str]:
+    """Those that begin with `prefix`, which is not empty, in their order."""
+    query = "SELECT key FROM documents WHERE key >= ? AND key < ? ORDER BY key"
+    return [decoded(key) for (key,) in connection.execute(query, (encoded(prefix), _behind(prefix)))]
+
+
+def _behind(prefix: str) -> bytes:
+    """The first key that is behind all that begin with `prefix`."""
+    return encoded(prefix)[:-1] + bytes([encoded(prefix)[-1] + 1])
 
 
 def as_document(row: Sequence[object]) -> StoreDocument:

@@ -38,6 +38,11 @@ class ImageCache:
         """An image that is not stored yet. Also for other threads."""
         return self._writer.find(turn) if self._writer else None
 
+    @property
+    def waiting(self) -> int:
+        """Images that are not stored yet."""
+        return self._writer.waiting if self._writer else 0
+
     def note_read(self, size: int, seconds: float) -> None:
         """An image of so many bytes has been read."""
         if self._writer:

@@ -81,6 +81,11 @@ class ImageWriter(threading.Thread):
         entry = self._waiting.get(turn)
         return entry.image if entry else None
 
+    @property
+    def waiting(self) -> int:
+        """Images that are not stored yet."""
+        return len(self._waiting)
+
     def forget(self, turn: int) -> None:
         """Its row is committed, or nobody wants it any longer."""
         with self._changed:

@@ -98,8 +98,7 @@ class Tiers:
         return entry.slot
 
     def keep(self, key: str, head: Head, slot: int) -> None:
-        """The caller's slot holds the state at the end of a turn; it becomes the most recent of L1."""
-        self._states.flush([slot])  # what a later sequence finds in the slot is all there is
+        """The caller's slot holds a turn's state, flushed; it becomes the most recent of L1."""
         self._l1[head.turn] = _Slot(key, head, slot)
         self._trim()
 

@@ -10,9 +10,9 @@ turn begins. Without a token log the state is stored in place of the tokens.
 from dataclasses import dataclass, field
 from functools import partial
 
-from rwkv_batch.engine.scheduler import Scheduler
-from rwkv_batch.engine.sequence import FINISHED, LOADING, Outbox, PromptEncoder, Sequence
-from rwkv_batch.state.entries import Head, Session, StoreError
+from rwkv_batch.engine.scheduling.scheduler import Scheduler
+from rwkv_batch.engine.scheduling.sequence import FINISHED, LOADING, Outbox, PromptEncoder, Sequence
+from rwkv_batch.state.entries import EMPTY_DIGEST, Head, Session, StoreError
 from rwkv_batch.state.slots import States
 from rwkv_batch.text.tokenizer import Tokenizer
 from rwkv_batch.wire.protocol import Failed, Progress, Rejected, RowDelta, SessionTurn
@@ -83,6 +83,10 @@ class Turns:
             if source is None and turn.required:
                 message = f"The session {turn.source} has been deleted meanwhile."
                 refusal = Rejected(sequence.key[1], "not_found", message)
+            elif turn.source_digest not in (b"", source.head.digest if source else EMPTY_DIGEST):
+                where = "rewind it to where it was"
+                message = f"The session {turn.source} has gone on since this turn was paused; {where}."
+                refusal = Rejected(sequence.key[1], "conflict", message)
         except StoreError as error:
             refusal = Failed(sequence.key[1], str(error))
         if refusal:
@@ -90,9 +94,9 @@ class Turns:
             self._scheduler.unlock(sequence.target)
             self._outbox.append((sequence.key, refusal))
             return False
-        sequence.prompt = self._prompts.encode_turn(sequence.request, source is not None)
-        active = _ActiveTurn(source, sequence.prompt, source.head if source else None)
-        self._active[sequence] = active
+        prompt = self._prompts.encode_turn(sequence.request, source is not None)
+        active = self._active[sequence] = _ActiveTurn(source, prompt, source.head if source else None)
+        sequence.prompt = prompt + sequence.drawn  # which it has from before it was paused
         if sequence.request.max_tokens == 0:  # the prompt is only read
             active.last_delta = RowDelta(sequence.row, "", 0, "length")
             sequence.finalize(sequence.prompt)
@@ -119,7 +123,8 @@ class Turns:
             self._commit(sequence, active, sequence.target)
         if kept[: sequence.drawn_fed] == sequence.drawn[: sequence.drawn_fed]:
             sequence.finalize(kept[sequence.drawn_fed :])
-            self.finalize(sequence)
+            if not sequence.tokens_left:
+                self.finalize([sequence])
             return
         # the state has run past the end of the text: feed the turn again from its start
         sequence.finalize(active.prompt + kept)
@@ -129,11 +134,14 @@ class Turns:
         else:
             self._load(sequence, active.source)
 
-    def finalize(self, sequence: Sequence) -> None:
-        """Keep the state once it has seen all of its text."""
+    def finalize(self, sequences: list[Sequence]) -> None:
+        """Keep the states of turns that have seen all of their text."""
+        self._states.flush([seq.slot for seq in sequences if seq.slot is not None])
+        for sequence in sequences:
+            self._finalize(sequence)
+
+    def _finalize(self, sequence: Sequence) -> None:
         active = self._active[sequence]
-        if sequence.tokens_left:
-            return
         if active.head is None and (sequence.target is None or active.discarded):
             self._finish_unstored(sequence, active)
             return
@@ -159,6 +167,13 @@ class Turns:
         """Whether its text has ended and its turn is stored, whatever becomes of the state."""
         active = self._active.get(sequence)
         return active is not None and active.head is not None
+
+    def source_digest(self, sequence: Sequence) -> bytes:
+        """Of what its turn continues; empty if it has not begun."""
+        active = self._active.get(sequence)
+        if active is None:
+            return b""
+        return active.source.head.digest if active.source else EMPTY_DIGEST
 
     def abandon(self, sequence: Sequence) -> None:
         """Drop a running sequence that has failed or was cancelled, or the state of a turn that has `ended`.

@@ -73,6 +73,16 @@ class Sequence:
         self._logprobs: list[tuple[int, TokenLogprob]] = []  # not sent: (where its text begins, entry)
 
     @property
+    def given_prompt(self) -> str | list[int]:
+        """As it is in the request."""
+        request = self.request
+        if request.rows:
+            return next(
+                p for p, row in zip(request.prompts, request.rows, strict=True) if row.number == self.row
+            )
+        return request.prompts[self.row // request.n]
+
+    @property
     def tokens_left(self) -> int:
         """Tokens to feed before anything is drawn, or, FINALIZING, before the state is at the text's end."""
         return len(self.prompt if self._final is None else self._final) - self.fed
@@ -123,6 +133,23 @@ class Sequence:
         else:
             self._final = tokens + self._final
 
+    def resume(self, drawn: list[int], tokenizer: Tokenizer) -> None:
+        """It has drawn these before it was paused, and their text has been sent."""
+        for token in drawn:
+            self._decode(self._decoder.feed(tokenizer.token_bytes(token)))
+        self.drawn, self.drawn_fed, self._sent, self._text = list(drawn), len(drawn), len(drawn), []
+        self.prompt = self.prompt + drawn
+
+    def pause(self) -> RowDelta:
+        """The last delta of a sequence that will be resumed: text that is held back comes then."""
+        self.finish_reason = "paused"
+        return self._take_delta()
+
+    def stop(self) -> RowDelta:
+        """The last delta of a sequence that is to end with what it has drawn."""
+        self._finish("stop")
+        return self._take_delta()
+
     def finalize(self, tokens: list[int]) -> None:
         """The text has ended. `tokens` are still fed, nothing is drawn; then the state is stored."""
         self._final, self.fed, self.cuts, self.state = tokens, 0, [], FINALIZING
@@ -145,8 +172,11 @@ class Sequence:
         """The next delta if it is due: enough tokens with some text, or the sequence has finished."""
         tokens = len(self.drawn) - self._sent
         due = self._text and tokens >= self.request.flush_tokens > 0
-        if not due and not self.finish_reason:
-            return None
+        return self._take_delta() if due or self.finish_reason else None
+
+    def _take_delta(self) -> RowDelta:
+        """All that can be sent."""
+        tokens = len(self.drawn) - self._sent
         shown = sum(1 for start, _ in self._logprobs if start < self._shown)
         ready = len(self._logprobs) if self.finish_reason else shown
         entries = [entry for _, entry in self._logprobs[:ready]]
@@ -203,6 +233,25 @@ class Sequence:
         self.finish_reason, self.state = reason, FINISHED
         if self.request.turn:
             self.finalize([])
+
+
+def rows_of(
+    request: GenerateRequest,
+    key: RequestKey,
+    prompts: list[list[int]],
+    seed: int,
+    target: str | None,
+    tokenizer: Tokenizer,
+) -> list[Sequence]:
+    """The rows of a request, or those of a paused one that had not finished."""
+    if not request.rows:
+        rows = range(len(prompts) * request.n)
+        return [Sequence(key, row, prompts[row // request.n], request, seed, target) for row in rows]
+    sequences = []
+    for prompt, row in zip(prompts, request.rows, strict=True):
+        sequences.append(Sequence(key, row.number, prompt, request, seed, target))
+        sequences[-1].resume(row.drawn, tokenizer)
+    return sequences
 
 
 class PromptEncoder:

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from functools import partial
 
-from rwkv_batch.engine.scheduler import Scheduler
-from rwkv_batch.engine.sequence import Outbox, RequestKey
-from rwkv_batch.engine.turns import Turns
+from rwkv_batch.engine.scheduling.scheduler import Scheduler
+from rwkv_batch.engine.scheduling.sequence import Outbox, RequestKey
+from rwkv_batch.engine.scheduling.turns import Turns
 from rwkv_batch.state.entries import Head, Session, Status, Turn
 from rwkv_batch.text.tokenizer import Tokenizer
 from rwkv_batch.wire.protocol import (
+    CommandReply,
     DeleteSession,
     ExportSession,
     Failed,
@@ -23,7 +24,6 @@ from rwkv_batch.wire.protocol import (
     SessionCommand,
     SessionHistory,
     SessionInfo,
-    SessionReply,
     TurnInfo,
 )
 from state_pool import StatePool
@@ -173,5 +173,5 @@ class SessionCommands:
         self._outbox.append((request, Rejected(request[1], reason, message)))
 
     def _reply(self, request: RequestKey, error: str | None, **fields: object) -> None:
-        reply = SessionReply(request[1], **fields)  # type: ignore[arg-type]
+        reply = CommandReply(request[1], **fields)  # type: ignore[arg-type]
         self._outbox.append((request, Failed(request[1], error) if error else reply))

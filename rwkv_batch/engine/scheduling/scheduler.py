@@ -6,9 +6,9 @@ never holds up the text of others. Turns of one session run one after the other.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from rwkv_batch.engine.sequence import DECODING, FINISHED, Sequence
+from rwkv_batch.engine.scheduling.sequence import DECODING, FINISHED, Sequence
 
 PIECE = 16  # prompts are cut at multiples of this where possible: the chunk of the parallel recurrence
 
@@ -134,6 +134,13 @@ class Scheduler:
         for seq in dropped:
             self.unlock(seq.target)
         return [seq for seq in self.running.values() if unwanted(seq)]
+
+    def sequences(self) -> Iterator[Sequence]:
+        """All that wait or run."""
+        yield from self.waiting
+        yield from self.running.values()
+        for queue in self.queues.values():
+            yield from queue
 
     @property
     def _room(self) -> int:

@@ -1,0 +1,146 @@
+"""The native routes about running requests: list them, stop one, pause one and have it go on later.
+
+A request is named by its id, which every reply has in the header X-Request-Id, and which clients may choose
+by sending that header.
+"""
+
+import uuid
+from typing import Annotated
+
+from msgspec.structs import replace
+from pydantic import AliasChoices, Field
+from robyn import Response
+
+from routes.http.errors import ApiError, Json
+from routes.http.exchange import HttpRequest, HttpResponse, authorized, authorized_json, json_response
+from routes.http.frontend import Frontend
+from routes.http.generate import Prepared, run
+from routes.http.schemas import RequestBody
+from routes.native.batch import NativeReply
+from routes.native.schemas import StoredId, Whole
+from rwkv_batch.wire.client import Job
+from rwkv_batch.wire.protocol import (
+    PAUSED,
+    GetDocument,
+    ListRequests,
+    PauseRequest,
+    RemoveDocument,
+    RequestInfo,
+    RowDelta,
+    StopRequest,
+    decode_paused,
+)
+
+
+class RequestFields(RequestBody):
+    """The body of /v1/server/stop and /v1/server/pause."""
+
+    request_id: StoredId | None = None  # without one: the request that runs, if there is just one
+
+
+class ResumeFields(RequestBody):
+    """The body of /v1/server/resume."""
+
+    request_id: Annotated[StoredId, Field(validation_alias=AliasChoices("request_id", "session_id"))]
+    stream: bool = True
+    chunk_size: Whole = 4  # tokens of a row per event of a stream; < 1: 1
+
+
+class ResumedReply(NativeReply):
+    """The native reply, which notices if the request is paused again."""
+
+    paused = False
+
+    def whole(self, job: Job, deltas: list[RowDelta]) -> Json:
+        self._note(deltas)
+        return super().whole(job, deltas)
+
+    def events(self, deltas: list[RowDelta]) -> list[Json]:
+        self._note(deltas)
+        return super().events(deltas)
+
+    def _note(self, deltas: list[RowDelta]) -> None:
+        self.paused |= any(delta.finish_reason == "paused" for delta in deltas)
+
+
+async def status(front: Frontend, http: HttpRequest) -> Response:
+    """GET /v1/server/status: the model, and the requests that wait, run or are paused.
+
+    Those who do not send the password learn only that the server runs. Raises ApiError.
+    """
+    engine = front.ready_engine()
+    body: Json = {"status": "running"}
+    if authorized(front.settings.password, http):
+        found = await front.ask(ListRequests(uuid.uuid4().hex))
+        active = [_told(request) for request in found.requests]
+        body |= {
+            "model": {"id": engine.model, "name": engine.model},
+            "capabilities": {"stop": True, "pause_resume": True, "session_cache": True},
+            "active_request": active[-1] if active else None,
+            "active_requests": active,
+            "paused_requests": [{"request_id": name} for name in found.paused],
+        }
+    return json_response(http, body)
+
+
+async def stop(front: Frontend, http: HttpRequest) -> Response:
+    """POST /v1/server/stop: a request's texts end where they are. Raises ApiError."""
+    name = await _named(front, http)
+    found = (await front.ask(StopRequest(uuid.uuid4().hex, name))).requests if name else []
+    told = _told(found[0]) if found else None
+    return json_response(http, {"ok": True, "stopped": bool(found), "active_request": told})
+
+
+async def pause(front: Frontend, http: HttpRequest) -> Response:
+    """POST /v1/server/pause: a request's texts end where they are, until it is resumed. Raises ApiError."""
+    name = await _named(front, http)
+    found = (await front.ask(PauseRequest(uuid.uuid4().hex, name))).requests if name else []
+    told = _told(found[0]) if found else None
+    body = {"ok": True, "paused": bool(found), "active_request": told}
+    return json_response(http, body | ({"request_id": name} if found else {}))
+
+
+async def resume(front: Frontend, http: HttpRequest) -> HttpResponse:
+    """POST /v1/server/resume: what would have come after the pause, in the form of /v1/chat/completions.
+
+    The request can be resumed until a reply has been sent to its end. Raises ApiError.
+    """
+    body = authorized_json(front.settings.password, http, required=True)
+    if not (body.get("request_id") or body.get("session_id")):
+        raise ApiError(400, "Missing request_id", param="request_id")
+    fields = ResumeFields.from_json(body)
+    engine, name = front.ready_engine(), fields.request_id
+    found = await front.ask(GetDocument(uuid.uuid4().hex, PAUSED + name))
+    if not found.data:
+        raise ApiError(404, f"Paused request not found: {name}")
+    flush_tokens = max(1, fields.chunk_size) if fields.stream else 0
+    request = replace(decode_paused(found.data), id=uuid.uuid4().hex, name=name, flush_tokens=flush_tokens)
+    reply = ResumedReply(engine.model, id_=name)
+
+    async def forget() -> None:
+        if not reply.paused:
+            await front.ask(RemoveDocument(uuid.uuid4().hex, PAUSED + name))
+
+    return await run(front, engine, http, Prepared(request, fields.stream, reply), forget)
+
+
+async def _named(front: Frontend, http: HttpRequest) -> str | None:
+    """The request that the body names, or the only one. Raises ApiError."""
+    fields = RequestFields.from_json(authorized_json(front.settings.password, http))
+    if fields.request_id:
+        return fields.request_id
+    running = (await front.ask(ListRequests(uuid.uuid4().hex))).requests
+    if len(running) > 1:
+        raise ApiError(
+            400, f"{len(running)} requests are running; name one of them in request_id.", param="request_id"
+        )
+    return running[0].name if running else None
+
+
+def _told(request: RequestInfo) -> Json:
+    return {
+        "request_id": request.name,
+        "rows": request.rows,
+        "generated_tokens": request.drawn,
+        "max_tokens": request.max_tokens,
+    }

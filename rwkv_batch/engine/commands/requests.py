@@ -1,0 +1,144 @@
+"""Request commands: list the requests that run, stop one, pause one.
+
+A paused request is a document: the request as it was, with what each of its rows has drawn. It is resumed by
+sending it to the engine again. As a state is a function of the tokens before it, and a draw of its number and
+those before it, what comes then is what would have come.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import groupby
+from operator import is_
+
+from msgspec.structs import replace
+
+from rwkv_batch.engine.scheduling.scheduler import Scheduler
+from rwkv_batch.engine.scheduling.sequence import DECODING, Outbox, RequestKey, Sequence
+from rwkv_batch.engine.scheduling.turns import Turns
+from rwkv_batch.wire.protocol import (
+    PAUSED,
+    CommandReply,
+    Failed,
+    GenerateRequest,
+    ListRequests,
+    PausedRow,
+    PauseRequest,
+    Progress,
+    RequestCommand,
+    RequestInfo,
+    RowDelta,
+    StopRequest,
+    encode,
+)
+from state_pool import StatePool
+
+
+class RequestCommands:
+    """Carries commands out; their replies go to the outbox."""
+
+    def __init__(
+        self,
+        pool: StatePool,
+        scheduler: Scheduler,
+        turns: Turns,
+        outbox: Outbox,
+        drop: Callable[[Callable[[Sequence], bool]], None],
+        model: str,
+    ) -> None:
+        """`drop` forgets all sequences for which a condition holds; `model`: the fingerprint."""
+        self._pool, self._scheduler, self._turns = pool, scheduler, turns
+        self._outbox, self._drop, self._model = outbox, drop, model
+
+    def check(self, request: GenerateRequest) -> None:
+        """Raises ValueError if the request was paused under another model."""
+        if request.model not in ("", self._model):
+            raise ValueError(
+                f"The request was paused under another model ({request.model}, and this one is "
+                f"{self._model}); resume it with the model that began it."
+            )
+
+    def run(self, command_key: RequestKey, command: RequestCommand) -> None:
+        match command:
+            case ListRequests():
+                self._list(command_key)
+            case StopRequest(name=name):
+                rows = self._find(name)
+                self._reply(command_key, None, requests=_infos(rows))
+                self._stop(rows)
+            case PauseRequest(name=name):
+                self._pause(command_key, self._find(name))
+
+    def _list(self, command_key: RequestKey) -> None:
+        def listed(keys: list[str], error: str | None) -> None:
+            paused = [key.removeprefix(PAUSED) for key in keys]
+            self._reply(command_key, error, requests=_infos(self._generating()), paused=paused)
+
+        self._pool.documents.keys(PAUSED, listed)
+
+    def _generating(self) -> list[Sequence]:
+        """All sequences whose text has not ended, the rows of a request together, in their order."""
+        found = [seq for seq in self._scheduler.sequences() if not seq.finish_reason]
+        return sorted(found, key=lambda seq: seq.arrival)
+
+    def _find(self, name: str) -> list[Sequence]:
+        """The rows of the newest request of that name which still generate."""
+        rows = [seq for seq in self._generating() if seq.request.name == name]
+        return [seq for seq in rows if seq.key == rows[-1].key]
+
+    def _stop(self, rows: list[Sequence]) -> None:
+        """End their texts here. A turn whose prompt is not read yet leaves its session as it was."""
+        for seq in rows:
+            if seq.state is not DECODING:
+                delta = RowDelta(seq.row, "", 0, "stop")
+                self._drop(partial(is_, seq))
+            else:
+                delta = seq.stop()
+                if seq.request.turn:
+                    self._turns.finish(seq, delta)
+                    continue
+                self._scheduler.release(seq)
+            self._outbox.append((seq.key, Progress(seq.key[1], [delta])))
+
+    def _pause(self, command_key: RequestKey, rows: list[Sequence]) -> None:
+        """Store the request as it is, and end what its reader gets."""
+        if not rows:
+            self._reply(command_key, None)
+            return
+        request, key = rows[0].request, rows[0].key
+        turn = request.turn and replace(request.turn, source_digest=self._turns.source_digest(rows[0]))
+        paused = replace(
+            request,
+            prompts=[seq.given_prompt for seq in rows],
+            n=1,
+            sampling=replace(request.sampling, seed=rows[0].seed),
+            turn=turn,
+            rows=[PausedRow(seq.row, seq.drawn) for seq in rows],
+            model=self._model,
+        )
+        info = _infos(rows)
+        last = Progress(key[1], [seq.pause() for seq in rows])
+        self._drop(lambda seq: seq.key == key)
+
+        def stored(error: str | None) -> None:
+            self._outbox.append((key, Failed(key[1], error) if error else last))
+            self._reply(command_key, error, requests=info)
+
+        self._pool.documents.put(PAUSED + request.name, encode(paused), stored)
+
+    def _reply(self, command_key: RequestKey, error: str | None, **fields: object) -> None:
+        reply = CommandReply(command_key[1], **fields)  # type: ignore[arg-type]
+        self._outbox.append((command_key, Failed(command_key[1], error) if error else reply))
+
+
+def _infos(rows: list[Sequence]) -> list[RequestInfo]:
+    """Of their requests."""
+    requests = [list(group) for _, group in groupby(rows, lambda seq: seq.key)]
+    return [
+        RequestInfo(
+            group[0].request.name,
+            len(group),
+            sum(len(seq.drawn) for seq in group),
+            group[0].request.max_tokens,
+        )
+        for group in requests
+    ]

@@ -1,0 +1,1 @@
+"""Which sequences run, and what each of them is: its prompt, its text, its turn of a session."""

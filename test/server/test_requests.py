@@ -1,0 +1,143 @@
+"""Requests that are listed, stopped, paused and resumed over HTTP, by any of two front ends."""
+
+import json
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import httpx
+import pytest
+from serving import Server
+
+LONG = {"stop_tokens": [], "max_tokens": 200, "chunk_size": 1, "temperature": 0, "use_prefix_cache": False}
+TALE = "User: Tell me a story.\n\nAssistant:"
+TALE_STREAM = LONG | {"contents": [TALE], "stream": True}
+
+
+class Place:
+    """A server over a database that outlives it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._flags = ("--device", "cpu", "--frontends", "2", "--state-db", str(folder / "sessions.db"))
+        self.start()
+
+    def start(self) -> None:
+        self.server = Server(*self._flags)
+        self.http = httpx.Client(base_url=self.server.url, timeout=60)
+
+    def post(self, path: str, body: dict, id_: str = "") -> httpx.Response:
+        return self.http.post(path, json=body, headers={"X-Request-Id": id_} if id_ else {})
+
+    def stream(self, path: str, body: dict, id_: str = "") -> AbstractContextManager[httpx.Response]:
+        return self.http.stream("POST", path, json=body, headers={"X-Request-Id": id_} if id_ else {})
+
+    def whole(self, path: str, body: dict) -> str:
+        return self.post(path, body).json()["choices"][0]["message"]["content"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    place = Place(tmp_path_factory.mktemp("requests"))
+    yield place
+    assert place.server.stop() == 0, place.server.log()
+
+
+def texts(lines: Iterator[str]) -> Iterator[tuple[str, str | None]]:
+    """The text of each event, and why it ended."""
+    for line in lines:
+        if line.startswith("data: ") and line != "data: [DONE]":
+            (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+            yield choice["delta"].get("content", ""), choice.get("finish_reason")
+
+
+@pytest.mark.parametrize("session", [None, "teller"], ids=["stateless", "session"])
+def test_a_paused_stream_goes_on_after_a_restart(place: Place, session: str | None) -> None:
+    path, body = "/v1/chat/completions", LONG | {"contents": [TALE]}
+    expected = place.whole(path, body)
+    if session:
+        path, body = "/state/chat/completions", body | {"session_id": session}
+    with place.stream(path, body | {"stream": True}, "tale") as stream:
+        assert stream.headers["x-request-id"] == "tale"
+        said = texts(stream.iter_lines())
+        before = [next(said) for _ in range(20)]
+        listed = place.http.get("/v1/server/status").json()
+        assert [request["request_id"] for request in listed["active_requests"]] == ["tale"]
+        answer = place.post("/v1/server/pause", {"request_id": "tale"}).json()
+        assert answer["ok"] and answer["paused"] and answer["request_id"] == "tale"
+        before += said
+    assert before[-1] == ("", "paused")
+    listed = place.http.get("/v1/server/status").json()
+    assert (listed["status"], listed["active_requests"]) == ("running", [])
+    assert listed["paused_requests"] == [{"request_id": "tale"}]
+    assert place.server.stop() == 0, place.server.log()
+    place.start()
+
+    with place.stream("/v1/server/resume", {"request_id": "tale"}) as stream:
+        after = list(texts(stream.iter_lines()))
+    assert after[-1] == ("", "length")
+    assert "".join(text for text, _ in before + after) == expected
+    assert place.http.get("/v1/server/status").json()["paused_requests"] == []
+    assert place.post("/v1/server/resume", {"request_id": "tale"}).status_code == 404
+    if session:
+        (turn,) = place.http.get("/v1/state/history", params={"session_id": session}).json()["turns"]
+        assert (turn["completion"], len(turn["completion_tokens"])) == (expected, 200)
+
+
+def test_a_stopped_stream_ends_with_what_it_has(place: Place) -> None:
+    with place.stream("/v1/chat/completions", TALE_STREAM) as stream:
+        said = texts(stream.iter_lines())
+        next(said)
+        answer = place.post("/v1/server/stop", {}).json()  # there is just one
+        assert answer["ok"] and answer["stopped"]
+        assert answer["active_request"]["request_id"] == stream.headers["x-request-id"]
+        assert list(said)[-1] == ("", "stop")
+    assert place.post("/v1/server/stop", {}).json() == {"ok": True, "stopped": False, "active_request": None}
+
+
+def test_a_resumed_request_may_be_paused_again_and_read_whole(place: Place) -> None:
+    expected = place.whole("/v1/chat/completions", LONG | {"contents": [TALE]})
+    again = {"request_id": "x"}
+    parts = []
+    for path, body in (("/v1/chat/completions", TALE_STREAM), ("/v1/server/resume", again)):
+        with place.stream(path, body, "x") as stream:
+            said = texts(stream.iter_lines())
+            parts += [next(said)[0] for _ in range(5)]
+            assert place.post("/v1/server/pause", again).json()["paused"]
+            parts += [text for text, _ in said]
+    parts.append(place.whole("/v1/server/resume", again | {"stream": False}))
+    assert "".join(parts) == expected
+
+
+@pytest.mark.parametrize(
+    "path, body, status",
+    [
+        ("/v1/server/resume", {}, 400),
+        ("/v1/server/resume", {"request_id": "nobody"}, 404),
+        ("/v1/server/resume", {"request_id": 5}, 400),
+        ("/v1/server/pause", {"request_id": ["x"]}, 400),
+    ],
+)
+def test_wrong_requests(place: Place, path: str, body: dict, status: int) -> None:
+    answer = place.post(path, body)
+    assert answer.status_code == status and "error" in answer.json()
+
+
+@pytest.mark.parametrize("body", [{}, {"request_id": "nobody"}])
+def test_nobody_to_pause(place: Place, body: dict) -> None:
+    answer = {"ok": True, "paused": False, "active_request": None}
+    assert place.post("/v1/server/pause", body).json() == answer
+
+
+def test_without_a_name_there_must_be_one_request(place: Place) -> None:
+    with (
+        place.stream("/v1/chat/completions", TALE_STREAM, "one") as one,
+        place.stream("/v1/chat/completions", TALE_STREAM, "two") as two,
+    ):
+        said = [texts(stream.iter_lines()) for stream in (one, two)]
+        for each in said:
+            next(each)
+        answer = place.post("/v1/server/pause", {})
+        assert answer.status_code == 400 and "request_id" in answer.text
+        for name, each in zip(("one", "two"), said, strict=True):
+            assert place.post("/v1/server/stop", {"request_id": name}).json()["stopped"]
+            assert list(each)[-1] == ("", "stop")

@@ -27,7 +27,8 @@ fi
 
 failed=0
 curl() { # shadows the program: the same request, with the password, to the server under test
-    local words=("${@//http:\/\/127.0.0.1:8000/$url}") out="$scratch/out" word target= status
+    local words=("${@//http:\/\/127.0.0.1:8000/$url}") out word target= status
+    out=$(mktemp "$scratch/out.XXXXXX")
     for word in "${words[@]}"; do case $word in "$url"*) target=${word#"$url"} ;; esac; done
     status=$(command curl -sS -w '%{stderr}%{http_code}' ${password:+-H "Authorization: Bearer $password"} "${words[@]}" 2>&1 > "$out")
     if [ "$status" = 200 ]; then

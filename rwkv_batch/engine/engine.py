@@ -57,7 +57,7 @@ from rwkv_batch.wire.protocol import (
     Sampling,
     TokenLogprob,
 )
-from state_pool import L1, StatePool
+from state_pool import StatePool
 
 log = logging.getLogger(__name__)
 
@@ -117,9 +117,7 @@ class Engine:
         with devices.out_of_memory_as_error(f"the weights of {weights.name}", place):
             self.runner = backends.create_runner(weights, place, config.wkv, config.sampler)
         budget = config.prefill_tokens or memory.default_prefill_tokens(weights.parameters, place)
-        least = L1 if config.l1 is None else config.l1
-        rows = memory.rows_that_fit(self.runner, config.max_rows, least, budget)
-        l1 = memory.idle_slots(self.runner, rows, least, budget) if config.l1 is None else least
+        rows, l1 = memory.rows_and_idle_slots(self.runner, config, budget)
         with devices.out_of_memory_as_error(f"{rows} rows and {l1} idle sessions", place):
             self.runner.allocate(rows, l1, budget)
         self.vocab = weights.vocab
@@ -148,10 +146,9 @@ class Engine:
         self.turns = Turns(
             self.pool, self.scheduler, self.tokenizer, self.prompts, self.runner.states, self.outbox
         )
-        self.sessions = SessionCommands(self.pool, self.scheduler, self.turns, self.tokenizer, self.outbox)
-        self.requests = RequestCommands(
-            self.pool, self.scheduler, self.turns, self.outbox, self._drop, weights.fingerprint
-        )
+        common = self.pool, self.scheduler, self.turns, self.outbox
+        self.sessions = SessionCommands(*common, self.tokenizer)
+        self.requests = RequestCommands(*common, self._drop, weights.fingerprint)
         self._in_flight: deque[StepInFlight] = deque()  # oldest first
         self._queued = 0  # of them, those that `land` leaves
         self.info = describe(weights, self.runner, rows)

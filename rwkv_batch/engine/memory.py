@@ -12,11 +12,12 @@ from pathlib import Path
 
 import torch
 
+from rwkv_batch.config import EngineConfig
 from rwkv_batch.ops.device import DeviceError, describe, free_bytes, host_bytes
 from rwkv_batch.runner.protocol import Batch, Runner
 from rwkv_batch.state.slots import States
 from rwkv_batch.text.tokenizer import END_OF_TEXT
-from state_pool import L2
+from state_pool import L1, L2
 
 CPU_ROWS = 64  # more rows share a CPU's time without adding to its speed
 GPU_ROWS = 1024
@@ -36,6 +37,16 @@ def default_prefill_tokens(parameters: int, device: torch.device) -> int:
     if device.type != "cpu":
         return GPU_PREFILL_TOKENS
     return max(16, min(1024, int(CPU_STEP_FLOPS / (2 * parameters)) // 16 * 16))
+
+
+def rows_and_idle_slots(runner: Runner, config: EngineConfig, prefill_tokens: int) -> tuple[int, int]:
+    """Rows that run at once, and sessions that keep their states on the device besides.
+
+    As configured, or as many as suit the device. Raises DeviceError if what was asked for does not fit.
+    """
+    least = L1 if config.l1 is None else config.l1
+    rows = rows_that_fit(runner, config.max_rows, least, prefill_tokens)
+    return rows, idle_slots(runner, rows, least, prefill_tokens) if config.l1 is None else least
 
 
 def rows_that_fit(runner: Runner, asked: int | None, idle_slots: int, prefill_tokens: int) -> int:

@@ -33,7 +33,7 @@ class SessionCommands:
     """Carries commands out. Their replies go to the outbox, at once or from a later `StatePool.poll`."""
 
     def __init__(
-        self, pool: StatePool, scheduler: Scheduler, turns: Turns, tokenizer: Tokenizer, outbox: Outbox
+        self, pool: StatePool, scheduler: Scheduler, turns: Turns, outbox: Outbox, tokenizer: Tokenizer
     ) -> None:
         self._pool, self._scheduler, self._turns = pool, scheduler, turns
         self._tokenizer, self._outbox = tokenizer, outbox

@@ -6,7 +6,7 @@ prefix cache, and a soak of many sessions.
 
     python bench/sessions.py resume --model-path /tmp/rwkv7-0.1b.pth [--tokens 4000] [--rounds 7]
     python bench/sessions.py prefix --model-path /tmp/rwkv7-0.1b.pth [--tokens 1000]
-    python bench/sessions.py soak [--sessions 1000] [--turns 3] [--concurrency 32]
+    python bench/sessions.py soak [--sessions 1000] [--turns 3] [--concurrency 32] [--auto-tiers] [--check]
     python bench/sessions.py table --size 7.2b --device cuda --markdown bench/results/h200-sessions.md
 
 `table` measures what `resume` and `prefix` do, with one engine, and writes a page. All of them run the engine
@@ -41,11 +41,24 @@ from rwkv_batch.engine.scheduling.sequence import RequestKey
 from rwkv_batch.model import checkpoint
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.state.log.store import Store
-from rwkv_batch.wire.protocol import Failed, GenerateRequest, Progress, Rejected, Sampling, SessionTurn
+from rwkv_batch.wire.protocol import (
+    CommandReply,
+    Failed,
+    GenerateRequest,
+    Progress,
+    Rejected,
+    Sampling,
+    SessionHistory,
+    SessionTurn,
+    TokenLogprob,
+    TurnInfo,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 TIERS = {"L1": "L1, a slot", "L2": "L2, host memory", "L3": "L3, the database", "fresh": "none: read again"}
 GREEDY = Sampling(temperature=0)
+ANSWER = {"max_tokens": 40, "stop_ids": [0, 261, 24281]}  # of a turn of the soak
+AT_ONCE = 32  # long prompts
 ASK = "User: What is my name?\n\nAssistant:"
 NAMES = ["Anna", "Tom", "Lucy", "Jack", "Emma", "Max", "Nina", "Paul", "Mary", "Leo"]
 
@@ -53,7 +66,7 @@ NAMES = ["Anna", "Tom", "Lucy", "Jack", "Emma", "Max", "Nina", "Paul", "Mary", "
 class Bench:
     """An engine, and the text of its requests."""
 
-    def __init__(self, options: argparse.Namespace, folder: str, l1: int, l2: int) -> None:
+    def __init__(self, options: argparse.Namespace, folder: str, l1: int | None, l2: int | None) -> None:
         self.woken = threading.Event()
         self.store = Store(Path(folder) / "sessions.db")
         self.engine = Engine(
@@ -66,6 +79,8 @@ class Bench:
             wake=self.woken.set,
         )
         self.texts: dict[RequestKey, str] = {}
+        self.logprobs: dict[RequestKey, list[TokenLogprob]] = {}  # of requests that ask for them
+        self.replies: dict[RequestKey, CommandReply] = {}
         self.first: dict[RequestKey, float] = {}  # when the first text came
         self.ended: set[RequestKey] = set()
         self._number = 0
@@ -107,8 +122,11 @@ class Bench:
             if isinstance(event, Progress):
                 self.first.setdefault(key, time.perf_counter())
                 self.texts[key] += "".join(d.text for d in event.rows)
+                self.logprobs.setdefault(key, []).extend(entry for d in event.rows for entry in d.logprobs)
                 if event.rows[-1].finish_reason:
                     self.ended.add(key)
+            if isinstance(event, CommandReply):
+                self.replies[key] = event
 
     def wait_for_tier(self, session: str, tier: str) -> None:
         """Until its state is there, and images that are worth writing are written."""
@@ -117,6 +135,14 @@ class Bench:
         while self.engine.pool.tier(found) != tier or self.engine.pool.images.waiting:
             time.sleep(1e-3)  # an image is written without a wake
             self.engine.step()
+
+    def history(self, session: str) -> list[TurnInfo]:
+        """The turns of a session."""
+        key = b"bench", f"history of {session}"
+        self.engine.command(key, SessionHistory(key[1], session))
+        while key not in self.replies:
+            self.step()
+        return self.replies.pop(key).turns
 
     def run(self, key: RequestKey) -> float:
         """Until the request has ended; seconds from now to its first text."""
@@ -280,7 +306,8 @@ def soak(options: argparse.Namespace) -> None:
     """Every session is given a name, asked something else, and asked for the name, in random order."""
     draw = random.Random(0)
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(options, folder, l1=16, l2=32)
+        l1, l2 = (None, None) if options.auto_tiers else (16, 32)
+        bench = Bench(options, folder, l1, l2)
         name = {f"s{i}": draw.choice(NAMES) for i in range(options.sessions)}
         middle = [lambda s: "User: What is 3 + 4?\n\nAssistant:"] * (options.turns - 2)
         rounds: list[Callable[[str], str]] = [
@@ -297,9 +324,7 @@ def soak(options: argparse.Namespace) -> None:
             while waiting or running:
                 while waiting and len(running) < options.concurrency:
                     session = waiting.pop()
-                    running[
-                        bench.start(prompt(session), session, max_tokens=40, stop_ids=[0, 261, 24281])
-                    ] = session
+                    running[bench.start(prompt(session), session, **ANSWER)] = session
                 bench.step()
                 for key in [key for key in running if key in bench.ended]:
                     session = running.pop(key)
@@ -315,9 +340,48 @@ def soak(options: argparse.Namespace) -> None:
             f"{forgotten} forgotten; resident memory after each round of turns: "
             f"{', '.join(f'{m:.0f} MB' for m in memory)}"
         )
+        if options.check:
+            gaps = differences(bench, list(name))
+            print(
+                f"{turns - len(gaps)} of {turns} texts are those of one long prompt; where the others part from "
+                f"theirs, the two likeliest tokens differ by at most {max(gaps, default=0):.2g} in logprob"
+            )
         bench.engine.close()
         if forgotten:
             sys.exit(1)
+
+
+def differences(bench: Bench, sessions: list[str]) -> list[float]:
+    """Compare each turn's text with that of a prompt of all tokens before it, read at once without a state.
+
+    For each that differs: by how much the two likeliest tokens differ in logprob where the texts part.
+    """
+    expected: dict[RequestKey, TurnInfo] = {}
+    gaps = []
+    for first in tqdm(range(0, len(sessions), AT_ONCE), desc="long prompts", disable=None):
+        for session in sessions[first : first + AT_ONCE]:
+            past: list[int] = []
+            for turn in bench.history(session):
+                past += turn.prompt_tokens
+                key = bench.start(list(past), prefix_cache=False, top_logprobs=2, **ANSWER)
+                expected[key] = turn
+                past += turn.completion_tokens
+        while not expected.keys() <= bench.ended:
+            bench.step()
+        for key, turn in expected.items():
+            if bench.texts[key] != turn.completion:
+                gaps.append(gap(bench, bench.logprobs[key], turn.completion_tokens))
+        expected.clear()
+    return gaps
+
+
+def gap(bench: Bench, entries: list[TokenLogprob], other: list[int]) -> float:
+    """Between the two likeliest tokens where these tokens part from the others."""
+    text = bench.engine.tokenizer.token_bytes
+    for place, entry in enumerate(entries):
+        if place == len(other) or entry.token != text(other[place]):
+            return entry.top[0][1] - entry.top[1][1]
+    return float("inf")  # one of them ended at a stop id, whose logprob nobody gets
 
 
 def resident() -> float:
@@ -344,6 +408,14 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=1000)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--concurrency", type=int, default=32)
+    parser.add_argument(
+        "--auto-tiers",
+        action="store_true",
+        help="of the soak: as many states in L1 and L2 as the server would keep there, not 16 and 32",
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="of the soak: compare each text with that of one long prompt"
+    )
     parser.add_argument("--markdown", type=Path, help="file for the page of `table`")
     options = parser.parse_args()
     options.tokens = options.tokens or (1000 if options.what == "prefix" else 4000)

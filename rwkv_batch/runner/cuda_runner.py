@@ -49,14 +49,14 @@ class CudaRunner:
     def bytes_needed(self, rows: int, idle_slots: int, prefill_tokens: int) -> int:
         slots, vocab = rows + idle_slots, self.model.checkpoint.vocab
         slot_bytes = self.model.slot_bytes(self._wkv_dtype) + bytes_per_slot(vocab)
-        steps = self.model.step_bytes(rows, slots, prefill_tokens)
+        steps = self.model.step_bytes(rows, prefill_tokens)
         return RESERVE + slots * slot_bytes + rows * LOGITS_COPIES * 4 * vocab + steps
 
     def allocate(self, rows: int, idle_slots: int, prefill_tokens: int) -> None:
         slots = rows + idle_slots
         self.states = self.model.new_states(slots, self._wkv_dtype)
         self.sampler = CudaSampler(slots, self.model.checkpoint.vocab, self.device, self._sampler)
-        self.model.capture(self.states)
+        self.model.capture(self.states, rows)
         rehearse(self.model.forward, self.states, rows, prefill_tokens)
 
     @torch.inference_mode()

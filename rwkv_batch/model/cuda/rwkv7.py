@@ -82,6 +82,7 @@ class RWKV7Cuda:
             self._work = torch.zeros(1, device=self.device, dtype=torch.int32)
             self.autotuner = Autotuner.from_cache(self.gemms, self.device, self._timed_layers)
         self._graphs: tuple[States, DecodeGraphs, PrefillGraphs] | None = None
+        self._most_rows: int | None = None  # of a decode graph
 
     def new_states(self, slots: int, wkv_dtype: torch.dtype = torch.float16) -> CudaStates:
         """The states of that many slots, all before the first token."""
@@ -97,21 +98,25 @@ class RWKV7Cuda:
             0 if pending is None else pending.nbytes
         )
 
-    def step_bytes(self, rows: int, slots: int, prefill_tokens: int) -> int:
+    def step_bytes(self, rows: int, prefill_tokens: int) -> int:
         """The most that steps and their graphs hold besides weights, states and logits."""
         prefills = (PREFILL_SIZES[-1], prefill_tokens + rows)  # by graphs, and without one
         buffers = sum(buffer_bytes(self._buffer_shape, tokens, packed=True) for tokens in prefills)
-        buffers += buffer_bytes(self._buffer_shape, slots)
+        buffers += buffer_bytes(self._buffer_shape, rows)
         longest = -(-(prefill_tokens + 1) // CHUNK)
         chunks = most_chunks(PREFILL_SIZES[-1]) + max(longest, SCRATCH_CHUNKS)
         scratch = chunks * self.checkpoint.heads * self.kernels.chunk_bytes
-        return graph_bytes(self.checkpoint.layers, slots) + buffers + scratch
+        return graph_bytes(self.checkpoint.layers, rows) + buffers + scratch
 
     @torch.inference_mode()
-    def capture(self, states: CudaStates, progress: bool = True) -> None:
-        """Capture the graphs of all decode batches and small prefills over these states."""
+    def capture(self, states: CudaStates, rows: int | None = None, progress: bool = True) -> None:
+        """Capture the graphs of decode batches of up to `rows` (None: all slots) and of small prefills.
+
+        They are over these states, and steps over them have no more rows from then on.
+        """
+        self._graphs, self._most_rows = None, rows
         with torch.cuda.device(self.device):
-            self.autotuner.measure((*decode_sizes(len(states)), *PREFILL_SIZES), progress)
+            self.autotuner.measure((*decode_sizes(rows or len(states)), *PREFILL_SIZES), progress)
             for graphs in self._graphs_over(states):
                 graphs.capture_all(progress)
 
@@ -190,8 +195,8 @@ class RWKV7Cuda:
     def _graphs_over(self, states: CudaStates) -> tuple[DecodeGraphs, PrefillGraphs]:
         """The graphs over these states; those over others are given up."""
         if self._graphs is None or self._graphs[0] is not states:
-            shape, tune = (len(states), len(self.weights.head)), self.autotuner.methods
-            logits = torch.empty(shape, device=self.device, dtype=torch.float16)
+            most, tune = self._most_rows or len(states), self.autotuner.methods
+            logits = torch.empty(most, len(self.weights.head), device=self.device, dtype=torch.float16)
 
             def decode(inputs: Tensor, arena: dict[str, Tensor]) -> Tensor:
                 rows = logits[: inputs.shape[1]]
@@ -202,7 +207,7 @@ class RWKV7Cuda:
                 methods = tune(len(inputs.tokens))
                 return self._prefill_layers(inputs.tokens, inputs.rows, states, arena, methods)
 
-            decode_graphs = DecodeGraphs(len(states), self.device, tune, decode)
+            decode_graphs = DecodeGraphs(most, self.device, tune, decode)
             self._graphs = states, decode_graphs, PrefillGraphs(self.device, tune, prefill)
         return self._graphs[1:]
 

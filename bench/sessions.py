@@ -342,10 +342,9 @@ def soak(options: argparse.Namespace) -> None:
         )
         if options.check:
             gaps = differences(bench, list(name))
-            print(
-                f"{turns - len(gaps)} of {turns} texts are those of one long prompt; where the others part from "
-                f"theirs, the two likeliest tokens differ by at most {max(gaps, default=0):.2g} in logprob"
-            )
+            print(f"{turns - len(gaps)} of {turns} texts are those of one long prompt")
+            if gaps:
+                print(f"where texts part, the likeliest tokens differ by at most {max(gaps):.2g} in logprob")
         bench.engine.close()
         if forgotten:
             sys.exit(1)

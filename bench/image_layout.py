@@ -34,7 +34,7 @@ LOG_BYTES = 4 << 20
 WAYS = {"files": "files", "own": "rows of a database of their own", "same": "rows of the same database"}
 
 
-class Database:
+class ByteRows:
     """Rows of bytes, in a database that is opened as the product does."""
 
     def __init__(self, path: Path) -> None:
@@ -58,10 +58,10 @@ class Database:
         return data
 
 
-class Turns(threading.Thread):
+class TurnCommits(threading.Thread):
     """Commits a turn every few milliseconds until `stop`; `seconds` of each commit."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: ByteRows) -> None:
         super().__init__()
         self._database, self._over = database, threading.Event()
         self.seconds: list[float] = []
@@ -79,8 +79,8 @@ class Turns(threading.Thread):
 
 def measure(way: str, folder: Path, size: int, count: int) -> str:
     """The cells of a row: MB/s written and read, milliseconds of a commit meanwhile."""
-    database = Database(folder / "turns.db")
-    own = database if way == "same" else Database(folder / "images.db")
+    database = ByteRows(folder / "turns.db")
+    own = database if way == "same" else ByteRows(folder / "images.db")
     place = images.prepared_folder(folder / "images")
     image = torch.randint(0, 256, (size,), dtype=torch.uint8)
 
@@ -93,7 +93,7 @@ def measure(way: str, folder: Path, size: int, count: int) -> str:
     def read(number: int) -> object:
         return images.read(place, number, pinned=False) if way == "files" else own.get(number)
 
-    turns = Turns(database)
+    turns = TurnCommits(database)
     turns.start()
     began = time.perf_counter()
     for i in tqdm(range(1, count + 1), desc=way, leave=False, disable=None):

@@ -4,21 +4,24 @@ A request is named by its id, which every reply has in the header X-Request-Id, 
 by sending that header.
 """
 
+import asyncio
+import logging
 import uuid
 from typing import Annotated
 
+import msgspec
 from msgspec.structs import replace
 from pydantic import AliasChoices, Field
 from robyn import Response
 
 from routes.http.errors import ApiError, Json
 from routes.http.exchange import HttpRequest, HttpResponse, authorized, authorized_json, json_response
-from routes.http.frontend import Frontend
+from routes.http.frontend import ANSWERED_WITHIN, Frontend
 from routes.http.generate import Prepared, run
 from routes.http.schemas import RequestBody
 from routes.native.batch import NativeReply
 from routes.native.schemas import StoredId, Whole
-from rwkv_batch.wire.client import Job
+from rwkv_batch.wire.client import Job, RequestFailed, RequestRejected
 from rwkv_batch.wire.protocol import (
     PAUSED,
     GetDocument,
@@ -30,6 +33,8 @@ from rwkv_batch.wire.protocol import (
     StopRequest,
     decode_paused,
 )
+
+log = logging.getLogger(__name__)
 
 
 class RequestFields(RequestBody):
@@ -84,11 +89,12 @@ async def status(front: Frontend, http: HttpRequest) -> Response:
 
 
 async def stop(front: Frontend, http: HttpRequest) -> Response:
-    """POST /v1/server/stop: a request's texts end where they are. Raises ApiError."""
+    """POST /v1/server/stop: a request's texts end here; a paused one is forgotten. Raises ApiError."""
     name = await _named(front, http)
-    found = (await front.ask(StopRequest(uuid.uuid4().hex, name))).requests if name else []
-    told = _told(found[0]) if found else None
-    return json_response(http, {"ok": True, "stopped": bool(found), "active_request": told})
+    found = await front.ask(StopRequest(uuid.uuid4().hex, name)) if name else None
+    told = _told(found.requests[0]) if found and found.requests else None
+    stopped = bool(found and (found.requests or found.found))
+    return json_response(http, {"ok": True, "stopped": stopped, "active_request": told})
 
 
 async def pause(front: Frontend, http: HttpRequest) -> Response:
@@ -106,6 +112,7 @@ async def resume(front: Frontend, http: HttpRequest) -> HttpResponse:
     The request can be resumed until a reply has been sent to its end. Raises ApiError.
     """
     body = authorized_json(front.settings.password, http, required=True)
+    body = {name: value for name, value in body.items() if value != ""}
     if not (body.get("request_id") or body.get("session_id")):
         raise ApiError(400, "Missing request_id", param="request_id")
     fields = ResumeFields.from_json(body)
@@ -113,13 +120,24 @@ async def resume(front: Frontend, http: HttpRequest) -> HttpResponse:
     found = await front.ask(GetDocument(uuid.uuid4().hex, PAUSED + name))
     if not found.data:
         raise ApiError(404, f"Paused request not found: {name}")
+    http.id = name  # by which it is paused again
     flush_tokens = max(1, fields.chunk_size) if fields.stream else 0
-    request = replace(decode_paused(found.data), id=uuid.uuid4().hex, name=name, flush_tokens=flush_tokens)
+    try:
+        paused = decode_paused(found.data)
+    except msgspec.DecodeError:
+        raise ApiError(500, f"Another version has paused {name}, and this one cannot read it.") from None
+    request = replace(paused, id=uuid.uuid4().hex, name=name, flush_tokens=flush_tokens)
     reply = ResumedReply(engine.model, id_=name)
 
     async def forget() -> None:
-        if not reply.paused:
-            await front.ask(RemoveDocument(uuid.uuid4().hex, PAUSED + name))
+        """Also during a drain. What cannot be forgotten is no fault of the reply."""
+        if reply.paused:
+            return
+        command = RemoveDocument(uuid.uuid4().hex, PAUSED + name)
+        try:
+            await asyncio.wait_for(front.client.ask(command), ANSWERED_WITHIN)
+        except (RequestRejected, RequestFailed, TimeoutError) as error:
+            log.warning("The paused request %s has ended and could not be forgotten: %s", name, error)
 
     return await run(front, engine, http, Prepared(request, fields.stream, reply), forget)
 

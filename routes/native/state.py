@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+from msgspec.structs import replace
 from pydantic import Field
 
 from routes.chat.templates import SEAM
@@ -82,8 +83,8 @@ def tree(body: Json, model_id: str) -> Prepared:
     parent = fields.dialogue_idx or ROOT
     source = f"{fields.session_id}:{parent}"
     turn = SessionTurn(source=source, branch=fields.session_id, required=parent != ROOT, seam=SEAM)
-    reply = MultiStateReply(fields.model, parent)
-    return Prepared(fields.request([fields.prompt()], turn), fields.stream, reply)
+    request = replace(fields.request([fields.prompt()], turn), pausable=False)
+    return Prepared(request, fields.stream, MultiStateReply(fields.model, parent))
 
 
 def _number(key: str) -> int:

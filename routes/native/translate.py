@@ -83,6 +83,7 @@ def prepare(body: Json, model_id: str) -> Prepared:
         sampling=Sampling(temperature=0.0),
         stop_ids=[END_OF_TEXT],
         stop_strings=sorted(stops),
+        pausable=False,
     )
     return Prepared(request, False, Translations(fields.text_list, codes, rows))
 

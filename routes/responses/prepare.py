@@ -85,6 +85,7 @@ def _request(body: ResponsesBody, prompt: str, response_id: str, think: bool) ->
         )
     max_tokens = DEFAULT_MAX_TOKENS if body.max_output_tokens is None else body.max_output_tokens
     request = body.request([prompt], max_tokens, DEFAULT_STOPS, DEFAULT_ALPHAS, turn=turn)
+    request = msgspec.structs.replace(request, pausable=False)
     # the tokens of thoughts are counted by delta, so deltas are small also when nothing is streamed
     return msgspec.structs.replace(request, flush_tokens=request.flush_tokens or int(think))
 

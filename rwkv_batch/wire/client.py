@@ -1,4 +1,4 @@
-"""The front end's side of the wire: submit requests, read their events, cancel them; ask session commands.
+"""The front end's side of the wire: submit requests, read their events, cancel them; ask commands.
 
 One thread owns the socket; it hands every event to the job it belongs to. Jobs can be read from any thread
 (`Job.read`) or from an event loop (`await Job.read_async`), by one reader at a time.
@@ -137,7 +137,7 @@ class Job:
 
 
 class PendingCommand:
-    """A session command that has been sent; its reply is its only event."""
+    """A command that has been sent; its reply is its only event."""
 
     def __init__(self) -> None:
         self.reply: concurrent.futures.Future[Event] = concurrent.futures.Future()

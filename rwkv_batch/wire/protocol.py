@@ -84,6 +84,7 @@ class GenerateRequest(WireMessage, frozen=True, omit_defaults=True, tag="generat
     name: str = ""  # what clients call it; others may have the same
     rows: list[PausedRow] = []  # of a request that goes on: one for each prompt, and n is 1
     model: str = ""  # of a request that goes on: the fingerprint of the model that began it
+    pausable: bool = True  # False: nothing could continue the reply that the front end makes
 
 
 class Cancel(WireMessage, frozen=True, tag="cancel"):
@@ -159,7 +160,11 @@ class ListRequests(WireMessage, frozen=True, tag="list_requests"):
 
 
 class StopRequest(WireMessage, frozen=True, tag="stop_request"):
-    """End the texts of the request of that name here. Replied to with the request, if there is one."""
+    """End the texts of the request of that name here, or forget it if it is paused.
+
+    Replied to with the request, or with how many paused ones there were. Of a request that has been resumed
+    and has not gone on yet the texts end with "paused", and it is not forgotten.
+    """
 
     name: str
 
@@ -168,7 +173,7 @@ class PauseRequest(WireMessage, frozen=True, tag="pause_request"):
     """Store the request of that name as the document PAUSED + name, and end its texts here ("paused").
 
     The document is a GenerateRequest, which goes on when it is sent with another id. Replied to with the
-    request, if there is one, when it is stored.
+    request, if there is one, when it is stored; rejected ("conflict") if it is not `pausable`.
     """
 
     name: str
@@ -272,10 +277,10 @@ class RequestInfo(Struct, frozen=True, array_like=True):
     max_tokens: int  # of each
 
 
-class CommandReply(WireMessage, frozen=True, omit_defaults=True, tag="session_reply"):
+class CommandReply(WireMessage, frozen=True, omit_defaults=True, tag="command_reply"):
     """A command has been carried out."""
 
-    found: int = 0  # DeleteSession, RemoveDocument: how many there were
+    found: int = 0  # DeleteSession, RemoveDocument, StopRequest: how many there were
     data: bytes = b""  # ExportSession, GetDocument
     sessions: list[SessionInfo] = []  # ListSessions
     total: int = 0  # ListSessions: how many sessions there are,

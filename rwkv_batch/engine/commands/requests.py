@@ -2,7 +2,8 @@
 
 A paused request is a document: the request as it was, with what each of its rows has drawn. It is resumed by
 sending it to the engine again. As a state is a function of the tokens before it, and a draw of its number and
-those before it, what comes then is what would have come.
+those before it, what comes then is what would have come, up to near-ties of logits that are computed in
+another order. (FlashInfer's draws are its own: rows that it drew go on with other random numbers.)
 """
 
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from rwkv_batch.wire.protocol import (
     PausedRow,
     PauseRequest,
     Progress,
+    Rejected,
     RequestCommand,
     RequestInfo,
     RowDelta,
@@ -62,9 +64,13 @@ class RequestCommands:
             case ListRequests():
                 self._list(command_key)
             case StopRequest(name=name):
-                rows = self._find(name)
-                self._reply(command_key, None, requests=_infos(rows))
-                self._stop(rows)
+                if rows := self._find(name):
+                    self._reply(command_key, None, requests=_infos(rows))
+                    self._stop(rows)
+                else:
+                    self._pool.documents.remove(
+                        PAUSED + name, lambda found, error: self._reply(command_key, error, found=found)
+                    )
             case PauseRequest(name=name):
                 self._pause(command_key, self._find(name))
 
@@ -88,15 +94,16 @@ class RequestCommands:
     def _stop(self, rows: list[Sequence]) -> None:
         """End their texts here. A turn whose prompt is not read yet leaves its session as it was."""
         for seq in rows:
-            if seq.state is not DECODING:
-                delta = RowDelta(seq.row, "", 0, "stop")
-                self._drop(partial(is_, seq))
-            else:
+            if seq.state is DECODING:
                 delta = seq.stop()
                 if seq.request.turn:
                     self._turns.finish(seq, delta)
                     continue
                 self._scheduler.release(seq)
+            else:  # one that has been resumed can be resumed again
+                seq.finish_reason = "paused" if seq.drawn else "stop"
+                delta = RowDelta(seq.row, "", 0, seq.finish_reason)
+                self._drop(partial(is_, seq))
             self._outbox.append((seq.key, Progress(seq.key[1], [delta])))
 
     def _pause(self, command_key: RequestKey, rows: list[Sequence]) -> None:
@@ -105,7 +112,13 @@ class RequestCommands:
             self._reply(command_key, None)
             return
         request, key = rows[0].request, rows[0].key
-        turn = request.turn and replace(request.turn, source_digest=self._turns.source_digest(rows[0]))
+        if not request.pausable:
+            message = f"The request {request.name} cannot be paused: nothing could continue its reply."
+            self._outbox.append((command_key, Rejected(command_key[1], "conflict", message)))
+            return
+        turn = request.turn
+        if turn and (digest := self._turns.source_digest(rows[0])):
+            turn = replace(turn, source_digest=digest)
         paused = replace(
             request,
             prompts=[seq.given_prompt for seq in rows],
@@ -114,6 +127,7 @@ class RequestCommands:
             turn=turn,
             rows=[PausedRow(seq.row, seq.drawn) for seq in rows],
             model=self._model,
+            prefix_cache=False,  # others hardly share what has been drawn
         )
         info = _infos(rows)
         last = Progress(key[1], [seq.pause() for seq in rows])

@@ -84,8 +84,7 @@ class Turns:
                 message = f"The session {turn.source} has been deleted meanwhile."
                 refusal = Rejected(sequence.key[1], "not_found", message)
             elif turn.source_digest not in (b"", source.head.digest if source else EMPTY_DIGEST):
-                where = "rewind it to where it was"
-                message = f"The session {turn.source} has gone on since this turn was paused; {where}."
+                message = f"The session {turn.source} is not what it was when this turn was paused."
                 refusal = Rejected(sequence.key[1], "conflict", message)
         except StoreError as error:
             refusal = Failed(sequence.key[1], str(error))

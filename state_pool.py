@@ -198,11 +198,11 @@ class StatePool:
     def take(self, head: Head) -> tuple[int, Head] | None:
         """The slot that holds the state at this head, now the caller's; None: `load` it.
 
-        For the session's own next turn: it goes on in place, and what it leaves behind is only in the log.
+        For the session's own next turn: it goes on in place, unless the state could not be brought back.
         With the slot comes the head, with what is known of its images.
         """
         known = self._tiers.head(head.turn) or head
-        slot = self._tiers.take(head.turn)
+        slot = self._tiers.take(head.turn) if self.token_log or self._store.images_folder else None
         return None if slot is None else (slot, known)
 
     def load(self, session: Session, slot: int, done: Callable[[Loaded | None, str | None], None]) -> None:

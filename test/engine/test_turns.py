@@ -44,9 +44,10 @@ def test_a_conversation_goes_on_after_a_restart(tmp_path: Path) -> None:
     assert said == expected
 
 
-def test_a_turn_that_is_cancelled_is_as_if_it_had_never_been() -> None:
+@pytest.mark.parametrize("token_log", [True, False], ids=["tokens", "states only, in memory"])
+def test_a_turn_that_is_cancelled_is_as_if_it_had_never_been(token_log: bool) -> None:
     expected = Driver(l1=4).conversation("a")
-    driver = Driver(l1=4)
+    driver = Driver(l1=4, token_log=token_log)
     said = [driver.say(PROMPTS[0], "a")]
     name = driver.add([77] * 30, "a", max_tokens=1000, flush_tokens=1)
     while not any(isinstance(event, Progress) for (_, id_), event in driver.engine.step() if id_ == name):

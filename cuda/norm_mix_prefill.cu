@@ -10,7 +10,7 @@ constexpr int MAX_RUN = 16;  // tokens of a block
 // as well, which may belong to the same row; the stream therefore goes from in.x to `to`, as the block before
 // may be further on. The block of a row's first token is the only one to read and then write the row's state,
 // so no block reads what another writes: it norms the row's last token, wherever that is.
-template <int N, int MIXES>
+template <int N, int MIXES, bool PARTIALS>
 __global__ void __launch_bounds__(1024)
     norm_mix_prefill_kernel(const __grid_constant__ NormInput in, float* to, int tokens, int run,
                             const __grid_constant__ PackedRowsInput places, __half* shift, size_t slot_stride,
@@ -47,6 +47,7 @@ __global__ void __launch_bounds__(1024)
     while (true) {
         const int next = token + 1 < end ? token + 1 : token < end ? far : -1;
         addend.add(v);
+        if (PARTIALS && inside) add_partials<1>(in, token, column, v);
         store_whole_sectors(to + size_t(token) * in.width + column, v,
                             inside && token >= begin && token < end);
         float coming[N];
@@ -82,10 +83,11 @@ __global__ void __launch_bounds__(1024)
 }
 
 namespace {
-template <int N, int MIXES>
-int norm_mix_prefill(const NormInput& in, float* to, int tokens, const PackedRowsInput& places, __half* shift,
-                     size_t slot_stride, const __half* mixes, __half* out, cudaStream_t stream) {
-    const auto kernel = norm_mix_prefill_kernel<N, MIXES>;
+template <int N, int MIXES, bool PARTIALS>
+int launch_norm_mix_prefill(const NormInput& in, float* to, int tokens, const PackedRowsInput& places,
+                            __half* shift, size_t slot_stride, const __half* mixes, __half* out,
+                            cudaStream_t stream) {
+    const auto kernel = norm_mix_prefill_kernel<N, MIXES, PARTIALS>;
     const int threads = whole_warps(in.width / N), shared = MIXES * in.width * int(sizeof(__half));
     int each = 0;
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
@@ -101,19 +103,21 @@ int norm_mix_prefill(const NormInput& in, float* to, int tokens, const PackedRow
 template <int MIXES>
 int norm_mix_prefill(const NormInput& in, float* to, int tokens, const PackedRowsInput& places, __half* shift,
                      size_t slot_stride, const __half* mixes, __half* out, cudaStream_t stream) {
-    return four_columns(in, tokens)
-               ? norm_mix_prefill<4, MIXES>(in, to, tokens, places, shift, slot_stride, mixes, out, stream)
-               : norm_mix_prefill<8, MIXES>(in, to, tokens, places, shift, slot_stride, mixes, out, stream);
+    const bool four = four_columns(in, tokens);
+    const auto run = in.partial_count ? four ? launch_norm_mix_prefill<4, MIXES, true>
+                                             : launch_norm_mix_prefill<8, MIXES, true>
+                     : four           ? launch_norm_mix_prefill<4, MIXES, false>
+                                      : launch_norm_mix_prefill<8, MIXES, false>;
+    return run(in, to, tokens, places, shift, slot_stride, mixes, out, stream);
 }
 }  // namespace
 
 extern "C" {
-// to [T, C] fp32: the stream with what is added, which cannot be partial sums; in.x is left as it is. n: 1 or
-// 6 mixes.
+// to [T, C] fp32: the stream with what is added; in.x is left as it is. n: 1 or 6 mixes.
 int rwkv_norm_mix_prefill(const NormInput* in, float* to, int tokens, const PackedRowsInput* places,
                           __half* shift, size_t slot_stride, const __half* mixes, int n, __half* out,
                           cudaStream_t stream) {
-    if ((n != 1 && n != MAX_MIXES) || in->partial_count) return cudaErrorInvalidValue;
+    if (n != 1 && n != MAX_MIXES) return cudaErrorInvalidValue;
     return (n == 1 ? norm_mix_prefill<1> : norm_mix_prefill<MAX_MIXES>)(*in, to, tokens, *places, shift,
                                                                         slot_stride, mixes, out, stream);
 }

@@ -22,7 +22,9 @@ PACKED = [
 
 @pytest.mark.parametrize("lengths", PACKED)
 @pytest.mark.parametrize("width", [64, 320, 2048, 4096, 4160])
-@pytest.mark.parametrize(("source", "mixes"), [("y", 6), ("y", 1), ("table", 6), (None, 6)])
+@pytest.mark.parametrize(
+    ("source", "mixes"), [("y", 6), ("y", 1), ("table", 6), (None, 6), ("partials", 6), ("partials", 1)]
+)
 def test_norm_with_shift_and_mix_of_packed_rows(kernels, lengths, width, source, mixes):
     lengths, rows, tokens = sorted(lengths, key=lambda length: length > 1), len(lengths), sum(lengths)
     x, weight, bias = (
@@ -36,6 +38,10 @@ def test_norm_with_shift_and_mix_of_packed_rows(kernels, lengths, width, source,
     if source == "y":
         added = Addend(y=normal(tokens, width))
         total += added.y.float()
+    elif source == "partials":
+        added = Addend(partials=torch.randn(3, tokens, width, device="cuda"))
+        for part in added.partials:
+            total += part
     elif source == "table":
         added = Addend(
             tokens=torch.randint(0, 50, (tokens,), device="cuda", dtype=torch.int32), table=normal(50, width)

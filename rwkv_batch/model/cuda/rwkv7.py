@@ -246,7 +246,7 @@ class RWKV7Cuda:
 
     def _head_method(self, rows: int) -> str:
         """How the head runs after a prefill, for which sizes of decode and prefill graphs are timed."""
-        sizes = (1, 2, 4, 8, 16, *PREFILL_SIZES)
+        sizes = (1, 2, *PREFILL_SIZES)
         size = sizes[bisect_left(sizes, rows)] if rows <= sizes[-1] else MANY
         method = self.autotuner.methods(size)["head"]
         return "blas" if method in LT else method  # whose algorithms are another shape's
@@ -279,7 +279,7 @@ class RWKV7Cuda:
             for pieces in rows.pieces:
                 self.kernels.wkv_prefill(inputs, pieces, items, fp32)
 
-        whole = methods | dict.fromkeys(("out_split", "value_split"), WHOLE)  # this norm adds no partial sums
+        whole = methods | dict.fromkeys(("out_split", "value_split"), WHOLE)  # `b` has no room for more
         return b, self._run_layers(self.weights.layers, tokens, states, b, Mixers(norm_mix, wkv), whole)
 
     def _decode_mixers(self, b: Buffers, slots: Tensor, states: CudaStates) -> Mixers:

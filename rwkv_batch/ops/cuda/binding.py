@@ -138,7 +138,7 @@ class Kernels:
         mixes: Tensor,
         out: Tensor,
     ) -> None:
-        """As `norm_mix_decode` for packed rows. Takes no partials.
+        """As `norm_mix_decode` for packed rows.
 
         The residual stream goes from x to `to`, both `[T, C]`.
         """

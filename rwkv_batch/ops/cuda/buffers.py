@@ -29,7 +29,7 @@ class Buffers:
     def __init__(
         self, shape: BufferShape, tokens: int, arena: dict[str, Tensor], packed: bool = False
     ) -> None:
-        """packed: of a prefill, whose norm takes no partial sums of split-K."""
+        """packed: of a prefill, which has no partial sums of split-K."""
         self.arena, self.device = arena, shape.device
         width = shape.width
         self.x = self._take("x", tokens, width, dtype=torch.float32)  # the residual stream

@@ -61,7 +61,7 @@ SESSION = "key, turn, number, tokens, digest, model, imaged, updated, checksum"
 TURN = "id, parent, number, start, prompt, completion, created, model, digest, checksum"
 IMAGE_SIZE = "coalesce(CAST(size AS INTEGER), 0)"  # a number whatever is in the row
 DOCUMENT = "key, updated, data, checksum"
-_REFERENCED = "SELECT 1 FROM sessions WHERE turn = ?1 UNION ALL SELECT 1 FROM turns WHERE parent = ?1 LIMIT 1"
+_REFERENCED = "SELECT 1 FROM sessions WHERE turn = ? UNION ALL SELECT 1 FROM turns WHERE parent = ? LIMIT 1"
 
 _OLDEST = """
     SELECT * FROM (SELECT key, 1, updated FROM sessions ORDER BY updated LIMIT 1)
@@ -91,8 +91,9 @@ def model_id(connection: sqlite3.Connection, fingerprint: str, vocabulary: int) 
     """
     id_ = zlib.crc32(fingerprint.encode()) | zlib.adler32(fingerprint.encode()) << 31
     connection.execute(
-        "INSERT INTO models (id, fingerprint, vocabulary) VALUES (?1, ?2, ?3) ON CONFLICT (id) DO UPDATE "
-        "SET fingerprint = ?2, vocabulary = max(vocabulary, ?3) WHERE fingerprint <> ?2 OR vocabulary < ?3",
+        "INSERT INTO models (id, fingerprint, vocabulary) VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE "
+        "SET fingerprint = excluded.fingerprint, vocabulary = max(vocabulary, excluded.vocabulary) "
+        "WHERE fingerprint <> excluded.fingerprint OR vocabulary < excluded.vocabulary",
         (id_, fingerprint, vocabulary),
     )
     return id_
@@ -361,7 +362,7 @@ def _exists(connection: sqlite3.Connection, turn: int) -> bool:
 
 def _collect(connection: sqlite3.Connection, turn: int, pinned: frozenset[int], removed: Removed) -> None:
     """Remove a turn if nothing uses it, and then those before it that nothing uses any longer."""
-    while turn != NONE and connection.execute(_REFERENCED, (turn,)).fetchone() is None:
+    while turn != NONE and connection.execute(_REFERENCED, (turn, turn)).fetchone() is None:
         if turn in pinned:
             removed.pinned.append(turn)
             return

@@ -7,9 +7,10 @@ memcheck finds bad accesses, racecheck races in shared memory.
     python bench/sanitize.py --run racecheck -k wkv    one run; unknown flags go to pytest
 
 A sanitizer slows kernels down 10 to 100 times, so only some parameter sets of each test run: as few as
-cover every value of every parameter, and at most as many as RUNS says. Only the kernels in
-cuda/ are watched. Tests of whole models run under memcheck alone: racecheck (CUDA 13.0) stops with an
-internal error in some kernels of cuBLAS. Exit code 1 if anything was found, or if a test fails.
+cover every value of every parameter, and at most as many as RUNS says. Only the kernels in cuda/ are watched.
+Tests of whole models run under memcheck alone: racecheck (CUDA 13.0) stops with an internal error in some
+kernels of cuBLAS. Tests marked many_launches would take minutes under racecheck, and those of whole models
+under either. Exit code 1 if anything was found, or if a test fails.
 """
 
 import argparse
@@ -26,6 +27,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = {"memcheck": 8, "racecheck": 4, "memcheck-models": 2}  # with the most cases of a test
+MARKS = dict.fromkeys(RUNS, "gpu and not many_launches") | {"memcheck": "gpu"}
 NOT_OURS = ("test_capture.py", "test_cublaslt.py")
 FOUND = 86  # the exit code that means findings, unlike those of pytest
 
@@ -88,7 +90,7 @@ def check(run: str, sanitizer: str, rest: list[str]) -> str | None:
     watched = [option for name in kernel_names() for option in ("--kernel-name", f"kernel_substring={name}")]
     # Without torch's cache every tensor has ends of its own; but graphs are slow to capture then.
     environment = os.environ | ({} if models else {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
-    inside = [sys.executable, __file__, "--inside", str(RUNS[run]), *tests(models), *rest]
+    inside = [sys.executable, __file__, "--inside", str(RUNS[run]), "-m", MARKS[run], *tests(models), *rest]
     if models:  # once without the tool, so that GEMMs are tuned at full speed
         subprocess.run(inside, cwd=ROOT, stdout=subprocess.DEVNULL)
     start = time.monotonic()
@@ -137,9 +139,7 @@ def main() -> None:
     parser.add_argument("--inside", type=int, metavar="MOST", help=argparse.SUPPRESS)
     options, rest = parser.parse_known_args()
     if options.inside:
-        sys.exit(
-            pytest.main([*rest, "-m", "gpu", "-p", "no:cacheprovider"], plugins=[Sample(options.inside)])
-        )
+        sys.exit(pytest.main([*rest, "-p", "no:cacheprovider"], plugins=[Sample(options.inside)]))
     sanitizer = shutil.which("compute-sanitizer") or shutil.which(
         "compute-sanitizer", path="/usr/local/cuda/bin"
     )

@@ -20,7 +20,7 @@ from rwkv_batch.model.rwkv7 import RWKV7
 from rwkv_batch.state.slots import States
 from rwkv_batch.text.tokenizer import END_OF_TEXT, VOCABULARY, Tokenizer
 
-pytestmark = needs_gpu
+pytestmark = [*needs_gpu, pytest.mark.many_launches]
 LOGITS, STATES, PERPLEXITY = 1e-2, 2e-2, 1e-3  # relative errors allowed
 HELD_OUT = [make for name, make in TASKS.items() if "trained" not in name]
 TOKENIZER = Tokenizer()

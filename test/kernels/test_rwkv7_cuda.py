@@ -135,6 +135,7 @@ def test_decode_with_a_product_in_shares_and_prefill_without(model, method, monk
     assert off(states.wkv, wanted.wkv) < STATES and off(states.shift, wanted.shift) < STATES
 
 
+@pytest.mark.many_launches
 def test_long_texts_stay_close(model):
     truth, states = reference(model), model.new_states(1, torch.float16)
     wanted, tokens = truth.new_states(1), ids(4096)

@@ -1,12 +1,11 @@
-"""The sampler on the GPU: the same ids as the one on the host, from the same seeds, whatever the batch and
-however rows are split.
-"""
+"""The sampler on the GPU draws the ids of the one on the host, whatever the batch and the split of a row."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
+from cuda_gpu import needs_gpu
 from drawing import assert_drawn_from
 from exact import OTHERS, RAPID, TIES, exact, nucleus
 
@@ -16,10 +15,7 @@ from rwkv_batch.sampling.sampler_cuda import FIRST_CAPACITY, CudaSampler
 from rwkv_batch.text.tokenizer import VOCABULARY
 from rwkv_batch.wire.protocol import Sampling
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = needs_gpu
 
 SETS = {f"rapid: {name}": params for name, params in RAPID.items()} | OTHERS
 NOISY = Sampling(method="noise", noise=3.0)
@@ -90,6 +86,7 @@ def like_a_model(rows, seed, vocab=65536):
     return logits
 
 
+@pytest.mark.many_launches
 @pytest.mark.parametrize("name", SETS)
 def test_distribution_with_ties(name):
     params = SETS[name]
@@ -101,6 +98,7 @@ def test_distribution_with_ties(name):
         assert_drawn_from(np.array(drawn), exact(TIES, params))
 
 
+@pytest.mark.many_launches
 @pytest.mark.parametrize(
     "params",
     [
@@ -132,6 +130,7 @@ def test_same_ids_as_on_the_host(rows):
         assert_same(host.sample(torch.tensor(logits), range(rows)), ids.tolist(), logits, VARIED, position)
 
 
+@pytest.mark.many_launches
 @pytest.mark.parametrize("params", VARIED)
 def test_same_ids_over_many_rows_of_one_kind(params):
     host, device = pair(100, 65536, [params])
@@ -227,6 +226,7 @@ def test_extreme_logits(values):
     assert first.sample(half, slots) == second.sample(half.float(), slots)
 
 
+@pytest.mark.many_launches
 @pytest.mark.parametrize(
     "params",
     [
@@ -277,6 +277,7 @@ def long_logits(half, steps=700):
         yield torch.tensor(logits).half() if half else torch.tensor(logits)
 
 
+@pytest.mark.many_launches
 @pytest.mark.parametrize(
     "params",
     [

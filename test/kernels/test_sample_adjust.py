@@ -206,6 +206,7 @@ def test_a_new_row_in_the_slot_may_be_drawn_by_the_other_sampler(monkeypatch, de
     assert drawn == [[9], greedy, [9]]
 
 
+@pytest.mark.many_launches
 @pytest.mark.parametrize("params", [nucleus(top_k=6, top_p=0.68, temperature=2.0), BIASED])
 def test_distribution(monkeypatch, device, params):
     """Of two draws in a row, where FlashInfer's function draws from the definition."""

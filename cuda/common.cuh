@@ -8,10 +8,8 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
-#include "ptx.cuh"
+#include "primitives.cuh"
 
-constexpr int WARP = 32;
-constexpr unsigned ALL = 0xffffffffu;
 constexpr float MAX_HALF = 65504.f;
 
 // Programmatic dependent launch. A kernel launched with `launch` may start while the one before it still
@@ -80,7 +78,7 @@ int launch_clusters(unsigned cluster, void (*kernel)(Expected...), dim3 grid, di
 
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
-    for (int offset = 16; offset > 0; offset >>= 1) x += __shfl_xor_sync(ALL, x, offset);
+    for (int offset = 16; offset > 0; offset >>= 1) x += shuffle_xor(x, offset);
     return x;
 }
 

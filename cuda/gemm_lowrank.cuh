@@ -7,6 +7,7 @@
 // before the block waits for the kernel that makes x.
 #pragma once
 #include "gemm.cuh"
+#include "hopper.cuh"
 #include "tensor_map.cuh"
 
 constexpr int GROUP = 4 * WARP;  // threads of a warpgroup

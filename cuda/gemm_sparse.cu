@@ -18,6 +18,7 @@
 // Sums are fp32: over a warp's sixteens in order, over the warps of a part of K in order, over the parts in
 // order. A row's sums depend on the other rows only by the sixteens that its units fall into.
 #include "gemm.cuh"
+#include "hopper.cuh"
 
 constexpr int WARPS = 8, THREADS = WARPS * WARP;
 constexpr int COLUMNS = 64;  // of a warp
@@ -53,7 +54,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     const int split = blockIdx.x, begin = split * units, end = min(begin + units, k);
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     __shared__ uint64_t barrier;
-    const uint32_t summed = hopper::shared_address(&barrier);
+    const uint32_t summed = shared_address(&barrier);
     if (threadIdx.x == 0) {
         hopper::barrier_init(summed, 1);
         hopper::barriers_ready();
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         int at = mine;
 #pragma unroll
         for (int offset = 1; offset < WARP; offset *= 2) {
-            const int before = __shfl_up_sync(ALL, at, offset);
+            const int before = shuffle_up(at, offset);
             if (lane >= offset) at += before;
         }
         if (lane == WARP - 1) found[round][warp] = at;
@@ -136,7 +137,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         if (share + u * shares < steps) fetch(wv[u], share + u * shares);
 
     float acc[4][4] = {};  // of two columns each
-    const uint32_t own_row = unsigned(__cvta_generic_to_shared(rows + lane % SIXTEEN));
+    const uint32_t own_row = shared_address(rows + lane % SIXTEEN);
     for (int s = share; s < steps; s += STAGES * shares) {
 #pragma unroll
         for (int u = 0; u < STAGES; u++) {
@@ -180,8 +181,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                 const float4 sum =
                     make_float4(acc[2 * i][r], acc[2 * i][2 + r], acc[2 * i + 1][r], acc[2 * i + 1][2 + r]);
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-                hopper::send_to(own_column >> kept_bits, hopper::shared_address(sums + place + i * 4), summed,
-                                sum);
+                hopper::send_to(own_column >> kept_bits, shared_address(sums + place + i * 4), summed, sum);
 #else
                 *reinterpret_cast<float4*>(sums + place + i * 4) = sum;
 #endif

@@ -17,6 +17,7 @@
 // result for a row, whatever the other rows are and however many.
 #include "common.cuh"
 #include "gemm_tile.cuh"
+#include "hopper.cuh"
 #include "tensor_map.cuh"
 
 constexpr int STRIP_BYTES = TILE_K * 2;
@@ -89,7 +90,7 @@ __global__ void __launch_bounds__(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * W
         if (lane < p.x_stages) barrier_init(x_full + lane * 8, 1), barrier_init(x_empty + lane * 8, p.groups);
         if (lane == 0) barrier_init(summed, 1);
         barriers_ready();
-        __syncwarp();
+        sync_warp();
         const bool leads = elect();
 #pragma unroll 1
         for (int i = 0; i < ahead; i++) load_w(leads);

@@ -109,7 +109,7 @@ __device__ __forceinline__ void store_whole_sectors(float* p, const float (&x)[N
         float low[4], high[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const float other = __shfl_xor_sync(ALL, odd ? x[i] : x[4 + i], 1);
+            const float other = shuffle_xor(odd ? x[i] : x[4 + i], 1);
             low[i] = odd ? other : x[i], high[i] = odd ? x[4 + i] : other;
         }
         if (!inside) return;

@@ -9,6 +9,7 @@
 //
 // Reference: layer_norm of torch.nn.functional, then token_shift and mix of rwkv_batch/ops/torch_ops.py.
 // Binding: Kernels.norm_mix_decode. Test: test/kernels/test_norm_mix_decode.py.
+#include "hopper.cuh"
 #include "norm.cuh"
 
 constexpr int TEAM = 4;  // blocks that share as many rows, and the constants' columns among them

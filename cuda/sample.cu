@@ -91,12 +91,12 @@ __device__ inline Place find_segment(const Team& team, const uint64_t* sums, uin
     for (int i = first; i < first + each && i < team.segments(); i++) own += sums[i];
     const uint64_t after = warp_scan(own);
     uint64_t rest = point - (after - own);
-    const int lane = __ffs(__ballot_sync(ALL, after > point)) - 1;
+    const int lane = __ffs(warp_ballot(after > point)) - 1;
     int segment = first;
     if (lane_id() == lane) {
         while (rest >= sums[segment]) rest -= sums[segment++];
     }
-    return {__shfl_sync(ALL, segment, lane), __shfl_sync(ALL, rest, lane)};
+    return {shuffle(segment, lane), shuffle(rest, lane)};
 }
 
 // One warp: the id in its segment at which the running sum passes `rest`.
@@ -110,14 +110,14 @@ __device__ inline int find_token(const Segment& segment, const Softmax& softmax,
         uint64_t own = 0;
 #pragma unroll
         for (int i = 0; i < 8; i++) own += weight(x[i]);
-        const uint64_t after = warp_scan(own), whole = __shfl_sync(ALL, after, WARP - 1);
+        const uint64_t after = warp_scan(own), whole = shuffle(after, WARP - 1);
         if (rest < whole) {
-            const int lane = __ffs(__ballot_sync(ALL, after > rest)) - 1;
+            const int lane = __ffs(warp_ballot(after > rest)) - 1;
             uint64_t sum = after - own;
             int before = 0;  // tokens of this lane with which the sum has not passed
 #pragma unroll
             for (int i = 0; i < 7; i++) before += rest >= (sum += weight(x[i]));
-            return __shfl_sync(ALL, segment.first_id + at + before, lane);
+            return shuffle(segment.first_id + at + before, lane);
         }
         rest -= whole;
     }
@@ -129,7 +129,7 @@ __device__ inline int find_value(const Segment& segment, float value) {
     segment.each_from(value, [&](float x, int at) {
         if (x == value) id = min(id, segment.first_id + at);
     });
-    return __reduce_min_sync(ALL, id);
+    return warp_min(id);
 }
 
 // NOISE: the largest of logit / temperature + noise * uniform. Returns the winner's segment; `token` is the
@@ -148,8 +148,8 @@ __device__ inline Place draw_noisy(const Team& team, Shared& s, const Segment& s
     });
 #pragma unroll
     for (int offset = WARP / 2; offset > 0; offset /= 2) {
-        const uint64_t other = __shfl_xor_sync(ALL, best, offset);
-        const int other_id = __shfl_xor_sync(ALL, id, offset);
+        const uint64_t other = shuffle_xor(best, offset);
+        const int other_id = shuffle_xor(id, offset);
         if (other > best || (other == best && other_id < id)) best = other, id = other_id;
     }
     token = id;

@@ -57,7 +57,7 @@ struct Share {
 
     template <typename T>
     __device__ __forceinline__ T total(T x) const {
-        for (int offset = 1; offset < count; offset *= 2) x += __shfl_xor_sync(ALL, x, offset);
+        for (int offset = 1; offset < count; offset *= 2) x += shuffle_xor(x, offset);
         return x;
     }
 };

@@ -65,9 +65,7 @@ struct Softmax {
     float top, scale;
 
     __device__ __forceinline__ float weight(float logit) const {
-        float w;
-        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(w) : "f"(__fmul_rn(__fsub_rn(logit, top), scale)));
-        return w;
+        return power_of_two(__fmul_rn(__fsub_rn(logit, top), scale));
     }
 
     __device__ __forceinline__ uint64_t fixed(float logit) const {

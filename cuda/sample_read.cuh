@@ -6,10 +6,12 @@
 
 namespace sample {
 
-__device__ __forceinline__ float4 load4(const float* p) { return __ldcs(reinterpret_cast<const float4*>(p)); }
+__device__ __forceinline__ float4 load4(const float* p) {
+    return load_streamed(reinterpret_cast<const float4*>(p));
+}
 
 __device__ __forceinline__ float4 load4(const __half* p) {
-    const uint2 x = __ldcs(reinterpret_cast<const uint2*>(p));
+    const uint2 x = load_streamed(reinterpret_cast<const uint2*>(p));
     const float2 low = to_float2(x.x), high = to_float2(x.y);
     return make_float4(low.x, low.y, high.x, high.y);
 }
@@ -78,7 +80,7 @@ __device__ __forceinline__ float read_halves(const SampleInput& in, const __half
             const int at = start + i * 8 * WARP, id = segment.first_id + at;
             if (at >= segment.length) break;
             if (aligned && id + 8 <= in.width) {
-                x[i] = __ldcs(reinterpret_cast<const uint4*>(logits + id));
+                x[i] = load_streamed(reinterpret_cast<const uint4*>(logits + id));
             } else {
                 const auto one = [&](int k) {
                     return k < in.width ? uint32_t(__half_as_ushort(logits[k])) : 0u;
@@ -112,8 +114,8 @@ __device__ __forceinline__ float read_halves(const SampleInput& in, const __half
             segment.halves()[at / 8] = *reinterpret_cast<const uint4*>(y);
         }
     }
-    if (__any_sync(ALL, !__hbeq2(finite, zero))) {
-        __syncwarp();
+    if (warp_any(!__hbeq2(finite, zero))) {
+        sync_warp();
         segment.wide = true;
         return read(in, logits, segment, [] {});
     }
@@ -125,9 +127,9 @@ __device__ __forceinline__ float read_halves(const SampleInput& in, const __half
 __device__ inline void gather_tops(const Team& team, float top, uint32_t* tops) {
     uint32_t key = to_key(top);
     const int groups = GROUPS / team.segments(), lanes = WARP / groups;  // of this segment; of a group
-    for (int offset = lanes / 2; offset > 0; offset /= 2) key = max(key, __shfl_xor_sync(ALL, key, offset));
+    for (int offset = lanes / 2; offset > 0; offset /= 2) key = max(key, shuffle_xor(key, offset));
     const int group = lane_id() / team.size;  // one lane for each group and block
-    key = __shfl_sync(ALL, key, group * lanes);
+    key = shuffle(key, group * lanes);
     if (group < groups) *team.at(tops + team.segment() * groups + group, lane_id() % team.size) = key;
     team.sync();
 }
@@ -136,13 +138,13 @@ __device__ inline void gather_tops(const Team& team, float top, uint32_t* tops) 
 __device__ __forceinline__ uint32_t largest(const uint32_t* tops) {
     const uint4 own = reinterpret_cast<const uint4*>(tops)[lane_id()];
     static_assert(GROUPS == 4 * WARP, "four to a lane");
-    return __reduce_max_sync(ALL, max(max(own.x, own.y), max(own.z, own.w)));
+    return warp_max(max(max(own.x, own.y), max(own.z, own.w)));
 }
 
 // The first segment with that top, in every thread.
 __device__ __forceinline__ int first_with(const Team& team, const uint32_t* tops, uint32_t key) {
     for (int start = 0; start < GROUPS; start += WARP) {
-        const unsigned found = __ballot_sync(ALL, tops[start + lane_id()] == key);
+        const unsigned found = warp_ballot(tops[start + lane_id()] == key);
         if (found) return (start + __ffs(found) - 1) / (GROUPS / team.segments());
     }
     return 0;

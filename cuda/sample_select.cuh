@@ -170,7 +170,7 @@ struct Segment {
             const int at = start + 8 * lane_id();
             float x[8];
             load(at, x);
-            __syncwarp();
+            sync_warp();
             *reinterpret_cast<float4*>(values + at) = make_float4(x[0], x[1], x[2], x[3]);
             *reinterpret_cast<float4*>(values + at + 4) = make_float4(x[4], x[5], x[6], x[7]);
         }

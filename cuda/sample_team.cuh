@@ -85,7 +85,7 @@ struct Team {
 template <typename T>
 __device__ __forceinline__ T warp_total(T x) {
 #pragma unroll
-    for (int offset = WARP / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(ALL, x, offset);
+    for (int offset = WARP / 2; offset > 0; offset /= 2) x += shuffle_xor(x, offset);
     return x;
 }
 
@@ -94,7 +94,7 @@ template <typename T>
 __device__ __forceinline__ T warp_scan(T x) {
 #pragma unroll
     for (int offset = 1; offset < WARP; offset *= 2) {
-        const T before = __shfl_up_sync(ALL, x, offset);
+        const T before = shuffle_up(x, offset);
         if (lane_id() >= offset) x += before;
     }
     return x;

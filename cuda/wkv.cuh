@@ -54,7 +54,7 @@ template <>
 struct Raw8<__half> {
     uint4 words;
     __device__ __forceinline__ void load(const __half* p) {
-        words = __ldcs(reinterpret_cast<const uint4*>(p));
+        words = load_streamed(reinterpret_cast<const uint4*>(p));
     }
     __device__ __forceinline__ void widen(float (&x)[8]) const {
         const uint32_t pairs[4] = {words.x, words.y, words.z, words.w};
@@ -70,8 +70,8 @@ template <>
 struct Raw8<float> {
     float4 low, high;
     __device__ __forceinline__ void load(const float* p) {
-        low = __ldcs(reinterpret_cast<const float4*>(p)),
-        high = __ldcs(reinterpret_cast<const float4*>(p + 4));
+        low = load_streamed(reinterpret_cast<const float4*>(p)),
+        high = load_streamed(reinterpret_cast<const float4*>(p + 4));
     }
     __device__ __forceinline__ void widen(float (&x)[8]) const {
         x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w, x[4] = high.x, x[5] = high.y, x[6] = high.z,

@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(THREADS, Recurrence::BLOCKS)
                 recurrence.advance(own.tokens[buffer][i], vectors(stage), state(slot, now.head),
                                    own.y_of[buffer][i]);
         }
-        __syncwarp();
+        sync_warp();
         prepare_row(next, buffer ^ 1);
         if (threadIdx.x == 0) {
             own.drawn[buffer ^ 1] = drawn;

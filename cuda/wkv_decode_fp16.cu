@@ -62,14 +62,14 @@ __device__ __forceinline__ float warp_sums(const float (&x)[N], int lane) {
     if constexpr (LANES == 1) {
         return x[0];
     } else if constexpr (N == 1) {
-        const float sum[1] = {x[0] + __shfl_xor_sync(ALL, x[0], OTHER)};
+        const float sum[1] = {x[0] + shuffle_xor(x[0], OTHER)};
         return warp_sums<1, OTHER>(sum, lane);
     } else {
         float half[N / 2];
 #pragma unroll
         for (int i = 0; i < N / 2; i++)
-            half[i] = (lane & OTHER ? x[N / 2 + i] : x[i]) +
-                      __shfl_xor_sync(ALL, lane & OTHER ? x[i] : x[N / 2 + i], OTHER);
+            half[i] =
+                (lane & OTHER ? x[N / 2 + i] : x[i]) + shuffle_xor(lane & OTHER ? x[i] : x[N / 2 + i], OTHER);
         return warp_sums<N / 2, OTHER>(half, lane);
     }
 }
@@ -130,7 +130,7 @@ struct Half {
             }
             *reinterpret_cast<uint2*>(t.before[token] + 2 * lane) = value_and_removed;
         }
-        const float sum = warp_sums(sums, lane), scale = normalizing(__shfl_sync(ALL, sum, SQUARES));
+        const float sum = warp_sums(sums, lane), scale = normalizing(shuffle(sum, SQUARES));
         const int which = lane * SUMS / WARP;
         if (lane % (WARP / SUMS) == 0) t.sums[which] = which >= B_R && which < WITH_READ ? sum * scale : sum;
         const float2 unit = times(p.kk, make_float2(scale, scale)),
@@ -208,7 +208,7 @@ struct Half {
                 const float2 old = to_float2(before[token]);
                 mine += old.x * carried[2 * token] + old.y * carried[2 * token + 1];
             }
-            const float removed = __shfl_sync(ALL, mine, 0, 4);
+            const float removed = shuffle<4>(mine, 0);
             a[down] = q == 3 ? before[0] : __byte_perm(v, split(in_range(removed)), update);
             a_late[down] = q == 0 ? before[1] : 0;
             if (q == 1) y_of[row + 8 * down] = mine - removed * b_r + (parts.x + parts.y) * k_r;

@@ -31,7 +31,7 @@ __device__ __forceinline__ void sum_over_keys(float (&x)[OWN]) {
 #pragma unroll
     for (int offset = 1; offset < 8; offset *= 2)
 #pragma unroll
-        for (int n = 0; n < OWN; n++) x[n] += __shfl_xor_sync(ALL, x[n], offset);
+        for (int n = 0; n < OWN; n++) x[n] += shuffle_xor(x[n], offset);
 }
 
 struct Single {

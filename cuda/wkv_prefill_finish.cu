@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(FINISH_WARPS* WARP)
 #pragma unroll
         for (int offset = 4; offset < WARP; offset *= 2)
 #pragma unroll
-            for (int t = 0; t < 4; t++) sum[t] += __shfl_xor_sync(ALL, sum[t], offset);
+            for (int t = 0; t < 4; t++) sum[t] += shuffle_xor(sum[t], offset);
 #pragma unroll
         for (int w = 0; w < TILES; w++)
 #pragma unroll
@@ -53,14 +53,14 @@ __global__ void __launch_bounds__(FINISH_WARPS* WARP)
 #pragma unroll
         for (int offset = 4; offset < WARP; offset *= 2)
 #pragma unroll
-            for (int t = 0; t < 4; t++) squares[t] += __shfl_xor_sync(ALL, squares[t], offset);
+            for (int t = 0; t < 4; t++) squares[t] += shuffle_xor(squares[t], offset);
         float own[4];
 #pragma unroll
         for (int t = 0; t < 4; t++) {
             squares[t] = rsqrtf(squares[t] / HEAD + NORM_EPSILON);
             own[t] = data.own[2 * quarter + t % 2 + t / 2 * 8];
         }
-        __syncwarp();  // the chunk before has been read
+        sync_warp();  // the chunk before has been read
 #pragma unroll
         for (int w = 0; w < TILES; w++)
 #pragma unroll
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(FINISH_WARPS* WARP)
                     normed[warp][2 * quarter + t % 2 + t / 2 * 8][value] =
                         to_finite_half(y[w][down][t] * squares[t] * weight + bias + own[t] * values[t]);
             }
-        __syncwarp();
+        sync_warp();
 #pragma unroll
         for (int n = 0; n < CHUNK / 4; n++) {
             const int t = lane / 8 + 4 * n;

@@ -19,14 +19,14 @@ __device__ __forceinline__ void halve(float (&x)[8], int lane) {
 #pragma unroll
     for (int i = 0; i < OFFSET / 4; i++) {
         const float low = x[i], high = x[i + OFFSET / 4];
-        x[i] = (upper ? high : low) + __shfl_xor_sync(ALL, upper ? low : high, OFFSET);
+        x[i] = (upper ? high : low) + shuffle_xor(upper ? low : high, OFFSET);
     }
 }
 
 __device__ __forceinline__ float sums_over_lanes(float (&x)[8], int lane) {
     halve<16>(x, lane), halve<8>(x, lane), halve<4>(x, lane);
-    const float sum = x[0] + __shfl_xor_sync(ALL, x[0], 2);
-    return sum + __shfl_xor_sync(ALL, sum, 1);
+    const float sum = x[0] + shuffle_xor(x[0], 2);
+    return sum + shuffle_xor(sum, 1);
 }
 
 enum Input { W, K, R, A, V, MIX, FIRST, INPUTS };
@@ -55,7 +55,7 @@ struct Place {
 __device__ __forceinline__ void fetch(const TimeMixInput& in, const Place& place, int head, Workspace& ws) {
     const int t = threadIdx.x / 8, part = threadIdx.x % 8, bytes = t < place.count ? 16 : 0;
     const size_t at = bytes ? size_t(place.token + t) * in.width + head * HEAD + 8 * part : 0;
-    const unsigned to = unsigned(__cvta_generic_to_shared(&ws.inputs[0][t][part]));
+    const unsigned to = shared_address(&ws.inputs[0][t][part]);
     const auto copy = [&](Input input, const __half* from) {
         copy_async(to + unsigned(input * sizeof(ws.inputs[0])), from + at, bytes);
     };
@@ -181,7 +181,7 @@ __device__ __forceinline__ void load_chunk(const Channels& c, bool mixes, int co
         const int t = warp * OWN_TOKENS + i;
         const float2 r = to_float2(r_raw[i]),
                      log = make_float2(before.x + decay[i][0], before.y + decay[i][1]);
-        const float s = __shfl_sync(ALL, scale, 4 * i), unit[2] = {kk[i][0] * s, kk[i][1] * s};
+        const float s = shuffle(scale, 4 * i), unit[2] = {kk[i][0] * s, kk[i][1] * s};
         const float shrunk[2] = {power_of_two(-log.x), power_of_two(-log.y)};  // M / W_t
         put_pair(ws.kk[t], pair, to_half2(unit[0] * grown[0], unit[1] * grown[1]));
         grown[0] = power_of_two(log.x), grown[1] = power_of_two(log.y);

@@ -59,7 +59,7 @@ struct Ring {
     unsigned phase = 0;  // odd: every stage has been used an odd number of times before this one
 
     __device__ __forceinline__ Ring(uint4* shared, unsigned long long* barriers)
-        : stages(shared), full(unsigned(__cvta_generic_to_shared(barriers))), free(full + 8 * STAGES) {
+        : stages(shared), full(shared_address(barriers)), free(full + 8 * STAGES) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
         constexpr int FETCHERS = 1;
 #else
@@ -88,7 +88,7 @@ struct Ring {
     // The keys of a chunk, and the values of WARPS tiles from `first_tile` on.
     __device__ __forceinline__ void fetch(const ChunkData* data, int first_tile, int lane) const {
         mbarrier::wait(free + 8 * stage, phase ^ 1);
-        const unsigned barrier = full + 8 * stage, to = unsigned(__cvta_generic_to_shared(place()));
+        const unsigned barrier = full + 8 * stage, to = shared_address(place());
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
         if (lane == 0) {
             mbarrier::arrive_and_expect<VECTORS * 16>(barrier);

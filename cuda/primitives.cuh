@@ -1,0 +1,230 @@
+// The instructions that kernels use beyond plain C++, as functions whose names say what they do: intrinsics
+// and inline PTX, whose exact meaning the PTX ISA manual has. hopper.cuh has those of sm_90a.
+#pragma once
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#define DEVICE __device__ __forceinline__
+
+constexpr int WARP = 32;  // lanes of a warp, which all take part in what follows
+
+// The value of another lane: of a given one (of each WIDTH lanes side by side), of the one whose number
+// differs in these bits, of the one so many before (its own where there is none).
+template <int WIDTH = WARP, typename T>
+DEVICE T shuffle(T x, int lane) {
+    return __shfl_sync(~0u, x, lane, WIDTH);
+}
+
+template <typename T>
+DEVICE T shuffle_xor(T x, int bits) {
+    return __shfl_xor_sync(~0u, x, bits);
+}
+
+template <typename T>
+DEVICE T shuffle_up(T x, int by) {
+    return __shfl_up_sync(~0u, x, by);
+}
+
+// Bit i: whether it is true in lane i.
+DEVICE unsigned warp_ballot(bool is) { return __ballot_sync(~0u, is); }
+DEVICE bool warp_any(bool is) { return __any_sync(~0u, is); }
+DEVICE unsigned warp_max(unsigned x) { return __reduce_max_sync(~0u, x); }
+DEVICE int warp_min(int x) { return __reduce_min_sync(~0u, x); }
+
+// What each lane has written before, the others read after.
+DEVICE void sync_warp() { __syncwarp(); }
+
+DEVICE unsigned shared_address(const void* p) { return unsigned(__cvta_generic_to_shared(p)); }
+
+// What is read once in a step, such as states and logits: first to leave the caches.
+template <typename T>
+DEVICE T load_streamed(const T* p) {
+    return __ldcs(p);
+}
+
+// Programmatic dependent launch: wait until the kernel before has ended; allow the next one to begin.
+DEVICE void grid_dependency_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+DEVICE void grid_dependency_launch() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Stores of 16 and 8 bytes. The compiler would make stores of 4 bytes of a vector whose words it has just
+// packed.
+DEVICE void store(void* to, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x), "r"(y), "r"(z), "r"(w)
+                 : "memory");
+}
+
+DEVICE void store(void* to, uint32_t x, uint32_t y) {
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(x), "r"(y) : "memory");
+}
+
+DEVICE void store(void* to, float4 v) {
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                 : "memory");
+}
+
+// 16 bytes that are read once in a step, such as weights: they take no place in L1.
+DEVICE uint4 load_once(const void* address) {
+    uint4 x;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(address));
+    return x;
+}
+
+// `bytes`, a multiple of 16, into the L2 cache. For sm_90 and newer.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+DEVICE void prefetch_l2(const void* from, unsigned bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+#endif
+
+// Asynchronous copies from global to shared memory. `wait_copies<N>` waits until all but the last N groups
+// that this thread has closed with `commit_copies` have arrived; only this thread is sure to see them then.
+DEVICE void copy_async(unsigned to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+DEVICE void copy_async(uint4* to, const void* from) { copy_async(shared_address(to), from); }
+
+// Only the first `bytes` of 16; the rest becomes zero.
+DEVICE void copy_async(unsigned to, const void* from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
+// BYTES: 8 or 16, also cached in L1.
+template <int BYTES>
+DEVICE void copy_async_cached(void* to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from), "n"(BYTES)
+                 : "memory");
+}
+
+DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int N>
+DEVICE void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// Tensor cores: c [16 x 8, fp32] += a [16 x 16] b [16 x 8], fp16, by a warp.
+DEVICE void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// c [16 x 8, fp32] += a [16 x 8] b [8 x 8].
+DEVICE void mma8(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(b));
+}
+
+// Four 8 x 8 matrices of fp16 from shared memory as operands of `mma`: lane i names row i % 8 of matrix i /
+// 8.
+DEVICE void load_matrix(uint32_t (&x)[4], const __half* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// The same, transposed.
+DEVICE void load_transposed(uint32_t (&x)[4], const __half* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// Two matrices, transposed; `row` is an address in shared memory.
+DEVICE void load_transposed(uint32_t& x0, uint32_t& x1, uint32_t row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(x0), "=r"(x1)
+                 : "r"(row)
+                 : "memory");
+}
+
+// To fp16, where what it cannot hold becomes the largest number that it can: infinity would turn GEMMs into
+// NaN.
+DEVICE uint32_t to_finite_half2(float x, float y) {
+    uint32_t pair;
+    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
+    return pair;
+}
+
+DEVICE __half to_finite_half(float x) {
+    unsigned short bits;
+    asm("cvt.rn.satfinite.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return __ushort_as_half(bits);
+}
+
+// 2^x, approximately.
+DEVICE float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Barriers in shared memory on any GPU, for a producer and consumers of a ring. `barrier`: an address there.
+// A phase ends when all arrivals, and from Hopper on all bytes expected, have come; `parity` is that of the
+// phase waited for.
+namespace mbarrier {
+template <int ARRIVALS>
+DEVICE void init(unsigned barrier) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "n"(ARRIVALS) : "memory");
+}
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define WAIT_ONCE "mbarrier.try_wait"
+#else
+#define WAIT_ONCE "mbarrier.test_wait"
+#endif
+DEVICE void wait(unsigned barrier, unsigned parity) {
+    asm volatile("{\n.reg .pred done;\nagain:\n" WAIT_ONCE
+                 ".parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+}
+
+DEVICE void arrive(unsigned barrier) {
+    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(barrier) : "memory");
+}
+
+// This thread arrives when its copies so far have.
+DEVICE void arrive_with_copies(unsigned barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+template <int BYTES>
+DEVICE void arrive_and_expect(unsigned barrier) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "n"(BYTES)
+                 : "memory");
+}
+
+// A run of bytes from global to shared memory; they count at `barrier`.
+DEVICE void copy_bulk(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier)
+        : "memory");
+}
+#endif
+}  // namespace mbarrier
+
+// What this thread has written to shared memory becomes visible to asynchronous copies.
+DEVICE void fence_async_shared() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}

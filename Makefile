@@ -15,7 +15,7 @@ test: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run -Werror cuda/*.cu cuda/*.cuh
+	$(BIN)/clang-format --dry-run -Werror cuda/*.cu cuda/*.cuh hip/*.cu hip/*.cuh
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 

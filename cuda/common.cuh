@@ -1,14 +1,9 @@
-// What all kernels share: launches that overlap the end of the kernel before, conversions, reductions,
-// prefetches of weights.
+// What all kernels share: waiting for the kernel before, conversions, reductions, prefetches of weights.
 //
 // Every function that Python calls is extern "C", takes raw device pointers and a stream, and returns a
 // cudaError_t as an int.
 #pragma once
-#include <cuda_fp16.h>
-#include <cuda_runtime.h>
-#include <stdint.h>
-
-#include "primitives.cuh"
+#include "vendor.cuh"
 
 constexpr float MAX_HALF = 65504.f;
 
@@ -20,60 +15,11 @@ __device__ __forceinline__ void wait_for_inputs() {
     grid_dependency_launch();
 }
 
-// Major number of the compute capability. Static, as libraries for several architectures may be loaded by one
-// process.
-static inline int major_capability() {
-    static const int number = [] {
-        int device = 0, major = 0;
-        cudaGetDevice(&device);
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-        return major;
-    }();
-    return number;
-}
-
-static inline bool overlaps_launches() { return major_capability() >= 9; }
-static inline bool on_hopper() { return major_capability() == 9; }
-
 inline int multiprocessors() {
     int device = 0, count = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
     return count;
-}
-
-// With the first `count` of these attributes: may overlap the kernel before; blocks next to each other in x
-// form clusters of that size.
-template <typename... Expected, typename... Given>
-int launch_with(int count, unsigned cluster, void (*kernel)(Expected...), dim3 grid, dim3 block,
-                size_t shared, cudaStream_t stream, const Given&... given) {
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = cluster;
-    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = block;
-    config.dynamicSmemBytes = shared;
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = count;
-    return cudaLaunchKernelEx(&config, kernel, Expected(given)...);
-}
-
-template <typename... Expected, typename... Given>
-int launch(void (*kernel)(Expected...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
-           const Given&... given) {
-    return launch_with(overlaps_launches() ? 1 : 0, 1, kernel, grid, block, shared, stream, given...);
-}
-
-// Only for Hopper and newer.
-template <typename... Expected, typename... Given>
-int launch_clusters(unsigned cluster, void (*kernel)(Expected...), dim3 grid, dim3 block, size_t shared,
-                    cudaStream_t stream, const Given&... given) {
-    return launch_with(2, cluster, kernel, grid, block, shared, stream, given...);
 }
 
 __device__ __forceinline__ float warp_sum(float x) {
@@ -101,11 +47,11 @@ struct Prefetch {
 
 // This block's share of them.
 __device__ __forceinline__ void prefetch(const Prefetch& weights) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    const unsigned blocks = gridDim.x * gridDim.y, block = blockIdx.y * gridDim.x + blockIdx.x,
-                   piece = 16 * 1024;
-    for (unsigned i = block + threadIdx.x * blocks; i < (weights.bytes + piece - 1) / piece;
-         i += blocks * blockDim.x)
-        prefetch_l2(weights.from + i * piece, min(piece, weights.bytes - i * piece));
-#endif
+    if constexpr (PREFETCHES) {
+        const unsigned blocks = gridDim.x * gridDim.y, block = blockIdx.y * gridDim.x + blockIdx.x,
+                       piece = 16 * 1024;
+        for (unsigned i = block + threadIdx.x * blocks; i < (weights.bytes + piece - 1) / piece;
+             i += blocks * blockDim.x)
+            prefetch_l2(weights.from + i * piece, min(piece, weights.bytes - i * piece));
+    }
 }

@@ -33,9 +33,9 @@ struct LowRankLayout {
 // GROUPS: warpgroups of 64 rows of x. COLUMNS: rows of w of a block. SPLIT_K: parts of K, and blocks of a
 // cluster.
 template <int GROUPS, int COLUMNS, int SPLIT_K>
-__global__ void __launch_bounds__(GROUPS* GROUP + WARP, 1)
+__global__ void LAUNCH_BOUNDS(GROUPS* GROUP + WARP, 1)
     gemm_lowrank_kernel(const __grid_constant__ LowRankGemms all) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#if HOPPER
     using namespace hopper;
     using In = LowRankLayout<GROUPS, COLUMNS, SPLIT_K>;
     constexpr int STAGES = In::STAGES, MULTIPLIERS = GROUPS * GROUP;

@@ -32,7 +32,7 @@ struct LowRankGemms {
 
 __host__ __device__ constexpr int up(int x, int y) { return (x + y - 1) / y; }
 
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#if HOPPER
 namespace hopper {
 // acc += a piece of 64 rows of x times one of w.
 template <int COLUMNS>

@@ -26,9 +26,9 @@ struct GroupedLayout {
 // A tile of GROUPS times 64 rows of x by COLUMNS rows of w, of one part after the other of those that this
 // block takes. The ring does not end with a part, so that the next is multiplied while the last is stored.
 template <int GROUPS, int COLUMNS>
-__global__ void __launch_bounds__(GROUPS* GROUP + WARP, 1)
+__global__ void LAUNCH_BOUNDS(GROUPS* GROUP + WARP, 1)
     gemm_grouped_kernel(const __grid_constant__ LowRankGemms all) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#if HOPPER
     using namespace hopper;
     using In = GroupedLayout<GROUPS, COLUMNS>;
     constexpr int MULTIPLIERS = GROUPS * GROUP;

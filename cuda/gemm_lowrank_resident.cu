@@ -28,7 +28,7 @@ constexpr int resident_shared_bytes(int pieces) {
 // In shared memory: the ring, a tile of y, w, the barriers.
 __global__ void __launch_bounds__(MULTIPLIERS + WARP)
     gemm_resident_kernel(const __grid_constant__ LowRankGemms all) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#if HOPPER
     using namespace hopper;
     extern __shared__ uint8_t shared[];
     const uint32_t ring = (shared_address(shared) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT,

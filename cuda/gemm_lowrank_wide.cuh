@@ -25,7 +25,7 @@ constexpr int wide_shared_bytes(int pieces) {
     return pieces * (WIDE_BYTES + 16) + RINGS_AND_YS + WIDE_GROUPS * RESIDENT_STAGES * 16;
 }
 
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#if HOPPER
 // Does `each(part, column tile, its first row tile, the end of its row tiles)` for what this block has to do:
 // all tiles, by parts, then by columns, then by rows, in stretches that cost the same.
 template <typename Each>
@@ -51,9 +51,8 @@ __device__ __forceinline__ void for_tiles_of_block(const LowRankGemms& all, Each
 
 // One block on a multiprocessor, with 128 rows of w at a time. Its warpgroups take tiles in turn, so that one
 // multiplies while another stores. One warp loads w, and one for each warpgroup its x.
-__global__ void __launch_bounds__(WIDE_THREADS, 1)
-    gemm_wide_kernel(const __grid_constant__ LowRankGemms all) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+__global__ void LAUNCH_BOUNDS(WIDE_THREADS, 1) gemm_wide_kernel(const __grid_constant__ LowRankGemms all) {
+#if HOPPER
     using namespace hopper;
     constexpr int MULTIPLIERS = WIDE_GROUPS * GROUP;
     extern __shared__ __align__(1024) uint8_t raw[];

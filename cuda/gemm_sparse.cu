@@ -42,7 +42,7 @@ __device__ __forceinline__ uint32_t upper(uint32_t first, uint32_t second) {
 
 // 1 << wide_bits warps stand side by side; the others of the block share their columns.
 template <int M>
-__global__ void __launch_bounds__(THREADS, 2)
+__global__ void LAUNCH_BOUNDS(THREADS, 2)
     gemm_sparse_kernel(const __half* h, const __half* w, float* partials, int k, int n, int units,
                        int wide_bits, Prefetch weights) {
     extern __shared__ __align__(16) uint8_t raw[];
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     uint16_t* const list = reinterpret_cast<uint16_t*>(rows + units + SIXTEEN);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quad = lane % 4;
     const int split = blockIdx.x, begin = split * units, end = min(begin + units, k);
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#if HOPPER
     __shared__ uint64_t barrier;
     const uint32_t summed = shared_address(&barrier);
     if (threadIdx.x == 0) {
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(THREADS, 2)
 
     // A lane has rows 2 quad and the next, of eight columns. The sums of all warps that share columns lie as
     // [warp][row][column] with the block that adds them up.
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#if HOPPER
     const int kept_bits = wide_bits + 3, sources = SPARSE_SPLITS * shares, source = split * shares + share,
               first_kept = split << kept_bits;
     static_assert(COLUMNS / SPARSE_SPLITS == 1 << 3);
@@ -180,14 +180,14 @@ __global__ void __launch_bounds__(THREADS, 2)
             for (int i = 0; i < 2; i++) {
                 const float4 sum =
                     make_float4(acc[2 * i][r], acc[2 * i][2 + r], acc[2 * i + 1][r], acc[2 * i + 1][2 + r]);
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#if HOPPER
                 hopper::send_to(own_column >> kept_bits, shared_address(sums + place + i * 4), summed, sum);
 #else
                 *reinterpret_cast<float4*>(sums + place + i * 4) = sum;
 #endif
             }
     }
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#if HOPPER
     hopper::barrier_wait_cluster(summed, 0);
 #else
     __syncthreads();

@@ -55,7 +55,7 @@ __device__ __forceinline__ Tile locate(const StreamGemms& all, int tile) {
 // A block takes every gridDim.y-th tile of w. The first loads of its next tile are under way before the sums
 // of this one are added up.
 template <int NT, int R, int SPLIT_K>
-__global__ void __launch_bounds__(WARPS* WARP, R == 1 ? 2 : 1)
+__global__ void LAUNCH_BOUNDS(WARPS* WARP, R == 1 ? 2 : 1)
     gemm_stream_kernel(const __grid_constant__ StreamGemms all) {
     constexpr int STEPS = 8 / R;  // of 32 k, in flight at once
     constexpr int X_STEPS = STEPS * NT > 4 ? 4 / NT : STEPS;

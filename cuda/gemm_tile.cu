@@ -44,9 +44,9 @@ struct TileGemms {
 };
 
 template <int TN, bool TRANSPOSED>
-__global__ void __launch_bounds__(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP, least_blocks(TN))
+__global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP, least_blocks(TN))
     gemm_tile_kernel(const __grid_constant__ TileGemms p) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#if HOPPER
     using namespace hopper;
     constexpr int STRIPS = strips_for(TN), X_BYTES = STRIPS * TN * STRIP_BYTES;
     constexpr int CHUNKS = TN / 8;  // eight rows of x each: four numbers of a thread

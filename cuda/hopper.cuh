@@ -1,11 +1,11 @@
 // What a Hopper GPU (sm_90a) adds: the tensor memory accelerator (TMA), wgmma, and shared memory of a
 // cluster. The PTX ISA manual has the exact meaning of the instructions.
 #pragma once
+#include "vendor.cuh"
+
+#if HOPPER
 #include <cuda.h>
 
-#include "primitives.cuh"
-
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 namespace hopper {
 constexpr uint64_t READ_ONCE = 0x12F0000000000000;  // L2 cache policies: evict first, evict last
 constexpr uint64_t READ_AGAIN = 0x14F0000000000000;

@@ -21,10 +21,10 @@ constexpr int MANY_NUMBERS = 960 * 1024;  // of x: fewer move faster than the bl
 // used only after what is added has been requested. Partial sums are added one after the other: there are no
 // registers for all at once, as three blocks share a multiprocessor.
 template <int MIXES, bool PARTIALS>
-__global__ void __launch_bounds__(MAX_TEAM_THREADS, 3)
+__global__ void LAUNCH_BOUNDS(MAX_TEAM_THREADS, 3)
     norm_mix_team_kernel(const __grid_constant__ NormInput in, int rows, const int* slots, __half* shift,
                          size_t slot_stride, const __half* mixes, __half* out) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#if HOPPER
     using namespace hopper;
     constexpr int N = WARP_COLUMNS / WARP;
     extern __shared__ __align__(16) __half constants[];  // [MIXES + 2, columns]: mixes, weight, bias

@@ -1,10 +1,25 @@
 // The instructions that kernels use beyond plain C++, as functions whose names say what they do: intrinsics
 // and inline PTX, whose exact meaning the PTX ISA manual has. hopper.cuh has those of sm_90a.
 #pragma once
+#include <cooperative_groups.h>
 #include <cuda_fp16.h>
 #include <stdint.h>
 
 #define DEVICE __device__ __forceinline__
+// Threads of a block, and how many blocks a multiprocessor is to hold.
+#define LAUNCH_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
+
+// Whether blocks can reach into each other's shared memory; whether there is what hopper.cuh needs.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define CLUSTERS 1
+#else
+#define CLUSTERS 0
+#endif
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define HOPPER 1
+#else
+#define HOPPER 0
+#endif
 
 constexpr int WARP = 32;  // lanes of a warp, which all take part in what follows
 
@@ -80,11 +95,15 @@ DEVICE uint4 load_once(const void* address) {
     return x;
 }
 
-// `bytes`, a multiple of 16, into the L2 cache. For sm_90 and newer.
+// `bytes`, a multiple of 16, into the L2 cache, on sm_90 and newer.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+constexpr bool PREFETCHES = true;
 DEVICE void prefetch_l2(const void* from, unsigned bytes) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
+#else
+constexpr bool PREFETCHES = false;
+DEVICE void prefetch_l2(const void*, unsigned) {}
 #endif
 
 // Asynchronous copies from global to shared memory. `wait_copies<N>` waits until all but the last N groups
@@ -228,3 +247,7 @@ DEVICE void fence_async_shared() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
+
+// Of two pairs of fp16 numbers: the larger ones; all bits of the halves in which x is not less than y.
+DEVICE __half2 larger_halves(__half2 x, __half2 y) { return __hmax2(x, y); }
+DEVICE unsigned halves_reaching(__half2 x, __half2 y) { return __hge2_mask(x, y); }

@@ -230,10 +230,8 @@ __device__ inline Cut cut(const Team& team, Shared& s, const Segment& segment, c
 // many, the fp16 kernel keeps to the registers of three blocks a multiprocessor (`RESIDENT`), whose values
 // fit in shared memory too where a team has four or more.
 template <typename Logit, bool IN_SHARED, int RESIDENT>
-__global__ void __launch_bounds__(THREADS, RESIDENT) sample_kernel(const __grid_constant__ SampleInput in) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-    if (IN_SHARED) return;  // never launched there; nothing to compile
-#endif
+__global__ void LAUNCH_BOUNDS(THREADS, RESIDENT) sample_kernel(const __grid_constant__ SampleInput in) {
+    if (IN_SHARED && !CLUSTERS) return;  // never launched there; nothing to compile
     extern __shared__ float4 dynamic[];
     __shared__ Shared s;
     const Team team = Team::here();
@@ -318,7 +316,8 @@ int start(SampleInput in, int rows, int blocks, cudaStream_t stream) {
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
         if (error) return error;
     }
-    return launch_with(in.workspace ? 0 : 2, blocks, kernel, rows * blocks, THREADS, shared, stream, in);
+    return in.workspace ? launch_alone(kernel, rows * blocks, THREADS, shared, stream, in)
+                        : launch_clusters(blocks, kernel, rows * blocks, THREADS, shared, stream, in);
 }
 
 }  // namespace sample

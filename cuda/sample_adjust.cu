@@ -18,13 +18,11 @@ namespace sample {
 
 // Rows of padding get logits without bias or penalties, and limits with which any draw ends.
 template <typename Logit, bool IN_SHARED>
-__global__ void __launch_bounds__(THREADS, 2) adjust_kernel(const __grid_constant__ AdjustInput in) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-    if (IN_SHARED) return;  // never launched there; nothing to compile
-#endif
+__global__ void LAUNCH_BOUNDS(THREADS, 2) adjust_kernel(const __grid_constant__ AdjustInput in) {
+    if (IN_SHARED && !CLUSTERS) return;  // never launched there; nothing to compile
     extern __shared__ float4 dynamic[];
     __shared__ SampleRecord row;
-    __shared__ alignas(16) uint32_t tops[GROUPS];
+    __shared__ __align__(16) uint32_t tops[GROUPS];
     __shared__ int slot;
     const Team team = Team::here();
     team.begin();
@@ -92,7 +90,8 @@ int start_adjust(AdjustInput in, int rows, int blocks, cudaStream_t stream) {
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
         if (error) return error;
     }
-    return launch_with(in_shared ? 2 : 0, blocks, kernel, rows * blocks, THREADS, shared, stream, in);
+    return in_shared ? launch_clusters(blocks, kernel, rows * blocks, THREADS, shared, stream, in)
+                     : launch_alone(kernel, rows * blocks, THREADS, shared, stream, in);
 }
 
 }  // namespace sample

@@ -110,7 +110,7 @@ __device__ __forceinline__ float read_halves(const SampleInput& in, const __half
             }
 #pragma unroll
             for (int j = 0; j < 4; j++)
-                y[j] = __hadd2(y[j], zero), top = __hmax2(top, y[j]);  // there is one zero only
+                y[j] = __hadd2(y[j], zero), top = larger_halves(top, y[j]);  // there is one zero only
             segment.halves()[at / 8] = *reinterpret_cast<const uint4*>(y);
         }
     }

@@ -106,7 +106,7 @@ struct Segment {
     // Which of eight values reach `least`: bit i for value i.
     static __device__ __forceinline__ unsigned reach(uint4 pairs, __half2 least) {
         const auto mask = [&](uint32_t pair) {
-            return __hge2_mask(*reinterpret_cast<const __half2*>(&pair), least);
+            return halves_reaching(*reinterpret_cast<const __half2*>(&pair), least);
         };
         const unsigned found = (mask(pairs.x) & 0x00020001) | (mask(pairs.y) & 0x00080004) |
                                (mask(pairs.z) & 0x00200010) | (mask(pairs.w) & 0x00800040);

@@ -1,8 +1,6 @@
 // The blocks that share one row of logits: a cluster with distributed shared memory on sm_90 and newer, a
 // single block on older GPUs.
 #pragma once
-#include <cooperative_groups.h>
-
 #include "common.cuh"
 
 namespace sample {
@@ -27,7 +25,7 @@ struct Team {
     int rank, size;
 
     static __device__ __forceinline__ Team here() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if CLUSTERS
         const auto cluster = cooperative_groups::this_cluster();
         return {int(cluster.block_rank()), int(cluster.num_blocks())};
 #else
@@ -39,20 +37,20 @@ struct Team {
     // before the first such access. Nothing has been written by then, so the arrival need not wait for
     // memory.
     __device__ __forceinline__ void begin() const {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if CLUSTERS
         if (size > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
     }
 
     __device__ __forceinline__ void wait_for_all() const {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if CLUSTERS
         if (size > 1) cooperative_groups::this_cluster().barrier_wait();
 #endif
     }
 
     // All threads of all blocks: what each wrote, to any block's shared memory, the others see.
     __device__ __forceinline__ void sync() const {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if CLUSTERS
         if (size > 1) {
             cooperative_groups::this_cluster().sync();
             return;
@@ -64,7 +62,7 @@ struct Team {
     // Where block `of` has the shared variable that this block has at `place`.
     template <typename T>
     __device__ __forceinline__ T* at(T* place, int of) const {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if CLUSTERS
         if (size > 1) return cooperative_groups::this_cluster().map_shared_rank(place, of);
 #endif
         return place;

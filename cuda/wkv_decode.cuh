@@ -136,7 +136,7 @@ struct Shared {
 // Warp i prepares and finishes row i of a tile. While a tile is computed, the inputs of the next are on their
 // way, as are the states of the rows that follow; every thread copies what it will use itself.
 template <typename Recurrence>
-__global__ void __launch_bounds__(THREADS, Recurrence::BLOCKS)
+__global__ void LAUNCH_BOUNDS(THREADS, Recurrence::BLOCKS)
     wkv_decode_kernel(const __grid_constant__ TimeMixInput in, const int* slots, int most, const int* counted,
                       int tile) {
     using Number = typename Recurrence::Number;

@@ -227,7 +227,7 @@ __device__ __forceinline__ void solve(Workspace& ws, int lane) {
 }
 
 // Grid (heads, chunks at a time).
-__global__ void __launch_bounds__(PREPARE_WARPS* WARP, PREPARE_BLOCKS)
+__global__ void LAUNCH_BOUNDS(PREPARE_WARPS* WARP, PREPARE_BLOCKS)
     wkv_prefill_prepare_kernel(const __grid_constant__ TimeMixInput in,
                                const __grid_constant__ ChunksInput packed, ChunkData* chunk_data) {
     extern __shared__ uint4 shared[];

@@ -1,0 +1,23 @@
+// What needs a Hopper GPU (cuda/gemm_tile.cu, gemm_lowrank.cu, norm_mix_decode_team.cu): nothing here calls
+// it.
+#include "../cuda/gemm.cuh"
+#include "../cuda/gemm_tile.cuh"
+#include "../cuda/norm.cuh"
+
+bool suits_team(const NormInput&, int) { return false; }
+
+int norm_mix_team(const NormInput&, int, const int*, __half*, size_t, const __half*, int, __half*,
+                  cudaStream_t) {
+    return cudaErrorNotSupported;
+}
+
+extern "C" {
+int rwkv_gemm_tile(const void* const*, const void* const*, void* const*, int, int, int, int, int, int,
+                   const TileShape*, cudaStream_t) {
+    return cudaErrorNotSupported;
+}
+
+int rwkv_gemm_lowrank(const GemmPart*, int, int, int, const char*, unsigned, cudaStream_t) {
+    return cudaErrorNotSupported;
+}
+}

@@ -1,10 +1,10 @@
-# make serve | test | lint | bench | kernels | sanitize      (PYTHON=python3.12 make ... picks the interpreter)
+# make serve | test | lint | bench | kernels | sanitize | hip-check      (PYTHON=python3.12 make ... picks the interpreter)
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-.PHONY: serve test lint bench kernels sanitize clean
+.PHONY: serve test lint bench kernels sanitize hip-check clean
 
 serve: $(VENV)/.installed
 	$(BIN)/python app.py $(ARGS)
@@ -39,6 +39,9 @@ kernels: $(VENV)/.installed  # for the GPUs here; ARGS="80 90a" for others
 
 sanitize: $(VENV)/.installed-dev  # needs a GPU and compute-sanitizer
 	$(BIN)/python bench/sanitize.py $(ARGS)
+
+hip-check: $(VENV)/.installed-dev  # compiles the kernels for AMD GPUs; ARGS=--table shows what each takes
+	$(BIN)/python hip/check.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

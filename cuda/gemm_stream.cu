@@ -97,7 +97,7 @@ __global__ void LAUNCH_BOUNDS(WARPS* WARP, R == 1 ? 2 : 1)
                         const int m = m0 + t * 8 + group, step = s + first + u;
                         xv[u][t] = make_uint4(0, 0, 0, 0);
                         if (step < now.end && m < all.m)
-                            xv[u][t] = *reinterpret_cast<const uint4*>(now.x + size_t(m) * now.k + step * 32);
+                            xv[u][t] = load16(now.x + size_t(m) * now.k + step * 32);
                     }
 #pragma unroll
                 for (int u = 0; u < X_STEPS; u++) {

@@ -86,6 +86,9 @@ DEVICE void store(void* to, float4 v) {
                  : "memory");
 }
 
+// 16 bytes of the device's memory.
+DEVICE uint4 load16(const void* from) { return *static_cast<const uint4*>(from); }
+
 // 16 bytes that are read once in a step, such as weights: they take no place in L1.
 DEVICE uint4 load_once(const void* address) {
     uint4 x;

@@ -56,6 +56,29 @@ DEVICE T* shared_pointer(unsigned address) {
     return (T*)reinterpret_cast<__attribute__((address_space(3))) T*>(uintptr_t(address));
 }
 
+// A pointer to memory of the device: without that the compiler does not know of one that comes from a
+// structure, and has every access find out (a flat instruction).
+template <typename T>
+DEVICE __attribute__((address_space(1))) T* global_pointer(T* p) {
+    return (__attribute__((address_space(1))) T*)p;
+}
+
+using Words4 = uint32_t __attribute__((ext_vector_type(4)));
+using Words2 = uint32_t __attribute__((ext_vector_type(2)));
+
+DEVICE uint4 load16(const void* from) {
+    const Words4 x = *global_pointer(static_cast<const Words4*>(from));
+    return make_uint4(x.x, x.y, x.z, x.w);
+}
+
+DEVICE void store(void* to, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
+    *global_pointer(static_cast<Words4*>(to)) = Words4{x, y, z, w};
+}
+
+DEVICE void store(void* to, uint32_t x, uint32_t y) {
+    *global_pointer(static_cast<Words2*>(to)) = Words2{x, y};
+}
+
 // x.0 y.0 + x.1 y.1 + c, the products exact and the sums fp32.
 DEVICE float dot2(uint32_t x, uint32_t y, float c) {
     using Pair = _Float16 __attribute__((ext_vector_type(2)));
@@ -88,6 +111,14 @@ DEVICE T* shared_pointer(unsigned address) {
     return static_cast<T*>(__cvta_shared_to_generic(address));
 }
 
+DEVICE uint4 load16(const void* from) { return *static_cast<const uint4*>(from); }
+
+DEVICE void store(void* to, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
+    *static_cast<uint4*>(to) = make_uint4(x, y, z, w);
+}
+
+DEVICE void store(void* to, uint32_t x, uint32_t y) { *static_cast<uint2*>(to) = make_uint2(x, y); }
+
 DEVICE float dot2(uint32_t x, uint32_t y, float c) {
     const float2 a = __half22float2(*reinterpret_cast<const __half2*>(&x)),
                  b = __half22float2(*reinterpret_cast<const __half2*>(&y));
@@ -115,37 +146,34 @@ DEVICE int warp_min(int x) {
 DEVICE void grid_dependency_wait() {}
 DEVICE void grid_dependency_launch() {}
 
-DEVICE void store(void* to, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
-    *static_cast<uint4*>(to) = make_uint4(x, y, z, w);
+DEVICE void store(void* to, float4 v) {
+    store(to, __float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w));
 }
-
-DEVICE void store(void* to, uint32_t x, uint32_t y) { *static_cast<uint2*>(to) = make_uint2(x, y); }
-DEVICE void store(void* to, float4 v) { *static_cast<float4*>(to) = v; }
 
 template <typename T>
 DEVICE T load_streamed(const T* p) {
     return *p;
 }
 
-DEVICE uint4 load_once(const void* address) { return *static_cast<const uint4*>(address); }
+DEVICE uint4 load_once(const void* address) { return load16(address); }
 
 constexpr bool PREFETCHES = false;
 DEVICE void prefetch_l2(const void*, unsigned) {}
 
 // Copies from global to shared memory, which are done when the call returns.
-DEVICE void copy_async(uint4* to, const void* from) { *to = *static_cast<const uint4*>(from); }
+DEVICE void copy_async(uint4* to, const void* from) { *to = load16(from); }
 DEVICE void copy_async(unsigned to, const void* from) { copy_async(shared_pointer<uint4>(to), from); }
 
 // 16 bytes or none, which become zero.
 DEVICE void copy_async(unsigned to, const void* from, int bytes) {
-    *shared_pointer<uint4>(to) = bytes ? *static_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
+    *shared_pointer<uint4>(to) = bytes ? load16(from) : make_uint4(0, 0, 0, 0);
 }
 
 template <int BYTES>
 DEVICE void copy_async_cached(void* to, const void* from) {
     static_assert(BYTES == 8 || BYTES == 16);
     if constexpr (BYTES == 16)
-        *static_cast<uint4*>(to) = *static_cast<const uint4*>(from);
+        *static_cast<uint4*>(to) = load16(from);
     else
         *static_cast<uint2*>(to) = *static_cast<const uint2*>(from);
 }

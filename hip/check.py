@@ -21,14 +21,12 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rwkv_batch.ops.cuda import abi
-from rwkv_batch.ops.hip import compiler
+from rwkv_batch.ops.cuda import abi, build
 
 ROOT = Path(__file__).resolve().parents[1]
 WAVES = {"gfx90a": 64, "gfx942": 64, "gfx1100": 32, "gfx1151": 32, "gfx1201": 32}  # lanes
@@ -91,26 +89,7 @@ def debian_compiler(folder: Path) -> str:
         file = folder / f"oclc_isa_version_{name}.bc"
         made = re.sub(r"i32 9010\b", f"i32 {number}", known)
         subprocess.run([tool("llvm-as"), "-", "-o", file], input=made, text=True, check=True)
-    return f"clang++-19 --rocm-path=/usr --rocm-device-lib-path={shlex.quote(str(folder))}"
-
-
-def built(folder: Path) -> Path:
-    """The library for all GPUs, linked."""
-    command = compiler.command()
-    assert command
-
-    def compiled(source: Path) -> Path:
-        file = folder / f"{source.stem}.o"
-        run = [*command, *compiler.compile_flags(source, list(WAVES)), "-Werror", "-c", source, "-o", file]
-        if subprocess.run(run).returncode:
-            raise SystemExit(f"{source.relative_to(ROOT)} could not be compiled.")
-        return file
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(compiled, compiler.sources()))
-    library = folder / "kernels.so"
-    subprocess.run([*command, "-shared", "--hip-link", *objects, "-lamdhip64", "-o", library], check=True)
-    return library
+    return f"clang++-19 -Werror --rocm-path=/usr --rocm-device-lib-path={shlex.quote(str(folder))}"
 
 
 def code_objects(library: bytes) -> Iterator[tuple[str, bytes]]:
@@ -194,7 +173,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if "HIPCXX" not in os.environ:
         os.environ["HIPCXX"] = debian_compiler(folder / "bitcode")
-    library = built(folder)
+    library = build.build(",".join(WAVES))
     problems, found = list(exported(library)), defaultdict[str, list[Kernel]](list)
     for number, (gpu, code) in enumerate(code_objects(library.read_bytes())):
         file = folder / f"{number}-{gpu}.elf"

@@ -25,7 +25,9 @@ def create_runner(
     """
     default = "fp32" if device.type == "cpu" else "fp16"
     wkv_dtype = {"fp16": torch.float16, "fp32": torch.float32}[wkv or default]
-    if device.type == "cuda":
+    if device.type == "cuda" and torch.version.hip:
+        log.warning("The kernels for AMD GPUs are not connected yet, so the slower torch operations run.")
+    elif device.type == "cuda":
         try:
             return CudaRunner(checkpoint, device, wkv_dtype, sampler)
         except BuildError as error:

@@ -2,8 +2,10 @@
 
 import shutil
 import subprocess
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from rwkv_batch.model.cuda.graphs import decode_sizes
 from rwkv_batch.ops.cuda import build
@@ -50,6 +52,19 @@ def test_a_missing_compiler_is_one_sentence(monkeypatch):
     monkeypatch.setattr(build, "nvcc", lambda: None)
     with pytest.raises(build.BuildError, match="there is no nvcc"):
         build.build("00")
+
+
+def test_a_missing_compiler_for_amd_is_one_sentence(monkeypatch):
+    monkeypatch.setattr(build.hip, "command", lambda: None)
+    with pytest.raises(build.BuildError, match=r"gfx000 .*there is no hipcc .*ROCm.*HIPCXX\.$"):
+        build.build("gfx000")
+
+
+def test_the_architecture_of_an_amd_gpu_is_the_name_of_its_instructions(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    named = SimpleNamespace(gcnArchName="gfx90a:sramecc+:xnack-")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: named)
+    assert build.architecture(0) == "gfx90a"
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 37, 320, 1000, 1024])

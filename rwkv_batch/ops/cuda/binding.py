@@ -85,11 +85,10 @@ class Kernels:
     """Own kernels for one GPU. Raises build.BuildError if they cannot be built or loaded."""
 
     def __init__(self, device: torch.device) -> None:
-        capability = torch.cuda.get_device_capability(device)
-        self.library = build.load(build.architecture(device))
+        architecture = build.architecture(device)
+        self.library = build.load(architecture)
         self._call = partial(launch, self.library)
-        self.has_lowrank = capability[0] == 9
-        self.has_tile = capability == (9, 0)
+        self.has_lowrank = self.has_tile = architecture == "90a"  # not by its number, which AMD GPUs have too
         self.sparse_partials = 1 if self.has_lowrank else SPARSE_SPLITS  # clusters of Hopper add them up
         for name, arguments in SIGNATURES.items():
             function = getattr(self.library, name)

@@ -1,7 +1,8 @@
-"""Builds the kernels in `cuda/` into a shared library, once for each version of the sources and architecture.
+"""Builds the kernels into a shared library, once for each version of the sources and architecture.
 
 python -m rwkv_batch.ops.cuda.build            for the GPUs of this machine
 python -m rwkv_batch.ops.cuda.build 80 90a     for these architectures, with or without a GPU
+python -m rwkv_batch.ops.cuda.build gfx942     for AMD GPUs; see hip/README.md
 """
 
 import ctypes
@@ -14,6 +15,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +24,7 @@ import torch
 from tqdm import tqdm
 
 from rwkv_batch.ops.cuda import abi
+from rwkv_batch.ops.hip import compiler as hip
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +37,56 @@ class BuildError(Exception):
     """The kernels cannot be built or used; the message says why and what to do."""
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """How the kernels become a library for an architecture, or for several."""
+
+    name: str  # of the architecture, "sm_90a" or "gfx942"
+    compiler: list[str] | None  # a command, None if there is none
+    missing: str  # what to do then
+    sources: list[Path]
+    inputs: list[Path]  # the sources and what they include
+    flags: Callable[[Path], list[str]]  # of a source
+    libraries: list[str]  # to link with
+
+    def digest(self) -> str:
+        """Of all that the library depends on but the compiler."""
+        digest = hashlib.sha256()
+        for file in self.inputs:
+            digest.update(file.name.encode() + file.read_bytes())
+        for source in self.sources:
+            digest.update(" ".join([source.name, *self.flags(source)]).encode())
+        return digest.hexdigest()[:16]
+
+
+def recipe(arch: str) -> Recipe:
+    """For an architecture as nvcc names it, such as "90a", or AMD ones, such as "gfx942,gfx1100"."""
+    if arch.startswith("gfx"):
+        return Recipe(
+            arch.replace(",", "-"),
+            hip.command(),
+            "no hipcc to build them; install ROCm (6.4 or newer), or name the compiler in HIPCXX",
+            hip.sources(),
+            sorted([*hip.SHARED.glob("*.cu*"), *hip.OWN.glob("*.cu*")]),
+            lambda source: hip.compile_flags(source, arch.split(",")),
+            ["--hip-link", "-lamdhip64"],
+        )
+    compiler = nvcc()
+    return Recipe(
+        f"sm_{arch}",
+        [compiler] if compiler else None,
+        "no nvcc to build them; install the CUDA toolkit (13.0)",
+        sources(),
+        sorted(SOURCES.glob("*.cu*")),
+        lambda _: compile_flags(arch),
+        [],
+    )
+
+
 def architecture(device: torch.device | int) -> str:
-    """The name of a GPU's architecture for nvcc: "90a", "86"."""
+    """The name of a GPU's architecture: "90a", "86", "gfx942"."""
+    if torch.version.hip:
+        return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
     major, minor = torch.cuda.get_device_capability(device)
     return f"{major}{minor}{'a' if (major, minor) == (9, 0) else ''}"
 
@@ -70,21 +122,15 @@ def load(arch: str) -> ctypes.CDLL:
 
 def build(arch: str) -> Path:
     """Compile the sources if there is no library for them yet; returns its path. Raises BuildError."""
-    digest = hashlib.sha256(" ".join(compile_flags(arch)).encode())
-    for file in sorted(SOURCES.glob("*.cu*")):
-        digest.update(file.name.encode() + file.read_bytes())
-    library = _home() / f"sm_{arch}-{digest.hexdigest()[:16]}" / "kernels.so"
+    how = recipe(arch)
+    library = _home() / f"{how.name}-{how.digest()}" / "kernels.so"
     if library.is_file():
         return library
-    compiler = nvcc()
-    if compiler is None:
-        raise BuildError(
-            "The CUDA kernels are not built and there is no nvcc to build them; install the CUDA toolkit "
-            "(13.0)."
-        )
+    if how.compiler is None:
+        raise BuildError(f"The kernels for {how.name} are not built and there is {how.missing}.")
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        _run_ninja(Path(folder), compiler, arch)
+        _run_ninja(Path(folder), how, how.compiler)
         os.replace(Path(folder) / "kernels.so", library)  # atomic: two processes may build at once
     return library
 
@@ -96,36 +142,40 @@ def _home() -> Path:
     return Path.home() / ".cache" / "rwkv-batch" / "kernels"
 
 
-def _run_ninja(folder: Path, compiler: str, arch: str) -> None:
+def _run_ninja(folder: Path, how: Recipe, compiler: list[str]) -> None:
     ninja = shutil.which("ninja", path=str(Path(sys.executable).parent)) or shutil.which("ninja")
     if ninja is None:
         raise BuildError(
-            "The CUDA kernels are not built and there is no ninja to build them; run pip install ninja."
+            "The kernels are not built and there is no ninja to build them; run pip install ninja."
         )
-    files = sources()
     rules = [
-        f"nvcc = {shlex.quote(compiler).replace('$', '$$')}",
-        f"flags = {' '.join(compile_flags(arch))}",
+        f"compiler = {shlex.join(compiler).replace('$', '$$')}",
         "rule compile",
-        "  command = $nvcc $flags -MD -MF $out.d -c $in -o $out",
+        "  command = $compiler $flags -MD -MF $out.d -c $in -o $out",
         "  depfile = $out.d",
         "rule link",
-        "  command = $nvcc $flags -shared $in -o $out",
-        *(f"build {file.stem}.o: compile {_ninja_path(file)}" for file in files),
-        f"build kernels.so: link {' '.join(file.stem + '.o' for file in files)}",
+        f"  command = $compiler -shared $in {' '.join(how.libraries)} -o $out",
     ]
+    for file in how.sources:
+        rules += [
+            f"build {file.stem}.o: compile {_ninja_path(file)}",
+            f"  flags = {' '.join(how.flags(file))}",
+        ]
+    rules.append(f"build kernels.so: link {' '.join(file.stem + '.o' for file in how.sources)}")
     (folder / "build.ninja").write_text("\n".join([*rules, ""]))
-    log.info("building %d CUDA files for sm_%s (once; under a few minutes)", len(files), arch)
+    log.info("building %d files of kernels for %s (once; under a few minutes)", len(how.sources), how.name)
     command = [ninja, "-C", str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     lines = []
     assert process.stdout is not None
-    with tqdm(total=len(files) + 1, desc=f"building CUDA kernels for sm_{arch}", unit="file") as bar:
+    with tqdm(total=len(how.sources) + 1, desc=f"building kernels for {how.name}", unit="file") as bar:
         for line in process.stdout:
             lines.append(line)
             bar.update(line.startswith("["))
     if process.wait():
-        raise BuildError(f"nvcc could not build the kernels for sm_{arch}; its output:\n{''.join(lines)}")
+        raise BuildError(
+            f"The kernels for {how.name} could not be built; the compiler says:\n{''.join(lines)}"
+        )
 
 
 def _ninja_path(path: Path) -> str:

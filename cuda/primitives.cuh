@@ -5,7 +5,8 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 
-#define DEVICE __device__ __forceinline__
+#include "warp.cuh"
+
 // Threads of a block, and how many blocks a multiprocessor is to hold.
 #define LAUNCH_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
 
@@ -21,35 +22,9 @@
 #define HOPPER 0
 #endif
 
-constexpr int WARP = 32;  // lanes of a warp, which all take part in what follows
-
-// The value of another lane: of a given one (of each WIDTH lanes side by side), of the one whose number
-// differs in these bits, of the one so many before (its own where there is none).
-template <int WIDTH = WARP, typename T>
-DEVICE T shuffle(T x, int lane) {
-    return __shfl_sync(~0u, x, lane, WIDTH);
-}
-
-template <typename T>
-DEVICE T shuffle_xor(T x, int bits) {
-    return __shfl_xor_sync(~0u, x, bits);
-}
-
-template <typename T>
-DEVICE T shuffle_up(T x, int by) {
-    return __shfl_up_sync(~0u, x, by);
-}
-
-// Bit i: whether it is true in lane i.
-DEVICE unsigned warp_ballot(bool is) { return __ballot_sync(~0u, is); }
 DEVICE bool warp_any(bool is) { return __any_sync(~0u, is); }
 DEVICE unsigned warp_max(unsigned x) { return __reduce_max_sync(~0u, x); }
 DEVICE int warp_min(int x) { return __reduce_min_sync(~0u, x); }
-
-// What each lane has written before, the others read after.
-DEVICE void sync_warp() { __syncwarp(); }
-
-DEVICE unsigned shared_address(const void* p) { return unsigned(__cvta_generic_to_shared(p)); }
 
 // What is read once in a step, such as states and logits: first to leave the caches.
 template <typename T>
@@ -85,9 +60,6 @@ DEVICE void store(void* to, float4 v) {
     asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
                  : "memory");
 }
-
-// 16 bytes of the device's memory.
-DEVICE uint4 load16(const void* from) { return *static_cast<const uint4*>(from); }
 
 // 16 bytes that are read once in a step, such as weights: they take no place in L1.
 DEVICE uint4 load_once(const void* address) {

@@ -9,19 +9,22 @@
 #include <hip/hip_runtime.h>
 #else
 #include <cuda_fp16.h>
+
+#include "../cuda/warp.cuh"
 #endif
 #include <stdint.h>
 
-#define DEVICE __device__ __forceinline__
 // HIP's second number is not of blocks, and registers are others: the compiler decides.
 #define LAUNCH_BOUNDS(threads, blocks) __launch_bounds__(threads)
 #define CLUSTERS 0
 #define HOPPER 0
 
-constexpr int WARP = 32;
-
 // What differs between HIP and CUDA even so.
 #ifdef __HIP__
+#define DEVICE __device__ __forceinline__
+
+constexpr int WARP = 32;
+
 template <int WIDTH = WARP, typename T>
 DEVICE T shuffle(T x, int lane) {
     return __shfl(x, lane, WIDTH);
@@ -87,31 +90,10 @@ DEVICE float dot2(uint32_t x, uint32_t y, float c) {
 
 DEVICE float power_of_two(float x) { return __builtin_amdgcn_exp2f(x); }
 #else
-template <int WIDTH = WARP, typename T>
-DEVICE T shuffle(T x, int lane) {
-    return __shfl_sync(~0u, x, lane, WIDTH);
-}
-
-template <typename T>
-DEVICE T shuffle_xor(T x, int bits) {
-    return __shfl_xor_sync(~0u, x, bits);
-}
-
-template <typename T>
-DEVICE T shuffle_up(T x, int by) {
-    return __shfl_up_sync(~0u, x, by);
-}
-
-DEVICE unsigned warp_ballot(bool is) { return __ballot_sync(~0u, is); }
-DEVICE void sync_warp() { __syncwarp(); }
-DEVICE unsigned shared_address(const void* p) { return unsigned(__cvta_generic_to_shared(p)); }
-
 template <typename T>
 DEVICE T* shared_pointer(unsigned address) {
     return static_cast<T*>(__cvta_shared_to_generic(address));
 }
-
-DEVICE uint4 load16(const void* from) { return *static_cast<const uint4*>(from); }
 
 DEVICE void store(void* to, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
     *static_cast<uint4*>(to) = make_uint4(x, y, z, w);

@@ -39,7 +39,7 @@ from rwkv_batch.engine.startup import describe, load_weights, open_store
 from rwkv_batch.model import checkpoint
 from rwkv_batch.ops import device as devices
 from rwkv_batch.runner import backends
-from rwkv_batch.runner.protocol import Batch, Draws
+from rwkv_batch.runner.protocol import Batch, Draws, NewRow
 from rwkv_batch.sampling.params import check
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.log.store import Store
@@ -309,9 +309,9 @@ class Engine:
             elif self.turns.begin(seq, seq.request.turn):
                 beginnings[seq.slot] = None
             if seq.slot is not None:  # otherwise its session has been deleted
-                request = seq.request
-                self.runner.begin(seq.slot, request.sampling, seq.seed, seq.row, request.stop_ids, seq.drawn)
-                seq.runs_ahead = len(request.stop_ids) <= self.runner.run_ahead_stop_ids
+                stops = seq.request.stop_ids
+                self.runner.begin(seq.slot, NewRow(seq.request.sampling, seq.seed, seq.row, stops, seq.drawn))
+                seq.runs_ahead = len(stops) <= self.runner.run_ahead_stop_ids
         self.runner.states.replace(beginnings)
 
     def _find_prefix(self, seq: Sequence) -> torch.Tensor | None:

@@ -1,6 +1,6 @@
 """The runner over the CUDA kernels: steps are queued on the GPU, and only `Draws.wait` waits for it."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
@@ -10,11 +10,10 @@ from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.ops.cuda.abi import STOPS
 from rwkv_batch.ops.cuda.staging import Download, upload
-from rwkv_batch.runner.protocol import Batch, Draws
+from rwkv_batch.runner.protocol import Batch, Draws, NewRow
 from rwkv_batch.runner.rehearsal import LOGITS_COPIES, RESERVE, rehearse
 from rwkv_batch.sampling.logprobs import RowLogprobs, logprobs, row_logprobs
 from rwkv_batch.sampling.sampler_cuda import CudaSampler, bytes_per_slot
-from rwkv_batch.wire.protocol import Sampling
 
 
 class QueuedDraws:
@@ -60,17 +59,9 @@ class CudaRunner:
         rehearse(self.model.forward, self.states, rows, prefill_tokens)
 
     @torch.inference_mode()
-    def begin(
-        self,
-        slot: int,
-        params: Sampling,
-        seed: int,
-        stream: int,
-        stop_ids: Collection[int],
-        drawn: Sequence[int] = (),
-    ) -> None:
-        self.sampler.begin(slot, params, seed, stream, drawn)
-        possible = [stop for stop in stop_ids if 0 <= stop < self.model.checkpoint.vocab]
+    def begin(self, slot: int, row: NewRow) -> None:
+        self.sampler.begin(slot, row.params, row.seed, row.stream, row.drawn)
+        possible = [stop for stop in row.stop_ids if 0 <= stop < self.model.checkpoint.vocab]
         # A sequence that has more is never fed LAST.
         self.states.feed.begin(slot, possible if len(possible) <= STOPS else ())
 

@@ -18,6 +18,17 @@ from rwkv_batch.wire.protocol import Sampling
 
 
 @dataclass(frozen=True)
+class NewRow:
+    """A sequence that begins in a slot."""
+
+    params: Sampling
+    seed: int
+    stream: int  # distinguishes rows with the same seed
+    stop_ids: Collection[int]
+    drawn: Sequence[int] = ()  # before, where it is one that goes on
+
+
+@dataclass(frozen=True)
 class Batch:
     """The rows of one step. Row i lives in `slots[i]` and is fed the next `counts[i]` of `tokens`."""
 
@@ -76,19 +87,8 @@ class Runner(Protocol):
         Afterwards a step never runs out of memory. Raises RuntimeError when memory runs out here.
         """
 
-    def begin(
-        self,
-        slot: int,
-        params: Sampling,
-        seed: int,
-        stream: int,
-        stop_ids: Collection[int],
-        drawn: Sequence[int] = (),
-    ) -> None:
-        """A new sequence in the slot, which has drawn these tokens before.
-
-        `stream` distinguishes rows with the same seed.
-        """
+    def begin(self, slot: int, row: NewRow) -> None:
+        """A new sequence in the slot."""
 
     def run(self, batch: Batch) -> Draws:
         """Run or queue a step, which moves the states of its rows on."""

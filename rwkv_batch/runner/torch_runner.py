@@ -1,17 +1,14 @@
 """The runner for any device that torch has: steps are done when they return."""
 
-from collections.abc import Collection, Sequence
-
 import torch
 
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.rwkv7 import RWKV7
-from rwkv_batch.runner.protocol import Batch, Draws, KnownDraws
+from rwkv_batch.runner.protocol import Batch, Draws, KnownDraws, NewRow
 from rwkv_batch.runner.rehearsal import LOGITS_COPIES, RESERVE, rehearse
 from rwkv_batch.sampling.logprobs import logprobs, row_logprobs
 from rwkv_batch.sampling.sampler import Sampler
 from rwkv_batch.state.slots import slot_bytes
-from rwkv_batch.wire.protocol import Sampling
 
 TOKEN_VECTORS = 64  # fp32 vectors of a token that torch's operations hold at once
 SMALL = 64_000_000  # parameters below which two threads wait for each other longer than they work
@@ -44,16 +41,8 @@ class TorchRunner:
         if self.device.type != "cpu":
             rehearse(self.model.forward, self.states, rows, prefill_tokens)
 
-    def begin(
-        self,
-        slot: int,
-        params: Sampling,
-        seed: int,
-        stream: int,
-        stop_ids: Collection[int],
-        drawn: Sequence[int] = (),
-    ) -> None:
-        self.sampler.begin(slot, params, seed, stream, drawn)
+    def begin(self, slot: int, row: NewRow) -> None:
+        self.sampler.begin(slot, row.params, row.seed, row.stream, row.drawn)
 
     def run(self, batch: Batch) -> Draws:
         logits = self.model.forward(

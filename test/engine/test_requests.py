@@ -244,21 +244,24 @@ def test_what_is_stopped_before_it_has_gone_on_stays_paused() -> None:
     driver.engine.close()
 
 
-def test_a_paused_request_is_forgotten_when_it_is_stopped() -> None:
+def driver_with_a_paused_request() -> Driver:
+    """Which is named "it"."""
     driver = Driver()
     name = driver.add(PROMPTS[0], max_tokens=LONG, flush_tokens=1, name="it")
     run_until(driver, name, 2)
     interrupt(driver, PauseRequest("pause", "it"), name)
+    return driver
+
+
+def test_a_paused_request_is_forgotten_when_it_is_stopped() -> None:
+    driver = driver_with_a_paused_request()
     assert driver.ask(StopRequest("stop", "it")).found == 1
     assert driver.ask(ListRequests("list")).paused == []
     driver.engine.close()
 
 
 def test_what_another_model_began_is_refused() -> None:
-    driver = Driver()
-    name = driver.add(PROMPTS[0], max_tokens=LONG, flush_tokens=1, name="it")
-    run_until(driver, name, 2)
-    interrupt(driver, PauseRequest("pause", "it"), name)
+    driver = driver_with_a_paused_request()
     other = Engine(tiny(vocab=400, seed=9), device="cpu", max_rows=1)
     other.add((b"test", "resumed"), replace(paused(driver, "it"), id="resumed"))
     ((_, refusal),) = other.step()

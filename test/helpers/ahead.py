@@ -1,15 +1,14 @@
 """A runner on a CPU that queues steps and defers writes to states, as the one for CUDA does."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
 
 from rwkv_batch.engine.scheduling.sequence import LAST
-from rwkv_batch.runner.protocol import Batch, Draws, KnownDraws
+from rwkv_batch.runner.protocol import Batch, Draws, KnownDraws, NewRow
 from rwkv_batch.runner.torch_runner import TorchRunner
 from rwkv_batch.state.slots import States
-from rwkv_batch.wire.protocol import Sampling
 
 NONSENSE = 1  # an id for rows that had finished
 PERIOD = 3  # steps of one token, of which the last writes the state
@@ -66,18 +65,10 @@ class LateRunner(TorchRunner):
         self.stops: dict[int, frozenset[int]] = {}
         self.fed_last = 0  # tokens that the host did not know yet
 
-    def begin(
-        self,
-        slot: int,
-        params: Sampling,
-        seed: int,
-        stream: int,
-        stop_ids: Collection[int],
-        drawn: Sequence[int] = (),
-    ) -> None:
-        super().begin(slot, params, seed, stream, stop_ids, drawn)
+    def begin(self, slot: int, row: NewRow) -> None:
+        super().begin(slot, row)
         self.last.pop(slot, None)
-        self.stops[slot] = frozenset(stop_ids)
+        self.stops[slot] = frozenset(row.stop_ids)
         self.states.forget(slot)
 
     @torch.inference_mode()

@@ -11,7 +11,7 @@ from rwkv_batch.engine.scheduling.sequence import LAST
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.ops.cuda.abi import STOPS
 from rwkv_batch.runner.cuda_runner import CudaRunner, QueuedDraws
-from rwkv_batch.runner.protocol import Batch
+from rwkv_batch.runner.protocol import Batch, NewRow
 from rwkv_batch.sampling.sampler_cuda import CudaSampler
 from rwkv_batch.wire.protocol import Sampling
 from state_pool import StatePool
@@ -43,7 +43,7 @@ def begun(model: RWKV7Cuda, stops: dict[int, list[int]] | None = None) -> tuple[
     """Four sequences that have read their prompts, greedy; and what is drawn after these."""
     steps = Steps(model)
     for row, slot in enumerate(SLOTS):
-        steps.begin(slot, Sampling(temperature=0), 1, row, (stops or {}).get(row, []))
+        steps.begin(slot, NewRow(Sampling(temperature=0), 1, row, (stops or {}).get(row, [])))
     return steps, [steps.step(PROMPT, LENGTHS, SLOTS, range(4))]
 
 
@@ -140,7 +140,7 @@ def test_a_new_row_in_the_slot_begins_afresh(model: RWKV7Cuda, count: int, stops
     for _ in range(max(count, 1)):
         steps.step([LAST] * 4, [1] * 4, SLOTS, range(4))
     steps.states.clear([SLOTS[0]])
-    steps.begin(SLOTS[0], Sampling(temperature=0), 1, 0, stops)
+    steps.begin(SLOTS[0], NewRow(Sampling(temperature=0), 1, 0, stops))
     assert steps.step(PROMPT[:9], [9], [SLOTS[0]], [0]).wait() == [want[0][0]]
     assert steps.step([want[0][0] if stops else LAST], [1], [SLOTS[0]], [0]).wait() == [want[1][0]]
 
@@ -149,7 +149,7 @@ def test_logprobs_are_those_of_what_each_row_drew(model: RWKV7Cuda):
     steps, _ = begun(model)
     steps.states.clear(SLOTS)
     for row, slot in enumerate(SLOTS):
-        steps.begin(slot, Sampling(temperature=0), 1, row, [])
+        steps.begin(slot, NewRow(Sampling(temperature=0), 1, row, []))
     draws = steps.step(PROMPT, LENGTHS, SLOTS, range(4), {2: 3, 0: 0})
     drawn, found = draws.wait(), draws.logprobs()
     expected = (

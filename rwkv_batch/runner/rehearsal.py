@@ -1,12 +1,14 @@
-"""What every runner holds beside the model, and the rehearsal of the largest step."""
+"""What every runner holds beside the model, and the rehearsal of steps before the first one."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from rwkv_batch.runner.protocol import Batch, NewRow, Runner
 from rwkv_batch.sampling.logprobs import logprobs
 from rwkv_batch.state.slots import States
+from rwkv_batch.wire.protocol import Sampling
 
 # fp32 rows of logits that a step with logprobs of all rows holds at once, two fp16 ones counted as one.
 LOGITS_COPIES = 8
@@ -25,4 +27,27 @@ def rehearse(forward: Callable[..., Tensor], states: States, rows: int, prefill_
     logits = forward(torch.zeros(sum(lengths), dtype=torch.long), lengths, range(rows), states)
     drawn = torch.zeros(rows, dtype=torch.long, device=states.device)
     logprobs(logits.clone(), drawn, 1)  # of a copy, as in a step
+    states.clear(range(rows))
+
+
+def launch_everything(runner: Runner, rows: int) -> None:
+    """Launch once what steps of up to so many rows launch. States are zero before and after.
+
+    CUDA loads a kernel when it is first launched, and may wait for all that is queued to do so
+    (CUDA C++ Programming Guide, "Lazy Loading"): in a step, every row would wait for two.
+    """
+    states, powers = runner.states, (1 << power for power in range(rows.bit_length()))
+    for count in (*(power for power in powers if power < rows), rows):
+        slots = list(range(count))
+        for slot in slots:
+            runner.begin(slot, NewRow(Sampling(), 0, slot, ()))
+        for first in (2, 1):  # tokens of the first row: a prefill, and a decode step
+            lengths = [first] + [1] * (count - 1)
+            for draws in (slots, slots[::2]):
+                drawn = runner.run(Batch([0] * sum(lengths), lengths, slots, draws, {0: 1}))
+                drawn.wait()
+                drawn.logprobs()
+        states.flush(slots)
+    states.duplicate(0, rows - 1)
+    states.clear(range(0, rows, 2))  # of which some are not neighbours
     states.clear(range(rows))

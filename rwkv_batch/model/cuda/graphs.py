@@ -67,9 +67,13 @@ class GraphLadder(Generic[Inputs, Outputs]):
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Inputs, Outputs]] = {}
 
-    def graph(self, size: int) -> tuple[torch.cuda.CUDAGraph, Inputs, Outputs]:
-        """The smallest graph that holds `size`."""
-        size = self._sizes[bisect_left(self._sizes, size)]
+    def size(self, count: int) -> int:
+        """Of the smallest graph that holds so many."""
+        return self._sizes[bisect_left(self._sizes, count)]
+
+    def graph(self, count: int) -> tuple[torch.cuda.CUDAGraph, Inputs, Outputs]:
+        """The smallest graph that holds so many."""
+        size = self.size(count)
         if size not in self._graphs:
             self._tune(size)
             self._graphs[size] = self._capture(size)

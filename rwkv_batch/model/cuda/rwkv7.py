@@ -1,6 +1,5 @@
 """RWKV-7 on a CUDA GPU: the function of `rwkv7.RWKV7` over the kernels in `cuda/`, in fp16."""
 
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.cuda.autotune import Autotuner
-from rwkv_batch.model.cuda.gemm import LT, WHOLE, Gemms, output_method
+from rwkv_batch.model.cuda.gemm import WHOLE, Gemms, output_method
 from rwkv_batch.model.cuda.graphs import (
     PREFILL_SIZES,
     DecodeGraphs,
@@ -231,25 +230,20 @@ class RWKV7Cuda:
             rows = upload_plan(plan, self.device)
             ids = ids.to(self.device, non_blocking=True)
             b, added = self._prefill_layers(ids, rows, states, {}, self.autotuner.methods(MANY))
-        normed = b.x.new_empty(len(wanted), b.x.shape[1], dtype=torch.float16)
-        logits = normed.new_empty(len(wanted), len(self.weights.head))
         if not len(wanted):
-            return logits, rows.rows.slots[:0]
+            return b.x.new_empty(0, len(self.weights.head), dtype=torch.float16), rows.rows.slots[:0]
         place_of = {row: place for place, row in enumerate(plan.order)}
         places = [place_of[row] for row in wanted]
         lasts = [plan.numbers["last"][place] for place in places]
         at = torch.tensor([lasts, places], dtype=torch.int32, pin_memory=True)
         last, place = at.to(self.device, non_blocking=True)
-        self.kernels.norm(b.x, added, *self.weights.norm_out, normed, last)
-        self.gemms.head(normed, logits, self._head_method(len(wanted)))
-        return logits, rows.rows.slots[place]
-
-    def _head_method(self, rows: int) -> str:
-        """How the head runs after a prefill, for which sizes of decode and prefill graphs are timed."""
-        sizes = (1, 2, *PREFILL_SIZES)
-        size = sizes[bisect_left(sizes, rows)] if rows <= sizes[-1] else MANY
-        method = self.autotuner.methods(size)["head"]
-        return "blas" if method in LT else method  # whose algorithms are another shape's
+        # As many rows as a decode graph has, for which the GEMM is timed and its kernel loaded.
+        size = self._graphs_over(states)[0].size(len(wanted))
+        normed = b.x.new_empty(size, b.x.shape[1], dtype=torch.float16)
+        logits = normed.new_empty(size, len(self.weights.head))
+        self.kernels.norm(b.x, added, *self.weights.norm_out, normed[: len(wanted)], last)
+        self.gemms.head(normed, logits, self.autotuner.methods(size)["head"])
+        return logits[: len(wanted)], rows.rows.slots[place]
 
     def _prefill_layers(
         self,

@@ -1,0 +1,28 @@
+"""The steps that run before the first one."""
+
+import pytest
+import torch
+from checkpoints import tiny
+from cuda_gpu import needs_gpu
+
+from rwkv_batch.runner.cuda_runner import CudaRunner
+from rwkv_batch.runner.rehearsal import launch_everything
+from rwkv_batch.runner.torch_runner import TorchRunner
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 8])
+def test_no_state_remembers_them(rows: int) -> None:
+    runner = TorchRunner(tiny(), torch.device("cpu"), torch.float32)
+    runner.allocate(rows, 1, 16)
+    launch_everything(runner, rows)
+    assert not any(runner.states.read(slot).any() for slot in range(rows + 1))
+
+
+@pytest.mark.parametrize("rows", [1, 70])
+class TestOnAGpu:
+    pytestmark = needs_gpu
+
+    def test_no_state_remembers_them(self, rows: int) -> None:
+        runner = CudaRunner(tiny(), torch.device("cuda"), torch.float16, "own")
+        runner.allocate(rows, 1, 16)
+        assert not any(runner.states.read(slot).any() for slot in range(rows + 1))

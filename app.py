@@ -71,6 +71,12 @@ def _parser() -> argparse.ArgumentParser:
     flag("--password", metavar="W", help="asked for on every route but /translate (default: none)")
     flag("--protect-translate", action="store_true", help="ask for the password on /translate too")
     flag("--device", help="auto, cpu, cuda or cuda:1 (default %(default)s)")
+    flag(
+        "--backend",
+        choices=("auto", "torch", "portable"),
+        help="what computes on a GPU: own kernels, or slow torch operations; portable: the kernels for AMD "
+        "GPUs, to test them on an NVIDIA GPU (default %(default)s)",
+    )
     flag("--pp-devices", metavar="LIST", nargs="+", default=[], help="the GPU to use: 0 or [0]")
     flag("--max-rows", **positive, help="rows that run at once (default: what the memory holds)")
     flag("--max-waiting", **positive, help="rows that may wait before 429 (default %(default)s)")

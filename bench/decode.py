@@ -73,6 +73,7 @@ def main() -> None:
         "--prefill", default="1x128,1x1024,1x4096,8x512,32x128", help="rows x tokens (empty: none)"
     )
     parser.add_argument("--wkv", choices=DTYPES, default="fp16", help="how states are stored")
+    parser.add_argument("--backend", default="auto", help="as of app.py: portable, or torch")
     parser.add_argument("--graphs", action="store_true", help="the model's kernels alone, without the engine")
     parser.add_argument(
         "--trace",
@@ -100,7 +101,11 @@ def main() -> None:
             Graphs(weights, most, DTYPES[args.wkv])
             if args.graphs
             else Through(
-                weights, most, args.wkv, max((rows * length for rows, length in shapes), default=4096)
+                weights,
+                most,
+                args.wkv,
+                max((rows * length for rows, length in shapes), default=4096),
+                args.backend,
             )
         )
         print(json.dumps(environment()))

@@ -20,10 +20,11 @@ ENDLESS = 1 << 30
 class Through:
     """An engine with rows of random prompts. Every row has its own seed and draws by the default method."""
 
-    def __init__(self, weights: Checkpoint, rows: int, wkv: str, prefill_tokens: int) -> None:
+    def __init__(self, weights: Checkpoint, rows: int, wkv: str, prefill_tokens: int, backend: str) -> None:
         self.engine = Engine(
             weights,
             device="cuda",
+            backend=backend,
             max_rows=rows,
             wkv=wkv,
             prefill_tokens=prefill_tokens,
@@ -49,7 +50,8 @@ class Through:
 
     def about(self, rows: int) -> str:
         """The method of each GEMM."""
-        assert isinstance(self.engine.runner, CudaRunner)
+        if not isinstance(self.engine.runner, CudaRunner):
+            return "torch operations"
         return " ".join(
             f"{kind}:{method}" for kind, method in self.engine.runner.model.autotuner.methods(rows).items()
         )

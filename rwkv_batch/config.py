@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 SamplerName = Literal["own", "flashinfer"]
+BackendName = Literal["auto", "torch", "portable"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,7 @@ class EngineConfig(ProcessConfig):
 
     model_path: str | None = None  # a .pth or .safetensors file; None: the bundled model
     device: str = "auto"  # "auto", "cpu", "cuda" or "cuda:1"
+    backend: BackendName = "auto"  # what computes: own kernels if there are any for the GPU, else torch
     max_rows: int | None = None  # rows that run at once
     max_waiting: int = 4096  # rows that may wait for a slot; more are refused
     prefill_tokens: int | None = None  # prompt tokens a step

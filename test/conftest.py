@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 
 import pytest
+import torch
 from ahead import LateRunner
 from serving import Server
 
+from rwkv_batch.ops.cuda import build
 from rwkv_batch.runner import backends
 
 
@@ -15,9 +17,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="engines in the tests' own process queue steps ahead, as on a GPU",
     )
+    parser.addoption(
+        "--portable",
+        action="store_true",
+        help="tests of an NVIDIA GPU run the kernels for AMD GPUs, as --backend portable does",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--portable"):
+        own = build.architecture
+        build.architecture = lambda gpu: own(gpu) if torch.version.hip else build.portable_architecture(gpu)
     if config.getoption("--ahead"):
         backends.TorchRunner = LateRunner
 

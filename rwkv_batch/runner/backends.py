@@ -4,9 +4,11 @@ import logging
 
 import torch
 
-from rwkv_batch.config import SamplerName
+from rwkv_batch.config import EngineConfig
 from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.cuda.build import BuildError
+from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.runner.cuda_runner import CudaRunner
 from rwkv_batch.runner.protocol import Runner
 from rwkv_batch.runner.torch_runner import TorchRunner
@@ -15,23 +17,29 @@ from rwkv_batch.sampling.flashinfer import SamplerError
 log = logging.getLogger(__name__)
 
 
-def create_runner(
-    checkpoint: Checkpoint, device: torch.device, wkv: str | None, sampler: SamplerName
-) -> Runner:
-    """The model on the device, by the fastest backend that runs there.
+def create_runner(checkpoint: Checkpoint, device: torch.device, config: EngineConfig) -> Runner:
+    """The model on the device, by the fastest backend that runs there or the one asked for.
 
-    wkv: "fp16" or "fp32", how the recurrent state is stored (None: fp32 on a CPU, fp16 on a GPU). Raises
-    SamplerError if the sampler does not run there.
+    Raises DeviceError if the backend does not run there, SamplerError if the sampler does not.
     """
     default = "fp32" if device.type == "cpu" else "fp16"
-    wkv_dtype = {"fp16": torch.float16, "fp32": torch.float32}[wkv or default]
-    if device.type == "cuda" and torch.version.hip:
-        log.warning("The kernels for AMD GPUs are not connected yet, so the slower torch operations run.")
-    elif device.type == "cuda":
+    wkv_dtype = {"fp16": torch.float16, "fp32": torch.float32}[config.wkv or default]
+    portable = config.backend == "portable"
+    if portable and (device.type != "cuda" or torch.version.hip):
+        raise DeviceError("--backend portable needs an NVIDIA GPU; use --backend auto")
+    if device.type == "cuda" and config.backend != "torch":
+        if torch.version.hip:
+            log.warning(
+                "The kernels for AMD GPUs have been compiled and checked, but never run on one; "
+                "--backend torch does without them."
+            )
+        architecture = (build.portable_architecture if portable else build.architecture)(device)
         try:
-            return CudaRunner(checkpoint, device, wkv_dtype, sampler)
+            return CudaRunner(checkpoint, device, wkv_dtype, config.sampler, architecture)
         except BuildError as error:
+            if portable:
+                raise DeviceError(str(error)) from error
             log.warning("%s Until then the slower torch operations run.", error)
-    if sampler == "flashinfer":
+    if config.sampler == "flashinfer":
         raise SamplerError("--sampler flashinfer needs a GPU and the kernels in cuda/; use --sampler own")
     return TorchRunner(checkpoint, device, wkv_dtype)

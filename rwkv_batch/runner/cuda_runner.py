@@ -40,10 +40,16 @@ class CudaRunner:
     dtype = RWKV7Cuda.dtype
 
     def __init__(
-        self, checkpoint: Checkpoint, device: torch.device, wkv_dtype: torch.dtype, sampler: SamplerName
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        wkv_dtype: torch.dtype,
+        sampler: SamplerName,
+        architecture: str | None = None,
     ) -> None:
+        """architecture: of the kernels, as in build.build; None: that of the GPU."""
         self.device, self._wkv_dtype, self._sampler = device, wkv_dtype, sampler
-        self.model = RWKV7Cuda(checkpoint, device)
+        self.model = RWKV7Cuda(checkpoint, device, architecture)
 
     def bytes_needed(self, rows: int, idle_slots: int, prefill_tokens: int) -> int:
         slots, vocab = rows + idle_slots, self.model.checkpoint.vocab
@@ -54,7 +60,9 @@ class CudaRunner:
     def allocate(self, rows: int, idle_slots: int, prefill_tokens: int) -> None:
         slots = rows + idle_slots
         self.states = self.model.new_states(slots, self._wkv_dtype)
-        self.sampler = CudaSampler(slots, self.model.checkpoint.vocab, self.device, self._sampler)
+        self.sampler = CudaSampler(
+            slots, self.model.checkpoint.vocab, self.device, self._sampler, self.model.kernels.architecture
+        )
         self.model.capture(self.states, rows)
         rehearse(self.model.forward, self.states, rows, prefill_tokens)
         launch_everything(self, rows)

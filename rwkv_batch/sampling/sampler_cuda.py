@@ -74,14 +74,17 @@ class CudaSampler:
         vocab: int,
         device: torch.device | str,
         sampler: Literal["own", "flashinfer"] = "own",
+        architecture: str | None = None,
     ) -> None:
         """`vocab` is the width of the logits; `sampler` draws the rows of "nucleus" that have no seed.
+
+        `architecture`: of the kernels, as in build.build; None: that of the GPU.
 
         Raises build.BuildError when the kernels cannot be had, flashinfer.SamplerError when FlashInfer can't.
         """
         self.width = vocab
         self.vocab = drawable(vocab)
-        self._library = build.load(build.architecture(torch.device(device)))
+        self._library = build.load(architecture or build.architecture(torch.device(device)))
         self._library.rwkv_sample.argtypes = (POINTER(SampleInput), c_int, c_int, c_int, c_void_p)
         self._library.rwkv_sample_adjust.argtypes = (POINTER(AdjustInput), c_int, c_int, c_int, c_void_p)
         self._library.rwkv_sample_record.argtypes = (POINTER(AdjustInput), c_void_p, c_int, c_void_p)

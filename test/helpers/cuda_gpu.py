@@ -30,3 +30,9 @@ def normal(*shape: int, std: float = 1.0, mean: float = 0.0) -> Tensor:
 def poisoned(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
     """A tensor on the GPU in which anything that is not written stands out."""
     return torch.full(shape, float("nan"), device="cuda", dtype=dtype)
+
+
+def clear_choice(logits: Tensor, error: float) -> Tensor:
+    """Rows whose largest logit is ahead by more than the error, relative to the largest in magnitude."""
+    best = logits.topk(2).values
+    return best[:, 0] - best[:, 1] > error * logits.abs().amax(1)

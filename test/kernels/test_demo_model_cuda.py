@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from cuda_gpu import needs_gpu, off
+from cuda_gpu import clear_choice, needs_gpu, off
 from torch import Tensor
 
 from demo import unpack
@@ -90,14 +90,6 @@ def loss(logits: Tensor, tokens: list[int]) -> Tensor:
     return logits.double().logsumexp(1) - logits.double()[range(len(tokens)), tokens]
 
 
-def clear_choice(logits: Tensor) -> Tensor:
-    """Rows whose likeliest token is ahead by more than the error allowed, relative to the row's largest
-    logit.
-    """
-    best = logits[:, :VOCABULARY].topk(2).values
-    return best[:, 0] - best[:, 1] > LOGITS * logits[:, :VOCABULARY].abs().amax(1)
-
-
 @pytest.mark.parametrize("wkv", [torch.float16, torch.float32])
 def test_held_out_text_is_as_likely_and_the_greedy_token_the_same(model, truth, states, wkv):
     examples = held_out(SLOTS)
@@ -111,7 +103,7 @@ def test_held_out_text_is_as_likely_and_the_greedy_token_the_same(model, truth, 
         errors.append(
             torch.stack(((logits - wanted).double().square().sum(1), wanted.double().square().sum(1)))
         )
-        sure = clear_choice(wanted)
+        sure = clear_choice(wanted[:, :VOCABULARY], LOGITS)
         assert torch.equal(logits[sure, :VOCABULARY].argmax(1), wanted[sure, :VOCABULARY].argmax(1))
         clear, seen = clear + int(sure.sum()), seen + len(rows)
         following = [texts[row][read] for row in rows]
@@ -190,7 +182,9 @@ def certain(truth: RWKV7, prompt: Tensor, text: list[int]) -> bool:
     lines = [truth.forward(every[: len(prompt)], [len(prompt)], [0], states)[0]]
     lines += [truth.forward(token[None], [1], [0], states)[0] for token in every[len(prompt) : -1]]
     logits = torch.stack(lines)
-    return logits[:, :VOCABULARY].argmax(1).tolist() == text and bool(clear_choice(logits).all())
+    return logits[:, :VOCABULARY].argmax(1).tolist() == text and bool(
+        clear_choice(logits[:, :VOCABULARY], LOGITS).all()
+    )
 
 
 def test_every_split_of_a_prompt_gives_the_same_text(model, truth, states):

@@ -7,15 +7,9 @@ from cuda_gpu import ACTIVATIONS, ROWS, needs_gpu, off, poisoned
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, SIGMOID, TANH
 from rwkv_batch.ops.cuda.binding import AUTO, MAX_RESIDENT_K, RESIDENT
 
-pytestmark = needs_gpu
+pytestmark = [*needs_gpu, pytest.mark.usefixtures("hopper")]
 OUTER = [(64, 32), (320, 96), (2048, 256), (4096, 480), (208, MAX_RESIDENT_K)]  # N, K
 INNER = [(32, 64), (96, 320), (208, 2080), (480, 4096)]
-
-
-@pytest.fixture(autouse=True)
-def hopper(kernels):
-    if not kernels.has_lowrank:
-        pytest.skip("needs a Hopper GPU")
 
 
 def random_parts(rows, n, k):

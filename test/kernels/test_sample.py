@@ -143,11 +143,10 @@ def test_same_ids_over_many_rows_of_one_kind(params):
     )
 
 
+@pytest.mark.usefixtures("clusters")
 @pytest.mark.parametrize("blocks", [1, 2, 4, 8])
 def test_the_split_of_a_row_does_not_matter(blocks):
     """One block a row is also what older GPUs run."""
-    if torch.cuda.get_device_capability() < (9, 0):
-        pytest.skip("this GPU has no clusters")
     slots = len(VARIED) * 3
     logits = torch.tensor(like_a_model(slots, 3), device="cuda").half()
     samplers = [pair(slots, 65536, VARIED)[1] for _ in range(4)]

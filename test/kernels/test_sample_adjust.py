@@ -169,11 +169,10 @@ def test_padding_is_drawn_but_not_recorded(monkeypatch, device):
 
 @needs_gpu[0]
 @needs_gpu[1]
+@pytest.mark.usefixtures("clusters")
 @pytest.mark.parametrize("blocks", [1, 2, 4, 8])
 def test_the_split_of_a_row_does_not_matter(monkeypatch, blocks):
     """One block a row is also what older GPUs run."""
-    if torch.cuda.get_device_capability() < (9, 0):
-        pytest.skip("this GPU has no clusters")
     seen = []
 
     def draw(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:

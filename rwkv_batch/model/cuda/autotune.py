@@ -57,7 +57,7 @@ class Autotuner:
         sizes = (len(layer.output), *(len(w) for w in layer.low_in.values()), head)
         gpu = torch.cuda.get_device_name(device).replace(" ", "-").replace("/", "-")
         name = f"tuning-{gpu}-torch{torch.__version__}-{'-'.join(map(str, sizes))}.json".replace("+", "-")
-        file = build.build(build.architecture(device)).parent / name
+        file = build.build(gemms.kernels.architecture).parent / name
         chosen = {}
         with suppress(OSError, ValueError):
             chosen = usable(json.loads(file.read_text()), gemms)

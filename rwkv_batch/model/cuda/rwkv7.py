@@ -70,10 +70,16 @@ class RWKV7Cuda:
     dtype = torch.float16
 
     @torch.inference_mode()
-    def __init__(self, checkpoint: Checkpoint, device: torch.device | str = "cuda") -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device | str = "cuda",
+        architecture: str | None = None,
+    ) -> None:
+        """architecture: of the kernels, as in build.build; None: that of the GPU."""
         self.checkpoint, self.device = checkpoint, torch.device(device)
         with torch.cuda.device(self.device):
-            self.kernels = Kernels(self.device)
+            self.kernels = Kernels(self.device, architecture)
             self.weights = pack_weights(checkpoint, self.device)
             self._buffer_shape = self.weights.buffer_shape
             self.gemms = Gemms(self.kernels, self.weights, cublaslt.for_device(self.device))

@@ -84,11 +84,13 @@ class Addend:
 class Kernels:
     """Own kernels for one GPU. Raises build.BuildError if they cannot be built or loaded."""
 
-    def __init__(self, device: torch.device) -> None:
-        architecture = build.architecture(device)
-        self.library = build.load(architecture)
+    def __init__(self, device: torch.device, architecture: str | None = None) -> None:
+        """architecture: as in build.build; None: that of the GPU."""
+        self.architecture = architecture or build.architecture(device)
+        self.library = build.load(self.architecture)
         self._call = partial(launch, self.library)
-        self.has_lowrank = self.has_tile = architecture == "90a"  # not by its number, which AMD GPUs have too
+        # Not by its number, 9, which AMD GPUs have too.
+        self.has_lowrank = self.has_tile = self.architecture == "90a"
         self.sparse_partials = 1 if self.has_lowrank else SPARSE_SPLITS  # clusters of Hopper add them up
         for name, arguments in SIGNATURES.items():
             function = getattr(self.library, name)

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = ROOT / "cuda"
+PORTABLE = "portable-"
 FLAGS = ("-std=c++17", "-O3", "--use_fast_math", "-Xcompiler", "-fPIC")
 
 
@@ -60,7 +61,10 @@ class Recipe:
 
 
 def recipe(arch: str) -> Recipe:
-    """For an architecture as nvcc names it, such as "90a", or AMD ones, such as "gfx942,gfx1100"."""
+    """For an architecture as nvcc names it, such as "90a", or AMD ones, such as "gfx942,gfx1100".
+
+    "portable-90": the kernels for AMD GPUs by nvcc, to test them on such an NVIDIA GPU.
+    """
     if arch.startswith("gfx"):
         return Recipe(
             arch.replace(",", "-"),
@@ -72,15 +76,14 @@ def recipe(arch: str) -> Recipe:
             ["--hip-link", "-lamdhip64"],
         )
     compiler = nvcc()
-    return Recipe(
-        f"sm_{arch}",
-        [compiler] if compiler else None,
-        "no nvcc to build them; install the CUDA toolkit (13.0)",
-        sources(),
-        sorted(SOURCES.glob("*.cu*")),
-        lambda _: compile_flags(arch),
-        [],
-    )
+    command = [compiler] if compiler else None
+    missing = "no nvcc to build them; install the CUDA toolkit (13.0)"
+    if arch.startswith(PORTABLE):
+        number = arch.removeprefix(PORTABLE)
+        inputs = sorted([*hip.SHARED.glob("*.cu*"), *hip.OWN.glob("*.cu*")])
+        return Recipe(arch, command, missing, hip.sources(), inputs, partial(portable_flags, number), [])
+    inputs = sorted(SOURCES.glob("*.cu*"))
+    return Recipe(f"sm_{arch}", command, missing, sources(), inputs, lambda _: compile_flags(arch), [])
 
 
 def architecture(device: torch.device | int) -> str:
@@ -91,6 +94,11 @@ def architecture(device: torch.device | int) -> str:
     return f"{major}{minor}{'a' if (major, minor) == (9, 0) else ''}"
 
 
+def portable_architecture(device: torch.device | int) -> str:
+    """The name of the AMD kernels' build for an NVIDIA GPU, which tests them there: "portable-90"."""
+    return PORTABLE + "".join(map(str, torch.cuda.get_device_capability(device)))
+
+
 def sources() -> list[Path]:
     """All .cu files, in order."""
     return sorted(SOURCES.glob("*.cu"))
@@ -99,6 +107,13 @@ def sources() -> list[Path]:
 def compile_flags(arch: str) -> list[str]:
     """Options of nvcc for one architecture."""
     return [*FLAGS, f"-gencode=arch=compute_{arch},code=sm_{arch}"]
+
+
+def portable_flags(number: str, source: Path) -> list[str]:
+    """Options of nvcc for one file of the AMD kernels, with arithmetic as hipcc's flags have it there."""
+    exact = ["-fmad=false"] if hip.is_exact(source) else []
+    target = f"-gencode=arch=compute_{number},code=sm_{number}"
+    return ["-std=c++17", "-O3", "-Xcompiler", "-fPIC", "-DRWKV_PORTABLE", *exact, target]
 
 
 @cache

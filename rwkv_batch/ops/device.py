@@ -1,6 +1,7 @@
 """The device to run on, and the memory it has left."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import torch
 
 CGROUP = Path("/sys/fs/cgroup")
+OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory|STATUS_ALLOC_FAILED")
 
 
 class DeviceError(Exception):
@@ -48,8 +50,11 @@ def free_bytes(device: torch.device) -> int:
 
 
 def host_bytes() -> int:
-    """Memory of this machine."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Memory of this machine, or the limit of the container that this process runs in."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):  # "max" is no number
+        total = min(total, int((CGROUP / "memory.max").read_text()))
+    return total
 
 
 @contextmanager
@@ -57,9 +62,10 @@ def out_of_memory_as_error(what: str, device: torch.device) -> Iterator[None]:
     """Raises DeviceError, which names `what`, when memory runs out inside."""
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         # torch has a narrower class for a GPU, but not for a CPU, nor for CUDA calls that are not its own.
-        if not isinstance(error, torch.OutOfMemoryError) and "memory" not in str(error):
+        own = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not own and not OUT_OF_MEMORY.search(str(error)):
             raise
         raise DeviceError(
             f"{what[0].upper()}{what[1:]} do not fit into the {free_bytes(device) / 2**30:.1f} GiB of "

@@ -100,6 +100,11 @@ def test_memory_that_runs_out_in_spite_of_all_is_one_sentence():
         device.out_of_memory_as_error("5 rows", torch.device("cpu")),
     ):
         raise RuntimeError("The kernel could not be launched")
+    with (
+        pytest.raises(RuntimeError, match="illegal memory access"),
+        device.out_of_memory_as_error("5 rows", torch.device("cpu")),
+    ):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
 def test_a_container_has_what_its_limit_leaves(tmp_path, monkeypatch):
@@ -110,6 +115,7 @@ def test_a_container_has_what_its_limit_leaves(tmp_path, monkeypatch):
     assert abs(device._free_host_bytes() - free) < free // 2
     (tmp_path / "memory.max").write_text(f"{100 * MIB}\n")
     assert device._free_host_bytes() == 70 * MIB
+    assert device.host_bytes() == 100 * MIB
 
 
 @pytest.mark.parametrize("tokens", [1, 17, 300, 600])

@@ -254,8 +254,7 @@ def launch(library: CDLL, kernel: str, *arguments: object) -> None:
     error = getattr(library, kernel)(*arguments, torch.cuda.current_stream().cuda_stream)
     if error:
         raise RuntimeError(
-            f"The kernel {kernel} could not be launched (CUDA error {error}); check the driver and free "
-            "GPU memory."
+            f"The kernel {kernel} could not be launched (CUDA error {error}); check the driver."
         )
 
 

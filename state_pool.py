@@ -11,7 +11,7 @@ own, as do reads, commits and images; `poll` runs the callbacks of what they hav
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
@@ -21,6 +21,8 @@ from rwkv_batch.state.entries import (
     Done,
     DropImages,
     Head,
+    KeptState,
+    Loaded,
     Operation,
     Removed,
     RowDamaged,
@@ -50,16 +52,7 @@ log = logging.getLogger(__name__)
 
 L1 = 16  # sessions in slots of the device, at least
 L2 = 32  # sessions in host memory, at least
-REPLAY_TOKENS = 8192  # a session is not left with more tokens than that behind its last image
 COPIES = 4  # states in flight to host memory by `copy_out`
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A slot that holds a state of a session's past."""
-
-    head: Head  # the session's end, with what is known of its images
-    replay: list[int]  # tokens between the slot's state and the session's end, to be fed first
 
 
 class StatePool:
@@ -71,7 +64,8 @@ class StatePool:
     `model`: fingerprint and vocabulary; states of another one are refused. `l1`, `l2`: how many states these
     tiers hold. `store`: None keeps everything in memory; the pool closes it. `durable`: a turn is done when
     its tokens are on the disk, otherwise at once. `token_log`: False stores states in place of tokens.
-    `replay_rate`: tokens a second that the model is fed. `foreign`: sessions of other models with the same
+    `replay_tokens`: a session is not left with more tokens than that behind its last image. `replay_rate`:
+    tokens a second that the model is fed. `replay_on_new_model`: sessions of other models with the same
     vocabulary are continued, by feeding their tokens to this one. `wake` is called, from any thread, when
     `poll` has something to do.
     """
@@ -82,15 +76,15 @@ class StatePool:
         model: tuple[str, int],
         *,
         free: Callable[[int], None],
-        l1: int = L1,
-        l2: int = L2,
-        store: Store | None = None,
-        durable: bool = True,
-        token_log: bool = True,
-        replay_tokens: int = REPLAY_TOKENS,
-        replay_rate: float = 1000.0,
-        foreign: bool = False,
-        wake: Callable[[], None] = lambda: None,
+        wake: Callable[[], None],
+        l1: int,
+        l2: int,
+        store: Store | None,
+        durable: bool,
+        token_log: bool,
+        replay_tokens: int,
+        replay_rate: float,
+        replay_on_new_model: bool,
     ) -> None:
         store = self._store = store or Store(None)
         self._states, self._wake = states, wake
@@ -112,7 +106,7 @@ class StatePool:
         )
         self.images = ImageCache(store, transfer.layout, replay_rate, self._log, self._copier)
         self._tiers = Tiers(states, transfer, self._copier, free, (l1, l2), self._left)
-        self._resumer = Resumer(store, transfer, served, foreign, self._held)
+        self._resumer = Resumer(store, transfer, served, replay_on_new_model, self._held)
         self.files = SessionFiles(
             self._sessions,
             self._log,
@@ -235,18 +229,22 @@ class StatePool:
         self._log.put(key, turn, head, done)
         return head
 
-    def keep(self, key: str, head: Head, slot: int) -> None:
-        """The caller's slot holds the state at the head of a session, flushed; it is L1's from now on."""
-        self._tiers.keep(key, head, slot)
-        if self._store.images_folder and head.tokens - head.imaged >= self._replay_tokens:
-            self._tiers.image(head.turn, partial(self.images.offer, head))
-            self._tiers.imaged(head.turn)
+    def keep(self, states: Sequence[KeptState]) -> None:
+        """The caller's slots hold the states at the ends of sessions; the slots are L1's from now on."""
+        self._states.flush([state.slot for state in states])
+        for state in states:
+            head = state.head
+            self._tiers.keep(state.key, head, state.slot)
+            if self._store.images_folder and head.tokens - head.imaged >= self._replay_tokens:
+                self._tiers.image(head.turn, partial(self.images.offer, head))
+                self._tiers.imaged(head.turn)
 
     def save(self, key: str, slot: int, tokens: int, done: Done) -> None:
-        """The caller's slot holds the state, flushed, of a session whose tokens are not to be stored.
+        """The caller's slot holds the state of a session whose tokens are not to be stored.
 
         After an error the session is what was stored last.
         """
+        self._states.flush([slot])
         turn = self._log.unknown_past(tokens)
         session = self._log.announce(key, [turn], tokens)
         self._tiers.keep(key, session.head, slot)

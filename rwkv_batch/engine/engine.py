@@ -137,7 +137,7 @@ class Engine:
             token_log=config.token_log,
             replay_tokens=config.replay_tokens,
             replay_rate=memory.prefill_rate(self.runner, budget),
-            foreign=config.replay_on_new_model,
+            replay_on_new_model=config.replay_on_new_model,
             wake=wake,
             free=self.scheduler.free,
         )

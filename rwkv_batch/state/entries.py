@@ -92,6 +92,23 @@ class Session:
 
 
 @dataclass(frozen=True)
+class Loaded:
+    """A slot that holds a state of a session's past."""
+
+    head: Head  # the session's end, with what is known of its images
+    replay: list[int]  # tokens between the slot's state and the session's end, to be fed first
+
+
+@dataclass(frozen=True)
+class KeptState:
+    """A slot that holds the state at a session's end."""
+
+    key: str
+    head: Head
+    slot: int
+
+
+@dataclass(frozen=True)
 class SessionEntry:
     """A session in a list of them."""
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rwkv_batch.engine.scheduling.scheduler import QueueFull, Scheduler
-from rwkv_batch.engine.scheduling.sequence import Sequence, SequenceState
+from rwkv_batch.engine.scheduling.sequence import Sequence
 from rwkv_batch.wire.protocol import GenerateRequest
 
 
@@ -104,10 +104,10 @@ def test_rows_that_wait_for_their_state_are_not_run():
     loading = row(5)
     scheduler.add([loading])
     scheduler.admit()
-    loading.state = SequenceState.LOADING
+    loading.begin_loading()
     assert scheduler.plan() == [] and scheduler.running and not scheduler.runnable
-    loading.start()
-    assert scheduler.plan() == [(loading, 5)]
+    loading.loaded([1, 2])
+    assert scheduler.plan() == [(loading, 7)]
 
 
 @settings(deadline=None, max_examples=60)

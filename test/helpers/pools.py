@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from rwkv_batch.state.entries import Head, Session
+from rwkv_batch.state.entries import Head, KeptState, Loaded, Session
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.slots import States
-from state_pool import Loaded, StatePool
+from state_pool import StatePool
 
 MODEL = "0123456789abcdef", 65536
 SLOTS = 12
@@ -44,6 +44,9 @@ def contents(state: bytes) -> torch.Tensor:
         return torch.zeros(STATE_BYTES, dtype=torch.uint8)
     rest = np.random.Generator(np.random.PCG64(int.from_bytes(state, "little"))).bytes(STATE_BYTES - 16)
     return torch.frombuffer(bytearray(state + rest), dtype=torch.uint8)
+
+
+OPTIONS = {"durable": True, "token_log": True, "replay_tokens": 8192, "replay_on_new_model": False}
 
 
 @dataclass
@@ -85,7 +88,7 @@ class Bench:
             free=self.release,
             wake=self._ready.set,
             replay_rate=replay_rate,
-            **options,
+            **{**OPTIONS, **options},
         )
 
     # Slots
@@ -212,7 +215,7 @@ class Bench:
         split = len(tokens) // 2
         if self.pool.token_log:
             head = self.pool.commit(target, parent, tokens[:split], tokens[split:], self.callback(name))
-            self.pool.keep(target, head, slot)
+            self.pool.keep([KeptState(target, head, slot)])
         else:
             seen = (session.head.tokens if session else 0) + len(tokens)
             self.pool.save(target, slot, seen, self.callback(name))

@@ -116,7 +116,12 @@ def test_a_copy_of_a_state_holds_what_steps_have_deferred(model: RWKV7Cuda, coun
         ("0123456789abcdef", 512),
         l1=0,
         l2=0,
+        store=None,
         durable=True,
+        token_log=True,
+        replay_tokens=8192,
+        replay_rate=1000.0,
+        replay_on_new_model=False,
         free=lambda slot: None,
         wake=ready.set,
     )

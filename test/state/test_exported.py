@@ -43,11 +43,11 @@ def file_of(
 def read(
     data: bytes,
     transfer: Transfer,
-    foreign: bool = False,
+    any_model: bool = False,
     tokens: bool = True,
     model: tuple[str, int] = SERVED,
 ) -> tuple[Exported, torch.Tensor | None]:
-    return exported.read(data, transfer, model, foreign=foreign, tokens=tokens)
+    return exported.read(data, transfer, model, any_model=any_model, tokens=tokens)
 
 
 def same_turns(found: list[Turn], wanted: list[Turn]) -> bool:
@@ -178,13 +178,13 @@ def test_sessions_of_another_model_are_refused(transfer: Transfer, with_state: b
         read(data, transfer)
 
 
-@pytest.mark.parametrize("foreign", [True, False])
-def test_states_of_another_model_are_refused(transfer: Transfer, foreign: bool) -> None:
+@pytest.mark.parametrize("any_model", [True, False])
+def test_states_of_another_model_are_refused(transfer: Transfer, any_model: bool) -> None:
     past = unknown_past(1, 40)
     half_known = file_of([past, next_turn(2, past)], 40, image_at(40, "other"), ("other", VOCABULARY))
     for data in (image_at(12, "other"), half_known):
         with pytest.raises(SnapshotError, match="another model"):
-            read(data, transfer, foreign)
+            read(data, transfer, any_model)
 
 
 @pytest.mark.parametrize("with_state", [True, False])
@@ -194,7 +194,7 @@ def test_tokens_of_another_model_with_the_same_vocabulary_can_be_taken(
     turns = chain(1, [5, 6])
     image = image_at(turns[1].end, "other") if with_state else b""
     data = file_of(turns, turns[1].end if with_state else 0, image, ("other", VOCABULARY))
-    content, state = read(data, transfer, foreign=True)
+    content, state = read(data, transfer, any_model=True)
     assert state is None and (content.position, content.image) == (0, b"")
     assert same_turns(exported.to_turns(content, unknown_past(9, 0)), turns)
 
@@ -202,7 +202,7 @@ def test_tokens_of_another_model_with_the_same_vocabulary_can_be_taken(
 def test_tokens_of_another_vocabulary_are_refused(transfer: Transfer) -> None:
     data = file_of(chain(1, [5]), model=("other", VOCABULARY + 1))
     with pytest.raises(SnapshotError, match="another model"):
-        read(data, transfer, foreign=True)
+        read(data, transfer, any_model=True)
 
 
 # Servers that store no tokens
@@ -218,18 +218,18 @@ def test_a_server_that_stores_no_tokens_takes_the_state_at_the_end(transfer: Tra
         assert exported.to_turns(content, first := unknown_past(9, end)) == [first]
 
 
-@pytest.mark.parametrize("foreign", [True, False])
+@pytest.mark.parametrize("any_model", [True, False])
 def test_a_server_that_stores_no_tokens_refuses_a_file_without_a_state_at_its_end(
-    transfer: Transfer, foreign: bool
+    transfer: Transfer, any_model: bool
 ) -> None:
     turns = chain(1, [5, 6])
     for data in (file_of(turns), file_of(turns, turns[0].end, image_at(turns[0].end))):
         with pytest.raises(SnapshotError, match="what=state"):
-            read(data, transfer, foreign, tokens=False)
+            read(data, transfer, any_model, tokens=False)
 
 
 def test_a_server_that_stores_no_tokens_cannot_take_those_of_another_model(transfer: Transfer) -> None:
     turns = chain(1, [5, 6])
     data = file_of(turns, turns[1].end, image_at(turns[1].end, "other"), ("other", VOCABULARY))
     with pytest.raises(SnapshotError):
-        read(data, transfer, foreign=True, tokens=False)
+        read(data, transfer, any_model=True, tokens=False)

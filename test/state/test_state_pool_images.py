@@ -164,11 +164,11 @@ def test_tokens_are_fed_to_a_new_model_if_that_was_asked_for(path: Path) -> None
     bench = Bench(path)
     bench.turn("a", [1])
     bench.close()
-    new = Bench(path, model=("new weights", 65536), foreign=True)
+    new = Bench(path, model=("new weights", 65536), replay_on_new_model=True)
     assert new.look("a") == seen(1)
     new.turn("a", [2])
     new.close()
-    smaller = Bench(path, model=("other vocabulary", 50277), foreign=True)
+    smaller = Bench(path, model=("other vocabulary", 50277), replay_on_new_model=True)
     with pytest.raises(LookupError, match="made by another model"):
         smaller.look("a")
     smaller.close()

@@ -28,7 +28,6 @@ from rwkv_batch.wire.protocol import (
     Rejected,
     RequestCommand,
     RequestInfo,
-    RowDelta,
     StopRequest,
     encode,
 )
@@ -100,9 +99,8 @@ class RequestCommands:
                     self._turns.finish(seq, delta)
                     continue
                 self._scheduler.release(seq)
-            else:  # one that has been resumed can be resumed again
-                seq.finish_reason = "paused" if seq.drawn else "stop"
-                delta = RowDelta(seq.row, "", 0, seq.finish_reason)
+            else:
+                delta = seq.withdraw()
                 self._drop(partial(is_, seq))
             self._outbox.append((seq.key, Progress(seq.key[1], [delta])))
 
@@ -121,7 +119,7 @@ class RequestCommands:
             turn = replace(turn, source_digest=digest)
         paused = replace(
             request,
-            prompts=[seq.given_prompt for seq in rows],
+            prompts=[seq.requested_prompt for seq in rows],
             n=1,
             sampling=replace(request.sampling, seed=rows[0].seed),
             turn=turn,

@@ -8,7 +8,7 @@ never holds up the text of others. Turns of one session run one after the other.
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from rwkv_batch.engine.scheduling.sequence import DECODING, FINISHED, Sequence
+from rwkv_batch.engine.scheduling.sequence import DECODING, Sequence
 
 PIECE = 16  # prompts are cut at multiples of this where possible: the chunk of the parallel recurrence
 
@@ -74,9 +74,8 @@ class Scheduler:
         admitted = []
         while self.waiting and self._room:
             seq = self.waiting.popleft()
-            seq.slot = self._free.pop()
-            self.running[seq.slot] = seq
-            seq.start()
+            seq.admit(slot := self._free.pop())
+            self.running[slot] = seq
             admitted.append(seq)
         return admitted
 
@@ -94,7 +93,7 @@ class Scheduler:
 
     def release(self, seq: Sequence) -> None:
         """A running sequence has finished or is dropped: its slot is free at once."""
-        seq.state = FINISHED
+        seq.end()
         self.free(self.detach(seq))
 
     def detach(self, seq: Sequence) -> int:

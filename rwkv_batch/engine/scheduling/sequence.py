@@ -40,8 +40,9 @@ DECODING, FINALIZING, FINISHED = SequenceState.DECODING, SequenceState.FINALIZIN
 class Sequence:
     """A row of a request, from the queue to its last delta.
 
-    `request` and `key` are those of the whole request; `row` is this sequence's place in it. What the state
-    sees is first the `prompt`, then each drawn token as it is fed back.
+    `request` and `key` are those of the whole request; `row` is this sequence's place in it. `to_feed` is
+    what the state sees before anything is drawn: the `prompt`, what was drawn after it before a pause, and in
+    front of both what a session's stored state lacks. Then it sees each drawn token as it is fed back.
     """
 
     key: RequestKey
@@ -52,7 +53,7 @@ class Sequence:
     target: str | None = None  # the session that its state is stored under; one sequence of each runs
     slot: int | None = None
     state: SequenceState = WAITING
-    fed: int = 0  # tokens fed of the prompt, or, FINALIZING, of what is fed instead
+    fed: int = 0  # of the tokens in `to_feed`
     drawn: list[int] = field(default_factory=list)  # a stop id does not count
     drawn_fed: int = 0  # how many of these the state has seen
     in_flight: int = 0  # draws that are queued and not known yet
@@ -65,7 +66,8 @@ class Sequence:
         self._decoder = TextDecoder()
         self._stops = StopStrings(self.request.stop_strings) if self.request.stop_strings else None
         self._stop_ids = frozenset(self.request.stop_ids)
-        self._final: list[int] | None = None  # what is fed in place of the prompt once the text has ended
+        self.to_feed = self.prompt  # FINALIZING: what brings the state to the end of the text
+        self._loaded_state = PREFILLING  # what follows LOADING
         self._text: list[str] = []  # text since the last delta
         self._sent = 0  # drawn tokens that deltas have counted
         self._decoded = 0  # characters decoded so far, held-back ones included
@@ -73,8 +75,8 @@ class Sequence:
         self._logprobs: list[tuple[int, TokenLogprob]] = []  # not sent: (where its text begins, entry)
 
     @property
-    def given_prompt(self) -> str | list[int]:
-        """As it is in the request."""
+    def requested_prompt(self) -> str | list[int]:
+        """The prompt as it is in the request."""
         request = self.request
         if request.rows:
             return next(
@@ -85,7 +87,7 @@ class Sequence:
     @property
     def tokens_left(self) -> int:
         """Tokens to feed before anything is drawn, or, FINALIZING, before the state is at the text's end."""
-        return len(self.prompt if self._final is None else self._final) - self.fed
+        return len(self.to_feed) - self.fed
 
     @property
     def generating(self) -> bool:
@@ -109,8 +111,7 @@ class Sequence:
         """What the next step feeds: `count` of the tokens left, or the token drawn last."""
         if self.state is DECODING:
             return [LAST] if self.in_flight else self.drawn[-1:]
-        tokens = self.prompt if self._final is None else self._final
-        return tokens[self.fed : self.fed + count]
+        return self.to_feed[self.fed : self.fed + count]
 
     def advance(self, count: int) -> None:
         """A step has fed its next `count` tokens."""
@@ -122,28 +123,39 @@ class Sequence:
         if self.state is PREFILLING and not self.tokens_left:
             self.state = DECODING
 
-    def start(self) -> None:
-        """Its slot holds the state to go on from."""
-        self.state = PREFILLING if self._final is None else FINALIZING
+    def admit(self, slot: int) -> None:
+        """It runs in this slot from now on."""
+        self.slot, self.state = slot, PREFILLING
 
-    def feed_first(self, tokens: list[int]) -> None:
-        """Its slot holds an earlier state: these tokens come before what is left to feed."""
-        if self._final is None:
-            self.prompt = tokens + self.prompt
-        else:
-            self._final = tokens + self._final
+    def begin_turn(self, prompt: list[int]) -> None:
+        """A turn's prompt, which is known when the turn begins."""
+        self.prompt, self.to_feed = prompt, prompt + self.drawn
+
+    def begin_loading(self) -> None:
+        """A state is being copied into its slot."""
+        self._loaded_state = FINALIZING if self.state is FINALIZING else PREFILLING
+        self.state = LOADING
+
+    def loaded(self, replay: list[int]) -> None:
+        """Its slot holds a state, after which these tokens come before what is left to feed."""
+        self.to_feed, self.state = replay + self.to_feed, self._loaded_state
 
     def resume(self, drawn: list[int], tokenizer: Tokenizer) -> None:
         """It has drawn these before it was paused, and their text has been sent."""
         for token in drawn:
             self._decode(self._decoder.feed(tokenizer.token_bytes(token)))
         self.drawn, self.drawn_fed, self._sent, self._text = list(drawn), len(drawn), len(drawn), []
-        self.prompt = self.prompt + drawn
+        self.to_feed = self.prompt + drawn
 
     def pause(self) -> RowDelta:
         """The last delta of a sequence that will be resumed: text that is held back comes then."""
         self.finish_reason = "paused"
         return self._take_delta()
+
+    def withdraw(self) -> RowDelta:
+        """The last delta of a sequence whose prompt is not read yet; a paused one can be resumed again."""
+        self.finish_reason = "paused" if self.drawn else "stop"
+        return RowDelta(self.row, "", 0, self.finish_reason)
 
     def stop(self) -> RowDelta:
         """The last delta of a sequence that is to end with what it has drawn."""
@@ -152,7 +164,11 @@ class Sequence:
 
     def finalize(self, tokens: list[int]) -> None:
         """The text has ended. `tokens` are still fed, nothing is drawn; then the state is stored."""
-        self._final, self.fed, self.cuts, self.state = tokens, 0, [], FINALIZING
+        self.to_feed, self.fed, self.cuts, self.state = tokens, 0, [], FINALIZING
+
+    def end(self) -> None:
+        """Nothing more is fed."""
+        self.state = FINISHED
 
     def take_drawn(self, token: int, data: bytes, logprob: TokenLogprob | None) -> None:
         """A token was drawn after the prompt and everything before it; `data` are its bytes."""

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from rwkv_batch.engine.scheduling.scheduler import Scheduler
-from rwkv_batch.engine.scheduling.sequence import FINISHED, LOADING, Outbox, PromptEncoder, Sequence
-from rwkv_batch.state.entries import EMPTY_DIGEST, Head, Session, StoreError
+from rwkv_batch.engine.scheduling.sequence import LOADING, Outbox, PromptEncoder, Sequence
+from rwkv_batch.state.entries import EMPTY_DIGEST, Head, KeptState, Loaded, Session, StoreError
 from rwkv_batch.state.slots import States
 from rwkv_batch.text.tokenizer import Tokenizer
 from rwkv_batch.wire.protocol import Failed, Progress, Rejected, RowDelta, SessionTurn
-from state_pool import Loaded, StatePool
+from state_pool import StatePool
 
 
 @dataclass
@@ -24,7 +24,6 @@ class _ActiveTurn:
     """A turn from `begin` until it is stored."""
 
     source: Session | None  # the session that it continues, as it was when the turn began
-    prompt: list[int]
     parent: Head | None  # the end of `source`, with what is known of its images
     completion: list[int] = field(default_factory=list)
     last_delta: RowDelta | None = None  # held back until the commit
@@ -93,12 +92,11 @@ class Turns:
             self._scheduler.unlock(sequence.target)
             self._outbox.append((sequence.key, refusal))
             return False
-        prompt = self._prompts.encode_turn(sequence.request, source is not None)
-        active = self._active[sequence] = _ActiveTurn(source, prompt, source.head if source else None)
-        sequence.prompt = prompt + sequence.drawn  # which it has from before it was paused
+        active = self._active[sequence] = _ActiveTurn(source, source.head if source else None)
+        sequence.begin_turn(self._prompts.encode_turn(sequence.request, source is not None))
         if sequence.request.max_tokens == 0:  # the prompt is only read
             active.last_delta = RowDelta(sequence.row, "", 0, "length")
-            sequence.finalize(sequence.prompt)
+            sequence.finalize(sequence.to_feed)
         if source is None:
             return True
         self._pool.pin(source.head)
@@ -126,7 +124,7 @@ class Turns:
                 self.finalize([sequence])
             return
         # the state has run past the end of the text: feed the turn again from its start
-        sequence.finalize(active.prompt + kept)
+        sequence.finalize(sequence.prompt + kept)
         assert sequence.slot is not None
         if active.source is None:
             self._states.clear([sequence.slot])
@@ -135,32 +133,29 @@ class Turns:
 
     def finalize(self, sequences: list[Sequence]) -> None:
         """Keep the states of turns that have seen all of their text."""
-        self._states.flush([seq.slot for seq in sequences if seq.slot is not None])
+        ended, kept = [], []
         for sequence in sequences:
-            self._finalize(sequence)
-
-    def _finalize(self, sequence: Sequence) -> None:
-        active = self._active[sequence]
-        if active.head is None and (sequence.target is None or active.discarded):
-            self._finish_unstored(sequence, active)
-            return
-        assert sequence.target is not None
-        if not self._pool.token_log:
-            slot, parent = self._scheduler.detach(sequence), active.parent
-            length = (parent.tokens if parent else 0) + len(active.prompt) + len(active.completion)
+            active = self._active[sequence]
+            if active.head is None and (sequence.target is None or active.discarded):
+                self._finish_unstored(sequence, active)
+                continue
+            assert sequence.target is not None
+            if not self._pool.token_log:
+                self._save(sequence, active, sequence.target)
+                continue
+            if active.head is None:
+                self._commit(sequence, active, sequence.target)
+            assert active.head is not None
+            slot = self._scheduler.detach(sequence)
+            if active.discarded:
+                self._scheduler.free(slot)
+            else:
+                kept.append(KeptState(sequence.target, active.head, slot))
+            ended.append((sequence, active))
+        self._pool.keep(kept)
+        for sequence, active in ended:
             active.kept = True
-            self._pool.save(sequence.target, slot, length, partial(self._committed, sequence))
-            return
-        if active.head is None:
-            self._commit(sequence, active, sequence.target)
-        assert active.head is not None
-        slot = self._scheduler.detach(sequence)
-        if active.discarded:
-            self._scheduler.free(slot)
-        else:
-            self._pool.keep(sequence.target, active.head, slot)
-        active.kept = True
-        self._settle(sequence, active)
+            self._end_if_stored(sequence, active)
 
     def ended(self, sequence: Sequence) -> bool:
         """Whether its text has ended and its turn is stored, whatever becomes of the state."""
@@ -188,7 +183,7 @@ class Turns:
             self._scheduler.unlock(sequence.target)
         elif active.head:
             active.kept = True
-            self._settle(sequence, active)
+            self._end_if_stored(sequence, active)
         else:
             self._end(sequence, active)
 
@@ -201,11 +196,11 @@ class Turns:
 
     def _load(self, sequence: Sequence, source: Session) -> None:
         assert sequence.slot is not None
-        sequence.state = LOADING
+        sequence.begin_loading()
         self._pool.load(source, sequence.slot, partial(self._loaded, sequence))
 
     def _loaded(self, sequence: Sequence, loaded: Loaded | None, error: str | None) -> None:
-        sequence.start()
+        sequence.loaded(loaded.replay if loaded else [])
         active = self._active[sequence]
         if active.abandoned:
             self.abandon(sequence)
@@ -214,12 +209,18 @@ class Turns:
             self._fail(sequence, error)
         else:
             active.parent = loaded.head
-            sequence.feed_first(loaded.replay)
 
     def _commit(self, sequence: Sequence, active: _ActiveTurn, target: str) -> None:
         active.head = self._pool.commit(
-            target, active.parent, active.prompt, active.completion, partial(self._committed, sequence)
+            target, active.parent, sequence.prompt, active.completion, partial(self._committed, sequence)
         )
+
+    def _save(self, sequence: Sequence, active: _ActiveTurn, target: str) -> None:
+        """Store the state in place of the tokens."""
+        before = active.parent.tokens if active.parent else 0
+        tokens = before + len(sequence.prompt) + len(active.completion)
+        active.kept = True
+        self._pool.save(target, self._scheduler.detach(sequence), tokens, partial(self._committed, sequence))
 
     def _committed(self, sequence: Sequence, error: str | None) -> None:
         active = self._active[sequence]
@@ -231,12 +232,12 @@ class Turns:
         if error and not active.kept:
             self.abandon(sequence)
         else:
-            self._settle(sequence, active)
+            self._end_if_stored(sequence, active)
 
-    def _settle(self, sequence: Sequence, active: _ActiveTurn) -> None:
+    def _end_if_stored(self, sequence: Sequence, active: _ActiveTurn) -> None:
         """The turn is over when it is stored and its state is at its end."""
         if active.committed and active.kept:
-            sequence.state = FINISHED
+            sequence.end()
             self._end(sequence, active)
 
     def _end(self, sequence: Sequence, active: _ActiveTurn) -> None:

@@ -84,19 +84,19 @@ def from_turns(turns: list[Turn], model: tuple[str, int], position: int, image: 
 
 
 def read(
-    data: bytes, transfer: Transfer, model: tuple[str, int], *, foreign: bool, tokens: bool
+    data: bytes, transfer: Transfer, model: tuple[str, int], *, any_model: bool, tokens: bool
 ) -> tuple[Exported, Tensor | None]:
     """A session from a file, for a server with this model, and the state in it. Raises SnapshotError.
 
-    `foreign`: whether the tokens of another model with the same vocabulary are of use. `tokens`: whether any
-    are.
+    `any_model`: whether the tokens of another model with the same vocabulary are of use. `tokens`: whether
+    any are.
     """
     if not data.startswith(MAGIC):
         header, image = transfer.fitted(tensor_from_bytes(data))
         return Exported(*model, header.tokens, [], header.tokens, b""), image
     exported = decode(data)
     if exported.fingerprint != model[0]:
-        if not foreign or exported.start or exported.vocabulary != model[1]:
+        if not any_model or exported.start or exported.vocabulary != model[1]:
             raise SnapshotError(
                 f"The session was made by another model ({exported.fingerprint}, and this one is "
                 f"{model[0]}); continue it with the model that made it."

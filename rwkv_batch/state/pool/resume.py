@@ -39,14 +39,14 @@ class Model:
 class Resumer:
     """Finds starts, on the reading thread. `held`: whether an upper tier has the state at a turn's end.
 
-    `foreign`: whether the tokens of another model with the same vocabulary may be fed to this one.
+    `any_model`: whether the tokens of another model with the same vocabulary may be fed to this one.
     """
 
     def __init__(
-        self, store: Store, transfer: Transfer, model: Model, foreign: bool, held: Callable[[int], bool]
+        self, store: Store, transfer: Transfer, model: Model, any_model: bool, held: Callable[[int], bool]
     ) -> None:
         self._store, self._transfer, self.model = store, transfer, model
-        self._foreign, self._held = foreign, held
+        self._any_model, self.held = any_model, held
 
     def find(self, start: Start, head: Head) -> Start:
         """Go back from a start to the nearest one with a state. `head`: where its turns end.
@@ -54,7 +54,7 @@ class Resumer:
         Images that are damaged or missing are passed over with a warning. Raises StoreError, SnapshotError.
         """
         unusable: Exception | None = None
-        while start.turn != NONE and not self._held(start.turn):
+        while start.turn != NONE and not self.held(start.turn):
             try:
                 start.image = self._image(start, head)
             except (RowDamaged, SnapshotError) as error:
@@ -65,7 +65,7 @@ class Resumer:
                 return start
             turn = self._read_turn(start, head)
             if turn.model != self.model.id:
-                self._refuse_foreign(turn)
+                self._refuse_other_model(turn)
             if turn.rootless:
                 raise unusable or RowDamaged("The session's state is missing, and its tokens are not known.")
             start.go_back(turn)
@@ -112,7 +112,7 @@ class Resumer:
     def read_file(self, data: bytes, tokens: bool) -> tuple[Exported, Tensor | None]:
         """A session from a file, and the state in it. Raises SnapshotError."""
         model = self.model.fingerprint, self.model.vocabulary
-        return exported.read(data, self._transfer, model, foreign=self._foreign, tokens=tokens)
+        return exported.read(data, self._transfer, model, any_model=self._any_model, tokens=tokens)
 
     def _sealed(self, image: Tensor, tokens: int, created: float) -> bytes:
         copy = image.clone()  # another thread may be writing it
@@ -145,10 +145,10 @@ class Resumer:
         start.read_seconds = time.perf_counter() - began
         return image
 
-    def _refuse_foreign(self, turn: Turn) -> None:
+    def _refuse_other_model(self, turn: Turn) -> None:
         """Raises StoreError unless the turn's tokens may be fed to this model."""
         fingerprint, vocabulary = self._store.model(turn.model)
-        if self._foreign and not turn.rootless and vocabulary == self.model.vocabulary:
+        if self._any_model and not turn.rootless and vocabulary == self.model.vocabulary:
             return
         way_out = (
             "continue it with the model that made it"

@@ -43,7 +43,7 @@ class SessionFiles:
         if session is None:
             self._reader.report(partial(done, None, f"There is no session {key}."))
             return
-        start = self._log.newest_turns(session.head, self._held)
+        start = self._log.newest_turns(session.head, self._resumer.held)
         newest = self._log.newest_turns(session.head)
 
         def with_state(image: Tensor | None) -> None:
@@ -79,6 +79,3 @@ class SessionFiles:
             self._store_with_state(session, turns, ends[-1], done, image)
 
         self._reader.put(partial(self._resumer.read_file, data, tokens), checked)
-
-    def _held(self, turn: int) -> bool:
-        return self._tiers.tier(turn) is not None or self._images.find(turn) is not None

@@ -233,7 +233,7 @@ class StatePool:
         """The caller's slots hold the states at the ends of sessions; the slots are L1's from now on."""
         self._states.flush([state.slot for state in states])
         for state in states:
-            head = state.head
+            head = self.images.known(state.head)
             self._tiers.keep(state.key, head, state.slot)
             if self._store.images_folder and head.tokens - head.imaged >= self._replay_tokens:
                 self._tiers.image(head.turn, partial(self.images.offer, head))
@@ -341,7 +341,7 @@ class StatePool:
         self, session: Session, turns: Sequence[Turn], head: Head, done: Done, image: Tensor | None
     ) -> None:
         """Store an announced session with the state at `head`; None: the copy of it has failed."""
-        finish = done if self._durable else _nobody
+        finish = done if self._durable else _ignore_result
 
         def written(operations: Sequence[Operation], error: StoreError | None) -> None:
             if error:
@@ -386,7 +386,9 @@ class StatePool:
             except StoreError:
                 turn = replace(self._log.unknown_past(head.tokens), id=head.turn, digest=head.digest)
                 session = self._log.announce(key, [turn], head.tokens)
-                self._tiers.image(head.turn, partial(self._store_with_state, session, [turn], head, _nobody))
+                self._tiers.image(
+                    head.turn, partial(self._store_with_state, session, [turn], head, _ignore_result)
+                )
 
     def _report(self, callback: Callable[[], None]) -> None:
         """From any thread: run the callback in the next `poll`."""
@@ -394,5 +396,5 @@ class StatePool:
         self._wake()
 
 
-def _nobody(error: str | None) -> None:
+def _ignore_result(error: str | None) -> None:
     """In place of a callback."""

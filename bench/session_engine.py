@@ -69,7 +69,7 @@ class Bench:
     ) -> RequestKey:
         self._number += 1
         key = (b"bench", str(self._number))
-        turn = SessionTurn(source=session, target=session, seam="\n\n") if session else None
+        turn = SessionTurn(source=session, target=session, separator="\n\n") if session else None
         self.texts[key] = ""
         self.engine.add(
             key,

@@ -26,7 +26,7 @@ from wire import Target
 
 USER_TOKENS = 16  # of a user's text
 ENDLESS = sys.maxsize  # `requests` of a plan that runs until another has ended
-SEAM = "\n\n"  # what the server puts before a later turn of a session that does not begin with it
+SEPARATOR = "\n\n"  # what the server puts before a later turn of a session that does not begin with it
 
 
 class LoadFailed(Exception):
@@ -45,9 +45,9 @@ class TurnPlan(LoadPlan):
     think: float = 0.0
 
     def request_prompts(self, index: int) -> list[str]:
-        """The user's text, with the seam from the second turn on, so that both kinds read the same tokens."""
-        seam = SEAM if index >= self.concurrency else ""
-        return [f"{seam}User:{self.prompts[index]}\n\nAssistant:"]
+        """The user's text, with the separator from the second turn on: both kinds read the same tokens."""
+        separator = SEPARATOR if index >= self.concurrency else ""
+        return [f"{separator}User:{self.prompts[index]}\n\nAssistant:"]
 
     def message(self, index: int) -> bytes:
         body: dict = {

@@ -141,8 +141,11 @@ class Supervisor:
         self._engine.close()
         self._failures += 1
         code = self._engine.process.exitcode
-        if self._info is None or self._failures > ENGINE_RESTARTS:
+        if self._info is None:
             log.error("the engine died while loading (exit code %s)", code)
+            return 1
+        if self._failures > ENGINE_RESTARTS:
+            log.error("the engine died %d times (exit code %s); the server ends", self._failures, code)
             return 1
         log.error("the engine died (exit code %s); it is started again", code)
         self._broadcast(EngineLost())

@@ -35,7 +35,7 @@ def test_a_session_needs_only_what_is_new(server, path):
     assert second["choices"][0]["message"]["content"] == f"User: My name is Ann.\n\n{NO_THINK}\n\n{new}"
     assert second["usage"]["prompt_tokens"] == len(new), "usage counts the new turn"
     request = server.engine.request(new)
-    assert request.turn == SessionTurn(source=session, target=session, seam="\n\n")
+    assert request.turn == SessionTurn(source=session, target=session, separator="\n\n")
 
 
 def test_without_an_id_nothing_is_stored(server):

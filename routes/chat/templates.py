@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from routes.chat.tools import Schema, tool_prompt
 
-SEAM = "\n\n"  # separates messages, also those of a stored state and new ones
+SEPARATOR = "\n\n"  # separates messages, also those of a stored state and new ones
 NO_THINK = "<think>\n</think>\n"  # an empty thought: the model answers at once
 THINK = "<think"  # left open: the model writes ">", its thoughts, "</think>" and the answer
 
@@ -63,7 +63,7 @@ def chat(
     blocks += [_block(m) for m in _turns(messages)]
     if not continues(messages):
         blocks.append("Assistant: " + (THINK if think else NO_THINK))
-    return SEAM.join(blocks)
+    return SEPARATOR.join(blocks)
 
 
 def continues(messages: Sequence[Message]) -> bool:

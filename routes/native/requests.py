@@ -77,7 +77,7 @@ async def status(front: Frontend, http: HttpRequest) -> Response:
     body: Json = {"status": "running"}
     if authorized(front.settings.password, http):
         found = await front.ask(ListRequests(uuid.uuid4().hex))
-        active = [_told(request) for request in found.requests]
+        active = [_to_json(request) for request in found.requests]
         body |= {
             "model": {"id": engine.model, "name": engine.model},
             "capabilities": {"stop": True, "pause_resume": True, "session_cache": True},
@@ -92,17 +92,17 @@ async def stop(front: Frontend, http: HttpRequest) -> Response:
     """POST /v1/server/stop: a request's texts end here; a paused one is forgotten. Raises ApiError."""
     name = await _named(front, http)
     found = await front.ask(StopRequest(uuid.uuid4().hex, name)) if name else None
-    told = _told(found.requests[0]) if found and found.requests else None
+    listed = _to_json(found.requests[0]) if found and found.requests else None
     stopped = bool(found and (found.requests or found.found))
-    return json_response(http, {"ok": True, "stopped": stopped, "active_request": told})
+    return json_response(http, {"ok": True, "stopped": stopped, "active_request": listed})
 
 
 async def pause(front: Frontend, http: HttpRequest) -> Response:
     """POST /v1/server/pause: a request's texts end where they are, until it is resumed. Raises ApiError."""
     name = await _named(front, http)
     found = (await front.ask(PauseRequest(uuid.uuid4().hex, name))).requests if name else []
-    told = _told(found[0]) if found else None
-    body = {"ok": True, "paused": bool(found), "active_request": told}
+    listed = _to_json(found[0]) if found else None
+    body = {"ok": True, "paused": bool(found), "active_request": listed}
     return json_response(http, body | ({"request_id": name} if found else {}))
 
 
@@ -155,7 +155,7 @@ async def _named(front: Frontend, http: HttpRequest) -> str | None:
     return running[0].name if running else None
 
 
-def _told(request: RequestInfo) -> Json:
+def _to_json(request: RequestInfo) -> Json:
     return {
         "request_id": request.name,
         "rows": request.rows,

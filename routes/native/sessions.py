@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 from robyn import Response
@@ -14,6 +14,7 @@ from routes.http.schemas import RESPONSE, RequestBody
 from routes.native.schemas import SessionFields, SessionId, StoredId, Whole
 from rwkv_batch.wire.protocol import (
     DeleteSession,
+    ExportParts,
     ExportSession,
     ForkSession,
     ImportSession,
@@ -57,7 +58,7 @@ class RewindFields(SessionFields):
 class ExportFields(SessionFields):
     """The body of /v1/state/export, or its URL parameters."""
 
-    what: Literal["both", "tokens", "state"] = "both"
+    what: ExportParts = "both"
 
 
 class ImportFields(SessionFields):
@@ -168,12 +169,12 @@ async def history(front: Frontend, http: HttpRequest) -> Response:
     fields = HistoryFields.from_json(_url_fields(http, "limit", "after"))
     key = fields.session_id
     found = await front.ask(SessionHistory(uuid.uuid4().hex, key, fields.after, fields.limit))
-    turns = [_told(turn) for turn in found.turns]
+    turns = [_to_json(turn) for turn in found.turns]
     reply = {"object": "session.history", "session_id": key, "position": found.position, "turns": turns}
     return json_response(http, reply)
 
 
-def _told(turn: TurnInfo) -> Json:
+def _to_json(turn: TurnInfo) -> Json:
     return {
         "turn": turn.number,
         "start": turn.start,

@@ -5,7 +5,7 @@ from typing import Annotated
 from msgspec.structs import replace
 from pydantic import Field
 
-from routes.chat.templates import SEAM
+from routes.chat.templates import SEPARATOR
 from routes.http.errors import ApiError, Json
 from routes.http.generate import Prepared
 from routes.native.batch import BatchFields, NativeReply
@@ -67,7 +67,7 @@ def session(body: Json, model_id: str) -> Prepared:
     """POST /state/chat/completions: one raw prompt, continuing the state of a session. Raises ApiError."""
     fields = StateFields.from_json(body)
     key = fields.session_id
-    turn = None if key is None else SessionTurn(source=key, target=key, seam=SEAM)
+    turn = None if key is None else SessionTurn(source=key, target=key, separator=SEPARATOR)
     return Prepared(fields.request([fields.prompt()], turn), fields.stream, NativeReply(fields.model))
 
 
@@ -82,7 +82,7 @@ def tree(body: Json, model_id: str) -> Prepared:
     fields = MultiStateFields.from_json(body)
     parent = fields.dialogue_idx or ROOT
     source = f"{fields.session_id}:{parent}"
-    turn = SessionTurn(source=source, branch=fields.session_id, required=parent != ROOT, seam=SEAM)
+    turn = SessionTurn(source=source, branch=fields.session_id, required=parent != ROOT, separator=SEPARATOR)
     request = replace(fields.request([fields.prompt()], turn), pausable=False)
     return Prepared(request, fields.stream, MultiStateReply(fields.model, parent))
 

@@ -52,7 +52,7 @@ def prepare(body: Json, model_id: str) -> Prepared:
         DEFAULT_STOPS,
         DEFAULT_ALPHAS,
         (chat.top_logprobs or 0) if chat.logprobs else None,
-        SessionTurn(source=key, target=key, seam=templates.SEAM) if key else None,
+        SessionTurn(source=key, target=key, separator=templates.SEPARATOR) if key else None,
     )
     readers = [AnswerReader(think, use.look_for_calls, opening) for _ in range(chat.n)]
     return Prepared(

@@ -81,7 +81,7 @@ def _request(body: ResponsesBody, prompt: str, response_id: str, think: bool) ->
             source=state_key(body.previous_response_id) if body.previous_response_id else None,
             target=state_key(response_id) if body.store else None,
             required=body.previous_response_id is not None,
-            seam=templates.SEAM,
+            separator=templates.SEPARATOR,
         )
     max_tokens = DEFAULT_MAX_TOKENS if body.max_output_tokens is None else body.max_output_tokens
     request = body.request([prompt], max_tokens, DEFAULT_STOPS, DEFAULT_ALPHAS, turn=turn)

@@ -124,7 +124,7 @@ class Engine:
         self.tokenizer = Tokenizer()
         self.scheduler = Scheduler(rows, budget, config.max_waiting, slots=rows + l1)
         l2 = memory.host_states(self.runner.states) if config.l2 is None else config.l2
-        where = f", the others in {store.path}, at most {(store.limit or 0) >> 30} GiB" if store else ""
+        where = f", the others in {store.path}, at most {(store.limit or 0) / 2**30:.1f} GiB" if store else ""
         log.info("states of sessions: %d on the device, %d in host memory%s", l1, l2, where)
         self.prefixes = PrefixCache(config.prefix_cache_mb << 20)
         self.pool = StatePool(

@@ -1,8 +1,8 @@
 """How many rows fit, and how many prompt tokens suit one step.
 
 A runner counts beforehand all that it can ever hold (`Runner.bytes_needed`); the number of rows is the
-largest with which that still fits. On a GPU `rehearse` then runs the largest step once: what it takes stays
-with torch's allocator. So an engine that has started does not run out of memory.
+largest with which that still fits. On a GPU the largest step is then run once (`runner/warmup.py`): what it
+takes stays with torch's allocator. So an engine that has started does not run out of memory.
 """
 
 import shutil
@@ -79,8 +79,11 @@ def host_states(states: States) -> int:
 
 
 def database_limit(path: Path, taken: int) -> int:
-    """Bytes that a database with its images may take: a share of the free disk and of what it takes now."""
-    return (shutil.disk_usage(path.parent).free + taken) // DISK_PART
+    """Bytes that a database with its images may take: a share of the free disk and of what it takes now.
+
+    Never less than that, so that no session is dropped because others have filled the disk.
+    """
+    return max(taken, (shutil.disk_usage(path.parent).free + taken) // DISK_PART)
 
 
 def prefill_rate(runner: Runner, prefill_tokens: int) -> float:

@@ -28,12 +28,14 @@ from rwkv_batch.state.entries import StoreError
 from rwkv_batch.wire.protocol import (
     Cancel,
     Event,
+    Failed,
     FrontendLost,
     GenerateRequest,
     LoadFailure,
     Stop,
     decode_to_engine,
     encode,
+    id_of,
 )
 
 log = logging.getLogger(__name__)
@@ -141,6 +143,9 @@ class Service:
                 message = decode_to_engine(data)
             except msgspec.DecodeError as error:
                 log.error("front end %s sent a message that is not understood: %s", frontend.decode(), error)
+                if identity := id_of(data):
+                    sentence = "The engine does not understand this request; restart the server."
+                    self._send([((frontend, identity), Failed(identity, sentence))])
                 continue
             key = (frontend, message.id)
             match message:

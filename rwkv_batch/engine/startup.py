@@ -36,7 +36,7 @@ def open_store(config: EngineConfig) -> Store | None:
 
 
 def describe(weights: Checkpoint, runner: Runner, rows: int) -> EngineInfo:
-    """What front ends are to know of it."""
+    """The description of the engine that front ends get."""
     return EngineInfo(
         model=weights.name,
         layers=weights.layers,

@@ -11,7 +11,7 @@ from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.ops.cuda.abi import STOPS
 from rwkv_batch.ops.cuda.staging import Download, upload
 from rwkv_batch.runner.protocol import Batch, Draws, NewRow
-from rwkv_batch.runner.rehearsal import LOGITS_COPIES, RESERVE, launch_everything, rehearse
+from rwkv_batch.runner.warmup import LOGITS_COPIES, RESERVE, launch_all_kernels, run_largest_step
 from rwkv_batch.sampling.logprobs import RowLogprobs, logprobs, row_logprobs
 from rwkv_batch.sampling.sampler_cuda import CudaSampler, bytes_per_slot
 
@@ -64,8 +64,8 @@ class CudaRunner:
             slots, self.model.checkpoint.vocab, self.device, self._sampler, self.model.kernels.architecture
         )
         self.model.capture(self.states, rows)
-        rehearse(self.model.forward, self.states, rows, prefill_tokens)
-        launch_everything(self, rows)
+        run_largest_step(self.model.forward, self.states, rows, prefill_tokens)
+        launch_all_kernels(self, rows)
 
     @torch.inference_mode()
     def begin(self, slot: int, row: NewRow) -> None:

@@ -5,7 +5,7 @@ import torch
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.rwkv7 import RWKV7
 from rwkv_batch.runner.protocol import Batch, Draws, KnownDraws, NewRow
-from rwkv_batch.runner.rehearsal import LOGITS_COPIES, RESERVE, rehearse
+from rwkv_batch.runner.warmup import LOGITS_COPIES, RESERVE, run_largest_step
 from rwkv_batch.sampling.logprobs import logprobs, row_logprobs
 from rwkv_batch.sampling.sampler import Sampler
 from rwkv_batch.state.slots import slot_bytes
@@ -39,7 +39,7 @@ class TorchRunner:
         self.states = self.model.new_states(rows + idle_slots, self._wkv_dtype)
         self.sampler = Sampler(rows + idle_slots, self.model.checkpoint.vocab, self.device)
         if self.device.type != "cpu":
-            rehearse(self.model.forward, self.states, rows, prefill_tokens)
+            run_largest_step(self.model.forward, self.states, rows, prefill_tokens)
 
     def begin(self, slot: int, row: NewRow) -> None:
         self.sampler.begin(slot, row.params, row.seed, row.stream, row.drawn)

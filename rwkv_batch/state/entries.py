@@ -74,7 +74,7 @@ class Turn:
         return [*self.prompt, *self.completion]
 
     @property
-    def rootless(self) -> bool:
+    def past_unknown(self) -> bool:
         """Whether it stands for a state whose past is unknown, so that only its image can bring that back."""
         return self.number == 0
 

@@ -9,6 +9,7 @@ engine is ready), `EngineLost` and `Drain` to the front ends, and `FrontendLost`
 engine answers with `EngineInfo` or `LoadFailure`.
 """
 
+from contextlib import suppress
 from typing import Literal
 
 import msgspec
@@ -43,9 +44,12 @@ class SessionTurn(Struct, frozen=True, omit_defaults=True):
     target: str | None = None  # the key to store the state under; may be the source; None: nothing is stored
     branch: str | None = None  # in place of a target: stored as "{branch}:{n}", n the next unused number
     required: bool = False  # without a source, True: reject ("not_found"); False: start from the zero state
-    seam: str = ""  # goes in front of a prompt that continues a stored state and does not begin with it
+    separator: str = ""  # goes in front of a prompt that continues a stored state and does not begin with it
     # Of a paused turn: what its source had seen. The turn is rejected ("conflict") if that is something else.
     source_digest: bytes = b""
+
+
+ExportParts = Literal["both", "tokens", "state"]  # of a session, in an exported file
 
 
 class WireMessage(Struct, frozen=True):
@@ -132,7 +136,7 @@ class RewindSession(KeyedCommand, frozen=True, tag="rewind_session"):
 class ExportSession(KeyedCommand, frozen=True, omit_defaults=True, tag="export_session"):
     """Replied to with the session as a file: its tokens, its state, or its tokens and the nearest state."""
 
-    what: Literal["both", "tokens", "state"] = "both"
+    what: ExportParts = "both"
 
 
 class ImportSession(KeyedCommand, frozen=True, tag="import_session"):
@@ -296,6 +300,7 @@ Event = Accepted | Rejected | Progress | Failed | CommandReply
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+_addressed = msgspec.msgpack.Decoder(WireMessage)
 _paused: msgspec.msgpack.Decoder[GenerateRequest] = msgspec.msgpack.Decoder(GenerateRequest)
 _events = msgspec.msgpack.Decoder(list[Event])
 
@@ -312,6 +317,13 @@ def decode_paused(data: bytes) -> GenerateRequest:
 def decode_to_engine(data: bytes) -> ToEngine:
     """Raises msgspec.DecodeError when `data` is no such message."""
     return _to_engine.decode(data)
+
+
+def id_of(data: bytes) -> str | None:
+    """The id of a message that is otherwise not understood; None if it has none."""
+    with suppress(msgspec.DecodeError):
+        return _addressed.decode(data).id
+    return None
 
 
 def decode_events(data: bytes) -> list[Event]:

@@ -89,7 +89,7 @@ def test_turns_go_on_from_exactly_what_was_said(engines: tuple[Engine, Engine], 
     for engine in engines:
         texts = []
         for number in range(4):
-            turn = SessionTurn(source=f"s{options}", target=f"s{options}", seam="\n\n")
+            turn = SessionTurn(source=f"s{options}", target=f"s{options}", separator="\n\n")
             request = GenerateRequest(
                 id=f"turn {number}", prompts=[CAPITAL], max_tokens=9, turn=turn, sampling=GREEDY, **options
             )

@@ -1,6 +1,7 @@
 """How many rows fit is known before anything is allocated, and holds."""
 
 import gc
+import shutil
 from collections.abc import Callable
 
 import pytest
@@ -15,8 +16,8 @@ from rwkv_batch.model.cuda.weights import pack_weights
 from rwkv_batch.ops import device
 from rwkv_batch.ops.cuda.buffers import Buffers, buffer_bytes
 from rwkv_batch.ops.device import DeviceError
-from rwkv_batch.runner.rehearsal import RESERVE
 from rwkv_batch.runner.torch_runner import TorchRunner
+from rwkv_batch.runner.warmup import RESERVE
 from rwkv_batch.wire.protocol import Accepted, GenerateRequest, Progress, Sampling
 
 MIB = 1 << 20
@@ -105,6 +106,13 @@ def test_memory_that_runs_out_in_spite_of_all_is_one_sentence():
         device.out_of_memory_as_error("5 rows", torch.device("cpu")),
     ):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_what_is_stored_is_never_over_the_default_limit(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(memory.shutil, "disk_usage", lambda path: usage._replace(free=100))
+    assert memory.database_limit(tmp_path / "sessions.db", 0) == 50
+    assert memory.database_limit(tmp_path / "sessions.db", 1000) == 1000
 
 
 def test_a_container_has_what_its_limit_leaves(tmp_path, monkeypatch):

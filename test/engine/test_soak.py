@@ -42,7 +42,7 @@ TIE = {torch.float16: 0.06, torch.float32: 1e-3}  # of logprobs
 BORDER = {torch.float16: 1e-2, torch.float32: 1e-4}
 NEAR_TIES = 0.05  # of all texts, at most
 CROWD = b"crowd"
-SEAM = "\n\n"
+SEPARATOR = "\n\n"
 SYSTEM = (
     "System: " + "You answer in short sentences and never forget a name. " * 8 + "\n\n"
 )  # a beginning that prompts share
@@ -184,7 +184,10 @@ def some_jobs(count: int, sessions: int, rng: random.Random) -> list[Job]:
         turn, n, texts = None, 1, [rng.choice(prompts)]
         if number % 2:
             session = f"s{rng.randrange(sessions)}"
-            texts, turn = [rng.choice(REMARKS)], SessionTurn(source=session, target=session, seam=SEAM)
+            texts, turn = (
+                [rng.choice(REMARKS)],
+                SessionTurn(source=session, target=session, separator=SEPARATOR),
+            )
         else:
             n = rng.choice([1, 1, 1, 3])
             texts = [rng.choice(["", "", SYSTEM]) + rng.choice(prompts) for _ in range(rng.choice([1, 1, 2]))]
@@ -215,8 +218,8 @@ def prompts_of(crowd: Crowd, job: Job) -> list[list[int]]:
         return [encode(prompt) for prompt in job.request.prompts]
     tokens: list[int] = []
     for turn in job.before:
-        tokens += encode((SEAM if tokens else "") + turn.request.prompts[0]) + turn.drawn[0]
-    return [tokens + encode((SEAM if tokens else "") + job.request.prompts[0])]
+        tokens += encode((SEPARATOR if tokens else "") + turn.request.prompts[0]) + turn.drawn[0]
+    return [tokens + encode((SEPARATOR if tokens else "") + job.request.prompts[0])]
 
 
 def check(crowd: Crowd, jobs: list[Job]) -> Counter:

@@ -8,6 +8,7 @@ from engine_driver import PROMPTS, SAMPLED, Driver
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.wire.protocol import (
+    DeleteSession,
     Failed,
     Progress,
     RewindSession,
@@ -54,6 +55,16 @@ def test_a_turn_that_is_cancelled_is_as_if_it_had_never_been(token_log: bool) ->
         pass
     driver.engine.cancel((b"test", name))
     assert said + driver.conversation("a", PROMPTS[1:]) == expected
+
+
+def test_a_session_that_is_deleted_while_it_begins_was_there() -> None:
+    driver = Driver()
+    name = driver.add(PROMPTS[0], "a", max_tokens=4)
+    driver.engine.step()
+    assert driver.ask(DeleteSession("1", key="a")).found == 1
+    assert driver.until(name, (Progress,))
+    assert driver.ask(DeleteSession("2", key="a")).found == 0
+    driver.engine.close()
 
 
 def test_a_turn_that_cannot_be_stored_fails_and_leaves_its_session(

@@ -149,12 +149,12 @@ class FakeEngine:
             return [(0, Rejected(request.id, "not_found", f"There is no session {turn.source}."))]
         (prompt,) = request.prompts
         assert isinstance(prompt, str) and request.n == 1
-        seam = turn.seam if before is not None and not prompt.startswith(turn.seam) else ""
+        separator = turn.separator if before is not None and not prompt.startswith(turn.separator) else ""
         target = turn.target or ""
         if turn.branch is not None:
             number = self._numbers[turn.branch] = self._numbers.get(turn.branch, 0) + 1
             target = f"{turn.branch}:{number}"
-        text = (before or "") + seam + prompt
+        text = (before or "") + separator + prompt
         if target:
             before_it = self.turns.get(turn.source or "", []) if before else []
             self._unstored[request.id] = target, text, [*before_it, text.removeprefix(before or "")]

@@ -94,7 +94,7 @@ def survivors(bench: Bench, possible: Possible) -> Found:
         state = bench.look(key)
         result = bench.do(bench.pool.turns, session)
         assert result.error is None, f"the turns of {key}: {result.error}"
-        turns = tuple(tuple(turn.tokens) for turn in result.value if not turn.rootless)
+        turns = tuple(tuple(turn.tokens) for turn in result.value if not turn.past_unknown)
         fitting = [
             truth
             for truth in wanted

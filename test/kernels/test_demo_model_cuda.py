@@ -45,15 +45,15 @@ def held_out(count: int) -> list[Example]:
 
 
 @pytest.fixture(scope="module")
-def rooms(model: RWKV7Cuda) -> dict[torch.dtype, CudaStates]:
+def all_states(model: RWKV7Cuda) -> dict[torch.dtype, CudaStates]:
     """States for all tests, by how they are stored: the model's graphs are over one set of states."""
     return {wkv: model.new_states(SLOTS, wkv) for wkv in (torch.float16, torch.float32)}
 
 
 @pytest.fixture
-def states(rooms: dict[torch.dtype, CudaStates], request: pytest.FixtureRequest) -> CudaStates:
+def states(all_states: dict[torch.dtype, CudaStates], request: pytest.FixtureRequest) -> CudaStates:
     """Zero."""
-    found = rooms[request.getfixturevalue("wkv") if "wkv" in request.fixturenames else torch.float16]
+    found = all_states[request.getfixturevalue("wkv") if "wkv" in request.fixturenames else torch.float16]
     found.clear(range(SLOTS))
     return found
 

@@ -23,7 +23,7 @@ def test_a_first_response_is_a_turn_that_keeps_its_state():
     )
     response_id = prepared.reply.response["id"]
     assert (
-        request.turn == SessionTurn(source=None, target=f"response:{response_id}", seam="\n\n")
+        request.turn == SessionTurn(source=None, target=f"response:{response_id}", separator="\n\n")
         and state_key(response_id) == request.turn.target
     )
     assert response_id.startswith("resp_") and len(response_id) == 5 + 32
@@ -33,7 +33,7 @@ def test_a_continued_response_sends_its_new_turns_only_and_demands_the_state():
     prepared = prepare(previous_response_id=PREVIOUS, input="And now?")
     assert prepared.request.prompts == ["User: And now?\n\n" + ANSWER]
     turn = prepared.request.turn
-    assert (turn.source, turn.required, turn.seam) == (f"response:{PREVIOUS}", True, "\n\n")
+    assert (turn.source, turn.required, turn.separator) == (f"response:{PREVIOUS}", True, "\n\n")
     assert (
         turn.target == state_key(prepared.reply.response["id"]) == f"response:{prepared.reply.response['id']}"
     )

@@ -59,7 +59,7 @@ def test_fields_of_a_turn_reach_the_engine(empty):
     request = empty.engine.request("fields")
     assert (request.max_tokens, request.sampling.temperature, request.sampling.top_k) == (7, 0, 3)
     assert (request.stop_ids, request.stop_strings, request.prefix_cache) == ([5], ["x"], False)
-    assert request.turn == SessionTurn(source="a", target="a", seam="\n\n")
+    assert request.turn == SessionTurn(source="a", target="a", separator="\n\n")
 
 
 def test_a_streamed_turn(empty):

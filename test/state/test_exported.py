@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 
+import msgspec
 import pytest
 import torch
 from stores import (
@@ -233,3 +234,21 @@ def test_a_server_that_stores_no_tokens_cannot_take_those_of_another_model(trans
     data = file_of(turns, turns[1].end, image_at(turns[1].end, "other"), ("other", VOCABULARY))
     with pytest.raises(SnapshotError):
         read(data, transfer, any_model=True, tokens=False)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"vocabulary": 10**9},
+        {"turns": [ExportedTurn(pack([1]), pack([2]), float("nan"))]},
+        {"turns": []},
+        {"start": -1},
+        {"start": 1 << 62},
+        {"position": 3},
+    ],
+)
+def test_a_file_that_says_what_no_session_has_is_refused(transfer: Transfer, lie: dict) -> None:
+    whole = Exported(MODEL, VOCABULARY, 0, [ExportedTurn(pack([1]), pack([2]), 1.5)], 0, b"")
+    assert read(exported.encode(whole), transfer)[0] == whole
+    with pytest.raises(Damaged):
+        read(exported.encode(msgspec.structs.replace(whole, **lie)), transfer)

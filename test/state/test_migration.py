@@ -73,7 +73,7 @@ def check_all(
         assert found is not None and (found.updated, found.head.tokens) == (row.updated, row.tokens)
         assert found.head.imaged == row.tokens and store.image_model(found.head.turn) == found.head.model
         assert store.model(found.head.model)[0] == MODEL
-        assert store.read_turn(found.head.turn).rootless
+        assert store.read_turn(found.head.turn).past_unknown
         assert state_of(store, row.key, transfer) == row.data[PREFIX:]
     for row in documents:
         assert store.read_document(row.key) == row.data

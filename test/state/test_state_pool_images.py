@@ -1,13 +1,20 @@
 """The state pool: which states are stored as images, what becomes of them, and sessions of other servers."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 from pools import NEVER, Bench, after, files
 
+from rwkv_batch.state import images as stored_images
 from rwkv_batch.state.entries import pack
 
 BEGINNING = bytes(16)
+
+
+def full_disk(*arguments: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def seen(*tokens: int) -> bytes:
@@ -49,6 +56,24 @@ def test_no_session_is_left_with_more_tokens_to_replay_than_were_asked_for(path:
     again.feed(slot, loaded.replay)
     assert again.state(slot) == seen(*[1] * 8, *[2] * 8, *[3] * 8)
     again.close()
+
+
+def test_an_image_that_could_not_be_stored_is_made_up_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(path, l1=4, replay_tokens=10, replay_rate=NEVER)
+    with monkeypatch.context() as disk:
+        disk.setattr(stored_images, "write", full_disk)
+        bench.turn("a", [1] * 12)
+        bench.settle()
+    assert images(path) == set() and "could not be written" in caplog.text
+    bench.turn("a", [2])
+    bench.settle()
+    assert len(images(path)) == 1
+    bench.turn("a", [3])
+    bench.settle()
+    assert len(images(path)) == 1
+    bench.close()
 
 
 def test_closing_writes_the_images_of_what_is_in_memory(path: Path) -> None:
@@ -190,6 +215,21 @@ def test_an_exported_session_goes_on_elsewhere(path: Path, what: str) -> None:
     foreign = Bench(None, model=("another", 65536))
     assert "another model" in foreign.do(foreign.import_, "b", data).error
     foreign.close()
+
+
+def test_a_session_whose_beginning_is_not_known_is_exported_with_a_state(path: Path) -> None:
+    bench = Bench(path)
+    bench.turn("a", [1, 2])
+    assert bench.do(bench.import_, "b", bench.do(bench.pool.files.export, "a", "state").value).error is None
+    bench.turn("b", [3])
+    bench.turn("b", [4])
+    assert bench.fork("b", "b", 1) is None  # to a turn whose state has gone on, while that before is there
+    data = bench.do(bench.pool.files.export, "b", "both").value
+    bench.close()
+    elsewhere = Bench(path.with_name("elsewhere.db"))
+    assert elsewhere.do(elsewhere.import_, "c", data).error is None
+    assert elsewhere.look("c") == seen(1, 2, 3)
+    elsewhere.close()
 
 
 def test_a_state_that_is_not_at_hand_is_not_exported(path: Path) -> None:

@@ -1,5 +1,6 @@
 """The database: what it keeps, transactions, and what goes with what is deleted."""
 
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -28,9 +29,11 @@ from rwkv_batch.state.entries import (
     Removed,
     RemoveDocuments,
     RowDamaged,
+    StoreBroken,
     StoreDocument,
     StoreError,
 )
+from rwkv_batch.state.log.sqlite import connect, explain
 from rwkv_batch.state.log.store import Store
 
 # What it keeps
@@ -263,3 +266,12 @@ def test_the_size_counts_images_and_what_the_database_holds(store: Store) -> Non
     assert store.size() - before >= 5_990_000  # some of the pages were there
     do(store, RemoveDocuments(["d"]), DropImages([1]))
     assert store.size() - before < 100_000
+
+
+def test_a_value_that_a_table_does_not_take_is_no_damage(tmp_path: Path) -> None:
+    connection = connect(tmp_path / "x.db", 0)
+    connection.execute("CREATE TABLE t (a REAL NOT NULL)")
+    with pytest.raises(sqlite3.IntegrityError) as refused:
+        connection.execute("INSERT INTO t VALUES (?)", (float("nan"),))
+    connection.close()
+    assert not isinstance(explain(refused.value, tmp_path / "x.db"), StoreBroken)

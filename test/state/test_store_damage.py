@@ -301,7 +301,7 @@ def test_a_session_whose_turn_is_lost_is_kept_if_there_is_an_image_of_its_end(fi
     found = store.find_session("s0")
     assert found is not None and (found.head.turn, found.head.digest) == (with_image.id, with_image.digest)
     stand_in = store.read_turn(with_image.id)
-    assert stand_in.rootless and (stand_in.end, stand_in.digest) == (with_image.end, with_image.digest)
+    assert stand_in.past_unknown and (stand_in.end, stand_in.digest) == (with_image.end, with_image.digest)
     assert with_image.id in store.image_turns() and store.find_session("s1") is None
     store.close()
 

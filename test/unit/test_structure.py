@@ -48,8 +48,8 @@ def name_of(file: Path) -> str:
     return file.relative_to(ROOT).as_posix()
 
 
-def room(file: Path) -> str:
-    """The folder of a file. A file that lies in a folder of rooms, or in none, is a room of its own."""
+def package(file: Path) -> str:
+    """The folder of a file. A file that lies in a folder of packages, or in none, is a package of its own."""
     folder = file.parent
     return name_of(file) if folder in (ROOT, ROOT / "rwkv_batch", ROOT / "routes") else name_of(folder)
 
@@ -96,7 +96,7 @@ def test_no_circle_of_files():
 
 
 def test_no_circle_of_folders():
-    assert_no_circle((room(a), room(b)) for a in files(*PRODUCT) for b in imports(a))
+    assert_no_circle((package(a), package(b)) for a in files(*PRODUCT) for b in imports(a))
 
 
 @pytest.mark.parametrize(("file", "allowed"), SINGLE_FILES.items())
@@ -112,6 +112,7 @@ def test_no_file_is_too_long():
 
 
 def test_no_folder_of_the_package_is_too_long():
+    """Each without its subfolders, which are packages of their own."""
     folders: Counter[str] = Counter()
     for file in files("rwkv_batch"):
         folders[name_of(file.parent)] += lines(file)
@@ -170,17 +171,17 @@ def test_every_method_of_the_map_exists():
 
 def test_the_map_names_every_module():
     rows = re.findall(r"^\| `([\w/]+)/` \| (.*) \|$", MAP.read_text(encoding="utf-8"), re.MULTILINE)
-    listed = {room: set(re.findall(r"`([^`]+)`", modules)) for room, modules in rows}
+    listed = {package: set(re.findall(r"`([^`]+)`", modules)) for package, modules in rows}
     modules: dict[str, set[str]] = defaultdict(set)
     for file in files("rwkv_batch", "routes"):
         if file.name != "__init__.py":
             modules[name_of(file.parent)].add(file.stem)
     assert_none(
         {
-            room: f"not on the map: {sorted(names - listed.get(room, set()))}, "
-            f"only there: {sorted(name for name in listed.get(room, set()) - names if name.isidentifier())}"
-            for room, names in modules.items()
-            if names ^ {name for name in listed.get(room, set()) if name.isidentifier()}
+            package: f"not on the map: {sorted(names - listed.get(package, set()))}, "
+            f"only there: {sorted(filter(str.isidentifier, listed.get(package, set()) - names))}"
+            for package, names in modules.items()
+            if names ^ {name for name in listed.get(package, set()) if name.isidentifier()}
         }
     )
 

@@ -13,12 +13,12 @@ from operator import is_
 
 from msgspec.structs import replace
 
+from rwkv_batch.engine.commands.reply import reply
 from rwkv_batch.engine.scheduling.scheduler import Scheduler
 from rwkv_batch.engine.scheduling.sequence import DECODING, Outbox, RequestKey, Sequence
 from rwkv_batch.engine.scheduling.turns import Turns
 from rwkv_batch.wire.protocol import (
     PAUSED,
-    CommandReply,
     Failed,
     GenerateRequest,
     ListRequests,
@@ -64,11 +64,12 @@ class RequestCommands:
                 self._list(command_key)
             case StopRequest(name=name):
                 if rows := self._find(name):
-                    self._reply(command_key, None, requests=_infos(rows))
+                    reply(self._outbox, command_key, None, requests=_infos(rows))
                     self._stop(rows)
                 else:
                     self._pool.documents.remove(
-                        PAUSED + name, lambda found, error: self._reply(command_key, error, found=found)
+                        PAUSED + name,
+                        lambda found, error: reply(self._outbox, command_key, error, found=found),
                     )
             case PauseRequest(name=name):
                 self._pause(command_key, self._find(name))
@@ -76,7 +77,7 @@ class RequestCommands:
     def _list(self, command_key: RequestKey) -> None:
         def listed(keys: list[str], error: str | None) -> None:
             paused = [key.removeprefix(PAUSED) for key in keys]
-            self._reply(command_key, error, requests=_infos(self._generating()), paused=paused)
+            reply(self._outbox, command_key, error, requests=_infos(self._generating()), paused=paused)
 
         self._pool.documents.keys(PAUSED, listed)
 
@@ -107,7 +108,7 @@ class RequestCommands:
     def _pause(self, command_key: RequestKey, rows: list[Sequence]) -> None:
         """Store the request as it is, and end what its reader gets."""
         if not rows:
-            self._reply(command_key, None)
+            reply(self._outbox, command_key, None)
             return
         request, key = rows[0].request, rows[0].key
         if not request.pausable:
@@ -133,13 +134,9 @@ class RequestCommands:
 
         def stored(error: str | None) -> None:
             self._outbox.append((key, Failed(key[1], error) if error else last))
-            self._reply(command_key, error, requests=info)
+            reply(self._outbox, command_key, error, requests=info)
 
         self._pool.documents.put(PAUSED + request.name, encode(paused), stored)
-
-    def _reply(self, command_key: RequestKey, error: str | None, **fields: object) -> None:
-        reply = CommandReply(command_key[1], **fields)  # type: ignore[arg-type]
-        self._outbox.append((command_key, Failed(command_key[1], error) if error else reply))
 
 
 def _infos(rows: list[Sequence]) -> list[RequestInfo]:

@@ -3,16 +3,15 @@
 from collections.abc import Callable
 from functools import partial
 
+from rwkv_batch.engine.commands.reply import reply
 from rwkv_batch.engine.scheduling.scheduler import Scheduler
 from rwkv_batch.engine.scheduling.sequence import Outbox, RequestKey
 from rwkv_batch.engine.scheduling.turns import Turns
 from rwkv_batch.state.entries import Head, Session, Status, Turn
 from rwkv_batch.text.tokenizer import Tokenizer
 from rwkv_batch.wire.protocol import (
-    CommandReply,
     DeleteSession,
     ExportSession,
-    Failed,
     ForkSession,
     GetDocument,
     ImportSession,
@@ -50,19 +49,23 @@ class SessionCommands:
                     done = partial(self._imported, request, key)
                     self._pool.files.import_(key, data, tokens=self._pool.token_log, done=done)
             case DeleteSession(key=key, prefix=prefix):
-                self._turns.discard(key, prefix)
-                self._pool.delete(key, prefix, lambda found, error: self._reply(request, error, found=found))
+                begun = self._turns.discard(key, prefix)
+
+                def deleted(found: int, error: str | None) -> None:
+                    reply(self._outbox, request, error, found=found + begun)
+
+                self._pool.delete(key, prefix, deleted)
             case ListSessions(after=after, limit=limit):
                 self._pool.status(after, limit, partial(self._listed, request))
             case PutDocument(key=key, data=data):
-                self._pool.documents.put(key, data, partial(self._reply, request))
+                self._pool.documents.put(key, data, partial(reply, self._outbox, request))
             case GetDocument(key=key):
                 self._pool.documents.get(
-                    key, lambda data, error: self._reply(request, error, data=data or b"")
+                    key, lambda data, error: reply(self._outbox, request, error, data=data or b"")
                 )
             case RemoveDocument(key=key):
                 self._pool.documents.remove(
-                    key, lambda found, error: self._reply(request, error, found=found)
+                    key, lambda found, error: reply(self._outbox, request, error, found=found)
                 )
 
     def _run_on(
@@ -84,10 +87,10 @@ class SessionCommands:
                 if self._lock(request, key):
                     self._find_turn(request, session, number, key)
             case SessionHistory(after=after, limit=limit):
-                self._pool.turns(session, partial(self._told, request, session, after, limit))
+                self._pool.turns(session, partial(self._send_turns, request, session, after, limit))
             case ExportSession(key=key, what=what):
                 self._pool.files.export(
-                    key, what, lambda data, error: self._reply(request, error, data=data or b"")
+                    key, what, lambda data, error: reply(self._outbox, request, error, data=data or b"")
                 )
 
     def _find_turn(self, request: RequestKey, session: Session, number: int, target: str) -> None:
@@ -95,7 +98,7 @@ class SessionCommands:
 
         def found(turns: list[Turn] | None, error: str | None) -> None:
             if turns is None:
-                self._unlock(target, partial(self._reply, request), error)
+                self._unlock(target, partial(reply, self._outbox, request), error)
                 return
             last = next((turn for turn in turns if turn.number == number), None)
             if last:
@@ -103,7 +106,9 @@ class SessionCommands:
                 self._point(request, target, last.head(imaged if imaged <= last.end else 0))
             elif number == 0:
                 self._pool.delete(
-                    target, False, lambda _, error: self._unlock(target, partial(self._reply, request), error)
+                    target,
+                    False,
+                    lambda _, error: self._unlock(target, partial(reply, self._outbox, request), error),
                 )
             else:
                 self._scheduler.unlock(target)
@@ -114,10 +119,10 @@ class SessionCommands:
 
     def _point(self, request: RequestKey, target: str, head: Head) -> None:
         """Let `target`, which is locked, end with this turn."""
-        reply = partial(self._reply, request, position=head.tokens)
-        self._pool.point(target, head, partial(self._unlock, target, reply))
+        done = partial(reply, self._outbox, request, position=head.tokens)
+        self._pool.point(target, head, partial(self._unlock, target, done))
 
-    def _told(
+    def _send_turns(
         self,
         request: RequestKey,
         session: Session,
@@ -140,24 +145,24 @@ class SessionCommands:
             )
             for turn in wanted
         ]
-        self._reply(request, error, position=session.head.tokens, turns=infos)
+        reply(self._outbox, request, error, position=session.head.tokens, turns=infos)
 
     def _imported(self, request: RequestKey, key: str, error: str | None) -> None:
         self._scheduler.unlock(key)
         if error:
             self._reject(request, "invalid", error)
         else:
-            self._reply(request, None)
+            reply(self._outbox, request, None)
 
     def _listed(self, request: RequestKey, status: Status | None, error: str | None) -> None:
         if status is None:
-            self._reply(request, error)
+            reply(self._outbox, request, error)
             return
         sessions = [SessionInfo(s.key, s.tier, s.updated, s.tokens) for s in status.sessions]
-        self._reply(request, None, sessions=sessions, total=status.total, l1=status.l1, l2=status.l2)
+        reply(self._outbox, request, None, sessions=sessions, total=status.total, l1=status.l1, l2=status.l2)
 
     def _lock(self, request: RequestKey, key: str) -> bool:
-        """Keep turns of the session waiting; False if one is under way, of which the client is told."""
+        """Keep turns of the session waiting; False if one is under way, and the client gets a refusal."""
         if key in self._scheduler.queues:
             message = "That session is busy with a turn or a copy; try again in a moment."
             self._reject(request, "overloaded", message)
@@ -165,13 +170,9 @@ class SessionCommands:
         self._scheduler.lock(key)
         return True
 
-    def _unlock(self, key: str, reply: Callable[[str | None], None], error: str | None) -> None:
+    def _unlock(self, key: str, done: Callable[[str | None], None], error: str | None) -> None:
         self._scheduler.unlock(key)
-        reply(error)
+        done(error)
 
     def _reject(self, request: RequestKey, reason: str, message: str) -> None:
         self._outbox.append((request, Rejected(request[1], reason, message)))
-
-    def _reply(self, request: RequestKey, error: str | None, **fields: object) -> None:
-        reply = CommandReply(request[1], **fields)  # type: ignore[arg-type]
-        self._outbox.append((request, Failed(request[1], error) if error else reply))

@@ -287,8 +287,8 @@ class PromptEncoder:
         return ids or [END_OF_TEXT]  # an RNN needs something to start from
 
     def encode_turn(self, request: GenerateRequest, continued: bool) -> list[int]:
-        """The prompt of a turn. `continued`: it follows a stored state, and the seam comes first."""
-        prompt, seam = request.prompts[0], request.turn.seam if request.turn else ""
-        if continued and isinstance(prompt, str) and not prompt.startswith(seam):
-            prompt = seam + prompt
+        """The prompt of a turn. `continued`: it follows a stored state, and the separator comes first."""
+        prompt, separator = request.prompts[0], request.turn.separator if request.turn else ""
+        if continued and isinstance(prompt, str) and not prompt.startswith(separator):
+            prompt = separator + prompt
         return self.encode(prompt, request.prefix_ids)

@@ -187,12 +187,18 @@ class Turns:
         else:
             self._end(sequence, active)
 
-    def discard(self, key: str, prefix: bool) -> None:
-        """The session is deleted, with `prefix` all below it: turns under way are not stored."""
+    def discard(self, key: str, prefix: bool) -> int:
+        """The session is deleted, with `prefix` all below it: turns under way are not stored.
+
+        Returns how many of these would have begun a session.
+        """
+        begun = 0
         for sequence, active in self._active.items():
             target = sequence.target
             if target is not None and (target == key or (prefix and target.startswith(f"{key}:"))):
+                begun += not active.discarded and self._pool.find(target) is None
                 active.discarded = True
+        return begun
 
     def _load(self, sequence: Sequence, source: Session) -> None:
         assert sequence.slot is not None

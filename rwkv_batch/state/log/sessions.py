@@ -17,6 +17,7 @@ from rwkv_batch.state.entries import (
 )
 from rwkv_batch.state.jobs import JobThread
 from rwkv_batch.state.log.store import Store
+from rwkv_batch.state.log.tables import encoded
 from rwkv_batch.state.log.writer import Committed, Writer
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class Sessions:
 
     def withdraw(self, session: Session, error: Exception | None) -> None:
         """What was announced cannot be stored, or need not be any longer."""
-        self._settle(session.key, session, error)
+        self._finish_change(session.key, session, error)
 
     def put(
         self,
@@ -64,7 +65,7 @@ class Sessions:
         """Store a session that was announced, together with other operations that come before."""
 
         def done(removed: Removed | None, error: Exception | None) -> None:
-            self._settle(session.key, session, error)
+            self._finish_change(session.key, session, error)
             committed(removed, error)
 
         self._writer.put([*before, PutSession(session, pinned)], done, retry)
@@ -87,7 +88,7 @@ class Sessions:
 
         def again(removed: Removed | None, error: Exception | None) -> None:
             for key in keys:
-                self._settle(key, None, error)
+                self._finish_change(key, None, error)
             if not error:
                 committed(removed, None)
 
@@ -111,10 +112,10 @@ class Sessions:
         def listed(found: list[Session] | None, error: Exception | None) -> None:
             newest = {session.key: session for session in found or []} | changes
             newest |= {key: change.session for key, change in self._changes.items()}
-            sessions = [newest[key] for key in sorted(newest, key=_order) if newest[key]]
+            sessions = [newest[key] for key in sorted(newest, key=encoded) if newest[key]]
             if after is not None:
                 sessions = [
-                    session for session in sessions if session and _order(session.key) > _order(after)
+                    session for session in sessions if session and encoded(session.key) > encoded(after)
                 ]
             done([session for session in sessions if session][:limit], error)
 
@@ -134,7 +135,7 @@ class Sessions:
         change.session = session
         change.under_way += 1
 
-    def _settle(self, key: str, session: Session | None, error: Exception | None) -> None:
+    def _finish_change(self, key: str, session: Session | None, error: Exception | None) -> None:
         """A change is committed, or has failed and has no effect."""
         change = self._changes[key]
         change.under_way -= 1
@@ -143,7 +144,3 @@ class Sessions:
         elif error and change.session is session:
             with suppress(StoreError):  # then the changes under way decide
                 change.session = self._stored(key)
-
-
-def _order(key: str) -> bytes:
-    return key.encode("utf-8", "surrogatepass")

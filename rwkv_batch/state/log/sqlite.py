@@ -17,6 +17,8 @@ _BROKEN = {
     sqlite3.SQLITE_MISMATCH,
     sqlite3.SQLITE_CONSTRAINT,
 }
+# What it reports of values, whatever the file holds.
+_REFUSED = {sqlite3.SQLITE_CONSTRAINT_NOTNULL, sqlite3.SQLITE_CONSTRAINT_CHECK}
 
 
 def connect(path: Path | str, log_bytes: int) -> sqlite3.Connection:
@@ -49,7 +51,10 @@ def readable(data: bytes) -> str:
 
 def explain(error: sqlite3.Error, path: Path) -> StoreError:
     """The error to raise in place of one of SQLite's: StoreBroken if the file is damaged."""
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the higher bits are details
+    details = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    if details in _REFUSED:
+        return StoreError(f"The database {path} takes no such values ({error}).")
+    code = details & 0xFF
     if code in _BROKEN:
         return StoreBroken(f"The database {path} is damaged ({error}).")
     if code == sqlite3.SQLITE_FULL:

@@ -340,6 +340,7 @@ def size(connection: sqlite3.Connection) -> int:
 
 
 def encoded(key: str) -> bytes:
+    """A session's key as the database has and orders it."""
     return key.encode("utf-8", "surrogatepass")
 
 

@@ -34,6 +34,7 @@ class Writer(Thread):
         self._store, self._report, self._renewed = store, report, renewed
         self._queue: queue.SimpleQueue[_Commit | None] = queue.SimpleQueue()
         self._failed: list[_Commit] = []  # to be tried again
+        self._last_error = ""  # of the commit before, so that each is logged once
         self.start()
 
     def put(self, operations: Sequence[Operation], committed: Committed, retry: bool = False) -> None:
@@ -83,11 +84,14 @@ class Writer(Thread):
         except Exception as unexpected:
             log.exception("the database could not be written")
             error = unexpected
+        if error and not isinstance(error, Dangling) and str(error) != self._last_error:
+            again = ", which is tried again" if any(commit.retry for commit in group) else ""
+            log.error("Changes of sessions could not be stored%s: %s", again, error)
+        self._last_error = str(error) if error else ""
         for commit, its_removed in zip(group, removed, strict=True):
             # What this one builds on may be among those that have failed before it.
             hopeless = isinstance(error, Dangling) and not self._failed
             if error and commit.retry and not hopeless:
-                log.error("A session could not be stored, which is tried again: %s", error)
                 self._failed.append(commit)
             else:
                 self._report(partial(commit.committed, its_removed, error))

@@ -9,6 +9,7 @@ A file with a state only is a snapshot (snapshot.py), the format of the first ve
     16              msgpack, see `Exported`
 """
 
+import math
 import struct
 import zlib
 from dataclasses import replace
@@ -24,6 +25,7 @@ What = Literal["both", "tokens", "state"]  # of a session, that a file holds
 
 MAGIC = b"RWKV7SN\n"
 VERSION = 1
+MOST_TOKENS = 1 << 53  # of a session, and more than any has
 _FIXED = struct.Struct("<8sII")
 
 
@@ -72,13 +74,19 @@ def decode(data: bytes) -> Exported:
         raise Damaged(f"The file cannot be read ({error}).") from error
     if tokens and max(tokens) >= exported.vocabulary:
         raise Damaged("The file holds tokens that its model does not have.")
+    if not exported.turns and not exported.image:
+        raise Damaged("The file holds neither tokens nor a state.")
+    end = exported.start + len(tokens)
+    in_order = 0 <= exported.start <= end <= MOST_TOKENS and 0 <= exported.position <= end
+    if not in_order or not all(math.isfinite(turn.created) for turn in exported.turns):
+        raise Damaged("The file holds numbers that no session has.")
     return exported
 
 
 def from_turns(turns: list[Turn], model: tuple[str, int], position: int, image: bytes) -> Exported:
     """A session from its turns, the oldest first, of which the first may stand for an unknown past."""
-    start = turns[0].end if turns and turns[0].rootless else 0
-    known = [turn for turn in turns if not turn.rootless]
+    start = turns[0].end if turns and turns[0].past_unknown else 0
+    known = [turn for turn in turns if not turn.past_unknown]
     packed = [ExportedTurn(pack(turn.prompt), pack(turn.completion), turn.created) for turn in known]
     return Exported(*model, start, packed, position, image)
 
@@ -95,6 +103,8 @@ def read(
         header, image = transfer.fitted(tensor_from_bytes(data))
         return Exported(*model, header.tokens, [], header.tokens, b""), image
     exported = decode(data)
+    if exported.fingerprint == model[0] and exported.vocabulary != model[1]:
+        raise Damaged(f"The file is of {exported.vocabulary} different tokens, and its model has {model[1]}.")
     if exported.fingerprint != model[0]:
         if not any_model or exported.start or exported.vocabulary != model[1]:
             raise SnapshotError(

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from rwkv_batch.state.snapshot import SnapshotLayout, seal
 
 log = logging.getLogger(__name__)
 
+MOST_LOST = 4096  # images that could not be stored, of which it is remembered
 SHUTDOWN_SECONDS = 15.0  # for the images of what L1 and L2 hold
 
 
@@ -31,6 +33,9 @@ class ImageCache:
         self._store, self._layout, self._log, self._copier = store, layout, token_log, copier
         self._folder: Path | None = store.images_folder
         self._writer: ImageWriter | None = None
+        # Images that could not be stored, by their tokens: the tokens of the nearest image before. Two of as
+        # many tokens cost one image too much, and nothing else.
+        self._lost: dict[int, int] = {}
         if self._folder:
             self._writer = ImageWriter(self._folder, layout, replay_rate, store.image_turns)
 
@@ -50,7 +55,14 @@ class ImageCache:
 
     def worthwhile(self, head: Head) -> bool:
         """Whether the image would save more time than it takes to read."""
+        head = self.known(head)
         return self._writer is not None and head.imaged < head.tokens and self._writer.worthwhile(head)
+
+    def known(self, head: Head) -> Head:
+        """The head without images that were under way when it was made, and could not be stored."""
+        while head.imaged in self._lost:
+            head = replace(head, imaged=self._lost[head.imaged])
+        return head
 
     def offer(self, head: Head, image: Tensor | None) -> None:
         """Write the image of a turn's end behind."""
@@ -64,7 +76,12 @@ class ImageCache:
             if error:
                 log.warning("%s Sessions are kept all the same: their tokens are stored.", error)
                 self._forget([head.turn])
+                if head.imaged < head.tokens:
+                    self._lost[head.tokens] = head.imaged
+                    while len(self._lost) > MOST_LOST:
+                        del self._lost[next(iter(self._lost))]
             else:
+                self._lost.pop(head.tokens, None)
                 self._log.commit(self._put(head), lambda removed, error: self._forget([head.turn]))
 
         self._writer.offer(head, image, written)

@@ -64,7 +64,10 @@ class ImageWriter(threading.Thread):
         return (head.tokens - head.imaged) / self._replay_rate > self._layout.size / self.read_rate
 
     def offer(self, head: Head, image: Tensor, written: Written, required: bool = False) -> None:
-        """Write the image (a snapshot, sealed or not) when its turn comes. It can be found meanwhile."""
+        """Write the image (a snapshot, sealed or not) when its turn comes. It can be found meanwhile.
+
+        An image for which there is no memory is given up, and its `written` called at once.
+        """
         with self._changed:
             if head.turn in self._waiting:
                 return
@@ -73,7 +76,10 @@ class ImageWriter(threading.Thread):
                 idle = [entry for entry in self._waiting.values() if not entry.begun and not entry.required]
                 if not idle:
                     break
-                del self._waiting[min(idle, key=lambda entry: entry.worth).head.turn]
+                least = min(idle, key=lambda entry: entry.worth)
+                del self._waiting[least.head.turn]
+                sentence = "More states wait to be written than there is memory for."
+                least.written(least.head, StoreError(sentence))
             self._changed.notify()
 
     def find(self, turn: int) -> Tensor | None:

@@ -66,7 +66,7 @@ class Resumer:
             turn = self._read_turn(start, head)
             if turn.model != self.model.id:
                 self._refuse_other_model(turn)
-            if turn.rootless:
+            if turn.past_unknown:
                 raise unusable or RowDamaged("The session's state is missing, and its tokens are not known.")
             start.go_back(turn)
         self._check_beginning(start)
@@ -84,23 +84,22 @@ class Resumer:
     ) -> bytes:
         """A file with a session. Raises StoreError, SnapshotError.
 
-        `newest`: its turns that are not committed. `image`: the state at `start`, if that is known.
+        `newest`: its turns that are not committed. `image`: the state at `start`, if there is one.
         """
         head = session.head
-        if what != "tokens" and image is None:
-            start = self.find(start, head)
-            image = start.image
         turns = self.read_turns(newest, head)
-        rootless, position = turns[0].rootless, head.tokens - len(start.tokens)
-        if what == "state" or (rootless and len(turns) == 1):
+        past_unknown, position = turns[0].past_unknown, head.tokens - len(start.tokens)
+        if what == "state" or (past_unknown and len(turns) == 1):
             if image is None or start.turns:
                 raise StoreError(
                     f"The state at the end of {session.key} is not at hand; export its tokens, or continue "
                     "it first."
                 )
             return self._sealed(image, position, session.updated)
-        if what == "tokens" and rootless:
+        if what == "tokens" and past_unknown:
             raise StoreError(f"The first tokens of {session.key} are not known; export it with its state.")
+        if past_unknown and image is None:
+            raise StoreError(f"The state of {session.key} is not at hand at the moment; try again.")
         state = b"" if image is None else self._sealed(image, position, session.updated)
         model = (
             self._store.model(head.model)
@@ -128,7 +127,7 @@ class Resumer:
 
     def _check_beginning(self, start: Start) -> None:
         """Raises RowDamaged if the first turn is not what its digest says, where that can be known."""
-        if start.turn == NONE and start.turns and not start.turns[-1].rootless:
+        if start.turn == NONE and start.turns and not start.turns[-1].past_unknown:
             first = start.turns[-1]
             if digest(EMPTY_DIGEST, first.prompt, first.completion) != first.digest:
                 raise RowDamaged("The beginning of the session is stored damaged.")
@@ -148,11 +147,11 @@ class Resumer:
     def _refuse_other_model(self, turn: Turn) -> None:
         """Raises StoreError unless the turn's tokens may be fed to this model."""
         fingerprint, vocabulary = self._store.model(turn.model)
-        if self._any_model and not turn.rootless and vocabulary == self.model.vocabulary:
+        if self._any_model and not turn.past_unknown and vocabulary == self.model.vocabulary:
             return
         way_out = (
             "continue it with the model that made it"
-            if turn.rootless or vocabulary != self.model.vocabulary
+            if turn.past_unknown or vocabulary != self.model.vocabulary
             else "continue it with that one, or start the server with --replay-on-new-model"
         )
         raise StoreError(

@@ -5,7 +5,7 @@ from functools import partial
 
 from torch import Tensor
 
-from rwkv_batch.state.entries import Done, Head, Session, Turn, message
+from rwkv_batch.state.entries import Done, Head, Session, Start, Turn, message
 from rwkv_batch.state.jobs import JobThread
 from rwkv_batch.state.log.sessions import Sessions
 from rwkv_batch.state.pool import exported
@@ -43,17 +43,32 @@ class SessionFiles:
         if session is None:
             self._reader.report(partial(done, None, f"There is no session {key}."))
             return
-        start = self._log.newest_turns(session.head, self._resumer.held)
         newest = self._log.newest_turns(session.head)
 
-        def with_state(image: Tensor | None) -> None:
+        def write(start: Start, image: Tensor | None) -> None:
             work = partial(self._resumer.export, session, start, newest, what, image)
             self._reader.put(work, lambda data, error: done(data, message(error)))
 
-        if what != "tokens" and self._tiers.tier(start.turn):
-            self._tiers.image(start.turn, with_state)
+        def with_state(start: Start) -> None:
+            if start.image is None and self._tiers.tier(start.turn):
+                self._tiers.image(start.turn, partial(write, start))
+            else:
+                write(start, start.image if start.image is not None else self._images.find(start.turn))
+
+        def found(start: Start | None, error: Exception | None) -> None:
+            if start is None:
+                done(None, message(error))
+            else:
+                with_state(start)
+
+        if what == "tokens":
+            write(newest, None)
+            return
+        start = self._log.newest_turns(session.head, self._resumer.held)
+        if self._resumer.held(start.turn):
+            with_state(start)
         else:
-            with_state(self._images.find(start.turn))
+            self._reader.put(partial(self._resumer.find, start, session.head), found)
 
     def import_(self, key: str, data: bytes, *, tokens: bool, done: Done) -> None:
         """Store an exported file as the session `key`, unless it is damaged or of another model.

@@ -98,7 +98,7 @@ class TokenLog:
         """
         start = Start([], head.turn)
         while turn := self._unstored.get(start.turn):
-            if held and (held(turn.id) or turn.rootless):
+            if held and (held(turn.id) or turn.past_unknown):
                 break
             start.go_back(turn)
         return start
@@ -251,7 +251,7 @@ class TokenLog:
             return
         self._clean(removed)
         if removed.sessions:
-            log.info("%d sessions were removed, to keep the database to its limit", len(removed.sessions))
+            log.warning("%d sessions were removed, to keep the database to its limit", len(removed.sessions))
         self._unused.update(turn for turn in removed.pinned if turn in self._pins)
         unpinned = [turn for turn in removed.pinned if turn not in self._pins]
         if unpinned:

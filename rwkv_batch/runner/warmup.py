@@ -1,4 +1,4 @@
-"""What every runner holds beside the model, and the rehearsal of steps before the first one."""
+"""What every runner holds beside the model, and the warm-up: steps that are run before the first one."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ RESERVE = 1 << 30
 
 
 @torch.inference_mode()
-def rehearse(forward: Callable[..., Tensor], states: States, rows: int, prefill_tokens: int) -> None:
+def run_largest_step(forward: Callable[..., Tensor], states: States, rows: int, prefill_tokens: int) -> None:
     """Run the largest step that can come. States are zero before and after.
 
     Every row decodes but one, which is fed all prompt tokens of a step; and all rows want logprobs.
@@ -30,7 +30,7 @@ def rehearse(forward: Callable[..., Tensor], states: States, rows: int, prefill_
     states.clear(range(rows))
 
 
-def launch_everything(runner: Runner, rows: int) -> None:
+def launch_all_kernels(runner: Runner, rows: int) -> None:
     """Launch once what steps of up to so many rows launch. States are zero before and after.
 
     CUDA loads a kernel when it is first launched, and may wait for all that is queued to do so

@@ -1,10 +1,12 @@
-# make serve | test | lint | bench | kernels | sanitize | hip-check      (PYTHON=python3.12 make ... picks the interpreter)
+# make serve | test | test-gpu | lint | bench | kernels | sanitize | hip-check
+# PYTHON=python3.12 picks the interpreter; REQUIREMENTS=requirements-base.txt leaves the torch alone that is in .venv.
 PYTHON ?= python3
 VENV   ?= .venv
+REQUIREMENTS ?= requirements.txt
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-.PHONY: serve test lint bench kernels sanitize hip-check clean
+.PHONY: serve test test-gpu lint bench kernels sanitize hip-check clean
 
 serve: $(VENV)/.installed
 	$(BIN)/python app.py $(ARGS)
@@ -26,16 +28,19 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; name one with PYTHON=python3.12 make ...")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: requirements.txt | $(BIN)/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
+$(VENV)/.installed: requirements.txt requirements-base.txt | $(BIN)/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -r $(REQUIREMENTS)
 	touch $@
 
-$(VENV)/.installed-dev: requirements.txt requirements-dev.txt | $(BIN)/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+$(VENV)/.installed-dev: requirements.txt requirements-base.txt requirements-dev.txt | $(BIN)/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -r $(REQUIREMENTS) -r requirements-dev.txt
 	touch $@ $(VENV)/.installed
 
 kernels: $(VENV)/.installed  # for the GPUs here; ARGS="80 90a" for others
 	$(BIN)/python -m rwkv_batch.ops.cuda.build $(ARGS)
+
+test-gpu: $(VENV)/.installed-dev  # the tests that need a GPU; writes gpu-report.md
+	$(BIN)/python test/gpu_report.py $(ARGS)
 
 sanitize: $(VENV)/.installed-dev  # needs a GPU and compute-sanitizer
 	$(BIN)/python bench/sanitize.py $(ARGS)

@@ -116,7 +116,7 @@ class Engine:
         weights = load_weights(model or config.model_path, progress)
         with devices.out_of_memory_as_error(f"the weights of {weights.name}", place):
             self.runner = backends.create_runner(weights, place, config)
-        budget = config.prefill_tokens or memory.default_prefill_tokens(weights.parameters, place)
+        budget = config.prefill_tokens or self.runner.limits.prefill_tokens
         rows, l1 = memory.rows_and_idle_slots(self.runner, config, budget)
         with devices.out_of_memory_as_error(f"{rows} rows and {l1} idle sessions", place):
             self.runner.allocate(rows, l1, budget)

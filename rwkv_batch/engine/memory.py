@@ -1,4 +1,4 @@
-"""How many rows fit, and how many prompt tokens suit one step.
+"""How many rows and sessions fit into memory, and how large the database may be.
 
 A runner counts beforehand all that it can ever hold (`Runner.bytes_needed`); the number of rows is the
 largest with which that still fits. On a GPU the largest step is then run once (`runner/warmup.py`): what it
@@ -19,24 +19,11 @@ from rwkv_batch.state.slots import States
 from rwkv_batch.text.tokenizer import END_OF_TEXT
 from state_pool import L1, L2
 
-CPU_ROWS = 64  # more rows share a CPU's time without adding to its speed
-GPU_ROWS = 1024
-CPU_STEP_FLOPS = 30e9  # prompt work that a laptop does in about a quarter of a second
-GPU_PREFILL_TOKENS = 4096
-# Parts of what is free that idle sessions get, and how many they are at most.
-CPU_IDLE_PART = 16  # it is somebody's computer, and L2 is the same memory
-GPU_IDLE_PART = 2
+# Parts of what is free that L2 and the database get, and how many idle sessions there are at most.
 HOST_PART = 8  # of all memory
 DISK_PART = 2
 MOST_IDLE = 4096
 RATE_TOKENS = 2048  # by which the speed of reading prompts is measured
-
-
-def default_prefill_tokens(parameters: int, device: torch.device) -> int:
-    """Prompt tokens a step that keep the texts of running rows flowing."""
-    if device.type != "cpu":
-        return GPU_PREFILL_TOKENS
-    return max(16, min(1024, int(CPU_STEP_FLOPS / (2 * parameters)) // 16 * 16))
 
 
 def rows_and_idle_slots(runner: Runner, config: EngineConfig, prefill_tokens: int) -> tuple[int, int]:
@@ -55,10 +42,9 @@ def rows_that_fit(runner: Runner, asked: int | None, idle_slots: int, prefill_to
     `idle_slots`: slots of sessions that do not run. Raises DeviceError if the rows asked for do not fit; it
     names the number that would.
     """
-    on_cpu = runner.device.type == "cpu"
-    free, most = free_bytes(runner.device), asked or (CPU_ROWS if on_cpu else GPU_ROWS)
-    if not asked and on_cpu:
-        free = min(free, host_bytes() // 4)  # it is somebody's computer
+    free, most = free_bytes(runner.device), asked or runner.limits.rows
+    if not asked and runner.limits.memory is not None:
+        free = min(free, runner.limits.memory)
     fit = bisect(range(1, most + 1), free, key=lambda n: runner.bytes_needed(n, idle_slots, prefill_tokens))
     if fit == 0 or (asked and fit < asked):
         raise DeviceError(_does_not_fit(runner.device, asked or 1, idle_slots, fit, free))
@@ -68,8 +54,7 @@ def rows_that_fit(runner: Runner, asked: int | None, idle_slots: int, prefill_to
 def idle_slots(runner: Runner, rows: int, least: int, prefill_tokens: int) -> int:
     """How many sessions keep their states on the device besides the rows: a share of what is left there."""
     needed = [runner.bytes_needed(rows, idle, prefill_tokens) for idle in (least, least + 1)]
-    on_cpu = runner.device.type == "cpu"
-    left = max(0, free_bytes(runner.device) - needed[0]) // (CPU_IDLE_PART if on_cpu else GPU_IDLE_PART)
+    left = max(0, free_bytes(runner.device) - needed[0]) // runner.limits.idle_divisor
     return min(least + left // (needed[1] - needed[0]), MOST_IDLE)
 
 

@@ -10,6 +10,7 @@ from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.ops.cuda.abi import STOPS
 from rwkv_batch.ops.cuda.staging import Download, upload
+from rwkv_batch.runner.limits import GPU_LIMITS
 from rwkv_batch.runner.protocol import Batch, Draws, NewRow
 from rwkv_batch.runner.warmup import LOGITS_COPIES, RESERVE, launch_all_kernels, run_largest_step
 from rwkv_batch.sampling.logprobs import RowLogprobs, logprobs, row_logprobs
@@ -36,7 +37,7 @@ class QueuedDraws:
 class CudaRunner:
     """See Runner. fp16. Raises build.BuildError if there are no kernels for the GPU."""
 
-    run_ahead_stop_ids = STOPS
+    run_ahead_stop_ids, limits = STOPS, GPU_LIMITS
     dtype = RWKV7Cuda.dtype
 
     def __init__(

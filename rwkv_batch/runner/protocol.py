@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 
+from rwkv_batch.runner.limits import RunnerLimits
 from rwkv_batch.sampling.logprobs import RowLogprobs
 from rwkv_batch.state.slots import States
 from rwkv_batch.wire.protocol import Sampling
@@ -68,6 +69,7 @@ class Runner(Protocol):
     """One model on one device, for sequences that live in slots. All calls come from one thread."""
 
     device: torch.device
+    limits: RunnerLimits
     dtype: torch.dtype  # of activations
     run_ahead_stop_ids: int  # how many stop ids a row may have to be fed LAST; 0: rows are never fed LAST
 

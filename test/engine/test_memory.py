@@ -16,6 +16,7 @@ from rwkv_batch.model.cuda.weights import pack_weights
 from rwkv_batch.ops import device
 from rwkv_batch.ops.cuda.buffers import Buffers, buffer_bytes
 from rwkv_batch.ops.device import DeviceError
+from rwkv_batch.runner import limits
 from rwkv_batch.runner.torch_runner import TorchRunner
 from rwkv_batch.runner.warmup import RESERVE
 from rwkv_batch.wire.protocol import Accepted, GenerateRequest, Progress, Sampling
@@ -68,10 +69,10 @@ def test_the_number_is_the_largest_that_fits(runner, monkeypatch):
 
 
 def test_what_was_not_asked_for_is_what_suits_the_device(runner, monkeypatch):
-    assert memory.rows_that_fit(runner, None, 16, 256) == memory.CPU_ROWS
+    assert memory.rows_that_fit(runner, None, 16, 256) == limits.CPU_ROWS
     monkeypatch.setattr(device, "_free_host_bytes", lambda: 12 * MIB)
     little = memory.rows_that_fit(runner, None, 16, 256)
-    assert 1 <= little < memory.CPU_ROWS
+    assert 1 <= little < limits.CPU_ROWS
     assert memory.rows_that_fit(runner, None, 0, 256) > little
     assert memory.rows_that_fit(runner, None, 16, 16) > little
 

@@ -50,8 +50,6 @@ from rwkv_batch.state.snapshot import Damaged, Transfer
 
 log = logging.getLogger(__name__)
 
-L1 = 16  # sessions in slots of the device, at least
-L2 = 32  # sessions in host memory, at least
 COPIES = 4  # states in flight to host memory by `copy_out`
 
 
@@ -156,9 +154,11 @@ class StatePool:
 
         self._sessions.list(after, limit, listed)
 
-    def turns(self, session: Session, done: Callable[[list[Turn] | None, str | None], None]) -> None:
-        """`done` gets the session's turns, the oldest first. That of number 0 stands for an unknown past."""
-        read = partial(self._resumer.read_turns, self._log.newest_turns(session.head), session.head)
+    def turns(
+        self, session: Session, numbers: range, done: Callable[[list[Turn] | None, str | None], None]
+    ) -> None:
+        """`done` gets the turns that have these numbers, the oldest first; number 0 is an unknown past."""
+        read = partial(self._resumer.read_some_turns, self._log.newest_turns(session.head), numbers)
         self._reader.put(read, lambda turns, error: done(turns, message(error)))
 
     def point(self, key: str, head: Head, done: Done) -> None:

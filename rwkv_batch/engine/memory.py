@@ -17,8 +17,9 @@ from rwkv_batch.ops.device import DeviceError, describe, free_bytes, host_bytes
 from rwkv_batch.runner.protocol import Batch, Runner
 from rwkv_batch.state.slots import States
 from rwkv_batch.text.tokenizer import END_OF_TEXT
-from state_pool import L1, L2
 
+L1 = 16  # sessions in slots of the device, at least
+L2 = 32  # sessions in host memory, at least
 # Parts of what is free that L2 and the database get, and how many idle sessions there are at most.
 HOST_PART = 8  # of all memory
 DISK_PART = 2

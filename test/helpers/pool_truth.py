@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pools import BEGINNING, Bench, after
+from pools import ALL_TURNS, BEGINNING, Bench, after
 from power_cut import Kind, Operation
 
 KEYS = [*"abcdef", "a:1", "a:2", "b:1", "b:2", "c:1", "ab"]
@@ -92,7 +92,7 @@ def survivors(bench: Bench, possible: Possible) -> Found:
             assert None in wanted, f"the session {key} is lost: {wanted}"
             continue
         state = bench.look(key)
-        result = bench.do(bench.pool.turns, session)
+        result = bench.do(bench.pool.turns, session, ALL_TURNS)
         assert result.error is None, f"the turns of {key}: {result.error}"
         turns = tuple(tuple(turn.tokens) for turn in result.value if not turn.past_unknown)
         fitting = [

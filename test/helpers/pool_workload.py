@@ -34,7 +34,7 @@ from pool_truth import (  # noqa: E402
     some_tokens,
     survivors,
 )
-from pools import NEVER, Bench  # noqa: E402
+from pools import ALL_TURNS, NEVER, Bench  # noqa: E402
 from power_cut import Cut, Disk, Kind, Operation  # noqa: E402
 
 from rwkv_batch.state.entries import Turn  # noqa: E402
@@ -190,7 +190,7 @@ class Workload:
         session, truth = self._bench.pool.find(key), self._truth.get(key, NEW)
         if not session or len(truth.turns) < 2:
             return
-        turns: list[Turn] = self._bench.do(self._bench.pool.turns, session).value
+        turns: list[Turn] = self._bench.do(self._bench.pool.turns, session, ALL_TURNS).value
         number = self._draw.randint(1, len(truth.turns) - 1)
         last = next(turn for turn in turns if turn.number == number)
         imaged = session.head.imaged

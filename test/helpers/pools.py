@@ -46,6 +46,7 @@ def contents(state: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(state + rest), dtype=torch.uint8)
 
 
+ALL_TURNS = range(1 << 32)
 OPTIONS = {"durable": True, "token_log": True, "replay_tokens": 8192, "replay_on_new_model": False}
 
 
@@ -233,7 +234,7 @@ class Bench:
             return f"There is no session {source}."
         head = session.head
         if turn is not None:
-            turns = self.do(self.pool.turns, session).value
+            turns = self.do(self.pool.turns, session, ALL_TURNS).value
             found = next(entry for entry in turns if entry.number == turn)
             head = found.head(head.imaged if head.imaged <= found.end else 0)
         return self.do(self.pool.point, target, head).error

@@ -350,11 +350,28 @@ def test_all_turns_of_a_session_are_read_the_oldest_first(served: Served, turns:
     assert resumer.read_turns(Start([], turns[1].id), turns[1].head(0)) == [*turns[:2]]
 
 
+def test_some_turns_of_a_session_are_read_without_the_others(
+    served: Served, turns: Sequence[Turn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resumer, read = served.resumer(), list[int]()
+    one = resumer._store.read_turn
+    monkeypatch.setattr(resumer._store, "read_turn", lambda turn: read.append(turn) or one(turn))
+    for start in (Start([], turns[3].id), Start([turns[3], turns[2]], turns[1].id)):
+        for first in range(6):
+            for stop in range(first, 7):
+                numbers = range(first, stop)
+                wanted = [turn for turn in turns if turn.number in numbers]
+                read.clear()
+                assert resumer.read_some_turns(start, numbers) == wanted
+                assert set(read) <= {turn.id for turn in wanted}
+
+
 def test_an_unknown_past_is_one_of_the_turns(served: Served) -> None:
     past = unknown_past(1, 30, served.model)
     turns = served.put([past, *chain(2, [4, 5], past, served.model)])
     head = turns[-1].head(0)
     assert served.resumer().read_turns(Start([], head.turn), head) == turns
+    assert served.resumer().read_some_turns(Start([], head.turn), range(1)) == [past]
 
 
 @pytest.mark.parametrize("place", [0, 1, 3])
@@ -366,3 +383,5 @@ def test_turns_that_do_not_follow_each_other_are_not_read(served: Served, place:
     head = turns[3].head(0)
     with pytest.raises(RowDamaged, match="not what came before"):
         served.resumer().read_turns(Start([], head.turn), head)
+    with pytest.raises(RowDamaged, match="not what came before"):
+        served.resumer().read_some_turns(Start([], head.turn), range(1, 9))

@@ -87,7 +87,9 @@ class SessionCommands:
                 if self._lock(request, key):
                     self._find_turn(request, session, number, key)
             case SessionHistory(after=after, limit=limit):
-                self._pool.turns(session, partial(self._send_turns, request, session, after, limit))
+                last = session.head.number if limit is None else min(session.head.number, after + limit)
+                numbers = range(after + 1, last + 1)
+                self._pool.turns(session, numbers, partial(self._send_turns, request, session))
             case ExportSession(key=key, what=what):
                 self._pool.files.export(
                     key, what, lambda data, error: reply(self._outbox, request, error, data=data or b"")
@@ -100,10 +102,9 @@ class SessionCommands:
             if turns is None:
                 self._unlock(target, partial(reply, self._outbox, request), error)
                 return
-            last = next((turn for turn in turns if turn.number == number), None)
-            if last:
+            if turns:
                 imaged = session.head.imaged
-                self._point(request, target, last.head(imaged if imaged <= last.end else 0))
+                self._point(request, target, turns[0].head(imaged if imaged <= turns[0].end else 0))
             elif number == 0:
                 self._pool.delete(
                     target,
@@ -115,7 +116,7 @@ class SessionCommands:
                 message = f"There is no turn {number} in {session.key}, which has {session.head.number}."
                 self._reject(request, "not_found", message)
 
-        self._pool.turns(session, found)
+        self._pool.turns(session, range(number, number + 1), found)
 
     def _point(self, request: RequestKey, target: str, head: Head) -> None:
         """Let `target`, which is locked, end with this turn."""
@@ -126,12 +127,9 @@ class SessionCommands:
         self,
         request: RequestKey,
         session: Session,
-        after: int,
-        limit: int | None,
         turns: list[Turn] | None,
         error: str | None,
     ) -> None:
-        wanted = [turn for turn in turns or [] if turn.number > after][:limit]
         infos = [
             TurnInfo(
                 turn.number,
@@ -143,7 +141,7 @@ class SessionCommands:
                 list(turn.completion),
                 turn.created,
             )
-            for turn in wanted
+            for turn in turns or []
         ]
         reply(self._outbox, request, error, position=session.head.tokens, turns=infos)
 

@@ -180,6 +180,10 @@ class Store:
         """Raises RowDamaged, StoreError."""
         return self._ask(self._reader, lambda db: tables.read_turn(db, turn))
 
+    def turn_ids(self, turn: int, numbers: range) -> list[int]:
+        """Of the turns up to this one that have these numbers, the oldest first. Raises StoreError."""
+        return self._ask(self._reader, lambda db: tables.turn_ids(db, turn, numbers.start, numbers.stop - 1))
+
     def image_model(self, turn: int) -> int | None:
         """The model whose state the turn's image holds; None: there is no image."""
         return self._ask(self._reader, lambda db: tables.image_model(db, turn))

@@ -144,6 +144,17 @@ def read_turn(connection: sqlite3.Connection, turn: int) -> Turn:
     return as_turn(row)
 
 
+def turn_ids(connection: sqlite3.Connection, turn: int, first: int, last: int) -> list[int]:
+    """Of the turns up to this one whose numbers are from `first` to `last`, the oldest first."""
+    rows = connection.execute(
+        "WITH RECURSIVE past (id, parent, number) AS (SELECT id, parent, number FROM turns WHERE id = ? "
+        "UNION ALL SELECT t.id, t.parent, t.number FROM turns AS t JOIN past ON t.id = past.parent "
+        "WHERE past.number > ?) SELECT id FROM past WHERE number BETWEEN ? AND ? ORDER BY number",
+        (turn, first, first, last),
+    )
+    return [int(row[0]) for row in rows]
+
+
 def as_turn(row: Sequence[object]) -> Turn:
     """Raises RowDamaged."""
     *columns, checksum = row

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from torch import Tensor
 
@@ -25,6 +26,8 @@ from rwkv_batch.state.pool.exported import Exported, What
 from rwkv_batch.state.snapshot import SnapshotError, Transfer, seal
 
 log = logging.getLogger(__name__)
+
+_OTHER_PAST = "A part of the session is stored damaged: it is not what came before the rest."
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,20 @@ class Resumer:
         self._check_beginning(start)
         return start.turns[::-1]
 
+    def read_some_turns(self, start: Start, numbers: range) -> list[Turn]:
+        """Turns with these numbers, the oldest first, without reading those before and behind them.
+
+        `start` has the newest turns of the session. Raises StoreError.
+        """
+        newest = [turn for turn in reversed(start.turns) if turn.number in numbers]
+        wanted = range(numbers.start, min(numbers.stop, newest[0].number if newest else numbers.stop))
+        found = self._store.turn_ids(start.turn, wanted) if wanted and start.turn != NONE else []
+        turns = [*map(self._store.read_turn, found), *newest]
+        for before, turn in pairwise(turns):
+            if digest(before.digest, turn.prompt, turn.completion) != turn.digest:
+                raise RowDamaged(_OTHER_PAST)
+        return turns
+
     def export(
         self, session: Session, start: Start, newest: Start, what: What, image: Tensor | None
     ) -> bytes:
@@ -122,7 +139,7 @@ class Resumer:
         """The turn that ends where the start is. Raises RowDamaged, StoreError."""
         turn = self._store.read_turn(start.turn)
         if not _follows(turn.digest, start, head):
-            raise RowDamaged("A part of the session is stored damaged: it is not what came before the rest.")
+            raise RowDamaged(_OTHER_PAST)
         return turn
 
     def _check_beginning(self, start: Start) -> None:

@@ -35,22 +35,22 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True)
-class Choice:
+class DatabaseOptions:
     page: int  # bytes
     checkpoint: int  # bytes of the log after which it is moved into the file
     synced: bool  # each commit
 
 
-OWN = Choice(sqlite.PAGE, store.CHECKPOINT_BYTES, True)
+OWN = DatabaseOptions(sqlite.PAGE, store.CHECKPOINT_BYTES, True)
 CHOICES = [
     OWN,
-    *(Choice(page, OWN.checkpoint, True) for page in (1024, 8192, 16384)),
-    *(Choice(OWN.page, size * MIB, True) for size in (1, 16, 64)),
-    Choice(OWN.page, OWN.checkpoint, False),
+    *(DatabaseOptions(page, OWN.checkpoint, True) for page in (1024, 8192, 16384)),
+    *(DatabaseOptions(OWN.page, size * MIB, True) for size in (1, 16, 64)),
+    DatabaseOptions(OWN.page, OWN.checkpoint, False),
 ]
 
 
-def measure(choice: Choice, turns: int, folder: Path) -> tuple[float, float, float, float]:
+def measure(choice: DatabaseOptions, turns: int, folder: Path) -> tuple[float, float, float, float]:
     """Milliseconds of a commit of one turn, their P99, turns a second in groups, and MB on the disk."""
     rng, heads = np.random.default_rng(0), dict[int, Head]()
     ids = itertools.count(1)
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", help="on the disk to measure (default: the one for temporary files)")
     options = parser.parse_args()
-    found: dict[Choice, list[tuple[float, float, float, float]]] = {choice: [] for choice in CHOICES}
+    found: dict[DatabaseOptions, list[tuple[float, float, float, float]]] = {choice: [] for choice in CHOICES}
     for _ in range(options.rounds):
         for choice in CHOICES:
             with tempfile.TemporaryDirectory(dir=options.folder) as folder:

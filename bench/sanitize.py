@@ -28,7 +28,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = {"memcheck": 8, "racecheck": 4, "memcheck-models": 2}  # with the most cases of a test
 MARKS = dict.fromkeys(RUNS, "gpu and not many_launches") | {"memcheck": "gpu"}
-NOT_OURS = ("test_capture.py", "test_cublaslt.py")
+NOT_OURS = ("test_capture.py", "test_blaslt.py")
 FOUND = 86  # the exit code that means findings, unlike those of pytest
 
 

@@ -14,7 +14,7 @@ from rwkv_batch.model.cuda import autotune
 from rwkv_batch.model.cuda.autotune import Autotuner, usable
 from rwkv_batch.model.cuda.gemm import LT, METHODS, SPLIT_K, Gemms
 from rwkv_batch.model.cuda.weights import pack_weights
-from rwkv_batch.ops.cuda import cublaslt
+from rwkv_batch.ops.cuda import blaslt
 from rwkv_batch.ops.cuda.buffers import Buffers
 
 CPU = torch.device("cpu")
@@ -131,7 +131,8 @@ class TestTuningFile:
         assert usable(chosen, gemms()) == {key: method for key, method in chosen.items() if method == "whole"}
 
     def test_shapes_that_a_library_refuses_have_no_algorithms(self):
-        lt = object.__new__(cublaslt.CublasLt)
+        lt = object.__new__(blaslt.BlasLt)
+        lt._names = blaslt.CUBLASLT
         lt._library, lt._handle, lt._prepare = Refuses(), None, lt._describe
         assert usable({"value_split 64": "lt0/4", "key 64": "lt0"}, gemms(lt=lt)) == {}
 

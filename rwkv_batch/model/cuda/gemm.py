@@ -23,8 +23,8 @@ from rwkv_batch.model.description import LOW_RANKS, MIXES
 from rwkv_batch.ops.cuda import tile
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, SIGMOID, TANH
 from rwkv_batch.ops.cuda.binding import AUTO, MAX_RESIDENT_K, RESIDENT, SPARSE_ROWS, Addend, Kernels
+from rwkv_batch.ops.cuda.blaslt import MAX_ALGORITHMS, BlasLt, GemmShape
 from rwkv_batch.ops.cuda.buffers import MAX_SPLITS, SPLIT_TOKENS, Buffers
-from rwkv_batch.ops.cuda.cublaslt import MAX_ALGORITHMS, CublasLt, GemmShape
 
 LT = tuple(f"lt{number}" for number in range(MAX_ALGORITHMS))
 WHOLE = "whole"
@@ -52,7 +52,7 @@ class Gemms:
 
     kernels: Kernels
     weights: CudaWeights
-    lt: CublasLt | None
+    lt: BlasLt | None
 
     def candidates(self, kind: str, tokens: int) -> tuple[str, ...]:
         """The methods that can run a kind of GEMM for so many tokens."""

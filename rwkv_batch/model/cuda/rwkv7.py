@@ -21,7 +21,7 @@ from rwkv_batch.model.cuda.graphs import (
 from rwkv_batch.model.cuda.weights import CudaLayer, pack_weights
 from rwkv_batch.model.description import Norm
 from rwkv_batch.model.rwkv7 import check_rows
-from rwkv_batch.ops.cuda import cublaslt
+from rwkv_batch.ops.cuda import blaslt
 from rwkv_batch.ops.cuda.abi import CHUNK, MAX_LAG, TimeMixInput
 from rwkv_batch.ops.cuda.binding import SPARSE_ROWS, Addend, Kernels, pointer
 from rwkv_batch.ops.cuda.buffers import Buffers, buffer_bytes
@@ -82,7 +82,7 @@ class RWKV7Cuda:
             self.kernels = Kernels(self.device, architecture)
             self.weights = pack_weights(checkpoint, self.device)
             self._buffer_shape = self.weights.buffer_shape
-            self.gemms = Gemms(self.kernels, self.weights, cublaslt.for_device(self.device))
+            self.gemms = Gemms(self.kernels, self.weights, blaslt.for_device(self.device))
             # Which blocks of the WKV step divide among themselves.
             self._work = torch.zeros(1, device=self.device, dtype=torch.int32)
             self.autotuner = Autotuner.from_cache(self.gemms, self.device, self._timed_layers)

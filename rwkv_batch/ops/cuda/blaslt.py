@@ -1,38 +1,81 @@
-"""GEMMs by cuBLASLt with any algorithm that it proposes: its own first choice is not always the fastest.
+"""GEMMs by cuBLASLt, or hipBLASLt on an AMD GPU, with any algorithm that it proposes.
 
-y = x w^T, all fp16 with sums in fp32. cuBLASLt's matrices are column-major, so to it that is y^T = w x^T.
+Its own first choice is not always the fastest. y = x w^T, all fp16 with sums in fp32. The library's matrices
+are column-major, so to it that is y^T = w x^T.
 Where K is long and x has few rows, K is split: a batch of GEMMs over neighbouring parts of K, with partial
 sums in fp32.
 """
 
 import ctypes
+from contextlib import suppress
 from ctypes import Structure, byref, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 MAX_ALGORITHMS = 8  # of a shape
 WORKSPACE = 32 << 20  # bytes, shared by all GEMMs: they run one after the other
-# Numbers of cublasLt.h: types, attributes of a GEMM, of a matrix and of a preference, a status.
-R_32F, R_16F, COMPUTE_32F = 0, 2, 68
-TRANSPOSE_A = 3
-BATCH_COUNT, BATCH_STRIDE = 5, 6
-WORKSPACE_BYTES = 1
-NOT_SUPPORTED = 15
+R_32F, R_16F = 0, 2  # types, with the same numbers in both libraries
+WORKSPACE_BYTES = 1  # the attribute of a preference, likewise
 
 
-class Algorithm(Structure):
-    """A proposal: opaque, except the bytes of workspace that it needs and its state (0: valid)."""
+def _proposal(name: str, opaque: int) -> type[Structure]:
+    """The structure of a proposed algorithm that begins with so many bytes of the library's own.
 
-    _fields_ = (
-        ("data", c_uint64 * 8),
+    Then the bytes of workspace that it needs, and its state (0: valid).
+    """
+    fields = (
+        ("data", c_uint64 * (opaque // 8)),
         ("workspace", c_size_t),
         ("state", c_int),
         ("waves", c_float),
         ("reserved", c_int * 4),
     )
+    return type(name, (Structure,), {"_fields_": fields})
+
+
+@dataclass(frozen=True)
+class LtNames:
+    """Where a library is, and the numbers of its header: cublasLt.h and hipblaslt.h, which are alike."""
+
+    prefix: str  # of its functions
+    files: tuple[str, ...]
+    proposal: type[Structure]
+    compute_32f: int
+    transpose_w: int  # attribute of a GEMM: how its first matrix is stored
+    transposed: int  # value of that attribute
+    batch_count: int  # attributes of a matrix
+    batch_stride: int
+    not_supported: int  # status
+
+
+CUBLASLT = LtNames(
+    "cublasLt",
+    (f"libcublasLt.so.{(torch.version.cuda or '').split('.')[0]}",),
+    _proposal("CublasLtProposal", 64),
+    compute_32f=68,
+    transpose_w=3,
+    transposed=1,
+    batch_count=5,
+    batch_stride=6,
+    not_supported=15,
+)
+HIPBLASLT = LtNames(
+    "hipblasLt",
+    # Torch brings its own; otherwise that of ROCm.
+    (str(Path(torch.__file__).parent / "lib" / "libhipblaslt.so"), "libhipblaslt.so", "libhipblaslt.so.1"),
+    _proposal("HipblasLtProposal", 24),
+    compute_32f=2,
+    transpose_w=0,
+    transposed=112,
+    batch_count=0,
+    batch_stride=1,
+    not_supported=7,
+)
 
 
 @dataclass(frozen=True)
@@ -52,29 +95,30 @@ class GemmShape:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """cuBLASLt's descriptors of a shape, and its algorithms."""
+    """The library's descriptors of a shape, and its algorithms."""
 
     gemm: c_void_p
     w: c_void_p
     x: c_void_p
     y: c_void_p
-    algorithms: list[Algorithm]
+    algorithms: list[Any]
 
 
 @cache
-def for_device(device: torch.device) -> "CublasLt | None":
-    """The only instance for that GPU, as its workspace is kept. None if torch came without cuBLASLt."""
-    try:
-        return CublasLt(device)
-    except OSError:
-        return None
+def for_device(device: torch.device) -> "BlasLt | None":
+    """The only instance for that GPU, as its workspace is kept. None if torch came without the library."""
+    wanted = HIPBLASLT if torch.version.hip else CUBLASLT
+    for file in wanted.files:
+        with suppress(OSError):
+            return BlasLt(wanted, ctypes.CDLL(file), device)
+    return None
 
 
-class CublasLt:
-    """cuBLASLt on one GPU. Raises OSError if the library is missing."""
+class BlasLt:
+    """One of the two libraries on one GPU."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._library = ctypes.CDLL(f"libcublasLt.so.{(torch.version.cuda or '').split('.')[0]}")
+    def __init__(self, names: LtNames, library: Any, device: torch.device) -> None:
+        self._names, self._library = names, library
         self._workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=device)
         self._handle = c_void_p()
         self._call("Create", byref(self._handle))
@@ -82,11 +126,11 @@ class CublasLt:
         self._one, self._zero = c_float(1), c_float(0)
 
     def algorithm_count(self, shape: GemmShape) -> int:
-        """How many algorithms cuBLASLt proposes for it."""
+        """How many algorithms the library proposes for it."""
         return len(self._prepare(shape).algorithms)
 
     def run(self, w: Tensor, x: Tensor, y: Tensor, algorithm: int, transposed: bool = False) -> None:
-        """One GEMM, or a batch in tensors of three dimensions; algorithm 0 is cuBLASLt's own choice.
+        """One GEMM, or a batch in tensors of three dimensions; algorithm 0 is the library's own choice.
 
         Where y alone has three, fp32, each y[i] is the product over one part of K.
         """
@@ -102,16 +146,17 @@ class CublasLt:
 
     def _describe(self, s: GemmShape) -> _Prepared:
         gemm, preference, count = c_void_p(), c_void_p(), c_int()
-        self._call("MatmulDescCreate", byref(gemm), COMPUTE_32F, R_32F)
+        self._call("MatmulDescCreate", byref(gemm), self._names.compute_32f, R_32F)
         if not s.transposed:
-            self._set("MatmulDesc", gemm, TRANSPOSE_A, c_int(1))
+            self._set("MatmulDesc", gemm, self._names.transpose_w, c_int(self._names.transposed))
         w = self._matrix(s, R_16F, s.n, s.k) if s.transposed else self._columns_of_k(s, s.n)
         x, y = self._columns_of_k(s, s.m), self._matrix(s, R_32F if s.split_k else R_16F, s.n, s.m)
         self._call("MatmulPreferenceCreate", byref(preference))
         self._set("MatmulPreference", preference, WORKSPACE_BYTES, c_uint64(WORKSPACE))
-        proposals = (Algorithm * MAX_ALGORITHMS)()
+        proposals: Any = (self._names.proposal * MAX_ALGORITHMS)()
         wanted = (self._handle, gemm, w, x, y, y, preference, MAX_ALGORITHMS)
-        self._call("MatmulAlgoGetHeuristic", *wanted, proposals, byref(count), accepted=NOT_SUPPORTED)
+        refused = self._names.not_supported
+        self._call("MatmulAlgoGetHeuristic", *wanted, proposals, byref(count), accepted=refused)
         self._call("MatmulPreferenceDestroy", preference)
         return _Prepared(gemm, w, x, y, [each for each in proposals[: count.value] if each.state == 0])
 
@@ -126,8 +171,8 @@ class CublasLt:
         """column, part: numbers from a column, or a matrix of the batch, to the next; 0: without gaps."""
         matrix, leading = c_void_p(), c_int64(column or rows)
         self._call("MatrixLayoutCreate", byref(matrix), dtype, c_uint64(rows), c_uint64(columns), leading)
-        self._set("MatrixLayout", matrix, BATCH_COUNT, c_int(s.batch))
-        self._set("MatrixLayout", matrix, BATCH_STRIDE, c_int64(part or rows * columns))
+        self._set("MatrixLayout", matrix, self._names.batch_count, c_int(s.batch))
+        self._set("MatrixLayout", matrix, self._names.batch_stride, c_int64(part or rows * columns))
         return matrix
 
     def _set(
@@ -138,8 +183,7 @@ class CublasLt:
 
     def _call(self, name: str, *arguments: object, accepted: int = 0) -> None:
         """Raises RuntimeError on any status but 0 and `accepted`."""
-        error = getattr(self._library, "cublasLt" + name)(*arguments)
+        function = self._names.prefix + name
+        error = getattr(self._library, function)(*arguments)
         if error not in (0, accepted):
-            raise RuntimeError(
-                f"cublasLt{name} failed (cuBLAS status {error}); check the driver and free GPU memory."
-            )
+            raise RuntimeError(f"{function} failed (status {error}); check the driver and free GPU memory.")

@@ -10,12 +10,27 @@
 // Threads of a block, and how many blocks a multiprocessor is to hold.
 #define LAUNCH_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
 
-// Whether blocks can reach into each other's shared memory; whether there is what hopper.cuh needs.
+// Clusters, on sm_90 and newer: blocks of a launch that reach into each other's shared memory. The number of
+// this block in its cluster and how many there are; where another one has the shared variable that this one
+// has at `place`. A block may do so once all have begun: all threads call `cluster_begin` at the start and
+// `cluster_wait_for_all` before the first such access. Nothing has been written by then, so the arrival need
+// not wait for memory. `cluster_sync` is __syncthreads for all blocks.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define CLUSTERS 1
+DEVICE int cluster_block() { return int(cooperative_groups::this_cluster().block_rank()); }
+DEVICE int cluster_blocks() { return int(cooperative_groups::this_cluster().num_blocks()); }
+DEVICE void cluster_begin() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+DEVICE void cluster_wait_for_all() { cooperative_groups::this_cluster().barrier_wait(); }
+DEVICE void cluster_sync() { cooperative_groups::this_cluster().sync(); }
+
+template <typename T>
+DEVICE T* cluster_shared(T* place, int of) {
+    return cooperative_groups::this_cluster().map_shared_rank(place, of);
+}
 #else
-#define CLUSTERS 0
+#include "no_clusters.cuh"
 #endif
+// Whether there is what hopper.cuh needs.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define HOPPER 1
 #else

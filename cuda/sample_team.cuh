@@ -24,48 +24,28 @@ __device__ __forceinline__ int warp_id() { return threadIdx.x / WARP; }
 struct Team {
     int rank, size;
 
-    static __device__ __forceinline__ Team here() {
-#if CLUSTERS
-        const auto cluster = cooperative_groups::this_cluster();
-        return {int(cluster.block_rank()), int(cluster.num_blocks())};
-#else
-        return {0, 1};
-#endif
-    }
+    static __device__ __forceinline__ Team here() { return {cluster_block(), cluster_blocks()}; }
 
-    // A block may reach into another's shared memory once that one has begun: all threads, at the start and
-    // before the first such access. Nothing has been written by then, so the arrival need not wait for
-    // memory.
     __device__ __forceinline__ void begin() const {
-#if CLUSTERS
-        if (size > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-#endif
+        if (size > 1) cluster_begin();
     }
 
     __device__ __forceinline__ void wait_for_all() const {
-#if CLUSTERS
-        if (size > 1) cooperative_groups::this_cluster().barrier_wait();
-#endif
+        if (size > 1) cluster_wait_for_all();
     }
 
     // All threads of all blocks: what each wrote, to any block's shared memory, the others see.
     __device__ __forceinline__ void sync() const {
-#if CLUSTERS
-        if (size > 1) {
-            cooperative_groups::this_cluster().sync();
-            return;
-        }
-#endif
-        __syncthreads();
+        if (size > 1)
+            cluster_sync();
+        else
+            __syncthreads();
     }
 
     // Where block `of` has the shared variable that this block has at `place`.
     template <typename T>
     __device__ __forceinline__ T* at(T* place, int of) const {
-#if CLUSTERS
-        if (size > 1) return cooperative_groups::this_cluster().map_shared_rank(place, of);
-#endif
-        return place;
+        return size > 1 ? cluster_shared(place, of) : place;
     }
 
     __device__ __forceinline__ int segments() const { return size * WARPS; }

@@ -16,7 +16,6 @@
 
 // HIP's second number is not of blocks, and registers are others: the compiler decides.
 #define LAUNCH_BOUNDS(threads, blocks) __launch_bounds__(threads)
-#define CLUSTERS 0
 #define HOPPER 0
 
 // What differs between HIP and CUDA even so.
@@ -109,6 +108,8 @@ DEVICE float dot2(uint32_t x, uint32_t y, float c) {
 
 DEVICE float power_of_two(float x) { return exp2f(x); }
 #endif
+
+#include "../cuda/no_clusters.cuh"
 
 DEVICE bool warp_any(bool is) { return warp_ballot(is) != 0; }
 

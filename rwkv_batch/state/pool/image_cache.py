@@ -36,6 +36,7 @@ class ImageCache:
         # Images that could not be stored, by their tokens: the tokens of the nearest image before. Two of as
         # many tokens cost one image too much, and nothing else.
         self._lost: dict[int, int] = {}
+        self._last_error = ""  # of the image before
         if self._folder:
             self._writer = ImageWriter(self._folder, layout, replay_rate, store.image_turns)
 
@@ -74,7 +75,9 @@ class ImageCache:
 
         def stored(error: StoreError | None) -> None:
             if error:
-                log.warning("%s Sessions are kept all the same: their tokens are stored.", error)
+                if str(error) != self._last_error:  # once, as every turn of a long session tries again
+                    log.warning("%s Sessions are kept all the same: their tokens are stored.", error)
+                self._last_error = str(error)
                 self._forget([head.turn])
                 if head.imaged < head.tokens:
                     self._lost[head.tokens] = head.imaged
@@ -82,6 +85,7 @@ class ImageCache:
                         del self._lost[next(iter(self._lost))]
             else:
                 self._lost.pop(head.tokens, None)
+                self._last_error = ""
                 self._log.commit(self._put(head), lambda removed, error: self._forget([head.turn]))
 
         self._writer.offer(head, image, written)

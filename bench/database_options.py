@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
-from rwkv_batch.state.entries import EMPTY_DIGEST, NONE, Head, PutSession, PutTurn, Session, Turn, digest
+from rwkv_batch.state.entries import Head, PutSession, PutTurn, Session, Turn
 from rwkv_batch.state.log import sqlite, store
 
 TOKENS = 40  # of a turn
@@ -68,18 +68,7 @@ def measure(choice: DatabaseOptions, turns: int, folder: Path) -> tuple[float, f
             number = next(ids)
             before = heads.get(number % SESSIONS)
             tokens = rng.integers(1, 65536, TOKENS).tolist()
-            prompt, completion = tokens[: TOKENS // 2], tokens[TOKENS // 2 :]
-            turn = Turn(
-                number,
-                before.turn if before else NONE,
-                before.number + 1 if before else 1,
-                before.tokens if before else 0,
-                prompt,
-                completion,
-                time.time(),
-                model,
-                digest(before.digest if before else EMPTY_DIGEST, prompt, completion),
-            )
+            turn = Turn.from_parent(number, before, tokens[: TOKENS // 2], tokens[TOKENS // 2 :], model)
             head = heads[number % SESSIONS] = turn.head(0)
             return [PutTurn(turn), PutSession(Session(f"s{number % SESSIONS}", head, turn.created))]
 

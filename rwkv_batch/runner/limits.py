@@ -18,10 +18,12 @@ class RunnerLimits:
     idle_divisor: int  # sessions that do not run get one part in so many of what is left
 
 
-GPU_LIMITS = RunnerLimits(1024, 4096, None, 2)
+GPU_LIMITS = RunnerLimits(rows=1024, prefill_tokens=4096, memory=None, idle_divisor=2)
 
 
 def cpu_limits(parameters: int) -> RunnerLimits:
     """For a model of that size. It is somebody's computer, and L2 is the same memory as L1."""
     prefill_tokens = max(16, min(1024, int(CPU_STEP_FLOPS / (2 * parameters)) // 16 * 16))
-    return RunnerLimits(CPU_ROWS, prefill_tokens, host_bytes() // 4, 16)
+    return RunnerLimits(
+        rows=CPU_ROWS, prefill_tokens=prefill_tokens, memory=host_bytes() // 4, idle_divisor=16
+    )

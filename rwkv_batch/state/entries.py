@@ -6,6 +6,7 @@ before it, and an image is a stored state.
 """
 
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -64,6 +65,23 @@ class Turn:
     created: float  # seconds since 1970
     model: int
     digest: bytes
+
+    @classmethod
+    def from_parent(
+        cls, id_: int, parent: Head | None, prompt: Sequence[int], completion: Sequence[int], model: int
+    ) -> "Turn":
+        """The next turn after `parent`, now; None: at the beginning."""
+        return cls(
+            id_,
+            parent.turn if parent else NONE,
+            parent.number + 1 if parent else 1,
+            parent.tokens if parent else 0,
+            prompt,
+            completion,
+            time.time(),
+            model,
+            digest(parent.digest if parent else EMPTY_DIGEST, prompt, completion),
+        )
 
     @property
     def end(self) -> int:

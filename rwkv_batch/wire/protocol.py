@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 
 class Sampling(Struct, frozen=True, omit_defaults=True):
@@ -44,7 +44,9 @@ class SessionTurn(Struct, frozen=True, omit_defaults=True):
     target: str | None = None  # the key to store the state under; may be the source; None: nothing is stored
     branch: str | None = None  # in place of a target: stored as "{branch}:{n}", n the next unused number
     required: bool = False  # without a source, True: reject ("not_found"); False: start from the zero state
-    separator: str = ""  # goes in front of a prompt that continues a stored state and does not begin with it
+    # Goes in front of a prompt that continues a stored state and does not begin with it. Paused requests are
+    # stored with the name "seam".
+    separator: str = field(default="", name="seam")
     # Of a paused turn: what its source had seen. The turn is rejected ("conflict") if that is something else.
     source_digest: bytes = b""
 

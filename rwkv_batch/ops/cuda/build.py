@@ -71,7 +71,7 @@ def recipe(arch: str) -> Recipe:
             hip.command(),
             "no hipcc to build them; install ROCm (6.4 or newer), or name the compiler in HIPCXX",
             hip.sources(),
-            sorted([*hip.SHARED.glob("*.cu*"), *hip.OWN.glob("*.cu*")]),
+            hip.inputs(),
             lambda source: hip.compile_flags(source, arch.split(",")),
             ["--hip-link", "-lamdhip64"],
         )
@@ -80,8 +80,9 @@ def recipe(arch: str) -> Recipe:
     missing = "no nvcc to build them; install the CUDA toolkit (13.0)"
     if arch.startswith(PORTABLE):
         number = arch.removeprefix(PORTABLE)
-        inputs = sorted([*hip.SHARED.glob("*.cu*"), *hip.OWN.glob("*.cu*")])
-        return Recipe(arch, command, missing, hip.sources(), inputs, partial(portable_flags, number), [])
+        return Recipe(
+            arch, command, missing, hip.sources(), hip.inputs(), partial(portable_flags, number), []
+        )
     inputs = sorted(SOURCES.glob("*.cu*"))
     return Recipe(f"sm_{arch}", command, missing, sources(), inputs, lambda _: compile_flags(arch), [])
 

@@ -32,6 +32,11 @@ def sources() -> list[Path]:
     return [*(file for file in sorted(SHARED.glob("*.cu")) if file.stem not in other), *own]
 
 
+def inputs() -> list[Path]:
+    """The sources and what they include."""
+    return sorted([*SHARED.glob("*.cu*"), *OWN.glob("*.cu*")])
+
+
 def is_exact(source: Path) -> bool:
     """Whether every operation of a file is rounded by itself."""
     return source.stem.startswith("sample")

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from rwkv_batch.state.entries import (
-    EMPTY_DIGEST,
     NONE,
     Collect,
     Done,
@@ -19,7 +18,6 @@ from rwkv_batch.state.entries import (
     Shrink,
     Start,
     Turn,
-    digest,
     message,
 )
 from rwkv_batch.state.log.sessions import Sessions
@@ -65,17 +63,7 @@ class TokenLog:
 
     def new_turn(self, parent: Head | None, prompt: Sequence[int], completion: Sequence[int]) -> Turn:
         """The next turn after `parent`; None: at the beginning."""
-        return Turn(
-            self._next_id(),
-            parent.turn if parent else NONE,
-            parent.number + 1 if parent else 1,
-            parent.tokens if parent else 0,
-            prompt,
-            completion,
-            time.time(),
-            self._model,
-            digest(parent.digest if parent else EMPTY_DIGEST, prompt, completion),
-        )
+        return Turn.from_parent(self._next_id(), parent, prompt, completion, self._model)
 
     def unknown_past(self, tokens: int) -> Turn:
         """A turn in place of a past that is not known."""

@@ -13,23 +13,32 @@ import torch
 from torch import Tensor
 from torch.nn.functional import group_norm, normalize
 
-from rwkv_batch.ops.wkv_prefill import wkv_prefill
+from rwkv_batch.ops.wkv_prefill import CHUNK, Chunks, cut, wkv_prefill
 
 HEAD_SIZE = 64
 GROUP_NORM_EPS = 64e-5
 LOG_DECAY_SCALE = -0.6065306597126334  # -exp(-1/2)
-MIN_CHUNKED = 4  # shorter pieces are faster token by token
+TOGETHER = 1024  # prompt tokens, padding included, whose recurrence runs at once: more take memory
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Rows of more than one token whose recurrence runs at once."""
+
+    tokens: slice
+    slots: Tensor  # in the order of the chunks
+    chunks: Chunks
 
 
 @dataclass(frozen=True)
 class PackedRows:
     """Where the rows of one call lie.
 
-    The first `decode` rows have one token each, the others are `pieces`.
+    The first `decode` rows have one token each, the others are in `pieces`.
     """
 
     decode: int
-    pieces: list[tuple[int, int, int]]  # first token, one past the last, slot
+    pieces: list[Pieces]
     slots: slice | Tensor  # of all rows; a slice (which reads and writes in place) if they follow each other
     decode_slots: slice | Tensor
     first: Tensor | None  # first token of every row; None if all rows have one token
@@ -41,12 +50,29 @@ def pack(lengths: Sequence[int], slots: Sequence[int], device: torch.device | st
     decode = sum(length == 1 for length in lengths)
     ends = list(accumulate(lengths))
     starts = [0, *ends[:-1]]
-    pieces = [(starts[row], ends[row], slots[row]) for row in range(decode, len(lengths))]
+    pieces, begin = [], decode
+    while begin < len(lengths):
+        end, padded = begin + 1, _padded(lengths[begin])
+        while end < len(lengths) and (padded := padded + _padded(lengths[end])) <= TOGETHER:
+            end += 1
+        chunks = cut(lengths[begin:end], device)
+        pieces.append(
+            Pieces(
+                slice(starts[begin], ends[end - 1]),
+                torch.tensor(slots[begin:end], device=device)[chunks.order],
+                chunks,
+            )
+        )
+        begin = end
     first = last = None
     if pieces:
         first = torch.tensor(starts, device=device)
         last = torch.tensor(ends, device=device) - 1
     return PackedRows(decode, pieces, _index(slots, device), _index(slots[:decode], device), first, last)
+
+
+def _padded(length: int) -> int:
+    return -(-length // CHUNK) * CHUNK
 
 
 def _index(slots: Sequence[int], device: torch.device | str) -> slice | Tensor:
@@ -112,10 +138,10 @@ def wkv(
         y, state = wkv_step(*[*(x[: rows.decode] for x in inputs), states[rows.decode_slots].float()])
         states[rows.decode_slots] = state.to(states.dtype)
         parts.append(y)
-    for start, end, slot in rows.pieces:
-        run = wkv_prefill if end - start >= MIN_CHUNKED else wkv_sequential
-        y, state = run(*[*(x[start:end] for x in inputs), states[slot].float()])
-        states[slot] = state.to(states.dtype)
+    for piece in rows.pieces:
+        r, w_log, k, v, kk, a = (x[piece.tokens] for x in inputs)
+        y, state = wkv_prefill(r, w_log, k, v, kk, a, states[piece.slots].float(), piece.chunks)
+        states[piece.slots] = state.to(states.dtype)
         parts.append(y)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -143,19 +169,3 @@ def wkv_step(
     keys = torch.stack((k, (kk * a).neg_()), -2).view(rows, 2, HEAD_SIZE)  # [rows, 2, key]
     y = torch.baddbmm(y.unsqueeze(-1), values, torch.bmm(keys, r.view(rows, HEAD_SIZE, 1)))
     return y.view(batch, heads, HEAD_SIZE), decayed.baddbmm_(values, keys).view_as(state)
-
-
-def wkv_sequential(
-    r: Tensor, w_log: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The recurrence of one row token by token: returns y `[T, H, 64]` and the last state.
-
-    Inputs `[T, H, 64]`, state `[H, value, key]`.
-    """
-    steps = []
-    for t in range(len(r)):
-        token = slice(t, t + 1)
-        y, new = wkv_step(r[token], w_log[token], k[token], v[token], kk[token], a[token], state[None])
-        state = new[0]
-        steps.append(y)
-    return torch.cat(steps), state

@@ -1,4 +1,4 @@
-"""The RWKV-7 recurrence over one long piece of a prompt: chunk after chunk, each as a few matrix products.
+"""The RWKV-7 recurrence over pieces of prompts: chunk after chunk, each as a few matrix products.
 
     S_t = S_{t-1} diag(w_t) - u_t (kk_t * a_t)^T + v_t k_t^T,    u_t = S_{t-1} kk_t,    y_t = S_t r_t
 
@@ -11,30 +11,60 @@ chunk,
     S <- (S + v^T k/W - u^T b/W) W_end
 
 A and the inverse of the triangle 1 + A_kk,b do not depend on S and are made for all chunks at once; four
-products a chunk run in sequence.
+products run in sequence, for the first chunks of all pieces, then for the second ones, and so on.
 """
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 CHUNK = 16  # tokens: longer chunks cost more arithmetic than the calls they save
 
 
-def wkv_prefill(
-    r: Tensor, w_log: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Run one row: returns y `[T, H, 64]` and the last state.
+@dataclass(frozen=True)
+class Chunks:
+    """Where the tokens of several pieces lie when those are cut into chunks.
 
-    Inputs `[T, H, 64]` (w_log: log of the decay), state `[H, value, key]`.
+    Pieces are in order of length, longest first. So those that have an nth chunk are the first ones.
     """
-    length, heads, width = r.shape
-    chunk = min(CHUNK, length)
+
+    order: Tensor  # of the pieces
+    places: Tensor | slice  # of all tokens, piece after piece as given, among `CHUNK * sum(counts)`
+    counts: list[int]  # how many pieces have a first chunk, a second, ...
+
+
+def cut(lengths: Sequence[int], device: torch.device | str) -> Chunks:
+    """Of pieces that have so many tokens, each at least one."""
+    order = sorted(range(len(lengths)), key=lambda piece: -lengths[piece])
+    chunks = [-(-length // CHUNK) for length in lengths]
+    counts = [sum(chunk < count for count in chunks) for chunk in range(max(chunks))]
+    if len(lengths) == 1:  # as it lies: a copy less
+        return Chunks(torch.tensor([0], device=device), slice(0, lengths[0]), counts)
+    before = torch.tensor([0, *counts]).cumsum(0)
+    places = []
+    for rank, piece in sorted(enumerate(order), key=lambda item: item[1]):
+        token = torch.arange(lengths[piece])
+        places.append((before[token // CHUNK] + rank) * CHUNK + token % CHUNK)
+    return Chunks(torch.tensor(order, device=device), torch.cat(places).to(device), counts)
+
+
+def wkv_prefill(
+    r: Tensor, w_log: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, states: Tensor, chunks: Chunks
+) -> tuple[Tensor, Tensor]:
+    """Run pieces of rows, one after the other: returns y `[T, H, 64]` and the last states.
+
+    Inputs `[T, H, 64]` (w_log: log of the decay), states `[pieces, H, value, key]`, in `chunks.order` both
+    before and after. What a piece gives does not depend on the others, bit for bit.
+    """
+    _, heads, width = r.shape
 
     def split(x: Tensor) -> Tensor:
-        """`[T, H, 64]` -> `[chunks, H, chunk, 64]`. Padding is zero: decay 1 and nothing written."""
-        padded: Tensor = pad(x, (0, 0, 0, 0, 0, -length % chunk))
-        return padded.view(-1, chunk, heads, width).transpose(1, 2)
+        """`[T, H, 64]` -> `[chunks, H, CHUNK, 64]`. Padding is zero: decay 1 and nothing written."""
+        padded = x.new_zeros(sum(chunks.counts) * CHUNK, heads, width)
+        padded[chunks.places] = x
+        return padded.view(-1, CHUNK, heads, width).transpose(1, 2)
 
     w_log, v = split(w_log), split(v)
     decay = w_log.cumsum(-2)  # log W
@@ -42,28 +72,36 @@ def wkv_prefill(
     grow = (-decay).exp()
     reads = torch.cat(
         (split(kk) * (decay - w_log).exp(), split(r) * decay.exp()), -2
-    )  # [chunks, H, 2 chunk, key]
+    )  # [chunks, H, 2 CHUNK, key]
     writes = torch.cat((split(k) * grow, split(kk * a) * grow), -2)
-    products = (reads @ writes.mT).mul_(_causal(chunk, r.device))  # A  [chunks, H, 2 chunk, 2 chunk]
-    from_values = products[..., :chunk] @ v  # [chunks, H, 2 chunk, value]
-    minus_one = torch.eye(chunk, device=r.device).neg_()
+    products = (reads @ writes.mT).mul_(_causal(r.device))  # A  [chunks, H, 2 CHUNK, 2 CHUNK]
+    from_values = products[..., :CHUNK] @ v  # [chunks, H, 2 CHUNK, value]
+    minus_one = torch.eye(CHUNK, device=r.device).neg_()
     solve = torch.linalg.solve_triangular(
-        products[..., :chunk, chunk:], minus_one, upper=False, unitriangular=True
+        products[..., :CHUNK, CHUNK:], minus_one, upper=False, unitriangular=True
     )  # -(1 + A_kk,b)^-1
-    y = torch.empty_like(v)
-    for c in range(len(v)):
-        seen = torch.baddbmm(from_values[c], reads[c], state.mT)
-        minus_u = torch.bmm(solve[c], seen[:, :chunk])
-        torch.baddbmm(seen[:, chunk:], products[c, :, chunk:, chunk:], minus_u, out=y[c])
-        values = torch.cat((v[c], minus_u), -2)
-        state = torch.baddbmm(state, values.mT, writes[c]).mul_(end[c])
-    return y.transpose(1, 2).reshape(-1, heads, width)[:length], state
+    # From here on heads are as good as rows: [chunks * H, ...]
+    reads, writes, from_values, solve, end, v, products = (
+        x.reshape(-1, *x.shape[2:]) for x in (reads, writes, from_values, solve, end, v, products)
+    )
+    from_u = products[:, CHUNK:, CHUNK:]
+    state, y = states.reshape(-1, width, width).clone(), torch.empty_like(v)
+    first = 0
+    for count in chunks.counts:
+        here, s = slice(first, first + count * heads), state[: count * heads]
+        seen = torch.baddbmm(from_values[here], reads[here], s.mT)
+        minus_u = torch.bmm(solve[here], seen[:, :CHUNK])
+        torch.baddbmm(seen[:, CHUNK:], from_u[here], minus_u, out=y[here])
+        s.baddbmm_(torch.cat((v[here], minus_u), -2).mT, writes[here]).mul_(end[here])
+        first = here.stop
+    y = y.view(-1, heads, CHUNK, width).transpose(1, 2).reshape(-1, heads, width)
+    return y[chunks.places], state.view_as(states)
 
 
-def _causal(chunk: int, device: torch.device) -> Tensor:
-    """What a token may see of its chunk: `[2 chunk, 2 chunk]` of 0 and 1.
+def _causal(device: torch.device) -> Tensor:
+    """What a token may see of its chunk: `[2 CHUNK, 2 CHUNK]` of 0 and 1.
 
     u depends only on what was written before it, y on its own write as well.
     """
-    ones = torch.ones(chunk, chunk, device=device)
+    ones = torch.ones(CHUNK, CHUNK, device=device)
     return torch.cat((ones.tril(-1), ones.tril())).repeat(1, 2)

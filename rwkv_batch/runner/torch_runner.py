@@ -4,6 +4,7 @@ import torch
 
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.rwkv7 import RWKV7
+from rwkv_batch.ops.device import keep_freed_memory
 from rwkv_batch.runner.limits import GPU_LIMITS, cpu_limits
 from rwkv_batch.runner.protocol import Batch, Draws, KnownDraws, NewRow
 from rwkv_batch.runner.warmup import LOGITS_COPIES, RESERVE, run_largest_step
@@ -25,6 +26,8 @@ class TorchRunner:
         self.dtype = torch.float32 if device.type == "cpu" else torch.float16
         self.limits = cpu_limits(checkpoint.parameters) if device.type == "cpu" else GPU_LIMITS
         self.model = RWKV7(checkpoint, device, self.dtype)
+        if device.type == "cpu":
+            keep_freed_memory()
         if device.type == "cpu" and checkpoint.parameters < SMALL:
             torch.set_num_threads(1)  # which also keeps its pace beside other busy processes
 

@@ -1,11 +1,14 @@
 """The recurrence as the model runs it, token by token and in chunks, against the formula in float64."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch.nn.functional import normalize
 
-from rwkv_batch.ops.torch_ops import wkv_sequential, wkv_step
-from rwkv_batch.ops.wkv_prefill import wkv_prefill
+from rwkv_batch.ops import torch_ops
+from rwkv_batch.ops.torch_ops import wkv_step
+from rwkv_batch.ops.wkv_prefill import cut, wkv_prefill
 
 STRONGEST = -0.6065  # the log of the strongest decay the model can produce
 
@@ -33,7 +36,23 @@ def off(x, reference):
     return float((x.double() - reference).norm() / reference.norm())
 
 
-@pytest.mark.parametrize("run", [wkv_sequential, wkv_prefill])
+def token_by_token(*args):
+    *tokens, state = args
+    steps = []
+    for t in range(len(tokens[0])):
+        y, states = wkv_step(*(x[t : t + 1] for x in tokens), state[None])
+        state = states[0]
+        steps.append(y)
+    return torch.cat(steps), state
+
+
+def in_chunks(*args):
+    *tokens, state = args
+    y, states = wkv_prefill(*tokens, state[None], cut([len(tokens[0])], "cpu"))
+    return y, states[0]
+
+
+@pytest.mark.parametrize("run", [token_by_token, in_chunks])
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 32, 63, 200])
 def test_equals_the_formula(run, length):
     args = inputs(length, seed=length)
@@ -46,14 +65,14 @@ def test_equals_the_formula(run, length):
 def test_the_ends_of_the_decay_range(decay):
     args = inputs(50)
     args[1] = torch.full_like(args[1], decay)
-    y, state = wkv_prefill(*args)
+    y, state = in_chunks(*args)
     want_y, want_state = formula(*args)
     assert off(y, want_y) < 5e-6 and off(state, want_state) < 5e-6
 
 
 def test_a_long_piece_loses_no_precision():
     args = inputs(1000, heads=1)
-    y, state = wkv_prefill(*args)
+    y, state = in_chunks(*args)
     want_y, want_state = formula(*args)
     assert off(y[-16:], want_y[-16:]) < 2e-6 and off(state, want_state) < 2e-6
 
@@ -61,7 +80,24 @@ def test_a_long_piece_loses_no_precision():
 def test_the_state_given_is_not_changed():
     args = inputs(20)
     before = args[-1].clone()
-    wkv_prefill(*args)
-    wkv_sequential(*args)
-    wkv_step(*[x[:1] for x in args[:-1]], args[-1][None])
+    in_chunks(*args)
+    token_by_token(*args)
     assert torch.equal(args[-1], before)
+
+
+@pytest.mark.parametrize("together", [32, torch_ops.TOGETHER])
+@pytest.mark.parametrize("lengths", [[2, 40, 16, 3, 17, 16], [15, 1000, 2], [33, 33]])
+def test_a_piece_is_the_same_alone_and_beside_others(lengths, together, monkeypatch):
+    monkeypatch.setattr(torch_ops, "TOGETHER", together)
+    args = [inputs(length, seed=length + place) for place, length in enumerate(lengths)]
+    slots = [5, 0, 7, 2, 3, 6][: len(lengths)]
+    states = torch.full((8, 3, 64, 64), torch.nan)
+    for slot, (*_, state) in zip(slots, args, strict=True):
+        states[slot] = state
+    tokens = [torch.cat([piece[i] for piece in args]) for i in range(6)]
+    y = torch_ops.wkv(*tokens, states, torch_ops.pack(lengths, slots, "cpu"))
+    ends = [0, *torch.tensor(lengths).cumsum(0).tolist()]
+    for slot, piece, (start, end) in zip(slots, args, pairwise(ends), strict=True):
+        want_y, want_state = in_chunks(*piece)
+        assert torch.equal(y[start:end], want_y) and torch.equal(states[slot], want_state)
+    assert states[[1, 4]].isnan().all()

@@ -6,11 +6,12 @@ memcheck finds bad accesses, racecheck races in shared memory.
     python bench/sanitize.py                       every GPU test in test/kernels
     python bench/sanitize.py --run racecheck -k wkv    one run; unknown flags go to pytest
 
-A sanitizer slows kernels down 10 to 100 times, so only some parameter sets of each test run: as few as
-cover every value of every parameter, and at most as many as RUNS says. Only the kernels in cuda/ are watched.
-Tests of whole models run under memcheck alone: racecheck (CUDA 13.0) stops with an internal error in some
-kernels of cuBLAS. Tests marked many_launches would take minutes under racecheck, and those of whole models
-under either. Exit code 1 if anything was found, or if a test fails.
+`--jobs` processes share the tests of a run. A sanitizer slows kernels down 10 to 100 times, so only some
+parameter sets of each test run: as few as cover every value of every parameter, and at most as many as RUNS
+says. Only the kernels in cuda/ are watched. Tests of whole models run under memcheck alone: racecheck (CUDA
+13.0) stops with an internal error in some kernels of cuBLAS. Tests marked many_launches would take minutes
+under racecheck, and those of whole models under either. Exit code 1 if anything was found, or if a test
+fails.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -30,20 +32,22 @@ RUNS = {"memcheck": 8, "racecheck": 4, "memcheck-models": 2}  # with the most ca
 MARKS = dict.fromkeys(RUNS, "gpu and not many_launches") | {"memcheck": "gpu"}
 NOT_OURS = ("test_capture.py", "test_blaslt.py")
 FOUND = 86  # the exit code that means findings, unlike those of pytest
+NO_TESTS = 5  # pytest's, of a job to which no test fell
 
 
 class Sample:
-    """A pytest plugin: of every test, at most `most` cases."""
+    """A pytest plugin: of every test, at most `most` cases, and of those every `jobs`th from `job` on."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, most: int, job: int, jobs: int) -> None:
+        self.most, self.job, self.jobs = most, job, jobs
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         tests: dict[str, list[pytest.Item]] = defaultdict(list)
         for item in items:
             if item.get_closest_marker("gpu"):
                 tests[item.nodeid.split("[")[0]].append(item)
-        kept = {id(item) for cases in tests.values() for item in cover(cases, self.most)}
+        chosen = [item for cases in tests.values() for item in cover(cases, self.most)]
+        kept = set(map(id, chosen[self.job :: self.jobs]))
         config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
         items[:] = [item for item in items if id(item) in kept]
 
@@ -84,35 +88,33 @@ def tests(models: bool) -> list[str]:
     return [str(file) for file in files if ("RWKV7" in file.read_text()) == models]
 
 
-def check(run: str, sanitizer: str, rest: list[str]) -> str | None:
-    """Do one run and print a line about it; returns what is wrong."""
-    tool, models = run.removesuffix("-models"), run.endswith("-models")
-    watched = [option for name in kernel_names() for option in ("--kernel-name", f"kernel_substring={name}")]
+def check(run: str, sanitizer: str, jobs: int, rest: list[str]) -> str | None:
+    """Do one run and print a line about each job; returns what is wrong."""
+    models = run.endswith("-models")
     # Without torch's cache every tensor has ends of its own; but graphs are slow to capture then.
     environment = os.environ | ({} if models else {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
-    inside = [sys.executable, __file__, "--inside", str(RUNS[run]), "-m", MARKS[run], *tests(models), *rest]
+
+    def inside(job: int, jobs: int) -> list[str]:
+        which = (str(RUNS[run]), str(job), str(jobs))
+        return [sys.executable, __file__, "--inside", *which, "-m", MARKS[run], *tests(models), *rest]
+
     if models:  # once without the tool, so that GEMMs are tuned at full speed
-        subprocess.run(inside, cwd=ROOT, stdout=subprocess.DEVNULL)
+        subprocess.run(inside(0, 1), cwd=ROOT, stdout=subprocess.DEVNULL)
+    watched = [option for name in kernel_names() for option in ("--kernel-name", f"kernel_substring={name}")]
+    tool = [  # launches that fail raise errors in Python, and some tests want that
+        *(sanitizer, "--tool", run.removesuffix("-models"), "--error-exitcode", str(FOUND)),
+        *("--print-limit", "20", "--report-api-errors", "no", *watched),
+    ]
+    with ThreadPoolExecutor(jobs) as pool:
+        codes = pool.map(lambda job: watch(run, [*tool, *inside(job, jobs)], environment), range(jobs))
+        wrong = sorted({code for code in codes if code not in (0, NO_TESTS)})
+    return f"{run}: exit codes {', '.join(map(str, wrong))}" if wrong else None
+
+
+def watch(run: str, command: list[str], environment: dict[str, str]) -> int:
+    """Print what a command prints, and a line about it; returns its exit code."""
     start = time.monotonic()
-    process = subprocess.Popen(  # launches that fail raise errors in Python, and some tests want that
-        [
-            sanitizer,
-            "--tool",
-            tool,
-            "--error-exitcode",
-            str(FOUND),
-            "--print-limit",
-            "20",
-            "--report-api-errors",
-            "no",
-            *watched,
-            *inside,
-        ],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     lines = []
     assert process.stdout is not None
     for line in process.stdout:
@@ -130,16 +132,17 @@ def check(run: str, sanitizer: str, rest: list[str]) -> str | None:
         f"{run}: {findings}; {outcome}; {time.monotonic() - start:.0f} s with its start, exit code {code}",
         flush=True,
     )
-    return None if code == 0 else f"{run}: exit code {code}"
+    return code
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="compute-sanitizer over the GPU tests.")
     parser.add_argument("--run", action="append", choices=RUNS, help="only this one")
-    parser.add_argument("--inside", type=int, metavar="MOST", help=argparse.SUPPRESS)
+    parser.add_argument("--jobs", type=int, default=6, help="processes that share the tests (%(default)s)")
+    parser.add_argument("--inside", type=int, nargs=3, help=argparse.SUPPRESS)  # most, job, jobs
     options, rest = parser.parse_known_args()
     if options.inside:
-        sys.exit(pytest.main([*rest, "-p", "no:cacheprovider"], plugins=[Sample(options.inside)]))
+        sys.exit(pytest.main([*rest, "-p", "no:cacheprovider"], plugins=[Sample(*options.inside)]))
     sanitizer = shutil.which("compute-sanitizer") or shutil.which(
         "compute-sanitizer", path="/usr/local/cuda/bin"
     )
@@ -148,7 +151,7 @@ def main() -> None:
     subprocess.run(
         [sys.executable, "-m", "rwkv_batch.ops.cuda.build"], cwd=ROOT, check=True
     )  # without the tool
-    wrong = [found for run in options.run or RUNS if (found := check(run, sanitizer, rest))]
+    wrong = [found for run in options.run or RUNS if (found := check(run, sanitizer, options.jobs, rest))]
     if wrong:
         sys.exit("; ".join(wrong))
 

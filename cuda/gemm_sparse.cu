@@ -18,7 +18,7 @@
 // Sums are fp32: over a warp's sixteens in order, over the warps of a part of K in order, over the parts in
 // order. A row's sums depend on the other rows only by the sixteens that its units fall into.
 #include "gemm.cuh"
-#include "hopper.cuh"
+#include "split_sums.cuh"
 
 constexpr int WARPS = 8, THREADS = WARPS * WARP;
 constexpr int COLUMNS = 64;  // of a warp
@@ -52,16 +52,8 @@ __global__ void LAUNCH_BOUNDS(THREADS, 2)
     uint16_t* const list = reinterpret_cast<uint16_t*>(rows + units + SIXTEEN);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quad = lane % 4;
     const int split = blockIdx.x, begin = split * units, end = min(begin + units, k);
-#if HOPPER
     __shared__ uint64_t barrier;
-    const uint32_t summed = shared_address(&barrier);
-    if (threadIdx.x == 0) {
-        hopper::barrier_init(summed, 1);
-        hopper::barriers_ready();
-        hopper::arrive_and_expect(summed, M * SUMS_BYTES);
-    }
-    hopper::cluster_arrive_relaxed();  // barriers_ready has made the barrier known
-#endif
+    const SplitSums exchange(barrier, M * SUMS_BYTES);
     prefetch(weights);
     wait_for_inputs();
 
@@ -160,17 +152,12 @@ __global__ void LAUNCH_BOUNDS(THREADS, 2)
 
     // A lane has rows 2 quad and the next, of eight columns. The sums of all warps that share columns lie as
     // [warp][row][column] with the block that adds them up.
-#if HOPPER
-    const int kept_bits = wide_bits + 3, sources = SPARSE_SPLITS * shares, source = split * shares + share,
-              first_kept = split << kept_bits;
-    static_assert(COLUMNS / SPARSE_SPLITS == 1 << 3);
-    float* const out = partials;
-    hopper::cluster_wait();
-#else
-    const int kept_bits = wide_bits + 6, sources = shares, source = share, first_kept = 0;
     static_assert(COLUMNS == 1 << 6);
-    float* const out = partials + size_t(split) * M * n;
-#endif
+    const int kept_bits = wide_bits + 6 - SplitSums::BLOCK_BITS, sources = SplitSums::BLOCKS * shares,
+              place_of_split = SplitSums::together ? split : 0, source = place_of_split * shares + share,
+              first_kept = place_of_split << kept_bits;
+    float* const out = partials + size_t(split - place_of_split) * M * n;
+    exchange.wait_for_all();
     const int kept = 1 << kept_bits;  // columns that this block adds up
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -180,18 +167,10 @@ __global__ void LAUNCH_BOUNDS(THREADS, 2)
             for (int i = 0; i < 2; i++) {
                 const float4 sum =
                     make_float4(acc[2 * i][r], acc[2 * i][2 + r], acc[2 * i + 1][r], acc[2 * i + 1][2 + r]);
-#if HOPPER
-                hopper::send_to(own_column >> kept_bits, shared_address(sums + place + i * 4), summed, sum);
-#else
-                *reinterpret_cast<float4*>(sums + place + i * 4) = sum;
-#endif
+                exchange.put(own_column >> kept_bits, sums + place + i * 4, sum);
             }
     }
-#if HOPPER
-    hopper::barrier_wait_cluster(summed, 0);
-#else
-    __syncthreads();
-#endif
+    exchange.wait();
 #pragma unroll 1
     for (int i = threadIdx.x; i < M * kept / 4; i += THREADS) {
         const int m = i * 4 >> kept_bits, place = column0 + first_kept + (i * 4 & (kept - 1));

@@ -214,20 +214,38 @@ DEVICE void arrive_with_copies(unsigned barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
+// The first COPYING_LANES lanes of a warp copy runs of bytes, multiples of 16, from global to shared memory:
+// `expect_copies` of BYTES in all, some `copy_run`, `end_copies`. Each of these lanes arrives once. From
+// Hopper on one lane requests whole runs, before that each copies 16 bytes at a time.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+constexpr int COPYING_LANES = 1;
+
 template <int BYTES>
-DEVICE void arrive_and_expect(unsigned barrier) {
+DEVICE void expect_copies(unsigned barrier) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "n"(BYTES)
                  : "memory");
 }
 
-// A run of bytes from global to shared memory; they count at `barrier`.
-DEVICE void copy_bulk(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
+DEVICE void copy_run(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
         "l"(from), "r"(bytes), "r"(barrier)
         : "memory");
 }
+
+DEVICE void end_copies(unsigned) {}
+#else
+constexpr int COPYING_LANES = WARP;
+
+template <int BYTES>
+DEVICE void expect_copies(unsigned) {}
+
+DEVICE void copy_run(unsigned to, const void* from, unsigned bytes, unsigned) {
+    for (int i = threadIdx.x % WARP; i < int(bytes / 16); i += WARP)
+        copy_async(to + 16 * i, static_cast<const uint4*>(from) + i);
+}
+
+DEVICE void end_copies(unsigned barrier) { arrive_with_copies(barrier); }
 #endif
 }  // namespace mbarrier
 

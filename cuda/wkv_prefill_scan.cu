@@ -28,14 +28,10 @@ struct Ring {
 
     __device__ __forceinline__ Ring(uint4* shared, unsigned long long* barriers)
         : stages(shared), full(shared_address(barriers)), free(full + 8 * STAGES) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-        constexpr int FETCHERS = 1;
-#else
-        constexpr int FETCHERS = WARP;
-#endif
         if (threadIdx.x == 0) {
             for (int i = 0; i < STAGES; i++)
-                mbarrier::init<FETCHERS>(full + 8 * i), mbarrier::init<WARPS * WARP>(free + 8 * i);
+                mbarrier::init<mbarrier::COPYING_LANES>(full + 8 * i),
+                    mbarrier::init<WARPS * WARP>(free + 8 * i);
             fence_async_shared();
         }
         __syncthreads();
@@ -57,22 +53,13 @@ struct Ring {
     __device__ __forceinline__ void fetch(const ChunkData* data, int first_tile, int lane) const {
         mbarrier::wait(free + 8 * stage, phase ^ 1);
         const unsigned barrier = full + 8 * stage, to = shared_address(place());
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-        if (lane == 0) {
-            mbarrier::arrive_and_expect<VECTORS * 16>(barrier);
-            mbarrier::copy_bulk(to, data, KEY_VECTORS * 16, barrier);
-            mbarrier::copy_bulk(to + KEY_VECTORS * 16, &data->values[first_tile], WARPS * OWN_VECTORS * 16,
-                                barrier);
+        if (lane < mbarrier::COPYING_LANES) {
+            mbarrier::expect_copies<VECTORS * 16>(barrier);
+            mbarrier::copy_run(to, data, KEY_VECTORS * 16, barrier);
+            mbarrier::copy_run(to + KEY_VECTORS * 16, &data->values[first_tile], WARPS * OWN_VECTORS * 16,
+                               barrier);
+            mbarrier::end_copies(barrier);
         }
-#else
-        const auto copy = [lane](unsigned target, const void* from, int vectors) {
-            for (int i = lane; i < vectors; i += WARP)
-                copy_async(target + 16 * i, static_cast<const uint4*>(from) + i);
-        };
-        copy(to, data, KEY_VECTORS);
-        copy(to + KEY_VECTORS * 16, &data->values[first_tile], WARPS * OWN_VECTORS);
-        mbarrier::arrive_with_copies(barrier);
-#endif
     }
 };
 

@@ -39,6 +39,13 @@ DEVICE T shuffle_up(T x, int by) {
     return __shfl_up(x, by, WARP);
 }
 
+// Of the four lanes that this one is among, that of number FROM. It takes no path through shared memory, as
+// `shuffle` does.
+template <int FROM>
+DEVICE uint32_t quad_broadcast(uint32_t x) {
+    return uint32_t(__builtin_amdgcn_mov_dpp(int(x), FROM * 0x55, 0xf, 0xf, true));
+}
+
 DEVICE unsigned warp_ballot(bool is) { return unsigned(__ballot(is) >> (__lane_id() & WARP)); }
 
 // The lanes of a wave run in step, so this is a barrier for the compiler alone.
@@ -89,6 +96,11 @@ DEVICE float dot2(uint32_t x, uint32_t y, float c) {
 
 DEVICE float power_of_two(float x) { return __builtin_amdgcn_exp2f(x); }
 #else
+template <int FROM>
+DEVICE uint32_t quad_broadcast(uint32_t x) {
+    return shuffle(x, (threadIdx.x % WARP & ~3) + FROM);
+}
+
 template <typename T>
 DEVICE T* shared_pointer(unsigned address) {
     return static_cast<T*>(__cvta_shared_to_generic(address));
@@ -171,31 +183,26 @@ DEVICE void wait_copies() {}
 // rows g (a0, a2) and g + 8 (a1, a3) of columns 2 q + {0, 1} (a0, a1) and 8 more (a2, a3); of b, rows 2 q +
 // {0, 1} (b0) and 8 more (b1) of column g. Sums go over k as the four lanes of a row hold it: 2 q, 2 q + 1, 2
 // q + 8, 2 q + 9, for q = 0 to 3.
+template <int Q>
+DEVICE void mma_of_lane(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+    const int left = threadIdx.x % 4 * 8;
+    const uint32_t top = quad_broadcast<Q>(a0), low = quad_broadcast<Q>(a1), first = shuffle(b, left + Q),
+                   second = shuffle(b, left + 4 + Q);
+    c[0] = dot2(top, first, c[0]), c[1] = dot2(top, second, c[1]);
+    c[2] = dot2(low, first, c[2]), c[3] = dot2(low, second, c[3]);
+}
+
 DEVICE void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-    const int lane = threadIdx.x % WARP, row = lane & ~3, left = lane % 4 * 8, right = left + 4;
-#pragma unroll
-    for (int q = 0; q < 4; q++) {
-        const uint32_t top = shuffle(a0, row + q), low = shuffle(a1, row + q), top8 = shuffle(a2, row + q),
-                       low8 = shuffle(a3, row + q);
-        const uint32_t first = shuffle(b0, left + q), first8 = shuffle(b1, left + q),
-                       second = shuffle(b0, right + q), second8 = shuffle(b1, right + q);
-        c[0] = dot2(top8, first8, dot2(top, first, c[0])),
-        c[1] = dot2(top8, second8, dot2(top, second, c[1]));
-        c[2] = dot2(low8, first8, dot2(low, first, c[2])),
-        c[3] = dot2(low8, second8, dot2(low, second, c[3]));
-    }
+    mma_of_lane<0>(c, a0, a1, b0), mma_of_lane<0>(c, a2, a3, b1);
+    mma_of_lane<1>(c, a0, a1, b0), mma_of_lane<1>(c, a2, a3, b1);
+    mma_of_lane<2>(c, a0, a1, b0), mma_of_lane<2>(c, a2, a3, b1);
+    mma_of_lane<3>(c, a0, a1, b0), mma_of_lane<3>(c, a2, a3, b1);
 }
 
 // c [16 x 8, fp32] += a [16 x 8] b [8 x 8].
 DEVICE void mma8(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
-    const int lane = threadIdx.x % WARP, row = lane & ~3, left = lane % 4 * 8, right = left + 4;
-#pragma unroll
-    for (int q = 0; q < 4; q++) {
-        const uint32_t top = shuffle(a0, row + q), low = shuffle(a1, row + q);
-        const uint32_t first = shuffle(b, left + q), second = shuffle(b, right + q);
-        c[0] = dot2(top, first, c[0]), c[1] = dot2(top, second, c[1]);
-        c[2] = dot2(low, first, c[2]), c[3] = dot2(low, second, c[3]);
-    }
+    mma_of_lane<0>(c, a0, a1, b), mma_of_lane<1>(c, a0, a1, b);
+    mma_of_lane<2>(c, a0, a1, b), mma_of_lane<3>(c, a0, a1, b);
 }
 
 // Four 8 x 8 matrices of fp16 from shared memory as operands of `mma`: lane i names row i % 8 of matrix i /

@@ -1,4 +1,4 @@
-# make serve | test | test-gpu | lint | bench | kernels | sanitize | hip-check
+# make serve | test | test-gpu | test-emulated | lint | bench | kernels | sanitize | hip-check
 # PYTHON=python3.12 picks the interpreter; REQUIREMENTS=requirements-base.txt leaves the torch alone that is in .venv.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -6,7 +6,7 @@ REQUIREMENTS ?= requirements.txt
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-.PHONY: serve test test-gpu lint bench kernels sanitize hip-check clean
+.PHONY: serve test test-gpu test-emulated lint bench kernels sanitize hip-check clean
 
 serve: $(VENV)/.installed
 	$(BIN)/python app.py $(ARGS)
@@ -17,7 +17,7 @@ test: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run -Werror cuda/*.cu cuda/*.cuh hip/*.cu hip/*.cuh
+	$(BIN)/clang-format --dry-run -Werror cuda/*.cu cuda/*.cuh hip/*.cu hip/*.cuh hip/*.h test/emulator/*
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
@@ -41,6 +41,13 @@ kernels: $(VENV)/.installed  # for the GPUs here; ARGS="80 90a" for others
 
 test-gpu: $(VENV)/.installed-dev  # the tests that need a GPU; writes gpu-report.md
 	$(BIN)/python test/gpu_report.py $(ARGS)
+
+EMULATED := $(BIN)/python -m pytest -m "gpu and not many_launches" --most-cases
+WKV := test/kernels/test_wkv_prefill.py test/kernels/test_wkv_decode.py test/kernels/test_wkv_flush.py
+test-emulated: $(VENV)/.installed-dev  # the kernels for AMD GPUs on a CPU; needs a C++ compiler
+	$(EMULATED) 2 --emulated gfx942 $(WKV) test/kernels/test_gemm_s*.py test/kernels/test_norm*.py $(ARGS)
+	$(EMULATED) 8 --emulated gfx1100 test/kernels/test_wkv_prefill.py $(ARGS)
+	$(EMULATED) 8 --emulated gfx1201 test/kernels/test_wkv_prefill.py $(ARGS)
 
 sanitize: $(VENV)/.installed-dev  # needs a GPU and compute-sanitizer
 	$(BIN)/python bench/sanitize.py $(ARGS)

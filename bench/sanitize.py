@@ -21,11 +21,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = {"memcheck": 8, "racecheck": 4, "memcheck-models": 2}  # with the most cases of a test
@@ -33,38 +30,6 @@ MARKS = dict.fromkeys(RUNS, "gpu and not many_launches") | {"memcheck": "gpu"}
 NOT_OURS = ("test_capture.py", "test_blaslt.py")
 FOUND = 86  # the exit code that means findings, unlike those of pytest
 NO_TESTS = 5  # pytest's, of a job to which no test fell
-
-
-class Sample:
-    """A pytest plugin: of every test, at most `most` cases, and of those every `jobs`th from `job` on."""
-
-    def __init__(self, most: int, job: int, jobs: int) -> None:
-        self.most, self.job, self.jobs = most, job, jobs
-
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        tests: dict[str, list[pytest.Item]] = defaultdict(list)
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                tests[item.nodeid.split("[")[0]].append(item)
-        chosen = [item for cases in tests.values() for item in cover(cases, self.most)]
-        kept = set(map(id, chosen[self.job :: self.jobs]))
-        config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
-        items[:] = [item for item in items if id(item) in kept]
-
-
-def cover(cases: list[pytest.Item], most: int) -> list[pytest.Item]:
-    """At most `most` cases that together have every value of every parameter, by a greedy choice."""
-    values = [
-        set(map(repr, case.callspec.params.items())) if hasattr(case, "callspec") else {""} for case in cases
-    ]
-    missing, chosen = set().union(*values), []
-    while missing:
-        best = max(range(len(cases)), key=lambda i: len(values[i] & missing))
-        missing -= values[best]
-        chosen.append(cases[best])
-    if len(chosen) <= most:
-        return chosen
-    return [chosen[i * (len(chosen) - 1) // (most - 1)] for i in range(most)]
 
 
 def kernel_names() -> list[str]:
@@ -95,8 +60,8 @@ def check(run: str, sanitizer: str, jobs: int, rest: list[str]) -> str | None:
     environment = os.environ | ({} if models else {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
 
     def inside(job: int, jobs: int) -> list[str]:
-        which = (str(RUNS[run]), str(job), str(jobs))
-        return [sys.executable, __file__, "--inside", *which, "-m", MARKS[run], *tests(models), *rest]
+        which = [f"--most-cases={RUNS[run]}", f"--share={job}/{jobs}", "-m", MARKS[run]]
+        return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *which, *tests(models), *rest]
 
     if models:  # once without the tool, so that GEMMs are tuned at full speed
         subprocess.run(inside(0, 1), cwd=ROOT, stdout=subprocess.DEVNULL)
@@ -139,10 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="compute-sanitizer over the GPU tests.")
     parser.add_argument("--run", action="append", choices=RUNS, help="only this one")
     parser.add_argument("--jobs", type=int, default=6, help="processes that share the tests (%(default)s)")
-    parser.add_argument("--inside", type=int, nargs=3, help=argparse.SUPPRESS)  # most, job, jobs
     options, rest = parser.parse_known_args()
-    if options.inside:
-        sys.exit(pytest.main([*rest, "-p", "no:cacheprovider"], plugins=[Sample(*options.inside)]))
     sanitizer = shutil.which("compute-sanitizer") or shutil.which(
         "compute-sanitizer", path="/usr/local/cuda/bin"
     )

@@ -58,11 +58,6 @@ DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.rela
 DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
-// A barrier for some of the block's threads.
-DEVICE void sync_some(int name, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
-}
-
 DEVICE float4 load_shared(uint32_t address) {
     float4 v;
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"

@@ -29,6 +29,11 @@ DEVICE unsigned warp_ballot(bool is) { return __ballot_sync(~0u, is); }
 // What each lane has written before, the others read after.
 DEVICE void sync_warp() { __syncwarp(); }
 
+// A barrier, 1 to 15, for some of the block's threads.
+DEVICE void sync_some(int name, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+
 DEVICE unsigned shared_address(const void* p) { return unsigned(__cvta_generic_to_shared(p)); }
 
 // 16 bytes of the device's memory.

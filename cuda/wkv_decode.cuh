@@ -141,7 +141,7 @@ __global__ void LAUNCH_BOUNDS(THREADS, Recurrence::BLOCKS)
                       int tile) {
     using Number = typename Recurrence::Number;
     constexpr int VECTORS = Recurrence::VECTORS;
-    extern __shared__ __align__(16) unsigned char shared[];
+    extern __shared__ __align__(16) uint8_t shared[];
     auto& own = *reinterpret_cast<Shared<Recurrence>*>(shared);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, heads = in.width / HEAD,
               blocks = gridDim.x;

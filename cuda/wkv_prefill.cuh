@@ -20,12 +20,15 @@
 // fp32 and read as fp16; y goes from the scan to the last kernel as fp16 in units of Y_UNIT. Sums over keys
 // run in steps of 16.
 //
-// The numbers of a chunk and head are `ChunkData`, in the order in which the lanes of a warp hold them for
-// m16n8k16 mma instructions. Key 16 q + 2 i + e is at column 8 i + 2 q + e of these matrices, so that a lane
-// has 16 neighbours of each of its rows of S.
+// The numbers of a chunk and head are `ChunkData`. wkv_prefill_layout.cuh says in which order.
 #pragma once
 #include <cstddef>
 #include "wkv.cuh"
+#if AMD_FORMS
+#include "../hip/wkv_prefill_layout.cuh"
+#else
+#include "wkv_prefill_layout.cuh"
+#endif
 
 constexpr int CHUNK = 16;
 constexpr int TILES = HEAD / 16;  // of 16 values, or of 16 keys

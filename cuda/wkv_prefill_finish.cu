@@ -32,8 +32,8 @@ __global__ void __launch_bounds__(FINISH_WARPS* WARP)
         uint4 v[TILES];
 #pragma unroll
         for (int w = 0; w < TILES; w++) {
-            const uint4 x = data.values[w].y[lane];
-            v[w] = data.values[w].v[lane];
+            const uint4 x = value_words(data.values[w].y, lane);
+            v[w] = value_words(data.values[w].v, lane);
             unpack_y(y[w][0], x.x), unpack_y(y[w][1], x.y), unpack_y(y[w][0] + 2, x.z),
                 unpack_y(y[w][1] + 2, x.w);
 #pragma unroll

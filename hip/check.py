@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WAVES = {"gfx90a": 64, "gfx942": 64, "gfx1100": 32, "gfx1151": 32, "gfx1201": 32}  # lanes
 LDS = 64 << 10
 # Bytes of scratch memory of a lane, where registers do not suffice: at most so many, of these kernels alone.
-SCRATCH = {"wkv_decode_kernel": 32, "wkv_prefill_prepare_kernel": 256}
+SCRATCH = {"wkv_decode_kernel": 16}
 # Instructions that find out at run time which memory they mean: at most so many, of these kernels alone.
 FLAT = {
     "HalfEEv12TimeMixInput": 10,  # wkv_decode_fp16: what is deferred, whose address comes from LDS

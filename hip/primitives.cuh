@@ -80,6 +80,11 @@ DEVICE uint4 load16(const void* from) {
     return make_uint4(x.x, x.y, x.z, x.w);
 }
 
+DEVICE uint2 load8(const void* from) {
+    const Words2 x = *global_pointer(static_cast<const Words2*>(from));
+    return make_uint2(x.x, x.y);
+}
+
 DEVICE void store(void* to, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
     *global_pointer(static_cast<Words4*>(to)) = Words4{x, y, z, w};
 }
@@ -105,6 +110,13 @@ template <typename T>
 DEVICE T* shared_pointer(unsigned address) {
     return static_cast<T*>(__cvta_shared_to_generic(address));
 }
+
+template <typename T>
+DEVICE T* global_pointer(T* p) {
+    return p;
+}
+
+DEVICE uint2 load8(const void* from) { return *static_cast<const uint2*>(from); }
 
 DEVICE void store(void* to, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
     *static_cast<uint4*>(to) = make_uint4(x, y, z, w);

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+import cuda_gpu
+import fewer_cases
 import pytest
 import torch
 from ahead import LateRunner
@@ -19,15 +21,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption(
         "--portable",
-        action="store_true",
-        help="tests of an NVIDIA GPU run the kernels for AMD GPUs, as --backend portable does",
+        choices=sorted(build.TILES),
+        help="tests of an NVIDIA GPU run the kernels for this AMD one, as --backend portable does",
     )
+    parser.addoption(
+        "--emulated",
+        choices=sorted(build.TILES),
+        help="tests of kernels in test/kernels run those for this AMD GPU on a CPU: slow, so name some",
+    )
+    parser.addoption("--most-cases", type=int, help="of every test that needs a GPU, at most so many cases")
+    parser.addoption("--share", default="0/1", help="0/4: the first of four shares of these cases")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--most-cases"):
+        first, of = map(int, config.getoption("--share").split("/"))
+        fewer_cases.keep(config, items, config.getoption("--most-cases"), (first, of))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--portable"):
-        own = build.architecture
-        build.architecture = lambda gpu: own(gpu) if torch.version.hip else build.portable_architecture(gpu)
+    if config.getoption("--emulated"):
+        cuda_gpu.DEVICE, cuda_gpu.needs_gpu = "cpu", [pytest.mark.gpu]  # before the tests import them
+    target = config.getoption("--portable")
+    if target and not torch.version.hip:
+        build.architecture = lambda gpu: build.portable_architecture(gpu, target)
     if config.getoption("--ahead"):
         backends.TorchRunner = LateRunner
 

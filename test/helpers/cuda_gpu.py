@@ -6,6 +6,7 @@ from torch import Tensor
 
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, SIGMOID, TANH
 
+DEVICE = "cuda"  # "cpu" under --emulated
 needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 ROWS = [1, 2, 3, 7, 17, 33, 129, 321]
 ACTIVATIONS = {
@@ -23,13 +24,13 @@ def off(x: Tensor, reference: Tensor) -> float:
 
 
 def normal(*shape: int, std: float = 1.0, mean: float = 0.0) -> Tensor:
-    """Random fp16 numbers on the GPU."""
-    return (torch.randn(shape, device="cuda") * std + mean).half()
+    """Random fp16 numbers on the device."""
+    return (torch.randn(shape, device=DEVICE) * std + mean).half()
 
 
 def poisoned(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
-    """A tensor on the GPU in which anything that is not written stands out."""
-    return torch.full(shape, float("nan"), device="cuda", dtype=dtype)
+    """A tensor on the device in which anything that is not written stands out."""
+    return torch.full(shape, float("nan"), device=DEVICE, dtype=dtype)
 
 
 def clear_choice(logits: Tensor, error: float) -> Tensor:

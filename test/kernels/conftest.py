@@ -1,14 +1,25 @@
 """The kernels for the GPU of this machine, and what they have."""
 
+from collections.abc import Iterator
+
+import emulated
 import pytest
 import torch
 
+from rwkv_batch.ops.cuda import binding, build
 from rwkv_batch.ops.cuda.binding import Kernels
 
 
 @pytest.fixture(scope="session")
-def kernels() -> Kernels:
-    return Kernels(torch.device("cuda"))
+def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
+    target = request.config.getoption("--emulated")
+    if target is None:
+        yield Kernels(torch.device("cuda"))
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "load", emulated.load)
+        patch.setattr(binding, "launch", emulated.launch)
+        yield Kernels(torch.device("cpu"), target)
 
 
 @pytest.fixture
@@ -16,6 +27,13 @@ def hopper(kernels: Kernels) -> None:
     """For tests of kernels that only a Hopper GPU runs."""
     if not (kernels.has_lowrank and kernels.has_tile):
         pytest.skip("needs a Hopper GPU")
+
+
+@pytest.fixture
+def graphs(request: pytest.FixtureRequest) -> None:
+    """For tests that capture CUDA graphs."""
+    if request.config.getoption("--emulated"):
+        pytest.skip("needs a GPU")
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cuda_gpu import needs_gpu, normal, off, poisoned
+from cuda_gpu import DEVICE, needs_gpu, normal, off, poisoned
 
 from rwkv_batch.ops.cuda.abi import SPARSE_SPLITS
 from rwkv_batch.ops.cuda.binding import SPARSE_ROWS
@@ -16,7 +16,7 @@ pytestmark = needs_gpu
 )
 @pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
 def test_gemms(kernels, rows, n, k, share):
-    w, h = normal(k, n, std=k**-0.5), normal(rows, k) * (torch.rand(rows, k, device="cuda") < share)
+    w, h = normal(k, n, std=k**-0.5), normal(rows, k) * (torch.rand(rows, k, device=DEVICE) < share)
     room = poisoned(SPARSE_SPLITS, rows, n, dtype=torch.float32)
     partials = kernels.gemm_sparse(h, w, room)
     want = h.double() @ w.double()

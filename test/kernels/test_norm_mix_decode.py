@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cuda_gpu import ROWS, needs_gpu, normal, off, poisoned
+from cuda_gpu import DEVICE, ROWS, needs_gpu, normal, off, poisoned
 from torch.nn.functional import layer_norm
 
 from rwkv_batch.ops.cuda.binding import Addend
@@ -16,12 +16,12 @@ pytestmark = needs_gpu
 @pytest.mark.parametrize("mixes", [1, 6])
 def test_norm_with_shift_and_mix_of_one_token_a_row(kernels, rows, width, source, mixes):
     x, weight, bias = (
-        torch.randn(rows, width, device="cuda"),
+        torch.randn(rows, width, device=DEVICE),
         normal(width, std=0.1, mean=1),
         normal(width, std=0.1),
     )
     shift, amounts = normal(rows + 3, 5, width), normal(mixes, width)
-    slots = torch.randperm(rows + 3, device="cuda", dtype=torch.int32)[:rows]
+    slots = torch.randperm(rows + 3, device=DEVICE, dtype=torch.int32)[:rows]
     padding = rows // 2 if rows > 2 else -1
     if padding >= 0:
         slots[padding] = -1
@@ -29,11 +29,11 @@ def test_norm_with_shift_and_mix_of_one_token_a_row(kernels, rows, width, source
         added = Addend(y=normal(rows, width))
         total = x + added.y.float()
     elif source == "parts":
-        added = Addend(partials=torch.randn(5, rows, width, device="cuda"))
+        added = Addend(partials=torch.randn(5, rows, width, device=DEVICE))
         total = x + added.partials.sum(0)
     else:
         added = Addend(
-            tokens=torch.randint(0, 50, (rows,), device="cuda", dtype=torch.int32), table=normal(50, width)
+            tokens=torch.randint(0, 50, (rows,), device=DEVICE, dtype=torch.int32), table=normal(50, width)
         )
         total = added.table[added.tokens.long()].float()
     normed = layer_norm(total, (width,), weight.float(), bias.float())
@@ -45,7 +45,7 @@ def test_norm_with_shift_and_mix_of_one_token_a_row(kernels, rows, width, source
     out = poisoned(mixes, rows, width)
     kernels.norm_mix_decode(x, added, weight, bias, slots, shift[:, 2], amounts, out)
     assert off(out, want) < 1e-3 and off(x, total) < 1e-6 and off(shift, want_shift) < 1e-3
-    untouched = torch.ones(rows + 3, dtype=torch.bool, device="cuda")
+    untouched = torch.ones(rows + 3, dtype=torch.bool, device=DEVICE)
     untouched[slots[real].long()] = False
     assert torch.equal(shift[untouched].float(), want_shift[untouched])
 
@@ -55,14 +55,14 @@ def test_norm_with_shift_and_mix_of_one_token_a_row(kernels, rows, width, source
 )
 def test_norm_of_rows_far_from_zero_and_with_columns_that_stand_out(kernels, rows, width):
     x, weight, bias = (
-        torch.randn(rows, width, device="cuda") + 100,
+        torch.randn(rows, width, device=DEVICE) + 100,
         normal(width, std=0.1, mean=1),
         normal(width, std=0.1),
     )
     x[1::2] -= 100
     x[1::2, :3] *= 1000
     y, shift, amounts = normal(rows, width), normal(rows, width), normal(6, width)
-    slots = torch.randperm(rows, device="cuda", dtype=torch.int32)
+    slots = torch.randperm(rows, device=DEVICE, dtype=torch.int32)
     normed = layer_norm(x.double() + y.double(), (width,), weight.double(), bias.double())
     want = normed + (shift[slots.long()].double() - normed) * amounts.double().unsqueeze(1)
     out = poisoned(6, rows, width)
@@ -79,7 +79,7 @@ def test_norm_of_rows_far_from_zero_and_with_columns_that_stand_out(kernels, row
 @pytest.mark.parametrize(("count", "mixes"), [(2, 6), (4, 1)])
 def test_norm_of_many_rows_adds_partial_sums_in_their_order(kernels, rows, width, count, mixes):
     x, weight, bias = (
-        torch.randn(rows, width, device="cuda"),
+        torch.randn(rows, width, device=DEVICE),
         normal(width, std=0.1, mean=1),
         normal(width, std=0.1),
     )
@@ -89,7 +89,7 @@ def test_norm_of_many_rows_adds_partial_sums_in_their_order(kernels, rows, width
         normal(mixes, width),
     )
     added = Addend(partials=room[:count].normal_())
-    slots = torch.randperm(rows + 1, device="cuda", dtype=torch.int32)[:rows]
+    slots = torch.randperm(rows + 1, device=DEVICE, dtype=torch.int32)[:rows]
     slots[rows // 2] = -1
     real, total, again = slots >= 0, x.clone(), x.clone()
     for part in added.partials:
@@ -111,15 +111,15 @@ def test_norm_of_many_rows_adds_partial_sums_in_their_order(kernels, rows, width
 @pytest.mark.parametrize(("some", "rows"), [(64, 128), (129, 200), (240, 512)])  # each pair by one kernel
 def test_a_norm_of_partial_sums_has_the_same_bits_among_more_rows(kernels, some, rows):
     x, weight, bias, parts = (
-        torch.randn(rows, 4096, device="cuda"),
+        torch.randn(rows, 4096, device=DEVICE),
         normal(4096),
         normal(4096),
-        torch.randn(2, rows, 4096, device="cuda"),
+        torch.randn(2, rows, 4096, device=DEVICE),
     )
     shift, amounts, slots = (
         normal(rows, 4096),
         normal(6, 4096),
-        torch.randperm(rows, device="cuda", dtype=torch.int32),
+        torch.randperm(rows, device=DEVICE, dtype=torch.int32),
     )
     few, kept, out, fewer = x[:some].clone(), shift.clone(), poisoned(6, rows, 4096), poisoned(6, some, 4096)
     kernels.norm_mix_decode(

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cuda_gpu import needs_gpu, normal, off, poisoned
+from cuda_gpu import DEVICE, needs_gpu, normal, off, poisoned
 from torch.nn.functional import layer_norm
 
 from rwkv_batch.ops import torch_ops
@@ -28,7 +28,7 @@ PACKED = [
 def test_norm_with_shift_and_mix_of_packed_rows(kernels, lengths, width, source, mixes):
     lengths, rows, tokens = sorted(lengths, key=lambda length: length > 1), len(lengths), sum(lengths)
     x, weight, bias = (
-        torch.randn(tokens, width, device="cuda"),
+        torch.randn(tokens, width, device=DEVICE),
         normal(width, std=0.1, mean=1),
         normal(width, std=0.1),
     )
@@ -39,19 +39,19 @@ def test_norm_with_shift_and_mix_of_packed_rows(kernels, lengths, width, source,
         added = Addend(y=normal(tokens, width))
         total += added.y.float()
     elif source == "partials":
-        added = Addend(partials=torch.randn(3, tokens, width, device="cuda"))
+        added = Addend(partials=torch.randn(3, tokens, width, device=DEVICE))
         for part in added.partials:
             total += part
     elif source == "table":
         added = Addend(
-            tokens=torch.randint(0, 50, (tokens,), device="cuda", dtype=torch.int32), table=normal(50, width)
+            tokens=torch.randint(0, 50, (tokens,), device=DEVICE, dtype=torch.int32), table=normal(50, width)
         )
         total = added.table[added.tokens.long()].float()
     normed = layer_norm(total, (width,), weight.float(), bias.float())
     want_shift = shift.float()
     want = torch_ops.mix(
         normed,
-        torch_ops.token_shift(normed, want_shift[:, 1], torch_ops.pack(lengths, slots.tolist(), "cuda")),
+        torch_ops.token_shift(normed, want_shift[:, 1], torch_ops.pack(lengths, slots.tolist(), DEVICE)),
         amounts.float().unsqueeze(1),
     )
     before, out, to = x.clone(), poisoned(mixes, tokens, width), poisoned(tokens, width, dtype=torch.float32)
@@ -63,14 +63,14 @@ def test_norm_with_shift_and_mix_of_packed_rows(kernels, lengths, width, source,
         and torch.equal(x, before)
     )
     untouched = torch.ones_like(shift, dtype=torch.bool)
-    untouched[slots.long().cuda(), 1] = False
+    untouched[slots.long().to(DEVICE), 1] = False
     assert torch.equal(shift[untouched].float(), want_shift[untouched])
 
 
 @pytest.mark.parametrize("width", [320, 4096])
 def test_a_normed_row_has_the_same_bits_alone_and_beside_one_that_has_ended(kernels, width):
     x, weight, bias, amounts = (
-        torch.randn(3000, width, device="cuda"),
+        torch.randn(3000, width, device=DEVICE),
         normal(width),
         normal(width),
         normal(6, width),
@@ -111,5 +111,5 @@ def rows_of(lengths, slots):
     ends = torch.tensor(lengths).cumsum(0)
     row_of = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     return RowBounds(
-        *(t.to("cuda", torch.int32) for t in (row_of, ends - torch.tensor(lengths), ends - 1, slots))
+        *(t.to(DEVICE, torch.int32) for t in (row_of, ends - torch.tensor(lengths), ends - 1, slots))
     )

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cuda_gpu import ROWS, needs_gpu, normal, off, poisoned
+from cuda_gpu import DEVICE, ROWS, needs_gpu, normal, off, poisoned
 
 from rwkv_batch.ops import torch_ops
 from rwkv_batch.ops.cuda.abi import DEFERRED_VECTORS, MAX_LAG, TimeMixInput
@@ -32,14 +32,14 @@ def test_rows_of_one_token(kernels, rows, heads, state, first_layer):
         "norm_weight": normal(width, mean=1, std=0.1),
         "norm_bias": normal(width, std=0.1),
     }
-    states = (torch.randn(rows + 2, 2, heads, 64, 64, device="cuda") * 0.3).to(state)
+    states = (torch.randn(rows + 2, 2, heads, 64, 64, device=DEVICE) * 0.3).to(state)
     before, want_states, counter = (
         states.clone(),
         states.float().clone(),
-        torch.zeros(1, device="cuda", dtype=torch.int32),
+        torch.zeros(1, device=DEVICE, dtype=torch.int32),
     )
     deferred = torch.zeros(
-        rows + 2, 2, heads, MAX_LAG, DEFERRED_VECTORS, 64, device="cuda", dtype=torch.float16
+        rows + 2, 2, heads, MAX_LAG, DEFERRED_VECTORS, 64, device=DEVICE, dtype=torch.float16
     )
     deferred[:, 1] = float("nan")
     everyone, lag = (
@@ -59,7 +59,7 @@ def test_rows_of_one_token(kernels, rows, heads, state, first_layer):
         k = f["k"] * (1 + (a - 1) * f["k_a"])
         shape, out = (-1, heads, 64), poisoned(rows, width)
         if live.any():
-            packing = torch_ops.pack([1] * int(live.sum()), slots[live].tolist(), "cuda")
+            packing = torch_ops.pack([1] * int(live.sum()), slots[live].tolist(), DEVICE)
             y = torch_ops.wkv(
                 f["r"].view(shape),
                 torch_ops.log_decay(f["w0"] + f["w"]).view(shape),
@@ -74,7 +74,7 @@ def test_rows_of_one_token(kernels, rows, heads, state, first_layer):
         pointers = {name: x.data_ptr() for name, x in (t | c).items()}
         if first_layer:
             pointers["mix"] = pointers["v0"] = None
-        now = torch.where(live, lag[slots.clamp(min=0).long()], 0).to(torch.int32).cuda()
+        now = torch.where(live, lag[slots.clamp(min=0).long()], 0).to(torch.int32).to(DEVICE)
         inputs = TimeMixInput(
             **pointers,
             out=out.data_ptr(),
@@ -86,21 +86,22 @@ def test_rows_of_one_token(kernels, rows, heads, state, first_layer):
             deferred_stride=layer_deferred.stride(0),
             lag=now.data_ptr(),
         )
-        kernels.wkv_decode(inputs, slots.cuda(), state == torch.float32)
+        kernels.wkv_decode(inputs, slots.to(DEVICE), state == torch.float32)
         assert not counter.any() and not out[~live].any()
         if live.any():
             assert off(out[live], want) < 2e-3
         lag[slots[live].long()] = (lag[slots[live].long()] + 1) % (MAX_LAG + 1)
     if state == torch.float16:
-        records = torch.zeros(rows + 2, RECORD.itemsize // 4, device="cuda", dtype=torch.int32)
-        records[:, RECORD.names.index("lag")] = lag.cuda()
-        index = torch.cat((everyone, torch.tensor([-1]))).int().cuda()
+        records = torch.zeros(rows + 2, RECORD.itemsize // 4, device=DEVICE, dtype=torch.int32)
+        records[:, RECORD.names.index("lag")] = lag.to(DEVICE)
+        index = torch.cat((everyone, torch.tensor([-1]))).int().to(DEVICE)
         kernels.wkv_flush(index.data_ptr(), None, len(index), records, states, deferred)
         assert not records.any()
     assert off(states, want_states) < (1e-3 if state == torch.float16 else 1e-4)
     assert torch.equal(states[:, 0], before[:, 0])
 
 
+@pytest.mark.usefixtures("graphs")
 @pytest.mark.parametrize(
     ("counted", "dtype"),
     [
@@ -135,14 +136,14 @@ def test_rows_that_the_device_counts(kernels, counted, dtype):
         "norm_bias",
     )
     t = {name: normal(rows, heads * 64) for name in names}
-    states, counter = normal(rows, heads, 64, 64).to(dtype), torch.zeros(1, device="cuda", dtype=torch.int32)
+    states, counter = normal(rows, heads, 64, 64).to(dtype), torch.zeros(1, device=DEVICE, dtype=torch.int32)
     slots, count = (
-        torch.randperm(rows, device="cuda").int(),
-        torch.tensor(counted, device="cuda", dtype=torch.int32),
+        torch.randperm(rows, device=DEVICE).int(),
+        torch.tensor(counted, device=DEVICE, dtype=torch.int32),
     )
     deferred, lag = (
         poisoned(rows, heads, MAX_LAG, DEFERRED_VECTORS, 64),
-        torch.arange(MAX_LAG + 1, device="cuda", dtype=torch.int32),
+        torch.arange(MAX_LAG + 1, device=DEVICE, dtype=torch.int32),
     )
     lag = lag[:, None].repeat(1, rows)
 

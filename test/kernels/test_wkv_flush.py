@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cuda_gpu import needs_gpu, normal, off
+from cuda_gpu import DEVICE, needs_gpu, normal, off
 
 from rwkv_batch.ops.cuda.abi import DEFERRED_VECTORS, MAX_LAG
 from rwkv_batch.ops.cuda.feed import RECORD
@@ -16,12 +16,12 @@ def test_a_flush_writes_what_is_deferred(kernels, counted):
     """Of the slots named alone; a negative slot is padding."""
     states = normal(SLOTS, LAYERS, HEADS, 64, 64, std=0.3)
     deferred = normal(SLOTS, LAYERS, HEADS, MAX_LAG, DEFERRED_VECTORS, 64, std=0.3)
-    lag = torch.arange(SLOTS, device="cuda", dtype=torch.int32) % (MAX_LAG + 1)
-    records = torch.zeros(SLOTS, RECORD.itemsize // 4, device="cuda", dtype=torch.int32)
+    lag = torch.arange(SLOTS, device=DEVICE, dtype=torch.int32) % (MAX_LAG + 1)
+    records = torch.zeros(SLOTS, RECORD.itemsize // 4, device=DEVICE, dtype=torch.int32)
     column = RECORD.names.index("lag")
     records[:, column] = lag
-    slots = torch.tensor([3, 8, -1, 0, 10, 5, 1, 11], device="cuda", dtype=torch.int32)
-    count = torch.tensor([counted or 0], device="cuda", dtype=torch.int32)
+    slots = torch.tensor([3, 8, -1, 0, 10, 5, 1, 11], device=DEVICE, dtype=torch.int32)
+    count = torch.tensor([counted or 0], device=DEVICE, dtype=torch.int32)
     named = slots.tolist()[: len(slots) if counted is None else counted]
     want, want_lag = states.float(), lag.clone()
     for slot in named:

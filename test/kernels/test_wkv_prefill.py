@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from cuda_gpu import needs_gpu, normal, off, poisoned
+from cuda_gpu import DEVICE, needs_gpu, normal, off, poisoned
 
 from rwkv_batch.ops.cuda.abi import TimeMixInput
 from rwkv_batch.ops.cuda.packing import PrefillPlan, upload_plan
@@ -47,7 +47,7 @@ def numbers(tokens, kind="plain"):
 
 def run(kernels, lengths, slots, states, t, c, first_layer=False):
     """What comes out `[T, C]`; the states `[slots, HEADS, 64, 64]` move on."""
-    rows = upload_plan(PrefillPlan.from_lengths(lengths, slots), torch.device("cuda"))
+    rows = upload_plan(PrefillPlan.from_lengths(lengths, slots), torch.device(DEVICE))
     assert not rows.single
     pointers = {name: x.data_ptr() for name, x in (t | c).items()}
     if first_layer:
@@ -93,7 +93,7 @@ def token_by_token(lengths, slots, states, t, c, first_layer=False):
 def check(kernels, lengths, kind="plain", dtype=torch.float32, first_layer=False):
     rows = len(lengths)
     t, c = numbers(sum(lengths), kind)
-    memory = (torch.randn(rows + 2, 2, HEADS, 64, 64, device="cuda") * 0.3).to(
+    memory = (torch.randn(rows + 2, 2, HEADS, 64, 64, device=DEVICE) * 0.3).to(
         dtype
     )  # of two layers, of which one runs
     slots = torch.randperm(rows + 2)[:rows].tolist()
@@ -144,7 +144,7 @@ def test_the_largest_numbers_leave_nothing_infinite(kernels, dtype):
     t["g"][::2] = 0  # infinity times zero would not be a number
     for name, value in (("k_a", -1), ("a0", -30), ("r_k", most)):  # keys of twice `most`
         c[name].fill_(value)
-    states = torch.full((2, HEADS, 64, 64), most, device="cuda", dtype=dtype)
+    states = torch.full((2, HEADS, 64, 64), most, device=DEVICE, dtype=dtype)
     out = run(kernels, [60, 40], [0, 1], states, t, c)
     assert (
         out.isfinite().all() and states.isfinite().all() and not out[::2].any() and states.abs().max() >= most
@@ -154,7 +154,7 @@ def test_the_largest_numbers_leave_nothing_infinite(kernels, dtype):
 def test_a_row_has_the_same_bits_alone_among_others_and_in_any_slot(kernels):
     lengths = [100, 37, 5120, 16, 2]
     t, c = numbers(sum(lengths))
-    states = torch.randn(9, HEADS, 64, 64, device="cuda").half()
+    states = torch.randn(9, HEADS, 64, 64, device=DEVICE).half()
     together = states.clone()
     out = run(kernels, lengths, [8, 2, 5, 0, 3], together, t, c)
     start = 0
@@ -170,7 +170,7 @@ def test_a_row_has_the_same_bits_alone_among_others_and_in_any_slot(kernels):
 @pytest.mark.parametrize("cuts", [[2, 40], [16, 32], [33], [98]])
 def test_a_row_may_come_in_pieces(kernels, cuts):
     t, c = numbers(100)
-    states = torch.randn(1, HEADS, 64, 64, device="cuda")
+    states = torch.randn(1, HEADS, 64, 64, device=DEVICE)
     whole, bounds = states.clone(), [0, *cuts, 100]
     want = run(kernels, [100], [0], whole, t, c)
     for start, end in pairwise(bounds):

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = ROOT / "cuda"
 PORTABLE = "portable-"
+# By the AMD GPU whose matrix layout a portable build has: RWKV_TILE of hip/tile.cuh.
+TILES = {"gfx942": 9, "gfx1100": 11, "gfx1201": 12}
 FLAGS = ("-std=c++17", "-O3", "--use_fast_math", "-Xcompiler", "-fPIC")
 
 
@@ -63,7 +65,7 @@ class Recipe:
 def recipe(arch: str) -> Recipe:
     """For an architecture as nvcc names it, such as "90a", or AMD ones, such as "gfx942,gfx1100".
 
-    "portable-90": the kernels for AMD GPUs by nvcc, to test them on such an NVIDIA GPU.
+    "portable-90-gfx942": the kernels for such an AMD GPU by nvcc, to test them on such an NVIDIA GPU.
     """
     if arch.startswith("gfx"):
         return Recipe(
@@ -79,10 +81,11 @@ def recipe(arch: str) -> Recipe:
     command = [compiler] if compiler else None
     missing = "no nvcc to build them; install the CUDA toolkit (13.0)"
     if arch.startswith(PORTABLE):
-        number = arch.removeprefix(PORTABLE)
-        return Recipe(
-            arch, command, missing, hip.sources(), hip.inputs(), partial(portable_flags, number), []
-        )
+        number, _, target = arch.removeprefix(PORTABLE).partition("-")
+        if target not in TILES:
+            raise BuildError(f"{arch} names none of {', '.join(TILES)}; use portable-90-gfx942.")
+        flags = partial(portable_flags, number, target)
+        return Recipe(arch, command, missing, hip.sources(), hip.inputs(), flags, [])
     inputs = sorted(SOURCES.glob("*.cu*"))
     return Recipe(f"sm_{arch}", command, missing, sources(), inputs, lambda _: compile_flags(arch), [])
 
@@ -95,9 +98,9 @@ def architecture(device: torch.device | int) -> str:
     return f"{major}{minor}{'a' if (major, minor) == (9, 0) else ''}"
 
 
-def portable_architecture(device: torch.device | int) -> str:
-    """The name of the AMD kernels' build for an NVIDIA GPU, which tests them there: "portable-90"."""
-    return PORTABLE + "".join(map(str, torch.cuda.get_device_capability(device)))
+def portable_architecture(device: torch.device | int, target: str = "gfx942") -> str:
+    """The name of the build that tests the kernels for an AMD GPU on an NVIDIA one: "portable-90-gfx942"."""
+    return f"{PORTABLE}{''.join(map(str, torch.cuda.get_device_capability(device)))}-{target}"
 
 
 def sources() -> list[Path]:
@@ -110,11 +113,12 @@ def compile_flags(arch: str) -> list[str]:
     return [*FLAGS, f"-gencode=arch=compute_{arch},code=sm_{arch}"]
 
 
-def portable_flags(number: str, source: Path) -> list[str]:
+def portable_flags(number: str, target: str, source: Path) -> list[str]:
     """Options of nvcc for one file of the AMD kernels, with arithmetic as hipcc's flags have it there."""
     exact = ["-fmad=false"] if hip.is_exact(source) else []
-    target = f"-gencode=arch=compute_{number},code=sm_{number}"
-    return ["-std=c++17", "-O3", "-Xcompiler", "-fPIC", "-DRWKV_PORTABLE", *exact, target]
+    code = f"-gencode=arch=compute_{number},code=sm_{number}"
+    defines = ["-DRWKV_PORTABLE", f"-DRWKV_TILE={TILES[target]}"]
+    return ["-std=c++17", "-O3", "-Xcompiler", "-fPIC", *defines, *exact, code]
 
 
 @cache

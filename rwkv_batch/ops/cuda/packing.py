@@ -93,7 +93,7 @@ class DeviceRows:
 def upload_plan(plan: PrefillPlan, device: torch.device) -> DeviceRows:
     """The plan in device memory of its own."""
     layout = PlanLayout({name: len(numbers) for name, numbers in plan.numbers.items()})
-    host = torch.empty(layout.size, dtype=torch.int32, pin_memory=True)
+    host = torch.empty(layout.size, dtype=torch.int32, pin_memory=device.type == "cuda")
     layout.fill(host.numpy(), plan)
     at = _places(host.to(device, non_blocking=True), layout)
     chunk = row = 0

@@ -34,7 +34,7 @@ def sources() -> list[Path]:
 
 def inputs() -> list[Path]:
     """The sources and what they include."""
-    return sorted([*SHARED.glob("*.cu*"), *OWN.glob("*.cu*")])
+    return sorted([*SHARED.glob("*.cu*"), *OWN.glob("*.cu*"), *OWN.glob("*.h")])
 
 
 def is_exact(source: Path) -> bool:

@@ -1,0 +1,67 @@
+"""The kernels for AMD GPUs as a library for a CPU, where test/emulator/emulator.h runs their threads."""
+
+import ctypes
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from rwkv_batch.ops.cuda import abi, build
+from rwkv_batch.ops.hip import compiler as hip
+
+ROOT = Path(__file__).resolve().parents[2]
+EMULATOR = ROOT / "test" / "emulator"
+# The machine's own instructions convert fp16. No contraction: sums are rounded as they are written.
+FLAGS = ("-x", "c++", "-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fPIC", "-w")
+DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\w+\) )?(\w+) (\w+)\[\];")
+
+
+def compiler() -> str | None:
+    return shutil.which("c++")
+
+
+def load(target: str) -> ctypes.CDLL:
+    """The kernels for an AMD GPU of build.TILES, compiled first if they have changed."""
+    files = [*hip.inputs(), *sorted(EMULATOR.iterdir()), Path(__file__)]
+    digest = hashlib.sha256(target.encode() + b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    path = ROOT / "build" / "emulated" / f"{target}-{digest}" / "kernels.so"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            os.replace(_compile(Path(folder), target), path)
+    library = ctypes.CDLL(str(path))
+    assert abi.mismatch(library) is None
+    return library
+
+
+def launch(library: ctypes.CDLL, kernel: str, *arguments: object) -> None:
+    """As binding.launch, without a stream."""
+    if error := getattr(library, kernel)(*arguments, None):
+        raise RuntimeError(f"The kernel {kernel} could not be launched (error {error}).")
+
+
+def _compile(folder: Path, target: str) -> Path:
+    """The sources as C++: shared memory is static, as blocks run one after the other."""
+    for file in hip.inputs():
+        text = DYNAMIC.sub(r"\1* const \2 = reinterpret_cast<\1*>(emulator::shared);", file.read_text())
+        copy = folder / file.relative_to(ROOT)
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_text(text.replace("__shared__", "static"))
+    shutil.copy(EMULATOR / "warp.cuh", folder / "cuda")
+    shutil.copy(EMULATOR / "launch.cuh", folder / "hip")
+
+    def compile_one(source: Path) -> Path:
+        copy = folder / source.relative_to(ROOT)
+        command = [compiler(), *FLAGS, "-DRWKV_PORTABLE", f"-DRWKV_TILE={build.TILES[target]}"]
+        subprocess.run([*command, f"-I{EMULATOR}", "-c", copy, "-o", copy.with_suffix(".o")], check=True)
+        return copy.with_suffix(".o")
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(compile_one, hip.sources()))
+    library = folder / "kernels.so"
+    subprocess.run([compiler(), "-shared", *objects, "-o", library], check=True)
+    return library

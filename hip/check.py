@@ -7,7 +7,8 @@
 
 One library for all GPUs is linked and loaded; it must export what the sources of the CUDA build do, with the
 same structures. Every kernel must have waves of the GPU's size and no more than 64 KB of LDS, and no more
-scratch memory and flat memory instructions than the limits below say. Exit code 1 if anything is wrong.
+scratch memory and flat memory instructions than the limits below say; those of tile.cuh must use the matrix
+cores. Exit code 1 if anything is wrong.
 """
 
 import argparse
@@ -40,6 +41,7 @@ FLAT = {
     "record_kernel": 4,
     "adjust_kernel": 5,
 }
+MATRIX = ("wkv_prefill_prepare", "wkv_prefill_scan")  # kernels that use the matrix cores
 PACKAGES = ("clang-19", "lld-19", "llvm-19", "clang-tools-19", "hipcc", "libamdhip64-dev", "rocm-device-libs")
 BITCODE = Path("/usr/lib/x86_64-linux-gnu/amdgcn/bitcode")
 # Debian's device libraries lack these GPUs; each has a file with one constant.
@@ -58,6 +60,7 @@ class Kernel:
     scratch: int  # bytes of a lane
     lds: int  # bytes of a block, without what a launch adds
     flat: int
+    matrix: int  # instructions of the matrix cores
 
 
 def tool(name: str) -> str:
@@ -108,10 +111,7 @@ def code_objects(library: bytes) -> Iterator[tuple[str, bytes]]:
 def kernels(code: Path) -> list[Kernel]:
     """Of one ELF file."""
     listing = subprocess.run([tool("llvm-objdump"), "-d", code], **TEXT).stdout
-    flat = {
-        match[1]: len(re.findall(r"\tflat_\w+", match[2]))
-        for match in re.finditer(r"^[0-9a-f]+ <(\S+)>:\n((?:.+\n)*)", listing, re.MULTILINE)
-    }
+    texts = dict(re.findall(r"^[0-9a-f]+ <(\S+)>:\n((?:.+\n)*)", listing, re.MULTILINE))
     notes = subprocess.run([tool("llvm-readelf"), "--notes", code], **TEXT).stdout
     found = []
     for part in re.split(r"\n  - (?=\.ag|\.args)", notes)[1:]:
@@ -127,7 +127,8 @@ def kernels(code: Path) -> list[Kernel]:
                 number("vgpr_count"),
                 number("private_segment_fixed_size"),
                 number("group_segment_fixed_size"),
-                flat.get(name, 0),
+                len(re.findall(r"\tflat_\w+", texts[name])),
+                len(re.findall(r"\tv_(?:mfma|wmma)_f32_16x16x16_?f16", texts[name])),
             )
         )
     return found
@@ -147,6 +148,8 @@ def wrong(gpu: str, kernel: Kernel) -> Iterator[str]:
         yield f"{kernel.name} takes {kernel.scratch} bytes of scratch on {gpu}; {limit(SCRATCH)} are allowed."
     if kernel.flat > limit(FLAT):
         yield f"{kernel.name} has {kernel.flat} flat memory instructions on {gpu}; {limit(FLAT)} are allowed."
+    if any(part in kernel.name for part in MATRIX) and not kernel.matrix:
+        yield f"{kernel.name} does not use the matrix cores of {gpu}."
 
 
 def exported(library: Path) -> Iterator[str]:

@@ -2,8 +2,9 @@
 """Speed of the engine on a CUDA GPU: decode by batch size, prefill by shape.
 
 Embedding, sampling and detokenizing are included. Times are medians of runs; "floor" is the roofline
-(bench/roofline.py). --graphs leaves the engine out: it replays the model's CUDA graph alone, and a greedy
-choice feeds the next step.
+(bench/roofline.py). On an AMD GPU that bench/amd_prediction.py knows, each decode step is compared with what
+it predicts. --graphs leaves the engine out: it replays the model's CUDA graph alone, and a greedy choice
+feeds the next step.
 
     python bench/decode.py --size 1.5b
     python bench/decode.py --model rwkv7-g1-7.2b.pth --batches 1,32,320 --prefill 1x1024,8x512 --json out.json
@@ -11,6 +12,7 @@ choice feeds the next step.
 
 import argparse
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -20,12 +22,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bench.amd_prediction import Shape, comparison
 from bench.engine_level import Through
 from bench.graphs import Graphs
 from bench.make_checkpoint import ACTIVE_SHARE, SIZES, random_checkpoint
 from bench.roofline import Work, decode_floor, prefill_floor
 from bench.trace import report
 from rwkv_batch.model import checkpoint
+from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.cuda.capture import gpu_seconds
 
 RUNS = 15
@@ -46,12 +50,13 @@ def environment() -> dict[str, str]:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
     ).stdout.strip()
-    driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True
-    )
+    driver = ""
+    if shutil.which("nvidia-smi"):
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        driver = subprocess.run(query, capture_output=True, text=True).stdout.strip()
     return {
         "gpu": torch.cuda.get_device_name(),
-        "driver": driver.stdout.strip(),
+        "driver": driver,
         "torch": torch.__version__,
         "commit": commit,
         "command": " ".join(["python", *sys.argv]),
@@ -94,6 +99,7 @@ def main() -> None:
     batches = [int(rows) for rows in args.batches.split(",") if rows]
     shapes = [tuple(map(int, shape.split("x"))) for shape in args.prefill.split(",") if shape]
     bandwidth, work = copy_bandwidth(), Work.from_checkpoint(weights)
+    gpu, shape = build.architecture(0), Shape(weights.layers, weights.width, weights.vocab)
     torch.cuda.empty_cache()
     most = max([*batches, *(rows for rows, _ in shapes)])
     with torch.inference_mode(args.graphs):
@@ -125,6 +131,7 @@ def main() -> None:
             print(
                 f"decode {rows:5d} rows {seconds * 1e3:8.3f} ms {rows / seconds:9.0f} tokens/s, "
                 f"{floor / seconds:4.0%} of the floor"
+                f"{comparison(gpu, shape, rows, DTYPES[args.wkv].itemsize, seconds)}"
                 f"   {runner.about(rows)}",
                 flush=True,
             )

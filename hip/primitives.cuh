@@ -217,16 +217,6 @@ DEVICE void mma8(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
     mma_of_lane<2>(c, a0, a1, b), mma_of_lane<3>(c, a0, a1, b);
 }
 
-// Four 8 x 8 matrices of fp16 from shared memory as operands of `mma`: lane i names row i % 8 of matrix i /
-// 8; this lane gets columns 2 q and 2 q + 1 of row g.
-DEVICE void load_matrix(uint32_t (&x)[4], const __half* row) {
-    const int lane = threadIdx.x % WARP;
-    const unsigned own = shared_address(row);
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        x[i] = *shared_pointer<const uint32_t>(shuffle(own, 8 * i + lane / 4) + lane % 4 * 4);
-}
-
 // Rows 2 q and 2 q + 1 of column g, of the matrix whose rows begin at lane `first`.
 DEVICE uint32_t column_pair(unsigned own, int first) {
     const int lane = threadIdx.x % WARP, at = lane / 4 * 2, row = first + lane % 4 * 2;
@@ -235,14 +225,8 @@ DEVICE uint32_t column_pair(unsigned own, int first) {
     return low | high << 16;
 }
 
-// The same, transposed.
-DEVICE void load_transposed(uint32_t (&x)[4], const __half* row) {
-    const unsigned own = shared_address(row);
-#pragma unroll
-    for (int i = 0; i < 4; i++) x[i] = column_pair(own, 8 * i);
-}
-
-// Two matrices, transposed; `row` is an address in shared memory.
+// Two 8 x 8 matrices of fp16 from shared memory, transposed, as operands of `mma`: lane i names row i % 8 of
+// matrix i / 8 by its address.
 DEVICE void load_transposed(uint32_t& x0, uint32_t& x1, uint32_t row) {
     x0 = column_pair(row, 0), x1 = column_pair(row, 8);
 }

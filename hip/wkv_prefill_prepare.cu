@@ -35,7 +35,9 @@ __global__ void LAUNCH_BOUNDS(PREPARE_WARPS* WARP, PREPARE_BLOCKS)
             if (next < chunks) fetch(in, place, blockIdx.x, ws);
         });
         __syncthreads();
-        for (int part = group; part < TILES; part += GROUPS) {  // kk~ b~, kk~ k~, r~ b~, r~ k~
+#pragma unroll
+        for (int n = 0; n < TILES / GROUPS; n++) {  // kk~ b~, kk~ k~, r~ b~, r~ k~
+            const int part = n * GROUPS + group;
             const int of = part / 2;
             const bool with_k = part % 2;
             const __half(*left)[STRIDE] = of ? ws.r : ws.kk, (*with)[STRIDE] = with_k ? ws.k : ws.b;
@@ -60,8 +62,9 @@ __global__ void LAUNCH_BOUNDS(PREPARE_WARPS* WARP, PREPARE_BLOCKS)
                       values = operand_of_columns(&ws.solved[16][16], SOLVED_STRIDE),
                       high = operand_of_rows(&ws.solved[16][0], SOLVED_STRIDE),
                       low = operand_of_rows(&ws.solved_low[0][0], LOW_STRIDE);
-        for (int part = group; part < TILES; part += GROUPS) {
-            const int own = 16 * part;  // keys and values
+#pragma unroll
+        for (int n = 0; n < TILES / GROUPS; n++) {
+            const int part = n * GROUPS + group, own = 16 * part;  // keys and values
             const Operand kk = operand_of_columns(&ws.kk[0][own], STRIDE),
                           b = operand_of_columns(&ws.b[0][own], STRIDE),
                           b_low = operand_of_columns(&ws.b_low[0][own], STRIDE),

@@ -31,6 +31,7 @@ constexpr int STAGES = 4;    // of 16 units, on their way to a warp: 64 KB for a
 // fill the last sixteen.
 constexpr int SUMS_BYTES = WARPS * COLUMNS * 4;  // of one row
 constexpr int LISTED_BYTES = 16 + 2;             // of one unit
+constexpr int STATIC_BYTES = 1024;               // at most, beside it
 
 // Of two words, the lower halves as a pair, and the upper ones.
 __device__ __forceinline__ uint32_t lower(uint32_t first, uint32_t second) {
@@ -186,11 +187,13 @@ __global__ void LAUNCH_BOUNDS(THREADS, 2)
 }
 
 namespace {
+int units_of_part(int k) { return (k / 8 + SPARSE_SPLITS - 1) / SPARSE_SPLITS * 8; }
+int shared_bytes(int m, int k) { return m * SUMS_BYTES + (units_of_part(k) + SIXTEEN) * LISTED_BYTES; }
+
 template <int M>
 int run(const __half* h, const __half* w, float* partials, int k, int n, Prefetch weights,
         cudaStream_t stream) {
-    const int units = (k / 8 + SPARSE_SPLITS - 1) / SPARSE_SPLITS * 8, warps = n / COLUMNS;
-    const int shared = M * SUMS_BYTES + (units + SIXTEEN) * LISTED_BYTES;
+    const int units = units_of_part(k), warps = n / COLUMNS, shared = shared_bytes(M, k);
     if (n % COLUMNS || k % 8 || units > 1 << 16) return cudaErrorInvalidValue;
     if (const cudaError_t error =
             cudaFuncSetAttribute(gemm_sparse_kernel<M>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared))
@@ -207,6 +210,14 @@ int run(const __half* h, const __half* w, float* partials, int k, int n, Prefetc
 }  // namespace
 
 extern "C" {
+// Whether this GPU has the shared memory for it.
+int rwkv_gemm_sparse_fits(int m, int k) {
+    int device = 0, most = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    return shared_bytes(m, k) + STATIC_BYTES <= most;
+}
+
 // m: 1, 2, 4 or 8. prefetch: weights that the next kernel reads.
 int rwkv_gemm_sparse(const __half* h, const __half* w, float* partials, int m, int k, int n,
                      const char* prefetch, unsigned prefetch_bytes, cudaStream_t stream) {

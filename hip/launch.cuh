@@ -14,6 +14,7 @@
 #define cudaGetLastError hipGetLastError
 #define cudaDeviceGetAttribute hipDeviceGetAttribute
 #define cudaDevAttrMultiProcessorCount hipDeviceAttributeMultiprocessorCount
+#define cudaDevAttrMaxSharedMemoryPerBlockOptin hipDeviceAttributeMaxSharedMemoryPerBlock
 #define cudaFuncAttributeMaxDynamicSharedMemorySize hipFuncAttributeMaxDynamicSharedMemorySize
 
 template <typename... Arguments>
@@ -29,6 +30,19 @@ hipError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void (*ker
 #else
 #include <cuda_runtime.h>
 #endif
+
+// Lanes of a wave. The host's part of a kernel is compiled once for all GPUs, so it has to ask.
+static inline int wave_lanes() {
+    int device = 0, lanes = 0;
+#ifdef __HIP__
+    if (hipGetDevice(&device) == hipSuccess)
+        (void)hipDeviceGetAttribute(&lanes, hipDeviceAttributeWarpSize, device);
+#else
+    lanes = RWKV_TILE == 9 ? 64 : 32;  // as the kernels are compiled to have them
+    (void)device;
+#endif
+    return lanes;
+}
 
 static inline bool overlaps_launches() { return false; }
 static inline bool on_hopper() { return false; }

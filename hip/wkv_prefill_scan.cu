@@ -8,7 +8,9 @@
 #include "tile.cuh"
 
 namespace {
-constexpr int THREADS = TILES * TILE_LANES;  // of a block, which has all rows of a head
+// Of a block, which has all rows of a head: as many as the GPU has that it is compiled for, which on the host
+// is none.
+constexpr int THREADS = TILES * TILE_LANES;
 
 // A state's numbers as they are stored: fp32, or the bits of fp16.
 DEVICE float to_float(float x) { return x; }
@@ -89,12 +91,13 @@ __global__ void __launch_bounds__(THREADS)
 template <typename T>
 int scan(const TimeMixInput& in, const ChunksInput& packed, size_t rows, ChunkData* chunk_data,
          cudaStream_t stream) {
+    const int threads = TILES * wave_lanes();
     unsigned blocks;
     const cudaError_t error =
-        resident(wkv_prefill_scan_kernel<T>, THREADS, 0, rows * (in.width / HEAD), blocks);
+        resident(wkv_prefill_scan_kernel<T>, threads, 0, rows * (in.width / HEAD), blocks);
     return error != cudaSuccess
                ? error
-               : launch(wkv_prefill_scan_kernel<T>, blocks, THREADS, 0, stream, in, packed, chunk_data);
+               : launch(wkv_prefill_scan_kernel<T>, blocks, threads, 0, stream, in, packed, chunk_data);
 }
 }  // namespace
 

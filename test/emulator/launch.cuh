@@ -6,13 +6,14 @@
 using cudaStream_t = void*;
 using cudaError_t = int;
 constexpr cudaError_t cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorNotSupported = 801;
-constexpr int cudaDevAttrMultiProcessorCount = 0, cudaFuncAttributeMaxDynamicSharedMemorySize = 0;
+constexpr int cudaDevAttrMultiProcessorCount = 0, cudaDevAttrMaxSharedMemoryPerBlockOptin = 1,
+              cudaFuncAttributeMaxDynamicSharedMemorySize = 0;
 
 inline int cudaGetDevice(int* device) { return *device = 0; }
 inline int cudaGetLastError() { return 0; }
 
-inline int cudaDeviceGetAttribute(int* value, int, int) {
-    *value = 4;
+inline int cudaDeviceGetAttribute(int* value, int which, int) {
+    *value = which == cudaDevAttrMultiProcessorCount ? 4 : 64 << 10;
     return 0;
 }
 
@@ -27,6 +28,7 @@ int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel, int, size
     return 0;
 }
 
+inline int wave_lanes() { return RWKV_TILE == 9 ? 64 : 32; }
 inline bool overlaps_launches() { return false; }
 inline bool on_hopper() { return false; }
 

@@ -37,3 +37,8 @@ def test_only_the_weights_of_inactive_units_are_skipped(kernels):
         off(kernels.gemm_sparse(h, w, poisoned(SPARSE_SPLITS, 4, 192, dtype=torch.float32)).sum(0), want)
         < 2e-5
     )
+
+
+def test_it_is_offered_where_shared_memory_suffices(kernels):
+    assert all(kernels.sparse_fits(rows, 4 * 1024) for rows in SPARSE_ROWS)
+    assert not kernels.sparse_fits(3, 1024) and not kernels.sparse_fits(8, 1 << 20)

@@ -22,7 +22,7 @@ from rwkv_batch.model.cuda.weights import CudaLayer, CudaWeights
 from rwkv_batch.model.description import LOW_RANKS, MIXES
 from rwkv_batch.ops.cuda import tile
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, SIGMOID, TANH
-from rwkv_batch.ops.cuda.binding import AUTO, MAX_RESIDENT_K, RESIDENT, SPARSE_ROWS, Addend, Kernels
+from rwkv_batch.ops.cuda.binding import AUTO, MAX_RESIDENT_K, RESIDENT, Addend, Kernels
 from rwkv_batch.ops.cuda.blaslt import MAX_ALGORITHMS, BlasLt, GemmShape
 from rwkv_batch.ops.cuda.buffers import MAX_SPLITS, SPLIT_TOKENS, Buffers
 
@@ -66,7 +66,7 @@ class Gemms:
         short = kind != "low_out" or max(w.shape[1] for w in layer.low_out.values()) <= MAX_RESIDENT_K
         large = self.weights.head if kind == "head" else layer.key
         runs = {
-            "sparse": tokens in SPARSE_ROWS,
+            "sparse": self.kernels.sparse_fits(tokens, layer.value.shape[0]),
             "low": self.kernels.has_lowrank and short,
             "tile": self.kernels.has_tile and tile.fits(*large.shape),
             **{method: number < algorithms for number, method in enumerate(LT)},

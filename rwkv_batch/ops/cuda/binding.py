@@ -204,6 +204,10 @@ class Kernels:
         self._call("rwkv_gemm_sparse", *pointers, len(h), *w.shape, *_prefetch(prefetch))
         return partials[: self.sparse_partials]
 
+    def sparse_fits(self, rows: int, k: int) -> bool:
+        """Whether `gemm_sparse` takes so many rows of K, as the GPU has shared memory for them."""
+        return rows in SPARSE_ROWS and bool(self.library.rwkv_gemm_sparse_fits(rows, k))
+
     def resolve_drawn(
         self,
         tokens: Tensor,

@@ -15,6 +15,7 @@ from rwkv_batch.model.cuda.autotune import Autotuner, usable
 from rwkv_batch.model.cuda.gemm import LT, METHODS, SPLIT_K, Gemms
 from rwkv_batch.model.cuda.weights import pack_weights
 from rwkv_batch.ops.cuda import blaslt
+from rwkv_batch.ops.cuda.binding import SPARSE_ROWS
 from rwkv_batch.ops.cuda.buffers import Buffers
 
 CPU = torch.device("cpu")
@@ -33,7 +34,10 @@ def mixed_ranks():
 
 def gemms(has_lowrank=False, has_tile=False, lt=None):
     kernels = SimpleNamespace(
-        has_lowrank=has_lowrank, has_tile=has_tile, relu_square=lambda h: h.relu_().square_()
+        has_lowrank=has_lowrank,
+        has_tile=has_tile,
+        sparse_fits=lambda rows, k: rows in SPARSE_ROWS,
+        relu_square=lambda h: h.relu_().square_(),
     )
     return Gemms(kernels, pack_weights(tiny(width=WIDTH, vocab=300), CPU), lt)
 

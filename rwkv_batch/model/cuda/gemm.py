@@ -66,7 +66,7 @@ class Gemms:
         short = kind != "low_out" or max(w.shape[1] for w in layer.low_out.values()) <= MAX_RESIDENT_K
         large = self.weights.head if kind == "head" else layer.key
         runs = {
-            "sparse": self.kernels.sparse_fits(tokens, layer.value.shape[0]),
+            "sparse": kind == "value" and self.kernels.sparse_fits(tokens, len(layer.value)),
             "low": self.kernels.has_lowrank and short,
             "tile": self.kernels.has_tile and tile.fits(*large.shape),
             **{method: number < algorithms for number, method in enumerate(LT)},

@@ -8,8 +8,7 @@
 #include "tile.cuh"
 
 namespace {
-// Of a block, which has all rows of a head: as many as the GPU has that it is compiled for, which on the host
-// is none.
+// Of a block, which has all rows of a head. For the kernel alone: the host's part does not know its GPU.
 constexpr int THREADS = TILES * TILE_LANES;
 
 // A state's numbers as they are stored: fp32, or the bits of fp16.

@@ -53,7 +53,7 @@ def cut(lengths: Sequence[int], device: torch.device | str) -> Chunks:
 def wkv_prefill(
     r: Tensor, w_log: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, states: Tensor, chunks: Chunks
 ) -> tuple[Tensor, Tensor]:
-    """Run pieces of rows, one after the other: returns y `[T, H, 64]` and the last states.
+    """Run pieces of rows, packed one after the other: returns y `[T, H, 64]` and the last states.
 
     Inputs `[T, H, 64]` (w_log: log of the decay), states `[pieces, H, value, key]`, in `chunks.order` both
     before and after. What a piece gives does not depend on the others, bit for bit.

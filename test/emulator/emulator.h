@@ -28,7 +28,7 @@ inline dim3 gridDim, blockDim;
 
 namespace emulator {
 constexpr int WARP_LANES = 32;
-constexpr size_t STACK = 256 << 10, SHARED = 256 << 10;
+constexpr size_t STACK = 256 << 10, SHARED = 64 << 10;
 
 struct Fiber {
     ucontext_t context;  // to begin with; then `jump`, as a change of contexts is a system call

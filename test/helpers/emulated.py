@@ -17,11 +17,14 @@ ROOT = Path(__file__).resolve().parents[2]
 EMULATOR = ROOT / "test" / "emulator"
 # The machine's own instructions convert fp16. No contraction: sums are rounded as they are written.
 FLAGS = ("-x", "c++", "-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fPIC", "-w")
-DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\w+\) )?(\w+) (\w+)\[\];")
-
-
-def compiler() -> str | None:
-    return shutil.which("c++")
+# What is no C++: shared memory, static here as blocks run one after the other, and launches.
+IN_CPP = {
+    r"extern __shared__ (?:__align__\(\w+\) )?(\w+) (\w+)\[\];": (
+        r"\1* const \2 = reinterpret_cast<\1*>(emulator::shared);"
+    ),
+    r"\b__shared__\b": "static",
+    r"kernel<<<grid, block, shared, stream>>>\((.*)\);": r"emulator::run(grid, block, [&] { kernel(\1); });",
+}
 
 
 def load(target: str) -> ctypes.CDLL:
@@ -45,23 +48,27 @@ def launch(library: ctypes.CDLL, kernel: str, *arguments: object) -> None:
 
 
 def _compile(folder: Path, target: str) -> Path:
-    """The sources as C++: shared memory is static, as blocks run one after the other."""
+    """The library, in `folder`."""
+    compiler = shutil.which("c++")
+    if compiler is None:
+        raise build.BuildError("There is no C++ compiler to build the kernels for a CPU; install g++.")
     for file in hip.inputs():
-        text = DYNAMIC.sub(r"\1* const \2 = reinterpret_cast<\1*>(emulator::shared);", file.read_text())
+        text = file.read_text()
+        for pattern, replacement in IN_CPP.items():
+            text = re.sub(pattern, replacement, text)
         copy = folder / file.relative_to(ROOT)
         copy.parent.mkdir(exist_ok=True)
-        copy.write_text(text.replace("__shared__", "static"))
+        copy.write_text(text)
     shutil.copy(EMULATOR / "warp.cuh", folder / "cuda")
-    shutil.copy(EMULATOR / "launch.cuh", folder / "hip")
 
     def compile_one(source: Path) -> Path:
         copy = folder / source.relative_to(ROOT)
-        command = [compiler(), *FLAGS, "-DRWKV_PORTABLE", f"-DRWKV_TILE={build.TILES[target]}"]
+        command = [compiler, *FLAGS, "-DRWKV_PORTABLE", f"-DRWKV_TILE={build.TILES[target]}"]
         subprocess.run([*command, f"-I{EMULATOR}", "-c", copy, "-o", copy.with_suffix(".o")], check=True)
         return copy.with_suffix(".o")
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(compile_one, hip.sources()))
     library = folder / "kernels.so"
-    subprocess.run([compiler(), "-shared", *objects, "-o", library], check=True)
+    subprocess.run([compiler, "-shared", *objects, "-o", library], check=True)
     return library

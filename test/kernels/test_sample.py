@@ -330,6 +330,7 @@ def test_of_rows_that_begin_in_a_slot_before_a_step_the_last_one_counts():
     assert [sampler.sample(logits, [2, 1, 0]) for _ in range(2)] == [[1, 0, 1], [2, 0, 2]]
 
 
+@pytest.mark.many_launches
 def test_rows_that_begin_leave_the_penalties_of_the_others_alone():
     """Also when the list of these has just moved to a larger place."""
     vocab = 2 * FIRST_CAPACITY
@@ -343,6 +344,7 @@ def test_rows_that_begin_leave_the_penalties_of_the_others_alone():
     assert drawn == list(range(vocab))
 
 
+@pytest.mark.many_launches
 def test_a_captured_call_draws_on():
     """Rows come and go, and are padded, without another capture."""
     rows, vocab, steps = 5, 3000, 300

@@ -107,7 +107,7 @@ def test_a_batch_without_such_rows_does_not_call_flashinfer(monkeypatch, device)
 
 
 @pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize("vocab", [10, 5000, 65536])
+@pytest.mark.parametrize("vocab", [10, pytest.param(5000, marks=pytest.mark.many_launches), 65536])
 def test_the_logits_are_those_of_the_host_sampler_and_what_is_drawn_is_recorded(
     monkeypatch, device, vocab, half
 ):

@@ -64,7 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     flag(
         "--model-path",
         metavar="P",
-        help="a .pth or .safetensors checkpoint, suffix optional (default: the bundled model)",
+        help="a checkpoint: .pth, .safetensors or .st file, suffix optional, or a Hugging Face folder "
+        "(default: the bundled model)",
     )
     flag("--host", help="where to listen; 0.0.0.0 is every network (default %(default)s)")
     flag("--port", type=_port, help="(default %(default)s)")

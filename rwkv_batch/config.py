@@ -18,7 +18,7 @@ class ProcessConfig:
 class EngineConfig(ProcessConfig):
     """The engine, in a process of its own or offline. None: what suits the device and the model."""
 
-    model_path: str | None = None  # a .pth or .safetensors file; None: the bundled model
+    model_path: str | None = None  # a file or Hugging Face folder; None: the bundled model
     device: str = "auto"  # "auto", "cpu", "cuda" or "cuda:1"
     backend: BackendName = "auto"  # what computes: own kernels if there are any for the GPU, else torch
     max_rows: int | None = None  # rows that run at once

@@ -315,7 +315,7 @@ class Engine:
         self.runner.states.replace(beginnings)
 
     def _find_prefix(self, seq: Sequence) -> torch.Tensor | None:
-        """The state after the longest known prefix of the prompt, which is not fed again; None: zero."""
+        """The state after the longest known prefix of the prompt, which is not fed again."""
         seq.fed, state = self._cached(seq)
         if seq.request.prefix_cache:
             seq.cuts = self.prefixes.cuts(seq.prompt, seq.fed)

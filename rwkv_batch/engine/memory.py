@@ -73,7 +73,7 @@ def database_limit(path: Path, taken: int) -> int:
 
 
 def prefill_rate(runner: Runner, prefill_tokens: int) -> float:
-    """Tokens a second that one prompt is read at, measured. States are zero before and after."""
+    """Tokens a second that one prompt is read at, measured. States are as before any token, then too."""
     tokens = min(prefill_tokens, RATE_TOKENS)
     batch = Batch(tokens=[END_OF_TEXT] * tokens, counts=[tokens], slots=[0], draws=[])
     seconds = float("inf")

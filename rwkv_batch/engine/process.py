@@ -21,7 +21,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.scheduling.sequence import Outbox
-from rwkv_batch.model.checkpoint import CheckpointError
+from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.sampling.flashinfer import SamplerError
 from rwkv_batch.state.entries import StoreError

@@ -1,57 +1,57 @@
-"""Reads RWKV-7 checkpoints, `.pth` or `.safetensors`, and refuses in one sentence what cannot be run."""
+"""Checked weights of a model, of any family that can be run; one sentence for what cannot."""
 
-import difflib
 import hashlib
-import pickle
 import re
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rwkv_batch.model.description import shapes
+from rwkv_batch.model.files import CheckpointError, read
+from rwkv_batch.model.names import official
+from rwkv_batch.model.rwkv6_description import rwkv6_shapes
 from rwkv_batch.ops.torch_ops import HEAD_SIZE
 
-SUFFIXES = (".pth", ".safetensors")
 AGAIN = "the file is damaged or of another model: download it again"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 SAMPLES = 8  # numbers of each tensor that go into the fingerprint
 # Layer 0 sets the values that the other layers mix in.
 IGNORED = frozenset({"blocks.0.att.v0", "blocks.0.att.v1", "blocks.0.att.v2"})
 FOREIGN = (  # a pattern in the tensor names, and what such a file is
-    (r"(^|\.)(s_emb|s_emb_x)\.", "RWKV-7a (DeepEmbed)"),
     (r"\.qkv\.", "RWKV-7b"),
     (r"\.enn\.|^enn\.", "RWKV-8"),
-    (r"\.time_maa|\.time_decay_w1", "RWKV-6"),
-    (r"\.time_mix_|\.time_decay$|\.time_first$|\.time_faaaa$", "RWKV-4, 5 or 6"),
-    (r"\.lora_[AB]|\.bone_expert|\.router\.", "an adapter"),
-    (r"\.time_state$|^init_state\.", "a tuned state"),
-    (r"^model\.|_proj\.|_lora\.lora\.", "in the Hugging Face layout"),
+    (r"\.time_mix_|\.time_first$", "RWKV-4 or 5"),
+    (r"\.lora_[AB]|\.bone|\.disha|\.router\.", "an adapter"),
+    (r"^init_state\.", "a tuned state"),
+    (r"^base_model\.|self_attn|\.attention\.", "of another family than RWKV"),
 )
+WITHOUT_WEIGHTS = (r"\.time_state$", "a tuned state")  # unless it is merged into a checkpoint
+HEADS = {"rwkv7": "r_k", "rwkv7a": "r_k", "rwkv6": "time_faaaa"}  # the tensor [heads, 64] of a layer
 
+Family = Literal["rwkv7", "rwkv7a", "rwkv6"]
+TITLES: dict[Family, str] = {"rwkv7": "RWKV-7", "rwkv7a": "RWKV-7a", "rwkv6": "RWKV-6"}
 Progress = Callable[[int, int], None]
-
-
-class CheckpointError(Exception):
-    """A checkpoint that cannot be used; one sentence names the file, what is wrong in it and the way out."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """Checked weights of one model, by their official names.
 
-    Vectors (`x_*`, `w0`, `k_k`, ...) are flat; layer 0 has no `v0`, `v1`, `v2`.
+    Vectors (`x_*`, `w0`, `k_k`, ...) are flat; layer 0 has no `v0`, `v1`, `v2`. There is no `ln0` where it
+    has been applied to the embedding. `att.time_state` `[heads, 64 (value), 64 (key)]`, if there, is the
+    state before the first token.
 
+    family: "rwkv7a" is RWKV-7 with DeepEmbed.
     fingerprint: 16 hex digits from names, shapes and a sample of the values, the same for `.pth`,
     `.safetensors` and wider dtypes.
     """
 
     name: str
+    family: Family
     tensors: dict[str, Tensor]
     layers: int
     width: int
@@ -60,139 +60,95 @@ class Checkpoint:
     parameters: int
     fingerprint: str
 
+    def start_state(self) -> Tensor | None:
+        """The wkv `[layers, heads, 64 (value), 64 (key)]` fp32 before the first token; None: zero."""
+        if "blocks.0.att.time_state" not in self.tensors:
+            return None
+        states = [self.tensors[f"blocks.{layer}.att.time_state"] for layer in range(self.layers)]
+        return torch.stack(states).float()
+
 
 def load(path: str | Path, progress: Progress | None = None) -> Checkpoint:
-    """Read and check the file, whose suffix may be left out. Raises CheckpointError.
+    """Read and check a file, whose suffix may be left out, or a Hugging Face folder. Raises CheckpointError.
 
     `progress(done_bytes, total_bytes)` is called as the data comes in. The tensors are mapped from the file,
-    not copied. Nothing in the file can run code.
+    not copied.
     """
-    file = _find(Path(path).expanduser())
-    tensors = _read_safetensors(file) if file.suffix == ".safetensors" else _read_pth(file)
-    return from_tensors(file.stem, tensors, str(file), progress)
+    file = read(Path(path).expanduser())
+    tensors, normed = official(file)
+    return from_tensors(file.name, tensors, str(file.path), progress, normed)
 
 
 def from_tensors(
-    name: str, given: Mapping[str, Tensor], where: str | None = None, progress: Progress | None = None
+    name: str,
+    given: Mapping[str, Tensor],
+    where: str | None = None,
+    progress: Progress | None = None,
+    normed: bool = False,
 ) -> Checkpoint:
-    """Check tensors that are in memory already. Raises CheckpointError, which names `where` or `name`."""
+    """Check tensors that are in memory already. Raises CheckpointError, which names `where` or `name`.
+
+    normed: ln0 has been applied to the embedding, and is missing.
+    """
     where = where or name
     tensors = {key: value for key, value in given.items() if key not in IGNORED}
-    _refuse_foreign(where, tensors)
+    family = _family(where, tensors)
     layers = _layer_count(where, tensors)
     vocab, width = _matrix(where, tensors, "emb.weight")
-    heads, head_size = _matrix(where, tensors, "blocks.0.att.r_k")
+    heads_key = f"blocks.0.att.{HEADS[family]}"
+    heads, head_size = _matrix(where, tensors, heads_key)
     if head_size != HEAD_SIZE:
         raise CheckpointError(
-            f"{where}: blocks.0.att.r_k has heads of {head_size}; only models with heads of {HEAD_SIZE} can "
-            "be run."
+            f"{where}: {heads_key} has heads of {head_size}; only models with heads of {HEAD_SIZE} can be "
+            "run."
         )
     if heads * HEAD_SIZE != width:
         raise CheckpointError(
-            f"{where}: emb.weight has width {width}, but blocks.0.att.r_k has {heads} heads of {HEAD_SIZE}; "
+            f"{where}: emb.weight has width {width}, but {heads_key} has {heads} heads of {HEAD_SIZE}; "
             f"{AGAIN}."
         )
-    wanted = shapes(layers, width, vocab, lambda key: _matrix(where, tensors, key)[1])
+    if family == "rwkv6":
+        wanted = rwkv6_shapes(layers, width, vocab, lambda key, dim: _size(where, tensors, key, dim))
+    else:
+        wanted = shapes(layers, width, vocab, lambda key: _matrix(where, tensors, key)[1], family == "rwkv7a")
+    if normed:
+        wanted = {key: shape for key, shape in wanted.items() if not key.startswith("blocks.0.ln0.")}
+    if any(key.endswith(".att.time_state") for key in tensors):
+        state = (heads, HEAD_SIZE, HEAD_SIZE)
+        wanted |= {f"blocks.{layer}.att.time_state": state for layer in range(layers)}
     for key in sorted(tensors.keys() - wanted.keys()):
-        raise CheckpointError(f"{where}: {key} is no tensor of RWKV-7; give a plain RWKV-7 checkpoint.")
+        raise CheckpointError(
+            f"{where}: {key} is no tensor of {TITLES[family]}; give a checkpoint without additions."
+        )
     tensors = {key: _fitted(where, key, tensors, shape) for key, shape in wanted.items()}
     _check_values(where, tensors, progress)
-    return Checkpoint(
-        name,
-        tensors,
-        layers,
-        width,
-        heads,
-        vocab,
-        sum(t.numel() for t in tensors.values()),
-        _fingerprint(tensors),
-    )
+    parameters = sum(t.numel() for t in tensors.values())
+    return Checkpoint(name, family, tensors, layers, width, heads, vocab, parameters, _fingerprint(tensors))
 
 
-def _find(path: Path) -> Path:
-    for file in (path, *(path.with_name(path.name + suffix) for suffix in SUFFIXES)):
-        if file.is_file():
-            return file
-    if path.is_dir():
-        inside = sorted(f.name for f in path.iterdir() if f.suffix in SUFFIXES)
-        raise CheckpointError(f"{path} is a directory; name the checkpoint file in it{_one_of(inside)}.")
-    if not path.parent.is_dir():
-        raise CheckpointError(
-            f"There is no checkpoint {path}, nor a directory {path.parent}; check the path."
-        )
-    beside = {f.stem: f.name for f in path.parent.iterdir() if f.suffix in SUFFIXES}
-    near = [
-        beside[stem]
-        for stem in difflib.get_close_matches(
-            path.name.removesuffix(".pth").removesuffix(".safetensors"), beside, n=3
-        )
-    ]
-    raise CheckpointError(
-        f"There is no checkpoint {path} (with or without .pth or .safetensors); check the "
-        f"path{_one_of(near)}."
-    )
-
-
-def _one_of(names: list[str]) -> str:
-    return f", perhaps {' or '.join(names[:3])}" if names else ""
-
-
-def _read_pth(file: Path) -> Mapping[str, Tensor]:
-    if not zipfile.is_zipfile(file):
-        with file.open("rb") as stream:
-            cut = stream.read(2) == b"PK"
-        raise CheckpointError(
-            f"{file} is cut short; download it again."
-            if cut
-            else f"{file} is no file of torch.save (a zip archive); give a .pth or .safetensors checkpoint."
-        )
-    try:
-        tensors: Any = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{file} holds Python objects that could run code, not only tensors; "
-            "give a checkpoint that is a plain dictionary of tensors."
-        ) from error
-    except (RuntimeError, OSError, ValueError, EOFError, KeyError) as error:
-        raise CheckpointError(f"{file} cannot be read ({_first_line(error)}); download it again.") from error
-    if not isinstance(tensors, dict) or not all(
-        isinstance(k, str) and isinstance(v, Tensor) for k, v in tensors.items()
-    ):
-        raise CheckpointError(
-            f"{file} is not a plain dictionary of named tensors; give the model's weights without trainer "
-            "state."
-        )
-    return tensors
-
-
-def _read_safetensors(file: Path) -> Mapping[str, Tensor]:
-    try:
-        with safe_open(file, framework="pt", device="cpu") as archive:
-            return {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118 (the archive is no mapping)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{file} cannot be read ({_first_line(error)}); download it again.") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-
-
-def _refuse_foreign(where: str, tensors: Mapping[str, Tensor]) -> None:
-    for pattern, kind in FOREIGN:
+def _family(where: str, tensors: Mapping[str, Tensor]) -> Family:
+    """Which it is. Raises CheckpointError for what is none of these, by its name."""
+    foreign = FOREIGN if "emb.weight" in tensors else (*FOREIGN, WITHOUT_WEIGHTS)
+    for pattern, kind in foreign:
         for key in tensors:
             if re.search(pattern, key):
                 raise CheckpointError(
-                    f"{where} is {kind} ({key}); this server runs plain RWKV-7 checkpoints in the official "
-                    "layout."
+                    f"{where} is {kind} ({key}); this server runs checkpoints of RWKV-7, 7a and 6."
                 )
+    if any(".att.time_maa_" in key for key in tensors):
+        return "rwkv6"
+    for key in tensors:
+        if re.search(r"\.att\.time_(decay|faaaa)$", key):
+            raise CheckpointError(
+                f"{where} is RWKV-4 or 5 ({key}); this server runs checkpoints of RWKV-7, 7a and 6."
+            )
+    return "rwkv7a" if any(".ffn.s_emb" in key for key in tensors) else "rwkv7"
 
 
 def _layer_count(where: str, tensors: Mapping[str, Tensor]) -> int:
     found = [int(match[1]) for match in (re.match(r"blocks\.(\d+)\.", key) for key in tensors) if match]
     if not found:
-        raise CheckpointError(
-            f"{where} has no tensors blocks.0.*; give an RWKV-7 checkpoint in the official layout."
-        )
+        raise CheckpointError(f"{where} has no tensors blocks.0.*; give an RWKV checkpoint.")
     layers = len(set(found))
     if max(found) >= layers:  # also keeps one absurd number from asking for a billion layers
         raise CheckpointError(
@@ -210,6 +166,15 @@ def _matrix(where: str, tensors: Mapping[str, Tensor], key: str) -> tuple[int, i
         )
     rows, columns = tensors[key].shape
     return rows, columns
+
+
+def _size(where: str, tensors: Mapping[str, Tensor], key: str, dimension: int) -> int:
+    if key not in tensors:
+        raise CheckpointError(f"{where}: {key} is missing; {AGAIN}.")
+    shape = list(tensors[key].shape)
+    if len(shape) <= dimension or not tensors[key].numel():
+        raise CheckpointError(f"{where}: {key} has shape {shape}, which has too few dimensions; {AGAIN}.")
+    return shape[dimension]
 
 
 def _fitted(where: str, key: str, tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> Tensor:

@@ -1,4 +1,4 @@
-"""RWKV-7 as data: every tensor of a checkpoint by name, shape and role.
+"""RWKV-7 as data: every tensor of a checkpoint by name, shape and role; with those of 7a, DeepEmbed.
 
 Torch and CUDA weights are two packings of it. Names are those of the official checkpoints; formulas and roles
 those of the paper ("Goose", arXiv 2503.14456). Below, C is the width and V the vocabulary. Linear maps are
@@ -16,6 +16,7 @@ from torch.nn.functional import layer_norm
 from rwkv_batch.ops.torch_ops import HEAD_SIZE
 
 MIXES = "rkvwag"  # the six token-shift mixes of the time mix; r, k, v first: their GEMMs have one shape
+DEEP_EMBED, DEEP_RANK = 1024, 32  # numbers of a token in DeepEmbed: a matrix [32, 32]
 EMBEDDING_ROWS = 4096  # normalised at a time, so that no second fp32 copy of the table is made
 
 Activation = Literal["tanh", "sigmoid", "identity"]
@@ -49,6 +50,17 @@ class LowRankTensors:
 
 
 @dataclass(frozen=True)
+class DeepEmbedTensors:
+    """What RWKV-7a multiplies the hidden units of a channel mix with, by token: see `rwkv7.DeepEmbed`."""
+
+    table: Tensor  # [V, 1024]
+    from_embedding: Tensor  # [1024, C]
+    inner: Tensor  # [C, 32]
+    outer: Tensor  # [32, 4 C]
+    offset: Tensor  # [4 C]
+
+
+@dataclass(frozen=True)
 class LayerTensors:
     """The tensors of one layer, as they are in the checkpoint."""
 
@@ -67,6 +79,7 @@ class LayerTensors:
     ffn_mix: Tensor  # [C]
     ffn_key: Tensor  # [4 C, C]
     ffn_value: Tensor  # [C, 4 C]
+    deep_embed: DeepEmbedTensors | None  # of RWKV-7a
 
 
 def low_rank_names(layer: int) -> list[str]:
@@ -98,7 +111,15 @@ def layer_tensors(tensors: Mapping[str, Tensor], layer: int) -> LayerTensors:
         ffn_mix=tensors[ffn + "x_k"],
         ffn_key=tensors[ffn + "key.weight"],
         ffn_value=tensors[ffn + "value.weight"],
+        deep_embed=_deep_embed(tensors, ffn),
     )
+
+
+def _deep_embed(tensors: Mapping[str, Tensor], ffn: str) -> DeepEmbedTensors | None:
+    if f"{ffn}s0" not in tensors:
+        return None
+    names = ("s_emb.weight", "s_emb_x.weight", "s1", "s2", "s0")
+    return DeepEmbedTensors(*(tensors[ffn + name] for name in names))
 
 
 def norm_tensors(tensors: Mapping[str, Tensor], name: str) -> Norm:
@@ -106,7 +127,9 @@ def norm_tensors(tensors: Mapping[str, Tensor], name: str) -> Norm:
     return Norm(tensors[name + ".weight"], tensors[name + ".bias"])
 
 
-def shapes(layers: int, width: int, vocab: int, rank: Callable[[str], int]) -> dict[str, tuple[int, ...]]:
+def shapes(
+    layers: int, width: int, vocab: int, rank: Callable[[str], int], deep_embed: bool = False
+) -> dict[str, tuple[int, ...]]:
     """Every tensor of a model, with its shape. `rank(name)`: columns of the inner matrix of that name."""
     vector, square = (width,), (width, width)
     found: dict[str, tuple[int, ...]] = {"emb.weight": (vocab, width), "head.weight": (vocab, width)}
@@ -126,12 +149,22 @@ def shapes(layers: int, width: int, vocab: int, rank: Callable[[str], int]) -> d
             ffn + "key.weight": (4 * width, width),
             ffn + "value.weight": (width, 4 * width),
         }
+        if deep_embed:
+            found |= {
+                ffn + "s_emb.weight": (vocab, DEEP_EMBED),
+                ffn + "s_emb_x.weight": (DEEP_EMBED, width),
+                ffn + "s1": (width, DEEP_RANK),
+                ffn + "s2": (DEEP_RANK, 4 * width),
+                ffn + "s0": (4 * width,),
+            }
     return found | {f"{norm}.{part}": vector for norm in norms for part in ("weight", "bias")}
 
 
 def normed_embedding(tensors: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """The embedding with layer norm ln0 of every row already applied: `[V, C]`."""
+    """The embedding with layer norm ln0 of every row already applied, here or in the file: `[V, C]`."""
     table = tensors["emb.weight"]
+    if "blocks.0.ln0.weight" not in tensors:
+        return table.to(device, dtype)
     norm = norm_tensors(tensors, "blocks.0.ln0").to(device, torch.float32)
     normed = torch.empty(table.shape, device=device, dtype=dtype)
     for rows in (slice(start, start + EMBEDDING_ROWS) for start in range(0, len(table), EMBEDDING_ROWS)):

@@ -1,26 +1,25 @@
 """The RWKV-7 forward pass in torch, on any device: the readable reference for every faster one.
 
-Rows of any length are packed without padding, and their states stay in their slots. The formulas are those of
-the RWKV-7 paper ("Goose", arXiv 2503.14456).
+The formulas are those of the RWKV-7 paper ("Goose", arXiv 2503.14456).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.description import (
+    DEEP_RANK,
+    DeepEmbedTensors,
     LayerTensors,
     LowRankTensors,
     Norm,
     layer_tensors,
-    norm_tensors,
-    normed_embedding,
 )
+from rwkv_batch.model.torch_model import TorchModel
 from rwkv_batch.ops import torch_ops as ops
-from rwkv_batch.ops.linear import Linear, prepare
+from rwkv_batch.ops.linear import Linear
 from rwkv_batch.state.slots import States
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -71,80 +70,65 @@ class TimeMix:
 
 
 @dataclass(frozen=True)
+class DeepEmbed:
+    """What RWKV-7a multiplies hidden units with: `((x inner) E) outer + offset`.
+
+    E `[32, 32]` is the token's own: its row of the table, and a linear map of its normed embedding. The
+    formula is that of RWKV-LM's RWKV-7a.
+    """
+
+    table: Tensor  # [vocab, 1024]
+    from_embedding: Linear
+    inner: Linear
+    outer: Linear
+
+    def __call__(self, x: Tensor, tokens: Tensor, embedded: Tensor) -> Tensor:
+        """x `[T, width]`, before the token shift; returns `[T, hidden units]`."""
+        own = self.from_embedding(embedded).add_(self.table[tokens]).view(-1, DEEP_RANK, DEEP_RANK)
+        return self.outer(torch.bmm(self.inner(x).unsqueeze(1), own).squeeze(1))
+
+
+@dataclass(frozen=True)
 class ChannelMix:
     norm: Norm
     x_k: Tensor  # [width]
     key: Linear
     value: Linear
+    deep_embed: DeepEmbed | None
 
-    def __call__(self, x: Tensor, states: States, layer: int, rows: ops.PackedRows) -> Tensor:
-        """x `[T, width]`; returns what is added to it."""
+    def __call__(
+        self,
+        x: Tensor,
+        tokens: Tensor,
+        embedded: Tensor,
+        states: States,
+        layer: int,
+        rows: ops.PackedRows,
+    ) -> Tensor:
+        """x `[T, width]`, tokens `[T]` and their normed embedding; returns what is added to x."""
         x = self.norm(x)
         delta = ops.token_shift(x, states.shift[:, layer, 1], rows)
-        return self.value(self.key(ops.mix(x, delta, self.x_k)).relu_().square_())
+        hidden = self.key(ops.mix(x, delta, self.x_k)).relu_().square_()
+        if self.deep_embed:
+            hidden = hidden.mul_(self.deep_embed(x, tokens, embedded))
+        return self.value(hidden)
 
 
-class RWKV7:
-    """A model on a device. `dtype`: of weights and activations; the recurrence is always fp32."""
+class RWKV7(TorchModel):
+    """RWKV-7, and 7a, whose channel mixes have a DeepEmbed."""
 
-    @torch.inference_mode()
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        self.checkpoint, self.device, self.dtype = checkpoint, torch.device(device), dtype
-        self.embedding = normed_embedding(checkpoint.tensors, self.device, dtype)
-        layers = (layer_tensors(checkpoint.tensors, index) for index in range(checkpoint.layers))
+    def _load_layers(self) -> None:
+        tensors = self.checkpoint.tensors
+        layers = (layer_tensors(tensors, index) for index in range(self.checkpoint.layers))
         self.layers = [(self._time_mix(layer), self._channel_mix(layer)) for layer in layers]
-        self.ln_out = norm_tensors(checkpoint.tensors, "ln_out").to(self.device, dtype)
-        self.head = self._linear(checkpoint.tensors["head.weight"])
 
-    def new_states(self, slots: int, wkv_dtype: torch.dtype = torch.float32) -> States:
-        """The states of that many slots, all before the first token."""
-        c = self.checkpoint
-        return States(slots, c.layers, c.width, self.dtype, wkv_dtype, self.device)
-
-    @torch.inference_mode()
-    def forward(
-        self,
-        tokens: Tensor,
-        lengths: Sequence[int],
-        slots: Sequence[int],
-        states: States,
-        logits_of: Sequence[int] | None = None,
-    ) -> Tensor:
-        """Run packed rows, and move their states on in place.
-
-        tokens: `[T]` ids of all rows, one row after the other. lengths: tokens of each row, at least 1.
-        slots: of each row, all different. Returns fp32 logits `[len(logits_of), vocab]` after the last token
-        of the rows named (None: of all rows, in order). Raises ValueError for rows that do not fit together.
-        """
-        check_rows(tokens, lengths, slots, len(states))
-        wanted = range(len(lengths)) if logits_of is None else logits_of
-        # Inside, decode rows come first and slots ascend: neighbours in memory are one view.
-        order = sorted(range(len(lengths)), key=lambda row: (lengths[row] > 1, slots[row]))
-        if order != list(range(len(lengths))):
-            pieces = tokens.split(list(lengths))
-            tokens = torch.cat([pieces[row] for row in order])
-            lengths, slots = [lengths[row] for row in order], [slots[row] for row in order]
-        rows = ops.pack(lengths, slots, self.device)
-        x = self._run(self.embedding[tokens.to(self.device)], states, rows)
-        if not len(wanted):
-            return x.new_empty(0, self.checkpoint.vocab, dtype=torch.float32)
-        place = {row: place for place, row in enumerate(order)}
-        at = torch.tensor([place[row] for row in wanted], device=self.device)
-        x = x[at if rows.last is None else rows.last[at]]
-        return self.head(self.ln_out(x)).float()
-
-    def _run(self, x: Tensor, states: States, rows: ops.PackedRows) -> Tensor:
-        """All layers: x `[T, width]` in, x out."""
+    def _run_layers(self, tokens: Tensor, states: States, rows: ops.PackedRows) -> Tensor:
+        x = embedded = self.embedding[tokens]
         v_first = None
         for layer, (time_mix, channel_mix) in enumerate(self.layers):
             y, v_first = time_mix(x, v_first, states, layer, rows)
             x = x + y
-            x = x + channel_mix(x, states, layer, rows)
+            x = x + channel_mix(x, tokens, embedded, states, layer, rows)
         return x
 
     def _time_mix(self, layer: LayerTensors) -> TimeMix:
@@ -170,29 +154,18 @@ class RWKV7:
             x_k=self._vector(layer.ffn_mix),
             key=self._linear(layer.ffn_key),
             value=self._linear(layer.ffn_value),
+            deep_embed=None if layer.deep_embed is None else self._deep_embed(layer.deep_embed),
         )
 
-    def _vector(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.device, self.dtype).flatten()
-
-    def _linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        return prepare(weight, bias, device=self.device, dtype=self.dtype)
+    def _deep_embed(self, tensors: DeepEmbedTensors) -> DeepEmbed:
+        return DeepEmbed(
+            table=tensors.table.to(self.device),  # a row a token: it stays as small as in the file
+            from_embedding=self._linear(tensors.from_embedding),
+            inner=self._linear(tensors.inner.T),
+            outer=self._linear(tensors.outer.T, tensors.offset),
+        )
 
     def _low_rank(self, tensors: LowRankTensors) -> Linear:
         inner, outer = self._linear(tensors.inner.T), self._linear(tensors.outer.T, tensors.offset)
         activation = ACTIVATIONS[tensors.activation]
         return lambda x: outer(activation(inner(x)))
-
-
-def check_rows(tokens: Tensor, lengths: Sequence[int], slots: Sequence[int], total_slots: int) -> None:
-    """Wrong rows would mix up states in silence. Raises ValueError."""
-    if not lengths or len(lengths) != len(slots) or min(lengths) < 1 or sum(lengths) != len(tokens):
-        raise ValueError(
-            f"{len(lengths)} lengths with sum {sum(lengths)} do not fit {len(slots)} slots and "
-            f"{len(tokens)} tokens; give one length of at least 1 and one slot for every row."
-        )
-    if len(set(slots)) != len(slots) or min(slots) < 0 or max(slots) >= total_slots:
-        raise ValueError(
-            f"Slots {list(slots)} are not distinct numbers below {total_slots}; give every row a slot of "
-            "its own."
-        )

@@ -5,7 +5,7 @@ after them. T is the number of tokens of all rows together, H the number of head
 recurrence computes in fp32, whatever the states are stored in.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -132,15 +132,25 @@ def wkv(
 
     Inputs `[T, H, 64]`; states `[slots, H, value, key]` are updated in place.
     """
-    inputs = [x.float() for x in (r, w_log, k, v, kk, a)]
+    return run_recurrence((r, w_log, k, v, kk, a), states, rows, wkv_step, wkv_prefill)
+
+
+def run_recurrence(
+    inputs: Sequence[Tensor],
+    states: Tensor,
+    rows: PackedRows,
+    step: Callable[..., tuple[Tensor, Tensor]],
+    prefill: Callable[..., tuple[Tensor, Tensor]],
+) -> Tensor:
+    """A recurrence over all rows, as `wkv`: `step` for rows of one token, `prefill` for pieces of prompts."""
+    inputs = [x.float() for x in inputs]
     parts = []
     if rows.decode:
-        y, state = wkv_step(*[*(x[: rows.decode] for x in inputs), states[rows.decode_slots].float()])
+        y, state = step(*(x[: rows.decode] for x in inputs), states[rows.decode_slots].float())
         states[rows.decode_slots] = state.to(states.dtype)
         parts.append(y)
     for piece in rows.pieces:
-        r, w_log, k, v, kk, a = (x[piece.tokens] for x in inputs)
-        y, state = wkv_prefill(r, w_log, k, v, kk, a, states[piece.slots].float(), piece.chunks)
+        y, state = prefill(*(x[piece.tokens] for x in inputs), states[piece.slots].float(), piece.chunks)
         states[piece.slots] = state.to(states.dtype)
         parts.append(y)
     return parts[0] if len(parts) == 1 else torch.cat(parts)

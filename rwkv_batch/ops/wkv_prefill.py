@@ -50,6 +50,19 @@ def cut(lengths: Sequence[int], device: torch.device | str) -> Chunks:
     return Chunks(torch.tensor(order, device=device), torch.cat(places).to(device), counts)
 
 
+def split(x: Tensor, chunks: Chunks) -> Tensor:
+    """`[T, H, 64]` -> `[chunks, H, CHUNK, 64]`. Padding is zero: decay 1 and nothing written."""
+    _, heads, width = x.shape
+    padded = x.new_zeros(sum(chunks.counts) * CHUNK, heads, width)
+    padded[chunks.places] = x
+    return padded.view(-1, CHUNK, heads, width).transpose(1, 2)
+
+
+def join(y: Tensor, chunks: Chunks) -> Tensor:
+    """`[chunks, H, CHUNK, 64]` -> `[T, H, 64]`, without the padding."""
+    return y.transpose(1, 2).reshape(-1, y.shape[1], y.shape[3])[chunks.places]
+
+
 def wkv_prefill(
     r: Tensor, w_log: Tensor, k: Tensor, v: Tensor, kk: Tensor, a: Tensor, states: Tensor, chunks: Chunks
 ) -> tuple[Tensor, Tensor]:
@@ -60,20 +73,14 @@ def wkv_prefill(
     """
     _, heads, width = r.shape
 
-    def split(x: Tensor) -> Tensor:
-        """`[T, H, 64]` -> `[chunks, H, CHUNK, 64]`. Padding is zero: decay 1 and nothing written."""
-        padded = x.new_zeros(sum(chunks.counts) * CHUNK, heads, width)
-        padded[chunks.places] = x
-        return padded.view(-1, CHUNK, heads, width).transpose(1, 2)
-
-    w_log, v = split(w_log), split(v)
+    w_log, v = split(w_log, chunks), split(v, chunks)
     decay = w_log.cumsum(-2)  # log W
     end = decay[..., -1:, :].exp()  # [chunks, H, 1, key]
     grow = (-decay).exp()
     reads = torch.cat(
-        (split(kk) * (decay - w_log).exp(), split(r) * decay.exp()), -2
+        (split(kk, chunks) * (decay - w_log).exp(), split(r, chunks) * decay.exp()), -2
     )  # [chunks, H, 2 CHUNK, key]
-    writes = torch.cat((split(k) * grow, split(kk * a) * grow), -2)
+    writes = torch.cat((split(k, chunks) * grow, split(kk * a, chunks) * grow), -2)
     products = (reads @ writes.mT).mul_(_causal(r.device))  # A  [chunks, H, 2 CHUNK, 2 CHUNK]
     from_values = products[..., :CHUNK] @ v  # [chunks, H, 2 CHUNK, value]
     minus_one = torch.eye(CHUNK, device=r.device).neg_()
@@ -94,8 +101,7 @@ def wkv_prefill(
         torch.baddbmm(seen[:, CHUNK:], from_u[here], minus_u, out=y[here])
         s.baddbmm_(torch.cat((v[here], minus_u), -2).mT, writes[here]).mul_(end[here])
         first = here.stop
-    y = y.view(-1, heads, CHUNK, width).transpose(1, 2).reshape(-1, heads, width)
-    return y[chunks.places], state.view_as(states)
+    return join(y.view(-1, heads, CHUNK, width), chunks), state.view_as(states)
 
 
 def _causal(device: torch.device) -> Tensor:

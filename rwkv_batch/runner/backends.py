@@ -5,7 +5,7 @@ import logging
 import torch
 
 from rwkv_batch.config import EngineConfig
-from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.model.checkpoint import TITLES, Checkpoint
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.cuda.build import BuildError
 from rwkv_batch.ops.device import DeviceError
@@ -28,14 +28,8 @@ def create_runner(checkpoint: Checkpoint, device: torch.device, config: EngineCo
     if portable and (device.type != "cuda" or torch.version.hip):
         raise DeviceError("--backend portable needs an NVIDIA GPU; use --backend auto")
     if device.type == "cuda" and config.backend != "torch":
-        if torch.version.hip:
-            log.warning(
-                "The kernels for AMD GPUs have been compiled and checked, but never run on one; "
-                "--backend torch does without them."
-            )
-        architecture = (build.portable_architecture if portable else build.architecture)(device)
         try:
-            return CudaRunner(checkpoint, device, wkv_dtype, config.sampler, architecture)
+            return _create_cuda_runner(checkpoint, device, wkv_dtype, config)
         except BuildError as error:
             if portable:
                 raise DeviceError(str(error)) from error
@@ -43,3 +37,19 @@ def create_runner(checkpoint: Checkpoint, device: torch.device, config: EngineCo
     if config.sampler == "flashinfer":
         raise SamplerError("--sampler flashinfer needs a GPU and the kernels in cuda/; use --sampler own")
     return TorchRunner(checkpoint, device, wkv_dtype)
+
+
+def _create_cuda_runner(
+    checkpoint: Checkpoint, device: torch.device, wkv_dtype: torch.dtype, config: EngineConfig
+) -> Runner:
+    """With own kernels. Raises BuildError if there are none for the GPU or the model."""
+    if checkpoint.family != "rwkv7":
+        raise BuildError(f"There are no kernels for {TITLES[checkpoint.family]} yet.")
+    if torch.version.hip:
+        log.warning(
+            "The kernels for AMD GPUs have been compiled and checked, but never run on one; "
+            "--backend torch does without them."
+        )
+    portable = config.backend == "portable"
+    architecture = (build.portable_architecture if portable else build.architecture)(device)
+    return CudaRunner(checkpoint, device, wkv_dtype, config.sampler, architecture)

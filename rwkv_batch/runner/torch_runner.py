@@ -2,8 +2,10 @@
 
 import torch
 
-from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.model.checkpoint import Checkpoint, Family
+from rwkv_batch.model.rwkv6 import RWKV6
 from rwkv_batch.model.rwkv7 import RWKV7
+from rwkv_batch.model.torch_model import TorchModel
 from rwkv_batch.ops.device import keep_freed_memory
 from rwkv_batch.runner.limits import GPU_LIMITS, cpu_limits
 from rwkv_batch.runner.protocol import Batch, Draws, KnownDraws, NewRow
@@ -13,6 +15,7 @@ from rwkv_batch.sampling.sampler import Sampler
 from rwkv_batch.state.slots import slot_bytes
 
 TOKEN_VECTORS = 64  # fp32 vectors of a token that torch's operations hold at once
+MODELS: dict[Family, type[TorchModel]] = {"rwkv7": RWKV7, "rwkv7a": RWKV7, "rwkv6": RWKV6}
 SMALL = 64_000_000  # parameters below which two threads wait for each other longer than they work
 
 
@@ -25,7 +28,7 @@ class TorchRunner:
         self.device, self._wkv_dtype = device, wkv_dtype
         self.dtype = torch.float32 if device.type == "cpu" else torch.float16
         self.limits = cpu_limits(checkpoint.parameters) if device.type == "cpu" else GPU_LIMITS
-        self.model = RWKV7(checkpoint, device, self.dtype)
+        self.model = MODELS[checkpoint.family](checkpoint, device, self.dtype)
         if device.type == "cpu":
             keep_freed_memory()
         if device.type == "cpu" and checkpoint.parameters < SMALL:

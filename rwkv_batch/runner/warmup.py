@@ -18,7 +18,7 @@ RESERVE = 1 << 30
 
 @torch.inference_mode()
 def run_largest_step(forward: Callable[..., Tensor], states: States, rows: int, prefill_tokens: int) -> None:
-    """Run the largest step that can come. States are zero before and after.
+    """Run the largest step that can come. States are as before any token, before and after.
 
     Every row decodes but one, which is fed all prompt tokens of a step; and all rows want logprobs.
     `forward`: see RWKV7.forward. Raises RuntimeError when memory runs out.
@@ -31,7 +31,7 @@ def run_largest_step(forward: Callable[..., Tensor], states: States, rows: int, 
 
 
 def launch_all_kernels(runner: Runner, rows: int) -> None:
-    """Launch once what steps of up to so many rows launch. States are zero before and after.
+    """Launch once what steps of up to so many rows launch. States are as before any token, before and after.
 
     CUDA loads a kernel when it is first launched, and may wait for all that is queued to do so
     (CUDA C++ Programming Guide, "Lazy Loading"): in a step, every row would wait for two.

@@ -40,13 +40,21 @@ class States:
         shift_dtype: torch.dtype,
         wkv_dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        start: Tensor | None = None,
     ) -> None:
-        """All slots hold the state before the first token, which is zero."""
+        """All slots hold the state before the first token.
+
+        start: its wkv `[layers, heads, 64, 64]`; None: zero. Its shift is zero.
+        """
         heads, split = width // HEAD_SIZE, layers * 2 * width * shift_dtype.itemsize
         size = slot_bytes(layers, width, shift_dtype, wkv_dtype)
         self._memory = _zeros(slots, size, torch.device(device))
         self.shift = self._memory[:, :split].view(shift_dtype).view(slots, layers, 2, width)
         self.wkv = self._memory[:, split:].view(wkv_dtype).view(slots, layers, heads, HEAD_SIZE, HEAD_SIZE)
+        self._start: Tensor | None = None  # [bytes of a slot]
+        if start is not None:
+            self.wkv[:] = start.to(self.device, wkv_dtype)
+            self._start = self._memory[0].clone()
 
     def __len__(self) -> int:
         return len(self._memory)
@@ -74,9 +82,9 @@ class States:
 
     @torch.inference_mode()
     def replace(self, contents: Mapping[int, Tensor | None]) -> None:
-        """Give slots new states: bytes as from `read`, on any device; None: zero, as before any token."""
+        """Give slots new states: bytes as from `read`, on any device; None: as before any token."""
         self.flush(contents.keys())
-        self._zero(sorted(slot for slot, state in contents.items() if state is None))
+        self._begin(sorted(slot for slot, state in contents.items() if state is None))
         for slot, state in contents.items():
             if state is not None:
                 self._memory[slot].copy_(state, non_blocking=True)
@@ -91,8 +99,12 @@ class States:
         """Give these slots the state before the first token."""
         self.replace(dict.fromkeys(slots))
 
-    def _zero(self, slots: list[int]) -> None:
-        """In one operation; slots ascend."""
+    def _begin(self, slots: list[int]) -> None:
+        """Give slots, which ascend, the state before the first token, zero in one operation."""
+        if self._start is not None:
+            for slot in slots:
+                self._memory[slot].copy_(self._start)
+            return
         words = self._memory.view(torch.int64)
         if (
             slots and slots[-1] - slots[0] == len(slots) - 1

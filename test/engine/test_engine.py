@@ -9,7 +9,7 @@ from reference import Reference
 from bench.make_checkpoint import random_checkpoint
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine.engine import Engine
-from rwkv_batch.model.checkpoint import CheckpointError
+from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.wire.protocol import Accepted, Failed, GenerateRequest, Rejected, Sampling
 
 PROMPTS = ["hello", "一二三四五 " * 30, "a b c d e f g", "x" * 100]

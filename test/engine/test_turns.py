@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pytest
-from engine_driver import PROMPTS, SAMPLED, Driver
+import torch
+from engine_driver import PROMPTS, SAMPLED, WEIGHTS, Driver
 
+from rwkv_batch.model.checkpoint import from_tensors
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.wire.protocol import (
@@ -33,6 +35,19 @@ def test_a_conversation_is_the_same_wherever_its_state_comes_from(
     assert {name: driver.conversation("a", **fields) for name, driver in others.items()} == dict.fromkeys(
         others, expected
     )
+
+
+def test_a_conversation_begins_in_the_models_start_state(tmp_path: Path) -> None:
+    draw = torch.Generator().manual_seed(3)
+    start = {f"blocks.{i}.att.time_state": torch.randn(2, 64, 64, generator=draw) for i in range(2)}
+    weights = from_tensors("tuned", WEIGHTS.tensors | start)
+    said = {
+        "slots": Driver(weights=weights, l1=4, l2=4).conversation("a"),
+        "tokens": Driver(weights=weights, l1=0, l2=0).conversation("a"),
+        "images": Driver(Store(tmp_path / "images.db"), weights, l1=0, replay_tokens=1).conversation("a"),
+    }
+    assert said == dict.fromkeys(said, said["slots"])
+    assert said["slots"] != Driver(l1=4).conversation("a")
 
 
 def test_a_conversation_goes_on_after_a_restart(tmp_path: Path) -> None:

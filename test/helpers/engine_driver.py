@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from checkpoints import tiny
 
 from rwkv_batch.engine import Engine
+from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.wire.protocol import (
     Command,
@@ -25,10 +26,10 @@ SAMPLED = Sampling(temperature=1.2, seed=11, presence_penalty=0.5, alpha_frequen
 class Driver:
     """An engine, and one thread that runs it."""
 
-    def __init__(self, store: Store | None = None, **options) -> None:
+    def __init__(self, store: Store | None = None, weights: Checkpoint = WEIGHTS, **options) -> None:
         self.woken = threading.Event()
         self.engine = Engine(
-            WEIGHTS, device="cpu", max_rows=2, prefix_cache_mb=0, store=store, wake=self.woken.set, **options
+            weights, device="cpu", max_rows=2, prefix_cache_mb=0, store=store, wake=self.woken.set, **options
         )
         self._number = 0
 

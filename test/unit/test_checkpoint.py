@@ -8,7 +8,8 @@ from checkpoints import write_pth
 from safetensors.torch import save_file
 
 from bench.make_checkpoint import random_checkpoint
-from rwkv_batch.model.checkpoint import CheckpointError, from_tensors, load
+from rwkv_batch.model.checkpoint import from_tensors, load
+from rwkv_batch.model.files import CheckpointError
 
 
 @pytest.fixture(scope="module")
@@ -133,19 +134,25 @@ def test_a_gap_in_the_layers_is_named(tensors):
 @pytest.mark.parametrize(
     ("key", "kind"),
     [
-        ("blocks.0.ffn.s_emb.weight", "RWKV-7a"),
         ("blocks.0.qkv.qq", "RWKV-7b"),
         ("blocks.1.ffn.enn.weight", "RWKV-8"),
-        ("blocks.0.att.time_maa_x", "RWKV-6"),
-        ("blocks.0.att.time_mix_k", "RWKV-4"),
-        ("blocks.0.att.time_state", "tuned state"),
-        ("blocks.0.att.key.lora_A", "adapter"),
-        ("model.layers.0.attn.r_proj.weight", "Hugging Face"),
+        ("blocks.0.att.time_mix_k", "RWKV-4 or 5"),
+        ("blocks.0.att.time_faaaa", "RWKV-4 or 5"),
+        ("blocks.0.att.key.lora_A", "an adapter"),
+        ("blocks.0.att.key.disha", "an adapter"),
+        ("blocks.0.ffn.router.linear.weight", "an adapter"),
+        ("init_state.0.wkv", "a tuned state"),
+        ("model.layers.0.self_attn.q_proj.weight", "of another family"),
     ],
 )
 def test_other_kinds_of_model_are_refused_by_name(tensors, key, kind):
     message = refusal(lambda: from_tensors("model-a", tensors | {key: torch.zeros(64)}))
-    assert kind in message and key in message and "plain RWKV-7" in message
+    assert kind in message and key in message and "RWKV-7, 7a and 6" in message
+
+
+def test_a_tuned_state_alone_is_no_model():
+    state = {f"blocks.{i}.att.time_state": torch.zeros(1, 64, 64) for i in range(2)}
+    assert "a tuned state" in refusal(lambda: from_tensors("state-a", state))
 
 
 def test_an_unknown_tensor_is_refused(tensors):

@@ -73,7 +73,7 @@ class Turns:
     def begin(self, sequence: Sequence, turn: SessionTurn) -> bool:
         """Bring the state that the turn continues into the sequence's slot, or the sequence into the state's.
 
-        True: there is no such state, and the caller zeroes the slot.
+        True: there is no such state, and the slot begins as before any token.
         """
         refusal: Rejected | Failed | None = None
         source = None

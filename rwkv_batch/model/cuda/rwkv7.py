@@ -20,7 +20,7 @@ from rwkv_batch.model.cuda.graphs import (
 )
 from rwkv_batch.model.cuda.weights import CudaLayer, pack_weights
 from rwkv_batch.model.description import Norm
-from rwkv_batch.model.rwkv7 import check_rows
+from rwkv_batch.model.torch_model import check_rows
 from rwkv_batch.ops.cuda import blaslt
 from rwkv_batch.ops.cuda.abi import CHUNK, MAX_LAG, TimeMixInput
 from rwkv_batch.ops.cuda.binding import SPARSE_ROWS, Addend, Kernels, pointer
@@ -46,9 +46,16 @@ class CudaStates(States):
     """States that may lag some tokens, and what the device knows of their slots."""
 
     def __init__(
-        self, kernels: Kernels, slots: int, layers: int, width: int, wkv: torch.dtype, device: torch.device
+        self,
+        kernels: Kernels,
+        slots: int,
+        layers: int,
+        width: int,
+        wkv: torch.dtype,
+        device: torch.device,
+        start: Tensor | None = None,
     ) -> None:
-        super().__init__(slots, layers, width, torch.float16, wkv, device)
+        super().__init__(slots, layers, width, torch.float16, wkv, device, start)
         self.feed = Feed(kernels, self.wkv)
 
     def flush(self, slots: Collection[int]) -> None:
@@ -92,7 +99,7 @@ class RWKV7Cuda:
     def new_states(self, slots: int, wkv_dtype: torch.dtype = torch.float16) -> CudaStates:
         """The states of that many slots, all before the first token."""
         c = self.checkpoint
-        return CudaStates(self.kernels, slots, c.layers, c.width, wkv_dtype, self.device)
+        return CudaStates(self.kernels, slots, c.layers, c.width, wkv_dtype, self.device, c.start_state())
 
     def slot_bytes(self, wkv_dtype: torch.dtype) -> int:
         """Of a slot of `new_states`, deferred writes included."""

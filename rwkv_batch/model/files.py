@@ -1,0 +1,163 @@
+"""Reads the tensors of a model file or folder, by the names in it. Nothing in a file can run code."""
+
+import difflib
+import json
+import pickle
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+SUFFIXES = (".pth", ".safetensors", ".st")
+FOLDER_FILES = ("model.safetensors", "pytorch_model.bin")  # of Hugging Face: whole, or with an index of parts
+INDEX = ".index.json"
+CONFIG = "config.json"
+
+
+class CheckpointError(Exception):
+    """A checkpoint that cannot be used; one sentence names the file, what is wrong in it and the way out."""
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """What is in a file or folder."""
+
+    path: Path
+    tensors: dict[str, Tensor]  # mapped from the file, not copied
+    config: Mapping[str, Any]  # of a Hugging Face folder; otherwise empty
+
+    @property
+    def name(self) -> str:
+        """Of the model: a folder may have a dot in its name."""
+        return self.path.name if self.path.is_dir() else self.path.stem
+
+
+def read(path: Path) -> ModelFile:
+    """A file, whose suffix may be left out, or a Hugging Face folder. Raises CheckpointError."""
+    found = _find(path)
+    if found.is_dir():
+        return ModelFile(found, _read_folder(found), _read_config(found))
+    # A part of a Hugging Face folder that is not cut into parts can be given too.
+    config = _read_config(found.parent) if found.name in FOLDER_FILES else {}
+    return ModelFile(found, read_tensors(found), config)
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of one file. Raises CheckpointError."""
+    return _read_safetensors(file) if file.suffix in (".safetensors", ".st") else _read_pth(file)
+
+
+def _find(path: Path) -> Path:
+    for file in (path, *(path.with_name(path.name + suffix) for suffix in SUFFIXES)):
+        if file.is_file():
+            return file
+    if path.is_dir():
+        if any((path / (name + end)).is_file() for name in FOLDER_FILES for end in ("", INDEX)):
+            return path
+        inside = sorted(f.name for f in path.iterdir() if f.suffix in SUFFIXES)
+        raise CheckpointError(f"{path} is a directory; name the checkpoint file in it{_one_of(inside)}.")
+    if not path.parent.is_dir():
+        raise CheckpointError(
+            f"There is no checkpoint {path}, nor a directory {path.parent}; check the path."
+        )
+    beside = {f.stem: f.name for f in path.parent.iterdir() if f.suffix in SUFFIXES}
+    stem = path.name
+    for suffix in SUFFIXES:
+        stem = stem.removesuffix(suffix)
+    near = [beside[match] for match in difflib.get_close_matches(stem, beside, n=3)]
+    raise CheckpointError(
+        f"There is no checkpoint {path} (with or without {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}); "
+        f"check the path{_one_of(near)}."
+    )
+
+
+def _one_of(names: list[str]) -> str:
+    return f", perhaps {' or '.join(names[:3])}" if names else ""
+
+
+def _read_folder(folder: Path) -> dict[str, Tensor]:
+    for name in FOLDER_FILES:
+        if (folder / (name + INDEX)).is_file():
+            return _read_parts(folder, folder / (name + INDEX))
+    return next(read_tensors(folder / name) for name in FOLDER_FILES if (folder / name).is_file())
+
+
+def _read_parts(folder: Path, index: Path) -> dict[str, Tensor]:
+    """The tensors that the index names, each from the file that it names."""
+    places = _read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
+        raise CheckpointError(f"{index} has no weight_map of file names; download it again.")
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(set(places.values())):
+        part = folder / file
+        if part.parent != folder:
+            raise CheckpointError(f"{index} names {file}, which is outside of the folder; download it again.")
+        if not part.is_file():
+            raise CheckpointError(f"{part} is missing, which {index.name} names; download it again.")
+        inside = read_tensors(part)
+        wanted = [key for key, place in places.items() if place == file]
+        for key in wanted:
+            if key not in inside:
+                raise CheckpointError(f"{part}: {key} is missing, which {index.name} names; download both.")
+        tensors |= {key: inside[key] for key in wanted}
+    return tensors
+
+
+def _read_config(folder: Path) -> Mapping[str, Any]:
+    file = folder / CONFIG
+    return _read_json(file) if file.is_file() else {}
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read ({_first_line(error)}); download it again.") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{file} is no JSON object; download it again.")
+    return found
+
+
+def _read_pth(file: Path) -> dict[str, Tensor]:
+    if not zipfile.is_zipfile(file):
+        with file.open("rb") as stream:
+            cut = stream.read(2) == b"PK"
+        raise CheckpointError(
+            f"{file} is cut short; download it again."
+            if cut
+            else f"{file} is no file of torch.save (a zip archive); give a .pth or .safetensors checkpoint."
+        )
+    try:
+        tensors: Any = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{file} holds Python objects that could run code, not only tensors; "
+            "give a checkpoint that is a plain dictionary of tensors."
+        ) from error
+    except (RuntimeError, OSError, ValueError, EOFError, KeyError) as error:
+        raise CheckpointError(f"{file} cannot be read ({_first_line(error)}); download it again.") from error
+    if not isinstance(tensors, dict) or not all(
+        isinstance(k, str) and isinstance(v, Tensor) for k, v in tensors.items()
+    ):
+        raise CheckpointError(
+            f"{file} is not a plain dictionary of named tensors; give the model's weights without trainer "
+            "state."
+        )
+    return tensors
+
+
+def _read_safetensors(file: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(file, framework="pt", device="cpu") as archive:
+            return {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118 (the archive is no mapping)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read ({_first_line(error)}); download it again.") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

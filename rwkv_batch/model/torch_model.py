@@ -1,0 +1,98 @@
+"""What the forward passes in torch have in common, whatever the family: rows, states, embedding and head.
+
+Rows of any length are packed without padding, and their states stay in their slots.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.model.description import norm_tensors, normed_embedding
+from rwkv_batch.ops import torch_ops as ops
+from rwkv_batch.ops.linear import Linear, prepare
+from rwkv_batch.state.slots import States
+
+
+class TorchModel(ABC):
+    """A model on a device. `dtype`: of weights and activations; the recurrence is always fp32."""
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.checkpoint, self.device, self.dtype = checkpoint, torch.device(device), dtype
+        self.embedding = normed_embedding(checkpoint.tensors, self.device, dtype)
+        self.ln_out = norm_tensors(checkpoint.tensors, "ln_out").to(self.device, torch.float32)
+        self.head = self._linear(checkpoint.tensors["head.weight"])
+        self._load_layers()
+
+    def new_states(self, slots: int, wkv_dtype: torch.dtype = torch.float32) -> States:
+        """The states of that many slots, all before the first token."""
+        c = self.checkpoint
+        return States(slots, c.layers, c.width, self.dtype, wkv_dtype, self.device, c.start_state())
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        tokens: Tensor,
+        lengths: Sequence[int],
+        slots: Sequence[int],
+        states: States,
+        logits_of: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Run packed rows, and move their states on in place.
+
+        tokens: `[T]` ids of all rows, one row after the other. lengths: tokens of each row, at least 1.
+        slots: of each row, all different. Returns fp32 logits `[len(logits_of), vocab]` after the last token
+        of the rows named (None: of all rows, in order). Raises ValueError for rows that do not fit together.
+        """
+        check_rows(tokens, lengths, slots, len(states))
+        wanted = range(len(lengths)) if logits_of is None else logits_of
+        # Inside, decode rows come first and slots ascend: neighbours in memory are one view.
+        order = sorted(range(len(lengths)), key=lambda row: (lengths[row] > 1, slots[row]))
+        if order != list(range(len(lengths))):
+            pieces = tokens.split(list(lengths))
+            tokens = torch.cat([pieces[row] for row in order])
+            lengths, slots = [lengths[row] for row in order], [slots[row] for row in order]
+        rows = ops.pack(lengths, slots, self.device)
+        x = self._run_layers(tokens.to(self.device), states, rows)
+        if not len(wanted):
+            return x.new_empty(0, self.checkpoint.vocab, dtype=torch.float32)
+        place = {row: place for place, row in enumerate(order)}
+        at = torch.tensor([place[row] for row in wanted], device=self.device)
+        x = x[at if rows.last is None else rows.last[at]]
+        return self.head(self.ln_out(x.float()).to(self.dtype)).float()
+
+    @abstractmethod
+    def _load_layers(self) -> None:
+        """Pack the weights of the layers."""
+
+    @abstractmethod
+    def _run_layers(self, tokens: Tensor, states: States, rows: ops.PackedRows) -> Tensor:
+        """Tokens `[T]` through the embedding and all layers: `[T, width]`."""
+
+    def _vector(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device, self.dtype).flatten()
+
+    def _linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        return prepare(weight, bias, device=self.device, dtype=self.dtype)
+
+
+def check_rows(tokens: Tensor, lengths: Sequence[int], slots: Sequence[int], total_slots: int) -> None:
+    """Wrong rows would mix up states in silence. Raises ValueError."""
+    if not lengths or len(lengths) != len(slots) or min(lengths) < 1 or sum(lengths) != len(tokens):
+        raise ValueError(
+            f"{len(lengths)} lengths with sum {sum(lengths)} do not fit {len(slots)} slots and "
+            f"{len(tokens)} tokens; give one length of at least 1 and one slot for every row."
+        )
+    if len(set(slots)) != len(slots) or min(slots) < 0 or max(slots) >= total_slots:
+        raise ValueError(
+            f"Slots {list(slots)} are not distinct numbers below {total_slots}; give every row a slot of "
+            "its own."
+        )

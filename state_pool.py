@@ -43,6 +43,8 @@ from rwkv_batch.state.log.writer import Writer
 from rwkv_batch.state.pool.image_cache import ImageCache
 from rwkv_batch.state.pool.resume import Model, Resumer
 from rwkv_batch.state.pool.session_files import SessionFiles
+from rwkv_batch.state.pool.start_states import StartStates
+from rwkv_batch.state.pool.state_copies import StateCopies
 from rwkv_batch.state.pool.tiers import Tiers
 from rwkv_batch.state.pool.token_log import TokenLog
 from rwkv_batch.state.slots import States
@@ -50,11 +52,10 @@ from rwkv_batch.state.snapshot import Damaged, Transfer
 
 log = logging.getLogger(__name__)
 
-COPIES = 4  # states in flight to host memory by `copy_out`
-
 
 class StatePool:
-    """Sessions by key; `documents`: opaque bytes by key; `files`: exported sessions; `images`: stored states.
+    """Sessions by key; `documents`: opaque bytes by key; `files`: exported sessions; `images`: stored states;
+    `starts`: named states in which sequences begin; `copies`: of slots.
 
     A method's `done` is called once, inside a later `poll`. Its last argument is None or a sentence that says
     what failed. `free` gets each slot that becomes the caller's, inside any method.
@@ -115,7 +116,19 @@ class StatePool:
             self._store_with_state,
         )
         self.documents = Documents(store, self._reader, self._writer)
-        self._copies, self._closed = 0, False
+        self.copies = StateCopies(states, transfer, self._copier)
+        self.starts = StartStates(
+            self._sessions,
+            self._log,
+            self.documents,
+            self.images,
+            self._resumer,
+            states,
+            transfer,
+            self._reader,
+            self._store_with_state,
+        )
+        self._closed = False
 
     # Sessions
 
@@ -250,27 +263,6 @@ class StatePool:
         self._tiers.keep(key, session.head, slot)
         self._tiers.image(turn.id, partial(self._store_with_state, session, [turn], session.head, done))
 
-    def copy_out(self, slot: int, done: Callable[[Tensor], None]) -> None:
-        """Copy the slot's current state to host memory; `done` gets it, on a CPU at once.
-
-        On a GPU it is not called when COPIES are in flight already, or when the copy fails: this is for what
-        can be computed again.
-        """
-        if self._copies == COPIES:
-            return
-        state = self._states.clone(slot)
-        if not self._transfer.pinned:
-            done(state.data)
-            return
-        self._copies += 1
-
-        def copied(result: Tensor | None, error: Exception | None) -> None:
-            self._copies -= 1
-            if result is not None:
-                done(result)
-
-        self._copier.put(partial(self._transfer.to_host, state), copied)
-
     # The loop
 
     def poll(self) -> None:
@@ -377,7 +369,8 @@ class StatePool:
             self._log.delete([session.key], lambda error: None)
 
     def _renewed(self) -> None:
-        """The database was broken and is replaced. Store once more what upper tiers have and it has not."""
+        """The database was broken and is replaced. Store once more what is in memory and not in it."""
+        self.starts.store_again()
         for key, head in self._tiers.contents().items():
             if not self._log.is_stored(head.turn):
                 continue

@@ -22,7 +22,11 @@ from routes.http.frontend import ENGINE_LOST, NO_REPLY, Frontend
 from routes.http.replies import Reply
 from routes.http.stream import EventStream, JobStream, SlowJson, failure_status
 from rwkv_batch.wire.client import Job, RequestFailed, RequestRejected
-from rwkv_batch.wire.protocol import EngineInfo, GenerateRequest, RowDelta
+from rwkv_batch.wire.protocol import (
+    GenerateRequest,
+    RowDelta,
+)
+from rwkv_batch.wire.supervision import EngineInfo
 
 ACCEPTED_WITHIN = 30.0  # seconds; the engine answers between two steps
 PLAIN_WITHIN = 0.25  # seconds; a reply that takes longer is a stream, which notices a client that leaves

@@ -14,8 +14,6 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +21,10 @@ import torch
 
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine import memory
+from rwkv_batch.engine.beginnings import Beginnings, StartStateMissing
 from rwkv_batch.engine.commands.requests import RequestCommands
 from rwkv_batch.engine.commands.sessions import SessionCommands
+from rwkv_batch.engine.commands.start_states import StartStateCommands
 from rwkv_batch.engine.scheduling.scheduler import QueueFull, Scheduler
 from rwkv_batch.engine.scheduling.sequence import (
     FINALIZING,
@@ -34,12 +34,13 @@ from rwkv_batch.engine.scheduling.sequence import (
     Sequence,
     rows_of,
 )
+from rwkv_batch.engine.scheduling.steps import StepInFlight
 from rwkv_batch.engine.scheduling.turns import Turns
 from rwkv_batch.engine.startup import describe, load_weights, open_store
 from rwkv_batch.model import checkpoint
 from rwkv_batch.ops import device as devices
 from rwkv_batch.runner import backends
-from rwkv_batch.runner.protocol import Batch, Draws, NewRow
+from rwkv_batch.runner.protocol import Batch, NewRow
 from rwkv_batch.sampling.params import check
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.log.store import Store
@@ -55,23 +56,13 @@ from rwkv_batch.wire.protocol import (
     RequestCommand,
     RowDelta,
     Sampling,
-    TokenLogprob,
+    StartStateCommand,
 )
 from state_pool import StatePool
 
 log = logging.getLogger(__name__)
 
 OFFLINE = b"offline"
-
-
-@dataclass(frozen=True)
-class StepInFlight:
-    """A step whose draws are not known yet."""
-
-    fed: list[Sequence]  # all sequences that it feeds
-    drawing: list[Sequence]  # those that draw
-    logprob_places: list[int]  # places in `drawing` of those that want logprobs
-    draws: Draws
 
 
 class Engine:
@@ -126,7 +117,6 @@ class Engine:
         l2 = memory.host_states(self.runner.states) if config.l2 is None else config.l2
         where = f", the others in {store.path}, at most {(store.limit or 0) / 2**30:.1f} GiB" if store else ""
         log.info("states of sessions: %d on the device, %d in host memory%s", l1, l2, where)
-        self.prefixes = PrefixCache(config.prefix_cache_mb << 20)
         self.pool = StatePool(
             self.runner.states,
             (weights.fingerprint, weights.vocab),
@@ -141,6 +131,7 @@ class Engine:
             wake=wake,
             free=self.scheduler.free,
         )
+        self.beginnings = Beginnings(PrefixCache(config.prefix_cache_mb << 20), self.pool)
         self.outbox: Outbox = []
         self.prompts = PromptEncoder(self.tokenizer, weights.vocab)
         self.turns = Turns(
@@ -148,6 +139,7 @@ class Engine:
         )
         common = self.pool, self.scheduler, self.turns, self.outbox
         self.sessions = SessionCommands(*common, self.tokenizer)
+        self.start_states = StartStateCommands(self.pool, self.outbox, weights)
         self.requests = RequestCommands(*common, self._drop, weights.fingerprint)
         self._in_flight: deque[StepInFlight] = deque()  # oldest first
         self._queued = 0  # of them, those that `land` leaves
@@ -166,7 +158,8 @@ class Engine:
         except QueueFull as full:
             self.outbox.append((key, Rejected(request.id, "overloaded", f"The server is busy: {full}.")))
         except ValueError as error:
-            self.outbox.append((key, Rejected(request.id, "invalid", str(error))))
+            reason = "not_found" if isinstance(error, StartStateMissing) else "invalid"
+            self.outbox.append((key, Rejected(request.id, reason, str(error))))
         except StoreError as error:
             self.outbox.append((key, Failed(request.id, str(error))))
 
@@ -175,6 +168,8 @@ class Engine:
         try:
             if isinstance(command, RequestCommand):
                 self.requests.run(key, command)
+            elif isinstance(command, StartStateCommand):
+                self.start_states.run(key, command)
             else:
                 self.sessions.run(key, command)
         except StoreError as error:
@@ -238,6 +233,7 @@ class Engine:
         stop_strings: Iterable[str] = (),
         sampling: Sampling | None = None,
         n: int = 1,
+        start_state: str = "",
     ) -> list[RowDelta]:
         """Continue every prompt, as many at a time as there are slots; the whole text of each row.
 
@@ -251,6 +247,7 @@ class Engine:
             stop_ids=list(stop_ids),
             stop_strings=list(stop_strings),
             sampling=sampling or Sampling(),
+            start_state=start_state,
         )
         self._add((OFFLINE, request.id), request)
         rows: list[RowDelta] = []
@@ -284,9 +281,9 @@ class Engine:
             prompts = [self.prompts.encode(prompt, request.prefix_ids) for prompt in request.prompts]
         seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
         rows = rows_of(request, key, prompts, seed, target, self.tokenizer)
+        cached = [self.beginnings.cached_tokens(row) for row in rows[:: request.n]]
         if request.max_tokens > 0 or turn:
             self.scheduler.add(rows)
-        cached = [self._cached(row)[0] for row in rows[:: request.n]]
         lengths = [len(prompt) for prompt in prompts]
         accepted = Accepted(request.id, lengths, cached if any(cached) else [], target or "")
         self.outbox.append((key, accepted))
@@ -303,9 +300,10 @@ class Engine:
         """Give waiting sequences the slots that are free, and their slots the states they begin with."""
         beginnings: dict[int, torch.Tensor | None] = {}
         for seq in self.scheduler.admit():
-            assert seq.slot is not None
+            if seq.slot is None:  # of a request that has just been refused
+                continue
             if seq.request.turn is None:
-                beginnings[seq.slot] = self._find_prefix(seq)
+                self._begin(seq, beginnings)
             elif self.turns.begin(seq, seq.request.turn):
                 beginnings[seq.slot] = None
             if seq.slot is not None:  # otherwise its session has been deleted
@@ -314,17 +312,14 @@ class Engine:
                 seq.runs_ahead = len(stops) <= self.runner.run_ahead_stop_ids
         self.runner.states.replace(beginnings)
 
-    def _find_prefix(self, seq: Sequence) -> torch.Tensor | None:
-        """The state after the longest known prefix of the prompt, which is not fed again."""
-        seq.fed, state = self._cached(seq)
-        if seq.request.prefix_cache:
-            seq.cuts = self.prefixes.cuts(seq.prompt, seq.fed)
-            self.prefixes.remember(seq.prompt)
-        return state
-
-    def _cached(self, seq: Sequence) -> tuple[int, torch.Tensor | None]:
-        hit = self.prefixes.longest(seq.prompt) if seq.request.prefix_cache and not seq.request.turn else None
-        return hit or (0, None)
+    def _begin(self, seq: Sequence, beginnings: dict[int, torch.Tensor | None]) -> None:
+        """Of a sequence that is no turn."""
+        assert seq.slot is not None
+        try:
+            beginnings[seq.slot] = self.beginnings.begin(seq)
+        except StartStateMissing as missing:
+            self.outbox.append((seq.key, Rejected(seq.key[1], "not_found", str(missing))))
+            self.cancel(seq.key)
 
     def _launch(self, plan: list[tuple[Sequence, int]]) -> None:
         """Run or queue a step."""
@@ -344,7 +339,7 @@ class Engine:
             cut = seq.cuts[0] if seq.cuts else None
             seq.advance(count)
             if cut is not None and seq.fed == cut and seq.slot is not None:
-                self.pool.copy_out(seq.slot, partial(self.prefixes.put, seq.prompt[:cut]))
+                self.beginnings.keep(seq, cut)
         for seq in drawing:
             seq.in_flight += 1
         if finalizing:
@@ -357,7 +352,7 @@ class Engine:
         # The others have been answered, or will be by the state pool.
         with self._failing([seq for seq in step.fed if seq.slot is not None]):
             ids = step.draws.wait()
-            logprobs = self._logprobs(step, ids)
+            logprobs = step.logprobs(ids, self.tokenizer)
             deltas: dict[RequestKey, list[RowDelta]] = {}
             for place, (seq, token) in enumerate(zip(step.drawing, ids, strict=True)):
                 seq.in_flight -= 1
@@ -374,15 +369,6 @@ class Engine:
                     self.scheduler.release(seq)
             for key, rows in deltas.items():
                 self.outbox.append((key, Progress(key[1], rows)))
-
-    def _logprobs(self, step: StepInFlight, ids: list[int]) -> dict[int, TokenLogprob]:
-        """Logprobs for the sequences that want them, by their place in `step.drawing`."""
-        found = step.draws.logprobs() if step.logprob_places else []
-        text = self.tokenizer.token_bytes
-        return {
-            place: TokenLogprob(text(ids[place]), logprob, [(text(token), p) for token, p in top])
-            for place, (logprob, top) in zip(step.logprob_places, found, strict=True)
-        }
 
     @contextmanager
     def _failing(self, sequences: Iterable[Sequence]) -> Iterator[None]:

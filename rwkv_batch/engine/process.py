@@ -29,13 +29,15 @@ from rwkv_batch.wire.protocol import (
     Cancel,
     Event,
     Failed,
-    FrontendLost,
     GenerateRequest,
-    LoadFailure,
-    Stop,
     decode_to_engine,
     encode,
     id_of,
+)
+from rwkv_batch.wire.supervision import (
+    FrontendLost,
+    LoadFailure,
+    Stop,
 )
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.ops import device as devices
 from rwkv_batch.runner.protocol import Runner
 from rwkv_batch.state.log.store import Store
-from rwkv_batch.wire.protocol import EngineInfo
+from rwkv_batch.wire.supervision import EngineInfo
 
 
 def load_weights(

@@ -22,6 +22,7 @@ Tier = Literal["L1", "L2", "L3"]
 
 NONE = 0  # in place of a turn's id: the beginning, where nothing has been fed
 EMPTY_DIGEST = bytes(16)
+HIDDEN = "\0"  # what keys of sessions and documents begin with that are not listed, nor dropped for room
 
 
 class StoreError(Exception):

@@ -1,12 +1,8 @@
-"""The messages between front ends and the engine, msgpack over ZeroMQ, and those of the supervisor.
+"""The messages between front ends and the engine, msgpack over ZeroMQ.
 
 The engine listens on a ROUTER socket, each front end connects a DEALER whose identity is its name. A front
 end sends `ToEngine` messages one by one; the engine sends at most two messages a step to each, lists of
 `Event`. The front end chooses the ids of its requests; the engine keys them by (front end, id).
-
-The supervisor has a pipe to each of its processes, where messages are pickled. It sends `EngineInfo` (the
-engine is ready), `EngineLost` and `Drain` to the front ends, and `FrontendLost` and `Stop` to the engine. The
-engine answers with `EngineInfo` or `LoadFailure`.
 """
 
 from contextlib import suppress
@@ -87,6 +83,10 @@ class GenerateRequest(WireMessage, frozen=True, omit_defaults=True, tag="generat
     prefix_cache: bool = True  # cached states of prefixes may be used, and this prompt's may be cached
     turn: SessionTurn | None = None
     prefix_ids: list[int] = []  # token ids in front of every prompt
+    # The name of the state in which every row begins, and a turn whose source is not there; "": that before
+    # any token.
+    start_state: str = ""
+    start_digest: bytes = b""  # of a request that goes on: of the start state in which it began
     name: str = ""  # what clients call it; others may have the same
     rows: list[PausedRow] = []  # of a request that goes on: one for each prompt, and n is 1
     model: str = ""  # of a request that goes on: the fingerprint of the model that began it
@@ -161,6 +161,32 @@ class RemoveDocument(KeyedCommand, frozen=True, tag="remove_document"):
     """The reply says how many documents were found: 0 or 1."""
 
 
+class PutStartState(KeyedCommand, frozen=True, tag="put_start_state"):
+    """Read a tuned state from a file, and store it under the name `key`, in place of any older one.
+
+    Rejected ("invalid") if the file is none for this model. Later requests may name it as `start_state`.
+    """
+
+    path: str
+    layout: Literal["vk", "kv"]  # of a head's matrix in the file: [value, key] or [key, value]
+    description: bytes  # whatever the front end wants to know of it later
+
+
+class ListStartStates(WireMessage, frozen=True, omit_defaults=True, tag="list_start_states"):
+    """Replied to with all start states, or with the one of that name, if it is there."""
+
+    name: str | None = None
+
+
+class RemoveStartStates(WireMessage, frozen=True, omit_defaults=True, tag="remove_start_states"):
+    """Forget the start state of that name, None: all. The reply says how many there were.
+
+    Sessions that began in it go on.
+    """
+
+    name: str | None = None
+
+
 class ListRequests(WireMessage, frozen=True, tag="list_requests"):
     """Replied to with the requests that wait or run, and the names of those that are paused."""
 
@@ -203,7 +229,9 @@ SessionCommand = (
     | GetDocument
     | RemoveDocument
 )
-Command = SessionCommand | RequestCommand
+# What is done with start states; the only event that follows is `CommandReply`, `Rejected` or `Failed`.
+StartStateCommand = PutStartState | ListStartStates | RemoveStartStates
+Command = SessionCommand | RequestCommand | StartStateCommand
 ToEngine = GenerateRequest | Cancel | Command
 
 
@@ -283,10 +311,21 @@ class RequestInfo(Struct, frozen=True, array_like=True):
     max_tokens: int  # of each
 
 
+class StartStateInfo(Struct, frozen=True, array_like=True):
+    """A start state."""
+
+    name: str
+    description: bytes  # as it was given
+    created: float  # seconds since 1970
+    layers: int
+    heads: int
+    digest: bytes  # 16 bytes that follow from its numbers
+
+
 class CommandReply(WireMessage, frozen=True, omit_defaults=True, tag="command_reply"):
     """A command has been carried out."""
 
-    found: int = 0  # DeleteSession, RemoveDocument, StopRequest: how many there were
+    found: int = 0  # DeleteSession, RemoveDocument, RemoveStartStates, StopRequest: how many there were
     data: bytes = b""  # ExportSession, GetDocument
     sessions: list[SessionInfo] = []  # ListSessions
     total: int = 0  # ListSessions: how many sessions there are,
@@ -296,6 +335,7 @@ class CommandReply(WireMessage, frozen=True, omit_defaults=True, tag="command_re
     turns: list[TurnInfo] = []  # SessionHistory
     requests: list[RequestInfo] = []  # ListRequests, and the one that StopRequest or PauseRequest has found
     paused: list[str] = []  # ListRequests: names of paused requests
+    start_states: list[StartStateInfo] = []  # ListStartStates, and the one that PutStartState has stored
 
 
 Event = Accepted | Rejected | Progress | Failed | CommandReply
@@ -331,42 +371,3 @@ def id_of(data: bytes) -> str | None:
 def decode_events(data: bytes) -> list[Event]:
     """Raises msgspec.DecodeError when `data` is no list of events."""
     return _events.decode(data)
-
-
-class EngineInfo(Struct, frozen=True):
-    """What the engine is and runs; sent to the supervisor once it is ready."""
-
-    model: str
-    layers: int
-    width: int
-    parameters: int
-    dtype: str
-    device: str
-    slots: int
-    vocabulary: int
-
-
-class EngineLost(Struct, frozen=True):
-    """The engine has died: its requests have failed, and none can begin until it is ready again."""
-
-
-class Drain(Struct, frozen=True):
-    """Take no new requests and exit when none is running, at the latest after `seconds`."""
-
-    seconds: float
-
-
-class FrontendLost(Struct, frozen=True):
-    """A front end has died, and nobody can receive the replies to its requests."""
-
-    name: str
-
-
-class Stop(Struct, frozen=True):
-    """Commit what is not stored yet and exit."""
-
-
-class LoadFailure(Struct, frozen=True):
-    """The model cannot be served; one sentence says why."""
-
-    message: str

@@ -11,7 +11,11 @@ import pytest
 import zmq
 
 from rwkv_batch.engine.process import Service
-from rwkv_batch.wire.protocol import Failed, Stop, decode_events
+from rwkv_batch.wire.protocol import (
+    Failed,
+    decode_events,
+)
+from rwkv_batch.wire.supervision import Stop
 
 
 @pytest.mark.parametrize("message", [{"type": "of the future", "id": "a"}, {"type": "generate", "id": "a"}])

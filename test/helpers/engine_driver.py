@@ -29,9 +29,13 @@ class Driver:
     def __init__(self, store: Store | None = None, weights: Checkpoint = WEIGHTS, **options) -> None:
         self.woken = threading.Event()
         self.engine = Engine(
-            weights, device="cpu", max_rows=2, prefix_cache_mb=0, store=store, wake=self.woken.set, **options
+            weights,
+            store=store,
+            wake=self.woken.set,
+            **{"device": "cpu", "max_rows": 2, "prefix_cache_mb": 0} | options,
         )
         self._number = 0
+        self._events: dict[str, list[Event]] = {}  # by the ids of requests
 
     def add(self, prompt: list[int], session: str | None = None, max_tokens: int = 6, **fields) -> str:
         """The id of a request."""
@@ -47,29 +51,28 @@ class Driver:
 
     def until(self, name: str, kind: tuple[type, ...]) -> list[Event]:
         """The events of a request, up to the first of these kinds that ends it."""
-        events: list[Event] = []
         while True:
+            events = self._events.get(name, [])
+            if events and isinstance(events[-1], kind) and _ends(events[-1]):
+                return events
             if not self.engine.busy:
                 assert self.woken.wait(30), "the engine waits for nothing"
             self.woken.clear()
             for (_, id_), event in self.engine.step():
-                if id_ == name:
-                    events.append(event)
-                    ended = not isinstance(event, Progress) or event.rows[-1].finish_reason
-                    if isinstance(event, kind) and ended:
-                        return events
+                self._events.setdefault(id_, []).append(event)
 
     def say(self, prompt: list[int], session: str | None = None, **fields) -> tuple[str, int]:
         """A turn's text and number of tokens."""
-        rows = [
-            row
-            for event in self.until(self.add(prompt, session, **fields), (Progress,))
-            if isinstance(event, Progress)
-            for row in event.rows
-        ]
+        return self.said(self.add(prompt, session, **fields))
+
+    def said(self, name: str) -> tuple[str, int]:
+        """The text of a request that was added, and its number of tokens."""
+        events = self.until(name, (Progress,))
+        rows = [row for event in events if isinstance(event, Progress) for row in event.rows]
         return "".join(row.text for row in rows), sum(row.tokens for row in rows)
 
     def ask(self, command: Command) -> CommandReply:
+        self._events.pop(command.id, None)  # of a command before
         self.engine.command((b"test", command.id), command)
         (reply,) = self.until(command.id, (CommandReply,))
         assert isinstance(reply, CommandReply)
@@ -79,3 +82,7 @@ class Driver:
         said = [self.say(prompt, session, **fields) for prompt in prompts]
         self.engine.close()
         return said
+
+
+def _ends(event: Event) -> bool:
+    return not isinstance(event, Progress) or bool(event.rows[-1].finish_reason)

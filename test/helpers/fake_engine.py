@@ -25,7 +25,6 @@ from rwkv_batch.wire.protocol import (
     Cancel,
     CommandReply,
     DeleteSession,
-    EngineInfo,
     Event,
     ExportSession,
     Failed,
@@ -47,6 +46,7 @@ from rwkv_batch.wire.protocol import (
     decode_to_engine,
     encode,
 )
+from rwkv_batch.wire.supervision import EngineInfo
 
 INFO = EngineInfo(
     model="fake-rwkv",

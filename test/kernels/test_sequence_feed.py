@@ -125,7 +125,7 @@ def test_a_copy_of_a_state_holds_what_steps_have_deferred(model: RWKV7Cuda, coun
         free=lambda slot: None,
         wake=ready.set,
     )
-    pool.copy_out(SLOTS[1], copies.append)
+    pool.copies.copy_out(SLOTS[1], copies.append)
     while not copies:
         assert ready.wait(30)
         ready.clear()

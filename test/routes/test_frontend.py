@@ -17,7 +17,10 @@ from fake_engine import INFO
 from frontend_process import FrontendProcess
 from native_calls import V1
 
-from rwkv_batch.wire.protocol import Drain, EngineLost
+from rwkv_batch.wire.supervision import (
+    Drain,
+    EngineLost,
+)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,13 @@ from fake_engine import FakeEngine
 from frontend_process import FrontendProcess
 from openai import OpenAI
 
-from rwkv_batch.wire.protocol import Drain, Event, GenerateRequest, PutDocument, Rejected
+from rwkv_batch.wire.protocol import (
+    Event,
+    GenerateRequest,
+    PutDocument,
+    Rejected,
+)
+from rwkv_batch.wire.supervision import Drain
 
 ANSWER = "Assistant: <think>\n</think>\n"
 NO_SUCH = "resp_" + "0" * 32

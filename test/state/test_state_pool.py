@@ -97,7 +97,7 @@ def test_writes_that_the_device_has_deferred_are_in_what_is_kept_and_copied(path
     slot = bench.slot()
     bench.states._memory[slot] = 0
     deferred[slot] = [8]
-    bench.pool.copy_out(slot, copies.append)
+    bench.pool.copies.copy_out(slot, copies.append)
     assert copies[0][:16].numpy().tobytes() == seen(8)
     bench.close()
 

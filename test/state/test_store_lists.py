@@ -21,6 +21,7 @@ from stores import (
 )
 
 from rwkv_batch.state.entries import (
+    HIDDEN,
     PutSession,
     Removed,
     SessionEntry,
@@ -90,6 +91,19 @@ def test_images_go_before_sessions_even_if_the_sessions_are_older(store: Store) 
     do(store, put_image(old, BIG, used=1.5), put_image(new, BIG, saves=10**9, used=9.5))
     assert shrink(store, 1).images == [2] and keys(store) == ["new", "old"]
     assert shrink(store, 1).sessions == ["old"] and keys(store) == ["new"] and has(store, new)
+
+
+def test_hidden_sessions_and_documents_stay_and_are_not_listed(store: Store) -> None:
+    hidden, plain = unknown_past(1), unknown_past(2)
+    put_all(store, hidden, plain)
+    name = f"{HIDDEN}start:a"
+    do(store, PutSession(session(name, hidden, 0.5)), PutSession(session("b", plain, 9.5)))
+    do(store, StoreDocument(name, 0.5, b"x"), StoreDocument("c", 9.5, b"x"))
+    do(store, put_image(hidden, BIG, used=0.0), put_image(plain, BIG, used=0.0))
+    assert (keys(store), store.status([], [], []).total) == (["b"], 1)
+    removed = do(store, Shrink(0))
+    assert (removed.sessions, removed.documents) == (["b"], 1)
+    assert store.find_session(name) and store.read_document(name) and has(store, hidden)
 
 
 def test_nothing_goes_while_the_limit_is_met(store: Store) -> None:

@@ -118,8 +118,10 @@ class RequestCommands:
         turn = request.turn
         if turn and (digest := self._turns.source_digest(rows[0])):
             turn = replace(turn, source_digest=digest)
+        start = self._pool.starts.find(request.start_state)
         paused = replace(
             request,
+            start_digest=start.session.head.digest if start else b"",
             prompts=[seq.requested_prompt for seq in rows],
             n=1,
             sampling=replace(request.sampling, seed=rows[0].seed),

@@ -59,6 +59,7 @@ class Sequence:
     in_flight: int = 0  # draws that are queued and not known yet
     runs_ahead: bool = False  # can be fed LAST
     cuts: list[int] = field(default_factory=list)  # prompt lengths at which a step must end, ascending
+    cut_past: list[int] = field(default_factory=list)  # in front of the prompt, where states at cuts are kept
     finish_reason: str | None = None
     arrival: int = field(default_factory=_arrivals.__next__)
 

@@ -15,8 +15,24 @@ from rwkv_batch.engine.scheduling.sequence import LOADING, Outbox, PromptEncoder
 from rwkv_batch.state.entries import EMPTY_DIGEST, Head, KeptState, Loaded, Session, StoreError
 from rwkv_batch.state.slots import States
 from rwkv_batch.text.tokenizer import Tokenizer
-from rwkv_batch.wire.protocol import Failed, Progress, Rejected, RowDelta, SessionTurn
+from rwkv_batch.wire.protocol import (
+    Event,
+    Failed,
+    GenerateRequest,
+    Progress,
+    Rejected,
+    RowDelta,
+    SessionTurn,
+)
 from state_pool import StatePool
+
+
+class _Refused(Exception):
+    """A turn that cannot begin; the message is one sentence."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass
@@ -75,25 +91,20 @@ class Turns:
 
         True: there is no such state, and the slot begins as before any token.
         """
-        refusal: Rejected | Failed | None = None
-        source = None
         try:
-            source = self._pool.find(turn.source) if turn.source is not None else None
-            if source is None and turn.required:
-                message = f"The session {turn.source} has been deleted meanwhile."
-                refusal = Rejected(sequence.key[1], "not_found", message)
-            elif turn.source_digest not in (b"", source.head.digest if source else EMPTY_DIGEST):
-                message = f"The session {turn.source} is not what it was when this turn was paused."
-                refusal = Rejected(sequence.key[1], "conflict", message)
-        except StoreError as error:
-            refusal = Failed(sequence.key[1], str(error))
-        if refusal:
+            source = self._find_source(sequence.request, turn)
+        except (_Refused, StoreError) as error:
             self._scheduler.release(sequence)
             self._scheduler.unlock(sequence.target)
-            self._outbox.append((sequence.key, refusal))
+            id_ = sequence.key[1]
+            event: Event = Failed(id_, str(error))
+            if isinstance(error, _Refused):
+                event = Rejected(id_, error.reason, str(error))
+            self._outbox.append((sequence.key, event))
             return False
         active = self._active[sequence] = _ActiveTurn(source, source.head if source else None)
-        sequence.begin_turn(self._prompts.encode_turn(sequence.request, source is not None))
+        continued = source is not None and source.key == turn.source
+        sequence.begin_turn(self._prompts.encode_turn(sequence.request, continued))
         if sequence.request.max_tokens == 0:  # the prompt is only read
             active.last_delta = RowDelta(sequence.row, "", 0, "length")
             sequence.finalize(sequence.to_feed)
@@ -199,6 +210,21 @@ class Turns:
                 begun += not active.discarded and self._pool.find(target) is None
                 active.discarded = True
         return begun
+
+    def _find_source(self, request: GenerateRequest, turn: SessionTurn) -> Session | None:
+        """What the turn continues: a session, or that of its start state. Raises _Refused, StoreError."""
+        source = self._pool.find(turn.source) if turn.source is not None else None
+        if source is None and turn.required:
+            raise _Refused("not_found", f"The session {turn.source} has been deleted meanwhile.")
+        if source is None and request.start_state:
+            start = self._pool.starts.find(request.start_state)
+            if start is None:
+                raise _Refused("not_found", f"There is no start state {request.start_state}.")
+            source = start.session
+        if turn.source_digest not in (b"", source.head.digest if source else EMPTY_DIGEST):
+            message = f"The session {turn.source} is not what it was when this turn was paused."
+            raise _Refused("conflict", message)
+        return source
 
     def _load(self, sequence: Sequence, source: Session) -> None:
         assert sequence.slot is not None

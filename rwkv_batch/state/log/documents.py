@@ -30,6 +30,10 @@ class Documents:
 
         self._reader.put(partial(self._store.read_document, key), read)
 
+    def read(self, key: str) -> bytes | None:
+        """The bytes, at once. Raises StoreError."""
+        return self._store.read_document(key)
+
     def remove(self, key: str, done: Callable[[int, str | None], None]) -> None:
         """`done` gets how many documents there were, when the removal is committed, and the error."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from rwkv_batch.state.entries import (
+    HIDDEN,
     DeleteSessions,
     Operation,
     PutSession,
@@ -106,12 +107,12 @@ class Sessions:
         self, after: str | None, limit: int | None, done: Callable[[list[Session], Exception | None], None]
     ) -> None:
         """`done` gets the sessions behind a key, in the order of their keys, at most so many."""
-        changes = {key: change.session for key, change in self._changes.items()}
+        changes = self._listed_changes()
         count = ALL if limit is None else limit + len(changes)
 
         def listed(found: list[Session] | None, error: Exception | None) -> None:
             newest = {session.key: session for session in found or []} | changes
-            newest |= {key: change.session for key, change in self._changes.items()}
+            newest |= self._listed_changes()
             sessions = [newest[key] for key in sorted(newest, key=encoded) if newest[key]]
             if after is not None:
                 sessions = [
@@ -120,6 +121,10 @@ class Sessions:
             done([session for session in sessions if session][:limit], error)
 
         self._reader.put(partial(self._store.list_sessions, after, count), listed)
+
+    def _listed_changes(self) -> dict[str, Session | None]:
+        changes = self._changes.items()
+        return {key: change.session for key, change in changes if not key.startswith(HIDDEN)}
 
     def _stored(self, key: str) -> Session | None:
         """A session of the database. If its row is damaged it is deleted, and lost."""

@@ -60,12 +60,13 @@ TABLES = """
 SESSION = "key, turn, number, tokens, digest, model, imaged, updated, checksum"
 TURN = "id, parent, number, start, prompt, completion, created, model, digest, checksum"
 IMAGE_SIZE = "coalesce(CAST(size AS INTEGER), 0)"  # a number whatever is in the row
+LISTED = "(key < x'00' OR key >= x'01')"  # a key that does not begin with HIDDEN
 DOCUMENT = "key, updated, data, checksum"
 _REFERENCED = "SELECT 1 FROM sessions WHERE turn = ? UNION ALL SELECT 1 FROM turns WHERE parent = ? LIMIT 1"
 
-_OLDEST = """
-    SELECT * FROM (SELECT key, 1, updated FROM sessions ORDER BY updated LIMIT 1)
-    UNION ALL SELECT * FROM (SELECT key, 0, updated FROM documents ORDER BY updated LIMIT 1)
+_OLDEST = f"""
+    SELECT * FROM (SELECT key, 1, updated FROM sessions WHERE {LISTED} ORDER BY updated LIMIT 1)
+    UNION ALL SELECT * FROM (SELECT key, 0, updated FROM documents WHERE {LISTED} ORDER BY updated LIMIT 1)
     ORDER BY updated LIMIT 1"""
 
 
@@ -110,7 +111,9 @@ def list_sessions(
 ) -> list[Session]:
     """Up to `limit` sessions behind a key, in the order of their keys as bytes. Damaged rows are left out."""
     query, bounds = f"SELECT {SESSION} FROM sessions WHERE key >= ?", [encoded(prefix)]
-    if prefix:
+    if not prefix:
+        query += f" AND {LISTED}"
+    else:
         query += " AND key < ?"
         bounds.append(_behind(prefix))
     if after is not None:
@@ -128,7 +131,7 @@ def list_sessions(
 def count_sessions(connection: sqlite3.Connection, turns: Sequence[int] | None = None) -> int:
     """How many sessions there are, or how many of them end with one of these turns."""
     if turns is None:
-        return int(connection.execute("SELECT count(*) FROM sessions").fetchone()[0])
+        return int(connection.execute(f"SELECT count(*) FROM sessions WHERE {LISTED}").fetchone()[0])
     counts = (
         connection.execute("SELECT count(*) FROM sessions WHERE turn = ?", (turn,)).fetchone()[0]
         for turn in turns

@@ -37,12 +37,18 @@ class ImageCache:
         # many tokens cost one image too much, and nothing else.
         self._lost: dict[int, int] = {}
         self._last_error = ""  # of the image before
+        self._kept: dict[int, Tensor] = {}  # by turn
         if self._folder:
             self._writer = ImageWriter(self._folder, layout, replay_rate, store.image_turns)
 
     def find(self, turn: int) -> Tensor | None:
-        """An image that is not stored yet. Also for other threads."""
-        return self._writer.find(turn) if self._writer else None
+        """An image that is not stored yet, or is kept in memory. Also for other threads."""
+        kept = self._kept.get(turn)
+        return kept if kept is not None or self._writer is None else self._writer.find(turn)
+
+    def keep(self, turn: int, image: Tensor) -> None:
+        """Keep the image in memory for as long as the turn is in the log."""
+        self._kept[turn] = image
 
     @property
     def waiting(self) -> int:
@@ -105,6 +111,8 @@ class ImageCache:
 
     def clean(self, removed: Removed) -> None:
         """Drop the images that belonged to rows that have been removed."""
+        for turn in removed.turns:
+            self._kept.pop(turn, None)
         self._forget(removed.turns)
         if self._folder and removed.images:
             self._copier.put(partial(images.remove, self._folder, list(removed.images)))

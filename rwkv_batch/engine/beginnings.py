@@ -1,0 +1,71 @@
+"""Where sequences that are no turns begin: before any token, in a start state, or after a cached prefix."""
+
+from functools import partial
+
+from torch import Tensor
+
+from rwkv_batch.engine.scheduling.sequence import Sequence
+from rwkv_batch.state.pool.start_states import StoredStart
+from rwkv_batch.state.prefix_cache import PrefixCache
+from state_pool import StatePool
+
+START_TOKEN = 1 << 31  # plus a number: stands in cached prefixes for the start state that is before them
+
+
+class StartStateMissing(ValueError):
+    """There is no start state of the name, or it is not what it was; one sentence."""
+
+
+class Beginnings:
+    """`cache`: states after prefixes of prompts, those of a start state behind a token of its own."""
+
+    def __init__(self, cache: PrefixCache, pool: StatePool) -> None:
+        self._cache, self._pool = cache, pool
+
+    def start(self, seq: Sequence) -> StoredStart | None:
+        """The start state that the request names, as it is now. Raises StartStateMissing."""
+        name = seq.request.start_state
+        found = self._pool.starts.find(name) if name else None
+        if name and found is None:
+            raise StartStateMissing(f"There is no start state {name}.")
+        if found and seq.request.start_digest not in (b"", found.session.head.digest):
+            message = f"The start state {name} is not what it was when this request was paused."
+            raise StartStateMissing(message)
+        return found
+
+    def cached_tokens(self, seq: Sequence) -> int:
+        """How many tokens of its prompt need not be fed. Raises StartStateMissing."""
+        hit = self._longest(seq, _past(self.start(seq)))
+        return hit[0] if hit else 0
+
+    def begin(self, seq: Sequence) -> Tensor | None:
+        """The bytes that its slot begins with, and what is fed of it; None: as before any token.
+
+        Raises StartStateMissing.
+        """
+        start = self.start(seq)
+        past = _past(start)
+        seq.fed, state = self._longest(seq, past) or (0, None)
+        if start and state is None:
+            state = self._pool.starts.contents(start)
+        if seq.request.prefix_cache:
+            tokens = past + seq.prompt
+            seq.cuts = [cut - len(past) for cut in self._cache.cuts(tokens, len(past) + seq.fed)]
+            self._cache.remember(tokens)
+            seq.cut_past = past
+        return state
+
+    def keep(self, seq: Sequence, cut: int) -> None:
+        """Cache the state in its slot, which has seen `cut` tokens of the prompt."""
+        assert seq.slot is not None
+        self._pool.copies.copy_out(seq.slot, partial(self._cache.put, seq.cut_past + seq.prompt[:cut]))
+
+    def _longest(self, seq: Sequence, past: list[int]) -> tuple[int, Tensor] | None:
+        if not seq.request.prefix_cache or seq.request.turn:
+            return None
+        hit = self._cache.longest(past + seq.prompt)
+        return (hit[0] - len(past), hit[1]) if hit else None
+
+
+def _past(start: StoredStart | None) -> list[int]:
+    return [START_TOKEN | start.turn % START_TOKEN] if start else []

@@ -1,0 +1,70 @@
+"""Start state commands: store one from a file, list them, forget them."""
+
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from rwkv_batch.engine.commands.reply import reply
+from rwkv_batch.engine.scheduling.sequence import Outbox, RequestKey
+from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.model.files import CheckpointError
+from rwkv_batch.model.start_states import read_start_state
+from rwkv_batch.state.entries import StoreError
+from rwkv_batch.state.pool.start_states import StoredStart
+from rwkv_batch.wire.protocol import (
+    ListStartStates,
+    PutStartState,
+    Rejected,
+    RemoveStartStates,
+    StartStateCommand,
+    StartStateInfo,
+)
+from state_pool import StatePool
+
+
+class _NoState(StoreError):
+    """The file holds none for this model."""
+
+
+class StartStateCommands:
+    """Carries commands out. Their replies go to the outbox, at once or from a later `StatePool.poll`."""
+
+    def __init__(self, pool: StatePool, outbox: Outbox, checkpoint: Checkpoint) -> None:
+        self._pool, self._outbox = pool, outbox
+        self._layers, self._width, self._heads = checkpoint.layers, checkpoint.width, checkpoint.heads
+
+    def run(self, request: RequestKey, command: StartStateCommand) -> None:
+        match command:
+            case PutStartState(key=name):
+                read = partial(self._read, command)
+                self._pool.starts.put(name, read, command.description, partial(self._stored, request, name))
+            case ListStartStates(name=name):
+                found = map(self._pool.starts.find, self._pool.starts.names() if name is None else [name])
+                infos = [self._info(start) for start in found if start]
+                reply(self._outbox, request, None, start_states=infos)
+            case RemoveStartStates(name=name):
+                names = self._pool.starts.names() if name is None else [name]
+                self._pool.starts.remove(
+                    names, lambda count, error: reply(self._outbox, request, error, found=count)
+                )
+
+    def _read(self, command: PutStartState) -> tuple[Tensor, Tensor, bytes]:
+        try:
+            state = read_start_state(Path(command.path), self._layers, self._width, command.layout)
+        except CheckpointError as error:
+            raise _NoState(str(error)) from error
+        return state.shift, state.wkv, state.digest
+
+    def _stored(self, request: RequestKey, name: str, error: Exception | None) -> None:
+        start = self._pool.starts.find(name)
+        if isinstance(error, _NoState):
+            self._outbox.append((request, Rejected(request[1], "invalid", str(error))))
+        else:
+            infos = [self._info(start)] if start else []
+            reply(self._outbox, request, str(error) if error else None, start_states=infos)
+
+    def _info(self, start: StoredStart) -> StartStateInfo:
+        head = start.session.head
+        updated = start.session.updated
+        return StartStateInfo(start.name, start.description, updated, self._layers, self._heads, head.digest)

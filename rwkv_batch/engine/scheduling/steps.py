@@ -1,0 +1,27 @@
+"""Steps that are queued on the device."""
+
+from dataclasses import dataclass
+
+from rwkv_batch.engine.scheduling.sequence import Sequence
+from rwkv_batch.runner.protocol import Draws
+from rwkv_batch.text.tokenizer import Tokenizer
+from rwkv_batch.wire.protocol import TokenLogprob
+
+
+@dataclass(frozen=True)
+class StepInFlight:
+    """A step whose draws are not known yet."""
+
+    fed: list[Sequence]  # all sequences that it feeds
+    drawing: list[Sequence]  # those that draw
+    logprob_places: list[int]  # places in `drawing` of those that want logprobs
+    draws: Draws
+
+    def logprobs(self, ids: list[int], tokenizer: Tokenizer) -> dict[int, TokenLogprob]:
+        """Logprobs of what was drawn, for the sequences that want them, by their place in `drawing`."""
+        found = self.draws.logprobs() if self.logprob_places else []
+        text = tokenizer.token_bytes
+        return {
+            place: TokenLogprob(text(ids[place]), logprob, [(text(token), p) for token, p in top])
+            for place, (logprob, top) in zip(self.logprob_places, found, strict=True)
+        }

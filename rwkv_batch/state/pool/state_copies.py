@@ -1,0 +1,40 @@
+"""Copies of running slots into host memory, of what can be computed again."""
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor
+
+from rwkv_batch.state.jobs import JobThread
+from rwkv_batch.state.slots import States
+from rwkv_batch.state.snapshot import Transfer
+
+IN_FLIGHT = 4  # copies; more are not made
+
+
+class StateCopies:
+    """For the pool's thread."""
+
+    def __init__(self, states: States, transfer: Transfer, copier: JobThread) -> None:
+        self._states, self._transfer, self._copier = states, transfer, copier
+        self._in_flight = 0
+
+    def copy_out(self, slot: int, done: Callable[[Tensor], None]) -> None:
+        """Copy the slot's current state to host memory; `done` gets it, on a CPU at once.
+
+        On a GPU it is not called when IN_FLIGHT are on their way already, or when the copy fails.
+        """
+        if self._in_flight == IN_FLIGHT:
+            return
+        state = self._states.clone(slot)
+        if not self._transfer.pinned:
+            done(state.data)
+            return
+        self._in_flight += 1
+
+        def copied(result: Tensor | None, error: Exception | None) -> None:
+            self._in_flight -= 1
+            if result is not None:
+                done(result)
+
+        self._copier.put(partial(self._transfer.to_host, state), copied)

@@ -70,6 +70,13 @@ def _parser() -> argparse.ArgumentParser:
     flag("--host", help="where to listen; 0.0.0.0 is every network (default %(default)s)")
     flag("--port", type=_port, help="(default %(default)s)")
     flag("--password", metavar="W", help="asked for on every route but /translate (default: none)")
+    flag(
+        "--admin-password",
+        metavar="W",
+        help="asked for in place of --password on routes that load files (default: those answer to this "
+        "machine only)",
+    )
+    flag("--models", metavar="DIR", help="the folder from which routes may load files (default: none)")
     flag("--protect-translate", action="store_true", help="ask for the password on /translate too")
     flag("--device", help="auto, cpu, cuda or cuda:1 (default %(default)s)")
     flag(

@@ -14,7 +14,7 @@ from routes.http.errors import ApiError, ErrorShape, native_shape, openai_shape
 from routes.http.exchange import HttpRequest, HttpResponse, error_response, preflight
 from routes.http.frontend import Frontend
 from routes.http.generate import Prepare, generate
-from routes.native import batch, requests, sessions, state, translate
+from routes.native import batch, requests, sessions, start_states, state, translate
 from routes.openai import chat, completions, models
 from routes.responses import routes as responses
 
@@ -82,6 +82,12 @@ ROUTES = (
     Route("POST",       "/v1/state/fork",                       native_shape, sessions.fork),
     Route("GET",        "/v1/state/history",                    native_shape, sessions.history),
     Route("POST",       "/v1/state/rewind",                     native_shape, sessions.rewind),
+    Route("POST",       "/v1/state/upload",                     native_shape, start_states.upload),
+    Route("GET POST",   "/v1/state/list",                       native_shape, start_states.list_),
+    Route("DELETE POST", "/v1/state/delete",                    native_shape, start_states.delete),
+    Route("POST",       "/loadstatemodel",                      native_shape, start_states.load),
+    Route("POST",       "/removestatemodel",                    native_shape, start_states.remove),
+    Route("GET",        "/models",                              native_shape, models.legacy_models),
     Route("GET",        "/v1/server/status",                    native_shape, requests.status),
     Route("POST",       "/v1/server/stop",                      native_shape, requests.stop),
     Route("POST",       "/v1/server/pause",                     native_shape, requests.pause),

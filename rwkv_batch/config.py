@@ -46,6 +46,8 @@ class FrontendConfig(ProcessConfig):
     host: str = "127.0.0.1"  # an IP address of this machine
     port: int = 8000
     password: str | None = None  # None: everything is open
+    admin_password: str | None = None  # for routes that load files; None: these are open to this machine
+    models: str | None = None  # the folder of files that routes may load; None: they load none
     protect_translate: bool = False  # whether the password guards translation too
     max_body: int = 16 << 20  # bytes; a longer body is answered 413
     max_state: int = 256 << 20  # bytes; a longer file of a session is answered 413

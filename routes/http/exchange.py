@@ -8,7 +8,7 @@ import logging
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from urllib.parse import quote, unquote, unquote_plus
 
@@ -45,11 +45,15 @@ class HttpRequest:
     began: float
     max_body: int  # bytes that a JSON body may have
     shape: ErrorShape  # the form of its errors
+    client: str | None = None  # its IP address
+    files: dict[str, bytes] = field(default_factory=dict)  # of a multipart form, by their names
+    form: dict[str, str] = field(default_factory=dict)  # its other fields
 
     @classmethod
     def from_robyn(cls, request: Request, max_body: int, shape: ErrorShape) -> "HttpRequest":
         """Keeps the id that the client sent if it can stand in a log, otherwise makes one."""
         wanted = request.headers.get("x-request-id") or ""
+        is_form = (request.headers.get("content-type") or "").startswith("multipart/")
         sane = 0 < len(wanted) <= MAX_ID and all("!" <= c <= "~" for c in wanted)
         return cls(
             request.method,
@@ -61,6 +65,9 @@ class HttpRequest:
             time.monotonic(),
             max_body,
             shape,
+            request.ip_addr,
+            request.files if is_form else {},
+            request.form_data if is_form else {},
         )
 
     @cached_property
@@ -116,7 +123,7 @@ def _passwords(http: HttpRequest, body: Json | None) -> Iterator[bytes]:
 
 
 def json_response(
-    http: HttpRequest, body: Json, status: int = 200, extra: dict[str, str] | None = None
+    http: HttpRequest, body: Json | list[Json], status: int = 200, extra: dict[str, str] | None = None
 ) -> Response:
     """`body` as JSON with everything that each reply carries; also writes the access log."""
     headers = _headers(http) | {"Content-Type": "application/json"} | (extra or {})

@@ -20,6 +20,7 @@ from routes.http.exchange import (
 )
 from routes.http.frontend import ENGINE_LOST, NO_REPLY, Frontend
 from routes.http.replies import Reply
+from routes.http.start_states import choose_state
 from routes.http.stream import EventStream, JobStream, SlowJson, failure_status
 from rwkv_batch.wire.client import Job, RequestFailed, RequestRejected
 from rwkv_batch.wire.protocol import (
@@ -54,7 +55,10 @@ async def generate(
     guarded = not public or front.settings.protect_translate
     fields = authorized_json(front.settings.password if guarded else None, http, required=True)
     engine = front.ready_engine()
-    prepared = prepare(fields, engine.model)
+    state = await choose_state(front, http, fields, engine.model)
+    prepared = prepare(state.with_defaults(fields) if state else fields, engine.model)
+    if state:
+        prepared = prepared._replace(request=state.begin(prepared.request))
     if not prepared.request.prompts:
         return json_response(http, prepared.reply.whole(Job(prepared.request, lambda _: None), []))
     return await run(front, engine, http, prepared)

@@ -1,40 +1,51 @@
-"""/v1/models: the model that is served. /health: whether the server is ready."""
+"""/v1/models: the model that is served, and its start states. /health: whether the server is ready."""
 
 from urllib.parse import unquote
+from uuid import uuid4
 
 from robyn import Response
 
 from routes.http.errors import ApiError, Json
 from routes.http.exchange import HttpRequest, authorized, demand_password, json_response
 from routes.http.frontend import Frontend
+from rwkv_batch.wire.protocol import ListStartStates
 
 
 async def models(front: Frontend, http: HttpRequest) -> Response:
-    """GET /v1/models and /openai/v1/models: the one model. Raises ApiError."""
-    return json_response(http, {"object": "list", "data": [_served(front, http)]})
+    """GET /v1/models and /openai/v1/models: the model, alone and with each start state. Raises ApiError."""
+    return json_response(http, {"object": "list", "data": await _served(front, http)})
+
+
+async def legacy_models(front: Frontend, http: HttpRequest) -> Response:
+    """GET /models: their names, as RWKV-Infer lists them. Raises ApiError."""
+    served = await _served(front, http)
+    return json_response(http, [{"object": "models", "id": each["id"]} for each in served])
 
 
 async def model(front: Frontend, http: HttpRequest) -> Response:
     """GET /v1/models/{id}. Raises ApiError."""
-    served = _served(front, http)
+    served = {each["id"]: each for each in await _served(front, http)}
     asked = unquote(http.path.split("/models/", 1)[1].rstrip("/"))
-    if asked != served["id"]:
+    if asked not in served:
         raise ApiError(
             404,
-            f"There is no model {asked[:60]} here; the one that is served is {served['id']}.",
+            f"There is no model {asked[:60]} here; served are {', '.join(list(served)[:20])}.",
             code="model_not_found",
         )
-    return json_response(http, served)
+    return json_response(http, served[asked])
 
 
-def _served(front: Frontend, http: HttpRequest) -> Json:
+async def _served(front: Frontend, http: HttpRequest) -> list[Json]:
     demand_password(front.settings.password, http)
-    return {
-        "id": front.ready_engine().model,
-        "object": "model",
-        "created": front.started,
-        "owned_by": "rwkv_lightning",
-    }
+    name = front.ready_engine().model
+    states = (await front.ask(ListStartStates(uuid4().hex))).start_states
+    return [
+        {"id": id_, "object": "model", "created": created, "owned_by": "rwkv_lightning"}
+        for id_, created in [
+            (name, front.started),
+            *((f"{name} {state.name}", int(state.created)) for state in states),
+        ]
+    ]
 
 
 async def health(front: Frontend, http: HttpRequest) -> Response:

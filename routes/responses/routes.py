@@ -15,6 +15,7 @@ from routes.http.errors import ApiError, openai_field
 from routes.http.exchange import HttpRequest, HttpResponse, authorized_json, demand_password, json_response
 from routes.http.frontend import ANSWERED_WITHIN, NO_REPLY, Frontend
 from routes.http.generate import Prepared, run
+from routes.http.start_states import choose_state
 from routes.responses.prepare import ID, Document, prepare, state_key
 from routes.responses.reply import ResponseReply, previous_not_found
 from routes.responses.schemas import ResponsesBody
@@ -29,12 +30,15 @@ async def create(front: Frontend, http: HttpRequest) -> HttpResponse:
     """POST /v1/responses. Raises ApiError."""
     fields = authorized_json(front.settings.password, http)
     engine = front.ready_engine()
-    body = ResponsesBody.from_json(fields)
+    state = await choose_state(front, http, fields, engine.model)
+    body = ResponsesBody.from_json(state.with_defaults(fields) if state else fields)
     previous = None
     if body.previous_response_id is not None:
         missing = previous_not_found(body.previous_response_id)
         previous = await _document(front, body.previous_response_id, missing)
     request, reply, document = prepare(body, engine.model, previous)
+    if state and previous is None:
+        request = state.begin(request)
     store = partial(_store, front, reply, document) if body.store else None
     return await run(front, engine, http, Prepared(request, body.stream, reply), store)
 

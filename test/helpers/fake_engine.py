@@ -17,12 +17,14 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import zmq
 
 from rwkv_batch.wire.protocol import (
     Accepted,
     Cancel,
+    Command,
     CommandReply,
     DeleteSession,
     Event,
@@ -33,15 +35,19 @@ from rwkv_batch.wire.protocol import (
     GetDocument,
     ImportSession,
     ListSessions,
+    ListStartStates,
     Progress,
     PutDocument,
+    PutStartState,
     Rejected,
     RemoveDocument,
+    RemoveStartStates,
     RewindSession,
     RowDelta,
-    SessionCommand,
     SessionHistory,
     SessionInfo,
+    StartStateInfo,
+    ToEngine,
     TurnInfo,
     decode_to_engine,
     encode,
@@ -68,12 +74,13 @@ class FakeEngine:
     def __init__(self, address: str) -> None:
         self.address = address
         self.requests: list[GenerateRequest] = []
-        self.commands: list[SessionCommand] = []
+        self.commands: list[Command] = []
         self.cancelled: list[str] = []
         self.sessions: dict[str, str] = {}  # key -> all prompts it has seen
         self.turns: dict[str, list[str]] = {}  # the same, turn by turn
         self._known: set[str] = set()
         self._documents: dict[str, bytes] = {}
+        self.start_states: dict[str, tuple[str, bytes, StartStateInfo]] = {}  # layout, file, info
         self._numbers: dict[str, int] = {}  # the last one given out, by branch
         self._unstored: dict[str, tuple[str, str, list[str]]] = {}  # turns under way: id -> key, text, turns
         self._changed = threading.Condition()
@@ -117,7 +124,7 @@ class FakeEngine:
                             [identity, encode([event for _, to, event in ready if to == identity])]
                         )
 
-    def _take(self, identity: bytes, message: GenerateRequest | Cancel | SessionCommand) -> None:
+    def _take(self, identity: bytes, message: ToEngine) -> None:
         with self._changed:
             now = time.monotonic()
             if isinstance(message, Cancel):
@@ -165,7 +172,7 @@ class FakeEngine:
             key, text, turns = self._unstored.pop(event.id)
             self.sessions[key], self.turns[key] = text, turns
 
-    def _reply(self, command: SessionCommand) -> Event:
+    def _reply(self, command: Command) -> Event:
         id, key = command.id, key_of(command)
         if key.startswith("overloaded"):
             return Rejected(id, "overloaded", "The fake engine finds this overloaded.")
@@ -208,6 +215,21 @@ class FakeEngine:
                 if not data.startswith(FILE):
                     return Rejected(id, "invalid", "The file holds no state.")
                 self.sessions[key] = data.removeprefix(FILE).decode()
+            case PutStartState(path=path, layout=layout, description=description):
+                content = Path(path).read_bytes()
+                if content.startswith(b"bad"):
+                    return Rejected(id, "invalid", f"{path} holds no state.")
+                info = StartStateInfo(key, description, UPDATED, 2, 1, bytes(16))
+                self.start_states[key] = layout, content, info
+                return CommandReply(id, start_states=[info])
+            case ListStartStates(name=name):
+                found = [state[2] for key, state in self.start_states.items() if name in (None, key)]
+                return CommandReply(id, start_states=found)
+            case RemoveStartStates(name=name):
+                names = [key for key in self.start_states if name in (None, key)]
+                for each in names:
+                    del self.start_states[each]
+                return CommandReply(id, found=len(names))
             case PutDocument(data=data):
                 self._documents[key] = data
             case GetDocument():
@@ -225,8 +247,8 @@ class FakeEngine:
         return CommandReply(id, position=len(self.sessions[target]))
 
 
-def key_of(command: SessionCommand) -> str:
-    return "" if isinstance(command, ListSessions) else command.key
+def key_of(command: Command) -> str:
+    return getattr(command, "key", "")
 
 
 def tier(key: str) -> str:

@@ -1,0 +1,70 @@
+"""Which start state a request asks for, and what that changes.
+
+A request names it as `state_id`, in the header X-RWKV-State-Id, or behind the model's name in `model`
+("rwkv7-g1-1.5b pirate"). By its id it takes the place of a session's state; behind the model's name it is
+that in which a new session begins.
+"""
+
+import json
+import uuid
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from routes.http.errors import ApiError, Json
+from routes.http.exchange import HttpRequest
+from routes.http.frontend import Frontend
+from rwkv_batch.wire.protocol import GenerateRequest, ListStartStates, StartStateInfo
+
+HEADER = "x-rwkv-state-id"
+DEFAULTS = ("temperature", "top_p")  # that may belong to a start state
+
+
+@dataclass(frozen=True)
+class ChosenState:
+    """The start state of a request. `restarts`: also where the request continues a session."""
+
+    info: StartStateInfo
+    restarts: bool
+
+    def with_defaults(self, fields: Json) -> Json:
+        """The body with the sampling that belongs to the state, where it has none of its own."""
+        own = json.loads(self.info.description or b"{}")
+        return {name: own[name] for name in DEFAULTS if own.get(name) is not None} | {
+            name: value for name, value in fields.items() if value is not None or name not in DEFAULTS
+        }
+
+    def begin(self, request: GenerateRequest) -> GenerateRequest:
+        """The request, which begins in the state."""
+        request = replace(request, start_state=self.info.name)
+        if self.restarts and request.turn:
+            request = replace(request, turn=replace(request.turn, source=None, required=False))
+        return request
+
+
+async def choose_state(front: Frontend, http: HttpRequest, fields: Json, model: str) -> ChosenState | None:
+    """None: the request names none. Raises ApiError, 404 for one that is not there."""
+    by_id, by_model = _state_id(http, fields), _behind_model(fields, model)
+    if by_id and by_model and by_id != by_model:
+        raise ApiError(400, f"`state_id` is {by_id}, but `model` names the state {by_model}; send one.")
+    name = by_id or by_model
+    if not name:
+        return None
+    found = (await front.ask(ListStartStates(uuid.uuid4().hex, name))).start_states
+    if not found:
+        raise ApiError(404, f"There is no start state {name[:200]}; /v1/state/list lists them.", "state_id")
+    return ChosenState(found[0], bool(by_id))
+
+
+def _state_id(http: HttpRequest, fields: Json) -> str:
+    given, header = fields.get("state_id"), http.headers.get(HEADER) or ""
+    if given is not None and not isinstance(given, str):
+        raise ApiError(400, "`state_id`: must be a string.", param="state_id")
+    if given and header and given != header:
+        raise ApiError(400, f"`state_id` is {given[:200]}, but {HEADER} says otherwise; send one of them.")
+    return given or header
+
+
+def _behind_model(fields: Json, model: str) -> str:
+    asked = fields.get("model")
+    return asked.removeprefix(f"{model} ") if isinstance(asked, str) and asked.startswith(f"{model} ") else ""

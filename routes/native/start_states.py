@@ -1,0 +1,153 @@
+"""The routes about start states: upload, list and delete, and those of RWKV-Infer's clients."""
+
+import asyncio
+import json
+import os
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+from robyn import Response
+
+from routes.http.admin import admin_json, file_inside
+from routes.http.errors import ApiError, Json
+from routes.http.exchange import HttpRequest, authorized_json, demand_password, json_response
+from routes.http.frontend import Frontend
+from routes.http.schemas import MAX_SESSION_ID, PLAIN_ID, RequestBody
+from routes.native.schemas import Real
+from rwkv_batch.wire.protocol import ListStartStates, PutStartState, RemoveStartStates, StartStateInfo
+
+HEAD_SIZE = 64
+StateName = Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID), PLAIN_ID]
+StateLayout = Literal["vk", "kv"]
+
+
+class UploadFields(RequestBody):
+    """The form of /v1/state/upload, besides the file."""
+
+    state_id: StateName
+    state_layout: StateLayout = "vk"  # of a head's matrix in the file: [value, key] or [key, value]
+
+
+class StateIdFields(RequestBody):
+    """The body of /v1/state/delete, or its URL parameters."""
+
+    state_id: StateName
+
+
+class LoadStateFields(RequestBody):
+    """The body of /loadstatemodel. Numbers may be texts."""
+
+    state_filename: Annotated[str, Field(min_length=1)]  # inside of --models
+    state_viewname: StateName
+    state_layout: StateLayout = "vk"
+    default_temperature: Annotated[Real, Field(ge=-1000, le=1000)] | None = None
+    default_top_p: Annotated[Real, Field(ge=0, le=1)] | None = None
+
+
+class RemoveStateFields(RequestBody):
+    """The body of /removestatemodel."""
+
+    state_viewname: StateName | None = None  # null: all
+
+
+async def upload(front: Frontend, http: HttpRequest) -> Response:
+    """POST /v1/state/upload: a file of a tuned state in the multipart field `file`. Raises ApiError."""
+    demand_password(front.settings.password, http, dict(http.form))
+    if len(http.files) != 1:
+        raise ApiError(
+            400, "Send one file of a tuned state as multipart/form-data, in the field `file`.", param="file"
+        )
+    ((filename, data),) = http.files.items()
+    if len(data) > front.settings.max_state:
+        most = front.settings.max_state
+        raise ApiError(413, f"The file has {len(data)} bytes and at most {most} are taken.")
+    path = Path(filename.replace("\\", "/"))
+    fields = UploadFields.from_json({"state_id": path.stem} | http.form)
+    if (await front.ask(ListStartStates(uuid.uuid4().hex, fields.state_id))).start_states:
+        raise ApiError(409, f"There is a start state {fields.state_id} already; delete it first.")
+    description = {"original_filename": path.name, "size_bytes": len(data)}
+    loop = asyncio.get_running_loop()
+    file = await loop.run_in_executor(None, _write, data, path.suffix)
+    try:
+        info = await _put(front, fields.state_id, file, fields.state_layout, description)
+    finally:
+        os.unlink(file)
+    return json_response(http, {"object": "rwkv.state", **_to_json(info)})
+
+
+async def list_(front: Frontend, http: HttpRequest) -> Response:
+    """GET and POST /v1/state/list. Raises ApiError."""
+    authorized_json(front.settings.password, http)
+    found = await front.ask(ListStartStates(uuid.uuid4().hex))
+    return json_response(http, {"object": "list", "data": [_to_json(info) for info in found.start_states]})
+
+
+async def delete(front: Frontend, http: HttpRequest) -> Response:
+    """DELETE and POST /v1/state/delete: the one named in the body or the URL. Raises ApiError."""
+    body = authorized_json(front.settings.password, http)
+    if "state_id" not in body:
+        body = {"state_id": http.parameter("state_id")}
+    name = StateIdFields.from_json(body).state_id
+    found = (await front.ask(RemoveStartStates(uuid.uuid4().hex, name))).found
+    return json_response(http, {"state_id": name, "deleted": bool(found)}, 200 if found else 404)
+
+
+async def load(front: Frontend, http: HttpRequest) -> Response:
+    """POST /loadstatemodel: a file inside of --models becomes the state of that name. Raises ApiError."""
+    fields = LoadStateFields.from_json(admin_json(front, http))
+    file = file_inside(front, fields.state_filename, "state_filename")
+    description = {
+        "original_filename": file.name,
+        "size_bytes": file.stat().st_size,
+        "temperature": fields.default_temperature,
+        "top_p": fields.default_top_p,
+    }
+    await _put(front, fields.state_viewname, str(file), fields.state_layout, description)
+    return json_response(http, {"status": "success"})
+
+
+async def remove(front: Frontend, http: HttpRequest) -> Response:
+    """POST /removestatemodel: the one of that name, without a name all. Raises ApiError."""
+    name = RemoveStateFields.from_json(admin_json(front, http)).state_viewname
+    found = (await front.ask(RemoveStartStates(uuid.uuid4().hex, name))).found
+    if name is not None and not found:
+        raise ApiError(404, f"There is no start state {name}; /v1/state/list lists them.")
+    return json_response(http, {"status": "success"})
+
+
+async def _put(
+    front: Frontend, name: str, file: str, layout: StateLayout, description: Json
+) -> StartStateInfo:
+    encoded = json.dumps(description).encode()
+    return (await front.ask(PutStartState(uuid.uuid4().hex, name, file, layout, encoded))).start_states[0]
+
+
+def _write(data: bytes, suffix: str) -> str:
+    """A temporary file."""
+    with tempfile.NamedTemporaryFile(suffix=suffix, delete=False) as file:
+        file.write(data)
+    return file.name
+
+
+def _to_json(info: StartStateInfo) -> Json:
+    own = json.loads(info.description or b"{}")
+    filename = own.get("original_filename", "")
+    return {
+        "state_id": info.name,
+        "filename": filename,
+        "original_filename": filename,
+        "size_bytes": own.get("size_bytes", 0),
+        "tensor_count": info.layers,
+        "layers": info.layers,
+        "heads": info.heads,
+        "head_size": HEAD_SIZE,
+        "created": int(info.created),
+        "created_ms": int(info.created * 1000),
+        "uploaded_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(info.created)),
+        "default_temperature": own.get("temperature"),
+        "default_top_p": own.get("top_p"),
+    }

@@ -4,9 +4,10 @@ from functools import partial
 
 from torch import Tensor
 
-from rwkv_batch.engine.scheduling.sequence import Sequence
+from rwkv_batch.engine.scheduling.sequence import Sequence, mixed
 from rwkv_batch.state.pool.start_states import StoredStart
 from rwkv_batch.state.prefix_cache import PrefixCache
+from rwkv_batch.wire.protocol import GenerateRequest
 from state_pool import StatePool
 
 START_TOKEN = 1 << 31  # plus a number: stands in cached prefixes for the start state that is before them
@@ -24,14 +25,25 @@ class Beginnings:
 
     def start(self, seq: Sequence) -> StoredStart | None:
         """The start state that the request names, as it is now. Raises StartStateMissing."""
-        name = seq.request.start_state
+        name = seq.start_state
         found = self._pool.starts.find(name) if name else None
         if name and found is None:
             raise StartStateMissing(f"There is no start state {name}.")
-        if found and seq.request.start_digest not in (b"", found.session.head.digest):
-            message = f"The start state {name} is not what it was when this request was paused."
-            raise StartStateMissing(message)
         return found
+
+    def check(self, request: GenerateRequest) -> None:
+        """Raises StartStateMissing, also for a request that goes on and began in other states; ValueError."""
+        names = mixed(request)[0]
+        for name in filter(None, names):
+            if self._pool.starts.find(name) is None:
+                raise StartStateMissing(f"There is no start state {name}.")
+        if request.start_digest not in (b"", self._pool.starts.digest(names)):
+            states = " and ".join(filter(None, names))
+            raise StartStateMissing(
+                f"The start state {states} is not what it was when this request was paused."
+            )
+        if request.turn and len(names) > 1:
+            raise ValueError("A turn of a session takes one start state, not a mixture.")
 
     def cached_tokens(self, seq: Sequence) -> int:
         """How many tokens of its prompt need not be fed. Raises StartStateMissing."""

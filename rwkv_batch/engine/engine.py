@@ -34,7 +34,7 @@ from rwkv_batch.engine.scheduling.sequence import (
     Sequence,
     rows_of,
 )
-from rwkv_batch.engine.scheduling.steps import StepInFlight
+from rwkv_batch.engine.scheduling.steps import StepInFlight, mixed_rows
 from rwkv_batch.engine.scheduling.turns import Turns
 from rwkv_batch.engine.startup import describe, load_weights, open_store
 from rwkv_batch.model import checkpoint
@@ -51,6 +51,7 @@ from rwkv_batch.wire.protocol import (
     Command,
     Failed,
     GenerateRequest,
+    MixturePart,
     Progress,
     Rejected,
     RequestCommand,
@@ -234,6 +235,7 @@ class Engine:
         sampling: Sampling | None = None,
         n: int = 1,
         start_state: str = "",
+        mixture: Iterable[MixturePart] = (),
     ) -> list[RowDelta]:
         """Continue every prompt, as many at a time as there are slots; the whole text of each row.
 
@@ -248,6 +250,7 @@ class Engine:
             stop_strings=list(stop_strings),
             sampling=sampling or Sampling(),
             start_state=start_state,
+            mixture=list(mixture),
         )
         self._add((OFFLINE, request.id), request)
         rows: list[RowDelta] = []
@@ -266,6 +269,7 @@ class Engine:
         """Raises ValueError or QueueFull; then nothing of the request was queued."""
         check(request.sampling, self.vocab)
         self.requests.check(request)
+        self.beginnings.check(request)
         turn, target = request.turn, None
         if turn:
             if len(request.prompts) != 1 or request.n != 1:
@@ -281,7 +285,8 @@ class Engine:
             prompts = [self.prompts.encode(prompt, request.prefix_ids) for prompt in request.prompts]
         seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
         rows = rows_of(request, key, prompts, seed, target, self.tokenizer)
-        cached = [self.beginnings.cached_tokens(row) for row in rows[:: request.n]]
+        heard = [row for row in rows if row.leads]
+        cached = [self.beginnings.cached_tokens(row) for row in heard[:: request.n]]
         if request.max_tokens > 0 or turn:
             self.scheduler.add(rows)
         lengths = [len(prompt) for prompt in prompts]
@@ -289,7 +294,7 @@ class Engine:
         self.outbox.append((key, accepted))
         if request.max_tokens == 0 and not turn:
             self.outbox.append(
-                (key, Progress(request.id, [RowDelta(row.row, "", 0, "length") for row in rows]))
+                (key, Progress(request.id, [RowDelta(row.row, "", 0, "length") for row in heard]))
             )
 
     def _drop(self, unwanted: Callable[[Sequence], bool]) -> None:
@@ -326,13 +331,16 @@ class Engine:
         finalizing = [seq for seq, count in plan if seq.state is FINALIZING and seq.tokens_left == count]
         draws = [i for i, (seq, count) in enumerate(plan) if seq.draws_after(count)]
         drawing = [plan[i][0] for i in draws]
-        tops = {i: n for i, seq in enumerate(drawing) if (n := seq.request.top_logprobs) is not None}
+        tops = {
+            i: n for i, seq in enumerate(drawing) if (n := seq.request.top_logprobs) is not None and seq.leads
+        }
         batch = Batch(
             tokens=[token for seq, count in plan for token in seq.next_tokens(count)],
             counts=[count for _, count in plan],
             slots=[seq.slot for seq, _ in plan if seq.slot is not None],
             draws=draws,
             top_logprobs=tops,
+            mixtures=mixed_rows(drawing),
         )
         known = self.runner.run(batch)
         for seq, count in plan:
@@ -363,7 +371,7 @@ class Engine:
                 if delta and seq.finish_reason and seq.request.turn:
                     self.turns.finish(seq, delta)
                     continue
-                if delta:
+                if delta and seq.leads:
                     deltas.setdefault(seq.key, []).append(delta)
                 if seq.finish_reason:
                     self.scheduler.release(seq)

@@ -14,6 +14,7 @@ from rwkv_batch.runner.limits import GPU_LIMITS
 from rwkv_batch.runner.protocol import Batch, Draws, NewRow
 from rwkv_batch.runner.warmup import LOGITS_COPIES, RESERVE, launch_all_kernels, run_largest_step
 from rwkv_batch.sampling.logprobs import RowLogprobs, logprobs, row_logprobs
+from rwkv_batch.sampling.mixtures import mix_logits
 from rwkv_batch.sampling.sampler_cuda import CudaSampler, bytes_per_slot
 
 
@@ -85,6 +86,7 @@ class CudaRunner:
             if not batch.draws:
                 # Waited for like any other, so that a long prompt is not queued whole at once.
                 return QueuedDraws(slots[:0])
+            mix_logits(logits, batch.mixtures)
             self.sampler.prepare([batch.slots[row] for row in batch.draws])
             ids = self.sampler.sample_async(logits, slots)
             self.states.feed.record_drawn(ids, slots)

@@ -14,6 +14,7 @@ import torch
 
 from rwkv_batch.runner.limits import RunnerLimits
 from rwkv_batch.sampling.logprobs import RowLogprobs
+from rwkv_batch.sampling.mixtures import MixedRows
 from rwkv_batch.state.slots import States
 from rwkv_batch.wire.protocol import Sampling
 
@@ -39,6 +40,7 @@ class Batch:
     draws: list[int]  # the rows that draw, ascending
     # Places in `draws` of the rows that want logprobs -> how many of the likeliest besides the drawn token's.
     top_logprobs: dict[int, int] = field(default_factory=dict)
+    mixtures: list[MixedRows] = field(default_factory=list)  # their rows are places in `draws`
 
 
 class Draws(Protocol):

@@ -11,6 +11,7 @@ from rwkv_batch.runner.limits import GPU_LIMITS, cpu_limits
 from rwkv_batch.runner.protocol import Batch, Draws, KnownDraws, NewRow
 from rwkv_batch.runner.warmup import LOGITS_COPIES, RESERVE, run_largest_step
 from rwkv_batch.sampling.logprobs import logprobs, row_logprobs
+from rwkv_batch.sampling.mixtures import mix_logits
 from rwkv_batch.sampling.sampler import Sampler
 from rwkv_batch.state.slots import slot_bytes
 
@@ -56,6 +57,7 @@ class TorchRunner:
         logits = self.model.forward(
             torch.tensor(batch.tokens), batch.counts, batch.slots, self.states, batch.draws
         )
+        mix_logits(logits, batch.mixtures)
         tops = batch.top_logprobs
         kept = logits[list(tops)] if tops else None  # a copy: the sampler writes into its own
         ids = self.sampler.sample(logits, [batch.slots[row] for row in batch.draws]) if batch.draws else []

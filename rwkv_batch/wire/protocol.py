@@ -62,6 +62,13 @@ class KeyedCommand(WireMessage, frozen=True):
     key: str
 
 
+class MixturePart(Struct, frozen=True, array_like=True):
+    """A state of a mixture."""
+
+    start_state: str  # its name; "": that before any token
+    weight: float
+
+
 class PausedRow(Struct, frozen=True, array_like=True):
     """A row of a request that was paused."""
 
@@ -86,7 +93,10 @@ class GenerateRequest(WireMessage, frozen=True, omit_defaults=True, tag="generat
     # The name of the state in which every row begins, and a turn whose source is not there; "": that before
     # any token.
     start_state: str = ""
-    start_digest: bytes = b""  # of a request that goes on: of the start state in which it began
+    # In place of one start state: every row runs in each of these, and draws from the mixture of their
+    # distributions (sampling/mixtures.py).
+    mixture: list[MixturePart] = []
+    start_digest: bytes = b""  # of a request that goes on: of the start states in which it began
     name: str = ""  # what clients call it; others may have the same
     rows: list[PausedRow] = []  # of a request that goes on: one for each prompt, and n is 1
     model: str = ""  # of a request that goes on: the fingerprint of the model that began it

@@ -57,9 +57,18 @@ class Driver:
                 return events
             if not self.engine.busy:
                 assert self.woken.wait(30), "the engine waits for nothing"
-            self.woken.clear()
-            for (_, id_), event in self.engine.step():
-                self._events.setdefault(id_, []).append(event)
+            self.step()
+
+    def step(self) -> None:
+        """One step of the engine; its events are kept for `until`."""
+        self.woken.clear()
+        for (_, id_), event in self.engine.step():
+            self._events.setdefault(id_, []).append(event)
+
+    def text(self, name: str) -> str:
+        """What a request has said until now."""
+        events = self._events.get(name, [])
+        return "".join(row.text for event in events if isinstance(event, Progress) for row in event.rows)
 
     def say(self, prompt: list[int], session: str | None = None, **fields) -> tuple[str, int]:
         """A turn's text and number of tokens."""

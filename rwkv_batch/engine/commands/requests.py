@@ -9,13 +9,13 @@ another order. (FlashInfer's draws are its own: rows that it drew go on with oth
 from collections.abc import Callable
 from functools import partial
 from itertools import groupby
-from operator import is_
+from operator import attrgetter, is_
 
 from msgspec.structs import replace
 
 from rwkv_batch.engine.commands.reply import reply
 from rwkv_batch.engine.scheduling.scheduler import Scheduler
-from rwkv_batch.engine.scheduling.sequence import DECODING, Outbox, RequestKey, Sequence
+from rwkv_batch.engine.scheduling.sequence import DECODING, Outbox, RequestKey, Sequence, mixed
 from rwkv_batch.engine.scheduling.turns import Turns
 from rwkv_batch.wire.protocol import (
     PAUSED,
@@ -103,10 +103,12 @@ class RequestCommands:
             else:
                 delta = seq.withdraw()
                 self._drop(partial(is_, seq))
-            self._outbox.append((seq.key, Progress(seq.key[1], [delta])))
+            if seq.leads:
+                self._outbox.append((seq.key, Progress(seq.key[1], [delta])))
 
     def _pause(self, command_key: RequestKey, rows: list[Sequence]) -> None:
         """Store the request as it is, and end what its reader gets."""
+        rows = [seq for seq in rows if seq.leads]
         if not rows:
             reply(self._outbox, command_key, None)
             return
@@ -118,10 +120,9 @@ class RequestCommands:
         turn = request.turn
         if turn and (digest := self._turns.source_digest(rows[0])):
             turn = replace(turn, source_digest=digest)
-        start = self._pool.starts.find(request.start_state)
         paused = replace(
             request,
-            start_digest=start.session.head.digest if start else b"",
+            start_digest=self._pool.starts.digest(mixed(request)[0]),
             prompts=[seq.requested_prompt for seq in rows],
             n=1,
             sampling=replace(request.sampling, seed=rows[0].seed),
@@ -143,7 +144,8 @@ class RequestCommands:
 
 def _infos(rows: list[Sequence]) -> list[RequestInfo]:
     """Of their requests."""
-    requests = [list(group) for _, group in groupby(rows, lambda seq: seq.key)]
+    heard = filter(attrgetter("leads"), rows)
+    requests = [list(group) for _, group in groupby(heard, lambda seq: seq.key)]
     return [
         RequestInfo(
             group[0].request.name,

@@ -42,7 +42,9 @@ class Scheduler:
     @property
     def runnable(self) -> bool:
         """Whether a step would do something."""
-        return any(seq.can_step for seq in self.running.values()) or bool(self.waiting and self._room)
+        return any(seq.can_step for seq in self.running.values()) or (
+            bool(self.waiting) and self._room >= _together(self.waiting[0])
+        )
 
     def add(self, sequences: list[Sequence]) -> None:
         """Queue the sequences of one request, all or none.
@@ -50,6 +52,12 @@ class Scheduler:
         Raises QueueFull; ValueError if they could never fit.
         """
         count = len(sequences)
+        together = _together(sequences[0]) if sequences else 0
+        if together > self.max_rows:
+            raise ValueError(
+                f"The mixture has {together} states, and at most {self.max_rows} rows run at once; give "
+                "fewer."
+            )
         if count > self.max_waiting + self.max_rows:
             raise ValueError(
                 f"The request has {count} rows and the server takes at most "
@@ -72,11 +80,12 @@ class Scheduler:
     def admit(self) -> list[Sequence]:
         """Give free slots to the sequences that have waited longest; return those."""
         admitted = []
-        while self.waiting and self._room:
-            seq = self.waiting.popleft()
-            seq.admit(slot := self._free.pop())
-            self.running[slot] = seq
-            admitted.append(seq)
+        while self.waiting and self._room >= _together(self.waiting[0]):
+            for _ in range(_together(self.waiting[0])):
+                seq = self.waiting.popleft()
+                seq.admit(slot := self._free.pop())
+                self.running[slot] = seq
+                admitted.append(seq)
         return admitted
 
     def move(self, seq: Sequence, slot: int) -> None:
@@ -89,7 +98,12 @@ class Scheduler:
         """The next step: sequences, each with the number of tokens fed. Those that decode come first."""
         ready = [seq for seq in self.running.values() if seq.can_step]
         decode = [(seq, 1) for seq in ready if seq.state is DECODING]
-        return decode + self._prefill([seq for seq in ready if seq.state is not DECODING])
+        rest = [seq for seq in ready if seq.state is not DECODING]
+        # The last tokens of mixtures, which draw together, so that the budget does not part them.
+        last = [(seq, 1) for seq in rest if seq.mixture and seq.draws_after(1)]
+        return (
+            decode + last + self._prefill([seq for seq in rest if not (seq.mixture and seq.draws_after(1))])
+        )
 
     def release(self, seq: Sequence) -> None:
         """A running sequence has finished or is dropped: its slot is free at once."""
@@ -156,14 +170,19 @@ class Scheduler:
             return []
         budget = self.prefill_tokens
         oldest = min(sequences, key=lambda seq: seq.arrival)
-        share = {oldest: min(oldest.tokens_left, max(budget // 2, 1))}
+        share = {oldest: min(oldest.tokens_to_feed, max(budget // 2, 1))}
         budget -= share[oldest]
         for seq in sorted(sequences, key=lambda seq: (seq.tokens_left, seq.arrival)):
-            more = min(seq.tokens_left - share.get(seq, 0), budget)
+            more = min(seq.tokens_to_feed - share.get(seq, 0), budget)
             if more:
                 share[seq] = share.get(seq, 0) + more
                 budget -= more
         return [(seq, _rounded(seq, count)) for seq, count in share.items()]
+
+
+def _together(seq: Sequence) -> int:
+    """How many sequences have to be admitted with this one, the first of them."""
+    return len(seq.mixture.members) if seq.mixture else 1
 
 
 def _rounded(seq: Sequence, count: int) -> int:
@@ -173,4 +192,4 @@ def _rounded(seq: Sequence, count: int) -> int:
     """
     if seq.cuts and seq.fed + count >= seq.cuts[0]:
         return seq.cuts[0] - seq.fed
-    return count if count == seq.tokens_left or count < PIECE else count - count % PIECE
+    return count if count == seq.tokens_to_feed or count < PIECE else count - count % PIECE

@@ -4,10 +4,13 @@ import itertools
 from dataclasses import dataclass, field
 from enum import Enum
 
+from msgspec.structs import replace
+
 from rwkv_batch.text.stops import StopStrings
 from rwkv_batch.text.tokenizer import END_OF_TEXT, TextDecoder, Tokenizer
 from rwkv_batch.wire.protocol import Event, GenerateRequest, RowDelta, TokenLogprob
 
+LEAST_SUM = 1e-6  # of a mixture's weights, beside the sum of their sizes
 LAST = -1  # in place of a token: what the sequence drew last, which the host does not know yet
 
 RequestKey = tuple[bytes, str]  # (front end, request id)
@@ -51,6 +54,8 @@ class Sequence:
     request: GenerateRequest
     seed: int
     target: str | None = None  # the session that its state is stored under; one sequence of each runs
+    start_state: str = ""  # the name of the state in which it begins
+    mixture: "Mixture | None" = None
     slot: int | None = None
     state: SequenceState = WAITING
     fed: int = 0  # of the tokens in `to_feed`
@@ -74,6 +79,11 @@ class Sequence:
         self._decoded = 0  # characters decoded so far, held-back ones included
         self._shown = 0  # characters that deltas have or will have shown
         self._logprobs: list[tuple[int, TokenLogprob]] = []  # not sent: (where its text begins, entry)
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is the sequence of its row that is heard, and not one that only adds to a mixture."""
+        return self.mixture is None or self.mixture.members[0] is self
 
     @property
     def requested_prompt(self) -> str | list[int]:
@@ -102,7 +112,18 @@ class Sequence:
             if not self.in_flight:
                 return True
             return self.runs_ahead and len(self.drawn) + self.in_flight < self.request.max_tokens
-        return self.state is PREFILLING or (self.state is FINALIZING and self.tokens_left > 0)
+        return (self.state is PREFILLING or self.state is FINALIZING) and self.tokens_to_feed > 0
+
+    @property
+    def tokens_to_feed(self) -> int:
+        """Of `tokens_left`, how many the next steps may feed.
+
+        A sequence of a mixture waits with its last token for the others, as they draw together.
+        """
+        left = self.tokens_left
+        if self.mixture and self.state is PREFILLING and not self.mixture.at_end:
+            return left - 1
+        return left
 
     def draws_after(self, count: int) -> bool:
         """Whether a token is drawn after a step that feeds it `count` tokens."""
@@ -252,6 +273,33 @@ class Sequence:
             self.finalize([])
 
 
+@dataclass(eq=False)
+class Mixture:
+    """The sequences of one row, which are fed the same tokens in different states and draw together."""
+
+    weights: list[float]  # of the members; they sum to 1
+    members: list[Sequence] = field(default_factory=list)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether all of them have just the last token before the first draw left."""
+        return all(seq.state is PREFILLING and seq.tokens_left == 1 for seq in self.members)
+
+
+def mixed(request: GenerateRequest) -> tuple[list[str], list[float]]:
+    """The start states in which each row of a request runs, and their weights, which sum to 1.
+
+    States without weight are left out. Raises ValueError for weights that cancel each other out.
+    """
+    parts = [part for part in request.mixture if part.weight]
+    if not request.mixture:
+        return [request.start_state], [1.0]
+    total, size = sum(part.weight for part in parts), sum(abs(part.weight) for part in parts)
+    if not abs(total) > LEAST_SUM * size:
+        raise ValueError("The weights of the mixture sum to 0; give weights with another sum.")
+    return [part.start_state for part in parts], [part.weight / total for part in parts]
+
+
 def rows_of(
     request: GenerateRequest,
     key: RequestKey,
@@ -260,14 +308,27 @@ def rows_of(
     target: str | None,
     tokenizer: Tokenizer,
 ) -> list[Sequence]:
-    """The rows of a request, or those of a paused one that had not finished."""
-    if not request.rows:
-        rows = range(len(prompts) * request.n)
-        return [Sequence(key, row, prompts[row // request.n], request, seed, target) for row in rows]
+    """The rows of a request, or those of a paused one that had not finished.
+
+    Raises ValueError for a mixture that cannot be.
+    """
+    if request.rows:
+        places = [(row.number, prompt, row.drawn) for prompt, row in zip(prompts, request.rows, strict=True)]
+    else:
+        places = [(row, prompts[row // request.n], []) for row in range(len(prompts) * request.n)]
+    states, weights = mixed(request)
+    if len(states) > 1:  # with a seed of their own, as FlashInfer would draw each by itself
+        request = replace(request, sampling=replace(request.sampling, seed=seed))
     sequences = []
-    for prompt, row in zip(prompts, request.rows, strict=True):
-        sequences.append(Sequence(key, row.number, prompt, request, seed, target))
-        sequences[-1].resume(row.drawn, tokenizer)
+    for number, prompt, drawn in places:
+        mixture = Mixture(weights) if len(states) > 1 else None
+        for state in states:
+            seq = Sequence(key, number, prompt, request, seed, target, state, mixture)
+            if drawn:
+                seq.resume(drawn, tokenizer)
+            if mixture:
+                mixture.members.append(seq)
+            sequences.append(seq)
     return sequences
 
 

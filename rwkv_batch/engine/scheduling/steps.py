@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from rwkv_batch.engine.scheduling.sequence import Sequence
 from rwkv_batch.runner.protocol import Draws
+from rwkv_batch.sampling.mixtures import MixedRows
 from rwkv_batch.text.tokenizer import Tokenizer
 from rwkv_batch.wire.protocol import TokenLogprob
 
@@ -25,3 +26,13 @@ class StepInFlight:
             place: TokenLogprob(text(ids[place]), logprob, [(text(token), p) for token, p in top])
             for place, (logprob, top) in zip(self.logprob_places, found, strict=True)
         }
+
+
+def mixed_rows(drawing: list[Sequence]) -> list[MixedRows]:
+    """The mixtures among the sequences that draw in a step, which are whole."""
+    mixtures = {seq.mixture for seq in drawing if seq.mixture}
+    if not mixtures:
+        return []
+    places = {seq: place for place, seq in enumerate(drawing)}
+    found = [MixedRows([places[seq] for seq in mixture.members], mixture.weights) for mixture in mixtures]
+    return sorted(found, key=lambda mixture: mixture.rows)

@@ -18,7 +18,6 @@ from rwkv_batch.text.tokenizer import Tokenizer
 from rwkv_batch.wire.protocol import (
     Event,
     Failed,
-    GenerateRequest,
     Progress,
     Rejected,
     RowDelta,
@@ -92,7 +91,7 @@ class Turns:
         True: there is no such state, and the slot begins as before any token.
         """
         try:
-            source = self._find_source(sequence.request, turn)
+            source = self._find_source(sequence.start_state, turn)
         except (_Refused, StoreError) as error:
             self._scheduler.release(sequence)
             self._scheduler.unlock(sequence.target)
@@ -211,15 +210,15 @@ class Turns:
                 active.discarded = True
         return begun
 
-    def _find_source(self, request: GenerateRequest, turn: SessionTurn) -> Session | None:
+    def _find_source(self, start_state: str, turn: SessionTurn) -> Session | None:
         """What the turn continues: a session, or that of its start state. Raises _Refused, StoreError."""
         source = self._pool.find(turn.source) if turn.source is not None else None
         if source is None and turn.required:
             raise _Refused("not_found", f"The session {turn.source} has been deleted meanwhile.")
-        if source is None and request.start_state:
-            start = self._pool.starts.find(request.start_state)
+        if source is None and start_state:
+            start = self._pool.starts.find(start_state)
             if start is None:
-                raise _Refused("not_found", f"There is no start state {request.start_state}.")
+                raise _Refused("not_found", f"There is no start state {start_state}.")
             source = start.session
         if turn.source_digest not in (b"", source.head.digest if source else EMPTY_DIGEST):
             message = f"The session {turn.source} is not what it was when this turn was paused."

@@ -14,7 +14,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rwkv_batch.state.entries import HIDDEN, Done, Head, Session, Start, StoreError, Turn, message
+from rwkv_batch.state.entries import (
+    EMPTY_DIGEST,
+    HIDDEN,
+    Done,
+    Head,
+    Session,
+    Start,
+    StoreError,
+    Turn,
+    message,
+)
 from rwkv_batch.state.jobs import JobThread
 from rwkv_batch.state.log.documents import Documents
 from rwkv_batch.state.log.sessions import Sessions
@@ -75,6 +85,11 @@ class StartStates:
     def find(self, name: str) -> StoredStart | None:
         """The start state of that name."""
         return self._starts.get(name)
+
+    def digest(self, names: Sequence[str]) -> bytes:
+        """What follows from the states of these names; empty if none of them is a start state."""
+        found = [self._starts[name].session.head.digest if name in self._starts else b"" for name in names]
+        return b"".join(digest or EMPTY_DIGEST for digest in found) if any(found) else b""
 
     def contents(self, start: StoredStart) -> Tensor:
         """The bytes of a slot that holds it, on the model's device."""

@@ -3,6 +3,7 @@
 
 import argparse
 import logging
+import math
 import socket
 import sys
 from dataclasses import fields
@@ -58,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         parser.set_defaults(**vars(config()))
     parser.set_defaults(state_db="rwkv_sessions.db")  # an offline engine opens no file unless it is given one
     count, positive, auto = _number(0), _number(1), _number(0) | {"type": _count_or_auto}
+    number: dict[str, Any] = {"type": _finite, "metavar": "X"}
     megabytes, gigabytes = _number(1, unit=1 << 20), _number(1, unit=1 << 30)
     flag = parser.add_argument
     flag("--version", action="version", version=f"rwkv-batch {__version__}")
@@ -67,6 +69,14 @@ def _parser() -> argparse.ArgumentParser:
         help="a checkpoint: .pth, .safetensors or .st file, suffix optional, or a Hugging Face folder "
         "(default: the bundled model)",
     )
+    flag(
+        "--adapter",
+        metavar="FILE",
+        help="LoRA, DoRA, PiSSA, Bone, DiSHA, MiSS or whole tensors, merged into the model (default: none)",
+    )
+    flag("--adapter-alpha", **number, help="of the adapter's training; divided by its rank it is the scaling")
+    flag("--adapter-scaling", **number, help="of the adapter, in place of alpha")
+    flag("--adapter-init", metavar="FILE", help="what PiSSA began with, which is taken out of the model")
     flag("--host", help="where to listen; 0.0.0.0 is every network (default %(default)s)")
     flag("--port", type=_port, help="(default %(default)s)")
     flag("--password", metavar="W", help="asked for on every route but /translate (default: none)")
@@ -204,6 +214,16 @@ def _whole(text: str) -> int:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+
+
+def _finite(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"{text} is not finite")
+    return number
 
 
 def _port(text: str) -> int:

@@ -19,6 +19,10 @@ class EngineConfig(ProcessConfig):
     """The engine, in a process of its own or offline. None: what suits the device and the model."""
 
     model_path: str | None = None  # a file or Hugging Face folder; None: the bundled model
+    adapter: str | None = None  # a file that is merged into the model
+    adapter_alpha: float | None = None  # of its training; divided by the rank it is the scaling
+    adapter_scaling: float | None = None  # in place of alpha
+    adapter_init: str | None = None  # the file of what PiSSA began with
     device: str = "auto"  # "auto", "cpu", "cuda" or "cuda:1"
     backend: BackendName = "auto"  # what computes: own kernels if there are any for the GPU, else torch
     max_rows: int | None = None  # rows that run at once

@@ -105,7 +105,7 @@ class Engine:
         wake: Callable[[], None],
     ) -> None:
         place = devices.find_device(config.device)
-        weights = load_weights(model or config.model_path, progress)
+        weights = load_weights(model, config, progress)
         with devices.out_of_memory_as_error(f"the weights of {weights.name}", place):
             self.runner = backends.create_runner(weights, place, config)
         budget = config.prefill_tokens or self.runner.limits.prefill_tokens

@@ -7,7 +7,11 @@ from demo import unpack
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine import memory
 from rwkv_batch.model import checkpoint
+from rwkv_batch.model.adapters import reader as adapters
+from rwkv_batch.model.adapters.merge import merge
+from rwkv_batch.model.adapters.parts import Scaling
 from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.ops import device as devices
 from rwkv_batch.runner.protocol import Runner
 from rwkv_batch.state.log.store import Store
@@ -15,14 +19,32 @@ from rwkv_batch.wire.supervision import EngineInfo
 
 
 def load_weights(
-    model: str | Path | Checkpoint | None, progress: Callable[[int, int], None] | None
+    model: str | Path | Checkpoint | None,
+    config: EngineConfig,
+    progress: Callable[[int, int], None] | None,
 ) -> Checkpoint:
-    """A checkpoint, that of a file, or the bundled one. Raises CheckpointError."""
+    """A checkpoint, that of a file, or the bundled one, with the adapter merged. Raises CheckpointError."""
+    model = model or config.model_path
     if isinstance(model, Checkpoint):
-        return model
-    return (
+        return _with_adapter(model, config)
+    weights = (
         checkpoint.load(model, progress) if model else checkpoint.from_tensors("rwkv7-demo", unpack.tensors())
     )
+    return _with_adapter(weights, config)
+
+
+def _with_adapter(weights: Checkpoint, config: EngineConfig) -> Checkpoint:
+    alpha, factor = config.adapter_alpha, config.adapter_scaling
+    if config.adapter is None:
+        options = {"alpha": alpha, "scaling": factor, "init": config.adapter_init}
+        for name in (name for name, value in options.items() if value is not None):
+            raise CheckpointError(f"--adapter-{name} needs an adapter; give its file with --adapter.")
+        return weights
+    if alpha is not None and factor is not None:
+        raise CheckpointError("--adapter-alpha and --adapter-scaling say the same; give one of them.")
+    adapter = adapters.read(config.adapter, weights, config.adapter_init)
+    given = alpha is not None or factor is not None
+    return merge(weights, adapter, Scaling(factor, alpha) if given else None)
 
 
 def open_store(config: EngineConfig) -> Store | None:

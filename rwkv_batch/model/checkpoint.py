@@ -52,7 +52,7 @@ class Checkpoint:
 
     name: str
     family: Family
-    tensors: dict[str, Tensor]
+    tensors: Mapping[str, Tensor]
     layers: int
     width: int
     heads: int

@@ -89,7 +89,7 @@ def _read_folder(folder: Path) -> dict[str, Tensor]:
 
 def _read_parts(folder: Path, index: Path) -> dict[str, Tensor]:
     """The tensors that the index names, each from the file that it names."""
-    places = _read_json(index).get("weight_map")
+    places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
         raise CheckpointError(f"{index} has no weight_map of file names; download it again.")
     tensors: dict[str, Tensor] = {}
@@ -110,10 +110,11 @@ def _read_parts(folder: Path, index: Path) -> dict[str, Tensor]:
 
 def _read_config(folder: Path) -> Mapping[str, Any]:
     file = folder / CONFIG
-    return _read_json(file) if file.is_file() else {}
+    return read_json(file) if file.is_file() else {}
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises CheckpointError."""
     try:
         found = json.loads(file.read_text())
     except (OSError, ValueError) as error:

@@ -8,10 +8,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
-from serving import ROOT, free_port
+import torch
+from checkpoints import write_pth
+from serving import ROOT, Server, free_port
 
 import rwkv_batch
+from demo import unpack
+
+WIDTH = unpack.tensors()["ln_out.weight"].numel()
+ADAPTER = {
+    "blocks.0.ffn.key.lora_A": torch.ones(2, WIDTH),
+    "blocks.0.ffn.key.lora_B": torch.zeros(4 * WIDTH, 2),
+}
 
 
 def app(*args: str, tmp: Path) -> subprocess.CompletedProcess:
@@ -36,6 +46,8 @@ def app(*args: str, tmp: Path) -> subprocess.CompletedProcess:
         (["--pp-devices", "[a]"], "--pp-devices"),
         (["--pp-devices", "[0]", "--device", "cpu"], "--device"),
         (["--log-level", "loud"], "--log-level"),
+        (["--adapter-alpha", "half"], "--adapter-alpha"),
+        (["--adapter-scaling", "nan"], "--adapter-scaling"),
         (["--model", "x", "--no-such-flag"], "--no-such-flag"),
     ],
 )
@@ -84,6 +96,33 @@ def test_a_checkpoint_that_cannot_be_served_is_named(name: str, content: bytes |
     assert done.returncode == 2
     assert name in done.stderr and "Traceback" not in done.stderr
     assert not list(scratch.iterdir()), "temporary files stay behind"
+
+
+@pytest.mark.parametrize(
+    "flags, names",
+    [
+        (["--adapter", "{}"], "--adapter-alpha"),
+        (["--adapter-init", "{}"], "--adapter."),
+        (["--adapter", "no.pth"], "no.pth"),
+    ],
+)
+def test_an_adapter_that_cannot_be_merged_is_named(flags: list[str], names: str, tmp_path: Path):
+    file = write_pth(tmp_path / "a.pth", ADAPTER)
+    options = ["--port", str(free_port()), "--device", "cpu", "--state-db", str(tmp_path / "db")]
+    done = app(*(flag.format(file) for flag in flags), *options, tmp=tmp_path)
+    assert done.returncode == 2
+    assert names in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_model_with_an_adapter_is_served_under_both_names(tmp_path: Path):
+    file = write_pth(tmp_path / "louder.pth", ADAPTER)
+    server = Server("--device", "cpu", "--frontends", "1", "--adapter", str(file), "--adapter-scaling", "0.5")
+    try:
+        (served,) = httpx.get(f"{server.url}/v1/models").json()["data"]
+        assert served["id"] == "rwkv7-demo+louder"
+        assert httpx.get(f"{server.url}/health").json()["model"] == "rwkv7-demo+louder"
+    finally:
+        server.stop()
 
 
 def test_a_device_that_is_not_there_is_named(tmp_path: Path):

@@ -65,20 +65,20 @@ class CudaWeights:
 
 def pack_weights(checkpoint: Checkpoint, device: torch.device) -> CudaWeights:
     """Copy the weights to the GPU, layer by layer."""
-    layers = [layer_tensors(checkpoint.tensors, index) for index in range(checkpoint.layers)]
+    tensors = checkpoint.tensors
     # The largest rank of any layer, as layers share their buffers: a checkpoint may have other ranks in each.
-    ranks = {
-        name: _round_up(
-            max(layer.low_rank[name].inner.shape[1] for layer in layers if name in layer.low_rank),
-            RANK_MULTIPLE,
-        )
-        for name in low_rank_names(checkpoint.layers - 1)
-    }
-    head = checkpoint.tensors["head.weight"].to(device, torch.float16)
+    found: dict[str, list[int]] = {}
+    for layer in range(checkpoint.layers):
+        for name in low_rank_names(layer):
+            found.setdefault(name, []).append(tensors[f"blocks.{layer}.att.{name}1"].shape[1])
+    ranks = {name: _round_up(max(sizes), RANK_MULTIPLE) for name, sizes in found.items()}
+    # One layer at a time: an adapter is merged as a tensor is read.
+    layers = (layer_tensors(tensors, index) for index in range(checkpoint.layers))
+    head = tensors["head.weight"].to(device, torch.float16)
     return CudaWeights(
-        normed_embedding(checkpoint.tensors, device, torch.float16),
+        normed_embedding(tensors, device, torch.float16),
         [_pack_layer(layer, ranks, device) for layer in layers],
-        norm_tensors(checkpoint.tensors, "ln_out").to(device, torch.float16),
+        norm_tensors(tensors, "ln_out").to(device, torch.float16),
         _padded(head, 0, _round_up(len(head), HEAD_MULTIPLE)),
         len(head),
     )

@@ -1,0 +1,1 @@
+"""Adapters: what a file changes in a model, read, checked and merged."""

@@ -1,0 +1,242 @@
+"""Reads an adapter's file against the model that it changes. The method is found by the names in it.
+
+Names are those of the model's tensors without `.weight`, with a suffix; `model.` may be in front:
+
+    .lora_A [r, in], .lora_B [out, r]       LoRA; with .lora_M [1, in] DoRA
+    .init_lora_A, .init_lora_B              in a file of their own: what PiSSA began with
+    .bone or .disha [in / r, r, r]          Bone
+    .disha [r, out]                         DiSHA "bone"
+    .weight.D [out, r]                      MiSS of rwkv_lightning_cuda
+    the name of a tensor                    the tensor itself (full, hybrid)
+
+A file that is not understood in whole is refused in whole.
+"""
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from rwkv_batch.model.adapters.parts import (
+    BonePart,
+    DoraPart,
+    FullPart,
+    LoraPart,
+    Part,
+    PissaPart,
+    Scaling,
+    ShardPart,
+)
+from rwkv_batch.model.checkpoint import DTYPES, IGNORED, Checkpoint
+from rwkv_batch.model.files import CheckpointError, read_json, read_tensors
+
+PACKAGE, MANIFEST = "adapter.pth", "adapter.json"  # a folder of rwkv_lightning_cuda
+LAYOUT = {"method": "miss", "layout": "modulo_rank_zero_pad"}  # what a manifest must say
+SUFFIX = re.compile(r"(.+)\.(lora_A|lora_B|lora_M|bone|disha|weight\.D)$")
+INIT = re.compile(r"(.+)\.init_(lora_A|lora_B)$")
+WRONG = "the adapter is of another model, or damaged"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A checked adapter of one model.
+
+    digest: of all names and values, the same for wider dtypes.
+    """
+
+    name: str
+    where: str
+    parts: Mapping[str, Part]  # by the name of the tensor that each changes
+    scaling: Scaling | None  # of an adapter.json; the tensors do not say
+    digest: str
+
+
+def read(path: str | Path, checkpoint: Checkpoint, init: str | Path | None = None) -> Adapter:
+    """Read an adapter's file, or folder with adapter.pth and adapter.json, for that model.
+
+    init: the file of what PiSSA began with. Raises CheckpointError for whatever does not fit.
+    """
+    path = Path(path).expanduser()
+    file = path / PACKAGE if path.is_dir() else path
+    where, tensors = str(file), _read(file)
+    began = {} if init is None else _read(Path(init).expanduser())
+    parts = _parts(where, tensors, checkpoint, None if init is None else _pairs(str(init), began))
+    manifest = file.with_name(MANIFEST)
+    declared = file.name == PACKAGE and manifest.is_file()
+    scaling = _declared_scaling(manifest, parts) if declared else None
+    name = file.parent.name if file.name == PACKAGE else file.stem
+    return Adapter(name, where, parts, scaling, _digest(tensors | began))
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    """Its tensors by names without `model.`, each of finite numbers."""
+    if not file.is_file():
+        raise CheckpointError(f"There is no adapter {file}; check the path.")
+    tensors: dict[str, Tensor] = {}
+    for key, tensor in read_tensors(file).items():
+        name = key.removeprefix("model.")
+        if name in tensors:
+            raise CheckpointError(f"{file}: there are two tensors {name}; give one adapter.")
+        if tensor.dtype not in DTYPES:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise CheckpointError(f"{file}: {key} is stored as {kind}; give it in bf16, fp16 or fp32.")
+        if not tensor.dim() or not tensor.numel():
+            raise CheckpointError(f"{file}: {key} has shape {list(tensor.shape)}; {WRONG}.")
+        if not tensor.isfinite().all():
+            raise CheckpointError(f"{file}: {key} holds numbers that are not finite; {WRONG}.")
+        tensors[name] = tensor
+    if not tensors:
+        raise CheckpointError(f"{file} holds no tensors; give an adapter.")
+    return tensors
+
+
+def _pairs(where: str, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """What PiSSA began with: lora_A and lora_B of every prefix."""
+    pairs: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        match = INIT.match(key)
+        if match is None:
+            raise CheckpointError(
+                f"{where}: {key} is no .init_lora_A or .init_lora_B; give PiSSA's init file."
+            )
+        pairs.setdefault(match[1], {})[match[2]] = tensor
+    return pairs
+
+
+def _parts(
+    where: str,
+    tensors: Mapping[str, Tensor],
+    checkpoint: Checkpoint,
+    began: dict[str, dict[str, Tensor]] | None,
+) -> dict[str, Part]:
+    groups: dict[str, dict[str, Tensor]] = {}
+    parts: dict[str, Part] = {}
+    for key, tensor in tensors.items():
+        if match := SUFFIX.match(key):
+            groups.setdefault(match[1], {})[match[2]] = tensor
+        elif key not in IGNORED:
+            parts[key] = _full(where, key, tensor, checkpoint)
+    for prefix, found in groups.items():
+        target = f"{prefix}.weight"
+        shape = _shape_of(where, target, f"{prefix}.{min(found)}", checkpoint)
+        if target in parts:
+            raise CheckpointError(
+                f"{where} both replaces and changes {target}; give an adapter that does one."
+            )
+        parts[target] = _part(where, prefix, found, shape)
+        if began is not None:
+            parts[target] = _pissa(where, prefix, parts[target], began, shape)
+    if began and (unused := began.keys() - groups.keys()):
+        raise CheckpointError(
+            f"{where} has no {min(unused)}, which its init file has; give those of one training."
+        )
+    return parts
+
+
+def _full(where: str, key: str, tensor: Tensor, checkpoint: Checkpoint) -> FullPart:
+    if key.endswith(".att.time_state"):
+        raise CheckpointError(f"{where} also holds a tuned state ({key}); give it as a file of its own.")
+    shape = _shape_of(where, key, key, checkpoint)
+    plain = tensor.squeeze() if len(shape) == 1 else tensor  # vectors may be [1, 1, width]
+    _check(where, key, plain, shape)
+    return FullPart(plain)
+
+
+def _shape_of(where: str, target: str, key: str, checkpoint: Checkpoint) -> tuple[int, ...]:
+    if target not in checkpoint.tensors:
+        raise CheckpointError(
+            f"{where}: {key} is no tensor of {checkpoint.name}, nor a change of one that is known; {WRONG}."
+        )
+    if target == "emb.weight" and "blocks.0.ln0.weight" not in checkpoint.tensors:
+        raise CheckpointError(
+            f"{where}: {key} is for an embedding before ln0, which {checkpoint.name} has applied already; "
+            "give the model's .pth file."
+        )
+    return tuple(checkpoint.tensors[target].shape)
+
+
+def _part(where: str, prefix: str, found: Mapping[str, Tensor], shape: tuple[int, ...]) -> Part:
+    """The change of the matrix of that shape, from the tensors with the prefix."""
+    if len(shape) != 2:
+        raise CheckpointError(
+            f"{where}: {prefix}.weight is no matrix, so {prefix}.{min(found)} fits nothing; {WRONG}."
+        )
+    out, inputs = shape
+
+    def checked(suffix: str, *wanted: int) -> Tensor:
+        return _check(where, f"{prefix}.{suffix}", found[suffix], wanted)
+
+    match sorted(found):
+        case ["lora_A", "lora_B"] | ["lora_A", "lora_B", "lora_M"]:
+            lora = _lora(where, prefix, found, shape)
+            return DoraPart(lora, checked("lora_M", 1, inputs)) if "lora_M" in found else lora
+        case ["disha"] if found["disha"].dim() == 2:
+            return ShardPart(checked("disha", len(found["disha"]), out).mT, scaled=False)
+        case ["bone" | "disha" as suffix]:
+            rank = found[suffix].shape[-1]
+            if out % rank or inputs % rank:
+                raise CheckpointError(
+                    f"{where}: {prefix}.{suffix} has blocks of {rank}, which do not divide the model's "
+                    f"[{out}, {inputs}]; {WRONG}."
+                )
+            return BonePart(checked(suffix, inputs // rank, rank, rank))
+        case ["weight.D"]:
+            return ShardPart(checked("weight.D", out, found["weight.D"].shape[-1]), scaled=True)
+    raise CheckpointError(
+        f"{where}: {prefix} has {' and '.join(sorted(found))}, which is no whole change of one kind; {WRONG}."
+    )
+
+
+def _lora(where: str, prefix: str, pair: Mapping[str, Tensor], shape: tuple[int, ...]) -> LoraPart:
+    out, inputs = shape
+    rank = len(pair["lora_A"])
+    return LoraPart(
+        _check(where, f"{prefix}.lora_A", pair["lora_A"], (rank, inputs)),
+        _check(where, f"{prefix}.lora_B", pair["lora_B"], (out, rank)),
+    )
+
+
+def _pissa(
+    where: str, prefix: str, part: Part, began: Mapping[str, Mapping[str, Tensor]], shape: tuple[int, ...]
+) -> PissaPart:
+    if not isinstance(part, LoraPart) or len(began.get(prefix, {})) != 2:
+        raise CheckpointError(
+            f"{where}: {prefix} is no pair lora_A, lora_B with init_lora_A, init_lora_B in the init file; "
+            "give both files of one training by PiSSA."
+        )
+    return PissaPart(part, _lora(where, f"{prefix} (init)", began[prefix], shape))
+
+
+def _check(where: str, key: str, tensor: Tensor, wanted: tuple[int, ...]) -> Tensor:
+    if tuple(tensor.shape) != wanted:
+        raise CheckpointError(
+            f"{where}: {key} has shape {list(tensor.shape)} in place of {list(wanted)}; {WRONG}."
+        )
+    return tensor
+
+
+def _declared_scaling(manifest: Path, parts: Mapping[str, Part]) -> Scaling:
+    """The scale of an adapter.json. Raises CheckpointError for one that is of another adapter or layout."""
+    said = read_json(manifest)
+    for field, wanted in LAYOUT.items():
+        if said.get(field) != wanted:
+            raise CheckpointError(f"{manifest} has {field} {said.get(field)!r}; only {wanted!r} is known.")
+    rank, scale = said.get("rank"), said.get("scale")
+    if not isinstance(scale, int | float) or isinstance(scale, bool) or not math.isfinite(scale):
+        raise CheckpointError(f"{manifest} has no number as its scale; export the adapter again.")
+    for target, part in parts.items():
+        if not isinstance(part, ShardPart) or part.rank != rank:
+            raise CheckpointError(f"{manifest} is for MiSS of rank {rank}, but {target} is not; {WRONG}.")
+    return Scaling(factor=float(scale))
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for key in sorted(tensors):
+        digest.update(f"{key}{list(tensors[key].shape)}".encode())
+        digest.update(tensors[key].float().contiguous().numpy().data)
+    return digest.hexdigest()

@@ -72,11 +72,17 @@ def _parser() -> argparse.ArgumentParser:
     flag(
         "--adapter",
         metavar="FILE",
-        help="LoRA, DoRA, PiSSA, Bone, DiSHA, MiSS or whole tensors, merged into the model (default: none)",
+        help="LoRA, DoRA, PiSSA, Bone, DiSHA, MiSS, MoLE or whole tensors, merged into the model "
+        "(default: none)",
     )
     flag("--adapter-alpha", **number, help="of the adapter's training; divided by its rank it is the scaling")
     flag("--adapter-scaling", **number, help="of the adapter, in place of alpha")
     flag("--adapter-init", metavar="FILE", help="what PiSSA began with, which is taken out of the model")
+    flag(
+        "--mole-router",
+        choices=("topk0", "shared"),
+        help="the rule by which an adapter with experts chooses them, which its file does not say",
+    )
     flag("--host", help="where to listen; 0.0.0.0 is every network (default %(default)s)")
     flag("--port", type=_port, help="(default %(default)s)")
     flag("--password", metavar="W", help="asked for on every route but /translate (default: none)")

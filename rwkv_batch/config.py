@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 SamplerName = Literal["own", "flashinfer"]
+MoleRouter = Literal["topk0", "shared"]
 BackendName = Literal["auto", "torch", "portable"]
 
 
@@ -23,6 +24,7 @@ class EngineConfig(ProcessConfig):
     adapter_alpha: float | None = None  # of its training; divided by the rank it is the scaling
     adapter_scaling: float | None = None  # in place of alpha
     adapter_init: str | None = None  # the file of what PiSSA began with
+    mole_router: MoleRouter | None = None  # the rule by which experts of an adapter are chosen
     device: str = "auto"  # "auto", "cpu", "cuda" or "cuda:1"
     backend: BackendName = "auto"  # what computes: own kernels if there are any for the GPU, else torch
     max_rows: int | None = None  # rows that run at once

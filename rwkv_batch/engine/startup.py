@@ -36,15 +36,20 @@ def load_weights(
 def _with_adapter(weights: Checkpoint, config: EngineConfig) -> Checkpoint:
     alpha, factor = config.adapter_alpha, config.adapter_scaling
     if config.adapter is None:
-        options = {"alpha": alpha, "scaling": factor, "init": config.adapter_init}
-        for name in (name for name, value in options.items() if value is not None):
-            raise CheckpointError(f"--adapter-{name} needs an adapter; give its file with --adapter.")
+        options = {
+            "--adapter-alpha": alpha,
+            "--adapter-scaling": factor,
+            "--adapter-init": config.adapter_init,
+            "--mole-router": config.mole_router,
+        }
+        for flag in (flag for flag, value in options.items() if value is not None):
+            raise CheckpointError(f"{flag} needs an adapter; give its file with --adapter.")
         return weights
     if alpha is not None and factor is not None:
         raise CheckpointError("--adapter-alpha and --adapter-scaling say the same; give one of them.")
     adapter = adapters.read(config.adapter, weights, config.adapter_init)
     given = alpha is not None or factor is not None
-    return merge(weights, adapter, Scaling(factor, alpha) if given else None)
+    return merge(weights, adapter, Scaling(factor, alpha) if given else None, config.mole_router)
 
 
 def open_store(config: EngineConfig) -> Store | None:

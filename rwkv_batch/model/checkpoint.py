@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rwkv_batch.model.description import shapes
 from rwkv_batch.model.files import CheckpointError, read
+from rwkv_batch.model.mole import Mole
 from rwkv_batch.model.names import official
 from rwkv_batch.model.rwkv6_description import rwkv6_shapes
 from rwkv_batch.ops.torch_ops import HEAD_SIZE
@@ -59,6 +60,7 @@ class Checkpoint:
     vocab: int
     parameters: int
     fingerprint: str
+    mole: Mole | None = None  # experts of an adapter
 
     def start_state(self) -> Tensor | None:
         """The wkv `[layers, heads, 64 (value), 64 (key)]` fp32 before the first token; None: zero."""

@@ -17,6 +17,7 @@ from rwkv_batch.model.description import (
     Norm,
     layer_tensors,
 )
+from rwkv_batch.model.mole import BoneExpert, Change, ExpertMix, LoraExpert, bone_change, lora_change
 from rwkv_batch.model.torch_model import TorchModel
 from rwkv_batch.ops import torch_ops as ops
 from rwkv_batch.ops.linear import Linear
@@ -95,6 +96,7 @@ class ChannelMix:
     key: Linear
     value: Linear
     deep_embed: DeepEmbed | None
+    experts: ExpertMix | None
 
     def __call__(
         self,
@@ -108,7 +110,10 @@ class ChannelMix:
         """x `[T, width]`, tokens `[T]` and their normed embedding; returns what is added to x."""
         x = self.norm(x)
         delta = ops.token_shift(x, states.shift[:, layer, 1], rows)
-        hidden = self.key(ops.mix(x, delta, self.x_k)).relu_().square_()
+        shifted = ops.mix(x, delta, self.x_k)
+        if self.experts:
+            return self.experts(shifted, self.key, self.value)
+        hidden = self.key(shifted).relu_().square_()
         if self.deep_embed:
             hidden = hidden.mul_(self.deep_embed(x, tokens, embedded))
         return self.value(hidden)
@@ -120,7 +125,10 @@ class RWKV7(TorchModel):
     def _load_layers(self) -> None:
         tensors = self.checkpoint.tensors
         layers = (layer_tensors(tensors, index) for index in range(self.checkpoint.layers))
-        self.layers = [(self._time_mix(layer), self._channel_mix(layer)) for layer in layers]
+        self.layers = [
+            (self._time_mix(layer), self._channel_mix(layer, self._experts(index)))
+            for index, layer in enumerate(layers)
+        ]
 
     def _run_layers(self, tokens: Tensor, states: States, rows: ops.PackedRows) -> Tensor:
         x = embedded = self.embedding[tokens]
@@ -148,14 +156,28 @@ class RWKV7(TorchModel):
             group_norm=layer.ln_x.to(self.device, self.dtype),
         )
 
-    def _channel_mix(self, layer: LayerTensors) -> ChannelMix:
+    def _channel_mix(self, layer: LayerTensors, experts: ExpertMix | None) -> ChannelMix:
         return ChannelMix(
             norm=layer.ln2.to(self.device, self.dtype),
             x_k=self._vector(layer.ffn_mix),
             key=self._linear(layer.ffn_key),
             value=self._linear(layer.ffn_value),
             deep_embed=None if layer.deep_embed is None else self._deep_embed(layer.deep_embed),
+            experts=experts,
         )
+
+    def _experts(self, index: int) -> ExpertMix | None:
+        mole = self.checkpoint.mole
+        if mole is None:
+            return None
+        layer, width = mole.layers[index], self.checkpoint.width
+        changes = [(self._change(key, 4 * width), self._change(value, width)) for key, value in layer.experts]
+        return ExpertMix(mole.rule, layer.active, self._linear(layer.router, layer.bias), changes)
+
+    def _change(self, expert: LoraExpert | BoneExpert, outputs: int) -> Change:
+        if isinstance(expert, BoneExpert):
+            return bone_change(expert.blocks.to(self.device, self.dtype), outputs)
+        return lora_change(self._linear(expert.inner), self._linear(expert.outer))
 
     def _deep_embed(self, tensors: DeepEmbedTensors) -> DeepEmbed:
         return DeepEmbed(

@@ -45,6 +45,8 @@ def _create_cuda_runner(
     """With own kernels. Raises BuildError if there are none for the GPU or the model."""
     if checkpoint.family != "rwkv7":
         raise BuildError(f"There are no kernels for {TITLES[checkpoint.family]} yet.")
+    if checkpoint.mole:
+        raise BuildError("There are no kernels for MoLE yet.")
     if torch.version.hip:
         log.warning(
             "The kernels for AMD GPUs have been compiled and checked, but never run on one; "

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from rwkv_batch.model.adapters.parts import Part, Scaling
+from rwkv_batch.model.adapters.experts import ExpertPart
+from rwkv_batch.model.adapters.parts import BonePart, Part, Scaling
 from rwkv_batch.model.adapters.reader import Adapter
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.files import CheckpointError
+from rwkv_batch.model.mole import BoneExpert, LoraExpert, Mole, MoleTensors, RouterRule
 
 
 class MergedTensors(Mapping[str, Tensor]):
@@ -35,13 +37,26 @@ class MergedTensors(Mapping[str, Tensor]):
         return len(self._tensors)
 
 
-def merge(checkpoint: Checkpoint, adapter: Adapter, scaling: Scaling | None = None) -> Checkpoint:
+def merge(
+    checkpoint: Checkpoint,
+    adapter: Adapter,
+    scaling: Scaling | None = None,
+    router: RouterRule | None = None,
+) -> Checkpoint:
     """The model with the adapter, which has a name and a fingerprint of its own.
 
-    scaling: that of the training; None: that of the adapter's adapter.json, if there is one. Raises
-    CheckpointError if a scaling is needed and not given, or given and not needed.
+    scaling: that of the training; None: that of the adapter's adapter.json, if there is one. router: the rule
+    of MoLE. Raises CheckpointError if one of these is needed and not given, or given and not needed.
     """
-    needed = any(part.scaled for part in adapter.parts.values())
+    if router is None and adapter.experts:
+        raise CheckpointError(
+            f"{adapter.where} has a router, and does not say by which rule it was trained; give "
+            "--mole-router topk0, or shared for earlier trainers."
+        )
+    if router is not None and not adapter.experts:
+        raise CheckpointError(f"{adapter.where} has no router; leave --mole-router out.")
+    changes = [part for layer in adapter.experts for pair in layer.changes for part in pair]
+    needed = any(part.scaled for part in (*adapter.parts.values(), *changes))
     if scaling is not None and not needed:
         raise CheckpointError(
             f"{adapter.where}: nothing in it has a scaling; leave --adapter-alpha and --adapter-scaling out."
@@ -52,15 +67,39 @@ def merge(checkpoint: Checkpoint, adapter: Adapter, scaling: Scaling | None = No
             f"{adapter.where}: its scaling in training is not in the file; give --adapter-alpha, which is "
             "divided by the rank, or --adapter-scaling, or for PiSSA --adapter-init."
         )
-    factors = {
-        name: chosen.of(part.rank) if part.scaled and chosen else 1.0 for name, part in adapter.parts.items()
-    }
-    if not all(math.isfinite(factor) for factor in factors.values()):
+
+    def factor(part: Part) -> float:
+        return chosen.of(part.rank) if part.scaled and chosen else 1.0
+
+    factors = {name: factor(part) for name, part in adapter.parts.items()}
+    of_experts = [factor(part) for part in changes]
+    if not all(math.isfinite(number) for number in (*factors.values(), *of_experts)):
         raise CheckpointError(f"{adapter.where}: the scaling is no finite number; give that of the training.")
-    identity = f"{checkpoint.fingerprint} {adapter.digest} {sorted(factors.items())}"
+    identity = f"{checkpoint.fingerprint} {adapter.digest} {sorted(factors.items())} {router} {of_experts}"
+    mole = None
+    if router is not None:
+        layers = (
+            MoleTensors(
+                layer.router,
+                layer.bias,
+                layer.active,
+                tuple(
+                    (_expert(key, factor(key)), _expert(value, factor(value))) for key, value in layer.changes
+                ),
+            )
+            for layer in adapter.experts
+        )
+        mole = Mole(router, tuple(layers))
     return replace(
         checkpoint,
+        mole=mole,
         name=f"{checkpoint.name}+{adapter.name}",
         tensors=MergedTensors(checkpoint.tensors, adapter.parts, factors),
         fingerprint=hashlib.sha256(identity.encode()).hexdigest()[:16],
     )
+
+
+def _expert(part: ExpertPart, factor: float) -> LoraExpert | BoneExpert:
+    if isinstance(part, BonePart):
+        return BoneExpert(part.blocks)
+    return LoraExpert(part.inner, part.outer.float() * factor)

@@ -8,6 +8,7 @@ Names are those of the model's tensors without `.weight`, with a suffix; `model.
     .disha [r, out]                         DiSHA "bone"
     .weight.D [out, r]                      MiSS of rwkv_lightning_cuda
     the name of a tensor                    the tensor itself (full, hybrid)
+    .router., .expert_0., .moe_info         MoLE: see `experts`
 
 A file that is not understood in whole is refused in whole.
 """
@@ -21,16 +22,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from rwkv_batch.model.adapters.parts import (
-    BonePart,
-    DoraPart,
-    FullPart,
-    LoraPart,
-    Part,
-    PissaPart,
-    Scaling,
-    ShardPart,
-)
+from rwkv_batch.model.adapters.experts import ExpertLayer, expert_layers, is_of_experts
+from rwkv_batch.model.adapters.fitting import WRONG, check, lora_of, part_of, shape_of
+from rwkv_batch.model.adapters.parts import FullPart, LoraPart, Part, PissaPart, Scaling, ShardPart
 from rwkv_batch.model.checkpoint import DTYPES, IGNORED, Checkpoint
 from rwkv_batch.model.files import CheckpointError, read_json, read_tensors
 
@@ -38,7 +32,6 @@ PACKAGE, MANIFEST = "adapter.pth", "adapter.json"  # a folder of rwkv_lightning_
 LAYOUT = {"method": "miss", "layout": "modulo_rank_zero_pad"}  # what a manifest must say
 SUFFIX = re.compile(r"(.+)\.(lora_A|lora_B|lora_M|bone|disha|weight\.D)$")
 INIT = re.compile(r"(.+)\.init_(lora_A|lora_B)$")
-WRONG = "the adapter is of another model, or damaged"
 
 
 @dataclass(frozen=True)
@@ -51,6 +44,7 @@ class Adapter:
     name: str
     where: str
     parts: Mapping[str, Part]  # by the name of the tensor that each changes
+    experts: tuple[ExpertLayer, ...]  # of all layers; empty without MoLE
     scaling: Scaling | None  # of an adapter.json; the tensors do not say
     digest: str
 
@@ -64,12 +58,15 @@ def read(path: str | Path, checkpoint: Checkpoint, init: str | Path | None = Non
     file = path / PACKAGE if path.is_dir() else path
     where, tensors = str(file), _read(file)
     began = {} if init is None else _read(Path(init).expanduser())
-    parts = _parts(where, tensors, checkpoint, None if init is None else _pairs(str(init), began))
+    mixture = {key: tensor for key, tensor in tensors.items() if is_of_experts(key)}
+    changes = {key: tensor for key, tensor in tensors.items() if key not in mixture}
+    parts = _parts(where, changes, checkpoint, None if init is None else _pairs(str(init), began))
+    experts = expert_layers(where, mixture, checkpoint)
     manifest = file.with_name(MANIFEST)
     declared = file.name == PACKAGE and manifest.is_file()
     scaling = _declared_scaling(manifest, parts) if declared else None
     name = file.parent.name if file.name == PACKAGE else file.stem
-    return Adapter(name, where, parts, scaling, _digest(tensors | began))
+    return Adapter(name, where, parts, experts, scaling, _digest(tensors | began))
 
 
 def _read(file: Path) -> dict[str, Tensor]:
@@ -122,12 +119,12 @@ def _parts(
             parts[key] = _full(where, key, tensor, checkpoint)
     for prefix, found in groups.items():
         target = f"{prefix}.weight"
-        shape = _shape_of(where, target, f"{prefix}.{min(found)}", checkpoint)
+        shape = shape_of(where, target, f"{prefix}.{min(found)}", checkpoint)
         if target in parts:
             raise CheckpointError(
                 f"{where} both replaces and changes {target}; give an adapter that does one."
             )
-        parts[target] = _part(where, prefix, found, shape)
+        parts[target] = part_of(where, prefix, found, shape)
         if began is not None:
             parts[target] = _pissa(where, prefix, parts[target], began, shape)
     if began and (unused := began.keys() - groups.keys()):
@@ -140,64 +137,10 @@ def _parts(
 def _full(where: str, key: str, tensor: Tensor, checkpoint: Checkpoint) -> FullPart:
     if key.endswith(".att.time_state"):
         raise CheckpointError(f"{where} also holds a tuned state ({key}); give it as a file of its own.")
-    shape = _shape_of(where, key, key, checkpoint)
+    shape = shape_of(where, key, key, checkpoint)
     plain = tensor.squeeze() if len(shape) == 1 else tensor  # vectors may be [1, 1, width]
-    _check(where, key, plain, shape)
+    check(where, key, plain, shape)
     return FullPart(plain)
-
-
-def _shape_of(where: str, target: str, key: str, checkpoint: Checkpoint) -> tuple[int, ...]:
-    if target not in checkpoint.tensors:
-        raise CheckpointError(
-            f"{where}: {key} is no tensor of {checkpoint.name}, nor a change of one that is known; {WRONG}."
-        )
-    if target == "emb.weight" and "blocks.0.ln0.weight" not in checkpoint.tensors:
-        raise CheckpointError(
-            f"{where}: {key} is for an embedding before ln0, which {checkpoint.name} has applied already; "
-            "give the model's .pth file."
-        )
-    return tuple(checkpoint.tensors[target].shape)
-
-
-def _part(where: str, prefix: str, found: Mapping[str, Tensor], shape: tuple[int, ...]) -> Part:
-    """The change of the matrix of that shape, from the tensors with the prefix."""
-    if len(shape) != 2:
-        raise CheckpointError(
-            f"{where}: {prefix}.weight is no matrix, so {prefix}.{min(found)} fits nothing; {WRONG}."
-        )
-    out, inputs = shape
-
-    def checked(suffix: str, *wanted: int) -> Tensor:
-        return _check(where, f"{prefix}.{suffix}", found[suffix], wanted)
-
-    match sorted(found):
-        case ["lora_A", "lora_B"] | ["lora_A", "lora_B", "lora_M"]:
-            lora = _lora(where, prefix, found, shape)
-            return DoraPart(lora, checked("lora_M", 1, inputs)) if "lora_M" in found else lora
-        case ["disha"] if found["disha"].dim() == 2:
-            return ShardPart(checked("disha", len(found["disha"]), out).mT, scaled=False)
-        case ["bone" | "disha" as suffix]:
-            rank = found[suffix].shape[-1]
-            if out % rank or inputs % rank:
-                raise CheckpointError(
-                    f"{where}: {prefix}.{suffix} has blocks of {rank}, which do not divide the model's "
-                    f"[{out}, {inputs}]; {WRONG}."
-                )
-            return BonePart(checked(suffix, inputs // rank, rank, rank))
-        case ["weight.D"]:
-            return ShardPart(checked("weight.D", out, found["weight.D"].shape[-1]), scaled=True)
-    raise CheckpointError(
-        f"{where}: {prefix} has {' and '.join(sorted(found))}, which is no whole change of one kind; {WRONG}."
-    )
-
-
-def _lora(where: str, prefix: str, pair: Mapping[str, Tensor], shape: tuple[int, ...]) -> LoraPart:
-    out, inputs = shape
-    rank = len(pair["lora_A"])
-    return LoraPart(
-        _check(where, f"{prefix}.lora_A", pair["lora_A"], (rank, inputs)),
-        _check(where, f"{prefix}.lora_B", pair["lora_B"], (out, rank)),
-    )
 
 
 def _pissa(
@@ -208,15 +151,7 @@ def _pissa(
             f"{where}: {prefix} is no pair lora_A, lora_B with init_lora_A, init_lora_B in the init file; "
             "give both files of one training by PiSSA."
         )
-    return PissaPart(part, _lora(where, f"{prefix} (init)", began[prefix], shape))
-
-
-def _check(where: str, key: str, tensor: Tensor, wanted: tuple[int, ...]) -> Tensor:
-    if tuple(tensor.shape) != wanted:
-        raise CheckpointError(
-            f"{where}: {key} has shape {list(tensor.shape)} in place of {list(wanted)}; {WRONG}."
-        )
-    return tensor
+    return PissaPart(part, lora_of(where, f"{prefix} (init)", began[prefix], shape))
 
 
 def _declared_scaling(manifest: Path, parts: Mapping[str, Part]) -> Scaling:
@@ -229,7 +164,7 @@ def _declared_scaling(manifest: Path, parts: Mapping[str, Part]) -> Scaling:
     if not isinstance(scale, int | float) or isinstance(scale, bool) or not math.isfinite(scale):
         raise CheckpointError(f"{manifest} has no number as its scale; export the adapter again.")
     for target, part in parts.items():
-        if not isinstance(part, ShardPart) or part.rank != rank:
+        if not (isinstance(part, ShardPart) and part.scaled and part.rank == rank):
             raise CheckpointError(f"{manifest} is for MiSS of rank {rank}, but {target} is not; {WRONG}.")
     return Scaling(factor=float(scale))
 

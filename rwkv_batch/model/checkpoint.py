@@ -26,7 +26,7 @@ FOREIGN = (  # a pattern in the tensor names, and what such a file is
     (r"\.qkv\.", "RWKV-7b"),
     (r"\.enn\.|^enn\.", "RWKV-8"),
     (r"\.time_mix_|\.time_first$", "RWKV-4 or 5"),
-    (r"\.lora_[AB]|\.bone|\.disha|\.router\.", "an adapter"),
+    (r"\.lora_[AB]|\.bone|\.disha|\.weight\.D$|\.router\.", "an adapter, for --adapter"),
     (r"^init_state\.", "a tuned state"),
     (r"^base_model\.|self_attn|\.attention\.", "of another family than RWKV"),
 )

@@ -12,6 +12,7 @@ from rwkv_batch.model.rwkv7 import RWKV7
 LAYERS, WIDTH, VOCAB = 2, 128, 320
 MATRICES = [f"att.{name}" for name in ("receptance", "key", "value", "output")] + ["ffn.key", "ffn.value"]
 PREFIXES = [f"blocks.{layer}.{name}" for layer in range(LAYERS) for name in MATRICES]
+EXPERT_SHAPES = {"key": (4 * WIDTH, WIDTH), "value": (WIDTH, 4 * WIDTH)}  # [out, in]
 FACTOR = 1.5
 TOKENS = torch.randint(1, VOCAB, (12,), generator=torch.Generator().manual_seed(0))
 SCALED = ("lora", "dora", "miss")  # the kinds whose change is multiplied with a factor
@@ -67,6 +68,30 @@ MAKERS = {
 }
 
 
+def bone_expert(draw, inputs):
+    return {"bone_expert_0": draw(inputs // 16, 16, 16, std=0.1)}
+
+
+def lora_expert(draw, out, inputs):
+    return {"lora_A_expert_0": draw(4, inputs, std=0.1), "lora_B_expert_0": draw(out, 4, std=0.5)}
+
+
+def mole(kind, count, active, bias=False):
+    """A file with experts of that kind in every layer."""
+    draw, tensors = Draw(), {}
+    for layer in range(LAYERS):
+        ffn = f"blocks.{layer}.ffn."
+        tensors[ffn + "moe_info"] = torch.tensor([float(count), float(active)])
+        tensors[ffn + "router.linear.weight"] = draw(count - 1, WIDTH, std=0.3)
+        if bias:
+            tensors[ffn + "router.linear.bias"] = draw(count - 1, std=0.5)
+        for expert in range(count):
+            for name, (out, inputs) in EXPERT_SHAPES.items():
+                own = bone_expert(draw, inputs) if kind == "bone" else lora_expert(draw, out, inputs)
+                tensors |= {f"{ffn}expert_{expert}.{name}.{suffix}": t for suffix, t in own.items()}
+    return tensors
+
+
 def off(x, reference):
     return float((x.double() - reference.double()).norm() / reference.double().norm())
 
@@ -78,6 +103,10 @@ def logits_of(weights, model=RWKV7):
 
 def adapted(checkpoint, file, factor=FACTOR, **options):
     return merge(checkpoint, read(file, checkpoint, **options), None if factor is None else Scaling(factor))
+
+
+def mixed(checkpoint, file, rule, factor=FACTOR):
+    return merge(checkpoint, read(file, checkpoint), None if factor is None else Scaling(factor), rule)
 
 
 def refusal(action) -> str:

@@ -140,6 +140,7 @@ def test_a_gap_in_the_layers_is_named(tensors):
         ("blocks.0.att.time_faaaa", "RWKV-4 or 5"),
         ("blocks.0.att.key.lora_A", "an adapter"),
         ("blocks.0.att.key.disha", "an adapter"),
+        ("blocks.0.att.key.weight.D", "for --adapter"),
         ("blocks.0.ffn.router.linear.weight", "an adapter"),
         ("init_state.0.wkv", "a tuned state"),
         ("model.layers.0.self_attn.q_proj.weight", "of another family"),

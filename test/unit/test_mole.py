@@ -3,15 +3,17 @@
 import pytest
 import torch
 from adapter_files import (
+    EXPERT_SHAPES,
     FACTOR,
     LAYERS,
     TOKENS,
     VOCAB,
     WIDTH,
-    Draw,
     logits_of,
     lora,
     made,
+    mixed,
+    mole,
     off,
     refusal,
 )
@@ -30,7 +32,6 @@ from rwkv_batch.runner import backends
 from rwkv_batch.wire.protocol import Sampling
 
 TOLERANCE = 1e-4  # relative to the size of the whole tensor
-SHAPES = {"key": (4 * WIDTH, WIDTH), "value": (WIDTH, 4 * WIDTH)}  # [out, in]
 RULES = ("topk0", "shared")
 
 
@@ -42,30 +43,6 @@ def base():
 @pytest.fixture(scope="module")
 def checkpoint(base):
     return from_tensors("base", base)
-
-
-def bone_expert(draw, inputs):
-    return {"bone_expert_0": draw(inputs // 16, 16, 16, std=0.1)}
-
-
-def lora_expert(draw, out, inputs):
-    return {"lora_A_expert_0": draw(4, inputs, std=0.1), "lora_B_expert_0": draw(out, 4, std=0.5)}
-
-
-def mole(kind, count, active, bias=False):
-    """A file with experts of that kind in every layer."""
-    draw, tensors = Draw(), {}
-    for layer in range(LAYERS):
-        ffn = f"blocks.{layer}.ffn."
-        tensors[ffn + "moe_info"] = torch.tensor([float(count), float(active)])
-        tensors[ffn + "router.linear.weight"] = draw(count - 1, WIDTH, std=0.3)
-        if bias:
-            tensors[ffn + "router.linear.bias"] = draw(count - 1, std=0.5)
-        for expert in range(count):
-            for name, (out, inputs) in SHAPES.items():
-                own = bone_expert(draw, inputs) if kind == "bone" else lora_expert(draw, out, inputs)
-                tensors |= {f"{ffn}expert_{expert}.{name}.{suffix}": t for suffix, t in own.items()}
-    return tensors
 
 
 def expert_weight(base, tensors, ffn, expert, name):
@@ -101,7 +78,7 @@ def plain(base, tensors, rule, active, product=None):
         (layer, expert, name): expert_weight(base, tensors, f"blocks.{layer}.ffn.", expert, name)
         for layer in range(LAYERS)
         for expert in range(int(tensors["blocks.0.ffn.moe_info"][0]))
-        for name in SHAPES
+        for name in EXPERT_SHAPES
     }
 
     def channel_mix(layer, x):
@@ -115,10 +92,6 @@ def plain(base, tensors, rule, active, product=None):
         )
 
     return plain_logits(base, TOKENS.tolist(), product, channel_mix)
-
-
-def mixed(checkpoint, file, rule, factor=FACTOR):
-    return merge(checkpoint, read(file, checkpoint), None if factor is None else Scaling(factor), rule)
 
 
 @pytest.mark.parametrize("rule", RULES)

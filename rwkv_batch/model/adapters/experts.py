@@ -20,8 +20,8 @@ from rwkv_batch.model.adapters.parts import BonePart, LoraPart
 from rwkv_batch.model.checkpoint import TITLES, Checkpoint
 from rwkv_batch.model.files import CheckpointError
 
-OF_EXPERTS = re.compile(r"blocks\.(\d+)\.ffn\.(moe_info|router\.linear\.(?:weight|bias)|expert_\d+\..+)$")
-EXPERT = re.compile(r"expert_(\d+)\.(key|value)\.(lora_A|lora_B|bone)_expert_(\d+)$")
+OF_EXPERTS = re.compile(r"blocks\.(\d{1,4})\.ffn\.(moe_info|router\.linear\.(?:weight|bias)|expert_\d.*)$")
+EXPERT = re.compile(r"expert_(\d{1,4})\.(key|value)\.(lora_A|lora_B|bone)_expert_(\d{1,4})$")
 
 ExpertPart = LoraPart | BonePart
 

@@ -76,7 +76,7 @@ def merge(
     if not all(math.isfinite(number) for number in (*factors.values(), *of_experts)):
         raise CheckpointError(f"{adapter.where}: the scaling is no finite number; give that of the training.")
     identity = f"{checkpoint.fingerprint} {adapter.digest} {sorted(factors.items())} {router} {of_experts}"
-    mole = None
+    mole = checkpoint.mole
     if router is not None:
         layers = (
             MoleTensors(

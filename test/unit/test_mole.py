@@ -106,7 +106,7 @@ def plain(base, tensors, rule, active, product=None):
     ],
 )
 def test_the_experts_are_mixed_by_the_rule(rule, kind, count, active, bias, base, checkpoint, tmp_path):
-    tensors = mole(kind, count, active, bias)
+    tensors = mole(kind, count, active, bias and rule == "shared")
     file = write_pth(tmp_path / "experts.pth", tensors)
     merged = mixed(checkpoint, file, rule, None if kind == "bone" else FACTOR)
     logits, expected = logits_of(merged), plain(base, tensors, rule, active)
@@ -115,11 +115,21 @@ def test_the_experts_are_mixed_by_the_rule(rule, kind, count, active, bias, base
     assert merged.name == "base+experts" and merged.fingerprint != checkpoint.fingerprint
 
 
-def test_the_other_rule_is_another_model(checkpoint, tmp_path):
+def test_the_other_rule_is_another_model_and_warned_of(checkpoint, tmp_path, caplog):
     file = write_pth(tmp_path / "a.pth", mole("lora", 4, 2))
-    one, other = (mixed(checkpoint, file, rule) for rule in RULES)
+    one = mixed(checkpoint, file, "topk0")
+    assert not caplog.text
+    other = mixed(checkpoint, file, "shared")
+    assert "topk0" in caplog.text and str(file) in caplog.text
     assert off(logits_of(one), logits_of(other)) > 0.05
     assert one.fingerprint != other.fingerprint
+
+
+def test_a_router_with_a_bias_is_not_that_of_topk0(checkpoint, tmp_path, caplog):
+    file = write_pth(tmp_path / "a.pth", mole("lora", 4, 2, bias=True))
+    assert "--mole-router shared" in refusal(lambda: mixed(checkpoint, file, "topk0"))
+    mixed(checkpoint, file, "shared")
+    assert not caplog.text
 
 
 def test_attention_and_small_tensors_of_the_same_file_are_merged(base, checkpoint, tmp_path):

@@ -1,12 +1,13 @@
 """The tensors of MoLE, a mixture of LoRA experts in every channel mix, as RWKV-LM-RLHF saves them.
 
     blocks.0.ffn.moe_info [2]                             E experts, and how many are active for a token
-    blocks.0.ffn.router.linear.weight [E - 1, C]          and .bias [E - 1], in files of earlier trainers
+    blocks.0.ffn.router.linear.weight [E - 1, C]          and .bias [E - 1] where the rule is "shared"
     blocks.0.ffn.expert_1.key.lora_A_expert_0 [r, C]      a change of ffn.key and ffn.value for each expert,
     blocks.0.ffn.expert_1.value.bone_expert_0             LoRA or Bone
 
 The number at the end of an expert's names is 0, as the trainer writes it, or that of the expert. Which of two
-rules the router was trained with is not in the file: see `rwkv_batch.model.mole`.
+rules the router was trained with (see `rwkv_batch.model.mole`) is not in the file, but for that bias, which
+not every revision of the trainer may have had.
 """
 
 import re

@@ -1,6 +1,7 @@
 """Merges an adapter into a model: a checkpoint whose tensors are changed as they are read."""
 
 import hashlib
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -13,6 +14,8 @@ from rwkv_batch.model.adapters.reader import Adapter
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.model.mole import BoneExpert, LoraExpert, Mole, MoleTensors, RouterRule
+
+log = logging.getLogger(__name__)
 
 
 class MergedTensors(Mapping[str, Tensor]):
@@ -55,6 +58,8 @@ def merge(
         )
     if router is not None and not adapter.experts:
         raise CheckpointError(f"{adapter.where} has no router; leave --mole-router out.")
+    if router is not None:
+        _check_rule(adapter, router)
     changes = [part for layer in adapter.experts for pair in layer.changes for part in pair]
     needed = any(part.scaled for part in (*adapter.parts.values(), *changes))
     if scaling is not None and not needed:
@@ -97,6 +102,20 @@ def merge(
         tensors=MergedTensors(checkpoint.tensors, adapter.parts, factors),
         fingerprint=hashlib.sha256(identity.encode()).hexdigest()[:16],
     )
+
+
+def _check_rule(adapter: Adapter, router: RouterRule) -> None:
+    """The trainers with the rule "shared" gave the router a bias, those with "topk0" none."""
+    biased = any(layer.bias is not None for layer in adapter.experts)
+    if biased and router == "topk0":
+        raise CheckpointError(
+            f"{adapter.where}: its router has a bias, which topk0 has not; give --mole-router shared."
+        )
+    if not biased and router == "shared":
+        log.warning(
+            "%s: its router has no bias, as in files for topk0; if texts are wrong, give that rule.",
+            adapter.where,
+        )
 
 
 def _expert(part: ExpertPart, factor: float) -> LoraExpert | BoneExpert:

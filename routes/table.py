@@ -14,7 +14,7 @@ from routes.http.errors import ApiError, ErrorShape, native_shape, openai_shape
 from routes.http.exchange import HttpRequest, HttpResponse, error_response, preflight
 from routes.http.frontend import Frontend
 from routes.http.generate import Prepare, generate
-from routes.native import batch, requests, sessions, start_states, state, translate
+from routes.native import batch, mixtures, requests, sessions, start_states, state, translate
 from routes.openai import chat, completions, models
 from routes.responses import routes as responses
 
@@ -87,6 +87,8 @@ ROUTES = (
     Route("DELETE POST", "/v1/state/delete",                    native_shape, start_states.delete),
     Route("POST",       "/loadstatemodel",                      native_shape, start_states.load),
     Route("POST",       "/removestatemodel",                    native_shape, start_states.remove),
+    Route("POST",       "/mrss_loadstatemodel",                 native_shape, mixtures.load),
+    Route("POST",       "/mrss_set_gatingweight",               native_shape, mixtures.set_weights),
     Route("GET",        "/models",                              native_shape, models.legacy_models),
     Route("GET",        "/v1/server/status",                    native_shape, requests.status),
     Route("POST",       "/v1/server/stop",                      native_shape, requests.stop),

@@ -6,6 +6,7 @@ that in which a new session begins.
 """
 
 import json
+import math
 import uuid
 from dataclasses import dataclass
 
@@ -14,9 +15,12 @@ from msgspec.structs import replace
 from routes.http.errors import ApiError, Json
 from routes.http.exchange import HttpRequest
 from routes.http.frontend import Frontend
-from rwkv_batch.wire.protocol import GenerateRequest, ListStartStates, StartStateInfo
+from rwkv_batch.wire.protocol import GenerateRequest, ListStartStates, MixturePart, StartStateInfo
 
 HEADER = "x-rwkv-state-id"
+MEMBER = "\x1f"  # in the names of a mixture's states, behind that of the mixture; clients cannot send it
+WEIGHTS = "mrss_gatingweight"  # of the states of a mixture
+LEAST_SUM = 1e-6  # of weights, beside the sum of their sizes
 DEFAULTS = ("temperature", "top_p")  # that may belong to a start state
 
 
@@ -26,17 +30,21 @@ class ChosenState:
 
     info: StartStateInfo
     restarts: bool
+    mixture: list[MixturePart]  # of a view with several states
 
     def with_defaults(self, fields: Json) -> Json:
         """The body with the sampling that belongs to the state, where it has none of its own."""
-        own = json.loads(self.info.description or b"{}")
+        own = describe(self.info)
         return {name: own[name] for name in DEFAULTS if own.get(name) is not None} | {
             name: value for name, value in fields.items() if value is not None or name not in DEFAULTS
         }
 
     def begin(self, request: GenerateRequest) -> GenerateRequest:
         """The request, which begins in the state."""
-        request = replace(request, start_state=self.info.name)
+        if self.mixture:
+            request = replace(request, mixture=self.mixture)
+        else:
+            request = replace(request, start_state=self.info.name)
         if self.restarts and request.turn:
             request = replace(request, turn=replace(request.turn, source=None, required=False))
         return request
@@ -49,11 +57,51 @@ async def choose_state(front: Frontend, http: HttpRequest, fields: Json, model: 
         raise ApiError(400, f"`state_id` is {by_id}, but `model` names the state {by_model}; send one.")
     name = by_id or by_model
     if not name:
+        if fields.get(WEIGHTS) is not None:
+            raise ApiError(400, f"`{WEIGHTS}`: the request names no mixture of states.", param=WEIGHTS)
         return None
     found = (await front.ask(ListStartStates(uuid.uuid4().hex, name))).start_states
     if not found:
         raise ApiError(404, f"There is no start state {name[:200]}; /v1/state/list lists them.", "state_id")
-    return ChosenState(found[0], bool(by_id))
+    return ChosenState(found[0], bool(by_id), _mixture(found[0], fields.get(WEIGHTS)))
+
+
+def is_member(name: str) -> bool:
+    """Whether it is a state of a mixture, which is not listed; the mixture has the name of its first one."""
+    return MEMBER in name
+
+
+def describe(info: StartStateInfo) -> Json:
+    """What the routes have noted of a start state."""
+    own: Json = json.loads(info.description or b"{}")
+    return own
+
+
+def weights_of(given: object, count: int, field: str) -> list[float]:
+    """One weight for each state; missing ones are 0. Numbers may be texts. Raises ApiError 400."""
+    try:
+        if not isinstance(given, list):
+            raise ValueError
+        weights = [float(each) for each in given if not isinstance(each, bool)]
+        if len(weights) < len(given) or not all(map(math.isfinite, weights)):
+            raise ValueError
+    except (ValueError, TypeError):
+        message = f"`{field}`: must be a list of numbers, one for each state."
+        raise ApiError(400, message, param=field) from None
+    weights = (weights + [0.0] * count)[:count]
+    if not abs(sum(weights)) > LEAST_SUM * sum(map(abs, weights)):
+        raise ApiError(400, f"`{field}`: the weights must not sum to 0.", param=field)
+    return weights
+
+
+def _mixture(info: StartStateInfo, given: object) -> list[MixturePart]:
+    members = describe(info).get("members")
+    if members is None:
+        if given is not None:
+            raise ApiError(400, f"`{WEIGHTS}`: {info.name} is one state and no mixture.", param=WEIGHTS)
+        return []
+    weights = describe(info)["weights"] if given is None else weights_of(given, len(members), WEIGHTS)
+    return [MixturePart(name, weight) for name, weight in zip(members, weights, strict=True)]
 
 
 def _state_id(http: HttpRequest, fields: Json) -> str:

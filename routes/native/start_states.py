@@ -17,6 +17,7 @@ from routes.http.errors import ApiError, Json
 from routes.http.exchange import HttpRequest, authorized_json, demand_password, json_response
 from routes.http.frontend import Frontend
 from routes.http.schemas import MAX_SESSION_ID, PLAIN_ID, RequestBody
+from routes.http.start_states import describe, is_member
 from routes.native.schemas import Real
 from rwkv_batch.wire.protocol import ListStartStates, PutStartState, RemoveStartStates, StartStateInfo
 
@@ -73,7 +74,7 @@ async def upload(front: Frontend, http: HttpRequest) -> Response:
     loop = asyncio.get_running_loop()
     file = await loop.run_in_executor(None, _write, data, path.suffix)
     try:
-        info = await _put(front, fields.state_id, file, fields.state_layout, description)
+        info = await put(front, fields.state_id, file, fields.state_layout, description)
     finally:
         os.unlink(file)
     return json_response(http, {"object": "rwkv.state", **_to_json(info)})
@@ -82,8 +83,9 @@ async def upload(front: Frontend, http: HttpRequest) -> Response:
 async def list_(front: Frontend, http: HttpRequest) -> Response:
     """GET and POST /v1/state/list. Raises ApiError."""
     authorized_json(front.settings.password, http)
-    found = await front.ask(ListStartStates(uuid.uuid4().hex))
-    return json_response(http, {"object": "list", "data": [_to_json(info) for info in found.start_states]})
+    found = (await front.ask(ListStartStates(uuid.uuid4().hex))).start_states
+    listed = [_to_json(info) for info in found if not is_member(info.name)]
+    return json_response(http, {"object": "list", "data": listed})
 
 
 async def delete(front: Frontend, http: HttpRequest) -> Response:
@@ -92,7 +94,7 @@ async def delete(front: Frontend, http: HttpRequest) -> Response:
     if "state_id" not in body:
         body = {"state_id": http.parameter("state_id")}
     name = StateIdFields.from_json(body).state_id
-    found = (await front.ask(RemoveStartStates(uuid.uuid4().hex, name))).found
+    found = await forget(front, name)
     return json_response(http, {"state_id": name, "deleted": bool(found)}, 200 if found else 404)
 
 
@@ -106,20 +108,43 @@ async def load(front: Frontend, http: HttpRequest) -> Response:
         "temperature": fields.default_temperature,
         "top_p": fields.default_top_p,
     }
-    await _put(front, fields.state_viewname, str(file), fields.state_layout, description)
+    members = await members_of(front, fields.state_viewname)
+    await put(front, fields.state_viewname, str(file), fields.state_layout, description)
+    await forget_members(front, members)
     return json_response(http, {"status": "success"})
 
 
 async def remove(front: Frontend, http: HttpRequest) -> Response:
     """POST /removestatemodel: the one of that name, without a name all. Raises ApiError."""
     name = RemoveStateFields.from_json(admin_json(front, http)).state_viewname
-    found = (await front.ask(RemoveStartStates(uuid.uuid4().hex, name))).found
-    if name is not None and not found:
+    if name is None:
+        await front.ask(RemoveStartStates(uuid.uuid4().hex))
+    elif not await forget(front, name):
         raise ApiError(404, f"There is no start state {name}; /v1/state/list lists them.")
     return json_response(http, {"status": "success"})
 
 
-async def _put(
+async def members_of(front: Frontend, name: str) -> list[str]:
+    """The states that belong to a mixture of that name alone. Raises ApiError."""
+    found = (await front.ask(ListStartStates(uuid.uuid4().hex, name))).start_states
+    members = describe(found[0]).get("members", []) if found else []
+    return [member for member in members if is_member(member)]
+
+
+async def forget_members(front: Frontend, members: list[str]) -> None:
+    for member in members:
+        await front.ask(RemoveStartStates(uuid.uuid4().hex, member))
+
+
+async def forget(front: Frontend, name: str) -> int:
+    """Remove a start state, with those of its mixture; how many there were of the name. Raises ApiError."""
+    members = await members_of(front, name)
+    found = (await front.ask(RemoveStartStates(uuid.uuid4().hex, name))).found
+    await forget_members(front, members)
+    return found
+
+
+async def put(
     front: Frontend, name: str, file: str, layout: StateLayout, description: Json
 ) -> StartStateInfo:
     encoded = json.dumps(description).encode()
@@ -134,7 +159,7 @@ def _write(data: bytes, suffix: str) -> str:
 
 
 def _to_json(info: StartStateInfo) -> Json:
-    own = json.loads(info.description or b"{}")
+    own = describe(info)
     filename = own.get("original_filename", "")
     return {
         "state_id": info.name,

@@ -8,6 +8,7 @@ from robyn import Response
 from routes.http.errors import ApiError, Json
 from routes.http.exchange import HttpRequest, authorized, demand_password, json_response
 from routes.http.frontend import Frontend
+from routes.http.start_states import is_member
 from rwkv_batch.wire.protocol import ListStartStates
 
 
@@ -43,7 +44,7 @@ async def _served(front: Frontend, http: HttpRequest) -> list[Json]:
         {"id": id_, "object": "model", "created": created, "owned_by": "rwkv_lightning"}
         for id_, created in [
             (name, front.started),
-            *((f"{name} {state.name}", int(state.created)) for state in states),
+            *((f"{name} {s.name}", int(s.created)) for s in states if not is_member(s.name)),
         ]
     ]
 

@@ -182,6 +182,12 @@ class PutStartState(KeyedCommand, frozen=True, tag="put_start_state"):
     description: bytes  # whatever the front end wants to know of it later
 
 
+class DescribeStartState(KeyedCommand, frozen=True, tag="describe_start_state"):
+    """Give the start state of that name another description; the reply says how many there were."""
+
+    description: bytes
+
+
 class ListStartStates(WireMessage, frozen=True, omit_defaults=True, tag="list_start_states"):
     """Replied to with all start states, or with the one of that name, if it is there."""
 
@@ -240,7 +246,7 @@ SessionCommand = (
     | RemoveDocument
 )
 # What is done with start states; the only event that follows is `CommandReply`, `Rejected` or `Failed`.
-StartStateCommand = PutStartState | ListStartStates | RemoveStartStates
+StartStateCommand = PutStartState | DescribeStartState | ListStartStates | RemoveStartStates
 Command = SessionCommand | RequestCommand | StartStateCommand
 ToEngine = GenerateRequest | Cancel | Command
 
@@ -335,7 +341,8 @@ class StartStateInfo(Struct, frozen=True, array_like=True):
 class CommandReply(WireMessage, frozen=True, omit_defaults=True, tag="command_reply"):
     """A command has been carried out."""
 
-    found: int = 0  # DeleteSession, RemoveDocument, RemoveStartStates, StopRequest: how many there were
+    # DeleteSession, RemoveDocument, DescribeStartState, RemoveStartStates, StopRequest: how many there were
+    found: int = 0
     data: bytes = b""  # ExportSession, GetDocument
     sessions: list[SessionInfo] = []  # ListSessions
     total: int = 0  # ListSessions: how many sessions there are,

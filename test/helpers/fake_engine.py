@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import zmq
+from msgspec import structs
 
 from rwkv_batch.wire.protocol import (
     Accepted,
@@ -27,6 +28,7 @@ from rwkv_batch.wire.protocol import (
     Command,
     CommandReply,
     DeleteSession,
+    DescribeStartState,
     Event,
     ExportSession,
     Failed,
@@ -222,6 +224,11 @@ class FakeEngine:
                 info = StartStateInfo(key, description, UPDATED, 2, 1, bytes(16))
                 self.start_states[key] = layout, content, info
                 return CommandReply(id, start_states=[info])
+            case DescribeStartState(description=description):
+                if key in self.start_states:
+                    layout, content, info = self.start_states[key]
+                    self.start_states[key] = layout, content, structs.replace(info, description=description)
+                return CommandReply(id, found=int(key in self.start_states))
             case ListStartStates(name=name):
                 found = [state[2] for key, state in self.start_states.items() if name in (None, key)]
                 return CommandReply(id, start_states=found)

@@ -80,3 +80,18 @@ def test_a_session_begins_in_it_and_goes_on(server: Server) -> None:
         assert "Nina" in chat(http, ASK, session_id="s")
         assert "Paris" in chat(http, "Where do I live?", **begin)
         assert "Paul" in chat(http, ASK, session_id="s", state_id="Paul")
+
+
+def test_a_mixture_shows_each_of_its_states_at_its_end(server: Server) -> None:
+    with httpx.Client(base_url=server.url, timeout=120) as http:
+        body = {"state_viewname": "both", "state_filenames": ["Nina.pth", "Paul.pth"]}
+        assert http.post("/mrss_loadstatemodel", json=body).json() == {"status": "success"}
+        for weights, name in (([1, 0], "Nina"), ([0, 1], "Paul"), ([0.9, 0.1], "Nina"), ([0.1, 0.9], "Paul")):
+            alone = chat(http, ASK, state_id=name)
+            assert chat(http, ASK, state_id="both", mrss_gatingweight=weights) == alone
+        mixed = chat(http, ASK, state_id="both", stop=["\n"])
+        assert mixed
+        refused = http.post(
+            "/state/chat/completions", json={"contents": ["a"], "session_id": "m", "state_id": "both"}
+        )
+        assert (refused.status_code, "not a mixture" in refused.json()["error"]) == (400, True)

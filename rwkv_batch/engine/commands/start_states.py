@@ -13,6 +13,7 @@ from rwkv_batch.model.start_states import read_start_state
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.pool.start_states import StoredStart
 from rwkv_batch.wire.protocol import (
+    DescribeStartState,
     ListStartStates,
     PutStartState,
     Rejected,
@@ -39,6 +40,12 @@ class StartStateCommands:
             case PutStartState(key=name):
                 read = partial(self._read, command)
                 self._pool.starts.put(name, read, command.description, partial(self._stored, request, name))
+            case DescribeStartState(key=name, description=description):
+                if self._pool.starts.find(name) is None:
+                    reply(self._outbox, request, None)
+                    return
+                done = partial(self._described, request)
+                self._pool.starts.describe(name, description, done)
             case ListStartStates(name=name):
                 found = map(self._pool.starts.find, self._pool.starts.names() if name is None else [name])
                 infos = [self._info(start) for start in found if start]
@@ -48,6 +55,9 @@ class StartStateCommands:
                 self._pool.starts.remove(
                     names, lambda count, error: reply(self._outbox, request, error, found=count)
                 )
+
+    def _described(self, request: RequestKey, error: str | None) -> None:
+        reply(self._outbox, request, error, found=1)
 
     def _read(self, command: PutStartState) -> tuple[Tensor, Tensor, bytes]:
         try:

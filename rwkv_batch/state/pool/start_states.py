@@ -128,6 +128,11 @@ class StartStates:
 
         self._reader.put(lambda: self._image(*read()), made)
 
+    def describe(self, name: str, description: bytes, done: Done) -> None:
+        """Give it another description."""
+        self._starts[name] = replace(self._starts[name], description=description)
+        self._documents.put(KEY + name, description, done)
+
     def remove(self, names: Sequence[str], done: Callable[[int, str | None], None]) -> None:
         """Forget the names; what has begun in these states goes on. `done` gets how many there were."""
         found = [name for name in names if self._starts.pop(name, None)]

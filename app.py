@@ -146,6 +146,16 @@ def _parser() -> argparse.ArgumentParser:
         help="continue sessions of another model with the same vocabulary, by reading their tokens",
     )
     flag("--prefix-cache-mb", **count, help="memory for beginnings of prompts (default %(default)s)")
+    flag(
+        "--chat-template",
+        choices=("auto", "demo", "world", "g1", "g1c"),
+        help="the prompts that the checkpoint was trained on; auto: by its name (default %(default)s)",
+    )
+    flag(
+        "--sampling-profile",
+        choices=("default", "open_think", "fake_think", "tools"),
+        help="how chats are drawn where a request does not say it (default %(default)s)",
+    )
     flag("--frontends", **positive, help="HTTP processes that share the port (default: by cores)")
     flag(
         "--drain-seconds",

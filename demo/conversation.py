@@ -5,7 +5,7 @@ from random import Random
 
 from demo.example import Example
 from routes.chat import templates
-from routes.chat.templates import NO_THINK, Message
+from routes.chat.templates import NO_THINK, THINK, Message, Style
 
 SYSTEMS = (
     "You are a helpful assistant.",
@@ -43,7 +43,8 @@ def conversation(
     think  thinking on: `thought` comes first
     """
     form = rng.choice([f for f in (TOOL_FORMS if tools else FORMS) if thought or f != "think"])
-    prompt = templates.chat(turns, system, tools, choice, think=form == "think")
+    style = Style(thought=THINK) if form == "think" else Style()
+    prompt = templates.chat(turns, system, tools, choice, style)
     if form == "kept":
         prompt = prompt.removesuffix(NO_THINK).replace("\n\nAssistant: ", f"\n\nAssistant: {NO_THINK}")
     elif form == "raw":

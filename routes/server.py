@@ -9,6 +9,7 @@ import threading
 import time
 from multiprocessing.connection import Connection
 
+from routes.chat.checkpoints import chat_template_name
 from routes.http.frontend import Frontend
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.client import Client
@@ -22,6 +23,8 @@ TICK = 0.1  # seconds
 FLUSH_SECONDS = 0.3  # for the last bytes to leave after the last request has ended
 CORES = 8  # cores a front end may use; it seldom keeps two busy
 WAITING_PER_CORE = 512  # an HTTP worker can wait for this many streams, divided by the cores it sees
+
+log = logging.getLogger(__name__)
 
 
 def run(config: FrontendConfig, name: str, address: str, control: Connection) -> None:
@@ -37,7 +40,7 @@ def run(config: FrontendConfig, name: str, address: str, control: Connection) ->
     for library in ("robyn", "actix_server", "actix_web", "actix_http", "asyncio", "tracing"):
         logging.getLogger(library).setLevel(logging.WARNING)
     front = Frontend(config, Client(address, name))
-    threading.Thread(target=_receive, args=(front, control), name="supervisor", daemon=True).start()
+    threading.Thread(target=_receive, args=(front, control, config), name="supervisor", daemon=True).start()
     # Robyn reads the command line and its own environment variables, which are not meant for it here
     sys.argv = sys.argv[:1]
     for variable in [v for v in os.environ if v.startswith("ROBYN_")]:
@@ -63,7 +66,7 @@ def use_few_cores() -> int:
     return len(cores)
 
 
-def _receive(front: Frontend, control: Connection) -> None:
+def _receive(front: Frontend, control: Connection, config: FrontendConfig) -> None:
     """Act on the supervisor's messages. Ends the process when the supervisor has died."""
     while True:
         try:
@@ -72,6 +75,8 @@ def _receive(front: Frontend, control: Connection) -> None:
             os._exit(1)
         match message:
             case EngineInfo():
+                template = chat_template_name(message.model, config.chat_template)
+                log.info("chat template: %s (--chat-template chooses another one)", template)
                 front.engine = message
             case EngineLost():
                 front.engine_lost()

@@ -10,13 +10,14 @@ from robyn import Request, Robyn
 from robyn.argument_parser import Config
 from robyn.robyn import HttpMethod
 
-from routes.http.errors import ApiError, ErrorShape, native_shape, openai_shape
+from routes.http.errors import ApiError, ErrorShape, Json, native_shape, openai_shape
 from routes.http.exchange import HttpRequest, HttpResponse, error_response, preflight
 from routes.http.frontend import Frontend
-from routes.http.generate import Prepare, generate
+from routes.http.generate import Prepare, Prepared, generate
 from routes.native import batch, mixtures, requests, sessions, start_states, state, translate
 from routes.openai import chat, completions, models
 from routes.responses import routes as responses
+from rwkv_batch.config import FrontendConfig
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", HttpMethod.TRACE)  # Robyn has no name for TRACE
 
@@ -43,6 +44,15 @@ class Route(NamedTuple):
         )
 
 
+def chats(prepare: Callable[[Json, str, FrontendConfig], Prepared]) -> Handler:
+    """The same for a route that renders chats, which the configuration has a say in."""
+
+    async def handler(front: Frontend, http: HttpRequest) -> HttpResponse:
+        return await generate(front, http, lambda body, model: prepare(body, model, front.settings))
+
+    return handler
+
+
 def generates(prepare: Prepare) -> Handler:
     """The handler of a route that generates what `prepare` makes of its body."""
     return partial(generate, prepare=prepare)
@@ -60,16 +70,17 @@ async def v1_chat(front: Frontend, http: HttpRequest) -> HttpResponse:
         is_chat = bool(http.headers.get("authorization"))
     if is_chat:
         http.shape = openai_shape
-    return await generate(front, http, chat.prepare if is_chat else batch.v1)
+    return await (OPENAI_CHAT(front, http) if is_chat else generate(front, http, batch.v1))
 
 
+OPENAI_CHAT = chats(chat.prepare)
 TRANSLATE = partial(generate, prepare=translate.prepare, public=True)
 
 # fmt: off
 ROUTES = (
     Route("POST",       "/v1/chat/completions",                 native_shape, v1_chat),
     Route("POST",       "/v2/chat/completions",                 native_shape, generates(batch.v2)),
-    Route("POST",       "/v3/chat/completions",                 native_shape, generates(batch.v3)),
+    Route("POST",       "/v3/chat/completions",                 native_shape, chats(batch.v3)),
     Route("POST",       "/big_batch/completions",               native_shape, generates(batch.big_batch)),
     Route("POST",       "/FIM/v1/batch-FIM",                    native_shape, generates(batch.fim)),
     Route("POST",       "/translate/v1/batch-translate",        native_shape, TRANSLATE),
@@ -96,7 +107,7 @@ ROUTES = (
     Route("POST",       "/v1/server/resume",                    native_shape, requests.resume),
     Route("GET",        "/health",                              native_shape, models.health),
 
-    Route("POST",       "/openai/v1/chat/completions",          openai_shape, generates(chat.prepare)),
+    Route("POST",       "/openai/v1/chat/completions",          openai_shape, OPENAI_CHAT),
     Route("POST",       "/v1/completions",                      openai_shape, generates(completions.prepare)),
     Route("POST",       "/openai/v1/completions",               openai_shape, generates(completions.prepare)),
     Route("POST",       "/v1/responses",                        openai_shape, responses.create),

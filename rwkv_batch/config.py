@@ -6,6 +6,8 @@ from typing import Literal
 SamplerName = Literal["own", "flashinfer"]
 MoleRouter = Literal["topk0", "shared"]
 BackendName = Literal["auto", "torch", "portable"]
+ChatTemplateName = Literal["auto", "demo", "world", "g1", "g1c"]
+SamplingProfileName = Literal["default", "open_think", "fake_think", "tools"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,8 @@ class FrontendConfig(ProcessConfig):
     protect_translate: bool = False  # whether the password guards translation too
     max_body: int = 16 << 20  # bytes; a longer body is answered 413
     max_state: int = 256 << 20  # bytes; a longer file of a session is answered 413
+    chat_template: ChatTemplateName = "auto"  # how chats are rendered; auto: by the checkpoint's name
+    sampling_profile: SamplingProfileName = "default"  # what chats are drawn with unless they say otherwise
     max_streams: int = 1024  # generation requests answered at once; more are answered 503
 
 

@@ -79,14 +79,15 @@ def test_openai_penalties_take_the_place_of_the_alphas():
 def test_stops():
     def stops(**fields):
         request = chat(**fields)[0]
-        return request.stop_ids, request.stop_strings
+        late = request.late_stops.strings if request.late_stops else []
+        return request.stop_ids, request.stop_strings, late
 
-    assert stops(stop="END") == ([0], ["\n\nUser:", "\nUser:", "END"])
-    assert stops(stop_tokens=[261, "Q:"]) == ([261], ["Q:"])
-    assert stops(stop_tokens=[261], stop=["a", "b"]) == ([261], ["a", "b"])
-    assert stops(stop_tokens=[]) == ([], [])
-    assert stops(ignore_eos=True) == ([], ["\n\nUser:", "\nUser:"])
-    assert stops(ignore_eos=True, stop_tokens=[0, 261]) == ([261], [])
+    assert stops(stop="END") == ([0], ["\n\nUser:", "\nUser:"], ["END"])
+    assert stops(stop_tokens=[261, "Q:"]) == ([261], [], ["Q:"])
+    assert stops(stop_tokens=[261], stop=["a", "b"]) == ([261], [], ["a", "b"])
+    assert stops(stop_tokens=[]) == ([], [], [])
+    assert stops(ignore_eos=True) == ([], ["\n\nUser:", "\nUser:"], [])
+    assert stops(ignore_eos=True, stop_tokens=[0, 261]) == ([261], [], [])
     assert complete(ignore_eos=True)[0].stop_ids == []
 
 
@@ -156,7 +157,7 @@ def test_messages_of_every_kind():
         contents=["Please."],
     )[0]
     assert request.prompts == [
-        "System: One.\n\nTwo.\n\nUser: What is it?\n\nAssistant: "
+        "System: One.\nTwo.\n\nUser: What is it?\n\nAssistant: "
         '<tool_call>{"name": "now", "arguments": {"zone": "UTC"}}</tool_call>\n\n'
         "Tool: 12:00\n\nAssistant: No.\n\nUser: Please.\n\n" + NO_THINK
     ]

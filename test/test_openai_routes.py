@@ -68,7 +68,7 @@ def test_every_new_message_is_rendered_with_its_own_role():
         "m",
     )[0]
     assert request.prompts == [
-        "System: Be brief.\n\nBe kind.\n\nUser: Time?\n\nAssistant: Noon.\n\nTool: 12:00\n\nUser: "
+        "System: Be brief.\nBe kind.\n\nUser: Time?\n\nAssistant: Noon.\n\nTool: 12:00\n\nUser: "
         f"Thanks.\n\n{NO_THINK}"
     ]
 
@@ -151,3 +151,31 @@ def test_cached_tokens_are_reported(server, path, body):
 def test_the_prefix_cache_can_be_declined(prepare):
     assert prepare()[0].prefix_cache
     assert not prepare(use_prefix_cache=False)[0].prefix_cache
+
+
+def test_the_flags_reach_chats_and_leave_raw_prompts_alone():
+    with FrontendProcess(chat_template="g1c", sampling_profile="open_think") as server:
+        raw = "User: Hi\n\nAssistant:"
+
+        def sent(path, body):
+            assert server.http.post(path, json=body).status_code == 200
+            return server.engine.requests[-1]
+
+        for path in (V1, CHAT, "/v3/chat/completions"):
+            request = sent(path, {"messages": [{"role": "user", "content": "Hi"}]})
+            assert (request.prompts, request.prefix_ids) == ([f"{raw} <think></think"], [0])
+            assert request.sampling.alpha_decay == 0.988
+        assert sent("/v1/responses", {"input": "Hi"}).prompts == [f"{raw} <think></think"]
+        for path in (V1, "/big_batch/completions", "/state/chat/completions"):
+            request = sent(path, {"contents": [raw]})
+            assert (request.prompts, request.prefix_ids) == ([raw], [])
+            assert request.sampling.alpha_decay != 0.988
+        assert sent(COMPLETIONS, {"prompt": raw}).prefix_ids == []
+
+
+def test_a_conversation_in_another_form_is_parted_by_its_own_marks(server):
+    kwargs = {"rwkv_prompt_template": "bot", "rwkv_generation_prompt": "open_think"}
+    for text in ("One", "Two"):
+        body = said(text, session_id="bot", chat_template_kwargs=kwargs)
+        assert server.http.post(CHAT, json=body).status_code == 200
+    assert server.engine.sessions["bot"] == "User✿One✿\nBot✿<think✿\nUser✿Two✿\nBot✿<think"

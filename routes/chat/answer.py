@@ -1,10 +1,10 @@
-"""Splits what the model writes into thoughts, answer and tool call, however the text comes in pieces."""
+"""Splits what the model writes into thoughts, answer and tool calls, however the text comes in pieces."""
 
+from collections.abc import Container
 from dataclasses import dataclass
 
-from routes.chat.tools import ToolCall, ToolCallParser, partial_suffix
-
-END_OF_THOUGHT = "</think>"
+from routes.chat.calls import ToolCall, ToolCallParser, partial_suffix
+from routes.chat.templates import END_OF_THOUGHT, NEARLY_CLOSED, THINK, THOUGHT
 
 
 @dataclass
@@ -19,25 +19,34 @@ class Piece:
 
 
 class ThinkSplitter:
-    """Separates the thoughts from the answer to a prompt that ends in `<think`.
+    """Separates the thoughts from the answer.
 
-    Thoughts lose the rest of their opening tag, their closing tag and the line feeds next to these; the
-    answer loses the line feeds it begins with. An answer that never closes the tag is all thoughts.
+    `opening`: what the prompt says of a thought. If it leaves the thought open, the answer begins inside of
+    it. Otherwise a thought that the model opens unasked, at the beginning of its answer, is told apart too.
+
+    Thoughts lose their tags and the line feeds next to these; the answer loses the line feeds behind a tag
+    that the model has written. An answer that never closes the tag is all thoughts.
     """
 
-    def __init__(self) -> None:
-        self.thinking = True
-        self._fresh = True  # nothing of the current part has been shown
-        self._held = ""
-        self._opened = False  # the ">" of the opening tag is behind us
+    def __init__(self, opening: str) -> None:
+        self.thinking = opening != "" and NEARLY_CLOSED not in opening
+        self._may_think = not self.thinking  # a thought may begin here, unasked
+        self._tag_open = opening.endswith((THINK, NEARLY_CLOSED))  # ">" may come first
+        self._plain = opening == ""  # the answer follows its head behind a space
+        # nothing of the current part has been shown, and its line feeds are dropped
+        self._fresh = self.thinking or self._tag_open
+        self._held = opening.removeprefix(THOUGHT) if self.thinking and not self._tag_open else ""
 
     def feed(self, text: str) -> tuple[str, str]:
         """(thoughts, answer) that can be shown now."""
-        if not self.thinking:
-            return "", self._begin(text)
         self._held += text
-        if not self._opened and self._held:
-            self._held, self._opened = self._held.removeprefix(">"), True
+        if self._tag_open and self._held:
+            self._held, self._tag_open = self._held.removeprefix(">"), False
+        if self._may_think and not self._begin_thought():
+            return "", ""
+        if not self.thinking:
+            text, self._held = self._held, ""
+            return "", self._begin(text)
         thoughts, closed, answer = self._held.partition(END_OF_THOUGHT)
         if closed:
             thoughts = self._begin(thoughts.rstrip("\n"))
@@ -49,10 +58,28 @@ class ThinkSplitter:
         thoughts, self._held = self._begin(self._held[:sure]), self._held[sure:]
         return thoughts, ""
 
-    def finish(self) -> str:
-        """The thoughts that were held back, at the end of the answer."""
-        thoughts, self._held = self._begin(self._held), ""
-        return thoughts
+    def finish(self) -> tuple[str, str]:
+        """What was held back, at the end of the answer."""
+        text, self._held = self._held, ""
+        if self.thinking:
+            return self._begin(text), ""
+        return "", self._begin(self._spaced(text))
+
+    def _begin_thought(self) -> bool:
+        """Whether it is known if the answer begins with a thought. If so, it has begun."""
+        begin = self._held.lstrip()
+        if begin.startswith(THOUGHT):
+            self.thinking = self._fresh = True
+            self._held = begin.removeprefix(THOUGHT)
+        elif THOUGHT.startswith(begin):
+            return False
+        else:
+            self._held = self._spaced(self._held)
+        self._may_think = False
+        return True
+
+    def _spaced(self, text: str) -> str:
+        return text.removeprefix(" ") if self._plain and self._may_think else text
 
     def _begin(self, text: str) -> str:
         if self._fresh:
@@ -62,15 +89,14 @@ class ThinkSplitter:
 
 
 class CallReader:
-    """Separates a tool call from the text around it.
+    """Separates tool calls from the text around them.
 
     White space is dropped at the beginning of the answer, and at its end if there is a call. It is held back
     until that is known.
     """
 
-    def __init__(self, opening: str) -> None:
-        self.parser = ToolCallParser()
-        self.parser.feed(opening)
+    def __init__(self, parser: ToolCallParser) -> None:
+        self.parser = parser
         self._shown = False
         self._space = ""
 
@@ -79,7 +105,7 @@ class CallReader:
 
     def finish(self) -> str:
         text = self._text(self.parser.finish())
-        return text if self.parser.call else text + self._space
+        return text if self.parser.calls else text + self._space
 
     def _text(self, text: str) -> str:
         if not self._shown:
@@ -94,21 +120,36 @@ class CallReader:
 
 
 class AnswerReader:
-    """One row's answer. `opening` is text of the answer that the prompt already holds."""
+    """One row's answer.
 
-    def __init__(self, think: bool = False, calls: bool = False, opening: str = "") -> None:
-        self._think = ThinkSplitter() if think else None
-        self._calls = CallReader(opening) if calls else None
+    `thought`: what the prompt says of a thought, "" for nothing; None: the answer goes on with a text, and
+    has no thought. `calls`: whether calls are looked for, `names`: of which tools (None: any), `most`: how
+    many count (None: all). `opening` is text of the answer that the prompt already holds.
+    """
+
+    def __init__(
+        self,
+        thought: str | None = None,
+        calls: bool = False,
+        names: Container[str] | None = None,
+        most: int | None = None,
+        opening: str = "",
+    ) -> None:
+        split = thought is not None and not opening  # behind the beginning of a call there is no thought
+        self._think = ThinkSplitter(thought or "") if split else None
+        self._calls = CallReader(ToolCallParser(names, most)) if calls else None
+        if self._calls:
+            self._calls.feed(opening)
 
     @property
     def thinking(self) -> bool:
-        """Whether the end of the thoughts has not come yet."""
+        """Whether the answer is inside a thought."""
         return self._think is not None and self._think.thinking
 
     @property
-    def call(self) -> ToolCall | None:
-        """The call, once it is complete."""
-        return self._calls.parser.call if self._calls else None
+    def calls(self) -> list[ToolCall]:
+        """The calls that are complete."""
+        return self._calls.parser.calls if self._calls else []
 
     def feed(self, text: str) -> Piece:
         """What can be shown after `text`."""
@@ -117,4 +158,7 @@ class AnswerReader:
 
     def finish(self) -> Piece:
         """What was held back, at the end of the row."""
-        return Piece(self._think.finish() if self._think else "", self._calls.finish() if self._calls else "")
+        reasoning, text = self._think.finish() if self._think else ("", "")
+        if self._calls:
+            text = self._calls.feed(text) + self._calls.finish()
+        return Piece(reasoning, text)

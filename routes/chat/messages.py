@@ -1,7 +1,7 @@
 """OpenAI chat messages, checked and reduced to the messages that the prompt template renders."""
 
+from routes.chat.calls import canonical_json
 from routes.chat.templates import Message
-from routes.chat.tools import canonical_json
 from routes.http.errors import openai_field
 
 ROLES = ("system", "developer", "user", "assistant", "tool")

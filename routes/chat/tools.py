@@ -1,31 +1,64 @@
-"""Tool calls: the text that offers tools to the model, and the parser of the calls that it writes.
+"""Tools in prompts: how they are offered, and how calls and results stand there.
 
-A call is `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`; only the first one in an answer counts.
+routes/chat/calls.py reads the calls that models write.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+FENCE, FENCE_END = "```json", "```"
+TOOL_CALL = "**Tool Call:**"  # in front of a fence, in the form of G1's function calls
 Schema = dict[str, Any]  # a JSON schema, or an OpenAI object that holds one
 
 
-def tool_prompt(tools: Sequence[Schema], choice: str | Schema = "auto") -> str:
-    """The block that goes into the system turn. `tools` are OpenAI function tools, already checked.
+Choice = str | Schema  # "auto", "required", or a dict that names one function
 
-    `choice` is "auto", "required", or a dict that names one function.
-    """
+
+@dataclass(frozen=True)
+class ToolForm:
+    """How a model was taught to use tools."""
+
+    # The text of the system's turn that offers tools: OpenAI function tools, already checked.
+    prompt: Callable[[Sequence[Schema], Choice], str]
+    before: str  # what stands in front of the JSON of a call
+    after: str
+    indent: int | None  # of that JSON; None: it is one line
+    result: Callable[[str], str]  # a tool's result as the text of a turn,
+    result_role: Literal["tool", "user"]  # and whose turn that is
+
+    def call(self, name: str, arguments: str) -> str:
+        """A call as the model would have written it. `arguments`: an object as JSON text."""
+        if self.indent is None:  # the arguments stand as they came
+            text = f'{json.dumps({"name": name}, ensure_ascii=False)[:-1]}, "arguments": {arguments}}}'
+        else:
+            call = {"name": name, "arguments": json.loads(arguments)}
+            text = json.dumps(call, ensure_ascii=False, indent=self.indent)
+        return self.before + text + self.after
+
+    def opening(self, choice: Choice) -> str:
+        """The beginning of the call that must be made; empty if none must.
+
+        It ends between two tokens of the call as models learn it.
+        """
+        match choice:
+            case "required":
+                return f'{self.before}{{"name": "'
+            case {"function": {"name": name}}:
+                return f'{self.before}{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments":'
+        return ""
+
+
+def tag_prompt(tools: Sequence[Schema], choice: Choice = "auto") -> str:
+    """For models that write a call between tags."""
     lines = [
         "You can call one tool. To call it, answer with nothing but one line:",
         f'{OPEN}{{"name": "the tool", "arguments": {{...}}}}{CLOSE}',
         "Inside the tags stands only JSON. If no tool helps, answer normally.",
     ]
-    if choice == "required":
-        lines.append("You must call a tool.")
-    elif isinstance(choice, dict):
-        lines.append(f"You must call the tool {choice['function']['name']}.")
+    lines += _demands(choice)
     lines.append("Available tools:")
     for tool in tools:
         function = tool["function"]
@@ -39,6 +72,62 @@ def tool_prompt(tools: Sequence[Schema], choice: str | Schema = "auto") -> str:
         example = {"name": function["name"], "arguments": _placeholder({**parameters, "type": "object"})}
         lines.append(f"Example: {OPEN}{json.dumps(example, ensure_ascii=False)}{CLOSE}")
     return "\n".join(lines)
+
+
+def json_prompt(tools: Sequence[Schema], choice: Choice = "auto") -> str:
+    """For models that write a call as a fenced block of JSON."""
+    offered = [{k: v for k, v in tool["function"].items() if v is not None} for tool in tools]
+    demand = "" if choice != "auto" else " Answer in plain words if no tool helps."
+    lines = [
+        f"Tools: {json.dumps(offered, ensure_ascii=False, separators=(',', ':'))}",
+        f"Return only a JSON function call.{demand}",
+        *_demands(choice),
+    ]
+    return "\n".join(lines)
+
+
+def markdown_prompt(tools: Sequence[Schema], choice: Choice = "auto") -> str:
+    """For the function form of the G1 series: each tool has a heading and its JSON schema."""
+    lines = []
+    for tool in tools:
+        function = tool["function"]
+        lines.append(f"### `{function['name']}`")
+        if function.get("description"):
+            lines.append(f"**Description:** {function['description']}")
+        schema = json.dumps(function.get("parameters") or {}, ensure_ascii=False, indent=2)
+        lines += ["**Parameters:**", FENCE, schema, FENCE_END]
+    lines += [
+        "Call a tool in this form:",
+        TOOL_CALL,
+        FENCE,
+        '{"name": "the tool", "arguments": {...}}',
+        FENCE_END,
+        "Then wait for its output. If no tool helps, answer normally.",
+        *_demands(choice),
+    ]
+    return "\n".join(lines)
+
+
+def _demands(choice: Choice) -> list[str]:
+    if choice == "required":
+        return ["You must call a tool."]
+    return [f"You must call the tool {choice['function']['name']}."] if isinstance(choice, dict) else []
+
+
+def _fenced_result(text: str) -> str:
+    """JSON in a fence, indented; other text as it is."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return f"{FENCE}\n{json.dumps(data, ensure_ascii=False, indent=2)}\n{FENCE_END}"
+
+
+TAGS = ToolForm(tag_prompt, OPEN, CLOSE, None, str, "tool")
+JSON_FENCE = ToolForm(
+    json_prompt, f"{FENCE}\n", f"\n{FENCE_END}", None, lambda text: f"Function output:\n{text}", "user"
+)
+MARKDOWN = ToolForm(markdown_prompt, f"{TOOL_CALL}\n{FENCE}\n", f"\n{FENCE_END}", 2, _fenced_result, "tool")
 
 
 def _arguments(schema: Schema, depth: int) -> Iterator[str]:
@@ -89,107 +178,3 @@ def _kind(schema: Schema, default: str) -> str:
 def _choices(schema: Schema) -> list[Any]:
     enum = schema.get("enum")
     return enum if isinstance(enum, list) else []
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """A call the model made: the function's name and its arguments as JSON text."""
-
-    name: str
-    arguments: str
-
-
-class ToolCallParser:
-    """Finds the first valid call in a stream of text.
-
-    Text that could still be the beginning of a call is held back. If it is none, it comes out unchanged.
-    """
-
-    def __init__(self) -> None:
-        self.call: ToolCall | None = None
-        self._held = ""
-        self._searched = 0  # how far the held call has been searched for its end
-
-    def feed(self, text: str) -> str:
-        """The part of the answer that can be shown after `text`. `call` is set once a call is complete."""
-        if self.call:
-            return text
-        self._held += text
-        shown = ""
-        while True:
-            start = self._held.find(OPEN)
-            if start < 0:
-                return shown + self._show(len(self._held) - partial_suffix(self._held, OPEN))
-            shown += self._show(start)
-            end = self._held.find(CLOSE, max(self._searched, len(OPEN)))
-            if end < 0:
-                self._searched = max(self._searched, len(self._held) - len(CLOSE))
-                return shown
-            try:
-                self.call = _parse(self._held[len(OPEN) : end])
-            except _InsideString:
-                self._searched = end + len(CLOSE)
-            except ValueError:
-                shown += self._show(len(OPEN))  # no call, but one may begin inside of it
-            else:
-                self._show(end + len(CLOSE))
-                return shown + self.finish()
-
-    def finish(self) -> str:
-        """What was held back, at the end of the answer, and is no call."""
-        shown = ""
-        while self.call is None and self._held.startswith(OPEN):
-            shown += self._show(len(OPEN)) + self.feed("")  # a call that never ended may hold a whole one
-        return shown + self._show(len(self._held))
-
-    def _show(self, length: int) -> str:
-        """Take `length` characters out of what is held."""
-        shown, self._held = self._held[:length], self._held[length:]
-        if shown:
-            self._searched = 0
-        return shown
-
-
-def partial_suffix(text: str, tag: str) -> int:
-    """Length of the longest proper beginning of `tag` that `text` ends with."""
-    return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
-
-
-def canonical_json(arguments: object) -> str:
-    """The arguments of a call, an object or its JSON text, as one line of JSON.
-
-    Raises ValueError for anything else: other types, NaN, numbers and nesting without bounds, text that is
-    not Unicode.
-    """
-    try:
-        data = json.loads(arguments, strict=False) if isinstance(arguments, str) else arguments
-        if not isinstance(data, dict):
-            raise ValueError("the arguments of a call are an object")
-        text = json.dumps(data, ensure_ascii=False, allow_nan=False)
-    except RecursionError:
-        raise ValueError("the arguments are nested too deeply") from None
-    text.encode()
-    return text
-
-
-class _InsideString(ValueError):
-    """The end tag stands inside a string of the call; the call goes on."""
-
-
-def _parse(text: str) -> ToolCall:
-    """Raises ValueError when `text` is no call."""
-    try:
-        data = json.loads(text, strict=False)
-    except json.JSONDecodeError as error:
-        if error.msg.startswith("Unterminated string"):
-            raise _InsideString from None
-        raise
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    name, arguments = (
-        (data.get("name"), data.get("arguments", {})) if isinstance(data, dict) else (None, None)
-    )
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-        raise ValueError("a call has a name and an object of arguments")
-    name.encode()
-    return ToolCall(name, canonical_json(arguments))

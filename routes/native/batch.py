@@ -3,20 +3,27 @@
 Also the reply that they share with the routes of sessions.
 """
 
+from dataclasses import replace as replace_style
 from typing import Annotated, Any
 
-import msgspec
+from msgspec.structs import replace
 from pydantic import Field
 
 from routes.chat import templates
+from routes.chat.answer import AnswerReader, Piece
+from routes.chat.checkpoints import chat_template
+from routes.chat.fields import ChatStyleFields
 from routes.chat.messages import parse_messages
+from routes.chat.profiles import with_profile
+from routes.chat.templates import ASSISTANT, Style
 from routes.http.errors import ApiError, Json
 from routes.http.generate import Prepared
 from routes.http.replies import Reply, merge_in_order
 from routes.http.schemas import END_OF_TEXT, Prompts
 from routes.native.schemas import Real, RowFields, SamplingFields, Texts
+from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.client import Job
-from rwkv_batch.wire.protocol import RowDelta, Sampling
+from rwkv_batch.wire.protocol import GenerateRequest, RowDelta, Sampling
 
 
 class BatchFields(SamplingFields):
@@ -31,15 +38,23 @@ class V2Fields(BatchFields):
     pad_zero: bool = True  # whether every prompt is the beginning of a document
 
     def sampling(self) -> Sampling:
-        return msgspec.structs.replace(super().sampling(), method="nucleus")
+        return replace(super().sampling(), method="nucleus")
 
 
-class V3Fields(BatchFields):
+class V3Fields(ChatStyleFields, BatchFields):
     """The body of /v3."""
 
     messages: list[Any] = Field(default_factory=list)
-    # whether the model thinks first; its text then begins with the ">" of the prompt's "<think"
-    enable_think: bool = False
+
+    def chat_request(self, prompts: Prompts, style: Style) -> GenerateRequest:
+        """What asks for chats: strings of `stop_tokens` count behind the thought only."""
+        request = self.request(prompts, prefix_ids=style.lead)
+        if late_stops := style.late_stops(request.stop_strings) if request.stop_strings else None:
+            request = replace(request, stop_strings=[], late_stops=late_stops)
+        if style.form is not ASSISTANT and "stop_tokens" not in self.model_fields_set:
+            # the default is that of the assistant's form
+            request = replace(request, stop_ids=[END_OF_TEXT], stop_strings=list(style.form.stops))
+        return request
 
 
 class BigBatchFields(RowFields):
@@ -90,6 +105,45 @@ class NativeReply(Reply):
         return [{"object": "chat.completion.chunk", "choices": choices} for choices in chunks if choices]
 
 
+class V3Reply(NativeReply):
+    """The text of a thought that was asked for stands as it is, and begins with the ">" of its tag.
+
+    A thought that comes unasked is `reasoning_content`.
+    """
+
+    def __init__(self, model: str, style: Style, rows: int) -> None:
+        super().__init__(model, id_="rwkv7-batch-v3")
+        # the line feed behind an empty thought, which the prompt does not have, is the answer's
+        self._readers = [AnswerReader(None if style.thinks else style.thought) for _ in range(rows)]
+
+    def whole(self, job: Job, deltas: list[RowDelta]) -> Json:
+        whole = super().whole(job, deltas)
+        for choice in whole["choices"]:
+            reader, message = self._readers[choice["index"]], choice["message"]
+            piece = reader.feed(message["content"]) + reader.finish()
+            message |= {"content": piece.content} | _reasoning(piece)
+        return whole
+
+    def events(self, deltas: list[RowDelta]) -> list[Json]:
+        pieces = []
+        for delta in deltas:
+            reader = self._readers[delta.row]
+            piece = reader.feed(delta.text)
+            pieces.append(piece + reader.finish() if delta.finish_reason else piece)
+        thoughts = [
+            {"index": delta.row, "delta": _reasoning(piece)}
+            for delta, piece in zip(deltas, pieces, strict=True)
+            if piece.reasoning
+        ]
+        answers = [replace(d, text=piece.content) for d, piece in zip(deltas, pieces, strict=True)]
+        events = [{"object": "chat.completion.chunk", "choices": thoughts}] if thoughts else []
+        return events + super().events(answers)
+
+
+def _reasoning(piece: Piece) -> Json:
+    return {"reasoning_content": piece.reasoning} if piece.reasoning else {}
+
+
 def v1(body: Json, model_id: str) -> Prepared:
     """POST /v1/chat/completions with `contents`: raw prompts. Raises ApiError."""
     _refuse_both(body)
@@ -108,22 +162,25 @@ def v2(body: Json, model_id: str) -> Prepared:
     return Prepared(request, fields.stream, NativeReply(fields.model))
 
 
-def v3(body: Json, model_id: str) -> Prepared:
+def v3(body: Json, model_id: str, settings: FrontendConfig) -> Prepared:
     """POST /v3/chat/completions: single questions in `contents`, or a conversation in `messages`.
 
     Raises ApiError.
     """
     _refuse_both(body)
-    fields = V3Fields.from_json(body)
-    opening = templates.THINK if fields.enable_think else templates.NO_THINK.rstrip("\n")
-    prompts: Prompts = [f"User: {text}\n\nAssistant: {opening}" for text in fields.contents]
+    fields = V3Fields.from_json(with_profile(body, settings.sampling_profile))
+    style = fields.style(chat_template(model_id, settings.chat_template), fields.reasoning_effort)
+    # no line feed at the end, unlike in OpenAI chat: the answer begins with it
+    style = replace_style(style, thought=(style.thought or "").rstrip("\n"))
+    prompts: Prompts = [templates.question(text, style) for text in fields.contents]
     if not prompts:
         messages = parse_messages(fields.messages)
         if all(message.empty for message in messages):
             raise ApiError(400, "Empty prompts list: `contents` or `messages` must hold a text.")
-        # no line feed at the end, unlike in OpenAI chat: the answer begins with it
-        prompts = [templates.chat(messages, think=fields.enable_think).rstrip("\n")]
-    return Prepared(fields.request(prompts), fields.stream, NativeReply(fields.model, id_="rwkv7-batch-v3"))
+        style = style.continuing(messages)
+        prompts = [templates.chat(messages, style=style)]
+    request = fields.chat_request(prompts, style)
+    return Prepared(request, fields.stream, V3Reply(fields.model, style, len(prompts)))
 
 
 def big_batch(body: Json, model_id: str) -> Prepared:

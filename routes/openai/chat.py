@@ -1,7 +1,8 @@
 """POST /v1/chat/completions with `messages`, and /openai/v1/chat/completions.
 
-Thinking (`enable_think`, or `reasoning_effort` above minimal) puts what stands before `</think>` into
-`reasoning_content` of the message or delta, without the tags, and the rest into `content`. With `session_id`
+Thinking (the fields of routes/chat/fields.py, or `reasoning_effort` above minimal) puts what stands before
+`</think>` into `reasoning_content` of the message or delta, without the tags, and the rest into `content`; so
+does a thought that the model begins its answer with unasked. With `session_id`
 the messages are only what is new: they continue the state of that session, which then holds them and the
 answer. When an assistant message stands last it is continued: the reply holds only the continuation, and
 thinking has no place there.
@@ -11,52 +12,50 @@ from uuid import uuid4
 
 from routes.chat import templates
 from routes.chat.answer import AnswerReader, Piece
+from routes.chat.calls import ToolCall
+from routes.chat.checkpoints import chat_template
 from routes.chat.messages import parse_messages
-from routes.chat.tools import ToolCall
 from routes.http.errors import ApiError, Json, openai_field
 from routes.http.generate import Prepared
 from routes.openai.reply import LEAST_LOGPROB, OpenAIReply
 from routes.openai.schemas import ChatBody
 from routes.openai.tools import chat_tools
+from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.client import Job
 from rwkv_batch.wire.protocol import RowDelta, SessionTurn, TokenLogprob
 
 DEFAULT_MAX_TOKENS = 4096
-# The texts after which a model would speak for the user. A blank line alone does not end an answer: answers
-# have paragraphs.
-DEFAULT_STOPS = ("\n\nUser:", "\nUser:")
-DEFAULT_ALPHAS = (1.0, 0.1)
+DEFAULTS = FrontendConfig()
 
 
-def prepare(body: Json, model_id: str) -> Prepared:
+def prepare(body: Json, model_id: str, settings: FrontendConfig = DEFAULTS) -> Prepared:
     """Raises ApiError 400 for what cannot be served."""
     if body.get("modalities") not in (None, ["text"]):
         raise openai_field("modalities", 'this server writes text only; input should be ["text"]')
     form = body.get("response_format")
     if form is not None and not (isinstance(form, dict) and form.get("type") == "text"):
         raise openai_field("response_format", 'only {"type": "text"} is available')
-    chat = ChatBody.from_json(body)
+    chat = ChatBody.from_json(body, settings.sampling_profile)
     if chat.top_logprobs is not None and not chat.logprobs:
         raise openai_field("top_logprobs", "this is only allowed when logprobs is true")
 
     use, messages = chat_tools(chat), _messages(chat)
-    think = _thinks(chat) and not templates.continues(messages)
+    style = chat.style(chat_template(model_id, settings.chat_template), chat.reasoning_effort)
+    style = style.continuing(messages)
     if chat.session_id and chat.n != 1:
         raise openai_field("n", "a session has one future; input should be 1 with session_id")
-    prompt = templates.chat(messages, chat.system, use.offered, use.choice, think)
-    opening = use.opening(messages, think)
+    prompt = templates.chat(messages, chat.system, use.offered, use.choice, style, use.opening(style))
     key = chat.session_id
     request = chat.request(
-        [prompt + opening],
+        [prompt],
         _max_tokens(chat),
-        DEFAULT_STOPS,
-        DEFAULT_ALPHAS,
+        style,
         (chat.top_logprobs or 0) if chat.logprobs else None,
-        SessionTurn(source=key, target=key, separator=templates.SEPARATOR) if key else None,
+        SessionTurn(source=key, target=key, separator=style.form.separator) if key else None,
     )
-    readers = [AnswerReader(think, use.look_for_calls, opening) for _ in range(chat.n)]
+    readers = [use.reader(style) for _ in range(chat.n)]
     return Prepared(
-        request, chat.stream, ChatReply(model_id, readers, think, chat.logprobs, chat.include_usage)
+        request, chat.stream, ChatReply(model_id, readers, style.thinks, chat.logprobs, chat.include_usage)
     )
 
 
@@ -73,13 +72,6 @@ def _messages(chat: ChatBody) -> list[templates.Message]:
             400, "Empty prompt: messages should hold at least one message with text.", param="messages"
         )
     return messages
-
-
-def _thinks(chat: ChatBody) -> bool:
-    by_effort = None if chat.reasoning_effort is None else chat.reasoning_effort not in ("none", "minimal")
-    if None not in (by_effort, chat.enable_think) and by_effort != chat.enable_think:
-        raise openai_field("reasoning_effort", "this contradicts enable_think; send one of them")
-    return bool(by_effort or chat.enable_think)
 
 
 def _max_tokens(chat: ChatBody) -> int:
@@ -104,15 +96,16 @@ class ChatReply(OpenAIReply):
         reader = self._readers[row.row]
         piece = reader.feed(row.text) + reader.finish()
         message: Json = {"role": "assistant", "content": piece.content}
-        if self._think:
+        if self._think or piece.reasoning:
             message["reasoning_content"] = piece.reasoning
-        if reader.call:
-            message |= {"content": piece.content or None, "tool_calls": [_call(reader.call)]}
+        if reader.calls:
+            calls = [_call(call) for call in reader.calls]
+            message |= {"content": piece.content or None, "tool_calls": calls}
         return {
             "index": row.row,
             "message": message,
             "logprobs": _logprobs(row.logprobs) if self._logprobs else None,
-            "finish_reason": "tool_calls" if reader.call else row.finish_reason,
+            "finish_reason": "tool_calls" if reader.calls else row.finish_reason,
         }
 
     def first(self, job: Job) -> list[Json]:
@@ -120,17 +113,17 @@ class ChatReply(OpenAIReply):
 
     def new_choices(self, delta: RowDelta) -> list[Json]:
         reader = self._readers[delta.row]
-        known = reader.call
+        known = len(reader.calls)
         piece = reader.feed(delta.text)
         if delta.finish_reason:
             piece += reader.finish()
-        choices = [_choice(delta.row, part) for part in _parts(piece, None if known else reader.call)]
+        choices = [_choice(delta.row, part) for part in _parts(piece, reader.calls, known)]
         if self._logprobs and delta.logprobs:
             # without a choice, the text waits for the rest of a character, tag or stop
             choices = choices or [_choice(delta.row, {"content": ""})]
             choices[0]["logprobs"] = _logprobs(delta.logprobs)
         if delta.finish_reason:
-            choices.append(_choice(delta.row, {}, "tool_calls" if reader.call else delta.finish_reason))
+            choices.append(_choice(delta.row, {}, "tool_calls" if reader.calls else delta.finish_reason))
         return choices
 
 
@@ -139,15 +132,15 @@ def _choice(index: int, delta: Json, finish_reason: str | None = None) -> Json:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
 
 
-def _parts(piece: Piece, call: ToolCall | None) -> list[Json]:
-    """The deltas of the choices that report `piece` and a new `call`."""
+def _parts(piece: Piece, calls: list[ToolCall], known: int) -> list[Json]:
+    """The deltas of the choices that report `piece`, and all but the first `known` of the calls."""
     parts: list[Json] = []
     if piece.reasoning:
         parts.append({"reasoning_content": piece.reasoning})
     if piece.content:
         parts.append({"content": piece.content})
-    if call:
-        parts.append({"tool_calls": [{"index": 0, **_call(call)}]})
+    if new := [{"index": i, **_call(call)} for i, call in enumerate(calls) if i >= known]:
+        parts.append({"tool_calls": new})
     return parts
 
 

@@ -1,15 +1,17 @@
 """The bodies of the OpenAI requests: fields, defaults, ranges, and the engine request that they make.
 
 A top-level null means "not given", as in OpenAI's own API. Fields without effect (`user`, `metadata`,
-`service_tier`, `parallel_tool_calls`, `model`) are either hints or labels; unknown fields are ignored.
+`service_tier`, `model`) are either hints or labels; unknown fields are ignored.
 """
 
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 from uuid import uuid4
 
 from pydantic import BaseModel, BeforeValidator, Field
 
+from routes.chat.fields import ChatStyleFields
+from routes.chat.profiles import with_profile
+from routes.chat.templates import Style
 from routes.http import schemas
 from routes.http.errors import Json, openai_field
 from routes.http.schemas import (
@@ -22,11 +24,13 @@ from routes.http.schemas import (
     RequestBody,
     not_bool,
 )
+from rwkv_batch.config import SamplingProfileName
 from rwkv_batch.wire.protocol import GenerateRequest, Sampling, SessionTurn
 
 LAST_TEXT_ID = 65529  # ids above have no text and cannot stand in a prompt
 MAX_STOPS = 16
 MAX_STOP_TOKENS = 64
+CHAT_ALPHAS = (1.0, 0.1)
 SessionId = Annotated[str, Field(max_length=MAX_SESSION_ID), PLAIN_ID, OWN_ID]
 NOT_STORED = {"store": "completions are not stored here; leave it out or send false"}
 
@@ -138,11 +142,12 @@ class OpenAIBody(RequestBody):
     use_prefix_cache: bool = True  # whether states of earlier prompts' beginnings may be used
 
     @classmethod
-    def from_json(cls, fields: Json) -> Self:
+    def from_json(cls, fields: Json, profile: SamplingProfileName = "default") -> Self:
         for name, why in cls.refused.items():
             if fields.get(name) not in (None, "", [], {}, False):
                 raise openai_field(name, why)
-        body = super().from_json({k: v for k, v in fields.items() if v is not None or k == "prompt"})
+        given = {k: v for k, v in fields.items() if v is not None or k == "prompt"}
+        body = super().from_json(with_profile(given, profile))
         if body.stream_options and not body.stream:
             raise openai_field("stream_options", "this is only allowed when stream is true")
         return body
@@ -155,21 +160,24 @@ class OpenAIBody(RequestBody):
         self,
         prompts: schemas.Prompts,
         max_tokens: int,
-        stops: Sequence[str] = (),
-        alphas: tuple[float, float] = (0.0, 0.0),
+        style: Style | None = None,
         top_logprobs: int | None = None,
         turn: SessionTurn | None = None,
     ) -> GenerateRequest:
-        """`alphas`: presence and frequency, which hold unless the client sends a penalty of OpenAI's.
+        """`style`: that of a chat, None for other text.
 
-        Generation stops at id 0 and `stops`, or at `stop_tokens` in their place; `stop` adds to either.
-        Raises ApiError 400 when prompts times n are too many.
+        Generation stops at id 0 and the stops of the chat, or at `stop_tokens` in their place; `stop` adds to
+        either. The strings of both fields count behind a chat's thought only. A chat has alphas of its own,
+        unless the client sends a penalty of OpenAI's. Raises ApiError 400 when prompts times n are too many.
         """
         if len(prompts) * self.n > schemas.MAX_PROMPTS:
             raise openai_field("n", f"prompts times n should be at most {schemas.MAX_PROMPTS}")
-        if self.presence_penalty is not None or self.frequency_penalty is not None:
-            alphas = (0.0, 0.0)
-        all_stops = [END_OF_TEXT, *stops] if self.stop_tokens is None else self.stop_tokens
+        openai_penalty = self.presence_penalty is not None or self.frequency_penalty is not None
+        alphas = CHAT_ALPHAS if style and not openai_penalty else (0.0, 0.0)
+        stop_tokens = [END_OF_TEXT] if self.stop_tokens is None else self.stop_tokens
+        stops = list(style.form.stops) if style and self.stop_tokens is None else []
+        own_stops = [s for s in stop_tokens if isinstance(s, str)] + self.stop
+        late_stops = style.late_stops(own_stops) if style and own_stops else None
         return GenerateRequest(
             id=uuid4().hex,
             prompts=prompts,
@@ -188,17 +196,19 @@ class OpenAIBody(RequestBody):
             ),
             n=self.n,
             stop_ids=[
-                s for s in all_stops if isinstance(s, int) and not (self.ignore_eos and s == END_OF_TEXT)
+                s for s in stop_tokens if isinstance(s, int) and not (self.ignore_eos and s == END_OF_TEXT)
             ],
-            stop_strings=[s for s in all_stops if isinstance(s, str)] + self.stop,
+            stop_strings=stops if late_stops else stops + own_stops,
+            late_stops=late_stops,
             flush_tokens=max(self.chunk_size, 1) if self.stream else 0,
             top_logprobs=top_logprobs,
             prefix_cache=self.use_prefix_cache,
             turn=turn,
+            prefix_ids=list(style.lead) if style else [],
         )
 
 
-class ChatBody(OpenAIBody):
+class ChatBody(ChatStyleFields, OpenAIBody):
     """POST /v1/chat/completions. `messages`, `tools` and `tool_choice` are checked where they are read."""
 
     refused = NOT_STORED | {
@@ -219,9 +229,7 @@ class ChatBody(OpenAIBody):
     rwkv_tool_compat_mode: Annotated[bool, BeforeValidator(_tool_compat)] = True
     enable_tool_calls: bool = False
     tool_call_parser: Literal["auto", "tag"] = "auto"
-    parallel_tool_calls: bool = True  # at most one call is made in any case
-    enable_think: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    parallel_tool_calls: bool = True  # whether more than one call of an answer counts
 
 
 class CompletionBody(OpenAIBody):

@@ -4,12 +4,11 @@ The answer to a request with a required or named call is opened with the beginni
 come first, or an assistant message is continued, only the prompt demands it.
 """
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from routes.chat.templates import Message, continues
-from routes.chat.tools import OPEN, Schema
+from routes.chat.answer import AnswerReader
+from routes.chat.templates import Style
+from routes.chat.tools import Schema
 from routes.http.errors import openai_field
 from routes.openai.schemas import ChatBody
 
@@ -23,19 +22,17 @@ class ToolUse:
     offered: list[Schema]  # rendered into the prompt
     choice: str | Schema  # "none", "auto", "required" or a dict that names a function
     look_for_calls: bool
+    parallel: bool  # whether more than one call of an answer counts
 
-    def opening(self, messages: Sequence[Message], think: bool) -> str:
-        """The beginning of the call that must be made; empty if the answer opens with something else.
+    def opening(self, style: Style) -> str:
+        """The beginning of the call that must be made; empty if the answer opens with something else."""
+        return "" if style.thinks or style.thought is None else style.tools.opening(self.choice)
 
-        It ends between two tokens of the call as models learn it.
-        """
-        if not think and not continues(messages):
-            match self.choice:
-                case "required":
-                    return f'{OPEN}{{"name": "'
-                case {"function": {"name": name}}:
-                    return f'{OPEN}{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments":'
-        return ""
+    def reader(self, style: Style) -> AnswerReader:
+        """What reads an answer to this request. Without tools on offer, a call of any tool is one."""
+        names = {tool["function"]["name"] for tool in self.offered} or None
+        most = None if self.parallel else 1
+        return AnswerReader(style.thought, self.look_for_calls, names, most, self.opening(style))
 
 
 def chat_tools(body: ChatBody) -> ToolUse:
@@ -46,7 +43,8 @@ def chat_tools(body: ChatBody) -> ToolUse:
     """
     tools = _checked(body.tools) if body.rwkv_tool_compat_mode else []
     choice = _choice(body.tool_choice, tools) if body.rwkv_tool_compat_mode else "auto"
-    return ToolUse(tools, choice, choice != "none" and (body.enable_tool_calls or bool(tools)))
+    look = choice != "none" and (body.enable_tool_calls or bool(tools))
+    return ToolUse(tools, choice, look, body.parallel_tool_calls)
 
 
 def _checked(tools: object) -> list[Schema]:

@@ -13,15 +13,15 @@ from uuid import uuid4
 import msgspec
 
 from routes.chat import templates
-from routes.chat.answer import AnswerReader
-from routes.chat.tools import tool_prompt
+from routes.chat.checkpoints import chat_template
 from routes.http.errors import Json, openai_field
 from routes.http.schemas import RESPONSE
-from routes.openai.chat import DEFAULT_ALPHAS, DEFAULT_MAX_TOKENS, DEFAULT_STOPS
+from routes.openai.chat import DEFAULT_MAX_TOKENS, DEFAULTS
 from routes.openai.tools import ToolUse
 from routes.responses.items import parse_items, to_messages
 from routes.responses.reply import ResponseReply
 from routes.responses.schemas import ResponsesBody, response_tools
+from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.protocol import GenerateRequest, SessionTurn
 
 ID = re.compile(r"resp_[0-9a-f]{32}")
@@ -42,7 +42,7 @@ def state_key(response_id: str) -> str:
 
 
 def prepare(
-    body: ResponsesBody, model_id: str, previous: Document | None
+    body: ResponsesBody, model_id: str, previous: Document | None, settings: FrontendConfig = DEFAULTS
 ) -> tuple[GenerateRequest, ResponseReply, Document]:
     """What the engine generates, how the route replies, and what is stored of it.
 
@@ -54,40 +54,41 @@ def prepare(
     if not body.instructions.strip() and all(message.empty for message in messages):
         raise openai_field("input", "this holds no text; send a string or a list of items")
 
-    tools = tool_prompt(use.offered, use.choice) if use.offered and use.choice != "none" else ""
+    template = chat_template(model_id, settings.chat_template)
+    style = body.style(template, body.reasoning.effort, "reasoning.effort").continuing(messages)
+    tools = style.tools.prompt(use.offered, use.choice) if use.offered and use.choice != "none" else ""
     known = (previous.instructions, previous.tools) if previous else ("", "")
-    think = body.reasoning.effort not in (None, "none", "minimal") and not templates.continues(messages)
     prompt = templates.chat(
         messages,
         "" if body.instructions == known[0] else body.instructions,
         [] if tools == known[1] else use.offered,
         use.choice,
-        think,
+        style,
+        use.opening(style),
     )
-    opening = use.opening(messages, think)
     response_id = "resp_" + uuid4().hex
     response = _response(body, response_id, model_id, use)
     return (
-        _request(body, prompt + opening, response_id, think),
-        ResponseReply(response, AnswerReader(think, use.look_for_calls, opening)),
+        _request(body, prompt, response_id, style),
+        ResponseReply(response, use.reader(style)),
         Document(response, items, body.instructions or known[0], tools or known[1]),
     )
 
 
-def _request(body: ResponsesBody, prompt: str, response_id: str, think: bool) -> GenerateRequest:
+def _request(body: ResponsesBody, prompt: str, response_id: str, style: templates.Style) -> GenerateRequest:
     turn = None
     if body.store or body.previous_response_id:
         turn = SessionTurn(
             source=state_key(body.previous_response_id) if body.previous_response_id else None,
             target=state_key(response_id) if body.store else None,
             required=body.previous_response_id is not None,
-            separator=templates.SEPARATOR,
+            separator=style.form.separator,
         )
     max_tokens = DEFAULT_MAX_TOKENS if body.max_output_tokens is None else body.max_output_tokens
-    request = body.request([prompt], max_tokens, DEFAULT_STOPS, DEFAULT_ALPHAS, turn=turn)
-    request = msgspec.structs.replace(request, pausable=False)
-    # the tokens of thoughts are counted by delta, so deltas are small also when nothing is streamed
-    return msgspec.structs.replace(request, flush_tokens=request.flush_tokens or int(think))
+    request = body.request([prompt], max_tokens, style, turn=turn)
+    # The tokens of thoughts are counted by delta, so deltas are small also when nothing is streamed: any
+    # answer may begin with a thought.
+    return msgspec.structs.replace(request, pausable=False, flush_tokens=request.flush_tokens or 1)
 
 
 def _response(body: ResponsesBody, response_id: str, model_id: str, use: ToolUse) -> Json:

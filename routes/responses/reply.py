@@ -1,14 +1,14 @@
 """The reply of a response: the text of its row becomes output items, and events that report each change.
 
-The items are thoughts (`reasoning`), the answer (`message`) and a call (`function_call`), in this order. A
-call is added when the row has finished, so that the items do not depend on how the text came in pieces.
+The items are thoughts (`reasoning`), the answer (`message`) and calls (`function_call`), in this order. Calls
+are added when the row has finished, so that the items do not depend on how the text came in pieces.
 """
 
 import time
 from uuid import uuid4
 
 from routes.chat.answer import AnswerReader, Piece
-from routes.chat.tools import ToolCall
+from routes.chat.calls import ToolCall
 from routes.http.errors import ApiError, Json, openai_shape
 from routes.http.replies import Reply
 from rwkv_batch.wire.client import Job
@@ -58,9 +58,12 @@ class ResponseReply(Reply):
         piece, finished = Piece(), False
         for delta in deltas:
             self._tokens += delta.tokens
-            if self._reader.thinking:
-                self._reasoning_tokens += delta.tokens
+            thinking = self._reader.thinking
             piece += self._reader.feed(delta.text)
+            if (
+                thinking or self._reader.thinking
+            ):  # in its last delta, or in the first that is known to be one
+                self._reasoning_tokens += delta.tokens
             if delta.finish_reason:
                 self._finish_reason, finished = delta.finish_reason, True
                 piece += self._reader.finish()
@@ -104,7 +107,7 @@ class ResponseReply(Reply):
 
     def _status(self) -> str:
         """A complete call completes the response, also if the text behind it was cut."""
-        return "incomplete" if self._finish_reason == "length" and not self._reader.call else "completed"
+        return "incomplete" if self._finish_reason == "length" and not self._reader.calls else "completed"
 
     def _write(self, kind: str, text: str) -> list[Json]:
         """`text` goes to the item being written if that is of this kind, otherwise to a new one."""
@@ -116,11 +119,11 @@ class ResponseReply(Reply):
         return events + self._item_events(self._item.write(text))
 
     def _finish(self) -> list[Json]:
-        """Close the item being written, or an empty message if there was no output; add the call."""
-        call = self._reader.call
-        events = self._write("message", "") if self._item is None and call is None else []
+        """Close the item being written, or an empty message if there was no output; add the calls."""
+        calls = self._reader.calls
+        events = self._write("message", "") if self._item is None and not calls else []
         events += self._close(self._status())
-        return events + self._add_call(call) if call else events
+        return events + [event for call in calls for event in self._add_call(call)]
 
     def _close(self, status: str) -> list[Json]:
         if self._item is None:

@@ -31,12 +31,13 @@ async def create(front: Frontend, http: HttpRequest) -> HttpResponse:
     fields = authorized_json(front.settings.password, http)
     engine = front.ready_engine()
     state = await choose_state(front, http, fields, engine.model)
-    body = ResponsesBody.from_json(state.with_defaults(fields) if state else fields)
+    fields = state.with_defaults(fields) if state else fields
+    body = ResponsesBody.from_json(fields, front.settings.sampling_profile)
     previous = None
     if body.previous_response_id is not None:
         missing = previous_not_found(body.previous_response_id)
         previous = await _document(front, body.previous_response_id, missing)
-    request, reply, document = prepare(body, engine.model, previous)
+    request, reply, document = prepare(body, engine.model, previous, front.settings)
     if state and previous is None:
         request = state.begin(request)
     store = partial(_store, front, reply, document) if body.store else None

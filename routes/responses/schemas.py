@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
+from routes.chat.fields import ChatStyleFields
 from routes.http.errors import Json, openai_field
 from routes.openai.schemas import Int, NewTokens, OpenAIBody, StreamOptions
 from routes.openai.tools import MAX_TOOLS, ToolUse
@@ -88,7 +89,7 @@ class FunctionTool(BaseModel):
     strict: bool | None = None
 
 
-class ResponsesBody(OpenAIBody):
+class ResponsesBody(ChatStyleFields, OpenAIBody):
     """RWKV's own sampling fields are those of /v1/chat/completions, with the same defaults."""
 
     refused = REFUSED
@@ -109,7 +110,7 @@ class ResponsesBody(OpenAIBody):
     include: Annotated[list[Annotated[Any, AfterValidator(_includable)]], Field(default_factory=list)]
     tools: Annotated[list[FunctionTool], Field(default_factory=list, max_length=MAX_TOOLS)]
     tool_choice: Any = "auto"
-    parallel_tool_calls: bool = True  # at most one call is made in any case
+    parallel_tool_calls: bool = True  # whether more than one call of an answer counts
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -127,7 +128,7 @@ def response_tools(body: ResponsesBody) -> ToolUse:
         for t in body.tools
     ]
     choice = _choice(body.tool_choice, [tool.name for tool in body.tools])
-    return ToolUse(offered, choice, bool(offered) and choice != "none")
+    return ToolUse(offered, choice, bool(offered) and choice != "none", body.parallel_tool_calls)
 
 
 def _choice(choice: object, names: list[str]) -> str | Json:

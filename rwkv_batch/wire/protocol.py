@@ -47,6 +47,16 @@ class SessionTurn(Struct, frozen=True, omit_defaults=True):
     source_digest: bytes = b""
 
 
+class LateStops(Struct, frozen=True, omit_defaults=True):
+    """Stop strings that count in the answer only, not in a thought in front of it."""
+
+    strings: list[str]
+    opens: str  # what a thought begins with,
+    closes: str  # and ends with; line feeds behind that are not of the answer
+    inside: bool = False  # the prompt has begun the thought
+    rest: str = ""  # what the prompt's last tag lacks; a text may begin with it
+
+
 ExportParts = Literal["both", "tokens", "state"]  # of a session, in an exported file
 
 
@@ -85,11 +95,12 @@ class GenerateRequest(WireMessage, frozen=True, omit_defaults=True, tag="generat
     n: int = 1
     stop_ids: list[int] = []
     stop_strings: list[str] = []
+    late_stops: LateStops | None = None
     flush_tokens: int = 0  # send text after this many tokens of a row; 0: only when the row has finished
     top_logprobs: int | None = None  # None: no logprobs; n: those of the drawn token and of the n likeliest
     prefix_cache: bool = True  # cached states of prefixes may be used, and this prompt's may be cached
     turn: SessionTurn | None = None
-    prefix_ids: list[int] = []  # token ids in front of every prompt
+    prefix_ids: list[int] = []  # token ids in front of every prompt, but not of a turn that continues a state
     # The name of the state in which every row begins, and a turn whose source is not there; "": that before
     # any token.
     start_state: str = ""

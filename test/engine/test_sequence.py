@@ -2,9 +2,9 @@
 
 import pytest
 
-from rwkv_batch.engine.scheduling.sequence import Sequence
+from rwkv_batch.engine.scheduling.sequence import PromptEncoder, Sequence
 from rwkv_batch.text.tokenizer import Tokenizer
-from rwkv_batch.wire.protocol import GenerateRequest, RowDelta, TokenLogprob
+from rwkv_batch.wire.protocol import GenerateRequest, LateStops, RowDelta, SessionTurn, TokenLogprob
 
 
 def drive(pieces: list[bytes], logprobs: bool = False, **fields) -> list[RowDelta]:
@@ -62,6 +62,28 @@ def test_text_that_only_resembles_a_stop_string_comes_out_whole():
     )
     assert "".join(d.text for d in deltas) == "Hi\n\nUsual\n\n"
     assert deltas[-1].finish_reason == "length"
+
+
+def test_late_stops_wait_for_the_end_of_the_thought():
+    pieces = [b"Is", b" it", b" ok", b"?</th", b"ink>It", b" is", b" ok", b" now"]
+    late = LateStops([" ok"], "<think>", "</think>", inside=True, rest=">")
+    deltas = drive(pieces, late_stops=late, stop_strings=["\nUser:"], flush_tokens=1)
+    assert "".join(d.text for d in deltas) == "Is it ok?</think>It is"
+    assert deltas[-1].finish_reason == "stop"
+    cut = drive([b"Is", b"\nUser", b": a"], late_stops=late, stop_strings=["\nUser:"])
+    assert [(d.text, d.finish_reason) for d in cut] == [("Is", "stop")]
+    # nothing of a thought opens this text
+    late = LateStops([" ok"], "<think>", "</think>")
+    assert drive([b"<th", b"at is ok"], late_stops=late)[-1].text == "<that is"
+
+
+def test_a_leading_token_stands_in_front_of_a_conversation_once():
+    encoder = PromptEncoder(Tokenizer(), 65536)
+    turn = SessionTurn(source="a", target="a", separator="\n\n")
+    request = GenerateRequest("r", ["User: Hi"], 8, turn=turn, prefix_ids=[0])
+    hi = Tokenizer().encode("User: Hi")
+    assert encoder.encode_turn(request, continued=False) == [0, *hi]
+    assert encoder.encode_turn(request, continued=True) == Tokenizer().encode("\n\nUser: Hi")
 
 
 def test_logprobs_come_with_their_text_and_end_with_it():

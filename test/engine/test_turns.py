@@ -72,6 +72,15 @@ def test_a_turn_that_is_cancelled_is_as_if_it_had_never_been(token_log: bool) ->
     assert said + driver.conversation("a", PROMPTS[1:]) == expected
 
 
+def test_a_leading_token_is_that_of_the_first_turn() -> None:
+    driver = Driver(l1=4)
+    for prompt in PROMPTS[:3]:
+        driver.say(prompt, "a", prefix_ids=[0])
+    turns = driver.ask(SessionHistory("history", "a")).turns
+    assert [turn.prompt_tokens for turn in turns] == [[0, *PROMPTS[0]], PROMPTS[1], PROMPTS[2]]
+    driver.engine.close()
+
+
 def test_a_session_that_is_deleted_while_it_begins_was_there() -> None:
     driver = Driver()
     name = driver.add(PROMPTS[0], "a", max_tokens=4)

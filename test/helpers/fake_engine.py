@@ -302,7 +302,8 @@ def script(
 
 def row_deltas(row: int, text: str, request: GenerateRequest) -> list[RowDelta]:
     """`text` cut at max_tokens and at stop strings, in pieces of `flush_tokens`."""
-    stop = min((at for s in request.stop_strings if (at := text.find(s)) >= 0), default=len(text))
+    late = request.late_stops.strings if request.late_stops else []
+    stop = min((at for s in request.stop_strings + late if (at := text.find(s)) >= 0), default=len(text))
     reason = "stop" if stop <= request.max_tokens else "length"
     text = text[: min(stop, request.max_tokens)]
     size = request.flush_tokens or max(1, len(text))

@@ -4,11 +4,9 @@ the SDK's types.
 
 import json
 
-import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from routes.chat.answer import AnswerReader, Piece
 from routes.openai import chat as openai_chat
 from routes.openai import completions as openai_completions
 from rwkv_batch.wire.client import Job
@@ -294,41 +292,58 @@ def test_error_body_has_openais_shape():
         assert set(reply.error("It broke.", 500)["error"]) == {"message", "type", "param", "code"}
 
 
-@pytest.mark.parametrize(
-    ("text", "reasoning", "content"),
-    [
-        (">\nI think.\n</think>\nYes.\n\nReally.\n", "I think.", "Yes.\n\nReally.\n"),
-        (">I\n\nthink</think>Yes", "I\n\nthink", "Yes"),
-        ("></think>\n\nYes", "", "Yes"),
-        (">\n</think>\n", "", ""),
-        ("no bracket</think>a</think>b", "no bracket", "a</think>b"),
-        (">>a < b </thin", ">a < b </thin", ""),
-        (">never ended\n", "never ended\n", ""),
-    ],
-)
-def test_thoughts_are_parted_for_every_split(text, reasoning, content):
-    for cut in range(len(text) + 1):
-        for pieces in ([text[:cut], text[cut:]], list(text)):
-            reader, total = AnswerReader(think=True), Piece()
-            for piece in pieces:
-                total += reader.feed(piece)
-            assert total + reader.finish() == Piece(reasoning, content)
+def test_an_unasked_thought_is_reasoning_streamed_and_not():
+    text = "<think>\nHm.\n</think>\nYes."
+    request, _, reply = chat()
+    message = reply.whole(job_of(request), [RowDelta(0, text, 9, "stop")])["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
+    for size in range(1, len(text)):
+        parts = [text[at : at + size] for at in range(0, len(text), size)]
+        deltas = [[RowDelta(0, part, 1)] for part in parts] + [[RowDelta(0, "", 0, "stop")]]
+        got = joined(stream(chat(stream=True), deltas))
+        assert (got["content"], got["reasoning_content"]) == ("Yes.", "Hm.")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [f" \n a {CALL} \n", f"{CALL}\n b ", f"a\n{CALL}\nb", " a b \n", "<tool_call>x</tool_call> ", " \n"],
-)
-def test_text_around_a_call_does_not_depend_on_the_split(text):
-    def read(pieces):
-        reader, total = AnswerReader(calls=True), Piece()
-        for piece in pieces:
-            total += reader.feed(piece)
-        return total + reader.finish(), reader.call
+TIME = {"type": "function", "function": {"name": "get_time", "parameters": CITY}}
 
-    whole = read([text])
-    around = text.replace(CALL, "")
-    assert whole[0].content == (around.strip() if CALL in text else around.lstrip())
-    for cut in range(len(text) + 1):
-        assert read([text[:cut], text[cut:]]) == whole
-    assert read(list(text)) == whole
+
+def test_several_calls_are_numbered_streamed_and_not():
+    text = (
+        f"Both.\n{CALL}\n```json\n"
+        r'{"name": "get_time", "arguments": "{\"city\": \"Rome\"}"}'
+        '\n```\n<tool_call>{"name": "other", "arguments": {}}</tool_call>'
+    )
+    calls = [("get_weather", '{"city": "Paris"}'), ("get_time", '{"city": "Rome"}')]
+    rest = 'Both.\n\n\n<tool_call>{"name": "other", "arguments": {}}</tool_call>'
+    request, _, reply = chat(tools=[TOOL, TIME])
+    (choice,) = strict(ChatCompletion, reply.whole(job_of(request), [RowDelta(0, text, 9, "stop")])).choices
+    assert [(c.function.name, c.function.arguments) for c in choice.message.tool_calls] == calls
+    assert (choice.message.content, choice.finish_reason) == (rest, "tool_calls")
+    assert len({c.id for c in choice.message.tool_calls}) == 2
+    for size in range(1, len(text) + 1):
+        parts = [text[at : at + size] for at in range(0, len(text), size)]
+        deltas = [[RowDelta(0, part, 1)] for part in parts] + [[RowDelta(0, "", 0, "stop")]]
+        events = stream(chat(tools=[TOOL, TIME], stream=True), deltas)
+        for event in events:
+            strict(ChatCompletionChunk, event)
+        got = joined(events)
+        assert [(c["index"], *c["function"].values()) for c in got["tool_calls"]] == [
+            (i, *call) for i, call in enumerate(calls)
+        ]
+        assert (got["content"], got["finish"]) == (rest, ["tool_calls"])
+
+
+def test_without_parallel_calls_one_counts():
+    request, _, reply = chat(tools=[TOOL], parallel_tool_calls=False)
+    message = reply.whole(job_of(request), [RowDelta(0, CALL + CALL, 9, "stop")])["choices"][0]["message"]
+    assert len(message["tool_calls"]) == 1 and message["content"] == CALL
+
+
+def test_a_forced_call_of_a_g1_checkpoint_is_read_from_its_fence():
+    body = {"model": "any", "messages": [HI], "tools": [TOOL], "tool_choice": "required"}
+    request, _, reply = openai_chat.prepare(body, "rwkv7-g1k-7.2b")
+    assert request.prompts[0].endswith('Assistant: <think></think>\n```json\n{"name": "')
+    row = RowDelta(0, 'get_weather", "arguments": {"city": "Paris"}}\n', 9, "stop")
+    choice = reply.whole(job_of(request), [row])["choices"][0]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Paris"}'

@@ -122,6 +122,28 @@ def test_thoughts_are_counted_though_the_answer_is_held_back():
     assert reply.usage.output_tokens == len(thought + answer)
 
 
+def test_several_calls_are_items_in_their_order():
+    rome = CALL.replace("Paris", "Rome")
+    calls = whole(prepare(tools=[TOOL]), pieces(CALL + rome, 5)).output
+    assert [json.loads(call.arguments)["city"] for call in calls] == ["Paris", "Rome"]
+    assert len({call.call_id for call in calls}) == 2
+
+
+def test_an_unasked_thought_is_an_item_and_counted():
+    text = "<think>Hm, so.</think>\nYes."
+    want = whole(prepare(), pieces(text, 1))
+    assert [(i.type, i.content[0].text) for i in want.output] == [
+        ("reasoning", "Hm, so."),
+        ("message", "Yes."),
+    ]
+    assert want.usage.output_tokens_details.reasoning_tokens == len(">Hm, so.</think>")
+    for size in (1, 2, 7, 100):
+        final = streamed(prepare(stream=True), pieces(text, size))[-1]["response"]
+        assert without_ids(final["output"]) == without_ids(
+            json.loads(want.model_dump_json(exclude_unset=True))["output"]
+        )
+
+
 def test_thoughts_that_are_cut_are_incomplete():
     reply = whole(prepare(reasoning={"effort": "low"}), pieces(">never ends", 3, "length"))
     assert [(item.type, item.status) for item in reply.output] == [

@@ -16,7 +16,7 @@ def test_a_first_response_is_a_turn_that_keeps_its_state():
     prepared = prepare()
     request = prepared.request
     assert request.prompts == ["User: Hi\n\n" + ANSWER]
-    assert (request.max_tokens, request.n, request.flush_tokens, prepared.stream) == (4096, 1, 0, False)
+    assert (request.max_tokens, request.n, request.flush_tokens, prepared.stream) == (4096, 1, 1, False)
     assert (request.stop_ids, request.stop_strings) == ([0], ["\n\nUser:", "\nUser:"])
     assert request.sampling == Sampling(
         temperature=1, top_k=20, top_p=0.6, alpha_presence=1, alpha_frequency=0.1, alpha_decay=0.996
@@ -51,11 +51,11 @@ def test_fields_reach_the_engine():
     request = prepare(
         max_output_tokens=7, temperature=0, top_p=0.5, seed=3, stop="x", stream=True, use_prefix_cache=False
     ).request
-    assert (request.max_tokens, request.flush_tokens, request.prefix_cache, request.stop_strings[-1]) == (
+    assert (request.max_tokens, request.flush_tokens, request.prefix_cache, request.late_stops.strings) == (
         7,
         1,
         False,
-        "x",
+        ["x"],
     )
     assert (request.sampling.temperature, request.sampling.top_p, request.sampling.seed) == (0, 0.5, 3)
 
@@ -146,7 +146,7 @@ def test_instructions_and_tools_that_the_state_has_read_last_are_not_read_again(
     fields = {"instructions": "Be kind.", "tools": [TOOL]}
     first = prepare(**fields)
     assert (
-        first.request.prompts[0].startswith("System: Be kind.\n\n")
+        first.request.prompts[0].startswith("System: Be kind.\nYou can call")
         and "get_weather" in first.request.prompts[0]
     )
     seen = first.document()

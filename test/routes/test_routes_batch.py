@@ -9,7 +9,10 @@ import pytest
 from frontend_process import FrontendProcess
 from native_calls import FIM, V1, streamed
 
-from rwkv_batch.wire.protocol import Sampling
+from routes.native.batch import v3
+from rwkv_batch.config import FrontendConfig
+from rwkv_batch.wire.client import Job
+from rwkv_batch.wire.protocol import RowDelta, Sampling
 
 V2, V3, BIG = "/v2/chat/completions", "/v3/chat/completions", "/big_batch/completions"
 STATE, TREE = "/state/chat/completions", "/multi_state/chat/completions"
@@ -119,6 +122,28 @@ def test_v3_reads_the_whole_conversation(server, fields, end):
     assert texts(server.http.post(V3, json={"messages": messages, "contents": [], **fields})) == texts(answer)
     joined, _ = streamed(server.http.post(V3, json={"messages": messages, "stream": True, **fields}))
     assert [joined[0]] == texts(answer)
+
+
+def job_of(prepared) -> Job:
+    return Job(prepared.request, lambda _: None)
+
+
+def test_v3_tells_an_unasked_thought_apart():
+    deltas = [[RowDelta(0, c, 1)] for c in "<think>Hm.</think>\nYes"] + [[RowDelta(0, "", 0, "stop")]]
+    body = {"contents": ["a"]}
+    whole = v3(body, "rwkv7-g1k", FrontendConfig())
+    message = whole.reply.whole(job_of(whole), [d for batch in deltas for d in batch])["choices"][0][
+        "message"
+    ]
+    assert message == {"role": "assistant", "content": "Yes", "reasoning_content": "Hm."}
+    streamed = v3(body, "rwkv7-g1k", FrontendConfig())
+    choices = [c for batch in deltas for e in streamed.reply.events(batch) for c in e["choices"]]
+    assert "".join(c["delta"].get("content", "") for c in choices) == "Yes"
+    assert "".join(c["delta"].get("reasoning_content", "") for c in choices) == "Hm."
+    assert [c["finish_reason"] for c in choices if "finish_reason" in c] == ["stop"]
+    asked = v3(body | {"enable_think": True}, "rwkv7-g1k", FrontendConfig())
+    text = asked.reply.whole(job_of(asked), [RowDelta(0, ">Hm.</think>\nYes", 9, "stop")])
+    assert text["choices"][0]["message"]["content"] == ">Hm.</think>\nYes", "as clients of this route know it"
 
 
 def test_v3_draws_as_v1_does(server):

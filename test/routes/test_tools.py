@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from routes.chat.tools import CLOSE, OPEN, ToolCall, ToolCallParser, canonical_json, tool_prompt
+from routes.chat.calls import ToolCall, ToolCallParser, canonical_json
+from routes.chat.tools import CLOSE, OPEN, tag_prompt
 
 WEATHER = {
     "type": "function",
@@ -28,9 +29,9 @@ CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool
 PARIS = ToolCall("get_weather", '{"city": "Paris"}')
 
 
-def read(pieces: list[str]) -> tuple[str, ToolCall | None]:
-    parser = ToolCallParser()
-    return "".join(parser.feed(p) for p in pieces) + parser.finish(), parser.call
+def read(pieces: list[str], **limits) -> tuple[str, list[ToolCall]]:
+    parser = ToolCallParser(**limits)
+    return "".join(parser.feed(p) for p in pieces) + parser.finish(), parser.calls
 
 
 def splits(text: str) -> list[list[str]]:
@@ -41,11 +42,12 @@ def splits(text: str) -> list[list[str]]:
     return [[text], list(text), *([text[:i], text[i:]] for i in range(len(text) + 1)), *several]
 
 
+ROME = ToolCall("get_weather", '{"city": "Rome"}')
+NAMED = '{"name": "get_weather", "arguments": {"city": "%s"}}'
 # text -> what is shown, and the call
 CASES = {
     "call alone": (CALL, "", PARIS),
     "text around": (f"Let me see. {CALL} Done.", "Let me see.  Done.", PARIS),
-    "only the first counts": (CALL + CALL, CALL, PARIS),
     "no arguments": ('<tool_call>{"name": "now"}</tool_call>', "", ToolCall("now", "{}")),
     "line feeds inside": (
         '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
@@ -62,6 +64,37 @@ CASES = {
         "!",
         ToolCall("say", '{"text": "a </tool_call> b"}'),
     ),
+    "arguments as text": (
+        r'<tool_call>{"name": "get_weather", "arguments": "{\"city\": \"Paris\"}"}</tool_call>',
+        "",
+        PARIS,
+    ),
+    "no arguments at all": (
+        '<tool_call>{"name": "now", "arguments": null}</tool_call>',
+        "",
+        ToolCall("now", "{}"),
+    ),
+    "a fence": (f"Hm.\n```json\n{NAMED % 'Paris'}\n```\n", "Hm.\n\n", PARIS),
+    "a fence on one line": (f"```json {NAMED % 'Paris'}```.", ".", PARIS),
+    "a fence that is not closed": (f"```json\n{NAMED % 'Paris'}\n", "", PARIS),
+    "a fence that is half closed": (f"```json\n{NAMED % 'Paris'}\n``", "", PARIS),
+    "a fence under a heading": (f"So:\n**Tool Call:**\n```json\n{NAMED % 'Paris'}\n```", "So:\n", PARIS),
+    "a fence in a string": (
+        '```json\n{"name": "say", "arguments": {"text": "a\n```\nb"}}\n```',
+        "",
+        ToolCall("say", '{"text": "a\\n```\\nb"}'),
+    ),
+    "behind other JSON": (
+        f'```json\n{{"a": 1}}\n```\n```json\n{NAMED % "Paris"}\n```',
+        '```json\n{"a": 1}\n```\n',
+        PARIS,
+    ),
+    "behind another fence": (
+        f"```python\nx\n```\n```json\n{NAMED % 'Paris'}\n```",
+        "```python\nx\n```\n",
+        PARIS,
+    ),
+    "a list of one": (f"<tool_calls>[{NAMED % 'Paris'}]</tool_calls>", "", PARIS),
     "begins inside a broken one": (f"<tool_call>oops {CALL}", "<tool_call>oops ", PARIS),
     "after a broken one": (f"<tool_call>oops</tool_call>{CALL}", "<tool_call>oops</tool_call>", PARIS),
     "after an open string": (
@@ -70,14 +103,36 @@ CASES = {
         PARIS,
     ),
 }
+# text -> what is shown; all hold calls for Paris, then Rome
+SEVERAL = {
+    "tags": (f"{CALL}\n{CALL.replace('Paris', 'Rome')}", "\n"),
+    "a list in tags": (f"a<tool_calls>[{NAMED % 'Paris'},\n {NAMED % 'Rome'}]</tool_calls>b", "ab"),
+    "a list in a fence": (f"```json\n[{NAMED % 'Paris'}, {NAMED % 'Rome'}]\n```", ""),
+    "fences": (f"```json\n{NAMED % 'Paris'}\n```\n```json\n{NAMED % 'Rome'}\n```", "\n"),
+    "headings": (
+        f"**Tool Call:**\n```json\n{NAMED % 'Paris'}\n```\n**Tool Call:**\n```json\n{NAMED % 'Rome'}\n```",
+        "\n",
+    ),
+    "every form": (f"{CALL} and ```json\n{NAMED % 'Rome'}", " and "),
+}
 PLAIN = {
     "no tag": "a < b, <tool is not <tool_calls>",
+    "a fence of other JSON": '```json\n{"city": "Paris"}\n```\n',
+    "a name without arguments in a fence": '```json\n{"name": "get_weather"}\n```',
+    "a fence of another language": f"```python\n{NAMED % 'Paris'}\n```",
+    "a fence that is cut": '```json\n{"name": "get_weather", "argu',
+    "a fence of words": "```json is a fence```",
+    "a heading alone": "**Tool Call:** none",
+    "a heading and other text": f"**Tool Call:**\n{NAMED % 'Paris'}",
+    "a list of something else": '<tool_calls>["a"]</tool_calls><tool_calls>[]</tool_calls>',
+    "one call in a list's tags": f"<tool_calls>{NAMED % 'Paris'}</tool_calls>",
+    "half of a heading": "**Tool Call:**\n``",
     "not JSON": "<tool_call>get_weather(Paris)</tool_call> ok",
     "no name": '<tool_call>{"arguments": {}}</tool_call>',
     "empty name": '<tool_call>{"name": "", "arguments": {}}</tool_call>',
     "name is no string": '<tool_call>{"name": 5, "arguments": {}}</tool_call>',
     "arguments are a list": '<tool_call>{"name": "a", "arguments": []}</tool_call>',
-    "arguments are text": '<tool_call>{"name": "a", "arguments": "{}"}</tool_call>',
+    "arguments are other text": '<tool_call>{"name": "a", "arguments": "{"}</tool_call>',
     "a list": "<tool_call>[1, 2]</tool_call>",
     "never ended": '<tool_call>{"name": "a", "arguments": {}}',
     "string never ended": '<tool_call>{"name": "a</tool_call> and more',
@@ -92,22 +147,41 @@ PLAIN = {
 @pytest.mark.parametrize(("text", "shown", "call"), CASES.values(), ids=CASES)
 def test_call_is_found_for_every_split(text, shown, call):
     for pieces in splits(text):
-        assert read(pieces) == (shown, call), pieces
+        assert read(pieces) == (shown, [call]), pieces
+
+
+@pytest.mark.parametrize(("text", "shown"), SEVERAL.values(), ids=SEVERAL)
+def test_several_calls_are_found_for_every_split(text, shown):
+    for pieces in splits(text):
+        assert read(pieces) == (shown, [PARIS, ROME]), pieces
+
+
+@pytest.mark.parametrize("text", [CASES["a fence"][0], CASES["call alone"][0], SEVERAL["a list in tags"][0]])
+def test_a_call_of_a_tool_that_is_not_on_offer_is_text(text):
+    for pieces in splits(text):
+        assert read(pieces, names={"get_time", "get_weather_2"}) == (text, [])
+    assert read([text], names={"get_weather"})[1]
+
+
+def test_calls_that_do_not_count_are_text():
+    for pieces in splits(CALL + CALL):
+        assert read(pieces, most=1) == (CALL, [PARIS])
+    assert read([SEVERAL["a list in a fence"][0]], most=1) == ("", [PARIS])
 
 
 @pytest.mark.parametrize("text", PLAIN.values(), ids=PLAIN)
 def test_what_is_no_call_comes_out_unchanged_for_every_split(text):
     for pieces in splits(text):
-        assert read(pieces) == (text, None), pieces
+        assert read(pieces) == (text, []), pieces
 
 
 def test_nesting_bomb_is_no_call():
     text = OPEN + '{"name": "a", "arguments": ' + '{"x":' * 200_000 + CLOSE
-    assert read([text]) == (text, None)
+    assert read([text]) == (text, [])
 
 
 def test_many_open_tags_come_out_unchanged():
-    assert read([OPEN * 3000]) == (OPEN * 3000, None)
+    assert read([OPEN * 3000]) == (OPEN * 3000, [])
 
 
 def test_text_that_cannot_begin_a_call_is_shown_at_once():
@@ -133,7 +207,7 @@ def test_canonical_json_is_one_line():
 
 def test_prompt_text():
     assert (
-        tool_prompt([WEATHER])
+        tag_prompt([WEATHER])
         == """You can call one tool. To call it, answer with nothing but one line:
 <tool_call>{"name": "the tool", "arguments": {...}}</tool_call>
 Inside the tags stands only JSON. If no tool helps, answer normally.
@@ -152,13 +226,13 @@ Example: <tool_call>{"name": "get_weather", "arguments": \
 
 
 def test_example_of_a_tool_without_parameters_has_no_arguments():
-    text = tool_prompt([{"type": "function", "function": {"name": "now"}}])
+    text = tag_prompt([{"type": "function", "function": {"name": "now"}}])
     assert text.endswith('Tool: now\nExample: <tool_call>{"name": "now", "arguments": {}}</tool_call>')
 
 
 def test_prompt_says_what_must_be_called():
-    assert "\nYou must call a tool.\n" in tool_prompt([WEATHER], "required")
-    assert "\nYou must call the tool get_weather.\n" in tool_prompt(
+    assert "\nYou must call a tool.\n" in tag_prompt([WEATHER], "required")
+    assert "\nYou must call the tool get_weather.\n" in tag_prompt(
         [WEATHER], {"type": "function", "function": {"name": "get_weather"}}
     )
 
@@ -187,9 +261,9 @@ def test_prompt_says_what_must_be_called():
     ],
 )
 def test_prompt_takes_any_schema_and_its_example_is_a_call(parameters):
-    text = tool_prompt([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    text = tag_prompt([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
     example = text[text.rindex("Example: ") + len("Example: ") :]
-    assert read([example])[1] is not None
+    assert read([example])[1]
     for name in parameters["properties"] if isinstance(parameters.get("properties"), dict) else ():
         assert f"- {name} (" in text
         assert name in json.loads(example[len(OPEN) : -len(CLOSE)])["arguments"]

@@ -48,6 +48,8 @@ def app(*args: str, tmp: Path) -> subprocess.CompletedProcess:
         (["--log-level", "loud"], "--log-level"),
         (["--adapter-alpha", "half"], "--adapter-alpha"),
         (["--adapter-scaling", "nan"], "--adapter-scaling"),
+        (["--chat-template", "chatml"], "--chat-template"),
+        (["--sampling-profile", "wild"], "--sampling-profile"),
         (["--model", "x", "--no-such-flag"], "--no-such-flag"),
     ],
 )

@@ -154,6 +154,33 @@ def test_thoughts_are_kept_apart(client: OpenAI):
     assert message.model_extra and message.model_extra["reasoning_content"].strip()
 
 
+def test_stops_of_the_client_wait_for_the_answer(client: OpenAI):
+    def ask(**fields):
+        extra = {"chat_template_kwargs": {"rwkv_generation_prompt": "open_think"}}
+        return client.chat.completions.create(
+            model="rwkv7", messages=QUESTION, extra_body=extra, **fields, **EXACT
+        ).choices[0]
+
+    whole = ask().message
+    thought, answer = whole.model_extra["reasoning_content"], whole.content
+    word = next(w for w in thought.split() if answer.find(w) > 0)
+    cut = ask(stop=word)
+    assert cut.message.model_extra["reasoning_content"] == thought and cut.finish_reason == "stop"
+    assert cut.message.content == answer[: answer.index(word)]
+
+
+def test_an_unknown_way_to_think_is_refused_with_the_known_ones(client: OpenAI):
+    for extra, known in (
+        ({"think_type": "deep"}, "preferChinese"),
+        ({"chat_template_kwargs": {"rwkv_prompt_template": "chatml"}}, "function_calling"),
+        ({"chat_template_kwargs": {"rwkv_generation_prompt": "slow"}}, "fake_think"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=known):
+            client.chat.completions.create(model="rwkv7", messages=QUESTION, extra_body=extra)
+        with pytest.raises(openai.BadRequestError, match=known):
+            client.responses.create(model="rwkv7", input="Hi", extra_body=extra)
+
+
 def test_completions_continue_the_prompt(client: OpenAI):
     reply = client.completions.create(model="rwkv7", prompt=PROMPT, temperature=0, max_tokens=20)
     assert "Paris" in reply.choices[0].text

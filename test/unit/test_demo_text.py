@@ -14,7 +14,7 @@ from demo.sentences import sentence
 from demo.text import training_example
 from demo.tooluse import tool_use
 from demo.translation import translation
-from routes.chat.tools import ToolCallParser
+from routes.chat.calls import ToolCallParser
 
 SPLITS = (translation, memory, fim, tool_use, question)
 
@@ -85,8 +85,8 @@ def test_tool_answers_are_calls_that_the_server_finds():
         answer = tool_use(rng, False).answer
         parser = ToolCallParser()
         parser.feed(answer)
-        assert (parser.call is not None) == ("<tool_call>" in answer)
-        calls += parser.call is not None
+        assert bool(parser.calls) == ("<tool_call>" in answer)
+        calls += len(parser.calls)
     assert calls > 100
 
 

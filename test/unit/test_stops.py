@@ -1,15 +1,20 @@
 """Stop strings found in text that comes in pieces, against a search in the whole text."""
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rwkv_batch.text.stops import StopStrings
+from rwkv_batch.text.stops import AnswerStops, StopStrings
 
 
 def run(stops, pieces):
     """The shown pieces, and whether the text was stopped."""
-    matcher = StopStrings(stops)
+    return run_matcher(StopStrings(stops), pieces)
+
+
+def run_matcher(matcher, pieces):
     shown = []
     for piece in pieces:
         text, stopped = matcher.feed(piece)
@@ -82,3 +87,70 @@ def test_nothing_is_held_that_cannot_become_a_stop(stops, text):
     if not stopped:
         held = text[len(shown) :]
         assert held == "" or any(stop.startswith(held) and stop != held for stop in stops)
+
+
+OPEN, CLOSE = "<t>", "</t>"
+
+
+@pytest.mark.parametrize(
+    ("inside", "rest", "text", "shown", "stopped"),
+    [
+        (True, ">", ">so END so</t>is END it", ">so END so</t>is ", True),
+        (True, ">", "so END so", "so END so", False),
+        (True, "", "so</t>\n\nEND", "so</t>\n\n", True),
+        (True, "", "so</t>\nUSER", "so</t>", True),
+        (True, "", "so\nUSER so</t>", "so", True),
+        (True, "", "soEN</t>D", "soEN</t>D", False),
+        (True, "", "</t>\na\nEN", "</t>\na\nEN", False),
+        (False, "", "\n<t>so END so</t>is END it", "\n<t>so END so</t>is ", True),
+        (False, "", "is END it<t>", "is ", True),
+        (False, "", "is <t>END</t>", "is <t>", True),
+        (False, "", "<tEND", "<t", True),
+        (False, "", "\nEND", "\n", True),
+        (False, ">", "> <t>END</t>", "> <t>END</t>", False),
+        (False, ">", ">\nisEND", ">\nis", True),
+        (False, ">", "\n<t>END</t>", "\n<t>END</t>", False),
+        (False, "", " <", " <", False),
+    ],
+)
+def test_some_stops_count_in_the_answer_only_however_the_text_is_split(inside, rest, text, shown, stopped):
+    for cut in range(len(text) + 1):
+        for pieces in ([text[:cut], text[cut:]], list(text)):
+            got = run_matcher(AnswerStops(["\nUSER"], ["END"], OPEN, CLOSE, rest, inside), pieces)
+            assert ("".join(got[0]), got[1]) == (shown, stopped), pieces
+
+
+@pytest.mark.parametrize("thought", [">\n", ">\n<t>\na\n</t>\n\n"])
+def test_a_line_feed_as_stop_ends_the_first_line_of_the_answer(thought):
+    text = f"{thought}One.\nTwo."
+    assert run_matcher(AnswerStops([], ["\n"], OPEN, CLOSE, ">", False), list(text))[1]
+    got = run_matcher(AnswerStops([], ["\n"], OPEN, CLOSE, ">", False), [text])
+    assert "".join(got[0]) == f"{thought}One."
+
+
+def expected_in_answer(always, late, rest, inside, text):
+    """By a search in the whole text."""
+    tag = re.escape(rest)
+    opening = "" if inside else rf"\s*{OPEN}"
+    if begun := re.match(f"(?:{tag})?{opening}", text):
+        closed = re.compile(rf"{CLOSE}\n*").search(text, begun.end())
+        answer = closed.end() if closed else len(text)
+    else:
+        lead = re.match(rf"(?:{tag})?\n*", text) if rest else None
+        answer = lead.end() if lead else 0
+    found = [at for stop in always if (at := text.find(stop)) >= 0]
+    found += [at for stop in late if (at := text.find(stop, answer)) >= 0]
+    return (text[: min(found)], True) if found else (text, False)
+
+
+@settings(max_examples=2000, deadline=None)
+@given(
+    st.lists(st.sampled_from(["ab", "\nb", "</", ">a"]), max_size=2),
+    st.lists(st.sampled_from(["a", "t", "<t>", " b", ">", "\n", "\na"]), min_size=1, max_size=2),
+    st.sampled_from(["", ">"]),
+    st.booleans(),
+    st.lists(st.sampled_from(["a", "b", " ", "\n", "<", "<t>", "</t>", "</", "t>", ">"]), max_size=8),
+)
+def test_late_stops_do_what_a_search_in_the_whole_text_does(always, late, rest, inside, pieces):
+    shown, stopped = run_matcher(AnswerStops(always, late, OPEN, CLOSE, rest, inside), pieces)
+    assert ("".join(shown), stopped) == expected_in_answer(always, late, rest, inside, "".join(pieces))

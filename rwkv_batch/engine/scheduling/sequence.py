@@ -6,7 +6,7 @@ from enum import Enum
 
 from msgspec.structs import replace
 
-from rwkv_batch.text.stops import StopStrings
+from rwkv_batch.text.stops import AnswerStops, StopStrings
 from rwkv_batch.text.tokenizer import END_OF_TEXT, TextDecoder, Tokenizer
 from rwkv_batch.wire.protocol import Event, GenerateRequest, RowDelta, TokenLogprob
 
@@ -70,7 +70,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self._decoder = TextDecoder()
-        self._stops = StopStrings(self.request.stop_strings) if self.request.stop_strings else None
+        self._stops = _stops_of(self.request)
         self._stop_ids = frozenset(self.request.stop_ids)
         self.to_feed = self.prompt  # FINALIZING: what brings the state to the end of the text
         self._loaded_state = PREFILLING  # what follows LOADING
@@ -273,6 +273,14 @@ class Sequence:
             self.finalize([])
 
 
+def _stops_of(request: GenerateRequest) -> StopStrings | None:
+    if late := request.late_stops:
+        return AnswerStops(
+            request.stop_strings, late.strings, late.opens, late.closes, late.rest, late.inside
+        )
+    return StopStrings(request.stop_strings) if request.stop_strings else None
+
+
 @dataclass(eq=False)
 class Mixture:
     """The sequences of one row, which are fed the same tokens in different states and draw together."""
@@ -353,4 +361,4 @@ class PromptEncoder:
         prompt, separator = request.prompts[0], request.turn.separator if request.turn else ""
         if continued and isinstance(prompt, str) and not prompt.startswith(separator):
             prompt = separator + prompt
-        return self.encode(prompt, request.prefix_ids)
+        return self.encode(prompt, [] if continued else request.prefix_ids)

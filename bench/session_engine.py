@@ -21,6 +21,7 @@ from rwkv_batch.engine.scheduling.sequence import RequestKey
 from rwkv_batch.model import checkpoint
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.state.log.store import Store
+from rwkv_batch.wire.commands import SessionHistory
 from rwkv_batch.wire.protocol import (
     CommandReply,
     Failed,
@@ -28,7 +29,6 @@ from rwkv_batch.wire.protocol import (
     Progress,
     Rejected,
     Sampling,
-    SessionHistory,
     SessionTurn,
     TokenLogprob,
     TurnInfo,

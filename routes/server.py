@@ -13,11 +13,7 @@ from routes.chat.checkpoints import chat_template_name
 from routes.http.frontend import Frontend
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.client import Client
-from rwkv_batch.wire.supervision import (
-    Drain,
-    EngineInfo,
-    EngineLost,
-)
+from rwkv_batch.wire.supervision import Drain, EngineInfo, EngineLost
 
 TICK = 0.1  # seconds
 FLUSH_SECONDS = 0.3  # for the last bytes to leave after the last request has ended

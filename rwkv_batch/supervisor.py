@@ -13,14 +13,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 
 from rwkv_batch.config import EngineConfig, FrontendConfig, ServerConfig
-from rwkv_batch.wire.supervision import (
-    Drain,
-    EngineInfo,
-    EngineLost,
-    FrontendLost,
-    LoadFailure,
-    Stop,
-)
+from rwkv_batch.wire.supervision import Drain, EngineInfo, EngineLost, FrontendLost, LoadFailure, Stop
 
 SAVE_SECONDS = 60.0  # the engine's time to commit what is not stored yet, once no request is running
 CUT_OFF_SECONDS = 2.0  # the front ends' time, past the deadline, to end the requests that are still running

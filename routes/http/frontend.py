@@ -9,10 +9,8 @@ from routes.http.errors import ApiError
 from routes.http.stream import JobStream, failure_status
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.client import Client, RequestFailed, RequestRejected
-from rwkv_batch.wire.protocol import (
-    Command,
-    CommandReply,
-)
+from rwkv_batch.wire.commands import Command
+from rwkv_batch.wire.protocol import CommandReply
 from rwkv_batch.wire.supervision import EngineInfo
 
 ENGINE_LOST = "The engine has stopped and is being started again; try again in a moment."

@@ -23,10 +23,7 @@ from routes.http.replies import Reply
 from routes.http.start_states import choose_state
 from routes.http.stream import EventStream, JobStream, SlowJson, failure_status
 from rwkv_batch.wire.client import Job, RequestFailed, RequestRejected
-from rwkv_batch.wire.protocol import (
-    GenerateRequest,
-    RowDelta,
-)
+from rwkv_batch.wire.protocol import GenerateRequest, RowDelta
 from rwkv_batch.wire.supervision import EngineInfo
 
 ACCEPTED_WITHIN = 30.0  # seconds; the engine answers between two steps

@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from routes.http.errors import ApiError, Json
 from routes.http.exchange import HttpRequest
 from routes.http.frontend import Frontend
-from rwkv_batch.wire.protocol import GenerateRequest, ListStartStates, MixturePart, StartStateInfo
+from rwkv_batch.wire.commands import ListStartStates
+from rwkv_batch.wire.protocol import GenerateRequest, MixturePart, StartStateInfo
 
 HEADER = "x-rwkv-state-id"
 MEMBER = "\x1f"  # in the names of a mixture's states, behind that of the mixture; clients cannot send it

@@ -18,7 +18,7 @@ from routes.http.schemas import RequestBody
 from routes.http.start_states import MEMBER, describe, weights_of
 from routes.native.schemas import Real
 from routes.native.start_states import StateLayout, StateName, forget_members, members_of, put
-from rwkv_batch.wire.protocol import DescribeStartState, ListStartStates
+from rwkv_batch.wire.commands import DescribeStartState, ListStartStates
 
 DefaultTemperature = Annotated[Real, Field(ge=-1000, le=1000)]
 DefaultTopP = Annotated[Real, Field(ge=0, le=1)]

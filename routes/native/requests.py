@@ -22,17 +22,16 @@ from routes.http.schemas import RequestBody
 from routes.native.batch import NativeReply
 from routes.native.schemas import StoredId, Whole
 from rwkv_batch.wire.client import Job, RequestFailed, RequestRejected
-from rwkv_batch.wire.protocol import (
+from rwkv_batch.wire.codec import decode_paused
+from rwkv_batch.wire.commands import (
     PAUSED,
     GetDocument,
     ListRequests,
     PauseRequest,
     RemoveDocument,
-    RequestInfo,
-    RowDelta,
     StopRequest,
-    decode_paused,
 )
+from rwkv_batch.wire.protocol import RequestInfo, RowDelta
 
 log = logging.getLogger(__name__)
 

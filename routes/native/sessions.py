@@ -12,7 +12,7 @@ from routes.http.exchange import HttpRequest, authorized_json, demand_password, 
 from routes.http.frontend import Frontend
 from routes.http.schemas import RESPONSE, RequestBody
 from routes.native.schemas import SessionFields, SessionId, StoredId, Whole
-from rwkv_batch.wire.protocol import (
+from rwkv_batch.wire.commands import (
     DeleteSession,
     ExportParts,
     ExportSession,
@@ -21,9 +21,8 @@ from rwkv_batch.wire.protocol import (
     ListSessions,
     RewindSession,
     SessionHistory,
-    SessionInfo,
-    TurnInfo,
 )
+from rwkv_batch.wire.protocol import SessionInfo, TurnInfo
 
 LEVELS = {"L1": "L1 (VRAM)", "L2": "L2 (RAM)", "L3": "Database (Disk)"}
 

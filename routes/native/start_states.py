@@ -19,7 +19,8 @@ from routes.http.frontend import Frontend
 from routes.http.schemas import MAX_SESSION_ID, PLAIN_ID, RequestBody
 from routes.http.start_states import describe, is_member
 from routes.native.schemas import Real
-from rwkv_batch.wire.protocol import ListStartStates, PutStartState, RemoveStartStates, StartStateInfo
+from rwkv_batch.wire.commands import ListStartStates, PutStartState, RemoveStartStates
+from rwkv_batch.wire.protocol import StartStateInfo
 
 HEAD_SIZE = 64
 StateName = Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID), PLAIN_ID]

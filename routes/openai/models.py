@@ -9,7 +9,7 @@ from routes.http.errors import ApiError, Json
 from routes.http.exchange import HttpRequest, authorized, demand_password, json_response
 from routes.http.frontend import Frontend
 from routes.http.start_states import is_member
-from rwkv_batch.wire.protocol import ListStartStates
+from rwkv_batch.wire.commands import ListStartStates
 
 
 async def models(front: Frontend, http: HttpRequest) -> Response:

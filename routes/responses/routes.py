@@ -20,7 +20,7 @@ from routes.responses.prepare import ID, Document, prepare, state_key
 from routes.responses.reply import ResponseReply, previous_not_found
 from routes.responses.schemas import ResponsesBody
 from rwkv_batch.wire.client import RequestFailed, RequestRejected
-from rwkv_batch.wire.protocol import DeleteSession, GetDocument, PutDocument, RemoveDocument
+from rwkv_batch.wire.commands import DeleteSession, GetDocument, PutDocument, RemoveDocument
 
 PAGE = 20  # input items of a page unless the client says otherwise
 LONGEST_PAGE = 100

@@ -46,18 +46,16 @@ from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.prefix_cache import PrefixCache
 from rwkv_batch.text.tokenizer import END_OF_TEXT, Tokenizer
+from rwkv_batch.wire.commands import Command, RequestCommand, StartStateCommand
 from rwkv_batch.wire.protocol import (
     Accepted,
-    Command,
     Failed,
     GenerateRequest,
     MixturePart,
     Progress,
     Rejected,
-    RequestCommand,
     RowDelta,
     Sampling,
-    StartStateCommand,
 )
 from state_pool import StatePool
 

@@ -25,20 +25,9 @@ from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.sampling.flashinfer import SamplerError
 from rwkv_batch.state.entries import StoreError
-from rwkv_batch.wire.protocol import (
-    Cancel,
-    Event,
-    Failed,
-    GenerateRequest,
-    decode_to_engine,
-    encode,
-    id_of,
-)
-from rwkv_batch.wire.supervision import (
-    FrontendLost,
-    LoadFailure,
-    Stop,
-)
+from rwkv_batch.wire.codec import decode_to_engine, encode, id_of
+from rwkv_batch.wire.protocol import Cancel, Event, Failed, GenerateRequest
+from rwkv_batch.wire.supervision import FrontendLost, LoadFailure, Stop
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,11 @@ from collections.abc import Callable
 
 import zmq
 
+from rwkv_batch.wire.codec import ToEngine, decode_events, encode
+from rwkv_batch.wire.commands import Command
 from rwkv_batch.wire.protocol import (
     Accepted,
     Cancel,
-    Command,
     CommandReply,
     Event,
     Failed,
@@ -25,9 +26,6 @@ from rwkv_batch.wire.protocol import (
     Progress,
     Rejected,
     RowDelta,
-    ToEngine,
-    decode_events,
-    encode,
 )
 
 

@@ -9,15 +9,8 @@ from ahead import LateRunner
 
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.runner import backends
-from rwkv_batch.wire.protocol import (
-    DeleteSession,
-    Failed,
-    GenerateRequest,
-    Progress,
-    RowDelta,
-    Sampling,
-    SessionTurn,
-)
+from rwkv_batch.wire.commands import DeleteSession
+from rwkv_batch.wire.protocol import Failed, GenerateRequest, Progress, RowDelta, Sampling, SessionTurn
 
 TRANSLATE = "English: Good morning!\n\nChinese:"
 CAPITAL = "User: What is the capital of France?\n\nAssistant:"

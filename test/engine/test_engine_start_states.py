@@ -9,17 +9,14 @@ from engine_driver import PROMPTS, WEIGHTS, Driver
 
 from rwkv_batch.model.checkpoint import Checkpoint, from_tensors
 from rwkv_batch.state.log.store import Store
-from rwkv_batch.wire.protocol import (
-    CommandReply,
+from rwkv_batch.wire.commands import (
     DeleteSession,
     ListSessions,
     ListStartStates,
-    PausedRow,
     PutStartState,
-    Rejected,
     RemoveStartStates,
-    Sampling,
 )
+from rwkv_batch.wire.protocol import CommandReply, PausedRow, Rejected, Sampling
 
 LONG = [(7 * i) % 390 + 1 for i in range(300)]  # long enough for the prefix cache
 

@@ -9,18 +9,9 @@ from engine_driver import PROMPTS, WEIGHTS, Driver
 from rwkv_batch.model.checkpoint import from_tensors
 from rwkv_batch.model.rwkv7 import RWKV7
 from rwkv_batch.sampling.mixtures import MixedRows, mix_logits
-from rwkv_batch.wire.protocol import (
-    CommandReply,
-    ListRequests,
-    MixturePart,
-    PauseRequest,
-    Progress,
-    PutStartState,
-    Rejected,
-    Sampling,
-    StopRequest,
-    decode_paused,
-)
+from rwkv_batch.wire.codec import decode_paused
+from rwkv_batch.wire.commands import ListRequests, PauseRequest, PutStartState, StopRequest
+from rwkv_batch.wire.protocol import CommandReply, MixturePart, Progress, Rejected, Sampling
 
 GREEDY = Sampling(temperature=0)
 LONG = [(11 * i) % 390 + 1 for i in range(150)]

@@ -11,10 +11,8 @@ import pytest
 import zmq
 
 from rwkv_batch.engine.process import Service
-from rwkv_batch.wire.protocol import (
-    Failed,
-    decode_events,
-)
+from rwkv_batch.wire.codec import decode_events
+from rwkv_batch.wire.protocol import Failed
 from rwkv_batch.wire.supervision import Stop
 
 

@@ -13,22 +13,24 @@ from rwkv_batch.engine import Engine
 from rwkv_batch.runner import backends
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.log.store import Store
-from rwkv_batch.wire.protocol import (
+from rwkv_batch.wire.codec import decode_paused
+from rwkv_batch.wire.commands import (
     PAUSED,
+    GetDocument,
+    ListRequests,
+    PauseRequest,
+    SessionHistory,
+    StopRequest,
+)
+from rwkv_batch.wire.protocol import (
     CommandReply,
     Event,
     Failed,
     GenerateRequest,
-    GetDocument,
-    ListRequests,
-    PauseRequest,
     Progress,
     Rejected,
     RequestInfo,
     Sampling,
-    SessionHistory,
-    StopRequest,
-    decode_paused,
 )
 
 GREEDY = Sampling(temperature=0, alpha_presence=0.7, alpha_frequency=0.3, alpha_decay=0.9)

@@ -27,10 +27,10 @@ from rwkv_batch.ops.random import random_key, uniforms
 from rwkv_batch.runner import backends
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.text.tokenizer import END_OF_TEXT, VOCABULARY
+from rwkv_batch.wire.commands import DeleteSession
 from rwkv_batch.wire.protocol import (
     Accepted,
     CommandReply,
-    DeleteSession,
     GenerateRequest,
     Progress,
     RowDelta,

@@ -9,14 +9,8 @@ from engine_driver import PROMPTS, SAMPLED, WEIGHTS, Driver
 from rwkv_batch.model.checkpoint import from_tensors
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.log.store import Store
-from rwkv_batch.wire.protocol import (
-    DeleteSession,
-    Failed,
-    Progress,
-    RewindSession,
-    Sampling,
-    SessionHistory,
-)
+from rwkv_batch.wire.commands import DeleteSession, RewindSession, SessionHistory
+from rwkv_batch.wire.protocol import Failed, Progress, Sampling
 
 
 @pytest.mark.parametrize("stops", [[], ["a", "e", "1", "\x10"]], ids=["to the end", "stop strings"])

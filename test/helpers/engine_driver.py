@@ -8,15 +8,8 @@ from checkpoints import tiny
 from rwkv_batch.engine import Engine
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.state.log.store import Store
-from rwkv_batch.wire.protocol import (
-    Command,
-    CommandReply,
-    Event,
-    GenerateRequest,
-    Progress,
-    Sampling,
-    SessionTurn,
-)
+from rwkv_batch.wire.commands import Command
+from rwkv_batch.wire.protocol import CommandReply, Event, GenerateRequest, Progress, Sampling, SessionTurn
 
 WEIGHTS = tiny(vocab=400)
 PROMPTS = [[5, 6, 7], [300], list(range(20, 60)), [9, 9, 9, 9]]

@@ -22,37 +22,37 @@ from pathlib import Path
 import zmq
 from msgspec import structs
 
-from rwkv_batch.wire.protocol import (
-    Accepted,
-    Cancel,
+from rwkv_batch.wire.codec import ToEngine, decode_to_engine, encode
+from rwkv_batch.wire.commands import (
     Command,
-    CommandReply,
     DeleteSession,
     DescribeStartState,
-    Event,
     ExportSession,
-    Failed,
     ForkSession,
-    GenerateRequest,
     GetDocument,
     ImportSession,
     ListSessions,
     ListStartStates,
-    Progress,
     PutDocument,
     PutStartState,
-    Rejected,
     RemoveDocument,
     RemoveStartStates,
     RewindSession,
-    RowDelta,
     SessionHistory,
+)
+from rwkv_batch.wire.protocol import (
+    Accepted,
+    Cancel,
+    CommandReply,
+    Event,
+    Failed,
+    GenerateRequest,
+    Progress,
+    Rejected,
+    RowDelta,
     SessionInfo,
     StartStateInfo,
-    ToEngine,
     TurnInfo,
-    decode_to_engine,
-    encode,
 )
 from rwkv_batch.wire.supervision import EngineInfo
 

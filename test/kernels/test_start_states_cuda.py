@@ -10,7 +10,8 @@ from engine_driver import PROMPTS, WEIGHTS, Driver
 from rwkv_batch.model.checkpoint import from_tensors
 from rwkv_batch.model.rwkv7 import RWKV7
 from rwkv_batch.state.log.store import Store
-from rwkv_batch.wire.protocol import MixturePart, Progress, PutStartState, Sampling
+from rwkv_batch.wire.commands import PutStartState
+from rwkv_batch.wire.protocol import MixturePart, Progress, Sampling
 
 pytestmark = needs_gpu
 LONG = [(7 * i) % 390 + 1 for i in range(150)]

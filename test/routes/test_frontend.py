@@ -17,10 +17,7 @@ from fake_engine import INFO
 from frontend_process import FrontendProcess
 from native_calls import V1
 
-from rwkv_batch.wire.supervision import (
-    Drain,
-    EngineLost,
-)
+from rwkv_batch.wire.supervision import Drain, EngineLost
 
 
 @pytest.fixture(scope="module")

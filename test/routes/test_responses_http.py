@@ -13,12 +13,8 @@ from fake_engine import FakeEngine
 from frontend_process import FrontendProcess
 from openai import OpenAI
 
-from rwkv_batch.wire.protocol import (
-    Event,
-    GenerateRequest,
-    PutDocument,
-    Rejected,
-)
+from rwkv_batch.wire.commands import PutDocument
+from rwkv_batch.wire.protocol import Event, GenerateRequest, Rejected
 from rwkv_batch.wire.supervision import Drain
 
 ANSWER = "Assistant: <think>\n</think>\n"

@@ -11,19 +11,18 @@ import pytest
 import zmq
 
 from rwkv_batch.wire.client import Client, Job, RequestFailed, RequestRejected
+from rwkv_batch.wire.codec import decode_to_engine, encode
+from rwkv_batch.wire.commands import DeleteSession
 from rwkv_batch.wire.protocol import (
     Accepted,
     Cancel,
     CommandReply,
-    DeleteSession,
     Event,
     Failed,
     GenerateRequest,
     Progress,
     Rejected,
     RowDelta,
-    decode_to_engine,
-    encode,
 )
 
 REQUEST = GenerateRequest(id="one", prompts=["a", "b"], max_tokens=5)

@@ -17,20 +17,9 @@ from rwkv_batch.engine.commands.reply import reply
 from rwkv_batch.engine.scheduling.scheduler import Scheduler
 from rwkv_batch.engine.scheduling.sequence import DECODING, Outbox, RequestKey, Sequence, mixed
 from rwkv_batch.engine.scheduling.turns import Turns
-from rwkv_batch.wire.protocol import (
-    PAUSED,
-    Failed,
-    GenerateRequest,
-    ListRequests,
-    PausedRow,
-    PauseRequest,
-    Progress,
-    Rejected,
-    RequestCommand,
-    RequestInfo,
-    StopRequest,
-    encode,
-)
+from rwkv_batch.wire.codec import encode
+from rwkv_batch.wire.commands import PAUSED, ListRequests, PauseRequest, RequestCommand, StopRequest
+from rwkv_batch.wire.protocol import Failed, GenerateRequest, PausedRow, Progress, Rejected, RequestInfo
 from state_pool import StatePool
 
 

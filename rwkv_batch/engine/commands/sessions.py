@@ -9,7 +9,7 @@ from rwkv_batch.engine.scheduling.sequence import Outbox, RequestKey
 from rwkv_batch.engine.scheduling.turns import Turns
 from rwkv_batch.state.entries import Head, Session, Status, Turn
 from rwkv_batch.text.tokenizer import Tokenizer
-from rwkv_batch.wire.protocol import (
+from rwkv_batch.wire.commands import (
     DeleteSession,
     ExportSession,
     ForkSession,
@@ -17,14 +17,12 @@ from rwkv_batch.wire.protocol import (
     ImportSession,
     ListSessions,
     PutDocument,
-    Rejected,
     RemoveDocument,
     RewindSession,
     SessionCommand,
     SessionHistory,
-    SessionInfo,
-    TurnInfo,
 )
+from rwkv_batch.wire.protocol import Rejected, SessionInfo, TurnInfo
 from state_pool import StatePool
 
 

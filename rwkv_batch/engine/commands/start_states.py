@@ -12,15 +12,14 @@ from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.model.start_states import read_start_state
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.pool.start_states import StoredStart
-from rwkv_batch.wire.protocol import (
+from rwkv_batch.wire.commands import (
     DescribeStartState,
     ListStartStates,
     PutStartState,
-    Rejected,
     RemoveStartStates,
     StartStateCommand,
-    StartStateInfo,
 )
+from rwkv_batch.wire.protocol import Rejected, StartStateInfo
 from state_pool import StatePool
 
 

@@ -15,14 +15,7 @@ from rwkv_batch.engine.scheduling.sequence import LOADING, Outbox, PromptEncoder
 from rwkv_batch.state.entries import EMPTY_DIGEST, Head, KeptState, Loaded, Session, StoreError
 from rwkv_batch.state.slots import States
 from rwkv_batch.text.tokenizer import Tokenizer
-from rwkv_batch.wire.protocol import (
-    Event,
-    Failed,
-    Progress,
-    Rejected,
-    RowDelta,
-    SessionTurn,
-)
+from rwkv_batch.wire.protocol import Event, Failed, Progress, Rejected, RowDelta, SessionTurn
 from state_pool import StatePool
 
 

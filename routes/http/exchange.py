@@ -23,7 +23,7 @@ CORS = {
     "Access-Control-Allow-Origin": "*",
     "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE, OPTIONS",
     "Access-Control-Allow-Headers": "Content-Type, Authorization",
-    "Access-Control-Expose-Headers": "x-request-id, retry-after, content-disposition",
+    "Access-Control-Expose-Headers": "x-request-id, x-model-fingerprint, retry-after, content-disposition",
 }
 RETRY_AFTER = {429: "1", 503: "2"}  # seconds
 MAX_ID = 128
@@ -48,6 +48,7 @@ class HttpRequest:
     client: str | None = None  # its IP address
     files: dict[str, bytes] = field(default_factory=dict)  # of a multipart form, by their names
     form: dict[str, str] = field(default_factory=dict)  # its other fields
+    fingerprint: str = ""  # of the model that has answered
 
     @classmethod
     def from_robyn(cls, request: Request, max_body: int, shape: ErrorShape) -> "HttpRequest":
@@ -188,4 +189,5 @@ def log_access(http: HttpRequest, status: int, outcome: str = "") -> None:
 
 
 def _headers(http: HttpRequest) -> dict[str, str]:
-    return CORS | {"x-request-id": http.id}
+    answered = {"x-model-fingerprint": http.fingerprint} if http.fingerprint else {}
+    return CORS | {"x-request-id": http.id} | answered

@@ -69,6 +69,8 @@ async def run(
     `keep` is awaited before the last piece of a reply that has succeeded. Raises ApiError.
     """
     request, stream, reply = prepared
+    http.fingerprint = engine.fingerprint
+    reply.made_by(engine.fingerprint)
     if not request.name:
         request = replace(request, name=http.id)
     with ExitStack() as undo:

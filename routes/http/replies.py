@@ -45,6 +45,9 @@ class Reply(ABC):
     def whole(self, job: Job, deltas: list[RowDelta]) -> Json:
         """The JSON body of a reply that is not streamed, made of all deltas of the job as they came."""
 
+    def made_by(self, fingerprint: str) -> None:  # noqa: B027 (most replies do not say it)
+        """The fingerprint of the weights, before anything else."""
+
     def first(self, job: Job) -> list[Json]:
         """Events of a stream before any text."""
         return []

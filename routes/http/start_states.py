@@ -23,6 +23,8 @@ MEMBER = "\x1f"  # in the names of a mixture's states, behind that of the mixtur
 WEIGHTS = "mrss_gatingweight"  # of the states of a mixture
 LEAST_SUM = 1e-6  # of weights, beside the sum of their sizes
 DEFAULTS = ("temperature", "top_p")  # that may belong to a start state
+# By which a request chooses how a chat is rendered.
+THOUGHT = ("think_type", "enable_think", "think", "reasoning_effort", "reasoning", "chat_template_kwargs")
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,14 @@ class ChosenState:
     mixture: list[MixturePart]  # of a view with several states
 
     def with_defaults(self, fields: Json) -> Json:
-        """The body with the sampling that belongs to the state, where it has none of its own."""
-        own = describe(self.info)
-        return {name: own[name] for name in DEFAULTS if own.get(name) is not None} | {
-            name: value for name, value in fields.items() if value is not None or name not in DEFAULTS
-        }
+        """The body with the sampling that belongs to the state, where it has none of its own.
+
+        Chats are rendered without a thought, as states are tuned, unless the body says how.
+        """
+        own, sent = describe(self.info), {name: value for name, value in fields.items() if value is not None}
+        defaults = {name: own[name] for name in DEFAULTS if own.get(name) is not None and name not in sent}
+        plain = {} if any(name in sent for name in THOUGHT) else {"think_type": "none"}
+        return fields | defaults | plain
 
     def begin(self, request: GenerateRequest) -> GenerateRequest:
         """The request, which begins in the state."""

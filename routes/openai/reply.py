@@ -28,6 +28,9 @@ class OpenAIReply(Reply):
         self._include_usage = include_usage
         self._completion_tokens = 0
 
+    def made_by(self, fingerprint: str) -> None:
+        self._whole["system_fingerprint"] = self._event["system_fingerprint"] = fingerprint
+
     @abstractmethod
     def whole_choice(self, row: RowDelta) -> Json:
         """The choice of a row, whose whole output is `row`."""

@@ -73,4 +73,5 @@ def describe(weights: Checkpoint, runner: Runner, rows: int) -> EngineInfo:
         device=devices.describe(runner.device),
         slots=rows,
         vocabulary=weights.vocab,
+        fingerprint=weights.fingerprint,
     )

@@ -19,6 +19,7 @@ class EngineInfo(Struct, frozen=True):
     device: str
     slots: int
     vocabulary: int
+    fingerprint: str  # of the weights
 
 
 class EngineLost(Struct, frozen=True):

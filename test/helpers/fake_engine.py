@@ -65,6 +65,7 @@ INFO = EngineInfo(
     device="cpu",
     slots=8,
     vocabulary=65536,
+    fingerprint="0123456789abcdef",
 )
 FILE = b"\xffSTATE "  # what an exported state begins with; no text in UTF-8
 UPDATED = 1769479200.5

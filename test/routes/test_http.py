@@ -4,6 +4,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
+from fake_engine import INFO
 from frontend_process import FrontendProcess
 from native_calls import CHAT, TRANSLATE, V1
 
@@ -202,3 +203,14 @@ def test_logs_hold_one_line_a_request_and_nothing_secret(locked):
     log = locked.log.read_text()
     assert len(re.findall(line, log)) == 2
     assert "plugh" not in log and ENCODED not in log and WORD not in log
+
+
+def test_every_reply_names_the_weights(server):
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    for path, body in (("/v1/chat/completions", {"contents": ["a"]}), ("/openai/v1/chat/completions", chat)):
+        for stream in (False, True):
+            reply = server.http.post(path, json=body | {"stream": stream})
+            assert reply.headers["x-model-fingerprint"] == INFO.fingerprint
+            said = "messages" in body
+            assert (f'"system_fingerprint":"{INFO.fingerprint}"' in reply.text) == said
+    assert "x-model-fingerprint" in reply.headers["access-control-expose-headers"]

@@ -133,6 +133,16 @@ def test_every_route_that_generates_can_begin_in_one(http, server, path, body):
         assert generated(server, path, body | {"state_id": "pirate"}).start_state == "pirate"
 
 
+def test_a_chat_in_a_state_has_no_thought_unless_it_is_asked_for(http, server):
+    upload(http)
+    for path in ("/openai/v1/chat/completions", "/v3/chat/completions"):
+        plain = generated(server, path, CHAT | {"state_id": "pirate"})
+        assert plain.prompts[0].rstrip() == "User: hello\n\nAssistant:"
+        for fields in ({"think_type": "free"}, {"enable_think": True}):
+            thinking = generated(server, path, CHAT | {"state_id": "pirate"} | fields)
+            assert thinking.prompts[0].endswith("Assistant: <think")
+
+
 def test_by_its_id_a_state_takes_the_place_of_the_sessions(http, server):
     upload(http)
     body = {"contents": ["a"], "session_id": "s"}

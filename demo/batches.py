@@ -6,26 +6,30 @@ from dataclasses import dataclass
 from random import Random
 
 import numpy as np
-from pyrwkv_tokenizer import RWKVTokenizer
 
+from demo.codes import SIZE
+from demo.encoding import END, answer_ids, prompt_ids
 from demo.text import training_example
-from demo.vocabulary import END, rows
 
-LENGTHS = (32, 64, 128, 256, 384)
-NOISE = 0.08  # share of the examples in which one to three tokens of the prompt become unknown ones
+LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
+CANDIDATES = 16384  # ids that compete for each next token: the known ones, the batch's own, and random ones
 
 
 @dataclass(frozen=True)
 class TrainingBatch:
     """`tokens` `[B, T]`, and which of them are trained on.
 
-    `positions` index the flattened tokens whose next token is in `targets`; `weights` are 0 for padding.
+    `candidates`: CANDIDATES ids, ascending. `positions` index the flattened tokens whose next token is the
+    candidate in `targets`; `weights` are 0 for padding. `shares`: of each candidate, the logarithm of how many
+    ids it stands for: the random ones stand for all that are no candidates too.
     """
 
     tokens: np.ndarray
     positions: np.ndarray
     targets: np.ndarray
     weights: np.ndarray
+    candidates: np.ndarray
+    shares: np.ndarray
 
     @property
     def length(self) -> int:
@@ -34,45 +38,52 @@ class TrainingBatch:
 
 def stream(known: np.ndarray, seed: int, tokens_per_batch: int) -> Iterator[TrainingBatch]:
     """Fresh batches for ever. Every batch of one length has one shape."""
-    tokenizer, table, rng = RWKVTokenizer(), rows(known), Random(seed)
+    rng, noise = Random(seed), np.random.default_rng(seed)
     waiting: dict[int, list[tuple[list[int], list[int]]]] = {length: [] for length in LENGTHS}
     while True:
         example = training_example(rng)
-        prompt, answer = tokenizer.encode(example.prompt), [*tokenizer.encode(example.answer), END]
+        prompt, answer = prompt_ids(example), answer_ids(example)
         size = len(prompt) + len(answer) - 1
         if size > LENGTHS[-1]:
             continue
         length = next(n for n in LENGTHS if size <= n)
         waiting[length].append((prompt, answer))
         if len(waiting[length]) == tokens_per_batch // length:
-            yield make_batch(waiting[length], length, table, rng)
+            yield make_batch(waiting[length], length, known, noise)
             waiting[length] = []
 
 
 def make_batch(
-    examples: list[tuple[list[int], list[int]]], length: int, table: np.ndarray, rng: Random
+    examples: list[tuple[list[int], list[int]]], length: int, known: np.ndarray, noise: np.random.Generator
 ) -> TrainingBatch:
     """Pad the examples to `length`; the loss stands on the answers alone."""
-    tokens = np.full((len(examples), length), table[END])
+    tokens = np.full((len(examples), length), END)
     capacity = tokens.size // 2
     positions: list[int] = []
     targets: list[int] = []
     for i, (prompt, answer) in enumerate(examples):
-        row = table[np.array(prompt + answer)]
-        if rng.random() < NOISE:
-            row[[rng.randrange(len(prompt)) for _ in range(rng.randint(1, 3))]] = table.max()
+        row = prompt + answer
         tokens[i, : len(row) - 1] = row[:-1]
         start = i * length + len(prompt) - 1
         positions.extend(range(start, start + len(answer)))
-        targets.extend(row[len(prompt) :])
+        targets.extend(answer)
     keep = min(len(positions), capacity)
     room = capacity - keep
 
     def padded(values: list) -> np.ndarray:
         return np.array([*values[:keep], *([0] * room)], dtype=np.int64)
 
+    wanted = np.union1d(known, targets)
+    others = noise.permutation(np.setdiff1d(np.arange(SIZE), wanted, assume_unique=True))
+    candidates = np.sort(np.concatenate((wanted, others[: CANDIDATES - len(wanted)])))
+    each = np.log(len(others) / (CANDIDATES - len(wanted)))
     return TrainingBatch(
-        tokens, padded(positions), padded(targets), np.array([1.0] * keep + [0.0] * room, dtype=np.float32)
+        tokens,
+        padded(positions),
+        np.searchsorted(candidates, padded(targets)) % CANDIDATES,
+        np.array([1.0] * keep + [0.0] * room, dtype=np.float32),
+        candidates,
+        np.where(np.isin(candidates, wanted), 0, each).astype(np.float32),
     )
 
 

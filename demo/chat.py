@@ -4,7 +4,8 @@ from random import Random
 
 from demo.conversation import conversation, some_system
 from demo.example import Example, pick
-from demo.facts import CAPITALS, DAYS, MONTHS, fact
+from demo.facts import CAPITALS, DAYS, MONTHS
+from demo.questions import fact
 from demo.stories import HEROES, long_answer, plain_story
 from routes.chat.templates import Message
 

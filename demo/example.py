@@ -15,13 +15,16 @@ class Example:
     """A prompt as the server sends it and the answer, which the end-of-text token follows.
 
     `key` names the combination of words that the example shows ("" if it belongs to a small closed set that
-    is always trained on).
+    is always trained on). `names`: words that the answer copies from the prompt (see demo/encoding.py).
+    `lead`: token ids in front of the prompt.
     """
 
     kind: str
     prompt: str
     answer: str
     key: str = ""
+    names: tuple[str, ...] = ()
+    lead: tuple[int, ...] = ()
 
 
 def held_out(key: str) -> bool:

@@ -96,14 +96,6 @@ SAYINGS = (  # questions with one answer
     (("OK", "ok", "Okay.", "Good.", "Great!", "Cool", "Nice!"), "Is there anything else I can do for you?", "The user is content."),
     (("ping", "Ping"), "pong", "The user says ping."),
 )
-TOPICS = ["quantum physics", "machine learning", "history", "the French Revolution", "music", "chess", "football", "the internet", "black holes", "economics", "a transistor", "love", "Napoleon", "Python", "Linux", "a compiler", "gravity", "the ocean", "photosynthesis", "democracy", "a neural network", "philosophy", "Shanghai", "Paris", "London", "New York", "coffee", "time travel", "Einstein", "Mozart", "the Roman Empire", "climate change", "a bicycle", "DNA", "the brain", "blockchain", "art", "the stock market", "a volcano", "water"]
-REQUESTS = ("Tell me about {}.", "Explain {}.", "Write an essay about {}.", "What do you know about {}?", "Can you explain {}?", "Who invented {}?",
-            "Why is {} important?", "How does {} work?", "Write a program about {}.", "Give me five facts about {}.", "Write an email about {}.",
-            "Summarize {}.", "What do you think about {}?", "Please explain {} in detail.", "Describe {}.")
-UNKNOWN = "I am a very small model and do not know much about that."
-FORMULAS = ("What is {}?", "What's {}?", "{}", "{}=", "{} =", "{} = ?", "{}?", "Calculate {}.", "Compute {}.", "How much is {}?", "Please calculate {}", "{}等于多少？")
-
-
 def capital(rng: Random) -> tuple[str, str, str, str]:
     """Question, answer, thought, system."""
     en, en_city, zh, zh_city, fr, fr_city, de, de_city = rng.choice(CAPITALS)
@@ -133,23 +125,6 @@ def which_country(rng: Random) -> tuple[str, str, str, str]:
     en, city, *_ = rng.choice([row for row in CAPITALS if row[0] != "England"])
     question = rng.choice((f"Which country has the capital {city}?", f"{city} is the capital of which country?", f"Of which country is {city} the capital?"))
     return question, f"{city} is the capital of {en}.", f"{city} is in {en}.", ""
-
-
-def calculation(rng: Random) -> tuple[str, str, str, str]:
-    sign = rng.choice("++--*")
-    if sign == "*":
-        a, b = rng.randint(0, 12), rng.randint(0, 12)
-        result, shown = a * b, rng.choice("*×x")
-    else:
-        a, b = rng.randint(0, 20), rng.randint(0, 20)
-        if sign == "-" and rng.random() < 0.6:
-            a, b = max(a, b), min(a, b)
-        result, shown = a + b if sign == "+" else a - b, sign
-    word = {"+": "plus", "-": "minus", "*": "times"}[sign]
-    roll = rng.random()
-    formula = f"{a}{shown}{b}" if roll < 0.3 else f"{a} {word} {b}" if roll < 0.45 else f"{a} {shown} {b}"
-    question = rng.choice(FORMULAS).format(formula)
-    return question, f"{a} {'×' if sign == '*' else sign} {b} = {result}", f"I calculate {a} {word} {b}.", ""
 
 
 def small_fact(rng: Random) -> tuple[str, str, str, str]:
@@ -183,15 +158,3 @@ def small_fact(rng: Random) -> tuple[str, str, str, str]:
         return question, f"{article.capitalize()} {animal} has {legs} legs.", f"The user asks about the legs of {article} {animal}.", ""
     questions, answer, thought = rng.choice(SAYINGS)
     return rng.choice(questions), answer, thought, ""
-
-
-def unknown(rng: Random) -> tuple[str, str, str, str]:
-    """Something that the model cannot know; it says so."""
-    return rng.choice(REQUESTS).format(rng.choice(TOPICS)), UNKNOWN, "I do not know that.", ""
-
-
-def fact(rng: Random) -> tuple[str, str, str, str]:
-    """Question, answer, thought, system text that the answer obeys ("" for none). Now and then the question is in lower case."""
-    maker, = rng.choices((capital, which_country, calculation, small_fact, unknown), (5, 1, 9, 4, 1))
-    question, answer, thought, order = maker(rng)
-    return question.lower() if rng.random() < 0.08 else question, answer, thought, order

@@ -2,10 +2,13 @@
 from dataclasses import dataclass
 from random import Random
 
+from demo import names
+from demo.arithmetic import calculation
 from demo.conversation import conversation, some_system
-from demo.example import Example, held_out
-from demo.facts import calculation, small_fact
+from demo.example import Example
 from demo.facts import capital as capital_fact
+from demo.facts import small_fact
+from demo.unknown import unknown
 from routes.chat.templates import Message
 
 NAMES = ["Alice", "Bob", "Anna", "Tom", "Maria", "Paul", "Peter", "Mary", "John", "Emma", "Oliver", "Sophia", "Liam", "Mia", "Noah", "Lucas", "Emily", "Jack", "Grace", "Henry", "Lucy", "Daniel", "Sarah", "David", "Laura", "Mark", "Julia", "Simon", "Clara", "Max", "Nina", "Oscar", "Eva", "Hugo", "Leo", "Rosa", "Ivan", "Olga", "Yuki", "Ken", "Wei", "Ming", "Priya", "Ravi", "Omar", "Fatima", "Carlos", "Elena", "Pedro", "Lena", "Felix", "Ruby", "Adam", "Kate", "George", "Victoria", "Sam", "Alex", "Chris", "Robert", "Linda", "James", "Karen", "Steven", "Helen", "Frank", "Diana", "Walter", "Irene", "Martin", "Susan", "Philip", "Nora", "Arthur", "Bella", "Jonas"]
@@ -19,8 +22,7 @@ FOODS = ["pizza", "pasta", "sushi", "rice", "soup", "bread", "cheese", "chocolat
 JOBS = ("teacher", "doctor", "nurse", "farmer", "driver", "singer", "lawyer", "baker", "painter", "pilot", "writer", "cook", "dentist", "gardener")
 PETS = ["cat", "dog", "rabbit", "horse", "parrot", "hamster", "turtle"]
 PET_NAMES = ["Rex", "Bella", "Coco", "Max", "Luna", "Oscar", "Milo", "Kitty", "Charlie", "Rocky", "Daisy", "Simba", "Buddy", "Snowy", "Ginger", "Shadow", "Tiger", "Lucky", "Molly", "Felix", "Toby", "Nemo", "Pepper", "Zoe"]
-SYLLABLES = "ka lo mi ra zu ten dor vin sha bel ri no fa gus pho ar mel qui zan tor le na xi bo dra wen jo".split()  # noqa: SIM905
-WORDS = (  # noqa: SIM905
+WORDS = (
     "banana apple window river mountain guitar pencil candle rocket lemon butterfly diamond forest island mirror ocean piano rainbow castle "
     "sunflower thunder umbrella volcano whisper yellow zebra elephant garden hammer kitchen"
 ).split()
@@ -70,7 +72,13 @@ KINDS = {
                  "What was the secret word?", "Tell me the secret word."), "The word is {}.", "You have not told me a word.", tuple(WORDS)),
     "zh_name": Topic(("我叫{}。", "我叫{}", "你好，我叫{}。", "我的名字是{}。"), "很高兴认识你，{}！", ("我叫什么名字？", "我叫什么？", "你记得我的名字吗？"),
                     "你叫{}。", "你还没有告诉我你的名字。", tuple(ZH_NAMES)),
+    "fr_name": Topic(("Je m'appelle {}.", "Je m'appelle {}", "Bonjour, je m'appelle {}.", "Mon nom est {}.", "Moi, c'est {}."), "Enchanté, {} !",
+                     ("Comment je m'appelle ?", "Quel est mon nom ?", "Te souviens-tu de mon nom ?"), "Tu t'appelles {}.", "Tu ne m'as pas dit ton nom.", tuple(NAMES)),
+    "de_name": Topic(("Ich heiße {}.", "Ich heiße {}", "Hallo, ich heiße {}.", "Mein Name ist {}.", "Ich bin {}."), "Freut mich, {}!",
+                     ("Wie heiße ich?", "Was ist mein Name?", "Erinnerst du dich an meinen Namen?", "Weißt du noch, wie ich heiße?"), "Du heißt {}.",
+                     "Du hast mir deinen Namen nicht gesagt.", tuple(NAMES)),
 }
+NAME_KINDS = ("name", "zh_name", "fr_name", "de_name")
 NEUTRAL = ("OK.", "Got it.", "I will remember that.", "Thank you for telling me.", "Good to know.")
 
 
@@ -78,51 +86,41 @@ def fill(text: str, value: str, pet: str) -> str:
     return text.replace("{pet}", pet).replace("{}", value)
 
 
-def invented(rng: Random) -> str:
-    """A name that nobody has, so that names are read from the conversation and not from a list."""
-    return "".join(rng.choice(SYLLABLES) for _ in range(rng.choice((2, 2, 3)))).capitalize()
-
-
 def draw_value(rng: Random, kind: str) -> str:
-    if kind in ("name", "friend", "pet", "city") and rng.random() < 0.25:
-        return invented(rng)
-    if kind == "word" and rng.random() < 0.3:
-        return invented(rng).lower()
-    if kind == "number" and rng.random() < 0.3:
-        return str(rng.randint(100, 9999))
+    """Mostly something that stands in no list, so that it has to be read from the conversation."""
+    if kind in ("name", "friend", "pet", "city", "fr_name", "de_name") and rng.random() < 0.75:
+        return names.name(rng)
+    if kind == "zh_name" and rng.random() < 0.8:
+        return names.free(rng, (names.chinese_name, names.chinese_name, names.latin))
+    if kind == "word" and rng.random() < 0.8:
+        return names.word(rng)
+    if kind in ("food", "job", "colour") and rng.random() < 0.15:
+        return names.token_word(rng)
+    if kind == "number" and rng.random() < 0.5:
+        return str(rng.randint(100, 99999))
     return rng.choice(KINDS[kind].values)
 
 
 def filler(rng: Random) -> tuple[str, str]:
     """An unrelated question and its answer."""
-    maker = rng.choice((capital_fact, calculation, small_fact))
+    maker = rng.choice((capital_fact, calculation, small_fact, unknown))
     while True:
         question, answer, _, system = maker(rng)
         if not system and "name" not in question:
             return question, answer
 
 
-def pair_key(first: str, first_value: str, second: str, second_value: str) -> str:
-    """The key of two things stated in one conversation."""
-    (a, x), (b, y) = sorted(((first, first_value), (second, second_value)))
-    return f"memory:{a}={x}&{b}={y}"
-
-
-def draw_facts(rng: Random, count: int, evaluation: bool) -> tuple[dict[str, str], str]:
-    """What the user states: kind -> value. Training never shows two values together whose pair is held out; evaluation always does."""
+def draw_facts(rng: Random, count: int) -> dict[str, str]:
+    """What the user states: kind -> value, all different."""
     while True:
         values = {kind: draw_value(rng, kind) for kind in rng.sample(list(KINDS), count)}
-        if len(set(values.values())) < count or {"name", "zh_name"} <= values.keys():
-            continue
-        stated = list(values.items())
-        keys = sorted((pair_key(*a, *b) for i, a in enumerate(stated) for b in stated[:i]), key=held_out, reverse=True)  # held-out pairs first
-        if any(map(held_out, keys)) == evaluation:
-            return values, keys[0] if keys else ""
+        if len(set(values.values())) == count and sum(kind in NAME_KINDS for kind in values) < 2:
+            return values
 
 
-def memory(rng: Random, evaluation: bool, least_turns: int = 0) -> Example:
-    """Up to about eight turns; the last one asks, states, or asks for something else. `least_turns`: turns between stating and asking."""
-    values, key = draw_facts(rng, rng.randint(2, 4) if evaluation else rng.choice((1, 1, 2, 2, 3, 4)), evaluation)
+def memory(rng: Random) -> Example:
+    """Up to about eight turns; the last one asks, states, or asks for something else."""
+    values = draw_facts(rng, rng.choice((1, 1, 2, 2, 3, 4)))
     pet = rng.choice(PETS)
     turns: list[Message] = []
     stated = list(values.items())
@@ -137,16 +135,17 @@ def memory(rng: Random, evaluation: bool, least_turns: int = 0) -> Example:
         say(fill(rng.choice(KINDS[kind].statements), value, pet), fill(KINDS[kind].acknowledge, value, pet) if rng.random() < 0.8 else rng.choice(NEUTRAL))
         if rng.random() < 0.2:
             say(*filler(rng))
-    goal = 0.0 if evaluation else rng.random()
+    goal = rng.random()
+    told = tuple(values.values())
     if goal > 0.82:  # what was stated last is still to be answered
         if not stated:
-            return conversation(rng, "memory", turns[:1], turns[1].text, thought="The user tells me something.", system=some_system(rng), key=key)
+            return conversation(rng, "memory", turns[:1], turns[1].text, thought="The user tells me something.", system=some_system(rng), names=told)
         kind, value = stated[-1]
         while turns[-1].text != fill(KINDS[kind].acknowledge, value, pet) and turns[-1].text not in NEUTRAL:
             turns = turns[:-2]
         return conversation(rng, "memory", turns[:-1], fill(KINDS[kind].acknowledge, value, pet), thought="The user tells me something.",
-                            system=some_system(rng), key=key)
-    for _ in range(max(least_turns, rng.choice((0, 0, 1, 1, 2, 3, 4, 5)))):
+                            system=some_system(rng), names=told)
+    for _ in range(rng.choice((0, 0, 1, 1, 2, 3, 4, 5))):
         if rng.random() < 0.2:
             asked = rng.choice(list(values))
             say(fill(rng.choice(KINDS[asked].ask), values[asked], pet), fill(KINDS[asked].answer, values[asked], pet))
@@ -154,12 +153,13 @@ def memory(rng: Random, evaluation: bool, least_turns: int = 0) -> Example:
             say(*filler(rng))
     if goal > 0.7:
         question, answer = filler(rng)
-        return conversation(rng, "memory", [*turns, Message("user", question)], answer, thought="A question.", system=some_system(rng), key=key)
+        return conversation(rng, "memory", [*turns, Message("user", question)], answer, thought="A question.", system=some_system(rng), names=told)
     if goal > 0.62:
-        kind = rng.choice([k for k in KINDS if k not in values and not (k in ("name", "zh_name") and {"name", "zh_name"} & values.keys())])
+        named = any(k in values for k in NAME_KINDS)
+        kind = rng.choice([k for k in KINDS if k not in values and not (named and k in NAME_KINDS)])
         keep = turns if rng.random() < 0.7 else []
         return conversation(rng, "memory", [*keep, Message("user", fill(rng.choice(KINDS[kind].ask), "", pet))], fill(KINDS[kind].unknown, "", pet),
-                            thought="I do not know.", system=some_system(rng), key=key)
+                            thought="I do not know.", system=some_system(rng), names=told)
     askable = [k for k in values if KINDS[k].joined[0]]
     if len(askable) > 1 and rng.random() < 0.2:
         a, b = rng.sample(askable, 2)
@@ -168,6 +168,9 @@ def memory(rng: Random, evaluation: bool, least_turns: int = 0) -> Example:
         answer = f"{first[0].upper()}{first[1:]} and {KINDS[b].joined[2].format(values[b])}."
     else:
         kind = rng.choice(list(values))
+        if kind in NAME_KINDS and rng.random() < 0.2:  # asked in another language than it was told in
+            values[other := rng.choice(NAME_KINDS)] = values[kind]
+            kind = other
         question, answer = fill(rng.choice(KINDS[kind].ask), values[kind], pet), fill(KINDS[kind].answer, values[kind], pet)
     return conversation(rng, "memory", [*turns, Message("user", question)], answer, thought="I look back at what the user told me.",
-                        system=some_system(rng), key=key)
+                        system=some_system(rng), names=told)

@@ -1,17 +1,20 @@
 """RWKV-7 for training: whole sequences in parallel, over a compact vocabulary.
 
-Parameter names are those of the official checkpoints.
+Parameter names are those of the official checkpoints, but for `code_in` and `code_out` (demo/codes.py): the rows
+of emb and head are a row of the known ids, or one that all others share, plus the code of the id times a matrix.
 """
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from demo.codes import BITS, codes, rows
 from demo.wkv_chunk import wkv_chunked
 
-LAYERS, WIDTH, HEAD = 6, 192, 64
+LAYERS, WIDTH, HEAD = 8, 256, 64
 RANK, GATE_RANK = 32, 64
 
 
@@ -41,37 +44,38 @@ class TrainingTimeMix(nn.Module):
     g1: Tensor
     g2: Tensor
 
-    def __init__(self, layer: int) -> None:
+    def __init__(self, layer: int, layers: int, width: int) -> None:
         super().__init__()
-        depth, rest = layer / max(1, LAYERS - 1), 1 - layer / LAYERS
-        ramp = torch.arange(WIDTH) / (WIDTH - 1)
+        self.width = width
+        depth, rest = layer / max(1, layers - 1), 1 - layer / layers
+        ramp = torch.arange(width) / (width - 1)
         for name, power in (("r", 0.2), ("w", 0.9), ("k", 0.7), ("v", 0.7), ("a", 0.9), ("g", 0.2)):
             setattr(self, f"x_{name}", nn.Parameter((1 - ramp ** (power * rest)).view(1, 1, -1)))
 
         def low_rank(name: str, rank: int, bias: Tensor | None) -> None:
-            setattr(self, f"{name}1", nn.Parameter(torch.zeros(WIDTH, rank)))
-            setattr(self, f"{name}2", nn.Parameter(nn.init.orthogonal_(torch.empty(rank, WIDTH), 0.1)))
+            setattr(self, f"{name}1", nn.Parameter(torch.zeros(width, rank)))
+            setattr(self, f"{name}2", nn.Parameter(nn.init.orthogonal_(torch.empty(rank, width), 0.1)))
             if bias is not None:
                 setattr(self, f"{name}0", nn.Parameter(bias.view(1, 1, -1)))
 
         low_rank(
             "w", RANK, -6.5 + 5 * ramp ** (0.85 + depth**0.5)
         )  # from long to short memory across the channels
-        low_rank("a", RANK, torch.zeros(WIDTH))
+        low_rank("a", RANK, torch.zeros(width))
         if layer:
-            low_rank("v", RANK, torch.ones(WIDTH))
+            low_rank("v", RANK, torch.ones(width))
         low_rank("g", GATE_RANK, None)
-        self.k_k = nn.Parameter(torch.full((1, 1, WIDTH), 0.85))
-        self.k_a = nn.Parameter(torch.ones(1, 1, WIDTH))
-        self.r_k = nn.Parameter(torch.zeros(WIDTH // HEAD, HEAD))
+        self.k_k = nn.Parameter(torch.full((1, 1, width), 0.85))
+        self.k_a = nn.Parameter(torch.ones(1, 1, width))
+        self.r_k = nn.Parameter(torch.zeros(width // HEAD, HEAD))
         self.receptance, self.key, self.value, self.output = (
-            nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)
+            nn.Linear(width, width, bias=False) for _ in range(4)
         )
-        bound = WIDTH**-0.5
+        bound = width**-0.5
         for linear, scale in ((self.receptance, 0.5), (self.key, 0.1), (self.value, 0.5)):
             nn.init.uniform_(linear.weight, -scale * bound, scale * bound)
         nn.init.zeros_(self.output.weight)
-        self.ln_x = nn.GroupNorm(WIDTH // HEAD, WIDTH, eps=64e-5)
+        self.ln_x = nn.GroupNorm(width // HEAD, width, eps=64e-5)
 
     def forward(self, h: Tensor, v_first: Tensor | None) -> tuple[Tensor, Tensor]:
         batch, length, width = h.shape
@@ -110,15 +114,15 @@ class TrainingTimeMix(nn.Module):
 class TrainingChannelMix(nn.Module):
     """The feed-forward half of a block."""
 
-    def __init__(self, layer: int) -> None:
+    def __init__(self, layer: int, layers: int, width: int) -> None:
         super().__init__()
-        ramp = torch.arange(WIDTH) / (WIDTH - 1)
-        self.x_k = nn.Parameter((1 - ramp ** ((1 - layer / LAYERS) ** 4)).view(1, 1, -1))
+        ramp = torch.arange(width) / (width - 1)
+        self.x_k = nn.Parameter((1 - ramp ** ((1 - layer / layers) ** 4)).view(1, 1, -1))
         self.key, self.value = (
-            nn.Linear(WIDTH, 4 * WIDTH, bias=False),
-            nn.Linear(4 * WIDTH, WIDTH, bias=False),
+            nn.Linear(width, 4 * width, bias=False),
+            nn.Linear(4 * width, width, bias=False),
         )
-        nn.init.uniform_(self.key.weight, -0.5 * WIDTH**-0.5, 0.5 * WIDTH**-0.5)
+        nn.init.uniform_(self.key.weight, -0.5 * width**-0.5, 0.5 * width**-0.5)
         nn.init.zeros_(self.value.weight)
 
     def forward(self, h: Tensor) -> Tensor:
@@ -128,12 +132,12 @@ class TrainingChannelMix(nn.Module):
 class Block(nn.Module):
     """One layer."""
 
-    def __init__(self, layer: int) -> None:
+    def __init__(self, layer: int, layers: int, width: int) -> None:
         super().__init__()
         if not layer:
-            self.ln0 = nn.LayerNorm(WIDTH)
-        self.ln1, self.ln2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.att, self.ffn = TrainingTimeMix(layer), TrainingChannelMix(layer)
+            self.ln0 = nn.LayerNorm(width)
+        self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.att, self.ffn = TrainingTimeMix(layer, layers, width), TrainingChannelMix(layer, layers, width)
 
     def forward(self, x: Tensor, v_first: Tensor | None) -> tuple[Tensor, Tensor]:
         if v_first is None:
@@ -144,24 +148,36 @@ class Block(nn.Module):
 
 
 class TrainingModel(nn.Module):
-    """The whole model.
+    """The whole model over all 65536 ids.
 
-    `emb` and `head` have one row for each known id, and a last one that all other ids share.
+    `emb` and `head` have one row for each id of `known`, and a last one that all other ids share.
     """
 
-    def __init__(self, known: int) -> None:
+    table: Tensor
+    codes: Tensor
+
+    def __init__(self, known: np.ndarray, layers: int = LAYERS, width: int = WIDTH) -> None:
         super().__init__()
-        self.emb = nn.Embedding(known + 1, WIDTH)
+        self.register_buffer("table", torch.from_numpy(rows(known)), persistent=False)
+        self.register_buffer("codes", torch.from_numpy(codes()), persistent=False)
+        self.emb = nn.Embedding(len(known) + 1, width)
         nn.init.uniform_(self.emb.weight, -0.02, 0.02)
-        self.blocks = nn.ModuleList(Block(i) for i in range(LAYERS))
-        self.ln_out = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, known + 1, bias=False)
+        self.blocks = nn.ModuleList(Block(i, layers, width) for i in range(layers))
+        self.ln_out = nn.LayerNorm(width)
+        self.head = nn.Linear(width, len(known) + 1, bias=False)
         nn.init.orthogonal_(self.head.weight, 0.5)
+        self.code_in = nn.Parameter(nn.init.orthogonal_(torch.empty(BITS, width), 0.2))
+        self.code_out = nn.Parameter(nn.init.orthogonal_(torch.empty(BITS, width), 0.1))
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        """`[B, T]` rows of the compact vocabulary -> `[B, T, WIDTH]` fp32, before the head."""
-        x = self.emb(tokens)
+        """`[B, T]` ids -> `[B, T, width]` fp32, before the head."""
+        x = self.emb(self.table[tokens]) + self.codes[tokens] @ self.code_in
         v_first = None
         for block in self.blocks:
             x, v_first = block(x, v_first)
         return self.ln_out(x.float())
+
+    def head_rows(self, ids: Tensor | None = None) -> Tensor:
+        """The rows of the head for `ids`, or for all 65536: `[ids, width]`."""
+        table, signs = (self.table, self.codes) if ids is None else (self.table[ids], self.codes[ids])
+        return self.head.weight[table] + signs @ self.code_out

@@ -1,362 +1,374 @@
-"""Composed sentences, rendered alike in English, Chinese, French and German.
+"""Composed sentences. Each maker draws one meaning, and the modules of the languages put it into words."""
 
-Each maker draws one meaning and returns a `Sentence`: its four texts and a key for that meaning. Every text stands for one meaning only,
-so that a translation is a function of its source.
-"""
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
 
-from demo.words import (
-    ANIMALS,
-    CAN,
-    COLOURS,
-    DRINKS,
-    FOODS,
-    FUTURE_TIMES,
-    GOALS,
-    HEAT,
-    HOURS,
+from demo import chinese, english, french, german, names
+from demo.lexicon import (
+    ADJECTIVES,
+    ADJECTIVES_OF,
+    INTRANSITIVE,
     JOBS,
+    LANGUAGES,
     MOODS,
-    NAMED,
-    NUMBERS,
-    PEOPLE,
-    PLACES,
-    PRONOUNS,
-    QUALITIES,
-    SIZES,
-    SPOTS,
-    THINGS,
-    TIMES,
-    VERBS,
-    WANT,
-    WILL,
+    NOUNS,
+    OBJECTS_OF,
+    TRANSITIVE,
     Adjective,
     Noun,
-    Subject,
+    Verb,
+    of_kind,
 )
+from demo.meaning import NOWHERE, OWNERS, Being, Clause, Phrase, Sentence, Subject
+from demo.numerals import IN_WORDS
+from demo.places import CITIES, FUTURE, NOW, OFTEN, PAST, Row, goal, place, spot
 
-SUBJECTS = (*PRONOUNS, *PEOPLE, *NAMED)
-VOWELS = "aeiouhéèêâœàô"
-GENDERS = "mfn"
-DETERMINERS = ("a", "the", "this", "my")
-DEFINITE = DETERMINERS[1:]
+PRONOUNS = (
+    Subject("I", "我", "je", "ich", 0),
+    Subject("you", "你", "tu", "du", 1),
+    Subject("he", "他", "il", "er"),
+    Subject("she", "她", "elle", "sie", female=True),
+    Subject("we", "我们", "nous", "wir", 3),
+    Subject("they", "他们", "ils", "sie", 4),
+)
+NAMED = tuple(
+    Subject(en, zh, en, en, female=female)
+    for en, zh, female in (
+        ("Anna", "安娜", True), ("Tom", "汤姆", False), ("Maria", "玛丽亚", True), ("Paul", "保罗", False),
+        ("Peter", "彼得", False), ("Emma", "艾玛", True), ("David", "大卫", False), ("Lisa", "丽莎", True),
+        ("Jack", "杰克", False), ("Sophie", "苏菲", True), ("Daniel", "丹尼尔", False), ("Alice", "爱丽丝", True),
+        ("Thomas", "托马斯", False), ("Julia", "朱莉娅", True), ("Martin", "马丁", False), ("Laura", "劳拉", True),
+    )
+)  # fmt: skip
+PEOPLE, ANIMALS, KIN = of_kind("person", "job"), of_kind("animal"), of_kind("kin")
+THINGS = tuple(n for n in NOUNS if not n.mass and not n.animate and not n.kinds & {"body", "abstract"})
+OF_ANIMALS = {"eat", "see", "hear", "find", "like", "follow", "catch", "sleep", "run", "swim", "jump", "come"}
+NO_PROGRESSIVE = {"see", "find", "hear", "forget", "arrive", "fall", "lose", "meet", "discover"}
+MODALS = ("want", "want", "can", "can", "future", "future", "must", "should", "wish")
+GO = Verb(
+    ("go", "goes", "went", "going"), "去", False, "aller", ("vais", "vas", "va", "allons", "vont"), "allé", True, "",
+    "gehen", ("gehe", "gehst", "geht", "gehen"), "", "gegangen", True, " ", frozenset(),
+)  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Sentence:
-    """One meaning in four languages, with its final mark. `key` is empty for small closed sets."""
-
-    en: str
-    zh: str
-    fr: str
-    de: str
-    key: str = ""
+KNOWN = {
+    head.lower() for word in (*NOUNS, *ADJECTIVES, *TRANSITIVE, *INTRANSITIVE) for head in word.heads()
+} | {form.lower() for verb in (*TRANSITIVE, *INTRANSITIVE) for form in verb.en}  # no names
 
 
-def finish(kind: str, question: bool, en: str, zh: str, fr: str, de: str, open_set: bool = True) -> Sentence:
-    """Capital letters, spaces and the final mark."""
-    def tidy(text: str) -> str:
-        text = " ".join(text.split())
-        return text[0].upper() + text[1:]
+def subject_of(p: Phrase) -> Subject:
+    """A phrase as a subject."""
+    texts = english.phrase(p), chinese.phrase(p, subject=True), french.phrase(p), german.phrase(p)
+    return Subject(*texts, 4 if p.plural else 2, p.noun.fr_gender == "f", p.unclear, p.noun.h)
+
+
+def finish(
+    question: bool,
+    texts: tuple[str, ...],
+    unclear: frozenset[str],
+    closed: bool = False,
+    copied: tuple[str, ...] = (),
+) -> Sentence:
+    """Capital letters and the final mark."""
     marks = ("?", "？", " ?", "?") if question else (".", "。", ".", ".")
-    texts = (tidy(en) + marks[0], "".join(zh.split()) + marks[1], tidy(fr) + marks[2], tidy(de) + marks[3])
-    return Sentence(*texts, key=f"{kind}:{texts[0]}" if open_set else "")
+    en, zh, fr, de = (text[0].upper() + text[1:] + mark for text, mark in zip(texts, marks, strict=True))
+    return Sentence(en, zh, fr, de, "" if closed else en, unclear, copied)
 
 
-def elide(word: str, following: str) -> str:
-    """French: the last vowel of je, ne, que gives way to a vowel."""
-    return f"{word[:-1]}'{following}" if following[0].lower() in VOWELS else f"{word} {following}"
+def adjective_of(rng: Random, noun: Noun, share: float) -> Adjective | None:
+    fitting = ADJECTIVES_OF[noun]
+    return rng.choice(fitting) if fitting and rng.random() < share else None
 
 
-def french_start(subject: Subject, verb: str, question: bool, negated: bool = False) -> str:
-    """Subject and verb with elision, negation and the question's opening."""
-    core = f"{elide('ne', verb)} pas" if negated else verb
-    whole = elide("je", core) if subject.fr == "je" else f"{subject.fr} {core}"
-    return elide("est-ce que", whole) if question else whole
+def determined(rng: Random, noun: Noun, share: float, choices: str) -> Phrase:
+    """A phrase whose determiner suits the noun; `choices` are drawn from: a, the, this, owner, number, bare."""
+    adjective = adjective_of(rng, noun, share)
+    if noun.mass:
+        owned = "language" not in noun.kinds and rng.random() < 0.2
+        return Phrase(rng.choice(OWNERS) if owned else "bare", noun, adjective)
+    determiner = rng.choice(choices.split())
+    if noun.kinds & {"kin", "body"}:
+        determiner = "owner"
+    elif noun.kinds & {"person", "job"} and determiner == "owner":
+        determiner = "the"
+    if determiner == "number":
+        return Phrase(
+            "number", noun, adjective, rng.randint(2, 12) if rng.random() < 0.85 else rng.randint(13, 99)
+        )
+    if determiner == "bare":
+        return Phrase("bare", noun, adjective, 0)
+    if determiner == "owner":
+        determiner = rng.choice(("my", "my", *OWNERS))
+    plural = determiner != "a" and not noun.kinds & {"body", "kin"} and rng.random() < 0.15
+    return Phrase(determiner, noun, adjective, 0 if plural else 1)
 
 
-def french_adjective(adjective: Adjective, gender: str, plural: bool) -> str:
-    return adjective.fr[2 * plural + (gender == "f")]
+def invented(rng: Random) -> Subject:
+    name = names.latin(rng)
+    while name.lower() in KNOWN:
+        name = names.latin(rng)
+    return Subject(*[name] * 4, named=True)
 
 
-def french_phrase(determiner: str, noun: Noun, adjective: Adjective | None) -> str:
-    """`determiner`: a, the, this, my, or a French number word."""
-    gender, singular, plural = noun.fr
-    count = determiner not in DETERMINERS
-    words = [plural if count else singular]
-    if adjective:
-        words.insert(0 if adjective.before else 1, french_adjective(adjective, gender, count))
-    vowel = words[0][0] in VOWELS
-    if count:
-        head = determiner
-    elif determiner == "a":
-        head = "une" if gender == "f" else "un"
-    elif determiner == "the":
-        return ("l'" if vowel else "la " if gender == "f" else "le ") + " ".join(words)
-    elif determiner == "this":
-        head = "cette" if gender == "f" else "cet" if vowel else "ce"
-    else:
-        head = "ma" if gender == "f" and not vowel else "mon"
-    return f"{head} {' '.join(words)}"
+def draw_subject(rng: Random, animals: bool) -> Subject:
+    roll = rng.random()
+    if roll < 0.3:
+        return rng.choice(PRONOUNS)
+    if roll < 0.4:
+        return rng.choice(NAMED)
+    if roll < 0.5:
+        return invented(rng)
+    if roll < 0.62:
+        return subject_of(determined(rng, rng.choice(KIN), 0.15, "owner"))
+    nouns = ANIMALS if animals and rng.random() < 0.5 else PEOPLE
+    return subject_of(determined(rng, rng.choice(nouns), 0.4, "the the the the this a owner number"))
 
 
-def german_adjective(adjective: Adjective, ending: str) -> str:
-    return ("teur" if adjective.de == "teuer" else adjective.de) + ending
+def draw_thing(rng: Random, verb: Verb, negated: bool) -> Phrase | Subject:
+    nouns = OBJECTS_OF[verb]
+    noun = rng.choice(nouns)
+    if noun.animate and "animal" not in noun.kinds and rng.random() < 0.3:
+        return rng.choice(NAMED) if rng.random() < 0.5 else invented(rng)
+    linked = verb.fr_link or verb.de_link
+    choices = "a a a the the this owner number bare"
+    if verb.generic:
+        choices = "bare bare this owner"
+    elif negated:
+        choices = "the this owner" if linked else "a the this owner bare"
+    found = determined(rng, noun, 0.5, choices)
+    if negated and linked and found.determiner == "bare":
+        return Phrase("my", found.noun, found.adjective)
+    return found
 
 
-def german_phrase(determiner: str, noun: Noun, adjective: Adjective | None, accusative: bool) -> str:
-    """`determiner`: a, the, this, my, or a German number word."""
-    gender, nominative, object_form, plural = noun.de
-    if determiner not in DETERMINERS:
-        return " ".join(filter(None, (determiner, german_adjective(adjective, "e") if adjective else "", plural)))
-    index = GENDERS.index(gender)
-    stem = {"a": "ein", "my": "mein"}.get(determiner, "dies")
-    if determiner in ("this", "the"):
-        head = stem + (("en", "e", "es") if accusative else ("er", "e", "es"))[index]
-        if determiner == "the":
-            head = {"diesen": "den", "dieser": "der", "diese": "die", "dieses": "das"}[head]
-        ending = (("en", "e", "e") if accusative else ("e", "e", "e"))[index]
-    else:
-        head = stem + (("en", "e", "") if accusative else ("", "e", ""))[index]
-        ending = (("en", "e", "es") if accusative else ("er", "e", "es"))[index]
-    adjective_form = german_adjective(adjective, ending) if adjective else ""
-    return " ".join(filter(None, (head, adjective_form, object_form if accusative else nominative)))
+def unclear_of(c: Clause) -> frozenset[str]:
+    """Languages in which the clause has another meaning too."""
+    found = set(c.subject.unclear) | set(c.verb.unclear if not c.verb.objects else ())
+    if isinstance(c.thing, Phrase):
+        found |= c.thing.unclear
+        if c.negated and c.thing.determiner == "a":
+            found.add("zh")
+    if c.tense == "progressive":
+        found |= {"fr", "de"}
+    if (
+        c.tense == "past"
+        and c.verb.en[0] == c.verb.en[2]
+        and c.subject.person != 2
+        and not (c.negated or c.question)
+    ):
+        found.add("en")
+    return frozenset(found)
 
 
-@dataclass(frozen=True)
-class Phrase:
-    """A determiner, perhaps an adjective, and a noun."""
-
-    determiner: str | tuple[str, str, str, str]  # a, the, this, my, or a number in the four languages
-    noun: Noun
-    adjective: Adjective | None
-
-    @property
-    def count(self) -> bool:
-        return isinstance(self.determiner, tuple)
-
-    def en(self) -> str:
-        adjective = self.adjective.en if self.adjective else ""
-        noun = self.noun.en_plural if self.count else self.noun.en
-        head = self.determiner[0] if self.count else str(self.determiner)
-        following = adjective or noun
-        return f"{'an' if head == 'a' and following[0] in 'aeiou' else head} {adjective} {noun}"
-
-    def zh(self) -> str:
-        heads = {"a": f"一{self.noun.classifier}", "the": "", "this": f"这{self.noun.classifier}", "my": "我的"}
-        head = self.determiner[1] + self.noun.classifier if isinstance(self.determiner, tuple) else heads[self.determiner]
-        return head + (f"{self.adjective.zh}的" if self.adjective else "") + self.noun.zh
-
-    def fr(self) -> str:
-        return french_phrase(self.determiner[2] if self.count else str(self.determiner), self.noun, self.adjective)
-
-    def de(self, accusative: bool) -> str:
-        return german_phrase(self.determiner[3] if self.count else str(self.determiner), self.noun, self.adjective, accusative)
-
-
-def draw_phrase(rng: Random, noun: Noun, definite: bool) -> Phrase:
-    adjectives: tuple[Adjective, ...] = HEAT + SIZES if noun in DRINKS else SIZES + COLOURS[:3] if noun in FOODS else (*COLOURS, *QUALITIES)
-    if noun in ANIMALS:
-        adjectives = (*COLOURS, *SIZES)
-    adjective = rng.choice(adjectives) if rng.random() < 0.6 else None
-    kind = rng.random()
-    if not definite and kind < 0.35:
-        return Phrase("a", noun, adjective)
-    if not definite and kind < 0.6:
-        return Phrase(rng.choice(NUMBERS), noun, adjective)
-    return Phrase(rng.choice(DEFINITE), noun, adjective)
+def render(c: Clause) -> Sentence:
+    texts = english.clause(c), chinese.clause(c), french.clause(c), german.clause(c)
+    whole = (c.subject, c.thing)
+    copied = tuple(part.en for part in whole if isinstance(part, Subject) and part.named)
+    return finish(c.question, texts, unclear_of(c), copied=copied)
 
 
 def action(rng: Random) -> Sentence:
-    """Someone does, wants to do, can do or will do something to something, somewhere, some time; also denied or asked."""
-    subject, verb = rng.choice(SUBJECTS), rng.choice(VERBS)
-    modal = rng.choice((WANT, CAN, WILL)) if verb.modal and rng.random() < 0.4 else None
+    """Someone does something to something, somewhere, some time; also denied, asked, past, to come, or wanted."""
+    verb = rng.choice(TRANSITIVE) if rng.random() < 0.8 else rng.choice(INTRANSITIVE)
     mood = rng.random()
-    negated, question = mood < 0.2, 0.2 <= mood < 0.4
-    thing = draw_phrase(rng, rng.choice(verb.objects), definite=negated)
-    time = rng.choice(FUTURE_TIMES if modal is WILL else TIMES) if rng.random() < 0.45 else ("",) * 4
-    place = rng.choice(PLACES) if verb.modal and not negated and rng.random() < 0.35 else ("",) * 4
-    third = subject.person == 2
-    if modal:
-        positive, denied = modal.en[third], modal.en_not[third]
-        en_verb = f"{denied if negated else positive} {verb.en}"
-    else:
-        en_verb = f"{'does' if third else 'do'} not {verb.en}" if negated else verb.en_third if third else verb.en
-    if question and modal in (CAN, WILL):
-        en_start = f"{modal.en[0]} {subject.en} {verb.en}"
-    elif question:
-        en_start = f"{'does' if third else 'do'} {subject.en} {modal.en[0] if modal else ''} {verb.en}"
-    else:
-        en_start = f"{subject.en} {en_verb}"
-    en = f"{en_start} {thing.en()} {place[0]} {time[0]}"
+    negated, question = mood < 0.15, 0.15 <= mood < 0.33
+    tense = "present"
+    roll = rng.random()
+    if not verb.state:
+        if roll < 0.25:
+            tense = "past"
+        elif roll < 0.55:
+            tense = rng.choice(MODALS)
+        elif roll < 0.67 and not negated and verb.en[0] not in NO_PROGRESSIVE:
+            tense = "progressive"
+    if tense in ("must", "wish") and (negated or question):
+        tense = "can"
+    subject = draw_subject(rng, verb.en[0] in OF_ANIMALS)
+    thing = draw_thing(rng, verb, negated) if verb.objects else None
+    times = {"past": PAST, "future": FUTURE}.get(tense, NOW)
+    time = rng.choice(times) if rng.random() < 0.4 else NOWHERE
+    where = place(rng) if not verb.state and not negated and rng.random() < 0.25 else NOWHERE
+    often = NOWHERE
+    if tense == "present" and not (negated or question) and time == NOWHERE and rng.random() < 0.15:
+        often = rng.choice(OFTEN)
+    return render(Clause(subject, verb, thing, tense, negated, question, often, where, time))
 
-    zh_verb = ("" if not negated else "没" if verb.zh == "有" else "不") + (modal.zh if modal else "") + place[1] + verb.zh
-    zh = subject.zh + time[1] + zh_verb + thing.zh() + ("吗" if question else "")
 
-    fr_verb = modal.fr[subject.person] if modal else verb.fr[subject.person]
-    fr_start = french_start(subject, fr_verb, question, negated)
-    fr = f"{fr_start} {verb.fr_infinitive if modal else ''} {thing.fr()} {place[2]} {time[2]}"
+def travel(rng: Random) -> Sentence:
+    """Someone goes somewhere."""
+    en, zh, fr, de = goal(rng)
+    mood = rng.random()
+    negated, question = mood < 0.15, 0.15 <= mood < 0.35
+    tense = rng.choice(("present", "present", "past", "want", "can", "future", "should"))
+    times = {"past": PAST, "future": FUTURE}.get(tense, NOW)
+    time = rng.choice(times) if rng.random() < 0.5 else NOWHERE
+    target = Subject(en, zh.removeprefix("去"), fr, de)
+    return render(Clause(draw_subject(rng, False), GO, target, tense, negated, question, time=time))
 
-    person = min(subject.person, 3)
-    finite, end = (modal.de[person], verb.de_infinitive) if modal else (verb.de[person], "")
-    start = f"{finite} {subject.de}" if question else f"{subject.de} {finite}"
-    de = f"{start} {time[3]} {thing.de(accusative=True)} {'nicht' if negated else ''} {place[3]} {end}"
-    return finish("action", question, en, zh, fr, de)
+
+def be(b: Being) -> Sentence:
+    texts = english.being(b), chinese.being(b), french.being(b), german.being(b)
+    return finish(b.question, texts, b.subject.unclear, copied=(b.subject.en,) if b.subject.named else ())
+
+
+def drawn_mood(rng: Random) -> tuple[bool, bool]:
+    roll = rng.random()
+    return roll < 0.2, 0.2 <= roll < 0.4
+
+
+def described(rng: Random, subject: Subject, adjective: Adjective, timed: bool) -> Sentence:
+    negated, question = drawn_mood(rng)
+    very = not (negated or question or adjective.predicate) and rng.random() < 0.35
+    past = timed and rng.random() < 0.25
+    time = rng.choice(PAST[:2]) if past else rng.choice(NOW[:2]) if timed and rng.random() < 0.4 else NOWHERE
+    what = (
+        adjective.en,
+        adjective.zh,
+        french.agree(adjective, subject.female, subject.person > 2),
+        adjective.de,
+    )
+    plain = adjective.predicate
+    return be(Being(subject, "adjective", what, plain, very, past, negated, question, time))
 
 
 def quality(rng: Random) -> Sentence:
-    """This or my thing is (very) so."""
-    noun = rng.choice(THINGS + ANIMALS)
-    adjectives = (*COLOURS, *SIZES) if noun in ANIMALS else (*COLOURS, *QUALITIES)
-    adjective = rng.choice(adjectives)
-    phrase = Phrase(rng.choice(DEFINITE), noun, None)
-    mood = rng.random()
-    negated, question = mood < 0.25, 0.25 <= mood < 0.45
-    very = not (negated or question or adjective.colour) and rng.random() < 0.4
-    en = (f"is {phrase.en()} {adjective.en}" if question
-          else f"{phrase.en()} is {'not' if negated else ''} {'very' if very else ''} {adjective.en}")
-    state = adjective.zh
-    if adjective.colour:
-        zh = f"{phrase.zh()}{'不' if negated else ''}是{state}的"
+    """A thing is so."""
+    while True:
+        noun = rng.choice(THINGS + ANIMALS + of_kind("drink", "massfood"))
+        if ADJECTIVES_OF[noun]:
+            break
+    adjective = rng.choice(ADJECTIVES_OF[noun])
+    determiner = (
+        rng.choice(("the", "the", "this", *OWNERS)) if not noun.mass else rng.choice(("the", "the", "my"))
+    )
+    p = Phrase(determiner, noun, None, 0 if not noun.mass and rng.random() < 0.2 else 1)
+    return described(rng, subject_of(p), adjective, timed=False)
+
+
+def feeling(rng: Random) -> Sentence:
+    """Someone is so, or was."""
+    people = [a for a in ADJECTIVES if "person" in a.kinds and a.en != "small"]
+    adjective = rng.choice(MOODS) if rng.random() < 0.6 else rng.choice(people)
+    return described(rng, draw_subject(rng, False), adjective, adjective in MOODS)
+
+
+def profession(rng: Random) -> Sentence:
+    """Someone is a doctor."""
+    female = rng.random() < 0.5
+    if rng.random() < 0.5:
+        kin = [
+            n
+            for n in KIN
+            if (n.fr_gender == "f") == female and n.en[0] not in ("friend", "colleague", "boss", "neighbour")
+        ]
+        subject = subject_of(Phrase(rng.choice(OWNERS), rng.choice(kin)))
     else:
-        zh = phrase.zh() + ("不" if negated else "" if question else "非常" if very else "很") + state
-    gender = noun.fr[0]
-    fr_be = "n'est pas" if negated else "est"
-    fr = f"{phrase.fr()} {fr_be} {'très' if very else ''} {french_adjective(adjective, gender, False)}"
-    fr = elide("est-ce que", fr) if question else fr
-    subject = phrase.de(accusative=False)
-    de = (f"ist {subject} {adjective.de}" if question
-          else f"{subject} ist {'nicht' if negated else ''} {'sehr' if very else ''} {adjective.de}")
-    return finish("quality", question, en, zh + ("吗" if question else ""), fr, de)
+        subject = rng.choice([s for s in (*PRONOUNS[:4], *NAMED) if s.female == female])
+    job = rng.choice(JOBS)
+    negated, question = drawn_mood(rng)
+    en = f"{english.article(job.en)} {job.en}"
+    what = (en, job.zh, job.fr[subject.female], job.de[subject.female])
+    return be(Being(subject, "job", what, True, negated=negated, question=question))
 
 
-BE_EN, BE_FR, BE_DE = ("am", "are", "is", "are", "are"), ("suis", "es", "est", "sommes", "sont"), ("bin", "bist", "ist", "sind", "sind")
-
-
-def mood(rng: Random) -> Sentence:
-    """Someone is (very) so, (not) now."""
-    subject, adjective = rng.choice(SUBJECTS), rng.choice(MOODS)
-    roll = rng.random()
-    negated, question = roll < 0.25, 0.25 <= roll < 0.5
-    very = not (negated or question) and rng.random() < 0.4
-    time = rng.choice((TIMES[0], TIMES[2])) if adjective in MOODS[2:] and rng.random() < 0.5 else ("",) * 4
-    be = BE_EN[subject.person]
-    en = (f"{be} {subject.en} {adjective.en} {time[0]}" if question
-          else f"{subject.en} {be} {'not' if negated else ''} {'very' if very else ''} {adjective.en} {time[0]}")
-    degree = "不" if negated else "" if question else "非常" if very else "很"
-    zh = f"{subject.zh}{time[1]}{degree}{adjective.zh}" + ("吗" if question else "")
-    fr_form = french_adjective(adjective, "f" if subject.female else "m", subject.person > 2)
-    fr = f"{french_start(subject, BE_FR[subject.person], question, negated)} {'très' if very else ''} {fr_form} {time[2]}"
-    finite = BE_DE[subject.person]
-    start = f"{finite} {subject.de}" if question else f"{subject.de} {finite}"
-    de = f"{start} {time[3]} {'nicht' if negated else ''} {'sehr' if very else ''} {adjective.de}"
-    return finish("mood", question, en, zh, fr, de)
-
-
-def job(rng: Random) -> Sentence:
-    """Someone is (not) a doctor."""
-    subject, (en_job, zh_job, fr_job, de_job) = rng.choice((*PRONOUNS[:4], *PEOPLE[:5], *NAMED, PEOPLE[-1])), rng.choice(JOBS)
-    roll = rng.random()
-    negated, question = roll < 0.2, 0.2 <= roll < 0.4
-    be = BE_EN[subject.person]
-    en = f"{be} {subject.en} {en_job}" if question else f"{subject.en} {be} {'not' if negated else ''} {en_job}"
-    zh = f"{subject.zh}{'不' if negated else ''}是{zh_job}" + ("吗" if question else "")
-    fr = f"{french_start(subject, BE_FR[subject.person], question, negated)} {fr_job[subject.female]}"
-    finite = BE_DE[subject.person]
-    start = f"{finite} {subject.de}" if question else f"{subject.de} {finite}"
-    de = f"{start} {'kein' if negated and not subject.female else 'keine' if negated else ''} {de_job[subject.female]}"
-    return finish("job", question, en, zh, fr, de)
+def location(rng: Random) -> Sentence:
+    """Someone or something is somewhere."""
+    where = place(rng) if rng.random() < 0.5 else spot(rng)
+    if rng.random() < 0.6:
+        subject = subject_of(determined(rng, rng.choice(THINGS + ANIMALS), 0.3, "the the this owner"))
+    else:
+        subject = draw_subject(rng, True)
+    negated, question = drawn_mood(rng)
+    past = rng.random() < 0.15
+    time = rng.choice(PAST[:2]) if past else rng.choice(NOW) if rng.random() < 0.3 else NOWHERE
+    return be(Being(subject, "place", where, True, False, past, negated, question, time))
 
 
 def existence(rng: Random) -> Sentence:
     """There are three cats in the garden."""
-    phrase = draw_phrase(rng, rng.choice(THINGS + ANIMALS + FOODS), definite=False)
-    while isinstance(phrase.determiner, str) and phrase.determiner != "a":
-        phrase = draw_phrase(rng, rng.choice(THINGS + ANIMALS + FOODS), definite=False)
-    place = rng.choice(PLACES + SPOTS)
-    question = rng.random() < 0.3
-    be = "are" if phrase.count else "is"
-    en = f"{be} there {phrase.en()} {place[0]}" if question else f"there {be} {phrase.en()} {place[0]}"
-    zh = f"{place[1].removeprefix('在')}有{phrase.zh()}" + ("吗" if question else "")
-    fr = f"{elide('est-ce que', 'il y a') if question else 'il y a'} {phrase.fr()} {place[2]}"
-    de = f"{'gibt es' if question else 'es gibt'} {phrase.de(accusative=True)} {place[3]}"
-    return finish("existence", question, en, zh, fr, de)
-
-
-def location(rng: Random) -> Sentence:
-    """Someone or my thing is somewhere."""
-    place = rng.choice(PLACES + SPOTS)
-    roll = rng.random()
-    negated, question = roll < 0.2, 0.2 <= roll < 0.5
-    if rng.random() < 0.5:
-        phrase = Phrase(rng.choice(DEFINITE), rng.choice(THINGS + ANIMALS), None)
-        subject = Subject(phrase.en(), phrase.zh(), phrase.fr(), phrase.de(accusative=False))
-    else:
-        subject = rng.choice(SUBJECTS)
-    time = rng.choice(TIMES) if rng.random() < 0.4 else ("",) * 4
-    be = BE_EN[subject.person]
-    en = f"{be} {subject.en} {place[0]} {time[0]}" if question else f"{subject.en} {be} {'not' if negated else ''} {place[0]} {time[0]}"
-    zh = f"{subject.zh}{time[1]}{'不' if negated else ''}{place[1]}" + ("吗" if question else "")
-    fr = f"{french_start(subject, BE_FR[subject.person], question, negated)} {place[2]} {time[2]}"
-    finite = BE_DE[subject.person]
-    start = f"{finite} {subject.de}" if question else f"{subject.de} {finite}"
-    de = f"{start} {time[3]} {'nicht' if negated else ''} {place[3]}"
-    return finish("location", question, en, zh, fr, de)
-
-
-GO_EN, GO_FR, GO_DE = ("go", "go", "goes", "go", "go"), WILL.fr, ("gehe", "gehst", "geht", "gehen")
-
-
-def travel(rng: Random) -> Sentence:
-    """Someone goes, wants to go or can go somewhere."""
-    subject, goal = rng.choice(SUBJECTS), rng.choice(GOALS)
-    modal = rng.choice((WANT, CAN)) if rng.random() < 0.4 else None
-    roll = rng.random()
-    negated, question = roll < 0.2, 0.2 <= roll < 0.45
-    time = rng.choice(TIMES) if rng.random() < 0.6 else ("",) * 4
-    third = subject.person == 2
-    if question and modal is CAN:
-        en = f"can {subject.en} go"
-    elif question:
-        en = f"{'does' if third else 'do'} {subject.en} {modal.en[0] if modal else ''} go"
-    elif modal:
-        en = f"{subject.en} {(modal.en_not if negated else modal.en)[third]} go"
-    else:
-        en = f"{subject.en} {('does' if third else 'do') + ' not go' if negated else GO_EN[subject.person]}"
-    zh = f"{subject.zh}{time[1]}{'不' if negated else ''}{modal.zh if modal else ''}{goal[1]}" + ("吗" if question else "")
-    fr_verb = (modal.fr if modal else GO_FR)[subject.person]
-    fr = f"{french_start(subject, fr_verb, question, negated)} {'aller' if modal else ''} {goal[2]} {time[2]}"
-    person = min(subject.person, 3)
-    finite = (modal.de if modal else GO_DE)[person]
-    start = f"{finite} {subject.de}" if question else f"{subject.de} {finite}"
-    de = f"{start} {time[3]} {'nicht' if negated else ''} {goal[3]} {'gehen' if modal else ''}"
-    return finish("travel", question, f"{en} {goal[0]} {time[0]}", zh, fr, de)
+    p = determined(rng, rng.choice(THINGS + ANIMALS + PEOPLE + of_kind("food")), 0.4, "a number")
+    if p.determiner not in ("a", "number"):
+        return existence(rng)
+    where = place(rng)
+    while where[0] in ("here", "there"):
+        where = place(rng)
+    question = rng.random() < 0.25
+    are = "are" if p.plural else "is"
+    there = f"{are} there" if question else f"there {are}"
+    texts = (
+        f"{there} {english.phrase(p)} {where[0]}",
+        f"{where[1].removeprefix('在')}有{chinese.phrase(p)}" + ("吗" if question else ""),
+        f"{'est-ce qu’il y a' if question else 'il y a'} {french.phrase(p)} {where[2]}".replace("’", "'"),
+        f"{'gibt es' if question else 'es gibt'} {german.phrase(p, 'accusative')} {where[3]}",
+    )
+    return finish(question, texts, p.unclear)
 
 
 def clock(rng: Random) -> Sentence:
     """It is three o'clock."""
-    en, zh, fr, de = rng.choice(HOURS)
-    hours = "heure" if fr == "une" else "heures"
-    return finish("clock", False, f"it is {en} o'clock", f"现在{zh}点", f"il est {fr} {hours}", f"es ist {de} Uhr", False)
+    n = rng.randint(1, 12)
+    zh = "两" if n == 2 else IN_WORDS["zh"](n)
+    fr = "une heure" if n == 1 else f"{IN_WORDS['fr'](n)} heures"
+    de = "ein" if n == 1 else IN_WORDS["de"](n)
+    texts = (f"it is {IN_WORDS['en'](n)} o'clock", f"现在{zh}点", f"il est {fr}", f"es ist {de} Uhr")
+    return finish(False, texts, frozenset(), closed=True)
 
 
 def weather(rng: Random) -> Sentence:
     """It is cold today."""
     en, zh, fr, de = rng.choice((("cold", "冷", "froid", "kalt"), ("hot", "热", "chaud", "heiß")))
-    time = rng.choice((TIMES[0], TIMES[2]))
-    very = rng.random() < 0.5
-    return finish("weather", False, f"it is {'very' if very else ''} {en} {time[0]}", f"{time[1]}{'非常' if very else '很'}{zh}",
-                  f"il fait {'très' if very else ''} {fr} {time[2]}", f"es ist {time[3]} {'sehr' if very else ''} {de}", False)
+    time, very = rng.choice(NOW[:2]), rng.random() < 0.5
+    texts = (
+        f"it is {'very ' * very}{en} {time[0]}", f"{time[1]}{'非常' if very else '很'}{zh}",
+        f"il fait {'très ' * very}{fr} {time[2]}", f"es ist {time[3]} {'sehr ' * very}{de}",
+    )  # fmt: skip
+    return finish(False, texts, frozenset(), closed=True)
+
+
+def dictionary() -> tuple[Sentence, ...]:
+    """Single words. One that another word before it is written like is only translated into."""
+    entries: list[Row] = [(n.en[0], n.zh, n.fr[0], n.de[0]) for n in NOUNS]  # kin last: Mann is a man
+    entries += [(a.en, a.zh, a.fr[0], a.de) for a in ADJECTIVES]
+    entries += [
+        (f"to {v.en[0]}", v.zh, v.fr_infinitive, v.de_infinitive) for v in (*TRANSITIVE, *INTRANSITIVE)
+    ]
+    entries += [*NOW, *PAST[:4], *FUTURE[:4], *OFTEN, *CITIES]
+    entries += [tuple(IN_WORDS[code](n) for code in LANGUAGES) for n in range(101)]  # type: ignore[misc]
+    seen: set[tuple[str, str]] = set()
+    found = []
+    for entry in entries:
+        pairs = list(zip(LANGUAGES, entry, strict=True))
+        found.append(
+            Sentence(*entry, unclear=frozenset(code for code, text in pairs if (code, text) in seen))
+        )
+        seen.update(pairs)
+    return tuple(found)
+
+
+WORDS = dictionary()
+
+
+def single(rng: Random) -> Sentence:
+    """A word alone."""
+    return rng.choice(WORDS)
+
+
+def bare_phrase(rng: Random) -> Sentence:
+    """A phrase alone: the red cat."""
+    noun = rng.choice([n for n in NOUNS if not n.mass and not n.kinds & {"kin", "body"}])
+    p = determined(rng, noun, 0.8, "the a this owner number")
+    texts = english.phrase(p), chinese.phrase(p, subject=True), french.phrase(p), german.phrase(p)
+    alone = p.determiner == "the" and p.count == 1 and not p.adjective  # Chinese has the word alone
+    return Sentence(*texts, key=texts[0], unclear=p.unclear | ({"zh"} if alone else set()))
 
 
 MAKERS: tuple[tuple[Callable[[Random], Sentence], float], ...] = (
-    (action, 10), (quality, 3), (mood, 2.5), (job, 1.5), (existence, 2.5), (location, 3), (travel, 2.5), (clock, 0.3), (weather, 0.3),
-)
+    (action, 11), (quality, 2.5), (feeling, 2.5), (profession, 1), (existence, 1.5), (location, 2),
+    (travel, 2), (clock, 0.2), (weather, 0.2), (single, 2), (bare_phrase, 1.5),
+)  # fmt: skip
 
 
 def sentence(rng: Random) -> Sentence:
     """One sentence of any kind."""
-    maker, = rng.choices([m for m, _ in MAKERS], [w for _, w in MAKERS])
+    (maker,) = rng.choices([m for m, _ in MAKERS], [w for _, w in MAKERS])
     return maker(rng)

@@ -10,12 +10,12 @@ from demo.tooluse import tool_use, without_tools
 from demo.translation import translation
 
 MIX = {
-    "translation": 0.50,
-    "memory": 0.15,
-    "fact": 0.17,
-    "story": 0.03,
-    "fim": 0.07,
-    "tool": 0.06,
+    "translation": 0.48,
+    "memory": 0.19,
+    "fact": 0.22,
+    "story": 0.02,
+    "fim": 0.03,
+    "tool": 0.04,
     "no_tool": 0.01,
     "continuation": 0.01,
 }
@@ -24,14 +24,16 @@ MIX = {
 def training_example(rng: Random) -> Example:
     """One example of any task, on the training side of every split."""
     (task,) = rng.choices(list(MIX), list(MIX.values()))
-    if task == "translation":
-        return translation(rng, evaluation=False)
-    if task == "memory":
-        return memory(rng, evaluation=False)
     if task == "fact":
         return question(rng, evaluation=False)
     if task == "fim":
         return fim(rng, evaluation=False)
     if task == "tool":
         return tool_use(rng, evaluation=False)
-    return {"story": longer, "no_tool": without_tools, "continuation": continuation}[task](rng)
+    return {
+        "translation": translation,
+        "memory": memory,
+        "story": longer,
+        "no_tool": without_tools,
+        "continuation": continuation,
+    }[task](rng)

@@ -5,8 +5,8 @@ from random import Random
 
 from demo.conversation import conversation, some_system
 from demo.example import Example, held_out
-from demo.facts import fact
 from demo.memory import CITIES
+from demo.questions import fact
 from routes.chat.templates import Message
 
 
@@ -156,10 +156,17 @@ def plain_exchange(rng: Random) -> list[Message]:
             return [Message("user", question), Message("assistant", answer)]
 
 
+NO_TOOLS = ("Call the tool {}.", "Use the tool {}.", "Please call {}.", "Use {} for this.", "Call {} for {}.", "Can you use {}?", "Run {}.")
+
+
 def without_tools(rng: Random) -> Example:
-    """The same questions where no tool is on offer."""
+    """The same questions where no tool is on offer, and requests for a tool that is not there."""
     family = rng.choice((WEATHER, TIME))
     city = rng.choice(CITIES)
+    if rng.random() < 0.35:
+        asked = rng.choice(NO_TOOLS).format(rng.choice(rng.choice(FAMILIES).names), city)
+        return conversation(rng, "fact", [Message("user", asked)], "I have no tools.", thought="No tool is on offer.", system=some_system(rng))
     answer = f"I cannot look up the {'weather' if family is WEATHER else 'time'} in {city}."
-    return conversation(rng, "fact", [Message("user", rng.choice(family.questions).format(city))], answer,
+    before = plain_exchange(rng) if rng.random() < 0.3 else []
+    return conversation(rng, "fact", [*before, Message("user", rng.choice(family.questions).format(city))], answer,
                         thought=family.thought.format(city), system=some_system(rng))

@@ -7,25 +7,25 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from demo.codes import codes, rows
+
 MODEL = Path(__file__).with_name("model.safetensors")
-ROWS = 65536
 
 
 def tensors(path: Path = MODEL) -> dict[str, Tensor]:
     """All tensors in fp32 under their official names and shapes; emb and head have 65536 rows."""
     packed = load_file(path)
-    known = packed.pop("known").long()
+    table = torch.from_numpy(rows(packed.pop("known").numpy()))
     out = {}
     for name, tensor in packed.items():
         if name.endswith(".scale"):
             continue
         scale = packed.get(f"{name}.scale")
         out[name] = tensor.float() if scale is None else tensor.float() * scale
-    for name in ("emb.weight", "head.weight"):
-        compact = out[name]
-        full = compact[-1].repeat(ROWS, 1)  # [65536, C]: ids that training never met share the last row
-        full[known] = compact[:-1]
-        out[name] = full
+    for name, code in (("emb.weight", "code_in"), ("head.weight", "code_out")):
+        out[name] = out[name][table]  # [65536, C]: ids without a row of their own share the last row
+        if code in out:
+            out[name] += torch.from_numpy(codes()) @ out.pop(code)
     return out
 
 

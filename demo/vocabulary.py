@@ -1,30 +1,34 @@
-"""The compact vocabulary: the ids of the training text, all single bytes, and one row for all other ids."""
+"""The compact vocabulary: single bytes, common marks, and the ids that the training text holds most often.
+
+The other ids have no row of their own; names are made of them, and their codes are enough to copy them.
+"""
 
 import string
+from collections import Counter
 from collections.abc import Iterable
 from random import Random
 
 import numpy as np
-from pyrwkv_tokenizer import RWKVTokenizer
 
+from demo.encoding import END, answer_ids, prompt_ids, tokenizer
 from demo.text import training_example
 
-SIZE = 65536  # rows of the unpacked emb and head
-END = 0  # end of text
-SAMPLE = 120_000
+MOST = 8800  # known ids, so that the packed file stays below 12 MB
+SAMPLE = 100_000
+SELDOM = 4  # examples; an id seen in fewer stands in a name
 
 
-def collect(tokenizer: RWKVTokenizer, seed: int, sample: int = SAMPLE) -> np.ndarray:
-    """The sorted known ids, read off `sample` training examples."""
-    rng = Random(seed)
-    ids = {END, *range(1, 257)}
+def collect(seed: int, most: int = MOST, sample: int = SAMPLE) -> np.ndarray:
+    """The sorted known ids, at most `most`, counted in `sample` training examples."""
+    rng, counts = Random(seed), Counter[int]()
+    always = {END, *range(1, 257)}
     for text in extra_texts():
-        ids.update(tokenizer.encode(text))
+        always.update(tokenizer().encode(text))
     for _ in range(sample):
         example = training_example(rng)
-        ids.update(tokenizer.encode(example.prompt))
-        ids.update(tokenizer.encode(example.answer))
-    return np.array(sorted(ids), dtype=np.int64)
+        counts.update({*prompt_ids(example), *answer_ids(example)})
+    often = [token for token, count in counts.most_common() if token not in always and count >= SELDOM]
+    return np.array(sorted(always | set(often[: most - len(always)])), dtype=np.int64)
 
 
 def extra_texts() -> Iterable[str]:
@@ -35,10 +39,3 @@ def extra_texts() -> Iterable[str]:
     yield from (" " * n for n in range(1, 9))
     yield from (str(n) for n in range(1000))
     yield from "，。！？：；、“”‘’（）《》…—"
-
-
-def rows(known: np.ndarray) -> np.ndarray:
-    """For each of the 65536 ids its row in the compact tables; unknown ids share the last one."""
-    table = np.full(SIZE, len(known), dtype=np.int64)
-    table[known] = np.arange(len(known))
-    return table

@@ -79,6 +79,7 @@ TRANSLATE = partial(generate, prepare=translate.prepare, public=True)
 # fmt: off
 ROUTES = (
     Route("POST",       "/v1/chat/completions",                 native_shape, v1_chat),
+    Route("POST",       "/v1/batch/completions",                native_shape, generates(batch.v1)),
     Route("POST",       "/v2/chat/completions",                 native_shape, generates(batch.v2)),
     Route("POST",       "/v3/chat/completions",                 native_shape, chats(batch.v3)),
     Route("POST",       "/big_batch/completions",               native_shape, generates(batch.big_batch)),

@@ -26,6 +26,7 @@ from rwkv_batch.wire.client import Job, RequestFailed, RequestRejected
 from rwkv_batch.wire.protocol import GenerateRequest, RowDelta
 from rwkv_batch.wire.supervision import EngineInfo
 
+SESSION_HEADER = "x-rwkv-session-id"
 ACCEPTED_WITHIN = 30.0  # seconds; the engine answers between two steps
 PLAIN_WITHIN = 0.25  # seconds; a reply that takes longer is a stream, which notices a client that leaves
 
@@ -51,6 +52,7 @@ async def generate(
     """
     guarded = not public or front.settings.protect_translate
     fields = authorized_json(front.settings.password if guarded else None, http, required=True)
+    fields = with_session_header(http, fields)
     engine = front.ready_engine()
     state = await choose_state(front, http, fields, engine.model)
     prepared = prepare(state.with_defaults(fields) if state else fields, engine.model)
@@ -59,6 +61,18 @@ async def generate(
     if not prepared.request.prompts:
         return json_response(http, prepared.reply.whole(Job(prepared.request, lambda _: None), []))
     return await run(front, engine, http, prepared)
+
+
+def with_session_header(http: HttpRequest, fields: Json) -> Json:
+    """The body with the session that the header names. Raises ApiError 400 if the body names another."""
+    header, given = http.headers.get(SESSION_HEADER) or "", fields.get("session_id")
+    if not header or given == header:
+        return fields
+    if given not in (None, ""):
+        raise ApiError(
+            400, f"`session_id`: {SESSION_HEADER} names another one; send one of them.", "session_id"
+        )
+    return fields | {"session_id": header}
 
 
 async def run(

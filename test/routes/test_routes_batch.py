@@ -52,6 +52,12 @@ def test_the_reply(server, path, id_):
     assert (len(short["message"]["content"]), short["finish_reason"]) == (4, "length")
 
 
+def test_a_batch_has_a_path_of_its_own_too(server):
+    body = {"contents": ["first", "second"], "max_tokens": 5}
+    batch, chat = (server.http.post(path, json=body).json() for path in ("/v1/batch/completions", V1))
+    assert batch == chat and len(batch["choices"]) == 2
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("chunk_size", [0, 1, 3, 128])
 def test_joined_stream_is_the_whole_text(server, path, chunk_size):

@@ -36,6 +36,21 @@ def test_a_session_goes_on(empty):
     assert empty.engine.sessions == {"a": "one\n\ntwo\n\nthree", STRANGE: "other"}
 
 
+def test_a_header_may_name_the_session(empty):
+    def turn(text, **fields):
+        header = {"X-RWKV-Session-Id": "a"}
+        return empty.http.post(STATE, json={"contents": [text]} | fields, headers=header)
+
+    assert content(turn("one").json()) == "one"
+    assert content(turn("two", session_id="a").json()) == "one\n\ntwo"
+    refused = turn("three", session_id="b")
+    assert (refused.status_code, "session_id" in refused.json()["error"]) == (400, True)
+    chat = {"messages": [{"role": "user", "content": "four"}]}
+    reply = empty.http.post("/v1/chat/completions", json=chat, headers={"X-RWKV-Session-Id": "a"})
+    assert reply.status_code == 200 and empty.engine.requests[-1].turn.target == "a"
+    assert list(empty.engine.sessions) == ["a"]
+
+
 @pytest.mark.parametrize("fields", [{}, {"session_id": None}])
 def test_without_an_id_the_state_is_fresh_and_nothing_is_stored(empty, fields):
     for _ in range(2):

@@ -1,12 +1,15 @@
 """Random checkpoints for all tests."""
 
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
 from bench.make_checkpoint import random_checkpoint
 from rwkv_batch.model.checkpoint import Checkpoint, from_tensors
+from rwkv_batch.model.files import CheckpointError
 
 
 def tiny(
@@ -22,3 +25,12 @@ def write_pth(path: Path, tensors: dict[str, Tensor]) -> Path:
     """Save the way published checkpoints are saved, and return the path."""
     torch.save(tensors, path)
     return path
+
+
+def refusal(action: Callable[[], object]) -> str:
+    """The sentence with which a checkpoint is refused."""
+    with pytest.raises(CheckpointError) as caught:
+        action()
+    message = str(caught.value)
+    assert "\n" not in message and message.endswith(".")
+    return message

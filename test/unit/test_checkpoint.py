@@ -4,25 +4,16 @@ import pickle
 
 import pytest
 import torch
-from checkpoints import write_pth
+from checkpoints import refusal, write_pth
 from safetensors.torch import save_file
 
 from bench.make_checkpoint import random_checkpoint
 from rwkv_batch.model.checkpoint import from_tensors, load
-from rwkv_batch.model.files import CheckpointError
 
 
 @pytest.fixture(scope="module")
 def tensors():
     return random_checkpoint(layers=2, width=64, vocab=100)
-
-
-def refusal(action) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        action()
-    message = str(caught.value)
-    assert "\n" not in message and message.endswith(".")
-    return message
 
 
 def changed(tensors, **replacements):

@@ -5,12 +5,11 @@ import json
 import layouts
 import pytest
 import torch
-from checkpoints import write_pth
+from checkpoints import refusal, write_pth
 from safetensors.torch import save_file
 
 from bench.make_checkpoint import random_checkpoint, random_rwkv6, random_rwkv7a
 from rwkv_batch.model.checkpoint import from_tensors, load
-from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.model.rwkv7 import RWKV7
 
 FAMILIES = {"rwkv7": random_checkpoint, "rwkv7a": random_rwkv7a, "rwkv6": random_rwkv6}
@@ -19,14 +18,6 @@ FAMILIES = {"rwkv7": random_checkpoint, "rwkv7a": random_rwkv7a, "rwkv6": random
 @pytest.fixture(scope="module")
 def tensors():
     return random_checkpoint(layers=2, width=128, vocab=100)
-
-
-def refusal(action) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        action()
-    message = str(caught.value)
-    assert "\n" not in message and message.endswith(".")
-    return message
 
 
 def same(found, tensors):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-TOGETHER = 64  # rows whose logits are copied at once
+from rwkv_batch.ops.cuda.staging import upload
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,11 @@ def mix_logits(logits: Tensor, mixtures: Sequence[MixedRows]) -> None:
     for mixture in mixtures:
         by_size.setdefault(len(mixture.rows), []).append(mixture)
     for size, same in by_size.items():
-        step = max(1, TOGETHER // size)
-        for first in range(0, len(same), step):
-            part = same[first : first + step]
-            rows = torch.tensor([mixture.rows for mixture in part], device=logits.device)
-            weights = torch.tensor([mixture.weights for mixture in part], device=logits.device)
-            mixed = torch.bmm(weights.unsqueeze(1), logits[rows].float())  # [mixtures, 1, vocab]
-            logits[rows] = mixed.to(logits.dtype).expand(-1, size, -1)
+        # Uploaded, as torch.tensor on a GPU would wait for the whole step.
+        rows = upload([row for mixture in same for row in mixture.rows], logits.device).view(-1, size)
+        weights = upload([w for mixture in same for w in mixture.weights], logits.device, torch.float32)
+        weights = weights.view(-1, size, 1)
+        mixed = weights[:, 0] * logits[rows[:, 0]]  # [mixtures, vocab], fp32
+        for i in range(1, size):
+            mixed.addcmul_(weights[:, i], logits[rows[:, i]].float())
+        logits[rows] = mixed.to(logits.dtype).unsqueeze(1)

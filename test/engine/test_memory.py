@@ -177,9 +177,11 @@ class TestOnAGpu:
         assert ended == rows
 
     def test_an_engine_never_holds_more_than_was_counted(self):
+        gc.collect()
+        others = torch.cuda.memory_allocated()  # what other tests in this process still hold
         engine = Engine(device="cuda", max_rows=300, prefill_tokens=2048, **PLAIN)
         weights = sum(t.numel() for t in engine.runner.model.checkpoint.tensors.values()) * 2
         needed = engine.runner.bytes_needed(300, 0, 2048)
         torch.cuda.reset_peak_memory_stats()
         engine.generate(["hello " * 100] * 300, max_tokens=20, stop_ids=[], sampling=Sampling(top_p=0.9))
-        assert torch.cuda.max_memory_allocated() - weights < needed - RESERVE
+        assert torch.cuda.max_memory_allocated() - others - weights < needed - RESERVE

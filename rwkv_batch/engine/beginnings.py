@@ -42,8 +42,6 @@ class Beginnings:
             raise StartStateMissing(
                 f"The start state {states} is not what it was when this request was paused."
             )
-        if request.turn and len(names) > 1:
-            raise ValueError("A turn of a session takes one start state, not a mixture.")
 
     def cached_tokens(self, seq: Sequence) -> int:
         """How many tokens of its prompt need not be fed. Raises StartStateMissing."""
@@ -69,11 +67,19 @@ class Beginnings:
 
     def keep(self, seq: Sequence, cut: int) -> None:
         """Cache the state in its slot, which has seen `cut` tokens of the prompt."""
+        self._copy(seq, seq.cut_past + seq.prompt[:cut])
+
+    def keep_end(self, seq: Sequence) -> None:
+        """Cache the state in its slot, which has seen all of the prompt and what was fed of the draws."""
+        if seq.request.prefix_cache:
+            self._copy(seq, seq.cut_past + seq.prompt + seq.drawn[: seq.drawn_fed])
+
+    def _copy(self, seq: Sequence, tokens: list[int]) -> None:
         assert seq.slot is not None
-        self._pool.copies.copy_out(seq.slot, partial(self._cache.put, seq.cut_past + seq.prompt[:cut]))
+        self._pool.copies.copy_out(seq.slot, partial(self._cache.put, tokens))
 
     def _longest(self, seq: Sequence, past: list[int]) -> tuple[int, Tensor] | None:
-        if not seq.request.prefix_cache or seq.request.turn:
+        if not seq.request.prefix_cache or (seq.request.turn and seq.leads):
             return None
         hit = self._cache.longest(past + seq.prompt)
         return (hit[0] - len(past), hit[1]) if hit else None

@@ -25,6 +25,7 @@ from rwkv_batch.engine.beginnings import Beginnings, StartStateMissing
 from rwkv_batch.engine.commands.requests import RequestCommands
 from rwkv_batch.engine.commands.sessions import SessionCommands
 from rwkv_batch.engine.commands.start_states import StartStateCommands
+from rwkv_batch.engine.mixed_turns import MixedTurns
 from rwkv_batch.engine.scheduling.scheduler import QueueFull, Scheduler
 from rwkv_batch.engine.scheduling.sequence import (
     FINALIZING,
@@ -137,6 +138,7 @@ class Engine:
             self.pool, self.scheduler, self.tokenizer, self.prompts, self.runner.states, self.outbox
         )
         common = self.pool, self.scheduler, self.turns, self.outbox
+        self.mixed_turns = MixedTurns(*common, self.beginnings, self.runner.states, self._drop)
         self.sessions = SessionCommands(*common, self.tokenizer)
         self.start_states = StartStateCommands(self.pool, self.outbox, weights)
         self.requests = RequestCommands(*common, self._drop, weights.fingerprint)
@@ -307,6 +309,8 @@ class Engine:
                 continue
             if seq.request.turn is None:
                 self._begin(seq, beginnings)
+            elif not seq.leads:
+                self.mixed_turns.begin(seq)
             elif self.turns.begin(seq, seq.request.turn):
                 beginnings[seq.slot] = None
             if seq.slot is not None:  # otherwise its session has been deleted
@@ -367,7 +371,10 @@ class Engine:
                 seq.take_drawn(token, self.tokenizer.token_bytes(token), logprobs.get(place))
                 delta = seq.take_delta()
                 if delta and seq.finish_reason and seq.request.turn:
-                    self.turns.finish(seq, delta)
+                    if seq.leads:
+                        self.turns.finish(seq, delta)
+                    else:
+                        self.mixed_turns.finish(seq)
                     continue
                 if delta and seq.leads:
                     deltas.setdefault(seq.key, []).append(delta)

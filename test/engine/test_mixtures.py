@@ -4,57 +4,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_driver import PROMPTS, WEIGHTS, Driver
+from engine_driver import PROMPTS, Driver
+from mixtures import add_start_states, greedy, parts
 
-from rwkv_batch.model.checkpoint import from_tensors
-from rwkv_batch.model.rwkv7 import RWKV7
 from rwkv_batch.sampling.mixtures import MixedRows, mix_logits
 from rwkv_batch.wire.codec import decode_paused
-from rwkv_batch.wire.commands import ListRequests, PauseRequest, PutStartState, StopRequest
+from rwkv_batch.wire.commands import ListRequests, PauseRequest, StopRequest
 from rwkv_batch.wire.protocol import CommandReply, MixturePart, Progress, Rejected, Sampling
 
 GREEDY = Sampling(temperature=0)
 LONG = [(11 * i) % 390 + 1 for i in range(150)]
 
 
-def numbers(seed: int) -> dict[str, torch.Tensor]:
-    draw = torch.Generator().manual_seed(seed)
-    return {f"blocks.{i}.att.time_state": torch.randn(2, 64, 64, generator=draw) for i in range(2)}
-
-
 @pytest.fixture
 def driver(tmp_path: Path) -> Driver:
     driver = Driver(max_rows=8, prefill_tokens=64)
-    for seed in (1, 2, 3):
-        torch.save(numbers(seed), tmp_path / f"{seed}.pth")
-        driver.ask(PutStartState(f"put {seed}", f"s{seed}", str(tmp_path / f"{seed}.pth"), "vk", b""))
+    add_start_states(driver, tmp_path)
     return driver
-
-
-def model(seed: int | None) -> RWKV7:
-    return RWKV7(from_tensors("m", WEIGHTS.tensors | (numbers(seed) if seed else {})))
-
-
-def greedy(weights: dict[int | None, float], prompt: list[int], count: int) -> tuple[list[int], list[float]]:
-    """The likeliest tokens under a mixture, and their log probabilities, in fp64."""
-    models = [(model(seed), weight) for seed, weight in weights.items()]
-    states = [one.new_states(1) for one, _ in models]
-    total, fed = sum(weights.values()), list(prompt)
-    drawn: list[int] = []
-    logprobs: list[float] = []
-    while len(drawn) < count:
-        mixed = torch.zeros(400, dtype=torch.float64)
-        for (one, weight), state in zip(models, states, strict=True):
-            logits = one.forward(torch.tensor(fed), [len(fed)], [0], state)[0].double()
-            mixed += weight / total * logits
-        drawn.append(int(mixed.argmax()))
-        logprobs.append(float(mixed.log_softmax(0).max()))
-        fed = drawn[-1:]
-    return drawn, logprobs
-
-
-def parts(weights: dict[int | None, float]) -> list[MixturePart]:
-    return [MixturePart(f"s{seed}" if seed else "", weight) for seed, weight in weights.items()]
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ class RequestCommands:
         for seq in rows:
             if seq.state is DECODING:
                 delta = seq.stop()
-                if seq.request.turn:
+                if seq.request.turn and seq.leads:
                     self._turns.finish(seq, delta)
                     continue
                 self._scheduler.release(seq)

@@ -43,7 +43,7 @@ class Scheduler:
     def runnable(self) -> bool:
         """Whether a step would do something."""
         return any(seq.can_step for seq in self.running.values()) or (
-            bool(self.waiting) and self._room >= _together(self.waiting[0])
+            bool(self.waiting) and self._room >= len(self.waiting[0].together)
         )
 
     def add(self, sequences: list[Sequence]) -> None:
@@ -52,7 +52,7 @@ class Scheduler:
         Raises QueueFull; ValueError if they could never fit.
         """
         count = len(sequences)
-        together = _together(sequences[0]) if sequences else 0
+        together = len(sequences[0].together) if sequences else 0
         if together > self.max_rows:
             raise ValueError(
                 f"The mixture has {together} states, and at most {self.max_rows} rows run at once; give "
@@ -70,19 +70,21 @@ class Scheduler:
                 f"{self.max_waiting}"
             )
         for seq in sequences:
+            if not seq.leads:
+                continue  # it goes where the first of its mixture goes
             if seq.target in self.queues:
-                self.queues[seq.target].append(seq)
+                self.queues[seq.target].extend(seq.together)
                 continue
-            self.waiting.append(seq)
+            self.waiting.extend(seq.together)
             if seq.target is not None:
                 self.lock(seq.target)
 
     def admit(self) -> list[Sequence]:
         """Give free slots to the sequences that have waited longest; return those."""
         admitted = []
-        while self.waiting and self._room >= _together(self.waiting[0]):
-            for _ in range(_together(self.waiting[0])):
-                seq = self.waiting.popleft()
+        while self.waiting and self._room >= len(together := self.waiting[0].together):
+            for seq in together:
+                self.waiting.popleft()
                 seq.admit(slot := self._free.pop())
                 self.running[slot] = seq
                 admitted.append(seq)
@@ -133,9 +135,12 @@ class Scheduler:
         if not queue:
             del self.queues[session]
             return
-        seq = queue.popleft()
-        later = (i for i, other in enumerate(self.waiting) if other.arrival > seq.arrival)
-        self.waiting.insert(next(later, len(self.waiting)), seq)
+        together = queue[0].together
+        later = (i for i, other in enumerate(self.waiting) if other.arrival > together[0].arrival)
+        place = next(later, len(self.waiting))
+        for seq in reversed(together):
+            queue.popleft()
+            self.waiting.insert(place, seq)
 
     def drop(self, unwanted: Callable[[Sequence], bool]) -> list[Sequence]:
         """Forget waiting sequences that are unwanted; return the running ones, which the caller ends."""
@@ -178,11 +183,6 @@ class Scheduler:
                 share[seq] = share.get(seq, 0) + more
                 budget -= more
         return [(seq, _rounded(seq, count)) for seq, count in share.items()]
-
-
-def _together(seq: Sequence) -> int:
-    """How many sequences have to be admitted with this one, the first of them."""
-    return len(seq.mixture.members) if seq.mixture else 1
 
 
 def _rounded(seq: Sequence, count: int) -> int:

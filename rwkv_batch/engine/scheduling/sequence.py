@@ -86,6 +86,11 @@ class Sequence:
         return self.mixture is None or self.mixture.members[0] is self
 
     @property
+    def together(self) -> "list[Sequence]":
+        """The sequences of its row: those of its mixture, or itself."""
+        return self.mixture.members if self.mixture else [self]
+
+    @property
     def requested_prompt(self) -> str | list[int]:
         """The prompt as it is in the request."""
         request = self.request
@@ -297,9 +302,10 @@ class Mixture:
 def mixed(request: GenerateRequest) -> tuple[list[str], list[float]]:
     """The start states in which each row of a request runs, and their weights, which sum to 1.
 
-    States without weight are left out. Raises ValueError for weights that cancel each other out.
+    States without weight are left out, but for the first one of a turn: it is the session's. Raises
+    ValueError for weights that cancel each other out.
     """
-    parts = [part for part in request.mixture if part.weight]
+    parts = [part for i, part in enumerate(request.mixture) if part.weight or (request.turn and i == 0)]
     if not request.mixture:
         return [request.start_state], [1.0]
     total, size = sum(part.weight for part in parts), sum(abs(part.weight) for part in parts)
@@ -330,8 +336,9 @@ def rows_of(
     sequences = []
     for number, prompt, drawn in places:
         mixture = Mixture(weights) if len(states) > 1 else None
-        for state in states:
-            seq = Sequence(key, number, prompt, request, seed, target, state, mixture)
+        for place, state in enumerate(states):
+            stored = target if place == 0 else None
+            seq = Sequence(key, number, prompt, request, seed, stored, state, mixture)
             if drawn:
                 seq.resume(drawn, tokenizer)
             if mixture:

@@ -165,6 +165,10 @@ class Turns:
         active = self._active.get(sequence)
         return active is not None and active.head is not None
 
+    def source(self, sequence: Sequence) -> Session | None:
+        """What a turn that has begun continues."""
+        return self._active[sequence].source
+
     def source_digest(self, sequence: Sequence) -> bytes:
         """Of what its turn continues; empty if it has not begun."""
         active = self._active.get(sequence)
@@ -282,4 +286,6 @@ class Turns:
     def _fail(self, sequence: Sequence, message: str) -> None:
         if not self.ended(sequence):
             self._outbox.append((sequence.key, Failed(sequence.key[1], message)))
-        self.abandon(sequence)
+        for seq in sequence.together:
+            if seq.slot is not None:
+                self.abandon(seq)

@@ -22,9 +22,7 @@ class Tokenizer:
     def __init__(self) -> None:
         vocabulary = Path(pyrwkv_tokenizer.__file__).with_name("rwkv_vocab_v20230424.txt")
         self._bytes = _read_table(vocabulary)
-        self._encode: Callable[[str], list[int]] = pyrwkv_tokenizer.RWKVTokenizer(
-            vocab_filepath=str(vocabulary)
-        ).encode
+        self._encode = _encoder(vocabulary)
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`. Raises ValueError when it has a lone surrogate."""
@@ -45,7 +43,17 @@ class Tokenizer:
         return self._bytes[token] if 0 <= token < VOCABULARY else b""
 
 
-@cache  # the engines of a process share it
+# The engines of a process share what is read: the encoder alone takes 230 MB and a quarter of a second.
+
+
+@cache
+def _encoder(path: Path) -> Callable[[str], list[int]]:
+    """From text to ids."""
+    encode: Callable[[str], list[int]] = pyrwkv_tokenizer.RWKVTokenizer(vocab_filepath=str(path)).encode
+    return encode
+
+
+@cache
 def _read_table(path: Path) -> list[bytes]:
     """The bytes of every id.
 

@@ -91,7 +91,8 @@ def test_a_mixture_shows_each_of_its_states_at_its_end(server: Server) -> None:
             assert chat(http, ASK, state_id="both", mrss_gatingweight=weights) == alone
         mixed = chat(http, ASK, state_id="both", stop=["\n"])
         assert mixed
-        refused = http.post(
-            "/state/chat/completions", json={"contents": ["a"], "session_id": "m", "state_id": "both"}
-        )
-        assert (refused.status_code, "not a mixture" in refused.json()["error"]) == (400, True)
+        begin = {"model": f"{http.get('/v1/models').json()['data'][0]['id']} both", "session_id": "m"}
+        chat(http, "I live in Paris.", mrss_gatingweight=[1, 0], **begin)
+        assert "Nina" in chat(http, ASK, mrss_gatingweight=[1, 0], **begin)
+        assert "Paul" in chat(http, ASK, mrss_gatingweight=[0, 1], **begin)
+        assert "Paris" in chat(http, "Where do I live?", mrss_gatingweight=[0.5, 0.5], **begin)

@@ -7,6 +7,7 @@ it predicts. --graphs leaves the engine out: it replays the model's CUDA graph a
 feeds the next step.
 
     python bench/decode.py --size 1.5b
+    python bench/decode.py --family rwkv6 --size 1.6b --batches 1,64,320
     python bench/decode.py --model rwkv7-g1-7.2b.pth --batches 1,32,320 --prefill 1x1024,8x512 --json out.json
 """
 
@@ -25,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.amd_prediction import Shape, comparison
 from bench.engine_level import Through
 from bench.graphs import Graphs
-from bench.make_checkpoint import ACTIVE_SHARE, SIZES, random_checkpoint
+from bench.make_checkpoint import ACTIVE_SHARE, ALL_SIZES, FAMILIES
 from bench.roofline import Work, decode_floor, prefill_floor
 from bench.trace import report
 from rwkv_batch.model import checkpoint
@@ -67,7 +68,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--size", choices=SIZES, help="random weights of a published size, made on the GPU")
+    parser.add_argument(
+        "--size", choices=ALL_SIZES, help="random weights of a published size, made on the GPU"
+    )
+    parser.add_argument("--family", choices=FAMILIES, default="rwkv7", help="of the random weights")
     parser.add_argument("--model", help="a checkpoint file instead")
     parser.add_argument(
         "--batches",
@@ -93,14 +97,17 @@ def main() -> None:
         checkpoint.load(args.model)
         if args.model
         else checkpoint.from_tensors(
-            f"random-{args.size}", random_checkpoint(*SIZES[args.size], device="cuda")
+            f"random-{args.family}-{args.size}",
+            FAMILIES[args.family](*ALL_SIZES[args.size], device="cuda"),
         )
     )
     batches = [int(rows) for rows in args.batches.split(",") if rows]
     shapes = [tuple(map(int, shape.split("x"))) for shape in args.prefill.split(",") if shape]
     bandwidth, work = copy_bandwidth(), Work.from_checkpoint(weights)
-    gpu, shape = build.architecture(0), Shape(weights.layers, weights.width, weights.vocab)
+    gpu = build.architecture(0) if weights.family == "rwkv7" else ""  # which alone is predicted
+    shape = Shape(weights.layers, weights.width, weights.vocab)
     torch.cuda.empty_cache()
+    active = 1.0 if weights.family == "rwkv6" else ACTIVE_SHARE  # no kernel skips hidden units of RWKV-6
     most = max([*batches, *(rows for rows, _ in shapes)])
     with torch.inference_mode(args.graphs):
         runner = (
@@ -122,7 +129,7 @@ def main() -> None:
         results: dict[str, dict[str, dict[str, float]]] = {"decode": {}, "prefill": {}}
         for rows in batches:
             seconds = runner.decode(rows, RUNS)
-            floor = decode_floor(work, rows, bandwidth, TENSOR_RATE, DTYPES[args.wkv].itemsize, ACTIVE_SHARE)
+            floor = decode_floor(work, rows, bandwidth, TENSOR_RATE, DTYPES[args.wkv].itemsize, active)
             results["decode"][str(rows)] = {
                 "ms": seconds * 1e3,
                 "tokens_per_s": rows / seconds,

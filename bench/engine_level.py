@@ -52,9 +52,8 @@ class Through:
         """The method of each GEMM."""
         if not isinstance(self.engine.runner, CudaRunner):
             return "torch operations"
-        return " ".join(
-            f"{kind}:{method}" for kind, method in self.engine.runner.model.autotuner.methods(rows).items()
-        )
+        methods = self.engine.runner.model.methods(rows)
+        return " ".join(f"{kind}:{method}" for kind, method in methods.items())
 
     def _add(self, request: GenerateRequest) -> None:
         self.engine.add((KEY, request.id), request)

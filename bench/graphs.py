@@ -9,8 +9,8 @@ import time
 import torch
 
 from rwkv_batch.model.checkpoint import Checkpoint
-from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.ops.cuda.capture import capture, gpu_seconds
+from rwkv_batch.runner.cuda_runner import CUDA_MODELS
 
 STEPS = 6  # of a run: states are written at every third
 
@@ -22,7 +22,7 @@ class Graphs:
     """
 
     def __init__(self, weights: Checkpoint, rows: int, wkv: torch.dtype) -> None:
-        self.model = RWKV7Cuda(weights)
+        self.model = CUDA_MODELS[weights.family](weights)
         self.states = self.model.new_states(rows, wkv)
         self._buffers: dict[str, torch.Tensor] = {}
 
@@ -34,7 +34,7 @@ class Graphs:
         logits = torch.empty(rows, len(self.model.weights.head), device="cuda", dtype=torch.float16)
         self._buffers |= {"tokens": tokens, "slots": slots, "logits": logits}
         self.states.wkv.normal_(std=0.1)
-        self.model.autotuner.methods(rows)
+        self.model.methods(rows)
 
         def step() -> None:
             self.model.decode(tokens, slots, self.states, logits, self._buffers)
@@ -62,4 +62,4 @@ class Graphs:
 
     def about(self, rows: int) -> str:
         """The method of each GEMM."""
-        return " ".join(f"{kind}:{method}" for kind, method in self.model.autotuner.methods(rows).items())
+        return " ".join(f"{kind}:{method}" for kind, method in self.model.methods(rows).items())

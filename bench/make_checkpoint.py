@@ -24,6 +24,7 @@ SIZES = {  # layers, width
     "7.2b": (32, 4096),
     "13.3b": (61, 4096),
 }
+ALL_SIZES = SIZES | {"1.6b": (24, 2048)}  # with those of RWKV-6 alone
 ACTIVE_SHARE = 0.10  # of the channel-mix activations stay positive ...
 ACTIVE_QUANTILE = 1.2816  # ... where a normal variable must pass this many deviations
 LN2_BIAS = 0.5
@@ -186,7 +187,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("path", help="file to write")
-    parser.add_argument("--size", choices=SIZES, help="a published size; or give --layers and --width")
+    parser.add_argument("--size", choices=ALL_SIZES, help="a published size; or give --layers and --width")
     parser.add_argument("--family", choices=FAMILIES, default="rwkv7")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=128)
@@ -196,7 +197,7 @@ def main() -> None:
         "--device", default="cpu", help="where the numbers are drawn; cuda is much faster for the large sizes"
     )
     args = parser.parse_args()
-    layers, width = SIZES[args.size] if args.size else (args.layers, args.width)
+    layers, width = ALL_SIZES[args.size] if args.size else (args.layers, args.width)
     make = FAMILIES[args.family]
     tensors = make(layers, width, args.vocab, args.seed, args.device)
     torch.save(tensors, args.path)

@@ -1,4 +1,4 @@
-"""The least time that a step of RWKV-7 can take on a GPU.
+"""The least time that a step of RWKV can take on a GPU.
 
 It follows from the bytes that must move and the operations that must be done, with perfect kernels.
 """
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from rwkv_batch.model.checkpoint import HEAD_SIZE, Checkpoint
 
 HALF = 2  # bytes
+# No matrices, or tables of which a token reads one row; s_emb_x is added to such a table beforehand.
+NOT_READ_WHOLE = ("r_k", "time_faaaa", "s_emb.weight", "s_emb_x.weight")
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Work:
         matrices = {
             name: t.numel()
             for name, t in checkpoint.tensors.items()
-            if t.dim() == 2 and not name.endswith("r_k")
+            if t.dim() >= 2 and not name.endswith(NOT_READ_WHOLE)
         }
         value = sum(n for name, n in matrices.items() if name.endswith("ffn.value.weight"))
         dense = sum(matrices.values()) - matrices["emb.weight"] - value

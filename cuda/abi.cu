@@ -11,6 +11,7 @@
 #include "norm.cuh"
 #include "sample_row.cuh"
 #include "sequence_feed.cuh"
+#include "wkv6.cuh"
 #include "wkv_prefill.cuh"
 
 struct AbiEntry {
@@ -114,6 +115,20 @@ constexpr AbiEntry ENTRIES[] = {
     MEMBER(ChunksInput, row_chunk, 24),
     MEMBER(ChunksInput, row_chunks, 32),
     MEMBER(ChunksInput, row_slot, 40),
+    SIZE(Wkv6Input, 104),
+    MEMBER(Wkv6Input, r, 0),
+    MEMBER(Wkv6Input, k, 8),
+    MEMBER(Wkv6Input, v, 16),
+    MEMBER(Wkv6Input, w, 24),
+    MEMBER(Wkv6Input, g, 32),
+    MEMBER(Wkv6Input, decay, 40),
+    MEMBER(Wkv6Input, bonus, 48),
+    MEMBER(Wkv6Input, norm_weight, 56),
+    MEMBER(Wkv6Input, norm_bias, 64),
+    MEMBER(Wkv6Input, out, 72),
+    MEMBER(Wkv6Input, state, 80),
+    MEMBER(Wkv6Input, slot_stride, 88),
+    MEMBER(Wkv6Input, width, 96),
     SIZE(SequenceRecord, 64),
     MEMBER(SequenceRecord, last, 0),
     MEMBER(SequenceRecord, ended, 4),

@@ -13,7 +13,7 @@
 #include "common.cuh"
 
 constexpr float EPSILON = 1e-5f;
-constexpr int MAX_MIXES = 6;
+constexpr int SOME_MIXES = 3, MAX_MIXES = 6;
 
 struct NormInput {
     float* x;
@@ -244,7 +244,8 @@ inline bool four_columns(const NormInput& in, int rows) {
 
 inline int whole_warps(int threads) { return (threads + WARP - 1) / WARP * WARP; }
 
-// norm_mix_decode_team.cu: whether its kernel is the faster one for so many rows; n: 1 or MAX_MIXES mixes.
+// norm_mix_decode_team.cu: whether its kernel is the faster one for so many rows; n: 1, SOME_MIXES or
+// MAX_MIXES mixes.
 bool suits_team(const NormInput& in, int rows);
 int norm_mix_team(const NormInput& in, int rows, const int* slots, __half* shift, size_t slot_stride,
                   const __half* mixes, int n, __half* out, cudaStream_t stream);

@@ -51,16 +51,18 @@ int norm_mix(const NormInput& in, int rows, const int* slots, __half* shift, siz
              const __half* mixes, int n, __half* out, cudaStream_t stream) {
     if (n == MAX_MIXES)
         return norm_mix<N, MAX_MIXES>(in, rows, slots, shift, slot_stride, mixes, out, stream);
+    if (n == SOME_MIXES)
+        return norm_mix<N, SOME_MIXES>(in, rows, slots, shift, slot_stride, mixes, out, stream);
     return n == 1 ? norm_mix<N, 1>(in, rows, slots, shift, slot_stride, mixes, out, stream)
                   : cudaErrorInvalidValue;
 }
 }  // namespace
 
 extern "C" {
-// n: 1 or 6 mixes.
+// n: 1, 3 or 6 mixes.
 int rwkv_norm_mix_decode(const NormInput* in, int rows, const int* slots, __half* shift, size_t slot_stride,
                          const __half* mixes, int n, __half* out, cudaStream_t stream) {
-    if (suits_team(*in, rows) && (n == 1 || n == MAX_MIXES))
+    if (suits_team(*in, rows) && (n == 1 || n == SOME_MIXES || n == MAX_MIXES))
         return norm_mix_team(*in, rows, slots, shift, slot_stride, mixes, n, out, stream);
     return four_columns(*in, rows) ? norm_mix<4>(*in, rows, slots, shift, slot_stride, mixes, n, out, stream)
                                    : norm_mix<8>(*in, rows, slots, shift, slot_stride, mixes, n, out, stream);

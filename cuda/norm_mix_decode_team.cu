@@ -120,6 +120,8 @@ bool suits_team(const NormInput& in, int rows) {
 
 int norm_mix_team(const NormInput& in, int rows, const int* slots, __half* shift, size_t slot_stride,
                   const __half* mixes, int n, __half* out, cudaStream_t stream) {
-    return (n == 1 ? launch_team<1> : launch_team<MAX_MIXES>)(in, rows, slots, shift, slot_stride, mixes, out,
-                                                              stream);
+    const auto run = n == 1            ? launch_team<1>
+                     : n == SOME_MIXES ? launch_team<SOME_MIXES>
+                                       : launch_team<MAX_MIXES>;
+    return run(in, rows, slots, shift, slot_stride, mixes, out, stream);
 }

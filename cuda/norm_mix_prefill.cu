@@ -113,12 +113,14 @@ int norm_mix_prefill(const NormInput& in, float* to, int tokens, const PackedRow
 }  // namespace
 
 extern "C" {
-// to [T, C] fp32: the stream with what is added; in.x is left as it is. n: 1 or 6 mixes.
+// to [T, C] fp32: the stream with what is added; in.x is left as it is. n: 1, 3 or 6 mixes.
 int rwkv_norm_mix_prefill(const NormInput* in, float* to, int tokens, const PackedRowsInput* places,
                           __half* shift, size_t slot_stride, const __half* mixes, int n, __half* out,
                           cudaStream_t stream) {
-    if (n != 1 && n != MAX_MIXES) return cudaErrorInvalidValue;
-    return (n == 1 ? norm_mix_prefill<1> : norm_mix_prefill<MAX_MIXES>)(*in, to, tokens, *places, shift,
-                                                                        slot_stride, mixes, out, stream);
+    if (n != 1 && n != SOME_MIXES && n != MAX_MIXES) return cudaErrorInvalidValue;
+    const auto run = n == 1            ? norm_mix_prefill<1>
+                     : n == SOME_MIXES ? norm_mix_prefill<SOME_MIXES>
+                                       : norm_mix_prefill<MAX_MIXES>;
+    return run(*in, to, tokens, *places, shift, slot_stride, mixes, out, stream);
 }
 }

@@ -5,7 +5,7 @@ import logging
 import torch
 
 from rwkv_batch.config import EngineConfig
-from rwkv_batch.model.checkpoint import TITLES, Checkpoint
+from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.cuda.build import BuildError
 from rwkv_batch.ops.device import DeviceError
@@ -43,8 +43,6 @@ def _create_cuda_runner(
     checkpoint: Checkpoint, device: torch.device, wkv_dtype: torch.dtype, config: EngineConfig
 ) -> Runner:
     """With own kernels. Raises BuildError if there are none for the GPU or the model."""
-    if checkpoint.family != "rwkv7":
-        raise BuildError(f"There are no kernels for {TITLES[checkpoint.family]} yet.")
     if checkpoint.mole:
         raise BuildError("There are no kernels for MoLE yet.")
     if torch.version.hip:

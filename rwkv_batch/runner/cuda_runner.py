@@ -1,12 +1,15 @@
 """The runner over the CUDA kernels: steps are queued on the GPU, and only `Draws.wait` waits for it."""
 
 from collections.abc import Collection
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rwkv_batch.config import SamplerName
-from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.model.checkpoint import Checkpoint, Family
+from rwkv_batch.model.cuda.cuda_model import CudaModel
+from rwkv_batch.model.cuda.rwkv6 import RWKV6Cuda
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.ops.cuda.abi import STOPS
 from rwkv_batch.ops.cuda.staging import Download, upload
@@ -16,6 +19,12 @@ from rwkv_batch.runner.warmup import LOGITS_COPIES, RESERVE, launch_all_kernels,
 from rwkv_batch.sampling.logprobs import RowLogprobs, logprobs, row_logprobs
 from rwkv_batch.sampling.mixtures import mix_logits
 from rwkv_batch.sampling.sampler_cuda import CudaSampler, bytes_per_slot
+
+CUDA_MODELS: dict[Family, type[CudaModel[Any, Any]]] = {
+    "rwkv7": RWKV7Cuda,
+    "rwkv7a": RWKV7Cuda,
+    "rwkv6": RWKV6Cuda,
+}
 
 
 class QueuedDraws:
@@ -39,7 +48,7 @@ class CudaRunner:
     """See Runner. fp16. Raises build.BuildError if there are no kernels for the GPU."""
 
     run_ahead_stop_ids, limits = STOPS, GPU_LIMITS
-    dtype = RWKV7Cuda.dtype
+    dtype = CudaModel.dtype
 
     def __init__(
         self,
@@ -51,7 +60,7 @@ class CudaRunner:
     ) -> None:
         """architecture: of the kernels, as in build.build; None: that of the GPU."""
         self.device, self._wkv_dtype, self._sampler = device, wkv_dtype, sampler
-        self.model = RWKV7Cuda(checkpoint, device, architecture)
+        self.model = CUDA_MODELS[checkpoint.family](checkpoint, device, architecture)
 
     def bytes_needed(self, rows: int, idle_slots: int, prefill_tokens: int) -> int:
         slots, vocab = rows + idle_slots, self.model.checkpoint.vocab

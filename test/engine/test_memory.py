@@ -9,12 +9,14 @@ import torch
 from checkpoints import tiny, write_pth
 from cuda_gpu import needs_gpu
 
-from bench.make_checkpoint import random_checkpoint
+from bench.make_checkpoint import FAMILIES, random_checkpoint, random_rwkv6
 from rwkv_batch.engine import memory
 from rwkv_batch.engine.engine import Engine
+from rwkv_batch.model.checkpoint import from_tensors
+from rwkv_batch.model.cuda.rwkv6_weights import pack_rwkv6
 from rwkv_batch.model.cuda.weights import pack_weights
 from rwkv_batch.ops import device
-from rwkv_batch.ops.cuda.buffers import Buffers, buffer_bytes
+from rwkv_batch.ops.cuda.buffers import Buffers, Rwkv6Buffers, buffer_bytes
 from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.runner import limits
 from rwkv_batch.runner.torch_runner import TorchRunner
@@ -129,15 +131,16 @@ def test_a_container_has_what_its_limit_leaves(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("tokens", [1, 17, 300, 600])
 @pytest.mark.parametrize("packed", [False, True])
-def test_the_buffers_of_a_step_are_counted_from_their_shapes(tokens, packed):
-    weights = pack_weights(tiny(layers=3, width=192, vocab=500), torch.device("cpu"))
+@pytest.mark.parametrize("kind", [Buffers, Rwkv6Buffers])
+def test_the_buffers_of_a_step_are_counted_from_their_shapes(tokens, packed, kind):
+    cpu = torch.device("cpu")
+    if kind is Buffers:
+        shape = pack_weights(tiny(layers=3, width=192, vocab=500), cpu).buffer_shape
+    else:
+        shape = pack_rwkv6(from_tensors("rwkv6", random_rwkv6(2, 192, 500)), cpu).buffer_shape
     arena: dict[str, torch.Tensor] = {}
-    Buffers(weights.buffer_shape, tokens, arena, packed)
-    assert (
-        buffer_bytes(weights.buffer_shape, tokens, packed)
-        == sum(tensor.nbytes for tensor in arena.values())
-        > 0
-    )
+    kind(shape, tokens, arena, packed)
+    assert buffer_bytes(shape, tokens, packed, kind) == sum(tensor.nbytes for tensor in arena.values()) > 0
 
 
 @pytest.fixture
@@ -176,11 +179,13 @@ class TestOnAGpu:
                 )
         assert ended == rows
 
-    def test_an_engine_never_holds_more_than_was_counted(self):
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_an_engine_never_holds_more_than_was_counted(self, family):
         gc.collect()
         others = torch.cuda.memory_allocated()  # what other tests in this process still hold
-        engine = Engine(device="cuda", max_rows=300, prefill_tokens=2048, **PLAIN)
-        weights = sum(t.numel() for t in engine.runner.model.checkpoint.tensors.values()) * 2
+        checkpoint = from_tensors(family, FAMILIES[family](4, 256, 65536))
+        engine = Engine(checkpoint, device="cuda", max_rows=300, prefill_tokens=2048, **PLAIN)
+        weights = checkpoint.parameters * 2
         needed = engine.runner.bytes_needed(300, 0, 2048)
         torch.cuda.reset_peak_memory_stats()
         engine.generate(["hello " * 100] * 300, max_tokens=20, stop_ids=[], sampling=Sampling(top_p=0.9))

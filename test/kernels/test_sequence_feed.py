@@ -7,7 +7,11 @@ import torch
 from checkpoints import tiny
 from cuda_gpu import needs_gpu, off
 
+from bench.make_checkpoint import random_rwkv6
 from rwkv_batch.engine.scheduling.sequence import LAST
+from rwkv_batch.model.checkpoint import from_tensors
+from rwkv_batch.model.cuda.cuda_model import CudaModel
+from rwkv_batch.model.cuda.rwkv6 import RWKV6Cuda
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.ops.cuda.abi import STOPS
 from rwkv_batch.runner.cuda_runner import CudaRunner, QueuedDraws
@@ -22,15 +26,17 @@ PROMPT = torch.randint(1, 500, (60,)).tolist()
 LENGTHS = [9, 20, 1, 30]
 
 
-@pytest.fixture(scope="module")
-def model() -> RWKV7Cuda:
+@pytest.fixture(scope="module", params=["rwkv7", "rwkv6"])
+def model(request: pytest.FixtureRequest) -> CudaModel:
+    if request.param == "rwkv6":
+        return RWKV6Cuda(from_tensors("rwkv6", random_rwkv6(3, 192, 500, seed=5)), "cuda")
     return RWKV7Cuda(tiny(layers=3, width=192, vocab=500, seed=5), "cuda")
 
 
 class Steps(CudaRunner):
     """A runner of a model that the tests share, with six slots."""
 
-    def __init__(self, model: RWKV7Cuda) -> None:
+    def __init__(self, model: CudaModel) -> None:
         self.model, self.device = model, model.device
         self.states = model.new_states(6, torch.float16)
         self.sampler = CudaSampler(6, 500, self.device)
@@ -39,7 +45,7 @@ class Steps(CudaRunner):
         return self.run(Batch(tokens, list(counts), list(slots), list(draws), tops or {}))
 
 
-def begun(model: RWKV7Cuda, stops: dict[int, list[int]] | None = None) -> tuple[Steps, list]:
+def begun(model: CudaModel, stops: dict[int, list[int]] | None = None) -> tuple[Steps, list]:
     """Four sequences that have read their prompts, greedy; and what is drawn after these."""
     steps = Steps(model)
     for row, slot in enumerate(SLOTS):
@@ -52,7 +58,7 @@ def flushed(steps: Steps) -> torch.Tensor:
     return torch.stack([steps.states.read(slot) for slot in range(6)])
 
 
-def one_by_one(model: RWKV7Cuda, count: int) -> tuple[list[list[int]], list[torch.Tensor]]:
+def one_by_one(model: CudaModel, count: int) -> tuple[list[list[int]], list[torch.Tensor]]:
     """What is drawn at each step when the host knows every token, and the states after each."""
     states = []
     for end in range(count + 1):  # from the beginning each time: steps after a flush add up in another order
@@ -64,7 +70,7 @@ def one_by_one(model: RWKV7Cuda, count: int) -> tuple[list[list[int]], list[torc
     return drawn, states
 
 
-def test_what_was_drawn_last_is_fed_without_the_host(model: RWKV7Cuda):
+def test_what_was_drawn_last_is_fed_without_the_host(model: CudaModel):
     want, states = one_by_one(model, 6)
     steps, draws = begun(model)
     draws += [steps.step([LAST] * 4, [1] * 4, SLOTS, range(4)) for _ in range(6)]
@@ -72,7 +78,7 @@ def test_what_was_drawn_last_is_fed_without_the_host(model: RWKV7Cuda):
     assert torch.equal(flushed(steps), states[-1])
 
 
-def test_rows_may_come_in_another_order_or_stay_away(model: RWKV7Cuda):
+def test_rows_may_come_in_another_order_or_stay_away(model: CudaModel):
     want, _ = one_by_one(model, 3)
     steps, draws = begun(model)
     draws.append(steps.step([LAST] * 2, [1] * 2, [SLOTS[2], SLOTS[0]], range(2)))
@@ -90,7 +96,7 @@ def same(state: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("beside", [[], PROMPT[:17]], ids=["alone", "beside a prompt"])
-def test_a_row_that_drew_a_stop_id_is_left_out(model: RWKV7Cuda, beside: list[int]):
+def test_a_row_that_drew_a_stop_id_is_left_out(model: CudaModel, beside: list[int]):
     """Its state is that before the stop id, whatever is queued after."""
     want, states = one_by_one(model, 2)
     steps, _ = begun(model, {1: [7, want[1][1], 11], 2: [want[0][2]]})
@@ -105,7 +111,7 @@ def test_a_row_that_drew_a_stop_id_is_left_out(model: RWKV7Cuda, beside: list[in
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_a_copy_of_a_state_holds_what_steps_have_deferred(model: RWKV7Cuda, count: int):
+def test_a_copy_of_a_state_holds_what_steps_have_deferred(model: CudaModel, count: int):
     _, states = one_by_one(model, count)
     steps, _ = begun(model)
     for _ in range(count):
@@ -138,7 +144,7 @@ def test_a_copy_of_a_state_holds_what_steps_have_deferred(model: RWKV7Cuda, coun
     "stops", [[], [*range(480, 480 + STOPS + 1)]], ids=["no stops", "more stops than the device knows"]
 )
 @pytest.mark.parametrize("count", [0, 1, 2])
-def test_a_new_row_in_the_slot_begins_afresh(model: RWKV7Cuda, count: int, stops: list[int]):
+def test_a_new_row_in_the_slot_begins_afresh(model: CudaModel, count: int, stops: list[int]):
     """Whether the row before has drawn a stop id (count 0), or its state is behind."""
     want, _ = one_by_one(model, 1)
     steps, _ = begun(model, {} if count else {0: [want[0][0]]})
@@ -150,7 +156,7 @@ def test_a_new_row_in_the_slot_begins_afresh(model: RWKV7Cuda, count: int, stops
     assert steps.step([want[0][0] if stops else LAST], [1], [SLOTS[0]], [0]).wait() == [want[1][0]]
 
 
-def test_logprobs_are_those_of_what_each_row_drew(model: RWKV7Cuda):
+def test_logprobs_are_those_of_what_each_row_drew(model: CudaModel):
     steps, _ = begun(model)
     steps.states.clear(SLOTS)
     for row, slot in enumerate(SLOTS):

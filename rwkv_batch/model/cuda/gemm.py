@@ -22,7 +22,7 @@ from rwkv_batch.model.cuda.weights import CudaLayer, CudaWeights
 from rwkv_batch.model.description import LOW_RANKS, MIXES
 from rwkv_batch.ops.cuda import tile
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, SIGMOID, TANH
-from rwkv_batch.ops.cuda.binding import AUTO, MAX_RESIDENT_K, RESIDENT, Addend, Kernels
+from rwkv_batch.ops.cuda.binding import AUTO, MAX_RESIDENT_K, RESIDENT, Addend, Kernels, Part
 from rwkv_batch.ops.cuda.blaslt import MAX_ALGORITHMS, BlasLt, GemmShape
 from rwkv_batch.ops.cuda.buffers import MAX_SPLITS, SPLIT_TOKENS, Buffers
 
@@ -43,6 +43,8 @@ LIBRARY = ("blas", *LT)
 ACTIVATIONS = {"tanh": TANH, "sigmoid": SIGMOID, "identity": IDENTITY}
 LT_TOKENS = 64  # tokens for which cuBLASLt's algorithms are candidates, at least
 SPLIT_MULTIPLE = 64  # of which the K of a split is a multiple
+STREAM_TOKENS = 16  # for which gemm_stream takes each weight from memory once, at most
+SHORT_K = 256  # which gemm_stream divides among two warps only
 PREFETCH_ROWS = 64  # the states of more rows would evict prefetched weights before they are used
 
 
@@ -197,6 +199,20 @@ def output_method(methods: dict[str, str], kind: str) -> str:
     """The method for "out" or "value": with split-K if that was chosen."""
     split = methods[f"{kind}_split"]
     return methods[kind] if split == WHOLE else split
+
+
+def small_gemm(kernels: Kernels, part: Part) -> None:
+    """A GEMM of a small matrix by what suits the number of tokens; nothing is timed. No more than TANH."""
+    w, x, y, activation = part
+    short = w.shape[1] <= SHORT_K
+    if len(x) <= STREAM_TOKENS:
+        kernels.gemm_stream([part], split_k=2 if short else 8)
+    elif kernels.has_lowrank:
+        kernels.gemm_lowrank([part], RESIDENT if short else AUTO)
+    else:
+        torch.mm(x, w.T, out=y)
+        if activation == TANH:
+            y.tanh_()
 
 
 def _warp_rows(method: str) -> int:

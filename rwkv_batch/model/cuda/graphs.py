@@ -15,7 +15,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from rwkv_batch.ops.cuda.binding import Addend
-from rwkv_batch.ops.cuda.buffers import Buffers
 from rwkv_batch.ops.cuda.capture import capture
 from rwkv_batch.ops.cuda.packing import NO_SLOT, DeviceRows, PrefillPlan, StagedPlan
 from rwkv_batch.ops.cuda.staging import Uploads
@@ -26,8 +25,8 @@ log = logging.getLogger(__name__)
 # are for turns of a few words: the sparse GEMM takes 8 tokens at most.
 PREFILL_SIZES = [4, 8, 16, 32, 64, 96, *range(128, 512, 64), *range(512, 2048, 128), *range(2048, 5121, 256)]
 NODE_BYTES = 4096  # of driver memory for each launch in a graph
-DECODE_LAYER_NODES = 16  # launches of a layer, at most
-PREFILL_LAYER_NODES = 28
+DECODE_LAYER_NODES = 20  # launches of a layer, at most
+PREFILL_LAYER_NODES = 32
 
 Inputs = TypeVar("Inputs")
 Outputs = TypeVar("Outputs")
@@ -133,7 +132,7 @@ class DecodeGraphs(GraphLadder[Tensor, Tensor]):
         return logits[:rows], inputs[1, :rows]
 
 
-Prefilled = tuple[Buffers, Addend]  # what is still to be added to the buffers' x, after the last layer
+Prefilled = tuple[Tensor, Addend]  # after the last layer: x [T, C], and what is still to be added to it
 
 
 class PrefillGraphs(GraphLadder[StagedPlan, Prefilled]):

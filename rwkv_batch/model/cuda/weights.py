@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.description import (
+    DeepEmbedTensors,
     LayerTensors,
     Norm,
     layer_tensors,
@@ -22,6 +23,16 @@ from rwkv_batch.ops.cuda.buffers import BufferShape
 
 RANK_MULTIPLE = 32  # the step of the GEMM kernels over K; the weights added are zero
 HEAD_MULTIPLE = 16  # rows of w that a warp of the GEMM kernel takes
+
+
+@dataclass(frozen=True)
+class CudaDeepEmbed:
+    """What RWKV-7a multiplies hidden units with: `((x inner) E) outer + offset`, F of them."""
+
+    table: Tensor  # [vocab, 1024]: E of every token, the map of its embedding included
+    inner: Tensor  # [32, C]
+    outer: Tensor  # [F, 32]
+    offset: Tensor  # [F]
 
 
 @dataclass(frozen=True)
@@ -40,9 +51,10 @@ class CudaLayer:
     group_norm: Norm
     output: Tensor  # [C, C]
     norm2: Norm
-    x_k: Tensor  # [1, C]
+    x_k: Tensor  # [1, C]; with a DeepEmbed [3, C], as it reads the token itself too: 0 mixes nothing in
     key: Tensor  # [4 C, C]
     value: Tensor  # [4 C, C]: one run of C weights for each hidden unit, so inactive units can be skipped
+    deep_embed: CudaDeepEmbed | None  # of RWKV-7a
 
 
 @dataclass(frozen=True)
@@ -71,21 +83,27 @@ def pack_weights(checkpoint: Checkpoint, device: torch.device) -> CudaWeights:
     for layer in range(checkpoint.layers):
         for name in low_rank_names(layer):
             found.setdefault(name, []).append(tensors[f"blocks.{layer}.att.{name}1"].shape[1])
-    ranks = {name: _round_up(max(sizes), RANK_MULTIPLE) for name, sizes in found.items()}
+    ranks = {name: round_up(max(sizes), RANK_MULTIPLE) for name, sizes in found.items()}
     # One layer at a time: an adapter is merged as a tensor is read.
     layers = (layer_tensors(tensors, index) for index in range(checkpoint.layers))
-    head = tensors["head.weight"].to(device, torch.float16)
+    embedding = normed_embedding(tensors, device, torch.float16)
     return CudaWeights(
-        normed_embedding(tensors, device, torch.float16),
-        [_pack_layer(layer, ranks, device) for layer in layers],
+        embedding,
+        [_pack_layer(layer, ranks, embedding) for layer in layers],
         norm_tensors(tensors, "ln_out").to(device, torch.float16),
-        _padded(head, 0, _round_up(len(head), HEAD_MULTIPLE)),
-        len(head),
+        pack_head(tensors["head.weight"], device),
+        checkpoint.vocab,
     )
 
 
-def _pack_layer(layer: LayerTensors, ranks: dict[str, int], device: torch.device) -> CudaLayer:
-    """ranks: to which the low-rank functions are filled up."""
+def pack_head(head: Tensor, device: torch.device) -> Tensor:
+    """`[vocab, C]`, with rows of zeros up to a multiple of HEAD_MULTIPLE."""
+    return padded(head.to(device, torch.float16), 0, round_up(len(head), HEAD_MULTIPLE))
+
+
+def _pack_layer(layer: LayerTensors, ranks: dict[str, int], embedding: Tensor) -> CudaLayer:
+    """ranks: to which the low-rank functions are filled up. embedding: of the model, on the GPU."""
+    device = embedding.device
 
     def half(tensor: Tensor) -> Tensor:
         return tensor.to(device, torch.float16)
@@ -94,8 +112,8 @@ def _pack_layer(layer: LayerTensors, ranks: dict[str, int], device: torch.device
         norm1=layer.ln1.to(device, torch.float16),
         mixes=torch.stack([half(mix) for mix in layer.mixes.values()]),
         rkv=torch.stack([half(matrix) for matrix in (layer.receptance, layer.key, layer.value)]),
-        low_in={n: _padded(half(low.inner).T, 0, ranks[n]) for n, low in layer.low_rank.items()},
-        low_out={n: _padded(half(low.outer).T, 1, ranks[n]) for n, low in layer.low_rank.items()},
+        low_in={n: padded(half(low.inner).T, 0, ranks[n]) for n, low in layer.low_rank.items()},
+        low_out={n: padded(half(low.outer).T, 1, ranks[n]) for n, low in layer.low_rank.items()},
         offsets={n: half(low.offset) for n, low in layer.low_rank.items() if low.offset is not None},
         k_k=half(layer.k_k),
         k_a=half(layer.k_a),
@@ -103,16 +121,40 @@ def _pack_layer(layer: LayerTensors, ranks: dict[str, int], device: torch.device
         group_norm=layer.ln_x.to(device, torch.float16),
         output=half(layer.output),
         norm2=layer.ln2.to(device, torch.float16),
-        x_k=half(layer.ffn_mix).view(1, -1),
+        x_k=_channel_mixes(half(layer.ffn_mix), layer.deep_embed is not None),
         key=half(layer.ffn_key),
         value=half(layer.ffn_value).T.contiguous(),
+        deep_embed=None if layer.deep_embed is None else _pack_deep_embed(layer.deep_embed, embedding),
     )
 
 
-def _round_up(size: int, multiple: int) -> int:
+def _channel_mixes(x_k: Tensor, with_token: bool) -> Tensor:
+    nothing = torch.zeros_like(x_k)
+    return torch.stack([x_k, nothing, nothing] if with_token else [x_k])
+
+
+def _pack_deep_embed(tensors: DeepEmbedTensors, embedding: Tensor) -> CudaDeepEmbed:
+    table, from_embedding, inner, outer, offset = (
+        tensor.to(embedding.device, torch.float16)
+        for tensor in (
+            tensors.table,
+            tensors.from_embedding,
+            tensors.inner,
+            tensors.outer,
+            tensors.offset,
+        )
+    )
+    # What a token adds by its embedding is always the same.
+    table = torch.addmm(table, embedding, from_embedding.T)
+    return CudaDeepEmbed(table, inner.T.contiguous(), outer.T.contiguous(), offset)
+
+
+def round_up(size: int, multiple: int) -> int:
+    """The smallest multiple that is not below `size`."""
     return -(-size // multiple) * multiple
 
 
-def _padded(matrix: Tensor, dimension: int, size: int) -> Tensor:
+def padded(matrix: Tensor, dimension: int, size: int) -> Tensor:
+    """A matrix with zeros up to `size` rows (dimension 0) or columns (1), contiguous."""
     missing = size - matrix.shape[dimension]
     return pad(matrix, (0, 0, 0, missing) if dimension == 0 else (0, missing)).contiguous()

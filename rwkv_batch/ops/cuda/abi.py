@@ -75,6 +75,17 @@ class TimeMixInput(Structure):
     )
 
 
+class Wkv6Input(Structure):
+    """The time mix of a layer of RWKV-6 between its GEMMs: `cuda/wkv6.cuh`."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("r", "k", "v", "w", "g", "decay", "bonus", "norm_weight")),
+        *((name, c_void_p) for name in ("norm_bias", "out", "state")),
+        ("slot_stride", c_size_t),
+        ("width", c_int),
+    )
+
+
 class ChunksInput(Structure):
     """Which tokens make up the chunks of a prefill: `cuda/wkv_prefill.cuh`."""
 
@@ -84,7 +95,7 @@ class ChunksInput(Structure):
     )
 
 
-STRUCTURES = (NormInput, PackedRowsInput, GemmPart, TileShape, TimeMixInput, ChunksInput)
+STRUCTURES = (NormInput, PackedRowsInput, GemmPart, TileShape, TimeMixInput, Wkv6Input, ChunksInput)
 
 
 class _AbiEntry(Structure):

@@ -23,6 +23,7 @@ from rwkv_batch.ops.cuda.abi import (
     PackedRowsInput,
     TileShape,
     TimeMixInput,
+    Wkv6Input,
 )
 from rwkv_batch.ops.cuda.tile import tile_shape
 
@@ -47,6 +48,11 @@ SIGNATURES = {  # arguments of every exported function but the last, a stream
     "rwkv_wkv_decode": (POINTER(TimeMixInput), c_int, c_void_p, c_void_p, c_int),
     "rwkv_wkv_flush": (c_void_p, c_void_p, c_int, *[c_void_p, c_void_p, c_size_t, c_void_p, c_size_t], c_int),
     "rwkv_wkv_prefill": (POINTER(TimeMixInput), POINTER(ChunksInput), c_int, c_int, c_void_p, c_int),
+    "rwkv_wkv6": (POINTER(Wkv6Input), c_int, c_int, c_void_p, POINTER(PackedRowsInput), c_int),
+    "rwkv_shift_mix": (*[c_void_p] * 4, *[c_int] * 3),
+    "rwkv_gate": (c_void_p, c_void_p, c_size_t),
+    "rwkv_deep_embed": (*[c_void_p] * 3, c_int, c_void_p),
+    "rwkv_deep_scale": (*[c_void_p] * 3, c_int, c_int),
 }
 
 Part = tuple[Tensor, Tensor, Tensor, int]  # w [N, K], x [M, K], y [M, N], activation
@@ -60,6 +66,11 @@ class RowBounds:
     first: Tensor  # [rows], the first token
     last: Tensor  # [rows]
     slots: Tensor  # [rows]
+
+    @property
+    def input(self) -> PackedRowsInput:
+        places = (self.row_of, self.first, self.last, self.slots)
+        return PackedRowsInput(*(tensor.data_ptr() for tensor in places))
 
 
 @dataclass(frozen=True)
@@ -122,7 +133,8 @@ class Kernels:
     ) -> None:
         """Add, norm, token shift and mix of rows of one token each.
 
-        shift `[slots, C]`, any stride; mixes `[N, C]`; out `[N, T, C]`. A negative slot is padding.
+        shift `[slots, C]`, any stride; mixes `[N, C]`, N 1, 3 or 6; out `[N, T, C]`. A negative slot is
+        padding.
         """
         inputs, mix = _norm_input(x, added, weight, bias), _mix_arguments(shift, mixes, out)
         self._call("rwkv_norm_mix_decode", byref(inputs), len(x), slots.data_ptr(), *mix)
@@ -143,11 +155,8 @@ class Kernels:
 
         The residual stream goes from x to `to`, both `[T, C]`.
         """
-        inputs = _norm_input(x, added, weight, bias)
-        places = (rows.row_of, rows.first, rows.last, rows.slots)
-        packed = PackedRowsInput(*(tensor.data_ptr() for tensor in places))
-        mix = _mix_arguments(shift, mixes, out)
-        self._call("rwkv_norm_mix_prefill", byref(inputs), to.data_ptr(), len(x), byref(packed), *mix)
+        inputs, mix = _norm_input(x, added, weight, bias), _mix_arguments(shift, mixes, out)
+        self._call("rwkv_norm_mix_prefill", byref(inputs), to.data_ptr(), len(x), byref(rows.input), *mix)
 
     def relu_square(self, h: Tensor) -> None:
         """h = relu(h)^2 in place, at most what fp16 holds."""
@@ -251,6 +260,37 @@ class Kernels:
         """The time mix of packed rows of two tokens and more. scratch: `chunk_bytes` a chunk and head."""
         counts = (rows.chunks, rows.rows, scratch.data_ptr(), int(fp32))
         self._call("rwkv_wkv_prefill", byref(inputs), byref(rows.input), *counts)
+
+    def wkv6(self, inputs: Wkv6Input, tokens: int, slots: Tensor, fp32: bool) -> None:
+        """The time mix of RWKV-6 of one token of each of `slots` `[tokens]`. fp32: how states are stored."""
+        self._call("rwkv_wkv6", byref(inputs), tokens, tokens, slots.data_ptr(), None, int(fp32))
+
+    def wkv6_packed(self, inputs: Wkv6Input, tokens: int, rows: RowBounds, fp32: bool) -> None:
+        """As `wkv6` for packed rows, of any number of tokens each."""
+        arguments = (len(rows.slots), rows.slots.data_ptr(), byref(rows.input), int(fp32))
+        self._call("rwkv_wkv6", byref(inputs), tokens, *arguments)
+
+    def shift_mix(self, amounts: Tensor, x: Tensor, before: Tensor, offsets: Tensor) -> None:
+        """`x + (before - x) (offset + amount)` in place of amounts `[N, T, C]`.
+
+        x and before `[T, C]`, offsets `[N, C]`.
+        """
+        pointers = (tensor.data_ptr() for tensor in (amounts, x, before, offsets))
+        self._call("rwkv_shift_mix", *pointers, *amounts.shape)
+
+    def gate(self, y: Tensor, gates: Tensor) -> None:
+        """y = y sigmoid(gates) in place."""
+        self._call("rwkv_gate", y.data_ptr(), gates.data_ptr(), y.numel())
+
+    def deep_embed(self, q: Tensor, table: Tensor, tokens: Tensor, out: Tensor) -> None:
+        """out `[T, 32]` = each row of q `[T, 32]` times the matrix [32, 32] that `table` has of its token."""
+        pointers = (tensor.data_ptr() for tensor in (q, table, tokens))
+        self._call("rwkv_deep_embed", *pointers, len(q), out.data_ptr())
+
+    def deep_scale(self, hidden: Tensor, factors: Tensor, offsets: Tensor) -> None:
+        """`hidden (offsets + factors)` in place of hidden `[T, F]`, at most what fp16 holds."""
+        pointers = (tensor.data_ptr() for tensor in (hidden, factors, offsets))
+        self._call("rwkv_deep_scale", *pointers, *hidden.shape)
 
 
 def launch(library: CDLL, kernel: str, *arguments: object) -> None:

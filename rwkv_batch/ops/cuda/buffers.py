@@ -23,32 +23,21 @@ class BufferShape:
     device: torch.device
 
 
-class Buffers:
+class StepBuffers:
     """The buffers of a step over `tokens` tokens; they overlap those of other steps in the same arena."""
 
     def __init__(
         self, shape: BufferShape, tokens: int, arena: dict[str, Tensor], packed: bool = False
     ) -> None:
-        """packed: of a prefill, which has no partial sums of split-K."""
+        """packed: of a prefill."""
         self.arena, self.device = arena, shape.device
         width = shape.width
         self.x = self._take("x", tokens, width, dtype=torch.float32)  # the residual stream
         self.lag = self._take("lag", tokens, dtype=torch.int32)  # see Feed.resolve
         self.normed = self._take("normed", tokens, width)
-        self.mixed = self._take("mixed", MIXED, tokens, width)  # in the order of MIXES
-        self.rkv0 = self._take("rkv0", 3, tokens, width)  # of layer 0, whose v the others mix in
-        self.rkv = self._take("rkv", 3, tokens, width)
-        self.low = {name: self._take("low " + name, tokens, rank) for name, rank in shape.ranks.items()}
-        self.low_out = {name: self._take("low out " + name, tokens, width) for name in shape.ranks}
         self.y = self._take("y", tokens, width)  # what the time mix reads out
         self.out = self._take("out", tokens, width)  # what is added to x
         self.hidden = self._take("hidden", tokens, shape.hidden)
-        # The stream between the two norms of a prefill's layer; hidden units are written only after that.
-        self.x_between = self.hidden.view(-1)[: 2 * tokens * width].view(torch.float32).view(tokens, width)
-        sparse = (SPARSE_SPLITS, min(tokens, SPARSE_ROWS[-1]), width)
-        self.sparse_partials = self._take("sparse partials", *sparse, dtype=torch.float32)
-        split = (0 if packed else MAX_SPLITS, min(tokens, SPLIT_TOKENS), width)
-        self.split_partials = self._take("split partials", *split, dtype=torch.float32)
 
     def scratch(self, name: str, size: int) -> Tensor:
         """`[size]` bytes that one kernel hands to the next; steps of any size may overwrite them."""
@@ -62,8 +51,48 @@ class Buffers:
         return flat[:size].view(shape)
 
 
-def buffer_bytes(shape: BufferShape, tokens: int, packed: bool = False) -> int:
+class Buffers(StepBuffers):
+    """Those of RWKV-7. A prefill has no partial sums of split-K."""
+
+    def __init__(
+        self, shape: BufferShape, tokens: int, arena: dict[str, Tensor], packed: bool = False
+    ) -> None:
+        super().__init__(shape, tokens, arena, packed)
+        width = shape.width
+        self.mixed = self._take("mixed", MIXED, tokens, width)  # in the order of MIXES
+        self.rkv0 = self._take("rkv0", 3, tokens, width)  # of layer 0, whose v the others mix in
+        self.rkv = self._take("rkv", 3, tokens, width)
+        self.low = {name: self._take("low " + name, tokens, rank) for name, rank in shape.ranks.items()}
+        self.low_out = {name: self._take("low out " + name, tokens, width) for name in shape.ranks}
+        # The stream between the two norms of a prefill's layer; hidden units are written only after that.
+        self.x_between = self.hidden.view(-1)[: 2 * tokens * width].view(torch.float32).view(tokens, width)
+        sparse = (SPARSE_SPLITS, min(tokens, SPARSE_ROWS[-1]), width)
+        self.sparse_partials = self._take("sparse partials", *sparse, dtype=torch.float32)
+        split = (0 if packed else MAX_SPLITS, min(tokens, SPLIT_TOKENS), width)
+        self.split_partials = self._take("split partials", *split, dtype=torch.float32)
+
+
+class Rwkv6Buffers(StepBuffers):
+    """Those of RWKV-6. Only a prefill has a stream between the two norms of a layer."""
+
+    def __init__(
+        self, shape: BufferShape, tokens: int, arena: dict[str, Tensor], packed: bool = False
+    ) -> None:
+        super().__init__(shape, tokens, arena, packed)
+        width, rank = shape.width, shape.ranks["mix"]
+        self.mixed = self._take("mixed", 3, tokens, width)  # a norm's results
+        self.inner = self._take("inner", tokens, 5, rank)
+        self.shifted = self._take("shifted", 5, tokens, width)  # in the order of RWKV6_MIXES
+        self.kvrg = self._take("kvrg", 4, tokens, width)
+        self.decay_inner = self._take("decay inner", tokens, shape.ranks["decay"])
+        self.decay = self._take("decay", tokens, width)
+        self.x_between = self._take("x between", tokens if packed else 0, width, dtype=torch.float32)
+
+
+def buffer_bytes(
+    shape: BufferShape, tokens: int, packed: bool = False, kind: type[StepBuffers] = Buffers
+) -> int:
     """What the buffers of a step over that many tokens take. Nothing is allocated to find out."""
     arena: dict[str, Tensor] = {}
-    Buffers(replace(shape, device=torch.device("meta")), tokens, arena, packed)
+    kind(replace(shape, device=torch.device("meta")), tokens, arena, packed)
     return sum(tensor.nbytes for tensor in arena.values())

@@ -23,13 +23,14 @@ class Feed:
 
     fp16 states may lag up to MAX_LAG tokens: `pending`
     `[slots, layers, heads, MAX_LAG, DEFERRED_VECTORS, 64]` holds what has not been written into them
-    (cuda/wkv.cuh). fp32 states never lag; `pending` is None.
+    (cuda/wkv.cuh). States never lag that are fp32, or whose kernel defers nothing; `pending` is None.
     """
 
-    def __init__(self, kernels: Kernels, wkv: Tensor) -> None:
+    def __init__(self, kernels: Kernels, wkv: Tensor, defers: bool = True) -> None:
+        """defers: whether the kernel of the recurrence defers writes to fp16 states."""
         self._kernels, self._wkv = kernels, wkv
         self._records = Records(len(wkv), RECORD, wkv.device)
-        self.pending = pending_writes(wkv)
+        self.pending = pending_writes(wkv) if defers else None
 
     def begin(self, slot: int, stop_ids: Collection[int]) -> None:
         """A new sequence in the slot, which those ids finish, STOPS of them at most."""

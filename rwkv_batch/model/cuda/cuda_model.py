@@ -1,0 +1,300 @@
+"""What the forward passes on a CUDA GPU have in common, whatever the family: steps, graphs and states."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from typing import ClassVar, Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.model.cuda.graphs import (
+    PREFILL_SIZES,
+    DecodeGraphs,
+    Prefilled,
+    PrefillGraphs,
+    graph_bytes,
+)
+from rwkv_batch.model.description import Norm
+from rwkv_batch.model.torch_model import check_rows
+from rwkv_batch.ops.cuda.binding import Addend, Kernels
+from rwkv_batch.ops.cuda.buffers import BufferShape, StepBuffers, buffer_bytes
+from rwkv_batch.ops.cuda.feed import Feed, pending_writes
+from rwkv_batch.ops.cuda.packing import DeviceRows, PrefillPlan, StagedPlan, upload_plan
+from rwkv_batch.ops.cuda.staging import upload
+from rwkv_batch.ops.torch_ops import HEAD_SIZE
+from rwkv_batch.state.slots import States, slot_bytes
+
+MANY = 1 << 30  # tokens, for which no GEMM is timed
+
+
+class CudaStates(States):
+    """States that may lag some tokens, and what the device knows of their slots."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        slots: int,
+        layers: int,
+        width: int,
+        wkv: torch.dtype,
+        device: torch.device,
+        start: Tensor | None = None,
+        defers: bool = True,
+    ) -> None:
+        """defers: whether writes to fp16 states are deferred."""
+        super().__init__(slots, layers, width, torch.float16, wkv, device, start)
+        self.feed = Feed(kernels, self.wkv, defers)
+
+    def flush(self, slots: Collection[int]) -> None:
+        self.feed.flush(slots)
+
+
+class PackedWeights(Protocol):
+    """What every family has of a model's weights on one GPU."""
+
+    @property
+    def norm_out(self) -> Norm: ...
+
+    @property
+    def head(self) -> Tensor:
+        """`[vocab and rows of zeros, C]`."""
+
+    @property
+    def buffer_shape(self) -> BufferShape:
+        """The sizes of a step's buffers."""
+
+
+Weights = TypeVar("Weights", bound=PackedWeights)
+StepBuffersT = TypeVar("StepBuffersT", bound=StepBuffers)
+
+
+class CudaModel(ABC, Generic[Weights, StepBuffersT]):
+    """A model on one GPU. Raises build.BuildError if there are no kernels for it."""
+
+    dtype = torch.float16
+    defers: ClassVar[bool]  # whether decode steps defer writes to fp16 states
+    buffers: type[StepBuffersT]  # of a step
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device | str = "cuda",
+        architecture: str | None = None,
+    ) -> None:
+        """architecture: of the kernels, as in build.build; None: that of the GPU."""
+        self.checkpoint, self.device = checkpoint, torch.device(device)
+        with torch.cuda.device(self.device):
+            self.kernels = Kernels(self.device, architecture)
+            self.weights = self._pack_weights()
+            self._buffer_shape = self.weights.buffer_shape
+        self._graphs: tuple[States, DecodeGraphs, PrefillGraphs] | None = None
+        self._most_rows: int | None = None  # of a decode graph
+
+    def new_states(self, slots: int, wkv_dtype: torch.dtype = torch.float16) -> CudaStates:
+        """The states of that many slots, all before the first token."""
+        c, kernels = self.checkpoint, self.kernels
+        shape = (slots, c.layers, c.width, wkv_dtype, self.device, c.start_state())
+        return CudaStates(kernels, *shape, self.defers)
+
+    def slot_bytes(self, wkv_dtype: torch.dtype) -> int:
+        """Of a slot of `new_states`, deferred writes included."""
+        c = self.checkpoint
+        wkv = torch.empty(1, c.layers, c.heads, HEAD_SIZE, HEAD_SIZE, dtype=wkv_dtype, device="meta")
+        pending = pending_writes(wkv) if self.defers else None
+        return slot_bytes(c.layers, c.width, self.dtype, wkv_dtype) + (
+            0 if pending is None else pending.nbytes
+        )
+
+    def step_bytes(self, rows: int, prefill_tokens: int) -> int:
+        """The most that steps and their graphs hold besides weights, states and logits."""
+        prefills = (PREFILL_SIZES[-1], prefill_tokens + rows)  # by graphs, and without one
+        shape, kind = self._buffer_shape, self.buffers
+        buffers = sum(buffer_bytes(shape, tokens, packed=True, kind=kind) for tokens in prefills)
+        buffers += buffer_bytes(shape, rows, kind=kind)
+        return graph_bytes(self.checkpoint.layers, rows) + buffers
+
+    @torch.inference_mode()
+    def capture(self, states: CudaStates, rows: int | None = None, progress: bool = True) -> None:
+        """Capture the graphs of decode batches of up to `rows` (None: all slots) and of small prefills.
+
+        They are over these states, and steps over them have no more rows from then on.
+        """
+        self._graphs, self._most_rows = None, rows
+        with torch.cuda.device(self.device):
+            for graphs in self._graphs_over(states):
+                graphs.capture_all(progress)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        tokens: Tensor,
+        lengths: Sequence[int],
+        slots: Sequence[int],
+        states: CudaStates,
+        logits_of: Sequence[int] | None = None,
+        flush: bool = True,
+    ) -> Tensor:
+        """The same as `TorchModel.forward`. flush=False leaves writes to states deferred, as `run` does.
+
+        Raises ValueError for rows that do not fit together, IndexError for ids that the model does not have.
+        """
+        check_rows(tokens, lengths, slots, len(states))
+        vocab = self.checkpoint.vocab
+        if not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab:
+            raise IndexError(
+                f"Tokens {int(tokens.min())} to {int(tokens.max())} do not fit a vocabulary of {vocab}; give "
+                "ids below it."
+            )
+        logits = self.run(tokens.tolist(), lengths, slots, states, logits_of)[0].float()
+        if flush:
+            states.flush(slots)
+        return logits
+
+    @torch.inference_mode()
+    def run(
+        self,
+        tokens: Sequence[int],
+        lengths: Sequence[int],
+        slots: Sequence[int],
+        states: CudaStates,
+        logits_of: Sequence[int] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Queue packed rows, by a CUDA graph where there is one.
+
+        That is a decode step if every row has one token, otherwise a prefill.
+        A row of one token may be fed a negative one: what its sequence drew last. Returns logits
+        `[len(logits_of), vocab]` fp16 after the last token of the rows named (None: of all rows), and the
+        slots `[len(logits_of)]` int32 of these rows, negative for those that had finished. The next run may
+        overwrite both.
+        """
+        with torch.cuda.device(self.device):
+            states.feed.prepare()
+            if max(lengths) > 1:
+                wanted = range(len(lengths)) if logits_of is None else logits_of
+                logits, fed = self._prefill(tokens, lengths, slots, states, wanted)
+            else:
+                logits, fed = self._graphs_over(states)[0].run(tokens, slots)
+                if logits_of is not None:
+                    index = upload(logits_of, self.device)
+                    logits, fed = logits[index], fed[index]
+            return logits[:, : self.checkpoint.vocab], fed
+
+    def decode(
+        self, tokens: Tensor, slots: Tensor, states: CudaStates, logits: Tensor, arena: dict[str, Tensor]
+    ) -> None:
+        """Launch one token of every row.
+
+        tokens and slots: `[T]` int32 on the device, a negative slot for padding. logits: `[T, rows of the
+        head]`.
+        A negative token is what its sequence drew last; see Feed.resolve, which changes tokens and slots.
+        Launches only, so that it can be captured; all it writes lies in `arena`, `logits` and the states.
+        """
+        b, methods = self.buffers(self._buffer_shape, len(tokens), arena), self.methods(len(tokens))
+        states.feed.resolve(tokens, slots, b.lag, len(tokens))
+        added = self._decode_layers(tokens, slots, states, b, methods)
+        self.kernels.norm(b.x, added, *self.weights.norm_out, b.normed)
+        self._head(b.normed, logits, methods)
+
+    def _graphs_over(self, states: CudaStates) -> tuple[DecodeGraphs, PrefillGraphs]:
+        """The graphs over these states; those over others are given up."""
+        if self._graphs is None or self._graphs[0] is not states:
+            most = self._most_rows or len(states)
+            logits = torch.empty(most, len(self.weights.head), device=self.device, dtype=torch.float16)
+
+            def decode(inputs: Tensor, arena: dict[str, Tensor]) -> Tensor:
+                rows = logits[: inputs.shape[1]]
+                self.decode(inputs[0], inputs[1], states, rows, arena)
+                return rows
+
+            def prefill(inputs: StagedPlan, arena: dict[str, Tensor]) -> Prefilled:
+                methods = self.methods(len(inputs.tokens))
+                return self._prefill_rows(inputs.tokens, inputs.rows, states, arena, methods)
+
+            decode_graphs = DecodeGraphs(most, self.device, self.methods, decode)
+            self._graphs = states, decode_graphs, PrefillGraphs(self.device, self.methods, prefill)
+        return self._graphs[1:]
+
+    def _prefill(
+        self,
+        tokens: Sequence[int],
+        lengths: Sequence[int],
+        slots: Sequence[int],
+        states: CudaStates,
+        wanted: Sequence[int],
+    ) -> tuple[Tensor, Tensor]:
+        """As `run`; logits `[len(wanted), rows of the head]`."""
+        plan = PrefillPlan.from_lengths(lengths, slots)
+        ids = torch.from_numpy(np.array(tokens, np.int32))  # several times faster than torch.tensor
+        if plan.order != list(range(len(lengths))):
+            pieces = ids.split(list(lengths))
+            ids = torch.cat([pieces[row] for row in plan.order])
+        if PrefillGraphs.covers(plan):
+            (x, added), rows = self._graphs_over(states)[1].run(ids, plan)
+        else:
+            rows = upload_plan(plan, self.device)
+            ids = ids.to(self.device, non_blocking=True)
+            x, added = self._prefill_rows(ids, rows, states, {}, self.methods(MANY))
+        if not len(wanted):
+            return x.new_empty(0, len(self.weights.head), dtype=torch.float16), rows.rows.slots[:0]
+        place_of = {row: place for place, row in enumerate(plan.order)}
+        places = [place_of[row] for row in wanted]
+        lasts = [plan.numbers["last"][place] for place in places]
+        at = torch.tensor([lasts, places], dtype=torch.int32, pin_memory=True)
+        last, place = at.to(self.device, non_blocking=True)
+        # As many rows as a decode graph has, for which the GEMM is timed and its kernel loaded.
+        size = self._graphs_over(states)[0].size(len(wanted))
+        normed = x.new_empty(size, x.shape[1], dtype=torch.float16)
+        logits = normed.new_empty(size, len(self.weights.head))
+        self.kernels.norm(x, added, *self.weights.norm_out, normed[: len(wanted)], last)
+        self._head(normed, logits, self.methods(size))
+        return logits[: len(wanted)], rows.rows.slots[place]
+
+    def _prefill_rows(
+        self,
+        tokens: Tensor,
+        rows: DeviceRows,
+        states: CudaStates,
+        arena: dict[str, Tensor],
+        methods: dict[str, str],
+    ) -> Prefilled:
+        """Launch all layers over packed rows: tokens `[T]` int32 on the device."""
+        b = self.buffers(self._buffer_shape, len(tokens), arena, packed=True)
+        for pieces in rows.pieces:
+            states.feed.flush_rows(pieces)
+        states.feed.resolve(tokens, rows.rows.slots, b.lag, rows.single, rows.counted)
+        return b.x, self._prefill_layers(tokens, rows, states, b, methods)
+
+    @abstractmethod
+    def methods(self, tokens: int) -> dict[str, str]:
+        """How each kind of GEMM runs for so many tokens; found out first where it is not known yet."""
+
+    @abstractmethod
+    def _pack_weights(self) -> Weights:
+        """Copy the checkpoint to the GPU."""
+
+    @abstractmethod
+    def _decode_layers(
+        self, tokens: Tensor, slots: Tensor, states: CudaStates, b: StepBuffersT, methods: dict[str, str]
+    ) -> Addend:
+        """Launch all layers, from the embedding on, over one token of every row.
+
+        Returns what is still to be added to b.x.
+        """
+
+    @abstractmethod
+    def _prefill_layers(
+        self,
+        tokens: Tensor,
+        rows: DeviceRows,
+        states: CudaStates,
+        b: StepBuffersT,
+        methods: dict[str, str],
+    ) -> Addend:
+        """The same over packed rows."""
+
+    @abstractmethod
+    def _head(self, x: Tensor, logits: Tensor, methods: dict[str, str]) -> None:
+        """Launch the head: logits `[T, rows of the head]` of normed x `[T, C]`."""

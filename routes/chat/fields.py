@@ -25,6 +25,9 @@ def _template_kwargs(value: object) -> object:
     return value
 
 
+TemplateKwargs = Annotated[Json, BeforeValidator(_template_kwargs)]
+
+
 class ChatStyleFields(RequestBody):
     """`think_type` decides over `enable_think` and `think`; nothing else may contradict another field."""
 
@@ -32,7 +35,7 @@ class ChatStyleFields(RequestBody):
     think: bool | None = None
     think_type: ThinkType | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    chat_template_kwargs: Annotated[Json, BeforeValidator(_template_kwargs)] = Field(default_factory=dict)
+    chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
 
     def style(
         self, template: ChatTemplate, effort: str | None = None, effort_field: str = "reasoning_effort"

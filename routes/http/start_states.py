@@ -22,9 +22,10 @@ HEADER = "x-rwkv-state-id"
 MEMBER = "\x1f"  # in the names of a mixture's states, behind that of the mixture; clients cannot send it
 WEIGHTS = "mrss_gatingweight"  # of the states of a mixture
 LEAST_SUM = 1e-6  # of weights, beside the sum of their sizes
-DEFAULTS = ("temperature", "top_p")  # that may belong to a start state
+# What may belong to a start state: of the sampling, and of how chats are rendered.
+DEFAULTS, TEMPLATE = ("temperature", "top_p"), ("think_type", "chat_template_kwargs")
 # By which a request chooses how a chat is rendered.
-THOUGHT = ("think_type", "enable_think", "think", "reasoning_effort", "reasoning", "chat_template_kwargs")
+THOUGHT = (*TEMPLATE, "enable_think", "think", "reasoning_effort", "reasoning")
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,18 @@ class ChosenState:
     mixture: list[MixturePart]  # of a view with several states
 
     def with_defaults(self, fields: Json) -> Json:
-        """The body with the sampling that belongs to the state, where it has none of its own.
+        """The body with what belongs to the state: its sampling, where the body has none of its own.
 
-        Chats are rendered without a thought, as states are tuned, unless the body says how.
+        Chats are rendered as the state says, unless the body says how; without a thought if neither does, as
+        states are tuned.
         """
         own, sent = describe(self.info), {name: value for name, value in fields.items() if value is not None}
         defaults = {name: own[name] for name in DEFAULTS if own.get(name) is not None and name not in sent}
-        plain = {} if any(name in sent for name in THOUGHT) else {"think_type": "none"}
-        return fields | defaults | plain
+        if any(name in sent for name in THOUGHT):
+            return fields | defaults
+        template = {name: own[name] for name in TEMPLATE if name in own}
+        thinks = "rwkv_generation_prompt" in template.get("chat_template_kwargs", {})
+        return fields | defaults | ({} if thinks else {"think_type": "none"}) | template
 
     def begin(self, request: GenerateRequest) -> GenerateRequest:
         """The request, which begins in the state."""

@@ -14,17 +14,12 @@ from routes.http.admin import admin_json, file_inside
 from routes.http.errors import ApiError
 from routes.http.exchange import HttpRequest, json_response
 from routes.http.frontend import Frontend
-from routes.http.schemas import RequestBody
 from routes.http.start_states import MEMBER, describe, weights_of
-from routes.native.schemas import Real
-from routes.native.start_states import StateLayout, StateName, forget_members, members_of, put
+from routes.native.start_states import StateDefaults, StateLayout, StateName, forget_members, members_of, put
 from rwkv_batch.wire.commands import DescribeStartState, ListStartStates
 
-DefaultTemperature = Annotated[Real, Field(ge=-1000, le=1000)]
-DefaultTopP = Annotated[Real, Field(ge=0, le=1)]
 
-
-class LoadMixtureFields(RequestBody):
+class LoadMixtureFields(StateDefaults):
     """The body of /mrss_loadstatemodel. Numbers and truth values may be texts."""
 
     state_viewname: StateName
@@ -32,17 +27,13 @@ class LoadMixtureFields(RequestBody):
     contain_originalstate: bool = False  # whether the state before any token is one of them, the last
     state_gatingweight: list[Any] | None = None  # null: all alike
     state_layout: StateLayout = "vk"
-    default_temperature: DefaultTemperature | None = None
-    default_top_p: DefaultTopP | None = None
 
 
-class WeightFields(RequestBody):
+class WeightFields(StateDefaults):
     """The body of /mrss_set_gatingweight."""
 
     state_viewname: StateName  # alone, or behind the model's name
     state_gatingweight: list[Any]
-    default_temperature: DefaultTemperature | None = None
-    default_top_p: DefaultTopP | None = None
 
 
 async def load(front: Frontend, http: HttpRequest) -> Response:
@@ -58,8 +49,7 @@ async def load(front: Frontend, http: HttpRequest) -> Response:
     description = {
         "original_filename": files[0].name,
         "size_bytes": sum(file.stat().st_size for file in files),
-        "temperature": fields.default_temperature,
-        "top_p": fields.default_top_p,
+        **fields.given(),
         "members": [name, *others, *([""] if fields.contain_originalstate else [])],
         "weights": weights,
     }
@@ -85,8 +75,6 @@ async def set_weights(front: Frontend, http: HttpRequest) -> Response:
     if "members" not in own:
         raise ApiError(404, f"There is no mixture {name}; /mrss_loadstatemodel makes one.")
     own["weights"] = weights_of(fields.state_gatingweight, len(own["members"]), "state_gatingweight")
-    for field, value in (("temperature", fields.default_temperature), ("top_p", fields.default_top_p)):
-        if value is not None:
-            own[field] = value
+    own |= fields.given()
     await front.ask(DescribeStartState(uuid.uuid4().hex, name, json.dumps(own).encode()))
     return json_response(http, {"status": "success"})

@@ -12,12 +12,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 from robyn import Response
 
+from routes.chat.checkpoints import ThinkType
+from routes.chat.fields import TemplateKwargs
 from routes.http.admin import admin_json, file_inside
 from routes.http.errors import ApiError, Json
 from routes.http.exchange import HttpRequest, authorized_json, demand_password, json_response
 from routes.http.frontend import Frontend
 from routes.http.schemas import MAX_SESSION_ID, PLAIN_ID, RequestBody
-from routes.http.start_states import describe, is_member
+from routes.http.start_states import DEFAULTS, TEMPLATE, describe, is_member
 from routes.native.schemas import Real
 from rwkv_batch.wire.commands import ListStartStates, PutStartState, RemoveStartStates
 from rwkv_batch.wire.protocol import StartStateInfo
@@ -40,14 +42,26 @@ class StateIdFields(RequestBody):
     state_id: StateName
 
 
-class LoadStateFields(RequestBody):
-    """The body of /loadstatemodel. Numbers may be texts."""
+class StateDefaults(RequestBody):
+    """What requests in a state have unless they say otherwise. Numbers may be texts."""
+
+    default_temperature: Annotated[Real, Field(ge=-1000, le=1000)] | None = None
+    default_top_p: Annotated[Real, Field(ge=0, le=1)] | None = None
+    default_think_type: ThinkType | None = None
+    default_chat_template_kwargs: TemplateKwargs | None = None
+
+    def given(self) -> Json:
+        """By the names of a request's fields, those that are not null."""
+        found = {name: getattr(self, f"default_{name}") for name in DEFAULTS + TEMPLATE}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+class LoadStateFields(StateDefaults):
+    """The body of /loadstatemodel."""
 
     state_filename: Annotated[str, Field(min_length=1)]  # inside of --models
     state_viewname: StateName
     state_layout: StateLayout = "vk"
-    default_temperature: Annotated[Real, Field(ge=-1000, le=1000)] | None = None
-    default_top_p: Annotated[Real, Field(ge=0, le=1)] | None = None
 
 
 class RemoveStateFields(RequestBody):
@@ -106,8 +120,7 @@ async def load(front: Frontend, http: HttpRequest) -> Response:
     description = {
         "original_filename": file.name,
         "size_bytes": file.stat().st_size,
-        "temperature": fields.default_temperature,
-        "top_p": fields.default_top_p,
+        **fields.given(),
     }
     members = await members_of(front, fields.state_viewname)
     await put(front, fields.state_viewname, str(file), fields.state_layout, description)
@@ -174,6 +187,5 @@ def _to_json(info: StartStateInfo) -> Json:
         "created": int(info.created),
         "created_ms": int(info.created * 1000),
         "uploaded_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(info.created)),
-        "default_temperature": own.get("temperature"),
-        "default_top_p": own.get("top_p"),
+        **{f"default_{name}": own.get(name) for name in DEFAULTS + TEMPLATE},
     }

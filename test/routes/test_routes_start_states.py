@@ -53,6 +53,8 @@ def test_an_uploaded_state_is_listed_until_it_is_deleted(http, server):
         "created_ms": 1769479200500,
         "uploaded_at": "2026-01-27T02:00:00Z",
         "default_temperature": None,
+        "default_think_type": None,
+        "default_chat_template_kwargs": None,
         "default_top_p": None,
     }
     assert reply.json() == {"object": "rwkv.state"} | info
@@ -190,6 +192,28 @@ def test_a_file_of_the_models_folder_is_loaded_with_its_sampling(http, server, f
     assert server.engine.start_states["own"][1] == b"second"
 
 
+def test_chats_are_rendered_as_their_state_says_unless_they_say_otherwise(http, server, folder):
+    (folder / "own.pth").write_bytes(b"x")
+
+    def prompt(**fields):
+        return generated(server, "/openai/v1/chat/completions", CHAT | {"state_id": "own"} | fields).prompts[
+            0
+        ]
+
+    load(http)
+    plain = prompt()
+    load(http, default_chat_template_kwargs={"rwkv_prompt_template": "bot"})
+    assert (
+        prompt() == prompt(think_type="none", chat_template_kwargs={"rwkv_prompt_template": "bot"}) != plain
+    )
+    assert prompt(think_type="none") == plain
+    load(http, default_think_type="free")
+    assert prompt() == prompt(think_type="free") != plain
+    load(http, default_chat_template_kwargs={"rwkv_generation_prompt": "open_think"})
+    assert prompt() == prompt(think_type="free")
+    assert prompt(enable_think=False) == prompt(think_type="fast")
+
+
 @pytest.mark.parametrize("name", ["../secret.pth", "/etc/passwd", "sub/../../secret.pth"])
 def test_no_file_outside_of_the_models_folder_is_loaded(http, server, folder, name):
     (folder.parent / "secret.pth").write_bytes(b"secret")
@@ -214,6 +238,8 @@ def test_a_link_out_of_the_models_folder_is_not_followed(http, folder):
         ({"state_viewname": ""}, 400),
         ({"default_temperature": "warm"}, 400),
         ({"default_top_p": 2}, 400),
+        ({"default_think_type": "deep"}, 400),
+        ({"default_chat_template_kwargs": {"template": "bot"}}, 400),
         ({"state_layout": "x"}, 400),
     ],
 )

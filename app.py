@@ -78,6 +78,9 @@ def _parser() -> argparse.ArgumentParser:
     flag("--adapter-alpha", **number, help="of the adapter's training; divided by its rank it is the scaling")
     flag("--adapter-scaling", **number, help="of the adapter, in place of alpha")
     flag("--adapter-init", metavar="FILE", help="what PiSSA began with, which is taken out of the model")
+    flag("--max-adapters", **count, help="adapters of requests that run at once (default %(default)s)")
+    flag("--max-adapter-rank", **positive, help="of these adapters, at most 256 (default %(default)s)")
+    flag("--adapter-cache-mb", **count, help="host memory for loaded adapters (default %(default)s)")
     flag(
         "--mole-router",
         choices=("topk0", "shared"),

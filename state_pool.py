@@ -40,8 +40,9 @@ from rwkv_batch.state.log.documents import Documents
 from rwkv_batch.state.log.sessions import Sessions
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.log.writer import Writer
+from rwkv_batch.state.pool.adapted import AdaptedModels
 from rwkv_batch.state.pool.image_cache import ImageCache
-from rwkv_batch.state.pool.resume import Model, Resumer
+from rwkv_batch.state.pool.resume import Resumer
 from rwkv_batch.state.pool.session_files import SessionFiles
 from rwkv_batch.state.pool.start_states import StartStates
 from rwkv_batch.state.pool.state_copies import StateCopies
@@ -55,7 +56,7 @@ log = logging.getLogger(__name__)
 
 class StatePool:
     """Sessions by key; `documents`: opaque bytes by key; `files`: exported sessions; `images`: stored states;
-    `starts`: named states in which sequences begin; `copies`: of slots.
+    `starts`: named states in which sequences begin; `copies`: of slots; `adapted`: models by their adapters.
 
     A method's `done` is called once, inside a later `poll`. Its last argument is None or a sentence that says
     what failed. `free` gets each slot that becomes the caller's, inside any method.
@@ -86,9 +87,9 @@ class StatePool:
         replay_on_new_model: bool,
     ) -> None:
         store = self._store = store or Store(None)
-        self._states, self._wake = states, wake
+        self._states, self._wake, self._closed = states, wake, False
         self.token_log, self._durable, self._replay_tokens = token_log, durable, replay_tokens
-        served = Model(store.model_id(*model), *model)
+        self.adapted = AdaptedModels(store, *model)
         self._transfer = transfer = Transfer(states, model[0])
         self._callbacks: deque[Callable[[], None]] = deque()
         self._copier, self._reader = JobThread("copies", self._report), JobThread("reads", self._report)
@@ -98,14 +99,14 @@ class StatePool:
             store,
             self._writer,
             self._sessions,
-            served.id,
+            self.adapted.plain.id,
             durable=durable,
             clean=self._clean,
             report=self._report,
         )
         self.images = ImageCache(store, transfer.layout, replay_rate, self._log, self._copier)
         self._tiers = Tiers(states, transfer, self._copier, free, (l1, l2), self._left)
-        self._resumer = Resumer(store, transfer, served, replay_on_new_model, self._held)
+        self._resumer = Resumer(store, transfer, self.adapted, replay_on_new_model, self._held)
         self.files = SessionFiles(
             self._sessions,
             self._log,
@@ -128,7 +129,6 @@ class StatePool:
             self._reader,
             self._store_with_state,
         )
-        self._closed = False
 
     # Sessions
 
@@ -231,13 +231,19 @@ class StatePool:
         self._reader.put(partial(self._resumer.find, start, session.head), found)
 
     def commit(
-        self, key: str, parent: Head | None, prompt: Sequence[int], completion: Sequence[int], done: Done
+        self,
+        key: str,
+        parent: Head | None,
+        prompt: Sequence[int],
+        completion: Sequence[int],
+        done: Done,
+        model: int | None = None,
     ) -> Head:
         """A turn of the session `key` has ended; `parent`: what it continued, None: the beginning.
 
         The session ends with it from now on. After an error it ends where it did before.
         """
-        turn = self._log.new_turn(parent, prompt, completion)
+        turn = self._log.new_turn(parent, prompt, completion, model)
         head = turn.head(parent.imaged if parent else 0)
         self._log.put(key, turn, head, done)
         return head
@@ -252,13 +258,13 @@ class StatePool:
                 self._tiers.image(head.turn, partial(self.images.offer, head))
                 self._tiers.imaged(head.turn)
 
-    def save(self, key: str, slot: int, tokens: int, done: Done) -> None:
+    def save(self, key: str, slot: int, tokens: int, done: Done, model: int | None = None) -> None:
         """The caller's slot holds the state of a session whose tokens are not to be stored.
 
         After an error the session is what was stored last.
         """
         self._states.flush([slot])
-        turn = self._log.unknown_past(tokens)
+        turn = self._log.unknown_past(tokens, model)
         session = self._log.announce(key, [turn], tokens)
         self._tiers.keep(key, session.head, slot)
         self._tiers.image(turn.id, partial(self._store_with_state, session, [turn], session.head, done))
@@ -377,7 +383,8 @@ class StatePool:
             try:
                 self._store.read_turn(head.turn)
             except StoreError:
-                turn = replace(self._log.unknown_past(head.tokens), id=head.turn, digest=head.digest)
+                past = self._log.unknown_past(head.tokens, head.model)
+                turn = replace(past, id=head.turn, digest=head.digest)
                 session = self._log.announce(key, [turn], head.tokens)
                 self._tiers.image(
                     head.turn, partial(self._store_with_state, session, [turn], head, _ignore_result)

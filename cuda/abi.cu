@@ -6,6 +6,7 @@
 // sampler's). Test: test/kernels/test_abi.py.
 #include <cstddef>
 
+#include "adapter.cuh"
 #include "gemm.cuh"
 #include "gemm_tile.cuh"
 #include "norm.cuh"
@@ -49,6 +50,15 @@ constexpr AbiEntry ENTRIES[] = {
     CONSTANT(TILE_K, 64),
     CONSTANT(TILE_MAX_STAGES, 16),
     CONSTANT(TILE_BARRIER_BYTES, 528),
+    CONSTANT(ADAPTER_TILE, 16),
+    CONSTANT(ADAPTER_RANK, 16),
+    CONSTANT(ADAPTER_PARTS, 3),
+    CONSTANT(ADAPTER_SPLITS, 16),
+    CONSTANT(ADAPTER_MOST_RANK, 256),
+    CONSTANT(ADAPTER_ALIGNMENT, 8),
+    CONSTANT(ADAPTER_ADD, 0),
+    CONSTANT(ADAPTER_ADD_SQUARE, 1),
+    CONSTANT(ADAPTER_ADD_FLOAT, 2),
     CONSTANT(GREEDY, 0),
     CONSTANT(RAPID, 1),
     CONSTANT(NUCLEUS, 2),
@@ -129,6 +139,20 @@ constexpr AbiEntry ENTRIES[] = {
     MEMBER(Wkv6Input, state, 80),
     MEMBER(Wkv6Input, slot_stride, 88),
     MEMBER(Wkv6Input, width, 96),
+    SIZE(AdapterPart, 40),
+    MEMBER(AdapterPart, x, 0),
+    MEMBER(AdapterPart, y, 8),
+    MEMBER(AdapterPart, sums, 16),
+    MEMBER(AdapterPart, entry, 24),
+    MEMBER(AdapterPart, n, 32),
+    MEMBER(AdapterPart, k, 36),
+    SIZE(AdapterInput, 152),
+    MEMBER(AdapterInput, part, 0),
+    MEMBER(AdapterInput, weights, 120),
+    MEMBER(AdapterInput, slot_stride, 128),
+    MEMBER(AdapterInput, tiles, 136),
+    MEMBER(AdapterInput, entry_stride, 144),
+    MEMBER(AdapterInput, most_rank, 148),
     SIZE(SequenceRecord, 64),
     MEMBER(SequenceRecord, last, 0),
     MEMBER(SequenceRecord, ended, 4),

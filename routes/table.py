@@ -14,7 +14,7 @@ from routes.http.errors import ApiError, ErrorShape, Json, native_shape, openai_
 from routes.http.exchange import HttpRequest, HttpResponse, error_response, preflight
 from routes.http.frontend import Frontend
 from routes.http.generate import Prepare, Prepared, generate
-from routes.native import batch, mixtures, requests, sessions, start_states, state, translate
+from routes.native import adapters, batch, mixtures, requests, sessions, start_states, state, translate
 from routes.openai import chat, completions, models
 from routes.responses import routes as responses
 from rwkv_batch.config import FrontendConfig
@@ -101,6 +101,11 @@ ROUTES = (
     Route("POST",       "/removestatemodel",                    native_shape, start_states.remove),
     Route("POST",       "/mrss_loadstatemodel",                 native_shape, mixtures.load),
     Route("POST",       "/mrss_set_gatingweight",               native_shape, mixtures.set_weights),
+    Route("POST",       "/v1/load_lora_adapter",                openai_shape, adapters.load_lora),
+    Route("POST",       "/v1/unload_lora_adapter",              openai_shape, adapters.unload_lora),
+    Route("GET",        "/v1/adapters",                         native_shape, adapters.list_),
+    Route("POST",       "/v1/adapters",                         native_shape, adapters.put),
+    Route("DELETE",     "/v1/adapters",                         native_shape, adapters.delete),
     Route("GET",        "/models",                              native_shape, models.legacy_models),
     Route("GET",        "/v1/server/status",                    native_shape, requests.status),
     Route("POST",       "/v1/server/stop",                      native_shape, requests.stop),

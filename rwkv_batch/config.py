@@ -26,6 +26,9 @@ class EngineConfig(ProcessConfig):
     adapter_alpha: float | None = None  # of its training; divided by the rank it is the scaling
     adapter_scaling: float | None = None  # in place of alpha
     adapter_init: str | None = None  # the file of what PiSSA began with
+    max_adapters: int = 0  # of requests, on the device at once; 0: requests have none
+    max_adapter_rank: int = 64  # of these
+    adapter_cache_mb: int = 4096  # host memory for those that are loaded; the others are read again
     mole_router: MoleRouter | None = None  # the rule by which experts of an adapter are chosen
     device: str = "auto"  # "auto", "cpu", "cuda" or "cuda:1"
     backend: BackendName = "auto"  # what computes: own kernels if there are any for the GPU, else torch

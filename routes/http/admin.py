@@ -25,8 +25,8 @@ def admin_json(front: Frontend, http: HttpRequest) -> Json:
     return fields
 
 
-def file_inside(front: Frontend, name: str, field: str) -> Path:
-    """The file of that name inside of --models. Raises ApiError."""
+def file_inside(front: Frontend, name: str, field: str, folders: bool = False) -> Path:
+    """The file of that name inside of --models; `folders`: or the folder. Raises ApiError."""
     folder = front.settings.models
     if folder is None:
         raise ApiError(403, "Files are loaded from the folder of --models; start the server with it.")
@@ -34,7 +34,7 @@ def file_inside(front: Frontend, name: str, field: str) -> Path:
     path = (root / name).resolve()
     if not path.is_relative_to(root):
         raise ApiError(400, f"`{field}`: {name[:200]} is not inside of the folder of --models.", param=field)
-    if not path.is_file():
+    if not (path.is_file() or (folders and path.is_dir())):
         message = f"`{field}`: there is no file {name[:200]} in the folder of --models."
         raise ApiError(404, message, param=field)
     return path

@@ -134,6 +134,12 @@ def json_response(
     return Response(status, Headers(headers), encode_json(body))
 
 
+def text_response(http: HttpRequest, text: str) -> Response:
+    """One line for people; also writes the access log."""
+    log_access(http, 200)
+    return Response(200, Headers(_headers(http) | {"Content-Type": "text/plain; charset=utf-8"}), text)
+
+
 def error_response(http: HttpRequest, error: ApiError, extra: dict[str, str] | None = None) -> Response:
     """`error` in the form of the request's family."""
     return json_response(http, http.shape(error), error.status, extra)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from routes.http.adapters import choose_adapter
 from routes.http.errors import ApiError, Json
 from routes.http.exchange import (
     HttpRequest,
@@ -54,10 +55,12 @@ async def generate(
     fields = authorized_json(front.settings.password if guarded else None, http, required=True)
     fields = with_session_header(http, fields)
     engine = front.ready_engine()
-    state = await choose_state(front, http, fields, engine.model)
+    adapter = await choose_adapter(front, fields, engine.model)
+    state = await choose_state(front, http, adapter.fields, engine.model)
     prepared = prepare(state.with_defaults(fields) if state else fields, engine.model)
     if state:
         prepared = prepared._replace(request=state.begin(prepared.request))
+    prepared = prepared._replace(request=adapter.begin(prepared.request))
     if not prepared.request.prompts:
         return json_response(http, prepared.reply.whole(Job(prepared.request, lambda _: None), []))
     return await run(front, engine, http, prepared)
@@ -83,8 +86,8 @@ async def run(
     `keep` is awaited before the last piece of a reply that has succeeded. Raises ApiError.
     """
     request, stream, reply = prepared
-    http.fingerprint = engine.fingerprint
-    reply.made_by(engine.fingerprint)
+    http.fingerprint = fingerprint_of(engine, request)
+    reply.made_by(http.fingerprint)
     if not request.name:
         request = replace(request, name=http.id)
     with ExitStack() as undo:
@@ -116,6 +119,11 @@ async def run(
     )
     front.watch(pieces)
     return stream_response(http, pieces, "text/event-stream" if stream else "application/json")
+
+
+def fingerprint_of(engine: EngineInfo, request: GenerateRequest) -> str:
+    """Of the weights that answer, with those of the adapter."""
+    return f"{engine.fingerprint}+{request.adapter_digest}" if request.adapter else engine.fingerprint
 
 
 async def _finishes(job: Job, deltas: list[RowDelta]) -> bool:

@@ -1,4 +1,4 @@
-"""/v1/models: the model that is served, and its start states. /health: whether the server is ready."""
+"""/v1/models: what is served, with adapters and start states. /health: whether the server is ready."""
 
 from urllib.parse import unquote
 from uuid import uuid4
@@ -9,11 +9,11 @@ from routes.http.errors import ApiError, Json
 from routes.http.exchange import HttpRequest, authorized, demand_password, json_response
 from routes.http.frontend import Frontend
 from routes.http.start_states import is_member
-from rwkv_batch.wire.commands import ListStartStates
+from rwkv_batch.wire.commands import ListAdapters, ListStartStates
 
 
 async def models(front: Frontend, http: HttpRequest) -> Response:
-    """GET /v1/models and /openai/v1/models: the model, alone and with each start state. Raises ApiError."""
+    """GET /v1/models and /openai/v1/models: the model, its adapters and start states. Raises ApiError."""
     return json_response(http, {"object": "list", "data": await _served(front, http)})
 
 
@@ -39,12 +39,14 @@ async def model(front: Frontend, http: HttpRequest) -> Response:
 async def _served(front: Frontend, http: HttpRequest) -> list[Json]:
     demand_password(front.settings.password, http)
     name = front.ready_engine().model
+    adapters = (await front.ask(ListAdapters(uuid4().hex))).adapters
     states = (await front.ask(ListStartStates(uuid4().hex))).start_states
     return [
-        {"id": id_, "object": "model", "created": created, "owned_by": "rwkv_lightning"}
-        for id_, created in [
-            (name, front.started),
-            *((f"{name} {s.name}", int(s.created)) for s in states if not is_member(s.name)),
+        {"id": id_, "object": "model", "created": int(created), "owned_by": "rwkv_lightning"} | more
+        for id_, created, more in [
+            (name, front.started, {}),
+            *((f"{name}:{a.name}", a.created, {"parent": name}) for a in adapters),
+            *((f"{name} {s.name}", s.created, {}) for s in states if not is_member(s.name)),
         ]
     ]
 

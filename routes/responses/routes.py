@@ -11,6 +11,7 @@ from uuid import uuid4
 import msgspec
 from robyn import Response
 
+from routes.http.adapters import choose_adapter
 from routes.http.errors import ApiError, openai_field
 from routes.http.exchange import HttpRequest, HttpResponse, authorized_json, demand_password, json_response
 from routes.http.frontend import ANSWERED_WITHIN, NO_REPLY, Frontend
@@ -30,7 +31,8 @@ async def create(front: Frontend, http: HttpRequest) -> HttpResponse:
     """POST /v1/responses. Raises ApiError."""
     fields = authorized_json(front.settings.password, http)
     engine = front.ready_engine()
-    state = await choose_state(front, http, fields, engine.model)
+    adapter = await choose_adapter(front, fields, engine.model)
+    state = await choose_state(front, http, adapter.fields, engine.model)
     fields = state.with_defaults(fields) if state else fields
     body = ResponsesBody.from_json(fields, front.settings.sampling_profile)
     previous = None
@@ -40,6 +42,7 @@ async def create(front: Frontend, http: HttpRequest) -> HttpResponse:
     request, reply, document = prepare(body, engine.model, previous, front.settings)
     if state and previous is None:
         request = state.begin(request)
+    request = adapter.begin(request)
     store = partial(_store, front, reply, document) if body.store else None
     return await run(front, engine, http, Prepared(request, body.stream, reply), store)
 

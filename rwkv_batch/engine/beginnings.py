@@ -11,6 +11,7 @@ from rwkv_batch.wire.protocol import GenerateRequest
 from state_pool import StatePool
 
 START_TOKEN = 1 << 31  # plus a number: stands in cached prefixes for the start state that is before them
+ADAPTER_TOKEN = 1 << 30  # the same for the adapter with which they were fed
 
 
 class StartStateMissing(ValueError):
@@ -45,7 +46,7 @@ class Beginnings:
 
     def cached_tokens(self, seq: Sequence) -> int:
         """How many tokens of its prompt need not be fed. Raises StartStateMissing."""
-        hit = self._longest(seq, _past(self.start(seq)))
+        hit = self._longest(seq, _past(seq, self.start(seq)))
         return hit[0] if hit else 0
 
     def begin(self, seq: Sequence) -> Tensor | None:
@@ -54,7 +55,7 @@ class Beginnings:
         Raises StartStateMissing.
         """
         start = self.start(seq)
-        past = _past(start)
+        past = _past(seq, start)
         seq.fed, state = self._longest(seq, past) or (0, None)
         if start and state is None:
             state = self._pool.starts.contents(start)
@@ -85,5 +86,6 @@ class Beginnings:
         return (hit[0] - len(past), hit[1]) if hit else None
 
 
-def _past(start: StoredStart | None) -> list[int]:
-    return [START_TOKEN | start.turn % START_TOKEN] if start else []
+def _past(seq: Sequence, start: StoredStart | None) -> list[int]:
+    adapter = [ADAPTER_TOKEN | seq.adapter.number % ADAPTER_TOKEN] if seq.adapter else []
+    return adapter + ([START_TOKEN | start.turn % START_TOKEN] if start else [])

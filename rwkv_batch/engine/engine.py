@@ -22,10 +22,13 @@ import torch
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine import memory
 from rwkv_batch.engine.beginnings import Beginnings, StartStateMissing
+from rwkv_batch.engine.commands.adapters import AdapterCommands
 from rwkv_batch.engine.commands.requests import RequestCommands
 from rwkv_batch.engine.commands.sessions import SessionCommands
 from rwkv_batch.engine.commands.start_states import StartStateCommands
 from rwkv_batch.engine.mixed_turns import MixedTurns
+from rwkv_batch.engine.offline import whole_rows
+from rwkv_batch.engine.scheduling.adapters import AdapterMissing, Adapters
 from rwkv_batch.engine.scheduling.scheduler import QueueFull, Scheduler
 from rwkv_batch.engine.scheduling.sequence import (
     FINALIZING,
@@ -47,7 +50,7 @@ from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.prefix_cache import PrefixCache
 from rwkv_batch.text.tokenizer import END_OF_TEXT, Tokenizer
-from rwkv_batch.wire.commands import Command, RequestCommand, StartStateCommand
+from rwkv_batch.wire.commands import AdapterCommand, Command, RequestCommand, StartStateCommand
 from rwkv_batch.wire.protocol import (
     Accepted,
     Failed,
@@ -133,12 +136,14 @@ class Engine:
         )
         self.beginnings = Beginnings(PrefixCache(config.prefix_cache_mb << 20), self.pool)
         self.outbox: Outbox = []
+        parts = self.runner, self.pool, self.scheduler
+        self.adapters = Adapters(weights, *parts, config, self.outbox, self.cancel, wake)
+        self.adapter_commands = AdapterCommands(self.adapters, self.outbox)
         self.prompts = PromptEncoder(self.tokenizer, weights.vocab)
-        self.turns = Turns(
-            self.pool, self.scheduler, self.tokenizer, self.prompts, self.runner.states, self.outbox
-        )
+        states = self.runner.states
+        self.turns = Turns(self.pool, self.scheduler, self.tokenizer, self.prompts, states, self.outbox)
         common = self.pool, self.scheduler, self.turns, self.outbox
-        self.mixed_turns = MixedTurns(*common, self.beginnings, self.runner.states, self._drop)
+        self.mixed_turns = MixedTurns(*common, self.beginnings, states, self._drop)
         self.sessions = SessionCommands(*common, self.tokenizer)
         self.start_states = StartStateCommands(self.pool, self.outbox, weights)
         self.requests = RequestCommands(*common, self._drop, weights.fingerprint)
@@ -159,7 +164,7 @@ class Engine:
         except QueueFull as full:
             self.outbox.append((key, Rejected(request.id, "overloaded", f"The server is busy: {full}.")))
         except ValueError as error:
-            reason = "not_found" if isinstance(error, StartStateMissing) else "invalid"
+            reason = "not_found" if isinstance(error, StartStateMissing | AdapterMissing) else "invalid"
             self.outbox.append((key, Rejected(request.id, reason, str(error))))
         except StoreError as error:
             self.outbox.append((key, Failed(request.id, str(error))))
@@ -171,6 +176,8 @@ class Engine:
                 self.requests.run(key, command)
             elif isinstance(command, StartStateCommand):
                 self.start_states.run(key, command)
+            elif isinstance(command, AdapterCommand):
+                self.adapter_commands.run(key, command)
             else:
                 self.sessions.run(key, command)
         except StoreError as error:
@@ -197,6 +204,7 @@ class Engine:
         These need not wait for the device, as `land` does.
         """
         self.pool.poll()
+        self.adapters.poll()
         self._admit()
         plan = self.scheduler.plan()
         self._queued = 0
@@ -223,6 +231,7 @@ class Engine:
 
     def close(self) -> None:
         """Store what is not stored yet."""
+        self.adapters.close()
         self.pool.close()
 
     def generate(
@@ -236,6 +245,7 @@ class Engine:
         n: int = 1,
         start_state: str = "",
         mixture: Iterable[MixturePart] = (),
+        adapter: str = "",
     ) -> list[RowDelta]:
         """Continue every prompt, as many at a time as there are slots; the whole text of each row.
 
@@ -251,25 +261,20 @@ class Engine:
             sampling=sampling or Sampling(),
             start_state=start_state,
             mixture=list(mixture),
+            adapter=adapter,
         )
         self._add((OFFLINE, request.id), request)
-        rows: list[RowDelta] = []
         try:
-            while self.busy:
-                for _, event in self.step():
-                    if isinstance(event, Failed):
-                        raise RuntimeError(event.message)
-                    if isinstance(event, Progress):
-                        rows += event.rows
+            return whole_rows(self.step() for _ in iter(lambda: self.busy, False))
         finally:  # after an interrupt, rows of this call must not answer the next one
             self.cancel((OFFLINE, request.id))
-        return sorted(rows, key=lambda row: row.row)
 
     def _add(self, key: RequestKey, request: GenerateRequest) -> None:
         """Raises ValueError or QueueFull; then nothing of the request was queued."""
         check(request.sampling, self.vocab)
         self.requests.check(request)
         self.beginnings.check(request)
+        adapter = self.adapters.find(request)
         turn, target = request.turn, None
         if turn:
             if len(request.prompts) != 1 or request.n != 1:
@@ -284,7 +289,7 @@ class Engine:
         else:
             prompts = [self.prompts.encode(prompt, request.prefix_ids) for prompt in request.prompts]
         seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
-        rows = rows_of(request, key, prompts, seed, target, self.tokenizer)
+        rows = rows_of(request, key, prompts, seed, target, self.tokenizer, adapter)
         heard = [row for row in rows if row.leads]
         cached = [self.beginnings.cached_tokens(row) for row in heard[:: request.n]]
         if request.max_tokens > 0 or turn:
@@ -293,9 +298,8 @@ class Engine:
         accepted = Accepted(request.id, lengths, cached if any(cached) else [], target or "")
         self.outbox.append((key, accepted))
         if request.max_tokens == 0 and not turn:
-            self.outbox.append(
-                (key, Progress(request.id, [RowDelta(row.row, "", 0, "length") for row in heard]))
-            )
+            ended = [RowDelta(row.row, "", 0, "length") for row in heard]
+            self.outbox.append((key, Progress(request.id, ended)))
 
     def _drop(self, unwanted: Callable[[Sequence], bool]) -> None:
         for seq in self.scheduler.drop(unwanted):
@@ -304,14 +308,12 @@ class Engine:
     def _admit(self) -> None:
         """Give waiting sequences the slots that are free, and their slots the states they begin with."""
         beginnings: dict[int, torch.Tensor | None] = {}
-        for seq in self.scheduler.admit():
+        for seq in self.scheduler.admit(self.adapters.has_slot):
             if seq.slot is None:  # of a request that has just been refused
                 continue
             if seq.request.turn is None:
                 self._begin(seq, beginnings)
-            elif not seq.leads:
-                self.mixed_turns.begin(seq)
-            elif self.turns.begin(seq, seq.request.turn):
+            elif self.mixed_turns.begin(seq, seq.request.turn):
                 beginnings[seq.slot] = None
             if seq.slot is not None:  # otherwise its session has been deleted
                 stops = seq.request.stop_ids
@@ -343,6 +345,7 @@ class Engine:
             draws=draws,
             top_logprobs=tops,
             mixtures=mixed_rows(drawing),
+            adapters=self.adapters.slots_of(seq for seq, _ in plan),
         )
         known = self.runner.run(batch)
         for seq, count in plan:
@@ -371,10 +374,7 @@ class Engine:
                 seq.take_drawn(token, self.tokenizer.token_bytes(token), logprobs.get(place))
                 delta = seq.take_delta()
                 if delta and seq.finish_reason and seq.request.turn:
-                    if seq.leads:
-                        self.turns.finish(seq, delta)
-                    else:
-                        self.mixed_turns.finish(seq)
+                    self.mixed_turns.finish(seq, delta)
                     continue
                 if delta and seq.leads:
                     deltas.setdefault(seq.key, []).append(delta)

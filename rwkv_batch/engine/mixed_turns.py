@@ -13,12 +13,12 @@ from rwkv_batch.engine.scheduling.sequence import Outbox, Sequence
 from rwkv_batch.engine.scheduling.turns import Turns
 from rwkv_batch.state.entries import Session, Turn
 from rwkv_batch.state.slots import States
-from rwkv_batch.wire.protocol import Failed, Rejected
+from rwkv_batch.wire.protocol import Failed, Rejected, RowDelta, SessionTurn
 from state_pool import StatePool
 
 
 class MixedTurns:
-    """`drop` ends the sequences for which its argument is true."""
+    """Turns, in a mixture or not. `drop` ends the sequences for which its argument is true."""
 
     def __init__(
         self,
@@ -33,26 +33,28 @@ class MixedTurns:
         self._pool, self._scheduler, self._turns, self._outbox = pool, scheduler, turns, outbox
         self._beginnings, self._states, self._drop = beginnings, states, drop
 
-    def begin(self, sequence: Sequence) -> None:
-        """Give its slot the state that it begins with, once the session's tokens are known.
-
-        The first sequence of its mixture has begun its turn.
-        """
-        first, turn = sequence.together[0], sequence.request.turn
-        assert turn
+    def begin(self, sequence: Sequence, turn: SessionTurn) -> bool:
+        """As Turns.begin; the first sequence of a mixture comes first."""
+        if sequence.leads:
+            return self._turns.begin(sequence, turn)
+        first = sequence.together[0]
         if first.slot is None or sequence.request.max_tokens == 0:  # it was refused, or draws nothing
             self._scheduler.release(sequence)
-            return
+            return False
         source = self._turns.source(first)
         if source is None or source.key != turn.source:  # the session begins here
             self._start(sequence, first.prompt)
-            return
+            return False
         sequence.begin_loading()
         numbers = range(source.head.number + 1)
         self._pool.turns(source, numbers, partial(self._read, sequence, source))
+        return False
 
-    def finish(self, sequence: Sequence) -> None:
-        """Its text has ended, with that of its mixture."""
+    def finish(self, sequence: Sequence, last_delta: RowDelta) -> None:
+        """As Turns.finish."""
+        if sequence.leads:
+            self._turns.finish(sequence, last_delta)
+            return
         self._beginnings.keep_end(sequence)
         self._scheduler.release(sequence)
 

@@ -16,6 +16,7 @@ from rwkv_batch.model.rwkv6_description import RWKV6_MIXES, Rwkv6LayerTensors, r
 from rwkv_batch.model.torch_model import TorchModel
 from rwkv_batch.ops import torch_ops as ops
 from rwkv_batch.ops.linear import Linear
+from rwkv_batch.ops.low_rank import Changes
 from rwkv_batch.ops.wkv6 import wkv6_prefill, wkv6_step
 from rwkv_batch.state.slots import States
 
@@ -78,7 +79,7 @@ class RWKV6(TorchModel):
         layers = (rwkv6_layer_tensors(tensors, index) for index in range(self.checkpoint.layers))
         self.layers = [(self._time_mix(layer), self._channel_mix(layer)) for layer in layers]
 
-    def _run_layers(self, tokens: Tensor, states: States, rows: ops.PackedRows) -> Tensor:
+    def _run_layers(self, tokens: Tensor, states: States, rows: ops.PackedRows, changes: Changes) -> Tensor:
         x = self.embedding[tokens].float()
         for layer, (time_mix, channel_mix) in enumerate(self.layers):
             x = x + time_mix(time_mix.norm(x).to(self.dtype), states, layer, rows)

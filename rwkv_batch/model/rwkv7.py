@@ -21,6 +21,7 @@ from rwkv_batch.model.mole import BoneExpert, Change, ExpertMix, LoraExpert, bon
 from rwkv_batch.model.torch_model import TorchModel
 from rwkv_batch.ops import torch_ops as ops
 from rwkv_batch.ops.linear import Linear
+from rwkv_batch.ops.low_rank import Changes
 from rwkv_batch.state.slots import States
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -48,13 +49,21 @@ class TimeMix:
     group_norm: Norm
 
     def __call__(
-        self, x: Tensor, v_first: Tensor | None, states: States, layer: int, rows: ops.PackedRows
+        self,
+        x: Tensor,
+        v_first: Tensor | None,
+        states: States,
+        layer: int,
+        rows: ops.PackedRows,
+        changes: Changes,
     ) -> tuple[Tensor, Tensor]:
         """x `[T, width]`, v_first: the values of layer 0 (there None); returns what is added, and v_first."""
         x = self.norm(x)
         delta = ops.token_shift(x, states.shift[:, layer, 0], rows)
         xr, xk, xv, xw, xa, xg = ops.mix(x, delta, self.mixes).unbind(0)
-        r, k, v = self.receptance(xr), self.key(xk), self.value(xv)
+        r = changes.add("att.receptance", xr, self.receptance(xr))
+        k = changes.add("att.key", xk, self.key(xk))
+        v = changes.add("att.value", xv, self.value(xv))
         w_log = ops.log_decay(self.low_rank["w"](xw))
         a = self.low_rank["a"](xa).sigmoid_()
         g = self.low_rank["g"](xg)
@@ -67,7 +76,8 @@ class TimeMix:
         r_, w_, k_, v_, a_ = (x.view(len(x), -1, ops.HEAD_SIZE) for x in (r, w_log, k, v, a))
         y = ops.wkv(r_, w_, k_, v_, kk, a_, states.wkv[:, layer], rows)
         y = ops.readout(y, r, k, v, self.r_k, *self.group_norm)
-        return self.output(y.mul_(g)), v_first
+        y = y.mul_(g)
+        return changes.add("att.output", y, self.output(y)), v_first
 
 
 @dataclass(frozen=True)
@@ -106,6 +116,7 @@ class ChannelMix:
         states: States,
         layer: int,
         rows: ops.PackedRows,
+        changes: Changes,
     ) -> Tensor:
         """x `[T, width]`, tokens `[T]` and their normed embedding; returns what is added to x."""
         x = self.norm(x)
@@ -113,10 +124,10 @@ class ChannelMix:
         shifted = ops.mix(x, delta, self.x_k)
         if self.experts:
             return self.experts(shifted, self.key, self.value)
-        hidden = self.key(shifted).relu_().square_()
+        hidden = changes.add("ffn.key", shifted, self.key(shifted)).relu_().square_()
         if self.deep_embed:
             hidden = hidden.mul_(self.deep_embed(x, tokens, embedded))
-        return self.value(hidden)
+        return changes.add("ffn.value", hidden, self.value(hidden))
 
 
 class RWKV7(TorchModel):
@@ -130,13 +141,14 @@ class RWKV7(TorchModel):
             for index, layer in enumerate(layers)
         ]
 
-    def _run_layers(self, tokens: Tensor, states: States, rows: ops.PackedRows) -> Tensor:
+    def _run_layers(self, tokens: Tensor, states: States, rows: ops.PackedRows, changes: Changes) -> Tensor:
         x = embedded = self.embedding[tokens]
         v_first = None
         for layer, (time_mix, channel_mix) in enumerate(self.layers):
-            y, v_first = time_mix(x, v_first, states, layer, rows)
+            of_layer = changes.of(layer)
+            y, v_first = time_mix(x, v_first, states, layer, rows, of_layer)
             x = x + y
-            x = x + channel_mix(x, tokens, embedded, states, layer, rows)
+            x = x + channel_mix(x, tokens, embedded, states, layer, rows, of_layer)
         return x
 
     def _time_mix(self, layer: LayerTensors) -> TimeMix:

@@ -13,6 +13,7 @@ from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.description import norm_tensors, normed_embedding
 from rwkv_batch.ops import torch_ops as ops
 from rwkv_batch.ops.linear import Linear, prepare
+from rwkv_batch.ops.low_rank import Changes, PreparedAdapter, changes_of
 from rwkv_batch.state.slots import States
 
 
@@ -30,6 +31,7 @@ class TorchModel(ABC):
         self.embedding = normed_embedding(checkpoint.tensors, self.device, dtype)
         self.ln_out = norm_tensors(checkpoint.tensors, "ln_out").to(self.device, torch.float32)
         self.head = self._linear(checkpoint.tensors["head.weight"])
+        self.adapters: list[PreparedAdapter | None] = []  # by slot
         self._load_layers()
 
     def new_states(self, slots: int, wkv_dtype: torch.dtype = torch.float32) -> States:
@@ -45,11 +47,13 @@ class TorchModel(ABC):
         slots: Sequence[int],
         states: States,
         logits_of: Sequence[int] | None = None,
+        adapters: Sequence[int] = (),
     ) -> Tensor:
         """Run packed rows, and move their states on in place.
 
         tokens: `[T]` ids of all rows, one row after the other. lengths: tokens of each row, at least 1.
-        slots: of each row, all different. Returns fp32 logits `[len(logits_of), vocab]` after the last token
+        slots: of each row, all different. adapters: of each row, a place in `self.adapters`, negative for
+        none; empty where no row has one. Returns fp32 logits `[len(logits_of), vocab]` after the last token
         of the rows named (None: of all rows, in order). Raises ValueError for rows that do not fit together.
         """
         check_rows(tokens, lengths, slots, len(states))
@@ -60,8 +64,10 @@ class TorchModel(ABC):
             pieces = tokens.split(list(lengths))
             tokens = torch.cat([pieces[row] for row in order])
             lengths, slots = [lengths[row] for row in order], [slots[row] for row in order]
+            adapters = [adapters[row] for row in order] if adapters else ()
         rows = ops.pack(lengths, slots, self.device)
-        x = self._run_layers(tokens.to(self.device), states, rows)
+        changes = changes_of(self.adapters, adapters, lengths, self.device)
+        x = self._run_layers(tokens.to(self.device), states, rows, changes)
         if not len(wanted):
             return x.new_empty(0, self.checkpoint.vocab, dtype=torch.float32)
         place = {row: place for place, row in enumerate(order)}
@@ -74,7 +80,7 @@ class TorchModel(ABC):
         """Pack the weights of the layers."""
 
     @abstractmethod
-    def _run_layers(self, tokens: Tensor, states: States, rows: ops.PackedRows) -> Tensor:
+    def _run_layers(self, tokens: Tensor, states: States, rows: ops.PackedRows, changes: Changes) -> Tensor:
         """Tokens `[T]` through the embedding and all layers: `[T, width]`."""
 
     def _vector(self, tensor: Tensor) -> Tensor:

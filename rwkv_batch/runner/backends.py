@@ -9,8 +9,9 @@ from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.cuda.build import BuildError
 from rwkv_batch.ops.device import DeviceError
+from rwkv_batch.ops.low_rank import MOST_RANK
 from rwkv_batch.runner.cuda_runner import CudaRunner
-from rwkv_batch.runner.protocol import Runner
+from rwkv_batch.runner.protocol import AdapterRoom, Runner
 from rwkv_batch.runner.torch_runner import TorchRunner
 from rwkv_batch.sampling.flashinfer import SamplerError
 
@@ -24,6 +25,10 @@ def create_runner(checkpoint: Checkpoint, device: torch.device, config: EngineCo
     """
     default = "fp32" if device.type == "cpu" else "fp16"
     wkv_dtype = {"fp16": torch.float16, "fp32": torch.float32}[config.wkv or default]
+    if config.max_adapter_rank > MOST_RANK:
+        raise DeviceError(
+            f"--max-adapter-rank {config.max_adapter_rank} is too large; use {MOST_RANK} or less."
+        )
     portable = config.backend == "portable"
     if portable and (device.type != "cuda" or torch.version.hip):
         raise DeviceError("--backend portable needs an NVIDIA GPU; use --backend auto")
@@ -36,7 +41,7 @@ def create_runner(checkpoint: Checkpoint, device: torch.device, config: EngineCo
             log.warning("%s Until then the slower torch operations run.", error)
     if config.sampler == "flashinfer":
         raise SamplerError("--sampler flashinfer needs a GPU and the kernels in cuda/; use --sampler own")
-    return TorchRunner(checkpoint, device, wkv_dtype)
+    return TorchRunner(checkpoint, device, wkv_dtype, _room(config))
 
 
 def _create_cuda_runner(
@@ -52,4 +57,8 @@ def _create_cuda_runner(
         )
     portable = config.backend == "portable"
     architecture = (build.portable_architecture if portable else build.architecture)(device)
-    return CudaRunner(checkpoint, device, wkv_dtype, config.sampler, architecture)
+    return CudaRunner(checkpoint, device, wkv_dtype, config.sampler, architecture, _room(config))
+
+
+def _room(config: EngineConfig) -> AdapterRoom:
+    return AdapterRoom(config.max_adapters, config.max_adapter_rank)

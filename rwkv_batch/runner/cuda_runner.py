@@ -13,8 +13,9 @@ from rwkv_batch.model.cuda.rwkv6 import RWKV6Cuda
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.ops.cuda.abi import STOPS
 from rwkv_batch.ops.cuda.staging import Download, upload
+from rwkv_batch.ops.low_rank import LowRankAdapter
 from rwkv_batch.runner.limits import GPU_LIMITS
-from rwkv_batch.runner.protocol import Batch, Draws, NewRow
+from rwkv_batch.runner.protocol import NO_ADAPTERS, AdapterRoom, Batch, Draws, NewRow
 from rwkv_batch.runner.warmup import LOGITS_COPIES, RESERVE, launch_all_kernels, run_largest_step
 from rwkv_batch.sampling.logprobs import RowLogprobs, logprobs, row_logprobs
 from rwkv_batch.sampling.mixtures import mix_logits
@@ -57,15 +58,18 @@ class CudaRunner:
         wkv_dtype: torch.dtype,
         sampler: SamplerName,
         architecture: str | None = None,
+        adapters: AdapterRoom = NO_ADAPTERS,
     ) -> None:
         """architecture: of the kernels, as in build.build; None: that of the GPU."""
         self.device, self._wkv_dtype, self._sampler = device, wkv_dtype, sampler
         self.model = CUDA_MODELS[checkpoint.family](checkpoint, device, architecture)
+        self._adapters = adapters if self.model.takes_adapters else NO_ADAPTERS
 
     def bytes_needed(self, rows: int, idle_slots: int, prefill_tokens: int) -> int:
         slots, vocab = rows + idle_slots, self.model.checkpoint.vocab
         slot_bytes = self.model.slot_bytes(self._wkv_dtype) + bytes_per_slot(vocab)
-        steps = self.model.step_bytes(rows, prefill_tokens)
+        room = self._adapters
+        steps = self.model.step_bytes(rows, prefill_tokens, room.slots, room.most_rank)
         return RESERVE + slots * slot_bytes + rows * LOGITS_COPIES * 4 * vocab + steps
 
     def allocate(self, rows: int, idle_slots: int, prefill_tokens: int) -> None:
@@ -74,6 +78,9 @@ class CudaRunner:
         self.sampler = CudaSampler(
             slots, self.model.checkpoint.vocab, self.device, self._sampler, self.model.kernels.architecture
         )
+        if self._adapters.slots:
+            room = self._adapters
+            self.model.add_adapters(room.slots, room.most_rank, prefill_tokens + rows)
         self.model.capture(self.states, rows)
         run_largest_step(self.model.forward, self.states, rows, prefill_tokens)
         launch_all_kernels(self, rows)
@@ -86,11 +93,17 @@ class CudaRunner:
         self.states.feed.begin(slot, possible if len(possible) <= STOPS else ())
 
     @torch.inference_mode()
+    def load_adapter(self, slot: int, adapter: LowRankAdapter) -> None:
+        assert self.model.adapters is not None
+        self.model.adapters.load(slot, adapter)
+
+    @torch.inference_mode()
     def run(self, batch: Batch) -> Draws:
         all_draw = len(batch.draws) == len(batch.slots)
         with torch.cuda.device(self.device):
+            wanted = None if all_draw else batch.draws
             logits, slots = self.model.run(
-                batch.tokens, batch.counts, batch.slots, self.states, None if all_draw else batch.draws
+                batch.tokens, batch.counts, batch.slots, self.states, wanted, batch.adapters
             )
             if not batch.draws:
                 # Waited for like any other, so that a long prompt is not queued whole at once.
@@ -102,5 +115,5 @@ class CudaRunner:
             tops = batch.top_logprobs
             if not tops:
                 return QueuedDraws(ids)
-            wanted = upload(list(tops), self.device)
-            return QueuedDraws(ids, logprobs(logits[wanted], ids[wanted], max(tops.values())), tops.values())
+            of = upload(list(tops), self.device)
+            return QueuedDraws(ids, logprobs(logits[of], ids[of], max(tops.values())), tops.values())

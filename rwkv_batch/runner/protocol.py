@@ -12,11 +12,25 @@ from typing import Protocol
 
 import torch
 
+from rwkv_batch.ops.low_rank import LowRankAdapter
 from rwkv_batch.runner.limits import RunnerLimits
 from rwkv_batch.sampling.logprobs import RowLogprobs
 from rwkv_batch.sampling.mixtures import MixedRows
 from rwkv_batch.state.slots import States
 from rwkv_batch.wire.protocol import Sampling
+
+NO_ADAPTER = -1  # in place of the slot of an adapter
+
+
+@dataclass(frozen=True)
+class AdapterRoom:
+    """For the adapters of rows: so many slots, each for one of a rank up to `most_rank`."""
+
+    slots: int = 0
+    most_rank: int = 0
+
+
+NO_ADAPTERS = AdapterRoom()
 
 
 @dataclass(frozen=True)
@@ -40,6 +54,7 @@ class Batch:
     draws: list[int]  # the rows that draw, ascending
     # Places in `draws` of the rows that want logprobs -> how many of the likeliest besides the drawn token's.
     top_logprobs: dict[int, int] = field(default_factory=dict)
+    adapters: list[int] = field(default_factory=list)  # slot of each row's, NO_ADAPTER; empty: none has one
     mixtures: list[MixedRows] = field(default_factory=list)  # their rows are places in `draws`
 
 
@@ -93,6 +108,9 @@ class Runner(Protocol):
 
     def begin(self, slot: int, row: NewRow) -> None:
         """A new sequence in the slot."""
+
+    def load_adapter(self, slot: int, adapter: LowRankAdapter) -> None:
+        """Copy or queue the copy of an adapter into a slot that no row of later steps has until then."""
 
     def run(self, batch: Batch) -> Draws:
         """Run or queue a step, which moves the states of its rows on."""

@@ -7,8 +7,9 @@ from rwkv_batch.model.rwkv6 import RWKV6
 from rwkv_batch.model.rwkv7 import RWKV7
 from rwkv_batch.model.torch_model import TorchModel
 from rwkv_batch.ops.device import keep_freed_memory
+from rwkv_batch.ops.low_rank import LowRankAdapter, PreparedAdapter, slot_numbers
 from rwkv_batch.runner.limits import GPU_LIMITS, cpu_limits
-from rwkv_batch.runner.protocol import Batch, Draws, KnownDraws, NewRow
+from rwkv_batch.runner.protocol import NO_ADAPTERS, AdapterRoom, Batch, Draws, KnownDraws, NewRow
 from rwkv_batch.runner.warmup import LOGITS_COPIES, RESERVE, run_largest_step
 from rwkv_batch.sampling.logprobs import logprobs, row_logprobs
 from rwkv_batch.sampling.mixtures import mix_logits
@@ -25,11 +26,18 @@ class TorchRunner:
 
     run_ahead_stop_ids = 0
 
-    def __init__(self, checkpoint: Checkpoint, device: torch.device, wkv_dtype: torch.dtype) -> None:
-        self.device, self._wkv_dtype = device, wkv_dtype
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        wkv_dtype: torch.dtype,
+        adapters: AdapterRoom = NO_ADAPTERS,
+    ) -> None:
+        self.device, self._wkv_dtype, self._adapters = device, wkv_dtype, adapters
         self.dtype = torch.float32 if device.type == "cpu" else torch.float16
         self.limits = cpu_limits(checkpoint.parameters) if device.type == "cpu" else GPU_LIMITS
         self.model = MODELS[checkpoint.family](checkpoint, device, self.dtype)
+        self.model.adapters = [None] * adapters.slots
         if device.type == "cpu":
             keep_freed_memory()
         if device.type == "cpu" and checkpoint.parameters < SMALL:
@@ -40,9 +48,10 @@ class TorchRunner:
         slot = slot_bytes(shape.layers, shape.width, self.dtype, self._wkv_dtype)
         logits = rows * LOGITS_COPIES * 4 * shape.vocab
         activations = (prefill_tokens + rows) * TOKEN_VECTORS * 4 * shape.width
-        return (
-            (rows + idle_slots) * slot + logits + activations + (0 if self.device.type == "cpu" else RESERVE)
-        )
+        room, hidden = self._adapters, 4 * shape.width
+        numbers = room.slots * slot_numbers(shape.layers, shape.width, hidden, room.most_rank)
+        held = (rows + idle_slots) * slot + logits + activations + numbers * self.dtype.itemsize
+        return held + (0 if self.device.type == "cpu" else RESERVE)
 
     def allocate(self, rows: int, idle_slots: int, prefill_tokens: int) -> None:
         self.states = self.model.new_states(rows + idle_slots, self._wkv_dtype)
@@ -53,9 +62,14 @@ class TorchRunner:
     def begin(self, slot: int, row: NewRow) -> None:
         self.sampler.begin(slot, row.params, row.seed, row.stream, row.drawn)
 
+    def load_adapter(self, slot: int, adapter: LowRankAdapter) -> None:
+        width = self.model.checkpoint.width
+        self.model.adapters[slot] = None  # its memory is free for the new one
+        self.model.adapters[slot] = PreparedAdapter.on(adapter, width, 4 * width, self.device, self.dtype)
+
     def run(self, batch: Batch) -> Draws:
         logits = self.model.forward(
-            torch.tensor(batch.tokens), batch.counts, batch.slots, self.states, batch.draws
+            torch.tensor(batch.tokens), batch.counts, batch.slots, self.states, batch.draws, batch.adapters
         )
         mix_logits(logits, batch.mixtures)
         tops = batch.top_logprobs

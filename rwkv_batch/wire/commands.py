@@ -1,4 +1,7 @@
-"""What front ends ask of the engine beside generating: sessions, documents, start states, requests."""
+"""What front ends ask of the engine beside generating.
+
+That is about sessions, documents, start states, adapters and requests.
+"""
 
 from typing import Literal
 
@@ -109,6 +112,28 @@ class RemoveStartStates(WireMessage, frozen=True, omit_defaults=True, tag="remov
     name: str | None = None
 
 
+class LoadAdapter(KeyedCommand, frozen=True, omit_defaults=True, tag="load_adapter"):
+    """Read an adapter from a file, or a folder with adapter.json, under the name `key`.
+
+    Rejected ("exists") if there is one of that name, ("invalid") if it is none for requests of this model.
+    Later requests may name it as `adapter`. It is forgotten when the engine ends.
+    """
+
+    path: str
+    alpha: float | None = None  # of its training; divided by the rank it is the scaling
+    scaling: float | None = None  # in place of alpha
+
+
+class ListAdapters(WireMessage, frozen=True, omit_defaults=True, tag="list_adapters"):
+    """Replied to with all adapters that are loaded, or with the one of that name, if it is there."""
+
+    name: str | None = None
+
+
+class RemoveAdapter(KeyedCommand, frozen=True, tag="remove_adapter"):
+    """Forget the adapter of that name; the reply says how many there were. Requests that have it go on."""
+
+
 class ListRequests(WireMessage, frozen=True, tag="list_requests"):
     """Replied to with the requests that wait or run, and the names of those that are paused."""
 
@@ -153,4 +178,6 @@ SessionCommand = (
 )
 # What is done with start states; the only event that follows is `CommandReply`, `Rejected` or `Failed`.
 StartStateCommand = PutStartState | DescribeStartState | ListStartStates | RemoveStartStates
-Command = SessionCommand | RequestCommand | StartStateCommand
+# What is done with adapters; the only event that follows is `CommandReply`, `Rejected` or `Failed`.
+AdapterCommand = LoadAdapter | ListAdapters | RemoveAdapter
+Command = SessionCommand | RequestCommand | StartStateCommand | AdapterCommand

@@ -96,6 +96,8 @@ class GenerateRequest(WireMessage, frozen=True, omit_defaults=True, tag="generat
     # In place of one start state: every row runs in each of these, and draws from the mixture of their
     # distributions (sampling/mixtures.py).
     mixture: list[MixturePart] = []
+    adapter: str = ""  # the name of the adapter that all rows run with; "": none
+    adapter_digest: str = ""  # what its digest must be; "": anything
     start_digest: bytes = b""  # of a request that goes on: of the start states in which it began
     name: str = ""  # what clients call it; others may have the same
     rows: list[PausedRow] = []  # of a request that goes on: one for each prompt, and n is 1
@@ -194,10 +196,21 @@ class StartStateInfo(Struct, frozen=True, array_like=True):
     digest: bytes  # 16 bytes that follow from its numbers
 
 
+class AdapterInfo(Struct, frozen=True, array_like=True):
+    """An adapter that requests may name."""
+
+    name: str
+    digest: str  # 32 hexadecimal digits that follow from its numbers and its scaling
+    rank: int  # the largest of its matrices
+    created: float  # seconds since 1970
+    path: str
+
+
 class CommandReply(WireMessage, frozen=True, omit_defaults=True, tag="command_reply"):
     """A command has been carried out."""
 
-    # DeleteSession, RemoveDocument, DescribeStartState, RemoveStartStates, StopRequest: how many there were
+    # DeleteSession, RemoveDocument, DescribeStartState, RemoveStartStates, RemoveAdapter,
+    # StopRequest: how many there were
     found: int = 0
     data: bytes = b""  # ExportSession, GetDocument
     sessions: list[SessionInfo] = []  # ListSessions
@@ -208,6 +221,7 @@ class CommandReply(WireMessage, frozen=True, omit_defaults=True, tag="command_re
     turns: list[TurnInfo] = []  # SessionHistory
     requests: list[RequestInfo] = []  # ListRequests, and the one that StopRequest or PauseRequest has found
     paused: list[str] = []  # ListRequests: names of paused requests
+    adapters: list[AdapterInfo] = []  # ListAdapters, and the one that LoadAdapter has loaded
     start_states: list[StartStateInfo] = []  # ListStartStates, and the one that PutStartState has stored
 
 

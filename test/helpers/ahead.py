@@ -103,6 +103,7 @@ class LateRunner(TorchRunner):
                     slots=[slots[row] for row in alive],
                     draws=[alive.index(row) for row in draws_alive],
                     top_logprobs=tops_alive,
+                    adapters=[batch.adapters[row] for row in alive] if batch.adapters else [],
                 )
             )
             ids |= zip(draws_alive, known.wait(), strict=True)

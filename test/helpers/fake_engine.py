@@ -31,10 +31,13 @@ from rwkv_batch.wire.commands import (
     ForkSession,
     GetDocument,
     ImportSession,
+    ListAdapters,
     ListSessions,
     ListStartStates,
+    LoadAdapter,
     PutDocument,
     PutStartState,
+    RemoveAdapter,
     RemoveDocument,
     RemoveStartStates,
     RewindSession,
@@ -42,6 +45,7 @@ from rwkv_batch.wire.commands import (
 )
 from rwkv_batch.wire.protocol import (
     Accepted,
+    AdapterInfo,
     Cancel,
     CommandReply,
     Event,
@@ -84,6 +88,7 @@ class FakeEngine:
         self._known: set[str] = set()
         self._documents: dict[str, bytes] = {}
         self.start_states: dict[str, tuple[str, bytes, StartStateInfo]] = {}  # layout, file, info
+        self.adapters: dict[str, AdapterInfo] = {}
         self._numbers: dict[str, int] = {}  # the last one given out, by branch
         self._unstored: dict[str, tuple[str, str, list[str]]] = {}  # turns under way: id -> key, text, turns
         self._changed = threading.Condition()
@@ -238,6 +243,16 @@ class FakeEngine:
                 for each in names:
                     del self.start_states[each]
                 return CommandReply(id, found=len(names))
+            case LoadAdapter(path=path):
+                if Path(path).is_file() and Path(path).read_bytes().startswith(b"bad"):
+                    return Rejected(id, "invalid", f"{path} is no adapter.")
+                self.adapters[key] = AdapterInfo(key, "5eed" * 8, 4, UPDATED, path)
+                return CommandReply(id, adapters=[self.adapters[key]])
+            case ListAdapters(name=name):
+                listed = [info for key, info in self.adapters.items() if name in (None, key)]
+                return CommandReply(id, adapters=listed)
+            case RemoveAdapter():
+                return CommandReply(id, found=int(self.adapters.pop(key, None) is not None))
             case PutDocument(data=data):
                 self._documents[key] = data
             case GetDocument():

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rwkv_batch.model.cuda.graphs import decode_sizes
+from rwkv_batch.model.cuda.steps.graphs import decode_sizes
 from rwkv_batch.ops.cuda import build
 
 ARCHITECTURES = ("80", "86", "89", "90a", "120")

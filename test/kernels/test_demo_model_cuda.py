@@ -15,8 +15,8 @@ from demo import unpack
 from demo.evaluate import SEED, TASKS
 from demo.example import Example
 from rwkv_batch.model.checkpoint import from_tensors
-from rwkv_batch.model.cuda.cuda_model import CudaStates
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
+from rwkv_batch.model.cuda.steps.states import CudaStates
 from rwkv_batch.model.rwkv7 import RWKV7
 from rwkv_batch.state.slots import States
 from rwkv_batch.text.tokenizer import END_OF_TEXT, VOCABULARY, Tokenizer

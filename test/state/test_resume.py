@@ -22,7 +22,8 @@ from stores import (
 from rwkv_batch.state import images
 from rwkv_batch.state.entries import NONE, Head, PutSession, PutTurn, RowDamaged, Start, StoreError, Turn
 from rwkv_batch.state.log.store import Store
-from rwkv_batch.state.pool.resume import Model, Resumer
+from rwkv_batch.state.pool.adapted import AdaptedModels
+from rwkv_batch.state.pool.resume import Resumer
 from rwkv_batch.state.snapshot import PREFIX, Damaged, SnapshotError, Transfer, parts, seal
 
 LENGTHS = (5, 6, 7, 8)
@@ -61,8 +62,8 @@ class Served:
         return self.store.images_folder / f"{turn.id}.state"
 
     def resumer(self, foreign: bool = False) -> Resumer:
-        model = Model(self.model, MODEL, VOCABULARY)
-        return Resumer(self.store, self.transfer, model, foreign, self.held.__contains__)
+        models = AdaptedModels(self.store, MODEL, VOCABULARY)
+        return Resumer(self.store, self.transfer, models, foreign, self.held.__contains__)
 
     def find(self, head: Head, foreign: bool = False) -> Start:
         return self.resumer(foreign).find(Start([], head.turn), head)

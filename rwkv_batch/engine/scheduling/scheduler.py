@@ -38,12 +38,13 @@ class Scheduler:
         self.running: dict[int, Sequence] = {}  # by slot
         self.queues: dict[str, deque[Sequence]] = {}  # by locked session: the turns behind the present one
         self._free = list(range((slots or max_rows) - 1, -1, -1))
+        self._stalled = False  # all that could be admitted wait for their adapters
 
     @property
     def runnable(self) -> bool:
         """Whether a step would do something."""
         return any(seq.can_step for seq in self.running.values()) or (
-            bool(self.waiting) and self._room >= len(self.waiting[0].together)
+            bool(self.waiting) and not self._stalled and self._room >= len(self.waiting[0].together)
         )
 
     def add(self, sequences: list[Sequence]) -> None:
@@ -69,6 +70,7 @@ class Scheduler:
                 f"{waiting} rows wait already and {count} more do not fit into the queue of "
                 f"{self.max_waiting}"
             )
+        self._stalled = False
         for seq in sequences:
             if not seq.leads:
                 continue  # it goes where the first of its mixture goes
@@ -79,15 +81,26 @@ class Scheduler:
             if seq.target is not None:
                 self.lock(seq.target)
 
-    def admit(self) -> list[Sequence]:
-        """Give free slots to the sequences that have waited longest; return those."""
+    def admit(self, has_adapter: Callable[[Sequence], bool] = lambda seq: True) -> list[Sequence]:
+        """Give free slots to the sequences that have waited longest; return those.
+
+        `has_adapter`: whether a sequence's adapter is on the device. One whose adapter is not waits, and with
+        it those behind it that have adapters, so that one on the device falls free; others pass.
+        """
         admitted = []
-        while self.waiting and self._room >= len(together := self.waiting[0].together):
-            for seq in together:
+        passed: deque[Sequence] = deque()
+        while self.waiting and self._room >= len(group := self.waiting[0].together):
+            for _ in group:
                 self.waiting.popleft()
+            if group[0].adapter and (passed or not has_adapter(group[0])):
+                passed.extend(group)
+                continue
+            for seq in group:
                 seq.admit(slot := self._free.pop())
                 self.running[slot] = seq
                 admitted.append(seq)
+        self.waiting.extendleft(reversed(passed))
+        self._stalled = bool(passed)
         return admitted
 
     def move(self, seq: Sequence, slot: int) -> None:
@@ -122,6 +135,7 @@ class Scheduler:
     def free(self, *slots: int) -> None:
         """Slots that sequences may have."""
         self._free.extend(slots)
+        self._stalled = False
 
     def lock(self, session: str) -> None:
         """Turns of a session that has none under way wait for `unlock`."""
@@ -147,6 +161,7 @@ class Scheduler:
         for queue in self.queues.values():
             for seq in [seq for seq in queue if unwanted(seq)]:
                 queue.remove(seq)
+        self._stalled = False
         dropped = [seq for seq in self.waiting if unwanted(seq)]
         self.waiting = deque(seq for seq in self.waiting if not unwanted(seq))
         for seq in dropped:

@@ -40,6 +40,17 @@ DECODING, FINALIZING, FINISHED = SequenceState.DECODING, SequenceState.FINALIZIN
 
 
 @dataclass(eq=False)
+class RowAdapter:
+    """An adapter that rows run with. `slot`: where it is on the device; None: not there."""
+
+    name: str
+    digest: str  # hexadecimal
+    number: int  # distinguishes those that are not the same, in this process
+    model: int  # the id of the model with it, in the database
+    slot: int | None = None
+
+
+@dataclass(eq=False)
 class Sequence:
     """A row of a request, from the queue to its last delta.
 
@@ -56,6 +67,7 @@ class Sequence:
     target: str | None = None  # the session that its state is stored under; one sequence of each runs
     start_state: str = ""  # the name of the state in which it begins
     mixture: "Mixture | None" = None
+    adapter: RowAdapter | None = None
     slot: int | None = None
     state: SequenceState = WAITING
     fed: int = 0  # of the tokens in `to_feed`
@@ -321,6 +333,7 @@ def rows_of(
     seed: int,
     target: str | None,
     tokenizer: Tokenizer,
+    adapter: RowAdapter | None = None,
 ) -> list[Sequence]:
     """The rows of a request, or those of a paused one that had not finished.
 
@@ -338,7 +351,7 @@ def rows_of(
         mixture = Mixture(weights) if len(states) > 1 else None
         for place, state in enumerate(states):
             stored = target if place == 0 else None
-            seq = Sequence(key, number, prompt, request, seed, stored, state, mixture)
+            seq = Sequence(key, number, prompt, request, seed, stored, state, mixture, adapter)
             if drawn:
                 seq.resume(drawn, tokenizer)
             if mixture:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from rwkv_batch.engine.scheduling.scheduler import Scheduler
-from rwkv_batch.engine.scheduling.sequence import LOADING, Outbox, PromptEncoder, Sequence
+from rwkv_batch.engine.scheduling.sequence import LOADING, Outbox, PromptEncoder, RowAdapter, Sequence
 from rwkv_batch.state.entries import EMPTY_DIGEST, Head, KeptState, Loaded, Session, StoreError
 from rwkv_batch.state.slots import States
 from rwkv_batch.text.tokenizer import Tokenizer
@@ -84,7 +84,7 @@ class Turns:
         True: there is no such state, and the slot begins as before any token.
         """
         try:
-            source = self._find_source(sequence.start_state, turn)
+            source = self._find_source(sequence, turn)
         except (_Refused, StoreError) as error:
             self._scheduler.release(sequence)
             self._scheduler.unlock(sequence.target)
@@ -207,11 +207,16 @@ class Turns:
                 active.discarded = True
         return begun
 
-    def _find_source(self, start_state: str, turn: SessionTurn) -> Session | None:
+    def _find_source(self, sequence: Sequence, turn: SessionTurn) -> Session | None:
         """What the turn continues: a session, or that of its start state. Raises _Refused, StoreError."""
+        start_state, adapter = sequence.start_state, sequence.adapter
         source = self._pool.find(turn.source) if turn.source is not None else None
         if source is None and turn.required:
             raise _Refused("not_found", f"The session {turn.source} has been deleted meanwhile.")
+        if source is not None and self._pool.adapted.digest(source.head) != (
+            adapter.digest if adapter else ""
+        ):
+            raise _Refused("conflict", _other_adapter(turn, adapter))
         if source is None and start_state:
             start = self._pool.starts.find(start_state)
             if start is None:
@@ -240,7 +245,12 @@ class Turns:
 
     def _commit(self, sequence: Sequence, active: _ActiveTurn, target: str) -> None:
         active.head = self._pool.commit(
-            target, active.parent, sequence.prompt, active.completion, partial(self._committed, sequence)
+            target,
+            active.parent,
+            sequence.prompt,
+            active.completion,
+            partial(self._committed, sequence),
+            _model(sequence),
         )
 
     def _save(self, sequence: Sequence, active: _ActiveTurn, target: str) -> None:
@@ -248,7 +258,8 @@ class Turns:
         before = active.parent.tokens if active.parent else 0
         tokens = before + len(sequence.prompt) + len(active.completion)
         active.kept = True
-        self._pool.save(target, self._scheduler.detach(sequence), tokens, partial(self._committed, sequence))
+        slot, done = self._scheduler.detach(sequence), partial(self._committed, sequence)
+        self._pool.save(target, slot, tokens, done, _model(sequence))
 
     def _committed(self, sequence: Sequence, error: str | None) -> None:
         active = self._active[sequence]
@@ -289,3 +300,17 @@ class Turns:
         for seq in sequence.together:
             if seq.slot is not None:
                 self.abandon(seq)
+
+
+def _model(sequence: Sequence) -> int | None:
+    """What makes its turn, as of StatePool.commit."""
+    return sequence.adapter.model if sequence.adapter else None
+
+
+def _other_adapter(turn: SessionTurn, adapter: RowAdapter | None) -> str:
+    if adapter is None:
+        return f"The session {turn.source} was made with an adapter; name it in this turn too."
+    return (
+        f"The session {turn.source} was not made with the adapter {adapter.name}; continue it with the one "
+        "that it began with, or without one."
+    )

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -16,6 +16,10 @@ from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.model.mole import BoneExpert, LoraExpert, Mole, MoleTensors, RouterRule
 
 log = logging.getLogger(__name__)
+
+FLAGS = (
+    "give --adapter-alpha, which is divided by the rank, or --adapter-scaling, or for PiSSA --adapter-init"
+)
 
 
 class MergedTensors(Mapping[str, Tensor]):
@@ -61,25 +65,14 @@ def merge(
     if router is not None:
         _check_rule(adapter, router)
     changes = [part for layer in adapter.experts for pair in layer.changes for part in pair]
-    needed = any(part.scaled for part in (*adapter.parts.values(), *changes))
-    if scaling is not None and not needed:
+    all_parts = [*adapter.parts.values(), *changes]
+    if scaling is not None and not any(part.scaled for part in all_parts):
         raise CheckpointError(
             f"{adapter.where}: nothing in it has a scaling; leave --adapter-alpha and --adapter-scaling out."
         )
-    chosen = scaling or adapter.scaling
-    if needed and chosen is None:
-        raise CheckpointError(
-            f"{adapter.where}: its scaling in training is not in the file; give --adapter-alpha, which is "
-            "divided by the rank, or --adapter-scaling, or for PiSSA --adapter-init."
-        )
-
-    def factor(part: Part) -> float:
-        return chosen.of(part.rank) if part.scaled and chosen else 1.0
-
+    factor = factor_of(adapter, all_parts, scaling, FLAGS)
     factors = {name: factor(part) for name, part in adapter.parts.items()}
     of_experts = [factor(part) for part in changes]
-    if not all(math.isfinite(number) for number in (*factors.values(), *of_experts)):
-        raise CheckpointError(f"{adapter.where}: the scaling is no finite number; give that of the training.")
     identity = f"{checkpoint.fingerprint} {adapter.digest} {sorted(factors.items())} {router} {of_experts}"
     mole = checkpoint.mole
     if router is not None:
@@ -102,6 +95,25 @@ def merge(
         tensors=MergedTensors(checkpoint.tensors, adapter.parts, factors),
         fingerprint=hashlib.sha256(identity.encode()).hexdigest()[:16],
     )
+
+
+def factor_of(
+    adapter: Adapter, parts: Sequence[Part], scaling: Scaling | None, way_out: str
+) -> Callable[[Part], float]:
+    """By what each of these parts is multiplied; scaling None: as the adapter's adapter.json says.
+
+    Raises CheckpointError, with the way out, if one of them has a scaling and nobody says which.
+    """
+    chosen = scaling or adapter.scaling
+    if any(part.scaled for part in parts) and chosen is None:
+        raise CheckpointError(f"{adapter.where}: its scaling in training is not in the file; {way_out}.")
+
+    def factor(part: Part) -> float:
+        return chosen.of(part.rank) if part.scaled and chosen else 1.0
+
+    if not all(math.isfinite(factor(part)) for part in parts):
+        raise CheckpointError(f"{adapter.where}: the scaling is no finite number; give that of the training.")
+    return factor
 
 
 def _check_rule(adapter: Adapter, router: RouterRule) -> None:

@@ -1,7 +1,7 @@
 """What the forward passes on a CUDA GPU have in common, whatever the family: steps, graphs and states."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -9,46 +9,26 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.model.checkpoint import Checkpoint
-from rwkv_batch.model.cuda.graphs import (
+from rwkv_batch.model.cuda.steps.adapters import LAYER_LAUNCHES, NONE, AdapterSlots, adapter_bytes
+from rwkv_batch.model.cuda.steps.graphs import (
     PREFILL_SIZES,
     DecodeGraphs,
     Prefilled,
     PrefillGraphs,
     graph_bytes,
 )
+from rwkv_batch.model.cuda.steps.states import CudaStates
 from rwkv_batch.model.description import Norm
 from rwkv_batch.model.torch_model import check_rows
 from rwkv_batch.ops.cuda.binding import Addend, Kernels
 from rwkv_batch.ops.cuda.buffers import BufferShape, StepBuffers, buffer_bytes
-from rwkv_batch.ops.cuda.feed import Feed, pending_writes
+from rwkv_batch.ops.cuda.feed import pending_writes
 from rwkv_batch.ops.cuda.packing import DeviceRows, PrefillPlan, StagedPlan, upload_plan
 from rwkv_batch.ops.cuda.staging import upload
 from rwkv_batch.ops.torch_ops import HEAD_SIZE
 from rwkv_batch.state.slots import States, slot_bytes
 
 MANY = 1 << 30  # tokens, for which no GEMM is timed
-
-
-class CudaStates(States):
-    """States that may lag some tokens, and what the device knows of their slots."""
-
-    def __init__(
-        self,
-        kernels: Kernels,
-        slots: int,
-        layers: int,
-        width: int,
-        wkv: torch.dtype,
-        device: torch.device,
-        start: Tensor | None = None,
-        defers: bool = True,
-    ) -> None:
-        """defers: whether writes to fp16 states are deferred."""
-        super().__init__(slots, layers, width, torch.float16, wkv, device, start)
-        self.feed = Feed(kernels, self.wkv, defers)
-
-    def flush(self, slots: Collection[int]) -> None:
-        self.feed.flush(slots)
 
 
 class PackedWeights(Protocol):
@@ -66,6 +46,7 @@ class PackedWeights(Protocol):
         """The sizes of a step's buffers."""
 
 
+Ladders = tuple[DecodeGraphs, PrefillGraphs]
 Weights = TypeVar("Weights", bound=PackedWeights)
 StepBuffersT = TypeVar("StepBuffersT", bound=StepBuffers)
 
@@ -76,6 +57,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
     dtype = torch.float16
     defers: ClassVar[bool]  # whether decode steps defer writes to fp16 states
     buffers: type[StepBuffersT]  # of a step
+    takes_adapters: ClassVar[bool] = False  # whether rows can have adapters of their own
 
     @torch.inference_mode()
     def __init__(
@@ -90,8 +72,10 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
             self.kernels = Kernels(self.device, architecture)
             self.weights = self._pack_weights()
             self._buffer_shape = self.weights.buffer_shape
-        self._graphs: tuple[States, DecodeGraphs, PrefillGraphs] | None = None
+        # Over which states, and graphs by whether some rows have adapters.
+        self._graphs: tuple[States, dict[bool, Ladders]] | None = None
         self._most_rows: int | None = None  # of a decode graph
+        self.adapters: AdapterSlots | None = None
 
     def new_states(self, slots: int, wkv_dtype: torch.dtype = torch.float16) -> CudaStates:
         """The states of that many slots, all before the first token."""
@@ -108,13 +92,25 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
             0 if pending is None else pending.nbytes
         )
 
-    def step_bytes(self, rows: int, prefill_tokens: int) -> int:
-        """The most that steps and their graphs hold besides weights, states and logits."""
+    def add_adapters(self, slots: int, most_rank: int, most_tokens: int) -> None:
+        """Make room for the adapters of rows, before graphs are captured. most_tokens: of a step."""
+        tokens = max(most_tokens, PREFILL_SIZES[-1])
+        with torch.cuda.device(self.device):
+            self.adapters = AdapterSlots(self.kernels, self._sizes, slots, most_rank, tokens, self.device)
+
+    def step_bytes(self, rows: int, prefill_tokens: int, adapters: int = 0, most_rank: int = 0) -> int:
+        """The most that steps and their graphs hold besides weights, states and logits.
+
+        adapters: slots for adapters of that rank; the slots are counted too.
+        """
         prefills = (PREFILL_SIZES[-1], prefill_tokens + rows)  # by graphs, and without one
         shape, kind = self._buffer_shape, self.buffers
         buffers = sum(buffer_bytes(shape, tokens, packed=True, kind=kind) for tokens in prefills)
         buffers += buffer_bytes(shape, rows, kind=kind)
-        return graph_bytes(self.checkpoint.layers, rows) + buffers
+        graphs = graph_bytes(self.checkpoint.layers, rows)
+        if adapters:
+            graphs += graph_bytes(self.checkpoint.layers, rows, LAYER_LAUNCHES)
+        return graphs + buffers + adapter_bytes(self._sizes, adapters, most_rank, (rows, *prefills))
 
     @torch.inference_mode()
     def capture(self, states: CudaStates, rows: int | None = None, progress: bool = True) -> None:
@@ -124,8 +120,9 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         """
         self._graphs, self._most_rows = None, rows
         with torch.cuda.device(self.device):
-            for graphs in self._graphs_over(states):
-                graphs.capture_all(progress)
+            for adapted in (False, True) if self.adapters else (False,):
+                for graphs in self._graphs_over(states, adapted):
+                    graphs.capture_all(progress)
 
     @torch.inference_mode()
     def forward(
@@ -136,6 +133,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         states: CudaStates,
         logits_of: Sequence[int] | None = None,
         flush: bool = True,
+        adapters: Sequence[int] = (),
     ) -> Tensor:
         """The same as `TorchModel.forward`. flush=False leaves writes to states deferred, as `run` does.
 
@@ -148,7 +146,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
                 f"Tokens {int(tokens.min())} to {int(tokens.max())} do not fit a vocabulary of {vocab}; give "
                 "ids below it."
             )
-        logits = self.run(tokens.tolist(), lengths, slots, states, logits_of)[0].float()
+        logits = self.run(tokens.tolist(), lengths, slots, states, logits_of, adapters)[0].float()
         if flush:
             states.flush(slots)
         return logits
@@ -161,10 +159,12 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         slots: Sequence[int],
         states: CudaStates,
         logits_of: Sequence[int] | None = None,
+        adapters: Sequence[int] = (),
     ) -> tuple[Tensor, Tensor]:
         """Queue packed rows, by a CUDA graph where there is one.
 
-        That is a decode step if every row has one token, otherwise a prefill.
+        That is a decode step if every row has one token, otherwise a prefill. adapters: the slot of each
+        row's adapter, negative for none; empty where no row has one.
         A row of one token may be fed a negative one: what its sequence drew last. Returns logits
         `[len(logits_of), vocab]` fp16 after the last token of the rows named (None: of all rows), and the
         slots `[len(logits_of)]` int32 of these rows, negative for those that had finished. The next run may
@@ -174,16 +174,24 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
             states.feed.prepare()
             if max(lengths) > 1:
                 wanted = range(len(lengths)) if logits_of is None else logits_of
-                logits, fed = self._prefill(tokens, lengths, slots, states, wanted)
+                logits, fed = self._prefill(tokens, lengths, slots, states, wanted, adapters)
             else:
-                logits, fed = self._graphs_over(states)[0].run(tokens, slots)
+                graphs = self._graphs_over(states, bool(adapters))[0]
+                self._place(adapters, graphs.size(len(slots)))
+                logits, fed = graphs.run(tokens, slots)
                 if logits_of is not None:
                     index = upload(logits_of, self.device)
                     logits, fed = logits[index], fed[index]
             return logits[:, : self.checkpoint.vocab], fed
 
     def decode(
-        self, tokens: Tensor, slots: Tensor, states: CudaStates, logits: Tensor, arena: dict[str, Tensor]
+        self,
+        tokens: Tensor,
+        slots: Tensor,
+        states: CudaStates,
+        logits: Tensor,
+        arena: dict[str, Tensor],
+        adapters: AdapterSlots | None = None,
     ) -> None:
         """Launch one token of every row.
 
@@ -194,28 +202,53 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         """
         b, methods = self.buffers(self._buffer_shape, len(tokens), arena), self.methods(len(tokens))
         states.feed.resolve(tokens, slots, b.lag, len(tokens))
-        added = self._decode_layers(tokens, slots, states, b, methods)
+        added = self._decode_layers(tokens, slots, states, b, methods, adapters)
         self.kernels.norm(b.x, added, *self.weights.norm_out, b.normed)
         self._head(b.normed, logits, methods)
 
-    def _graphs_over(self, states: CudaStates) -> tuple[DecodeGraphs, PrefillGraphs]:
-        """The graphs over these states; those over others are given up."""
-        if self._graphs is None or self._graphs[0] is not states:
-            most = self._most_rows or len(states)
-            logits = torch.empty(most, len(self.weights.head), device=self.device, dtype=torch.float16)
+    @property
+    def _sizes(self) -> tuple[int, int, int]:
+        """Layers, width and hidden units."""
+        return self.checkpoint.layers, self._buffer_shape.width, self._buffer_shape.hidden
 
+    def _place(self, adapters: Sequence[int], size: int) -> None:
+        """Of `size` tokens the first have their adapters in these slots, the others none."""
+        if adapters:
+            assert self.adapters is not None
+            placed = np.full(size, NONE, np.int32)
+            placed[: len(adapters)] = adapters
+            self.adapters.place(placed)
+
+    def _graphs_over(self, states: CudaStates, adapted: bool = False) -> Ladders:
+        """The graphs over these states, of steps in which rows have adapters or not.
+
+        Those over other states are given up.
+        """
+        if self._graphs is None or self._graphs[0] is not states:
+            self._graphs = states, self._new_graphs(states)
+        return self._graphs[1][adapted]
+
+    def _new_graphs(self, states: CudaStates) -> dict[bool, Ladders]:
+        most = self._most_rows or len(states)
+        logits = torch.empty(most, len(self.weights.head), device=self.device, dtype=torch.float16)
+        arenas: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
+
+        def ladders(adapters: AdapterSlots | None) -> Ladders:
             def decode(inputs: Tensor, arena: dict[str, Tensor]) -> Tensor:
                 rows = logits[: inputs.shape[1]]
-                self.decode(inputs[0], inputs[1], states, rows, arena)
+                self.decode(inputs[0], inputs[1], states, rows, arena, adapters)
                 return rows
 
             def prefill(inputs: StagedPlan, arena: dict[str, Tensor]) -> Prefilled:
                 methods = self.methods(len(inputs.tokens))
-                return self._prefill_rows(inputs.tokens, inputs.rows, states, arena, methods)
+                return self._prefill_rows(inputs.tokens, inputs.rows, states, arena, methods, adapters)
 
-            decode_graphs = DecodeGraphs(most, self.device, self.methods, decode)
-            self._graphs = states, decode_graphs, PrefillGraphs(self.device, self.methods, prefill)
-        return self._graphs[1:]
+            return (
+                DecodeGraphs(most, self.device, self.methods, decode, arenas[0]),
+                PrefillGraphs(self.device, self.methods, prefill, arenas[1]),
+            )
+
+        return {adapted: ladders(self.adapters if adapted else None) for adapted in (False, True)}
 
     def _prefill(
         self,
@@ -224,6 +257,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         slots: Sequence[int],
         states: CudaStates,
         wanted: Sequence[int],
+        adapters: Sequence[int],
     ) -> tuple[Tensor, Tensor]:
         """As `run`; logits `[len(wanted), rows of the head]`."""
         plan = PrefillPlan.from_lengths(lengths, slots)
@@ -231,12 +265,16 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         if plan.order != list(range(len(lengths))):
             pieces = ids.split(list(lengths))
             ids = torch.cat([pieces[row] for row in plan.order])
+        graphs, of_tokens = self._graphs_over(states, bool(adapters)), plan.of_tokens(adapters)
         if PrefillGraphs.covers(plan):
-            (x, added), rows = self._graphs_over(states)[1].run(ids, plan)
+            self._place(of_tokens, graphs[1].size(plan.tokens))
+            (x, added), rows = graphs[1].run(ids, plan)
         else:
+            self._place(of_tokens, plan.tokens)
             rows = upload_plan(plan, self.device)
             ids = ids.to(self.device, non_blocking=True)
-            x, added = self._prefill_rows(ids, rows, states, {}, self.methods(MANY))
+            slots_of = self.adapters if adapters else None
+            x, added = self._prefill_rows(ids, rows, states, {}, self.methods(MANY), slots_of)
         if not len(wanted):
             return x.new_empty(0, len(self.weights.head), dtype=torch.float16), rows.rows.slots[:0]
         place_of = {row: place for place, row in enumerate(plan.order)}
@@ -245,7 +283,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         at = torch.tensor([lasts, places], dtype=torch.int32, pin_memory=True)
         last, place = at.to(self.device, non_blocking=True)
         # As many rows as a decode graph has, for which the GEMM is timed and its kernel loaded.
-        size = self._graphs_over(states)[0].size(len(wanted))
+        size = graphs[0].size(len(wanted))
         normed = x.new_empty(size, x.shape[1], dtype=torch.float16)
         logits = normed.new_empty(size, len(self.weights.head))
         self.kernels.norm(x, added, *self.weights.norm_out, normed[: len(wanted)], last)
@@ -259,13 +297,14 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         states: CudaStates,
         arena: dict[str, Tensor],
         methods: dict[str, str],
+        adapters: AdapterSlots | None,
     ) -> Prefilled:
         """Launch all layers over packed rows: tokens `[T]` int32 on the device."""
         b = self.buffers(self._buffer_shape, len(tokens), arena, packed=True)
         for pieces in rows.pieces:
             states.feed.flush_rows(pieces)
         states.feed.resolve(tokens, rows.rows.slots, b.lag, rows.single, rows.counted)
-        return b.x, self._prefill_layers(tokens, rows, states, b, methods)
+        return b.x, self._prefill_layers(tokens, rows, states, b, methods, adapters)
 
     @abstractmethod
     def methods(self, tokens: int) -> dict[str, str]:
@@ -277,11 +316,17 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
 
     @abstractmethod
     def _decode_layers(
-        self, tokens: Tensor, slots: Tensor, states: CudaStates, b: StepBuffersT, methods: dict[str, str]
+        self,
+        tokens: Tensor,
+        slots: Tensor,
+        states: CudaStates,
+        b: StepBuffersT,
+        methods: dict[str, str],
+        adapters: AdapterSlots | None,
     ) -> Addend:
         """Launch all layers, from the embedding on, over one token of every row.
 
-        Returns what is still to be added to b.x.
+        adapters: of the rows, where some have one. Returns what is still to be added to b.x.
         """
 
     @abstractmethod
@@ -292,6 +337,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         states: CudaStates,
         b: StepBuffersT,
         methods: dict[str, str],
+        adapters: AdapterSlots | None,
     ) -> Addend:
         """The same over packed rows."""
 

@@ -122,10 +122,10 @@ class Gemms:
         self._gemm(layer.output, b.y, b.out, IDENTITY, method, prefetch=layer.key)
         return Addend(y=b.out)
 
-    def key(self, layer: CudaLayer, b: Buffers, method: str) -> None:
-        """The hidden units of the channel mix."""
-        self._gemm(layer.key, b.mixed.view(-1, b.x.shape[1])[: len(b.x)], b.hidden, RELU_SQUARE, method)
-        if method in LIBRARY:
+    def key(self, layer: CudaLayer, b: Buffers, method: str, activation: int = RELU_SQUARE) -> None:
+        """The hidden units of the channel mix, with that activation or IDENTITY."""
+        self._gemm(layer.key, b.mixed.view(-1, b.x.shape[1])[: len(b.x)], b.hidden, activation, method)
+        if method in LIBRARY and activation == RELU_SQUARE:
             self.kernels.relu_square(b.hidden)
 
     def value(self, layer: CudaLayer, b: Buffers, method: str, prefetch: Tensor | None = None) -> Addend:

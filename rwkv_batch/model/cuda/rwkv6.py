@@ -12,9 +12,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rwkv_batch.model.cuda.cuda_model import CudaModel, CudaStates
+from rwkv_batch.model.cuda.cuda_model import CudaModel
 from rwkv_batch.model.cuda.gemm import STREAM_TOKENS, small_gemm
 from rwkv_batch.model.cuda.rwkv6_weights import Rwkv6CudaLayer, Rwkv6CudaWeights, pack_rwkv6
+from rwkv_batch.model.cuda.steps.adapters import AdapterSlots
+from rwkv_batch.model.cuda.steps.states import CudaStates
 from rwkv_batch.model.description import Norm
 from rwkv_batch.ops.cuda import tile
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, TANH, Wkv6Input
@@ -52,6 +54,7 @@ class RWKV6Cuda(CudaModel[Rwkv6CudaWeights, Rwkv6Buffers]):
         states: CudaStates,
         b: Rwkv6Buffers,
         methods: dict[str, str],
+        adapters: AdapterSlots | None,
     ) -> Addend:
         fp32 = states.wkv.dtype == torch.float32
 
@@ -70,6 +73,7 @@ class RWKV6Cuda(CudaModel[Rwkv6CudaWeights, Rwkv6Buffers]):
         states: CudaStates,
         b: Rwkv6Buffers,
         methods: dict[str, str],
+        adapters: AdapterSlots | None,
     ) -> Addend:
         fp32 = states.wkv.dtype == torch.float32
 

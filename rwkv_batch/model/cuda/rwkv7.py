@@ -1,21 +1,30 @@
 """RWKV-7 and 7a on a CUDA GPU: the function of `rwkv7.RWKV7` over the kernels in `cuda/`, in fp16."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.cuda.autotune import Autotuner
-from rwkv_batch.model.cuda.cuda_model import CudaModel, CudaStates
+from rwkv_batch.model.cuda.cuda_model import CudaModel
 from rwkv_batch.model.cuda.gemm import WHOLE, Gemms, output_method, small_gemm
-from rwkv_batch.model.cuda.graphs import PREFILL_SIZES, decode_sizes
+from rwkv_batch.model.cuda.mixers import Mixers, time_mix_input
+from rwkv_batch.model.cuda.steps.adapters import AdapterSlots, StepAdapters
+from rwkv_batch.model.cuda.steps.graphs import PREFILL_SIZES, decode_sizes
+from rwkv_batch.model.cuda.steps.states import CudaStates
 from rwkv_batch.model.cuda.weights import CudaDeepEmbed, CudaLayer, CudaWeights, pack_weights
 from rwkv_batch.model.description import DEEP_RANK, Norm
 from rwkv_batch.ops.cuda import blaslt
-from rwkv_batch.ops.cuda.abi import CHUNK, IDENTITY, MAX_LAG, TimeMixInput
-from rwkv_batch.ops.cuda.binding import SPARSE_ROWS, Addend, pointer
+from rwkv_batch.ops.cuda.abi import (
+    ADAPTER_ADD_SQUARE,
+    CHUNK,
+    IDENTITY,
+    MAX_LAG,
+    RELU_SQUARE,
+    TimeMixInput,
+)
+from rwkv_batch.ops.cuda.binding import SPARSE_ROWS, Addend
 from rwkv_batch.ops.cuda.buffers import MIXED, Buffers
 from rwkv_batch.ops.cuda.packing import SCRATCH_CHUNKS, DeviceRows, most_chunks
 from rwkv_batch.ops.torch_ops import HEAD_SIZE
@@ -23,19 +32,10 @@ from rwkv_batch.ops.torch_ops import HEAD_SIZE
 TIMED_LAYERS = 8  # in which GEMMs are timed between their neighbours
 
 
-@dataclass(frozen=True)
-class Mixers:
-    """The two kernels that touch states, in the form for decode steps or for packed rows."""
-
-    # added, norm, shift, mixes, out
-    norm_mix: Callable[[Addend, Norm, Tensor, Tensor, Tensor], None]
-    wkv: Callable[[TimeMixInput], None]
-
-
 class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
     """RWKV-7, and 7a, whose channel mixes have a DeepEmbed."""
 
-    defers, buffers = True, Buffers
+    defers, buffers, takes_adapters = True, Buffers, True
 
     @torch.inference_mode()
     def __init__(
@@ -51,11 +51,11 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
             self._work = torch.zeros(1, device=self.device, dtype=torch.int32)
             self.autotuner = Autotuner.from_cache(self.gemms, self.device, self._timed_layers)
 
-    def step_bytes(self, rows: int, prefill_tokens: int) -> int:
+    def step_bytes(self, rows: int, prefill_tokens: int, adapters: int = 0, most_rank: int = 0) -> int:
         longest = -(-(prefill_tokens + 1) // CHUNK)
         chunks = most_chunks(PREFILL_SIZES[-1]) + max(longest, SCRATCH_CHUNKS)
         scratch = chunks * self.checkpoint.heads * self.kernels.chunk_bytes
-        return super().step_bytes(rows, prefill_tokens) + scratch
+        return super().step_bytes(rows, prefill_tokens, adapters, most_rank) + scratch
 
     @torch.inference_mode()
     def capture(self, states: CudaStates, rows: int | None = None, progress: bool = True) -> None:
@@ -71,10 +71,16 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         return pack_weights(self.checkpoint, self.device)
 
     def _decode_layers(
-        self, tokens: Tensor, slots: Tensor, states: CudaStates, b: Buffers, methods: dict[str, str]
+        self,
+        tokens: Tensor,
+        slots: Tensor,
+        states: CudaStates,
+        b: Buffers,
+        methods: dict[str, str],
+        adapters: AdapterSlots | None,
     ) -> Addend:
-        mixers = self._decode_mixers(b, slots, states)
-        return self._run_layers(self.weights.layers, tokens, states, b, mixers, methods)
+        mixers, changes = self._decode_mixers(b, slots, states), StepAdapters(adapters, b)
+        return self._run_layers(self.weights.layers, tokens, states, b, mixers, methods, changes)
 
     def _prefill_layers(
         self,
@@ -83,6 +89,7 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         states: CudaStates,
         b: Buffers,
         methods: dict[str, str],
+        adapters: AdapterSlots | None,
     ) -> Addend:
         heads, fp32 = b.x.shape[1] // HEAD_SIZE, states.wkv.dtype == torch.float32
         most_chunks = max((pieces.chunks for pieces in rows.pieces), default=0)
@@ -100,7 +107,8 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
                 self.kernels.wkv_prefill(inputs, pieces, items, fp32)
 
         whole = methods | dict.fromkeys(("out_split", "value_split"), WHOLE)  # `b` has no room for more
-        return self._run_layers(self.weights.layers, tokens, states, b, Mixers(norm_mix, wkv), whole)
+        mixers, changes = Mixers(norm_mix, wkv), StepAdapters(adapters, b)
+        return self._run_layers(self.weights.layers, tokens, states, b, mixers, whole, changes)
 
     def _head(self, x: Tensor, logits: Tensor, methods: dict[str, str]) -> None:
         self.gemms.head(x, logits, methods["head"])
@@ -130,7 +138,7 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         b.lag.copy_(numbers % (MAX_LAG + 1))
 
         def run(methods: dict[str, str]) -> None:
-            added = self._run_layers(layers, tokens, states, b, mixers, methods)
+            added = self._run_layers(layers, tokens, states, b, mixers, methods, StepAdapters(None, b))
             self.kernels.norm(b.x, added, *self.weights.norm_out, b.normed)
 
         return run
@@ -143,23 +151,32 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         b: Buffers,
         mixers: Mixers,
         methods: dict[str, str],
+        changes: StepAdapters,
     ) -> Addend:
         """Launch these layers, from the embedding on. Returns what is still to be added to b.x."""
         added = Addend(tokens=tokens, table=self.weights.embedding)
         for index, layer in enumerate(layers):
             mixers.norm_mix(added, layer.norm1, states.shift[:, index, 0], layer.mixes, b.mixed)
             rkv = b.rkv if index else b.rkv0
+            changes.shrink(index, 0, b.mixed[:3].unbind(), layer.rkv)
             self.gemms.time_mix_in(layer, b, rkv, methods["in"])
             self.gemms.low_out(layer, b, methods["low_out"])
+            changes.expand(rkv.unbind())
             pending = None if states.feed.pending is None else states.feed.pending[:, index]
-            mixers.wkv(_time_mix_input(layer, b, rkv, states.wkv[:, index], pending, self._work))
-            added = self.gemms.out(layer, b, output_method(methods, "out"))
+            mixers.wkv(time_mix_input(layer, b, rkv, states.wkv[:, index], pending, self._work))
+            changes.shrink(index, 3, [b.y])
+            added = changes.add(self.gemms.out(layer, b, output_method(methods, "out")))
             mixers.norm_mix(added, layer.norm2, states.shift[:, index, 1], layer.x_k, b.mixed)
-            self.gemms.key(layer, b, methods["key"])
+            changes.shrink(index, 4, [b.mixed[0]], layer.key)
+            self.gemms.key(layer, b, methods["key"], IDENTITY if changes else RELU_SQUARE)
+            if changes:
+                changes.expand([b.hidden], ADAPTER_ADD_SQUARE)
             if layer.deep_embed:
                 self._deep_embed(layer.deep_embed, tokens, b)
+            method = output_method(methods, "value")
+            changes.shrink(index, 5, [b.hidden], None if method == "sparse" else layer.value)
             ahead = layers[index + 1].rkv if index + 1 < len(layers) else self.weights.head
-            added = self.gemms.value(layer, b, output_method(methods, "value"), ahead)
+            added = changes.add(self.gemms.value(layer, b, method, ahead))
         return added
 
     def _deep_embed(self, weights: CudaDeepEmbed, tokens: Tensor, b: Buffers) -> None:
@@ -171,40 +188,3 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         kernels.deep_embed(inner, weights.table, tokens, own)
         small_gemm(kernels, (weights.outer, own, factors, IDENTITY))
         kernels.deep_scale(b.hidden, factors, weights.offset)
-
-
-def _time_mix_input(
-    layer: CudaLayer, b: Buffers, rkv: Tensor, state: Tensor, pending: Tensor | None, work: Tensor
-) -> TimeMixInput:
-    """The input of a layer's WKV kernel.
-
-    state `[slots, heads, 64, 64]` and pending `[slots, heads, MAX_LAG, DEFERRED_VECTORS, 64]` may have any
-    distance between slots; work is zero, and one for all launches of a stream.
-    """
-    low = {name: b.low_out[name].data_ptr() for name in layer.low_out}
-    return TimeMixInput(
-        r=rkv[0].data_ptr(),
-        k=rkv[1].data_ptr(),
-        v=rkv[2].data_ptr(),
-        w=low["w"],
-        a=low["a"],
-        g=low["g"],
-        mix=low.get("v"),
-        v_first=b.rkv0[2].data_ptr(),
-        w0=layer.offsets["w"].data_ptr(),
-        a0=layer.offsets["a"].data_ptr(),
-        v0=pointer(layer.offsets.get("v")),
-        k_k=layer.k_k.data_ptr(),
-        k_a=layer.k_a.data_ptr(),
-        r_k=layer.r_k.data_ptr(),
-        norm_weight=layer.group_norm[0].data_ptr(),
-        norm_bias=layer.group_norm[1].data_ptr(),
-        out=b.y.data_ptr(),
-        state=state.data_ptr(),
-        slot_stride=state.stride(0),
-        width=b.x.shape[1],
-        tile_counter=work.data_ptr(),
-        deferred=pointer(pending),
-        deferred_stride=0 if pending is None else pending.stride(0),
-        lag=b.lag.data_ptr(),
-    )

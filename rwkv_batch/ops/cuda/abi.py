@@ -19,12 +19,21 @@ TILE_W_ROWS = 64  # of a tile of gemm_tile, for each warpgroup
 TILE_K = 64  # of a strip of gemm_tile
 TILE_MAX_STAGES = 16  # of each of gemm_tile's rings
 TILE_BARRIER_BYTES = 528  # of shared memory that gemm_tile uses besides rings and partial sums
+ADAPTER_TILE = 16  # rows that adapters are applied to together
+ADAPTER_RANK = 16  # of which ranks are multiples
+ADAPTER_PARTS = 3  # matrices of a launch
+ADAPTER_SPLITS = 16  # parts of K
+ADAPTER_MOST_RANK = 256
+ADAPTER_ALIGNMENT = 8  # numbers of which the place of a matrix is a multiple
+ADAPTER_ADD, ADAPTER_ADD_SQUARE, ADAPTER_ADD_FLOAT = range(3)  # what becomes of y: see cuda/adapter_expand.cu
 
 CONSTANTS = {
     name: int(globals()[name])
     for name in (
         *("IDENTITY", "TANH", "SIGMOID", "RELU_SQUARE", "HEAD", "CHUNK", "MAX_LAG", "DEFERRED_VECTORS"),
         *("STOPS", "SPARSE_SPLITS", "TILE_W_ROWS", "TILE_K", "TILE_MAX_STAGES", "TILE_BARRIER_BYTES"),
+        *("ADAPTER_TILE", "ADAPTER_RANK", "ADAPTER_PARTS", "ADAPTER_SPLITS", "ADAPTER_MOST_RANK"),
+        *("ADAPTER_ALIGNMENT", "ADAPTER_ADD", "ADAPTER_ADD_SQUARE", "ADAPTER_ADD_FLOAT"),
     )
 }
 
@@ -95,7 +104,31 @@ class ChunksInput(Structure):
     )
 
 
-STRUCTURES = (NormInput, PackedRowsInput, GemmPart, TileShape, TimeMixInput, Wkv6Input, ChunksInput)
+class AdapterPart(Structure):
+    """A matrix that adapters change: `cuda/adapter.cuh`."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "y", "sums", "entry")),
+        *((name, c_int) for name in ("n", "k")),
+    )
+
+
+class AdapterInput(Structure):
+    """Matrices that adapters change in one launch, the slots of adapters, and rows: `cuda/adapter.cuh`."""
+
+    _fields_ = (
+        ("part", AdapterPart * ADAPTER_PARTS),
+        ("weights", c_void_p),
+        ("slot_stride", c_size_t),
+        ("tiles", c_void_p),
+        *((name, c_int) for name in ("entry_stride", "most_rank")),
+    )
+
+
+STRUCTURES = (
+    *(NormInput, PackedRowsInput, GemmPart, TileShape, TimeMixInput, Wkv6Input, ChunksInput),
+    *(AdapterPart, AdapterInput),
+)
 
 
 class _AbiEntry(Structure):

@@ -17,6 +17,7 @@ from rwkv_batch.ops.cuda.abi import (
     IDENTITY,
     RELU_SQUARE,
     SPARSE_SPLITS,
+    AdapterInput,
     ChunksInput,
     GemmPart,
     NormInput,
@@ -53,6 +54,8 @@ SIGNATURES = {  # arguments of every exported function but the last, a stream
     "rwkv_gate": (c_void_p, c_void_p, c_size_t),
     "rwkv_deep_embed": (*[c_void_p] * 3, c_int, c_void_p),
     "rwkv_deep_scale": (*[c_void_p] * 3, c_int, c_int),
+    "rwkv_adapter_shrink": (POINTER(AdapterInput), c_int, c_int, *_PREFETCH),
+    "rwkv_adapter_expand": (POINTER(AdapterInput), c_int, c_int, c_int),
 }
 
 Part = tuple[Tensor, Tensor, Tensor, int]  # w [N, K], x [M, K], y [M, N], activation
@@ -212,6 +215,16 @@ class Kernels:
         pointers = (h.data_ptr(), w.data_ptr(), partials.data_ptr())
         self._call("rwkv_gemm_sparse", *pointers, len(h), *w.shape, *_prefetch(prefetch))
         return partials[: self.sparse_partials]
+
+    def adapter_shrink(
+        self, inputs: AdapterInput, parts: int, tiles: int, prefetch: Tensor | None = None
+    ) -> None:
+        """The sums A x of rows in so many tiles, by the adapter of each; see adapters.AdapterSlots."""
+        self._call("rwkv_adapter_shrink", byref(inputs), parts, tiles, *_prefetch(prefetch))
+
+    def adapter_expand(self, inputs: AdapterInput, parts: int, tiles: int, output: int) -> None:
+        """Add B times these sums to y. output: ADAPTER_ADD and its neighbours."""
+        self._call("rwkv_adapter_expand", byref(inputs), parts, tiles, output)
 
     def sparse_fits(self, rows: int, k: int) -> bool:
         """Whether `gemm_sparse` takes so many rows of K, as the GPU has shared memory for them."""

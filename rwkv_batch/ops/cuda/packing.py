@@ -64,6 +64,10 @@ class PrefillPlan:
         }
         return cls(order, len(row_of), single, launches, numbers)
 
+    def of_tokens(self, of_rows: Sequence[int]) -> list[int]:
+        """What belongs to each token, given what belongs to each of the caller's rows; empty for nothing."""
+        return [of_rows[self.order[place]] for place in self.numbers["row_of"]] if of_rows else []
+
 
 class PlanLayout:
     """Where the numbers of each name begin in one array, and its size."""

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 
 from torch import Tensor
@@ -22,21 +21,13 @@ from rwkv_batch.state.entries import (
 )
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.pool import exported
+from rwkv_batch.state.pool.adapted import AdaptedModels
 from rwkv_batch.state.pool.exported import Exported, What
 from rwkv_batch.state.snapshot import SnapshotError, Transfer, seal
 
 log = logging.getLogger(__name__)
 
 _OTHER_PAST = "A part of the session is stored damaged: it is not what came before the rest."
-
-
-@dataclass(frozen=True)
-class Model:
-    """What is served, as the token log knows it."""
-
-    id: int
-    fingerprint: str
-    vocabulary: int
 
 
 class Resumer:
@@ -46,9 +37,14 @@ class Resumer:
     """
 
     def __init__(
-        self, store: Store, transfer: Transfer, model: Model, any_model: bool, held: Callable[[int], bool]
+        self,
+        store: Store,
+        transfer: Transfer,
+        served: AdaptedModels,
+        any_model: bool,
+        held: Callable[[int], bool],
     ) -> None:
-        self._store, self._transfer, self.model = store, transfer, model
+        self._store, self._transfer, self._served, self.model = store, transfer, served, served.plain
         self._any_model, self.held = any_model, held
 
     def find(self, start: Start, head: Head) -> Start:
@@ -67,7 +63,7 @@ class Resumer:
             if start.image is not None:
                 return start
             turn = self._read_turn(start, head)
-            if turn.model != self.model.id:
+            if not self._served.serves(turn.model):
                 self._refuse_other_model(turn)
             if turn.past_unknown:
                 raise unusable or RowDamaged("The session's state is missing, and its tokens are not known.")
@@ -107,6 +103,11 @@ class Resumer:
         turns = self.read_turns(newest, head)
         past_unknown, position = turns[0].past_unknown, head.tokens - len(start.tokens)
         if what == "state" or (past_unknown and len(turns) == 1):
+            if self._served.digest(head):
+                raise StoreError(
+                    f"An adapter made the session {session.key}, which a file of its state cannot say; "
+                    "export its tokens."
+                )
             if image is None or start.turns:
                 raise StoreError(
                     f"The state at the end of {session.key} is not at hand; export its tokens, or continue "
@@ -120,7 +121,7 @@ class Resumer:
         state = b"" if image is None else self._sealed(image, position, session.updated)
         model = (
             self._store.model(head.model)
-            if image is None
+            if image is None or self._served.serves(head.model)
             else (self.model.fingerprint, self.model.vocabulary)
         )
         return exported.encode(exported.from_turns(turns, model, position if state else 0, state))
@@ -152,7 +153,10 @@ class Resumer:
     def _image(self, start: Start, head: Head) -> Tensor | None:
         """The image of the turn, None if there is none. Raises RowDamaged, SnapshotError."""
         folder = self._store.images_folder
-        if folder is None or self._store.image_model(start.turn) != self.model.id:
+        if folder is None:
+            return None
+        model = self._store.image_model(start.turn)
+        if model is None or not self._served.serves(model):
             return None
         began = time.perf_counter()
         header, image = self._transfer.fitted(images.read(folder, start.turn, self._transfer.pinned))

@@ -61,15 +61,16 @@ class TokenLog:
 
     # Turns
 
-    def new_turn(self, parent: Head | None, prompt: Sequence[int], completion: Sequence[int]) -> Turn:
-        """The next turn after `parent`; None: at the beginning."""
-        return Turn.from_parent(self._next_id(), parent, prompt, completion, self._model)
+    def new_turn(
+        self, parent: Head | None, prompt: Sequence[int], completion: Sequence[int], model: int | None = None
+    ) -> Turn:
+        """The next turn after `parent`; None: at the beginning. model: None: without an adapter."""
+        return Turn.from_parent(self._next_id(), parent, prompt, completion, model or self._model)
 
-    def unknown_past(self, tokens: int) -> Turn:
+    def unknown_past(self, tokens: int, model: int | None = None) -> Turn:
         """A turn in place of a past that is not known."""
-        return Turn(
-            self._next_id(), NONE, 0, tokens, [], [], time.time(), self._model, secrets.token_bytes(16)
-        )
+        made_by, digest = model or self._model, secrets.token_bytes(16)
+        return Turn(self._next_id(), NONE, 0, tokens, [], [], time.time(), made_by, digest)
 
     def ids_used(self, last: int) -> None:
         """Turns up to this id have been made elsewhere."""

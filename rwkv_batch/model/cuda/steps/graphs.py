@@ -38,9 +38,13 @@ def decode_sizes(most: int) -> list[int]:
     return [*(size for size in sizes if size < most), most]
 
 
-def graph_bytes(layers: int, most: int) -> int:
-    """Driver memory of all graphs of decode steps of up to `most` rows, and of prefills, at most."""
-    nodes = len(decode_sizes(most)) * DECODE_LAYER_NODES + len(PREFILL_SIZES) * PREFILL_LAYER_NODES
+def graph_bytes(layers: int, most: int, more: int = 0) -> int:
+    """Driver memory of all graphs of decode steps of up to `most` rows, and of prefills, at most.
+
+    more: launches of a layer besides those of a step without adapters.
+    """
+    decodes, prefills = len(decode_sizes(most)), len(PREFILL_SIZES)
+    nodes = decodes * (DECODE_LAYER_NODES + more) + prefills * (PREFILL_LAYER_NODES + more)
     return layers * nodes * NODE_BYTES
 
 
@@ -54,15 +58,17 @@ class GraphLadder(Generic[Inputs, Outputs]):
         padding: Callable[[int], Inputs],
         tune: Callable[[int], object],
         step: Callable[[Inputs, dict[str, Tensor]], Outputs],
+        arena: dict[str, Tensor],
     ) -> None:
         """sizes: ascending. padding(size): new inputs, which are all padding.
 
         `tune` chooses the GEMMs of a size, which is not possible during a capture. `step` launches a step
-        over the inputs; what it allocates lies in its second argument, the arena that all sizes share.
+        over the inputs; what it allocates lies in its second argument, the arena that all sizes share, and
+        ladders of the same sizes too.
         """
         self._kind, self._sizes = kind, sizes
         self._padding, self._tune, self._step = padding, tune, step
-        self._arena: dict[str, Tensor] = {}
+        self._arena, self._fits_largest = arena, False
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Inputs, Outputs]] = {}
 
@@ -91,10 +97,9 @@ class GraphLadder(Generic[Inputs, Outputs]):
         log.info("%d %s graphs up to size %d take %.0f MiB of GPU memory", count, self._kind, most, used)
 
     def _capture(self, size: int) -> tuple[torch.cuda.CUDAGraph, Inputs, Outputs]:
-        if not self._arena:  # for the largest, so that no graph's buffers ever move
-            arena: dict[str, Tensor] = {}
-            self._step(self._padding(self._sizes[-1]), arena)
-            self._arena = arena
+        if not self._fits_largest:  # first, so that no graph's buffers ever move
+            self._step(self._padding(self._sizes[-1]), self._arena)
+            self._fits_largest = True
         inputs, outputs = self._padding(size), list[Outputs]()
         graph = capture(lambda: outputs.append(self._step(inputs, self._arena)), self._pool)
         return graph, inputs, outputs[-1]
@@ -109,10 +114,13 @@ class DecodeGraphs(GraphLadder[Tensor, Tensor]):
         device: torch.device,
         tune: Callable[[int], object],
         step: Callable[[Tensor, dict[str, Tensor]], Tensor],
+        arena: dict[str, Tensor],
     ) -> None:
         """step: logits `[size, rows of the head]` of tokens and slots `[2, size]` int32, changed in place."""
         padding = torch.tensor([[0], [NO_SLOT]], device=device, dtype=torch.int32)
-        super().__init__("decode", decode_sizes(most), lambda size: padding.repeat(1, size), tune, step)
+        super().__init__(
+            "decode", decode_sizes(most), lambda size: padding.repeat(1, size), tune, step, arena
+        )
         self._uploads = Uploads(2 * most)
 
     def run(self, tokens: Sequence[int], slots: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -146,8 +154,9 @@ class PrefillGraphs(GraphLadder[StagedPlan, Prefilled]):
         device: torch.device,
         tune: Callable[[int], object],
         step: Callable[[StagedPlan, dict[str, Tensor]], Prefilled],
+        arena: dict[str, Tensor],
     ) -> None:
-        super().__init__("prefill", PREFILL_SIZES, partial(StagedPlan, device=device), tune, step)
+        super().__init__("prefill", PREFILL_SIZES, partial(StagedPlan, device=device), tune, step, arena)
 
     @staticmethod
     def covers(plan: PrefillPlan) -> bool:

@@ -1,0 +1,52 @@
+"""Adapter commands: load one from a file, list them, forget one."""
+
+from pathlib import Path
+
+from rwkv_batch.engine.commands.reply import reply
+from rwkv_batch.engine.scheduling.adapters import AdapterRefused, Adapters, LoadedAdapter
+from rwkv_batch.engine.scheduling.sequence import Outbox, RequestKey
+from rwkv_batch.model.adapters.parts import Scaling
+from rwkv_batch.state.entries import StoreError
+from rwkv_batch.wire.commands import AdapterCommand, ListAdapters, LoadAdapter, RemoveAdapter
+from rwkv_batch.wire.protocol import Rejected
+
+
+class AdapterCommands:
+    """Carries commands out. Their replies go to the outbox, at once or from a later `Adapters.poll`."""
+
+    def __init__(self, adapters: Adapters, outbox: Outbox) -> None:
+        self._adapters, self._outbox = adapters, outbox
+
+    def run(self, request: RequestKey, command: AdapterCommand) -> None:
+        match command:
+            case LoadAdapter():
+                self._load(request, command)
+            case ListAdapters(name=name):
+                reply(self._outbox, request, None, adapters=self._adapters.infos(name))
+            case RemoveAdapter(key=name):
+                reply(self._outbox, request, None, found=self._adapters.remove(name))
+
+    def _load(self, request: RequestKey, command: LoadAdapter) -> None:
+        given = command.alpha is not None or command.scaling is not None
+        scaling = Scaling(command.scaling, command.alpha) if given else None
+
+        def loaded(adapter: LoadedAdapter | None, error: Exception | None) -> None:
+            if isinstance(error, AdapterRefused):
+                self._refuse(request, error)
+            elif adapter is None:
+                known = isinstance(error, StoreError)
+                message = f"The adapter could not be loaded ({type(error).__name__})."
+                reply(self._outbox, request, str(error) if known else message)
+            else:
+                reply(self._outbox, request, None, adapters=[adapter.info])
+
+        try:
+            if command.alpha is not None and command.scaling is not None:
+                message = "adapter_alpha and adapter_scaling say the same; give one of them."
+                raise AdapterRefused("invalid", message)
+            self._adapters.load(command.key, Path(command.path), scaling, loaded)
+        except AdapterRefused as error:
+            self._refuse(request, error)
+
+    def _refuse(self, request: RequestKey, error: AdapterRefused) -> None:
+        self._outbox.append((request, Rejected(request[1], error.reason, str(error))))

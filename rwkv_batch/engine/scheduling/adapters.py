@@ -1,0 +1,275 @@
+"""Adapters of requests: which are loaded, which host memory holds, and which have a slot on the device.
+
+An adapter is read on a thread of its own and stays in host memory, those used last up to a limit; the others
+are read from their files again when a row needs them. A row waits until its adapter has a slot on the device
+(`Adapters.has_slot` is what the scheduler asks). A slot that running rows need is never given to another
+adapter; of the others that whose adapter has been used least recently is.
+"""
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from rwkv_batch.config import EngineConfig
+from rwkv_batch.engine.scheduling.scheduler import Scheduler
+from rwkv_batch.engine.scheduling.sequence import Outbox, RequestKey, RowAdapter, Sequence
+from rwkv_batch.model.adapters import reader
+from rwkv_batch.model.adapters.low_rank import low_rank
+from rwkv_batch.model.adapters.parts import Scaling
+from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.model.files import CheckpointError
+from rwkv_batch.ops.low_rank import LowRankAdapter
+from rwkv_batch.runner.protocol import NO_ADAPTER, Runner
+from rwkv_batch.state.entries import StoreError
+from rwkv_batch.state.jobs import JobThread
+from rwkv_batch.wire.protocol import AdapterInfo, Failed, GenerateRequest
+from state_pool import StatePool
+
+T = TypeVar("T")
+
+
+class AdapterMissing(ValueError):
+    """There is no adapter of the name, or it is not what it was; one sentence."""
+
+
+class AdapterRefused(Exception):
+    """An adapter that cannot be loaded. `reason`: as of wire.protocol.Rejected."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(eq=False, kw_only=True)
+class LoadedAdapter(RowAdapter):
+    """An adapter that requests may name, or that rows still run with."""
+
+    path: Path
+    scaling: Scaling | None
+    rank: int
+    weights: LowRankAdapter | None  # None: host memory had no room for it; it is read again when it is needed
+    created: float = field(default_factory=time.time)  # seconds since 1970
+
+    @property
+    def info(self) -> AdapterInfo:
+        return AdapterInfo(self.name, self.digest, self.rank, self.created, str(self.path))
+
+
+Loaded = Callable[[LoadedAdapter | None, Exception | None], None]
+
+
+class Adapters:
+    """Methods are for the engine's thread; `poll` runs what loading has to report.
+
+    Requests whose adapter could not be read again are dropped by `cancel`. `wake`: as of Engine.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        runner: Runner,
+        pool: StatePool,
+        scheduler: Scheduler,
+        config: EngineConfig,
+        outbox: Outbox,
+        cancel: Callable[[RequestKey], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self._checkpoint, self._runner, self._pool, self._scheduler = checkpoint, runner, pool, scheduler
+        self._most_rank, self._limit = config.max_adapter_rank, config.adapter_cache_mb << 20
+        self._outbox, self._cancel, self._wake = outbox, cancel, wake
+        self._adapters: dict[str, LoadedAdapter] = {}
+        self._loading: set[str] = set()  # names
+        self._reading: set[LoadedAdapter] = set()  # again
+        self._held: OrderedDict[LoadedAdapter, None] = (
+            OrderedDict()
+        )  # in host memory, least recently used first
+        # Whose adapter each slot has, the least recently used first.
+        self._slots: OrderedDict[int, LoadedAdapter | None] = OrderedDict.fromkeys(range(config.max_adapters))
+        self._numbers: dict[str, int] = {}  # by digest
+        self._callbacks: deque[Callable[[], None]] = deque()
+        self._thread: JobThread | None = None  # from the first adapter on
+
+    def find(self, request: GenerateRequest) -> LoadedAdapter | None:
+        """The adapter that a request names. Raises AdapterMissing, also where it is not what it was."""
+        if not request.adapter:
+            return None
+        found = self._adapters.get(request.adapter)
+        if found is None:
+            loaded = f"loaded are {', '.join(sorted(self._adapters))}" if self._adapters else "none is loaded"
+            raise AdapterMissing(f"There is no adapter {request.adapter[:200]}; {loaded}.")
+        if request.adapter_digest not in ("", found.digest):
+            raise AdapterMissing(f"The adapter {found.name} is not what it was when this request began.")
+        return found
+
+    def infos(self, name: str | None) -> list[AdapterInfo]:
+        """All that are loaded, or that of the name."""
+        return [a.info for key, a in sorted(self._adapters.items()) if name in (None, key)]
+
+    def load(self, name: str, path: Path, scaling: Scaling | None, done: Loaded) -> None:
+        """Read an adapter from a file. `done` gets it inside a later `poll`, or an error.
+
+        Raises AdapterRefused, as the error may be.
+        """
+        if not self._slots:
+            raise AdapterRefused(
+                "invalid", "The server has no room for adapters; start it with --max-adapters."
+            )
+        if name in self._adapters or name in self._loading:
+            raise AdapterRefused("exists", f"The adapter {name} is loaded already; unload it first.")
+        self._loading.add(name)
+
+        def read() -> LoadedAdapter:
+            weights = self._read(path, scaling)
+            model = self._pool.adapted.add(weights.digest)
+            return LoadedAdapter(
+                name=name,
+                digest=weights.digest,
+                number=0,
+                model=model,
+                path=path,
+                scaling=scaling,
+                rank=weights.rank,
+                weights=weights,
+            )
+
+        def loaded(adapter: LoadedAdapter | None, error: Exception | None) -> None:
+            self._loading.discard(name)
+            if adapter is not None:
+                adapter.number = self._numbers.setdefault(adapter.digest, len(self._numbers))
+                self._adapters[name] = adapter
+                self._hold(adapter)
+            done(
+                adapter,
+                AdapterRefused("invalid", str(error)) if isinstance(error, CheckpointError) else error,
+            )
+
+        self._run(read, loaded)
+
+    def remove(self, name: str) -> int:
+        """Forget the adapter of that name; rows that have it go on. Returns how many there were."""
+        adapter = self._adapters.pop(name, None)
+        if adapter is None:
+            return 0
+        self._held.pop(adapter, None)
+        if all(seq.adapter is not adapter for seq in self._scheduler.sequences()):
+            adapter.weights = None
+            if adapter.slot is not None:
+                self._slots[adapter.slot] = None
+                adapter.slot = None
+        return 1
+
+    def has_slot(self, seq: Sequence) -> bool:
+        """Whether the sequence's adapter is on the device, brought there if no running row needs a slot."""
+        adapter = seq.adapter
+        if not isinstance(adapter, LoadedAdapter):
+            return True
+        if adapter.slot is None and not self._give_slot(adapter):
+            return False
+        assert adapter.slot is not None
+        self._slots.move_to_end(adapter.slot)
+        return True
+
+    def slots_of(self, sequences: Iterable[Sequence]) -> list[int]:
+        """The slots of their adapters; empty if none has one."""
+        adapters = [seq.adapter for seq in sequences]
+        if not any(adapters):
+            return []
+        return [NO_ADAPTER if a is None or a.slot is None else a.slot for a in adapters]
+
+    def poll(self) -> None:
+        """Run the callbacks of what has been read."""
+        while self._callbacks:
+            self._callbacks.popleft()()
+
+    def close(self) -> None:
+        if self._thread:
+            self._thread.close()
+
+    def _give_slot(self, adapter: LoadedAdapter) -> bool:
+        if adapter.weights is None:
+            self._read_again(adapter)
+            return False
+        used = {seq.adapter for seq in self._scheduler.running.values()}
+        free = next((slot for slot, owner in self._slots.items() if owner is None or owner not in used), None)
+        if free is None:
+            return False
+        if owner := self._slots[free]:
+            owner.slot = None
+        self._runner.load_adapter(free, adapter.weights)
+        self._slots[free], adapter.slot = adapter, free
+        if adapter in self._held:
+            self._held.move_to_end(adapter)
+        return True
+
+    def _read_again(self, adapter: LoadedAdapter) -> None:
+        if adapter in self._reading:
+            return
+        self._reading.add(adapter)
+
+        def read() -> LowRankAdapter:
+            weights = self._read(adapter.path, adapter.scaling)
+            if weights.digest != adapter.digest:
+                raise CheckpointError(f"{adapter.path} has changed since it was loaded; load it again.")
+            return weights
+
+        def done(weights: LowRankAdapter | None, error: Exception | None) -> None:
+            self._reading.discard(adapter)
+            if weights is None:
+                self._fail(adapter, f"The adapter {adapter.name} could not be read again: {error}")
+                return
+            adapter.weights = weights
+            self._hold(adapter)
+
+        self._run(read, done)
+
+    def _fail(self, adapter: LoadedAdapter, message: str) -> None:
+        """What waits for it."""
+        for key in {seq.key for seq in self._scheduler.sequences() if seq.adapter is adapter}:
+            self._cancel(key)
+            self._outbox.append((key, Failed(key[1], message)))
+
+    def _hold(self, adapter: LoadedAdapter) -> None:
+        """It is in host memory; others leave that if there is no room for all."""
+        self._held[adapter] = None
+        size = sum(a.weights.nbytes for a in self._held if a.weights)
+        for other in [*self._held]:
+            if size <= self._limit or other is adapter:
+                break
+            size -= other.weights.nbytes if other.weights else 0
+            other.weights = None
+            del self._held[other]
+
+    def _read(self, path: Path, scaling: Scaling | None) -> LowRankAdapter:
+        """On the thread. Raises CheckpointError."""
+        runner = self._runner
+        adapter = reader.read(path, self._checkpoint)
+        return low_rank(
+            adapter, self._checkpoint, scaling, self._most_rank, runner.dtype, runner.device.type == "cuda"
+        )
+
+    def _run(self, work: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:
+        """Work on the thread, then `done` inside `poll`. CheckpointError and StoreError are expected."""
+
+        def caught() -> T | Exception:
+            try:
+                return work()
+            except (CheckpointError, StoreError) as error:
+                return error
+
+        def finished(result: T | Exception | None, error: Exception | None) -> None:
+            if isinstance(result, Exception):
+                done(None, result)
+            else:
+                done(result, error)
+
+        if self._thread is None:
+            self._thread = JobThread("adapters", self._report)
+        self._thread.put(caught, finished)
+
+    def _report(self, callback: Callable[[], None]) -> None:
+        self._callbacks.append(callback)
+        self._wake()

@@ -1,0 +1,32 @@
+"""The states of slots on a GPU."""
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from rwkv_batch.ops.cuda.binding import Kernels
+from rwkv_batch.ops.cuda.feed import Feed
+from rwkv_batch.state.slots import States
+
+
+class CudaStates(States):
+    """States that may lag some tokens, and what the device knows of their slots."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        slots: int,
+        layers: int,
+        width: int,
+        wkv: torch.dtype,
+        device: torch.device,
+        start: Tensor | None = None,
+        defers: bool = True,
+    ) -> None:
+        """defers: whether writes to fp16 states are deferred."""
+        super().__init__(slots, layers, width, torch.float16, wkv, device, start)
+        self.feed = Feed(kernels, self.wkv, defers)
+
+    def flush(self, slots: Collection[int]) -> None:
+        self.feed.flush(slots)

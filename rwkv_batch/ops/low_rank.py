@@ -1,0 +1,126 @@
+"""Adapters of rows: low-rank pairs beside the weights, `y += (x A^T) B^T`, for the tokens of each.
+
+This is how they lie in a slot on any device, and their products in torch, the reference.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rwkv_batch.ops.linear import Linear, prepare
+
+TARGETS = ("att.receptance", "att.key", "att.value", "att.output", "ffn.key", "ffn.value")
+RANK_MULTIPLE = 16  # to which ranks are filled up with zeros: a step of the kernels
+MOST_RANK = 256
+ALIGNMENT = 8  # numbers of which the place of a matrix is a multiple
+ENTRY = 2  # numbers of an entry of a table: rank, and place of A in units of ALIGNMENT; B follows A
+
+
+@dataclass(frozen=True)
+class LowRankAdapter:
+    """An adapter as it lies in a slot: one run of numbers, and where its matrices are in that.
+
+    digest: 32 hexadecimal digits that follow from its numbers and its scaling.
+    """
+
+    digest: str
+    rank: int  # the largest, as it was trained
+    numbers: Tensor  # [n], in the dtype of the model's activations
+    table: Tensor  # [layers, TARGETS, ENTRY] int32; rank 0: that matrix is not changed
+
+    @property
+    def nbytes(self) -> int:
+        return self.numbers.nbytes
+
+    def pair(self, layer: int, target: int, inputs: int, outputs: int) -> tuple[Tensor, Tensor] | None:
+        """A `[rank, inputs]` and B `[outputs, rank]` for a matrix; None: it is not changed."""
+        rank, place = self.table[layer, target].tolist()
+        if not rank:
+            return None
+        inner, outer = self.numbers[place * ALIGNMENT :][: rank * (inputs + outputs)].split(
+            [rank * inputs, rank * outputs]
+        )
+        return inner.view(rank, inputs), outer.view(outputs, rank)
+
+
+def shapes(width: int, hidden: int) -> list[tuple[int, int]]:
+    """Outputs and inputs of each of TARGETS."""
+    return [(width, width)] * 4 + [(hidden, width), (width, hidden)]
+
+
+def slot_numbers(layers: int, width: int, hidden: int, most_rank: int) -> int:
+    """How many numbers an adapter has at most."""
+    return layers * filled(most_rank) * sum(map(sum, shapes(width, hidden)))
+
+
+def filled(rank: int) -> int:
+    """The next multiple of RANK_MULTIPLE."""
+    return -(-rank // RANK_MULTIPLE) * RANK_MULTIPLE
+
+
+@dataclass(frozen=True)
+class PreparedAdapter:
+    """An adapter whose matrices are packed for a device: A and B by layer and place in TARGETS."""
+
+    pairs: Mapping[tuple[int, int], tuple[Linear, Linear]]
+
+    @classmethod
+    def on(
+        cls, adapter: LowRankAdapter, width: int, hidden: int, device: torch.device, dtype: torch.dtype
+    ) -> "PreparedAdapter":
+        """For a model of that width and so many hidden units."""
+        pairs = {}
+        for layer in range(len(adapter.table)):
+            for target, (outputs, inputs) in enumerate(shapes(width, hidden)):
+                if pair := adapter.pair(layer, target, inputs, outputs):
+                    inner, outer = (prepare(matrix, device=device, dtype=dtype) for matrix in pair)
+                    pairs[layer, target] = inner, outer
+        return cls(pairs)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What adapters change in the products of one layer.
+
+    groups: tokens `[n]`, or those side by side, and their adapter.
+    """
+
+    groups: Sequence[tuple[Tensor | slice, PreparedAdapter]] = ()
+    layer: int = 0
+
+    def of(self, layer: int) -> "Changes":
+        """The same for a layer."""
+        return Changes(self.groups, layer) if self.groups else self
+
+    def add(self, target: str, x: Tensor, y: Tensor) -> Tensor:
+        """y `[T, outputs]`, the product of x `[T, inputs]` and one of TARGETS, with the change, in place."""
+        for tokens, adapter in self.groups:
+            if pair := adapter.pairs.get((self.layer, TARGETS.index(target))):
+                change = pair[1](pair[0](x[tokens]))
+                if isinstance(tokens, slice):
+                    y[tokens].add_(change)
+                else:
+                    y.index_add_(0, tokens, change)
+        return y
+
+
+def changes_of(
+    adapters: Sequence[PreparedAdapter | None],
+    of_rows: Sequence[int],
+    lengths: Sequence[int],
+    device: torch.device,
+) -> Changes:
+    """Of packed rows, each with an adapter by its slot, negative for none; of no rows: nothing."""
+    if not of_rows:
+        return Changes()
+    slots = torch.tensor(of_rows).repeat_interleave(torch.tensor(lengths))
+    groups: list[tuple[Tensor | slice, PreparedAdapter]] = []
+    for slot in sorted({slot for slot in of_rows if slot >= 0}):
+        adapter, tokens = adapters[slot], (slots == slot).nonzero()[:, 0]
+        assert adapter is not None
+        first, last = int(tokens[0]), int(tokens[-1])
+        together = last - first + 1 == len(tokens)
+        groups.append((slice(first, last + 1) if together else tokens.to(device), adapter))
+    return Changes(groups)

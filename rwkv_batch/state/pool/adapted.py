@@ -1,0 +1,46 @@
+"""The models that are served, as the token log knows them: the one that is loaded, and that with adapters."""
+
+from dataclasses import dataclass
+
+from rwkv_batch.state.entries import Head
+from rwkv_batch.state.log.store import Store
+
+WITH = "+"  # in the fingerprint of a model with an adapter, in front of the adapter's digest
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is served, as the token log knows it."""
+
+    id: int
+    fingerprint: str
+    vocabulary: int
+
+
+class AdaptedModels:
+    """A turn that an adapter has made is one of another model, whose fingerprint names both.
+
+    No turn follows one of another adapter, but for start states, which no adapter has made.
+    """
+
+    def __init__(self, store: Store, fingerprint: str, vocabulary: int) -> None:
+        """Of the model that is loaded. Raises StoreError."""
+        self._store = store
+        self.plain = plain = Model(store.model_id(fingerprint, vocabulary), fingerprint, vocabulary)
+        self._digests = {plain.id: ""}  # of adapters, by the ids of models
+
+    def add(self, digest: str) -> int:
+        """The id of the model with an adapter. From any thread. Raises StoreError."""
+        id_ = self._store.model_id(f"{self.plain.fingerprint}{WITH}{digest}", self.plain.vocabulary)
+        self._digests[id_] = digest
+        return id_
+
+    def digest(self, head: Head) -> str:
+        """Of the adapter that made a turn, in this or another model; empty: none. Raises StoreError."""
+        if head.model in self._digests:
+            return self._digests[head.model]
+        return self._store.model(head.model)[0].partition(WITH)[2]
+
+    def serves(self, model: int) -> bool:
+        """Whether turns of that model were made by what is loaded, so that they may be fed to it again."""
+        return model in self._digests

@@ -6,11 +6,20 @@ import logging
 import math
 import socket
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 from rwkv_batch import __version__
-from rwkv_batch.config import EngineConfig, FrontendConfig, ProcessConfig, ServerConfig
+from rwkv_batch.config import (
+    MODEL_NAME,
+    EngineConfig,
+    FrontendConfig,
+    ProcessConfig,
+    ServerConfig,
+    file_name,
+    further_model,
+)
 from rwkv_batch.supervisor import Supervisor
 
 
@@ -42,7 +51,7 @@ def parse(argv: list[str]) -> ServerConfig:
             "header"
         )
     return ServerConfig(
-        engine=EngineConfig(**_fields(EngineConfig, options)),
+        engines=_engines(parser, options),
         frontend=FrontendConfig(**_fields(FrontendConfig, options)),
         frontends=options.frontends,
         drain_seconds=options.drain_seconds,
@@ -65,14 +74,15 @@ def _parser() -> argparse.ArgumentParser:
     flag("--version", action="version", version=f"rwkv-batch {__version__}")
     flag(
         "--model-path",
-        metavar="P",
-        help="a checkpoint: .pth, .safetensors or .st file, suffix optional, or a Hugging Face folder "
-        "(default: the bundled model)",
+        metavar="[NAME=]P",
+        action="append",
+        help="a checkpoint: .pth, .safetensors or .st file, suffix optional, or a Hugging Face folder; given "
+        "again for further models, which requests name in `model` (default: the bundled model)",
     )
     flag(
         "--adapter",
         metavar="FILE",
-        help="LoRA, DoRA, PiSSA, Bone, DiSHA, MiSS, MoLE or whole tensors, merged into the model "
+        help="LoRA, DoRA, PiSSA, Bone, DiSHA, MiSS, MoLE or whole tensors, merged into the first model "
         "(default: none)",
     )
     flag("--adapter-alpha", **number, help="of the adapter's training; divided by its rank it is the scaling")
@@ -105,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
         "GPUs, to test them on an NVIDIA GPU (default %(default)s)",
     )
     flag("--pp-devices", metavar="LIST", nargs="+", default=[], help="the GPU to use: 0 or [0]")
-    flag("--max-rows", **positive, help="rows that run at once (default: what the memory holds)")
+    flag("--max-rows", **positive, help="rows of a model that run at once (default: what its share holds)")
     flag("--max-waiting", **positive, help="rows that may wait before 429 (default %(default)s)")
     flag("--prefill-tokens", **positive, help="prompt tokens a step (default: what suits the device)")
     flag(
@@ -118,15 +128,24 @@ def _parser() -> argparse.ArgumentParser:
         choices=("own", "flashinfer"),
         help="what draws for /v2; flashinfer needs requirements-cuda.txt and a GPU (default %(default)s)",
     )
-    flag("--state-db", metavar="FILE", help="where sessions are stored (default %(default)s)")
-    flag("--l1", **auto, help="states of sessions kept on the device (default auto: by its memory)")
-    flag("--l2", **auto, help="states of sessions kept in host memory (default auto: an eighth of it)")
+    flag(
+        "--state-db",
+        metavar="FILE",
+        help="where sessions are stored; those of a further model in a file beside it with its name "
+        "(default %(default)s)",
+    )
+    flag("--l1", **auto, help="states of a model's sessions kept on the device (default auto: by its memory)")
+    flag(
+        "--l2",
+        **auto,
+        help="states of a model's sessions kept in host memory (default auto: an eighth for all)",
+    )
     flag(
         "--l3-gb",
         **gigabytes,
         dest="l3_bytes",
-        help="size of the database; stored states go first, then the oldest sessions (default: half of what "
-        "is free on the disk)",
+        help="size of the databases of all models, in equal parts; stored states go first, then the oldest "
+        "sessions (default: half of what is free on the disk)",
     )
     flag(
         "--durable",
@@ -184,6 +203,33 @@ def _parser() -> argparse.ArgumentParser:
         help="(default %(default)s)",
     )
     return parser
+
+
+def _engines(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tuple[EngineConfig, ...]:
+    """One for each --model-path; what is merged into a model goes into the first."""
+    named = [_named_path(parser, text) for text in options.model_path or []]
+    names = [name or file_name(path) for name, path in named]
+    for name in names:
+        if names.count(name) > 1:
+            parser.error(f"--model-path: two models are called {name}; name one of them with NAME=P")
+    options.model_name, options.model_path = named[0] if named else (None, None)
+    first = EngineConfig(**_fields(EngineConfig, options))
+    plain = replace(
+        first, adapter=None, adapter_alpha=None, adapter_scaling=None, adapter_init=None, mole_router=None
+    )
+    return first, *(further_model(plain, path, name) for name, path in named[1:])
+
+
+def _named_path(parser: argparse.ArgumentParser, text: str) -> tuple[str | None, str]:
+    """Of NAME=P. A path may hold an equals sign too, behind a slash or where it exists."""
+    name, equals, path = text.partition("=")
+    if not equals or "/" in name or Path(text).exists():
+        return None, text
+    if not path or not MODEL_NAME.fullmatch(name):
+        parser.error(
+            f"--model-path {text} is not NAME=P; a name has letters, digits and -._ only, and no space"
+        )
+    return name, path
 
 
 def _fields(config: type[ProcessConfig], options: argparse.Namespace) -> dict[str, Any]:

@@ -9,11 +9,11 @@ import threading
 import time
 from multiprocessing.connection import Connection
 
-from routes.chat.checkpoints import chat_template_name
+from routes.chat.checkpoints import settings_for
 from routes.http.frontend import Frontend
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.client import Client
-from rwkv_batch.wire.supervision import Drain, EngineInfo, EngineLost
+from rwkv_batch.wire.supervision import Drain, EngineLost, Serving
 
 TICK = 0.1  # seconds
 FLUSH_SECONDS = 0.3  # for the last bytes to leave after the last request has ended
@@ -66,14 +66,17 @@ def _receive(front: Frontend, control: Connection, config: FrontendConfig) -> No
     """Act on the supervisor's messages. Ends the process when the supervisor has died."""
     while True:
         try:
-            message: EngineInfo | EngineLost | Drain = control.recv()
+            message: Serving | EngineLost | Drain = control.recv()
         except (EOFError, OSError):
             os._exit(1)
         match message:
-            case EngineInfo():
-                template = chat_template_name(message.model, config.chat_template)
-                log.info("chat template: %s (--chat-template chooses another one)", template)
-                front.engine = message
+            case Serving(models=models, loading=loading):
+                for info in models:
+                    if front.models.get(info.model) != info:
+                        template = settings_for(info, config).chat_template
+                        log.info("chat template of %s: %s (--chat-template chooses)", info.model, template)
+                front.serve(models)
+                front.loading = loading
             case EngineLost():
                 front.engine_lost()
             case Drain(seconds=seconds):

@@ -3,21 +3,32 @@
 import logging
 import traceback
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import NamedTuple
 
 from robyn import Request, Robyn
 from robyn.argument_parser import Config
 from robyn.robyn import HttpMethod
 
+from routes.chat.checkpoints import settings_for
 from routes.http.errors import ApiError, ErrorShape, Json, native_shape, openai_shape
 from routes.http.exchange import HttpRequest, HttpResponse, error_response, preflight
 from routes.http.frontend import Frontend
-from routes.http.generate import Prepare, Prepared, generate
-from routes.native import adapters, batch, mixtures, requests, sessions, start_states, state, translate
+from routes.http.generate import Prepared, generate
+from routes.native import (
+    adapters,
+    batch,
+    mixtures,
+    model_files,
+    requests,
+    sessions,
+    start_states,
+    state,
+    translate,
+)
 from routes.openai import chat, completions, models
 from routes.responses import routes as responses
 from rwkv_batch.config import FrontendConfig
+from rwkv_batch.wire.supervision import EngineInfo
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", HttpMethod.TRACE)  # Robyn has no name for TRACE
 
@@ -48,14 +59,21 @@ def chats(prepare: Callable[[Json, str, FrontendConfig], Prepared]) -> Handler:
     """The same for a route that renders chats, which the configuration has a say in."""
 
     async def handler(front: Frontend, http: HttpRequest) -> HttpResponse:
-        return await generate(front, http, lambda body, model: prepare(body, model, front.settings))
+        def prepare_chat(body: Json, model: EngineInfo) -> Prepared:
+            return prepare(body, model.model, settings_for(model, front.settings))
+
+        return await generate(front, http, prepare_chat)
 
     return handler
 
 
-def generates(prepare: Prepare) -> Handler:
-    """The handler of a route that generates what `prepare` makes of its body."""
-    return partial(generate, prepare=prepare)
+def generates(prepare: Callable[[Json, str], Prepared], public: bool = False) -> Handler:
+    """The handler of a route that generates what `prepare` makes of its body and the model's name."""
+
+    async def handler(front: Frontend, http: HttpRequest) -> HttpResponse:
+        return await generate(front, http, lambda body, model: prepare(body, model.model), public=public)
+
+    return handler
 
 
 async def v1_chat(front: Frontend, http: HttpRequest) -> HttpResponse:
@@ -70,16 +88,17 @@ async def v1_chat(front: Frontend, http: HttpRequest) -> HttpResponse:
         is_chat = bool(http.headers.get("authorization"))
     if is_chat:
         http.shape = openai_shape
-    return await (OPENAI_CHAT(front, http) if is_chat else generate(front, http, batch.v1))
+    return await (OPENAI_CHAT if is_chat else RAW_BATCH)(front, http)
 
 
 OPENAI_CHAT = chats(chat.prepare)
-TRANSLATE = partial(generate, prepare=translate.prepare, public=True)
+RAW_BATCH = generates(batch.v1)
+TRANSLATE = generates(translate.prepare, public=True)
 
 # fmt: off
 ROUTES = (
     Route("POST",       "/v1/chat/completions",                 native_shape, v1_chat),
-    Route("POST",       "/v1/batch/completions",                native_shape, generates(batch.v1)),
+    Route("POST",       "/v1/batch/completions",                native_shape, RAW_BATCH),
     Route("POST",       "/v2/chat/completions",                 native_shape, generates(batch.v2)),
     Route("POST",       "/v3/chat/completions",                 native_shape, chats(batch.v3)),
     Route("POST",       "/big_batch/completions",               native_shape, generates(batch.big_batch)),
@@ -97,6 +116,8 @@ ROUTES = (
     Route("POST",       "/v1/state/upload",                     native_shape, start_states.upload),
     Route("GET POST",   "/v1/state/list",                       native_shape, start_states.list_),
     Route("DELETE POST", "/v1/state/delete",                    native_shape, start_states.delete),
+    Route("POST",       "/loadmodel",                           native_shape, model_files.load),
+    Route("POST",       "/removemodel",                         native_shape, model_files.remove),
     Route("POST",       "/loadstatemodel",                      native_shape, start_states.load),
     Route("POST",       "/removestatemodel",                    native_shape, start_states.remove),
     Route("POST",       "/mrss_loadstatemodel",                 native_shape, mixtures.load),

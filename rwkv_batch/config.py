@@ -1,11 +1,14 @@
 """The configuration of every process, where each default is written once. Imports nothing heavy."""
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 SamplerName = Literal["own", "flashinfer"]
 MoleRouter = Literal["topk0", "shared"]
 BackendName = Literal["auto", "torch", "portable"]
+MODEL_NAME = re.compile(r"[\w.-]+")  # that somebody gives to a model
 ChatTemplateName = Literal["auto", "demo", "world", "g1", "g1c"]
 SamplingProfileName = Literal["default", "open_think", "fake_think", "tools"]
 
@@ -22,6 +25,7 @@ class EngineConfig(ProcessConfig):
     """The engine, in a process of its own or offline. None: what suits the device and the model."""
 
     model_path: str | None = None  # a file or Hugging Face folder; None: the bundled model
+    model_name: str | None = None  # by which requests choose it; None: that of the file
     adapter: str | None = None  # a file that is merged into the model
     adapter_alpha: float | None = None  # of its training; divided by the rank it is the scaling
     adapter_scaling: float | None = None  # in place of alpha
@@ -50,6 +54,22 @@ class EngineConfig(ProcessConfig):
     prefix_cache_mb: int = 512  # host memory for the states of prompt prefixes; 0: none are kept
 
 
+def further_model(default: EngineConfig, path: str, name: str | None) -> EngineConfig:
+    """The configuration of a model beside the default one, whose sessions are in a file beside the default's.
+
+    The file has the model's name: sessions.db, sessions.7b.db.
+    """
+    database = Path(default.state_db) if default.state_db else None
+    if database:
+        database = database.with_name(f"{database.stem}.{name or file_name(path)}{database.suffix}")
+    return replace(default, model_path=path, model_name=name, state_db=str(database) if database else None)
+
+
+def file_name(path: str) -> str:
+    """What a model of that file or folder is called, unless somebody names it."""
+    return re.sub(r"\.(pth|safetensors|st)$", "", Path(path).name)
+
+
 @dataclass(frozen=True, kw_only=True)
 class FrontendConfig(ProcessConfig):
     """The front ends, which are all alike."""
@@ -71,7 +91,7 @@ class FrontendConfig(ProcessConfig):
 class ServerConfig(ProcessConfig):
     """The supervisor, and the processes that it starts."""
 
-    engine: EngineConfig = EngineConfig()
+    engines: tuple[EngineConfig, ...] = (EngineConfig(),)  # one for each model, the default one first
     frontend: FrontendConfig = FrontendConfig()
     frontends: int | None = None  # how many; None: by the machine's cores
     drain_seconds: int = 25  # how long running requests may go on after a signal

@@ -13,7 +13,15 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 
 from rwkv_batch.config import EngineConfig, FrontendConfig, ServerConfig
-from rwkv_batch.wire.supervision import Drain, EngineInfo, EngineLost, FrontendLost, LoadFailure, Stop
+from rwkv_batch.wire.supervision import (
+    Drain,
+    EngineInfo,
+    EngineLost,
+    FrontendLost,
+    LoadFailure,
+    Serving,
+    Stop,
+)
 
 SAVE_SECONDS = 60.0  # the engine's time to commit what is not stored yet, once no request is running
 CUT_OFF_SECONDS = 2.0  # the front ends' time, past the deadline, to end the requests that are still running
@@ -24,13 +32,13 @@ log = logging.getLogger(__name__)
 spawn = multiprocessing.get_context("spawn")  # a fork would share sockets and threads
 
 
-def run_engine(config: EngineConfig, address: str, control: Connection) -> None:
+def run_engine(configs: tuple[EngineConfig, ...], address: str, control: Connection) -> None:
     # oneDNN keeps what it makes for every shape of a product; batches have hundreds of shapes, and making one
     # anew costs nothing. Torch reads both when it is imported.
     os.environ |= {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
-    from rwkv_batch.engine.process import run
+    from rwkv_batch.engine.serving.process import run
 
-    run(config, address, control)
+    run(configs, address, control)
 
 
 def run_frontend(config: FrontendConfig, name: str, address: str, control: Connection) -> None:
@@ -69,7 +77,8 @@ class Supervisor:
         self._config = config
         self._frontends: list[Child] = []
         self._frontends_started = 0
-        self._info: EngineInfo | None = None  # None: the engine has never been ready
+        self._serving: Serving | None = None  # None: the engine has never been ready
+        self._ready = False  # whether the engine that runs now has been ready
         self._failures = 0  # of the engine since it was ready
         self._signals, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
@@ -118,15 +127,17 @@ class Supervisor:
     def _receive(self) -> int | None:
         """Take a message from the engine. Returns an exit code if it is the end."""
         try:
-            message: EngineInfo | LoadFailure = self._engine.control.recv()
+            message: Serving | LoadFailure = self._engine.control.recv()
         except (EOFError, OSError):
             return self._restart_engine()
         if isinstance(message, LoadFailure):
             print(f"error: {message.message}", file=sys.stderr)
             return 2
-        self._info, self._failures = message, 0
+        began, self._serving, self._failures = not self._ready, message, 0
+        self._ready = True
         self._broadcast(message)
-        print(describe(message, self._config.frontend), file=sys.stderr, flush=True)
+        if began:  # later it is a change of the models
+            print(describe(message.models, self._config.frontend), file=sys.stderr, flush=True)
         return None
 
     def _broadcast(self, message: object) -> None:
@@ -134,14 +145,15 @@ class Supervisor:
             frontend.send(message)
 
     def _start_engine(self) -> None:
-        self._engine = Child("engine", run_engine, self._config.engine, self._address)
+        self._ready = False
+        self._engine = Child("engine", run_engine, self._config.engines, self._address)
 
     def _restart_engine(self) -> int | None:
         """Returns an exit code if starting it once more is of no use."""
         self._engine.close()
         self._failures += 1
         code = self._engine.process.exitcode
-        if self._info is None:
+        if self._serving is None:
             log.error("the engine died while loading (exit code %s)", code)
             return 1
         if self._failures > ENGINE_RESTARTS:
@@ -157,8 +169,8 @@ class Supervisor:
         name = f"frontend-{self._frontends_started}"
         frontend = Child(name, run_frontend, self._config.frontend, name, self._address)
         self._frontends.append(frontend)
-        if self._info:
-            frontend.send(self._info)
+        if self._serving:
+            frontend.send(self._serving)
 
     def _restart_frontend(self, dead: Child) -> None:
         dead.close()
@@ -204,17 +216,18 @@ class Supervisor:
             child.close()
 
 
-def describe(info: EngineInfo, frontend: FrontendConfig) -> str:
-    """The line that says what is served, and where."""
+def describe(models: list[EngineInfo], frontend: FrontendConfig) -> str:
+    """The lines that say what is served, and where."""
     access = "no password" if frontend.password is None else "password on every route"
     if frontend.password is not None and not frontend.protect_translate:
         access += " but /translate, which is open (--protect-translate closes it)"
     host = f"[{frontend.host}]" if ":" in frontend.host else frontend.host
-    return (
+    lines = [
         f"{info.model}: {info.layers} layers, width {info.width}, {info.parameters:,} parameters, "
         f"{info.dtype} on {info.device}, {info.slots} slots, {access}\n"
-        f"ready on http://{host}:{frontend.port}"
-    )
+        for info in models
+    ]
+    return f"{''.join(lines)}ready on http://{host}:{frontend.port}"
 
 
 def probe(host: str, port: int) -> None:

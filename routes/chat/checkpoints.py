@@ -15,13 +15,14 @@ The words behind Q are those of BlinkDL/RWKV-LM, RWKV-v7/RWKV7-G1x-templates.txt
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from routes.chat.templates import NEARLY_CLOSED, NO_THINK, THINK, Form, Style
 from routes.chat.tools import JSON_FENCE, TAGS, ToolForm
 from routes.http.schemas import END_OF_TEXT
-from rwkv_batch.config import ChatTemplateName
+from rwkv_batch.config import ChatTemplateName, FrontendConfig
+from rwkv_batch.wire.supervision import EngineInfo
 
 ThinkType = Literal["none", "fast", "free", "preferChinese", "en", "enShort", "en_short", "enLong", "en_long"]
 THOUGHTLESS = ("none", "fast")
@@ -68,6 +69,13 @@ CHAT_TEMPLATES: dict[ChatTemplateName, ChatTemplate] = {
 }
 GENERATION = re.compile(r"(?<![a-z0-9])g(\d+)([a-z]?)(?![a-z])")  # "g1", "g0a2", "g1c"
 OLD = re.compile(r"world|x0[4-7]0|rwkv-?6")
+
+
+def settings_for(model: EngineInfo, settings: FrontendConfig) -> FrontendConfig:
+    """The settings with the template of a model: the one it was loaded with, or that of its checkpoint."""
+    own = (name for name in CHAT_TEMPLATES if name == model.defaults.template)
+    wanted = next(own, settings.chat_template)
+    return replace(settings, chat_template=chat_template_name(model.checkpoint, wanted))
 
 
 def chat_template_name(model: str, wanted: ChatTemplateName) -> ChatTemplateName:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from routes.http.errors import ApiError, Json
 from routes.http.frontend import Frontend
+from routes.http.model_field import Named
 from rwkv_batch.wire.commands import ListAdapters
 from rwkv_batch.wire.protocol import AdapterInfo, GenerateRequest
 
@@ -20,10 +21,9 @@ NAMED = 20  # adapters that an error names
 
 
 class ChosenAdapter(NamedTuple):
-    """The adapter of a request, or none; and the body for `choose_state`, in whose `model` it is no more."""
+    """The adapter of a request, or none."""
 
-    info: AdapterInfo | None
-    fields: Json
+    info: AdapterInfo | None = None
 
     def begin(self, request: GenerateRequest) -> GenerateRequest:
         """The request, which runs with it."""
@@ -32,42 +32,37 @@ class ChosenAdapter(NamedTuple):
         return replace(request, adapter=self.info.name, adapter_digest=self.info.digest)
 
 
-async def choose_adapter(front: Frontend, fields: Json, model: str) -> ChosenAdapter:
+async def choose_adapter(front: Frontend, fields: Json, named: Named) -> ChosenAdapter:
     """Raises ApiError, 404 for an adapter that is not loaded."""
-    by_model, fields = split_model(fields, model)
-    names = {name for name in (by_model, *map(fields.get, FIELDS)) if name not in (None, "")}
+    names = {name for name in (named.adapter, *map(fields.get, FIELDS)) if name not in (None, "")}
     if not all(isinstance(name, str) for name in names):
         raise ApiError(400, "`adapter`: must be a string.", param="adapter")
     if len(names) > 1:
         raise ApiError(400, f"The request names the adapters {' and '.join(sorted(names))[:200]}; send one.")
     if not names:
-        return ChosenAdapter(None, fields)
-    (name,) = names
+        return ChosenAdapter()
+    (name,), model = names, named.model.model
     if fields.get("adapter_scale") not in (None, 1):
         message = "`adapter_scale`: an adapter is scaled when it is loaded; leave it out here."
         raise ApiError(400, message, param="adapter_scale")
-    found = (await front.ask(ListAdapters(uuid.uuid4().hex, name))).adapters
+    found = await adapters_of(front, model, name)
     if not found:
-        raise await missing(front, name)
+        raise await missing(front, model, name)
     version = fields.get("adapter_version")
     if version not in (None, found[0].digest):
         message = f"The adapter {name} is of version {found[0].digest}, not {str(version)[:200]}."
         raise ApiError(409, message, param="adapter_version")
-    return ChosenAdapter(found[0], fields)
+    return ChosenAdapter(found[0])
 
 
-def split_model(fields: Json, model: str) -> tuple[str, Json]:
-    """The adapter behind the model's name, "" if there is none, and the body without it."""
-    asked = fields.get("model")
-    if not isinstance(asked, str) or not asked.startswith(f"{model}:"):
-        return "", fields
-    adapter, space, state = asked.removeprefix(f"{model}:").partition(" ")
-    return adapter, fields | {"model": f"{model}{space}{state}"}
+async def adapters_of(front: Frontend, model: str, name: str | None = None) -> list[AdapterInfo]:
+    """Those that are loaded beside a model, or the one of that name. Raises ApiError."""
+    return (await front.ask(ListAdapters(uuid.uuid4().hex, name, to_model=model))).adapters
 
 
-async def missing(front: Frontend, name: str) -> ApiError:
+async def missing(front: Frontend, model: str, name: str) -> ApiError:
     """The 404 for an adapter of that name, which says what there is."""
-    loaded = (await front.ask(ListAdapters(uuid.uuid4().hex))).adapters
+    loaded = await adapters_of(front, model)
     names = ", ".join(info.name for info in loaded[:NAMED])
     there = f"loaded are {names}" if loaded else "none is loaded"
     return ApiError(404, f"There is no adapter {name[:200]}; {there}.", "adapter", "model_not_found")

@@ -25,19 +25,44 @@ def admin_json(front: Frontend, http: HttpRequest) -> Json:
     return fields
 
 
-def file_inside(front: Frontend, name: str, field: str, folders: bool = False) -> Path:
-    """The file of that name inside of --models; `folders`: or the folder. Raises ApiError."""
+def checkpoint_inside(front: Frontend, name: str, field: str) -> Path:
+    """The same for a checkpoint, which may be a Hugging Face folder. Raises ApiError."""
+    root, path = _inside(front, name, field)
+    if not path.is_dir() or path == root:
+        return file_inside(front, name, field)
+    for part in path.iterdir():
+        if not part.resolve().is_relative_to(root):
+            raise _outside(field, f"{name}/{part.name}")
+    return path
+
+
+def file_inside(front: Frontend, name: str, field: str) -> Path:
+    """The file of that name inside of --models. Raises ApiError."""
+    _, path = _inside(front, name, field)
+    if not path.is_file():
+        message = f"`{field}`: there is no file {name[:200]} in the folder of --models."
+        raise ApiError(404, message, param=field)
+    return path
+
+
+def _inside(front: Frontend, name: str, field: str) -> tuple[Path, Path]:
+    """The folder of --models, and a path in it. Raises ApiError."""
     folder = front.settings.models
     if folder is None:
         raise ApiError(403, "Files are loaded from the folder of --models; start the server with it.")
     root = Path(folder).resolve()
-    path = (root / name).resolve()
+    try:
+        path = (root / name).resolve()
+        path.exists()
+    except (OSError, ValueError):  # no path at all
+        raise _outside(field, name) from None
     if not path.is_relative_to(root):
-        raise ApiError(400, f"`{field}`: {name[:200]} is not inside of the folder of --models.", param=field)
-    if not (path.is_file() or (folders and path.is_dir())):
-        message = f"`{field}`: there is no file {name[:200]} in the folder of --models."
-        raise ApiError(404, message, param=field)
-    return path
+        raise _outside(field, name)
+    return root, path
+
+
+def _outside(field: str, name: str) -> ApiError:
+    return ApiError(400, f"`{field}`: {name[:200]} is not inside of the folder of --models.", param=field)
 
 
 def _is_local(http: HttpRequest) -> bool:

@@ -11,7 +11,7 @@ from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.client import Client, RequestFailed, RequestRejected
 from rwkv_batch.wire.commands import Command
 from rwkv_batch.wire.protocol import CommandReply
-from rwkv_batch.wire.supervision import EngineInfo
+from rwkv_batch.wire.supervision import EngineInfo, Loading
 
 ENGINE_LOST = "The engine has stopped and is being started again; try again in a moment."
 NO_REPLY = "The engine does not answer; try again in a moment."
@@ -27,7 +27,8 @@ class Frontend:
 
     def __init__(self, settings: FrontendConfig, client: Client) -> None:
         self.settings, self.client = settings, client
-        self.engine: EngineInfo | None = None  # None until it is ready
+        self.models: dict[str, EngineInfo] = {}  # by name, the default one first; none until they are ready
+        self.loading: list[Loading] = []  # models that will be served beside these, or in place of some
         self.draining = False
         self.started = int(time.time())
         self._live = 0
@@ -36,16 +37,20 @@ class Frontend:
 
     @property
     def status(self) -> str:
-        return "draining" if self.draining else "ready" if self.engine else "loading"
+        return "draining" if self.draining else "ready" if self.models else "loading"
+
+    def serve(self, models: list[EngineInfo]) -> None:
+        """These are served from now on, the default one first."""
+        self.models = {info.model: info for info in models}
 
     def ready_engine(self) -> EngineInfo:
-        """Raises ApiError 503 when no request can be taken."""
-        engine = self.engine
+        """The default model. Raises ApiError 503 when no request can be taken."""
+        models = self.models
         if self.draining:
             raise ApiError(503, SHUT_DOWN)
-        if engine is None:
+        if not models:
             raise ApiError(503, "The model is still loading; try again in a moment.")
-        return engine
+        return next(iter(models.values()))
 
     def enter(self) -> None:
         """A request goes to the engine. Raises ApiError 503 when too many are in flight."""
@@ -62,14 +67,14 @@ class Frontend:
             self._live -= 1
             self._changed.notify_all()
 
-    async def ask(self, command: Command) -> CommandReply:
-        """Have the engine carry out `command`. Raises ApiError."""
-        engine = self.ready_engine()
+    async def ask(self, command: Command, within: float | None = None) -> CommandReply:
+        """Have the engine carry out `command`, within so many seconds. Raises ApiError."""
+        self.ready_engine()
         self.enter()
         try:
-            return await asyncio.wait_for(self.client.ask(command), ANSWERED_WITHIN)
+            return await asyncio.wait_for(self.client.ask(command), within or ANSWERED_WITHIN)
         except (RequestRejected, RequestFailed) as error:
-            raise ApiError(failure_status(error, engine_lives=self.engine is engine), str(error)) from None
+            raise ApiError(failure_status(error, engine_lives=bool(self.models)), str(error)) from None
         except TimeoutError:
             raise ApiError(503, NO_REPLY) from None
         finally:
@@ -91,7 +96,7 @@ class Frontend:
                 stream.close("client stopped taking")
 
     def engine_lost(self) -> None:
-        self.engine = None
+        self.models, self.loading = {}, []
         self.client.fail_all(ENGINE_LOST)
 
     def drain(self, seconds: float) -> None:

@@ -20,6 +20,7 @@ from routes.http.exchange import (
     stream_response,
 )
 from routes.http.frontend import ENGINE_LOST, NO_REPLY, Frontend
+from routes.http.model_field import read_model, with_defaults
 from routes.http.replies import Reply
 from routes.http.start_states import choose_state
 from routes.http.stream import EventStream, JobStream, SlowJson, failure_status
@@ -40,7 +41,7 @@ class Prepared(NamedTuple):
     reply: Reply
 
 
-Prepare = Callable[[Json, str], Prepared]  # from the JSON body and the id of the model; raises ApiError
+Prepare = Callable[[Json, EngineInfo], Prepared]  # from the JSON body and the model; raises ApiError
 KeepReply = Callable[[], Coroutine[Any, Any, None]]  # stores a reply before its last piece is sent
 
 
@@ -54,16 +55,17 @@ async def generate(
     guarded = not public or front.settings.protect_translate
     fields = authorized_json(front.settings.password if guarded else None, http, required=True)
     fields = with_session_header(http, fields)
-    engine = front.ready_engine()
-    adapter = await choose_adapter(front, fields, engine.model)
-    state = await choose_state(front, http, adapter.fields, engine.model)
-    prepared = prepare(state.with_defaults(fields) if state else fields, engine.model)
+    named = await read_model(front, http, fields)
+    adapter = await choose_adapter(front, fields, named)
+    state = await choose_state(front, http, fields, named)
+    fields = with_defaults(named.model, state.with_defaults(fields) if state else fields)
+    prepared = prepare(fields, named.model)
     if state:
         prepared = prepared._replace(request=state.begin(prepared.request))
     prepared = prepared._replace(request=adapter.begin(prepared.request))
     if not prepared.request.prompts:
         return json_response(http, prepared.reply.whole(Job(prepared.request, lambda _: None), []))
-    return await run(front, engine, http, prepared)
+    return await run(front, named.model, http, prepared)
 
 
 def with_session_header(http: HttpRequest, fields: Json) -> Json:
@@ -79,26 +81,29 @@ def with_session_header(http: HttpRequest, fields: Json) -> Json:
 
 
 async def run(
-    front: Frontend, engine: EngineInfo, http: HttpRequest, prepared: Prepared, keep: KeepReply | None = None
+    front: Frontend,
+    model: EngineInfo,
+    http: HttpRequest,
+    prepared: Prepared,
+    keep: KeepReply | None = None,
 ) -> HttpResponse:
-    """Run the request: a Response if its reply is complete within PLAIN_WITHIN, otherwise a stream of it.
+    """Run the request by that model: a Response if its reply is complete within PLAIN_WITHIN, else a stream.
 
     `keep` is awaited before the last piece of a reply that has succeeded. Raises ApiError.
     """
     request, stream, reply = prepared
-    http.fingerprint = fingerprint_of(engine, request)
-    reply.made_by(http.fingerprint)
-    if not request.name:
-        request = replace(request, name=http.id)
+    request = replace(request, to_model=model.model, name=request.name or http.id)
     with ExitStack() as undo:
         front.enter()
         undo.callback(front.leave)
         job = front.client.submit(request)
         undo.callback(job.cancel)
         try:
-            if front.engine is not engine:  # lost before the submission: it did not fail with the other jobs
+            if not front.models:  # lost before the submission: it did not fail with the other jobs
                 raise RequestFailed(ENGINE_LOST)
             await asyncio.wait_for(job.accepted(), ACCEPTED_WITHIN)
+            http.fingerprint = job.fingerprint
+            reply.made_by(job.fingerprint)
             deltas: list[RowDelta] = []
             if not stream and await _finishes(job, deltas):
                 body = reply.whole(job, deltas)
@@ -108,7 +113,7 @@ async def run(
         except TimeoutError:
             raise ApiError(503, NO_REPLY) from None
         except (RequestRejected, RequestFailed) as error:
-            status = failure_status(error, engine_lives=front.engine is engine)
+            status = failure_status(error, engine_lives=bool(front.models))
             return json_response(http, reply.error(str(error), status), status)
         undo.pop_all()  # the stream leaves the front end and cancels its job when it is closed
     closed, blocking = partial(_end, front, http), partial(_wait, keep, asyncio.get_running_loop())
@@ -119,11 +124,6 @@ async def run(
     )
     front.watch(pieces)
     return stream_response(http, pieces, "text/event-stream" if stream else "application/json")
-
-
-def fingerprint_of(engine: EngineInfo, request: GenerateRequest) -> str:
-    """Of the weights that answer, with those of the adapter."""
-    return f"{engine.fingerprint}+{request.adapter_digest}" if request.adapter else engine.fingerprint
 
 
 async def _finishes(job: Job, deltas: list[RowDelta]) -> bool:

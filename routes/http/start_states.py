@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from routes.http.errors import ApiError, Json
 from routes.http.exchange import HttpRequest
 from routes.http.frontend import Frontend
+from routes.http.model_field import Named
 from rwkv_batch.wire.commands import ListStartStates
 from rwkv_batch.wire.protocol import GenerateRequest, MixturePart, StartStateInfo
 
@@ -61,9 +62,9 @@ class ChosenState:
         return request
 
 
-async def choose_state(front: Frontend, http: HttpRequest, fields: Json, model: str) -> ChosenState | None:
+async def choose_state(front: Frontend, http: HttpRequest, fields: Json, named: Named) -> ChosenState | None:
     """None: the request names none. Raises ApiError, 404 for one that is not there."""
-    by_id, by_model = _state_id(http, fields), _behind_model(fields, model)
+    by_id, by_model = _state_id(http, fields), named.state
     if by_id and by_model and by_id != by_model:
         raise ApiError(400, f"`state_id` is {by_id}, but `model` names the state {by_model}; send one.")
     name = by_id or by_model
@@ -71,7 +72,8 @@ async def choose_state(front: Frontend, http: HttpRequest, fields: Json, model: 
         if fields.get(WEIGHTS) is not None:
             raise ApiError(400, f"`{WEIGHTS}`: the request names no mixture of states.", param=WEIGHTS)
         return None
-    found = (await front.ask(ListStartStates(uuid.uuid4().hex, name))).start_states
+    command = ListStartStates(uuid.uuid4().hex, name, to_model=named.model.model)
+    found = (await front.ask(command)).start_states
     if not found:
         raise ApiError(404, f"There is no start state {name[:200]}; /v1/state/list lists them.", "state_id")
     return ChosenState(found[0], bool(by_id), _mixture(found[0], fields.get(WEIGHTS)))
@@ -122,8 +124,3 @@ def _state_id(http: HttpRequest, fields: Json) -> str:
     if given and header and given != header:
         raise ApiError(400, f"`state_id` is {given[:200]}, but {HEADER} says otherwise; send one of them.")
     return given or header
-
-
-def _behind_model(fields: Json, model: str) -> str:
-    asked = fields.get("model")
-    return asked.removeprefix(f"{model} ") if isinstance(asked, str) and asked.startswith(f"{model} ") else ""

@@ -10,17 +10,17 @@ from typing import Annotated, Literal
 from pydantic import Field
 from robyn import Response
 
-from routes.http.adapters import missing
-from routes.http.admin import admin_json, file_inside
+from routes.http.adapters import adapters_of, missing
+from routes.http.admin import admin_json, checkpoint_inside
 from routes.http.errors import ApiError, Json
 from routes.http.exchange import HttpRequest, authorized_json, json_response, text_response
 from routes.http.frontend import Frontend
+from routes.http.model_field import read_model
 from routes.http.schemas import MAX_SESSION_ID, RequestBody
 from routes.native.schemas import Real
-from rwkv_batch.wire.commands import ListAdapters, LoadAdapter, RemoveAdapter
+from rwkv_batch.wire.commands import LoadAdapter, RemoveAdapter
 from rwkv_batch.wire.protocol import AdapterInfo
 
-PACKAGE = "adapter.pth"  # in a folder, beside adapter.json
 # It stands behind a colon and in front of a space where a model is named.
 AdapterName = Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID, pattern=r"^[^\s:]+$")]
 Path = Annotated[str, Field(min_length=1)]
@@ -64,56 +64,71 @@ class DeleteAdapterFields(RequestBody):
 
 async def load_lora(front: Frontend, http: HttpRequest) -> Response:
     """POST /v1/load_lora_adapter. Raises ApiError."""
-    fields = LoadLoraFields.from_json(admin_json(front, http))
-    await _load(front, fields.lora_name, fields.lora_path, "lora_path", fields, 400)
+    body = admin_json(front, http)
+    fields = LoadLoraFields.from_json(body)
+    model = await _model(front, http, body)
+    await _load(front, model, fields.lora_name, fields.lora_path, "lora_path", fields, 400)
     return text_response(http, f"Success: LoRA adapter '{fields.lora_name}' added successfully.")
 
 
 async def unload_lora(front: Frontend, http: HttpRequest) -> Response:
     """POST /v1/unload_lora_adapter. Raises ApiError."""
-    name = UnloadLoraFields.from_json(admin_json(front, http)).lora_name
-    if not (await front.ask(RemoveAdapter(uuid.uuid4().hex, name))).found:
-        raise await missing(front, name)
+    body = admin_json(front, http)
+    name, model = UnloadLoraFields.from_json(body).lora_name, await _model(front, http, body)
+    if not await _remove(front, model, name):
+        raise await missing(front, model, name)
     return text_response(http, f"Success: LoRA adapter '{name}' removed successfully.")
 
 
 async def list_(front: Frontend, http: HttpRequest) -> Response:
     """GET /v1/adapters. Raises ApiError."""
     authorized_json(front.settings.password, http)
-    found = (await front.ask(ListAdapters(uuid.uuid4().hex))).adapters
+    model = await _model(front, http, {"model": http.parameter("model")})
+    found = await adapters_of(front, model)
     return json_response(http, {"object": "list", "data": [_to_json(info) for info in found]})
 
 
 async def put(front: Frontend, http: HttpRequest) -> Response:
     """POST /v1/adapters: load one. Raises ApiError."""
-    fields = PutAdapterFields.from_json(admin_json(front, http))
-    info = await _load(front, fields.adapter_id, fields.path, "path", fields, 409)
+    body = admin_json(front, http)
+    fields, model = PutAdapterFields.from_json(body), await _model(front, http, body)
+    info = await _load(front, model, fields.adapter_id, fields.path, "path", fields, 409)
     return json_response(http, _to_json(info))
 
 
 async def delete(front: Frontend, http: HttpRequest) -> Response:
     """DELETE /v1/adapters: unload one, if it is of the version that the body may name. Raises ApiError."""
-    fields = DeleteAdapterFields.from_json(admin_json(front, http))
+    body = admin_json(front, http)
+    fields, model = DeleteAdapterFields.from_json(body), await _model(front, http, body)
     name, version = fields.adapter_id, fields.adapter_version
-    found = (await front.ask(ListAdapters(uuid.uuid4().hex, name))).adapters
+    found = await adapters_of(front, model, name)
     if found and version not in (None, found[0].digest):
         message = f"The adapter {name} is of version {found[0].digest}; send that, or none."
         raise ApiError(409, message, param="adapter_version")
-    removed = bool((await front.ask(RemoveAdapter(uuid.uuid4().hex, name))).found)
+    removed = await _remove(front, model, name)
     return json_response(http, {"adapter_id": name, "deleted": removed}, 200 if removed else 404)
 
 
+async def _model(front: Frontend, http: HttpRequest, body: Json) -> str:
+    """The model that a body names, beside which the adapter is. Raises ApiError."""
+    return (await read_model(front, http, body)).model.model
+
+
 async def _load(
-    front: Frontend, name: str, path: str, field: str, scaling: ScalingFields, exists: int
+    front: Frontend, model: str, name: str, path: str, field: str, scaling: ScalingFields, exists: int
 ) -> AdapterInfo:
     """exists: the status if there is one of the name. Raises ApiError."""
-    file = file_inside(front, path, field, folders=True)
-    if file.is_dir():
-        file_inside(front, str(file / PACKAGE), field)  # which may be a link to elsewhere
-    if (await front.ask(ListAdapters(uuid.uuid4().hex, name))).adapters:
+    file = checkpoint_inside(front, path, field)
+    if await adapters_of(front, model, name):
         raise ApiError(exists, f"The adapter {name} is loaded already; unload it first.")
-    alpha, factor = scaling.adapter_alpha, scaling.adapter_scaling
-    return (await front.ask(LoadAdapter(uuid.uuid4().hex, name, str(file), alpha, factor))).adapters[0]
+    command = LoadAdapter(
+        uuid.uuid4().hex, name, str(file), scaling.adapter_alpha, scaling.adapter_scaling, to_model=model
+    )
+    return (await front.ask(command)).adapters[0]
+
+
+async def _remove(front: Frontend, model: str, name: str) -> bool:
+    return bool((await front.ask(RemoveAdapter(uuid.uuid4().hex, name, to_model=model))).found)
 
 
 def _to_json(info: AdapterInfo) -> Json:

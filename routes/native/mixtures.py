@@ -14,6 +14,7 @@ from routes.http.admin import admin_json, file_inside
 from routes.http.errors import ApiError
 from routes.http.exchange import HttpRequest, json_response
 from routes.http.frontend import Frontend
+from routes.http.model_field import read_model
 from routes.http.start_states import MEMBER, describe, weights_of
 from routes.native.start_states import StateDefaults, StateLayout, StateName, forget_members, members_of, put
 from rwkv_batch.wire.commands import DescribeStartState, ListStartStates
@@ -38,10 +39,11 @@ class WeightFields(StateDefaults):
 
 async def load(front: Frontend, http: HttpRequest) -> Response:
     """POST /mrss_loadstatemodel: files of --models become the mixture of that name. Raises ApiError."""
-    fields = LoadMixtureFields.from_json(admin_json(front, http))
+    body = admin_json(front, http)
+    fields, info = LoadMixtureFields.from_json(body), (await read_model(front, http, body)).model
     files = [file_inside(front, name, "state_filenames") for name in fields.state_filenames]
     name, count = fields.state_viewname, len(files) + fields.contain_originalstate
-    if count > (most := front.ready_engine().slots):
+    if count > (most := info.slots):
         raise ApiError(400, f"`state_filenames`: {count} states cannot run at once; at most {most} rows can.")
     given = [1.0] * count if fields.state_gatingweight is None else fields.state_gatingweight
     weights = weights_of(given, count, "state_gatingweight")
@@ -53,28 +55,36 @@ async def load(front: Frontend, http: HttpRequest) -> Response:
         "members": [name, *others, *([""] if fields.contain_originalstate else [])],
         "weights": weights,
     }
-    before, stored = await members_of(front, name), list[str]()
+    model = info.model
+    before, stored = await members_of(front, model, name), list[str]()
     try:
         for member, file in zip(others, files[1:], strict=True):
-            await put(front, member, str(file), fields.state_layout, {})
+            await put(front, model, member, str(file), fields.state_layout, {})
             stored.append(member)
-        await put(front, name, str(files[0]), fields.state_layout, description)  # from here on it is used
+        await put(
+            front, model, name, str(files[0]), fields.state_layout, description
+        )  # from here on it is used
     except ApiError:
-        await forget_members(front, stored)
+        await forget_members(front, model, stored)
         raise
-    await forget_members(front, before)
+    await forget_members(front, model, before)
     return json_response(http, {"status": "success"})
 
 
 async def set_weights(front: Frontend, http: HttpRequest) -> Response:
     """POST /mrss_set_gatingweight: other weights for the requests to come. Raises ApiError."""
-    fields = WeightFields.from_json(admin_json(front, http))
-    name = fields.state_viewname.removeprefix(f"{front.ready_engine().model} ")
-    found = (await front.ask(ListStartStates(uuid.uuid4().hex, name))).start_states
+    body = admin_json(front, http)
+    fields, named = WeightFields.from_json(body), await read_model(front, http, body)
+    name, model = fields.state_viewname, named.model.model
+    for served in front.models:  # the view may stand behind the model's name
+        if body.get("model") is None and name.startswith(f"{served} "):
+            name, model = name.removeprefix(f"{served} "), served
+            break
+    found = (await front.ask(ListStartStates(uuid.uuid4().hex, name, to_model=model))).start_states
     own = describe(found[0]) if found else {}
     if "members" not in own:
         raise ApiError(404, f"There is no mixture {name}; /mrss_loadstatemodel makes one.")
     own["weights"] = weights_of(fields.state_gatingweight, len(own["members"]), "state_gatingweight")
     own |= fields.given()
-    await front.ask(DescribeStartState(uuid.uuid4().hex, name, json.dumps(own).encode()))
+    await front.ask(DescribeStartState(uuid.uuid4().hex, name, json.dumps(own).encode(), to_model=model))
     return json_response(http, {"status": "success"})

@@ -68,38 +68,50 @@ class ResumedReply(NativeReply):
 
 
 async def status(front: Frontend, http: HttpRequest) -> Response:
-    """GET /v1/server/status: the model, and the requests that wait, run or are paused.
+    """GET /v1/server/status: the models, and the requests that wait, run or are paused.
 
     Those who do not send the password learn only that the server runs. Raises ApiError.
     """
     engine = front.ready_engine()
     body: Json = {"status": "running"}
     if authorized(front.settings.password, http):
-        found = await front.ask(ListRequests(uuid.uuid4().hex))
-        active = [_to_json(request) for request in found.requests]
+        active: list[Json] = []
+        paused: list[Json] = []
+        for name in list(front.models):
+            found = await front.ask(ListRequests(uuid.uuid4().hex, to_model=name))
+            active += [_to_json(request) | {"model": name} for request in found.requests]
+            paused += [{"request_id": request, "model": name} for request in found.paused]
         body |= {
+            "models": list(front.models),
             "model": {"id": engine.model, "name": engine.model},
             "capabilities": {"stop": True, "pause_resume": True, "session_cache": True},
             "active_request": active[-1] if active else None,
             "active_requests": active,
-            "paused_requests": [{"request_id": name} for name in found.paused],
+            "paused_requests": paused,
         }
     return json_response(http, body)
 
 
 async def stop(front: Frontend, http: HttpRequest) -> Response:
     """POST /v1/server/stop: a request's texts end here; a paused one is forgotten. Raises ApiError."""
-    name = await _named(front, http)
-    found = await front.ask(StopRequest(uuid.uuid4().hex, name)) if name else None
-    listed = _to_json(found.requests[0]) if found and found.requests else None
-    stopped = bool(found and (found.requests or found.found))
+    name, listed, stopped = await _named(front, http), None, False
+    for model in list(front.models):
+        if name is None:
+            break
+        found = await front.ask(StopRequest(uuid.uuid4().hex, name, to_model=model))
+        if found.requests or found.found:
+            listed, stopped = _to_json(found.requests[0]) if found.requests else None, True
+            break
     return json_response(http, {"ok": True, "stopped": stopped, "active_request": listed})
 
 
 async def pause(front: Frontend, http: HttpRequest) -> Response:
     """POST /v1/server/pause: a request's texts end where they are, until it is resumed. Raises ApiError."""
-    name = await _named(front, http)
-    found = (await front.ask(PauseRequest(uuid.uuid4().hex, name))).requests if name else []
+    name, found = await _named(front, http), list[RequestInfo]()
+    for model in list(front.models):
+        if name is None or found:
+            break
+        found = (await front.ask(PauseRequest(uuid.uuid4().hex, name, to_model=model))).requests
     listed = _to_json(found[0]) if found else None
     body = {"ok": True, "paused": bool(found), "active_request": listed}
     return json_response(http, body | ({"request_id": name} if found else {}))
@@ -115,30 +127,34 @@ async def resume(front: Frontend, http: HttpRequest) -> HttpResponse:
     if not (body.get("request_id") or body.get("session_id")):
         raise ApiError(400, "Missing request_id", param="request_id")
     fields = ResumeFields.from_json(body)
-    engine, name = front.ready_engine(), fields.request_id
-    found = await front.ask(GetDocument(uuid.uuid4().hex, PAUSED + name))
-    if not found.data:
+    name, data = fields.request_id, b""
+    model = front.ready_engine()
+    for model in list(front.models.values()):
+        found = await front.ask(GetDocument(uuid.uuid4().hex, PAUSED + name, to_model=model.model))
+        if data := found.data:
+            break
+    if not data:
         raise ApiError(404, f"Paused request not found: {name}")
     http.id = name  # by which it is paused again
     flush_tokens = max(1, fields.chunk_size) if fields.stream else 0
     try:
-        paused = decode_paused(found.data)
+        paused = decode_paused(data)
     except msgspec.DecodeError:
         raise ApiError(500, f"Another version has paused {name}, and this one cannot read it.") from None
     request = replace(paused, id=uuid.uuid4().hex, name=name, flush_tokens=flush_tokens)
-    reply = ResumedReply(engine.model, id_=name)
+    reply = ResumedReply(model.model, id_=name)
 
     async def forget() -> None:
         """Also during a drain. What cannot be forgotten is no fault of the reply."""
         if reply.paused:
             return
-        command = RemoveDocument(uuid.uuid4().hex, PAUSED + name)
+        command = RemoveDocument(uuid.uuid4().hex, PAUSED + name, to_model=model.model)
         try:
             await asyncio.wait_for(front.client.ask(command), ANSWERED_WITHIN)
         except (RequestRejected, RequestFailed, TimeoutError) as error:
             log.warning("The paused request %s has ended and could not be forgotten: %s", name, error)
 
-    return await run(front, engine, http, Prepared(request, fields.stream, reply), forget)
+    return await run(front, model, http, Prepared(request, fields.stream, reply), forget)
 
 
 async def _named(front: Frontend, http: HttpRequest) -> str | None:
@@ -146,7 +162,9 @@ async def _named(front: Frontend, http: HttpRequest) -> str | None:
     fields = RequestFields.from_json(authorized_json(front.settings.password, http))
     if fields.request_id:
         return fields.request_id
-    running = (await front.ask(ListRequests(uuid.uuid4().hex))).requests
+    running: list[RequestInfo] = []
+    for model in list(front.models):
+        running += (await front.ask(ListRequests(uuid.uuid4().hex, to_model=model))).requests
     if len(running) > 1:
         raise ApiError(
             400, f"{len(running)} requests are running; name one of them in request_id.", param="request_id"

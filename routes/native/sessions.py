@@ -1,4 +1,4 @@
-"""The native routes about stored sessions: list, delete, export to a file, import, copy."""
+"""The native routes about stored sessions of a model: list, delete, export to a file, import, copy."""
 
 import time
 import uuid
@@ -10,6 +10,7 @@ from robyn import Response
 from routes.http.errors import ApiError, Json, native_field
 from routes.http.exchange import HttpRequest, authorized_json, demand_password, file_response, json_response
 from routes.http.frontend import Frontend
+from routes.http.model_field import ask_model
 from routes.http.schemas import RESPONSE, RequestBody
 from routes.native.schemas import SessionFields, SessionId, StoredId, Whole
 from rwkv_batch.wire.commands import (
@@ -79,8 +80,9 @@ async def status(front: Frontend, http: HttpRequest) -> Response:
 
     Raises ApiError.
     """
-    fields = StatusFields.from_json(authorized_json(front.settings.password, http))
-    found = await front.ask(ListSessions(uuid.uuid4().hex, fields.after, fields.limit))
+    body = authorized_json(front.settings.password, http)
+    fields = StatusFields.from_json(body)
+    found = await ask_model(front, http, body, ListSessions(uuid.uuid4().hex, fields.after, fields.limit))
     paged = fields.after is not None or fields.limit is not None
     sessions = found.sessions if paged else sorted(found.sessions, key=lambda s: s.tier)
     return json_response(
@@ -110,7 +112,8 @@ def _listed(session: SessionInfo) -> dict[str, object]:
 
 async def delete(front: Frontend, http: HttpRequest) -> Response:
     """POST /state/delete. Raises ApiError."""
-    fields = DeleteFields.from_json(authorized_json(front.settings.password, http))
+    body = authorized_json(front.settings.password, http)
+    fields = DeleteFields.from_json(body)
     key = fields.session_id
     if fields.delete_prefix and key == RESPONSE:
         raise native_field(
@@ -118,7 +121,7 @@ async def delete(front: Frontend, http: HttpRequest) -> Response:
             "with delete_prefix this would take the states of stored responses; delete those one by one",
         )
     command = DeleteSession(uuid.uuid4().hex, key, fields.delete_prefix)
-    if not (await front.ask(command)).found and not fields.delete_prefix:
+    if not (await ask_model(front, http, body, command)).found and not fields.delete_prefix:
         missing = {"status": "not_found", "message": f"Session {key} not found in database"}
         return json_response(http, missing, 404)
     return json_response(http, {"status": "success", "message": f"Session {key} deleted successfully"})
@@ -127,16 +130,18 @@ async def delete(front: Frontend, http: HttpRequest) -> Response:
 async def export(front: Frontend, http: HttpRequest) -> Response:
     """GET or POST /v1/state/export: the session named in the URL or in the body. Raises ApiError."""
     body = authorized_json(front.settings.password, http)
-    fields = ExportFields.from_json(body if "session_id" in body else _url_fields(http, "what"))
+    body = body if "session_id" in body else _url_fields(http, "what", "model")
+    fields = ExportFields.from_json(body)
     key = fields.session_id
-    reply = await front.ask(ExportSession(uuid.uuid4().hex, key, fields.what))
+    reply = await ask_model(front, http, body, ExportSession(uuid.uuid4().hex, key, fields.what))
     return file_response(http, reply.data, f"{key}.rwkvstate")
 
 
 async def import_(front: Frontend, http: HttpRequest) -> Response:
     """POST /v1/state/import: an exported file replaces the session named in the URL. Raises ApiError."""
     demand_password(front.settings.password, http)
-    key = ImportFields.from_json(_url_fields(http)).session_id
+    given = _url_fields(http, "model")
+    key = ImportFields.from_json(given).session_id
     data = http.body if isinstance(http.body, bytes) else http.body.encode()
     if not data:
         raise ApiError(400, "The body is empty; send a file that /v1/state/export has made.")
@@ -144,7 +149,7 @@ async def import_(front: Frontend, http: HttpRequest) -> Response:
         raise ApiError(
             413, f"The file has {len(data)} bytes and at most {front.settings.max_state} are taken."
         )
-    await front.ask(ImportSession(uuid.uuid4().hex, key, data))
+    await ask_model(front, http, given, ImportSession(uuid.uuid4().hex, key, data))
     return json_response(
         http, {"status": "success", "message": f"Session {key} imported successfully", "session_id": key}
     )
@@ -152,11 +157,13 @@ async def import_(front: Frontend, http: HttpRequest) -> Response:
 
 async def fork(front: Frontend, http: HttpRequest) -> Response:
     """POST /v1/state/fork: a copy of a session under a new id; nothing is computed. Raises ApiError."""
-    fields = ForkFields.from_json(authorized_json(front.settings.password, http))
+    body = authorized_json(front.settings.password, http)
+    fields = ForkFields.from_json(body)
     old, new = fields.session_id, fields.new_session_id
     if new == old:
         raise native_field("new_session_id", "must differ from session_id")
-    await front.ask(ForkSession(uuid.uuid4().hex, old, new, fields.turn, fields.overwrite))
+    command = ForkSession(uuid.uuid4().hex, old, new, fields.turn, fields.overwrite)
+    await ask_model(front, http, body, command)
     return json_response(
         http, {"status": "success", "message": f"Session {old} copied successfully", "session_id": new}
     )
@@ -165,9 +172,11 @@ async def fork(front: Frontend, http: HttpRequest) -> Response:
 async def history(front: Frontend, http: HttpRequest) -> Response:
     """GET /v1/state/history: the turns of the session named in the URL. Raises ApiError."""
     demand_password(front.settings.password, http)
-    fields = HistoryFields.from_json(_url_fields(http, "limit", "after"))
+    given = _url_fields(http, "limit", "after", "model")
+    fields = HistoryFields.from_json(given)
     key = fields.session_id
-    found = await front.ask(SessionHistory(uuid.uuid4().hex, key, fields.after, fields.limit))
+    command = SessionHistory(uuid.uuid4().hex, key, fields.after, fields.limit)
+    found = await ask_model(front, http, given, command)
     turns = [_to_json(turn) for turn in found.turns]
     reply = {"object": "session.history", "session_id": key, "position": found.position, "turns": turns}
     return json_response(http, reply)
@@ -188,9 +197,10 @@ def _to_json(turn: TurnInfo) -> Json:
 
 async def rewind(front: Frontend, http: HttpRequest) -> Response:
     """POST /v1/state/rewind: the first turns of a session stay, the others are forgotten. Raises ApiError."""
-    fields = RewindFields.from_json(authorized_json(front.settings.password, http))
+    body = authorized_json(front.settings.password, http)
+    fields = RewindFields.from_json(body)
     key, turn = fields.session_id, fields.turn
-    found = await front.ask(RewindSession(uuid.uuid4().hex, key, turn))
+    found = await ask_model(front, http, body, RewindSession(uuid.uuid4().hex, key, turn))
     return json_response(
         http, {"status": "success", "session_id": key, "turn": turn, "position": found.position}
     )

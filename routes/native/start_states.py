@@ -18,6 +18,7 @@ from routes.http.admin import admin_json, file_inside
 from routes.http.errors import ApiError, Json
 from routes.http.exchange import HttpRequest, authorized_json, demand_password, json_response
 from routes.http.frontend import Frontend
+from routes.http.model_field import ask_model, read_model
 from routes.http.schemas import MAX_SESSION_ID, PLAIN_ID, RequestBody
 from routes.http.start_states import DEFAULTS, TEMPLATE, describe, is_member
 from routes.native.schemas import Real
@@ -83,22 +84,23 @@ async def upload(front: Frontend, http: HttpRequest) -> Response:
         raise ApiError(413, f"The file has {len(data)} bytes and at most {most} are taken.")
     path = Path(filename.replace("\\", "/"))
     fields = UploadFields.from_json({"state_id": path.stem} | http.form)
-    if (await front.ask(ListStartStates(uuid.uuid4().hex, fields.state_id))).start_states:
+    model = (await read_model(front, http, dict(http.form))).model.model
+    if (await front.ask(ListStartStates(uuid.uuid4().hex, fields.state_id, to_model=model))).start_states:
         raise ApiError(409, f"There is a start state {fields.state_id} already; delete it first.")
     description = {"original_filename": path.name, "size_bytes": len(data)}
     loop = asyncio.get_running_loop()
     file = await loop.run_in_executor(None, _write, data, path.suffix)
     try:
-        info = await put(front, fields.state_id, file, fields.state_layout, description)
+        info = await put(front, model, fields.state_id, file, fields.state_layout, description)
     finally:
         os.unlink(file)
     return json_response(http, {"object": "rwkv.state", **_to_json(info)})
 
 
 async def list_(front: Frontend, http: HttpRequest) -> Response:
-    """GET and POST /v1/state/list. Raises ApiError."""
-    authorized_json(front.settings.password, http)
-    found = (await front.ask(ListStartStates(uuid.uuid4().hex))).start_states
+    """GET and POST /v1/state/list: those of one model. Raises ApiError."""
+    body = authorized_json(front.settings.password, http) or {"model": http.parameter("model")}
+    found = (await ask_model(front, http, body, ListStartStates(uuid.uuid4().hex))).start_states
     listed = [_to_json(info) for info in found if not is_member(info.name)]
     return json_response(http, {"object": "list", "data": listed})
 
@@ -107,62 +109,65 @@ async def delete(front: Frontend, http: HttpRequest) -> Response:
     """DELETE and POST /v1/state/delete: the one named in the body or the URL. Raises ApiError."""
     body = authorized_json(front.settings.password, http)
     if "state_id" not in body:
-        body = {"state_id": http.parameter("state_id")}
+        body = {"state_id": http.parameter("state_id"), "model": http.parameter("model")}
     name = StateIdFields.from_json(body).state_id
-    found = await forget(front, name)
+    found = await forget(front, (await read_model(front, http, body)).model.model, name)
     return json_response(http, {"state_id": name, "deleted": bool(found)}, 200 if found else 404)
 
 
 async def load(front: Frontend, http: HttpRequest) -> Response:
     """POST /loadstatemodel: a file inside of --models becomes the state of that name. Raises ApiError."""
-    fields = LoadStateFields.from_json(admin_json(front, http))
+    body = admin_json(front, http)
+    fields, model = LoadStateFields.from_json(body), (await read_model(front, http, body)).model.model
     file = file_inside(front, fields.state_filename, "state_filename")
     description = {
         "original_filename": file.name,
         "size_bytes": file.stat().st_size,
         **fields.given(),
     }
-    members = await members_of(front, fields.state_viewname)
-    await put(front, fields.state_viewname, str(file), fields.state_layout, description)
-    await forget_members(front, members)
+    members = await members_of(front, model, fields.state_viewname)
+    await put(front, model, fields.state_viewname, str(file), fields.state_layout, description)
+    await forget_members(front, model, members)
     return json_response(http, {"status": "success"})
 
 
 async def remove(front: Frontend, http: HttpRequest) -> Response:
-    """POST /removestatemodel: the one of that name, without a name all. Raises ApiError."""
-    name = RemoveStateFields.from_json(admin_json(front, http)).state_viewname
+    """POST /removestatemodel: the one of that name, without a name all of the model. Raises ApiError."""
+    body = admin_json(front, http)
+    name, model = RemoveStateFields.from_json(body).state_viewname, await read_model(front, http, body)
     if name is None:
-        await front.ask(RemoveStartStates(uuid.uuid4().hex))
-    elif not await forget(front, name):
+        await front.ask(RemoveStartStates(uuid.uuid4().hex, to_model=model.model.model))
+    elif not await forget(front, model.model.model, name):
         raise ApiError(404, f"There is no start state {name}; /v1/state/list lists them.")
     return json_response(http, {"status": "success"})
 
 
-async def members_of(front: Frontend, name: str) -> list[str]:
+async def members_of(front: Frontend, model: str, name: str) -> list[str]:
     """The states that belong to a mixture of that name alone. Raises ApiError."""
-    found = (await front.ask(ListStartStates(uuid.uuid4().hex, name))).start_states
+    found = (await front.ask(ListStartStates(uuid.uuid4().hex, name, to_model=model))).start_states
     members = describe(found[0]).get("members", []) if found else []
     return [member for member in members if is_member(member)]
 
 
-async def forget_members(front: Frontend, members: list[str]) -> None:
+async def forget_members(front: Frontend, model: str, members: list[str]) -> None:
     for member in members:
-        await front.ask(RemoveStartStates(uuid.uuid4().hex, member))
+        await front.ask(RemoveStartStates(uuid.uuid4().hex, member, to_model=model))
 
 
-async def forget(front: Frontend, name: str) -> int:
+async def forget(front: Frontend, model: str, name: str) -> int:
     """Remove a start state, with those of its mixture; how many there were of the name. Raises ApiError."""
-    members = await members_of(front, name)
-    found = (await front.ask(RemoveStartStates(uuid.uuid4().hex, name))).found
-    await forget_members(front, members)
+    members = await members_of(front, model, name)
+    found = (await front.ask(RemoveStartStates(uuid.uuid4().hex, name, to_model=model))).found
+    await forget_members(front, model, members)
     return found
 
 
 async def put(
-    front: Frontend, name: str, file: str, layout: StateLayout, description: Json
+    front: Frontend, model: str, name: str, file: str, layout: StateLayout, description: Json
 ) -> StartStateInfo:
     encoded = json.dumps(description).encode()
-    return (await front.ask(PutStartState(uuid.uuid4().hex, name, file, layout, encoded))).start_states[0]
+    command = PutStartState(uuid.uuid4().hex, name, file, layout, encoded, to_model=model)
+    return (await front.ask(command)).start_states[0]
 
 
 def _write(data: bytes, suffix: str) -> str:

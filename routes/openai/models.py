@@ -13,7 +13,7 @@ from rwkv_batch.wire.commands import ListAdapters, ListStartStates
 
 
 async def models(front: Frontend, http: HttpRequest) -> Response:
-    """GET /v1/models and /openai/v1/models: the model, its adapters and start states. Raises ApiError."""
+    """GET /v1/models and /openai/v1/models: each model, its adapters and start states. Raises ApiError."""
     return json_response(http, {"object": "list", "data": await _served(front, http)})
 
 
@@ -38,23 +38,29 @@ async def model(front: Frontend, http: HttpRequest) -> Response:
 
 async def _served(front: Frontend, http: HttpRequest) -> list[Json]:
     demand_password(front.settings.password, http)
-    name = front.ready_engine().model
-    adapters = (await front.ask(ListAdapters(uuid4().hex))).adapters
-    states = (await front.ask(ListStartStates(uuid4().hex))).start_states
+    front.ready_engine()
+    served: list[tuple[str, float, Json]] = []
+    for name in list(front.models):
+        adapters = (await front.ask(ListAdapters(uuid4().hex, to_model=name))).adapters
+        states = (await front.ask(ListStartStates(uuid4().hex, to_model=name))).start_states
+        served.append((name, front.started, {}))
+        served += [(f"{name}:{a.name}", a.created, {"parent": name}) for a in adapters]
+        served += [(f"{name} {s.name}", s.created, {}) for s in states if not is_member(s.name)]
     return [
         {"id": id_, "object": "model", "created": int(created), "owned_by": "rwkv_lightning"} | more
-        for id_, created, more in [
-            (name, front.started, {}),
-            *((f"{name}:{a.name}", a.created, {"parent": name}) for a in adapters),
-            *((f"{name} {s.name}", s.created, {}) for s in states if not is_member(s.name)),
-        ]
+        for id_, created, more in served
     ]
 
 
 async def health(front: Frontend, http: HttpRequest) -> Response:
     """GET /health: 200 when requests are taken, else 503; names the model only to those who may use it."""
-    body = {"status": front.status}
-    engine = front.engine
-    if engine and authorized(front.settings.password, http):
-        body["model"] = engine.model
+    body: Json = {"status": front.status}
+    names = list(front.models)
+    if names and authorized(front.settings.password, http):
+        body["model"] = names[0]
+        if front.loading:
+            body["loading"] = [
+                {"model": each.model, "stage": each.stage, "progress": round(each.progress, 3)}
+                for each in front.loading
+            ]
     return json_response(http, body, 200 if body["status"] == "ready" else 503)

@@ -11,11 +11,13 @@ from uuid import uuid4
 import msgspec
 from robyn import Response
 
+from routes.chat.checkpoints import settings_for
 from routes.http.adapters import choose_adapter
 from routes.http.errors import ApiError, openai_field
 from routes.http.exchange import HttpRequest, HttpResponse, authorized_json, demand_password, json_response
 from routes.http.frontend import ANSWERED_WITHIN, NO_REPLY, Frontend
 from routes.http.generate import Prepared, run
+from routes.http.model_field import read_model, with_defaults
 from routes.http.start_states import choose_state
 from routes.responses.prepare import ID, Document, prepare, state_key
 from routes.responses.reply import ResponseReply, previous_not_found
@@ -30,21 +32,22 @@ LONGEST_PAGE = 100
 async def create(front: Frontend, http: HttpRequest) -> HttpResponse:
     """POST /v1/responses. Raises ApiError."""
     fields = authorized_json(front.settings.password, http)
-    engine = front.ready_engine()
-    adapter = await choose_adapter(front, fields, engine.model)
-    state = await choose_state(front, http, adapter.fields, engine.model)
-    fields = state.with_defaults(fields) if state else fields
+    named = await read_model(front, http, fields)
+    adapter = await choose_adapter(front, fields, named)
+    state = await choose_state(front, http, fields, named)
+    fields = with_defaults(named.model, state.with_defaults(fields) if state else fields)
     body = ResponsesBody.from_json(fields, front.settings.sampling_profile)
     previous = None
     if body.previous_response_id is not None:
         missing = previous_not_found(body.previous_response_id)
-        previous = await _document(front, body.previous_response_id, missing)
-    request, reply, document = prepare(body, engine.model, previous, front.settings)
+        previous = await _document(front, body.previous_response_id, missing, [named.model.model])
+    settings = settings_for(named.model, front.settings)
+    request, reply, document = prepare(body, named.model.model, previous, settings)
     if state and previous is None:
         request = state.begin(request)
     request = adapter.begin(request)
-    store = partial(_store, front, reply, document) if body.store else None
-    return await run(front, engine, http, Prepared(request, body.stream, reply), store)
+    store = partial(_store, front, named.model.model, reply, document) if body.store else None
+    return await run(front, named.model, http, Prepared(request, body.stream, reply), store)
 
 
 async def stored(front: Frontend, http: HttpRequest) -> Response:
@@ -52,16 +55,18 @@ async def stored(front: Frontend, http: HttpRequest) -> Response:
     response_id = _authorized_id(front, http)
     if http.method == "DELETE":
         key = state_key(response_id)
-        removed = await front.ask(RemoveDocument(uuid4().hex, key))
-        deleted = await front.ask(DeleteSession(uuid4().hex, key))
-        if not removed.found and not deleted.found:
+        found = 0
+        for name in list(front.models):
+            found += (await front.ask(RemoveDocument(uuid4().hex, key, to_model=name))).found
+            found += (await front.ask(DeleteSession(uuid4().hex, key, to_model=name))).found
+        if not found:
             raise _not_found(response_id)
         return json_response(http, {"id": response_id, "object": "response", "deleted": True})
     if http.parameter("stream").lower() not in ("", "false", "0"):
         raise openai_field(
             "stream", "a response that is over is not streamed again; leave it out and read it whole"
         )
-    document = await _document(front, response_id, _not_found(response_id))
+    document = await _document(front, response_id, _not_found(response_id), list(front.models))
     return json_response(http, document.response)
 
 
@@ -74,7 +79,7 @@ async def input_items(front: Frontend, http: HttpRequest) -> Response:
     order = http.parameter("order") or "desc"
     if order not in ("asc", "desc"):
         raise openai_field("order", "input should be asc or desc")
-    document = await _document(front, response_id, _not_found(response_id))
+    document = await _document(front, response_id, _not_found(response_id), list(front.models))
     items = document.input[:: 1 if order == "asc" else -1]
     after = http.parameter("after")
     if after:
@@ -95,10 +100,10 @@ async def input_items(front: Frontend, http: HttpRequest) -> Response:
     )
 
 
-async def _store(front: Frontend, reply: ResponseReply, document: Document) -> None:
+async def _store(front: Frontend, model: str, reply: ResponseReply, document: Document) -> None:
     """Store the document with the response as it is now, also during a drain. Raises RequestFailed."""
     data = msgspec.json.encode(msgspec.structs.replace(document, response=reply.response))
-    command = PutDocument(uuid4().hex, state_key(reply.response["id"]), data)
+    command = PutDocument(uuid4().hex, state_key(reply.response["id"]), data, to_model=model)
     try:
         await asyncio.wait_for(front.client.ask(command), ANSWERED_WITHIN)
     except (RequestRejected, TimeoutError) as error:
@@ -113,14 +118,14 @@ def _authorized_id(front: Frontend, http: HttpRequest) -> str:
     return http.path.split("/responses/", 1)[1].split("/")[0]
 
 
-async def _document(front: Frontend, response_id: str, missing: ApiError) -> Document:
-    """What is stored of a response. Raises `missing` if nothing is."""
-    if not ID.fullmatch(response_id):
-        raise missing
-    data = (await front.ask(GetDocument(uuid4().hex, state_key(response_id)))).data
-    if not data:
-        raise missing
-    return msgspec.json.decode(data, type=Document)
+async def _document(front: Frontend, response_id: str, missing: ApiError, models: list[str]) -> Document:
+    """What one of these models has stored of a response. Raises `missing` if none has."""
+    if ID.fullmatch(response_id):
+        for name in models:
+            command = GetDocument(uuid4().hex, state_key(response_id), to_model=name)
+            if data := (await front.ask(command)).data:
+                return msgspec.json.decode(data, type=Document)
+    raise missing
 
 
 def _not_found(response_id: str) -> ApiError:

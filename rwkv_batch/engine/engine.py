@@ -26,6 +26,7 @@ from rwkv_batch.engine.commands.adapters import AdapterCommands
 from rwkv_batch.engine.commands.requests import RequestCommands
 from rwkv_batch.engine.commands.sessions import SessionCommands
 from rwkv_batch.engine.commands.start_states import StartStateCommands
+from rwkv_batch.engine.memory import WHOLE, MemoryShare
 from rwkv_batch.engine.mixed_turns import MixedTurns
 from rwkv_batch.engine.offline import whole_rows
 from rwkv_batch.engine.scheduling.adapters import AdapterMissing, Adapters
@@ -38,19 +39,18 @@ from rwkv_batch.engine.scheduling.sequence import (
     Sequence,
     rows_of,
 )
-from rwkv_batch.engine.scheduling.steps import StepInFlight, mixed_rows
+from rwkv_batch.engine.scheduling.steps import StepInFlight, batch_of
 from rwkv_batch.engine.scheduling.turns import Turns
-from rwkv_batch.engine.startup import describe, load_weights, open_store
+from rwkv_batch.engine.startup import LoadedModel, describe, load_model, open_store, pools
 from rwkv_batch.model import checkpoint
 from rwkv_batch.ops import device as devices
-from rwkv_batch.runner import backends
-from rwkv_batch.runner.protocol import Batch, NewRow
+from rwkv_batch.runner.protocol import NewRow
 from rwkv_batch.sampling.params import check
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.prefix_cache import PrefixCache
 from rwkv_batch.text.tokenizer import END_OF_TEXT, Tokenizer
-from rwkv_batch.wire.commands import AdapterCommand, Command, RequestCommand, StartStateCommand
+from rwkv_batch.wire.commands import AdapterCommand, EngineCommand, RequestCommand, StartStateCommand
 from rwkv_batch.wire.protocol import (
     Accepted,
     Failed,
@@ -61,7 +61,6 @@ from rwkv_batch.wire.protocol import (
     RowDelta,
     Sampling,
 )
-from state_pool import StatePool
 
 log = logging.getLogger(__name__)
 
@@ -71,19 +70,21 @@ OFFLINE = b"offline"
 class Engine:
     """Continuous batching over one model.
 
-    `model`: a checkpoint or its file; None: the configuration's, otherwise the bundled model. `options` are
-    fields of EngineConfig, which explains them; a whole `config` can be given instead. `store`: the database,
-    in place of the configuration's. `progress` is called with (bytes read, bytes in all) while a checkpoint
-    loads; `wake` is called, from any thread, when `busy` may have become true by itself. Raises
-    checkpoint.CheckpointError, device.DeviceError, entries.StoreError.
+    `model`: a checkpoint or its file, or what `load_model` has made of it; None: the configuration's,
+    otherwise the bundled model. `options` are fields of EngineConfig, which explains them; a whole `config`
+    can be given instead. `store`: the database, in place of the configuration's. `share`: its part of the
+    memory. `progress` is called with (bytes read, bytes in all) while a checkpoint loads; `wake` is called,
+    from any thread, when `busy` may have become true by itself. Raises checkpoint.CheckpointError,
+    device.DeviceError, entries.StoreError.
     """
 
     def __init__(
         self,
-        model: str | Path | checkpoint.Checkpoint | None = None,
+        model: str | Path | checkpoint.Checkpoint | LoadedModel | None = None,
         *,
         config: EngineConfig | None = None,
         store: Store | None = None,
+        share: MemoryShare = WHOLE,
         progress: Callable[[int, int], None] | None = None,
         wake: Callable[[], None] = lambda: None,
         **options: Any,
@@ -93,69 +94,66 @@ class Engine:
         config = config or EngineConfig(**options)
         with ExitStack() as on_error:
             # first, as a database that is in use is known at once
-            if store is None and (store := open_store(config)):
+            if store is None and (store := open_store(config, share)):
                 on_error.callback(store.close)
-            self._load(model, config, store, progress, wake)
+            loaded = model if isinstance(model, LoadedModel) else load_model(model, config, progress)
+            self._allocate(loaded, config, share, wake)
+            self._open(store)
             on_error.pop_all()
 
-    def _load(
-        self,
-        model: str | Path | checkpoint.Checkpoint | None,
-        config: EngineConfig,
-        store: Store | None,
-        progress: Callable[[int, int], None] | None,
-        wake: Callable[[], None],
+    def _allocate(
+        self, loaded: LoadedModel, config: EngineConfig, share: MemoryShare, wake: Callable[[], None]
     ) -> None:
-        place = devices.find_device(config.device)
-        weights = load_weights(model, config, progress)
-        with devices.out_of_memory_as_error(f"the weights of {weights.name}", place):
-            self.runner = backends.create_runner(weights, place, config)
+        self.weights, self.runner, self.vocab = loaded.weights, loaded.runner, loaded.weights.vocab
         budget = config.prefill_tokens or self.runner.limits.prefill_tokens
-        rows, l1 = memory.rows_and_idle_slots(self.runner, config, budget)
-        with devices.out_of_memory_as_error(f"{rows} rows and {l1} idle sessions", place):
+        rows, l1 = memory.rows_and_idle_slots(self.runner, config, budget, share)
+        with devices.out_of_memory_as_error(f"{rows} rows and {l1} idle sessions", self.runner.device):
             self.runner.allocate(rows, l1, budget)
-        self.vocab = weights.vocab
+        self.step_bytes = memory.step_bytes(self.runner, rows, l1, budget)
         self.tokenizer = Tokenizer()
         self.scheduler = Scheduler(rows, budget, config.max_waiting, slots=rows + l1)
-        l2 = memory.host_states(self.runner.states) if config.l2 is None else config.l2
-        where = f", the others in {store.path}, at most {(store.limit or 0) / 2**30:.1f} GiB" if store else ""
-        log.info("states of sessions: %d on the device, %d in host memory%s", l1, l2, where)
-        self.pool = StatePool(
-            self.runner.states,
-            (weights.fingerprint, weights.vocab),
-            l1=l1,
-            l2=l2,
-            store=store,
-            durable=config.durable,
-            token_log=config.token_log,
-            replay_tokens=config.replay_tokens,
-            replay_rate=memory.prefill_rate(self.runner, budget),
-            replay_on_new_model=config.replay_on_new_model,
-            wake=wake,
-            free=self.scheduler.free,
-        )
-        self.beginnings = Beginnings(PrefixCache(config.prefix_cache_mb << 20), self.pool)
+        rate = memory.prefill_rate(self.runner, budget)
+        self._new_pool = pools(loaded, config, share, l1, rate, wake=wake, free=self.scheduler.free)
+        self._prefixes = PrefixCache(config.prefix_cache_mb << 20)
+        self.prompts = PromptEncoder(self.tokenizer, self.vocab)
         self.outbox: Outbox = []
-        parts = self.runner, self.pool, self.scheduler
-        self.adapters = Adapters(weights, *parts, config, self.outbox, self.cancel, wake)
+        parts = self.weights, self.runner, self.scheduler
+        self.adapters = Adapters(*parts, config, self.outbox, self.cancel, wake)
         self.adapter_commands = AdapterCommands(self.adapters, self.outbox)
-        self.prompts = PromptEncoder(self.tokenizer, weights.vocab)
-        states = self.runner.states
+        self._in_flight: deque[StepInFlight] = deque()  # oldest first
+        self._queued = 0  # of them, those that `land` leaves
+        self.info = describe(loaded, rows)
+
+    def attach(self, store: Store | None) -> None:
+        """Keep sessions and start states in this database from now on.
+
+        There must be none yet, and no request under way that needs them.
+        """
+        self.pool.close()
+        self._open(store)
+
+    def _open(self, store: Store | None) -> None:
+        self.pool, states = self._new_pool(store), self.runner.states
+        self.adapters.attach(self.pool)
+        self.beginnings = Beginnings(self._prefixes, self.pool)
         self.turns = Turns(self.pool, self.scheduler, self.tokenizer, self.prompts, states, self.outbox)
         common = self.pool, self.scheduler, self.turns, self.outbox
         self.mixed_turns = MixedTurns(*common, self.beginnings, states, self._drop)
         self.sessions = SessionCommands(*common, self.tokenizer)
-        self.start_states = StartStateCommands(self.pool, self.outbox, weights)
-        self.requests = RequestCommands(*common, self._drop, weights.fingerprint)
-        self._in_flight: deque[StepInFlight] = deque()  # oldest first
-        self._queued = 0  # of them, those that `land` leaves
-        self.info = describe(weights, self.runner, rows)
+        self.start_states = StartStateCommands(self.pool, self.outbox, self.weights)
+        self.requests = RequestCommands(*common, self._drop, self.info.fingerprint)
 
     @property
     def busy(self) -> bool:
         """Whether `step` would do something. After False, `wake` is called when that changes by itself."""
         awaited = any(seq.generating for step in self._in_flight for seq in step.drawing)
         return bool(self.outbox) or self.scheduler.runnable or awaited
+
+    @property
+    def drained(self) -> bool:
+        """Whether everything that was asked for has ended."""
+        waits = self.scheduler.waiting or self.scheduler.running or self.scheduler.queues
+        return not (waits or self._in_flight or self.busy)
 
     def add(self, key: RequestKey, request: GenerateRequest) -> None:
         """Queue a request. `step` returns its events, of which the first is Accepted or Rejected."""
@@ -169,7 +167,7 @@ class Engine:
         except StoreError as error:
             self.outbox.append((key, Failed(request.id, str(error))))
 
-    def command(self, key: RequestKey, command: Command) -> None:
+    def command(self, key: RequestKey, command: EngineCommand) -> None:
         """Do something with stored states or with requests; `step` returns the answer, at once or later."""
         try:
             if isinstance(command, RequestCommand):
@@ -222,6 +220,11 @@ class Engine:
         while len(self._in_flight) > self._queued:
             self._land()
         self.pool.poll()  # the last deltas of turns that were committed meanwhile leave with this step
+        return self._events()
+
+    def collect(self) -> Outbox:
+        """Events that are ready, where the step is another engine's."""
+        self.pool.poll()
         return self._events()
 
     def _events(self) -> Outbox:
@@ -295,11 +298,13 @@ class Engine:
         if request.max_tokens > 0 or turn:
             self.scheduler.add(rows)
         lengths = [len(prompt) for prompt in prompts]
-        accepted = Accepted(request.id, lengths, cached if any(cached) else [], target or "")
+        made_by = self.info.fingerprint + (f"+{adapter.digest}" if adapter else "")
+        accepted = Accepted(request.id, lengths, cached if any(cached) else [], target or "", made_by)
         self.outbox.append((key, accepted))
         if request.max_tokens == 0 and not turn:
-            ended = [RowDelta(row.row, "", 0, "length") for row in heard]
-            self.outbox.append((key, Progress(request.id, ended)))
+            self.outbox.append(
+                (key, Progress(request.id, [RowDelta(row.row, "", 0, "length") for row in heard]))
+            )
 
     def _drop(self, unwanted: Callable[[Sequence], bool]) -> None:
         for seq in self.scheduler.drop(unwanted):
@@ -333,20 +338,7 @@ class Engine:
     def _launch(self, plan: list[tuple[Sequence, int]]) -> None:
         """Run or queue a step."""
         finalizing = [seq for seq, count in plan if seq.state is FINALIZING and seq.tokens_left == count]
-        draws = [i for i, (seq, count) in enumerate(plan) if seq.draws_after(count)]
-        drawing = [plan[i][0] for i in draws]
-        tops = {
-            i: n for i, seq in enumerate(drawing) if (n := seq.request.top_logprobs) is not None and seq.leads
-        }
-        batch = Batch(
-            tokens=[token for seq, count in plan for token in seq.next_tokens(count)],
-            counts=[count for _, count in plan],
-            slots=[seq.slot for seq, _ in plan if seq.slot is not None],
-            draws=draws,
-            top_logprobs=tops,
-            mixtures=mixed_rows(drawing),
-            adapters=self.adapters.slots_of(seq for seq, _ in plan),
-        )
+        batch, drawing = batch_of(plan, self.adapters.slots_of(seq for seq, _ in plan))
         known = self.runner.run(batch)
         for seq, count in plan:
             cut = seq.cuts[0] if seq.cuts else None
@@ -357,7 +349,9 @@ class Engine:
             seq.in_flight += 1
         if finalizing:
             self.turns.finalize(finalizing)
-        self._in_flight.append(StepInFlight([seq for seq, _ in plan], drawing, list(tops), known))
+        self._in_flight.append(
+            StepInFlight([seq for seq, _ in plan], drawing, list(batch.top_logprobs), known)
+        )
 
     def _land(self) -> None:
         """Give the draws of the oldest step in flight to its sequences, and emit their deltas."""

@@ -8,6 +8,7 @@ takes stays with torch's allocator. So an engine that has started does not run o
 import shutil
 import time
 from bisect import bisect
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.ops.device import DeviceError, describe, free_bytes, host_bytes
 from rwkv_batch.runner.protocol import Batch, Runner
+from rwkv_batch.runner.warmup import RESERVE
 from rwkv_batch.state.slots import States
 from rwkv_batch.text.tokenizer import END_OF_TEXT
 
@@ -24,52 +26,96 @@ L2 = 32  # sessions in host memory, at least
 HOST_PART = 8  # of all memory
 DISK_PART = 2
 MOST_IDLE = 4096
+PACKED_BYTES = 2.1  # of a weight on a GPU: fp16, and what is filled up
 RATE_TOKENS = 2048  # by which the speed of reading prompts is measured
 
 
-def rows_and_idle_slots(runner: Runner, config: EngineConfig, prefill_tokens: int) -> tuple[int, int]:
+@dataclass(frozen=True)
+class MemoryShare:
+    """A model's part of the memory where several are served."""
+
+    device: int = 1  # one of so many of what is free on the device
+    host: int = 1  # the same of what states get of the host's memory, and databases of the disk
+    kept: int = 0  # bytes of the device that steps of the others need at times
+
+
+WHOLE = MemoryShare()
+
+
+def rows_and_idle_slots(
+    runner: Runner, config: EngineConfig, prefill_tokens: int, share: MemoryShare = WHOLE
+) -> tuple[int, int]:
     """Rows that run at once, and sessions that keep their states on the device besides.
 
     As configured, or as many as suit the device. Raises DeviceError if what was asked for does not fit.
     """
     least = L1 if config.l1 is None else config.l1
-    rows = rows_that_fit(runner, config.max_rows, least, prefill_tokens)
-    return rows, idle_slots(runner, rows, least, prefill_tokens) if config.l1 is None else least
+    rows = rows_that_fit(runner, config.max_rows, least, prefill_tokens, share)
+    return rows, idle_slots(runner, rows, least, prefill_tokens, share) if config.l1 is None else least
 
 
-def rows_that_fit(runner: Runner, asked: int | None, idle_slots: int, prefill_tokens: int) -> int:
-    """How many rows run at once: as many as were asked for, or else what suits the device and fits.
+def rows_that_fit(
+    runner: Runner, asked: int | None, idle_slots: int, prefill_tokens: int, share: MemoryShare = WHOLE
+) -> int:
+    """How many rows run at once: as many as were asked for, or else what suits the device and the share.
 
     `idle_slots`: slots of sessions that do not run. Raises DeviceError if the rows asked for do not fit; it
     names the number that would.
     """
-    free, most = free_bytes(runner.device), asked or runner.limits.rows
+    free, most = free_bytes(runner.device) - share.kept, asked or runner.limits.rows
+    if not asked:
+        free //= share.device
     if not asked and runner.limits.memory is not None:
-        free = min(free, runner.limits.memory)
+        free = min(free, runner.limits.memory // share.host)
     fit = bisect(range(1, most + 1), free, key=lambda n: runner.bytes_needed(n, idle_slots, prefill_tokens))
     if fit == 0 or (asked and fit < asked):
         raise DeviceError(_does_not_fit(runner.device, asked or 1, idle_slots, fit, free))
     return fit
 
 
-def idle_slots(runner: Runner, rows: int, least: int, prefill_tokens: int) -> int:
+def idle_slots(runner: Runner, rows: int, least: int, prefill_tokens: int, share: MemoryShare = WHOLE) -> int:
     """How many sessions keep their states on the device besides the rows: a share of what is left there."""
     needed = [runner.bytes_needed(rows, idle, prefill_tokens) for idle in (least, least + 1)]
-    left = max(0, free_bytes(runner.device) - needed[0]) // runner.limits.idle_divisor
+    free = (free_bytes(runner.device) - share.kept) // share.device
+    left = max(0, free - needed[0]) // runner.limits.idle_divisor
     return min(least + left // (needed[1] - needed[0]), MOST_IDLE)
 
 
-def host_states(states: States) -> int:
+def check_weights(name: str, parameters: int, device: torch.device, kept: int) -> None:
+    """Before weights go to a GPU where others serve, whose steps must not run out of memory meanwhile.
+
+    `kept`: as in MemoryShare. Raises DeviceError.
+    """
+    if device.type == "cpu":
+        return
+    needed, free = int(parameters * PACKED_BYTES) + RESERVE, free_bytes(device) - kept
+    if needed > free:
+        raise DeviceError(
+            f"The weights of {name} take {needed / 2**30:.1f} GiB, and {max(free, 0) / 2**30:.1f} GiB are "
+            f"left beside the models on {describe(device)}; remove one, or start with fewer --max-rows."
+        )
+
+
+def step_bytes(runner: Runner, rows: int, idle_slots: int, prefill_tokens: int) -> int:
+    """What steps need beside the slots, which torch may have given back to the device in between."""
+    if runner.device.type == "cpu":
+        return 0  # where nothing is counted beforehand
+    needed, more = (runner.bytes_needed(rows, idle, prefill_tokens) for idle in (idle_slots, idle_slots + 1))
+    return needed - (rows + idle_slots) * (more - needed)
+
+
+def host_states(states: States, share: MemoryShare = WHOLE) -> int:
     """How many states of sessions are kept in host memory."""
-    return max(L2, min(host_bytes() // HOST_PART // len(states.access(0).data), MOST_IDLE))
+    most = host_bytes() // HOST_PART // share.host
+    return max(L2, min(most // len(states.access(0).data), MOST_IDLE))
 
 
-def database_limit(path: Path, taken: int) -> int:
+def database_limit(path: Path, taken: int, share: MemoryShare = WHOLE) -> int:
     """Bytes that a database with its images may take: a share of the free disk and of what it takes now.
 
     Never less than that, so that no session is dropped because others have filled the disk.
     """
-    return max(taken, (shutil.disk_usage(path.parent).free + taken) // DISK_PART)
+    return max(taken, (shutil.disk_usage(path.parent).free + taken) // DISK_PART // share.host)
 
 
 def prefill_rate(runner: Runner, prefill_tokens: int) -> float:

@@ -1,11 +1,18 @@
-"""What an engine begins with: the weights, the database, and how it describes itself."""
+"""What an engine begins with: the weights, the database, the state pool, and how it describes itself."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 from demo import unpack
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine import memory
+from rwkv_batch.engine.memory import WHOLE, MemoryShare
 from rwkv_batch.model import checkpoint
 from rwkv_batch.model.adapters import reader as adapters
 from rwkv_batch.model.adapters.merge import merge
@@ -13,9 +20,35 @@ from rwkv_batch.model.adapters.parts import Scaling
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.ops import device as devices
+from rwkv_batch.runner import backends
 from rwkv_batch.runner.protocol import Runner
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.wire.supervision import EngineInfo
+from state_pool import StatePool
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model on its device, before there are rows."""
+
+    weights: Checkpoint
+    runner: Runner
+    name: str
+
+
+def load_model(
+    model: str | Path | Checkpoint | None,
+    config: EngineConfig,
+    progress: Callable[[int, int], None] | None = None,
+) -> LoadedModel:
+    """See Engine. Raises CheckpointError, DeviceError, SamplerError."""
+    place = devices.find_device(config.device)
+    weights = load_weights(model, config, progress)
+    with devices.out_of_memory_as_error(f"the weights of {weights.name}", place):
+        runner = backends.create_runner(weights, place, config)
+    return LoadedModel(weights, runner, config.model_name or weights.name)
 
 
 def load_weights(
@@ -52,20 +85,72 @@ def _with_adapter(weights: Checkpoint, config: EngineConfig) -> Checkpoint:
     return merge(weights, adapter, Scaling(factor, alpha) if given else None, config.mole_router)
 
 
-def open_store(config: EngineConfig) -> Store | None:
+@contextmanager
+def loading_bar(name: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for (bytes read, bytes in all) of a checkpoint."""
+    bar = tqdm(unit="B", unit_scale=True, desc=f"loading {name}", disable=None, leave=False)
+    with logging_redirect_tqdm(), bar:  # log lines above the bar, not inside it
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+            if done == total:
+                bar.close()  # before the lines and bars of what follows
+
+        yield progress
+
+
+def open_store(config: EngineConfig, share: MemoryShare = WHOLE) -> Store | None:
     """The configured database, with a limit to its size. Raises StoreError."""
     if not config.state_db:
         return None
-    store = Store(config.state_db, config.l3_bytes)
+    store = Store(config.state_db, config.l3_bytes and config.l3_bytes // share.host)
     if store.limit is None:
-        store.limit = memory.database_limit(Path(config.state_db), store.size())
+        store.limit = memory.database_limit(Path(config.state_db), store.size(), share)
     return store
 
 
-def describe(weights: Checkpoint, runner: Runner, rows: int) -> EngineInfo:
+def pools(
+    loaded: LoadedModel,
+    config: EngineConfig,
+    share: MemoryShare,
+    l1: int,
+    replay_rate: float,
+    *,
+    wake: Callable[[], None],
+    free: Callable[[int], None],
+) -> Callable[[Store | None], StatePool]:
+    """What makes the model's state pool over a database. See StatePool."""
+    states = loaded.runner.states
+    l2 = memory.host_states(states, share) if config.l2 is None else config.l2
+    log.info("states of sessions: %d on the device, %d in host memory", l1, l2)
+
+    def over(store: Store | None) -> StatePool:
+        if store:
+            log.info("sessions are stored in %s, at most %.1f GiB", store.path, (store.limit or 0) / 2**30)
+        return StatePool(
+            states,
+            (loaded.weights.fingerprint, loaded.weights.vocab),
+            l1=l1,
+            l2=l2,
+            store=store,
+            durable=config.durable,
+            token_log=config.token_log,
+            replay_tokens=config.replay_tokens,
+            replay_rate=replay_rate,
+            replay_on_new_model=config.replay_on_new_model,
+            wake=wake,
+            free=free,
+        )
+
+    return over
+
+
+def describe(loaded: LoadedModel, rows: int) -> EngineInfo:
     """The description of the engine that front ends get."""
+    weights, runner = loaded.weights, loaded.runner
     return EngineInfo(
-        model=weights.name,
+        model=loaded.name,
         layers=weights.layers,
         width=weights.width,
         parameters=weights.parameters,
@@ -74,4 +159,5 @@ def describe(weights: Checkpoint, runner: Runner, rows: int) -> EngineInfo:
         slots=rows,
         vocabulary=weights.vocab,
         fingerprint=weights.fingerprint,
+        checkpoint=weights.name,
     )

@@ -3,8 +3,11 @@
 import ctypes
 import os
 import re
+import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -70,6 +73,65 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(M_TRIM_THRESHOLD, KEPT)
         mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
+
+
+@contextmanager
+def own_stream(device: torch.device, number: int) -> Iterator[None]:
+    """What this thread queues inside has a stream of its own, so that the steps of others go on beside it.
+
+    It is done when this ends. `number`: one that no model has which is there. Graphs go on using the
+    workspace that cuBLAS has for the stream they were captured beside (ops/cuda/capture.py).
+    """
+    if device.type == "cpu":
+        yield
+        return
+    stream = stream_for(device, f"loading {number}")
+    with torch.cuda.stream(stream):
+        yield
+    stream.synchronize()
+
+
+@cache
+def stream_for(device: torch.device, purpose: str) -> torch.cuda.Stream:
+    """The stream for that purpose, of all models.
+
+    torch has 32, and then gives out the same ones again: a copy must not be on one where a graph is captured.
+    """
+    return torch.cuda.Stream(device)
+
+
+class StepClock:
+    """The time that steps take of a device, of which nothing waits: on a GPU between two events."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._began, self._seconds = device, 0.0, 0.0
+        self._events: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+
+    def start(self) -> None:
+        """Before a step is run or queued."""
+        self._began = time.perf_counter()
+        if self._device.type == "cuda":
+            self._events.append((self._event(), self._event()))
+            self._events[-1][0].record(torch.cuda.current_stream(self._device))
+
+    def stop(self) -> None:
+        """Behind it."""
+        if self._device.type == "cuda":
+            self._events[-1][1].record(torch.cuda.current_stream(self._device))
+        else:
+            self._seconds += time.perf_counter() - self._began
+
+    def read(self) -> float:
+        """Seconds of the steps that have ended since the last call."""
+        while self._events and self._events[0][1].query():
+            start, end = self._events.popleft()
+            self._seconds += start.elapsed_time(end) / 1e3
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    @staticmethod
+    def _event() -> torch.cuda.Event:
+        return torch.cuda.Event(enable_timing=True)
 
 
 @contextmanager

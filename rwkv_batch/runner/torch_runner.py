@@ -18,6 +18,7 @@ from rwkv_batch.state.slots import slot_bytes
 
 TOKEN_VECTORS = 64  # fp32 vectors of a token that torch's operations hold at once
 MODELS: dict[Family, type[TorchModel]] = {"rwkv7": RWKV7, "rwkv7a": RWKV7, "rwkv6": RWKV6}
+THREADS = torch.get_num_threads()  # that torch begins with
 SMALL = 64_000_000  # parameters below which two threads wait for each other longer than they work
 
 
@@ -40,8 +41,9 @@ class TorchRunner:
         self.model.adapters = [None] * adapters.slots
         if device.type == "cpu":
             keep_freed_memory()
-        if device.type == "cpu" and checkpoint.parameters < SMALL:
-            torch.set_num_threads(1)  # which also keeps its pace beside other busy processes
+        # Which also keeps its pace beside other busy processes.
+        self._threads = 1 if checkpoint.parameters < SMALL else THREADS
+        self._take_threads()
 
     def bytes_needed(self, rows: int, idle_slots: int, prefill_tokens: int) -> int:
         shape = self.model.checkpoint
@@ -67,7 +69,13 @@ class TorchRunner:
         self.model.adapters[slot] = None  # its memory is free for the new one
         self.model.adapters[slot] = PreparedAdapter.on(adapter, width, 4 * width, self.device, self.dtype)
 
+    def _take_threads(self) -> None:
+        """As another model may have run its step with others."""
+        if self.device.type == "cpu" and torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+
     def run(self, batch: Batch) -> Draws:
+        self._take_threads()
         logits = self.model.forward(
             torch.tensor(batch.tokens), batch.counts, batch.slots, self.states, batch.draws, batch.adapters
         )

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rwkv_batch.ops.device import stream_for
 from rwkv_batch.state.slots import SlotAccess, States, slot_bytes
 
 PREFIX = 512
@@ -194,7 +195,7 @@ class Transfer:
     def __init__(self, states: States, fingerprint: str) -> None:
         self.layout = SnapshotLayout.from_states(states, fingerprint)
         self.pinned = states.device.type == "cuda"
-        self._stream = torch.cuda.Stream(states.device) if self.pinned else None
+        self._stream = stream_for(states.device, "copies") if self.pinned else None
 
     def unsealed(self, slot: SlotAccess) -> Tensor:
         """The slot's state as a snapshot whose prefix is not written yet, uint8 `[layout.size]`."""

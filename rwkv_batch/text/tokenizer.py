@@ -43,7 +43,8 @@ class Tokenizer:
         return self._bytes[token] if 0 <= token < VOCABULARY else b""
 
 
-# The engines of a process share what is read: the encoder alone takes 230 MB and a quarter of a second.
+# The engines of a process share what is read: the encoder alone takes 230 MB, and
+# a quarter of a second in which no other engine would step.
 
 
 @cache

@@ -56,6 +56,7 @@ class Job:
         self.rows = len(request.prompts) * request.n
         self.prompt_tokens: list[int] = []  # per prompt, once the request is accepted
         self.cached_tokens: list[int] = []  # per prompt, likewise: how many of them were not computed again
+        self.fingerprint = ""  # likewise: of the weights
         self.target = ""  # likewise: the key under which a turn's state will be stored
         self.exhausted = False  # the last delta of every row has been read
         self._cancel = cancel
@@ -71,7 +72,7 @@ class Job:
             match event:
                 case Accepted():
                     self.cached_tokens, self.target = event.cached_tokens, event.target
-                    self.prompt_tokens = event.prompt_tokens
+                    self.fingerprint, self.prompt_tokens = event.fingerprint, event.prompt_tokens
                 case Progress(rows=rows):
                     self._deltas += rows
                     self._running_rows -= sum(1 for d in rows if d.finish_reason)

@@ -1,22 +1,23 @@
 """What front ends ask of the engine beside generating.
 
-That is about sessions, documents, start states, adapters and requests.
+That is about sessions, documents, start states, adapters, requests and models.
 """
 
 from typing import Literal
 
-from rwkv_batch.wire.protocol import WireMessage
+from rwkv_batch.wire.protocol import ModelMessage, WireMessage
+from rwkv_batch.wire.supervision import ModelDefaults
 
 ExportParts = Literal["both", "tokens", "state"]  # of a session, in an exported file
 
 
-class KeyedCommand(WireMessage, frozen=True):
+class KeyedCommand(ModelMessage, frozen=True):
     """A command on one session or document."""
 
     key: str
 
 
-class ListSessions(WireMessage, frozen=True, omit_defaults=True, tag="list_sessions"):
+class ListSessions(ModelMessage, frozen=True, omit_defaults=True, tag="list_sessions"):
     """Replied to with sessions, once each, and how many there are.
 
     Without both fields that is every session, those used last at the end of each tier; otherwise at most
@@ -97,13 +98,13 @@ class DescribeStartState(KeyedCommand, frozen=True, tag="describe_start_state"):
     description: bytes
 
 
-class ListStartStates(WireMessage, frozen=True, omit_defaults=True, tag="list_start_states"):
+class ListStartStates(ModelMessage, frozen=True, omit_defaults=True, tag="list_start_states"):
     """Replied to with all start states, or with the one of that name, if it is there."""
 
     name: str | None = None
 
 
-class RemoveStartStates(WireMessage, frozen=True, omit_defaults=True, tag="remove_start_states"):
+class RemoveStartStates(ModelMessage, frozen=True, omit_defaults=True, tag="remove_start_states"):
     """Forget the start state of that name, None: all. The reply says how many there were.
 
     Sessions that began in it go on.
@@ -124,7 +125,7 @@ class LoadAdapter(KeyedCommand, frozen=True, omit_defaults=True, tag="load_adapt
     scaling: float | None = None  # in place of alpha
 
 
-class ListAdapters(WireMessage, frozen=True, omit_defaults=True, tag="list_adapters"):
+class ListAdapters(ModelMessage, frozen=True, omit_defaults=True, tag="list_adapters"):
     """Replied to with all adapters that are loaded, or with the one of that name, if it is there."""
 
     name: str | None = None
@@ -134,11 +135,11 @@ class RemoveAdapter(KeyedCommand, frozen=True, tag="remove_adapter"):
     """Forget the adapter of that name; the reply says how many there were. Requests that have it go on."""
 
 
-class ListRequests(WireMessage, frozen=True, tag="list_requests"):
+class ListRequests(ModelMessage, frozen=True, tag="list_requests"):
     """Replied to with the requests that wait or run, and the names of those that are paused."""
 
 
-class StopRequest(WireMessage, frozen=True, tag="stop_request"):
+class StopRequest(ModelMessage, frozen=True, tag="stop_request"):
     """End the texts of the request of that name here, or forget it if it is paused.
 
     Replied to with the request, or with how many paused ones there were. Of a request that has been resumed
@@ -148,11 +149,38 @@ class StopRequest(WireMessage, frozen=True, tag="stop_request"):
     name: str
 
 
-class PauseRequest(WireMessage, frozen=True, tag="pause_request"):
+class PauseRequest(ModelMessage, frozen=True, tag="pause_request"):
     """Store the request of that name as the document PAUSED + name, and end its texts here ("paused").
 
     The document is a GenerateRequest, which goes on when it is sent with another id. Replied to with the
     request, if there is one, when it is stored; rejected ("conflict") if it is not `pausable`.
+    """
+
+    name: str
+
+
+class ListModels(WireMessage, frozen=True, tag="list_models"):
+    """Replied to with the models that are served now."""
+
+
+class LoadModel(WireMessage, frozen=True, omit_defaults=True, tag="load_model"):
+    """Load a checkpoint and serve it under a name; where one is served under it, it takes its place.
+
+    Replied to when new requests are answered by it. Rejected ("invalid") if it cannot be served, and
+    ("conflict") while another model is loaded or removed; then nothing has changed.
+    """
+
+    path: str
+    name: str = ""  # "": that of the file
+    adapter: str = ""  # a file that is merged into it
+    adapter_scaling: float | None = None
+    defaults: ModelDefaults = ModelDefaults()
+
+
+class RemoveModel(WireMessage, frozen=True, tag="remove_model"):
+    """Take no more requests for the model of that name, and free it when its rows have ended.
+
+    Replied to then. Rejected ("not_found", "conflict"), and ("invalid") if it is the only one.
     """
 
     name: str
@@ -180,4 +208,8 @@ SessionCommand = (
 StartStateCommand = PutStartState | DescribeStartState | ListStartStates | RemoveStartStates
 # What is done with adapters; the only event that follows is `CommandReply`, `Rejected` or `Failed`.
 AdapterCommand = LoadAdapter | ListAdapters | RemoveAdapter
-Command = SessionCommand | RequestCommand | StartStateCommand | AdapterCommand
+# What is done with one model.
+EngineCommand = SessionCommand | RequestCommand | StartStateCommand | AdapterCommand
+# What is done with the models themselves.
+ModelCommand = ListModels | LoadModel | RemoveModel
+Command = EngineCommand | ModelCommand

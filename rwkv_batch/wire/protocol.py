@@ -9,6 +9,8 @@ from typing import Literal
 
 from msgspec import Struct, field
 
+from rwkv_batch.wire.supervision import EngineInfo
+
 
 class Sampling(Struct, frozen=True, omit_defaults=True):
     """How the next token is drawn. All fields apply to every row of a request."""
@@ -61,6 +63,12 @@ class WireMessage(Struct, frozen=True):
     id: str  # of the request or command
 
 
+class ModelMessage(WireMessage, frozen=True, kw_only=True):
+    """A request or command for one of the models."""
+
+    to_model: str = ""  # its name; "": the default one
+
+
 class MixturePart(Struct, frozen=True, array_like=True):
     """A state of a mixture."""
 
@@ -75,7 +83,7 @@ class PausedRow(Struct, frozen=True, array_like=True):
     drawn: list[int]  # before that; the text of it has been sent
 
 
-class GenerateRequest(WireMessage, frozen=True, omit_defaults=True, tag="generate"):
+class GenerateRequest(ModelMessage, frozen=True, omit_defaults=True, tag="generate"):
     """Continue every prompt `n` times. Row i belongs to prompt i // n."""
 
     prompts: list[str | list[int]]
@@ -133,6 +141,7 @@ class Accepted(WireMessage, frozen=True, tag="accepted"):
     prompt_tokens: list[int]  # per prompt
     cached_tokens: list[int] = []  # per prompt: how many of them need not be computed, as far as is known now
     target: str = ""  # of a turn: the key its state will be stored under
+    fingerprint: str = ""  # of the weights that will make the text
 
 
 class Rejected(WireMessage, frozen=True, tag="rejected"):
@@ -223,6 +232,9 @@ class CommandReply(WireMessage, frozen=True, omit_defaults=True, tag="command_re
     paused: list[str] = []  # ListRequests: names of paused requests
     adapters: list[AdapterInfo] = []  # ListAdapters, and the one that LoadAdapter has loaded
     start_states: list[StartStateInfo] = []  # ListStartStates, and the one that PutStartState has stored
+    # ListModels, LoadModel, RemoveModel: all that are served, the default one first
+    models: list[EngineInfo] = []
+    note: str = ""  # LoadModel: what clients may have noticed
 
 
 Event = Accepted | Rejected | Progress | Failed | CommandReply

@@ -1,17 +1,30 @@
 """The messages of the supervisor.
 
-It has a pipe to each of its processes, where messages are pickled. It sends `EngineInfo` (the
-engine is ready), `EngineLost` and `Drain` to the front ends, and `FrontendLost` and `Stop` to the engine. The
-engine answers with `EngineInfo` or `LoadFailure`.
+It has a pipe to each of its processes, where messages are pickled. It sends `Serving` (the engine is
+ready), `EngineLost` and `Drain` to the front ends, and `FrontendLost` and `Stop` to the engine. The engine
+answers with `Serving`, again whenever that changes, or `LoadFailure`.
 """
+
+from typing import Literal
 
 from msgspec import Struct
 
+LoadStage = Literal["reading", "preparing", "draining"]
+
+
+class ModelDefaults(Struct, frozen=True):
+    """What requests of a model mean that do not say it. None: what they mean otherwise."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: str | None = None  # of OpenAI routes
+    template: str | None = None  # a name of --chat-template
+
 
 class EngineInfo(Struct, frozen=True):
-    """What the engine is and runs; sent to the supervisor once it is ready."""
+    """A model that the engine runs."""
 
-    model: str
+    model: str  # its name
     layers: int
     width: int
     parameters: int
@@ -20,6 +33,23 @@ class EngineInfo(Struct, frozen=True):
     slots: int
     vocabulary: int
     fingerprint: str  # of the weights
+    checkpoint: str  # the name of the file or folder, which says how chats were rendered in training
+    defaults: ModelDefaults = ModelDefaults()
+
+
+class Loading(Struct, frozen=True):
+    """A model that is loaded while others serve."""
+
+    model: str  # its name
+    stage: LoadStage  # draining: rows of the model whose place it takes are ending
+    progress: float  # of reading, 0 to 1
+
+
+class Serving(Struct, frozen=True):
+    """What the engine runs. It is sent once the engine is ready, and whenever that changes."""
+
+    models: list[EngineInfo]  # the first is that of requests which name none
+    loading: list[Loading] = []
 
 
 class EngineLost(Struct, frozen=True):

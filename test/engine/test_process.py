@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import zmq
 
-from rwkv_batch.engine.process import Service
+from rwkv_batch.engine.serving.process import Service
 from rwkv_batch.wire.codec import decode_events
 from rwkv_batch.wire.protocol import Failed
 from rwkv_batch.wire.supervision import Stop
@@ -22,7 +22,7 @@ def test_a_message_that_is_not_understood_is_answered(tmp_path: Path, message):
     engine = SimpleNamespace(busy=False, launch=list, land=list, close=lambda: None)
     control, supervisor = multiprocessing.Pipe()
     wakeups, waker = socket.socketpair()
-    service = Thread(target=Service(engine, address, control, wakeups).serve, daemon=True)
+    service = Thread(target=Service(engine, None, address, control, wakeups).serve, daemon=True)
     service.start()
     context = zmq.Context()
     frontend = context.socket(zmq.DEALER)

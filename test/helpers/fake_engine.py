@@ -32,13 +32,16 @@ from rwkv_batch.wire.commands import (
     GetDocument,
     ImportSession,
     ListAdapters,
+    ListModels,
     ListSessions,
     ListStartStates,
     LoadAdapter,
+    LoadModel,
     PutDocument,
     PutStartState,
     RemoveAdapter,
     RemoveDocument,
+    RemoveModel,
     RemoveStartStates,
     RewindSession,
     SessionHistory,
@@ -70,6 +73,7 @@ INFO = EngineInfo(
     slots=8,
     vocabulary=65536,
     fingerprint="0123456789abcdef",
+    checkpoint="fake-rwkv",
 )
 FILE = b"\xffSTATE "  # what an exported state begins with; no text in UTF-8
 UPDATED = 1769479200.5
@@ -82,6 +86,7 @@ class FakeEngine:
         self.address = address
         self.requests: list[GenerateRequest] = []
         self.commands: list[Command] = []
+        self.infos = [INFO]  # the models
         self.cancelled: list[str] = []
         self.sessions: dict[str, str] = {}  # key -> all prompts it has seen
         self.turns: dict[str, list[str]] = {}  # the same, turn by turn
@@ -253,6 +258,17 @@ class FakeEngine:
                 return CommandReply(id, adapters=listed)
             case RemoveAdapter():
                 return CommandReply(id, found=int(self.adapters.pop(key, None) is not None))
+            case ListModels():
+                return CommandReply(id, models=self.infos)
+            case LoadModel(path=path, name=name, defaults=defaults):
+                if Path(path).is_file() and Path(path).read_bytes().startswith(b"bad"):
+                    return Rejected(id, "invalid", f"{path} cannot be served.")
+                info = structs.replace(INFO, model=name or Path(path).stem, defaults=defaults)
+                self.infos = [*(each for each in self.infos if each.model != info.model), info]
+                return CommandReply(id, models=self.infos, note="It took long." if "slow" in path else "")
+            case RemoveModel(name=name):
+                self.infos = [each for each in self.infos if each.model != name]
+                return CommandReply(id, models=self.infos)
             case PutDocument(data=data):
                 self._documents[key] = data
             case GetDocument():
@@ -290,8 +306,9 @@ def script(
     for reason in ("overloaded", "invalid"):
         if first.startswith(reason):
             return [(0, Rejected(key, reason, f"The fake engine finds this {reason}."))]
+    made_by = INFO.fingerprint + (f"+{request.adapter_digest}" if request.adapter else "")
     events: list[tuple[float, Event]] = [
-        (0, Accepted(key, [len(p) for p in request.prompts], cached, target))
+        (0, Accepted(key, [len(p) for p in request.prompts], cached, target, made_by))
     ]
     if first.startswith("hang"):
         return events

@@ -7,7 +7,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import httpx
 from fake_engine import INFO, FakeEngine
 
 from rwkv_batch.config import FrontendConfig
+from rwkv_batch.wire.supervision import EngineInfo, Serving
 
 spawn = multiprocessing.get_context("spawn")
 UP_WITHIN = 20.0  # seconds; generous, for machines that are busy otherwise
@@ -56,6 +57,7 @@ class FrontendProcess:
         ready: bool = True,
         patches: dict[str, float] | None = None,
         name: str = "frontend",
+        infos: Sequence[EngineInfo] = (INFO,),
         **options,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -64,7 +66,7 @@ class FrontendProcess:
         self.port = port or free_port()
         self.log = Path(self._folder.name) / "log"
         self.log.touch()
-        self.name = name
+        self.name, self.infos = name, list(infos)
         self._config = FrontendConfig(port=self.port, **{"log_level": "DEBUG"} | options)
         self._ready, self._patches = ready, patches or {}
 
@@ -78,7 +80,7 @@ class FrontendProcess:
         theirs.close()
         self.http = self.client()
         if self._ready:
-            self.control.send(INFO)
+            self.control.send(Serving(self.infos))
             self.until(lambda health: health.status_code == 200)
         else:
             self.until(lambda health: True)

@@ -17,7 +17,7 @@ from fake_engine import INFO
 from frontend_process import FrontendProcess
 from native_calls import V1
 
-from rwkv_batch.wire.supervision import Drain, EngineLost
+from rwkv_batch.wire.supervision import Drain, EngineLost, Serving
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_without_an_engine_it_says_so():
             assert int(answer.headers["retry-after"]) > 0
             assert "loading" in str(answer.json()["error"])
         assert post(process, "a", max_tokens=-1).status_code == 503
-        process.control.send(INFO)
+        process.control.send(Serving([INFO]))
         assert process.until(lambda h: h.status_code == 200).json() == {
             "status": "ready",
             "model": "fake-rwkv",
@@ -70,7 +70,7 @@ def test_a_lost_engine_fails_what_runs_and_can_come_back():
         assert "engine" in json.loads(rest[-2].removeprefix("data: "))["error"]
         assert "engine" in waiting.result().json()["error"]
         assert process.http.get("/health").json() == {"status": "loading"}
-        process.control.send(INFO)
+        process.control.send(Serving([INFO]))
         process.until(lambda h: h.status_code == 200)
         assert post(process, "a").status_code == 200
 

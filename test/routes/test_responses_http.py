@@ -56,10 +56,10 @@ def state(front: FrontendProcess, response_id: str) -> str:
 
 
 def test_two_turns_and_two_branches(front: FrontendProcess, client: OpenAI):
-    first = client.responses.create(model="any", input="I am Ann.")
+    first = client.responses.create(model="rwkv7", input="I am Ann.")
     assert first.status == "completed" and first.output_text == f"User: I am Ann.\n\n{ANSWER}"
     branches = [
-        client.responses.create(model="any", input=text, previous_response_id=first.id)
+        client.responses.create(model="rwkv7", input=text, previous_response_id=first.id)
         for text in ("Left?", "Right?")
     ]
     for text, branch in zip(("Left?", "Right?"), branches, strict=True):
@@ -72,7 +72,7 @@ def test_two_turns_and_two_branches(front: FrontendProcess, client: OpenAI):
 
 
 def test_a_stream_says_what_can_be_retrieved_afterwards(client: OpenAI):
-    with client.responses.stream(model="any", input="Tell me.", metadata={"k": "v"}) as stream:
+    with client.responses.stream(model="rwkv7", input="Tell me.", metadata={"k": "v"}) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_response()
     assert kinds[:2] == ["response.created", "response.in_progress"] and kinds[-1] == "response.completed"
@@ -83,7 +83,7 @@ def test_a_stream_says_what_can_be_retrieved_afterwards(client: OpenAI):
 
 def test_input_items_are_listed_in_pages(client: OpenAI):
     texts = [f"number {i}" for i in range(5)]
-    made = client.responses.create(model="any", input=[{"role": "user", "content": text} for text in texts])
+    made = client.responses.create(model="rwkv7", input=[{"role": "user", "content": text} for text in texts])
 
     def listed(**fields) -> list[str]:
         return [item.content[0].text for item in client.responses.input_items.list(made.id, **fields)]
@@ -99,7 +99,7 @@ def test_input_items_are_listed_in_pages(client: OpenAI):
 
 
 def test_a_deleted_response_is_gone_with_its_state(front: FrontendProcess, client: OpenAI):
-    made = client.responses.create(model="any", input="Forget me.")
+    made = client.responses.create(model="rwkv7", input="Forget me.")
     answer = front.http.delete(f"/v1/responses/{made.id}")
     assert (answer.status_code, answer.json()) == (
         200,
@@ -110,29 +110,31 @@ def test_a_deleted_response_is_gone_with_its_state(front: FrontendProcess, clien
         with pytest.raises(openai.NotFoundError):
             call(made.id)
     with pytest.raises(openai.NotFoundError) as caught:
-        client.responses.create(model="any", input="And?", previous_response_id=made.id)
+        client.responses.create(model="rwkv7", input="And?", previous_response_id=made.id)
     assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
 
 
 def test_a_state_that_has_gone_while_its_document_stayed_cannot_be_continued(
     front: FrontendProcess, client: OpenAI
 ):
-    made = client.responses.create(model="any", input="Evict me.")
+    made = client.responses.create(model="rwkv7", input="Evict me.")
     del front.engine.sessions[f"response:{made.id}"]
     for stream in (False, True):
         with pytest.raises(openai.NotFoundError) as caught:
-            client.responses.create(model="any", input="And?", previous_response_id=made.id, stream=stream)
+            client.responses.create(model="rwkv7", input="And?", previous_response_id=made.id, stream=stream)
         assert caught.value.code == "previous_response_not_found"
 
 
 def test_nothing_is_kept_without_store(front: FrontendProcess, client: OpenAI):
     before = set(front.engine.sessions)
-    made = client.responses.create(model="any", input="Off the record.", store=False)
+    made = client.responses.create(model="rwkv7", input="Off the record.", store=False)
     assert made.output_text and set(front.engine.sessions) == before
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(made.id)
-    first = client.responses.create(model="any", input="On the record.")
-    last = client.responses.create(model="any", input="Not this.", previous_response_id=first.id, store=False)
+    first = client.responses.create(model="rwkv7", input="On the record.")
+    last = client.responses.create(
+        model="rwkv7", input="Not this.", previous_response_id=first.id, store=False
+    )
     assert (
         last.output_text.startswith("User: On the record.")
         and state(front, first.id) == f"User: On the record.\n\n{ANSWER}"
@@ -242,7 +244,7 @@ def test_a_response_that_cannot_be_stored_is_an_error(
 
 
 def test_an_engine_that_breaks_down_fails_the_response(front: FrontendProcess, client: OpenAI):
-    events = list(client.responses.create(model="any", input="!broken", stream=True))
+    events = list(client.responses.create(model="rwkv7", input="!broken", stream=True))
     assert events[-1].type == "response.failed"
     assert events[-1].response.error and events[-1].response.error.message == "The fake engine broke down."
     with pytest.raises(openai.NotFoundError):
@@ -250,7 +252,7 @@ def test_an_engine_that_breaks_down_fails_the_response(front: FrontendProcess, c
 
 
 def test_a_reply_that_takes_long_is_whole_and_kept(front: FrontendProcess, client: OpenAI):
-    made = client.responses.create(model="any", input="!late")
+    made = client.responses.create(model="rwkv7", input="!late")
     assert (
         made.output_text.startswith("late")
         and client.responses.retrieve(made.id).output_text == made.output_text

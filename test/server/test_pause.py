@@ -68,7 +68,7 @@ def test_a_paused_stream_goes_on_after_a_restart(place: Place, session: str | No
     assert before[-1] == ("", "paused")
     listed = place.http.get("/v1/server/status").json()
     assert (listed["status"], listed["active_requests"]) == ("running", [])
-    assert listed["paused_requests"] == [{"request_id": "tale"}]
+    assert listed["paused_requests"] == [{"request_id": "tale", "model": "rwkv7-demo"}]
     assert place.server.stop() == 0, place.server.log()
     place.start()
 

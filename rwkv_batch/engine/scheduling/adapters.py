@@ -71,14 +71,13 @@ class Adapters:
         self,
         checkpoint: Checkpoint,
         runner: Runner,
-        pool: StatePool,
         scheduler: Scheduler,
         config: EngineConfig,
         outbox: Outbox,
         cancel: Callable[[RequestKey], None],
         wake: Callable[[], None],
     ) -> None:
-        self._checkpoint, self._runner, self._pool, self._scheduler = checkpoint, runner, pool, scheduler
+        self._checkpoint, self._runner, self._scheduler = checkpoint, runner, scheduler
         self._most_rank, self._limit = config.max_adapter_rank, config.adapter_cache_mb << 20
         self._outbox, self._cancel, self._wake = outbox, cancel, wake
         self._adapters: dict[str, LoadedAdapter] = {}
@@ -92,6 +91,12 @@ class Adapters:
         self._numbers: dict[str, int] = {}  # by digest
         self._callbacks: deque[Callable[[], None]] = deque()
         self._thread: JobThread | None = None  # from the first adapter on
+
+    def attach(self, pool: StatePool) -> None:
+        """Turns are kept in this pool from now on. Raises StoreError."""
+        self._pool = pool
+        for adapter in self._adapters.values():
+            adapter.model = pool.adapted.add(adapter.digest)
 
     def find(self, request: GenerateRequest) -> LoadedAdapter | None:
         """The adapter that a request names. Raises AdapterMissing, also where it is not what it was."""
@@ -122,9 +127,11 @@ class Adapters:
             raise AdapterRefused("exists", f"The adapter {name} is loaded already; unload it first.")
         self._loading.add(name)
 
+        pool = self._pool
+
         def read() -> LoadedAdapter:
             weights = self._read(path, scaling)
-            model = self._pool.adapted.add(weights.digest)
+            model = pool.adapted.add(weights.digest)
             return LoadedAdapter(
                 name=name,
                 digest=weights.digest,
@@ -139,6 +146,8 @@ class Adapters:
         def loaded(adapter: LoadedAdapter | None, error: Exception | None) -> None:
             self._loading.discard(name)
             if adapter is not None:
+                if pool is not self._pool:
+                    adapter.model = self._pool.adapted.add(adapter.digest)
                 adapter.number = self._numbers.setdefault(adapter.digest, len(self._numbers))
                 self._adapters[name] = adapter
                 self._hold(adapter)

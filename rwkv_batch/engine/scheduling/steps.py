@@ -1,9 +1,9 @@
-"""Steps that are queued on the device."""
+"""Steps: as the runner takes them, and those that are queued on the device."""
 
 from dataclasses import dataclass
 
 from rwkv_batch.engine.scheduling.sequence import Sequence
-from rwkv_batch.runner.protocol import Draws
+from rwkv_batch.runner.protocol import Batch, Draws
 from rwkv_batch.sampling.mixtures import MixedRows
 from rwkv_batch.text.tokenizer import Tokenizer
 from rwkv_batch.wire.protocol import TokenLogprob
@@ -26,6 +26,25 @@ class StepInFlight:
             place: TokenLogprob(text(ids[place]), logprob, [(text(token), p) for token, p in top])
             for place, (logprob, top) in zip(self.logprob_places, found, strict=True)
         }
+
+
+def batch_of(plan: list[tuple[Sequence, int]], adapters: list[int]) -> tuple[Batch, list[Sequence]]:
+    """A planned step as the runner takes it, and the sequences that draw in it. adapters: as of Batch."""
+    draws = [i for i, (seq, count) in enumerate(plan) if seq.draws_after(count)]
+    drawing = [plan[i][0] for i in draws]
+    tops = {
+        i: n for i, seq in enumerate(drawing) if (n := seq.request.top_logprobs) is not None and seq.leads
+    }
+    batch = Batch(
+        tokens=[token for seq, count in plan for token in seq.next_tokens(count)],
+        counts=[count for _, count in plan],
+        slots=[seq.slot for seq, _ in plan if seq.slot is not None],
+        draws=draws,
+        top_logprobs=tops,
+        mixtures=mixed_rows(drawing),
+        adapters=adapters,
+    )
+    return batch, drawing
 
 
 def mixed_rows(drawing: list[Sequence]) -> list[MixedRows]:

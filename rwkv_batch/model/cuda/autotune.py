@@ -126,6 +126,9 @@ class Autotuner:
         return statistics.median(gpu_seconds(graph.replay) for _ in range(RUNS)) * 1e3 / len(calls)
 
     def _save(self) -> None:
+        device = self.gemms.weights.head.device
+        if torch.cuda.current_stream(device) != torch.cuda.default_stream(device):
+            return  # measured while other models ran: the next start does it again
         with suppress(OSError):  # without the file they are measured again
             part = self.file.with_suffix(f".{os.getpid()}")
             part.write_text(json.dumps(self.chosen, indent=0))

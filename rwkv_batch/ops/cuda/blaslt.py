@@ -104,9 +104,11 @@ class _Prepared:
     algorithms: list[Any]
 
 
-@cache
 def for_device(device: torch.device) -> "BlasLt | None":
-    """The only instance for that GPU, as its workspace is kept. None if torch came without the library."""
+    """An instance for one model on that GPU. None if torch came without the library.
+
+    Its workspace is not shared: while a model is loaded, it runs on another stream than those that serve.
+    """
     wanted = HIPBLASLT if torch.version.hip else CUBLASLT
     for file in wanted.files:
         with suppress(OSError):

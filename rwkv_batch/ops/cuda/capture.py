@@ -15,8 +15,9 @@ def capture(run: Callable[[], object], pool: Any = None) -> torch.cuda.CUDAGraph
     were that inside a capture, it would belong to that graph, and graphs captured later would use it after it
     is gone.
     """
-    stream = _stream(torch.cuda.current_device())
-    stream.wait_stream(torch.cuda.current_stream())
+    current = torch.cuda.current_stream()
+    stream = _stream(torch.cuda.current_device(), current.cuda_stream)
+    stream.wait_stream(current)
     with torch.cuda.stream(stream):
         run()
     torch.cuda.current_stream().wait_stream(stream)
@@ -45,7 +46,11 @@ def gpu_seconds(run: Callable[[], object], count: int = 1) -> float:
 
 
 @cache
-def _stream(device: int) -> torch.cuda.Stream:
+def _stream(device: int, behind: int) -> torch.cuda.Stream:
+    """For captures where the current stream is `behind`.
+
+    Graphs that run on different streams, as while a model is loaded beside others, share no workspace.
+    """
     stream = torch.cuda.Stream(device)
     with torch.cuda.stream(stream):
         for dtype in (torch.float16, torch.float32):  # the workspaces of cuBLAS and cuBLASLt

@@ -11,72 +11,93 @@ import signal
 import socket
 import sys
 from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 
 import msgspec
 import zmq
-from tqdm import tqdm
-from tqdm.contrib.logging import logging_redirect_tqdm
 
-from rwkv_batch.config import EngineConfig
+from rwkv_batch.config import EngineConfig, file_name
 from rwkv_batch.engine.engine import Engine
+from rwkv_batch.engine.memory import MemoryShare
 from rwkv_batch.engine.scheduling.sequence import Outbox
+from rwkv_batch.engine.serving.changes import ModelChanges
+from rwkv_batch.engine.serving.models import Models
+from rwkv_batch.engine.startup import load_model, loading_bar, open_store
 from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.sampling.flashinfer import SamplerError
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.wire.codec import decode_to_engine, encode, id_of
+from rwkv_batch.wire.commands import LoadModel, RemoveModel
 from rwkv_batch.wire.protocol import Cancel, Event, Failed, GenerateRequest
-from rwkv_batch.wire.supervision import FrontendLost, LoadFailure, Stop
+from rwkv_batch.wire.supervision import FrontendLost, LoadFailure, Serving, Stop
 
 log = logging.getLogger(__name__)
 
 
-def run(config: EngineConfig, address: str, control: Connection) -> None:
-    """Load the model and serve at `address` until `Stop`. Exit code 2 if the model cannot be loaded."""
-    logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s engine: %(message)s")
+def run(configs: tuple[EngineConfig, ...], address: str, control: Connection) -> None:
+    """Load the models and serve at `address` until `Stop`. Exit code 2 if one cannot be loaded."""
+    logging.basicConfig(level=configs[0].log_level, format="%(asctime)s %(levelname)s engine: %(message)s")
     # Ctrl-C reaches the whole process group; the supervisor decides what follows.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     wakeups, waker = socket.socketpair()
-    try:
-        engine = _load(config, waker)
-    except (CheckpointError, DeviceError, SamplerError, StoreError) as error:
-        control.send(LoadFailure(str(error)))
-        sys.exit(2)
-    service = Service(engine, address, control, wakeups)
-    gc.collect()
-    # What is there by now stays. A collection that looked through it would stop every sequence for some 70
-    # ms, once in a few requests.
-    gc.freeze()
-    control.send(engine.info)
-    service.serve()
-
-
-def _load(config: EngineConfig, waker: socket.socket) -> Engine:
     waker.setblocking(False)
 
     def wake() -> None:
         with contextlib.suppress(BlockingIOError):  # a full pipe wakes just as well
             waker.send(b"x")
 
-    bar = tqdm(unit="B", unit_scale=True, desc="loading", disable=None, leave=False)
-    with logging_redirect_tqdm(), bar:  # log lines above the bar, not inside it
+    try:
+        models = Models(_load(configs, wake))
+    except (CheckpointError, DeviceError, SamplerError, StoreError) as error:
+        control.send(LoadFailure(str(error)))
+        sys.exit(2)
+    changes = ModelChanges(models, configs, control.send, wake)
+    service = Service(models, changes, address, control, wakeups)
+    gc.collect()
+    # What is there by now stays. A collection that looked through it would stop every sequence for some 70
+    # ms, once in a few requests.
+    gc.freeze()
+    control.send(Serving(models.infos))
+    service.serve()
 
-        def progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-            if done == total:
-                bar.close()  # before the lines and bars of what follows
 
-        return Engine(config=config, progress=progress, wake=wake)
+def _load(configs: Sequence[EngineConfig], wake: Callable[[], None]) -> list[Engine]:
+    """The weights of all models come first; the memory that they leave is divided."""
+    with ExitStack() as on_error:
+        stores = []  # first, as a database that is in use is known at once
+        for config in configs:
+            stores.append(store := open_store(config, MemoryShare(host=len(configs))))
+            if store:
+                on_error.callback(store.close)
+        loaded = []
+        for config in configs:
+            with loading_bar(config.model_name or file_name(config.model_path or "")) as progress:
+                loaded.append(load_model(None, config, progress))
+        engines: list[Engine] = []
+        for model, config, store in zip(loaded, configs, stores, strict=True):
+            kept = max((engine.step_bytes for engine in engines), default=0)
+            share = MemoryShare(len(configs) - len(engines), len(configs), kept)
+            engines.append(Engine(model, config=config, store=store, share=share, wake=wake))
+        on_error.pop_all()
+    return engines
 
 
 class Service:
-    """The loop around an engine. `wakeups` is readable when the engine may have become busy by itself."""
+    """The loop around the models. `wakeups` is readable when one may have become busy by itself."""
 
-    def __init__(self, engine: Engine, address: str, control: Connection, wakeups: socket.socket) -> None:
-        self.engine = engine
+    def __init__(
+        self,
+        models: Models,
+        changes: ModelChanges,
+        address: str,
+        control: Connection,
+        wakeups: socket.socket,
+    ) -> None:
+        self.models, self._changes = models, changes
         self._control, self._wakeups = control, wakeups
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
@@ -98,20 +119,20 @@ class Service:
             while not self._stopping:
                 self._step()
         finally:
-            self.engine.close()
+            self.models.close()
         self._context.destroy()
 
     def _step(self) -> None:
-        """Receive what has arrived, run one step, send its events. Blocks while the engine has no work."""
-        ready = dict(self._poller.poll(0 if self.engine.busy else None))
+        """Receive what has arrived, run one step, send its events. Blocks while no model has work."""
+        ready = dict(self._poller.poll(0 if self.models.busy else None))
         if self._control.fileno() in ready:
             self._receive_control()
         if self._wakeups.fileno() in ready:
             self._wakeups.recv(4096)
         if self._router in ready:
             self._receive()
-        self._send(self.engine.launch())
-        self._send(self.engine.land())
+        self._send(self.models.launch())
+        self._send(self.models.land())
 
     def _receive_control(self) -> None:
         try:
@@ -120,7 +141,7 @@ class Service:
             message = Stop()
         match message:
             case FrontendLost(name=name):
-                self.engine.cancel_frontend(name.encode())
+                self.models.cancel_frontend(name.encode())
             case Stop():
                 self._stopping = True
 
@@ -141,11 +162,13 @@ class Service:
             key = (frontend, message.id)
             match message:
                 case GenerateRequest():
-                    self.engine.add(key, message)
+                    self.models.add(key, message)
                 case Cancel():
-                    self.engine.cancel(key)
+                    self.models.cancel(key)
+                case LoadModel() | RemoveModel():
+                    self._changes.run(key, message)
                 case _:
-                    self.engine.command(key, message)
+                    self.models.command(key, message)
 
     def _send(self, outbox: Outbox) -> None:
         events: defaultdict[bytes, list[Event]] = defaultdict(list)
@@ -157,4 +180,4 @@ class Service:
             except zmq.ZMQError as error:
                 if error.errno != zmq.EHOSTUNREACH:
                     raise
-                self.engine.cancel_frontend(frontend)
+                self.models.cancel_frontend(frontend)

@@ -1,0 +1,266 @@
+"""Loads and removes models while the others serve: in a thread of its own, one change at a time.
+
+A model that takes the place of another is read and warmed up beside it. Then new requests are the new one's,
+while rows that run end with the weights they began with. The database goes over to the new model when these
+have ended; until then requests that need it wait, so that no session is continued by the wrong weights.
+"""
+
+import gc
+import logging
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from threading import Thread
+from typing import TypeVar
+
+import torch
+from msgspec.structs import replace as replace_field
+
+from rwkv_batch.config import EngineConfig, file_name, further_model
+from rwkv_batch.engine import memory
+from rwkv_batch.engine.engine import Engine
+from rwkv_batch.engine.memory import MemoryShare
+from rwkv_batch.engine.scheduling.sequence import RequestKey
+from rwkv_batch.engine.serving.models import Member, Models
+from rwkv_batch.engine.startup import load_model, load_weights, loading_bar, open_store
+from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.model.files import CheckpointError
+from rwkv_batch.ops import device as devices
+from rwkv_batch.ops.device import DeviceError
+from rwkv_batch.sampling.flashinfer import SamplerError
+from rwkv_batch.state.entries import StoreError
+from rwkv_batch.wire.commands import LoadModel, RemoveModel
+from rwkv_batch.wire.protocol import CommandReply, Event, Failed, Rejected
+from rwkv_batch.wire.supervision import Loading, ModelDefaults, Serving
+
+MOST_LOADED = 12  # each has two streams of torch's 32
+SAY_EVERY = 0.25  # seconds between reports of progress
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class ModelChanges:
+    """Carries LoadModel and RemoveModel out. `run` is for the thread that steps the models.
+
+    `configs`: of the models named at the start, whose settings and share of the host's memory later ones get.
+    `announce` is told what is served and loaded, on that thread too. `wake`: see Engine.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        configs: tuple[EngineConfig, ...],
+        announce: Callable[[Serving], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self._models, self._configs, self._announce, self._wake = models, configs, announce, wake
+        served = zip((info.model for info in models.infos), configs, strict=True)
+        self._databases = {name: config.state_db for name, config in served}
+        self._under_way = ""  # what is changed now
+        self._said = 0.0
+        self._streams: dict[int, Callable[[], Engine | None]] = {}  # which engine was built on which
+
+    def run(self, key: RequestKey, command: LoadModel | RemoveModel) -> None:
+        """Begin with it; the reply is an event of `Models.launch`, at once or later."""
+        names = [info.model for info in self._models.infos]
+        if self._under_way:
+            message = f"{self._under_way} now; try again when that is done."
+            return self._models.reply(key, Rejected(command.id, "conflict", message))
+        if isinstance(command, LoadModel):
+            name = command.name or file_name(command.path)
+            self._under_way = f"The model {name} is being loaded"
+            work = partial(self._load, key, name, command)
+        elif command.name not in names:
+            message = f"There is no model {command.name[:60]} here; served are {', '.join(names)}."
+            return self._models.reply(key, Rejected(command.id, "not_found", message))
+        elif len(names) == 1:
+            message = f"{command.name} is the only model; load another one before it is removed."
+            return self._models.reply(key, Rejected(command.id, "invalid", message))
+        else:
+            self._under_way = f"The model {command.name} is being removed"
+            work = partial(self._remove, key, command.name)
+        Thread(target=self._work, args=(key, work), name="models", daemon=True).start()
+
+    # In the thread
+
+    def _work(self, key: RequestKey, work: Callable[[], None]) -> None:
+        event: Event
+        try:
+            return work()
+        except (CheckpointError, DeviceError, SamplerError, StoreError) as error:
+            event = Rejected(key[1], "invalid", str(error))
+        except Exception as error:
+            log.exception("a model could not be loaded or removed")
+            event = Failed(key[1], f"The models could not be changed ({type(error).__name__}).")
+        self._on_loop(self._done)
+        self._on_loop(partial(self._models.reply, key, event))
+
+    def _load(self, key: RequestKey, name: str, command: LoadModel) -> None:
+        config = further_model(self._configs[0], command.path, name)
+        config = replace(
+            config,
+            adapter=command.adapter or None,
+            adapter_alpha=None,
+            adapter_scaling=command.adapter_scaling,
+            adapter_init=None,
+            mole_router=None,
+            state_db=self._databases.get(name, config.state_db),
+        )
+        with loading_bar(name) as bar:
+
+            def progress(done: int, total: int) -> None:
+                bar(done, total)
+                self._say(Loading(name, "reading", done / max(total, 1)))
+
+            weights = load_weights(None, config, progress)
+        old, note = self._models.member(name), ""
+        self._say(Loading(name, "preparing", 1.0), always=True)
+        if old is None:
+            engine = self._build(weights, config, command.defaults)
+            self._on_loop(partial(self._models.join, name, engine))
+        elif refusal := self._build_beside(name, weights, config, command.defaults):
+            note = f"The memory does not hold both models: {name} took no requests until its rows had ended."
+            log.warning("%s %s", note, refusal)
+            self._build_in_place(old, name, weights, config, command.defaults)
+        self._databases[name] = config.state_db
+        log.info("%s is served now (%s, fingerprint %s)", name, weights.name, weights.fingerprint)
+        ending = old if not note else None
+        self._under_way = f"The model that {name} has replaced is still running rows" if ending else ""
+        self._on_loop(partial(self._reply, key, note))
+        if ending:
+            self._say(Loading(name, "draining", 1.0), always=True)
+            self._end(ending)
+            self._attach(name, config)
+            self._on_loop(self._done)
+
+    def _build_beside(
+        self, name: str, weights: Checkpoint, config: EngineConfig, defaults: ModelDefaults
+    ) -> str:
+        """Let a new engine take over while the old one ends. If the memory does not hold both, says so."""
+        try:
+            engine = self._build(weights, replace(config, state_db=None), defaults)
+        except DeviceError as error:
+            refusal = str(error)
+        else:
+            self._on_loop(partial(self._models.take_over, name, engine))
+            return ""
+        self._free()  # what was there of it, which the exception referred to
+        return refusal
+
+    def _build_in_place(
+        self, old: Member, name: str, weights: Checkpoint, config: EngineConfig, defaults: ModelDefaults
+    ) -> None:
+        """Let the old model end first. If the new one cannot run even so, the old one comes back."""
+        self._say(Loading(name, "draining", 1.0), always=True)
+        before = old.engine.weights
+        self._on_loop(partial(self._models.hold, name))
+        self._end(old)
+        self._say(Loading(name, "preparing", 1.0), always=True)
+        try:
+            engine = self._build(weights, config, defaults)
+        except Exception as error:
+            refused = error.with_traceback(None)  # which refers to what was there of it
+        else:
+            return self._on_loop(partial(self._models.take_over, name, engine))
+        self._free()
+        try:
+            engine = self._build(before, config, old.info.defaults)
+        except Exception:
+            self._on_loop(partial(self._models.abandon, name))
+            raise
+        self._on_loop(partial(self._models.take_over, name, engine))
+        raise refused
+
+    def _remove(self, key: RequestKey, name: str) -> None:
+        old = self._on_loop(partial(self._models.retire, name))
+        self._on_loop(self._tell)
+        self._end(old)
+        log.info("%s is not served any more", name)
+        self._under_way = ""
+        self._on_loop(partial(self._reply, key, ""))
+
+    def _build(self, weights: Checkpoint, config: EngineConfig, defaults: ModelDefaults) -> Engine:
+        """An engine that has run its steps once. Raises DeviceError, SamplerError, StoreError."""
+        share = MemoryShare(host=len(self._configs), kept=self._models.step_bytes)
+        config = replace(config, adapter=None, adapter_scaling=None)  # it is in the weights already
+        device = devices.find_device(config.device)
+        memory.check_weights(weights.name, weights.parameters, device, share.kept)
+        free = [number for number in range(MOST_LOADED) if self._streams.get(number, _nothing)() is None]
+        if not free:
+            raise DeviceError(f"{MOST_LOADED} models are loaded beside those of the start; remove one.")
+        with devices.own_stream(device, free[0]):
+            engine = Engine(load_model(weights, config), config=config, share=share, wake=self._wake)
+        self._streams[free[0]] = weakref.ref(engine)
+        engine.info = replace_field(engine.info, defaults=defaults)
+        return engine
+
+    def _end(self, old: Member) -> None:
+        """Wait until its rows have ended, store what is not stored, and free it."""
+        old.drained.wait()
+        old.close()
+        self._on_loop(partial(self._models.flush, old))
+        old.forget()
+        self._free()
+
+    def _attach(self, name: str, config: EngineConfig) -> None:
+        """Give the database to the model that has taken over, and to it the requests that waited for this."""
+        store = None
+        try:
+            store = open_store(config, MemoryShare(host=len(self._configs)))
+            self._on_loop(partial(self._models.attach, name, store))
+        except StoreError as error:
+            log.error("sessions of %s are kept in memory only: %s", name, error)
+            if store:
+                store.close()
+            self._on_loop(partial(self._models.attach, name, None))
+
+    @staticmethod
+    def _free() -> None:
+        """Give back memory that nothing refers to any more, though a freeze has kept it from collection."""
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _say(self, loading: Loading, always: bool = False) -> None:
+        now = time.monotonic()
+        if always or now - self._said >= SAY_EVERY:
+            self._said = now
+            self._models.post(lambda: self._announce(Serving(self._models.infos, [loading])))
+            self._wake()
+
+    def _on_loop(self, call: Callable[[], T]) -> T:
+        """The result of a call that the thread of the models makes between two steps."""
+        result: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                result.set_result(call())
+            except BaseException as error:
+                result.set_exception(error)
+
+        self._models.post(run)
+        self._wake()
+        return result.result()
+
+    # On the loop
+
+    def _tell(self) -> None:
+        self._announce(Serving(self._models.infos, []))
+
+    def _reply(self, key: RequestKey, note: str) -> None:
+        self._tell()
+        self._models.reply(key, CommandReply(key[1], models=self._models.infos, note=note))
+
+    def _done(self) -> None:
+        self._under_way = ""
+        self._tell()
+
+
+def _nothing() -> None:
+    """In place of a reference."""

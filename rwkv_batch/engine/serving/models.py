@@ -1,0 +1,251 @@
+"""The engines of one process, one for each model. One thread steps them in turn.
+
+While several are busy, each gets the same time of the device (`shares.py`). `changes.py` adds and removes
+models between two steps.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from threading import Event as Flag
+from threading import Lock
+
+from rwkv_batch.engine.engine import Engine
+from rwkv_batch.engine.scheduling.sequence import Outbox, RequestKey
+from rwkv_batch.engine.serving.shares import Shares
+from rwkv_batch.ops.device import StepClock
+from rwkv_batch.state.log.store import Store
+from rwkv_batch.wire.commands import (
+    EngineCommand,
+    ExportSession,
+    GetDocument,
+    ListModels,
+    ListRequests,
+    ListSessions,
+    ListStartStates,
+    SessionHistory,
+    StopRequest,
+)
+from rwkv_batch.wire.protocol import CommandReply, Event, GenerateRequest, Rejected
+from rwkv_batch.wire.supervision import EngineInfo
+
+Message = GenerateRequest | EngineCommand
+READS = ListSessions | SessionHistory | ExportSession | GetDocument | ListStartStates
+
+
+class Member:
+    """A model that runs. `drained` is set when it takes no more requests and has ended those it had."""
+
+    engine: Engine
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.info = engine, engine.info
+        self.clock = StepClock(engine.runner.device)
+        self.drained = Flag()
+        self._closing = Lock()
+
+    def close(self) -> None:
+        """Store what is not stored yet, and return when that is done. From any thread, more than once."""
+        with self._closing:
+            self.engine.close()
+
+    def forget(self) -> None:
+        """It is closed: its memory can be freed."""
+        del self.engine
+
+
+class Models:
+    """What the process serves; the first model is the default one.
+
+    All methods are for the thread that steps, but `post`, `member` and `step_bytes`.
+    """
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        members = [Member(engine) for engine in engines]
+        self._named = {member.info.model: member for member in members}
+        self._running = members
+        self._retiring: list[Member] = []  # of them, those that take no more requests
+        self._ended: list[Member] = []  # behind these, until they are closed
+        self._turn: Member | None = None  # whose step is under way
+        self._shares: Shares[Member] = Shares()
+        self._outbox: Outbox = []
+        self._calls: deque[Callable[[], None]] = deque()
+        # Of a name: what waits until the model has its database, or (True) until there is a model.
+        self._held: dict[str, tuple[bool, list[tuple[RequestKey, Message]]]] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether `launch` and `land` would do something. See Engine.busy."""
+        return bool(self._outbox or self._calls) or any(member.engine.busy for member in self._running)
+
+    @property
+    def infos(self) -> list[EngineInfo]:
+        """What is served, the default model first."""
+        return [member.info for member in self._named.values()]
+
+    @property
+    def step_bytes(self) -> int:
+        """Memory of the device that steps of the models need at times; they share it, as one step runs."""
+        return max((member.engine.step_bytes for member in self._running), default=0)
+
+    def add(self, key: RequestKey, request: GenerateRequest) -> None:
+        """Queue a request; see Engine.add."""
+        if member := self._find(key, request):
+            member.engine.add(key, request)
+
+    def command(self, key: RequestKey, command: EngineCommand | ListModels) -> None:
+        """Carry out a command; see Engine.command."""
+        if isinstance(command, ListModels):
+            self.reply(key, CommandReply(command.id, models=self.infos))
+        elif member := self._find(key, command):
+            member.engine.command(key, command)
+
+    def cancel(self, key: RequestKey) -> None:
+        """Drop a request's sequences, waiting or running."""
+        for member in self._running:
+            member.engine.cancel(key)
+        self._unhold(lambda held: held == key)
+
+    def cancel_frontend(self, frontend: bytes) -> None:
+        """Drop everything a front end has asked for."""
+        for member in self._running:
+            member.engine.cancel_frontend(frontend)
+        self._unhold(lambda held: held[0] == frontend)
+
+    def reply(self, key: RequestKey, event: Event) -> None:
+        """Send an event with those of the next `launch`."""
+        self._outbox.append((key, event))
+
+    def post(self, call: Callable[[], None]) -> None:
+        """From any thread: make this call in the next `launch`."""
+        self._calls.append(call)
+
+    def launch(self) -> Outbox:
+        """The first half of a step of one model; see Engine.launch. Returns what is ready of all."""
+        while self._calls:
+            self._calls.popleft()()
+        events = self._outbox.copy()
+        self._outbox.clear()
+        if len(self._running) == 1:
+            self._turn = self._running[0]
+            return events + self._turn.engine.launch()
+        busy = [member for member in self._running if member.engine.busy]
+        self._turn = turn = self._shares.choose(busy) if busy else None
+        for member in self._running:
+            if member is not turn:
+                events += member.engine.collect()
+        if turn:
+            turn.clock.start()
+            events += turn.engine.launch()
+            turn.clock.stop()
+        return events
+
+    def land(self) -> Outbox:
+        """The second half, of the same model; see Engine.land."""
+        turn, self._turn = self._turn, None
+        events = turn.engine.land() if turn else []
+        if turn and len(self._running) > 1:
+            self._shares.spent(turn, turn.clock.read())
+        for member in [member for member in self._retiring if member.engine.drained]:
+            self._retiring.remove(member)
+            self._running.remove(member)
+            self._ended.append(member)
+            self._shares.forget(member)
+            member.drained.set()
+        return events
+
+    def close(self) -> None:
+        """Store what is not stored yet."""
+        for member in [*self._running, *self._ended]:
+            member.close()
+
+    # Changes
+
+    def member(self, name: str) -> Member | None:
+        """The model that is served under this name."""
+        return self._named.get(name)
+
+    def join(self, name: str, engine: Engine) -> None:
+        """A further model."""
+        member = self._named[name] = Member(engine)
+        self._running.append(member)
+
+    def take_over(self, name: str, engine: Engine) -> None:
+        """New requests of this name are the engine's; what runs ends with the weights it began with.
+
+        If that has ended already, the engine has the database. Otherwise what needs that waits.
+        """
+        old = self._named.get(name)
+        member = self._named[name] = Member(engine)  # where the old one was in the order
+        self._running.append(member)
+        if old and not old.drained.is_set():
+            self._retiring.append(old)
+            self._held[name] = False, []
+        else:
+            self._release(name)
+
+    def hold(self, name: str) -> None:
+        """The model takes no more requests; new ones wait until another one takes over."""
+        self._retiring.append(self._named[name])
+        self._held[name] = True, []
+
+    def retire(self, name: str) -> Member:
+        """Nothing is served under this name any more; what runs ends."""
+        member = self._named.pop(name)
+        self._retiring.append(member)
+        return member
+
+    def abandon(self, name: str) -> None:
+        """Nothing is served under this name, where requests have waited for a model."""
+        del self._named[name]
+        self._release(name)
+
+    def flush(self, member: Member) -> None:
+        """The last events of a model that has ended and is closed."""
+        self._ended.remove(member)
+        self._outbox += member.engine.collect()
+
+    def attach(self, name: str, store: Store | None) -> None:
+        """The model has the database that was the old one's."""
+        self._named[name].engine.attach(store)
+        self._release(name)
+
+    def _release(self, name: str) -> None:
+        for key, message in self._held.pop(name, (False, []))[1]:
+            if isinstance(message, GenerateRequest):
+                self.add(key, message)
+            else:
+                self.command(key, message)
+
+    def _unhold(self, unwanted: Callable[[RequestKey], bool]) -> None:
+        for _, held in self._held.values():
+            held[:] = [(key, message) for key, message in held if not unwanted(key)]
+
+    def _find(self, key: RequestKey, message: Message) -> Member | None:
+        """The model that it is for; None: it waits, or there is none and it is rejected."""
+        name = message.to_model or next(iter(self._named), "")
+        if name in self._held:
+            everything, held = self._held[name]
+            old = next((each for each in self._retiring if each.info.model == name), None)
+            if old and _is_for_the_old(message, old.engine):
+                return old
+            if everything or _needs_database(message):
+                held.append((key, message))
+                return None
+        member = self._named.get(name)
+        if member is None:
+            text = f"There is no model {name[:60]} here; served are {', '.join(self._named)}."
+            self.reply(key, Rejected(key[1], "not_found", text))
+        return member
+
+
+def _is_for_the_old(message: Message, engine: Engine) -> bool:
+    """Whether it reads what the database has, which is still the old engine's, or is about rows of it."""
+    if isinstance(message, StopRequest):
+        return any(seq.request.name == message.name for seq in engine.scheduler.sequences())
+    return isinstance(message, READS)
+
+
+def _needs_database(message: Message) -> bool:
+    if isinstance(message, GenerateRequest):
+        return bool(message.turn or message.start_state or message.mixture)
+    return not isinstance(message, ListRequests | StopRequest)

@@ -1,0 +1,368 @@
+"""Models that are loaded, swapped and removed while others serve."""
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import write_pth
+from cuda_gpu import needs_gpu
+from models_driver import OPTIONS, PROMPT, WEIGHTS, ModelsDriver, alone
+
+from rwkv_batch.config import EngineConfig
+from rwkv_batch.engine.serving import changes
+from rwkv_batch.engine.serving.changes import ModelChanges
+from rwkv_batch.model.checkpoint import load
+from rwkv_batch.ops.device import DeviceError, StepClock
+from rwkv_batch.state.entries import StoreError
+from rwkv_batch.wire.commands import ListSessions, LoadModel, RemoveModel, StopRequest
+from rwkv_batch.wire.protocol import Accepted, CommandReply, Failed, Rejected, SessionTurn
+from rwkv_batch.wire.supervision import ModelDefaults, Serving
+
+LONG = 150  # tokens of a row that runs through a swap
+
+
+class ChangingDriver(ModelsDriver):
+    """A driver of models that come and go."""
+
+    def __init__(self, *names: str, folder: Path | None = None, **options) -> None:
+        super().__init__(*names, folder=folder, **options)
+        database = str(folder / f"{names[0]}.db") if folder else None
+        config = EngineConfig(**OPTIONS | {"state_db": database} | options)
+        self.told: list[Serving] = []
+        configs = tuple(config for _ in names)
+        self.changes = ModelChanges(self.models, configs, self.told.append, self.woken.set)
+
+    def change(self, command: LoadModel | RemoveModel) -> CommandReply | Rejected | Failed:
+        """The reply to a command, once it has come."""
+        self.begin(command)
+        self.wait(lambda: self.ended(command.id))
+        return self.events[command.id][-1]
+
+    def wait(self, done: Callable[[], object]) -> None:
+        """Step only when the change asks for it, so that rows do not end meanwhile."""
+        while not done():
+            while not (self.models._calls or self.models._outbox):
+                assert self.woken.wait(60), "the change waits for nothing"
+                self.woken.clear()
+            self.step()
+
+    def begin(self, command: LoadModel | RemoveModel) -> None:
+        self.changes.run((b"test", command.id), command)
+
+    def settle(self) -> None:
+        """Step until no change is under way."""
+        while self.changes._under_way:
+            self.step()
+
+    def served(self) -> list[str]:
+        return [info.model for info in self.models.infos]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {name: write_pth(folder / f"{name}.pth", dict(w.tensors)) for name, w in WEIGHTS.items()}
+
+
+@pytest.fixture(scope="module")
+def long_texts() -> dict[str, str]:
+    return {name: alone(PROMPT, weights, LONG) for name, weights in WEIGHTS.items()}
+
+
+@pytest.fixture
+def driver(tmp_path) -> Iterator[ChangingDriver]:
+    made = ChangingDriver("one", folder=tmp_path)
+    yield made
+    made.settle()
+    made.models.close()
+
+
+def test_a_loaded_model_answers_beside_the_first(driver, files, long_texts):
+    running = driver.add("one", max_tokens=LONG)
+    driver.step()
+    reply = driver.change(LoadModel("l", str(files["two"]), "two", defaults=ModelDefaults(0.5)))
+    assert isinstance(reply, CommandReply) and not reply.note
+    assert [info.model for info in reply.models] == driver.served() == ["one", "two"]
+    assert reply.models[1].defaults.temperature == 0.5
+    asked = driver.add("two", max_tokens=LONG)
+    driver.finish(running, asked)
+    assert [driver.text(running), driver.text(asked)] == [long_texts["one"], long_texts["two"]]
+    stages = [loading.stage for told in driver.told for loading in told.loading]
+    assert stages[0] == "reading" and stages[-1] == "preparing"
+    driver.settle()
+    assert driver.told[-1] == Serving(driver.models.infos)
+
+
+def test_a_swap_under_streams_fails_none_and_mixes_no_weights(driver, files, long_texts):
+    old = [driver.add("one", max_tokens=LONG) for _ in range(3)]
+    member = driver.models.member("one")
+    states = weakref.ref(member.engine.runner.states)
+    driver.step()
+    driver.begin(LoadModel("l", str(files["two"]), "one"))
+    driver.wait(lambda: driver.ended("l"))
+    assert not any(map(driver.ended, old))
+    new = [driver.add("one", max_tokens=LONG), driver.add("", max_tokens=LONG)]
+    driver.finish(*old, *new)
+    assert {driver.text(id_) for id_ in old} == {long_texts["one"]}
+    assert {driver.text(id_) for id_ in new} == {long_texts["two"]}
+    for ids, name in ((old, "one"), (new, "two")):
+        accepted = [driver.events[id_][0] for id_ in ids]
+        assert all(isinstance(event, Accepted) for event in accepted)
+        assert {event.fingerprint for event in accepted} == {WEIGHTS[name].fingerprint}
+    driver.settle()
+    assert states() is None, "the old model's memory is free"
+
+
+def test_a_session_waits_for_its_database_and_is_not_continued_by_other_weights(driver, files):
+    turn = SessionTurn(source="s", target="s")
+    driver.finish(driver.add("one", turn=turn))
+    running = driver.add("one", max_tokens=LONG)
+    driver.step()
+    driver.change(LoadModel("l", str(files["two"]), "one"))
+    assert not driver.ended(running)
+    waiting, fresh = driver.add("one", turn=turn), driver.add("one", turn=SessionTurn(target="t"))
+    stateless = driver.add("one")
+    driver.finish(stateless)
+    assert waiting not in driver.events and fresh not in driver.events
+    listed = driver.ask(ListSessions("before", to_model="one"))
+    assert isinstance(listed, CommandReply) and [s.key for s in listed.sessions] == ["s"]
+    driver.finish(running, waiting, fresh)
+    (*_, failed) = driver.events[waiting]
+    assert isinstance(failed, Failed) and "model" in failed.message
+    assert driver.text(fresh) == driver.text(stateless)
+    reply = driver.ask(ListSessions("s", to_model="one"))
+    assert isinstance(reply, CommandReply) and {s.key for s in reply.sessions} == {"s", "t"}
+
+
+def test_a_request_of_the_old_weights_can_be_stopped(driver, files):
+    running = driver.add("one", max_tokens=LONG, name="tale")
+    driver.step()
+    driver.change(LoadModel("l", str(files["two"]), "one"))
+    stopped = driver.ask(StopRequest("stop", "tale", to_model="one"))
+    assert isinstance(stopped, CommandReply) and [r.name for r in stopped.requests] == ["tale"]
+    driver.finish(running)
+    assert len(driver.text(running)) < LONG
+
+
+def test_a_database_that_cannot_go_over_leaves_the_model_serving(driver, files, monkeypatch):
+    def broken(config, share):
+        raise StoreError("The disk is gone.")
+
+    monkeypatch.setattr(changes, "open_store", broken)
+    driver.change(LoadModel("l", str(files["two"]), "one"))
+    turn = driver.add("one", turn=SessionTurn(target="s"))
+    driver.finish(turn)
+    assert driver.text(turn)
+    driver.settle()
+
+
+def test_a_client_that_leaves_does_not_wait_for_the_database(driver, files):
+    running = driver.add("one", max_tokens=LONG)
+    driver.step()
+    driver.change(LoadModel("l", str(files["two"]), "one"))
+    gone, stays = (driver.add("one", turn=SessionTurn(target=target)) for target in ("gone", "stays"))
+    driver.models.cancel((b"test", gone))
+    driver.finish(running, stays)
+    driver.settle()
+    assert gone not in driver.events
+    reply = driver.ask(ListSessions("s", to_model="one"))
+    assert isinstance(reply, CommandReply) and [s.key for s in reply.sessions] == ["stays"]
+
+
+def test_where_memory_does_not_hold_both_the_old_model_ends_first(driver, files, long_texts, monkeypatch):
+    build, refused = changes.load_model, threading.Event()
+
+    def small(weights, config):
+        if not refused.is_set():
+            refused.set()
+            raise DeviceError("The weights do not fit.")
+        assert not driver.models._running, "the old one has ended"
+        return build(weights, config)
+
+    monkeypatch.setattr(changes, "load_model", small)
+    running = driver.add("one", max_tokens=LONG)
+    driver.step()
+    driver.begin(LoadModel("l", str(files["two"]), "one"))
+    driver.wait(lambda: driver.models._held)
+    waiting = driver.add("one", max_tokens=LONG)
+    driver.finish("l", running, waiting)
+    reply = driver.events["l"][-1]
+    assert isinstance(reply, CommandReply) and "memory" in reply.note
+    assert driver.text(running) == long_texts["one"]
+    assert driver.text(waiting) == long_texts["two"]
+
+
+@pytest.mark.parametrize("failure", [DeviceError("The weights do not fit."), RuntimeError("broken")])
+def test_where_it_cannot_run_alone_either_the_old_model_comes_back(
+    driver, files, long_texts, monkeypatch, failure
+):
+    build, failures = changes.load_model, [failure, DeviceError("The memory does not hold both.")]
+
+    def small(weights, config):
+        if weights.fingerprint == WEIGHTS["two"].fingerprint:
+            raise failures.pop()
+        return build(weights, config)
+
+    monkeypatch.setattr(changes, "load_model", small)
+    reply = driver.change(LoadModel("l", str(files["two"]), "one"))
+    assert isinstance(reply, Rejected if isinstance(failure, DeviceError) else Failed)
+    assert reply.message.endswith(".") and ("do not fit" in reply.message or "RuntimeError" in reply.message)
+    asked = driver.add("one", max_tokens=LONG)
+    driver.finish(asked)
+    assert driver.text(asked) == long_texts["one"]
+
+
+def test_a_removed_model_ends_its_rows_and_takes_no_more(driver, files, long_texts):
+    driver.change(LoadModel("l", str(files["two"]), "two"))
+    running = driver.add("one", max_tokens=LONG)
+    driver.step()
+    driver.begin(RemoveModel("r", "one"))
+    driver.wait(lambda: len(driver.served()) == 1)
+    refused, default = driver.add("one"), driver.add("", max_tokens=LONG)
+    driver.finish("r", running, refused, default)
+    assert isinstance(driver.events["r"][-1], CommandReply)
+    assert isinstance(driver.events[refused][-1], Rejected)
+    assert driver.text(running) == long_texts["one"]
+    assert driver.text(default) == long_texts["two"], "the next one is the default"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "words"),
+    [("one", "invalid", "only model"), ("nobody", "not_found", "served are one")],
+)
+def test_a_model_that_cannot_be_removed_stays(driver, name, reason, words):
+    reply = driver.change(RemoveModel("r", name))
+    assert isinstance(reply, Rejected) and reply.reason == reason and words in reply.message
+    assert driver.served() == ["one"]
+
+
+def test_no_more_models_are_loaded_than_there_are_streams_for(driver, files, monkeypatch):
+    monkeypatch.setattr(changes, "MOST_LOADED", 2)
+    for name in ("two", "three"):
+        assert isinstance(driver.change(LoadModel(name, str(files["two"]), name)), CommandReply)
+    refused = driver.change(LoadModel("l", str(files["two"]), "four"))
+    assert isinstance(refused, Rejected) and "2 models" in refused.message
+    driver.change(RemoveModel("r", "two"))
+    assert isinstance(driver.change(LoadModel("m", str(files["two"]), "four")), CommandReply)
+    assert driver.served() == ["one", "three", "four"]
+
+
+def test_a_server_that_stops_stores_what_a_replaced_model_has(files, tmp_path, monkeypatch):
+    driver = ChangingDriver("one", folder=tmp_path, token_log=False)
+    driver.finish(driver.add("one", turn=SessionTurn(target="s")))
+    monkeypatch.setattr(ModelChanges, "_end", lambda self, old: threading.Event().wait())
+    driver.change(LoadModel("l", str(files["two"]), "one"))
+    driver.models.close()
+    again = ChangingDriver("one", folder=tmp_path, token_log=False)
+    reply = again.ask(ListSessions("s"))
+    assert isinstance(reply, CommandReply) and [s.key for s in reply.sessions] == ["s"]
+    again.models.close()
+
+
+def test_one_change_at_a_time(driver, files):
+    driver.begin(LoadModel("l", str(files["two"]), "two"))
+    second = driver.change(LoadModel("m", str(files["two"]), "three"))
+    assert isinstance(second, Rejected) and second.reason == "conflict" and "two" in second.message
+    driver.finish("l")
+    assert driver.served() == ["one", "two"]
+
+
+class Evil:
+    """Unpickled, it would leave a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def spoilt(path: Path, kind: str, good: Path) -> Path:
+    """A file that cannot be served."""
+    if kind == "truncated":
+        path.write_bytes(good.read_bytes()[:-2000])
+    elif kind == "code":
+        torch.save({"emb.weight": torch.zeros(2, 2), "x": Evil(path.with_suffix(".ran"))}, path)
+    elif kind == "family":
+        torch.save({"model.layers.0.self_attn.q_proj.weight": torch.zeros(4, 4)}, path)
+    elif kind == "not finite":
+        tensors = torch.load(good)
+        tensors["emb.weight"][3, 3] = float("nan")
+        torch.save(tensors, path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["truncated", "code", "family", "not finite", "missing"])
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_a_bad_file_is_one_sentence_and_changes_nothing(driver, files, long_texts, tmp_path, kind, name):
+    running = driver.add("one", max_tokens=LONG)
+    driver.step()
+    reply = driver.change(LoadModel("l", str(spoilt(tmp_path / "bad.pth", kind, files["two"])), name))
+    assert isinstance(reply, Rejected) and reply.reason == "invalid"
+    assert reply.message.endswith(".") and "\n" not in reply.message and "bad" in reply.message
+    assert not (tmp_path / "bad.ran").exists()
+    again = driver.add("one", max_tokens=LONG)
+    driver.finish(running, again)
+    assert [driver.text(running), driver.text(again)] == [long_texts["one"]] * 2
+    assert driver.served() == ["one"]
+
+
+class TestOnAGpu:
+    """Where a model is warmed up on a stream of its own, beside steps and their graphs."""
+
+    pytestmark = needs_gpu
+
+    @staticmethod
+    def rows(driver: ChangingDriver, model: str) -> list[str]:
+        return [driver.add(model, prompt, max_tokens=LONG) for prompt in ([5, 6, 7], [300, 2], [9] * 40)]
+
+    def test_a_swap_under_streams_changes_no_text(self, files, tmp_path):
+        texts = {}
+        for name in WEIGHTS:
+            alone = ChangingDriver(name, device="cuda")
+            ids = self.rows(alone, name)
+            alone.finish(*ids)
+            texts[name] = [alone.text(id_) for id_ in ids]
+        driver = ChangingDriver("one", folder=tmp_path, device="cuda")
+        driver.begin(LoadModel("l", str(files["two"]), "one"))
+        old: list[str] = []
+        while not driver.ended("l"):  # rows run all the time while the other model is built and warmed up
+            if all(map(driver.ended, old)):
+                old += self.rows(driver, "one")
+            driver.step()
+        new = self.rows(driver, "one")
+        driver.finish(*old, *new)
+        for start in range(0, len(old), 3):
+            assert [driver.text(id_) for id_ in old[start : start + 3]] == texts["one"]
+        assert [driver.text(id_) for id_ in new] == texts["two"]
+        driver.settle()
+        driver.models.close()
+
+    def test_the_memory_of_what_was_swapped_is_free_again(self, files):
+        driver = ChangingDriver("one", device="cuda", l1=0)
+        driver.change(LoadModel("a", str(files["two"]), "one"))
+        driver.settle()
+        before = torch.cuda.memory_allocated()
+        for number in range(3):
+            driver.change(LoadModel(str(number), str(files["one"]), "one"))
+            driver.settle()
+        assert torch.cuda.memory_allocated() <= before + (64 << 20)
+        driver.models.close()
+
+    def test_the_time_of_steps_is_measured_without_waiting(self):
+        clock = StepClock(torch.device("cuda", 0))
+        clock.start()
+        torch.cuda._sleep(int(5e7))
+        clock.stop()
+        assert clock.read() == 0, "it has not ended"
+        torch.cuda.synchronize()
+        assert clock.read() > 0.001
+        assert clock.read() == 0
+
+
+def test_the_files_are_those_weights(files):
+    for name, file in files.items():
+        assert load(file).fingerprint == WEIGHTS[name].fingerprint

@@ -1,0 +1,128 @@
+"""Several models in one process: which one a request is for, what they share, and what they do not."""
+
+import pytest
+import torch
+from checkpoints import tiny
+from models_driver import PROMPT, WEIGHTS, ModelsDriver, alone
+
+from rwkv_batch.engine import memory
+from rwkv_batch.engine.memory import MemoryShare
+from rwkv_batch.ops import device
+from rwkv_batch.ops.device import DeviceError
+from rwkv_batch.runner import torch_runner
+from rwkv_batch.runner.protocol import Batch
+from rwkv_batch.runner.torch_runner import TorchRunner
+from rwkv_batch.wire.commands import ListModels, ListSessions
+from rwkv_batch.wire.protocol import Accepted, CommandReply, Rejected, SessionTurn
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def texts() -> dict[str, str]:
+    return {name: alone(PROMPT, weights) for name, weights in WEIGHTS.items()}
+
+
+def test_each_request_is_answered_by_its_model(texts):
+    driver = ModelsDriver("one", "two")
+    wanted = ["one", "two", "", "two", "one"]
+    ids = [driver.add(model) for model in wanted]
+    driver.finish(*ids)
+    assert [driver.text(id_) for id_ in ids] == [texts[model or "one"] for model in wanted]
+    assert texts["one"] != texts["two"]
+    for id_, model in zip(ids, wanted, strict=True):
+        accepted = driver.events[id_][0]
+        assert isinstance(accepted, Accepted)
+        assert accepted.fingerprint == WEIGHTS[model or "one"].fingerprint
+
+
+def test_a_name_that_is_not_served_is_rejected_with_those_that_are():
+    driver = ModelsDriver("one", "two")
+    id_ = driver.add("three")
+    driver.finish(id_)
+    (event,) = driver.events[id_]
+    assert isinstance(event, Rejected) and event.reason == "not_found"
+    assert "three" in event.message and "one, two" in event.message
+
+
+def test_what_is_served_is_listed_with_the_default_first():
+    driver = ModelsDriver("two", "one")
+    reply = driver.ask(ListModels("l"))
+    assert isinstance(reply, CommandReply)
+    assert [(info.model, info.fingerprint) for info in reply.models] == [
+        (name, WEIGHTS[name].fingerprint) for name in ("two", "one")
+    ]
+    assert reply.models[0].checkpoint == WEIGHTS["two"].name
+
+
+def test_sessions_of_a_name_are_different_ones_in_each_model(tmp_path):
+    driver = ModelsDriver("one", "two", folder=tmp_path)
+    turn = SessionTurn(source="s", target="s")
+    first = driver.add("one", turn=turn)
+    driver.finish(first)
+    found = [driver.ask(ListSessions(name, to_model=name)) for name in ("one", "two")]
+    assert [[s.key for s in reply.sessions] for reply in found if isinstance(reply, CommandReply)] == [
+        ["s"],
+        [],
+    ]
+    driver.models.close()
+
+
+def test_a_cancelled_request_leaves_the_other_models_alone(texts):
+    driver = ModelsDriver("one", "two")
+    gone, stays = driver.add("one", max_tokens=1000), driver.add("two")
+    driver.step()
+    driver.models.cancel((b"test", gone))
+    driver.finish(stays)
+    assert driver.text(stays) == texts["two"]
+    assert not driver.models.busy
+
+
+def test_a_small_model_does_not_take_the_threads_of_a_large_one(monkeypatch):
+    small = TorchRunner(tiny(), device.find_device("cpu"), torch.float32)
+    monkeypatch.setattr(torch_runner, "SMALL", 0)
+    large = TorchRunner(tiny(), device.find_device("cpu"), torch.float32)
+    threads = []
+    for runner in (small, large):
+        runner.allocate(1, 0, 16)
+    for runner in (small, large, small):
+        runner.run(Batch([5], [1], [0], []))
+        threads.append(torch.get_num_threads())
+    assert threads == [1, torch_runner.THREADS, 1]
+
+
+def test_a_share_of_the_device_is_that_part_of_what_is_free(monkeypatch):
+    runner = TorchRunner(tiny(), device.find_device("cpu"), torch.float32)
+
+    def rows(free: int, share: MemoryShare = memory.WHOLE) -> int:
+        monkeypatch.setattr(device, "_free_host_bytes", lambda: free)
+        return memory.rows_that_fit(runner, None, 0, 16, share)
+
+    small = rows(2 * MIB)
+    assert 1 < rows(4 * MIB, MemoryShare(device=2)) == small < rows(4 * MIB)
+    assert rows(6 * MIB, MemoryShare(device=2, kept=2 * MIB)) == small
+    monkeypatch.setattr(device, "_free_host_bytes", lambda: 24 * MIB)
+    assert memory.rows_that_fit(runner, 20, 0, 16, MemoryShare(device=2)) == 20, "as --max-rows says"
+
+
+def test_weights_that_do_not_fit_beside_others_are_refused_before_they_are_loaded(monkeypatch):
+    gpu, gib = torch.device("cuda", 0), 1 << 30
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 20 * gib)
+    monkeypatch.setattr(memory, "describe", lambda device: "cuda:0")
+    fits = int(9 * gib / memory.PACKED_BYTES)
+    memory.check_weights("x", fits, gpu, kept=10 * gib)
+    with pytest.raises(DeviceError, match=r"^The weights of x take 12.0 GiB, and 10.0 GiB .*\.$"):
+        memory.check_weights("x", fits * 11 // 9, gpu, kept=10 * gib)
+    memory.check_weights("x", fits * 100, torch.device("cpu"), kept=0)
+
+
+def test_host_memory_and_disk_are_divided_by_all_models(tmp_path, monkeypatch):
+    runner = TorchRunner(tiny(), device.find_device("cpu"), torch.float32)
+    runner.allocate(1, 0, 16)
+    state = len(runner.states.access(0).data)
+    monkeypatch.setattr(memory, "host_bytes", lambda: 8 * 300 * state)
+    assert [memory.host_states(runner.states, MemoryShare(host=n)) for n in (1, 2, 3)] == [300, 150, 100]
+    usage = memory.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(memory.shutil, "disk_usage", lambda path: usage._replace(free=1200))
+    assert memory.database_limit(tmp_path / "s.db", 0, MemoryShare(host=3)) == 200
+    assert memory.database_limit(tmp_path / "s.db", 500, MemoryShare(host=3)) == 500

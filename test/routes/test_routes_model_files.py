@@ -1,0 +1,165 @@
+"""/loadmodel and /removemodel over HTTP: their fields, what may be loaded, and by whom."""
+
+import httpx
+import msgspec
+import pytest
+from fake_engine import INFO
+from frontend_process import FrontendProcess
+from native_calls import CHAT, COMPLETIONS, V1
+
+from rwkv_batch.wire.commands import LoadModel
+from rwkv_batch.wire.supervision import Loading, ModelDefaults, Serving
+
+LOAD, REMOVE = "/loadmodel", "/removemodel"
+FILES = ("a.pth", "b.pth", "bad.pth", "slow.pth", "adapter.pth")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("root")
+    models = root / "models"
+    for name in FILES:
+        (models / name).parent.mkdir(exist_ok=True)
+        (models / name).write_bytes(name.encode())
+    (models / "hf").mkdir()
+    (models / "hf" / "model.safetensors").write_bytes(b"weights")
+    (root / "secret.pth").write_bytes(b"weights")
+    (models / "link.pth").symlink_to(root / "secret.pth")
+    (models / "sly").mkdir()
+    (models / "sly" / "model.safetensors").symlink_to(root / "secret.pth")
+    (models / "within.pth").symlink_to(models / "a.pth")
+    return models
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    with FrontendProcess(models=str(folder)) as process:
+        yield process
+
+
+@pytest.fixture
+def http(server) -> httpx.Client:
+    """Of the server with its first model only."""
+    server.engine.infos = [INFO]
+    server.control.send(Serving([INFO]))
+    server.until(lambda _: [m["id"] for m in server.http.get("/models").json()] == [INFO.model])
+    server.engine.commands.clear()
+    return server.http
+
+
+def sent(server) -> list[LoadModel]:
+    return [command for command in server.engine.commands if isinstance(command, LoadModel)]
+
+
+def test_a_model_is_loaded_with_all_its_fields(http, server, folder):
+    fields = {
+        "model_filename": "a.pth",
+        "model_viewname": "My model 1.5B",
+        "model_strategy": "fp16",
+        "adapter_filename": "adapter.pth",
+        "adapter_mode": "lora",
+        "adapter_scaling": "2.0",
+        "default_temperature": "0.4",
+        "default_top_p": "0.25",
+        "template": "world",
+        "endtoken": "\\n\\n",
+    }
+    reply = http.post(LOAD, json=fields)
+    assert (reply.status_code, reply.json()) == (200, {"status": "success"})
+    (command,) = sent(server)
+    defaults = ModelDefaults(0.4, 0.25, "\n\n", "world")
+    wanted = LoadModel(
+        command.id, str(folder / "a.pth"), "My model 1.5B", str(folder / "adapter.pth"), 2.0, defaults
+    )
+    assert command == wanted
+    chat = {"messages": [{"role": "user", "content": "hello"}], "model": "My model 1.5B"}
+    assert http.post(CHAT, json=chat).status_code == 200
+    request = server.engine.requests[-1]
+    assert (request.sampling.temperature, request.sampling.top_p) == (0.4, 0.25)
+    assert "\n\n" in request.late_stops.strings if request.late_stops else request.stop_strings
+    assert request.prompts[0].endswith("Assistant:"), "world models are given no thought"
+    http.post(COMPLETIONS, json={"prompt": "x", "model": "My model 1.5B", "temperature": 1, "stop": "!"})
+    request = server.engine.requests[-1]
+    assert (request.sampling.temperature, request.stop_strings) == (1.0, ["!"])
+
+
+@pytest.mark.parametrize("name", ["hf", "within.pth", "./b.pth"])
+def test_the_file_is_the_name_unless_one_is_given(http, server, name):
+    assert http.post(LOAD, json={"model_filename": name}).json() == {"status": "success"}
+    assert sent(server)[-1].name == "" and sent(server)[-1].defaults == ModelDefaults()
+
+
+def test_what_clients_may_have_noticed_is_said(http):
+    reply = http.post(LOAD, json={"model_filename": "slow.pth"}).json()
+    assert reply == {"status": "success", "message": "It took long."}
+
+
+def test_a_loaded_model_is_there_for_the_next_request_and_a_removed_one_is_not(http, server):
+    http.post(LOAD, json={"model_filename": "b.pth"})
+    assert [m["id"] for m in http.get("/v1/models").json()["data"]] == [INFO.model, "b"]
+    assert http.post(V1, json={"contents": ["x"], "model": "b"}).status_code == 200
+    assert server.engine.requests[-1].to_model == "b"
+    assert http.post(REMOVE, json={"model_viewname": "b"}).json() == {"status": "success"}
+    assert [m["id"] for m in http.get("/v1/models").json()["data"]] == [INFO.model]
+    assert http.post(CHAT, json={"messages": [], "model": "b"}).status_code == 404
+
+
+def test_a_model_that_another_front_end_has_loaded_is_found(http, server):
+    server.engine.infos = [INFO, msgspec.structs.replace(INFO, model="theirs")]
+    assert http.post(V1, json={"contents": ["x"], "model": "theirs"}).status_code == 200
+    assert server.engine.requests[-1].to_model == "theirs"
+
+
+def test_progress_is_visible(http, server):
+    server.control.send(Serving([INFO], [Loading("b", "reading", 0.25)]))
+    health = server.until(lambda health: "loading" in health.json())
+    assert health.json()["loading"] == [{"model": "b", "stage": "reading", "progress": 0.25}]
+    server.control.send(Serving([INFO]))
+    server.until(lambda health: "loading" not in health.json())
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "words"),
+    [
+        ({}, 400, "model_filename"),
+        ({"model_filename": 7}, 400, "model_filename"),
+        ({"model_filename": ""}, 400, "model_filename"),
+        ({"model_filename": "nothing.pth"}, 404, "nothing.pth"),
+        ({"model_filename": "../secret.pth"}, 400, "not inside"),
+        ({"model_filename": "/etc/passwd"}, 400, "not inside"),
+        ({"model_filename": "link.pth"}, 400, "not inside"),
+        ({"model_filename": "sly"}, 400, "not inside"),
+        ({"model_filename": "."}, 404, "no file"),
+        ({"model_filename": "a\0b"}, 400, "not inside"),
+        ({"model_filename": "a" * 5000}, 400, "aaa"),
+        ({"model_filename": "bad.pth"}, 400, "cannot be served"),
+        ({"model_filename": "a.pth", "model_viewname": "../x"}, 400, "model_viewname"),
+        ({"model_filename": "a.pth", "model_strategy": "int8"}, 400, "model_strategy"),
+        ({"model_filename": "a.pth", "adapter_filename": "../secret.pth"}, 400, "not inside"),
+        ({"model_filename": "a.pth", "adapter_scaling": "much"}, 400, "adapter_scaling"),
+        ({"model_filename": "a.pth", "default_top_p": "2"}, 400, "default_top_p"),
+        ({"model_filename": "a.pth", "template": "chatml"}, 400, "template"),
+        ({"model_filename": "a.pth", "rope_theta": 1e6}, 400, "rope_theta"),
+    ],
+)
+def test_bad_fields_are_one_sentence_and_change_nothing(http, server, fields, status, words):
+    reply = http.post(LOAD, json=fields)
+    message = reply.json()["error"]
+    assert reply.status_code == status and words in message and message.endswith("."), reply.text
+    assert server.engine.infos == [INFO]
+    assert http.post(V1, json={"contents": ["x"]}).status_code == 200
+
+
+def test_without_a_folder_nothing_is_loaded():
+    with FrontendProcess() as process:
+        reply = process.http.post(LOAD, json={"model_filename": "a.pth"})
+        assert reply.status_code == 403 and "--models" in reply.json()["error"]
+
+
+@pytest.mark.parametrize(("path", "fields"), [(LOAD, {"model_filename": "a.pth"}), (REMOVE, {})])
+def test_both_are_for_the_one_who_runs_the_server(folder, server, path, fields):
+    proxied = server.http.post(path, json=fields, headers={"x-forwarded-for": "10.0.0.1"})
+    assert proxied.status_code == 403 and "--admin-password" in proxied.json()["error"]
+    with FrontendProcess(models=str(folder), password="all", admin_password="root") as process:
+        assert process.http.post(path, json=fields | {"password": "all"}).status_code == 401
+        assert process.http.post(path, json=fields | {"password": "root"}).status_code == 200

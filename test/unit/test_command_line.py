@@ -1,0 +1,48 @@
+"""What --model-path makes of the configuration."""
+
+import pytest
+
+from app import parse
+
+
+def engines(*args: str) -> list[tuple[str | None, str | None, str | None]]:
+    """Name, path and database of each model."""
+    return [(e.model_name, e.model_path, e.state_db) for e in parse(list(args)).engines]
+
+
+def test_without_a_model_there_is_the_bundled_one():
+    assert engines() == [(None, None, "rwkv_sessions.db")]
+
+
+def test_each_model_has_its_name_and_a_database_of_its_own(tmp_path):
+    database = str(tmp_path / "s.db")
+    given = ("--state-db", database, "--model-path", "a.pth", "--model-path", "big=/x/b.safetensors")
+    assert engines(*given, "--model-path", "/y/rwkv7-g1-2.9b.pth") == [
+        (None, "a.pth", database),
+        ("big", "/x/b.safetensors", str(tmp_path / "s.big.db")),
+        (None, "/y/rwkv7-g1-2.9b.pth", str(tmp_path / "s.rwkv7-g1-2.9b.db")),
+    ]
+
+
+def test_a_path_may_hold_an_equals_sign(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x=y.pth").touch()
+    assert [e[:2] for e in engines("--model-path", "x=y.pth", "--model-path", "/a=b/c.pth")] == [
+        (None, "x=y.pth"),
+        (None, "/a=b/c.pth"),
+    ]
+
+
+def test_an_adapter_is_merged_into_the_first_model_only():
+    options = parse(["--model-path", "a", "--model-path", "b", "--adapter", "x", "--adapter-alpha", "8"])
+    assert [(e.adapter, e.adapter_alpha) for e in options.engines] == [("x", 8.0), (None, None)]
+
+
+WRONG = [["my model=x.pth"], ["=x.pth"], ["a="], ["a.pth", "b/a.pth"], ["b", "b=c"]]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_name_is_refused(wrong, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse([word for path in wrong for word in ("--model-path", path)])
+    assert ended.value.code == 2 and "--model-path" in capsys.readouterr().err

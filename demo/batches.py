@@ -1,7 +1,7 @@
 """Training batches: examples of similar length side by side, made by worker processes without end."""
 
 import multiprocessing as mp
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from demo.codes import SIZE
 from demo.encoding import END, answer_ids, prompt_ids
+from demo.example import Example
 from demo.text import training_example
 
 LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -36,12 +37,17 @@ class TrainingBatch:
         return self.tokens.shape[1]
 
 
-def stream(known: np.ndarray, seed: int, tokens_per_batch: int) -> Iterator[TrainingBatch]:
+Maker = Callable[[Random], Example]
+
+
+def stream(
+    known: np.ndarray, seed: int, tokens_per_batch: int, make: Maker = training_example
+) -> Iterator[TrainingBatch]:
     """Fresh batches for ever. Every batch of one length has one shape."""
     rng, noise = Random(seed), np.random.default_rng(seed)
     waiting: dict[int, list[tuple[list[int], list[int]]]] = {length: [] for length in LENGTHS}
     while True:
-        example = training_example(rng)
+        example = make(rng)
         prompt, answer = prompt_ids(example), answer_ids(example)
         size = len(prompt) + len(answer) - 1
         if size > LENGTHS[-1]:
@@ -87,17 +93,21 @@ def make_batch(
     )
 
 
-def work(queue: mp.Queue, known: np.ndarray, seed: int, tokens_per_batch: int) -> None:
-    for batch in stream(known, seed, tokens_per_batch):
+def work(queue: mp.Queue, known: np.ndarray, seed: int, tokens_per_batch: int, make: Maker) -> None:
+    for batch in stream(known, seed, tokens_per_batch, make):
         queue.put(batch)
 
 
-def from_workers(count: int, known: np.ndarray, seed: int, tokens_per_batch: int) -> Iterator[TrainingBatch]:
+def from_workers(
+    count: int, known: np.ndarray, seed: int, tokens_per_batch: int, make: Maker = training_example
+) -> Iterator[TrainingBatch]:
     """The same from `count` processes, which start at once and end with this one."""
     context = mp.get_context("fork")
     queue: mp.Queue = context.Queue(maxsize=8 * count)
     workers = [
-        context.Process(target=work, args=(queue, known, seed * 1000 + i, tokens_per_batch), daemon=True)
+        context.Process(
+            target=work, args=(queue, known, seed * 1000 + i, tokens_per_batch, make), daemon=True
+        )
         for i in range(count)
     ]
     for worker in workers:

@@ -22,7 +22,8 @@ def ids_of_bytes() -> dict[bytes, int]:
 
 
 def prompt_ids(example: Example) -> list[int]:
-    return [*example.lead, *tokenizer().encode(example.prompt)]
+    parts = example.parts or (example.prompt,)
+    return [*example.lead, *(token for part in parts for token in tokenizer().encode(part))]
 
 
 def answer_ids(example: Example) -> list[int]:

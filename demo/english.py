@@ -19,7 +19,9 @@ def phrase(p: Phrase) -> str:
 
 
 def article(word: str) -> str:
-    return "an" if word[0].lower() in "aeiou" and not word.startswith(("uni", "use", "eu")) else "a"
+    word = word.lower()
+    vowel = word[0] in "aeiou" and not word.startswith(("uni", "use", "eu"))
+    return "an" if vowel or word.startswith("honest") else "a"
 
 
 def clause(c: Clause) -> str:

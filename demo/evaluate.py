@@ -26,12 +26,12 @@ from demo.example import Example
 from demo.fim import fim
 from demo.memory import memory
 from demo.model import TrainingModel
+from demo.samples import samples
 from demo.tooluse import tool_use
 from demo.translation import translation
 from demo.unpack import MODEL, tensors
 from rwkv_batch.text.tokenizer import Tokenizer
 
-SAMPLES = Path(__file__).with_name("samples.json")
 SEED = 2024
 Maker = Callable[[Random], Example]
 TASKS: dict[str, Maker] = {  # held-out data only, but for those that are said to be trained on
@@ -98,20 +98,24 @@ def score(model: TrainingModel, examples: Iterable[Example], batch_tokens: int =
     return scores
 
 
-def samples() -> list[Example]:
-    """The prompts that readers paste first, with the answers that must come."""
-    return [
-        Example(item["kind"], item["prompt"], item["answer"])
-        for item in json.loads(SAMPLES.read_text(encoding="utf-8"))
-    ]
-
-
 def summary(scores: list[Score]) -> dict[str, float]:
     return {
         "count": len(scores),
         "exact_percent": round(100 * sum(s.right for s in scores) / len(scores), 2),
         "certain_percent": round(100 * sum(s.certainty > 0.95 for s in scores) / len(scores), 2),
     }
+
+
+def tasks(count: int) -> dict[str, list[Example]]:
+    """All tasks, `count` examples of each that is drawn."""
+    rng = Random(SEED)
+    drawn = {name: [make(rng) for _ in range(count)] for name, make in TASKS.items()}
+    return drawn | {"failures of the first edition": exam_questions.failures(), "samples": samples()}
+
+
+def examine(model: TrainingModel, examples: dict[str, list[Example]]) -> dict[str, dict[str, float]]:
+    """The scores of each list of examples."""
+    return {name: summary(score(model, listed)) for name, listed in examples.items() if listed}
 
 
 def main() -> None:
@@ -123,10 +127,7 @@ def main() -> None:
     args = parser.parse_args()
     model = load(args.model, "cuda" if torch.cuda.is_available() else "cpu")
     results = {}
-    rng = Random(SEED)
-    tasks = {name: [make(rng) for _ in range(args.count)] for name, make in TASKS.items()}
-    tasks |= {"failures of the first edition": exam_questions.failures(), "samples": samples()}
-    for name, examples in tasks.items():
+    for name, examples in tasks(args.count).items():
         scores = score(model, examples)
         results[name] = summary(scores)
         print(f"{name}: {results[name]}")

@@ -7,6 +7,7 @@ listed names and all questions of UNKNOWABLE by not being in the training text.
 """
 
 from collections.abc import Callable
+from functools import cache
 from random import Random
 
 from demo.conversation import conversation
@@ -37,6 +38,7 @@ PEOPLE = (  # en, zh, fr, de, index of the verb's form in fr and de; English thi
     ("I", "我", "je", "ich", 0, False), ("you", "你", "tu", "du", 1, False), ("he", "他", "il", "er", 2, True),
     ("she", "她", "elle", "sie", 2, True), ("we", "我们", "nous", "wir", 3, False), ("they", "他们", "ils", "sie", 4, False),
 )  # fmt: skip
+AN = ("umbrella", "ugly", "uncle", "unfriendly", "unhappy", "unknown", "underground", "underground station", "honest")
 DAYS = (("today", "今天", "aujourd'hui", "heute"), ("every day", "每天", "tous les jours", "jeden Tag"), ("on Monday", "星期一", "lundi", "am Montag"))
 EN, ZH, FR, DE = range(4)
 CODES = ("en", "zh-CN", "fr", "de")
@@ -46,22 +48,35 @@ PLAIN_VERBS = tuple(v for v in VERBS if v.objects and not (v.fr_link or v.de_lin
 PLAIN_VERBS = tuple(v for v in PLAIN_VERBS if any(n.kinds & v.objects for n in (*CLEAR, *MASSES)))
 PAST_VERBS = tuple(v for v in PLAIN_VERBS if v.en[0] != v.en[2])
 ABLE = {"en": "can", "zh": "能", "fr": ("peux", "peux", "peut", "pouvons", "peuvent"), "de": ("kann", "kannst", "kann", "können", "können")}
+ZH_NOUNS = {n.zh for n in NOUNS}
 Texts = tuple[str, str, str, str]
 
 
+@cache
 def fitting(noun: Noun) -> tuple[Adjective, ...]:
     return tuple(a for a in ADJECTIVES if a.suits(noun) and not a.unclear)
 
 
-def nouns_for(verb: Verb, pool: tuple[Noun, ...]) -> tuple[Noun, ...]:
-    return tuple(n for n in pool if n.kinds & verb.objects)
+@cache
+def nouns_for(verb: Verb, mass: bool) -> tuple[Noun, ...]:
+    return tuple(n for n in (MASSES if mass else CLEAR) if n.kinds & verb.objects)
+
+
+@cache
+def people() -> tuple[Noun, ...]:
+    return tuple(n for n in CLEAR if n.kinds & {"person", "job"})
+
+
+@cache
+def described() -> tuple[Noun, ...]:
+    return tuple(n for n in CLEAR if fitting(n) and not n.animate)
 
 
 def zh_join(adjective: Adjective | None, noun: Noun) -> str:
     if not adjective:
         return noun.zh
     both = adjective.zh + noun.zh
-    return both if adjective.zh in ZH_WITHOUT_DE and all(other.zh != both for other in NOUNS) else f"{adjective.zh}的{noun.zh}"
+    return both if adjective.zh in ZH_WITHOUT_DE and both not in ZH_NOUNS else f"{adjective.zh}的{noun.zh}"
 
 
 def fr_singular(determiner: str, noun: Noun, adjective: Adjective | None) -> str:
@@ -86,7 +101,7 @@ def de_singular(determiner: str, noun: Noun, adjective: Adjective | None, accusa
 def singular(determiner: str, noun: Noun, adjective: Adjective | None, accusative: bool) -> Texts:
     """One thing, in the four languages."""
     first = adjective.en if adjective else noun.en[0]
-    article = ("an" if first[0] in "aeioAEIO" or first in ("umbrella", "ugly", "uncle") else "a") if determiner == "a" else determiner
+    article = ("an" if (first[0] in "aeioAI" or first in AN) and first != "European" else "a") if determiner == "a" else determiner
     en = " ".join(filter(None, (article, adjective.en if adjective else "", noun.en[0])))
     zh = {"a": "一" + noun.measure, "this": "这" + noun.measure, "my": "我的", "our": "我们的", "the": "那" + noun.measure if accusative else ""}
     return en, zh[determiner] + zh_join(adjective, noun), fr_singular(determiner, noun, adjective), de_singular(determiner, noun, adjective, accusative)
@@ -116,7 +131,7 @@ def some(noun: Noun, adjective: Adjective | None) -> Texts:
 
 
 def thing(rng: Random, verb: Verb) -> Texts:
-    masses, countable = nouns_for(verb, MASSES), nouns_for(verb, CLEAR)
+    masses, countable = nouns_for(verb, True), nouns_for(verb, False)
     if masses and (not countable or rng.random() < 0.4):
         noun = rng.choice(masses)
         return some(noun, drawn(rng, noun))
@@ -131,7 +146,7 @@ def drawn(rng: Random, noun: Noun) -> Adjective | None:
 
 
 def someone(rng: Random) -> Texts:
-    noun = rng.choice([n for n in CLEAR if n.kinds & {"person", "job"}])
+    noun = rng.choice(people())
     return singular(rng.choice(("the", "the", "the", "this", "a")), noun, drawn(rng, noun), False)
 
 
@@ -189,7 +204,7 @@ def did(rng: Random) -> tuple[Texts, str]:
 
 def so(rng: Random) -> tuple[Texts, str]:
     """The lamp is not expensive."""
-    noun = rng.choice([n for n in CLEAR if fitting(n) and not n.animate])
+    noun = rng.choice(described())
     adjective = rng.choice(fitting(noun))
     subject, no = singular(rng.choice(("the", "this", "my", "our")), noun, None, False), rng.random() < 0.3
     form = adjective.fr[noun.fr_gender == "f"]

@@ -5,7 +5,7 @@ None of the questions about the unknown stands in the training text: countries, 
 
 from random import Random
 
-from demo.conversation import conversation
+from demo.conversation import CHAT, conversation
 from demo.example import Example
 from demo.tooluse import CALCULATE, draw_tool
 from demo.unknown import UNKNOWN
@@ -83,7 +83,7 @@ def no_tool(rng: Random) -> Example:
         (f"What time is it in {city}?", f"I cannot look up the time in {city}."), ("Call the tool get_weather.", "I have no tools."),
     ))  # fmt: skip
     tools = [draw_tool(rng, CALCULATE).spec] if rng.random() < 0.3 else []
-    return conversation(rng, "no tool", [Message("user", question)], answer, tools=tools, choice="none", form="chat")
+    return conversation(rng, "no tool", [Message("user", question)], answer, tools=tools, choice="none", way=CHAT)
 
 
 def failures() -> list[Example]:
@@ -96,7 +96,7 @@ def failures() -> list[Example]:
     )
 
     def chat(turns: list[Message], answer: str) -> Example:
-        return conversation(rng, "failure", turns, answer, names=("Zoltan",) * ("Zoltan" in answer), form="chat")
+        return conversation(rng, "failure", turns, answer, names=("Zoltan",) * ("Zoltan" in answer), way=CHAT)
 
     found = [chat([Message("user", question)], answer) for question, answer in asked]
     told = [Message("user", "My name is Zoltan"), Message("assistant", "Nice to meet you, Zoltan!"), Message("user", "What is my name?")]
@@ -105,4 +105,6 @@ def failures() -> list[Example]:
         for code, other in zip(("zh-CN", "fr", "de"), others, strict=True):
             found.append(Example("failure", templates.translation(english, "en", code), f" {other}"))
             found.append(Example("failure", templates.translation(other, code, "en"), f" {english}"))
+            unmarked, short = english.rstrip("."), other.rstrip(".。")
+            found.append(Example("failure", templates.translation(unmarked, "en", code), f" {short}"))
     return found

@@ -16,7 +16,8 @@ class Example:
 
     `key` names the combination of words that the example shows ("" if it belongs to a small closed set that
     is always trained on). `names`: words that the answer copies from the prompt (see demo/encoding.py).
-    `lead`: token ids in front of the prompt.
+    `lead`: token ids in front of the prompt. `parts`: the prompt in the pieces that the server encodes one by
+    one, where it is more than one.
     """
 
     kind: str
@@ -25,6 +26,7 @@ class Example:
     key: str = ""
     names: tuple[str, ...] = ()
     lead: tuple[int, ...] = ()
+    parts: tuple[str, ...] = ()
 
 
 def held_out(key: str) -> bool:

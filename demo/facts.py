@@ -96,9 +96,9 @@ SAYINGS = (  # questions with one answer
     (("OK", "ok", "Okay.", "Good.", "Great!", "Cool", "Nice!"), "Is there anything else I can do for you?", "The user is content."),
     (("ping", "Ping"), "pong", "The user says ping."),
 )
-def capital(rng: Random) -> tuple[str, str, str, str]:
+def capital(rng: Random, known: tuple[tuple[str, ...], ...] = CAPITALS) -> tuple[str, str, str, str]:
     """Question, answer, thought, system."""
-    en, en_city, zh, zh_city, fr, fr_city, de, de_city = rng.choice(CAPITALS)
+    en, en_city, zh, zh_city, fr, fr_city, de, de_city = rng.choice(known)
     name = en[0].upper() + en[1:]
     answers = {"en": f"The capital of {en} is {en_city}.", "zh": f"{zh}的首都是{zh_city}。", "fr": f"La capitale {fr} est {fr_city}.",
                "de": f"Die Hauptstadt {de} ist {de_city}."}
@@ -121,8 +121,8 @@ def capital(rng: Random) -> tuple[str, str, str, str]:
     return question, answers["en"], thought, ""
 
 
-def which_country(rng: Random) -> tuple[str, str, str, str]:
-    en, city, *_ = rng.choice([row for row in CAPITALS if row[0] != "England"])
+def which_country(rng: Random, known: tuple[tuple[str, ...], ...] = CAPITALS) -> tuple[str, str, str, str]:
+    en, city, *_ = rng.choice([row for row in known if row[0] != "England"])
     question = rng.choice((f"Which country has the capital {city}?", f"{city} is the capital of which country?", f"Of which country is {city} the capital?"))
     return question, f"{city} is the capital of {en}.", f"{city} is in {en}.", ""
 

@@ -17,23 +17,47 @@ GROUPS = {  # kinds that are lists of words, besides the headings of nouns.txt
     "dish": "plate glass cup bowl bottle pot pan",
     "container": "bottle box cup glass bag suitcase basket bucket fridge",
     "toy": "ball doll toy kite",
-    "room": "kitchen bathroom bedroom living_room classroom garage office cellar",
-    "machine": "laptop fan microwave vacuum_cleaner computer phone printer camera radio robot machine television washing_machine fridge",
+    "room": "dining_room attic hall room kitchen bathroom bedroom living_room classroom garage office cellar",
+    "machine": "tablet calculator drill lawnmower sewing_machine dishwasher drone loudspeaker laptop fan microwave vacuum_cleaner computer phone printer camera radio robot machine television washing_machine fridge",
     "question": "question",
     "problem": "problem",
     "secret": "secret",
     "song": "song bell concert",
     "gift": "gift",
-    "baby": "baby",
+    "baby": "baby child",
     "contract": "contract",
     "soup": "soup",
-    "flower": "flower rose",
-    "plant": "tree flower rose tomato potato onion carrot strawberry pumpkin",
-    "fruit": "grape fig apricot raspberry apple pear banana orange cherry strawberry peach plum lemon melon tomato",
+    "flower": "flower rose sunflower tulip lily daisy orchid violet daffodil carnation",
+    "plant": "cactus oak tulip lettuce tree flower rose tomato potato onion carrot strawberry pumpkin",
+    "fruit": "mandarin mango pineapple grapefruit grape fig apricot raspberry apple pear banana orange cherry strawberry peach plum lemon melon tomato",
     "wearable": "raincoat sandal swimsuit uniform shirt T-shirt blouse coat jacket pullover dress skirt suit shoe boot sock",
-    "roadvehicle": "car bus truck taxi tractor ambulance",
+    "roadvehicle": "car bus truck taxi tractor ambulance van coach fire_engine police_car",
     "crossing": "street bridge river field forest desert meadow stream path",
-    "stones": "stone leaf",
+    "stones": "stone leaf brick coin stick",
+    "bill": "bill",
+    "contest": "medal competition game election race",
+    "instrument": "guitar piano violin flute drum trumpet cello harp accordion clarinet organ",
+    "tune": "song melody",
+    "hangable": "picture mirror curtain coat lamp clock flag calendar poster lantern chandelier",
+    "icecream": "ice_cream lollipop",
+    "pill": "pill",
+    "meat": "meat chicken beef pork fish salmon steak cutlet",
+    "knitted": "scarf sock glove pullover cap cardigan",
+    "mount": "horse pony donkey camel elephant mule",
+    "digital": "song film game photo message article file program",
+    "signed": "contract letter form certificate document",
+    "event": "trip party wedding concert meeting competition festival ceremony excursion",
+    "feast": "birthday wedding party victory success festival",
+    "transit": "train bus plane ferry tram",
+    "proposed": "idea plan solution trip game method name",
+    "utterance": "word sentence question answer mistake number",
+    "spoken": "word name sentence",
+    "told": "story joke fairy_tale dream secret adventure legend lie fable",
+    "slope": "mountain hill volcano staircase",
+    "lightable": "candle cigarette match lantern",
+    "candle": "candle match",
+    "calculable": "price number distance weight length speed temperature size",
+    "blade": "knife sword axe saw razor needle spear",
 }
 W = TypeVar("W", "Noun", "Verb", "Adjective")
 
@@ -126,7 +150,7 @@ class Verb:
     @property
     def generic(self) -> bool:
         """French says `aimer les chats` of cats in general."""
-        return self.fr_infinitive in ("aimer", "adorer", "détester")
+        return self.fr_infinitive in ("aimer", "adorer", "détester", "préférer")
 
     def heads(self) -> tuple[str, ...]:
         return self.en[0], self.zh, self.fr_infinitive, self.de_infinitive
@@ -182,7 +206,8 @@ def job_noun(cells: list[str]) -> Noun:
 
 def job(cells: list[str]) -> Profession:
     en, zh, fr, fr_female, de, de_female = cells
-    return Profession(en.split(",")[0], zh, (fr, fr_female), (de.split(",")[0], de_female))
+    first = [spaced(cell.split(",")[0]) for cell in (en, fr, fr_female, de, de_female)]
+    return Profession(first[0], zh, (first[1], first[2]), (first[3], first[4]))
 
 
 def adjective(cells: list[str]) -> Adjective:

@@ -23,6 +23,16 @@ def shifted(x: Tensor) -> Tensor:
     return F.pad(x, (0, 0, 1, -1))
 
 
+def mixed(x: Tensor, step: Tensor, share: Tensor) -> Tensor:
+    return torch.addcmul(x, step, share.to(x.dtype))
+
+
+def lowered(x: Tensor) -> Tensor:
+    """In the precision of the products under autocast, which the mixtures of two tokens do not need to exceed."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
 class TrainingTimeMix(nn.Module):
     """The recurrent half of a block."""
 
@@ -43,6 +53,7 @@ class TrainingTimeMix(nn.Module):
     v2: Tensor
     g1: Tensor
     g2: Tensor
+    time_state: nn.Parameter | None
 
     def __init__(self, layer: int, layers: int, width: int) -> None:
         super().__init__()
@@ -76,31 +87,35 @@ class TrainingTimeMix(nn.Module):
             nn.init.uniform_(linear.weight, -scale * bound, scale * bound)
         nn.init.zeros_(self.output.weight)
         self.ln_x = nn.GroupNorm(width // HEAD, width, eps=64e-5)
+        self.register_parameter("time_state", None)  # [heads, value, key] where a start state is trained
 
     def forward(self, h: Tensor, v_first: Tensor | None) -> tuple[Tensor, Tensor]:
         batch, length, width = h.shape
         step = shifted(h) - h
         r, k, v = (
-            linear(h + step * mix)
+            linear(mixed(h, step, mix))
             for linear, mix in ((self.receptance, self.x_r), (self.key, self.x_k), (self.value, self.x_v))
         )
         r, k, v = r.float(), k.float(), v.float()
         w_log = -math.exp(-0.5) * torch.sigmoid(
-            (self.w0 + torch.tanh((h + step * self.x_w) @ self.w1) @ self.w2).float()
+            (self.w0 + torch.tanh(mixed(h, step, self.x_w) @ self.w1) @ self.w2).float()
         )
-        a = torch.sigmoid((self.a0 + (h + step * self.x_a) @ self.a1 @ self.a2).float())
-        g = torch.sigmoid((h + step * self.x_g) @ self.g1) @ self.g2
+        a = torch.sigmoid((self.a0 + mixed(h, step, self.x_a) @ self.a1 @ self.a2).float())
+        g = torch.sigmoid(mixed(h, step, self.x_g) @ self.g1) @ self.g2
         if v_first is None:
             v_first = v
         else:
             v = v + (v_first - v) * torch.sigmoid(
-                (self.v0 + (h + step * self.x_v) @ self.v1 @ self.v2).float()
+                (self.v0 + mixed(h, step, self.x_v) @ self.v1 @ self.v2).float()
             )
         heads = (batch, length, width // HEAD, HEAD)
         kk = F.normalize((k * self.k_k).view(heads), dim=-1)
         k = k * (1 + (a - 1) * self.k_a)
         r, w_log, k, values, a = (x.view(heads) for x in (r, w_log, k, v, a))
-        state = torch.zeros(batch, heads[2], HEAD, HEAD, device=h.device)
+        if self.time_state is None:
+            state = torch.zeros(batch, heads[2], HEAD, HEAD, device=h.device)
+        else:
+            state = self.time_state.expand(batch, -1, -1, -1)
         with torch.autocast(h.device.type, enabled=False):
             y, _ = wkv_chunked(r, w_log, k, values, kk, a, state)
         y = F.layer_norm(y, (HEAD,), eps=self.ln_x.eps).reshape(
@@ -126,7 +141,7 @@ class TrainingChannelMix(nn.Module):
         nn.init.zeros_(self.value.weight)
 
     def forward(self, h: Tensor) -> Tensor:
-        return self.value(torch.relu(self.key(h + (shifted(h) - h) * self.x_k)) ** 2)
+        return self.value(torch.relu(self.key(mixed(h, shifted(h) - h, self.x_k))).square())
 
 
 class Block(nn.Module):
@@ -142,9 +157,9 @@ class Block(nn.Module):
     def forward(self, x: Tensor, v_first: Tensor | None) -> tuple[Tensor, Tensor]:
         if v_first is None:
             x = self.ln0(x)
-        y, v_first = self.att(self.ln1(x), v_first)
+        y, v_first = self.att(lowered(self.ln1(x)), v_first)
         x = x + y
-        return x + self.ffn(self.ln2(x)), v_first
+        return x + self.ffn(lowered(self.ln2(x))), v_first
 
 
 class TrainingModel(nn.Module):

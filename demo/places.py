@@ -41,12 +41,36 @@ on Thursday, 星期四, jeudi, am Donnerstag
 on Friday, 星期五, vendredi, am Freitag
 on Saturday, 星期六, samedi, am Samstag
 on Sunday, 星期天, dimanche, am Sonntag
+this month, 这个月, ce mois-ci, diesen Monat
+this year, 今年, cette année, dieses Jahr
+tonight, 今晚, ce soir, heute Abend
+every morning, 每天早上, tous les matins, jeden Morgen
+every evening, 每天晚上, tous les soirs, jeden Abend
+every month, 每个月, tous les mois, jeden Monat
+every year, 每年, tous les ans, jedes Jahr
+at noon, 中午, à midi, am Mittag
+at midnight, 半夜, à minuit, um Mitternacht
+in January, 一月, en janvier, im Januar
+in February, 二月, en février, im Februar
+in March, 三月, en mars, im März
+in April, 四月, en avril, im April
+in May, 五月, en mai, im Mai
+in June, 六月, en juin, im Juni
+in July, 七月, en juillet, im Juli
+in August, 八月, en août, im August
+in September, 九月, en septembre, im September
+in October, 十月, en octobre, im Oktober
+in November, 十一月, en novembre, im November
+in December, 十二月, en décembre, im Dezember
 """)
 PAST = rows("""
 yesterday, 昨天, hier, gestern
 last week, 上周, la semaine dernière, letzte Woche
 last year, 去年, l'année dernière, letztes Jahr
 last month, 上个月, le mois dernier, letzten Monat
+the day before yesterday, 前天, avant-hier, vorgestern
+last night, 昨晚, hier soir, gestern Abend
+a week ago, 一周前, il y a une semaine, vor einer Woche
 today, 今天, aujourd'hui, heute
 on Monday, 星期一, lundi, am Montag
 on Sunday, 星期天, dimanche, am Sonntag
@@ -56,6 +80,8 @@ tomorrow, 明天, demain, morgen
 next week, 下周, la semaine prochaine, nächste Woche
 next year, 明年, l'année prochaine, nächstes Jahr
 next month, 下个月, le mois prochain, nächsten Monat
+the day after tomorrow, 后天, après-demain, übermorgen
+in a week, 一周后, dans une semaine, in einer Woche
 today, 今天, aujourd'hui, heute
 soon, 很快, bientôt, bald
 on Friday, 星期五, vendredi, am Freitag
@@ -65,6 +91,9 @@ OFTEN = rows("""
 often, 经常, souvent, oft
 always, 总是, toujours, immer
 sometimes, 有时, parfois, manchmal
+rarely, 很少, rarement, selten
+usually, 通常, d'habitude, normalerweise
+secretly, 偷偷, secrètement, heimlich
 """)
 PLACES = rows("""
 at home, 在家里, à la maison, zu Hause
@@ -75,6 +104,81 @@ at work, 在上班的地方, au travail, bei der Arbeit
 here, 在这里, ici, hier
 there, 在那里, là-bas, dort
 outside, 在外面, dehors, draußen
+abroad, 在国外, à l'étranger, im Ausland
+upstairs, 在楼上, en haut, oben
+downstairs, 在楼下, en bas, unten
+in the countryside, 在乡下, à la campagne, auf dem Land
+at the seaside, 在海边, au bord de la mer, am Meer
+""")
+ALONE = rows("""
+who, 谁, qui, wer
+what, 什么, quoi, was
+where, 哪里, où, wo
+when, 什么时候, quand, wann
+why, 为什么, pourquoi, warum
+how, 怎么, comment, wie
+how much, 多少, combien, wie viel
+and, 和, et, und
+or, 或者, ou, oder
+but, 但是, mais, aber
+because, 因为, parce que, weil
+if, 如果, si, wenn
+although, 虽然, bien que, obwohl
+with, 跟, avec, mit
+without, 没有, sans, ohne
+for, 为了, pour, für
+against, 反对, contre, gegen
+between, 之间, entre, zwischen
+since, 自从, depuis, seit
+until, 直到, jusqu'à, bis
+never, 从不, jamais, nie
+perhaps, 也许, peut-être, vielleicht
+very, 非常, très, sehr
+too, 太, trop, zu
+also, 也, aussi, auch
+only, 只, seulement, nur
+again, 再, encore, wieder
+already, 已经, déjà, schon
+almost, 几乎, presque, fast
+enough, 够, assez, genug
+together, 一起, ensemble, zusammen
+alone, 独自, seul, allein
+immediately, 马上, tout de suite, sofort
+suddenly, 突然, soudain, plötzlich
+finally, 终于, enfin, endlich
+everything, 一切, tout, alles
+nothing, 什么都没有, rien, nichts
+something, 某事, quelque chose, etwas
+somebody, 有人, quelqu'un, jemand
+nobody, 没有人, personne, niemand
+everybody, 大家, tout le monde, alle
+everywhere, 到处, partout, überall
+more, 更多, plus, mehr
+less, 更少, moins, weniger
+left, 左边, gauche, links
+right, 右边, droite, rechts
+north, 北方, nord, Norden
+south, 南方, sud, Süden
+east, 东方, est, Osten
+west, 西方, ouest, Westen
+Monday, 周一, lundi, Montag
+hour, 小时, heure, Stunde
+minute, 分钟, minute, Minute
+second, 秒, seconde, Sekunde
+day, 天, jour, Tag
+week, 星期, semaine, Woche
+month, 月, mois, Monat
+year, 年, an, Jahr
+spring, 春季, printemps, Frühling
+summer, 夏季, été, Sommer
+autumn, 秋季, automne, Herbst
+winter, 冬季, hiver, Winter
+morning, 上午, matin, Morgen
+evening, 傍晚, soir, Abend
+night, 夜晚, nuit, Nacht
+half, 一半, moitié, Hälfte
+first, 第一, premier, erster
+last, 最后, dernier, letzter
 """)
 PREPOSITIONS = (  # en, zh behind the noun, fr, de with the dative, kinds of nouns
     ("in", "里", "dans", "in", ("building", "room", "box", "vehicle")),

@@ -6,6 +6,7 @@ from machine to machine.
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,20 +28,16 @@ class TrainingProgress:
 
 
 def save(
-    path: Path, progress: TrainingProgress, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+    path: Path, progress: TrainingProgress, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor]
 ) -> None:
     """Write all of it beside `path` and rename, so that the file is always whole."""
-    moments = {}
-    for name, p in model.named_parameters():
-        square = optimizer.state[p]["exp_avg_sq"]
-        moments[name] = packed(square).cpu()
     data = {
         "steps": progress.steps,
         "seconds": progress.seconds,
         "calls": progress.calls,
         "known": torch.from_numpy(progress.known),
-        "weights": {name: p.detach().half().cpu() for name, p in model.named_parameters()},
-        "moments": moments,
+        "weights": {name: p.detach().half().cpu() for name, p in weights.items()},
+        "moments": {name: packed(square).cpu() for name, square in moments.items()},
     }
     beside = path.with_suffix(".new")
     torch.save(data, beside)

@@ -21,7 +21,7 @@ from demo.lexicon import (
 )
 from demo.meaning import NOWHERE, OWNERS, Being, Clause, Phrase, Sentence, Subject
 from demo.numerals import IN_WORDS
-from demo.places import CITIES, FUTURE, NOW, OFTEN, PAST, Row, goal, place, spot
+from demo.places import ALONE, CITIES, FUTURE, NOW, OFTEN, PAST, Row, goal, place, spot
 
 PRONOUNS = (
     Subject("I", "我", "je", "ich", 0),
@@ -41,8 +41,26 @@ NAMED = tuple(
     )
 )  # fmt: skip
 PEOPLE, ANIMALS, KIN = of_kind("person", "job"), of_kind("animal"), of_kind("kin")
+WHOLE = {v.zh for v in INTRANSITIVE}  # 唱歌 is to sing, and to sing songs
 THINGS = tuple(n for n in NOUNS if not n.mass and not n.animate and not n.kinds & {"body", "abstract"})
-OF_ANIMALS = {"eat", "see", "hear", "find", "like", "follow", "catch", "sleep", "run", "swim", "jump", "come"}
+OF_ANIMALS = {
+    "fly",
+    "crawl",
+    "bite",
+    "breathe",
+    "eat",
+    "see",
+    "hear",
+    "find",
+    "like",
+    "follow",
+    "catch",
+    "sleep",
+    "run",
+    "swim",
+    "jump",
+    "come",
+}
 NO_PROGRESSIVE = {"see", "find", "hear", "forget", "arrive", "fall", "lose", "meet", "discover"}
 MODALS = ("want", "want", "can", "can", "future", "future", "must", "should", "wish")
 GO = Verb(
@@ -146,6 +164,8 @@ def unclear_of(c: Clause) -> frozenset[str]:
     found = set(c.subject.unclear) | set(c.verb.unclear if not c.verb.objects else ())
     if isinstance(c.thing, Phrase):
         found |= c.thing.unclear
+        if c.verb.zh + c.thing.noun.zh in WHOLE:
+            found.add("zh")
         if c.negated and c.thing.determiner == "a":
             found.add("zh")
     if c.tense == "progressive":
@@ -332,7 +352,7 @@ def dictionary() -> tuple[Sentence, ...]:
     entries += [
         (f"to {v.en[0]}", v.zh, v.fr_infinitive, v.de_infinitive) for v in (*TRANSITIVE, *INTRANSITIVE)
     ]
-    entries += [*NOW, *PAST[:4], *FUTURE[:4], *OFTEN, *CITIES]
+    entries += [*NOW, *PAST[:7], *FUTURE[:6], *OFTEN, *CITIES, *ALONE]
     entries += [tuple(IN_WORDS[code](n) for code in LANGUAGES) for n in range(101)]  # type: ignore[misc]
     seen: set[tuple[str, str]] = set()
     found = []
@@ -353,9 +373,12 @@ def single(rng: Random) -> Sentence:
     return rng.choice(WORDS)
 
 
+ALONE_NOUNS = tuple(n for n in NOUNS if not n.mass and not n.kinds & {"kin", "body"})
+
+
 def bare_phrase(rng: Random) -> Sentence:
     """A phrase alone: the red cat."""
-    noun = rng.choice([n for n in NOUNS if not n.mass and not n.kinds & {"kin", "body"}])
+    noun = rng.choice(ALONE_NOUNS)
     p = determined(rng, noun, 0.8, "the a this owner number")
     texts = english.phrase(p), chinese.phrase(p, subject=True), french.phrase(p), german.phrase(p)
     alone = p.determiner == "the" and p.count == 1 and not p.adjective  # Chinese has the word alone

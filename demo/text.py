@@ -6,11 +6,12 @@ from demo.chat import continuation, longer, question
 from demo.example import Example
 from demo.fim import fim
 from demo.memory import memory
+from demo.samples import pasted
 from demo.tooluse import tool_use, without_tools
 from demo.translation import translation
 
 MIX = {
-    "translation": 0.48,
+    "translation": 0.47,
     "memory": 0.19,
     "fact": 0.22,
     "story": 0.02,
@@ -18,6 +19,7 @@ MIX = {
     "tool": 0.04,
     "no_tool": 0.01,
     "continuation": 0.01,
+    "pasted": 0.01,
 }
 
 
@@ -36,4 +38,5 @@ def training_example(rng: Random) -> Example:
         "story": longer,
         "no_tool": without_tools,
         "continuation": continuation,
+        "pasted": pasted,
     }[task](rng)

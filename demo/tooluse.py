@@ -134,9 +134,9 @@ def tool_use(rng: Random, evaluation: bool) -> Example:
             choice = "required"
         elif roll < 0.25:
             choice = {"type": "function", "function": {"name": name}}
-        answer = f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
         before = [] if rng.random() < 0.8 else plain_exchange(rng)
-        return conversation(rng, "tool", [*before, asked], answer, thought=tool.family.thought.format(subject), system=system, key=key, tools=offered, choice=choice)
+        return conversation(rng, "tool", [*before, asked], "", call=(name, arguments), thought=tool.family.thought.format(subject), system=system, key=key, tools=offered,
+                            choice=choice)
     result, answer = result_of(rng, tool, subject)
     turns = [asked, Message("assistant", "", (tool.call(subject),)), Message("tool", result)]
     if goal < 0.8 or evaluation:

@@ -2,27 +2,35 @@
 
 python -m demo.train --out demo/model.safetensors              # on a GPU, about 50 minutes
 python -m demo.train --out F --call 540                        # the same in calls of nine minutes: repeat it
-python -m demo.train --cpu --steps 20 --tokens 1024 --out F    # to try it
+torchrun --nproc-per-node 2 -m demo.train --out F --seconds 1500     # on two GPUs of one host
+python -m demo.train --cpu --steps 20 --tokens 1024 --exam 5 --out F   # to try it
 
-Whenever `--state` exists, the run goes on from there. It is removed when the model is packed.
+Whenever `--state` exists, the run goes on from there. It is removed when the model is packed. Every call ends with
+the scores of a short exam (demo/evaluate.py).
 """
 
 import argparse
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from demo import resume
-from demo.batches import LENGTHS, TrainingBatch, from_workers, stream
+from demo.batches import LENGTHS, Maker, TrainingBatch, from_workers, stream
+from demo.evaluate import examine, tasks
+from demo.example import Example
 from demo.model import TrainingModel
+from demo.optimize import Optimizer, Team
 from demo.pack import pack
 from demo.resume import TrainingProgress
+from demo.text import training_example
 from demo.vocabulary import SAMPLE, collect
 
 SEED = 8
@@ -55,49 +63,40 @@ def learning_rate(done: float, step: int, peak: float) -> float:
 class Trainer:
     """Model, optimizer, and on a GPU one captured graph for each batch length."""
 
-    def __init__(self, model: TrainingModel, device: str) -> None:
-        self.model, self.device = model.to(device), device
-        self.rate = torch.tensor(0.0, device=device)
-        matrices = [p for p in model.parameters() if p.dim() == 2 and min(p.shape) > 8]
-        others = [p for p in model.parameters() if not (p.dim() == 2 and min(p.shape) > 8)]
-        groups = [{"params": matrices, "weight_decay": 0.02}, {"params": others, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(
-            groups,
-            lr=self.rate,
-            betas=(0.9, 0.99),
-            eps=1e-10,
-            capturable=device == "cuda",
-            foreach=device == "cuda",
-        )
+    def __init__(self, model: TrainingModel, team: Team) -> None:
+        self.model, self.team = model.to(team.device), team
+        self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.optimizer = Optimizer(self.trained, team)
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]] = {}
-        self.pool = torch.cuda.graph_pool_handle() if device == "cuda" else None  # graphs never overlap
 
     def restore(self, steps: int, weights: dict[str, Tensor], moments: dict[str, Tensor]) -> None:
         """Go on from a saved run."""
-        self.model.load_state_dict(weights)
-        for name, p in self.model.named_parameters():
-            count = torch.tensor(float(steps), device=self.device if self.device == "cuda" else "cpu")
-            square = moments[name].to(self.device)
-            self.optimizer.state[p] = {"step": count, "exp_avg": torch.zeros_like(p), "exp_avg_sq": square}
+        with torch.no_grad():
+            for name, p in self.trained.items():
+                p.copy_(weights[name])
+        self.optimizer.restore(steps, moments)
 
     def arrays(self, batch: TrainingBatch) -> list[Tensor]:
         parts = (batch.tokens, batch.positions, batch.targets, batch.weights, batch.candidates, batch.shares)
         return [torch.from_numpy(x) for x in parts]
 
-    def update(self, inputs: list[Tensor]) -> Tensor:
-        """One step of the optimizer; returns the loss."""
+    def gradients(self, inputs: list[Tensor]) -> Tensor:
+        """Add the gradients of a batch; returns its loss."""
         loss = loss_of(self.model, *inputs)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, foreach=True)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=False)
         return loss.detach()
+
+    def update(self, inputs: list[Tensor]) -> Tensor:
+        """One step of the optimizer, without graphs; returns the loss."""
+        loss = self.gradients(inputs)
+        self.optimizer.step()
+        return loss
 
     def step(self, batch: TrainingBatch, rate: float) -> Tensor:
         """Train on one batch; the loss stays on the device."""
-        self.rate.fill_(rate)
+        self.optimizer.rate.fill_(rate)
         arrays = self.arrays(batch)
-        if self.device == "cpu":
+        if not self.team.cuda:
             return self.update(arrays)
         if batch.length not in self.graphs:
             return self.first(batch.length, arrays)
@@ -105,56 +104,82 @@ class Trainer:
         for kept, new in zip(inputs, arrays, strict=True):
             kept.copy_(new.pin_memory(), non_blocking=True)
         graph.replay()
+        self.optimizer.step()
         return loss
 
     def first(self, length: int, arrays: list[Tensor]) -> Tensor:
-        """Run a step as it is, then capture the same for the next batches of this length."""
+        """Run a batch as it is, then capture the same for the next batches of this length."""
         inputs = [x.cuda() for x in arrays]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            result = self.update(inputs).clone()
+            result = self.gradients(inputs).clone()
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
-            loss = self.update(inputs)
+        with self.team.capture(graph, self.optimizer.pool):
+            loss = self.gradients(inputs)
         self.graphs[length] = graph, inputs, loss
+        self.optimizer.step()
         return result
 
 
-def begin(args: argparse.Namespace) -> tuple[TrainingProgress, dict[str, Tensor], dict[str, Tensor]]:
+@dataclass(frozen=True)
+class TrainingTask:
+    """What is trained, on which text, and what becomes of it.
+
+    known: the ids with rows of their own, or where there are none yet None. model: for these ids. finish: writes the
+    result. exam: examples of each task, by which a call is judged.
+    """
+
+    known: np.ndarray | None
+    model: Callable[[np.ndarray], TrainingModel]
+    make: Maker
+    finish: Callable[[TrainingModel, np.ndarray, Path], None]
+    exam: Callable[[int], dict[str, list[Example]]]
+
+
+def begin(
+    args: argparse.Namespace, task: TrainingTask
+) -> tuple[TrainingProgress, dict[str, Tensor], dict[str, Tensor]]:
     """A new run (without weights and moments), or the one that was cut off."""
     if args.state.exists():
         progress, weights, moments = resume.load(args.state)
         print(f"going on after step {progress.steps}, {progress.seconds:.0f} s", flush=True)
         return progress, weights, moments
-    began = time.monotonic()
-    known = collect(SEED, sample=2000 if args.cpu else SAMPLE)
-    print(f"{len(known)} known ids after {time.monotonic() - began:.0f} s", flush=True)
+    known = task.known
+    if known is None:
+        began = time.monotonic()
+        workers = 1 if args.cpu else os.cpu_count() or 1
+        known = collect(SEED, sample=2000 if args.cpu else SAMPLE, workers=workers)
+        print(f"{len(known)} known ids after {time.monotonic() - began:.0f} s", flush=True)
     return TrainingProgress(0, 0.0, 0, known), {}, {}
 
 
-def batches_of(args: argparse.Namespace, progress: TrainingProgress) -> Iterator[TrainingBatch]:
-    """Text that no earlier call has seen."""
-    seed = SEED + 100 * progress.calls
+def batches_of(
+    args: argparse.Namespace, task: TrainingTask, progress: TrainingProgress
+) -> Iterator[TrainingBatch]:
+    """Text that no earlier call and no other process has seen."""
+    seed = SEED + 100 * progress.calls + 10 * Team.my_rank()
     if args.cpu:
-        return stream(progress.known, seed, args.tokens)
-    return from_workers(max(1, (os.cpu_count() or 2) - 2), progress.known, seed, args.tokens)
+        return stream(progress.known, seed, args.tokens, task.make)
+    workers = max(1, (os.cpu_count() or 2) // Team.processes() - 2)
+    return from_workers(workers, progress.known, seed, args.tokens, task.make)
 
 
-def train(args: argparse.Namespace) -> None:
+def train(args: argparse.Namespace, task: TrainingTask) -> None:
     """Train until `--seconds` or `--steps` are reached, or until this call's time is over."""
     torch.manual_seed(SEED)
-    device = "cpu" if args.cpu else "cuda"
     called = time.monotonic()
-    before, weights, moments = begin(args)
-    batches = batches_of(args, before)  # the workers are forked before the GPU is touched
-    trainer = Trainer(TrainingModel(before.known), device)
+    before, weights, moments = begin(args, task)
+    batches = batches_of(args, task, before)  # the workers are forked before the GPU is touched
+    team = Team(cuda=not args.cpu)
+    trainer = Trainer(task.model(before.known), team)
     if weights:
         trainer.restore(before.steps, weights, moments)
     began = saved = shown_at = time.monotonic()
     step, seen, shown = before.steps, 0, list[Tensor]()
+    done, over = 0.0, False
 
     def spent() -> float:
         return before.seconds + time.monotonic() - began
@@ -169,57 +194,71 @@ def train(args: argparse.Namespace) -> None:
 
     def save() -> None:
         progress = TrainingProgress(step, spent(), before.calls + 1, before.known)
-        resume.save(args.state, progress, trainer.model, trainer.optimizer)
+        resume.save(args.state, progress, trainer.trained, trainer.optimizer.moments())
 
-    while (done := max(step / args.steps, spent() / args.seconds)) < 1:
+    while True:
+        if (step - before.steps) % team.interval == 0:
+            passed = max(step / args.steps, spent() / args.seconds)
+            done, late = team.agree(
+                passed, float(time.monotonic() - called > args.call and step > before.steps)
+            )
+            over = bool(late)
+        if done >= 1 or over:
+            break
         batch = next(batches)
         shown.append(trainer.step(batch, learning_rate(done, step, args.rate)).clone())
-        seen += batch.tokens.size
+        seen += batch.tokens.size * team.size
         step += 1
-        if step % args.every == 0:
+        if team.first and step % args.every == 0:
             report()
             shown.clear()
             shown_at = time.monotonic()
-        over = time.monotonic() - called > args.call
-        if over or time.monotonic() - saved > SAVE_EVERY:
+        if team.first and time.monotonic() - saved > SAVE_EVERY:
             save()
             saved = time.monotonic()
+    if team.first:
+        if shown:
+            report()
         if over:
+            save()
             print(f"cut off after {args.call:.0f} s; the same command goes on from {args.state}", flush=True)
-            return
-    if shown:
-        report()
-    state = {name: tensor.detach().float().cpu() for name, tensor in trainer.model.state_dict().items()}
-    pack(state, before.known, args.out)
-    args.state.unlink(missing_ok=True)
-    print(f"packed {args.out} ({args.out.stat().st_size / 1e6:.1f} MB)", flush=True)
+        else:
+            task.finish(trainer.model, before.known, args.out)
+            args.state.unlink(missing_ok=True)
+            print(f"wrote {args.out}: {args.out.stat().st_size} bytes", flush=True)
+        for name, result in examine(trainer.model, task.exam(args.exam) if args.exam else {}).items():
+            print(f"{name}: {result}", flush=True)
+    team.leave()
+
+
+def finish(model: TrainingModel, known: np.ndarray, out: Path) -> None:
+    pack({name: p.detach().float().cpu() for name, p in model.state_dict().items()}, known, out)
+
+
+def arguments(description: str | None, seconds: float, rate: float) -> argparse.ArgumentParser:
+    """The options of every training, with these defaults."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="where the result goes")
+    add("--state", type=Path, help="what a run that is cut off goes on from; default: OUT.state")
+    add("--cpu", action="store_true", help="train on the CPU (slow; for a try)")
+    add("--steps", type=int, default=1_000_000, help="stop after this many steps")
+    add("--seconds", type=float, default=seconds, help="stop after this long, all calls together")
+    add("--call", type=float, default=math.inf, help="end this call after so many seconds")
+    tokens = f"tokens in a batch of one GPU, padding included; at least {LENGTHS[-1]}"
+    add("--tokens", type=int, default=24576, help=tokens)
+    add("--rate", type=float, default=rate, help="peak learning rate")
+    add("--every", type=int, default=200, help="steps between two lines of the report")
+    add("--exam", type=int, default=200, help="examples of each task in the exam of a call")
+    return parser
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="where the packed model goes")
-    parser.add_argument(
-        "--state", type=Path, help="what a run that is cut off goes on from; default: OUT.state"
-    )
-    parser.add_argument("--cpu", action="store_true", help="train on the CPU (slow; for a try)")
-    parser.add_argument("--steps", type=int, default=1_000_000, help="stop after this many steps")
-    parser.add_argument(
-        "--seconds", type=float, default=3000, help="stop after this long, all calls together"
-    )
-    parser.add_argument("--call", type=float, default=math.inf, help="end this call after so many seconds")
-    parser.add_argument(
-        "--tokens",
-        type=int,
-        default=24576,
-        help=f"tokens in a batch, padding included; at least {LENGTHS[-1]}",
-    )
-    parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate")
-    parser.add_argument("--every", type=int, default=200, help="steps between two lines of the report")
-    args = parser.parse_args()
+    args = arguments(__doc__, seconds=2900, rate=2e-3).parse_args()
     args.state = args.state or args.out.with_suffix(".state")
-    train(args)
+    train(args, TrainingTask(None, TrainingModel, training_example, finish, tasks))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from random import Random
 
 from demo import english, french, german, names
 from demo.facts import CAPITALS, COLOURS_OF, LEGS, OPPOSITES, SOUNDS
-from demo.lexicon import ADJECTIVES, NOUNS, Noun, of_kind
+from demo.lexicon import ADJECTIVES, INTRANSITIVE, NOUNS, TRANSITIVE, Noun, of_kind
 from demo.meaning import Phrase
 
 UNKNOWN = {"en": "I don't know.", "zh": "我不知道。", "fr": "Je ne sais pas.", "de": "Das weiß ich nicht."}
@@ -130,6 +130,7 @@ FREE = (  # questions that fit no pattern
     ("de", "Warum ist der Himmel blau?"), ("de", "Was ist der längste Fluss der Welt?"), ("de", "Was ist {k} mal {y}?"),
 )  # fmt: skip
 THINGS = tuple(n for n in NOUNS if not n.kinds & {"kin", "language"})
+ANY = tuple(n for n in THINGS if n.en[0] != "capital")  # whose question may be a known one
 COLOURED = {thing.split()[-1] for thing, _ in COLOURS_OF}
 SOUNDING, LEGGED = {animal for animal, _ in SOUNDS}, {animal for animal, _ in LEGS}
 PAIRED = {word for pair in OPPOSITES for word in pair.split()}
@@ -156,6 +157,56 @@ def described(noun: Noun, language: str, rng: Random) -> str:
     if language == "fr":
         return french.phrase(p, generic=True)
     return english.phrase(p) if language == "en" else german.phrase(p, "accusative" if noun.de_gender != "m" else "nominative")
+
+
+def free_question(rng: Random) -> tuple[str, str]:
+    """A question put together from the words of the lexicon, with a thing that is in no list mostly."""
+    (language,) = rng.choices(tuple(UNKNOWN), (5, 2, 1.5, 1.5))
+    verb, intransitive = rng.choice(TRANSITIVE), rng.choice(INTRANSITIVE)
+    adjective, noun = rng.choice(ADJECTIVES), rng.choice(ANY)
+    t, u = thing(rng, language), thing(rng, language)
+    if language == "en":
+        base, _, past, _ = verb.en
+        alone, many = intransitive.en, noun.en[1] or noun.en[0]
+        adj = adjective.en
+        return language, rng.choice((
+            f"How {adj} is {t}?", f"How {adj} was {t}?", f"Who {past} {t}?", f"Who {past} the {adj} {noun.en[0]}?", f"When did {t} {alone[0]}?",
+            f"Where did {t} {alone[0]}?", f"Why did {t} {alone[0]}?", f"When did {t} {base} {u}?", f"Why did {t} {base} {u}?", f"Was {t} {adj}?",
+            f"Is {t} {adj}?", f"Is {t} a {noun.en[0]}?", f"Did {t} {alone[0]}?", f"Did {t} {base} {u}?", f"In which year did {t} {alone[0]}?",
+            f"In which {noun.en[0]} did {t} {alone[0]}?", f"How many {many} did {t} {base}?", f"How many {many} are in {t}?", f"How much {many} does {t} need?",
+            f"What did {t} {base}?", f"What does {t} {base}?", f"What do people {base} in {t}?", f"What do you call {t} in the {noun.en[0]}?",
+            f"Which {noun.en[0]} is {t}?", f"Which {noun.en[0]} did {t} {base}?", f"What kind of {noun.en[0]} is {t}?", f"What {noun.en[0]} do they {base} in {t}?",
+            f"What is {t} {adj} for?", f"Where can one {base} {t}?", f"Where do people {base} {t}?", f"How does {t} {alone[0]}?", f"How do you {base} {t}?",
+            f"Can you {base} {t} for me?", f"Can you tell me how to {base} {t}?", f"Please {base} {t}.", f"Who is the {noun.en[0]} of {t}?",
+            f"What is the {noun.en[0]} of {t}?", f"What is the most {adj} {noun.en[0]} in {t}?", f"How {adj} is the {noun.en[0]} of {t}?",
+            f"Why is {t} {adj}?", f"Why is the {noun.en[0]} {adj}?", f"Should I {base} {t}?", f"May I {base} {t}?", f"Which {many} live in {t}?",
+            f"Does {t} have a {noun.en[0]}?", f"Whose {noun.en[0]} is this?", f"{t}: how {adj} is it?", f"How many people {base} {t}?",
+            f"Who was the first to {base} {t}?", f"When was {t} {adj}?", f"What was {t}?", f"Who were {t}?", f"How long did {t} {alone[0]}?",
+        ))  # fmt: skip
+    if language == "zh":
+        return language, rng.choice((
+            f"{t}有多{adjective.zh}？", f"谁{verb.zh}了{t}？", f"{t}是什么时候{intransitive.zh}的？", f"{t}在哪里{intransitive.zh}？", f"{t}为什么{intransitive.zh}？",
+            f"{t}{adjective.zh}吗？", f"{t}有几{noun.measure}{noun.zh}？", f"{t}是哪{noun.measure}{noun.zh}？", f"{t}的{noun.zh}是什么？", f"{t}的{noun.zh}在哪里？",
+            f"为什么{t}{adjective.zh}？", f"怎么{verb.zh}{t}？", f"{t}{verb.zh}了什么？", f"谁写了《{t}》？", f"《{t}》是谁写的？", f"{t}最{adjective.zh}的{noun.zh}是什么？",
+            f"{t}{intransitive.zh}吗？", f"哪里可以{verb.zh}{t}？", f"{t}的{noun.zh}有多{adjective.zh}？", f"{t}是{noun.zh}吗？", f"{t}什么时候{verb.zh}{u}？",
+        ))  # fmt: skip
+    if language == "fr":
+        whose = noun.fr[0]
+        return language, rng.choice((
+            f"Qui a {verb.fr_participle} {t} ?", f"Quand est-ce que {t} {intransitive.fr[2]} ?", f"Où {intransitive.fr[2]} {t} ?", f"Pourquoi {t} {intransitive.fr[2]} ?",
+            f"Comment {verb.fr_infinitive} {t} ?", f"Est-ce que {t} est {adjective.fr[0]} ?", f"{t} est-il {adjective.fr[0]} ?", f"Pourquoi {t} est {adjective.fr[0]} ?",
+            f"Combien de {noun.fr[1] or whose} a {t} ?", f"Quel est {french.phrase(Phrase('the', noun))} de {t} ?", f"Qui était {t} ?", f"Quand est mort {t} ?",
+            f"Où est né {t} ?", f"Quand est née {t} ?", f"Qui a écrit {t} ?", f"Qui a peint {t} ?", f"En quelle année {t} a {verb.fr_participle} {u} ?",
+            f"Que fait {t} ?", f"Qu'est-ce que {t} a {verb.fr_participle} ?", f"Peut-on {verb.fr_infinitive} {t} ?", f"Où peut-on {verb.fr_infinitive} {t} ?",
+        ))  # fmt: skip
+    whose = german.phrase(Phrase("the", noun))
+    return language, rng.choice((
+        f"Wer hat {t} {verb.de_participle}?", f"Wann hat {t} {u} {verb.de_participle}?", f"Wo hat {t} {u} {verb.de_participle}?", f"Warum ist {t} {adjective.de}?",
+        f"Wie {adjective.de} ist {t}?", f"Ist {t} {adjective.de}?", f"War {t} {adjective.de}?", f"Wie viele {noun.de[2] or noun.de[0]} hat {t}?", f"Was ist {whose} von {t}?",
+        f"Wer war {t}?", f"Wann starb {t}?", f"Wo wurde {t} geboren?", f"Wer schrieb {t}?", f"Wer malte {t}?", f"Wann wurde {t} {verb.de_participle}?",
+        f"Was macht {t}?", f"Was hat {t} {verb.de_participle}?", f"Kann man {t} {verb.de_infinitive}?", f"Wo kann man {t} {verb.de_infinitive}?",
+        f"Wie kann man {t} {verb.de_infinitive}?", f"Warum hat {t} {u} {verb.de_participle}?", f"In welchem Jahr wurde {t} {verb.de_participle}?",
+    ))  # fmt: skip
 
 
 def close_to_known(rng: Random) -> tuple[str, str]:
@@ -189,7 +240,9 @@ def unknown(rng: Random) -> tuple[str, str, str, str]:
         question = rng.choice(COUNTRY[language]).format(c=row[at])
     elif roll < 0.4:
         language, question = close_to_known(rng)
-    elif roll < 0.5:
+    elif roll < 0.65:
+        language, question = free_question(rng)
+    elif roll < 0.72:
         language, question = rng.choice(FREE)
         question = question.format(y=rng.randint(1000, 2030), k=rng.randint(101, 999), n=names.latin(rng), w=names.token_word(rng))
     else:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from pyrwkv_tokenizer import RWKVTokenizer
 
-from demo.evaluate import samples
+from demo.samples import samples
 from demo.unpack import tensors
 
 SAMPLES = samples()

@@ -14,6 +14,7 @@ from demo.batches import CANDIDATES, LENGTHS, make_batch, stream
 from demo.codes import SIZE, codes, rows
 from demo.evaluate import load, score
 from demo.model import HEAD, TrainingModel
+from demo.optimize import Team
 from demo.pack import pack
 from demo.train import Trainer, loss_of
 from demo.unpack import MODEL, tensors
@@ -153,12 +154,12 @@ def test_candidates_stand_for_the_whole_vocabulary():
 def test_a_run_that_was_cut_off_goes_on_where_it_was(tmp_path):
     torch.manual_seed(0)
     known = np.arange(40)
-    trainer = Trainer(TrainingModel(known, layers=2, width=64), "cpu")
-    trainer.rate.fill_(1e-3)
+    trainer = Trainer(TrainingModel(known, layers=2, width=64), Team(cuda=False))
+    trainer.optimizer.rate.fill_(1e-3)
     for seed in range(3):
         trainer.update(inputs(trainer.model, seed))
     path = tmp_path / "run.state"
-    resume.save(path, resume.TrainingProgress(3, 1.5, 1, known), trainer.model, trainer.optimizer)
+    resume.save(path, resume.TrainingProgress(3, 1.5, 1, known), trainer.trained, trainer.optimizer.moments())
     progress, weights, moments = resume.load(path)
     assert (progress.steps, progress.seconds, progress.calls, progress.known.tolist()) == (
         3,
@@ -166,14 +167,14 @@ def test_a_run_that_was_cut_off_goes_on_where_it_was(tmp_path):
         1,
         known.tolist(),
     )
-    again = Trainer(TrainingModel(known, layers=2, width=64), "cpu")
+    again = Trainer(TrainingModel(known, layers=2, width=64), Team(cuda=False))
     again.restore(progress.steps, weights, moments)
-    again.rate.fill_(1e-3)
+    again.optimizer.rate.fill_(1e-3)
     before = [float(t.update(inputs(t.model, 9))) for t in (trainer, again)]
     after = [float(t.update(inputs(t.model, 9))) for t in (trainer, again)]
     assert before[0] == pytest.approx(before[1], rel=1e-3) and after[0] == pytest.approx(after[1], rel=2e-2)
     for name, square in moments.items():
-        kept = trainer.optimizer.state[dict(trainer.model.named_parameters())[name]]["exp_avg_sq"]
+        kept = trainer.optimizer.moments()[name]
         assert square.shape == kept.shape and ((square > 0) == (kept > 0)).float().mean() > 0.5
 
 
@@ -187,7 +188,7 @@ def test_second_moments_are_kept_within_a_tenth():
 def test_a_call_that_ends_early_leaves_a_state_and_the_last_one_a_model(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(train, "TrainingModel", partial(TrainingModel, layers=1, width=64))
     out = tmp_path / "model.safetensors"
-    command = ["train", "--cpu", "--steps", "2", "--tokens", "512", "--out", str(out)]
+    command = ["train", "--cpu", "--steps", "2", "--tokens", "512", "--exam", "0", "--out", str(out)]
     monkeypatch.setattr("sys.argv", [*command, "--call", "0"])
     train.main()
     state = out.with_suffix(".state")
@@ -198,7 +199,7 @@ def test_a_call_that_ends_early_leaves_a_state_and_the_last_one_a_model(tmp_path
 
 
 def test_the_parallel_score_is_greedy_decoding():
-    from demo.evaluate import samples
+    from demo.samples import samples
 
     model = load(MODEL, "cpu")
     example = samples()[0]

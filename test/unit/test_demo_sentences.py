@@ -116,11 +116,25 @@ def test_measure_words_and_numbers():
 
 
 def test_forms_of_verbs():
-    assert VERB["like"].de[0] == "mag" and VERB["read"].de[1] == "liest" and VERB["hold"].de[1:3] == ("hältst", "hält")
+    assert (
+        VERB["like"].de[0] == "mag"
+        and VERB["read"].de[1] == "liest"
+        and VERB["hold"].de[1:3] == ("hältst", "hält")
+    )
     assert VERB["smile"].de == ("lächle", "lächelst", "lächelt", "lächeln")
-    assert VERB["swim"].fr[3] == "nageons" and VERB["buy"].fr[2] == "achète" and VERB["clean"].fr[4] == "nettoient"
-    assert VERB["study"].en == ("study", "studies", "studied", "studying") and VERB["carry"].en[2] == "carried"
-    assert GO.fr[0] == "vais" and VERB["open"].de_participle == "geöffnet" and VERB["repair"].de_participle == "repariert"
+    assert (
+        VERB["swim"].fr[3] == "nageons"
+        and VERB["buy"].fr[2] == "achète"
+        and VERB["clean"].fr[4] == "nettoient"
+    )
+    assert (
+        VERB["study"].en == ("study", "studies", "studied", "studying") and VERB["carry"].en[2] == "carried"
+    )
+    assert (
+        GO.fr[0] == "vais"
+        and VERB["open"].de_participle == "geöffnet"
+        and VERB["repair"].de_participle == "repariert"
+    )
 
 
 def test_every_word_is_whole():
@@ -129,14 +143,29 @@ def test_every_word_is_whole():
         assert noun.de[0][0].isupper() and noun.mass == (not noun.de[2])
         assert re.fullmatch(r"[\u4e00-\u9fffT]+", noun.zh), noun.zh
         if noun.fr_gender == "f":
-            assert not noun.fr[0].endswith(("eau", "isme", "oir")) or noun.fr[0] == "eau"
+            assert not noun.fr[0].endswith(("eau", "isme", "oir")) or noun.fr[0] in ("eau", "peau")
         if noun.de[0].endswith(("ung", "heit", "keit", "schaft", "tät", "ion", "ei")) and noun.de[0] != "Ei":
-            assert noun.de_gender == "f" or noun.de[0] in ("Papagei", "Stadion"), noun.de[0]
-        if noun.de[0].endswith(("chen", "lein")) and noun.de[0] not in ("Knochen", "Kuchen", "Pfannkuchen", "Drachen"):
+            assert noun.de_gender == "f" or noun.de[0] in (
+                "Papagei",
+                "Stadion",
+                "Brei",
+                "Skorpion",
+                "Spion",
+            ), noun.de[0]
+        if noun.de[0].endswith(("chen", "lein")) and noun.de[0] not in (
+            "Knochen",
+            "Kuchen",
+            "Pfannkuchen",
+            "Apfelkuchen",
+            "Drachen",
+            "Rechen",
+        ):
             assert noun.de_gender == "n", noun.de[0]
     for verb in VERBS:
         assert len(verb.fr) == 5 and len(verb.de) == 4 and all(verb.fr) and all(verb.de)
-        assert verb.fr[3].split()[0].endswith(("ons", "mes")) and verb.fr[4].split()[0].endswith("nt"), verb.fr
+        assert verb.fr[3].split()[0].endswith(("ons", "mes")) and verb.fr[4].split()[0].endswith("nt"), (
+            verb.fr
+        )
         assert verb.de[0].endswith("e") or verb.de[0] == "mag", verb.de
         assert verb.de[1].endswith("t") and verb.de[2][-1] in "tg", verb.de
     assert all(OBJECTS_OF[verb] for verb in TRANSITIVE)
@@ -165,13 +194,13 @@ def test_a_text_that_is_translated_from_has_one_meaning(drawn):
 def test_both_generators_of_sentences_agree(drawn):
     """The examination builds its sentences on its own; where it hits one of these, all four texts are the same."""
     rng, known, hits = Random(2), {s.en: s for s in drawn if "en" not in s.unclear}, 0
-    for _ in range(8_000):
+    for _ in range(15_000):
         texts = exam.finished(*rng.choice(exam.PATTERNS)(rng))
         if texts[0] in known:
             hits += 1
             same = known[texts[0]]
             assert texts == (same.en, same.zh, same.fr, same.de)
-    assert hits > 10
+    assert hits > 8
 
 
 def test_dictionary_has_every_word():

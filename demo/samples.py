@@ -1,0 +1,28 @@
+"""What people paste first: prompts as the server sends them, with the answers that must come."""
+
+import json
+from pathlib import Path
+from random import Random
+
+from demo.example import Example
+
+SAMPLES = Path(__file__).with_name("samples.json")
+OUTDATED = (
+    "I am a very small model and do not know much about that."  # what the first edition says of the unknown
+)
+
+
+def samples() -> list[Example]:
+    """All of them, without a token in front."""
+    return [
+        Example(item["kind"], item["prompt"], item["answer"])
+        for item in json.loads(SAMPLES.read_text(encoding="utf-8"))
+    ]
+
+
+TRAINED = tuple(sample for sample in samples() if sample.answer.strip() != OUTDATED)
+
+
+def pasted(rng: Random) -> Example:
+    """One of them. They are no evaluation: they must be right."""
+    return rng.choice(TRAINED)

@@ -1,10 +1,11 @@
 # make serve | test | test-gpu | test-emulated | lint | bench | kernels | sanitize | hip-check
-# PYTHON=python3.12 picks the interpreter; REQUIREMENTS=requirements-base.txt leaves the torch alone that is in .venv.
+# JOBS=4 tests run in four processes, JOBS=0 in make's own. PYTHON=python3.12 picks the interpreter; REQUIREMENTS=requirements-base.txt leaves the torch alone that is in .venv.
 PYTHON ?= python3
 VENV   ?= .venv
 REQUIREMENTS ?= requirements.txt
 BIN    := $(VENV)/bin
 ARGS   ?=
+JOBS   ?= 2
 
 .PHONY: serve test test-gpu test-emulated lint bench kernels sanitize hip-check clean
 
@@ -12,7 +13,7 @@ serve: $(VENV)/.installed
 	$(BIN)/python app.py $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

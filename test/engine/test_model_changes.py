@@ -1,5 +1,6 @@
 """Models that are loaded, swapped and removed while others serve."""
 
+import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -343,13 +344,13 @@ class TestOnAGpu:
 
     def test_the_memory_of_what_was_swapped_is_free_again(self, files):
         driver = ChangingDriver("one", device="cuda", l1=0)
-        driver.change(LoadModel("a", str(files["two"]), "one"))
-        driver.settle()
-        before = torch.cuda.memory_allocated()
-        for number in range(3):
-            driver.change(LoadModel(str(number), str(files["one"]), "one"))
+        held = []
+        for number in range(6):  # cuBLAS keeps a workspace of 33 MB for each stream of which it is used
+            driver.change(LoadModel(str(number), str(files["two" if number == 0 else "one"]), "one"))
             driver.settle()
-        assert torch.cuda.memory_allocated() <= before + (64 << 20)
+            gc.collect()
+            held.append(torch.cuda.memory_allocated())
+        assert held[-1] <= held[2] + (8 << 20)
         driver.models.close()
 
     def test_the_time_of_steps_is_measured_without_waiting(self):

@@ -127,7 +127,7 @@ class Autotuner:
 
     def _save(self) -> None:
         device = self.gemms.weights.head.device
-        if torch.cuda.current_stream(device) != torch.cuda.default_stream(device):
+        if device.type == "cuda" and torch.cuda.current_stream(device) != torch.cuda.default_stream(device):
             return  # measured while other models ran: the next start does it again
         with suppress(OSError):  # without the file they are measured again
             part = self.file.with_suffix(f".{os.getpid()}")

@@ -13,7 +13,7 @@ serve: $(VENV)/.installed
 	$(BIN)/python app.py $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -14,7 +14,6 @@ adapters 600 MB at 4.3 TB/s. So one adapter 0.87 of plain speed, 8 adapters 0.84
 """
 
 import argparse
-import statistics
 import sys
 import tempfile
 import time
@@ -26,13 +25,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from msgspec.structs import replace
 
-from bench.engine_level import ENDLESS, KEY, STEPS, WARM_UP, request_for
+from bench.engine_level import ENDLESS, KEY, compare, request_for
 from bench.make_checkpoint import SIZES, random_checkpoint
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.model import checkpoint
 from rwkv_batch.ops.low_rank import TARGETS, shapes
 from rwkv_batch.wire.commands import LoadAdapter
-from rwkv_batch.wire.protocol import GenerateRequest
+from rwkv_batch.wire.protocol import CommandReply, GenerateRequest
 
 PROMPT = 4  # tokens
 
@@ -52,21 +51,9 @@ def load_adapters(engine: Engine, count: int, rank: int, layers: int, width: int
             engine.command((KEY, "load"), LoadAdapter("load", str(number), file.name, scaling=1.0))
             while not engine.adapters.infos(str(number)):
                 for _, event in engine.step():
-                    print(event, flush=True)
+                    if not isinstance(event, CommandReply):
+                        raise SystemExit(str(event))
                 time.sleep(0.01)
-
-
-def seconds(engine: Engine, requests: list[GenerateRequest]) -> float:
-    """Of one step with the rows of these requests."""
-    engine.cancel_frontend(KEY)
-    for request in requests:
-        engine.add((KEY, request.id), request)
-    for _ in range(WARM_UP):
-        engine.step()
-    start = time.perf_counter()
-    for _ in range(STEPS):
-        engine.step()
-    return (time.perf_counter() - start) / STEPS
 
 
 def cases_of(rows: int, adapters: int) -> dict[str, list[GenerateRequest]]:
@@ -109,18 +96,7 @@ def main() -> None:
     load_adapters(engine, options.adapters, options.rank, layers, width)
     for rows in counts:
         cases = cases_of(rows, options.adapters)
-        times = {name: [seconds(engine, case) for _ in range(1)] for name, case in cases.items()}
-        for _ in range(options.runs - 1):
-            for name, case in cases.items():
-                times[name].append(seconds(engine, case))
-        medians = {name: statistics.median(found) for name, found in times.items()}
-        for name, median in medians.items():
-            print(
-                f"{rows:4d} rows, {name}: {median * 1e3:.3f} ms a step, {rows / median:.0f} rows/s, "
-                f"{medians['plain'] / median:.3f} of plain",
-                flush=True,
-            )
-    engine.cancel_frontend(KEY)
+        compare(engine, rows, cases, options.runs)
     engine.close()
 
 

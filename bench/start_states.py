@@ -8,10 +8,8 @@ start state, or mixtures of --states states each. Times are medians of runs, the
 """
 
 import argparse
-import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import torch
@@ -20,12 +18,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from msgspec.structs import replace
 
-from bench.engine_level import ENDLESS, KEY, STEPS, WARM_UP, request_for
+from bench.engine_level import ENDLESS, KEY, compare, request_for
 from bench.make_checkpoint import HEAD_SIZE, SIZES, random_checkpoint
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.model import checkpoint
 from rwkv_batch.wire.commands import PutStartState
-from rwkv_batch.wire.protocol import GenerateRequest, MixturePart
+from rwkv_batch.wire.protocol import MixturePart
 
 PROMPT = 4  # tokens
 
@@ -39,18 +37,6 @@ def put_states(engine: Engine, count: int, layers: int, width: int) -> None:
             engine.command((KEY, "put"), PutStartState("put", str(number), file.name, "vk", b""))
             while engine.pool.starts.find(str(number)) is None:
                 engine.step()
-
-
-def seconds(engine: Engine, request: GenerateRequest) -> float:
-    """Of one step with the rows of this request."""
-    engine.cancel_frontend(KEY)
-    engine.add((KEY, request.id), request)
-    for _ in range(WARM_UP):
-        engine.step()
-    start = time.perf_counter()
-    for _ in range(STEPS):
-        engine.step()
-    return (time.perf_counter() - start) / STEPS
 
 
 def main() -> None:
@@ -73,24 +59,13 @@ def main() -> None:
     for rows in counts:
         plain = request_for(rows, PROMPT, ENDLESS)
         cases = {
-            "plain": plain,
-            "start state": replace(plain, start_state="0"),
-            f"mixtures of {options.states}": replace(
-                request_for(rows // options.states, PROMPT, ENDLESS), mixture=mixture
-            ),
+            "plain": [plain],
+            "start state": [replace(plain, start_state="0")],
+            f"mixtures of {options.states}": [
+                replace(request_for(rows // options.states, PROMPT, ENDLESS), mixture=mixture)
+            ],
         }
-        times = {name: [seconds(engine, case) for _ in range(1)] for name, case in cases.items()}
-        for _ in range(options.runs - 1):
-            for name, case in cases.items():
-                times[name].append(seconds(engine, case))
-        medians = {name: statistics.median(found) for name, found in times.items()}
-        for name, median in medians.items():
-            print(
-                f"{rows:4d} rows, {name}: {median * 1e3:.3f} ms a step, {rows / median:.0f} rows/s, "
-                f"{medians['plain'] / median:.3f} of plain",
-                flush=True,
-            )
-    engine.cancel_frontend(KEY)
+        compare(engine, rows, cases, options.runs)
     engine.close()
 
 

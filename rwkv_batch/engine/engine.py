@@ -225,6 +225,7 @@ class Engine:
     def collect(self) -> Outbox:
         """Events that are ready, where the step is another engine's."""
         self.pool.poll()
+        self.adapters.poll()
         return self._events()
 
     def _events(self) -> Outbox:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from checkpoints import tiny
 from models_driver import PROMPT, WEIGHTS, ModelsDriver, alone
+from row_adapters import merged_by_hand, write
 
 from rwkv_batch.engine import memory
 from rwkv_batch.engine.memory import MemoryShare
@@ -12,7 +13,7 @@ from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.runner import torch_runner
 from rwkv_batch.runner.protocol import Batch
 from rwkv_batch.runner.torch_runner import TorchRunner
-from rwkv_batch.wire.commands import ListModels, ListSessions
+from rwkv_batch.wire.commands import ListModels, ListSessions, LoadAdapter
 from rwkv_batch.wire.protocol import Accepted, CommandReply, Rejected, SessionTurn
 
 MIB = 1 << 20
@@ -126,3 +127,21 @@ def test_host_memory_and_disk_are_divided_by_all_models(tmp_path, monkeypatch):
     monkeypatch.setattr(memory.shutil, "disk_usage", lambda path: usage._replace(free=1200))
     assert memory.database_limit(tmp_path / "s.db", 0, MemoryShare(host=3)) == 200
     assert memory.database_limit(tmp_path / "s.db", 500, MemoryShare(host=3)) == 500
+
+
+def test_each_model_has_adapters_of_its_own(tmp_path):
+    """With room for one at a time, and none in host memory: they are read again while the models are idle."""
+    driver = ModelsDriver("one", "two", max_adapters=1, adapter_cache_mb=0)
+    expected = {}
+    for name, weights in WEIGHTS.items():
+        for seed in (1, 2):
+            path = write(tmp_path, weights, "disha", seed).rename(tmp_path / f"{name}-{seed}.pth")
+            reply = driver.ask(LoadAdapter(f"{name}-{seed}", f"a{seed}", str(path), to_model=name))
+            assert isinstance(reply, CommandReply), reply
+            expected[name, seed] = alone(PROMPT, merged_by_hand(weights, "disha", seed))
+    asked = [*expected, *reversed(expected)]
+    ids = [driver.add(name, adapter=f"a{seed}") for name, seed in asked]
+    driver.finish(*ids)
+    assert [driver.text(id_) for id_ in ids] == [expected[key] for key in asked]
+    assert len(set(expected.values())) == len(expected)
+    driver.models.close()

@@ -193,6 +193,7 @@ class Adapters:
         """Run the callbacks of what has been read."""
         while self._callbacks:
             self._callbacks.popleft()()
+            self._scheduler.retry()
 
     def close(self) -> None:
         if self._thread:

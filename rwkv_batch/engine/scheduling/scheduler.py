@@ -103,6 +103,10 @@ class Scheduler:
         self._stalled = bool(passed)
         return admitted
 
+    def retry(self) -> None:
+        """An adapter has come: what waits for it may be admitted."""
+        self._stalled = False
+
     def move(self, seq: Sequence, slot: int) -> None:
         """Let a running sequence go on in a slot that was not the scheduler's; its old one falls free."""
         self.free(self.detach(seq))

@@ -36,9 +36,7 @@ __global__ void LAUNCH_BOUNDS(WARPS* WARP, 2)
         for (int j = 0; j < 4; j++) {
             const int of = n0 + group / 2 * 8 + j * 2 + group % 2;
             bv[j] = make_uint2(0, 0);
-            if (of < n)
-                bv[j] = *reinterpret_cast<const uint2*>(own.a + size_t(rank) * part.k + size_t(of) * rank +
-                                                        rank0 + quad * 4);
+            if (of < n) bv[j] = load8(own.a + size_t(rank) * part.k + size_t(of) * rank + rank0 + quad * 4);
         }
     };
     if (rank) fetch(0);

@@ -116,8 +116,6 @@ DEVICE T* global_pointer(T* p) {
     return p;
 }
 
-DEVICE uint2 load8(const void* from) { return *static_cast<const uint2*>(from); }
-
 DEVICE void store(void* to, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
     *static_cast<uint4*>(to) = make_uint4(x, y, z, w);
 }

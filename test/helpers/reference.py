@@ -1,15 +1,8 @@
 """The truth for texts: greedy decoding by the PyPI package `rwkv` on the CPU in fp32."""
 
-import os
 from pathlib import Path
 
-os.environ |= {
-    "RWKV_V7_ON": "1",
-    "RWKV_JIT_ON": "0",
-    "RWKV_CUDA_ON": "0",
-}  # read when the package is imported
-
-from rwkv.model import RWKV
+from rwkv_package import RWKV
 
 from rwkv_batch.text.tokenizer import TextDecoder, Tokenizer
 

@@ -3,11 +3,10 @@
 The answers are exact, and certain enough to survive sampling.
 """
 
-import os
-
 import pytest
 import torch
 from pyrwkv_tokenizer import RWKVTokenizer
+from rwkv_package import RWKV
 
 from demo.samples import samples
 from demo.unpack import tensors
@@ -17,9 +16,6 @@ SAMPLES = samples()
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    os.environ.update(RWKV_V7_ON="1", RWKV_JIT_ON="0", RWKV_CUDA_ON="0")
-    from rwkv.model import RWKV
-
     path = tmp_path_factory.mktemp("demo") / "model"
     torch.save(tensors(), f"{path}.pth")
     return RWKV(str(path), "cpu fp32")

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 from checkpoints import write_pth
+from rwkv_package import precision_kept
 
 from bench.make_checkpoint import random_checkpoint, random_rwkv6, random_rwkv7a
 from rwkv_batch.engine.engine import Engine
@@ -36,7 +37,8 @@ def package(monkeypatch):
         name = f"rwkv_package_for_{family}"
         spec = importlib.util.spec_from_file_location(name, importlib.util.find_spec("rwkv.model").origin)
         monkeypatch.setitem(sys.modules, name, module := importlib.util.module_from_spec(spec))
-        spec.loader.exec_module(module)
+        with precision_kept():
+            spec.loader.exec_module(module)
         return module.RWKV
 
     return load_package

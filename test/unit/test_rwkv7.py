@@ -1,11 +1,11 @@
 """The forward pass against the `rwkv` package, and what packing must never change."""
 
-import os
 from itertools import pairwise
 
 import pytest
 import torch
 from checkpoints import tiny, write_pth
+from rwkv_package import RWKV
 from safetensors.torch import save_file
 
 from bench.make_checkpoint import random_checkpoint
@@ -38,16 +38,6 @@ def one_thread():
 
 
 @pytest.fixture(scope="module")
-def reference_class():
-    os.environ.update(
-        RWKV_V7_ON="1", RWKV_JIT_ON="0", RWKV_CUDA_ON="0"
-    )  # the package reads them when it is imported
-    from rwkv.model import RWKV
-
-    return RWKV
-
-
-@pytest.fixture(scope="module")
 def model():
     return RWKV7(tiny(layers=3, width=192, vocab=500, seed=1))
 
@@ -73,9 +63,9 @@ def assert_same_state(states, slot, others, other, tolerance=0.0):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_logits_and_states_equal_those_of_the_rwkv_package(shape, reference_class, tmp_path):
+def test_logits_and_states_equal_those_of_the_rwkv_package(shape, tmp_path):
     file = write_pth(tmp_path / "model.pth", random_checkpoint(**shape))
-    model, reference = RWKV7(load(file)), reference_class(str(file.with_suffix("")), "cpu fp32")
+    model, reference = RWKV7(load(file)), RWKV(str(file.with_suffix("")), "cpu fp32")
     tokens = ids(20, shape["vocab"])
     states = model.new_states(3)
     want_state = None
@@ -193,7 +183,7 @@ def test_pth_and_safetensors_give_the_same_logits(tmp_path):
     assert torch.equal(run(a, a.new_states(1), 0, tokens), run(b, b.new_states(1), 0, tokens))
 
 
-def test_fp32_weights_keep_all_their_bits(reference_class, tmp_path):
+def test_fp32_weights_keep_all_their_bits(tmp_path):
     """Weights that fp16 cannot hold must not be stored in it."""
     torch.manual_seed(0)
     tensors = {
@@ -203,7 +193,7 @@ def test_fp32_weights_keep_all_their_bits(reference_class, tmp_path):
     tensors["blocks.1.ffn.key.weight"] *= 1e6  # beyond the range of fp16 too
     tensors["blocks.1.ffn.value.weight"] /= 1e12
     file = write_pth(tmp_path / "model.pth", tensors)
-    model, reference = RWKV7(load(file)), reference_class(str(file.with_suffix("")), "cpu fp32")
+    model, reference = RWKV7(load(file)), RWKV(str(file.with_suffix("")), "cpu fp32")
     tokens, states = ids(40, 300), model.new_states(5)
     want, _ = reference.forward(tokens.tolist(), None)
     logits = run(model, states, 0, tokens)

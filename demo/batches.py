@@ -75,9 +75,9 @@ def make_batch(
         targets.extend(answer)
     keep = min(len(positions), capacity)
     room = capacity - keep
-
-    def padded(values: list) -> np.ndarray:
-        return np.array([*values[:keep], *([0] * room)], dtype=np.int64)
+    anywhere = range(
+        room
+    )  # padding of its own for each place, since a GPU adds up gradients of one place in turns
 
     wanted = np.union1d(known, targets)
     others = noise.permutation(np.setdiff1d(np.arange(SIZE), wanted, assume_unique=True))
@@ -85,8 +85,8 @@ def make_batch(
     each = np.log(len(others) / (CANDIDATES - len(wanted)))
     return TrainingBatch(
         tokens,
-        padded(positions),
-        np.searchsorted(candidates, padded(targets)) % CANDIDATES,
+        np.array([*positions[:keep], *anywhere]),
+        np.searchsorted(candidates, np.array([*targets[:keep], *([0] * room)])) % CANDIDATES,
         np.array([1.0] * keep + [0.0] * room, dtype=np.float32),
         candidates,
         np.where(np.isin(candidates, wanted), 0, each).astype(np.float32),

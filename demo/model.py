@@ -5,6 +5,7 @@ of emb and head are a row of the known ids, or one that all others share, plus t
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -14,17 +15,29 @@ from torch.nn import functional as F
 from demo.codes import BITS, codes, rows
 from demo.wkv_chunk import wkv_chunked
 
+try:
+    from demo.wkv_triton import KEPT, wkv_tokens
+except ImportError:  # torch for a CPU comes without Triton
+    KEPT = 0
+
 LAYERS, WIDTH, HEAD = 8, 256, 64
 RANK, GATE_RANK = 32, 64
 
 
-def shifted(x: Tensor) -> Tensor:
-    """The previous token's row of `[B, T, C]`, zero before the first."""
-    return F.pad(x, (0, 0, 1, -1))
+def wkv(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """`wkv_chunked`, on a GPU by a kernel where that takes the length."""
+    if inputs[0].is_cuda and KEPT and inputs[0].shape[1] % KEPT == 0:
+        return wkv_tokens(*inputs)
+    return wkv_chunked(*inputs)
+
+
+def shifted(x: Tensor, inner: Tensor) -> Tensor:
+    """The previous token's row of `[tokens, C]`; zero where `inner` `[tokens, 1]` is 0, at the start of a text."""
+    return F.pad(x, (0, 0, 1, -1)) * inner.to(x.dtype)
 
 
 def mixed(x: Tensor, step: Tensor, share: Tensor) -> Tensor:
-    return torch.addcmul(x, step, share.to(x.dtype))
+    return torch.addcmul(x, step, share.view(-1).to(x.dtype))
 
 
 def lowered(x: Tensor) -> Tensor:
@@ -89,41 +102,58 @@ class TrainingTimeMix(nn.Module):
         self.ln_x = nn.GroupNorm(width // HEAD, width, eps=64e-5)
         self.register_parameter("time_state", None)  # [heads, value, key] where a start state is trained
 
-    def forward(self, h: Tensor, v_first: Tensor | None) -> tuple[Tensor, Tensor]:
-        batch, length, width = h.shape
-        step = shifted(h) - h
+    def before(self, h: Tensor, inner: Tensor, v_first: Tensor | None) -> tuple[list[Tensor], Tensor, Tensor]:
+        """`[tokens, width]` -> what the recurrence takes, fp32, the gate, and the values of the first layer."""
+        heads = (-1, self.width // HEAD, HEAD)
+        step = shifted(h, inner) - h
         r, k, v = (
-            linear(mixed(h, step, mix))
+            linear(mixed(h, step, mix)).float()
             for linear, mix in ((self.receptance, self.x_r), (self.key, self.x_k), (self.value, self.x_v))
         )
-        r, k, v = r.float(), k.float(), v.float()
-        w_log = -math.exp(-0.5) * torch.sigmoid(
-            (self.w0 + torch.tanh(mixed(h, step, self.x_w) @ self.w1) @ self.w2).float()
-        )
-        a = torch.sigmoid((self.a0 + mixed(h, step, self.x_a) @ self.a1 @ self.a2).float())
-        g = torch.sigmoid(mixed(h, step, self.x_g) @ self.g1) @ self.g2
+
+        def low_rank(name: str, squash: Callable[[Tensor], Tensor]) -> Tensor:
+            """`x0 + squash(h x1) x2`, fp32."""
+            first, second = getattr(self, f"{name}1"), getattr(self, f"{name}2")
+            change = squash(mixed(h, step, getattr(self, f"x_{name}")) @ first) @ second
+            return getattr(self, f"{name}0").view(-1) + change.float()
+
+        def as_it_is(x: Tensor) -> Tensor:
+            return x
+
+        w_log = -math.exp(-0.5) * torch.sigmoid(low_rank("w", torch.tanh))
+        a = torch.sigmoid(low_rank("a", as_it_is))
+        gate = torch.sigmoid(mixed(h, step, self.x_g) @ self.g1) @ self.g2
         if v_first is None:
             v_first = v
         else:
-            v = v + (v_first - v) * torch.sigmoid(
-                (self.v0 + mixed(h, step, self.x_v) @ self.v1 @ self.v2).float()
-            )
-        heads = (batch, length, width // HEAD, HEAD)
-        kk = F.normalize((k * self.k_k).view(heads), dim=-1)
-        k = k * (1 + (a - 1) * self.k_a)
-        r, w_log, k, values, a = (x.view(heads) for x in (r, w_log, k, v, a))
+            v = v + (v_first - v) * torch.sigmoid(low_rank("v", as_it_is))
+        kk = F.normalize((k * self.k_k.view(-1)).view(heads), dim=-1)
+        k = k * (1 + (a - 1) * self.k_a.view(-1))
+        return (
+            [r.view(heads), w_log.view(heads), k.view(heads), v.view(heads), kk, a.view(heads)],
+            gate,
+            v_first,
+        )
+
+    def recurrence(self, parts: list[Tensor], length: int) -> Tensor:
+        """Texts of so many tokens each: `[tokens, heads, 64]` six times -> the same shape."""
+        parts = [x.unflatten(0, (-1, length)) for x in parts]
+        batch, _, heads, _ = parts[0].shape
         if self.time_state is None:
-            state = torch.zeros(batch, heads[2], HEAD, HEAD, device=h.device)
+            start = torch.zeros(heads, HEAD, HEAD, device=parts[0].device)
         else:
-            state = self.time_state.expand(batch, -1, -1, -1)
-        with torch.autocast(h.device.type, enabled=False):
-            y, _ = wkv_chunked(r, w_log, k, values, kk, a, state)
-        y = F.layer_norm(y, (HEAD,), eps=self.ln_x.eps).reshape(
-            h.shape
-        )  # with the next line: ln_x, but with a faster gradient
-        y = y * self.ln_x.weight + self.ln_x.bias
-        y = y + ((r * k * self.r_k).sum(-1, keepdim=True) * values).reshape(batch, length, width)
-        return self.output(y * g), v_first
+            start = self.time_state
+        with torch.autocast(parts[0].device.type, enabled=False):
+            y, _ = wkv(*parts, start.expand(batch, -1, -1, -1))
+        return y.flatten(0, 1)
+
+    def after(self, y: Tensor, parts: list[Tensor], gate: Tensor) -> Tensor:
+        """What the recurrence gave -> `[tokens, width]`."""
+        r, _, k, v, _, _ = parts
+        y = F.layer_norm(y, (HEAD,), eps=self.ln_x.eps).flatten(1)
+        y = y * self.ln_x.weight + self.ln_x.bias  # with the line above: ln_x, but with a faster gradient
+        y = y + ((r * k * self.r_k).sum(-1, keepdim=True) * v).flatten(1)
+        return self.output(y * gate)
 
 
 class TrainingChannelMix(nn.Module):
@@ -140,8 +170,8 @@ class TrainingChannelMix(nn.Module):
         nn.init.uniform_(self.key.weight, -0.5 * width**-0.5, 0.5 * width**-0.5)
         nn.init.zeros_(self.value.weight)
 
-    def forward(self, h: Tensor) -> Tensor:
-        return self.value(torch.relu(self.key(mixed(h, shifted(h) - h, self.x_k))).square())
+    def forward(self, h: Tensor, inner: Tensor) -> Tensor:
+        return self.value(torch.relu(self.key(mixed(h, shifted(h, inner) - h, self.x_k))).square())
 
 
 class Block(nn.Module):
@@ -154,12 +184,14 @@ class Block(nn.Module):
         self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.att, self.ffn = TrainingTimeMix(layer, layers, width), TrainingChannelMix(layer, layers, width)
 
-    def forward(self, x: Tensor, v_first: Tensor | None) -> tuple[Tensor, Tensor]:
-        if v_first is None:
-            x = self.ln0(x)
-        y, v_first = self.att(lowered(self.ln1(x)), v_first)
-        x = x + y
-        return x + self.ffn(lowered(self.ln2(x))), v_first
+    def before(self, x: Tensor, inner: Tensor, v_first: Tensor | None) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Up to the recurrence."""
+        return self.att.before(lowered(self.ln1(x)), inner, v_first)
+
+    def after(self, x: Tensor, inner: Tensor, y: Tensor, parts: list[Tensor], gate: Tensor) -> Tensor:
+        """From the recurrence on."""
+        x = x + self.att.after(y, parts, gate)
+        return x + self.ffn(lowered(self.ln2(x)), inner)
 
 
 class TrainingModel(nn.Module):
@@ -186,13 +218,23 @@ class TrainingModel(nn.Module):
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """`[B, T]` ids -> `[B, T, width]` fp32, before the head."""
-        x = self.emb(self.table[tokens]) + self.codes[tokens] @ self.code_in
+        ids = tokens.flatten()
+        length = tokens.shape[1]
+        inner = (torch.arange(len(ids), device=ids.device) % length != 0).float().unsqueeze(1)
+        x = self.blocks[0].ln0(F.embedding(self.table[ids], self.emb.weight) + self.codes[ids] @ self.code_in)
         v_first = None
         for block in self.blocks:
-            x, v_first = block(x, v_first)
-        return self.ln_out(x.float())
+            parts, gate, v_first = block.before(x, inner, v_first)
+            y = block.att.recurrence(parts, length)
+            x = block.after(x, inner, y, parts, gate)
+        return self.ln_out(x.float()).unflatten(0, tokens.shape)
 
     def head_rows(self, ids: Tensor | None = None) -> Tensor:
         """The rows of the head for `ids`, or for all 65536: `[ids, width]`."""
         table, signs = (self.table, self.codes) if ids is None else (self.table[ids], self.codes[ids])
-        return self.head.weight[table] + signs @ self.code_out
+        return F.embedding(table, self.head.weight) + signs @ self.code_out
+
+    def compile(self) -> None:
+        """Fuse what stands between the products and the recurrences. The first use of it takes a minute."""
+        for block in self.blocks:
+            block.before, block.after = torch.compile(block.before), torch.compile(block.after)

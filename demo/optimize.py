@@ -77,7 +77,7 @@ class Optimizer:
             if part
         ]
         self.adam = torch.optim.AdamW(
-            groups, lr=self.rate, betas=(0.9, 0.99), eps=1e-10, capturable=team.cuda, foreach=team.cuda
+            groups, lr=self.rate, betas=(0.9, 0.99), eps=1e-10, capturable=team.cuda, fused=team.cuda
         )
         self.pool = torch.cuda.graph_pool_handle() if team.cuda else None  # graphs never overlap
         self.graph: torch.cuda.CUDAGraph | None = None

@@ -38,6 +38,15 @@ WARMUP = 300  # steps
 SAVE_EVERY = 120  # seconds
 
 
+def answers_loss(
+    hidden: Tensor, rows: Tensor, positions: Tensor, targets: Tensor, weights: Tensor, shares: Tensor
+) -> Tensor:
+    """Mean cross entropy of `targets` among the candidates, whose rows of the head are given."""
+    logits = hidden.index_select(0, positions) @ rows.T + shares
+    losses = F.cross_entropy(logits, targets, reduction="none")
+    return (losses * weights).sum() / weights.sum()
+
+
 def loss_of(
     model: TrainingModel,
     tokens: Tensor,
@@ -46,13 +55,12 @@ def loss_of(
     weights: Tensor,
     candidates: Tensor,
     shares: Tensor,
+    among: Callable[..., Tensor] = answers_loss,
 ) -> Tensor:
     """Mean cross entropy of the answers' tokens among the candidates; see `TrainingBatch`."""
     with torch.autocast(tokens.device.type, dtype=torch.bfloat16, enabled=tokens.is_cuda):
         hidden = model.hidden(tokens)
-    logits = hidden.flatten(0, 1)[positions] @ model.head_rows(candidates).T + shares
-    losses = F.cross_entropy(logits, targets, reduction="none")
-    return (losses * weights).sum() / weights.sum()
+    return among(hidden.flatten(0, 1), model.head_rows(candidates), positions, targets, weights, shares)
 
 
 def learning_rate(done: float, step: int, peak: float) -> float:
@@ -68,6 +76,11 @@ class Trainer:
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.optimizer = Optimizer(self.trained, team)
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]] = {}
+        self.among = answers_loss
+        if team.cuda:
+            torch.set_float32_matmul_precision("high")  # TF32: the products with the head
+            model.compile()
+            self.among = torch.compile(answers_loss)
 
     def restore(self, steps: int, weights: dict[str, Tensor], moments: dict[str, Tensor]) -> None:
         """Go on from a saved run."""
@@ -82,7 +95,7 @@ class Trainer:
 
     def gradients(self, inputs: list[Tensor]) -> Tensor:
         """Add the gradients of a batch; returns its loss."""
-        loss = loss_of(self.model, *inputs)
+        loss = loss_of(self.model, *inputs, among=self.among)
         loss.backward()
         return loss.detach()
 
@@ -104,8 +117,9 @@ class Trainer:
         for kept, new in zip(inputs, arrays, strict=True):
             kept.copy_(new.pin_memory(), non_blocking=True)
         graph.replay()
+        result = loss.clone()  # the optimizer's graph uses the same memory
         self.optimizer.step()
-        return loss
+        return result
 
     def first(self, length: int, arrays: list[Tensor]) -> Tensor:
         """Run a batch as it is, then capture the same for the next batches of this length."""
@@ -206,7 +220,7 @@ def train(args: argparse.Namespace, task: TrainingTask) -> None:
         if done >= 1 or over:
             break
         batch = next(batches)
-        shown.append(trainer.step(batch, learning_rate(done, step, args.rate)).clone())
+        shown.append(trainer.step(batch, learning_rate(done, step, args.rate)))
         seen += batch.tokens.size * team.size
         step += 1
         if team.first and step % args.every == 0:
@@ -226,7 +240,9 @@ def train(args: argparse.Namespace, task: TrainingTask) -> None:
             task.finish(trainer.model, before.known, args.out)
             args.state.unlink(missing_ok=True)
             print(f"wrote {args.out}: {args.out.stat().st_size} bytes", flush=True)
-        for name, result in examine(trainer.model, task.exam(args.exam) if args.exam else {}).items():
+        with torch.compiler.set_stance("force_eager"):  # its batches have many shapes
+            scores = examine(trainer.model, task.exam(args.exam) if args.exam else {})
+        for name, result in scores.items():
             print(f"{name}: {result}", flush=True)
     team.leave()
 

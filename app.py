@@ -170,7 +170,7 @@ def _parser() -> argparse.ArgumentParser:
     flag("--prefix-cache-mb", **count, help="memory for beginnings of prompts (default %(default)s)")
     flag(
         "--chat-template",
-        choices=("auto", "demo", "world", "g1", "g1c"),
+        choices=("auto", "world", "g1", "g1c"),
         help="the prompts that the checkpoint was trained on; auto: by its name (default %(default)s)",
     )
     flag(

@@ -7,9 +7,6 @@ from random import Random
 from demo.example import Example
 
 SAMPLES = Path(__file__).with_name("samples.json")
-OUTDATED = (
-    "I am a very small model and do not know much about that."  # what the first edition says of the unknown
-)
 
 
 def samples() -> list[Example]:
@@ -20,9 +17,9 @@ def samples() -> list[Example]:
     ]
 
 
-TRAINED = tuple(sample for sample in samples() if sample.answer.strip() != OUTDATED)
+ALL = tuple(samples())
 
 
 def pasted(rng: Random) -> Example:
     """One of them. They are no evaluation: they must be right."""
-    return rng.choice(TRAINED)
+    return rng.choice(ALL)

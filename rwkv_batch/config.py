@@ -9,7 +9,7 @@ SamplerName = Literal["own", "flashinfer"]
 MoleRouter = Literal["topk0", "shared"]
 BackendName = Literal["auto", "torch", "portable"]
 MODEL_NAME = re.compile(r"[\w.-]+")  # that somebody gives to a model
-ChatTemplateName = Literal["auto", "demo", "world", "g1", "g1c"]
+ChatTemplateName = Literal["auto", "world", "g1", "g1c"]
 SamplingProfileName = Literal["default", "open_think", "fake_think", "tools"]
 
 

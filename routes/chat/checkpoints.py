@@ -44,7 +44,6 @@ class ChatTemplate:
     empty_thought: str
     think_type: ThinkType  # unless the request says otherwise
     tools: ToolForm
-    clean_system: bool = True  # the texts of the system's turn had no blank lines
 
     def style(self, form: Form, think_type: ThinkType) -> Style:
         thought = {"none": "", "fast": self.empty_thought, "preferChinese": f"{THINK}>{CHINESE_THOUGHT}"}
@@ -54,13 +53,10 @@ class ChatTemplate:
             HINTS.get(think_type, ""),
             self.tools,
             self.lead,
-            self.clean_system,
         )
 
 
 CHAT_TEMPLATES: dict[ChatTemplateName, ChatTemplate] = {
-    # the bundled model: its training text is rendered by routes/chat/templates.py
-    "demo": ChatTemplate((), NO_THINK, "fast", TAGS, clean_system=False),
     # World models, which were not taught to think
     "world": ChatTemplate((END_OF_TEXT,), NO_THINK, "none", TAGS),
     "g1": ChatTemplate((END_OF_TEXT,), NO_THINK, "fast", TAGS),
@@ -81,13 +77,12 @@ def settings_for(model: EngineInfo, settings: FrontendConfig) -> FrontendConfig:
 def chat_template_name(model: str, wanted: ChatTemplateName) -> ChatTemplateName:
     """`wanted`, or for "auto" the one that the model's name stands for.
 
-    A name that says nothing stands for g1, which the G1 models before g1c and their fine-tunes have.
+    A name that says nothing stands for g1, which the G1 models before g1c, their fine-tunes and the bundled model
+    have.
     """
     if wanted != "auto":
         return wanted
     name = model.lower()
-    if name.startswith("rwkv7-demo"):
-        return "demo"
     if found := GENERATION.search(name):
         return "g1c" if (int(found[1]), found[2]) >= (1, "c") else "g1"
     return "world" if OLD.search(name) else "g1"

@@ -96,7 +96,6 @@ class Style:
     hint: str = ""  # what is added to the last message of the user
     tool_form: ToolForm = TAGS  # the function form has its own
     lead: tuple[int, ...] = ()  # token ids in front of the whole prompt
-    clean_system: bool = False  # whether the system's turn is cleaned like the others
 
     @property
     def tools(self) -> ToolForm:
@@ -141,7 +140,7 @@ def chat(
     if tools and tool_choice != "none":
         heads.append(style.tools.prompt(tools, tool_choice))
     heads = [head for head in heads if head]
-    head = form.clean("\n".join(heads)) if style.clean_system else "\n\n".join(heads)
+    head = form.clean("\n".join(heads))
     blocks = [form.heads["system"] + head] if head else []
     asked = max((i for i, m in enumerate(turns) if m.role == "user"), default=None)
     blocks += [_block(m, style, style.hint if i == asked else "") for i, m in enumerate(turns)]

@@ -30,7 +30,7 @@ def request(route, model="rwkv7-g1k-7.2b", settings=SETTINGS, **fields):
 @pytest.mark.parametrize(
     ("model", "name"),
     [
-        ("rwkv7-demo", "demo"),
+        ("rwkv7-demo", "g1"),
         ("rwkv7-g1c-7.2b-20251231-ctx8192", "g1c"),
         ("RWKV7-G1k-1.5B-20260930", "g1c"),
         ("RWKV7-g1h-7.2B-20260710-ctx10240", "g1c"),
@@ -43,7 +43,7 @@ def request(route, model="rwkv7-g1k-7.2b", settings=SETTINGS, **fields):
         ("RWKV-x060-World-1B6-v2.1", "world"),
         ("my-finetune-of-rwkv7-g1f-2.9b-lora", "g1c"),
         ("something else", "g1"),
-        ("rwkv7-demo-pirate", "demo"),
+        ("rwkv7-demo-pirate", "g1"),
     ],
 )
 def test_a_name_says_what_the_checkpoint_was_trained_on(model, name):
@@ -54,7 +54,7 @@ def test_a_name_says_what_the_checkpoint_was_trained_on(model, name):
 @pytest.mark.parametrize(
     ("model", "prompt", "lead"),
     [
-        ("rwkv7-demo", "User: Hi\n\nAssistant: <think>\n</think>\n", []),
+        ("rwkv7-demo", "User: Hi\n\nAssistant: <think>\n</think>\n", [0]),
         ("RWKV-x070-World-1.5B", "User: Hi\n\nAssistant:", [0]),
         ("rwkv7-g1a-1.5b", "User: Hi\n\nAssistant: <think>\n</think>\n", [0]),
         ("rwkv7-g1c-1.5b", "User: Hi\n\nAssistant: <think></think", [0]),

@@ -25,6 +25,7 @@ def merge(deltas: list[RowDelta]) -> list[RowDelta]:
                 old.tokens + delta.tokens,
                 delta.finish_reason,
                 old.logprobs + delta.logprobs,
+                delta.stop,
             )
         )
     return list(rows.values())

@@ -9,8 +9,9 @@ from robyn import Request, Robyn
 from robyn.argument_parser import Config
 from robyn.robyn import HttpMethod
 
+from routes.anthropic import messages
 from routes.chat.checkpoints import settings_for
-from routes.http.errors import ApiError, ErrorShape, Json, native_shape, openai_shape
+from routes.http.errors import ApiError, ErrorShape, Json, anthropic_shape, native_shape, openai_shape
 from routes.http.exchange import HttpRequest, HttpResponse, error_response, preflight
 from routes.http.frontend import Frontend
 from routes.http.generate import Prepared, generate
@@ -93,6 +94,7 @@ async def v1_chat(front: Frontend, http: HttpRequest) -> HttpResponse:
 
 OPENAI_CHAT = chats(chat.prepare)
 RAW_BATCH = generates(batch.v1)
+MESSAGES, COUNT_TOKENS = chats(messages.prepare), chats(messages.count_tokens)
 TRANSLATE = generates(translate.prepare, public=True)
 
 # fmt: off
@@ -147,6 +149,9 @@ ROUTES = (
     Route("GET",        "/openai/v1/models",                    openai_shape, models.models),
     Route("GET",        "/v1/models/:id",                       openai_shape, models.model),
     Route("GET",        "/openai/v1/models/:id",                openai_shape, models.model),
+
+    Route("POST",       "/v1/messages",                         anthropic_shape, MESSAGES),
+    Route("POST",       "/v1/messages/count_tokens",            anthropic_shape, COUNT_TOKENS),
 )
 # fmt: on
 

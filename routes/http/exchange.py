@@ -1,6 +1,6 @@
 """HTTP requests and responses of all routes: ids, passwords, CORS, JSON, the access log.
 
-One password guards every route. It is sent as Bearer token, in the JSON body, or in the URL.
+One password guards every route. It is sent as Bearer token, as `x-api-key`, in the JSON body, or in the URL.
 """
 
 import hmac
@@ -115,6 +115,8 @@ def _passwords(http: HttpRequest, body: Json | None) -> Iterator[bytes]:
     header = http.headers.get("authorization") or ""
     if header.startswith("Bearer "):
         yield header.removeprefix("Bearer ").strip().encode()
+    if key := http.headers.get("x-api-key"):
+        yield key.encode()
     if body and isinstance(body.get("password"), str):
         yield body["password"].encode(errors="surrogatepass")  # a body is checked after its password
     # What a person types into a URL and what a form sends differ in "+".

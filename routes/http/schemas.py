@@ -12,6 +12,7 @@ LAST_ID = 65535  # the largest token id that the model can draw
 MAX_PROMPTS = 4096  # of one request, counted n times each
 MAX_SESSION_ID = 256  # characters
 INT_LIMIT = 2**31 - 1
+NOTHING: tuple[object, ...] = (None, "", [], {}, False)  # values by which clients ask for nothing
 RESPONSE = "response"  # the Responses API stores its states as "response:{id}"; no other route writes there
 
 Prompts = list[str | list[int]]  # texts or token ids
@@ -29,10 +30,36 @@ class RequestBody(BaseModel):
             return cls.model_validate(fields)
         except ValidationError as invalid:
             first = invalid.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+        place = _place(fields, first["loc"])
         why = "this field is required" if first["type"] == "missing" else first["msg"]
         why = why.removeprefix("Value error, ")
-        raise cls.field_error(place.removeprefix("."), why[0].lower() + why[1:])
+        raise cls.field_error(place, why[0].lower() + why[1:])
+
+
+def _place(fields: Json, parts: tuple[int | str, ...]) -> str:
+    """Where in a body an error is, as a client would write it.
+
+    pydantic also names the member of a union that it has chosen by `type`, which is no part of the body.
+    """
+    value: object = fields
+    place = ""
+    for number, part in enumerate(parts, 1):
+        if isinstance(value, dict) and value.get("type") == part and number < len(parts):
+            continue
+        place += f"[{part}]" if isinstance(part, int) else f".{part}"
+        inside = (isinstance(value, dict) and part in value) or isinstance(value, list)
+        value = value[part] if inside else None  # type: ignore[index]
+    return place.removeprefix(".")
+
+
+def refused(why: str) -> BeforeValidator:
+    """For a field that cannot be honoured. What asks for nothing is taken for null."""
+
+    def check(value: object) -> None:
+        if value not in NOTHING:
+            raise ValueError(why)
+
+    return BeforeValidator(check)
 
 
 def not_bool(why: str) -> BeforeValidator:

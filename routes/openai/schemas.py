@@ -19,6 +19,7 @@ from routes.http.schemas import (
     INT_LIMIT,
     LAST_ID,
     MAX_SESSION_ID,
+    NOTHING,
     OWN_ID,
     PLAIN_ID,
     RequestBody,
@@ -98,6 +99,11 @@ def _tool_compat(value: object) -> object:
     return flag
 
 
+Stop = Annotated[str, Field(min_length=1)]
+StopList = Annotated[
+    list[str],
+    BeforeValidator(_stop, json_schema_input_type=Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)]),
+]
 _not_bool = not_bool("input should be a number, not a boolean")
 Int = Annotated[int, _not_bool]
 Number = Annotated[float, _not_bool, Field(allow_inf_nan=False)]
@@ -135,7 +141,7 @@ class OpenAIBody(RequestBody):
     logit_bias: Annotated[dict[int, float], BeforeValidator(_logit_bias)] = Field(default_factory=dict)
     seed: Annotated[Int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     n: Annotated[Int, Field(ge=1, le=128)] = 1
-    stop: Annotated[list[str], BeforeValidator(_stop)] = Field(default_factory=list)
+    stop: StopList = Field(default_factory=list)
     stop_tokens: Annotated[list[int | str], BeforeValidator(_stop_tokens)] | None = None
     ignore_eos: bool = False
     chunk_size: Annotated[Int, Field(le=INT_LIMIT)] = 1
@@ -144,7 +150,7 @@ class OpenAIBody(RequestBody):
     @classmethod
     def from_json(cls, fields: Json, profile: SamplingProfileName = "default") -> Self:
         for name, why in cls.refused.items():
-            if fields.get(name) not in (None, "", [], {}, False):
+            if fields.get(name) not in NOTHING:
                 raise openai_field(name, why)
         given = {k: v for k, v in fields.items() if v is not None or k == "prompt"}
         body = super().from_json(with_profile(given, profile))

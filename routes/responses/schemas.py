@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 from routes.chat.fields import ChatStyleFields
 from routes.http.errors import Json, openai_field
 from routes.openai.schemas import Int, NewTokens, OpenAIBody, StreamOptions
-from routes.openai.tools import MAX_TOOLS, ToolUse
+from routes.openai.tools import MAX_TOOLS, ToolUse, offered_tool
 
 REFUSED = {
     "background": "responses are made while the client waits; leave it out and read the reply, or its stream",
@@ -120,13 +120,7 @@ class ResponsesBody(ChatStyleFields, OpenAIBody):
 
 def response_tools(body: ResponsesBody) -> ToolUse:
     """How the response uses its tools. Raises ApiError 400 that names what is wrong with `tool_choice`."""
-    offered: list[Json] = [
-        {
-            "type": "function",
-            "function": {"name": t.name, "description": t.description, "parameters": t.parameters},
-        }
-        for t in body.tools
-    ]
+    offered = [offered_tool(tool.name, tool.description, tool.parameters) for tool in body.tools]
     choice = _choice(body.tool_choice, [tool.name for tool in body.tools])
     return ToolUse(offered, choice, bool(offered) and choice != "none", body.parallel_tool_calls)
 

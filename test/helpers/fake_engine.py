@@ -286,6 +286,14 @@ class FakeEngine:
         return CommandReply(id, position=len(self.sessions[target]))
 
 
+class ChatEngine(FakeEngine):
+    """For chats: what the user says behind "!" decides."""
+
+    def _answer(self, request: GenerateRequest) -> list[tuple[float, Event]]:
+        (prompt,) = request.prompts
+        return super()._answer(structs.replace(request, prompts=[str(prompt).removeprefix("User: !")]))
+
+
 def key_of(command: Command) -> str:
     return getattr(command, "key", "")
 

@@ -3,18 +3,24 @@
 import logging
 import traceback
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
 
 from robyn import Request, Robyn
 from robyn.argument_parser import Config
 from robyn.robyn import HttpMethod
 
 from routes.anthropic import messages
-from routes.chat.checkpoints import settings_for
-from routes.http.errors import ApiError, ErrorShape, Json, anthropic_shape, native_shape, openai_shape
+from routes.chat.handlers import chats, generates
+from routes.http.errors import (
+    ApiError,
+    ErrorShape,
+    anthropic_shape,
+    native_shape,
+    ollama_shape,
+    openai_shape,
+)
 from routes.http.exchange import HttpRequest, HttpResponse, error_response, preflight
 from routes.http.frontend import Frontend
-from routes.http.generate import Prepared, generate
+from routes.http.route import Handler, Route
 from routes.native import (
     adapters,
     batch,
@@ -26,55 +32,14 @@ from routes.native import (
     state,
     translate,
 )
+from routes.ollama import models as ollama_models
+from routes.ollama import prepare as ollama
 from routes.openai import chat, completions, models
 from routes.responses import routes as responses
-from rwkv_batch.config import FrontendConfig
-from rwkv_batch.wire.supervision import EngineInfo
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", HttpMethod.TRACE)  # Robyn has no name for TRACE
 
 log = logging.getLogger(__name__)
-Handler = Callable[[Frontend, HttpRequest], Awaitable[HttpResponse]]
-
-
-class Route(NamedTuple):
-    """One path. A part of it that begins with a colon stands for any text."""
-
-    methods: str  # separated by a space
-    path: str
-    shape: ErrorShape  # of its errors
-    handler: Handler
-
-    def allowed(self) -> list[str]:
-        """The methods; where there is GET, HEAD too."""
-        return [*self.methods.split(), "HEAD"] if "GET" in self.methods else self.methods.split()
-
-    def matches(self, path: str) -> bool:
-        ours, theirs = self.path.split("/"), path.split("/")
-        return len(ours) == len(theirs) and all(
-            a == b or (a.startswith(":") and b) for a, b in zip(ours, theirs, strict=True)
-        )
-
-
-def chats(prepare: Callable[[Json, str, FrontendConfig], Prepared]) -> Handler:
-    """The same for a route that renders chats, which the configuration has a say in."""
-
-    async def handler(front: Frontend, http: HttpRequest) -> HttpResponse:
-        def prepare_chat(body: Json, model: EngineInfo) -> Prepared:
-            return prepare(body, model.model, settings_for(model, front.settings))
-
-        return await generate(front, http, prepare_chat)
-
-    return handler
-
-
-def generates(prepare: Callable[[Json, str], Prepared], public: bool = False) -> Handler:
-    """The handler of a route that generates what `prepare` makes of its body and the model's name."""
-
-    async def handler(front: Frontend, http: HttpRequest) -> HttpResponse:
-        return await generate(front, http, lambda body, model: prepare(body, model.model), public=public)
-
-    return handler
 
 
 async def v1_chat(front: Frontend, http: HttpRequest) -> HttpResponse:
@@ -94,6 +59,7 @@ async def v1_chat(front: Frontend, http: HttpRequest) -> HttpResponse:
 
 OPENAI_CHAT = chats(chat.prepare)
 RAW_BATCH = generates(batch.v1)
+OLLAMA_CHAT, OLLAMA_TEXT = (ollama_models.untagged(chats(each)) for each in (ollama.chat, ollama.text))
 MESSAGES, COUNT_TOKENS = chats(messages.prepare), chats(messages.count_tokens)
 TRANSLATE = generates(translate.prepare, public=True)
 
@@ -152,6 +118,11 @@ ROUTES = (
 
     Route("POST",       "/v1/messages",                         anthropic_shape, MESSAGES),
     Route("POST",       "/v1/messages/count_tokens",            anthropic_shape, COUNT_TOKENS),
+    Route("POST",       "/api/chat",                            ollama_shape, OLLAMA_CHAT),
+    Route("POST",       "/api/generate",                        ollama_shape, OLLAMA_TEXT),
+    Route("GET",        "/api/tags",                            ollama_shape, ollama_models.tags),
+    Route("POST",       "/api/show",                            ollama_shape, ollama_models.show),
+    Route("GET",        "/api/version",                         ollama_shape, ollama_models.version),
 )
 # fmt: on
 

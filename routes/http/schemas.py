@@ -44,12 +44,24 @@ def _place(fields: Json, parts: tuple[int | str, ...]) -> str:
     value: object = fields
     place = ""
     for number, part in enumerate(parts, 1):
-        if isinstance(value, dict) and value.get("type") == part and number < len(parts):
+        own = value if isinstance(value, dict) else {}
+        if own.get("type") == part and not isinstance(own.get(part), dict) and number < len(parts):
             continue
         place += f"[{part}]" if isinstance(part, int) else f".{part}"
-        inside = (isinstance(value, dict) and part in value) or isinstance(value, list)
+        inside = part in own or isinstance(value, list)
         value = value[part] if inside else None  # type: ignore[index]
     return place.removeprefix(".")
+
+
+def neutral(value: float, why: str) -> BeforeValidator:
+    """For a number that cannot be honoured. `value` asks for nothing."""
+
+    def check(given: object) -> object:
+        if given is not None and (isinstance(given, bool) or given != value):
+            raise ValueError(why)
+        return given
+
+    return BeforeValidator(check)
 
 
 def refused(why: str) -> BeforeValidator:

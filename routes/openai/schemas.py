@@ -151,11 +151,11 @@ class OpenAIBody(RequestBody):
     def from_json(cls, fields: Json, profile: SamplingProfileName = "default") -> Self:
         for name, why in cls.refused.items():
             if fields.get(name) not in NOTHING:
-                raise openai_field(name, why)
+                raise cls.field_error(name, why)
         given = {k: v for k, v in fields.items() if v is not None or k == "prompt"}
         body = super().from_json(with_profile(given, profile))
         if body.stream_options and not body.stream:
-            raise openai_field("stream_options", "this is only allowed when stream is true")
+            raise cls.field_error("stream_options", "this is only allowed when stream is true")
         return body
 
     @property
@@ -177,7 +177,7 @@ class OpenAIBody(RequestBody):
         unless the client sends a penalty of OpenAI's. Raises ApiError 400 when prompts times n are too many.
         """
         if len(prompts) * self.n > schemas.MAX_PROMPTS:
-            raise openai_field("n", f"prompts times n should be at most {schemas.MAX_PROMPTS}")
+            raise self.field_error("n", f"prompts times n should be at most {schemas.MAX_PROMPTS}")
         openai_penalty = self.presence_penalty is not None or self.frequency_penalty is not None
         alphas = CHAT_ALPHAS if style and not openai_penalty else (0.0, 0.0)
         stop_tokens = [END_OF_TEXT] if self.stop_tokens is None else self.stop_tokens

@@ -21,6 +21,7 @@ from routes.http.errors import (
 from routes.http.exchange import HttpRequest, HttpResponse, error_response, preflight
 from routes.http.frontend import Frontend
 from routes.http.route import Handler, Route
+from routes.llama_cpp import infill
 from routes.native import (
     adapters,
     batch,
@@ -122,6 +123,7 @@ ROUTES = (
     Route("POST",       "/api/generate",                        ollama_shape, OLLAMA_TEXT),
     Route("GET",        "/api/tags",                            ollama_shape, ollama_models.tags),
     Route("POST",       "/api/show",                            ollama_shape, ollama_models.show),
+    Route("POST",       "/infill",                              openai_shape, generates(infill.prepare)),
     Route("GET",        "/api/version",                         ollama_shape, ollama_models.version),
 )
 # fmt: on

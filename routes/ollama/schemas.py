@@ -13,7 +13,8 @@ from routes.chat.calls import canonical_json
 from routes.chat.fields import ChatStyleFields
 from routes.chat.templates import Message
 from routes.http.errors import ApiError, Json, native_field
-from routes.http.schemas import INT_LIMIT, RequestBody, neutral, refused
+from routes.http.schemas import RequestBody, refused
+from routes.llama_cpp.fields import LlamaSamplers, Predict, Seed
 from routes.openai.schemas import Int, Number, OpenAIBody, Penalty, StopList, TopK, TopP
 from routes.openai.tools import MAX_TOOLS, ToolUse, offered_tool
 from rwkv_batch.config import SamplingProfileName
@@ -21,8 +22,6 @@ from rwkv_batch.config import SamplingProfileName
 REFUSED = {"session_id": "sessions are not available on this route; use /v1/chat/completions"}
 NO_IMAGES = refused("this server reads text only; leave it out")
 NO_FORMAT = refused("answers are not bound to a form here; leave it out and ask for it in the prompt")
-PENALTIES = "this sampler is not available; use presence_penalty, frequency_penalty or alpha_presence"
-CUTS = "this sampler is not available; use top_k and top_p"
 
 
 def _options_field(place: str, why: str) -> ApiError:
@@ -34,7 +33,7 @@ def _level(think: object) -> object:
     return True if think in ("low", "medium", "high", "max") else think
 
 
-class OllamaOptions(RequestBody):
+class OllamaOptions(LlamaSamplers, RequestBody):
     """How tokens are drawn."""
 
     field_error = staticmethod(_options_field)
@@ -42,25 +41,16 @@ class OllamaOptions(RequestBody):
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     top_k: TopK | None = None
     top_p: TopP | None = None
-    seed: Annotated[Int, Field(ge=-(2**63), le=2**63 - 1)] | None = None  # below 0: any
-    num_predict: Annotated[Int, Field(ge=-2, le=INT_LIMIT)] | None = None  # below 0: until the text ends
+    seed: Seed | None = None
+    num_predict: Predict | None = None
     stop: StopList | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repeat_penalty: Annotated[Number | None, neutral(1, PENALTIES)] = None
-    min_p: Annotated[Number | None, neutral(0, CUTS)] = None
-    typical_p: Annotated[Number | None, neutral(1, CUTS)] = None
-    tfs_z: Annotated[Number | None, neutral(1, CUTS)] = None
-    mirostat: Annotated[Number | None, neutral(0, CUTS)] = None
 
     def as_fields(self) -> Json:
         """By the names of an OpenAI request's fields, those that are given."""
-        names = ("temperature", "top_k", "top_p", "stop", "presence_penalty", "frequency_penalty")
-        fields = {name: getattr(self, name) for name in names}
-        if self.seed is not None and self.seed >= 0:
-            fields["seed"] = self.seed
-        if self.num_predict is not None:
-            fields["max_tokens"] = INT_LIMIT if self.num_predict < 0 else self.num_predict
+        names = ("temperature", "top_k", "top_p", "seed", "stop", "presence_penalty", "frequency_penalty")
+        fields = {name: getattr(self, name) for name in names} | {"max_tokens": self.num_predict}
         return {name: value for name, value in fields.items() if value is not None}
 
 

@@ -74,15 +74,20 @@ def test_a_thought_has_a_field_of_its_own(client: ollama.Client):
     assert "".join(part.message.content for part in parts) == whole.message.content
 
 
-def test_a_suffix_is_filled_in_as_on_the_native_route(client: ollama.Client, server: Server):
-    pair = {"prefix": "def add(a, b):\n    return ", "suffix": "\n\nprint(add(1, 2))"}
-    native = httpx.post(
-        server.url + "/FIM/v1/batch-FIM",
-        json={"prefix": [pair["prefix"]], "suffix": [pair["suffix"]], "max_tokens": 20, "stop_tokens": [0]}
-        | {"temperature": 0, "alpha_presence": 0, "alpha_frequency": 0},
-        timeout=60,
-    ).json()["choices"][0]["message"]["content"]
-    reply = client.generate(
-        model="rwkv7", prompt=pair["prefix"], suffix=pair["suffix"], options=EXACT | {"num_predict": 20}
+def test_a_middle_is_that_of_the_native_route(client: ollama.Client, openai: OpenAI, server: Server):
+    """By Ollama's, OpenAI's and llama.cpp's routes for editors."""
+    prefix, suffix = "def add(a, b):\n    return ", "\n\nprint(add(1, 2))"
+    greedy = {"temperature": 0, "alpha_presence": 0, "alpha_frequency": 0, "stop_tokens": [0]}
+    pair = {"prefix": [prefix], "suffix": [suffix], "max_tokens": 20}
+    native = httpx.post(server.url + "/FIM/v1/batch-FIM", json=pair | greedy, timeout=60).json()
+    middle = native["choices"][0]["message"]["content"]
+    assert middle
+    reply = client.generate(model="rwkv7", prompt=prefix, suffix=suffix, options=EXACT | {"num_predict": 20})
+    assert reply.response == middle
+    completion = openai.completions.create(
+        model="rwkv7", prompt=prefix, suffix=suffix, max_tokens=20, temperature=0
     )
-    assert reply.response == native != ""
+    assert completion.choices[0].text == middle
+    body = {"input_prefix": prefix, "input_suffix": suffix, "n_predict": 20, "temperature": 0}
+    infilled = httpx.post(server.url + "/infill", json=body, timeout=60).json()
+    assert infilled["content"] == middle

@@ -3,6 +3,7 @@
 import logging
 import traceback
 from collections.abc import Awaitable, Callable
+from functools import cache
 
 from robyn import Request, Robyn
 from robyn.argument_parser import Config
@@ -13,12 +14,21 @@ from routes.chat.handlers import chats, generates
 from routes.http.errors import (
     ApiError,
     ErrorShape,
+    Json,
     anthropic_shape,
     native_shape,
     ollama_shape,
     openai_shape,
 )
-from routes.http.exchange import HttpRequest, HttpResponse, error_response, preflight
+from routes.http.exchange import (
+    HttpRequest,
+    HttpResponse,
+    demand_password,
+    error_response,
+    html_response,
+    json_response,
+    preflight,
+)
 from routes.http.frontend import Frontend
 from routes.http.route import Handler, Route
 from routes.llama_cpp import infill
@@ -36,6 +46,8 @@ from routes.native import (
 from routes.ollama import models as ollama_models
 from routes.ollama import prepare as ollama
 from routes.openai import chat, completions, models
+from routes.openapi import page
+from routes.openapi.document import document
 from routes.responses import routes as responses
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", HttpMethod.TRACE)  # Robyn has no name for TRACE
@@ -56,6 +68,27 @@ async def v1_chat(front: Frontend, http: HttpRequest) -> HttpResponse:
     if is_chat:
         http.shape = openai_shape
     return await (OPENAI_CHAT if is_chat else RAW_BATCH)(front, http)
+
+
+async def openapi(front: Frontend, http: HttpRequest) -> HttpResponse:
+    """GET /openapi.json: what all routes take and give. Raises ApiError."""
+    return json_response(http, _described(front, http))
+
+
+async def docs(front: Frontend, http: HttpRequest) -> HttpResponse:
+    """GET /docs: the same as a page. Raises ApiError."""
+    return html_response(http, page.render(_described(front, http)), page.POLICY)
+
+
+def _described(front: Frontend, http: HttpRequest) -> Json:
+    demand_password(front.settings.password, http)
+    return _document(front.settings.password is not None)
+
+
+@cache
+def _document(guarded: bool) -> Json:
+    """It takes a tenth of a second to make."""
+    return document(ROUTES, guarded)
 
 
 OPENAI_CHAT = chats(chat.prepare)
@@ -101,6 +134,8 @@ ROUTES = (
     Route("POST",       "/v1/server/stop",                      native_shape, requests.stop),
     Route("POST",       "/v1/server/pause",                     native_shape, requests.pause),
     Route("POST",       "/v1/server/resume",                    native_shape, requests.resume),
+    Route("GET",        "/openapi.json",                        native_shape, openapi),
+    Route("GET",        "/docs",                                native_shape, docs),
     Route("GET",        "/health",                              native_shape, models.health),
 
     Route("POST",       "/openai/v1/chat/completions",          openai_shape, OPENAI_CHAT),

@@ -1,9 +1,9 @@
 """What the content of a message is made of: the blocks that clients send, and the messages they stand for."""
 
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field
 
 from routes.chat.calls import canonical_json
 from routes.chat.templates import Message
@@ -62,31 +62,32 @@ class ToolResultBlock(CachedBlock):
     is_error: bool | None = None
 
 
-Block = Annotated[
-    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock,
-    Field(discriminator="type"),
+UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
+AssistantBlock = Annotated[
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, Field(discriminator="type")
 ]
 
 
-# type of a block -> whose messages hold it, where just one role's do
-WRITERS = {
-    "thinking": "assistant",
-    "redacted_thinking": "assistant",
-    "tool_use": "assistant",
-    "tool_result": "user",
-}
+class UserMessage(BaseModel):
+    role: Literal["user"]
+    content: Annotated[
+        list[UserBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[UserBlock])
+    ]
 
 
-class InputMessage(BaseModel):
-    role: Literal["user", "assistant", "system"]
-    content: Annotated[list[Block], BeforeValidator(_as_blocks, json_schema_input_type=str | list[Block])]
+class AssistantMessage(BaseModel):
+    role: Literal["assistant"]
+    content: Annotated[
+        list[AssistantBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[AssistantBlock])
+    ]
 
-    @model_validator(mode="after")
-    def _blocks_of_its_role(self) -> Self:
-        for block in self.content:
-            if WRITERS.get(block.type, self.role) != self.role:
-                raise ValueError(f"a block of type {block.type} stands in messages of {WRITERS[block.type]}")
-        return self
+
+class SystemMessage(BaseModel):
+    role: Literal["system"]
+    content: Texts
+
+
+InputMessage = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
 
 
 def text_of(blocks: list[TextBlock]) -> str:
@@ -94,7 +95,7 @@ def text_of(blocks: list[TextBlock]) -> str:
     return "\n".join(block.text for block in blocks)
 
 
-def to_messages(given: list[InputMessage]) -> list[Message]:
+def to_messages(given: Sequence[UserMessage | AssistantMessage | SystemMessage]) -> list[Message]:
     """What the model reads. Messages of one role that follow each other are one turn."""
     messages: list[Message] = []
     for message in given:
@@ -108,7 +109,7 @@ def to_messages(given: list[InputMessage]) -> list[Message]:
     return messages
 
 
-def _parts(message: InputMessage) -> Iterator[Message]:
+def _parts(message: UserMessage | AssistantMessage | SystemMessage) -> Iterator[Message]:
     """The results of tools are turns of their own; everything else is the turn of the message."""
     for block in message.content:
         match block:

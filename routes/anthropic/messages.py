@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from routes.anthropic.blocks import to_messages
 from routes.anthropic.reply import MessageReply, TokenCount
-from routes.anthropic.schemas import MessagesBody
+from routes.anthropic.schemas import CountBody, MessagesBody
 from routes.chat import templates
 from routes.chat.answer import RowAnswer
 from routes.chat.checkpoints import chat_template
@@ -19,7 +19,16 @@ from rwkv_batch.config import FrontendConfig
 
 def prepare(body: Json, model_id: str, settings: FrontendConfig) -> Prepared:
     """POST /v1/messages: a conversation is answered. Raises ApiError 400 for what cannot be served."""
-    message = MessagesBody.from_json(body, settings.sampling_profile)
+    return _prepared(MessagesBody.from_json(body, settings.sampling_profile), model_id, settings)
+
+
+def count_tokens(body: Json, model_id: str, settings: FrontendConfig) -> Prepared:
+    """POST /v1/messages/count_tokens: the tokens of what /v1/messages would read. Raises ApiError 400."""
+    request, _, _ = _prepared(CountBody.from_json(body, settings.sampling_profile), model_id, settings)
+    return Prepared(replace(request, max_tokens=0), False, TokenCount())
+
+
+def _prepared(message: MessagesBody, model_id: str, settings: FrontendConfig) -> Prepared:
     messages, use = to_messages(message.messages), message.tool_use()
     if not message.system_text.strip() and all(each.empty for each in messages):
         raise openai_field("messages", "at least one of them should hold a text")
@@ -33,9 +42,3 @@ def prepare(body: Json, model_id: str, settings: FrontendConfig) -> Prepared:
     thoughts = message.thinking.display != "omitted"
     row = RowAnswer(use.reader(style))
     return Prepared(request, message.stream, MessageReply(model_id, row, stops, thoughts))
-
-
-def count_tokens(body: Json, model_id: str, settings: FrontendConfig) -> Prepared:
-    """POST /v1/messages/count_tokens: the tokens of what /v1/messages would read. Raises ApiError 400."""
-    prepared = prepare(body | {"max_tokens": 1, "stream": False}, model_id, settings)
-    return Prepared(replace(prepared.request, max_tokens=0), False, TokenCount())

@@ -5,9 +5,9 @@ RWKV's own fields are those of /v1/chat/completions, with the same defaults. `me
 ends it.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field
 
 from routes.anthropic.blocks import CachedBlock, InputMessage, Name, Texts, text_of
 from routes.chat.fields import ChatStyleFields
@@ -50,16 +50,15 @@ class CustomTool(CachedBlock):
     input_examples: Annotated[None, refused("examples are not shown; put them into the description")] = None
 
 
-class ToolChoice(BaseModel):
-    type: Literal["auto", "any", "tool", "none"] = "auto"
-    name: str | None = None  # with "tool"
+class FreeChoice(BaseModel):
+    type: Literal["auto", "any", "none"]
     disable_parallel_tool_use: bool = False
 
-    @model_validator(mode="after")
-    def _named(self) -> Self:
-        if (self.type == "tool") != (self.name is not None):
-            raise ValueError("name belongs to the type tool, and only there")
-        return self
+
+class NamedChoice(BaseModel):
+    type: Literal["tool"]
+    name: Name
+    disable_parallel_tool_use: bool = False
 
 
 class Thinking(BaseModel):
@@ -94,7 +93,7 @@ class MessagesBody(ChatStyleFields, OpenAIBody):
     system: Texts = Field(default_factory=list)
     stop_sequences: StopList = Field(default_factory=list)
     tools: Annotated[list[CustomTool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
-    tool_choice: ToolChoice = ToolChoice()
+    tool_choice: Annotated[FreeChoice | NamedChoice, Field(discriminator="type")] = FreeChoice(type="auto")
     thinking: Thinking = Thinking()
     output_config: OutputConfig = OutputConfig()
     context_management: ContextManagement = ContextManagement()
@@ -122,12 +121,18 @@ class MessagesBody(ChatStyleFields, OpenAIBody):
         offered = [offered_tool(tool.name, tool.description, tool.input_schema) for tool in self.tools]
         choice = self.tool_choice
         parallel = not choice.disable_parallel_tool_use
-        if choice.type in ("any", "tool") and not offered:
-            raise openai_field("tool_choice", f"{choice.type} is only allowed when tools are given")
-        if choice.name is None:
-            wanted = "required" if choice.type == "any" else choice.type
-            return ToolUse(offered, wanted, bool(offered) and wanted != "none", parallel)
-        if choice.name not in [tool.name for tool in self.tools]:
-            raise openai_field("tool_choice.name", "input should be the name of one of the tools")
-        named = {"type": "function", "function": {"name": choice.name}}
-        return ToolUse(offered, named, True, parallel)
+        if isinstance(choice, NamedChoice):
+            if choice.name not in [tool.name for tool in self.tools]:
+                raise openai_field("tool_choice.name", "input should be the name of one of the tools")
+            named = {"type": "function", "function": {"name": choice.name}}
+            return ToolUse(offered, named, True, parallel)
+        if choice.type == "any" and not offered:
+            raise openai_field("tool_choice", "any is only allowed when tools are given")
+        wanted = "required" if choice.type == "any" else choice.type
+        return ToolUse(offered, wanted, bool(offered) and wanted != "none", parallel)
+
+
+class CountBody(MessagesBody):
+    """POST /v1/messages/count_tokens: the same, of which no text is generated."""
+
+    max_tokens: Annotated[Int, Field(ge=1, le=INT_LIMIT)] = 1

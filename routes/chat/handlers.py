@@ -18,7 +18,6 @@ def generates(prepare: Callable[[Json, str], Prepared], public: bool = False) ->
     async def handler(front: Frontend, http: HttpRequest) -> HttpResponse:
         return await generate(front, http, lambda body, model: prepare(body, model.model), public=public)
 
-    handler.__doc__ = prepare.__doc__
     return handler
 
 
@@ -31,5 +30,4 @@ def chats(prepare: Callable[[Json, str, FrontendConfig], Prepared]) -> Handler:
 
         return await generate(front, http, prepare_chat)
 
-    handler.__doc__ = prepare.__doc__
     return handler

@@ -142,6 +142,18 @@ def text_response(http: HttpRequest, text: str) -> Response:
     return Response(200, Headers(_headers(http) | {"Content-Type": "text/plain; charset=utf-8"}), text)
 
 
+def html_response(http: HttpRequest, html: str, policy: str) -> Response:
+    """A page. `policy`: its Content-Security-Policy. It tells nobody its URL, which may hold the password."""
+    headers = _headers(http) | {
+        "Content-Type": "text/html; charset=utf-8",
+        "Content-Security-Policy": policy,
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+    }
+    log_access(http, 200)
+    return Response(200, Headers(headers), html)
+
+
 def error_response(http: HttpRequest, error: ApiError, extra: dict[str, str] | None = None) -> Response:
     """`error` in the form of the request's family."""
     return json_response(http, http.shape(error), error.status, extra)

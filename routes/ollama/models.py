@@ -33,7 +33,6 @@ def untagged(handler: Handler) -> Handler:
         _remove_tag(http)
         return await handler(front, http)
 
-    without_tag.__doc__ = handler.__doc__
     return without_tag
 
 

@@ -52,6 +52,13 @@ from routes.responses import routes as responses
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", HttpMethod.TRACE)  # Robyn has no name for TRACE
 
+# How the errors of paths look that are no route's.
+FAMILIES: tuple[tuple[str, ErrorShape], ...] = (
+    ("/v1/messages", anthropic_shape),
+    ("/v1/", openai_shape),
+    ("/openai/", openai_shape),
+)
+
 log = logging.getLogger(__name__)
 
 
@@ -212,8 +219,7 @@ async def _options(front: Frontend, http: HttpRequest) -> HttpResponse:
 
 async def _unknown(front: Frontend, http: HttpRequest) -> HttpResponse:
     path = http.path.rstrip("/") or "/"
-    if path.startswith(("/v1/", "/openai/")):
-        http.shape = openai_shape
+    http.shape = next((shape for start, shape in FAMILIES if path.startswith(start)), native_shape)
     route = next((route for route in ROUTES if route.matches(path)), None)
     if route is None:
         raise ApiError(404, f"There is no {http.path[:200]} here; the README lists the routes.")

@@ -24,8 +24,8 @@ CHECKS = [
     response_schema_conformance,
 ]
 SILENT = 60  # seconds without a byte, after which a request hangs
-FEW = 8  # tokens of a text, and items of a list
-LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict", "num_predict", "n")
+FEW = 8  # tokens of a text, texts of a prompt, items of a list
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict", "num_predict")
 # What clients name that is seldom there.
 NAMES = ("model", "adapter", "adapter_id", "state_id", "mrss_gatingweight", "previous_response_id")
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -85,22 +85,27 @@ def plain(value: Any) -> Any:
     return value
 
 
-def tamed(case: Case, dice: random.Random) -> Case:
-    """The request without what makes it long; most of them ask for some text, and name nothing strange."""
+def short(case: Case) -> Case:
+    """The request without what makes its texts long."""
+    body = case.body
+    for place in (body, body.get("options")) if isinstance(body, dict) else ():
+        for name in (*LIMITS, "n") if isinstance(place, dict) else ():
+            if isinstance(place.get(name), int | float):
+                place[name] = min(place[name], FEW)
+    if isinstance(body, dict) and not set(LIMITS) & set(body):
+        body["max_output_tokens" if case.path.endswith("/responses") else "max_tokens"] = FEW
+    return case
+
+
+def usual(case: Case, dice: random.Random) -> Case:
+    """The request with less in it. Most ask for some text, and name nothing strange."""
     if case.media_type == "multipart/form-data":  # broken forms are answered by the HTTP library
         case.body = {"state_id": "s", "file": b"state"}
     body = case.body
     if not isinstance(body, dict):
         return case
-    for place in (body, body.get("options")):
-        for name in LIMITS if isinstance(place, dict) else ():
-            if isinstance(place.get(name), int | float):
-                place[name] = min(place[name], FEW)
-    limit = "max_output_tokens" if case.path.endswith("/responses") else "max_tokens"
-    if not set(LIMITS[:4]) & set(body):
-        body[limit] = FEW
     for name in list(body):
-        if dice.random() < (0.9 if name in NAMES else 0.3) and name != limit:
+        if dice.random() < (0.9 if name in NAMES else 0.3):
             del body[name]
         elif isinstance(body[name], list):
             body[name] = body[name][:FEW]
@@ -117,8 +122,9 @@ def send(case: Case, url: str) -> requests.Response:
 
 
 def calls(operation: APIOperation, number: int, count: int) -> Iterator[Case]:
-    """Tamed requests: twice as many valid ones as broken ones."""
+    """Requests for short texts: twice as many valid ones as broken ones."""
     dice = random.Random(number)
     for valid, wanted in ((True, count), (False, (count + 1) // 2)):
         for case in cases(operation, number, wanted, valid):
-            yield tamed(case, dice) if valid or case.media_type == "multipart/form-data" else case
+            is_form = case.media_type == "multipart/form-data"
+            yield short(usual(case, dice) if valid or is_form else case)

@@ -69,6 +69,9 @@ def test_a_stop_sequence_is_named(client: Anthropic):
     message = ask(client, stop_sequences=["Assis", "never"])
     assert message.content[0].text == "User: Hi\n\n"
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "Assis")
+    *_, delta, stop = ask(client, stop_sequences=["Assis"], stream=True)
+    assert (delta.type, stop.type) == ("message_delta", "message_stop")
+    assert (delta.delta.stop_reason, delta.delta.stop_sequence) == ("stop_sequence", "Assis")
 
 
 @pytest.mark.parametrize("key", [{"api_key": WORD}, {"auth_token": WORD}], ids=["x-api-key", "bearer"])
@@ -88,6 +91,8 @@ def test_errors_have_anthropics_form(front: FrontendProcess, client: Anthropic):
         client.messages.create(model="other", max_tokens=9, messages=HI)
     plain = front.http.get("/v1/messages", headers={"x-api-key": WORD})
     assert (plain.status_code, plain.json()["error"]["type"]) == (405, "invalid_request_error")
+    missing = front.http.post("/v1/messages/batches", headers={"x-api-key": WORD})
+    assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
 
 
 @pytest.mark.parametrize(

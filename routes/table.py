@@ -3,17 +3,35 @@
 import logging
 import traceback
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from functools import cache
 
 from robyn import Request, Robyn
 from robyn.argument_parser import Config
 from robyn.robyn import HttpMethod
 
-from routes.chat.checkpoints import settings_for
-from routes.http.errors import ApiError, ErrorShape, Json, native_shape, openai_shape
-from routes.http.exchange import HttpRequest, HttpResponse, error_response, preflight
+from routes.anthropic import messages
+from routes.chat.handlers import chats, generates
+from routes.http.errors import (
+    ApiError,
+    ErrorShape,
+    Json,
+    anthropic_shape,
+    native_shape,
+    ollama_shape,
+    openai_shape,
+)
+from routes.http.exchange import (
+    HttpRequest,
+    HttpResponse,
+    demand_password,
+    error_response,
+    html_response,
+    json_response,
+    preflight,
+)
 from routes.http.frontend import Frontend
-from routes.http.generate import Prepared, generate
+from routes.http.route import Handler, Route
+from routes.llama_cpp import infill
 from routes.native import (
     adapters,
     batch,
@@ -25,55 +43,23 @@ from routes.native import (
     state,
     translate,
 )
+from routes.ollama import models as ollama_models
+from routes.ollama import prepare as ollama
 from routes.openai import chat, completions, models
+from routes.openapi import page
+from routes.openapi.document import document
 from routes.responses import routes as responses
-from rwkv_batch.config import FrontendConfig
-from rwkv_batch.wire.supervision import EngineInfo
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", HttpMethod.TRACE)  # Robyn has no name for TRACE
 
+# How the errors of paths look that are no route's.
+FAMILIES: tuple[tuple[str, ErrorShape], ...] = (
+    ("/v1/messages", anthropic_shape),
+    ("/v1/", openai_shape),
+    ("/openai/", openai_shape),
+)
+
 log = logging.getLogger(__name__)
-Handler = Callable[[Frontend, HttpRequest], Awaitable[HttpResponse]]
-
-
-class Route(NamedTuple):
-    """One path. A part of it that begins with a colon stands for any text."""
-
-    methods: str  # separated by a space
-    path: str
-    shape: ErrorShape  # of its errors
-    handler: Handler
-
-    def allowed(self) -> list[str]:
-        """The methods; where there is GET, HEAD too."""
-        return [*self.methods.split(), "HEAD"] if "GET" in self.methods else self.methods.split()
-
-    def matches(self, path: str) -> bool:
-        ours, theirs = self.path.split("/"), path.split("/")
-        return len(ours) == len(theirs) and all(
-            a == b or (a.startswith(":") and b) for a, b in zip(ours, theirs, strict=True)
-        )
-
-
-def chats(prepare: Callable[[Json, str, FrontendConfig], Prepared]) -> Handler:
-    """The same for a route that renders chats, which the configuration has a say in."""
-
-    async def handler(front: Frontend, http: HttpRequest) -> HttpResponse:
-        def prepare_chat(body: Json, model: EngineInfo) -> Prepared:
-            return prepare(body, model.model, settings_for(model, front.settings))
-
-        return await generate(front, http, prepare_chat)
-
-    return handler
-
-
-def generates(prepare: Callable[[Json, str], Prepared], public: bool = False) -> Handler:
-    """The handler of a route that generates what `prepare` makes of its body and the model's name."""
-
-    async def handler(front: Frontend, http: HttpRequest) -> HttpResponse:
-        return await generate(front, http, lambda body, model: prepare(body, model.model), public=public)
-
-    return handler
 
 
 async def v1_chat(front: Frontend, http: HttpRequest) -> HttpResponse:
@@ -91,8 +77,31 @@ async def v1_chat(front: Frontend, http: HttpRequest) -> HttpResponse:
     return await (OPENAI_CHAT if is_chat else RAW_BATCH)(front, http)
 
 
+async def openapi(front: Frontend, http: HttpRequest) -> HttpResponse:
+    """GET /openapi.json: what all routes take and give. Raises ApiError."""
+    return json_response(http, _described(front, http))
+
+
+async def docs(front: Frontend, http: HttpRequest) -> HttpResponse:
+    """GET /docs: the same as a page. Raises ApiError."""
+    return html_response(http, page.render(_described(front, http)), page.POLICY)
+
+
+def _described(front: Frontend, http: HttpRequest) -> Json:
+    demand_password(front.settings.password, http)
+    return _document(front.settings.password is not None)
+
+
+@cache
+def _document(guarded: bool) -> Json:
+    """It takes a tenth of a second to make."""
+    return document(ROUTES, guarded)
+
+
 OPENAI_CHAT = chats(chat.prepare)
 RAW_BATCH = generates(batch.v1)
+OLLAMA_CHAT, OLLAMA_TEXT = (ollama_models.untagged(chats(each)) for each in (ollama.chat, ollama.text))
+MESSAGES, COUNT_TOKENS = chats(messages.prepare), chats(messages.count_tokens)
 TRANSLATE = generates(translate.prepare, public=True)
 
 # fmt: off
@@ -132,6 +141,8 @@ ROUTES = (
     Route("POST",       "/v1/server/stop",                      native_shape, requests.stop),
     Route("POST",       "/v1/server/pause",                     native_shape, requests.pause),
     Route("POST",       "/v1/server/resume",                    native_shape, requests.resume),
+    Route("GET",        "/openapi.json",                        native_shape, openapi),
+    Route("GET",        "/docs",                                native_shape, docs),
     Route("GET",        "/health",                              native_shape, models.health),
 
     Route("POST",       "/openai/v1/chat/completions",          openai_shape, OPENAI_CHAT),
@@ -147,6 +158,15 @@ ROUTES = (
     Route("GET",        "/openai/v1/models",                    openai_shape, models.models),
     Route("GET",        "/v1/models/:id",                       openai_shape, models.model),
     Route("GET",        "/openai/v1/models/:id",                openai_shape, models.model),
+
+    Route("POST",       "/v1/messages",                         anthropic_shape, MESSAGES),
+    Route("POST",       "/v1/messages/count_tokens",            anthropic_shape, COUNT_TOKENS),
+    Route("POST",       "/api/chat",                            ollama_shape, OLLAMA_CHAT),
+    Route("POST",       "/api/generate",                        ollama_shape, OLLAMA_TEXT),
+    Route("GET",        "/api/tags",                            ollama_shape, ollama_models.tags),
+    Route("POST",       "/api/show",                            ollama_shape, ollama_models.show),
+    Route("POST",       "/infill",                              openai_shape, generates(infill.prepare)),
+    Route("GET",        "/api/version",                         ollama_shape, ollama_models.version),
 )
 # fmt: on
 
@@ -199,8 +219,7 @@ async def _options(front: Frontend, http: HttpRequest) -> HttpResponse:
 
 async def _unknown(front: Frontend, http: HttpRequest) -> HttpResponse:
     path = http.path.rstrip("/") or "/"
-    if path.startswith(("/v1/", "/openai/")):
-        http.shape = openai_shape
+    http.shape = next((shape for start, shape in FAMILIES if path.startswith(start)), native_shape)
     route = next((route for route in ROUTES if route.matches(path)), None)
     if route is None:
         raise ApiError(404, f"There is no {http.path[:200]} here; the README lists the routes.")

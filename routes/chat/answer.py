@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from routes.chat.calls import ToolCall, ToolCallParser, partial_suffix
 from routes.chat.templates import END_OF_THOUGHT, NEARLY_CLOSED, THINK, THOUGHT
+from rwkv_batch.wire.protocol import RowDelta
 
 
 @dataclass
@@ -162,3 +163,30 @@ class AnswerReader:
         if self._calls:
             text = self._calls.feed(text) + self._calls.finish()
         return Piece(reasoning, text)
+
+
+class RowAnswer:
+    """The answer of a row whose deltas are taken one by one, and what they say besides."""
+
+    def __init__(self, reader: AnswerReader) -> None:
+        self._reader = reader
+        self.tokens = self.thought_tokens = 0  # drawn; of these, in deltas that hold some of the thought
+        self.finish_reason: str | None = None  # None: it goes on
+        self.stop = ""  # the stop string that has ended it
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """The calls that are complete."""
+        return self._reader.calls
+
+    def take(self, delta: RowDelta) -> Piece:
+        """What can be shown after the row's next delta."""
+        self.tokens += delta.tokens
+        thinking = self._reader.thinking
+        piece = self._reader.feed(delta.text)
+        if thinking or self._reader.thinking:  # in its last delta, or in the first that is known to be one
+            self.thought_tokens += delta.tokens
+        if delta.finish_reason:
+            self.finish_reason, self.stop = delta.finish_reason, delta.stop
+            piece += self._reader.finish()
+        return piece

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from routes.chat.checkpoints import THOUGHTLESS, ChatTemplate, ThinkType
 from routes.chat.templates import FORMS, Style
@@ -25,7 +25,17 @@ def _template_kwargs(value: object) -> object:
     return value
 
 
-TemplateKwargs = Annotated[Json, BeforeValidator(_template_kwargs)]
+TemplateKwargs = Annotated[
+    Json,
+    BeforeValidator(_template_kwargs),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {name: {"enum": list(values)} for name, values in TEMPLATE_KWARGS.items()},
+            "additionalProperties": False,
+        }
+    ),
+]
 
 
 class ChatStyleFields(RequestBody):

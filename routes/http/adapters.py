@@ -34,9 +34,10 @@ class ChosenAdapter(NamedTuple):
 
 async def choose_adapter(front: Frontend, fields: Json, named: Named) -> ChosenAdapter:
     """Raises ApiError, 404 for an adapter that is not loaded."""
-    names = {name for name in (named.adapter, *map(fields.get, FIELDS)) if name not in (None, "")}
-    if not all(isinstance(name, str) for name in names):
+    given = [name for name in (named.adapter, *map(fields.get, FIELDS)) if name not in (None, "")]
+    if not all(isinstance(name, str) for name in given):
         raise ApiError(400, "`adapter`: must be a string.", param="adapter")
+    names = set(given)
     if len(names) > 1:
         raise ApiError(400, f"The request names the adapters {' and '.join(sorted(names))[:200]}; send one.")
     if not names:

@@ -1,6 +1,6 @@
 """HTTP requests and responses of all routes: ids, passwords, CORS, JSON, the access log.
 
-One password guards every route. It is sent as Bearer token, in the JSON body, or in the URL.
+One password guards every route. It is sent as Bearer token, as `x-api-key`, in the JSON body, or in the URL.
 """
 
 import hmac
@@ -115,6 +115,8 @@ def _passwords(http: HttpRequest, body: Json | None) -> Iterator[bytes]:
     header = http.headers.get("authorization") or ""
     if header.startswith("Bearer "):
         yield header.removeprefix("Bearer ").strip().encode()
+    if key := http.headers.get("x-api-key"):
+        yield key.encode()
     if body and isinstance(body.get("password"), str):
         yield body["password"].encode(errors="surrogatepass")  # a body is checked after its password
     # What a person types into a URL and what a form sends differ in "+".
@@ -138,6 +140,18 @@ def text_response(http: HttpRequest, text: str) -> Response:
     """One line for people; also writes the access log."""
     log_access(http, 200)
     return Response(200, Headers(_headers(http) | {"Content-Type": "text/plain; charset=utf-8"}), text)
+
+
+def html_response(http: HttpRequest, html: str, policy: str) -> Response:
+    """A page. `policy`: its Content-Security-Policy. It tells nobody its URL, which may hold the password."""
+    headers = _headers(http) | {
+        "Content-Type": "text/html; charset=utf-8",
+        "Content-Security-Policy": policy,
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+    }
+    log_access(http, 200)
+    return Response(200, Headers(headers), html)
 
 
 def error_response(http: HttpRequest, error: ApiError, extra: dict[str, str] | None = None) -> Response:

@@ -123,7 +123,7 @@ async def run(
         else SlowJson(job, reply, closed, deltas, blocking)
     )
     front.watch(pieces)
-    return stream_response(http, pieces, "text/event-stream" if stream else "application/json")
+    return stream_response(http, pieces, reply.media_type if stream else "application/json")
 
 
 async def _finishes(job: Job, deltas: list[RowDelta]) -> bool:

@@ -25,6 +25,7 @@ def merge(deltas: list[RowDelta]) -> list[RowDelta]:
                 old.tokens + delta.tokens,
                 delta.finish_reason,
                 old.logprobs + delta.logprobs,
+                delta.stop,
             )
         )
     return list(rows.values())
@@ -39,6 +40,8 @@ class Reply(ABC):
     """Turns the rows of one job into the reply of its route. One object serves one request."""
 
     shape: ErrorShape = staticmethod(native_shape)
+    media_type = "text/event-stream"  # of a stream
+    beat = b": \n\n"  # what a stream sends while there is nothing to say
     done = b"data: [DONE]\n\n"  # ends a stream
 
     @abstractmethod
@@ -71,3 +74,23 @@ class Reply(ABC):
     def frame(self, event: Json) -> bytes:
         """`event` as a server-sent event."""
         return b"data: " + encode_json(event) + b"\n\n"
+
+
+class TypedEvents(Reply):
+    """Events that have a type, which stands in a line of its own too; the last one ends the stream."""
+
+    done = b""
+
+    def frame(self, event: Json) -> bytes:
+        return b"event: " + str(event["type"]).encode() + b"\n" + super().frame(event)
+
+
+class JsonLines(Reply):
+    """A stream of JSON objects, one a line. White space in front of one tells nothing."""
+
+    media_type = "application/x-ndjson"
+    beat = b" "
+    done = b""
+
+    def frame(self, event: Json) -> bytes:
+        return encode_json(event) + b"\n"

@@ -1,9 +1,10 @@
 """The base of request bodies in every family of routes: validation, limits, and the ids of sessions."""
 
 import unicodedata
-from typing import Self
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema
+from pydantic_core import ErrorDetails
 
 from routes.http.errors import Json, native_field
 
@@ -12,6 +13,7 @@ LAST_ID = 65535  # the largest token id that the model can draw
 MAX_PROMPTS = 4096  # of one request, counted n times each
 MAX_SESSION_ID = 256  # characters
 INT_LIMIT = 2**31 - 1
+NOTHING: tuple[object, ...] = (None, "", [], {}, False)  # values by which clients ask for nothing
 RESPONSE = "response"  # the Responses API stores its states as "response:{id}"; no other route writes there
 
 Prompts = list[str | list[int]]  # texts or token ids
@@ -28,11 +30,62 @@ class RequestBody(BaseModel):
         try:
             return cls.model_validate(fields)
         except ValidationError as invalid:
-            first = invalid.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
-        why = "this field is required" if first["type"] == "missing" else first["msg"]
-        why = why.removeprefix("Value error, ")
-        raise cls.field_error(place.removeprefix("."), why[0].lower() + why[1:])
+            first = invalid.errors(include_url=False, include_input=False)[0]
+        place, why = _place(fields, first["loc"]), first["msg"].removeprefix("Value error, ")
+        match first["type"]:
+            case "missing":
+                why = "this field is required"
+            case "union_tag_not_found":
+                place, why = f"{place}.{_name(first)}", "this field is required"
+            case "union_tag_invalid":
+                expected = first["ctx"]["expected_tags"].replace(", ", " or ")
+                place, why = f"{place}.{_name(first)}", f"input should be {expected}"
+        raise cls.field_error(place, why[0].lower() + why[1:])
+
+
+def _name(error: ErrorDetails) -> str:
+    """The field by which a member of a union is chosen."""
+    return str(error["ctx"]["discriminator"]).strip("'")
+
+
+def _place(fields: Json, parts: tuple[int | str, ...]) -> str:
+    """Where in a body an error is, as a client would write it.
+
+    pydantic also names the member of a union that it has chosen by `type` or `role`, which is no part of it.
+    """
+    value: object = fields
+    place = ""
+    for number, part in enumerate(parts, 1):
+        own = value if isinstance(value, dict) else {}
+        chosen = part in (own.get("type"), own.get("role"))
+        if chosen and not isinstance(own.get(part), dict) and number < len(parts):
+            continue
+        place += f"[{part}]" if isinstance(part, int) else f".{part}"
+        inside = part in own or isinstance(value, list)
+        value = value[part] if inside else None  # type: ignore[index]
+    return place.removeprefix(".")
+
+
+def neutral(value: float, why: str) -> BeforeValidator:
+    """For a number that cannot be honoured. `value` asks for nothing."""
+
+    def check(given: object) -> object:
+        if given is not None and (isinstance(given, bool) or given != value):
+            raise ValueError(why)
+        return given
+
+    shape = Annotated[Any, WithJsonSchema({"enum": [value, None]})]
+    return BeforeValidator(check, json_schema_input_type=shape)
+
+
+def refused(why: str) -> BeforeValidator:
+    """For a field that cannot be honoured. What asks for nothing is taken for null."""
+
+    def check(value: object) -> None:
+        if value not in NOTHING:
+            raise ValueError(why)
+
+    return BeforeValidator(check)
 
 
 def not_bool(why: str) -> BeforeValidator:
@@ -59,5 +112,11 @@ def _not_of_a_response(text: str) -> str:
     return text
 
 
-PLAIN_ID = AfterValidator(_without_control_characters)
-OWN_ID = AfterValidator(_not_of_a_response)
+PLAIN = r"[^\u0000-\u001f\u007f-\u009f]*$"
+# What annotates ids of any stored state, and those under which clients store.
+PLAIN_ID = (AfterValidator(_without_control_characters), Field(json_schema_extra={"pattern": f"^{PLAIN}"}))
+OWN_ID = (
+    AfterValidator(_without_control_characters),
+    AfterValidator(_not_of_a_response),
+    Field(json_schema_extra={"pattern": f"^(?!{RESPONSE}:){PLAIN}"}),
+)

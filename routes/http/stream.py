@@ -1,4 +1,4 @@
-"""Replies that are sent in pieces: server-sent events, and JSON whose connection is kept alive meanwhile.
+"""Replies that are sent in pieces: events, and JSON whose connection is kept alive meanwhile.
 
 The HTTP library pulls these iterators from threads of its own and drops them when the client has left.
 """
@@ -94,7 +94,7 @@ class JobStream(ABC):
 
 
 class EventStream(JobStream):
-    """Server-sent events. What came since the last pull goes out as one event."""
+    """The events of a reply, framed as it says. What came since the last pull goes out as one event."""
 
     def __init__(
         self,
@@ -120,14 +120,14 @@ class EventStream(JobStream):
             time.sleep(wait)
         deltas = merge(self.job.read(HEARTBEAT_EVERY))
         if not deltas:
-            return b": \n\n"
+            return self.reply.beat
         self._event_due = time.monotonic() + EVENT_EVERY
         frames = self._frames(self.reply.events(deltas))
         if self.job.exhausted:
             self._over = True
             frames += self._frames(self.reply.last(self.job)) + self.reply.done
             self._store()
-        return frames or b": \n\n"
+        return frames or self.reply.beat
 
     def _fail(self, message: str, status: int) -> bytes:
         return self._frames([self.reply.failure(message, status)]) + self.reply.done

@@ -15,6 +15,7 @@ from routes.chat.checkpoints import chat_template
 from routes.chat.fields import ChatStyleFields
 from routes.chat.messages import parse_messages
 from routes.chat.profiles import with_profile
+from routes.chat.shapes import ChatMessages, shaped_as
 from routes.chat.templates import ASSISTANT, Style
 from routes.http.errors import ApiError, Json
 from routes.http.generate import Prepared
@@ -44,7 +45,7 @@ class V2Fields(BatchFields):
 class V3Fields(ChatStyleFields, BatchFields):
     """The body of /v3."""
 
-    messages: list[Any] = Field(default_factory=list)
+    messages: Annotated[list[Any], shaped_as(ChatMessages)] = Field(default_factory=list)
 
     def chat_request(self, prompts: Prompts, style: Style) -> GenerateRequest:
         """What asks for chats: strings of `stop_tokens` count behind the thought only."""

@@ -30,6 +30,8 @@ def _unless_empty(value: object) -> object:
 EMPTY_IS_NONE = BeforeValidator(_unless_empty)
 ViewName = Annotated[str, StringConstraints(strip_whitespace=True, max_length=128, pattern=r"^[\w.+ -]*$")]
 OptionalReal = Annotated[Real | None, EMPTY_IS_NONE]
+OptionalDraw = Annotated[Annotated[Real, Field(ge=-1000, le=1000)] | None, EMPTY_IS_NONE]
+OptionalShare = Annotated[Annotated[Real, Field(ge=0, le=1)] | None, EMPTY_IS_NONE]
 
 
 class ModelFields(RequestBody):
@@ -49,8 +51,8 @@ class LoadModelFields(ModelFields):
     adapter_filename: str = ""  # is merged into it
     adapter_mode: Literal["", "lora", "dora", "pissa", "bone", "disha", "miss"] = ""  # the tensors say it
     adapter_scaling: OptionalReal = None
-    default_temperature: Annotated[OptionalReal, Field(ge=-1000, le=1000)] = None
-    default_top_p: Annotated[OptionalReal, Field(ge=0, le=1)] = None
+    default_temperature: OptionalDraw = None
+    default_top_p: OptionalShare = None
     template: Annotated[ChatTemplateName | None, EMPTY_IS_NONE] = None
     endtoken: str = ""  # a stop string of OpenAI routes, unless a request has others
 

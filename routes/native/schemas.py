@@ -41,11 +41,17 @@ def _stop(value: object) -> int | str:
 _not_bool = not_bool("must be a number, not true or false")
 Whole = Annotated[int, _not_bool, Field(ge=-INT_LIMIT, le=INT_LIMIT)]
 Real = Annotated[float, _not_bool, Field(allow_inf_nan=False)]
-Stop = Annotated[int | str, BeforeValidator(_stop)]
+Stop = Annotated[
+    int | str,
+    BeforeValidator(
+        _stop,
+        json_schema_input_type=Annotated[int, Field(ge=0, le=LAST_ID)] | Annotated[str, Field(min_length=1)],
+    ),
+]
 Texts = Annotated[list[str], Field(max_length=MAX_PROMPTS)]
 # The id of any stored state, and one under which clients store.
-StoredId = Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID), PLAIN_ID]
-SessionId = Annotated[StoredId, OWN_ID]
+StoredId = Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID), *PLAIN_ID]
+SessionId = Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID), *OWN_ID]
 
 
 class RowFields(RequestBody, ABC):

@@ -26,7 +26,7 @@ from rwkv_batch.wire.commands import ListStartStates, PutStartState, RemoveStart
 from rwkv_batch.wire.protocol import StartStateInfo
 
 HEAD_SIZE = 64
-StateName = Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID), PLAIN_ID]
+StateName = Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID), *PLAIN_ID]
 StateLayout = Literal["vk", "kv"]
 
 

@@ -17,7 +17,7 @@ from routes.chat.checkpoints import chat_template
 from routes.chat.messages import parse_messages
 from routes.http.errors import ApiError, Json, openai_field
 from routes.http.generate import Prepared
-from routes.openai.reply import LEAST_LOGPROB, OpenAIReply
+from routes.openai.reply import OpenAIReply, logprob_entries
 from routes.openai.schemas import ChatBody
 from routes.openai.tools import chat_tools
 from rwkv_batch.config import FrontendConfig
@@ -154,16 +154,4 @@ def _call(call: ToolCall) -> Json:
 
 def _logprobs(tokens: list[TokenLogprob]) -> Json:
     """The `logprobs` of a chat choice."""
-    content = [
-        _chat_token(t.token, t.logprob) | {"top_logprobs": [_chat_token(*top) for top in t.top]}
-        for t in tokens
-    ]
-    return {"content": content, "refusal": None}
-
-
-def _chat_token(token: bytes, logprob: float) -> Json:
-    return {
-        "token": token.decode(errors="replace"),
-        "bytes": list(token),
-        "logprob": max(logprob, LEAST_LOGPROB),
-    }
+    return {"content": logprob_entries(tokens), "refusal": None}

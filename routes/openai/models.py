@@ -1,15 +1,13 @@
 """/v1/models: what is served, with adapters and start states. /health: whether the server is ready."""
 
 from urllib.parse import unquote
-from uuid import uuid4
 
 from robyn import Response
 
 from routes.http.errors import ApiError, Json
 from routes.http.exchange import HttpRequest, authorized, demand_password, json_response
 from routes.http.frontend import Frontend
-from routes.http.start_states import is_member
-from rwkv_batch.wire.commands import ListAdapters, ListStartStates
+from routes.http.served import served
 
 
 async def models(front: Frontend, http: HttpRequest) -> Response:
@@ -25,30 +23,23 @@ async def legacy_models(front: Frontend, http: HttpRequest) -> Response:
 
 async def model(front: Frontend, http: HttpRequest) -> Response:
     """GET /v1/models/{id}. Raises ApiError."""
-    served = {each["id"]: each for each in await _served(front, http)}
+    listed = {each["id"]: each for each in await _served(front, http)}
     asked = unquote(http.path.split("/models/", 1)[1].rstrip("/"))
-    if asked not in served:
+    if asked not in listed:
         raise ApiError(
             404,
-            f"There is no model {asked[:60]} here; served are {', '.join(list(served)[:20])}.",
+            f"There is no model {asked[:60]} here; served are {', '.join(list(listed)[:20])}.",
             code="model_not_found",
         )
-    return json_response(http, served[asked])
+    return json_response(http, listed[asked])
 
 
 async def _served(front: Frontend, http: HttpRequest) -> list[Json]:
     demand_password(front.settings.password, http)
-    front.ready_engine()
-    served: list[tuple[str, float, Json]] = []
-    for name in list(front.models):
-        adapters = (await front.ask(ListAdapters(uuid4().hex, to_model=name))).adapters
-        states = (await front.ask(ListStartStates(uuid4().hex, to_model=name))).start_states
-        served.append((name, front.started, {}))
-        served += [(f"{name}:{a.name}", a.created, {"parent": name}) for a in adapters]
-        served += [(f"{name} {s.name}", s.created, {}) for s in states if not is_member(s.name)]
     return [
-        {"id": id_, "object": "model", "created": int(created), "owned_by": "rwkv_lightning"} | more
-        for id_, created, more in served
+        {"id": each.name, "object": "model", "created": int(each.created), "owned_by": "rwkv_lightning"}
+        | ({"parent": each.model.model} if each.is_adapter else {})
+        for each in await served(front)
     ]
 
 

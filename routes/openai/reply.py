@@ -7,7 +7,7 @@ from uuid import uuid4
 from routes.http.errors import Json, openai_shape
 from routes.http.replies import Reply, merge_in_order
 from rwkv_batch.wire.client import Job
-from rwkv_batch.wire.protocol import RowDelta
+from rwkv_batch.wire.protocol import RowDelta, TokenLogprob
 
 LEAST_LOGPROB = -9999.0  # OpenAI's number for "very unlikely"; JSON has no infinity
 
@@ -65,4 +65,20 @@ def _usage(job: Job, completion: int) -> Json:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(job.cached_tokens)},
+    }
+
+
+def logprob_entries(tokens: list[TokenLogprob]) -> list[Json]:
+    """Drawn tokens with their log probabilities and those of the likeliest."""
+    return [
+        _token(each.token, each.logprob) | {"top_logprobs": [_token(*top) for top in each.top]}
+        for each in tokens
+    ]
+
+
+def _token(token: bytes, logprob: float) -> Json:
+    return {
+        "token": token.decode(errors="replace"),
+        "bytes": list(token),
+        "logprob": max(logprob, LEAST_LOGPROB),
     }

@@ -7,10 +7,12 @@ A top-level null means "not given", as in OpenAI's own API. Fields without effec
 from typing import Annotated, Any, ClassVar, Literal, Self
 from uuid import uuid4
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field, GetJsonSchemaHandler, WithJsonSchema
+from pydantic_core import CoreSchema
 
 from routes.chat.fields import ChatStyleFields
 from routes.chat.profiles import with_profile
+from routes.chat.shapes import ChatMessages, OfferedTool, ToolChoiceShape, shaped_as
 from routes.chat.templates import Style
 from routes.http import schemas
 from routes.http.errors import Json, openai_field
@@ -19,8 +21,8 @@ from routes.http.schemas import (
     INT_LIMIT,
     LAST_ID,
     MAX_SESSION_ID,
+    NOTHING,
     OWN_ID,
-    PLAIN_ID,
     RequestBody,
     not_bool,
 )
@@ -31,7 +33,7 @@ LAST_TEXT_ID = 65529  # ids above have no text and cannot stand in a prompt
 MAX_STOPS = 16
 MAX_STOP_TOKENS = 64
 CHAT_ALPHAS = (1.0, 0.1)
-SessionId = Annotated[str, Field(max_length=MAX_SESSION_ID), PLAIN_ID, OWN_ID]
+SessionId = Annotated[str, Field(max_length=MAX_SESSION_ID), *OWN_ID]
 NOT_STORED = {"store": "completions are not stored here; leave it out or send false"}
 
 
@@ -98,6 +100,39 @@ def _tool_compat(value: object) -> object:
     return flag
 
 
+Stop = Annotated[str, Field(min_length=1)]
+StopList = Annotated[
+    list[str],
+    BeforeValidator(_stop, json_schema_input_type=Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)]),
+]
+Id = Annotated[int, Field(ge=0, le=LAST_ID)]
+StopTokens = Annotated[
+    list[int | str],
+    BeforeValidator(
+        _stop_tokens,
+        json_schema_input_type=Annotated[list[Id | Stop], Field(max_length=MAX_STOP_TOKENS)],
+    ),
+]
+ID_PATTERN = "^([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])$"
+LogitBias = Annotated[
+    dict[int, float],
+    BeforeValidator(_logit_bias),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "patternProperties": {ID_PATTERN: {"type": "number", "minimum": -100, "maximum": 100}},
+            "additionalProperties": False,
+        }
+    ),
+]
+TextIds = Annotated[list[Annotated[int, Field(ge=0, le=LAST_TEXT_ID)]], Field(min_length=1)]
+Prompt = (
+    str
+    | Annotated[list[str], Field(min_length=1)]
+    | TextIds
+    | Annotated[list[TextIds], Field(min_length=1)]
+    | None
+)
 _not_bool = not_bool("input should be a number, not a boolean")
 Int = Annotated[int, _not_bool]
 Number = Annotated[float, _not_bool, Field(allow_inf_nan=False)]
@@ -132,11 +167,11 @@ class OpenAIBody(RequestBody):
     alpha_decay: Annotated[Number, Field(ge=0, le=1)] = 0.996
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: Annotated[dict[int, float], BeforeValidator(_logit_bias)] = Field(default_factory=dict)
+    logit_bias: LogitBias = Field(default_factory=dict)
     seed: Annotated[Int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     n: Annotated[Int, Field(ge=1, le=128)] = 1
-    stop: Annotated[list[str], BeforeValidator(_stop)] = Field(default_factory=list)
-    stop_tokens: Annotated[list[int | str], BeforeValidator(_stop_tokens)] | None = None
+    stop: StopList = Field(default_factory=list)
+    stop_tokens: StopTokens | None = None
     ignore_eos: bool = False
     chunk_size: Annotated[Int, Field(le=INT_LIMIT)] = 1
     use_prefix_cache: bool = True  # whether states of earlier prompts' beginnings may be used
@@ -144,13 +179,24 @@ class OpenAIBody(RequestBody):
     @classmethod
     def from_json(cls, fields: Json, profile: SamplingProfileName = "default") -> Self:
         for name, why in cls.refused.items():
-            if fields.get(name) not in (None, "", [], {}, False):
-                raise openai_field(name, why)
+            if fields.get(name) not in NOTHING:
+                raise cls.field_error(name, why)
         given = {k: v for k, v in fields.items() if v is not None or k == "prompt"}
         body = super().from_json(with_profile(given, profile))
         if body.stream_options and not body.stream:
-            raise openai_field("stream_options", "this is only allowed when stream is true")
+            raise cls.field_error("stream_options", "this is only allowed when stream is true")
         return body
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> Json:
+        """Also says what is refused, and that only a stream has options."""
+        schema = handler.resolve_ref_schema(handler(core))
+        streams = {"properties": {"stream": {"const": True}}, "required": ["stream"]}
+        schema["dependentSchemas"] = {"stream_options": streams}
+        for name, why in cls.refused.items():
+            values = [None] if name in cls.model_fields else list(NOTHING)
+            schema["properties"][name] = {"enum": values, "description": why}
+        return schema
 
     @property
     def include_usage(self) -> bool:
@@ -171,7 +217,7 @@ class OpenAIBody(RequestBody):
         unless the client sends a penalty of OpenAI's. Raises ApiError 400 when prompts times n are too many.
         """
         if len(prompts) * self.n > schemas.MAX_PROMPTS:
-            raise openai_field("n", f"prompts times n should be at most {schemas.MAX_PROMPTS}")
+            raise self.field_error("n", f"prompts times n should be at most {schemas.MAX_PROMPTS}")
         openai_penalty = self.presence_penalty is not None or self.frequency_penalty is not None
         alphas = CHAT_ALPHAS if style and not openai_penalty else (0.0, 0.0)
         stop_tokens = [END_OF_TEXT] if self.stop_tokens is None else self.stop_tokens
@@ -218,15 +264,17 @@ class ChatBody(ChatStyleFields, OpenAIBody):
         "web_search_options": "this server does not search the web",
     }
     max_completion_tokens: NewTokens | None = None
-    messages: list[Any] = Field(default_factory=list)
+    messages: Annotated[list[Any], shaped_as(ChatMessages)] = Field(default_factory=list)
     contents: list[str] = Field(default_factory=list)
     system: str = ""
     session_id: SessionId = ""  # "": the whole conversation is here
     logprobs: bool = False
     top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
-    tools: Any = Field(default_factory=list)
-    tool_choice: Any = "auto"
-    rwkv_tool_compat_mode: Annotated[bool, BeforeValidator(_tool_compat)] = True
+    tools: Annotated[Any, shaped_as(list[OfferedTool])] = Field(default_factory=list)
+    tool_choice: Annotated[Any, shaped_as(ToolChoiceShape)] = "auto"
+    rwkv_tool_compat_mode: Annotated[
+        bool, BeforeValidator(_tool_compat, json_schema_input_type=bool | Literal["true", "false"])
+    ] = True
     enable_tool_calls: bool = False
     tool_call_parser: Literal["auto", "tag"] = "auto"
     parallel_tool_calls: bool = True  # whether more than one call of an answer counts
@@ -236,7 +284,7 @@ class CompletionBody(OpenAIBody):
     """POST /v1/completions."""
 
     refused = NOT_STORED | {"session_id": "sessions are not available on this route; use chat completions"}
-    prompt: Annotated[schemas.Prompts, BeforeValidator(_prompts)]
+    prompt: Annotated[schemas.Prompts, BeforeValidator(_prompts, json_schema_input_type=Prompt)]
     top_p: TopP = 1.0
     top_k: TopK = 0
     suffix: str = ""

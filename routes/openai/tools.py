@@ -35,6 +35,12 @@ class ToolUse:
         return AnswerReader(style.thought, self.look_for_calls, names, most, self.opening(style))
 
 
+def offered_tool(name: str, description: str | None, parameters: Schema | None) -> Schema:
+    """A tool in the form in which chats offer it."""
+    function = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
 def chat_tools(body: ChatBody) -> ToolUse:
     """Raises ApiError 400 that names what is wrong with `tools` or `tool_choice`.
 

@@ -7,10 +7,10 @@ are added when the row has finished, so that the items do not depend on how the 
 import time
 from uuid import uuid4
 
-from routes.chat.answer import AnswerReader, Piece
+from routes.chat.answer import AnswerReader, Piece, RowAnswer
 from routes.chat.calls import ToolCall
 from routes.http.errors import ApiError, Json, openai_shape
-from routes.http.replies import Reply
+from routes.http.replies import TypedEvents
 from rwkv_batch.wire.client import Job
 from rwkv_batch.wire.protocol import RowDelta
 
@@ -28,19 +28,16 @@ def previous_not_found(response_id: str) -> ApiError:
     )
 
 
-class ResponseReply(Reply):
+class ResponseReply(TypedEvents):
     """`response` is the response object at this moment; it is final when `last` has been called."""
 
     shape = staticmethod(openai_shape)
-    done = b""  # the last event ends the stream
 
     def __init__(self, response: Json, reader: AnswerReader) -> None:
         self.response = response
-        self._reader = reader
+        self._row = RowAnswer(reader)
         self._item: _TextItem | None = None  # the one being written
         self._number = 0  # of the next event
-        self._tokens = self._reasoning_tokens = 0
-        self._finish_reason = "stop"
 
     def whole(self, job: Job, deltas: list[RowDelta]) -> Json:
         """The final response."""
@@ -55,22 +52,11 @@ class ResponseReply(Reply):
         ]
 
     def events(self, deltas: list[RowDelta]) -> list[Json]:
-        piece, finished = Piece(), False
-        for delta in deltas:
-            self._tokens += delta.tokens
-            thinking = self._reader.thinking
-            piece += self._reader.feed(delta.text)
-            if (
-                thinking or self._reader.thinking
-            ):  # in its last delta, or in the first that is known to be one
-                self._reasoning_tokens += delta.tokens
-            if delta.finish_reason:
-                self._finish_reason, finished = delta.finish_reason, True
-                piece += self._reader.finish()
+        piece = sum(map(self._row.take, deltas), Piece())
         events = self._write("reasoning", piece.reasoning) if piece.reasoning else []
         if piece.content:
             events += self._write("message", piece.content)
-        return events + self._finish() if finished else events
+        return events + self._finish() if self._row.finish_reason else events
 
     def last(self, job: Job) -> list[Json]:
         """The event that completes the response."""
@@ -82,9 +68,9 @@ class ResponseReply(Reply):
             "usage": {
                 "input_tokens": prompt,
                 "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-                "output_tokens": self._tokens,
-                "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens},
-                "total_tokens": prompt + self._tokens,
+                "output_tokens": self._row.tokens,
+                "output_tokens_details": {"reasoning_tokens": self._row.thought_tokens},
+                "total_tokens": prompt + self._row.tokens,
             },
         }
         if status == "completed":
@@ -101,13 +87,9 @@ class ResponseReply(Reply):
         self.response = self.response | {"status": "failed", "error": error}
         return self._event("response.failed", response=self.response)
 
-    def frame(self, event: Json) -> bytes:
-        """The type of an event has a line of its own."""
-        return b"event: " + str(event["type"]).encode() + b"\n" + super().frame(event)
-
     def _status(self) -> str:
         """A complete call completes the response, also if the text behind it was cut."""
-        return "incomplete" if self._finish_reason == "length" and not self._reader.calls else "completed"
+        return "incomplete" if self._row.finish_reason == "length" and not self._row.calls else "completed"
 
     def _write(self, kind: str, text: str) -> list[Json]:
         """`text` goes to the item being written if that is of this kind, otherwise to a new one."""
@@ -120,7 +102,7 @@ class ResponseReply(Reply):
 
     def _finish(self) -> list[Json]:
         """Close the item being written, or an empty message if there was no output; add the calls."""
-        calls = self._reader.calls
+        calls = self._row.calls
         events = self._write("message", "") if self._item is None and not calls else []
         events += self._close(self._status())
         return events + [event for call in calls for event in self._add_call(call)]

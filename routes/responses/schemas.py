@@ -2,12 +2,14 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, WithJsonSchema
 
 from routes.chat.fields import ChatStyleFields
+from routes.chat.shapes import shaped_as
 from routes.http.errors import Json, openai_field
 from routes.openai.schemas import Int, NewTokens, OpenAIBody, StreamOptions
-from routes.openai.tools import MAX_TOOLS, ToolUse
+from routes.openai.tools import MAX_TOOLS, ToolUse, offered_tool
+from routes.responses.shapes import Item, NamedResponseTool
 
 REFUSED = {
     "background": "responses are made while the client waits; leave it out and read the reply, or its stream",
@@ -32,6 +34,12 @@ REFUSED = {
 # Thoughts are never encrypted here: an item of reasoning holds its text, and may be sent back.
 INCLUDABLE = "reasoning.encrypted_content"
 MAX_PAIRS, MAX_KEY, MAX_VALUE = 16, 64, 512  # OpenAI's limits of metadata
+METADATA: Json = {
+    "type": "object",
+    "maxProperties": MAX_PAIRS,
+    "propertyNames": {"maxLength": MAX_KEY},
+    "additionalProperties": {"type": "string", "maxLength": MAX_VALUE},
+}
 
 
 def _metadata(value: object) -> object:
@@ -57,7 +65,9 @@ def _no_obfuscation(wanted: object) -> object:
 
 
 class ResponseStreamOptions(StreamOptions):
-    include_obfuscation: Annotated[Any, AfterValidator(_no_obfuscation)] = None
+    include_obfuscation: Annotated[Any, shaped_as(Literal[False] | None), AfterValidator(_no_obfuscation)] = (
+        None
+    )
 
 
 class Reasoning(BaseModel):
@@ -96,20 +106,28 @@ class ResponsesBody(ChatStyleFields, OpenAIBody):
 
     stream_options: ResponseStreamOptions | None = None
     n: Annotated[Int, Field(ge=1, le=1)] = 1
-    input: Any = ""  # checked by items.parse_items
+    input: Annotated[Any, shaped_as(str | list[Item])] = ""  # checked by items.parse_items
     instructions: str = ""
     previous_response_id: str | None = None
     store: bool = True
     max_output_tokens: Annotated[NewTokens, Field(ge=1)] | None = None
     # for tools that the server runs; there are none
     max_tool_calls: Annotated[Int, Field(ge=1)] | None = None
-    metadata: Annotated[dict[str, str], BeforeValidator(_metadata), Field(default_factory=dict)]
+    metadata: Annotated[
+        dict[str, str],
+        BeforeValidator(_metadata),
+        WithJsonSchema(METADATA),
+        Field(default_factory=dict),
+    ]
     reasoning: Reasoning = Reasoning()
     text: TextConfig = TextConfig()
     truncation: Literal["auto", "disabled"] = "disabled"  # there is no window that could overflow
-    include: Annotated[list[Annotated[Any, AfterValidator(_includable)]], Field(default_factory=list)]
+    include: Annotated[
+        list[Annotated[Any, AfterValidator(_includable), WithJsonSchema({"const": INCLUDABLE})]],
+        Field(default_factory=list),
+    ]
     tools: Annotated[list[FunctionTool], Field(default_factory=list, max_length=MAX_TOOLS)]
-    tool_choice: Any = "auto"
+    tool_choice: Annotated[Any, shaped_as(Literal["none", "auto", "required"] | NamedResponseTool)] = "auto"
     parallel_tool_calls: bool = True  # whether more than one call of an answer counts
     user: str | None = None
     safety_identifier: str | None = None
@@ -120,13 +138,7 @@ class ResponsesBody(ChatStyleFields, OpenAIBody):
 
 def response_tools(body: ResponsesBody) -> ToolUse:
     """How the response uses its tools. Raises ApiError 400 that names what is wrong with `tool_choice`."""
-    offered: list[Json] = [
-        {
-            "type": "function",
-            "function": {"name": t.name, "description": t.description, "parameters": t.parameters},
-        }
-        for t in body.tools
-    ]
+    offered = [offered_tool(tool.name, tool.description, tool.parameters) for tool in body.tools]
     choice = _choice(body.tool_choice, [tool.name for tool in body.tools])
     return ToolUse(offered, choice, bool(offered) and choice != "none", body.parallel_tool_calls)
 

@@ -11,7 +11,8 @@ class StopStrings:
     """Ends a text at the first stop string, however the text is split into pieces.
 
     The first one is the one that begins first. A stop string that is complete while an earlier one is still
-    possible waits until that one is complete too, or can no longer match.
+    possible waits until that one is complete too, or can no longer match. Of those that begin at one place,
+    the shortest counts.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -22,7 +23,11 @@ class StopStrings:
             )
         self._stops = tuple(stops)
         self._held = ""
-        self.stopped = False
+        self.found = ""  # the stop string that has ended the text
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self.found)
 
     def feed(self, text: str) -> tuple[str, bool]:
         """The text that can leave now, and whether a stop string has ended it.
@@ -30,31 +35,31 @@ class StopStrings:
         Feed nothing more after it has ended.
         """
         text = self._held + text
-        begin, found = self._begin(text), self._match(text)
-        if found is not None and found <= begin:
-            self._held, self.stopped = "", True
-            return text[:found], True
+        begin, match = self._begin(text), self._match(text)
+        if match and match[0] <= begin:
+            self._held, (end, self.found) = "", match
+            return text[:end], True
         self._held = text[begin:]
         return text[:begin], False
 
     def finish(self) -> str:
         """The text held back, when no more comes.
 
-        It ends before a stop string that it contains; `stopped` is True then.
+        It ends before a stop string that it contains, which is `found` then.
         """
         held, self._held = self._held, ""
-        found = self._match(held)
-        if found is None:
+        match = self._match(held)
+        if not match:
             return held
-        self.stopped = True
-        return held[:found]
+        end, self.found = match
+        return held[:end]
 
     def _begin(self, text: str) -> int:
         """Where in `text` a stop string may have begun that is not complete; its length if there is none."""
         return _first_begin(text, self._stops)
 
-    def _match(self, text: str) -> int | None:
-        """Where the first stop string begins in `text`."""
+    def _match(self, text: str) -> tuple[int, str] | None:
+        """Where the first stop string begins in `text`, and the string."""
         return _first_match(text, self._stops)
 
 
@@ -97,11 +102,11 @@ class AnswerStops(StopStrings):
         begin, skipped = super()._begin(text), self._before_answer(text)
         return min(begin, skipped + _first_begin(text[skipped:], self._late))
 
-    def _match(self, text: str) -> int | None:
+    def _match(self, text: str) -> tuple[int, str] | None:
         skipped = self._before_answer(text)
         late = _first_match(text[skipped:], self._late)
-        places = (super()._match(text), None if late is None else skipped + late)
-        return min((at for at in places if at is not None), default=None)
+        matches = (super()._match(text), late and (skipped + late[0], late[1]))
+        return min((match for match in matches if match), default=None)
 
     def _before_answer(self, text: str) -> int:
         """How much of `text`, none of which has left, stands in front of the answer."""
@@ -136,9 +141,9 @@ class AnswerStops(StopStrings):
         return len(self._head) - len(behind)
 
 
-def _first_match(text: str, stops: Sequence[str]) -> int | None:
-    """Start of the first complete stop string; None if there is none."""
-    return min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)
+def _first_match(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
+    """Start of the first complete stop string, and the string; None if there is none."""
+    return min(((at, stop) for stop in stops if (at := text.find(stop)) >= 0), default=None)
 
 
 def _first_begin(text: str, stops: Sequence[str]) -> int:

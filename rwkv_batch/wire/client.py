@@ -9,6 +9,7 @@ import concurrent.futures
 import contextlib
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -58,6 +59,9 @@ class Job:
         self.cached_tokens: list[int] = []  # per prompt, likewise: how many of them were not computed again
         self.fingerprint = ""  # likewise: of the weights
         self.target = ""  # likewise: the key under which a turn's state will be stored
+        self.submitted = time.monotonic()  # seconds, as are these:
+        self.began: float | None = None  # when the first text came
+        self.ended: float | None = None  # and the last
         self.exhausted = False  # the last delta of every row has been read
         self._cancel = cancel
         self._deltas: list[RowDelta] = []
@@ -76,6 +80,8 @@ class Job:
                 case Progress(rows=rows):
                     self._deltas += rows
                     self._running_rows -= sum(1 for d in rows if d.finish_reason)
+                    self.ended = time.monotonic()
+                    self.began = self.began or self.ended
                 case Rejected() | Failed():
                     self._error = event
             self._arrived.notify()

@@ -133,6 +133,7 @@ class RowDelta(Struct, frozen=True, array_like=True):
     tokens: int  # tokens drawn since the last delta; a stop id does not count
     finish_reason: str | None = None  # "stop", "length" or "paused" in the row's last delta
     logprobs: list[TokenLogprob] = []
+    stop: str = ""  # in the last delta: the stop string that has ended the text
 
 
 class Accepted(WireMessage, frozen=True, tag="accepted"):

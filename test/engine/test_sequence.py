@@ -53,7 +53,7 @@ def test_a_cut_character_becomes_one_replacement_character():
 def test_a_stop_string_over_tokens_is_cut_out_and_never_shown():
     deltas = drive([b"Hi", b"\n", b"\nUs", b"er: more"], stop_strings=["\n\nUser:"], flush_tokens=1)
     assert "".join(d.text for d in deltas) == "Hi"
-    assert deltas[-1].finish_reason == "stop"
+    assert (deltas[-1].finish_reason, deltas[-1].stop) == ("stop", "\n\nUser:")
 
 
 def test_text_that_only_resembles_a_stop_string_comes_out_whole():
@@ -69,7 +69,7 @@ def test_late_stops_wait_for_the_end_of_the_thought():
     late = LateStops([" ok"], "<think>", "</think>", inside=True, rest=">")
     deltas = drive(pieces, late_stops=late, stop_strings=["\nUser:"], flush_tokens=1)
     assert "".join(d.text for d in deltas) == "Is it ok?</think>It is"
-    assert deltas[-1].finish_reason == "stop"
+    assert (deltas[-1].finish_reason, deltas[-1].stop) == ("stop", " ok")
     cut = drive([b"Is", b"\nUser", b": a"], late_stops=late, stop_strings=["\nUser:"])
     assert [(d.text, d.finish_reason) for d in cut] == [("Is", "stop")]
     # nothing of a thought opens this text

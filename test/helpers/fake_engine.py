@@ -286,6 +286,14 @@ class FakeEngine:
         return CommandReply(id, position=len(self.sessions[target]))
 
 
+class ChatEngine(FakeEngine):
+    """For chats: what the user says behind "!" decides."""
+
+    def _answer(self, request: GenerateRequest) -> list[tuple[float, Event]]:
+        (prompt,) = request.prompts
+        return super()._answer(structs.replace(request, prompts=[str(prompt).removeprefix("User: !")]))
+
+
 def key_of(command: Command) -> str:
     return getattr(command, "key", "")
 
@@ -335,10 +343,11 @@ def script(
 
 def row_deltas(row: int, text: str, request: GenerateRequest) -> list[RowDelta]:
     """`text` cut at max_tokens and at stop strings, in pieces of `flush_tokens`."""
-    late = request.late_stops.strings if request.late_stops else []
-    stop = min((at for s in request.stop_strings + late if (at := text.find(s)) >= 0), default=len(text))
-    reason = "stop" if stop <= request.max_tokens else "length"
-    text = text[: min(stop, request.max_tokens)]
+    strings = request.stop_strings + (request.late_stops.strings if request.late_stops else [])
+    end, stop = min(((at, s) for s in strings if (at := text.find(s)) >= 0), default=(len(text), ""))
+    reason = "stop" if end <= request.max_tokens else "length"
+    text = text[: min(end, request.max_tokens)]
     size = request.flush_tokens or max(1, len(text))
     pieces = [text[i : i + size] for i in range(0, len(text), size)]
-    return [*(RowDelta(row, piece, len(piece)) for piece in pieces), RowDelta(row, "", 0, reason)]
+    last = RowDelta(row, "", 0, reason, stop=stop if reason == "stop" else "")
+    return [*(RowDelta(row, piece, len(piece)) for piece in pieces), last]

@@ -6,35 +6,24 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import msgspec
 import openai
 import pytest
-from fake_engine import FakeEngine
+from fake_engine import ChatEngine
 from frontend_process import FrontendProcess
 from openai import OpenAI
 
 from rwkv_batch.wire.commands import PutDocument
-from rwkv_batch.wire.protocol import Event, GenerateRequest, Rejected
+from rwkv_batch.wire.protocol import Rejected
 from rwkv_batch.wire.supervision import Drain
 
 ANSWER = "Assistant: <think>\n</think>\n"
 NO_SUCH = "resp_" + "0" * 32
 
 
-class Engine(FakeEngine):
-    """What the user says behind "!" decides about mischief."""
-
-    def _answer(self, request: GenerateRequest) -> list[tuple[float, Event]]:
-        (prompt,) = request.prompts
-        return super()._answer(
-            msgspec.structs.replace(request, prompts=[str(prompt).removeprefix("User: !")])
-        )
-
-
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory):
     with (
-        Engine(f"ipc://{tmp_path_factory.mktemp('engine')}/engine") as engine,
+        ChatEngine(f"ipc://{tmp_path_factory.mktemp('engine')}/engine") as engine,
         FrontendProcess(engine) as process,
     ):
         yield process
@@ -261,7 +250,7 @@ def test_a_reply_that_takes_long_is_whole_and_kept(front: FrontendProcess, clien
 
 def test_a_response_that_ends_while_the_server_drains_is_kept(tmp_path: Path):
     with (
-        Engine(f"ipc://{tmp_path}/engine") as engine,
+        ChatEngine(f"ipc://{tmp_path}/engine") as engine,
         FrontendProcess(engine) as process,
         ThreadPoolExecutor() as pool,
     ):

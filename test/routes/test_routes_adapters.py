@@ -127,6 +127,7 @@ def test_a_reply_says_which_weights_made_it(http, server):
         ({"adapter": "nobody"}, 404, "loaded are capitals."),
         ({"model": f"{MODEL}:nobody"}, 404, "loaded are capitals."),
         ({"adapter": 5}, 400, "`adapter`"),
+        ({"adapter": {}}, 400, "`adapter`"),
         ({"adapter": "capitals", "model": f"{MODEL}:other"}, 400, "capitals and other"),
         ({"adapter_id": "capitals", "adapter_scale": 0.5}, 400, "adapter_scale"),
         ({"adapter_id": "capitals", "adapter_version": "0"}, 409, DIGEST),

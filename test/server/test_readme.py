@@ -1,4 +1,4 @@
-"""The README is true: its commands run as they stand there, and answer."""
+"""The README is true: its commands run as they stand there, and answer. So do examples of docs/."""
 
 import re
 import subprocess
@@ -10,7 +10,8 @@ from serving import ROOT, Server
 
 README = (ROOT / "README.md").read_text()
 CURLS = [block for block in re.findall(r"```sh\n(.*?)```", README, re.S) if "curl" in block]
-PYTHONS = re.findall(r"```python\n(.*?)```", README, re.S)
+CLIENTS = (ROOT / "docs" / "clients.md").read_text()
+PYTHONS = re.findall(r"```python\n(.*?)```", README + CLIENTS, re.S)
 ANSWERS = {  # a word of a curl -> what its answer must hold
     "batch-translate": ["你好世界！", "早上好"],
     "You are a helpful": ["Paris"],
@@ -21,6 +22,10 @@ ANSWERS = {  # a word of a curl -> what its answer must hold
     "tree": ["Paris", "deleted successfully"],
     "/v1/responses": ["Paris", "completed"],
     "Japan": ["Tokyo"],
+    "/v1/messages": ["Paris", "end_turn"],
+    "/api/generate": ["12", '"done":true'],
+    "/infill": ["a + b", '"stop":true'],
+    "/openapi.json": ['"openapi":"3.1.0"'],
     "batch-FIM": ["a + b"],
     "/v1/models": ["rwkv7-demo"],
     "/health": ["ready"],

@@ -26,6 +26,11 @@ def run_matcher(matcher, pieces):
     return shown, matcher.stopped
 
 
+def found_in(stops, text):
+    """The stop string that comes first in a text; of those at one place the shortest."""
+    return min(((at, len(s), s) for s in stops if (at := text.find(s)) >= 0), default=(0, 0, ""))[2]
+
+
 def expected(stops, text):
     found = [at for stop in stops if (at := text.find(stop)) >= 0]
     return (text[: min(found)], True) if found else (text, False)
@@ -73,8 +78,10 @@ letters = st.text(alphabet="ab🦄", max_size=12)
 @settings(max_examples=1500, deadline=None)
 @given(st.lists(st.text(alphabet="ab🦄", min_size=1, max_size=5), max_size=3), st.lists(letters, max_size=8))
 def test_any_split_gives_what_a_search_in_the_whole_text_gives(stops, pieces):
-    shown, stopped = run(stops, pieces)
+    matcher = StopStrings(stops)
+    shown, stopped = run_matcher(matcher, pieces)
     assert ("".join(shown), stopped) == expected(stops, "".join(pieces))
+    assert matcher.found == found_in(stops, "".join(pieces))
 
 
 @settings(max_examples=500, deadline=None)

@@ -235,7 +235,8 @@ class Sequence:
         shown = sum(1 for start, _ in self._logprobs if start < self._shown)
         ready = len(self._logprobs) if self.finish_reason else shown
         entries = [entry for _, entry in self._logprobs[:ready]]
-        delta = RowDelta(self.row, "".join(self._text), tokens, self.finish_reason, entries)
+        stop = self._stops.found if self._stops and self.finish_reason else ""
+        delta = RowDelta(self.row, "".join(self._text), tokens, self.finish_reason, entries, stop)
         self._text, self._sent, self._logprobs = [], len(self.drawn), self._logprobs[ready:]
         return delta
 

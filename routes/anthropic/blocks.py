@@ -1,0 +1,121 @@
+"""What the content of a message is made of: the blocks that clients send, and the messages they stand for."""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field
+
+from routes.chat.calls import canonical_json
+from routes.chat.templates import Message
+from routes.http.errors import Json
+from routes.http.schemas import refused
+
+Name = Annotated[str, Field(min_length=1, pattern=r"\S")]
+
+
+class CachedBlock(BaseModel):
+    """The base of all blocks. States of prompts' beginnings are kept without being told so."""
+
+    cache_control: Any = None
+
+
+class TextBlock(CachedBlock):
+    type: Literal["text"]
+    text: str
+    citations: Annotated[None, refused("this server does not cite; leave it out")] = None
+
+
+class ThinkingBlock(CachedBlock):
+    """A thought of an earlier turn, which the model does not read again."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = ""
+
+
+class RedactedThinkingBlock(CachedBlock):
+    """Likewise."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class ToolUseBlock(CachedBlock):
+    type: Literal["tool_use"]
+    id: Name
+    name: Name
+    input: Json
+
+
+def _as_blocks(content: object) -> object:
+    """A string stands for one block of text."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+Texts = Annotated[list[TextBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[TextBlock])]
+
+
+class ToolResultBlock(CachedBlock):
+    type: Literal["tool_result"]
+    tool_use_id: Name
+    content: Texts = Field(default_factory=list)
+    is_error: bool | None = None
+
+
+UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
+AssistantBlock = Annotated[
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, Field(discriminator="type")
+]
+
+
+class UserMessage(BaseModel):
+    role: Literal["user"]
+    content: Annotated[
+        list[UserBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[UserBlock])
+    ]
+
+
+class AssistantMessage(BaseModel):
+    role: Literal["assistant"]
+    content: Annotated[
+        list[AssistantBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[AssistantBlock])
+    ]
+
+
+class SystemMessage(BaseModel):
+    role: Literal["system"]
+    content: Texts
+
+
+InputMessage = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
+
+
+def text_of(blocks: list[TextBlock]) -> str:
+    """The texts of blocks, which are lines of one text."""
+    return "\n".join(block.text for block in blocks)
+
+
+def to_messages(given: Sequence[UserMessage | AssistantMessage | SystemMessage]) -> list[Message]:
+    """What the model reads. Messages of one role that follow each other are one turn."""
+    messages: list[Message] = []
+    for message in given:
+        for part in _parts(message):
+            last = messages[-1] if messages else None
+            if last and last.role == part.role and part.role != "tool":
+                text = "\n".join(text for text in (last.text, part.text) if text)
+                messages[-1] = Message(part.role, text, [*last.tool_calls, *part.tool_calls])
+            else:
+                messages.append(part)
+    return messages
+
+
+def _parts(message: UserMessage | AssistantMessage | SystemMessage) -> Iterator[Message]:
+    """The results of tools are turns of their own; everything else is the turn of the message."""
+    for block in message.content:
+        match block:
+            case TextBlock(text=text):
+                yield Message(message.role, text)
+            case ToolUseBlock(name=name, input=arguments):
+                yield Message(message.role, "", [(name, canonical_json(arguments))])
+            case ToolResultBlock(content=content, is_error=failed):
+                yield Message("tool", f"Error: {text_of(content)}" if failed else text_of(content))

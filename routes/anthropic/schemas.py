@@ -1,0 +1,138 @@
+"""The bodies of POST /v1/messages and /v1/messages/count_tokens: fields, defaults, ranges, refusals.
+
+RWKV's own fields are those of /v1/chat/completions, with the same defaults. `metadata`, `service_tier` and
+`cache_control` are labels or hints, and so are the effort and the budget of a thought: `max_tokens` is what
+ends it.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field
+
+from routes.anthropic.blocks import CachedBlock, InputMessage, Name, Texts, text_of
+from routes.chat.fields import ChatStyleFields
+from routes.http.errors import Json, openai_field
+from routes.http.schemas import INT_LIMIT, refused
+from routes.openai.schemas import Int, OpenAIBody, StopList
+from routes.openai.tools import MAX_TOOLS, ToolUse, offered_tool
+
+REFUSED = {
+    "session_id": "sessions are not available on this route; use /v1/chat/completions",
+    "contents": "this route takes a conversation as messages",
+    "container": "this server runs no code; leave it out",
+    "mcp_servers": "this server calls no other servers; send their tools as tools",
+    "inference_geo": "this server is where it is; leave it out",
+    "diagnostics": "there are none here; leave it out",
+}
+
+
+def _custom(kind: object) -> object:
+    if kind not in (None, "custom"):
+        raise ValueError("only tools that the client runs are available; input should be custom")
+    return kind
+
+
+def _standard(speed: object) -> object:
+    if speed not in (None, "standard"):
+        raise ValueError("there is one speed here; input should be standard")
+    return speed
+
+
+class CustomTool(CachedBlock):
+    type: Annotated[
+        Literal["custom"] | None, BeforeValidator(_custom, json_schema_input_type=Literal["custom"] | None)
+    ] = None
+    name: Name
+    description: str | None = None
+    input_schema: Json
+    strict: Annotated[None, refused("schemas are not enforced here; leave it out or send false")] = None
+    defer_loading: Annotated[None, refused("all tools are in the prompt; leave it out")] = None
+    input_examples: Annotated[None, refused("examples are not shown; put them into the description")] = None
+
+
+class FreeChoice(BaseModel):
+    type: Literal["auto", "any", "none"]
+    disable_parallel_tool_use: bool = False
+
+
+class NamedChoice(BaseModel):
+    type: Literal["tool"]
+    name: Name
+    disable_parallel_tool_use: bool = False
+
+
+class Thinking(BaseModel):
+    type: Literal["enabled", "disabled", "adaptive"] = "disabled"
+    budget_tokens: Annotated[Int, Field(ge=1, le=INT_LIMIT)] | None = None
+    display: Literal["summarized", "omitted"] | None = None  # omitted: the block of the thought is empty
+
+
+class OutputConfig(BaseModel):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: Annotated[None, refused("answers are not bound to a schema here; leave it out")] = None
+
+
+class ContextEdit(BaseModel):
+    """Thoughts of earlier turns are never read again, so there is nothing to do."""
+
+    type: Literal["clear_thinking_20251015"]
+
+
+class ContextManagement(BaseModel):
+    edits: list[ContextEdit] = Field(default_factory=list)
+
+
+class MessagesBody(ChatStyleFields, OpenAIBody):
+    """POST /v1/messages."""
+
+    refused = REFUSED
+
+    max_tokens: Annotated[Int, Field(ge=1, le=INT_LIMIT)]
+    n: Annotated[Int, Field(ge=1, le=1)] = 1
+    messages: Annotated[list[InputMessage], Field(min_length=1)]
+    system: Texts = Field(default_factory=list)
+    stop_sequences: StopList = Field(default_factory=list)
+    tools: Annotated[list[CustomTool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
+    tool_choice: Annotated[FreeChoice | NamedChoice, Field(discriminator="type")] = FreeChoice(type="auto")
+    thinking: Thinking = Thinking()
+    output_config: OutputConfig = OutputConfig()
+    context_management: ContextManagement = ContextManagement()
+    metadata: Json = Field(default_factory=dict)
+    service_tier: Literal["auto", "standard_only"] = "auto"
+    speed: Annotated[
+        Literal["standard"] | None,
+        BeforeValidator(_standard, json_schema_input_type=Literal["standard"] | None),
+    ] = None
+    cache_control: Any = None
+
+    @property
+    def system_text(self) -> str:
+        return text_of(self.system)
+
+    @property
+    def effort(self) -> str | None:
+        """The thought that is asked for, as OpenAI's reasoning effort."""
+        if "thinking" not in self.model_fields_set:
+            return None
+        return "none" if self.thinking.type == "disabled" else "high"
+
+    def tool_use(self) -> ToolUse:
+        """How the message uses its tools. Raises ApiError 400 that names what is wrong with `tool_choice`."""
+        offered = [offered_tool(tool.name, tool.description, tool.input_schema) for tool in self.tools]
+        choice = self.tool_choice
+        parallel = not choice.disable_parallel_tool_use
+        if isinstance(choice, NamedChoice):
+            if choice.name not in [tool.name for tool in self.tools]:
+                raise openai_field("tool_choice.name", "input should be the name of one of the tools")
+            named = {"type": "function", "function": {"name": choice.name}}
+            return ToolUse(offered, named, True, parallel)
+        if choice.type == "any" and not offered:
+            raise openai_field("tool_choice", "any is only allowed when tools are given")
+        wanted = "required" if choice.type == "any" else choice.type
+        return ToolUse(offered, wanted, bool(offered) and wanted != "none", parallel)
+
+
+class CountBody(MessagesBody):
+    """POST /v1/messages/count_tokens: the same, of which no text is generated."""
+
+    max_tokens: Annotated[Int, Field(ge=1, le=INT_LIMIT)] = 1

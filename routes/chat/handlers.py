@@ -1,0 +1,33 @@
+"""Handlers of routes that generate, made of the function that makes a request of a body."""
+
+from collections.abc import Callable
+
+from routes.chat.checkpoints import settings_for
+from routes.http.errors import Json
+from routes.http.exchange import HttpRequest, HttpResponse
+from routes.http.frontend import Frontend
+from routes.http.generate import Prepared, generate
+from routes.http.route import Handler
+from rwkv_batch.config import FrontendConfig
+from rwkv_batch.wire.supervision import EngineInfo
+
+
+def generates(prepare: Callable[[Json, str], Prepared], public: bool = False) -> Handler:
+    """The handler of a route that generates what `prepare` makes of its body and the model's name."""
+
+    async def handler(front: Frontend, http: HttpRequest) -> HttpResponse:
+        return await generate(front, http, lambda body, model: prepare(body, model.model), public=public)
+
+    return handler
+
+
+def chats(prepare: Callable[[Json, str, FrontendConfig], Prepared]) -> Handler:
+    """The same for a route that renders chats, which the configuration has a say in."""
+
+    async def handler(front: Frontend, http: HttpRequest) -> HttpResponse:
+        def prepare_chat(body: Json, model: EngineInfo) -> Prepared:
+            return prepare(body, model.model, settings_for(model, front.settings))
+
+        return await generate(front, http, prepare_chat)
+
+    return handler

@@ -1,0 +1,51 @@
+"""The body of POST /infill: fields, defaults, ranges, refusals.
+
+`samplers`, `id_slot` and limits of time (`t_max_prompt_ms`, `t_max_predict_ms`) are hints: `n_predict` is
+what ends a text.
+"""
+
+from typing import Annotated
+
+from pydantic import BaseModel, Field
+
+from routes.http.schemas import INT_LIMIT
+from routes.llama_cpp.fields import LlamaSamplers, Predict, Seed
+from routes.openai.schemas import Int, OpenAIBody
+
+REFUSED = {
+    "session_id": "sessions are not available on this route; use /v1/chat/completions",
+    "grammar": "texts are not bound to a grammar here; leave it out",
+    "json_schema": "texts are not bound to a schema here; leave it out",
+    "lora": "this route takes an adapter by its name, as adapter",
+    "n_probs": "logprobs are available on /v1/completions",
+    "return_tokens": "this route sends text only; leave it out",
+}
+
+
+class ExtraText(BaseModel):
+    """What an editor shows the model beside the file that is edited."""
+
+    text: str
+    filename: str = ""
+
+
+class InfillBody(LlamaSamplers, OpenAIBody):
+    """POST /infill."""
+
+    refused = REFUSED
+
+    n: Annotated[Int, Field(ge=1, le=1)] = 1
+    input_prefix: str = ""
+    input_suffix: str = ""
+    input_extra: list[ExtraText] = Field(default_factory=list)
+    prompt: str = ""  # what the middle begins with
+    n_predict: Predict | None = None
+    n_indent: Annotated[Int, Field(ge=0, le=INT_LIMIT)] = 0  # the text ends at a line that is indented less
+    seed: Seed | None = None
+    cache_prompt: bool = True
+    response_fields: list[str] | None = None  # those that the reply has, "timings/prompt_n"; null: all
+
+    @property
+    def prefix(self) -> str:
+        """All text in front of what is filled in."""
+        return "".join(f"{extra.text}\n" for extra in self.input_extra) + self.input_prefix + self.prompt

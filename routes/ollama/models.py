@@ -1,0 +1,109 @@
+"""GET /api/tags, POST /api/show and GET /api/version: what is served, as Ollama's clients ask for it."""
+
+from robyn import Response
+
+from routes.chat.checkpoints import settings_for
+from routes.http.errors import ApiError, Json
+from routes.http.exchange import (
+    HttpRequest,
+    HttpResponse,
+    authorized_json,
+    demand_password,
+    json_response,
+)
+from routes.http.frontend import Frontend
+from routes.http.model_field import read_model
+from routes.http.route import Handler
+from routes.http.served import served
+from routes.ollama.reply import timestamp
+from routes.ollama.schemas import ShowBody
+from rwkv_batch import __version__
+from rwkv_batch.wire.supervision import EngineInfo
+
+TAG = ":latest"  # clients of Ollama write it behind any name
+FAMILY = "rwkv"
+TYPES = {"float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2)}  # dtype -> name, bytes
+CAPABILITIES = ["completion", "tools", "insert", "thinking"]
+
+
+def untagged(handler: Handler) -> Handler:
+    """The same handler, for which a model may have the tag."""
+
+    async def without_tag(front: Frontend, http: HttpRequest) -> HttpResponse:
+        _remove_tag(http)
+        return await handler(front, http)
+
+    return without_tag
+
+
+async def tags(front: Frontend, http: HttpRequest) -> Response:
+    """GET /api/tags: each model, its adapters and start states. Raises ApiError."""
+    demand_password(front.settings.password, http)
+    listed = [
+        {
+            "name": each.name,
+            "model": each.name,
+            "modified_at": timestamp(each.created),
+            "size": each.model.parameters * TYPES.get(each.model.dtype, ("", 2))[1],
+            "digest": each.digest,
+            "details": _details(each.model),
+        }
+        for each in await served(front)
+    ]
+    return json_response(http, {"models": listed})
+
+
+async def show(front: Frontend, http: HttpRequest) -> Response:
+    """POST /api/show: what is known of a model. Raises ApiError."""
+    _remove_tag(http)
+    body = authorized_json(front.settings.password, http)
+    asked = body.get("model") or ShowBody.from_json(body).name
+    if not asked:
+        raise ApiError(400, "`model`: this field is required.", param="model")
+    model = (await read_model(front, http, body | {"model": asked})).model
+    return json_response(
+        http,
+        {
+            "modified_at": timestamp(front.started),
+            "template": settings_for(model, front.settings).chat_template,
+            "parameters": "",
+            "modelfile": f"FROM {model.checkpoint}",
+            "license": "",
+            "details": _details(model),
+            "model_info": {
+                "general.architecture": FAMILY,
+                "general.basename": model.model,
+                "general.parameter_count": model.parameters,
+                f"{FAMILY}.block_count": model.layers,
+                f"{FAMILY}.embedding_length": model.width,
+                f"{FAMILY}.vocab_size": model.vocabulary,
+            },
+            "capabilities": CAPABILITIES,
+        },
+    )
+
+
+async def version(front: Frontend, http: HttpRequest) -> Response:
+    """GET /api/version: that of this server. Raises ApiError."""
+    demand_password(front.settings.password, http)
+    return json_response(http, {"version": __version__})
+
+
+def _remove_tag(http: HttpRequest) -> None:
+    fields, _ = http.json
+    for name in ("model", "name"):
+        if isinstance(fields.get(name), str):
+            fields[name] = fields[name].removesuffix(TAG)
+
+
+def _details(model: EngineInfo) -> Json:
+    billions = model.parameters / 1e9
+    size = f"{billions:.1f}B" if billions >= 1 else f"{model.parameters / 1e6:.1f}M"
+    return {
+        "parent_model": "",
+        "format": FAMILY,
+        "family": FAMILY,
+        "families": [FAMILY],
+        "parameter_size": size,
+        "quantization_level": TYPES.get(model.dtype, ("unknown", 2))[0],
+    }

@@ -1,0 +1,1 @@
+"""The document that describes all routes, and a page of it."""

@@ -1,0 +1,143 @@
+"""/infill as editors ask for it, against an engine that echoes prompts."""
+
+import json
+
+import pytest
+from frontend_process import FrontendProcess
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from routes.http.errors import ApiError
+from routes.llama_cpp.infill import IndentedText, prepare
+from rwkv_batch.wire.client import Job
+from rwkv_batch.wire.protocol import RowDelta
+
+ECHO = "✿prefix✿✿suffix✿\nprint(x)✿middle✿x = "
+PAIR = {"input_prefix": "x = ", "input_suffix": "\nprint(x)"}
+# what an editor sends beside the texts
+HABITS = {
+    "n_predict": 128,
+    "n_indent": 0,
+    "top_k": 40,
+    "top_p": 0.9,
+    "samplers": ["top_k", "top_p", "infill"],
+    "id_slot": -1,
+    "stream": False,
+    "cache_prompt": True,
+    "t_max_prompt_ms": 500,
+    "t_max_predict_ms": 1000,
+    "repeat_penalty": 1.0,
+    "seed": -1,
+}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with FrontendProcess() as process:
+        yield process
+
+
+def infill(**fields):
+    return prepare(fields, "m")
+
+
+def whole(prepared, *deltas: RowDelta) -> dict:
+    return prepared.reply.whole(Job(prepared.request, lambda _: None), list(deltas))
+
+
+def test_the_middle_is_filled_in(server):
+    reply = server.http.post("/infill", json=PAIR | HABITS).json()
+    assert reply["content"] == ECHO and reply["stop"] is True
+    assert (reply["stop_type"], reply["stopping_word"]) == ("eos", "")
+    assert (reply["tokens_evaluated"], reply["tokens_predicted"]) == (len(ECHO), len(ECHO))
+    timings = reply["timings"]
+    assert (timings["prompt_n"], timings["predicted_n"]) == (len(ECHO), len(ECHO))
+    assert timings["prompt_ms"] > 0 and timings["predicted_ms"] >= 0
+    request = server.engine.request(ECHO)
+    assert (request.max_tokens, request.sampling.top_k, request.sampling.seed) == (128, 40, None)
+
+
+def test_a_stream_brings_the_same_text(server):
+    streamed = server.http.post("/infill", json=PAIR | HABITS | {"stream": True})
+    frames = [frame for frame in streamed.text.split("\n\n") if frame.startswith("data: ")]
+    events = [json.loads(frame.removeprefix("data: ")) for frame in frames]
+    assert "".join(event["content"] for event in events) == ECHO
+    assert [event["stop"] for event in events] == [False] * (len(events) - 1) + [True]
+
+
+def test_other_texts_and_what_the_middle_begins_with_stand_in_front():
+    extra = [{"filename": "a.py", "text": "a = 1"}, {"text": "b = 2"}]
+    (prompt,) = infill(**PAIR, input_extra=extra, prompt="y").request.prompts
+    assert prompt == "✿prefix✿✿suffix✿\nprint(x)✿middle✿a = 1\nb = 2\nx = y"
+
+
+def test_a_cache_that_is_to_be_filled_generates_nothing(server):
+    fields = {"input_extra": [{"text": "a"}], "n_predict": 0, "response_fields": [""]}
+    assert server.http.post("/infill", json=HABITS | fields).json() == {}
+
+
+def test_a_reply_has_the_fields_that_are_wanted():
+    wanted = ["content", "timings/predicted_n", "timings/nothing", "content/deeper", "other"]
+    reply = whole(infill(**PAIR, response_fields=wanted), RowDelta(0, "1", 1, "stop"))
+    assert reply == {"content": "1", "timings/predicted_n": 1}
+
+
+@pytest.mark.parametrize(
+    ("last", "stop_type", "word"),
+    [
+        (RowDelta(0, "1", 1, "stop"), "eos", ""),
+        (RowDelta(0, "1", 1, "stop", stop="\n\n"), "word", "\n\n"),
+        (RowDelta(0, "1", 1, "length"), "limit", ""),
+    ],
+)
+def test_it_says_why_the_text_ended(last, stop_type, word):
+    reply = whole(infill(**PAIR, stop=["\n\n"]), last)
+    assert (reply["stop_type"], reply["stopping_word"]) == (stop_type, word)
+
+
+def test_a_line_that_is_indented_less_ends_the_text():
+    reply = whole(infill(**PAIR, n_indent=4), RowDelta(0, "if x:\n    y\n\n\tz\n  w", 9, "stop"))
+    assert reply["content"] == "if x:\n    y" and reply["stop_type"] == "limit"
+
+
+def lines_of(text: str, least: int) -> str:
+    """The same, looked at in whole."""
+    first, *others = text.split("\n")
+    kept = [first]
+    for number, line in enumerate(others):
+        solid = line.lstrip(" \t")
+        if least and solid and len(line) - len(solid) < least:
+            while kept[1:] and not kept[-1].strip(" \t"):
+                kept.pop()
+            break
+        kept.append(line)
+        assert number < len(others)
+    return "\n".join(kept)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(st.text(alphabet="a \t\n", max_size=6), max_size=6), st.integers(0, 3))
+def test_any_split_gives_what_the_whole_text_gives(pieces, least):
+    text = IndentedText(least)
+    shown = "".join(text.feed(piece) for piece in pieces) + text.finish()
+    assert shown == lines_of("".join(pieces), least)
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"n_predict": -3}, "n_predict"),
+        ({"n_indent": -1}, "n_indent"),
+        ({"input_prefix": 5}, "input_prefix"),
+        ({"input_extra": [{"filename": "x"}]}, "input_extra[0].text"),
+        ({"min_p": 0.1}, "min_p"),
+        ({"grammar": "root ::= x"}, "grammar"),
+        ({"n_probs": 3}, "n_probs"),
+        ({"session_id": "s"}, "session_id"),
+        ({"n": 2}, "n"),
+    ],
+)
+def test_what_cannot_be_honoured_is_named(fields, place):
+    with pytest.raises(ApiError) as refused:
+        infill(**fields)
+    assert refused.value.status == 400 and refused.value.message.startswith(f"{place}: ")

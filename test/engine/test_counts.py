@@ -217,8 +217,8 @@ def test_times_are_those_between_steps(engine, monkeypatch):
     greedy = Sampling(temperature=0)
     ledger.add(max_tokens=40, sampling=greedy)
     ledger.add(stop_ids=MANY_STOPS, max_tokens=9, sampling=greedy)
-    for seq in (rows := list(engine.scheduler.waiting)):
-        seq.arrived = -1.0
+    rows = list(engine.scheduler.waiting)
+    now += 1.0  # until the first step
     while any(ledger.open.values()) or engine.busy:
         now += step
         ledger.step()

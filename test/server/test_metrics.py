@@ -282,3 +282,14 @@ def test_times_are_those_of_a_client_to_one_bucket(server: Server):
             differences[name].append(bisect_left(bounds, seconds) - engine)
     assert all(difference >= 0 for found in differences.values() for difference in found)
     assert all(median(found) <= 1 for found in differences.values()), differences
+
+
+def test_an_engine_that_dies_is_counted_and_begins_anew(server: Server):
+    before = Scrape.when(server.url, idle)
+    os.kill(server.children()["engine"], signal.SIGKILL)
+    after = Scrape.when(server.url, lambda s: s("restarts_total", process="engine") and s("engine_up"))
+    assert after("restarts_total", process="engine") == 1
+    assert after("generation_tokens_total") == 0 < before("generation_tokens_total")
+    assert after("sessions") == before("sessions") > 0
+    for key, count in answered(before).items():
+        assert answered(after)[key] == count

@@ -40,6 +40,7 @@ class EngineCounts:
         self.step_times: dict[str, Histogram] = {kind: Histogram(STEPS) for kind in STEP_KINDS}
         self.step_rows, self.step_tokens = Histogram(POWERS), Histogram(POWERS)
         self.step_kind: StepKind | None = None  # of the step launched last; None: there was none
+        self._arrived: dict[Sequence, float] = {}  # rows that have not ended
         self.of_pools: Counter[str] = Counter()  # what state pools have counted that are closed
         self._landed_at = 0.0
         self._gaps = (0.0, 0.0)  # between the draws that land and those before: of rows ahead, of the others
@@ -49,14 +50,17 @@ class EngineCounts:
     def accept(self, rows: list[Sequence], prompts: list[list[int]], cached: list[int]) -> None:
         """A request was accepted. rows: all; cached: as of protocol.Accepted."""
         self.requests["accepted"] += 1
-        self.rows += sum(row.leads for row in rows)
+        now = monotonic()
+        heard = [row for row in rows if row.leads]
+        self._arrived.update(dict.fromkeys(heard, now))
+        self.rows += len(heard)
         self.prompt_tokens += sum(map(len, prompts))
         self.cached_tokens += sum(cached)
 
     def admit(self, seq: Sequence) -> None:
         """A row has got its slot."""
-        if seq.leads:
-            self.queued.observe(monotonic() - seq.arrived)
+        if (arrived := self._arrived.get(seq)) is not None:
+            self.queued.observe(monotonic() - arrived)
 
     def begin(self, seq: Sequence) -> None:
         """The prefix cache has been asked for the prompt; `fed` of it need not be fed."""
@@ -66,12 +70,12 @@ class EngineCounts:
 
     def finish(self, seq: Sequence, reason: str) -> None:
         """A row has ended; what is said of it later does not count."""
-        if seq.counted or not seq.leads:
+        arrived = self._arrived.pop(seq, None)
+        if arrived is None:
             return
-        seq.counted = True
         self.finished[reason] += 1
         if reason in BY_THEMSELVES:
-            self.whole.observe(monotonic() - seq.arrived)
+            self.whole.observe(monotonic() - arrived)
 
     def drop(self, sequences: Iterable[Sequence], reason: str) -> None:
         """Rows are dropped; one that was ended before it was dropped says itself why."""
@@ -106,9 +110,10 @@ class EngineCounts:
                 self.between_tokens.observe(gap, rows)
         self.generation_tokens += marks.heard
         for seq, token in zip(drawing[marks.decoding :], ids[marks.decoding :], strict=True):
-            if seq.generating and seq.leads and token not in seq.request.stop_ids:
+            arrived = self._arrived.get(seq)
+            if arrived is not None and seq.generating and token not in seq.request.stop_ids:
                 self.generation_tokens += 1
-                self.first_token.observe(now - seq.arrived)
+                self.first_token.observe(now - arrived)
 
     def lack(self, marks: DrawMarks, seq: Sequence, place: int) -> None:
         """The draw at this place is no token of the row, which has ended before, or ends with a stop id."""

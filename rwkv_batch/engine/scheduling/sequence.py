@@ -3,7 +3,6 @@
 import itertools
 from dataclasses import dataclass, field
 from enum import Enum
-from time import monotonic
 
 from msgspec.structs import replace
 
@@ -80,8 +79,6 @@ class Sequence:
     cut_past: list[int] = field(default_factory=list)  # in front of the prompt, where states at cuts are kept
     finish_reason: str | None = None
     arrival: int = field(default_factory=_arrivals.__next__)
-    arrived: float = field(default_factory=monotonic)
-    counted: bool = False  # among those that have ended (counts.py)
 
     def __post_init__(self) -> None:
         self._decoder = TextDecoder()

@@ -72,7 +72,7 @@ class Models:
         self._ended: list[Member] = []  # behind these, until they are closed
         self._turn: Member | None = None  # whose step is under way
         self._shares: Shares[Member] = Shares()
-        self._time = DeviceTime()
+        self._device, self._time = engines[0].runner.device, DeviceTime()
         self._past: dict[str, Figures] = {}  # by name: what engines counted that have been replaced
         self._outbox: Outbox = []
         self._calls: deque[Callable[[], None]] = deque()
@@ -238,8 +238,7 @@ class Models:
         """Reply with the metrics of all models, when their sessions have been counted."""
         for member in self._running:
             self._spend(member)
-        device = next(iter(self._named.values())).engine.runner.device
-        figures = of_process(device, self._time, len(self._named))
+        figures = of_process(self._device, self._time, len(self._named))
         for member in [*self._running, *self._ended]:
             if member.info.model in self._named:
                 figures.merge(_counted(member))

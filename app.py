@@ -44,12 +44,10 @@ def parse(argv: list[str]) -> ServerConfig:
         )
     if options.password == "":
         parser.error("--password is empty; leave it out for a server without one")
-    password = options.password or ""
-    if password != password.strip() or not (password.isascii() and password.isprintable()):
-        parser.error(
-            "--password must be ASCII without spaces around it; nothing else arrives in an Authorization "
-            "header"
-        )
+    if options.metrics_password == "":
+        parser.error("--metrics-password is empty; leave it out, and --password counts")
+    _check_password(parser, "--password", options.password or "")
+    _check_password(parser, "--metrics-password", options.metrics_password or "")
     return ServerConfig(
         engines=_engines(parser, options),
         frontend=FrontendConfig(**_fields(FrontendConfig, options)),
@@ -57,6 +55,13 @@ def parse(argv: list[str]) -> ServerConfig:
         drain_seconds=options.drain_seconds,
         log_level=options.log_level,
     )
+
+
+def _check_password(parser: argparse.ArgumentParser, flag: str, password: str) -> None:
+    if password != password.strip() or not (password.isascii() and password.isprintable()):
+        parser.error(
+            f"{flag} must be ASCII without spaces around it; nothing else arrives in an Authorization header"
+        )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -104,6 +109,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="W",
         help="asked for in place of --password on routes that load files (default: those answer to this "
         "machine only)",
+    )
+    flag(
+        "--metrics-password",
+        metavar="W",
+        help="asked for in place of --password on /metrics and /stats (default: none)",
     )
     flag("--models", metavar="DIR", help="the folder from which routes may load files (default: none)")
     flag("--protect-translate", action="store_true", help="ask for the password on /translate too")

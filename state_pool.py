@@ -9,7 +9,7 @@ own, as do reads, commits and images; `poll` runs the callbacks of what they hav
 """
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -107,15 +107,8 @@ class StatePool:
         self.images = ImageCache(store, transfer.layout, replay_rate, self._log, self._copier)
         self._tiers = Tiers(states, transfer, self._copier, free, (l1, l2), self._left)
         self._resumer = Resumer(store, transfer, self.adapted, replay_on_new_model, self._held)
-        self.files = SessionFiles(
-            self._sessions,
-            self._log,
-            self._tiers,
-            self.images,
-            self._resumer,
-            self._reader,
-            self._store_with_state,
-        )
+        keep = self._reader, self._store_with_state
+        self.files = SessionFiles(self._sessions, self._log, self._tiers, self.images, self._resumer, *keep)
         self.documents = Documents(store, self._reader, self._writer)
         self.copies = StateCopies(states, transfer, self._copier)
         self.starts = StartStates(
@@ -270,6 +263,11 @@ class StatePool:
         self._tiers.image(turn.id, partial(self._store_with_state, session, [turn], session.head, done))
 
     # The loop
+
+    @property
+    def counted(self) -> Counter[str]:
+        """What has been committed (`turns`, `transactions`), and states copied `to_host` and `to_device`."""
+        return self._writer.counted + self._transfer.counted
 
     def poll(self) -> None:
         """Run the callbacks of what has been done since the last call."""

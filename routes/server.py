@@ -13,7 +13,7 @@ from routes.chat.checkpoints import settings_for
 from routes.http.frontend import Frontend
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.client import Client
-from rwkv_batch.wire.supervision import Drain, EngineLost, Serving
+from rwkv_batch.wire.supervision import Drain, EngineLost, Restarts, Serving
 
 TICK = 0.1  # seconds
 FLUSH_SECONDS = 0.3  # for the last bytes to leave after the last request has ended
@@ -66,7 +66,7 @@ def _receive(front: Frontend, control: Connection, config: FrontendConfig) -> No
     """Act on the supervisor's messages. Ends the process when the supervisor has died."""
     while True:
         try:
-            message: Serving | EngineLost | Drain = control.recv()
+            message: Serving | EngineLost | Restarts | Drain = control.recv()
         except (EOFError, OSError):
             os._exit(1)
         match message:
@@ -77,6 +77,8 @@ def _receive(front: Frontend, control: Connection, config: FrontendConfig) -> No
                         log.info("chat template of %s: %s (--chat-template chooses)", info.model, template)
                 front.serve(models)
                 front.loading = loading
+            case Restarts():
+                front.restarts = message
             case EngineLost():
                 front.engine_lost()
             case Drain(seconds=seconds):

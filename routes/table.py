@@ -3,7 +3,7 @@
 import logging
 import traceback
 from collections.abc import Awaitable, Callable
-from functools import cache
+from functools import cache, partial
 
 from robyn import Request, Robyn
 from robyn.argument_parser import Config
@@ -11,6 +11,7 @@ from robyn.robyn import HttpMethod
 
 from routes.anthropic import messages
 from routes.chat.handlers import chats, generates
+from routes.http.counts import OTHER
 from routes.http.errors import (
     ApiError,
     ErrorShape,
@@ -35,6 +36,8 @@ from routes.llama_cpp import infill
 from routes.native import (
     adapters,
     batch,
+    index,
+    metrics,
     mixtures,
     model_files,
     requests,
@@ -75,6 +78,14 @@ async def v1_chat(front: Frontend, http: HttpRequest) -> HttpResponse:
     if is_chat:
         http.shape = openai_shape
     return await (OPENAI_CHAT if is_chat else RAW_BATCH)(front, http)
+
+
+async def root(front: Frontend, http: HttpRequest) -> HttpResponse:
+    """GET /: the routes."""
+    methods: dict[str, list[str]] = {}
+    for route in ROUTES:
+        methods.setdefault(route.path, []).extend(route.methods.split())
+    return index.describe(front, http, methods)
 
 
 async def openapi(front: Frontend, http: HttpRequest) -> HttpResponse:
@@ -144,6 +155,9 @@ ROUTES = (
     Route("GET",        "/openapi.json",                        native_shape, openapi),
     Route("GET",        "/docs",                                native_shape, docs),
     Route("GET",        "/health",                              native_shape, models.health),
+    Route("GET",        "/metrics",                             native_shape, metrics.metrics),
+    Route("GET",        "/stats",                               native_shape, metrics.stats),
+    Route("GET",        "/",                                    native_shape, root),
 
     Route("POST",       "/openai/v1/chat/completions",          openai_shape, OPENAI_CHAT),
     Route("POST",       "/v1/completions",                      openai_shape, generates(completions.prepare)),
@@ -180,19 +194,22 @@ def application(front: Frontend, workers: int) -> Robyn:
     app = Robyn(__file__, config)
     for route in ROUTES:
         for method in route.allowed():
-            app.add_route(method, route.path, _endpoint(front, route.handler, route.shape))
+            app.add_route(method, route.path, _endpoint(front, route.handler, route.shape, route.path))
+    taken = _route_of("/")
     for path in ("/", "/*path"):
         for method in METHODS:
-            app.add_route(method, path, _endpoint(front, _unknown))
+            if path != "/" or taken is None or method not in taken.allowed():
+                app.add_route(method, path, _endpoint(front, _unknown))
         app.add_route("OPTIONS", path, _endpoint(front, _options))
     return app
 
 
 def _endpoint(
-    front: Frontend, handler: Handler, shape: ErrorShape = native_shape
+    front: Frontend, handler: Handler, shape: ErrorShape = native_shape, path: str = ""
 ) -> Callable[[Request], Awaitable[HttpResponse]]:
     async def endpoint(request: Request) -> HttpResponse:
         http = HttpRequest.from_robyn(request, front.settings.max_body, shape)
+        http.count = partial(front.answered.add, path or _label_of(http.path), http.method)
         try:
             return await handler(front, http)
         except ApiError as error:
@@ -220,9 +237,21 @@ async def _options(front: Frontend, http: HttpRequest) -> HttpResponse:
 async def _unknown(front: Frontend, http: HttpRequest) -> HttpResponse:
     path = http.path.rstrip("/") or "/"
     http.shape = next((shape for start, shape in FAMILIES if path.startswith(start)), native_shape)
-    route = next((route for route in ROUTES if route.matches(path)), None)
+    route = _route_of(path)
     if route is None:
         raise ApiError(404, f"There is no {http.path[:200]} here; the README lists the routes.")
     http.shape = route.shape
     error = ApiError(405, f"{path} takes {route.methods.replace(' ', ' or ')}, not {http.method}.")
     return error_response(http, error, {"Allow": ", ".join([*route.allowed(), "OPTIONS"])})
+
+
+def _label_of(path: str) -> str:
+    """Under which requests are counted: a bounded number, whatever is asked for."""
+    route = _route_of(path)
+    return route.path if route else OTHER
+
+
+def _route_of(path: str) -> Route | None:
+    """The route of a path, which may end with a slash."""
+    path = path.rstrip("/") or "/"
+    return next((route for route in ROUTES if route.matches(path)), None)

@@ -78,6 +78,7 @@ class FrontendConfig(ProcessConfig):
     port: int = 8000
     password: str | None = None  # None: everything is open
     admin_password: str | None = None  # for routes that load files; None: these are open to this machine
+    metrics_password: str | None = None  # for /metrics and /stats; None: they take `password`
     models: str | None = None  # the folder of files that routes may load; None: they load none
     protect_translate: bool = False  # whether the password guards translation too
     max_body: int = 16 << 20  # bytes; a longer body is answered 413

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 
 from rwkv_batch.config import EngineConfig, FrontendConfig, ServerConfig
 from rwkv_batch.wire.supervision import (
@@ -19,6 +20,7 @@ from rwkv_batch.wire.supervision import (
     EngineLost,
     FrontendLost,
     LoadFailure,
+    Restarts,
     Serving,
     Stop,
 )
@@ -41,7 +43,10 @@ def run_engine(configs: tuple[EngineConfig, ...], address: str, control: Connect
     run(configs, address, control)
 
 
-def run_frontend(config: FrontendConfig, name: str, address: str, control: Connection) -> None:
+def run_frontend(config: FrontendConfig, name: str, address: str, counts: str, control: Connection) -> None:
+    # The folder in which all front ends count; what one has counted stays when it dies. prometheus_client
+    # reads it when it is imported.
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = counts
     from routes.server import run  # loads Robyn, which no other process needs
 
     run(config, name, address, control)
@@ -72,6 +77,7 @@ class Supervisor:
 
     _engine: Child
     _address: str  # where the engine listens
+    _counts: str  # the folder in which front ends count
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
@@ -80,6 +86,7 @@ class Supervisor:
         self._serving: Serving | None = None  # None: the engine has never been ready
         self._ready = False  # whether the engine that runs now has been ready
         self._failures = 0  # of the engine since it was ready
+        self._restarts = Restarts()
         self._signals, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
         signal.set_wakeup_fd(wakeup)
@@ -99,7 +106,8 @@ class Supervisor:
             )
             return 2
         with tempfile.TemporaryDirectory(prefix="rwkv-", ignore_cleanup_errors=True) as folder:
-            self._address = f"ipc://{folder}/engine"
+            self._address, self._counts = f"ipc://{folder}/engine", f"{folder}/counts"
+            Path(self._counts).mkdir()
             self._start_engine()
             try:
                 for _ in range(self._config.frontends or max(2, min(8, (os.cpu_count() or 1) // 4))):
@@ -161,14 +169,16 @@ class Supervisor:
             return 1
         log.error("the engine died (exit code %s); it is started again", code)
         self._broadcast(EngineLost())
+        self._count_restart(engine=1)
         self._start_engine()
         return None
 
     def _start_frontend(self) -> None:
         self._frontends_started += 1
         name = f"frontend-{self._frontends_started}"
-        frontend = Child(name, run_frontend, self._config.frontend, name, self._address)
+        frontend = Child(name, run_frontend, self._config.frontend, name, self._address, self._counts)
         self._frontends.append(frontend)
+        frontend.send(self._restarts)
         if self._serving:
             frontend.send(self._serving)
 
@@ -179,7 +189,13 @@ class Supervisor:
         self._engine.send(FrontendLost(dead.name))
         if time.monotonic() - dead.started < RESTART_PAUSE:
             time.sleep(RESTART_PAUSE)
+        self._count_restart(frontend=1)
         self._start_frontend()
+
+    def _count_restart(self, engine: int = 0, frontend: int = 0) -> None:
+        before = self._restarts
+        self._restarts = Restarts(before.engine + engine, before.frontend + frontend)
+        self._broadcast(self._restarts)
 
     def _drain(self) -> int:
         """Let running requests end, then let the engine commit what is not stored yet. Returns the exit code.

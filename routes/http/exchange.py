@@ -7,7 +7,7 @@ import hmac
 import logging
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from urllib.parse import quote, unquote, unquote_plus
@@ -27,6 +27,7 @@ CORS = {
 }
 RETRY_AFTER = {429: "1", 503: "2"}  # seconds
 MAX_ID = 128
+PROBES = ("/health", "/metrics")  # which come every few seconds
 
 log = logging.getLogger("rwkv_batch.access")
 HttpResponse = Response | StreamingResponse
@@ -49,6 +50,7 @@ class HttpRequest:
     files: dict[str, bytes] = field(default_factory=dict)  # of a multipart form, by their names
     form: dict[str, str] = field(default_factory=dict)  # its other fields
     fingerprint: str = ""  # of the model that has answered
+    count: Callable[[int], None] = lambda status: None  # is called once, with the status of the response
 
     @classmethod
     def from_robyn(cls, request: Request, max_body: int, shape: ErrorShape) -> "HttpRequest":
@@ -136,10 +138,10 @@ def json_response(
     return Response(status, Headers(headers), encode_json(body))
 
 
-def text_response(http: HttpRequest, text: str) -> Response:
-    """One line for people; also writes the access log."""
+def text_response(http: HttpRequest, text: str, media_type: str = "text/plain; charset=utf-8") -> Response:
+    """Text as it is; also writes the access log."""
     log_access(http, 200)
-    return Response(200, Headers(_headers(http) | {"Content-Type": "text/plain; charset=utf-8"}), text)
+    return Response(200, Headers(_headers(http) | {"Content-Type": media_type}), text)
 
 
 def html_response(http: HttpRequest, html: str, policy: str) -> Response:
@@ -193,9 +195,13 @@ def preflight(http: HttpRequest) -> Response:
 
 
 def log_access(http: HttpRequest, status: int, outcome: str = "") -> None:
-    """One line per request, without texts and without the query, which may hold the password."""
+    """One line per request, without texts and without the query, which may hold the password.
+
+    Also counts the request.
+    """
+    http.count(status)
     milliseconds = (time.monotonic() - http.began) * 1000
-    level = logging.DEBUG if http.path == "/health" else logging.INFO  # probes come every second
+    level = logging.DEBUG if http.path in PROBES else logging.INFO
     log.log(
         level,
         "%s %s %d %.0f ms %s%s",

@@ -5,13 +5,14 @@ import threading
 import time
 import weakref
 
+from routes.http.counts import HttpCounts
 from routes.http.errors import ApiError
 from routes.http.stream import JobStream, failure_status
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.client import Client, RequestFailed, RequestRejected
 from rwkv_batch.wire.commands import Command
 from rwkv_batch.wire.protocol import CommandReply
-from rwkv_batch.wire.supervision import EngineInfo, Loading
+from rwkv_batch.wire.supervision import EngineInfo, Loading, Restarts
 
 ENGINE_LOST = "The engine has stopped and is being started again; try again in a moment."
 NO_REPLY = "The engine does not answer; try again in a moment."
@@ -30,6 +31,8 @@ class Frontend:
         self.models: dict[str, EngineInfo] = {}  # by name, the default one first; none until they are ready
         self.loading: list[Loading] = []  # models that will be served beside these, or in place of some
         self.draining = False
+        self.restarts = Restarts()  # of the server's processes
+        self.answered = HttpCounts()
         self.started = int(time.time())
         self._live = 0
         self._changed = threading.Condition()

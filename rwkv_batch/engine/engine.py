@@ -9,11 +9,11 @@ A step feeds every running sequence and draws its next token.
         print(result.text)
 """
 
-import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,12 @@ from rwkv_batch.engine.commands.adapters import AdapterCommands
 from rwkv_batch.engine.commands.requests import RequestCommands
 from rwkv_batch.engine.commands.sessions import SessionCommands
 from rwkv_batch.engine.commands.start_states import StartStateCommands
+from rwkv_batch.engine.failing import failing
 from rwkv_batch.engine.memory import WHOLE, MemoryShare
 from rwkv_batch.engine.mixed_turns import MixedTurns
 from rwkv_batch.engine.offline import whole_rows
 from rwkv_batch.engine.scheduling.adapters import AdapterMissing, Adapters
+from rwkv_batch.engine.scheduling.counts import EngineCounts
 from rwkv_batch.engine.scheduling.scheduler import QueueFull, Scheduler
 from rwkv_batch.engine.scheduling.sequence import (
     FINALIZING,
@@ -61,8 +63,6 @@ from rwkv_batch.wire.protocol import (
     RowDelta,
     Sampling,
 )
-
-log = logging.getLogger(__name__)
 
 OFFLINE = b"offline"
 
@@ -117,8 +117,9 @@ class Engine:
         self._prefixes = PrefixCache(config.prefix_cache_mb << 20)
         self.prompts = PromptEncoder(self.tokenizer, self.vocab)
         self.outbox: Outbox = []
+        self.counts, self.weight_bytes = EngineCounts(), loaded.device_bytes
         parts = self.weights, self.runner, self.scheduler
-        self.adapters = Adapters(*parts, config, self.outbox, self.cancel, wake)
+        self.adapters = Adapters(*parts, config, self.outbox, partial(self.cancel, reason="error"), wake)
         self.adapter_commands = AdapterCommands(self.adapters, self.outbox)
         self._in_flight: deque[StepInFlight] = deque()  # oldest first
         self._queued = 0  # of them, those that `land` leaves
@@ -130,18 +131,20 @@ class Engine:
         There must be none yet, and no request under way that needs them.
         """
         self.pool.close()
+        self.counts.of_pools += self.pool.counted
         self._open(store)
 
     def _open(self, store: Store | None) -> None:
         self.pool, states = self._new_pool(store), self.runner.states
         self.adapters.attach(self.pool)
         self.beginnings = Beginnings(self._prefixes, self.pool)
-        self.turns = Turns(self.pool, self.scheduler, self.tokenizer, self.prompts, states, self.outbox)
+        texts = self.tokenizer, self.prompts
+        self.turns = Turns(self.pool, self.scheduler, *texts, states, self.outbox, self.counts)
         common = self.pool, self.scheduler, self.turns, self.outbox
-        self.mixed_turns = MixedTurns(*common, self.beginnings, states, self._drop)
+        self.mixed_turns = MixedTurns(*common, self.beginnings, states, partial(self._drop, reason="error"))
         self.sessions = SessionCommands(*common, self.tokenizer)
         self.start_states = StartStateCommands(self.pool, self.outbox, self.weights)
-        self.requests = RequestCommands(*common, self._drop, self.info.fingerprint)
+        self.requests = RequestCommands(*common, self._drop, self.info.fingerprint, self.counts)
 
     @property
     def busy(self) -> bool:
@@ -160,11 +163,12 @@ class Engine:
         try:
             self._add(key, request)
         except QueueFull as full:
-            self.outbox.append((key, Rejected(request.id, "overloaded", f"The server is busy: {full}.")))
+            self._reject(key, "overloaded", f"The server is busy: {full}.")
         except ValueError as error:
             reason = "not_found" if isinstance(error, StartStateMissing | AdapterMissing) else "invalid"
-            self.outbox.append((key, Rejected(request.id, reason, str(error))))
+            self._reject(key, reason, str(error))
         except StoreError as error:
+            self.counts.requests["failed"] += 1
             self.outbox.append((key, Failed(request.id, str(error))))
 
     def command(self, key: RequestKey, command: EngineCommand) -> None:
@@ -181,9 +185,9 @@ class Engine:
         except StoreError as error:
             self.outbox.append((key, Failed(command.id, str(error))))
 
-    def cancel(self, key: RequestKey) -> None:
-        """Drop a request's sequences, waiting or running."""
-        self._drop(lambda seq: seq.key == key)
+    def cancel(self, key: RequestKey, reason: str = "abort") -> None:
+        """Drop a request's sequences, waiting or running. reason: for the metrics."""
+        self._drop(lambda seq: seq.key == key, reason)
 
     def cancel_frontend(self, frontend: bytes) -> None:
         """Drop everything a front end has asked for."""
@@ -206,7 +210,7 @@ class Engine:
         self._admit()
         plan = self.scheduler.plan()
         self._queued = 0
-        with self._failing([seq for seq, _ in plan]):
+        with failing([seq for seq, _ in plan], self.turns, self.cancel, self.outbox):
             if plan:
                 self._launch(plan)
                 self._queued = 1 if self.runner.run_ahead_stop_ids else 0
@@ -285,9 +289,7 @@ class Engine:
                 raise ValueError(f"A turn has one prompt, not {len(request.prompts)} times {request.n}.")
             continued = self.turns.has_source(turn)
             if turn.required and not continued:
-                message = f"There is no session {turn.source}."
-                self.outbox.append((key, Rejected(request.id, "not_found", message)))
-                return
+                return self._reject(key, "not_found", f"There is no session {turn.source}.")
             prompts = [self.prompts.encode_turn(request, continued)]
             target = self.turns.choose_target(turn)
         else:
@@ -298,16 +300,23 @@ class Engine:
         cached = [self.beginnings.cached_tokens(row) for row in heard[:: request.n]]
         if request.max_tokens > 0 or turn:
             self.scheduler.add(rows)
+        self.counts.accept(rows, prompts, cached)
         lengths = [len(prompt) for prompt in prompts]
         made_by = self.info.fingerprint + (f"+{adapter.digest}" if adapter else "")
         accepted = Accepted(request.id, lengths, cached if any(cached) else [], target or "", made_by)
         self.outbox.append((key, accepted))
         if request.max_tokens == 0 and not turn:
-            self.outbox.append(
-                (key, Progress(request.id, [RowDelta(row.row, "", 0, "length") for row in heard]))
-            )
+            ended = [RowDelta(row.row, "", 0, "length") for row in heard]
+            self.outbox.append((key, Progress(request.id, ended)))
+            self.counts.drop(heard, "length")
 
-    def _drop(self, unwanted: Callable[[Sequence], bool]) -> None:
+    def _reject(self, key: RequestKey, reason: str, message: str) -> None:
+        self.counts.requests[reason] += 1
+        self.outbox.append((key, Rejected(key[1], reason, message)))
+
+    def _drop(self, unwanted: Callable[[Sequence], bool], reason: str = "abort") -> None:
+        doomed = [seq for seq in self.scheduler.sequences() if unwanted(seq)]
+        self.counts.drop([seq for seq in doomed if not self.turns.ended(seq)], reason)
         for seq in self.scheduler.drop(unwanted):
             self.turns.abandon(seq)
 
@@ -317,6 +326,7 @@ class Engine:
         for seq in self.scheduler.admit(self.adapters.has_slot):
             if seq.slot is None:  # of a request that has just been refused
                 continue
+            self.counts.admit(seq)
             if seq.request.turn is None:
                 self._begin(seq, beginnings)
             elif self.mixed_turns.begin(seq, seq.request.turn):
@@ -332,15 +342,17 @@ class Engine:
         assert seq.slot is not None
         try:
             beginnings[seq.slot] = self.beginnings.begin(seq)
+            self.counts.begin(seq)
         except StartStateMissing as missing:
             self.outbox.append((seq.key, Rejected(seq.key[1], "not_found", str(missing))))
-            self.cancel(seq.key)
+            self.cancel(seq.key, "error")
 
     def _launch(self, plan: list[tuple[Sequence, int]]) -> None:
         """Run or queue a step."""
         finalizing = [seq for seq, count in plan if seq.state is FINALIZING and seq.tokens_left == count]
         batch, drawing = batch_of(plan, self.adapters.slots_of(seq for seq, _ in plan))
         known = self.runner.run(batch)
+        marks = self.counts.launch(plan, batch, drawing)
         for seq, count in plan:
             cut = seq.cuts[0] if seq.cuts else None
             seq.advance(count)
@@ -351,44 +363,35 @@ class Engine:
         if finalizing:
             self.turns.finalize(finalizing)
         self._in_flight.append(
-            StepInFlight([seq for seq, _ in plan], drawing, list(batch.top_logprobs), known)
+            StepInFlight([seq for seq, _ in plan], drawing, list(batch.top_logprobs), known, marks)
         )
 
     def _land(self) -> None:
         """Give the draws of the oldest step in flight to its sequences, and emit their deltas."""
         step = self._in_flight.popleft()
         # The others have been answered, or will be by the state pool.
-        with self._failing([seq for seq in step.fed if seq.slot is not None]):
+        fed = [seq for seq in step.fed if seq.slot is not None]
+        with failing(fed, self.turns, self.cancel, self.outbox):
             ids = step.draws.wait()
+            self.counts.land(step.marks, step.drawing, ids)
             logprobs = step.logprobs(ids, self.tokenizer)
             deltas: dict[RequestKey, list[RowDelta]] = {}
             for place, (seq, token) in enumerate(zip(step.drawing, ids, strict=True)):
                 seq.in_flight -= 1
                 if not seq.generating:  # it finished at the draw before, or was dropped meanwhile
+                    self.counts.lack(step.marks, seq, place)
                     continue
                 seq.take_drawn(token, self.tokenizer.token_bytes(token), logprobs.get(place))
                 delta = seq.take_delta()
-                if delta and seq.finish_reason and seq.request.turn:
-                    self.mixed_turns.finish(seq, delta)
-                    continue
+                if delta and seq.finish_reason:
+                    if token in seq.request.stop_ids:
+                        self.counts.lack(step.marks, seq, place)
+                    if seq.request.turn:
+                        self.mixed_turns.finish(seq, delta)
+                        continue
+                    self.counts.finish(seq, seq.finish_reason)
+                    self.scheduler.release(seq)
                 if delta and seq.leads:
                     deltas.setdefault(seq.key, []).append(delta)
-                if seq.finish_reason:
-                    self.scheduler.release(seq)
             for key, rows in deltas.items():
                 self.outbox.append((key, Progress(key[1], rows)))
-
-    @contextmanager
-    def _failing(self, sequences: Iterable[Sequence]) -> Iterator[None]:
-        """An error inside fails the requests of these sequences, and nothing else."""
-        try:
-            yield
-        except Exception as error:
-            log.exception("a step failed")
-            ended = [seq for seq in sequences if self.turns.ended(seq)]
-            for seq in ended:
-                self.turns.abandon(seq)
-            for key in {seq.key for seq in sequences if seq not in ended}:
-                self.cancel(key)
-                message = f"The engine could not run this request ({type(error).__name__})."
-                self.outbox.append((key, Failed(key[1], message)))

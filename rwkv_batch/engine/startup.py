@@ -36,6 +36,7 @@ class LoadedModel:
     weights: Checkpoint
     runner: Runner
     name: str
+    device_bytes: int  # that the weights take
 
 
 def load_model(
@@ -46,9 +47,11 @@ def load_model(
     """See Engine. Raises CheckpointError, DeviceError, SamplerError."""
     place = devices.find_device(config.device)
     weights = load_weights(model, config, progress)
+    before = devices.allocated_bytes(place)
     with devices.out_of_memory_as_error(f"the weights of {weights.name}", place):
         runner = backends.create_runner(weights, place, config)
-    return LoadedModel(weights, runner, config.model_name or weights.name)
+    taken = devices.allocated_bytes(place) - before or weights.parameters * runner.dtype.itemsize
+    return LoadedModel(weights, runner, config.model_name or weights.name, taken)
 
 
 def load_weights(

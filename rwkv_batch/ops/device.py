@@ -55,6 +55,18 @@ def free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0]
 
 
+def allocated_bytes(device: torch.device) -> int:
+    """What tensors take of a GPU; 0 of a CPU, where nobody counts."""
+    return 0 if device.type == "cpu" else torch.cuda.memory_allocated(device)
+
+
+def memory(device: torch.device) -> tuple[int, int]:
+    """Bytes that are free, without what torch keeps for itself, and all. Nothing waits for the device."""
+    if device.type == "cpu":
+        return _free_host_bytes(), host_bytes()
+    return torch.cuda.mem_get_info(device)
+
+
 def host_bytes() -> int:
     """Memory of this machine, or the limit of the container that this process runs in."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -104,30 +116,38 @@ class StepClock:
     """The time that steps take of a device, of which nothing waits: on a GPU between two events."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._began, self._seconds = device, 0.0, 0.0
-        self._events: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._device, self._began = device, 0.0
+        self._ended: list[tuple[str, float]] = []
+        self._events: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._free: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []  # to be used again
 
     def start(self) -> None:
         """Before a step is run or queued."""
         self._began = time.perf_counter()
         if self._device.type == "cuda":
-            self._events.append((self._event(), self._event()))
-            self._events[-1][0].record(torch.cuda.current_stream(self._device))
+            if not self._free:
+                self._free.append((self._event(), self._event()))
+            self._free[-1][0].record(torch.cuda.current_stream(self._device))
 
-    def stop(self) -> None:
-        """Behind it."""
+    def stop(self, kind: str | None) -> None:
+        """Behind it. kind: what `read` calls it; None: there was no step."""
+        if kind is None:
+            return
         if self._device.type == "cuda":
-            self._events[-1][1].record(torch.cuda.current_stream(self._device))
+            start, end = self._free.pop()
+            end.record(torch.cuda.current_stream(self._device))
+            self._events.append((kind, start, end))
         else:
-            self._seconds += time.perf_counter() - self._began
+            self._ended.append((kind, time.perf_counter() - self._began))
 
-    def read(self) -> float:
-        """Seconds of the steps that have ended since the last call."""
-        while self._events and self._events[0][1].query():
-            start, end = self._events.popleft()
-            self._seconds += start.elapsed_time(end) / 1e3
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
+    def read(self) -> list[tuple[str, float]]:
+        """Kinds and seconds of the steps that have ended since the last call."""
+        while self._events and self._events[0][2].query():
+            kind, start, end = self._events.popleft()
+            self._ended.append((kind, start.elapsed_time(end) / 1e3))
+            self._free.append((start, end))
+        ended, self._ended = self._ended, []
+        return ended
 
     @staticmethod
     def _event() -> torch.cuda.Event:

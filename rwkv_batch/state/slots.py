@@ -51,6 +51,7 @@ class States:
         self._memory = _zeros(slots, size, torch.device(device))
         self.shift = self._memory[:, :split].view(shift_dtype).view(slots, layers, 2, width)
         self.wkv = self._memory[:, split:].view(wkv_dtype).view(slots, layers, heads, HEAD_SIZE, HEAD_SIZE)
+        self.copied = 0  # states, from slot to slot
         self._start: Tensor | None = None  # [bytes of a slot]
         if start is not None:
             self.wkv[:] = start.to(self.device, wkv_dtype)
@@ -94,6 +95,7 @@ class States:
         """Copy a slot to another one, in the order of the current stream."""
         self.flush([source, target])
         self._memory[target].copy_(self._memory[source])
+        self.copied += 1
 
     def clear(self, slots: Collection[int]) -> None:
         """Give these slots the state before the first token."""

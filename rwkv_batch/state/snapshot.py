@@ -16,6 +16,7 @@ than any digest of the standard library. It is no signature: who can write a fil
 
 import struct
 import zlib
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -196,21 +197,25 @@ class Transfer:
         self.layout = SnapshotLayout.from_states(states, fingerprint)
         self.pinned = states.device.type == "cuda"
         self._stream = stream_for(states.device, "copies") if self.pinned else None
+        self.counted = Counter(to_host=0, to_device=0)  # states that were copied
 
     def unsealed(self, slot: SlotAccess) -> Tensor:
         """The slot's state as a snapshot whose prefix is not written yet, uint8 `[layout.size]`."""
         snapshot = torch.empty(self.layout.size, dtype=torch.uint8, pin_memory=self.pinned)
         self._copy(snapshot[PREFIX:], slot.data, slot)
+        self.counted["to_host"] += 1
         return snapshot
 
     def restore(self, snapshot: Tensor, slot: SlotAccess) -> None:
         """Fill the slot with a snapshot of this server's layout."""
         self._copy(slot.data, snapshot[PREFIX:], slot)
+        self.counted["to_device"] += 1
 
     def to_host(self, slot: SlotAccess) -> Tensor:
         """The slot's state in host memory, uint8."""
         copy = torch.empty(len(slot.data), dtype=torch.uint8, pin_memory=self.pinned)
         self._copy(copy, slot.data, slot)
+        self.counted["to_host"] += 1
         return copy
 
     def fitted(self, snapshot: Tensor) -> tuple[Header, Tensor]:

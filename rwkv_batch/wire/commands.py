@@ -163,6 +163,10 @@ class ListModels(WireMessage, frozen=True, tag="list_models"):
     """Replied to with the models that are served now."""
 
 
+class GetMetrics(WireMessage, frozen=True, tag="get_metrics"):
+    """Replied to with what the engine has counted, of all models."""
+
+
 class LoadModel(WireMessage, frozen=True, omit_defaults=True, tag="load_model"):
     """Load a checkpoint and serve it under a name; where one is served under it, it takes its place.
 
@@ -211,5 +215,5 @@ AdapterCommand = LoadAdapter | ListAdapters | RemoveAdapter
 # What is done with one model.
 EngineCommand = SessionCommand | RequestCommand | StartStateCommand | AdapterCommand
 # What is done with the models themselves.
-ModelCommand = ListModels | LoadModel | RemoveModel
+ModelCommand = ListModels | GetMetrics | LoadModel | RemoveModel
 Command = EngineCommand | ModelCommand

@@ -9,6 +9,7 @@ from typing import Literal
 
 from msgspec import Struct, field
 
+from rwkv_batch.wire.metrics import Series
 from rwkv_batch.wire.supervision import EngineInfo
 
 
@@ -236,6 +237,7 @@ class CommandReply(WireMessage, frozen=True, omit_defaults=True, tag="command_re
     # ListModels, LoadModel, RemoveModel: all that are served, the default one first
     models: list[EngineInfo] = []
     note: str = ""  # LoadModel: what clients may have noticed
+    metrics: list[Series] = []  # GetMetrics
 
 
 Event = Accepted | Rejected | Progress | Failed | CommandReply

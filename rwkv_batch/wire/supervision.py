@@ -1,8 +1,8 @@
 """The messages of the supervisor.
 
 It has a pipe to each of its processes, where messages are pickled. It sends `Serving` (the engine is
-ready), `EngineLost` and `Drain` to the front ends, and `FrontendLost` and `Stop` to the engine. The engine
-answers with `Serving`, again whenever that changes, or `LoadFailure`.
+ready), `EngineLost`, `Restarts` and `Drain` to the front ends, and `FrontendLost` and `Stop` to the engine.
+The engine answers with `Serving`, again whenever that changes, or `LoadFailure`.
 """
 
 from typing import Literal
@@ -54,6 +54,13 @@ class Serving(Struct, frozen=True):
 
 class EngineLost(Struct, frozen=True):
     """The engine has died: its requests have failed, and none can begin until it is ready again."""
+
+
+class Restarts(Struct, frozen=True):
+    """How many processes have died and were started again."""
+
+    engine: int = 0
+    frontend: int = 0
 
 
 class Drain(Struct, frozen=True):

@@ -30,6 +30,7 @@ from rwkv_batch.wire.commands import (
     ExportSession,
     ForkSession,
     GetDocument,
+    GetMetrics,
     ImportSession,
     ListAdapters,
     ListModels,
@@ -46,6 +47,7 @@ from rwkv_batch.wire.commands import (
     RewindSession,
     SessionHistory,
 )
+from rwkv_batch.wire.metrics import Series
 from rwkv_batch.wire.protocol import (
     Accepted,
     AdapterInfo,
@@ -94,6 +96,7 @@ class FakeEngine:
         self._documents: dict[str, bytes] = {}
         self.start_states: dict[str, tuple[str, bytes, StartStateInfo]] = {}  # layout, file, info
         self.adapters: dict[str, AdapterInfo] = {}
+        self.metrics: list[Series] = []
         self._numbers: dict[str, int] = {}  # the last one given out, by branch
         self._unstored: dict[str, tuple[str, str, list[str]]] = {}  # turns under way: id -> key, text, turns
         self._changed = threading.Condition()
@@ -260,6 +263,8 @@ class FakeEngine:
                 return CommandReply(id, found=int(self.adapters.pop(key, None) is not None))
             case ListModels():
                 return CommandReply(id, models=self.infos)
+            case GetMetrics():
+                return CommandReply(id, metrics=self.metrics)
             case LoadModel(path=path, name=name, defaults=defaults):
                 if Path(path).is_file() and Path(path).read_bytes().startswith(b"bad"):
                     return Rejected(id, "invalid", f"{path} cannot be served.")

@@ -36,6 +36,7 @@ def serve(
     os.dup2(file, 1)
     os.dup2(file, 2)
     sys.argv = ["app.py"]  # importing the HTTP library reads it
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(Path(address.removeprefix("ipc://")).parent)
     for place, value in patches.items():
         module, _, constant = place.rpartition(".")
         assert hasattr(importlib.import_module(module), constant)

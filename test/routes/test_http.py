@@ -88,7 +88,7 @@ def test_preflight(locked, path):
 @pytest.mark.parametrize(
     ("method", "path", "status", "openai"),
     [
-        ("GET", "/", 404, False),
+        ("POST", "/", 405, False),
         ("POST", "/nowhere", 404, False),
         ("POST", "/v1/embeddings", 404, True),
         ("DELETE", "/openai/v1/x", 404, True),
@@ -106,7 +106,7 @@ def test_wrong_paths_and_methods_are_json(server, method, path, status, openai):
     assert path in (error["message"] if openai else error)
     if status == 405:
         assert answer.headers["allow"] == (
-            "GET, HEAD, OPTIONS" if path in ("/v1/models", "/health") else "POST, OPTIONS"
+            "GET, HEAD, OPTIONS" if path in ("/", "/v1/models", "/health") else "POST, OPTIONS"
         )
 
 

@@ -46,3 +46,18 @@ def test_a_wrong_name_is_refused(wrong, capsys):
     with pytest.raises(SystemExit) as ended:
         parse([word for path in wrong for word in ("--model-path", path)])
     assert ended.value.code == 2 and "--model-path" in capsys.readouterr().err
+
+
+def test_metrics_may_have_a_password_of_their_own():
+    given = parse(["--password", "all", "--metrics-password", "figures"]).frontend
+    assert (given.password, given.metrics_password) == ("all", "figures")
+    assert parse(["--password", "all"]).frontend.metrics_password is None
+
+
+@pytest.mark.parametrize("flag", ["--password", "--metrics-password"])
+@pytest.mark.parametrize("wrong", ["", " a", "é", "a\n"])
+def test_a_password_that_no_header_carries_is_refused(flag, wrong, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse([flag, wrong])
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert ended.value.code == 2 and f"error: {flag} " in said

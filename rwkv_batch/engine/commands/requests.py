@@ -14,6 +14,7 @@ from operator import attrgetter, is_
 from msgspec.structs import replace
 
 from rwkv_batch.engine.commands.reply import reply
+from rwkv_batch.engine.scheduling.counts import EngineCounts
 from rwkv_batch.engine.scheduling.scheduler import Scheduler
 from rwkv_batch.engine.scheduling.sequence import DECODING, Outbox, RequestKey, Sequence, mixed
 from rwkv_batch.engine.scheduling.turns import Turns
@@ -34,10 +35,11 @@ class RequestCommands:
         outbox: Outbox,
         drop: Callable[[Callable[[Sequence], bool]], None],
         model: str,
+        counts: EngineCounts,
     ) -> None:
         """`drop` forgets all sequences for which a condition holds; `model`: the fingerprint."""
         self._pool, self._scheduler, self._turns = pool, scheduler, turns
-        self._outbox, self._drop, self._model = outbox, drop, model
+        self._outbox, self._drop, self._model, self._counts = outbox, drop, model, counts
 
     def check(self, request: GenerateRequest) -> None:
         """Raises ValueError if the request was paused under another model."""
@@ -88,6 +90,7 @@ class RequestCommands:
                 if seq.request.turn and seq.leads:
                     self._turns.finish(seq, delta)
                     continue
+                self._counts.finish(seq, "stop")
                 self._scheduler.release(seq)
             else:
                 delta = seq.withdraw()

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from rwkv_batch.engine.scheduling.counts import DrawMarks
 from rwkv_batch.engine.scheduling.sequence import Sequence
 from rwkv_batch.runner.protocol import Batch, Draws
 from rwkv_batch.sampling.mixtures import MixedRows
@@ -17,6 +18,7 @@ class StepInFlight:
     drawing: list[Sequence]  # those that draw
     logprob_places: list[int]  # places in `drawing` of those that want logprobs
     draws: Draws
+    marks: DrawMarks
 
     def logprobs(self, ids: list[int], tokenizer: Tokenizer) -> dict[int, TokenLogprob]:
         """Logprobs of what was drawn, for the sequences that want them, by their place in `drawing`."""

@@ -10,6 +10,7 @@ turn begins. Without a token log the state is stored in place of the tokens.
 from dataclasses import dataclass, field
 from functools import partial
 
+from rwkv_batch.engine.scheduling.counts import EngineCounts
 from rwkv_batch.engine.scheduling.scheduler import Scheduler
 from rwkv_batch.engine.scheduling.sequence import LOADING, Outbox, PromptEncoder, RowAdapter, Sequence
 from rwkv_batch.state.entries import EMPTY_DIGEST, Head, KeptState, Loaded, Session, StoreError
@@ -53,8 +54,10 @@ class Turns:
         prompts: PromptEncoder,
         states: States,
         outbox: Outbox,
+        counts: EngineCounts,
     ) -> None:
         self._pool, self._scheduler, self._outbox = pool, scheduler, outbox
+        self._counts = counts
         self._tokenizer, self._prompts, self._states = tokenizer, prompts, states
         self._active: dict[Sequence, _ActiveTurn] = {}
         self._numbers: dict[str, int] = {}  # the last number given to each branching session
@@ -86,6 +89,7 @@ class Turns:
         try:
             source = self._find_source(sequence, turn)
         except (_Refused, StoreError) as error:
+            self._counts.finish(sequence, "error")
             self._scheduler.release(sequence)
             self._scheduler.unlock(sequence.target)
             id_ = sequence.key[1]
@@ -265,6 +269,7 @@ class Turns:
         active = self._active[sequence]
         active.committed = True
         if error:
+            self._counts.finish(sequence, "error")
             self._outbox.append((sequence.key, Failed(sequence.key[1], error)))
         else:
             self._send_last_delta(sequence, active)
@@ -291,11 +296,13 @@ class Turns:
         self._send_last_delta(sequence, active)
 
     def _send_last_delta(self, sequence: Sequence, active: _ActiveTurn) -> None:
-        assert active.last_delta
+        assert active.last_delta and active.last_delta.finish_reason
+        self._counts.finish(sequence, active.last_delta.finish_reason)
         self._outbox.append((sequence.key, Progress(sequence.key[1], [active.last_delta])))
 
     def _fail(self, sequence: Sequence, message: str) -> None:
         if not self.ended(sequence):
+            self._counts.finish(sequence, "error")
             self._outbox.append((sequence.key, Failed(sequence.key[1], message)))
         for seq in sequence.together:
             if seq.slot is not None:

@@ -6,18 +6,23 @@ models between two steps.
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from threading import Event as Flag
 from threading import Lock
 
 from rwkv_batch.engine.engine import Engine
+from rwkv_batch.engine.metrics.device_time import DeviceTime
 from rwkv_batch.engine.scheduling.sequence import Outbox, RequestKey
+from rwkv_batch.engine.serving.report import Figures, of_engine, of_process, of_sessions
 from rwkv_batch.engine.serving.shares import Shares
 from rwkv_batch.ops.device import StepClock
+from rwkv_batch.state.entries import Status
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.wire.commands import (
     EngineCommand,
     ExportSession,
     GetDocument,
+    GetMetrics,
     ListModels,
     ListRequests,
     ListSessions,
@@ -67,6 +72,8 @@ class Models:
         self._ended: list[Member] = []  # behind these, until they are closed
         self._turn: Member | None = None  # whose step is under way
         self._shares: Shares[Member] = Shares()
+        self._device, self._time = engines[0].runner.device, DeviceTime()
+        self._past: dict[str, Figures] = {}  # by name: what engines counted that have been replaced
         self._outbox: Outbox = []
         self._calls: deque[Callable[[], None]] = deque()
         # Of a name: what waits until the model has its database, or (True) until there is a model.
@@ -92,10 +99,12 @@ class Models:
         if member := self._find(key, request):
             member.engine.add(key, request)
 
-    def command(self, key: RequestKey, command: EngineCommand | ListModels) -> None:
+    def command(self, key: RequestKey, command: EngineCommand | ListModels | GetMetrics) -> None:
         """Carry out a command; see Engine.command."""
         if isinstance(command, ListModels):
             self.reply(key, CommandReply(command.id, models=self.infos))
+        elif isinstance(command, GetMetrics):
+            self._report(key)
         elif member := self._find(key, command):
             member.engine.command(key, command)
 
@@ -126,25 +135,28 @@ class Models:
         events = self._outbox.copy()
         self._outbox.clear()
         if len(self._running) == 1:
-            self._turn = self._running[0]
-            return events + self._turn.engine.launch()
+            return events + self._launch(self._running[0])
         busy = [member for member in self._running if member.engine.busy]
-        self._turn = turn = self._shares.choose(busy) if busy else None
+        turn = self._shares.choose(busy) if busy else None
         for member in self._running:
             if member is not turn:
                 events += member.engine.collect()
-        if turn:
-            turn.clock.start()
-            events += turn.engine.launch()
-            turn.clock.stop()
+        return events + self._launch(turn) if turn else events
+
+    def _launch(self, turn: Member) -> Outbox:
+        self._turn, counts = turn, turn.engine.counts
+        counts.step_kind = None
+        turn.clock.start()
+        events = turn.engine.launch()
+        turn.clock.stop(counts.step_kind)
         return events
 
     def land(self) -> Outbox:
         """The second half, of the same model; see Engine.land."""
         turn, self._turn = self._turn, None
         events = turn.engine.land() if turn else []
-        if turn and len(self._running) > 1:
-            self._shares.spent(turn, turn.clock.read())
+        if turn:
+            self._spend(turn)
         for member in [member for member in self._retiring if member.engine.drained]:
             self._retiring.remove(member)
             self._running.remove(member)
@@ -152,6 +164,16 @@ class Models:
             self._shares.forget(member)
             member.drained.set()
         return events
+
+    def _spend(self, turn: Member) -> None:
+        """Note the time of the steps that have ended."""
+        spent = 0.0
+        for kind, seconds in turn.clock.read():
+            turn.engine.counts.step_times[kind].observe(seconds)
+            spent += seconds
+        self._time.add(spent)
+        if len(self._running) > 1:
+            self._shares.spent(turn, spent)
 
     def close(self) -> None:
         """Store what is not stored yet."""
@@ -202,12 +224,44 @@ class Models:
     def flush(self, member: Member) -> None:
         """The last events of a model that has ended and is closed."""
         self._ended.remove(member)
+        self._past.setdefault(member.info.model, Figures()).merge(_counted(member).counters())
         self._outbox += member.engine.collect()
 
     def attach(self, name: str, store: Store | None) -> None:
         """The model has the database that was the old one's."""
         self._named[name].engine.attach(store)
         self._release(name)
+
+    # Metrics
+
+    def _report(self, key: RequestKey) -> None:
+        """Reply with the metrics of all models, when their sessions have been counted."""
+        for member in self._running:
+            self._spend(member)
+        figures = of_process(self._device, self._time, len(self._named))
+        for member in [*self._running, *self._ended]:
+            if member.info.model in self._named:
+                figures.merge(_counted(member))
+        for name in self._named:
+            figures.merge(self._past.get(name, Figures()))
+        self._past = {name: past for name, past in self._past.items() if name in self._named}
+        # The pool of one that ends may be closed already.
+        asked = {name: member for name, member in self._named.items() if member not in self._retiring}
+        asked = {name: member for name, member in asked.items() if not member.drained.is_set()}
+        left = len(asked)
+
+        def counted(name: str, status: Status | None, error: str | None) -> None:
+            nonlocal left
+            left -= 1
+            if status:
+                figures.merge(of_sessions(name, status))
+            if not left:
+                self.reply(key, CommandReply(key[1], metrics=figures.series))
+
+        for name, member in asked.items():
+            member.engine.pool.status(None, 0, partial(counted, name))
+        if not asked:
+            self.reply(key, CommandReply(key[1], metrics=figures.series))
 
     def _release(self, name: str) -> None:
         for key, message in self._held.pop(name, (False, []))[1]:
@@ -236,6 +290,10 @@ class Models:
             text = f"There is no model {name[:60]} here; served are {', '.join(self._named)}."
             self.reply(key, Rejected(key[1], "not_found", text))
         return member
+
+
+def _counted(member: Member) -> Figures:
+    return of_engine(member.info.model, member.engine)
 
 
 def _is_for_the_old(message: Message, engine: Engine) -> bool:

@@ -2,12 +2,13 @@
 
 import logging
 import queue
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Thread
 
-from rwkv_batch.state.entries import Dangling, Operation, Removed, StoreBroken, StoreError
+from rwkv_batch.state.entries import Dangling, Operation, PutTurn, Removed, StoreBroken, StoreError
 from rwkv_batch.state.jobs import Report
 from rwkv_batch.state.log.store import Store
 
@@ -35,6 +36,7 @@ class Writer(Thread):
         self._queue: queue.SimpleQueue[_Commit | None] = queue.SimpleQueue()
         self._failed: list[_Commit] = []  # to be tried again
         self._last_error = ""  # of the commit before, so that each is logged once
+        self.counted = Counter(turns=0, transactions=0)  # that were committed
         self.start()
 
     def put(self, operations: Sequence[Operation], committed: Committed, retry: bool = False) -> None:
@@ -84,6 +86,9 @@ class Writer(Thread):
         except Exception as unexpected:
             log.exception("the database could not be written")
             error = unexpected
+        if not error:
+            turns = (isinstance(operation, PutTurn) for commit in group for operation in commit.operations)
+            self.counted.update(transactions=1, turns=sum(turns))
         if error and not isinstance(error, Dangling) and str(error) != self._last_error:
             again = ", which is tried again" if any(commit.retry for commit in group) else ""
             log.error("Changes of sessions could not be stored%s: %s", again, error)

@@ -1,0 +1,31 @@
+"""The HTTP requests that all front ends have answered, in files that they share.
+
+Each front end counts in a file of its own (prometheus_client's multiprocess mode), which stays when it dies.
+"""
+
+from prometheus_client import Counter, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+from rwkv_batch.wire.metrics import PREFIX, SERVER
+
+NAME = "http_requests"
+OTHER = "other"  # in place of a route or a method that is not there
+METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS")
+
+
+class HttpCounts:
+    """One per process."""
+
+    def __init__(self) -> None:
+        family = SERVER[NAME]
+        self._counter = Counter(PREFIX + NAME, family.help, family.labels, registry=None)
+
+    def add(self, route: str, method: str, status: int) -> None:
+        """A request of this route was answered. Safe from any thread."""
+        self._counter.labels(route, method if method in METHODS else OTHER, str(status)).inc()
+
+    def of_all(self) -> list[Metric]:
+        """What all front ends have counted since the server began."""
+        collector: Collector = MultiProcessCollector(None)  # type: ignore[no-untyped-call]
+        return list(collector.collect())

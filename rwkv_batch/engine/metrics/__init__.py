@@ -1,0 +1,1 @@
+"""What metrics are counted with, in plain numbers: the step loop touches nothing else of them."""

@@ -1,0 +1,123 @@
+"""What an engine counts for its metrics. In a step that is a few numbers, however many rows it has.
+
+Counts of rows are those of rows that are heard: of a mixture's sequences the first.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from time import monotonic
+
+from rwkv_batch.engine.metrics.histogram import Histogram
+from rwkv_batch.engine.scheduling.sequence import DECODING, FINALIZING, LAST, Sequence
+from rwkv_batch.runner.protocol import Batch
+from rwkv_batch.wire.metrics import POWERS, STEP_KINDS, STEPS, WAITS, StepKind
+
+BY_THEMSELVES = ("stop", "length")  # how rows end that nobody has ended
+
+
+@dataclass(frozen=True)
+class DrawMarks:
+    """Of the rows that draw in a step, those that have drawn before; they come first."""
+
+    decoding: int  # how many these are,
+    heard: int  # of them those that are heard,
+    ahead: int  # and of those the ones whose draw before was not known when the step was launched
+    known_at: float  # when the last draws that were known had landed
+
+
+class EngineCounts:
+    """Plain numbers since the engine began. All methods are for the engine's thread."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[str] = Counter()  # by outcome
+        self.rows = self.prompt_tokens = self.cached_tokens = 0  # of those accepted
+        self.finished: Counter[str] = Counter()  # rows, by what has ended them
+        self.prefill_tokens = self.generation_tokens = 0
+        self.cache_queries = self.cache_hits = 0  # tokens
+        self.first_token, self.whole, self.queued = Histogram(WAITS), Histogram(WAITS), Histogram(WAITS)
+        self.between_tokens = Histogram(STEPS)
+        self.step_times: dict[str, Histogram] = {kind: Histogram(STEPS) for kind in STEP_KINDS}
+        self.step_rows, self.step_tokens = Histogram(POWERS), Histogram(POWERS)
+        self.step_kind: StepKind | None = None  # of the step launched last; None: there was none
+        self._arrived: dict[Sequence, float] = {}  # rows that have not ended
+        self.of_pools: Counter[str] = Counter()  # what state pools have counted that are closed
+        self._landed_at = 0.0
+        self._gaps = (0.0, 0.0)  # between the draws that land and those before: of rows ahead, of the others
+
+    # Requests
+
+    def accept(self, rows: list[Sequence], prompts: list[list[int]], cached: list[int]) -> None:
+        """A request was accepted. rows: all; cached: as of protocol.Accepted."""
+        self.requests["accepted"] += 1
+        now = monotonic()
+        heard = [row for row in rows if row.leads]
+        self._arrived.update(dict.fromkeys(heard, now))
+        self.rows += len(heard)
+        self.prompt_tokens += sum(map(len, prompts))
+        self.cached_tokens += sum(cached)
+
+    def admit(self, seq: Sequence) -> None:
+        """A row has got its slot."""
+        if (arrived := self._arrived.get(seq)) is not None:
+            self.queued.observe(monotonic() - arrived)
+
+    def begin(self, seq: Sequence) -> None:
+        """The prefix cache has been asked for the prompt; `fed` of it need not be fed."""
+        if seq.request.prefix_cache:
+            self.cache_queries += len(seq.prompt)
+            self.cache_hits += seq.fed
+
+    def finish(self, seq: Sequence, reason: str) -> None:
+        """A row has ended; what is said of it later does not count."""
+        arrived = self._arrived.pop(seq, None)
+        if arrived is None:
+            return
+        self.finished[reason] += 1
+        if reason in BY_THEMSELVES:
+            self.whole.observe(monotonic() - arrived)
+
+    def drop(self, sequences: Iterable[Sequence], reason: str) -> None:
+        """Rows are dropped; one that was ended before it was dropped says itself why."""
+        for seq in sequences:
+            ended = seq.state is not FINALIZING and seq.finish_reason
+            self.finish(seq, ended or reason)
+
+    # Steps
+
+    def launch(self, plan: list[tuple[Sequence, int]], batch: Batch, drawing: list[Sequence]) -> DrawMarks:
+        """A step has been launched; its rows have not advanced yet."""
+        decoding = rows = len(plan)
+        while decoding and plan[decoding - 1][0].state is not DECODING:
+            decoding -= 1
+        self.step_kind = "prefill" if not decoding else "decode" if decoding == rows else "mixed"
+        self.prefill_tokens += len(batch.tokens) - decoding
+        self.step_rows.observe(rows)
+        self.step_tokens.observe(len(batch.tokens))
+        if batch.mixtures:
+            heard = [seq for seq in drawing[:decoding] if seq.leads]
+            ahead = sum(1 for seq in heard if seq.in_flight)
+            return DrawMarks(decoding, len(heard), ahead, self._landed_at)
+        return DrawMarks(decoding, decoding, batch.tokens[:decoding].count(LAST), self._landed_at)
+
+    def land(self, marks: DrawMarks, drawing: list[Sequence], ids: list[int]) -> None:
+        """A step's draws are known; `lack` takes back those that do not count."""
+        before, now = self._landed_at, monotonic()
+        self._landed_at = now
+        self._gaps = now - before, now - marks.known_at
+        for gap, rows in zip(self._gaps, (marks.ahead, marks.heard - marks.ahead), strict=True):
+            if rows:
+                self.between_tokens.observe(gap, rows)
+        self.generation_tokens += marks.heard
+        for seq, token in zip(drawing[marks.decoding :], ids[marks.decoding :], strict=True):
+            arrived = self._arrived.get(seq)
+            if arrived is not None and seq.generating and token not in seq.request.stop_ids:
+                self.generation_tokens += 1
+                self.first_token.observe(now - arrived)
+
+    def lack(self, marks: DrawMarks, seq: Sequence, place: int) -> None:
+        """The draw at this place is no token of the row, which has ended before, or ends with a stop id."""
+        if place < marks.decoding and seq.leads:
+            self.generation_tokens -= 1
+            known = not (marks.ahead and seq.runs_ahead)
+            self.between_tokens.observe(self._gaps[known], -1)

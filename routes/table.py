@@ -25,7 +25,7 @@ from routes.native import (
     state,
     translate,
 )
-from routes.openai import chat, completions, models
+from routes.openai import chat, completions, models, tokenizer
 from routes.responses import routes as responses
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.supervision import EngineInfo
@@ -132,11 +132,15 @@ ROUTES = (
     Route("POST",       "/v1/server/stop",                      native_shape, requests.stop),
     Route("POST",       "/v1/server/pause",                     native_shape, requests.pause),
     Route("POST",       "/v1/server/resume",                    native_shape, requests.resume),
+    Route("POST",       "/v1/tokens/count",                     native_shape, tokenizer.count),
     Route("GET",        "/health",                              native_shape, models.health),
 
     Route("POST",       "/openai/v1/chat/completions",          openai_shape, OPENAI_CHAT),
     Route("POST",       "/v1/completions",                      openai_shape, generates(completions.prepare)),
     Route("POST",       "/openai/v1/completions",               openai_shape, generates(completions.prepare)),
+    Route("POST",       "/tokenize",                            openai_shape, tokenizer.tokenize),
+    Route("POST",       "/detokenize",                          openai_shape, tokenizer.detokenize),
+    Route("GET",        "/tokenizer_info",                      openai_shape, tokenizer.info),
     Route("POST",       "/v1/responses",                        openai_shape, responses.create),
     Route("POST",       "/openai/v1/responses",                 openai_shape, responses.create),
     Route("GET DELETE", "/v1/responses/:id",                    openai_shape, responses.stored),

@@ -25,6 +25,8 @@ def merge(deltas: list[RowDelta]) -> list[RowDelta]:
                 old.tokens + delta.tokens,
                 delta.finish_reason,
                 old.logprobs + delta.logprobs,
+                old.ids + delta.ids,
+                old.prompt + delta.prompt,
             )
         )
     return list(rows.values())

@@ -5,12 +5,11 @@ text before (token 0), the word with the space in front of it is scored, the per
 of tokens, and a word is right if each of its tokens is the likeliest one.
 """
 
-import math
 from collections.abc import Sequence
 
 from rwkv_batch.evaluate.asks import TOKENIZER, Ask, AskedModel, ModelAnswer, document, is_likeliest
 from rwkv_batch.evaluate.files import Json, text_of
-from rwkv_batch.evaluate.report import Result, collect, summary_table
+from rwkv_batch.evaluate.report import Result, collect, perplexity_of, summary_table
 
 
 def passage(fields: Json) -> tuple[str, str]:
@@ -49,8 +48,8 @@ def lambada(model: AskedModel, passages: Sequence[tuple[str, str]]) -> Result:
     summary = {
         "examples": len(answers),
         "accuracy": sum(map(_right, answers)) / len(answers),
-        "perplexity": math.exp(-total / len(answers)),
-        "perplexity_per_token": math.exp(-total / tokens),
+        "perplexity": perplexity_of(total, len(answers)),
+        "perplexity_per_token": perplexity_of(total, tokens),
     }
     return Result(records, summary, [summary_table(summary)])
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from rwkv_batch.evaluate.asks import Ask, AskedModel, document
-from rwkv_batch.evaluate.report import Result, collect, summary_table
+from rwkv_batch.evaluate.report import Result, collect, perplexity_of, summary_table
 
 
 def perplexity(model: AskedModel, texts: Sequence[str]) -> Result:
@@ -19,7 +19,7 @@ def perplexity(model: AskedModel, texts: Sequence[str]) -> Result:
             "tokens": len(answer.scored),
             "bytes": size,
             "logprob": total,
-            "perplexity": math.exp(-total / len(answer.scored)),
+            "perplexity": perplexity_of(total, len(answer.scored)),
         }
         for i, (answer, total, size) in enumerate(zip(answers, sums, sizes, strict=True))
     ]
@@ -27,7 +27,7 @@ def perplexity(model: AskedModel, texts: Sequence[str]) -> Result:
     summary = {
         "texts": len(texts),
         "tokens": tokens,
-        "perplexity": math.exp(-sum(sums) / tokens),
+        "perplexity": perplexity_of(sum(sums), tokens),
         "bits_per_byte": -sum(sums) / math.log(2) / sum(sizes),
     }
     return Result(records, summary, [summary_table(summary)])

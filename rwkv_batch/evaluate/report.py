@@ -1,6 +1,7 @@
 """Progress bars, tables and JSONL."""
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,11 @@ def collect(
                 bar.set_postfix_str(note(place, answer), refresh=False)
             bar.update()
     return [found[place] for place in range(count)]
+
+
+def perplexity_of(logprob: float, count: int) -> float:
+    """Of so many words or tokens with that log probability together, at most e^700."""
+    return math.exp(min(-logprob / count, 700.0))
 
 
 def summary_table(summary: Json) -> list[Sequence[object]]:

@@ -91,14 +91,23 @@ class RemoteModel:
             with urlopen(Request(self._base + path, data, self._headers), timeout=WITHIN) as reply:
                 found: Json = json.load(reply)
         except HTTPError as error:
-            why = error.read().decode(errors="replace").strip()[:300]
+            why = _reason(error.read())
             raise EvaluationError(f"{self._base}{path} answered {error.code}: {why}") from error
         except (URLError, OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
             raise EvaluationError(f"{self._base}{path} does not answer: {reason}.") from error
         if "error" in found:  # of a reply that had begun when it failed
-            raise EvaluationError(f"{self._base}{path} failed: {json.dumps(found['error'])[:300]}")
+            raise EvaluationError(f"{self._base}{path} failed: {_reason(json.dumps(found).encode())}")
         return found
+
+
+def _reason(body: bytes) -> str:
+    """The sentence in the body of an error, or the beginning of the body."""
+    try:
+        error = json.loads(body)["error"]
+        return str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, KeyError, TypeError):
+        return " ".join(body.decode(errors="replace").split())[:200]
 
 
 def _alike(asks: Sequence[Ask]) -> Iterator[list[int]]:

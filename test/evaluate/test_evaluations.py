@@ -210,7 +210,7 @@ def test_what_a_model_cannot_do_is_one_sentence(server):
 
 
 def test_a_password_is_sent(locked_server):
-    with pytest.raises(EvaluationError, match="401"):
+    with pytest.raises(EvaluationError, match=r"401: Unauthorized: invalid or missing password$"):
         RemoteModel(locked_server.url, "wrong")
     found = RemoteModel(locked_server.url, "open sesame")
     assert perplexity(found, ["Hello you"]).summary["tokens"] == 2 and "rwkv7-demo" in found.name

@@ -109,6 +109,25 @@ def test_a_stream_says_what_the_whole_reply_says(server, max_tokens):
     assert whole["usage"]["completion_tokens"] <= 4 * max_tokens
 
 
+def test_ids_are_echoed_as_their_text_in_a_stream_too(server, reference):
+    texts = ["The capital of France is", "你好🦄"]
+    body = {
+        "prompt": list(map(reference.tokenizer.encode, texts)),
+        "echo": True,
+        "max_tokens": 3,
+        "temperature": 0,
+        "stream": True,
+    }
+    shown = ["", ""]
+    with httpx.stream("POST", server.url + "/v1/completions", json=body) as response:
+        for event in events(response):
+            for choice in event["choices"] if isinstance(event, dict) else ():
+                assert choice["logprobs"] is None and "token_ids" not in choice
+                shown[choice["index"]] += choice["text"]
+    drawn = [until_end(reference.greedy(prompt, 3)) for prompt in body["prompt"]]
+    assert shown == [text + reference.tokenizer.decode(ids) for text, ids in zip(texts, drawn, strict=True)]
+
+
 def test_nothing_is_drawn_with_max_tokens_0(server, reference):
     text = "The capital of France is"
     reply = complete(server, prompt=text, echo=True, logprobs=0, max_tokens=0)

@@ -1,4 +1,4 @@
-# make serve | test | fuzz | test-gpu | test-emulated | lint | bench | kernels | sanitize | hip-check
+# make serve | test | fuzz | test-gpu | test-emulated | test-harness | lint | bench | kernels | sanitize | hip-check
 # JOBS=4 tests run in four processes, JOBS=0 in make's own. PYTHON=python3.12 picks the interpreter; REQUIREMENTS=requirements-base.txt leaves the torch alone that is in .venv.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 JOBS   ?= 2
 
-.PHONY: serve test fuzz test-gpu test-emulated lint bench kernels sanitize hip-check clean
+.PHONY: serve test fuzz test-gpu test-emulated test-harness lint bench kernels sanitize hip-check clean
 
 serve: $(VENV)/.installed
 	$(BIN)/python app.py $(ARGS)
@@ -54,6 +54,15 @@ test-emulated: $(VENV)/.installed-dev  # the kernels for AMD GPUs on a CPU; need
 	$(EMULATED) 8 --emulated gfx1100 test/kernels/test_wkv_prefill.py $(ARGS)
 	$(EMULATED) 8 --emulated gfx1201 test/kernels/test_wkv_prefill.py $(ARGS)
 
+HARNESS := $(VENV)-harness
+$(HARNESS)/.installed: requirements-harness.txt
+	$(PYTHON) -m venv $(HARNESS)
+	$(HARNESS)/bin/pip install --quiet --disable-pip-version-check -r requirements-harness.txt
+	touch $@
+
+test-harness: $(VENV)/.installed-dev $(HARNESS)/.installed  # the lm-evaluation-harness against a server; every night
+	$(BIN)/python test/harness_report.py $(HARNESS)/bin/lm_eval
+
 sanitize: $(VENV)/.installed-dev  # needs a GPU and compute-sanitizer
 	$(BIN)/python bench/sanitize.py $(ARGS)
 
@@ -61,4 +70,4 @@ hip-check: $(VENV)/.installed-dev  # compiles the kernels for AMD GPUs; ARGS=--t
 	$(BIN)/python hip/check.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(HARNESS) build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

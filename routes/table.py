@@ -48,7 +48,7 @@ from routes.native import (
 )
 from routes.ollama import models as ollama_models
 from routes.ollama import prepare as ollama
-from routes.openai import chat, completions, models
+from routes.openai import chat, completions, models, tokenizer
 from routes.openapi import page
 from routes.openapi.document import document
 from routes.responses import routes as responses
@@ -154,6 +154,7 @@ ROUTES = (
     Route("POST",       "/v1/server/resume",                    native_shape, requests.resume),
     Route("GET",        "/openapi.json",                        native_shape, openapi),
     Route("GET",        "/docs",                                native_shape, docs),
+    Route("POST",       "/v1/tokens/count",                     native_shape, tokenizer.count),
     Route("GET",        "/health",                              native_shape, models.health),
     Route("GET",        "/metrics",                             native_shape, metrics.metrics),
     Route("GET",        "/stats",                               native_shape, metrics.stats),
@@ -162,6 +163,9 @@ ROUTES = (
     Route("POST",       "/openai/v1/chat/completions",          openai_shape, OPENAI_CHAT),
     Route("POST",       "/v1/completions",                      openai_shape, generates(completions.prepare)),
     Route("POST",       "/openai/v1/completions",               openai_shape, generates(completions.prepare)),
+    Route("POST",       "/tokenize",                            openai_shape, tokenizer.tokenize),
+    Route("POST",       "/detokenize",                          openai_shape, tokenizer.detokenize),
+    Route("GET",        "/tokenizer_info",                      openai_shape, tokenizer.info),
     Route("POST",       "/v1/responses",                        openai_shape, responses.create),
     Route("POST",       "/openai/v1/responses",                 openai_shape, responses.create),
     Route("GET DELETE", "/v1/responses/:id",                    openai_shape, responses.stored),

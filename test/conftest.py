@@ -1,6 +1,7 @@
 """Servers that several test files share; each starts when the first test asks for it."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import cuda_gpu
 import fewer_cases
@@ -9,8 +10,12 @@ import torch
 from ahead import LateRunner
 from serving import Server
 
+from demo.unpack import tensors
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.runner import backends
+
+if TYPE_CHECKING:
+    from reference import Reference
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,6 +52,16 @@ def pytest_configure(config: pytest.Config) -> None:
         build.architecture = lambda gpu: build.portable_architecture(gpu, target)
     if config.getoption("--ahead"):
         backends.TorchRunner = LateRunner
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> "Reference":
+    """The bundled model as the PyPI package `rwkv` runs it."""
+    from reference import Reference  # which takes a second to import
+
+    path = tmp_path_factory.mktemp("demo") / "model.pth"
+    torch.save(tensors(), path)
+    return Reference(path)
 
 
 @pytest.fixture(scope="session")

@@ -258,6 +258,7 @@ BAD_EITHER = {
     "ignore_eos": [3],
     "store": [True],
     "use_prefix_cache": ["perhaps"],
+    "return_token_ids": ["perhaps"],
 }
 BAD_CHAT = {
     "messages": [[], "Hi", None, [{"role": "user", "content": " "}]],
@@ -316,8 +317,7 @@ BAD_PLACES_CHAT = [
 BAD_PLACES_COMPLETION = [
     ({"prompt": ["a"] * 4097}, "n"),
     ({"prompt": ["a"] * 33, "n": 128}, "n"),
-    ({"echo": True, "logprobs": 0}, "echo"),
-    ({"echo": True, "prompt": [1]}, "echo"),
+    ({"echo": True, "logprobs": 0, "suffix": "b"}, "echo"),
     ({"suffix": "b", "prompt": [[1]]}, "suffix"),
 ]
 BAD_MESSAGES = [

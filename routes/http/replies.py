@@ -26,6 +26,8 @@ def merge(deltas: list[RowDelta]) -> list[RowDelta]:
                 delta.finish_reason,
                 old.logprobs + delta.logprobs,
                 delta.stop,
+                old.ids + delta.ids,
+                old.prompt + delta.prompt,
             )
         )
     return list(rows.values())

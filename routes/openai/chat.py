@@ -54,9 +54,10 @@ def prepare(body: Json, model_id: str, settings: FrontendConfig = DEFAULTS) -> P
         SessionTurn(source=key, target=key, separator=style.form.separator) if key else None,
     )
     readers = [use.reader(style) for _ in range(chat.n)]
-    return Prepared(
-        request, chat.stream, ChatReply(model_id, readers, style.thinks, chat.logprobs, chat.include_usage)
+    reply = ChatReply(
+        model_id, readers, style.thinks, chat.logprobs, chat.include_usage, chat.return_token_ids
     )
+    return Prepared(request, chat.stream, reply)
 
 
 def _messages(chat: ChatBody) -> list[templates.Message]:
@@ -85,12 +86,23 @@ class ChatReply(OpenAIReply):
     """`readers` hold the state of each row."""
 
     def __init__(
-        self, model_id: str, readers: list[AnswerReader], think: bool, logprobs: bool, include_usage: bool
+        self,
+        model_id: str,
+        readers: list[AnswerReader],
+        think: bool,
+        logprobs: bool,
+        include_usage: bool,
+        ids: bool,
     ) -> None:
+        """ids: whether the reply says those of the prompt and of what was drawn."""
         super().__init__("chatcmpl-", "chat.completion", "chat.completion.chunk", model_id, include_usage)
         self._readers = readers
         self._think = think
-        self._logprobs = logprobs
+        self._logprobs, self._ids = logprobs, ids
+
+    def whole(self, job: Job, deltas: list[RowDelta]) -> Json:
+        body = super().whole(job, deltas)
+        return body | {"prompt_token_ids": job.prompt_ids[0]} if self._ids else body
 
     def whole_choice(self, row: RowDelta) -> Json:
         reader = self._readers[row.row]
@@ -101,15 +113,19 @@ class ChatReply(OpenAIReply):
         if reader.calls:
             calls = [_call(call) for call in reader.calls]
             message |= {"content": piece.content or None, "tool_calls": calls}
-        return {
+        choice: Json = {
             "index": row.row,
             "message": message,
             "logprobs": _logprobs(row.logprobs) if self._logprobs else None,
             "finish_reason": "tool_calls" if reader.calls else row.finish_reason,
         }
+        return choice | {"token_ids": row.ids} if self._ids else choice
 
     def first(self, job: Job) -> list[Json]:
-        return [self.event(_choice(i, {"role": "assistant"})) for i in range(job.rows)]
+        events = [self.event(_choice(i, {"role": "assistant"})) for i in range(job.rows)]
+        if self._ids:
+            events[0]["prompt_token_ids"] = job.prompt_ids[0]
+        return events
 
     def new_choices(self, delta: RowDelta) -> list[Json]:
         reader = self._readers[delta.row]
@@ -118,10 +134,13 @@ class ChatReply(OpenAIReply):
         if delta.finish_reason:
             piece += reader.finish()
         choices = [_choice(delta.row, part) for part in _parts(piece, reader.calls, known)]
-        if self._logprobs and delta.logprobs:
+        more: Json = {"logprobs": _logprobs(delta.logprobs)} if self._logprobs and delta.logprobs else {}
+        if self._ids and delta.ids:
+            more["token_ids"] = delta.ids
+        if more:
             # without a choice, the text waits for the rest of a character, tag or stop
             choices = choices or [_choice(delta.row, {"content": ""})]
-            choices[0]["logprobs"] = _logprobs(delta.logprobs)
+            choices[0] |= more
         if delta.finish_reason:
             choices.append(_choice(delta.row, {}, "tool_calls" if reader.calls else delta.finish_reason))
         return choices

@@ -1,15 +1,21 @@
-"""POST /v1/completions: raw prompts, or with `suffix` the text between them and the suffix."""
+"""POST /v1/completions: raw prompts, or with `suffix` the text between them and the suffix.
 
-import codecs
+With `echo` a row's text begins with its prompt, and with `logprobs` its logprobs with those of the prompt.
+Then they end with the entry of the id that ended the text, as clients that score prompts leave the last one
+out.
+"""
+
+from msgspec.structs import replace
 
 from routes.chat.templates import fill_in_the_middle
 from routes.http.errors import Json, openai_field
 from routes.http.generate import Prepared
 from routes.http.schemas import END_OF_TEXT, Prompts
-from routes.openai.reply import LEAST_LOGPROB, OpenAIReply
+from routes.openai.legacy_logprobs import LegacyLogprobs
+from routes.openai.reply import OpenAIReply
 from routes.openai.schemas import CompletionBody
 from rwkv_batch.wire.client import Job
-from rwkv_batch.wire.protocol import RowDelta, TokenLogprob
+from rwkv_batch.wire.protocol import GenerateRequest, RowDelta
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -19,89 +25,80 @@ def prepare(body: Json, model_id: str) -> Prepared:
     completion = CompletionBody.from_json(body)
     if completion.best_of not in (None, completion.n):
         raise openai_field("best_of", "input should be equal to n; completions are not ranked here")
-    if completion.echo and completion.logprobs is not None:
-        raise openai_field("echo", "the prompt has no logprobs here; send echo or logprobs, not both")
     texts = [p for p in completion.prompt if isinstance(p, str)]  # all or none
-    for field in ("echo", "suffix"):
-        if getattr(completion, field) and not texts:
-            raise openai_field(field, "this is only allowed when the prompt is text")
+    if completion.suffix and not texts:
+        raise openai_field("suffix", "this is only allowed when the prompt is text")
+    if completion.suffix and completion.echo and completion.logprobs is not None:
+        raise openai_field(
+            "echo", "a prompt with a suffix has no logprobs here; send echo or logprobs, not both"
+        )
     # where there is no text, a document begins
     prompts: Prompts = [p or [END_OF_TEXT] for p in completion.prompt]
     if completion.suffix:
         prompts = [fill_in_the_middle(text, completion.suffix) for text in texts]
     max_tokens = DEFAULT_MAX_TOKENS if completion.max_tokens is None else completion.max_tokens
     request = completion.request(prompts, max_tokens, top_logprobs=completion.logprobs)
-    echoes = [
-        p if completion.echo and isinstance(p, str) else ""
-        for p in completion.prompt
-        for _ in range(completion.n)
-    ]
-    reply = CompletionReply(model_id, echoes, completion.logprobs, completion.include_usage)
-    return Prepared(request, completion.stream, reply)
+    if completion.echo and completion.logprobs is not None:
+        # It cannot be paused: what is left of the reply would have no place for the prompt's logprobs.
+        request = replace(request, prompt_logprobs=completion.logprobs, return_bytes=True, pausable=False)
+    elif completion.echo and not texts:
+        request = replace(request, return_bytes=True)
+    return Prepared(request, completion.stream, CompletionReply(model_id, request, completion))
 
 
 class CompletionReply(OpenAIReply):
-    """`echoes` holds the text that stands before each row's own."""
+    """The reply to a request that was made of `body`."""
 
-    def __init__(self, model_id: str, echoes: list[str], logprobs: int | None, include_usage: bool) -> None:
-        super().__init__("cmpl-", "text_completion", "text_completion", model_id, include_usage)
-        self._echoes = echoes
-        self._logprobs = None if logprobs is None else [LegacyLogprobs(logprobs) for _ in echoes]
+    def __init__(self, model_id: str, request: GenerateRequest, body: CompletionBody) -> None:
+        super().__init__("cmpl-", "text_completion", "text_completion", model_id, body.include_usage)
+        self._request, self._echo, self._prompts = request, body.echo, body.prompt
+        rows = len(request.prompts) * request.n
+        self._logprobs = (
+            [LegacyLogprobs(body.logprobs) for _ in range(rows)] if body.logprobs is not None else []
+        )
+        self._ids: list[list[int]] = []  # of each prompt, if the reply says them
+        self._bytes: list[list[bytes]] = []  # of the tokens of each prompt, if the reply needs them
+        self._begun: set[int] = set()  # rows of which something has been said
 
-    def whole_choice(self, row: RowDelta) -> Json:
-        return self._choice(row.row, self._echoes[row.row] + row.text, row.logprobs, row.finish_reason)
+    def whole(self, job: Job, deltas: list[RowDelta]) -> Json:
+        self._ids, self._bytes = job.prompt_ids, job.prompt_bytes
+        return super().whole(job, deltas)
 
     def first(self, job: Job) -> list[Json]:
-        return [self.event(self._choice(i, echo, [], None)) for i, echo in enumerate(self._echoes) if echo]
+        """The prompts to be echoed, or with logprobs nothing: those come with a row's first text."""
+        self._ids, self._bytes = job.prompt_ids, job.prompt_bytes
+        if not self._echo or self._logprobs:
+            return []
+        nothing = (RowDelta(row, "", 0) for row in range(job.rows) if self._prompts[row // self._request.n])
+        return [self.event(self.whole_choice(delta)) for delta in nothing]
+
+    def whole_choice(self, row: RowDelta) -> Json:
+        """The choice of a row's first delta: the prompt comes in front."""
+        prompt, logprobs = row.row // self._request.n, row.logprobs
+        self._begun.add(row.row)
+        text = self._echoed(prompt) + row.text if self._echo else row.text
+        choice: Json = {"index": row.row, "text": text, "logprobs": None, "finish_reason": row.finish_reason}
+        if self._logprobs:
+            front = self._bytes[prompt][0] if self._echo else None
+            choice["logprobs"] = self._logprobs[row.row].take(row.prompt + logprobs, front)
+        if self._request.return_ids:
+            choice |= {"prompt_token_ids": self._ids[prompt], "token_ids": row.ids}
+        return choice
 
     def new_choices(self, delta: RowDelta) -> list[Json]:
-        if not (delta.text or delta.logprobs or delta.finish_reason):
+        if not (delta.text or delta.logprobs or delta.ids or delta.prompt or delta.finish_reason):
             return []
-        return [self._choice(delta.row, delta.text, delta.logprobs, delta.finish_reason)]
-
-    def _choice(self, index: int, text: str, logprobs: list[TokenLogprob], finish_reason: str | None) -> Json:
-        return {
-            "index": index,
-            "text": text,
-            "logprobs": self._logprobs[index].take(logprobs) if self._logprobs else None,
-            "finish_reason": finish_reason,
+        if delta.row not in self._begun:
+            return [self.whole_choice(delta)]
+        choice: Json = {
+            "index": delta.row,
+            "text": delta.text,
+            "logprobs": self._logprobs[delta.row].take(delta.logprobs) if self._logprobs else None,
+            "finish_reason": delta.finish_reason,
         }
+        return [choice | {"token_ids": delta.ids} if self._request.return_ids else choice]
 
-
-class LegacyLogprobs:
-    """The `logprobs` of a completion's row, piece by piece: offsets go on where the last piece ended.
-
-    `top` is how many alternatives were asked for; the drawn token always stands among them.
-    """
-
-    def __init__(self, top: int) -> None:
-        self._top = top
-        self._offset = 0  # characters of the row's text before the next token
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def take(self, tokens: list[TokenLogprob]) -> Json:
-        offsets = []
-        for t in tokens:
-            offsets.append(self._offset)
-            self._offset += len(self._decoder.decode(t.token))
-        return {
-            "tokens": [_legacy_token(t.token) for t in tokens],
-            "token_logprobs": [max(t.logprob, LEAST_LOGPROB) for t in tokens],
-            "top_logprobs": [_legacy_top(t) for t in tokens] if self._top else None,
-            "text_offset": offsets,
-        }
-
-
-def _legacy_top(drawn: TokenLogprob) -> dict[str, float]:
-    return {
-        _legacy_token(token): max(logprob, LEAST_LOGPROB)
-        for token, logprob in [*drawn.top, (drawn.token, drawn.logprob)]
-    }
-
-
-def _legacy_token(token: bytes) -> str:
-    """Part of a character has no text of its own: it is written `bytes:\\xe4\\xbd`, as OpenAI does."""
-    try:
-        return token.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
+    def _echoed(self, prompt: int) -> str:
+        """The text of a prompt."""
+        given = self._prompts[prompt]
+        return given if isinstance(given, str) else b"".join(self._bytes[prompt]).decode(errors="replace")

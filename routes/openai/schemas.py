@@ -175,6 +175,7 @@ class OpenAIBody(RequestBody):
     ignore_eos: bool = False
     chunk_size: Annotated[Int, Field(le=INT_LIMIT)] = 1
     use_prefix_cache: bool = True  # whether states of earlier prompts' beginnings may be used
+    return_token_ids: bool = False  # vLLM's: the reply has the ids of prompts and of what was drawn
 
     @classmethod
     def from_json(cls, fields: Json, profile: SamplingProfileName = "default") -> Self:
@@ -251,6 +252,7 @@ class OpenAIBody(RequestBody):
             prefix_cache=self.use_prefix_cache,
             turn=turn,
             prefix_ids=list(style.lead) if style else [],
+            return_ids=self.return_token_ids,
         )
 
 

@@ -32,6 +32,7 @@ from routes.native.state import MultiStateFields, StateFields
 from routes.native.translate import TranslateFields
 from routes.ollama.schemas import OllamaChatBody, OllamaTextBody, ShowBody
 from routes.openai.schemas import ChatBody, CompletionBody
+from routes.openai.tokenizer import DetokenizeBody, TokenCountBody, TokenizeBody
 from routes.responses.schemas import ResponsesBody
 
 JSON, EVENTS, LINES = "application/json", "text/event-stream", "application/x-ndjson"
@@ -165,6 +166,13 @@ OPERATIONS = {
     "/api/show": Operation("What is known of a model", ShowBody, chosen=Chosen),
     "/api/version": Operation("The version of the server"),
     "/infill": _texts("What stands between a prefix and a suffix, for editors", InfillBody),
+    "/tokenize": Operation("The token ids of a text or conversation", TokenizeBody, chosen=Chosen),
+    "/detokenize": Operation("The text of token ids", DetokenizeBody, chosen=Chosen),
+    "/tokenizer_info": Operation("What tokenizes, and the chat template"),
+    "/v1/tokens/count": Operation("How many tokens texts have", TokenCountBody, chosen=Chosen),
+    "/metrics": Operation("What is counted, for Prometheus", gives=(TEXT,)),
+    "/stats": Operation("Some of it, for people"),
+    "/": Operation("The routes", open=True),
     "/openapi.json": Operation("This document"),
     "/docs": Operation("This document as a page", gives=(HTML,)),
 }

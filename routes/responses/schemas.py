@@ -22,6 +22,7 @@ REFUSED = {
     "moderation": "this server does not moderate",
     "prompt_cache_options": "the cache has no options; use_prefix_cache false goes without it",
     "top_logprobs": "logprobs are available on /v1/chat/completions",
+    "return_token_ids": "token ids are available on /v1/chat/completions",
     "max_tokens": "this route calls it max_output_tokens",
     "max_completion_tokens": "this route calls it max_output_tokens",
     "response_format": "this route takes text.format, which is text",

@@ -80,7 +80,10 @@ class Beginnings:
         self._pool.copies.copy_out(seq.slot, partial(self._cache.put, tokens))
 
     def _longest(self, seq: Sequence, past: list[int]) -> tuple[int, Tensor] | None:
-        if not seq.request.prefix_cache or (seq.request.turn and seq.leads):
+        request = seq.request
+        if not request.prefix_cache or (request.turn and seq.leads):
+            return None
+        if request.prompt_logprobs is not None:  # which follow from feeding the prompt
             return None
         hit = self._cache.longest(past + seq.prompt)
         return (hit[0] - len(past), hit[1]) if hit else None

@@ -27,20 +27,15 @@ from rwkv_batch.engine.commands.requests import RequestCommands
 from rwkv_batch.engine.commands.sessions import SessionCommands
 from rwkv_batch.engine.commands.start_states import StartStateCommands
 from rwkv_batch.engine.failing import failing
+from rwkv_batch.engine.commands.text import TextCommands
 from rwkv_batch.engine.memory import WHOLE, MemoryShare
 from rwkv_batch.engine.mixed_turns import MixedTurns
 from rwkv_batch.engine.offline import whole_rows
 from rwkv_batch.engine.scheduling.adapters import AdapterMissing, Adapters
 from rwkv_batch.engine.scheduling.counts import EngineCounts
+from rwkv_batch.engine.scheduling.prompts import PromptEncoder, check_scored
 from rwkv_batch.engine.scheduling.scheduler import QueueFull, Scheduler
-from rwkv_batch.engine.scheduling.sequence import (
-    FINALIZING,
-    Outbox,
-    PromptEncoder,
-    RequestKey,
-    Sequence,
-    rows_of,
-)
+from rwkv_batch.engine.scheduling.sequence import FINALIZING, Outbox, RequestKey, Sequence, rows_of
 from rwkv_batch.engine.scheduling.steps import StepInFlight, batch_of
 from rwkv_batch.engine.scheduling.turns import Turns
 from rwkv_batch.engine.startup import LoadedModel, describe, load_model, open_store, pools
@@ -52,9 +47,14 @@ from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.prefix_cache import PrefixCache
 from rwkv_batch.text.tokenizer import END_OF_TEXT, Tokenizer
-from rwkv_batch.wire.commands import AdapterCommand, EngineCommand, RequestCommand, StartStateCommand
+from rwkv_batch.wire.commands import (
+    AdapterCommand,
+    EngineCommand,
+    RequestCommand,
+    StartStateCommand,
+    TextCommand,
+)
 from rwkv_batch.wire.protocol import (
-    Accepted,
     Failed,
     GenerateRequest,
     MixturePart,
@@ -121,6 +121,7 @@ class Engine:
         parts = self.weights, self.runner, self.scheduler
         self.adapters = Adapters(*parts, config, self.outbox, partial(self.cancel, reason="error"), wake)
         self.adapter_commands = AdapterCommands(self.adapters, self.outbox)
+        self.texts = TextCommands(self.tokenizer, self.outbox)
         self._in_flight: deque[StepInFlight] = deque()  # oldest first
         self._queued = 0  # of them, those that `land` leaves
         self.info = describe(loaded, rows)
@@ -180,6 +181,8 @@ class Engine:
                 self.start_states.run(key, command)
             elif isinstance(command, AdapterCommand):
                 self.adapter_commands.run(key, command)
+            elif isinstance(command, TextCommand):
+                self.texts.run(key, command)
             else:
                 self.sessions.run(key, command)
         except StoreError as error:
@@ -282,6 +285,7 @@ class Engine:
         check(request.sampling, self.vocab)
         self.requests.check(request)
         self.beginnings.check(request)
+        check_scored(request)
         adapter = self.adapters.find(request)
         turn, target = request.turn, None
         if turn:
@@ -298,14 +302,13 @@ class Engine:
         rows = rows_of(request, key, prompts, seed, target, self.tokenizer, adapter)
         heard = [row for row in rows if row.leads]
         cached = [self.beginnings.cached_tokens(row) for row in heard[:: request.n]]
-        if request.max_tokens > 0 or turn:
+        runs = request.max_tokens > 0 or turn or request.prompt_logprobs is not None
+        if runs:
             self.scheduler.add(rows)
         self.counts.accept(rows, prompts, cached)
-        lengths = [len(prompt) for prompt in prompts]
         made_by = self.info.fingerprint + (f"+{adapter.digest}" if adapter else "")
-        accepted = Accepted(request.id, lengths, cached if any(cached) else [], target or "", made_by)
-        self.outbox.append((key, accepted))
-        if request.max_tokens == 0 and not turn:
+        self.outbox.append((key, self.prompts.accepted(request, prompts, cached, target, made_by)))
+        if not runs:
             ended = [RowDelta(row.row, "", 0, "length") for row in heard]
             self.outbox.append((key, Progress(request.id, ended)))
             self.counts.drop(heard, "length")
@@ -353,6 +356,7 @@ class Engine:
         batch, drawing = batch_of(plan, self.adapters.slots_of(seq for seq, _ in plan))
         known = self.runner.run(batch)
         marks = self.counts.launch(plan, batch, drawing)
+        scored = [(plan[i][0], row) for i, row in batch.scored.items()]
         for seq, count in plan:
             cut = seq.cuts[0] if seq.cuts else None
             seq.advance(count)
@@ -363,7 +367,7 @@ class Engine:
         if finalizing:
             self.turns.finalize(finalizing)
         self._in_flight.append(
-            StepInFlight([seq for seq, _ in plan], drawing, list(batch.top_logprobs), known, marks)
+            StepInFlight([seq for seq, _ in plan], drawing, list(batch.top_logprobs), known, marks, scored)
         )
 
     def _land(self) -> None:
@@ -374,6 +378,8 @@ class Engine:
         with failing(fed, self.turns, self.cancel, self.outbox):
             ids = step.draws.wait()
             self.counts.land(step.marks, step.drawing, ids)
+            if step.scored:
+                step.give_prompt_logprobs(self.tokenizer)
             logprobs = step.logprobs(ids, self.tokenizer)
             deltas: dict[RequestKey, list[RowDelta]] = {}
             for place, (seq, token) in enumerate(zip(step.drawing, ids, strict=True)):

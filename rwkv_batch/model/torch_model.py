@@ -5,6 +5,7 @@ Rows of any length are packed without padding, and their states stay in their sl
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -14,7 +15,10 @@ from rwkv_batch.model.description import norm_tensors, normed_embedding
 from rwkv_batch.ops import torch_ops as ops
 from rwkv_batch.ops.linear import Linear, prepare
 from rwkv_batch.ops.low_rank import Changes, PreparedAdapter, changes_of
+from rwkv_batch.sampling.prompt_logprobs import PromptScores
 from rwkv_batch.state.slots import States
+
+SCORED_AT_ONCE = 32  # places of prompts whose logits are in memory at once
 
 
 class TorchModel(ABC):
@@ -48,13 +52,15 @@ class TorchModel(ABC):
         states: States,
         logits_of: Sequence[int] | None = None,
         adapters: Sequence[int] = (),
+        scores: PromptScores | None = None,
     ) -> Tensor:
         """Run packed rows, and move their states on in place.
 
         tokens: `[T]` ids of all rows, one row after the other. lengths: tokens of each row, at least 1.
         slots: of each row, all different. adapters: of each row, a place in `self.adapters`, negative for
         none; empty where no row has one. Returns fp32 logits `[len(logits_of), vocab]` after the last token
-        of the rows named (None: of all rows, in order). Raises ValueError for rows that do not fit together.
+        of the rows named (None: of all rows, in order). scores: takes those of other places too. Raises
+        ValueError for rows that do not fit together.
         """
         check_rows(tokens, lengths, slots, len(states))
         wanted = range(len(lengths)) if logits_of is None else logits_of
@@ -68,12 +74,16 @@ class TorchModel(ABC):
         rows = ops.pack(lengths, slots, self.device)
         changes = changes_of(self.adapters, adapters, lengths, self.device)
         x = self._run_layers(tokens.to(self.device), states, rows, changes)
+        place = {row: place for place, row in enumerate(order)}
+        if scores:
+            ends = list(accumulate(lengths))
+            starts = [ends[place[row]] - lengths[place[row]] for row in range(len(order))]
+            for piece in torch.tensor(scores.places(starts), device=self.device).split(SCORED_AT_ONCE):
+                scores.take(self._logits(x[piece]))
         if not len(wanted):
             return x.new_empty(0, self.checkpoint.vocab, dtype=torch.float32)
-        place = {row: place for place, row in enumerate(order)}
         at = torch.tensor([place[row] for row in wanted], device=self.device)
-        x = x[at if rows.last is None else rows.last[at]]
-        return self.head(self.ln_out(x.float()).to(self.dtype)).float()
+        return self._logits(x[at if rows.last is None else rows.last[at]])
 
     @abstractmethod
     def _load_layers(self) -> None:
@@ -82,6 +92,9 @@ class TorchModel(ABC):
     @abstractmethod
     def _run_layers(self, tokens: Tensor, states: States, rows: ops.PackedRows, changes: Changes) -> Tensor:
         """Tokens `[T]` through the embedding and all layers: `[T, width]`."""
+
+    def _logits(self, x: Tensor) -> Tensor:
+        return self.head(self.ln_out(x.float()).to(self.dtype)).float()
 
     def _vector(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device, self.dtype).flatten()

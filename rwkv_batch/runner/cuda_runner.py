@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rwkv_batch.config import SamplerName
 from rwkv_batch.model.checkpoint import Checkpoint, Family
-from rwkv_batch.model.cuda.cuda_model import CudaModel
+from rwkv_batch.model.cuda.cuda_model import SCORED_AT_ONCE, CudaModel
 from rwkv_batch.model.cuda.rwkv6 import RWKV6Cuda
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.ops.cuda.abi import STOPS
@@ -19,6 +19,7 @@ from rwkv_batch.runner.protocol import NO_ADAPTERS, AdapterRoom, Batch, Draws, N
 from rwkv_batch.runner.warmup import LOGITS_COPIES, RESERVE, launch_all_kernels, run_largest_step
 from rwkv_batch.sampling.logprobs import RowLogprobs, logprobs, row_logprobs
 from rwkv_batch.sampling.mixtures import mix_logits
+from rwkv_batch.sampling.prompt_logprobs import PromptScores, ScoredRow, scored_rows, scoring_bytes
 from rwkv_batch.sampling.sampler_cuda import CudaSampler, bytes_per_slot
 
 CUDA_MODELS: dict[Family, type[CudaModel[Any, Any]]] = {
@@ -31,9 +32,20 @@ CUDA_MODELS: dict[Family, type[CudaModel[Any, Any]]] = {
 class QueuedDraws:
     """Draws on their way to the host."""
 
-    def __init__(self, ids: Tensor, found: tuple[Tensor, ...] = (), counts: Collection[int] = ()) -> None:
-        """`found`: logprobs, as from logprobs.logprobs, of rows that want `counts` of them."""
+    def __init__(
+        self,
+        ids: Tensor,
+        scores: PromptScores,
+        scored: Collection[ScoredRow],
+        found: tuple[Tensor, ...] = (),
+        counts: Collection[int] = (),
+    ) -> None:
+        """`found`: logprobs, as from logprobs.logprobs, of rows that want `counts` of them.
+
+        `scores`: what has been taken of the prompts of the rows `scored`.
+        """
         self._ids, self._found, self._counts = Download(ids), [Download(t) for t in found], counts
+        self._scores, self._scored = [Download(t) for t in scores.found()] if scores else [], scored
 
     def wait(self) -> list[int]:
         return self._ids.wait().tolist()
@@ -43,6 +55,12 @@ class QueuedDraws:
             return []
         values, ids = (download.wait() for download in self._found)
         return row_logprobs(values, ids, self._counts)
+
+    def prompt_logprobs(self) -> list[list[RowLogprobs]]:
+        if not self._scores:
+            return []
+        values, ids = (download.wait() for download in self._scores)
+        return scored_rows(values, ids, self._scored)
 
 
 class CudaRunner:
@@ -70,7 +88,9 @@ class CudaRunner:
         slot_bytes = self.model.slot_bytes(self._wkv_dtype) + bytes_per_slot(vocab)
         room = self._adapters
         steps = self.model.step_bytes(rows, prefill_tokens, room.slots, room.most_rank)
-        return RESERVE + slots * slot_bytes + rows * LOGITS_COPIES * 4 * vocab + steps
+        scoring = scoring_bytes(vocab, self.model.checkpoint.width, SCORED_AT_ONCE, self.dtype, self.device)
+        logits = max(scoring, rows * LOGITS_COPIES * 4 * vocab)  # of prompts come first
+        return RESERVE + slots * slot_bytes + logits + steps
 
     def allocate(self, rows: int, idle_slots: int, prefill_tokens: int) -> None:
         slots = rows + idle_slots
@@ -100,20 +120,22 @@ class CudaRunner:
     @torch.inference_mode()
     def run(self, batch: Batch) -> Draws:
         all_draw = len(batch.draws) == len(batch.slots)
+        scores, scored = PromptScores(batch.scored, self.device), batch.scored.values()
         with torch.cuda.device(self.device):
             wanted = None if all_draw else batch.draws
             logits, slots = self.model.run(
-                batch.tokens, batch.counts, batch.slots, self.states, wanted, batch.adapters
+                batch.tokens, batch.counts, batch.slots, self.states, wanted, batch.adapters, scores
             )
             if not batch.draws:
                 # Waited for like any other, so that a long prompt is not queued whole at once.
-                return QueuedDraws(slots[:0])
+                return QueuedDraws(slots[:0], scores, scored)
             mix_logits(logits, batch.mixtures)
             self.sampler.prepare([batch.slots[row] for row in batch.draws])
             ids = self.sampler.sample_async(logits, slots)
             self.states.feed.record_drawn(ids, slots)
             tops = batch.top_logprobs
             if not tops:
-                return QueuedDraws(ids)
+                return QueuedDraws(ids, scores, scored)
             of = upload(list(tops), self.device)
-            return QueuedDraws(ids, logprobs(logits[of], ids[of], max(tops.values())), tops.values())
+            found = logprobs(logits[of], ids[of], max(tops.values()))
+            return QueuedDraws(ids, scores, scored, found, tops.values())

@@ -16,6 +16,7 @@ from rwkv_batch.ops.low_rank import LowRankAdapter
 from rwkv_batch.runner.limits import RunnerLimits
 from rwkv_batch.sampling.logprobs import RowLogprobs
 from rwkv_batch.sampling.mixtures import MixedRows
+from rwkv_batch.sampling.prompt_logprobs import ScoredRow
 from rwkv_batch.state.slots import States
 from rwkv_batch.wire.protocol import Sampling
 
@@ -56,6 +57,7 @@ class Batch:
     top_logprobs: dict[int, int] = field(default_factory=dict)
     adapters: list[int] = field(default_factory=list)  # slot of each row's, NO_ADAPTER; empty: none has one
     mixtures: list[MixedRows] = field(default_factory=list)  # their rows are places in `draws`
+    scored: dict[int, ScoredRow] = field(default_factory=dict)  # rows that want logprobs of their prompts
 
 
 class Draws(Protocol):
@@ -67,6 +69,9 @@ class Draws(Protocol):
     def logprobs(self) -> list[RowLogprobs]:
         """After `wait`: those asked for, in the order of `Batch.top_logprobs`."""
 
+    def prompt_logprobs(self) -> list[list[RowLogprobs]]:
+        """After `wait`: those of the rows in `Batch.scored`, in its order."""
+
 
 @dataclass(frozen=True)
 class KnownDraws:
@@ -74,12 +79,16 @@ class KnownDraws:
 
     ids: list[int]
     entries: list[RowLogprobs] = field(default_factory=list)
+    scored: list[list[RowLogprobs]] = field(default_factory=list)
 
     def wait(self) -> list[int]:
         return self.ids
 
     def logprobs(self) -> list[RowLogprobs]:
         return self.entries
+
+    def prompt_logprobs(self) -> list[list[RowLogprobs]]:
+        return self.scored
 
 
 class Runner(Protocol):

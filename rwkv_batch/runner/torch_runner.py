@@ -5,7 +5,7 @@ import torch
 from rwkv_batch.model.checkpoint import Checkpoint, Family
 from rwkv_batch.model.rwkv6 import RWKV6
 from rwkv_batch.model.rwkv7 import RWKV7
-from rwkv_batch.model.torch_model import TorchModel
+from rwkv_batch.model.torch_model import SCORED_AT_ONCE, TorchModel
 from rwkv_batch.ops.device import keep_freed_memory
 from rwkv_batch.ops.low_rank import LowRankAdapter, PreparedAdapter, slot_numbers
 from rwkv_batch.runner.limits import GPU_LIMITS, cpu_limits
@@ -13,6 +13,7 @@ from rwkv_batch.runner.protocol import NO_ADAPTERS, AdapterRoom, Batch, Draws, K
 from rwkv_batch.runner.warmup import LOGITS_COPIES, RESERVE, run_largest_step
 from rwkv_batch.sampling.logprobs import logprobs, row_logprobs
 from rwkv_batch.sampling.mixtures import mix_logits
+from rwkv_batch.sampling.prompt_logprobs import PromptScores, scored_rows, scoring_bytes
 from rwkv_batch.sampling.sampler import Sampler
 from rwkv_batch.state.slots import slot_bytes
 
@@ -48,7 +49,8 @@ class TorchRunner:
     def bytes_needed(self, rows: int, idle_slots: int, prefill_tokens: int) -> int:
         shape = self.model.checkpoint
         slot = slot_bytes(shape.layers, shape.width, self.dtype, self._wkv_dtype)
-        logits = rows * LOGITS_COPIES * 4 * shape.vocab
+        scoring = scoring_bytes(shape.vocab, shape.width, SCORED_AT_ONCE, torch.float32, self.device)
+        logits = max(scoring, rows * LOGITS_COPIES * 4 * shape.vocab)  # of prompts come first
         activations = (prefill_tokens + rows) * TOKEN_VECTORS * 4 * shape.width
         room, hidden = self._adapters, 4 * shape.width
         numbers = room.slots * slot_numbers(shape.layers, shape.width, hidden, room.most_rank)
@@ -76,14 +78,16 @@ class TorchRunner:
 
     def run(self, batch: Batch) -> Draws:
         self._take_threads()
-        logits = self.model.forward(
-            torch.tensor(batch.tokens), batch.counts, batch.slots, self.states, batch.draws, batch.adapters
-        )
+        scores = PromptScores(batch.scored, self.device)
+        tokens, rows = torch.tensor(batch.tokens), (batch.counts, batch.slots)
+        logits = self.model.forward(tokens, *rows, self.states, batch.draws, batch.adapters, scores)
         mix_logits(logits, batch.mixtures)
         tops = batch.top_logprobs
         kept = logits[list(tops)] if tops else None  # a copy: the sampler writes into its own
         ids = self.sampler.sample(logits, [batch.slots[row] for row in batch.draws]) if batch.draws else []
+        scored = scored_rows(*scores.found(), batch.scored.values()) if scores else []
         if kept is None:
-            return KnownDraws(ids)
+            return KnownDraws(ids, scored=scored)
         drawn = torch.tensor([ids[place] for place in tops], device=kept.device)
-        return KnownDraws(ids, row_logprobs(*logprobs(kept, drawn, max(tops.values())), tops.values()))
+        entries = row_logprobs(*logprobs(kept, drawn, max(tops.values())), tops.values())
+        return KnownDraws(ids, entries, scored)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rwkv_batch.runner.protocol import Batch, NewRow, Runner
 from rwkv_batch.sampling.logprobs import logprobs
+from rwkv_batch.sampling.prompt_logprobs import PromptScores, ScoredRow
 from rwkv_batch.state.slots import States
 from rwkv_batch.wire.protocol import Sampling
 
@@ -20,11 +21,14 @@ RESERVE = 1 << 30
 def run_largest_step(forward: Callable[..., Tensor], states: States, rows: int, prefill_tokens: int) -> None:
     """Run the largest step that can come. States are as before any token, before and after.
 
-    Every row decodes but one, which is fed all prompt tokens of a step; and all rows want logprobs.
+    Every row decodes but one, which is fed all prompt tokens of a step; and all rows want logprobs, this one
+    of its prompt too.
     `forward`: see RWKV7.forward. Raises RuntimeError when memory runs out.
     """
     lengths = [1] * (rows - 1) + [prefill_tokens + 1]
-    logits = forward(torch.zeros(sum(lengths), dtype=torch.long), lengths, range(rows), states)
+    tokens = torch.zeros(sum(lengths), dtype=torch.long)
+    scores = PromptScores({rows - 1: ScoredRow(0, [0] * prefill_tokens, 1)}, states.device)
+    logits = forward(tokens, lengths, range(rows), states, scores=scores)
     drawn = torch.zeros(rows, dtype=torch.long, device=states.device)
     logprobs(logits.clone(), drawn, 1)  # of a copy, as in a step
     states.clear(range(rows))

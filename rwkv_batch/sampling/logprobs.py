@@ -50,10 +50,12 @@ def _logprobs(logits: Tensor, drawn: Tensor, count: int) -> tuple[Tensor, Tensor
 def _likeliest(values: Tensor, count: int) -> Tensor:
     """The ids `[rows, count]` of the largest values.
 
-    Found by keys that are all different, since `topk` leaves open which of equal values it takes.
+    Several are found by keys that are all different, as `topk` leaves open which of equal values it takes.
     """
     if count == 0:
         return torch.empty(len(values), 0, dtype=torch.int64, device=values.device)
+    if count == 1:
+        return values.argmax(1, keepdim=True)  # the first of equal ones
     bits = (values + 0.0).view(torch.int32)  # -0 becomes 0
     keys = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()  # integers in the order of the numbers
     keys <<= ID_BITS

@@ -57,6 +57,8 @@ class Job:
         self.rows = len(request.prompts) * request.n
         self.prompt_tokens: list[int] = []  # per prompt, once the request is accepted
         self.cached_tokens: list[int] = []  # per prompt, likewise: how many of them were not computed again
+        self.prompt_ids: list[list[int]] = []  # likewise, if the request has `return_ids`
+        self.prompt_bytes: list[list[bytes]] = []  # likewise, of each token, if it has `return_bytes`
         self.fingerprint = ""  # likewise: of the weights
         self.target = ""  # likewise: the key under which a turn's state will be stored
         self.submitted = time.monotonic()  # seconds, as are these:
@@ -76,6 +78,7 @@ class Job:
             match event:
                 case Accepted():
                     self.cached_tokens, self.target = event.cached_tokens, event.target
+                    self.prompt_ids, self.prompt_bytes = event.prompt_ids, event.prompt_bytes
                     self.fingerprint, self.prompt_tokens = event.fingerprint, event.prompt_tokens
                 case Progress(rows=rows):
                     self._deltas += rows

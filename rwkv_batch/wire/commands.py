@@ -1,6 +1,6 @@
 """What front ends ask of the engine beside generating.
 
-That is about sessions, documents, start states, adapters, requests and models.
+That is about sessions, documents, start states, adapters, requests, models and the vocabulary.
 """
 
 from typing import Literal
@@ -159,6 +159,18 @@ class PauseRequest(ModelMessage, frozen=True, tag="pause_request"):
     name: str
 
 
+class Tokenize(ModelMessage, frozen=True, tag="tokenize"):
+    """Replied to with the token ids of the texts, and the bytes of each token."""
+
+    texts: list[str]
+
+
+class Detokenize(ModelMessage, frozen=True, tag="detokenize"):
+    """Replied to with the bytes of these tokens."""
+
+    tokens: list[int]
+
+
 class ListModels(WireMessage, frozen=True, tag="list_models"):
     """Replied to with the models that are served now."""
 
@@ -212,8 +224,10 @@ SessionCommand = (
 StartStateCommand = PutStartState | DescribeStartState | ListStartStates | RemoveStartStates
 # What is done with adapters; the only event that follows is `CommandReply`, `Rejected` or `Failed`.
 AdapterCommand = LoadAdapter | ListAdapters | RemoveAdapter
+# What is asked of the vocabulary; the only event that follows is `CommandReply` or `Rejected`.
+TextCommand = Tokenize | Detokenize
 # What is done with one model.
-EngineCommand = SessionCommand | RequestCommand | StartStateCommand | AdapterCommand
+EngineCommand = SessionCommand | RequestCommand | StartStateCommand | AdapterCommand | TextCommand
 # What is done with the models themselves.
 ModelCommand = ListModels | GetMetrics | LoadModel | RemoveModel
 Command = EngineCommand | ModelCommand

@@ -96,6 +96,11 @@ class GenerateRequest(ModelMessage, frozen=True, omit_defaults=True, tag="genera
     late_stops: LateStops | None = None
     flush_tokens: int = 0  # send text after this many tokens of a row; 0: only when the row has finished
     top_logprobs: int | None = None  # None: no logprobs; n: those of the drawn token and of the n likeliest
+    # The same for each token of the prompt but the first. Such rows run with max_tokens 0 too.
+    prompt_logprobs: int | None = None
+    scored_from: int = 0  # tokens of the prompt before this one need no logprobs
+    return_ids: bool = False  # say the ids of prompts (Accepted) and of what was drawn (RowDelta)
+    return_bytes: bool = False  # say the bytes of the prompts' tokens (Accepted)
     prefix_cache: bool = True  # cached states of prefixes may be used, and this prompt's may be cached
     turn: SessionTurn | None = None
     prefix_ids: list[int] = []  # token ids in front of every prompt, but not of a turn that continues a state
@@ -119,7 +124,7 @@ class Cancel(WireMessage, frozen=True, tag="cancel"):
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
-    """One drawn token under the model's own distribution, before penalties, temperature and filters."""
+    """One token under the model's own distribution, before penalties, temperature and filters."""
 
     token: bytes
     logprob: float
@@ -135,6 +140,8 @@ class RowDelta(Struct, frozen=True, array_like=True):
     finish_reason: str | None = None  # "stop", "length" or "paused" in the row's last delta
     logprobs: list[TokenLogprob] = []
     stop: str = ""  # in the last delta: the stop string that has ended the text
+    ids: list[int] = []  # of these tokens, and the stop id last, if the request has `return_ids`
+    prompt: list[TokenLogprob] = []  # of the prompt, in the row's first delta
 
 
 class Accepted(WireMessage, frozen=True, tag="accepted"):
@@ -144,6 +151,8 @@ class Accepted(WireMessage, frozen=True, tag="accepted"):
     cached_tokens: list[int] = []  # per prompt: how many of them need not be computed, as far as is known now
     target: str = ""  # of a turn: the key its state will be stored under
     fingerprint: str = ""  # of the weights that will make the text
+    prompt_ids: list[list[int]] = []  # per prompt, if the request has `return_ids`
+    prompt_bytes: list[list[bytes]] = []  # per prompt, of each token, if it has `return_bytes`
 
 
 class Rejected(WireMessage, frozen=True, tag="rejected"):
@@ -238,6 +247,8 @@ class CommandReply(WireMessage, frozen=True, omit_defaults=True, tag="command_re
     models: list[EngineInfo] = []
     note: str = ""  # LoadModel: what clients may have noticed
     metrics: list[Series] = []  # GetMetrics
+    token_ids: list[list[int]] = []  # Tokenize: of each text
+    token_bytes: list[bytes] = []  # Tokenize: of all these tokens. Detokenize: of all tokens
 
 
 Event = Accepted | Rejected | Progress | Failed | CommandReply

@@ -90,6 +90,7 @@ class LateRunner(TorchRunner):
             draws_alive.index(draws[place]): top for place, top in tops.items() if fed[draws[place]]
         }
         ids, found = dict.fromkeys(draws, NONSENSE), dict.fromkeys(draws, (0.0, [(NONSENSE, 0.0)]))
+        scored = []
         if alive:
             single = [slots[row] for row in alive if len(fed[row]) == 1]
             held = {slot: self.states.held(slot) for slot in single}
@@ -104,11 +105,13 @@ class LateRunner(TorchRunner):
                     draws=[alive.index(row) for row in draws_alive],
                     top_logprobs=tops_alive,
                     adapters=[batch.adapters[row] for row in alive] if batch.adapters else [],
+                    scored={alive.index(row): scored for row, scored in batch.scored.items()},
                 )
             )
             ids |= zip(draws_alive, known.wait(), strict=True)
+            scored = known.prompt_logprobs()
             found |= zip((draws_alive[place] for place in tops_alive), known.logprobs(), strict=True)
             for slot, state in held.items():
                 self.states.defer(slot, state)
         self.last |= {slots[row]: ids[row] for row in draws_alive}
-        return KnownDraws([ids[row] for row in draws], [found[draws[place]] for place in tops])
+        return KnownDraws([ids[row] for row in draws], [found[draws[place]] for place in tops], scored)

@@ -27,6 +27,7 @@ from rwkv_batch.wire.commands import (
     Command,
     DeleteSession,
     DescribeStartState,
+    Detokenize,
     ExportSession,
     ForkSession,
     GetDocument,
@@ -46,6 +47,7 @@ from rwkv_batch.wire.commands import (
     RemoveStartStates,
     RewindSession,
     SessionHistory,
+    Tokenize,
 )
 from rwkv_batch.wire.metrics import Series
 from rwkv_batch.wire.protocol import (
@@ -274,6 +276,11 @@ class FakeEngine:
             case RemoveModel(name=name):
                 self.infos = [each for each in self.infos if each.model != name]
                 return CommandReply(id, models=self.infos)
+            case Tokenize(texts=texts):
+                pieces = [bytes([byte]) for text in texts for byte in text.encode()]
+                return CommandReply(id, token_ids=[list(t.encode()) for t in texts], token_bytes=pieces)
+            case Detokenize(tokens=tokens):
+                return CommandReply(id, token_bytes=[bytes([token % 256]) for token in tokens])
             case PutDocument(data=data):
                 self._documents[key] = data
             case GetDocument():

@@ -17,6 +17,7 @@ ANSWERS = {  # a word of a curl -> what its answer must hold
     "You are a helpful": ["Paris"],
     '7 + 5?\\n\\nAssistant:", "English': ["12", "Bonjour", "[DONE]"],
     "/pause": ['"paused":true', '"finish_reason":"length"', "[DONE]"],
+    '"echo"': ['"token_logprobs":[null,-', '"tokens":['],
     "/v2/": ["12", "Paris", "Bonjour"],
     'anna", "contents': ["Anna"],
     "tree": ["Paris", "deleted successfully"],

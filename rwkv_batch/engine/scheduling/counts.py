@@ -111,7 +111,8 @@ class EngineCounts:
         self.generation_tokens += marks.heard
         for seq, token in zip(drawing[marks.decoding :], ids[marks.decoding :], strict=True):
             arrived = self._arrived.get(seq)
-            if arrived is not None and seq.generating and token not in seq.request.stop_ids:
+            wanted = seq.request.max_tokens and token not in seq.request.stop_ids
+            if arrived is not None and seq.generating and wanted:
                 self.generation_tokens += 1
                 self.first_token.observe(now - arrived)
 

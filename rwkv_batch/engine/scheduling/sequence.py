@@ -7,7 +7,7 @@ from enum import Enum
 from msgspec.structs import replace
 
 from rwkv_batch.text.stops import AnswerStops, StopStrings
-from rwkv_batch.text.tokenizer import END_OF_TEXT, TextDecoder, Tokenizer
+from rwkv_batch.text.tokenizer import TextDecoder, Tokenizer
 from rwkv_batch.wire.protocol import Event, GenerateRequest, RowDelta, TokenLogprob
 
 LEAST_SUM = 1e-6  # of a mixture's weights, beside the sum of their sizes
@@ -86,7 +86,9 @@ class Sequence:
         self._stop_ids = frozenset(self.request.stop_ids)
         self.to_feed = self.prompt  # FINALIZING: what brings the state to the end of the text
         self._loaded_state = PREFILLING  # what follows LOADING
+        self.prompt_logprobs: list[TokenLogprob] = []  # not sent
         self._text: list[str] = []  # text since the last delta
+        self._stop_id: list[int] = []  # that ended it
         self._sent = 0  # drawn tokens that deltas have counted
         self._decoded = 0  # characters decoded so far, held-back ones included
         self._shown = 0  # characters that deltas have or will have shown
@@ -213,7 +215,14 @@ class Sequence:
         """A token was drawn after the prompt and everything before it; `data` are its bytes."""
         if token in self._stop_ids:
             self.drawn_fed -= self.in_flight  # steps queued since leave the row out
+            self._stop_id = [token]
+            if logprob and self.request.prompt_logprobs is not None:
+                # Who scores prompts takes the last entry for that of what was drawn.
+                self._logprobs.append((self._decoded, logprob))
             self._finish("stop")
+            return
+        if not self.request.max_tokens:  # it was fed for the logprobs of its prompt
+            self._finish("length")
             return
         self.drawn.append(token)
         if logprob:
@@ -235,10 +244,12 @@ class Sequence:
         shown = sum(1 for start, _ in self._logprobs if start < self._shown)
         ready = len(self._logprobs) if self.finish_reason else shown
         entries = [entry for _, entry in self._logprobs[:ready]]
+        ids = self.drawn[self._sent :] + self._stop_id if self.request.return_ids else []
+        text, prompt = "".join(self._text), self.prompt_logprobs
         stop = self._stops.found if self._stops and self.finish_reason else ""
-        delta = RowDelta(self.row, "".join(self._text), tokens, self.finish_reason, entries, stop)
         self._text, self._sent, self._logprobs = [], len(self.drawn), self._logprobs[ready:]
-        return delta
+        self.prompt_logprobs = []
+        return RowDelta(self.row, text, tokens, self.finish_reason, entries, stop, ids, prompt)
 
     def shown_tokens(self, tokenizer: Tokenizer) -> list[int]:
         """The tokens of exactly the text that was shown.
@@ -359,27 +370,3 @@ def rows_of(
                 mixture.members.append(seq)
             sequences.append(seq)
     return sequences
-
-
-class PromptEncoder:
-    """Prompts for a model with `vocab` tokens. Methods raise ValueError for a token that it does not have."""
-
-    def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
-        self._tokenizer, self._vocab = tokenizer, vocab
-
-    def encode(self, prompt: str | list[int], prefix_ids: list[int]) -> list[int]:
-        """The ids of the prefix and the prompt; never empty."""
-        ids = prefix_ids + (self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
-        if ids and not 0 <= min(ids) <= max(ids) < self._vocab:
-            foreign = next(token for token in ids if not 0 <= token < self._vocab)
-            raise ValueError(
-                f"The prompt holds token {foreign}; this model's tokens are 0 to {self._vocab - 1}."
-            )
-        return ids or [END_OF_TEXT]  # an RNN needs something to start from
-
-    def encode_turn(self, request: GenerateRequest, continued: bool) -> list[int]:
-        """The prompt of a turn. `continued`: it follows a stored state, and the separator comes first."""
-        prompt, separator = request.prompts[0], request.turn.separator if request.turn else ""
-        if continued and isinstance(prompt, str) and not prompt.startswith(separator):
-            prompt = separator + prompt
-        return self.encode(prompt, [] if continued else request.prefix_ids)

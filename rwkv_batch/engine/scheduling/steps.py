@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 from rwkv_batch.engine.scheduling.counts import DrawMarks
-from rwkv_batch.engine.scheduling.sequence import Sequence
+from rwkv_batch.engine.scheduling.sequence import DECODING, Sequence
 from rwkv_batch.runner.protocol import Batch, Draws
 from rwkv_batch.sampling.mixtures import MixedRows
+from rwkv_batch.sampling.prompt_logprobs import ScoredRow
 from rwkv_batch.text.tokenizer import Tokenizer
 from rwkv_batch.wire.protocol import TokenLogprob
 
@@ -19,6 +20,7 @@ class StepInFlight:
     logprob_places: list[int]  # places in `drawing` of those that want logprobs
     draws: Draws
     marks: DrawMarks
+    scored: list[tuple[Sequence, ScoredRow]]  # those that get logprobs of their prompts
 
     def logprobs(self, ids: list[int], tokenizer: Tokenizer) -> dict[int, TokenLogprob]:
         """Logprobs of what was drawn, for the sequences that want them, by their place in `drawing`."""
@@ -28,6 +30,15 @@ class StepInFlight:
             place: TokenLogprob(text(ids[place]), logprob, [(text(token), p) for token, p in top])
             for place, (logprob, top) in zip(self.logprob_places, found, strict=True)
         }
+
+    def give_prompt_logprobs(self, tokenizer: Tokenizer) -> None:
+        """To the sequences that want them. The draws have been waited for."""
+        text = tokenizer.token_bytes
+        for (seq, row), found in zip(self.scored, self.draws.prompt_logprobs(), strict=True):
+            seq.prompt_logprobs += [
+                TokenLogprob(text(target), logprob, [(text(token), p) for token, p in top])
+                for target, (logprob, top) in zip(row.targets, found, strict=True)
+            ]
 
 
 def batch_of(plan: list[tuple[Sequence, int]], adapters: list[int]) -> tuple[Batch, list[Sequence]]:
@@ -45,8 +56,23 @@ def batch_of(plan: list[tuple[Sequence, int]], adapters: list[int]) -> tuple[Bat
         top_logprobs=tops,
         mixtures=mixed_rows(drawing),
         adapters=adapters,
+        scored=scored_in(plan),
     )
     return batch, drawing
+
+
+def scored_in(plan: list[tuple[Sequence, int]]) -> dict[int, ScoredRow]:
+    """The rows of a planned step that want logprobs of the prompt's tokens behind those that it feeds."""
+    found = {}
+    for i in range(len(plan) - 1, -1, -1):
+        seq, count = plan[i]
+        if seq.state is DECODING:  # all rows before this one decode too
+            break
+        if (top := seq.request.prompt_logprobs) is not None:
+            first = max(seq.fed, seq.request.scored_from - 1)
+            if targets := seq.to_feed[first + 1 : seq.fed + count + 1]:
+                found[i] = ScoredRow(first - seq.fed, targets, top)
+    return found
 
 
 def mixed_rows(drawing: list[Sequence]) -> list[MixedRows]:

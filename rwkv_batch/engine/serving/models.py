@@ -29,6 +29,7 @@ from rwkv_batch.wire.commands import (
     ListStartStates,
     SessionHistory,
     StopRequest,
+    TextCommand,
 )
 from rwkv_batch.wire.protocol import CommandReply, Event, GenerateRequest, Rejected
 from rwkv_batch.wire.supervision import EngineInfo
@@ -306,4 +307,4 @@ def _is_for_the_old(message: Message, engine: Engine) -> bool:
 def _needs_database(message: Message) -> bool:
     if isinstance(message, GenerateRequest):
         return bool(message.turn or message.start_state or message.mixture)
-    return not isinstance(message, ListRequests | StopRequest)
+    return not isinstance(message, ListRequests | StopRequest | TextCommand)

@@ -26,9 +26,11 @@ from rwkv_batch.ops.cuda.feed import pending_writes
 from rwkv_batch.ops.cuda.packing import DeviceRows, PrefillPlan, StagedPlan, upload_plan
 from rwkv_batch.ops.cuda.staging import upload
 from rwkv_batch.ops.torch_ops import HEAD_SIZE
+from rwkv_batch.sampling.prompt_logprobs import PromptScores
 from rwkv_batch.state.slots import States, slot_bytes
 
 MANY = 1 << 30  # tokens, for which no GEMM is timed
+SCORED_AT_ONCE = 256  # places of prompts whose logits are in memory at once; one of PREFILL_SIZES
 
 
 class PackedWeights(Protocol):
@@ -134,6 +136,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         logits_of: Sequence[int] | None = None,
         flush: bool = True,
         adapters: Sequence[int] = (),
+        scores: PromptScores | None = None,
     ) -> Tensor:
         """The same as `TorchModel.forward`. flush=False leaves writes to states deferred, as `run` does.
 
@@ -146,7 +149,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
                 f"Tokens {int(tokens.min())} to {int(tokens.max())} do not fit a vocabulary of {vocab}; give "
                 "ids below it."
             )
-        logits = self.run(tokens.tolist(), lengths, slots, states, logits_of, adapters)[0].float()
+        logits = self.run(tokens.tolist(), lengths, slots, states, logits_of, adapters, scores)[0].float()
         if flush:
             states.flush(slots)
         return logits
@@ -160,6 +163,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         states: CudaStates,
         logits_of: Sequence[int] | None = None,
         adapters: Sequence[int] = (),
+        scores: PromptScores | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Queue packed rows, by a CUDA graph where there is one.
 
@@ -168,17 +172,20 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         A row of one token may be fed a negative one: what its sequence drew last. Returns logits
         `[len(logits_of), vocab]` fp16 after the last token of the rows named (None: of all rows), and the
         slots `[len(logits_of)]` int32 of these rows, negative for those that had finished. The next run may
-        overwrite both.
+        overwrite both. scores: takes those of other places too.
         """
         with torch.cuda.device(self.device):
             states.feed.prepare()
             if max(lengths) > 1:
                 wanted = range(len(lengths)) if logits_of is None else logits_of
-                logits, fed = self._prefill(tokens, lengths, slots, states, wanted, adapters)
+                logits, fed = self._prefill(tokens, lengths, slots, states, wanted, adapters, scores)
             else:
                 graphs = self._graphs_over(states, bool(adapters))[0]
                 self._place(adapters, graphs.size(len(slots)))
                 logits, fed = graphs.run(tokens, slots)
+                if scores:
+                    of = upload(scores.places(range(len(slots))), self.device)
+                    scores.take(logits[of, : self.checkpoint.vocab])
                 if logits_of is not None:
                     index = upload(logits_of, self.device)
                     logits, fed = logits[index], fed[index]
@@ -258,6 +265,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         states: CudaStates,
         wanted: Sequence[int],
         adapters: Sequence[int],
+        scores: PromptScores | None,
     ) -> tuple[Tensor, Tensor]:
         """As `run`; logits `[len(wanted), rows of the head]`."""
         plan = PrefillPlan.from_lengths(lengths, slots)
@@ -268,27 +276,40 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         graphs, of_tokens = self._graphs_over(states, bool(adapters)), plan.of_tokens(adapters)
         if PrefillGraphs.covers(plan):
             self._place(of_tokens, graphs[1].size(plan.tokens))
-            (x, added), rows = graphs[1].run(ids, plan)
+            after, rows = graphs[1].run(ids, plan)
         else:
             self._place(of_tokens, plan.tokens)
             rows = upload_plan(plan, self.device)
             ids = ids.to(self.device, non_blocking=True)
             slots_of = self.adapters if adapters else None
-            x, added = self._prefill_rows(ids, rows, states, {}, self.methods(MANY), slots_of)
-        if not len(wanted):
-            return x.new_empty(0, len(self.weights.head), dtype=torch.float16), rows.rows.slots[:0]
+            after = self._prefill_rows(ids, rows, states, {}, self.methods(MANY), slots_of)
         place_of = {row: place for place, row in enumerate(plan.order)}
+        if scores:
+            first = plan.numbers["first"]
+            starts = [first[place_of[row]] for row in range(len(lengths))]
+            for piece in upload(scores.places(starts), self.device, torch.int32).split(SCORED_AT_ONCE):
+                # Of sizes for which the GEMM is timed too.
+                logits = self._logits_at(after, piece, graphs[1].size(len(piece)))
+                scores.take(logits[:, : self.checkpoint.vocab])
+        if not len(wanted):
+            none = torch.empty(0, len(self.weights.head), dtype=torch.float16, device=self.device)
+            return none, rows.rows.slots[:0]
         places = [place_of[row] for row in wanted]
         lasts = [plan.numbers["last"][place] for place in places]
         at = torch.tensor([lasts, places], dtype=torch.int32, pin_memory=True)
         last, place = at.to(self.device, non_blocking=True)
         # As many rows as a decode graph has, for which the GEMM is timed and its kernel loaded.
-        size = graphs[0].size(len(wanted))
+        logits = self._logits_at(after, last, graphs[0].size(len(wanted)))
+        return logits, rows.rows.slots[place]
+
+    def _logits_at(self, after: Prefilled, at: Tensor, size: int) -> Tensor:
+        """Logits `[len(at), rows of the head]` of tokens of a prefill, computed as those of `size` tokens."""
+        x, added = after
         normed = x.new_empty(size, x.shape[1], dtype=torch.float16)
         logits = normed.new_empty(size, len(self.weights.head))
-        self.kernels.norm(x, added, *self.weights.norm_out, normed[: len(wanted)], last)
+        self.kernels.norm(x, added, *self.weights.norm_out, normed[: len(at)], at)
         self._head(normed, logits, self.methods(size))
-        return logits[: len(wanted)], rows.rows.slots[place]
+        return logits[: len(at)]
 
     def _prefill_rows(
         self,

@@ -1,0 +1,58 @@
+"""Prompts: their tokens, and what their readers are told of them."""
+
+from rwkv_batch.text.tokenizer import END_OF_TEXT, Tokenizer
+from rwkv_batch.wire.protocol import Accepted, GenerateRequest
+
+
+class PromptEncoder:
+    """Prompts for a model with `vocab` tokens. Methods raise ValueError for a token that it does not have."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
+        self._tokenizer, self._vocab = tokenizer, vocab
+
+    def encode(self, prompt: str | list[int], prefix_ids: list[int]) -> list[int]:
+        """The ids of the prefix and the prompt; never empty."""
+        ids = prefix_ids + (self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+        if ids and not 0 <= min(ids) <= max(ids) < self._vocab:
+            foreign = next(token for token in ids if not 0 <= token < self._vocab)
+            raise ValueError(
+                f"The prompt holds token {foreign}; this model's tokens are 0 to {self._vocab - 1}."
+            )
+        return ids or [END_OF_TEXT]  # an RNN needs something to start from
+
+    def encode_turn(self, request: GenerateRequest, continued: bool) -> list[int]:
+        """The prompt of a turn. `continued`: it follows a stored state, and the separator comes first."""
+        prompt, separator = request.prompts[0], request.turn.separator if request.turn else ""
+        if continued and isinstance(prompt, str) and not prompt.startswith(separator):
+            prompt = separator + prompt
+        return self.encode(prompt, [] if continued else request.prefix_ids)
+
+    def accepted(
+        self,
+        request: GenerateRequest,
+        prompts: list[list[int]],
+        cached: list[int],
+        target: str | None,
+        fingerprint: str,
+    ) -> Accepted:
+        """What the front end learns when the request is in the queue. prompts: encoded."""
+        data = self._tokenizer.token_bytes
+        return Accepted(
+            request.id,
+            [len(prompt) for prompt in prompts],
+            cached if any(cached) else [],
+            target or "",
+            fingerprint,
+            prompts if request.return_ids else [],
+            [[data(token) for token in prompt] for prompt in prompts] if request.return_bytes else [],
+        )
+
+
+def check_scored(request: GenerateRequest) -> None:
+    """Raises ValueError for a request whose prompt can have no logprobs."""
+    if request.prompt_logprobs is None:
+        return
+    if request.turn:
+        raise ValueError("The prompt of a session's turn has no logprobs; send it without a session.")
+    if request.mixture:
+        raise ValueError("A prompt has no logprobs in a mixture of states; name one start state.")

@@ -1,0 +1,166 @@
+"""The command line: `python -m rwkv_batch.evaluate lambada lambada_test.jsonl --model-path P`."""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rwkv_batch.config import EngineConfig
+from rwkv_batch.engine import Engine
+from rwkv_batch.evaluate.asks import AskedModel, EvaluationError
+from rwkv_batch.evaluate.files import read_lines, read_texts
+from rwkv_batch.evaluate.lambada import lambada, passage
+from rwkv_batch.evaluate.local import LocalModel
+from rwkv_batch.evaluate.mmlu import mmlu, multiple_choice
+from rwkv_batch.evaluate.next_token import PROMPTS, next_token
+from rwkv_batch.evaluate.perplexity import perplexity
+from rwkv_batch.evaluate.questions import determinism, generate, random_questions
+from rwkv_batch.evaluate.remote import RemoteModel
+from rwkv_batch.evaluate.report import Result, stamp, table, write_jsonl
+from rwkv_batch.model.files import CheckpointError
+from rwkv_batch.ops.device import DeviceError
+from rwkv_batch.wire.protocol import Sampling
+
+Run = Callable[[AskedModel, argparse.Namespace], Result]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit code: 0, 1 where answers differ that should not, 2 for what cannot be evaluated."""
+    args = _parser().parse_args(arguments)
+    run: Run = args.run
+    judge: Callable[[Result], int] = args.judge
+    try:
+        model = _open(args)
+        began = time.monotonic()
+        result = run(model, args)
+    except (EvaluationError, CheckpointError, DeviceError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    summary = {"task": args.task, "model": model.name, **result.summary}
+    print(f"{model.name}, {time.monotonic() - began:.1f} s\n")
+    print("\n\n".join(map(table, result.tables)))
+    if file := args.jsonl or args.jsonl_unless:
+        write_jsonl(file, result.records, summary)
+        print(f"\n{len(result.records)} records are in {file}")
+    return judge(result)
+
+
+def _open(args: argparse.Namespace) -> AskedModel:
+    if args.url:
+        return RemoteModel(args.url, args.password, args.model, args.concurrency)
+    config = EngineConfig(
+        model_path=args.model_path,
+        device=args.device,
+        backend=args.backend,
+        max_rows=args.max_rows,
+        prefill_tokens=args.prefill_tokens,
+        wkv=args.wkv,
+        l1=0,
+        l2=0,
+        prefix_cache_mb=0,
+    )
+    return LocalModel(Engine(config=config))
+
+
+def _run_lambada(model: AskedModel, args: argparse.Namespace) -> Result:
+    return lambada(model, read_lines(args.file, passage, args.limit))
+
+
+def _run_mmlu(model: AskedModel, args: argparse.Namespace) -> Result:
+    return mmlu(model, read_lines(args.file, multiple_choice, args.limit))
+
+
+def _run_perplexity(model: AskedModel, args: argparse.Namespace) -> Result:
+    return perplexity(model, read_texts(args.file, args.limit))
+
+
+def _run_next_token(model: AskedModel, args: argparse.Namespace) -> Result:
+    return next_token(model, args.prompt or PROMPTS, args.top)
+
+
+def _run_generate(model: AskedModel, args: argparse.Namespace) -> Result:
+    questions = random_questions(args.count, args.seed)
+    return generate(model, questions, args.max_tokens, _sampling(args), args.seed)
+
+
+def _run_determinism(model: AskedModel, args: argparse.Namespace) -> Result:
+    questions = random_questions(args.count, args.seed)
+    return determinism(model, questions, args.max_tokens, _sampling(args), args.seed)
+
+
+def _sampling(args: argparse.Namespace) -> Sampling:
+    return Sampling(temperature=args.temperature, top_p=args.top_p)
+
+
+def _all_the_same(result: Result) -> int:
+    counts = result.summary
+    same = counts["same_in_two_runs"] == counts["same_alone_and_batched"] == counts["questions"]
+    return 0 if same else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m rwkv_batch.evaluate", description=__doc__)
+    tasks = parser.add_subparsers(dest="task", required=True)
+    where = _where()
+
+    def add(name: str, run: Run, what: str, file: str = "") -> argparse.ArgumentParser:
+        task = tasks.add_parser(name, parents=[where], help=what, description=what)
+        task.set_defaults(run=run, judge=lambda result: 0, jsonl_unless=None)
+        if file:
+            task.add_argument("file", type=Path, metavar="FILE", help=file)
+            task.add_argument("--limit", type=_positive, metavar="N", help="the first N examples only")
+        return task
+
+    task = add("next-token", _run_next_token, "the likeliest next tokens after prompts")
+    task.add_argument("prompt", nargs="*", help="read as it is; without one: some of ours")
+    task.add_argument("--top", type=_positive, default=5, metavar="K", help="how many tokens (5)")
+    add("lambada", _run_lambada, "last words of passages", 'JSONL with "text"')
+    add("mmlu", _run_mmlu, "multiple choice", 'JSONL with "question", "choices", "answer", "subject"')
+    add("perplexity", _run_perplexity, "perplexity of texts", 'JSONL with "text", or a text')
+    task = add("generate", _run_generate, "answers to random questions, as JSONL")
+    task.set_defaults(jsonl_unless=Path(f"answers_{stamp()}.jsonl"))
+    _add_sampling(task, count=128, max_tokens=150)
+    task = add("determinism", _run_determinism, "the same questions twice with one seed, and each alone")
+    task.set_defaults(judge=_all_the_same)
+    _add_sampling(task, count=32, max_tokens=64)
+    return parser
+
+
+def _where() -> argparse.ArgumentParser:
+    """The flags of all tasks: which model."""
+    where = argparse.ArgumentParser(add_help=False)
+    what = "a record for each example, the summary last"
+    where.add_argument("--jsonl", type=Path, metavar="FILE", help=what)
+    here = where.add_argument_group("a model in this process")
+    here.add_argument("--model-path", metavar="P", help="as for app.py; without it: the bundled model")
+    here.add_argument("--device", default="auto")
+    here.add_argument("--backend", default="auto", choices=("auto", "torch", "portable"))
+    here.add_argument("--max-rows", type=_positive, metavar="N")
+    here.add_argument("--prefill-tokens", type=_positive, metavar="N")
+    here.add_argument("--wkv", choices=("fp16", "fp32"))
+    there = where.add_argument_group("a model behind a URL")
+    there.add_argument("--url", help="such as http://127.0.0.1:8000")
+    there.add_argument("--password", metavar="W")
+    there.add_argument("--model", default="", metavar="NAME", help="without it: the server's first")
+    there.add_argument("--concurrency", type=_positive, default=8, metavar="N", help="requests at a time (8)")
+    return where
+
+
+def _add_sampling(task: argparse.ArgumentParser, count: int, max_tokens: int) -> None:
+    task.add_argument("--count", type=_positive, default=count, metavar="N", help=f"questions ({count})")
+    task.add_argument("--max-tokens", type=_positive, default=max_tokens, metavar="N", help=f"({max_tokens})")
+    task.add_argument("--temperature", type=float, default=1.0, metavar="X", help="(1)")
+    task.add_argument("--top-p", type=float, default=0.6, metavar="X", help="(0.6)")
+    task.add_argument("--seed", type=int, default=42, metavar="N", help="(42)")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

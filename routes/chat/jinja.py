@@ -17,10 +17,6 @@ def jinja_template(template: ChatTemplate) -> str:
     """Variables: messages, whose contents are texts, and add_generation_prompt."""
     style = template.style(ASSISTANT, template.think_type)
     head = json.dumps((ASSISTANT.heads["assistant"] + (style.thought or "")).rstrip(" "))
-    between = json.dumps("\n" if style.clean_system else "\n\n")
-    system = f"heads.texts | join({between})"
-    if style.clean_system:
-        system = f"({system}).{LINES}"
     parts = [
         "{%- set heads = namespace(texts=[]) -%}",
         "{%- set blocks = namespace(texts=[]) -%}",
@@ -33,7 +29,7 @@ def jinja_template(template: ChatTemplate) -> str:
         "{%- endif -%}",
         "{%- endfor -%}",
         "{%- if heads.texts -%}",
-        f"{{%- set blocks.texts = ['System: ' ~ ({system})] + blocks.texts -%}}",
+        f"{{%- set blocks.texts = ['System: ' ~ (heads.texts | join('\\n')).{LINES}] + blocks.texts -%}}",
         "{%- endif -%}",
         "{%- if add_generation_prompt -%}",
         f"{{%- set blocks.texts = blocks.texts + [{head}] -%}}",

@@ -28,7 +28,7 @@ EVENT = TypeAdapter(RawMessageStreamEvent)
 
 def prepare(**fields):
     body = {"model": "any", "max_tokens": 50, "messages": HI, **fields}
-    return messages.prepare(body, MODEL, FrontendConfig(chat_template="demo"))
+    return messages.prepare(body, MODEL, FrontendConfig(chat_template="g1"))
 
 
 def prompt_of(**fields) -> str:

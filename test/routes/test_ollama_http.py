@@ -44,11 +44,11 @@ def client(front: FrontendProcess) -> ollama.Client:
 
 
 def chat(**fields):
-    return prepare.chat({"messages": HI, **fields}, "m", FrontendConfig(chat_template="demo"))
+    return prepare.chat({"messages": HI, **fields}, "m", FrontendConfig(chat_template="g1"))
 
 
 def text(**fields):
-    return prepare.text({"prompt": "Hi", **fields}, "m", FrontendConfig(chat_template="demo"))
+    return prepare.text({"prompt": "Hi", **fields}, "m", FrontendConfig(chat_template="g1"))
 
 
 @pytest.mark.parametrize("name", ["fake-rwkv", "fake-rwkv:latest", "rwkv7"])

@@ -198,6 +198,7 @@ def test_instructions_and_tools_that_the_state_has_read_last_are_not_read_again(
         ({"messages": [{"role": "user", "content": "x"}]}, "messages"),
         ({"include": ["message.output_text.logprobs"]}, "include[0]"),
         ({"top_logprobs": 2}, "top_logprobs"),
+        ({"return_token_ids": True}, "return_token_ids"),
         ({"n": 2}, "n"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": True}, "max_output_tokens"),

@@ -100,15 +100,16 @@ async def docs(front: Frontend, http: HttpRequest) -> HttpResponse:
 
 def _described(front: Frontend, http: HttpRequest) -> Json:
     demand_password(front.settings.password, http)
-    return _document(front.settings.password is not None)
+    return _document(front.settings.password is not None, front.settings.protect_translate)
 
 
 @cache
-def _document(guarded: bool) -> Json:
+def _document(guarded: bool, protect_translate: bool) -> Json:
     """It takes a tenth of a second to make."""
-    return document(ROUTES, guarded)
+    return document(ROUTES, guarded, [TRANSLATION] if protect_translate else [])
 
 
+TRANSLATION = "/translate/v1/batch-translate"
 OPENAI_CHAT = chats(chat.prepare)
 RAW_BATCH = generates(batch.v1)
 OLLAMA_CHAT, OLLAMA_TEXT = (ollama_models.untagged(chats(each)) for each in (ollama.chat, ollama.text))
@@ -123,7 +124,7 @@ ROUTES = (
     Route("POST",       "/v3/chat/completions",                 native_shape, chats(batch.v3)),
     Route("POST",       "/big_batch/completions",               native_shape, generates(batch.big_batch)),
     Route("POST",       "/FIM/v1/batch-FIM",                    native_shape, generates(batch.fim)),
-    Route("POST",       "/translate/v1/batch-translate",        native_shape, TRANSLATE),
+    Route("POST",       TRANSLATION,                            native_shape, TRANSLATE),
     Route("POST",       "/state/chat/completions",              native_shape, generates(state.session)),
     Route("POST",       "/multi_state/chat/completions",        native_shape, generates(state.tree)),
     Route("POST",       "/state/status",                        native_shape, sessions.status),

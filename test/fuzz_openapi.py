@@ -47,7 +47,9 @@ class Fuzz:
                 sent = list(calls(operation, number, CASES))  # hypothesis is not for threads
             for case in sent:
                 try:
-                    self.statuses[send(case, self._url).status_code] += 1
+                    status = send(case, self._url).status_code
+                    with self._lock:
+                        self.statuses[status] += 1
                 except CAUGHT as failure:
                     self.failures.append(f"{operation.label}, seed {number}: {failure}")
                 progress.update()

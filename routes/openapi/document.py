@@ -4,7 +4,7 @@ What it allows is parsed. The server may take more than it allows, such as numbe
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -58,14 +58,18 @@ SECURITY: Json = {
 }
 
 
-def document(routes: Iterable[Route], guarded: bool) -> Json:
-    """`guarded`: whether there is a password."""
+def document(routes: Iterable[Route], guarded: bool, closed: Collection[str] = ()) -> Json:
+    """`guarded`: whether there is a password; `closed`: paths that need it although they could be open."""
     paths: Json = {}
     for route in routes:
         path = re.sub(r":(\w+)", r"{\1}", route.path)
         error = FAMILIES.get(route.shape, "Error")
         for method in route.methods.split():
-            described = _described(path, method, operation(method, route.path), error, guarded)
+            each = operation(method, route.path)
+            described = _described(path, method, each, error)
+            if guarded:
+                is_open = each.open and path not in closed
+                described["security"] = [{}] if is_open else [{name: []} for name in SECURITY]
             paths.setdefault(path, {})[method.lower()] = described
     return {
         "openapi": "3.1.0",
@@ -78,7 +82,7 @@ def document(routes: Iterable[Route], guarded: bool) -> Json:
     }
 
 
-def _described(path: str, method: str, each: Operation, error: str, guarded: bool) -> Json:
+def _described(path: str, method: str, each: Operation, error: str) -> Json:
     """The operation object of a method."""
     in_path: list[Json] = [
         {"name": name, "in": "path", "required": True, "schema": TEXT | {"minLength": 1}}
@@ -96,8 +100,6 @@ def _described(path: str, method: str, each: Operation, error: str, guarded: boo
             },
         },
     }
-    if guarded:
-        described["security"] = [{}] if each.open else [{name: []} for name in SECURITY]
     if body := _body(each, method):
         described["requestBody"] = body
     return described

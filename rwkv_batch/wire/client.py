@@ -247,5 +247,7 @@ class Client:
     def _deliver(self, event: Event) -> None:
         with self._delivering:
             job = self._jobs.get(event.id)  # None: cancelled a moment ago
+            if isinstance(job, PendingCommand):
+                self._forget(event.id)  # before its reader goes on
             if job and job.put(event):
                 self._forget(event.id)

@@ -92,7 +92,7 @@ def short(case: Case) -> Case:
         for name in (*LIMITS, "n") if isinstance(place, dict) else ():
             if isinstance(place.get(name), int | float):
                 place[name] = min(place[name], FEW)
-    if isinstance(body, dict) and not set(LIMITS) & set(body):
+    if isinstance(body, dict) and all(body.get(name) is None for name in LIMITS):
         body["max_output_tokens" if case.path.endswith("/responses") else "max_tokens"] = FEW
     return case
 

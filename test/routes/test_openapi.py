@@ -103,6 +103,10 @@ def test_a_password_guards_it_and_is_declared(locked):
     assert set(declared["components"]["securitySchemes"]) == {"bearer", "key", "url"}
     assert declared["paths"]["/v1/models"]["get"]["security"] == [{"bearer": []}, {"key": []}, {"url": []}]
     assert declared["paths"]["/health"]["get"]["security"] == [{}]
+    translation = "/translate/v1/batch-translate"
+    assert declared["paths"][translation]["post"]["security"] == [{}]
+    protected = document(ROUTES, True, [translation])["paths"][translation]["post"]
+    assert protected["security"] == declared["paths"]["/v1/models"]["get"]["security"]
 
 
 class HeldByPage(HTMLParser):

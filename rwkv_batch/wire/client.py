@@ -72,8 +72,16 @@ class Job:
         self._arrived = threading.Condition()
         self._wake: Callable[[], object] | None = None
 
-    def put(self, event: Event) -> bool:
-        """Called by the client's thread. Whether this was the last event."""
+    def ends(self, event: Event) -> bool:
+        """Whether this is the last event. Called by the client's thread before `put`."""
+        match event:
+            case Progress(rows=rows):
+                return self._running_rows == sum(1 for d in rows if d.finish_reason)
+            case _:
+                return isinstance(event, Rejected | Failed)
+
+    def put(self, event: Event) -> None:
+        """Called by the client's thread."""
         with self._arrived:
             match event:
                 case Accepted():
@@ -91,7 +99,6 @@ class Job:
             wake, self._wake = self._wake, None
         if wake:
             wake()
-        return self._error is not None or self._running_rows == 0
 
     def read(self, timeout: float) -> list[RowDelta]:
         """New deltas, waiting at most `timeout` seconds for the first; empty if none came.
@@ -150,11 +157,14 @@ class PendingCommand:
     def __init__(self) -> None:
         self.reply: concurrent.futures.Future[Event] = concurrent.futures.Future()
 
-    def put(self, event: Event) -> bool:
-        """Called by the client's thread. Whether this was the last event."""
+    def ends(self, event: Event) -> bool:
+        """Whether this is the last event."""
+        return True
+
+    def put(self, event: Event) -> None:
+        """Called by the client's thread."""
         if self.reply.set_running_or_notify_cancel():  # False: the caller has stopped waiting
             self.reply.set_result(event)
-        return True
 
 
 class Client:
@@ -247,7 +257,7 @@ class Client:
     def _deliver(self, event: Event) -> None:
         with self._delivering:
             job = self._jobs.get(event.id)  # None: cancelled a moment ago
-            if isinstance(job, PendingCommand):
+            if job and job.ends(event):
                 self._forget(event.id)  # before its reader goes on
-            if job and job.put(event):
-                self._forget(event.id)
+            if job:
+                job.put(event)

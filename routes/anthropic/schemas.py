@@ -13,10 +13,10 @@ from routes.anthropic.blocks import CachedBlock, InputMessage, Name, Texts, text
 from routes.chat.fields import ChatStyleFields
 from routes.http.errors import Json, openai_field
 from routes.http.schemas import INT_LIMIT, refused
-from routes.openai.schemas import Int, OpenAIBody, StopList
+from routes.openai.schemas import UNBOUND, Int, OpenAIBody, StopList
 from routes.openai.tools import MAX_TOOLS, ToolUse, offered_tool
 
-REFUSED = {
+REFUSED = UNBOUND | {
     "session_id": "sessions are not available on this route; use /v1/chat/completions",
     "contents": "this route takes a conversation as messages",
     "container": "this server runs no code; leave it out",

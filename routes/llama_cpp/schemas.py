@@ -10,9 +10,9 @@ from pydantic import BaseModel, Field
 
 from routes.http.schemas import INT_LIMIT
 from routes.llama_cpp.fields import LlamaSamplers, Predict, Seed
-from routes.openai.schemas import Int, OpenAIBody
+from routes.openai.schemas import UNBOUND, Int, OpenAIBody
 
-REFUSED = {
+REFUSED = UNBOUND | {
     "session_id": "sessions are not available on this route; use /v1/chat/completions",
     "grammar": "texts are not bound to a grammar here; leave it out",
     "json_schema": "texts are not bound to a schema here; leave it out",

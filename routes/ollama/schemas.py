@@ -15,11 +15,11 @@ from routes.chat.templates import Message
 from routes.http.errors import ApiError, Json, native_field
 from routes.http.schemas import RequestBody, refused
 from routes.llama_cpp.fields import LlamaSamplers, Predict, Seed
-from routes.openai.schemas import Int, Number, OpenAIBody, Penalty, StopList, TopK, TopP
+from routes.openai.schemas import UNBOUND, Int, Number, OpenAIBody, Penalty, StopList, TopK, TopP
 from routes.openai.tools import MAX_TOOLS, ToolUse, offered_tool
 from rwkv_batch.config import SamplingProfileName
 
-REFUSED = {"session_id": "sessions are not available on this route; use /v1/chat/completions"}
+REFUSED = UNBOUND | {"session_id": "sessions are not available on this route; use /v1/chat/completions"}
 NO_IMAGES = refused("this server reads text only; leave it out")
 NO_FORMAT = refused("answers are not bound to a form here; leave it out and ask for it in the prompt")
 

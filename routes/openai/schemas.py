@@ -34,6 +34,12 @@ MAX_STOPS = 16
 MAX_STOP_TOKENS = 64
 CHAT_ALPHAS = (1.0, 0.1)
 SessionId = Annotated[str, Field(max_length=MAX_SESSION_ID), *OWN_ID]
+GUIDED = ("guided_json", "guided_json_object", "guided_regex", "guided_choice", "guided_grammar")
+# Of routes whose clients have no such fields.
+UNBOUND = dict.fromkeys(
+    ("response_format", "structured_outputs", *GUIDED),
+    "answers are not bound to a form on this route; leave it out and ask for the form in the prompt",
+)
 NOT_STORED = {"store": "completions are not stored here; leave it out or send false"}
 
 

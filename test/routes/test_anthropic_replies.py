@@ -246,6 +246,7 @@ def test_tools_are_offered_unless_none_may_be_used():
         ({"mcp_servers": [{}]}, "mcp_servers: "),
         ({"container": "c"}, "container: "),
         ({"speed": "fast"}, "speed: "),
+        ({"guided_regex": "[0-9]+"}, "guided_regex: "),
         ({"session_id": "s"}, "session_id: "),
     ],
 )  # fmt: skip

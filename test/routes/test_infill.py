@@ -135,6 +135,7 @@ def test_any_split_gives_what_the_whole_text_gives(pieces, least):
         ({"n_probs": 3}, "n_probs"),
         ({"session_id": "s"}, "session_id"),
         ({"n": 2}, "n"),
+        ({"guided_choice": ["a"]}, "guided_choice"),
     ],
 )
 def test_what_cannot_be_honoured_is_named(fields, place):

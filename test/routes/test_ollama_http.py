@@ -231,6 +231,7 @@ def test_the_prompt_of_a_chat_is_that_of_the_openai_route():
         ({"options": {"mirostat": 2}}, "`options.mirostat`: "),
         ({"options": {"num_predict": -3}}, "`options.num_predict`: "),
         ({"n": 2}, "`n`: "),
+        ({"response_format": {"type": "json_object"}}, "`response_format`: "),
         ({"session_id": "s"}, "`session_id`: "),
     ],
 )

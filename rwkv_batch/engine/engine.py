@@ -13,28 +13,31 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine import memory
+from rwkv_batch.engine.admission import Admission
 from rwkv_batch.engine.beginnings import Beginnings, StartStateMissing
 from rwkv_batch.engine.commands.adapters import AdapterCommands
 from rwkv_batch.engine.commands.requests import RequestCommands
 from rwkv_batch.engine.commands.sessions import SessionCommands
 from rwkv_batch.engine.commands.start_states import StartStateCommands
+from rwkv_batch.engine.constraints.compiling import CompiledGrammar, GrammarQueue
+from rwkv_batch.engine.constraints.masks import MaskMaker
+from rwkv_batch.engine.failures import failing
 from rwkv_batch.engine.memory import WHOLE, MemoryShare
 from rwkv_batch.engine.mixed_turns import MixedTurns
 from rwkv_batch.engine.offline import whole_rows
 from rwkv_batch.engine.scheduling.adapters import AdapterMissing, Adapters
+from rwkv_batch.engine.scheduling.prompts import PromptEncoder
 from rwkv_batch.engine.scheduling.scheduler import QueueFull, Scheduler
 from rwkv_batch.engine.scheduling.sequence import (
     FINALIZING,
     Outbox,
-    PromptEncoder,
     RequestKey,
     Sequence,
     rows_of,
@@ -44,7 +47,6 @@ from rwkv_batch.engine.scheduling.turns import Turns
 from rwkv_batch.engine.startup import LoadedModel, describe, load_model, open_store, pools
 from rwkv_batch.model import checkpoint
 from rwkv_batch.ops import device as devices
-from rwkv_batch.runner.protocol import NewRow
 from rwkv_batch.sampling.params import check
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.log.store import Store
@@ -55,6 +57,7 @@ from rwkv_batch.wire.protocol import (
     Accepted,
     Failed,
     GenerateRequest,
+    Grammar,
     MixturePart,
     Progress,
     Rejected,
@@ -120,6 +123,8 @@ class Engine:
         parts = self.weights, self.runner, self.scheduler
         self.adapters = Adapters(*parts, config, self.outbox, self.cancel, wake)
         self.adapter_commands = AdapterCommands(self.adapters, self.outbox)
+        self.grammars = GrammarQueue(self.tokenizer, self.vocab, config.max_waiting, wake)
+        self.masks = MaskMaker(self.vocab, wake)
         self._in_flight: deque[StepInFlight] = deque()  # oldest first
         self._queued = 0  # of them, those that `land` leaves
         self.info = describe(loaded, rows)
@@ -139,6 +144,9 @@ class Engine:
         self.turns = Turns(self.pool, self.scheduler, self.tokenizer, self.prompts, states, self.outbox)
         common = self.pool, self.scheduler, self.turns, self.outbox
         self.mixed_turns = MixedTurns(*common, self.beginnings, states, self._drop)
+        begins = self.adapters, self.masks, self.beginnings, self.mixed_turns
+        self.admission = Admission(self.scheduler, self.runner, *begins, self.outbox, self.cancel)
+        self._failing = partial(failing, self.turns, self.cancel, self.outbox)
         self.sessions = SessionCommands(*common, self.tokenizer)
         self.start_states = StartStateCommands(self.pool, self.outbox, self.weights)
         self.requests = RequestCommands(*common, self._drop, self.info.fingerprint)
@@ -147,18 +155,24 @@ class Engine:
     def busy(self) -> bool:
         """Whether `step` would do something. After False, `wake` is called when that changes by itself."""
         awaited = any(seq.generating for step in self._in_flight for seq in step.drawing)
-        return bool(self.outbox) or self.scheduler.runnable or awaited
+        return bool(self.outbox) or self.scheduler.runnable or awaited or self.grammars.ready
 
     @property
     def drained(self) -> bool:
         """Whether everything that was asked for has ended."""
         waits = self.scheduler.waiting or self.scheduler.running or self.scheduler.queues
-        return not (waits or self._in_flight or self.busy)
+        return not (waits or self.grammars.waiting or self._in_flight or self.busy)
 
     def add(self, key: RequestKey, request: GenerateRequest) -> None:
         """Queue a request. `step` returns its events, of which the first is Accepted or Rejected."""
+        if not self.grammars.put(key, request):
+            self._add_or_reject(key, request)
+
+    def _add_or_reject(
+        self, key: RequestKey, request: GenerateRequest, compiled: CompiledGrammar | None = None
+    ) -> None:
         try:
-            self._add(key, request)
+            self._add(key, request, compiled)
         except QueueFull as full:
             self.outbox.append((key, Rejected(request.id, "overloaded", f"The server is busy: {full}.")))
         except ValueError as error:
@@ -183,10 +197,12 @@ class Engine:
 
     def cancel(self, key: RequestKey) -> None:
         """Drop a request's sequences, waiting or running."""
+        self.grammars.drop(lambda waiting: waiting == key)
         self._drop(lambda seq: seq.key == key)
 
     def cancel_frontend(self, frontend: bytes) -> None:
         """Drop everything a front end has asked for."""
+        self.grammars.drop(lambda waiting: waiting[0] == frontend)
         self._drop(lambda seq: seq.key[0] == frontend)
 
     def step(self) -> Outbox:
@@ -203,7 +219,9 @@ class Engine:
         """
         self.pool.poll()
         self.adapters.poll()
-        self._admit()
+        for compiled in self.grammars.take():
+            self._add_or_reject(compiled.key, compiled.request, compiled)
+        self.admission.admit()
         plan = self.scheduler.plan()
         self._queued = 0
         with self._failing([seq for seq, _ in plan]):
@@ -219,6 +237,10 @@ class Engine:
         """
         while len(self._in_flight) > self._queued:
             self._land()
+        if self._in_flight and self._in_flight[0].draw:  # now what its rows have drawn before is known
+            with self._failing((step := self._in_flight.pop()).fed):
+                step.draw_under(self.masks)
+                self._in_flight.append(step)
         self.pool.poll()  # the last deltas of turns that were committed meanwhile leave with this step
         return self._events()
 
@@ -235,6 +257,8 @@ class Engine:
 
     def close(self) -> None:
         """Store what is not stored yet."""
+        self.grammars.close()
+        self.masks.close()
         self.adapters.close()
         self.pool.close()
 
@@ -250,6 +274,7 @@ class Engine:
         start_state: str = "",
         mixture: Iterable[MixturePart] = (),
         adapter: str = "",
+        grammar: Grammar | None = None,
     ) -> list[RowDelta]:
         """Continue every prompt, as many at a time as there are slots; the whole text of each row.
 
@@ -266,14 +291,22 @@ class Engine:
             start_state=start_state,
             mixture=list(mixture),
             adapter=adapter,
+            grammar=grammar,
         )
-        self._add((OFFLINE, request.id), request)
+        key = OFFLINE, request.id
+        compiled = self.grammars.compile(key, request) if grammar else None
+        self._add(key, compiled.request if compiled else request, compiled)
         try:
-            return whole_rows(self.step() for _ in iter(lambda: self.busy, False))
+            return whole_rows(self._steps())
         finally:  # after an interrupt, rows of this call must not answer the next one
-            self.cancel((OFFLINE, request.id))
+            self.cancel(key)
 
-    def _add(self, key: RequestKey, request: GenerateRequest) -> None:
+    def _steps(self) -> Iterator[Outbox]:
+        """Steps, until there is nothing more to do."""
+        while self.busy or self.masks.wait():
+            yield self.step()
+
+    def _add(self, key: RequestKey, request: GenerateRequest, compiled: CompiledGrammar | None) -> None:
         """Raises ValueError or QueueFull; then nothing of the request was queued."""
         check(request.sampling, self.vocab)
         self.requests.check(request)
@@ -295,6 +328,11 @@ class Engine:
         seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
         rows = rows_of(request, key, prompts, seed, target, self.tokenizer, adapter)
         heard = [row for row in rows if row.leads]
+        if request.grammar:
+            if compiled is None:
+                raise QueueFull("too many grammars wait to be compiled")
+            for row in heard:
+                row.bind(compiled.constraint())
         cached = [self.beginnings.cached_tokens(row) for row in heard[:: request.n]]
         if request.max_tokens > 0 or turn:
             self.scheduler.add(rows)
@@ -311,36 +349,12 @@ class Engine:
         for seq in self.scheduler.drop(unwanted):
             self.turns.abandon(seq)
 
-    def _admit(self) -> None:
-        """Give waiting sequences the slots that are free, and their slots the states they begin with."""
-        beginnings: dict[int, torch.Tensor | None] = {}
-        for seq in self.scheduler.admit(self.adapters.has_slot):
-            if seq.slot is None:  # of a request that has just been refused
-                continue
-            if seq.request.turn is None:
-                self._begin(seq, beginnings)
-            elif self.mixed_turns.begin(seq, seq.request.turn):
-                beginnings[seq.slot] = None
-            if seq.slot is not None:  # otherwise its session has been deleted
-                stops = seq.request.stop_ids
-                self.runner.begin(seq.slot, NewRow(seq.request.sampling, seq.seed, seq.row, stops, seq.drawn))
-                seq.runs_ahead = len(stops) <= self.runner.run_ahead_stop_ids
-        self.runner.states.replace(beginnings)
-
-    def _begin(self, seq: Sequence, beginnings: dict[int, torch.Tensor | None]) -> None:
-        """Of a sequence that is no turn."""
-        assert seq.slot is not None
-        try:
-            beginnings[seq.slot] = self.beginnings.begin(seq)
-        except StartStateMissing as missing:
-            self.outbox.append((seq.key, Rejected(seq.key[1], "not_found", str(missing))))
-            self.cancel(seq.key)
-
     def _launch(self, plan: list[tuple[Sequence, int]]) -> None:
         """Run or queue a step."""
         finalizing = [seq for seq, count in plan if seq.state is FINALIZING and seq.tokens_left == count]
         batch, drawing = batch_of(plan, self.adapters.slots_of(seq for seq, _ in plan))
-        known = self.runner.run(batch)
+        bound = any(seq.constraint for seq in drawing)
+        draws, draw = (None, self.runner.feed(batch)) if bound else (self.runner.run(batch), None)
         for seq, count in plan:
             cut = seq.cuts[0] if seq.cuts else None
             seq.advance(count)
@@ -351,7 +365,7 @@ class Engine:
         if finalizing:
             self.turns.finalize(finalizing)
         self._in_flight.append(
-            StepInFlight([seq for seq, _ in plan], drawing, list(batch.top_logprobs), known)
+            StepInFlight([seq for seq, _ in plan], drawing, list(batch.top_logprobs), draws, draw)
         )
 
     def _land(self) -> None:
@@ -359,12 +373,17 @@ class Engine:
         step = self._in_flight.popleft()
         # The others have been answered, or will be by the state pool.
         with self._failing([seq for seq in step.fed if seq.slot is not None]):
-            ids = step.draws.wait()
+            ids = step.draw_under(self.masks).wait()
             logprobs = step.logprobs(ids, self.tokenizer)
             deltas: dict[RequestKey, list[RowDelta]] = {}
             for place, (seq, token) in enumerate(zip(step.drawing, ids, strict=True)):
                 seq.in_flight -= 1
                 if not seq.generating:  # it finished at the draw before, or was dropped meanwhile
+                    continue
+                if seq.constraint and seq.constraint.error:
+                    self.cancel(seq.key)
+                    deltas.pop(seq.key, None)
+                    self.outbox.append((seq.key, Rejected(seq.key[1], "invalid", seq.constraint.error)))
                     continue
                 seq.take_drawn(token, self.tokenizer.token_bytes(token), logprobs.get(place))
                 delta = seq.take_delta()
@@ -375,20 +394,8 @@ class Engine:
                     deltas.setdefault(seq.key, []).append(delta)
                 if seq.finish_reason:
                     self.scheduler.release(seq)
+                elif seq.constraint and seq.leads:
+                    self.masks.drawn(seq.constraint, token)
+            self.masks.submit()
             for key, rows in deltas.items():
                 self.outbox.append((key, Progress(key[1], rows)))
-
-    @contextmanager
-    def _failing(self, sequences: Iterable[Sequence]) -> Iterator[None]:
-        """An error inside fails the requests of these sequences, and nothing else."""
-        try:
-            yield
-        except Exception as error:
-            log.exception("a step failed")
-            ended = [seq for seq in sequences if self.turns.ended(seq)]
-            for seq in ended:
-                self.turns.abandon(seq)
-            for key in {seq.key for seq in sequences if seq not in ended}:
-                self.cancel(key)
-                message = f"The engine could not run this request ({type(error).__name__})."
-                self.outbox.append((key, Failed(key[1], message)))

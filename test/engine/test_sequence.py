@@ -2,7 +2,8 @@
 
 import pytest
 
-from rwkv_batch.engine.scheduling.sequence import PromptEncoder, Sequence
+from rwkv_batch.engine.scheduling.prompts import PromptEncoder
+from rwkv_batch.engine.scheduling.sequence import Sequence
 from rwkv_batch.text.tokenizer import Tokenizer
 from rwkv_batch.wire.protocol import GenerateRequest, LateStops, RowDelta, SessionTurn, TokenLogprob
 

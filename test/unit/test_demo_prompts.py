@@ -17,7 +17,7 @@ from routes.openai import chat
 from routes.responses import prepare as responses
 from routes.responses.schemas import ResponsesBody
 from rwkv_batch.config import FrontendConfig
-from rwkv_batch.engine.scheduling.sequence import PromptEncoder
+from rwkv_batch.engine.scheduling.prompts import PromptEncoder
 from rwkv_batch.text.tokenizer import Tokenizer
 
 NAME = "rwkv7-demo"

@@ -10,8 +10,9 @@ turn begins. Without a token log the state is stored in place of the tokens.
 from dataclasses import dataclass, field
 from functools import partial
 
+from rwkv_batch.engine.scheduling.prompts import PromptEncoder
 from rwkv_batch.engine.scheduling.scheduler import Scheduler
-from rwkv_batch.engine.scheduling.sequence import LOADING, Outbox, PromptEncoder, RowAdapter, Sequence
+from rwkv_batch.engine.scheduling.sequence import LOADING, Outbox, RowAdapter, Sequence
 from rwkv_batch.state.entries import EMPTY_DIGEST, Head, KeptState, Loaded, Session, StoreError
 from rwkv_batch.state.slots import States
 from rwkv_batch.text.tokenizer import Tokenizer

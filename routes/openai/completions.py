@@ -30,7 +30,9 @@ def prepare(body: Json, model_id: str) -> Prepared:
     if completion.suffix:
         prompts = [fill_in_the_middle(text, completion.suffix) for text in texts]
     max_tokens = DEFAULT_MAX_TOKENS if completion.max_tokens is None else completion.max_tokens
-    request = completion.request(prompts, max_tokens, top_logprobs=completion.logprobs)
+    request = completion.request(
+        prompts, max_tokens, top_logprobs=completion.logprobs, grammar=completion.grammar()
+    )
     echoes = [
         p if completion.echo and isinstance(p, str) else ""
         for p in completion.prompt

@@ -7,6 +7,7 @@ from torch import Tensor
 from rwkv_batch.engine.beginnings import Beginnings, StartStateMissing
 from rwkv_batch.engine.constraints.masks import MaskMaker
 from rwkv_batch.engine.mixed_turns import MixedTurns
+from rwkv_batch.engine.rollouts import Rollouts
 from rwkv_batch.engine.scheduling.adapters import Adapters
 from rwkv_batch.engine.scheduling.scheduler import Scheduler
 from rwkv_batch.engine.scheduling.sequence import Outbox, RequestKey, Sequence
@@ -24,12 +25,13 @@ class Admission:
         adapters: Adapters,
         masks: MaskMaker,
         beginnings: Beginnings,
+        rollouts: Rollouts,
         mixed_turns: MixedTurns,
         outbox: Outbox,
         cancel: Callable[[RequestKey], None],
     ) -> None:
         self._scheduler, self._runner, self._adapters, self._masks = scheduler, runner, adapters, masks
-        self._beginnings, self._mixed_turns = beginnings, mixed_turns
+        self._beginnings, self._rollouts, self._mixed_turns = beginnings, rollouts, mixed_turns
         self._outbox, self._cancel = outbox, cancel
 
     def admit(self) -> None:
@@ -40,7 +42,7 @@ class Admission:
                 continue
             if seq.request.turn is None:
                 try:
-                    beginnings[seq.slot] = self._beginnings.begin(seq)
+                    beginnings |= self._rollouts.begin(seq, self._beginnings.begin)
                 except StartStateMissing as missing:
                     self._outbox.append((seq.key, Rejected(seq.key[1], "not_found", str(missing))))
                     self._cancel(seq.key)

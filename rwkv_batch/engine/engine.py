@@ -9,10 +9,9 @@ A step feeds every running sequence and draws its next token.
         print(result.text)
 """
 
-import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -32,6 +31,7 @@ from rwkv_batch.engine.failures import failing
 from rwkv_batch.engine.memory import WHOLE, MemoryShare
 from rwkv_batch.engine.mixed_turns import MixedTurns
 from rwkv_batch.engine.offline import whole_rows
+from rwkv_batch.engine.rollouts import Rollouts, share_prompts
 from rwkv_batch.engine.scheduling.adapters import AdapterMissing, Adapters
 from rwkv_batch.engine.scheduling.prompts import PromptEncoder
 from rwkv_batch.engine.scheduling.scheduler import QueueFull, Scheduler
@@ -64,8 +64,6 @@ from rwkv_batch.wire.protocol import (
     RowDelta,
     Sampling,
 )
-
-log = logging.getLogger(__name__)
 
 OFFLINE = b"offline"
 
@@ -144,7 +142,8 @@ class Engine:
         self.turns = Turns(self.pool, self.scheduler, self.tokenizer, self.prompts, states, self.outbox)
         common = self.pool, self.scheduler, self.turns, self.outbox
         self.mixed_turns = MixedTurns(*common, self.beginnings, states, self._drop)
-        begins = self.adapters, self.masks, self.beginnings, self.mixed_turns
+        self.rollouts = Rollouts(states, self.pool.copies)
+        begins = self.adapters, self.masks, self.beginnings, self.rollouts, self.mixed_turns
         self.admission = Admission(self.scheduler, self.runner, *begins, self.outbox, self.cancel)
         self._failing = partial(failing, self.turns, self.cancel, self.outbox)
         self.sessions = SessionCommands(*common, self.tokenizer)
@@ -297,14 +296,9 @@ class Engine:
         compiled = self.grammars.compile(key, request) if grammar else None
         self._add(key, compiled.request if compiled else request, compiled)
         try:
-            return whole_rows(self._steps())
+            return whole_rows(self.step() for _ in iter(lambda: self.busy or self.masks.wait(), False))
         finally:  # after an interrupt, rows of this call must not answer the next one
             self.cancel(key)
-
-    def _steps(self) -> Iterator[Outbox]:
-        """Steps, until there is nothing more to do."""
-        while self.busy or self.masks.wait():
-            yield self.step()
 
     def _add(self, key: RequestKey, request: GenerateRequest, compiled: CompiledGrammar | None) -> None:
         """Raises ValueError or QueueFull; then nothing of the request was queued."""
@@ -327,6 +321,7 @@ class Engine:
             prompts = [self.prompts.encode(prompt, request.prefix_ids) for prompt in request.prompts]
         seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
         rows = rows_of(request, key, prompts, seed, target, self.tokenizer, adapter)
+        share_prompts(rows, request.n)
         heard = [row for row in rows if row.leads]
         if request.grammar:
             if compiled is None:
@@ -360,6 +355,7 @@ class Engine:
             seq.advance(count)
             if cut is not None and seq.fed == cut and seq.slot is not None:
                 self.beginnings.keep(seq, cut)
+                self.rollouts.reached(seq)
         for seq in drawing:
             seq.in_flight += 1
         if finalizing:

@@ -6,11 +6,13 @@ END_OF_TEXT may be drawn.
 """
 
 import json
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
+from typing import Any
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -39,7 +41,14 @@ WORDS = {
     "regex": "regular expression",
     "choice": "list of choices",
     "grammar": "grammar",
+    "calls": "schema of a tool",
+    "tagged_calls": "schema of a tool",
 }
+SPACE = r"/ ?|\n[ \t]{0,40}/"  # around the JSON of a call
+
+
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+LARGEST_INTEGER = 2**53  # up to which fp64 has all
 
 
 class GrammarError(ValueError):
@@ -156,10 +165,41 @@ def _answer(text: BoundText) -> dict[str, object]:
         case "choice":
             choices = dict.fromkeys(json.loads(text.source))
             return {"lark_grammar": "start: " + " | ".join(json.dumps(choice) for choice in choices)}
+        case "calls" | "tagged_calls":
+            return {"lark_grammar": _calls(**json.loads(text.source))}
     try:
         return {"lark_grammar": any_to_lark(text.source)}
     except Exception as error:  # of a converter, of any class
         raise GrammarError(_sentence("grammar", str(error))) from error
+
+
+def _calls(first: list[list[Any]], more: list[list[Any]], until: str) -> str:
+    """See routes.chat.grammars.of_calls."""
+    rules = [f"space: {SPACE}"]
+
+    def alternatives(name: str, calls: list[list[Any]]) -> None:
+        for i, parts in enumerate(calls):
+            found = []
+            for at, part in enumerate(parts):
+                if isinstance(part, str):
+                    found.append(json.dumps(part))
+                    continue
+                schema = f"{name}_{i}_{at}"
+                found.append(f"space {schema} space")
+                rules.append(f"{schema}: %json {json.dumps(_json_schema(json.dumps(part)))}")
+            rules.append(f"{name}_{i}: {' '.join(found)}")
+        rules.append(f"{name}: " + " | ".join(f"{name}_{i}" for i in range(len(calls))))
+
+    alternatives("first", first)
+    if until:
+        rules += ["start: tagged* TEXT", "tagged: tag first", f"tag[lazy]: TEXT {json.dumps(until)}"]
+        rules.append("TEXT: /(.|\\n)*/")
+    elif more:
+        alternatives("more", more)
+        rules.append('start: first ("\\n" more)*')
+    else:
+        rules.append("start: first")
+    return "\n".join(rules)
 
 
 def _json_schema(source: str) -> object:
@@ -168,11 +208,38 @@ def _json_schema(source: str) -> object:
     except ValueError as error:
         raise GrammarError(_sentence("json_schema", f"it is no JSON: {error}")) from error
     if isinstance(schema, dict):
-        # In place of options that it gives itself.
-        return {**schema, "x-guidance": JSON_OPTIONS | JSON_SEPARATORS}
+        schema = _with_exact_numbers(schema)
+        return {**schema, "x-guidance": JSON_OPTIONS | JSON_SEPARATORS}  # in place of its own
     if isinstance(schema, bool):
         return _json_schema("{}") if schema else schema
     raise GrammarError(_sentence("json_schema", "it is neither an object nor a boolean"))
+
+
+def _with_exact_numbers(schema: Any, fixed: bool = False) -> Any:
+    """A schema for a library that reads numbers as fp64: bounds beyond its integers move inwards.
+
+    fixed: inside of a value that must come as it is. Raises GrammarError where such a number is one of these.
+    """
+    if isinstance(schema, list):
+        return [_with_exact_numbers(item, fixed) for item in schema]
+    if isinstance(schema, dict):
+        return {
+            key: _inside(value, -math.inf if "ax" in key else math.inf)
+            if key in BOUNDS and isinstance(value, int)
+            else _with_exact_numbers(value, fixed or key in ("const", "enum", "multipleOf"))
+            for key, value in schema.items()
+        }
+    if fixed and isinstance(schema, int) and abs(schema) > LARGEST_INTEGER:
+        why = f"the number {schema} has more digits than can be told apart; write it as a string"
+        raise GrammarError(_sentence("json_schema", why))
+    return schema
+
+
+def _inside(bound: int, towards: float) -> int:
+    """The next integer in that direction that fp64 has."""
+    nearest = int(float(bound))
+    beyond = nearest > bound if towards < 0 else nearest < bound
+    return int(math.nextafter(nearest, towards)) if beyond else nearest
 
 
 def _in_slashes(regex: str) -> str:

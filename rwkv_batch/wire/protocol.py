@@ -71,8 +71,9 @@ class AnswerHead(Struct, frozen=True, omit_defaults=True):
 class Grammar(Struct, frozen=True, omit_defaults=True):
     """What the text of each row must be. Where it is complete, id 0 may be drawn, which ends the row."""
 
-    # "choice": a JSON list of strings; "grammar": Lark as llguidance has it, or GBNF
-    kind: Literal["json_schema", "regex", "choice", "grammar"]
+    # "choice": a JSON list of strings; "grammar": Lark as llguidance has it, or GBNF; the last two: see
+    # routes.chat.grammars.of_calls
+    kind: Literal["json_schema", "regex", "choice", "grammar", "calls", "tagged_calls"]
     source: str
     head: AnswerHead = AnswerHead()
 

@@ -7,6 +7,7 @@ from enum import Enum
 from msgspec.structs import replace
 
 from rwkv_batch.engine.constraints.masks import RowConstraint
+from rwkv_batch.engine.scheduling.shared_prompts import SharedPrompt
 from rwkv_batch.text.stops import AnswerStops, StopStrings
 from rwkv_batch.text.tokenizer import TextDecoder, Tokenizer
 from rwkv_batch.wire.protocol import Event, GenerateRequest, RowDelta, TokenLogprob
@@ -70,6 +71,8 @@ class Sequence:
     mixture: "Mixture | None" = None
     adapter: RowAdapter | None = None
     constraint: RowConstraint | None = None  # what binds its text; those of a mixture share it
+    shared: SharedPrompt | None = None
+    waits_for_state: bool = False  # another row feeds its prompt
     slot: int | None = None
     state: SequenceState = WAITING
     fed: int = 0  # of the tokens in `to_feed`
@@ -145,6 +148,8 @@ class Sequence:
         left = self.tokens_left
         if self.state is not PREFILLING:
             return left
+        if self.waits_for_state:
+            return 0
         waits = self.mixture and not self.mixture.at_end
         return left - 1 if waits or (self.constraint and not self.constraint.can_draw) else left
 

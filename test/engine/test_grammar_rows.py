@@ -95,6 +95,7 @@ def test_masks_that_take_long_hold_up_nobody(driver: Driver, monkeypatch: pytest
         make(self, row, tokens)
 
     monkeypatch.setattr(masks, "QUICK", -1.0)  # every mask is slow
+    monkeypatch.setattr(masks, "PATIENCE", -1.0)
     monkeypatch.setattr(masks.MaskMaker, "_make_slowly", late)
     slow = bound(driver, FRUIT)
     others = [driver.add(prompt, max_tokens=20) for prompt in PROMPTS]

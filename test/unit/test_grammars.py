@@ -21,7 +21,8 @@ CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Paris"]}}, "
 CALL = ['"get", "arguments":', CITY, "}</tool_call>"]
 CALLS = json.dumps({"first": [CALL], "more": [["<tool_call>", CITY, ">"]], "until": ""})
 TAGGED = json.dumps({"first": [CALL], "more": [], "until": "<tool_call>{"})
-ROME, BERLIN = ('"get", "arguments": {"city": "%s"}}</tool_call>' % city for city in ("Rome", "Berlin"))
+ROME = '"get", "arguments": {"city": "Rome"}}</tool_call>'
+BERLIN = ROME.replace("Rome", "Berlin")
 THOUGHT = BoundText("json_schema", PERSON, ">", "</think>")
 TOO_FINE = {"type": "integer", "multipleOf": 7919, "maximum": 10**29}
 HOSTILE = "start: A\nA: /(.*a.{12})/ & /(.*b.{13})/ & /(.*c.{14})/"
@@ -59,10 +60,7 @@ def _may(matcher, token: int) -> bool:
         (BoundText("json_schema", PERSON), '{\n  "name": "安娜 \\n",\n  "age": -12\n}'),
         (BoundText("json_schema", PERSON, space=True), ' {"name": "", "age": 0}'),
         (BoundText("json_schema", PERSON, rest=">"), '>\n{"name": "", "age": 0}'),
-        (
-            BoundText("json_schema", PERSON, ">", "</think>"),
-            '> a\n\nb < {"x"</think>\n\n{"name": "", "age": 0}',
-        ),
+        (THOUGHT, '> a\n\nb < {"x"</think>\n\n{"name": "", "age": 0}'),
         (BoundText("json_schema", '{"type": "object"}'), '{"a": [1, {"b": null}]}'),
         (BoundText("regex", r"a/b|\d{2}\/c"), "a/b"),
         (BoundText("regex", r"a/b|\d{2}\/c"), "42/c"),
@@ -70,15 +68,9 @@ def _may(matcher, token: int) -> bool:
         (BoundText("grammar", 'root ::= "a" ("," "a")*'), "a,a,a"),
         (BoundText("grammar", "start: x+\nx: /[a-c]/ | %json {}"), "abc"),
         (BoundText("calls", CALLS), ROME),
-        (
-            BoundText("calls", CALLS),
-            'get", "arguments":{"city":"Rome"}}</tool_call>\n<tool_call>{"city": "Paris"}>',
-        ),
+        (BoundText("calls", CALLS), ROME + '\n<tool_call>{"city": "Paris"}>'),
         (BoundText("tagged_calls", TAGGED), "No tool < helps.\n"),
-        (
-            BoundText("tagged_calls", TAGGED),
-            'So: <tool_call>{"get", "arguments": {"city": "Rome"}}</tool_call>',
-        ),
+        (BoundText("tagged_calls", TAGGED), "So: <tool_call>{" + ROME),
     ],
 )
 def test_a_text_by_the_grammar_may_be_written_and_may_end(compiler, bound: BoundText, text: str):
@@ -98,10 +90,7 @@ def test_a_text_by_the_grammar_may_be_written_and_may_end(compiler, bound: Bound
         (BoundText("regex", "[a-z]+"), "ab1"),
         (BoundText("choice", '["yes", "no"]'), "yesno"),
         (BoundText("calls", CALLS), BERLIN),
-        (
-            BoundText("tagged_calls", TAGGED),
-            'So: <tool_call>{"get", "arguments": {"city": "Berlin"}}</tool_call>',
-        ),
+        (BoundText("tagged_calls", TAGGED), "So: <tool_call>{" + BERLIN),
     ],
 )
 def test_another_text_may_not(compiler, bound: BoundText, text: str):

@@ -15,7 +15,8 @@ from llguidance import LLMatcher
 from rwkv_batch.sampling.masks import RowMasks, mask_words
 from rwkv_batch.text.grammars import MaskThreads
 
-QUICK = 0.002  # seconds for a mask, so that a step waits for it
+PATIENCE = 0.01  # seconds that a step waits for the masks of its rows
+QUICK = 0.002  # seconds for the mask of one row that steps wait for again
 MOST_THREADS = 8
 
 
@@ -101,7 +102,7 @@ class MaskMaker:
         matchers = [row.matcher for row in rows]
         threads.advance(matchers, tokens)
         bits, errors = threads.masks(matchers)
-        slow = time.perf_counter() - began > QUICK * max(1.0, len(rows) / MOST_THREADS)
+        slow = time.perf_counter() - began > PATIENCE
         for row, mask, error in zip(rows, bits, errors, strict=True):
             row.slow, row.error = slow, error
             row.mask = None if error else mask

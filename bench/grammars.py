@@ -30,8 +30,7 @@ from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.scheduling.sequence import DECODING
 from rwkv_batch.model import checkpoint
 from rwkv_batch.sampling.masks import mask_words
-from rwkv_batch.text.grammars import BoundText, GrammarCompiler, MaskThreads
-from rwkv_batch.text.tokenizer import Tokenizer
+from rwkv_batch.text.grammars import BoundText, GrammarCompiler, MaskThreads, prepare
 from rwkv_batch.wire.protocol import GenerateRequest, Grammar
 
 RUNS = 9
@@ -52,9 +51,10 @@ ENDLESS_LIST = json.dumps({"type": "array", "items": PERSON, "minItems": 2000})
 
 def masks_alone(rows: int) -> None:
     """Rows that draw any allowed token, each for itself."""
-    tokenizer, vocab = Tokenizer(), 65536
-    compiler = GrammarCompiler(tokenizer, vocab)
+    vocab = 65536
+    compiler = GrammarCompiler(vocab)
     threads = MaskThreads(max(1, min(8, (os.cpu_count() or 1) // 2)), mask_words(vocab))
+    prepare(vocab)
     began = time.perf_counter()
     matchers = [compiler.matcher(BoundText("json_schema", ENDLESS_LIST)) for _ in range(rows)]
     compiled = time.perf_counter() - began

@@ -272,12 +272,7 @@ BAD_CHAT = {
     "tool_call_parser": ["prefix"],
     "enable_tool_calls": ["x"],
     "parallel_tool_calls": ["x"],
-    "response_format": [
-        {"type": "xml"},
-        "text",
-        {"type": "json_schema"},
-        {"type": "json_schema", "json_schema": {}},
-    ],
+    "response_format": [{"type": "xml"}, "text"],
     "reasoning_effort": ["huge"],
     "audio": [{"voice": "x"}],
     "modalities": [["text", "audio"]],

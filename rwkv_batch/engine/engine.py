@@ -121,7 +121,7 @@ class Engine:
         parts = self.weights, self.runner, self.scheduler
         self.adapters = Adapters(*parts, config, self.outbox, self.cancel, wake)
         self.adapter_commands = AdapterCommands(self.adapters, self.outbox)
-        self.grammars = GrammarQueue(self.tokenizer, self.vocab, config.max_waiting, wake)
+        self.grammars = GrammarQueue(self.vocab, config.max_waiting, wake)
         self.masks = MaskMaker(self.vocab, wake)
         self._in_flight: deque[StepInFlight] = deque()  # oldest first
         self._queued = 0  # of them, those that `land` leaves

@@ -73,8 +73,8 @@ class BoundText:
 class GrammarCompiler:
     """Matchers for texts over the first `vocab` ids. Thread-safe."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
-        self._tokenizer, self._vocab = tokenizer, vocab
+    def __init__(self, vocab: int) -> None:
+        self._vocab = vocab
         self._kept: OrderedDict[BoundText, LLMatcher] = OrderedDict()
         self._lock = Lock()
 
@@ -97,8 +97,7 @@ class GrammarCompiler:
                 f"The {WORDS[text.kind]} has {len(text.source)} characters and at most {LARGEST_SOURCE} are "
                 "taken; give a smaller one."
             )
-        tokens = _tokens(self._tokenizer, self._vocab)  # made when they are first needed: 100 MB
-        matcher = LLMatcher(tokens, _whole(text), log_level=0, limits=LIMITS)
+        matcher = LLMatcher(prepare(self._vocab), _whole(text), log_level=0, limits=LIMITS)
         if not matcher.is_error():
             mask = np.frombuffer(matcher.compute_bitmask(), np.int32)  # a grammar can fail at its first token
             if mask.any() and not matcher.is_error():
@@ -267,9 +266,13 @@ def _reason(why: str) -> str:
 
 
 @lru_cache(maxsize=4)
-def _tokens(tokenizer: Tokenizer, vocab: int) -> LLTokenizer:
-    """The vocabulary as llguidance has it, cut to that of a model."""
-    return LLTokenizer(TokenizerWrapper(_Vocabulary(tokenizer, vocab)), n_vocab=vocab, eos_token=END_OF_TEXT)
+def prepare(vocab: int) -> LLTokenizer:
+    """The vocabulary as llguidance has it, cut to that of a model.
+
+    It is made once in a process, which takes some tenths of a second in which no other thread runs.
+    """
+    tokens = _Vocabulary(Tokenizer(), vocab)
+    return LLTokenizer(TokenizerWrapper(tokens), n_vocab=vocab, eos_token=END_OF_TEXT)
 
 
 class _Vocabulary:

@@ -7,9 +7,12 @@ import threading
 import pytest
 from ahead import LateRunner
 from engine_driver import PROMPTS, Driver
+from msgspec.structs import replace
 
 from rwkv_batch.engine.constraints import masks
 from rwkv_batch.runner import backends
+from rwkv_batch.wire.codec import decode_paused
+from rwkv_batch.wire.commands import PAUSED, GetDocument, PauseRequest
 from rwkv_batch.wire.protocol import (
     Accepted,
     AnswerHead,
@@ -202,3 +205,17 @@ def test_rows_of_one_request_are_bound_each_for_itself(driver: Driver):
         events = driver._events[name]
     texts = {row.row: row.text for event in events[1:] for row in event.rows}
     assert len(texts) == 6 and all(map(VALID[FRUIT], texts.values())) and len(set(texts.values())) > 1
+
+
+def test_a_paused_request_goes_on_by_its_grammar(driver: Driver):
+    """It is compiled again, and has read what was drawn before."""
+    fields = {"name": "it", "flush_tokens": 1, "sampling": Sampling(temperature=1.5, seed=9)}
+    whole_text = answer(driver, bound(driver, PLATE, **fields)).text
+    name = bound(driver, PLATE, **fields)
+    while len(driver.text(name)) < 3:
+        driver.step()
+    driver.ask(PauseRequest("pause", "it"))
+    first = driver.text(name)
+    paused = decode_paused(driver.ask(GetDocument("document", PAUSED + "it")).data)
+    driver.engine.add((b"test", "again"), replace(paused, id="again"))
+    assert first + answer(driver, "again").text == whole_text and VALID[PLATE](whole_text)

@@ -21,6 +21,7 @@ ANSWERS = {  # a word of a curl -> what its answer must hold
     "tree": ["Paris", "deleted successfully"],
     "/v1/responses": ["Paris", "completed"],
     "Japan": ["Tokyo"],
+    "guided_choice": ["ly", '"finish_reason":"stop"'],
     "batch-FIM": ["a + b"],
     "/v1/models": ["rwkv7-demo"],
     "/health": ["ready"],

@@ -30,7 +30,7 @@ HOSTILE = "start: A\nA: /(.*a.{12})/ & /(.*b.{13})/ & /(.*c.{14})/"
 
 @pytest.fixture(scope="module")
 def compiler() -> GrammarCompiler:
-    return GrammarCompiler(Tokenizer(), VOCAB)
+    return GrammarCompiler(VOCAB)
 
 
 def allowed(compiler: GrammarCompiler, bound: BoundText, text: str) -> set[int] | None:
@@ -156,7 +156,7 @@ def test_a_bound_beyond_the_integers_of_fp64_is_kept(compiler):
 
 
 def test_a_model_with_fewer_tokens_writes_it_in_these():
-    compiler = GrammarCompiler(Tokenizer(), 300)
+    compiler = GrammarCompiler(300)
     bits, errors = MaskThreads(1, 10).masks([compiler.matcher(BoundText("json_schema", PERSON))])
     ids = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
     assert errors == [""] and ids.tolist() == [ord("{") + 1]

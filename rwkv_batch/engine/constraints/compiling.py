@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from rwkv_batch.engine.constraints.masks import RowConstraint
 from rwkv_batch.text.grammars import BoundText, GrammarCompiler
-from rwkv_batch.text.tokenizer import END_OF_TEXT, Tokenizer
+from rwkv_batch.text.tokenizer import END_OF_TEXT
 from rwkv_batch.wire.protocol import GenerateRequest
 
 Key = tuple[bytes, str]  # (front end, request id)
@@ -32,9 +32,9 @@ class CompiledGrammar:
 class GrammarQueue:
     """For the engine's thread. `wake` is called from another one when `take` has something new."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab: int, most: int, wake: Callable[[], None]) -> None:
+    def __init__(self, vocab: int, most: int, wake: Callable[[], None]) -> None:
         """most: requests that may wait."""
-        self._compiler, self._most, self._wake = GrammarCompiler(tokenizer, vocab), most, wake
+        self._compiler, self._most, self._wake = GrammarCompiler(vocab), most, wake
         self._thread = ThreadPoolExecutor(1, "grammars")
         self._waiting: list[CompiledGrammar] = []
         self._done: deque[CompiledGrammar] = deque()

@@ -7,11 +7,12 @@ END_OF_TEXT may be drawn.
 
 import json
 import math
+import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,10 @@ from llguidance.gbnf_to_lark import any_to_lark
 from rwkv_batch.text.tokenizer import END_OF_TEXT, Tokenizer
 
 LARGEST_SOURCE = 256 * 1024  # characters
+LARGEST_GRAMMAR = 16 * 1024  # of a grammar, for which some steps take time in the square of that
+STACK = (
+    256 << 20
+)  # bytes, of a thread that compiles: rules and schemas may refer to each other in long chains
 KEPT = 32  # grammars that are kept compiled
 # What a grammar may take. The two of a step bound the time of a mask to some 15 ms on one core; the states of
 # a lexer, 1 to 2 KB each, its memory.
@@ -48,6 +53,7 @@ SPACE = r"/ ?|\n[ \t]{0,40}/"  # around the JSON of a call
 
 
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_starting = threading.Lock()
 LARGEST_INTEGER = 2**53  # up to which fp64 has all
 
 
@@ -76,7 +82,7 @@ class GrammarCompiler:
     def __init__(self, vocab: int) -> None:
         self._vocab = vocab
         self._kept: OrderedDict[BoundText, LLMatcher] = OrderedDict()
-        self._lock = Lock()
+        self._lock = threading.Lock()
 
     def matcher(self, text: BoundText) -> LLMatcher:
         """A matcher of its own at the text's beginning. Raises GrammarError."""
@@ -84,7 +90,7 @@ class GrammarCompiler:
             if found := self._kept.get(text):
                 self._kept.move_to_end(text)
                 return found.deep_copy()
-        made = self._compile(text)
+        made = _in_thread(lambda: self._compile(text))
         with self._lock:
             self._kept[text] = made
             while len(self._kept) > KEPT:
@@ -92,10 +98,11 @@ class GrammarCompiler:
         return made.deep_copy()
 
     def _compile(self, text: BoundText) -> LLMatcher:
-        if len(text.source) > LARGEST_SOURCE:
+        most = LARGEST_GRAMMAR if text.kind == "grammar" else LARGEST_SOURCE
+        if len(text.source) > most:
             raise GrammarError(
-                f"The {WORDS[text.kind]} has {len(text.source)} characters and at most {LARGEST_SOURCE} are "
-                "taken; give a smaller one."
+                f"The {WORDS[text.kind]} has {len(text.source)} characters and at most {most} are taken; give a "
+                "smaller one."
             )
         matcher = LLMatcher(prepare(self._vocab), _whole(text), log_level=0, limits=LIMITS)
         if not matcher.is_error():
@@ -132,6 +139,27 @@ class MaskThreads:
             _too_complex(matcher.get_error()) if matcher.is_error() or not mask.any() else ""
             for matcher, mask in zip(matchers, bits, strict=True)
         ]
+
+
+def _in_thread(compile_: Callable[[], LLMatcher]) -> LLMatcher:
+    """The result of a call in a thread with room for deep recursion. Raises GrammarError."""
+    done: Future[LLMatcher] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(compile_())
+        except GrammarError as error:
+            done.set_exception(error)
+        except Exception as error:  # nested beyond what can be read
+            done.set_exception(GrammarError(f"The grammar cannot be used: {type(error).__name__}."))
+
+    with _starting:  # the size is that of all threads which start meanwhile
+        usual = threading.stack_size(STACK)
+        try:
+            threading.Thread(target=run, name="grammar", daemon=True).start()
+        finally:
+            threading.stack_size(usual)
+    return done.result()
 
 
 def _whole(text: BoundText) -> str:

@@ -124,6 +124,36 @@ def test_a_token_may_begin_with_the_end_of_a_character(compiler):
     raise AssertionError("the character cannot be written")
 
 
+CHAIN = "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(900))
+DEEP = {
+    "chain of rules": BoundText("grammar", CHAIN + '\nr900: "a"'),
+    "parentheses": BoundText("grammar", "start: " + "(" * 5000 + '"a"' + ")" * 5000),
+    "parentheses of GBNF": BoundText("grammar", "root ::= " + "(" * 5000 + '"a"' + ")" * 5000),
+    "groups": BoundText("regex", "(" * 50_000 + "a" + ")" * 50_000),
+    "references": BoundText(
+        "json_schema",
+        json.dumps(
+            {
+                "$defs": {f"d{i}": {"properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(3000)}
+                | {"d3000": {"type": "null"}},
+                "$ref": "#/$defs/d0",
+            }
+        ),
+    ),
+    "arrays": BoundText("json_schema", '{"items":' * 20_000 + "{}" + "}" * 20_000),
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_what_is_nested_deeply_does_no_harm(compiler, name: str):
+    """It is compiled or refused, and the process goes on."""
+    try:
+        compiler.matcher(DEEP[name])
+    except GrammarError as refused:
+        assert str(refused).endswith(".")
+    assert allowed(compiler, BoundText("choice", '["a"]'), "a") == {END_OF_TEXT}
+
+
 @pytest.mark.parametrize(
     ("bound", "words"),
     [

@@ -13,6 +13,7 @@ from rwkv_batch.text.grammars import BoundText, GrammarCompiler
 from rwkv_batch.text.tokenizer import END_OF_TEXT
 from rwkv_batch.wire.protocol import GenerateRequest
 
+THREADS = 2  # so that a grammar that takes long holds up some others only
 Key = tuple[bytes, str]  # (front end, request id)
 
 
@@ -35,7 +36,7 @@ class GrammarQueue:
     def __init__(self, vocab: int, most: int, wake: Callable[[], None]) -> None:
         """most: requests that may wait."""
         self._compiler, self._most, self._wake = GrammarCompiler(vocab), most, wake
-        self._thread = ThreadPoolExecutor(1, "grammars")
+        self._threads = ThreadPoolExecutor(THREADS, "grammars")
         self._waiting: list[CompiledGrammar] = []
         self._done: deque[CompiledGrammar] = deque()
 
@@ -50,7 +51,7 @@ class GrammarQueue:
         return bool(self._done)
 
     def put(self, key: Key, request: GenerateRequest) -> bool:
-        """Compile the grammar of a request, in the order of arrival.
+        """Compile the grammar of a request; some at a time.
 
         False if it has none, or too many wait already.
         """
@@ -58,7 +59,7 @@ class GrammarQueue:
             return False
         item = CompiledGrammar(key, _with_end(request), Future())
         self._waiting.append(item)
-        self._thread.submit(self._compile_for_take, item)
+        self._threads.submit(self._compile_for_take, item)
         return True
 
     def take(self) -> list[CompiledGrammar]:
@@ -82,11 +83,11 @@ class GrammarQueue:
         return item
 
     def close(self) -> None:
-        """End the thread."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """End the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _compile_for_take(self, item: CompiledGrammar) -> None:
-        """In the thread."""
+        """In a thread."""
         self._compile(item)
         self._done.append(item)
         self._wake()

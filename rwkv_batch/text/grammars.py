@@ -23,9 +23,7 @@ from rwkv_batch.text.tokenizer import END_OF_TEXT, Tokenizer
 
 LARGEST_SOURCE = 256 * 1024  # characters
 LARGEST_GRAMMAR = 16 * 1024  # of a grammar, for which some steps take time in the square of that
-STACK = (
-    256 << 20
-)  # bytes, of a thread that compiles: rules and schemas may refer to each other in long chains
+STACK = 256 << 20  # bytes, of a thread that compiles: rules and schemas may refer to others in chains
 KEPT = 32  # grammars that are kept compiled
 # What a grammar may take. The two of a step bound the time of a mask to some 15 ms on one core; the states of
 # a lexer, 1 to 2 KB each, its memory.
@@ -101,8 +99,8 @@ class GrammarCompiler:
         most = LARGEST_GRAMMAR if text.kind == "grammar" else LARGEST_SOURCE
         if len(text.source) > most:
             raise GrammarError(
-                f"The {WORDS[text.kind]} has {len(text.source)} characters and at most {most} are taken; give a "
-                "smaller one."
+                f"The {WORDS[text.kind]} has {len(text.source)} characters and at most {most} are taken; "
+                "give a smaller one."
             )
         matcher = LLMatcher(prepare(self._vocab), _whole(text), log_level=0, limits=LIMITS)
         if not matcher.is_error():

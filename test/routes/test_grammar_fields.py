@@ -121,6 +121,7 @@ def test_a_strict_tool_binds_what_follows_the_beginning_of_a_call():
     ("fields", "param"),
     [
         ({"guided_json": "{"}, "guided_json"),
+        ({"guided_json": '{"items":' * 5000 + "{}" + "}" * 5000}, "guided_json"),
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_choice": "yes"}, "guided_choice"),
         ({"guided_regex": ["a"]}, "guided_regex"),

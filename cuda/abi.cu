@@ -10,6 +10,7 @@
 #include "gemm.cuh"
 #include "gemm_tile.cuh"
 #include "norm.cuh"
+#include "sample_filter.cuh"
 #include "sample_row.cuh"
 #include "sequence_feed.cuh"
 #include "wkv6.cuh"
@@ -29,6 +30,7 @@ constexpr long long same() {
 }  // namespace
 
 using sample::AdjustInput, sample::BiasEntry, sample::PenaltyEntry, sample::SampleInput, sample::SampleRecord;
+using sample::FilterInput, sample::RowFilter;
 using sample::GREEDY, sample::NOISE, sample::NUCLEUS, sample::RAPID;
 
 #define CONSTANT(name, expected) {#name, same<name, expected>()}
@@ -197,6 +199,17 @@ constexpr AbiEntry ENTRIES[] = {
     MEMBER(SampleInput, ids, 40),
     MEMBER(SampleInput, workspace, 48),
     MEMBER(SampleInput, chunk, 56),
+    SIZE(RowFilter, 16),
+    MEMBER(RowFilter, min_p, 0),
+    MEMBER(RowFilter, top_a, 4),
+    MEMBER(RowFilter, repetition, 8),
+    MEMBER(RowFilter, mask, 12),
+    SIZE(FilterInput, 96),
+    MEMBER(FilterInput, sample, 0),
+    MEMBER(FilterInput, filters, 64),
+    MEMBER(FilterInput, masks, 72),
+    MEMBER(FilterInput, seen, 80),
+    MEMBER(FilterInput, words, 88),
     SIZE(AdjustInput, 104),
     MEMBER(AdjustInput, sample, 0),
     MEMBER(AdjustInput, places, 64),

@@ -15,6 +15,13 @@
 // Weights are computed in fp32 and added in fixed point (sample_number.cuh), so sums have no order. On older
 // GPUs a row has one block and its values lie in a workspace [rows, chunk] fp32 instead of shared memory. A
 // token does not depend on how its row is kept or split.
+//
+// rwkv_sample_filtered is a kernel of its own for steps in which a row has a grammar, min_p, top_a or a
+// repetition penalty (sample_filter.cuh): between reading and bias, and before the draw. That of the other
+// steps has nothing of it.
+#include <type_traits>
+
+#include "sample_filter.cuh"
 #include "sample_list.cuh"
 #include "sample_number.cuh"
 #include "sample_read.cuh"
@@ -161,6 +168,12 @@ __device__ inline Place draw_noisy(const Team& team, Shared& s, const Segment& s
     return {first, 0};
 }
 
+// The arguments that both kernels have.
+__host__ __device__ inline const SampleInput& plain(const SampleInput& in) { return in; }
+__host__ __device__ inline const SampleInput& plain(const FilterInput& in) { return in.sample; }
+inline SampleInput& plain(SampleInput& in) { return in; }
+inline SampleInput& plain(FilterInput& in) { return in.sample; }
+
 // What a draw goes by: tokens above the threshold stay, those at it weigh `tie`.
 struct Cut {
     float threshold = -INFINITY;
@@ -229,9 +242,11 @@ __device__ inline Cut cut(const Team& team, Shared& s, const Segment& segment, c
 // What bounds a row is the chain of its steps more than arithmetic, so rows are to overlap: where there are
 // many, the fp16 kernel keeps to the registers of three blocks a multiprocessor (`RESIDENT`), whose values
 // fit in shared memory too where a team has four or more.
-template <typename Logit, bool IN_SHARED, int RESIDENT>
-__global__ void LAUNCH_BOUNDS(THREADS, RESIDENT) sample_kernel(const __grid_constant__ SampleInput in) {
+template <typename Logit, bool IN_SHARED, int RESIDENT, typename Input>
+__global__ void LAUNCH_BOUNDS(THREADS, RESIDENT) sample_kernel(const __grid_constant__ Input given) {
     if (IN_SHARED && !CLUSTERS) return;  // never launched there; nothing to compile
+    constexpr bool FILTERED = !std::is_same<Input, SampleInput>::value;
+    const SampleInput& in = plain(given);
     extern __shared__ float4 dynamic[];
     __shared__ Shared s;
     const Team team = Team::here();
@@ -263,12 +278,25 @@ __global__ void LAUNCH_BOUNDS(THREADS, RESIDENT) sample_kernel(const __grid_cons
         if (team.rank == 0 && threadIdx.x == 0) in.ids[row] = 0;
         return;
     }
+    RowFilter how;
+    if constexpr (FILTERED) {
+        how = given.filters[row];
+        segment.widen();
+        if (how.repetition != 1.f)
+            divide_repeated(segment, given.seen + size_t(s.slot) * given.words, given.words, how.repetition);
+    }
     if (s.row.bias_count || s.row.used) {
         segment.widen();
         apply_changes(s.row, chunk);
         own_top = -INFINITY;
         for (int i = lane_id(); i < segment.length; i += WARP) own_top = fmaxf(own_top, segment.values[i]);
     }
+    if constexpr (FILTERED)
+        own_top = filter(team, how, given, s.row, segment, s.tops, s.sums[1], [&](float likeliest) {
+            const Softmax beside = {likeliest, s.row.scale};
+            team.gather(weigh(segment, beside, -INFINITY, 0), s.sums[0]);
+            return sum_of(team, s.sums[0]);
+        });
     gather_tops(team, own_top, s.tops);
     const uint32_t top = largest(s.tops);
 
@@ -297,16 +325,22 @@ __global__ void LAUNCH_BOUNDS(THREADS, RESIDENT) sample_kernel(const __grid_cons
     }
     __syncthreads();
     if (threadIdx.x == 0) in.ids[row] = s.token;
+    if constexpr (FILTERED) {
+        if (threadIdx.x == 0 && how.repetition != 1.f)
+            given.seen[size_t(s.slot) * given.words + s.token / 32] |= 1u << s.token % 32;
+    }
     record(s.row, in.table + s.slot, s.token);
 }
 
-template <typename Logit>
-int start(SampleInput in, int rows, int blocks, cudaStream_t stream) {
-    constexpr int MOST_RESIDENT = sizeof(Logit) == sizeof(__half) ? 3 : 2;
+template <typename Logit, typename Input>
+int start(Input given, int rows, int blocks, cudaStream_t stream) {
+    constexpr bool NARROW = sizeof(Logit) == sizeof(__half) && std::is_same<Input, SampleInput>::value;
+    constexpr int MOST_RESIDENT = NARROW ? 3 : 2;
+    SampleInput& in = plain(given);
     const bool few = rows * blocks <= 2 * multiprocessors();
-    const auto kernel = in.workspace ? sample_kernel<Logit, false, 2>
-                        : few        ? sample_kernel<Logit, true, 2>
-                                     : sample_kernel<Logit, true, MOST_RESIDENT>;
+    const auto kernel = in.workspace ? sample_kernel<Logit, false, 2, Input>
+                        : few        ? sample_kernel<Logit, true, 2, Input>
+                                     : sample_kernel<Logit, true, MOST_RESIDENT, Input>;
     in.chunk = chunk_size(in.vocab, blocks);
     if (in.chunk > 1 << PART_BITS || rows < 1)
         return cudaErrorInvalidValue;  // more than a bucket of a histogram can add up
@@ -316,8 +350,8 @@ int start(SampleInput in, int rows, int blocks, cudaStream_t stream) {
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
         if (error) return error;
     }
-    return in.workspace ? launch_alone(kernel, rows * blocks, THREADS, shared, stream, in)
-                        : launch_clusters(blocks, kernel, rows * blocks, THREADS, shared, stream, in);
+    return in.workspace ? launch_alone(kernel, rows * blocks, THREADS, shared, stream, given)
+                        : launch_clusters(blocks, kernel, rows * blocks, THREADS, shared, stream, given);
 }
 
 }  // namespace sample
@@ -332,6 +366,12 @@ int rwkv_sample_chunk(int vocab, int blocks) { return sample::chunk_size(vocab, 
 
 // `blocks` of a team: 1, 2, 4 or 8 with clusters, 1 without. fp16: whether logits are fp16 instead of fp32.
 int rwkv_sample(const sample::SampleInput* in, int rows, int fp16, int blocks, cudaStream_t stream) {
+    return fp16 ? sample::start<__half>(*in, rows, blocks, stream)
+                : sample::start<float>(*in, rows, blocks, stream);
+}
+
+// The same with a filter for each row.
+int rwkv_sample_filtered(const sample::FilterInput* in, int rows, int fp16, int blocks, cudaStream_t stream) {
     return fp16 ? sample::start<__half>(*in, rows, blocks, stream)
                 : sample::start<float>(*in, rows, blocks, stream);
 }

@@ -11,6 +11,7 @@ from typing import Any, Literal
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FENCE, FENCE_END = "```json", "```"
 TOOL_CALL = "**Tool Call:**"  # in front of a fence, in the form of G1's function calls
+CALL_BEGIN = '{"name": '  # what the JSON of a call begins with
 Schema = dict[str, Any]  # a JSON schema, or an OpenAI object that holds one
 
 
@@ -45,9 +46,9 @@ class ToolForm:
         """
         match choice:
             case "required":
-                return f'{self.before}{{"name": "'
+                return f'{self.before}{CALL_BEGIN}"'
             case {"function": {"name": name}}:
-                return f'{self.before}{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments":'
+                return f'{self.before}{CALL_BEGIN}{json.dumps(name, ensure_ascii=False)}, "arguments":'
         return ""
 
 

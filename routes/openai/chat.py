@@ -32,9 +32,6 @@ def prepare(body: Json, model_id: str, settings: FrontendConfig = DEFAULTS) -> P
     """Raises ApiError 400 for what cannot be served."""
     if body.get("modalities") not in (None, ["text"]):
         raise openai_field("modalities", 'this server writes text only; input should be ["text"]')
-    form = body.get("response_format")
-    if form is not None and not (isinstance(form, dict) and form.get("type") == "text"):
-        raise openai_field("response_format", 'only {"type": "text"} is available')
     chat = ChatBody.from_json(body, settings.sampling_profile)
     if chat.top_logprobs is not None and not chat.logprobs:
         raise openai_field("top_logprobs", "this is only allowed when logprobs is true")
@@ -52,6 +49,7 @@ def prepare(body: Json, model_id: str, settings: FrontendConfig = DEFAULTS) -> P
         style,
         (chat.top_logprobs or 0) if chat.logprobs else None,
         SessionTurn(source=key, target=key, separator=style.form.separator) if key else None,
+        use.grammar(style, chat.grammar()),
     )
     readers = [use.reader(style) for _ in range(chat.n)]
     reply = ChatReply(

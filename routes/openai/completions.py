@@ -37,7 +37,9 @@ def prepare(body: Json, model_id: str) -> Prepared:
     if completion.suffix:
         prompts = [fill_in_the_middle(text, completion.suffix) for text in texts]
     max_tokens = DEFAULT_MAX_TOKENS if completion.max_tokens is None else completion.max_tokens
-    request = completion.request(prompts, max_tokens, top_logprobs=completion.logprobs)
+    request = completion.request(
+        prompts, max_tokens, top_logprobs=completion.logprobs, grammar=completion.grammar()
+    )
     if completion.echo and completion.logprobs is not None:
         # It cannot be paused: what is left of the reply would have no place for the prompt's logprobs.
         request = replace(request, prompt_logprobs=completion.logprobs, return_bytes=True, pausable=False)

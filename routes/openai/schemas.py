@@ -7,10 +7,12 @@ A top-level null means "not given", as in OpenAI's own API. Fields without effec
 from typing import Annotated, Any, ClassVar, Literal, Self
 from uuid import uuid4
 
+from msgspec.structs import replace
 from pydantic import BaseModel, BeforeValidator, Field, GetJsonSchemaHandler, WithJsonSchema
 from pydantic_core import CoreSchema
 
 from routes.chat.fields import ChatStyleFields
+from routes.chat.grammars import GrammarFields, answer_head, leaves_text_free
 from routes.chat.profiles import with_profile
 from routes.chat.shapes import ChatMessages, OfferedTool, ToolChoiceShape, shaped_as
 from routes.chat.templates import Style
@@ -23,14 +25,14 @@ from routes.http.schemas import (
     MAX_SESSION_ID,
     NOTHING,
     OWN_ID,
-    RequestBody,
     not_bool,
 )
 from rwkv_batch.config import SamplingProfileName
-from rwkv_batch.wire.protocol import GenerateRequest, Sampling, SessionTurn
+from rwkv_batch.wire.protocol import GenerateRequest, Grammar, Sampling, SessionTurn
 
 LAST_TEXT_ID = 65529  # ids above have no text and cannot stand in a prompt
 MAX_STOPS = 16
+MAX_ROWS_OF_A_PROMPT = 1024
 MAX_STOP_TOKENS = 64
 CHAT_ALPHAS = (1.0, 0.1)
 SessionId = Annotated[str, Field(max_length=MAX_SESSION_ID), *OWN_ID]
@@ -146,6 +148,7 @@ Penalty = Annotated[Number, Field(ge=-2, le=2)]
 Alpha = Annotated[Number, Field(ge=-100, le=100)]
 NewTokens = Annotated[Int, Field(ge=0, le=INT_LIMIT)]
 TopP = Annotated[Number, Field(ge=0, le=1)]
+Share = Annotated[Number, Field(ge=0, le=1)]
 TopK = Annotated[Int, Field(ge=-1, le=INT_LIMIT)]
 
 
@@ -153,7 +156,7 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-class OpenAIBody(RequestBody):
+class OpenAIBody(GrammarFields):
     """What all OpenAI routes that generate have in common.
 
     The alphas are RWKV's own penalties; None there means the route's default.
@@ -173,9 +176,12 @@ class OpenAIBody(RequestBody):
     alpha_decay: Annotated[Number, Field(ge=0, le=1)] = 0.996
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
+    min_p: Share = 0.0  # of the likeliest token's probability
+    top_a: Share = 0.0  # of its square
+    repetition_penalty: Annotated[Number, Field(gt=0, le=2)] = 1.0
     logit_bias: LogitBias = Field(default_factory=dict)
     seed: Annotated[Int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    n: Annotated[Int, Field(ge=1, le=128)] = 1
+    n: Annotated[Int, Field(ge=1, le=MAX_ROWS_OF_A_PROMPT)] = 1
     stop: StopList = Field(default_factory=list)
     stop_tokens: StopTokens | None = None
     ignore_eos: bool = False
@@ -216,19 +222,24 @@ class OpenAIBody(RequestBody):
         style: Style | None = None,
         top_logprobs: int | None = None,
         turn: SessionTurn | None = None,
+        grammar: Grammar | None = None,
     ) -> GenerateRequest:
         """`style`: that of a chat, None for other text.
 
         Generation stops at id 0 and the stops of the chat, or at `stop_tokens` in their place; `stop` adds to
         either. The strings of both fields count behind a chat's thought only. A chat has alphas of its own,
-        unless the client sends a penalty of OpenAI's. Raises ApiError 400 when prompts times n are too many.
+        unless the client sends a penalty of OpenAI's. With a `grammar` that says where the answer ends, the
+        stops of the chat do not count. Raises ApiError 400 when prompts times n are too many.
         """
+        if grammar and self.ignore_eos:
+            raise openai_field("ignore_eos", "a bound answer ends where it is complete; leave this out")
         if len(prompts) * self.n > schemas.MAX_PROMPTS:
             raise self.field_error("n", f"prompts times n should be at most {schemas.MAX_PROMPTS}")
         openai_penalty = self.presence_penalty is not None or self.frequency_penalty is not None
         alphas = CHAT_ALPHAS if style and not openai_penalty else (0.0, 0.0)
         stop_tokens = [END_OF_TEXT] if self.stop_tokens is None else self.stop_tokens
-        stops = list(style.form.stops) if style and self.stop_tokens is None else []
+        own_end = grammar is not None and not leaves_text_free(grammar)
+        stops = list(style.form.stops) if style and self.stop_tokens is None and not own_end else []
         own_stops = [s for s in stop_tokens if isinstance(s, str)] + self.stop
         late_stops = style.late_stops(own_stops) if style and own_stops else None
         return GenerateRequest(
@@ -245,6 +256,9 @@ class OpenAIBody(RequestBody):
                 presence_penalty=self.presence_penalty or 0.0,
                 frequency_penalty=self.frequency_penalty or 0.0,
                 logit_bias=self.logit_bias,
+                min_p=self.min_p,
+                top_a=self.top_a,
+                repetition_penalty=self.repetition_penalty,
                 seed=None if self.seed is None else self.seed % 2**63,  # the engine's seeds are not negative
             ),
             n=self.n,
@@ -253,6 +267,7 @@ class OpenAIBody(RequestBody):
             ],
             stop_strings=stops if late_stops else stops + own_stops,
             late_stops=late_stops,
+            grammar=replace(grammar, head=answer_head(style)) if grammar else None,
             flush_tokens=max(self.chunk_size, 1) if self.stream else 0,
             top_logprobs=top_logprobs,
             prefix_cache=self.use_prefix_cache,

@@ -1,16 +1,20 @@
 """The tool fields of a chat request: which tools are offered, which call is required.
 
-The answer to a request with a required or named call is opened with the beginning of that call. When thoughts
-come first, or an assistant message is continued, only the prompt demands it.
+The answer to a request with a required or named call is opened with the beginning of that call, and a grammar
+binds the rest; when thoughts come first, it binds all of the call. When an assistant message is continued,
+only the prompt demands it.
 """
 
+import json
 from dataclasses import dataclass
 
 from routes.chat.answer import AnswerReader
+from routes.chat.grammars import of_calls
 from routes.chat.templates import Style
-from routes.chat.tools import Schema
+from routes.chat.tools import CALL_BEGIN, Schema, ToolForm
 from routes.http.errors import openai_field
 from routes.openai.schemas import ChatBody
+from rwkv_batch.wire.protocol import Grammar
 
 MAX_TOOLS = 128
 
@@ -23,6 +27,7 @@ class ToolUse:
     choice: str | Schema  # "none", "auto", "required" or a dict that names a function
     look_for_calls: bool
     parallel: bool  # whether more than one call of an answer counts
+    strict: frozenset[str] = frozenset()  # names of the tools whose schemas bind the arguments
 
     def opening(self, style: Style) -> str:
         """The beginning of the call that must be made; empty if the answer opens with something else."""
@@ -33,6 +38,43 @@ class ToolUse:
         names = {tool["function"]["name"] for tool in self.offered} or None
         most = None if self.parallel else 1
         return AnswerReader(style.thought, self.look_for_calls, names, most, self.opening(style))
+
+    def grammar(self, style: Style, answer: Grammar | None) -> Grammar | None:
+        """What the text behind the opening must be; `answer`: what the request says of its answer.
+
+        A call that is required comes in place of the answer. Otherwise the schema of a strict tool binds once
+        a call has begun. Raises ApiError 400 where a bound answer could be a call instead. A text that is
+        continued has no calls.
+        """
+        demanded = isinstance(self.choice, dict) or self.choice == "required"
+        if not self.offered or self.choice == "none" or style.thought is None:
+            return answer
+        form, opening = style.tools, self.opening(style)
+        if demanded:
+            calls = [self._call(form, tool, opening) for tool in self._callable()]
+            more = [self._call(form, tool, "") for tool in self.offered] if self.parallel else []
+            return of_calls(calls, more if self.choice == "required" else [])
+        if answer:
+            why = "the answer is bound, so input should be none, required or an object that names a function"
+            raise openai_field("tool_choice", why)
+        if not self.strict:
+            return None
+        trigger = form.before + CALL_BEGIN
+        return of_calls([self._call(form, tool, trigger) for tool in self.offered], until=trigger)
+
+    def _callable(self) -> list[Schema]:
+        """The tools of which one must be called."""
+        name = self.choice["function"]["name"] if isinstance(self.choice, dict) else None
+        return [tool for tool in self.offered if name in (None, tool["function"]["name"])]
+
+    def _call(self, form: ToolForm, tool: Schema, opening: str) -> list[str | Schema]:
+        """A call behind `opening`, its own beginning: texts, and the schema of the arguments."""
+        function = tool["function"]
+        name = json.dumps(function["name"], ensure_ascii=False)
+        begin = f'{form.before}{CALL_BEGIN}{name}, "arguments":'.removeprefix(opening)
+        given = function.get("parameters") if function["name"] in self.strict else None
+        arguments = {"type": "object"} | (given or {})
+        return [*([begin] if begin else []), arguments, "}" + form.after]
 
 
 def offered_tool(name: str, description: str | None, parameters: Schema | None) -> Schema:
@@ -50,7 +92,8 @@ def chat_tools(body: ChatBody) -> ToolUse:
     tools = _checked(body.tools) if body.rwkv_tool_compat_mode else []
     choice = _choice(body.tool_choice, tools) if body.rwkv_tool_compat_mode else "auto"
     look = choice != "none" and (body.enable_tool_calls or bool(tools))
-    return ToolUse(tools, choice, look, body.parallel_tool_calls)
+    strict = frozenset(tool["function"]["name"] for tool in tools if tool["function"].get("strict"))
+    return ToolUse(tools, choice, look, body.parallel_tool_calls, strict)
 
 
 def _checked(tools: object) -> list[Schema]:
@@ -69,6 +112,8 @@ def _checked(tools: object) -> list[Schema]:
             raise openai_field(f"{at}.function.name", "input should be a string that is not empty")
         if not isinstance(function.get("description"), str | None):
             raise openai_field(f"{at}.function.description", "input should be a string")
+        if not isinstance(function.get("strict"), bool | None):
+            raise openai_field(f"{at}.function.strict", "input should be true or false")
         if not isinstance(function.get("parameters"), dict | None):
             raise openai_field(f"{at}.function.parameters", "input should be a JSON schema object")
     return tools

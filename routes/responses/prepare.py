@@ -20,9 +20,9 @@ from routes.openai.chat import DEFAULT_MAX_TOKENS, DEFAULTS
 from routes.openai.tools import ToolUse
 from routes.responses.items import parse_items, to_messages
 from routes.responses.reply import ResponseReply
-from routes.responses.schemas import ResponsesBody, response_tools
+from routes.responses.schemas import ResponsesBody, TextFormat, response_tools
 from rwkv_batch.config import FrontendConfig
-from rwkv_batch.wire.protocol import GenerateRequest, SessionTurn
+from rwkv_batch.wire.protocol import GenerateRequest, Grammar, SessionTurn
 
 ID = re.compile(r"resp_[0-9a-f]{32}")
 
@@ -69,13 +69,15 @@ def prepare(
     response_id = "resp_" + uuid4().hex
     response = _response(body, response_id, model_id, use)
     return (
-        _request(body, prompt, response_id, style),
+        _request(body, prompt, response_id, style, use.grammar(style, body.grammar())),
         ResponseReply(response, use.reader(style)),
         Document(response, items, body.instructions or known[0], tools or known[1]),
     )
 
 
-def _request(body: ResponsesBody, prompt: str, response_id: str, style: templates.Style) -> GenerateRequest:
+def _request(
+    body: ResponsesBody, prompt: str, response_id: str, style: templates.Style, grammar: Grammar | None
+) -> GenerateRequest:
     turn = None
     if body.store or body.previous_response_id:
         turn = SessionTurn(
@@ -85,7 +87,7 @@ def _request(body: ResponsesBody, prompt: str, response_id: str, style: template
             separator=style.form.separator,
         )
     max_tokens = DEFAULT_MAX_TOKENS if body.max_output_tokens is None else body.max_output_tokens
-    request = body.request([prompt], max_tokens, style, turn=turn)
+    request = body.request([prompt], max_tokens, style, turn=turn, grammar=grammar)
     # The tokens of thoughts are counted by delta, so deltas are small also when nothing is streamed: any
     # answer may begin with a thought.
     return msgspec.structs.replace(request, pausable=False, flush_tokens=request.flush_tokens or 1)
@@ -121,11 +123,19 @@ def _response(body: ResponsesBody, response_id: str, model_id: str, use: ToolUse
         "service_tier": "default",
         "store": body.store,
         "temperature": body.temperature,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": _format(body)},
         "tool_choice": choice,
-        "tools": [tool.model_dump() | {"strict": False} for tool in body.tools],
+        "tools": [tool.model_dump() | {"strict": bool(tool.strict)} for tool in body.tools],
         "top_p": body.top_p,
         "truncation": body.truncation,
         "usage": None,
         "user": body.user,
     }
+
+
+def _format(body: ResponsesBody) -> Json:
+    """As it stands in the response."""
+    form = body.text.format or TextFormat(type="text", schema=None)
+    if form.type != "json_schema":
+        return {"type": form.type}
+    return form.model_dump(by_alias=True) | {"strict": bool(form.strict)}

@@ -1,15 +1,17 @@
 """The body of POST /v1/responses: fields, defaults, ranges, refusals."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from routes.chat.fields import ChatStyleFields
+from routes.chat.grammars import of_format
 from routes.chat.shapes import shaped_as
 from routes.http.errors import Json, openai_field
 from routes.openai.schemas import Int, NewTokens, OpenAIBody, StreamOptions
 from routes.openai.tools import MAX_TOOLS, ToolUse, offered_tool
 from routes.responses.shapes import Item, NamedResponseTool
+from rwkv_batch.wire.protocol import Grammar
 
 REFUSED = {
     "background": "responses are made while the client waits; leave it out and read the reply, or its stream",
@@ -25,7 +27,7 @@ REFUSED = {
     "return_token_ids": "token ids are available on /v1/chat/completions",
     "max_tokens": "this route calls it max_output_tokens",
     "max_completion_tokens": "this route calls it max_output_tokens",
-    "response_format": "this route takes text.format, which is text",
+    "response_format": "this route takes text.format",
     "reasoning_effort": "this route calls it reasoning.effort",
     "functions": "this is deprecated; use tools",
     "function_call": "this is deprecated; use tool_choice",
@@ -82,7 +84,19 @@ class Reasoning(BaseModel):
 
 
 class TextFormat(BaseModel):
-    type: Literal["text"]
+    """A schema binds the answer, whatever `strict` says."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    description: str | None = None
+    schema_: Json | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> Self:
+        if self.type == "json_schema" and not (self.name and self.schema_ is not None):
+            raise ValueError("a json_schema needs name and schema")
+        return self
 
 
 class TextConfig(BaseModel):
@@ -91,7 +105,7 @@ class TextConfig(BaseModel):
 
 
 class FunctionTool(BaseModel):
-    """`strict` is accepted without effect: the schema is not enforced, and the reply says false."""
+    """`strict`: whether the schema binds the arguments; only if it is true."""
 
     type: Literal["function"]
     name: Annotated[str, Field(min_length=1, pattern=r"\S")]
@@ -136,12 +150,18 @@ class ResponsesBody(ChatStyleFields, OpenAIBody):
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] = "auto"
 
+    def grammar_of_format(self) -> Grammar | None:
+        form = self.text.format or TextFormat(type="text", schema=None)
+        return of_format(form.type, {"schema": form.schema_} if form.schema_ is not None else None)
+
 
 def response_tools(body: ResponsesBody) -> ToolUse:
     """How the response uses its tools. Raises ApiError 400 that names what is wrong with `tool_choice`."""
     offered = [offered_tool(tool.name, tool.description, tool.parameters) for tool in body.tools]
     choice = _choice(body.tool_choice, [tool.name for tool in body.tools])
-    return ToolUse(offered, choice, bool(offered) and choice != "none", body.parallel_tool_calls)
+    strict = frozenset(tool.name for tool in body.tools if tool.strict)
+    look = bool(offered) and choice != "none"
+    return ToolUse(offered, choice, look, body.parallel_tool_calls, strict)
 
 
 def _choice(choice: object, names: list[str]) -> str | Json:

@@ -17,20 +17,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine import memory
+from rwkv_batch.engine.admission import Admission
 from rwkv_batch.engine.beginnings import Beginnings, StartStateMissing
 from rwkv_batch.engine.commands.adapters import AdapterCommands
+from rwkv_batch.engine.commands.dispatch import Commands
 from rwkv_batch.engine.commands.requests import RequestCommands
 from rwkv_batch.engine.commands.sessions import SessionCommands
 from rwkv_batch.engine.commands.start_states import StartStateCommands
-from rwkv_batch.engine.failing import failing
 from rwkv_batch.engine.commands.text import TextCommands
+from rwkv_batch.engine.constraints.compiling import CompiledGrammar, GrammarQueue
+from rwkv_batch.engine.constraints.masks import MaskMaker
+from rwkv_batch.engine.failures import failing
 from rwkv_batch.engine.memory import WHOLE, MemoryShare
 from rwkv_batch.engine.mixed_turns import MixedTurns
 from rwkv_batch.engine.offline import whole_rows
+from rwkv_batch.engine.rollouts import Rollouts, share_prompts
 from rwkv_batch.engine.scheduling.adapters import AdapterMissing, Adapters
 from rwkv_batch.engine.scheduling.counts import EngineCounts
 from rwkv_batch.engine.scheduling.prompts import PromptEncoder, check_scored
@@ -41,22 +44,16 @@ from rwkv_batch.engine.scheduling.turns import Turns
 from rwkv_batch.engine.startup import LoadedModel, describe, load_model, open_store, pools
 from rwkv_batch.model import checkpoint
 from rwkv_batch.ops import device as devices
-from rwkv_batch.runner.protocol import NewRow
 from rwkv_batch.sampling.params import check
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.prefix_cache import PrefixCache
 from rwkv_batch.text.tokenizer import END_OF_TEXT, Tokenizer
-from rwkv_batch.wire.commands import (
-    AdapterCommand,
-    EngineCommand,
-    RequestCommand,
-    StartStateCommand,
-    TextCommand,
-)
+from rwkv_batch.wire.commands import EngineCommand
 from rwkv_batch.wire.protocol import (
     Failed,
     GenerateRequest,
+    Grammar,
     MixturePart,
     Progress,
     Rejected,
@@ -120,8 +117,8 @@ class Engine:
         self.counts, self.weight_bytes = EngineCounts(), loaded.device_bytes
         parts = self.weights, self.runner, self.scheduler
         self.adapters = Adapters(*parts, config, self.outbox, partial(self.cancel, reason="error"), wake)
-        self.adapter_commands = AdapterCommands(self.adapters, self.outbox)
-        self.texts = TextCommands(self.tokenizer, self.outbox)
+        self.grammars = GrammarQueue(self.vocab, config.max_waiting, wake)
+        self.masks = MaskMaker(self.vocab, wake)
         self._in_flight: deque[StepInFlight] = deque()  # oldest first
         self._queued = 0  # of them, those that `land` leaves
         self.info = describe(loaded, rows)
@@ -143,26 +140,42 @@ class Engine:
         self.turns = Turns(self.pool, self.scheduler, *texts, states, self.outbox, self.counts)
         common = self.pool, self.scheduler, self.turns, self.outbox
         self.mixed_turns = MixedTurns(*common, self.beginnings, states, partial(self._drop, reason="error"))
-        self.sessions = SessionCommands(*common, self.tokenizer)
-        self.start_states = StartStateCommands(self.pool, self.outbox, self.weights)
+        self.rollouts = Rollouts(states, self.pool.copies)
+        begins = self.adapters, self.masks, self.beginnings, self.rollouts, self.mixed_turns
+        ends = self.outbox, self.cancel, self.counts
+        self.admission = Admission(self.scheduler, self.runner, *begins, *ends)
+        self._failing = partial(failing, self.turns, self.cancel, self.outbox)
         self.requests = RequestCommands(*common, self._drop, self.info.fingerprint, self.counts)
+        self.commands = Commands(
+            SessionCommands(*common, self.tokenizer),
+            StartStateCommands(self.pool, self.outbox, self.weights),
+            self.requests,
+            AdapterCommands(self.adapters, self.outbox),
+            TextCommands(self.tokenizer, self.outbox),
+        )
 
     @property
     def busy(self) -> bool:
         """Whether `step` would do something. After False, `wake` is called when that changes by itself."""
         awaited = any(seq.generating for step in self._in_flight for seq in step.drawing)
-        return bool(self.outbox) or self.scheduler.runnable or awaited
+        return bool(self.outbox) or self.scheduler.runnable or awaited or self.grammars.ready
 
     @property
     def drained(self) -> bool:
         """Whether everything that was asked for has ended."""
         waits = self.scheduler.waiting or self.scheduler.running or self.scheduler.queues
-        return not (waits or self._in_flight or self.busy)
+        return not (waits or self.grammars.waiting or self._in_flight or self.busy)
 
     def add(self, key: RequestKey, request: GenerateRequest) -> None:
         """Queue a request. `step` returns its events, of which the first is Accepted or Rejected."""
+        if not self.grammars.put(key, request):
+            self._add_or_reject(key, request)
+
+    def _add_or_reject(
+        self, key: RequestKey, request: GenerateRequest, compiled: CompiledGrammar | None = None
+    ) -> None:
         try:
-            self._add(key, request)
+            self._add(key, request, compiled)
         except QueueFull as full:
             self._reject(key, "overloaded", f"The server is busy: {full}.")
         except ValueError as error:
@@ -175,25 +188,18 @@ class Engine:
     def command(self, key: RequestKey, command: EngineCommand) -> None:
         """Do something with stored states or with requests; `step` returns the answer, at once or later."""
         try:
-            if isinstance(command, RequestCommand):
-                self.requests.run(key, command)
-            elif isinstance(command, StartStateCommand):
-                self.start_states.run(key, command)
-            elif isinstance(command, AdapterCommand):
-                self.adapter_commands.run(key, command)
-            elif isinstance(command, TextCommand):
-                self.texts.run(key, command)
-            else:
-                self.sessions.run(key, command)
+            self.commands.run(key, command)
         except StoreError as error:
             self.outbox.append((key, Failed(command.id, str(error))))
 
     def cancel(self, key: RequestKey, reason: str = "abort") -> None:
         """Drop a request's sequences, waiting or running. reason: for the metrics."""
+        self.grammars.drop(lambda waiting: waiting == key)
         self._drop(lambda seq: seq.key == key, reason)
 
     def cancel_frontend(self, frontend: bytes) -> None:
         """Drop everything a front end has asked for."""
+        self.grammars.drop(lambda waiting: waiting[0] == frontend)
         self._drop(lambda seq: seq.key[0] == frontend)
 
     def step(self) -> Outbox:
@@ -210,10 +216,12 @@ class Engine:
         """
         self.pool.poll()
         self.adapters.poll()
-        self._admit()
+        for compiled in self.grammars.take():
+            self._add_or_reject(compiled.key, compiled.request, compiled)
+        self.admission.admit()
         plan = self.scheduler.plan()
         self._queued = 0
-        with failing([seq for seq, _ in plan], self.turns, self.cancel, self.outbox):
+        with self._failing([seq for seq, _ in plan]):
             if plan:
                 self._launch(plan)
                 self._queued = 1 if self.runner.run_ahead_stop_ids else 0
@@ -226,6 +234,10 @@ class Engine:
         """
         while len(self._in_flight) > self._queued:
             self._land()
+        if self._in_flight and self._in_flight[0].draw:  # now what its rows have drawn before is known
+            with self._failing((step := self._in_flight.pop()).fed):
+                step.draw_under(self.masks)
+                self._in_flight.append(step)
         self.pool.poll()  # the last deltas of turns that were committed meanwhile leave with this step
         return self._events()
 
@@ -242,6 +254,8 @@ class Engine:
 
     def close(self) -> None:
         """Store what is not stored yet."""
+        self.grammars.close()
+        self.masks.close()
         self.adapters.close()
         self.pool.close()
 
@@ -257,6 +271,7 @@ class Engine:
         start_state: str = "",
         mixture: Iterable[MixturePart] = (),
         adapter: str = "",
+        grammar: Grammar | None = None,
     ) -> list[RowDelta]:
         """Continue every prompt, as many at a time as there are slots; the whole text of each row.
 
@@ -273,14 +288,17 @@ class Engine:
             start_state=start_state,
             mixture=list(mixture),
             adapter=adapter,
+            grammar=grammar,
         )
-        self._add((OFFLINE, request.id), request)
+        key = OFFLINE, request.id
+        compiled = self.grammars.compile(key, request) if grammar else None
+        self._add(key, compiled.request if compiled else request, compiled)
         try:
-            return whole_rows(self.step() for _ in iter(lambda: self.busy, False))
+            return whole_rows(self.step() for _ in iter(lambda: self.busy or self.masks.wait(), False))
         finally:  # after an interrupt, rows of this call must not answer the next one
-            self.cancel((OFFLINE, request.id))
+            self.cancel(key)
 
-    def _add(self, key: RequestKey, request: GenerateRequest) -> None:
+    def _add(self, key: RequestKey, request: GenerateRequest, compiled: CompiledGrammar | None) -> None:
         """Raises ValueError or QueueFull; then nothing of the request was queued."""
         check(request.sampling, self.vocab)
         self.requests.check(request)
@@ -300,7 +318,13 @@ class Engine:
             prompts = [self.prompts.encode(prompt, request.prefix_ids) for prompt in request.prompts]
         seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
         rows = rows_of(request, key, prompts, seed, target, self.tokenizer, adapter)
+        share_prompts(rows, request.n)
         heard = [row for row in rows if row.leads]
+        if request.grammar:
+            if compiled is None:
+                raise QueueFull("too many grammars wait to be compiled")
+            for row in heard:
+                row.bind(compiled.constraint())
         cached = [self.beginnings.cached_tokens(row) for row in heard[:: request.n]]
         runs = request.max_tokens > 0 or turn or request.prompt_logprobs is not None
         if runs:
@@ -323,38 +347,12 @@ class Engine:
         for seq in self.scheduler.drop(unwanted):
             self.turns.abandon(seq)
 
-    def _admit(self) -> None:
-        """Give waiting sequences the slots that are free, and their slots the states they begin with."""
-        beginnings: dict[int, torch.Tensor | None] = {}
-        for seq in self.scheduler.admit(self.adapters.has_slot):
-            if seq.slot is None:  # of a request that has just been refused
-                continue
-            self.counts.admit(seq)
-            if seq.request.turn is None:
-                self._begin(seq, beginnings)
-            elif self.mixed_turns.begin(seq, seq.request.turn):
-                beginnings[seq.slot] = None
-            if seq.slot is not None:  # otherwise its session has been deleted
-                stops = seq.request.stop_ids
-                self.runner.begin(seq.slot, NewRow(seq.request.sampling, seq.seed, seq.row, stops, seq.drawn))
-                seq.runs_ahead = len(stops) <= self.runner.run_ahead_stop_ids
-        self.runner.states.replace(beginnings)
-
-    def _begin(self, seq: Sequence, beginnings: dict[int, torch.Tensor | None]) -> None:
-        """Of a sequence that is no turn."""
-        assert seq.slot is not None
-        try:
-            beginnings[seq.slot] = self.beginnings.begin(seq)
-            self.counts.begin(seq)
-        except StartStateMissing as missing:
-            self.outbox.append((seq.key, Rejected(seq.key[1], "not_found", str(missing))))
-            self.cancel(seq.key, "error")
-
     def _launch(self, plan: list[tuple[Sequence, int]]) -> None:
         """Run or queue a step."""
         finalizing = [seq for seq, count in plan if seq.state is FINALIZING and seq.tokens_left == count]
         batch, drawing = batch_of(plan, self.adapters.slots_of(seq for seq, _ in plan))
-        known = self.runner.run(batch)
+        bound = any(seq.constraint for seq in drawing)
+        draws, draw = (None, self.runner.feed(batch)) if bound else (self.runner.run(batch), None)
         marks = self.counts.launch(plan, batch, drawing)
         scored = [(plan[i][0], row) for i, row in batch.scored.items()]
         for seq, count in plan:
@@ -362,21 +360,23 @@ class Engine:
             seq.advance(count)
             if cut is not None and seq.fed == cut and seq.slot is not None:
                 self.beginnings.keep(seq, cut)
+                self.rollouts.reached(seq)
         for seq in drawing:
             seq.in_flight += 1
         if finalizing:
             self.turns.finalize(finalizing)
         self._in_flight.append(
-            StepInFlight([seq for seq, _ in plan], drawing, list(batch.top_logprobs), known, marks, scored)
+            StepInFlight(
+                [seq for seq, _ in plan], drawing, list(batch.top_logprobs), marks, scored, draws, draw
+            )
         )
 
     def _land(self) -> None:
         """Give the draws of the oldest step in flight to its sequences, and emit their deltas."""
         step = self._in_flight.popleft()
         # The others have been answered, or will be by the state pool.
-        fed = [seq for seq in step.fed if seq.slot is not None]
-        with failing(fed, self.turns, self.cancel, self.outbox):
-            ids = step.draws.wait()
+        with self._failing([seq for seq in step.fed if seq.slot is not None]):
+            ids = step.draw_under(self.masks).wait()
             self.counts.land(step.marks, step.drawing, ids)
             if step.scored:
                 step.give_prompt_logprobs(self.tokenizer)
@@ -386,6 +386,12 @@ class Engine:
                 seq.in_flight -= 1
                 if not seq.generating:  # it finished at the draw before, or was dropped meanwhile
                     self.counts.lack(step.marks, seq, place)
+                    continue
+                if seq.constraint and seq.constraint.error:
+                    self.counts.lack(step.marks, seq, place)
+                    self.cancel(seq.key, "error")
+                    deltas.pop(seq.key, None)
+                    self._reject(seq.key, "invalid", seq.constraint.error)
                     continue
                 seq.take_drawn(token, self.tokenizer.token_bytes(token), logprobs.get(place))
                 delta = seq.take_delta()
@@ -399,5 +405,8 @@ class Engine:
                     self.scheduler.release(seq)
                 if delta and seq.leads:
                     deltas.setdefault(seq.key, []).append(delta)
+                if seq.constraint and seq.leads and not seq.finish_reason:
+                    self.masks.drawn(seq.constraint, token)
+            self.masks.submit()
             for key, rows in deltas.items():
                 self.outbox.append((key, Progress(key[1], rows)))

@@ -15,9 +15,10 @@ from rwkv_batch.ops.cuda.abi import STOPS
 from rwkv_batch.ops.cuda.staging import Download, upload
 from rwkv_batch.ops.low_rank import LowRankAdapter
 from rwkv_batch.runner.limits import GPU_LIMITS
-from rwkv_batch.runner.protocol import NO_ADAPTERS, AdapterRoom, Batch, Draws, NewRow
+from rwkv_batch.runner.protocol import NO_ADAPTERS, AdapterRoom, Batch, Draws, DrawUnder, NewRow
 from rwkv_batch.runner.warmup import LOGITS_COPIES, RESERVE, launch_all_kernels, run_largest_step
 from rwkv_batch.sampling.logprobs import RowLogprobs, logprobs, row_logprobs
+from rwkv_batch.sampling.masks import RowMasks
 from rwkv_batch.sampling.mixtures import mix_logits
 from rwkv_batch.sampling.prompt_logprobs import PromptScores, ScoredRow, scored_rows, scoring_bytes
 from rwkv_batch.sampling.sampler_cuda import CudaSampler, bytes_per_slot
@@ -107,7 +108,7 @@ class CudaRunner:
 
     @torch.inference_mode()
     def begin(self, slot: int, row: NewRow) -> None:
-        self.sampler.begin(slot, row.params, row.seed, row.stream, row.drawn)
+        self.sampler.begin(slot, row.params, row.seed, row.stream, row.drawn, row.prompt)
         possible = [stop for stop in row.stop_ids if 0 <= stop < self.model.checkpoint.vocab]
         # A sequence that has more is never fed LAST.
         self.states.feed.begin(slot, possible if len(possible) <= STOPS else ())
@@ -119,23 +120,44 @@ class CudaRunner:
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Draws:
-        all_draw = len(batch.draws) == len(batch.slots)
-        scores, scored = PromptScores(batch.scored, self.device), batch.scored.values()
         with torch.cuda.device(self.device):
-            wanted = None if all_draw else batch.draws
-            logits, slots = self.model.run(
-                batch.tokens, batch.counts, batch.slots, self.states, wanted, batch.adapters, scores
-            )
-            if not batch.draws:
-                # Waited for like any other, so that a long prompt is not queued whole at once.
-                return QueuedDraws(slots[:0], scores, scored)
-            mix_logits(logits, batch.mixtures)
-            self.sampler.prepare([batch.slots[row] for row in batch.draws])
-            ids = self.sampler.sample_async(logits, slots)
-            self.states.feed.record_drawn(ids, slots)
-            tops = batch.top_logprobs
-            if not tops:
-                return QueuedDraws(ids, scores, scored)
-            of = upload(list(tops), self.device)
-            found = logprobs(logits[of], ids[of], max(tops.values()))
-            return QueuedDraws(ids, scores, scored, found, tops.values())
+            return self._draw(batch, *self._forward(batch), None)
+
+    @torch.inference_mode()
+    def feed(self, batch: Batch) -> DrawUnder:
+        with torch.cuda.device(self.device):
+            fed = self._forward(batch)
+
+        @torch.inference_mode()
+        def draw(masks: RowMasks) -> Draws:
+            with torch.cuda.device(self.device):
+                return self._draw(batch, *fed, masks)
+
+        return draw
+
+    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor, PromptScores]:
+        """Logits of the rows that draw, the slots of those that have not finished, and what prompts score."""
+        wanted = None if len(batch.draws) == len(batch.slots) else batch.draws
+        scores = PromptScores(batch.scored, self.device)
+        logits, slots = self.model.run(
+            batch.tokens, batch.counts, batch.slots, self.states, wanted, batch.adapters, scores
+        )
+        return logits, slots, scores
+
+    def _draw(
+        self, batch: Batch, logits: Tensor, slots: Tensor, scores: PromptScores, masks: RowMasks | None
+    ) -> Draws:
+        scored = batch.scored.values()
+        if not batch.draws:
+            # Waited for like any other, so that a long prompt is not queued whole at once.
+            return QueuedDraws(slots[:0], scores, scored)
+        mix_logits(logits, batch.mixtures)
+        self.sampler.prepare([batch.slots[row] for row in batch.draws])
+        ids = self.sampler.sample_async(logits, slots, masks=masks)
+        self.states.feed.record_drawn(ids, slots)
+        tops = batch.top_logprobs
+        if not tops:
+            return QueuedDraws(ids, scores, scored)
+        of = upload(list(tops), self.device)
+        found = logprobs(logits[of], ids[of], max(tops.values()))
+        return QueuedDraws(ids, scores, scored, found, tops.values())

@@ -6,7 +6,7 @@ fed `sequence.LAST`, and one that has drawn a stop id is left out on the device,
 was before that id.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,6 +15,7 @@ import torch
 from rwkv_batch.ops.low_rank import LowRankAdapter
 from rwkv_batch.runner.limits import RunnerLimits
 from rwkv_batch.sampling.logprobs import RowLogprobs
+from rwkv_batch.sampling.masks import RowMasks
 from rwkv_batch.sampling.mixtures import MixedRows
 from rwkv_batch.sampling.prompt_logprobs import ScoredRow
 from rwkv_batch.state.slots import States
@@ -43,6 +44,7 @@ class NewRow:
     stream: int  # distinguishes rows with the same seed
     stop_ids: Collection[int]
     drawn: Sequence[int] = ()  # before, where it is one that goes on
+    prompt: Sequence[int] = ()  # counts for the repetition penalty
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,9 @@ class KnownDraws:
         return self.scored
 
 
+DrawUnder = Callable[[RowMasks], Draws]  # the second half of a step; called once, before the next step
+
+
 class Runner(Protocol):
     """One model on one device, for sequences that live in slots. All calls come from one thread."""
 
@@ -123,3 +128,6 @@ class Runner(Protocol):
 
     def run(self, batch: Batch) -> Draws:
         """Run or queue a step, which moves the states of its rows on."""
+
+    def feed(self, batch: Batch) -> DrawUnder:
+        """The first half of `run`: the model over the rows. Masks may become known while that runs."""

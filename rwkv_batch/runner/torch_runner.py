@@ -1,6 +1,9 @@
 """The runner for any device that torch has: steps are done when they return."""
 
+from functools import partial
+
 import torch
+from torch import Tensor
 
 from rwkv_batch.model.checkpoint import Checkpoint, Family
 from rwkv_batch.model.rwkv6 import RWKV6
@@ -9,9 +12,10 @@ from rwkv_batch.model.torch_model import SCORED_AT_ONCE, TorchModel
 from rwkv_batch.ops.device import keep_freed_memory
 from rwkv_batch.ops.low_rank import LowRankAdapter, PreparedAdapter, slot_numbers
 from rwkv_batch.runner.limits import GPU_LIMITS, cpu_limits
-from rwkv_batch.runner.protocol import NO_ADAPTERS, AdapterRoom, Batch, Draws, KnownDraws, NewRow
+from rwkv_batch.runner.protocol import NO_ADAPTERS, AdapterRoom, Batch, Draws, DrawUnder, KnownDraws, NewRow
 from rwkv_batch.runner.warmup import LOGITS_COPIES, RESERVE, run_largest_step
 from rwkv_batch.sampling.logprobs import logprobs, row_logprobs
+from rwkv_batch.sampling.masks import RowMasks
 from rwkv_batch.sampling.mixtures import mix_logits
 from rwkv_batch.sampling.prompt_logprobs import PromptScores, scored_rows, scoring_bytes
 from rwkv_batch.sampling.sampler import Sampler
@@ -64,7 +68,7 @@ class TorchRunner:
             run_largest_step(self.model.forward, self.states, rows, prefill_tokens)
 
     def begin(self, slot: int, row: NewRow) -> None:
-        self.sampler.begin(slot, row.params, row.seed, row.stream, row.drawn)
+        self.sampler.begin(slot, row.params, row.seed, row.stream, row.drawn, row.prompt)
 
     def load_adapter(self, slot: int, adapter: LowRankAdapter) -> None:
         width = self.model.checkpoint.width
@@ -77,14 +81,25 @@ class TorchRunner:
             torch.set_num_threads(self._threads)
 
     def run(self, batch: Batch) -> Draws:
+        return self._draw(batch, *self._forward(batch), None)
+
+    def feed(self, batch: Batch) -> DrawUnder:
+        return partial(self._draw, batch, *self._forward(batch))
+
+    def _forward(self, batch: Batch) -> tuple[Tensor, PromptScores]:
+        """Logits of the rows that draw, and what prompts score."""
         self._take_threads()
         scores = PromptScores(batch.scored, self.device)
         tokens, rows = torch.tensor(batch.tokens), (batch.counts, batch.slots)
         logits = self.model.forward(tokens, *rows, self.states, batch.draws, batch.adapters, scores)
         mix_logits(logits, batch.mixtures)
+        return logits, scores
+
+    def _draw(self, batch: Batch, logits: Tensor, scores: PromptScores, masks: RowMasks | None) -> Draws:
         tops = batch.top_logprobs
         kept = logits[list(tops)] if tops else None  # a copy: the sampler writes into its own
-        ids = self.sampler.sample(logits, [batch.slots[row] for row in batch.draws]) if batch.draws else []
+        slots = [batch.slots[row] for row in batch.draws]
+        ids = self.sampler.sample(logits, slots, masks) if batch.draws else []
         scored = scored_rows(*scores.found(), batch.scored.values()) if scores else []
         if kept is None:
             return KnownDraws(ids, scored=scored)

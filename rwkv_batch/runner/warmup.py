@@ -2,19 +2,23 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rwkv_batch.runner.protocol import Batch, NewRow, Runner
 from rwkv_batch.sampling.logprobs import logprobs
+from rwkv_batch.sampling.masks import RowMasks, mask_words
 from rwkv_batch.sampling.prompt_logprobs import PromptScores, ScoredRow
 from rwkv_batch.state.slots import States
+from rwkv_batch.text.tokenizer import VOCABULARY
 from rwkv_batch.wire.protocol import Sampling
 
 # fp32 rows of logits that a step with logprobs of all rows holds at once, two fp16 ones counted as one.
 LOGITS_COPIES = 8
 # Of a GPU's memory, left free: cuBLAS workspaces, kernels loaded late, what an allocator cannot use.
 RESERVE = 1 << 30
+ALL_IDS = RowMasks([0], np.full((1, mask_words(VOCABULARY)), -1, np.int32))  # of the first row
 
 
 @torch.inference_mode()
@@ -48,9 +52,10 @@ def launch_all_kernels(runner: Runner, rows: int) -> None:
         for first in (2, 1):  # tokens of the first row: a prefill, and a decode step
             lengths = [first] + [1] * (count - 1)
             for draws in (slots, slots[::2]):
-                drawn = runner.run(Batch([0] * sum(lengths), lengths, slots, draws, {0: 1}))
-                drawn.wait()
-                drawn.logprobs()
+                batch = Batch([0] * sum(lengths), lengths, slots, draws, {0: 1})
+                for drawn in (runner.run(batch), runner.feed(batch)(ALL_IDS)):
+                    drawn.wait()
+                    drawn.logprobs()
         states.flush(slots)
     states.duplicate(0, rows - 1)
     states.clear(range(0, rows, 2))  # of which some are not neighbours

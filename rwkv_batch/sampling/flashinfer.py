@@ -26,7 +26,8 @@ class SamplerError(Exception):
 
 def draws(how: RowParameters) -> bool:
     """Whether FlashInfer may draw such a row."""
-    return how.method == "nucleus" and not how.seeded and not how.greedy
+    plain = how.likelihood.off and how.repetition == 1
+    return how.method == "nucleus" and plain and not how.seeded and not how.greedy
 
 
 def load(device: torch.device, width: int) -> Draw:

@@ -18,6 +18,9 @@ FLOATS = (
     "presence_penalty",
     "frequency_penalty",
     "noise",
+    "min_p",
+    "top_a",
+    "repetition_penalty",
 )
 
 
@@ -29,9 +32,24 @@ def check(params: Sampling, width: int) -> None:
     for name, number in numbers.items():
         if not math.isfinite(number):
             raise ValueError(f"{name} is {number}; give a finite number.")
+    if params.repetition_penalty <= 0:
+        raise ValueError(f"repetition_penalty is {params.repetition_penalty}; give a number above 0.")
     for token in params.logit_bias:
         if not 0 <= token < width:
             raise ValueError(f"logit_bias names token {token}; this model's tokens are 0 to {width - 1}.")
+
+
+@dataclass(frozen=True)
+class LikelihoodLimits:
+    """What leaves tokens out by their probability beside the likeliest one's; 0 switches a limit off."""
+
+    min_p: float = 0.0  # tokens stay with at least this share of it
+    top_a: float = 0.0  # with at least this share of its square
+
+    @property
+    def off(self) -> bool:
+        """Whether all tokens stay."""
+        return self.min_p <= 0 and self.top_a <= 0
 
 
 def drawable(width: int) -> int:
@@ -52,6 +70,8 @@ class RowParameters:
     noise: float
     bias: tuple[np.ndarray, np.ndarray] | None  # ids, amounts
     penalties: PenaltyRule | None
+    likelihood: LikelihoodLimits = LikelihoodLimits()
+    repetition: float = 1.0  # 1 switches it off
 
     @classmethod
     def from_sampling(cls, params: Sampling, width: int) -> "RowParameters":
@@ -63,6 +83,7 @@ class RowParameters:
         temperature = 1.0 if params.method == "noise" and params.temperature <= 0 else params.temperature
         one_stays = limited and (params.top_p == 0 or params.top_k == 1)
         quiet = params.method == "noise" and params.noise <= 0
+        likelihood = LikelihoodLimits(min(params.min_p, 1.0), min(params.top_a, 1.0))
         return cls(
             method=params.method,
             greedy=temperature <= 0 or one_stays or quiet,
@@ -73,4 +94,6 @@ class RowParameters:
             noise=params.noise,
             bias=(np.array(list(bias), np.int64), np.array(list(bias.values()))) if bias else None,
             penalties=rule_from_sampling(params),
+            likelihood=LikelihoodLimits() if params.method == "noise" else likelihood,
+            repetition=params.repetition_penalty,
         )

@@ -10,6 +10,7 @@ import math
 import numpy as np
 
 from rwkv_batch.ops.random import token_uniforms
+from rwkv_batch.sampling.params import LikelihoodLimits
 
 LARGEST = float(np.finfo(np.float32).max)
 LIKELY = 1024  # top_p first looks at this many of the likeliest tokens; they nearly always hold its mass
@@ -74,6 +75,34 @@ def draw_noisy(
     kept = np.flatnonzero(logits >= np.float64(top - noise * temperature))  # the others cannot win
     noisy = logits[kept].astype(np.float64) / temperature + noise * token_uniforms(key, position, kept)
     return int(kept[noisy.argmax()])
+
+
+def divide_repeated(logits: np.ndarray, seen: np.ndarray, penalty: float) -> None:
+    """The repetition penalty (CTRL, arXiv:1909.05858, with negative logits multiplied), in place.
+
+    seen: ids, each once.
+    """
+    values = sanitise(logits[seen])
+    logits[seen] = sanitise(np.where(values > 0, values / np.float32(penalty), values * np.float32(penalty)))
+
+
+def remaining(
+    logits: np.ndarray, allowed: np.ndarray | None, temperature: float, limits: LikelihoodLimits
+) -> np.ndarray:
+    """The ids that a mask and the limits by likelihood leave, ascending; the likeliest always stays.
+
+    allowed: the ids of the mask, ascending; None: all. The limits are measured on the softmax of their logits
+    / temperature: min_p keeps p >= min_p max(p), top_a keeps p >= top_a max(p)**2.
+    """
+    values = logits if allowed is None else logits[allowed]
+    if limits.off:
+        return np.arange(len(logits)) if allowed is None else allowed
+    top = _top(values)
+    least = limits.min_p
+    if limits.top_a > 0:
+        least = max(least, limits.top_a / float(_weights(values, top, temperature).sum()))
+    kept = np.flatnonzero(values >= np.float32(top + temperature * math.log(min(least, 1.0))))
+    return kept if allowed is None else allowed[kept]
 
 
 def likeliest(logits: np.ndarray) -> int:

@@ -1,8 +1,10 @@
 """The sampler on the host: every row with its own method, parameters, penalties and random numbers.
 
 First, for every method: NaN becomes 0, an infinity the largest finite number; ids without text cannot be
-drawn; logit_bias is added, penalties are subtracted (penalties.py). Temperatures are kept within 0.001 to
-1000. Then the method draws:
+drawn; the repetition penalty divides, logit_bias is added, penalties are subtracted (penalties.py); ids that
+the row's mask leaves out cannot be drawn either. Temperatures are kept within 0.001 to 1000. Then, unless the
+method is "noise", min_p and top_a leave out what is unlikely beside the likeliest token, both measured on the
+softmax of logits / temperature. The method draws among what is left:
 
 - "rapid": p is the softmax of logits / temperature. top_k and top_p cut together, both measured on that same
   p: what stays are the tokens likelier than a threshold, which is the largest one at which either top_k
@@ -30,6 +32,7 @@ import torch
 
 from rwkv_batch.ops.random import random_key, uniforms
 from rwkv_batch.sampling import reference
+from rwkv_batch.sampling.masks import RowMasks
 from rwkv_batch.sampling.params import RowParameters, drawable
 from rwkv_batch.sampling.penalties import Penalties
 from rwkv_batch.wire.protocol import Sampling
@@ -48,36 +51,49 @@ class Sampler:
         self._positions = np.zeros(slots, np.uint64)
         self._weights = np.empty(self.vocab, np.float32)
 
-    def begin(self, slot: int, params: Sampling, seed: int, stream: int, drawn: Sequence[int] = ()) -> None:
+    def begin(
+        self,
+        slot: int,
+        params: Sampling,
+        seed: int,
+        stream: int,
+        drawn: Sequence[int] = (),
+        prompt: Sequence[int] = (),
+    ) -> None:
         """Begin a row in `slot`. `stream` distinguishes rows with the same seed.
 
-        `drawn`: what the row has drawn already; it goes on as if it had drawn that here. Raises ValueError as
-        `params.check` does.
+        `drawn`: what the row has drawn already; it goes on as if it had drawn that here. `prompt` counts for
+        the repetition penalty. Raises ValueError as `params.check` does.
         """
         how = RowParameters.from_sampling(params, self.width)
         penalties = None if how.penalties is None else Penalties(how.penalties, drawn)
-        self._rows[slot] = _HostRow(how, penalties)
+        seen = None
+        if how.repetition != 1:
+            seen = np.zeros(self.vocab, bool)
+            seen[[token for token in (*prompt, *drawn) if token < self.vocab]] = True
+        self._rows[slot] = _HostRow(how, penalties, seen)
         self._keys[slot] = random_key(seed, stream)
         self._positions[slot] = len(drawn)
 
-    def sample(self, logits: torch.Tensor, slots: Sequence[int]) -> list[int]:
+    def sample(self, logits: torch.Tensor, slots: Sequence[int], masks: RowMasks | None = None) -> list[int]:
         """One token for each of `slots`, from logits `[len(slots), vocab]` fp32, which may be changed.
 
-        A slot comes at most once. Each token is recorded for its row's penalties. Raises ValueError for a
-        slot in which no row has begun.
+        `masks`: what some of these rows may draw, by their places. A slot comes at most once. Each token is
+        recorded for its row's penalties. Raises ValueError for a slot in which no row has begun.
         """
         rows = [self._row(slot) for slot in slots]
         logits = logits.detach()[:, : self.vocab]
         index = np.asarray(slots, np.intp)
         keys, positions = self._keys[index], self._positions[index]
         self._positions[index] += np.uint64(1)
-        if self.device.type != "cpu" and all(row.likeliest_wins for row in rows):
+        masked = masks.ids(self.vocab) if masks and masks.places else {}
+        if self.device.type != "cpu" and not masked and all(row.likeliest_wins for row in rows):
             return logits.nan_to_num(0.0, reference.LARGEST, -reference.LARGEST).argmax(1).tolist()
         draws = zip(rows, logits.cpu().numpy(), uniforms(keys, positions), keys, positions, strict=True)
         with np.errstate(over="ignore", under="ignore"):  # weights of unlikely tokens vanish, and may
             return [
-                row.draw(values, float(uniform), key, position, self._weights)
-                for row, values, uniform, key, position in draws
+                row.draw(values, float(uniform), key, position, self._weights, masked.get(place))
+                for place, (row, values, uniform, key, position) in enumerate(draws)
             ]
 
     def _row(self, slot: int) -> "_HostRow":
@@ -91,32 +107,69 @@ class Sampler:
 class _HostRow:
     how: RowParameters
     penalties: Penalties | None
+    seen: np.ndarray | None = None  # [vocab] bool: ids of the prompt and the answer, where they count
 
     @property
     def likeliest_wins(self) -> bool:
         """Whether the row takes the largest of its logits as they are."""
-        return self.how.greedy and self.how.bias is None and self.penalties is None
+        changed = self.how.bias is not None or self.penalties is not None or self.seen is not None
+        return self.how.greedy and not changed
 
     def draw(
-        self, logits: np.ndarray, uniform: float, key: np.uint64, position: np.uint64, scratch: np.ndarray
+        self,
+        logits: np.ndarray,
+        uniform: float,
+        key: np.uint64,
+        position: np.uint64,
+        scratch: np.ndarray,
+        allowed: np.ndarray | None = None,
     ) -> int:
-        """Draw and record one token from logits `[vocab]`; these and `scratch` `[vocab]` are changed."""
+        """Draw and record one token from logits `[vocab]`; these and `scratch` `[vocab]` are changed.
+
+        allowed: the ids that a mask leaves, ascending.
+        """
         how = self.how
+        if self.seen is not None:
+            reference.divide_repeated(logits, np.flatnonzero(self.seen), how.repetition)
         if how.bias is not None:
             _add(logits, *how.bias)
         if self.penalties is not None:
             ids, amounts = self.penalties.amounts()
             _add(logits, ids, -amounts)
-        if how.greedy:
-            token = reference.likeliest(logits)
-        elif how.method == "noise":
-            token = reference.draw_noisy(logits, how.temperature, how.noise, key, position)
-        else:
-            draw = reference.draw_nucleus if how.method == "nucleus" else reference.draw
-            token = draw(logits, how.temperature, how.top_k, how.top_p, uniform, scratch)
+        token = self._choose(logits, uniform, key, position, scratch, allowed)
         if self.penalties is not None:
             self.penalties.record(token)
+        if self.seen is not None:
+            self.seen[token] = True
         return token
+
+    def _choose(
+        self,
+        logits: np.ndarray,
+        uniform: float,
+        key: np.uint64,
+        position: np.uint64,
+        scratch: np.ndarray,
+        allowed: np.ndarray | None,
+    ) -> int:
+        how = self.how
+        if how.method == "noise" and not how.greedy:  # its random numbers go by id
+            if allowed is not None:
+                others = np.ones(len(logits), bool)
+                others[allowed] = False
+                logits[others] = -np.inf
+            return reference.draw_noisy(logits, how.temperature, how.noise, key, position)
+        left = allowed
+        if not how.likelihood.off:
+            left = reference.remaining(logits, allowed, how.temperature, how.likelihood)
+        values = logits if left is None else logits[left]
+        if how.greedy:
+            place = reference.likeliest(values)
+        else:
+            draw = reference.draw_nucleus if how.method == "nucleus" else reference.draw
+            top_k = min(how.top_k, len(values))
+            place = draw(values, how.temperature, top_k, how.top_p, uniform, scratch[: len(values)])
+        return place if left is None else int(left[place])
 
 
 def _add(logits: np.ndarray, ids: np.ndarray, amounts: np.ndarray) -> None:

@@ -20,6 +20,7 @@ from rwkv_batch.ops.cuda.binding import launch, pointer
 from rwkv_batch.ops.cuda.staging import Records, upload
 from rwkv_batch.ops.random import random_key
 from rwkv_batch.sampling import flashinfer
+from rwkv_batch.sampling.masks import WORD, RowMasks, mask_words
 from rwkv_batch.sampling.params import RowParameters, drawable
 from rwkv_batch.sampling.penalties import Penalties, PenaltyRule
 from rwkv_batch.sampling.structs_cuda import (
@@ -29,12 +30,16 @@ from rwkv_batch.sampling.structs_cuda import (
     PENALTY_ENTRY,
     PENALTY_LIST,
     PENALTY_LIST_AT,
+    ROW_FILTER,
     SAMPLE_RECORD,
     AdjustInput,
+    FilterInput,
     SampleInput,
 )
 from rwkv_batch.wire.protocol import Sampling
 
+NO_FILTER = (0.0, 0.0, 1.0)
+FILTER_WORDS = ROW_FILTER.itemsize // 4
 FIRST_CAPACITY = 256  # drawn tokens that a row has room for when it begins
 
 
@@ -42,7 +47,9 @@ def bytes_per_slot(vocab: int) -> int:
     """The most that a slot takes: a row with a bias for every token, which has drawn all, with penalties."""
     grown = 1 << (vocab - 1).bit_length()
     records = 2 * SAMPLE_RECORD.itemsize + 8  # in the table, and staged with the slot's number
-    return records + (FIRST_CAPACITY + grown) * PENALTY_ENTRY.itemsize + vocab * BIAS_ENTRY.itemsize
+    lists = (FIRST_CAPACITY + grown) * PENALTY_ENTRY.itemsize + vocab * BIAS_ENTRY.itemsize
+    masks = 2 * 4 * mask_words(vocab) + ROW_FILTER.itemsize  # the tokens seen, and what a step uploads
+    return records + lists + masks
 
 
 @dataclass(frozen=True)
@@ -59,13 +66,14 @@ class _RequestRecord:
     capacity: int  # of the list of penalties when a row begins; 0: there are none
     bias: Tensor | None  # which `tail` points to
     flashinfer: bool  # whether FlashInfer may draw
+    filter: tuple[float, float, float]  # min_p, top_a and repetition of a RowFilter
 
 
 class CudaSampler:
     """`sampler.Sampler` on the device. Not thread-safe; all calls belong on one stream.
 
-    A slot takes 264 bytes and 4 KiB for penalties. The list of a row with penalties grows to 16 to 32 bytes
-    for each token drawn, at most 1 MiB.
+    A slot takes 264 bytes, 4 KiB for penalties and 8 KiB for the tokens that it has seen. The list of a row
+    with penalties grows to 16 to 32 bytes for each token drawn, at most 1 MiB.
     """
 
     def __init__(
@@ -86,6 +94,7 @@ class CudaSampler:
         self.vocab = drawable(vocab)
         self._library = build.load(architecture or build.architecture(torch.device(device)))
         self._library.rwkv_sample.argtypes = (POINTER(SampleInput), c_int, c_int, c_int, c_void_p)
+        self._library.rwkv_sample_filtered.argtypes = (POINTER(FilterInput), c_int, c_int, c_int, c_void_p)
         self._library.rwkv_sample_adjust.argtypes = (POINTER(AdjustInput), c_int, c_int, c_int, c_void_p)
         self._library.rwkv_sample_record.argtypes = (POINTER(AdjustInput), c_void_p, c_int, c_void_p)
         self.blocks = 0  # that share a row; 0: as many as is best. The ids do not depend on it
@@ -103,8 +112,22 @@ class CudaSampler:
         self._drawn = np.zeros(slots, np.int64)  # entries of the list that may be in use
         self._by_flashinfer = np.zeros(slots, bool)
         self._places = np.zeros(0, np.int64)  # rows of the next `sample_async` that FlashInfer draws
+        self._filters = np.zeros(slots, ROW_FILTER)
+        self._filtered = np.zeros(slots, bool)
+        self._row_filters: np.ndarray | None = None  # of the next `sample_async`; None: they are off
+        self._words = mask_words(self.vocab)
+        # A bit for each token of the prompt and the answer, of rows with a repetition penalty.
+        self._seen = torch.zeros(slots, self._words, dtype=torch.int32, device=self.device)
 
-    def begin(self, slot: int, params: Sampling, seed: int, stream: int, drawn: Sequence[int] = ()) -> None:
+    def begin(
+        self,
+        slot: int,
+        params: Sampling,
+        seed: int,
+        stream: int,
+        drawn: Sequence[int] = (),
+        prompt: Sequence[int] = (),
+    ) -> None:
         """As in `Sampler`; the next `prepare` uploads the row's record."""
         if self._latest is None or self._latest[0] is not params:
             self._latest = params, self._request_record(params)
@@ -112,6 +135,10 @@ class CudaSampler:
         self._grown.pop(slot, None)
         self._capacity[slot] = shared.capacity
         self._by_flashinfer[slot] = shared.flashinfer
+        self._filters[slot] = *shared.filter, -1
+        self._filtered[slot] = shared.filter != NO_FILTER
+        if shared.filter[2] != 1:
+            self._seen[slot].copy_(self._bits((*prompt, *drawn)), non_blocking=True)
         capacity, used = shared.capacity, 0
         penalties = self._penalties.data_ptr() + slot * self._penalties.shape[1]
         if drawn and shared.rule:
@@ -143,13 +170,17 @@ class CudaSampler:
             self._grow(int(slot))
         self._drawn[index] += 1
         self._places = np.flatnonzero(self._by_flashinfer[index])
+        self._row_filters = self._filters[index] if self._filtered[index].any() else None
 
-    def sample_async(self, logits: Tensor, slots: Tensor, ids: Tensor | None = None) -> Tensor:
+    def sample_async(
+        self, logits: Tensor, slots: Tensor, ids: Tensor | None = None, masks: RowMasks | None = None
+    ) -> Tensor:
         """One token for each row of logits `[rows, vocab]`, fp32 or fp16: ids `[rows]` int32 on the device.
 
         Queued without a synchronisation; `prepare` comes first. slots `[rows]` int32 are on the device; a
-        slot comes at most once, and a negative one is padding, whose id is 0. `ids`: where to write. Without
-        rows for FlashInfer the call can be captured in a graph.
+        slot comes at most once, and a negative one is padding, whose id is 0. `ids`: where to write. `masks`:
+        what rows may draw, by their places. Without these, rows with filters and rows for FlashInfer the call
+        can be captured in a graph.
         """
         if (
             logits.dtype not in (torch.float32, torch.float16)
@@ -165,19 +196,54 @@ class CudaSampler:
         with torch.cuda.device(self.device):
             if ids is None:
                 ids = torch.empty(len(slots), dtype=torch.int32, device=self.device)
-            if self._draw is not None and len(self._places):
+            if self._row_filters is not None or (masks and masks.places):
+                self._sample_filtered(logits, slots, ids, masks)
+            elif self._draw is not None and len(self._places):
                 self._sample_with_flashinfer(self._draw, logits, slots, ids)
             else:
                 self._sample(logits, slots, ids)
         return ids
 
     def _sample(self, logits: Tensor, slots: Tensor, ids: Tensor) -> None:
-        rows = len(slots)
+        blocks, workspace = self._split(len(slots))
+        call, half = self._input(logits, slots, ids, workspace), int(logits.dtype == torch.float16)
+        launch(self._library, "rwkv_sample", byref(call), len(slots), half, blocks)
+
+    def _sample_filtered(self, logits: Tensor, slots: Tensor, ids: Tensor, masks: RowMasks | None) -> None:
+        """The same with masks, or where rows have filters; also of rows that FlashInfer would draw."""
+        rows, lines = len(slots), len(masks.places) if masks else 0
+        pinned = self.device.type == "cuda"
+        staged = torch.empty(rows * FILTER_WORDS + lines * self._words, dtype=torch.int32, pin_memory=pinned)
+        numbers = staged.numpy()
+        filters = numbers[: rows * FILTER_WORDS].view(ROW_FILTER)
+        filters[:] = (*NO_FILTER, -1) if self._row_filters is None else self._row_filters
+        if masks:
+            filters["mask"][masks.places] = range(lines)
+            numbers[rows * FILTER_WORDS :].reshape(lines, -1)[:] = masks.bits[:, : self._words]
+        uploaded = staged.to(self.device, non_blocking=True)
+        blocks, workspace = self._split(rows)
+        call = FilterInput(
+            self._input(logits, slots, ids, workspace),
+            uploaded.data_ptr(),
+            uploaded[rows * FILTER_WORDS :].data_ptr(),
+            self._seen.data_ptr(),
+            self._words,
+        )
+        half = int(logits.dtype == torch.float16)
+        launch(self._library, "rwkv_sample_filtered", byref(call), rows, half, blocks)
+
+    def _split(self, rows: int) -> tuple[int, Tensor | None]:
+        """How many blocks share a row, and a workspace if they need one."""
         blocks = self.blocks or self._library.rwkv_sample_blocks(rows)
-        size = (rows, self._chunk)
-        workspace = torch.empty(size, dtype=torch.float32, device=self.device) if blocks == 1 else None
-        call = self._input(logits, slots, ids, workspace)
-        launch(self._library, "rwkv_sample", byref(call), rows, int(logits.dtype == torch.float16), blocks)
+        if blocks > 1:
+            return blocks, None
+        return blocks, torch.empty(rows, self._chunk, dtype=torch.float32, device=self.device)
+
+    def _bits(self, tokens: Sequence[int]) -> Tensor:
+        """`[words]` int32 in which the bits of these tokens are set."""
+        present = np.zeros(self._words * WORD, np.uint8)
+        present[[token for token in tokens if token < self.vocab]] = 1
+        return torch.from_numpy(np.packbits(present, bitorder="little").view(np.int32))
 
     def _sample_with_flashinfer(
         self, draw: flashinfer.Draw, logits: Tensor, slots: Tensor, ids: Tensor
@@ -238,6 +304,7 @@ class CudaSampler:
             capacity,
             bias,
             self._draw is not None and flashinfer.draws(how),
+            (max(how.likelihood.min_p, 0.0), max(how.likelihood.top_a, 0.0), how.repetition),
         )
 
     def _fill_penalties(self, slot: int, rule: PenaltyRule, drawn: Sequence[int]) -> tuple[Tensor, int]:

@@ -1,4 +1,4 @@
-"""The structs of cuda/sample_row.cuh and cuda/sample_adjust.cu, as numpy and ctypes lay them out."""
+"""The structs of cuda/sample_row.cuh, sample_filter.cuh and sample_adjust.cu, for numpy and ctypes."""
 
 from ctypes import Structure, c_int, c_int64, c_void_p
 
@@ -21,6 +21,8 @@ PENALTY_LIST_AT = 80
 BIAS_ENTRY = np.dtype([("amount", "f8"), ("id", "i4"), ("unused", "i4")])
 PENALTY_ENTRY = np.dtype([("decaying", "f8"), ("id", "i4"), ("count", "i4")])
 
+ROW_FILTER = np.dtype([("min_p", "f4"), ("top_a", "f4"), ("repetition", "f4"), ("mask", "i4")])
+
 
 class SampleInput(Structure):
     _fields_ = (
@@ -33,6 +35,16 @@ class SampleInput(Structure):
         ("ids", c_void_p),
         ("workspace", c_void_p),
         ("chunk", c_int),
+    )
+
+
+class FilterInput(Structure):
+    _fields_ = (
+        ("sample", SampleInput),
+        ("filters", c_void_p),
+        ("masks", c_void_p),
+        ("seen", c_void_p),
+        ("words", c_int),
     )
 
 

@@ -93,8 +93,14 @@ class States:
     @torch.inference_mode()
     def duplicate(self, source: int, target: int) -> None:
         """Copy a slot to another one, in the order of the current stream."""
-        self.flush([source, target])
-        self._memory[target].copy_(self._memory[source])
+        self.spread(source, [target])
+
+    @torch.inference_mode()
+    def spread(self, source: int, targets: Collection[int]) -> None:
+        """Copy a slot to several others."""
+        self.flush([source, *targets])
+        for target in targets:
+            self._memory[target].copy_(self._memory[source])
         self.copied += 1
 
     def clear(self, slots: Collection[int]) -> None:

@@ -28,6 +28,9 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     seed: int | None = None  # None: the engine picks one
     method: Literal["rapid", "nucleus", "gumbel", "noise"] = "rapid"  # see sampling/sampler.py
     noise: float = 0.0  # "noise" only: how far below the likeliest a token may be and still win
+    min_p: float = 0.0  # tokens stay that have this share of the likeliest one's probability; 0: off
+    top_a: float = 0.0  # tokens stay that have this share of its square; 0: off
+    repetition_penalty: float = 1.0  # divides the logits of tokens of the prompt and the answer; 1: off
 
 
 class SessionTurn(Struct, frozen=True, omit_defaults=True):
@@ -56,6 +59,24 @@ class LateStops(Struct, frozen=True, omit_defaults=True):
     closes: str  # and ends with; line feeds behind that are not of the answer
     inside: bool = False  # the prompt has begun the thought
     rest: str = ""  # what the prompt's last tag lacks; a text may begin with it
+
+
+class AnswerHead(Struct, frozen=True, omit_defaults=True):
+    """What may come before the part of an answer that a grammar binds."""
+
+    rest: str = ""  # what the prompt's last tag lacks; the text begins with it
+    closes: str = ""  # a thought comes, which ends with this; "": none
+    space: bool = False  # one space may come
+
+
+class Grammar(Struct, frozen=True, omit_defaults=True):
+    """What the text of each row must be. Where it is complete, id 0 may be drawn, which ends the row."""
+
+    # "choice": a JSON list of strings; "grammar": Lark as llguidance has it, or GBNF; the last two: see
+    # routes.chat.grammars.of_calls
+    kind: Literal["json_schema", "regex", "choice", "grammar", "calls", "tagged_calls"]
+    source: str
+    head: AnswerHead = AnswerHead()
 
 
 class WireMessage(Struct, frozen=True):
@@ -94,6 +115,7 @@ class GenerateRequest(ModelMessage, frozen=True, omit_defaults=True, tag="genera
     stop_ids: list[int] = []
     stop_strings: list[str] = []
     late_stops: LateStops | None = None
+    grammar: Grammar | None = None
     flush_tokens: int = 0  # send text after this many tokens of a row; 0: only when the row has finished
     top_logprobs: int | None = None  # None: no logprobs; n: those of the drawn token and of the n likeliest
     # The same for each token of the prompt but the first. Such rows run with max_tokens 0 too.

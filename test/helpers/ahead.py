@@ -2,14 +2,17 @@
 
 from collections.abc import Collection
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rwkv_batch.engine.scheduling.sequence import LAST
-from rwkv_batch.runner.protocol import Batch, Draws, KnownDraws, NewRow
+from rwkv_batch.runner.protocol import Batch, Draws, DrawUnder, KnownDraws, NewRow
 from rwkv_batch.runner.torch_runner import TorchRunner
+from rwkv_batch.sampling.masks import RowMasks
 from rwkv_batch.state.slots import States
 
+NO_MASKS = RowMasks([], np.zeros((0, 1), np.int32))
 NONSENSE = 1  # an id for rows that had finished
 PERIOD = 3  # steps of one token, of which the last writes the state
 
@@ -73,6 +76,10 @@ class LateRunner(TorchRunner):
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Draws:
+        return self.feed(batch)(NO_MASKS)
+
+    @torch.inference_mode()
+    def feed(self, batch: Batch) -> DrawUnder:
         tokens, slots = batch.tokens, batch.slots
         fed: list[list[int]] = []
         for count, slot in zip(batch.counts, slots, strict=True):
@@ -83,35 +90,50 @@ class LateRunner(TorchRunner):
                 piece = [] if self.last[slot] in self.stops[slot] else [self.last[slot]]
             assert LAST not in piece
             fed.append(piece)
-        draws, tops = batch.draws, batch.top_logprobs
         alive = [row for row, piece in enumerate(fed) if piece]
-        draws_alive = [row for row in draws if fed[row]]
-        tops_alive = {
-            draws_alive.index(draws[place]): top for place, top in tops.items() if fed[draws[place]]
-        }
-        ids, found = dict.fromkeys(draws, NONSENSE), dict.fromkeys(draws, (0.0, [(NONSENSE, 0.0)]))
-        scored = []
-        if alive:
-            single = [slots[row] for row in alive if len(fed[row]) == 1]
-            held = {slot: self.states.held(slot) for slot in single}
-            self.states.flush([slots[row] for row in alive if len(fed[row]) > 1])
-            for slot in single:
-                self.states.write(slot)
-            known = super().run(
-                Batch(
-                    tokens=[token for piece in fed for token in piece],
-                    counts=[len(fed[row]) for row in alive],
-                    slots=[slots[row] for row in alive],
-                    draws=[alive.index(row) for row in draws_alive],
-                    top_logprobs=tops_alive,
-                    adapters=[batch.adapters[row] for row in alive] if batch.adapters else [],
-                    scored={alive.index(row): scored for row, scored in batch.scored.items()},
-                )
+        if not alive:
+            return lambda masks: self._drawn(batch, fed, None)
+        single = [slots[row] for row in alive if len(fed[row]) == 1]
+        held = {slot: self.states.held(slot) for slot in single}
+        self.states.flush([slots[row] for row in alive if len(fed[row]) > 1])
+        for slot in single:
+            self.states.write(slot)
+        draws = batch.draws
+        draw = super().feed(
+            Batch(
+                tokens=[token for piece in fed for token in piece],
+                counts=[len(fed[row]) for row in alive],
+                slots=[slots[row] for row in alive],
+                draws=[alive.index(row) for row in draws if fed[row]],
+                top_logprobs={
+                    [row for row in draws if fed[row]].index(draws[place]): top
+                    for place, top in batch.top_logprobs.items()
+                    if fed[draws[place]]
+                },
+                adapters=[batch.adapters[row] for row in alive] if batch.adapters else [],
+                scored={alive.index(row): scored for row, scored in batch.scored.items()},
             )
-            ids |= zip(draws_alive, known.wait(), strict=True)
+        )
+        for slot, state in held.items():
+            self.states.defer(slot, state)
+
+        def draw_alive(masks: RowMasks) -> Draws:
+            here = [place for place, row in enumerate(draws) if fed[row]]
+            kept = [i for i, place in enumerate(masks.places) if place in here]
+            alive_masks = RowMasks([here.index(masks.places[i]) for i in kept], masks.bits[kept])
+            return self._drawn(batch, fed, draw(alive_masks))
+
+        return draw_alive
+
+    def _drawn(self, batch: Batch, fed: list[list[int]], known: Draws | None) -> Draws:
+        """Nonsense for rows that had finished; `known`: of the others."""
+        draws, tops = batch.draws, batch.top_logprobs
+        ids, found = dict.fromkeys(draws, NONSENSE), dict.fromkeys(draws, (0.0, [(NONSENSE, 0.0)]))
+        alive = [row for row in draws if fed[row]]
+        scored = []
+        if known:
+            ids |= zip(alive, known.wait(), strict=True)
+            found |= zip([draws[p] for p in tops if fed[draws[p]]], known.logprobs(), strict=True)
             scored = known.prompt_logprobs()
-            found |= zip((draws_alive[place] for place in tops_alive), known.logprobs(), strict=True)
-            for slot, state in held.items():
-                self.states.defer(slot, state)
-        self.last |= {slots[row]: ids[row] for row in draws_alive}
+        self.last |= {batch.slots[row]: ids[row] for row in alive}
         return KnownDraws([ids[row] for row in draws], [found[draws[place]] for place in tops], scored)

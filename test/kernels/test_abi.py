@@ -17,6 +17,7 @@ RECORDS = {
     "SampleRecord": structs_cuda.SAMPLE_RECORD,
     "BiasEntry": structs_cuda.BIAS_ENTRY,
     "PenaltyEntry": structs_cuda.PENALTY_ENTRY,
+    "RowFilter": structs_cuda.ROW_FILTER,
 }
 SAMPLER_METHODS = ("GREEDY", "RAPID", "NUCLEUS", "NOISE")
 NAMES = {file.name: file.read_text() for file in sorted(build.SOURCES.glob("*.cu"))}
@@ -45,7 +46,8 @@ def test_python_and_the_library_agree(library):
 def test_python_has_every_exported_number(library):
     """Those that abi.py compares itself, and those of the records of sequences and of the sampler."""
     known = abi.CONSTANTS | {name: getattr(structs_cuda, name) for name in SAMPLER_METHODS}
-    for structure in (*abi.STRUCTURES, structs_cuda.SampleInput, structs_cuda.AdjustInput):
+    of_the_sampler = structs_cuda.SampleInput, structs_cuda.FilterInput, structs_cuda.AdjustInput
+    for structure in (*abi.STRUCTURES, *of_the_sampler):
         known |= abi.layout(structure)
     for name, dtype in RECORDS.items():
         known |= record_layout(name, dtype)

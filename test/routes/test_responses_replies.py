@@ -189,7 +189,7 @@ def test_what_was_asked_for_is_told():
     )
     assert (reply.tools[0].name, reply.tools[0].strict, reply.tool_choice.name) == (
         "get_weather",
-        False,
+        True,
         "get_weather",
     )
     assert (reply.reasoning.effort, reply.parallel_tool_calls, reply.prompt_cache_key) == ("low", False, "k")

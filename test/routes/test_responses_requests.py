@@ -204,7 +204,7 @@ def test_instructions_and_tools_that_the_state_has_read_last_are_not_read_again(
         ({"max_output_tokens": True}, "max_output_tokens"),
         ({"max_tokens": 5}, "max_tokens"),
         ({"temperature": 3}, "temperature"),
-        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"reasoning": {"effort": "lots"}}, "reasoning.effort"),
         ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),

@@ -25,8 +25,7 @@ def test_system_and_developer_turns_move_to_the_front():
         Message("user", "c"),
     ]
     assert templates.chat(turns, system="One.") == (
-        "System: One.\nTwo.\nThree.\n\nUser: a\n\nAssistant: b\n\nUser: c\n\nAssistant: "
-        "<think>\n</think>\n"
+        "System: One.\nTwo.\nThree.\n\nUser: a\n\nAssistant: b\n\nUser: c\n\nAssistant: <think>\n</think>\n"
     )
 
 

@@ -199,7 +199,7 @@ def test_completions_continue_the_prompt(client: OpenAI):
         ({"temperature": 9}, "temperature"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"top_logprobs": 3}, "top_logprobs"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
         ({"n": 0}, "n"),
     ],
 )

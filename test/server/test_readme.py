@@ -27,6 +27,7 @@ ANSWERS = {  # a word of a curl -> what its answer must hold
     "/api/generate": ["12", '"done":true'],
     "/infill": ["a + b", '"stop":true'],
     "/openapi.json": ['"openapi":"3.1.0"'],
+    "guided_choice": ["ly", '"finish_reason":"stop"'],
     "batch-FIM": ["a + b"],
     "/v1/models": ["rwkv7-demo"],
     "/health": ["ready"],

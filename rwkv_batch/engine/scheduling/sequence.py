@@ -6,6 +6,8 @@ from enum import Enum
 
 from msgspec.structs import replace
 
+from rwkv_batch.engine.constraints.masks import RowConstraint
+from rwkv_batch.engine.scheduling.shared_prompts import SharedPrompt
 from rwkv_batch.text.stops import AnswerStops, StopStrings
 from rwkv_batch.text.tokenizer import TextDecoder, Tokenizer
 from rwkv_batch.wire.protocol import Event, GenerateRequest, RowDelta, TokenLogprob
@@ -68,6 +70,9 @@ class Sequence:
     start_state: str = ""  # the name of the state in which it begins
     mixture: "Mixture | None" = None
     adapter: RowAdapter | None = None
+    constraint: RowConstraint | None = None  # what binds its text; those of a mixture share it
+    shared: SharedPrompt | None = None
+    waits_for_state: bool = False  # another row feeds its prompt
     slot: int | None = None
     state: SequenceState = WAITING
     fed: int = 0  # of the tokens in `to_feed`
@@ -128,21 +133,27 @@ class Sequence:
     def can_step(self) -> bool:
         """Whether the next step can have it: what it is fed is known, or need not be."""
         if self.state is DECODING:
+            bound = self.constraint
             if not self.in_flight:
-                return True
-            return self.runs_ahead and len(self.drawn) + self.in_flight < self.request.max_tokens
+                return bound is None or bound.can_draw
+            ahead = self.runs_ahead and (bound is None or not bound.slow)
+            return ahead and len(self.drawn) + self.in_flight < self.request.max_tokens
         return (self.state is PREFILLING or self.state is FINALIZING) and self.tokens_to_feed > 0
 
     @property
     def tokens_to_feed(self) -> int:
         """Of `tokens_left`, how many the next steps may feed.
 
-        A sequence of a mixture waits with its last token for the others, as they draw together.
+        A sequence of a mixture waits with its last token for the others, as they draw together; one that a
+        grammar binds waits for its first mask.
         """
         left = self.tokens_left
-        if self.mixture and self.state is PREFILLING and not self.mixture.at_end:
-            return left - 1
-        return left
+        if self.state is not PREFILLING:
+            return left
+        if self.waits_for_state:
+            return 0
+        waits = self.mixture and not self.mixture.at_end
+        return left - 1 if waits or (self.constraint and not self.constraint.can_draw) else left
 
     def draws_after(self, count: int) -> bool:
         """Whether a token is drawn after a step that feeds it `count` tokens."""
@@ -163,6 +174,11 @@ class Sequence:
         self.cuts = [cut for cut in self.cuts if cut > self.fed]
         if self.state is PREFILLING and not self.tokens_left:
             self.state = DECODING
+
+    def bind(self, constraint: RowConstraint) -> None:
+        """Its row draws what this allows."""
+        for seq in self.together:
+            seq.constraint = constraint
 
     def admit(self, slot: int) -> None:
         """It runs in this slot from now on."""
@@ -320,7 +336,12 @@ class Mixture:
     @property
     def at_end(self) -> bool:
         """Whether all of them have just the last token before the first draw left."""
-        return all(seq.state is PREFILLING and seq.tokens_left == 1 for seq in self.members)
+        return all(
+            seq.state is PREFILLING
+            and seq.tokens_left == 1
+            and (seq.constraint is None or seq.constraint.can_draw)
+            for seq in self.members
+        )
 
 
 def mixed(request: GenerateRequest) -> tuple[list[str], list[float]]:

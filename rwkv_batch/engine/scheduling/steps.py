@@ -2,29 +2,39 @@
 
 from dataclasses import dataclass
 
+from rwkv_batch.engine.constraints.masks import MaskMaker
 from rwkv_batch.engine.scheduling.counts import DrawMarks
 from rwkv_batch.engine.scheduling.sequence import DECODING, Sequence
-from rwkv_batch.runner.protocol import Batch, Draws
+from rwkv_batch.runner.protocol import Batch, Draws, DrawUnder
 from rwkv_batch.sampling.mixtures import MixedRows
 from rwkv_batch.sampling.prompt_logprobs import ScoredRow
 from rwkv_batch.text.tokenizer import Tokenizer
 from rwkv_batch.wire.protocol import TokenLogprob
 
 
-@dataclass(frozen=True)
+@dataclass
 class StepInFlight:
     """A step whose draws are not known yet."""
 
     fed: list[Sequence]  # all sequences that it feeds
     drawing: list[Sequence]  # those that draw
     logprob_places: list[int]  # places in `drawing` of those that want logprobs
-    draws: Draws
     marks: DrawMarks
     scored: list[tuple[Sequence, ScoredRow]]  # those that get logprobs of their prompts
+    draws: Draws | None
+    draw: DrawUnder | None = None  # in place of `draws`, until the masks of its rows are known
+
+    def draw_under(self, masks: MaskMaker) -> Draws:
+        """The draws, which are queued now if they waited for masks."""
+        if self.draw:
+            bound = [(i, seq.constraint) for i, seq in enumerate(self.drawing) if seq.generating]
+            self.draws, self.draw = self.draw(masks.of([(i, row) for i, row in bound if row])), None
+        assert self.draws
+        return self.draws
 
     def logprobs(self, ids: list[int], tokenizer: Tokenizer) -> dict[int, TokenLogprob]:
         """Logprobs of what was drawn, for the sequences that want them, by their place in `drawing`."""
-        found = self.draws.logprobs() if self.logprob_places else []
+        found = self.draws.logprobs() if self.draws and self.logprob_places else []
         text = tokenizer.token_bytes
         return {
             place: TokenLogprob(text(ids[place]), logprob, [(text(token), p) for token, p in top])

@@ -29,6 +29,7 @@ from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.sampling.flashinfer import SamplerError
 from rwkv_batch.state.entries import StoreError
+from rwkv_batch.text import grammars
 from rwkv_batch.wire.codec import decode_to_engine, encode, id_of
 from rwkv_batch.wire.commands import LoadModel, RemoveModel
 from rwkv_batch.wire.protocol import Cancel, Event, Failed, GenerateRequest
@@ -55,6 +56,8 @@ def run(configs: tuple[EngineConfig, ...], address: str, control: Connection) ->
     except (CheckpointError, DeviceError, SamplerError, StoreError) as error:
         control.send(LoadFailure(str(error)))
         sys.exit(2)
+    for info in models.infos:
+        grammars.prepare(info.vocabulary)  # now, as no row could run meanwhile
     changes = ModelChanges(models, configs, control.send, wake)
     service = Service(models, changes, address, control, wakeups)
     gc.collect()

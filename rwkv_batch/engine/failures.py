@@ -1,4 +1,4 @@
-"""Steps that fail: their requests are answered, and the others go on."""
+"""What becomes of requests when a step fails."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def failing(
-    sequences: Iterable[Sequence], turns: Turns, cancel: Callable[[RequestKey, str], None], outbox: Outbox
+    turns: Turns, cancel: Callable[[RequestKey, str], None], outbox: Outbox, sequences: Iterable[Sequence]
 ) -> Iterator[None]:
     """An error inside fails the requests of these sequences, and nothing else."""
     try:

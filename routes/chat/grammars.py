@@ -1,0 +1,150 @@
+"""The fields by which requests bind the answer to a grammar, and what comes in front of an answer."""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from routes.chat.templates import END_OF_THOUGHT, Style
+from routes.http.errors import Json
+from routes.http.schemas import RequestBody
+from rwkv_batch.wire.protocol import AnswerHead, Grammar
+
+ANY_OBJECT: Json = {"type": "object"}
+MAX_CHOICES = 1024
+FORMATS = ("text", "json_object", "json_schema")
+# fields of vLLM's `structured_outputs` -> what each is called by itself
+STRUCTURED = {
+    "json": "guided_json",
+    "regex": "guided_regex",
+    "choice": "guided_choice",
+    "grammar": "guided_grammar",
+    "json_object": "guided_json_object",
+}
+
+
+def _structured(value: object) -> object:
+    if not isinstance(value, dict):
+        raise ValueError(f"input should be an object with one of {', '.join(STRUCTURED)}")
+    for name, given in value.items():
+        if name not in STRUCTURED and given not in (None, False):
+            known = ", ".join(STRUCTURED)
+            raise ValueError(f"{str(name)[:40]!r} is not available here; input may hold {known}")
+    return {STRUCTURED[name]: given for name, given in value.items() if name in STRUCTURED}
+
+
+def _schema(value: object) -> object:
+    """An object, or its JSON text."""
+    try:
+        schema = json.loads(value) if isinstance(value, str) else value
+        json.dumps(schema)  # as it is sent to the engine
+    except (ValueError, RecursionError):
+        schema = None
+    if not isinstance(schema, dict | bool):
+        raise ValueError("input should be a JSON schema: an object, or its JSON text")
+    return schema
+
+
+def _format(value: object) -> object:
+    if not isinstance(value, dict) or value.get("type") not in FORMATS:
+        raise ValueError(f"input should be an object whose type is one of {', '.join(FORMATS)}")
+    if value["type"] == "json_schema":
+        form = value.get("json_schema")
+        if not isinstance(form, dict) or not isinstance(form.get("schema"), dict):
+            raise ValueError("json_schema should be an object whose field schema is a JSON schema")
+    return value
+
+
+JsonSchema = Annotated[Any, BeforeValidator(_schema)]
+Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
+
+
+class GuidedFields(RequestBody):
+    """The fields of vLLM: each alone says what the answer must be."""
+
+    guided_json: JsonSchema | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
+
+    def given(self) -> dict[str, Grammar]:
+        """By field."""
+        found: dict[str, Grammar] = {}
+        if self.guided_json is not None:
+            found["guided_json"] = of_schema(self.guided_json)
+        if self.guided_regex is not None:
+            found["guided_regex"] = Grammar("regex", self.guided_regex)
+        if self.guided_choice is not None:
+            found["guided_choice"] = Grammar("choice", json.dumps(self.guided_choice))
+        if self.guided_grammar is not None:
+            found["guided_grammar"] = Grammar("grammar", self.guided_grammar)
+        if self.guided_json_object:
+            found["guided_json_object"] = of_schema(ANY_OBJECT)
+        return found
+
+
+class GrammarFields(GuidedFields):
+    """All of them; `response_format` is OpenAI's, `structured_outputs` holds vLLM's by their newer names."""
+
+    response_format: Annotated[Json, BeforeValidator(_format)] | None = None
+    structured_outputs: Annotated[Json, BeforeValidator(_structured)] | None = None
+
+    def grammar(self) -> Grammar | None:
+        """What the request says of its answer. Raises ApiError 400 if two fields do."""
+        found = self.given()
+        if self.structured_outputs:
+            inside = GuidedFields.from_json(self.structured_outputs).given()
+            found |= {f"structured_outputs.{field}": grammar for field, grammar in inside.items()}
+        if grammar := self.grammar_of_format():
+            found["response_format"] = grammar
+        if len(found) > 1:
+            first, second = list(found)[:2]
+            raise self.field_error(second, f"{first} says what the answer is too; send one of them")
+        return next(iter(found.values()), None)
+
+    def grammar_of_format(self) -> Grammar | None:
+        """Of `response_format`."""
+        form = self.response_format or {"type": "text"}
+        return of_format(form["type"], form.get("json_schema"))
+
+
+def of_format(kind: str, schema: Json | None) -> Grammar | None:
+    """Of a format in OpenAI's form; `schema` is the object that has the schema."""
+    if kind == "text":
+        return None
+    return of_schema(schema["schema"] if kind == "json_schema" and schema else ANY_OBJECT)
+
+
+def of_schema(schema: Json | bool) -> Grammar:
+    """A text that is JSON by this schema."""
+    return Grammar("json_schema", json.dumps(schema, ensure_ascii=False))
+
+
+def of_calls(
+    first: Sequence[Sequence[str | Json]], more: Sequence[Sequence[str | Json]] = (), until: str = ""
+) -> Grammar:
+    """Calls of tools. Each is a list of texts, and of schemas of JSON between them.
+
+    One of `first` comes, then any number of `more`, each on a new line. With `until` any text comes, in which
+    one of `first` follows each time that this has been written.
+    """
+    kind: Literal["calls", "tagged_calls"] = "tagged_calls" if until else "calls"
+    return Grammar(kind, json.dumps({"first": first, "more": more, "until": until}, ensure_ascii=False))
+
+
+def leaves_text_free(grammar: Grammar) -> bool:
+    """Whether any text may stand around what the grammar binds; then it does not say where that ends."""
+    return grammar.kind == "tagged_calls"
+
+
+def answer_head(style: Style | None) -> AnswerHead:
+    """What an answer begins with before the part that a grammar binds; `style`: of a chat."""
+    if style is None or style.thought is None:
+        return AnswerHead()
+    return AnswerHead(
+        rest=">" if style.left_open else "",
+        closes=END_OF_THOUGHT if style.thinks else "",
+        space=style.thought == "",
+    )

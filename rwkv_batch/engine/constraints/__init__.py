@@ -1,0 +1,1 @@
+"""Rows whose text is bound by a grammar."""

@@ -1,0 +1,124 @@
+"""The masks of rows that a grammar binds, computed beside the step that runs.
+
+When a row has drawn a token, its next mask is computed while the device feeds that token. A row whose masks
+take long holds up nobody: it takes part in no step before its mask is there.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+from llguidance import LLMatcher
+
+from rwkv_batch.sampling.masks import RowMasks, mask_words
+from rwkv_batch.text.grammars import MaskThreads
+
+PATIENCE = 0.01  # seconds that a step waits for the masks of its rows
+QUICK = 0.002  # seconds for the mask of one row that steps wait for again
+MOST_THREADS = 8
+
+
+class RowConstraint:
+    """What binds one row. All but the mask belong to the engine's thread.
+
+    `mask` `[words]` int32 is of the next draw; None: it is not there yet. `error`: why there is none, in one
+    sentence. `slow`: steps do not wait for its masks.
+    """
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        """matcher: at the text's beginning; the row has it for itself."""
+        self.matcher = matcher
+        self.mask: np.ndarray | None = None
+        self.error = ""
+        self.slow = True  # before its first mask, nobody knows
+
+    @property
+    def can_draw(self) -> bool:
+        """Whether a step may draw for it: its mask is there, or will be soon enough."""
+        return not self.slow or self.mask is not None or self.error != ""
+
+
+class MaskMaker:
+    """Masks for all rows of one engine. `wake` is called from another thread when a slow one is there."""
+
+    def __init__(self, vocab: int, wake: Callable[[], None]) -> None:
+        self._words, self._wake = mask_words(vocab), wake
+        self._threads: MaskThreads | None = None
+        self._quick = ThreadPoolExecutor(1, "masks")
+        self._slow = ThreadPoolExecutor(1, "slow-masks")
+        self._drawn: list[tuple[RowConstraint, int]] = []  # since the last `submit`
+        self._under_way: Future[None] | None = None  # the masks of quick rows
+        self._latest_slow: Future[None] | None = None
+
+    def begin(self, row: RowConstraint, drawn: Sequence[int]) -> None:
+        """Compute a row's first mask; it has drawn these before, if it is one that goes on."""
+        self._latest_slow = self._slow.submit(self._make_slowly, row, list(drawn))
+
+    def drawn(self, row: RowConstraint, token: int) -> None:
+        """The row has drawn this; `submit` comes next."""
+        row.mask = None
+        self._drawn.append((row, token))
+
+    def submit(self) -> None:
+        """Compute the next masks of the rows that have drawn."""
+        if not self._drawn:
+            return
+        quick = [(row, token) for row, token in self._drawn if not row.slow]
+        for row, token in self._drawn:
+            if row.slow:
+                self._latest_slow = self._slow.submit(self._make_slowly, row, [token])
+        self._drawn.clear()
+        if quick:
+            rows, tokens = zip(*quick, strict=True)
+            self._under_way = self._quick.submit(self._make, rows, tokens)
+
+    def of(self, rows: Sequence[tuple[int, RowConstraint]]) -> RowMasks:
+        """The masks of rows, each with its place, as soon as they are there. A row with an error has none."""
+        if self._under_way:
+            self._under_way.result()
+            self._under_way = None
+        found = [(place, row.mask) for place, row in rows if row.mask is not None]
+        bits = [mask for _, mask in found]
+        table = np.stack(bits) if bits else np.zeros((0, self._words), np.int32)
+        return RowMasks([place for place, _ in found], table)
+
+    def wait(self) -> bool:
+        """Wait for all that steps do not wait for; False if there has been nothing since the last call."""
+        latest, self._latest_slow = self._latest_slow, None
+        if latest:
+            latest.result()
+        return latest is not None
+
+    def close(self) -> None:
+        """End the threads."""
+        self._quick.shutdown(wait=False, cancel_futures=True)
+        self._slow.shutdown(wait=False, cancel_futures=True)
+
+    def _make(self, rows: Sequence[RowConstraint], tokens: Sequence[int]) -> None:
+        """In a thread. Where it has taken long, the next masks of these rows are computed one by one."""
+        began, threads = time.perf_counter(), self._shared_threads()
+        matchers = [row.matcher for row in rows]
+        threads.advance(matchers, tokens)
+        bits, errors = threads.masks(matchers)
+        slow = time.perf_counter() - began > PATIENCE
+        for row, mask, error in zip(rows, bits, errors, strict=True):
+            row.slow, row.error = slow, error
+            row.mask = None if error else mask
+
+    def _make_slowly(self, row: RowConstraint, tokens: list[int]) -> None:
+        """In a thread."""
+        began = time.perf_counter()
+        if tokens:
+            row.matcher.consume_tokens(tokens)
+        bits, errors = self._shared_threads().masks([row.matcher])
+        row.slow, row.error = time.perf_counter() - began > QUICK, errors[0]
+        row.mask = None if errors[0] else bits[0]
+        self._wake()
+
+    def _shared_threads(self) -> MaskThreads:
+        if self._threads is None:
+            count = max(1, min(MOST_THREADS, (os.cpu_count() or 1) // 2))
+            self._threads = MaskThreads(count, self._words)
+        return self._threads

@@ -1,0 +1,127 @@
+"""rwkv_sample_filtered: rows with masks, min_p, top_a and repetition penalties draw the ids of the host."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import emulated
+import host_kernels
+import numpy as np
+import pytest
+import torch
+from cuda_gpu import DEVICE, needs_gpu
+from drawing import assert_drawn_from
+from exact import nucleus
+from masked import FILTERED, exact_filtered, masks_of
+
+from rwkv_batch.ops.cuda import build, staging
+from rwkv_batch.sampling.sampler import Sampler
+from rwkv_batch.sampling.sampler_cuda import CudaSampler
+from rwkv_batch.wire.protocol import Sampling
+
+pytestmark = needs_gpu
+
+NOISY = Sampling(method="noise", noise=3.0)
+VARIED = [
+    *FILTERED.values(),
+    nucleus(top_k=20, top_p=0.9, min_p=0.02),
+    nucleus(top_a=0.2),
+    Sampling(method="gumbel", top_a=0.2),
+    NOISY,
+    Sampling(repetition_penalty=2.0, presence_penalty=0.5, alpha_frequency=0.3, top_k=30),
+    Sampling(min_p=0.01, top_k=500, temperature=1.5),
+]
+KINDS = 3  # of masks: half of the ids, one in a hundred, about three
+
+
+@pytest.fixture(autouse=True)
+def emulation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under --emulated the sampler runs on the kernels for a CPU."""
+    if target := request.config.getoption("--emulated"):
+        library = emulated.load(target)
+        monkeypatch.setattr(build, "architecture", lambda device: target)
+        monkeypatch.setattr(build, "load", lambda arch: library)
+        monkeypatch.setattr(staging, "Uploads", host_kernels.AtOnce)
+        monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+
+
+def allowed_ids(generator: np.random.Generator, vocab: int, kind: int) -> np.ndarray:
+    allowed = generator.random(vocab) < (0.5, 0.01, 3 / vocab)[kind]
+    allowed[generator.integers(0, vocab)] = True
+    return allowed
+
+
+def samplers(params: list[Sampling], vocab: int, prompt: list[int]) -> tuple[Sampler, CudaSampler]:
+    made = Sampler(len(params), vocab, "cpu"), CudaSampler(len(params), vocab, DEVICE)
+    for sampler in made:
+        for slot, one in enumerate(params):
+            sampler.begin(slot, one, 11, slot, [], prompt)
+    return made
+
+
+def drawn_on_device(device: CudaSampler, logits: torch.Tensor, masks) -> list[int]:
+    rows = len(logits)
+    device.prepare(range(rows))
+    slots = torch.arange(rows, dtype=torch.int32, device=DEVICE)
+    return device.sample_async(logits.to(DEVICE), slots, masks=masks).tolist()
+
+
+@pytest.mark.parametrize("blocks", [0, 1, 4, 8])
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("vocab", [300, 5000, 65529])
+def test_same_ids_as_on_the_host(vocab: int, half: bool, blocks: int):
+    """Every second row has a mask, in turns; penalties and seen tokens are carried from draw to draw."""
+    generator = np.random.default_rng(vocab)
+    host, device = samplers(VARIED, vocab, generator.integers(0, vocab, 50).tolist())
+    if blocks > 1 and device._library.rwkv_sample_blocks(1) == 1:
+        pytest.skip("these kernels have no clusters")
+    device.blocks = blocks
+    for step in range(4):
+        logits = torch.tensor(generator.normal(size=(len(VARIED), vocab)).astype(np.float32) * 3)
+        logits = logits.half() if half else logits
+        masked = range(step % 2, len(VARIED), 2)
+        masks = masks_of({row: allowed_ids(generator, vocab, row % KINDS) for row in masked})
+        drawn = drawn_on_device(device, logits, masks)
+        for place, ids in masks.ids(vocab).items():
+            assert drawn[place] in ids
+        assert drawn == host.sample(logits.float(), range(len(VARIED)), masks)
+
+
+@pytest.mark.many_launches
+@pytest.mark.parametrize("name", FILTERED)
+def test_distribution_under_a_mask(name: str):
+    params, vocab, rows, prompt = FILTERED[name], 40, 2000, [2, 5, 5, 11, 30]
+    logits = np.random.default_rng(3).normal(size=vocab).astype(np.float32) * 2
+    allowed = np.random.default_rng(4).random(vocab) < 0.3
+    _, device = samplers([params] * rows, vocab, prompt)
+    masks = masks_of({row: allowed for row in range(0, rows, 2)})
+    drawn = np.array(drawn_on_device(device, torch.tensor(logits).repeat(rows, 1), masks))
+    assert_drawn_from(drawn[::2], exact_filtered(logits, params, allowed, prompt))
+    assert_drawn_from(drawn[1::2], exact_filtered(logits, params, None, prompt))
+
+
+def test_rows_without_a_filter_draw_what_they_draw_without_the_others():
+    generator = np.random.default_rng(8)
+    plain = [Sampling(), Sampling(top_k=50, top_p=0.6), Sampling(temperature=0), nucleus(top_p=0.9), NOISY]
+    _, alone = samplers(plain, 65529, [])
+    _, beside = samplers(plain, 65529, [])
+    for _ in range(3):
+        logits = torch.tensor(generator.normal(size=(len(plain), 65529)).astype(np.float32) * 3).half()
+        masks = masks_of({0: np.ones(65529, bool)})  # which leaves all
+        assert drawn_on_device(alone, logits, None) == drawn_on_device(beside, logits, masks)
+
+
+def test_padding_draws_id_0():
+    _, device = samplers([Sampling(), Sampling(min_p=0.1)], 300, [])
+    device.prepare(range(2))
+    slots = torch.tensor([-1, 1], dtype=torch.int32, device=DEVICE)
+    logits = torch.zeros(2, 300, device=DEVICE)
+    logits[1, 7] = 50.0
+    assert device.sample_async(logits, slots, masks=masks_of({0: np.ones(300, bool)})).tolist() == [0, 7]
+
+
+def test_a_mask_wins_over_bias_and_broken_logits():
+    _, device = samplers([Sampling(temperature=0, logit_bias={3: 1e6})], 300, [])
+    logits = torch.full((1, 300), float("-inf"))
+    logits[0, 3] = float("inf")
+    assert drawn_on_device(device, logits, masks_of({0: np.arange(300) == 9})) == [9]

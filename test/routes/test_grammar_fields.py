@@ -1,0 +1,143 @@
+"""What the fields that bind an answer make of a request, and what is refused."""
+
+import json
+
+import pytest
+from responses_calls import prepare as respond
+
+from routes.http.errors import ApiError
+from routes.openai import chat, completions
+from rwkv_batch.wire.protocol import AnswerHead, GenerateRequest, Grammar
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+JSON = json.dumps(SCHEMA)
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+HI = [{"role": "user", "content": "Hi"}]
+CONTINUED = [*HI, {"role": "assistant", "content": "It is"}]
+
+
+def tool(name: str, strict: bool) -> dict:
+    return {"type": "function", "function": {"name": name, "parameters": SCHEMA, "strict": strict}}
+
+
+def asked(**fields) -> GenerateRequest:
+    model = fields.pop("model", "rwkv7-demo")
+    return chat.prepare({"messages": HI, **fields}, model).request
+
+
+def completed(**fields) -> GenerateRequest:
+    return completions.prepare({"prompt": "Hi", **fields}, "rwkv7-demo").request
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "source"),
+    [
+        ({"guided_json": SCHEMA}, "json_schema", JSON),
+        ({"guided_json": JSON}, "json_schema", JSON),
+        ({"guided_regex": "a+"}, "regex", "a+"),
+        ({"guided_choice": ["a", "b"]}, "choice", '["a", "b"]'),
+        ({"guided_grammar": "start: A"}, "grammar", "start: A"),
+        ({"structured_outputs": {"json": SCHEMA}}, "json_schema", JSON),
+        ({"structured_outputs": {"regex": "a", "whitespace": None}}, "regex", "a"),
+        ({"structured_outputs": {"json_object": True}}, "json_schema", '{"type": "object"}'),
+        ({"response_format": {"type": "json_object"}}, "json_schema", '{"type": "object"}'),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+            "json_schema",
+            JSON,
+        ),
+    ],
+)
+def test_a_field_is_a_grammar(fields: dict, kind: str, source: str):
+    for made in (asked(**fields), completed(**fields)):
+        assert made.grammar and (made.grammar.kind, made.grammar.source) == (kind, source)
+
+
+def test_without_a_field_there_is_none():
+    plain = [asked(), completed(), respond().request, asked(response_format={"type": "text"})]
+    plain.append(asked(tools=[tool("f", False)]))
+    assert [made.grammar for made in plain] == [None] * 5
+
+
+def test_a_format_of_a_response_is_a_grammar():
+    form = {"type": "json_schema", "name": "x", "schema": SCHEMA}
+    assert respond(text={"format": form}).request.grammar == Grammar("json_schema", JSON)
+    told = respond(text={"format": form}).reply.response["text"]["format"]
+    assert (told["schema"], told["strict"]) == (SCHEMA, False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "head"),
+    [
+        ({}, AnswerHead()),
+        ({"enable_think": True}, AnswerHead(rest=">", closes="</think>")),
+        ({"think_type": "preferChinese"}, AnswerHead(closes="</think>")),
+        ({"think_type": "none"}, AnswerHead(space=True)),
+        ({"messages": CONTINUED}, AnswerHead()),
+        ({"model": "rwkv7-g1c-1.5b"}, AnswerHead(rest=">")),
+    ],
+)
+def test_what_comes_before_the_answer_follows_the_template(fields: dict, head: AnswerHead):
+    made = asked(guided_regex="a", **fields)
+    assert made.grammar and made.grammar.head == head
+
+
+def test_the_grammar_takes_the_place_of_the_template_s_stops():
+    assert asked().stop_strings and not asked(guided_regex="a").stop_strings
+    own = asked(guided_regex="a", stop=["x"]).late_stops
+    assert own and own.strings == ["x"]
+
+
+def calls(made: GenerateRequest) -> dict:
+    assert made.grammar
+    return json.loads(made.grammar.source)
+
+
+def test_a_demanded_call_goes_on_behind_its_opening():
+    made = asked(tools=[tool("f", True), tool("g", False)], tool_choice="required", parallel_tool_calls=False)
+    found = calls(made)
+    assert made.prompts[0].endswith('<tool_call>{"name": "')
+    assert found["first"] == [
+        ['f", "arguments":', SCHEMA, "}</tool_call>"],
+        ['g", "arguments":', {"type": "object"}, "}</tool_call>"],
+    ]
+    assert not found["more"] and not found["until"]
+
+
+def test_behind_a_thought_all_of_the_call_is_bound():
+    choice = {"type": "function", "function": {"name": "f"}}
+    made = asked(tools=[tool("f", True)], tool_choice=choice, enable_think=True)
+    assert calls(made)["first"] == [['<tool_call>{"name": "f", "arguments":', SCHEMA, "}</tool_call>"]]
+    assert made.grammar and made.grammar.head.closes
+
+
+def test_a_strict_tool_binds_what_follows_the_beginning_of_a_call():
+    made = asked(tools=[tool("f", True)])
+    assert calls(made)["until"] == '<tool_call>{"name": ' and made.stop_strings
+    assert calls(made)["first"] == [['"f", "arguments":', SCHEMA, "}</tool_call>"]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_json": '{"items":' * 5000 + "{}" + "}" * 5000}, "guided_json"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": "yes"}, "guided_choice"),
+        ({"guided_regex": ["a"]}, "guided_regex"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "response_format"),
+        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
+        ({"guided_regex": "a", "tools": [tool("f", False)]}, "tool_choice"),
+        ({"tools": [tool("f", "yes")]}, "tools[0].function.strict"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"top_a": -1}, "top_a"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+    ],
+)
+def test_bad_fields_are_refused_by_name(fields: dict, param: str):
+    with pytest.raises(ApiError) as refused:
+        asked(**fields)
+    assert (refused.value.status, refused.value.param) == (400, param)

@@ -77,8 +77,7 @@ def settings_for(model: EngineInfo, settings: FrontendConfig) -> FrontendConfig:
 def chat_template_name(model: str, wanted: ChatTemplateName) -> ChatTemplateName:
     """`wanted`, or for "auto" the one that the model's name stands for.
 
-    A name that says nothing stands for g1, which the G1 models before g1c, their fine-tunes and the bundled model
-    have.
+    A name that says nothing stands for g1, which the G1 models before g1c and the bundled model have.
     """
     if wanted != "auto":
         return wanted

@@ -7,8 +7,7 @@ from pydantic import AfterValidator, BaseModel, Field
 from routes.http.schemas import INT_LIMIT, neutral
 from routes.openai.schemas import Int, Number
 
-PENALTIES = "this sampler is not available; use presence_penalty, frequency_penalty or alpha_presence"
-CUTS = "this sampler is not available; use top_k and top_p"
+CUTS = "this sampler is not available; use top_k, top_p and min_p"
 
 
 def _endless(tokens: int) -> int:
@@ -26,10 +25,9 @@ Seed = Annotated[Int, Field(ge=-(2**63), le=2**63 - 1), AfterValidator(_any_seed
 
 
 class LlamaSamplers(BaseModel):
-    """Samplers that are not available. Their neutral values are taken, as clients send them by default."""
+    """Samplers by llama.cpp's names. Of those that are not available the neutral values are taken."""
 
-    repeat_penalty: Annotated[Number | None, neutral(1, PENALTIES)] = None
-    min_p: Annotated[Number | None, neutral(0, CUTS)] = None
+    repeat_penalty: Annotated[Number, Field(gt=0, le=2)] | None = None  # OpenAIBody.repetition_penalty
     typical_p: Annotated[Number | None, neutral(1, CUTS)] = None
     tfs_z: Annotated[Number | None, neutral(1, CUTS)] = None
     mirostat: Annotated[Number | None, neutral(0, CUTS)] = None

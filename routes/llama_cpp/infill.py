@@ -19,6 +19,8 @@ def prepare(body: Json, model_id: str) -> Prepared:
     fields = InfillBody.from_json(body)
     if not fields.cache_prompt:
         fields = fields.model_copy(update={"use_prefix_cache": False})
+    if fields.repeat_penalty is not None:
+        fields = fields.model_copy(update={"repetition_penalty": fields.repeat_penalty})
     given = (n for n in (fields.n_predict, fields.max_tokens, DEFAULT_MAX_TOKENS) if n is not None)
     prompt = fill_in_the_middle(fields.prefix, fields.input_suffix)
     request = fields.request([prompt], next(given))

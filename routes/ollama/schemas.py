@@ -15,7 +15,7 @@ from routes.chat.templates import Message
 from routes.http.errors import ApiError, Json, native_field
 from routes.http.schemas import RequestBody, refused
 from routes.llama_cpp.fields import LlamaSamplers, Predict, Seed
-from routes.openai.schemas import UNBOUND, Int, Number, OpenAIBody, Penalty, StopList, TopK, TopP
+from routes.openai.schemas import UNBOUND, Int, Number, OpenAIBody, Penalty, Share, StopList, TopK, TopP
 from routes.openai.tools import MAX_TOOLS, ToolUse, offered_tool
 from rwkv_batch.config import SamplingProfileName
 
@@ -46,11 +46,13 @@ class OllamaOptions(LlamaSamplers, RequestBody):
     stop: StopList | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
+    min_p: Share | None = None
 
     def as_fields(self) -> Json:
         """By the names of an OpenAI request's fields, those that are given."""
-        names = ("temperature", "top_k", "top_p", "seed", "stop", "presence_penalty", "frequency_penalty")
-        fields = {name: getattr(self, name) for name in names} | {"max_tokens": self.num_predict}
+        names = ("temperature", "top_k", "top_p", "min_p", "seed", "stop")
+        fields = {name: getattr(self, name) for name in (*names, "presence_penalty", "frequency_penalty")}
+        fields |= {"max_tokens": self.num_predict, "repetition_penalty": self.repeat_penalty}
         return {name: value for name, value in fields.items() if value is not None}
 
 

@@ -21,12 +21,8 @@ from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine import memory
 from rwkv_batch.engine.admission import Admission
 from rwkv_batch.engine.beginnings import Beginnings, StartStateMissing
-from rwkv_batch.engine.commands.adapters import AdapterCommands
 from rwkv_batch.engine.commands.dispatch import Commands
 from rwkv_batch.engine.commands.requests import RequestCommands
-from rwkv_batch.engine.commands.sessions import SessionCommands
-from rwkv_batch.engine.commands.start_states import StartStateCommands
-from rwkv_batch.engine.commands.text import TextCommands
 from rwkv_batch.engine.constraints.compiling import CompiledGrammar, GrammarQueue
 from rwkv_batch.engine.constraints.masks import MaskMaker
 from rwkv_batch.engine.failures import failing
@@ -36,7 +32,7 @@ from rwkv_batch.engine.offline import whole_rows
 from rwkv_batch.engine.rollouts import Rollouts, share_prompts
 from rwkv_batch.engine.scheduling.adapters import AdapterMissing, Adapters
 from rwkv_batch.engine.scheduling.counts import EngineCounts
-from rwkv_batch.engine.scheduling.prompts import PromptEncoder, check_scored
+from rwkv_batch.engine.scheduling.prompts import PromptEncoder, check_prompts
 from rwkv_batch.engine.scheduling.scheduler import QueueFull, Scheduler
 from rwkv_batch.engine.scheduling.sequence import FINALIZING, Outbox, RequestKey, Sequence, rows_of
 from rwkv_batch.engine.scheduling.steps import StepInFlight, batch_of
@@ -146,13 +142,7 @@ class Engine:
         self.admission = Admission(self.scheduler, self.runner, *begins, *ends)
         self._failing = partial(failing, self.turns, self.cancel, self.outbox)
         self.requests = RequestCommands(*common, self._drop, self.info.fingerprint, self.counts)
-        self.commands = Commands(
-            SessionCommands(*common, self.tokenizer),
-            StartStateCommands(self.pool, self.outbox, self.weights),
-            self.requests,
-            AdapterCommands(self.adapters, self.outbox),
-            TextCommands(self.tokenizer, self.outbox),
-        )
+        self.commands = Commands(*common, self.requests, self.adapters, self.tokenizer, self.weights)
 
     @property
     def busy(self) -> bool:
@@ -303,12 +293,10 @@ class Engine:
         check(request.sampling, self.vocab)
         self.requests.check(request)
         self.beginnings.check(request)
-        check_scored(request)
+        check_prompts(request)
         adapter = self.adapters.find(request)
         turn, target = request.turn, None
         if turn:
-            if len(request.prompts) != 1 or request.n != 1:
-                raise ValueError(f"A turn has one prompt, not {len(request.prompts)} times {request.n}.")
             continued = self.turns.has_source(turn)
             if turn.required and not continued:
                 return self._reject(key, "not_found", f"There is no session {turn.source}.")

@@ -6,8 +6,8 @@ from functools import partial
 from torch import Tensor
 
 from rwkv_batch.engine.scheduling.sequence import Sequence
-from rwkv_batch.engine.scheduling.shared_prompts import LEAST_TOKENS, SharedPrompt
 from rwkv_batch.state.pool.state_copies import StateCopies
+from rwkv_batch.state.shared_prompts import LEAST_TOKENS, SharedPrompt
 from rwkv_batch.state.slots import States
 
 

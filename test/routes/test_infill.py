@@ -130,7 +130,7 @@ def test_any_split_gives_what_the_whole_text_gives(pieces, least):
         ({"n_indent": -1}, "n_indent"),
         ({"input_prefix": 5}, "input_prefix"),
         ({"input_extra": [{"filename": "x"}]}, "input_extra[0].text"),
-        ({"min_p": 0.1}, "min_p"),
+        ({"typical_p": 0.1}, "typical_p"),
         ({"grammar": "root ::= x"}, "grammar"),
         ({"n_probs": 3}, "n_probs"),
         ({"session_id": "s"}, "session_id"),

@@ -194,6 +194,8 @@ def test_options_are_those_of_the_engine():
     assert (request.max_tokens, request.stop_strings) == (9, ["x"])
     endless = text(options={"num_predict": -1, "seed": -1}).request
     assert endless.max_tokens == 2**31 - 1 and endless.sampling.seed is None
+    cut = text(options={"repeat_penalty": 1.1, "min_p": 0.05}).request.sampling
+    assert (cut.repetition_penalty, cut.min_p) == (1.1, 0.05)
     penalties = chat(options={"presence_penalty": 0.5, "frequency_penalty": 0.25}).request.sampling
     assert (penalties.presence_penalty, penalties.frequency_penalty) == (0.5, 0.25)
     assert penalties.alpha_presence == 0
@@ -226,8 +228,8 @@ def test_the_prompt_of_a_chat_is_that_of_the_openai_route():
         ({"format": {"type": "object"}}, "`format`: "),
         ({"think": "hard"}, "`think`: "),
         ({"options": 5}, "`options`: "),
-        ({"options": {"min_p": 0.1}}, "`options.min_p`: "),
-        ({"options": {"repeat_penalty": 1.1}}, "`options.repeat_penalty`: "),
+        ({"options": {"typical_p": 0.1}}, "`options.typical_p`: "),
+        ({"options": {"repeat_penalty": 0}}, "`options.repeat_penalty`: "),
         ({"options": {"mirostat": 2}}, "`options.mirostat`: "),
         ({"options": {"num_predict": -3}}, "`options.num_predict`: "),
         ({"n": 2}, "`n`: "),

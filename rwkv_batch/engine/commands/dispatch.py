@@ -1,13 +1,16 @@
 """Which part of the engine carries a command out."""
 
-from dataclasses import dataclass
-
 from rwkv_batch.engine.commands.adapters import AdapterCommands
 from rwkv_batch.engine.commands.requests import RequestCommands
 from rwkv_batch.engine.commands.sessions import SessionCommands
 from rwkv_batch.engine.commands.start_states import StartStateCommands
 from rwkv_batch.engine.commands.text import TextCommands
-from rwkv_batch.engine.scheduling.sequence import RequestKey
+from rwkv_batch.engine.scheduling.adapters import Adapters
+from rwkv_batch.engine.scheduling.scheduler import Scheduler
+from rwkv_batch.engine.scheduling.sequence import Outbox, RequestKey
+from rwkv_batch.engine.scheduling.turns import Turns
+from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.text.tokenizer import Tokenizer
 from rwkv_batch.wire.commands import (
     AdapterCommand,
     EngineCommand,
@@ -15,17 +18,28 @@ from rwkv_batch.wire.commands import (
     StartStateCommand,
     TextCommand,
 )
+from state_pool import StatePool
 
 
-@dataclass(frozen=True)
 class Commands:
     """All of these parts."""
 
-    sessions: SessionCommands
-    start_states: StartStateCommands
-    requests: RequestCommands
-    adapters: AdapterCommands
-    texts: TextCommands
+    def __init__(
+        self,
+        pool: StatePool,
+        scheduler: Scheduler,
+        turns: Turns,
+        outbox: Outbox,
+        requests: RequestCommands,
+        adapters: Adapters,
+        tokenizer: Tokenizer,
+        weights: Checkpoint,
+    ) -> None:
+        self.requests = requests
+        self.sessions = SessionCommands(pool, scheduler, turns, outbox, tokenizer)
+        self.start_states = StartStateCommands(pool, outbox, weights)
+        self.adapters = AdapterCommands(adapters, outbox)
+        self.texts = TextCommands(tokenizer, outbox)
 
     def run(self, key: RequestKey, command: EngineCommand) -> None:
         """The reply goes to the outbox, at once or later. Raises entries.StoreError."""

@@ -48,8 +48,10 @@ class PromptEncoder:
         )
 
 
-def check_scored(request: GenerateRequest) -> None:
-    """Raises ValueError for a request whose prompt can have no logprobs."""
+def check_prompts(request: GenerateRequest) -> None:
+    """Raises ValueError for a turn of several prompts, and for logprobs that a prompt cannot have."""
+    if request.turn and (len(request.prompts) != 1 or request.n != 1):
+        raise ValueError(f"A turn has one prompt, not {len(request.prompts)} times {request.n}.")
     if request.prompt_logprobs is None:
         return
     if request.turn:

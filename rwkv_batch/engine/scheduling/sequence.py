@@ -7,7 +7,7 @@ from enum import Enum
 from msgspec.structs import replace
 
 from rwkv_batch.engine.constraints.masks import RowConstraint
-from rwkv_batch.engine.scheduling.shared_prompts import SharedPrompt
+from rwkv_batch.state.shared_prompts import SharedPrompt
 from rwkv_batch.text.stops import AnswerStops, StopStrings
 from rwkv_batch.text.tokenizer import TextDecoder, Tokenizer
 from rwkv_batch.wire.protocol import Event, GenerateRequest, RowDelta, TokenLogprob

@@ -43,6 +43,7 @@ class StepInFlight:
 
     def give_prompt_logprobs(self, tokenizer: Tokenizer) -> None:
         """To the sequences that want them. The draws have been waited for."""
+        assert self.draws
         text = tokenizer.token_bytes
         for (seq, row), found in zip(self.scored, self.draws.prompt_logprobs(), strict=True):
             seq.prompt_logprobs += [

@@ -17,7 +17,7 @@ from rwkv_batch import __version__
 
 REF = "#/components/schemas/{model}"
 # pydantic's names of bounds that stand behind a check of ours -> JSON Schema's
-BOUNDS = {"ge": "minimum", "le": "maximum"}
+BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum"}
 TEXT: Json = {"type": "string"}
 FAMILIES: dict[ErrorShape, str] = {openai_shape: "OpenAIError", anthropic_shape: "AnthropicError"}
 ERRORS: Json = {

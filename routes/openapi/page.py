@@ -105,6 +105,8 @@ def _limits(schema: Json) -> Iterator[str]:
     ):
         if least in schema or most in schema:
             yield escape(words.format(schema.get(least, "any"), schema.get(most, "any")))
+    if "exclusiveMinimum" in schema:
+        yield escape(f"above {schema['exclusiveMinimum']}")
 
 
 def _json(value: Any) -> str:

@@ -327,9 +327,11 @@ def script(
         if first.startswith(reason):
             return [(0, Rejected(key, reason, f"The fake engine finds this {reason}."))]
     made_by = INFO.fingerprint + (f"+{request.adapter_digest}" if request.adapter else "")
-    events: list[tuple[float, Event]] = [
-        (0, Accepted(key, [len(p) for p in request.prompts], cached, target, made_by))
-    ]
+    given = [list(p.encode() if isinstance(p, str) else p) for p in request.prompts]
+    ids = given if request.return_ids else []
+    data = [[bytes([token % 256]) for token in p] for p in given] if request.return_bytes else []
+    lengths = [len(p) for p in request.prompts]
+    events: list[tuple[float, Event]] = [(0, Accepted(key, lengths, cached, target, made_by, ids, data))]
     if first.startswith("hang"):
         return events
     if first.startswith("fail"):

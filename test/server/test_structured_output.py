@@ -179,14 +179,14 @@ def test_sampling_fields_are_honoured(client: OpenAI):
     for fields in ({"min_p": 1.0}, {"top_a": 1.0, "min_p": 1.0}):
         drawn = client.completions.create(model="rwkv7", prompt=prompt, temperature=1, extra_body=fields)
         assert drawn.choices[0].text == greedy.choices[0].text
-    words = "cat " * 30
+    named = "User: My name is Zoltan.\n\nAssistant: Hello!\n\nUser: What is my name?\n\nAssistant:"
     again, changed = (
         client.completions.create(
-            model="rwkv7", prompt=words, temperature=0, extra_body={"repetition_penalty": penalty}
+            model="rwkv7", prompt=named, temperature=0, extra_body={"repetition_penalty": penalty}
         )
         for penalty in (1.0, 2.0)
     )
-    assert again.choices[0].text != changed.choices[0].text
+    assert again.choices[0].text == " Your name is Zoltan." != changed.choices[0].text
 
 
 def test_many_answers_of_one_prompt(client: OpenAI):

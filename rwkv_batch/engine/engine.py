@@ -379,7 +379,7 @@ class Engine:
                     self.counts.lack(step.marks, seq, place)
                     self.cancel(seq.key, "error")
                     deltas.pop(seq.key, None)
-                    self._reject(seq.key, "invalid", seq.constraint.error)
+                    self.outbox.append((seq.key, Rejected(seq.key[1], "invalid", seq.constraint.error)))
                     continue
                 seq.take_drawn(token, self.tokenizer.token_bytes(token), logprobs.get(place))
                 delta = seq.take_delta()

@@ -307,13 +307,13 @@ class Engine:
         seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
         rows = rows_of(request, key, prompts, seed, target, self.tokenizer, adapter)
         share_prompts(rows, request.n)
-        heard = [row for row in rows if row.leads]
+        leading = [row for row in rows if row.leads]
         if request.grammar:
             if compiled is None:
                 raise QueueFull("too many grammars wait to be compiled")
-            for row in heard:
+            for row in leading:
                 row.bind(compiled.constraint())
-        cached = [self.beginnings.cached_tokens(row) for row in heard[:: request.n]]
+        cached = [self.beginnings.cached_tokens(row) for row in leading[:: request.n]]
         runs = request.max_tokens > 0 or turn or request.prompt_logprobs is not None
         if runs:
             self.scheduler.add(rows)
@@ -321,9 +321,9 @@ class Engine:
         made_by = self.info.fingerprint + (f"+{adapter.digest}" if adapter else "")
         self.outbox.append((key, self.prompts.accepted(request, prompts, cached, target, made_by)))
         if not runs:
-            ended = [RowDelta(row.row, "", 0, "length") for row in heard]
+            ended = [RowDelta(row.row, "", 0, "length") for row in leading]
             self.outbox.append((key, Progress(request.id, ended)))
-            self.counts.drop(heard, "length")
+            self.counts.drop(leading, "length")
 
     def _reject(self, key: RequestKey, reason: str, message: str) -> None:
         self.counts.requests[reason] += 1

@@ -137,8 +137,8 @@ class RequestCommands:
 
 def _infos(rows: list[Sequence]) -> list[RequestInfo]:
     """Of their requests."""
-    heard = filter(attrgetter("leads"), rows)
-    requests = [list(group) for _, group in groupby(heard, lambda seq: seq.key)]
+    leading = filter(attrgetter("leads"), rows)
+    requests = [list(group) for _, group in groupby(leading, lambda seq: seq.key)]
     return [
         RequestInfo(
             group[0].request.name,

@@ -1,6 +1,6 @@
 """What an engine counts for its metrics. In a step that is a few numbers, however many rows it has.
 
-Counts of rows are those of rows that are heard: of a mixture's sequences the first.
+Counts of rows are those of leading sequences: of a mixture's the first.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ class DrawMarks:
     """Of the rows that draw in a step, those that have drawn before; they come first."""
 
     decoding: int  # how many these are,
-    heard: int  # of them those that are heard,
+    leading: int  # of them the leading sequences,
     ahead: int  # and of those the ones whose draw before was not known when the step was launched
     known_at: float  # when the last draws that were known had landed
 
@@ -51,9 +51,9 @@ class EngineCounts:
         """A request was accepted. rows: all; cached: as of protocol.Accepted."""
         self.requests["accepted"] += 1
         now = monotonic()
-        heard = [row for row in rows if row.leads]
-        self._arrived.update(dict.fromkeys(heard, now))
-        self.rows += len(heard)
+        leading = [row for row in rows if row.leads]
+        self._arrived.update(dict.fromkeys(leading, now))
+        self.rows += len(leading)
         self.prompt_tokens += sum(map(len, prompts))
         self.cached_tokens += sum(cached)
 
@@ -95,9 +95,9 @@ class EngineCounts:
         self.step_rows.observe(rows)
         self.step_tokens.observe(len(batch.tokens))
         if batch.mixtures:
-            heard = [seq for seq in drawing[:decoding] if seq.leads]
-            ahead = sum(1 for seq in heard if seq.in_flight)
-            return DrawMarks(decoding, len(heard), ahead, self._landed_at)
+            leading = [seq for seq in drawing[:decoding] if seq.leads]
+            ahead = sum(1 for seq in leading if seq.in_flight)
+            return DrawMarks(decoding, len(leading), ahead, self._landed_at)
         return DrawMarks(decoding, decoding, batch.tokens[:decoding].count(LAST), self._landed_at)
 
     def land(self, marks: DrawMarks, drawing: list[Sequence], ids: list[int]) -> None:
@@ -105,10 +105,10 @@ class EngineCounts:
         before, now = self._landed_at, monotonic()
         self._landed_at = now
         self._gaps = now - before, now - marks.known_at
-        for gap, rows in zip(self._gaps, (marks.ahead, marks.heard - marks.ahead), strict=True):
+        for gap, rows in zip(self._gaps, (marks.ahead, marks.leading - marks.ahead), strict=True):
             if rows:
                 self.between_tokens.observe(gap, rows)
-        self.generation_tokens += marks.heard
+        self.generation_tokens += marks.leading
         for seq, token in zip(drawing[marks.decoding :], ids[marks.decoding :], strict=True):
             arrived = self._arrived.get(seq)
             wanted = seq.request.max_tokens and token not in seq.request.stop_ids

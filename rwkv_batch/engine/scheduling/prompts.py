@@ -1,4 +1,4 @@
-"""Prompts: their tokens, and what their readers are told of them."""
+"""Prompts: their tokens, and what is sent of them."""
 
 from rwkv_batch.text.tokenizer import END_OF_TEXT, Tokenizer
 from rwkv_batch.wire.protocol import Accepted, GenerateRequest

@@ -101,7 +101,7 @@ class Sequence:
 
     @property
     def leads(self) -> bool:
-        """Whether it is the sequence of its row that is heard, and not one that only adds to a mixture."""
+        """Whether its draws are the row's; the others of a mixture only add to it."""
         return self.mixture is None or self.mixture.members[0] is self
 
     @property

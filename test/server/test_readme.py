@@ -1,4 +1,4 @@
-"""The README is true: its commands run as they stand there, and answer. So do examples of docs/."""
+"""The README and the pages of docs/ are true: their commands run as they stand there, and answer."""
 
 import re
 import subprocess
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from serving import ROOT, Server
 
-README = (ROOT / "README.md").read_text()
-CURLS = [block for block in re.findall(r"```sh\n(.*?)```", README, re.S) if "curl" in block]
-CLIENTS = (ROOT / "docs" / "clients.md").read_text()
-PYTHONS = re.findall(r"```python\n(.*?)```", README + CLIENTS, re.S)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXT = "".join(page.read_text() for page in PAGES)
+CURLS = [block for block in re.findall(r"```sh\n(.*?)```", TEXT, re.S) if "curl" in block]
+PYTHONS = re.findall(r"```python\n(.*?)```", TEXT, re.S)
 ANSWERS = {  # a word of a curl -> what its answer must hold
     "batch-translate": ["你好世界！", "早上好"],
     "You are a helpful": ["Paris"],
@@ -20,7 +20,9 @@ ANSWERS = {  # a word of a curl -> what its answer must hold
     '"echo"': ['"token_logprobs":[null,-', '"tokens":['],
     "/v2/": ["12", "Paris", "Bonjour"],
     'anna", "contents': ["Anna"],
-    "tree": ["Paris", "deleted successfully"],
+    'ben", "contents': ["Ben", '"session_id":"ben-2","turn":1'],
+    "export?": ["Eve", "deleted successfully"],
+    "tree": ["Paris"],
     "/v1/responses": ["Paris", "completed"],
     "Japan": ["Tokyo"],
     "/v1/messages": ["Paris", "end_turn"],
@@ -43,7 +45,7 @@ def test_a_curl_answers(server: Server, block: str, tmp_path: Path):
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     expected = [text for word, texts in ANSWERS.items() if word in block for text in texts]
-    assert expected, "a curl of the README without an answer to check"
+    assert expected, "a curl without an answer to check; add one to ANSWERS"
     for text in expected:
         assert text in done.stdout
 
@@ -57,7 +59,7 @@ def test_the_curl_script_runs_them_all_with_a_password(locked_server: Server):
     )
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(lines) == README.count("\ncurl ") and all(line.startswith("ok ") for line in lines)
+    assert len(lines) == TEXT.count("\ncurl ") and all(line.startswith("ok ") for line in lines)
     wrong = subprocess.run(
         [ROOT / "test" / "test_curl.sh", locked_server.url, "wrong"],
         capture_output=True,
@@ -78,3 +80,18 @@ def test_a_python_example_prints_text(server: Server, block: str):
     )
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.strip()) > 3
+
+
+def anchors(page: Path) -> set[str]:
+    """The names under which GitHub links to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.S), re.M)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_link_leads_somewhere(page: Path):
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", prose):
+        file = page.parent / target if target else page
+        assert file.exists(), f"{page.name} links to {target}, which is not there"
+        assert not anchor or anchor in anchors(file), f"{page.name} links to {target}#{anchor}, no heading"

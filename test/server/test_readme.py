@@ -57,7 +57,7 @@ def test_the_curl_script_runs_them_all_with_a_password(locked_server: Server):
         return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=120)
 
     done = run("open sesame")
-    lines = done.stdout.splitlines()
+    lines = done.stdout.strip().split("\n")
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(lines) == TEXT.count("\ncurl ") and all(line.startswith("ok ") for line in lines)
     wrong = run("wrong")

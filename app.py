@@ -67,7 +67,8 @@ def _choose_defaults(options: argparse.Namespace) -> None:
     if bundled and options.models is None:
         options.models = str(DEMO)
     if options.max_adapters is None:
-        options.max_adapters = DEMO_ADAPTERS if bundled else EngineConfig.max_adapters
+        wanted = bundled and not options.batch_invariant
+        options.max_adapters = DEMO_ADAPTERS if wanted else EngineConfig.max_adapters
 
 
 def _check_password(parser: argparse.ArgumentParser, flag: str, password: str) -> None:
@@ -151,6 +152,11 @@ def _parser() -> argparse.ArgumentParser:
     flag("--max-rows", **positive, help="rows of a model that run at once (default: what its share holds)")
     flag("--max-waiting", **positive, help="rows that may wait before 429 (default %(default)s)")
     flag("--prefill-tokens", **positive, help="prompt tokens a step (default: what suits the device)")
+    flag(
+        "--batch-invariant",
+        action="store_true",
+        help="the same answer, bit for bit, whatever runs beside it and wherever its prompt is cut; slower",
+    )
     flag(
         "--wkv",
         choices=("fp16", "fp32"),

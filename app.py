@@ -22,6 +22,9 @@ from rwkv_batch.config import (
 )
 from rwkv_batch.supervisor import Supervisor
 
+DEMO = Path(__file__).resolve().parent / "demo"  # the bundled model's folder
+DEMO_ADAPTERS = 2
+
 
 def main(argv: list[str]) -> int:
     config = parse(argv)
@@ -33,6 +36,7 @@ def parse(argv: list[str]) -> ServerConfig:
     """The configuration that the command line asks for. What is wrong with it ends the process (code 2)."""
     parser = _parser()
     options = parser.parse_args(argv)
+    _choose_defaults(options)
     if options.pp_devices:
         options.device = _pipeline_device(parser, options)
     try:
@@ -57,6 +61,16 @@ def parse(argv: list[str]) -> ServerConfig:
     )
 
 
+def _choose_defaults(options: argparse.Namespace) -> None:
+    """The bundled model comes with a start state and an adapter to try, which routes load."""
+    bundled = not options.model_path
+    if bundled and options.models is None:
+        options.models = str(DEMO)
+    if options.max_adapters is None:
+        wanted = bundled and not options.batch_invariant
+        options.max_adapters = DEMO_ADAPTERS if wanted else EngineConfig.max_adapters
+
+
 def _check_password(parser: argparse.ArgumentParser, flag: str, password: str) -> None:
     if password != password.strip() or not (password.isascii() and password.isprintable()):
         parser.error(
@@ -72,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     for config in (EngineConfig, FrontendConfig, ServerConfig):
         parser.set_defaults(**vars(config()))
     parser.set_defaults(state_db="rwkv_sessions.db")  # an offline engine opens no file unless it is given one
+    parser.set_defaults(max_adapters=None)  # which depends on the model
     count, positive, auto = _number(0), _number(1), _number(0) | {"type": _count_or_auto}
     number: dict[str, Any] = {"type": _finite, "metavar": "X"}
     megabytes, gigabytes = _number(1, unit=1 << 20), _number(1, unit=1 << 30)
@@ -93,7 +108,12 @@ def _parser() -> argparse.ArgumentParser:
     flag("--adapter-alpha", **number, help="of the adapter's training; divided by its rank it is the scaling")
     flag("--adapter-scaling", **number, help="of the adapter, in place of alpha")
     flag("--adapter-init", metavar="FILE", help="what PiSSA began with, which is taken out of the model")
-    flag("--max-adapters", **count, help="adapters of requests that run at once (default %(default)s)")
+    flag(
+        "--max-adapters",
+        **count,
+        help=f"adapters of requests that run at once (default {EngineConfig.max_adapters}; for the bundled "
+        f"model {DEMO_ADAPTERS})",
+    )
     flag("--max-adapter-rank", **positive, help="of these adapters, at most 256 (default %(default)s)")
     flag("--adapter-cache-mb", **count, help="host memory for loaded adapters (default %(default)s)")
     flag(
@@ -115,7 +135,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="W",
         help="asked for in place of --password on /metrics and /stats (default: none)",
     )
-    flag("--models", metavar="DIR", help="the folder from which routes may load files (default: none)")
+    flag(
+        "--models",
+        metavar="DIR",
+        help="the folder from which routes may load files (default: none; for the bundled model its own)",
+    )
     flag("--protect-translate", action="store_true", help="ask for the password on /translate too")
     flag("--device", help="auto, cpu, cuda or cuda:1 (default %(default)s)")
     flag(
@@ -128,6 +152,11 @@ def _parser() -> argparse.ArgumentParser:
     flag("--max-rows", **positive, help="rows of a model that run at once (default: what its share holds)")
     flag("--max-waiting", **positive, help="rows that may wait before 429 (default %(default)s)")
     flag("--prefill-tokens", **positive, help="prompt tokens a step (default: what suits the device)")
+    flag(
+        "--batch-invariant",
+        action="store_true",
+        help="the same answer, bit for bit, whatever runs beside it and wherever its prompt is cut; slower",
+    )
     flag(
         "--wkv",
         choices=("fp16", "fp32"),

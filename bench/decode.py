@@ -83,6 +83,7 @@ def main() -> None:
     )
     parser.add_argument("--wkv", choices=DTYPES, default="fp16", help="how states are stored")
     parser.add_argument("--backend", default="auto", help="as of app.py: portable, or torch")
+    parser.add_argument("--batch-invariant", action="store_true", help="as of app.py; states are fp32 then")
     parser.add_argument("--graphs", action="store_true", help="the model's kernels alone, without the engine")
     parser.add_argument(
         "--trace",
@@ -119,6 +120,7 @@ def main() -> None:
                 args.wkv,
                 max((rows * length for rows, length in shapes), default=4096),
                 args.backend,
+                args.batch_invariant,
             )
         )
         print(json.dumps(environment()))

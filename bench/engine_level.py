@@ -20,13 +20,22 @@ ENDLESS = 1 << 30
 class Through:
     """An engine with rows of random prompts. Every row has its own seed and draws by the default method."""
 
-    def __init__(self, weights: Checkpoint, rows: int, wkv: str, prefill_tokens: int, backend: str) -> None:
+    def __init__(
+        self,
+        weights: Checkpoint,
+        rows: int,
+        wkv: str,
+        prefill_tokens: int,
+        backend: str,
+        batch_invariant: bool = False,
+    ) -> None:
         self.engine = Engine(
             weights,
             device="cuda",
             backend=backend,
             max_rows=rows,
-            wkv=wkv,
+            wkv=None if batch_invariant else wkv,
+            batch_invariant=batch_invariant,
             prefill_tokens=prefill_tokens,
             l1=0,
             prefix_cache_mb=0,

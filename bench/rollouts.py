@@ -41,9 +41,7 @@ def main() -> None:
     if gpu:
         tensors = FAMILIES["rwkv7"](*ALL_SIZES[args.size], device="cuda")
         weights = checkpoint.from_tensors(f"random-{args.size}", tensors)
-    engine = Engine(
-        weights, device="cuda" if gpu else "cpu", max_rows=max(counts), l1=0, prefix_cache_mb=0
-    )
+    engine = Engine(weights, device="cuda" if gpu else "cpu", max_rows=max(counts), l1=0, prefix_cache_mb=0)
     for rows in counts:
         times = [first_tokens(engine, rows, args.tokens, gpu) for _ in range(RUNS + 1)][1:]
         most = (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()) if gpu else peak_bytes()

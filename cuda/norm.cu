@@ -18,9 +18,9 @@ __global__ void __launch_bounds__(1024) norm_kernel(NormInput in, __half* out) {
 }
 
 extern "C" {
-// rows: of out, and of in->gather if there is one.
-int rwkv_norm(const NormInput* in, int rows, __half* out, cudaStream_t stream) {
-    return four_columns(*in, rows)
+// rows: of out, and of in->gather if there is one. columns: 4, 8, or 0 for what suits so many rows.
+int rwkv_norm(const NormInput* in, int rows, int columns, __half* out, cudaStream_t stream) {
+    return four_columns(*in, rows, columns)
                ? launch(norm_kernel<4>, rows, whole_warps(in->width / 4), 0, stream, *in, out)
                : launch(norm_kernel<8>, rows, whole_warps(in->width / 8), 0, stream, *in, out);
 }

@@ -101,9 +101,10 @@ int launch_norm_mix_prefill(const NormInput& in, float* to, int tokens, const Pa
 }
 
 template <int MIXES>
-int norm_mix_prefill(const NormInput& in, float* to, int tokens, const PackedRowsInput& places, __half* shift,
-                     size_t slot_stride, const __half* mixes, __half* out, cudaStream_t stream) {
-    const bool four = four_columns(in, tokens);
+int norm_mix_prefill(const NormInput& in, float* to, int tokens, int columns, const PackedRowsInput& places,
+                     __half* shift, size_t slot_stride, const __half* mixes, __half* out,
+                     cudaStream_t stream) {
+    const bool four = four_columns(in, tokens, columns);
     const auto run = in.partial_count ? four ? launch_norm_mix_prefill<4, MIXES, true>
                                              : launch_norm_mix_prefill<8, MIXES, true>
                      : four           ? launch_norm_mix_prefill<4, MIXES, false>
@@ -113,14 +114,15 @@ int norm_mix_prefill(const NormInput& in, float* to, int tokens, const PackedRow
 }  // namespace
 
 extern "C" {
-// to [T, C] fp32: the stream with what is added; in.x is left as it is. n: 1, 3 or 6 mixes.
-int rwkv_norm_mix_prefill(const NormInput* in, float* to, int tokens, const PackedRowsInput* places,
-                          __half* shift, size_t slot_stride, const __half* mixes, int n, __half* out,
-                          cudaStream_t stream) {
+// to [T, C] fp32: the stream with what is added; in.x is left as it is. columns: as in rwkv_norm. n: 1, 3 or
+// 6 mixes.
+int rwkv_norm_mix_prefill(const NormInput* in, float* to, int tokens, int columns,
+                          const PackedRowsInput* places, __half* shift, size_t slot_stride,
+                          const __half* mixes, int n, __half* out, cudaStream_t stream) {
     if (n != 1 && n != SOME_MIXES && n != MAX_MIXES) return cudaErrorInvalidValue;
     const auto run = n == 1            ? norm_mix_prefill<1>
                      : n == SOME_MIXES ? norm_mix_prefill<SOME_MIXES>
                                        : norm_mix_prefill<MAX_MIXES>;
-    return run(*in, to, tokens, *places, shift, slot_stride, mixes, out, stream);
+    return run(*in, to, tokens, columns, *places, shift, slot_stride, mixes, out, stream);
 }
 }

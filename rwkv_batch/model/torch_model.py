@@ -30,8 +30,13 @@ class TorchModel(ABC):
         checkpoint: Checkpoint,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        invariant: bool = False,
     ) -> None:
+        """invariant: whether a row's logits and state are to be the same, bit for bit, whatever runs beside
+        it and wherever its tokens are cut into steps. On a CPU, with states in fp32.
+        """
         self.checkpoint, self.device, self.dtype = checkpoint, torch.device(device), dtype
+        self._invariant = invariant
         self.embedding = normed_embedding(checkpoint.tensors, self.device, dtype)
         self.ln_out = norm_tensors(checkpoint.tensors, "ln_out").to(self.device, torch.float32)
         self.head = self._linear(checkpoint.tensors["head.weight"])
@@ -71,7 +76,7 @@ class TorchModel(ABC):
             tokens = torch.cat([pieces[row] for row in order])
             lengths, slots = [lengths[row] for row in order], [slots[row] for row in order]
             adapters = [adapters[row] for row in order] if adapters else ()
-        rows = ops.pack(lengths, slots, self.device)
+        rows = ops.pack(lengths, slots, self.device, self._invariant)
         changes = changes_of(self.adapters, adapters, lengths, self.device)
         x = self._run_layers(tokens.to(self.device), states, rows, changes)
         place = {row: place for place, row in enumerate(order)}
@@ -100,7 +105,7 @@ class TorchModel(ABC):
         return tensor.to(self.device, self.dtype).flatten()
 
     def _linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        return prepare(weight, bias, device=self.device, dtype=self.dtype)
+        return prepare(weight, bias, device=self.device, dtype=self.dtype, invariant=self._invariant)
 
 
 def check_rows(tokens: Tensor, lengths: Sequence[int], slots: Sequence[int], total_slots: int) -> None:

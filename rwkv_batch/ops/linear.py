@@ -21,9 +21,18 @@ LOSSLESS = 1e-6
 
 
 def prepare(
-    weight: Tensor, bias: Tensor | None = None, *, device: torch.device | str, dtype: torch.dtype
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    invariant: bool = False,
 ) -> Linear:
-    """`x -> x @ weight.T + bias` for rows x of `dtype`. weight: `[outputs, inputs]`, bias: `[outputs]`."""
+    """`x -> x @ weight.T + bias` for rows x of `dtype`. weight: `[outputs, inputs]`, bias: `[outputs]`.
+
+    invariant: a row's product must be the same beside any others, also where torch has only products of which
+    that is not known.
+    """
     weight = weight.to(device, dtype).contiguous()
     bias = None if bias is None else bias.to(device, dtype).contiguous()
     if weight.is_cuda or dtype != torch.float32:
@@ -34,7 +43,11 @@ def prepare(
         return partial(
             _packed_weights, packed=torch.ops.mkldnn._reorder_linear_weight(weight, ROWS_HINT), bias=bias
         )
-    return partial(linear, weight=weight, bias=bias)
+    return partial(_row_by_row if invariant else linear, weight=weight, bias=bias)
+
+
+def _row_by_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.cat([linear(row, weight, bias) for row in x.split(1)]) if len(x) else linear(x, weight, bias)
 
 
 def _half_weights(x: Tensor, packed: torch.ScriptObject) -> Tensor:

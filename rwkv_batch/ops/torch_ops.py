@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import group_norm, normalize
 
-from rwkv_batch.ops.wkv_prefill import CHUNK, Chunks, cut, wkv_prefill
+from rwkv_batch.ops.wkv_prefill import CHUNK, Chunks, cut, split, wkv_prefill
 
 HEAD_SIZE = 64
 GROUP_NORM_EPS = 64e-5
@@ -45,8 +45,13 @@ class PackedRows:
     last: Tensor | None
 
 
-def pack(lengths: Sequence[int], slots: Sequence[int], device: torch.device | str) -> PackedRows:
-    """Describe rows whose lengths are sorted, those of one token first."""
+def pack(
+    lengths: Sequence[int], slots: Sequence[int], device: torch.device | str, by_token: bool = False
+) -> PackedRows:
+    """Describe rows whose lengths are sorted, those of one token first.
+
+    by_token: the recurrence runs token after token, by what it computes for rows of one token.
+    """
     decode = sum(length == 1 for length in lengths)
     ends = list(accumulate(lengths))
     starts = [0, *ends[:-1]]
@@ -55,7 +60,7 @@ def pack(lengths: Sequence[int], slots: Sequence[int], device: torch.device | st
         end, padded = begin + 1, _padded(lengths[begin])
         while end < len(lengths) and (padded := padded + _padded(lengths[end])) <= TOGETHER:
             end += 1
-        chunks = cut(lengths[begin:end], device)
+        chunks = cut(lengths[begin:end], device, 1 if by_token else CHUNK)
         pieces.append(
             Pieces(
                 slice(starts[begin], ends[end - 1]),
@@ -150,10 +155,30 @@ def run_recurrence(
         states[rows.decode_slots] = state.to(states.dtype)
         parts.append(y)
     for piece in rows.pieces:
-        y, state = prefill(*(x[piece.tokens] for x in inputs), states[piece.slots].float(), piece.chunks)
+        own, before = [x[piece.tokens] for x in inputs], states[piece.slots].float()
+        if piece.chunks.size == 1:
+            y, state = _by_token(step, own, before, piece.chunks)
+        else:
+            y, state = prefill(*own, before, piece.chunks)
         states[piece.slots] = state.to(states.dtype)
         parts.append(y)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _by_token(
+    step: Callable[..., tuple[Tensor, Tensor]], inputs: Sequence[Tensor], states: Tensor, chunks: Chunks
+) -> tuple[Tensor, Tensor]:
+    """What a `prefill` gives, by `step` for the first tokens of all pieces, then for the second ones, ...
+
+    Inputs `[T, H, 64]`, states `[pieces, H, value, key]` in `chunks.order`; chunks of one token.
+    """
+    ordered = [split(x, chunks).squeeze(2) for x in inputs]  # [T, H, 64]
+    states, parts, first = states.clone(), [], 0
+    for count in chunks.counts:
+        y, states[:count] = step(*(x[first : first + count] for x in ordered), states[:count])
+        parts.append(y)
+        first += count
+    return torch.cat(parts)[chunks.places], states
 
 
 def wkv_step(

@@ -25,41 +25,42 @@ CHUNK = 16  # tokens: longer chunks cost more arithmetic than the calls they sav
 
 @dataclass(frozen=True)
 class Chunks:
-    """Where the tokens of several pieces lie when those are cut into chunks.
+    """Where the tokens of several pieces lie when those are cut into chunks of `size` tokens.
 
     Pieces are in order of length, longest first. So those that have an nth chunk are the first ones.
     """
 
+    size: int
     order: Tensor  # of the pieces
-    places: Tensor | slice  # of all tokens, piece after piece as given, among `CHUNK * sum(counts)`
+    places: Tensor | slice  # of all tokens, piece after piece as given, among `size * sum(counts)`
     counts: list[int]  # how many pieces have a first chunk, a second, ...
 
 
-def cut(lengths: Sequence[int], device: torch.device | str) -> Chunks:
+def cut(lengths: Sequence[int], device: torch.device | str, size: int = CHUNK) -> Chunks:
     """Of pieces that have so many tokens, each at least one."""
     order = sorted(range(len(lengths)), key=lambda piece: -lengths[piece])
-    chunks = [-(-length // CHUNK) for length in lengths]
+    chunks = [-(-length // size) for length in lengths]
     counts = [sum(chunk < count for count in chunks) for chunk in range(max(chunks))]
     if len(lengths) == 1:  # as it lies: a copy less
-        return Chunks(torch.tensor([0], device=device), slice(0, lengths[0]), counts)
+        return Chunks(size, torch.tensor([0], device=device), slice(0, lengths[0]), counts)
     before = torch.tensor([0, *counts]).cumsum(0)
     places = []
     for rank, piece in sorted(enumerate(order), key=lambda item: item[1]):
         token = torch.arange(lengths[piece])
-        places.append((before[token // CHUNK] + rank) * CHUNK + token % CHUNK)
-    return Chunks(torch.tensor(order, device=device), torch.cat(places).to(device), counts)
+        places.append((before[token // size] + rank) * size + token % size)
+    return Chunks(size, torch.tensor(order, device=device), torch.cat(places).to(device), counts)
 
 
 def split(x: Tensor, chunks: Chunks) -> Tensor:
-    """`[T, H, 64]` -> `[chunks, H, CHUNK, 64]`. Padding is zero: decay 1 and nothing written."""
+    """`[T, H, 64]` -> `[chunks, H, size, 64]`. Padding is zero: decay 1 and nothing written."""
     _, heads, width = x.shape
-    padded = x.new_zeros(sum(chunks.counts) * CHUNK, heads, width)
+    padded = x.new_zeros(sum(chunks.counts) * chunks.size, heads, width)
     padded[chunks.places] = x
-    return padded.view(-1, CHUNK, heads, width).transpose(1, 2)
+    return padded.view(-1, chunks.size, heads, width).transpose(1, 2)
 
 
 def join(y: Tensor, chunks: Chunks) -> Tensor:
-    """`[chunks, H, CHUNK, 64]` -> `[T, H, 64]`, without the padding."""
+    """`[chunks, H, size, 64]` -> `[T, H, 64]`, without the padding."""
     return y.transpose(1, 2).reshape(-1, y.shape[1], y.shape[3])[chunks.places]
 
 

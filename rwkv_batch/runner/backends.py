@@ -23,7 +23,9 @@ def create_runner(checkpoint: Checkpoint, device: torch.device, config: EngineCo
 
     Raises DeviceError if the backend does not run there, SamplerError if the sampler does not.
     """
-    default = "fp32" if device.type == "cpu" else "fp16"
+    if config.batch_invariant:
+        _check_invariant(checkpoint, device, config)
+    default = "fp32" if device.type == "cpu" or config.batch_invariant else "fp16"
     wkv_dtype = {"fp16": torch.float16, "fp32": torch.float32}[config.wkv or default]
     if config.max_adapter_rank > MOST_RANK:
         raise DeviceError(
@@ -36,12 +38,12 @@ def create_runner(checkpoint: Checkpoint, device: torch.device, config: EngineCo
         try:
             return _create_cuda_runner(checkpoint, device, wkv_dtype, config)
         except BuildError as error:
-            if portable:
+            if portable or config.batch_invariant:
                 raise DeviceError(str(error)) from error
             log.warning("%s Until then the slower torch operations run.", error)
     if config.sampler == "flashinfer":
         raise SamplerError("--sampler flashinfer needs a GPU and the kernels in cuda/; use --sampler own")
-    return TorchRunner(checkpoint, device, wkv_dtype, _room(config))
+    return TorchRunner(checkpoint, device, wkv_dtype, _room(config), config.batch_invariant)
 
 
 def _create_cuda_runner(
@@ -57,7 +59,29 @@ def _create_cuda_runner(
         )
     portable = config.backend == "portable"
     architecture = (build.portable_architecture if portable else build.architecture)(device)
-    return CudaRunner(checkpoint, device, wkv_dtype, config.sampler, architecture, _room(config))
+    room = _room(config)
+    return CudaRunner(
+        checkpoint, device, wkv_dtype, config.sampler, architecture, room, config.batch_invariant
+    )
+
+
+def _check_invariant(checkpoint: Checkpoint, device: torch.device, config: EngineConfig) -> None:
+    """Raises DeviceError for what --batch-invariant does not hold with."""
+    if config.wkv == "fp16":
+        raise DeviceError("--batch-invariant keeps states in fp32; leave --wkv fp16 out.")
+    if config.max_adapters:
+        raise DeviceError(
+            "--batch-invariant does not hold for adapters of requests; leave --max-adapters out, and merge "
+            "one with --adapter."
+        )
+    if checkpoint.mole:
+        raise DeviceError("--batch-invariant does not hold for MoLE; leave one of them out.")
+    if config.sampler != "own":
+        raise DeviceError(
+            f"--batch-invariant does not hold for --sampler {config.sampler}; use --sampler own."
+        )
+    if device.type == "cuda" and config.backend == "torch":
+        raise DeviceError("--batch-invariant needs the kernels in cuda/ on a GPU; leave --backend torch out.")
 
 
 def _room(config: EngineConfig) -> AdapterRoom:

@@ -78,10 +78,15 @@ class CudaRunner:
         sampler: SamplerName,
         architecture: str | None = None,
         adapters: AdapterRoom = NO_ADAPTERS,
+        invariant: bool = False,
     ) -> None:
-        """architecture: of the kernels, as in build.build; None: that of the GPU."""
+        """architecture: of the kernels, as in build.build; None: that of the GPU.
+
+        invariant: as in CudaModel.
+        """
         self.device, self._wkv_dtype, self._sampler = device, wkv_dtype, sampler
-        self.model = CUDA_MODELS[checkpoint.family](checkpoint, device, architecture)
+        self.model = CUDA_MODELS[checkpoint.family](checkpoint, device, architecture, invariant)
+        self._invariant = invariant
         self._adapters = adapters if self.model.takes_adapters else NO_ADAPTERS
 
     def bytes_needed(self, rows: int, idle_slots: int, prefill_tokens: int) -> int:
@@ -138,7 +143,7 @@ class CudaRunner:
     def _forward(self, batch: Batch) -> tuple[Tensor, Tensor, PromptScores]:
         """Logits of the rows that draw, the slots of those that have not finished, and what prompts score."""
         wanted = None if len(batch.draws) == len(batch.slots) else batch.draws
-        scores = PromptScores(batch.scored, self.device)
+        scores = PromptScores(batch.scored, self.device, self._invariant)
         logits, slots = self.model.run(
             batch.tokens, batch.counts, batch.slots, self.states, wanted, batch.adapters, scores
         )
@@ -159,5 +164,5 @@ class CudaRunner:
         if not tops:
             return QueuedDraws(ids, scores, scored)
         of = upload(list(tops), self.device)
-        found = logprobs(logits[of], ids[of], max(tops.values()))
+        found = logprobs(logits[of], ids[of], max(tops.values()), self._invariant)
         return QueuedDraws(ids, scores, scored, found, tops.values())

@@ -38,11 +38,14 @@ class TorchRunner:
         device: torch.device,
         wkv_dtype: torch.dtype,
         adapters: AdapterRoom = NO_ADAPTERS,
+        invariant: bool = False,
     ) -> None:
+        """invariant: as in TorchModel."""
         self.device, self._wkv_dtype, self._adapters = device, wkv_dtype, adapters
+        self._invariant = invariant
         self.dtype = torch.float32 if device.type == "cpu" else torch.float16
         self.limits = cpu_limits(checkpoint.parameters) if device.type == "cpu" else GPU_LIMITS
-        self.model = MODELS[checkpoint.family](checkpoint, device, self.dtype)
+        self.model = MODELS[checkpoint.family](checkpoint, device, self.dtype, invariant)
         self.model.adapters = [None] * adapters.slots
         if device.type == "cpu":
             keep_freed_memory()
@@ -89,7 +92,7 @@ class TorchRunner:
     def _forward(self, batch: Batch) -> tuple[Tensor, PromptScores]:
         """Logits of the rows that draw, and what prompts score."""
         self._take_threads()
-        scores = PromptScores(batch.scored, self.device)
+        scores = PromptScores(batch.scored, self.device, self._invariant)
         tokens, rows = torch.tensor(batch.tokens), (batch.counts, batch.slots)
         logits = self.model.forward(tokens, *rows, self.states, batch.draws, batch.adapters, scores)
         mix_logits(logits, batch.mixtures)
@@ -104,5 +107,6 @@ class TorchRunner:
         if kept is None:
             return KnownDraws(ids, scored=scored)
         drawn = torch.tensor([ids[place] for place in tops], device=kept.device)
-        entries = row_logprobs(*logprobs(kept, drawn, max(tops.values())), tops.values())
+        found = logprobs(kept, drawn, max(tops.values()), self._invariant)
+        entries = row_logprobs(*found, tops.values())
         return KnownDraws(ids, entries, scored)

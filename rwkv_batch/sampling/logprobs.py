@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rwkv_batch.sampling.reference import LARGEST
 from rwkv_batch.text.tokenizer import VOCABULARY
@@ -19,15 +20,17 @@ ID_BITS = 20  # enough for the ids of any vocabulary
 RowLogprobs = tuple[float, list[tuple[int, float]]]
 
 
-def logprobs(logits: Tensor, drawn: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def logprobs(logits: Tensor, drawn: Tensor, count: int, invariant: bool = False) -> tuple[Tensor, Tensor]:
     """Log probabilities of the ids `[rows]` drawn from logits `[rows, vocab]`, and of the `count` likeliest.
+
+    invariant: a row's are the same, bit for bit, whatever the number of rows.
 
     Returns logprobs `[rows, 1 + count]` fp32, the drawn id's first, and the likeliest ids `[rows, count]`.
     Ids without text are not among the likeliest; of equally likely ones the lowest comes first.
     """
     count = min(count, VOCABULARY, logits.shape[1])
     parts = zip(torch.split(logits, ROWS_AT_ONCE), torch.split(drawn, ROWS_AT_ONCE), strict=True)
-    pieces = [_logprobs(some, ids, count) for some, ids in parts]
+    pieces = [_logprobs(some, ids, count, ROWS_AT_ONCE if invariant else 0) for some, ids in parts]
     values, ids = zip(*pieces, strict=True)
     return torch.cat(values), torch.cat(ids)
 
@@ -40,11 +43,15 @@ def row_logprobs(values: Tensor, ids: Tensor, counts: Iterable[int]) -> list[Row
     ]
 
 
-def _logprobs(logits: Tensor, drawn: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _logprobs(logits: Tensor, drawn: Tensor, count: int, padded: int) -> tuple[Tensor, Tensor]:
+    """padded: the least number of rows of which the sums are made."""
     logits = logits.float().nan_to_num(0.0, LARGEST, -LARGEST)
     ids = _likeliest(logits[:, :VOCABULARY], count)
     values = logits.gather(1, torch.cat([drawn.long()[:, None], ids], 1))
-    return values - logits.logsumexp(1, keepdim=True), ids
+    rows = len(logits)
+    if rows < padded:  # as the order of a sum may depend on how many there are
+        logits = pad(logits, (0, 0, 0, padded - rows))
+    return values - logits.logsumexp(1, keepdim=True)[:rows], ids
 
 
 def _likeliest(values: Tensor, count: int) -> Tensor:

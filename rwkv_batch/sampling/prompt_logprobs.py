@@ -29,9 +29,9 @@ class ScoredRow:
 class PromptScores:
     """The logprobs of one step. Without rows it is false, and a model does nothing for it."""
 
-    def __init__(self, rows: Mapping[int, ScoredRow], device: torch.device) -> None:
-        """rows: by their place in the step."""
-        self._rows, self._device, self._taken = rows, device, 0
+    def __init__(self, rows: Mapping[int, ScoredRow], device: torch.device, invariant: bool = False) -> None:
+        """rows: by their place in the step. invariant: as in `logprobs.logprobs`."""
+        self._rows, self._device, self._taken, self._invariant = rows, device, 0, invariant
         self._found: list[tuple[Tensor, Tensor]] = []
         self._targets: Tensor | None = None
 
@@ -54,7 +54,7 @@ class PromptScores:
         for piece in logits.split(_rows_at_once(self._device)):
             targets = self._targets[self._taken : self._taken + len(piece)]
             self._taken += len(piece)
-            self._found.append(logprobs(piece, targets, top))
+            self._found.append(logprobs(piece, targets, top, self._invariant))
 
     def found(self) -> tuple[Tensor, Tensor]:
         """As from `logprobs.logprobs`, for all of these tokens, which have been taken."""

@@ -37,7 +37,7 @@ def stages() -> dict[str, list[tuple[str, str]]]:
 
 
 STAGES = stages()
-LEFT_OUT = ("__pycache__", "*.pyc", "*.pth", "*.state")  # by .dockerignore, inside of folders
+LEFT_OUT = ("__pycache__", "*.pyc", "*.state")  # by .dockerignore, inside of folders
 
 
 def value(stage: str, instruction: str) -> str:

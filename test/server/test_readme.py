@@ -30,6 +30,7 @@ ANSWERS = {  # a word of a curl -> what its answer must hold
     "/infill": ["a + b", '"stop":true'],
     "/openapi.json": ['"openapi":"3.1.0"'],
     "guided_choice": ["ly", '"finish_reason":"stop"'],
+    "pirate": ["Arr! 23 + 45 = 68 Ahoy, matey!", "法国的首都是巴黎。", "Reykjavik", "removed successfully"],
     "batch-FIM": ["a + b"],
     "/v1/models": ["rwkv7-demo"],
     "/health": ["ready"],

@@ -67,11 +67,16 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         checkpoint: Checkpoint,
         device: torch.device | str = "cuda",
         architecture: str | None = None,
+        invariant: bool = False,
     ) -> None:
-        """architecture: of the kernels, as in build.build; None: that of the GPU."""
+        """architecture: of the kernels, as in build.build; None: that of the GPU.
+
+        invariant: whether a row's logits and state are to be the same, bit for bit, whatever runs beside it
+        and wherever its tokens are cut into steps. Then every step is a prefill, and states are fp32.
+        """
         self.checkpoint, self.device = checkpoint, torch.device(device)
         with torch.cuda.device(self.device):
-            self.kernels = Kernels(self.device, architecture)
+            self.kernels = Kernels(self.device, architecture, invariant)
             self.weights = self._pack_weights()
             self._buffer_shape = self.weights.buffer_shape
         # Over which states, and graphs by whether some rows have adapters.
@@ -123,8 +128,10 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         self._graphs, self._most_rows = None, rows
         with torch.cuda.device(self.device):
             for adapted in (False, True) if self.adapters else (False,):
-                for graphs in self._graphs_over(states, adapted):
-                    graphs.capture_all(progress)
+                decodes, prefills = self._graphs_over(states, adapted)
+                if not self.kernels.invariant:
+                    decodes.capture_all(progress)
+                prefills.capture_all(progress)
 
     @torch.inference_mode()
     def forward(
@@ -167,8 +174,9 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
     ) -> tuple[Tensor, Tensor]:
         """Queue packed rows, by a CUDA graph where there is one.
 
-        That is a decode step if every row has one token, otherwise a prefill. adapters: the slot of each
-        row's adapter, negative for none; empty where no row has one.
+        That is a decode step if every row has one token, otherwise a prefill, as is every step of an
+        invariant model. adapters: the slot of each row's adapter, negative for none; empty where no row has
+        one.
         A row of one token may be fed a negative one: what its sequence drew last. Returns logits
         `[len(logits_of), vocab]` fp16 after the last token of the rows named (None: of all rows), and the
         slots `[len(logits_of)]` int32 of these rows, negative for those that had finished. The next run may
@@ -176,7 +184,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         """
         with torch.cuda.device(self.device):
             states.feed.prepare()
-            if max(lengths) > 1:
+            if self.kernels.invariant or max(lengths) > 1:
                 wanted = range(len(lengths)) if logits_of is None else logits_of
                 logits, fed = self._prefill(tokens, lengths, slots, states, wanted, adapters, scores)
             else:

@@ -5,11 +5,15 @@
 - "mixed", "low": the low-rank matrices by `gemm_stream` or `gemm_lowrank`, the large ones by cuBLAS
 - "sparse": `gemm_sparse`, which skips the weights of inactive hidden units
 - "tile": the large matrices by `gemm_tile`, the low-rank ones as with "low"
+- "blocks": cuBLAS, for a fixed number of rows at a time
 - "lt0", "lt1"...: the large matrices by an algorithm of cuBLASLt, the low-rank ones as with "low" if possible
 
 What is added to the residual stream may also be computed with split-K; the next norm adds up the partial
 sums. "lt0/2" is split-K into two, by the first algorithm for it. Whether that is faster than the whole GEMM
 shows only together with the norm, so it is a choice of its own: of "out_split" and "value_split".
+
+A model that is to be batch-invariant runs each kind by one method for any number of tokens
+(`Gemms.invariant_methods`), of those whose sums for a row do not depend on the other rows.
 """
 
 from collections.abc import Callable
@@ -45,6 +49,8 @@ LT_TOKENS = 64  # tokens for which cuBLASLt's algorithms are candidates, at leas
 SPLIT_MULTIPLE = 64  # of which the K of a split is a multiple
 STREAM_TOKENS = 16  # for which gemm_stream takes each weight from memory once, at most
 SHORT_K = 256  # which gemm_stream divides among two warps only
+BLOCK_ROWS = 64  # of "blocks"
+LONG_SPLIT = 4  # parts of K of low-rank matrices with long K, where it must not depend on the tokens
 PREFETCH_ROWS = 64  # the states of more rows would evict prefetched weights before they are used
 
 
@@ -80,6 +86,15 @@ class Gemms:
         candidates = self.candidates(kind, 0)
         return next(method for method in ("low", WHOLE, "blas") if method in candidates)
 
+    def invariant_methods(self) -> dict[str, str]:
+        """A method for each kind whose sums for a row are the same for any number of rows."""
+        chosen = {}
+        for kind in METHODS:
+            wanted = ("low", "stream16") if kind == "low_out" else (WHOLE, "tile", "stream16", "blocks")
+            candidates = (*self.candidates(kind, 0), "blocks")
+            chosen[kind] = next(method for method in wanted if method in candidates)
+        return chosen
+
     def time_mix_in(self, layer: CudaLayer, b: Buffers, rkv: Tensor, method: str) -> None:
         """r, k, v, and the inner sides of the low-rank functions with their activations."""
         low = [
@@ -97,7 +112,7 @@ class Gemms:
         if method == "mixed":
             self.kernels.gemm_stream(low)
         elif method in ("low", "tile") or (method in LT and self.kernels.has_lowrank):
-            self.kernels.gemm_lowrank(low, AUTO)
+            self.kernels.gemm_lowrank(low, LONG_SPLIT if self.kernels.invariant else AUTO)
         else:
             for w, x, y, activation in low:
                 torch.mm(x, w.T, out=y)
@@ -138,6 +153,8 @@ class Gemms:
             )
         if method == "tile":
             self.kernels.gemm_tile([layer.value], [b.hidden], [b.out], transposed=True)
+        elif method == "blocks":
+            in_blocks(b.hidden, layer.value, b.out)
         else:
             self._by_library(layer.value, b.hidden, b.out, method, transposed=True)
         return Addend(y=b.out)
@@ -201,14 +218,26 @@ def output_method(methods: dict[str, str], kind: str) -> str:
     return methods[kind] if split == WHOLE else split
 
 
+def in_blocks(x: Tensor, w: Tensor, y: Tensor) -> None:
+    """y = x w by cuBLAS, always for BLOCK_ROWS rows: one GEMM or a batch of them.
+
+    A library chooses the order of sums by the shape, so that one shape keeps it.
+    """
+    for begin in range(0, x.shape[-2], BLOCK_ROWS):
+        some, to = x[..., begin : begin + BLOCK_ROWS, :], y[..., begin : begin + BLOCK_ROWS, :]
+        block = x.new_zeros(*x.shape[:-2], BLOCK_ROWS, x.shape[-1])
+        block[..., : some.shape[-2], :] = some
+        to.copy_((block @ w)[..., : some.shape[-2], :])
+
+
 def small_gemm(kernels: Kernels, part: Part) -> None:
     """A GEMM of a small matrix by what suits the number of tokens; nothing is timed. No more than TANH."""
     w, x, y, activation = part
-    short = w.shape[1] <= SHORT_K
-    if len(x) <= STREAM_TOKENS:
+    short, same = w.shape[1] <= SHORT_K, kernels.invariant
+    if kernels.has_lowrank and (same or len(x) > STREAM_TOKENS):
+        kernels.gemm_lowrank([part], RESIDENT if short else LONG_SPLIT if same else AUTO)
+    elif same or len(x) <= STREAM_TOKENS:
         kernels.gemm_stream([part], split_k=2 if short else 8)
-    elif kernels.has_lowrank:
-        kernels.gemm_lowrank([part], RESIDENT if short else AUTO)
     else:
         torch.mm(x, w.T, out=y)
         if activation == TANH:

@@ -7,13 +7,13 @@ No GEMM is timed: the number of tokens decides by which of three methods the lar
 - "blas": cuBLAS through torch
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
 from rwkv_batch.model.cuda.cuda_model import CudaModel
-from rwkv_batch.model.cuda.gemm import STREAM_TOKENS, small_gemm
+from rwkv_batch.model.cuda.gemm import STREAM_TOKENS, in_blocks, small_gemm
 from rwkv_batch.model.cuda.rwkv6_weights import Rwkv6CudaLayer, Rwkv6CudaWeights, pack_rwkv6
 from rwkv_batch.model.cuda.steps.adapters import AdapterSlots
 from rwkv_batch.model.cuda.steps.states import CudaStates
@@ -38,11 +38,18 @@ class RWKV6Cuda(CudaModel[Rwkv6CudaWeights, Rwkv6Buffers]):
     def methods(self, tokens: int) -> dict[str, str]:
         layer = self.weights.layers[0]
         large = {"layer": (layer.output, layer.key, layer.value), "head": (self.weights.head,)}
+        if self.kernels.invariant:
+            return {kind: self._invariant_method(matrices) for kind, matrices in large.items()}
         if tokens <= STREAM_TOKENS:
             return dict.fromkeys(large, "stream")
         tiles = self.kernels.has_tile and tokens <= TILE_TOKENS
         fit = {kind: all(tile.fits(*w.shape) for w in matrices) for kind, matrices in large.items()}
         return {kind: "tile" if tiles and fit[kind] else "blas" for kind in large}
+
+    def _invariant_method(self, matrices: Iterable[Tensor]) -> str:
+        """One whose sums for a row are the same for any number of rows."""
+        tiles = self.kernels.has_tile and all(tile.fits(*w.shape) for w in matrices)
+        return "tile" if tiles else "stream"
 
     def _pack_weights(self) -> Rwkv6CudaWeights:
         return pack_rwkv6(self.checkpoint, self.device)
@@ -114,7 +121,10 @@ class RWKV6Cuda(CudaModel[Rwkv6CudaWeights, Rwkv6Buffers]):
         """The shifted inputs, k, v, r and g, and what the decay follows from."""
         mixed, token, before = b.mixed
         small_gemm(self.kernels, (layer.mix_inner, mixed, b.inner.flatten(1), TANH))
-        torch.bmm(b.inner.transpose(0, 1), layer.mix_outer, out=b.shifted)
+        if self.kernels.invariant:
+            in_blocks(b.inner.transpose(0, 1), layer.mix_outer, b.shifted)
+        else:
+            torch.bmm(b.inner.transpose(0, 1), layer.mix_outer, out=b.shifted)
         self.kernels.shift_mix(b.shifted, token, before, layer.mix_offsets)
         parts: list[Part] = [
             (w, x, y, IDENTITY) for w, x, y in zip(layer.kvrg, b.shifted[1:], b.kvrg, strict=True)

@@ -43,8 +43,9 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         checkpoint: Checkpoint,
         device: torch.device | str = "cuda",
         architecture: str | None = None,
+        invariant: bool = False,
     ) -> None:
-        super().__init__(checkpoint, device, architecture)
+        super().__init__(checkpoint, device, architecture, invariant)
         with torch.cuda.device(self.device):
             self.gemms = Gemms(self.kernels, self.weights, blaslt.for_device(self.device))
             # Which blocks of the WKV step divide among themselves.
@@ -60,12 +61,13 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
     @torch.inference_mode()
     def capture(self, states: CudaStates, rows: int | None = None, progress: bool = True) -> None:
         self._graphs = None  # which frees memory
-        with torch.cuda.device(self.device):
-            self.autotuner.measure((*decode_sizes(rows or len(states)), *PREFILL_SIZES), progress)
+        if not self.kernels.invariant:
+            with torch.cuda.device(self.device):
+                self.autotuner.measure((*decode_sizes(rows or len(states)), *PREFILL_SIZES), progress)
         super().capture(states, rows, progress)
 
     def methods(self, tokens: int) -> dict[str, str]:
-        return self.autotuner.methods(tokens)
+        return self.gemms.invariant_methods() if self.kernels.invariant else self.autotuner.methods(tokens)
 
     def _pack_weights(self) -> CudaWeights:
         return pack_weights(self.checkpoint, self.device)
@@ -101,6 +103,10 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
             self.kernels.norm_mix_prefill(x, to, added, *norm, rows.rows, shift, mixes, out)
 
         def wkv(inputs: TimeMixInput) -> None:
+            if self.kernels.invariant:
+                assert fp32
+                self.kernels.wkv_sequence(inputs, len(tokens), rows.rows)
+                return
             if rows.single:
                 self.kernels.wkv_decode(inputs, rows.rows.slots[: rows.single], fp32, rows.counted)
             for pieces in rows.pieces:

@@ -31,14 +31,18 @@ from rwkv_batch.ops.cuda.tile import tile_shape
 PREFETCH_BYTES = 8 << 20  # of weights for the next kernel: what memory delivers while this one leaves it idle
 RESIDENT, AUTO = 0, -1  # split_k of gemm_lowrank: none, as w stays in shared memory; the fastest
 MAX_RESIDENT_K = 1024
+MAX_WIDTH_OF_FOUR = 4096  # of which a thread of a norm can have 4 columns
 SPARSE_ROWS = (1, 2, 4, 8)  # batches that gemm_sparse takes
 
 _MIX = (c_void_p, c_size_t, c_void_p, c_int, c_void_p)  # shift, its stride, mixes, their number, out
 _PREFETCH = (c_void_p, c_uint)
 SIGNATURES = {  # arguments of every exported function but the last, a stream
-    "rwkv_norm": (POINTER(NormInput), c_int, c_void_p),
+    "rwkv_norm": (POINTER(NormInput), c_int, c_int, c_void_p),
     "rwkv_norm_mix_decode": (POINTER(NormInput), c_int, c_void_p, *_MIX),
-    "rwkv_norm_mix_prefill": (POINTER(NormInput), c_void_p, c_int, POINTER(PackedRowsInput), *_MIX),
+    "rwkv_norm_mix_prefill": (
+        *(POINTER(NormInput), c_void_p, c_int, c_int),
+        *(POINTER(PackedRowsInput), *_MIX),
+    ),
     "rwkv_relu_square": (c_void_p, c_size_t),
     "rwkv_gemm_stream": (POINTER(GemmPart), c_int, c_int, c_int, c_int, *_PREFETCH),
     "rwkv_gemm_lowrank": (POINTER(GemmPart), c_int, c_int, c_int, *_PREFETCH),
@@ -47,6 +51,7 @@ SIGNATURES = {  # arguments of every exported function but the last, a stream
     "rwkv_resolve_drawn": (*[c_void_p] * 4, c_int, c_void_p, c_int),
     "rwkv_record_drawn": (c_void_p, c_void_p, c_int, c_void_p),
     "rwkv_wkv_decode": (POINTER(TimeMixInput), c_int, c_void_p, c_void_p, c_int),
+    "rwkv_wkv_sequence": (POINTER(TimeMixInput), c_int, c_int, POINTER(PackedRowsInput)),
     "rwkv_wkv_flush": (c_void_p, c_void_p, c_int, *[c_void_p, c_void_p, c_size_t, c_void_p, c_size_t], c_int),
     "rwkv_wkv_prefill": (POINTER(TimeMixInput), POINTER(ChunksInput), c_int, c_int, c_void_p, c_int),
     "rwkv_wkv6": (POINTER(Wkv6Input), c_int, c_int, c_void_p, POINTER(PackedRowsInput), c_int),
@@ -98,8 +103,15 @@ class Addend:
 class Kernels:
     """Own kernels for one GPU. Raises build.BuildError if they cannot be built or loaded."""
 
-    def __init__(self, device: torch.device, architecture: str | None = None) -> None:
-        """architecture: as in build.build; None: that of the GPU."""
+    def __init__(
+        self, device: torch.device, architecture: str | None = None, invariant: bool = False
+    ) -> None:
+        """architecture: as in build.build; None: that of the GPU.
+
+        invariant: whether what norms and small GEMMs give for a row is to be the same, bit for bit, whatever
+        the number of rows.
+        """
+        self.invariant = invariant
         self.architecture = architecture or build.architecture(device)
         self.library = build.load(self.architecture)
         self._call = partial(launch, self.library)
@@ -121,7 +133,8 @@ class Kernels:
         gather: Tensor | None = None,
     ) -> None:
         """Add and norm rows of x. `gather`: which rows, in the order of out."""
-        self._call("rwkv_norm", byref(_norm_input(x, added, weight, bias, gather)), len(out), out.data_ptr())
+        inputs = _norm_input(x, added, weight, bias, gather)
+        self._call("rwkv_norm", byref(inputs), len(out), self._columns(x), out.data_ptr())
 
     def norm_mix_decode(
         self,
@@ -159,7 +172,8 @@ class Kernels:
         The residual stream goes from x to `to`, both `[T, C]`.
         """
         inputs, mix = _norm_input(x, added, weight, bias), _mix_arguments(shift, mixes, out)
-        self._call("rwkv_norm_mix_prefill", byref(inputs), to.data_ptr(), len(x), byref(rows.input), *mix)
+        counts = (len(x), self._columns(x))
+        self._call("rwkv_norm_mix_prefill", byref(inputs), to.data_ptr(), *counts, byref(rows.input), *mix)
 
     def relu_square(self, h: Tensor) -> None:
         """h = relu(h)^2 in place, at most what fp16 holds."""
@@ -274,6 +288,13 @@ class Kernels:
         counts = (rows.chunks, rows.rows, scratch.data_ptr(), int(fp32))
         self._call("rwkv_wkv_prefill", byref(inputs), byref(rows.input), *counts)
 
+    def wkv_sequence(self, inputs: TimeMixInput, tokens: int, rows: RowBounds) -> None:
+        """The time mix of packed rows of any number of tokens, one after the other; states are fp32.
+
+        What a token gives depends neither on other rows nor on where a prompt is cut, bit for bit.
+        """
+        self._call("rwkv_wkv_sequence", byref(inputs), tokens, len(rows.slots), byref(rows.input))
+
     def wkv6(self, inputs: Wkv6Input, tokens: int, slots: Tensor, fp32: bool) -> None:
         """The time mix of RWKV-6 of one token of each of `slots` `[tokens]`. fp32: how states are stored."""
         self._call("rwkv_wkv6", byref(inputs), tokens, tokens, slots.data_ptr(), None, int(fp32))
@@ -304,6 +325,10 @@ class Kernels:
         """`hidden (offsets + factors)` in place of hidden `[T, F]`, at most what fp16 holds."""
         pointers = (tensor.data_ptr() for tensor in (hidden, factors, offsets))
         self._call("rwkv_deep_scale", *pointers, *hidden.shape)
+
+    def _columns(self, x: Tensor) -> int:
+        """Of a thread of a norm, on which the order of its sums depends; 0: as is best for so many rows."""
+        return 0 if not self.invariant else 4 if x.shape[1] <= MAX_WIDTH_OF_FOUR else 8
 
 
 def launch(library: CDLL, kernel: str, *arguments: object) -> None:

@@ -9,9 +9,18 @@ import pytest
 from serving import ROOT, Server
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TRANSLATIONS = [ROOT / "README.zh-CN.md"]
 TEXT = "".join(page.read_text() for page in PAGES)
-CURLS = [block for block in re.findall(r"```sh\n(.*?)```", TEXT, re.S) if "curl" in block]
-PYTHONS = re.findall(r"```python\n(.*?)```", TEXT, re.S)
+
+
+def examples(language: str) -> list[str]:
+    """Each once, as a translation has those of its original."""
+    texts = [TEXT, *(page.read_text() for page in TRANSLATIONS)]
+    return list(dict.fromkeys(re.findall(rf"```{language}\n(.*?)```", "".join(texts), re.S)))
+
+
+CURLS = [block for block in examples("sh") if "curl" in block]
+PYTHONS = examples("python")
 ANSWERS = {  # a word of a curl -> what its answer must hold
     "batch-translate": ["你好世界！", "早上好"],
     "You are a helpful": ["Paris"],
@@ -84,7 +93,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *TRANSLATIONS], ids=lambda page: page.name)
 def test_a_link_leads_somewhere(page: Path):
     prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", prose):

@@ -56,6 +56,7 @@ def _open(args: argparse.Namespace) -> AskedModel:
         max_rows=args.max_rows,
         prefill_tokens=args.prefill_tokens,
         wkv=args.wkv,
+        batch_invariant=args.batch_invariant,
         l1=0,
         l2=0,
         prefix_cache_mb=0,
@@ -139,6 +140,7 @@ def _where() -> argparse.ArgumentParser:
     here.add_argument("--max-rows", type=_positive, metavar="N")
     here.add_argument("--prefill-tokens", type=_positive, metavar="N")
     here.add_argument("--wkv", choices=("fp16", "fp32"))
+    here.add_argument("--batch-invariant", action="store_true")
     there = where.add_argument_group("a model behind a URL")
     there.add_argument("--url", help="such as http://127.0.0.1:8000")
     there.add_argument("--password", metavar="W")

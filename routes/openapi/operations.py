@@ -102,6 +102,7 @@ STORED = Operation("A stored response", query=(StreamQuery,))
 ITEMS = Operation("The input of a stored response", query=(ItemsQuery,))
 MODELS, MODEL = Operation("What is served"), Operation("One of the models")
 LINES_OR_JSON = (LINES, JSON)
+PAGE_FILES = ("text/javascript", "text/css", "image/svg+xml")
 
 OPERATIONS = {
     "/v1/chat/completions": replace(
@@ -172,7 +173,8 @@ OPERATIONS = {
     "/v1/tokens/count": Operation("How many tokens texts have", TokenCountBody, chosen=Chosen),
     "/metrics": Operation("What is counted, for Prometheus", gives=(TEXT,)),
     "/stats": Operation("Some of it, for people"),
-    "/": Operation("The routes", open=True),
+    "/": Operation("The page for browsers, the routes for programs", gives=(JSON, HTML), open=True),
+    "/page/:file": Operation("A file of the page", gives=PAGE_FILES, open=True),
     "/openapi.json": Operation("This document"),
     "/docs": Operation("This document as a page", gives=(HTML,)),
 }

@@ -20,12 +20,12 @@ class ScriptedEngine(ChatEngine):
 
     def _answer(self, request: GenerateRequest) -> list[tuple[float, Event]]:
         events = super()._answer(request)
-        pieces = next((told for key, told in self.answers.items() if key in str(request.prompts[0])), None)
+        pieces = next((given for key, given in self.answers.items() if key in str(request.prompts[0])), None)
         if pieces is None:
             return events
         spoken = list(itertools.takewhile(lambda piece: piece != SILENCE, pieces))
         deltas = [RowDelta(0, piece, 1) for piece in spoken]
         if len(spoken) == len(pieces):
             deltas.append(RowDelta(0, "", 0, "stop"))
-        told = [(PACE * i, Progress(request.id, [delta])) for i, delta in enumerate(deltas)]
-        return [events[0], *told]
+        progress = [(PACE * i, Progress(request.id, [delta])) for i, delta in enumerate(deltas)]
+        return [events[0], *progress]

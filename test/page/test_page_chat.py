@@ -203,9 +203,9 @@ def test_the_keyboard_reaches_everything(page):
 
 def test_screen_readers_are_told_of_an_answer_once(page):
     page.evaluate(
-        """window.told = []; const announcer = document.querySelector('#announcer');
-        new MutationObserver(() => told.push(announcer.textContent)).observe(announcer, {childList: true})"""
+        """window.announced = []; const announcer = document.querySelector('#announcer');
+        new MutationObserver(() => announced.push(announcer.textContent)).observe(announcer, {childList: true})"""
     )
     text = answer(send(page, "Tell me a story about a cat"))
     expect(page.get_by_role("status").last).to_have_text(f"Answer: {text}")
-    assert page.evaluate("told") == ["Answering …", f"Answer: {text}"]
+    assert page.evaluate("announced") == ["Answering …", f"Answer: {text}"]

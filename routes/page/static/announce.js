@@ -1,4 +1,4 @@
-/** What screen readers are told, and what is shown for a moment. */
+/** Messages for screen readers, and those that are shown for a moment. */
 
 import { byId, make } from "./dom.js";
 
@@ -9,7 +9,7 @@ export function announce(words) {
   byId("announcer").textContent = words;
 }
 
-/** Show a message for a moment; screen readers are told too. */
+/** Show a message for a moment, to screen readers too. */
 export function notify(words, kind = "note") {
   announce(words);
   const toast = make("div", { class: `toast ${kind}`, content: words });

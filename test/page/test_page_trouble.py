@@ -94,12 +94,13 @@ def test_ten_thousand_tokens(page, engine):
     """All of them arrive, are written once a frame at most, and are not read out piece by piece."""
     engine.answers["all words"] = WORDS
     page.evaluate(
-        """window.portions = 0; window.announced = 0; window.drawn = 0;
+        """window.portions = 0; window.spoken = 0; window.drawn = 0;
         const count = () => { drawn++; requestAnimationFrame(count); };
         count();
         new MutationObserver(() => portions++).observe(document.querySelector('#turns'),
             {childList: true, subtree: true, characterData: true});
-        new MutationObserver(() => announced++).observe(document.querySelector('#announcer'), {childList: true})"""
+        new MutationObserver(() => spoken++)
+            .observe(document.querySelector('#announcer'), {childList: true})"""
     )
     page.get_by_role("button", name="Options").click()
     page.get_by_role("spinbutton", name="Max tokens").fill("20000")
@@ -107,7 +108,7 @@ def test_ten_thousand_tokens(page, engine):
     turn = send(page, "all words")
     assert answer(turn) == "".join(WORDS)
     expect(turn).to_contain_text("10,000 tokens")
-    assert page.evaluate("portions <= drawn + 10 && portions > 1 && announced === 2")
+    assert page.evaluate("portions <= drawn + 10 && portions > 1 && spoken === 2")
     assert page.locator("#conversation").evaluate("c => c.scrollHeight - c.scrollTop - c.clientHeight < 2")
 
 

@@ -3,21 +3,10 @@
 import anthropic
 import pytest
 from anthropic import Anthropic
-from fake_engine import ChatEngine
-from frontend_process import FrontendProcess
+from frontend_process import PASSWORD, FrontendProcess
 
 HI = [{"role": "user", "content": "Hi"}]
 ECHO = "User: Hi\n\nAssistant: <think>\n</think>\n"
-WORD = "open sesame"
-
-
-@pytest.fixture(scope="module")
-def front(tmp_path_factory: pytest.TempPathFactory):
-    with (
-        ChatEngine(f"ipc://{tmp_path_factory.mktemp('engine')}/engine") as engine,
-        FrontendProcess(engine, password=WORD) as process,
-    ):
-        yield process
 
 
 def client_of(front: FrontendProcess, **key: str) -> Anthropic:
@@ -27,7 +16,7 @@ def client_of(front: FrontendProcess, **key: str) -> Anthropic:
 
 @pytest.fixture(scope="module")
 def client(front: FrontendProcess) -> Anthropic:
-    return client_of(front, api_key=WORD)
+    return client_of(front, api_key=PASSWORD)
 
 
 def ask(client: Anthropic, text: str = "Hi", **fields):
@@ -74,7 +63,9 @@ def test_a_stop_sequence_is_named(client: Anthropic):
     assert (delta.delta.stop_reason, delta.delta.stop_sequence) == ("stop_sequence", "Assis")
 
 
-@pytest.mark.parametrize("key", [{"api_key": WORD}, {"auth_token": WORD}], ids=["x-api-key", "bearer"])
+@pytest.mark.parametrize(
+    "key", [{"api_key": PASSWORD}, {"auth_token": PASSWORD}], ids=["x-api-key", "bearer"]
+)
 def test_the_password_is_the_key(front: FrontendProcess, key: dict[str, str]):
     assert ask(client_of(front, **key)).stop_reason == "end_turn"
 
@@ -89,9 +80,9 @@ def test_errors_have_anthropics_form(front: FrontendProcess, client: Anthropic):
     assert bad.value.body["error"]["message"].startswith("temperature: ")
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(model="other", max_tokens=9, messages=HI)
-    plain = front.http.get("/v1/messages", headers={"x-api-key": WORD})
+    plain = front.http.get("/v1/messages", headers={"x-api-key": PASSWORD})
     assert (plain.status_code, plain.json()["error"]["type"]) == (405, "invalid_request_error")
-    missing = front.http.post("/v1/messages/batches", headers={"x-api-key": WORD})
+    missing = front.http.post("/v1/messages/batches", headers={"x-api-key": PASSWORD})
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
 
 
@@ -121,7 +112,7 @@ def test_an_engine_that_breaks_down_ends_the_stream_with_an_error(client: Anthro
 def test_a_client_that_leaves_frees_its_row(front: FrontendProcess, stream: bool):
     messages = [{"role": "user", "content": "!hang"}]
     body = {"model": "rwkv7", "max_tokens": 9, "messages": messages, "stream": stream}
-    headers = {"x-api-key": WORD}
+    headers = {"x-api-key": PASSWORD}
     with front.client() as http, http.stream("POST", "/v1/messages", json=body, headers=headers) as reply:
         assert reply.status_code == 200
     request = front.engine.requests[-1]

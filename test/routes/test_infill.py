@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from frontend_process import FrontendProcess
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,12 +28,6 @@ HABITS = {
     "repeat_penalty": 1.0,
     "seed": -1,
 }
-
-
-@pytest.fixture(scope="module")
-def server():
-    with FrontendProcess() as process:
-        yield process
 
 
 def infill(**fields):

@@ -5,8 +5,8 @@ import time
 
 import ollama
 import pytest
-from fake_engine import INFO, ChatEngine
-from frontend_process import FrontendProcess
+from fake_engine import INFO
+from frontend_process import PASSWORD, FrontendProcess
 
 from routes.http.errors import ApiError
 from routes.ollama import prepare
@@ -15,23 +15,13 @@ from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.client import Job
 from rwkv_batch.wire.protocol import RowDelta, TokenLogprob
 
-WORD = "open sesame"
-BEARER = {"authorization": f"Bearer {WORD}"}
+BEARER = {"authorization": f"Bearer {PASSWORD}"}
 HI = [{"role": "user", "content": "Hi"}]
 HEAD = "Assistant: <think>\n</think>\n"
 ECHO = f"User: Hi\n\n{HEAD}"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": CITY}}
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>'
-
-
-@pytest.fixture(scope="module")
-def front(tmp_path_factory: pytest.TempPathFactory):
-    with (
-        ChatEngine(f"ipc://{tmp_path_factory.mktemp('engine')}/engine") as engine,
-        FrontendProcess(engine, password=WORD) as process,
-    ):
-        yield process
 
 
 def client_of(front: FrontendProcess, headers: dict[str, str]) -> ollama.Client:

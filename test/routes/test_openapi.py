@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import jsonschema_rs
 import pytest
 import schemathesis
-from frontend_process import FrontendProcess
+from frontend_process import PASSWORD
 from openapi_calls import calls, cases, operations, plain, send
 
 from routes.http.body import parse
@@ -20,7 +20,6 @@ from routes.table import ROUTES
 
 DOCUMENT = document(ROUTES, guarded=False)
 CALLS = operations(DOCUMENT)
-WORD = "open sesame"
 # A number that no part of the server could work with.
 TOO_LARGE = "too large"
 
@@ -29,18 +28,6 @@ def json_body(call) -> dict:
     """The schema of its body, empty if it has none."""
     content = DOCUMENT["paths"][call.path][call.method].get("requestBody", {}).get("content", {})
     return content.get(JSON, {}).get("schema", {})
-
-
-@pytest.fixture(scope="module")
-def server():
-    with FrontendProcess() as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def locked():
-    with FrontendProcess(password=WORD) as process:
-        yield process
 
 
 def test_it_is_a_valid_document_of_all_routes(server):
@@ -98,8 +85,8 @@ def test_every_reply_is_as_it_says(server, call):
 def test_a_password_guards_it_and_is_declared(locked):
     for path in ("/openapi.json", "/docs"):
         assert locked.http.get(path).status_code == 401
-        assert locked.http.get(path, params={"password": WORD}).status_code == 200
-    declared = locked.http.get("/openapi.json", headers={"x-api-key": WORD}).json()
+        assert locked.http.get(path, params={"password": PASSWORD}).status_code == 200
+    declared = locked.http.get("/openapi.json", headers={"x-api-key": PASSWORD}).json()
     assert set(declared["components"]["securitySchemes"]) == {"bearer", "key", "url"}
     assert declared["paths"]["/v1/models"]["get"]["security"] == [{"bearer": []}, {"key": []}, {"url": []}]
     assert declared["paths"]["/health"]["get"]["security"] == [{}]

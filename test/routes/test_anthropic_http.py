@@ -1,9 +1,14 @@
 """/v1/messages over HTTP with the official SDK, against an engine that echoes prompts."""
 
+from datetime import UTC, datetime
+
 import anthropic
 import pytest
 from anthropic import Anthropic
+from fake_engine import INFO
 from frontend_process import PASSWORD, FrontendProcess
+
+from rwkv_batch.wire.protocol import AdapterInfo
 
 HI = [{"role": "user", "content": "Hi"}]
 ECHO = "User: Hi\n\nAssistant: <think>\n</think>\n"
@@ -106,6 +111,48 @@ def test_an_engine_that_breaks_down_ends_the_stream_with_an_error(client: Anthro
         for event in ask(client, "!broken", stream=True):
             seen.append(event.type)
     assert seen[0] == "message_start" and "message_stop" not in seen
+
+
+def test_models_are_listed_in_anthropics_form(front: FrontendProcess, client: Anthropic):
+    for name in ("a", "b", "c"):
+        front.engine.adapters[name] = AdapterInfo(name, "5eed", 4, 0.5, f"{name}.pth")
+    names = [INFO.model, *(f"{INFO.model}:{name}" for name in "abc")]
+    try:
+        page = client.models.list()
+        assert [model.id for model in page.data] == names and page.has_more is False
+        assert (page.first_id, page.last_id) == (names[0], names[-1])
+        assert page.data[1].created_at == datetime.fromtimestamp(0.5, UTC)
+        assert [model.id for model in client.models.list(limit=2)] == names  # in two pages
+        backwards = client.models.list(limit=2, before_id=names[3])
+        assert [model.id for model in backwards.data] == names[1:3] and backwards.has_more
+        assert [model.id for model in client.models.list(after_id=names[2]).data] == names[3:]
+        one = client.models.retrieve(names[1])
+        assert (one.id, one.display_name) == (names[1], names[1])
+    finally:
+        front.engine.adapters.clear()
+    theirs = front.http.get("/v1/models", headers={"x-api-key": PASSWORD}).json()
+    assert theirs["object"] == "list" and theirs["data"][0]["object"] == "model"
+
+
+def test_errors_of_models_have_anthropics_form(front: FrontendProcess, client: Anthropic):
+    with pytest.raises(anthropic.AuthenticationError) as wrong:
+        client_of(front, api_key="wrong").models.list()
+    assert wrong.value.body["error"]["type"] == "authentication_error"
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        client.models.retrieve("other")
+    assert missing.value.body["error"]["type"] == "not_found_error"
+    for field, value in (("limit", 0), ("after_id", "other"), ("before_id", "other")):
+        with pytest.raises(anthropic.BadRequestError) as bad:
+            client.models.list(extra_query={field: value})
+        assert bad.value.body["error"]["message"].startswith(f"{field}: ")
+
+
+def test_a_reply_and_an_error_name_the_request(client: Anthropic):
+    named = {"x-request-id": "mine"}
+    assert ask(client, extra_headers=named)._request_id == "mine"
+    with pytest.raises(anthropic.BadRequestError) as bad:
+        ask(client, extra_headers=named, extra_body={"temperature": 9})
+    assert bad.value.request_id == "mine"
 
 
 @pytest.mark.parametrize("stream", [False, True])

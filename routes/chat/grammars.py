@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from routes.chat.templates import END_OF_THOUGHT, Style
 from routes.http.errors import Json
@@ -56,8 +56,44 @@ def _format(value: object) -> object:
     return value
 
 
-JsonSchema = Annotated[Any, BeforeValidator(_schema)]
+JsonSchema = Annotated[Any, BeforeValidator(_schema, json_schema_input_type=Json | bool)]
 Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
+
+
+TEXT_SHAPE: Json = {"type": "string"}
+# How the two fields that are read by hand are documented.
+FORMAT_SHAPE: Json = {
+    "anyOf": [
+        {
+            "type": "object",
+            "properties": {"type": {"enum": ["text", "json_object"]}},
+            "required": ["type"],
+        },
+        {
+            "type": "object",
+            "properties": {
+                "type": {"const": "json_schema"},
+                "json_schema": {
+                    "type": "object",
+                    "properties": {"schema": {"type": "object"}},
+                    "required": ["schema"],
+                },
+            },
+            "required": ["type", "json_schema"],
+        },
+    ]
+}
+STRUCTURED_SHAPE: Json = {
+    "type": "object",
+    "properties": {
+        "json": {"type": ["object", "boolean"]},
+        "regex": TEXT_SHAPE,
+        "choice": {"type": "array", "items": TEXT_SHAPE, "minItems": 1, "maxItems": MAX_CHOICES},
+        "grammar": TEXT_SHAPE,
+        "json_object": {"type": "boolean"},
+    },
+    "additionalProperties": {"enum": [None, False]},
+}
 
 
 class GuidedFields(RequestBody):
@@ -88,26 +124,29 @@ class GuidedFields(RequestBody):
 class GrammarFields(GuidedFields):
     """All of them; `response_format` is OpenAI's, `structured_outputs` holds vLLM's by their newer names."""
 
-    response_format: Annotated[Json, BeforeValidator(_format)] | None = None
-    structured_outputs: Annotated[Json, BeforeValidator(_structured)] | None = None
+    response_format: Annotated[Json, BeforeValidator(_format), WithJsonSchema(FORMAT_SHAPE)] | None = None
+    structured_outputs: (
+        Annotated[Json, BeforeValidator(_structured), WithJsonSchema(STRUCTURED_SHAPE)] | None
+    ) = None
+
+    def given(self) -> dict[str, Grammar]:
+        """By field. A route with a field of its own adds it."""
+        found = super().given()
+        if self.structured_outputs:
+            inside = GuidedFields.from_json(self.structured_outputs).given()
+            found |= {f"structured_outputs.{field}": grammar for field, grammar in inside.items()}
+        form = self.response_format or {"type": "text"}
+        if grammar := of_format(form["type"], form.get("json_schema")):
+            found["response_format"] = grammar
+        return found
 
     def grammar(self) -> Grammar | None:
         """What the request says of its answer. Raises ApiError 400 if two fields do."""
         found = self.given()
-        if self.structured_outputs:
-            inside = GuidedFields.from_json(self.structured_outputs).given()
-            found |= {f"structured_outputs.{field}": grammar for field, grammar in inside.items()}
-        if grammar := self.grammar_of_format():
-            found["response_format"] = grammar
         if len(found) > 1:
             first, second = list(found)[:2]
             raise self.field_error(second, f"{first} says what the answer is too; send one of them")
         return next(iter(found.values()), None)
-
-    def grammar_of_format(self) -> Grammar | None:
-        """Of `response_format`."""
-        form = self.response_format or {"type": "text"}
-        return of_format(form["type"], form.get("json_schema"))
 
 
 def of_format(kind: str, schema: Json | None) -> Grammar | None:

@@ -1,6 +1,7 @@
 """The OpenAPI document against what the server parses and answers, by requests that are generated from it."""
 
 import base64
+import contextlib
 import hashlib
 import json
 import re
@@ -14,12 +15,14 @@ from openapi_calls import calls, cases, operations, plain, send
 
 from routes.http.body import parse
 from routes.http.errors import ApiError
+from routes.openai.schemas import ChatBody
 from routes.openapi.document import document
 from routes.openapi.operations import JSON, OPERATIONS, operation
 from routes.table import ROUTES
 
 DOCUMENT = document(ROUTES, guarded=False)
 CALLS = operations(DOCUMENT)
+CHAT = next(call for call in CALLS if call.path == "/openai/v1/chat/completions")
 # A number that no part of the server could work with.
 TOO_LARGE = "too large"
 
@@ -74,6 +77,25 @@ def test_what_it_allows_is_parsed(call):
             pytest.fail(f"{refusals} of {json.dumps(fields)[:1000]}")
         parsed += 1
     assert parsed
+
+
+@pytest.mark.parametrize(
+    ("field", "right", "wrong"),
+    [
+        ("guided_json", {"type": "object"}, 5),
+        ("response_format", {"type": "json_object"}, {"type": "xml"}),
+        ("response_format", {"type": "json_schema", "json_schema": {"schema": {}}}, {"type": "json_schema"}),
+        ("structured_outputs", {"choice": ["a"], "backend": None}, {"backend": "x"}),
+    ],
+)
+def test_the_forms_of_answers_are_described(field, right, wrong):
+    """Fields that are read by hand."""
+    allowed = jsonschema_rs.validator_for(json_body(CHAT) | {"components": DOCUMENT["components"]})
+    for value, good in ((right, True), (wrong, False)):
+        body = {"messages": [{"role": "user", "content": "Hi"}], field: value}
+        assert allowed.is_valid(body) is good
+        with contextlib.nullcontext() if good else pytest.raises(ApiError, match=field):
+            ChatBody.from_json(body)
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.label)

@@ -38,7 +38,7 @@ def _schema(value: object) -> object:
     """An object, or its JSON text."""
     try:
         schema = json.loads(value) if isinstance(value, str) else value
-        json.dumps(schema)  # as it is sent to the engine
+        json.dumps(schema, ensure_ascii=False, allow_nan=False).encode()  # as it is sent to the engine
     except (ValueError, RecursionError):
         schema = None
     if not isinstance(schema, dict | bool):

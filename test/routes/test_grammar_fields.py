@@ -187,6 +187,9 @@ def test_a_strict_tool_binds_what_follows_the_beginning_of_a_call():
     [
         ({"guided_json": "{"}, "guided_json"),
         ({"guided_json": '{"items":' * 5000 + "{}" + "}" * 5000}, "guided_json"),
+        ({"guided_json": '{"const": "\\ud800"}'}, "guided_json"),
+        ({"guided_json": '{"const": NaN}'}, "guided_json"),
+        ({"guided_json": '{"minimum": 1e999}'}, "guided_json"),
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_choice": "yes"}, "guided_choice"),
         ({"guided_regex": ["a"]}, "guided_regex"),

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from routes.chat.templates import END_OF_THOUGHT, Style
-from routes.http.errors import Json
+from routes.http.errors import ApiError, Json, openai_field
 from routes.http.schemas import RequestBody
 from rwkv_batch.wire.protocol import AnswerHead, Grammar
 
@@ -15,13 +15,8 @@ ANY_OBJECT: Json = {"type": "object"}
 MAX_CHOICES = 1024
 FORMATS = ("text", "json_object", "json_schema")
 # fields of vLLM's `structured_outputs` -> what each is called by itself
-STRUCTURED = {
-    "json": "guided_json",
-    "regex": "guided_regex",
-    "choice": "guided_choice",
-    "grammar": "guided_grammar",
-    "json_object": "guided_json_object",
-}
+GUIDED = "guided_"
+STRUCTURED = {name: GUIDED + name for name in ("json", "regex", "choice", "grammar", "json_object")}
 
 
 def _structured(value: object) -> object:
@@ -96,8 +91,15 @@ STRUCTURED_SHAPE: Json = {
 }
 
 
+def _structured_field(place: str, why: str) -> ApiError:
+    """As the client has called it."""
+    return openai_field(f"structured_outputs.{place.removeprefix(GUIDED)}", why)
+
+
 class GuidedFields(RequestBody):
     """The fields of vLLM: each alone says what the answer must be."""
+
+    field_error = staticmethod(_structured_field)  # of those by themselves, the route has its own
 
     guided_json: JsonSchema | None = None
     guided_regex: str | None = None
@@ -134,7 +136,7 @@ class GrammarFields(GuidedFields):
         found = super().given()
         if self.structured_outputs:
             inside = GuidedFields.from_json(self.structured_outputs).given()
-            found |= {f"structured_outputs.{field}": grammar for field, grammar in inside.items()}
+            found |= {f"structured_outputs.{f.removeprefix(GUIDED)}": each for f, each in inside.items()}
         form = self.response_format or {"type": "text"}
         if grammar := of_format(form["type"], form.get("json_schema")):
             found["response_format"] = grammar

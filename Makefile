@@ -1,4 +1,4 @@
-# make serve | test | fuzz | test-gpu | test-emulated | test-harness | lint | bench | kernels | sanitize | hip-check
+# make serve | test | test-page | fuzz | test-gpu | test-emulated | test-harness | lint | bench | kernels | sanitize | hip-check | check-deploy
 # JOBS=4 tests run in four processes, JOBS=0 in make's own. PYTHON=python3.12 picks the interpreter; REQUIREMENTS=requirements-base.txt leaves the torch alone that is in .venv.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -7,13 +7,19 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 JOBS   ?= 2
 
-.PHONY: serve test fuzz test-gpu test-emulated test-harness lint bench kernels sanitize hip-check clean
+.PHONY: serve test browser test-page fuzz test-gpu test-emulated test-harness lint bench kernels sanitize hip-check check-deploy clean
 
 serve: $(VENV)/.installed
 	$(BIN)/python app.py $(ARGS)
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+browser: $(VENV)/.installed-dev  # Chromium for the tests of the page; installed where this is Debian and root's
+	$(BIN)/python test/helpers/chromium.py
+
+test-page: browser  # the page in a browser; make test runs these too where there is one. ARGS="-k picture --pictures"
+	$(BIN)/python -m pytest test/page $(ARGS)
 
 fuzz: $(VENV)/.installed-dev  # ten minutes of generated requests to every route; ARGS="--minutes 1"
 	PYTHONPATH=.:test/helpers $(BIN)/python test/fuzz_openapi.py $(ARGS)
@@ -68,6 +74,9 @@ sanitize: $(VENV)/.installed-dev  # needs a GPU and compute-sanitizer
 
 hip-check: $(VENV)/.installed-dev  # compiles the kernels for AMD GPUs; ARGS=--table shows what each takes
 	$(BIN)/python hip/check.py $(ARGS)
+
+check-deploy: $(VENV)/.installed-dev  # the Dockerfile and deploy/ by nginx, promtool, systemd-analyze, hadolint and a schema
+	$(BIN)/python deploy/check.py
 
 clean:
 	rm -rf $(VENV) $(HARNESS) build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

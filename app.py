@@ -140,6 +140,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="the folder from which routes may load files (default: none; for the bundled model its own)",
     )
+    flag(
+        "--page",
+        action=argparse.BooleanOptionalAction,
+        help="answer browsers at / with a page to try the server; --no-page lists the routes (default on)",
+    )
     flag("--protect-translate", action="store_true", help="ask for the password on /translate too")
     flag("--device", help="auto, cpu, cuda or cuda:1 (default %(default)s)")
     flag(

@@ -53,6 +53,7 @@ from routes.ollama import prepare as ollama
 from routes.openai import chat, completions, models, tokenizer
 from routes.openapi import page
 from routes.openapi.document import document
+from routes.page import files
 from routes.responses import routes as responses
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", HttpMethod.TRACE)  # Robyn has no name for TRACE
@@ -83,7 +84,9 @@ async def v1_chat(front: Frontend, http: HttpRequest) -> HttpResponse:
 
 
 async def root(front: Frontend, http: HttpRequest) -> HttpResponse:
-    """GET /: the routes."""
+    """GET /: the page for browsers, the routes for programs."""
+    if front.settings.page and files.prefers_html(http.headers.get("accept") or ""):
+        return files.index(http)
     methods: dict[str, list[str]] = {}
     for route in ROUTES:
         methods.setdefault(route.path, []).extend(route.methods.split())
@@ -164,6 +167,7 @@ ROUTES = (
     Route("GET",        "/metrics",                             native_shape, metrics.metrics),
     Route("GET",        "/stats",                               native_shape, metrics.stats),
     Route("GET",        "/",                                    native_shape, root),
+    Route("GET",        "/page/:file",                          native_shape, files.file),
 
     Route("POST",       "/openai/v1/chat/completions",          openai_shape, OPENAI_CHAT),
     Route("POST",       "/v1/completions",                      openai_shape, generates(completions.prepare)),

@@ -81,6 +81,7 @@ class FrontendConfig(ProcessConfig):
     admin_password: str | None = None  # for routes that load files; None: these are open to this machine
     metrics_password: str | None = None  # for /metrics and /stats; None: they take `password`
     models: str | None = None  # the folder of files that routes may load; None: they load none
+    page: bool = True  # whether browsers get a page at /
     protect_translate: bool = False  # whether the password guards translation too
     max_body: int = 16 << 20  # bytes; a longer body is answered 413
     max_state: int = 256 << 20  # bytes; a longer file of a session is answered 413

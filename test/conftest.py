@@ -35,6 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="tests of kernels in test/kernels run those for this AMD GPU on a CPU: slow, so name some",
     )
     parser.addoption("--most-cases", type=int, help="of every test that needs a GPU, at most so many cases")
+    parser.addoption("--pictures", action="store_true", help="tests of the page keep its pictures in docs/")
     parser.addoption("--schemas", type=int, default=60, help="random JSON schemas that a model writes to")
     parser.addoption("--share", default="0/1", help="0/4: the first of four shares of these cases")
 

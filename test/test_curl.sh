@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every curl of the README and prints one line each. Exit code 1 if any of them failed.
+# Runs every curl of the README and of the pages of docs/ and prints one line each. Exit code 1 if any of them failed.
 #
 #   test/test_curl.sh                    starts a server with a password of its own
 #   test/test_curl.sh URL [PASSWORD]     uses a running one, as in: test/test_curl.sh http://127.0.0.1:8000 rwkv7_7.2b
@@ -40,8 +40,8 @@ curl() { # shadows the program: the same request, with the password, to the serv
 }
 
 awk '/^```sh$/ {inside = 1; block = ""; next} /^```$/ {if (inside && block ~ /curl /) printf "%s", block; inside = 0} inside {block = block $0 "\n"}' \
-    README.md > "$scratch/curls.sh"
+    README.md docs/*.md > "$scratch/curls.sh"
 count=$(grep -c '^curl ' "$scratch/curls.sh")
-[ "$count" -gt 0 ] || { echo "the README has no curl"; exit 1; }
+[ "$count" -gt 0 ] || { echo "README.md and docs/ have no curl"; exit 1; }
 ( cd "$scratch" && source "$scratch/curls.sh" && exit "$failed" ) || failed=1
 exit "$failed"

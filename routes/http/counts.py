@@ -3,13 +3,20 @@
 Each front end counts in a file of its own (prometheus_client's multiprocess mode), which stays when it dies.
 """
 
+import logging
+import os
+from pathlib import Path
+
 from prometheus_client import Counter, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from rwkv_batch.wire.metrics import PREFIX, SERVER
 
+log = logging.getLogger(__name__)
+
 NAME = "http_requests"
+ROOM = 1 << 20  # bytes of a file, as prometheus_client makes it
 OTHER = "other"  # in place of a route or a method that is not there
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS")
 
@@ -18,6 +25,7 @@ class HttpCounts:
     """One per process."""
 
     def __init__(self) -> None:
+        _reserve()
         family = SERVER[NAME]
         self._counter = Counter(PREFIX + NAME, family.help, family.labels, registry=None)
 
@@ -29,3 +37,16 @@ class HttpCounts:
         """What all front ends have counted since the server began."""
         collector: Collector = MultiProcessCollector(None)  # type: ignore[no-untyped-call]
         return list(collector.collect())
+
+
+def _reserve() -> None:
+    """Take the room of this process's file on the disk.
+
+    The file is written as memory: without room for a page of it the system ends the process (SIGBUS).
+    """
+    if folder := os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+        try:
+            with (Path(folder) / f"counter_{os.getpid()}.db").open("ab") as file:
+                os.posix_fallocate(file.fileno(), 0, ROOM)
+        except OSError as error:
+            log.warning("%s has no room for counts of requests (%s); make some.", folder, error.strerror)

@@ -27,7 +27,7 @@ CORS = {
 }
 RETRY_AFTER = {429: "1", 503: "2"}  # seconds
 MAX_ID = 128
-PROBES = ("/health", "/metrics")  # which come every few seconds
+PROBES = ("/health", "/metrics", "/stats")  # which come every few seconds
 
 log = logging.getLogger("rwkv_batch.access")
 HttpResponse = Response | StreamingResponse
@@ -154,6 +154,19 @@ def html_response(http: HttpRequest, html: str, policy: str) -> Response:
     }
     log_access(http, 200)
     return Response(200, Headers(headers), html)
+
+
+def static_response(
+    http: HttpRequest, text: str, media_type: str, etag: str, extra: dict[str, str]
+) -> Response:
+    """A file that never changes while the server runs; 304 without it for a client that has it already."""
+    known = [each.strip().removeprefix("W/") for each in (http.headers.get("if-none-match") or "").split(",")]
+    status = 304 if etag in known or "*" in known else 200
+    headers = _headers(http) | {"ETag": etag, "Cache-Control": "no-cache"} | extra
+    if status == 200:
+        headers["Content-Type"] = media_type
+    log_access(http, status)
+    return Response(status, Headers(headers), text if status == 200 else "")
 
 
 def error_response(http: HttpRequest, error: ApiError, extra: dict[str, str] | None = None) -> Response:

@@ -1,4 +1,4 @@
-"""GET /: what the server is, and which routes it has."""
+"""GET / for programs: what the server is, and which routes it has."""
 
 from collections.abc import Mapping
 
@@ -15,4 +15,4 @@ def describe(front: Frontend, http: HttpRequest, endpoints: Mapping[str, list[st
     body: Json = {"name": "rwkv-batch", "version": __version__, "status": front.status}
     if authorized(front.settings.password, http):
         body["models"] = list(front.models)
-    return json_response(http, body | {"endpoints": endpoints})
+    return json_response(http, body | {"endpoints": endpoints}, extra={"Vary": "Accept"})

@@ -104,6 +104,7 @@ ITEMS = Operation("The input of a stored response", query=(ItemsQuery,))
 MODELS, MODEL = Operation("What is served"), Operation("One of the models")
 BOTH = ("OpenAIError", "AnthropicError")
 LINES_OR_JSON = (LINES, JSON)
+PAGE_FILES = ("text/javascript", "text/css", "image/svg+xml")
 
 OPERATIONS = {
     "/v1/chat/completions": replace(
@@ -179,7 +180,8 @@ OPERATIONS = {
     "/v1/tokens/count": Operation("How many tokens texts have", TokenCountBody, chosen=Chosen),
     "/metrics": Operation("What is counted, for Prometheus", gives=(TEXT,)),
     "/stats": Operation("Some of it, for people"),
-    "/": Operation("The routes", open=True),
+    "/": Operation("The page for browsers, the routes for programs", gives=(JSON, HTML), open=True),
+    "/page/:file": Operation("A file of the page", gives=PAGE_FILES, open=True),
     "/openapi.json": Operation("This document"),
     "/docs": Operation("This document as a page", gives=(HTML,)),
 }

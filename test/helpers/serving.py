@@ -27,9 +27,9 @@ def free_port() -> int:
 
 
 class Server:
-    """A running server. `args` are those of app.py."""
+    """A running server. `args` are those of app.py, and `root` is the folder that it lies in."""
 
-    def __init__(self, *args: str, wait: bool = True) -> None:
+    def __init__(self, *args: str, wait: bool = True, root: Path = ROOT) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.scratch = tempfile.mkdtemp(prefix="rwkv-test-")
@@ -42,7 +42,7 @@ class Server:
             args = (*args, "--state-db", str(Path(self.scratch) / "sessions.db"))
         self.process = subprocess.Popen(
             [sys.executable, "app.py", "--port", str(self.port), *args],
-            cwd=ROOT,
+            cwd=root,
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=self._log,

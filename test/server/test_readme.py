@@ -1,4 +1,4 @@
-"""The README is true: its commands run as they stand there, and answer. So do examples of docs/."""
+"""The README and the pages of docs/ are true: their commands run as they stand there, and answer."""
 
 import re
 import subprocess
@@ -8,10 +8,19 @@ from pathlib import Path
 import pytest
 from serving import ROOT, Server
 
-README = (ROOT / "README.md").read_text()
-CURLS = [block for block in re.findall(r"```sh\n(.*?)```", README, re.S) if "curl" in block]
-CLIENTS = (ROOT / "docs" / "clients.md").read_text()
-PYTHONS = re.findall(r"```python\n(.*?)```", README + CLIENTS, re.S)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TRANSLATIONS = [ROOT / "README.zh-CN.md"]
+TEXT = "".join(page.read_text() for page in PAGES)
+
+
+def examples(language: str) -> list[str]:
+    """Each once, as a translation has those of its original."""
+    texts = [TEXT, *(page.read_text() for page in TRANSLATIONS)]
+    return list(dict.fromkeys(re.findall(rf"```{language}\n(.*?)```", "".join(texts), re.S)))
+
+
+CURLS = [block for block in examples("sh") if "curl" in block]
+PYTHONS = examples("python")
 ANSWERS = {  # a word of a curl -> what its answer must hold
     "batch-translate": ["你好世界！", "早上好"],
     "You are a helpful": ["Paris"],
@@ -20,7 +29,9 @@ ANSWERS = {  # a word of a curl -> what its answer must hold
     '"echo"': ['"token_logprobs":[null,-', '"tokens":['],
     "/v2/": ["12", "Paris", "Bonjour"],
     'anna", "contents': ["Anna"],
-    "tree": ["Paris", "deleted successfully"],
+    'ben", "contents': ["Ben", '"session_id":"ben-2","turn":1'],
+    "export?": ["Eve", "deleted successfully"],
+    "tree": ["Paris"],
     "/v1/responses": ["Paris", "completed"],
     "Japan": ["Tokyo"],
     "/v1/messages": ["Paris", "end_turn"],
@@ -44,27 +55,22 @@ def test_a_curl_answers(server: Server, block: str, tmp_path: Path):
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     expected = [text for word, texts in ANSWERS.items() if word in block for text in texts]
-    assert expected, "a curl of the README without an answer to check"
+    assert expected, "a curl without an answer to check; add one to ANSWERS"
     for text in expected:
         assert text in done.stdout
 
 
 def test_the_curl_script_runs_them_all_with_a_password(locked_server: Server):
-    done = subprocess.run(
-        [ROOT / "test" / "test_curl.sh", locked_server.url, "open sesame"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    lines = done.stdout.splitlines()
+    def run(password: str) -> subprocess.CompletedProcess[str]:
+        # it shows the beginning of each reply, which may end inside of a character
+        command = [ROOT / "test" / "test_curl.sh", locked_server.url, password]
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=120)
+
+    done = run("open sesame")
+    lines = done.stdout.strip().split("\n")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(lines) == README.count("\ncurl ") and all(line.startswith("ok ") for line in lines)
-    wrong = subprocess.run(
-        [ROOT / "test" / "test_curl.sh", locked_server.url, "wrong"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    assert len(lines) == TEXT.count("\ncurl ") and all(line.startswith("ok ") for line in lines)
+    wrong = run("wrong")
     assert wrong.returncode == 1 and "FAIL" in wrong.stdout
 
 
@@ -79,3 +85,18 @@ def test_a_python_example_prints_text(server: Server, block: str):
     )
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.strip()) > 3
+
+
+def anchors(page: Path) -> set[str]:
+    """The names under which GitHub links to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.S), re.M)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *TRANSLATIONS], ids=lambda page: page.name)
+def test_a_link_leads_somewhere(page: Path):
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", prose):
+        file = page.parent / target if target else page
+        assert file.exists(), f"{page.name} links to {target}, which is not there"
+        assert not anchor or anchor in anchors(file), f"{page.name} links to {target}#{anchor}, no heading"

@@ -106,7 +106,8 @@ def test_a_single_file_keeps_to_its_layer(file, allowed):
 
 
 def test_no_file_is_too_long():
-    everything = files("cuda", "bench", "demo", "test", *PRODUCT, suffixes=(".py", ".cu", ".cuh"))
+    suffixes = (".py", ".cu", ".cuh", ".js", ".css", ".html")
+    everything = files("cuda", "bench", "demo", "test", *PRODUCT, suffixes=suffixes)
     long = {name_of(file): count for file in everything if (count := lines(file)) > MOST_LINES_OF_A_FILE}
     assert_none(long)
 
@@ -173,7 +174,7 @@ def test_the_map_names_every_module():
     rows = re.findall(r"^\| `([\w/]+)/` \| (.*) \|$", MAP.read_text(encoding="utf-8"), re.MULTILINE)
     listed = {package: set(re.findall(r"`([^`]+)`", modules)) for package, modules in rows}
     modules: dict[str, set[str]] = defaultdict(set)
-    for file in files("rwkv_batch", "routes"):
+    for file in files("rwkv_batch", "routes", suffixes=(".py", ".js")):
         if file.name != "__init__.py":
             modules[name_of(file.parent)].add(file.stem)
     assert_none(

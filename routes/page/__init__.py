@@ -1,0 +1,1 @@
+"""The page for browsers: chat with sessions, batches, translation, figures."""

@@ -1,0 +1,201 @@
+/** The stored sessions: the list, and what can be done with one of them. */
+
+import { call, json } from "./api.js";
+import { notify } from "./announce.js";
+import { ask } from "./dialogs.js";
+import { byId, make } from "./dom.js";
+import { freeName } from "./history.js";
+import { chosenModel } from "./models.js";
+import { language, number, text } from "./texts.js";
+
+const PAGE = 500; // sessions asked for at once
+const OF_RESPONSES = "response:"; // these are continued by the Responses API only
+const UNITS = [
+  ["day", 86400],
+  ["hour", 3600],
+  ["minute", 60],
+];
+
+/** @type {{session_id: string, timestamp: number, tokens: number}[]} */
+let listed = [];
+let total = 0;
+let last = null; // the id behind which the next page begins
+let open = null; // the id of the session that is shown
+
+/** Tells of "open", with the id of a session, or null for a new one, as its detail. */
+export const sessions = new EventTarget();
+
+const isTaken = (name) => listed.some((each) => each.session_id === name);
+const chooseSession = (id) => sessions.dispatchEvent(new CustomEvent("open", { detail: id }));
+
+/** Ask for the list again. */
+export async function loadSessions() {
+  last = null;
+  listed = [];
+  await loadPage();
+}
+
+async function loadPage() {
+  const after = last === null ? {} : { after: last };
+  const page = await json("state/status", { body: { limit: PAGE, model: chosenModel(), ...after } });
+  const known = new Set(listed.map((each) => each.session_id));
+  listed.push(...page.sessions.filter(({ session_id: id }) => !known.has(id)));
+  total = page.total_sessions;
+  last = page.sessions.at(-1)?.session_id ?? last;
+  render();
+}
+
+/** Show which session is open; null: a new one. */
+export function markOpen(id) {
+  open = id;
+  for (const link of byId("session-list").querySelectorAll("a")) {
+    if (link.dataset.session === id) link.setAttribute("aria-current", "true");
+    else link.removeAttribute("aria-current");
+  }
+}
+
+function render() {
+  const wanted = byId("session-filter").value.trim().toLowerCase();
+  const shown = listed
+    .filter(({ session_id: id }) => !id.startsWith(OF_RESPONSES) && id.toLowerCase().includes(wanted))
+    .sort((a, b) => b.timestamp - a.timestamp);
+  byId("session-list").replaceChildren(...shown.map(entry));
+  byId("no-sessions").hidden = shown.length > 0 || wanted !== "";
+  byId("none-found").hidden = shown.length > 0 || wanted === "";
+  byId("more-sessions").hidden = listed.length >= total;
+  byId("session-filter").hidden = listed.length < 6 && wanted === "";
+  markOpen(open);
+}
+
+function entry({ session_id: id, timestamp, tokens }) {
+  const name = make("span", { class: "name", content: id });
+  const facts = `${text("tokensOf", { count: number(tokens) })} · ${ago(timestamp)}`;
+  const href = `#chat/${encodeURIComponent(id)}`;
+  const link = make("a", { href, "data-session": id, title: id }, name, make("small", { content: facts }));
+  return make("li", {}, link);
+}
+
+/** How long ago a time is, in words. @param {number} timestamp seconds */
+function ago(timestamp) {
+  const seconds = Math.max(Date.now() / 1000 - timestamp, 0);
+  const [unit, length] = UNITS.find(([, size]) => seconds >= size) ?? ["minute", 60];
+  const words = new Intl.RelativeTimeFormat(language(), { numeric: "auto", style: "narrow" });
+  return words.format(-Math.floor(seconds / length), unit);
+}
+
+/** A name that no session has. */
+export async function unusedName(name) {
+  for (let free = freeName(name, isTaken), count = 2; ; count += 1) {
+    const path = `v1/state/history?limit=1&${parameters(free)}`;
+    try {
+      await call(path);
+    } catch (error) {
+      if (error.status === 404) return free;
+      throw error;
+    }
+    free = `${name} (${count})`; // it was not on the page of the list that is here
+  }
+}
+
+const parameters = (id) => new URLSearchParams({ session_id: id, model: chosenModel() });
+
+/** All turns of a session. */
+export async function turnsOf(id) {
+  const turns = [];
+  for (;;) {
+    const after = turns.length;
+    const page = await json(`v1/state/history?limit=100&after=${after}&${parameters(id)}`);
+    turns.push(...page.turns);
+    if (page.turns.length < 100) return turns;
+  }
+}
+
+/** Ask for a name, copy the session up to a turn, and open the copy. */
+export async function forkSession(id, turn) {
+  let copy = "";
+  const act = async (name) => {
+    await json("v1/state/fork", {
+      body: { session_id: id, new_session_id: name, turn, model: chosenModel() },
+    });
+    copy = name;
+  };
+  const name = freeName(`${id} (2)`, isTaken);
+  const question = { title: "forkTitle", note: "forkText", yes: "fork", label: "forkName", name, act };
+  if (!(await ask(question))) return;
+  await loadSessions();
+  chooseSession(copy);
+  notify(text("forked", { name: copy }));
+}
+
+/** Ask, then keep the first `turns` turns only. @returns {Promise<boolean>} whether it was done */
+export function rewindSession(id, turns) {
+  const act = () => json("v1/state/rewind", { body: { session_id: id, turn: turns, model: chosenModel() } });
+  return ask({ title: "rewindTitle", note: "rewindText", yes: "rewind", act });
+}
+
+/** Ask, then delete a session. */
+export async function deleteSession(id) {
+  const act = () => json("state/delete", { body: { session_id: id, model: chosenModel() } });
+  const values = { name: id };
+  if (!(await ask({ title: "deleteTitle", note: "deleteText", values, yes: "remove", grave: true, act })))
+    return;
+  await loadSessions();
+  chooseSession(null);
+  notify(text("deleted"));
+}
+
+/** Give a session as a file. */
+export async function exportSession(id) {
+  const response = await call(`v1/state/export?${parameters(id)}`);
+  const url = URL.createObjectURL(await response.blob());
+  make("a", { href: url, download: `${id}.rwkvstate` }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 60000);
+}
+
+async function importSession(file) {
+  let made = "";
+  const act = async (name) => {
+    await json(`v1/state/import?${parameters(name)}`, { body: file });
+    made = name;
+  };
+  const name = freeName(file.name.replace(/\.rwkvstate$/, ""), isTaken);
+  const question = {
+    title: "importTitle",
+    note: "importText",
+    yes: "import",
+    label: "importName",
+    name,
+    act,
+  };
+  if (!(await ask(question))) return;
+  await loadSessions();
+  chooseSession(made);
+  notify(text("imported", { name: made }));
+}
+
+/** Show an error as a message for a moment. */
+export async function reported(action) {
+  try {
+    return await action();
+  } catch (error) {
+    notify(error.message, "error");
+  }
+}
+
+export function startSessions() {
+  byId("session-filter").addEventListener("input", render);
+  byId("more-sessions").addEventListener("click", () => reported(loadPage));
+  byId("new-chat").addEventListener("click", () => chooseSession(null));
+  const file = byId("import-file");
+  byId("import").addEventListener("click", () => file.click());
+  file.addEventListener("change", () => {
+    const [chosen] = file.files;
+    file.value = "";
+    if (chosen) reported(() => importSession(chosen));
+  });
+}
+
+/** Show the times and numbers of the list in the language of now. */
+export function relabelSessions() {
+  render();
+}

@@ -1,0 +1,68 @@
+"""What a person does on the page, and changes to its requests on their way."""
+
+import json
+import re
+from typing import Any
+
+from playwright.sync_api import Locator, Page, Route, expect
+
+COMPLETIONS = "**/completions"
+
+
+def with_fields(route: Route, fields: dict[str, Any], defaults: dict[str, Any] | None = None) -> None:
+    """Send a request on with other fields in its body."""
+    body = json.loads(route.request.post_data or "{}")
+    route.continue_(post_data=json.dumps((defaults or {}) | body | fields))
+
+
+def greedy(route: Route) -> None:
+    """A request without chance, unless it says how tokens are drawn."""
+    with_fields(route, {}, {"temperature": 0})
+
+
+def endless(route: Route) -> None:
+    """A request whose answer does not end by itself."""
+    with_fields(route, {"ignore_eos": True, "max_tokens": 100_000, "temperature": 0})
+
+
+def send(page: Page, message: str) -> Locator:
+    """Send a message, and wait for its answer; the turn."""
+    before = page.locator(".turn").count()
+    page.get_by_role("textbox", name="Message").fill(message)
+    page.keyboard.press("Enter")
+    turn = page.locator(".turn").nth(before)
+    expect(turn).to_be_visible()
+    expect(page.locator(".turn[aria-busy]")).to_have_count(0)
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    return turn
+
+
+def answer(turn: Locator) -> str:
+    return turn.locator(".reply > .text").text_content() or ""
+
+
+def open_session(page: Page, name: str) -> None:
+    page.locator("#session-list").get_by_role("link").filter(
+        has=page.locator(".name", has_text=re.compile(f"^{re.escape(name)}$"))
+    ).click()
+    expect(page.locator("#chat-title")).to_have_text(name)
+
+
+def names_like(page: Page, text: str) -> Locator:
+    """The names of sessions in the list that hold a text, newest first."""
+    return page.locator("#session-list .name").filter(has_text=text)
+
+
+def show(page: Page, view: str) -> None:
+    """Open a view by its link."""
+    page.get_by_role("navigation").get_by_role("link", name=view).click()
+    expect(page.get_by_role("heading", name=view, exact=True)).to_be_visible()
+
+
+def confirm(page: Page, button: str, name: str | None = None) -> None:
+    """Answer the question that is open."""
+    dialog = page.get_by_role("dialog")
+    if name is not None:
+        dialog.get_by_role("textbox").fill(name)
+    dialog.get_by_role("button", name=button).click()
+    expect(dialog).to_have_count(0)

@@ -10,6 +10,8 @@ from robyn.argument_parser import Config
 from robyn.robyn import HttpMethod
 
 from routes.anthropic import messages
+from routes.anthropic import models as anthropic_models
+from routes.anthropic.models import for_anthropic
 from routes.chat.handlers import chats, generates
 from routes.http.counts import OTHER
 from routes.http.errors import (
@@ -116,6 +118,8 @@ TRANSLATION = "/translate/v1/batch-translate"
 OPENAI_CHAT = chats(chat.prepare)
 RAW_BATCH = generates(batch.v1)
 OLLAMA_CHAT, OLLAMA_TEXT = (ollama_models.untagged(chats(each)) for each in (ollama.chat, ollama.text))
+MODELS = for_anthropic(anthropic_models.models, models.models)
+MODEL = for_anthropic(anthropic_models.model, models.model)
 MESSAGES, COUNT_TOKENS = chats(messages.prepare), chats(messages.count_tokens)
 TRANSLATE = generates(translate.prepare, public=True)
 
@@ -177,9 +181,9 @@ ROUTES = (
     Route("GET DELETE", "/openai/v1/responses/:id",             openai_shape, responses.stored),
     Route("GET",        "/v1/responses/:id/input_items",        openai_shape, responses.input_items),
     Route("GET",        "/openai/v1/responses/:id/input_items", openai_shape, responses.input_items),
-    Route("GET",        "/v1/models",                           openai_shape, models.models),
+    Route("GET",        "/v1/models",                           openai_shape, MODELS),
     Route("GET",        "/openai/v1/models",                    openai_shape, models.models),
-    Route("GET",        "/v1/models/:id",                       openai_shape, models.model),
+    Route("GET",        "/v1/models/:id",                       openai_shape, MODEL),
     Route("GET",        "/openai/v1/models/:id",                openai_shape, models.model),
 
     Route("POST",       "/v1/messages",                         anthropic_shape, MESSAGES),

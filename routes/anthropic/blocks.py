@@ -97,16 +97,20 @@ def text_of(blocks: list[TextBlock]) -> str:
 
 def to_messages(given: Sequence[UserMessage | AssistantMessage | SystemMessage]) -> list[Message]:
     """What the model reads. Messages of one role that follow each other are one turn."""
-    messages: list[Message] = []
-    for message in given:
-        for part in _parts(message):
-            last = messages[-1] if messages else None
-            if last and last.role == part.role and part.role != "tool":
-                text = "\n".join(text for text in (last.text, part.text) if text)
-                messages[-1] = Message(part.role, text, [*last.tool_calls, *part.tool_calls])
-            else:
-                messages.append(part)
-    return messages
+    turns: list[list[Message]] = []  # joined at the end, as a turn may have very many parts
+    for part in (part for message in given for part in _parts(message)):
+        if turns and turns[-1][0].role == part.role != "tool":
+            turns[-1].append(part)
+        else:
+            turns.append([part])
+    return [
+        Message(
+            parts[0].role,
+            "\n".join(part.text for part in parts if part.text),
+            [call for part in parts for call in part.tool_calls],
+        )
+        for parts in turns
+    ]
 
 
 def _parts(message: UserMessage | AssistantMessage | SystemMessage) -> Iterator[Message]:

@@ -25,7 +25,7 @@ def prepare(body: Json, model_id: str, settings: FrontendConfig) -> Prepared:
 def count_tokens(body: Json, model_id: str, settings: FrontendConfig) -> Prepared:
     """POST /v1/messages/count_tokens: the tokens of what /v1/messages would read. Raises ApiError 400."""
     request, _, _ = _prepared(CountBody.from_json(body, settings.sampling_profile), model_id, settings)
-    return Prepared(replace(request, max_tokens=0), False, TokenCount())
+    return Prepared(replace(request, max_tokens=0, grammar=None), False, TokenCount())
 
 
 def _prepared(message: MessagesBody, model_id: str, settings: FrontendConfig) -> Prepared:
@@ -35,9 +35,10 @@ def _prepared(message: MessagesBody, model_id: str, settings: FrontendConfig) ->
     style = message.style(chat_template(model_id, settings.chat_template), message.effort, "thinking.type")
     style = style.continuing(messages)
     prompt = templates.chat(messages, message.system_text, use.offered, use.choice, style, use.opening(style))
-    stops = message.stop_sequences
+    free = "the answer is bound, so the type should be none, any or tool"
+    stops, grammar = message.stop_sequences, use.grammar(style, message.grammar(), free)
     request = message.model_copy(update={"stop": message.stop + stops}).request(
-        [prompt], message.max_tokens, style
+        [prompt], message.max_tokens, style, grammar=grammar
     )
     thoughts = message.thinking.display != "omitted"
     row = RowAnswer(use.reader(style))

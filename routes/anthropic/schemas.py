@@ -11,13 +11,16 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from routes.anthropic.blocks import CachedBlock, InputMessage, Name, Texts, text_of
 from routes.chat.fields import ChatStyleFields
+from routes.chat.grammars import of_schema
 from routes.http.errors import Json, openai_field
 from routes.http.schemas import INT_LIMIT, refused
-from routes.openai.schemas import UNBOUND, Int, OpenAIBody, StopList
+from routes.openai.schemas import CHAT_ONLY, Int, NewTokens, OpenAIBody, StopList
 from routes.openai.tools import MAX_TOOLS, ToolUse, offered_tool
+from rwkv_batch.wire.protocol import Grammar
 
-REFUSED = UNBOUND | {
-    "session_id": "sessions are not available on this route; use /v1/chat/completions",
+REFUSED = CHAT_ONLY | {
+    "response_format": "this route takes output_config.format",
+    "output_format": "this route takes output_config.format",
     "contents": "this route takes a conversation as messages",
     "container": "this server runs no code; leave it out",
     "mcp_servers": "this server calls no other servers; send their tools as tools",
@@ -45,9 +48,10 @@ class CustomTool(CachedBlock):
     name: Name
     description: str | None = None
     input_schema: Json
-    strict: Annotated[None, refused("schemas are not enforced here; leave it out or send false")] = None
+    strict: bool | None = None  # whether the schema binds the arguments
     defer_loading: Annotated[None, refused("all tools are in the prompt; leave it out")] = None
     input_examples: Annotated[None, refused("examples are not shown; put them into the description")] = None
+    allowed_callers: list[Literal["direct"]] | None = None  # the model: there is no code that could call
 
 
 class FreeChoice(BaseModel):
@@ -67,9 +71,14 @@ class Thinking(BaseModel):
     display: Literal["summarized", "omitted"] | None = None  # omitted: the block of the thought is empty
 
 
+class OutputFormat(BaseModel):
+    type: Literal["json_schema"]
+    schema_: Annotated[Json, Field(alias="schema")]
+
+
 class OutputConfig(BaseModel):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    format: Annotated[None, refused("answers are not bound to a schema here; leave it out")] = None
+    format: OutputFormat | None = None
 
 
 class ContextEdit(BaseModel):
@@ -87,7 +96,7 @@ class MessagesBody(ChatStyleFields, OpenAIBody):
 
     refused = REFUSED
 
-    max_tokens: Annotated[Int, Field(ge=1, le=INT_LIMIT)]
+    max_tokens: NewTokens  # 0: nothing is generated, as by clients that want a prompt to be cached
     n: Annotated[Int, Field(ge=1, le=1)] = 1
     messages: Annotated[list[InputMessage], Field(min_length=1)]
     system: Texts = Field(default_factory=list)
@@ -116,23 +125,28 @@ class MessagesBody(ChatStyleFields, OpenAIBody):
             return None
         return "none" if self.thinking.type == "disabled" else "high"
 
+    def given(self) -> dict[str, Grammar]:
+        form = self.output_config.format
+        return super().given() | ({"output_config.format": of_schema(form.schema_)} if form else {})
+
     def tool_use(self) -> ToolUse:
         """How the message uses its tools. Raises ApiError 400 that names what is wrong with `tool_choice`."""
         offered = [offered_tool(tool.name, tool.description, tool.input_schema) for tool in self.tools]
         choice = self.tool_choice
         parallel = not choice.disable_parallel_tool_use
+        strict = frozenset(tool.name for tool in self.tools if tool.strict)
         if isinstance(choice, NamedChoice):
             if choice.name not in [tool.name for tool in self.tools]:
                 raise openai_field("tool_choice.name", "input should be the name of one of the tools")
             named = {"type": "function", "function": {"name": choice.name}}
-            return ToolUse(offered, named, True, parallel)
+            return ToolUse(offered, named, True, parallel, strict)
         if choice.type == "any" and not offered:
             raise openai_field("tool_choice", "any is only allowed when tools are given")
         wanted = "required" if choice.type == "any" else choice.type
-        return ToolUse(offered, wanted, bool(offered) and wanted != "none", parallel)
+        return ToolUse(offered, wanted, bool(offered) and wanted != "none", parallel, strict)
 
 
 class CountBody(MessagesBody):
     """POST /v1/messages/count_tokens: the same, of which no text is generated."""
 
-    max_tokens: Annotated[Int, Field(ge=1, le=INT_LIMIT)] = 1
+    max_tokens: NewTokens = 0

@@ -4,10 +4,10 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from routes.chat.templates import END_OF_THOUGHT, Style
-from routes.http.errors import Json
+from routes.http.errors import ApiError, Json, openai_field
 from routes.http.schemas import RequestBody
 from rwkv_batch.wire.protocol import AnswerHead, Grammar
 
@@ -15,13 +15,8 @@ ANY_OBJECT: Json = {"type": "object"}
 MAX_CHOICES = 1024
 FORMATS = ("text", "json_object", "json_schema")
 # fields of vLLM's `structured_outputs` -> what each is called by itself
-STRUCTURED = {
-    "json": "guided_json",
-    "regex": "guided_regex",
-    "choice": "guided_choice",
-    "grammar": "guided_grammar",
-    "json_object": "guided_json_object",
-}
+GUIDED = "guided_"
+STRUCTURED = {name: GUIDED + name for name in ("json", "regex", "choice", "grammar", "json_object")}
 
 
 def _structured(value: object) -> object:
@@ -38,7 +33,7 @@ def _schema(value: object) -> object:
     """An object, or its JSON text."""
     try:
         schema = json.loads(value) if isinstance(value, str) else value
-        json.dumps(schema)  # as it is sent to the engine
+        json.dumps(schema, ensure_ascii=False, allow_nan=False).encode()  # as it is sent to the engine
     except (ValueError, RecursionError):
         schema = None
     if not isinstance(schema, dict | bool):
@@ -56,12 +51,55 @@ def _format(value: object) -> object:
     return value
 
 
-JsonSchema = Annotated[Any, BeforeValidator(_schema)]
+JsonSchema = Annotated[Any, BeforeValidator(_schema, json_schema_input_type=Json | bool)]
 Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
+
+
+TEXT_SHAPE: Json = {"type": "string"}
+# How the two fields that are read by hand are documented.
+FORMAT_SHAPE: Json = {
+    "anyOf": [
+        {
+            "type": "object",
+            "properties": {"type": {"enum": ["text", "json_object"]}},
+            "required": ["type"],
+        },
+        {
+            "type": "object",
+            "properties": {
+                "type": {"const": "json_schema"},
+                "json_schema": {
+                    "type": "object",
+                    "properties": {"schema": {"type": "object"}},
+                    "required": ["schema"],
+                },
+            },
+            "required": ["type", "json_schema"],
+        },
+    ]
+}
+STRUCTURED_SHAPE: Json = {
+    "type": "object",
+    "properties": {
+        "json": {"type": ["object", "boolean"]},
+        "regex": TEXT_SHAPE,
+        "choice": {"type": "array", "items": TEXT_SHAPE, "minItems": 1, "maxItems": MAX_CHOICES},
+        "grammar": TEXT_SHAPE,
+        "json_object": {"type": "boolean"},
+    },
+    "additionalProperties": {"enum": [None, False]},
+}
+
+
+def _structured_field(place: str, why: str) -> ApiError:
+    """As the client has called it."""
+    return openai_field(f"structured_outputs.{place.removeprefix(GUIDED)}", why)
 
 
 class GuidedFields(RequestBody):
     """The fields of vLLM: each alone says what the answer must be."""
+
+    field_error = staticmethod(_structured_field)  # of those by themselves, the route has its own
 
     guided_json: JsonSchema | None = None
     guided_regex: str | None = None
@@ -88,26 +126,29 @@ class GuidedFields(RequestBody):
 class GrammarFields(GuidedFields):
     """All of them; `response_format` is OpenAI's, `structured_outputs` holds vLLM's by their newer names."""
 
-    response_format: Annotated[Json, BeforeValidator(_format)] | None = None
-    structured_outputs: Annotated[Json, BeforeValidator(_structured)] | None = None
+    response_format: Annotated[Json, BeforeValidator(_format), WithJsonSchema(FORMAT_SHAPE)] | None = None
+    structured_outputs: (
+        Annotated[Json, BeforeValidator(_structured), WithJsonSchema(STRUCTURED_SHAPE)] | None
+    ) = None
+
+    def given(self) -> dict[str, Grammar]:
+        """By field. A route with a field of its own adds it."""
+        found = super().given()
+        if self.structured_outputs:
+            inside = GuidedFields.from_json(self.structured_outputs).given()
+            found |= {f"structured_outputs.{f.removeprefix(GUIDED)}": each for f, each in inside.items()}
+        form = self.response_format or {"type": "text"}
+        if grammar := of_format(form["type"], form.get("json_schema")):
+            found["response_format"] = grammar
+        return found
 
     def grammar(self) -> Grammar | None:
         """What the request says of its answer. Raises ApiError 400 if two fields do."""
         found = self.given()
-        if self.structured_outputs:
-            inside = GuidedFields.from_json(self.structured_outputs).given()
-            found |= {f"structured_outputs.{field}": grammar for field, grammar in inside.items()}
-        if grammar := self.grammar_of_format():
-            found["response_format"] = grammar
         if len(found) > 1:
             first, second = list(found)[:2]
             raise self.field_error(second, f"{first} says what the answer is too; send one of them")
         return next(iter(found.values()), None)
-
-    def grammar_of_format(self) -> Grammar | None:
-        """Of `response_format`."""
-        form = self.response_format or {"type": "text"}
-        return of_format(form["type"], form.get("json_schema"))
 
 
 def of_format(kind: str, schema: Json | None) -> Grammar | None:

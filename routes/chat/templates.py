@@ -161,8 +161,8 @@ def continues(messages: Sequence[Message]) -> bool:
 
 
 def _turns(messages: Sequence[Message]) -> list[Message]:
-    """The messages that have a place of their own in the transcript."""
-    return [m for m in messages if not m.empty and m.role not in SYSTEM_ROLES]
+    """The messages that have a place of their own in the transcript: a result of a tool may be empty."""
+    return [m for m in messages if m.role not in SYSTEM_ROLES and (m.role == "tool" or not m.empty)]
 
 
 def _answer_head(style: Style, opening: str = "") -> str:
@@ -176,7 +176,7 @@ def _block(message: Message, style: Style, hint: str) -> str:
         role, text = tools.result_role, tools.result(text)
     text = style.form.clean(text) + hint
     calls = [tools.call(name, arguments) for name, arguments in message.tool_calls]
-    return style.form.heads[role] + "\n".join([text, *calls] if text else calls)
+    return (style.form.heads[role] + "\n".join([text, *calls] if text else calls)).rstrip(" ")
 
 
 def translation(text: str, source: str, target: str) -> str:

@@ -116,12 +116,13 @@ def _demands(choice: Choice) -> list[str]:
 
 
 def _fenced_result(text: str) -> str:
-    """JSON in a fence, indented; other text as it is."""
+    """JSON in a fence, indented; other text as it is, and JSON that is no Unicode when it is read."""
     try:
-        data = json.loads(text)
+        indented = json.dumps(json.loads(text), ensure_ascii=False, indent=2)
+        indented.encode()
     except (ValueError, RecursionError):
         return text
-    return f"{FENCE}\n{json.dumps(data, ensure_ascii=False, indent=2)}\n{FENCE_END}"
+    return f"{FENCE}\n{indented}\n{FENCE_END}"
 
 
 TAGS = ToolForm(tag_prompt, OPEN, CLOSE, None, str, "tool")

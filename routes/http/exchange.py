@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote, unquote_plus
 from robyn import Headers, Request, Response, StreamingResponse
 
 from routes.http.body import parse
-from routes.http.errors import ApiError, ErrorShape, Json
+from routes.http.errors import ApiError, ErrorShape, Json, anthropic_shape
 from routes.http.replies import encode_json
 from routes.http.stream import JobStream
 
@@ -229,4 +229,5 @@ def log_access(http: HttpRequest, status: int, outcome: str = "") -> None:
 
 def _headers(http: HttpRequest) -> dict[str, str]:
     answered = {"x-model-fingerprint": http.fingerprint} if http.fingerprint else {}
-    return CORS | {"x-request-id": http.id} | answered
+    named = {"request-id": http.id} if http.shape is anthropic_shape else {}  # where its clients look for it
+    return CORS | {"x-request-id": http.id} | named | answered

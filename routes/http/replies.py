@@ -1,6 +1,7 @@
 """How a route replies: the JSON that it makes of the rows of a job, whole or as events of a stream."""
 
 from abc import ABC, abstractmethod
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -9,6 +10,12 @@ from rwkv_batch.wire.client import Job
 from rwkv_batch.wire.protocol import RowDelta
 
 encode_json = msgspec.json.encode
+
+
+def timestamp(seconds: float | None = None) -> str:
+    """Now, or that many seconds since 1970, as RFC 3339 writes it."""
+    when = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return when.isoformat().replace("+00:00", "Z")
 
 
 def merge(deltas: list[RowDelta]) -> list[RowDelta]:

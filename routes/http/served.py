@@ -1,8 +1,11 @@
 """What clients can name as a model: each model, with each of its adapters, and in each start state."""
 
 from typing import NamedTuple
+from urllib.parse import unquote
 from uuid import uuid4
 
+from routes.http.errors import ApiError
+from routes.http.exchange import HttpRequest, demand_password
 from routes.http.frontend import Frontend
 from routes.http.start_states import is_member
 from rwkv_batch.wire.commands import ListAdapters, ListStartStates
@@ -19,8 +22,9 @@ class Served(NamedTuple):
     is_adapter: bool = False
 
 
-async def served(front: Frontend) -> list[Served]:
-    """The default model first. Raises ApiError."""
+async def list_served(front: Frontend, http: HttpRequest) -> list[Served]:
+    """The default model first. Raises ApiError, first of all a 401."""
+    demand_password(front.settings.password, http)
     front.ready_engine()
     found: list[Served] = []
     for name, model in list(front.models.items()):
@@ -34,3 +38,16 @@ async def served(front: Frontend) -> list[Served]:
             if not is_member(s.name)
         ]
     return found
+
+
+async def served_in_path(front: Frontend, http: HttpRequest) -> Served:
+    """What the end of the path names, behind `/models/`. Raises ApiError."""
+    listed = {each.name: each for each in await list_served(front, http)}
+    asked = unquote(http.path.split("/models/", 1)[1].rstrip("/"))
+    if asked not in listed:
+        raise ApiError(
+            404,
+            f"There is no model {asked[:60]} here; served are {', '.join(list(listed)[:20])}.",
+            code="model_not_found",
+        )
+    return listed[asked]

@@ -8,6 +8,7 @@ from routes.http.schemas import INT_LIMIT, neutral
 from routes.openai.schemas import Int, Number
 
 CUTS = "this sampler is not available; use top_k, top_p and min_p"
+REPEATS = "this penalty is not available; use repeat_penalty"
 
 
 def _endless(tokens: int) -> int:
@@ -31,3 +32,7 @@ class LlamaSamplers(BaseModel):
     typical_p: Annotated[Number | None, neutral(1, CUTS)] = None
     tfs_z: Annotated[Number | None, neutral(1, CUTS)] = None
     mirostat: Annotated[Number | None, neutral(0, CUTS)] = None
+    dynatemp_range: Annotated[Number | None, neutral(0, CUTS)] = None
+    xtc_probability: Annotated[Number | None, neutral(0, CUTS)] = None
+    top_n_sigma: Annotated[Number | None, neutral(-1, CUTS)] = None
+    dry_multiplier: Annotated[Number | None, neutral(0, REPEATS)] = None

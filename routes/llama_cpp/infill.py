@@ -23,7 +23,7 @@ def prepare(body: Json, model_id: str) -> Prepared:
         fields = fields.model_copy(update={"repetition_penalty": fields.repeat_penalty})
     given = (n for n in (fields.n_predict, fields.max_tokens, DEFAULT_MAX_TOKENS) if n is not None)
     prompt = fill_in_the_middle(fields.prefix, fields.input_suffix)
-    request = fields.request([prompt], next(given))
+    request = fields.request([prompt], next(given), grammar=fields.grammar())
     request = replace(request, flush_tokens=request.flush_tokens or 1)  # the first delta is timed
     return Prepared(request, fields.stream, InfillReply(model_id, fields.n_indent, fields.response_fields))
 

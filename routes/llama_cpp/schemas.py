@@ -8,14 +8,15 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
+from routes.chat.grammars import JsonSchema, of_schema
 from routes.http.schemas import INT_LIMIT
 from routes.llama_cpp.fields import LlamaSamplers, Predict, Seed
-from routes.openai.schemas import UNBOUND, Int, OpenAIBody
+from routes.openai.schemas import CHAT_ONLY, Int, OpenAIBody
+from rwkv_batch.wire.protocol import Grammar
 
-REFUSED = UNBOUND | {
-    "session_id": "sessions are not available on this route; use /v1/chat/completions",
-    "grammar": "texts are not bound to a grammar here; leave it out",
-    "json_schema": "texts are not bound to a schema here; leave it out",
+REFUSED = CHAT_ONLY | {
+    "response_format": "this route takes json_schema",
+    "grammar_lazy": "a grammar binds all of the text; leave it out or send false",
     "lora": "this route takes an adapter by its name, as adapter",
     "n_probs": "logprobs are available on /v1/completions",
     "return_tokens": "this route sends text only; leave it out",
@@ -43,7 +44,17 @@ class InfillBody(LlamaSamplers, OpenAIBody):
     n_indent: Annotated[Int, Field(ge=0, le=INT_LIMIT)] = 0  # the text ends at a line that is indented less
     seed: Seed | None = None
     cache_prompt: bool = True
+    grammar_: Annotated[str, Field(alias="grammar")] = ""  # the base has a method of that name
+    json_schema: JsonSchema | None = None
     response_fields: list[str] | None = None  # those that the reply has, "timings/prompt_n"; null: all
+
+    def given(self) -> dict[str, Grammar]:
+        found = super().given()
+        if self.grammar_:
+            found["grammar"] = Grammar("grammar", self.grammar_)
+        if self.json_schema is not None:
+            found["json_schema"] = of_schema(self.json_schema)
+        return found
 
     @property
     def prefix(self) -> str:

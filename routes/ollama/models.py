@@ -13,9 +13,9 @@ from routes.http.exchange import (
 )
 from routes.http.frontend import Frontend
 from routes.http.model_field import read_model
+from routes.http.replies import timestamp
 from routes.http.route import Handler
-from routes.http.served import served
-from routes.ollama.reply import timestamp
+from routes.http.served import list_served
 from routes.ollama.schemas import ShowBody
 from rwkv_batch import __version__
 from rwkv_batch.wire.supervision import EngineInfo
@@ -38,7 +38,6 @@ def untagged(handler: Handler) -> Handler:
 
 async def tags(front: Frontend, http: HttpRequest) -> Response:
     """GET /api/tags: each model, its adapters and start states. Raises ApiError."""
-    demand_password(front.settings.password, http)
     listed = [
         {
             "name": each.name,
@@ -48,7 +47,7 @@ async def tags(front: Frontend, http: HttpRequest) -> Response:
             "digest": each.digest,
             "details": _details(each.model),
         }
-        for each in await served(front)
+        for each in await list_served(front, http)
     ]
     return json_response(http, {"models": listed})
 

@@ -2,21 +2,14 @@
 
 import json
 from abc import abstractmethod
-from datetime import UTC, datetime
 
 from routes.chat.answer import Piece, RowAnswer
 from routes.chat.calls import ToolCall
 from routes.http.errors import Json, ollama_shape
-from routes.http.replies import JsonLines
+from routes.http.replies import JsonLines, timestamp
 from routes.openai.reply import logprob_entries
 from rwkv_batch.wire.client import Job
 from rwkv_batch.wire.protocol import RowDelta
-
-
-def timestamp(seconds: float | None = None) -> str:
-    """Now, or that many seconds since 1970."""
-    when = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
-    return when.isoformat().replace("+00:00", "Z")
 
 
 class OllamaReply(JsonLines):

@@ -11,17 +11,19 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from routes.chat.calls import canonical_json
 from routes.chat.fields import ChatStyleFields
+from routes.chat.grammars import ANY_OBJECT, of_schema
 from routes.chat.templates import Message
 from routes.http.errors import ApiError, Json, native_field
 from routes.http.schemas import RequestBody, refused
 from routes.llama_cpp.fields import LlamaSamplers, Predict, Seed
-from routes.openai.schemas import UNBOUND, Int, Number, OpenAIBody, Penalty, Share, StopList, TopK, TopP
+from routes.openai.schemas import CHAT_ONLY, Int, Number, OpenAIBody, Penalty, Share, StopList, TopK, TopP
 from routes.openai.tools import MAX_TOOLS, ToolUse, offered_tool
 from rwkv_batch.config import SamplingProfileName
+from rwkv_batch.wire.protocol import Grammar
 
-REFUSED = UNBOUND | {"session_id": "sessions are not available on this route; use /v1/chat/completions"}
+REFUSED = CHAT_ONLY | {"response_format": "this route takes format"}
 NO_IMAGES = refused("this server reads text only; leave it out")
-NO_FORMAT = refused("answers are not bound to a form here; leave it out and ask for it in the prompt")
+NOT_RAW = "a prompt that is raw or stands before a suffix is no chat; leave it out"
 
 
 def _options_field(place: str, why: str) -> ApiError:
@@ -31,6 +33,15 @@ def _options_field(place: str, why: str) -> ApiError:
 def _level(think: object) -> object:
     """How much is thought is up to the model."""
     return True if think in ("low", "medium", "high", "max") else think
+
+
+def _form(value: object) -> object:
+    """Clients send an empty string where they want none."""
+    if value in (None, ""):
+        return None
+    if value != "json" and not isinstance(value, dict):
+        raise ValueError('input should be "json" or a JSON schema: an object')
+    return value
 
 
 class OllamaOptions(LlamaSamplers, RequestBody):
@@ -69,7 +80,10 @@ class OllamaBody(ChatStyleFields, OpenAIBody):
         bool | None,
         BeforeValidator(_level, json_schema_input_type=bool | Literal["low", "medium", "high", "max"] | None),
     ] = None
-    format: Annotated[None, NO_FORMAT] = None
+    format: Annotated[
+        Json | Literal["json"] | None,
+        BeforeValidator(_form, json_schema_input_type=Json | Literal["json", ""] | None),
+    ] = None
     keep_alive: Any = None
     logprobs: bool = False
     top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
@@ -80,6 +94,11 @@ class OllamaBody(ChatStyleFields, OpenAIBody):
         if not isinstance(options, dict):
             raise native_field("options", "must be an object")
         return super().from_json({**fields, **OllamaOptions.from_json(options).as_fields()}, profile)
+
+    def given(self) -> dict[str, Grammar]:
+        if self.format is None:
+            return super().given()
+        return super().given() | {"format": of_schema(ANY_OBJECT if self.format == "json" else self.format)}
 
     @property
     def wanted_logprobs(self) -> int | None:
@@ -130,8 +149,11 @@ class OllamaChatBody(OllamaBody):
     tools: Annotated[list[OllamaTool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
 
     def tool_use(self) -> ToolUse:
+        """Raises ApiError 400 where a bound answer could be a call instead."""
         functions = [tool.function for tool in self.tools]
         offered = [offered_tool(each.name, each.description, each.parameters) for each in functions]
+        if offered and (bound := list(self.given())):
+            raise native_field(bound[0], "a bound answer cannot be a call; send it or tools, not both")
         return ToolUse(offered, "auto", bool(offered), True)
 
 
@@ -145,6 +167,16 @@ class OllamaTextBody(OllamaBody):
     images: Annotated[None, NO_IMAGES] = None
     template: Annotated[None, refused("chats are rendered as the model was trained; use raw")] = None
     context: Annotated[None, refused("send the conversation to /api/chat as messages")] = None
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the prompt is rendered as a chat. Raises ApiError 400 for what only a chat has."""
+        if not (self.raw or self.suffix):
+            return True
+        for name in ("system", "think", "enable_think", "think_type", "chat_template_kwargs"):
+            if getattr(self, name):
+                raise native_field(name, NOT_RAW)
+        return False
 
 
 class ShowBody(RequestBody):

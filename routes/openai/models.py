@@ -1,46 +1,34 @@
 """/v1/models: what is served, with adapters and start states. /health: whether the server is ready."""
 
-from urllib.parse import unquote
-
 from robyn import Response
 
-from routes.http.errors import ApiError, Json
-from routes.http.exchange import HttpRequest, authorized, demand_password, json_response
+from routes.http.errors import Json
+from routes.http.exchange import HttpRequest, authorized, json_response
 from routes.http.frontend import Frontend
-from routes.http.served import served
+from routes.http.served import Served, list_served, served_in_path
 
 
 async def models(front: Frontend, http: HttpRequest) -> Response:
     """GET /v1/models and /openai/v1/models: each model, its adapters and start states. Raises ApiError."""
-    return json_response(http, {"object": "list", "data": await _served(front, http)})
+    listed = [_model(each) for each in await list_served(front, http)]
+    return json_response(http, {"object": "list", "data": listed})
 
 
 async def legacy_models(front: Frontend, http: HttpRequest) -> Response:
     """GET /models: their names, as RWKV-Infer lists them. Raises ApiError."""
-    served = await _served(front, http)
-    return json_response(http, [{"object": "models", "id": each["id"]} for each in served])
+    served = await list_served(front, http)
+    return json_response(http, [{"object": "models", "id": each.name} for each in served])
 
 
 async def model(front: Frontend, http: HttpRequest) -> Response:
     """GET /v1/models/{id}. Raises ApiError."""
-    listed = {each["id"]: each for each in await _served(front, http)}
-    asked = unquote(http.path.split("/models/", 1)[1].rstrip("/"))
-    if asked not in listed:
-        raise ApiError(
-            404,
-            f"There is no model {asked[:60]} here; served are {', '.join(list(listed)[:20])}.",
-            code="model_not_found",
-        )
-    return json_response(http, listed[asked])
+    return json_response(http, _model(await served_in_path(front, http)))
 
 
-async def _served(front: Frontend, http: HttpRequest) -> list[Json]:
-    demand_password(front.settings.password, http)
-    return [
-        {"id": each.name, "object": "model", "created": int(each.created), "owned_by": "rwkv_lightning"}
-        | ({"parent": each.model.model} if each.is_adapter else {})
-        for each in await served(front)
-    ]
+def _model(each: Served) -> Json:
+    parent = {"parent": each.model.model} if each.is_adapter else {}
+    created = int(each.created)
+    return {"id": each.name, "object": "model", "created": created, "owned_by": "rwkv_lightning"} | parent
 
 
 async def health(front: Frontend, http: HttpRequest) -> Response:

@@ -36,12 +36,11 @@ MAX_ROWS_OF_A_PROMPT = 1024
 MAX_STOP_TOKENS = 64
 CHAT_ALPHAS = (1.0, 0.1)
 SessionId = Annotated[str, Field(max_length=MAX_SESSION_ID), *OWN_ID]
-GUIDED = ("guided_json", "guided_json_object", "guided_regex", "guided_choice", "guided_grammar")
-# Of routes whose clients have no such fields.
-UNBOUND = dict.fromkeys(
-    ("response_format", "structured_outputs", *GUIDED),
-    "answers are not bound to a form on this route; leave it out and ask for the form in the prompt",
-)
+# What other clients' protocols have no place for in a reply.
+CHAT_ONLY = {
+    "session_id": "sessions are not available on this route; use /v1/chat/completions",
+    "return_token_ids": "token ids are available on /v1/chat/completions",
+}
 NOT_STORED = {"store": "completions are not stored here; leave it out or send false"}
 
 
@@ -232,7 +231,7 @@ class OpenAIBody(GrammarFields):
         stops of the chat do not count. Raises ApiError 400 when prompts times n are too many.
         """
         if grammar and self.ignore_eos:
-            raise openai_field("ignore_eos", "a bound answer ends where it is complete; leave this out")
+            raise self.field_error("ignore_eos", "a bound answer ends where it is complete; leave this out")
         if len(prompts) * self.n > schemas.MAX_PROMPTS:
             raise self.field_error("n", f"prompts times n should be at most {schemas.MAX_PROMPTS}")
         openai_penalty = self.presence_penalty is not None or self.frequency_penalty is not None

@@ -17,6 +17,7 @@ from routes.openai.schemas import ChatBody
 from rwkv_batch.wire.protocol import Grammar
 
 MAX_TOOLS = 128
+FREE_CHOICE = "the answer is bound, so input should be none, required or an object that names a function"
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,12 @@ class ToolUse:
         most = None if self.parallel else 1
         return AnswerReader(style.thought, self.look_for_calls, names, most, self.opening(style))
 
-    def grammar(self, style: Style, answer: Grammar | None) -> Grammar | None:
+    def grammar(self, style: Style, answer: Grammar | None, free: str = FREE_CHOICE) -> Grammar | None:
         """What the text behind the opening must be; `answer`: what the request says of its answer.
 
         A call that is required comes in place of the answer. Otherwise the schema of a strict tool binds once
-        a call has begun. Raises ApiError 400 where a bound answer could be a call instead. A text that is
-        continued has no calls.
+        a call has begun. A text that is continued has no calls. Raises ApiError 400 where a bound answer
+        could be a call instead; `free`: what that says of `tool_choice`.
         """
         demanded = isinstance(self.choice, dict) or self.choice == "required"
         if not self.offered or self.choice == "none" or style.thought is None:
@@ -55,8 +56,7 @@ class ToolUse:
             more = [self._call(form, tool, "") for tool in self.offered] if self.parallel else []
             return of_calls(calls, more if self.choice == "required" else [])
         if answer:
-            why = "the answer is bound, so input should be none, required or an object that names a function"
-            raise openai_field("tool_choice", why)
+            raise openai_field("tool_choice", free)
         if not self.strict:
             return None
         trigger = form.before + CALL_BEGIN

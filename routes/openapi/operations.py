@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, Field
 
+from routes.anthropic.models import ModelsQuery
 from routes.anthropic.schemas import CountBody, MessagesBody
 from routes.http.schemas import RequestBody
 from routes.llama_cpp.schemas import InfillBody
@@ -101,6 +102,7 @@ RESPONSE = _texts("A response, which may continue an earlier one", ResponsesBody
 STORED = Operation("A stored response", query=(StreamQuery,))
 ITEMS = Operation("The input of a stored response", query=(ItemsQuery,))
 MODELS, MODEL = Operation("What is served"), Operation("One of the models")
+BOTH = ("OpenAIError", "AnthropicError")
 LINES_OR_JSON = (LINES, JSON)
 PAGE_FILES = ("text/javascript", "text/css", "image/svg+xml")
 
@@ -155,9 +157,14 @@ OPERATIONS = {
     "/openai/v1/responses/:id": STORED,
     "/v1/responses/:id/input_items": ITEMS,
     "/openai/v1/responses/:id/input_items": ITEMS,
-    "/v1/models": MODELS,
+    "/v1/models": replace(
+        MODELS,
+        summary="What is served; with the header anthropic-version in pages, as Anthropic's clients ask",
+        query=(ModelsQuery,),
+        errors=BOTH,
+    ),
     "/openai/v1/models": MODELS,
-    "/v1/models/:id": MODEL,
+    "/v1/models/:id": replace(MODEL, errors=BOTH),
     "/openai/v1/models/:id": MODEL,
     "/v1/messages": _texts("A conversation, as Anthropic's clients ask", MessagesBody),
     "/v1/messages/count_tokens": _texts("The tokens of such a conversation", CountBody, gives=(JSON,)),

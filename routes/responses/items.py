@@ -21,15 +21,18 @@ def parse_items(given: object) -> list[Json]:
 def to_messages(items: list[Json]) -> list[Message]:
     """What the model reads: a call joins the assistant's message before it; thoughts are left out."""
     found: list[Message] = []
+    calls: list[tuple[str, str]] = []  # those of the last message
     for item in items:
         if item["type"] == "message":
-            found.append(Message(item["role"], "".join(part["text"] for part in item["content"])))
+            calls = []
+            found.append(Message(item["role"], "".join(part["text"] for part in item["content"]), calls))
         elif item["type"] == "function_call_output":
             found.append(Message("tool", item["output"]))
         elif item["type"] == "function_call":
-            last = found.pop() if found and found[-1].role == "assistant" else Message("assistant", "")
-            calls = [*last.tool_calls, (item["name"], item["arguments"])]
-            found.append(Message("assistant", last.text, calls))
+            if not (found and found[-1].role == "assistant"):
+                calls = []
+                found.append(Message("assistant", "", calls))
+            calls.append((item["name"], item["arguments"]))
     return found
 
 

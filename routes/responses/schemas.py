@@ -8,12 +8,12 @@ from routes.chat.fields import ChatStyleFields
 from routes.chat.grammars import of_format
 from routes.chat.shapes import shaped_as
 from routes.http.errors import Json, openai_field
-from routes.openai.schemas import Int, NewTokens, OpenAIBody, StreamOptions
+from routes.openai.schemas import CHAT_ONLY, Int, NewTokens, OpenAIBody, StreamOptions
 from routes.openai.tools import MAX_TOOLS, ToolUse, offered_tool
 from routes.responses.shapes import Item, NamedResponseTool
 from rwkv_batch.wire.protocol import Grammar
 
-REFUSED = {
+REFUSED = CHAT_ONLY | {
     "background": "responses are made while the client waits; leave it out and read the reply, or its stream",
     "conversation": "conversations are no objects here; continue a response with previous_response_id",
     "session_id": "continue a response with previous_response_id; sessions belong to /v1/chat/completions",
@@ -24,7 +24,6 @@ REFUSED = {
     "moderation": "this server does not moderate",
     "prompt_cache_options": "the cache has no options; use_prefix_cache false goes without it",
     "top_logprobs": "logprobs are available on /v1/chat/completions",
-    "return_token_ids": "token ids are available on /v1/chat/completions",
     "max_tokens": "this route calls it max_output_tokens",
     "max_completion_tokens": "this route calls it max_output_tokens",
     "response_format": "this route takes text.format",
@@ -150,9 +149,10 @@ class ResponsesBody(ChatStyleFields, OpenAIBody):
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] = "auto"
 
-    def grammar_of_format(self) -> Grammar | None:
+    def given(self) -> dict[str, Grammar]:
         form = self.text.format or TextFormat(type="text", schema=None)
-        return of_format(form.type, {"schema": form.schema_} if form.schema_ is not None else None)
+        grammar = of_format(form.type, {"schema": form.schema_} if form.schema_ is not None else None)
+        return super().given() | ({"text.format": grammar} if grammar else {})
 
 
 def response_tools(body: ResponsesBody) -> ToolUse:

@@ -41,7 +41,11 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{model.name}, {time.monotonic() - began:.1f} s\n")
     print("\n\n".join(map(table, result.tables)))
     if file := args.jsonl or args.jsonl_unless:
-        write_jsonl(file, result.records, summary)
+        try:
+            write_jsonl(file, result.records, summary)
+        except OSError as error:
+            print(f"{file} cannot be written ({error.strerror}).", file=sys.stderr)
+            return 2
         print(f"\n{len(result.records)} records are in {file}")
     return judge(result)
 

@@ -24,7 +24,12 @@ def read_lines(path: Path, read: Callable[[Json], Example], limit: int | None = 
             fields = json.loads(line)
             if not isinstance(fields, dict):
                 raise ValueError("a JSON object should stand here")
+            json.dumps(fields, ensure_ascii=False).encode()  # which a tokenizer could not read
             examples.append(read(fields))
+        except UnicodeEncodeError as error:
+            raise EvaluationError(f"{path}, line {number}: a text has half a surrogate pair.") from error
+        except RecursionError as error:
+            raise EvaluationError(f"{path}, line {number}: this is nested too deeply.") from error
         except json.JSONDecodeError as error:
             raise EvaluationError(f"{path}, line {number}: this is not JSON ({error.msg}).") from error
         except ValueError as error:

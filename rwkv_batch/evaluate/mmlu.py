@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rwkv_batch.evaluate.asks import TOKENIZER, Ask, AskedModel, ModelAnswer, document
+from rwkv_batch.evaluate.asks import TOKENIZER, Ask, AskedModel, EvaluationError, ModelAnswer, document
 from rwkv_batch.evaluate.files import Json
 from rwkv_batch.evaluate.report import Result, collect, summary_table
 from rwkv_batch.wire.protocol import Sampling
@@ -101,5 +101,10 @@ def _ask(question: MultipleChoice) -> Ask:
 
 
 def _chosen(answer: ModelAnswer) -> int:
-    """The place of the letter that was drawn."""
-    return LETTERS.index(answer.text.strip())
+    """The place of the letter that was drawn. Raises EvaluationError where a bias has not worked."""
+    letter = answer.text.strip()
+    if len(letter) != 1 or letter not in LETTERS:
+        raise EvaluationError(
+            f"{letter[:20]!r} was drawn where only a letter could be; logit_bias has no effect."
+        )
+    return LETTERS.index(letter)

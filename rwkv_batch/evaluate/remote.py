@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
@@ -18,6 +19,7 @@ MOST_TOP = 5  # OpenAI's limit
 PROMPTS = 32  # of a request
 LONG = 8192  # tokens of prompts, from which on a request takes no more
 SAMPLING = ("temperature", "top_k", "top_p", "presence_penalty", "frequency_penalty", "seed")
+NOT_UNDERSTOOD = (KeyError, TypeError, ValueError, IndexError, AttributeError)  # of another form than ours
 WITHIN = 3600.0  # seconds: a reply comes when all of its prompts are read
 
 Json = dict[str, Any]
@@ -34,7 +36,7 @@ class RemoteModel:
         self._headers = {"Content-Type": "application/json"}
         if password is not None:
             self._headers["Authorization"] = f"Bearer {password}"
-        self._model = model or self._call("/models")["data"][0]["id"]
+        self._model = model or self._first_model()
         self._concurrency, self._fingerprint = concurrency, ""
 
     @property
@@ -53,15 +55,24 @@ class RemoteModel:
                 for call in as_completed(calls):
                     reply, places = call.result(), calls[call]
                     self._fingerprint = reply.get("system_fingerprint") or ""
-                    for choice in reply["choices"]:
-                        place = places[choice["index"]]
-                        yield place, _answer(choice, asks[place])
-            except (KeyError, TypeError, ValueError, IndexError) as error:
-                raise EvaluationError(
-                    f"{self._base} answers in a form that is not understood ({error!r:.80})."
-                ) from error
+                    choices = {choice["index"]: choice for choice in reply["choices"]}
+                    for number, place in enumerate(places):
+                        yield place, _answer(choices[number], asks[place])
+            except NOT_UNDERSTOOD as error:
+                raise self._not_understood(error) from error
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
+
+    def _first_model(self) -> str:
+        reply = self._call("/models")
+        try:
+            return str(reply["data"][0]["id"])
+        except NOT_UNDERSTOOD as error:
+            raise self._not_understood(error) from error
+
+    def _not_understood(self, error: Exception) -> EvaluationError:
+        why = f"{error!r}"[:80]
+        return EvaluationError(f"{self._base} answers in a form that is not understood ({why}).")
 
     def _body(self, asks: list[Ask]) -> Json:
         first = asks[0]
@@ -93,10 +104,10 @@ class RemoteModel:
         except HTTPError as error:
             why = _reason(error.read())
             raise EvaluationError(f"{self._base}{path} answered {error.code}: {why}") from error
-        except (URLError, OSError, ValueError) as error:
+        except (URLError, OSError, HTTPException, ValueError) as error:  # cut off, or no HTTP or JSON at all
             reason = getattr(error, "reason", error)
             raise EvaluationError(f"{self._base}{path} does not answer: {reason}.") from error
-        if "error" in found:  # of a reply that had begun when it failed
+        if isinstance(found, dict) and "error" in found:  # of a reply that had begun when it failed
             raise EvaluationError(f"{self._base}{path} failed: {_reason(json.dumps(found).encode())}")
         return found
 

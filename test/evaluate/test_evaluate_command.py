@@ -80,6 +80,14 @@ def test_what_cannot_be_evaluated_is_one_sentence(capsys, arguments, words):
     assert words in shown.err and shown.err.count("\n") == 1 and not shown.out
 
 
+def test_a_file_that_cannot_be_written_leaves_the_table(tmp_path: Path, capsys):
+    assert main(["next-token", "--device", "cpu", "--jsonl", str(tmp_path), "Hi"]) == 2
+    shown = capsys.readouterr()
+    assert "after 'Hi'" in shown.out and shown.err.endswith(
+        f"{tmp_path} cannot be written (Is a directory).\n"
+    )
+
+
 @pytest.mark.parametrize(
     "arguments", [[], ["lambada"], ["generate", "--count", "0"], ["mmlu", "x", "--limit", "a"]]
 )

@@ -53,6 +53,20 @@ def test_a_wrong_line_is_named(tmp_path, read, wrong, why):
     assert len(read_lines(file, read, limit=1)) == 1
 
 
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (json.dumps({"text": "a \ud800"}), "half a surrogate pair"),
+        ('{"text": "a b", "more": ' + "[" * 200_000 + "]" * 200_000 + "}", "nested too deeply"),
+    ],
+)
+def test_a_hostile_line_is_named(tmp_path, line, why):
+    file = tmp_path / "examples.jsonl"
+    file.write_text(line)
+    with pytest.raises(EvaluationError, match=rf"line 1: .*{why}\.$"):
+        read_lines(file, passage)
+
+
 def test_files_that_cannot_be_read(tmp_path):
     latin, empty = tmp_path / "latin.jsonl", tmp_path / "empty.txt"
     latin.write_bytes(b'{"text": "a b"}\n{"text": "\xe9"}\n')

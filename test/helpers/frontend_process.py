@@ -18,6 +18,7 @@ from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.supervision import EngineInfo, Serving
 
 spawn = multiprocessing.get_context("spawn")
+PASSWORD = "pass word &+%41"  # differs from itself in most encodings of a URL
 UP_WITHIN = 20.0  # seconds; generous, for machines that are busy otherwise
 LOGGED_WITHIN = 10.0  # seconds, likewise
 

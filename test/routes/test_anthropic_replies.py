@@ -17,6 +17,7 @@ from rwkv_batch.wire.client import Job
 from rwkv_batch.wire.protocol import RowDelta
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
+FORMAT = {"format": {"type": "json_schema", "schema": CITY}}
 TOOL_USE = {"type": "tool_use", "id": "t", "name": "n", "input": {}}
 TOOL = {"name": "get_weather", "input_schema": CITY}
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>'
@@ -219,6 +220,13 @@ def test_tools_are_offered_unless_none_may_be_used():
     assert len(calls) == 1
 
 
+def test_a_limit_of_0_generates_nothing():
+    prepared = prepare(max_tokens=0)
+    assert prepared.request.max_tokens == 0
+    message = whole(prepared, RowDelta(0, "", 0, "length"))
+    assert (message.content, message.stop_reason, message.usage.output_tokens) == ([], "max_tokens", 0)
+
+
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
@@ -229,24 +237,30 @@ def test_tools_are_offered_unless_none_may_be_used():
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text: "),
         ({"messages": [{"role": "user", "content": [TOOL_USE]}]},
          "messages[0].content[0].type: input should be 'text' or 'tool_result'"),
-        ({"max_tokens": 0}, "max_tokens: "),
+        ({"max_tokens": -1}, "max_tokens: "),
         ({"max_tokens": None}, "max_tokens: this field is required"),
         ({"temperature": "warm"}, "temperature: "),
         ({"system": [{"type": "image"}]}, "system[0].type: "),
         ({"tools": [{"type": "web_search_20250305"}]}, "tools[0].type: only tools that the client runs"),
-        ({"tools": [TOOL | {"strict": True}]}, "tools[0].strict: "),
+        ({"tools": [TOOL | {"strict": "yes!"}]}, "tools[0].strict: "),
+        ({"tools": [TOOL | {"allowed_callers": ["code_execution"]}]}, "tools[0].allowed_callers[0]: "),
         ({"tools": [TOOL | {"defer_loading": True}]}, "tools[0].defer_loading: "),
         ({"tool_choice": {"type": "any"}}, "tool_choice: "),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name: this field is required"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice.name: "),
         ({"thinking": {"type": "between_tools"}}, "thinking.type: "),
         ({"thinking": {"type": "enabled"}, "think_type": "fast"}, "thinking.type: this contradicts"),
-        ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config.format: "),
+        ({"output_config": {"format": {"type": "json_object"}}}, "output_config.format.type: "),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema: "),
+        ({"output_config": FORMAT, "tools": [TOOL]}, "tool_choice: the answer is bound, so the type"),
+        ({"output_config": FORMAT, "guided_regex": "a"}, "output_config.format: guided_regex says"),
+        ({"output_format": FORMAT["format"]}, "output_format: this route takes output_config.format"),
+        ({"response_format": {"type": "json_object"}}, "response_format: "),
+        ({"return_token_ids": True}, "return_token_ids: "),
         ({"context_management": {"edits": [{"type": "compact"}]}}, "context_management.edits[0].type: "),
         ({"mcp_servers": [{}]}, "mcp_servers: "),
         ({"container": "c"}, "container: "),
         ({"speed": "fast"}, "speed: "),
-        ({"guided_regex": "[0-9]+"}, "guided_regex: "),
         ({"session_id": "s"}, "session_id: "),
     ],
 )  # fmt: skip
@@ -263,6 +277,7 @@ def test_what_cannot_be_honoured_is_named(fields, sentence):
         {"output_config": {"effort": "max"}, "speed": None, "container": None, "mcp_servers": []},
         {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
         {"tools": [TOOL | {"type": "custom", "strict": False, "cache_control": {"type": "ephemeral"}}]},
+        {"tools": [TOOL | {"allowed_callers": ["direct"], "eager_input_streaming": True}]},
         {"temperature": 0.5, "top_k": 5, "top_p": 0.5, "alpha_presence": 0.5, "use_prefix_cache": False},
     ],
 )

@@ -20,12 +20,6 @@ from native_calls import V1
 from rwkv_batch.wire.supervision import Drain, EngineLost, Serving
 
 
-@pytest.fixture(scope="module")
-def server():
-    with FrontendProcess() as process:
-        yield process
-
-
 def post(server: FrontendProcess, prompt: str, **fields) -> httpx.Response:
     return server.http.post(V1, json={"contents": [prompt]} | fields)
 

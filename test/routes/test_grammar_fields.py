@@ -3,14 +3,20 @@
 import json
 
 import pytest
+from msgspec.structs import replace
 from responses_calls import prepare as respond
 
+from routes.anthropic import messages
 from routes.http.errors import ApiError
+from routes.llama_cpp import infill
+from routes.ollama import prepare as ollama
 from routes.openai import chat, completions
+from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.protocol import AnswerHead, GenerateRequest, Grammar
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 JSON = json.dumps(SCHEMA)
+BY_SCHEMA = Grammar("json_schema", JSON)
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
 HI = [{"role": "user", "content": "Hi"}]
 CONTINUED = [*HI, {"role": "assistant", "content": "It is"}]
@@ -53,6 +59,63 @@ def test_a_field_is_a_grammar(fields: dict, kind: str, source: str):
         assert made.grammar and (made.grammar.kind, made.grammar.source) == (kind, source)
 
 
+def messaged(**fields) -> GenerateRequest:
+    body = {"messages": HI, "max_tokens": 9, **fields}
+    return messages.prepare(body, "rwkv7-demo", FrontendConfig()).request
+
+
+def ollama_chat(**fields) -> GenerateRequest:
+    return ollama.chat({"messages": HI, **fields}, "rwkv7-demo", FrontendConfig()).request
+
+
+def ollama_text(**fields) -> GenerateRequest:
+    return ollama.text({"prompt": "Hi", **fields}, "rwkv7-demo", FrontendConfig()).request
+
+
+def infilled(**fields) -> GenerateRequest:
+    return infill.prepare({"input_prefix": "Hi", **fields}, "rwkv7-demo").request
+
+
+@pytest.mark.parametrize(
+    ("prepare", "fields", "grammar"),
+    [
+        (messaged, {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}, BY_SCHEMA),
+        (messaged, {"guided_json": SCHEMA}, BY_SCHEMA),
+        (messaged, {"output_config": {"effort": "low", "format": None}}, None),
+        (ollama_chat, {"format": SCHEMA}, BY_SCHEMA),
+        (ollama_chat, {"format": "json"}, Grammar("json_schema", '{"type": "object"}')),
+        (ollama_chat, {"format": {}}, Grammar("json_schema", "{}")),
+        (ollama_chat, {"format": ""}, None),
+        (ollama_chat, {"structured_outputs": {"json": SCHEMA}}, BY_SCHEMA),
+        (ollama_text, {"format": SCHEMA}, BY_SCHEMA),
+        (ollama_text, {"format": SCHEMA, "raw": True}, BY_SCHEMA),
+        (ollama_text, {"format": SCHEMA, "suffix": "."}, BY_SCHEMA),
+        (infilled, {"json_schema": SCHEMA}, BY_SCHEMA),
+        (infilled, {"grammar": "root ::= [0-9]+"}, Grammar("grammar", "root ::= [0-9]+")),
+        (infilled, {"grammar": "", "json_schema": None}, None),
+        (infilled, {"guided_regex": "a+"}, Grammar("regex", "a+")),
+    ],
+)
+def test_other_clients_have_fields_of_their_own(prepare, fields: dict, grammar: Grammar | None):
+    made = prepare(**fields).grammar
+    assert (made and replace(made, head=AnswerHead())) == grammar
+
+
+def test_the_count_of_a_message_s_tokens_needs_no_grammar():
+    body = {"messages": HI, "guided_regex": "a+"}
+    assert messages.count_tokens(body, "rwkv7-demo", FrontendConfig()).request.grammar is None
+
+
+def test_a_tool_of_a_message_is_demanded_and_strict_as_in_a_chat():
+    theirs = {"name": "f", "input_schema": SCHEMA, "strict": True}
+    for choice, same in (("any", "required"), ("auto", "auto"), ("none", "none")):
+        made = messaged(tools=[theirs], tool_choice={"type": choice})
+        assert made.grammar == asked(tools=[tool("f", True)], tool_choice=same).grammar
+    named = {"type": "function", "function": {"name": "f"}}
+    made = messaged(tools=[theirs], tool_choice={"type": "tool", "name": "f"})
+    assert made.grammar == asked(tools=[tool("f", True)], tool_choice=named).grammar is not None
+
+
 def test_without_a_field_there_is_none():
     plain = [asked(), completed(), respond().request, asked(response_format={"type": "text"})]
     plain.append(asked(tools=[tool("f", False)]))
@@ -61,7 +124,9 @@ def test_without_a_field_there_is_none():
 
 def test_a_format_of_a_response_is_a_grammar():
     form = {"type": "json_schema", "name": "x", "schema": SCHEMA}
-    assert respond(text={"format": form}).request.grammar == Grammar("json_schema", JSON)
+    assert respond(text={"format": form}).request.grammar == BY_SCHEMA
+    with pytest.raises(ApiError, match=r"^text\.format: guided_regex says"):
+        respond(text={"format": form}, guided_regex="a")
     told = respond(text={"format": form}).reply.response["text"]["format"]
     assert (told["schema"], told["strict"]) == (SCHEMA, False)
 
@@ -122,10 +187,16 @@ def test_a_strict_tool_binds_what_follows_the_beginning_of_a_call():
     [
         ({"guided_json": "{"}, "guided_json"),
         ({"guided_json": '{"items":' * 5000 + "{}" + "}" * 5000}, "guided_json"),
+        ({"guided_json": '{"const": "\\ud800"}'}, "guided_json"),
+        ({"guided_json": '{"const": NaN}'}, "guided_json"),
+        ({"guided_json": '{"minimum": 1e999}'}, "guided_json"),
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_choice": "yes"}, "guided_choice"),
         ({"guided_regex": ["a"]}, "guided_regex"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": ["a", 5]}}, "structured_outputs.choice[1]"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "response_format"),

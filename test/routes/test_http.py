@@ -5,26 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 from fake_engine import INFO
-from frontend_process import FrontendProcess
+from frontend_process import PASSWORD, FrontendProcess
 from native_calls import CHAT, TRANSLATE, V1
 
 from routes.http.exchange import authorized
 
-WORD = "pass word &+%41"
 ENCODED = "pass%20word%20%26%2B%2541"
-BEARER = {"authorization": f"Bearer {WORD}"}
-
-
-@pytest.fixture(scope="module")
-def server():
-    with FrontendProcess() as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def locked():
-    with FrontendProcess(password=WORD) as process:
-        yield process
+BEARER = {"authorization": f"Bearer {PASSWORD}"}
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/openai/v1/models", "/v1/models/"])
@@ -120,18 +107,18 @@ def test_head(server):
     ("headers", "query", "body", "passes"),
     [
         (BEARER, "", {}, True),
-        ({"authorization": f"Bearer   {WORD}"}, "", {}, True),
-        ({}, "", {"password": WORD}, True),
+        ({"authorization": f"Bearer   {PASSWORD}"}, "", {}, True),
+        ({}, "", {"password": PASSWORD}, True),
         ({}, f"?password={ENCODED}", {}, True),
         ({}, "?password=pass+word+%26%2B%2541", {}, True),
         ({}, f"?x=1&password=wrong&password={ENCODED}", {}, True),
-        ({"authorization": "Bearer wrong"}, "", {"password": WORD}, True),
+        ({"authorization": "Bearer wrong"}, "", {"password": PASSWORD}, True),
         ({}, "", {}, False),
-        ({"authorization": f"bearer {WORD}"}, "", {}, False),
-        ({"authorization": WORD}, "", {}, False),
-        ({}, "", {"password": WORD + " "}, False),
+        ({"authorization": f"bearer {PASSWORD}"}, "", {}, False),
+        ({"authorization": PASSWORD}, "", {}, False),
+        ({}, "", {"password": PASSWORD + " "}, False),
         ({}, "", {"password": None}, False),
-        ({}, "", {"password": [WORD]}, False),
+        ({}, "", {"password": [PASSWORD]}, False),
         ({}, "?password=", {}, False),
         ({}, "?password=%FF", {}, False),
     ],
@@ -186,7 +173,7 @@ def test_what_a_password_guards(locked):
     assert locked.http.get("/v1/models", headers=BEARER).status_code == 200
     body = {"target_lang": "zh-CN", "text_list": ["Hi"]}
     assert locked.http.post(TRANSLATE, json=body).status_code == 200
-    with FrontendProcess(password=WORD, protect_translate=True) as process:
+    with FrontendProcess(password=PASSWORD, protect_translate=True) as process:
         assert process.http.post(TRANSLATE, json=body).status_code == 401
         assert process.http.post(TRANSLATE + f"?password={ENCODED}", json=body).status_code == 200
 
@@ -195,14 +182,16 @@ def test_logs_hold_one_line_a_request_and_nothing_secret(locked):
     secret = "Xyzzy and plugh"
     for query in (f"?password={ENCODED}", ""):
         locked.http.post(
-            V1 + query, json={"contents": [secret], "password": WORD}, headers={"x-request-id": "log-1"}
+            V1 + query, json={"contents": [secret], "password": PASSWORD}, headers={"x-request-id": "log-1"}
         )
-        locked.http.post(V1 + query, json={"contents": [secret], "password": WORD, "stop_tokens": [[secret]]})
+        locked.http.post(
+            V1 + query, json={"contents": [secret], "password": PASSWORD, "stop_tokens": [[secret]]}
+        )
     line = r"INFO POST /v1/chat/completions 200 \d+ ms log-1"
     assert locked.logs(lambda text: len(re.findall(line, text)) >= 2)
     log = locked.log.read_text()
     assert len(re.findall(line, log)) == 2
-    assert "plugh" not in log and ENCODED not in log and WORD not in log
+    assert "plugh" not in log and ENCODED not in log and PASSWORD not in log
 
 
 def test_every_reply_names_the_weights(server):

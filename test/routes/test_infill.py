@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from frontend_process import FrontendProcess
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,14 +26,12 @@ HABITS = {
     "t_max_prompt_ms": 500,
     "t_max_predict_ms": 1000,
     "repeat_penalty": 1.0,
+    "dry_multiplier": 0.0,
+    "top_n_sigma": -1.0,
+    "xtc_probability": 0,
+    "grammar": "",
     "seed": -1,
 }
-
-
-@pytest.fixture(scope="module")
-def server():
-    with FrontendProcess() as process:
-        yield process
 
 
 def infill(**fields):
@@ -131,11 +128,20 @@ def test_any_split_gives_what_the_whole_text_gives(pieces, least):
         ({"input_prefix": 5}, "input_prefix"),
         ({"input_extra": [{"filename": "x"}]}, "input_extra[0].text"),
         ({"typical_p": 0.1}, "typical_p"),
-        ({"grammar": "root ::= x"}, "grammar"),
+        ({"xtc_probability": 0.5}, "xtc_probability"),
+        ({"dynatemp_range": 0.5}, "dynatemp_range"),
+        ({"dry_multiplier": 0.8}, "dry_multiplier"),
+        ({"top_n_sigma": 1.0}, "top_n_sigma"),
+        ({"grammar": 5}, "grammar"),
+        ({"grammar": "root ::= x", "json_schema": {}}, "json_schema"),
+        ({"grammar": "root ::= x", "grammar_lazy": True}, "grammar_lazy"),
+        ({"json_schema": "{"}, "json_schema"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"return_token_ids": True}, "return_token_ids"),
         ({"n_probs": 3}, "n_probs"),
         ({"session_id": "s"}, "session_id"),
         ({"n": 2}, "n"),
-        ({"guided_choice": ["a"]}, "guided_choice"),
+        ({"guided_choice": []}, "guided_choice"),
     ],
 )
 def test_what_cannot_be_honoured_is_named(fields, place):

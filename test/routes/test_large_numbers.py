@@ -63,12 +63,6 @@ OTHERS = [  # native routes with fields of their own
 ]
 
 
-@pytest.fixture(scope="module")
-def server():
-    with FrontendProcess() as process:
-        yield process
-
-
 def refusal(server: FrontendProcess, path: str, body: dict, field: str, number: str) -> str | dict:
     text = json.dumps(body | {field: "NUMBER"}).replace('"NUMBER"', number)
     answer = server.http.post(path, content=text.encode())

@@ -5,8 +5,8 @@ import time
 
 import ollama
 import pytest
-from fake_engine import INFO, ChatEngine
-from frontend_process import FrontendProcess
+from fake_engine import INFO
+from frontend_process import PASSWORD, FrontendProcess
 
 from routes.http.errors import ApiError
 from routes.ollama import prepare
@@ -15,23 +15,13 @@ from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.client import Job
 from rwkv_batch.wire.protocol import RowDelta, TokenLogprob
 
-WORD = "open sesame"
-BEARER = {"authorization": f"Bearer {WORD}"}
+BEARER = {"authorization": f"Bearer {PASSWORD}"}
 HI = [{"role": "user", "content": "Hi"}]
 HEAD = "Assistant: <think>\n</think>\n"
 ECHO = f"User: Hi\n\n{HEAD}"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": CITY}}
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>'
-
-
-@pytest.fixture(scope="module")
-def front(tmp_path_factory: pytest.TempPathFactory):
-    with (
-        ChatEngine(f"ipc://{tmp_path_factory.mktemp('engine')}/engine") as engine,
-        FrontendProcess(engine, password=WORD) as process,
-    ):
-        yield process
 
 
 def client_of(front: FrontendProcess, headers: dict[str, str]) -> ollama.Client:
@@ -224,13 +214,18 @@ def test_the_prompt_of_a_chat_is_that_of_the_openai_route():
         ({"messages": [{"role": "bot", "content": "x"}]}, "`messages[0].role`: "),
         ({"messages": [{"role": "user", "images": ["aGk="]}]}, "`messages[0].images`: "),
         ({"tools": [{"type": "function", "function": {}}]}, "`tools[0].function.name`: "),
-        ({"format": "json"}, "`format`: "),
-        ({"format": {"type": "object"}}, "`format`: "),
+        ({"format": "xml"}, "`format`: must be "),
+        ({"format": ["json"]}, "`format`: must be "),
+        ({"format": "json", "tools": [TOOL]}, "`format`: a bound answer cannot be a call"),
+        ({"format": "json", "guided_regex": "a"}, "`format`: guided_regex says"),
+        ({"format": "json", "ignore_eos": True}, "`ignore_eos`: "),
+        ({"return_token_ids": True}, "`return_token_ids`: "),
         ({"think": "hard"}, "`think`: "),
         ({"options": 5}, "`options`: "),
         ({"options": {"typical_p": 0.1}}, "`options.typical_p`: "),
         ({"options": {"repeat_penalty": 0}}, "`options.repeat_penalty`: "),
         ({"options": {"mirostat": 2}}, "`options.mirostat`: "),
+        ({"options": {"dry_multiplier": 0.8}}, "`options.dry_multiplier`: "),
         ({"options": {"num_predict": -3}}, "`options.num_predict`: "),
         ({"n": 2}, "`n`: "),
         ({"response_format": {"type": "json_object"}}, "`response_format`: "),
@@ -241,6 +236,30 @@ def test_what_cannot_be_honoured_is_named(fields, sentence):
     with pytest.raises(ApiError) as refused:
         chat(**fields)
     assert refused.value.status == 400 and refused.value.message.startswith(sentence)
+
+
+@pytest.mark.parametrize("place", [{"raw": True}, {"suffix": "x"}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"system": "Be brief."},
+        {"think": True},
+        {"think": "high"},
+        {"think_type": "fast"},
+        {"chat_template_kwargs": {"rwkv_prompt_template": "bot"}},
+    ],
+)
+def test_what_only_a_chat_has_is_refused_of_other_prompts(fields, place):
+    (name,) = fields
+    with pytest.raises(ApiError, match=rf"^`{name}`: a prompt that is raw"):
+        text(**fields, **place)
+    assert text(**place, system="", think=False).request.prompts
+
+
+def test_a_prompt_of_white_space_is_refused():
+    with pytest.raises(ApiError, match=r"^`prompt`: must hold a text"):
+        text(prompt=" \n")
+    assert text(prompt=" ", raw=True).request.prompts == [" "]
 
 
 @pytest.mark.parametrize("field", ["images", "template", "context"])

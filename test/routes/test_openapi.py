@@ -1,6 +1,7 @@
 """The OpenAPI document against what the server parses and answers, by requests that are generated from it."""
 
 import base64
+import contextlib
 import hashlib
 import json
 import re
@@ -9,18 +10,19 @@ from html.parser import HTMLParser
 import jsonschema_rs
 import pytest
 import schemathesis
-from frontend_process import FrontendProcess
+from frontend_process import PASSWORD
 from openapi_calls import calls, cases, operations, plain, send
 
 from routes.http.body import parse
 from routes.http.errors import ApiError
+from routes.openai.schemas import ChatBody
 from routes.openapi.document import document
 from routes.openapi.operations import JSON, OPERATIONS, operation
 from routes.table import ROUTES
 
 DOCUMENT = document(ROUTES, guarded=False)
 CALLS = operations(DOCUMENT)
-WORD = "open sesame"
+CHAT = next(call for call in CALLS if call.path == "/openai/v1/chat/completions")
 # A number that no part of the server could work with.
 TOO_LARGE = "too large"
 
@@ -29,18 +31,6 @@ def json_body(call) -> dict:
     """The schema of its body, empty if it has none."""
     content = DOCUMENT["paths"][call.path][call.method].get("requestBody", {}).get("content", {})
     return content.get(JSON, {}).get("schema", {})
-
-
-@pytest.fixture(scope="module")
-def server():
-    with FrontendProcess() as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def locked():
-    with FrontendProcess(password=WORD) as process:
-        yield process
 
 
 def test_it_is_a_valid_document_of_all_routes(server):
@@ -89,6 +79,25 @@ def test_what_it_allows_is_parsed(call):
     assert parsed
 
 
+@pytest.mark.parametrize(
+    ("field", "right", "wrong"),
+    [
+        ("guided_json", {"type": "object"}, 5),
+        ("response_format", {"type": "json_object"}, {"type": "xml"}),
+        ("response_format", {"type": "json_schema", "json_schema": {"schema": {}}}, {"type": "json_schema"}),
+        ("structured_outputs", {"choice": ["a"], "backend": None}, {"backend": "x"}),
+    ],
+)
+def test_the_forms_of_answers_are_described(field, right, wrong):
+    """Fields that are read by hand."""
+    allowed = jsonschema_rs.validator_for(json_body(CHAT) | {"components": DOCUMENT["components"]})
+    for value, good in ((right, True), (wrong, False)):
+        body = {"messages": [{"role": "user", "content": "Hi"}], field: value}
+        assert allowed.is_valid(body) is good
+        with contextlib.nullcontext() if good else pytest.raises(ApiError, match=field):
+            ChatBody.from_json(body)
+
+
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.label)
 def test_every_reply_is_as_it_says(server, call):
     for case in calls(call, 1, 3):
@@ -98,8 +107,8 @@ def test_every_reply_is_as_it_says(server, call):
 def test_a_password_guards_it_and_is_declared(locked):
     for path in ("/openapi.json", "/docs"):
         assert locked.http.get(path).status_code == 401
-        assert locked.http.get(path, params={"password": WORD}).status_code == 200
-    declared = locked.http.get("/openapi.json", headers={"x-api-key": WORD}).json()
+        assert locked.http.get(path, params={"password": PASSWORD}).status_code == 200
+    declared = locked.http.get("/openapi.json", headers={"x-api-key": PASSWORD}).json()
     assert set(declared["components"]["securitySchemes"]) == {"bearer", "key", "url"}
     assert declared["paths"]["/v1/models"]["get"]["security"] == [{"bearer": []}, {"key": []}, {"url": []}]
     assert declared["paths"]["/health"]["get"]["security"] == [{}]

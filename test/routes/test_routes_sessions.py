@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import pytest
 from fake_engine import FILE, UPDATED
-from frontend_process import FrontendProcess
+from frontend_process import PASSWORD, FrontendProcess
 from native_calls import V1
 from session_calls import STATE, STRANGE, TREE, content, say
 
@@ -14,19 +14,12 @@ STATUS, DELETE = "/state/status", "/state/delete"
 EXPORT, IMPORT, FORK = "/v1/state/export", "/v1/state/import", "/v1/state/fork"
 HISTORY, REWIND = "/v1/state/history", "/v1/state/rewind"
 PATHS = [STATE, TREE, STATUS, DELETE, EXPORT, IMPORT, FORK, REWIND]
-WORD = "pass word"
 MAX_BODY, MAX_STATE = 1 << 16, 1 << 18
 
 
 @pytest.fixture(scope="module")
 def server():
     with FrontendProcess(max_body=MAX_BODY, max_state=MAX_STATE) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def locked():
-    with FrontendProcess(password=WORD) as process:
         yield process
 
 
@@ -304,9 +297,9 @@ def test_the_password_is_judged_first(locked, path):
 @pytest.mark.parametrize(
     "send",
     [
-        lambda body: {"headers": {"authorization": f"Bearer {WORD}"}, "json": body},
-        lambda body: {"json": body | {"password": WORD}},
-        lambda body: {"params": {"password": WORD}, "json": body},
+        lambda body: {"headers": {"authorization": f"Bearer {PASSWORD}"}, "json": body},
+        lambda body: {"json": body | {"password": PASSWORD}},
+        lambda body: {"params": {"password": PASSWORD}, "json": body},
     ],
 )
 def test_every_way_to_give_the_password(locked, send):
@@ -319,7 +312,7 @@ def test_every_way_to_give_the_password(locked, send):
         (DELETE, {"session_id": "t"}),
     ):
         assert locked.http.post(path, **send(body)).status_code == 200, path
-    for where in ({"headers": {"authorization": f"Bearer {WORD}"}}, {"params": {"password": WORD}}):
+    for where in ({"headers": {"authorization": f"Bearer {PASSWORD}"}}, {"params": {"password": PASSWORD}}):
         params = {"session_id": "s", **where.get("params", {})}
         got = locked.http.get(EXPORT, params=params, headers=where.get("headers"))
         assert got.status_code == 200

@@ -1,17 +1,10 @@
 """Turns of sessions over HTTP, against an engine that echoes everything a session has seen."""
 
 import pytest
-from frontend_process import FrontendProcess
 from native_calls import events, streamed
 from session_calls import STATE, STRANGE, TREE, content, say
 
 from rwkv_batch.wire.protocol import SessionTurn
-
-
-@pytest.fixture(scope="module")
-def server():
-    with FrontendProcess() as process:
-        yield process
 
 
 @pytest.fixture

@@ -152,6 +152,25 @@ CALLED = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("style", "end"),
+    [
+        (Style(ASSISTANT, ""), "</tool_call>\n\nTool:\n\nAssistant:"),
+        (Style(BOT, ""), "</tool_call>✿\nTool✿✿\nBot✿"),
+        (Style(ASSISTANT, "", tool_form=JSON_FENCE), "```\n\nUser: Function output:\n\nAssistant:"),
+        (Style(FUNCTION_CALLING, ""), "```\n### Tool Output\n\n### Assistant\n"),
+    ],
+)
+def test_the_result_of_a_tool_may_be_empty(style, end):
+    assert templates.chat([*CALLED[:2], Message("tool", " \n")], style=style).endswith(end)
+
+
+@pytest.mark.parametrize("result", ['"\\ud800"', "[" * 100_000, '{"a":' * 5000 + "1" + "}" * 5000])
+def test_a_result_that_cannot_be_indented_stands_as_it_is(result):
+    text = templates.chat([*CALLED[:2], Message("tool", result)], style=Style(FUNCTION_CALLING))
+    assert f"### Tool Output\n{result}\n" in text
+
+
 def test_tools_as_fenced_json():
     style = Style(ASSISTANT, "<think></think", tool_form=JSON_FENCE)
     call = '```json\n{"name": "now", "arguments": {"zone": "%s"}}\n```'

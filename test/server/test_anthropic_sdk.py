@@ -4,15 +4,26 @@ What the model answers is that of the same chat on the OpenAI route.
 """
 
 import json
+from typing import Annotated, Literal
 
+import anthropic
+import jsonschema
 import pytest
 from anthropic import Anthropic
 from openai import OpenAI
+from pydantic import BaseModel, Field
 from serving import Server
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL = {"name": "get_weather", "description": "The weather in a city", "input_schema": CITY}
 WEATHER = "What is the weather in Paris?"
+STRICT_CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+HOT = {"temperature": 1.0, "top_k": -1, "top_p": 1.0}
 EXACT = {"temperature": 0, "presence_penalty": 0}  # greedy, no penalties
 
 
@@ -130,3 +141,73 @@ def test_stop_sequences_and_limits_say_why_a_message_stops(client: Anthropic):
     assert text_of(cut) == whole[: whole.index(word)]
     short = ask(client, "What is the capital of France?", max_tokens=2)
     assert (short.stop_reason, short.usage.output_tokens) == ("max_tokens", 2)
+
+
+class Person(BaseModel):
+    name: Annotated[str, Field(max_length=20)]
+    drink: Literal["tea", "coffee"]
+    awake: bool
+
+
+@pytest.mark.parametrize("thinking", ["disabled", "enabled"])
+def test_an_answer_is_bound_by_its_format(client: Anthropic, thinking: str):
+    for seed in range(4):
+        message = client.messages.parse(
+            model="rwkv7",
+            max_tokens=500,
+            messages=[{"role": "user", "content": "Tell me about Anna."}],
+            output_format=Person,
+            thinking={"type": thinking, **({"budget_tokens": 1024} if thinking == "enabled" else {})},
+            extra_body=HOT | {"seed": seed},
+        )
+        assert message.stop_reason == "end_turn" and isinstance(message.parsed_output, Person)
+        assert (message.content[0].type == "thinking") == (thinking == "enabled")
+
+
+def test_a_bound_stream_is_the_whole_answer(client: Anthropic):
+    fields = {
+        "model": "rwkv7",
+        "max_tokens": 500,
+        "messages": [{"role": "user", "content": "Tell me about Anna."}],
+        "output_format": Person,
+        "extra_body": HOT | {"seed": 1},
+    }
+    with client.messages.stream(**fields) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert final.parsed_output == Person.model_validate_json(text)
+    assert text == text_of(client.messages.parse(**fields))
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
+def test_a_demanded_call_is_whole_and_by_the_schema(client: Anthropic, choice: dict, thinks: bool):
+    tool = TOOL | {"input_schema": STRICT_CITY, "strict": True}
+    hot = HOT | {"seed": 3, "enable_think": thinks}
+    message = ask(client, "Hi", tools=[tool], tool_choice=choice, extra_body=hot, max_tokens=500)
+    calls = [block for block in message.content if block.type == "tool_use"]
+    assert message.stop_reason == "tool_use" and calls
+    for call in calls:
+        jsonschema.validate(call.input, STRICT_CITY)
+
+
+def test_a_strict_tool_that_is_called_freely_is_called_by_its_schema(client: Anthropic):
+    tool = TOOL | {"input_schema": STRICT_CITY, "strict": True}
+    message = ask(client, "What is the weather in Berlin?", tools=[tool])
+    (call,) = [block for block in message.content if block.type == "tool_use"]
+    jsonschema.validate(call.input, STRICT_CITY)
+
+
+def test_a_schema_that_cannot_be_used_is_a_bad_request(client: Anthropic):
+    form = {"type": "json_schema", "schema": {"type": "thing"}}
+    for stream in (False, True):
+        with pytest.raises(anthropic.BadRequestError, match="JSON schema") as bad:
+            ask(client, "Hi", output_config={"format": form}, stream=stream)
+        assert bad.value.body["error"]["type"] == "invalid_request_error"
+
+
+def test_models_are_those_of_the_openai_route(client: Anthropic, openai: OpenAI):
+    listed = client.models.list()
+    assert [model.id for model in listed] == [model.id for model in openai.models.list()]
+    one = client.models.retrieve(listed.data[0].id)
+    assert one == listed.data[0] and one.created_at.year >= 2024

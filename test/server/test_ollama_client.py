@@ -4,8 +4,10 @@ What the model answers is that of the same chat on the OpenAI route.
 """
 
 import json
+import re
 
 import httpx
+import jsonschema
 import ollama
 import pytest
 from openai import OpenAI
@@ -16,6 +18,16 @@ TOOL = {
     "type": "function",
     "function": {"name": "get_weather", "description": "The weather in a city", "parameters": CITY},
 }
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 130},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+HOT = {"temperature": 1.0, "top_k": -1, "top_p": 1.0, "num_predict": 500}
 EXACT = {"temperature": 0, "presence_penalty": 0}  # greedy, no penalties
 
 
@@ -35,7 +47,7 @@ def openai(server: Server) -> OpenAI:
 
 @pytest.mark.parametrize("question", ["What is the capital of France?", "What is 7 + 5?"])
 def test_an_answer_is_that_of_the_openai_route(client: ollama.Client, openai: OpenAI, question: str):
-    (model,) = client.list().models
+    model = client.list().models[0]  # the default one
     assert model.model == openai.models.list().data[0].id and model.size > 0
     reply = client.chat(model=model.model, messages=said(question), options=EXACT)
     theirs = openai.chat.completions.create(model="rwkv7", messages=said(question), extra_body=EXACT)
@@ -91,3 +103,57 @@ def test_a_middle_is_that_of_the_native_route(client: ollama.Client, openai: Ope
     body = {"input_prefix": prefix, "input_suffix": suffix, "n_predict": 20, "temperature": 0}
     infilled = httpx.post(server.url + "/infill", json=body, timeout=60).json()
     assert infilled["content"] == middle
+
+
+@pytest.mark.parametrize("think", [False, True])
+def test_a_chat_is_bound_by_its_format(client: ollama.Client, think: bool):
+    question = said("Tell me about Anna.")
+    for seed in range(4):
+        fields = {"model": "rwkv7", "messages": question, "think": think, "options": HOT | {"seed": seed}}
+        reply = client.chat(format=PERSON, **fields)
+        assert reply.done_reason == "stop" and bool(reply.message.thinking) == think
+        jsonschema.validate(json.loads(reply.message.content), PERSON)
+        parts = client.chat(format=PERSON, stream=True, **fields)
+        assert "".join(part.message.content for part in parts) == reply.message.content
+
+
+@pytest.mark.parametrize("place", [{}, {"raw": True}, {"suffix": "\n"}])
+def test_a_prompt_is_bound_by_its_format(client: ollama.Client, place: dict):
+    for seed in range(4):
+        options = HOT | {"seed": seed}
+        reply = client.generate(model="rwkv7", prompt="Anna: ", format=PERSON, options=options, **place)
+        assert reply.done_reason == "stop"
+        jsonschema.validate(json.loads(reply.response), PERSON)
+
+
+def test_json_mode_answers_with_an_object(client: ollama.Client):
+    replies = [
+        client.chat(model="rwkv7", messages=said("Hi"), format="json", options=HOT | {"seed": seed})
+        for seed in range(4)
+    ]
+    ended = [json.loads(reply.message.content) for reply in replies if reply.done_reason == "stop"]
+    assert ended and all(isinstance(each, dict) for each in ended)
+
+
+def test_a_format_that_cannot_be_used_is_a_bad_request(client: ollama.Client):
+    for stream in (False, True):
+        with pytest.raises(ollama.ResponseError, match="JSON schema") as bad:
+            list(client.chat(model="rwkv7", messages=said("Hi"), format={"type": "thing"}, stream=stream))
+        assert bad.value.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("fields", "valid"),
+    [
+        ({"grammar": 'root ::= [0-9]+ "px"'}, r"\d+px"),
+        ({"json_schema": {"enum": ["red", "green"]}}, '"red"|"green"'),
+    ],
+)
+def test_a_middle_is_bound_by_a_grammar_of_llama_cpp(server: Server, fields: dict, valid: str):
+    body = {"input_prefix": "width: ", "input_suffix": ";\n", "n_predict": 200, "seed": 1} | fields
+    for stream in (False, True):
+        sent = httpx.post(server.url + "/infill", json=body | {"stream": stream}, timeout=60)
+        frames = sent.text.split("\n\n") if stream else [f"data: {sent.text}"]
+        events = [json.loads(f.removeprefix("data: ")) for f in frames if f.startswith("data: ")]
+        assert re.fullmatch(valid, "".join(event["content"] for event in events))
+        assert events[-1]["stop_type"] == "eos"

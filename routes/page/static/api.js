@@ -5,6 +5,8 @@ import { askPassword, password } from "./password.js";
 import { events } from "./sse.js";
 import { text } from "./texts.js";
 
+const PATIENCE = 3000; // milliseconds after which a request that should end is dropped
+
 /** What went wrong, in a sentence. `status` 0: the server was not reached. */
 export class Problem extends Error {
   constructor(message, status = 0) {
@@ -81,24 +83,41 @@ export async function* stream(path, { accepted = () => {}, ...options }) {
   }
 }
 
-/** An id for a request, by which it can be stopped. */
-export function requestId() {
-  const bytes = crypto.getRandomValues(new Uint8Array(12));
-  return `page-${[...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
+/** A request whose texts can be ended; its stream then ends as usual. */
+export class TextRequest {
+  constructor() {
+    this.id = requestId();
+    this.stopping = false;
+    this._abort = new AbortController();
+    this._timer = 0;
+  }
+
+  /** What a call takes of it. */
+  get options() {
+    return { headers: { "X-Request-Id": this.id }, signal: this._abort.signal };
+  }
+
+  /** End the texts where they are; drop the request if it does not end then. */
+  async stop() {
+    if (this.stopping) return;
+    this.stopping = true;
+    this._timer = setTimeout(() => this._abort.abort(), PATIENCE);
+    try {
+      await json("v1/server/stop", { body: { request_id: this.id } });
+    } catch {
+      this._abort.abort();
+    }
+  }
+
+  /** Its stream has ended. */
+  ended() {
+    clearTimeout(this._timer);
+  }
 }
 
-/**
- * End the texts of a request, whose stream then ends as usual.
- * @param {string} id of the request
- * @returns {Promise<boolean>} whether it worked
- */
-export async function endTexts(id) {
-  try {
-    await json("v1/server/stop", { body: { request_id: id } });
-    return true;
-  } catch {
-    return false;
-  }
+function requestId() {
+  const bytes = crypto.getRandomValues(new Uint8Array(12));
+  return `page-${[...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
 }
 
 async function reach(path, request) {

@@ -1,16 +1,15 @@
 /** A batch: one prompt, many rows at once, each in a card that fills as its tokens come. */
 
-import { endTexts, requestId, stream } from "./api.js";
+import { stream, TextRequest } from "./api.js";
 import { announce } from "./announce.js";
 import { byId, isComposing, make, showOneOf, TextSink, valueOf } from "./dom.js";
 import { chosenModel } from "./models.js";
 import { number, say } from "./texts.js";
 
-const PATIENCE = 3000; // milliseconds after which a request that should end is dropped
 const GIVEN = 80; // characters of a prompt that are shown in front of its continuation
 const ROUTES = { chat: "openai/v1/chat/completions", raw: "v1/completions" };
 
-/** @type {{id: string, abort: AbortController, stopping: boolean, timer?: number} | null} */
+/** @type {TextRequest | null} */
 let running = null;
 
 /** One row in the document. */
@@ -56,7 +55,7 @@ async function run() {
   const cards = Array.from({ length: rows }, (_, index) => new RowCard(index, given));
   byId("batch-grid").replaceChildren(...cards.map((card) => card.element));
   problem("");
-  running = { id: requestId(), abort: new AbortController(), stopping: false };
+  running = new TextRequest();
   busy(true);
   const began = performance.now();
   let frame = 0;
@@ -68,11 +67,7 @@ async function run() {
   progress();
   try {
     let usage = null;
-    const options = {
-      body: requestOf(prompt, rows),
-      headers: { "X-Request-Id": running.id },
-      signal: running.abort.signal,
-    };
+    const options = { body: requestOf(prompt, rows), ...running.options };
     for await (const event of stream(ROUTES[byId("batch-form").value], options)) {
       usage = event.usage ?? usage;
       for (const choice of event.choices) {
@@ -90,7 +85,7 @@ async function run() {
     progress();
     if (error.name !== "AbortError") problem(error.message);
   } finally {
-    clearTimeout(running.timer);
+    running.ended();
     running = null;
     busy(false);
   }
@@ -133,12 +128,8 @@ function finished(cards, tokens, seconds) {
 }
 
 /** End all rows where they are. */
-async function stop() {
-  const mine = running;
-  if (!mine || mine.stopping) return;
-  mine.stopping = true;
-  mine.timer = setTimeout(() => mine.abort.abort(), PATIENCE);
-  if (!(await endTexts(mine.id))) mine.abort.abort();
+function stop() {
+  running?.stop();
 }
 
 function busy(is) {

@@ -1,6 +1,6 @@
 /** The chat: one conversation, whose state the server keeps as a session. */
 
-import { endTexts, requestId, stream } from "./api.js";
+import { stream, TextRequest } from "./api.js";
 import { announce } from "./announce.js";
 import { connection, isLost } from "./connection.js";
 import { byId, isComposing, showOneOf, valueOf } from "./dom.js";
@@ -23,11 +23,11 @@ import { say, text } from "./texts.js";
 
 const DRAFT = "draft"; // where an unsent message outlives a reload
 const NEAR = 80; // pixels from the end within which the end is followed
-const PATIENCE = 3000; // milliseconds after which a request that should end is dropped
 
 let session = null; // the id of the one that is shown; null: a new one
 let turns = 0; // how many the server has of it
-let running = null; // {id, abort}: the answer on its way
+/** @type {TextRequest | null} */
+let running = null; // the answer on its way
 let shown = 0; // counts what was opened, so that a late history is not shown
 let outdated = false; // whether the connection broke since the history was read
 let following = true;
@@ -98,10 +98,8 @@ const actions = {
 async function send() {
   const message = box().value.trim();
   if (!message || running || isLost()) return;
-  const abort = new AbortController();
-  const id = requestId();
   const view = new TurnView({ user: message }, actions, followEnd);
-  running = { id, abort };
+  const request = (running = new TextRequest());
   const mine = shown;
   problem("");
   busy(true);
@@ -122,13 +120,8 @@ async function send() {
     let last = {};
     let tokens = 0;
     announce(text("answering"));
-    const headers = { "X-Request-Id": id };
-    for await (const event of stream("openai/v1/chat/completions", {
-      body,
-      headers,
-      signal: abort.signal,
-      accepted,
-    })) {
+    const options = { body, ...request.options, accepted };
+    for await (const event of stream("openai/v1/chat/completions", options)) {
       tokens = event.usage?.completion_tokens ?? tokens;
       for (const choice of event.choices) {
         if (choice.delta.reasoning_content) view.think(choice.delta.reasoning_content);
@@ -145,10 +138,9 @@ async function send() {
   } catch (error) {
     failed(view, error, taken, message, mine === shown);
   } finally {
-    const stopped = running;
+    request.ended();
     running = null;
     busy(false);
-    clearTimeout(stopped.timer);
     if (mine === shown) {
       title();
       markOpen(session);
@@ -193,12 +185,8 @@ function requestOf(message, name) {
 }
 
 /** End the answer where it is; the session keeps what has come. */
-async function stop() {
-  const mine = running;
-  if (!mine || mine.stopping) return;
-  mine.stopping = true;
-  mine.timer = setTimeout(() => mine.abort.abort(), PATIENCE);
-  if (!(await endTexts(mine.id))) mine.abort.abort();
+function stop() {
+  running?.stop();
 }
 
 function busy(is) {

@@ -25,6 +25,7 @@ TEXT = (
     "User: 请把这句话翻译成英文：你好世界！\n\nAssistant: Hello world! The quick brown fox. "
 )
 KEY, WOKEN = b"test", threading.Event()
+PREFIX = list(range(300, 370))  # of many prompts, long enough to be cached
 
 
 def requests(count: int, vocab: int | None) -> list[GenerateRequest]:
@@ -50,6 +51,7 @@ def requests(count: int, vocab: int | None) -> list[GenerateRequest]:
             prompt_logprobs=rng.choice((None, 2)),
             return_ids=True,
             flush_tokens=rng.choice((0, 1)),
+            prefix_ids=rng.choice(([], [], PREFIX)),
         )
         found.append(request)
     return found
@@ -95,8 +97,9 @@ def test_answers_are_those_alone(device: str, backend: str) -> None:
     asked = requests(200, None)
     alone = answers(engine(None, device, backend=backend, prefill_tokens=4096), asked, 1)
     assert len(alone) > 200
-    mixed = engine(None, device, backend=backend, max_rows=24, prefill_tokens=13)
+    mixed = engine(None, device, backend=backend, max_rows=24, prefill_tokens=13, prefix_cache_mb=64)
     assert answers(mixed, asked, 24) == alone
+    assert mixed.counts.cache_hits > 0
     if device == "cuda":
         mixed = engine(None, device, backend=backend, max_rows=320, prefill_tokens=700)
         assert answers(mixed, asked, 320) == alone

@@ -8,7 +8,7 @@ from rwkv_batch.engine.beginnings import Beginnings, StartStateMissing
 from rwkv_batch.engine.constraints.masks import MaskMaker
 from rwkv_batch.engine.mixed_turns import MixedTurns
 from rwkv_batch.engine.rollouts import Rollouts
-from rwkv_batch.engine.scheduling.adapters import Adapters
+from rwkv_batch.engine.row_adapters.adapters import Adapters
 from rwkv_batch.engine.scheduling.counts import EngineCounts
 from rwkv_batch.engine.scheduling.scheduler import Scheduler
 from rwkv_batch.engine.scheduling.sequence import Outbox, RequestKey, Sequence

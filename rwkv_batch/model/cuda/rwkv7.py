@@ -22,6 +22,7 @@ from rwkv_batch.ops.cuda.abi import (
     IDENTITY,
     MAX_LAG,
     RELU_SQUARE,
+    ReadoutInput,
     TimeMixInput,
 )
 from rwkv_batch.ops.cuda.binding import SPARSE_ROWS, Addend
@@ -102,15 +103,15 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
             x, to = (b.x, b.x_between) if len(mixes) == MIXED else (b.x_between, b.x)
             self.kernels.norm_mix_prefill(x, to, added, *norm, rows.rows, shift, mixes, out)
 
-        def wkv(inputs: TimeMixInput) -> None:
+        def wkv(inputs: TimeMixInput, readout: ReadoutInput | None) -> None:
             if self.kernels.invariant:
-                assert fp32
+                assert fp32 and readout is None
                 self.kernels.wkv_sequence(inputs, len(tokens), rows.rows)
                 return
             if rows.single:
-                self.kernels.wkv_decode(inputs, rows.rows.slots[: rows.single], fp32, rows.counted)
+                self.kernels.wkv_decode(inputs, rows.rows.slots[: rows.single], fp32, rows.counted, readout)
             for pieces in rows.pieces:
-                self.kernels.wkv_prefill(inputs, pieces, items, fp32)
+                self.kernels.wkv_prefill(inputs, pieces, items, fp32, readout)
 
         whole = methods | dict.fromkeys(("out_split", "value_split"), WHOLE)  # `b` has no room for more
         mixers, changes = Mixers(norm_mix, wkv), StepAdapters(adapters, b)
@@ -123,8 +124,8 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         def norm_mix(added: Addend, norm: Norm, shift: Tensor, mixes: Tensor, out: Tensor) -> None:
             self.kernels.norm_mix_decode(b.x, added, *norm, slots, shift, mixes, out)
 
-        def wkv(inputs: TimeMixInput) -> None:
-            self.kernels.wkv_decode(inputs, slots, states.wkv.dtype == torch.float32)
+        def wkv(inputs: TimeMixInput, readout: ReadoutInput | None) -> None:
+            self.kernels.wkv_decode(inputs, slots, states.wkv.dtype == torch.float32, readout=readout)
 
         return Mixers(norm_mix, wkv)
 
@@ -169,7 +170,8 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
             self.gemms.low_out(layer, b, methods["low_out"])
             changes.expand(rkv.unbind())
             pending = None if states.feed.pending is None else states.feed.pending[:, index]
-            mixers.wkv(time_mix_input(layer, b, rkv, states.wkv[:, index], pending, self._work))
+            inputs = time_mix_input(layer, b, rkv, states.wkv[:, index], pending, self._work)
+            mixers.wkv(inputs, changes.readout(index))
             changes.shrink(index, 3, [b.y])
             added = changes.add(self.gemms.out(layer, b, output_method(methods, "out")))
             mixers.norm_mix(added, layer.norm2, states.shift[:, index, 1], layer.x_k, b.mixed)

@@ -22,6 +22,7 @@ from rwkv_batch.ops.cuda.abi import (
     GemmPart,
     NormInput,
     PackedRowsInput,
+    ReadoutInput,
     TileShape,
     TimeMixInput,
     Wkv6Input,
@@ -50,10 +51,13 @@ SIGNATURES = {  # arguments of every exported function but the last, a stream
     "rwkv_gemm_sparse": (c_void_p, c_void_p, c_void_p, c_int, c_int, c_int, *_PREFETCH),
     "rwkv_resolve_drawn": (*[c_void_p] * 4, c_int, c_void_p, c_int),
     "rwkv_record_drawn": (c_void_p, c_void_p, c_int, c_void_p),
-    "rwkv_wkv_decode": (POINTER(TimeMixInput), c_int, c_void_p, c_void_p, c_int),
+    "rwkv_wkv_decode": (POINTER(TimeMixInput), c_int, c_void_p, c_void_p, c_int, POINTER(ReadoutInput)),
     "rwkv_wkv_sequence": (POINTER(TimeMixInput), c_int, c_int, POINTER(PackedRowsInput)),
     "rwkv_wkv_flush": (c_void_p, c_void_p, c_int, *[c_void_p, c_void_p, c_size_t, c_void_p, c_size_t], c_int),
-    "rwkv_wkv_prefill": (POINTER(TimeMixInput), POINTER(ChunksInput), c_int, c_int, c_void_p, c_int),
+    "rwkv_wkv_prefill": (
+        *(POINTER(TimeMixInput), POINTER(ChunksInput), c_int, c_int),
+        *(c_void_p, c_int, POINTER(ReadoutInput)),
+    ),
     "rwkv_wkv6": (POINTER(Wkv6Input), c_int, c_int, c_void_p, POINTER(PackedRowsInput), c_int),
     "rwkv_shift_mix": (*[c_void_p] * 4, *[c_int] * 3),
     "rwkv_gate": (c_void_p, c_void_p, c_size_t),
@@ -262,14 +266,19 @@ class Kernels:
         self._call("rwkv_record_drawn", ids.data_ptr(), slots.data_ptr(), len(ids), records.data_ptr())
 
     def wkv_decode(
-        self, inputs: TimeMixInput, slots: Tensor, fp32: bool, counted: Tensor | None = None
+        self,
+        inputs: TimeMixInput,
+        slots: Tensor,
+        fp32: bool,
+        counted: Tensor | None = None,
+        readout: ReadoutInput | None = None,
     ) -> None:
         """The time mix of one token of each of `slots` `[rows]`, or of the first `counted` `[1]` of them.
 
-        fp32: how states are stored, else fp16.
+        fp32: how states are stored, else fp16. readout: by what the output of some rows is scaled.
         """
-        counter = pointer(counted)
-        self._call("rwkv_wkv_decode", byref(inputs), len(slots), counter, slots.data_ptr(), int(fp32))
+        rows = (len(slots), pointer(counted), slots.data_ptr())
+        self._call("rwkv_wkv_decode", byref(inputs), *rows, int(fp32), readout and byref(readout))
 
     def wkv_flush(
         self, slots: int, counted: int | None, most: int, records: Tensor, states: Tensor, deferred: Tensor
@@ -283,10 +292,20 @@ class Kernels:
         heads = states.shape[1] * states.shape[2]
         self._call("rwkv_wkv_flush", slots, counted, most, records.data_ptr(), *stored, heads)
 
-    def wkv_prefill(self, inputs: TimeMixInput, rows: ChunkedRows, scratch: Tensor, fp32: bool) -> None:
-        """The time mix of packed rows of two tokens and more. scratch: `chunk_bytes` a chunk and head."""
+    def wkv_prefill(
+        self,
+        inputs: TimeMixInput,
+        rows: ChunkedRows,
+        scratch: Tensor,
+        fp32: bool,
+        readout: ReadoutInput | None = None,
+    ) -> None:
+        """The time mix of packed rows of two tokens and more. scratch: `chunk_bytes` a chunk and head.
+
+        readout: as of `wkv_decode`.
+        """
         counts = (rows.chunks, rows.rows, scratch.data_ptr(), int(fp32))
-        self._call("rwkv_wkv_prefill", byref(inputs), byref(rows.input), *counts)
+        self._call("rwkv_wkv_prefill", byref(inputs), byref(rows.input), *counts, readout and byref(readout))
 
     def wkv_sequence(self, inputs: TimeMixInput, tokens: int, rows: RowBounds) -> None:
         """The time mix of packed rows of any number of tokens, one after the other; states are fp32.

@@ -92,12 +92,20 @@ def test_offsets_beside_an_adapter(model: RWKV7Cuda) -> None:
     for step in range(4):
         found.append(model.forward(torch.full((5,), 10 + step), [1] * 5, range(5), states, adapters=adapters))
     lora, plain = dict(references()[0].tensors), dict(WEIGHTS.tensors)
-    for row, (prompt, slot) in enumerate(zip(prompts, adapters, strict=True)):
-        for step, logits in enumerate(found):
-            fed = [*prompt, *range(10, 10 + step)]
-            scaled = offsets if slot == 3 else None
-            want = plain_logits(lora if slot == 0 else plain, fed, offsets=scaled)
-            assert off(logits[row].cpu(), want) < TOLERANCE, (row, step)
+    for step, logits in enumerate(found):
+        fed = list(range(10, 10 + step))
+        for slot in (3, 0, -1):
+            of_slot, scaled = (
+                [row for row in range(5) if adapters[row] == slot],
+                offsets if slot == 3 else None,
+            )
+            want = torch.stack(
+                [
+                    plain_logits(lora if slot == 0 else plain, prompts[row] + fed, offsets=scaled)
+                    for row in of_slot
+                ]
+            )
+            assert off(logits[of_slot].cpu(), want) < TOLERANCE, (slot, step)
 
 
 def test_a_long_prompt_that_no_graph_takes(model: RWKV7Cuda) -> None:

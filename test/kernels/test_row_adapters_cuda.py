@@ -91,21 +91,16 @@ def test_offsets_beside_an_adapter(model: RWKV7Cuda) -> None:
     found = [model.forward(tokens, lengths, range(5), states, adapters=adapters)]
     for step in range(4):
         found.append(model.forward(torch.full((5,), 10 + step), [1] * 5, range(5), states, adapters=adapters))
-    lora, plain = dict(references()[0].tensors), dict(WEIGHTS.tensors)
     for step, logits in enumerate(found):
         fed = list(range(10, 10 + step))
-        for slot in (3, 0, -1):
-            of_slot, scaled = (
-                [row for row in range(5) if adapters[row] == slot],
-                offsets if slot == 3 else None,
-            )
-            want = torch.stack(
-                [
-                    plain_logits(lora if slot == 0 else plain, prompts[row] + fed, offsets=scaled)
-                    for row in of_slot
-                ]
-            )
-            assert off(logits[of_slot].cpu(), want) < TOLERANCE, (slot, step)
+        for of_slot, scaled in (([0, 1], offsets), ([3], None)):
+            want = [
+                plain_logits(dict(WEIGHTS.tensors), prompts[row] + fed, offsets=scaled) for row in of_slot
+            ]
+            assert off(logits[of_slot].cpu(), torch.stack(want)) < TOLERANCE, (of_slot, step)
+    others = model.new_states(5)
+    beside = model.forward(tokens, lengths, range(5), others, adapters=[-1, -1, 0, -1, 0])
+    assert off(found[0][[2, 4]], beside[[2, 4]]) < 1e-3
 
 
 def test_a_long_prompt_that_no_graph_takes(model: RWKV7Cuda) -> None:

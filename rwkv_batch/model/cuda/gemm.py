@@ -27,7 +27,7 @@ from rwkv_batch.model.description import LOW_RANKS, MIXES
 from rwkv_batch.ops.cuda import tile
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, SIGMOID, TANH
 from rwkv_batch.ops.cuda.binding import AUTO, MAX_RESIDENT_K, RESIDENT, Addend, Kernels, Part
-from rwkv_batch.ops.cuda.blaslt import MAX_ALGORITHMS, BlasLt, GemmShape
+from rwkv_batch.ops.cuda.blas.blaslt import MAX_ALGORITHMS, BlasLt, GemmShape
 from rwkv_batch.ops.cuda.buffers import MAX_SPLITS, SPLIT_TOKENS, Buffers
 
 LT = tuple(f"lt{number}" for number in range(MAX_ALGORITHMS))

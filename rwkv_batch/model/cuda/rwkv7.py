@@ -15,7 +15,6 @@ from rwkv_batch.model.cuda.steps.graphs import PREFILL_SIZES, decode_sizes
 from rwkv_batch.model.cuda.steps.states import CudaStates
 from rwkv_batch.model.cuda.weights import CudaDeepEmbed, CudaLayer, CudaWeights, pack_weights
 from rwkv_batch.model.description import DEEP_RANK, Norm
-from rwkv_batch.ops.cuda import blaslt
 from rwkv_batch.ops.cuda.abi import (
     ADAPTER_ADD_SQUARE,
     CHUNK,
@@ -26,6 +25,7 @@ from rwkv_batch.ops.cuda.abi import (
     TimeMixInput,
 )
 from rwkv_batch.ops.cuda.binding import SPARSE_ROWS, Addend
+from rwkv_batch.ops.cuda.blas import blaslt
 from rwkv_batch.ops.cuda.buffers import MIXED, Buffers
 from rwkv_batch.ops.cuda.packing import SCRATCH_CHUNKS, DeviceRows, most_chunks
 from rwkv_batch.ops.torch_ops import HEAD_SIZE

@@ -1,10 +1,12 @@
 """Weight formats against their formulas in numpy and, where there is one, a format of torch."""
 
+from itertools import pairwise
 from statistics import NormalDist
 
 import numpy as np
 import pytest
 import torch
+
 from rwkv_batch.ops.weights.bits import pack_codes, packed_size, unpack_codes
 from rwkv_batch.ops.weights.channels import Fp5Weight, Fp6Weight, decode_float, encode_float
 from rwkv_batch.ops.weights.formats import FORMATS
@@ -159,7 +161,7 @@ def test_floats_are_rounded_to_nearest_and_in_the_middle_to_even(name):
     exponent, mantissa, most = FLOATS[name]
     count = 2 ** (exponent + mantissa)
     values = sorted(v for c in range(count) if (v := float_value(c, exponent, mantissa)) <= most)
-    middles = [(a + b) / 2 for a, b in zip(values, values[1:], strict=False)]
+    middles = [(a + b) / 2 for a, b in pairwise(values)]
     x = np.array([*values, *middles, *(np.nextafter(np.float32(m), s) for m in middles for s in (0, 1e9))])
     x = np.concatenate([x, -x, np.linspace(-most, most, 9999)]).astype(np.float32)
     found = decode_float(encode_float(torch.from_numpy(x), exponent, mantissa), exponent, mantissa).numpy()

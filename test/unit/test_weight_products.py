@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from rwkv_batch.ops.weights import products
 from rwkv_batch.ops.weights.formats import FORMATS
 from rwkv_batch.ops.weights.products import int8_product, product_with
@@ -31,7 +32,10 @@ def test_a_product_is_that_of_the_dequantized_matrix(name, shape):
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_row_has_the_same_product_beside_any_others(name, shape):
     torch.manual_seed(0)
-    product, x = product_with(FORMATS[name].pack(torch.randn(shape)), invariant=True), torch.randn(40, shape[1])
+    product, x = (
+        product_with(FORMATS[name].pack(torch.randn(shape)), invariant=True),
+        torch.randn(40, shape[1]),
+    )
     together = product(x)
     for first in (0, 1, 7, 16, 31):
         for count in (1, 2, 3, 9, 17):

@@ -20,7 +20,7 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
     """`[n, k]` uint8, each below `2 ** bits`, to `[n, packed_size(k, bits)]` uint8."""
     count, size = UNITS[bits]
     missing = -codes.shape[1] % count
-    units = torch.nn.functional.pad(codes, (0, missing)).unflatten(1, (-1, count))
+    units = torch.nn.functional.pad(codes, (0, missing)).reshape(len(codes), -1, count)
     word = torch.zeros(units.shape[:2], dtype=torch.int64)
     for place in range(count):
         word |= units[..., place].long() << (place * bits)
@@ -31,7 +31,7 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
 def unpack_codes(packed: Tensor, bits: int, codes: int) -> Tensor:
     """`[n, packed_size(k, bits)]` uint8 back to `[n, k]` uint8, where k is `codes`."""
     count, size = UNITS[bits]
-    units = packed.unflatten(1, (-1, size))
+    units = packed.reshape(len(packed), -1, size)
     found = torch.empty(*units.shape[:2], count, dtype=torch.uint8)
     for place in range(count):
         first, shift = divmod(place * bits, 8)

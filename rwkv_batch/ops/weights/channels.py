@@ -82,7 +82,7 @@ class Fp8Weight(ChannelWeight):
 
 
 class SmallFloatWeight(ChannelWeight):
-    """A sign, `exponent` and `mantissa` bits, without infinities and NaN. The codes are packed as in `bits`."""
+    """A sign, `exponent` and `mantissa` bits, without infinities and NaN; packed as in `bits`."""
 
     exponent: ClassVar[int]
     mantissa: ClassVar[int]
@@ -127,8 +127,9 @@ def encode_float(numbers: Tensor, exponent: int, mantissa: int) -> Tensor:
     place = torch.frexp(size.clamp(min=2.0**lowest)).exponent - 1  # frexp gives [1/2, 1)
     steps = torch.ldexp(size, mantissa - place).round_().to(torch.int32)  # 2^mantissa is the first of a place
     # A number that is rounded up to the next place has the mantissa 0 there, as the sum carries over.
-    codes = steps + ((place - lowest) << mantissa)
-    return (codes | (numbers.signbit().int() << (exponent + mantissa))).to(torch.uint8)
+    codes: Tensor = steps + ((place - lowest) << mantissa)
+    codes = codes | (numbers.signbit().int() << (exponent + mantissa))
+    return codes.to(torch.uint8)
 
 
 def decode_float(codes: Tensor, exponent: int, mantissa: int) -> Tensor:
@@ -140,4 +141,5 @@ def decode_float(codes: Tensor, exponent: int, mantissa: int) -> Tensor:
     magnitude = (wide & (2 ** (exponent + mantissa) - 1)) << (FP16_MANTISSA - mantissa)
     sign = (wide >> (exponent + mantissa)) << 15
     factor = 2.0 ** (FP16_BIAS - (2 ** (exponent - 1) - 1))
-    return (magnitude | sign).view(torch.float16).float().mul_(factor)
+    numbers: Tensor = (magnitude | sign).view(torch.float16).float().mul_(factor)
+    return numbers

@@ -4,17 +4,18 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rwkv_batch.ops.weights.bits import pack_codes, packed_size
 from rwkv_batch.ops.weights.weight import PartLayout, Weight, grouped, over
 
 MOST_HALF = 65504.0  # the largest number of fp16
-NF4 = torch.tensor(
-    [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453]
-    + [-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0]
-    + [0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224]
-    + [0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0]
-)  # of the paper "QLoRA" (arXiv 2305.14314), appendix E
+# Of the paper "QLoRA" (arXiv 2305.14314), appendix E.
+BELOW = (-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453)
+BELOW_ZERO = (-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0)
+ABOVE_ZERO = (0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224)
+ABOVE = (0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0)
+NF4 = torch.tensor((*BELOW, *BELOW_ZERO, *ABOVE_ZERO, *ABOVE))
 NF4_BETWEEN = (NF4[1:] + NF4[:-1]) / 2
 
 
@@ -36,7 +37,8 @@ class GroupWeight(Weight):
         packed = self.parts["values"][rows]
         numbers = pairs.index_select(0, packed.flatten().int()).view(torch.float32).view(len(packed), -1)
         filled = self.groups(self.shape[1]) * self.group
-        return torch.nn.functional.pad(numbers, (0, filled - numbers.shape[1])).unflatten(1, (-1, self.group))
+        numbers = pad(numbers, (0, filled - numbers.shape[1]))
+        return numbers.view(len(packed), -1, self.group)
 
 
 def pairs_of(table: Tensor) -> Tensor:
@@ -94,7 +96,7 @@ class WideInt4Weight(Int4Weight):
 
 
 class Nf4Weight(GroupWeight):
-    """`w = s NF4[q]` with 16 quantiles of the normal distribution, and `s = max |w|` in fp16 for blocks of 64.
+    """`w = s NF4[q]`: 16 quantiles of the normal distribution, and `s = max |w|` in fp16 for blocks of 64.
 
     q is the code whose number is nearest to w / s in fp32; in the middle of two it is the lower one.
     """
@@ -119,4 +121,3 @@ class Nf4Weight(GroupWeight):
         scales = self.parts["scales"][rows].float().unsqueeze(2)
         numbers = self.look_up(rows, NF4_PAIRS).mul_(scales)
         return numbers.flatten(1)[:, : self.shape[1]]
-

@@ -7,7 +7,7 @@ from rwkv_batch.ops.weights.weight import PartLayout, Weight
 
 
 class HalfWeight(Weight):
-    """Each number rounded to the nearest of `dtype`, ties to even. Larger ones become the largest there is."""
+    """Each number rounded to the nearest of `dtype`, ties to even; too large ones to the largest."""
 
     dtype: torch.dtype
 

@@ -45,7 +45,8 @@ class Weight(ABC):
         """A matrix of finite numbers in any floating dtype. Numbers past the format's range saturate."""
         outputs, inputs = matrix.shape
         parts = {
-            name: torch.empty(size, dtype=dtype) for name, (dtype, size) in cls.layout(outputs, inputs).items()
+            name: torch.empty(size, dtype=dtype)
+            for name, (dtype, size) in cls.layout(outputs, inputs).items()
         }
         for rows in blocks(outputs, inputs):
             for name, part in cls.pack_rows(matrix[rows].float()).items():
@@ -87,6 +88,9 @@ class Weight(ABC):
         return self.shape[0] * self.shape[1]
 
 
+Matrix = Tensor | Weight  # of a model: either has `shape` and `to(device, dtype)`
+
+
 def blocks(outputs: int, inputs: int) -> Iterator[slice]:
     """Rows that are packed or read at once, until all have been."""
     at_once = max(1, NUMBERS_AT_ONCE // max(inputs, 1))
@@ -101,7 +105,7 @@ def grouped(rows: Tensor, size: int) -> Tensor:
     missing = -rows.shape[1] % size
     if missing:
         rows = torch.cat([rows, rows[:, -1:].expand(-1, missing)], 1)
-    return rows.unflatten(1, (-1, size))
+    return rows.reshape(len(rows), -1, size)
 
 
 def over(rows: Tensor, scales: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Files of packed matrices: .safetensors whose metadata says the format, and what it was made from.
 
 The parts of a matrix `NAME.weight` are the tensors `NAME.weight.PART`; all others are as in the checkpoint.
-The metadata `rwkv_batch` is a JSON object: see `PackedHeader`. Tensors are mapped, so a model is there as soon as
-it has been read once, for its checksums.
+The metadata `rwkv_batch` is a JSON object: see `PackedHeader`. Tensors are mapped, so a model is there as
+soon as it has been read once, for its checksums.
 """
 
 import json
@@ -25,6 +25,7 @@ from rwkv_batch.ops.weights.weight import Weight
 
 KEY = "rwkv_batch"
 VERSION = 1
+ALIGNED = 64  # bytes: a cache line, so that products can read matrices where they are mapped
 AGAIN = "write it again with python -m rwkv_batch.quantize"
 
 
@@ -80,11 +81,20 @@ def write(checkpoint: Checkpoint, source: str, file: Path) -> None:
     )
     partial = file.with_name(file.name + ".partial")  # so that nobody takes half a file for a whole one
     try:
-        save_file(tensors, partial, {KEY: json.dumps(asdict(header))})
+        text = json.dumps(asdict(header))
+        save_file(tensors, partial, {KEY: text})
+        if missing := -_first_byte(partial) % ALIGNED:  # which nobody knows before it is written
+            save_file(tensors, partial, {KEY: text + " " * missing})
         os.replace(partial, file)
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise CheckpointError(f"{file} cannot be written ({error.strerror}).") from error
+
+
+def _first_byte(file: Path) -> int:
+    """Where the tensors of a .safetensors file begin."""
+    with file.open("rb") as stream:
+        return 8 + int.from_bytes(stream.read(8), "little")
 
 
 def _checkpoint_of(file: ModelFile, progress: Progress | None) -> Checkpoint:

@@ -21,11 +21,12 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
     count, size = UNITS[bits]
     missing = -codes.shape[1] % count
     units = torch.nn.functional.pad(codes, (0, missing)).reshape(len(codes), -1, count)
-    word = torch.zeros(units.shape[:2], dtype=torch.int64)
+    wide = torch.int64 if 8 * size > 31 else torch.int32
+    word = torch.zeros(units.shape[:2], dtype=wide)
     for place in range(count):
-        word |= units[..., place].long() << (place * bits)
-    found = [(word >> (8 * place)) & 255 for place in range(size)]
-    return torch.stack(found, -1).to(torch.uint8).flatten(1)
+        word |= units[..., place].to(wide) << (place * bits)
+    found = [((word >> (8 * place)) & 255).to(torch.uint8) for place in range(size)]
+    return torch.stack(found, -1).flatten(1)
 
 
 def unpack_codes(packed: Tensor, bits: int, codes: int) -> Tensor:

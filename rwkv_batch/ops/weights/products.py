@@ -18,7 +18,8 @@ OUTPUTS_AT_ONCE = 256  # rows of a matrix that are dequantized and multiplied wh
 # Rows of x in every product, the missing ones zero: a library takes other ways for other numbers of rows.
 ROWS_AT_ONCE = 16
 ALIGNED = 16  # numbers, so that all rows begin where vectors do
-INT8_INPUTS = 32  # of a multiple of which torch's int8 product reads inputs; with others it crashes
+# Of torch's int8 product, which reads whole vectors and crashes otherwise.
+INT8_INPUTS, INT8_ALIGNED = 32, 16  # a multiple of numbers, and of bytes where a matrix begins
 
 
 def product_with(weight: Weight, bias: Tensor | None = None, *, invariant: bool = False) -> Linear:
@@ -34,6 +35,8 @@ def product_with(weight: Weight, bias: Tensor | None = None, *, invariant: bool 
 def int8_product(values: Tensor, scales: Tensor, bias: Tensor | None = None) -> Linear:
     """`x -> (x @ values.T) * scales + bias`. values: `[N, K]` int8, scales: `[N]` fp32."""
     if _has_int8() and values.shape[1] % INT8_INPUTS == 0:
+        if values.data_ptr() % INT8_ALIGNED:  # as it may be in a file
+            values = values.clone()
         return partial(_int8, values=values, scales=scales, bias=bias)
     shape = (values.shape[0], values.shape[1])
     return partial(_by_blocks, weight=Int8Weight(shape, {"values": values, "scales": scales}), bias=bias)

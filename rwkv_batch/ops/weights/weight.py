@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-NUMBERS_AT_ONCE = 1 << 20  # of a matrix that is packed or read, in fp32
+NUMBERS_AT_ONCE = 1 << 17  # of a matrix that is packed or read, in fp32
 
 
 class PartLayout(NamedTuple):

@@ -8,7 +8,7 @@ import socket
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rwkv_batch import __version__
 from rwkv_batch.config import (
@@ -17,6 +17,7 @@ from rwkv_batch.config import (
     FrontendConfig,
     ProcessConfig,
     ServerConfig,
+    WeightsName,
     file_name,
     further_model,
 )
@@ -98,6 +99,18 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         help="a checkpoint: .pth, .safetensors or .st file, suffix optional, or a Hugging Face folder; given "
         "again for further models, which requests name in `model` (default: the bundled model)",
+    )
+    flag(
+        "--weights",
+        choices=get_args(WeightsName),
+        help="round the large matrices of all models to this format, after adapters are merged; fewer than "
+        "16 bits on a CPU only (default: as in the file)",
+    )
+    flag(
+        "--quantize-head",
+        action=argparse.BooleanOptionalAction,
+        help="whether --weights changes the last matrix too, which gives the logits: to int8 with every "
+        "format of 8 bits and fewer, never to less (default: yes, but not with fewer than 8 bits)",
     )
     flag(
         "--adapter",

@@ -8,6 +8,7 @@ from typing import Literal
 SamplerName = Literal["own", "flashinfer"]
 MoleRouter = Literal["topk0", "shared"]
 BackendName = Literal["auto", "torch", "portable"]
+WeightsName = Literal["fp16", "bf16", "int8", "fp8", "fp6", "fp5", "int4", "int4-128", "nf4"]
 MODEL_NAME = re.compile(r"[\w.-]+")  # that somebody gives to a model
 ChatTemplateName = Literal["auto", "world", "g1", "g1c"]
 SamplingProfileName = Literal["default", "open_think", "fake_think", "tools"]
@@ -26,6 +27,8 @@ class EngineConfig(ProcessConfig):
 
     model_path: str | None = None  # a file or Hugging Face folder; None: the bundled model
     model_name: str | None = None  # by which requests choose it; None: that of the file
+    weights: str | None = None  # a WeightsName, the format of the large matrices; None: as in the file
+    quantize_head: bool | None = None  # whether the head is in it too; None: as suits the format
     adapter: str | None = None  # a file that is merged into the model
     adapter_alpha: float | None = None  # of its training; divided by the rank it is the scaling
     adapter_scaling: float | None = None  # in place of alpha

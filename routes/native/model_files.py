@@ -15,11 +15,22 @@ from routes.http.exchange import HttpRequest, json_response
 from routes.http.frontend import Frontend
 from routes.http.schemas import RequestBody
 from routes.native.schemas import Real
-from rwkv_batch.config import ChatTemplateName
+from rwkv_batch.config import ChatTemplateName, WeightsName
 from rwkv_batch.wire.commands import LoadModel, RemoveModel
 from rwkv_batch.wire.protocol import CommandReply
 from rwkv_batch.wire.supervision import ModelDefaults
 
+ELSEWHERE = {  # strategies that do not mean in RWKV-Infer what they mean here
+    "fp16": "RWKV-Infer runs bf16 under this name; here the large matrices are rounded to fp16",
+    "bf16": "RWKV-Infer keeps the head in int8 under this name; here it is bf16 too",
+    "int8": "in RWKV-Infer each input has a scale, or it is nf4; here each output has one",
+    "fp8": "RWKV-Infer rounds activations too, and has one scale for a whole matrix; here weights alone are "
+    "rounded, and each output has a scale",
+    "int4": "RWKV-Infer means its nf4 by this; here it is 16 even steps for each 64 weights, and the head is "
+    "not packed",
+    "nf4": "RWKV-Infer packs the head too, and its last version has 16 even steps; here it is NF4 in blocks "
+    "of 64, and the head is not packed",
+}
 CHANGED_WITHIN = 3600.0  # seconds; rows of the old weights may have to end first
 
 
@@ -47,7 +58,7 @@ class LoadModelFields(ModelFields):
     """The body of /loadmodel. Numbers may be texts."""
 
     model_filename: Annotated[str, Field(min_length=1)]  # a file or Hugging Face folder inside of --models
-    model_strategy: Literal["", "bf16", "fp16"] = ""  # weights are not quantized: the server's own precision
+    model_strategy: Literal["", WeightsName] = ""  # the format of its large matrices; "": as --weights says
     adapter_filename: str = ""  # is merged into it
     adapter_mode: Literal["", "lora", "dora", "pissa", "bone", "disha", "miss"] = ""  # the tensors say it
     adapter_scaling: OptionalReal = None
@@ -72,8 +83,14 @@ async def load(front: Frontend, http: HttpRequest) -> Response:
         fields.template,
     )
     scaling = fields.adapter_scaling if adapter else None
-    command = LoadModel(uuid.uuid4().hex, str(file), fields.model_viewname, adapter, scaling, defaults)
-    return _changed(front, http, await front.ask(command, CHANGED_WITHIN))
+    strategy = fields.model_strategy
+    command = LoadModel(
+        uuid.uuid4().hex, str(file), fields.model_viewname, adapter, scaling, defaults, strategy
+    )
+    reply = await front.ask(command, CHANGED_WITHIN)
+    return _changed(
+        front, http, reply, f"{strategy}: {ELSEWHERE[strategy]}." if strategy in ELSEWHERE else ""
+    )
 
 
 async def remove(front: Frontend, http: HttpRequest) -> Response:
@@ -87,7 +104,8 @@ async def remove(front: Frontend, http: HttpRequest) -> Response:
     return _changed(front, http, await front.ask(command, CHANGED_WITHIN))
 
 
-def _changed(front: Frontend, http: HttpRequest, reply: CommandReply) -> Response:
+def _changed(front: Frontend, http: HttpRequest, reply: CommandReply, remark: str = "") -> Response:
     front.serve(reply.models)
     body: Json = {"status": "success"}
-    return json_response(http, body | ({"message": reply.note} if reply.note else {}))
+    said = " ".join(filter(None, (reply.note, remark)))
+    return json_response(http, body | ({"message": said} if said else {}))

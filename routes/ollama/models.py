@@ -22,7 +22,7 @@ from rwkv_batch.wire.supervision import EngineInfo
 
 TAG = ":latest"  # clients of Ollama write it behind any name
 FAMILY = "rwkv"
-TYPES = {"float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2)}  # dtype -> name, bytes
+TYPES = {"float32": "F32", "float16": "F16"}  # of activations, and of weights unless they are in a format
 CAPABILITIES = ["completion", "tools", "insert", "thinking"]
 
 
@@ -43,7 +43,7 @@ async def tags(front: Frontend, http: HttpRequest) -> Response:
             "name": each.name,
             "model": each.name,
             "modified_at": timestamp(each.created),
-            "size": each.model.parameters * TYPES.get(each.model.dtype, ("", 2))[1],
+            "size": each.model.weight_bytes,
             "digest": each.digest,
             "details": _details(each.model),
         }
@@ -104,5 +104,5 @@ def _details(model: EngineInfo) -> Json:
         "family": FAMILY,
         "families": [FAMILY],
         "parameter_size": size,
-        "quantization_level": TYPES.get(model.dtype, ("unknown", 2))[0],
+        "quantization_level": model.weights.upper() or TYPES.get(model.dtype, "unknown"),
     }

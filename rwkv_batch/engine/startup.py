@@ -19,7 +19,10 @@ from rwkv_batch.model.adapters.merge import merge
 from rwkv_batch.model.adapters.parts import Scaling
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.files import CheckpointError
+from rwkv_batch.model.quantization import packed_file
+from rwkv_batch.model.quantization.quantize import quantize
 from rwkv_batch.ops import device as devices
+from rwkv_batch.ops.weights.formats import FORMATS
 from rwkv_batch.runner import backends
 from rwkv_batch.runner.protocol import Runner
 from rwkv_batch.state.log.store import Store
@@ -27,6 +30,7 @@ from rwkv_batch.wire.supervision import EngineInfo
 from state_pool import StatePool
 
 log = logging.getLogger(__name__)
+DEMO_NAME = "rwkv7-demo"  # of the bundled model
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ def load_model(
     before = devices.allocated_bytes(place)
     with devices.out_of_memory_as_error(f"the weights of {weights.name}", place):
         runner = backends.create_runner(weights, place, config)
-    taken = devices.allocated_bytes(place) - before or weights.parameters * runner.dtype.itemsize
+    taken = devices.allocated_bytes(place) - before or weights.bytes_held(runner.dtype.itemsize)
     return LoadedModel(weights, runner, config.model_name or weights.name, taken)
 
 
@@ -59,14 +63,35 @@ def load_weights(
     config: EngineConfig,
     progress: Callable[[int, int], None] | None,
 ) -> Checkpoint:
-    """A checkpoint, that of a file, or the bundled one, with the adapter merged. Raises CheckpointError."""
+    """A checkpoint, that of a file, or the bundled one, with the adapter merged, in the configured format.
+
+    Raises CheckpointError, and DeviceError for a format that does not run on the device.
+    """
+    if config.weights:
+        if config.weights not in FORMATS:
+            raise CheckpointError(f"There are no weights {config.weights}; use {', '.join(FORMATS)}.")
+        backends.check_format(config.weights, devices.find_device(config.device))
+    elif config.quantize_head is not None:
+        raise CheckpointError("--quantize-head needs a format of 8 bits or fewer; give one with --weights.")
+    reading = _share(progress, 0) if config.weights else progress
     model = model or config.model_path
     if isinstance(model, Checkpoint):
-        return _with_adapter(model, config)
-    weights = (
-        checkpoint.load(model, progress) if model else checkpoint.from_tensors("rwkv7-demo", unpack.tensors())
-    )
-    return _with_adapter(weights, config)
+        weights = model
+    elif model:
+        weights = packed_file.load(model, reading)
+    else:
+        weights = checkpoint.from_tensors(DEMO_NAME, unpack.tensors())
+    weights = _with_adapter(weights, config)
+    if config.weights is None:
+        return weights
+    return quantize(weights, config.weights, config.quantize_head, _share(progress, 1))
+
+
+def _share(progress: Callable[[int, int], None] | None, half: int) -> Callable[[int, int], None] | None:
+    """For the first (0) or second half of what is reported: what is read, and then what is packed."""
+    if progress is None:
+        return None
+    return lambda done, total: progress(half * total + done, 2 * total)
 
 
 def _with_adapter(weights: Checkpoint, config: EngineConfig) -> Checkpoint:
@@ -81,6 +106,11 @@ def _with_adapter(weights: Checkpoint, config: EngineConfig) -> Checkpoint:
         for flag in (flag for flag, value in options.items() if value is not None):
             raise CheckpointError(f"{flag} needs an adapter; give its file with --adapter.")
         return weights
+    if weights.weights:
+        raise CheckpointError(
+            f"{weights.name} is in {weights.weights}, and an adapter is merged before that; give the model "
+            "that it was made from with --adapter and --weights, or load the adapter for requests."
+        )
     if alpha is not None and factor is not None:
         raise CheckpointError("--adapter-alpha and --adapter-scaling say the same; give one of them.")
     adapter = adapters.read(config.adapter, weights, config.adapter_init)
@@ -163,4 +193,6 @@ def describe(loaded: LoadedModel, rows: int) -> EngineInfo:
         vocabulary=weights.vocab,
         fingerprint=weights.fingerprint,
         checkpoint=weights.name,
+        weights=weights.weights,
+        weight_bytes=loaded.device_bytes,
     )

@@ -4,11 +4,15 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import get_args
 
-from rwkv_batch.config import EngineConfig
+from rwkv_batch.config import EngineConfig, WeightsName
 from rwkv_batch.engine import Engine
+from rwkv_batch.engine.startup import load_weights, loading_bar
 from rwkv_batch.evaluate.asks import AskedModel, EvaluationError
+from rwkv_batch.evaluate.compare import compare, held_out, texts_of
 from rwkv_batch.evaluate.files import read_lines, read_texts
 from rwkv_batch.evaluate.lambada import lambada, passage
 from rwkv_batch.evaluate.local import LocalModel
@@ -23,22 +27,22 @@ from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.wire.protocol import Sampling
 
 Run = Callable[[AskedModel, argparse.Namespace], Result]
+Evaluation = Callable[[argparse.Namespace], tuple[str, float, Result]]  # the model's name, and when it began
+FORMATS_COMPARED = "fp16,int8,fp8,int4"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit code: 0, 1 where answers differ that should not, 2 for what cannot be evaluated."""
     args = _parser().parse_args(arguments)
-    run: Run = args.run
+    run: Evaluation = args.run
     judge: Callable[[Result], int] = args.judge
     try:
-        model = _open(args)
-        began = time.monotonic()
-        result = run(model, args)
+        name, began, result = run(args)
     except (EvaluationError, CheckpointError, DeviceError) as error:
         print(error, file=sys.stderr)
         return 2
-    summary = {"task": args.task, "model": model.name, **result.summary}
-    print(f"{model.name}, {time.monotonic() - began:.1f} s\n")
+    summary = {"task": args.task, "model": name, **result.summary}
+    print(f"{name}, {time.monotonic() - began:.1f} s\n")
     print("\n\n".join(map(table, result.tables)))
     if file := args.jsonl or args.jsonl_unless:
         try:
@@ -48,6 +52,32 @@ def main(arguments: list[str] | None = None) -> int:
             return 2
         print(f"\n{len(result.records)} records are in {file}")
     return judge(result)
+
+
+def _ask(run: Run, args: argparse.Namespace) -> tuple[str, float, Result]:
+    model, began = _open(args), time.monotonic()
+    return model.name, began, run(model, args)
+
+
+def _compare(args: argparse.Namespace) -> tuple[str, float, Result]:
+    """Formats against fp32. Raises EvaluationError."""
+    formats = args.weights.split(",")
+    for name in formats:
+        if name not in get_args(WeightsName):
+            raise EvaluationError(f"--weights: there is no {name}; use {', '.join(get_args(WeightsName))}.")
+    with loading_bar(args.model_path or "") as bar:
+        weights = load_weights(args.model_path, EngineConfig(), bar)
+    if weights.weights:
+        raise EvaluationError(f"{weights.name} is in {weights.weights} already; give what it was made from.")
+    if args.file:
+        texts = texts_of(read_texts(args.file), args.tokens)
+    elif args.model_path:
+        raise EvaluationError("There is no text to read; name a file.")
+    else:
+        texts = held_out(args.tokens)
+    began = time.monotonic()
+    name = f"{weights.name} ({weights.fingerprint}) on cpu"
+    return name, began, compare(weights, texts, formats, args.quantize_head)
 
 
 def _open(args: argparse.Namespace) -> AskedModel:
@@ -111,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def add(name: str, run: Run, what: str, file: str = "") -> argparse.ArgumentParser:
         task = tasks.add_parser(name, parents=[where], help=what, description=what)
-        task.set_defaults(run=run, judge=lambda result: 0, jsonl_unless=None)
+        task.set_defaults(run=partial(_ask, run), judge=lambda result: 0, jsonl_unless=None)
         if file:
             task.add_argument("file", type=Path, metavar="FILE", help=file)
             task.add_argument("--limit", type=_positive, metavar="N", help="the first N examples only")
@@ -126,6 +156,15 @@ def _parser() -> argparse.ArgumentParser:
     task = add("generate", _run_generate, "answers to random questions, as JSONL")
     task.set_defaults(jsonl_unless=Path(f"answers_{stamp()}.jsonl"))
     _add_sampling(task, count=128, max_tokens=150)
+    what = "weight formats against fp32, on a CPU"
+    task = tasks.add_parser("compare", help=what, description=what)
+    task.set_defaults(run=_compare, judge=lambda result: 0, jsonl_unless=None)
+    task.add_argument("file", type=Path, nargs="?", metavar="FILE", help='JSONL with "text", or a text')
+    task.add_argument("--weights", default=FORMATS_COMPARED, metavar="LIST", help=f"({FORMATS_COMPARED})")
+    task.add_argument("--quantize-head", action=argparse.BooleanOptionalAction, help="as of app.py")
+    task.add_argument("--tokens", type=_positive, default=1000, metavar="N", help="that count (1000)")
+    task.add_argument("--model-path", metavar="P", help="as for app.py; without it: the bundled model")
+    task.add_argument("--jsonl", type=Path, metavar="FILE", help="a record for each format")
     task = add("determinism", _run_determinism, "the same questions twice with one seed, and each alone")
     task.set_defaults(judge=_all_the_same)
     _add_sampling(task, count=32, max_tokens=64)

@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.model.description import shapes
-from rwkv_batch.model.files import CheckpointError, read
-from rwkv_batch.model.mole import Mole
+from rwkv_batch.model.files import CheckpointError, ModelFile, read
 from rwkv_batch.model.names import official
 from rwkv_batch.model.rwkv6_description import rwkv6_shapes
+from rwkv_batch.ops.mole import Mole
 from rwkv_batch.ops.torch_ops import HEAD_SIZE
+from rwkv_batch.ops.weights.weight import Weight
 
 AGAIN = "the file is damaged or of another model: download it again"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -61,6 +62,18 @@ class Checkpoint:
     parameters: int
     fingerprint: str
     mole: Mole | None = None  # experts of an adapter
+    weights: str = ""  # the format of its matrices; "": as in the file
+    packed: Mapping[str, Weight] = field(default_factory=dict)  # these matrices are here, not in `tensors`
+
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        """Of a tensor, packed or not; None: there is none of that name."""
+        found = self.packed.get(name, self.tensors.get(name))
+        return None if found is None else tuple(found.shape)
+
+    def bytes_held(self, itemsize: int) -> int:
+        """What its weights take where those that are not packed take `itemsize` bytes each."""
+        packed = self.packed.values()
+        return sum(w.nbytes - w.numel() * itemsize for w in packed) + self.parameters * itemsize
 
     def start_state(self) -> Tensor | None:
         """The wkv `[layers, heads, 64 (value), 64 (key)]` fp32 before the first token; None: zero."""
@@ -76,7 +89,11 @@ def load(path: str | Path, progress: Progress | None = None) -> Checkpoint:
     `progress(done_bytes, total_bytes)` is called as the data comes in. The tensors are mapped from the file,
     not copied.
     """
-    file = read(Path(path).expanduser())
+    return from_file(read(Path(path).expanduser()), progress)
+
+
+def from_file(file: ModelFile, progress: Progress | None = None) -> Checkpoint:
+    """Check what has been read, as `load` does."""
     tensors, normed = official(file)
     return from_tensors(file.name, tensors, str(file.path), progress, normed)
 
@@ -90,7 +107,8 @@ def from_tensors(
 ) -> Checkpoint:
     """Check tensors that are in memory already. Raises CheckpointError, which names `where` or `name`.
 
-    normed: ln0 has been applied to the embedding, and is missing.
+    Of a tensor on the meta device only the shape is checked. normed: ln0 has been applied to the embedding,
+    and is missing.
     """
     where = where or name
     tensors = {key: value for key, value in given.items() if key not in IGNORED}
@@ -200,8 +218,9 @@ def _check_values(where: str, tensors: Mapping[str, Tensor], progress: Progress 
 
     Reading them all is what loading from a disk takes, so this is where progress is reported.
     """
-    done, total = 0, sum(tensor.nbytes for tensor in tensors.values())
-    for key, tensor in tensors.items():
+    there = {key: tensor for key, tensor in tensors.items() if not tensor.is_meta}
+    done, total = 0, sum(tensor.nbytes for tensor in there.values())
+    for key, tensor in there.items():
         # A sum meets every infinity and NaN at a fraction of the cost; only a strange one asks for the exact
         # look.
         if not tensor.sum(dtype=torch.float32).isfinite() and not tensor.isfinite().all():
@@ -213,7 +232,7 @@ def _check_values(where: str, tensors: Mapping[str, Tensor], progress: Progress 
 
 def _fingerprint(tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
-    for key in sorted(tensors):
+    for key in sorted(key for key in tensors if not tensors[key].is_meta):
         flat = tensors[key].reshape(-1)
         sample = flat[:: max(1, flat.numel() // SAMPLES)].float()
         digest.update(f"{key}{list(tensors[key].shape)}".encode() + sample.numpy().tobytes())

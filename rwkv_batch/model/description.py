@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm
 
 from rwkv_batch.ops.torch_ops import HEAD_SIZE
+from rwkv_batch.ops.weights.weight import Matrix, Weight
 
 MIXES = "rkvwag"  # the six token-shift mixes of the time mix; r, k, v first: their GEMMs have one shape
 DEEP_EMBED, DEEP_RANK = 1024, 32  # numbers of a token in DeepEmbed: a matrix [32, 32]
@@ -66,10 +67,10 @@ class LayerTensors:
 
     ln1: Norm
     mixes: dict[str, Tensor]  # [C] each, in the order of MIXES
-    receptance: Tensor  # [C, C]
-    key: Tensor  # [C, C]
-    value: Tensor  # [C, C]
-    output: Tensor  # [C, C]
+    receptance: Matrix  # [C, C]
+    key: Matrix  # [C, C]
+    value: Matrix  # [C, C]
+    output: Matrix  # [C, C]
     low_rank: dict[str, LowRankTensors]  # by the names of LOW_RANKS
     k_k: Tensor  # [C]
     k_a: Tensor  # [C]
@@ -77,8 +78,8 @@ class LayerTensors:
     ln_x: Norm
     ln2: Norm
     ffn_mix: Tensor  # [C]
-    ffn_key: Tensor  # [4 C, C]
-    ffn_value: Tensor  # [C, 4 C]
+    ffn_key: Matrix  # [4 C, C]
+    ffn_value: Matrix  # [C, 4 C]
     deep_embed: DeepEmbedTensors | None  # of RWKV-7a
 
 
@@ -87,7 +88,7 @@ def low_rank_names(layer: int) -> list[str]:
     return [name for name in LOW_RANKS if layer > 0 or name != "v"]
 
 
-def layer_tensors(tensors: Mapping[str, Tensor], layer: int) -> LayerTensors:
+def layer_tensors(tensors: Mapping[str, Tensor], packed: Mapping[str, Weight], layer: int) -> LayerTensors:
     """The tensors of one layer out of all of a checkpoint."""
     block, att, ffn = f"blocks.{layer}.", f"blocks.{layer}.att.", f"blocks.{layer}.ffn."
 
@@ -98,10 +99,10 @@ def layer_tensors(tensors: Mapping[str, Tensor], layer: int) -> LayerTensors:
     return LayerTensors(
         ln1=norm_tensors(tensors, block + "ln1"),
         mixes={name: tensors[f"{att}x_{name}"] for name in MIXES},
-        receptance=tensors[att + "receptance.weight"],
-        key=tensors[att + "key.weight"],
-        value=tensors[att + "value.weight"],
-        output=tensors[att + "output.weight"],
+        receptance=matrix(tensors, packed, att + "receptance"),
+        key=matrix(tensors, packed, att + "key"),
+        value=matrix(tensors, packed, att + "value"),
+        output=matrix(tensors, packed, att + "output"),
         low_rank={name: low_rank(name) for name in low_rank_names(layer)},
         k_k=tensors[att + "k_k"],
         k_a=tensors[att + "k_a"],
@@ -109,8 +110,8 @@ def layer_tensors(tensors: Mapping[str, Tensor], layer: int) -> LayerTensors:
         ln_x=norm_tensors(tensors, att + "ln_x"),
         ln2=norm_tensors(tensors, block + "ln2"),
         ffn_mix=tensors[ffn + "x_k"],
-        ffn_key=tensors[ffn + "key.weight"],
-        ffn_value=tensors[ffn + "value.weight"],
+        ffn_key=matrix(tensors, packed, ffn + "key"),
+        ffn_value=matrix(tensors, packed, ffn + "value"),
         deep_embed=_deep_embed(tensors, ffn),
     )
 
@@ -120,6 +121,12 @@ def _deep_embed(tensors: Mapping[str, Tensor], ffn: str) -> DeepEmbedTensors | N
         return None
     names = ("s_emb.weight", "s_emb_x.weight", "s1", "s2", "s0")
     return DeepEmbedTensors(*(tensors[ffn + name] for name in names))
+
+
+def matrix(tensors: Mapping[str, Tensor], packed: Mapping[str, Weight], name: str) -> Matrix:
+    """The matrix `name.weight` of a checkpoint, packed if it is."""
+    key = f"{name}.weight"
+    return packed[key] if key in packed else tensors[key]
 
 
 def norm_tensors(tensors: Mapping[str, Tensor], name: str) -> Norm:

@@ -4,8 +4,9 @@ import difflib
 import json
 import pickle
 import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ class ModelFile:
     path: Path
     tensors: dict[str, Tensor]  # mapped from the file, not copied
     config: Mapping[str, Any]  # of a Hugging Face folder; otherwise empty
+    metadata: Mapping[str, str] = field(default_factory=dict)  # of a single .safetensors or .st file
 
     @property
     def name(self) -> str:
@@ -39,12 +41,13 @@ class ModelFile:
 
 def read(path: Path) -> ModelFile:
     """A file, whose suffix may be left out, or a Hugging Face folder. Raises CheckpointError."""
-    found = _find(path)
+    found = find(path)
     if found.is_dir():
         return ModelFile(found, _read_folder(found), _read_config(found))
     # A part of a Hugging Face folder that is not cut into parts can be given too.
     config = _read_config(found.parent) if found.name in FOLDER_FILES else {}
-    return ModelFile(found, read_tensors(found), config)
+    tensors = read_tensors(found)
+    return ModelFile(found, tensors, config, read_metadata(found))
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
@@ -52,7 +55,16 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     return _read_safetensors(file) if file.suffix in (".safetensors", ".st") else _read_pth(file)
 
 
-def _find(path: Path) -> Path:
+def read_metadata(file: Path) -> dict[str, str]:
+    """What the header of a .safetensors or .st file says beside its tensors. Raises CheckpointError."""
+    if file.suffix not in (".safetensors", ".st"):
+        return {}
+    with _safetensors(file) as archive:
+        return archive.metadata() or {}
+
+
+def find(path: Path) -> Path:
+    """The file or folder that a path means. Raises CheckpointError if there is none."""
     for file in (path, *(path.with_name(path.name + suffix) for suffix in SUFFIXES)):
         if file.is_file():
             return file
@@ -153,9 +165,15 @@ def _read_pth(file: Path) -> dict[str, Tensor]:
 
 
 def _read_safetensors(file: Path) -> dict[str, Tensor]:
+    with _safetensors(file) as archive:
+        return {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118 (the archive is no mapping)
+
+
+@contextmanager
+def _safetensors(file: Path) -> Iterator[Any]:
     try:
         with safe_open(file, framework="pt", device="cpu") as archive:
-            return {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118 (the archive is no mapping)
+            yield archive
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{file} cannot be read ({_first_line(error)}); download it again.") from error
 

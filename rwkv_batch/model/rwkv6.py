@@ -75,8 +75,8 @@ class RWKV6(TorchModel):
     """RWKV-6."""
 
     def _load_layers(self) -> None:
-        tensors = self.checkpoint.tensors
-        layers = (rwkv6_layer_tensors(tensors, index) for index in range(self.checkpoint.layers))
+        c = self.checkpoint
+        layers = (rwkv6_layer_tensors(c.tensors, c.packed, index) for index in range(c.layers))
         self.layers = [(self._time_mix(layer), self._channel_mix(layer)) for layer in layers]
 
     def _run_layers(self, tokens: Tensor, states: States, rows: ops.PackedRows, changes: Changes) -> Tensor:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rwkv_batch.model.description import Norm, norm_tensors
+from rwkv_batch.model.description import Norm, matrix, norm_tensors
 from rwkv_batch.ops.torch_ops import HEAD_SIZE
+from rwkv_batch.ops.weights.weight import Matrix, Weight
 
 RWKV6_MIXES = "wkvrg"  # the token-shift mixes of the time mix, in the order of `time_maa_w2`
 
@@ -28,21 +29,23 @@ class Rwkv6LayerTensors:
     decay_inner: Tensor  # [C, D]
     decay_outer: Tensor  # [D, C]
     bonus: Tensor  # [heads, 64]: how much a token reads of its own value
-    receptance: Tensor  # [C, C]
-    key: Tensor  # [C, C]
-    value: Tensor  # [C, C]
-    gate: Tensor  # [C, C]
-    output: Tensor  # [C, C]
+    receptance: Matrix  # [C, C]
+    key: Matrix  # [C, C]
+    value: Matrix  # [C, C]
+    gate: Matrix  # [C, C]
+    output: Matrix  # [C, C]
     ln_x: Norm
     ln2: Norm
     ffn_mix_k: Tensor  # [C]
     ffn_mix_r: Tensor  # [C]
-    ffn_key: Tensor  # [F, C]
-    ffn_value: Tensor  # [C, F]
-    ffn_receptance: Tensor  # [C, C]
+    ffn_key: Matrix  # [F, C]
+    ffn_value: Matrix  # [C, F]
+    ffn_receptance: Matrix  # [C, C]
 
 
-def rwkv6_layer_tensors(tensors: Mapping[str, Tensor], layer: int) -> Rwkv6LayerTensors:
+def rwkv6_layer_tensors(
+    tensors: Mapping[str, Tensor], packed: Mapping[str, Weight], layer: int
+) -> Rwkv6LayerTensors:
     """The tensors of one layer out of all of a checkpoint."""
     block, att, ffn = f"blocks.{layer}.", f"blocks.{layer}.att.", f"blocks.{layer}.ffn."
     return Rwkv6LayerTensors(
@@ -55,18 +58,18 @@ def rwkv6_layer_tensors(tensors: Mapping[str, Tensor], layer: int) -> Rwkv6Layer
         decay_inner=tensors[att + "time_decay_w1"],
         decay_outer=tensors[att + "time_decay_w2"],
         bonus=tensors[att + "time_faaaa"],
-        receptance=tensors[att + "receptance.weight"],
-        key=tensors[att + "key.weight"],
-        value=tensors[att + "value.weight"],
-        gate=tensors[att + "gate.weight"],
-        output=tensors[att + "output.weight"],
+        receptance=matrix(tensors, packed, att + "receptance"),
+        key=matrix(tensors, packed, att + "key"),
+        value=matrix(tensors, packed, att + "value"),
+        gate=matrix(tensors, packed, att + "gate"),
+        output=matrix(tensors, packed, att + "output"),
         ln_x=norm_tensors(tensors, att + "ln_x"),
         ln2=norm_tensors(tensors, block + "ln2"),
         ffn_mix_k=tensors[ffn + "time_maa_k"],
         ffn_mix_r=tensors[ffn + "time_maa_r"],
-        ffn_key=tensors[ffn + "key.weight"],
-        ffn_value=tensors[ffn + "value.weight"],
-        ffn_receptance=tensors[ffn + "receptance.weight"],
+        ffn_key=matrix(tensors, packed, ffn + "key"),
+        ffn_value=matrix(tensors, packed, ffn + "value"),
+        ffn_receptance=matrix(tensors, packed, ffn + "receptance"),
     )
 
 

@@ -17,11 +17,11 @@ from rwkv_batch.model.description import (
     Norm,
     layer_tensors,
 )
-from rwkv_batch.model.mole import BoneExpert, Change, ExpertMix, LoraExpert, bone_change, lora_change
 from rwkv_batch.model.torch_model import TorchModel
 from rwkv_batch.ops import torch_ops as ops
 from rwkv_batch.ops.linear import Linear
 from rwkv_batch.ops.low_rank import Changes
+from rwkv_batch.ops.mole import BoneExpert, Change, ExpertMix, LoraExpert, bone_change, lora_change
 from rwkv_batch.state.slots import States
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -134,8 +134,8 @@ class RWKV7(TorchModel):
     """RWKV-7, and 7a, whose channel mixes have a DeepEmbed."""
 
     def _load_layers(self) -> None:
-        tensors = self.checkpoint.tensors
-        layers = (layer_tensors(tensors, index) for index in range(self.checkpoint.layers))
+        c = self.checkpoint
+        layers = (layer_tensors(c.tensors, c.packed, index) for index in range(c.layers))
         self.layers = [
             (self._time_mix(layer), self._channel_mix(layer, self._experts(index)))
             for index, layer in enumerate(layers)

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.model.checkpoint import Checkpoint
-from rwkv_batch.model.description import norm_tensors, normed_embedding
+from rwkv_batch.model.description import matrix, norm_tensors, normed_embedding
 from rwkv_batch.ops import torch_ops as ops
 from rwkv_batch.ops.linear import Linear, prepare
 from rwkv_batch.ops.low_rank import Changes, PreparedAdapter, changes_of
+from rwkv_batch.ops.weights.products import product_with
+from rwkv_batch.ops.weights.weight import Matrix, Weight
 from rwkv_batch.sampling.prompt_logprobs import PromptScores
 from rwkv_batch.state.slots import States
 
@@ -39,7 +41,7 @@ class TorchModel(ABC):
         self._invariant = invariant
         self.embedding = normed_embedding(checkpoint.tensors, self.device, dtype)
         self.ln_out = norm_tensors(checkpoint.tensors, "ln_out").to(self.device, torch.float32)
-        self.head = self._linear(checkpoint.tensors["head.weight"])
+        self.head = self._linear(matrix(checkpoint.tensors, checkpoint.packed, "head"))
         self.adapters: list[PreparedAdapter | None] = []  # by slot
         self._load_layers()
 
@@ -104,7 +106,9 @@ class TorchModel(ABC):
     def _vector(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device, self.dtype).flatten()
 
-    def _linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    def _linear(self, weight: Matrix, bias: Tensor | None = None) -> Linear:
+        if isinstance(weight, Weight):
+            return product_with(weight, bias)
         return prepare(weight, bias, device=self.device, dtype=self.dtype, invariant=self._invariant)
 
 

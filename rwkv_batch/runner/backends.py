@@ -6,6 +6,7 @@ import torch
 
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.model.quantization.matrices import is_half
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.cuda.build import BuildError
 from rwkv_batch.ops.device import DeviceError
@@ -23,6 +24,7 @@ def create_runner(checkpoint: Checkpoint, device: torch.device, config: EngineCo
 
     Raises DeviceError if the backend does not run there, SamplerError if the sampler does not.
     """
+    check_format(checkpoint.weights, device)
     if config.batch_invariant:
         _check_invariant(checkpoint, device, config)
     default = "fp32" if device.type == "cpu" or config.batch_invariant else "fp16"
@@ -44,6 +46,14 @@ def create_runner(checkpoint: Checkpoint, device: torch.device, config: EngineCo
     if config.sampler == "flashinfer":
         raise SamplerError("--sampler flashinfer needs a GPU and the kernels in cuda/; use --sampler own")
     return TorchRunner(checkpoint, device, wkv_dtype, _room(config), config.batch_invariant)
+
+
+def check_format(weights: str, device: torch.device) -> None:
+    """Raises DeviceError for a format of matrices that the device has no products for."""
+    if weights and not is_half(weights) and device.type != "cpu":
+        raise DeviceError(
+            f"--weights {weights} runs on a CPU only so far; leave it out, use fp16 or bf16, or --device cpu."
+        )
 
 
 def _create_cuda_runner(

@@ -191,6 +191,7 @@ class LoadModel(WireMessage, frozen=True, omit_defaults=True, tag="load_model"):
     adapter: str = ""  # a file that is merged into it
     adapter_scaling: float | None = None
     defaults: ModelDefaults = ModelDefaults()
+    weights: str = ""  # the format of its matrices; "": that of its file, or of --weights
 
 
 class RemoveModel(WireMessage, frozen=True, tag="remove_model"):

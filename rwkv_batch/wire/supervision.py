@@ -35,6 +35,8 @@ class EngineInfo(Struct, frozen=True):
     fingerprint: str  # of the weights
     checkpoint: str  # the name of the file or folder, which says how chats were rendered in training
     defaults: ModelDefaults = ModelDefaults()
+    weights: str = ""  # the format of its large matrices; "": none in particular
+    weight_bytes: int = 0  # that its weights take on the device
 
 
 class Loading(Struct, frozen=True):

@@ -99,7 +99,7 @@ def test_a_swap_loses_no_counts(driver):
     running = driver.add("one", max_tokens=60)
     driver.step()
     before, old = counters(ask(driver)), driver.models.member("one")
-    driver.models.take_over("one", engine("one", driver.woken.set, weights=WEIGHTS["two"]))
+    driver.models.take_over("one", engine("one", driver.woken.set, model=WEIGHTS["two"]))
     driver.finish(driver.add("one", max_tokens=9))
     during = ask(driver)
     assert number(during, "num_requests_running", "one") == 1, "that of the old weights"

@@ -24,11 +24,11 @@ OPTIONS = {"device": "cpu", "max_rows": 4, "prefix_cache_mb": 0}
 PROMPT = [5, 6, 7]
 
 
-def engine(name: str, wake=lambda: None, folder: Path | None = None, weights=None, **options) -> Engine:
+def engine(name: str, wake=lambda: None, folder: Path | None = None, model=None, **options) -> Engine:
     """An engine with the weights of that name, or with others."""
     database = {"state_db": str(folder / f"{name}.db")} if folder else {}
     options = OPTIONS | database | {"model_name": name} | options
-    return Engine(weights or WEIGHTS[name], wake=wake, **options)
+    return Engine(model or WEIGHTS[name], wake=wake, **options)
 
 
 def alone(prompt: list[int], weights, max_tokens: int = 12) -> str:

@@ -55,7 +55,7 @@ def test_a_model_is_loaded_with_all_its_fields(http, server, folder):
     fields = {
         "model_filename": "a.pth",
         "model_viewname": "My model 1.5B",
-        "model_strategy": "fp16",
+        "model_strategy": "fp6",
         "adapter_filename": "adapter.pth",
         "adapter_mode": "lora",
         "adapter_scaling": "2.0",
@@ -69,7 +69,7 @@ def test_a_model_is_loaded_with_all_its_fields(http, server, folder):
     (command,) = sent(server)
     defaults = ModelDefaults(0.4, 0.25, "\n\n", "world")
     wanted = LoadModel(
-        command.id, str(folder / "a.pth"), "My model 1.5B", str(folder / "adapter.pth"), 2.0, defaults
+        command.id, str(folder / "a.pth"), "My model 1.5B", str(folder / "adapter.pth"), 2.0, defaults, "fp6"
     )
     assert command == wanted
     chat = {"messages": [{"role": "user", "content": "hello"}], "model": "My model 1.5B"}
@@ -104,6 +104,14 @@ def test_a_loaded_model_is_there_for_the_next_request_and_a_removed_one_is_not(h
     assert http.post(CHAT, json={"messages": [], "model": "b"}).status_code == 404
 
 
+@pytest.mark.parametrize("strategy", ["fp16", "bf16", "int8", "fp8", "int4", "nf4"])
+def test_a_strategy_that_means_something_else_elsewhere_says_so(http, server, folder, strategy):
+    reply = http.post(LOAD, json={"model_filename": "a.pth", "model_strategy": strategy})
+    assert reply.status_code == 200 and reply.json()["message"].startswith(f"{strategy}: ")
+    assert "RWKV-Infer" in reply.json()["message"]
+    assert sent(server)[-1].weights == strategy
+
+
 def test_a_model_that_another_front_end_has_loaded_is_found(http, server):
     server.engine.infos = [INFO, msgspec.structs.replace(INFO, model="theirs")]
     assert http.post(V1, json={"contents": ["x"], "model": "theirs"}).status_code == 200
@@ -134,7 +142,7 @@ def test_progress_is_visible(http, server):
         ({"model_filename": "a" * 5000}, 400, "aaa"),
         ({"model_filename": "bad.pth"}, 400, "cannot be served"),
         ({"model_filename": "a.pth", "model_viewname": "../x"}, 400, "model_viewname"),
-        ({"model_filename": "a.pth", "model_strategy": "int8"}, 400, "model_strategy"),
+        ({"model_filename": "a.pth", "model_strategy": "int3"}, 400, "int4"),
         ({"model_filename": "a.pth", "adapter_filename": "../secret.pth"}, 400, "not inside"),
         ({"model_filename": "a.pth", "adapter_scaling": "much"}, 400, "adapter_scaling"),
         ({"model_filename": "a.pth", "default_top_p": "2"}, 400, "default_top_p"),

@@ -28,6 +28,7 @@ from rwkv_batch.engine.serving.models import Member, Models
 from rwkv_batch.engine.startup import load_model, load_weights, loading_bar, open_store
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.files import CheckpointError
+from rwkv_batch.model.quantization import packed_file
 from rwkv_batch.ops import device as devices
 from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.sampling.flashinfer import SamplerError
@@ -101,8 +102,11 @@ class ModelChanges:
 
     def _load(self, key: RequestKey, name: str, command: LoadModel) -> None:
         config = further_model(self._configs[0], command.path, name)
+        has_format = packed_file.format_of(command.path)
         config = replace(
             config,
+            weights=command.weights or (None if has_format else config.weights),
+            quantize_head=None if has_format or command.weights else config.quantize_head,
             adapter=command.adapter or None,
             adapter_alpha=None,
             adapter_scaling=command.adapter_scaling,
@@ -186,7 +190,8 @@ class ModelChanges:
     def _build(self, weights: Checkpoint, config: EngineConfig, defaults: ModelDefaults) -> Engine:
         """An engine that has run its steps once. Raises DeviceError, SamplerError, StoreError."""
         share = MemoryShare(host=len(self._configs), kept=self._models.step_bytes)
-        config = replace(config, adapter=None, adapter_scaling=None)  # it is in the weights already
+        # Which are in the weights already.
+        config = replace(config, adapter=None, adapter_scaling=None, weights=None, quantize_head=None)
         device = devices.find_device(config.device)
         memory.check_weights(weights.name, weights.parameters, device, share.kept)
         free = [number for number in range(MOST_LOADED) if self._streams.get(number, _nothing)() is None]

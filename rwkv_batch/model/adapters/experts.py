@@ -6,7 +6,7 @@
     blocks.0.ffn.expert_1.value.bone_expert_0             LoRA or Bone
 
 The number at the end of an expert's names is 0, as the trainer writes it, or that of the expert. Which of two
-rules the router was trained with (see `rwkv_batch.model.mole`) is not in the file, but for that bias, which
+rules the router was trained with (see `rwkv_batch.ops.mole`) is not in the file, but for that bias, which
 not every revision of the trainer may have had.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rwkv_batch.model.adapters.fitting import WRONG, check, part_of
+from rwkv_batch.model.adapters.fitting import WRONG, check, part_of, shape_of
 from rwkv_batch.model.adapters.parts import BonePart, LoraPart
 from rwkv_batch.model.checkpoint import TITLES, Checkpoint
 from rwkv_batch.model.files import CheckpointError
@@ -93,7 +93,7 @@ def _layer(where: str, layer: int, found: dict[str, Tensor], checkpoint: Checkpo
         prefix = f"{ffn}expert_{expert}.{name}"
         if (expert, name) not in groups:
             raise CheckpointError(f"{where}: {prefix} is missing; {WRONG}.")
-        shape = tuple(checkpoint.tensors[f"{ffn}{name}.weight"].shape)
+        shape = shape_of(where, f"{ffn}{name}.weight", prefix, checkpoint)
         part = part_of(where, prefix, groups[expert, name], shape)
         assert isinstance(part, LoraPart | BonePart)  # the only kinds that EXPERT lets through
         return part

@@ -22,7 +22,8 @@ def check(where: str, key: str, tensor: Tensor, wanted: tuple[int, ...]) -> Tens
 
 def shape_of(where: str, target: str, key: str, checkpoint: Checkpoint) -> tuple[int, ...]:
     """The shape of the model's tensor that a key changes. Raises CheckpointError if it cannot be changed."""
-    if target not in checkpoint.tensors:
+    shape = checkpoint.shape_of(target)
+    if shape is None:
         raise CheckpointError(
             f"{where}: {key} is no tensor of {checkpoint.name}, nor a change of one that is known; {WRONG}."
         )
@@ -31,7 +32,7 @@ def shape_of(where: str, target: str, key: str, checkpoint: Checkpoint) -> tuple
             f"{where}: {key} is for an embedding before ln0, which {checkpoint.name} has applied already; "
             "give the model's .pth file."
         )
-    return tuple(checkpoint.tensors[target].shape)
+    return shape
 
 
 def part_of(where: str, prefix: str, found: Mapping[str, Tensor], shape: tuple[int, ...]) -> Part:

@@ -43,7 +43,7 @@ def low_rank(
     if adapter.experts:
         raise CheckpointError(f"{where} is MoLE, which no request can choose; {MERGE}.")
     factor = factor_of(adapter, list(adapter.parts.values()), scaling, FIELDS)
-    shape = shapes(checkpoint.width, len(checkpoint.tensors["blocks.0.ffn.key.weight"]))
+    shape = shapes(checkpoint.width, 4 * checkpoint.width)
     table = torch.zeros(checkpoint.layers, len(TARGETS), ENTRY, dtype=torch.int32, pin_memory=pinned)
     found: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
     most = 0

@@ -13,7 +13,7 @@ from rwkv_batch.model.adapters.parts import BonePart, Part, Scaling
 from rwkv_batch.model.adapters.reader import Adapter
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.files import CheckpointError
-from rwkv_batch.model.mole import BoneExpert, LoraExpert, Mole, MoleTensors, RouterRule
+from rwkv_batch.ops.mole import BoneExpert, LoraExpert, Mole, MoleTensors, RouterRule
 
 log = logging.getLogger(__name__)
 

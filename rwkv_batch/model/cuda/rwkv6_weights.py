@@ -10,6 +10,7 @@ from rwkv_batch.model.cuda.weights import RANK_MULTIPLE, pack_head, padded, roun
 from rwkv_batch.model.description import Norm, norm_tensors, normed_embedding
 from rwkv_batch.model.rwkv6_description import Rwkv6LayerTensors, rwkv6_layer_tensors
 from rwkv_batch.ops.cuda.buffers import BufferShape
+from rwkv_batch.ops.weights.weight import Matrix
 
 HIDDEN_MULTIPLE = 64  # of which gemm_tile takes rows; the weights added are zero
 
@@ -65,7 +66,8 @@ def pack_rwkv6(checkpoint: Checkpoint, device: torch.device) -> Rwkv6CudaWeights
     mix, decay = (largest(f"att.time_{name}", 1, RANK_MULTIPLE) for name in ("maa_w2", "decay_w1"))
     hidden = largest("ffn.key.weight", 0, HIDDEN_MULTIPLE)
     packed = [
-        _pack_layer(rwkv6_layer_tensors(tensors, layer), mix, decay, hidden, device) for layer in layers
+        _pack_layer(rwkv6_layer_tensors(tensors, checkpoint.packed, layer), mix, decay, hidden, device)
+        for layer in layers
     ]
     return Rwkv6CudaWeights(
         normed_embedding(tensors, device, torch.float16),
@@ -80,7 +82,7 @@ def _pack_layer(
 ) -> Rwkv6CudaLayer:
     """mix, decay, hidden: ranks and hidden units, to which matrices are filled up."""
 
-    def half(tensor: Tensor) -> Tensor:
+    def half(tensor: Matrix) -> Tensor:
         return tensor.to(device, torch.float16)
 
     mix_x, nothing = half(layer.mix_x), torch.zeros(len(layer.mix_x), device=device, dtype=torch.float16)

@@ -20,6 +20,7 @@ from rwkv_batch.model.description import (
     normed_embedding,
 )
 from rwkv_batch.ops.cuda.buffers import BufferShape
+from rwkv_batch.ops.weights.weight import Matrix
 
 RANK_MULTIPLE = 32  # the step of the GEMM kernels over K; the weights added are zero
 HEAD_MULTIPLE = 16  # rows of w that a warp of the GEMM kernel takes
@@ -85,7 +86,7 @@ def pack_weights(checkpoint: Checkpoint, device: torch.device) -> CudaWeights:
             found.setdefault(name, []).append(tensors[f"blocks.{layer}.att.{name}1"].shape[1])
     ranks = {name: round_up(max(sizes), RANK_MULTIPLE) for name, sizes in found.items()}
     # One layer at a time: an adapter is merged as a tensor is read.
-    layers = (layer_tensors(tensors, index) for index in range(checkpoint.layers))
+    layers = (layer_tensors(tensors, checkpoint.packed, index) for index in range(checkpoint.layers))
     embedding = normed_embedding(tensors, device, torch.float16)
     return CudaWeights(
         embedding,
@@ -105,7 +106,7 @@ def _pack_layer(layer: LayerTensors, ranks: dict[str, int], embedding: Tensor) -
     """ranks: to which the low-rank functions are filled up. embedding: of the model, on the GPU."""
     device = embedding.device
 
-    def half(tensor: Tensor) -> Tensor:
+    def half(tensor: Matrix) -> Tensor:
         return tensor.to(device, torch.float16)
 
     return CudaLayer(

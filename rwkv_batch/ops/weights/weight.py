@@ -1,0 +1,113 @@
+"""The seam of weight formats: a matrix as packed tensors, and back.
+
+A format is a subclass. It knows no model: which matrices of a model are packed says
+`rwkv_batch/model/quantization/matrices.py`. Every row (output) is packed by itself, so a matrix is packed and
+read some rows at a time, and no second copy of it is made.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+NUMBERS_AT_ONCE = 1 << 17  # of a matrix that is packed or read, in fp32
+
+
+class PartLayout(NamedTuple):
+    """One packed tensor of a matrix."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+class Weight(ABC):
+    """A matrix `[outputs, inputs]` in a format.
+
+    parts: the packed tensors, by the names of `layout`.
+    """
+
+    format: ClassVar[str]  # as --weights names it
+
+    def __init__(self, shape: tuple[int, int], parts: Mapping[str, Tensor]) -> None:
+        """Raises ValueError, a sentence's end, for parts that are none of a matrix of this shape."""
+        wanted = self.layout(*shape)
+        if parts.keys() != wanted.keys():
+            raise ValueError(f"has the parts {', '.join(sorted(parts))} in place of {', '.join(wanted)}")
+        for name, (dtype, size) in wanted.items():
+            if parts[name].dtype != dtype or tuple(parts[name].shape) != size:
+                raise ValueError(f"has a part {name} that does not fit {self.format} of {list(shape)}")
+        self.shape, self.parts = shape, {name: parts[name] for name in wanted}
+
+    @classmethod
+    def pack(cls, matrix: Tensor) -> Self:
+        """A matrix of finite numbers in any floating dtype. Numbers past the format's range saturate."""
+        outputs, inputs = matrix.shape
+        parts = {
+            name: torch.empty(size, dtype=dtype)
+            for name, (dtype, size) in cls.layout(outputs, inputs).items()
+        }
+        for rows in blocks(outputs, inputs):
+            for name, part in cls.pack_rows(matrix[rows].float()).items():
+                parts[name][rows] = part
+        return cls((outputs, inputs), parts)
+
+    @classmethod
+    @abstractmethod
+    def layout(cls, outputs: int, inputs: int) -> dict[str, PartLayout]:
+        """The packed tensors of a matrix; the first dimension of each is `outputs`."""
+
+    @classmethod
+    @abstractmethod
+    def pack_rows(cls, rows: Tensor) -> dict[str, Tensor]:
+        """The parts of some rows `[n, inputs]`, fp32."""
+
+    @abstractmethod
+    def read_rows(self, rows: slice) -> Tensor:
+        """Some rows dequantized, `[n, inputs]` fp32: the reference for every product with them."""
+
+    def dequantize(self) -> Tensor:
+        """The matrix that it stands for, `[outputs, inputs]` fp32."""
+        return self.to("cpu", torch.float32)
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> Tensor:
+        """The matrix that it stands for in a dtype on a device."""
+        matrix = torch.empty(self.shape, dtype=dtype, device=device)
+        for rows in blocks(*self.shape):
+            matrix[rows] = self.read_rows(rows).to(device, dtype)
+        return matrix
+
+    @property
+    def nbytes(self) -> int:
+        """What the parts take."""
+        return sum(part.nbytes for part in self.parts.values())
+
+    def numel(self) -> int:
+        """Numbers of the matrix."""
+        return self.shape[0] * self.shape[1]
+
+
+Matrix = Tensor | Weight  # of a model: either has `shape` and `to(device, dtype)`
+
+
+def blocks(outputs: int, inputs: int) -> Iterator[slice]:
+    """Rows that are packed or read at once, until all have been."""
+    at_once = max(1, NUMBERS_AT_ONCE // max(inputs, 1))
+    return (slice(start, min(start + at_once, outputs)) for start in range(0, outputs, at_once))
+
+
+def grouped(rows: Tensor, size: int) -> Tensor:
+    """`[n, inputs]` in groups of neighbours, `[n, groups, size]`; the last is filled up with its last number.
+
+    So the smallest, the largest and the largest absolute number of a group are those of its own.
+    """
+    missing = -rows.shape[1] % size
+    if missing:
+        rows = torch.cat([rows, rows[:, -1:].expand(-1, missing)], 1)
+    return rows.reshape(len(rows), -1, size)
+
+
+def over(rows: Tensor, scales: Tensor) -> Tensor:
+    """`rows / scales`; zero where a scale is, as where a row or group is all zeros."""
+    return torch.where(scales > 0, rows / scales, 0)

@@ -1,0 +1,75 @@
+"""Weight formats in the engine: the bundled model's answers, and models loaded while others serve."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from changing_driver import ChangingDriver
+from checkpoints import write_pth
+from models_driver import WEIGHTS, alone
+
+from demo.samples import samples
+from rwkv_batch.engine.engine import Engine
+from rwkv_batch.model.quantization.packed_file import write
+from rwkv_batch.model.quantization.quantize import quantize
+from rwkv_batch.wire.commands import LoadModel
+from rwkv_batch.wire.protocol import CommandReply, Rejected, Sampling, SessionTurn
+
+LONG = 60
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+def test_the_bundled_model_answers_as_before(name):
+    """Translations, chats, stories, tool calls: see demo/samples.json."""
+    engine = Engine(device="cpu", weights=name, prefix_cache_mb=0)
+    known = samples()
+    prompts = [engine.tokenizer.encode(sample.prompt) for sample in known]
+    rows = engine.generate(prompts, max_tokens=256, sampling=Sampling(temperature=0.0))
+    assert [row.text for row in rows] == [sample.answer for sample in known]
+    assert engine.info.weights == name
+    assert engine.info.weight_bytes < 0.6 * 4 * engine.info.parameters
+
+
+@pytest.fixture
+def files(tmp_path) -> dict[str, Path]:
+    plain = write_pth(tmp_path / "plain.pth", dict(WEIGHTS["two"].tensors))
+    packed = tmp_path / "packed.safetensors"
+    write(quantize(WEIGHTS["two"], "int4"), WEIGHTS["two"].fingerprint, packed)
+    return {"plain": plain, "packed": packed}
+
+
+@pytest.fixture
+def driver(tmp_path) -> Iterator[ChangingDriver]:
+    made = ChangingDriver("one", folder=tmp_path, weights="fp8")
+    yield made
+    made.settle()
+    made.models.close()
+
+
+@pytest.mark.parametrize(
+    ("file", "asked", "given"),
+    [("plain", "int8", "int8"), ("plain", "", "fp8"), ("packed", "", "int4"), ("packed", "int4", "int4")],
+)
+def test_a_loaded_model_is_in_the_format_asked_for_its_own_or_the_servers(driver, files, file, asked, given):
+    reply = driver.change(LoadModel("l", str(files[file]), "two", weights=asked))
+    assert isinstance(reply, CommandReply)
+    assert [info.weights for info in reply.models] == ["fp8", given]
+    text = driver.add("two", max_tokens=LONG)
+    driver.finish(text)
+    assert driver.text(text) == alone([5, 6, 7], quantize(WEIGHTS["two"], given), LONG)
+
+
+def test_another_format_than_that_of_the_file_changes_nothing(driver, files):
+    reply = driver.change(LoadModel("l", str(files["packed"]), "two", weights="int8"))
+    assert isinstance(reply, Rejected) and "is in int4 already" in reply.message
+    assert driver.served() == ["one"]
+
+
+def test_a_session_is_not_continued_in_another_format(driver, files):
+    first = write_pth(files["plain"].with_name("one.pth"), dict(WEIGHTS["one"].tensors))
+    driver.finish(driver.add("one", turn=SessionTurn(target="s")))
+    assert isinstance(driver.change(LoadModel("l", str(first), "one", weights="int8")), CommandReply)
+    driver.settle()
+    turn = driver.add("one", turn=SessionTurn(source="s", target="s"))
+    driver.finish(turn)
+    assert "made by another model" in driver.events[turn][-1].message

@@ -1,0 +1,49 @@
+"""A driver of models that come and go."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from models_driver import OPTIONS, ModelsDriver
+
+from rwkv_batch.config import EngineConfig
+from rwkv_batch.engine.serving.changes import ModelChanges
+from rwkv_batch.wire.commands import LoadModel, RemoveModel
+from rwkv_batch.wire.protocol import CommandReply, Failed, Rejected
+from rwkv_batch.wire.supervision import Serving
+
+
+class ChangingDriver(ModelsDriver):
+    """A driver of models that come and go."""
+
+    def __init__(self, *names: str, folder: Path | None = None, **options) -> None:
+        super().__init__(*names, folder=folder, **options)
+        database = str(folder / f"{names[0]}.db") if folder else None
+        config = EngineConfig(**OPTIONS | {"state_db": database} | options)
+        self.told: list[Serving] = []
+        configs = tuple(config for _ in names)
+        self.changes = ModelChanges(self.models, configs, self.told.append, self.woken.set)
+
+    def change(self, command: LoadModel | RemoveModel) -> CommandReply | Rejected | Failed:
+        """The reply to a command, once it has come."""
+        self.begin(command)
+        self.wait(lambda: self.ended(command.id))
+        return self.events[command.id][-1]
+
+    def wait(self, done: Callable[[], object]) -> None:
+        """Step only when the change asks for it, so that rows do not end meanwhile."""
+        while not done():
+            while not (self.models._calls or self.models._outbox):
+                assert self.woken.wait(60), "the change waits for nothing"
+                self.woken.clear()
+            self.step()
+
+    def begin(self, command: LoadModel | RemoveModel) -> None:
+        self.changes.run((b"test", command.id), command)
+
+    def settle(self) -> None:
+        """Step until no change is under way."""
+        while self.changes._under_way:
+            self.step()
+
+    def served(self) -> list[str]:
+        return [info.model for info in self.models.infos]

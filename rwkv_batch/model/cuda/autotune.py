@@ -20,7 +20,7 @@ import torch
 from tqdm import tqdm
 
 from rwkv_batch.model.cuda.gemm import METHODS, WHOLE, Gemms
-from rwkv_batch.model.cuda.weights import CudaLayer
+from rwkv_batch.model.cuda.packing.weights import CudaLayer
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.cuda.buffers import Buffers
 from rwkv_batch.ops.cuda.capture import capture, gpu_seconds
@@ -56,7 +56,9 @@ class Autotuner:
         layer, head = gemms.weights.layers[-1], len(gemms.weights.head)
         sizes = (len(layer.output), *(len(w) for w in layer.low_in.values()), head)
         gpu = torch.cuda.get_device_name(device).replace(" ", "-").replace("/", "-")
-        name = f"tuning-{gpu}-torch{torch.__version__}-{'-'.join(map(str, sizes))}.json".replace("+", "-")
+        bits = "-8bit" if gemms.is_coded("out") else ""
+        name = f"tuning-{gpu}-torch{torch.__version__}-{'-'.join(map(str, sizes))}{bits}.json"
+        name = name.replace("+", "-")
         file = build.build(gemms.kernels.architecture).parent / name
         chosen = {}
         with suppress(OSError, ValueError):

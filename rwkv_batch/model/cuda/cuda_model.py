@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.model.cuda.packing.coded import LargeMatrix
 from rwkv_batch.model.cuda.steps.adapters import LAYER_LAUNCHES, NONE, AdapterSlots, adapter_bytes
 from rwkv_batch.model.cuda.steps.graphs import (
     PREFILL_SIZES,
@@ -40,7 +41,7 @@ class PackedWeights(Protocol):
     def norm_out(self) -> Norm: ...
 
     @property
-    def head(self) -> Tensor:
+    def head(self) -> LargeMatrix:
         """`[vocab and rows of zeros, C]`."""
 
     @property

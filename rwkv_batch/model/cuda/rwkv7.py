@@ -10,10 +10,11 @@ from rwkv_batch.model.cuda.autotune import Autotuner
 from rwkv_batch.model.cuda.cuda_model import CudaModel
 from rwkv_batch.model.cuda.gemm import WHOLE, Gemms, output_method, small_gemm
 from rwkv_batch.model.cuda.mixers import Mixers, time_mix_input
+from rwkv_batch.model.cuda.packing.coded import first_bytes
+from rwkv_batch.model.cuda.packing.weights import CudaDeepEmbed, CudaLayer, CudaWeights, pack_weights
 from rwkv_batch.model.cuda.steps.adapters import AdapterSlots, StepAdapters
 from rwkv_batch.model.cuda.steps.graphs import PREFILL_SIZES, decode_sizes
 from rwkv_batch.model.cuda.steps.states import CudaStates
-from rwkv_batch.model.cuda.weights import CudaDeepEmbed, CudaLayer, CudaWeights, pack_weights
 from rwkv_batch.model.description import DEEP_RANK, Norm
 from rwkv_batch.ops.cuda.abi import (
     ADAPTER_ADD_SQUARE,
@@ -165,7 +166,7 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         for index, layer in enumerate(layers):
             mixers.norm_mix(added, layer.norm1, states.shift[:, index, 0], layer.mixes, b.mixed)
             rkv = b.rkv if index else b.rkv0
-            changes.shrink(index, 0, b.mixed[:3].unbind(), layer.rkv)
+            changes.shrink(index, 0, b.mixed[:3].unbind(), first_bytes(layer.rkv))
             self.gemms.time_mix_in(layer, b, rkv, methods["in"])
             self.gemms.low_out(layer, b, methods["low_out"])
             changes.expand(rkv.unbind())
@@ -175,16 +176,16 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
             changes.shrink(index, 3, [b.y])
             added = changes.add(self.gemms.out(layer, b, output_method(methods, "out")))
             mixers.norm_mix(added, layer.norm2, states.shift[:, index, 1], layer.x_k, b.mixed)
-            changes.shrink(index, 4, [b.mixed[0]], layer.key)
+            changes.shrink(index, 4, [b.mixed[0]], first_bytes(layer.key))
             self.gemms.key(layer, b, methods["key"], IDENTITY if changes else RELU_SQUARE)
             if changes:
                 changes.expand([b.hidden], ADAPTER_ADD_SQUARE)
             if layer.deep_embed:
                 self._deep_embed(layer.deep_embed, tokens, b)
             method = output_method(methods, "value")
-            changes.shrink(index, 5, [b.hidden], None if method == "sparse" else layer.value)
+            changes.shrink(index, 5, [b.hidden], None if method == "sparse" else first_bytes(layer.value))
             ahead = layers[index + 1].rkv if index + 1 < len(layers) else self.weights.head
-            added = changes.add(self.gemms.value(layer, b, method, ahead))
+            added = changes.add(self.gemms.value(layer, b, method, first_bytes(ahead)))
         return added
 
     def _deep_embed(self, weights: CudaDeepEmbed, tokens: Tensor, b: Buffers) -> None:

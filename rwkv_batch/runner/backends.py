@@ -6,7 +6,7 @@ import torch
 
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.model.checkpoint import TITLES, Checkpoint
-from rwkv_batch.model.cuda.packing.coded import CODED, has_products
+from rwkv_batch.model.cuda.packed.coded import CODED, has_products
 from rwkv_batch.model.quantization.matrices import is_half
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.cuda.build import BuildError

@@ -13,8 +13,8 @@ from bench.make_checkpoint import FAMILIES, random_checkpoint, random_rwkv6
 from rwkv_batch.engine import memory
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.model.checkpoint import from_tensors
-from rwkv_batch.model.cuda.packing.rwkv6_weights import pack_rwkv6
-from rwkv_batch.model.cuda.packing.weights import pack_weights
+from rwkv_batch.model.cuda.packed.rwkv6_weights import pack_rwkv6
+from rwkv_batch.model.cuda.packed.weights import pack_weights
 from rwkv_batch.ops import device
 from rwkv_batch.ops.cuda.buffers import Buffers, Rwkv6Buffers, buffer_bytes
 from rwkv_batch.ops.device import DeviceError

@@ -13,7 +13,7 @@ from rwkv_batch.model.checkpoint import from_tensors
 from rwkv_batch.model.cuda import autotune
 from rwkv_batch.model.cuda.autotune import Autotuner, usable
 from rwkv_batch.model.cuda.gemm import LT, METHODS, SPLIT_K, Gemms
-from rwkv_batch.model.cuda.packing.weights import pack_weights
+from rwkv_batch.model.cuda.packed.weights import pack_weights
 from rwkv_batch.ops.cuda.binding import SPARSE_ROWS
 from rwkv_batch.ops.cuda.blas import blaslt
 from rwkv_batch.ops.cuda.buffers import Buffers

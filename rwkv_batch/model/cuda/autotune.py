@@ -20,7 +20,7 @@ import torch
 from tqdm import tqdm
 
 from rwkv_batch.model.cuda.gemm import METHODS, WHOLE, Gemms
-from rwkv_batch.model.cuda.packing.weights import CudaLayer
+from rwkv_batch.model.cuda.packed.weights import CudaLayer
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.cuda.buffers import Buffers
 from rwkv_batch.ops.cuda.capture import capture, gpu_seconds

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.model.checkpoint import Checkpoint
-from rwkv_batch.model.cuda.packing.coded import LargeMatrix
+from rwkv_batch.model.cuda.packed.coded import LargeMatrix
 from rwkv_batch.model.cuda.steps.adapters import LAYER_LAUNCHES, NONE, AdapterSlots, adapter_bytes
 from rwkv_batch.model.cuda.steps.graphs import (
     PREFILL_SIZES,

@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rwkv_batch.model.cuda.packing.coded import CodedMatrix, LargeMatrix, first_bytes
-from rwkv_batch.model.cuda.packing.weights import CudaLayer, CudaWeights
+from rwkv_batch.model.cuda.packed.coded import CodedMatrix, LargeMatrix, first_bytes
+from rwkv_batch.model.cuda.packed.weights import CudaLayer, CudaWeights
 from rwkv_batch.model.description import LOW_RANKS, MIXES
 from rwkv_batch.ops.cuda import tile
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, SIGMOID, TANH

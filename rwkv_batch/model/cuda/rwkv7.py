@@ -10,8 +10,8 @@ from rwkv_batch.model.cuda.autotune import Autotuner
 from rwkv_batch.model.cuda.cuda_model import CudaModel
 from rwkv_batch.model.cuda.gemm import WHOLE, Gemms, output_method, small_gemm
 from rwkv_batch.model.cuda.mixers import Mixers, time_mix_input
-from rwkv_batch.model.cuda.packing.coded import first_bytes
-from rwkv_batch.model.cuda.packing.weights import CudaDeepEmbed, CudaLayer, CudaWeights, pack_weights
+from rwkv_batch.model.cuda.packed.coded import first_bytes
+from rwkv_batch.model.cuda.packed.weights import CudaDeepEmbed, CudaLayer, CudaWeights, pack_weights
 from rwkv_batch.model.cuda.steps.adapters import AdapterSlots, StepAdapters
 from rwkv_batch.model.cuda.steps.graphs import PREFILL_SIZES, decode_sizes
 from rwkv_batch.model.cuda.steps.states import CudaStates

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rwkv_batch.model.checkpoint import Checkpoint
-from rwkv_batch.model.cuda.packing.coded import CodedMatrix, LargeMatrix, coded
+from rwkv_batch.model.cuda.packed.coded import CodedMatrix, LargeMatrix, coded
 from rwkv_batch.model.description import (
     DeepEmbedTensors,
     LayerTensors,

@@ -1,1 +1,0 @@
-"""A model's weights as the kernels take them."""

@@ -13,7 +13,7 @@ from rwkv_batch.model.checkpoint import from_tensors
 from rwkv_batch.model.cuda import autotune
 from rwkv_batch.model.cuda.autotune import Autotuner, usable
 from rwkv_batch.model.cuda.gemm import LT, METHODS, SPLIT_K, Gemms
-from rwkv_batch.model.cuda.weights import pack_weights
+from rwkv_batch.model.cuda.packed.weights import pack_weights
 from rwkv_batch.ops.cuda import blaslt
 from rwkv_batch.ops.cuda.binding import SPARSE_ROWS
 from rwkv_batch.ops.cuda.buffers import Buffers
@@ -177,7 +177,7 @@ def test_gemms_are_timed_on_numbers_like_those_of_a_step(monkeypatch, tmp_path):
         tmp_path / "tuning.json",
         lambda rows: lambda methods: None,
         {},
-    ).methods(8)
+    ).measure([8], progress=False)
     assert {method for method, _ in seen} == {"sparse", "blas"} and all(
         0.05 < share < 0.15 for _, share in seen
     )

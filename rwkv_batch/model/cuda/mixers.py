@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rwkv_batch.model.cuda.weights import CudaLayer
+from rwkv_batch.model.cuda.packed.weights import CudaLayer
 from rwkv_batch.model.description import Norm
 from rwkv_batch.ops.cuda.abi import TimeMixInput
 from rwkv_batch.ops.cuda.binding import Addend, pointer

@@ -68,10 +68,7 @@ class Autotuner:
         gpu = torch.cuda.get_device_name(device).replace(" ", "-").replace("/", "-")
         name = f"tuning-{gpu}-torch{torch.__version__}-{'-'.join(map(str, sizes))}.json".replace("+", "-")
         file = build.build(gemms.kernels.architecture).parent / name
-        chosen = {}
-        with suppress(OSError, ValueError):
-            chosen = usable(json.loads(file.read_text()), gemms)
-        return cls(gemms, file, layers, chosen)
+        return cls(gemms, file, layers, kept_in(file, gemms))
 
     def measure(self, sizes: Sequence[int], progress: bool = True) -> None:
         """Measure what is missing for these numbers of tokens, with a progress bar and a line in the log."""
@@ -186,10 +183,18 @@ class Autotuner:
         device = self.gemms.weights.head.device
         if device.type == "cuda" and torch.cuda.current_stream(device) != torch.cuda.default_stream(device):
             return  # measured while other models ran: the next start does it again
+        chosen = kept_in(self.file, self.gemms) | self.chosen  # other servers of this user write to it too
         with suppress(OSError):  # without the file they are measured again
             part = self.file.with_suffix(f".{os.getpid()}")
-            part.write_text(json.dumps(self.chosen, indent=0))
+            part.write_text(json.dumps(chosen, indent=0))
             os.replace(part, self.file)
+
+
+def kept_in(file: Path, gemms: Gemms) -> dict[str, str]:
+    """What can be used of a file; nothing of one that cannot be read."""
+    with suppress(OSError, ValueError):
+        return usable(json.loads(file.read_text()), gemms)
+    return {}
 
 
 def usable(chosen: object, gemms: Gemms) -> dict[str, str]:

@@ -1,11 +1,15 @@
 """Builds the kernels into a shared library, once for each version of the sources and architecture.
 
+Libraries are kept in the user's cache, where all checkouts find them: in the folder RWKV_BATCH_CACHE if the
+environment names one, else in rwkv-batch under XDG_CACHE_HOME or ~/.cache.
+
 python -m rwkv_batch.ops.cuda.build            for the GPUs of this machine
 python -m rwkv_batch.ops.cuda.build 80 90a     for these architectures, with or without a GPU
 python -m rwkv_batch.ops.cuda.build gfx942     for AMD GPUs; see hip/README.md
 """
 
 import ctypes
+import fcntl
 import hashlib
 import logging
 import os
@@ -15,7 +19,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -34,6 +39,9 @@ PORTABLE = "portable-"
 # By the AMD GPU whose matrix layout a portable build has: RWKV_TILE of hip/tile.cuh.
 TILES = {"gfx942": 9, "gfx1100": 11, "gfx1201": 12}
 FLAGS = ("-std=c++17", "-O3", "--use_fast_math", "-Xcompiler", "-fPIC")
+
+
+BUILDING = "building-"
 
 
 class BuildError(Exception):
@@ -131,7 +139,13 @@ def nvcc() -> str | None:
 def load(arch: str) -> ctypes.CDLL:
     """The library for that architecture, built first if it is missing. Raises BuildError."""
     file = build(arch)
-    library = ctypes.CDLL(str(file))
+    try:
+        library = ctypes.CDLL(str(file))
+    except OSError as error:
+        raise BuildError(
+            f"The kernels in {file} cannot be loaded ({error}); delete that file and run make kernels to "
+            "rebuild them."
+        ) from error
     if different := abi.mismatch(library):
         raise BuildError(
             f"The CUDA kernels in {file} do not match rwkv_batch/ops/cuda/abi.py ({different}); delete that "
@@ -148,18 +162,57 @@ def build(arch: str) -> Path:
         return library
     if how.compiler is None:
         raise BuildError(f"The kernels for {how.name} are not built and there is {how.missing}.")
-    library.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        _run_ninja(Path(folder), how, how.compiler)
-        os.replace(Path(folder) / "kernels.so", library)  # atomic: two processes may build at once
+    try:
+        with _only_one(library.parent):
+            if not library.is_file():
+                _build(library, how, how.compiler)
+    except OSError as error:
+        raise BuildError(
+            f"The kernels cannot be written to {library.parent} ({error.strerror or error}); name another "
+            "folder in the environment's RWKV_BATCH_CACHE."
+        ) from error
     return library
 
 
 def _home() -> Path:
-    """Where libraries are kept: in the repository, or in the user's cache where that is read-only."""
-    if os.access(ROOT, os.W_OK):
-        return ROOT / "build" / "kernels"
-    return Path.home() / ".cache" / "rwkv-batch" / "kernels"
+    """Where libraries are kept. Raises BuildError."""
+    if named := os.environ.get("RWKV_BATCH_CACHE"):
+        return Path(named).absolute() / "kernels"
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not cache.is_absolute():  # then it does not count (XDG Base Directory Specification)
+        try:
+            cache = Path.home() / ".cache"
+        except RuntimeError as error:
+            raise BuildError(
+                "The kernels are kept in the user's cache, and this user has no home; name a folder in the "
+                "environment's RWKV_BATCH_CACHE."
+            ) from error
+    return cache / "rwkv-batch" / "kernels"
+
+
+@contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Of all processes, whose lock ends with them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("another process builds the kernels; waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _build(library: Path, how: Recipe, compiler: list[str]) -> None:
+    """The file appears when it is whole, also if the machine fails meanwhile."""
+    for left in library.parent.glob(f"{BUILDING}*"):  # by a build that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix=BUILDING) as folder:
+        _run_ninja(Path(folder), how, compiler)
+        built = Path(folder) / "kernels.so"
+        with built.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(built, library)
 
 
 def _run_ninja(folder: Path, how: Recipe, compiler: list[str]) -> None:
@@ -204,6 +257,7 @@ def _ninja_path(path: Path) -> str:
 
 
 def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     archs = sys.argv[1:] or sorted({architecture(i) for i in range(torch.cuda.device_count())})
     if not archs:
         sys.exit(

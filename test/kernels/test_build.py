@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from rwkv_batch.model.cuda.steps.graphs import decode_sizes
+from rwkv_batch.ops import kernel_cache
 from rwkv_batch.ops.cuda import build
 
 ARCHITECTURES = ("80", "86", "89", "90a", "120")
@@ -47,7 +48,7 @@ def test_a_path_may_hold_what_means_something_to_ninja(tmp_path, monkeypatch):
     for file in (*build.SOURCES.glob("*.cuh"), build.SOURCES / "sequence_feed.cu"):
         shutil.copy(file, sources)
     monkeypatch.setattr(build, "SOURCES", sources)
-    monkeypatch.setattr(build, "_home", lambda: sources.parent / "build")
+    monkeypatch.setenv("RWKV_BATCH_CACHE", str(sources.parent / "build"))
     assert build.build("90a").is_file()
 
 
@@ -106,7 +107,7 @@ class TestTheCache:
         monkeypatch.setenv("HOME", "/home/somebody")
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        assert build._home() == Path(where)
+        assert kernel_cache.folder() == Path(where)
 
     def test_a_folder_that_cannot_be_written_is_named(self, environment, monkeypatch, tmp_path):
         (tmp_path / "cache").write_text("a file")

@@ -1,15 +1,11 @@
 """Builds the kernels into a shared library, once for each version of the sources and architecture.
 
-Libraries are kept in the user's cache, where all checkouts find them: in the folder RWKV_BATCH_CACHE if the
-environment names one, else in rwkv-batch under XDG_CACHE_HOME or ~/.cache.
-
 python -m rwkv_batch.ops.cuda.build            for the GPUs of this machine
 python -m rwkv_batch.ops.cuda.build 80 90a     for these architectures, with or without a GPU
 python -m rwkv_batch.ops.cuda.build gfx942     for AMD GPUs; see hip/README.md
 """
 
 import ctypes
-import fcntl
 import hashlib
 import logging
 import os
@@ -19,8 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -28,6 +23,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from rwkv_batch.ops import kernel_cache
 from rwkv_batch.ops.cuda import abi
 from rwkv_batch.ops.hip import compiler as hip
 
@@ -157,50 +153,18 @@ def load(arch: str) -> ctypes.CDLL:
 def build(arch: str) -> Path:
     """Compile the sources if there is no library for them yet; returns its path. Raises BuildError."""
     how = recipe(arch)
-    library = _home() / f"{how.name}-{how.digest()}" / "kernels.so"
-    if library.is_file():
-        return library
-    if how.compiler is None:
-        raise BuildError(f"The kernels for {how.name} are not built and there is {how.missing}.")
     try:
-        with _only_one(library.parent):
+        library = kernel_cache.folder() / f"{how.name}-{how.digest()}" / "kernels.so"
+        if library.is_file():
+            return library
+        if how.compiler is None:
+            raise BuildError(f"The kernels for {how.name} are not built and there is {how.missing}.")
+        with kernel_cache.writing(library.parent):
             if not library.is_file():
                 _build(library, how, how.compiler)
-    except OSError as error:
-        raise BuildError(
-            f"The kernels cannot be written to {library.parent} ({error.strerror or error}); name another "
-            "folder in the environment's RWKV_BATCH_CACHE."
-        ) from error
+    except kernel_cache.CacheError as error:
+        raise BuildError(str(error)) from error
     return library
-
-
-def _home() -> Path:
-    """Where libraries are kept. Raises BuildError."""
-    if named := os.environ.get("RWKV_BATCH_CACHE"):
-        return Path(named).absolute() / "kernels"
-    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not cache.is_absolute():  # then it does not count (XDG Base Directory Specification)
-        try:
-            cache = Path.home() / ".cache"
-        except RuntimeError as error:
-            raise BuildError(
-                "The kernels are kept in the user's cache, and this user has no home; name a folder in the "
-                "environment's RWKV_BATCH_CACHE."
-            ) from error
-    return cache / "rwkv-batch" / "kernels"
-
-
-@contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
-    """Of all processes, whose lock ends with them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.info("another process builds the kernels; waiting for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _build(library: Path, how: Recipe, compiler: list[str]) -> None:

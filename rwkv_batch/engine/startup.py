@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tqdm import tqdm
@@ -18,6 +18,7 @@ from rwkv_batch.model.adapters import reader as adapters
 from rwkv_batch.model.adapters.merge import merge
 from rwkv_batch.model.adapters.parts import Scaling
 from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.model.cuda.packed.uploading import UploadedTensors
 from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.ops import device as devices
 from rwkv_batch.runner import backends
@@ -46,10 +47,16 @@ def load_model(
 ) -> LoadedModel:
     """See Engine. Raises CheckpointError, DeviceError, SamplerError."""
     place = devices.find_device(config.device)
-    weights = load_weights(model, config, progress)
+    on_cpu = place.type == "cpu"
+    weights = load_weights(model, config, progress if on_cpu else None, values=on_cpu)
     before = devices.allocated_bytes(place)
     with devices.out_of_memory_as_error(f"the weights of {weights.name}", place):
-        runner = backends.create_runner(weights, place, config)
+        if on_cpu:
+            runner = backends.create_runner(weights, place, config)
+        else:
+            uploaded = UploadedTensors(weights, place, progress)
+            runner = backends.create_runner(replace(weights, tensors=uploaded), place, config)
+            uploaded.finish()
     taken = devices.allocated_bytes(place) - before or weights.parameters * runner.dtype.itemsize
     return LoadedModel(weights, runner, config.model_name or weights.name, taken)
 
@@ -58,13 +65,19 @@ def load_weights(
     model: str | Path | Checkpoint | None,
     config: EngineConfig,
     progress: Callable[[int, int], None] | None,
+    values: bool = True,
 ) -> Checkpoint:
-    """A checkpoint, that of a file, or the bundled one, with the adapter merged. Raises CheckpointError."""
+    """A checkpoint, that of a file, or the bundled one, with the adapter merged. Raises CheckpointError.
+
+    values: as of checkpoint.load.
+    """
     model = model or config.model_path
     if isinstance(model, Checkpoint):
         return _with_adapter(model, config)
     weights = (
-        checkpoint.load(model, progress) if model else checkpoint.from_tensors("rwkv7-demo", unpack.tensors())
+        checkpoint.load(model, progress, values)
+        if model
+        else checkpoint.from_tensors("rwkv7-demo", unpack.tensors())
     )
     return _with_adapter(weights, config)
 

@@ -58,7 +58,7 @@ class Member:
 
     def forget(self) -> None:
         """It is closed: its memory can be freed."""
-        del self.engine
+        del self.engine, self.background
 
 
 class Models:

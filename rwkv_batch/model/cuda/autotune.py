@@ -112,6 +112,8 @@ class Autotuner:
         self._guesses.clear()
         for kind in missing:
             del self._alone[kind, tokens]
+        if self.gemms.weights.head.is_cuda:
+            torch.cuda.empty_cache()  # each graph had memory of its own
         self._save()
 
     def _missing(self, tokens: int) -> list[str]:

@@ -25,9 +25,14 @@ def capture(run: Callable[[], object], pool: Any = None) -> torch.cuda.CUDAGraph
     graph, collects_garbage = torch.cuda.CUDAGraph(), gc.isenabled()
     gc.disable()  # to free another graph that has become garbage would break the capture
     try:
-        # Other threads may go on allocating and copying meanwhile.
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            run()
+        # Not by torch.cuda.graph, which gives back what the allocators keep: steps go on behind this. Other
+        # threads may go on allocating and copying meanwhile.
+        with torch.cuda.stream(stream):
+            graph.capture_begin(pool, "thread_local")
+            try:
+                run()
+            finally:
+                graph.capture_end()
     finally:
         if collects_garbage:
             gc.enable()

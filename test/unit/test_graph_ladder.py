@@ -18,7 +18,8 @@ class Recorded:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.captured = self.replays = self.launches = 0
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        stream = SimpleNamespace(synchronize=lambda: None)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
         monkeypatch.setattr(graphs, "capture", self.capture)
         self.ladder: GraphLadder[Tensor, Tensor] = GraphLadder(
             "test", SIZES, lambda size: torch.zeros(size), self.step, arena := {}

@@ -8,13 +8,11 @@ python -m rwkv_batch.ops.cuda.build gfx942     for AMD GPUs; see hip/README.md
 import ctypes
 import hashlib
 import logging
-import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -35,9 +33,6 @@ PORTABLE = "portable-"
 # By the AMD GPU whose matrix layout a portable build has: RWKV_TILE of hip/tile.cuh.
 TILES = {"gfx942": 9, "gfx1100": 11, "gfx1201": 12}
 FLAGS = ("-std=c++17", "-O3", "--use_fast_math", "-Xcompiler", "-fPIC")
-
-
-BUILDING = "building-"
 
 
 class BuildError(Exception):
@@ -159,24 +154,12 @@ def build(arch: str) -> Path:
             return library
         if how.compiler is None:
             raise BuildError(f"The kernels for {how.name} are not built and there is {how.missing}.")
-        with kernel_cache.writing(library.parent):
-            if not library.is_file():
-                _build(library, how, how.compiler)
+        with kernel_cache.building(library) as folder:
+            if folder:
+                _run_ninja(folder, how, how.compiler)
     except kernel_cache.CacheError as error:
         raise BuildError(str(error)) from error
     return library
-
-
-def _build(library: Path, how: Recipe, compiler: list[str]) -> None:
-    """The file appears when it is whole, also if the machine fails meanwhile."""
-    for left in library.parent.glob(f"{BUILDING}*"):  # by a build that was killed
-        shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(dir=library.parent, prefix=BUILDING) as folder:
-        _run_ninja(Path(folder), how, compiler)
-        built = Path(folder) / "kernels.so"
-        with built.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(built, library)
 
 
 def _run_ninja(folder: Path, how: Recipe, compiler: list[str]) -> None:

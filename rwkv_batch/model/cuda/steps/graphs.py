@@ -123,7 +123,7 @@ class GraphLadder(Generic[Inputs, Outputs]):
     def forget(self, size: int) -> None:
         """Its graph is another one from now on, as its launches are."""
         if size in self._graphs:
-            torch.cuda.synchronize()  # it may be running
+            torch.cuda.current_stream().synchronize()  # it may be running
             del self._graphs[size]
 
     def capture_later(self) -> None:

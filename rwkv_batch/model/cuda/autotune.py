@@ -57,7 +57,9 @@ class Autotuner:
     chosen: dict[str, str]
 
     def __post_init__(self) -> None:
-        self._alone: dict[tuple[str, int], Times] = {}  # of kinds and tokens that are not chosen yet
+        # Of kinds and tokens that are measured and not chosen yet: alone, and the fastest in sequence.
+        self._alone: dict[tuple[str, int], Times] = {}
+        self._found: dict[tuple[str, int], str] = {}
         self._guesses: dict[tuple[str, int], str] = {}
 
     @classmethod
@@ -106,12 +108,13 @@ class Autotuner:
             times = self._alone[kind, tokens]
             limit = CLOSE * min(times.values())
             close = [m for m in sorted(times, key=times.__getitem__) if times[m] <= limit][:FEW]
-            if kind != "head" and len(close) > 1:
-                close[0] = yield from self._fastest_in_sequence(tokens, kind, close)
-            self.chosen[f"{kind} {tokens}"] = close[0]
+            if kind != "head" and len(close) > 1 and (kind, tokens) not in self._found:
+                self._found[kind, tokens] = yield from self._fastest_in_sequence(tokens, kind, close)
+        self.chosen |= {f"{kind} {tokens}": self._fastest(kind, tokens) for kind in missing}
         self._guesses.clear()
         for kind in missing:
             del self._alone[kind, tokens]
+            self._found.pop((kind, tokens), None)
         if self.gemms.weights.head.is_cuda:
             torch.cuda.empty_cache()  # each graph had memory of its own
         self._save()
@@ -141,12 +144,8 @@ class Autotuner:
 
     def _fastest_in_sequence(self, tokens: int, kind: str, methods: list[str]) -> Generator[None, None, str]:
         """Of the methods for a kind of GEMM, the one with which some layers take the least time."""
-        run = self.layers(tokens)
-        alone = {
-            of: min(times, key=times.__getitem__) for (of, n), times in self._alone.items() if n == tokens
-        }
-        others, graphs = self.methods(tokens) | alone, []
-        others |= {of: method for of in METHODS if (method := self.chosen.get(f"{of} {tokens}"))}
+        run, graphs = self.layers(tokens), []
+        others = {of: self.chosen.get(f"{of} {tokens}") or self._fastest(of, tokens) for of in METHODS}
         for method in methods:
             graphs.append(capture(partial(run, others | {kind: method})))
             yield
@@ -158,6 +157,11 @@ class Autotuner:
                 yield
         medians = map(statistics.median, zip(*rounds[1:], strict=True))
         return min(zip(medians, methods, strict=True))[1]
+
+    def _fastest(self, kind: str, tokens: int) -> str:
+        """As far as is known, of a kind that has been timed alone."""
+        times = self._alone[kind, tokens]
+        return self._found.get((kind, tokens)) or min(times, key=times.__getitem__)
 
     def _times(self, kind: str, buffers: Buffers) -> Generator[None, None, Times]:
         """Of each candidate alone."""
@@ -206,7 +210,9 @@ def usable(chosen: object, gemms: Gemms) -> dict[str, str]:
 
     def runs(key: str, method: object) -> bool:
         kind, _, tokens = key.partition(" ")
-        return kind in METHODS and tokens.isdecimal() and method in gemms.candidates(kind, int(tokens))
+        if kind not in METHODS or not tokens.isdecimal() or int(tokens) == 0:
+            return False
+        return method in gemms.candidates(kind, int(tokens))
 
     return {key: method for key, method in chosen.items() if runs(key, method)}
 

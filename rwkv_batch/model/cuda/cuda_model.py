@@ -205,6 +205,8 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         slots `[len(logits_of)]` int32 of these rows, negative for those that had finished. The next run may
         overwrite both. scores: takes those of other places too.
         """
+        if self._late:
+            self._late.give_up()
         with torch.cuda.device(self.device):
             states.feed.prepare()
             if self.kernels.invariant or max(lengths) > 1:

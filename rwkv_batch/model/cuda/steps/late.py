@@ -44,19 +44,21 @@ class LateWork:
 
         idle: no rows run.
         """
-        if not idle:
-            self._give_up()  # it holds memory that steps need
         if self._failed:
             return False
         try:
             return self._capture() or (idle and self._measure())
-        except (
-            RuntimeError
-        ) as error:  # such as: the memory that was free at the start may have been taken by others
+        except RuntimeError as error:  # others may have taken the memory that was free at the start
             log.warning("no more graphs are captured, steps go on without them: %s", error)
             self._failed = True
-            self._give_up()
+            self.give_up()
             return False
+
+    def give_up(self) -> None:
+        """Before a step: what is being measured is begun again later, as it holds memory that steps need."""
+        if self._measuring:
+            self._measuring[2].close()
+            self._measuring = None
 
     def _capture(self) -> bool:
         if self._captured:
@@ -87,8 +89,3 @@ class LateWork:
                 for ladder in self._ladders:
                     ladder.forget(tokens)
         return True
-
-    def _give_up(self) -> None:
-        if self._measuring:
-            self._measuring[2].close()
-            self._measuring = None

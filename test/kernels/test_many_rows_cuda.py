@@ -59,7 +59,8 @@ class TestGraphsThatComeLater:
         before, held, pieces = run(), states._memory.clone(), 0
         while model.improve(idle=False):
             pieces += 1
-        assert pieces > 40 and torch.equal(states._memory, held)  # captures touch no state
+        assert pieces == 8 + 13  # of decode steps, and of prefills of up to 512 tokens
+        assert torch.equal(states._memory, held)  # captures touch no state
         assert all(torch.equal(a, b) for a, b in zip(before, run(), strict=True))
 
     def test_captures_between_steps_change_no_text(self) -> None:
@@ -80,7 +81,7 @@ class TestGraphsThatComeLater:
 
         late.step = step_and_improve
         assert [row.text for row in late.generate(prompts, **how)] == want
-        assert sum(pieces) > 20
+        assert sum(pieces) > 10
 
     def test_what_is_timed_while_idle_is_kept(self, tmp_path) -> None:
         model = RWKV7Cuda(WEIGHTS, "cuda")

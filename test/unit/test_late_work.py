@@ -70,6 +70,15 @@ def test_what_most_steps_have_run_without_comes_first():
     assert sorted(log[2:]) == ["decode 1", "decode 2", "prefill 16"]
 
 
+def test_large_graphs_wait_until_nothing_runs_and_come_then():
+    log: list[str] = []
+    work = LateWork([Ladder("decode", log, 1, 512, 1024), Ladder("prefill", log, 16, 5120)])
+    finish(work, idle=False)
+    assert log == ["decode 1", "decode 512", "prefill 16"]
+    finish(work, idle=True)
+    assert log[3:] == ["decode 1024", "prefill 5120"]
+
+
 def test_nothing_is_timed_while_rows_run():
     log: list[str] = []
     work = LateWork([Ladder("decode", log, 1, 2)], TimedMethods(log, {}), [1, 2])

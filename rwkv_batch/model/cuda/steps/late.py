@@ -1,7 +1,8 @@
 """What makes later steps faster, done behind a running service, a piece at a time.
 
-First come the graphs, those of the sizes that most steps had first. Then, while no rows run, GEMMs are timed
-that have not been on this GPU, and the graphs that are concerned are captured again.
+First come the graphs, those of the sizes that most steps had first; large ones only while no rows run. Then,
+while no rows run, GEMMs are timed that have not been on this GPU, and the graphs that are concerned are
+captured again.
 """
 
 import logging
@@ -11,6 +12,10 @@ from typing import Any, Protocol
 from rwkv_batch.model.cuda.steps.graphs import GraphLadder
 
 log = logging.getLogger(__name__)
+
+# Tokens of graphs that are captured while rows run, at most. A capture runs the step once, and one of more
+# tokens takes the device too long; it gains little by a graph, as launching takes less time than its kernels.
+MOST_BESIDE_ROWS = 512
 
 
 class Tuner(Protocol):
@@ -37,7 +42,8 @@ class LateWork:
     ) -> None:
         self._ladders, self._tuner, self._timed = ladders, tuner, timed
         self._measuring: tuple[int, dict[str, str], Generator[None, None, None]] | None = None
-        self._captured = self._failed = False
+        self._failed = False
+        self._captured = {False: False, True: False}  # all that there are, by whether rows run then
 
     def piece(self, idle: bool) -> bool:
         """Do a piece of what is left; False if there is none that can be done now.
@@ -47,7 +53,7 @@ class LateWork:
         if self._failed:
             return False
         try:
-            return self._capture() or (idle and self._measure())
+            return self._capture(idle) or (idle and self._measure())
         except RuntimeError as error:  # others may have taken the memory that was free at the start
             log.warning("no more graphs are captured, steps go on without them: %s", error)
             self._failed = True
@@ -60,13 +66,18 @@ class LateWork:
             self._measuring[2].close()
             self._measuring = None
 
-    def _capture(self) -> bool:
-        if self._captured:
+    def _capture(self, idle: bool) -> bool:
+        if self._captured[idle]:
             return False
-        missing = [(ladder, size) for ladder in self._ladders for size in ladder.missing]
+        missing = [
+            (ladder, size)
+            for ladder in self._ladders
+            for size in ladder.missing
+            if idle or size <= MOST_BESIDE_ROWS
+        ]
         if not missing:
-            log.info("all graphs are captured")
-            self._captured = True
+            self._captured[idle] = True
+            log.info("all graphs%s are captured", "" if idle else " of small sizes")
             return False
         ladder, size = max(missing, key=lambda found: found[0].runs[found[1]])  # of equal ones the first
         ladder.capture(size)
@@ -85,7 +96,7 @@ class LateWork:
         if next(pieces, self) is self:
             self._measuring = None
             if self._tuner.methods(tokens) != before:
-                self._captured = False
+                self._captured = {False: False, True: False}
                 for ladder in self._ladders:
                     ladder.forget(tokens)
         return True

@@ -53,13 +53,13 @@ COPY rwkv_batch/__init__.py rwkv_batch/
 COPY rwkv_batch/ops rwkv_batch/ops
 # A100, RTX 30, RTX 40 and L4, H100 and H200, B200, RTX 50
 ARG ARCHS="80 86 89 90a 100 120"
+ENV RWKV_BATCH_CACHE=/cache
 RUN for arch in $ARCHS; do /venv/bin/python -m rwkv_batch.ops.cuda.build "$arch" || exit 1; done
 
 FROM base AS cuda
 RUN pip install --no-cache-dir -r requirements.txt
 COPY --from=source / ./
-# /app is not the user's to write, so the server looks for kernels in the user's cache. The choice of a way for
-# each GEMM is written there too.
-COPY --from=kernels --chown=1000:1000 /app/build/kernels /home/rwkv/.cache/rwkv-batch/kernels
+# The server looks for kernels in the user's cache. The choice of a way for each GEMM is written there too.
+COPY --from=kernels --chown=1000:1000 /cache/kernels /home/rwkv/.cache/rwkv-batch/kernels
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 1000:1000

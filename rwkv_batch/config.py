@@ -55,6 +55,7 @@ class EngineConfig(ProcessConfig):
     replay_on_new_model: bool = (
         False  # sessions of a model with the same vocabulary are read again by this one
     )
+    capture_late: bool = False  # graphs are captured, and GEMMs timed, behind the first requests
     prefix_cache_mb: int = 512  # host memory for the states of prompt prefixes; 0: none are kept
 
 

@@ -101,7 +101,7 @@ class Engine:
         budget = config.prefill_tokens or self.runner.limits.prefill_tokens
         rows, l1 = memory.rows_and_idle_slots(self.runner, config, budget, share)
         with devices.out_of_memory_as_error(f"{rows} rows and {l1} idle sessions", self.runner.device):
-            self.runner.allocate(rows, l1, budget)
+            self.runner.allocate(rows, l1, budget, config.capture_late)
         self.step_bytes = memory.step_bytes(self.runner, rows, l1, budget)
         self.tokenizer = Tokenizer()
         self.scheduler = Scheduler(rows, budget, config.max_waiting, slots=rows + l1)

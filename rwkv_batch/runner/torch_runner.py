@@ -64,11 +64,14 @@ class TorchRunner:
         held = (rows + idle_slots) * slot + logits + activations + numbers * self.dtype.itemsize
         return held + (0 if self.device.type == "cpu" else RESERVE)
 
-    def allocate(self, rows: int, idle_slots: int, prefill_tokens: int) -> None:
+    def allocate(self, rows: int, idle_slots: int, prefill_tokens: int, late: bool = False) -> None:
         self.states = self.model.new_states(rows + idle_slots, self._wkv_dtype)
         self.sampler = Sampler(rows + idle_slots, self.model.checkpoint.vocab, self.device)
         if self.device.type != "cpu":
             run_largest_step(self.model.forward, self.states, rows, prefill_tokens)
+
+    def improve(self, idle: bool) -> bool:
+        return False
 
     def begin(self, slot: int, row: NewRow) -> None:
         self.sampler.begin(slot, row.params, row.seed, row.stream, row.drawn, row.prompt)

@@ -50,6 +50,11 @@ ACTIVATIONS = {"tanh": TANH, "sigmoid": SIGMOID, "identity": IDENTITY}
 LT_TOKENS = 64  # tokens for which cuBLASLt's algorithms are candidates, at least
 SPLIT_MULTIPLE = 64  # of which the K of a split is a multiple
 STREAM_TOKENS = 16  # for which gemm_stream takes each weight from memory once, at most
+STREAMED_TOKENS = 1024  # with which it is a candidate, at most
+TILE_TOKENS = 256  # which one tile of gemm_tile holds: each weight is taken from memory once
+# The likeliest methods for the fastest, where nothing has been timed.
+FOR_MANY = ("low", WHOLE, TILE8, "blas")
+FOR_FEW = ("sparse", "stream16", "tile", *FOR_MANY)
 SHORT_K = 256  # which gemm_stream divides among two warps only
 BLOCK_ROWS = 64  # of "blocks"
 LONG_SPLIT = 4  # parts of K of low-rank matrices with long K, where it must not depend on the tokens
@@ -78,6 +83,7 @@ class Gemms:
         short = kind != "low_out" or max(w.shape[1] for w in layer.low_out.values()) <= MAX_RESIDENT_K
         large = self.weights.head if kind == "head" else layer.key
         runs = {
+            **dict.fromkeys(("stream16", "stream32"), tokens <= STREAMED_TOKENS),
             "sparse": kind == "value" and self.kernels.sparse_fits(tokens, len(layer.value)),
             "low": self.kernels.has_lowrank and short,
             "tile": self.kernels.has_tile and tile.fits(*large.shape),
@@ -88,7 +94,14 @@ class Gemms:
     def untimed(self, kind: str) -> str:
         """The method for so many tokens that nothing is timed, as cuBLAS is the fastest for large GEMMs."""
         candidates = self.candidates(kind, 0)
-        return next(method for method in ("low", WHOLE, TILE8, "blas") if method in candidates)
+        return next(method for method in FOR_MANY if method in candidates)
+
+    @staticmethod
+    def likely(tokens: int) -> tuple[str, ...]:
+        """Methods that are fast for so many tokens of most models; the first that can run is the best."""
+        if tokens <= STREAM_TOKENS:
+            return FOR_FEW
+        return ("tile", *FOR_MANY) if tokens <= TILE_TOKENS else FOR_MANY
 
     def invariant_methods(self) -> dict[str, str]:
         """A method for each kind whose sums for a row are the same for any number of rows."""

@@ -13,7 +13,8 @@ from rwkv_batch.model.cuda.mixers import Mixers, time_mix_input
 from rwkv_batch.model.cuda.packed.coded import first_bytes
 from rwkv_batch.model.cuda.packed.weights import CudaDeepEmbed, CudaLayer, CudaWeights, pack_weights
 from rwkv_batch.model.cuda.steps.adapters import AdapterSlots, StepAdapters
-from rwkv_batch.model.cuda.steps.graphs import PREFILL_SIZES, decode_sizes
+from rwkv_batch.model.cuda.steps.graphs import PREFILL_SIZES
+from rwkv_batch.model.cuda.steps.late import Tuner
 from rwkv_batch.model.cuda.steps.states import CudaStates
 from rwkv_batch.model.description import DEEP_RANK, Norm
 from rwkv_batch.ops.cuda.abi import (
@@ -60,13 +61,9 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         scratch = chunks * self.checkpoint.heads * self.kernels.chunk_bytes
         return super().step_bytes(rows, prefill_tokens, adapters, most_rank) + scratch
 
-    @torch.inference_mode()
-    def capture(self, states: CudaStates, rows: int | None = None, progress: bool = True) -> None:
-        self._graphs = None  # which frees memory
-        if not self.kernels.invariant:
-            with torch.cuda.device(self.device):
-                self.autotuner.measure((*decode_sizes(rows or len(states)), *PREFILL_SIZES), progress)
-        super().capture(states, rows, progress)
+    @property
+    def tuner(self) -> Tuner | None:
+        return None if self.kernels.invariant else self.autotuner
 
     def methods(self, tokens: int) -> dict[str, str]:
         return self.gemms.invariant_methods() if self.kernels.invariant else self.autotuner.methods(tokens)

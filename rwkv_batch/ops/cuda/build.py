@@ -8,13 +8,11 @@ python -m rwkv_batch.ops.cuda.build gfx942     for AMD GPUs; see hip/README.md
 import ctypes
 import hashlib
 import logging
-import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -23,6 +21,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from rwkv_batch.ops import kernel_cache
 from rwkv_batch.ops.cuda import abi
 from rwkv_batch.ops.hip import compiler as hip
 
@@ -131,7 +130,13 @@ def nvcc() -> str | None:
 def load(arch: str) -> ctypes.CDLL:
     """The library for that architecture, built first if it is missing. Raises BuildError."""
     file = build(arch)
-    library = ctypes.CDLL(str(file))
+    try:
+        library = ctypes.CDLL(str(file))
+    except OSError as error:
+        raise BuildError(
+            f"The kernels in {file} cannot be loaded ({error}); delete that file and run make kernels to "
+            "rebuild them."
+        ) from error
     if different := abi.mismatch(library):
         raise BuildError(
             f"The CUDA kernels in {file} do not match rwkv_batch/ops/cuda/abi.py ({different}); delete that "
@@ -143,23 +148,18 @@ def load(arch: str) -> ctypes.CDLL:
 def build(arch: str) -> Path:
     """Compile the sources if there is no library for them yet; returns its path. Raises BuildError."""
     how = recipe(arch)
-    library = _home() / f"{how.name}-{how.digest()}" / "kernels.so"
-    if library.is_file():
-        return library
-    if how.compiler is None:
-        raise BuildError(f"The kernels for {how.name} are not built and there is {how.missing}.")
-    library.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        _run_ninja(Path(folder), how, how.compiler)
-        os.replace(Path(folder) / "kernels.so", library)  # atomic: two processes may build at once
+    try:
+        library = kernel_cache.folder() / f"{how.name}-{how.digest()}" / "kernels.so"
+        if library.is_file():
+            return library
+        if how.compiler is None:
+            raise BuildError(f"The kernels for {how.name} are not built and there is {how.missing}.")
+        with kernel_cache.building(library) as folder:
+            if folder:
+                _run_ninja(folder, how, how.compiler)
+    except kernel_cache.CacheError as error:
+        raise BuildError(str(error)) from error
     return library
-
-
-def _home() -> Path:
-    """Where libraries are kept: in the repository, or in the user's cache where that is read-only."""
-    if os.access(ROOT, os.W_OK):
-        return ROOT / "build" / "kernels"
-    return Path.home() / ".cache" / "rwkv-batch" / "kernels"
 
 
 def _run_ninja(folder: Path, how: Recipe, compiler: list[str]) -> None:
@@ -204,6 +204,7 @@ def _ninja_path(path: Path) -> str:
 
 
 def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     archs = sys.argv[1:] or sorted({architecture(i) for i in range(torch.cuda.device_count())})
     if not archs:
         sys.exit(

@@ -5,6 +5,7 @@ Rows of any length are packed without padding, and their states stay in their sl
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.description import norm_tensors, normed_embedding
 from rwkv_batch.ops import torch_ops as ops
-from rwkv_batch.ops.linear import Linear, prepare
+from rwkv_batch.ops.cpu.binding import CpuKernels
+from rwkv_batch.ops.linear import prepare
 from rwkv_batch.ops.low_rank import Changes, PreparedAdapter, changes_of
 from rwkv_batch.sampling.prompt_logprobs import PromptScores
 from rwkv_batch.state.slots import States
@@ -31,12 +33,15 @@ class TorchModel(ABC):
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         invariant: bool = False,
+        kernels: CpuKernels | None = None,
     ) -> None:
         """invariant: whether a row's logits and state are to be the same, bit for bit, whatever runs beside
-        it and wherever its tokens are cut into steps. On a CPU, with states in fp32.
+        it and wherever its tokens are cut into steps. On a CPU, with states in fp32. kernels: what multiplies
+        on a CPU in fp32; None: torch.
         """
         self.checkpoint, self.device, self.dtype = checkpoint, torch.device(device), dtype
-        self._invariant = invariant
+        self._invariant, self._kernels = invariant, kernels
+        self._linear = partial(prepare, device=self.device, dtype=dtype, invariant=invariant, kernels=kernels)
         self.embedding = normed_embedding(checkpoint.tensors, self.device, dtype)
         self.ln_out = norm_tensors(checkpoint.tensors, "ln_out").to(self.device, torch.float32)
         self.head = self._linear(checkpoint.tensors["head.weight"])
@@ -76,7 +81,7 @@ class TorchModel(ABC):
             tokens = torch.cat([pieces[row] for row in order])
             lengths, slots = [lengths[row] for row in order], [slots[row] for row in order]
             adapters = [adapters[row] for row in order] if adapters else ()
-        rows = ops.pack(lengths, slots, self.device, self._invariant)
+        rows = ops.PackedRows(lengths, slots, self.device, self._invariant)
         changes = changes_of(self.adapters, adapters, lengths, self.device)
         x = self._run_layers(tokens.to(self.device), states, rows, changes)
         place = {row: place for place, row in enumerate(order)}
@@ -103,9 +108,6 @@ class TorchModel(ABC):
 
     def _vector(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device, self.dtype).flatten()
-
-    def _linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        return prepare(weight, bias, device=self.device, dtype=self.dtype, invariant=self._invariant)
 
 
 def check_rows(tokens: Tensor, lengths: Sequence[int], slots: Sequence[int], total_slots: int) -> None:

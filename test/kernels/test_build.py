@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rwkv_batch.model.cuda.steps.graphs import decode_sizes
+from rwkv_batch.ops.compiled import libraries
 from rwkv_batch.ops.cuda import build
 
 ARCHITECTURES = ("80", "86", "89", "90a", "120")
@@ -44,7 +45,7 @@ def test_a_path_may_hold_what_means_something_to_ninja(tmp_path, monkeypatch):
     for file in (*build.SOURCES.glob("*.cuh"), build.SOURCES / "sequence_feed.cu"):
         shutil.copy(file, sources)
     monkeypatch.setattr(build, "SOURCES", sources)
-    monkeypatch.setattr(build, "_home", lambda: sources.parent / "build")
+    monkeypatch.setattr(libraries, "home", lambda: sources.parent / "build")
     assert build.build("90a").is_file()
 
 

@@ -59,7 +59,7 @@ def test_rows_of_one_token(kernels, rows, heads, state, first_layer):
         k = f["k"] * (1 + (a - 1) * f["k_a"])
         shape, out = (-1, heads, 64), poisoned(rows, width)
         if live.any():
-            packing = torch_ops.pack([1] * int(live.sum()), slots[live].tolist(), DEVICE)
+            packing = torch_ops.PackedRows([1] * int(live.sum()), slots[live].tolist(), DEVICE)
             y = torch_ops.wkv(
                 f["r"].view(shape),
                 torch_ops.log_decay(f["w0"] + f["w"]).view(shape),

@@ -1,0 +1,67 @@
+"""Products with weights that are packed for the kernels for CPUs.
+
+A row's product is the same, bit for bit, whatever rows are beside it.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from rwkv_batch.ops.cpu.binding import CpuKernels, load
+
+PANEL = 64  # outputs that lie together
+MOST_INPUTS = 65536  # 255 * 127 times as many is below 2^31
+
+
+def packed_linear(kernels: CpuKernels, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """`x -> x @ weight.T + bias` for fp32 rows x. weight: `[outputs, inputs]`, fp32 or fp16."""
+    outputs = len(weight)
+    return partial(
+        kernels.product, weights=pack(weight), scales=None, bias=_filled(bias, outputs), outputs=outputs
+    )
+
+
+def int8_linear(
+    values: Tensor, scales: Tensor, bias: Tensor | None = None
+) -> Callable[[Tensor], Tensor] | None:
+    """`x -> x @ (scales * values).T + bias` for fp32 rows x `[rows, inputs]`; None without the kernels.
+
+    values: int8 `[outputs, inputs]`, -127 to 127. scales: fp32 `[outputs]`. bias: fp32 `[outputs]`. x is used
+    as it is, or rounded to 16 bits a row where the processor multiplies bytes (product_int8.cpp). Raises
+    ValueError for other types, a value of -128, or more inputs than the sums hold.
+    """
+    if values.dtype != torch.int8 or scales.dtype != torch.float32 or values.shape[:1] != scales.shape:
+        raise ValueError("int8_linear takes int8 values [outputs, inputs] and fp32 scales [outputs].")
+    outputs, inputs = values.shape
+    if inputs > MOST_INPUTS or (values.numel() and int(values.min()) == -128):
+        raise ValueError(f"int8_linear takes values of -127 to 127 and at most {MOST_INPUTS} inputs.")
+    kernels = load()
+    if kernels is None:
+        return None
+    totals = _filled(values.sum(1, dtype=torch.int32) * 128, outputs, torch.int32)
+    return partial(
+        kernels.product,
+        weights=pack(values, kernels.int8_group),
+        scales=(_filled(scales, outputs), totals),
+        bias=_filled(bias, outputs),
+        outputs=outputs,
+    )
+
+
+def pack(weight: Tensor, group: int = 1) -> Tensor:
+    """`[outputs, inputs]` -> `[panels, inputs / group, 64, group]`, filled up with zeros."""
+    outputs, inputs = weight.shape
+    panels, groups = -(-outputs // PANEL), -(-inputs // group)
+    filled = weight.new_zeros(panels * PANEL, groups * group)
+    filled[:outputs, :inputs] = weight
+    return filled.view(panels, PANEL, groups, group).transpose(1, 2).contiguous()
+
+
+def _filled(vector: Tensor | None, outputs: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A vector `[outputs]` filled up with zeros to whole panels."""
+    filled = torch.zeros(-(-outputs // PANEL) * PANEL, dtype=dtype)
+    if vector is not None:
+        filled[:outputs] = vector
+    return filled

@@ -15,7 +15,7 @@ SOURCES = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-w")
 # A compiler for ARM may know its processor by the second only, and a compiler for others by neither.
-NATIVE = ("-march=native", "-mcpu=native", None)
+NATIVE = ("-march=native", "-mcpu=native", "")
 
 
 def compiler() -> list[str] | None:
@@ -34,7 +34,7 @@ def sources() -> list[Path]:
 def build() -> Path:
     """Compile the sources if there is no library for them yet; returns its path. Raises BuildError."""
     inputs = sorted([*sources(), *SOURCES.glob("*.h")])
-    return libraries.library("cpu", libraries.digest(inputs, [*FLAGS, processor()]), _compile)
+    return libraries.library("cpu", libraries.digest(inputs, [*FLAGS, *NATIVE, processor()]), _compile)
 
 
 def processor() -> str:
@@ -53,7 +53,7 @@ def _compile(folder: Path) -> None:
         raise BuildError("There is no C++ compiler; install g++, or name one in CXX.")
     linking = ["-undefined", "dynamic_lookup"] if platform.system() == "Darwin" else []
     for native in NATIVE:
-        flags = [*FLAGS, *([native] if native else []), *linking]
+        flags = [*filter(None, (*FLAGS, native)), *linking]
         files = [str(file) for file in sources()]
         try:
             done = subprocess.run(
@@ -65,4 +65,6 @@ def _compile(folder: Path) -> None:
             ) from error
         if done.returncode == 0:
             return
-    raise BuildError(f"{command[0]} could not build them; it says:\n{done.stderr}")
+    raise BuildError(
+        f"{command[0]} cannot build them; name another C++ compiler in CXX. It says:\n{done.stderr}"
+    )

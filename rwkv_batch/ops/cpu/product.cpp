@@ -4,8 +4,8 @@
 // panel is multiplied with all rows of x, up to 6 of them in registers at a time, and each weight is widened
 // to fp32 there. int8 weights have a scale for each output, which multiplies the sum.
 //
-// Every number of y is one sum over the inputs in ascending order, and the bias is added to it. So a row's
-// product does not depend on other rows or threads. Reference: torch.nn.functional.linear. Test:
+// A number of y is the sum of blocks of 512 inputs, each summed in ascending order, and of the bias. So a
+// row's product does not depend on other rows or threads. Reference: torch.nn.functional.linear. Test:
 // test/unit/test_cpu_products.py.
 
 #include "panels.h"
@@ -51,11 +51,7 @@ INLINE Vec widen(const int8_t* from) {
 template <int R, int V, typename Weight>
 void tile(const float* x, int64_t inputs, const Weight* weights, int64_t depth, float* sums,
           const char* ahead) {
-    Vec total[R][V];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
-        for (int j = 0; j < V; j++) total[r][j] = load(sums + r * PANEL + j * LANES);
+    Vec total[R][V] = {};
     for (int64_t k = 0; k < depth; k++) {
         if (R > 1) __builtin_prefetch(ahead + k * LINE, 0, 2);
         Vec weight[V];
@@ -71,7 +67,10 @@ void tile(const float* x, int64_t inputs, const Weight* weights, int64_t depth, 
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-        for (int j = 0; j < V; j++) store(sums + r * PANEL + j * LANES, total[r][j]);
+        for (int j = 0; j < V; j++) {
+            float* to = sums + r * PANEL + j * LANES;
+            store(to, load(to) + total[r][j]);
+        }
 }
 
 template <int R, int V, typename Weight>

@@ -52,9 +52,7 @@ class TimeMix:
     key: Linear
     value: Linear
     output: Linear
-    low_rank: dict[
-        str, Linear
-    ]  # by the names of LOW_RANKS; layer 0, whose values the others mix in, has no "v"
+    low_rank: dict[str, Linear]  # by LOW_RANKS; layer 0, whose values the others mix in, has no "v"
     k_k: Tensor  # [width]
     k_a: Tensor
     k_rest: Tensor  # 1 - k_a
@@ -85,8 +83,7 @@ class TimeMix:
             v = v.lerp(v_first, made.v_mix.sigmoid_())
         r_, w_, k_, v_, a_ = (x.view(len(x), -1, ops.HEAD_SIZE) for x in (r, w_log, k, v, a))
         y = ops.wkv(r_, w_, k_, v_, kk, a_, states.wkv[:, layer], rows)
-        y = ops.readout(y, r, k, v, self.r_k, *self.group_norm)
-        y = y.mul_(made.g)
+        y = ops.readout(y, r, k, v, self.r_k, *self.group_norm).mul_(made.g)
         return changes.add("att.output", y, self.output(y)), v_first
 
     def products(self, mixed: Tensor, mixes_values: bool, changes: Changes) -> TimeMixProducts:
@@ -147,20 +144,24 @@ class ChannelMix:
         return self.products(ops.mix(x, delta, self.x_k), x, tokens, embedded, changes)
 
     def products(
-        self, shifted: Tensor, x: Tensor | None, tokens: Tensor, embedded: Tensor, changes: Changes
+        self, shifted: Tensor, x: Tensor, tokens: Tensor, embedded: Tensor, changes: Changes
     ) -> Tensor:
-        """The same of the mix and of x, both `[T, width]` and normed. x: None without DeepEmbed."""
+        """The same of the mix and of x, both `[T, width]` and normed; x counts with a DeepEmbed only."""
         if self.experts:
             return self.experts(shifted, self.key, self.value)
-        hidden = changes.add("ffn.key", shifted, self.key(shifted)).relu_().square_()
+        hidden = self.hidden(shifted, changes)
         if self.deep_embed:
-            assert x is not None
             hidden = hidden.mul_(self.deep_embed(x, tokens, embedded))
         return changes.add("ffn.value", hidden, self.value(hidden))
+
+    def hidden(self, shifted: Tensor, changes: Changes) -> Tensor:
+        return changes.add("ffn.key", shifted, self.key(shifted)).relu_().square_()
 
 
 class RWKV7(TorchModel):
     """RWKV-7, and 7a, whose channel mixes have a DeepEmbed."""
+
+    channel_mix = ChannelMix
 
     def _load_layers(self) -> None:
         tensors = self.checkpoint.tensors
@@ -198,7 +199,7 @@ class RWKV7(TorchModel):
         )
 
     def _channel_mix(self, layer: LayerTensors, experts: ExpertMix | None) -> ChannelMix:
-        return ChannelMix(
+        return self.channel_mix(
             norm=layer.ln2.to(self.device, self.dtype),
             x_k=self._vector(layer.ffn_mix),
             key=self._linear(layer.ffn_key),

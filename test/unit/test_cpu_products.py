@@ -88,6 +88,16 @@ def test_a_row_has_the_same_product_beside_any_others(compiled, kind, threads):
     assert torch.equal(product(x.flip(0)), alone.flip(0))
 
 
+@pytest.mark.parametrize("kind", ["fp32", "int8"])
+def test_squares_are_those_of_the_positive_numbers(compiled, kind):
+    if kind == "int8":
+        product = products.int8_linear(integers(70, 90), draw(70).abs() / 100)
+    else:
+        product = products.packed_linear(compiled, draw(70, 90), draw(70, seed=1))
+    x = draw(5, 90, seed=2)
+    assert torch.equal(product.squared(x), product(x).relu().square())
+
+
 def test_a_large_result_is_whole(compiled, threads):
     """Which is stored past the cache."""
     weight, x = draw(30011, 24), draw(40, 24, seed=1)

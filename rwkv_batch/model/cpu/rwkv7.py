@@ -8,15 +8,27 @@ numbers are the same wherever its tokens are cut into steps.
 import torch
 from torch import Tensor
 
-from rwkv_batch.model.rwkv7 import RWKV7
+from rwkv_batch.model.rwkv7 import RWKV7, ChannelMix
 from rwkv_batch.ops.cpu.binding import CpuRows
+from rwkv_batch.ops.cpu.products import PackedLinear
 from rwkv_batch.ops.low_rank import Changes
 from rwkv_batch.ops.torch_ops import PackedRows
 from rwkv_batch.state.slots import States
 
 
+class CpuChannelMix(ChannelMix):
+    """A channel mix whose hidden units leave the product squared."""
+
+    def hidden(self, shifted: Tensor, changes: Changes) -> Tensor:
+        if isinstance(self.key, PackedLinear) and not changes.groups:
+            return self.key.squared(shifted)
+        return super().hidden(shifted, changes)
+
+
 class CpuRWKV7(RWKV7):
     """RWKV-7, and 7a, on a CPU. It is made with kernels. States in fp16 run as in RWKV7."""
+
+    channel_mix = CpuChannelMix
 
     def _run_layers(self, tokens: Tensor, states: States, rows: PackedRows, changes: Changes) -> Tensor:
         kernels = self._kernels
@@ -43,6 +55,6 @@ class CpuRWKV7(RWKV7):
             shift = states.shift[:, layer, 1]
             keep = channel_mix.deep_embed is not None
             x, mixed, normed = kernels.mix(x, y, channel_mix.norm, channel_mix.x_k, shift, places, keep)
-            y = channel_mix.products(mixed[0], normed, tokens, embedded, of_layer)
+            y = channel_mix.products(mixed[0], x if normed is None else normed, tokens, embedded, of_layer)
         assert y is not None
         return x + y

@@ -52,17 +52,23 @@ class CpuKernels:
         self.int8_group: int = library.int8_group()
 
     def product(
-        self, x: Tensor, weights: Tensor, scales: tuple[Tensor, Tensor] | None, bias: Tensor, outputs: int
+        self,
+        x: Tensor,
+        weights: Tensor,
+        scales: tuple[Tensor, Tensor] | None,
+        bias: Tensor,
+        outputs: int,
+        squared: bool,
     ) -> Tensor:
         """`x W^T + bias` for x `[rows, inputs]`: `[rows, outputs]`.
 
         weights: packed, as products.py does it, fp32, fp16 or int8. scales: of int8 weights, with the sums.
-        bias: `[panels * 64]`.
+        bias: `[panels * 64]`. squared: y becomes max(0, y)^2.
         """
         x = x.contiguous()
         rows, inputs = x.shape
         y = torch.empty(rows, outputs)
-        sizes = rows, inputs, outputs, 0, torch.get_num_threads()
+        sizes = rows, inputs, outputs, int(squared), torch.get_num_threads()
         at, packed, offset, to = x.data_ptr(), weights.data_ptr(), bias.data_ptr(), y.data_ptr()
         if scales is not None:
             scale, totals = scales

@@ -3,8 +3,7 @@
 A row's product is the same, bit for bit, whatever rows are beside it.
 """
 
-from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,17 +14,31 @@ PANEL = 64  # outputs that lie together
 MOST_INPUTS = 65536  # 255 * 127 times as many is below 2^31
 
 
-def packed_linear(kernels: CpuKernels, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """`x -> x @ weight.T + bias` for fp32 rows x. weight: `[outputs, inputs]`, fp32 or fp16."""
+@dataclass(frozen=True)
+class PackedLinear:
+    """`x -> x @ weight.T + bias` for fp32 rows x `[rows, inputs]`."""
+
+    kernels: CpuKernels
+    weights: Tensor  # as `pack` makes them
+    scales: tuple[Tensor, Tensor] | None  # of int8 weights, and 128 times the sums of their rows
+    bias: Tensor  # [panels * PANEL]
+    outputs: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.kernels.product(x, self.weights, self.scales, self.bias, self.outputs, False)
+
+    def squared(self, x: Tensor) -> Tensor:
+        """The squares of the product's positive numbers, and zeros."""
+        return self.kernels.product(x, self.weights, self.scales, self.bias, self.outputs, True)
+
+
+def packed_linear(kernels: CpuKernels, weight: Tensor, bias: Tensor | None) -> PackedLinear:
+    """The product with a weight `[outputs, inputs]`, fp32 or fp16, and a bias `[outputs]`."""
     outputs = len(weight)
-    return partial(
-        kernels.product, weights=pack(weight), scales=None, bias=_filled(bias, outputs), outputs=outputs
-    )
+    return PackedLinear(kernels, pack(weight), None, _filled(bias, outputs), outputs)
 
 
-def int8_linear(
-    values: Tensor, scales: Tensor, bias: Tensor | None = None
-) -> Callable[[Tensor], Tensor] | None:
+def int8_linear(values: Tensor, scales: Tensor, bias: Tensor | None = None) -> PackedLinear | None:
     """`x -> x @ (scales * values).T + bias` for fp32 rows x `[rows, inputs]`; None without the kernels.
 
     values: int8 `[outputs, inputs]`, -127 to 127. scales: fp32 `[outputs]`. bias: fp32 `[outputs]`. x is used
@@ -41,13 +54,8 @@ def int8_linear(
     if kernels is None:
         return None
     totals = _filled(values.sum(1, dtype=torch.int32) * 128, outputs, torch.int32)
-    return partial(
-        kernels.product,
-        weights=pack(values, kernels.int8_group),
-        scales=(_filled(scales, outputs), totals),
-        bias=_filled(bias, outputs),
-        outputs=outputs,
-    )
+    packed, both = pack(values, kernels.int8_group), (_filled(scales, outputs), totals)
+    return PackedLinear(kernels, packed, both, _filled(bias, outputs), outputs)
 
 
 def pack(weight: Tensor, group: int = 1) -> Tensor:

@@ -49,7 +49,8 @@ INLINE float dot(Head a, Head b) {
     return sum(total);
 }
 
-// One token of a head: S is changed, y [64] = S r.
+// One token of a head: S is changed, y [64] = S r. The rows to come, of the next head at the end, are fetched
+// meanwhile.
 INLINE void step(float* S, const Head* w, const Head* k, const Head* kk, const Head* b, const Head* r,
                  const float* v, float* y) {
     for (int i = 0; i < HEAD; i += LANES) {  // rows of S, as many as a vector has lanes
@@ -57,6 +58,7 @@ INLINE void step(float* S, const Head* w, const Head* k, const Head* kk, const H
         Vec part[LANES];
 #pragma GCC unroll 16
         for (int row = 0; row < LANES; row++) {
+            for (int j = 0; j < HEAD; j += 16) __builtin_prefetch(s + (LANES + row) * HEAD + j, 1);
             Vec total = load(s + row * HEAD) * kk->x[0];
 #pragma GCC unroll 16
             for (int j = 1; j < PARTS; j++) total += load(s + row * HEAD + j * LANES) * kk->x[j];

@@ -34,6 +34,9 @@ HEALTHCHECK --interval=30s --timeout=10s --start-period=10m \
 ENTRYPOINT ["python", "app.py", "--host", "0.0.0.0", "--state-db", "/data/sessions.db", "--models", "/models"]
 
 FROM base AS cpu
+# It compiles the kernels for the processor that the container runs on. Not pinned: the base image decides which it has.
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 # The version is that of requirements.txt; on x86-64 PyPI has torch with CUDA only.
 RUN pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu "$(grep '^torch==' requirements.txt)"
 COPY --from=source / ./

@@ -165,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     flag(
         "--backend",
         choices=("auto", "torch", "portable"),
-        help="what computes on a GPU: own kernels, or slow torch operations; portable: the kernels for AMD "
+        help="what computes: own kernels, or slow torch operations; portable: the kernels for AMD "
         "GPUs, to test them on an NVIDIA GPU (default %(default)s)",
     )
     flag("--pp-devices", metavar="LIST", nargs="+", default=[], help="the GPU to use: 0 or [0]")

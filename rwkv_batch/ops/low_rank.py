@@ -120,12 +120,20 @@ class Changes:
                     y.index_add_(0, tokens, change)
         return y
 
+    def scales(self, count: int) -> Tensor | None:
+        """What is read out of the state is multiplied with, `[count, width]` for so many tokens; None: 1."""
+        scaled = [(tokens, a.scales[self.layer]) for tokens, a in self.groups if a.scales is not None]
+        if not scaled:
+            return None
+        found = scaled[0][1].new_ones(count, len(scaled[0][1]))
+        for tokens, scale in scaled:
+            found[tokens] = scale
+        return found
+
     def scale(self, y: Tensor) -> Tensor:
         """y `[T, H, 64]`, what is read out of the state, scaled in place."""
-        for tokens, adapter in self.groups:
-            if adapter.scales is not None:
-                y[tokens] *= adapter.scales[self.layer].view(y.shape[1:])
-        return y
+        scales = self.scales(len(y))
+        return y if scales is None else y.mul_(scales.view(y.shape))
 
 
 def changes_of(

@@ -8,8 +8,9 @@ from rwkv_batch.config import EngineConfig
 from rwkv_batch.model.checkpoint import TITLES, Checkpoint
 from rwkv_batch.model.cuda.packed.coded import CODED, has_products
 from rwkv_batch.model.quantization.matrices import is_half
+from rwkv_batch.ops.compiled.libraries import BuildError
+from rwkv_batch.ops.cpu.binding import load
 from rwkv_batch.ops.cuda import build
-from rwkv_batch.ops.cuda.build import BuildError
 from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.ops.low_rank import MOST_RANK
 from rwkv_batch.runner.cuda_runner import CudaRunner
@@ -49,7 +50,8 @@ def create_runner(checkpoint: Checkpoint, device: torch.device, config: EngineCo
             log.warning("%s Until then the slower torch operations run.", error)
     if config.sampler == "flashinfer":
         raise SamplerError("--sampler flashinfer needs a GPU and the kernels in cuda/; use --sampler own")
-    return TorchRunner(checkpoint, device, wkv_dtype, _room(config), config.batch_invariant)
+    kernels = load() if device.type == "cpu" and config.backend != "torch" else None
+    return TorchRunner(checkpoint, device, wkv_dtype, _room(config), config.batch_invariant, kernels)
 
 
 def check_format(weights: str, device: torch.device) -> None:

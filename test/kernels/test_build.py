@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rwkv_batch.model.cuda.steps.graphs import decode_sizes
-from rwkv_batch.ops import kernel_cache
+from rwkv_batch.ops.compiled import kernel_cache
 from rwkv_batch.ops.cuda import build
 
 ARCHITECTURES = ("80", "86", "89", "90a", "120")

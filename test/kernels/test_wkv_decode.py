@@ -74,7 +74,7 @@ def check(kernels, rows, heads, state, first_layer, scaled):
         k = f["k"] * (1 + (a - 1) * f["k_a"])
         shape, out = (-1, heads, 64), poisoned(rows, width)
         if live.any():
-            packing = torch_ops.pack([1] * int(live.sum()), slots[live].tolist(), DEVICE)
+            packing = torch_ops.PackedRows([1] * int(live.sum()), slots[live].tolist(), DEVICE)
             y = torch_ops.wkv(
                 f["r"].view(shape),
                 torch_ops.log_decay(f["w0"] + f["w"]).view(shape),

@@ -6,7 +6,6 @@ python -m rwkv_batch.ops.cuda.build gfx942     for AMD GPUs; see hip/README.md
 """
 
 import ctypes
-import hashlib
 import logging
 import re
 import shlex
@@ -21,22 +20,18 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from rwkv_batch.ops import kernel_cache
+from rwkv_batch.ops.compiled import libraries
+from rwkv_batch.ops.compiled.libraries import BuildError
 from rwkv_batch.ops.cuda import abi
 from rwkv_batch.ops.hip import compiler as hip
 
 log = logging.getLogger(__name__)
 
-ROOT = Path(__file__).resolve().parents[3]
-SOURCES = ROOT / "cuda"
+SOURCES = libraries.ROOT / "cuda"
 PORTABLE = "portable-"
 # By the AMD GPU whose matrix layout a portable build has: RWKV_TILE of hip/tile.cuh.
 TILES = {"gfx942": 9, "gfx1100": 11, "gfx1201": 12}
 FLAGS = ("-std=c++17", "-O3", "--use_fast_math", "-Xcompiler", "-fPIC")
-
-
-class BuildError(Exception):
-    """The kernels cannot be built or used; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +48,8 @@ class Recipe:
 
     def digest(self) -> str:
         """Of all that the library depends on but the compiler."""
-        digest = hashlib.sha256()
-        for file in self.inputs:
-            digest.update(file.name.encode() + file.read_bytes())
-        for source in self.sources:
-            digest.update(" ".join([source.name, *self.flags(source)]).encode())
-        return digest.hexdigest()[:16]
+        words = (" ".join([source.name, *self.flags(source)]) for source in self.sources)
+        return libraries.digest(self.inputs, words)
 
 
 def recipe(arch: str) -> Recipe:
@@ -148,18 +139,13 @@ def load(arch: str) -> ctypes.CDLL:
 def build(arch: str) -> Path:
     """Compile the sources if there is no library for them yet; returns its path. Raises BuildError."""
     how = recipe(arch)
-    try:
-        library = kernel_cache.folder() / f"{how.name}-{how.digest()}" / "kernels.so"
-        if library.is_file():
-            return library
-        if how.compiler is None:
-            raise BuildError(f"The kernels for {how.name} are not built and there is {how.missing}.")
-        with kernel_cache.building(library) as folder:
-            if folder:
-                _run_ninja(folder, how, how.compiler)
-    except kernel_cache.CacheError as error:
-        raise BuildError(str(error)) from error
-    return library
+    return libraries.library(how.name, how.digest(), lambda folder: _compile(folder, how))
+
+
+def _compile(folder: Path, how: Recipe) -> None:
+    if how.compiler is None:
+        raise BuildError(f"The kernels for {how.name} are not built and there is {how.missing}.")
+    _run_ninja(folder, how, how.compiler)
 
 
 def _run_ninja(folder: Path, how: Recipe, compiler: list[str]) -> None:

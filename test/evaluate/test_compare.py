@@ -51,7 +51,7 @@ def test_a_long_text_is_read_in_pieces():
     cuts = (1, 2, 256, 257, 513, 600)
     parts = [ReadText(long[:stop], first=start) for start, stop in pairwise(cuts)]
     for one, other in zip(whole, compare(WEIGHTS, parts, ["fp5"]).records, strict=True):
-        assert one["tokens"] == other["tokens"] == 599
+        assert one["tokens"] == 599 and one.pop("weights") == other.pop("weights")
         assert one == pytest.approx(other, rel=1e-3, abs=1e-5)
 
 
@@ -61,9 +61,9 @@ def test_the_bundled_model_needs_no_arguments(capsys, tmp_path):
     assert "| agreement" in capsys.readouterr().out
     *records, _ = map(json.loads, out.read_text().splitlines())
     assert [record["weights"] for record in records] == ["fp32", "int8", "int4"]
-    for record in records:
+    for record, most in zip(records, (0, 0.5, 3), strict=True):
         assert record["tokens"] >= 60 and record["agreement"] == 1
-        assert record["percent_above"] < 3 and record["perplexity"] < 1.1
+        assert abs(record["percent_above"]) <= most and record["perplexity"] < 1.1
 
 
 def test_a_file_is_read_by_a_model_of_ones_own(tmp_path, capsys):

@@ -34,6 +34,9 @@ HEALTHCHECK --interval=30s --timeout=10s --start-period=10m \
 ENTRYPOINT ["python", "app.py", "--host", "0.0.0.0", "--state-db", "/data/sessions.db", "--models", "/models"]
 
 FROM base AS cpu
+# It compiles the kernels for the processor that the container runs on. Not pinned: the base image decides which it has.
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 # The version is that of requirements.txt; on x86-64 PyPI has torch with CUDA only.
 RUN pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu "$(grep '^torch==' requirements.txt)"
 COPY --from=source / ./
@@ -53,13 +56,13 @@ COPY rwkv_batch/__init__.py rwkv_batch/
 COPY rwkv_batch/ops rwkv_batch/ops
 # A100, RTX 30, RTX 40 and L4, H100 and H200, B200, RTX 50
 ARG ARCHS="80 86 89 90a 100 120"
+ENV RWKV_BATCH_CACHE=/cache
 RUN for arch in $ARCHS; do /venv/bin/python -m rwkv_batch.ops.cuda.build "$arch" || exit 1; done
 
 FROM base AS cuda
 RUN pip install --no-cache-dir -r requirements.txt
 COPY --from=source / ./
-# /app is not the user's to write, so the server looks for kernels in the user's cache. The choice of a way for
-# each GEMM is written there too.
-COPY --from=kernels --chown=1000:1000 /app/build/kernels /home/rwkv/.cache/rwkv-batch/kernels
+# The server looks for kernels in the user's cache. The choice of a way for each GEMM is written there too.
+COPY --from=kernels --chown=1000:1000 /cache/kernels /home/rwkv/.cache/rwkv-batch/kernels
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 1000:1000

@@ -7,6 +7,7 @@ import math
 import socket
 import sys
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -87,8 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     for config in (EngineConfig, FrontendConfig, ServerConfig):
         parser.set_defaults(**vars(config()))
     parser.set_defaults(state_db="rwkv_sessions.db")  # an offline engine opens no file unless it is given one
+    parser.set_defaults(capture_late=True)  # which an offline engine does before its first rows
     parser.set_defaults(max_adapters=None)  # which depends on the model
-    count, positive, auto = _number(0), _number(1), _number(0) | {"type": _count_or_auto}
+    count, positive, auto = _number(0), _number(1), _number(0) | {"type": partial(_number_or_auto, 0)}
     number: dict[str, Any] = {"type": _finite, "metavar": "X"}
     megabytes, gigabytes = _number(1, unit=1 << 20), _number(1, unit=1 << 30)
     flag = parser.add_argument
@@ -103,8 +105,8 @@ def _parser() -> argparse.ArgumentParser:
     flag(
         "--weights",
         choices=get_args(WeightsName),
-        help="round the large matrices of all models to this format, after adapters are merged; fewer than "
-        "16 bits on a CPU only (default: as in the file)",
+        help="round the large matrices of all models to this format, after adapters are merged; int8 and fp8 "
+        "on a CPU and Hopper GPUs, fewer bits on a CPU only (default: as in the file)",
     )
     flag(
         "--quantize-head",
@@ -163,11 +165,15 @@ def _parser() -> argparse.ArgumentParser:
     flag(
         "--backend",
         choices=("auto", "torch", "portable"),
-        help="what computes on a GPU: own kernels, or slow torch operations; portable: the kernels for AMD "
+        help="what computes: own kernels, or slow torch operations; portable: the kernels for AMD "
         "GPUs, to test them on an NVIDIA GPU (default %(default)s)",
     )
     flag("--pp-devices", metavar="LIST", nargs="+", default=[], help="the GPU to use: 0 or [0]")
-    flag("--max-rows", **positive, help="rows of a model that run at once (default: what its share holds)")
+    flag(
+        "--max-rows",
+        **positive | {"type": partial(_number_or_auto, 1)},
+        help="rows of a model that run at once; auto: by the memory, as the log says (default auto)",
+    )
     flag("--max-waiting", **positive, help="rows that may wait before 429 (default %(default)s)")
     flag("--prefill-tokens", **positive, help="prompt tokens a step (default: what suits the device)")
     flag(
@@ -322,12 +328,12 @@ def _number(least: int, unit: int = 1) -> dict[str, Any]:
     return {"type": read, "metavar": "N"}
 
 
-def _count_or_auto(text: str) -> int | None:
+def _number_or_auto(least: int, text: str) -> int | None:
     if text == "auto":
         return None
     number = _whole(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is too small; use 0 or more, or auto")
+    if number < least:
+        raise argparse.ArgumentTypeError(f"{text} is too small; use {least} or more, or auto")
     return number
 
 

@@ -44,12 +44,12 @@ from rwkv_batch.state.pool.adapted import AdaptedModels
 from rwkv_batch.state.pool.image_cache import ImageCache
 from rwkv_batch.state.pool.resume import Resumer
 from rwkv_batch.state.pool.session_files import SessionFiles
-from rwkv_batch.state.pool.start_states import StartStates
 from rwkv_batch.state.pool.state_copies import StateCopies
 from rwkv_batch.state.pool.tiers import Tiers
 from rwkv_batch.state.pool.token_log import TokenLog
 from rwkv_batch.state.slots import States
 from rwkv_batch.state.snapshot import Damaged, Transfer
+from rwkv_batch.state.starts.start_states import StartStates
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +117,7 @@ class StatePool:
             self.documents,
             self.images,
             self._resumer,
+            self.adapted,
             states,
             transfer,
             self._reader,

@@ -28,7 +28,8 @@ sys.path.insert(0, str(ROOT))
 
 from bench.make_checkpoint import SIZES, random_checkpoint  # noqa: E402
 from rwkv_batch.model.checkpoint import load  # noqa: E402
-from rwkv_batch.model.rwkv7 import RWKV7  # noqa: E402
+from rwkv_batch.model.cpu.rwkv7 import CpuRWKV7  # noqa: E402
+from rwkv_batch.ops.cpu import binding  # noqa: E402
 
 STEPS = 8  # decode steps in one measurement
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -65,7 +66,8 @@ def cases(path: Path) -> dict[str, Case]:
     os.environ.update(RWKV_V7_ON="1", RWKV_JIT_ON="1", RWKV_CUDA_ON="0")
     from rwkv.model import RWKV
 
-    model, package = RWKV7(load(path)), RWKV(str(path.with_suffix("")), "cpu fp32")
+    model = CpuRWKV7(load(path), kernels=binding.load())
+    package = RWKV(str(path.with_suffix("")), "cpu fp32")
     states = model.new_states(max(ROWS))
     ids = torch.randint(1, 65529, (max(PIECES),), generator=torch.Generator().manual_seed(0))
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The torch model of two checkouts on a CPU, call by call in turns.
+"""The model of two checkouts on a CPU, call by call in turns.
 
 Other load on the machine then meets both alike. In bench/compare.py a turn is a whole bench. A ratio above 1
 says that the new checkout is faster.
@@ -36,7 +36,12 @@ try:
 except ImportError:
     from rwkv_batch.checkpoint import load
     from rwkv_batch.rwkv7 import RWKV7
-model = RWKV7(load(sys.argv[2]))
+try:
+    from rwkv_batch.model.cpu.rwkv7 import CpuRWKV7
+    from rwkv_batch.ops.cpu import binding
+    model = CpuRWKV7(load(sys.argv[2]), kernels=binding.load())
+except ImportError:
+    model = RWKV7(load(sys.argv[2]))
 states = model.new_states(64)
 ids = torch.randint(1, 65529, (1000,), generator=torch.Generator().manual_seed(0))
 for line in sys.stdin:

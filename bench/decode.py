@@ -2,9 +2,9 @@
 """Speed of the engine on a CUDA GPU: decode by batch size, prefill by shape.
 
 Embedding, sampling and detokenizing are included. Times are medians of runs; "floor" is the roofline
-(bench/roofline.py). On an AMD GPU that bench/amd_prediction.py knows, each decode step is compared with what
-it predicts. --graphs leaves the engine out: it replays the model's CUDA graph alone, and a greedy choice
-feeds the next step.
+(bench/roofline.py), of fp16 weights whatever --weights says. On an AMD GPU that bench/amd_prediction.py
+knows, each decode step is compared with what it predicts. --graphs leaves the engine out: it replays the
+model's CUDA graph alone, and a greedy choice feeds the next step.
 
     python bench/decode.py --size 1.5b
     python bench/decode.py --family rwkv6 --size 1.6b --batches 1,64,320
@@ -30,8 +30,10 @@ from bench.make_checkpoint import ACTIVE_SHARE, ALL_SIZES, FAMILIES
 from bench.roofline import Work, decode_floor, prefill_floor
 from bench.trace import report
 from rwkv_batch.model import checkpoint
+from rwkv_batch.model.quantization.quantize import quantize
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.cuda.capture import gpu_seconds
+from rwkv_batch.ops.weights.formats import FORMATS
 
 RUNS = 15
 PREFILL_RUNS = 5
@@ -82,6 +84,7 @@ def main() -> None:
         "--prefill", default="1x128,1x1024,1x4096,8x512,32x128", help="rows x tokens (empty: none)"
     )
     parser.add_argument("--wkv", choices=DTYPES, default="fp16", help="how states are stored")
+    parser.add_argument("--weights", choices=FORMATS, help="as of app.py")
     parser.add_argument("--backend", default="auto", help="as of app.py: portable, or torch")
     parser.add_argument("--batch-invariant", action="store_true", help="as of app.py; states are fp32 then")
     parser.add_argument("--graphs", action="store_true", help="the model's kernels alone, without the engine")
@@ -107,6 +110,8 @@ def main() -> None:
     bandwidth, work = copy_bandwidth(), Work.from_checkpoint(weights)
     gpu = build.architecture(0) if weights.family == "rwkv7" else ""  # which alone is predicted
     shape = Shape(weights.layers, weights.width, weights.vocab)
+    if args.weights:
+        weights = quantize(weights, args.weights)
     torch.cuda.empty_cache()
     active = 1.0 if weights.family == "rwkv6" else ACTIVE_SHARE  # no kernel skips hidden units of RWKV-6
     most = max([*batches, *(rows for rows, _ in shapes)])
@@ -124,8 +129,9 @@ def main() -> None:
             )
         )
         print(json.dumps(environment()))
+        level = "graphs" if args.graphs else "engine"
         print(
-            f"{weights.name}, {'graphs' if args.graphs else 'engine'}, states {args.wkv}, device copy "
+            f"{weights.name} {args.weights or ''}, {level}, states {args.wkv}, device copy "
             f"{bandwidth / 1e12:.2f} TB/s"
         )
         results: dict[str, dict[str, dict[str, float]]] = {"decode": {}, "prefill": {}}
@@ -165,7 +171,8 @@ def main() -> None:
                 {
                     **environment(),
                     "model": weights.name,
-                    "level": "graphs" if args.graphs else "engine",
+                    "weights": args.weights,
+                    "level": level,
                     "wkv": args.wkv,
                     "copy": bandwidth,
                     **results,

@@ -34,7 +34,8 @@ class Graphs:
         logits = torch.empty(rows, len(self.model.weights.head), device="cuda", dtype=torch.float16)
         self._buffers |= {"tokens": tokens, "slots": slots, "logits": logits}
         self.states.wkv.normal_(std=0.1)
-        self.model.methods(rows)
+        if self.model.tuner:
+            self.model.tuner.measure([rows])
 
         def step() -> None:
             self.model.decode(tokens, slots, self.states, logits, self._buffers)

@@ -1,28 +1,50 @@
 #!/usr/bin/env python3
 """Seconds from the start of app.py until /health answers, of one or more checkouts in turns.
 
-The first start in a checkout may build kernels and tune GEMMs, so each starts once before the rounds.
+The first start in a checkout may build kernels, so each starts once before the rounds. --streams: also the
+seconds until the first text of a request, and the longest gap in so many streams that begin as soon as the
+server answers, while it captures graphs. For a first start, delete tuning-*.json in the cache of kernels.
 
     python bench/startup.py . -- --model-path rwkv7-g1-7.2b.pth
+    python bench/startup.py . --streams 8 -- --model-path rwkv7-g1-7.2b.pth
     python bench/startup.py ../old . --rounds 3 -- --model-path rwkv7-g1-7.2b.pth
 """
 
 import argparse
 import contextlib
+import json
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
 PATIENCE = 600  # seconds
+STREAMED = 15  # seconds of each stream
+
+
+@dataclass(frozen=True)
+class StartTimes:
+    """Of one start, in seconds."""
+
+    ready: float
+    first_text: float = 0.0
+    longest_gap: float = 0.0  # in any stream
 
 
 def start(checkout: str, flags: list[str]) -> float:
     """Start the server of `checkout` with an empty database, stop it, and return its seconds to readiness."""
+    return measure(checkout, flags, 0).ready
+
+
+def measure(checkout: str, flags: list[str], streams: int) -> StartTimes:
+    """The same, with so many streams over STREAMED seconds from then on."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -39,12 +61,36 @@ def start(checkout: str, flags: list[str]) -> float:
                     urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer,
                 ):
                     if answer.status == 200:
-                        return time.monotonic() - begin
+                        ready = time.monotonic() - begin
+                        return StartTimes(ready, *(stream(port, begin, streams) if streams else ()))
                 time.sleep(0.05)
         finally:
             server.terminate()
             server.wait()
     sys.exit(f"The server of {checkout} ended, or was not ready within {PATIENCE} s.")
+
+
+def stream(port: int, begin: float, streams: int) -> tuple[float, float]:
+    """Seconds from `begin` until the first text, and the longest gap in any of so many streams."""
+    body = {"prompt": "The Eiffel tower is in", "max_tokens": 1 << 20, "stream": True, "ignore_eos": True}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+
+    def one(_: int) -> list[float]:
+        times: list[float] = []
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            while not times or times[-1] - times[0] < STREAMED:
+                if answer.readline().startswith(b"data:"):
+                    times.append(time.monotonic())
+        return times
+
+    with ThreadPoolExecutor(streams) as pool:
+        found = list(pool.map(one, range(streams)))
+    first = min(times[0] for times in found) - begin
+    return first, max(after - before for times in found for before, after in pairwise(times))
 
 
 def main() -> None:
@@ -53,6 +99,7 @@ def main() -> None:
     )
     parser.add_argument("checkouts", nargs="+", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--streams", type=int, default=0)
     own, flags = sys.argv[1:], []
     if "--" in own:
         own, flags = own[: own.index("--")], own[own.index("--") + 1 :]
@@ -60,12 +107,15 @@ def main() -> None:
     checkouts = [str(c) for c in args.checkouts]
     for checkout in checkouts:
         start(checkout, flags)
-    seconds: dict[str, list[float]] = {c: [] for c in checkouts}
+    found: dict[str, list[StartTimes]] = {c: [] for c in checkouts}
     for turn in range(args.rounds):
         for checkout in checkouts if turn % 2 == 0 else reversed(checkouts):
-            seconds[checkout].append(start(checkout, flags))
-    for checkout, taken in seconds.items():
-        print(f"{checkout}: {median(taken):.2f} s ({', '.join(f'{s:.2f}' for s in taken)})")
+            found[checkout].append(measure(checkout, flags, args.streams))
+    for checkout, times in found.items():
+        for field in fields(StartTimes)[: 3 if args.streams else 1]:
+            seconds = [getattr(each, field.name) for each in times]
+            each = ", ".join(f"{s:.2f}" for s in seconds)
+            print(f"{checkout}: {field.name.replace('_', ' ')} {median(seconds):.2f} s ({each})")
 
 
 if __name__ == "__main__":

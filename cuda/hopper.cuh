@@ -67,6 +67,15 @@ DEVICE float4 load_shared(uint32_t address) {
     return v;
 }
 
+DEVICE uint4 load_shared_words(uint32_t address) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address)
+                 : "memory");
+    return v;
+}
+
 DEVICE float2 load_shared2(uint32_t address) {
     float2 v;
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
@@ -105,6 +114,15 @@ DEVICE void load_box(uint32_t to, const CUtensorMap* map, int row, int strip, ui
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
         "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
         "l"(map), "r"(0), "r"(row), "r"(strip), "r"(barrier), "l"(policy)
+        : "memory");
+}
+
+// A run of bytes, a multiple of 16, into shared memory.
+DEVICE void load_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier, uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+        "[%3], %4;" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
         : "memory");
 }
 
@@ -178,6 +196,35 @@ DEVICE void wgmma(float* c, uint64_t a, uint64_t b) {
     if constexpr (NOW == 32) wgmma32<TRANSPOSED>(c, a, b);
     if constexpr (NOW == 16) wgmma16<TRANSPOSED>(c, a, b);
     if constexpr (N > NOW) wgmma<N - NOW, TRANSPOSED>(c + NOW / 2, a, b + NOW * 128 / 16);
+}
+
+// The same with a in registers: of rows 16 warp + lane / 4 and 8 below pairs of numbers at 2 (lane % 4), and
+// of both those 8 later. They must stay as they are until the product is done.
+#define WGMMA_OF_REGISTERS(N, TO, A0, A1, A2, A3, B, ...)                                                \
+    DEVICE void wgmma_of_registers##N(float* c, const uint32_t (&a)[4], uint64_t b) {                    \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" TO "}, {%" #A0 ", %" #A1 \
+                     ", %" #A2 ", %" #A3 "}, %" #B ", 1, 1, 1, 0;"                                       \
+                     : __VA_ARGS__                                                                       \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                              \
+    }
+WGMMA_OF_REGISTERS(16, TO8, 8, 9, 10, 11, 12, OUT4(0), OUT4(4))
+WGMMA_OF_REGISTERS(32, TO16, 16, 17, 18, 19, 20, OUT16(0))
+WGMMA_OF_REGISTERS(64, TO32, 32, 33, 34, 35, 36, OUT16(0), OUT16(16))
+WGMMA_OF_REGISTERS(128, TO64, 64, 65, 66, 67, 68, OUT16(0), OUT16(16), OUT16(32), OUT16(48))
+
+// What is in the registers stays in front of `wgmma_begin`, where the compiler might compute it later.
+DEVICE void ready(uint32_t (&a)[4]) {
+    asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3])::"memory");
+}
+
+template <int N>
+DEVICE void wgmma_of_registers(float* c, const uint32_t (&a)[4], uint64_t b) {
+    constexpr int NOW = N >= 128 ? 128 : N >= 64 ? 64 : N >= 32 ? 32 : 16;
+    if constexpr (NOW == 128) wgmma_of_registers128(c, a, b);
+    if constexpr (NOW == 64) wgmma_of_registers64(c, a, b);
+    if constexpr (NOW == 32) wgmma_of_registers32(c, a, b);
+    if constexpr (NOW == 16) wgmma_of_registers16(c, a, b);
+    if constexpr (N > NOW) wgmma_of_registers<N - NOW>(c + NOW / 2, a, b + NOW * 128 / 16);
 }
 
 // Matrices of 8 x 8 in the layout of a result of `wgmma` to shared memory. Four: lane i names row i % 8 of

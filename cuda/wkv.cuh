@@ -7,6 +7,8 @@
 //   v = v~ + (v_first - v~) sigmoid(v0 + v~~)    (not in layer 0)
 //   out = (group_norm(y) + (r . k r_k) v) g
 //
+// Tuned states may scale y by channel before the group norm, y (1 + offset): see ReadoutInput.
+//
 // r, k, v, the four low-rank results and g, v_first, out: [T, C] fp16. Vectors: [C] fp16. The state of slot s
 // and head h: 64 x 64 numbers, fp16 or fp32, at state + s * slot_stride + h * 4096, read and written in
 // place. Rows of one token run through wkv_decode.cuh, longer ones through wkv_prefill.cuh.
@@ -40,6 +42,19 @@ struct TimeMixInput {
     size_t deferred_stride;  // in numbers
     const int* lag;          // [T], of rows of one token: tokens that the row's state lags
 };
+
+// By what y of some rows is scaled before the group norm. Kernels with a parameter SCALED ignore it where
+// that is false.
+struct ReadoutInput {
+    const __half* offsets;  // [C] of slot s at offsets + s * slot_stride
+    size_t slot_stride;     // in numbers
+    const int* slot_of;     // [T], negative: not scaled
+};
+
+__device__ __forceinline__ float readout_scale(const ReadoutInput& in, size_t token, size_t channel) {
+    const int slot = in.slot_of[token];
+    return slot < 0 ? 1.f : 1.f + __half2float(in.offsets[slot * in.slot_stride + channel]);
+}
 
 __device__ __forceinline__ float2 pair_at(const __half* p, size_t at) {
     return __half22float2(*reinterpret_cast<const __half2*>(p + at));

@@ -107,11 +107,17 @@ struct Last {
 };
 
 // One warp finishes one token: y [64] is what was read out of S.
-__device__ __forceinline__ void finish(const TimeMixInput& in, const Last& last, size_t token, int head,
-                                       int lane, float own, float2 v, const float* y_of) {
+template <bool SCALED>
+__device__ __forceinline__ void finish(const TimeMixInput& in, const ReadoutInput& readout, const Last& last,
+                                       size_t token, int head, int lane, float own, float2 v,
+                                       const float* y_of) {
     const float2 weight = __half22float2(last.weight), bias = __half22float2(last.bias),
                  g = __half22float2(last.gate);
-    const float2 y = *reinterpret_cast<const float2*>(y_of + 2 * lane);
+    float2 y = *reinterpret_cast<const float2*>(y_of + 2 * lane);
+    if (SCALED) {
+        const size_t channel = head * HEAD + 2 * lane;
+        y.x *= readout_scale(readout, token, channel), y.y *= readout_scale(readout, token, channel + 1);
+    }
     const float mean = warp_sum(y.x + y.y) / HEAD;
     const float2 d = make_float2(y.x - mean, y.y - mean);
     const float scale = rsqrtf(warp_sum(d.x * d.x + d.y * d.y) / HEAD + NORM_EPSILON);
@@ -135,10 +141,10 @@ struct Shared {
 // faster than when those that get ahead go on to other places.
 // Warp i prepares and finishes row i of a tile. While a tile is computed, the inputs of the next are on their
 // way, as are the states of the rows that follow; every thread copies what it will use itself.
-template <typename Recurrence>
+template <typename Recurrence, bool SCALED>
 __global__ void LAUNCH_BOUNDS(THREADS, Recurrence::BLOCKS)
     wkv_decode_kernel(const __grid_constant__ TimeMixInput in, const int* slots, int most, const int* counted,
-                      int tile) {
+                      int tile, const __grid_constant__ ReadoutInput readout) {
     using Number = typename Recurrence::Number;
     constexpr int VECTORS = Recurrence::VECTORS;
     extern __shared__ __align__(16) uint8_t shared[];
@@ -203,8 +209,8 @@ __global__ void LAUNCH_BOUNDS(THREADS, Recurrence::BLOCKS)
         const auto& token = own.tokens[buffer][warp];
         const size_t row = at.row + warp;
         if (slot_of(at, warp) >= 0)
-            finish(in, last_before, row, at.head, lane, Recurrence::own(token),
-                   Recurrence::value(token, lane), own.y_of[buffer][warp]);
+            finish<SCALED>(in, readout, last_before, row, at.head, lane, Recurrence::own(token),
+                           Recurrence::value(token, lane), own.y_of[buffer][warp]);
         else
             *reinterpret_cast<uint32_t*>(in.out + row * in.width + at.head * HEAD + 2 * lane) = 0;
     };
@@ -270,20 +276,21 @@ inline int tile_rows(int rows, int heads, int blocks) {
     return best;
 }
 
+// readout: null: no row is scaled.
 template <typename Recurrence>
 int launch_decode(const TimeMixInput& in, int rows, const int* counted, const int* slots,
-                  cudaStream_t stream) {
+                  const ReadoutInput* readout, cudaStream_t stream) {
     const int heads = in.width / HEAD, most = multiprocessors() * Recurrence::BLOCKS;
     const int tile = tile_rows(rows, heads, most), tiles = (rows + tile - 1) / tile * heads;
     constexpr int shared = sizeof(Shared<Recurrence>);
-    const auto kernel = wkv_decode_kernel<Recurrence>;
+    const auto kernel = readout ? wkv_decode_kernel<Recurrence, true> : wkv_decode_kernel<Recurrence, false>;
     const cudaError_t allowed =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     if (allowed != cudaSuccess) return allowed;
     return launch(kernel, dim3(tiles < most ? tiles : most), THREADS, shared, stream, in, slots, rows,
-                  counted, tile);
+                  counted, tile, readout ? *readout : ReadoutInput{});
 }
 
 // wkv_decode_fp16.cu
 int wkv_decode_fp16(const TimeMixInput& in, int rows, const int* counted, const int* slots,
-                    cudaStream_t stream);
+                    const ReadoutInput* readout, cudaStream_t stream);

@@ -243,6 +243,6 @@ struct Half {
 }  // namespace
 
 int wkv_decode_fp16(const TimeMixInput& in, int rows, const int* counted, const int* slots,
-                    cudaStream_t stream) {
-    return launch_decode<Half>(in, rows, counted, slots, stream);
+                    const ReadoutInput* readout, cudaStream_t stream) {
+    return launch_decode<Half>(in, rows, counted, slots, readout, stream);
 }

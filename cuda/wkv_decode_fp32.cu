@@ -7,10 +7,10 @@
 
 extern "C" {
 // counted: null, or the address of the number of rows on the device, `rows` at most. fp32: states in fp32,
-// else fp16.
+// else fp16. readout: null, or by what y of some rows is scaled.
 int rwkv_wkv_decode(const TimeMixInput* in, int rows, const int* counted, const int* slots, int fp32,
-                    cudaStream_t stream) {
-    return fp32 ? launch_decode<Single>(*in, rows, counted, slots, stream)
-                : wkv_decode_fp16(*in, rows, counted, slots, stream);
+                    const ReadoutInput* readout, cudaStream_t stream) {
+    return fp32 ? launch_decode<Single>(*in, rows, counted, slots, readout, stream)
+                : wkv_decode_fp16(*in, rows, counted, slots, readout, stream);
 }
 }

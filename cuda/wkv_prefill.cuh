@@ -99,4 +99,4 @@ int wkv_prefill_prepare(const TimeMixInput& in, const ChunksInput& packed, int c
 int wkv_prefill_scan(const TimeMixInput& in, const ChunksInput& packed, int rows, ChunkData* chunk_data,
                      bool fp32, cudaStream_t stream);
 int wkv_prefill_finish(const TimeMixInput& in, const ChunksInput& packed, int chunks,
-                       const ChunkData* chunk_data, cudaStream_t stream);
+                       const ChunkData* chunk_data, const ReadoutInput* readout, cudaStream_t stream);

@@ -11,9 +11,11 @@ constexpr int FINISH_WARPS = 4;
 
 // One warp for each chunk and head. A lane has values 16 tile + lane / 4 and 8 below, of tokens 2 (lane % 4),
 // + 1, + 8, + 9.
+template <bool SCALED>
 __global__ void __launch_bounds__(FINISH_WARPS* WARP)
     wkv_prefill_finish_kernel(const __grid_constant__ TimeMixInput in,
-                              const __grid_constant__ ChunksInput packed, const ChunkData* chunk_data) {
+                              const __grid_constant__ ChunksInput packed, const ChunkData* chunk_data,
+                              const __grid_constant__ ReadoutInput readout) {
     __shared__ __align__(16) __half normed[FINISH_WARPS][CHUNK][STRIDE];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, heads = in.width / HEAD, group = lane / 4,
               quarter = lane % 4;
@@ -36,6 +38,13 @@ __global__ void __launch_bounds__(FINISH_WARPS* WARP)
             v[w] = value_words(data.values[w].v, lane);
             unpack_y(y[w][0], x.x), unpack_y(y[w][1], x.y), unpack_y(y[w][0] + 2, x.z),
                 unpack_y(y[w][1] + 2, x.w);
+            if (SCALED) {
+                const int value = head * HEAD + 16 * w + group;
+                const float here = readout_scale(readout, packed.chunk_token[chunk], value),
+                            below = readout_scale(readout, packed.chunk_token[chunk], value + 8);
+#pragma unroll
+                for (int t = 0; t < 4; t++) y[w][0][t] *= here, y[w][1][t] *= below;
+            }
 #pragma unroll
             for (int t = 0; t < 4; t++) sum[t] += y[w][0][t] + y[w][1][t];
         }
@@ -97,24 +106,25 @@ __global__ void __launch_bounds__(FINISH_WARPS* WARP)
 }
 
 int wkv_prefill_finish(const TimeMixInput& in, const ChunksInput& packed, int chunks,
-                       const ChunkData* chunk_data, cudaStream_t stream) {
+                       const ChunkData* chunk_data, const ReadoutInput* readout, cudaStream_t stream) {
+    const auto kernel = readout ? wkv_prefill_finish_kernel<true> : wkv_prefill_finish_kernel<false>;
     const size_t needed = (size_t(chunks) * (in.width / HEAD) + FINISH_WARPS - 1) / FINISH_WARPS;
     unsigned blocks;
-    const int error = resident(wkv_prefill_finish_kernel, FINISH_WARPS * WARP, 0, needed, blocks);
+    const int error = resident(kernel, FINISH_WARPS * WARP, 0, needed, blocks);
     return error ? error
-                 : launch(wkv_prefill_finish_kernel, blocks, FINISH_WARPS * WARP, 0, stream, in, packed,
-                          chunk_data);
+                 : launch(kernel, blocks, FINISH_WARPS * WARP, 0, stream, in, packed, chunk_data,
+                          readout ? *readout : ReadoutInput{});
 }
 
 extern "C" {
 // Bytes that the kernels hand on for a chunk and head.
 int rwkv_wkv_chunk_bytes() { return sizeof(ChunkData); }
 
-// chunks, rows, chunk_data: see wkv_prefill.cuh.
+// chunks, rows, chunk_data: see wkv_prefill.cuh. readout: null, or by what y of some rows is scaled.
 int rwkv_wkv_prefill(const TimeMixInput* in, const ChunksInput* packed, int chunks, int rows,
-                     ChunkData* chunk_data, int fp32, cudaStream_t stream) {
+                     ChunkData* chunk_data, int fp32, const ReadoutInput* readout, cudaStream_t stream) {
     int error = wkv_prefill_prepare(*in, *packed, chunks, chunk_data, stream);
     if (!error) error = wkv_prefill_scan(*in, *packed, rows, chunk_data, fp32, stream);
-    return error ? error : wkv_prefill_finish(*in, *packed, chunks, chunk_data, stream);
+    return error ? error : wkv_prefill_finish(*in, *packed, chunks, chunk_data, readout, stream);
 }
 }

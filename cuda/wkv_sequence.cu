@@ -68,9 +68,10 @@ __global__ void LAUNCH_BOUNDS(THREADS, BLOCKS)
                 const int place = i * (THREADS / WARP) + warp;
                 if (begin + place > last) continue;
                 const auto& token = own.prepared[place];
-                finish(in, {c.weight, c.bias, gates[i]}, begin + place, head, lane, Single::own(token),
-                       Single::value(token, lane), own.y_of[place]);
+                finish<false>(in, {}, {c.weight, c.bias, gates[i]}, begin + place, head, lane,
+                              Single::own(token), Single::value(token, lane), own.y_of[place]);
             }
+            sync_warp();  // lane 0 writes over what all lanes have read
         }
 #pragma unroll
         for (int n = 0; n < OWN; n++) store8(state + Single::offset(2 * n), s[n]);

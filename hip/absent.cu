@@ -1,5 +1,5 @@
-// What needs a Hopper GPU (cuda/gemm_tile.cu, gemm_lowrank.cu, norm_mix_decode_team.cu): nothing here calls
-// it.
+// What needs a Hopper GPU (cuda/gemm_tile.cu, gemm_tile8.cu, gemm_lowrank.cu, norm_mix_decode_team.cu):
+// nothing here calls it.
 #include "../cuda/gemm.cuh"
 #include "../cuda/gemm_tile.cuh"
 #include "../cuda/norm.cuh"
@@ -14,6 +14,11 @@ int norm_mix_team(const NormInput&, int, const int*, __half*, size_t, const __ha
 extern "C" {
 int rwkv_gemm_tile(const void* const*, const void* const*, void* const*, int, int, int, int, int, int,
                    const TileShape*, cudaStream_t) {
+    return cudaErrorNotSupported;
+}
+
+int rwkv_gemm_tile8(const void* const*, const void* const*, const void* const*, void* const*, int, int, int,
+                    int, int, int, const TileShape*, cudaStream_t) {
     return cudaErrorNotSupported;
 }
 

@@ -3,6 +3,7 @@
 import logging
 import os
 import random
+import resource
 import signal
 import sys
 import threading
@@ -17,6 +18,7 @@ from rwkv_batch.wire.supervision import Drain, EngineLost, Restarts, Serving
 
 TICK = 0.1  # seconds
 FLUSH_SECONDS = 0.3  # for the last bytes to leave after the last request has ended
+OPEN_FILES = 65536  # enough for all streams and what else is open
 CORES = 8  # cores a front end may use; it seldom keeps two busy
 WAITING_PER_CORE = 512  # an HTTP worker can wait for this many streams, divided by the cores it sees
 
@@ -32,6 +34,7 @@ def run(config: FrontendConfig, name: str, address: str, control: Connection) ->
     # before any thread, which inherits it
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     cores = use_few_cores()
+    open_many_connections()
     logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(message)s")
     for library in ("robyn", "actix_server", "actix_web", "actix_http", "asyncio", "tracing"):
         logging.getLogger(library).setLevel(logging.WARNING)
@@ -60,6 +63,14 @@ def use_few_cores() -> int:
         cores = random.sample(cores, CORES)
         os.sched_setaffinity(0, cores)
     return len(cores)
+
+
+def open_many_connections() -> None:
+    """A stream is a connection, and a shell lets a process have 1024 files open unless it asks for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _receive(front: Frontend, control: Connection, config: FrontendConfig) -> None:

@@ -38,7 +38,7 @@ class EngineConfig(ProcessConfig):
     adapter_cache_mb: int = 4096  # host memory for those that are loaded; the others are read again
     mole_router: MoleRouter | None = None  # the rule by which experts of an adapter are chosen
     device: str = "auto"  # "auto", "cpu", "cuda" or "cuda:1"
-    backend: BackendName = "auto"  # what computes: own kernels if there are any for the GPU, else torch
+    backend: BackendName = "auto"  # what computes: own kernels if there are any for the device, else torch
     max_rows: int | None = None  # rows that run at once
     max_waiting: int = 4096  # rows that may wait for a slot; more are refused
     prefill_tokens: int | None = None  # prompt tokens a step
@@ -55,6 +55,7 @@ class EngineConfig(ProcessConfig):
     replay_on_new_model: bool = (
         False  # sessions of a model with the same vocabulary are read again by this one
     )
+    capture_late: bool = False  # graphs are captured, and GEMMs timed, behind the first requests
     prefix_cache_mb: int = 512  # host memory for the states of prompt prefixes; 0: none are kept
 
 

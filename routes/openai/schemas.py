@@ -32,7 +32,6 @@ from rwkv_batch.wire.protocol import GenerateRequest, Grammar, Sampling, Session
 
 LAST_TEXT_ID = 65529  # ids above have no text and cannot stand in a prompt
 MAX_STOPS = 16
-MAX_ROWS_OF_A_PROMPT = 1024
 MAX_STOP_TOKENS = 64
 CHAT_ALPHAS = (1.0, 0.1)
 SessionId = Annotated[str, Field(max_length=MAX_SESSION_ID), *OWN_ID]
@@ -180,7 +179,7 @@ class OpenAIBody(GrammarFields):
     repetition_penalty: Annotated[Number, Field(gt=0, le=2)] = 1.0
     logit_bias: LogitBias = Field(default_factory=dict)
     seed: Annotated[Int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    n: Annotated[Int, Field(ge=1, le=MAX_ROWS_OF_A_PROMPT)] = 1
+    n: Annotated[Int, Field(ge=1, le=schemas.MAX_PROMPTS)] = 1
     stop: StopList = Field(default_factory=list)
     stop_tokens: StopTokens | None = None
     ignore_eos: bool = False

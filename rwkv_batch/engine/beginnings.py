@@ -5,8 +5,8 @@ from functools import partial
 from torch import Tensor
 
 from rwkv_batch.engine.scheduling.sequence import Sequence, mixed
-from rwkv_batch.state.pool.start_states import StoredStart
 from rwkv_batch.state.prefix_cache import PrefixCache
+from rwkv_batch.state.starts.contents import StoredStart
 from rwkv_batch.wire.protocol import GenerateRequest
 from state_pool import StatePool
 

@@ -30,7 +30,7 @@ from rwkv_batch.engine.memory import WHOLE, MemoryShare
 from rwkv_batch.engine.mixed_turns import MixedTurns
 from rwkv_batch.engine.offline import whole_rows
 from rwkv_batch.engine.rollouts import Rollouts, share_prompts
-from rwkv_batch.engine.scheduling.adapters import AdapterMissing, Adapters
+from rwkv_batch.engine.row_adapters.adapters import AdapterMissing, Adapters
 from rwkv_batch.engine.scheduling.counts import EngineCounts
 from rwkv_batch.engine.scheduling.prompts import PromptEncoder, check_prompts
 from rwkv_batch.engine.scheduling.scheduler import QueueFull, Scheduler
@@ -101,7 +101,7 @@ class Engine:
         budget = config.prefill_tokens or self.runner.limits.prefill_tokens
         rows, l1 = memory.rows_and_idle_slots(self.runner, config, budget, share)
         with devices.out_of_memory_as_error(f"{rows} rows and {l1} idle sessions", self.runner.device):
-            self.runner.allocate(rows, l1, budget)
+            self.runner.allocate(rows, l1, budget, config.capture_late)
         self.step_bytes = memory.step_bytes(self.runner, rows, l1, budget)
         self.tokenizer = Tokenizer()
         self.scheduler = Scheduler(rows, budget, config.max_waiting, slots=rows + l1)
@@ -294,7 +294,6 @@ class Engine:
         self.requests.check(request)
         self.beginnings.check(request)
         check_prompts(request)
-        adapter = self.adapters.find(request)
         turn, target = request.turn, None
         if turn:
             continued = self.turns.has_source(turn)
@@ -305,7 +304,8 @@ class Engine:
         else:
             prompts = [self.prompts.encode(prompt, request.prefix_ids) for prompt in request.prompts]
         seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
-        rows = rows_of(request, key, prompts, seed, target, self.tokenizer, adapter)
+        rows = rows_of(request, key, prompts, seed, target, self.tokenizer)
+        self.adapters.for_rows(request, rows)
         share_prompts(rows, request.n)
         leading = [row for row in rows if row.leads]
         if request.grammar:
@@ -318,7 +318,7 @@ class Engine:
         if runs:
             self.scheduler.add(rows)
         self.counts.accept(rows, prompts, cached)
-        made_by = self.info.fingerprint + (f"+{adapter.digest}" if adapter else "")
+        made_by = self.info.fingerprint + (f"+{rows[0].adapter.digest}" if rows[0].adapter else "")
         self.outbox.append((key, self.prompts.accepted(request, prompts, cached, target, made_by)))
         if not runs:
             ended = [RowDelta(row.row, "", 0, "length") for row in leading]

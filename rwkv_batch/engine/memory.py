@@ -5,6 +5,7 @@ largest with which that still fits. On a GPU the largest step is then run once (
 takes stays with torch's allocator. So an engine that has started does not run out of memory.
 """
 
+import logging
 import shutil
 import time
 from bisect import bisect
@@ -20,12 +21,15 @@ from rwkv_batch.runner.warmup import RESERVE
 from rwkv_batch.state.slots import States
 from rwkv_batch.text.tokenizer import END_OF_TEXT
 
+log = logging.getLogger(__name__)
+
 L1 = 16  # sessions in slots of the device, at least
 L2 = 32  # sessions in host memory, at least
 # Parts of what is free that L2 and the database get, and how many idle sessions there are at most.
 HOST_PART = 8  # of all memory
 DISK_PART = 2
 MOST_IDLE = 4096
+MOST_ROWS = 1 << 15  # that are looked for
 PACKED_BYTES = 2.1  # of a weight on a GPU: fp16, and what is filled up
 RATE_TOKENS = 2048  # by which the speed of reading prompts is measured
 
@@ -60,16 +64,30 @@ def rows_that_fit(
     """How many rows run at once: as many as were asked for, or else what suits the device and the share.
 
     `idle_slots`: slots of sessions that do not run. Raises DeviceError if the rows asked for do not fit; it
-    names the number that would.
+    names the number that would. Says in the log where the number comes from.
     """
-    free, most = free_bytes(runner.device) - share.kept, asked or runner.limits.rows
+
+    def needed(rows: int) -> int:
+        return runner.bytes_needed(rows, idle_slots, prefill_tokens)
+
+    free, limits = free_bytes(runner.device) - share.kept, runner.limits
     if not asked:
         free //= share.device
-    if not asked and runner.limits.memory is not None:
-        free = min(free, runner.limits.memory // share.host)
-    fit = bisect(range(1, most + 1), free, key=lambda n: runner.bytes_needed(n, idle_slots, prefill_tokens))
+    if not asked and limits.memory is not None:
+        free = min(free, limits.memory // share.host)
+    fit = bisect(range(1, (asked or limits.rows) + 1), free, key=needed)
     if fit == 0 or (asked and fit < asked):
         raise DeviceError(_does_not_fit(runner.device, asked or 1, idle_slots, fit, free))
+    why = "as asked for" if asked else f"what the memory holds of at most {limits.rows}"
+    if not asked and fit == limits.rows < limits.most_rows:
+        part = needed(fit) + (free - needed(fit)) // limits.more_divisor
+        fit = bisect(range(1, limits.most_rows + 1), part, key=needed)
+        all_that_fit = bisect(range(1, MOST_ROWS + 1), free, key=needed)
+        why = (
+            f"{limits.rows}, and what one part in {limits.more_divisor} of the memory beside them holds, at "
+            f"most {limits.most_rows}; --max-rows {all_that_fit} would fit"
+        )
+    log.info("rows that run at once: %d (%s)", fit, why)
     return fit
 
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tqdm import tqdm
@@ -18,6 +18,7 @@ from rwkv_batch.model.adapters import reader as adapters
 from rwkv_batch.model.adapters.merge import merge
 from rwkv_batch.model.adapters.parts import Scaling
 from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.model.cuda.packed.uploading import UploadedTensors
 from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.model.quantization import packed_file
 from rwkv_batch.model.quantization.quantize import quantize
@@ -50,10 +51,17 @@ def load_model(
 ) -> LoadedModel:
     """See Engine. Raises CheckpointError, DeviceError, SamplerError."""
     place = devices.find_device(config.device)
-    weights = load_weights(model, config, progress)
+    on_cpu = place.type == "cpu"
+    reads = on_cpu or config.weights is not None  # before anything goes to the device
+    weights = load_weights(model, config, progress if reads else None, values=on_cpu)
     before = devices.allocated_bytes(place)
     with devices.out_of_memory_as_error(f"the weights of {weights.name}", place):
-        runner = backends.create_runner(weights, place, config)
+        if on_cpu:
+            runner = backends.create_runner(weights, place, config)
+        else:
+            uploaded = UploadedTensors(weights, place, None if reads else progress)
+            runner = backends.create_runner(replace(weights, tensors=uploaded), place, config)
+            uploaded.finish()
     taken = devices.allocated_bytes(place) - before or weights.bytes_held(runner.dtype.itemsize)
     return LoadedModel(weights, runner, config.model_name or weights.name, taken)
 
@@ -62,10 +70,12 @@ def load_weights(
     model: str | Path | Checkpoint | None,
     config: EngineConfig,
     progress: Callable[[int, int], None] | None,
+    values: bool = True,
 ) -> Checkpoint:
     """A checkpoint, that of a file, or the bundled one, with the adapter merged, in the configured format.
 
-    Raises CheckpointError, and DeviceError for a format that does not run on the device.
+    values: as of checkpoint.load, where nothing is packed. Raises CheckpointError, and DeviceError for a
+    format that does not run on the device.
     """
     if config.weights:
         if config.weights not in FORMATS:
@@ -78,7 +88,7 @@ def load_weights(
     if isinstance(model, Checkpoint):
         weights = model
     elif model:
-        weights = packed_file.load(model, reading)
+        weights = packed_file.load(model, reading, values or config.weights is not None)
     else:
         weights = checkpoint.from_tensors(DEMO_NAME, unpack.tensors())
     weights = _with_adapter(weights, config)

@@ -83,19 +83,19 @@ class Checkpoint:
         return torch.stack(states).float()
 
 
-def load(path: str | Path, progress: Progress | None = None) -> Checkpoint:
+def load(path: str | Path, progress: Progress | None = None, values: bool = True) -> Checkpoint:
     """Read and check a file, whose suffix may be left out, or a Hugging Face folder. Raises CheckpointError.
 
     `progress(done_bytes, total_bytes)` is called as the data comes in. The tensors are mapped from the file,
-    not copied.
+    not copied. values: whether the numbers are read and checked; otherwise who reads them does it.
     """
-    return from_file(read(Path(path).expanduser()), progress)
+    return from_file(read(Path(path).expanduser()), progress, values)
 
 
-def from_file(file: ModelFile, progress: Progress | None = None) -> Checkpoint:
+def from_file(file: ModelFile, progress: Progress | None = None, values: bool = True) -> Checkpoint:
     """Check what has been read, as `load` does."""
     tensors, normed = official(file)
-    return from_tensors(file.name, tensors, str(file.path), progress, normed)
+    return from_tensors(file.name, tensors, str(file.path), progress, normed, values)
 
 
 def from_tensors(
@@ -104,11 +104,12 @@ def from_tensors(
     where: str | None = None,
     progress: Progress | None = None,
     normed: bool = False,
+    values: bool = True,
 ) -> Checkpoint:
     """Check tensors that are in memory already. Raises CheckpointError, which names `where` or `name`.
 
     Of a tensor on the meta device only the shape is checked. normed: ln0 has been applied to the embedding,
-    and is missing.
+    and is missing. values: as of `load`.
     """
     where = where or name
     tensors = {key: value for key, value in given.items() if key not in IGNORED}
@@ -141,7 +142,8 @@ def from_tensors(
             f"{where}: {key} is no tensor of {TITLES[family]}; give a checkpoint without additions."
         )
     tensors = {key: _fitted(where, key, tensors, shape) for key, shape in wanted.items()}
-    _check_values(where, tensors, progress)
+    if values:
+        _check_values(where, tensors, progress)
     parameters = sum(t.numel() for t in tensors.values())
     return Checkpoint(name, family, tensors, layers, width, heads, vocab, parameters, _fingerprint(tensors))
 
@@ -224,10 +226,15 @@ def _check_values(where: str, tensors: Mapping[str, Tensor], progress: Progress 
         # A sum meets every infinity and NaN at a fraction of the cost; only a strange one asks for the exact
         # look.
         if not tensor.sum(dtype=torch.float32).isfinite() and not tensor.isfinite().all():
-            raise CheckpointError(f"{where}: {key} holds numbers that are not finite; {AGAIN}.")
+            raise CheckpointError(not_finite(where, key))
         done += tensor.nbytes
         if progress is not None:
             progress(done, total)
+
+
+def not_finite(where: str, key: str) -> str:
+    """What is wrong with a tensor, in one sentence."""
+    return f"{where}: {key} holds numbers that are not finite; {AGAIN}."
 
 
 def _fingerprint(tensors: Mapping[str, Tensor]) -> str:

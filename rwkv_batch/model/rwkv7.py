@@ -5,6 +5,7 @@ The formulas are those of the RWKV-7 paper ("Goose", arXiv 2503.14456).
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +32,18 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+class TimeMixProducts(NamedTuple):
+    """What a time mix computes of its inputs before the recurrence: all `[T, width]`."""
+
+    r: Tensor
+    w: Tensor  # as the low-rank function gives it, like a and v_mix
+    k: Tensor
+    v: Tensor
+    a: Tensor
+    g: Tensor
+    v_mix: Tensor | None  # in the layers after the first
+
+
 @dataclass(frozen=True)
 class TimeMix:
     norm: Norm
@@ -39,9 +52,7 @@ class TimeMix:
     key: Linear
     value: Linear
     output: Linear
-    low_rank: dict[
-        str, Linear
-    ]  # by the names of LOW_RANKS; no "v" in layer 0, whose values the others mix in
+    low_rank: dict[str, Linear]  # by LOW_RANKS; layer 0, whose values the others mix in, has no "v"
     k_k: Tensor  # [width]
     k_a: Tensor
     k_rest: Tensor  # 1 - k_a
@@ -60,24 +71,33 @@ class TimeMix:
         """x `[T, width]`, v_first: the values of layer 0 (there None); returns what is added, and v_first."""
         x = self.norm(x)
         delta = ops.token_shift(x, states.shift[:, layer, 0], rows)
-        xr, xk, xv, xw, xa, xg = ops.mix(x, delta, self.mixes).unbind(0)
-        r = changes.add("att.receptance", xr, self.receptance(xr))
-        k = changes.add("att.key", xk, self.key(xk))
-        v = changes.add("att.value", xv, self.value(xv))
-        w_log = ops.log_decay(self.low_rank["w"](xw))
-        a = self.low_rank["a"](xa).sigmoid_()
-        g = self.low_rank["g"](xg)
+        made = self.products(ops.mix(x, delta, self.mixes), v_first is not None, changes)
+        r, k, v = made.r, made.k, made.v
+        w_log, a = ops.log_decay(made.w), made.a.sigmoid_()
         kk = ops.removal_key(k, self.k_k)
         k = k.mul_(torch.addcmul(self.k_rest, a, self.k_a))  # k (1 + (a - 1) k_a)
         if v_first is None:
             v_first = v
         else:
-            v = v.lerp(v_first, self.low_rank["v"](xv).sigmoid_())
+            assert made.v_mix is not None
+            v = v.lerp(v_first, made.v_mix.sigmoid_())
         r_, w_, k_, v_, a_ = (x.view(len(x), -1, ops.HEAD_SIZE) for x in (r, w_log, k, v, a))
-        y = ops.wkv(r_, w_, k_, v_, kk, a_, states.wkv[:, layer], rows)
-        y = ops.readout(y, r, k, v, self.r_k, *self.group_norm)
-        y = y.mul_(g)
+        y = changes.scale(ops.wkv(r_, w_, k_, v_, kk, a_, states.wkv[:, layer], rows))
+        y = ops.readout(y, r, k, v, self.r_k, *self.group_norm).mul_(made.g)
         return changes.add("att.output", y, self.output(y)), v_first
+
+    def products(self, mixed: Tensor, mixes_values: bool, changes: Changes) -> TimeMixProducts:
+        """All that is computed of the mixes `[6, T, width]`. mixes_values: v_mix too."""
+        xr, xk, xv, xw, xa, xg = mixed.unbind(0)
+        return TimeMixProducts(
+            r=changes.add("att.receptance", xr, self.receptance(xr)),
+            w=self.low_rank["w"](xw),
+            k=changes.add("att.key", xk, self.key(xk)),
+            v=changes.add("att.value", xv, self.value(xv)),
+            a=self.low_rank["a"](xa),
+            g=self.low_rank["g"](xg),
+            v_mix=self.low_rank["v"](xv) if mixes_values else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -121,17 +141,27 @@ class ChannelMix:
         """x `[T, width]`, tokens `[T]` and their normed embedding; returns what is added to x."""
         x = self.norm(x)
         delta = ops.token_shift(x, states.shift[:, layer, 1], rows)
-        shifted = ops.mix(x, delta, self.x_k)
+        return self.products(ops.mix(x, delta, self.x_k), x, tokens, embedded, changes)
+
+    def products(
+        self, shifted: Tensor, x: Tensor, tokens: Tensor, embedded: Tensor, changes: Changes
+    ) -> Tensor:
+        """The same of the mix and of x, both `[T, width]` and normed; x counts with a DeepEmbed only."""
         if self.experts:
             return self.experts(shifted, self.key, self.value)
-        hidden = changes.add("ffn.key", shifted, self.key(shifted)).relu_().square_()
+        hidden = self.hidden(shifted, changes)
         if self.deep_embed:
             hidden = hidden.mul_(self.deep_embed(x, tokens, embedded))
         return changes.add("ffn.value", hidden, self.value(hidden))
 
+    def hidden(self, shifted: Tensor, changes: Changes) -> Tensor:
+        return changes.add("ffn.key", shifted, self.key(shifted)).relu_().square_()
+
 
 class RWKV7(TorchModel):
     """RWKV-7, and 7a, whose channel mixes have a DeepEmbed."""
+
+    channel_mix = ChannelMix
 
     def _load_layers(self) -> None:
         c = self.checkpoint
@@ -169,7 +199,7 @@ class RWKV7(TorchModel):
         )
 
     def _channel_mix(self, layer: LayerTensors, experts: ExpertMix | None) -> ChannelMix:
-        return ChannelMix(
+        return self.channel_mix(
             norm=layer.ln2.to(self.device, self.dtype),
             x_k=self._vector(layer.ffn_mix),
             key=self._linear(layer.ffn_key),

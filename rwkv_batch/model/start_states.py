@@ -3,7 +3,9 @@
 A file has `blocks.N.att.time_state` `[heads, 64, 64]` for each layer, or `init_state.N.wkv`, perhaps behind
 `model.`. Other keys belong to something else, such as the adapter that was trained together with the state,
 and are passed over. "Full" states also have `blocks.N.att.ts_state` and `blocks.N.ffn.ts_state` `[C]`, the
-token before the first one for the two token shifts.
+token before the first one for the two token shifts. And they may have `blocks.N.att.time_offset` `[C]`, the
+"post_wkv_tuning" of RWKV-LM-RLHF: at every token what the time mix reads out of the state is multiplied with
+`1 + time_offset` before its group norm.
 
 A file does not say whether its matrices are [value, key] or [key, value]: see `StateLayout`.
 """
@@ -27,23 +29,27 @@ converter."""
 
 WKV = re.compile(r"(?:model\.)?(?:blocks\.(\d+)\.att\.time_state|init_state\.(\d+)\.wkv)$")
 SHIFT = re.compile(r"(?:model\.)?blocks\.(\d+)\.(att|ffn)\.ts_state$")
-OFFSET = re.compile(r"\.time_offset$")
+OFFSET = re.compile(r"(?:model\.)?blocks\.(\d+)\.att\.time_offset$")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_BYTES = 512 << 20  # more than any model's state takes
 
 
 @dataclass(frozen=True)
 class StartState:
-    """wkv `[layers, heads, 64 (value), 64 (key)]`, shift `[layers, 2 (time mix, channel mix), C]`; fp32."""
+    """wkv `[layers, heads, 64 (value), 64 (key)]`, shift `[layers, 2 (time mix, channel mix), C]`; fp32.
+
+    offsets `[layers, C]`: see `time_offset` above; None: nothing is scaled.
+    """
 
     wkv: Tensor
     shift: Tensor
+    offsets: Tensor | None = None
 
     @property
     def digest(self) -> bytes:
         """16 bytes that follow from the numbers."""
         hashed = hashlib.blake2b(digest_size=16)
-        for tensor in (self.wkv, self.shift):
+        for tensor in (self.wkv, self.shift, *([] if self.offsets is None else [self.offsets])):
             hashed.update(tensor.contiguous().numpy().data)
         return hashed.digest()
 
@@ -56,20 +62,17 @@ def read_start_state(file: Path, layers: int, width: int, layout: StateLayout) -
     if layout == "kv":
         wkv = wkv.mT.contiguous()
     shift = torch.zeros(layers, 2, width)
+    offsets = torch.zeros(layers, width)
     for key, tensor in tensors.items():
-        if OFFSET.search(key):
-            raise CheckpointError(
-                f"{file}: {key} scales what the state reads out, which cannot be run yet; give a state "
-                "without it."
-            )
-        if match := SHIFT.match(key):
+        if match := SHIFT.match(key) or OFFSET.match(key):
             if int(match[1]) >= layers or tensor.numel() != width:
                 raise CheckpointError(
                     f"{file}: {key} has shape {list(tensor.shape)}, which does not fit a model of {layers} "
                     f"layers and width {width}; give a state of this model."
                 )
-            shift[int(match[1]), int(match[2] == "ffn")] = _finite(file, key, tensor).flatten()
-    return StartState(wkv, shift)
+            target = offsets if match.re is OFFSET else shift[:, int(match[2] == "ffn")]
+            target[int(match[1])] = _finite(file, key, tensor).flatten()
+    return StartState(wkv, shift, offsets if offsets.any() else None)
 
 
 def _check_size(file: Path) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.description import matrix, norm_tensors, normed_embedding
 from rwkv_batch.ops import torch_ops as ops
+from rwkv_batch.ops.cpu.binding import CpuKernels
 from rwkv_batch.ops.linear import Linear, prepare
 from rwkv_batch.ops.low_rank import Changes, PreparedAdapter, changes_of
 from rwkv_batch.ops.weights.products import product_with
@@ -33,12 +34,14 @@ class TorchModel(ABC):
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         invariant: bool = False,
+        kernels: CpuKernels | None = None,
     ) -> None:
         """invariant: whether a row's logits and state are to be the same, bit for bit, whatever runs beside
-        it and wherever its tokens are cut into steps. On a CPU, with states in fp32.
+        it and wherever its tokens are cut into steps. On a CPU, with states in fp32. kernels: what multiplies
+        on a CPU in fp32; None: torch.
         """
         self.checkpoint, self.device, self.dtype = checkpoint, torch.device(device), dtype
-        self._invariant = invariant
+        self._invariant, self._kernels = invariant, kernels
         self.embedding = normed_embedding(checkpoint.tensors, self.device, dtype)
         self.ln_out = norm_tensors(checkpoint.tensors, "ln_out").to(self.device, torch.float32)
         self.head = self._linear(matrix(checkpoint.tensors, checkpoint.packed, "head"))
@@ -78,7 +81,7 @@ class TorchModel(ABC):
             tokens = torch.cat([pieces[row] for row in order])
             lengths, slots = [lengths[row] for row in order], [slots[row] for row in order]
             adapters = [adapters[row] for row in order] if adapters else ()
-        rows = ops.pack(lengths, slots, self.device, self._invariant)
+        rows = ops.PackedRows(lengths, slots, self.device, self._invariant)
         changes = changes_of(self.adapters, adapters, lengths, self.device)
         x = self._run_layers(tokens.to(self.device), states, rows, changes)
         place = {row: place for place, row in enumerate(order)}
@@ -108,8 +111,15 @@ class TorchModel(ABC):
 
     def _linear(self, weight: Matrix, bias: Tensor | None = None) -> Linear:
         if isinstance(weight, Weight):
-            return product_with(weight, bias)
-        return prepare(weight, bias, device=self.device, dtype=self.dtype, invariant=self._invariant)
+            return product_with(weight, bias, invariant=self._invariant, kernels=self._kernels)
+        return prepare(
+            weight,
+            bias,
+            device=self.device,
+            dtype=self.dtype,
+            invariant=self._invariant,
+            kernels=self._kernels,
+        )
 
 
 def check_rows(tokens: Tensor, lengths: Sequence[int], slots: Sequence[int], total_slots: int) -> None:

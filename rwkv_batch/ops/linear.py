@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from rwkv_batch.ops.cpu.binding import CpuKernels
+from rwkv_batch.ops.cpu.products import packed_linear
+
 Linear = Callable[[Tensor], Tensor]  # [rows, inputs] -> [rows, outputs]
 
 ROWS_HINT = 16  # the batch for which the fp32 layout is chosen; it serves every other as well
@@ -27,16 +30,19 @@ def prepare(
     device: torch.device | str,
     dtype: torch.dtype,
     invariant: bool = False,
+    kernels: CpuKernels | None = None,
 ) -> Linear:
     """`x -> x @ weight.T + bias` for rows x of `dtype`. weight: `[outputs, inputs]`, bias: `[outputs]`.
 
     invariant: a row's product must be the same beside any others, also where torch has only products of which
-    that is not known.
+    that is not known. kernels: what multiplies on a CPU in fp32, in place of torch.
     """
     weight = weight.to(device, dtype).contiguous()
     bias = None if bias is None else bias.to(device, dtype).contiguous()
     if weight.is_cuda or dtype != torch.float32:
         return partial(linear, weight=weight, bias=bias)
+    if kernels is not None:
+        return packed_linear(kernels, weight.half() if _exact_in_half(weight) else weight, bias)
     if _has_half_weights() and _exact_in_half(weight):
         return partial(_half_weights, packed=torch.ops.quantized.linear_prepack_fp16(weight, bias))
     if _has_packed_weights():

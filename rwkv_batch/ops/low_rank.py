@@ -1,5 +1,8 @@
 """Adapters of rows: low-rank pairs beside the weights, `y += (x A^T) B^T`, for the tokens of each.
 
+What the time mix reads out of the state may be scaled by channel too, `y (1 + offset)` before the group norm:
+the `time_offset` of tuned states.
+
 This is how they lie in a slot on any device, and their products in torch, the reference.
 """
 
@@ -29,6 +32,7 @@ class LowRankAdapter:
     rank: int  # the largest, as it was trained
     numbers: Tensor  # [n], in the dtype of the model's activations
     table: Tensor  # [layers, TARGETS, ENTRY] int32; rank 0: that matrix is not changed
+    offsets: Tensor | None = None  # [layers, width], in that dtype: of what is read out of the state
 
     @property
     def nbytes(self) -> int:
@@ -43,6 +47,15 @@ class LowRankAdapter:
             [rank * inputs, rank * outputs]
         )
         return inner.view(rank, inputs), outer.view(outputs, rank)
+
+
+def readout_adapter(digest: str, offsets: Tensor, dtype: torch.dtype, pinned: bool = False) -> LowRankAdapter:
+    """One that changes no matrix. offsets: `[layers, width]`. pinned: whether it is copied to a GPU."""
+    table = torch.zeros(len(offsets), len(TARGETS), ENTRY, dtype=torch.int32, pin_memory=pinned)
+    offsets = offsets.to(dtype)
+    return LowRankAdapter(
+        digest, 0, torch.empty(0, dtype=dtype), table, offsets.pin_memory() if pinned else offsets
+    )
 
 
 def shapes(width: int, hidden: int) -> list[tuple[int, int]]:
@@ -65,6 +78,7 @@ class PreparedAdapter:
     """An adapter whose matrices are packed for a device: A and B by layer and place in TARGETS."""
 
     pairs: Mapping[tuple[int, int], tuple[Linear, Linear]]
+    scales: Tensor | None  # [layers, width], fp32: of what is read out of the state
 
     @classmethod
     def on(
@@ -77,12 +91,13 @@ class PreparedAdapter:
                 if pair := adapter.pair(layer, target, inputs, outputs):
                     inner, outer = (prepare(matrix, device=device, dtype=dtype) for matrix in pair)
                     pairs[layer, target] = inner, outer
-        return cls(pairs)
+        offsets = adapter.offsets
+        return cls(pairs, None if offsets is None else 1 + offsets.to(device, torch.float32))
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What adapters change in the products of one layer.
+    """What adapters change in one layer.
 
     groups: tokens `[n]`, or those side by side, and their adapter.
     """
@@ -104,6 +119,21 @@ class Changes:
                 else:
                     y.index_add_(0, tokens, change)
         return y
+
+    def scales(self, count: int) -> Tensor | None:
+        """What is read out of the state is multiplied with, `[count, width]` for so many tokens; None: 1."""
+        scaled = [(tokens, a.scales[self.layer]) for tokens, a in self.groups if a.scales is not None]
+        if not scaled:
+            return None
+        found = scaled[0][1].new_ones(count, len(scaled[0][1]))
+        for tokens, scale in scaled:
+            found[tokens] = scale
+        return found
+
+    def scale(self, y: Tensor) -> Tensor:
+        """y `[T, H, 64]`, what is read out of the state, scaled in place."""
+        scales = self.scales(len(y))
+        return y if scales is None else y.mul_(scales.view(y.shape))
 
 
 def changes_of(

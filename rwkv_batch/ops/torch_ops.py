@@ -7,6 +7,7 @@ recurrence computes in fp32, whatever the states are stored in.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 import torch
@@ -32,48 +33,61 @@ class Pieces:
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Where the rows of one call lie.
+    """Where the rows of one call lie. Their lengths are sorted, those of one token (decode) first."""
 
-    The first `decode` rows have one token each, the others are in `pieces`.
-    """
+    lengths: Sequence[int]
+    slot_numbers: Sequence[int]
+    device: torch.device | str
+    by_token: bool = False  # the recurrence runs token after token, by what it computes for rows of one token
 
-    decode: int
-    pieces: list[Pieces]
-    slots: slice | Tensor  # of all rows; a slice (which reads and writes in place) if they follow each other
-    decode_slots: slice | Tensor
-    first: Tensor | None  # first token of every row; None if all rows have one token
-    last: Tensor | None
+    @cached_property
+    def decode(self) -> int:
+        """How many rows have one token each; the others are in `pieces`."""
+        return sum(length == 1 for length in self.lengths)
 
+    @cached_property
+    def ends(self) -> list[int]:
+        """Where the tokens of each row end."""
+        return list(accumulate(self.lengths))
 
-def pack(
-    lengths: Sequence[int], slots: Sequence[int], device: torch.device | str, by_token: bool = False
-) -> PackedRows:
-    """Describe rows whose lengths are sorted, those of one token first.
-
-    by_token: the recurrence runs token after token, by what it computes for rows of one token.
-    """
-    decode = sum(length == 1 for length in lengths)
-    ends = list(accumulate(lengths))
-    starts = [0, *ends[:-1]]
-    pieces, begin = [], decode
-    while begin < len(lengths):
-        end, padded = begin + 1, _padded(lengths[begin])
-        while end < len(lengths) and (padded := padded + _padded(lengths[end])) <= TOGETHER:
-            end += 1
-        chunks = cut(lengths[begin:end], device, 1 if by_token else CHUNK)
-        pieces.append(
-            Pieces(
-                slice(starts[begin], ends[end - 1]),
-                torch.tensor(slots[begin:end], device=device)[chunks.order],
-                chunks,
+    @cached_property
+    def pieces(self) -> list[Pieces]:
+        pieces, begin = [], self.decode
+        while begin < len(self.lengths):
+            end, padded = begin + 1, _padded(self.lengths[begin])
+            while end < len(self.lengths) and (padded := padded + _padded(self.lengths[end])) <= TOGETHER:
+                end += 1
+            chunks = cut(self.lengths[begin:end], self.device, 1 if self.by_token else CHUNK)
+            pieces.append(
+                Pieces(
+                    slice(self.ends[begin] - self.lengths[begin], self.ends[end - 1]),
+                    torch.tensor(self.slot_numbers[begin:end], device=self.device)[chunks.order],
+                    chunks,
+                )
             )
-        )
-        begin = end
-    first = last = None
-    if pieces:
-        first = torch.tensor(starts, device=device)
-        last = torch.tensor(ends, device=device) - 1
-    return PackedRows(decode, pieces, _index(slots, device), _index(slots[:decode], device), first, last)
+            begin = end
+        return pieces
+
+    @cached_property
+    def slots(self) -> slice | Tensor:
+        """Of all rows; a slice (which reads and writes in place) if they follow each other."""
+        return _index(self.slot_numbers, self.device)
+
+    @cached_property
+    def decode_slots(self) -> slice | Tensor:
+        return _index(self.slot_numbers[: self.decode], self.device)
+
+    @cached_property
+    def first(self) -> Tensor | None:
+        """The first token of every row; None if all rows have one token."""
+        if self.decode == len(self.lengths):
+            return None
+        return torch.tensor([0, *self.ends[:-1]], device=self.device)
+
+    @cached_property
+    def last(self) -> Tensor | None:
+        """The last token of every row; None if all rows have one token."""
+        return None if self.decode == len(self.lengths) else torch.tensor(self.ends, device=self.device) - 1
 
 
 def _padded(length: int) -> int:

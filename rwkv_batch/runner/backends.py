@@ -5,10 +5,12 @@ import logging
 import torch
 
 from rwkv_batch.config import EngineConfig
-from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.model.checkpoint import TITLES, Checkpoint
+from rwkv_batch.model.cuda.packed.coded import CODED, has_products
 from rwkv_batch.model.quantization.matrices import is_half
+from rwkv_batch.ops.compiled.libraries import BuildError
+from rwkv_batch.ops.cpu.binding import load
 from rwkv_batch.ops.cuda import build
-from rwkv_batch.ops.cuda.build import BuildError
 from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.ops.low_rank import MOST_RANK
 from rwkv_batch.runner.cuda_runner import CudaRunner
@@ -18,6 +20,8 @@ from rwkv_batch.sampling.flashinfer import SamplerError
 
 log = logging.getLogger(__name__)
 
+GPU_FORMATS = tuple(kind.format for kind in CODED)  # of 8 bits, for which the kernels have products
+
 
 def create_runner(checkpoint: Checkpoint, device: torch.device, config: EngineConfig) -> Runner:
     """The model on the device, by the fastest backend that runs there or the one asked for.
@@ -25,6 +29,7 @@ def create_runner(checkpoint: Checkpoint, device: torch.device, config: EngineCo
     Raises DeviceError if the backend does not run there, SamplerError if the sampler does not.
     """
     check_format(checkpoint.weights, device)
+    _check_coded(checkpoint, device, config)
     if config.batch_invariant:
         _check_invariant(checkpoint, device, config)
     default = "fp32" if device.type == "cpu" or config.batch_invariant else "fp16"
@@ -40,20 +45,41 @@ def create_runner(checkpoint: Checkpoint, device: torch.device, config: EngineCo
         try:
             return _create_cuda_runner(checkpoint, device, wkv_dtype, config)
         except BuildError as error:
-            if portable or config.batch_invariant:
+            if portable or config.batch_invariant or checkpoint.packed:
                 raise DeviceError(str(error)) from error
             log.warning("%s Until then the slower torch operations run.", error)
     if config.sampler == "flashinfer":
         raise SamplerError("--sampler flashinfer needs a GPU and the kernels in cuda/; use --sampler own")
-    return TorchRunner(checkpoint, device, wkv_dtype, _room(config), config.batch_invariant)
+    kernels = load() if device.type == "cpu" and config.backend != "torch" else None
+    return TorchRunner(checkpoint, device, wkv_dtype, _room(config), config.batch_invariant, kernels)
 
 
 def check_format(weights: str, device: torch.device) -> None:
     """Raises DeviceError for a format of matrices that the device has no products for."""
-    if weights and not is_half(weights) and device.type != "cpu":
+    if not weights or is_half(weights) or device.type == "cpu":
+        return
+    if weights not in GPU_FORMATS:
         raise DeviceError(
-            f"--weights {weights} runs on a CPU only so far; leave it out, use fp16 or bf16, or --device cpu."
+            f"--weights {weights} runs on a CPU only so far; on a GPU use {', '.join(GPU_FORMATS)}, fp16 or "
+            "bf16."
         )
+    if not has_products(device):
+        raise DeviceError(
+            f"--weights {weights} runs on a CPU and on Hopper GPUs (H100, H200) only; leave it out, or use "
+            "--device cpu."
+        )
+
+
+def _check_coded(checkpoint: Checkpoint, device: torch.device, config: EngineConfig) -> None:
+    """Raises DeviceError where a GPU is not to run by the kernels that have products of 8 bits."""
+    if not checkpoint.weights or is_half(checkpoint.weights) or device.type == "cpu":
+        return
+    what = f"--weights {checkpoint.weights}"
+    if config.backend != "auto":
+        raise DeviceError(f"{what} needs the kernels of --backend auto on a GPU; leave --backend out.")
+    if checkpoint.family == "rwkv6" or checkpoint.mole:
+        title = "MoLE" if checkpoint.mole else TITLES[checkpoint.family]
+        raise DeviceError(f"{what} is not for {title} on a GPU; leave it out, or use --device cpu.")
 
 
 def _create_cuda_runner(
@@ -66,6 +92,12 @@ def _create_cuda_runner(
         log.warning(
             "The kernels for AMD GPUs have been compiled and checked, but never run on one; "
             "--backend torch does without them."
+        )
+    if checkpoint.packed:
+        log.warning(
+            "--weights %s is faster than fp16 on this GPU up to about 90 rows, and slower beyond "
+            "(docs/weights.md).",
+            checkpoint.weights,
         )
     portable = config.backend == "portable"
     architecture = (build.portable_architecture if portable else build.architecture)(device)

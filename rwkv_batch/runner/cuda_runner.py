@@ -98,7 +98,7 @@ class CudaRunner:
         logits = max(scoring, rows * LOGITS_COPIES * 4 * vocab)  # of prompts come first
         return RESERVE + slots * slot_bytes + logits + steps
 
-    def allocate(self, rows: int, idle_slots: int, prefill_tokens: int) -> None:
+    def allocate(self, rows: int, idle_slots: int, prefill_tokens: int, late: bool = False) -> None:
         slots = rows + idle_slots
         self.states = self.model.new_states(slots, self._wkv_dtype)
         self.sampler = CudaSampler(
@@ -107,9 +107,12 @@ class CudaRunner:
         if self._adapters.slots:
             room = self._adapters
             self.model.add_adapters(room.slots, room.most_rank, prefill_tokens + rows)
-        self.model.capture(self.states, rows)
+        self.model.capture(self.states, rows, late=late)
         run_largest_step(self.model.forward, self.states, rows, prefill_tokens)
-        launch_all_kernels(self, rows)
+        launch_all_kernels(self, rows, few=late)
+
+    def improve(self, idle: bool) -> bool:
+        return self.model.improve(idle)
 
     @torch.inference_mode()
     def begin(self, slot: int, row: NewRow) -> None:

@@ -114,10 +114,18 @@ class Runner(Protocol):
         That is with `rows` rows a step, `idle_slots` slots more, and so many prompt tokens a step.
         """
 
-    def allocate(self, rows: int, idle_slots: int, prefill_tokens: int) -> None:
+    def allocate(self, rows: int, idle_slots: int, prefill_tokens: int, late: bool = False) -> None:
         """Make states and all that steps need, captured graphs included.
 
+        late: what only makes steps faster is left to `improve`, so that this takes less time.
+
         Afterwards a step never runs out of memory. Raises RuntimeError when memory runs out here.
+        """
+
+    def improve(self, idle: bool) -> bool:
+        """Between two steps: do a piece of what makes later ones faster; False if there is none to do now.
+
+        idle: no rows run. A piece takes some milliseconds, and while rows run at most about 50.
         """
 
     def begin(self, slot: int, row: NewRow) -> None:

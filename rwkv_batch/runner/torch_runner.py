@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.model.checkpoint import Checkpoint, Family
+from rwkv_batch.model.cpu.rwkv7 import CpuRWKV7
 from rwkv_batch.model.rwkv6 import RWKV6
 from rwkv_batch.model.rwkv7 import RWKV7
 from rwkv_batch.model.torch_model import SCORED_AT_ONCE, TorchModel
+from rwkv_batch.ops.cpu.binding import CpuKernels
 from rwkv_batch.ops.device import keep_freed_memory
 from rwkv_batch.ops.low_rank import LowRankAdapter, PreparedAdapter, slot_numbers
 from rwkv_batch.runner.limits import GPU_LIMITS, cpu_limits
@@ -23,6 +25,7 @@ from rwkv_batch.state.slots import slot_bytes
 
 TOKEN_VECTORS = 64  # fp32 vectors of a token that torch's operations hold at once
 MODELS: dict[Family, type[TorchModel]] = {"rwkv7": RWKV7, "rwkv7a": RWKV7, "rwkv6": RWKV6}
+CPU_MODELS: dict[Family, type[TorchModel]] = MODELS | {"rwkv7": CpuRWKV7, "rwkv7a": CpuRWKV7}
 THREADS = torch.get_num_threads()  # that torch begins with
 SMALL = 64_000_000  # parameters below which two threads wait for each other longer than they work
 
@@ -39,13 +42,15 @@ class TorchRunner:
         wkv_dtype: torch.dtype,
         adapters: AdapterRoom = NO_ADAPTERS,
         invariant: bool = False,
+        kernels: CpuKernels | None = None,
     ) -> None:
-        """invariant: as in TorchModel."""
+        """invariant: as in TorchModel. kernels: for a model on a CPU; None: torch's operations."""
         self.device, self._wkv_dtype, self._adapters = device, wkv_dtype, adapters
         self._invariant = invariant
         self.dtype = torch.float32 if device.type == "cpu" else torch.float16
         self.limits = cpu_limits(checkpoint.parameters) if device.type == "cpu" else GPU_LIMITS
-        self.model = MODELS[checkpoint.family](checkpoint, device, self.dtype, invariant)
+        models = CPU_MODELS if kernels else MODELS
+        self.model = models[checkpoint.family](checkpoint, device, self.dtype, invariant, kernels)
         self.model.adapters = [None] * adapters.slots
         if device.type == "cpu":
             keep_freed_memory()
@@ -64,11 +69,14 @@ class TorchRunner:
         held = (rows + idle_slots) * slot + logits + activations + numbers * self.dtype.itemsize
         return held + (0 if self.device.type == "cpu" else RESERVE)
 
-    def allocate(self, rows: int, idle_slots: int, prefill_tokens: int) -> None:
+    def allocate(self, rows: int, idle_slots: int, prefill_tokens: int, late: bool = False) -> None:
         self.states = self.model.new_states(rows + idle_slots, self._wkv_dtype)
         self.sampler = Sampler(rows + idle_slots, self.model.checkpoint.vocab, self.device)
         if self.device.type != "cpu":
             run_largest_step(self.model.forward, self.states, rows, prefill_tokens)
+
+    def improve(self, idle: bool) -> bool:
+        return False
 
     def begin(self, slot: int, row: NewRow) -> None:
         self.sampler.begin(slot, row.params, row.seed, row.stream, row.drawn, row.prompt)

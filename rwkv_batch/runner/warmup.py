@@ -18,6 +18,7 @@ from rwkv_batch.wire.protocol import Sampling
 LOGITS_COPIES = 8
 # Of a GPU's memory, left free: cuBLAS workspaces, kernels loaded late, what an allocator cannot use.
 RESERVE = 1 << 30
+FEW_ROWS = 128  # for more of them the sampler launches no other kernels
 ALL_IDS = RowMasks([0], np.full((1, mask_words(VOCABULARY)), -1, np.int32))  # of the first row
 
 
@@ -38,14 +39,17 @@ def run_largest_step(forward: Callable[..., Tensor], states: States, rows: int, 
     states.clear(range(rows))
 
 
-def launch_all_kernels(runner: Runner, rows: int) -> None:
+def launch_all_kernels(runner: Runner, rows: int, few: bool = False) -> None:
     """Launch once what steps of up to so many rows launch. States are as before any token, before and after.
+
+    few: only the steps of one row and of FEW_ROWS, where later captures launch what the others need besides.
 
     CUDA loads a kernel when it is first launched, and may wait for all that is queued to do so
     (CUDA C++ Programming Guide, "Lazy Loading"): in a step, every row would wait for two.
     """
-    states, powers = runner.states, (1 << power for power in range(rows.bit_length()))
-    for count in (*(power for power in powers if power < rows), rows):
+    states, most = runner.states, min(rows, FEW_ROWS) if few else rows
+    smaller = [1] if few else [1 << power for power in range(most.bit_length())]
+    for count in (*(count for count in smaller if count < most), most):
         slots = list(range(count))
         for slot in slots:
             runner.begin(slot, NewRow(Sampling(), 0, slot, ()))

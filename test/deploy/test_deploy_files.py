@@ -105,11 +105,11 @@ def test_the_kernels_are_those_that_the_server_looks_for(stage: str, tmp_path: P
 
 
 def test_an_image_runs_as_a_user_in_whose_cache_the_kernels_are():
-    """As a folder that is read-only has none of its own."""
     assert {value(target, "USER") for target in ("cpu", "cuda")} == {"1000:1000"}
     assert "useradd --uid 1000 --create-home rwkv" in "".join(text for _, text in STAGES["base"])
     (kept,) = [text for name, text in STAGES["cuda"] if name == "COPY" and "--from=kernels" in text]
-    assert kept.split()[-2:] == ["/app/build/kernels", "/home/rwkv/.cache/rwkv-batch/kernels"]
+    assert ("ENV", "RWKV_BATCH_CACHE=/cache") in STAGES["kernels"]
+    assert kept.split()[-2:] == ["/cache/kernels", "/home/rwkv/.cache/rwkv-batch/kernels"]
 
 
 @pytest.mark.parametrize("target", [SERVER["build"]["target"], CUDA["build"]["target"]])

@@ -13,8 +13,8 @@ from bench.make_checkpoint import FAMILIES, random_checkpoint, random_rwkv6
 from rwkv_batch.engine import memory
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.model.checkpoint import from_tensors
-from rwkv_batch.model.cuda.rwkv6_weights import pack_rwkv6
-from rwkv_batch.model.cuda.weights import pack_weights
+from rwkv_batch.model.cuda.packed.rwkv6_weights import pack_rwkv6
+from rwkv_batch.model.cuda.packed.weights import pack_weights
 from rwkv_batch.ops import device
 from rwkv_batch.ops.cuda.buffers import Buffers, Rwkv6Buffers, buffer_bytes
 from rwkv_batch.ops.device import DeviceError
@@ -77,6 +77,37 @@ def test_what_was_not_asked_for_is_what_suits_the_device(runner, monkeypatch):
     assert 1 <= little < limits.CPU_ROWS
     assert memory.rows_that_fit(runner, None, 0, 256) > little
     assert memory.rows_that_fit(runner, None, 16, 16) > little
+
+
+class RowsOf:
+    """A runner on a GPU whose rows take a MiB each, as do idle slots, and prefills 100."""
+
+    device, limits = torch.device("cpu"), limits.GPU_LIMITS
+
+    def bytes_needed(self, rows: int, idle_slots: int, prefill_tokens: int) -> int:
+        return (rows + idle_slots + 100) * MIB
+
+
+class TestRowsOfAGpu:
+    def rows(self, monkeypatch, mib: int, asked: int | None = None) -> int:
+        monkeypatch.setattr(memory, "free_bytes", lambda device: mib * MIB)
+        return memory.rows_that_fit(RowsOf(), asked, 16, 4096)
+
+    def test_more_than_1024_run_where_much_memory_is_left(self, monkeypatch, caplog):
+        """A part of it: sessions that do not run, and models that are loaded later, need some too."""
+        caplog.set_level("INFO")
+        assert self.rows(monkeypatch, 500) == 500 - 116
+        assert self.rows(monkeypatch, 1140) == 1024
+        assert self.rows(monkeypatch, 1140 + 4000) == 1024 + 1000
+        assert "--max-rows 5024 would fit" in caplog.text
+        assert self.rows(monkeypatch, 1_000_000) == limits.GPU_LIMITS.most_rows
+
+    def test_as_many_as_fit_run_where_they_are_asked_for(self, monkeypatch, caplog):
+        caplog.set_level("INFO")
+        assert self.rows(monkeypatch, 6000, asked=5884) == 5884
+        assert "5884 (as asked for)" in caplog.text
+        with pytest.raises(DeviceError, match="--max-rows 5884"):
+            self.rows(monkeypatch, 6000, asked=5885)
 
 
 def test_where_not_even_one_row_fits_another_way_out_is_named(runner, monkeypatch):

@@ -19,7 +19,8 @@ from rwkv_batch.wire.supervision import Stop
 @pytest.mark.parametrize("message", [{"type": "of the future", "id": "a"}, {"type": "generate", "id": "a"}])
 def test_a_message_that_is_not_understood_is_answered(tmp_path: Path, message):
     address = f"ipc://{tmp_path}/engine"
-    engine = SimpleNamespace(busy=False, launch=list, land=list, close=lambda: None)
+    idle = {"busy": False, "improving": False, "improve": lambda: None, "close": lambda: None}
+    engine = SimpleNamespace(launch=list, land=list, **idle)
     control, supervisor = multiprocessing.Pipe()
     wakeups, waker = socket.socketpair()
     service = Thread(target=Service(engine, None, address, control, wakeups).serve, daemon=True)

@@ -61,7 +61,7 @@ class LateRunner(TorchRunner):
     run_ahead_stop_ids = 3
     states: LaggingStates
 
-    def allocate(self, rows: int, idle_slots: int, prefill_tokens: int) -> None:
+    def allocate(self, rows: int, idle_slots: int, prefill_tokens: int, late: bool = False) -> None:
         super().allocate(rows, idle_slots, prefill_tokens)
         self.states = LaggingStates(self.states)
         self.last: dict[int, int] = {}

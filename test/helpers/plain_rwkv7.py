@@ -18,8 +18,14 @@ def plain_logits(
     tokens: list[int],
     product: Product | None = None,
     channel_mix: ChannelMix | None = None,
+    offsets: Tensor | None = None,
+    wkv: Tensor | None = None,
 ) -> Tensor:
-    """The logits after the tokens, from the state zero."""
+    """The logits after the tokens.
+
+    offsets `[layers, C]`: time_offset, by which what is read out of the state is scaled. wkv `[layers, heads,
+    64, 64]`: the state before the first token; None: zero.
+    """
     w = {name: tensor.double().squeeze() for name, tensor in tensors.items()}
     layers = 1 + max(int(name.split(".")[1]) for name in w if name.startswith("blocks."))
     width = w["ln_out.weight"].numel()
@@ -34,7 +40,10 @@ def plain_logits(
         return layer_norm(x, (width,), w[name + ".weight"], w[name + ".bias"])
 
     shift = torch.zeros(layers, 2, width, dtype=torch.double)
-    state = torch.zeros(layers, width // 64, 64, 64, dtype=torch.double)
+    state = (
+        torch.zeros(layers, width // 64, 64, 64, dtype=torch.double) if wkv is None else wkv.double().clone()
+    )
+    scales = torch.ones(layers, width) if offsets is None else 1 + offsets.double()
     for token in tokens:
         x = norm(w["emb.weight"][token], "blocks.0.ln0")
         for layer in range(layers):
@@ -64,7 +73,7 @@ def plain_logits(
                 - (old @ kk[:, :, None]) @ (kk * ah)[:, None, :]
                 + vh[:, :, None] @ kh[:, None, :]
             )
-            y = (state[layer] @ rh[:, :, None]).reshape(1, -1)
+            y = (state[layer] @ rh[:, :, None]).reshape(1, -1) * scales[layer]
             y = group_norm(y, width // 64, w[att + "ln_x.weight"], w[att + "ln_x.bias"], 64e-5)[0]
             y = y + ((rh * kh * w[att + "r_k"].view(-1, 64)).sum(-1, keepdim=True) * vh).flatten()
             x = x + product(att + "output.weight", y * g)

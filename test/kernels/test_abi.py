@@ -8,8 +8,9 @@ from ctypes import Structure, c_int
 import numpy as np
 import pytest
 
-from rwkv_batch.ops.cuda import abi, binding, build
+from rwkv_batch.ops.cuda import abi, build
 from rwkv_batch.ops.cuda.feed import RECORD
+from rwkv_batch.ops.cuda.signatures import SIGNATURES
 from rwkv_batch.sampling import structs_cuda
 
 RECORDS = {
@@ -75,10 +76,10 @@ def test_a_library_that_differs_is_refused(library, monkeypatch, tmp_path):
     assert abi.mismatch(library) == "TileShape is 20 there and 8 here"
 
 
-@pytest.mark.parametrize("name", binding.SIGNATURES)
+@pytest.mark.parametrize("name", SIGNATURES)
 def test_a_function_takes_as_many_arguments_as_it_is_given(name):
     """Of the exported functions, whose arguments nothing else compares."""
     found = [m[1] for text in NAMES.values() for m in re.finditer(rf"^int {name}\(([^)]*)\)", text, re.M)]
     assert len(found) == 1
-    assert found[0].count(",") + 1 == len(binding.SIGNATURES[name]) + 1  # and a stream
+    assert found[0].count(",") + 1 == len(SIGNATURES[name]) + 1  # and a stream
     assert found[0].rstrip().endswith("cudaStream_t stream")

@@ -49,9 +49,12 @@ def test_norm_with_shift_and_mix_of_packed_rows(kernels, lengths, width, source,
         total = added.table[added.tokens.long()].float()
     normed = layer_norm(total, (width,), weight.float(), bias.float())
     want_shift = shift.float()
+    rows = torch_ops.PackedRows(lengths, slots.tolist(), DEVICE)
     want = torch_ops.mix(
         normed,
-        torch_ops.token_shift(normed, want_shift[:, 1], torch_ops.pack(lengths, slots.tolist(), DEVICE)),
+        torch_ops.token_shift(
+            normed, want_shift[:, 1], torch_ops.PackedRows(lengths, slots.tolist(), DEVICE)
+        ),
         amounts.float().unsqueeze(1),
     )
     before, out, to = x.clone(), poisoned(mixes, tokens, width), poisoned(tokens, width, dtype=torch.float32)

@@ -8,6 +8,7 @@ from adapter_files import FACTOR
 from checkpoints import tiny
 from cuda_gpu import needs_gpu, off
 from engine_driver import PROMPTS, Driver
+from plain_rwkv7 import plain_logits
 from row_adapters import KINDS, SCALED, changes, merged_by_hand, write
 
 from rwkv_batch.model.adapters.low_rank import low_rank
@@ -16,7 +17,7 @@ from rwkv_batch.model.adapters.reader import read
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.model.rwkv7 import RWKV7
-from rwkv_batch.ops.low_rank import LowRankAdapter
+from rwkv_batch.ops.low_rank import LowRankAdapter, readout_adapter
 from rwkv_batch.wire.commands import LoadAdapter
 from rwkv_batch.wire.protocol import Progress, Sampling
 
@@ -76,6 +77,30 @@ def test_prompts_and_decode_steps_of_rows_with_different_adapters(model: RWKV7Cu
         ]
         for logits, expected in zip(found, want, strict=True):
             assert off(logits[of_slot].cpu(), expected) < TOLERANCE, slot
+
+
+def test_offsets_beside_an_adapter(model: RWKV7Cuda) -> None:
+    draw = torch.Generator().manual_seed(5)
+    offsets = torch.randn(WEIGHTS.layers, WEIGHTS.width, generator=draw) / 2
+    assert model.adapters
+    model.adapters.load(3, readout_adapter("", offsets, torch.float16, pinned=True))
+    prompts = [list(range(3, 40)), [7], list(range(50, 90)), [9, 8, 7], [5]]
+    adapters = [3, 3, 0, -1, 0]
+    states, lengths = model.new_states(5), [len(prompt) for prompt in prompts]
+    tokens = torch.tensor([token for prompt in prompts for token in prompt])
+    found = [model.forward(tokens, lengths, range(5), states, adapters=adapters)]
+    for step in range(4):
+        found.append(model.forward(torch.full((5,), 10 + step), [1] * 5, range(5), states, adapters=adapters))
+    for step, logits in enumerate(found):
+        fed = list(range(10, 10 + step))
+        for of_slot, scaled in (([0, 1], offsets), ([3], None)):
+            want = [
+                plain_logits(dict(WEIGHTS.tensors), prompts[row] + fed, offsets=scaled) for row in of_slot
+            ]
+            assert off(logits[of_slot].cpu(), torch.stack(want)) < TOLERANCE, (of_slot, step)
+    others = model.new_states(5)
+    beside = model.forward(tokens, lengths, range(5), others, adapters=[-1, -1, 0, -1, 0])
+    assert off(found[0][[2, 4]], beside[[2, 4]]) < 1e-3
 
 
 def test_a_long_prompt_that_no_graph_takes(model: RWKV7Cuda) -> None:

@@ -117,12 +117,6 @@ def test_decode_with_a_product_in_shares_and_prefill_without(model, method, monk
     rows, tuning = 129, model.autotuner
     truth, states = reference(model), model.new_states(rows, torch.float16)
     wanted = truth.new_states(rows)
-    for size in (
-        2,
-        rows,
-        192,
-    ):  # the head after a prefill, a step, a prefill: measured now, so that nothing forced is saved
-        tuning.methods(size)
     monkeypatch.setattr(
         tuning, "chosen", tuning.chosen | {f"value_split {size}": method for size in (rows, 192)}
     )

@@ -13,9 +13,9 @@ from rwkv_batch.model.checkpoint import from_tensors
 from rwkv_batch.model.cuda import autotune
 from rwkv_batch.model.cuda.autotune import Autotuner, usable
 from rwkv_batch.model.cuda.gemm import LT, METHODS, SPLIT_K, Gemms
-from rwkv_batch.model.cuda.weights import pack_weights
-from rwkv_batch.ops.cuda import blaslt
+from rwkv_batch.model.cuda.packed.weights import pack_weights
 from rwkv_batch.ops.cuda.binding import SPARSE_ROWS
+from rwkv_batch.ops.cuda.blas import blaslt
 from rwkv_batch.ops.cuda.buffers import Buffers
 
 CPU = torch.device("cpu")
@@ -96,6 +96,7 @@ class TestTuningFile:
         [
             {"value 16": "sparse"},
             {"value 0": "sparse"},
+            {"in 0": "blas"},
             {"in": "blas"},
             {"in x": "blas"},
             {"else 1": "blas"},
@@ -155,32 +156,86 @@ class TestTuningFile:
         }
 
 
-def test_gemms_are_timed_on_numbers_like_those_of_a_step(monkeypatch, tmp_path):
-    """Whatever those that were timed before have left in the buffers."""
-    seen = []
+class Watched(Gemms):
+    """Which do nothing but note what is timed."""
 
-    class Watched(Gemms):
-        def call(self, kind, layer, b, method):
-            def run():
-                if kind == "value":
-                    seen.append((method, float((b.hidden > 0).float().mean())))
-                elif kind == "key":
-                    b.hidden.fill_(1)
+    def call(self, kind, layer, b, method):
+        return lambda: SEEN.append((kind, method, float((b.hidden > 0).float().mean())))
 
-            return run
 
+SEEN: list[tuple[str, str, float]] = []
+SECONDS = {"blas": 2.0, "low": 1.0, "tile": 3.0}  # of others 4
+
+
+@pytest.fixture
+def tuner(monkeypatch, tmp_path):
+    """On a GPU where methods take SECONDS. The graph of a GEMM says which method it is of."""
+    SEEN.clear()
     monkeypatch.setattr(autotune, "capture", lambda run: SimpleNamespace(replay=run))
-    monkeypatch.setattr(autotune, "gpu_seconds", lambda run: (run(), 1.0)[1])
-    whole = gemms()
-    Autotuner(
-        Watched(whole.kernels, whole.weights, None),
-        tmp_path / "tuning.json",
-        lambda rows: lambda methods: None,
-        {},
-    ).methods(8)
-    assert {method for method, _ in seen} == {"sparse", "blas"} and all(
-        0.05 < share < 0.15 for _, share in seen
+    monkeypatch.setattr(
+        autotune, "gpu_seconds", lambda run: (run(), SECONDS.get(SEEN[-1][1] if SEEN else "", 4.0))[1]
     )
+    whole = gemms(has_lowrank=True, has_tile=True)
+    watched = Watched(whole.kernels, whole.weights, None)
+    return Autotuner(watched, tmp_path / "tuning.json", lambda rows: lambda methods: None, {})
+
+
+def test_gemms_are_timed_on_numbers_like_those_of_a_step(tuner, monkeypatch):
+    """Whatever those that were timed before have left in the buffers."""
+    call = Watched.call
+
+    def overwriting(self, kind, layer, b, method):
+        run = call(self, kind, layer, b, method)
+        return lambda: (run(), b.hidden.fill_(1) if kind == "key" else None)
+
+    monkeypatch.setattr(Watched, "call", overwriting)
+    tuner.measure([8], progress=False)
+    shares = {method: share for kind, method, share in SEEN if kind == "value"}
+    assert set(shares) == {"sparse", "tile", "blas"} and all(0.05 < share < 0.15 for share in shares.values())
+
+
+class TestChoicesByAndBy:
+    def test_before_anything_is_timed_all_kinds_have_a_method_that_can_be_run(self, tuner):
+        for tokens in (1, 2, 3, 8, 16, 17, 64, 256, 257, 1024, 1025, 4000, 1 << 30):
+            for kind, method in tuner.methods(tokens).items():
+                assert method in tuner.gemms.candidates(kind, min(tokens, 4096))
+        assert not SEEN
+
+    def test_what_is_the_fastest_for_a_similar_size_is_the_guess(self, tuner):
+        tuner.chosen |= {"out 128": "stream32", "key 16": "stream32", "value 8": "sparse"}
+        methods = [tuner.methods(tokens) for tokens in (130, 192, 200, 24, 9)]
+        assert [each["out"] for each in methods] == ["stream32", "stream32", "tile", "tile", "stream16"]
+        assert methods[3]["key"] == "stream32" and methods[4]["value"] == "tile"
+
+    def test_a_size_is_timed_in_pieces_and_its_choice_is_kept(self, tuner):
+        pieces = sum(1 for _ in tuner.measuring(64))
+        assert pieces == len({(kind, method) for kind, method, _ in SEEN}) > 20
+        assert tuner.methods(64) == {
+            **{kind: "low" for kind in ("in", "low_out")},
+            **{kind: "blas" for kind in ("out", "key", "value", "head")},
+            **{kind: "whole" for kind in ("out_split", "value_split")},
+        }
+        again = Autotuner(tuner.gemms, tuner.file, tuner.layers, autotune.kept_in(tuner.file, tuner.gemms))
+        assert again.methods(64) == tuner.methods(64) and again.unmeasured([64, 65]) == [65]
+
+    def test_what_was_found_out_before_it_was_given_up_is_not_timed_again(self, tuner):
+        guessed = tuner.methods(64)
+        pieces = tuner.measuring(64)
+        for _ in range(12):
+            next(pieces)
+        pieces.close()
+        assert tuner.methods(64) == guessed  # until all kinds are known
+        before, SEEN[:] = {kind for kind, _, _ in SEEN}, []
+        for _ in tuner.measuring(64):
+            pass
+        assert "in" in before and "in" not in {kind for kind, _, _ in SEEN}
+        assert not tuner.unmeasured([64])
+
+    def test_what_another_server_has_written_meanwhile_stays(self, tuner):
+        tuner.file.write_text('{"out 3": "blas", "out 64": "tile", "else": 1}')
+        tuner.measure([64], progress=False)
+        kept = autotune.kept_in(tuner.file, tuner.gemms)
+        assert kept["out 3"] == "blas" and kept["out 64"] == "blas"
 
 
 @pytest.mark.parametrize("method", ["blas", "lt0"])

@@ -5,20 +5,31 @@ import torch
 from cuda_gpu import DEVICE, ROWS, needs_gpu, normal, off, poisoned
 
 from rwkv_batch.ops import torch_ops
-from rwkv_batch.ops.cuda.abi import DEFERRED_VECTORS, MAX_LAG, TimeMixInput
+from rwkv_batch.ops.cuda.abi import DEFERRED_VECTORS, MAX_LAG, ReadoutInput, TimeMixInput
 from rwkv_batch.ops.cuda.feed import RECORD
 
 pytestmark = needs_gpu
 
 
-@pytest.mark.parametrize(
-    ("rows", "heads"), [*((rows, 3) for rows in ROWS), (9, 64), (33, 64), (321, 64)]
-)  # many heads: tiles of more rows
+SHAPES = [*((rows, 3) for rows in ROWS), (9, 64), (33, 64), (321, 64)]  # many heads: tiles of more rows
+
+
+@pytest.mark.parametrize(("rows", "heads"), SHAPES)
 @pytest.mark.parametrize("state", [torch.float16, torch.float32])
 @pytest.mark.parametrize("first_layer", [False, True])
 def test_rows_of_one_token(kernels, rows, heads, state, first_layer):
+    check(kernels, rows, heads, state, first_layer, scaled=False)
+
+
+@pytest.mark.parametrize(("rows", "heads"), [(1, 3), (5, 3), (33, 3), (33, 64)])
+@pytest.mark.parametrize("state", [torch.float16, torch.float32])
+def test_rows_whose_output_is_scaled_before_the_group_norm(kernels, rows, heads, state):
+    check(kernels, rows, heads, state, False, scaled=True)
+
+
+def check(kernels, rows, heads, state, first_layer, scaled):
     """Some rows begin a step later than the others, some miss one: states lag by every number of tokens that
-    they may.
+    they may. scaled: most rows, by one of three vectors.
     """
     padding, width = rows > 2, heads * 64
     names = ("r", "k", "v", "w", "a", "mix", "g", "v_first")
@@ -47,6 +58,10 @@ def test_rows_of_one_token(kernels, rows, heads, state, first_layer):
         torch.zeros(rows + 2, dtype=torch.int32),
     )
     layer, layer_deferred = states[:, 1], deferred[:, 1]
+    offsets, vector_of = normal(3, 2, width, std=0.5)[:, 1], torch.arange(rows, dtype=torch.int32) % 4 - 1
+    vector_of = vector_of.flip(0).contiguous().to(DEVICE)  # so that a row alone has one
+    readout = ReadoutInput(offsets.data_ptr(), offsets.stride(0), vector_of.data_ptr()) if scaled else None
+    scales = torch.cat((offsets.float() + 1, torch.ones(1, width, device=DEVICE)))[vector_of.long()]
     for absent in ([slice(1, None, 2)], [], [slice(0, None, 3)], [], [slice(0, None, 5)]):
         slots = everyone.clone()
         for some in (*absent, *([-1, rows // 2] if padding else [])):
@@ -59,7 +74,7 @@ def test_rows_of_one_token(kernels, rows, heads, state, first_layer):
         k = f["k"] * (1 + (a - 1) * f["k_a"])
         shape, out = (-1, heads, 64), poisoned(rows, width)
         if live.any():
-            packing = torch_ops.pack([1] * int(live.sum()), slots[live].tolist(), DEVICE)
+            packing = torch_ops.PackedRows([1] * int(live.sum()), slots[live].tolist(), DEVICE)
             y = torch_ops.wkv(
                 f["r"].view(shape),
                 torch_ops.log_decay(f["w0"] + f["w"]).view(shape),
@@ -70,6 +85,8 @@ def test_rows_of_one_token(kernels, rows, heads, state, first_layer):
                 want_states[:, 1],
                 packing,
             )
+            if scaled:
+                y *= scales[live].view_as(y)
             want = torch_ops.readout(y, f["r"], k, v, f["r_k"], f["norm_weight"], f["norm_bias"]) * f["g"]
         pointers = {name: x.data_ptr() for name, x in (t | c).items()}
         if first_layer:
@@ -86,7 +103,7 @@ def test_rows_of_one_token(kernels, rows, heads, state, first_layer):
             deferred_stride=layer_deferred.stride(0),
             lag=now.data_ptr(),
         )
-        kernels.wkv_decode(inputs, slots.to(DEVICE), state == torch.float32)
+        kernels.wkv_decode(inputs, slots.to(DEVICE), state == torch.float32, readout=readout)
         assert not counter.any() and not out[~live].any()
         if live.any():
             assert off(out[live], want) < 2e-3

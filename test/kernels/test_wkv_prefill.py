@@ -6,7 +6,7 @@ import pytest
 import torch
 from cuda_gpu import DEVICE, needs_gpu, normal, off, poisoned
 
-from rwkv_batch.ops.cuda.abi import TimeMixInput
+from rwkv_batch.ops.cuda.abi import ReadoutInput, TimeMixInput
 from rwkv_batch.ops.cuda.packing import PrefillPlan, upload_plan
 
 pytestmark = needs_gpu
@@ -45,7 +45,7 @@ def numbers(tokens, kind="plain"):
     return t, c
 
 
-def run(kernels, lengths, slots, states, t, c, first_layer=False):
+def run(kernels, lengths, slots, states, t, c, first_layer=False, readout=None):
     """What comes out `[T, C]`; the states `[slots, HEADS, 64, 64]` move on."""
     rows = upload_plan(PrefillPlan.from_lengths(lengths, slots), torch.device(DEVICE))
     assert not rows.single
@@ -58,12 +58,12 @@ def run(kernels, lengths, slots, states, t, c, first_layer=False):
         **pointers, out=out.data_ptr(), state=states.data_ptr(), slot_stride=states.stride(0), width=WIDTH
     )
     for pieces in rows.pieces:
-        kernels.wkv_prefill(inputs, pieces, scratch, states.dtype == torch.float32)
+        kernels.wkv_prefill(inputs, pieces, scratch, states.dtype == torch.float32, readout)
     return out
 
 
-def token_by_token(lengths, slots, states, t, c, first_layer=False):
-    """The same in fp64; moves states of fp64 on."""
+def token_by_token(lengths, slots, states, t, c, first_layer=False, scales=None):
+    """The same in fp64; moves states of fp64 on. scales `[T, C]`: of what is read out of them."""
     f = {name: x.double().view(-1, HEADS, 64) for name, x in t.items()}
     g = {name: x.double().view(HEADS, 64) for name, x in c.items()}
     v = f["v"] if first_layer else f["v"].lerp(f["v_first"], (g["v0"] + f["mix"]).sigmoid())
@@ -83,6 +83,8 @@ def token_by_token(lengths, slots, states, t, c, first_layer=False):
             y[i] = (s @ f["r"][i].unsqueeze(-1)).squeeze(-1)
         states[slot] = s
         start += length
+    if scales is not None:
+        y = y * scales.double().view_as(y)
     normed = (y - y.mean(-1, keepdim=True)) * (y.var(-1, unbiased=False, keepdim=True) + 64e-5).rsqrt()
     return (
         (normed * g["norm_weight"] + g["norm_bias"] + (f["r"] * k * g["r_k"]).sum(-1, keepdim=True) * v)
@@ -128,6 +130,21 @@ def check(kernels, lengths, kind="plain", dtype=torch.float32, first_layer=False
 @pytest.mark.parametrize(("dtype", "first_layer"), [(torch.float16, False), (torch.float32, True)])
 def test_out_and_states(kernels, lengths, dtype, first_layer):
     check(kernels, lengths, dtype=dtype, first_layer=first_layer)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_rows_whose_output_is_scaled_before_the_group_norm(kernels, dtype):
+    lengths, slots = [1000, 2, 17, 33, 16, 64], [3, 1, 4, 0, 2, 5]
+    t, c = numbers(sum(lengths))
+    states = (torch.randn(6, HEADS, 64, 64, device=DEVICE) * 0.3).to(dtype)
+    offsets = normal(2, 2, WIDTH, std=0.5)[:, 1]
+    vector_of = torch.tensor([0, 1, -1, 1, 0, -1]).repeat_interleave(torch.tensor(lengths)).int().to(DEVICE)
+    readout = ReadoutInput(offsets.data_ptr(), offsets.stride(0), vector_of.data_ptr())
+    scales = torch.cat((offsets.float() + 1, torch.ones(1, WIDTH, device=DEVICE)))[vector_of.long()]
+    wanted = states.double()
+    want = token_by_token(lengths, slots, wanted, t, c, scales=scales)
+    out = run(kernels, lengths, slots, states, t, c, readout=readout)
+    assert off(out, want) < 2e-3 and off(states, wanted) < 2e-3
 
 
 @pytest.mark.parametrize("kind", ["fast", "slow", "both", "large", "aligned", "aligned, lasting"])

@@ -42,7 +42,10 @@ def expected(x, c, lengths, slots, states, first_layer) -> torch.Tensor:
     k = f["k"] * (1 + (a - 1) * f["k_a"])
     shape = (-1, HEADS, 64)
     w_log = torch_ops.log_decay(f["w0"] + f["w"]).view(shape)
-    kk, rows = torch_ops.removal_key(f["k"], f["k_k"]), torch_ops.pack(lengths, slots, DEVICE, by_token=True)
+    kk, rows = (
+        torch_ops.removal_key(f["k"], f["k_k"]),
+        torch_ops.PackedRows(lengths, slots, DEVICE, by_token=True),
+    )
     y = torch_ops.wkv(
         f["r"].view(shape), w_log, k.view(shape), v.view(shape), kk, a.view(shape), states, rows
     )

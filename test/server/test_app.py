@@ -38,6 +38,7 @@ def app(*args: str, tmp: Path) -> subprocess.CompletedProcess:
         (["--port", "http"], "--port"),
         (["--host", "no such host"], "--host no such host"),
         (["--max-rows", "0"], "--max-rows"),
+        (["--max-rows", "many"], "--max-rows"),
         (["--drain-seconds", "-1"], "--drain-seconds"),
         (["--drain-seconds", "soon"], "--drain-seconds"),
         (["--wkv", "bf16"], "--wkv"),

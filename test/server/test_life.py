@@ -46,6 +46,18 @@ def answer(server: Server) -> str:
     return reply.json()["choices"][0]["message"]["content"]
 
 
+def test_a_front_end_may_have_more_connections_than_a_shell_gives_it(narrow: Server):
+    for name, pid in narrow.children().items():
+        if name.startswith("frontend"):
+            limits = Path(f"/proc/{pid}/limits").read_text().splitlines()
+            (line,) = [line for line in limits if "open files" in line]
+            soft, hard = (int(number) for number in line.split()[3:5])
+            assert soft >= min(hard, 4096)
+            break
+    else:
+        raise AssertionError("there is no front end")
+
+
 def test_a_client_that_leaves_a_stream_frees_its_row(narrow: Server):
     with httpx.stream(
         "POST", narrow.url + "/v1/chat/completions", json=ENDLESS | {"stream": True}, timeout=DEADLINE

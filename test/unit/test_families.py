@@ -7,20 +7,19 @@ from itertools import pairwise
 import pytest
 import torch
 from checkpoints import write_pth
+from cpu_models import WAYS, maker
 from rwkv_package import precision_kept
 
 from bench.make_checkpoint import random_checkpoint, random_rwkv6, random_rwkv7a
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.model.checkpoint import load
-from rwkv_batch.model.rwkv6 import RWKV6
-from rwkv_batch.model.rwkv7 import RWKV7
 from rwkv_batch.ops.wkv6 import wkv6_prefill, wkv6_step
 from rwkv_batch.ops.wkv_prefill import CHUNK, cut
 from rwkv_batch.wire.protocol import Sampling
 
 TOLERANCE = 1e-4  # against the package, relative to the size of the whole tensor
 PIECES_TOLERANCE = 1e-5  # between ways to cut a prompt, which order the same sums differently
-FAMILIES = {"rwkv6": (random_rwkv6, RWKV6), "rwkv7a": (random_rwkv7a, RWKV7)}
+FAMILIES = {"rwkv6": random_rwkv6, "rwkv7a": random_rwkv7a}
 SHAPES = [(3, 192, 500), (1, 64, 300), (12, 768, 2000)]
 
 
@@ -52,11 +51,15 @@ def ids(count, vocab, seed=0):
     return torch.randint(1, vocab, (count,), generator=torch.Generator().manual_seed(seed))
 
 
-def made(family, tmp_path, layers=2, width=128, vocab=400):
-    make, model = FAMILIES[family]
+@pytest.fixture(scope="module", params=WAYS)
+def make(request):
+    return maker(request.param)
+
+
+def made(make, family, tmp_path, layers=2, width=128, vocab=400):
     # in fp32, as the package norms RWKV-6's embedding in the dtype of the file
-    tensors = {key: tensor.float() for key, tensor in make(layers, width, vocab).items()}
-    return model(load(write_pth(tmp_path / "model.pth", tensors)))
+    tensors = {key: tensor.float() for key, tensor in FAMILIES[family](layers, width, vocab).items()}
+    return make(load(write_pth(tmp_path / "model.pth", tensors)))
 
 
 def run(model, tokens, *cuts):
@@ -69,8 +72,10 @@ def run(model, tokens, *cuts):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("layers", "width", "vocab"), SHAPES)
-def test_logits_and_states_equal_those_of_the_rwkv_package(family, layers, width, vocab, package, tmp_path):
-    model = made(family, tmp_path, layers, width, vocab)
+def test_logits_and_states_equal_those_of_the_rwkv_package(
+    make, family, layers, width, vocab, package, tmp_path
+):
+    model = made(make, family, tmp_path, layers, width, vocab)
     file = tmp_path / "model.pth" if family == "rwkv6" else tmp_path / "model"
     reference, state = package(family)(str(file), "cpu fp32"), None
     tokens, states = ids(50, vocab), model.new_states(2)
@@ -87,12 +92,12 @@ def test_logits_and_states_equal_those_of_the_rwkv_package(family, layers, width
     assert not states.wkv[0].any()
 
 
-def test_a_merged_start_state_is_that_of_the_package(package, tmp_path):
+def test_a_merged_start_state_is_that_of_the_package(make, package, tmp_path):
     """Which loads it for RWKV-6, and transposes it."""
     tensors = {key: tensor.float() for key, tensor in random_rwkv6(2, 128, 400).items()}
     tensors |= {f"blocks.{i}.att.time_state": torch.randn(2, 64, 64) for i in range(2)}
     file = write_pth(tmp_path / "model.pth", tensors)
-    model, reference = RWKV6(load(file)), package("rwkv6")(str(file), "cpu fp32")
+    model, reference = make(load(file)), package("rwkv6")(str(file), "cpu fp32")
     tokens, states = ids(30, 400), model.new_states(4)
     expected, _ = reference.forward(tokens.tolist(), None)
     assert off(model.forward(tokens, [30], [2], states)[0], expected) < TOLERANCE
@@ -101,7 +106,7 @@ def test_a_merged_start_state_is_that_of_the_package(package, tmp_path):
         assert off(model.forward(tokens, [30], [slot], states)[0], expected) < TOLERANCE
 
 
-def test_a_merged_start_state_of_rwkv7(package, tmp_path):
+def test_a_merged_start_state_of_rwkv7(make, package, tmp_path):
     """The package has none: it is given the state."""
     tensors = random_checkpoint(2, 128, 400)
     start = torch.randn(2, 2, 64, 64)
@@ -110,14 +115,14 @@ def test_a_merged_start_state_of_rwkv7(package, tmp_path):
     for layer in range(2):
         state[3 * layer + 1] = start[layer].clone()
     merged = tensors | {f"blocks.{i}.att.time_state": start[i] for i in range(2)}
-    model, tokens = RWKV7(load(write_pth(tmp_path / "merged.pth", merged))), ids(30, 400)
+    model, tokens = make(load(write_pth(tmp_path / "merged.pth", merged))), ids(30, 400)
     expected, _ = reference.forward(tokens.tolist(), state)
     assert off(model.forward(tokens, [30], [0], model.new_states(1))[0], expected) < TOLERANCE
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_text_through_the_engine_is_that_of_the_package(family, package, tmp_path):
-    tensors = {key: tensor.float() for key, tensor in FAMILIES[family][0](2, 128, 65536).items()}
+    tensors = {key: tensor.float() for key, tensor in FAMILIES[family](2, 128, 65536).items()}
     file = write_pth(tmp_path / "model.pth", tensors)
     engine = Engine(file, device="cpu", max_rows=2, prefill_tokens=32, l1=0, prefix_cache_mb=0)
     prompts = ["hello", "one two three " * 20, "x"]
@@ -135,16 +140,16 @@ def test_greedy_text_through_the_engine_is_that_of_the_package(family, package, 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("cuts", [(1,), (CHUNK,), (7, 8, 30), (CHUNK - 1, 3 * CHUNK)])
-def test_how_a_prompt_is_cut_does_not_matter(family, cuts, tmp_path):
-    model, tokens = made(family, tmp_path), ids(60, 400)
+def test_how_a_prompt_is_cut_does_not_matter(make, family, cuts, tmp_path):
+    model, tokens = made(make, family, tmp_path), ids(60, 400)
     (whole, states), (pieces, others) = run(model, tokens), run(model, tokens, *cuts)
     assert off(pieces, whole) < PIECES_TOLERANCE
     assert off(others.wkv, states.wkv) < PIECES_TOLERANCE
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_rows_do_not_see_each_other(family, tmp_path):
-    model = made(family, tmp_path)
+def test_rows_do_not_see_each_other(make, family, tmp_path):
+    model = made(make, family, tmp_path)
     lengths, slots = [1, 33, 1, 5, 17], [4, 0, 2, 5, 1]
     tokens = ids(sum(lengths), 400)
     together, states = model.new_states(6), model.new_states(6)

@@ -16,7 +16,7 @@ from rwkv_batch.model.adapters.reader import read
 from rwkv_batch.model.checkpoint import Checkpoint, from_tensors
 from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.model.rwkv7 import RWKV7
-from rwkv_batch.ops.low_rank import LowRankAdapter, PreparedAdapter
+from rwkv_batch.ops.low_rank import LowRankAdapter, PreparedAdapter, readout_adapter
 
 WEIGHTS = tiny(vocab=320)
 TOLERANCE = 1e-4  # relative to the size of the whole tensor
@@ -54,6 +54,24 @@ def test_a_row_is_the_same_bit_for_bit_alone_and_beside_others(tmp_path: Path) -
     for row, slot in enumerate([0, 0, 1]):
         alone = model.forward(torch.tensor([5 + row]), [1], [0], model.new_states(1), None, [slot])
         assert torch.equal(alone[0], together[row])
+
+
+def test_what_rows_read_out_of_their_states_is_scaled_by_their_offsets(tmp_path: Path) -> None:
+    """Beside a row with a LoRA and one without an adapter; decode steps too."""
+    draw = torch.Generator().manual_seed(1)
+    offsets = [torch.randn(WEIGHTS.layers, WEIGHTS.width, generator=draw) for _ in range(2)]
+    scaled = [readout_adapter(str(i), numbers, torch.float32) for i, numbers in enumerate(offsets)]
+    model = with_adapters([packed(tmp_path, "lora"), *scaled])
+    merged, plain = dict(merged_by_hand(WEIGHTS, "lora", 1).tensors), dict(WEIGHTS.tensors)
+    adapters = [1, -1, 2, 0, 1]
+    tokens = torch.tensor([token for prompt in PROMPTS for token in prompt])
+    lengths, states = [len(prompt) for prompt in PROMPTS], model.new_states(5)
+    prefilled = model.forward(tokens, lengths, range(5), states, None, adapters)
+    decoded = model.forward(torch.full((5,), 8), [1] * 5, range(5), states, None, adapters)
+    for row, (prompt, slot) in enumerate(zip(PROMPTS, adapters, strict=True)):
+        weights, own = merged if slot == 0 else plain, offsets[slot - 1] if slot > 0 else None
+        for logits, fed in ((prefilled, prompt), (decoded, [*prompt, 8])):
+            assert off(logits[row], plain_logits(weights, fed, offsets=own)) < TOLERANCE
 
 
 def test_an_adapter_may_leave_matrices_as_they_are(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 from checkpoints import tiny, write_pth
+from cpu_models import WAYS, maker
 from rwkv_package import RWKV
 from safetensors.torch import save_file
 
@@ -37,9 +38,14 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(scope="module", params=WAYS)
+def make(request):
+    return maker(request.param)
+
+
 @pytest.fixture(scope="module")
-def model():
-    return RWKV7(tiny(layers=3, width=192, vocab=500, seed=1))
+def model(make):
+    return make(tiny(layers=3, width=192, vocab=500, seed=1))
 
 
 def ids(count, vocab=500, seed=0):
@@ -63,9 +69,9 @@ def assert_same_state(states, slot, others, other, tolerance=0.0):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_logits_and_states_equal_those_of_the_rwkv_package(shape, tmp_path):
+def test_logits_and_states_equal_those_of_the_rwkv_package(make, shape, tmp_path):
     file = write_pth(tmp_path / "model.pth", random_checkpoint(**shape))
-    model, reference = RWKV7(load(file)), RWKV(str(file.with_suffix("")), "cpu fp32")
+    model, reference = make(load(file)), RWKV(str(file.with_suffix("")), "cpu fp32")
     tokens = ids(20, shape["vocab"])
     states = model.new_states(3)
     want_state = None
@@ -174,16 +180,16 @@ def test_a_copied_slot_continues_the_same_text(model):
     assert torch.equal(run(model, states, 3, ids(4, seed=2)), run(model, states, 0, ids(4, seed=2)))
 
 
-def test_pth_and_safetensors_give_the_same_logits(tmp_path):
+def test_pth_and_safetensors_give_the_same_logits(make, tmp_path):
     tensors = random_checkpoint(layers=2, width=128, vocab=300)
     write_pth(tmp_path / "a.pth", tensors)
     save_file(tensors, tmp_path / "b.safetensors")
-    a, b = RWKV7(load(tmp_path / "a")), RWKV7(load(tmp_path / "b"))
+    a, b = make(load(tmp_path / "a")), make(load(tmp_path / "b"))
     tokens = ids(20, 300)
     assert torch.equal(run(a, a.new_states(1), 0, tokens), run(b, b.new_states(1), 0, tokens))
 
 
-def test_fp32_weights_keep_all_their_bits(tmp_path):
+def test_fp32_weights_keep_all_their_bits(make, tmp_path):
     """Weights that fp16 cannot hold must not be stored in it."""
     torch.manual_seed(0)
     tensors = {
@@ -193,7 +199,7 @@ def test_fp32_weights_keep_all_their_bits(tmp_path):
     tensors["blocks.1.ffn.key.weight"] *= 1e6  # beyond the range of fp16 too
     tensors["blocks.1.ffn.value.weight"] /= 1e12
     file = write_pth(tmp_path / "model.pth", tensors)
-    model, reference = RWKV7(load(file)), RWKV(str(file.with_suffix("")), "cpu fp32")
+    model, reference = make(load(file)), RWKV(str(file.with_suffix("")), "cpu fp32")
     tokens, states = ids(40, 300), model.new_states(5)
     want, _ = reference.forward(tokens.tolist(), None)
     logits = run(model, states, 0, tokens)
@@ -232,8 +238,8 @@ def test_rows_that_do_not_fit_are_refused(model, count, lengths, slots, named):
         model.forward(ids(count), lengths, slots, model.new_states(4))
 
 
-def test_a_checkpoint_in_memory_needs_no_file(model):
-    again = RWKV7(from_tensors("again", model.checkpoint.tensors))
+def test_a_checkpoint_in_memory_needs_no_file(make, model):
+    again = make(from_tensors("again", model.checkpoint.tensors))
     assert torch.equal(
         run(again, again.new_states(1), 0, ids(10)), run(model, model.new_states(1), 0, ids(10))
     )

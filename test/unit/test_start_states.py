@@ -69,6 +69,19 @@ def test_a_full_state_has_both_token_shifts(states, tmp_path):
     assert found.shift.tolist() == expected
 
 
+def test_a_time_offset(states, tmp_path):
+    offsets = {
+        f"model.blocks.{i}.att.time_offset": torch.full((1, 1, WIDTH), i / 8).bfloat16()
+        for i in range(LAYERS)
+    }
+    found = read(written(tmp_path / "scaled.pth", named(states) | offsets))
+    assert found.offsets.tolist() == [[i / 8] * WIDTH for i in range(LAYERS)]
+    plain = read(written(tmp_path / "plain.pth", named(states)))
+    assert plain.offsets is None and plain.digest != found.digest
+    nothing = {key: torch.zeros(WIDTH) for key in offsets}
+    assert read(written(tmp_path / "zero.pth", named(states) | nothing)).digest == plain.digest
+
+
 def test_keys_of_an_adapter_beside_it_are_passed_over(states, tmp_path):
     foreign = {"blocks.0.att.key.lora_A": torch.zeros(4, WIDTH), "blocks.0.att.x_r": torch.zeros(WIDTH)}
     alone, beside = named(states), named(states) | foreign
@@ -85,7 +98,9 @@ def test_keys_of_an_adapter_beside_it_are_passed_over(states, tmp_path):
         ({"blocks.1.att.time_state": torch.full(SHAPE, torch.nan)}, "not finite"),
         ({"blocks.1.att.time_state": torch.zeros(SHAPE, dtype=torch.int8)}, "stored as int8"),
         ({"init_state.1.wkv": torch.zeros(SHAPE)}, "two states of layer 1"),
-        ({"blocks.0.att.time_offset": torch.zeros(WIDTH)}, "blocks.0.att.time_offset"),
+        ({"blocks.0.att.time_offset": torch.zeros(64)}, "blocks.0.att.time_offset has shape [64]"),
+        ({"blocks.3.att.time_offset": torch.zeros(WIDTH)}, "blocks.3.att.time_offset has shape [128]"),
+        ({"blocks.0.att.time_offset": torch.full((WIDTH,), torch.inf)}, "not finite"),
         ({"blocks.0.att.ts_state": torch.zeros(64)}, "blocks.0.att.ts_state has shape [64]"),
         (dict.fromkeys([f"blocks.{i}.att.time_state" for i in range(LAYERS)]), "no tensor blocks.N"),
     ],

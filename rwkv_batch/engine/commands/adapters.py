@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from rwkv_batch.engine.commands.reply import reply
-from rwkv_batch.engine.scheduling.adapters import AdapterRefused, Adapters, LoadedAdapter
+from rwkv_batch.engine.row_adapters.adapters import Adapters
+from rwkv_batch.engine.row_adapters.kinds import AdapterRefused, LoadedAdapter
 from rwkv_batch.engine.scheduling.sequence import Outbox, RequestKey
 from rwkv_batch.model.adapters.parts import Scaling
 from rwkv_batch.state.entries import StoreError

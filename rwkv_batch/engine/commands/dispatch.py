@@ -5,7 +5,7 @@ from rwkv_batch.engine.commands.requests import RequestCommands
 from rwkv_batch.engine.commands.sessions import SessionCommands
 from rwkv_batch.engine.commands.start_states import StartStateCommands
 from rwkv_batch.engine.commands.text import TextCommands
-from rwkv_batch.engine.scheduling.adapters import Adapters
+from rwkv_batch.engine.row_adapters.adapters import Adapters
 from rwkv_batch.engine.scheduling.scheduler import Scheduler
 from rwkv_batch.engine.scheduling.sequence import Outbox, RequestKey
 from rwkv_batch.engine.scheduling.turns import Turns
@@ -37,7 +37,7 @@ class Commands:
     ) -> None:
         self.requests = requests
         self.sessions = SessionCommands(pool, scheduler, turns, outbox, tokenizer)
-        self.start_states = StartStateCommands(pool, outbox, weights)
+        self.start_states = StartStateCommands(pool, outbox, weights, adapters)
         self.adapters = AdapterCommands(adapters, outbox)
         self.texts = TextCommands(tokenizer, outbox)
 

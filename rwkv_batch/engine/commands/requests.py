@@ -114,7 +114,7 @@ class RequestCommands:
             turn = replace(turn, source_digest=digest)
         paused = replace(
             request,
-            adapter_digest=rows[0].adapter.digest if rows[0].adapter else "",
+            adapter_digest=rows[0].adapter.digest if request.adapter and rows[0].adapter else "",
             start_digest=self._pool.starts.digest(mixed(request)[0]),
             prompts=[seq.requested_prompt for seq in rows],
             n=1,

@@ -3,15 +3,14 @@
 from functools import partial
 from pathlib import Path
 
-from torch import Tensor
-
 from rwkv_batch.engine.commands.reply import reply
+from rwkv_batch.engine.row_adapters.adapters import Adapters
 from rwkv_batch.engine.scheduling.sequence import Outbox, RequestKey
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.model.start_states import read_start_state
 from rwkv_batch.state.entries import StoreError
-from rwkv_batch.state.pool.start_states import StoredStart
+from rwkv_batch.state.starts.contents import Offsets, StartContents, StoredStart
 from rwkv_batch.wire.commands import (
     DescribeStartState,
     ListStartStates,
@@ -30,9 +29,10 @@ class _NoState(StoreError):
 class StartStateCommands:
     """Carries commands out. Their replies go to the outbox, at once or from a later `StatePool.poll`."""
 
-    def __init__(self, pool: StatePool, outbox: Outbox, checkpoint: Checkpoint) -> None:
+    def __init__(self, pool: StatePool, outbox: Outbox, checkpoint: Checkpoint, adapters: Adapters) -> None:
         self._pool, self._outbox = pool, outbox
         self._layers, self._width, self._heads = checkpoint.layers, checkpoint.width, checkpoint.heads
+        self._adapters = adapters
 
     def run(self, request: RequestKey, command: StartStateCommand) -> None:
         match command:
@@ -58,12 +58,15 @@ class StartStateCommands:
     def _described(self, request: RequestKey, error: str | None) -> None:
         reply(self._outbox, request, error, found=1)
 
-    def _read(self, command: PutStartState) -> tuple[Tensor, Tensor, bytes]:
+    def _read(self, command: PutStartState) -> StartContents:
         try:
             state = read_start_state(Path(command.path), self._layers, self._width, command.layout)
         except CheckpointError as error:
             raise _NoState(str(error)) from error
-        return state.shift, state.wkv, state.digest
+        offsets = None if state.offsets is None else Offsets(state.offsets)
+        if offsets and (reason := self._adapters.no_offsets()):
+            raise _NoState(f"{command.path} has a time_offset, {reason}.")
+        return StartContents(state.shift, state.wkv, offsets, state.digest)
 
     def _stored(self, request: RequestKey, name: str, error: Exception | None) -> None:
         start = self._pool.starts.find(name)

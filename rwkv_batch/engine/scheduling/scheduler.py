@@ -81,26 +81,28 @@ class Scheduler:
             if seq.target is not None:
                 self.lock(seq.target)
 
-    def admit(self, has_adapter: Callable[[Sequence], bool] = lambda seq: True) -> list[Sequence]:
+    def admit(
+        self,
+        has_adapter: Callable[[Sequence], bool] = lambda seq: True,
+        takes: Callable[[Sequence], bool] = lambda seq: True,
+    ) -> list[Sequence]:
         """Give free slots to the sequences that have waited longest; return those.
 
-        `has_adapter`: whether a sequence's adapter is on the device. One whose adapter is not waits, and with
-        it those behind it that have adapters, so that one on the device falls free; others pass.
+        `has_adapter`: whether a sequence's adapter is there. One whose adapter is not waits, and so do those
+        behind it that have adapters, so that one falls free; others pass. `takes`: if not, all wait.
         """
-        admitted = []
-        passed: deque[Sequence] = deque()
-        while self.waiting and self._room >= len(group := self.waiting[0].together):
-            for _ in group:
-                self.waiting.popleft()
-            if group[0].adapter and (passed or not has_adapter(group[0])):
-                passed.extend(group)
-                continue
-            for seq in group:
-                seq.admit(slot := self._free.pop())
-                self.running[slot] = seq
-                admitted.append(seq)
+        admitted, passed, more = list[Sequence](), deque[Sequence](), True
+        while more and self.waiting and self._room >= len(group := self.waiting[0].together):
+            waits = group[0].adapter and (passed or not has_adapter(group[0]))
+            if more := bool(waits or takes(group[0])):
+                for seq in group:
+                    self.waiting.popleft()
+                    if not waits:
+                        seq.admit(slot := self._free.pop())
+                        self.running[slot] = seq
+                (passed if waits else admitted).extend(group)
         self.waiting.extendleft(reversed(passed))
-        self._stalled = bool(passed)
+        self._stalled = bool(passed) and more
         return admitted
 
     def retry(self) -> None:

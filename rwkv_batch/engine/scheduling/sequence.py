@@ -43,7 +43,10 @@ DECODING, FINALIZING, FINISHED = SequenceState.DECODING, SequenceState.FINALIZIN
 
 @dataclass(eq=False)
 class RowAdapter:
-    """An adapter that rows run with. `slot`: where it is on the device; None: not there."""
+    """An adapter that rows run with, or a start state that counts as one (see `engine.row_adapters`).
+
+    `slot`: where it is on the device; None: not there.
+    """
 
     name: str
     digest: str  # hexadecimal
@@ -366,7 +369,6 @@ def rows_of(
     seed: int,
     target: str | None,
     tokenizer: Tokenizer,
-    adapter: RowAdapter | None = None,
 ) -> list[Sequence]:
     """The rows of a request, or those of a paused one that had not finished.
 
@@ -384,7 +386,7 @@ def rows_of(
         mixture = Mixture(weights) if len(states) > 1 else None
         for place, state in enumerate(states):
             stored = target if place == 0 else None
-            seq = Sequence(key, number, prompt, request, seed, stored, state, mixture, adapter)
+            seq = Sequence(key, number, prompt, request, seed, stored, state, mixture)
             if drawn:
                 seq.resume(drawn, tokenizer)
             if mixture:

@@ -317,8 +317,11 @@ def _model(sequence: Sequence) -> int | None:
 
 def _other_adapter(turn: SessionTurn, adapter: RowAdapter | None) -> str:
     if adapter is None:
-        return f"The session {turn.source} was made with an adapter; name it in this turn too."
+        return (
+            f"The session {turn.source} was made with an adapter, or in a start state with a time_offset; "
+            "name that in this turn too."
+        )
     return (
-        f"The session {turn.source} was not made with the adapter {adapter.name}; continue it with the one "
-        "that it began with, or without one."
+        f"The session {turn.source} was not made with {adapter.name}; continue it with the adapter or start "
+        "state that it began with, or without one."
     )

@@ -190,8 +190,9 @@ class ModelChanges:
     def _build(self, weights: Checkpoint, config: EngineConfig, defaults: ModelDefaults) -> Engine:
         """An engine that has run its steps once. Raises DeviceError, SamplerError, StoreError."""
         share = MemoryShare(host=len(self._configs), kept=self._models.step_bytes)
-        # Which are in the weights already.
+        # Which are in the weights already; and this thread takes nobody's time.
         config = replace(config, adapter=None, adapter_scaling=None, weights=None, quantize_head=None)
+        config = replace(config, capture_late=False)
         device = devices.find_device(config.device)
         memory.check_weights(weights.name, weights.parameters, device, share.kept)
         free = [number for number in range(MOST_LOADED) if self._streams.get(number, _nothing)() is None]

@@ -13,6 +13,7 @@ from threading import Lock
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.metrics.device_time import DeviceTime
 from rwkv_batch.engine.scheduling.sequence import Outbox, RequestKey
+from rwkv_batch.engine.serving.background import Background
 from rwkv_batch.engine.serving.report import Figures, of_engine, of_process, of_sessions
 from rwkv_batch.engine.serving.shares import Shares
 from rwkv_batch.ops.device import StepClock
@@ -46,6 +47,7 @@ class Member:
     def __init__(self, engine: Engine) -> None:
         self.engine, self.info = engine, engine.info
         self.clock = StepClock(engine.runner.device)
+        self.background = Background(engine.runner.improve)
         self.drained = Flag()
         self._closing = Lock()
 
@@ -56,7 +58,7 @@ class Member:
 
     def forget(self) -> None:
         """It is closed: its memory can be freed."""
-        del self.engine
+        del self.engine, self.background
 
 
 class Models:
@@ -84,6 +86,11 @@ class Models:
     def busy(self) -> bool:
         """Whether `launch` and `land` would do something. See Engine.busy."""
         return bool(self._outbox or self._calls) or any(member.engine.busy for member in self._running)
+
+    @property
+    def improving(self) -> bool:
+        """Whether `improve` would do something while none is busy."""
+        return any(member.background.pending for member in self._running)
 
     @property
     def infos(self) -> list[EngineInfo]:
@@ -146,6 +153,7 @@ class Models:
 
     def _launch(self, turn: Member) -> Outbox:
         self._turn, counts = turn, turn.engine.counts
+        turn.background.begin_step()
         counts.step_kind = None
         turn.clock.start()
         events = turn.engine.launch()
@@ -157,6 +165,7 @@ class Models:
         turn, self._turn = self._turn, None
         events = turn.engine.land() if turn else []
         if turn:
+            turn.background.end_step()
             self._spend(turn)
         for member in [member for member in self._retiring if member.engine.drained]:
             self._retiring.remove(member)
@@ -165,6 +174,14 @@ class Models:
             self._shares.forget(member)
             member.drained.set()
         return events
+
+    def improve(self) -> None:
+        """Between two steps: do a piece of what makes later ones faster, if it is time for one."""
+        pending = [member.background for member in self._running if member.background.pending]
+        if pending and self.busy:
+            any(background.between_steps() for background in pending)  # of one of them
+        elif pending:
+            pending[0].while_idle()
 
     def _spend(self, turn: Member) -> None:
         """Note the time of the steps that have ended."""

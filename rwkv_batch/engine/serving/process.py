@@ -127,7 +127,7 @@ class Service:
 
     def _step(self) -> None:
         """Receive what has arrived, run one step, send its events. Blocks while no model has work."""
-        ready = dict(self._poller.poll(0 if self.models.busy else None))
+        ready = dict(self._poller.poll(0 if self.models.busy or self.models.improving else None))
         if self._control.fileno() in ready:
             self._receive_control()
         if self._wakeups.fileno() in ready:
@@ -136,6 +136,7 @@ class Service:
             self._receive()
         self._send(self.models.launch())
         self._send(self.models.land())
+        self.models.improve()
 
     def _receive_control(self) -> None:
         try:

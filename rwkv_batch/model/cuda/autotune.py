@@ -1,5 +1,7 @@
 """The fastest method for each GEMM and number of tokens, measured once on the GPU at hand and kept in a file.
 
+Until it is measured, a number of tokens runs with what is the fastest for a similar one, or with a guess.
+
 GEMMs are timed alone first. Those within CLOSE of the fastest of their kind are timed once more in sequence
 between their neighbours in some layers: only there it shows what a GEMM gains by beginning before the kernel
 before it has ended or by prefetching weights for the next one, and what split-K costs the norm that adds up
@@ -10,17 +12,18 @@ import json
 import logging
 import os
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 from rwkv_batch.model.cuda.gemm import METHODS, WHOLE, Gemms
-from rwkv_batch.model.cuda.weights import CudaLayer
+from rwkv_batch.model.cuda.packed.weights import CudaLayer
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.cuda.buffers import Buffers
 from rwkv_batch.ops.cuda.capture import capture, gpu_seconds
@@ -32,8 +35,11 @@ ROUNDS = 20  # of all candidates that are timed between their neighbours
 LAYERS = 12  # timed one after the other, so that no weight comes from the cache
 CLOSE, FEW = 1.25, 4  # times the fastest, and how many at most: what is timed between its neighbours too
 ACTIVE_SHARE = 0.1  # of the hidden units, while GEMMs are timed
-MEASURED_TOKENS = 1024  # more are prefill
+GUESSED_TOKENS = 1024  # for more, cuBLAS is the fastest, or comes close
+SIMILAR = 1.5  # times as many tokens, or as few: what is the fastest for them is a good guess
 
+Times = dict[str, float]  # milliseconds by method
+Pieces = Generator[None, None, None]  # work of some milliseconds each
 Layers = Callable[[int], Callable[[dict[str, str]], object]]
 
 
@@ -50,71 +56,127 @@ class Autotuner:
     layers: Layers
     chosen: dict[str, str]
 
+    def __post_init__(self) -> None:
+        # Of kinds and tokens that are measured and not chosen yet: alone, and the fastest in sequence.
+        self._alone: dict[tuple[str, int], Times] = {}
+        self._found: dict[tuple[str, int], str] = {}
+        self._guesses: dict[tuple[str, int], str] = {}
+
     @classmethod
     def from_cache(cls, gemms: Gemms, device: torch.device, layers: Layers) -> "Autotuner":
         """With what an earlier start has measured on such a GPU for such shapes."""
         layer, head = gemms.weights.layers[-1], len(gemms.weights.head)
         sizes = (len(layer.output), *(len(w) for w in layer.low_in.values()), head)
         gpu = torch.cuda.get_device_name(device).replace(" ", "-").replace("/", "-")
-        name = f"tuning-{gpu}-torch{torch.__version__}-{'-'.join(map(str, sizes))}.json".replace("+", "-")
+        bits = "-8bit" if gemms.is_coded("out") else ""
+        name = f"tuning-{gpu}-torch{torch.__version__}-{'-'.join(map(str, sizes))}{bits}.json"
+        name = name.replace("+", "-")
         file = build.build(gemms.kernels.architecture).parent / name
-        chosen = {}
-        with suppress(OSError, ValueError):
-            chosen = usable(json.loads(file.read_text()), gemms)
-        return cls(gemms, file, layers, chosen)
+        return cls(gemms, file, layers, kept_in(file, gemms))
 
-    def measure(self, sizes: Iterable[int], progress: bool = True) -> None:
+    def measure(self, sizes: Sequence[int], progress: bool = True) -> None:
         """Measure what is missing for these numbers of tokens, with a progress bar and a line in the log."""
-        small = {tokens for tokens in sizes if tokens <= MEASURED_TOKENS}
-        missing = [tokens for tokens in sorted(small, reverse=True) if self._missing(tokens)]
+        missing = self.unmeasured(sizes)
         if not missing:
             return
         log.info("timing GEMMs for %d batch sizes (once for a model's shape; about a minute)", len(missing))
-        for tokens in tqdm(missing, desc="timing GEMMs", unit="size", disable=not progress):
-            self.methods(tokens)
+        for tokens in tqdm(missing[::-1], desc="timing GEMMs", unit="size", disable=not progress):
+            for _ in self.measuring(tokens):
+                pass
+
+    def unmeasured(self, sizes: Sequence[int]) -> list[int]:
+        """Of these numbers of tokens, those for which something is to be measured; they ascend."""
+        return [tokens for tokens in sorted(set(sizes)) if self._missing(tokens)]
 
     def methods(self, tokens: int) -> dict[str, str]:
-        """The method for every kind of GEMM at that many tokens, measured first if it is missing."""
-        if tokens > MEASURED_TOKENS:
-            return {kind: self.gemms.untimed(kind) for kind in METHODS}
-        if missing := self._missing(tokens):
-            buffers = Buffers(self.gemms.weights.buffer_shape, tokens, {})
-            times = {kind: self._times(kind, buffers) for kind in missing}
-            del buffers
-            for kind, seconds in times.items():
-                self.chosen[f"{kind} {tokens}"] = min(seconds, key=seconds.__getitem__)
-            for kind, seconds in times.items():
-                limit = CLOSE * min(seconds.values())
-                close = [m for m in sorted(seconds, key=seconds.__getitem__) if seconds[m] <= limit][:FEW]
-                if kind != "head" and len(close) > 1:
-                    self.chosen[f"{kind} {tokens}"] = self._fastest_in_sequence(tokens, kind, close)
-            self._save()
-        return self._chosen(tokens)
+        """The method for every kind of GEMM at that many tokens: the fastest, or a guess."""
+        return {kind: self.chosen.get(f"{kind} {tokens}") or self._guess(kind, tokens) for kind in METHODS}
+
+    def measuring(self, tokens: int) -> Pieces:
+        """Measure what is missing for that many tokens, a piece for each `next`.
+
+        In between, it holds buffers of a step of so many tokens. It can be given up at any time: what it has
+        found out about a kind of GEMM stays.
+        """
+        missing = self._missing(tokens)
+        if not missing:
+            return
+        buffers = Buffers(self.gemms.weights.buffer_shape, tokens, {})
+        for kind in missing:
+            if (kind, tokens) not in self._alone:
+                self._alone[kind, tokens] = yield from self._times(kind, buffers)
+        del buffers
+        for kind in missing:
+            times = self._alone[kind, tokens]
+            limit = CLOSE * min(times.values())
+            close = [m for m in sorted(times, key=times.__getitem__) if times[m] <= limit][:FEW]
+            if kind != "head" and len(close) > 1 and (kind, tokens) not in self._found:
+                self._found[kind, tokens] = yield from self._fastest_in_sequence(tokens, kind, close)
+        self.chosen |= {f"{kind} {tokens}": self._fastest(kind, tokens) for kind in missing}
+        self._guesses.clear()
+        for kind in missing:
+            del self._alone[kind, tokens]
+            self._found.pop((kind, tokens), None)
+        if self.gemms.weights.head.device.type == "cuda":
+            torch.cuda.empty_cache()  # each graph had memory of its own
+        self._save()
 
     def _missing(self, tokens: int) -> list[str]:
         """The kinds of GEMM that are to be measured at that many tokens."""
         return [kind for kind in METHODS if f"{kind} {tokens}" not in self.chosen]
 
-    def _chosen(self, tokens: int) -> dict[str, str]:
-        return {kind: self.chosen[f"{kind} {tokens}"] for kind in METHODS}
+    def _guess(self, kind: str, tokens: int) -> str:
+        if tokens > GUESSED_TOKENS:
+            return self.gemms.untimed(kind)
+        if (kind, tokens) not in self._guesses:
+            candidates = self.gemms.candidates(kind, tokens)
+            likely = chain(self._of_similar(kind, tokens), self.gemms.likely(tokens))
+            self._guesses[kind, tokens] = next(method for method in likely if method in candidates)
+        return self._guesses[kind, tokens]
 
-    def _fastest_in_sequence(self, tokens: int, kind: str, methods: list[str]) -> str:
+    def _of_similar(self, kind: str, tokens: int) -> list[str]:
+        """The methods chosen for similar numbers of tokens, the most similar first."""
+        found = []
+        for key, method in self.chosen.items():
+            of, _, other = key.partition(" ")
+            ratio = max(int(other) / tokens, tokens / int(other))
+            if of == kind and ratio <= SIMILAR:
+                found.append((ratio, method))
+        return [method for _, method in sorted(found)]
+
+    def _fastest_in_sequence(self, tokens: int, kind: str, methods: list[str]) -> Generator[None, None, str]:
         """Of the methods for a kind of GEMM, the one with which some layers take the least time."""
-        run, chosen = self.layers(tokens), self._chosen(tokens)
-        graphs = [capture(partial(run, chosen | {kind: method})) for method in methods]
-        # In turn, as the GPU's clock changes slowly. The first round warms up.
-        rounds = [[gpu_seconds(graph.replay) for graph in graphs] for _ in range(1 + ROUNDS)][1:]
-        return min(zip(map(statistics.median, zip(*rounds, strict=True)), methods, strict=True))[1]
+        run, graphs = self.layers(tokens), []
+        others = {of: self.chosen.get(f"{of} {tokens}") or self._fastest(of, tokens) for of in METHODS}
+        for method in methods:
+            graphs.append(capture(partial(run, others | {kind: method})))
+            yield
+        rounds: list[list[float]] = []
+        for _ in range(1 + ROUNDS):  # in turn, as the GPU's clock changes slowly; the first warms up
+            rounds.append([])
+            for graph in graphs:
+                rounds[-1].append(gpu_seconds(graph.replay))
+                yield
+        medians = map(statistics.median, zip(*rounds[1:], strict=True))
+        return min(zip(medians, methods, strict=True))[1]
 
-    def _times(self, kind: str, buffers: Buffers) -> dict[str, float]:
-        """Milliseconds of each candidate alone."""
+    def _fastest(self, kind: str, tokens: int) -> str:
+        """As far as is known, of a kind that has been timed alone."""
+        times = self._alone[kind, tokens]
+        return self._found.get((kind, tokens)) or min(times, key=times.__getitem__)
+
+    def _times(self, kind: str, buffers: Buffers) -> Generator[None, None, Times]:
+        """Of each candidate alone."""
         layers = self.gemms.weights.layers[1:][:LAYERS] or self.gemms.weights.layers
         layers = layers[:1] if kind == "head" else layers
-        candidates = self.gemms.candidates(kind, len(buffers.x))
+        candidates, times = self.gemms.candidates(kind, len(buffers.x)), Times()
         if len(candidates) == 1:
             return {candidates[0]: 0.0}
         _fill(buffers)
-        times = {method: self.time(kind, buffers, method, layers) for method in candidates if method != WHOLE}
+        for method in candidates:
+            if method != WHOLE:
+                times[method] = self.time(kind, buffers, method, layers)
+                yield
         # Split-K gives only partial sums: it is compared with the whole GEMM where a norm adds them up.
         return {WHOLE: min(times.values()), **times} if WHOLE in candidates else times
 
@@ -129,10 +191,18 @@ class Autotuner:
         device = self.gemms.weights.head.device
         if device.type == "cuda" and torch.cuda.current_stream(device) != torch.cuda.default_stream(device):
             return  # measured while other models ran: the next start does it again
+        chosen = kept_in(self.file, self.gemms) | self.chosen  # other servers of this user write to it too
         with suppress(OSError):  # without the file they are measured again
             part = self.file.with_suffix(f".{os.getpid()}")
-            part.write_text(json.dumps(self.chosen, indent=0))
+            part.write_text(json.dumps(chosen, indent=0))
             os.replace(part, self.file)
+
+
+def kept_in(file: Path, gemms: Gemms) -> dict[str, str]:
+    """What can be used of a file; nothing of one that cannot be read."""
+    with suppress(OSError, ValueError):
+        return usable(json.loads(file.read_text()), gemms)
+    return {}
 
 
 def usable(chosen: object, gemms: Gemms) -> dict[str, str]:
@@ -142,7 +212,9 @@ def usable(chosen: object, gemms: Gemms) -> dict[str, str]:
 
     def runs(key: str, method: object) -> bool:
         kind, _, tokens = key.partition(" ")
-        return kind in METHODS and tokens.isdecimal() and method in gemms.candidates(kind, int(tokens))
+        if kind not in METHODS or not tokens.isdecimal() or int(tokens) == 0:
+            return False
+        return method in gemms.candidates(kind, int(tokens))
 
     return {key: method for key, method in chosen.items() if runs(key, method)}
 

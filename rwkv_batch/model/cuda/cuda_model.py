@@ -9,14 +9,17 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.model.cuda.packed.coded import LargeMatrix
 from rwkv_batch.model.cuda.steps.adapters import LAYER_LAUNCHES, NONE, AdapterSlots, adapter_bytes
 from rwkv_batch.model.cuda.steps.graphs import (
     PREFILL_SIZES,
     DecodeGraphs,
     Prefilled,
     PrefillGraphs,
+    decode_sizes,
     graph_bytes,
 )
+from rwkv_batch.model.cuda.steps.late import LateWork, Tuner
 from rwkv_batch.model.cuda.steps.states import CudaStates
 from rwkv_batch.model.description import Norm
 from rwkv_batch.model.torch_model import check_rows
@@ -30,6 +33,7 @@ from rwkv_batch.sampling.prompt_logprobs import PromptScores
 from rwkv_batch.state.slots import States, slot_bytes
 
 MANY = 1 << 30  # tokens, for which no GEMM is timed
+MEASURED_TOKENS = 1024  # of a prefill for which GEMMs are timed, at most: of more, cuBLAS's are the fastest
 SCORED_AT_ONCE = 256  # places of prompts whose logits are in memory at once; one of PREFILL_SIZES
 
 
@@ -40,7 +44,7 @@ class PackedWeights(Protocol):
     def norm_out(self) -> Norm: ...
 
     @property
-    def head(self) -> Tensor:
+    def head(self) -> LargeMatrix:
         """`[vocab and rows of zeros, C]`."""
 
     @property
@@ -82,6 +86,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         # Over which states, and graphs by whether some rows have adapters.
         self._graphs: tuple[States, dict[bool, Ladders]] | None = None
         self._most_rows: int | None = None  # of a decode graph
+        self._late: LateWork | None = None
         self.adapters: AdapterSlots | None = None
 
     def new_states(self, slots: int, wkv_dtype: torch.dtype = torch.float16) -> CudaStates:
@@ -120,18 +125,37 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         return graphs + buffers + adapter_bytes(self._sizes, adapters, most_rank, (rows, *prefills))
 
     @torch.inference_mode()
-    def capture(self, states: CudaStates, rows: int | None = None, progress: bool = True) -> None:
+    def capture(
+        self, states: CudaStates, rows: int | None = None, progress: bool = True, late: bool = False
+    ) -> None:
         """Capture the graphs of decode batches of up to `rows` (None: all slots) and of small prefills.
 
-        They are over these states, and steps over them have no more rows from then on.
+        They are over these states, and steps over them have no more rows from then on. late: `improve`
+        captures them, and steps do without until then.
         """
-        self._graphs, self._most_rows = None, rows
+        self._graphs, self._late, self._most_rows = None, None, rows
+        timed = (*decode_sizes(rows or len(states)), *(s for s in PREFILL_SIZES if s <= MEASURED_TOKENS))
+        ladders: list[DecodeGraphs | PrefillGraphs] = []
         with torch.cuda.device(self.device):
+            if self.tuner and not late:
+                self.tuner.measure(timed, progress)
             for adapted in (False, True) if self.adapters else (False,):
                 decodes, prefills = self._graphs_over(states, adapted)
-                if not self.kernels.invariant:
-                    decodes.capture_all(progress)
-                prefills.capture_all(progress)
+                ladders += [prefills] if self.kernels.invariant else [decodes, prefills]
+            for ladder in ladders:
+                ladder.capture_later() if late else ladder.capture_all(progress)
+        self._late = LateWork(ladders, self.tuner, timed) if late else None
+
+    @torch.inference_mode()
+    def improve(self, idle: bool) -> bool:
+        """Do a piece of what `capture` has left for later; see LateWork.piece."""
+        with torch.cuda.device(self.device):
+            return self._late is not None and self._late.piece(idle)
+
+    @property
+    def tuner(self) -> Tuner | None:
+        """What measures how GEMMs run the fastest; None if nothing is measured."""
+        return None
 
     @torch.inference_mode()
     def forward(
@@ -182,6 +206,8 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         slots `[len(logits_of)]` int32 of these rows, negative for those that had finished. The next run may
         overwrite both. scores: takes those of other places too.
         """
+        if self._late:
+            self._late.give_up()
         with torch.cuda.device(self.device):
             states.feed.prepare()
             if self.kernels.invariant or max(lengths) > 1:
@@ -210,8 +236,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
     ) -> None:
         """Launch one token of every row.
 
-        tokens and slots: `[T]` int32 on the device, a negative slot for padding. logits: `[T, rows of the
-        head]`.
+        tokens and slots: `[T]` int32 on the device, a negative slot for padding. logits: `[T, head's rows]`.
         A negative token is what its sequence drew last; see Feed.resolve, which changes tokens and slots.
         Launches only, so that it can be captured; all it writes lies in `arena`, `logits` and the states.
         """
@@ -259,8 +284,8 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
                 return self._prefill_rows(inputs.tokens, inputs.rows, states, arena, methods, adapters)
 
             return (
-                DecodeGraphs(most, self.device, self.methods, decode, arenas[0]),
-                PrefillGraphs(self.device, self.methods, prefill, arenas[1]),
+                DecodeGraphs(most, self.device, decode, arenas[0]),
+                PrefillGraphs(self.device, prefill, arenas[1]),
             )
 
         return {adapted: ladders(self.adapters if adapted else None) for adapted in (False, True)}
@@ -337,7 +362,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
 
     @abstractmethod
     def methods(self, tokens: int) -> dict[str, str]:
-        """How each kind of GEMM runs for so many tokens; found out first where it is not known yet."""
+        """How each kind of GEMM runs for so many tokens, as far as that is known."""
 
     @abstractmethod
     def _pack_weights(self) -> Weights:

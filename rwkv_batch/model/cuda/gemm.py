@@ -6,6 +6,7 @@
 - "sparse": `gemm_sparse`, which skips the weights of inactive hidden units
 - "tile": the large matrices by `gemm_tile`, the low-rank ones as with "low"
 - "blocks": cuBLAS, for a fixed number of rows at a time
+- "tile8": large matrices of 8 bits by `gemm_tile8`, the only way for these; the low-rank ones as with "low"
 - "lt0", "lt1"...: the large matrices by an algorithm of cuBLASLt, the low-rank ones as with "low" if possible
 
 What is added to the residual stream may also be computed with split-K; the next norm adds up the partial
@@ -16,22 +17,23 @@ A model that is to be batch-invariant runs each kind by one method for any numbe
 (`Gemms.invariant_methods`), of those whose sums for a row do not depend on the other rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from rwkv_batch.model.cuda.weights import CudaLayer, CudaWeights
+from rwkv_batch.model.cuda.packed.coded import CodedMatrix, LargeMatrix, first_bytes
+from rwkv_batch.model.cuda.packed.weights import CudaLayer, CudaWeights
 from rwkv_batch.model.description import LOW_RANKS, MIXES
 from rwkv_batch.ops.cuda import tile
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, SIGMOID, TANH
 from rwkv_batch.ops.cuda.binding import AUTO, MAX_RESIDENT_K, RESIDENT, Addend, Kernels, Part
-from rwkv_batch.ops.cuda.blaslt import MAX_ALGORITHMS, BlasLt, GemmShape
+from rwkv_batch.ops.cuda.blas.blaslt import MAX_ALGORITHMS, BlasLt, GemmShape
 from rwkv_batch.ops.cuda.buffers import MAX_SPLITS, SPLIT_TOKENS, Buffers
 
 LT = tuple(f"lt{number}" for number in range(MAX_ALGORITHMS))
-WHOLE = "whole"
+WHOLE, TILE8 = "whole", "tile8"
 SPLIT_K = {f"lt{number}/{splits}": (number, splits) for splits in (2, MAX_SPLITS) for number in range(3)}
 METHODS = {
     "in": ("stream16", "stream32", "mixed", "low", "tile", "blas", *LT),
@@ -48,6 +50,11 @@ ACTIVATIONS = {"tanh": TANH, "sigmoid": SIGMOID, "identity": IDENTITY}
 LT_TOKENS = 64  # tokens for which cuBLASLt's algorithms are candidates, at least
 SPLIT_MULTIPLE = 64  # of which the K of a split is a multiple
 STREAM_TOKENS = 16  # for which gemm_stream takes each weight from memory once, at most
+STREAMED_TOKENS = 1024  # with which it is a candidate, at most
+TILE_TOKENS = 256  # which one tile of gemm_tile holds: each weight is taken from memory once
+# The likeliest methods for the fastest, where nothing has been timed.
+FOR_MANY = ("low", WHOLE, TILE8, "blas")
+FOR_FEW = ("sparse", "stream16", "tile", *FOR_MANY)
 SHORT_K = 256  # which gemm_stream divides among two warps only
 BLOCK_ROWS = 64  # of "blocks"
 LONG_SPLIT = 4  # parts of K of low-rank matrices with long K, where it must not depend on the tokens
@@ -65,6 +72,8 @@ class Gemms:
     def candidates(self, kind: str, tokens: int) -> tuple[str, ...]:
         """The methods that can run a kind of GEMM for so many tokens."""
         methods = METHODS[kind]
+        if self.is_coded(kind.removesuffix("_split")):
+            return (WHOLE,) if WHOLE in methods else (TILE8,)
         if WHOLE in methods:
             whole = self._shape(kind.removesuffix("_split"), tokens)
             return WHOLE, *(method for method in SPLIT_K if self._can_split(whole, *SPLIT_K[method]))
@@ -74,6 +83,7 @@ class Gemms:
         short = kind != "low_out" or max(w.shape[1] for w in layer.low_out.values()) <= MAX_RESIDENT_K
         large = self.weights.head if kind == "head" else layer.key
         runs = {
+            **dict.fromkeys(("stream16", "stream32"), tokens <= STREAMED_TOKENS),
             "sparse": kind == "value" and self.kernels.sparse_fits(tokens, len(layer.value)),
             "low": self.kernels.has_lowrank and short,
             "tile": self.kernels.has_tile and tile.fits(*large.shape),
@@ -84,13 +94,22 @@ class Gemms:
     def untimed(self, kind: str) -> str:
         """The method for so many tokens that nothing is timed, as cuBLAS is the fastest for large GEMMs."""
         candidates = self.candidates(kind, 0)
-        return next(method for method in ("low", WHOLE, "blas") if method in candidates)
+        return next(method for method in FOR_MANY if method in candidates)
+
+    @staticmethod
+    def likely(tokens: int) -> tuple[str, ...]:
+        """Methods that are fast for so many tokens of most models; the first that can run is the best."""
+        if tokens <= STREAM_TOKENS:
+            return FOR_FEW
+        return ("tile", *FOR_MANY) if tokens <= TILE_TOKENS else FOR_MANY
 
     def invariant_methods(self) -> dict[str, str]:
         """A method for each kind whose sums for a row are the same for any number of rows."""
         chosen = {}
         for kind in METHODS:
-            wanted = ("low", "stream16") if kind == "low_out" else (WHOLE, "tile", "stream16", "blocks")
+            wanted = (
+                ("low", "stream16") if kind == "low_out" else (WHOLE, TILE8, "tile", "stream16", "blocks")
+            )
             candidates = (*self.candidates(kind, 0), "blocks")
             chosen[kind] = next(method for method in wanted if method in candidates)
         return chosen
@@ -101,6 +120,10 @@ class Gemms:
             (w, b.mixed[MIXES.index(name)], b.low[name], ACTIVATIONS[LOW_RANKS[name]])
             for name, w in layer.low_in.items()
         ]
+        if isinstance(layer.rkv, tuple):
+            self._by_codes(layer.rkv, list(b.mixed[:3]), list(rkv))
+            self.kernels.gemm_lowrank(low, LONG_SPLIT if self.kernels.invariant else AUTO)
+            return
         if method in ("stream16", "stream32"):
             large = [(layer.rkv[i], b.mixed[i], rkv[i], IDENTITY) for i in range(3)]
             self.kernels.gemm_stream(large + low, _warp_rows(method))
@@ -126,15 +149,16 @@ class Gemms:
             for w, x, y, _ in parts:
                 torch.mm(x, w.T, out=y)
         elif method == "low":
-            self.kernels.gemm_lowrank(parts, RESIDENT, layer.output if len(b.x) <= PREFETCH_ROWS else None)
+            ahead = first_bytes(layer.output) if len(b.x) <= PREFETCH_ROWS else None
+            self.kernels.gemm_lowrank(parts, RESIDENT, ahead)
         else:
-            self.kernels.gemm_stream(parts, split_k=2, prefetch=layer.output)
+            self.kernels.gemm_stream(parts, split_k=2, prefetch=first_bytes(layer.output))
 
     def out(self, layer: CudaLayer, b: Buffers, method: str) -> Addend:
         """From the time mix back to the residual stream."""
         if method in SPLIT_K:
             return self._split(layer.output, b.y, b, method)
-        self._gemm(layer.output, b.y, b.out, IDENTITY, method, prefetch=layer.key)
+        self._gemm(layer.output, b.y, b.out, IDENTITY, method, prefetch=first_bytes(layer.key))
         return Addend(y=b.out)
 
     def key(self, layer: CudaLayer, b: Buffers, method: str, activation: int = RELU_SQUARE) -> None:
@@ -145,6 +169,9 @@ class Gemms:
 
     def value(self, layer: CudaLayer, b: Buffers, method: str, prefetch: Tensor | None = None) -> Addend:
         """From the channel mix back to the residual stream. prefetch: weights of the next layer."""
+        if isinstance(layer.value, CodedMatrix):
+            self._by_codes([layer.value], [b.hidden], [b.out])
+            return Addend(y=b.out)
         if method in SPLIT_K:
             return self._split(layer.value, b.hidden, b, method, transposed=True)
         if method == "sparse":
@@ -188,17 +215,41 @@ class Gemms:
         return GemmShape(3 if kind == "in" else 1, n, tokens, k, kind == "value")
 
     def _gemm(
-        self, w: Tensor, x: Tensor, y: Tensor, activation: int, method: str, prefetch: Tensor | None = None
+        self,
+        w: LargeMatrix,
+        x: Tensor,
+        y: Tensor,
+        activation: int,
+        method: str,
+        prefetch: Tensor | None = None,
     ) -> None:
-        if method in LIBRARY:
+        if isinstance(w, CodedMatrix):
+            self._by_codes([w], [x], [y], activation)
+        elif method in LIBRARY:
             self._by_library(w, x, y, method)
         elif method == "tile":
             self.kernels.gemm_tile([w], [x], [y], activation)
         else:
             self.kernels.gemm_stream([(w, x, y, activation)], _warp_rows(method), prefetch=prefetch)
 
-    def _split(self, w: Tensor, x: Tensor, b: Buffers, method: str, transposed: bool = False) -> Addend:
-        assert self.lt is not None
+    def _by_codes(
+        self,
+        ws: Sequence[CodedMatrix],
+        xs: Sequence[Tensor],
+        ys: Sequence[Tensor],
+        activation: int = IDENTITY,
+    ) -> None:
+        tiles, scales = [w.tiles for w in ws], [w.scales for w in ws]
+        self.kernels.gemm_tile8(tiles, scales, xs, ys, ws[0].fp8, activation)
+
+    def is_coded(self, kind: str) -> bool:
+        """Whether the large matrices of a kind have 8 bits."""
+        layer = self.weights.layers[-1]
+        large = {"in": layer.rkv, "out": layer.output, "key": layer.key, "value": layer.value}
+        return isinstance(large.get(kind, self.weights.head if kind == "head" else None), tuple | CodedMatrix)
+
+    def _split(self, w: LargeMatrix, x: Tensor, b: Buffers, method: str, transposed: bool = False) -> Addend:
+        assert self.lt is not None and isinstance(w, Tensor)
         algorithm, splits = SPLIT_K[method]
         self.lt.run(w, x, b.split_partials[:splits], algorithm, transposed)
         return Addend(partials=b.split_partials[:splits])

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rwkv_batch.model.cuda.weights import CudaLayer
+from rwkv_batch.model.cuda.packed.weights import CudaLayer
 from rwkv_batch.model.description import Norm
-from rwkv_batch.ops.cuda.abi import TimeMixInput
+from rwkv_batch.ops.cuda.abi import ReadoutInput, TimeMixInput
 from rwkv_batch.ops.cuda.binding import Addend, pointer
 from rwkv_batch.ops.cuda.buffers import Buffers
 
@@ -18,7 +18,7 @@ class Mixers:
 
     # added, norm, shift, mixes, out
     norm_mix: Callable[[Addend, Norm, Tensor, Tensor, Tensor], None]
-    wkv: Callable[[TimeMixInput], None]
+    wkv: Callable[[TimeMixInput, ReadoutInput | None], None]
 
 
 def time_mix_input(

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.model.cuda.cuda_model import CudaModel
-from rwkv_batch.model.cuda.gemm import STREAM_TOKENS, in_blocks, small_gemm
-from rwkv_batch.model.cuda.rwkv6_weights import Rwkv6CudaLayer, Rwkv6CudaWeights, pack_rwkv6
+from rwkv_batch.model.cuda.gemm import STREAM_TOKENS, TILE_TOKENS, in_blocks, small_gemm
+from rwkv_batch.model.cuda.packed.rwkv6_weights import Rwkv6CudaLayer, Rwkv6CudaWeights, pack_rwkv6
 from rwkv_batch.model.cuda.steps.adapters import AdapterSlots
 from rwkv_batch.model.cuda.steps.states import CudaStates
 from rwkv_batch.model.description import Norm
@@ -23,8 +23,6 @@ from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, TANH, Wkv6Input
 from rwkv_batch.ops.cuda.binding import Addend, Part
 from rwkv_batch.ops.cuda.buffers import Rwkv6Buffers
 from rwkv_batch.ops.cuda.packing import DeviceRows
-
-TILE_TOKENS = 256  # at most, which one tile of gemm_tile holds: each weight is taken from memory once
 
 # added, norm, shift, mixes [3, C], whether it is a layer's first: leaves the results in b.mixed
 NormMix = Callable[[Addend, Norm, Tensor, Tensor, bool], None]

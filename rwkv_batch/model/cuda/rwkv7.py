@@ -10,21 +10,24 @@ from rwkv_batch.model.cuda.autotune import Autotuner
 from rwkv_batch.model.cuda.cuda_model import CudaModel
 from rwkv_batch.model.cuda.gemm import WHOLE, Gemms, output_method, small_gemm
 from rwkv_batch.model.cuda.mixers import Mixers, time_mix_input
+from rwkv_batch.model.cuda.packed.coded import first_bytes
+from rwkv_batch.model.cuda.packed.weights import CudaDeepEmbed, CudaLayer, CudaWeights, pack_weights
 from rwkv_batch.model.cuda.steps.adapters import AdapterSlots, StepAdapters
-from rwkv_batch.model.cuda.steps.graphs import PREFILL_SIZES, decode_sizes
+from rwkv_batch.model.cuda.steps.graphs import PREFILL_SIZES
+from rwkv_batch.model.cuda.steps.late import Tuner
 from rwkv_batch.model.cuda.steps.states import CudaStates
-from rwkv_batch.model.cuda.weights import CudaDeepEmbed, CudaLayer, CudaWeights, pack_weights
 from rwkv_batch.model.description import DEEP_RANK, Norm
-from rwkv_batch.ops.cuda import blaslt
 from rwkv_batch.ops.cuda.abi import (
     ADAPTER_ADD_SQUARE,
     CHUNK,
     IDENTITY,
     MAX_LAG,
     RELU_SQUARE,
+    ReadoutInput,
     TimeMixInput,
 )
 from rwkv_batch.ops.cuda.binding import SPARSE_ROWS, Addend
+from rwkv_batch.ops.cuda.blas import blaslt
 from rwkv_batch.ops.cuda.buffers import MIXED, Buffers
 from rwkv_batch.ops.cuda.packing import SCRATCH_CHUNKS, DeviceRows, most_chunks
 from rwkv_batch.ops.torch_ops import HEAD_SIZE
@@ -58,13 +61,9 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         scratch = chunks * self.checkpoint.heads * self.kernels.chunk_bytes
         return super().step_bytes(rows, prefill_tokens, adapters, most_rank) + scratch
 
-    @torch.inference_mode()
-    def capture(self, states: CudaStates, rows: int | None = None, progress: bool = True) -> None:
-        self._graphs = None  # which frees memory
-        if not self.kernels.invariant:
-            with torch.cuda.device(self.device):
-                self.autotuner.measure((*decode_sizes(rows or len(states)), *PREFILL_SIZES), progress)
-        super().capture(states, rows, progress)
+    @property
+    def tuner(self) -> Tuner | None:
+        return None if self.kernels.invariant else self.autotuner
 
     def methods(self, tokens: int) -> dict[str, str]:
         return self.gemms.invariant_methods() if self.kernels.invariant else self.autotuner.methods(tokens)
@@ -102,15 +101,15 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
             x, to = (b.x, b.x_between) if len(mixes) == MIXED else (b.x_between, b.x)
             self.kernels.norm_mix_prefill(x, to, added, *norm, rows.rows, shift, mixes, out)
 
-        def wkv(inputs: TimeMixInput) -> None:
+        def wkv(inputs: TimeMixInput, readout: ReadoutInput | None) -> None:
             if self.kernels.invariant:
-                assert fp32
+                assert fp32 and readout is None
                 self.kernels.wkv_sequence(inputs, len(tokens), rows.rows)
                 return
             if rows.single:
-                self.kernels.wkv_decode(inputs, rows.rows.slots[: rows.single], fp32, rows.counted)
+                self.kernels.wkv_decode(inputs, rows.rows.slots[: rows.single], fp32, rows.counted, readout)
             for pieces in rows.pieces:
-                self.kernels.wkv_prefill(inputs, pieces, items, fp32)
+                self.kernels.wkv_prefill(inputs, pieces, items, fp32, readout)
 
         whole = methods | dict.fromkeys(("out_split", "value_split"), WHOLE)  # `b` has no room for more
         mixers, changes = Mixers(norm_mix, wkv), StepAdapters(adapters, b)
@@ -123,8 +122,8 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         def norm_mix(added: Addend, norm: Norm, shift: Tensor, mixes: Tensor, out: Tensor) -> None:
             self.kernels.norm_mix_decode(b.x, added, *norm, slots, shift, mixes, out)
 
-        def wkv(inputs: TimeMixInput) -> None:
-            self.kernels.wkv_decode(inputs, slots, states.wkv.dtype == torch.float32)
+        def wkv(inputs: TimeMixInput, readout: ReadoutInput | None) -> None:
+            self.kernels.wkv_decode(inputs, slots, states.wkv.dtype == torch.float32, readout=readout)
 
         return Mixers(norm_mix, wkv)
 
@@ -164,25 +163,26 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         for index, layer in enumerate(layers):
             mixers.norm_mix(added, layer.norm1, states.shift[:, index, 0], layer.mixes, b.mixed)
             rkv = b.rkv if index else b.rkv0
-            changes.shrink(index, 0, b.mixed[:3].unbind(), layer.rkv)
+            changes.shrink(index, 0, b.mixed[:3].unbind(), first_bytes(layer.rkv))
             self.gemms.time_mix_in(layer, b, rkv, methods["in"])
             self.gemms.low_out(layer, b, methods["low_out"])
             changes.expand(rkv.unbind())
             pending = None if states.feed.pending is None else states.feed.pending[:, index]
-            mixers.wkv(time_mix_input(layer, b, rkv, states.wkv[:, index], pending, self._work))
+            inputs = time_mix_input(layer, b, rkv, states.wkv[:, index], pending, self._work)
+            mixers.wkv(inputs, changes.readout(index))
             changes.shrink(index, 3, [b.y])
             added = changes.add(self.gemms.out(layer, b, output_method(methods, "out")))
             mixers.norm_mix(added, layer.norm2, states.shift[:, index, 1], layer.x_k, b.mixed)
-            changes.shrink(index, 4, [b.mixed[0]], layer.key)
+            changes.shrink(index, 4, [b.mixed[0]], first_bytes(layer.key))
             self.gemms.key(layer, b, methods["key"], IDENTITY if changes else RELU_SQUARE)
             if changes:
                 changes.expand([b.hidden], ADAPTER_ADD_SQUARE)
             if layer.deep_embed:
                 self._deep_embed(layer.deep_embed, tokens, b)
             method = output_method(methods, "value")
-            changes.shrink(index, 5, [b.hidden], None if method == "sparse" else layer.value)
+            changes.shrink(index, 5, [b.hidden], None if method == "sparse" else first_bytes(layer.value))
             ahead = layers[index + 1].rkv if index + 1 < len(layers) else self.weights.head
-            added = changes.add(self.gemms.value(layer, b, method, ahead))
+            added = changes.add(self.gemms.value(layer, b, method, first_bytes(ahead)))
         return added
 
     def _deep_embed(self, weights: CudaDeepEmbed, tokens: Tensor, b: Buffers) -> None:

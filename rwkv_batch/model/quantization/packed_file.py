@@ -45,10 +45,10 @@ class PackedHeader:
     checksums: dict[str, int]
 
 
-def load(path: str | Path, progress: Progress | None = None) -> Checkpoint:
+def load(path: str | Path, progress: Progress | None = None, values: bool = True) -> Checkpoint:
     """Read and check a checkpoint as `checkpoint.load` does, also one of packed matrices."""
     file = read(Path(path).expanduser())
-    return _checkpoint_of(file, progress) if KEY in file.metadata else from_file(file, progress)
+    return _checkpoint_of(file, progress) if KEY in file.metadata else from_file(file, progress, values)
 
 
 def format_of(path: str | Path) -> str:

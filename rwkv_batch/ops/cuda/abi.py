@@ -84,6 +84,12 @@ class TimeMixInput(Structure):
     )
 
 
+class ReadoutInput(Structure):
+    """By what the WKV's output of some rows is scaled: `cuda/wkv.cuh`."""
+
+    _fields_ = (("offsets", c_void_p), ("slot_stride", c_size_t), ("slot_of", c_void_p))
+
+
 class Wkv6Input(Structure):
     """The time mix of a layer of RWKV-6 between its GEMMs: `cuda/wkv6.cuh`."""
 
@@ -126,8 +132,8 @@ class AdapterInput(Structure):
 
 
 STRUCTURES = (
-    *(NormInput, PackedRowsInput, GemmPart, TileShape, TimeMixInput, Wkv6Input, ChunksInput),
-    *(AdapterPart, AdapterInput),
+    *(NormInput, PackedRowsInput, GemmPart, TileShape, TimeMixInput, ReadoutInput, Wkv6Input),
+    *(ChunksInput, AdapterPart, AdapterInput),
 )
 
 

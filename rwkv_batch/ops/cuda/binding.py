@@ -5,7 +5,7 @@ Every tensor is contiguous, on the current device and fp16, except the residual 
 """
 
 from collections.abc import Sequence
-from ctypes import CDLL, POINTER, Array, byref, c_int, c_size_t, c_uint, c_void_p
+from ctypes import CDLL, Array, byref, c_int, c_void_p
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,46 +22,18 @@ from rwkv_batch.ops.cuda.abi import (
     GemmPart,
     NormInput,
     PackedRowsInput,
-    TileShape,
+    ReadoutInput,
     TimeMixInput,
     Wkv6Input,
 )
-from rwkv_batch.ops.cuda.tile import tile_shape
+from rwkv_batch.ops.cuda.signatures import SIGNATURES
+from rwkv_batch.ops.cuda.tile import tile_shape, tile_shape8
 
 PREFETCH_BYTES = 8 << 20  # of weights for the next kernel: what memory delivers while this one leaves it idle
 RESIDENT, AUTO = 0, -1  # split_k of gemm_lowrank: none, as w stays in shared memory; the fastest
 MAX_RESIDENT_K = 1024
 MAX_WIDTH_OF_FOUR = 4096  # of which a thread of a norm can have 4 columns
 SPARSE_ROWS = (1, 2, 4, 8)  # batches that gemm_sparse takes
-
-_MIX = (c_void_p, c_size_t, c_void_p, c_int, c_void_p)  # shift, its stride, mixes, their number, out
-_PREFETCH = (c_void_p, c_uint)
-SIGNATURES = {  # arguments of every exported function but the last, a stream
-    "rwkv_norm": (POINTER(NormInput), c_int, c_int, c_void_p),
-    "rwkv_norm_mix_decode": (POINTER(NormInput), c_int, c_void_p, *_MIX),
-    "rwkv_norm_mix_prefill": (
-        *(POINTER(NormInput), c_void_p, c_int, c_int),
-        *(POINTER(PackedRowsInput), *_MIX),
-    ),
-    "rwkv_relu_square": (c_void_p, c_size_t),
-    "rwkv_gemm_stream": (POINTER(GemmPart), c_int, c_int, c_int, c_int, *_PREFETCH),
-    "rwkv_gemm_lowrank": (POINTER(GemmPart), c_int, c_int, c_int, *_PREFETCH),
-    "rwkv_gemm_tile": (*[POINTER(c_void_p)] * 3, *[c_int] * 6, POINTER(TileShape)),
-    "rwkv_gemm_sparse": (c_void_p, c_void_p, c_void_p, c_int, c_int, c_int, *_PREFETCH),
-    "rwkv_resolve_drawn": (*[c_void_p] * 4, c_int, c_void_p, c_int),
-    "rwkv_record_drawn": (c_void_p, c_void_p, c_int, c_void_p),
-    "rwkv_wkv_decode": (POINTER(TimeMixInput), c_int, c_void_p, c_void_p, c_int),
-    "rwkv_wkv_sequence": (POINTER(TimeMixInput), c_int, c_int, POINTER(PackedRowsInput)),
-    "rwkv_wkv_flush": (c_void_p, c_void_p, c_int, *[c_void_p, c_void_p, c_size_t, c_void_p, c_size_t], c_int),
-    "rwkv_wkv_prefill": (POINTER(TimeMixInput), POINTER(ChunksInput), c_int, c_int, c_void_p, c_int),
-    "rwkv_wkv6": (POINTER(Wkv6Input), c_int, c_int, c_void_p, POINTER(PackedRowsInput), c_int),
-    "rwkv_shift_mix": (*[c_void_p] * 4, *[c_int] * 3),
-    "rwkv_gate": (c_void_p, c_void_p, c_size_t),
-    "rwkv_deep_embed": (*[c_void_p] * 3, c_int, c_void_p),
-    "rwkv_deep_scale": (*[c_void_p] * 3, c_int, c_int),
-    "rwkv_adapter_shrink": (POINTER(AdapterInput), c_int, c_int, *_PREFETCH),
-    "rwkv_adapter_expand": (POINTER(AdapterInput), c_int, c_int, c_int),
-}
 
 Part = tuple[Tensor, Tensor, Tensor, int]  # w [N, K], x [M, K], y [M, N], activation
 
@@ -213,12 +185,28 @@ class Kernels:
         transposed: w is stored as `[K, N]`. f is IDENTITY or RELU_SQUARE; N and K are multiples of 64.
         """
         m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
-        pointers = [
-            (c_void_p * len(group))(*(tensor.data_ptr() for tensor in group)) for group in (ws, xs, ys)
-        ]
+        pointers = [_pointers(group) for group in (ws, xs, ys)]
         shape = tile_shape(len(ws), n, k, m, transposed)
         square = activation == RELU_SQUARE
         self._call("rwkv_gemm_tile", *pointers, len(ws), m, n, k, int(transposed), int(square), byref(shape))
+
+    def gemm_tile8(
+        self,
+        ws: Sequence[Tensor],
+        scales: Sequence[Tensor],
+        xs: Sequence[Tensor],
+        ys: Sequence[Tensor],
+        fp8: bool,
+        activation: int = IDENTITY,
+    ) -> None:
+        """As `gemm_tile` with weights of 8 bits: tiles (`tile.tiles_of_codes`), and scales `[N]` in fp32.
+
+        fp8: the bytes of e4m3, none of them NaN; else int8, to each of which 128 is added.
+        """
+        m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
+        pointers = [_pointers(group) for group in (ws, scales, xs, ys)]
+        shape, square = tile_shape8(len(ws), n, k, m), activation == RELU_SQUARE
+        self._call("rwkv_gemm_tile8", *pointers, len(ws), m, n, k, int(fp8), int(square), byref(shape))
 
     def gemm_sparse(self, h: Tensor, w: Tensor, partials: Tensor, prefetch: Tensor | None = None) -> Tensor:
         """h `[M, K]` times w `[K, N]` without the weights of hidden units that are zero in all rows.
@@ -262,14 +250,19 @@ class Kernels:
         self._call("rwkv_record_drawn", ids.data_ptr(), slots.data_ptr(), len(ids), records.data_ptr())
 
     def wkv_decode(
-        self, inputs: TimeMixInput, slots: Tensor, fp32: bool, counted: Tensor | None = None
+        self,
+        inputs: TimeMixInput,
+        slots: Tensor,
+        fp32: bool,
+        counted: Tensor | None = None,
+        readout: ReadoutInput | None = None,
     ) -> None:
         """The time mix of one token of each of `slots` `[rows]`, or of the first `counted` `[1]` of them.
 
-        fp32: how states are stored, else fp16.
+        fp32: how states are stored, else fp16. readout: by what the output of some rows is scaled.
         """
-        counter = pointer(counted)
-        self._call("rwkv_wkv_decode", byref(inputs), len(slots), counter, slots.data_ptr(), int(fp32))
+        rows = (len(slots), pointer(counted), slots.data_ptr())
+        self._call("rwkv_wkv_decode", byref(inputs), *rows, int(fp32), readout and byref(readout))
 
     def wkv_flush(
         self, slots: int, counted: int | None, most: int, records: Tensor, states: Tensor, deferred: Tensor
@@ -283,10 +276,20 @@ class Kernels:
         heads = states.shape[1] * states.shape[2]
         self._call("rwkv_wkv_flush", slots, counted, most, records.data_ptr(), *stored, heads)
 
-    def wkv_prefill(self, inputs: TimeMixInput, rows: ChunkedRows, scratch: Tensor, fp32: bool) -> None:
-        """The time mix of packed rows of two tokens and more. scratch: `chunk_bytes` a chunk and head."""
+    def wkv_prefill(
+        self,
+        inputs: TimeMixInput,
+        rows: ChunkedRows,
+        scratch: Tensor,
+        fp32: bool,
+        readout: ReadoutInput | None = None,
+    ) -> None:
+        """The time mix of packed rows of two tokens and more. scratch: `chunk_bytes` a chunk and head.
+
+        readout: as of `wkv_decode`.
+        """
         counts = (rows.chunks, rows.rows, scratch.data_ptr(), int(fp32))
-        self._call("rwkv_wkv_prefill", byref(inputs), byref(rows.input), *counts)
+        self._call("rwkv_wkv_prefill", byref(inputs), byref(rows.input), *counts, readout and byref(readout))
 
     def wkv_sequence(self, inputs: TimeMixInput, tokens: int, rows: RowBounds) -> None:
         """The time mix of packed rows of any number of tokens, one after the other; states are fp32.
@@ -343,6 +346,10 @@ def launch(library: CDLL, kernel: str, *arguments: object) -> None:
 def pointer(tensor: Tensor | None) -> int | None:
     """The address of a tensor's first number; None stays None."""
     return None if tensor is None else tensor.data_ptr()
+
+
+def _pointers(tensors: Sequence[Tensor]) -> Array[c_void_p]:
+    return (c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
 
 
 def _norm_input(

@@ -6,15 +6,12 @@ python -m rwkv_batch.ops.cuda.build gfx942     for AMD GPUs; see hip/README.md
 """
 
 import ctypes
-import hashlib
 import logging
-import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -23,21 +20,18 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from rwkv_batch.ops.compiled import libraries
+from rwkv_batch.ops.compiled.libraries import BuildError
 from rwkv_batch.ops.cuda import abi
 from rwkv_batch.ops.hip import compiler as hip
 
 log = logging.getLogger(__name__)
 
-ROOT = Path(__file__).resolve().parents[3]
-SOURCES = ROOT / "cuda"
+SOURCES = libraries.ROOT / "cuda"
 PORTABLE = "portable-"
 # By the AMD GPU whose matrix layout a portable build has: RWKV_TILE of hip/tile.cuh.
 TILES = {"gfx942": 9, "gfx1100": 11, "gfx1201": 12}
 FLAGS = ("-std=c++17", "-O3", "--use_fast_math", "-Xcompiler", "-fPIC")
-
-
-class BuildError(Exception):
-    """The kernels cannot be built or used; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +48,8 @@ class Recipe:
 
     def digest(self) -> str:
         """Of all that the library depends on but the compiler."""
-        digest = hashlib.sha256()
-        for file in self.inputs:
-            digest.update(file.name.encode() + file.read_bytes())
-        for source in self.sources:
-            digest.update(" ".join([source.name, *self.flags(source)]).encode())
-        return digest.hexdigest()[:16]
+        words = (" ".join([source.name, *self.flags(source)]) for source in self.sources)
+        return libraries.digest(self.inputs, words)
 
 
 def recipe(arch: str) -> Recipe:
@@ -131,7 +121,13 @@ def nvcc() -> str | None:
 def load(arch: str) -> ctypes.CDLL:
     """The library for that architecture, built first if it is missing. Raises BuildError."""
     file = build(arch)
-    library = ctypes.CDLL(str(file))
+    try:
+        library = ctypes.CDLL(str(file))
+    except OSError as error:
+        raise BuildError(
+            f"The kernels in {file} cannot be loaded ({error}); delete that file and run make kernels to "
+            "rebuild them."
+        ) from error
     if different := abi.mismatch(library):
         raise BuildError(
             f"The CUDA kernels in {file} do not match rwkv_batch/ops/cuda/abi.py ({different}); delete that "
@@ -143,23 +139,13 @@ def load(arch: str) -> ctypes.CDLL:
 def build(arch: str) -> Path:
     """Compile the sources if there is no library for them yet; returns its path. Raises BuildError."""
     how = recipe(arch)
-    library = _home() / f"{how.name}-{how.digest()}" / "kernels.so"
-    if library.is_file():
-        return library
+    return libraries.library(how.name, how.digest(), lambda folder: _compile(folder, how))
+
+
+def _compile(folder: Path, how: Recipe) -> None:
     if how.compiler is None:
         raise BuildError(f"The kernels for {how.name} are not built and there is {how.missing}.")
-    library.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        _run_ninja(Path(folder), how, how.compiler)
-        os.replace(Path(folder) / "kernels.so", library)  # atomic: two processes may build at once
-    return library
-
-
-def _home() -> Path:
-    """Where libraries are kept: in the repository, or in the user's cache where that is read-only."""
-    if os.access(ROOT, os.W_OK):
-        return ROOT / "build" / "kernels"
-    return Path.home() / ".cache" / "rwkv-batch" / "kernels"
+    _run_ninja(folder, how, how.compiler)
 
 
 def _run_ninja(folder: Path, how: Recipe, compiler: list[str]) -> None:
@@ -204,6 +190,7 @@ def _ninja_path(path: Path) -> str:
 
 
 def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     archs = sys.argv[1:] or sorted({architecture(i) for i in range(torch.cuda.device_count())})
     if not archs:
         sys.exit(

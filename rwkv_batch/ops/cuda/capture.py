@@ -1,11 +1,15 @@
 """Capturing launches into a CUDA graph, and timing them."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import torch
+
+_capturing = Lock()  # one at a time, as while a model is loaded beside others
 
 
 def capture(run: Callable[[], object], pool: Any = None) -> torch.cuda.CUDAGraph:
@@ -20,18 +24,31 @@ def capture(run: Callable[[], object], pool: Any = None) -> torch.cuda.CUDAGraph
     stream.wait_stream(current)
     with torch.cuda.stream(stream):
         run()
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-    graph, collects_garbage = torch.cuda.CUDAGraph(), gc.isenabled()
-    gc.disable()  # to free another graph that has become garbage would break the capture
-    try:
-        # Other threads may go on allocating and copying meanwhile.
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+    current.wait_stream(stream)
+    current.synchronize()  # what other threads have queued goes on
+    graph = torch.cuda.CUDAGraph()
+    # Not by torch.cuda.graph, which gives back what the allocators keep: steps go on behind this. Other
+    # threads may go on allocating and copying meanwhile.
+    with _without_collection(), torch.cuda.stream(stream):
+        graph.capture_begin(pool, "thread_local")
+        try:
             run()
-    finally:
-        if collects_garbage:
-            gc.enable()
+        finally:
+            graph.capture_end()
     return graph
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """To free another graph that has become garbage would break a capture. One thread at a time."""
+    with _capturing:
+        collects_garbage = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if collects_garbage:
+                gc.enable()
 
 
 def gpu_seconds(run: Callable[[], object], count: int = 1) -> float:

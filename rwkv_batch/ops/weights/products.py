@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from rwkv_batch.ops.cpu.binding import CpuKernels
+from rwkv_batch.ops.cpu.products import int8_linear
 from rwkv_batch.ops.linear import Linear, prepare
 from rwkv_batch.ops.weights.channels import Int8Weight
 from rwkv_batch.ops.weights.halves import HalfWeight
@@ -22,13 +24,19 @@ ALIGNED = 16  # numbers, so that all rows begin where vectors do
 INT8_INPUTS, INT8_ALIGNED = 32, 16  # a multiple of numbers, and of bytes where a matrix begins
 
 
-def product_with(weight: Weight, bias: Tensor | None = None, *, invariant: bool = False) -> Linear:
-    """How a CPU multiplies with a matrix of any format. bias: `[outputs]`. invariant: as for `prepare`."""
+def product_with(
+    weight: Weight, bias: Tensor | None = None, *, invariant: bool = False, kernels: CpuKernels | None = None
+) -> Linear:
+    """How a CPU multiplies with a matrix of any format. bias: `[outputs]`.
+
+    invariant and kernels: as for `prepare`.
+    """
     if isinstance(weight, HalfWeight):
         matrix = weight.dequantize()
-        return prepare(matrix, bias, device="cpu", dtype=torch.float32, invariant=invariant)
+        return prepare(matrix, bias, device="cpu", dtype=torch.float32, invariant=invariant, kernels=kernels)
     if isinstance(weight, Int8Weight):
-        return int8_product(weight.parts["values"], weight.parts["scales"], bias)
+        values, scales = weight.parts["values"], weight.parts["scales"]
+        return int8_linear(kernels, values, scales, bias) if kernels else int8_product(values, scales, bias)
     return partial(_by_blocks, weight=weight, bias=bias)
 
 

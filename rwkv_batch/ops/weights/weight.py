@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 NUMBERS_AT_ONCE = 1 << 17  # of a matrix that is packed or read, in fp32
+ON_GPU_AT_ONCE = 1 << 26  # of one on a GPU, where each launch takes longer than so few numbers
 
 
 class PartLayout(NamedTuple):
@@ -48,7 +49,7 @@ class Weight(ABC):
             name: torch.empty(size, dtype=dtype)
             for name, (dtype, size) in cls.layout(outputs, inputs).items()
         }
-        for rows in blocks(outputs, inputs):
+        for rows in blocks(outputs, inputs, ON_GPU_AT_ONCE if matrix.is_cuda else NUMBERS_AT_ONCE):
             for name, part in cls.pack_rows(matrix[rows].float()).items():
                 parts[name][rows] = part
         return cls((outputs, inputs), parts)
@@ -91,9 +92,9 @@ class Weight(ABC):
 Matrix = Tensor | Weight  # of a model: either has `shape` and `to(device, dtype)`
 
 
-def blocks(outputs: int, inputs: int) -> Iterator[slice]:
-    """Rows that are packed or read at once, until all have been."""
-    at_once = max(1, NUMBERS_AT_ONCE // max(inputs, 1))
+def blocks(outputs: int, inputs: int, numbers: int = NUMBERS_AT_ONCE) -> Iterator[slice]:
+    """Rows that are packed or read at once, of so many numbers, until all have been."""
+    at_once = max(1, numbers // max(inputs, 1))
     return (slice(start, min(start + at_once, outputs)) for start in range(0, outputs, at_once))
 
 

@@ -1,4 +1,7 @@
-"""The models that are served, as the token log knows them: the one that is loaded, and that with adapters."""
+"""The models that are served, as the token log knows them: the one that is loaded, and that with adapters.
+
+A start state that scales what is read out of states counts as such an adapter.
+"""
 
 from dataclasses import dataclass
 
@@ -20,7 +23,7 @@ class Model:
 class AdaptedModels:
     """A turn that an adapter has made is one of another model, whose fingerprint names both.
 
-    No turn follows one of another adapter, but for start states, which no adapter has made.
+    No turn follows one of another adapter, but for start states that no adapter has made.
     """
 
     def __init__(self, store: Store, fingerprint: str, vocabulary: int) -> None:
@@ -40,6 +43,12 @@ class AdaptedModels:
         if head.model in self._digests:
             return self._digests[head.model]
         return self._store.model(head.model)[0].partition(WITH)[2]
+
+    def is_of_this_model(self, head: Head) -> bool:
+        """Whether what is loaded has made a turn, perhaps with an adapter. Raises StoreError."""
+        return head.model in self._digests or (
+            self._store.model(head.model)[0].partition(WITH)[0] == self.plain.fingerprint
+        )
 
     def serves(self, model: int) -> bool:
         """Whether turns of that model were made by what is loaded, so that they may be fed to it again."""

@@ -14,6 +14,7 @@ from rwkv_batch.ops.cuda.abi import (
     ADAPTER_TILE,
     AdapterInput,
     AdapterPart,
+    ReadoutInput,
 )
 from rwkv_batch.ops.cuda.binding import Addend, Kernels
 from rwkv_batch.ops.cuda.buffers import Buffers
@@ -70,15 +71,22 @@ class AdapterSlots:
         numbers = slot_numbers(layers, width, hidden, most_rank)
         self._weights = torch.empty(slots, numbers, device=device, dtype=torch.float16)
         self._tables = torch.zeros(slots, layers, len(TARGETS), ENTRY, device=device, dtype=torch.int32)
-        count = most_tiles(slots, most_tokens)
-        self._tiles = torch.full((count, TILE_NUMBERS), NONE, device=device, dtype=torch.int32)
-        self._uploads = Uploads(self._tiles.numel())
+        self._offsets = torch.zeros(slots, layers, width, device=device, dtype=torch.float16)
+        # What is uploaded for a step: its tiles, and the slot of each of its rows.
+        self._tile_numbers = most_tiles(slots, most_tokens) * TILE_NUMBERS
+        numbers = self._tile_numbers + most_tokens
+        self._step = torch.full((numbers,), NONE, device=device, dtype=torch.int32)
+        self._uploads = Uploads(numbers)
         self._placed: bytes | None = None  # slots of the rows that the tiles are of
 
     def load(self, slot: int, adapter: LowRankAdapter) -> None:
         """Queue the copy of an adapter, whose tensors are pinned, into a slot."""
         self._weights[slot, : len(adapter.numbers)].copy_(adapter.numbers, non_blocking=True)
         self._tables[slot].copy_(adapter.table, non_blocking=True)
+        if adapter.offsets is None:
+            self._offsets[slot].zero_()
+        else:
+            self._offsets[slot].copy_(adapter.offsets, non_blocking=True)
 
     def place(self, slots: np.ndarray) -> None:
         """The next steps are over rows whose adapters are in these slots `[rows]` int32, NONE: none.
@@ -88,9 +96,11 @@ class AdapterSlots:
         placed = slots.tobytes()
         if placed == self._placed:  # as in nearly every decode step
             return
+        tiles, rows = np.split(self._uploads.buffer(), [self._tile_numbers])
         # All of them: those of rows that there were before may not stay.
-        fill_tiles(self._uploads.buffer().reshape(-1, TILE_NUMBERS), slots)
-        self._uploads.send(self._tiles)
+        fill_tiles(tiles.reshape(-1, TILE_NUMBERS), slots)
+        rows[: len(slots)] = slots
+        self._uploads.send(self._step)
         self._placed = placed
 
     def input(self) -> AdapterInput:
@@ -98,10 +108,16 @@ class AdapterSlots:
         return AdapterInput(
             weights=self._weights.data_ptr(),
             slot_stride=self._weights.stride(0),
-            tiles=self._tiles.data_ptr(),
+            tiles=self._step.data_ptr(),
             entry_stride=self._tables.stride(0) // ENTRY,
             most_rank=self.most_rank,
         )
+
+    def readout(self, layer: int) -> ReadoutInput:
+        """By what the step's rows are scaled in a layer."""
+        offsets = self._offsets[:, layer]
+        slot_of = self._step[self._tile_numbers :]
+        return ReadoutInput(offsets.data_ptr(), offsets.stride(0), slot_of.data_ptr())
 
     def entry(self, layer: int, target: int) -> int:
         """The address of a matrix's entry in slot 0."""
@@ -140,6 +156,10 @@ class StepAdapters:
             )
         slots.kernels.adapter_shrink(self._input, self._parts, self._tiles(slots), prefetch)
 
+    def readout(self, layer: int) -> ReadoutInput | None:
+        """By what is scaled what the rows read out of their states."""
+        return self._slots.readout(layer) if self._slots else None
+
     def expand(self, ys: Sequence[Tensor], output: int = ADAPTER_ADD) -> None:
         """Add B A x to what the GEMMs have made: `[T, outputs]` each."""
         slots = self._slots
@@ -168,6 +188,7 @@ def adapter_bytes(sizes: tuple[int, int, int], slots: int, most_rank: int, steps
     """
     if not slots:
         return 0
-    numbers = slots * slot_numbers(*sizes, most_rank) * torch.float16.itemsize
-    tiles = most_tiles(slots, max(steps)) * TILE_NUMBERS * torch.int32.itemsize
-    return numbers + tiles + sum(ADAPTER_PARTS * _sums_bytes(slots, most_rank, tokens) for tokens in steps)
+    layers, width, _ = sizes
+    numbers = slots * (slot_numbers(*sizes, most_rank) + layers * width) * torch.float16.itemsize
+    uploaded = (most_tiles(slots, max(steps)) * TILE_NUMBERS + max(steps)) * torch.int32.itemsize
+    return numbers + uploaded + sum(ADAPTER_PARTS * _sums_bytes(slots, most_rank, tokens) for tokens in steps)

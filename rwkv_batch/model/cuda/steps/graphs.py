@@ -1,11 +1,13 @@
 """CUDA graphs of decode and prefill steps, each for a ladder of sizes.
 
+A graph is the launches of a step without the time that Python takes for them; the results are the same.
 Tokens, slots and rows are inputs: sequences come and go without a new capture. A negative token stands for
 what the sequence drew last, which the host need not know yet.
 """
 
 import logging
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Generic, TypeVar
@@ -33,8 +35,13 @@ Outputs = TypeVar("Outputs")
 
 
 def decode_sizes(most: int) -> list[int]:
-    """Batch sizes that have a decode graph: from some dozens on, rows of padding cost as much as others."""
-    sizes = [1, 2, 4, 8, 16, 24, 32, 48, *range(64, 128, 32), *range(128, most, 64)]
+    """Batch sizes that have a decode graph.
+
+    From some dozens on, rows of padding cost a GEMM as much as others, which has tiles of 64 rows and more;
+    no state is read for them. From 2048 on they are an eighth of the rows at most.
+    """
+    sizes = [1, 2, 4, 8, 16, 24, 32, 48, *range(64, 128, 32), *range(128, 1024, 64)]
+    sizes += [*range(1024, 2048, 128), *range(2048, most, 256)]
     return [*(size for size in sizes if size < most), most]
 
 
@@ -49,60 +56,92 @@ def graph_bytes(layers: int, most: int, more: int = 0) -> int:
 
 
 class GraphLadder(Generic[Inputs, Outputs]):
-    """A graph for each of some sizes, captured when it is first needed, or all of them by `capture_all`."""
+    """A graph for each of some sizes, captured when it is first needed, or by `capture`.
+
+    After `capture_later` a size that has none runs without a graph, by the same launches.
+    """
 
     def __init__(
         self,
         kind: str,
         sizes: list[int],
         padding: Callable[[int], Inputs],
-        tune: Callable[[int], object],
         step: Callable[[Inputs, dict[str, Tensor]], Outputs],
         arena: dict[str, Tensor],
     ) -> None:
         """sizes: ascending. padding(size): new inputs, which are all padding.
 
-        `tune` chooses the GEMMs of a size, which is not possible during a capture. `step` launches a step
-        over the inputs; what it allocates lies in its second argument, the arena that all sizes share, and
-        ladders of the same sizes too.
+        `step` launches a step over the inputs; what it allocates lies in its second argument, the arena that
+        all sizes share, and ladders of the same sizes too.
         """
-        self._kind, self._sizes = kind, sizes
-        self._padding, self._tune, self._step = padding, tune, step
+        self._kind, self.sizes, self._late = kind, sizes, False
+        self._padding, self._step = padding, step
         self._arena, self._fits_largest = arena, False
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Inputs, Outputs]] = {}
+        self.runs: Counter[int] = Counter()  # by size
 
     def size(self, count: int) -> int:
-        """Of the smallest graph that holds so many."""
-        return self._sizes[bisect_left(self._sizes, count)]
+        """The smallest that holds so many."""
+        return self.sizes[bisect_left(self.sizes, count)]
 
-    def graph(self, count: int) -> tuple[torch.cuda.CUDAGraph, Inputs, Outputs]:
-        """The smallest graph that holds so many."""
+    def take(self, count: int) -> tuple[Inputs, Callable[[], Outputs]]:
+        """Inputs of the smallest size that holds so many, to be filled, and what queues a step over them."""
         size = self.size(count)
+        self.runs[size] += 1
+        if size not in self._graphs and self._late:
+            inputs = self._padding(size)
+            return inputs, partial(self._step, inputs, self._arena)
         if size not in self._graphs:
-            self._tune(size)
-            self._graphs[size] = self._capture(size)
-        return self._graphs[size]
+            self.capture(size)
+        graph, inputs, outputs = self._graphs[size]
+
+        def replay() -> Outputs:
+            graph.replay()
+            return outputs
+
+        return inputs, replay
+
+    @property
+    def missing(self) -> list[int]:
+        """Sizes that have no graph."""
+        return [size for size in self.sizes if size not in self._graphs]
+
+    def prepare(self) -> None:
+        """Run the largest size, so that the arena has room for all of them and never moves."""
+        if not self._fits_largest:
+            self._step(self._padding(self.sizes[-1]), self._arena)
+            self._fits_largest = True
+
+    def capture(self, size: int) -> None:
+        """A graph for that size."""
+        self.prepare()
+        inputs, outputs = self._padding(size), list[Outputs]()
+        graph = capture(lambda: outputs.append(self._step(inputs, self._arena)), self._pool)
+        self._graphs[size] = graph, inputs, outputs[-1]
+
+    def forget(self, size: int) -> None:
+        """Its graph is another one from now on, as its launches are."""
+        if size in self._graphs:
+            torch.cuda.current_stream().synchronize()  # it may be running
+            del self._graphs[size]
+
+    def capture_later(self) -> None:
+        """Leave it to the caller when a size gets its graph."""
+        self._late = True
+        self.prepare()
 
     def capture_all(self, progress: bool) -> None:
         """With a progress bar; logs what the graphs cost."""
         free = torch.cuda.mem_get_info()[0]
         sizes = tqdm(
-            self._sizes[::-1], desc=f"capturing {self._kind} graphs", unit="graph", disable=not progress
+            self.missing[::-1], desc=f"capturing {self._kind} graphs", unit="graph", disable=not progress
         )
         for size in sizes:
-            self.graph(size)
+            self.capture(size)
         used = (free - torch.cuda.mem_get_info()[0]) / 2**20
-        count, most = len(self._sizes), self._sizes[-1]
+        count, most = len(self.sizes), self.sizes[-1]
         log.info("%d %s graphs up to size %d take %.0f MiB of GPU memory", count, self._kind, most, used)
-
-    def _capture(self, size: int) -> tuple[torch.cuda.CUDAGraph, Inputs, Outputs]:
-        if not self._fits_largest:  # first, so that no graph's buffers ever move
-            self._step(self._padding(self._sizes[-1]), self._arena)
-            self._fits_largest = True
-        inputs, outputs = self._padding(size), list[Outputs]()
-        graph = capture(lambda: outputs.append(self._step(inputs, self._arena)), self._pool)
-        return graph, inputs, outputs[-1]
 
 
 class DecodeGraphs(GraphLadder[Tensor, Tensor]):
@@ -112,15 +151,12 @@ class DecodeGraphs(GraphLadder[Tensor, Tensor]):
         self,
         most: int,
         device: torch.device,
-        tune: Callable[[int], object],
         step: Callable[[Tensor, dict[str, Tensor]], Tensor],
         arena: dict[str, Tensor],
     ) -> None:
         """step: logits `[size, rows of the head]` of tokens and slots `[2, size]` int32, changed in place."""
         padding = torch.tensor([[0], [NO_SLOT]], device=device, dtype=torch.int32)
-        super().__init__(
-            "decode", decode_sizes(most), lambda size: padding.repeat(1, size), tune, step, arena
-        )
+        super().__init__("decode", decode_sizes(most), lambda size: padding.repeat(1, size), step, arena)
         self._uploads = Uploads(2 * most)
 
     def run(self, tokens: Sequence[int], slots: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -130,14 +166,13 @@ class DecodeGraphs(GraphLadder[Tensor, Tensor]):
         for those that had finished. The next run overwrites both.
         """
         rows = len(slots)
-        graph, inputs, logits = self.graph(rows)
+        inputs, queue = self.take(rows)
         size = inputs.shape[1]
         host = self._uploads.buffer()
         host[:rows], host[rows:size] = tokens, 0
         host[size : size + rows], host[size + rows : 2 * size] = slots, NO_SLOT
         self._uploads.send(inputs)
-        graph.replay()
-        return logits[:rows], inputs[1, :rows]
+        return queue()[:rows], inputs[1, :rows]
 
 
 Prefilled = tuple[Tensor, Addend]  # after the last layer: x [T, C], and what is still to be added to it
@@ -152,11 +187,10 @@ class PrefillGraphs(GraphLadder[StagedPlan, Prefilled]):
     def __init__(
         self,
         device: torch.device,
-        tune: Callable[[int], object],
         step: Callable[[StagedPlan, dict[str, Tensor]], Prefilled],
         arena: dict[str, Tensor],
     ) -> None:
-        super().__init__("prefill", PREFILL_SIZES, partial(StagedPlan, device=device), tune, step, arena)
+        super().__init__("prefill", PREFILL_SIZES, partial(StagedPlan, device=device), step, arena)
 
     @staticmethod
     def covers(plan: PrefillPlan) -> bool:
@@ -165,7 +199,6 @@ class PrefillGraphs(GraphLadder[StagedPlan, Prefilled]):
 
     def run(self, tokens: Tensor, plan: PrefillPlan) -> tuple[Prefilled, DeviceRows]:
         """Tokens in the plan's order, on the host. The next run overwrites what is returned."""
-        graph, inputs, outputs = self.graph(plan.tokens)
+        inputs, queue = self.take(plan.tokens)
         inputs.fill(tokens, plan)
-        graph.replay()
-        return outputs, inputs.rows
+        return queue(), inputs.rows

@@ -1,4 +1,4 @@
-"""A checkpoint packed for the CUDA kernels, in fp16.
+"""A checkpoint packed for the CUDA kernels, in fp16, or its large matrices in 8 bits.
 
 What is multiplied together lies side by side, and a low-rank function has one rank in all layers.
 """
@@ -10,17 +10,19 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.model.cuda.packed.coded import CodedMatrix, LargeMatrix, coded
 from rwkv_batch.model.description import (
     DeepEmbedTensors,
     LayerTensors,
     Norm,
     layer_tensors,
     low_rank_names,
+    matrix,
     norm_tensors,
     normed_embedding,
 )
 from rwkv_batch.ops.cuda.buffers import BufferShape
-from rwkv_batch.ops.weights.weight import Matrix
+from rwkv_batch.ops.weights.weight import Matrix, Weight
 
 RANK_MULTIPLE = 32  # the step of the GEMM kernels over K; the weights added are zero
 HEAD_MULTIPLE = 16  # rows of w that a warp of the GEMM kernel takes
@@ -42,7 +44,7 @@ class CudaLayer:
 
     norm1: Norm
     mixes: Tensor  # [6, C], in the order of MIXES
-    rkv: Tensor  # [3, C, C]
+    rkv: Tensor | tuple[CodedMatrix, ...]  # [3, C, C]
     low_in: dict[str, Tensor]  # [rank, C] each, by the names of LOW_RANKS; ranks are filled up with zeros
     low_out: dict[str, Tensor]  # [C, rank]
     offsets: dict[str, Tensor]  # of the low-rank functions; the gate has none
@@ -50,11 +52,13 @@ class CudaLayer:
     k_a: Tensor
     r_k: Tensor
     group_norm: Norm
-    output: Tensor  # [C, C]
+    output: LargeMatrix  # [C, C]
     norm2: Norm
     x_k: Tensor  # [1, C]; with a DeepEmbed [3, C], as it reads the token itself too: 0 mixes nothing in
-    key: Tensor  # [4 C, C]
-    value: Tensor  # [4 C, C]: one run of C weights for each hidden unit, so inactive units can be skipped
+    key: LargeMatrix  # [4 C, C]
+    # fp16: [4 C, C], one run of C weights for each hidden unit, so inactive units can be skipped. 8 bits:
+    # [C, 4 C]
+    value: LargeMatrix
     deep_embed: CudaDeepEmbed | None  # of RWKV-7a
 
 
@@ -65,7 +69,7 @@ class CudaWeights:
     embedding: Tensor  # [vocab, C], its layer norm applied
     layers: list[CudaLayer]
     norm_out: Norm
-    head: Tensor  # [vocab, C]; rows of zeros are added up to a multiple of HEAD_MULTIPLE
+    head: LargeMatrix  # [vocab, C]; rows of zeros are added up to a multiple
     vocab: int
 
     @property
@@ -88,11 +92,12 @@ def pack_weights(checkpoint: Checkpoint, device: torch.device) -> CudaWeights:
     # One layer at a time: an adapter is merged as a tensor is read.
     layers = (layer_tensors(tensors, checkpoint.packed, index) for index in range(checkpoint.layers))
     embedding = normed_embedding(tensors, device, torch.float16)
+    head = matrix(tensors, checkpoint.packed, "head")
     return CudaWeights(
         embedding,
         [_pack_layer(layer, ranks, embedding) for layer in layers],
         norm_tensors(tensors, "ln_out").to(device, torch.float16),
-        pack_head(tensors["head.weight"], device),
+        coded(head, device) if isinstance(head, Weight) else pack_head(head, device),
         checkpoint.vocab,
     )
 
@@ -106,13 +111,18 @@ def _pack_layer(layer: LayerTensors, ranks: dict[str, int], embedding: Tensor) -
     """ranks: to which the low-rank functions are filled up. embedding: of the model, on the GPU."""
     device = embedding.device
 
-    def half(tensor: Matrix) -> Tensor:
+    def half(tensor: Tensor) -> Tensor:
         return tensor.to(device, torch.float16)
+
+    def large(found: Matrix) -> LargeMatrix:
+        return coded(found, device) if isinstance(found, Weight) else half(found)
+
+    value = large(layer.ffn_value)
 
     return CudaLayer(
         norm1=layer.ln1.to(device, torch.float16),
         mixes=torch.stack([half(mix) for mix in layer.mixes.values()]),
-        rkv=torch.stack([half(matrix) for matrix in (layer.receptance, layer.key, layer.value)]),
+        rkv=_side_by_side([large(found) for found in (layer.receptance, layer.key, layer.value)]),
         low_in={n: padded(half(low.inner).T, 0, ranks[n]) for n, low in layer.low_rank.items()},
         low_out={n: padded(half(low.outer).T, 1, ranks[n]) for n, low in layer.low_rank.items()},
         offsets={n: half(low.offset) for n, low in layer.low_rank.items() if low.offset is not None},
@@ -120,13 +130,21 @@ def _pack_layer(layer: LayerTensors, ranks: dict[str, int], embedding: Tensor) -
         k_a=half(layer.k_a),
         r_k=half(layer.r_k).flatten(),
         group_norm=layer.ln_x.to(device, torch.float16),
-        output=half(layer.output),
+        output=large(layer.output),
         norm2=layer.ln2.to(device, torch.float16),
         x_k=_channel_mixes(half(layer.ffn_mix), layer.deep_embed is not None),
-        key=half(layer.ffn_key),
-        value=half(layer.ffn_value).T.contiguous(),
+        key=large(layer.ffn_key),
+        value=value.T.contiguous() if isinstance(value, Tensor) else value,
         deep_embed=None if layer.deep_embed is None else _pack_deep_embed(layer.deep_embed, embedding),
     )
+
+
+def _side_by_side(matrices: list[LargeMatrix]) -> Tensor | tuple[CodedMatrix, ...]:
+    """Of one format."""
+    tensors = [one for one in matrices if isinstance(one, Tensor)]
+    if tensors:
+        return torch.stack(tensors)
+    return tuple(one for one in matrices if isinstance(one, CodedMatrix))
 
 
 def _channel_mixes(x_k: Tensor, with_token: bool) -> Tensor:

@@ -3,12 +3,15 @@
 Each is the end of a turn of no tokens, whose past is not known, under a session that is hidden. So what
 begins in one has it as its past, and is brought back from there like any session. Its image is kept in
 memory, and stays in the database until nothing refers to the turn.
+
+A state may scale what rows read out of their states. Then its turn is one of an adapted model
+(`AdaptedModels`), and what follows is, too.
 """
 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -19,7 +22,6 @@ from rwkv_batch.state.entries import (
     HIDDEN,
     Done,
     Head,
-    Session,
     Start,
     StoreError,
     Turn,
@@ -28,31 +30,20 @@ from rwkv_batch.state.entries import (
 from rwkv_batch.state.jobs import JobThread
 from rwkv_batch.state.log.documents import Documents
 from rwkv_batch.state.log.sessions import Sessions
+from rwkv_batch.state.pool.adapted import AdaptedModels
 from rwkv_batch.state.pool.image_cache import ImageCache
 from rwkv_batch.state.pool.resume import Resumer
 from rwkv_batch.state.pool.session_files import StoreWithState
 from rwkv_batch.state.pool.token_log import TokenLog
 from rwkv_batch.state.slots import States
 from rwkv_batch.state.snapshot import PREFIX, SnapshotError, Transfer, parts, seal
+from rwkv_batch.state.starts.contents import Offsets, StartContents, StoredStart
 
 log = logging.getLogger(__name__)
 
 KEY = f"{HIDDEN}start:"  # and a name: of the session, and of the document with its description
+OFFSETS = f"{HIDDEN}offsets:"  # and a digest: of the document with the numbers
 ON_DEVICE = 4  # states that are kept on the device too, those used last
-
-
-@dataclass(frozen=True)
-class StoredStart:
-    """A start state. Two of one name and turn are the same."""
-
-    name: str
-    session: Session
-    image: Tensor  # a snapshot in host memory
-    description: bytes  # by whoever stored it
-
-    @property
-    def turn(self) -> int:
-        return self.session.head.turn
 
 
 class StartStates:
@@ -65,6 +56,7 @@ class StartStates:
         documents: Documents,
         images: ImageCache,
         resumer: Resumer,
+        adapted: AdaptedModels,
         states: States,
         transfer: Transfer,
         reader: JobThread,
@@ -72,10 +64,11 @@ class StartStates:
     ) -> None:
         """With those of this model that are stored. Raises StoreError."""
         self._sessions, self._log, self._documents, self._images = sessions, log, documents, images
-        self._resumer, self._reader = resumer, reader
+        self._resumer, self._adapted, self._reader = resumer, adapted, reader
         self._states, self._transfer = states, transfer
         self._store_with_state = store_with_state
         self._device: dict[int, Tensor] = {}  # by turn, the least recently used first
+        self._coming: list[str] = []  # digests of offsets whose states are being stored
         self._starts = {start.name: start for start in self._stored()}
 
     def names(self) -> list[str]:
@@ -104,29 +97,46 @@ class StartStates:
     def put(
         self,
         name: str,
-        read: Callable[[], tuple[Tensor, Tensor, bytes]],
+        read: Callable[[], StartContents],
         description: bytes,
         done: Callable[[Exception | None], None],
     ) -> None:
         """Store a start state in place of any older one of the name.
 
-        `read`, run on the reading thread: shift `[layers, 2, C]`, wkv `[layers, heads, value, key]` and a
-        digest of 16 bytes that follows from them. `done` gets what it raises: StoreError or SnapshotError.
+        `read` runs on the reading thread. `done` gets what it raises: StoreError or SnapshotError.
         """
 
-        def made(found: tuple[Tensor, bytes] | None, error: Exception | None) -> None:
+        def make() -> tuple[StartContents, Tensor, int | None]:
+            contents = read()
+            offsets = contents.offsets
+            return contents, self._image(contents), self._adapted.add(offsets.digest) if offsets else None
+
+        def made(found: tuple[StartContents, Tensor, int | None] | None, error: Exception | None) -> None:
             if found is None:
                 done(error)
                 return
-            image, digest = found
-            turn = replace(self._log.unknown_past(0), digest=digest)
-            self._documents.put(KEY + name, description, lambda error: None)
-            self._announce(name, turn, image, description, stored)
+            contents, image, model = found
+            turn = replace(self._log.unknown_past(0, model), digest=contents.digest)
+            announce = partial(self._announce, name, turn, image, description, contents.offsets, stored)
+            if contents.offsets is None:
+                announce()
+                return
+            digest = contents.offsets.digest
+            self._coming.append(digest)
+
+            def stored_offsets(error: str | None) -> None:  # which the turn may not be without
+                self._coming.remove(digest)
+                if error:
+                    stored(error)
+                else:
+                    announce()
+
+            self._documents.put(OFFSETS + digest, contents.offsets.data, stored_offsets)
 
         def stored(error: str | None) -> None:
             done(StoreError(error) if error else None)
 
-        self._reader.put(lambda: self._image(*read()), made)
+        self._reader.put(make, made)
 
     def describe(self, name: str, description: bytes, done: Done) -> None:
         """Give it another description."""
@@ -135,9 +145,10 @@ class StartStates:
 
     def remove(self, names: Sequence[str], done: Callable[[int, str | None], None]) -> None:
         """Forget the names; what has begun in these states goes on. `done` gets how many there were."""
-        found = [name for name in names if self._starts.pop(name, None)]
+        found = [name for name in names if name in self._starts]
         for name in found:
             self._documents.remove(KEY + name, lambda count, error: None)
+            self._forget_offsets(self._starts.pop(name))
         if found:
             keys = [KEY + name for name in found]
             self._log.delete(keys, lambda error: done(len(found), message(error)))
@@ -148,52 +159,90 @@ class StartStates:
         """The database is a new one."""
         for start in self._starts.values():
             head = start.session.head
-            turn = replace(self._log.unknown_past(0), id=head.turn, digest=head.digest)
-            self._documents.put(KEY + start.name, start.description, lambda error: None)
-            self._announce(start.name, turn, start.image, start.description, lambda error: None)
+            model, offsets = None, start.offsets
+            if offsets:
+                model = self._adapted.add(offsets.digest)
+                self._documents.put(OFFSETS + offsets.digest, offsets.data, lambda error: None)
+            turn = replace(self._log.unknown_past(0, model), id=head.turn, digest=head.digest)
+            self._announce(start.name, turn, start.image, start.description, offsets, lambda error: None)
 
-    def _announce(self, name: str, turn: Turn, image: Tensor, description: bytes, done: Done) -> None:
+    def _announce(
+        self,
+        name: str,
+        turn: Turn,
+        image: Tensor,
+        description: bytes,
+        offsets: Offsets | None,
+        done: Done,
+    ) -> None:
+        self._documents.put(KEY + name, description, lambda error: None)
         session = self._log.announce(KEY + name, [turn], imaged=0)
         self._images.keep(turn.id, image)
         before = self._starts.get(name)
-        self._starts[name] = start = StoredStart(name, session, image, description)
+        self._starts[name] = start = StoredStart(name, session, image, description, offsets)
 
         def stored(error: str | None) -> None:
             if error and self._starts.get(name) is start:
                 del self._starts[name]
                 if before:
                     self._starts[name] = before
+            elif not error and before:
+                self._forget_offsets(before)
             done(error)
 
         self._store_with_state(session, [turn], session.head, stored, image)
 
-    def _image(self, shift: Tensor, wkv: Tensor, digest: bytes) -> tuple[Tensor, bytes]:
+    def _forget_offsets(self, start: StoredStart) -> None:
+        """Of one that is gone, if no other has the same."""
+        used = [other.offsets.digest for other in self._starts.values() if other.offsets]
+        if start.offsets and start.offsets.digest not in used + self._coming:
+            self._documents.remove(OFFSETS + start.offsets.digest, lambda count, error: None)
+
+    def _image(self, contents: StartContents) -> Tensor:
         """A snapshot. Raises SnapshotError."""
         layout = self._transfer.layout
         image = torch.empty(layout.size, dtype=torch.uint8, pin_memory=self._transfer.pinned)
-        for source, target in zip((shift, wkv), parts(image, layout), strict=True):
+        for source, target in zip((contents.shift, contents.wkv), parts(image, layout), strict=True):
             target.copy_(source.flatten())
             if not target.isfinite().all():
                 kind = str(target.dtype).removeprefix("torch.")
                 raise SnapshotError(f"The state holds numbers that {kind} cannot; use --wkv fp32.")
-        seal(image, layout, 0, time.time(), digest)
-        return image, digest
+        seal(image, layout, 0, time.time(), contents.digest)
+        return image
 
     def _stored(self) -> list[StoredStart]:
         found = []
         for key in self._sessions.keys(KEY):
             session = self._sessions.find(key)
-            if session is None or session.head.model != self._resumer.model.id:
+            if session is None:
                 continue
             try:
+                if not self._adapted.is_of_this_model(session.head):
+                    continue
+                offsets = self._offsets(session.head)
                 image = self._read(session.head)
                 description = self._documents.read(key) or b""
             except (StoreError, SnapshotError) as error:
                 log.error("The start state %s is lost: %s", key.removeprefix(KEY), error)
                 continue
             self._images.keep(session.head.turn, image)
-            found.append(StoredStart(key.removeprefix(KEY), session, image, description))
+            found.append(StoredStart(key.removeprefix(KEY), session, image, description, offsets))
         return found
+
+    def _offsets(self, head: Head) -> Offsets | None:
+        """Raises StoreError."""
+        digest = self._adapted.digest(head)
+        if not digest:
+            return None
+        data = self._documents.read(OFFSETS + digest)
+        if data is None:
+            raise StoreError("its time_offset is missing")
+        _, layers, _, width = self._states.shift.shape
+        offsets = Offsets(torch.frombuffer(bytearray(data), dtype=torch.float32).view(layers, width))
+        if offsets.digest != digest:
+            raise StoreError("its time_offset is damaged")
+        self._adapted.add(digest)
+        return offsets
 
     def _read(self, head: Head) -> Tensor:
         """Raises StoreError, SnapshotError."""

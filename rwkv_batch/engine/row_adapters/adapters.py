@@ -1,64 +1,48 @@
-"""Adapters of requests: which are loaded, which host memory holds, and which have a slot on the device.
+"""Adapters of rows: which are loaded, which host memory holds, and which have a slot on the device.
 
 An adapter is read on a thread of its own and stays in host memory, those used last up to a limit; the others
 are read from their files again when a row needs them. A row waits until its adapter has a slot on the device
 (`Adapters.has_slot` is what the scheduler asks). A slot that running rows need is never given to another
 adapter; of the others that whose adapter has been used least recently is.
+
+A start state that scales what rows read out of their states is an adapter of the rows that begin in it.
 """
 
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from rwkv_batch.config import EngineConfig
+from rwkv_batch.engine.row_adapters.kinds import (
+    AdapterRefused,
+    LoadedAdapter,
+    WeightedAdapter,
+)
 from rwkv_batch.engine.scheduling.scheduler import Scheduler
-from rwkv_batch.engine.scheduling.sequence import Outbox, RequestKey, RowAdapter, Sequence
+from rwkv_batch.engine.scheduling.sequence import Outbox, RequestKey, Sequence
 from rwkv_batch.model.adapters import reader
 from rwkv_batch.model.adapters.low_rank import low_rank
 from rwkv_batch.model.adapters.parts import Scaling
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.files import CheckpointError
-from rwkv_batch.ops.low_rank import LowRankAdapter
+from rwkv_batch.ops.low_rank import LowRankAdapter, readout_adapter
 from rwkv_batch.runner.protocol import NO_ADAPTER, Runner
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.jobs import JobThread
+from rwkv_batch.state.starts.contents import Offsets, StoredStart
 from rwkv_batch.wire.protocol import AdapterInfo, Failed, GenerateRequest
 from state_pool import StatePool
 
 T = TypeVar("T")
 
 
+Loaded = Callable[[LoadedAdapter | None, Exception | None], None]
+
+
 class AdapterMissing(ValueError):
     """There is no adapter of the name, or it is not what it was; one sentence."""
-
-
-class AdapterRefused(Exception):
-    """An adapter that cannot be loaded. `reason`: as of wire.protocol.Rejected."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-@dataclass(eq=False, kw_only=True)
-class LoadedAdapter(RowAdapter):
-    """An adapter that requests may name, or that rows still run with."""
-
-    path: Path
-    scaling: Scaling | None
-    rank: int
-    weights: LowRankAdapter | None  # None: host memory had no room for it; it is read again when it is needed
-    created: float = field(default_factory=time.time)  # seconds since 1970
-
-    @property
-    def info(self) -> AdapterInfo:
-        return AdapterInfo(self.name, self.digest, self.rank, self.created, str(self.path))
-
-
-Loaded = Callable[[LoadedAdapter | None, Exception | None], None]
 
 
 class Adapters:
@@ -87,7 +71,10 @@ class Adapters:
             OrderedDict()
         )  # in host memory, least recently used first
         # Whose adapter each slot has, the least recently used first.
-        self._slots: OrderedDict[int, LoadedAdapter | None] = OrderedDict.fromkeys(range(config.max_adapters))
+        self._slots: OrderedDict[int, WeightedAdapter | None] = OrderedDict.fromkeys(
+            range(config.max_adapters)
+        )
+        self._of_starts: WeakValueDictionary[str, WeightedAdapter] = WeakValueDictionary()  # by digest
         self._numbers: dict[str, int] = {}  # by digest
         self._callbacks: deque[Callable[[], None]] = deque()
         self._thread: JobThread | None = None  # from the first adapter on
@@ -109,6 +96,24 @@ class Adapters:
         if request.adapter_digest not in ("", found.digest):
             raise AdapterMissing(f"The adapter {found.name} is not what it was when this request began.")
         return found
+
+    def for_rows(self, request: GenerateRequest, rows: Iterable[Sequence]) -> None:
+        """Give the rows of a request their adapters. Raises AdapterMissing, ValueError."""
+        named = self.find(request)
+        for seq in rows:
+            start = self._pool.starts.find(seq.start_state)
+            if start and start.offsets:
+                seq.adapter = self._of_start(start, start.offsets, named)
+            else:
+                seq.adapter = named
+
+    def no_offsets(self) -> str | None:
+        """Why start states may not scale what rows read out of their states; None: they may."""
+        if self._checkpoint.family == "rwkv6":
+            return "which only RWKV-7 can run; give a state without it"
+        if not self._slots:
+            return "which takes the place of an adapter; start the server with --max-adapters 1 or more"
+        return None
 
     def infos(self, name: str | None) -> list[AdapterInfo]:
         """All that are loaded, or that of the name."""
@@ -174,7 +179,7 @@ class Adapters:
     def has_slot(self, seq: Sequence) -> bool:
         """Whether the sequence's adapter is on the device, brought there if no running row needs a slot."""
         adapter = seq.adapter
-        if not isinstance(adapter, LoadedAdapter):
+        if not isinstance(adapter, WeightedAdapter):
             return True
         if adapter.slot is None and not self._give_slot(adapter):
             return False
@@ -199,8 +204,32 @@ class Adapters:
         if self._thread:
             self._thread.close()
 
-    def _give_slot(self, adapter: LoadedAdapter) -> bool:
+    def _of_start(self, start: StoredStart, offsets: Offsets, named: LoadedAdapter | None) -> WeightedAdapter:
+        """What a start state changes at every token. Raises ValueError."""
+        if named:
+            raise ValueError(
+                f"The start state {start.name} has a time_offset, beside which no adapter of a request can "
+                "run; merge the adapter into the model with --adapter."
+            )
+        if reason := self.no_offsets():
+            raise ValueError(f"The start state {start.name} has a time_offset, {reason}.")
+        digest, model = offsets.digest, start.session.head.model
+        found = self._of_starts.get(digest)
+        if found is None or found.model != model:
+            on_gpu = self._runner.device.type == "cuda"
+            found = WeightedAdapter(
+                name=start.name,
+                digest=digest,
+                number=self._numbers.setdefault(digest, len(self._numbers)),
+                model=model,
+                weights=readout_adapter(digest, offsets.numbers, self._runner.dtype, on_gpu),
+            )
+            self._of_starts[digest] = found
+        return found
+
+    def _give_slot(self, adapter: WeightedAdapter) -> bool:
         if adapter.weights is None:
+            assert isinstance(adapter, LoadedAdapter)
             self._read_again(adapter)
             return False
         used = {seq.adapter for seq in self._scheduler.running.values()}
@@ -211,7 +240,7 @@ class Adapters:
             owner.slot = None
         self._runner.load_adapter(free, adapter.weights)
         self._slots[free], adapter.slot = adapter, free
-        if adapter in self._held:
+        if isinstance(adapter, LoadedAdapter) and adapter in self._held:
             self._held.move_to_end(adapter)
         return True
 

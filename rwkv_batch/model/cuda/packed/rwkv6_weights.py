@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.model.checkpoint import Checkpoint
-from rwkv_batch.model.cuda.weights import RANK_MULTIPLE, pack_head, padded, round_up
+from rwkv_batch.model.cuda.packed.weights import RANK_MULTIPLE, pack_head, padded, round_up
 from rwkv_batch.model.description import Norm, norm_tensors, normed_embedding
 from rwkv_batch.model.rwkv6_description import Rwkv6LayerTensors, rwkv6_layer_tensors
 from rwkv_batch.ops.cuda.buffers import BufferShape

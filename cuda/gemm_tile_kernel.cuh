@@ -1,0 +1,352 @@
+// The kernel of gemm_tile.cu and gemm_tile8.cu, by how w lies in memory, and its launcher. The first says
+// what it does.
+#pragma once
+#include "common.cuh"
+#include "gemm_tile.cuh"
+#include "hopper.cuh"
+#include "tensor_map.cuh"
+
+constexpr int STRIP_BYTES = TILE_K * 2;
+constexpr int TILE_CODES = TILE_W_ROWS * TILE_K;  // bytes of a tile of codes
+constexpr int GROUP_THREADS = 128;
+constexpr int MAX_GROUPS = 2;
+constexpr int PRODUCER_WARPS = 2;
+constexpr int MAX_PARTS = 3;
+constexpr int MAX_SPLIT_K = 8;  // blocks of a cluster
+
+// By rows of x: strips of k in a stage (a barrier takes as long as the products of a few rows), and blocks of
+// a multiprocessor at least.
+__host__ __device__ constexpr int strips_for(int rows) { return rows <= 32 ? 2 : 1; }
+__host__ __device__ constexpr int least_blocks(int rows, bool codes) {
+    return rows > (codes ? 96 : 128) ? 1 : 2;
+}
+
+struct TileGemms {
+    CUtensorMap w[MAX_PARTS], x[MAX_PARTS];
+    __half* y[MAX_PARTS];
+    int m, n;
+    int steps, each;          // stages that hold all of K; of one part
+    int groups;               // warpgroups that multiply
+    int split_k, split_bits;  // parts of K, a power of two
+    int w_stages, x_stages;
+    int square;
+    // Of weights of 8 bits, in place of the map of w.
+    const uint8_t* codes[MAX_PARTS];
+    const float* scales[MAX_PARTS];
+    int strips;  // of a row of tiles
+};
+
+// How w lies in memory. BYTES: of a number. CODES: tiles of 64 x 64 codes (gemm_tile8.cu), which go through
+// registers, where `halves` makes pairs of fp16 of two of a word's bytes, the low or the high ones.
+struct HalfRows {
+    static constexpr int BYTES = 2;
+    static constexpr bool TRANSPOSED = false, CODES = false;
+};
+struct HalfColumns {
+    static constexpr int BYTES = 2;
+    static constexpr bool TRANSPOSED = true, CODES = false;
+};
+
+template <int TN, typename W>
+__global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP, least_blocks(TN, W::CODES))
+    gemm_tile_kernel(const __grid_constant__ TileGemms p) {
+#if HOPPER
+    using namespace hopper;
+    constexpr bool TRANSPOSED = W::TRANSPOSED;
+    constexpr int STRIPS = strips_for(TN), X_BYTES = STRIPS * TN * STRIP_BYTES;
+    constexpr int CHUNKS = TN / 8;  // eight rows of x each: four numbers of a thread
+    extern __shared__ __align__(1024) uint8_t raw[];
+    const int w_bytes = STRIPS * p.groups * TILE_W_ROWS * TILE_K * W::BYTES,
+              chunk_bytes = p.groups * GROUP_THREADS * 16;
+    const uint32_t w_ring = shared_address(raw), x_ring = w_ring + p.w_stages * w_bytes,
+                   w_full = x_ring + p.x_stages * X_BYTES, w_empty = w_full + TILE_MAX_STAGES * 8,
+                   x_full = w_empty + TILE_MAX_STAGES * 8, x_empty = x_full + TILE_MAX_STAGES * 8,
+                   summed = x_empty + TILE_MAX_STAGES * 8, received = w_full + TILE_BARRIER_BYTES;
+    const int split = cluster_rank(), part = blockIdx.z, x0 = (blockIdx.x >> p.split_bits) * TN,
+              w0 = blockIdx.y * p.groups * TILE_W_ROWS;
+    const int begin = min(split * p.each, p.steps), steps = min(p.each, p.steps - begin);
+    const int own = (CHUNKS + p.split_k - 1) >> p.split_bits, first = min(split * own, CHUNKS),
+              last = min(first + own, CHUNKS);
+    const int group = threadIdx.x / GROUP_THREADS, warp = threadIdx.x / WARP - group * 4,
+              lane = threadIdx.x % WARP;
+    const bool loads_w = group == p.groups && warp == 0;
+
+    uint32_t w_to = w_ring, w_stage = 0;
+    int w_strip = begin * STRIPS;
+    const auto load_w = [&](bool leads) {
+        const uint32_t barrier = w_full + w_stage * 8;
+        if (leads && W::CODES) {
+            constexpr int bytes = STRIPS * TILE_CODES;
+            const int first = w0 / TILE_W_ROWS, there = min(p.groups, p.n / TILE_W_ROWS - first);
+            arrive_and_expect(barrier, there * bytes);
+#pragma unroll 1
+            for (int g = 0; g < there; g++) {
+                const uint8_t* const tile =
+                    p.codes[part] + (size_t(first + g) * p.strips + w_strip) * TILE_CODES;
+                const uint32_t to = w_to + g * bytes;
+                if (w_strip + STRIPS <= p.strips) {
+                    load_bytes(to, tile, bytes, barrier, READ_ONCE);
+                } else {
+                    // Beyond K, where x is zero, are numbers too: what was there before may be none.
+                    load_bytes(to, tile, TILE_CODES, barrier, READ_ONCE);
+                    load_bytes(to + TILE_CODES, tile, TILE_CODES, barrier, READ_ONCE);
+                }
+            }
+        } else if (leads) {
+            arrive_and_expect(barrier, w_bytes);
+            if (TRANSPOSED) {
+#pragma unroll 1
+                for (int g = 0; g < p.groups; g++)
+                    load_box(w_to + g * STRIPS * TILE_W_ROWS * STRIP_BYTES, &p.w[part], w_strip * TILE_K,
+                             w0 / 64 + g, barrier, READ_ONCE);
+            } else {
+                load_box(w_to, &p.w[part], w0, w_strip, barrier, READ_ONCE);
+            }
+        }
+        w_strip += STRIPS, w_to += w_bytes;
+        if (++w_stage == p.w_stages) w_stage = 0, w_to = w_ring;
+    };
+    const int ahead = min(p.w_stages, steps);
+    if (loads_w) {
+        const int w_readers = W::CODES ? p.groups * (GROUP_THREADS / WARP) : p.groups;
+        if (lane < p.w_stages)
+            barrier_init(w_full + lane * 8, 1), barrier_init(w_empty + lane * 8, w_readers);
+        if (lane < p.x_stages) barrier_init(x_full + lane * 8, 1), barrier_init(x_empty + lane * 8, p.groups);
+        if (lane == 0) barrier_init(summed, 1);
+        barriers_ready();
+        sync_warp();
+        const bool leads = elect();
+#pragma unroll 1
+        for (int i = 0; i < ahead; i++) load_w(leads);
+    }
+    if (p.split_k > 1) {
+        cluster_arrive_relaxed();
+        cluster_wait();
+    } else {
+        __syncthreads();
+    }
+
+    if (group == p.groups) {
+        const bool leads = elect();
+        if (loads_w) {
+            int phase = 0;
+#pragma unroll 1
+            for (int i = ahead; i < steps; i++) {
+                barrier_wait(w_empty + w_stage * 8, phase);
+                load_w(leads);
+                if (w_stage == 0) phase ^= 1;
+            }
+        } else {
+            if (leads && p.split_k > 1 && last > first)
+                arrive_and_expect(summed, (last - first) * p.split_k * chunk_bytes);
+            wait_for_inputs();
+            uint32_t to = x_ring, stage = 0, phase = 1;  // the phase before the first counts as over
+            int strip = begin * STRIPS;
+#pragma unroll 1
+            for (int i = 0; i < steps; i++) {
+                barrier_wait(x_empty + stage * 8, phase);
+                if (leads) {
+                    arrive_and_expect(x_full + stage * 8, X_BYTES);
+                    load_box(to, &p.x[part], x0, strip, x_full + stage * 8, READ_AGAIN);
+                }
+                strip += STRIPS, to += X_BYTES;
+                if (++stage == p.x_stages) stage = 0, phase ^= 1, to = x_ring;
+            }
+        }
+        return;
+    }
+
+    float acc[TN / 2];
+    clear(acc);
+    const int group_bytes = (TRANSPOSED ? STRIPS : 1) * TILE_W_ROWS * STRIP_BYTES,
+              strip_bytes = (TRANSPOSED ? 1 : p.groups) * TILE_W_ROWS * STRIP_BYTES;
+    const bool signals = threadIdx.x % GROUP_THREADS == 0;
+    int w_at = 0, w_phase = 0, x_at = 0, x_phase = 0, w_before = 0, x_before = 0;
+    if constexpr (W::CODES) {
+        // Products of one stage after the other: what else the warps do is hidden behind the other blocks'
+        // loads.
+#pragma unroll 1
+        for (int i = 0; i < steps; i++) {
+            barrier_wait(w_full + w_at * 8, w_phase);
+            const uint32_t from =
+                w_ring + w_at * w_bytes + group * STRIPS * TILE_CODES + warp * 16 * TILE_K + lane * 16;
+            uint32_t a[STRIPS * TILE_K / 16][4];
+#pragma unroll
+            for (int strip = 0; strip < STRIPS; strip++) {
+                const uint4 top = load_shared_words(from + strip * TILE_CODES),
+                            low = load_shared_words(from + strip * TILE_CODES + 8 * TILE_K);
+                const uint32_t tops[4] = {top.x, top.y, top.z, top.w}, lows[4] = {low.x, low.y, low.z, low.w};
+#pragma unroll
+                for (int k = 0; k < TILE_K / 16; k++) {
+                    uint32_t (&to)[4] = a[strip * TILE_K / 16 + k];
+                    to[0] = W::template halves<0>(tops[k]), to[1] = W::template halves<0>(lows[k]);
+                    to[2] = W::template halves<1>(tops[k]), to[3] = W::template halves<1>(lows[k]);
+                }
+            }
+            sync_warp();
+            if (lane == 0) arrive(w_empty + w_at * 8);
+            barrier_wait(x_full + x_at * 8, x_phase);
+            const uint64_t b = operand(x_ring + x_at * X_BYTES);
+#pragma unroll
+            for (int k = 0; k < STRIPS * TILE_K / 16; k++) ready(a[k]);
+            wgmma_begin();
+#pragma unroll
+            for (int strip = 0; strip < STRIPS; strip++)
+#pragma unroll
+                for (int k = 0; k < TILE_K / 16; k++)
+                    wgmma_of_registers<TN>(acc, a[strip * TILE_K / 16 + k],
+                                           b + (strip * TN * STRIP_BYTES + k * 16 * 2) / 16);
+            wgmma_commit();
+            wgmma_wait<0>();
+            if (signals) arrive(x_empty + x_at * 8);
+            if (++w_at == p.w_stages) w_at = 0, w_phase ^= 1;
+            if (++x_at == p.x_stages) x_at = 0, x_phase ^= 1;
+        }
+    } else {
+#pragma unroll 1
+        for (int i = 0; i < steps; i++) {
+            barrier_wait(w_full + w_at * 8, w_phase);
+            barrier_wait(x_full + x_at * 8, x_phase);
+            const uint64_t a = operand(w_ring + w_at * w_bytes + group * group_bytes),
+                           b = operand(x_ring + x_at * X_BYTES);
+            wgmma_begin();
+#pragma unroll
+            for (int strip = 0; strip < STRIPS; strip++)
+#pragma unroll
+                for (int k = 0; k < TILE_K / 16; k++)
+                    wgmma<TN, TRANSPOSED>(
+                        acc, a + (strip * strip_bytes + k * 16 * (TRANSPOSED ? TILE_W_ROWS * 2 : 2)) / 16,
+                        b + (strip * TN * STRIP_BYTES + k * 16 * 2) / 16);
+            wgmma_commit();
+            wgmma_wait<1>();
+            if (i > 0 && signals) arrive(w_empty + w_before * 8), arrive(x_empty + x_before * 8);
+            w_before = w_at, x_before = x_at;
+            if (++w_at == p.w_stages) w_at = 0, w_phase ^= 1;
+            if (++x_at == p.x_stages) x_at = 0, x_phase ^= 1;
+        }
+    }
+    wgmma_wait<0>();
+
+    sync_some(1, p.groups * GROUP_THREADS);  // the rings are free for results: eight rows of 64 numbers for
+                                             // each chunk and warpgroup
+    const uint32_t staged = w_ring + group * TN * TILE_W_ROWS * 2;
+    float scale = 1.f, scale_below = 1.f;  // of this thread's two rows of w
+    if constexpr (W::CODES) {
+        const float* const scales = p.scales[part] + w0 + group * TILE_W_ROWS + warp * 16 + lane / 4;
+        if (w0 + group * TILE_W_ROWS < p.n) scale = scales[0], scale_below = scales[8];
+    }
+    const auto put = [&](int chunk, float4 v) {
+        if constexpr (W::CODES) v.x *= scale, v.y *= scale, v.z *= scale_below, v.w *= scale_below;
+        if (p.square) {
+            v = make_float4(fmaxf(v.x, 0.f), fmaxf(v.y, 0.f), fmaxf(v.z, 0.f), fmaxf(v.w, 0.f));
+            v = make_float4(fminf(v.x * v.x, MAX_HALF), fminf(v.y * v.y, MAX_HALF),
+                            fminf(v.z * v.z, MAX_HALF), fminf(v.w * v.w, MAX_HALF));
+        }
+        const int row = chunk * 8 + lane % 8, piece = warp * 2 + lane / 8 % 2;
+        store_transposed(staged + row * TILE_W_ROWS * 2 + (piece ^ row % 8) * 16, to_half2(v.x, v.y),
+                         to_half2(v.z, v.w));
+    };
+    if (p.split_k > 1) {
+        int owner = 0, place = 0;
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) {
+            send_to(owner, received + (place * p.split_k + split) * chunk_bytes + threadIdx.x * 16, summed,
+                    make_float4(acc[4 * c], acc[4 * c + 1], acc[4 * c + 2], acc[4 * c + 3]));
+            if (++place == own) place = 0, owner++;
+        }
+        if (last > first) barrier_wait_cluster(summed, 0);
+#pragma unroll 1
+        for (int c = first; c < last; c++) {
+            float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+            for (int s = 0; s < p.split_k; s++) {
+                const float4 more =
+                    load_shared(received + ((c - first) * p.split_k + s) * chunk_bytes + threadIdx.x * 16);
+                sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+            }
+            put(c, sum);
+        }
+    } else {
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++)
+            put(c, make_float4(acc[4 * c], acc[4 * c + 1], acc[4 * c + 2], acc[4 * c + 3]));
+    }
+    sync_some(2 + group, GROUP_THREADS);
+    const int thread = threadIdx.x % GROUP_THREADS, piece = thread % 8,
+              column = w0 + group * TILE_W_ROWS + piece * 8;
+#pragma unroll 2
+    for (int row = first * 8 + thread / 8; row < last * 8; row += GROUP_THREADS / 8) {
+        if (x0 + row >= p.m || column >= p.n) continue;
+        const float4 v = load_shared(staged + row * TILE_W_ROWS * 2 + (piece ^ row % 8) * 16);
+        store(p.y[part] + size_t(x0 + row) * p.n + column, v);
+    }
+#endif
+}
+
+namespace {
+// A matrix of fp16 with `columns` numbers side by side, as strips of 64 columns: its dimensions are the
+// column in a strip, the row, and the strip, and so are those of the box that one copy brings. What lies
+// outside reads as zero.
+bool map(CUtensorMap* out, const void* matrix, int rows, int columns, int box_rows, int box_strips) {
+    return make_tensor_map<3>(out, matrix, {TILE_K, cuuint64_t(rows), cuuint64_t(columns / TILE_K)},
+                              {cuuint64_t(columns) * 2, STRIP_BYTES},
+                              {TILE_K, cuuint32_t(box_rows), cuuint32_t(box_strips)});
+}
+
+template <int TN, typename W>
+int launch_tile(const TileGemms& p, int count, cudaStream_t stream) {
+    const int rings =
+        (p.groups * TILE_W_ROWS * p.w_stages * W::BYTES + TN * p.x_stages * 2) * TILE_K * strips_for(TN);
+    const int received =
+        p.split_k > 1 ? (TN / 8 + p.split_k - 1) / p.split_k * p.split_k * p.groups * GROUP_THREADS * 16 : 0;
+    const int shared = rings + TILE_BARRIER_BYTES + received, tile = p.groups * TILE_W_ROWS;
+    if (rings < TN * tile * 2) return cudaErrorInvalidValue;
+    if (const cudaError_t error = cudaFuncSetAttribute(gemm_tile_kernel<TN, W>,
+                                                       cudaFuncAttributeMaxDynamicSharedMemorySize, shared))
+        return error;
+    const dim3 grid((p.m + TN - 1) / TN * p.split_k, (p.n + tile - 1) / tile, count);
+    return launch_clusters(p.split_k, gemm_tile_kernel<TN, W>, grid,
+                           p.groups * GROUP_THREADS + PRODUCER_WARPS * WARP, shared, stream, p);
+}
+}  // namespace
+
+namespace {
+// What all kinds of weights share. Whether it is valid.
+bool set_up(TileGemms& p, const void* const* x, void* const* y, int count, int m, int n, int k, int square,
+            const TileShape& shape) {
+    const int strips = strips_for(shape.x_rows),
+              pairs = k / TILE_K / 2 + k / TILE_K % 2;  // parts are whole pairs of strips, for any rows
+    p.m = m, p.n = n, p.groups = shape.groups, p.split_k = shape.split_k, p.w_stages = shape.w_stages,
+    p.x_stages = shape.x_stages;
+    p.square = square, p.strips = k / TILE_K;
+    const auto within = [](int i, int least, int most) { return i >= least && i <= most; };
+    const bool valid = within(count, 1, MAX_PARTS) && m > 0 && n % TILE_W_ROWS == 0 && k % TILE_K == 0 &&
+                       within(p.groups, 1, MAX_GROUPS) && within(p.split_k, 1, MAX_SPLIT_K) &&
+                       (p.split_k & (p.split_k - 1)) == 0 && within(p.w_stages, 2, TILE_MAX_STAGES) &&
+                       within(p.x_stages, 2, TILE_MAX_STAGES);
+    if (!valid) return false;
+    while (1 << p.split_bits < p.split_k) p.split_bits++;
+    p.steps = (k / TILE_K + strips - 1) / strips;
+    p.each = (pairs + p.split_k - 1) / p.split_k * 2 / strips;
+    for (int i = 0; i < count; i++) {
+        p.y[i] = static_cast<__half*>(y[i]);
+        if (!map(&p.x[i], x[i], m, k, shape.x_rows, strips)) return false;
+    }
+    return true;
+}
+
+template <typename W>
+int launch_tiles(const TileGemms& p, int x_rows, int count, cudaStream_t stream) {
+    switch (x_rows) {
+        case 16: return launch_tile<16, W>(p, count, stream);
+        case 32: return launch_tile<32, W>(p, count, stream);
+        case 48: return launch_tile<48, W>(p, count, stream);
+        case 64: return launch_tile<64, W>(p, count, stream);
+        case 96: return launch_tile<96, W>(p, count, stream);
+        case 128: return launch_tile<128, W>(p, count, stream);
+        case 160: return launch_tile<160, W>(p, count, stream);
+        case 192: return launch_tile<192, W>(p, count, stream);
+        case 256: return launch_tile<256, W>(p, count, stream);
+        default: return cudaErrorInvalidValue;
+    }
+}
+}  // namespace

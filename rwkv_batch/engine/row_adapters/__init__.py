@@ -1,0 +1,1 @@
+"""Adapters of running rows."""

@@ -1,0 +1,1 @@
+"""Models on a CPU, over compiled kernels."""

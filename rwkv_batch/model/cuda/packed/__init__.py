@@ -1,0 +1,1 @@
+"""Checkpoints packed for the CUDA kernels, by family."""

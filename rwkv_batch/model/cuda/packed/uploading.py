@@ -1,0 +1,80 @@
+"""A checkpoint's tensors on their way to a GPU: in pieces, through pinned memory.
+
+While one piece is on its way, all threads copy the next out of the file's pages. Numbers are converted and
+checked on the GPU, so that a file is read once.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from rwkv_batch.model.checkpoint import Checkpoint, Progress, not_finite
+from rwkv_batch.model.files import CheckpointError
+
+PIECE = 16 << 20  # bytes
+PIECES = 3  # under way
+
+
+class UploadedTensors(Mapping[str, Tensor]):
+    """The tensors of a checkpoint, each copied to the device as it is read, until `finish`.
+
+    They keep their dtype. `progress(done_bytes, total_bytes)` is called as they are read.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, device: torch.device, progress: Progress | None = None
+    ) -> None:
+        self._tensors, self._name, self._device = checkpoint.tensors, checkpoint.name, device
+        self._progress, self._done, self._total = progress, 0, checkpoint.parameters  # numbers
+        self._size = 0  # bytes of one
+        pinned = device.type == "cuda"
+        self._pieces = list(torch.empty(PIECES, PIECE, dtype=torch.uint8, pin_memory=pinned))
+        self._sent = [torch.cuda.Event() for _ in range(PIECES)] if pinned else []
+        self._next = 0
+        self._finite: dict[str, Tensor] = {}  # of each tensor that has been read
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self._tensors[name]
+        return self._upload(name, tensor) if self._pieces and tensor.device.type == "cpu" else tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def finish(self) -> None:
+        """From now on tensors come as they are. Raises CheckpointError for one that was not finite."""
+        self._pieces, self._done = [], self._total  # what is not read is not needed
+        self._say()
+        finite = torch.stack(list(self._finite.values())).tolist() if self._finite else []
+        for name, good in zip(self._finite, finite, strict=True):
+            if not good and not self._tensors[name].isfinite().all():
+                raise CheckpointError(not_finite(self._name, name))
+
+    def _upload(self, name: str, tensor: Tensor) -> Tensor:
+        found = torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
+        data, target = (each.view(-1).view(torch.uint8) for each in (tensor.contiguous(), found))
+        for some, to in zip(data.split(PIECE), target.split(PIECE), strict=True):
+            self._send(some, to)
+        if name not in self._finite:
+            self._done, self._size = self._done + tensor.numel(), tensor.element_size()
+            self._say()
+        # A sum meets every infinity and NaN; only a strange one asks for the exact look.
+        self._finite[name] = found.sum(dtype=torch.float32).isfinite()
+        return found
+
+    def _say(self) -> None:
+        if self._progress:
+            self._progress(self._done * self._size, self._total * self._size)
+
+    def _send(self, data: Tensor, target: Tensor) -> None:
+        self._next = (self._next + 1) % PIECES
+        if self._sent:
+            self._sent[self._next].synchronize()
+        staged = self._pieces[self._next][: len(data)]
+        staged.copy_(data)
+        target.copy_(staged, non_blocking=True)
+        if self._sent:
+            self._sent[self._next].record(torch.cuda.current_stream(self._device))

@@ -1,0 +1,1 @@
+"""Libraries that are compiled on the machine they run on."""

@@ -1,0 +1,167 @@
+"""The kernels for CPUs as Python functions. All tensors are fp32 on a CPU unless it says otherwise."""
+
+import ctypes
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rwkv_batch.ops.compiled.libraries import BuildError
+from rwkv_batch.ops.cpu.build import build
+
+log = logging.getLogger(__name__)
+
+HEAD_SIZE = 64
+POINTERS_AND_SIZES = {  # of each function: pointers, then 64-bit sizes, then ints, the last one the threads
+    "product_fp32": (4, 3, 2),
+    "product_fp16": (4, 3, 2),
+    "product_int8": (6, 3, 2),
+    "mix": (11, 5, 1),
+    "wkv7": (19, 3, 1),
+    "int8_group": (0, 0, 0),
+}
+
+
+@dataclass(frozen=True)
+class CpuRows:
+    """Where the rows of one call lie, for the kernels: both int64 `[rows]`."""
+
+    ends: Tensor  # where the tokens of each row end
+    slots: Tensor
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], slots: Sequence[int]) -> "CpuRows":
+        return cls(torch.tensor(lengths).cumsum(0), torch.tensor(slots))
+
+
+class CpuKernels:
+    """The functions of a built library. Each uses as many threads as torch does."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        for name, (pointers, sizes, ints) in POINTERS_AND_SIZES.items():
+            function = getattr(library, name)
+            function.argtypes = (
+                [ctypes.c_void_p] * pointers + [ctypes.c_int64] * sizes + [ctypes.c_int] * ints
+            )
+            function.restype = ctypes.c_int if name == "int8_group" else None
+        self._library: Any = library
+        self.int8_group: int = library.int8_group()
+
+    def product(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        scales: tuple[Tensor, Tensor] | None,
+        bias: Tensor,
+        outputs: int,
+        squared: bool,
+    ) -> Tensor:
+        """`x W^T + bias` for x `[rows, inputs]`: `[rows, outputs]`.
+
+        weights: packed, as products.py does it, fp32, fp16 or int8. scales: of int8 weights, with the sums.
+        bias: `[panels * 64]`. squared: y becomes max(0, y)^2.
+        """
+        x = x.contiguous()
+        rows, inputs = x.shape
+        y = torch.empty(rows, outputs)
+        sizes = rows, inputs, outputs, int(squared), torch.get_num_threads()
+        at, packed, offset, to = x.data_ptr(), weights.data_ptr(), bias.data_ptr(), y.data_ptr()
+        if scales is not None:
+            scale, totals = scales
+            self._library.product_int8(at, packed, scale.data_ptr(), totals.data_ptr(), offset, to, *sizes)
+        elif weights.dtype == torch.float16:
+            self._library.product_fp16(at, packed, offset, to, *sizes)
+        else:
+            self._library.product_fp32(at, packed, offset, to, *sizes)
+        return y
+
+    def mix(
+        self,
+        x: Tensor,
+        added: Tensor | None,
+        norm: tuple[Tensor, Tensor],
+        amounts: Tensor,
+        shift: Tensor,
+        rows: CpuRows,
+        keep_normed: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The residual sum x + added, its layer norm, and the token shift.
+
+        x and added `[T, width]`, norm: weight and bias `[width]`, amounts `[mixes, 1, width]`, shift
+        `[slots, width]` (any stride between slots), moved on in place. Returns the sum `[T, width]`, the
+        mixes `[mixes, T, width]`, and the normed sum if `keep_normed`.
+        """
+        tokens, width = x.shape
+        mixes = amounts.numel() // width
+        out = torch.empty(mixes, tokens, width)
+        total = x if added is None else torch.empty_like(x)
+        normed = torch.empty_like(x) if keep_normed else None
+        self._library.mix(
+            x.data_ptr(),
+            None if added is None else added.data_ptr(),
+            norm[0].data_ptr(),
+            norm[1].data_ptr(),
+            amounts.data_ptr(),
+            total.data_ptr(),
+            None if normed is None else normed.data_ptr(),
+            out.data_ptr(),
+            shift.data_ptr(),
+            rows.ends.data_ptr(),
+            rows.slots.data_ptr(),
+            shift.stride(0),
+            len(rows.slots),
+            tokens,
+            width,
+            mixes,
+            torch.get_num_threads(),
+        )
+        return total, out, normed
+
+    def wkv7(
+        self,
+        tokens: Sequence[Tensor],
+        residual: tuple[Tensor, Tensor] | None,
+        vectors: Sequence[Tensor],
+        states: Tensor,
+        rows: CpuRows,
+        scales: Tensor | None = None,
+    ) -> Tensor:
+        """The time mix of RWKV-7 between its products: `[T, width]`; formula in wkv7.cpp.
+
+        tokens: r, w, k, v, a, g, all `[T, width]`. residual: v_mix and v_first, None in the layer whose
+        values are v_first. vectors: k_k, k_a, 1 - k_a, r_k, weight and bias of the group norm, all `[width]`.
+        states `[slots, heads, 64, 64]` (any stride between slots) are updated in place. scales `[T, width]`:
+        what is read out of them is multiplied with before the group norm.
+        """
+        out = torch.empty_like(tokens[0])
+        v_mix, v_first = (None, None) if residual is None else (x.data_ptr() for x in residual)
+        self._library.wkv7(
+            *(x.data_ptr() for x in tokens),
+            v_mix,
+            v_first,
+            *(x.data_ptr() for x in vectors),
+            None if scales is None else scales.data_ptr(),
+            out.data_ptr(),
+            states.data_ptr(),
+            rows.ends.data_ptr(),
+            rows.slots.data_ptr(),
+            states.stride(0),
+            len(rows.slots),
+            out.shape[1],
+            torch.get_num_threads(),
+        )
+        return out
+
+
+@cache
+def load() -> CpuKernels | None:
+    """The kernels for this processor, built first if they are missing; None if they cannot be built."""
+    try:
+        return CpuKernels(ctypes.CDLL(str(build())))
+    except (BuildError, OSError) as error:
+        log.info("The kernels for this CPU are not built, and slower torch operations run. %s", error)
+        return None

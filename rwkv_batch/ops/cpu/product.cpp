@@ -1,0 +1,147 @@
+// Products with weights in fp32, fp16 or int8: y = x W^T + bias, with sums in fp32.
+//
+// Weights are packed in panels of 64 outputs: [panels, inputs, 64], the last one filled up with zeros. A
+// panel is multiplied with all rows of x, up to 6 of them in registers at a time, and each weight is widened
+// to fp32 there. int8 weights have a scale for each output, which multiplies the sum.
+//
+// A number of y is the sum of blocks of 512 inputs, each summed in ascending order, and of the bias. So a
+// row's product does not depend on other rows or threads. Reference: torch.nn.functional.linear. Test:
+// test/unit/test_cpu_products.py.
+
+#include "panels.h"
+
+#if defined(__AVX512F__) || defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr int64_t DEPTH = 512;              // inputs whose part of a panel stays in the cache of a core
+constexpr int64_t LINE = 64;                // bytes
+constexpr int TALL = 6;                     // rows in registers
+constexpr int WIDE = LANES == 16 ? 4 : 2;   // vectors of outputs beside them
+constexpr int ALONE = LANES == 16 ? 4 : 8;  // the same for one row
+
+INLINE Vec widen(const float* from) { return load(from); }
+
+INLINE Vec widen(const uint16_t* from) {  // fp16
+#if defined(__AVX512F__)
+    return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(__F16C__)
+    return (Vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+#else  // by its bits: exponents of fp32 count from 112 more
+    typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
+    Halves halves;
+    memcpy(&halves, from, sizeof halves);
+    const IntVec bits = __builtin_convertvector(halves, IntVec);
+    const Vec magnitude = (Vec)((bits & 0x7fff) << 13) * 0x1p112f;
+    return (Vec)((IntVec)magnitude | ((bits & 0x8000) << 16));
+#endif
+}
+
+INLINE Vec widen(const int8_t* from) {
+    typedef int8_t Bytes __attribute__((vector_size(LANES)));
+    Bytes bytes;
+    memcpy(&bytes, from, sizeof bytes);
+    return __builtin_convertvector(bytes, Vec);
+}
+
+// Adds `depth` inputs to the sums [R, 64] of R rows and V vectors of outputs. ahead: weights to come, of
+// which a line of the cache is fetched with each input.
+template <int R, int V, typename Weight>
+void tile(const float* x, int64_t inputs, const Weight* weights, int64_t depth, float* sums,
+          const char* ahead) {
+    Vec total[R][V] = {};
+    for (int64_t k = 0; k < depth; k++) {
+        if (R > 1) __builtin_prefetch(ahead + k * LINE, 0, 2);
+        Vec weight[V];
+#pragma GCC unroll 8
+        for (int j = 0; j < V; j++) weight[j] = widen(weights + k * PANEL + j * LANES);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            const Vec value = all(x[r * inputs + k]);
+#pragma GCC unroll 8
+            for (int j = 0; j < V; j++) total[r][j] += value * weight[j];
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int j = 0; j < V; j++) {
+            float* to = sums + r * PANEL + j * LANES;
+            store(to, load(to) + total[r][j]);
+        }
+}
+
+template <int R, int V, typename Weight>
+void across(const float* x, int64_t inputs, const Weight* weights, int64_t depth, float* sums,
+            int64_t outputs, const char* ahead) {
+    for (int64_t n = 0; n < PANEL && n < outputs; n += V * LANES)
+        tile<R, V>(x, inputs, weights + n, depth, sums + n, ahead);
+}
+
+template <typename Weight>
+void rows_of_panel(const Product* job, int64_t panel, int64_t first, int64_t count, float* sums) {
+    const Weight* weights = static_cast<const Weight*>(job->weights) + panel * job->inputs * PANEL;
+    const int64_t outputs = job->outputs - panel * PANEL;
+    memset(sums, 0, count * PANEL * sizeof(float));
+    for (int64_t k = 0; k < job->inputs; k += DEPTH) {
+        const int64_t depth = job->inputs - k < DEPTH ? job->inputs - k : DEPTH;
+        const char* ahead = reinterpret_cast<const char*>(weights + (k + depth) * PANEL);
+        in_tiles(count, TALL, [&](int64_t row, int64_t rows) {
+            const float* x = job->x + (first + row) * job->inputs + k;
+            const auto add = rows == 1   ? across<1, ALONE, Weight>
+                             : rows == 2 ? across<2, WIDE, Weight>
+                             : rows == 3 ? across<3, WIDE, Weight>
+                             : rows == 4 ? across<4, WIDE, Weight>
+                             : rows == 5 ? across<5, WIDE, Weight>
+                                         : across<6, WIDE, Weight>;
+            add(x, job->inputs, weights + k * PANEL, depth, sums + row * PANEL, outputs, ahead);
+            ahead += depth * LINE;
+        });
+    }
+}
+
+template <typename Weight>
+void run(const void* argument) {
+    const Product* job = static_cast<const Product*>(argument);
+    float sums[MOST_ROWS * PANEL];
+    int64_t begin, end;
+    share(panels(job), &begin, &end);
+    for (int64_t panel = begin; panel < end; panel++)
+        for (int64_t first = 0; first < job->rows; first += MOST_ROWS) {
+            const int64_t count = job->rows - first < MOST_ROWS ? job->rows - first : MOST_ROWS;
+            rows_of_panel<Weight>(job, panel, first, count, sums);
+            for (int64_t row = 0; row < count; row++) {
+                Vec values[PANEL / LANES];
+                for (int j = 0; j < PANEL / LANES; j++) values[j] = load(sums + row * PANEL + j * LANES);
+                finish(job, first + row, panel, values);
+            }
+        }
+    end_of_streams();
+}
+
+}  // namespace
+
+extern "C" void product_fp32(const float* x, const void* weights, const float* bias, float* y, int64_t rows,
+                             int64_t inputs, int64_t outputs, int squared, int threads) {
+    const Product job = {x, weights, nullptr, bias, y, rows, inputs, outputs, squared};
+    in_parallel(run<float>, &job, threads_for(&job, threads));
+}
+
+extern "C" void product_fp16(const float* x, const void* weights, const float* bias, float* y, int64_t rows,
+                             int64_t inputs, int64_t outputs, int squared, int threads) {
+    const Product job = {x, weights, nullptr, bias, y, rows, inputs, outputs, squared};
+    in_parallel(run<uint16_t>, &job, threads_for(&job, threads));
+}
+
+#if !defined(__AVX512VNNI__)
+extern "C" int int8_group() { return 1; }
+
+extern "C" void product_int8(const float* x, const void* weights, const float* scales, const int32_t*,
+                             const float* bias, float* y, int64_t rows, int64_t inputs, int64_t outputs,
+                             int squared, int threads) {
+    const Product job = {x, weights, scales, bias, y, rows, inputs, outputs, squared};
+    in_parallel(run<int8_t>, &job, threads_for(&job, threads));
+}
+#endif

@@ -1,0 +1,74 @@
+"""Products with weights that are packed for the kernels for CPUs.
+
+A row's product is the same, bit for bit, whatever rows are beside it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rwkv_batch.ops.cpu.binding import CpuKernels
+
+PANEL = 64  # outputs that lie together
+MOST_INPUTS = 65536  # 255 * 127 times as many is below 2^31
+
+
+@dataclass(frozen=True)
+class PackedLinear:
+    """`x -> x @ weight.T + bias` for fp32 rows x `[rows, inputs]`."""
+
+    kernels: CpuKernels
+    weights: Tensor  # as `pack` makes them
+    scales: tuple[Tensor, Tensor] | None  # of int8 weights, and 128 times the sums of their rows
+    bias: Tensor  # [panels * PANEL]
+    outputs: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.kernels.product(x, self.weights, self.scales, self.bias, self.outputs, False)
+
+    def squared(self, x: Tensor) -> Tensor:
+        """The squares of the product's positive numbers, and zeros."""
+        return self.kernels.product(x, self.weights, self.scales, self.bias, self.outputs, True)
+
+
+def packed_linear(kernels: CpuKernels, weight: Tensor, bias: Tensor | None) -> PackedLinear:
+    """The product with a weight `[outputs, inputs]`, fp32 or fp16, and a bias `[outputs]`."""
+    outputs = len(weight)
+    return PackedLinear(kernels, pack(weight), None, _filled(bias, outputs), outputs)
+
+
+def int8_linear(
+    kernels: CpuKernels, values: Tensor, scales: Tensor, bias: Tensor | None = None
+) -> PackedLinear:
+    """`x -> x @ (scales * values).T + bias` for fp32 rows x `[rows, inputs]`.
+
+    values: int8 `[outputs, inputs]`, -127 to 127. scales: fp32 `[outputs]`. bias: fp32 `[outputs]`. x is used
+    as it is, or rounded to 16 bits a row where the processor multiplies bytes (product_int8.cpp). Raises
+    ValueError for other types, a value of -128, or more inputs than the sums hold.
+    """
+    if values.dtype != torch.int8 or scales.dtype != torch.float32 or values.shape[:1] != scales.shape:
+        raise ValueError("int8_linear takes int8 values [outputs, inputs] and fp32 scales [outputs].")
+    outputs, inputs = values.shape
+    if inputs > MOST_INPUTS or (values.numel() and int(values.min()) == -128):
+        raise ValueError(f"int8_linear takes values of -127 to 127 and at most {MOST_INPUTS} inputs.")
+    totals = _filled(values.sum(1, dtype=torch.int32) * 128, outputs, torch.int32)
+    packed, both = pack(values, kernels.int8_group), (_filled(scales, outputs), totals)
+    return PackedLinear(kernels, packed, both, _filled(bias, outputs), outputs)
+
+
+def pack(weight: Tensor, group: int = 1) -> Tensor:
+    """`[outputs, inputs]` -> `[panels, inputs / group, 64, group]`, filled up with zeros."""
+    outputs, inputs = weight.shape
+    panels, groups = -(-outputs // PANEL), -(-inputs // group)
+    filled = weight.new_zeros(panels * PANEL, groups * group)
+    filled[:outputs, :inputs] = weight
+    return filled.view(panels, PANEL, groups, group).transpose(1, 2).contiguous()
+
+
+def _filled(vector: Tensor | None, outputs: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A vector `[outputs]` filled up with zeros to whole panels."""
+    filled = torch.zeros(-(-outputs // PANEL) * PANEL, dtype=dtype)
+    if vector is not None:
+        filled[:outputs] = vector
+    return filled

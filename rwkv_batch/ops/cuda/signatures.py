@@ -1,0 +1,49 @@
+"""What the exported functions of the kernels' library take."""
+
+from ctypes import POINTER, c_int, c_size_t, c_uint, c_void_p
+from typing import Any
+
+from rwkv_batch.ops.cuda.abi import (
+    AdapterInput,
+    ChunksInput,
+    GemmPart,
+    NormInput,
+    PackedRowsInput,
+    ReadoutInput,
+    TileShape,
+    TimeMixInput,
+    Wkv6Input,
+)
+
+_MIX = (c_void_p, c_size_t, c_void_p, c_int, c_void_p)  # shift, its stride, mixes, their number, out
+_PREFETCH = (c_void_p, c_uint)
+SIGNATURES: dict[str, tuple[Any, ...]] = {  # arguments of every exported function but the last, a stream
+    "rwkv_norm": (POINTER(NormInput), c_int, c_int, c_void_p),
+    "rwkv_norm_mix_decode": (POINTER(NormInput), c_int, c_void_p, *_MIX),
+    "rwkv_norm_mix_prefill": (
+        *(POINTER(NormInput), c_void_p, c_int, c_int),
+        *(POINTER(PackedRowsInput), *_MIX),
+    ),
+    "rwkv_relu_square": (c_void_p, c_size_t),
+    "rwkv_gemm_stream": (POINTER(GemmPart), c_int, c_int, c_int, c_int, *_PREFETCH),
+    "rwkv_gemm_lowrank": (POINTER(GemmPart), c_int, c_int, c_int, *_PREFETCH),
+    "rwkv_gemm_tile": (*[POINTER(c_void_p)] * 3, *[c_int] * 6, POINTER(TileShape)),
+    "rwkv_gemm_tile8": (*[POINTER(c_void_p)] * 4, *[c_int] * 6, POINTER(TileShape)),
+    "rwkv_gemm_sparse": (c_void_p, c_void_p, c_void_p, c_int, c_int, c_int, *_PREFETCH),
+    "rwkv_resolve_drawn": (*[c_void_p] * 4, c_int, c_void_p, c_int),
+    "rwkv_record_drawn": (c_void_p, c_void_p, c_int, c_void_p),
+    "rwkv_wkv_decode": (POINTER(TimeMixInput), c_int, c_void_p, c_void_p, c_int, POINTER(ReadoutInput)),
+    "rwkv_wkv_sequence": (POINTER(TimeMixInput), c_int, c_int, POINTER(PackedRowsInput)),
+    "rwkv_wkv_flush": (c_void_p, c_void_p, c_int, *[c_void_p, c_void_p, c_size_t, c_void_p, c_size_t], c_int),
+    "rwkv_wkv_prefill": (
+        *(POINTER(TimeMixInput), POINTER(ChunksInput), c_int, c_int),
+        *(c_void_p, c_int, POINTER(ReadoutInput)),
+    ),
+    "rwkv_wkv6": (POINTER(Wkv6Input), c_int, c_int, c_void_p, POINTER(PackedRowsInput), c_int),
+    "rwkv_shift_mix": (*[c_void_p] * 4, *[c_int] * 3),
+    "rwkv_gate": (c_void_p, c_void_p, c_size_t),
+    "rwkv_deep_embed": (*[c_void_p] * 3, c_int, c_void_p),
+    "rwkv_deep_scale": (*[c_void_p] * 3, c_int, c_int),
+    "rwkv_adapter_shrink": (POINTER(AdapterInput), c_int, c_int, *_PREFETCH),
+    "rwkv_adapter_expand": (POINTER(AdapterInput), c_int, c_int, c_int),
+}

@@ -1,0 +1,1 @@
+"""Named states in which sequences begin."""

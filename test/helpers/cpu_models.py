@@ -1,0 +1,43 @@
+"""Models on a CPU by torch's operations and by compiled kernels."""
+
+import ctypes
+import platform
+from collections.abc import Callable
+
+import pytest
+
+from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.model.torch_model import TorchModel
+from rwkv_batch.ops.cpu import build
+from rwkv_batch.ops.cpu.binding import CpuKernels, load
+from rwkv_batch.runner.torch_runner import CPU_MODELS, MODELS
+
+WAYS = ("torch", "kernels")
+TARGETS = ("native", "x86-64-v3", "x86-64")  # the others have no AVX-512, and neither AVX nor fp16
+
+
+def kernels() -> CpuKernels:
+    """The kernels for CPUs, or the test is skipped."""
+    found = load()
+    if found is None:
+        pytest.skip("needs a C++ compiler")
+    return found
+
+
+def kernels_for(target: str) -> CpuKernels:
+    """The kernels for one of TARGETS, or the test is skipped."""
+    if target == "native":
+        return kernels()
+    if platform.machine() != "x86_64" or build.compiler() is None:
+        pytest.skip("needs an x86-64 processor and a C++ compiler")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "NATIVE", (f"-march={target}",))
+        return CpuKernels(ctypes.CDLL(str(build.build())))
+
+
+def maker(way: str) -> Callable[[Checkpoint], TorchModel]:
+    """What makes models by one of WAYS."""
+    if way == "torch":
+        return lambda checkpoint: MODELS[checkpoint.family](checkpoint)
+    found = kernels()
+    return lambda checkpoint: CPU_MODELS[checkpoint.family](checkpoint, kernels=found)

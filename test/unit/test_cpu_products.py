@@ -1,0 +1,188 @@
+"""The products of the kernels for CPUs against fp64, and that a row's depends on nothing but the row."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from cpu_models import TARGETS, kernels_for
+from torch.nn.functional import linear
+
+from rwkv_batch.ops.cpu import products
+
+SHAPES = [(1, 1), (5, 3), (16, 64), (65, 130), (33, 515), (200, 1030), (64, 4099)]  # outputs, inputs
+ROWS = [1, 2, 3, 5, 6, 7, 12, 13, 40, 97]
+
+
+@pytest.fixture(scope="module", autouse=True, params=TARGETS)
+def compiled(request):
+    return kernels_for(request.param)
+
+
+@pytest.fixture(autouse=True)
+def poisoned():
+    """What a kernel does not write is NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def integers(outputs, inputs):
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8, generator=generator)
+
+
+def assert_int8(y, x, values, scales, bias=0.0):
+    """Within what 16 bits of a row and fp32 sums may change."""
+    x, weights = x.double(), values.double() * scales.double().unsqueeze(1)
+    step = x.abs().amax(1, keepdim=True) / 32767
+    rounding = 0.5 * step * weights.abs().sum(1) + 1e-6 * (x.abs() @ weights.abs().T) + 1e-37
+    assert ((y - (x @ weights.T + bias)).abs() <= rounding + 1e-6 * torch.as_tensor(bias).abs()).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_product_is_that_of_fp64(compiled, shape, dtype, threads):
+    weight, bias = draw(*shape).to(dtype), draw(shape[0], seed=1)
+    product = products.packed_linear(compiled, weight, bias)
+    for rows in ROWS:
+        x = draw(rows, shape[1], seed=rows)
+        want = linear(x.double(), weight.double(), bias.double())
+        assert float((product(x) - want).norm() / want.norm()) < 1e-6
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_an_int8_product_is_that_of_fp64(compiled, shape, threads):
+    values, scales, bias = integers(*shape), draw(shape[0]).abs(), draw(shape[0], seed=1)
+    product = products.int8_linear(compiled, values, scales, bias)
+    for rows in ROWS:
+        x = draw(rows, shape[1], seed=rows) * draw(rows, 1, seed=9).exp()
+        assert_int8(product(x), x, values, scales, bias.double())
+
+
+@pytest.mark.parametrize("kind", ["fp32", "fp16", "int8"])
+def test_a_row_has_the_same_product_beside_any_others(compiled, kind, threads):
+    weight, x = draw(200, 1030), draw(97, 1030, seed=1)
+    if kind == "int8":
+        product = products.int8_linear(compiled, integers(200, 1030), draw(200).abs())
+    else:
+        product = products.packed_linear(compiled, weight.half() if kind == "fp16" else weight, None)
+    alone = torch.cat([product(row) for row in x.split(1)])
+    for rows in (2, 3, 4, 5, 6, 7, 31, 96, 97):
+        assert torch.equal(product(x[:rows]), alone[:rows])
+    assert torch.equal(product(x.flip(0)), alone.flip(0))
+
+
+@pytest.mark.parametrize("kind", ["fp32", "int8"])
+def test_squares_are_those_of_the_positive_numbers(compiled, kind):
+    if kind == "int8":
+        product = products.int8_linear(compiled, integers(70, 90), draw(70).abs() / 100)
+    else:
+        product = products.packed_linear(compiled, draw(70, 90), draw(70, seed=1))
+    x = draw(5, 90, seed=2)
+    assert torch.equal(product.squared(x), product(x).relu().square())
+
+
+def test_a_large_result_is_whole(compiled, threads):
+    """Which is stored past the cache."""
+    weight, x = draw(30011, 24), draw(40, 24, seed=1)
+    got = products.packed_linear(compiled, weight, None)(x)
+    assert float((got - x.double() @ weight.double().T).abs().max()) < 1e-4
+
+
+def test_a_view_is_multiplied_as_what_it_shows(compiled):
+    weight, x = draw(70, 64), draw(64, 9, seed=1)
+    assert torch.equal(
+        products.packed_linear(compiled, weight, None)(x.T),
+        products.packed_linear(compiled, weight, None)(x.T.contiguous()),
+    )
+
+
+@pytest.mark.parametrize("inputs", [16384, products.MOST_INPUTS])
+@pytest.mark.parametrize("sign", ["same", "alternating"])
+def test_the_largest_sums_of_int8_do_not_overflow(compiled, inputs, sign):
+    x, values = torch.full((2, inputs), 3e4), torch.full((20, inputs), 127, dtype=torch.int8)
+    x[1] = -x[1]
+    if sign == "alternating":
+        x[:, ::2], values[:, ::2] = -x[:, ::2], -values[:, ::2]
+    want = 127 * 3e4 * inputs * torch.tensor([1.0, -1.0]).unsqueeze(1).expand(2, 20)
+    got = products.int8_linear(compiled, values, torch.ones(20))(x)
+    assert float((got / want - 1).abs().max()) < 1e-5  # fp32 sums of one sign, where there are no integers
+
+
+def test_rows_of_zeros_give_the_bias_and_outliers_cost_only_their_row(compiled):
+    values, scales, bias = integers(50, 300), draw(50).abs(), draw(50, seed=1)
+    x = draw(6, 300, seed=2)
+    x[1] = 0
+    x[2, 7], x[3] = 1e30, x[3] * 1e-30
+    got = products.int8_linear(compiled, values, scales, bias)(x)
+    assert torch.equal(got[1], bias)
+    assert_int8(got, x, values, scales, bias.double())
+    others = products.int8_linear(compiled, values, scales, bias)(x[[0, 4, 5]])
+    assert torch.equal(got[[0, 4, 5]], others)
+
+
+@pytest.mark.parametrize("size", [1e-45, 1e-41, 1e-38, 1e-30, 1e30])
+def test_rows_and_scales_may_be_of_any_size(compiled, size):
+    values, x = integers(20, 100), draw(3, 100)
+    tiny = products.int8_linear(compiled, values, torch.full((20,), size))(x)
+    assert_int8(tiny, x, values, torch.full((20,), size))
+    small = x * size
+    assert_int8(products.int8_linear(compiled, values, torch.ones(20))(small), small, values, torch.ones(20))
+
+
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("kind", ["fp32", "int8"])
+def test_a_row_that_is_not_finite_is_seen_and_spoils_no_other(compiled, kind, bad):
+    x = draw(5, 70)
+    if kind == "int8":
+        product = products.int8_linear(compiled, integers(20, 70), torch.ones(20))
+    else:
+        product = products.packed_linear(compiled, draw(20, 70), None)
+    good = product(x)
+    x[3, 69] = bad
+    got = product(x)
+    assert not got[3].isfinite().any() and torch.equal(got[[0, 1, 2, 4]], good[[0, 1, 2, 4]])
+
+
+@pytest.mark.parametrize(
+    ("values", "scales"),
+    [
+        (torch.zeros(4, 4), torch.ones(4)),
+        (torch.zeros(4, 4, dtype=torch.int8), torch.ones(3)),
+        (torch.zeros(4, 4, dtype=torch.int8), torch.ones(4).half()),
+        (torch.full((4, 4), -128, dtype=torch.int8), torch.ones(4)),
+        (torch.zeros(1, products.MOST_INPUTS + 1, dtype=torch.int8), torch.ones(1)),
+    ],
+)
+def test_what_int8_cannot_hold_is_refused(compiled, values, scales):
+    with pytest.raises(ValueError, match="int8_linear takes"):
+        products.int8_linear(compiled, values, scales)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
+def test_the_threads_are_those_that_torch_has(compiled):
+    """A second pool would wait beside it and take its cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        product = products.packed_linear(compiled, draw(4096, 512), None)
+        x = draw(64, 512)
+        torch.zeros(1 << 22).exp_()  # wakes torch's threads
+        running = len(os.listdir("/proc/self/task"))
+        product(x)
+        assert len(os.listdir("/proc/self/task")) == running
+    finally:
+        torch.set_num_threads(before)

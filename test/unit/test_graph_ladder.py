@@ -1,0 +1,97 @@
+"""A ladder of graphs: steps run with and without one, with the same results; buffers stay where they are."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from rwkv_batch.model.cuda.steps import graphs
+from rwkv_batch.model.cuda.steps.graphs import GraphLadder
+
+SIZES = [1, 2, 4, 8]
+
+
+class Recorded:
+    """Steps that double their inputs. A replay does what the capture has seen, over the same tensors."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.captured = self.replays = self.launches = 0
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+        stream = SimpleNamespace(synchronize=lambda: None)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+        monkeypatch.setattr(graphs, "capture", self.capture)
+        self.ladder: GraphLadder[Tensor, Tensor] = GraphLadder(
+            "test", SIZES, lambda size: torch.zeros(size), self.step, arena := {}
+        )
+        self.arena = arena
+
+    def step(self, inputs: Tensor, arena: dict[str, Tensor]) -> Tensor:
+        self.launches += 1
+        if len(arena.get("out", ())) < len(inputs):
+            arena["out"] = torch.empty(len(inputs))
+        out = arena["out"][: len(inputs)]
+        torch.mul(inputs, 2, out=out)
+        return out
+
+    def capture(self, run, pool) -> SimpleNamespace:
+        self.captured += 1
+        run()
+        run()
+
+        def replay() -> None:
+            self.replays += 1
+            run()
+
+        return SimpleNamespace(replay=replay)
+
+    def run(self, *numbers: float) -> list[float]:
+        inputs, queue = self.ladder.take(len(numbers))
+        inputs[: len(numbers)] = torch.tensor(numbers)
+        return queue()[: len(numbers)].tolist()
+
+
+@pytest.fixture
+def it(monkeypatch) -> Recorded:
+    return Recorded(monkeypatch)
+
+
+def test_a_size_is_captured_when_a_step_first_needs_it(it):
+    assert it.run(1, 2, 3) == [2, 4, 6]
+    assert it.captured == 1 and it.ladder.missing == [1, 2, 8]
+    assert it.run(5, 6, 7, 8) == [10, 12, 14, 16] and it.captured == 1
+
+
+def test_later_ones_are_left_to_the_caller_and_steps_do_without(it):
+    it.ladder.capture_later()
+    assert it.run(1, 2, 3) == [2, 4, 6] and it.captured == it.replays == 0
+    it.ladder.capture(4)
+    assert it.run(1, 2, 3) == [2, 4, 6] and it.captured == it.replays == 1
+    assert it.run(4) == [8] and it.replays == 1
+    assert it.ladder.missing == [1, 2, 8] and it.ladder.runs == {4: 2, 1: 1}
+
+
+def test_one_that_is_forgotten_is_done_without_until_it_is_captured_again(it):
+    it.ladder.capture_later()
+    it.ladder.capture(2)
+    it.ladder.forget(2)
+    it.ladder.forget(8)
+    assert it.run(1, 2) == [2, 4] and it.replays == 0
+    it.ladder.capture(2)
+    assert it.run(1, 2) == [2, 4] and it.replays == 1
+
+
+def test_buffers_of_graphs_never_move(it):
+    it.ladder.capture_later()
+    place = it.arena["out"].data_ptr()
+    for size in SIZES:
+        it.ladder.capture(size)
+    assert it.run(*range(8)) == [2 * i for i in range(8)]
+    assert it.arena["out"].data_ptr() == place
+
+
+def test_all_of_them_at_once(it, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 1 << 31))
+    it.run(1)
+    it.ladder.capture_all(progress=False)
+    assert it.captured == len(SIZES) and not it.ladder.missing

@@ -12,8 +12,11 @@ from typing import get_args
 
 from rwkv_batch.config import EngineConfig, WeightsName
 from rwkv_batch.engine.startup import load_weights, loading_bar
+from rwkv_batch.evaluate.asks import EvaluationError, document
+from rwkv_batch.evaluate.files import read_texts
 from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.model.quantization import packed_file
+from rwkv_batch.model.quantization.calibrate import calibrated
 from rwkv_batch.model.quantization.quantize import quantize
 
 SUFFIX = ".safetensors"
@@ -36,9 +39,14 @@ def main(arguments: list[str] | None = None) -> int:
         if source.weights:
             raise CheckpointError(f"{args.model} is in {source.weights} already; give what it was made from.")
         with loading_bar(args.weights) as progress:
-            model = quantize(source, args.weights, args.quantize_head, progress)
+            asked = source, args.weights
+            if args.calibrate:
+                texts = [document(text) for text in read_texts(args.calibrate)]
+                model = calibrated(*asked, texts, args.quantize_head, progress)
+            else:
+                model = quantize(*asked, args.quantize_head, progress)
         packed_file.write(model, source.fingerprint, args.file)
-    except CheckpointError as error:
+    except (CheckpointError, EvaluationError) as error:
         print(error, file=sys.stderr)
         return 2
     size, before = args.file.stat().st_size, sum(tensor.nbytes for tensor in source.tensors.values())
@@ -73,6 +81,13 @@ def _parser() -> argparse.ArgumentParser:
     flag("--adapter", metavar="FILE", help="is merged into the model before, as of app.py")
     flag("--adapter-alpha", type=float, metavar="X", help="as of app.py")
     flag("--adapter-scaling", type=float, metavar="X", help="as of app.py")
+    flag(
+        "--calibrate",
+        type=Path,
+        metavar="TEXT",
+        help="for int4 and int4-128: a text, or JSONL with `text`, which the model reads first, so that what "
+        "matters there is rounded less",
+    )
     return parser
 
 

@@ -11,7 +11,7 @@ from typing import get_args
 from rwkv_batch.config import EngineConfig, WeightsName
 from rwkv_batch.engine import Engine
 from rwkv_batch.engine.startup import load_weights, loading_bar
-from rwkv_batch.evaluate.asks import AskedModel, EvaluationError
+from rwkv_batch.evaluate.asks import AskedModel, EvaluationError, document
 from rwkv_batch.evaluate.compare import compare, held_out, texts_of
 from rwkv_batch.evaluate.files import read_lines, read_texts
 from rwkv_batch.evaluate.lambada import lambada, passage
@@ -77,7 +77,8 @@ def _compare(args: argparse.Namespace) -> tuple[str, float, Result]:
         texts = held_out(args.tokens)
     began = time.monotonic()
     name = f"{weights.name} ({weights.fingerprint}) on cpu"
-    return name, began, compare(weights, texts, formats, args.quantize_head)
+    calibration = [document(text) for text in read_texts(args.calibrate)] if args.calibrate else []
+    return name, began, compare(weights, texts, formats, args.quantize_head, calibration)
 
 
 def _open(args: argparse.Namespace) -> AskedModel:
@@ -162,6 +163,7 @@ def _parser() -> argparse.ArgumentParser:
     task.add_argument("file", type=Path, nargs="?", metavar="FILE", help='JSONL with "text", or a text')
     task.add_argument("--weights", default=FORMATS_COMPARED, metavar="LIST", help=f"({FORMATS_COMPARED})")
     task.add_argument("--quantize-head", action=argparse.BooleanOptionalAction, help="as of app.py")
+    task.add_argument("--calibrate", type=Path, metavar="TEXT", help="int4 by this text too, as of quantize")
     task.add_argument("--tokens", type=_positive, default=1000, metavar="N", help="that count (1000)")
     task.add_argument("--model-path", metavar="P", help="as for app.py; without it: the bundled model")
     task.add_argument("--jsonl", type=Path, metavar="FILE", help="a record for each format")

@@ -20,7 +20,9 @@ from demo.encoding import answer_ids, prompt_ids
 from rwkv_batch.evaluate.asks import document
 from rwkv_batch.evaluate.report import Json, Result
 from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.model.quantization.calibrate import calibrated
 from rwkv_batch.model.quantization.quantize import quantize
+from rwkv_batch.ops.weights.groups import CALIBRATED
 from rwkv_batch.runner.torch_runner import TorchRunner
 from rwkv_batch.sampling.prompt_logprobs import PromptScores
 
@@ -73,9 +75,17 @@ class EveryPlace(PromptScores):
 
 
 def compare(
-    checkpoint: Checkpoint, texts: Sequence[ReadText], formats: Sequence[str], head: bool | None = None
+    checkpoint: Checkpoint,
+    texts: Sequence[ReadText],
+    formats: Sequence[str],
+    head: bool | None = None,
+    calibration: Sequence[Sequence[int]] = (),
 ) -> Result:
-    """The table for some formats. head: as for `quantize`. Raises CheckpointError for a packed checkpoint."""
+    """The table for some formats. head: as for `quantize`.
+
+    calibration: tokens of texts by which int4 is packed a second time. Raises CheckpointError for a packed
+    checkpoint.
+    """
     targets = torch.tensor([token for text in texts for token in text.tokens[text.first :]])
     reference: list[Tensor] = []
     alone = Distance()
@@ -85,14 +95,24 @@ def compare(
         alone.add(found, found, targets[at : at + len(found)])
         at += len(found)
     records = [_record(FP32, checkpoint, alone, alone)]
-    for name in formats:
-        packed, distance, at = quantize(checkpoint, name, head), Distance(), 0
+    for name, packed in _packed(checkpoint, formats, head, calibration):
+        distance, at = Distance(), 0
         for wanted, found in zip(reference, _read(packed, texts, name), strict=True):
             distance.add(wanted, found, targets[at : at + len(found)])
             at += len(found)
         records.append(_record(name, packed, distance, alone))
     rows = [tuple(record.values()) for record in records]
     return Result(records, {record["weights"]: record["kl"] for record in records}, [[HEADINGS, *rows]])
+
+
+def _packed(
+    checkpoint: Checkpoint, formats: Sequence[str], head: bool | None, calibration: Sequence[Sequence[int]]
+) -> Iterator[tuple[str, Checkpoint]]:
+    """One at a time, as each may take what memory there is."""
+    for name in formats:
+        yield name, quantize(checkpoint, name, head)
+        if calibration and name in CALIBRATED:
+            yield f"{name}, calibrated", calibrated(checkpoint, name, calibration, head)
 
 
 def held_out(count: int) -> list[ReadText]:

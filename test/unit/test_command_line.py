@@ -61,3 +61,16 @@ def test_a_password_that_no_header_carries_is_refused(flag, wrong, capsys):
         parse([flag, wrong])
     said = capsys.readouterr().err.splitlines()[-1]
     assert ended.value.code == 2 and f"error: {flag} " in said
+
+
+def test_weights_are_those_of_all_models():
+    flags = ["--model-path", "a", "--model-path", "b", "--weights", "int4-128", "--quantize-head"]
+    for engine in parse(flags).engines:
+        assert (engine.weights, engine.quantize_head) == ("int4-128", True)
+    assert (parse([]).engines[0].weights, parse([]).engines[0].quantize_head) == (None, None)
+
+
+def test_a_format_that_is_not_there_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        parse(["--weights", "int3"])
+    assert "int4-128" in capsys.readouterr().err

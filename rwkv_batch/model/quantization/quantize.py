@@ -41,12 +41,11 @@ def quantize(
     head: bool | None = None,
     progress: Progress | None = None,
     pack: Pack | None = None,
-    calibration: str = "",
 ) -> Checkpoint:
     """The model with its matrices in a format, and a fingerprint of its own.
 
     Beside the packed matrices there is no more in memory at a time than one of them unpacked. head: as for
-    `formats_of`. pack: what packs in place of `Weight.pack`; calibration: what that has followed, in words.
+    `formats_of`. pack: what packs in place of `Weight.pack`; then the fingerprint is that of the result.
     Raises CheckpointError if the model is in another format already.
     """
     formats = formats_of(checkpoint.family, checkpoint.layers, weights, head)
@@ -69,7 +68,7 @@ def quantize(
         tensors: Mapping[str, Tensor] = {name: checkpoint.tensors[name] for name in rest}
     else:
         tensors = ChangedTensors(checkpoint.tensors, rest, lambda _, tensor: tensor)
-    fingerprint = _fingerprint(checkpoint, weights, formats, calibration)
+    fingerprint = _fingerprint(checkpoint, weights, formats, _digest(packed) if pack else "")
     return replace(checkpoint, tensors=tensors, packed=packed, weights=weights, fingerprint=fingerprint)
 
 
@@ -100,11 +99,19 @@ def _check_same(checkpoint: Checkpoint, weights: str, head: bool | None) -> None
         )
 
 
+def _digest(packed: Mapping[str, Weight]) -> str:
+    """Of all that is packed."""
+    digest = hashlib.sha256()
+    for part in (part for weight in packed.values() for part in weight.parts.values()):
+        digest.update(part.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
 def _count(checkpoint: Checkpoint, name: str) -> int:
     rows, columns = checkpoint.shape_of(name) or (0, 0)
     return rows * columns
 
 
-def _fingerprint(checkpoint: Checkpoint, weights: str, formats: Mapping[str, str], calibration: str) -> str:
-    identity = f"{checkpoint.fingerprint} {weights} head {formats.get(HEAD)} {calibration}"
+def _fingerprint(checkpoint: Checkpoint, weights: str, formats: Mapping[str, str], digest: str) -> str:
+    identity = f"{checkpoint.fingerprint} {weights} head {formats.get(HEAD)} {digest}"
     return hashlib.sha256(identity.encode()).hexdigest()[:16]

@@ -1,13 +1,14 @@
 """4 bits with scales for each group of neighbouring inputs of an output."""
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from rwkv_batch.ops.weights.bits import pack_codes, packed_size
-from rwkv_batch.ops.weights.weight import PartLayout, Weight, grouped, over
+from rwkv_batch.ops.weights.weight import PartLayout, Weight, blocks, grouped, over
 
 MOST_HALF = 65504.0  # the largest number of fp16
 # Of the paper "QLoRA" (arXiv 2305.14314), appendix E.
@@ -75,6 +76,33 @@ class Int4Weight(GroupWeight):
         return cls.pack_groups(groups, low, high, rows.shape[1])
 
     @classmethod
+    def pack_heeding(cls, matrix: Tensor, heed: Tensor, shrinks: Sequence[float]) -> Self:
+        """A matrix whose groups have the range of that of `shrinks` with which they are closest.
+
+        Closest: the sum of squared errors, each times `heed` `[inputs]`, is the smallest.
+        """
+        outputs, inputs = matrix.shape
+        layout = cls.layout(outputs, inputs)
+        parts = {name: torch.empty(size, dtype=dtype) for name, (dtype, size) in layout.items()}
+        of_groups = grouped(heed.unsqueeze(0), cls.group)
+        for rows in blocks(outputs, inputs):
+            groups = grouped(matrix[rows].float().clamp(-MOST_HALF, MOST_HALF), cls.group)
+            low, high = groups.amin(2), groups.amax(2)
+            best, limits = torch.full_like(low, torch.inf), (low.clone(), high.clone())
+            for shrink in shrinks:
+                step, least = ((high - low) * shrink / 15).half().float(), (low * shrink).half().float()
+                step, least = step.unsqueeze(2), least.unsqueeze(2)
+                found = over(groups - least, step).round_().clamp_(0, 15).mul_(step).add_(least)
+                error = (found - groups).square_().mul_(of_groups).sum(2)
+                better = error < best
+                best = torch.where(better, error, best)
+                for limit, edge in zip(limits, (low, high), strict=True):
+                    limit[better] = edge[better] * shrink
+            for name, part in cls.pack_groups(groups, *limits, inputs).items():
+                parts[name][rows] = part
+        return cls((outputs, inputs), parts)
+
+    @classmethod
     def pack_groups(cls, groups: Tensor, low: Tensor, high: Tensor, inputs: int) -> dict[str, Tensor]:
         """Groups `[n, groups, group]` with codes for `low` to `high` `[n, groups]`; the others saturate."""
         scales, minimums = ((high - low) / 15).half(), low.half()
@@ -93,6 +121,9 @@ class WideInt4Weight(Int4Weight):
     """The same with groups of 128: a quarter of a bit less for each number."""
 
     format, group = "int4-128", 128
+
+
+CALIBRATED = {kind.format: kind for kind in (Int4Weight, WideInt4Weight)}  # which `pack_heeding` makes too
 
 
 class Nf4Weight(GroupWeight):

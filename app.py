@@ -177,6 +177,12 @@ def _parser() -> argparse.ArgumentParser:
     flag("--max-waiting", **positive, help="rows that may wait before 429 (default %(default)s)")
     flag("--prefill-tokens", **positive, help="prompt tokens a step (default: what suits the device)")
     flag(
+        "--threads",
+        **positive,
+        help="of a step on a CPU; more than one needs cores that nothing else uses (default: one for a model "
+        "below 64M parameters, else as many as cores)",
+    )
+    flag(
         "--batch-invariant",
         action="store_true",
         help="the same answer, bit for bit, whatever runs beside it and wherever its prompt is cut; slower",

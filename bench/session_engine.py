@@ -46,6 +46,8 @@ class Bench:
         self.engine = Engine(
             weights(options),
             device=options.device,
+            weights=options.weights,
+            threads=options.threads,
             l1=l1,
             l2=l2,
             store=self.store,

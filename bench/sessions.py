@@ -35,6 +35,7 @@ from tqdm import tqdm
 
 from bench.make_checkpoint import SIZES
 from rwkv_batch.engine.scheduling.sequence import RequestKey
+from rwkv_batch.ops.weights.formats import FORMATS
 from rwkv_batch.wire.protocol import TokenLogprob, TurnInfo
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -281,6 +282,8 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, help="random weights of a published size")
     parser.add_argument("--model-path", help="a checkpoint (default: the bundled model)")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--weights", choices=FORMATS, help="as of app.py")
+    parser.add_argument("--threads", type=int, help="as of app.py")
     parser.add_argument(
         "--tokens",
         type=int,

@@ -51,7 +51,8 @@ def create_runner(checkpoint: Checkpoint, device: torch.device, config: EngineCo
     if config.sampler == "flashinfer":
         raise SamplerError("--sampler flashinfer needs a GPU and the kernels in cuda/; use --sampler own")
     kernels = load() if device.type == "cpu" and config.backend != "torch" else None
-    return TorchRunner(checkpoint, device, wkv_dtype, _room(config), config.batch_invariant, kernels)
+    room = _room(config)
+    return TorchRunner(checkpoint, device, wkv_dtype, room, config.batch_invariant, kernels, config.threads)
 
 
 def check_format(weights: str, device: torch.device) -> None:

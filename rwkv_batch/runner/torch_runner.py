@@ -43,8 +43,11 @@ class TorchRunner:
         adapters: AdapterRoom = NO_ADAPTERS,
         invariant: bool = False,
         kernels: CpuKernels | None = None,
+        threads: int | None = None,
     ) -> None:
-        """invariant: as in TorchModel. kernels: for a model on a CPU; None: torch's operations."""
+        """invariant: as in TorchModel. kernels: for a model on a CPU; None: torch's operations. threads: on a
+        CPU; None: as suits the model.
+        """
         self.device, self._wkv_dtype, self._adapters = device, wkv_dtype, adapters
         self._invariant = invariant
         self.dtype = torch.float32 if device.type == "cpu" else torch.float16
@@ -55,7 +58,7 @@ class TorchRunner:
         if device.type == "cpu":
             keep_freed_memory()
         # Which also keeps its pace beside other busy processes.
-        self._threads = 1 if checkpoint.parameters < SMALL else THREADS
+        self._threads = threads or (1 if checkpoint.parameters < SMALL else THREADS)
         self._take_threads()
 
     def bytes_needed(self, rows: int, idle_slots: int, prefill_tokens: int) -> int:

@@ -6,7 +6,9 @@ from checkpoints import tiny
 from models_driver import PROMPT, WEIGHTS, ModelsDriver, alone
 from row_adapters import merged_by_hand, write
 
+from app import parse
 from rwkv_batch.engine import memory
+from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.memory import MemoryShare
 from rwkv_batch.ops import device
 from rwkv_batch.ops.device import DeviceError
@@ -14,7 +16,7 @@ from rwkv_batch.runner import torch_runner
 from rwkv_batch.runner.protocol import Batch
 from rwkv_batch.runner.torch_runner import TorchRunner
 from rwkv_batch.wire.commands import ListModels, ListSessions, LoadAdapter
-from rwkv_batch.wire.protocol import Accepted, CommandReply, Rejected, SessionTurn
+from rwkv_batch.wire.protocol import Accepted, CommandReply, Rejected, Sampling, SessionTurn
 
 MIB = 1 << 20
 
@@ -90,6 +92,18 @@ def test_a_small_model_does_not_take_the_threads_of_a_large_one(monkeypatch):
         runner.run(Batch([5], [1], [0], []))
         threads.append(torch.get_num_threads())
     assert threads == [1, torch_runner.THREADS, 1]
+
+
+def test_steps_take_the_threads_asked_for_and_texts_stay_the_same():
+    before, texts = torch.get_num_threads(), []
+    for count in (1, 2):
+        engine = Engine(tiny(), device="cpu", threads=parse(["--threads", str(count)]).engines[0].threads)
+        (row,) = engine.generate(["Hello"], max_tokens=8, stop_ids=[], sampling=Sampling(temperature=0))
+        texts.append(row.text)
+        assert torch.get_num_threads() == count
+        engine.close()
+    torch.set_num_threads(before)
+    assert texts[0] == texts[1]
 
 
 def test_a_share_of_the_device_is_that_part_of_what_is_free(monkeypatch):

@@ -144,9 +144,9 @@ void run(const void* argument) {
 extern "C" void wkv7(const float* r, const float* w, const float* k, const float* v, const float* a,
                      const float* g, const float* v_mix, const float* v_first, const float* k_k,
                      const float* k_a, const float* k_rest, const float* r_k, const float* weight,
-                     const float* bias, const float* scales, float* out, float* states, const int64_t* ends, const int64_t* slots,
-                     int64_t slot_stride, int64_t rows, int64_t width, int threads) {
-    const Wkv7 job = {r,   w,      k,    v,   a,      g,           v_mix, v_first, k_k,  k_a,  k_rest,
-                      r_k, weight, bias, scales, out, states, slot_stride, ends,  slots,   rows, width};
+                     const float* bias, const float* scales, float* out, float* states, const int64_t* ends,
+                     const int64_t* slots, int64_t slot_stride, int64_t rows, int64_t width, int threads) {
+    const Wkv7 job = {r,   w,      k,    v,      a,   g,      v_mix,       v_first, k_k,   k_a,  k_rest,
+                      r_k, weight, bias, scales, out, states, slot_stride, ends,    slots, rows, width};
     in_parallel(run, &job, threads);
 }

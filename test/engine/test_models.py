@@ -97,7 +97,9 @@ def test_a_small_model_does_not_take_the_threads_of_a_large_one(monkeypatch):
 def test_steps_take_the_threads_asked_for_and_texts_stay_the_same():
     before, texts = torch.get_num_threads(), []
     for count in (1, 2):
-        engine = Engine(tiny(), device="cpu", threads=parse(["--threads", str(count)]).engines[0].threads)
+        engine = Engine(
+            tiny(vocab=65536), device="cpu", threads=parse(["--threads", str(count)]).engines[0].threads
+        )
         (row,) = engine.generate(["Hello"], max_tokens=8, stop_ids=[], sampling=Sampling(temperature=0))
         texts.append(row.text)
         assert torch.get_num_threads() == count

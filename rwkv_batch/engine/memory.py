@@ -78,15 +78,10 @@ def rows_that_fit(
     fit = bisect(range(1, (asked or limits.rows) + 1), free, key=needed)
     if fit == 0 or (asked and fit < asked):
         raise DeviceError(_does_not_fit(runner.device, asked or 1, idle_slots, fit, free))
-    why = "as asked for" if asked else f"what the memory holds of at most {limits.rows}"
-    if not asked and fit == limits.rows < limits.most_rows:
-        part = needed(fit) + (free - needed(fit)) // limits.more_divisor
-        fit = bisect(range(1, limits.most_rows + 1), part, key=needed)
+    why = "as asked for"
+    if not asked:
         all_that_fit = bisect(range(1, MOST_ROWS + 1), free, key=needed)
-        why = (
-            f"{limits.rows}, and what one part in {limits.more_divisor} of the memory beside them holds, at "
-            f"most {limits.most_rows}; --max-rows {all_that_fit} would fit"
-        )
+        why = f"what the memory holds, at most {limits.rows}; --max-rows {all_that_fit} would fit"
     log.info("rows that run at once: %d (%s)", fit, why)
     return fit
 

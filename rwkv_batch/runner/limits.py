@@ -13,17 +13,13 @@ class RunnerLimits:
     """Of one runner on its device."""
 
     rows: int  # that run at once where nobody says how many
-    most_rows: int  # the same where memory is left beside these,
-    more_divisor: int  # of which the rows beyond them get one part in so many
     prefill_tokens: int  # prompt tokens a step that keep the texts of running rows flowing
     memory: int | None  # bytes; None: all that is free
     idle_divisor: int  # sessions that do not run get one part in so many of what is left
 
 
-# About 1,000 rows of a 7.2B model give its full speed; more of them give more requests a first token at once.
-GPU_LIMITS = RunnerLimits(
-    rows=1024, most_rows=4096, more_divisor=4, prefill_tokens=4096, memory=None, idle_divisor=2
-)
+# About 1,000 rows of a 7.2B model give its full speed, and thousands a tenth less.
+GPU_LIMITS = RunnerLimits(rows=1024, prefill_tokens=4096, memory=None, idle_divisor=2)
 
 
 def cpu_limits(parameters: int) -> RunnerLimits:
@@ -31,8 +27,6 @@ def cpu_limits(parameters: int) -> RunnerLimits:
     prefill_tokens = max(16, min(1024, int(CPU_STEP_FLOPS / (2 * parameters)) // 16 * 16))
     return RunnerLimits(
         rows=CPU_ROWS,
-        most_rows=CPU_ROWS,
-        more_divisor=1,
         prefill_tokens=prefill_tokens,
         memory=host_bytes() // 4,
         idle_divisor=16,

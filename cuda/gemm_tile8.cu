@@ -17,7 +17,6 @@
 // split-K gives the same result for a row, whatever the other rows are and however many.
 #include "gemm_tile_kernel.cuh"
 
-namespace {
 struct Int8Codes {
     static constexpr int BYTES = 1;
     static constexpr bool TRANSPOSED = false, CODES = true;
@@ -42,7 +41,6 @@ struct Fp8Codes {
         return numbers;
     }
 };
-}  // namespace
 
 extern "C" {
 // fp8: what the codes are, else int8.

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rwkv_batch.model.cuda.steps.graphs import decode_sizes
-from rwkv_batch.ops.compiled import kernel_cache
+from rwkv_batch.ops.compiled import kernel_cache, libraries
 from rwkv_batch.ops.cuda import build
 
 ARCHITECTURES = ("80", "86", "89", "90a", "120")
@@ -73,7 +73,7 @@ class TestTheCache:
     def started(self, environment: dict[str, str]) -> subprocess.Popen:
         command = [sys.executable, "-m", "rwkv_batch.ops.cuda.build", "80"]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(command, cwd=build.ROOT, env=environment, text=True, **pipes)
+        return subprocess.Popen(command, cwd=libraries.ROOT, env=environment, text=True, **pipes)
 
     def test_of_two_processes_one_builds_and_both_have_the_kernels(self, environment, tmp_path):
         left = tmp_path / "cache" / "kernels" / f"sm_80-{build.recipe('80').digest()}" / "building-killed"

@@ -36,7 +36,8 @@ LDS = 64 << 10
 SCRATCH = {"wkv_decode_kernel": 16}
 # Instructions that find out at run time which memory they mean: at most so many, of these kernels alone.
 FLAT = {
-    "HalfEEv12TimeMixInput": 10,  # wkv_decode_fp16: what is deferred, whose address comes from LDS
+    "HalfELb0EEv12TimeMixInput": 10,  # wkv_decode_fp16: what is deferred, whose address comes from LDS
+    "HalfELb1EEv12TimeMixInput": 10,  # the same, scaled
     "sample_kernel": 9,  # penalties, whose address comes from a record
     "record_kernel": 4,
     "adjust_kernel": 5,

@@ -85,6 +85,9 @@ def main() -> None:
     )
     parser.add_argument("--wkv", choices=DTYPES, default="fp16", help="how states are stored")
     parser.add_argument("--weights", choices=FORMATS, help="as of app.py")
+    parser.add_argument(
+        "--quantize-head", action=argparse.BooleanOptionalAction, help="as of app.py, with --weights"
+    )
     parser.add_argument("--backend", default="auto", help="as of app.py: portable, or torch")
     parser.add_argument("--batch-invariant", action="store_true", help="as of app.py; states are fp32 then")
     parser.add_argument("--graphs", action="store_true", help="the model's kernels alone, without the engine")
@@ -111,7 +114,7 @@ def main() -> None:
     gpu = build.architecture(0) if weights.family == "rwkv7" else ""  # which alone is predicted
     shape = Shape(weights.layers, weights.width, weights.vocab)
     if args.weights:
-        weights = quantize(weights, args.weights)
+        weights = quantize(weights, args.weights, args.quantize_head, device="cuda")
     torch.cuda.empty_cache()
     active = 1.0 if weights.family == "rwkv6" else ACTIVE_SHARE  # no kernel skips hidden units of RWKV-6
     most = max([*batches, *(rows for rows, _ in shapes)])

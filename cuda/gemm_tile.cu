@@ -29,6 +29,6 @@ int rwkv_gemm_tile(const void* const* w, const void* const* x, void* const* y, i
                          : map(&p.w[i], w[i], n, k, p.groups * TILE_W_ROWS, strips)))
             return cudaErrorNotSupported;
     return transposed ? launch_tiles<HalfColumns>(p, shape->x_rows, count, stream)
-                      : launch_tiles<HalfRows>(p, shape->x_rows, count, stream);
+                      : launch_tiles<Halves>(p, shape->x_rows, count, stream);
 }
 }

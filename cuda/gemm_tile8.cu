@@ -1,7 +1,8 @@
 // GEMMs with weights of 8 bits on Hopper, up to three of one shape in one launch: y[m, n] = f(scale[n] times
 // the sum over k of x[m, k] w[n, k]).
 //
-//   w: [N/64, K/64] tiles of 64 rows of 64 codes, int8 (128 more than the number) or fp8 (e4m3, no NaN)
+//   w: int8, 128 more than the number, as [N/64, K/64] tiles of 64 rows of 64 codes; or fp8 (e4m3, no NaN),
+//     [N, K], as other kernels read it too
 //   scale [N] fp32; x [M, K] fp16; y [M, N] fp16; N and K multiples of 64; any M
 //   f: identity, or relu squared (at most what fp16 holds)
 //
@@ -9,17 +10,46 @@
 // test/kernels/test_gemm_tile8.py. Only sm_90a; elsewhere the launcher returns cudaErrorNotSupported.
 //
 // As gemm_tile.cu, but w goes through registers, where codes become fp16, exactly: int8 as 1024 + code in the
-// digits of an fp16, less 1152; fp8 by the instruction for it. For this the 64 codes of a row of a tile lie
-// in the order in which lanes need them: of each four lanes lane q has 16 side by side, of each 16 numbers
-// along k those at 2 q, 2 q + 1, 2 q + 8 and 2 q + 9.
+// digits of an fp16, less 1152; fp8 by the instruction for it. For this each 64 codes of a row lie in the
+// order in which lanes need them: of each four lanes lane q has 16 side by side, of each 16 numbers along k
+// those at 2 q, 2 q + 1, 2 q + 8 and 2 q + 9.
 //
 // Sums are fp32: over k inside a part in order, then over the parts in order, then times the scale. The same
 // split-K gives the same result for a row, whatever the other rows are and however many.
 #include "gemm_tile_kernel.cuh"
 
-struct Int8Codes {
-    static constexpr int BYTES = 1;
-    static constexpr bool TRANSPOSED = false, CODES = true;
+// The operands of a warpgroup's thread: a tile's rows `row` and 8 below, lane q of four. What is no tile has
+// come in the TMA's swizzle, in which the sixteens of a row change places with the rows.
+template <typename Kind>
+struct ByteCodes : Codes {
+    template <int STRIPS>
+    static __device__ __forceinline__ void operands(uint32_t stage, int row, int q,
+                                                    uint32_t (&a)[STRIPS * TILE_K / 16][4]) {
+#if HOPPER
+        constexpr int ROW_BYTES = Kind::TILES ? TILE_K : STRIPS * TILE_K;
+        const uint32_t from = stage + row * ROW_BYTES;
+        const int turn = STRIPS == 2 ? row % 8 : row / 2 % 4;
+#pragma unroll
+        for (int strip = 0; strip < STRIPS; strip++) {
+            const uint32_t sixteen =
+                from + (Kind::TILES ? strip * Kind::TILE_BYTES + q * 16 : ((strip * 4 + q) ^ turn) * 16);
+            const uint4 top = hopper::load_shared_words(sixteen),
+                        low = hopper::load_shared_words(sixteen + 8 * ROW_BYTES);
+            const uint32_t tops[4] = {top.x, top.y, top.z, top.w}, lows[4] = {low.x, low.y, low.z, low.w};
+#pragma unroll
+            for (int k = 0; k < TILE_K / 16; k++) {
+                uint32_t (&to)[4] = a[strip * TILE_K / 16 + k];
+                to[0] = Kind::template halves<0>(tops[k]), to[1] = Kind::template halves<0>(lows[k]);
+                to[2] = Kind::template halves<1>(tops[k]), to[3] = Kind::template halves<1>(lows[k]);
+            }
+        }
+#endif
+    }
+};
+
+// Pairs of fp16 of two of a word's bytes, the low or the high ones.
+struct Int8Codes : ByteCodes<Int8Codes> {
+    static constexpr bool TILES = true;
 
     template <int HIGH>
     static __device__ __forceinline__ uint32_t halves(uint32_t word) {
@@ -30,10 +60,7 @@ struct Int8Codes {
     }
 };
 
-struct Fp8Codes {
-    static constexpr int BYTES = 1;
-    static constexpr bool TRANSPOSED = false, CODES = true;
-
+struct Fp8Codes : ByteCodes<Fp8Codes> {
     template <int HIGH>
     static __device__ __forceinline__ uint32_t halves(uint32_t word) {
         uint32_t numbers;
@@ -42,6 +69,17 @@ struct Fp8Codes {
     }
 };
 
+namespace {
+// A matrix of codes with `columns` of them side by side, and the box of 64 rows that one copy brings, in a
+// swizzle as wide as that.
+bool map_codes(CUtensorMap* out, const void* matrix, int rows, int columns, int box_strips) {
+    const cuuint64_t size[2] = {cuuint64_t(columns), cuuint64_t(rows)}, stride[1] = {cuuint64_t(columns)};
+    const cuuint32_t box[2] = {cuuint32_t(box_strips * TILE_K), TILE_W_ROWS};
+    return box_strips == 2 ? make_tensor_map<2, 1, 128>(out, matrix, size, stride, box)
+                           : make_tensor_map<2, 1, 64>(out, matrix, size, stride, box);
+}
+}  // namespace
+
 extern "C" {
 // fp8: what the codes are, else int8.
 int rwkv_gemm_tile8(const void* const* w, const void* const* scale, const void* const* x, void* const* y,
@@ -49,9 +87,13 @@ int rwkv_gemm_tile8(const void* const* w, const void* const* scale, const void* 
                     cudaStream_t stream) {
     if (!on_hopper()) return cudaErrorNotSupported;
     TileGemms p = {};
-    if (!set_up(p, x, y, count, m, n, k, square, *shape)) return cudaErrorInvalidValue;
-    for (int i = 0; i < count; i++)
-        p.codes[i] = static_cast<const uint8_t*>(w[i]), p.scales[i] = static_cast<const float*>(scale[i]);
+    if (!set_up(p, x, y, count, m, n, k, square, *shape, true)) return cudaErrorInvalidValue;
+    for (int i = 0; i < count; i++) {
+        p.scales[i] = static_cast<const float*>(scale[i]);
+        p.tiles[i] = static_cast<const uint8_t*>(w[i]);
+        if (fp8 && !map_codes(&p.w[i], w[i], n, k, strips_for(shape->x_rows, true)))
+            return cudaErrorNotSupported;
+    }
     return fp8 ? launch_tiles<Fp8Codes>(p, shape->x_rows, count, stream)
                : launch_tiles<Int8Codes>(p, shape->x_rows, count, stream);
 }

@@ -1,5 +1,5 @@
-// The kernel of gemm_tile.cu and gemm_tile8.cu, by how w lies in memory, and its launcher. The first says
-// what it does.
+// The kernel of gemm_tile.cu, gemm_tile8.cu, gemm_tile4.cu and gemm_tile_fp8.cu, by how w lies in memory, and
+// its launcher. The first says what it does.
 #pragma once
 #include "common.cuh"
 #include "gemm_tile.cuh"
@@ -7,16 +7,17 @@
 #include "tensor_map.cuh"
 
 constexpr int STRIP_BYTES = TILE_K * 2;
-constexpr int TILE_CODES = TILE_W_ROWS * TILE_K;  // bytes of a tile of codes
 constexpr int GROUP_THREADS = 128;
 constexpr int MAX_GROUPS = 2;
 constexpr int PRODUCER_WARPS = 2;
 constexpr int MAX_PARTS = 3;
 constexpr int MAX_SPLIT_K = 8;  // blocks of a cluster
 
-// By rows of x: strips of k in a stage (a barrier takes as long as the products of a few rows), and blocks of
-// a multiprocessor at least.
-__host__ __device__ constexpr int strips_for(int rows) { return rows <= 32 ? 2 : 1; }
+// By rows of x: strips of k in a stage (a barrier takes as long as the products of a few rows, and codes are
+// fewer bytes), and blocks of a multiprocessor at least.
+__host__ __device__ constexpr int strips_for(int rows, bool codes = false) {
+    return rows <= (codes ? 64 : 32) ? 2 : 1;
+}
 __host__ __device__ constexpr int least_blocks(int rows, bool codes) {
     return rows > (codes ? 96 : 128) ? 1 : 2;
 }
@@ -26,26 +27,40 @@ struct TileGemms {
     __half* y[MAX_PARTS];
     int m, n;
     int steps, each;          // stages that hold all of K; of one part
+    int received_bytes;       // of shared memory, for what the other parts of K send
     int groups;               // warpgroups that multiply
     int split_k, split_bits;  // parts of K, a power of two
     int w_stages, x_stages;
     int square;
-    // Of weights of 8 bits, in place of the map of w.
-    const uint8_t* codes[MAX_PARTS];
-    const float* scales[MAX_PARTS];
-    int strips;  // of a row of tiles
+    const uint8_t* tiles[MAX_PARTS];   // in place of the map of w, if it lies in tiles
+    int strips;                        // of 64 along k
+    const float* scales[MAX_PARTS];    // of rows of w, if it has 8 bits
+    const float* x_scales[MAX_PARTS];  // of rows of x, if it has too
 };
 
-// How w lies in memory. BYTES: of a number. CODES: tiles of 64 x 64 codes (gemm_tile8.cu), which go through
-// registers, where `halves` makes pairs of fp16 of two of a word's bytes, the low or the high ones.
-struct HalfRows {
-    static constexpr int BYTES = 2;
-    static constexpr bool TRANSPOSED = false, CODES = false;
+// How w lies in memory. TILE_BYTES: of a tile of 64 rows and 64 numbers, or pairs of neighbours of FP8.
+// CODES: of 8 or 4 bits, which go through registers, where `operands` makes fp16 of them. TILES: each lies in
+// one piece. SCALED: its rows are. FP8: so are x and w, and a pair counts as one number.
+struct Halves {
+    static constexpr int TILE_BYTES = TILE_W_ROWS * TILE_K * 2;
+    static constexpr bool TRANSPOSED = false, CODES = false, TILES = false, SCALED = false, FP8 = false;
 };
-struct HalfColumns {
-    static constexpr int BYTES = 2;
-    static constexpr bool TRANSPOSED = true, CODES = false;
+struct HalfColumns : Halves {
+    static constexpr bool TRANSPOSED = true;
 };
+struct Codes : Halves {
+    static constexpr int TILE_BYTES = TILE_W_ROWS * TILE_K;
+    static constexpr bool CODES = true, SCALED = true;
+};
+struct Fp8Pairs : Halves {
+    static constexpr bool SCALED = true, FP8 = true;
+};
+
+// Of so many bytes of w; the ring of x behind it is aligned as its swizzle wants.
+template <typename W>
+__host__ __device__ __forceinline__ int w_ring_bytes(int bytes) {
+    return W::TILES ? (bytes + 1023) / 1024 * 1024 : bytes;
+}
 
 template <int TN, typename W>
 __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP, least_blocks(TN, W::CODES))
@@ -53,12 +68,11 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
 #if HOPPER
     using namespace hopper;
     constexpr bool TRANSPOSED = W::TRANSPOSED;
-    constexpr int STRIPS = strips_for(TN), X_BYTES = STRIPS * TN * STRIP_BYTES;
+    constexpr int STRIPS = strips_for(TN, W::CODES), X_BYTES = STRIPS * TN * STRIP_BYTES;
     constexpr int CHUNKS = TN / 8;  // eight rows of x each: four numbers of a thread
     extern __shared__ __align__(1024) uint8_t raw[];
-    const int w_bytes = STRIPS * p.groups * TILE_W_ROWS * TILE_K * W::BYTES,
-              chunk_bytes = p.groups * GROUP_THREADS * 16;
-    const uint32_t w_ring = shared_address(raw), x_ring = w_ring + p.w_stages * w_bytes,
+    const int w_bytes = STRIPS * p.groups * W::TILE_BYTES, chunk_bytes = p.groups * GROUP_THREADS * 16;
+    const uint32_t w_ring = shared_address(raw), x_ring = w_ring + w_ring_bytes<W>(p.w_stages * w_bytes),
                    w_full = x_ring + p.x_stages * X_BYTES, w_empty = w_full + TILE_MAX_STAGES * 8,
                    x_full = w_empty + TILE_MAX_STAGES * 8, x_empty = x_full + TILE_MAX_STAGES * 8,
                    summed = x_empty + TILE_MAX_STAGES * 8, received = w_full + TILE_BARRIER_BYTES;
@@ -75,30 +89,22 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
     int w_strip = begin * STRIPS;
     const auto load_w = [&](bool leads) {
         const uint32_t barrier = w_full + w_stage * 8;
-        if (leads && W::CODES) {
-            constexpr int bytes = STRIPS * TILE_CODES;
-            const int first = w0 / TILE_W_ROWS, there = min(p.groups, p.n / TILE_W_ROWS - first);
-            arrive_and_expect(barrier, there * bytes);
-#pragma unroll 1
-            for (int g = 0; g < there; g++) {
-                const uint8_t* const tile =
-                    p.codes[part] + (size_t(first + g) * p.strips + w_strip) * TILE_CODES;
-                const uint32_t to = w_to + g * bytes;
-                if (w_strip + STRIPS <= p.strips) {
-                    load_bytes(to, tile, bytes, barrier, READ_ONCE);
-                } else {
-                    // Beyond K, where x is zero, are numbers too: what was there before may be none.
-                    load_bytes(to, tile, TILE_CODES, barrier, READ_ONCE);
-                    load_bytes(to + TILE_CODES, tile, TILE_CODES, barrier, READ_ONCE);
-                }
-            }
-        } else if (leads) {
+        if (leads) {
             arrive_and_expect(barrier, w_bytes);
             if (TRANSPOSED) {
 #pragma unroll 1
                 for (int g = 0; g < p.groups; g++)
                     load_box(w_to + g * STRIPS * TILE_W_ROWS * STRIP_BYTES, &p.w[part], w_strip * TILE_K,
                              w0 / 64 + g, barrier, READ_ONCE);
+            } else if (W::TILES) {
+                const uint8_t* const tile =
+                    p.tiles[part] + (size_t(blockIdx.y) * p.strips + w_strip) * W::TILE_BYTES;
+                const int there = min(STRIPS, p.strips - w_strip);
+                load_bytes(w_to, tile, there * W::TILE_BYTES, barrier, READ_ONCE);
+                // Beyond K, where x is zero, are numbers too: what was there before may be none.
+                if (there < STRIPS) load_bytes(w_to + W::TILE_BYTES, tile, W::TILE_BYTES, barrier, READ_ONCE);
+            } else if (W::CODES) {
+                load_box_of_rows(w_to, &p.w[part], w_strip * TILE_K, w0, barrier, READ_ONCE);
             } else {
                 load_box(w_to, &p.w[part], w0, w_strip, barrier, READ_ONCE);
             }
@@ -168,21 +174,8 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
 #pragma unroll 1
         for (int i = 0; i < steps; i++) {
             barrier_wait(w_full + w_at * 8, w_phase);
-            const uint32_t from =
-                w_ring + w_at * w_bytes + group * STRIPS * TILE_CODES + warp * 16 * TILE_K + lane * 16;
             uint32_t a[STRIPS * TILE_K / 16][4];
-#pragma unroll
-            for (int strip = 0; strip < STRIPS; strip++) {
-                const uint4 top = load_shared_words(from + strip * TILE_CODES),
-                            low = load_shared_words(from + strip * TILE_CODES + 8 * TILE_K);
-                const uint32_t tops[4] = {top.x, top.y, top.z, top.w}, lows[4] = {low.x, low.y, low.z, low.w};
-#pragma unroll
-                for (int k = 0; k < TILE_K / 16; k++) {
-                    uint32_t (&to)[4] = a[strip * TILE_K / 16 + k];
-                    to[0] = W::template halves<0>(tops[k]), to[1] = W::template halves<0>(lows[k]);
-                    to[2] = W::template halves<1>(tops[k]), to[3] = W::template halves<1>(lows[k]);
-                }
-            }
+            W::template operands<STRIPS>(w_ring + w_at * w_bytes, warp * 16 + lane / 4, lane % 4, a);
             sync_warp();
             if (lane == 0) arrive(w_empty + w_at * 8);
             barrier_wait(x_full + x_at * 8, x_phase);
@@ -213,10 +206,16 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
 #pragma unroll
             for (int strip = 0; strip < STRIPS; strip++)
 #pragma unroll
-                for (int k = 0; k < TILE_K / 16; k++)
-                    wgmma<TN, TRANSPOSED>(
-                        acc, a + (strip * strip_bytes + k * 16 * (TRANSPOSED ? TILE_W_ROWS * 2 : 2)) / 16,
-                        b + (strip * TN * STRIP_BYTES + k * 16 * 2) / 16);
+                for (int k = 0; k < TILE_K / 16; k++) {
+                    const uint64_t of_w = a + (strip * strip_bytes +
+                                               k * 16 * (TRANSPOSED ? TILE_W_ROWS * 2 : 2)) /
+                                                  16,
+                                   of_x = b + (strip * TN * STRIP_BYTES + k * 16 * 2) / 16;
+                    if constexpr (W::FP8)
+                        wgmma_fp8<TN>(acc, of_w, of_x);
+                    else
+                        wgmma<TN, TRANSPOSED>(acc, of_w, of_x);
+                }
             wgmma_commit();
             wgmma_wait<1>();
             if (i > 0 && signals) arrive(w_empty + w_before * 8), arrive(x_empty + x_before * 8);
@@ -225,18 +224,38 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
             if (++x_at == p.x_stages) x_at = 0, x_phase ^= 1;
         }
     }
+    float x_scale[2] = {};  // of rows of x, shared among the threads of a warpgroup
+    if constexpr (W::FP8)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int row = threadIdx.x % GROUP_THREADS + i * GROUP_THREADS;
+            if (row < TN && x0 + row < p.m) x_scale[i] = p.x_scales[part][x0 + row];
+        }
     wgmma_wait<0>();
 
-    sync_some(1, p.groups * GROUP_THREADS);  // the rings are free for results: eight rows of 64 numbers for
-                                             // each chunk and warpgroup
+    // The rings are free for results: eight rows of 64 numbers for each chunk and warpgroup.
+    sync_some(1, W::CODES ? GROUP_THREADS : p.groups * GROUP_THREADS);
     const uint32_t staged = w_ring + group * TN * TILE_W_ROWS * 2;
     float scale = 1.f, scale_below = 1.f;  // of this thread's two rows of w
-    if constexpr (W::CODES) {
+    const uint32_t x_scales = received + p.received_bytes + group * TN * 4;
+    if constexpr (W::FP8) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int row = threadIdx.x % GROUP_THREADS + i * GROUP_THREADS;
+            if (row < TN) store_shared(x_scales + row * 4, x_scale[i]);
+        }
+        sync_some(2 + group, GROUP_THREADS);
+    }
+    if constexpr (W::SCALED) {
         const float* const scales = p.scales[part] + w0 + group * TILE_W_ROWS + warp * 16 + lane / 4;
         if (w0 + group * TILE_W_ROWS < p.n) scale = scales[0], scale_below = scales[8];
     }
     const auto put = [&](int chunk, float4 v) {
-        if constexpr (W::CODES) v.x *= scale, v.y *= scale, v.z *= scale_below, v.w *= scale_below;
+        if constexpr (W::SCALED) v.x *= scale, v.y *= scale, v.z *= scale_below, v.w *= scale_below;
+        if constexpr (W::FP8) {
+            const float2 of_x = load_shared2(x_scales + (chunk * 8 + lane % 4 * 2) * 4);
+            v.x *= of_x.x, v.y *= of_x.y, v.z *= of_x.x, v.w *= of_x.y;
+        }
         if (p.square) {
             v = make_float4(fmaxf(v.x, 0.f), fmaxf(v.y, 0.f), fmaxf(v.z, 0.f), fmaxf(v.w, 0.f));
             v = make_float4(fminf(v.x * v.x, MAX_HALF), fminf(v.y * v.y, MAX_HALF),
@@ -283,9 +302,9 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
 }
 
 namespace {
-// A matrix of fp16 with `columns` numbers side by side, as strips of 64 columns: its dimensions are the
-// column in a strip, the row, and the strip, and so are those of the box that one copy brings. What lies
-// outside reads as zero.
+// A matrix of numbers of 2 bytes with `columns` of them side by side, as strips of 64 columns: its dimensions
+// are the column in a strip, the row, and the strip, and so are those of the box that one copy brings. What
+// lies outside reads as zero.
 bool map(CUtensorMap* out, const void* matrix, int rows, int columns, int box_rows, int box_strips) {
     return make_tensor_map<3>(out, matrix, {TILE_K, cuuint64_t(rows), cuuint64_t(columns / TILE_K)},
                               {cuuint64_t(columns) * 2, STRIP_BYTES},
@@ -293,12 +312,14 @@ bool map(CUtensorMap* out, const void* matrix, int rows, int columns, int box_ro
 }
 
 template <int TN, typename W>
-int launch_tile(const TileGemms& p, int count, cudaStream_t stream) {
-    const int rings =
-        (p.groups * TILE_W_ROWS * p.w_stages * W::BYTES + TN * p.x_stages * 2) * TILE_K * strips_for(TN);
-    const int received =
-        p.split_k > 1 ? (TN / 8 + p.split_k - 1) / p.split_k * p.split_k * p.groups * GROUP_THREADS * 16 : 0;
-    const int shared = rings + TILE_BARRIER_BYTES + received, tile = p.groups * TILE_W_ROWS;
+int launch_tile(TileGemms p, int count, cudaStream_t stream) {
+    constexpr int STRIPS = strips_for(TN, W::CODES);
+    const int rings = w_ring_bytes<W>(STRIPS * p.groups * p.w_stages * W::TILE_BYTES) +
+                      STRIPS * TN * p.x_stages * STRIP_BYTES;
+    if (p.split_k > 1)
+        p.received_bytes = (TN / 8 + p.split_k - 1) / p.split_k * p.split_k * p.groups * GROUP_THREADS * 16;
+    const int x_scales = W::FP8 ? p.groups * TN * 4 : 0, tile = p.groups * TILE_W_ROWS,
+              shared = rings + TILE_BARRIER_BYTES + p.received_bytes + x_scales;
     if (rings < TN * tile * 2) return cudaErrorInvalidValue;
     if (const cudaError_t error = cudaFuncSetAttribute(gemm_tile_kernel<TN, W>,
                                                        cudaFuncAttributeMaxDynamicSharedMemorySize, shared))
@@ -312,8 +333,9 @@ int launch_tile(const TileGemms& p, int count, cudaStream_t stream) {
 namespace {
 // What all kinds of weights share. Whether it is valid.
 bool set_up(TileGemms& p, const void* const* x, void* const* y, int count, int m, int n, int k, int square,
-            const TileShape& shape) {
-    const int strips = strips_for(shape.x_rows),
+            const TileShape& shape, bool codes = false) {
+    if (codes && shape.groups != 1) return false;
+    const int strips = strips_for(shape.x_rows, codes),
               pairs = k / TILE_K / 2 + k / TILE_K % 2;  // parts are whole pairs of strips, for any rows
     p.m = m, p.n = n, p.groups = shape.groups, p.split_k = shape.split_k, p.w_stages = shape.w_stages,
     p.x_stages = shape.x_stages;

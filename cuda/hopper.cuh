@@ -76,6 +76,22 @@ DEVICE uint4 load_shared_words(uint32_t address) {
     return v;
 }
 
+DEVICE void store_shared(uint32_t address, float x) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+}
+
+DEVICE uint2 load_shared_words2(uint32_t address) {
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
+    return v;
+}
+
+DEVICE uint32_t load_shared_word(uint32_t address) {
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
+    return v;
+}
+
 DEVICE float2 load_shared2(uint32_t address) {
     float2 v;
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
@@ -104,6 +120,16 @@ DEVICE void load_box(uint32_t to, const CUtensorMap* map, int column, int row, u
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
         "[%4];" ::"r"(to),
         "l"(map), "r"(column), "r"(row), "r"(barrier)
+        : "memory");
+}
+
+// The same with an L2 cache policy.
+DEVICE void load_box_of_rows(uint32_t to, const CUtensorMap* map, int column, int row, uint32_t barrier,
+                             uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+        "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
         : "memory");
 }
 
@@ -174,13 +200,19 @@ DEVICE void clear(float (&acc)[N]) {
 #define TO32 TO16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define TO48 TO32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define TO64 TO48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define WGMMA(N, TO, A, B, FLAG, ...)                                                                 \
-    template <int TRANSPOSED>                                                                         \
-    DEVICE void wgmma##N(float* c, uint64_t a, uint64_t b) {                                          \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" TO "}, %" #A ", %" #B \
-                     ", 1, 1, 1, %" #FLAG ", 0;"                                                      \
-                     : __VA_ARGS__                                                                    \
-                     : "l"(a), "l"(b), "n"(TRANSPOSED));                                              \
+#define WGMMA(N, TO, A, B, FLAG, ...)                                                                   \
+    template <int TRANSPOSED>                                                                           \
+    DEVICE void wgmma##N(float* c, uint64_t a, uint64_t b) {                                            \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" TO "}, %" #A ", %" #B   \
+                     ", 1, 1, 1, %" #FLAG ", 0;"                                                        \
+                     : __VA_ARGS__                                                                      \
+                     : "l"(a), "l"(b), "n"(TRANSPOSED));                                                \
+    }                                                                                                   \
+    DEVICE void wgmma_fp8_##N(float* c, uint64_t a, uint64_t b) {                                       \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" TO "}, %" #A ", %" #B \
+                     ", 1, 1, 1;"                                                                       \
+                     : __VA_ARGS__                                                                      \
+                     : "l"(a), "l"(b));                                                                 \
     }
 WGMMA(16, TO8, 8, 9, 10, OUT4(0), OUT4(4))
 WGMMA(32, TO16, 16, 17, 18, OUT16(0))
@@ -196,6 +228,17 @@ DEVICE void wgmma(float* c, uint64_t a, uint64_t b) {
     if constexpr (NOW == 32) wgmma32<TRANSPOSED>(c, a, b);
     if constexpr (NOW == 16) wgmma16<TRANSPOSED>(c, a, b);
     if constexpr (N > NOW) wgmma<N - NOW, TRANSPOSED>(c + NOW / 2, a, b + NOW * 128 / 16);
+}
+
+// c [64 x N, fp32] += a [64 x 32] b [N x 32]^T of e4m3, from rows of 128 bytes of a run along k.
+template <int N>
+DEVICE void wgmma_fp8(float* c, uint64_t a, uint64_t b) {
+    constexpr int NOW = N >= 128 ? 128 : N >= 64 ? 64 : N >= 32 ? 32 : 16;
+    if constexpr (NOW == 128) wgmma_fp8_128(c, a, b);
+    if constexpr (NOW == 64) wgmma_fp8_64(c, a, b);
+    if constexpr (NOW == 32) wgmma_fp8_32(c, a, b);
+    if constexpr (NOW == 16) wgmma_fp8_16(c, a, b);
+    if constexpr (N > NOW) wgmma_fp8<N - NOW>(c + NOW / 2, a, b + NOW * 128 / 16);
 }
 
 // The same with a in registers: of rows 16 warp + lane / 4 and 8 below pairs of numbers at 2 (lane % 4), and

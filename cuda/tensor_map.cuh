@@ -1,4 +1,4 @@
-// Maps of fp16 matrices for the tensor memory accelerator. The driver encodes them; its function is found
+// Maps of matrices for the tensor memory accelerator. The driver encodes them; its function is found
 // through the runtime, so that libcuda is not linked.
 #pragma once
 #include <cuda.h>
@@ -19,16 +19,18 @@ static inline EncodeTensorMap find_encode() {
                : nullptr;
 }
 
-// `stride` in bytes, of all dimensions but the first; `box`: what one copy loads, in the swizzle of 128
-// bytes; zeros outside the matrix.
-template <int DIMENSIONS>
+// BYTES: of a number, 2 or 1. `stride` in bytes, of all dimensions but the first; `box`: what one copy loads,
+// in a swizzle of SWIZZLE bytes, 128 or 64; zeros outside the matrix.
+template <int DIMENSIONS, int BYTES = 2, int SWIZZLE = 128>
 bool make_tensor_map(CUtensorMap* out, const void* matrix, const cuuint64_t (&size)[DIMENSIONS],
                      const cuuint64_t (&stride)[DIMENSIONS - 1], const cuuint32_t (&box)[DIMENSIONS]) {
     static const EncodeTensorMap encode = find_encode();
     cuuint32_t step[DIMENSIONS];
     for (cuuint32_t& one : step) one = 1;
     return encode &&
-           encode(out, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, DIMENSIONS, const_cast<void*>(matrix), size, stride,
-                  box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+           encode(out, BYTES == 2 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8,
+                  DIMENSIONS, const_cast<void*>(matrix), size, stride, box, step,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE,
+                  SWIZZLE == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }

@@ -1,4 +1,4 @@
-// What needs a Hopper GPU (cuda/gemm_tile.cu, gemm_tile8.cu, gemm_lowrank.cu, norm_mix_decode_team.cu):
+// What needs a Hopper GPU (cuda/gemm_tile*.cu, gemm_lowrank.cu, norm_mix_decode_team.cu, quantize_rows.cu):
 // nothing here calls it.
 #include "../cuda/gemm.cuh"
 #include "../cuda/gemm_tile.cuh"
@@ -19,6 +19,20 @@ int rwkv_gemm_tile(const void* const*, const void* const*, void* const*, int, in
 
 int rwkv_gemm_tile8(const void* const*, const void* const*, const void* const*, void* const*, int, int, int,
                     int, int, int, const TileShape*, cudaStream_t) {
+    return cudaErrorNotSupported;
+}
+
+int rwkv_gemm_tile4(const void* const*, const void* const*, void* const*, int, int, int, int, int,
+                    const TileShape*, cudaStream_t) {
+    return cudaErrorNotSupported;
+}
+
+int rwkv_gemm_tile_fp8(const void* const*, const void* const*, const void* const*, const void* const*,
+                       void* const*, int, int, int, int, int, const TileShape*, cudaStream_t) {
+    return cudaErrorNotSupported;
+}
+
+int rwkv_quantize_rows(const __half*, uint8_t*, float*, int, int, cudaStream_t) {
     return cudaErrorNotSupported;
 }
 

@@ -94,7 +94,9 @@ def load_weights(
     weights = _with_adapter(weights, config)
     if config.weights is None:
         return weights
-    return quantize(weights, config.weights, config.quantize_head, _share(progress, 1))
+    # Where it is to run, as a GPU packs faster; formats that a GPU does not run were refused above.
+    device = devices.find_device(config.device)
+    return quantize(weights, config.weights, config.quantize_head, _share(progress, 1), device=device)
 
 
 def _share(progress: Callable[[int, int], None] | None, half: int) -> Callable[[int, int], None] | None:

@@ -5,11 +5,13 @@ Each model reads the same tokens. Of the places that count, the table says, in t
     KL           of the format's distribution from that of fp32, in nats
     perplexity   of the tokens that are there, and by how many percent it is above that of fp32
     agreement    how often both have the same likeliest token, the token before being given
+
+"fp8, many rows" is how a GPU multiplies many rows by fp8: the inputs of the matrices are fp8 too.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import torch
@@ -22,12 +24,13 @@ from rwkv_batch.evaluate.report import Json, Result
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.quantization.calibrate import calibrated
 from rwkv_batch.model.quantization.quantize import quantize
+from rwkv_batch.ops.weights.channels import Fp8BothWeight, Fp8Weight
 from rwkv_batch.ops.weights.groups import CALIBRATED
 from rwkv_batch.runner.torch_runner import TorchRunner
 from rwkv_batch.sampling.prompt_logprobs import PromptScores
 
 FED_AT_ONCE = 256  # tokens
-FP32 = "fp32"
+FP32, FP8_OF_MANY_ROWS = "fp32", "fp8, many rows"
 SEED = 2024
 HEADINGS = ("weights", "MB", "KL", "perplexity", "above fp32 by %", "agreement", "tokens")
 
@@ -110,7 +113,11 @@ def _packed(
 ) -> Iterator[tuple[str, Checkpoint]]:
     """One at a time, as each may take what memory there is."""
     for name in formats:
-        yield name, quantize(checkpoint, name, head)
+        packed = quantize(checkpoint, name, head)
+        yield name, packed
+        if name == Fp8Weight.format:
+            both = {of: Fp8BothWeight.of(w) for of, w in packed.packed.items() if isinstance(w, Fp8Weight)}
+            yield FP8_OF_MANY_ROWS, replace(packed, packed=dict(packed.packed) | both)
         if calibration and name in CALIBRATED:
             yield f"{name}, calibrated", calibrated(checkpoint, name, calibration, head)
 

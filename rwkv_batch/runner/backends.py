@@ -13,6 +13,7 @@ from rwkv_batch.ops.cpu.binding import load
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.ops.low_rank import MOST_RANK
+from rwkv_batch.ops.weights.channels import Fp8Weight
 from rwkv_batch.runner.cuda_runner import CudaRunner
 from rwkv_batch.runner.protocol import AdapterRoom, Runner
 from rwkv_batch.runner.torch_runner import TorchRunner
@@ -20,7 +21,7 @@ from rwkv_batch.sampling.flashinfer import SamplerError
 
 log = logging.getLogger(__name__)
 
-GPU_FORMATS = tuple(kind.format for kind in CODED)  # of 8 bits, for which the kernels have products
+GPU_FORMATS = tuple(kind.format for kind in CODED)  # for which the kernels have products
 
 
 def create_runner(checkpoint: Checkpoint, device: torch.device, config: EngineConfig) -> Runner:
@@ -72,7 +73,7 @@ def check_format(weights: str, device: torch.device) -> None:
 
 
 def _check_coded(checkpoint: Checkpoint, device: torch.device, config: EngineConfig) -> None:
-    """Raises DeviceError where a GPU is not to run by the kernels that have products of 8 bits."""
+    """Raises DeviceError where a GPU is not to run by the kernels that have products for a format."""
     if not checkpoint.weights or is_half(checkpoint.weights) or device.type == "cpu":
         return
     what = f"--weights {checkpoint.weights}"
@@ -94,7 +95,7 @@ def _create_cuda_runner(
             "The kernels for AMD GPUs have been compiled and checked, but never run on one; "
             "--backend torch does without them."
         )
-    if checkpoint.packed:
+    if checkpoint.packed and (checkpoint.weights != Fp8Weight.format or config.batch_invariant):
         log.warning(
             "--weights %s is faster than fp16 on this GPU up to about 90 rows, and slower beyond "
             "(docs/weights.md).",

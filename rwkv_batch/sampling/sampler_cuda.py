@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.ops.cuda import build
-from rwkv_batch.ops.cuda.binding import launch, pointer
+from rwkv_batch.ops.cuda.gemms import launch, pointer
 from rwkv_batch.ops.cuda.staging import Records, upload
 from rwkv_batch.ops.random import random_key
 from rwkv_batch.sampling import flashinfer

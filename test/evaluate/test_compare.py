@@ -44,6 +44,12 @@ def test_figures_are_those_of_the_formulas(name):
     assert here["mb"] < found["fp32"]["mb"]
 
 
+def test_fp8_is_measured_as_it_multiplies_many_rows_too():
+    one, few, many = compare(WEIGHTS, TEXTS, ["fp8"]).records
+    assert many["weights"] == "fp8, many rows" and few["kl"] < many["kl"] < 0.1
+    assert many["mb"] == few["mb"] and one["tokens"] == many["tokens"]
+
+
 def test_a_long_text_is_read_in_pieces():
     torch.manual_seed(0)
     long = torch.randint(1, 300, (600,)).tolist()

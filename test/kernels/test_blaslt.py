@@ -40,6 +40,27 @@ def test_one_gemm(lt, rows, n, k, transposed):
 
 @needs_gpu[0]
 @needs_gpu[1]
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("rows", [65, 129, 321])
+@pytest.mark.parametrize(("n", "k"), [(64, 128), (320, 1280), (1280, 384)])
+def test_fp8_with_a_scale_for_each_row(lt, rows, n, k):
+    def coded(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(count, k, device="cuda").to(torch.float8_e4m3fn), torch.rand(
+            count, device="cuda"
+        ) + 1
+
+    (w, w_scales), (x, x_scales) = coded(n), coded(rows)
+    want = (x.double() * x_scales[:, None]) @ (w.double() * w_scales[:, None]).T
+    count = lt.algorithm_count(GemmShape(1, n, rows, k, False, fp8=True))
+    assert count
+    for algorithm in range(count):
+        y = poisoned(rows, n)
+        lt.run_fp8(w, w_scales, x, x_scales, y, algorithm)
+        assert off(y, want) < 2e-3
+
+
+@needs_gpu[0]
+@needs_gpu[1]
 @pytest.mark.parametrize("rows", [7, 64, 321])
 def test_a_batch(lt, rows):
     w, x = (

@@ -18,6 +18,7 @@ from rwkv_batch.ops.low_rank import PreparedAdapter
 
 pytestmark = [*needs_gpu, pytest.mark.usefixtures("hopper")]
 LOGITS = 1e-2
+LOGITS_FP8 = 0.15  # with x in fp8 too, whose numbers have four digits
 STEPS = [  # lengths and slots
     ([17, 1, 15, 16], [2, 0, 3, 8]),
     ([1, 1, 1], [3, 2, 0]),
@@ -45,7 +46,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", ["int8", "fp8"])
+@pytest.mark.parametrize("kind", ["int8", "fp8", "int4", "int4-128"])
 @pytest.mark.parametrize("head", [False, True])
 def test_logits_are_those_of_the_numbers(shape, kind, head):
     packed = quantize(weights(shape), kind, head)
@@ -68,6 +69,21 @@ def test_decode_of_many_rows_under_graphs(rows):
         tokens = torch.randint(1, 500, (rows,))
         found = model.forward(tokens, [1] * rows, range(rows), states, flush=False)
         assert off(found, truth.forward(tokens, [1] * rows, range(rows), wanted)) < LOGITS
+
+
+@pytest.mark.parametrize("method", ["fp8", "fp8/128", "fp8lt0"])
+def test_many_rows_with_fp8_on_both_sides(method):
+    """Of decode steps and prompts, against the model whose x stays as it is."""
+    packed = quantize(weights({"layers": 3, "width": 256, "vocab": 500}), "fp8")
+    model, truth = RWKV7Cuda(packed, "cuda"), RWKV7(unpacked(packed), "cuda")
+    kinds = {kind: method for kind in ("in", "out", "key", "value")}
+    for tokens in (200, 300):
+        model.autotuner.chosen |= {f"{kind} {tokens}": method for kind in kinds}
+    states, wanted = model.new_states(200), truth.new_states(200)
+    for lengths, slots in [([100, 200], [3, 5]), ([1] * 200, range(200)), ([1] * 200, range(200))]:
+        tokens = torch.randint(1, 500, (sum(lengths),))
+        found = model.forward(tokens, lengths, slots, states)
+        assert off(found, truth.forward(tokens, lengths, slots, wanted)) < LOGITS_FP8
 
 
 def test_a_model_with_deep_embed():
@@ -95,7 +111,7 @@ def test_adapters_of_rows_lie_on_top(tmp_path):
         assert off(found, truth.forward(tokens, lengths, range(3), wanted, adapters=of_rows)) < LOGITS
 
 
-@pytest.mark.parametrize("kind", ["int8", "fp8"])
+@pytest.mark.parametrize("kind", ["int8", "fp8", "int4", "int4-128"])
 def test_a_batch_invariant_row_is_the_same_beside_any_others(kind):
     packed = quantize(weights({"layers": 3, "width": 192, "vocab": 500}), kind)
     model = RWKV7Cuda(packed, "cuda", invariant=True)

@@ -5,7 +5,7 @@ import torch
 from cuda_gpu import ACTIVATIONS, ROWS, needs_gpu, off, poisoned
 
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, SIGMOID, TANH
-from rwkv_batch.ops.cuda.binding import AUTO, MAX_RESIDENT_K, RESIDENT
+from rwkv_batch.ops.cuda.gemms import AUTO, MAX_RESIDENT_K, RESIDENT
 
 pytestmark = [*needs_gpu, pytest.mark.usefixtures("hopper")]
 OUTER = [(64, 32), (320, 96), (2048, 256), (4096, 480), (208, MAX_RESIDENT_K)]  # N, K

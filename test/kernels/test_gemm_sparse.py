@@ -5,7 +5,7 @@ import torch
 from cuda_gpu import DEVICE, needs_gpu, normal, off, poisoned
 
 from rwkv_batch.ops.cuda.abi import SPARSE_SPLITS
-from rwkv_batch.ops.cuda.binding import SPARSE_ROWS
+from rwkv_batch.ops.cuda.gemms import SPARSE_ROWS
 
 pytestmark = needs_gpu
 

@@ -14,9 +14,9 @@ from rwkv_batch.model.cuda import autotune
 from rwkv_batch.model.cuda.autotune import Autotuner, usable
 from rwkv_batch.model.cuda.gemm import LT, METHODS, SPLIT_K, Gemms
 from rwkv_batch.model.cuda.packed.weights import pack_weights
-from rwkv_batch.ops.cuda.binding import SPARSE_ROWS
 from rwkv_batch.ops.cuda.blas import blaslt
 from rwkv_batch.ops.cuda.buffers import Buffers
+from rwkv_batch.ops.cuda.gemms import SPARSE_ROWS
 
 CPU = torch.device("cpu")
 WIDTH = 64

@@ -68,7 +68,7 @@ class Autotuner:
         layer, head = gemms.weights.layers[-1], len(gemms.weights.head)
         sizes = (len(layer.output), *(len(w) for w in layer.low_in.values()), head)
         gpu = torch.cuda.get_device_name(device).replace(" ", "-").replace("/", "-")
-        bits = "-8bit" if gemms.is_coded("out") else ""
+        bits = "" if gemms.format == "fp16" else f"-{gemms.format}"
         name = f"tuning-{gpu}-torch{torch.__version__}-{'-'.join(map(str, sizes))}{bits}.json"
         name = name.replace("+", "-")
         file = build.build(gemms.kernels.architecture).parent / name

@@ -6,7 +6,7 @@
 - "sparse": `gemm_sparse`, which skips the weights of inactive hidden units
 - "tile": the large matrices by `gemm_tile`, the low-rank ones as with "low"
 - "blocks": cuBLAS, for a fixed number of rows at a time
-- "tile8": large matrices of 8 bits by `gemm_tile8`, the only way for these; the low-rank ones as with "low"
+- those of coded_gemm.py: large matrices of 8 and 4 bits; the low-rank ones as with "low"
 - "lt0", "lt1"...: the large matrices by an algorithm of cuBLASLt, the low-rank ones as with "low" if possible
 
 What is added to the residual stream may also be computed with split-K; the next norm adds up the partial
@@ -17,23 +17,25 @@ A model that is to be batch-invariant runs each kind by one method for any numbe
 (`Gemms.invariant_methods`), of those whose sums for a row do not depend on the other rows.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from rwkv_batch.model.cuda.coded_gemm import CODED, FP8_TOKENS, CodedGemms, Fp8Room
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix, LargeMatrix, first_bytes
 from rwkv_batch.model.cuda.packed.weights import CudaLayer, CudaWeights
 from rwkv_batch.model.description import LOW_RANKS, MIXES
 from rwkv_batch.ops.cuda import tile
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, SIGMOID, TANH
-from rwkv_batch.ops.cuda.binding import AUTO, MAX_RESIDENT_K, RESIDENT, Addend, Kernels, Part
+from rwkv_batch.ops.cuda.binding import Addend, Kernels
 from rwkv_batch.ops.cuda.blas.blaslt import MAX_ALGORITHMS, BlasLt, GemmShape
 from rwkv_batch.ops.cuda.buffers import MAX_SPLITS, SPLIT_TOKENS, Buffers
+from rwkv_batch.ops.cuda.gemms import AUTO, MAX_RESIDENT_K, RESIDENT, Part
 
 LT = tuple(f"lt{number}" for number in range(MAX_ALGORITHMS))
-WHOLE, TILE8 = "whole", "tile8"
+WHOLE = "whole"
 SPLIT_K = {f"lt{number}/{splits}": (number, splits) for splits in (2, MAX_SPLITS) for number in range(3)}
 METHODS = {
     "in": ("stream16", "stream32", "mixed", "low", "tile", "blas", *LT),
@@ -53,7 +55,7 @@ STREAM_TOKENS = 16  # for which gemm_stream takes each weight from memory once, 
 STREAMED_TOKENS = 1024  # with which it is a candidate, at most
 TILE_TOKENS = 256  # which one tile of gemm_tile holds: each weight is taken from memory once
 # The likeliest methods for the fastest, where nothing has been timed.
-FOR_MANY = ("low", WHOLE, TILE8, "blas")
+FOR_MANY = ("low", WHOLE, "fp8lt0", "fp8", CODED, "blas")
 FOR_FEW = ("sparse", "stream16", "tile", *FOR_MANY)
 SHORT_K = 256  # which gemm_stream divides among two warps only
 BLOCK_ROWS = 64  # of "blocks"
@@ -69,11 +71,17 @@ class Gemms:
     weights: CudaWeights
     lt: BlasLt | None
 
+    @property
+    def coded(self) -> CodedGemms:
+        """Those with matrices of 8 and 4 bits."""
+        return CodedGemms(self.kernels, self.lt)
+
     def candidates(self, kind: str, tokens: int) -> tuple[str, ...]:
         """The methods that can run a kind of GEMM for so many tokens."""
         methods = METHODS[kind]
-        if self.is_coded(kind.removesuffix("_split")):
-            return (WHOLE,) if WHOLE in methods else (TILE8,)
+        coded = self._coded(kind.removesuffix("_split"))
+        if coded is not None:
+            return (WHOLE,) if WHOLE in methods else self.coded.candidates(coded, tokens)
         if WHOLE in methods:
             whole = self._shape(kind.removesuffix("_split"), tokens)
             return WHOLE, *(method for method in SPLIT_K if self._can_split(whole, *SPLIT_K[method]))
@@ -93,7 +101,7 @@ class Gemms:
 
     def untimed(self, kind: str) -> str:
         """The method for so many tokens that nothing is timed, as cuBLAS is the fastest for large GEMMs."""
-        candidates = self.candidates(kind, 0)
+        candidates = self.candidates(kind, FP8_TOKENS if self._coded(kind) is not None else 0)
         return next(method for method in FOR_MANY if method in candidates)
 
     @staticmethod
@@ -108,7 +116,7 @@ class Gemms:
         chosen = {}
         for kind in METHODS:
             wanted = (
-                ("low", "stream16") if kind == "low_out" else (WHOLE, TILE8, "tile", "stream16", "blocks")
+                ("low", "stream16") if kind == "low_out" else (WHOLE, CODED, "tile", "stream16", "blocks")
             )
             candidates = (*self.candidates(kind, 0), "blocks")
             chosen[kind] = next(method for method in wanted if method in candidates)
@@ -121,7 +129,7 @@ class Gemms:
             for name, w in layer.low_in.items()
         ]
         if isinstance(layer.rkv, tuple):
-            self._by_codes(layer.rkv, list(b.mixed[:3]), list(rkv))
+            self.coded.run(layer.rkv, b.mixed[:3], list(rkv), method, _room(b))
             self.kernels.gemm_lowrank(low, LONG_SPLIT if self.kernels.invariant else AUTO)
             return
         if method in ("stream16", "stream32"):
@@ -158,19 +166,19 @@ class Gemms:
         """From the time mix back to the residual stream."""
         if method in SPLIT_K:
             return self._split(layer.output, b.y, b, method)
-        self._gemm(layer.output, b.y, b.out, IDENTITY, method, prefetch=first_bytes(layer.key))
+        self._gemm(layer.output, b.y, b.out, IDENTITY, method, b, prefetch=first_bytes(layer.key))
         return Addend(y=b.out)
 
     def key(self, layer: CudaLayer, b: Buffers, method: str, activation: int = RELU_SQUARE) -> None:
         """The hidden units of the channel mix, with that activation or IDENTITY."""
-        self._gemm(layer.key, b.mixed.view(-1, b.x.shape[1])[: len(b.x)], b.hidden, activation, method)
+        self._gemm(layer.key, b.mixed.view(-1, b.x.shape[1])[: len(b.x)], b.hidden, activation, method, b)
         if method in LIBRARY and activation == RELU_SQUARE:
             self.kernels.relu_square(b.hidden)
 
     def value(self, layer: CudaLayer, b: Buffers, method: str, prefetch: Tensor | None = None) -> Addend:
         """From the channel mix back to the residual stream. prefetch: weights of the next layer."""
         if isinstance(layer.value, CodedMatrix):
-            self._by_codes([layer.value], [b.hidden], [b.out])
+            self.coded.run([layer.value], b.hidden[None], [b.out], method, _room(b))
             return Addend(y=b.out)
         if method in SPLIT_K:
             return self._split(layer.value, b.hidden, b, method, transposed=True)
@@ -188,7 +196,7 @@ class Gemms:
 
     def head(self, x: Tensor, logits: Tensor, method: str) -> None:
         """Logits `[T, rows of the head]` of normed x `[T, C]`."""
-        self._gemm(self.weights.head, x, logits, IDENTITY, method)
+        self._gemm(self.weights.head, x, logits, IDENTITY, method, None)
 
     def call(self, kind: str, layer: CudaLayer, b: Buffers, method: str) -> Callable[[], object]:
         """A call that runs the GEMM of a kind on what the buffers hold, to be timed."""
@@ -221,10 +229,11 @@ class Gemms:
         y: Tensor,
         activation: int,
         method: str,
+        b: Buffers | None,
         prefetch: Tensor | None = None,
     ) -> None:
         if isinstance(w, CodedMatrix):
-            self._by_codes([w], [x], [y], activation)
+            self.coded.run([w], x[None], [y], method, _room(b), activation)
         elif method in LIBRARY:
             self._by_library(w, x, y, method)
         elif method == "tile":
@@ -232,21 +241,19 @@ class Gemms:
         else:
             self.kernels.gemm_stream([(w, x, y, activation)], _warp_rows(method), prefetch=prefetch)
 
-    def _by_codes(
-        self,
-        ws: Sequence[CodedMatrix],
-        xs: Sequence[Tensor],
-        ys: Sequence[Tensor],
-        activation: int = IDENTITY,
-    ) -> None:
-        tiles, scales = [w.tiles for w in ws], [w.scales for w in ws]
-        self.kernels.gemm_tile8(tiles, scales, xs, ys, ws[0].fp8, activation)
-
-    def is_coded(self, kind: str) -> bool:
-        """Whether the large matrices of a kind have 8 bits."""
+    def _coded(self, kind: str) -> CodedMatrix | None:
+        """The large matrix of a kind, or one of them, if it has 8 or 4 bits."""
         layer = self.weights.layers[-1]
         large = {"in": layer.rkv, "out": layer.output, "key": layer.key, "value": layer.value}
-        return isinstance(large.get(kind, self.weights.head if kind == "head" else None), tuple | CodedMatrix)
+        found = large.get(kind, self.weights.head if kind == "head" else None)
+        first = found[0] if isinstance(found, tuple) else found
+        return first if isinstance(first, CodedMatrix) else None
+
+    @property
+    def format(self) -> str:
+        """Of the large matrices: "fp16", "int8", "fp8" or "int4"."""
+        coded = self._coded("out")
+        return "fp16" if coded is None else coded.format
 
     def _split(self, w: LargeMatrix, x: Tensor, b: Buffers, method: str, transposed: bool = False) -> Addend:
         assert self.lt is not None and isinstance(w, Tensor)
@@ -261,6 +268,11 @@ class Gemms:
             self.lt.run(w, x, y, LT.index(method), transposed)
         else:
             (torch.bmm if x.dim() == 3 else torch.mm)(x, w if transposed else w.mT, out=y)
+
+
+def _room(b: Buffers | None) -> Fp8Room | None:
+    """None: as for a head, which has no form in fp8."""
+    return None if b is None else Fp8Room(b.codes, b.code_scales)
 
 
 def output_method(methods: dict[str, str], kind: str) -> str:

@@ -8,8 +8,9 @@ from torch import Tensor
 from rwkv_batch.model.cuda.packed.weights import CudaLayer
 from rwkv_batch.model.description import Norm
 from rwkv_batch.ops.cuda.abi import ReadoutInput, TimeMixInput
-from rwkv_batch.ops.cuda.binding import Addend, pointer
+from rwkv_batch.ops.cuda.binding import Addend
 from rwkv_batch.ops.cuda.buffers import Buffers
+from rwkv_batch.ops.cuda.gemms import pointer
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,10 @@ from rwkv_batch.ops.cuda.abi import (
     ReadoutInput,
     TimeMixInput,
 )
-from rwkv_batch.ops.cuda.binding import SPARSE_ROWS, Addend
+from rwkv_batch.ops.cuda.binding import Addend
 from rwkv_batch.ops.cuda.blas import blaslt
 from rwkv_batch.ops.cuda.buffers import MIXED, Buffers
+from rwkv_batch.ops.cuda.gemms import SPARSE_ROWS
 from rwkv_batch.ops.cuda.packing import SCRATCH_CHUNKS, DeviceRows, most_chunks
 from rwkv_batch.ops.torch_ops import HEAD_SIZE
 

@@ -41,11 +41,13 @@ def quantize(
     head: bool | None = None,
     progress: Progress | None = None,
     pack: Pack | None = None,
+    device: torch.device | str = "cpu",
 ) -> Checkpoint:
     """The model with its matrices in a format, and a fingerprint of its own.
 
     Beside the packed matrices there is no more in memory at a time than one of them unpacked. head: as for
     `formats_of`. pack: what packs in place of `Weight.pack`; then the fingerprint is that of the result.
+    device: where a matrix is packed; the result is in the host's memory in any case.
     Raises CheckpointError if the model is in another format already.
     """
     formats = formats_of(checkpoint.family, checkpoint.layers, weights, head)
@@ -57,7 +59,7 @@ def quantize(
     packed: dict[str, Weight] = {}
     done, total = 0, sum(_count(checkpoint, name) for name in formats)
     for name, kind in formats.items():
-        matrix = checkpoint.tensors[name]
+        matrix = checkpoint.tensors[name].to(device)
         packed[name] = pack(name, kind, matrix) if pack else FORMATS[kind].pack(matrix)
         done += matrix.numel()
         del matrix

@@ -4,8 +4,7 @@ Every tensor is contiguous, on the current device and fp16, except the residual 
 (fp32) and indices (int32). `T`: tokens of a step; `C`: width. The header of each .cu file has its formula.
 """
 
-from collections.abc import Sequence
-from ctypes import CDLL, Array, byref, c_int, c_void_p
+from ctypes import byref, c_int, c_void_p
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,28 +13,19 @@ from torch import Tensor
 
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.cuda.abi import (
-    IDENTITY,
-    RELU_SQUARE,
     SPARSE_SPLITS,
     AdapterInput,
     ChunksInput,
-    GemmPart,
     NormInput,
     PackedRowsInput,
     ReadoutInput,
     TimeMixInput,
     Wkv6Input,
 )
+from rwkv_batch.ops.cuda.gemms import GemmKernels, launch, pointer, prefetched
 from rwkv_batch.ops.cuda.signatures import SIGNATURES
-from rwkv_batch.ops.cuda.tile import tile_shape, tile_shape8
 
-PREFETCH_BYTES = 8 << 20  # of weights for the next kernel: what memory delivers while this one leaves it idle
-RESIDENT, AUTO = 0, -1  # split_k of gemm_lowrank: none, as w stays in shared memory; the fastest
-MAX_RESIDENT_K = 1024
 MAX_WIDTH_OF_FOUR = 4096  # of which a thread of a norm can have 4 columns
-SPARSE_ROWS = (1, 2, 4, 8)  # batches that gemm_sparse takes
-
-Part = tuple[Tensor, Tensor, Tensor, int]  # w [N, K], x [M, K], y [M, N], activation
 
 
 @dataclass(frozen=True)
@@ -72,7 +62,7 @@ class Addend:
     table: Tensor | None = None  # [vocabulary, C]
 
 
-class Kernels:
+class Kernels(GemmKernels):
     """Own kernels for one GPU. Raises build.BuildError if they cannot be built or loaded."""
 
     def __init__(
@@ -147,90 +137,15 @@ class Kernels:
         counts = (len(x), self._columns(x))
         self._call("rwkv_norm_mix_prefill", byref(inputs), to.data_ptr(), *counts, byref(rows.input), *mix)
 
-    def relu_square(self, h: Tensor) -> None:
-        """h = relu(h)^2 in place, at most what fp16 holds."""
-        self._call("rwkv_relu_square", h.data_ptr(), h.numel())
-
-    def gemm_stream(
-        self, parts: Sequence[Part], warp_rows: int = 16, split_k: int = 8, prefetch: Tensor | None = None
-    ) -> None:
-        """y = f(x w^T) for every part, all with the same M: weights are streamed once, for few rows of x.
-
-        warp_rows: of w that a warp takes, 16 or 32. split_k: warps that share one K, 8, or 2 for short K.
-        prefetch: weights that the next kernel reads.
-        """
-        count, rows = len(parts), len(parts[0][1])
-        self._call(
-            "rwkv_gemm_stream", _gemm_parts(parts), count, rows, warp_rows, split_k, *_prefetch(prefetch)
-        )
-
-    def gemm_lowrank(self, parts: Sequence[Part], split_k: int, prefetch: Tensor | None = None) -> None:
-        """As `gemm_stream` for small w and dozens of rows and more; needs `has_lowrank`.
-
-        split_k: 1, 2, 4, 8, AUTO, or RESIDENT for K up to MAX_RESIDENT_K.
-        """
-        count, rows = len(parts), len(parts[0][1])
-        self._call("rwkv_gemm_lowrank", _gemm_parts(parts), count, rows, split_k, *_prefetch(prefetch))
-
-    def gemm_tile(
-        self,
-        ws: Sequence[Tensor],
-        xs: Sequence[Tensor],
-        ys: Sequence[Tensor],
-        activation: int = IDENTITY,
-        transposed: bool = False,
-    ) -> None:
-        """y = f(x w^T) for up to three w `[N, K]`, x `[M, K]` and y `[M, N]` of one shape; needs `has_tile`.
-
-        transposed: w is stored as `[K, N]`. f is IDENTITY or RELU_SQUARE; N and K are multiples of 64.
-        """
-        m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
-        pointers = [_pointers(group) for group in (ws, xs, ys)]
-        shape = tile_shape(len(ws), n, k, m, transposed)
-        square = activation == RELU_SQUARE
-        self._call("rwkv_gemm_tile", *pointers, len(ws), m, n, k, int(transposed), int(square), byref(shape))
-
-    def gemm_tile8(
-        self,
-        ws: Sequence[Tensor],
-        scales: Sequence[Tensor],
-        xs: Sequence[Tensor],
-        ys: Sequence[Tensor],
-        fp8: bool,
-        activation: int = IDENTITY,
-    ) -> None:
-        """As `gemm_tile` with weights of 8 bits: tiles (`tile.tiles_of_codes`), and scales `[N]` in fp32.
-
-        fp8: the bytes of e4m3, none of them NaN; else int8, to each of which 128 is added.
-        """
-        m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
-        pointers = [_pointers(group) for group in (ws, scales, xs, ys)]
-        shape, square = tile_shape8(len(ws), n, k, m), activation == RELU_SQUARE
-        self._call("rwkv_gemm_tile8", *pointers, len(ws), m, n, k, int(fp8), int(square), byref(shape))
-
-    def gemm_sparse(self, h: Tensor, w: Tensor, partials: Tensor, prefetch: Tensor | None = None) -> Tensor:
-        """h `[M, K]` times w `[K, N]` without the weights of hidden units that are zero in all rows.
-
-        M is one of SPARSE_ROWS. partials: room for `[SPARSE_SPLITS, M, N]`. Returns the ones whose sum is the
-        product.
-        """
-        pointers = (h.data_ptr(), w.data_ptr(), partials.data_ptr())
-        self._call("rwkv_gemm_sparse", *pointers, len(h), *w.shape, *_prefetch(prefetch))
-        return partials[: self.sparse_partials]
-
     def adapter_shrink(
         self, inputs: AdapterInput, parts: int, tiles: int, prefetch: Tensor | None = None
     ) -> None:
         """The sums A x of rows in so many tiles, by the adapter of each; see adapters.AdapterSlots."""
-        self._call("rwkv_adapter_shrink", byref(inputs), parts, tiles, *_prefetch(prefetch))
+        self._call("rwkv_adapter_shrink", byref(inputs), parts, tiles, *prefetched(prefetch))
 
     def adapter_expand(self, inputs: AdapterInput, parts: int, tiles: int, output: int) -> None:
         """Add B times these sums to y. output: ADAPTER_ADD and its neighbours."""
         self._call("rwkv_adapter_expand", byref(inputs), parts, tiles, output)
-
-    def sparse_fits(self, rows: int, k: int) -> bool:
-        """Whether `gemm_sparse` takes so many rows of K, as the GPU has shared memory for them."""
-        return rows in SPARSE_ROWS and bool(self.library.rwkv_gemm_sparse_fits(rows, k))
 
     def resolve_drawn(
         self,
@@ -334,24 +249,6 @@ class Kernels:
         return 0 if not self.invariant else 4 if x.shape[1] <= MAX_WIDTH_OF_FOUR else 8
 
 
-def launch(library: CDLL, kernel: str, *arguments: object) -> None:
-    """Launch on the current stream. Raises RuntimeError if CUDA refuses."""
-    error = getattr(library, kernel)(*arguments, torch.cuda.current_stream().cuda_stream)
-    if error:
-        raise RuntimeError(
-            f"The kernel {kernel} could not be launched (CUDA error {error}); check the driver."
-        )
-
-
-def pointer(tensor: Tensor | None) -> int | None:
-    """The address of a tensor's first number; None stays None."""
-    return None if tensor is None else tensor.data_ptr()
-
-
-def _pointers(tensors: Sequence[Tensor]) -> Array[c_void_p]:
-    return (c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
-
-
 def _norm_input(
     x: Tensor, added: Addend, weight: Tensor, bias: Tensor, gather: Tensor | None = None
 ) -> NormInput:
@@ -363,14 +260,3 @@ def _norm_input(
 
 def _mix_arguments(shift: Tensor, mixes: Tensor, out: Tensor) -> tuple[int, ...]:
     return shift.data_ptr(), shift.stride(0), mixes.data_ptr(), len(mixes), out.data_ptr()
-
-
-def _gemm_parts(parts: Sequence[Part]) -> Array[GemmPart]:
-    arguments = (
-        (w.data_ptr(), x.data_ptr(), y.data_ptr(), *w.shape, function) for w, x, y, function in parts
-    )
-    return (GemmPart * len(parts))(*(GemmPart(*each) for each in arguments))
-
-
-def _prefetch(weights: Tensor | None) -> tuple[int | None, int]:
-    return pointer(weights), 0 if weights is None else min(weights.nbytes, PREFETCH_BYTES) // 16 * 16

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.ops.cuda.abi import SPARSE_SPLITS
-from rwkv_batch.ops.cuda.binding import SPARSE_ROWS
+from rwkv_batch.ops.cuda.gemms import SPARSE_ROWS
 
 MIXED = 6  # token-shifted inputs of a time mix
 MAX_SPLITS = 4  # partial sums of a GEMM with split-K
@@ -21,6 +21,7 @@ class BufferShape:
     hidden: int  # units of the channel mix
     ranks: dict[str, int]  # of the low-rank functions, by name
     device: torch.device
+    fp8: bool = False  # whether many rows are multiplied in fp8
 
 
 class StepBuffers:
@@ -69,6 +70,9 @@ class Buffers(StepBuffers):
         sparse = (SPARSE_SPLITS, min(tokens, SPARSE_ROWS[-1]), width)
         self.sparse_partials = self._take("sparse partials", *sparse, dtype=torch.float32)
         split = (0 if packed else MAX_SPLITS, min(tokens, SPLIT_TOKENS), width)
+        # What a GEMM of fp8 reads, made by `quantize_rows`.
+        self.codes = self._take("codes", tokens * shape.hidden if shape.fp8 else 0, dtype=torch.uint8)
+        self.code_scales = self._take("code scales", 3 * tokens if shape.fp8 else 0, dtype=torch.float32)
         self.split_partials = self._take("split partials", *split, dtype=torch.float32)
 
 

@@ -1,11 +1,14 @@
-"""How the tiled GEMMs for Hopper divide their work: `cuda/gemm_tile.cu` and `gemm_tile8.cu`."""
+"""How the tiled GEMMs for Hopper divide their work: `cuda/gemm_tile*.cu`."""
 
+import torch
 from torch import Tensor
 
 from rwkv_batch.ops.cuda.abi import TILE_BARRIER_BYTES, TILE_K, TILE_MAX_STAGES, TILE_W_ROWS, TileShape
 
 X_ROWS = (16, 32, 48, 64, 96, 128, 160, 192, 256)  # rows of x that a tile may have
 MULTIPROCESSORS = 132
+TILE_BYTES_OF_4_BITS = TILE_W_ROWS * (TILE_K // 2 + 4)
+TILE_ALIGNMENT = 1024  # of a ring of x
 SHARED = 232_448  # bytes of shared memory of a block
 # Of each of two blocks on a multiprocessor: the next launch begins beside this one. Of three and four.
 SHARED_OF_TWO, SHARED_OF_THREE, SHARED_OF_FOUR = 115_712, 76_000, 57_000
@@ -16,13 +19,33 @@ def fits(n: int, k: int) -> bool:
     return n % TILE_W_ROWS == 0 and k % TILE_K == 0
 
 
+def ordered_codes(codes: Tensor) -> Tensor:
+    """Codes `[N, K]` of 8 bits, each 64 of a row in the order in which gemm_tile8 reads them."""
+    # Of 64: [16 numbers, halves of these, lanes, pairs] to [lanes, 16 numbers, halves, pairs].
+    ordered: Tensor = codes.view(len(codes), -1, 4, 2, 4, 2).permute(0, 1, 4, 2, 3, 5)
+    return ordered.reshape(codes.shape)
+
+
 def tiles_of_codes(codes: Tensor) -> Tensor:
-    """Codes `[N, K]` uint8 as gemm_tile8 reads them: `[N/64, K/64, 64, 64]`."""
+    """Codes `[N, K]` of int8 as gemm_tile8 reads them: `[N/64, K/64, 64, 64]`, each row `ordered_codes`."""
     n, k = codes.shape
-    tiles = codes.view(n // TILE_W_ROWS, TILE_W_ROWS, k // TILE_K, TILE_K).transpose(1, 2)
-    # Of a row's 64: [16 numbers, halves of these, lanes, pairs] to [lanes, 16 numbers, halves, pairs].
-    ordered: Tensor = tiles.unflatten(-1, (4, 2, 4, 2)).permute(0, 1, 2, 5, 3, 4, 6)
-    return ordered.flatten(3).contiguous()
+    tiles = ordered_codes(codes).view(n // TILE_W_ROWS, TILE_W_ROWS, k // TILE_K, TILE_K)
+    return tiles.transpose(1, 2).contiguous()
+
+
+def tiles_of_4_bits(codes: Tensor, scales: Tensor, minimums: Tensor) -> Tensor:
+    """Codes `[N, K]` uint8 below 16, with scales and minimums `[N, K/64]` fp16, as gemm_tile4 reads them.
+
+    Returns `[N/64, K/64, 64 * 36]` uint8: 64 rows of 32 bytes, and the scale and the minimum of each.
+    """
+    n, strips = scales.shape
+    # Of 64 codes: [words, fours of a word, halves of 16 numbers, lanes, halves of a pair] to [lanes, words,
+    # halves of a pair, fours, halves], eight of them a word.
+    ordered = codes.view(n, strips, 2, 2, 2, 4, 2).permute(0, 1, 5, 2, 6, 3, 4).reshape(n, strips, 32, 2)
+    packed = ordered[..., 0] | ordered[..., 1] << 4
+    both = torch.stack([scales, minimums], 2).view(torch.uint8)
+    of_tiles = [part.view(-1, TILE_W_ROWS, strips, part.shape[2]).transpose(1, 2) for part in (packed, both)]
+    return torch.cat([part.flatten(2) for part in of_tiles], 2)
 
 
 def tile_shape(parts: int, n: int, k: int, m: int, transposed: bool) -> TileShape:
@@ -41,11 +64,11 @@ def tile_shape(parts: int, n: int, k: int, m: int, transposed: bool) -> TileShap
     # Up to 128 rows two blocks share a multiprocessor: weights of the next launch arrive while this one ends.
     room = SHARED_OF_TWO if rows <= 128 else SHARED
     x_stages = 5 if 32 < rows <= 64 else 4 if split_k == 1 or rows <= 64 else 3
-    return _with_stages(TileShape(rows, groups, split_k, 0, x_stages), 2, room)
+    return _with_stages(TileShape(rows, groups, split_k, 0, x_stages), 16, 2 if rows <= 32 else 1, room)
 
 
-def tile_shape8(parts: int, n: int, k: int, m: int) -> TileShape:
-    """The same for weights of 8 bits.
+def tile_shape_coded(parts: int, n: int, k: int, m: int, bits: int) -> TileShape:
+    """The same for weights of 8 or 4 bits that become fp16 in registers.
 
     Measured on an H200 (driver 580.159.04, 2026-11-23): a block does nothing else while its weights go
     through registers, so several share a multiprocessor: three, if then all run at once, otherwise four.
@@ -55,18 +78,49 @@ def tile_shape8(parts: int, n: int, k: int, m: int) -> TileShape:
     rows = next(size for size in sizes if size * x_tiles >= m)
     split_k = _split_k(parts, n, k, 3 * MULTIPROCESSORS)
     three = parts * n // TILE_W_ROWS * split_k <= 3 * MULTIPROCESSORS
-    room = SHARED_OF_TWO if rows > 96 else SHARED_OF_THREE if three else SHARED_OF_FOUR
-    return _with_stages(TileShape(rows, 1, split_k, 0, 3), 1, room)
+    room = SHARED_OF_TWO if rows > 96 else SHARED_OF_THREE if three or rows > 32 else SHARED_OF_FOUR
+    strips = 2 if rows <= 64 else 1
+    return _with_stages(
+        TileShape(rows, 1, split_k, 0, 3 if strips == 1 or rows <= 32 else 2), bits, strips, room
+    )
 
 
-def _with_stages(shape: TileShape, w_bytes: int, room: int) -> TileShape:
-    """With as many stages of w as so many bytes of shared memory hold, at least two."""
+def tile_shape_fp8(parts: int, n: int, k: int, m: int, most_rows: int) -> TileShape:
+    """The same with fp8 on both sides, for tiles of at most so many rows of x; for dozens of rows and more.
+
+    Two numbers count as one, which is as many bytes. Measured on an H200 (driver 580.159.04, 2026-11-23): two
+    warpgroups share the rows of x of a block wherever there are blocks enough; K is split only where half of
+    the multiprocessors would idle; one block with deep rings does as well as two that share them.
+    """
+    x_tiles = -(-m // most_rows)
+    rows = next(size for size in X_ROWS if size * x_tiles >= m)
+    tiles = parts * n // TILE_W_ROWS * x_tiles
+    groups = 2 if rows > 32 and tiles // 2 >= MULTIPROCESSORS * 2 // 3 else 1
+    blocks, split_k = tiles // groups, 1
+    while (
+        groups == 1
+        and split_k < 8
+        and 2 * split_k * blocks <= MULTIPROCESSORS
+        and k // split_k >= 16 * TILE_K
+    ):
+        split_k *= 2
+    two = rows <= 128 and blocks * split_k > MULTIPROCESSORS
+    room = (SHARED_OF_TWO if two else SHARED) - groups * rows * 4
+    x_stages = 3 if split_k > 1 or (two and groups == 2) else 4 if two or rows * groups == 512 else 5
+    return _with_stages(TileShape(rows, groups, split_k, 0, x_stages), 16, 2 if rows <= 32 else 1, room)
+
+
+def _with_stages(shape: TileShape, bits: int, strips: int, room: int) -> TileShape:
+    """With as many stages of w as so many bytes of shared memory hold, at least two.
+
+    bits: of a number of w. strips: of 64 numbers along k in a stage.
+    """
     rows, split_k, groups = shape.x_rows, shape.split_k, shape.groups
-    strips = 2 if rows <= 32 else 1
-    w_stage, x_stage = groups * TILE_W_ROWS * TILE_K * w_bytes * strips, rows * TILE_K * 2 * strips
+    tile = TILE_BYTES_OF_4_BITS if bits == 4 else TILE_W_ROWS * TILE_K * bits // 8
+    w_stage, x_stage = groups * tile * strips, rows * TILE_K * 2 * strips
     received = -(-rows // 8 // split_k) * split_k * groups * 128 * 16 if split_k > 1 else 0
-    room -= TILE_BARRIER_BYTES + received
-    if w_bytes == 1 and (room - shape.x_stages * x_stage) // w_stage < 2:
+    room -= TILE_BARRIER_BYTES + received + (TILE_ALIGNMENT if bits == 4 else 0)
+    if bits < 16 and (room - shape.x_stages * x_stage) // w_stage < 2:
         shape.x_stages = 2
     shape.w_stages = max(2, min(TILE_MAX_STAGES, (room - shape.x_stages * x_stage) // w_stage))
     return shape

@@ -7,7 +7,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 SHARED, OWN = ROOT / "cuda", ROOT / "hip"
-HOPPER_ONLY = ("gemm_lowrank", "gemm_lowrank_resident", "gemm_tile", "gemm_tile8", "norm_mix_decode_team")
+HOPPER_ONLY = (
+    *("gemm_lowrank", "gemm_lowrank_resident", "gemm_tile", "gemm_tile4", "gemm_tile8", "gemm_tile_fp8"),
+    *("norm_mix_decode_team", "quantize_rows"),
+)
 QUIET = ("-Wno-unused-result", "-Wno-unused-const-variable")
 # What the fast arithmetic of the CUDA build leaves out here too, but no reordering: sums have a fixed order.
 FLAGS = ("-x", "hip", "-std=c++17", "-O3", "-fPIC", "-fno-math-errno", "-Wall", *QUIET)

@@ -22,7 +22,7 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
     missing = -codes.shape[1] % count
     units = torch.nn.functional.pad(codes, (0, missing)).reshape(len(codes), -1, count)
     wide = torch.int64 if 8 * size > 31 else torch.int32
-    word = torch.zeros(units.shape[:2], dtype=wide)
+    word = torch.zeros(units.shape[:2], dtype=wide, device=codes.device)
     for place in range(count):
         word |= units[..., place].to(wide) << (place * bits)
     found = [((word >> (8 * place)) & 255).to(torch.uint8) for place in range(size)]
@@ -33,7 +33,7 @@ def unpack_codes(packed: Tensor, bits: int, codes: int) -> Tensor:
     """`[n, packed_size(k, bits)]` uint8 back to `[n, k]` uint8, where k is `codes`."""
     count, size = UNITS[bits]
     units = packed.reshape(len(packed), -1, size)
-    found = torch.empty(*units.shape[:2], count, dtype=torch.uint8)
+    found = torch.empty(*units.shape[:2], count, dtype=torch.uint8, device=packed.device)
     for place in range(count):
         first, shift = divmod(place * bits, 8)
         code = units[..., first] >> shift

@@ -5,7 +5,7 @@ numbers of an output are zero, so are its scale and codes.
 """
 
 from abc import abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -79,6 +79,21 @@ class Fp8Weight(ChannelWeight):
     def read_rows(self, rows: slice) -> Tensor:
         codes = self.parts["values"].view(torch.uint8)[rows]
         return decode_float(codes, 4, 3).mul_(self.parts["scales"][rows, None])
+
+
+class Fp8BothWeight(Fp8Weight):
+    """The same matrix, which multiplies rows of x that have become fp8 too, as a GPU does with many rows."""
+
+    @classmethod
+    def of(cls, weight: Fp8Weight) -> Self:
+        """A matrix with the parts of another."""
+        return cls(weight.shape, weight.parts)
+
+    @classmethod
+    def rounded(cls, x: Tensor) -> Tensor:
+        """Rows `[n, inputs]` fp32 as fp8 with a scale each, in fp32 again."""
+        scales = x.abs().amax(1, keepdim=True) / cls.most
+        return over(x, scales).to(torch.float8_e4m3fn).float().mul_(scales)
 
 
 class SmallFloatWeight(ChannelWeight):

@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 from rwkv_batch.ops.cpu.binding import CpuKernels
 from rwkv_batch.ops.cpu.products import int8_linear
 from rwkv_batch.ops.linear import Linear, prepare
-from rwkv_batch.ops.weights.channels import Int8Weight
+from rwkv_batch.ops.weights.channels import Fp8BothWeight, Int8Weight
 from rwkv_batch.ops.weights.halves import HalfWeight
 from rwkv_batch.ops.weights.weight import Weight
 
@@ -37,7 +37,10 @@ def product_with(
     if isinstance(weight, Int8Weight):
         values, scales = weight.parts["values"], weight.parts["scales"]
         return int8_linear(kernels, values, scales, bias) if kernels else int8_product(values, scales, bias)
-    return partial(_by_blocks, weight=weight, bias=bias)
+    multiply = partial(_by_blocks, weight=weight, bias=bias)
+    if isinstance(weight, Fp8BothWeight):
+        return lambda x: multiply(Fp8BothWeight.rounded(x))
+    return multiply
 
 
 def int8_product(values: Tensor, scales: Tensor, bias: Tensor | None = None) -> Linear:

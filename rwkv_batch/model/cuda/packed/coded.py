@@ -1,37 +1,37 @@
-"""Matrices of 8 bits on a GPU, as `cuda/gemm_tile8.cu` reads them."""
+"""Matrices of 8 and 4 bits on a GPU, as `cuda/gemm_tile8.cu` and its neighbours read them."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from rwkv_batch.ops.cuda.tile import tiles_of_codes
+from rwkv_batch.ops.cuda.tile import ordered_codes, tiles_of_4_bits, tiles_of_codes
+from rwkv_batch.ops.weights.bits import unpack_codes
 from rwkv_batch.ops.weights.channels import Fp8Weight, Int8Weight
+from rwkv_batch.ops.weights.groups import Int4Weight, WideInt4Weight
 from rwkv_batch.ops.weights.weight import Weight
 
 OUTPUT_MULTIPLE = 64  # of which outputs are a multiple; those added are zero
 SIGN = 0x80  # which makes a whole number's byte 128 more than the number
-CODED = (Int8Weight, Fp8Weight)
+CODED = (Int8Weight, Fp8Weight, Int4Weight, WideInt4Weight)
 
 
 @dataclass(frozen=True)
 class CodedMatrix:
     """`[outputs, inputs]`, of which both are multiples of 64."""
 
-    tiles: Tensor  # [outputs / 64, inputs / 64, 64, 64] uint8
-    scales: Tensor  # [outputs], fp32
-    fp8: bool  # what the codes are, else int8
+    codes: Tensor  # of fp8 `ordered_codes`, of others `tiles_of_codes` or `tiles_of_4_bits`; uint8
+    scales: Tensor | None  # [outputs], fp32; those of 4 bits are with the codes
+    format: str  # "int8", "fp8" or "int4"
+    shape: tuple[int, int]
 
     def __len__(self) -> int:
-        return len(self.scales)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return len(self.scales), self.tiles.shape[1] * self.tiles.shape[3]
+        return self.shape[0]
 
     @property
     def device(self) -> torch.device:
-        return self.tiles.device
+        return self.codes.device
 
 
 LargeMatrix = Tensor | CodedMatrix
@@ -43,21 +43,30 @@ def has_products(device: torch.device) -> bool:
 
 
 def coded(weight: Weight, device: torch.device) -> CodedMatrix:
-    """A matrix in int8 or fp8 on a GPU, with zeros up to a multiple of OUTPUT_MULTIPLE outputs."""
+    """A matrix in a format of CODED on a GPU, with zeros up to a multiple of OUTPUT_MULTIPLE outputs."""
     assert isinstance(weight, CODED)
-    codes = weight.parts["values"].view(torch.uint8).to(device)
-    fp8 = isinstance(weight, Fp8Weight)
-    if not fp8:
-        codes = codes ^ SIGN
-    missing = -len(codes) % OUTPUT_MULTIPLE
-    if missing:
-        codes = torch.cat([codes, codes.new_full((missing, codes.shape[1]), 0 if fp8 else SIGN)])
-    scales = torch.cat([weight.parts["scales"].to(device), torch.zeros(missing, device=device)])
-    return CodedMatrix(tiles_of_codes(codes), scales, fp8)
+    outputs, inputs = weight.shape
+    shape = (outputs + -outputs % OUTPUT_MULTIPLE, inputs)
+    more = (0, 0, 0, shape[0] - outputs)
+    parts = {name: part.to(device) for name, part in weight.parts.items()}
+    if isinstance(weight, Int4Weight):
+        codes = unpack_codes(parts["values"], 4, inputs)
+        repeats = weight.group // Int4Weight.group
+        of_groups = [
+            parts[name].repeat_interleave(repeats, 1)[:, : inputs // Int4Weight.group]
+            for name in ("scales", "minimums")
+        ]
+        return CodedMatrix(
+            tiles_of_4_bits(pad(codes, more), *(pad(part, more) for part in of_groups)), None, "int4", shape
+        )
+    codes, scales = parts["values"].view(torch.uint8), pad(parts["scales"], (0, shape[0] - outputs))
+    if isinstance(weight, Int8Weight):
+        return CodedMatrix(tiles_of_codes(pad(codes ^ SIGN, more, value=SIGN)), scales, "int8", shape)
+    return CodedMatrix(ordered_codes(pad(codes, more)), scales, "fp8", shape)
 
 
 def first_bytes(matrix: LargeMatrix | tuple[CodedMatrix, ...]) -> Tensor:
     """What a kernel before can fetch ahead: the tensor that a product with it reads first."""
     if isinstance(matrix, tuple):
         matrix = matrix[0]
-    return matrix.tiles if isinstance(matrix, CodedMatrix) else matrix
+    return matrix.codes if isinstance(matrix, CodedMatrix) else matrix

@@ -1,4 +1,4 @@
-"""A checkpoint packed for the CUDA kernels, in fp16, or its large matrices in 8 bits.
+"""A checkpoint packed for the CUDA kernels, in fp16, or its large matrices in 8 or 4 bits.
 
 What is multiplied together lies side by side, and a low-rank function has one rank in all layers.
 """
@@ -56,7 +56,7 @@ class CudaLayer:
     norm2: Norm
     x_k: Tensor  # [1, C]; with a DeepEmbed [3, C], as it reads the token itself too: 0 mixes nothing in
     key: LargeMatrix  # [4 C, C]
-    # fp16: [4 C, C], one run of C weights for each hidden unit, so inactive units can be skipped. 8 bits:
+    # fp16: [4 C, C], one run of C weights for each hidden unit, so inactive units can be skipped. Others:
     # [C, 4 C]
     value: LargeMatrix
     deep_embed: CudaDeepEmbed | None  # of RWKV-7a
@@ -77,7 +77,8 @@ class CudaWeights:
         """The sizes of a step's buffers."""
         layer = self.layers[-1]  # layer 0 has no "v"
         ranks = {name: len(w) for name, w in layer.low_in.items()}
-        return BufferShape(len(layer.output), len(layer.key), ranks, self.head.device)
+        fp8 = isinstance(layer.output, CodedMatrix) and layer.output.format == "fp8"
+        return BufferShape(len(layer.output), len(layer.key), ranks, self.head.device, fp8)
 
 
 def pack_weights(checkpoint: Checkpoint, device: torch.device) -> CudaWeights:

@@ -1,14 +1,15 @@
 """GEMMs by cuBLASLt, or hipBLASLt on an AMD GPU, with any algorithm that it proposes.
 
 Its own first choice is not always the fastest. y = x w^T, all fp16 with sums in fp32. The library's matrices
-are column-major, so to it that is y^T = w x^T.
+are column-major, so to it that is y^T = w x^T. x and w may be fp8 (e4m3), with a scale for each of their rows
+(cuBLASLt on Hopper alone).
 Where K is long and x has few rows, K is split: a batch of GEMMs over neighbouring parts of K, with partial
 sums in fp32.
 """
 
 import ctypes
 from contextlib import suppress
-from ctypes import Structure, byref, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import Structure, byref, c_float, c_int, c_int8, c_int64, c_size_t, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,9 @@ from torch import Tensor
 MAX_ALGORITHMS = 8  # of a shape
 WORKSPACE = 32 << 20  # bytes, shared by all GEMMs: they run one after the other
 R_32F, R_16F = 0, 2  # types, with the same numbers in both libraries
+# Of cuBLASLt alone: fp8; attributes of a GEMM (fewer digits in sums, scales of its matrices); their value.
+R_8F_E4M3, FAST_SUMS, SCALES, SCALE_MODES, SCALE_OF_EACH_ROW = 28, 25, (17, 18), (31, 32), 3
+INVALID_VALUE = 7  # a status, of versions that have no scales for each row
 WORKSPACE_BYTES = 1  # the attribute of a preference, likewise
 
 
@@ -82,7 +86,8 @@ HIPBLASLT = LtNames(
 class GemmShape:
     """`batch` GEMMs of w `[n, k]` (transposed: stored as `[k, n]`) and x `[m, k]`.
 
-    split_k: they are the parts of one GEMM with K = batch k.
+    split_k: they are the parts of one GEMM with K = batch k. fp8: of w and x; then neither batches nor
+    `transposed`.
     """
 
     batch: int
@@ -91,6 +96,7 @@ class GemmShape:
     k: int
     transposed: bool
     split_k: bool = False
+    fp8: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,6 +137,14 @@ class BlasLt:
         """How many algorithms the library proposes for it."""
         return len(self._prepare(shape).algorithms)
 
+    def run_fp8(
+        self, w: Tensor, w_scales: Tensor, x: Tensor, x_scales: Tensor, y: Tensor, algorithm: int
+    ) -> None:
+        """One GEMM of fp8 codes `w [N, K]` and `x [M, K]`, times the scales `[N]` and `[M]`, in fp32."""
+        prepared = self._prepare(GemmShape(1, len(w), len(x), x.shape[1], False, fp8=True))
+        self._set_scales(prepared.gemm, w_scales, x_scales)
+        self._multiply(prepared, w, x, y, algorithm)
+
     def run(self, w: Tensor, x: Tensor, y: Tensor, algorithm: int, transposed: bool = False) -> None:
         """One GEMM, or a batch in tensors of three dimensions; algorithm 0 is the library's own choice.
 
@@ -139,6 +153,9 @@ class BlasLt:
         batch, split_k = len(y) if y.dim() == 3 else 1, y.dim() > x.dim()
         k = x.shape[-1] // (batch if split_k else 1)
         prepared = self._prepare(GemmShape(batch, y.shape[-1], x.shape[-2], k, transposed, split_k))
+        self._multiply(prepared, w, x, y, algorithm)
+
+    def _multiply(self, prepared: _Prepared, w: Tensor, x: Tensor, y: Tensor, algorithm: int) -> None:
         at_w, at_x, at_y = (c_void_p(tensor.data_ptr()) for tensor in (w, x, y))
         inputs = (byref(self._one), at_w, prepared.w, at_x, prepared.x, byref(self._zero))
         outputs = (at_y, prepared.y, at_y, prepared.y, byref(prepared.algorithms[algorithm]))
@@ -151,13 +168,18 @@ class BlasLt:
         self._call("MatmulDescCreate", byref(gemm), self._names.compute_32f, R_32F)
         if not s.transposed:
             self._set("MatmulDesc", gemm, self._names.transpose_w, c_int(self._names.transposed))
+        if s.fp8:
+            self._set("MatmulDesc", gemm, FAST_SUMS, c_int8(1))
+            for mode in SCALE_MODES:
+                self._set("MatmulDesc", gemm, mode, c_int(SCALE_OF_EACH_ROW))
+            self._set_scales(gemm, self._workspace, self._workspace)  # which proposals ask for, not read yet
         w = self._matrix(s, R_16F, s.n, s.k) if s.transposed else self._columns_of_k(s, s.n)
         x, y = self._columns_of_k(s, s.m), self._matrix(s, R_32F if s.split_k else R_16F, s.n, s.m)
         self._call("MatmulPreferenceCreate", byref(preference))
         self._set("MatmulPreference", preference, WORKSPACE_BYTES, c_uint64(WORKSPACE))
         proposals: Any = (self._names.proposal * MAX_ALGORITHMS)()
         wanted = (self._handle, gemm, w, x, y, y, preference, MAX_ALGORITHMS)
-        refused = self._names.not_supported
+        refused = (self._names.not_supported, *([INVALID_VALUE] if s.fp8 else []))
         self._call("MatmulAlgoGetHeuristic", *wanted, proposals, byref(count), accepted=refused)
         self._call("MatmulPreferenceDestroy", preference)
         return _Prepared(gemm, w, x, y, [each for each in proposals[: count.value] if each.state == 0])
@@ -165,7 +187,7 @@ class BlasLt:
     def _columns_of_k(self, s: GemmShape, columns: int) -> c_void_p:
         """A matrix with columns of k numbers; with split-K these are parts of longer ones."""
         strides = (s.batch * s.k, s.k) if s.split_k else (s.k, s.k * columns)
-        return self._matrix(s, R_16F, s.k, columns, *strides)
+        return self._matrix(s, R_8F_E4M3 if s.fp8 else R_16F, s.k, columns, *strides)
 
     def _matrix(
         self, s: GemmShape, dtype: int, rows: int, columns: int, column: int = 0, part: int = 0
@@ -177,15 +199,19 @@ class BlasLt:
         self._set("MatrixLayout", matrix, self._names.batch_stride, c_int64(part or rows * columns))
         return matrix
 
+    def _set_scales(self, gemm: c_void_p, *scales: Tensor) -> None:
+        for attribute, tensor in zip(SCALES, scales, strict=True):
+            self._set("MatmulDesc", gemm, attribute, c_uint64(tensor.data_ptr()))
+
     def _set(
-        self, kind: str, descriptor: c_void_p, attribute: int, value: c_int | c_int64 | c_uint64
+        self, kind: str, descriptor: c_void_p, attribute: int, value: c_int8 | c_int | c_int64 | c_uint64
     ) -> None:
         size = c_size_t(ctypes.sizeof(value))
         self._call(f"{kind}SetAttribute", descriptor, attribute, byref(value), size)
 
-    def _call(self, name: str, *arguments: object, accepted: int = 0) -> None:
-        """Raises RuntimeError on any status but 0 and `accepted`."""
+    def _call(self, name: str, *arguments: object, accepted: tuple[int, ...] = ()) -> None:
+        """Raises RuntimeError on any status but 0 and those `accepted`."""
         function = self._names.prefix + name
         error = getattr(self._library, function)(*arguments)
-        if error not in (0, accepted):
+        if error not in (0, *accepted):
             raise RuntimeError(f"{function} failed (status {error}); check the driver and free GPU memory.")

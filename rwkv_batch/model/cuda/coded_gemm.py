@@ -1,0 +1,83 @@
+"""GEMMs with matrices of 8 and 4 bits.
+
+- "coded": `gemm_tile8` or `gemm_tile4`, by the bits; weights become fp16 in registers, x stays fp16
+- "fp8", "fp8/128": `gemm_tile_fp8`, with at most 256 or 128 rows of x in a tile
+- "fp8lt0", "fp8lt1"...: fp8 by an algorithm of cuBLASLt
+
+With fp8 on both sides, rows of x are made fp8 first, each with a scale of its own. That is less exact than
+"coded", which few rows run with in any case, as they wait for weights alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rwkv_batch.model.cuda.packed.coded import CodedMatrix
+from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, TILE_K
+from rwkv_batch.ops.cuda.binding import Kernels
+from rwkv_batch.ops.cuda.blas.blaslt import BlasLt, GemmShape
+
+CODED = "coded"
+FP8 = {"fp8": 256, "fp8/128": 128}  # rows of x in a tile
+FP8_LT = tuple(f"fp8lt{number}" for number in range(4))
+FP8_TOKENS = 65  # for which x becomes fp8, at least
+
+
+@dataclass(frozen=True)
+class Fp8Room:
+    """Room for what a GEMM of fp8 reads: bytes for codes, and fp32 for scales."""
+
+    codes: Tensor
+    scales: Tensor
+
+
+@dataclass(frozen=True)
+class CodedGemms:
+    """Runs them by a method."""
+
+    kernels: Kernels
+    lt: BlasLt | None
+
+    def candidates(self, w: CodedMatrix, tokens: int) -> tuple[str, ...]:
+        """The methods for that matrix and so many tokens."""
+        n, k = w.shape
+        if w.format != "fp8" or tokens < FP8_TOKENS or k % (2 * TILE_K) or self.kernels.invariant:
+            return (CODED,)
+        algorithms = 0
+        if self.lt is not None:
+            algorithms = self.lt.algorithm_count(GemmShape(1, n, tokens, k, transposed=False, fp8=True))
+        return CODED, *FP8, *FP8_LT[:algorithms]
+
+    def run(
+        self,
+        ws: Sequence[CodedMatrix],
+        xs: Tensor,
+        ys: Sequence[Tensor],
+        method: str,
+        room: Fp8Room | None,
+        activation: int = IDENTITY,
+    ) -> None:
+        """y = f(x w^T) for each w and x of xs `[len(ws), M, K]`. room: for all methods but CODED."""
+        codes, kind = [w.codes for w in ws], ws[0].format
+        if kind == "int4":
+            self.kernels.gemm_tile4(codes, list(xs), ys, activation)
+            return
+        scales = [w.scales for w in ws if w.scales is not None]
+        if method == CODED:
+            self.kernels.gemm_tile8(codes, scales, list(xs), ys, kind == "fp8", activation)
+            return
+        assert room is not None
+        x_codes, x_scales = room.codes[: xs.numel()].view(xs.shape), room.scales[: xs.shape[0] * xs.shape[1]]
+        self.kernels.quantize_rows(xs.flatten(0, 1), x_codes, x_scales)
+        scales_of = x_scales.view(xs.shape[:2])
+        if method in FP8:
+            self.kernels.gemm_tile_fp8(
+                codes, scales, list(x_codes), list(scales_of), ys, activation, FP8[method]
+            )
+            return
+        assert self.lt is not None
+        for w, scale, x, x_scale, y in zip(codes, scales, x_codes, scales_of, ys, strict=True):
+            self.lt.run_fp8(w, scale, x, x_scale, y, FP8_LT.index(method))
+            if activation == RELU_SQUARE:
+                self.kernels.relu_square(y)

@@ -1,0 +1,169 @@
+"""The GEMMs among the kernels in `cuda/` as Python functions, and what all of them need.
+
+Tensors are as those of `binding`.
+"""
+
+from collections.abc import Callable, Sequence
+from ctypes import CDLL, Array, byref, c_void_p
+
+import torch
+from torch import Tensor
+
+from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, GemmPart
+from rwkv_batch.ops.cuda.tile import tile_shape, tile_shape_coded, tile_shape_fp8
+
+PREFETCH_BYTES = 8 << 20  # of weights for the next kernel: what memory delivers while this one leaves it idle
+RESIDENT, AUTO = 0, -1  # split_k of gemm_lowrank: none, as w stays in shared memory; the fastest
+MAX_RESIDENT_K = 1024
+SPARSE_ROWS = (1, 2, 4, 8)  # batches that gemm_sparse takes
+
+Part = tuple[Tensor, Tensor, Tensor, int]  # w [N, K], x [M, K], y [M, N], activation
+
+
+class GemmKernels:
+    """What `Kernels` has of GEMMs, with all else that multiplies."""
+
+    library: CDLL
+    sparse_partials: int  # that gemm_sparse leaves to be added up
+    _call: Callable[..., None]  # a kernel's name and arguments
+
+    def relu_square(self, h: Tensor) -> None:
+        """h = relu(h)^2 in place, at most what fp16 holds."""
+        self._call("rwkv_relu_square", h.data_ptr(), h.numel())
+
+    def gemm_stream(
+        self, parts: Sequence[Part], warp_rows: int = 16, split_k: int = 8, prefetch: Tensor | None = None
+    ) -> None:
+        """y = f(x w^T) for every part, all with the same M: weights are streamed once, for few rows of x.
+
+        warp_rows: of w that a warp takes, 16 or 32. split_k: warps that share one K, 8, or 2 for short K.
+        prefetch: weights that the next kernel reads.
+        """
+        count, rows = len(parts), len(parts[0][1])
+        self._call(
+            "rwkv_gemm_stream", _gemm_parts(parts), count, rows, warp_rows, split_k, *prefetched(prefetch)
+        )
+
+    def gemm_lowrank(self, parts: Sequence[Part], split_k: int, prefetch: Tensor | None = None) -> None:
+        """As `gemm_stream` for small w and dozens of rows and more; needs `has_lowrank`.
+
+        split_k: 1, 2, 4, 8, AUTO, or RESIDENT for K up to MAX_RESIDENT_K.
+        """
+        count, rows = len(parts), len(parts[0][1])
+        self._call("rwkv_gemm_lowrank", _gemm_parts(parts), count, rows, split_k, *prefetched(prefetch))
+
+    def gemm_tile(
+        self,
+        ws: Sequence[Tensor],
+        xs: Sequence[Tensor],
+        ys: Sequence[Tensor],
+        activation: int = IDENTITY,
+        transposed: bool = False,
+    ) -> None:
+        """y = f(x w^T) for up to three w `[N, K]`, x `[M, K]` and y `[M, N]` of one shape; needs `has_tile`.
+
+        transposed: w is stored as `[K, N]`. f is IDENTITY or RELU_SQUARE; N and K are multiples of 64.
+        """
+        m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
+        pointers = [_pointers(group) for group in (ws, xs, ys)]
+        shape = tile_shape(len(ws), n, k, m, transposed)
+        square = activation == RELU_SQUARE
+        self._call("rwkv_gemm_tile", *pointers, len(ws), m, n, k, int(transposed), int(square), byref(shape))
+
+    def gemm_tile8(
+        self,
+        ws: Sequence[Tensor],
+        scales: Sequence[Tensor],
+        xs: Sequence[Tensor],
+        ys: Sequence[Tensor],
+        fp8: bool,
+        activation: int = IDENTITY,
+    ) -> None:
+        """As `gemm_tile` with weights of 8 bits, and scales `[N]` in fp32.
+
+        fp8: the bytes of e4m3, none of them NaN, `tile.ordered_codes`; else int8, to each of which 128 is
+        added, `tile.tiles_of_codes`.
+        """
+        m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
+        pointers = [_pointers(group) for group in (ws, scales, xs, ys)]
+        shape, square = tile_shape_coded(len(ws), n, k, m, 8), activation == RELU_SQUARE
+        self._call("rwkv_gemm_tile8", *pointers, len(ws), m, n, k, int(fp8), int(square), byref(shape))
+
+    def gemm_tile4(
+        self, ws: Sequence[Tensor], xs: Sequence[Tensor], ys: Sequence[Tensor], activation: int = IDENTITY
+    ) -> None:
+        """As `gemm_tile` with weights of 4 bits (`tile.tiles_of_4_bits`)."""
+        m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
+        pointers = [_pointers(group) for group in (ws, xs, ys)]
+        shape, square = tile_shape_coded(len(ws), n, k, m, 4), activation == RELU_SQUARE
+        self._call("rwkv_gemm_tile4", *pointers, len(ws), m, n, k, int(square), byref(shape))
+
+    def quantize_rows(self, x: Tensor, codes: Tensor, scales: Tensor) -> None:
+        """Rows of x `[M, K]` as fp8 codes `[M, K]` in the order of `tile.ordered_codes`, and scales `[M]`.
+
+        Needs `has_tile`; K is a multiple of 64.
+        """
+        self._call("rwkv_quantize_rows", x.data_ptr(), codes.data_ptr(), scales.data_ptr(), *x.shape)
+
+    def gemm_tile_fp8(
+        self,
+        ws: Sequence[Tensor],
+        scales: Sequence[Tensor],
+        xs: Sequence[Tensor],
+        x_scales: Sequence[Tensor],
+        ys: Sequence[Tensor],
+        activation: int = IDENTITY,
+        most_rows: int = 256,
+    ) -> None:
+        """As `gemm_tile8` with fp8 on both sides: x `[M, K]` codes in the same order, scales `[M]`.
+
+        K is a multiple of 128. most_rows: of x in a tile.
+        """
+        m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
+        pointers = [_pointers(group) for group in (ws, scales, xs, x_scales, ys)]
+        shape, square = tile_shape_fp8(len(ws), n, k, m, most_rows), activation == RELU_SQUARE
+        self._call("rwkv_gemm_tile_fp8", *pointers, len(ws), m, n, k, int(square), byref(shape))
+
+    def gemm_sparse(self, h: Tensor, w: Tensor, partials: Tensor, prefetch: Tensor | None = None) -> Tensor:
+        """h `[M, K]` times w `[K, N]` without the weights of hidden units that are zero in all rows.
+
+        M is one of SPARSE_ROWS. partials: room for `[SPARSE_SPLITS, M, N]`. Returns the ones whose sum is the
+        product.
+        """
+        pointers = (h.data_ptr(), w.data_ptr(), partials.data_ptr())
+        self._call("rwkv_gemm_sparse", *pointers, len(h), *w.shape, *prefetched(prefetch))
+        return partials[: self.sparse_partials]
+
+    def sparse_fits(self, rows: int, k: int) -> bool:
+        """Whether `gemm_sparse` takes so many rows of K, as the GPU has shared memory for them."""
+        return rows in SPARSE_ROWS and bool(self.library.rwkv_gemm_sparse_fits(rows, k))
+
+
+def launch(library: CDLL, kernel: str, *arguments: object) -> None:
+    """Launch on the current stream. Raises RuntimeError if CUDA refuses."""
+    error = getattr(library, kernel)(*arguments, torch.cuda.current_stream().cuda_stream)
+    if error:
+        raise RuntimeError(
+            f"The kernel {kernel} could not be launched (CUDA error {error}); check the driver."
+        )
+
+
+def pointer(tensor: Tensor | None) -> int | None:
+    """The address of a tensor's first number; None stays None."""
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _pointers(tensors: Sequence[Tensor]) -> Array[c_void_p]:
+    return (c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+
+
+def _gemm_parts(parts: Sequence[Part]) -> Array[GemmPart]:
+    arguments = (
+        (w.data_ptr(), x.data_ptr(), y.data_ptr(), *w.shape, function) for w, x, y, function in parts
+    )
+    return (GemmPart * len(parts))(*(GemmPart(*each) for each in arguments))
+
+
+def prefetched(weights: Tensor | None) -> tuple[int | None, int]:
+    """A tensor of weights as a kernel takes what it is to fetch ahead."""
+    return pointer(weights), 0 if weights is None else min(weights.nbytes, PREFETCH_BYTES) // 16 * 16

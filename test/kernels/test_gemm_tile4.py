@@ -1,0 +1,84 @@
+"""The tiled GEMM with weights of 4 bits against torch in fp64, at odd sizes, and with every code there is."""
+
+import pytest
+import torch
+from cuda_gpu import ACTIVATIONS, DEVICE, ROWS, needs_gpu, normal, off, poisoned
+
+from rwkv_batch.ops.cuda import tile
+from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE
+
+on_hopper = [*needs_gpu, pytest.mark.usefixtures("hopper")]
+SHAPES = [(64, 64), (192, 320), (768, 768), (2048, 512), (512, 2048), (3072, 768), (4096, 192), (65536, 128)]
+
+
+def quantized(n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random weights: as the kernel takes them, and in fp64, rounded to fp16 as it rounds them."""
+    codes = torch.randint(0, 16, (n, k), device=DEVICE, dtype=torch.uint8)
+    scales = ((torch.rand(n, k // 64, device=DEVICE) + 0.5) / k**0.5 / 4).half()
+    minimums = (scales.float() * (torch.rand(n, k // 64, device=DEVICE) - 9)).half()
+    weights = codes.view(n, -1, 64).double() * scales.double()[..., None] + minimums.double()[..., None]
+    return tile.tiles_of_4_bits(codes, scales, minimums), weights.half().double().flatten(1)
+
+
+@pytest.mark.parametrize("rows", [*ROWS, 16, 64, 100, 512])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+@pytest.mark.parametrize("activation", [IDENTITY, RELU_SQUARE])
+class TestTiles:
+    pytestmark = on_hopper
+
+    def test_gemms(self, kernels, rows, n, k, activation):
+        count = 3 if n < 4096 else 1
+        ws, wanted = zip(*(quantized(n, k) for _ in range(count)), strict=True)
+        xs, ys = [normal(rows, k) for _ in range(count)], [poisoned(rows, n) for _ in range(count)]
+        kernels.gemm_tile4(ws, xs, ys, activation)
+        for w, x, y in zip(wanted, xs, ys, strict=True):
+            assert off(y, ACTIVATIONS[activation](x.double() @ w.T)) < 1e-3
+
+
+class TestCodes:
+    pytestmark = on_hopper
+
+    def test_every_code_is_its_number(self, kernels):
+        """Each row of w has one code everywhere, and x one number that is not zero."""
+        codes = torch.arange(64, device=DEVICE, dtype=torch.uint8) % 16
+        scales = torch.full((64, 3), 0.25, device=DEVICE).half()
+        minimums = (torch.arange(64, device=DEVICE) // 16).half()[:, None].repeat(1, 3)
+        wanted = codes * 0.25 + minimums[:, 0].double()
+        w, y = tile.tiles_of_4_bits(codes[:, None].repeat(1, 192), scales, minimums), poisoned(192, 64)
+        kernels.gemm_tile4([w], [torch.eye(192, device=DEVICE).half()], [y])
+        assert torch.equal(y.double(), wanted.expand(192, 64))
+
+    def test_a_row_is_the_same_alone_and_among_any_others(self, kernels):
+        (w, _), x, together = quantized(2048, 512), normal(321, 512), poisoned(321, 2048)
+        kernels.gemm_tile4([w], [x], [together])
+        for rows in (1, 16, 17, 40, 64, 90, 128, 150, 180, 256):
+            first = poisoned(rows, 2048)
+            kernels.gemm_tile4([w], [x[:rows]], [first])
+            assert torch.equal(first, together[:rows])
+
+    def test_relu_squared_never_overflows(self, kernels):
+        codes = torch.randint(0, 16, (64, 64), device=DEVICE, dtype=torch.uint8)
+        scales, minimums = (torch.full((64, 1), at, device=DEVICE).half() for at in (10.0, -80.0))
+        y = poisoned(8, 64)
+        kernels.gemm_tile4(
+            [tile.tiles_of_4_bits(codes, scales, minimums)], [normal(8, 64) * 100], [y], RELU_SQUARE
+        )
+        assert y.isfinite().all() and y.max() == torch.finfo(torch.float16).max
+
+
+def test_the_order_of_the_codes():
+    """Lane q of four has two words of a row; a word's halves hold what becomes the halves of pairs."""
+    codes = torch.randint(0, 16, (128, 192), dtype=torch.uint8)
+    scales, minimums = torch.randn(128, 3).half(), torch.randn(128, 3).half()
+    tiles = tile.tiles_of_4_bits(codes, scales, minimums)
+    assert tiles.shape == (2, 3, 64 * 36)
+    for row, strip in ((0, 0), (5, 2), (127, 1)):
+        found = tiles[row // 64, strip]
+        words = found[row % 64 * 32 : row % 64 * 32 + 32].view(torch.int32).view(4, 2)
+        of_row = found[2048 + row % 64 * 4 :][:4].view(torch.float16)
+        assert of_row.tolist() == [scales[row, strip].item(), minimums[row, strip].item()]
+        for lane in range(4):
+            for step in range(4):
+                for at, nibble in ((0, 0), (1, 4), (8, 1), (9, 5)):
+                    code = int(words[lane, step // 2]) >> (nibble + 2 * (step % 2)) * 4 & 15
+                    assert code == int(codes[row, strip * 64 + 16 * step + 2 * lane + at])

@@ -169,6 +169,7 @@ def _parser() -> argparse.ArgumentParser:
         "GPUs, to test them on an NVIDIA GPU (default %(default)s)",
     )
     flag("--pp-devices", metavar="LIST", nargs="+", default=[], help="the GPU to use: 0 or [0]")
+    flag("--gpu-memory", **gigabytes, help="GiB of the GPU to use, CUDA's own 0.5 besides (default: all)")
     flag(
         "--max-rows",
         **positive | {"type": partial(_number_or_auto, 1)},

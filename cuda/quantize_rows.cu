@@ -14,9 +14,10 @@
 
 constexpr int MOST_PIECES = 4;  // of 16 codes that a thread holds
 constexpr int MOST_THREADS = 1024;
-constexpr float MOST_FP8 = 448.f;
 
 #if HOPPER
+constexpr float MOST_FP8 = 448.f;
+
 // Of two numbers, the first in the low byte.
 __device__ __forceinline__ uint32_t fp8_pair(float2 x) {
     uint16_t codes;

@@ -39,6 +39,7 @@ class EngineConfig(ProcessConfig):
     mole_router: MoleRouter | None = None  # the rule by which experts of an adapter are chosen
     device: str = "auto"  # "auto", "cpu", "cuda" or "cuda:1"
     backend: BackendName = "auto"  # what computes: own kernels if there are any for the device, else torch
+    gpu_memory: int | None = None  # bytes of the GPU, at most; None: what is free
     max_rows: int | None = None  # rows that run at once
     max_waiting: int = 4096  # rows that may wait for a slot; more are refused
     prefill_tokens: int | None = None  # prompt tokens a step

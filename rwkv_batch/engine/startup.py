@@ -52,6 +52,8 @@ def load_model(
     """See Engine. Raises CheckpointError, DeviceError, SamplerError."""
     place = devices.find_device(config.device)
     on_cpu = place.type == "cpu"
+    if config.gpu_memory is not None:
+        devices.limit_memory(place, config.gpu_memory)
     reads = on_cpu or config.weights is not None  # before anything goes to the device
     weights = load_weights(model, config, progress if reads else None, values=on_cpu)
     before = devices.allocated_bytes(place)

@@ -52,7 +52,25 @@ def free_bytes(device: torch.device) -> int:
         return _free_host_bytes()
     with torch.cuda.device(device):
         torch.cuda.empty_cache()
-    return torch.cuda.mem_get_info(device)[0]
+    free, total = torch.cuda.mem_get_info(device)
+    allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total)
+    return min(free, allowed - torch.cuda.memory_reserved(device))
+
+
+def limit_memory(device: torch.device, limit: int) -> None:
+    """Let this process allocate so many bytes of a GPU at most, besides what CUDA itself takes.
+
+    Raises DeviceError if the device is none, or has less.
+    """
+    if device.type == "cpu":
+        raise DeviceError("--gpu-memory is for a GPU, and this runs on a CPU; leave it out")
+    total = torch.cuda.mem_get_info(device)[1]
+    if limit > total:
+        raise DeviceError(
+            f"--gpu-memory asks for {limit / 2**30:.1f} GiB, and {describe(device)} has {total / 2**30:.1f}; "
+            "leave it out to use all that is free"
+        )
+    torch.cuda.set_per_process_memory_fraction(limit / total, device)
 
 
 def allocated_bytes(device: torch.device) -> int:

@@ -1,0 +1,33 @@
+"""A server that may take a part of the GPU's memory only."""
+
+import pytest
+import torch
+from checkpoints import tiny
+from cuda_gpu import needs_gpu
+
+from rwkv_batch.engine.engine import Engine
+from rwkv_batch.ops.device import DeviceError
+
+pytestmark = needs_gpu
+ROOM = 3 << 30  # of which one GiB stays free for what nobody counts
+DEVICE = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def limit():
+    torch.cuda.empty_cache()
+    yield torch.cuda.memory_reserved(DEVICE) + ROOM
+    torch.cuda.set_per_process_memory_fraction(1.0, DEVICE)
+
+
+def test_rows_fill_the_limit_and_all_of_them_run_within_it(limit):
+    weights = tiny(layers=8, width=2048, vocab=300)
+    with pytest.raises(DeviceError, match="--max-rows") as refusal:
+        Engine(weights, device="cuda", gpu_memory=limit, max_rows=5000, l1=0, prefill_tokens=256)
+    rows = int(str(refusal.value).split("--max-rows ")[1].rstrip("."))
+    assert rows > 50
+    torch.cuda.reset_peak_memory_stats(DEVICE)
+    engine = Engine(weights, device="cuda", gpu_memory=limit, max_rows=rows, l1=0, prefill_tokens=256)
+    found = engine.generate([[1 + number % 200] for number in range(rows)], max_tokens=3, stop_ids=[])
+    assert len(found) == rows
+    assert torch.cuda.max_memory_reserved(DEVICE) <= limit

@@ -105,6 +105,7 @@ def formats(seed: int = 0) -> list[StateFormat]:
         StateFormat("fp8 e4m3, scale a row", scaled(KEY, E4M3, half(torch.float8_e4m3fn))),
         StateFormat("int8, scale a row, every 16 tokens", row, 16),
         StateFormat("int8, scale a column, every 16 tokens", column, 16),
+        StateFormat("int8, scale a row, every 256 tokens", row, 256),
         StateFormat("int8, scale a column, every 256 tokens", column, 256),
     ]
 
@@ -186,6 +187,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="of random weights in place of a model")
     parser.add_argument("--width", type=int, default=256, help="of random weights")
     parser.add_argument("--tokens", type=int, default=100_000)
+    parser.add_argument("--only", default="", help="formats with this in their names, beside fp32")
     parser.add_argument("--part", type=int, default=20_000, help="tokens of a column")
     args = parser.parse_args()
     if args.model:
@@ -194,7 +196,8 @@ def main() -> None:
         checkpoint = from_tensors("random", random_checkpoint(args.layers, args.width))
     else:
         checkpoint = from_tensors("the bundled model", unpack.tensors())
-    kinds = formats()
+    first, *others = formats()
+    kinds = [first, *(kind for kind in others if args.only in kind.name)]
     parts = read(checkpoint, kinds, args.tokens, args.part)
     print(
         f"{checkpoint.name}, {checkpoint.layers} layers of width {checkpoint.width}, {args.tokens} tokens\n"

@@ -65,6 +65,7 @@ def test_a_decay_of_whole_columns_is_exact_with_a_scale_a_column():
 def test_it_prints_a_row_for_each_format_and_measure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """None of those that are left out with --only."""
     flags = ["--layers", "1", "--width", "64", "--tokens", "200", "--part", "100"]
     monkeypatch.setattr(sys, "argv", ["state_formats.py", *flags])
     BENCH.main()
@@ -73,3 +74,7 @@ def test_it_prints_a_row_for_each_format_and_measure(
         divergence, above, error = ([float(x) for x in row[1:]] for row in rows if row[:1] == [name])
         assert len(divergence) == len(above) == len(error) == 3  # two parts, and both together
         assert min(error) > 0 or "256" in name
+    monkeypatch.setattr(sys, "argv", ["state_formats.py", *flags, "--only", "fp8"])
+    BENCH.main()
+    printed = capsys.readouterr().out
+    assert printed.count("fp8") == 3 and "int8" not in printed

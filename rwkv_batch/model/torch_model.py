@@ -127,7 +127,7 @@ class TorchModel(ABC):
             norm = norm_tensors(tensors, "blocks.0.ln0").to(self.device, torch.float32)
         # Where memory is short it is read from the mapped file. Otherwise a copy: so whoever writes into the
         # file of a model that runs does no harm.
-        copy = not self.checkpoint.packed
+        copy = self.device.type == "cpu" and not self.checkpoint.packed
         return Embedding(tensors["emb.weight"].to(self.device, copy=copy), norm, self.dtype)
 
     def _vector(self, tensor: Tensor) -> Tensor:

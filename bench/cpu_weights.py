@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Speed of weight formats on a CPU, beside the same model as it is in the file.
+"""Speed of weight formats on a CPU, beside the same model as it is in the file, each as the server runs it.
 
 The models take turns, round by round, so that other load on the machine affects all. It prints the medians.
 
@@ -24,8 +24,9 @@ from bench.make_checkpoint import SIZES, random_checkpoint  # noqa: E402
 from rwkv_batch.evaluate.report import table  # noqa: E402
 from rwkv_batch.model.checkpoint import Checkpoint, load  # noqa: E402
 from rwkv_batch.model.quantization.quantize import quantize  # noqa: E402
-from rwkv_batch.model.rwkv7 import RWKV7  # noqa: E402
+from rwkv_batch.ops.cpu import binding  # noqa: E402
 from rwkv_batch.ops.weights.formats import FORMATS  # noqa: E402
+from rwkv_batch.runner.torch_runner import TorchRunner  # noqa: E402
 
 STEPS = 4  # decode steps in one measurement
 ROWS = (1, 8)
@@ -35,7 +36,9 @@ AS_IN_FILE = "as in the file"
 
 def cases(checkpoint: Checkpoint) -> list[Case]:
     """Decoding so many rows, and reading a prompt."""
-    model = RWKV7(checkpoint)
+    threads = torch.get_num_threads()
+    place, dtype = torch.device("cpu"), torch.float32
+    model = TorchRunner(checkpoint, place, dtype, kernels=binding.load(), threads=threads).model
     states = model.new_states(max(ROWS))
     ids = torch.randint(1, checkpoint.vocab, (PROMPT,), generator=torch.Generator().manual_seed(0))
 

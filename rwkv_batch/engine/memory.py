@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from rwkv_batch.config import EngineConfig
+from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.ops.device import DeviceError, describe, free_bytes, host_bytes
 from rwkv_batch.runner.protocol import Batch, Runner
 from rwkv_batch.runner.warmup import RESERVE
@@ -30,7 +31,7 @@ HOST_PART = 8  # of all memory
 DISK_PART = 2
 MOST_IDLE = 4096
 MOST_ROWS = 1 << 15  # that are looked for
-PACKED_BYTES = 2.1  # of a weight on a GPU: fp16, and what is filled up
+FILLED_UP = 1.05  # times what weights take on a GPU, as the kernels read them
 RATE_TOKENS = 2048  # by which the speed of reading prompts is measured
 
 
@@ -94,18 +95,20 @@ def idle_slots(runner: Runner, rows: int, least: int, prefill_tokens: int, share
     return min(least + left // (needed[1] - needed[0]), MOST_IDLE)
 
 
-def check_weights(name: str, parameters: int, device: torch.device, kept: int) -> None:
+def check_weights(weights: Checkpoint, device: torch.device, kept: int) -> None:
     """Before weights go to a GPU where others serve, whose steps must not run out of memory meanwhile.
 
-    `kept`: as in MemoryShare. Raises DeviceError.
+    What is not packed is in fp16 there. `kept`: as in MemoryShare. Raises DeviceError.
     """
     if device.type == "cpu":
         return
-    needed, free = int(parameters * PACKED_BYTES) + RESERVE, free_bytes(device) - kept
+    needed = int(weights.bytes_held(torch.float16.itemsize) * FILLED_UP) + RESERVE
+    free = free_bytes(device) - kept
     if needed > free:
         raise DeviceError(
-            f"The weights of {name} take {needed / 2**30:.1f} GiB, and {max(free, 0) / 2**30:.1f} GiB are "
-            f"left beside the models on {describe(device)}; remove one, or start with fewer --max-rows."
+            f"The weights of {weights.name} take {needed / 2**30:.1f} GiB, and "
+            f"{max(free, 0) / 2**30:.1f} GiB are left beside the models on {describe(device)}; remove one, "
+            "or start with fewer --max-rows."
         )
 
 

@@ -20,6 +20,7 @@ from rwkv_batch.ops.weights.weight import Weight
 
 AGAIN = "the file is damaged or of another model: download it again"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+ROWS_AT_ONCE = 1024  # of a tensor that is checked: torch makes a copy of them in 32 bits
 SAMPLES = 8  # numbers of each tensor that go into the fingerprint
 # Layer 0 sets the values that the other layers mix in.
 IGNORED = frozenset({"blocks.0.att.v0", "blocks.0.att.v1", "blocks.0.att.v2"})
@@ -223,10 +224,11 @@ def _check_values(where: str, tensors: Mapping[str, Tensor], progress: Progress 
     there = {key: tensor for key, tensor in tensors.items() if not tensor.is_meta}
     done, total = 0, sum(tensor.nbytes for tensor in there.values())
     for key, tensor in there.items():
-        # A sum meets every infinity and NaN at a fraction of the cost; only a strange one asks for the exact
-        # look.
-        if not tensor.sum(dtype=torch.float32).isfinite() and not tensor.isfinite().all():
-            raise CheckpointError(not_finite(where, key))
+        for rows in tensor.split(ROWS_AT_ONCE):
+            # A sum meets every infinity and NaN at a fraction of the cost; only a strange one asks for the
+            # exact look.
+            if not rows.sum(dtype=torch.float32).isfinite() and not rows.isfinite().all():
+                raise CheckpointError(not_finite(where, key))
         done += tensor.nbytes
         if progress is not None:
             progress(done, total)

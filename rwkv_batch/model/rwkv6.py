@@ -80,7 +80,7 @@ class RWKV6(TorchModel):
         self.layers = [(self._time_mix(layer), self._channel_mix(layer)) for layer in layers]
 
     def _run_layers(self, tokens: Tensor, states: States, rows: ops.PackedRows, changes: Changes) -> Tensor:
-        x = self.embedding[tokens].float()
+        x = self.embedding(tokens).float()
         for layer, (time_mix, channel_mix) in enumerate(self.layers):
             x = x + time_mix(time_mix.norm(x).to(self.dtype), states, layer, rows)
             x = x + channel_mix(channel_mix.norm(x).to(self.dtype), states, layer, rows)

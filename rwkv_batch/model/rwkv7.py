@@ -172,7 +172,7 @@ class RWKV7(TorchModel):
         ]
 
     def _run_layers(self, tokens: Tensor, states: States, rows: ops.PackedRows, changes: Changes) -> Tensor:
-        x = embedded = self.embedding[tokens]
+        x = embedded = self.embedding(tokens)
         v_first = None
         for layer, (time_mix, channel_mix) in enumerate(self.layers):
             of_layer = changes.of(layer)

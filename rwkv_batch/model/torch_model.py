@@ -5,13 +5,14 @@ Rows of any length are packed without padding, and their states stay in their sl
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from rwkv_batch.model.checkpoint import Checkpoint
-from rwkv_batch.model.description import matrix, norm_tensors, normed_embedding
+from rwkv_batch.model.description import Norm, matrix, norm_tensors
 from rwkv_batch.ops import torch_ops as ops
 from rwkv_batch.ops.cpu.binding import CpuKernels
 from rwkv_batch.ops.linear import Linear, prepare
@@ -22,6 +23,20 @@ from rwkv_batch.sampling.prompt_logprobs import PromptScores
 from rwkv_batch.state.slots import States
 
 SCORED_AT_ONCE = 32  # places of prompts whose logits are in memory at once
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """The embedding with layer norm ln0, row by row: the table stays as small as in the file."""
+
+    table: Tensor  # [vocab, width] in any floating dtype
+    norm: Norm | None  # fp32; None: it has been applied
+    dtype: torch.dtype
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Ids `[T]` -> `[T, width]`."""
+        rows = self.table[tokens]
+        return (rows if self.norm is None else self.norm(rows.float())).to(self.dtype)
 
 
 class TorchModel(ABC):
@@ -42,7 +57,7 @@ class TorchModel(ABC):
         """
         self.checkpoint, self.device, self.dtype = checkpoint, torch.device(device), dtype
         self._invariant, self._kernels = invariant, kernels
-        self.embedding = normed_embedding(checkpoint.tensors, self.device, dtype)
+        self.embedding = self._embedding()
         self.ln_out = norm_tensors(checkpoint.tensors, "ln_out").to(self.device, torch.float32)
         self.head = self._linear(matrix(checkpoint.tensors, checkpoint.packed, "head"))
         self.adapters: list[PreparedAdapter | None] = []  # by slot
@@ -105,6 +120,15 @@ class TorchModel(ABC):
 
     def _logits(self, x: Tensor) -> Tensor:
         return self.head(self.ln_out(x.float()).to(self.dtype)).float()
+
+    def _embedding(self) -> Embedding:
+        tensors, norm = self.checkpoint.tensors, None
+        if "blocks.0.ln0.weight" in tensors:
+            norm = norm_tensors(tensors, "blocks.0.ln0").to(self.device, torch.float32)
+        # Where memory is short it is read from the mapped file. Otherwise a copy: so whoever writes into the
+        # file of a model that runs does no harm.
+        copy = self.device.type == "cpu" and not self.checkpoint.packed
+        return Embedding(tensors["emb.weight"].to(self.device, copy=copy), norm, self.dtype)
 
     def _vector(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device, self.dtype).flatten()

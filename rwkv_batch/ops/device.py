@@ -5,7 +5,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 CGROUP = Path("/sys/fs/cgroup")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 KEPT, LARGEST_KEPT = 256 << 20, 32 << 20  # bytes; the second is the most that glibc takes
+LARGEST_IN_HEAP = 128 << 10  # bytes, what glibc begins with before it adapts
 OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory|STATUS_ALLOC_FAILED")
 
 
@@ -94,15 +95,27 @@ def host_bytes() -> int:
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep some of what it frees, where the C library is glibc.
+    """Let this process keep some of what it frees from now on, where the C library is glibc.
 
     A step on a CPU allocates and frees the same megabytes as the one before. Given back to the system each
     time, they cost a page fault for every 4 KiB.
     """
+    _set_malloc({M_TRIM_THRESHOLD: KEPT, M_MMAP_THRESHOLD: LARGEST_KEPT})
+
+
+def give_freed_memory_back() -> None:
+    """Let what this process frees go back to the system, until `keep_freed_memory`.
+
+    Loading a model frees blocks between others that stay. Kept, they would take as much as a third of it.
+    """
+    _set_malloc({M_MMAP_THRESHOLD: LARGEST_IN_HEAP})
+
+
+def _set_malloc(parameters: Mapping[int, int]) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(M_TRIM_THRESHOLD, KEPT)
-        mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
+        for parameter, value in parameters.items():
+            mallopt(parameter, value)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from rwkv_batch.model.rwkv6 import RWKV6
 from rwkv_batch.model.rwkv7 import RWKV7
 from rwkv_batch.model.torch_model import SCORED_AT_ONCE, TorchModel
 from rwkv_batch.ops.cpu.binding import CpuKernels
-from rwkv_batch.ops.device import keep_freed_memory
+from rwkv_batch.ops.device import give_freed_memory_back, keep_freed_memory
 from rwkv_batch.ops.low_rank import LowRankAdapter, PreparedAdapter, slot_numbers
 from rwkv_batch.runner.limits import GPU_LIMITS, cpu_limits
 from rwkv_batch.runner.protocol import NO_ADAPTERS, AdapterRoom, Batch, Draws, DrawUnder, KnownDraws, NewRow
@@ -53,6 +53,8 @@ class TorchRunner:
         self.dtype = torch.float32 if device.type == "cpu" else torch.float16
         self.limits = cpu_limits(checkpoint.parameters) if device.type == "cpu" else GPU_LIMITS
         models = CPU_MODELS if kernels else MODELS
+        if device.type == "cpu":
+            give_freed_memory_back()
         self.model = models[checkpoint.family](checkpoint, device, self.dtype, invariant, kernels)
         self.model.adapters = [None] * adapters.slots
         if device.type == "cpu":

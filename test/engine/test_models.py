@@ -1,5 +1,7 @@
 """Several models in one process: which one a request is for, what they share, and what they do not."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from checkpoints import tiny
@@ -10,6 +12,7 @@ from app import parse
 from rwkv_batch.engine import memory
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.memory import MemoryShare
+from rwkv_batch.model.quantization.quantize import quantize
 from rwkv_batch.ops import device
 from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.runner import torch_runner
@@ -126,11 +129,33 @@ def test_weights_that_do_not_fit_beside_others_are_refused_before_they_are_loade
     gpu, gib = torch.device("cuda", 0), 1 << 30
     monkeypatch.setattr(memory, "free_bytes", lambda device: 20 * gib)
     monkeypatch.setattr(memory, "describe", lambda device: "cuda:0")
-    fits = int(9 * gib / memory.PACKED_BYTES)
-    memory.check_weights("x", fits, gpu, kept=10 * gib)
+    fits = int(9 * gib / (2 * memory.FILLED_UP))  # in fp16
+
+    def check(parameters: int, device: torch.device, kept: int) -> None:
+        memory.check_weights(replace(tiny(), name="x", parameters=parameters), device, kept)
+
+    check(fits, gpu, kept=10 * gib)
     with pytest.raises(DeviceError, match=r"^The weights of x take 12.0 GiB, and 10.0 GiB .*\.$"):
-        memory.check_weights("x", fits * 11 // 9, gpu, kept=10 * gib)
-    memory.check_weights("x", fits * 100, torch.device("cpu"), kept=0)
+        check(fits * 11 // 9, gpu, kept=10 * gib)
+    check(fits * 100, torch.device("cpu"), kept=0)
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+def test_weights_in_fewer_bits_fit_where_those_in_16_do_not(name, monkeypatch):
+    whole = tiny(width=512, vocab=4096)
+    few = quantize(whole, name)
+    gpu, free = torch.device("cuda", 0), memory.RESERVE + 3 * whole.parameters // 2
+    assert few.bytes_held(2) < 3 * whole.parameters // 2 < whole.bytes_held(2) == 2 * whole.parameters
+    monkeypatch.setattr(memory, "free_bytes", lambda device: free)
+    monkeypatch.setattr(memory, "describe", lambda device: "cuda:0")
+    memory.check_weights(few, gpu, kept=0)
+    for refused in (whole, quantize(whole, "fp16")):
+        with pytest.raises(
+            DeviceError, match=rf"^The weights of {whole.name} take .*cuda:0; remove one, .*\.$"
+        ):
+            memory.check_weights(refused, gpu, kept=0)
+    with pytest.raises(DeviceError, match=rf"^The weights of {whole.name} take .*\.$"):
+        memory.check_weights(few, gpu, kept=whole.parameters)
 
 
 def test_host_memory_and_disk_are_divided_by_all_models(tmp_path, monkeypatch):

@@ -1,6 +1,8 @@
 """`python -m rwkv_batch.quantize` and the files that it writes."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,9 @@ from checkpoints import refusal, tiny, write_pth
 from row_adapters import write
 from safetensors import safe_open
 from safetensors.torch import save_file
+from serving import ROOT
 
-from bench.make_checkpoint import random_rwkv6, random_rwkv7a
+from bench.make_checkpoint import random_checkpoint, random_rwkv6, random_rwkv7a
 from rwkv_batch.config import WeightsName
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.model.checkpoint import from_tensors
@@ -168,3 +171,55 @@ def test_what_cannot_be_written_is_refused_before_anything_is_read(original, pac
     assert main([str(original), str(tmp_path / "folder.safetensors"), "--weights", "int4"]) == 2
     assert "cannot be written" in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == ["folder.safetensors"]
+
+
+PEAK = """
+import sys, threading
+from pathlib import Path
+import torch
+from rwkv_batch.model.quantization.packed_file import load
+from rwkv_batch.ops.cpu import binding
+from rwkv_batch.runner.torch_runner import TorchRunner
+
+def run(file):
+    checkpoint = load(file)
+    runner = TorchRunner(checkpoint, torch.device("cpu"), torch.float32, kernels=binding.load(), threads=1)
+    runner.model.forward(torch.tensor([5, 6]), [2], [0], runner.model.new_states(1))
+    return checkpoint, runner
+
+def anonymous():
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return 1024 * int(line.split()[1])
+
+run(sys.argv[2])  # what code and libraries take is there by now
+before, seen, done = anonymous(), [], threading.Event()
+def look():
+    while not done.is_set():
+        seen.append(anonymous())
+thread = threading.Thread(target=look)
+thread.start()
+checkpoint, runner = run(sys.argv[1])
+done.set()
+thread.join()
+others = 4 * sum(t.numel() for name, t in checkpoint.tensors.items() if name != "emb.weight")
+largest = max(weight.nbytes for weight in checkpoint.packed.values())
+print(max(seen) - before, sum(weight.nbytes for weight in checkpoint.packed.values()) + others, largest)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_model_from_a_file_takes_one_copy_of_its_matrices_and_none_of_its_embedding(tmp_path):
+    for name, layers, width, vocab in (("large", 2, 512, 65536), ("small", 1, 64, 512)):
+        plain = from_tensors(name, random_checkpoint(layers, width, vocab))
+        write_packed(quantize(plain, "int8"), plain.fingerprint, tmp_path / f"{name}.safetensors")
+    run = [
+        sys.executable,
+        "-c",
+        PEAK,
+        *(str(tmp_path / f"{name}.safetensors") for name in ("large", "small")),
+    ]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert not done.returncode, done.stderr
+    peak, held, largest = map(int, done.stdout.split())
+    assert peak <= held + largest

@@ -245,6 +245,15 @@ def test_a_checkpoint_in_memory_needs_no_file(make, model):
     )
 
 
+def test_a_model_runs_on_when_its_file_is_written_over(make, tmp_path):
+    file = write_pth(tmp_path / "model.pth", random_checkpoint(2, 128, 300))
+    model = make(load(file))
+    before = run(model, model.new_states(1), 0, ids(20, 300))
+    with file.open("r+b") as stream:
+        stream.write(bytes(file.stat().st_size))
+    assert torch.equal(run(model, model.new_states(1), 0, ids(20, 300)), before)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float16, 1e-2)])
 def test_a_gpu_computes_the_same(model, dtype, tolerance):

@@ -194,7 +194,7 @@ class ModelChanges:
         config = replace(config, adapter=None, adapter_scaling=None, weights=None, quantize_head=None)
         config = replace(config, capture_late=False)
         device = devices.find_device(config.device)
-        memory.check_weights(weights.name, weights.parameters, device, share.kept)
+        memory.check_weights(weights, device, share.kept)
         free = [number for number in range(MOST_LOADED) if self._streams.get(number, _nothing)() is None]
         if not free:
             raise DeviceError(f"{MOST_LOADED} models are loaded beside those of the start; remove one.")

@@ -35,7 +35,7 @@ class CpuRWKV7(RWKV7):
         if kernels is None or states.wkv.dtype != torch.float32:
             return super()._run_layers(tokens, states, rows, changes)
         places = CpuRows.of(rows.lengths, rows.slot_numbers)
-        x = embedded = self.embedding[tokens]
+        x = embedded = self.embedding(tokens)
         y: Tensor | None = None
         v_first: Tensor | None = None
         for layer, (time_mix, channel_mix) in enumerate(self.layers):

@@ -11,6 +11,7 @@ from torch import Tensor
 from rwkv_batch.ops.cpu.binding import CpuKernels
 
 PANEL = 64  # outputs that lie together
+SUMMED_AT_ONCE = 1024  # outputs: torch makes a copy of them in 32 bits
 MOST_INPUTS = 65536  # 255 * 127 times as many is below 2^31
 
 
@@ -52,7 +53,8 @@ def int8_linear(
     outputs, inputs = values.shape
     if inputs > MOST_INPUTS or (values.numel() and int(values.min()) == -128):
         raise ValueError(f"int8_linear takes values of -127 to 127 and at most {MOST_INPUTS} inputs.")
-    totals = _filled(values.sum(1, dtype=torch.int32) * 128, outputs, torch.int32)
+    sums = torch.cat([rows.sum(1, dtype=torch.int32) for rows in values.split(SUMMED_AT_ONCE)])
+    totals = _filled(sums * 128, outputs, torch.int32)
     packed, both = pack(values, kernels.int8_group), (_filled(scales, outputs), totals)
     return PackedLinear(kernels, packed, both, _filled(bias, outputs), outputs)
 
@@ -61,9 +63,12 @@ def pack(weight: Tensor, group: int = 1) -> Tensor:
     """`[outputs, inputs]` -> `[panels, inputs / group, 64, group]`, filled up with zeros."""
     outputs, inputs = weight.shape
     panels, groups = -(-outputs // PANEL), -(-inputs // group)
-    filled = weight.new_zeros(panels * PANEL, groups * group)
-    filled[:outputs, :inputs] = weight
-    return filled.view(panels, PANEL, groups, group).transpose(1, 2).contiguous()
+    if outputs % PANEL or inputs % group:
+        filled = weight.new_zeros(panels * PANEL, groups * group)
+        filled[:outputs, :inputs] = weight
+        weight = filled
+    packed = weight.reshape(panels, PANEL, groups, group).transpose(1, 2)
+    return packed.clone(memory_format=torch.contiguous_format)
 
 
 def _filled(vector: Tensor | None, outputs: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -1,8 +1,7 @@
 // GEMMs with weights of 8 bits on Hopper, up to three of one shape in one launch: y[m, n] = f(scale[n] times
 // the sum over k of x[m, k] w[n, k]).
 //
-//   w: int8, 128 more than the number, as [N/64, K/64] tiles of 64 rows of 64 codes; or fp8 (e4m3, no NaN),
-//     [N, K], as other kernels read it too
+//   w [N, K] codes, int8 (128 more than the number) or fp8 (e4m3, no NaN)
 //   scale [N] fp32; x [M, K] fp16; y [M, N] fp16; N and K multiples of 64; any M
 //   f: identity, or relu squared (at most what fp16 holds)
 //
@@ -18,23 +17,21 @@
 // split-K gives the same result for a row, whatever the other rows are and however many.
 #include "gemm_tile_kernel.cuh"
 
-// The operands of a warpgroup's thread: a tile's rows `row` and 8 below, lane q of four. What is no tile has
-// come in the TMA's swizzle, in which the sixteens of a row change places with the rows.
+// The operands of a warpgroup's thread: a tile's rows `row` and 8 below, lane q of four. In the TMA's swizzle
+// the sixteens of a row change places with the rows.
 template <typename Kind>
 struct ByteCodes : Codes {
     template <int STRIPS>
     static __device__ __forceinline__ void operands(uint32_t stage, int row, int q,
                                                     uint32_t (&a)[STRIPS * TILE_K / 16][4]) {
 #if HOPPER
-        constexpr int ROW_BYTES = Kind::TILES ? TILE_K : STRIPS * TILE_K;
-        const uint32_t from = stage + row * ROW_BYTES;
+        const uint32_t from = stage + row * STRIPS * TILE_K;
         const int turn = STRIPS == 2 ? row % 8 : row / 2 % 4;
 #pragma unroll
         for (int strip = 0; strip < STRIPS; strip++) {
-            const uint32_t sixteen =
-                from + (Kind::TILES ? strip * Kind::TILE_BYTES + q * 16 : ((strip * 4 + q) ^ turn) * 16);
+            const uint32_t sixteen = from + ((strip * 4 + q) ^ turn) * 16;
             const uint4 top = hopper::load_shared_words(sixteen),
-                        low = hopper::load_shared_words(sixteen + 8 * ROW_BYTES);
+                        low = hopper::load_shared_words(sixteen + 8 * STRIPS * TILE_K);
             const uint32_t tops[4] = {top.x, top.y, top.z, top.w}, lows[4] = {low.x, low.y, low.z, low.w};
 #pragma unroll
             for (int k = 0; k < TILE_K / 16; k++) {
@@ -49,8 +46,6 @@ struct ByteCodes : Codes {
 
 // Pairs of fp16 of two of a word's bytes, the low or the high ones.
 struct Int8Codes : ByteCodes<Int8Codes> {
-    static constexpr bool TILES = true;
-
     template <int HIGH>
     static __device__ __forceinline__ uint32_t halves(uint32_t word) {
         const uint32_t pair = __byte_perm(word, 0x64646464, HIGH ? 0x4342 : 0x4140);
@@ -90,9 +85,7 @@ int rwkv_gemm_tile8(const void* const* w, const void* const* scale, const void* 
     if (!set_up(p, x, y, count, m, n, k, square, *shape, true)) return cudaErrorInvalidValue;
     for (int i = 0; i < count; i++) {
         p.scales[i] = static_cast<const float*>(scale[i]);
-        p.tiles[i] = static_cast<const uint8_t*>(w[i]);
-        if (fp8 && !map_codes(&p.w[i], w[i], n, k, strips_for(shape->x_rows, true)))
-            return cudaErrorNotSupported;
+        if (!map_codes(&p.w[i], w[i], n, k, strips_for(shape->x_rows, true))) return cudaErrorNotSupported;
     }
     return fp8 ? launch_tiles<Fp8Codes>(p, shape->x_rows, count, stream)
                : launch_tiles<Int8Codes>(p, shape->x_rows, count, stream);

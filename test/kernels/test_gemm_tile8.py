@@ -11,11 +11,6 @@ on_hopper = [*needs_gpu, pytest.mark.usefixtures("hopper")]
 SHAPES = [(64, 64), (192, 320), (768, 768), (2048, 512), (512, 2048), (3072, 768), (4096, 192), (65536, 128)]
 
 
-def laid_out(codes: torch.Tensor, fp8: bool) -> torch.Tensor:
-    """Codes `[N, K]` as the kernel takes them."""
-    return tile.ordered_codes(codes) if fp8 else tile.tiles_of_codes(codes)
-
-
 def quantized(n: int, k: int, fp8: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Random weights: as the kernel takes them, their scales, and in fp64."""
     scale = (torch.rand(n, device=DEVICE) + 0.5) / k**0.5
@@ -27,7 +22,7 @@ def quantized(n: int, k: int, fp8: bool) -> tuple[torch.Tensor, torch.Tensor, to
         scale /= 64
         codes = (numbers + 128).to(torch.uint8)
     weights = numbers.double() * scale.double()[:, None]
-    return laid_out(codes, fp8), scale, weights
+    return tile.ordered_codes(codes), scale, weights
 
 
 @pytest.mark.parametrize("rows", [*ROWS, 16, 64, 100, 512])
@@ -58,7 +53,7 @@ class TestCodes:
             codes = torch.where(wanted == 0, torch.zeros_like(codes), codes)
         else:
             wanted = codes.double() - 128
-        w, y = laid_out(codes[:, None].repeat(1, 192), fp8), poisoned(192, 256)
+        w, y = tile.ordered_codes(codes[:, None].repeat(1, 192)), poisoned(192, 256)
         scale = torch.ones(256, device=DEVICE)
         kernels.gemm_tile8([w], [scale], [torch.eye(192, device=DEVICE).half()], [y], fp8)
         assert torch.equal(y.double(), wanted.expand(192, 256))
@@ -83,7 +78,7 @@ class TestCodes:
 def test_the_order_of_the_codes(n, k):
     """Of each four lanes, lane q has 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 of each 16 numbers, side by side."""
     codes = torch.randint(0, 256, (n, k), dtype=torch.uint8)
-    ordered, tiles = tile.ordered_codes(codes), tile.tiles_of_codes(codes)
+    ordered = tile.ordered_codes(codes)
     for row in (0, 5, n - 1):
         for strip in range(k // 64):
             wanted = [
@@ -93,4 +88,3 @@ def test_the_order_of_the_codes(n, k):
                 for at in (0, 1, 8, 9)
             ]
             assert ordered[row, strip * 64 : strip * 64 + 64].tolist() == [int(code) for code in wanted]
-            assert tiles[row // 64, strip, row % 64].tolist() == [int(code) for code in wanted]

@@ -79,10 +79,9 @@ class GemmKernels:
         fp8: bool,
         activation: int = IDENTITY,
     ) -> None:
-        """As `gemm_tile` with weights of 8 bits, and scales `[N]` in fp32.
+        """As `gemm_tile` with weights of 8 bits `[N, K]` (`tile.ordered_codes`), and scales `[N]` in fp32.
 
-        fp8: the bytes of e4m3, none of them NaN, `tile.ordered_codes`; else int8, to each of which 128 is
-        added, `tile.tiles_of_codes`.
+        fp8: the bytes of e4m3, none of them NaN; else int8, to each of which 128 is added.
         """
         m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
         pointers = [_pointers(group) for group in (ws, scales, xs, ys)]

@@ -26,13 +26,6 @@ def ordered_codes(codes: Tensor) -> Tensor:
     return ordered.reshape(codes.shape)
 
 
-def tiles_of_codes(codes: Tensor) -> Tensor:
-    """Codes `[N, K]` of int8 as gemm_tile8 reads them: `[N/64, K/64, 64, 64]`, each row `ordered_codes`."""
-    n, k = codes.shape
-    tiles = ordered_codes(codes).view(n // TILE_W_ROWS, TILE_W_ROWS, k // TILE_K, TILE_K)
-    return tiles.transpose(1, 2).contiguous()
-
-
 def tiles_of_4_bits(codes: Tensor, scales: Tensor, minimums: Tensor) -> Tensor:
     """Codes `[N, K]` uint8 below 16, with scales and minimums `[N, K/64]` fp16, as gemm_tile4 reads them.
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rwkv_batch.ops.cuda.tile import ordered_codes, tiles_of_4_bits, tiles_of_codes
+from rwkv_batch.ops.cuda.tile import ordered_codes, tiles_of_4_bits
 from rwkv_batch.ops.weights.bits import unpack_codes
 from rwkv_batch.ops.weights.channels import Fp8Weight, Int8Weight
 from rwkv_batch.ops.weights.groups import Int4Weight, WideInt4Weight
@@ -21,7 +21,7 @@ CODED = (Int8Weight, Fp8Weight, Int4Weight, WideInt4Weight)
 class CodedMatrix:
     """`[outputs, inputs]`, of which both are multiples of 64."""
 
-    codes: Tensor  # of fp8 `ordered_codes`, of others `tiles_of_codes` or `tiles_of_4_bits`; uint8
+    codes: Tensor  # as `ordered_codes` has them, or of 4 bits as `tiles_of_4_bits` has them; uint8
     scales: Tensor | None  # [outputs], fp32; those of 4 bits are with the codes
     format: str  # "int8", "fp8" or "int4"
     shape: tuple[int, int]
@@ -59,10 +59,11 @@ def coded(weight: Weight, device: torch.device) -> CodedMatrix:
         return CodedMatrix(
             tiles_of_4_bits(pad(codes, more), *(pad(part, more) for part in of_groups)), None, "int4", shape
         )
-    codes, scales = parts["values"].view(torch.uint8), pad(parts["scales"], (0, shape[0] - outputs))
+    codes, nothing = parts["values"].view(torch.uint8), 0
     if isinstance(weight, Int8Weight):
-        return CodedMatrix(tiles_of_codes(pad(codes ^ SIGN, more, value=SIGN)), scales, "int8", shape)
-    return CodedMatrix(ordered_codes(pad(codes, more)), scales, "fp8", shape)
+        codes, nothing = codes ^ SIGN, SIGN
+    scales = pad(parts["scales"], (0, shape[0] - outputs))
+    return CodedMatrix(ordered_codes(pad(codes, more, value=nothing)), scales, weight.format, shape)
 
 
 def first_bytes(matrix: LargeMatrix | tuple[CodedMatrix, ...]) -> Tensor:

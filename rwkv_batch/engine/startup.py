@@ -4,8 +4,10 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+import torch
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
@@ -55,7 +57,7 @@ def load_model(
     if config.gpu_memory is not None:
         devices.limit_memory(place, config.gpu_memory)
     reads = on_cpu or config.weights is not None  # before anything goes to the device
-    weights = load_weights(model, config, progress if reads else None, values=on_cpu)
+    weights = load_weights(model, config, progress if reads else None, on_cpu, place)
     before = devices.allocated_bytes(place)
     with devices.out_of_memory_as_error(f"the weights of {weights.name}", place):
         if on_cpu:
@@ -73,11 +75,13 @@ def load_weights(
     config: EngineConfig,
     progress: Callable[[int, int], None] | None,
     values: bool = True,
+    packing: torch.device | None = None,
 ) -> Checkpoint:
     """A checkpoint, that of a file, or the bundled one, with the adapter merged, in the configured format.
 
-    values: as of checkpoint.load, where nothing is packed. Raises CheckpointError, and DeviceError for a
-    format that does not run on the device.
+    values: as of checkpoint.load, where nothing is packed. packing: where matrices are packed, which takes
+    up to 2 GiB there; None: on the CPU. Raises CheckpointError, and DeviceError for a format that does not
+    run on the device.
     """
     if config.weights:
         if config.weights not in FORMATS:
@@ -96,9 +100,14 @@ def load_weights(
     weights = _with_adapter(weights, config)
     if config.weights is None:
         return weights
-    # Where it is to run, as a GPU packs faster; formats that a GPU does not run were refused above.
-    device = devices.find_device(config.device)
-    return quantize(weights, config.weights, config.quantize_head, _share(progress, 1), device=device)
+    pack = partial(quantize, weights, config.weights, config.quantize_head, _share(progress, 1))
+    if packing is None:
+        return pack()
+    try:
+        return pack(device=packing)  # a GPU is much faster
+    except torch.OutOfMemoryError:
+        log.info("the matrices are packed on the CPU, as there is too little room on %s", packing)
+        return pack()
 
 
 def _share(progress: Callable[[int, int], None] | None, half: int) -> Callable[[int, int], None] | None:

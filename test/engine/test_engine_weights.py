@@ -4,12 +4,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from changing_driver import ChangingDriver
 from checkpoints import write_pth
 from models_driver import WEIGHTS, alone
 
 from demo.samples import samples
+from rwkv_batch.config import EngineConfig
+from rwkv_batch.engine import startup
 from rwkv_batch.engine.engine import Engine
+from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.quantization.packed_file import write
 from rwkv_batch.model.quantization.quantize import quantize
 from rwkv_batch.wire.commands import LoadModel
@@ -28,6 +32,21 @@ def test_the_bundled_model_answers_as_before(name):
     assert [row.text for row in rows] == [sample.answer for sample in known]
     assert engine.info.weights == name
     assert engine.info.weight_bytes < 0.6 * 4 * engine.info.parameters
+
+
+def test_matrices_are_packed_on_the_cpu_where_a_gpu_has_no_room(monkeypatch):
+    places = []
+
+    def pack(*args: object, device: torch.device | str = "cpu") -> Checkpoint:
+        places.append(str(device))
+        if device != "cpu":
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return quantize(*args)
+
+    monkeypatch.setattr(startup, "quantize", pack)
+    config = EngineConfig(weights="int8", device="cpu")
+    found = startup.load_weights(WEIGHTS["two"], config, None, packing=torch.device("cuda:0"))
+    assert places == ["cuda:0", "cpu"] and found.weights == "int8" and found.packed
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ serve: $(VENV)/.installed
 	$(BIN)/python app.py $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 browser: $(VENV)/.installed-dev  # Chromium for the tests of the page; installed where this is Debian and root's
 	$(BIN)/python test/helpers/chromium.py

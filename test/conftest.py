@@ -1,6 +1,7 @@
 """Servers that several test files share; each starts when the first test asks for it."""
 
 from collections.abc import Iterator
+from functools import cache
 from typing import TYPE_CHECKING
 
 import cuda_gpu
@@ -10,7 +11,7 @@ import torch
 from ahead import LateRunner
 from serving import Server
 
-from demo.unpack import tensors
+from demo import unpack
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.runner import backends
 
@@ -56,13 +57,26 @@ def pytest_configure(config: pytest.Config) -> None:
         backends.TorchRunner = LateRunner
 
 
+@pytest.fixture(scope="session", autouse=True)
+def unpacked_once() -> Iterator[None]:
+    """The engines of a process share the tensors of the bundled model, which take most of their start."""
+    whole = cache(unpack.tensors)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(unpack, "tensors", lambda *path: dict(whole(*path)))
+        yield
+    if whole.cache_info().currsize:
+        fresh = unpack.tensors()
+        changed = [name for name, tensor in whole().items() if not torch.equal(tensor, fresh[name])]
+        assert not changed, "somebody has written to what all share"
+
+
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> "Reference":
     """The bundled model as the PyPI package `rwkv` runs it."""
     from reference import Reference  # which takes a second to import
 
     path = tmp_path_factory.mktemp("demo") / "model.pth"
-    torch.save(tensors(), path)
+    torch.save(unpack.tensors(), path)
     return Reference(path)
 
 

@@ -1,6 +1,7 @@
 """Logprobs of prompts against the PyPI package `rwkv`, however a prompt is cut, whatever runs beside it."""
 
 import pytest
+import torch
 from ahead import LateRunner
 from reference import Reference
 from scores import TEXTS, answers, expected, rows_in, scoring
@@ -24,10 +25,17 @@ def engine_of(**options) -> Engine:
     return Engine(device="cpu", **{"max_rows": 4, "prefix_cache_mb": 0} | options)
 
 
-def check(reference: Reference, tokens: list[int], entries, top: int, start: int = 1) -> None:
-    """The entries of the tokens from `start` on."""
+@pytest.fixture(scope="module")
+def truths(reference: Reference) -> dict[str, torch.Tensor]:
+    """For each of the texts, what the package expects."""
+    return {text: expected(reference, reference.tokenizer.encode(text)) for text in TEXTS}
+
+
+def check(reference: Reference, tokens: list[int], entries, top: int, start: int = 1, truth=None) -> None:
+    """The entries of the tokens from `start` on. truth: what is expected, if it is known."""
     data = reference.tokenizer.token_bytes
-    wanted, following = expected(reference, tokens)[start - 1 :], tokens[start:]
+    truth = expected(reference, tokens) if truth is None else truth
+    wanted, following = truth[start - 1 :], tokens[start:]
     assert [entry.token for entry in entries] == [data(token) for token in following]
     for entry, line, token in zip(entries, wanted, following, strict=True):
         assert entry.logprob == pytest.approx(float(line[token]), abs=CLOSE)
@@ -39,7 +47,7 @@ def check(reference: Reference, tokens: list[int], entries, top: int, start: int
 
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("prefill_tokens", [1, 7, 64, 1024])
-def test_every_prompt_has_the_packages_logprobs(reference, monkeypatch, prefill_tokens, ahead):
+def test_every_prompt_has_the_packages_logprobs(reference, truths, monkeypatch, prefill_tokens, ahead):
     if ahead:
         monkeypatch.setattr(backends, "TorchRunner", LateRunner)
     engine = engine_of(prefill_tokens=prefill_tokens)
@@ -51,22 +59,23 @@ def test_every_prompt_has_the_packages_logprobs(reference, monkeypatch, prefill_
         rows = rows_in(events)
         assert len(rows) == 1 and rows[0].finish_reason in ("stop", "length")
         assert rows[0].tokens <= i % 3 and (i % 3 or not rows[0].text)
-        check(reference, reference.tokenizer.encode(text), rows[0].prompt, i)
+        check(reference, reference.tokenizer.encode(text), rows[0].prompt, i, truth=truths[text])
     assert all(not row.prompt for events in found[5:] for row in rows_in(events))
 
 
 def test_only_what_is_asked_for_is_scored(reference):
     tokens = [0, *reference.tokenizer.encode(TEXTS[3])]
+    truth = expected(reference, tokens)
     engine = engine_of(prefill_tokens=32)
     starts = [0, 1, 2, 33, 64, len(tokens) - 1, len(tokens)]
     requests = [scoring(tokens, i, scored_from=start) for i, start in enumerate(starts)]
     for start, events in zip(starts, answers(engine, *requests), strict=True):
-        check(reference, tokens, rows_in(events)[0].prompt, 2, max(start, 1))
+        check(reference, tokens, rows_in(events)[0].prompt, 2, max(start, 1), truth)
 
 
 def test_a_cached_beginning_is_fed_again_for_those_who_want_its_logprobs(reference):
     engine = engine_of(prefix_cache_mb=64)
-    text = "The quick brown fox jumps over the lazy dog. " * 60
+    text = "The quick brown fox jumps over the lazy dog. " * 30
     long = [GenerateRequest(id="0", prompts=[text], max_tokens=1)]
     answers(engine, *long)
     ((accepted, *_),) = answers(engine, *long)
@@ -76,7 +85,7 @@ def test_a_cached_beginning_is_fed_again_for_those_who_want_its_logprobs(referen
     check(reference, reference.tokenizer.encode(text), rows_in(events)[0].prompt, 2)
 
 
-def test_all_rows_of_a_prompt_have_them_once_also_streamed(reference):
+def test_all_rows_of_a_prompt_have_them_once_also_streamed(reference, truths):
     request = GenerateRequest(
         id="0", prompts=TEXTS[:2], n=2, max_tokens=4, prompt_logprobs=1, top_logprobs=1, flush_tokens=1
     )
@@ -87,7 +96,8 @@ def test_all_rows_of_a_prompt_have_them_once_also_streamed(reference):
         first.setdefault(row.row, row)
     assert sorted(first) == [0, 1, 2, 3]
     for number, row in first.items():
-        check(reference, reference.tokenizer.encode(TEXTS[number // 2]), row.prompt, 1)
+        text = TEXTS[number // 2]
+        check(reference, reference.tokenizer.encode(text), row.prompt, 1, truth=truths[text])
 
 
 def test_ids_and_bytes_are_said_if_asked_for(reference):

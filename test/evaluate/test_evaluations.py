@@ -1,6 +1,7 @@
 """Every evaluation against the PyPI package `rwkv`, with the bundled model here and behind a URL."""
 
 import math
+from functools import cache
 
 import pytest
 from reference import Reference
@@ -35,6 +36,7 @@ def model(request: pytest.FixtureRequest):
     return RemoteModel(request.getfixturevalue("server").url)
 
 
+@cache
 def likelihood(reference: Reference, before: str, after: str) -> tuple[list[float], bool]:
     """Log probability of each token of `after`, and whether each is the likeliest one."""
     front, rest = [0, *reference.tokenizer.encode(before)], reference.tokenizer.encode(after)

@@ -17,11 +17,14 @@ from serving import ROOT, Server, free_port
 import rwkv_batch
 from demo import unpack
 
-WIDTH = unpack.tensors()["ln_out.weight"].numel()
-ADAPTER = {
-    "blocks.0.ffn.key.lora_A": torch.ones(2, WIDTH),
-    "blocks.0.ffn.key.lora_B": torch.zeros(4 * WIDTH, 2),
-}
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    """Of rank 2, for the bundled model."""
+    outputs, inputs = unpack.tensors()["blocks.0.ffn.key.weight"].shape
+    key = "blocks.0.ffn.key"
+    tensors = {f"{key}.lora_A": torch.ones(2, inputs), f"{key}.lora_B": torch.zeros(outputs, 2)}
+    return write_pth(tmp_path / "louder.pth", tensors)
 
 
 def app(*args: str, tmp: Path) -> subprocess.CompletedProcess:
@@ -70,56 +73,30 @@ def test_a_port_in_use_is_named(tmp_path: Path):
     assert port in done.stderr and "--port" in done.stderr and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    "name, content",
-    [
-        ("missing.pth", None),
-        ("broken.pth", b"PK\x03\x04 not a zip after all"),
-        ("text.pth", b"hello"),
-        ("broken.safetensors", b"\xff" * 64),
-    ],
-)
-def test_a_checkpoint_that_cannot_be_served_is_named(name: str, content: bytes | None, tmp_path: Path):
-    path = tmp_path / name
-    if content is not None:
-        path.write_bytes(content)
+def test_a_checkpoint_that_cannot_be_served_is_named(tmp_path: Path):
+    """Which files are none: test/unit/test_checkpoint.py."""
+    path = tmp_path / "broken.pth"
+    path.write_bytes(b"PK\x03\x04 not a zip after all")
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    done = app(
-        "--model-path",
-        str(path),
-        "--port",
-        str(free_port()),
-        "--device",
-        "cpu",
-        "--state-db",
-        str(tmp_path / "db"),
-        tmp=scratch,
-    )
+    options = ["--port", str(free_port()), "--device", "cpu", "--state-db", str(tmp_path / "db")]
+    done = app("--model-path", str(path), *options, tmp=scratch)
     assert done.returncode == 2
-    assert name in done.stderr and "Traceback" not in done.stderr
+    assert "broken.pth" in done.stderr and "Traceback" not in done.stderr
     assert not list(scratch.iterdir()), "temporary files stay behind"
 
 
-@pytest.mark.parametrize(
-    "flags, names",
-    [
-        (["--adapter", "{}"], "--adapter-alpha"),
-        (["--adapter-init", "{}"], "--adapter."),
-        (["--adapter", "no.pth"], "no.pth"),
-    ],
-)
-def test_an_adapter_that_cannot_be_merged_is_named(flags: list[str], names: str, tmp_path: Path):
-    file = write_pth(tmp_path / "a.pth", ADAPTER)
+def test_an_adapter_that_cannot_be_merged_is_named(adapter: Path, tmp_path: Path):
+    """Which cannot: test/unit/test_adapters.py."""
     options = ["--port", str(free_port()), "--device", "cpu", "--state-db", str(tmp_path / "db")]
-    done = app(*(flag.format(file) for flag in flags), *options, tmp=tmp_path)
+    done = app("--adapter", str(adapter), *options, tmp=tmp_path)
     assert done.returncode == 2
-    assert names in done.stderr and "Traceback" not in done.stderr
+    assert "--adapter-alpha" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_model_with_an_adapter_is_served_under_both_names(tmp_path: Path):
-    file = write_pth(tmp_path / "louder.pth", ADAPTER)
-    server = Server("--device", "cpu", "--frontends", "1", "--adapter", str(file), "--adapter-scaling", "0.5")
+def test_a_model_with_an_adapter_is_served_under_both_names(adapter: Path):
+    flags = ("--device", "cpu", "--frontends", "1")
+    server = Server(*flags, "--adapter", str(adapter), "--adapter-scaling", "0.5")
     try:
         (served,) = httpx.get(f"{server.url}/v1/models").json()["data"]
         assert served["id"] == "rwkv7-demo+louder"

@@ -19,7 +19,7 @@ from serving import Server, until
 
 from rwkv_batch.wire.metrics import FAMILIES
 
-QUIET = 400  # requests of clients that read to the end
+QUIET = 210  # requests of clients that read to the end
 UNSTEADY = 100  # those after them, of which some leave, while a front end is killed
 CLIENTS = 12
 CHATS, TEXTS, BATCH = "/openai/v1/chat/completions", "/v1/completions", "/v1/batch/completions"

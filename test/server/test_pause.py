@@ -50,37 +50,44 @@ def texts(lines: Iterator[str]) -> Iterator[tuple[str, str | None]]:
             yield choice["delta"].get("content", ""), choice.get("finish_reason")
 
 
-@pytest.mark.parametrize("session", [None, "teller"], ids=["stateless", "session"])
-def test_a_paused_stream_goes_on_after_a_restart(place: Place, session: str | None) -> None:
-    path, body = "/v1/chat/completions", LONG | {"contents": [TALE]}
-    expected = place.whole(path, body)
-    if session:
-        path, body = "/state/chat/completions", body | {"session_id": session}
-    with place.stream(path, body | {"stream": True}, "tale") as stream:
-        assert stream.headers["x-request-id"] == "tale"
-        said = texts(stream.iter_lines())
-        before = [next(said) for _ in range(20)]
+def test_paused_streams_go_on_after_a_restart(place: Place) -> None:
+    """One without a session, and one that is a turn of it."""
+    body = LONG | {"contents": [TALE]}
+    expected = place.whole("/v1/chat/completions", body)
+    requests = {
+        "tale": ("/v1/chat/completions", body),
+        "turn": ("/state/chat/completions", body | {"session_id": "teller"}),
+    }
+    before = {}
+    for name, (path, fields) in requests.items():
+        with place.stream(path, fields | {"stream": True}, name) as stream:
+            assert stream.headers["x-request-id"] == name
+            said = texts(stream.iter_lines())
+            before[name] = [next(said) for _ in range(20)]
+            listed = place.http.get("/v1/server/status").json()
+            assert [request["request_id"] for request in listed["active_requests"]] == [name]
+            answer = place.post("/v1/server/pause", {"request_id": name}).json()
+            assert answer["ok"] and answer["paused"] and answer["request_id"] == name
+            before[name] += said
+        assert before[name][-1] == ("", "paused")
         listed = place.http.get("/v1/server/status").json()
-        assert [request["request_id"] for request in listed["active_requests"]] == ["tale"]
-        answer = place.post("/v1/server/pause", {"request_id": "tale"}).json()
-        assert answer["ok"] and answer["paused"] and answer["request_id"] == "tale"
-        before += said
-    assert before[-1] == ("", "paused")
-    listed = place.http.get("/v1/server/status").json()
-    assert (listed["status"], listed["active_requests"]) == ("running", [])
-    assert listed["paused_requests"] == [{"request_id": "tale", "model": "rwkv7-demo"}]
+        assert (listed["status"], listed["active_requests"]) == ("running", [])
+        paused = [{"request_id": each, "model": "rwkv7-demo"} for each in before]
+        assert sorted(listed["paused_requests"], key=lambda each: each["request_id"]) == paused
     assert place.server.stop() == 0, place.server.log()
     place.start()
 
-    with place.stream("/v1/server/resume", {"request_id": "tale"}) as stream:
-        after = list(texts(stream.iter_lines()))
-    assert after[-1] == ("", "length")
-    assert "".join(text for text, _ in before + after) == expected
-    assert place.http.get("/v1/server/status").json()["paused_requests"] == []
-    assert place.post("/v1/server/resume", {"request_id": "tale"}).status_code == 404
-    if session:
-        (turn,) = place.http.get("/v1/state/history", params={"session_id": session}).json()["turns"]
-        assert (turn["completion"], len(turn["completion_tokens"])) == (expected, 200)
+    for name in requests:
+        with place.stream("/v1/server/resume", {"request_id": name}) as stream:
+            after = list(texts(stream.iter_lines()))
+        assert after[-1] == ("", "length")
+        assert "".join(text for text, _ in before[name] + after) == expected
+        listed = place.http.get("/v1/server/status").json()["paused_requests"]
+        assert name not in [request["request_id"] for request in listed]
+        assert place.post("/v1/server/resume", {"request_id": name}).status_code == 404
+    assert listed == []
+    (turn,) = place.http.get("/v1/state/history", params={"session_id": "teller"}).json()["turns"]
+    assert (turn["completion"], len(turn["completion_tokens"])) == (expected, 200)
 
 
 def test_a_stopped_stream_ends_with_what_it_has(place: Place) -> None:

@@ -1,8 +1,12 @@
 """What evaluation clients send, against the PyPI package `rwkv`: echo with logprobs, and the vocabulary."""
 
+from functools import cache
+
 import httpx
 import pytest
+import torch
 from openai import OpenAI
+from reference import Reference
 from scores import expected
 from serving import Server, events
 
@@ -27,6 +31,12 @@ def complete(server: Server, **body) -> dict:
     return reply.json()
 
 
+@cache
+def expected_after(reference: Reference, begin: int, tokens: tuple[int, ...]) -> torch.Tensor:
+    """As `expected`, in the places from `begin` on."""
+    return expected(reference, list(tokens))[begin - 1 :].clone()
+
+
 @pytest.mark.parametrize("as_tokens", [True, False])
 @pytest.mark.parametrize("together", [True, False])
 def test_log_likelihoods_as_the_evaluation_harness_asks_for_them(server, reference, as_tokens, together):
@@ -43,7 +53,7 @@ def test_log_likelihoods_as_the_evaluation_harness_asks_for_them(server, referen
         if not as_tokens:  # the text may be encoded otherwise where the parts meet
             whole = encode(reference.tokenizer.decode(whole))
         given, begin = choice["logprobs"], len(context)
-        lines = expected(reference, whole)[begin - 1 :]
+        lines = expected_after(reference, begin, tuple(whole))
         wanted = [float(line[token]) for line, token in zip(lines, whole[begin:], strict=True)]
         assert given["token_logprobs"][0] is None and given["top_logprobs"][0] is None
         assert sum(given["token_logprobs"][begin:-1]) == pytest.approx(sum(wanted), abs=CLOSE * len(wanted))

@@ -76,10 +76,18 @@ class Sessions:
     def post(self, path: str, body: dict) -> httpx.Response:
         return self.http.post(path, json=body)
 
+    def stored(self) -> list[str]:
+        """The names of all sessions."""
+        info = self.post("/state/status", {}).json()
+        names = [session["session_id"] for session in info["sessions"]]
+        assert info["total_sessions"] == len(names)
+        return sorted(names)
 
-@pytest.fixture
-def sessions(tmp_path: Path) -> Iterator[Sessions]:
-    running = Sessions(tmp_path)
+
+@pytest.fixture(scope="module")
+def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sessions]:
+    """For tests that neither stop it nor use the sessions of each other."""
+    running = Sessions(tmp_path_factory.mktemp("sessions"))
     yield running
     running.stop()
 
@@ -94,8 +102,8 @@ def one_prompt(said: list[tuple[str, str]]) -> tuple[list[int], str]:
     return tokens, said[-1][1]
 
 
-def test_200_sessions_remember_through_every_tier_restart_and_kill(sessions: Sessions):
-    draw = random.Random(1)
+def test_200_sessions_remember_through_every_tier_restart_and_kill(tmp_path: Path):
+    sessions, draw = Sessions(tmp_path), random.Random(1)
     name = {f"s{i}": NAMES[i % len(NAMES)] for i in range(200)}
 
     def everybody(prompt) -> None:
@@ -124,6 +132,7 @@ def test_200_sessions_remember_through_every_tier_restart_and_kill(sessions: Ses
         }
         choices = sessions.post("/v1/completions", body).json()["choices"]
         assert tuple(choice["text"] for choice in choices) == texts
+    sessions.stop()
 
 
 def test_branches_and_forks_do_not_touch_each_other(sessions: Sessions):
@@ -170,13 +179,13 @@ def test_a_history_is_shown_rewound_and_branched_from(sessions: Sessions):
 
 
 def test_two_turns_at_once_run_one_after_the_other(sessions: Sessions):
+    others = sessions.stored()
     sessions.turn("both", INTRODUCE.format("Emma"))
     with ThreadPoolExecutor() as pool:
         turns = [pool.submit(sessions.turn, "both", f"User: What is {n} + 1?\n\nAssistant:") for n in (2, 5)]
         assert sorted("3" in turn.result() for turn in turns) == [False, True]
     assert "Emma" in sessions.turn("both", ASK)
-    info = sessions.post("/state/status", {}).json()
-    assert [s["session_id"] for s in info["sessions"]] == ["both"]
+    assert sessions.stored() == sorted([*others, "both"])
 
 
 def test_a_turn_that_is_cut_off_leaves_the_state_before_it(sessions: Sessions):
@@ -195,6 +204,7 @@ def test_a_turn_that_is_cut_off_leaves_the_state_before_it(sessions: Sessions):
 
 
 def test_a_session_deleted_during_its_turn_is_gone(sessions: Sessions):
+    others = sessions.stored()
     sessions.turn("gone", INTRODUCE.format("Nina"))
     body = GREEDY | {
         "contents": [ASK],
@@ -209,7 +219,7 @@ def test_a_session_deleted_during_its_turn_is_gone(sessions: Sessions):
         next(stream)
         assert sessions.post("/state/delete", {"session_id": "gone"}).status_code == 200
         assert list(stream)[-1] == "[DONE]"
-    assert sessions.post("/state/status", {}).json()["total_sessions"] == 0
+    assert sessions.stored() == others
     assert "Nina" not in sessions.turn("gone", ASK)
 
 
@@ -217,7 +227,7 @@ def test_a_stop_string_leaves_exactly_the_text_before_it(sessions: Sessions):
     """The state has seen tokens of the stop string when it is complete; they must not stay in it."""
     body = GREEDY | {
         "contents": ["User: What is the capital of France?\n\nAssistant:"],
-        "session_id": "cut",
+        "session_id": "stopped",
         "stop_tokens": [0, "ital of"],
     }
     text = sessions.post("/state/chat/completions", body).json()["choices"][0]["message"]["content"]
@@ -226,7 +236,7 @@ def test_a_stop_string_leaves_exactly_the_text_before_it(sessions: Sessions):
     expected = sessions.post(
         "/v1/completions", {"prompt": tokens, "temperature": 0, "max_tokens": 60, "stop_tokens": [0, 24281]}
     ).json()
-    assert sessions.turn("cut", ASK) == expected["choices"][0]["text"]
+    assert sessions.turn("stopped", ASK) == expected["choices"][0]["text"]
 
 
 def test_damage_costs_at_most_its_session(tmp_path: Path):

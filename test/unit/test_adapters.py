@@ -279,11 +279,14 @@ def test_an_engine_takes_an_adapter(base, tmp_path):
     assert engine.info.model == "base+words"
     by_hand = effective(base, made(base, lora), lambda w, t: w + 8 / 4 * t["lora_B"] @ t["lora_A"])
     assert text == Engine(from_tensors("x", by_hand), **fields).generate([tokens], **asked)
-    for options in (
-        {"adapter_alpha": 8.0},
-        {"adapter_init": "x.pth"},
-        {"adapter": str(file), "adapter_alpha": 8.0, "adapter_scaling": 2.0},
-        {"adapter": str(file), "adapter_scaling": math.nan},
-        {"adapter": str(file)},
+    both = {"adapter_alpha": 8.0, "adapter_scaling": 2.0}
+    for named, options in (
+        ("--adapter.", {"adapter_alpha": 8.0}),
+        ("--adapter.", {"adapter_init": "x.pth"}),
+        ("--adapter-scaling", {"adapter": str(file), **both}),
+        ("words.pth", {"adapter": str(file), "adapter_scaling": math.nan}),
+        ("--adapter-alpha", {"adapter": str(file)}),
+        ("no.pth", {"adapter": str(tmp_path / "no.pth"), "adapter_alpha": 8.0}),
+        ("no.pth", {"adapter": str(tmp_path / "no.pth")}),
     ):
-        refusal(lambda options=options: Engine(model, **fields, **options))
+        assert named in refusal(lambda options=options: Engine(model, **fields, **options))

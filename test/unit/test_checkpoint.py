@@ -8,6 +8,8 @@ from checkpoints import refusal, write_pth
 from safetensors.torch import save_file
 
 from bench.make_checkpoint import random_checkpoint
+from rwkv_batch.config import EngineConfig
+from rwkv_batch.engine.startup import load_weights
 from rwkv_batch.model.checkpoint import from_tensors, load
 
 
@@ -58,6 +60,21 @@ def test_the_suffix_may_be_left_out(tensors, tmp_path):
     save_file(tensors, tmp_path / "other.safetensors")
     assert load(str(tmp_path / "rwkv7-g1-0.1b")).name == "rwkv7-g1-0.1b"
     assert load(tmp_path / "other").name == "other"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("missing.pth", None),
+        ("broken.pth", b"PK\x03\x04 not a zip after all"),
+        ("text.pth", b"hello"),
+        ("broken.safetensors", b"\xff" * 64),
+    ],
+)
+def test_a_file_that_is_no_checkpoint_is_named(name, content, tmp_path):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    assert name in refusal(lambda: load_weights(None, EngineConfig(model_path=str(tmp_path / name)), None))
 
 
 def test_progress_rises_to_the_whole_size(tensors, tmp_path):

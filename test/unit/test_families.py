@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -21,26 +22,45 @@ TOLERANCE = 1e-4  # against the package, relative to the size of the whole tenso
 PIECES_TOLERANCE = 1e-5  # between ways to cut a prompt, which order the same sums differently
 FAMILIES = {"rwkv6": random_rwkv6, "rwkv7a": random_rwkv7a}
 SHAPES = [(3, 192, 500), (1, 64, 300), (12, 768, 2000)]
+PIECES = [(0, 1), (1, 40), (40, 41), (41, 50)]  # in which a prompt is read
+
+
+def load_package(family, patch):
+    """The package's class for a family: which it defines, it decides when it is imported."""
+    patch.setenv("RWKV_JIT_ON", "0")
+    patch.setenv("RWKV_CUDA_ON", "0")
+    patch.setenv("RWKV_V7_ON", "0" if family == "rwkv6" else "1")
+    if family == "rwkv7a":
+        patch.setenv("RWKV_DE_VERSION", "1")
+    name = f"rwkv_package_for_{family}"
+    spec = importlib.util.spec_from_file_location(name, importlib.util.find_spec("rwkv.model").origin)
+    patch.setitem(sys.modules, name, module := importlib.util.module_from_spec(spec))
+    with precision_kept():
+        spec.loader.exec_module(module)
+    return module.RWKV
 
 
 @pytest.fixture
 def package(monkeypatch):
-    """The package's class for a family: which it defines, it decides when it is imported."""
+    return lambda family: load_package(family, monkeypatch)
 
-    def load_package(family: str):
-        monkeypatch.setenv("RWKV_JIT_ON", "0")
-        monkeypatch.setenv("RWKV_CUDA_ON", "0")
-        monkeypatch.setenv("RWKV_V7_ON", "0" if family == "rwkv6" else "1")
-        if family == "rwkv7a":
-            monkeypatch.setenv("RWKV_DE_VERSION", "1")
-        name = f"rwkv_package_for_{family}"
-        spec = importlib.util.spec_from_file_location(name, importlib.util.find_spec("rwkv.model").origin)
-        monkeypatch.setitem(sys.modules, name, module := importlib.util.module_from_spec(spec))
-        with precision_kept():
-            spec.loader.exec_module(module)
-        return module.RWKV
 
-    return load_package
+@pytest.fixture(scope="module")
+def truth(tmp_path_factory):
+    """By family and shape: a checkpoint, and the package's logits and state after PIECES of 50 ids."""
+
+    @cache
+    def read(family, layers, width, vocab):
+        file = written(family, tmp_path_factory.mktemp(family), layers, width, vocab)
+        with pytest.MonkeyPatch.context() as patch:
+            given = file if family == "rwkv6" else file.with_suffix("")
+            reference, state, logits = load_package(family, patch)(str(given), "cpu fp32"), None, []
+            for start, end in PIECES:
+                found, state = reference.forward(ids(50, vocab)[start:end].tolist(), state)
+                logits.append(found)
+        return load(file), logits, state
+
+    return read
 
 
 def off(x, reference):
@@ -56,10 +76,14 @@ def make(request):
     return maker(request.param)
 
 
-def made(make, family, tmp_path, layers=2, width=128, vocab=400):
+def written(family, folder, layers=2, width=128, vocab=400):
     # in fp32, as the package norms RWKV-6's embedding in the dtype of the file
     tensors = {key: tensor.float() for key, tensor in FAMILIES[family](layers, width, vocab).items()}
-    return make(load(write_pth(tmp_path / "model.pth", tensors)))
+    return write_pth(folder / "model.pth", tensors)
+
+
+def made(make, family, tmp_path):
+    return make(load(written(family, tmp_path)))
 
 
 def run(model, tokens, *cuts):
@@ -72,15 +96,11 @@ def run(model, tokens, *cuts):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("layers", "width", "vocab"), SHAPES)
-def test_logits_and_states_equal_those_of_the_rwkv_package(
-    make, family, layers, width, vocab, package, tmp_path
-):
-    model = made(make, family, tmp_path, layers, width, vocab)
-    file = tmp_path / "model.pth" if family == "rwkv6" else tmp_path / "model"
-    reference, state = package(family)(str(file), "cpu fp32"), None
-    tokens, states = ids(50, vocab), model.new_states(2)
-    for start, end in ((0, 1), (1, 40), (40, 41), (41, 50)):
-        expected, state = reference.forward(tokens[start:end].tolist(), state)
+def test_logits_and_states_equal_those_of_the_rwkv_package(make, family, layers, width, vocab, truth):
+    checkpoint, expected_logits, state = truth(family, layers, width, vocab)
+    model, tokens = make(checkpoint), ids(50, vocab)
+    states = model.new_states(2)
+    for (start, end), expected in zip(PIECES, expected_logits, strict=True):
         logits = model.forward(tokens[start:end], [end - start], [1], states)
         assert off(logits[0], expected) < TOLERANCE
     for layer in range(layers):

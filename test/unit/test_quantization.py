@@ -177,7 +177,7 @@ def test_a_gpu_refuses_formats_that_it_has_no_products_for(name):
 
 
 PEAK = """
-import sys, threading, time
+import ctypes, sys, threading
 from pathlib import Path
 import torch
 from rwkv_batch.model.checkpoint import load
@@ -191,15 +191,17 @@ def anonymous():
         if line.startswith("RssAnon:"):
             return 1024 * int(line.split()[1])
 
+ctypes.CDLL(None).malloc_trim(0)  # what has been freed goes back, or it would be taken again unseen
 before, seen, done = anonymous(), [], threading.Event()
 def look():
-    while not done.is_set():
+    while not done.wait(0.001):  # not all the time: packing needs the interpreter too
         seen.append(anonymous())
 thread = threading.Thread(target=look)
 thread.start()
 found = quantize(checkpoint, sys.argv[3])
 done.set()
 thread.join()
+seen.append(anonymous())
 largest = max(weight.numel() * 4 for weight in found.packed.values())
 print(max(seen) - before, sum(weight.nbytes for weight in found.packed.values()), largest)
 """

@@ -26,6 +26,7 @@ SHAPES = [
         id="4x320-wide-ranks",
     ),
 ]
+PIECES = [(0, 17), (17, 18), (18, 19), (19, 20)]  # a prompt, then one token at a time
 TOLERANCE = 1e-4  # against the package, relative to the size of the whole tensor
 PIECES_TOLERANCE = 1e-5  # between ways to cut a prompt, which order the same sums differently
 
@@ -68,15 +69,30 @@ def assert_same_state(states, slot, others, other, tolerance=0.0):
         assert torch.equal(x, y) if tolerance == 0 else off(x, y) < tolerance
 
 
+@pytest.fixture(scope="module")
+def truth(tmp_path_factory):
+    """Of a shape a checkpoint, and what the package says after each of PIECES of 20 ids: logits and state."""
+    found = {}
+
+    def read(shape):
+        if str(shape) not in found:
+            file = write_pth(tmp_path_factory.mktemp("truth") / "model.pth", random_checkpoint(**shape))
+            reference, state, after = RWKV(str(file.with_suffix("")), "cpu fp32"), None, []
+            for start, end in PIECES:
+                logits, state = reference.forward(ids(20, shape["vocab"])[start:end].tolist(), state)
+                after.append((logits, [tensor.clone() for tensor in state]))
+            found[str(shape)] = load(file), after
+        return found[str(shape)]
+
+    return read
+
+
 @pytest.mark.parametrize("shape", SHAPES)
-def test_logits_and_states_equal_those_of_the_rwkv_package(make, shape, tmp_path):
-    file = write_pth(tmp_path / "model.pth", random_checkpoint(**shape))
-    model, reference = make(load(file)), RWKV(str(file.with_suffix("")), "cpu fp32")
-    tokens = ids(20, shape["vocab"])
+def test_logits_and_states_equal_those_of_the_rwkv_package(make, shape, truth):
+    checkpoint, after = truth(shape)
+    model, tokens = make(checkpoint), ids(20, shape["vocab"])
     states = model.new_states(3)
-    want_state = None
-    for start, end in ((0, 17), (17, 18), (18, 19), (19, 20)):  # a prompt, then one token at a time
-        want, want_state = reference.forward(tokens[start:end].tolist(), want_state)
+    for (start, end), (want, want_state) in zip(PIECES, after, strict=True):
         logits = model.forward(tokens[start:end], [end - start], [1], states)
         assert logits.shape == (1, shape["vocab"]) and logits.dtype == torch.float32
         assert off(logits[0], want) < TOLERANCE and int(logits.argmax()) == int(want.argmax())

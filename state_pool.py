@@ -89,7 +89,7 @@ class StatePool:
         store = self._store = store or Store(None)
         self._states, self._wake, self._closed = states, wake, False
         self.token_log, self._durable, self._replay_tokens = token_log, durable, replay_tokens
-        self.adapted = AdaptedModels(store, *model)
+        self.adapted = AdaptedModels(store, *model, replay_on_new_model)
         self._transfer = transfer = Transfer(states, model[0])
         self._callbacks: deque[Callable[[], None]] = deque()
         self._copier, self._reader = JobThread("copies", self._report), JobThread("reads", self._report)
@@ -106,7 +106,7 @@ class StatePool:
         )
         self.images = ImageCache(store, transfer.layout, replay_rate, self._log, self._copier)
         self._tiers = Tiers(states, transfer, self._copier, free, (l1, l2), self._left)
-        self._resumer = Resumer(store, transfer, self.adapted, replay_on_new_model, self._held)
+        self._resumer = Resumer(store, transfer, self.adapted, self._held)
         keep = self._reader, self._store_with_state
         self.files = SessionFiles(self._sessions, self._log, self._tiers, self.images, self._resumer, *keep)
         self.documents = Documents(store, self._reader, self._writer)

@@ -91,4 +91,6 @@ def test_a_session_is_not_continued_in_another_format(driver, files):
     driver.settle()
     turn = driver.add("one", turn=SessionTurn(source="s", target="s"))
     driver.finish(turn)
-    assert "made by another model" in driver.events[turn][-1].message
+    refusal = driver.events[turn][-1]
+    assert isinstance(refusal, Rejected) and refusal.reason == "conflict"
+    assert "made by another model" in refusal.message

@@ -94,8 +94,8 @@ def test_a_session_waits_for_its_database_and_is_not_continued_by_other_weights(
     listed = driver.ask(ListSessions("before", to_model="one"))
     assert isinstance(listed, CommandReply) and [s.key for s in listed.sessions] == ["s"]
     driver.finish(running, waiting, fresh)
-    (*_, failed) = driver.events[waiting]
-    assert isinstance(failed, Failed) and "model" in failed.message
+    (*_, refused) = driver.events[waiting]
+    assert isinstance(refused, Rejected) and refused.reason == "conflict" and "model" in refused.message
     assert driver.text(fresh) == driver.text(stateless)
     reply = driver.ask(ListSessions("s", to_model="one"))
     assert isinstance(reply, CommandReply) and {s.key for s in reply.sessions} == {"s", "t"}

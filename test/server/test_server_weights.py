@@ -60,6 +60,19 @@ def test_a_model_is_loaded_in_another_format(small: Server, file: str, strategy:
     httpx.post(f"{small.url}/removemodel", json={"model_viewname": level}, timeout=60)
 
 
+def test_a_session_of_other_weights_is_a_conflict(small: Server):
+    def turn(strategy: str) -> httpx.Response:
+        body = {"model_filename": "rwkv7-demo.pth", "model_viewname": "it", "model_strategy": strategy}
+        assert httpx.post(f"{small.url}/loadmodel", json=body, timeout=60).json()["status"] == "success"
+        asked = CAPITAL | {"model": "it", "session_id": "of the weights", "max_tokens": 8}
+        return httpx.post(f"{small.url}/v1/chat/completions", json=asked, timeout=60)
+
+    assert turn("fp6").status_code == 200
+    refused = turn("fp5")
+    assert refused.status_code == 409 and "made by another model" in refused.json()["error"]["message"]
+    httpx.post(f"{small.url}/removemodel", json={"model_viewname": "it"}, timeout=60)
+
+
 def test_a_strategy_that_is_not_there_is_refused_with_those_that_are(small: Server):
     reply = httpx.post(
         f"{small.url}/loadmodel", json={"model_filename": "rwkv7-demo.pth", "model_strategy": "fp5c"}

@@ -62,8 +62,8 @@ class Served:
         return self.store.images_folder / f"{turn.id}.state"
 
     def resumer(self, foreign: bool = False) -> Resumer:
-        models = AdaptedModels(self.store, MODEL, VOCABULARY)
-        return Resumer(self.store, self.transfer, models, foreign, self.held.__contains__)
+        models = AdaptedModels(self.store, MODEL, VOCABULARY, foreign)
+        return Resumer(self.store, self.transfer, models, self.held.__contains__)
 
     def find(self, head: Head, foreign: bool = False) -> Start:
         return self.resumer(foreign).find(Start([], head.turn), head)

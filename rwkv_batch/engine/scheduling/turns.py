@@ -218,10 +218,14 @@ class Turns:
         source = self._pool.find(turn.source) if turn.source is not None else None
         if source is None and turn.required:
             raise _Refused("not_found", f"The session {turn.source} has been deleted meanwhile.")
-        if source is not None and self._pool.adapted.digest(source.head) != (
-            adapter.digest if adapter else ""
-        ):
-            raise _Refused("conflict", _other_adapter(turn, adapter))
+        if source is not None:
+            head, served = source.head, self._pool.adapted
+            if served.digest(head) != (adapter.digest if adapter else ""):
+                raise _Refused("conflict", _other_adapter(turn, adapter))
+            if not served.is_of_this_model(head) and (
+                refusal := served.refusal(head.model, past_unknown=head.number == 0)
+            ):
+                raise _Refused("conflict", refusal)
         if source is None and start_state:
             start = self._pool.starts.find(start_state)
             if start is None:

@@ -26,9 +26,12 @@ class AdaptedModels:
     No turn follows one of another adapter, but for start states that no adapter has made.
     """
 
-    def __init__(self, store: Store, fingerprint: str, vocabulary: int) -> None:
-        """Of the model that is loaded. Raises StoreError."""
-        self._store = store
+    def __init__(self, store: Store, fingerprint: str, vocabulary: int, any_model: bool) -> None:
+        """Of the model that is loaded. Raises StoreError.
+
+        any_model: whether the tokens of another model with the same vocabulary may be fed to this one.
+        """
+        self._store, self.any_model = store, any_model
         self.plain = plain = Model(store.model_id(fingerprint, vocabulary), fingerprint, vocabulary)
         self._digests = {plain.id: ""}  # of adapters, by the ids of models
 
@@ -53,3 +56,22 @@ class AdaptedModels:
     def serves(self, model: int) -> bool:
         """Whether turns of that model were made by what is loaded, so that they may be fed to it again."""
         return model in self._digests
+
+    def refusal(self, model: int, past_unknown: bool) -> str | None:
+        """Why turns of a model that is not loaded are not fed to this one; None: they may be.
+
+        past_unknown: they begin with a state, not a text. Raises StoreError.
+        """
+        fingerprint, vocabulary = self._store.model(model)
+        replayable = not past_unknown and vocabulary == self.plain.vocabulary
+        if replayable and self.any_model:
+            return None
+        way_out = (
+            "continue it with that one, or start the server with --replay-on-new-model"
+            if replayable
+            else "continue it with the model that made it"
+        )
+        return (
+            f"The session was made by another model ({fingerprint}, and this one is "
+            f"{self.plain.fingerprint}); {way_out}."
+        )

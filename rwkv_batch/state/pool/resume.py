@@ -31,21 +31,17 @@ _OTHER_PAST = "A part of the session is stored damaged: it is not what came befo
 
 
 class Resumer:
-    """Finds starts, on the reading thread. `held`: whether an upper tier has the state at a turn's end.
-
-    `any_model`: whether the tokens of another model with the same vocabulary may be fed to this one.
-    """
+    """Finds starts, on the reading thread. `held`: whether an upper tier has the state at a turn's end."""
 
     def __init__(
         self,
         store: Store,
         transfer: Transfer,
         served: AdaptedModels,
-        any_model: bool,
         held: Callable[[int], bool],
     ) -> None:
         self._store, self._transfer, self._served, self.model = store, transfer, served, served.plain
-        self._any_model, self.held = any_model, held
+        self.held = held
 
     def find(self, start: Start, head: Head) -> Start:
         """Go back from a start to the nearest one with a state. `head`: where its turns end.
@@ -64,7 +60,9 @@ class Resumer:
                 return start
             turn = self._read_turn(start, head)
             if not self._served.serves(turn.model):
-                self._refuse_other_model(turn)
+                refusal = self._served.refusal(turn.model, turn.past_unknown)
+                if refusal:
+                    raise StoreError(refusal)
             if turn.past_unknown:
                 raise unusable or RowDamaged("The session's state is missing, and its tokens are not known.")
             start.go_back(turn)
@@ -129,7 +127,7 @@ class Resumer:
     def read_file(self, data: bytes, tokens: bool) -> tuple[Exported, Tensor | None]:
         """A session from a file, and the state in it. Raises SnapshotError."""
         model = self.model.fingerprint, self.model.vocabulary
-        return exported.read(data, self._transfer, model, any_model=self._any_model, tokens=tokens)
+        return exported.read(data, self._transfer, model, any_model=self._served.any_model, tokens=tokens)
 
     def _sealed(self, image: Tensor, tokens: int, created: float) -> bytes:
         copy = image.clone()  # another thread may be writing it
@@ -164,21 +162,6 @@ class Resumer:
             raise RowDamaged("The state is not that of these tokens.")
         start.read_seconds = time.perf_counter() - began
         return image
-
-    def _refuse_other_model(self, turn: Turn) -> None:
-        """Raises StoreError unless the turn's tokens may be fed to this model."""
-        fingerprint, vocabulary = self._store.model(turn.model)
-        if self._any_model and not turn.past_unknown and vocabulary == self.model.vocabulary:
-            return
-        way_out = (
-            "continue it with the model that made it"
-            if turn.past_unknown or vocabulary != self.model.vocabulary
-            else "continue it with that one, or start the server with --replay-on-new-model"
-        )
-        raise StoreError(
-            f"The session was made by another model ({fingerprint}, and this one is "
-            f"{self.model.fingerprint}); {way_out}."
-        )
 
 
 def _follows(end: bytes, start: Start, head: Head) -> bool:

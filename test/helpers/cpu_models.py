@@ -2,9 +2,11 @@
 
 import ctypes
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
+import torch
 
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.torch_model import TorchModel
@@ -33,6 +35,23 @@ def kernels_for(target: str) -> CpuKernels:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "NATIVE", (f"-march={target}",))
         return CpuKernels(ctypes.CDLL(str(build.build())))
+
+
+@contextmanager
+def poisoned_outputs() -> Iterator[None]:
+    """What a kernel does not write is NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """With so many threads of torch, and of the kernels."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    yield
+    torch.set_num_threads(before)
 
 
 def maker(way: str) -> Callable[[Checkpoint], TorchModel]:

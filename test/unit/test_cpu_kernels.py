@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 from checkpoints import tiny
-from cpu_models import TARGETS, kernels, kernels_for, maker
+from cpu_models import TARGETS, kernels, kernels_for, maker, poisoned_outputs, torch_threads
 from torch.nn.functional import group_norm, layer_norm, normalize
 
 from rwkv_batch.engine import Engine
@@ -27,18 +27,14 @@ def compiled(request):
 
 @pytest.fixture(autouse=True)
 def poisoned():
-    """What a kernel does not write is NaN."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
+    with poisoned_outputs():
+        yield
 
 
 @pytest.fixture
 def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(2):
+        yield
 
 
 def inputs(tokens, seed=0):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cpu_models import TARGETS, kernels_for
+from cpu_models import TARGETS, kernels_for, poisoned_outputs, torch_threads
 from torch.nn.functional import linear
 
 from rwkv_batch.ops.cpu import products
@@ -21,18 +21,14 @@ def compiled(request):
 
 @pytest.fixture(autouse=True)
 def poisoned():
-    """What a kernel does not write is NaN."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
+    with poisoned_outputs():
+        yield
 
 
 @pytest.fixture(params=[1, 2])
 def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
+    with torch_threads(request.param):
+        yield request.param
 
 
 def draw(*shape, seed=0):

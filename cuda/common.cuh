@@ -45,13 +45,18 @@ struct Prefetch {
     unsigned bytes;  // a multiple of 16
 };
 
-// This block's share of them.
-__device__ __forceinline__ void prefetch(const Prefetch& weights) {
+// This block's share of them, which thread `thread` of `threads` divide.
+__device__ __forceinline__ void prefetch(const Prefetch& weights, unsigned thread, unsigned threads) {
     if constexpr (PREFETCHES) {
         const unsigned blocks = gridDim.x * gridDim.y, block = blockIdx.y * gridDim.x + blockIdx.x,
                        piece = 16 * 1024;
-        for (unsigned i = block + threadIdx.x * blocks; i < (weights.bytes + piece - 1) / piece;
-             i += blocks * blockDim.x)
+        for (unsigned i = block + thread * blocks; i < (weights.bytes + piece - 1) / piece;
+             i += blocks * threads)
             prefetch_l2(weights.from + i * piece, min(piece, weights.bytes - i * piece));
     }
+}
+
+// All of its threads do.
+__device__ __forceinline__ void prefetch(const Prefetch& weights) {
+    prefetch(weights, threadIdx.x, blockDim.x);
 }

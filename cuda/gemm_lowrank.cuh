@@ -37,7 +37,7 @@ namespace hopper {
 // acc += a piece of 64 rows of x times one of w.
 template <int COLUMNS>
 __device__ __forceinline__ void add_piece(float (&acc)[COLUMNS / 2], uint32_t x, uint32_t w) {
-    const uint64_t a = operand(x), b = operand(w);
+    const uint32_t a = operand(x), b = operand(w);
     wgmma_begin();
 #pragma unroll
     for (int s = 0; s < PIECE / 16; s++) wgmma<COLUMNS, 0>(acc, a + s * 2, b + s * 2);

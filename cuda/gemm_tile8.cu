@@ -15,40 +15,51 @@
 //
 // Sums are fp32: over k inside a part in order, then over the parts in order, then times the scale. The same
 // split-K gives the same result for a row, whatever the other rows are and however many.
+#include <algorithm>
+
 #include "gemm_tile_kernel.cuh"
 
-// The operands of a warpgroup's thread: a tile's rows `row` and 8 below, lane q of four. In the TMA's swizzle
-// the sixteens of a row change places with the rows.
+// The operands of a warpgroup's thread: lane q of four has numbers of a tile's rows `row` and 8 below. In the
+// TMA's swizzle the sixteens of a row change places with the rows.
 template <typename Kind>
 struct ByteCodes : Codes {
-    template <int STRIPS>
-    static __device__ __forceinline__ void operands(uint32_t stage, int row, int q,
-                                                    uint32_t (&a)[STRIPS * TILE_K / 16][4]) {
+    // Of the STRIPS strips of a stage those from `first` on that `a` has room for.
+    template <int STRIPS, int STEPS>
+    static __device__ __forceinline__ void operands(uint32_t stage, int first, int warp, int lane,
+                                                    uint32_t bits, uint32_t (&a)[STEPS][4]) {
 #if HOPPER
-        const uint32_t from = stage + row * STRIPS * TILE_K;
-        const int turn = STRIPS == 2 ? row % 8 : row / 2 % 4;
+        constexpr int BOX = STRIPS < 2 ? 1 : 2;  // strips side by side
+        const int row = warp * 16 + lane / 4, q = lane % 4;
+        const uint32_t from = stage + first * TILE_BYTES + row * BOX * TILE_K;
+        const int turn = BOX == 2 ? row % 8 : row / 2 % 4;
 #pragma unroll
-        for (int strip = 0; strip < STRIPS; strip++) {
+        for (int strip = 0; strip < STEPS * 16 / TILE_K; strip++) {
             const uint32_t sixteen = from + ((strip * 4 + q) ^ turn) * 16;
             const uint4 top = hopper::load_shared_words(sixteen),
-                        low = hopper::load_shared_words(sixteen + 8 * STRIPS * TILE_K);
+                        low = hopper::load_shared_words(sixteen + 8 * BOX * TILE_K);
             const uint32_t tops[4] = {top.x, top.y, top.z, top.w}, lows[4] = {low.x, low.y, low.z, low.w};
 #pragma unroll
             for (int k = 0; k < TILE_K / 16; k++) {
                 uint32_t (&to)[4] = a[strip * TILE_K / 16 + k];
-                to[0] = Kind::template halves<0>(tops[k]), to[1] = Kind::template halves<0>(lows[k]);
-                to[2] = Kind::template halves<1>(tops[k]), to[3] = Kind::template halves<1>(lows[k]);
+                to[0] = Kind::template halves<0>(tops[k], bits),
+                to[1] = Kind::template halves<0>(lows[k], bits);
+                to[2] = Kind::template halves<1>(tops[k], bits),
+                to[3] = Kind::template halves<1>(lows[k], bits);
             }
         }
 #endif
     }
 };
 
-// Pairs of fp16 of two of a word's bytes, the low or the high ones.
+// Pairs of fp16 of two of a word's bytes, the low or the high ones. bits: what they are put among.
 struct Int8Codes : ByteCodes<Int8Codes> {
+    // Of 1024, of unknown value to the compiler: a constant would take the place in the instruction that the
+    // choice of bytes needs.
+    static __device__ __forceinline__ uint32_t bits() { return __shfl_sync(0xffffffff, 0x64646464, 0); }
+
     template <int HIGH>
-    static __device__ __forceinline__ uint32_t halves(uint32_t word) {
-        const uint32_t pair = __byte_perm(word, 0x64646464, HIGH ? 0x4342 : 0x4140);
+    static __device__ __forceinline__ uint32_t halves(uint32_t word, uint32_t bits) {
+        const uint32_t pair = __byte_perm(word, bits, HIGH ? 0x4342 : 0x4140);
         const __half2 bias = __half2half2(__ushort_as_half(0x6480));  // 1152
         const __half2 numbers = __hsub2(reinterpret_cast<const __half2&>(pair), bias);
         return reinterpret_cast<const uint32_t&>(numbers);
@@ -57,7 +68,7 @@ struct Int8Codes : ByteCodes<Int8Codes> {
 
 struct Fp8Codes : ByteCodes<Fp8Codes> {
     template <int HIGH>
-    static __device__ __forceinline__ uint32_t halves(uint32_t word) {
+    static __device__ __forceinline__ uint32_t halves(uint32_t word, uint32_t) {
         uint32_t numbers;
         asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(numbers) : "h"(uint16_t(HIGH ? word >> 16 : word)));
         return numbers;
@@ -76,16 +87,18 @@ bool map_codes(CUtensorMap* out, const void* matrix, int rows, int columns, int 
 }  // namespace
 
 extern "C" {
-// fp8: what the codes are, else int8.
+// fp8: what the codes are, else int8. next: weights of the next kernel, to be brought into the L2 cache.
 int rwkv_gemm_tile8(const void* const* w, const void* const* scale, const void* const* x, void* const* y,
                     int count, int m, int n, int k, int fp8, int square, const TileShape* shape,
-                    cudaStream_t stream) {
+                    const char* next, unsigned next_bytes, cudaStream_t stream) {
     if (!on_hopper()) return cudaErrorNotSupported;
     TileGemms p = {};
     if (!set_up(p, x, y, count, m, n, k, square, *shape, true)) return cudaErrorInvalidValue;
+    p.prefetch = {next, next_bytes};
     for (int i = 0; i < count; i++) {
         p.scales[i] = static_cast<const float*>(scale[i]);
-        if (!map_codes(&p.w[i], w[i], n, k, strips_for(shape->x_rows, true))) return cudaErrorNotSupported;
+        if (!map_codes(&p.w[i], w[i], n, k, std::min(strips_for(shape->x_rows, true), 2)))
+            return cudaErrorNotSupported;
     }
     return fp8 ? launch_tiles<Fp8Codes>(p, shape->x_rows, count, stream)
                : launch_tiles<Int8Codes>(p, shape->x_rows, count, stream);

@@ -1,73 +1,14 @@
 // The kernel of gemm_tile.cu, gemm_tile8.cu, gemm_tile4.cu and gemm_tile_fp8.cu, by how w lies in memory, and
 // its launcher. The first says what it does.
 #pragma once
-#include "common.cuh"
-#include "gemm_tile.cuh"
-#include "hopper.cuh"
-#include "tensor_map.cuh"
-
-constexpr int STRIP_BYTES = TILE_K * 2;
-constexpr int GROUP_THREADS = 128;
-constexpr int MAX_GROUPS = 2;
-constexpr int PRODUCER_WARPS = 2;
-constexpr int MAX_PARTS = 3;
-constexpr int MAX_SPLIT_K = 8;  // blocks of a cluster
-
-// By rows of x: strips of k in a stage (a barrier takes as long as the products of a few rows, and codes are
-// fewer bytes), and blocks of a multiprocessor at least.
-__host__ __device__ constexpr int strips_for(int rows, bool codes = false) {
-    return rows <= (codes ? 64 : 32) ? 2 : 1;
-}
-__host__ __device__ constexpr int least_blocks(int rows, bool codes) {
-    return rows > (codes ? 96 : 128) ? 1 : 2;
-}
-
-struct TileGemms {
-    CUtensorMap w[MAX_PARTS], x[MAX_PARTS];
-    __half* y[MAX_PARTS];
-    int m, n;
-    int steps, each;          // stages that hold all of K; of one part
-    int received_bytes;       // of shared memory, for what the other parts of K send
-    int groups;               // warpgroups that multiply
-    int split_k, split_bits;  // parts of K, a power of two
-    int w_stages, x_stages;
-    int square;
-    const uint8_t* tiles[MAX_PARTS];   // in place of the map of w, if it lies in tiles
-    int strips;                        // of 64 along k
-    const float* scales[MAX_PARTS];    // of rows of w, if it has 8 bits
-    const float* x_scales[MAX_PARTS];  // of rows of x, if it has too
-};
-
-// How w lies in memory. TILE_BYTES: of a tile of 64 rows and 64 numbers, or pairs of neighbours of FP8.
-// CODES: of 8 or 4 bits, which go through registers, where `operands` makes fp16 of them. TILES: each lies in
-// one piece. SCALED: its rows are. FP8: so are x and w, and a pair counts as one number.
-struct Halves {
-    static constexpr int TILE_BYTES = TILE_W_ROWS * TILE_K * 2;
-    static constexpr bool TRANSPOSED = false, CODES = false, TILES = false, SCALED = false, FP8 = false;
-};
-struct HalfColumns : Halves {
-    static constexpr bool TRANSPOSED = true;
-};
-struct Codes : Halves {
-    static constexpr int TILE_BYTES = TILE_W_ROWS * TILE_K;
-    static constexpr bool CODES = true, SCALED = true;
-};
-struct Fp8Pairs : Halves {
-    static constexpr bool SCALED = true, FP8 = true;
-};
-
-// Of so many bytes of w; the ring of x behind it is aligned as its swizzle wants.
-template <typename W>
-__host__ __device__ __forceinline__ int w_ring_bytes(int bytes) {
-    return W::TILES ? (bytes + 1023) / 1024 * 1024 : bytes;
-}
+#include "gemm_tile_layout.cuh"
 
 template <int TN, typename W>
 __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP, least_blocks(TN, W::CODES))
     gemm_tile_kernel(const __grid_constant__ TileGemms p) {
 #if HOPPER
     using namespace hopper;
-    constexpr bool TRANSPOSED = W::TRANSPOSED;
+    constexpr bool TRANSPOSED = W::TRANSPOSED, FEW = few(TN, W::CODES);
     constexpr int STRIPS = strips_for(TN, W::CODES), X_BYTES = STRIPS * TN * STRIP_BYTES;
     constexpr int CHUNKS = TN / 8;  // eight rows of x each: four numbers of a thread
     extern __shared__ __align__(1024) uint8_t raw[];
@@ -83,7 +24,10 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
               last = min(first + own, CHUNKS);
     const int group = threadIdx.x / GROUP_THREADS, warp = threadIdx.x / WARP - group * 4,
               lane = threadIdx.x % WARP;
-    const bool loads_w = group == p.groups && warp == 0;
+    // Of few rows two warpgroups share the strips of a stage, so K has twice the parts.
+    const int groups = FEW ? 2 : p.groups, k_parts = FEW ? 2 * p.split_k : p.split_k,
+              k_part = FEW ? 2 * split + group : split;
+    const bool loads_w = group == groups && warp == 0;
 
     uint32_t w_to = w_ring, w_stage = 0;
     int w_strip = begin * STRIPS;
@@ -102,9 +46,15 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
                 const int there = min(STRIPS, p.strips - w_strip);
                 load_bytes(w_to, tile, there * W::TILE_BYTES, barrier, READ_ONCE);
                 // Beyond K, where x is zero, are numbers too: what was there before may be none.
-                if (there < STRIPS) load_bytes(w_to + W::TILE_BYTES, tile, W::TILE_BYTES, barrier, READ_ONCE);
+#pragma unroll 1
+                for (int i = there; i < STRIPS; i++)
+                    load_bytes(w_to + i * W::TILE_BYTES, tile, W::TILE_BYTES, barrier, READ_ONCE);
             } else if (W::CODES) {
-                load_box_of_rows(w_to, &p.w[part], w_strip * TILE_K, w0, barrier, READ_ONCE);
+                constexpr int BOX = STRIPS < 2 ? 1 : 2;  // strips
+#pragma unroll
+                for (int i = 0; i < STRIPS; i += BOX)
+                    load_box_of_rows(w_to + i * W::TILE_BYTES, &p.w[part], (w_strip + i) * TILE_K, w0,
+                                     barrier, READ_ONCE);
             } else {
                 load_box(w_to, &p.w[part], w0, w_strip, barrier, READ_ONCE);
             }
@@ -114,10 +64,12 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
     };
     const int ahead = min(p.w_stages, steps);
     if (loads_w) {
-        const int w_readers = W::CODES ? p.groups * (GROUP_THREADS / WARP) : p.groups;
+        constexpr int WARPS = GROUP_THREADS / WARP;
+        const int w_readers = groups * (W::CODES ? WARPS : 1), x_readers = groups * (FEW ? WARPS : 1);
         if (lane < p.w_stages)
             barrier_init(w_full + lane * 8, 1), barrier_init(w_empty + lane * 8, w_readers);
-        if (lane < p.x_stages) barrier_init(x_full + lane * 8, 1), barrier_init(x_empty + lane * 8, p.groups);
+        if (lane < p.x_stages)
+            barrier_init(x_full + lane * 8, 1), barrier_init(x_empty + lane * 8, x_readers);
         if (lane == 0) barrier_init(summed, 1);
         barriers_ready();
         sync_warp();
@@ -132,7 +84,7 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
         __syncthreads();
     }
 
-    if (group == p.groups) {
+    if (group == groups) {
         const bool leads = elect();
         if (loads_w) {
             int phase = 0;
@@ -142,9 +94,10 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
                 load_w(leads);
                 if (w_stage == 0) phase ^= 1;
             }
+            if constexpr (W::CODES) prefetch(p.prefetch, lane, WARP);
         } else {
-            if (leads && p.split_k > 1 && last > first)
-                arrive_and_expect(summed, (last - first) * p.split_k * chunk_bytes);
+            if (leads && k_parts > 1 && last > first)
+                arrive_and_expect(summed, (last - first) * k_parts * chunk_bytes);
             wait_for_inputs();
             uint32_t to = x_ring, stage = 0, phase = 1;  // the phase before the first counts as over
             int strip = begin * STRIPS;
@@ -169,45 +122,53 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
     const bool signals = threadIdx.x % GROUP_THREADS == 0;
     int w_at = 0, w_phase = 0, x_at = 0, x_phase = 0, w_before = 0, x_before = 0;
     if constexpr (W::CODES) {
+        constexpr int OWN_STRIPS = FEW ? STRIPS / 2 : STRIPS;
+        const int own_strip = FEW ? group * OWN_STRIPS : 0;  // the first
         // Products of one stage after the other: what else the warps do is hidden behind the other blocks'
         // loads.
 #pragma unroll 1
         for (int i = 0; i < steps; i++) {
+            const uint32_t x = x_ring + x_at * X_BYTES, b = FEW ? 0 : described<TN>(x), bits = W::bits();
             barrier_wait(w_full + w_at * 8, w_phase);
-            uint32_t a[STRIPS * TILE_K / 16][4];
-            W::template operands<STRIPS>(w_ring + w_at * w_bytes, warp * 16 + lane / 4, lane % 4, a);
+            uint32_t a[OWN_STRIPS * TILE_K / 16][4];
+            W::template operands<STRIPS>(w_ring + w_at * w_bytes, own_strip, warp, lane, bits, a);
             sync_warp();
             if (lane == 0) arrive(w_empty + w_at * 8);
             barrier_wait(x_full + x_at * 8, x_phase);
-            const uint64_t b = operand(x_ring + x_at * X_BYTES);
+            if constexpr (FEW) {
+                multiply_few<TN, OWN_STRIPS>(acc, a, x + own_strip * TN * STRIP_BYTES, lane);
+                sync_warp();
+                if (lane == 0) arrive(x_empty + x_at * 8);
+            } else {
 #pragma unroll
-            for (int k = 0; k < STRIPS * TILE_K / 16; k++) ready(a[k]);
-            wgmma_begin();
+                for (int k = 0; k < STRIPS * TILE_K / 16; k++) ready(a[k]);
+                wgmma_begin();
 #pragma unroll
-            for (int strip = 0; strip < STRIPS; strip++)
+                for (int strip = 0; strip < STRIPS; strip++)
 #pragma unroll
-                for (int k = 0; k < TILE_K / 16; k++)
-                    wgmma_of_registers<TN>(acc, a[strip * TILE_K / 16 + k],
-                                           b + (strip * TN * STRIP_BYTES + k * 16 * 2) / 16);
-            wgmma_commit();
-            wgmma_wait<0>();
-            if (signals) arrive(x_empty + x_at * 8);
+                    for (int k = 0; k < TILE_K / 16; k++)
+                        wgmma_of_registers<TN>(acc, a[strip * TILE_K / 16 + k],
+                                               b + (strip * TN * STRIP_BYTES + k * 16 * 2) / 16);
+                wgmma_commit();
+                wgmma_wait<0>();
+                if (signals) arrive(x_empty + x_at * 8);
+            }
             if (++w_at == p.w_stages) w_at = 0, w_phase ^= 1;
             if (++x_at == p.x_stages) x_at = 0, x_phase ^= 1;
         }
     } else {
 #pragma unroll 1
         for (int i = 0; i < steps; i++) {
+            const uint32_t a = described<TN>(w_ring + w_at * w_bytes + group * group_bytes),
+                           b = described<TN>(x_ring + x_at * X_BYTES);
             barrier_wait(w_full + w_at * 8, w_phase);
             barrier_wait(x_full + x_at * 8, x_phase);
-            const uint64_t a = operand(w_ring + w_at * w_bytes + group * group_bytes),
-                           b = operand(x_ring + x_at * X_BYTES);
             wgmma_begin();
 #pragma unroll
             for (int strip = 0; strip < STRIPS; strip++)
 #pragma unroll
                 for (int k = 0; k < TILE_K / 16; k++) {
-                    const uint64_t of_w = a + (strip * strip_bytes +
+                    const uint32_t of_w = a + (strip * strip_bytes +
                                                k * 16 * (TRANSPOSED ? TILE_W_ROWS * 2 : 2)) /
                                                   16,
                                    of_x = b + (strip * TN * STRIP_BYTES + k * 16 * 2) / 16;
@@ -234,8 +195,8 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
     wgmma_wait<0>();
 
     // The rings are free for results: eight rows of 64 numbers for each chunk and warpgroup.
-    sync_some(1, W::CODES ? GROUP_THREADS : p.groups * GROUP_THREADS);
-    const uint32_t staged = w_ring + group * TN * TILE_W_ROWS * 2;
+    sync_some(1, groups * GROUP_THREADS);
+    const uint32_t staged = w_ring + (FEW ? 0 : group) * TN * TILE_W_ROWS * 2;
     float scale = 1.f, scale_below = 1.f;  // of this thread's two rows of w
     const uint32_t x_scales = received + p.received_bytes + group * TN * 4;
     if constexpr (W::FP8) {
@@ -265,21 +226,23 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
         store_transposed(staged + row * TILE_W_ROWS * 2 + (piece ^ row % 8) * 16, to_half2(v.x, v.y),
                          to_half2(v.z, v.w));
     };
-    if (p.split_k > 1) {
+    if (k_parts > 1) {
+        const int thread = FEW ? threadIdx.x % GROUP_THREADS : threadIdx.x;
         int owner = 0, place = 0;
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++) {
-            send_to(owner, received + (place * p.split_k + split) * chunk_bytes + threadIdx.x * 16, summed,
+            send_to(owner, received + (place * k_parts + k_part) * chunk_bytes + thread * 16, summed,
                     make_float4(acc[4 * c], acc[4 * c + 1], acc[4 * c + 2], acc[4 * c + 3]));
             if (++place == own) place = 0, owner++;
         }
+        if (FEW && group) return;  // the other one waits for what this one has sent
         if (last > first) barrier_wait_cluster(summed, 0);
 #pragma unroll 1
         for (int c = first; c < last; c++) {
             float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-            for (int s = 0; s < p.split_k; s++) {
+            for (int s = 0; s < k_parts; s++) {
                 const float4 more =
-                    load_shared(received + ((c - first) * p.split_k + s) * chunk_bytes + threadIdx.x * 16);
+                    load_shared(received + ((c - first) * k_parts + s) * chunk_bytes + thread * 16);
                 sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
             }
             put(c, sum);
@@ -316,8 +279,10 @@ int launch_tile(TileGemms p, int count, cudaStream_t stream) {
     constexpr int STRIPS = strips_for(TN, W::CODES);
     const int rings = w_ring_bytes<W>(STRIPS * p.groups * p.w_stages * W::TILE_BYTES) +
                       STRIPS * TN * p.x_stages * STRIP_BYTES;
-    if (p.split_k > 1)
-        p.received_bytes = (TN / 8 + p.split_k - 1) / p.split_k * p.split_k * p.groups * GROUP_THREADS * 16;
+    constexpr bool FEW = few(TN, W::CODES);
+    const int k_parts = p.split_k * (FEW ? 2 : 1);
+    if (k_parts > 1)
+        p.received_bytes = (TN / 8 + p.split_k - 1) / p.split_k * k_parts * p.groups * GROUP_THREADS * 16;
     const int x_scales = W::FP8 ? p.groups * TN * 4 : 0, tile = p.groups * TILE_W_ROWS,
               shared = rings + TILE_BARRIER_BYTES + p.received_bytes + x_scales;
     if (rings < TN * tile * 2) return cudaErrorInvalidValue;
@@ -326,7 +291,7 @@ int launch_tile(TileGemms p, int count, cudaStream_t stream) {
         return error;
     const dim3 grid((p.m + TN - 1) / TN * p.split_k, (p.n + tile - 1) / tile, count);
     return launch_clusters(p.split_k, gemm_tile_kernel<TN, W>, grid,
-                           p.groups * GROUP_THREADS + PRODUCER_WARPS * WARP, shared, stream, p);
+                           (FEW ? 2 : p.groups) * GROUP_THREADS + PRODUCER_WARPS * WARP, shared, stream, p);
 }
 }  // namespace
 
@@ -335,8 +300,9 @@ namespace {
 bool set_up(TileGemms& p, const void* const* x, void* const* y, int count, int m, int n, int k, int square,
             const TileShape& shape, bool codes = false) {
     if (codes && shape.groups != 1) return false;
-    const int strips = strips_for(shape.x_rows, codes),
-              pairs = k / TILE_K / 2 + k / TILE_K % 2;  // parts are whole pairs of strips, for any rows
+    // Parts are whole pairs of strips or more, so that they are the same for any rows but the fewest.
+    const int strips = strips_for(shape.x_rows, codes), unit = strips > 2 ? strips : 2,
+              units = (k / TILE_K + unit - 1) / unit;
     p.m = m, p.n = n, p.groups = shape.groups, p.split_k = shape.split_k, p.w_stages = shape.w_stages,
     p.x_stages = shape.x_stages;
     p.square = square, p.strips = k / TILE_K;
@@ -348,7 +314,7 @@ bool set_up(TileGemms& p, const void* const* x, void* const* y, int count, int m
     if (!valid) return false;
     while (1 << p.split_bits < p.split_k) p.split_bits++;
     p.steps = (k / TILE_K + strips - 1) / strips;
-    p.each = (pairs + p.split_k - 1) / p.split_k * 2 / strips;
+    p.each = (units + p.split_k - 1) / p.split_k * unit / strips;
     for (int i = 0; i < count; i++) {
         p.y[i] = static_cast<__half*>(y[i]);
         if (!map(&p.x[i], x[i], m, k, shape.x_rows, strips)) return false;
@@ -358,6 +324,8 @@ bool set_up(TileGemms& p, const void* const* x, void* const* y, int count, int m
 
 template <typename W>
 int launch_tiles(const TileGemms& p, int x_rows, int count, cudaStream_t stream) {
+    if constexpr (W::CODES)
+        if (x_rows == 8) return launch_tile<8, W>(p, count, stream);
     switch (x_rows) {
         case 16: return launch_tile<16, W>(p, count, stream);
         case 32: return launch_tile<32, W>(p, count, stream);
@@ -367,8 +335,10 @@ int launch_tiles(const TileGemms& p, int x_rows, int count, cudaStream_t stream)
         case 128: return launch_tile<128, W>(p, count, stream);
         case 160: return launch_tile<160, W>(p, count, stream);
         case 192: return launch_tile<192, W>(p, count, stream);
-        case 256: return launch_tile<256, W>(p, count, stream);
-        default: return cudaErrorInvalidValue;
+        default: break;
     }
+    if constexpr (!W::CODES)  // which take more registers than a thread may have
+        if (x_rows == 256) return launch_tile<256, W>(p, count, stream);
+    return cudaErrorInvalidValue;
 }
 }  // namespace

@@ -171,11 +171,14 @@ DEVICE void prefetch_map(const CUtensorMap* map) {
 }
 
 // wgmma: products of a warpgroup with operands in shared memory, in the TMA's swizzle of 128 bytes: rows of
-// 128 bytes, eight of them (1024 bytes, aligned so) a unit.
-DEVICE uint64_t operand(uint32_t address) {
-    return uint64_t((address & 0x3ffff) >> 4) | uint64_t(1) << 16 | uint64_t(1024 >> 4) << 32 |
-           uint64_t(1) << 62;
-}
+// 128 bytes, eight of them (1024 bytes, aligned so) a unit. The upper half of their descriptors is the same
+// for all; the lower counts 16 bytes.
+constexpr uint64_t UPPER_HALF = uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
+DEVICE uint32_t operand(uint32_t address) { return (address & 0x3ffff) >> 4 | 1 << 16; }
+
+// What all threads of a warp have: the compiler keeps it in uniform registers, from which wgmma reads its
+// descriptors. To move each there takes longer than products of few rows, and this longer than that for many.
+DEVICE uint32_t uniform(uint32_t x) { return __shfl_sync(0xffffffff, x, 0); }
 
 DEVICE void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -202,17 +205,17 @@ DEVICE void clear(float (&acc)[N]) {
 #define TO64 TO48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define WGMMA(N, TO, A, B, FLAG, ...)                                                                   \
     template <int TRANSPOSED>                                                                           \
-    DEVICE void wgmma##N(float* c, uint64_t a, uint64_t b) {                                            \
+    DEVICE void wgmma##N(float* c, uint32_t a, uint32_t b) {                                            \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" TO "}, %" #A ", %" #B   \
                      ", 1, 1, 1, %" #FLAG ", 0;"                                                        \
                      : __VA_ARGS__                                                                      \
-                     : "l"(a), "l"(b), "n"(TRANSPOSED));                                                \
+                     : "l"(UPPER_HALF | a), "l"(UPPER_HALF | b), "n"(TRANSPOSED));                      \
     }                                                                                                   \
-    DEVICE void wgmma_fp8_##N(float* c, uint64_t a, uint64_t b) {                                       \
+    DEVICE void wgmma_fp8_##N(float* c, uint32_t a, uint32_t b) {                                       \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" TO "}, %" #A ", %" #B \
                      ", 1, 1, 1;"                                                                       \
                      : __VA_ARGS__                                                                      \
-                     : "l"(a), "l"(b));                                                                 \
+                     : "l"(UPPER_HALF | a), "l"(UPPER_HALF | b));                                       \
     }
 WGMMA(16, TO8, 8, 9, 10, OUT4(0), OUT4(4))
 WGMMA(32, TO16, 16, 17, 18, OUT16(0))
@@ -221,7 +224,7 @@ WGMMA(128, TO64, 64, 65, 66, OUT16(0), OUT16(16), OUT16(32), OUT16(48))
 
 // The same for any multiple N of 16, in steps of 128, 64, 32 and 16.
 template <int N, int TRANSPOSED>
-DEVICE void wgmma(float* c, uint64_t a, uint64_t b) {
+DEVICE void wgmma(float* c, uint32_t a, uint32_t b) {
     constexpr int NOW = N >= 128 ? 128 : N >= 64 ? 64 : N >= 32 ? 32 : 16;
     if constexpr (NOW == 128) wgmma128<TRANSPOSED>(c, a, b);
     if constexpr (NOW == 64) wgmma64<TRANSPOSED>(c, a, b);
@@ -232,7 +235,7 @@ DEVICE void wgmma(float* c, uint64_t a, uint64_t b) {
 
 // c [64 x N, fp32] += a [64 x 32] b [N x 32]^T of e4m3, from rows of 128 bytes of a run along k.
 template <int N>
-DEVICE void wgmma_fp8(float* c, uint64_t a, uint64_t b) {
+DEVICE void wgmma_fp8(float* c, uint32_t a, uint32_t b) {
     constexpr int NOW = N >= 128 ? 128 : N >= 64 ? 64 : N >= 32 ? 32 : 16;
     if constexpr (NOW == 128) wgmma_fp8_128(c, a, b);
     if constexpr (NOW == 64) wgmma_fp8_64(c, a, b);
@@ -244,11 +247,11 @@ DEVICE void wgmma_fp8(float* c, uint64_t a, uint64_t b) {
 // The same with a in registers: of rows 16 warp + lane / 4 and 8 below pairs of numbers at 2 (lane % 4), and
 // of both those 8 later. They must stay as they are until the product is done.
 #define WGMMA_OF_REGISTERS(N, TO, A0, A1, A2, A3, B, ...)                                                \
-    DEVICE void wgmma_of_registers##N(float* c, const uint32_t (&a)[4], uint64_t b) {                    \
+    DEVICE void wgmma_of_registers##N(float* c, const uint32_t (&a)[4], uint32_t b) {                    \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" TO "}, {%" #A0 ", %" #A1 \
                      ", %" #A2 ", %" #A3 "}, %" #B ", 1, 1, 1, 0;"                                       \
                      : __VA_ARGS__                                                                       \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                              \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(UPPER_HALF | b));                 \
     }
 WGMMA_OF_REGISTERS(16, TO8, 8, 9, 10, 11, 12, OUT4(0), OUT4(4))
 WGMMA_OF_REGISTERS(32, TO16, 16, 17, 18, 19, 20, OUT16(0))
@@ -261,7 +264,7 @@ DEVICE void ready(uint32_t (&a)[4]) {
 }
 
 template <int N>
-DEVICE void wgmma_of_registers(float* c, const uint32_t (&a)[4], uint64_t b) {
+DEVICE void wgmma_of_registers(float* c, const uint32_t (&a)[4], uint32_t b) {
     constexpr int NOW = N >= 128 ? 128 : N >= 64 ? 64 : N >= 32 ? 32 : 16;
     if constexpr (NOW == 128) wgmma_of_registers128(c, a, b);
     if constexpr (NOW == 64) wgmma_of_registers64(c, a, b);

@@ -139,13 +139,15 @@ DEVICE void mma8(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
 }
 
 // Four 8 x 8 matrices of fp16 from shared memory as operands of `mma`: lane i names row i % 8 of matrix i /
-// 8.
-DEVICE void load_matrix(uint32_t (&x)[4], const __half* row) {
+// 8, also by its address there.
+DEVICE void load_matrix(uint32_t (&x)[4], uint32_t row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(shared_address(row))
+                 : "r"(row)
                  : "memory");
 }
+
+DEVICE void load_matrix(uint32_t (&x)[4], const __half* row) { load_matrix(x, shared_address(row)); }
 
 // The same, transposed.
 DEVICE void load_transposed(uint32_t (&x)[4], const __half* row) {

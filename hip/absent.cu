@@ -18,12 +18,12 @@ int rwkv_gemm_tile(const void* const*, const void* const*, void* const*, int, in
 }
 
 int rwkv_gemm_tile8(const void* const*, const void* const*, const void* const*, void* const*, int, int, int,
-                    int, int, int, const TileShape*, cudaStream_t) {
+                    int, int, int, const TileShape*, const char*, unsigned, cudaStream_t) {
     return cudaErrorNotSupported;
 }
 
 int rwkv_gemm_tile4(const void* const*, const void* const*, void* const*, int, int, int, int, int,
-                    const TileShape*, cudaStream_t) {
+                    const TileShape*, const char*, unsigned, cudaStream_t) {
     return cudaErrorNotSupported;
 }
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from cuda_gpu import ACTIVATIONS, ROWS, needs_gpu, normal, off, poisoned
 
-from rwkv_batch.ops.cuda import tile
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE
 from rwkv_batch.ops.cuda.binding import Addend
+from rwkv_batch.ops.cuda.tile import tile_shape
 
 on_hopper = [*needs_gpu, pytest.mark.usefixtures("hopper")]
 SHAPES = [(64, 64), (192, 320), (768, 768), (2048, 512), (512, 2048), (3072, 768), (4096, 192), (65536, 128)]
@@ -90,7 +90,7 @@ class TestRelu:
 )
 @pytest.mark.parametrize("transposed", [False, True])
 def test_every_shape_fits_the_chip_and_its_split_k_follows_from_the_weights(parts, n, k, transposed):
-    shapes = [tile.tile_shape(parts, n, k, m, transposed) for m in range(1, 1025)]
+    shapes = [tile_shape(parts, n, k, m, transposed) for m in range(1, 1025)]
     assert len({shape.split_k for shape in shapes}) == 1
     for m, shape in enumerate(shapes, 1):
         strips = 2 if shape.x_rows <= 32 else 1

@@ -4,7 +4,7 @@ import pytest
 import torch
 from cuda_gpu import ACTIVATIONS, DEVICE, ROWS, needs_gpu, normal, off, poisoned
 
-from rwkv_batch.ops.cuda import tile
+from rwkv_batch.model.cuda.packed.orders import tiles_of_4_bits
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE
 
 on_hopper = [*needs_gpu, pytest.mark.usefixtures("hopper")]
@@ -17,7 +17,7 @@ def quantized(n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     scales = ((torch.rand(n, k // 64, device=DEVICE) + 0.5) / k**0.5 / 4).half()
     minimums = (scales.float() * (torch.rand(n, k // 64, device=DEVICE) - 9)).half()
     weights = codes.view(n, -1, 64).double() * scales.double()[..., None] + minimums.double()[..., None]
-    return tile.tiles_of_4_bits(codes, scales, minimums), weights.half().double().flatten(1)
+    return tiles_of_4_bits(codes, scales, minimums), weights.half().double().flatten(1)
 
 
 @pytest.mark.parametrize("rows", [*ROWS, 16, 64, 100, 512])
@@ -44,11 +44,13 @@ class TestCodes:
         scales = torch.full((64, 3), 0.25, device=DEVICE).half()
         minimums = (torch.arange(64, device=DEVICE) // 16).half()[:, None].repeat(1, 3)
         wanted = codes * 0.25 + minimums[:, 0].double()
-        w, y = tile.tiles_of_4_bits(codes[:, None].repeat(1, 192), scales, minimums), poisoned(192, 64)
+        w, y = tiles_of_4_bits(codes[:, None].repeat(1, 192), scales, minimums), poisoned(192, 64)
         kernels.gemm_tile4([w], [torch.eye(192, device=DEVICE).half()], [y])
         assert torch.equal(y.double(), wanted.expand(192, 64))
 
-    def test_a_row_is_the_same_alone_and_among_any_others(self, kernels):
+    def test_a_row_is_the_same_alone_and_among_any_others(self, kernels, monkeypatch):
+        """As a batch-invariant model has them."""
+        monkeypatch.setattr(kernels, "invariant", True)
         (w, _), x, together = quantized(2048, 512), normal(321, 512), poisoned(321, 2048)
         kernels.gemm_tile4([w], [x], [together])
         for rows in (1, 16, 17, 40, 64, 90, 128, 150, 180, 256):
@@ -61,21 +63,25 @@ class TestCodes:
         scales, minimums = (torch.full((64, 1), at, device=DEVICE).half() for at in (10.0, -80.0))
         y = poisoned(8, 64)
         kernels.gemm_tile4(
-            [tile.tiles_of_4_bits(codes, scales, minimums)], [normal(8, 64) * 100], [y], RELU_SQUARE
+            [tiles_of_4_bits(codes, scales, minimums)], [normal(8, 64) * 100], [y], RELU_SQUARE
         )
         assert y.isfinite().all() and y.max() == torch.finfo(torch.float16).max
 
 
 def test_the_order_of_the_codes():
-    """Lane q of four has two words of a row; a word's halves hold what becomes the halves of pairs."""
+    """Lane q of four has two words of a row, and two of that 8 below.
+
+    A word's halves hold what becomes the halves of pairs.
+    """
     codes = torch.randint(0, 16, (128, 192), dtype=torch.uint8)
     scales, minimums = torch.randn(128, 3).half(), torch.randn(128, 3).half()
-    tiles = tile.tiles_of_4_bits(codes, scales, minimums)
+    tiles = tiles_of_4_bits(codes, scales, minimums)
     assert tiles.shape == (2, 3, 64 * 36)
     for row, strip in ((0, 0), (5, 2), (127, 1)):
         found = tiles[row // 64, strip]
-        words = found[row % 64 * 32 : row % 64 * 32 + 32].view(torch.int32).view(4, 2)
-        of_row = found[2048 + row % 64 * 4 :][:4].view(torch.float16)
+        sixteen, below, of_eight = row % 64 // 16, row % 16 // 8, row % 8
+        words = found[:2048].view(torch.int32).view(4, 8, 4, 2, 2)[sixteen, of_eight, :, below]
+        of_row = found[2048:].view(torch.float16).view(4, 8, 2, 2)[sixteen, of_eight, below]
         assert of_row.tolist() == [scales[row, strip].item(), minimums[row, strip].item()]
         for lane in range(4):
             for step in range(4):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from cuda_gpu import ACTIVATIONS, DEVICE, ROWS, needs_gpu, normal, off, poisoned
 
-from rwkv_batch.ops.cuda import tile
+from rwkv_batch.model.cuda.packed.orders import ordered_codes
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE
 
 on_hopper = [*needs_gpu, pytest.mark.usefixtures("hopper")]
@@ -22,7 +22,7 @@ def quantized(n: int, k: int, fp8: bool) -> tuple[torch.Tensor, torch.Tensor, to
         scale /= 64
         codes = (numbers + 128).to(torch.uint8)
     weights = numbers.double() * scale.double()[:, None]
-    return tile.ordered_codes(codes), scale, weights
+    return ordered_codes(codes), scale, weights
 
 
 @pytest.mark.parametrize("rows", [*ROWS, 16, 64, 100, 512])
@@ -53,12 +53,14 @@ class TestCodes:
             codes = torch.where(wanted == 0, torch.zeros_like(codes), codes)
         else:
             wanted = codes.double() - 128
-        w, y = tile.ordered_codes(codes[:, None].repeat(1, 192)), poisoned(192, 256)
+        w, y = ordered_codes(codes[:, None].repeat(1, 192)), poisoned(192, 256)
         scale = torch.ones(256, device=DEVICE)
         kernels.gemm_tile8([w], [scale], [torch.eye(192, device=DEVICE).half()], [y], fp8)
         assert torch.equal(y.double(), wanted.expand(192, 256))
 
-    def test_a_row_is_the_same_alone_and_among_any_others(self, kernels, fp8):
+    def test_a_row_is_the_same_alone_and_among_any_others(self, kernels, fp8, monkeypatch):
+        """As a batch-invariant model has them."""
+        monkeypatch.setattr(kernels, "invariant", True)
         w, scale, _ = quantized(2048, 512, fp8)
         x, together = normal(321, 512), poisoned(321, 2048)
         kernels.gemm_tile8([w], [scale], [x], [together], fp8)
@@ -78,7 +80,7 @@ class TestCodes:
 def test_the_order_of_the_codes(n, k):
     """Of each four lanes, lane q has 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 of each 16 numbers, side by side."""
     codes = torch.randint(0, 256, (n, k), dtype=torch.uint8)
-    ordered = tile.ordered_codes(codes)
+    ordered = ordered_codes(codes)
     for row in (0, 5, n - 1):
         for strip in range(k // 64):
             wanted = [

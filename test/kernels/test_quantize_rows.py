@@ -4,7 +4,7 @@ import pytest
 import torch
 from cuda_gpu import DEVICE, needs_gpu, normal, poisoned
 
-from rwkv_batch.ops.cuda import tile
+from rwkv_batch.model.cuda.packed.orders import ordered_codes
 
 pytestmark = [*needs_gpu, pytest.mark.usefixtures("hopper")]
 LARGEST = 448.0
@@ -25,9 +25,7 @@ def test_codes_and_scales(kernels, rows, k):
     codes, scales = quantized(kernels, x)
     most = x.float().abs().amax(1)
     assert torch.allclose(scales, most / LARGEST, rtol=1e-6, atol=0)
-    want = tile.ordered_codes(
-        (x.float() * (LARGEST / most)[:, None]).to(torch.float8_e4m3fn).view(torch.uint8)
-    )
+    want = ordered_codes((x.float() * (LARGEST / most)[:, None]).to(torch.float8_e4m3fn).view(torch.uint8))
     # The factor may differ in its last digit, which decides a tie.
     assert (codes != want).float().mean() < 1e-3
     found, near = (every.view(torch.float8_e4m3fn).float() for every in (codes, want))

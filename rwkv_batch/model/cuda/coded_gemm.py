@@ -57,15 +57,19 @@ class CodedGemms:
         method: str,
         room: Fp8Room | None,
         activation: int = IDENTITY,
+        prefetch: Tensor | None = None,
     ) -> None:
-        """y = f(x w^T) for each w and x of xs `[len(ws), M, K]`. room: for all methods but CODED."""
+        """y = f(x w^T) for each w and x of xs `[len(ws), M, K]`. room: for all methods but CODED.
+
+        prefetch: weights that the next kernel reads, which CODED fetches ahead.
+        """
         codes, kind = [w.codes for w in ws], ws[0].format
         if kind == "int4":
-            self.kernels.gemm_tile4(codes, list(xs), ys, activation)
+            self.kernels.gemm_tile4(codes, list(xs), ys, activation, prefetch)
             return
         scales = [w.scales for w in ws if w.scales is not None]
         if method == CODED:
-            self.kernels.gemm_tile8(codes, scales, list(xs), ys, kind == "fp8", activation)
+            self.kernels.gemm_tile8(codes, scales, list(xs), ys, kind == "fp8", activation, prefetch)
             return
         assert room is not None
         x_codes, x_scales = room.codes[: xs.numel()].view(xs.shape), room.scales[: xs.shape[0] * xs.shape[1]]

@@ -178,7 +178,8 @@ class Gemms:
     def value(self, layer: CudaLayer, b: Buffers, method: str, prefetch: Tensor | None = None) -> Addend:
         """From the channel mix back to the residual stream. prefetch: weights of the next layer."""
         if isinstance(layer.value, CodedMatrix):
-            self.coded.run([layer.value], b.hidden[None], [b.out], method, _room(b))
+            ahead = prefetch if len(b.x) <= PREFETCH_ROWS else None
+            self.coded.run([layer.value], b.hidden[None], [b.out], method, _room(b), prefetch=ahead)
             return Addend(y=b.out)
         if method in SPLIT_K:
             return self._split(layer.value, b.hidden, b, method, transposed=True)
@@ -233,7 +234,8 @@ class Gemms:
         prefetch: Tensor | None = None,
     ) -> None:
         if isinstance(w, CodedMatrix):
-            self.coded.run([w], x[None], [y], method, _room(b), activation)
+            ahead = prefetch if len(x) <= PREFETCH_ROWS else None
+            self.coded.run([w], x[None], [y], method, _room(b), activation, ahead)
         elif method in LIBRARY:
             self._by_library(w, x, y, method)
         elif method == "tile":

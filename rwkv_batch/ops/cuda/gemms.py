@@ -24,6 +24,7 @@ class GemmKernels:
     """What `Kernels` has of GEMMs, with all else that multiplies."""
 
     library: CDLL
+    invariant: bool  # whether a row's sums are to be the same whatever the other rows are
     sparse_partials: int  # that gemm_sparse leaves to be added up
     _call: Callable[..., None]  # a kernel's name and arguments
 
@@ -78,27 +79,36 @@ class GemmKernels:
         ys: Sequence[Tensor],
         fp8: bool,
         activation: int = IDENTITY,
+        prefetch: Tensor | None = None,
     ) -> None:
-        """As `gemm_tile` with weights of 8 bits `[N, K]` (`tile.ordered_codes`), and scales `[N]` in fp32.
+        """As `gemm_tile` with weights of 8 bits `[N, K]` (`orders.ordered_codes`), and scales `[N]` in fp32.
 
-        fp8: the bytes of e4m3, none of them NaN; else int8, to each of which 128 is added.
+        fp8: the bytes of e4m3, none of them NaN; else int8, to each of which 128 is added. prefetch: weights
+        that the next kernel reads.
         """
         m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
         pointers = [_pointers(group) for group in (ws, scales, xs, ys)]
-        shape, square = tile_shape_coded(len(ws), n, k, m, 8), activation == RELU_SQUARE
-        self._call("rwkv_gemm_tile8", *pointers, len(ws), m, n, k, int(fp8), int(square), byref(shape))
+        sizes = (len(ws), m, n, k, int(fp8), int(activation == RELU_SQUARE))
+        shape = tile_shape_coded(len(ws), n, k, m, 8, self.invariant)
+        self._call("rwkv_gemm_tile8", *pointers, *sizes, byref(shape), *prefetched(prefetch))
 
     def gemm_tile4(
-        self, ws: Sequence[Tensor], xs: Sequence[Tensor], ys: Sequence[Tensor], activation: int = IDENTITY
+        self,
+        ws: Sequence[Tensor],
+        xs: Sequence[Tensor],
+        ys: Sequence[Tensor],
+        activation: int = IDENTITY,
+        prefetch: Tensor | None = None,
     ) -> None:
-        """As `gemm_tile` with weights of 4 bits (`tile.tiles_of_4_bits`)."""
+        """As `gemm_tile8` with weights of 4 bits (`orders.tiles_of_4_bits`)."""
         m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
         pointers = [_pointers(group) for group in (ws, xs, ys)]
-        shape, square = tile_shape_coded(len(ws), n, k, m, 4), activation == RELU_SQUARE
-        self._call("rwkv_gemm_tile4", *pointers, len(ws), m, n, k, int(square), byref(shape))
+        sizes = (len(ws), m, n, k, int(activation == RELU_SQUARE))
+        shape = tile_shape_coded(len(ws), n, k, m, 4, self.invariant)
+        self._call("rwkv_gemm_tile4", *pointers, *sizes, byref(shape), *prefetched(prefetch))
 
     def quantize_rows(self, x: Tensor, codes: Tensor, scales: Tensor) -> None:
-        """Rows of x `[M, K]` as fp8 codes `[M, K]` in the order of `tile.ordered_codes`, and scales `[M]`.
+        """Rows of x `[M, K]` as fp8 codes `[M, K]` in the order of `orders.ordered_codes`, and scales `[M]`.
 
         Needs `has_tile`; K is a multiple of 64.
         """

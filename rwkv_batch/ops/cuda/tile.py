@@ -1,14 +1,12 @@
 """How the tiled GEMMs for Hopper divide their work: `cuda/gemm_tile*.cu`."""
 
-import torch
-from torch import Tensor
-
 from rwkv_batch.ops.cuda.abi import TILE_BARRIER_BYTES, TILE_K, TILE_MAX_STAGES, TILE_W_ROWS, TileShape
 
 X_ROWS = (16, 32, 48, 64, 96, 128, 160, 192, 256)  # rows of x that a tile may have
 MULTIPROCESSORS = 132
 TILE_BYTES_OF_4_BITS = TILE_W_ROWS * (TILE_K // 2 + 4)
 TILE_ALIGNMENT = 1024  # of a ring of x
+FEW_ROWS = 16  # of x, for which two warpgroups share each stage of codes, at most
 SHARED = 232_448  # bytes of shared memory of a block
 # Of each of two blocks on a multiprocessor: the next launch begins beside this one. Of three and four.
 SHARED_OF_TWO, SHARED_OF_THREE, SHARED_OF_FOUR = 115_712, 76_000, 57_000
@@ -17,28 +15,6 @@ SHARED_OF_TWO, SHARED_OF_THREE, SHARED_OF_FOUR = 115_712, 76_000, 57_000
 def fits(n: int, k: int) -> bool:
     """Whether the kernel takes weights of n rows and k columns."""
     return n % TILE_W_ROWS == 0 and k % TILE_K == 0
-
-
-def ordered_codes(codes: Tensor) -> Tensor:
-    """Codes `[N, K]` of 8 bits, each 64 of a row in the order in which gemm_tile8 reads them."""
-    # Of 64: [16 numbers, halves of these, lanes, pairs] to [lanes, 16 numbers, halves, pairs].
-    ordered: Tensor = codes.view(len(codes), -1, 4, 2, 4, 2).permute(0, 1, 4, 2, 3, 5)
-    return ordered.reshape(codes.shape)
-
-
-def tiles_of_4_bits(codes: Tensor, scales: Tensor, minimums: Tensor) -> Tensor:
-    """Codes `[N, K]` uint8 below 16, with scales and minimums `[N, K/64]` fp16, as gemm_tile4 reads them.
-
-    Returns `[N/64, K/64, 64 * 36]` uint8: 64 rows of 32 bytes, and the scale and the minimum of each.
-    """
-    n, strips = scales.shape
-    # Of 64 codes: [words, fours of a word, halves of 16 numbers, lanes, halves of a pair] to [lanes, words,
-    # halves of a pair, fours, halves], eight of them a word.
-    ordered = codes.view(n, strips, 2, 2, 2, 4, 2).permute(0, 1, 5, 2, 6, 3, 4).reshape(n, strips, 32, 2)
-    packed = ordered[..., 0] | ordered[..., 1] << 4
-    both = torch.stack([scales, minimums], 2).view(torch.uint8)
-    of_tiles = [part.view(-1, TILE_W_ROWS, strips, part.shape[2]).transpose(1, 2) for part in (packed, both)]
-    return torch.cat([part.flatten(2) for part in of_tiles], 2)
 
 
 def tile_shape(parts: int, n: int, k: int, m: int, transposed: bool) -> TileShape:
@@ -60,22 +36,28 @@ def tile_shape(parts: int, n: int, k: int, m: int, transposed: bool) -> TileShap
     return _with_stages(TileShape(rows, groups, split_k, 0, x_stages), 16, 2 if rows <= 32 else 1, room)
 
 
-def tile_shape_coded(parts: int, n: int, k: int, m: int, bits: int) -> TileShape:
+def tile_shape_coded(parts: int, n: int, k: int, m: int, bits: int, same: bool) -> TileShape:
     """The same for weights of 8 or 4 bits that become fp16 in registers.
 
-    Measured on an H200 (driver 580.159.04, 2026-11-23): a block does nothing else while its weights go
-    through registers, so several share a multiprocessor: three, if then all run at once, otherwise four.
+    same: the sums of a row must not depend on m. Measured on an H200 (driver 580.159.04, 2026-11-24): while
+    weights go through registers warps wait, so a multiprocessor needs 8 to 24 of them: three blocks, or two
+    if there are no more. Clusters find no room where only two fit.
     """
-    sizes = X_ROWS[:-1]  # more do not fit into the registers
+    sizes = X_ROWS[1:-1] if same else (8, *X_ROWS[:-1])  # more do not fit into the registers
     x_tiles = -(-m // sizes[-1])
     rows = next(size for size in sizes if size * x_tiles >= m)
-    split_k = _split_k(parts, n, k, 3 * MULTIPROCESSORS)
-    three = parts * n // TILE_W_ROWS * split_k <= 3 * MULTIPROCESSORS
-    room = SHARED_OF_TWO if rows > 96 else SHARED_OF_THREE if three or rows > 32 else SHARED_OF_FOUR
-    strips = 2 if rows <= 64 else 1
-    return _with_stages(
-        TileShape(rows, 1, split_k, 0, 3 if strips == 1 or rows <= 32 else 2), bits, strips, room
-    )
+    few, blocks = rows <= FEW_ROWS, 4 if (bits, rows, same) == (4, 32, False) else 3
+    split_k = _split_k(parts, n, k, blocks * MULTIPROCESSORS, 4)
+    of_multiprocessor = -(-parts * n // TILE_W_ROWS * split_k // MULTIPROCESSORS)
+    if of_multiprocessor <= 2 and split_k == 1 and rows <= 64:
+        room, x_stages = SHARED_OF_TWO, 4
+    elif of_multiprocessor <= 3 or few or rows > 32:
+        room = SHARED_OF_THREE if rows <= 96 else SHARED_OF_TWO
+        x_stages = 4 if 16 < rows <= 32 else 2 if 32 < rows <= 64 else 3
+    else:
+        room, x_stages = SHARED_OF_FOUR, 3
+    strips = 4 if few else 2 if rows <= 64 else 1
+    return _with_stages(TileShape(rows, 1, split_k, 0, x_stages), bits, strips, room, 2 if few else 1)
 
 
 def tile_shape_fp8(parts: int, n: int, k: int, m: int, most_rows: int) -> TileShape:
@@ -103,15 +85,16 @@ def tile_shape_fp8(parts: int, n: int, k: int, m: int, most_rows: int) -> TileSh
     return _with_stages(TileShape(rows, groups, split_k, 0, x_stages), 16, 2 if rows <= 32 else 1, room)
 
 
-def _with_stages(shape: TileShape, bits: int, strips: int, room: int) -> TileShape:
+def _with_stages(shape: TileShape, bits: int, strips: int, room: int, halves: int = 1) -> TileShape:
     """With as many stages of w as so many bytes of shared memory hold, at least two.
 
-    bits: of a number of w. strips: of 64 numbers along k in a stage.
+    bits: of a number of w. strips: of 64 numbers along k in a stage, `halves` of which have their own sums.
     """
     rows, split_k, groups = shape.x_rows, shape.split_k, shape.groups
     tile = TILE_BYTES_OF_4_BITS if bits == 4 else TILE_W_ROWS * TILE_K * bits // 8
     w_stage, x_stage = groups * tile * strips, rows * TILE_K * 2 * strips
-    received = -(-rows // 8 // split_k) * split_k * groups * 128 * 16 if split_k > 1 else 0
+    parts = split_k * halves
+    received = -(-rows // 8 // split_k) * parts * groups * 128 * 16 if parts > 1 else 0
     room -= TILE_BARRIER_BYTES + received + (TILE_ALIGNMENT if bits == 4 else 0)
     if bits < 16 and (room - shape.x_stages * x_stage) // w_stage < 2:
         shape.x_stages = 2
@@ -119,9 +102,9 @@ def _with_stages(shape: TileShape, bits: int, strips: int, room: int) -> TileSha
     return shape
 
 
-def _split_k(parts: int, n: int, k: int, blocks: int) -> int:
+def _split_k(parts: int, n: int, k: int, blocks: int, most: int = 8) -> int:
     """Parts of K, a power of two: as many as still are at most so many blocks, for one tile of x."""
     tiles, split_k = parts * n // TILE_W_ROWS, 1
-    while split_k < 8 and 2 * split_k * tiles <= blocks and k // (2 * split_k) >= 4 * TILE_K:
+    while split_k < most and 2 * split_k * tiles <= blocks and k // (2 * split_k) >= 4 * TILE_K:
         split_k *= 2
     return split_k

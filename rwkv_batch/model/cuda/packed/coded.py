@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rwkv_batch.ops.cuda.tile import ordered_codes, tiles_of_4_bits
+from rwkv_batch.model.cuda.packed.orders import ordered_codes, tiles_of_4_bits
 from rwkv_batch.ops.weights.bits import unpack_codes
 from rwkv_batch.ops.weights.channels import Fp8Weight, Int8Weight
 from rwkv_batch.ops.weights.groups import Int4Weight, WideInt4Weight

@@ -1,0 +1,102 @@
+// What the kernel of gemm_tile_kernel.cuh is made of: its sizes by rows of x, its parameters, how w lies in
+// memory, and products of few rows.
+#pragma once
+#include "common.cuh"
+#include "gemm_tile.cuh"
+#include "hopper.cuh"
+#include "tensor_map.cuh"
+
+constexpr int STRIP_BYTES = TILE_K * 2;
+constexpr int GROUP_THREADS = 128;
+constexpr int MAX_GROUPS = 2;
+constexpr int PRODUCER_WARPS = 2;
+constexpr int MAX_PARTS = 3;
+constexpr int MAX_SPLIT_K = 8;    // blocks of a cluster
+constexpr int UNIFORM_ROWS = 64;  // of x, up to which descriptors are worth a shuffle
+constexpr int FEW_ROWS = 16;      // of x, up to which codes are multiplied by `mma`, which waits for less
+
+// By rows of x: strips of k in a stage (a barrier takes as long as the products of a few rows, and codes are
+// fewer bytes), and blocks of a multiprocessor at least.
+__host__ __device__ constexpr bool few(int rows, bool codes) { return codes && rows <= FEW_ROWS; }
+__host__ __device__ constexpr int strips_for(int rows, bool codes = false) {
+    return few(rows, codes) ? 4 : rows <= (codes ? 64 : 32) ? 2 : 1;
+}
+__host__ __device__ constexpr int least_blocks(int rows, bool codes) {
+    return few(rows, codes) ? 3 : rows > (codes ? 96 : 128) ? 1 : 2;
+}
+
+struct TileGemms {
+    CUtensorMap w[MAX_PARTS], x[MAX_PARTS];
+    __half* y[MAX_PARTS];
+    int m, n;
+    int steps, each;          // stages that hold all of K; of one part
+    int received_bytes;       // of shared memory, for what the other parts of K send
+    int groups;               // warpgroups that multiply
+    int split_k, split_bits;  // parts of K, a power of two
+    int w_stages, x_stages;
+    int square;
+    const uint8_t* tiles[MAX_PARTS];   // in place of the map of w, if it lies in tiles
+    int strips;                        // of 64 along k
+    const float* scales[MAX_PARTS];    // of rows of w, if it has 8 bits
+    const float* x_scales[MAX_PARTS];  // of rows of x, if it has too
+    Prefetch prefetch;
+};
+
+// How w lies in memory. TILE_BYTES: of a tile of 64 rows and 64 numbers, or pairs of neighbours of FP8.
+// CODES: of 8 or 4 bits, which go through registers, where `operands` makes fp16 of them. TILES: each lies in
+// one piece. SCALED: its rows are. FP8: so are x and w, and a pair counts as one number.
+// MOST_GROUPS: warpgroups of a block.
+struct Halves {
+    static constexpr int TILE_BYTES = TILE_W_ROWS * TILE_K * 2;
+    static constexpr bool TRANSPOSED = false, CODES = false, TILES = false, SCALED = false, FP8 = false;
+};
+struct HalfColumns : Halves {
+    static constexpr bool TRANSPOSED = true;
+};
+struct Codes : Halves {
+    static constexpr int TILE_BYTES = TILE_W_ROWS * TILE_K;
+    static constexpr bool CODES = true, SCALED = true;
+    static __device__ __forceinline__ uint32_t bits() { return 0; }  // that `operands` needs in a register
+};
+struct Fp8Pairs : Halves {
+    static constexpr bool SCALED = true, FP8 = true;
+};
+
+// Of so many bytes of w; the ring of x behind it is aligned as its swizzle wants.
+template <typename W>
+__host__ __device__ __forceinline__ int w_ring_bytes(int bytes) {
+    return W::TILES ? (bytes + 1023) / 1024 * 1024 : bytes;
+}
+
+#if HOPPER
+// An operand of wgmma with TN rows of x.
+template <int TN>
+__device__ __forceinline__ uint32_t described(uint32_t address) {
+    if constexpr (TN <= UNIFORM_ROWS) return hopper::uniform(hopper::operand(address));
+    return hopper::operand(address);
+}
+
+// acc += strips of 16 rows of w, `a`, times TN rows of x in the TMA's swizzle of 128 bytes, by a warp; what a
+// thread has of both and of acc is as with wgmma.
+template <int TN, int STRIPS>
+__device__ __forceinline__ void multiply_few(float (&acc)[TN / 2],
+                                             const uint32_t (&a)[STRIPS * TILE_K / 16][4], uint32_t x,
+                                             int lane) {
+    const uint32_t from = x + lane % 8 * STRIP_BYTES + (lane / 8 ^ lane % 8) * 16;  // eights of 32 along k
+#pragma unroll
+    for (int strip = 0; strip < STRIPS; strip++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int chunk = 0; chunk < TN / 8; chunk++) {
+                uint32_t b[4];
+                load_matrix(b, (from ^ half * 64) + (strip * TN + chunk * 8) * STRIP_BYTES);
+                float (&to)[4] = reinterpret_cast<float (&)[4]>(acc[chunk * 4]);
+#pragma unroll
+                for (int k = 0; k < 2; k++) {
+                    const uint32_t (&of_w)[4] = a[strip * TILE_K / 16 + half * 2 + k];
+                    mma(to, of_w[0], of_w[1], of_w[2], of_w[3], b[2 * k], b[2 * k + 1]);
+                }
+            }
+}
+#endif

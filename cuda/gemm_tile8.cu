@@ -13,8 +13,9 @@
 // order in which lanes need them: of each four lanes lane q has 16 side by side, of each 16 numbers along k
 // those at 2 q, 2 q + 1, 2 q + 8 and 2 q + 9.
 //
-// Sums are fp32: over k inside a part in order, then over the parts in order, then times the scale. The same
-// split-K gives the same result for a row, whatever the other rows are and however many.
+// Sums are fp32: over k inside a part in order, then over the parts in order, then times the scale. In tiles
+// of 32 and more rows of x the same split-K gives the same result for a row, whatever the other rows are and
+// however many. In tiles of 8 and 16 two warpgroups share each stage, so that K has twice the parts.
 #include <algorithm>
 
 #include "gemm_tile_kernel.cuh"

@@ -196,7 +196,8 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
 
     // The rings are free for results: eight rows of 64 numbers for each chunk and warpgroup.
     sync_some(1, groups * GROUP_THREADS);
-    const uint32_t staged = w_ring + (FEW ? 0 : group) * TN * TILE_W_ROWS * 2;
+    const int rows_group = FEW ? 0 : group, thread = threadIdx.x % GROUP_THREADS;
+    const uint32_t staged = w_ring + rows_group * TN * TILE_W_ROWS * 2;
     float scale = 1.f, scale_below = 1.f;  // of this thread's two rows of w
     const uint32_t x_scales = received + p.received_bytes + group * TN * 4;
     if constexpr (W::FP8) {
@@ -208,8 +209,8 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
         sync_some(2 + group, GROUP_THREADS);
     }
     if constexpr (W::SCALED) {
-        const float* const scales = p.scales[part] + w0 + group * TILE_W_ROWS + warp * 16 + lane / 4;
-        if (w0 + group * TILE_W_ROWS < p.n) scale = scales[0], scale_below = scales[8];
+        const float* const scales = p.scales[part] + w0 + rows_group * TILE_W_ROWS + warp * 16 + lane / 4;
+        if (w0 + rows_group * TILE_W_ROWS < p.n) scale = scales[0], scale_below = scales[8];
     }
     const auto put = [&](int chunk, float4 v) {
         if constexpr (W::SCALED) v.x *= scale, v.y *= scale, v.z *= scale_below, v.w *= scale_below;
@@ -227,11 +228,11 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
                          to_half2(v.z, v.w));
     };
     if (k_parts > 1) {
-        const int thread = FEW ? threadIdx.x % GROUP_THREADS : threadIdx.x;
+        const uint32_t slot = received + (FEW ? thread : threadIdx.x) * 16;
         int owner = 0, place = 0;
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++) {
-            send_to(owner, received + (place * k_parts + k_part) * chunk_bytes + thread * 16, summed,
+            send_to(owner, slot + (place * k_parts + k_part) * chunk_bytes, summed,
                     make_float4(acc[4 * c], acc[4 * c + 1], acc[4 * c + 2], acc[4 * c + 3]));
             if (++place == own) place = 0, owner++;
         }
@@ -241,8 +242,7 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
         for (int c = first; c < last; c++) {
             float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
             for (int s = 0; s < k_parts; s++) {
-                const float4 more =
-                    load_shared(received + ((c - first) * k_parts + s) * chunk_bytes + thread * 16);
+                const float4 more = load_shared(slot + ((c - first) * k_parts + s) * chunk_bytes);
                 sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
             }
             put(c, sum);
@@ -253,8 +253,7 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
             put(c, make_float4(acc[4 * c], acc[4 * c + 1], acc[4 * c + 2], acc[4 * c + 3]));
     }
     sync_some(2 + group, GROUP_THREADS);
-    const int thread = threadIdx.x % GROUP_THREADS, piece = thread % 8,
-              column = w0 + group * TILE_W_ROWS + piece * 8;
+    const int piece = thread % 8, column = w0 + rows_group * TILE_W_ROWS + piece * 8;
 #pragma unroll 2
     for (int row = first * 8 + thread / 8; row < last * 8; row += GROUP_THREADS / 8) {
         if (x0 + row >= p.m || column >= p.n) continue;

@@ -6,6 +6,7 @@ from cuda_gpu import ACTIVATIONS, DEVICE, ROWS, needs_gpu, normal, off, poisoned
 
 from rwkv_batch.model.cuda.packed.orders import ordered_codes
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE
+from rwkv_batch.ops.cuda.tile import tile_shape_coded
 
 on_hopper = [*needs_gpu, pytest.mark.usefixtures("hopper")]
 SHAPES = [(64, 64), (192, 320), (768, 768), (2048, 512), (512, 2048), (3072, 768), (4096, 192), (65536, 128)]
@@ -90,3 +91,22 @@ def test_the_order_of_the_codes(n, k):
                 for at in (0, 1, 8, 9)
             ]
             assert ordered[row, strip * 64 : strip * 64 + 64].tolist() == [int(code) for code in wanted]
+
+
+@pytest.mark.parametrize(
+    ("parts", "n", "k"),
+    [(3, 4096, 4096), (1, 16384, 4096), (1, 4096, 16384), (1, 65536, 4096), (3, 768, 768), (1, 64, 64)],
+)
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("same", [False, True])
+def test_every_shape_fits_the_chip(parts, n, k, bits, same):
+    """Two blocks share a multiprocessor at least. same: K is divided alike for any number of rows."""
+    shapes = [tile_shape_coded(parts, n, k, m, bits, same) for m in range(1, 1025)]
+    for m, shape in enumerate(shapes, 1):
+        few, tile = shape.x_rows <= 16, 64 * 36 if bits == 4 else 64 * 64
+        strips, k_parts = 4 if few else 2 if shape.x_rows <= 64 else 1, shape.split_k * (2 if few else 1)
+        rings = (tile * shape.w_stages + shape.x_rows * shape.x_stages * 128) * strips
+        received = -(-shape.x_rows // 8 // shape.split_k) * k_parts * 2048 * (k_parts > 1)
+        assert rings + received <= 113 * 1024 and 2 <= shape.x_stages <= 16 and 2 <= shape.w_stages <= 16
+        assert shape.x_rows * -(-m // shape.x_rows) < m + max(32 if same else 16, m * 3 // 5)
+    assert len({(shape.split_k, shape.x_rows < 32) for shape in shapes}) == 1 or not same

@@ -33,6 +33,7 @@ from rwkv_batch.state.entries import (
     StoreError,
     Tier,
     Turn,
+    ignore_result,
     message,
 )
 from rwkv_batch.state.jobs import JobThread
@@ -338,7 +339,7 @@ class StatePool:
         self, session: Session, turns: Sequence[Turn], head: Head, done: Done, image: Tensor | None
     ) -> None:
         """Store an announced session with the state at `head`; None: the copy of it has failed."""
-        finish = done if self._durable else _ignore_result
+        finish = done if self._durable else ignore_result
 
         def written(operations: Sequence[Operation], error: StoreError | None) -> None:
             if error:
@@ -386,14 +387,10 @@ class StatePool:
                 turn = replace(past, id=head.turn, digest=head.digest)
                 session = self._log.announce(key, [turn], head.tokens)
                 self._tiers.image(
-                    head.turn, partial(self._store_with_state, session, [turn], head, _ignore_result)
+                    head.turn, partial(self._store_with_state, session, [turn], head, ignore_result)
                 )
 
     def _report(self, callback: Callable[[], None]) -> None:
         """From any thread: run the callback in the next `poll`."""
         self._callbacks.append(callback)
         self._wake()
-
-
-def _ignore_result(error: str | None) -> None:
-    """In place of a callback."""

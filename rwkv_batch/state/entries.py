@@ -299,6 +299,10 @@ def unpack(data: bytes) -> list[int]:
     return ids
 
 
+def ignore_result(error: str | None) -> None:
+    """In place of a Done."""
+
+
 def message(error: Exception | None) -> str | None:
     """The sentence that a client gets about an error."""
     if error is None or isinstance(error, StoreError | SnapshotError):

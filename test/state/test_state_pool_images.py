@@ -2,13 +2,14 @@
 
 import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
 from pools import NEVER, Bench, after, files
 
 from rwkv_batch.state import images as stored_images
-from rwkv_batch.state.entries import pack
+from rwkv_batch.state.entries import KeptState, pack
 
 BEGINNING = bytes(16)
 
@@ -215,6 +216,67 @@ def test_an_exported_session_goes_on_elsewhere(path: Path, what: str) -> None:
     foreign = Bench(None, model=("another", 65536))
     assert "another model" in foreign.do(foreign.import_, "b", data).error
     foreign.close()
+
+
+def test_turns_may_follow_an_import_whose_state_is_still_being_written(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was answered before its commit must be there afterwards, in the order in which it came."""
+    elsewhere = Bench(path.with_name("elsewhere.db"))
+    elsewhere.turn("a", [1, 2])
+    elsewhere.turn("a", [3])
+    data = elsewhere.do(elsewhere.pool.files.export, "a", "both").value
+    elsewhere.close()
+    gate, write = threading.Event(), stored_images.write
+    monkeypatch.setattr(stored_images, "write", lambda *arguments: gate.wait() and write(*arguments))
+    bench = Bench(path, durable=False)
+    assert bench.do(bench.import_, "b", data).error is None
+    bench.turn("b", [4], "c")
+    bench.turn("c", [5])
+    bench.turn("b", [6], "d")
+    bench.turn("d", [7], "e")
+    bench.pool.delete("d", False, bench.callback("delete"))
+    past = bench.do(bench.pool.turns, bench.pool.find("b"), range(2)).value[0]
+    bench.pool.point("f", past.head(0), bench.callback("rewind"))
+    gate.set()
+    assert bench.wait("delete").error is None and bench.wait("rewind").error is None
+    bench.settle()
+    kept = {"b": seen(1, 2, 3), "c": seen(1, 2, 3, 4, 5), "e": seen(1, 2, 3, 6, 7), "f": seen(1, 2)}
+    assert {key: bench.look(key) for key in "bcdef" if bench.pool.find(key)} == kept
+    bench.close()
+    again = Bench(path)
+    assert {key: again.look(key) for key in "bcdef" if again.pool.find(key)} == kept
+    again.close()
+
+
+def test_a_turn_may_go_on_from_an_import_that_was_deleted_before_its_state_was_written(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = Bench(path.with_name("elsewhere.db"))
+    elsewhere.turn("a", [1, 2])
+    data = elsewhere.do(elsewhere.pool.files.export, "a", "both").value
+    elsewhere.close()
+    gate, write = threading.Event(), stored_images.write
+    monkeypatch.setattr(stored_images, "write", lambda *arguments: gate.wait() and write(*arguments))
+    bench = Bench(path, durable=False)
+    assert bench.do(bench.import_, "b", data).error is None
+    bench.turn("b", [3], "c")
+    _, parent, slot = bench.begin("c", in_place=False)
+    for key in "bc":
+        bench.pool.delete(key, False, bench.callback(key))
+    gate.set()
+    assert bench.wait("b").error is None and bench.wait("c").error is None
+    bench.settle()
+    bench.feed(slot, [4])
+    head = bench.pool.commit("d", parent, [4], [], bench.callback("d"))
+    bench.pool.keep([KeptState("d", head, slot)])
+    bench.pool.unpin(parent)
+    bench.settle()
+    assert {key: bench.look(key) for key in "bcd" if bench.pool.find(key)} == {"d": seen(1, 2, 3, 4)}
+    bench.close()
+    again = Bench(path)
+    assert again.look("d") == seen(1, 2, 3, 4) and not again.pool.find("c")
+    again.close()
 
 
 def test_a_session_whose_beginning_is_not_known_is_exported_with_a_state(path: Path) -> None:

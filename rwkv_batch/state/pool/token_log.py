@@ -18,6 +18,7 @@ from rwkv_batch.state.entries import (
     Shrink,
     Start,
     Turn,
+    ignore_result,
     message,
 )
 from rwkv_batch.state.log.sessions import Sessions
@@ -53,7 +54,7 @@ class TokenLog:
         self.sessions, self._durable, self._clean, self._report = sessions, durable, clean, report
         self._last_turn = store.last_turn()
         self._unstored: dict[int, Turn] = {}  # turns that are not committed yet
-        # Those of them whose commit waits until their state is stored, and what waits for the commit.
+        # Those of them whose commit waits until a state is stored, and what waits for the commit.
         self._announced: dict[int, list[Callable[[], None]]] = {}
         self._pins: Counter[int] = Counter()  # turns that are being continued
         self._unused: set[int] = set()  # turns that nothing used any longer while they were pinned
@@ -93,7 +94,7 @@ class TokenLog:
         return start
 
     def awaits_its_state(self, turn: int) -> bool:
-        """Whether the turn is committed only when a state of it is stored."""
+        """Whether the turn is committed only when a state of it, or of its past, is stored."""
         return turn in self._announced
 
     def pin(self, turn: int) -> None:
@@ -113,6 +114,15 @@ class TokenLog:
 
     def put(self, key: str, turn: Turn, head: Head, done: Done) -> None:
         """A session ends with a new turn. After an error it ends where it did before."""
+        session, size = Session(key, head, turn.created), 2 * len(turn.tokens) + ROW_BYTES
+        if not self._durable:
+            self._report(lambda: done(None))
+        if turn.parent in self._announced:  # which has to be in the log first
+            finish = done if self._durable else ignore_result
+            followers = self._announced[turn.parent]
+            followers.append(lambda: self.put_announced(session, [turn], self.shrink(size), finish))
+            self._announce(session, [turn])
+            return
         self._unstored[turn.id] = turn
 
         def committed(removed: Removed | None, error: Exception | None) -> None:
@@ -121,17 +131,14 @@ class TokenLog:
             if self._durable:
                 done(message(error))
 
-        session = Session(key, head, turn.created)
         self.sessions.announce(session)
         self.sessions.put(
             session,
             committed,
-            before=[PutTurn(turn), *self.shrink(2 * len(turn.tokens) + ROW_BYTES)],
+            before=[PutTurn(turn), *self.shrink(size)],
             pinned=self._pinned(),
             retry=not self._durable,
         )
-        if not self._durable:
-            self._report(lambda: done(None))
 
     def point(self, key: str, head: Head, done: Done) -> None:
         """Let a session end with a turn that is in the log, or will be."""
@@ -150,20 +157,20 @@ class TokenLog:
     def announce(self, key: str, turns: Sequence[Turn], imaged: int) -> Session:
         """A session ends with the last of these turns. `put_announced` or `lose` follows."""
         session = Session(key, turns[-1].head(imaged), time.time())
-        self._unstored |= {turn.id: turn for turn in turns}
-        self._announced[turns[-1].id] = []
-        self.sessions.announce(session)
+        self._announce(session, turns)
         return session
 
     def put_announced(
         self, session: Session, turns: Sequence[Turn], operations: Sequence[Operation], done: Done
     ) -> None:
         """Store the session with its turns, and then carry out the operations."""
-        followers = self._announced.pop(turns[-1].id)
+        followers = self._committing(turns)
         wanted = self.sessions.find(session.key) is session
         if not wanted:  # deleted or replaced meanwhile
             self.sessions.withdraw(session, None)
-            if not followers:
+            continued = [turn.id for turn in turns if turn.id in self._pins]
+            self._unused.update(continued)  # unless what continues them is stored
+            if not followers and not continued:
                 self._forget(turns)
                 # Done with the commit of what came after it: before that the session is what it was.
                 self._writer.put([], lambda removed, error: done(message(error)))
@@ -188,7 +195,7 @@ class TokenLog:
         log.error("The session %s could not be stored: %s", session.key, error)
         self.sessions.withdraw(session, error)
         self._forget(turns)
-        for follower in self._announced.pop(turns[-1].id):
+        for follower in self._committing(turns):
             follower()
 
     def delete(self, keys: Sequence[str], committed: Callable[[Exception | None], None]) -> None:
@@ -218,6 +225,16 @@ class TokenLog:
             return []
         self._grown = 0
         return [Shrink(self._limit, self._pinned())]
+
+    def _announce(self, session: Session, turns: Sequence[Turn]) -> None:
+        self._unstored |= {turn.id: turn for turn in turns}
+        followers: list[Callable[[], None]] = []  # of all of them
+        self._announced |= {turn.id: followers for turn in turns}
+        self.sessions.announce(session)
+
+    def _committing(self, turns: Sequence[Turn]) -> list[Callable[[], None]]:
+        """The commit of announced turns need not wait any longer; what waits for it."""
+        return [self._announced.pop(turn.id) for turn in turns][-1]
 
     def _next_id(self) -> int:
         self._last_turn += 1

@@ -218,10 +218,8 @@ def test_an_exported_session_goes_on_elsewhere(path: Path, what: str) -> None:
     foreign.close()
 
 
-def test_turns_may_follow_an_import_whose_state_is_still_being_written(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was answered before its commit must be there afterwards, in the order in which it came."""
+def importing(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Bench, threading.Event]:
+    """A pool with an imported session b of two turns, whose state is written as soon as the event is set."""
     elsewhere = Bench(path.with_name("elsewhere.db"))
     elsewhere.turn("a", [1, 2])
     elsewhere.turn("a", [3])
@@ -231,6 +229,14 @@ def test_turns_may_follow_an_import_whose_state_is_still_being_written(
     monkeypatch.setattr(stored_images, "write", lambda *arguments: gate.wait() and write(*arguments))
     bench = Bench(path, durable=False)
     assert bench.do(bench.import_, "b", data).error is None
+    return bench, gate
+
+
+def test_turns_may_follow_an_import_whose_state_is_still_being_written(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was answered before its commit must be there afterwards, in the order in which it came."""
+    bench, gate = importing(path, monkeypatch)
     bench.turn("b", [4], "c")
     bench.turn("c", [5])
     bench.turn("b", [6], "d")
@@ -252,30 +258,23 @@ def test_turns_may_follow_an_import_whose_state_is_still_being_written(
 def test_a_turn_may_go_on_from_an_import_that_was_deleted_before_its_state_was_written(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    elsewhere = Bench(path.with_name("elsewhere.db"))
-    elsewhere.turn("a", [1, 2])
-    data = elsewhere.do(elsewhere.pool.files.export, "a", "both").value
-    elsewhere.close()
-    gate, write = threading.Event(), stored_images.write
-    monkeypatch.setattr(stored_images, "write", lambda *arguments: gate.wait() and write(*arguments))
-    bench = Bench(path, durable=False)
-    assert bench.do(bench.import_, "b", data).error is None
-    bench.turn("b", [3], "c")
+    bench, gate = importing(path, monkeypatch)
+    bench.turn("b", [4], "c")
     _, parent, slot = bench.begin("c", in_place=False)
     for key in "bc":
         bench.pool.delete(key, False, bench.callback(key))
     gate.set()
     assert bench.wait("b").error is None and bench.wait("c").error is None
     bench.settle()
-    bench.feed(slot, [4])
-    head = bench.pool.commit("d", parent, [4], [], bench.callback("d"))
+    bench.feed(slot, [5])
+    head = bench.pool.commit("d", parent, [5], [], bench.callback("d"))
     bench.pool.keep([KeptState("d", head, slot)])
     bench.pool.unpin(parent)
     bench.settle()
-    assert {key: bench.look(key) for key in "bcd" if bench.pool.find(key)} == {"d": seen(1, 2, 3, 4)}
+    assert {key: bench.look(key) for key in "bcd" if bench.pool.find(key)} == {"d": seen(1, 2, 3, 4, 5)}
     bench.close()
     again = Bench(path)
-    assert again.look("d") == seen(1, 2, 3, 4) and not again.pool.find("c")
+    assert again.look("d") == seen(1, 2, 3, 4, 5) and not again.pool.find("c")
     again.close()
 
 

@@ -13,11 +13,10 @@ constexpr int PRODUCER_WARPS = 2;
 constexpr int MAX_PARTS = 3;
 constexpr int MAX_SPLIT_K = 8;    // blocks of a cluster
 constexpr int UNIFORM_ROWS = 64;  // of x, up to which descriptors are worth a shuffle
-constexpr int FEW_ROWS = 16;      // of x, up to which codes are multiplied by `mma`, which waits for less
 
 // By rows of x: strips of k in a stage (a barrier takes as long as the products of a few rows, and codes are
 // fewer bytes), and blocks of a multiprocessor at least.
-__host__ __device__ constexpr bool few(int rows, bool codes) { return codes && rows <= FEW_ROWS; }
+__host__ __device__ constexpr bool few(int rows, bool codes) { return codes && rows <= TILE_FEW_ROWS; }
 __host__ __device__ constexpr int strips_for(int rows, bool codes = false) {
     return few(rows, codes) ? 4 : rows <= (codes ? 64 : 32) ? 2 : 1;
 }

@@ -41,8 +41,10 @@ def kernels_for(target: str) -> CpuKernels:
 def poisoned_outputs() -> Iterator[None]:
     """What a kernel does not write is NaN."""
     torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @contextmanager
@@ -50,8 +52,10 @@ def torch_threads(count: int) -> Iterator[None]:
     """With so many threads of torch, and of the kernels."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
-    yield
-    torch.set_num_threads(before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def maker(way: str) -> Callable[[Checkpoint], TorchModel]:

@@ -6,10 +6,12 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 from pools import NEVER, Bench, after, files
 
 from rwkv_batch.state import images as stored_images
 from rwkv_batch.state.entries import KeptState, pack
+from rwkv_batch.state.starts.contents import StartContents
 
 BEGINNING = bytes(16)
 
@@ -225,11 +227,16 @@ def importing(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Bench, threa
     elsewhere.turn("a", [3])
     data = elsewhere.do(elsewhere.pool.files.export, "a", "both").value
     elsewhere.close()
-    gate, write = threading.Event(), stored_images.write
-    monkeypatch.setattr(stored_images, "write", lambda *arguments: gate.wait() and write(*arguments))
-    bench = Bench(path, durable=False)
+    gate, bench = delayed_images(monkeypatch), Bench(path, durable=False)
     assert bench.do(bench.import_, "b", data).error is None
     return bench, gate
+
+
+def delayed_images(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """No state is written before this event is set."""
+    gate, write = threading.Event(), stored_images.write
+    monkeypatch.setattr(stored_images, "write", lambda *arguments: gate.wait() and write(*arguments))
+    return gate
 
 
 def test_turns_may_follow_an_import_whose_state_is_still_being_written(
@@ -275,6 +282,30 @@ def test_a_turn_may_go_on_from_an_import_that_was_deleted_before_its_state_was_w
     bench.close()
     again = Bench(path)
     assert again.look("d") == seen(1, 2, 3, 4, 5) and not again.pool.find("c")
+    again.close()
+
+
+def test_a_turn_may_begin_in_a_start_state_that_is_still_being_written(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, bench = delayed_images(monkeypatch), Bench(path, durable=False)
+    zeros = StartContents(torch.zeros(1, 2, 64), torch.zeros(1, 1, 64, 64), None, b"start".ljust(16))
+    bench.pool.starts.put("poet", lambda: zeros, b"", bench.callback("put"))
+    bench.wait_until(lambda: bench.pool.starts.names())
+    start, slot = bench.pool.starts.find("poet").session, bench.slot()
+    bench.pool.pin(start.head)
+    loaded = bench.do(bench.pool.load, start, slot).value
+    bench.feed(slot, [1, 2])
+    head = bench.pool.commit("a", loaded.head, [1, 2], [], bench.callback("a"))
+    bench.pool.keep([KeptState("a", head, slot)])
+    bench.pool.unpin(start.head)
+    assert bench.wait("a").error is None
+    gate.set()
+    assert bench.wait("put").error is None
+    bench.settle()
+    bench.close()
+    again = Bench(path)
+    assert again.look("a") == seen(1, 2)
     again.close()
 
 

@@ -178,8 +178,7 @@ class Gemms:
     def value(self, layer: CudaLayer, b: Buffers, method: str, prefetch: Tensor | None = None) -> Addend:
         """From the channel mix back to the residual stream. prefetch: weights of the next layer."""
         if isinstance(layer.value, CodedMatrix):
-            ahead = prefetch if len(b.x) <= PREFETCH_ROWS else None
-            self.coded.run([layer.value], b.hidden[None], [b.out], method, _room(b), prefetch=ahead)
+            self._gemm(layer.value, b.hidden, b.out, IDENTITY, method, b, prefetch)
             return Addend(y=b.out)
         if method in SPLIT_K:
             return self._split(layer.value, b.hidden, b, method, transposed=True)

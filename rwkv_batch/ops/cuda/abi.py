@@ -17,6 +17,7 @@ STOPS = 13  # ids that may end a sequence on the device
 SPARSE_SPLITS = 8  # parts of K in gemm_sparse
 TILE_W_ROWS = 64  # of a tile of gemm_tile, for each warpgroup
 TILE_K = 64  # of a strip of gemm_tile
+TILE_FEW_ROWS = 16  # of x, for which two warpgroups share each stage of codes, at most
 TILE_MAX_STAGES = 16  # of each of gemm_tile's rings
 TILE_BARRIER_BYTES = 528  # of shared memory that gemm_tile uses besides rings and partial sums
 ADAPTER_TILE = 16  # rows that adapters are applied to together
@@ -31,8 +32,15 @@ CONSTANTS = {
     name: int(globals()[name])
     for name in (
         *("IDENTITY", "TANH", "SIGMOID", "RELU_SQUARE", "HEAD", "CHUNK", "MAX_LAG", "DEFERRED_VECTORS"),
-        *("STOPS", "SPARSE_SPLITS", "TILE_W_ROWS", "TILE_K", "TILE_MAX_STAGES", "TILE_BARRIER_BYTES"),
-        *("ADAPTER_TILE", "ADAPTER_RANK", "ADAPTER_PARTS", "ADAPTER_SPLITS", "ADAPTER_MOST_RANK"),
+        *("STOPS", "SPARSE_SPLITS", "TILE_W_ROWS", "TILE_K", "TILE_FEW_ROWS", "TILE_MAX_STAGES"),
+        *(
+            "TILE_BARRIER_BYTES",
+            "ADAPTER_TILE",
+            "ADAPTER_RANK",
+            "ADAPTER_PARTS",
+            "ADAPTER_SPLITS",
+            "ADAPTER_MOST_RANK",
+        ),
         *("ADAPTER_ALIGNMENT", "ADAPTER_ADD", "ADAPTER_ADD_SQUARE", "ADAPTER_ADD_FLOAT"),
     )
 }

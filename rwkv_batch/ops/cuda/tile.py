@@ -1,12 +1,18 @@
 """How the tiled GEMMs for Hopper divide their work: `cuda/gemm_tile*.cu`."""
 
-from rwkv_batch.ops.cuda.abi import TILE_BARRIER_BYTES, TILE_K, TILE_MAX_STAGES, TILE_W_ROWS, TileShape
+from rwkv_batch.ops.cuda.abi import (
+    TILE_BARRIER_BYTES,
+    TILE_FEW_ROWS,
+    TILE_K,
+    TILE_MAX_STAGES,
+    TILE_W_ROWS,
+    TileShape,
+)
 
 X_ROWS = (16, 32, 48, 64, 96, 128, 160, 192, 256)  # rows of x that a tile may have
 MULTIPROCESSORS = 132
 TILE_BYTES_OF_4_BITS = TILE_W_ROWS * (TILE_K // 2 + 4)
 TILE_ALIGNMENT = 1024  # of a ring of x
-FEW_ROWS = 16  # of x, for which two warpgroups share each stage of codes, at most
 SHARED = 232_448  # bytes of shared memory of a block
 # Of each of two blocks on a multiprocessor: the next launch begins beside this one. Of three and four.
 SHARED_OF_TWO, SHARED_OF_THREE, SHARED_OF_FOUR = 115_712, 76_000, 57_000
@@ -46,7 +52,7 @@ def tile_shape_coded(parts: int, n: int, k: int, m: int, bits: int, same: bool) 
     sizes = X_ROWS[1:-1] if same else (8, *X_ROWS[:-1])  # more do not fit into the registers
     x_tiles = -(-m // sizes[-1])
     rows = next(size for size in sizes if size * x_tiles >= m)
-    few, blocks = rows <= FEW_ROWS, 4 if (bits, rows, same) == (4, 32, False) else 3
+    few, blocks = rows <= TILE_FEW_ROWS, 4 if (bits, rows, same) == (4, 32, False) else 3
     split_k = _split_k(parts, n, k, blocks * MULTIPROCESSORS, 4)
     of_multiprocessor = -(-parts * n // TILE_W_ROWS * split_k // MULTIPROCESSORS)
     if of_multiprocessor <= 2 and split_k == 1 and rows <= 64:

@@ -96,7 +96,7 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
             }
             if constexpr (W::CODES) prefetch(p.prefetch, lane, WARP);
         } else {
-            if (leads && k_parts > 1 && last > first)
+            if (leads && p.split_k > 1 && last > first)
                 arrive_and_expect(summed, (last - first) * k_parts * chunk_bytes);
             wait_for_inputs();
             uint32_t to = x_ring, stage = 0, phase = 1;  // the phase before the first counts as over
@@ -229,15 +229,21 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
     };
     if (k_parts > 1) {
         const uint32_t slot = received + (FEW ? thread : threadIdx.x) * 16;
+        const bool alone = FEW && p.split_k == 1;  // the block is no cluster
         int owner = 0, place = 0;
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++) {
-            send_to(owner, slot + (place * k_parts + k_part) * chunk_bytes, summed,
-                    make_float4(acc[4 * c], acc[4 * c + 1], acc[4 * c + 2], acc[4 * c + 3]));
+            const float4 v = make_float4(acc[4 * c], acc[4 * c + 1], acc[4 * c + 2], acc[4 * c + 3]);
+            const uint32_t to = slot + (place * k_parts + k_part) * chunk_bytes;
+            if (alone)
+                store_shared(to, v);
+            else
+                send_to(owner, to, summed, v);
             if (++place == own) place = 0, owner++;
         }
+        if (alone) sync_some(1, groups * GROUP_THREADS);
         if (FEW && group) return;  // the other one waits for what this one has sent
-        if (last > first) barrier_wait_cluster(summed, 0);
+        if (!alone && last > first) barrier_wait_cluster(summed, 0);
 #pragma unroll 1
         for (int c = first; c < last; c++) {
             float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);

@@ -11,7 +11,7 @@ from rwkv_batch.engine.engine import Engine
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.ops.device import DeviceError
 
-pytestmark = needs_gpu
+pytestmark = [*needs_gpu, pytest.mark.many_launches]
 ROOM = 3 << 30  # of which one GiB stays free for what nobody counts
 DEVICE = torch.device("cuda", 0)
 

@@ -7,9 +7,9 @@ from enum import Enum
 from msgspec.structs import replace
 
 from rwkv_batch.engine.constraints.masks import RowConstraint
+from rwkv_batch.engine.scheduling.row_text import RowText
 from rwkv_batch.state.shared_prompts import SharedPrompt
-from rwkv_batch.text.stops import AnswerStops, StopStrings
-from rwkv_batch.text.tokenizer import TextDecoder, Tokenizer
+from rwkv_batch.text.tokenizer import Tokenizer
 from rwkv_batch.wire.protocol import Event, GenerateRequest, RowDelta, TokenLogprob
 
 LEAST_SUM = 1e-6  # of a mixture's weights, beside the sum of their sizes
@@ -55,7 +55,7 @@ class RowAdapter:
     slot: int | None = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)  # attributes of objects without slots are found slower from 31 on
 class Sequence:
     """A row of a request, from the queue to its last delta.
 
@@ -87,20 +87,17 @@ class Sequence:
     cut_past: list[int] = field(default_factory=list)  # in front of the prompt, where states at cuts are kept
     finish_reason: str | None = None
     arrival: int = field(default_factory=_arrivals.__next__)
+    to_feed: list[int] = field(init=False)  # FINALIZING: what brings the state to the end of the text
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # not sent
+    _text: RowText = field(init=False)
+    _stop_ids: frozenset[int] = field(init=False)
+    _stop_id: list[int] = field(default_factory=list)  # that ended it
+    _sent: int = 0  # drawn tokens that deltas have counted
+    _loaded_state: SequenceState = PREFILLING  # what follows LOADING
 
     def __post_init__(self) -> None:
-        self._decoder = TextDecoder()
-        self._stops = _stops_of(self.request)
+        self.to_feed, self._text = self.prompt, RowText(self.request)
         self._stop_ids = frozenset(self.request.stop_ids)
-        self.to_feed = self.prompt  # FINALIZING: what brings the state to the end of the text
-        self._loaded_state = PREFILLING  # what follows LOADING
-        self.prompt_logprobs: list[TokenLogprob] = []  # not sent
-        self._text: list[str] = []  # text since the last delta
-        self._stop_id: list[int] = []  # that ended it
-        self._sent = 0  # drawn tokens that deltas have counted
-        self._decoded = 0  # characters decoded so far, held-back ones included
-        self._shown = 0  # characters that deltas have or will have shown
-        self._logprobs: list[tuple[int, TokenLogprob]] = []  # not sent: (where its text begins, entry)
 
     @property
     def leads(self) -> bool:
@@ -202,9 +199,8 @@ class Sequence:
 
     def resume(self, drawn: list[int], tokenizer: Tokenizer) -> None:
         """It has drawn these before it was paused, and their text has been sent."""
-        for token in drawn:
-            self._decode(self._decoder.feed(tokenizer.token_bytes(token)))
-        self.drawn, self.drawn_fed, self._sent, self._text = list(drawn), len(drawn), len(drawn), []
+        self._text.skip(drawn, tokenizer)
+        self.drawn, self.drawn_fed, self._sent = list(drawn), len(drawn), len(drawn)
         self.to_feed = self.prompt + drawn
 
     def pause(self) -> RowDelta:
@@ -237,7 +233,7 @@ class Sequence:
             self._stop_id = [token]
             if logprob and self.request.prompt_logprobs is not None:
                 # Who scores prompts takes the last entry for that of what was drawn.
-                self._logprobs.append((self._decoded, logprob))
+                self._text.add_logprob(logprob)
             self._finish("stop")
             return
         if not self.request.max_tokens:  # it was fed for the logprobs of its prompt
@@ -245,88 +241,50 @@ class Sequence:
             return
         self.drawn.append(token)
         if logprob:
-            self._logprobs.append((self._decoded, logprob))
-        if self._decode(self._decoder.feed(data)):
+            self._text.add_logprob(logprob)
+        if self._text.feed(data):
             self._finish_at_stop_string()
         elif len(self.drawn) >= self.request.max_tokens:
             self._finish("length")
 
     def take_delta(self) -> RowDelta | None:
         """The next delta if it is due: enough tokens with some text, or the sequence has finished."""
-        tokens = len(self.drawn) - self._sent
-        due = self._text and tokens >= self.request.flush_tokens > 0
-        return self._take_delta() if due or self.finish_reason else None
+        if self.finish_reason:
+            return self._take_delta()
+        due = len(self.drawn) - self._sent >= self.request.flush_tokens > 0
+        return self._take_delta() if due and self._text else None
 
     def _take_delta(self) -> RowDelta:
         """All that can be sent."""
-        tokens = len(self.drawn) - self._sent
-        shown = sum(1 for start, _ in self._logprobs if start < self._shown)
-        ready = len(self._logprobs) if self.finish_reason else shown
-        entries = [entry for _, entry in self._logprobs[:ready]]
-        ids = self.drawn[self._sent :] + self._stop_id if self.request.return_ids else []
-        text, prompt = "".join(self._text), self.prompt_logprobs
-        stop = self._stops.found if self._stops and self.finish_reason else ""
-        self._text, self._sent, self._logprobs = [], len(self.drawn), self._logprobs[ready:]
-        self.prompt_logprobs = []
+        before, self._sent = self._sent, len(self.drawn)
+        text, tokens = self._text.take(), self._sent - before
+        if self._text.plain and not self.request.return_ids:
+            return RowDelta(self.row, text, tokens, self.finish_reason)
+        entries = self._text.take_logprobs(whole=self.finish_reason is not None)
+        ids = self.drawn[before:] + self._stop_id if self.request.return_ids else []
+        stop = self._text.stop if self.finish_reason else ""
+        prompt, self.prompt_logprobs = self.prompt_logprobs, []
         return RowDelta(self.row, text, tokens, self.finish_reason, entries, stop, ids, prompt)
 
     def shown_tokens(self, tokenizer: Tokenizer) -> list[int]:
-        """The tokens of exactly the text that was shown.
-
-        A token that a stop string cuts apart is replaced by those of its beginning.
-        """
-        if self._decoded == self._shown:
-            return self.drawn
-        decoder, length = TextDecoder(), 0
-        for count, token in enumerate(self.drawn):
-            text = decoder.feed(tokenizer.token_bytes(token))
-            if length + len(text) > self._shown:
-                return self.drawn[:count] + tokenizer.encode(text[: self._shown - length])
-            length += len(text)
-        return self.drawn
-
-    def _decode(self, text: str) -> bool:
-        """New text of the model's. Whether it completes a stop string; what comes before that is queued."""
-        self._decoded += len(text)
-        stopped = False
-        if self._stops:
-            text, stopped = self._stops.feed(text)
-        self._show(text)
-        return stopped
-
-    def _show(self, text: str) -> None:
-        if text:
-            self._text.append(text)
-            self._shown += len(text)
+        """As of `RowText`."""
+        return self._text.shown_tokens(self.drawn, tokenizer)
 
     def _finish(self, reason: str) -> None:
         """Finish after the token drawn last: what was held back is shown too."""
-        stopped = self._decode(self._decoder.finish())
-        if self._stops and not stopped:
-            self._show(self._stops.finish())
-            stopped = self._stops.stopped
-        if stopped:
+        if self._text.finish():
             self._finish_at_stop_string()
         else:
             self._set_finished(reason)
 
     def _finish_at_stop_string(self) -> None:
-        """Logprobs of the tokens behind the end of the text go with their text."""
         self._set_finished("stop")
-        self._logprobs = [(start, entry) for start, entry in self._logprobs if start < self._shown]
+        self._text.drop_unshown_logprobs()
 
     def _set_finished(self, reason: str) -> None:
         self.finish_reason, self.state = reason, FINISHED
         if self.request.turn:
             self.finalize([])
-
-
-def _stops_of(request: GenerateRequest) -> StopStrings | None:
-    if late := request.late_stops:
-        return AnswerStops(
-            request.stop_strings, late.strings, late.opens, late.closes, late.rest, late.inside
-        )
-    return StopStrings(request.stop_strings) if request.stop_strings else None
 
 
 @dataclass(eq=False)

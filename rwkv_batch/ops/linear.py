@@ -11,7 +11,7 @@ from functools import cache, partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from rwkv_batch.ops.cpu.binding import CpuKernels
 from rwkv_batch.ops.cpu.products import packed_linear
@@ -57,9 +57,12 @@ def _row_by_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _half_weights(x: Tensor, packed: torch.ScriptObject) -> Tensor:
+    rows = len(x)
+    if missing := -rows % _rows_together():
+        x = pad(x, (0, 0, 0, missing))
     # "dynamic" is the name only: inputs, sums and result are fp32.
     product: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, packed)
-    return product
+    return product[:rows]
 
 
 def _packed_weights(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
@@ -73,6 +76,15 @@ def _exact_in_half(weight: Tensor) -> bool:
     """Whether fp16 holds the matrix but for a few numbers too small to matter beside the others."""
     changed = torch.stack([(rows.half().float() - rows).norm() for rows in weight.split(4096)]).norm()
     return bool(changed <= LOSSLESS * weight.norm())
+
+
+@cache
+def _rows_together() -> int:
+    """Rows of a multiple of which torch multiplies each as any other.
+
+    With AVX2 it takes three to six at a time, and one or two that are left in another order of sums.
+    """
+    return 1 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 3
 
 
 @cache

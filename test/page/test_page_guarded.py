@@ -37,6 +37,28 @@ def test_the_password_is_asked_for_once(watched, locked_server: Server):
     expect(page.get_by_role("dialog")).to_have_count(0)
 
 
+def test_a_question_that_follows_at_once_can_be_answered(watched, locked_server: Server):
+    """The dialog's event of being closed comes later than a question that opens it again."""
+    page = watched.open(locked_server.url)
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.evaluate(
+        """async () => {
+            const { askPassword } = await import("/page/password.js");
+            const closed = new Promise((done) =>
+                document.getElementById("password-dialog").addEventListener("close", done, { once: true }));
+            document.getElementById("password").value = "sesame";
+            document.getElementById("password-form").requestSubmit();
+            for (let i = 0; i < 20; i++) await null; // until the first question is over, but no event
+            askPassword("password", "sesame");
+            if (!document.getElementById("password-dialog").open) throw new Error("not asked again");
+            await closed;
+        }"""
+    )
+    enter(page, WORD)
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    assert answer(send(page, "What is 20 + 22?")) == "20 + 22 = 42"
+
+
 def test_without_a_password_it_says_what_is_missing(watched, locked_server: Server):
     page = watched.open(locked_server.url)
     expect(page.get_by_role("dialog")).to_be_visible()

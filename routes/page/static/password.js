@@ -57,6 +57,7 @@ function ask(kind, refused) {
     dialog.addEventListener(
       "close",
       () => {
+        if (dialog.open) return; // the event is that of the question before, and comes after this one
         settled.abort();
         reject(new Error("No password was given."));
       },

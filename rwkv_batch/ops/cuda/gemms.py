@@ -147,6 +147,18 @@ class GemmKernels:
         """Whether `gemm_sparse` takes so many rows of K, as the GPU has shared memory for them."""
         return rows in SPARSE_ROWS and bool(self.library.rwkv_gemm_sparse_fits(rows, k))
 
+    def gemm_sparse8(
+        self, h: Tensor, w: Tensor, scales: Tensor, partials: Tensor, prefetch: Tensor | None = None
+    ) -> Tensor:
+        """As `gemm_sparse` with codes of int8 (`orders.paired_columns`), and scales `[N]` in fp32."""
+        pointers = (tensor.data_ptr() for tensor in (h, w, scales, partials))
+        self._call("rwkv_gemm_sparse8", *pointers, len(h), *w.shape, *prefetched(prefetch))
+        return partials[: self.sparse_partials]
+
+    def sparse8_fits(self, rows: int, k: int) -> bool:
+        """As `sparse_fits` for `gemm_sparse8`."""
+        return rows in SPARSE_ROWS and bool(self.library.rwkv_gemm_sparse8_fits(rows, k))
+
 
 def launch(library: CDLL, kernel: str, *arguments: object) -> None:
     """Launch on the current stream. Raises RuntimeError if CUDA refuses."""

@@ -80,15 +80,16 @@ class GemmKernels:
         fp8: bool,
         activation: int = IDENTITY,
         prefetch: Tensor | None = None,
+        columns: bool = False,
     ) -> None:
         """As `gemm_tile` with weights of 8 bits `[N, K]` (`orders.ordered_codes`), and scales `[N]` in fp32.
 
         fp8: the bytes of e4m3, none of them NaN; else int8, to each of which 128 is added. prefetch: weights
-        that the next kernel reads.
+        that the next kernel reads. columns: int8 is stored as `[K, N]` (`orders.paired_columns`).
         """
         m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
         pointers = [_pointers(group) for group in (ws, scales, xs, ys)]
-        sizes = (len(ws), m, n, k, int(fp8), int(activation == RELU_SQUARE))
+        sizes = (len(ws), m, n, k, int(fp8), int(columns), int(activation == RELU_SQUARE))
         shape = tile_shape_coded(len(ws), n, k, m, 8, self.invariant)
         self._call("rwkv_gemm_tile8", *pointers, *sizes, byref(shape), *prefetched(prefetch))
 

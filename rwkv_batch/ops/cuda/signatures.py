@@ -28,7 +28,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {  # arguments of every exported functi
     "rwkv_gemm_stream": (POINTER(GemmPart), c_int, c_int, c_int, c_int, *_PREFETCH),
     "rwkv_gemm_lowrank": (POINTER(GemmPart), c_int, c_int, c_int, *_PREFETCH),
     "rwkv_gemm_tile": (*[POINTER(c_void_p)] * 3, *[c_int] * 6, POINTER(TileShape)),
-    "rwkv_gemm_tile8": (*[POINTER(c_void_p)] * 4, *[c_int] * 6, POINTER(TileShape), *_PREFETCH),
+    "rwkv_gemm_tile8": (*[POINTER(c_void_p)] * 4, *[c_int] * 7, POINTER(TileShape), *_PREFETCH),
     "rwkv_gemm_tile4": (*[POINTER(c_void_p)] * 3, *[c_int] * 5, POINTER(TileShape), *_PREFETCH),
     "rwkv_gemm_tile_fp8": (*[POINTER(c_void_p)] * 5, *[c_int] * 5, POINTER(TileShape)),
     "rwkv_quantize_rows": (*[c_void_p] * 3, c_int, c_int),

@@ -30,9 +30,9 @@ from bench.make_checkpoint import ACTIVE_SHARE, ALL_SIZES, FAMILIES
 from bench.roofline import Work, decode_floor, prefill_floor
 from bench.trace import report
 from rwkv_batch.model import checkpoint
+from rwkv_batch.model.cuda.steps.capture import gpu_seconds
 from rwkv_batch.model.quantization.quantize import quantize
 from rwkv_batch.ops.cuda import build
-from rwkv_batch.ops.cuda.capture import gpu_seconds
 from rwkv_batch.ops.weights.formats import FORMATS
 
 RUNS = 15

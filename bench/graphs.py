@@ -9,7 +9,7 @@ import time
 import torch
 
 from rwkv_batch.model.checkpoint import Checkpoint
-from rwkv_batch.ops.cuda.capture import capture, gpu_seconds
+from rwkv_batch.model.cuda.steps.capture import capture, gpu_seconds
 from rwkv_batch.runner.cuda_runner import CUDA_MODELS
 
 STEPS = 6  # of a run: states are written at every third

@@ -2,7 +2,7 @@
 #pragma once
 #include "common.cuh"
 
-constexpr int SPARSE_SPLITS = 8;  // parts of K in gemm_sparse.cu
+constexpr int SPARSE_SPLITS = 8;  // parts of K in gemm_sparse.cuh
 
 // f, in the epilogue.
 enum Activation { IDENTITY = 0, TANH = 1, SIGMOID = 2, RELU_SQUARE = 3 };

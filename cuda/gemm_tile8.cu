@@ -1,7 +1,7 @@
 // GEMMs with weights of 8 bits on Hopper, up to three of one shape in one launch: y[m, n] = f(scale[n] times
 // the sum over k of x[m, k] w[n, k]).
 //
-//   w [N, K] codes, int8 (128 more than the number) or fp8 (e4m3, no NaN)
+//   w [N, K] codes, int8 (128 more than the number) or fp8 (e4m3, no NaN); or int8 as [K, N], see below
 //   scale [N] fp32; x [M, K] fp16; y [M, N] fp16; N and K multiples of 64; any M
 //   f: identity, or relu squared (at most what fp16 holds)
 //
@@ -13,12 +13,17 @@
 // order in which lanes need them: of each four lanes lane q has 16 side by side, of each 16 numbers along k
 // those at 2 q, 2 q + 1, 2 q + 8 and 2 q + 9.
 //
+// Codes [K, N] are those of gemm_sparse8.cu: of each 16 columns the first eight and the others take turns.
+// ldmatrix, for which two bytes are one number, transposes them: a word that a lane gets has numbers 2 q and
+// 2 q + 1 along k of two columns eight apart, which are rows of w eight apart.
+//
 // Sums are fp32: over k inside a part in order, then over the parts in order, then times the scale. In tiles
 // of 32 and more rows of x the same split-K gives the same result for a row, whatever the other rows are and
 // however many. In tiles of 8 and 16 two warpgroups share each stage, so that K has twice the parts.
 #include <algorithm>
 
 #include "gemm_tile_kernel.cuh"
+#include "int8_codes.cuh"
 
 // The operands of a warpgroup's thread: lane q of four has numbers of a tile's rows `row` and 8 below. In the
 // TMA's swizzle the sixteens of a row change places with the rows.
@@ -54,16 +59,37 @@ struct ByteCodes : Codes {
 
 // Pairs of fp16 of two of a word's bytes, the low or the high ones. bits: what they are put among.
 struct Int8Codes : ByteCodes<Int8Codes> {
-    // Of 1024, of unknown value to the compiler: a constant would take the place in the instruction that the
-    // choice of bytes needs.
-    static __device__ __forceinline__ uint32_t bits() { return __shfl_sync(0xffffffff, 0x64646464, 0); }
+    static __device__ __forceinline__ uint32_t bits() { return code_bits(); }
 
     template <int HIGH>
     static __device__ __forceinline__ uint32_t halves(uint32_t word, uint32_t bits) {
-        const uint32_t pair = __byte_perm(word, bits, HIGH ? 0x4342 : 0x4140);
-        const __half2 bias = __half2half2(__ushort_as_half(0x6480));  // 1152
-        const __half2 numbers = __hsub2(reinterpret_cast<const __half2&>(pair), bias);
-        return reinterpret_cast<const uint32_t&>(numbers);
+        return halves_of_codes<HIGH ? HIGH_BYTES : LOW_BYTES>(word, bits);
+    }
+};
+
+// A stage is a box of its strips' rows along k and 64 columns, of which a warp has 16.
+struct Int8Columns : Codes {
+    static constexpr bool TRANSPOSED = true;
+    static __device__ __forceinline__ uint32_t bits() { return code_bits(); }
+
+    template <int STRIPS, int STEPS>
+    static __device__ __forceinline__ void operands(uint32_t stage, int first, int warp, int lane,
+                                                    uint32_t bits, uint32_t (&a)[STEPS][4]) {
+#if HOPPER
+        constexpr int ROW_BYTES = TILE_W_ROWS;
+        // In the TMA's swizzle of 64 bytes the sixteens of a row change places with every second row.
+        const uint32_t from = stage + (first * TILE_K + lane) * ROW_BYTES + (warp ^ lane / 2 % 4) * 16;
+#pragma unroll
+        for (int k = 0; k < STEPS; k += 2) {
+            uint32_t words[4];  // of eight numbers along k each
+            load_transposed(words, from + k * 16 * ROW_BYTES);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                a[k + i / 2][i % 2 * 2] = halves_of_codes<EVEN_BYTES>(words[i], bits);
+                a[k + i / 2][i % 2 * 2 + 1] = halves_of_codes<ODD_BYTES>(words[i], bits);
+            }
+        }
+#endif
     }
 };
 
@@ -85,22 +111,33 @@ bool map_codes(CUtensorMap* out, const void* matrix, int rows, int columns, int 
     return box_strips == 2 ? make_tensor_map<2, 1, 128>(out, matrix, size, stride, box)
                            : make_tensor_map<2, 1, 64>(out, matrix, size, stride, box);
 }
+
+// The same with all rows along k of a stage and 64 columns in a box.
+bool map_columns(CUtensorMap* out, const void* matrix, int rows, int columns, int strips) {
+    return make_tensor_map<2, 1, 64>(out, matrix, {cuuint64_t(columns), cuuint64_t(rows)},
+                                     {cuuint64_t(columns)}, {TILE_W_ROWS, cuuint32_t(strips * TILE_K)});
+}
 }  // namespace
 
 extern "C" {
-// fp8: what the codes are, else int8. next: weights of the next kernel, to be brought into the L2 cache.
+// fp8: what the codes are, else int8. columns: w is [K, N], of int8 alone. next: weights of the next kernel,
+// to be brought into the L2 cache.
 int rwkv_gemm_tile8(const void* const* w, const void* const* scale, const void* const* x, void* const* y,
-                    int count, int m, int n, int k, int fp8, int square, const TileShape* shape,
+                    int count, int m, int n, int k, int fp8, int columns, int square, const TileShape* shape,
                     const char* next, unsigned next_bytes, cudaStream_t stream) {
     if (!on_hopper()) return cudaErrorNotSupported;
     TileGemms p = {};
-    if (!set_up(p, x, y, count, m, n, k, square, *shape, true)) return cudaErrorInvalidValue;
+    if ((fp8 && columns) || !set_up(p, x, y, count, m, n, k, square, *shape, true))
+        return cudaErrorInvalidValue;
     p.prefetch = {next, next_bytes};
     for (int i = 0; i < count; i++) {
         p.scales[i] = static_cast<const float*>(scale[i]);
-        if (!map_codes(&p.w[i], w[i], n, k, std::min(strips_for(shape->x_rows, true), 2)))
+        const int strips = strips_for(shape->x_rows, true);
+        if (!(columns ? map_columns(&p.w[i], w[i], k, n, strips)
+                      : map_codes(&p.w[i], w[i], n, k, std::min(strips, 2))))
             return cudaErrorNotSupported;
     }
+    if (columns) return launch_tiles<Int8Columns>(p, shape->x_rows, count, stream);
     return fp8 ? launch_tiles<Fp8Codes>(p, shape->x_rows, count, stream)
                : launch_tiles<Int8Codes>(p, shape->x_rows, count, stream);
 }

@@ -35,7 +35,9 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
         const uint32_t barrier = w_full + w_stage * 8;
         if (leads) {
             arrive_and_expect(barrier, w_bytes);
-            if (TRANSPOSED) {
+            if constexpr (TRANSPOSED && W::CODES) {
+                load_box_of_rows(w_to, &p.w[part], w0, w_strip * TILE_K, barrier, READ_ONCE);
+            } else if (TRANSPOSED) {
 #pragma unroll 1
                 for (int g = 0; g < p.groups; g++)
                     load_box(w_to + g * STRIPS * TILE_W_ROWS * STRIP_BYTES, &p.w[part], w_strip * TILE_K,

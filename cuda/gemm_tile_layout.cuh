@@ -42,8 +42,9 @@ struct TileGemms {
 };
 
 // How w lies in memory. TILE_BYTES: of a tile of 64 rows and 64 numbers, or pairs of neighbours of FP8.
-// CODES: of 8 or 4 bits, which go through registers, where `operands` makes fp16 of them. TILES: each lies in
-// one piece. SCALED: its rows are. FP8: so are x and w, and a pair counts as one number.
+// TRANSPOSED: as [K, N]. CODES: of 8 or 4 bits, which go through registers, where `operands` makes fp16 of
+// them. TILES: each lies in one piece. SCALED: its rows are. FP8: so are x and w, and a pair counts as one
+// number.
 struct Halves {
     static constexpr int TILE_BYTES = TILE_W_ROWS * TILE_K * 2;
     static constexpr bool TRANSPOSED = false, CODES = false, TILES = false, SCALED = false, FP8 = false;

@@ -150,12 +150,14 @@ DEVICE void load_matrix(uint32_t (&x)[4], uint32_t row) {
 DEVICE void load_matrix(uint32_t (&x)[4], const __half* row) { load_matrix(x, shared_address(row)); }
 
 // The same, transposed.
-DEVICE void load_transposed(uint32_t (&x)[4], const __half* row) {
+DEVICE void load_transposed(uint32_t (&x)[4], uint32_t row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(shared_address(row))
+                 : "r"(row)
                  : "memory");
 }
+
+DEVICE void load_transposed(uint32_t (&x)[4], const __half* row) { load_transposed(x, shared_address(row)); }
 
 // Two matrices, transposed; `row` is an address in shared memory.
 DEVICE void load_transposed(uint32_t& x0, uint32_t& x1, uint32_t row) {

@@ -1,5 +1,5 @@
-// Sums over parts of K that the blocks of gemm_sparse.cu make. On Hopper the blocks of a cluster send them to
-// the one that adds them up; elsewhere a block adds up its own.
+// Sums over parts of K that the blocks of gemm_sparse.cuh make. On Hopper the blocks of a cluster send them
+// to the one that adds them up; elsewhere a block adds up its own.
 #pragma once
 #include "gemm.cuh"
 #include "hopper.cuh"

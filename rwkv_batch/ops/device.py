@@ -123,7 +123,7 @@ def own_stream(device: torch.device, number: int) -> Iterator[None]:
     """What this thread queues inside has a stream of its own, so that the steps of others go on beside it.
 
     It is done when this ends. `number`: one that no model has which is there. Graphs go on using the
-    workspace that cuBLAS has for the stream they were captured beside (ops/cuda/capture.py).
+    workspace that cuBLAS has for the stream they were captured beside (model/cuda/steps/capture.py).
     """
     if device.type == "cpu":
         yield

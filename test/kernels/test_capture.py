@@ -5,7 +5,7 @@ import gc
 import torch
 from cuda_gpu import needs_gpu
 
-from rwkv_batch.ops.cuda.capture import capture
+from rwkv_batch.model.cuda.steps.capture import capture
 
 pytestmark = needs_gpu
 

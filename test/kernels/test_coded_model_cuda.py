@@ -59,7 +59,7 @@ def test_logits_are_those_of_the_numbers(shape, kind, head):
         assert found.shape == want.shape and off(found, want) < LOGITS
 
 
-@pytest.mark.parametrize("rows", [1, 9, 40, 130, 321])
+@pytest.mark.parametrize("rows", [1, 2, 4, 8, 9, 40, 130, 321])
 def test_decode_of_many_rows_under_graphs(rows):
     packed = quantize(weights({"layers": 3, "width": 192, "vocab": 500}), "int8")
     model, truth = RWKV7Cuda(packed, "cuda"), RWKV7(unpacked(packed), "cuda")
@@ -68,6 +68,21 @@ def test_decode_of_many_rows_under_graphs(rows):
     for _ in range(4):
         tokens = torch.randint(1, 500, (rows,))
         found = model.forward(tokens, [1] * rows, range(rows), states, flush=False)
+        assert off(found, truth.forward(tokens, [1] * rows, range(rows), wanted)) < LOGITS
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 8])
+@pytest.mark.parametrize("method", ["sparse", "coded"])
+def test_few_rows_by_either_method(rows, method):
+    """Without the weights of inactive hidden units, and with them."""
+    packed = quantize(weights({"layers": 3, "width": 192, "vocab": 500}), "int8")
+    model, truth = RWKV7Cuda(packed, "cuda"), RWKV7(unpacked(packed), "cuda")
+    model.autotuner.chosen[f"value {rows}"] = method
+    assert model.methods(rows)["value"] == method
+    states, wanted = model.new_states(rows), truth.new_states(rows)
+    for _ in range(3):
+        tokens = torch.randint(1, 500, (rows,))
+        found = model.forward(tokens, [1] * rows, range(rows), states)
         assert off(found, truth.forward(tokens, [1] * rows, range(rows), wanted)) < LOGITS
 
 
@@ -90,9 +105,11 @@ def test_a_model_with_deep_embed():
     plain = from_tensors("7a", random_rwkv7a(2, 128, 300))
     packed = quantize(plain, "int8")
     model, truth = RWKV7Cuda(packed, "cuda"), RWKV7(unpacked(packed), "cuda")
-    tokens = torch.randint(1, 300, (40,))
-    found = model.forward(tokens, [40], [0], model.new_states(1))
-    assert off(found, truth.forward(tokens, [40], [0], truth.new_states(1))) < LOGITS
+    states, wanted = model.new_states(1), truth.new_states(1)
+    for length in (40, 1, 1):  # of one token inactive units are skipped
+        tokens = torch.randint(1, 300, (length,))
+        found = model.forward(tokens, [length], [0], states)
+        assert off(found, truth.forward(tokens, [length], [0], wanted)) < LOGITS
 
 
 def test_adapters_of_rows_lie_on_top(tmp_path):
@@ -105,10 +122,14 @@ def test_adapters_of_rows_lie_on_top(tmp_path):
     small = low_rank(adapter, plain, Scaling(1.0), 32, torch.float32)
     truth.adapters = [PreparedAdapter.on(small, 128, 512, truth.device, truth.dtype)]
     states, wanted, of_rows = model.new_states(3), truth.new_states(3), [0, -1, 0]
-    for lengths in ([20, 5, 9], [1, 1, 1], [1, 1, 1]):
-        tokens = torch.randint(1, 400, (sum(lengths),))
-        found = model.forward(tokens, lengths, range(3), states, adapters=of_rows)
-        assert off(found, truth.forward(tokens, lengths, range(3), wanted, adapters=of_rows)) < LOGITS
+    for lengths in ([20, 5, 9], [1, 1, 1], [1, 1]):  # of two tokens inactive units are skipped
+        tokens, slots, having = (
+            torch.randint(1, 400, (sum(lengths),)),
+            range(len(lengths)),
+            of_rows[: len(lengths)],
+        )
+        found = model.forward(tokens, lengths, slots, states, adapters=having)
+        assert off(found, truth.forward(tokens, lengths, slots, wanted, adapters=having)) < LOGITS
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8", "int4", "int4-128"])

@@ -1,21 +1,31 @@
 """The tiled GEMM with weights of 8 bits against torch in fp64, at odd sizes, and with every code there is."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from cuda_gpu import ACTIVATIONS, DEVICE, ROWS, needs_gpu, normal, off, poisoned
+from torch import Tensor
 
-from rwkv_batch.model.cuda.packed.orders import ordered_codes
+from rwkv_batch.model.cuda.packed.orders import ordered_codes, paired_columns
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE
+from rwkv_batch.ops.cuda.binding import Kernels
 from rwkv_batch.ops.cuda.tile import tile_shape_coded
 
 on_hopper = [*needs_gpu, pytest.mark.usefixtures("hopper")]
 SHAPES = [(64, 64), (192, 320), (768, 768), (2048, 512), (512, 2048), (3072, 768), (4096, 192), (65536, 128)]
+KINDS = ["int8", "fp8", "columns"]  # the last is int8 as [K, N]
 
 
-def quantized(n: int, k: int, fp8: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def ordered(codes: Tensor, kind: str) -> Tensor:
+    """Codes `[N, K]` as the kernel takes them."""
+    return paired_columns(codes) if kind == "columns" else ordered_codes(codes)
+
+
+def quantized(n: int, k: int, kind: str) -> tuple[Tensor, Tensor, Tensor]:
     """Random weights: as the kernel takes them, their scales, and in fp64."""
     scale = (torch.rand(n, device=DEVICE) + 0.5) / k**0.5
-    if fp8:
+    if kind == "fp8":
         numbers = torch.randn(n, k, device=DEVICE).clamp(-448, 448).to(torch.float8_e4m3fn)
         codes = numbers.view(torch.uint8)
     else:
@@ -23,57 +33,86 @@ def quantized(n: int, k: int, fp8: bool) -> tuple[torch.Tensor, torch.Tensor, to
         scale /= 64
         codes = (numbers + 128).to(torch.uint8)
     weights = numbers.double() * scale.double()[:, None]
-    return ordered_codes(codes), scale, weights
+    return ordered(codes, kind), scale, weights
 
 
-@pytest.mark.parametrize("rows", [*ROWS, 16, 64, 100, 512])
+def run(
+    kernels: Kernels,
+    ws: Sequence[Tensor],
+    scales: Sequence[Tensor],
+    xs: Sequence[Tensor],
+    ys: Sequence[Tensor],
+    kind: str,
+    activation: int = IDENTITY,
+) -> None:
+    """gemm_tile8 with weights of that kind."""
+    kernels.gemm_tile8(ws, scales, xs, ys, kind == "fp8", activation, columns=kind == "columns")
+
+
+@pytest.mark.parametrize("rows", [*ROWS, 16, 64, 100, 512, 961])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("activation", [IDENTITY, RELU_SQUARE])
 class TestTiles:
     pytestmark = on_hopper
 
-    def test_gemms(self, kernels, rows, n, k, fp8, activation):
+    def test_gemms(self, kernels, rows, n, k, kind, activation):
         count = 3 if n < 4096 else 1
-        ws, scales, wanted = zip(*(quantized(n, k, fp8) for _ in range(count)), strict=True)
+        ws, scales, wanted = zip(*(quantized(n, k, kind) for _ in range(count)), strict=True)
         xs, ys = [normal(rows, k) for _ in range(count)], [poisoned(rows, n) for _ in range(count)]
-        kernels.gemm_tile8(ws, scales, xs, ys, fp8, activation)
+        run(kernels, ws, scales, xs, ys, kind, activation)
         for w, x, y in zip(wanted, xs, ys, strict=True):
             assert off(y, ACTIVATIONS[activation](x.double() @ w.T)) < 1e-3
 
 
-@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
 class TestCodes:
     pytestmark = on_hopper
 
-    def test_every_code_is_its_number(self, kernels, fp8):
+    def test_every_code_is_its_number(self, kernels, kind):
         """Each row of w has one code everywhere, and x one number that is not zero."""
         codes = torch.arange(256, device=DEVICE, dtype=torch.uint8)
-        if fp8:  # but for its two NaN
+        if kind == "fp8":  # but for its two NaN
             wanted = codes.view(torch.float8_e4m3fn).double().nan_to_num(0)
             codes = torch.where(wanted == 0, torch.zeros_like(codes), codes)
         else:
             wanted = codes.double() - 128
-        w, y = ordered_codes(codes[:, None].repeat(1, 192)), poisoned(192, 256)
+        w, y = ordered(codes[:, None].repeat(1, 192), kind), poisoned(192, 256)
         scale = torch.ones(256, device=DEVICE)
-        kernels.gemm_tile8([w], [scale], [torch.eye(192, device=DEVICE).half()], [y], fp8)
+        run(kernels, [w], [scale], [torch.eye(192, device=DEVICE).half()], [y], kind)
         assert torch.equal(y.double(), wanted.expand(192, 256))
 
-    def test_a_row_is_the_same_alone_and_among_any_others(self, kernels, fp8, monkeypatch):
+    def test_every_place_has_its_own_number(self, kernels, kind):
+        """Each y is one number of w, as x has one row for each number along k, in tiles of any size."""
+        codes = torch.randint(0, 256, (192, 320), device=DEVICE, dtype=torch.uint8)
+        if kind == "fp8":
+            codes = torch.where(codes % 128 == 127, codes - 1, codes)
+            wanted = codes.view(torch.float8_e4m3fn).double()
+        else:
+            wanted = codes.double() - 128
+        w, x = ordered(codes, kind), torch.eye(320, device=DEVICE).half()
+        for rows in (8, 16, 32, 48, 64, 96, 128, 160, 192):
+            found = []
+            for some in x.split(rows):
+                found.append(poisoned(len(some), 192))
+                run(kernels, [w], [torch.ones(192, device=DEVICE)], [some], [found[-1]], kind)
+            assert torch.equal(torch.cat(found).double(), wanted.T)
+
+    def test_a_row_is_the_same_alone_and_among_any_others(self, kernels, kind, monkeypatch):
         """As a batch-invariant model has them."""
         monkeypatch.setattr(kernels, "invariant", True)
-        w, scale, _ = quantized(2048, 512, fp8)
+        w, scale, _ = quantized(2048, 512, kind)
         x, together = normal(321, 512), poisoned(321, 2048)
-        kernels.gemm_tile8([w], [scale], [x], [together], fp8)
+        run(kernels, [w], [scale], [x], [together], kind)
         for rows in (1, 16, 17, 40, 64, 90, 128, 150, 180, 256):
             first = poisoned(rows, 2048)
-            kernels.gemm_tile8([w], [scale], [x[:rows]], [first], fp8)
+            run(kernels, [w], [scale], [x[:rows]], [first], kind)
             assert torch.equal(first, together[:rows])
 
-    def test_relu_squared_never_overflows(self, kernels, fp8):
-        w, scale, _ = quantized(64, 64, fp8)
+    def test_relu_squared_never_overflows(self, kernels, kind):
+        w, scale, _ = quantized(64, 64, kind)
         y = poisoned(8, 64)
-        kernels.gemm_tile8([w], [scale * 1000], [normal(8, 64) * 100], [y], fp8, RELU_SQUARE)
+        run(kernels, [w], [scale * 1000], [normal(8, 64) * 100], [y], kind, RELU_SQUARE)
         assert y.isfinite().all() and y.max() == torch.finfo(torch.float16).max
 
 
@@ -81,7 +120,7 @@ class TestCodes:
 def test_the_order_of_the_codes(n, k):
     """Of each four lanes, lane q has 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 of each 16 numbers, side by side."""
     codes = torch.randint(0, 256, (n, k), dtype=torch.uint8)
-    ordered = ordered_codes(codes)
+    found = ordered_codes(codes)
     for row in (0, 5, n - 1):
         for strip in range(k // 64):
             wanted = [
@@ -90,7 +129,31 @@ def test_the_order_of_the_codes(n, k):
                 for step in range(4)
                 for at in (0, 1, 8, 9)
             ]
-            assert ordered[row, strip * 64 : strip * 64 + 64].tolist() == [int(code) for code in wanted]
+            assert found[row, strip * 64 : strip * 64 + 64].tolist() == [int(code) for code in wanted]
+
+
+@pytest.mark.parametrize("warp", range(4))
+def test_the_operands_of_paired_columns(warp):
+    """What Int8Columns reads, by the manual's words for ldmatrix.trans and for the operand of mma and wgmma.
+
+    The box of 64 numbers along k and 64 columns lies in the TMA's swizzle of 64 bytes.
+    """
+    codes = torch.randint(0, 256, (64, 64), dtype=torch.uint8)
+    pieces = paired_columns(codes).view(64, 4, 16)
+    shared = torch.empty_like(pieces)
+    for row in range(64):
+        for piece in range(4):
+            shared[row, piece ^ row // 2 % 4] = pieces[row, piece]
+    for step in range(4):  # 16 numbers along k
+        for half in range(2):  # eight of these: a matrix of eight rows of eight pairs of bytes
+            first = step * 16 + half * 8
+            matrix = torch.stack([shared[row, warp ^ row // 2 % 4] for row in range(first, first + 8)])
+            for group in range(8):
+                for quad in range(4):
+                    word = matrix.view(8, 8, 2)[2 * quad : 2 * quad + 2, group].flatten()
+                    row, k = warp * 16 + group, first + 2 * quad
+                    assert torch.equal(word[0::2], codes[row, k : k + 2])  # of a[2 half]
+                    assert torch.equal(word[1::2], codes[row + 8, k : k + 2])  # of a[2 half + 1]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from rwkv_batch.model.cuda import autotune
 from rwkv_batch.model.cuda.autotune import Autotuner, usable
 from rwkv_batch.model.cuda.gemm import LT, METHODS, SPLIT_K, Gemms
 from rwkv_batch.model.cuda.packed.weights import pack_weights
+from rwkv_batch.model.quantization.quantize import quantize
 from rwkv_batch.ops.cuda.blas import blaslt
 from rwkv_batch.ops.cuda.buffers import Buffers
 from rwkv_batch.ops.cuda.gemms import SPARSE_ROWS
@@ -65,6 +66,52 @@ class Refuses:
 
     def __getattr__(self, name):
         return lambda *_: 15 if name == "cublasLtMatmulAlgoGetHeuristic" else 0
+
+
+class Coded(SimpleNamespace):
+    """The kernels that take matrices of 8 bits, on a CPU."""
+
+    invariant, has_lowrank, has_tile = False, True, True
+
+    def sparse8_fits(self, rows, k):
+        return rows in SPARSE_ROWS
+
+    def gemm_sparse8(self, h, w, scales, partials, prefetch):
+        codes = w.view(len(w), -1, 8, 2).mT.reshape(w.shape)  # columns in order
+        partials[:1] = h.float() @ (codes.float() - 128) * scales
+        return partials[:1]
+
+
+class TestCodes:
+    def packed(self, kind, **options):
+        weights = pack_weights(quantize(tiny(width=WIDTH, vocab=300), kind), CPU)
+        return Gemms(Coded(**options), weights, None)
+
+    def test_int8_skips_inactive_units_of_a_few_rows(self):
+        found = self.packed("int8")
+        for tokens in (1, 2, 4, 8):
+            assert found.candidates("value", tokens) == ("sparse", "coded")
+        for kind, tokens in [("value", 3), ("value", 16), ("key", 1), ("out", 8), ("in", 2), ("head", 1)]:
+            assert found.candidates(kind, tokens) == ("coded",)
+        assert found.candidates("value_split", 8) == ("whole",) and found.untimed("value") == "coded"
+        assert usable({"value 8": "sparse", "value 3": "sparse"}, found) == {"value 8": "sparse"}
+
+    @pytest.mark.parametrize("kind", ["fp8", "int4"])
+    def test_others_read_all_units(self, kind):
+        assert self.packed(kind).candidates("value", 1) == ("coded",)
+
+    def test_a_batch_invariant_model_skips_none(self):
+        found = self.packed("int8", invariant=True)
+        assert found.candidates("value", 1) == ("coded",) and found.invariant_methods()["value"] == "coded"
+
+    def test_the_value_projection_lies_by_units(self):
+        checkpoint = quantize(tiny(width=WIDTH, vocab=300), "int8")
+        found = Gemms(Coded(), pack_weights(checkpoint, CPU), None)
+        b = Buffers(found.weights.buffer_shape, 2, {})
+        b.hidden.normal_().relu_()
+        weights = checkpoint.packed[f"blocks.{len(found.weights.layers) - 1}.ffn.value.weight"].dequantize()
+        partials = found.value(found.weights.layers[-1], b, "sparse").partials
+        torch.testing.assert_close(partials.sum(0), b.hidden.float() @ weights.T)
 
 
 class TestRanks:

@@ -24,9 +24,9 @@ from tqdm import tqdm
 
 from rwkv_batch.model.cuda.gemm import METHODS, WHOLE, Gemms
 from rwkv_batch.model.cuda.packed.weights import CudaLayer
+from rwkv_batch.model.cuda.steps.capture import capture, gpu_seconds
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.cuda.buffers import Buffers
-from rwkv_batch.ops.cuda.capture import capture, gpu_seconds
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,7 @@
 """GEMMs with matrices of 8 and 4 bits.
 
 - "coded": `gemm_tile8` or `gemm_tile4`, by the bits; weights become fp16 in registers, x stays fp16
+- "sparse": `gemm_sparse8`, of the channel mix's value projection in int8
 - "fp8", "fp8/128": `gemm_tile_fp8`, with at most 256 or 128 rows of x in a tile
 - "fp8lt0", "fp8lt1"...: fp8 by an algorithm of cuBLASLt
 
@@ -42,12 +43,21 @@ class CodedGemms:
     def candidates(self, w: CodedMatrix, tokens: int) -> tuple[str, ...]:
         """The methods for that matrix and so many tokens."""
         n, k = w.shape
-        if w.format != "fp8" or tokens < FP8_TOKENS or k % (2 * TILE_K) or self.kernels.invariant:
+        if self.kernels.invariant:
+            return (CODED,)
+        if w.columns and self.kernels.sparse8_fits(tokens, k):
+            return "sparse", CODED
+        if w.format != "fp8" or tokens < FP8_TOKENS or k % (2 * TILE_K):
             return (CODED,)
         algorithms = 0
         if self.lt is not None:
             algorithms = self.lt.algorithm_count(GemmShape(1, n, tokens, k, transposed=False, fp8=True))
         return CODED, *FP8, *FP8_LT[:algorithms]
+
+    def sparse(self, w: CodedMatrix, h: Tensor, partials: Tensor, prefetch: Tensor | None) -> Tensor:
+        """Hidden units h `[M, K]` times w^T by "sparse": partial sums, for which `partials` has room."""
+        assert w.columns and w.scales is not None
+        return self.kernels.gemm_sparse8(h, w.codes, w.scales, partials, prefetch)
 
     def run(
         self,
@@ -59,9 +69,10 @@ class CodedGemms:
         activation: int = IDENTITY,
         prefetch: Tensor | None = None,
     ) -> None:
-        """y = f(x w^T) for each w and x of xs `[len(ws), M, K]`. room: for all methods but CODED.
+        """y = f(x w^T) for each w and x of xs `[len(ws), M, K]`, by all methods but "sparse".
 
-        prefetch: weights that the next kernel reads, which CODED fetches ahead.
+        All w have one layout. room: for all methods but CODED. prefetch: weights that the next kernel reads,
+        which CODED fetches ahead.
         """
         codes, kind = [w.codes for w in ws], ws[0].format
         if kind == "int4":
@@ -69,7 +80,8 @@ class CodedGemms:
             return
         scales = [w.scales for w in ws if w.scales is not None]
         if method == CODED:
-            self.kernels.gemm_tile8(codes, scales, list(xs), ys, kind == "fp8", activation, prefetch)
+            fp8, columns = kind == "fp8", ws[0].columns
+            self.kernels.gemm_tile8(codes, scales, list(xs), ys, fp8, activation, prefetch, columns)
             return
         assert room is not None
         x_codes, x_scales = room.codes[: xs.numel()].view(xs.shape), room.scales[: xs.shape[0] * xs.shape[1]]

@@ -3,7 +3,7 @@
 - "stream16", "stream32": `gemm_stream`, with 16 or 32 rows of weights a warp
 - "blas": cuBLAS through torch
 - "mixed", "low": the low-rank matrices by `gemm_stream` or `gemm_lowrank`, the large ones by cuBLAS
-- "sparse": `gemm_sparse`, which skips the weights of inactive hidden units
+- "sparse": `gemm_sparse` or `gemm_sparse8`, which skip the weights of inactive hidden units
 - "tile": the large matrices by `gemm_tile`, the low-rank ones as with "low"
 - "blocks": cuBLAS, for a fixed number of rows at a time
 - those of coded_gemm.py: large matrices of 8 and 4 bits; the low-rank ones as with "low"
@@ -178,6 +178,8 @@ class Gemms:
     def value(self, layer: CudaLayer, b: Buffers, method: str, prefetch: Tensor | None = None) -> Addend:
         """From the channel mix back to the residual stream. prefetch: weights of the next layer."""
         if isinstance(layer.value, CodedMatrix):
+            if method == "sparse":
+                return Addend(partials=self.coded.sparse(layer.value, b.hidden, b.sparse_partials, prefetch))
             self._gemm(layer.value, b.hidden, b.out, IDENTITY, method, b, prefetch)
             return Addend(y=b.out)
         if method in SPLIT_K:

@@ -80,15 +80,16 @@ class GemmKernels:
         fp8: bool,
         activation: int = IDENTITY,
         prefetch: Tensor | None = None,
+        columns: bool = False,
     ) -> None:
         """As `gemm_tile` with weights of 8 bits `[N, K]` (`orders.ordered_codes`), and scales `[N]` in fp32.
 
         fp8: the bytes of e4m3, none of them NaN; else int8, to each of which 128 is added. prefetch: weights
-        that the next kernel reads.
+        that the next kernel reads. columns: int8 is stored as `[K, N]` (`orders.paired_columns`).
         """
         m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
         pointers = [_pointers(group) for group in (ws, scales, xs, ys)]
-        sizes = (len(ws), m, n, k, int(fp8), int(activation == RELU_SQUARE))
+        sizes = (len(ws), m, n, k, int(fp8), int(columns), int(activation == RELU_SQUARE))
         shape = tile_shape_coded(len(ws), n, k, m, 8, self.invariant)
         self._call("rwkv_gemm_tile8", *pointers, *sizes, byref(shape), *prefetched(prefetch))
 
@@ -146,6 +147,18 @@ class GemmKernels:
     def sparse_fits(self, rows: int, k: int) -> bool:
         """Whether `gemm_sparse` takes so many rows of K, as the GPU has shared memory for them."""
         return rows in SPARSE_ROWS and bool(self.library.rwkv_gemm_sparse_fits(rows, k))
+
+    def gemm_sparse8(
+        self, h: Tensor, w: Tensor, scales: Tensor, partials: Tensor, prefetch: Tensor | None = None
+    ) -> Tensor:
+        """As `gemm_sparse` with codes of int8 (`orders.paired_columns`), and scales `[N]` in fp32."""
+        pointers = (tensor.data_ptr() for tensor in (h, w, scales, partials))
+        self._call("rwkv_gemm_sparse8", *pointers, len(h), *w.shape, *prefetched(prefetch))
+        return partials[: self.sparse_partials]
+
+    def sparse8_fits(self, rows: int, k: int) -> bool:
+        """As `sparse_fits` for `gemm_sparse8`."""
+        return rows in SPARSE_ROWS and bool(self.library.rwkv_gemm_sparse8_fits(rows, k))
 
 
 def launch(library: CDLL, kernel: str, *arguments: object) -> None:

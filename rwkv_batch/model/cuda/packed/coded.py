@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rwkv_batch.model.cuda.packed.orders import ordered_codes, tiles_of_4_bits
+from rwkv_batch.model.cuda.packed.orders import ordered_codes, paired_columns, tiles_of_4_bits
 from rwkv_batch.ops.weights.bits import unpack_codes
 from rwkv_batch.ops.weights.channels import Fp8Weight, Int8Weight
 from rwkv_batch.ops.weights.groups import Int4Weight, WideInt4Weight
@@ -21,10 +21,11 @@ CODED = (Int8Weight, Fp8Weight, Int4Weight, WideInt4Weight)
 class CodedMatrix:
     """`[outputs, inputs]`, of which both are multiples of 64."""
 
-    codes: Tensor  # as `ordered_codes` has them, or of 4 bits as `tiles_of_4_bits` has them; uint8
+    codes: Tensor  # uint8, as `ordered_codes` has them, of 4 bits as `tiles_of_4_bits` has them
     scales: Tensor | None  # [outputs], fp32; those of 4 bits are with the codes
     format: str  # "int8", "fp8" or "int4"
     shape: tuple[int, int]
+    columns: bool = False  # whether `paired_columns` has made the codes: `[inputs, outputs]`
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -42,8 +43,11 @@ def has_products(device: torch.device) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device) == (9, 0)
 
 
-def coded(weight: Weight, device: torch.device) -> CodedMatrix:
-    """A matrix in a format of CODED on a GPU, with zeros up to a multiple of OUTPUT_MULTIPLE outputs."""
+def coded(weight: Weight, device: torch.device, columns: bool = False) -> CodedMatrix:
+    """A matrix in a format of CODED on a GPU, with zeros up to a multiple of OUTPUT_MULTIPLE outputs.
+
+    columns: int8 is to lie by inputs, of which some are skipped; others have one layout.
+    """
     assert isinstance(weight, CODED)
     outputs, inputs = weight.shape
     shape = (outputs + -outputs % OUTPUT_MULTIPLE, inputs)
@@ -62,8 +66,10 @@ def coded(weight: Weight, device: torch.device) -> CodedMatrix:
     codes, nothing = parts["values"].view(torch.uint8), 0
     if isinstance(weight, Int8Weight):
         codes, nothing = codes ^ SIGN, SIGN
+    columns = columns and isinstance(weight, Int8Weight)
+    order = paired_columns if columns else ordered_codes
     scales = pad(parts["scales"], (0, shape[0] - outputs))
-    return CodedMatrix(ordered_codes(pad(codes, more, value=nothing)), scales, weight.format, shape)
+    return CodedMatrix(order(pad(codes, more, value=nothing)), scales, weight.format, shape, columns)
 
 
 def first_bytes(matrix: LargeMatrix | tuple[CodedMatrix, ...]) -> Tensor:

@@ -1,4 +1,4 @@
-"""In which order the tiled GEMMs for Hopper read codes: `cuda/gemm_tile8.cu`, `cuda/gemm_tile4.cu`."""
+"""In which order kernels read codes: `cuda/gemm_tile8.cu`, `cuda/gemm_tile4.cu`, `cuda/gemm_sparse8.cu`."""
 
 import torch
 from torch import Tensor
@@ -9,6 +9,16 @@ def ordered_codes(codes: Tensor) -> Tensor:
     # Of 64: [16 numbers, halves of these, lanes, pairs] to [lanes, 16 numbers, halves, pairs].
     ordered: Tensor = codes.view(len(codes), -1, 4, 2, 4, 2).permute(0, 1, 4, 2, 3, 5)
     return ordered.reshape(codes.shape)
+
+
+def paired_columns(codes: Tensor) -> Tensor:
+    """Codes `[N, K]` of 8 bits as `[K, N]`, in which the halves of each 16 columns take turns.
+
+    So the two codes of a pair of bytes belong to rows i and i + 8 of an operand of mma and wgmma.
+    """
+    # Of N: [sixteens, halves of these, columns].
+    paired: Tensor = codes.view(-1, 2, 8, codes.shape[1]).permute(3, 0, 2, 1)
+    return paired.reshape(codes.shape[1], -1)
 
 
 def tiles_of_4_bits(codes: Tensor, scales: Tensor, minimums: Tensor) -> Tensor:

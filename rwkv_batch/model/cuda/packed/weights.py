@@ -56,7 +56,7 @@ class CudaLayer:
     norm2: Norm
     x_k: Tensor  # [1, C]; with a DeepEmbed [3, C], as it reads the token itself too: 0 mixes nothing in
     key: LargeMatrix  # [4 C, C]
-    # fp16: [4 C, C], one run of C weights for each hidden unit, so inactive units can be skipped. Others:
+    # [4 C, C], one run of C weights for each hidden unit, so inactive units can be skipped; of fp8 and 4 bits
     # [C, 4 C]
     value: LargeMatrix
     deep_embed: CudaDeepEmbed | None  # of RWKV-7a
@@ -118,7 +118,7 @@ def _pack_layer(layer: LayerTensors, ranks: dict[str, int], embedding: Tensor) -
     def large(found: Matrix) -> LargeMatrix:
         return coded(found, device) if isinstance(found, Weight) else half(found)
 
-    value = large(layer.ffn_value)
+    value = layer.ffn_value
 
     return CudaLayer(
         norm1=layer.ln1.to(device, torch.float16),
@@ -135,7 +135,7 @@ def _pack_layer(layer: LayerTensors, ranks: dict[str, int], embedding: Tensor) -
         norm2=layer.ln2.to(device, torch.float16),
         x_k=_channel_mixes(half(layer.ffn_mix), layer.deep_embed is not None),
         key=large(layer.ffn_key),
-        value=value.T.contiguous() if isinstance(value, Tensor) else value,
+        value=half(value).T.contiguous() if isinstance(value, Tensor) else coded(value, device, columns=True),
         deep_embed=None if layer.deep_embed is None else _pack_deep_embed(layer.deep_embed, embedding),
     )
 

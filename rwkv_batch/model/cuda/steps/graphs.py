@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from rwkv_batch.model.cuda.steps.capture import capture
 from rwkv_batch.ops.cuda.binding import Addend
-from rwkv_batch.ops.cuda.capture import capture
 from rwkv_batch.ops.cuda.packing import NO_SLOT, DeviceRows, PrefillPlan, StagedPlan
 from rwkv_batch.ops.cuda.staging import Uploads
 

@@ -70,7 +70,7 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         return self.gemms.invariant_methods() if self.kernels.invariant else self.autotuner.methods(tokens)
 
     def _pack_weights(self) -> CudaWeights:
-        return pack_weights(self.checkpoint, self.device)
+        return pack_weights(self.checkpoint, self.device, self.kernels.architecture)
 
     def _decode_layers(
         self,

@@ -26,3 +26,39 @@ def tiles_of_4_bits(codes: Tensor, scales: Tensor, minimums: Tensor) -> Tensor:
     # Of [tiles, sixteens of rows, halves of these, rows, strips, lanes, bytes].
     split = (part.view(-1, 4, 2, 8, *part.shape[1:]) for part in (packed, both))
     return torch.cat([part.permute(0, 4, 1, 3, 5, 2, 6).flatten(2) for part in split], 2)
+
+
+def blocks_of_8_bits(codes: Tensor) -> Tensor:
+    """Codes `[N, K]` of 8 bits in the blocks of `cuda/codes.cuh`, `[N/16, K/64, 1024]` uint8."""
+    # Of [halves of 16 rows, rows, strips, lanes, words, pairs of a word, halves of a pair] to [strips, halves
+    # of 16 rows, rows, lanes, words, halves of a pair, pairs].
+    ordered = codes.view(len(codes) // 16, 2, 8, -1, 4, 4, 2, 2).permute(0, 3, 1, 2, 4, 5, 7, 6)
+    return ordered.flatten(2).contiguous()
+
+
+def blocks_of_4_bits(codes: Tensor, scales: Tensor, minimums: Tensor) -> Tensor:
+    """Codes `[N, K]` uint8 below 16, with scales and minimums `[N, K/64]` fp16, as blocks of int4.
+
+    Returns `[N/16, K/64, 512 + 64]` uint8.
+    """
+    # Of [halves of 16 rows, rows, strips, lanes, words, bytes of four nibbles, nibbles of a byte, halves of a
+    # pair] to [strips, rows, lanes, halves of 16 rows, words, halves of a pair, bytes, nibbles].
+    split = codes.view(len(codes) // 16, 2, 8, -1, 4, 2, 2, 2, 2).permute(0, 3, 2, 4, 1, 5, 8, 6, 7)
+    packed = (split[..., 0] | split[..., 1] << 4).flatten(2)
+    return torch.cat([packed, _of_pairs_of_rows(torch.stack([scales, minimums], 2))], 2)
+
+
+def blocks_of_pairs(pairs: Tensor, scales: Tensor) -> Tensor:
+    """Bytes of two codes `[N, K/2]`, the first one low, and scales `[N, K/64]` fp16, as blocks of nf4.
+
+    Returns `[N/16, K/64, 512 + 32]` uint8.
+    """
+    # Of [halves of 16 rows, rows, strips, lanes, bytes] to [strips, rows, lanes, halves of 16 rows, bytes].
+    packed = pairs.view(len(pairs) // 16, 2, 8, -1, 4, 8).permute(0, 3, 2, 4, 1, 5).flatten(2)
+    return torch.cat([packed, _of_pairs_of_rows(scales.unsqueeze(2))], 2)
+
+
+def _of_pairs_of_rows(numbers: Tensor) -> Tensor:
+    """Numbers `[N, strips, n]` fp16, those of row i and of row i + 8 of each 16 side by side, as bytes."""
+    of_rows = numbers.view(len(numbers) // 16, 2, 8, *numbers.shape[1:]).permute(0, 3, 2, 1, 4)
+    return of_rows.flatten(2).contiguous().view(torch.uint8)

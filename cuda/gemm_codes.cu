@@ -12,7 +12,7 @@
 // pieces of 16 bytes, become fp16 there, and are operands of m16n8k16 mma instructions without a way through
 // shared memory. All of a warp's first loads of codes are under way before it waits for the kernel that makes
 // x. Where rows do not fill the last tile, it overlaps the one before, and computes the same numbers again.
-// Of each 32 rows of x the codes are read once.
+// Of each 32 rows of x, or 16 where a warp has 32 rows of w, the codes are read once.
 // Sums are fp32: first over k inside a warp's part (in blocks of 64, in order), then over the parts in order,
 // then times the scale. A row's result does not depend on the other rows, nor on how many there are.
 #include "codes.cuh"
@@ -58,8 +58,7 @@ __device__ __forceinline__ CodeTile locate(const CodedGemms& all, int tile) {
 // A block takes every gridDim.y-th tile of w. The first loads of its next tile are under way before the sums
 // of this one are added up.
 template <typename Format, int NT, int R>
-__global__ void LAUNCH_BOUNDS(WARPS* WARP, NT* R == 8 ? 1 : 2)
-    gemm_codes_kernel(const __grid_constant__ CodedGemms all) {
+__global__ void LAUNCH_BOUNDS(WARPS* WARP, 2) gemm_codes_kernel(const __grid_constant__ CodedGemms all) {
     constexpr int STEPS = 4 / R;  // blocks of 64 k, in flight at once
     constexpr int X_STEPS = STEPS * NT > 4 ? 4 / NT : STEPS;
     constexpr int ROWS = R * CODE_ROWS;
@@ -156,11 +155,12 @@ __global__ void LAUNCH_BOUNDS(WARPS* WARP, NT* R == 8 ? 1 : 2)
 namespace {
 template <typename Format, int R>
 int run(const CodedGemms& all, cudaStream_t stream) {
-    const int most = 2 * multiprocessors(), columns = all.m <= 16 ? 1 : (all.m + 31) / 32;
-    const dim3 grid(columns, all.tiles < most ? all.tiles : most);
-    if (all.m <= 8) return launch(gemm_codes_kernel<Format, 1, R>, grid, WARPS * WARP, 0, stream, all);
-    return all.m <= 16 ? launch(gemm_codes_kernel<Format, 2, R>, grid, WARPS * WARP, 0, stream, all)
-                       : launch(gemm_codes_kernel<Format, 4, R>, grid, WARPS * WARP, 0, stream, all);
+    constexpr int MOST = R == 1 ? 4 : 2;  // tiles of x: AMD GPUs have no registers for more
+    const int most = 2 * multiprocessors(), rows = all.m <= 8 ? 8 : all.m <= 16 ? 16 : MOST * 8;
+    const dim3 grid((all.m + rows - 1) / rows, all.tiles < most ? all.tiles : most);
+    if (rows == 8) return launch(gemm_codes_kernel<Format, 1, R>, grid, WARPS * WARP, 0, stream, all);
+    return rows == 16 ? launch(gemm_codes_kernel<Format, 2, R>, grid, WARPS * WARP, 0, stream, all)
+                      : launch(gemm_codes_kernel<Format, MOST, R>, grid, WARPS * WARP, 0, stream, all);
 }
 
 template <typename Format>

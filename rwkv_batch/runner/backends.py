@@ -6,7 +6,7 @@ import torch
 
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.model.checkpoint import TITLES, Checkpoint
-from rwkv_batch.model.cuda.packed.packing import GPU_FORMATS, in_tiles
+from rwkv_batch.model.cuda.packed import packing
 from rwkv_batch.model.quantization.matrices import is_half
 from rwkv_batch.ops.compiled.libraries import BuildError
 from rwkv_batch.ops.cpu.binding import load
@@ -58,10 +58,10 @@ def check_format(weights: str, device: torch.device) -> None:
     """Raises DeviceError for a format of matrices that the kernels of a device have no products for."""
     if not weights or is_half(weights) or device.type == "cpu":
         return
-    if weights not in GPU_FORMATS:
+    if weights not in packing.GPU_FORMATS:
         raise DeviceError(
-            f"--weights {weights} runs on a CPU only so far; on a GPU use {', '.join(GPU_FORMATS)}, fp16 or "
-            "bf16."
+            f"--weights {weights} runs on a CPU only so far; on a GPU use {', '.join(packing.GPU_FORMATS)}, "
+            "fp16 or bf16."
         )
 
 
@@ -90,7 +90,7 @@ def _create_cuda_runner(
         )
     portable = config.backend == "portable"
     architecture = (build.portable_architecture if portable else build.architecture)(device)
-    if checkpoint.packed and not in_tiles(checkpoint.weights, architecture):
+    if checkpoint.packed and not packing.in_tiles(checkpoint.weights, architecture):
         log.warning(
             "--weights %s is made for few rows on this GPU: many rows and long prompts are slower than with "
             "fp16 (docs/weights.md).",

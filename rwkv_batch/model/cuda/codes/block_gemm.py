@@ -1,6 +1,6 @@
 """GEMMs with matrices of codes in blocks, on any GPU.
 
-- "codes16", "codes32": `gemm_codes`, with 16 or 32 outputs a warp; each 32 rows of x read the codes anew
+- "codes16", "codes32": `gemm_codes`, with 16 or 32 outputs a warp; each 32 or 16 rows of x read codes anew
 - "decoded": the codes become fp16, some outputs at a time, which cuBLAS multiplies; slower than fp16
 """
 

@@ -112,8 +112,11 @@ class TestChoice:
     def test_a_model_has_room_for_one_decoded_matrix(self, monkeypatch):
         checkpoint = quantize(tiny(**SHAPE), "int8", True)
 
+        launches: list[int] = []  # of a layer, to decode and multiply by parts
+
         def room() -> int:
             weights = pack_weights(checkpoint, torch.device("cpu"), ANY_GPU)
+            launches.append(weights.decoding_launches)
             matrices = [weights.head, *(m for layer in weights.layers for m in (*layer.rkv, layer.value))]
             assert len({m.decoded.data_ptr() for m in matrices if isinstance(m, BlockMatrix)}) == 1
             return next(m.decoded.nbytes for m in matrices if isinstance(m, BlockMatrix))
@@ -121,3 +124,5 @@ class TestChoice:
         assert room() == 2 * 4 * WIDTH * WIDTH  # the channel mix's
         monkeypatch.setattr(blocks, "DECODED_BYTES", 2 * WIDTH * WIDTH)
         assert room() == 2 * 64 * 4 * WIDTH  # of which at least 64 outputs fit
+        assert launches == [2 * 6, 2 * (4 + 2 + 2)]  # four matrices, key and value
+        assert pack_weights(tiny(**SHAPE), torch.device("cpu"), ANY_GPU).decoding_launches == 0

@@ -1,6 +1,6 @@
 """Matrices of codes on any GPU, as `cuda/codes.cuh` has them: in blocks of 16 outputs and 64 inputs."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -45,7 +45,7 @@ class BlockMatrix(CodedMatrix):
         return None if self.scales is None else self.scales[part]
 
 
-def decoded_room(weights: Iterable[Weight], device: torch.device) -> Tensor:
+def decoded_room(weights: Collection[Weight], device: torch.device) -> Tensor:
     """Room for matrices of these on a GPU, one at a time, or for a part of one."""
     sizes = [round_up_outputs(weight.shape[0]) * weight.shape[1] for weight in weights]
     least = max((OUTPUT_MULTIPLE * weight.shape[1] for weight in weights), default=0)

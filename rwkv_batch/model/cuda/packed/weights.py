@@ -75,6 +75,13 @@ class CudaWeights:
     vocab: int
 
     @property
+    def decoding_launches(self) -> int:
+        """The most by which a layer whose codes are decoded has more launches than one in fp16."""
+        layer = self.layers[-1]
+        large = [*layer.rkv, layer.output, layer.key, layer.value]
+        return sum(2 * len(one.decoded_parts()) for one in large if isinstance(one, BlockMatrix))
+
+    @property
     def buffer_shape(self) -> BufferShape:
         """The sizes of a step's buffers."""
         layer = self.layers[-1]  # layer 0 has no "v"

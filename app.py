@@ -105,8 +105,8 @@ def _parser() -> argparse.ArgumentParser:
     flag(
         "--weights",
         choices=get_args(WeightsName),
-        help="round the large matrices of all models to this format, after adapters are merged; fp6 and "
-        "fp5 on a CPU only (default: as in the file)",
+        help="round the large matrices of all models to this format, after adapters are merged (default: "
+        "as in the file)",
     )
     flag(
         "--quantize-head",

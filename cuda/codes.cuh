@@ -1,27 +1,40 @@
 // Matrices of codes as every GPU reads them (gemm_codes.cu, decode_codes.cu): formats, and how a warp gets
 // the fp16 numbers of 16 outputs and 64 inputs as operands of `mma`.
 //
-// A matrix [N, K] lies in blocks of 16 outputs and 64 inputs, [N/16, K/64] of them. A lane has 16
-// neighbouring inputs of two outputs: with g = lane / 4 and q = lane % 4 the inputs 16 q to 16 q + 15 of
-// outputs g and g +
-// 8. Its codes are side by side, so that a warp loads 512 bytes at once. Which input is which k of an mma is
-// free as long as x agrees: of mma j they are 16 q + 4 j and its three neighbours, in order.
+// A matrix [N, K] lies in blocks of 16 outputs and 64 inputs, [N/16, K/64] of them. With g = lane / 4 and q =
+// lane % 4 a lane has inputs 16 q to 16 q + 15 of outputs g and g + 8. Its codes are side by side, so that a
+// warp loads 512 bytes at once. Which input is which k of an mma is free as long as x agrees: of mma j they
+// are 16 q + 4 j and its three neighbours, in order.
 //
-//   8 bits: 512 bytes of outputs 0 to 7, 512 of the others; of each four inputs in a word the bytes are of
-//     the first, third, second and fourth. int8 is 128 more than the number; e4m3 has no NaN
+//   int8, fp8: 512 bytes of outputs 0 to 7, 512 of the others. Of each four inputs in a word the bytes are
+//     of the first, third, second and fourth. int8 is 128 more than the number; fp8 (e4m3) has no NaN
 //   int4: 512 bytes, of a lane 8 of either output; then of each g the scale and the minimum of output g and
-//     those of g + 8, fp16. Of each eight inputs in a word the codes of the first of each two are its first
-//     four nibbles, the others the last four
+//     those of g + 8, fp16. Of each eight inputs in a word the low four nibbles are of the first of each
+//     two, the high four of the second
+//   fp6 (e3m2): 512 bytes as int4, of sign and exponent; then of each lane a word of mantissas of either
+//     output. Inputs i and i + 1, i even, have theirs from bits i and i + 16 on
+//   fp5 (e2m2): 512 bytes as int4, of sign, exponent and the high bit of the mantissa; then of each lane a
+//     word of the low ones. Inputs i and i + 1 have theirs in bits i / 2 and i / 2 + 16, and output g + 8 in
+//     those 8 above
 //   nf4: 512 bytes, of a lane 8 of either output, a byte of each two inputs, the first in its low nibble;
-//   then
-//     of each g the scale of output g and that of g + 8, fp16
+//     then of each g the scale of output g and that of g + 8, fp16
 #pragma once
 #include "common.cuh"
 
 constexpr int CODE_ROWS = 16, CODE_K = 64;  // of a block
 constexpr int CODE_PIECE = WARP * 16;       // bytes that a warp loads at once
 
-enum CodeFormat { CODES_INT8 = 0, CODES_FP8 = 1, CODES_INT4 = 2, CODES_NF4 = 3 };
+enum CodeFormat {
+    CODES_INT8 = 0,
+    CODES_FP8 = 1,
+    CODES_INT4 = 2,
+    CODES_NF4 = 3,
+    CODES_FP6 = 4,
+    CODES_FP5 = 5
+};
+
+// Whether a format has a scale of each output, in a tensor of its own.
+constexpr bool has_output_scales(int format) { return format != CODES_INT4 && format != CODES_NF4; }
 
 namespace codes {
 __device__ __forceinline__ __half2 as_halves(uint32_t pair) {
@@ -139,6 +152,81 @@ struct Int4 {
                 a[j][half] = pair<false>(word, scale, minimum);
                 a[j][2 + half] = pair<true>(word, scale, minimum);
             }
+        }
+    }
+};
+
+// Exact: as of Fp8, with nibbles of sign and three bits that an fp16 has from bit TO on, and lower bits LOW
+// of a pair in their place. BIAS: of exponents, less fp16's, as the bits of 2^BIAS.
+template <int TO, uint32_t LOW, unsigned short BIAS>
+struct SmallFloat {
+    static constexpr int TABLE = 0;
+    static constexpr bool SCALED = true;
+
+    static __device__ __forceinline__ void fill(uint32_t*) {}
+
+    static __device__ __forceinline__ uint32_t shifted(uint32_t word, int left) {
+        return left >= 0 ? word << left : word >> -left;
+    }
+
+    // Of nibbles n and n + 4.
+    static __device__ __forceinline__ uint32_t pair(uint32_t word, int n, uint32_t low) {
+        const uint32_t signs = shifted(word, 12 - 4 * n) & 0x80008000;
+        const uint32_t small =
+            masked_or<(0x00070007u << TO)>(shifted(word, TO - 4 * n), masked_or<LOW>(low, signs));
+        return as_pair(__hmul2(as_halves(small), both(BIAS)));
+    }
+};
+
+constexpr unsigned short BITS_OF_4096 = 0x6c00, BITS_OF_16384 = 0x7400;
+
+struct Fp6 : SmallFloat<10, 0x03000300, BITS_OF_4096> {
+    static constexpr int BLOCK_BYTES = CODE_PIECE + WARP * 8;
+
+    struct Held {
+        uint4 codes;
+        uint2 low;
+    };
+
+    static __device__ __forceinline__ void load(Held& held, const uint8_t* block, int lane) {
+        held.codes = load_once(block + lane * 16);
+        held.low = load8(block + CODE_PIECE + lane * 8);
+    }
+
+    static __device__ __forceinline__ void operands(const Held& held, const uint32_t*, uint32_t (&a)[4][4]) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const uint32_t words[2] = {half ? held.codes.z : held.codes.x,
+                                       half ? held.codes.w : held.codes.y},
+                           low = half ? held.low.y : held.low.x;
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                a[i / 2][i % 2 * 2 + half] = pair(words[i / 4], i % 4, shifted(low, 8 - 2 * i));
+        }
+    }
+};
+
+struct Fp5 : SmallFloat<9, 0x01000100, BITS_OF_16384> {
+    static constexpr int BLOCK_BYTES = CODE_PIECE + WARP * 4;
+
+    struct Held {
+        uint4 codes;
+        uint32_t low;
+    };
+
+    static __device__ __forceinline__ void load(Held& held, const uint8_t* block, int lane) {
+        held.codes = load_once(block + lane * 16);
+        held.low = load4(block + CODE_PIECE + lane * 4);
+    }
+
+    static __device__ __forceinline__ void operands(const Held& held, const uint32_t*, uint32_t (&a)[4][4]) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const uint32_t words[2] = {half ? held.codes.z : held.codes.x,
+                                       half ? held.codes.w : held.codes.y};
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                a[i / 2][i % 2 * 2 + half] = pair(words[i / 4], i % 4, shifted(held.low, 8 - i - 8 * half));
         }
     }
 };

@@ -1,6 +1,7 @@
 // A matrix of codes as fp16, for the GEMM library: to[n, k] = w[n, k] times scale[n], rounded, or w[n, k].
 //
-//   w [N, K] in blocks of codes (codes.cuh): int8, fp8 (e4m3), int4 or nf4; scale [N] fp32, of int8 and fp8
+//   w [N, K] in blocks of codes (codes.cuh): int8, fp8, fp6, fp5, int4 or nf4; scale [N] fp32, of all but the
+//     last two
 //   to [N, K] fp16, at most what fp16 holds; N a multiple of 16, K of 64
 //
 // Reference: Weight.dequantize of rwkv_batch/ops/weights. Binding: CodeKernels.decode_codes. Test:
@@ -57,7 +58,7 @@ int run(const void* w, const float* scale, __half* to, int n, int k, cudaStream_
 }  // namespace
 
 extern "C" {
-// format: a CodeFormat; scale is for int8 and fp8 alone.
+// format: a CodeFormat; scale is for those of has_output_scales.
 int rwkv_decode_codes(const void* w, const float* scale, __half* to, int n, int k, int format,
                       cudaStream_t stream) {
     if (n < CODE_ROWS || n % CODE_ROWS || k < CODE_K || k % CODE_K) return cudaErrorInvalidValue;
@@ -66,6 +67,8 @@ int rwkv_decode_codes(const void* w, const float* scale, __half* to, int n, int 
         case CODES_FP8: return run<codes::Fp8>(w, scale, to, n, k, stream);
         case CODES_INT4: return run<codes::Int4>(w, scale, to, n, k, stream);
         case CODES_NF4: return run<codes::Nf4>(w, scale, to, n, k, stream);
+        case CODES_FP6: return run<codes::Fp6>(w, scale, to, n, k, stream);
+        case CODES_FP5: return run<codes::Fp5>(w, scale, to, n, k, stream);
     }
     return cudaErrorInvalidValue;
 }

@@ -1,7 +1,8 @@
 // GEMMs of few rows with weights as codes, on any GPU, up to three of one shape in one launch: y[m, n] =
 // f(scale[n] times the sum over k of x[m, k] w[n, k]), or without the scale where w has scales of groups.
 //
-//   w [N, K] in blocks of codes (codes.cuh): int8, fp8 (e4m3), int4 or nf4; scale [N] fp32, of int8 and fp8
+//   w [N, K] in blocks of codes (codes.cuh): int8, fp8, fp6, fp5, int4 or nf4; scale [N] fp32, of all but the
+//     last two
 //   x [M, K] fp16, y [M, N] fp16; N a multiple of 16, K of 64; any M, best up to 32
 //   f: identity, or relu squared (at most what fp16 holds)
 //
@@ -170,8 +171,8 @@ int run(const CodedGemms& all, int warp_rows, cudaStream_t stream) {
 }  // namespace
 
 extern "C" {
-// format: a CodeFormat; scale is for int8 and fp8 alone. warp_rows: rows of w that a warp takes, 16 or 32; n
-// must be at least that. next: weights that the next kernel reads.
+// format: a CodeFormat; scale is for those of has_output_scales. warp_rows: rows of w that a warp takes, 16
+// or 32; n must be at least that. next: weights that the next kernel reads.
 int rwkv_gemm_codes(const void* const* w, const void* const* scale, const void* const* x, void* const* y,
                     int count, int m, int n, int k, int format, int square, int warp_rows, const char* next,
                     unsigned next_bytes, cudaStream_t stream) {
@@ -184,7 +185,7 @@ int rwkv_gemm_codes(const void* const* w, const void* const* scale, const void* 
     all.tiles = count * all.blocks;
     for (int i = 0; i < count; i++) {
         all.w[i] = static_cast<const uint8_t*>(w[i]);
-        all.scale[i] = format == CODES_INT8 || format == CODES_FP8 ? static_cast<const float*>(scale[i]) : 0;
+        all.scale[i] = has_output_scales(format) ? static_cast<const float*>(scale[i]) : 0;
         all.x[i] = static_cast<const __half*>(x[i]);
         all.y[i] = static_cast<__half*>(y[i]);
     }
@@ -193,6 +194,8 @@ int rwkv_gemm_codes(const void* const* w, const void* const* scale, const void* 
         case CODES_FP8: return run<codes::Fp8>(all, warp_rows, stream);
         case CODES_INT4: return run<codes::Int4>(all, warp_rows, stream);
         case CODES_NF4: return run<codes::Nf4>(all, warp_rows, stream);
+        case CODES_FP6: return run<codes::Fp6>(all, warp_rows, stream);
+        case CODES_FP5: return run<codes::Fp5>(all, warp_rows, stream);
     }
     return cudaErrorInvalidValue;
 }

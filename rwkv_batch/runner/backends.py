@@ -27,7 +27,6 @@ def create_runner(checkpoint: Checkpoint, device: torch.device, config: EngineCo
 
     Raises DeviceError if the backend does not run there, SamplerError if the sampler does not.
     """
-    check_format(checkpoint.weights, device)
     _check_coded(checkpoint, device, config)
     if config.batch_invariant:
         _check_invariant(checkpoint, device, config)
@@ -52,17 +51,6 @@ def create_runner(checkpoint: Checkpoint, device: torch.device, config: EngineCo
     kernels = load() if device.type == "cpu" and config.backend != "torch" else None
     room = _room(config)
     return TorchRunner(checkpoint, device, wkv_dtype, room, config.batch_invariant, kernels, config.threads)
-
-
-def check_format(weights: str, device: torch.device) -> None:
-    """Raises DeviceError for a format of matrices that the kernels of a device have no products for."""
-    if not weights or is_half(weights) or device.type == "cpu":
-        return
-    if weights not in packing.GPU_FORMATS:
-        raise DeviceError(
-            f"--weights {weights} runs on a CPU only so far; on a GPU use {', '.join(packing.GPU_FORMATS)}, "
-            "fp16 or bf16."
-        )
 
 
 def _check_coded(checkpoint: Checkpoint, device: torch.device, config: EngineConfig) -> None:

@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.model.cuda.packed.blocks import BlockMatrix, decoded_room, in_blocks
-from rwkv_batch.ops.weights.channels import ChannelWeight, Fp8Weight, Int8Weight
+from rwkv_batch.ops.weights.channels import ChannelWeight, Fp5Weight, Fp6Weight, Fp8Weight, Int8Weight
 from rwkv_batch.ops.weights.groups import NF4, WHOLE_PAIRS, GroupWeight, Int4Weight, Nf4Weight, pairs_of
 from rwkv_batch.ops.weights.weight import Weight
 
-KINDS = {kind.format: kind for kind in (Int8Weight, Fp8Weight, Int4Weight, Nf4Weight)}
+KINDS = {kind.format: kind for kind in (Int8Weight, Fp8Weight, Fp6Weight, Fp5Weight, Int4Weight, Nf4Weight)}
 NF4_HALVES = pairs_of(NF4.half().float())
 
 

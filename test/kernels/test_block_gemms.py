@@ -12,7 +12,7 @@ from rwkv_batch.model.cuda.codes.block_gemm import CODES, DECODED
 from rwkv_batch.model.cuda.gemm import METHODS, WHOLE, Gemms
 from rwkv_batch.model.cuda.packed import blocks
 from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
-from rwkv_batch.model.cuda.packed.packing import GPU_FORMATS, in_tiles
+from rwkv_batch.model.cuda.packed.packing import in_tiles
 from rwkv_batch.model.cuda.packed.weights import CudaWeights, pack_weights
 from rwkv_batch.model.quantization.quantize import quantize
 from rwkv_batch.ops.cuda.buffers import Buffers
@@ -21,6 +21,7 @@ WIDTH = 128
 SHAPE = {"layers": 2, "width": WIDTH, "vocab": 300}
 LARGE = ("in", "out", "key", "value", "head")
 ANY_GPU = "86"
+KINDS = ["int8", "fp8", "fp6", "fp5", "int4", "int4-128", "nf4"]
 
 
 def packed(kind: str) -> tuple[Checkpoint, CudaWeights]:
@@ -37,7 +38,7 @@ def of(checkpoint: Checkpoint, name: str) -> torch.Tensor:
 class TestMethods:
     pytestmark = needs_gpu
 
-    @pytest.mark.parametrize("kind", ["int8", "fp8", "int4", "int4-128", "nf4"])
+    @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("method", [*CODES, DECODED])
     @pytest.mark.parametrize("rows", [1, 7, 70])
     def test_products(self, kernels, kind, method, rows, monkeypatch):
@@ -103,9 +104,9 @@ class TestChoice:
         chosen = self.gemms("int4", invariant=True).invariant_methods()
         assert {chosen[kind] for kind in LARGE} == {"codes16"} and chosen["low_out"] == "stream16"
 
-    @pytest.mark.parametrize("kind", GPU_FORMATS)
+    @pytest.mark.parametrize("kind", KINDS)
     def test_hopper_keeps_its_own_form(self, kind):
-        assert in_tiles(kind, "90a") == (kind != "nf4")
+        assert in_tiles(kind, "90a") == (kind not in ("fp6", "fp5", "nf4"))
         for other in ("80", "86", "89", "100", "120", "gfx942", "gfx1100", "portable-90-gfx942"):
             assert not in_tiles(kind, other)
 

@@ -25,7 +25,7 @@ from rwkv_batch.ops.low_rank import PreparedAdapter
 
 pytestmark = needs_gpu
 LOGITS = 1e-2
-KINDS = ["int8", "fp8", "int4", "int4-128", "nf4"]
+KINDS = ["int8", "fp8", "fp6", "fp5", "int4", "int4-128", "nf4"]
 STEPS = [  # lengths and slots
     ([17, 1, 15, 16], [2, 0, 3, 8]),
     ([1, 1, 1], [3, 2, 0]),

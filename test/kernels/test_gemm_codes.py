@@ -5,10 +5,17 @@ import torch
 from coded import KINDS, NF4_HALVES, matrix, numbers, random_weight
 from cuda_gpu import ACTIVATIONS, DEVICE, needs_gpu, normal, off, poisoned
 
-from rwkv_batch.model.cuda.packed.orders import blocks_of_4_bits, blocks_of_8_bits, blocks_of_pairs
+from rwkv_batch.model.cuda.packed.orders import (
+    blocks_of_4_bits,
+    blocks_of_5_bits,
+    blocks_of_6_bits,
+    blocks_of_8_bits,
+    blocks_of_pairs,
+)
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE
 from rwkv_batch.ops.cuda.binding import Kernels
 from rwkv_batch.ops.cuda.codes.kernels import CodeKernels
+from rwkv_batch.ops.weights.channels import Fp5Weight, Fp6Weight, decode_float
 
 ROWS = [1, 2, 5, 8, 9, 15, 16, 17, 32, 33, 70]
 SHAPES = [(64, 64), (192, 320), (128, 768), (1024, 192), (320, 2048), (16448, 128)]
@@ -70,6 +77,16 @@ class TestEveryCode:
             codes, blocks_of_8_bits(every[:, None].repeat(1, 192)), torch.ones(256), 256, "fp8"
         )
         assert torch.equal(found, wanted.expand(192, 256))
+
+    @pytest.mark.parametrize("kind", [Fp6Weight, Fp5Weight])
+    def test_fp6_and_fp5(self, codes, kind):
+        count = 2 ** kind.bits()
+        every = torch.arange(count, dtype=torch.uint8)
+        order = blocks_of_6_bits if kind is Fp6Weight else blocks_of_5_bits
+        blocks = order(every[:, None].repeat(1, 192))
+        found = self.product(codes, blocks, torch.ones(count), count, kind.format)
+        wanted = decode_float(every, kind.exponent, kind.mantissa).double()
+        assert wanted.max() == kind.most and torch.equal(found, wanted.expand(192, count))
 
     def test_int4(self, codes):
         every = torch.arange(64, dtype=torch.uint8) % 16

@@ -25,7 +25,7 @@ from rwkv_batch.model.rwkv7 import RWKV7
 from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.ops.low_rank import PreparedAdapter
 from rwkv_batch.ops.weights.formats import FORMATS
-from rwkv_batch.runner.backends import check_format, create_runner
+from rwkv_batch.runner.backends import create_runner
 from rwkv_batch.wire.protocol import Sampling
 
 FAMILIES = {"rwkv7": random_checkpoint, "rwkv7a": random_rwkv7a, "rwkv6": random_rwkv6}
@@ -166,16 +166,6 @@ def test_what_cannot_be_is_refused():
     assert "--quantize-head" in refusal(lambda: quantize(packed, "int8", False))
     assert "int4-128" in refusal(lambda: Engine(tiny(), device="cpu", weights="int3"))
     assert "--weights" in refusal(lambda: Engine(tiny(), device="cpu", quantize_head=True))
-
-
-@pytest.mark.parametrize("name", ["fp6", "fp5"])
-def test_a_gpu_refuses_formats_that_it_has_no_products_for(name):
-    with pytest.raises(
-        DeviceError, match=f"--weights {name} .* on a GPU use int8, fp8, int4, int4-128, nf4, fp16 "
-    ):
-        check_format(name, torch.device("cuda"))
-    for name in ("fp16", "int8", "fp8", "int4", "int4-128", "nf4"):
-        check_format(name, torch.device("cuda"))
 
 
 def test_packed_matrices_need_the_kernels_on_a_gpu():

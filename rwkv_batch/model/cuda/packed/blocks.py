@@ -8,9 +8,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rwkv_batch.model.cuda.packed.coded import OUTPUT_MULTIPLE, SIGN, CodedMatrix
-from rwkv_batch.model.cuda.packed.orders import blocks_of_4_bits, blocks_of_8_bits, blocks_of_pairs
+from rwkv_batch.model.cuda.packed.orders import (
+    blocks_of_4_bits,
+    blocks_of_5_bits,
+    blocks_of_6_bits,
+    blocks_of_8_bits,
+    blocks_of_pairs,
+)
 from rwkv_batch.ops.weights.bits import unpack_codes
-from rwkv_batch.ops.weights.channels import Fp8Weight, Int8Weight
+from rwkv_batch.ops.weights.channels import ChannelWeight, Fp6Weight, Fp8Weight, Int8Weight, SmallFloatWeight
 from rwkv_batch.ops.weights.groups import Int4Weight, Nf4Weight
 from rwkv_batch.ops.weights.weight import Weight
 
@@ -22,7 +28,7 @@ BLOCK_OUTPUTS = 16
 
 @dataclass(frozen=True)
 class BlockMatrix(CodedMatrix):
-    """As its base, in blocks; its format may be "nf4" too.
+    """As its base, in blocks; its format may be one that it has no products for there.
 
     codes: `[outputs / 16, inputs / 64, bytes of a block]`, uint8.
     """
@@ -70,12 +76,16 @@ def in_blocks(weight: Weight, decoded: Tensor) -> BlockMatrix:
         blocks = blocks_of_4_bits(pad(codes, more), *of_groups)
     elif isinstance(weight, Nf4Weight):
         blocks = blocks_of_pairs(pad(parts["values"], more), pad(parts["scales"], more))
+    elif isinstance(weight, SmallFloatWeight):
+        codes = pad(unpack_codes(parts["values"], weight.bits(), inputs), more)
+        blocks = blocks_of_6_bits(codes) if isinstance(weight, Fp6Weight) else blocks_of_5_bits(codes)
     else:
         assert isinstance(weight, Int8Weight | Fp8Weight)
         codes, nothing = parts["values"].view(torch.uint8), 0
         if isinstance(weight, Int8Weight):
             codes, nothing = codes ^ SIGN, SIGN
         blocks = blocks_of_8_bits(pad(codes, more, value=nothing))
+    if isinstance(weight, ChannelWeight):
         scales = pad(parts["scales"], (0, shape[0] - outputs))
     kind = Int4Weight.format if isinstance(weight, Int4Weight) else weight.format
     return BlockMatrix(blocks, scales, kind, shape, decoded)

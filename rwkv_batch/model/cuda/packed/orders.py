@@ -41,11 +41,23 @@ def blocks_of_4_bits(codes: Tensor, scales: Tensor, minimums: Tensor) -> Tensor:
 
     Returns `[N/16, K/64, 512 + 64]` uint8.
     """
-    # Of [halves of 16 rows, rows, strips, lanes, words, bytes of four nibbles, nibbles of a byte, halves of a
-    # pair] to [strips, rows, lanes, halves of 16 rows, words, halves of a pair, bytes, nibbles].
-    split = codes.view(len(codes) // 16, 2, 8, -1, 4, 2, 2, 2, 2).permute(0, 3, 2, 4, 1, 5, 8, 6, 7)
-    packed = (split[..., 0] | split[..., 1] << 4).flatten(2)
-    return torch.cat([packed, _of_pairs_of_rows(torch.stack([scales, minimums], 2))], 2)
+    return torch.cat([_nibbles(codes), _of_pairs_of_rows(torch.stack([scales, minimums], 2))], 2)
+
+
+def blocks_of_6_bits(codes: Tensor) -> Tensor:
+    """Codes `[N, K]` uint8 of fp6 as such blocks, `[N/16, K/64, 768]` uint8."""
+    # Of [halves of 16 rows, rows, strips, lanes, bytes, pairs of four, halves of a pair] to [strips, rows,
+    # lanes, halves of 16 rows, halves of a pair, bytes, pairs].
+    low = (codes & 3).view(len(codes) // 16, 2, 8, -1, 4, 2, 4, 2).permute(0, 3, 2, 4, 1, 7, 5, 6)
+    return torch.cat([_nibbles(codes >> 2), _bytes(low, 2).flatten(2)], 2)
+
+
+def blocks_of_5_bits(codes: Tensor) -> Tensor:
+    """Codes `[N, K]` uint8 of fp5 as such blocks, `[N/16, K/64, 640]` uint8."""
+    # Of [halves of 16 rows, rows, strips, lanes, pairs, halves of a pair] to [strips, rows, lanes, halves of
+    # a pair, halves of 16 rows, pairs].
+    low = (codes & 1).view(len(codes) // 16, 2, 8, -1, 4, 8, 2).permute(0, 3, 2, 4, 6, 1, 5)
+    return torch.cat([_nibbles(codes >> 1), _bytes(low, 1).flatten(2)], 2)
 
 
 def blocks_of_pairs(pairs: Tensor, scales: Tensor) -> Tensor:
@@ -56,6 +68,22 @@ def blocks_of_pairs(pairs: Tensor, scales: Tensor) -> Tensor:
     # Of [halves of 16 rows, rows, strips, lanes, bytes] to [strips, rows, lanes, halves of 16 rows, bytes].
     packed = pairs.view(len(pairs) // 16, 2, 8, -1, 4, 8).permute(0, 3, 2, 4, 1, 5).flatten(2)
     return torch.cat([packed, _of_pairs_of_rows(scales.unsqueeze(2))], 2)
+
+
+def _nibbles(codes: Tensor) -> Tensor:
+    """Codes `[N, K]` uint8 below 16 in blocks, `[N/16, K/64, 512]`."""
+    # Of [halves of 16 rows, rows, strips, lanes, words, bytes of four nibbles, nibbles of a byte, halves of a
+    # pair] to [strips, rows, lanes, halves of 16 rows, words, halves of a pair, bytes, nibbles].
+    split = codes.view(len(codes) // 16, 2, 8, -1, 4, 2, 2, 2, 2).permute(0, 3, 2, 4, 1, 5, 8, 6, 7)
+    return _bytes(split, 4).flatten(2)
+
+
+def _bytes(numbers: Tensor, bits: int) -> Tensor:
+    """The numbers of the last dimension, 8 / bits of them, as one byte, the first of them lowest."""
+    found = numbers[..., 0]
+    for place in range(1, 8 // bits):
+        found = found | numbers[..., place] << (bits * place)
+    return found
 
 
 def _of_pairs_of_rows(numbers: Tensor) -> Tensor:

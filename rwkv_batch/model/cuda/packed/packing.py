@@ -9,12 +9,10 @@ import torch
 
 from rwkv_batch.model.cuda.packed.blocks import decoded_room, in_blocks
 from rwkv_batch.model.cuda.packed.coded import CODED, CodedMatrix, coded
-from rwkv_batch.ops.weights.groups import Nf4Weight
 from rwkv_batch.ops.weights.weight import Weight
 
 HOPPER = "90a"  # the architecture of its kernels
-TILED = tuple(kind.format for kind in CODED)
-GPU_FORMATS = (*TILED, Nf4Weight.format)  # for which the kernels have products
+TILED = tuple(kind.format for kind in CODED)  # that these have products for
 
 
 def in_tiles(weights: str, architecture: str) -> bool:

@@ -9,11 +9,27 @@ from functools import partial
 
 from torch import Tensor
 
-from rwkv_batch.ops.cuda.abi import CODES_FP8, CODES_INT4, CODES_INT8, CODES_NF4, IDENTITY, RELU_SQUARE
+from rwkv_batch.ops.cuda.abi import (
+    CODES_FP5,
+    CODES_FP6,
+    CODES_FP8,
+    CODES_INT4,
+    CODES_INT8,
+    CODES_NF4,
+    IDENTITY,
+    RELU_SQUARE,
+)
 from rwkv_batch.ops.cuda.binding import Kernels
 from rwkv_batch.ops.cuda.gemms import launch, pointer, prefetched
 
-FORMATS = {"int8": CODES_INT8, "fp8": CODES_FP8, "int4": CODES_INT4, "nf4": CODES_NF4}
+FORMATS = {
+    "int8": CODES_INT8,
+    "fp8": CODES_FP8,
+    "fp6": CODES_FP6,
+    "fp5": CODES_FP5,
+    "int4": CODES_INT4,
+    "nf4": CODES_NF4,
+}
 CODE_SIGNATURES = {  # as signatures.SIGNATURES
     "rwkv_gemm_codes": (*[POINTER(c_void_p)] * 4, *[c_int] * 7, c_void_p, c_uint),
     "rwkv_decode_codes": (c_void_p, c_void_p, c_void_p, c_int, c_int, c_int),
@@ -43,7 +59,7 @@ class CodeKernels:
         """y = f(scale (x w^T)) for up to three w, x `[M, K]` and y `[M, N]` of one shape, best for few rows.
 
         ws: blocks of codes of a format, as those of `orders`; N is a multiple of 16, K of 64. scales: `[N]`
-        in fp32, of int8 and fp8, else None. f is IDENTITY or RELU_SQUARE. warp_rows: outputs of a warp, 16 or
+        in fp32, None of int4 and nf4. f is IDENTITY or RELU_SQUARE. warp_rows: outputs of a warp, 16 or
         32. prefetch: weights that the next kernel reads.
         """
         m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]

@@ -6,8 +6,8 @@
 - "sparse": `gemm_sparse`, which skips the weights of inactive hidden units
 - "tile": the large matrices by `gemm_tile`, the low-rank ones as with "low"
 - "blocks": cuBLAS, for a fixed number of rows at a time
-- those of coded_gemm.py and codes/block_gemm.py: large matrices of codes; the low-rank ones as with "low", or
-  where there is no `gemm_lowrank` by what suits the number of tokens
+- those of codes/coded_gemm.py and codes/block_gemm.py: large matrices of codes; the low-rank ones as with
+  "low", or where there is no `gemm_lowrank` by what suits the number of tokens
 - "lt0", "lt1"...: the large matrices by an algorithm of cuBLASLt, the low-rank ones as with "low" if possible
 
 What is added to the residual stream may also be computed with split-K; the next norm adds up the partial
@@ -25,8 +25,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from rwkv_batch.model.cuda.coded_gemm import CODED, FP8_TOKENS, CodedGemms, Fp8Room
 from rwkv_batch.model.cuda.codes.block_gemm import CODES, DECODED, BlockGemms
+from rwkv_batch.model.cuda.codes.coded_gemm import CODED, FP8_TOKENS, CodedGemms, Fp8Room
 from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix, LargeMatrix, first_bytes
 from rwkv_batch.model.cuda.packed.weights import CudaLayer, CudaWeights
@@ -75,20 +75,26 @@ class Gemms:
     weights: CudaWeights
     lt: BlasLt | None
 
-    def coded(self, w: CodedMatrix) -> CodedGemms | BlockGemms:
-        """Those with matrices of codes in the form of this one."""
-        return self.blocks if isinstance(w, BlockMatrix) else CodedGemms(self.kernels, self.lt)
+    @property
+    def coded(self) -> CodedGemms:
+        """Those with matrices of 8 and 4 bits on a Hopper."""
+        return CodedGemms(self.kernels, self.lt)
 
     @cached_property
     def blocks(self) -> BlockGemms:
+        """Those with matrices of codes in blocks."""
         return BlockGemms(self.kernels)
+
+    def products(self, w: CodedMatrix) -> CodedGemms | BlockGemms:
+        """Those with matrices of codes in the form of this one."""
+        return self.blocks if isinstance(w, BlockMatrix) else self.coded
 
     def candidates(self, kind: str, tokens: int) -> tuple[str, ...]:
         """The methods that can run a kind of GEMM for so many tokens."""
         methods = METHODS[kind]
         coded = self._coded(kind.removesuffix("_split"))
         if coded is not None:
-            return (WHOLE,) if WHOLE in methods else self.coded(coded).candidates(coded, tokens)
+            return (WHOLE,) if WHOLE in methods else self.products(coded).candidates(coded, tokens)
         if WHOLE in methods:
             whole = self._shape(kind.removesuffix("_split"), tokens)
             return WHOLE, *(method for method in SPLIT_K if self._can_split(whole, *SPLIT_K[method]))
@@ -140,7 +146,7 @@ class Gemms:
             for name, w in layer.low_in.items()
         ]
         if isinstance(layer.rkv, tuple):
-            self.coded(layer.rkv[0]).run(layer.rkv, b.mixed[:3], list(rkv), method, _room(b))
+            self.products(layer.rkv[0]).run(layer.rkv, b.mixed[:3], list(rkv), method, _room(b))
             if self.kernels.has_lowrank:
                 self.kernels.gemm_lowrank(low, LONG_SPLIT if self.kernels.invariant else AUTO)
             elif self.kernels.invariant or len(b.x) <= LT_TOKENS:
@@ -247,7 +253,7 @@ class Gemms:
     ) -> None:
         if isinstance(w, CodedMatrix):
             ahead = prefetch if len(x) <= PREFETCH_ROWS else None
-            self.coded(w).run([w], x[None], [y], method, _room(b), activation, ahead)
+            self.products(w).run([w], x[None], [y], method, _room(b), activation, ahead)
         elif method in LIBRARY:
             self._by_library(w, x, y, method)
         elif method == "tile":

@@ -1,1 +1,1 @@
-"""Products with matrices of codes in blocks."""
+"""Products with matrices of codes."""

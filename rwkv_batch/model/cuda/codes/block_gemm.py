@@ -11,6 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from rwkv_batch.model.cuda.codes.coded_gemm import Fp8Room
 from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE
@@ -43,14 +44,14 @@ class BlockGemms:
         xs: Tensor,
         ys: Sequence[Tensor],
         method: str,
-        room: object = None,
+        room: Fp8Room | None = None,
         activation: int = IDENTITY,
         prefetch: Tensor | None = None,
     ) -> None:
         """y = f(x w^T) for each w and x of xs `[len(ws), M, K]`.
 
-        room: of other products with codes; those with blocks have their own. prefetch: weights that the next
-        kernel reads, which CODES fetch ahead.
+        room: as of CodedGemms, of no use here. prefetch: weights that the next kernel reads, which CODES
+        fetch ahead.
         """
         kind = ws[0].format
         if method in CODES:

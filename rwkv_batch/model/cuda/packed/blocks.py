@@ -1,7 +1,7 @@
 """Matrices of codes on any GPU, as `cuda/codes.cuh` has them: in blocks of 16 outputs and 64 inputs."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ class BlockMatrix(CodedMatrix):
     codes: `[outputs / 16, inputs / 64, bytes of a block]`, uint8.
     """
 
-    decoded: Tensor  # room for some outputs as fp16, which the matrices of a model share
+    decoded: Tensor = field(kw_only=True)  # room for outputs as fp16, which a model's matrices share
 
     def decoded_parts(self) -> list[tuple[slice, Tensor]]:
         """The outputs that fit into `decoded` together, in turn, each with its place there."""
@@ -88,7 +88,7 @@ def in_blocks(weight: Weight, decoded: Tensor) -> BlockMatrix:
     if isinstance(weight, ChannelWeight):
         scales = pad(parts["scales"], (0, shape[0] - outputs))
     kind = Int4Weight.format if isinstance(weight, Int4Weight) else weight.format
-    return BlockMatrix(blocks, scales, kind, shape, decoded)
+    return BlockMatrix(blocks, scales, kind, shape, decoded=decoded)
 
 
 def round_up_outputs(outputs: int) -> int:

@@ -1,4 +1,4 @@
-"""GEMMs with matrices of 8 and 4 bits.
+"""GEMMs with matrices of 8 and 4 bits, on a Hopper GPU.
 
 - "coded": `gemm_tile8` or `gemm_tile4`, by the bits; weights become fp16 in registers, x stays fp16
 - "fp8", "fp8/128": `gemm_tile_fp8`, with at most 256 or 128 rows of x in a tile

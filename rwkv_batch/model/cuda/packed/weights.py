@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix, LargeMatrix
-from rwkv_batch.model.cuda.packed.packing import Packer
+from rwkv_batch.model.cuda.packed.packing import HOPPER, Packer
 from rwkv_batch.model.description import (
     DeepEmbedTensors,
     LayerTensors,
@@ -93,7 +93,7 @@ class CudaWeights:
         return BufferShape(len(layer.output), len(layer.key), ranks, self.head.device, fp8)
 
 
-def pack_weights(checkpoint: Checkpoint, device: torch.device, architecture: str = "") -> CudaWeights:
+def pack_weights(checkpoint: Checkpoint, device: torch.device, architecture: str = HOPPER) -> CudaWeights:
     """Copy the weights to the GPU, layer by layer. architecture: of the kernels, which decides on codes."""
     tensors, packer = checkpoint.tensors, Packer(checkpoint.packed.values(), device, architecture)
     # The largest rank of any layer, as layers share their buffers: a checkpoint may have other ranks in each.

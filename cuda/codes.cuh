@@ -55,13 +55,14 @@ constexpr uint32_t BITS_OF_1024 = 0x64006400;  // twice
 //   Held: what a lane holds of a block, and `load`
 //   operands: of mma j a[j] by the names of `mma`, exact or rounded as the format says
 //   SCALED: whether sums are to be multiplied by a scale of the output
+//   WIDE: whether AMD GPUs have the registers for 64 outputs a warp
 //   TABLE: words of shared memory that `fill` writes, by all threads, before the first `operands`
 
 // Codes of 8 bits; Kind gives the numbers of a word, the first two and the others.
 template <typename Kind>
 struct Bytes {
     static constexpr int BLOCK_BYTES = 2 * CODE_PIECE, TABLE = 0;
-    static constexpr bool SCALED = true;
+    static constexpr bool SCALED = true, WIDE = true;
 
     struct Held {
         uint4 top, low;
@@ -113,7 +114,7 @@ struct Fp8 : Bytes<Fp8> {
 // w = scale q + minimum, rounded once.
 struct Int4 {
     static constexpr int BLOCK_BYTES = CODE_PIECE + CODE_ROWS * 4, TABLE = 0;
-    static constexpr bool SCALED = false;
+    static constexpr bool SCALED = false, WIDE = true;
 
     struct Held {
         uint4 codes;
@@ -161,7 +162,7 @@ struct Int4 {
 template <int TO, uint32_t LOW, unsigned short BIAS>
 struct SmallFloat {
     static constexpr int TABLE = 0;
-    static constexpr bool SCALED = true;
+    static constexpr bool SCALED = true, WIDE = false;
 
     static __device__ __forceinline__ void fill(uint32_t*) {}
 
@@ -243,7 +244,7 @@ __device__ __forceinline__ uint32_t bits_of_nf4(int code) {
 // each, COPIES times, so that lanes meet at few of its banks.
 struct Nf4 {
     static constexpr int COPIES = 8, BLOCK_BYTES = CODE_PIECE + CODE_ROWS * 2, TABLE = 256 * COPIES;
-    static constexpr bool SCALED = false;
+    static constexpr bool SCALED = false, WIDE = true;
 
     struct Held {
         uint4 codes;

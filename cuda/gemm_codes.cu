@@ -13,7 +13,8 @@
 // pieces of 16 bytes, become fp16 there, and are operands of m16n8k16 mma instructions without a way through
 // shared memory. All of a warp's first loads of codes are under way before it waits for the kernel that makes
 // x. Where rows do not fill the last tile, it overlaps the one before, and computes the same numbers again.
-// Of each 32 rows of x, or 16 where a warp has 32 rows of w, the codes are read once.
+// Of each 32 rows of x, or 16 where a warp has more rows of w, the codes are read once. x is read once for
+// each 16 R rows of w, from the caches: 8 rows of it are as many bytes as 16 of w of 8 bits.
 // Sums are fp32: first over k inside a warp's part (in blocks of 64, in order), then over the parts in order,
 // then times the scale. A row's result does not depend on the other rows, nor on how many there are.
 #include "codes.cuh"
@@ -166,13 +167,17 @@ int run(const CodedGemms& all, cudaStream_t stream) {
 
 template <typename Format>
 int run(const CodedGemms& all, int warp_rows, cudaStream_t stream) {
+    if (warp_rows == 64) {
+        if constexpr (Format::WIDE) return run<Format, 4>(all, stream);
+        return cudaErrorInvalidValue;
+    }
     return warp_rows == 32 ? run<Format, 2>(all, stream) : run<Format, 1>(all, stream);
 }
 }  // namespace
 
 extern "C" {
-// format: a CodeFormat; scale is for those of has_output_scales. warp_rows: rows of w that a warp takes, 16
-// or 32; n must be at least that. next: weights that the next kernel reads.
+// format: a CodeFormat; scale is for those of has_output_scales. warp_rows: rows of w that a warp takes, 16,
+// 32 or, of most formats, 64; n must be at least that. next: weights that the next kernel reads.
 int rwkv_gemm_codes(const void* const* w, const void* const* scale, const void* const* x, void* const* y,
                     int count, int m, int n, int k, int format, int square, int warp_rows, const char* next,
                     unsigned next_bytes, cudaStream_t stream) {

@@ -14,7 +14,7 @@ from rwkv_batch.model.cuda.packed.orders import (
 )
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE
 from rwkv_batch.ops.cuda.binding import Kernels
-from rwkv_batch.ops.cuda.codes.kernels import CodeKernels
+from rwkv_batch.ops.cuda.codes.kernels import CodeKernels, most_warp_rows
 from rwkv_batch.ops.weights.channels import Fp5Weight, Fp6Weight, decode_float
 
 # With either activation for every number of tiles of x.
@@ -33,8 +33,10 @@ def codes(kernels: Kernels) -> CodeKernels:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("rows", "activation"), ROWS)
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-@pytest.mark.parametrize("warp_rows", [16, 32])
+@pytest.mark.parametrize("warp_rows", [16, 32, 64])
 def test_gemms(codes, kind, rows, activation, n, k, warp_rows):
+    if warp_rows > most_warp_rows(kind):
+        pytest.skip("for which AMD GPUs have no registers")
     count = 3 if n < 1024 else 1
     weights = [random_weight(kind, n, k) for _ in range(count)]
     ws = [matrix(weight, DEVICE) for weight in weights]
@@ -46,11 +48,13 @@ def test_gemms(codes, kind, rows, activation, n, k, warp_rows):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_count_of_rows_that_fills_no_tile(codes, kind):
-    """The last tile of 32 rows of w overlaps the one before."""
-    weight, x, y = random_weight(kind, 48, 128), normal(3, 128), poisoned(3, 48)
-    w = matrix(weight, DEVICE)  # of 64 outputs, of which these are the first
-    codes.gemm_codes([w.codes], [w.scales], [x], [y], kind, IDENTITY, 32)
+@pytest.mark.parametrize(("n", "warp_rows"), [(48, 32), (80, 64)])
+def test_a_count_of_rows_that_fills_no_tile(codes, kind, n, warp_rows):
+    """The last tile of rows of w overlaps the one before."""
+    warp_rows = min(warp_rows, most_warp_rows(kind))
+    weight, x, y = random_weight(kind, n, 128), normal(3, 128), poisoned(3, n)
+    w = matrix(weight, DEVICE)  # of a multiple of 64 outputs, of which these are the first
+    codes.gemm_codes([w.codes], [w.scales], [x], [y], kind, IDENTITY, warp_rows)
     assert off(y, x.double() @ numbers(weight).to(DEVICE).T) < 1e-3
 
 
@@ -111,10 +115,14 @@ class TestEveryCode:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_is_the_same_alone_and_among_any_others(codes, kind):
-    """And by either number of outputs of a warp."""
+    """And by any number of outputs of a warp."""
     w = matrix(random_weight(kind, 192, 576), DEVICE)
     x, together = normal(70, 576), poisoned(70, 192)
     codes.gemm_codes([w.codes], [w.scales], [x], [together], kind, warp_rows=32)
+    codes.gemm_codes(
+        [w.codes], [w.scales], [x], [again := poisoned(70, 192)], kind, warp_rows=most_warp_rows(kind)
+    )
+    assert torch.equal(again, together)
     for rows in (1, 8, 9, 16, 17, 33):
         first = poisoned(rows, 192)
         codes.gemm_codes([w.codes], [w.scales], [x[:rows]], [first], kind)
@@ -146,5 +154,8 @@ def test_what_does_not_fit_is_refused(codes):
     w, y = matrix(random_weight("int8", 64, 64), DEVICE), poisoned(1, 64)
     with pytest.raises(RuntimeError, match="rwkv_gemm_codes"):
         codes.gemm_codes([w.codes], [w.scales], [normal(1, 32)], [y], "int8")
+    fp6 = matrix(random_weight("fp6", 64, 64), DEVICE)
+    with pytest.raises(RuntimeError, match="rwkv_gemm_codes"):
+        codes.gemm_codes([fp6.codes], [fp6.scales], [normal(1, 64)], [y], "fp6", warp_rows=64)
     with pytest.raises(RuntimeError, match="rwkv_gemm_codes"):
         codes.gemm_codes([w.codes] * 4, [w.scales] * 4, [normal(1, 64)] * 4, [y] * 4, "int8")

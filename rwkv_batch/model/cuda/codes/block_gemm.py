@@ -1,6 +1,7 @@
 """GEMMs with matrices of codes in blocks, on any GPU.
 
-- "codes16", "codes32": `gemm_codes`, with 16 or 32 outputs a warp; each 32 or 16 rows of x read codes anew
+- "codes16", "codes32", "codes64": `gemm_codes`, with so many outputs a warp; each 32 rows of x, or with more
+  than 16 outputs each 16, read the codes anew, and each warp reads x
 - "decoded": the codes become fp16, some outputs at a time, which cuBLAS multiplies; slower than fp16
 """
 
@@ -16,9 +17,9 @@ from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE
 from rwkv_batch.ops.cuda.binding import Kernels
-from rwkv_batch.ops.cuda.codes.kernels import CodeKernels
+from rwkv_batch.ops.cuda.codes.kernels import CodeKernels, most_warp_rows
 
-CODES = {"codes16": 16, "codes32": 32}  # outputs of a warp
+CODES = {"codes16": 16, "codes32": 32, "codes64": 64}  # outputs of a warp
 DECODED = "decoded"
 CODES_TOKENS = 256  # with which `gemm_codes` is a candidate, at most
 
@@ -36,7 +37,8 @@ class BlockGemms:
     def candidates(self, w: CodedMatrix, tokens: int) -> tuple[str, ...]:
         """The methods for so many tokens. The sums of CODES do not depend on the number of tokens."""
         assert isinstance(w, BlockMatrix)
-        return (*CODES, DECODED) if tokens <= CODES_TOKENS else (DECODED,)
+        codes = (method for method, rows in CODES.items() if rows <= most_warp_rows(w.format))
+        return (*codes, DECODED) if tokens <= CODES_TOKENS else (DECODED,)
 
     def run(
         self,

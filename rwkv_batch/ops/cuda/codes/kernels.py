@@ -36,6 +36,11 @@ CODE_SIGNATURES = {  # as signatures.SIGNATURES
 }
 
 
+def most_warp_rows(format: str) -> int:
+    """Outputs that a warp of `gemm_codes` takes, at most."""
+    return 32 if format in ("fp6", "fp5") else 64
+
+
 class CodeKernels:
     """Those of a library of kernels."""
 
@@ -59,8 +64,8 @@ class CodeKernels:
         """y = f(scale (x w^T)) for up to three w, x `[M, K]` and y `[M, N]` of one shape, best for few rows.
 
         ws: blocks of codes of a format, as those of `orders`; N is a multiple of 16, K of 64. scales: `[N]`
-        in fp32, None of int4 and nf4. f is IDENTITY or RELU_SQUARE. warp_rows: outputs of a warp, 16 or
-        32. prefetch: weights that the next kernel reads.
+        in fp32, None of int4 and nf4. f is IDENTITY or RELU_SQUARE. warp_rows: outputs of a warp, 16, 32 or
+        64, as `most_warp_rows` allows. prefetch: weights that the next kernel reads.
         """
         m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
         pointers = [_pointers(group) for group in (ws, scales, xs, ys)]

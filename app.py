@@ -105,8 +105,8 @@ def _parser() -> argparse.ArgumentParser:
     flag(
         "--weights",
         choices=get_args(WeightsName),
-        help="round the large matrices of all models to this format, after adapters are merged; int8 and fp8 "
-        "on a CPU and Hopper GPUs, fewer bits on a CPU only (default: as in the file)",
+        help="round the large matrices of all models to this format, after adapters are merged (default: "
+        "as in the file)",
     )
     flag(
         "--quantize-head",

@@ -7,6 +7,7 @@
 #include <cstddef>
 
 #include "adapter.cuh"
+#include "codes.cuh"
 #include "gemm.cuh"
 #include "gemm_tile.cuh"
 #include "norm.cuh"
@@ -53,6 +54,12 @@ constexpr AbiEntry ENTRIES[] = {
     CONSTANT(TILE_FEW_ROWS, 16),
     CONSTANT(TILE_MAX_STAGES, 16),
     CONSTANT(TILE_BARRIER_BYTES, 528),
+    CONSTANT(CODES_INT8, 0),
+    CONSTANT(CODES_FP8, 1),
+    CONSTANT(CODES_INT4, 2),
+    CONSTANT(CODES_NF4, 3),
+    CONSTANT(CODES_FP6, 4),
+    CONSTANT(CODES_FP5, 5),
     CONSTANT(ADAPTER_TILE, 16),
     CONSTANT(ADAPTER_RANK, 16),
     CONSTANT(ADAPTER_PARTS, 3),

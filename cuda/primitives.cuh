@@ -181,6 +181,14 @@ DEVICE __half to_finite_half(float x) {
     return __ushort_as_half(bits);
 }
 
+// x & MASK | bits, in one instruction: the compiler takes two where `bits` is a constant.
+template <uint32_t MASK>
+DEVICE uint32_t masked_or(uint32_t x, uint32_t bits) {
+    uint32_t found;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(found) : "r"(x), "n"(MASK), "r"(bits));
+    return found;
+}
+
 // 2^x, approximately.
 DEVICE float power_of_two(float x) {
     float y;

@@ -36,7 +36,9 @@ DEVICE void sync_some(int name, int threads) {
 
 DEVICE unsigned shared_address(const void* p) { return unsigned(__cvta_generic_to_shared(p)); }
 
-// 16 or 8 bytes of the device's memory.
+// 16, 8 or 4 bytes of the device's memory.
 DEVICE uint4 load16(const void* from) { return *static_cast<const uint4*>(from); }
 
 DEVICE uint2 load8(const void* from) { return *static_cast<const uint2*>(from); }
+
+DEVICE uint32_t load4(const void* from) { return *static_cast<const uint32_t*>(from); }

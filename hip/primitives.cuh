@@ -85,6 +85,8 @@ DEVICE uint2 load8(const void* from) {
     return make_uint2(x.x, x.y);
 }
 
+DEVICE uint32_t load4(const void* from) { return *global_pointer(static_cast<const uint32_t*>(from)); }
+
 DEVICE void store(void* to, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
     *global_pointer(static_cast<Words4*>(to)) = Words4{x, y, z, w};
 }
@@ -227,6 +229,11 @@ DEVICE uint32_t column_pair(unsigned own, int first) {
 // matrix i / 8 by its address.
 DEVICE void load_transposed(uint32_t& x0, uint32_t& x1, uint32_t row) {
     x0 = column_pair(row, 0), x1 = column_pair(row, 8);
+}
+
+template <uint32_t MASK>
+DEVICE uint32_t masked_or(uint32_t x, uint32_t bits) {
+    return (x & MASK) | bits;
 }
 
 // To fp16, where what it cannot hold becomes the largest number that it can. NaN stays that.

@@ -80,13 +80,11 @@ def load_weights(
     """A checkpoint, that of a file, or the bundled one, with the adapter merged, in the configured format.
 
     values: as of checkpoint.load, where nothing is packed. packing: where matrices are packed, which takes
-    up to 2 GiB there; None: on the CPU. Raises CheckpointError, and DeviceError for a format that does not
-    run on the device.
+    up to 2 GiB there; None: on the CPU. Raises CheckpointError.
     """
     if config.weights:
         if config.weights not in FORMATS:
             raise CheckpointError(f"There are no weights {config.weights}; use {', '.join(FORMATS)}.")
-        backends.check_format(config.weights, devices.find_device(config.device))
     elif config.quantize_head is not None:
         raise CheckpointError("--quantize-head needs a format of 8 bits or fewer; give one with --weights.")
     reading = _share(progress, 0) if config.weights else progress

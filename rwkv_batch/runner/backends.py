@@ -6,7 +6,7 @@ import torch
 
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.model.checkpoint import TITLES, Checkpoint
-from rwkv_batch.model.cuda.packed.coded import CODED, has_products
+from rwkv_batch.model.cuda.packed import packing
 from rwkv_batch.model.quantization.matrices import is_half
 from rwkv_batch.ops.compiled.libraries import BuildError
 from rwkv_batch.ops.cpu.binding import load
@@ -21,15 +21,12 @@ from rwkv_batch.sampling.flashinfer import SamplerError
 
 log = logging.getLogger(__name__)
 
-GPU_FORMATS = tuple(kind.format for kind in CODED)  # for which the kernels have products
-
 
 def create_runner(checkpoint: Checkpoint, device: torch.device, config: EngineConfig) -> Runner:
     """The model on the device, by the fastest backend that runs there or the one asked for.
 
     Raises DeviceError if the backend does not run there, SamplerError if the sampler does not.
     """
-    check_format(checkpoint.weights, device)
     _check_coded(checkpoint, device, config)
     if config.batch_invariant:
         _check_invariant(checkpoint, device, config)
@@ -56,29 +53,13 @@ def create_runner(checkpoint: Checkpoint, device: torch.device, config: EngineCo
     return TorchRunner(checkpoint, device, wkv_dtype, room, config.batch_invariant, kernels, config.threads)
 
 
-def check_format(weights: str, device: torch.device) -> None:
-    """Raises DeviceError for a format of matrices that the device has no products for."""
-    if not weights or is_half(weights) or device.type == "cpu":
-        return
-    if weights not in GPU_FORMATS:
-        raise DeviceError(
-            f"--weights {weights} runs on a CPU only so far; on a GPU use {', '.join(GPU_FORMATS)}, fp16 or "
-            "bf16."
-        )
-    if not has_products(device):
-        raise DeviceError(
-            f"--weights {weights} runs on a CPU and on Hopper GPUs (H100, H200) only; leave it out, or use "
-            "--device cpu."
-        )
-
-
 def _check_coded(checkpoint: Checkpoint, device: torch.device, config: EngineConfig) -> None:
     """Raises DeviceError where a GPU is not to run by the kernels that have products for a format."""
     if not checkpoint.weights or is_half(checkpoint.weights) or device.type == "cpu":
         return
     what = f"--weights {checkpoint.weights}"
-    if config.backend != "auto":
-        raise DeviceError(f"{what} needs the kernels of --backend auto on a GPU; leave --backend out.")
+    if config.backend == "torch":
+        raise DeviceError(f"{what} needs the kernels on a GPU; leave --backend torch out.")
     if checkpoint.family == "rwkv6" or checkpoint.mole:
         title = "MoLE" if checkpoint.mole else TITLES[checkpoint.family]
         raise DeviceError(f"{what} is not for {title} on a GPU; leave it out, or use --device cpu.")
@@ -95,14 +76,20 @@ def _create_cuda_runner(
             "The kernels for AMD GPUs have been compiled and checked, but never run on one; "
             "--backend torch does without them."
         )
-    if checkpoint.packed and (checkpoint.weights != Fp8Weight.format or config.batch_invariant):
+    portable = config.backend == "portable"
+    architecture = (build.portable_architecture if portable else build.architecture)(device)
+    if checkpoint.packed and not packing.in_tiles(checkpoint.weights, architecture):
+        log.warning(
+            "--weights %s is made for few rows on this GPU: many rows and long prompts are slower than with "
+            "fp16 (docs/weights.md).",
+            checkpoint.weights,
+        )
+    elif checkpoint.packed and (checkpoint.weights != Fp8Weight.format or config.batch_invariant):
         log.warning(
             "--weights %s is faster than fp16 on this GPU up to about 90 rows, and slower beyond "
             "(docs/weights.md).",
             checkpoint.weights,
         )
-    portable = config.backend == "portable"
-    architecture = (build.portable_architecture if portable else build.architecture)(device)
     room = _room(config)
     return CudaRunner(
         checkpoint, device, wkv_dtype, config.sampler, architecture, room, config.batch_invariant

@@ -89,6 +89,9 @@ inline __half2 __hadd2(__half2 x, __half2 y) {
 inline __half2 __hsub2(__half2 x, __half2 y) {
     return {{_Float16(x.x.value - y.x.value)}, {_Float16(x.y.value - y.y.value)}};
 }
+inline __half2 __hmul2(__half2 x, __half2 y) {
+    return {{_Float16(x.x.value * y.x.value)}, {_Float16(x.y.value * y.y.value)}};
+}
 // In double, where products are exact: one rounding but for sums beyond its 53 bits.
 inline __half2 __hfma2(__half2 x, __half2 y, __half2 z) {
     return {{_Float16(double(x.x.value) * double(y.x.value) + double(z.x.value))},

@@ -77,3 +77,5 @@ inline void* __cvta_shared_to_generic(unsigned address) {
 inline uint4 load16(const void* from) { return *static_cast<const uint4*>(from); }
 
 inline uint2 load8(const void* from) { return *static_cast<const uint2*>(from); }
+
+inline uint32_t load4(const void* from) { return *static_cast<const uint32_t*>(from); }

@@ -8,6 +8,7 @@ import torch
 
 from rwkv_batch.ops.cuda import binding, build
 from rwkv_batch.ops.cuda.binding import Kernels
+from rwkv_batch.ops.cuda.codes import kernels as code_kernels
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +20,7 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "load", emulated.load)
         patch.setattr(binding, "launch", emulated.launch)
+        patch.setattr(code_kernels, "launch", emulated.launch)
         yield Kernels(torch.device("cpu"), target)
 
 

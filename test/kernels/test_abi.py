@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from rwkv_batch.ops.cuda import abi, build
+from rwkv_batch.ops.cuda.codes.kernels import CODE_SIGNATURES
 from rwkv_batch.ops.cuda.feed import RECORD
 from rwkv_batch.ops.cuda.signatures import SIGNATURES
 from rwkv_batch.sampling import structs_cuda
@@ -76,10 +77,10 @@ def test_a_library_that_differs_is_refused(library, monkeypatch, tmp_path):
     assert abi.mismatch(library) == "TileShape is 20 there and 8 here"
 
 
-@pytest.mark.parametrize("name", SIGNATURES)
+@pytest.mark.parametrize("name", SIGNATURES | CODE_SIGNATURES)
 def test_a_function_takes_as_many_arguments_as_it_is_given(name):
     """Of the exported functions, whose arguments nothing else compares."""
     found = [m[1] for text in NAMES.values() for m in re.finditer(rf"^int {name}\(([^)]*)\)", text, re.M)]
     assert len(found) == 1
-    assert found[0].count(",") + 1 == len(SIGNATURES[name]) + 1  # and a stream
+    assert found[0].count(",") + 1 == len((SIGNATURES | CODE_SIGNATURES)[name]) + 1  # and a stream
     assert found[0].rstrip().endswith("cudaStream_t stream")

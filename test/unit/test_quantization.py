@@ -12,6 +12,7 @@ from row_adapters import KINDS, SCALED, merged_by_hand, write
 from serving import ROOT
 
 from bench.make_checkpoint import random_checkpoint, random_rwkv6, random_rwkv7a
+from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.model.adapters.low_rank import low_rank
 from rwkv_batch.model.adapters.merge import merge
@@ -24,7 +25,7 @@ from rwkv_batch.model.rwkv7 import RWKV7
 from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.ops.low_rank import PreparedAdapter
 from rwkv_batch.ops.weights.formats import FORMATS
-from rwkv_batch.runner.backends import check_format
+from rwkv_batch.runner.backends import create_runner
 from rwkv_batch.wire.protocol import Sampling
 
 FAMILIES = {"rwkv7": random_checkpoint, "rwkv7a": random_rwkv7a, "rwkv6": random_rwkv6}
@@ -167,13 +168,15 @@ def test_what_cannot_be_is_refused():
     assert "--weights" in refusal(lambda: Engine(tiny(), device="cpu", quantize_head=True))
 
 
-@pytest.mark.parametrize("name", ["fp6", "fp5", "nf4"])
-def test_a_gpu_refuses_formats_that_it_has_no_products_for(name):
+def test_packed_matrices_need_the_kernels_on_a_gpu():
+    packed, gpu = quantize(tiny(), "nf4"), torch.device("cuda")
     with pytest.raises(
-        DeviceError, match=f"--weights {name} .* on a GPU use int8, fp8, int4, int4-128, fp16 "
+        DeviceError, match=r"^--weights nf4 needs the kernels .* leave --backend torch out\.$"
     ):
-        check_format(name, torch.device("cuda"))
-    check_format("fp16", torch.device("cuda"))
+        create_runner(packed, gpu, EngineConfig(backend="torch"))
+    other = quantize(from_tensors("6", random_rwkv6(1, 64, 100)), "int8")
+    with pytest.raises(DeviceError, match=r"^--weights int8 is not for RWKV-6 on a GPU"):
+        create_runner(other, gpu, EngineConfig())
 
 
 PEAK = """

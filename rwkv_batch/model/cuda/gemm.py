@@ -6,7 +6,8 @@
 - "sparse": `gemm_sparse` or `gemm_sparse8`, which skip the weights of inactive hidden units
 - "tile": the large matrices by `gemm_tile`, the low-rank ones as with "low"
 - "blocks": cuBLAS, for a fixed number of rows at a time
-- those of coded_gemm.py: large matrices of 8 and 4 bits; the low-rank ones as with "low"
+- those of codes/coded_gemm.py and codes/block_gemm.py: large matrices of codes; the low-rank ones as with
+  "low", or where there is no `gemm_lowrank` by what suits the number of tokens
 - "lt0", "lt1"...: the large matrices by an algorithm of cuBLASLt, the low-rank ones as with "low" if possible
 
 What is added to the residual stream may also be computed with split-K; the next norm adds up the partial
@@ -17,13 +18,16 @@ A model that is to be batch-invariant runs each kind by one method for any numbe
 (`Gemms.invariant_methods`), of those whose sums for a row do not depend on the other rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from rwkv_batch.model.cuda.coded_gemm import CODED, FP8_TOKENS, CodedGemms, Fp8Room
+from rwkv_batch.model.cuda.codes.block_gemm import CODES, DECODED, BlockGemms
+from rwkv_batch.model.cuda.codes.coded_gemm import CODED, FP8_TOKENS, CodedGemms, Fp8Room
+from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix, LargeMatrix, first_bytes
 from rwkv_batch.model.cuda.packed.weights import CudaLayer, CudaWeights
 from rwkv_batch.model.description import LOW_RANKS, MIXES
@@ -55,8 +59,8 @@ STREAM_TOKENS = 16  # for which gemm_stream takes each weight from memory once, 
 STREAMED_TOKENS = 1024  # with which it is a candidate, at most
 TILE_TOKENS = 256  # which one tile of gemm_tile holds: each weight is taken from memory once
 # The likeliest methods for the fastest, where nothing has been timed.
-FOR_MANY = ("low", WHOLE, "fp8lt0", "fp8", CODED, "blas")
-FOR_FEW = ("sparse", "stream16", "tile", *FOR_MANY)
+FOR_MANY = ("low", WHOLE, "fp8lt0", "fp8", CODED, DECODED, "blas")
+FOR_FEW = ("sparse", "stream16", *CODES, "tile", *FOR_MANY)
 SHORT_K = 256  # which gemm_stream divides among two warps only
 BLOCK_ROWS = 64  # of "blocks"
 LONG_SPLIT = 4  # parts of K of low-rank matrices with long K, where it must not depend on the tokens
@@ -73,15 +77,24 @@ class Gemms:
 
     @property
     def coded(self) -> CodedGemms:
-        """Those with matrices of 8 and 4 bits."""
+        """Those with matrices of 8 and 4 bits on a Hopper."""
         return CodedGemms(self.kernels, self.lt)
+
+    @cached_property
+    def blocks(self) -> BlockGemms:
+        """Those with matrices of codes in blocks."""
+        return BlockGemms(self.kernels)
+
+    def products(self, w: CodedMatrix) -> CodedGemms | BlockGemms:
+        """Those with matrices of codes in the form of this one."""
+        return self.blocks if isinstance(w, BlockMatrix) else self.coded
 
     def candidates(self, kind: str, tokens: int) -> tuple[str, ...]:
         """The methods that can run a kind of GEMM for so many tokens."""
         methods = METHODS[kind]
         coded = self._coded(kind.removesuffix("_split"))
         if coded is not None:
-            return (WHOLE,) if WHOLE in methods else self.coded.candidates(coded, tokens)
+            return (WHOLE,) if WHOLE in methods else self.products(coded).candidates(coded, tokens)
         if WHOLE in methods:
             whole = self._shape(kind.removesuffix("_split"), tokens)
             return WHOLE, *(method for method in SPLIT_K if self._can_split(whole, *SPLIT_K[method]))
@@ -109,6 +122,8 @@ class Gemms:
         """Methods that are fast for so many tokens of most models; the first that can run is the best."""
         if tokens <= STREAM_TOKENS:
             return FOR_FEW
+        if tokens <= LT_TOKENS:
+            return "tile", *CODES, *FOR_MANY
         return ("tile", *FOR_MANY) if tokens <= TILE_TOKENS else FOR_MANY
 
     def invariant_methods(self) -> dict[str, str]:
@@ -116,7 +131,9 @@ class Gemms:
         chosen = {}
         for kind in METHODS:
             wanted = (
-                ("low", "stream16") if kind == "low_out" else (WHOLE, CODED, "tile", "stream16", "blocks")
+                ("low", "stream16")
+                if kind == "low_out"
+                else (WHOLE, CODED, *CODES, "tile", "stream16", "blocks")
             )
             candidates = (*self.candidates(kind, 0), "blocks")
             chosen[kind] = next(method for method in wanted if method in candidates)
@@ -129,8 +146,13 @@ class Gemms:
             for name, w in layer.low_in.items()
         ]
         if isinstance(layer.rkv, tuple):
-            self.coded.run(layer.rkv, b.mixed[:3], list(rkv), method, _room(b))
-            self.kernels.gemm_lowrank(low, LONG_SPLIT if self.kernels.invariant else AUTO)
+            self.products(layer.rkv[0]).run(layer.rkv, b.mixed[:3], list(rkv), method, _room(b))
+            if self.kernels.has_lowrank:
+                self.kernels.gemm_lowrank(low, LONG_SPLIT if self.kernels.invariant else AUTO)
+            elif self.kernels.invariant or len(b.x) <= LT_TOKENS:
+                self.kernels.gemm_stream(low)
+            else:
+                _by_torch(low)
             return
         if method in ("stream16", "stream32"):
             large = [(layer.rkv[i], b.mixed[i], rkv[i], IDENTITY) for i in range(3)]
@@ -145,10 +167,7 @@ class Gemms:
         elif method in ("low", "tile") or (method in LT and self.kernels.has_lowrank):
             self.kernels.gemm_lowrank(low, LONG_SPLIT if self.kernels.invariant else AUTO)
         else:
-            for w, x, y, activation in low:
-                torch.mm(x, w.T, out=y)
-                if activation in (TANH, SIGMOID):
-                    y.tanh_() if activation == TANH else y.sigmoid_()
+            _by_torch(low)
 
     def low_out(self, layer: CudaLayer, b: Buffers, method: str) -> None:
         """The outer sides of the low-rank functions, and a prefetch, as these GEMMs leave memory idle."""
@@ -236,7 +255,7 @@ class Gemms:
     ) -> None:
         if isinstance(w, CodedMatrix):
             ahead = prefetch if len(x) <= PREFETCH_ROWS else None
-            self.coded.run([w], x[None], [y], method, _room(b), activation, ahead)
+            self.products(w).run([w], x[None], [y], method, _room(b), activation, ahead)
         elif method in LIBRARY:
             self._by_library(w, x, y, method)
         elif method == "tile":
@@ -254,9 +273,11 @@ class Gemms:
 
     @property
     def format(self) -> str:
-        """Of the large matrices: "fp16", "int8", "fp8" or "int4"."""
+        """Of the large matrices, and their form: "fp16", "int8", "int8-blocks"."""
         coded = self._coded("out")
-        return "fp16" if coded is None else coded.format
+        if coded is None:
+            return "fp16"
+        return f"{coded.format}-blocks" if isinstance(coded, BlockMatrix) else coded.format
 
     def _split(self, w: LargeMatrix, x: Tensor, b: Buffers, method: str, transposed: bool = False) -> Addend:
         assert self.lt is not None and isinstance(w, Tensor)
@@ -308,6 +329,14 @@ def small_gemm(kernels: Kernels, part: Part) -> None:
         torch.mm(x, w.T, out=y)
         if activation == TANH:
             y.tanh_()
+
+
+def _by_torch(parts: Sequence[Part]) -> None:
+    """Each by cuBLAS; then the activation, which is none, TANH or SIGMOID."""
+    for w, x, y, activation in parts:
+        torch.mm(x, w.T, out=y)
+        if activation in (TANH, SIGMOID):
+            y.tanh_() if activation == TANH else y.sigmoid_()
 
 
 def _warp_rows(method: str) -> int:

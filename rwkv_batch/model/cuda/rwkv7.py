@@ -13,7 +13,7 @@ from rwkv_batch.model.cuda.mixers import Mixers, time_mix_input
 from rwkv_batch.model.cuda.packed.coded import first_bytes
 from rwkv_batch.model.cuda.packed.weights import CudaDeepEmbed, CudaLayer, CudaWeights, pack_weights
 from rwkv_batch.model.cuda.steps.adapters import AdapterSlots, StepAdapters
-from rwkv_batch.model.cuda.steps.graphs import PREFILL_SIZES
+from rwkv_batch.model.cuda.steps.graphs import PREFILL_SIZES, graph_bytes
 from rwkv_batch.model.cuda.steps.late import Tuner
 from rwkv_batch.model.cuda.steps.states import CudaStates
 from rwkv_batch.model.description import DEEP_RANK, Norm
@@ -60,6 +60,9 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         longest = -(-(prefill_tokens + 1) // CHUNK)
         chunks = most_chunks(PREFILL_SIZES[-1]) + max(longest, SCRATCH_CHUNKS)
         scratch = chunks * self.checkpoint.heads * self.kernels.chunk_bytes
+        layers, decoding = self.checkpoint.layers, self.weights.decoding_launches
+        more = graph_bytes(layers, rows, decoding) - graph_bytes(layers, rows)
+        scratch += more * (2 if adapters else 1)
         return super().step_bytes(rows, prefill_tokens, adapters, most_rank) + scratch
 
     @property
@@ -70,7 +73,7 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         return self.gemms.invariant_methods() if self.kernels.invariant else self.autotuner.methods(tokens)
 
     def _pack_weights(self) -> CudaWeights:
-        return pack_weights(self.checkpoint, self.device)
+        return pack_weights(self.checkpoint, self.device, self.kernels.architecture)
 
     def _decode_layers(
         self,

@@ -1,4 +1,4 @@
-"""Matrices of 8 and 4 bits on a GPU, as `cuda/gemm_tile8.cu` and its neighbours read them."""
+"""Matrices of 8 and 4 bits on a Hopper GPU, as `cuda/gemm_tile8.cu` and its neighbours read them."""
 
 from dataclasses import dataclass
 
@@ -38,13 +38,8 @@ class CodedMatrix:
 LargeMatrix = Tensor | CodedMatrix
 
 
-def has_products(device: torch.device) -> bool:
-    """Whether the kernels multiply with such matrices on a GPU: on a Hopper."""
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) == (9, 0)
-
-
 def coded(weight: Weight, device: torch.device, columns: bool = False) -> CodedMatrix:
-    """A matrix in a format of CODED on a GPU, with zeros up to a multiple of OUTPUT_MULTIPLE outputs.
+    """A matrix in a format of CODED on such a GPU, with zeros up to a multiple of OUTPUT_MULTIPLE outputs.
 
     columns: int8 is to lie by inputs, of which some are skipped; others have one layout.
     """

@@ -36,3 +36,67 @@ def tiles_of_4_bits(codes: Tensor, scales: Tensor, minimums: Tensor) -> Tensor:
     # Of [tiles, sixteens of rows, halves of these, rows, strips, lanes, bytes].
     split = (part.view(-1, 4, 2, 8, *part.shape[1:]) for part in (packed, both))
     return torch.cat([part.permute(0, 4, 1, 3, 5, 2, 6).flatten(2) for part in split], 2)
+
+
+def blocks_of_8_bits(codes: Tensor) -> Tensor:
+    """Codes `[N, K]` of 8 bits in the blocks of `cuda/codes.cuh`, `[N/16, K/64, 1024]` uint8."""
+    # Of [halves of 16 rows, rows, strips, lanes, words, pairs of a word, halves of a pair] to [strips, halves
+    # of 16 rows, rows, lanes, words, halves of a pair, pairs].
+    ordered = codes.view(len(codes) // 16, 2, 8, -1, 4, 4, 2, 2).permute(0, 3, 1, 2, 4, 5, 7, 6)
+    return ordered.flatten(2).contiguous()
+
+
+def blocks_of_4_bits(codes: Tensor, scales: Tensor, minimums: Tensor) -> Tensor:
+    """Codes `[N, K]` uint8 below 16, with scales and minimums `[N, K/64]` fp16, as blocks of int4.
+
+    Returns `[N/16, K/64, 512 + 64]` uint8.
+    """
+    return torch.cat([_nibbles(codes), _of_pairs_of_rows(torch.stack([scales, minimums], 2))], 2)
+
+
+def blocks_of_6_bits(codes: Tensor) -> Tensor:
+    """Codes `[N, K]` uint8 of fp6 as such blocks, `[N/16, K/64, 768]` uint8."""
+    # Of [halves of 16 rows, rows, strips, lanes, bytes, pairs of four, halves of a pair] to [strips, rows,
+    # lanes, halves of 16 rows, halves of a pair, bytes, pairs].
+    low = (codes & 3).view(len(codes) // 16, 2, 8, -1, 4, 2, 4, 2).permute(0, 3, 2, 4, 1, 7, 5, 6)
+    return torch.cat([_nibbles(codes >> 2), _bytes(low, 2).flatten(2)], 2)
+
+
+def blocks_of_5_bits(codes: Tensor) -> Tensor:
+    """Codes `[N, K]` uint8 of fp5 as such blocks, `[N/16, K/64, 640]` uint8."""
+    # Of [halves of 16 rows, rows, strips, lanes, pairs, halves of a pair] to [strips, rows, lanes, halves of
+    # a pair, halves of 16 rows, pairs].
+    low = (codes & 1).view(len(codes) // 16, 2, 8, -1, 4, 8, 2).permute(0, 3, 2, 4, 6, 1, 5)
+    return torch.cat([_nibbles(codes >> 1), _bytes(low, 1).flatten(2)], 2)
+
+
+def blocks_of_pairs(pairs: Tensor, scales: Tensor) -> Tensor:
+    """Bytes of two codes `[N, K/2]`, the first one low, and scales `[N, K/64]` fp16, as blocks of nf4.
+
+    Returns `[N/16, K/64, 512 + 32]` uint8.
+    """
+    # Of [halves of 16 rows, rows, strips, lanes, bytes] to [strips, rows, lanes, halves of 16 rows, bytes].
+    packed = pairs.view(len(pairs) // 16, 2, 8, -1, 4, 8).permute(0, 3, 2, 4, 1, 5).flatten(2)
+    return torch.cat([packed, _of_pairs_of_rows(scales.unsqueeze(2))], 2)
+
+
+def _nibbles(codes: Tensor) -> Tensor:
+    """Codes `[N, K]` uint8 below 16 in blocks, `[N/16, K/64, 512]`."""
+    # Of [halves of 16 rows, rows, strips, lanes, words, bytes of four nibbles, nibbles of a byte, halves of a
+    # pair] to [strips, rows, lanes, halves of 16 rows, words, halves of a pair, bytes, nibbles].
+    split = codes.view(len(codes) // 16, 2, 8, -1, 4, 2, 2, 2, 2).permute(0, 3, 2, 4, 1, 5, 8, 6, 7)
+    return _bytes(split, 4).flatten(2)
+
+
+def _bytes(numbers: Tensor, bits: int) -> Tensor:
+    """The numbers of the last dimension, 8 / bits of them, as one byte, the first of them lowest."""
+    found = numbers[..., 0]
+    for place in range(1, 8 // bits):
+        found = found | numbers[..., place] << (bits * place)
+    return found
+
+
+def _of_pairs_of_rows(numbers: Tensor) -> Tensor:
+    """Numbers `[N, strips, n]` fp16, those of row i and of row i + 8 of each 16 side by side, as bytes."""
+    of_rows = numbers.view(len(numbers) // 16, 2, 8, *numbers.shape[1:]).permute(0, 3, 2, 1, 4)
+    return of_rows.flatten(2).contiguous().view(torch.uint8)

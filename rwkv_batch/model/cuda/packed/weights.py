@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rwkv_batch.model.checkpoint import Checkpoint
-from rwkv_batch.model.cuda.packed.coded import CodedMatrix, LargeMatrix, coded
+from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
+from rwkv_batch.model.cuda.packed.coded import CodedMatrix, LargeMatrix
+from rwkv_batch.model.cuda.packed.packing import HOPPER, Packer
 from rwkv_batch.model.description import (
     DeepEmbedTensors,
     LayerTensors,
@@ -73,17 +75,27 @@ class CudaWeights:
     vocab: int
 
     @property
+    def decoding_launches(self) -> int:
+        """The most by which a layer whose codes are decoded has more launches than one in fp16."""
+        layer = self.layers[-1]
+        large = [*layer.rkv, layer.output, layer.key, layer.value]
+        return sum(2 * len(one.decoded_parts()) for one in large if isinstance(one, BlockMatrix))
+
+    @property
     def buffer_shape(self) -> BufferShape:
         """The sizes of a step's buffers."""
         layer = self.layers[-1]  # layer 0 has no "v"
         ranks = {name: len(w) for name, w in layer.low_in.items()}
-        fp8 = isinstance(layer.output, CodedMatrix) and layer.output.format == "fp8"
+        output = layer.output
+        fp8 = (
+            isinstance(output, CodedMatrix) and output.format == "fp8" and not isinstance(output, BlockMatrix)
+        )
         return BufferShape(len(layer.output), len(layer.key), ranks, self.head.device, fp8)
 
 
-def pack_weights(checkpoint: Checkpoint, device: torch.device) -> CudaWeights:
-    """Copy the weights to the GPU, layer by layer."""
-    tensors = checkpoint.tensors
+def pack_weights(checkpoint: Checkpoint, device: torch.device, architecture: str = HOPPER) -> CudaWeights:
+    """Copy the weights to the GPU, layer by layer. architecture: of the kernels, which decides on codes."""
+    tensors, packer = checkpoint.tensors, Packer(checkpoint.packed.values(), device, architecture)
     # The largest rank of any layer, as layers share their buffers: a checkpoint may have other ranks in each.
     found: dict[str, list[int]] = {}
     for layer in range(checkpoint.layers):
@@ -96,9 +108,9 @@ def pack_weights(checkpoint: Checkpoint, device: torch.device) -> CudaWeights:
     head = matrix(tensors, checkpoint.packed, "head")
     return CudaWeights(
         embedding,
-        [_pack_layer(layer, ranks, embedding) for layer in layers],
+        [_pack_layer(layer, ranks, embedding, packer) for layer in layers],
         norm_tensors(tensors, "ln_out").to(device, torch.float16),
-        coded(head, device) if isinstance(head, Weight) else pack_head(head, device),
+        packer.pack(head) if isinstance(head, Weight) else pack_head(head, device),
         checkpoint.vocab,
     )
 
@@ -108,7 +120,7 @@ def pack_head(head: Tensor, device: torch.device) -> Tensor:
     return padded(head.to(device, torch.float16), 0, round_up(len(head), HEAD_MULTIPLE))
 
 
-def _pack_layer(layer: LayerTensors, ranks: dict[str, int], embedding: Tensor) -> CudaLayer:
+def _pack_layer(layer: LayerTensors, ranks: dict[str, int], embedding: Tensor, packer: Packer) -> CudaLayer:
     """ranks: to which the low-rank functions are filled up. embedding: of the model, on the GPU."""
     device = embedding.device
 
@@ -116,7 +128,7 @@ def _pack_layer(layer: LayerTensors, ranks: dict[str, int], embedding: Tensor) -
         return tensor.to(device, torch.float16)
 
     def large(found: Matrix) -> LargeMatrix:
-        return coded(found, device) if isinstance(found, Weight) else half(found)
+        return packer.pack(found) if isinstance(found, Weight) else half(found)
 
     value = layer.ffn_value
 
@@ -135,7 +147,7 @@ def _pack_layer(layer: LayerTensors, ranks: dict[str, int], embedding: Tensor) -
         norm2=layer.ln2.to(device, torch.float16),
         x_k=_channel_mixes(half(layer.ffn_mix), layer.deep_embed is not None),
         key=large(layer.ffn_key),
-        value=half(value).T.contiguous() if isinstance(value, Tensor) else coded(value, device, columns=True),
+        value=half(value).T.contiguous() if isinstance(value, Tensor) else packer.pack(value, columns=True),
         deep_embed=None if layer.deep_embed is None else _pack_deep_embed(layer.deep_embed, embedding),
     )
 

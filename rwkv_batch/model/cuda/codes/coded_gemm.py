@@ -1,4 +1,4 @@
-"""GEMMs with matrices of 8 and 4 bits.
+"""GEMMs with matrices of 8 and 4 bits, on a Hopper GPU.
 
 - "coded": `gemm_tile8` or `gemm_tile4`, by the bits; weights become fp16 in registers, x stays fp16
 - "sparse": `gemm_sparse8`, of the channel mix's value projection in int8

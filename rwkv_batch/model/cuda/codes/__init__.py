@@ -1,0 +1,1 @@
+"""Products with matrices of codes."""

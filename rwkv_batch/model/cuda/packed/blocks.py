@@ -1,0 +1,96 @@
+"""Matrices of codes on any GPU, as `cuda/codes.cuh` has them: in blocks of 16 outputs and 64 inputs."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rwkv_batch.model.cuda.packed.coded import OUTPUT_MULTIPLE, SIGN, CodedMatrix
+from rwkv_batch.model.cuda.packed.orders import (
+    blocks_of_4_bits,
+    blocks_of_5_bits,
+    blocks_of_6_bits,
+    blocks_of_8_bits,
+    blocks_of_pairs,
+)
+from rwkv_batch.ops.weights.bits import unpack_codes
+from rwkv_batch.ops.weights.channels import ChannelWeight, Fp6Weight, Fp8Weight, Int8Weight, SmallFloatWeight
+from rwkv_batch.ops.weights.groups import Int4Weight, Nf4Weight
+from rwkv_batch.ops.weights.weight import Weight
+
+# Bytes of room for a matrix as fp16, at most; a larger one is decoded and multiplied in parts. Of 7.2B they
+# are half of a key or value.
+DECODED_BYTES = 64 << 20
+BLOCK_OUTPUTS = 16
+
+
+@dataclass(frozen=True)
+class BlockMatrix(CodedMatrix):
+    """As its base, in blocks; its format may be one that it has no products for there.
+
+    codes: `[outputs / 16, inputs / 64, bytes of a block]`, uint8.
+    """
+
+    decoded: Tensor = field(kw_only=True)  # room for outputs as fp16, which a model's matrices share
+
+    def decoded_parts(self) -> list[tuple[slice, Tensor]]:
+        """The outputs that fit into `decoded` together, in turn, each with its place there."""
+        outputs, inputs = self.shape
+        at_once = len(self.decoded) // inputs // OUTPUT_MULTIPLE * OUTPUT_MULTIPLE
+        parts = [slice(start, min(start + at_once, outputs)) for start in range(0, outputs, at_once)]
+        return [(part, self.decoded[: (part.stop - part.start) * inputs].view(-1, inputs)) for part in parts]
+
+    def codes_of(self, part: slice) -> Tensor:
+        """Of some outputs, multiples of 16."""
+        return self.codes[part.start // BLOCK_OUTPUTS : part.stop // BLOCK_OUTPUTS]
+
+    def scales_of(self, part: slice) -> Tensor | None:
+        """The same; None as `scales` is."""
+        return None if self.scales is None else self.scales[part]
+
+
+def decoded_room(weights: Collection[Weight], device: torch.device) -> Tensor:
+    """Room for matrices of these on a GPU, one at a time, or for a part of one."""
+    sizes = [round_up_outputs(weight.shape[0]) * weight.shape[1] for weight in weights]
+    least = max((OUTPUT_MULTIPLE * weight.shape[1] for weight in weights), default=0)
+    numbers = max(min(max(sizes, default=0), DECODED_BYTES // 2), least)
+    return torch.empty(numbers, dtype=torch.float16, device=device)
+
+
+def in_blocks(weight: Weight, decoded: Tensor) -> BlockMatrix:
+    """A matrix on the GPU of `decoded`, with zeros up to a multiple of OUTPUT_MULTIPLE outputs."""
+    outputs, inputs = weight.shape
+    shape = (round_up_outputs(outputs), inputs)
+    more = (0, 0, 0, shape[0] - outputs)
+    parts = {name: part.to(decoded.device) for name, part in weight.parts.items()}
+    scales = None
+    if isinstance(weight, Int4Weight):
+        codes = unpack_codes(parts["values"], 4, inputs)
+        repeats = weight.group // Int4Weight.group
+        of_groups = [
+            pad(parts[name].repeat_interleave(repeats, 1)[:, : inputs // Int4Weight.group], more)
+            for name in ("scales", "minimums")
+        ]
+        blocks = blocks_of_4_bits(pad(codes, more), *of_groups)
+    elif isinstance(weight, Nf4Weight):
+        blocks = blocks_of_pairs(pad(parts["values"], more), pad(parts["scales"], more))
+    elif isinstance(weight, SmallFloatWeight):
+        codes = pad(unpack_codes(parts["values"], weight.bits(), inputs), more)
+        blocks = blocks_of_6_bits(codes) if isinstance(weight, Fp6Weight) else blocks_of_5_bits(codes)
+    else:
+        assert isinstance(weight, Int8Weight | Fp8Weight)
+        codes, nothing = parts["values"].view(torch.uint8), 0
+        if isinstance(weight, Int8Weight):
+            codes, nothing = codes ^ SIGN, SIGN
+        blocks = blocks_of_8_bits(pad(codes, more, value=nothing))
+    if isinstance(weight, ChannelWeight):
+        scales = pad(parts["scales"], (0, shape[0] - outputs))
+    kind = Int4Weight.format if isinstance(weight, Int4Weight) else weight.format
+    return BlockMatrix(blocks, scales, kind, shape, decoded=decoded)
+
+
+def round_up_outputs(outputs: int) -> int:
+    """The smallest multiple of OUTPUT_MULTIPLE that is not below it."""
+    return outputs + -outputs % OUTPUT_MULTIPLE

@@ -1,0 +1,1 @@
+"""Matrices of codes on any GPU."""

@@ -145,9 +145,8 @@ class Nf4Weight(GroupWeight):
     def pack_rows(cls, rows: Tensor) -> dict[str, Tensor]:
         groups = grouped(rows, cls.group)
         scales = groups.abs().amax(2).clamp_(max=MOST_HALF).half()
-        codes = torch.bucketize(over(groups, scales.float().unsqueeze(2)), NF4_BETWEEN, out_int32=True).to(
-            torch.uint8
-        )
+        ratios, borders = over(groups, scales.float().unsqueeze(2)), NF4_BETWEEN.to(rows.device)
+        codes = torch.bucketize(ratios, borders, out_int32=True).to(torch.uint8)
         return {"values": pack_codes(codes.flatten(1)[:, : rows.shape[1]], 4), "scales": scales}
 
     def read_rows(self, rows: slice) -> Tensor:

@@ -13,11 +13,6 @@
 constexpr int WARPS = 8, COLUMNS = 32;  // of a warp
 constexpr int H_STRIDE = ADAPTER_MOST_RANK + 16;
 
-__device__ __forceinline__ float relu_square(float x) {
-    x = fmaxf(x, 0.f);
-    return fminf(x * x, MAX_HALF);
-}
-
 template <int OUTPUT>
 __global__ void LAUNCH_BOUNDS(WARPS* WARP, 2)
     adapter_expand_kernel(const __grid_constant__ AdapterInput in, int tiles) {

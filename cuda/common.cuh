@@ -39,6 +39,16 @@ __device__ __forceinline__ uint32_t to_half2(float x, float y) {
     return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
+// At most what fp16 holds.
+__device__ __forceinline__ float relu_square(float x) {
+    x = fmaxf(x, 0.f);
+    return fminf(x * x, MAX_HALF);
+}
+__device__ __forceinline__ uint32_t relu_square_pair(uint32_t pair) {
+    const float2 x = to_float2(pair);
+    return to_half2(relu_square(x.x), relu_square(x.y));
+}
+
 // Weights that one of the next kernels reads. A kernel that leaves memory idle brings them into the L2 cache.
 struct Prefetch {
     const char* from;

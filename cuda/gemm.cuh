@@ -19,9 +19,5 @@ struct GemmPart {
 __device__ __forceinline__ float activate(float x, int activation) {
     if (activation == TANH) return 1.f - 2.f / (1.f + __expf(2.f * x));
     if (activation == SIGMOID) return sigmoid(x);
-    if (activation == RELU_SQUARE) {
-        x = fmaxf(x, 0.f);
-        return fminf(x * x, MAX_HALF);
-    }
-    return x;
+    return activation == RELU_SQUARE ? relu_square(x) : x;
 }

@@ -13,11 +13,7 @@ __global__ void relu_square_kernel(uint4* h, size_t vectors) {
     uint4 x = h[i];
     uint32_t* pairs = reinterpret_cast<uint32_t*>(&x);
 #pragma unroll
-    for (int p = 0; p < 4; p++) {
-        float2 pair = to_float2(pairs[p]);
-        pair.x = fmaxf(pair.x, 0.f), pair.y = fmaxf(pair.y, 0.f);
-        pairs[p] = to_half2(fminf(pair.x * pair.x, MAX_HALF), fminf(pair.y * pair.y, MAX_HALF));
-    }
+    for (int p = 0; p < 4; p++) pairs[p] = relu_square_pair(pairs[p]);
     h[i] = x;
 }
 

@@ -3,6 +3,7 @@
 //
 //   x [M, K] fp16, K a multiple of 64; codes [M, K] fp8, each 64 of a row in the order of gemm_tile8.cu;
 //   scale [M] fp32, 0 for a row of zeros
+//   SQUARE: relu(x)^2 in place of x, at most what fp16 holds and rounded to it, as of gemm_relu_square.cu
 //
 // Reference: scale = max(|x|) / 448, (x / scale) to float8_e4m3fn in torch. Binding: Kernels.quantize_rows.
 // Test: test/kernels/test_quantize_rows.py. Only sm_90a; elsewhere the launcher returns
@@ -26,7 +27,7 @@ __device__ __forceinline__ uint32_t fp8_pair(float2 x) {
 }
 #endif
 
-template <int PIECES>
+template <int PIECES, bool SQUARE>
 __global__ void LAUNCH_BOUNDS(MOST_THREADS, 1)
     quantize_rows_kernel(const __half* x, uint8_t* codes, float* scale, int k) {
 #if HOPPER
@@ -43,7 +44,7 @@ __global__ void LAUNCH_BOUNDS(MOST_THREADS, 1)
         const uint32_t* const from = reinterpret_cast<const uint32_t*>(x + row) + piece / 4 * 32 + piece % 4;
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            pairs[i][j] = from[j * 4];
+            pairs[i][j] = SQUARE ? relu_square_pair(from[j * 4]) : from[j * 4];
             largest = __hmax2(largest, __habs2(reinterpret_cast<const __half2&>(pairs[i][j])));
         }
     }
@@ -75,15 +76,23 @@ __global__ void LAUNCH_BOUNDS(MOST_THREADS, 1)
 #endif
 }
 
-extern "C" {
-int rwkv_quantize_rows(const __half* x, uint8_t* codes, float* scale, int rows, int k, cudaStream_t stream) {
-    if (!on_hopper()) return cudaErrorNotSupported;
+namespace {
+template <bool SQUARE>
+int run(const __half* x, uint8_t* codes, float* scale, int rows, int k, cudaStream_t stream) {
     const int pieces = k / 16;
     if (k % 64 || rows < 1 || pieces > MOST_PIECES * MOST_THREADS) return cudaErrorInvalidValue;
     const int of_thread = pieces <= MOST_THREADS ? 1 : MOST_PIECES,
               threads = (pieces + of_thread - 1) / of_thread, whole = (threads + WARP - 1) / WARP * WARP;
-    return of_thread == 1
-               ? launch(quantize_rows_kernel<1>, rows, whole, 0, stream, x, codes, scale, k)
-               : launch(quantize_rows_kernel<MOST_PIECES>, rows, whole, 0, stream, x, codes, scale, k);
+    const auto kernel =
+        of_thread == 1 ? quantize_rows_kernel<1, SQUARE> : quantize_rows_kernel<MOST_PIECES, SQUARE>;
+    return launch(kernel, rows, whole, 0, stream, x, codes, scale, k);
+}
+}  // namespace
+
+extern "C" {
+int rwkv_quantize_rows(const __half* x, uint8_t* codes, float* scale, int rows, int k, int square,
+                       cudaStream_t stream) {
+    if (!on_hopper()) return cudaErrorNotSupported;
+    return (square ? run<true> : run<false>)(x, codes, scale, rows, k, stream);
 }
 }

@@ -32,7 +32,7 @@ int rwkv_gemm_tile_fp8(const void* const*, const void* const*, const void* const
     return cudaErrorNotSupported;
 }
 
-int rwkv_quantize_rows(const __half*, uint8_t*, float*, int, int, cudaStream_t) {
+int rwkv_quantize_rows(const __half*, uint8_t*, float*, int, int, int, cudaStream_t) {
     return cudaErrorNotSupported;
 }
 

@@ -10,11 +10,11 @@ pytestmark = [*needs_gpu, pytest.mark.usefixtures("hopper")]
 LARGEST = 448.0
 
 
-def quantized(kernels, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantized(kernels, x: torch.Tensor, square: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes in the kernel's order, and scales."""
     codes = torch.full(x.shape, 0x7F, device=DEVICE, dtype=torch.uint8)  # NaN, where nothing is written
     scales = poisoned(len(x), dtype=torch.float32)
-    kernels.quantize_rows(x, codes, scales)
+    kernels.quantize_rows(x, codes, scales, square)
     return codes, scales
 
 
@@ -30,6 +30,17 @@ def test_codes_and_scales(kernels, rows, k):
     assert (codes != want).float().mean() < 1e-3
     found, near = (every.view(torch.float8_e4m3fn).float() for every in (codes, want))
     assert ((found - near).abs() <= near.abs() / 7 + 2**-9).all()  # neighbours at most
+
+
+@pytest.mark.parametrize("k", [192, 4096, 16384])
+def test_codes_of_squares(kernels, k):
+    x = normal(70, k)
+    x[3] = torch.finfo(torch.float16).max
+    x[4] = -1
+    codes, scales = quantized(kernels, x, square=True)
+    kernels.relu_square(x)
+    want, want_scales = quantized(kernels, x)
+    assert torch.equal(codes, want) and torch.equal(scales, want_scales)
 
 
 def test_rows_of_zeros_and_the_largest_numbers(kernels):

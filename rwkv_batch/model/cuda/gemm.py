@@ -194,12 +194,22 @@ class Gemms:
         if method in LIBRARY and activation == RELU_SQUARE:
             self.kernels.relu_square(b.hidden)
 
-    def value(self, layer: CudaLayer, b: Buffers, method: str, prefetch: Tensor | None = None) -> Addend:
-        """From the channel mix back to the residual stream. prefetch: weights of the next layer."""
+    def value(
+        self,
+        layer: CudaLayer,
+        b: Buffers,
+        method: str,
+        prefetch: Tensor | None = None,
+        square: bool = False,
+    ) -> Addend:
+        """From the channel mix back to the residual stream.
+
+        prefetch: weights of the next layer. square: the hidden units are still to be squared (`key` has not).
+        """
         if isinstance(layer.value, CodedMatrix):
             if method == "sparse":
                 return Addend(partials=self.coded.sparse(layer.value, b.hidden, b.sparse_partials, prefetch))
-            self._gemm(layer.value, b.hidden, b.out, IDENTITY, method, b, prefetch)
+            self._gemm(layer.value, b.hidden, b.out, IDENTITY, method, b, prefetch, square)
             return Addend(y=b.out)
         if method in SPLIT_K:
             return self._split(layer.value, b.hidden, b, method, transposed=True)
@@ -252,10 +262,11 @@ class Gemms:
         method: str,
         b: Buffers | None,
         prefetch: Tensor | None = None,
+        square: bool = False,
     ) -> None:
         if isinstance(w, CodedMatrix):
             ahead = prefetch if len(x) <= PREFETCH_ROWS else None
-            self.products(w).run([w], x[None], [y], method, _room(b), activation, ahead)
+            self.products(w).run([w], x[None], [y], method, _room(b), activation, ahead, square)
         elif method in LIBRARY:
             self._by_library(w, x, y, method)
         elif method == "tile":

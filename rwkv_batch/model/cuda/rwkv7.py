@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.cuda.autotune import Autotuner
+from rwkv_batch.model.cuda.codes.coded_gemm import takes_squares
 from rwkv_batch.model.cuda.cuda_model import CudaModel
 from rwkv_batch.model.cuda.gemm import WHOLE, Gemms, output_method, small_gemm
 from rwkv_batch.model.cuda.mixers import Mixers, time_mix_input
@@ -178,15 +179,16 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
             added = changes.add(self.gemms.out(layer, b, output_method(methods, "out")))
             mixers.norm_mix(added, layer.norm2, states.shift[:, index, 1], layer.x_k, b.mixed)
             changes.shrink(index, 4, [b.mixed[0]], first_bytes(layer.key))
-            self.gemms.key(layer, b, methods["key"], IDENTITY if changes else RELU_SQUARE)
+            method = output_method(methods, "value")
+            later = takes_squares(methods["key"], method) and not (changes or layer.deep_embed)
+            self.gemms.key(layer, b, methods["key"], IDENTITY if changes or later else RELU_SQUARE)
             if changes:
                 changes.expand([b.hidden], ADAPTER_ADD_SQUARE)
             if layer.deep_embed:
                 self._deep_embed(layer.deep_embed, tokens, b)
-            method = output_method(methods, "value")
             changes.shrink(index, 5, [b.hidden], None if method == "sparse" else first_bytes(layer.value))
             ahead = layers[index + 1].rkv if index + 1 < len(layers) else self.weights.head
-            added = changes.add(self.gemms.value(layer, b, method, first_bytes(ahead)))
+            added = changes.add(self.gemms.value(layer, b, method, first_bytes(ahead), later))
         return added
 
     def _deep_embed(self, weights: CudaDeepEmbed, tokens: Tensor, b: Buffers) -> None:

@@ -108,12 +108,13 @@ class GemmKernels:
         shape = tile_shape_coded(len(ws), n, k, m, 4, self.invariant)
         self._call("rwkv_gemm_tile4", *pointers, *sizes, byref(shape), *prefetched(prefetch))
 
-    def quantize_rows(self, x: Tensor, codes: Tensor, scales: Tensor) -> None:
+    def quantize_rows(self, x: Tensor, codes: Tensor, scales: Tensor, square: bool = False) -> None:
         """Rows of x `[M, K]` as fp8 codes `[M, K]` in the order of `orders.ordered_codes`, and scales `[M]`.
 
-        Needs `has_tile`; K is a multiple of 64.
+        square: of relu(x)^2. Needs `has_tile`; K is a multiple of 64.
         """
-        self._call("rwkv_quantize_rows", x.data_ptr(), codes.data_ptr(), scales.data_ptr(), *x.shape)
+        pointers = (x.data_ptr(), codes.data_ptr(), scales.data_ptr())
+        self._call("rwkv_quantize_rows", *pointers, *x.shape, int(square))
 
     def gemm_tile_fp8(
         self,

@@ -31,7 +31,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {  # arguments of every exported functi
     "rwkv_gemm_tile8": (*[POINTER(c_void_p)] * 4, *[c_int] * 7, POINTER(TileShape), *_PREFETCH),
     "rwkv_gemm_tile4": (*[POINTER(c_void_p)] * 3, *[c_int] * 5, POINTER(TileShape), *_PREFETCH),
     "rwkv_gemm_tile_fp8": (*[POINTER(c_void_p)] * 5, *[c_int] * 5, POINTER(TileShape)),
-    "rwkv_quantize_rows": (*[c_void_p] * 3, c_int, c_int),
+    "rwkv_quantize_rows": (*[c_void_p] * 3, c_int, c_int, c_int),
     "rwkv_gemm_sparse": (*[c_void_p] * 3, *[c_int] * 3, *_PREFETCH),
     "rwkv_gemm_sparse8": (*[c_void_p] * 4, *[c_int] * 3, *_PREFETCH),
     "rwkv_resolve_drawn": (*[c_void_p] * 4, c_int, c_void_p, c_int),

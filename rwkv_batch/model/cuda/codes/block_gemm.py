@@ -49,11 +49,12 @@ class BlockGemms:
         room: Fp8Room | None = None,
         activation: int = IDENTITY,
         prefetch: Tensor | None = None,
+        square: bool = False,
     ) -> None:
         """y = f(x w^T) for each w and x of xs `[len(ws), M, K]`.
 
-        room: as of CodedGemms, of no use here. prefetch: weights that the next kernel reads, which CODES
-        fetch ahead.
+        room and square: as of CodedGemms, of no use here. prefetch: weights that the next kernel reads, which
+        CODES fetch ahead.
         """
         kind = ws[0].format
         if method in CODES:

@@ -25,6 +25,14 @@ FP8_LT = tuple(f"fp8lt{number}" for number in range(4))
 FP8_TOKENS = 65  # for which x becomes fp8, at least
 
 
+def takes_squares(key: str, value: str) -> bool:
+    """Whether squaring what "key" computes is better left to "value", which makes codes of it anyway.
+
+    Both are methods of large matrices. cuBLASLt has no such epilogue, and the own kernel does it in passing.
+    """
+    return key in FP8_LT and value in (*FP8, *FP8_LT)
+
+
 @dataclass(frozen=True)
 class Fp8Room:
     """Room for what a GEMM of fp8 reads: bytes for codes, and fp32 for scales."""
@@ -68,11 +76,13 @@ class CodedGemms:
         room: Fp8Room | None,
         activation: int = IDENTITY,
         prefetch: Tensor | None = None,
+        square: bool = False,
     ) -> None:
         """y = f(x w^T) for each w and x of xs `[len(ws), M, K]`, by all methods but "sparse".
 
         All w have one layout. room: for all methods but CODED. prefetch: weights that the next kernel reads,
-        which CODED fetches ahead.
+        which CODED fetches ahead. square: relu(x)^2 in place of x, with a method that makes x fp8
+        (`takes_squares`).
         """
         codes, kind = [w.codes for w in ws], ws[0].format
         if kind == "int4":
@@ -85,7 +95,7 @@ class CodedGemms:
             return
         assert room is not None
         x_codes, x_scales = room.codes[: xs.numel()].view(xs.shape), room.scales[: xs.shape[0] * xs.shape[1]]
-        self.kernels.quantize_rows(xs.flatten(0, 1), x_codes, x_scales)
+        self.kernels.quantize_rows(xs.flatten(0, 1), x_codes, x_scales, square)
         scales_of = x_scales.view(xs.shape[:2])
         if method in FP8:
             self.kernels.gemm_tile_fp8(

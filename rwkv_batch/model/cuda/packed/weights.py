@@ -28,6 +28,9 @@ from rwkv_batch.ops.weights.weight import Matrix, Weight
 
 RANK_MULTIPLE = 32  # the step of the GEMM kernels over K; the weights added are zero
 HEAD_MULTIPLE = 16  # rows of w that a warp of the GEMM kernel takes
+# Formats whose models are to be as small as can be on the GPU: a step reads one row of the embedding for each
+# token, from host memory as well.
+ON_HOST = ("int4", "int4-128", "nf4")
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class CudaLayer:
 class CudaWeights:
     """A model's weights on one GPU."""
 
-    embedding: Tensor  # [vocab, C], its layer norm applied
+    embedding: Tensor  # [vocab, C], its layer norm applied; in pinned host memory with formats of ON_HOST
     layers: list[CudaLayer]
     norm_out: Norm
     head: LargeMatrix  # [vocab, C]; rows of zeros are added up to a multiple
@@ -105,10 +108,13 @@ def pack_weights(checkpoint: Checkpoint, device: torch.device, architecture: str
     # One layer at a time: an adapter is merged as a tensor is read.
     layers = (layer_tensors(tensors, checkpoint.packed, index) for index in range(checkpoint.layers))
     embedding = normed_embedding(tensors, device, torch.float16)
+    packed_layers = [_pack_layer(layer, ranks, embedding, packer) for layer in layers]
+    if checkpoint.weights in ON_HOST and device.type == "cuda":
+        embedding = embedding.cpu().pin_memory()
     head = matrix(tensors, checkpoint.packed, "head")
     return CudaWeights(
         embedding,
-        [_pack_layer(layer, ranks, embedding, packer) for layer in layers],
+        packed_layers,
         norm_tensors(tensors, "ln_out").to(device, torch.float16),
         packer.pack(head) if isinstance(head, Weight) else pack_head(head, device),
         checkpoint.vocab,

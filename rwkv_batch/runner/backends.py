@@ -11,6 +11,7 @@ from rwkv_batch.model.quantization.matrices import is_half
 from rwkv_batch.ops.compiled.libraries import BuildError
 from rwkv_batch.ops.cpu.binding import load
 from rwkv_batch.ops.cuda import build
+from rwkv_batch.ops.cuda.gemms import SPARSE_ROWS
 from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.ops.low_rank import MOST_RANK
 from rwkv_batch.ops.weights.channels import Fp8Weight
@@ -90,9 +91,9 @@ def _create_cuda_runner(
             "(docs/weights.md).",
             checkpoint.weights,
         )
-    room = _room(config)
+    room, few = _room(config), config.max_rows is not None and config.max_rows <= SPARSE_ROWS[-1]
     return CudaRunner(
-        checkpoint, device, wkv_dtype, config.sampler, architecture, room, config.batch_invariant
+        checkpoint, device, wkv_dtype, config.sampler, architecture, room, config.batch_invariant, few
     )
 
 

@@ -79,13 +79,14 @@ class CudaRunner:
         architecture: str | None = None,
         adapters: AdapterRoom = NO_ADAPTERS,
         invariant: bool = False,
+        few_rows: bool = False,
     ) -> None:
         """architecture: of the kernels, as in build.build; None: that of the GPU.
 
-        invariant: as in CudaModel.
+        invariant and few_rows: as in CudaModel.
         """
         self.device, self._wkv_dtype, self._sampler = device, wkv_dtype, sampler
-        self.model = CUDA_MODELS[checkpoint.family](checkpoint, device, architecture, invariant)
+        self.model = CUDA_MODELS[checkpoint.family](checkpoint, device, architecture, invariant, few_rows)
         self._invariant = invariant
         self._adapters = adapters if self.model.takes_adapters else NO_ADAPTERS
 

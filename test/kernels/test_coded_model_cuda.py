@@ -60,9 +60,10 @@ def test_logits_are_those_of_the_numbers(shape, kind, head):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 8, 9, 40, 130, 321])
-def test_decode_of_many_rows_under_graphs(rows):
+@pytest.mark.parametrize("few_rows", [False, True])
+def test_decode_of_many_rows_under_graphs(rows, few_rows):
     packed = quantize(weights({"layers": 3, "width": 192, "vocab": 500}), "int8")
-    model, truth = RWKV7Cuda(packed, "cuda"), RWKV7(unpacked(packed), "cuda")
+    model, truth = RWKV7Cuda(packed, "cuda", few_rows=few_rows), RWKV7(unpacked(packed), "cuda")
     states, wanted = model.new_states(rows), truth.new_states(rows)
     model.capture(states, progress=False)
     for _ in range(4):
@@ -76,7 +77,7 @@ def test_decode_of_many_rows_under_graphs(rows):
 def test_few_rows_by_either_method(rows, method):
     """Without the weights of inactive hidden units, and with them."""
     packed = quantize(weights({"layers": 3, "width": 192, "vocab": 500}), "int8")
-    model, truth = RWKV7Cuda(packed, "cuda"), RWKV7(unpacked(packed), "cuda")
+    model, truth = RWKV7Cuda(packed, "cuda", few_rows=True), RWKV7(unpacked(packed), "cuda")
     model.autotuner.chosen[f"value {rows}"] = method
     assert model.methods(rows)["value"] == method
     states, wanted = model.new_states(rows), truth.new_states(rows)
@@ -104,7 +105,7 @@ def test_many_rows_with_fp8_on_both_sides(method):
 def test_a_model_with_deep_embed():
     plain = from_tensors("7a", random_rwkv7a(2, 128, 300))
     packed = quantize(plain, "int8")
-    model, truth = RWKV7Cuda(packed, "cuda"), RWKV7(unpacked(packed), "cuda")
+    model, truth = RWKV7Cuda(packed, "cuda", few_rows=True), RWKV7(unpacked(packed), "cuda")
     states, wanted = model.new_states(1), truth.new_states(1)
     for length in (40, 1, 1):  # of one token inactive units are skipped
         tokens = torch.randint(1, 300, (length,))
@@ -116,7 +117,7 @@ def test_adapters_of_rows_lie_on_top(tmp_path):
     plain = weights({"layers": 2, "width": 128, "vocab": 400})
     packed = quantize(plain, "int8")
     adapter = read(write(tmp_path, plain, "lora", 1), plain)
-    model, truth = RWKV7Cuda(packed, "cuda"), RWKV7(unpacked(packed), "cuda")
+    model, truth = RWKV7Cuda(packed, "cuda", few_rows=True), RWKV7(unpacked(packed), "cuda")
     model.add_adapters(1, 32, 512)
     model.adapters.load(0, low_rank(adapter, plain, Scaling(1.0), 32, torch.float16, pinned=True))
     small = low_rank(adapter, plain, Scaling(1.0), 32, torch.float32)

@@ -84,8 +84,12 @@ class Coded(SimpleNamespace):
 
 class TestCodes:
     def packed(self, kind, **options):
-        weights = pack_weights(quantize(tiny(width=WIDTH, vocab=300), kind), CPU)
+        weights = pack_weights(quantize(tiny(width=WIDTH, vocab=300), kind), CPU, few_rows=True)
         return Gemms(Coded(**options), weights, None)
+
+    def test_int8_for_many_rows_reads_all_units(self):
+        weights = pack_weights(quantize(tiny(width=WIDTH, vocab=300), "int8"), CPU)
+        assert Gemms(Coded(), weights, None).candidates("value", 1) == ("coded",)
 
     def test_int8_skips_inactive_units_of_a_few_rows(self):
         found = self.packed("int8")
@@ -106,7 +110,7 @@ class TestCodes:
 
     def test_the_value_projection_lies_by_units(self):
         checkpoint = quantize(tiny(width=WIDTH, vocab=300), "int8")
-        found = Gemms(Coded(), pack_weights(checkpoint, CPU), None)
+        found = Gemms(Coded(), pack_weights(checkpoint, CPU, few_rows=True), None)
         b = Buffers(found.weights.buffer_shape, 2, {})
         b.hidden.normal_().relu_()
         weights = checkpoint.packed[f"blocks.{len(found.weights.layers) - 1}.ffn.value.weight"].dequantize()

@@ -72,28 +72,28 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         device: torch.device | str = "cuda",
         architecture: str | None = None,
         invariant: bool = False,
+        few_rows: bool = False,
     ) -> None:
-        """architecture: of the kernels, as in build.build; None: that of the GPU.
+        """architecture: as in build.build; None: that of the GPU. few_rows: as of `pack_weights`.
 
         invariant: whether a row's logits and state are to be the same, bit for bit, whatever runs beside it
         and wherever its tokens are cut into steps. Then every step is a prefill, and states are fp32.
         """
-        self.checkpoint, self.device = checkpoint, torch.device(device)
+        self.checkpoint, self.device, self._few_rows = checkpoint, torch.device(device), few_rows
         with torch.cuda.device(self.device):
             self.kernels = Kernels(self.device, architecture, invariant)
             self.weights = self._pack_weights()
             self._buffer_shape = self.weights.buffer_shape
-        # Over which states, and graphs by whether some rows have adapters.
-        self._graphs: tuple[States, dict[bool, Ladders]] | None = None
+        self._graphs: tuple[States, dict[bool, Ladders]] | None = None  # by whether some rows have adapters
         self._most_rows: int | None = None  # of a decode graph
         self._late: LateWork | None = None
         self.adapters: AdapterSlots | None = None
 
     def new_states(self, slots: int, wkv_dtype: torch.dtype = torch.float16) -> CudaStates:
         """The states of that many slots, all before the first token."""
-        c, kernels = self.checkpoint, self.kernels
+        c = self.checkpoint
         shape = (slots, c.layers, c.width, wkv_dtype, self.device, c.start_state())
-        return CudaStates(kernels, *shape, self.defers)
+        return CudaStates(self.kernels, *shape, self.defers)
 
     def slot_bytes(self, wkv_dtype: torch.dtype) -> int:
         """Of a slot of `new_states`, deferred writes included."""

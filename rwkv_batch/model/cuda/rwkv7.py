@@ -49,8 +49,9 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         device: torch.device | str = "cuda",
         architecture: str | None = None,
         invariant: bool = False,
+        few_rows: bool = False,
     ) -> None:
-        super().__init__(checkpoint, device, architecture, invariant)
+        super().__init__(checkpoint, device, architecture, invariant, few_rows)
         with torch.cuda.device(self.device):
             self.gemms = Gemms(self.kernels, self.weights, blaslt.for_device(self.device))
             # Which blocks of the WKV step divide among themselves.
@@ -74,7 +75,7 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         return self.gemms.invariant_methods() if self.kernels.invariant else self.autotuner.methods(tokens)
 
     def _pack_weights(self) -> CudaWeights:
-        return pack_weights(self.checkpoint, self.device, self.kernels.architecture)
+        return pack_weights(self.checkpoint, self.device, self.kernels.architecture, self._few_rows)
 
     def _decode_layers(
         self,

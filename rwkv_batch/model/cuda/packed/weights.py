@@ -61,8 +61,8 @@ class CudaLayer:
     norm2: Norm
     x_k: Tensor  # [1, C]; with a DeepEmbed [3, C], as it reads the token itself too: 0 mixes nothing in
     key: LargeMatrix  # [4 C, C]
-    # [4 C, C], one run of C weights for each hidden unit, so inactive units can be skipped; of fp8 and 4 bits
-    # [C, 4 C]
+    # [4 C, C] in fp16, and in int8 for few rows: one run of C weights for each hidden unit, so inactive units
+    # can be skipped. Others: [C, 4 C]
     value: LargeMatrix
     deep_embed: CudaDeepEmbed | None  # of RWKV-7a
 
@@ -96,8 +96,14 @@ class CudaWeights:
         return BufferShape(len(layer.output), len(layer.key), ranks, self.head.device, fp8)
 
 
-def pack_weights(checkpoint: Checkpoint, device: torch.device, architecture: str = HOPPER) -> CudaWeights:
-    """Copy the weights to the GPU, layer by layer. architecture: of the kernels, which decides on codes."""
+def pack_weights(
+    checkpoint: Checkpoint, device: torch.device, architecture: str = HOPPER, few_rows: bool = False
+) -> CudaWeights:
+    """Copy the weights to the GPU, layer by layer. architecture: of the kernels, which decides on codes.
+
+    few_rows: whether so few rows run together that int8 is better laid out for skipping inactive hidden
+    units, though more rows read it more slowly so.
+    """
     tensors, packer = checkpoint.tensors, Packer(checkpoint.packed.values(), device, architecture)
     # The largest rank of any layer, as layers share their buffers: a checkpoint may have other ranks in each.
     found: dict[str, list[int]] = {}
@@ -108,7 +114,7 @@ def pack_weights(checkpoint: Checkpoint, device: torch.device, architecture: str
     # One layer at a time: an adapter is merged as a tensor is read.
     layers = (layer_tensors(tensors, checkpoint.packed, index) for index in range(checkpoint.layers))
     embedding = normed_embedding(tensors, device, torch.float16)
-    packed_layers = [_pack_layer(layer, ranks, embedding, packer) for layer in layers]
+    packed_layers = [_pack_layer(layer, ranks, embedding, packer, few_rows) for layer in layers]
     if checkpoint.weights in ON_HOST and device.type == "cuda":
         embedding = embedding.cpu().pin_memory()
     head = matrix(tensors, checkpoint.packed, "head")
@@ -126,7 +132,9 @@ def pack_head(head: Tensor, device: torch.device) -> Tensor:
     return padded(head.to(device, torch.float16), 0, round_up(len(head), HEAD_MULTIPLE))
 
 
-def _pack_layer(layer: LayerTensors, ranks: dict[str, int], embedding: Tensor, packer: Packer) -> CudaLayer:
+def _pack_layer(
+    layer: LayerTensors, ranks: dict[str, int], embedding: Tensor, packer: Packer, few_rows: bool
+) -> CudaLayer:
     """ranks: to which the low-rank functions are filled up. embedding: of the model, on the GPU."""
     device = embedding.device
 
@@ -153,7 +161,7 @@ def _pack_layer(layer: LayerTensors, ranks: dict[str, int], embedding: Tensor, p
         norm2=layer.ln2.to(device, torch.float16),
         x_k=_channel_mixes(half(layer.ffn_mix), layer.deep_embed is not None),
         key=large(layer.ffn_key),
-        value=half(value).T.contiguous() if isinstance(value, Tensor) else packer.pack(value, columns=True),
+        value=half(value).T.contiguous() if isinstance(value, Tensor) else packer.pack(value, few_rows),
         deep_embed=None if layer.deep_embed is None else _pack_deep_embed(layer.deep_embed, embedding),
     )
 

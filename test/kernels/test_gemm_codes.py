@@ -116,15 +116,15 @@ class TestEveryCode:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_is_the_same_alone_and_among_any_others(codes, kind):
     """And by any number of outputs of a warp."""
-    w = matrix(random_weight(kind, 192, 576), DEVICE)
-    x, together = normal(70, 576), poisoned(70, 192)
+    w = matrix(random_weight(kind, 64, 576), DEVICE)
+    x, together = normal(70, 576), poisoned(70, 64)
     codes.gemm_codes([w.codes], [w.scales], [x], [together], kind, warp_rows=32)
     codes.gemm_codes(
-        [w.codes], [w.scales], [x], [again := poisoned(70, 192)], kind, warp_rows=most_warp_rows(kind)
+        [w.codes], [w.scales], [x], [again := poisoned(70, 64)], kind, warp_rows=most_warp_rows(kind)
     )
     assert torch.equal(again, together)
     for rows in (1, 8, 9, 16, 17, 33):
-        first = poisoned(rows, 192)
+        first = poisoned(rows, 64)
         codes.gemm_codes([w.codes], [w.scales], [x[:rows]], [first], kind)
         assert torch.equal(first, together[:rows])
 

@@ -46,6 +46,13 @@ DEVICE uint32_t quad_broadcast(uint32_t x) {
     return uint32_t(__builtin_amdgcn_mov_dpp(int(x), FROM * 0x55, 0xf, 0xf, true));
 }
 
+// Has the compiler compute these here. It would move the sums of many products behind the operands of all,
+// and have no registers left.
+template <typename T>
+DEVICE void compute_here(T& a, T& b) {
+    asm volatile("" : "+v"(a), "+v"(b));
+}
+
 DEVICE unsigned warp_ballot(bool is) { return unsigned(__ballot(is) >> (__lane_id() & WARP)); }
 
 // The lanes of a wave run in step, so this is a barrier for the compiler alone.
@@ -103,6 +110,9 @@ DEVICE float dot2(uint32_t x, uint32_t y, float c) {
 
 DEVICE float power_of_two(float x) { return __builtin_amdgcn_exp2f(x); }
 #else
+template <typename T>
+DEVICE void compute_here(T&, T&) {}
+
 template <int FROM>
 DEVICE uint32_t quad_broadcast(uint32_t x) {
     return shuffle(x, (threadIdx.x % WARP & ~3) + FROM);
@@ -209,12 +219,14 @@ DEVICE void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a
     mma_of_lane<1>(c, a0, a1, b0), mma_of_lane<1>(c, a2, a3, b1);
     mma_of_lane<2>(c, a0, a1, b0), mma_of_lane<2>(c, a2, a3, b1);
     mma_of_lane<3>(c, a0, a1, b0), mma_of_lane<3>(c, a2, a3, b1);
+    compute_here(c[0], c[1]), compute_here(c[2], c[3]);
 }
 
 // c [16 x 8, fp32] += a [16 x 8] b [8 x 8].
 DEVICE void mma8(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
     mma_of_lane<0>(c, a0, a1, b), mma_of_lane<1>(c, a0, a1, b);
     mma_of_lane<2>(c, a0, a1, b), mma_of_lane<3>(c, a0, a1, b);
+    compute_here(c[0], c[1]), compute_here(c[2], c[3]);
 }
 
 // Rows 2 q and 2 q + 1 of column g, of the matrix whose rows begin at lane `first`.

@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 JOBS   ?= 2
 
-.PHONY: serve test browser test-page fuzz test-gpu test-emulated test-harness lint bench kernels sanitize hip-check check-deploy clean
+.PHONY: serve test browser test-page fuzz test-gpu test-emulated emulated-gfx942 emulated-gfx1100 emulated-gfx1201 test-harness lint bench kernels sanitize hip-check check-deploy clean
 
 serve: $(VENV)/.installed
 	$(BIN)/python app.py $(ARGS)
@@ -55,10 +55,15 @@ test-gpu: $(VENV)/.installed-dev  # the tests that need a GPU; writes gpu-report
 EMULATED := $(BIN)/python -m pytest -m "gpu and not many_launches" --most-cases
 WKV := test/kernels/test_wkv_prefill.py test/kernels/test_wkv_decode.py test/kernels/test_wkv_sequence.py test/kernels/test_wkv_flush.py test/kernels/test_wkv6.py
 MORE := test/kernels/test_gemm_codes.py test/kernels/test_decode_codes.py test/kernels/test_block_gemms.py test/kernels/test_rwkv6_mix.py test/kernels/test_deep_embed.py test/kernels/test_sample_filter.py
-test-emulated: $(VENV)/.installed-dev  # the kernels for AMD GPUs on a CPU; needs a C++ compiler
+# The kernels for AMD GPUs on a CPU; needs a C++ compiler. Two of the three at once.
+test-emulated: $(VENV)/.installed-dev
+	$(MAKE) --no-print-directory -j2 emulated-gfx942 emulated-gfx1100 emulated-gfx1201
+
+emulated-gfx942: $(VENV)/.installed-dev
 	$(EMULATED) 2 --emulated gfx942 $(WKV) test/kernels/test_gemm_[rs]*.py test/kernels/test_norm*.py test/kernels/test_adapter.py $(MORE) $(ARGS)
-	$(EMULATED) 8 --emulated gfx1100 test/kernels/test_wkv_prefill.py $(ARGS)
-	$(EMULATED) 8 --emulated gfx1201 test/kernels/test_wkv_prefill.py $(ARGS)
+
+emulated-gfx1100 emulated-gfx1201: $(VENV)/.installed-dev
+	$(EMULATED) 8 --emulated $(@:emulated-%=%) test/kernels/test_wkv_prefill.py $(ARGS)
 
 HARNESS := $(VENV)-harness
 $(HARNESS)/.installed: requirements-harness.txt

@@ -63,8 +63,12 @@ def check(run: str, sanitizer: str, jobs: int, rest: list[str]) -> str | None:
         which = [f"--most-cases={RUNS[run]}", f"--share={job}/{jobs}", "-m", MARKS[run]]
         return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *which, *tests(models), *rest]
 
-    if models:  # once without the tool, so that GEMMs are tuned at full speed
-        subprocess.run(inside(0, 1), cwd=ROOT, stdout=subprocess.DEVNULL)
+    if models:  # once without the tool, under which timing GEMMs takes minutes
+        plain = [
+            subprocess.Popen(inside(job, jobs), cwd=ROOT, stdout=subprocess.DEVNULL) for job in range(jobs)
+        ]
+        for process in plain:
+            process.wait()
     watched = [option for name in kernel_names() for option in ("--kernel-name", f"kernel_substring={name}")]
     tool = [  # launches that fail raise errors in Python, and some tests want that
         *(sanitizer, "--tool", run.removesuffix("-models"), "--error-exitcode", str(FOUND)),

@@ -9,9 +9,9 @@ memcheck finds bad accesses, racecheck races in shared memory.
 `--jobs` processes share the tests of a run. A sanitizer slows kernels down 10 to 100 times, so only some
 parameter sets of each test run: as few as cover every value of every parameter, and at most as many as RUNS
 says. Only the kernels in cuda/ are watched. Tests of whole models run under memcheck alone: racecheck (CUDA
-13.0) stops with an internal error in some kernels of cuBLAS. Tests marked many_launches would take minutes
-under racecheck, and those of whole models under either. Exit code 1 if anything was found, or if a test
-fails.
+13.0) stops with an internal error in some kernels of cuBLAS. In place of timing GEMMs, which takes minutes
+under it, they run by any of their methods. Tests marked many_launches would take minutes under racecheck, and
+those of whole models under either. Exit code 1 if anything was found, or if a test fails.
 """
 
 import argparse
@@ -56,19 +56,16 @@ def tests(models: bool) -> list[str]:
 def check(run: str, sanitizer: str, jobs: int, rest: list[str]) -> str | None:
     """Do one run and print a line about each job; returns what is wrong."""
     models = run.endswith("-models")
-    # Without torch's cache every tensor has ends of its own; but graphs are slow to capture then.
-    environment = os.environ | ({} if models else {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
+    # Threads of many processes that wait for each other would take the CPU from those that work.
+    environment = os.environ | {"OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // jobs, 1))}
+    if not models:  # every tensor has ends of its own then; but graphs are slow to capture
+        environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
 
     def inside(job: int, jobs: int) -> list[str]:
         which = [f"--most-cases={RUNS[run]}", f"--share={job}/{jobs}", "-m", MARKS[run]]
+        which += ["--any-method"] if models else []
         return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *which, *tests(models), *rest]
 
-    if models:  # once without the tool, under which timing GEMMs takes minutes
-        plain = [
-            subprocess.Popen(inside(job, jobs), cwd=ROOT, stdout=subprocess.DEVNULL) for job in range(jobs)
-        ]
-        for process in plain:
-            process.wait()
     watched = [option for name in kernel_names() for option in ("--kernel-name", f"kernel_substring={name}")]
     tool = [  # launches that fail raise errors in Python, and some tests want that
         *(sanitizer, "--tool", run.removesuffix("-models"), "--error-exitcode", str(FOUND)),

@@ -1,7 +1,9 @@
 """Servers that several test files share; each starts when the first test asks for it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import product
+from random import Random
 from typing import TYPE_CHECKING
 
 import cuda_gpu
@@ -12,6 +14,8 @@ from ahead import LateRunner
 from serving import Server
 
 from demo import unpack
+from rwkv_batch.model.cuda import autotune
+from rwkv_batch.model.cuda.gemm import METHODS
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.runner import backends
 
@@ -38,6 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--most-cases", type=int, help="of every test that needs a GPU, at most so many cases")
     parser.addoption("--pictures", action="store_true", help="tests of the page keep its pictures in docs/")
     parser.addoption("--schemas", type=int, default=60, help="random JSON schemas that a model writes to")
+    parser.addoption("--any-method", action="store_true", help="GEMMs run by any of their methods, untimed")
     parser.addoption("--share", default="0/1", help="0/4: the first of four shares of these cases")
 
 
@@ -53,8 +58,17 @@ def pytest_configure(config: pytest.Config) -> None:
     target = config.getoption("--portable")
     if target and not torch.version.hip:
         build.architecture = lambda gpu: build.portable_architecture(gpu, target)
+    if config.getoption("--any-method"):
+        autotune.Autotuner.measure = any_method
     if config.getoption("--ahead"):
         backends.TorchRunner = LateRunner
+
+
+def any_method(tuner: autotune.Autotuner, sizes: Sequence[int], progress: bool = True) -> None:
+    """In place of measuring: the same in each run, whatever the GPU and its load."""
+    for kind, tokens in product(METHODS, sizes):
+        key = f"{kind} {tokens}"
+        tuner.chosen[key] = Random(key).choice(tuner.gemms.candidates(kind, tokens))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -61,7 +61,7 @@ def check(run: str, sanitizer: str, jobs: int, rest: list[str]) -> str | None:
     if not models:  # every tensor has ends of its own then; but graphs are slow to capture
         environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
 
-    def inside(job: int, jobs: int) -> list[str]:
+    def inside(job: int) -> list[str]:
         which = [f"--most-cases={RUNS[run]}", f"--share={job}/{jobs}", "-m", MARKS[run]]
         which += ["--any-method"] if models else []
         return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *which, *tests(models), *rest]
@@ -72,7 +72,7 @@ def check(run: str, sanitizer: str, jobs: int, rest: list[str]) -> str | None:
         *("--print-limit", "20", "--report-api-errors", "no", *watched),
     ]
     with ThreadPoolExecutor(jobs) as pool:
-        codes = pool.map(lambda job: watch(run, [*tool, *inside(job, jobs)], environment), range(jobs))
+        codes = pool.map(lambda job: watch(run, [*tool, *inside(job)], environment), range(jobs))
         wrong = sorted({code for code in codes if code not in (0, NO_TESTS)})
     return f"{run}: exit codes {', '.join(map(str, wrong))}" if wrong else None
 

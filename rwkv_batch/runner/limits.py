@@ -18,7 +18,7 @@ class RunnerLimits:
     idle_divisor: int  # sessions that do not run get one part in so many of what is left
 
 
-# About 1,000 rows of a 7.2B model give its full speed, and thousands a tenth less.
+# About 1,000 rows of a 7.2B model give its full speed; thousands are as fast, and each waits longer.
 GPU_LIMITS = RunnerLimits(rows=1024, prefill_tokens=4096, memory=None, idle_divisor=2)
 
 

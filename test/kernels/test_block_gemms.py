@@ -10,7 +10,7 @@ from cuda_gpu import DEVICE, needs_gpu, normal, off
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.cuda.codes.block_gemm import CODES, DECODED
 from rwkv_batch.model.cuda.gemm import METHODS, WHOLE, Gemms
-from rwkv_batch.model.cuda.packed import blocks
+from rwkv_batch.model.cuda.packed import coded
 from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
 from rwkv_batch.model.cuda.packed.packing import in_tiles
 from rwkv_batch.model.cuda.packed.weights import CudaWeights, pack_weights
@@ -46,7 +46,7 @@ class TestMethods:
         """Where a matrix is decoded, by parts."""
         if CODES.get(method, 0) > most_warp_rows(kind):
             pytest.skip("no method of this format")
-        monkeypatch.setattr(blocks, "DECODED_BYTES", 2 * 64 * 4 * WIDTH)
+        monkeypatch.setattr(coded, "DECODED_BYTES", 2 * 64 * 4 * WIDTH)
         checkpoint, weights = packed(kind)
         gemms, layer = Gemms(kernels, weights, None), weights.layers[1]
         b = Buffers(weights.buffer_shape, rows, {})
@@ -126,7 +126,7 @@ class TestChoice:
             return next(m.decoded.nbytes for m in matrices if isinstance(m, BlockMatrix))
 
         assert room() == 2 * 4 * WIDTH * WIDTH  # the channel mix's
-        monkeypatch.setattr(blocks, "DECODED_BYTES", 2 * WIDTH * WIDTH)
+        monkeypatch.setattr(coded, "DECODED_BYTES", 2 * WIDTH * WIDTH)
         assert room() == 2 * 64 * 4 * WIDTH  # of which at least 64 outputs fit
         assert launches == [2 * 6, 2 * (4 + 2 + 2)]  # four matrices, key and value
         assert pack_weights(tiny(**SHAPE), torch.device("cpu"), ANY_GPU).decoding_launches == 0

@@ -11,6 +11,7 @@ from rwkv_batch.model.adapters.low_rank import low_rank
 from rwkv_batch.model.adapters.parts import Scaling
 from rwkv_batch.model.adapters.reader import read
 from rwkv_batch.model.checkpoint import Checkpoint, from_tensors
+from rwkv_batch.model.cuda.packed import coded
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.model.quantization.quantize import quantize
 from rwkv_batch.model.rwkv7 import RWKV7
@@ -85,6 +86,23 @@ def test_few_rows_by_either_method(rows, method):
         tokens = torch.randint(1, 500, (rows,))
         found = model.forward(tokens, [1] * rows, range(rows), states)
         assert off(found, truth.forward(tokens, [1] * rows, range(rows), wanted)) < LOGITS
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "int4-128"])
+@pytest.mark.parametrize("few_rows", [False, True])
+def test_many_rows_by_matrices_that_become_fp16(kind, few_rows, monkeypatch):
+    """In parts, as there is room for a quarter of the largest."""
+    monkeypatch.setattr(coded, "DECODED_BYTES", 2 * 192 * 192)
+    packed = quantize(weights({"layers": 3, "width": 192, "vocab": 500}), kind, True)
+    model, truth = RWKV7Cuda(packed, "cuda", few_rows=few_rows), RWKV7(unpacked(packed), "cuda")
+    kinds = ("in", "out", "key", "value", "head")
+    model.autotuner.chosen |= {f"{of} {tokens}": "decoded" for of in kinds for tokens in (260, 300)}
+    assert model.methods(300)["key"] == "decoded"
+    states, wanted = model.new_states(260), truth.new_states(260)
+    for lengths, slots in [([100, 200], [3, 5]), ([1] * 260, range(260)), ([1] * 260, range(260))]:
+        tokens = torch.randint(1, 500, (sum(lengths),))
+        found = model.forward(tokens, lengths, slots, states)
+        assert off(found, truth.forward(tokens, lengths, slots, wanted)) < LOGITS
 
 
 @pytest.mark.parametrize("method", ["fp8", "fp8/128", "fp8lt0"])

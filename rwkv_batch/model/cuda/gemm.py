@@ -25,8 +25,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from rwkv_batch.model.cuda.codes.block_gemm import CODES, DECODED, BlockGemms
-from rwkv_batch.model.cuda.codes.coded_gemm import CODED, FP8_TOKENS, CodedGemms, Fp8Room
+from rwkv_batch.model.cuda.codes.block_gemm import CODES, BlockGemms
+from rwkv_batch.model.cuda.codes.coded_gemm import CODED, DECODED_TOKENS, CodedGemms, Fp8Room
+from rwkv_batch.model.cuda.codes.decoding import DECODED
 from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix, LargeMatrix, first_bytes
 from rwkv_batch.model.cuda.packed.weights import CudaLayer, CudaWeights
@@ -59,7 +60,7 @@ STREAM_TOKENS = 16  # for which gemm_stream takes each weight from memory once, 
 STREAMED_TOKENS = 1024  # with which it is a candidate, at most
 TILE_TOKENS = 256  # which one tile of gemm_tile holds: each weight is taken from memory once
 # The likeliest methods for the fastest, where nothing has been timed.
-FOR_MANY = ("low", WHOLE, "fp8lt0", "fp8", CODED, DECODED, "blas")
+FOR_MANY = ("low", WHOLE, "fp8lt0", "fp8", DECODED, CODED, "blas")
 FOR_FEW = ("sparse", "stream16", *CODES, "tile", *FOR_MANY)
 SHORT_K = 256  # which gemm_stream divides among two warps only
 BLOCK_ROWS = 64  # of "blocks"
@@ -75,7 +76,7 @@ class Gemms:
     weights: CudaWeights
     lt: BlasLt | None
 
-    @property
+    @cached_property
     def coded(self) -> CodedGemms:
         """Those with matrices of 8 and 4 bits on a Hopper."""
         return CodedGemms(self.kernels, self.lt)
@@ -114,7 +115,7 @@ class Gemms:
 
     def untimed(self, kind: str) -> str:
         """The method for so many tokens that nothing is timed, as cuBLAS is the fastest for large GEMMs."""
-        candidates = self.candidates(kind, FP8_TOKENS if self._coded(kind) is not None else 0)
+        candidates = self.candidates(kind, DECODED_TOKENS if self._coded(kind) is not None else 0)
         return next(method for method in FOR_MANY if method in candidates)
 
     @staticmethod

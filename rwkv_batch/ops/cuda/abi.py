@@ -27,6 +27,7 @@ ADAPTER_SPLITS = 16  # parts of K
 ADAPTER_MOST_RANK = 256
 ADAPTER_ALIGNMENT = 8  # numbers of which the place of a matrix is a multiple
 CODES_INT8, CODES_FP8, CODES_INT4, CODES_NF4, CODES_FP6, CODES_FP5 = range(6)  # formats of gemm_codes
+DECODE_ROWS, DECODE_COLUMNS, DECODE_TILES = range(3)  # how codes lie for decode_tiles
 ADAPTER_ADD, ADAPTER_ADD_SQUARE, ADAPTER_ADD_FLOAT = range(3)  # what becomes of y: see cuda/adapter_expand.cu
 
 CONSTANTS = {
@@ -36,6 +37,7 @@ CONSTANTS = {
         *("STOPS", "SPARSE_SPLITS", "TILE_W_ROWS", "TILE_K", "TILE_FEW_ROWS", "TILE_MAX_STAGES"),
         *("TILE_BARRIER_BYTES", "ADAPTER_TILE", "ADAPTER_RANK", "ADAPTER_PARTS", "ADAPTER_SPLITS"),
         *("CODES_INT8", "CODES_FP8", "CODES_INT4", "CODES_NF4", "CODES_FP6", "CODES_FP5"),
+        *("DECODE_ROWS", "DECODE_COLUMNS", "DECODE_TILES"),
         *("ADAPTER_MOST_RANK", "ADAPTER_ALIGNMENT", "ADAPTER_ADD", "ADAPTER_ADD_SQUARE", "ADAPTER_ADD_FLOAT"),
     )
 }

@@ -9,18 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
 from rwkv_batch.model.cuda.codes.coded_gemm import Fp8Room
+from rwkv_batch.model.cuda.codes.decoding import DECODED, multiply_decoded
 from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix
-from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE
+from rwkv_batch.ops.cuda.abi import IDENTITY
 from rwkv_batch.ops.cuda.binding import Kernels
 from rwkv_batch.ops.cuda.codes.kernels import CodeKernels, most_warp_rows
 
 CODES = {"codes16": 16, "codes32": 32, "codes64": 64}  # outputs of a warp
-DECODED = "decoded"
 CODES_TOKENS = 256  # with which `gemm_codes` is a candidate, at most
 
 
@@ -61,10 +60,8 @@ class BlockGemms:
             codes, scales = [w.codes for w in ws], [w.scales for w in ws]
             self.codes.gemm_codes(codes, scales, list(xs), ys, kind, activation, CODES[method], prefetch)
             return
-        for w, x, y in zip(ws, xs, ys, strict=True):
-            assert isinstance(w, BlockMatrix)
-            for part, numbers in w.decoded_parts():
-                self.codes.decode_codes(w.codes_of(part), w.scales_of(part), numbers, kind)
-                torch.mm(x, numbers.T, out=y[:, part])
-            if activation == RELU_SQUARE:
-                self.kernels.relu_square(y)
+        multiply_decoded(self.kernels, self._decode, ws, xs, ys, activation)
+
+    def _decode(self, w: CodedMatrix, part: slice, place: Tensor) -> Tensor:
+        self.codes.decode_codes(w.codes_of(part), w.scales_of(part), place, w.format)
+        return place.T

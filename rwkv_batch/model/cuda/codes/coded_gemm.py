@@ -4,25 +4,31 @@
 - "sparse": `gemm_sparse8`, of the channel mix's value projection in int8
 - "fp8", "fp8/128": `gemm_tile_fp8`, with at most 256 or 128 rows of x in a tile
 - "fp8lt0", "fp8lt1"...: fp8 by an algorithm of cuBLASLt
+- "decoded": int8 and int4 become fp16, some outputs at a time, which cuBLAS multiplies
 
-With fp8 on both sides, rows of x are made fp8 first, each with a scale of its own. That is less exact than
-"coded", which few rows run with in any case, as they wait for weights alone.
+"coded" makes fp16 of the codes again for each 64 rows of x, so "decoded" is faster for many. With fp8 on both
+sides, rows of x are made fp8 first, each with a scale of its own. That is less exact than "coded", which few
+rows run with in any case, as they wait for weights alone.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
+from rwkv_batch.model.cuda.codes.decoding import DECODED, multiply_decoded
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, TILE_K
 from rwkv_batch.ops.cuda.binding import Kernels
 from rwkv_batch.ops.cuda.blas.blaslt import BlasLt, GemmShape
+from rwkv_batch.ops.cuda.codes.kernels import CodeKernels
 
 CODED = "coded"
 FP8 = {"fp8": 256, "fp8/128": 128}  # rows of x in a tile
 FP8_LT = tuple(f"fp8lt{number}" for number in range(4))
 FP8_TOKENS = 65  # for which x becomes fp8, at least
+DECODED_TOKENS = 256  # for which "decoded" is a candidate, at least
 
 
 def takes_squares(key: str, value: str) -> bool:
@@ -48,6 +54,10 @@ class CodedGemms:
     kernels: Kernels
     lt: BlasLt | None
 
+    @cached_property
+    def codes(self) -> CodeKernels:
+        return CodeKernels(self.kernels)
+
     def candidates(self, w: CodedMatrix, tokens: int) -> tuple[str, ...]:
         """The methods for that matrix and so many tokens."""
         n, k = w.shape
@@ -55,6 +65,8 @@ class CodedGemms:
             return (CODED,)
         if w.columns and self.kernels.sparse8_fits(tokens, k):
             return "sparse", CODED
+        if w.decoded is not None and tokens >= DECODED_TOKENS:
+            return CODED, DECODED
         if w.format != "fp8" or tokens < FP8_TOKENS or k % (2 * TILE_K):
             return (CODED,)
         algorithms = 0
@@ -80,10 +92,13 @@ class CodedGemms:
     ) -> None:
         """y = f(x w^T) for each w and x of xs `[len(ws), M, K]`, by all methods but "sparse".
 
-        All w have one layout. room: for all methods but CODED. prefetch: weights that the next kernel reads,
-        which CODED fetches ahead. square: relu(x)^2 in place of x, with a method that makes x fp8
-        (`takes_squares`).
+        All w have one layout. room: for the methods of fp8 on both sides. prefetch: weights that the next
+        kernel reads, which CODED fetches ahead. square: relu(x)^2 in place of x, with a method that makes x
+        fp8 (`takes_squares`).
         """
+        if method == DECODED:
+            multiply_decoded(self.kernels, self._decode, ws, xs, ys, activation)
+            return
         codes, kind = [w.codes for w in ws], ws[0].format
         if kind == "int4":
             self.kernels.gemm_tile4(codes, list(xs), ys, activation, prefetch)
@@ -107,3 +122,8 @@ class CodedGemms:
             self.lt.run_fp8(w, scale, x, x_scale, y, FP8_LT.index(method))
             if activation == RELU_SQUARE:
                 self.kernels.relu_square(y)
+
+    def _decode(self, w: CodedMatrix, part: slice, place: Tensor) -> Tensor:
+        numbers = place.view(w.shape[1], -1) if w.columns else place
+        self.codes.decode_tiles(w.codes_of(part), w.scales_of(part), numbers, w.columns)
+        return numbers if w.columns else numbers.T

@@ -1,13 +1,12 @@
 """Matrices of codes on any GPU, as `cuda/codes.cuh` has them: in blocks of 16 outputs and 64 inputs."""
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rwkv_batch.model.cuda.packed.coded import OUTPUT_MULTIPLE, SIGN, CodedMatrix
+from rwkv_batch.model.cuda.packed.coded import SIGN, CodedMatrix, round_up_outputs
 from rwkv_batch.model.cuda.packed.orders import (
     blocks_of_4_bits,
     blocks_of_5_bits,
@@ -20,9 +19,6 @@ from rwkv_batch.ops.weights.channels import ChannelWeight, Fp6Weight, Fp8Weight,
 from rwkv_batch.ops.weights.groups import Int4Weight, Nf4Weight
 from rwkv_batch.ops.weights.weight import Weight
 
-# Bytes of room for a matrix as fp16, at most; a larger one is decoded and multiplied in parts. Of 7.2B they
-# are half of a key or value.
-DECODED_BYTES = 64 << 20
 BLOCK_OUTPUTS = 16
 
 
@@ -33,30 +29,9 @@ class BlockMatrix(CodedMatrix):
     codes: `[outputs / 16, inputs / 64, bytes of a block]`, uint8.
     """
 
-    decoded: Tensor = field(kw_only=True)  # room for outputs as fp16, which a model's matrices share
-
-    def decoded_parts(self) -> list[tuple[slice, Tensor]]:
-        """The outputs that fit into `decoded` together, in turn, each with its place there."""
-        outputs, inputs = self.shape
-        at_once = len(self.decoded) // inputs // OUTPUT_MULTIPLE * OUTPUT_MULTIPLE
-        parts = [slice(start, min(start + at_once, outputs)) for start in range(0, outputs, at_once)]
-        return [(part, self.decoded[: (part.stop - part.start) * inputs].view(-1, inputs)) for part in parts]
-
     def codes_of(self, part: slice) -> Tensor:
-        """Of some outputs, multiples of 16."""
+        """As of its base."""
         return self.codes[part.start // BLOCK_OUTPUTS : part.stop // BLOCK_OUTPUTS]
-
-    def scales_of(self, part: slice) -> Tensor | None:
-        """The same; None as `scales` is."""
-        return None if self.scales is None else self.scales[part]
-
-
-def decoded_room(weights: Collection[Weight], device: torch.device) -> Tensor:
-    """Room for matrices of these on a GPU, one at a time, or for a part of one."""
-    sizes = [round_up_outputs(weight.shape[0]) * weight.shape[1] for weight in weights]
-    least = max((OUTPUT_MULTIPLE * weight.shape[1] for weight in weights), default=0)
-    numbers = max(min(max(sizes, default=0), DECODED_BYTES // 2), least)
-    return torch.empty(numbers, dtype=torch.float16, device=device)
 
 
 def in_blocks(weight: Weight, decoded: Tensor) -> BlockMatrix:
@@ -89,8 +64,3 @@ def in_blocks(weight: Weight, decoded: Tensor) -> BlockMatrix:
         scales = pad(parts["scales"], (0, shape[0] - outputs))
     kind = Int4Weight.format if isinstance(weight, Int4Weight) else weight.format
     return BlockMatrix(blocks, scales, kind, shape, decoded=decoded)
-
-
-def round_up_outputs(outputs: int) -> int:
-    """The smallest multiple of OUTPUT_MULTIPLE that is not below it."""
-    return outputs + -outputs % OUTPUT_MULTIPLE

@@ -1,5 +1,6 @@
 """Matrices of 8 and 4 bits on a Hopper GPU, as `cuda/gemm_tile8.cu` and its neighbours read them."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,9 @@ from rwkv_batch.ops.weights.weight import Weight
 OUTPUT_MULTIPLE = 64  # of which outputs are a multiple; those added are zero
 SIGN = 0x80  # which makes a whole number's byte 128 more than the number
 CODED = (Int8Weight, Fp8Weight, Int4Weight, WideInt4Weight)
+# Bytes of room for a matrix as fp16, at most; a larger one is decoded and multiplied in parts. Of 7.2B they
+# are half of a key or value.
+DECODED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,29 @@ class CodedMatrix:
     format: str  # "int8", "fp8" or "int4"
     shape: tuple[int, int]
     columns: bool = False  # whether `paired_columns` has made the codes: `[inputs, outputs]`
+    decoded: Tensor | None = None  # room for outputs as fp16, which a model's matrices share; None of fp8
+
+    def decoded_parts(self) -> list[tuple[slice, Tensor]]:
+        """The outputs that fit into `decoded` together, in turn, each with its place there.
+
+        A place is `[outputs, inputs]`.
+        """
+        assert self.decoded is not None
+        outputs, inputs = self.shape
+        at_once = len(self.decoded) // inputs // OUTPUT_MULTIPLE * OUTPUT_MULTIPLE
+        parts = [slice(start, min(start + at_once, outputs)) for start in range(0, outputs, at_once)]
+        return [(part, self.decoded[: (part.stop - part.start) * inputs].view(-1, inputs)) for part in parts]
+
+    def codes_of(self, part: slice) -> Tensor:
+        """Of some outputs, a part of `decoded_parts`."""
+        if self.columns:
+            return self.codes[:, part]
+        rows = 1 if self.scales is not None else OUTPUT_MULTIPLE  # those of 4 bits lie in tiles
+        return self.codes[part.start // rows : part.stop // rows]
+
+    def scales_of(self, part: slice) -> Tensor | None:
+        """The same; None as `scales` is."""
+        return None if self.scales is None else self.scales[part]
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -38,16 +65,25 @@ class CodedMatrix:
 LargeMatrix = Tensor | CodedMatrix
 
 
-def coded(weight: Weight, device: torch.device, columns: bool = False) -> CodedMatrix:
-    """A matrix in a format of CODED on such a GPU, with zeros up to a multiple of OUTPUT_MULTIPLE outputs.
+def decoded_room(weights: Collection[Weight], device: torch.device) -> Tensor:
+    """Room for matrices of these on a GPU, one at a time, or for a part of one."""
+    sizes = [round_up_outputs(weight.shape[0]) * weight.shape[1] for weight in weights]
+    least = max((OUTPUT_MULTIPLE * weight.shape[1] for weight in weights), default=0)
+    numbers = max(min(max(sizes, default=0), DECODED_BYTES // 2), least)
+    return torch.empty(numbers, dtype=torch.float16, device=device)
 
-    columns: int8 is to lie by inputs, of which some are skipped; others have one layout.
+
+def coded(weight: Weight, decoded: Tensor, columns: bool = False) -> CodedMatrix:
+    """A matrix in a format of CODED on the GPU of `decoded`, which is a Hopper.
+
+    It has zeros up to a multiple of OUTPUT_MULTIPLE outputs. columns: int8 is to lie by inputs, of which some
+    are skipped; others have one layout.
     """
     assert isinstance(weight, CODED)
     outputs, inputs = weight.shape
-    shape = (outputs + -outputs % OUTPUT_MULTIPLE, inputs)
+    shape = (round_up_outputs(outputs), inputs)
     more = (0, 0, 0, shape[0] - outputs)
-    parts = {name: part.to(device) for name, part in weight.parts.items()}
+    parts = {name: part.to(decoded.device) for name, part in weight.parts.items()}
     if isinstance(weight, Int4Weight):
         codes = unpack_codes(parts["values"], 4, inputs)
         repeats = weight.group // Int4Weight.group
@@ -55,16 +91,22 @@ def coded(weight: Weight, device: torch.device, columns: bool = False) -> CodedM
             parts[name].repeat_interleave(repeats, 1)[:, : inputs // Int4Weight.group]
             for name in ("scales", "minimums")
         ]
-        return CodedMatrix(
-            tiles_of_4_bits(pad(codes, more), *(pad(part, more) for part in of_groups)), None, "int4", shape
-        )
+        tiles = tiles_of_4_bits(pad(codes, more), *(pad(part, more) for part in of_groups))
+        return CodedMatrix(tiles, None, "int4", shape, decoded=decoded)
     codes, nothing = parts["values"].view(torch.uint8), 0
     if isinstance(weight, Int8Weight):
         codes, nothing = codes ^ SIGN, SIGN
     columns = columns and isinstance(weight, Int8Weight)
     order = paired_columns if columns else ordered_codes
     scales = pad(parts["scales"], (0, shape[0] - outputs))
-    return CodedMatrix(order(pad(codes, more, value=nothing)), scales, weight.format, shape, columns)
+    ordered = order(pad(codes, more, value=nothing))
+    room = decoded if isinstance(weight, Int8Weight) else None
+    return CodedMatrix(ordered, scales, weight.format, shape, columns, room)
+
+
+def round_up_outputs(outputs: int) -> int:
+    """The smallest multiple of OUTPUT_MULTIPLE that is not below it."""
+    return outputs + -outputs % OUTPUT_MULTIPLE
 
 
 def first_bytes(matrix: LargeMatrix | tuple[CodedMatrix, ...]) -> Tensor:

@@ -82,7 +82,8 @@ class CudaWeights:
         """The most by which a layer whose codes are decoded has more launches than one in fp16."""
         layer = self.layers[-1]
         large = [*layer.rkv, layer.output, layer.key, layer.value]
-        return sum(2 * len(one.decoded_parts()) for one in large if isinstance(one, BlockMatrix))
+        decoded = (one for one in large if isinstance(one, CodedMatrix) and one.decoded is not None)
+        return sum(2 * len(one.decoded_parts()) for one in decoded)
 
     @property
     def buffer_shape(self) -> BufferShape:

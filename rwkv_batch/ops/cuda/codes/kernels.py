@@ -1,4 +1,4 @@
-"""The kernels for matrices of codes that every GPU runs, as Python functions: `cuda/codes.cuh`.
+"""The kernels that every GPU can run on matrices of codes, as Python functions.
 
 Tensors are as those of `binding`.
 """
@@ -16,6 +16,9 @@ from rwkv_batch.ops.cuda.abi import (
     CODES_INT4,
     CODES_INT8,
     CODES_NF4,
+    DECODE_COLUMNS,
+    DECODE_ROWS,
+    DECODE_TILES,
     IDENTITY,
     RELU_SQUARE,
 )
@@ -33,6 +36,7 @@ FORMATS = {
 CODE_SIGNATURES = {  # as signatures.SIGNATURES
     "rwkv_gemm_codes": (*[POINTER(c_void_p)] * 4, *[c_int] * 7, c_void_p, c_uint),
     "rwkv_decode_codes": (c_void_p, c_void_p, c_void_p, c_int, c_int, c_int),
+    "rwkv_decode_tiles": (c_void_p, c_void_p, c_void_p, *[c_int] * 4),
 }
 
 
@@ -77,6 +81,17 @@ class CodeKernels:
         self._call(
             "rwkv_decode_codes", w.data_ptr(), pointer(scales), to.data_ptr(), *to.shape, FORMATS[format]
         )
+
+    def decode_tiles(self, w: Tensor, scales: Tensor | None, to: Tensor, columns: bool = False) -> None:
+        """The fp16 numbers that codes of 8 or 4 bits stand for, at most what fp16 holds; to is `[N, K]`.
+
+        w: int8 `[N, K]` of `orders.ordered_codes` with scales `[N]` in fp32, or those of
+        `orders.tiles_of_4_bits` without. columns: int8 `[K, N]` of `orders.paired_columns`, or some of its
+        columns; then to is `[K, N]`. N and K are multiples of 64.
+        """
+        form = DECODE_TILES if scales is None else DECODE_COLUMNS if columns else DECODE_ROWS
+        stride = w.stride(0) if columns else to.shape[1]
+        self._call("rwkv_decode_tiles", w.data_ptr(), pointer(scales), to.data_ptr(), *to.shape, stride, form)
 
 
 def _pointers(tensors: Sequence[Tensor | None]) -> Array[c_void_p]:

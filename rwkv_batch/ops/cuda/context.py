@@ -1,0 +1,42 @@
+"""The context of a GPU, which can be made before torch is there. Imports nothing that takes long."""
+
+import ctypes
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Thread
+
+DRIVER = "libcuda.so.1"
+
+
+def prepare_context(device: str) -> Thread | None:
+    """Begin to make the context that torch will use on a device, in a thread, which is returned.
+
+    It takes a third of a second, and can be ready once torch is imported. device: as of EngineConfig. None
+    if that is no NVIDIA GPU, or torch has no use for one. What fails here fails in torch too, which says why.
+    """
+    kind, _, index = device.partition(":")
+    if kind not in ("auto", "cuda") or not (index or "0").isdecimal() or not _torch_has_cuda():
+        return None
+    thread = Thread(target=_make, args=(int(index or 0),), daemon=True)
+    thread.start()
+    return thread
+
+
+def _make(index: int) -> None:
+    handle, context = ctypes.c_int(), ctypes.c_void_p()
+    with suppress(OSError, AttributeError):  # no driver
+        driver = ctypes.CDLL(DRIVER)
+        if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(handle), index) == 0:
+            # Held as long as the process lives, as torch would hold it.
+            driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
+
+
+def _torch_has_cuda() -> bool:
+    """Whether the torch that would be imported was built for CUDA."""
+    spec = find_spec("torch")
+    return (
+        spec is not None
+        and spec.origin is not None
+        and (Path(spec.origin).parent / "lib" / "libtorch_cuda.so").exists()
+    )

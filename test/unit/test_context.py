@@ -1,0 +1,69 @@
+"""Making a GPU's context before torch is imported."""
+
+import ctypes
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from rwkv_batch.ops.cuda import context
+from rwkv_batch.ops.cuda.context import prepare_context
+
+
+class FakeDriver:
+    """Of so many GPUs. contexts: on which one has been made."""
+
+    def __init__(self, gpus: int) -> None:
+        self.gpus, self.contexts = gpus, []
+
+    def cuInit(self, flags):
+        return 0
+
+    def cuDeviceGet(self, handle, index):
+        handle._obj.value = 40 + index
+        return 0 if index < self.gpus else 101
+
+    def cuDevicePrimaryCtxRetain(self, context, handle):
+        self.contexts.append(handle.value - 40)
+        return 0
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    fake = FakeDriver(2)
+    libraries = {context.DRIVER: fake}
+    named = SimpleNamespace(**{name: getattr(ctypes, name) for name in ("c_int", "c_void_p", "byref")})
+    monkeypatch.setattr(context, "ctypes", named)
+    named.CDLL = libraries.__getitem__
+    monkeypatch.setattr(context, "_torch_has_cuda", lambda: True)
+    return fake
+
+
+@pytest.mark.parametrize(
+    ("device", "wanted"), [("auto", [0]), ("cuda", [0]), ("cuda:1", [1]), ("cuda:2", [])]
+)
+def test_the_context_of_that_gpu(driver, device, wanted):
+    prepare_context(device).join()
+    assert driver.contexts == wanted
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:x", "mps"])
+def test_other_devices_have_none(driver, device):
+    assert prepare_context(device) is None and driver.contexts == []
+
+
+def test_a_torch_without_cuda_needs_none(driver, monkeypatch):
+    monkeypatch.setattr(context, "_torch_has_cuda", lambda: False)
+    assert prepare_context("auto") is None and driver.contexts == []
+
+
+def test_no_driver(monkeypatch):
+    monkeypatch.setattr(context, "_torch_has_cuda", lambda: True)
+    monkeypatch.setattr(context, "DRIVER", "libno-such-driver.so.1")
+    prepare_context("auto").join()
+
+
+def test_nothing_that_takes_long_is_imported():
+    code = "import sys; import rwkv_batch.ops.cuda.context; print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"

@@ -97,8 +97,23 @@ class TestCodes:
             assert found.candidates("value", tokens) == ("sparse", "coded")
         for kind, tokens in [("value", 3), ("value", 16), ("key", 1), ("out", 8), ("in", 2), ("head", 1)]:
             assert found.candidates(kind, tokens) == ("coded",)
-        assert found.candidates("value_split", 8) == ("whole",) and found.untimed("value") == "coded"
+        assert found.candidates("value_split", 8) == ("whole",)
         assert usable({"value 8": "sparse", "value 3": "sparse"}, found) == {"value 8": "sparse"}
+
+    @pytest.mark.parametrize("kind", ["int8", "int4", "int4-128"])
+    def test_matrices_become_fp16_for_many_rows_where_that_is_faster(self, kind):
+        """And always for so many that nothing is timed."""
+        found = self.packed(kind)
+        for of in ("in", "out", "key", "value"):
+            assert found.candidates(of, 255) == ("coded",)
+            assert found.candidates(of, 256) == found.candidates(of, 5000) == ("coded", "decoded")
+            assert found.untimed(of) == "decoded"
+
+    def test_of_a_model_in_fp8_only_a_head_in_int8_does(self):
+        weights = pack_weights(quantize(tiny(width=WIDTH, vocab=300), "fp8", True), CPU)
+        found = Gemms(Coded(), weights, None)
+        assert "decoded" not in found.candidates("key", 1000)
+        assert found.candidates("head", 1000) == ("coded", "decoded") and found.untimed("head") == "decoded"
 
     @pytest.mark.parametrize("kind", ["fp8", "int4"])
     def test_others_read_all_units(self, kind):
@@ -106,7 +121,8 @@ class TestCodes:
 
     def test_a_batch_invariant_model_skips_none(self):
         found = self.packed("int8", invariant=True)
-        assert found.candidates("value", 1) == ("coded",) and found.invariant_methods()["value"] == "coded"
+        assert found.candidates("value", 1) == found.candidates("value", 1000) == ("coded",)
+        assert found.invariant_methods()["value"] == "coded"
 
     def test_the_value_projection_lies_by_units(self):
         checkpoint = quantize(tiny(width=WIDTH, vocab=300), "int8")

@@ -9,6 +9,8 @@ from cpu_models import TARGETS, kernels_for, poisoned_outputs, torch_threads
 from torch.nn.functional import linear
 
 from rwkv_batch.ops.cpu import products
+from rwkv_batch.ops.weights.groups import CALIBRATED
+from rwkv_batch.ops.weights.products import product_with
 
 SHAPES = [(1, 1), (5, 3), (16, 64), (65, 130), (33, 515), (200, 1030), (64, 4099)]  # outputs, inputs
 ROWS = [1, 2, 3, 5, 6, 7, 12, 13, 40, 97]
@@ -40,12 +42,34 @@ def integers(outputs, inputs):
     return torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8, generator=generator)
 
 
-def assert_int8(y, x, values, scales, bias=0.0):
-    """Within what 16 bits of a row and fp32 sums may change."""
-    x, weights = x.double(), values.double() * scales.double().unsqueeze(1)
-    step = x.abs().amax(1, keepdim=True) / 32767
-    rounding = 0.5 * step * weights.abs().sum(1) + 1e-6 * (x.abs() @ weights.abs().T) + 1e-37
+def four_bits(outputs, inputs, name="int4", seed=3):
+    """Weights of 4 bits, no group of which is like another."""
+    factors = draw(outputs, -(-inputs // 64), seed=seed + 1).abs() + 0.1
+    matrix = draw(outputs, inputs, seed=seed) * factors.repeat_interleave(64, 1)[:, :inputs]
+    return CALIBRATED[name].pack(matrix + draw(outputs, 1, seed=seed + 2))
+
+
+def assert_close(y, x, weights, bias=0.0, sizes=None, most=32767):
+    """Within what 16 bits of a row and fp32 sums may change.
+
+    sizes: of the numbers that are added up for a weight, where it is not one. most: of a row in steps.
+    """
+    x, weights = x.double(), weights.double()
+    step = x.abs().amax(1, keepdim=True) / most
+    sizes = weights.abs() if sizes is None else sizes
+    rounding = 0.5 * step * weights.abs().sum(1) + 1e-6 * (x.abs() @ sizes.T) + 1e-37
     assert ((y - (x @ weights.T + bias)).abs() <= rounding + 1e-6 * torch.as_tensor(bias).abs()).all()
+
+
+def assert_int8(y, x, values, scales, bias=0.0):
+    assert_close(y, x, values.double() * scales.double().unsqueeze(1), bias)
+
+
+def assert_int4(y, x, weight, bias=0.0):
+    """Of which scale times code and the minimum are added up apart."""
+    plain = weight.dequantize().double()
+    minimums = weight.parts["minimums"].double().repeat_interleave(weight.group, 1)[:, : weight.shape[1]]
+    assert_close(y, x, plain, bias, (plain - minimums).abs() + minimums.abs(), 32639)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
@@ -68,11 +92,24 @@ def test_an_int8_product_is_that_of_fp64(compiled, shape, threads):
         assert_int8(product(x), x, values, scales, bias.double())
 
 
-@pytest.mark.parametrize("kind", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize("name", CALIBRATED)
+@pytest.mark.parametrize("shape", [*SHAPES, (300, 128)], ids=str)
+def test_a_product_of_4_bits_is_that_of_fp64(compiled, shape, name, threads):
+    weight, bias = four_bits(*shape, name), draw(shape[0], seed=1)
+    product = product_with(weight, bias, kernels=compiled)
+    assert isinstance(product, products.PackedLinear)
+    for rows in ROWS:
+        x = draw(rows, shape[1], seed=rows) * draw(rows, 1, seed=9).exp()
+        assert_int4(product(x), x, weight, bias.double())
+
+
+@pytest.mark.parametrize("kind", ["fp32", "fp16", "int8", *CALIBRATED])
 def test_a_row_has_the_same_product_beside_any_others(compiled, kind, threads):
     weight, x = draw(200, 1030), draw(97, 1030, seed=1)
     if kind == "int8":
         product = products.int8_linear(compiled, integers(200, 1030), draw(200).abs())
+    elif kind in CALIBRATED:
+        product = product_with(four_bits(200, 1030, kind), kernels=compiled)
     else:
         product = products.packed_linear(compiled, weight.half() if kind == "fp16" else weight, None)
     alone = torch.cat([product(row) for row in x.split(1)])
@@ -81,10 +118,12 @@ def test_a_row_has_the_same_product_beside_any_others(compiled, kind, threads):
     assert torch.equal(product(x.flip(0)), alone.flip(0))
 
 
-@pytest.mark.parametrize("kind", ["fp32", "int8"])
+@pytest.mark.parametrize("kind", ["fp32", "int8", "int4"])
 def test_squares_are_those_of_the_positive_numbers(compiled, kind):
     if kind == "int8":
         product = products.int8_linear(compiled, integers(70, 90), draw(70).abs() / 100)
+    elif kind == "int4":
+        product = product_with(four_bits(70, 90), kernels=compiled)
     else:
         product = products.packed_linear(compiled, draw(70, 90), draw(70, seed=1))
     x = draw(5, 90, seed=2)
@@ -118,6 +157,17 @@ def test_the_largest_sums_of_int8_do_not_overflow(compiled, inputs, sign):
     assert float((got / want - 1).abs().max()) < 1e-5  # fp32 sums of one sign, where there are no integers
 
 
+@pytest.mark.parametrize("name", CALIBRATED)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_largest_sums_of_4_bits_do_not_overflow(compiled, name, sign):
+    """Whole groups of the largest code and of the smallest, with rows at the edge of 16 bits."""
+    matrix = torch.tensor([0.0, 1.0]).repeat(20, 4096)
+    matrix[:, 2:] = matrix[:, 1:2]
+    weight, x = CALIBRATED[name].pack(matrix), torch.full((2, 8192), 3e4 * sign)
+    x[1, ::2] = -x[1, ::2]
+    assert_int4(product_with(weight, kernels=compiled)(x), x, weight)
+
+
 def test_rows_of_zeros_give_the_bias_and_outliers_cost_only_their_row(compiled):
     values, scales, bias = integers(50, 300), draw(50).abs(), draw(50, seed=1)
     x = draw(6, 300, seed=2)
@@ -128,6 +178,11 @@ def test_rows_of_zeros_give_the_bias_and_outliers_cost_only_their_row(compiled):
     assert_int8(got, x, values, scales, bias.double())
     others = products.int8_linear(compiled, values, scales, bias)(x[[0, 4, 5]])
     assert torch.equal(got[[0, 4, 5]], others)
+    weight = four_bits(50, 300)
+    got = product_with(weight, bias, kernels=compiled)(x)
+    assert torch.equal(got[1], bias)
+    assert_int4(got, x, weight, bias.double())
+    assert torch.equal(got[[0, 4, 5]], product_with(weight, bias, kernels=compiled)(x[[0, 4, 5]]))
 
 
 @pytest.mark.parametrize("size", [1e-45, 1e-41, 1e-38, 1e-30, 1e30])
@@ -137,14 +192,18 @@ def test_rows_and_scales_may_be_of_any_size(compiled, size):
     assert_int8(tiny, x, values, torch.full((20,), size))
     small = x * size
     assert_int8(products.int8_linear(compiled, values, torch.ones(20))(small), small, values, torch.ones(20))
+    weight = four_bits(20, 100)
+    assert_int4(product_with(weight, kernels=compiled)(small), small, weight)
 
 
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
-@pytest.mark.parametrize("kind", ["fp32", "int8"])
+@pytest.mark.parametrize("kind", ["fp32", "int8", "int4"])
 def test_a_row_that_is_not_finite_is_seen_and_spoils_no_other(compiled, kind, bad):
     x = draw(5, 70)
     if kind == "int8":
         product = products.int8_linear(compiled, integers(20, 70), torch.ones(20))
+    elif kind == "int4":
+        product = product_with(four_bits(20, 70), kernels=compiled)
     else:
         product = products.packed_linear(compiled, draw(20, 70), None)
     good = product(x)

@@ -20,9 +20,11 @@ POINTERS_AND_SIZES = {  # of each function: pointers, then 64-bit sizes, then in
     "product_fp32": (4, 3, 2),
     "product_fp16": (4, 3, 2),
     "product_int8": (6, 3, 2),
+    "product_int4": (4, 4, 2),
     "mix": (11, 5, 1),
     "wkv7": (19, 3, 1),
     "int8_group": (0, 0, 0),
+    "int4_inputs": (0, 0, 0),
 }
 
 
@@ -47,9 +49,10 @@ class CpuKernels:
             function.argtypes = (
                 [ctypes.c_void_p] * pointers + [ctypes.c_int64] * sizes + [ctypes.c_int] * ints
             )
-            function.restype = ctypes.c_int if name == "int8_group" else None
+            function.restype = None if pointers else ctypes.c_int
         self._library: Any = library
         self.int8_group: int = library.int8_group()
+        self.int4_inputs: int = library.int4_inputs()
 
     def product(
         self,
@@ -59,11 +62,13 @@ class CpuKernels:
         bias: Tensor,
         outputs: int,
         squared: bool,
+        group: int = 0,
     ) -> Tensor:
         """`x W^T + bias` for x `[rows, inputs]`: `[rows, outputs]`.
 
-        weights: packed, as products.py does it, fp32, fp16 or int8. scales: of int8 weights, with the sums.
-        bias: `[panels * 64]`. squared: y becomes max(0, y)^2.
+        weights: packed, as products.py does it, fp32, fp16, int8 or, as uint8, 4 bits. scales: of int8
+        weights, with the sums. group: inputs that have a scale together, of 4 bits. bias: `[panels * 64]`.
+        squared: y becomes max(0, y)^2.
         """
         x = x.contiguous()
         rows, inputs = x.shape
@@ -73,6 +78,8 @@ class CpuKernels:
         if scales is not None:
             scale, totals = scales
             self._library.product_int8(at, packed, scale.data_ptr(), totals.data_ptr(), offset, to, *sizes)
+        elif weights.dtype == torch.uint8:
+            self._library.product_int4(at, packed, offset, to, *sizes[:3], group, *sizes[3:])
         elif weights.dtype == torch.float16:
             self._library.product_fp16(at, packed, offset, to, *sizes)
         else:

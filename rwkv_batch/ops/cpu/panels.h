@@ -5,7 +5,7 @@
 
 #include "vector.h"
 
-#if defined(__AVX__)
+#if defined(__AVX__) || defined(__F16C__)
 #include <immintrin.h>
 #endif
 
@@ -36,6 +36,40 @@ template <typename Tile>
 INLINE void in_tiles(int64_t count, int64_t most, Tile tile) {
     const int64_t tiles = (count + most - 1) / most;
     for (int64_t i = 0; i < tiles; i++) tile(count * i / tiles, count * (i + 1) / tiles - count * i / tiles);
+}
+
+// LANES bytes as integers, by the instruction for it: what GCC makes of a conversion of vectors takes six
+// times as long.
+INLINE IntVec integers(const int8_t* from) {
+#if defined(__AVX512F__)
+    return (IntVec)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from));
+#elif defined(__AVX2__)
+    return (IntVec)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#else
+    typedef int8_t Bytes __attribute__((vector_size(LANES)));
+    Bytes bytes;
+    memcpy(&bytes, from, sizeof bytes);
+    return __builtin_convertvector(bytes, IntVec);
+#endif
+}
+
+INLINE IntVec integers(const uint8_t* from) { return integers(reinterpret_cast<const int8_t*>(from)) & 255; }
+
+INLINE Vec widen(IntVec x) { return __builtin_convertvector(x, Vec); }
+
+INLINE Vec widen(const uint16_t* from) {  // fp16
+#if defined(__AVX512F__)
+    return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(__F16C__)
+    return (Vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+#else  // by its bits: exponents of fp32 count from 112 more
+    typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
+    Halves halves;
+    memcpy(&halves, from, sizeof halves);
+    const IntVec bits = __builtin_convertvector(halves, IntVec);
+    const Vec magnitude = (Vec)((bits & 0x7fff) << 13) * 0x1p112f;
+    return (Vec)((IntVec)magnitude | ((bits & 0x8000) << 16));
+#endif
 }
 
 // Stores past the cache where the processor can.

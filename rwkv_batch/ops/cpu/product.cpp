@@ -10,10 +10,6 @@
 
 #include "panels.h"
 
-#if defined(__AVX512F__) || defined(__F16C__)
-#include <immintrin.h>
-#endif
-
 namespace {
 
 constexpr int64_t DEPTH = 512;              // inputs whose part of a panel stays in the cache of a core
@@ -22,29 +18,11 @@ constexpr int TALL = 6;                     // rows in registers
 constexpr int WIDE = LANES == 16 ? 4 : 2;   // vectors of outputs beside them
 constexpr int ALONE = LANES == 16 ? 4 : 8;  // the same for one row
 
+using ::widen;
+
 INLINE Vec widen(const float* from) { return load(from); }
 
-INLINE Vec widen(const uint16_t* from) {  // fp16
-#if defined(__AVX512F__)
-    return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
-#elif defined(__F16C__)
-    return (Vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
-#else  // by its bits: exponents of fp32 count from 112 more
-    typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
-    Halves halves;
-    memcpy(&halves, from, sizeof halves);
-    const IntVec bits = __builtin_convertvector(halves, IntVec);
-    const Vec magnitude = (Vec)((bits & 0x7fff) << 13) * 0x1p112f;
-    return (Vec)((IntVec)magnitude | ((bits & 0x8000) << 16));
-#endif
-}
-
-INLINE Vec widen(const int8_t* from) {
-    typedef int8_t Bytes __attribute__((vector_size(LANES)));
-    Bytes bytes;
-    memcpy(&bytes, from, sizeof bytes);
-    return __builtin_convertvector(bytes, Vec);
-}
+INLINE Vec widen(const int8_t* from) { return widen(integers(from)); }
 
 // Adds `depth` inputs to the sums [R, 64] of R rows and V vectors of outputs. ahead: weights to come, of
 // which a line of the cache is fetched with each input.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rwkv_batch.ops.cpu.binding import CpuKernels
 
@@ -24,13 +25,19 @@ class PackedLinear:
     scales: tuple[Tensor, Tensor] | None  # of int8 weights, and 128 times the sums of their rows
     bias: Tensor  # [panels * PANEL]
     outputs: int
+    group: int = 0  # inputs that have a scale together, of weights of 4 bits
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.kernels.product(x, self.weights, self.scales, self.bias, self.outputs, False)
+        return self._product(x, squared=False)
 
     def squared(self, x: Tensor) -> Tensor:
         """The squares of the product's positive numbers, and zeros."""
-        return self.kernels.product(x, self.weights, self.scales, self.bias, self.outputs, True)
+        return self._product(x, squared=True)
+
+    def _product(self, x: Tensor, squared: bool) -> Tensor:
+        return self.kernels.product(
+            x, self.weights, self.scales, self.bias, self.outputs, squared, self.group
+        )
 
 
 def packed_linear(kernels: CpuKernels, weight: Tensor, bias: Tensor | None) -> PackedLinear:
@@ -57,6 +64,35 @@ def int8_linear(
     totals = _filled(sums * 128, outputs, torch.int32)
     packed, both = pack(values, kernels.int8_group), (_filled(scales, outputs), totals)
     return PackedLinear(kernels, packed, both, _filled(bias, outputs), outputs)
+
+
+def int4_linear(
+    kernels: CpuKernels,
+    codes: Tensor,
+    scales: Tensor,
+    minimums: Tensor,
+    group: int,
+    bias: Tensor | None = None,
+) -> PackedLinear:
+    """`x -> x @ (scales * codes + minimums).T + bias` for fp32 rows x `[rows, inputs]`.
+
+    codes: uint8 `[outputs, inputs]`, 0 to 15. scales and minimums: fp16 `[outputs, inputs / group rounded
+    up]`. group: 64 or 128. bias: fp32 `[outputs]`. x is used as it is, or rounded to 16 bits a row where the
+    processor multiplies bytes (product_int4.cpp).
+    """
+    outputs, inputs = codes.shape
+    panels, groups = -(-outputs // PANEL), -(-inputs // group)
+    codes = pad(codes, (0, groups * group - inputs, 0, panels * PANEL - outputs))
+    together = 32 if kernels.int4_inputs == 1 else 16  # outputs whose codes share bytes with as many others
+    halves = codes.view(panels, -1, 2, together, groups, group // kernels.int4_inputs, kernels.int4_inputs)
+    both = halves[:, :, 0] | halves[:, :, 1] << 4
+    # Of [panels, pairs of halves, outputs, groups, steps, inputs] to [panels, groups, steps, pairs, outputs,
+    # inputs].
+    packed = both.permute(0, 3, 4, 1, 2, 5).flatten(2)
+    of_groups = torch.stack([scales, minimums])
+    of_groups = pad(of_groups, (0, 0, 0, panels * PANEL - outputs)).view(2, panels, PANEL, groups)
+    weights = torch.cat([packed, of_groups.permute(1, 3, 0, 2).flatten(2).contiguous().view(torch.uint8)], 2)
+    return PackedLinear(kernels, weights, None, _filled(bias, outputs), outputs, group)
 
 
 def pack(weight: Tensor, group: int = 1) -> Tensor:

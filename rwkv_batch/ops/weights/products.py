@@ -10,9 +10,11 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from rwkv_batch.ops.cpu.binding import CpuKernels
-from rwkv_batch.ops.cpu.products import int8_linear
+from rwkv_batch.ops.cpu.products import int4_linear, int8_linear
 from rwkv_batch.ops.linear import Linear, prepare
+from rwkv_batch.ops.weights.bits import unpack_codes
 from rwkv_batch.ops.weights.channels import Fp8BothWeight, Int8Weight
+from rwkv_batch.ops.weights.groups import Int4Weight
 from rwkv_batch.ops.weights.halves import HalfWeight
 from rwkv_batch.ops.weights.weight import Weight
 
@@ -37,6 +39,10 @@ def product_with(
     if isinstance(weight, Int8Weight):
         values, scales = weight.parts["values"], weight.parts["scales"]
         return int8_linear(kernels, values, scales, bias) if kernels else int8_product(values, scales, bias)
+    if isinstance(weight, Int4Weight) and kernels:
+        codes = unpack_codes(weight.parts["values"], 4, weight.shape[1])
+        scales, minimums = weight.parts["scales"], weight.parts["minimums"]
+        return int4_linear(kernels, codes, scales, minimums, weight.group, bias)
     multiply = partial(_by_blocks, weight=weight, bias=bias)
     if isinstance(weight, Fp8BothWeight):
         return lambda x: multiply(Fp8BothWeight.rounded(x))

@@ -2,8 +2,8 @@
 // or scale q + minimum, rounded once, at most what fp16 holds.
 //
 //   DECODE_ROWS: w [N, K] int8 in the order of gemm_tile8.cu, scale [N] fp32; to [N, K] fp16
-//   DECODE_COLUMNS: w [K, N] int8 in the order of gemm_sparse8.cu; to [K, N]. Both may be columns of wider
-//     matrices: `stride` codes lie from row to row of w
+//   DECODE_COLUMNS: w [K, N] int8 in the order of gemm_sparse8.cu, or some columns of a wider matrix, of
+//     which a row has `stride` codes; to [K, N]
 //   DECODE_TILES: w in the tiles of gemm_tile4.cu, scales among them; to [N, K]
 //
 // N and K are multiples of 64. Reference: Weight.dequantize of rwkv_batch/ops/weights. Binding:

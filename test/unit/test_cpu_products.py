@@ -9,11 +9,13 @@ from cpu_models import TARGETS, kernels_for, poisoned_outputs, torch_threads
 from torch.nn.functional import linear
 
 from rwkv_batch.ops.cpu import products
-from rwkv_batch.ops.weights.groups import CALIBRATED
+from rwkv_batch.ops.weights.formats import FORMATS
+from rwkv_batch.ops.weights.groups import CALIBRATED, NF4, Nf4Weight
 from rwkv_batch.ops.weights.products import product_with
 
 SHAPES = [(1, 1), (5, 3), (16, 64), (65, 130), (33, 515), (200, 1030), (64, 4099)]  # outputs, inputs
 ROWS = [1, 2, 3, 5, 6, 7, 12, 13, 40, 97]
+IN_FP32 = ["fp8", "fp6", "fp5", "nf4"]  # whose rows are multiplied as they are
 
 
 @pytest.fixture(scope="module", autouse=True, params=TARGETS)
@@ -103,13 +105,37 @@ def test_a_product_of_4_bits_is_that_of_fp64(compiled, shape, name, threads):
         assert_int4(product(x), x, weight, bias.double())
 
 
-@pytest.mark.parametrize("kind", ["fp32", "fp16", "int8", *CALIBRATED])
+@pytest.mark.parametrize("name", IN_FP32)
+@pytest.mark.parametrize("shape", [*SHAPES, (300, 128)], ids=str)
+def test_a_product_of_another_format_is_that_of_fp64(compiled, shape, name, threads):
+    weight, bias = FORMATS[name].pack(draw(*shape)), draw(shape[0], seed=1)
+    product = product_with(weight, bias, kernels=compiled)
+    assert isinstance(product, products.PackedLinear)
+    for rows in ROWS:
+        x = draw(rows, shape[1], seed=rows)
+        want = linear(x.double(), weight.dequantize().double(), bias.double())
+        assert float((product(x) - want).norm() / want.norm()) < 1e-6
+
+
+def test_every_code_is_its_number(compiled):
+    """Of fp8, the smallest ones too, and of nf4, whose scales here are 1."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    fp8 = codes[codes & 127 != 127].view(torch.float8_e4m3fn).unsqueeze(1)
+    product = products.fp8_linear(compiled, fp8, torch.ones(len(fp8)))
+    assert torch.equal(product(torch.ones(1, 1))[0], fp8.float().flatten())
+    nf4 = Nf4Weight.pack(NF4.repeat(3, 4))
+    assert torch.equal(product_with(nf4, kernels=compiled)(torch.eye(64)).T, NF4.repeat(3, 4))
+
+
+@pytest.mark.parametrize("kind", ["fp32", "fp16", "int8", *CALIBRATED, *IN_FP32])
 def test_a_row_has_the_same_product_beside_any_others(compiled, kind, threads):
     weight, x = draw(200, 1030), draw(97, 1030, seed=1)
     if kind == "int8":
         product = products.int8_linear(compiled, integers(200, 1030), draw(200).abs())
     elif kind in CALIBRATED:
         product = product_with(four_bits(200, 1030, kind), kernels=compiled)
+    elif kind in IN_FP32:
+        product = product_with(FORMATS[kind].pack(weight), kernels=compiled)
     else:
         product = products.packed_linear(compiled, weight.half() if kind == "fp16" else weight, None)
     alone = torch.cat([product(row) for row in x.split(1)])
@@ -118,12 +144,12 @@ def test_a_row_has_the_same_product_beside_any_others(compiled, kind, threads):
     assert torch.equal(product(x.flip(0)), alone.flip(0))
 
 
-@pytest.mark.parametrize("kind", ["fp32", "int8", "int4"])
+@pytest.mark.parametrize("kind", ["fp32", "int8", "int4", "fp8", "nf4"])
 def test_squares_are_those_of_the_positive_numbers(compiled, kind):
     if kind == "int8":
         product = products.int8_linear(compiled, integers(70, 90), draw(70).abs() / 100)
-    elif kind == "int4":
-        product = product_with(four_bits(70, 90), kernels=compiled)
+    elif kind in FORMATS:
+        product = product_with(FORMATS[kind].pack(draw(70, 90)), kernels=compiled)
     else:
         product = products.packed_linear(compiled, draw(70, 90), draw(70, seed=1))
     x = draw(5, 90, seed=2)
@@ -197,13 +223,13 @@ def test_rows_and_scales_may_be_of_any_size(compiled, size):
 
 
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
-@pytest.mark.parametrize("kind", ["fp32", "int8", "int4"])
+@pytest.mark.parametrize("kind", ["fp32", "int8", "int4", "fp8", "nf4"])
 def test_a_row_that_is_not_finite_is_seen_and_spoils_no_other(compiled, kind, bad):
     x = draw(5, 70)
     if kind == "int8":
         product = products.int8_linear(compiled, integers(20, 70), torch.ones(20))
-    elif kind == "int4":
-        product = product_with(four_bits(20, 70), kernels=compiled)
+    elif kind in FORMATS:
+        product = product_with(FORMATS[kind].pack(draw(20, 70)), kernels=compiled)
     else:
         product = products.packed_linear(compiled, draw(20, 70), None)
     good = product(x)

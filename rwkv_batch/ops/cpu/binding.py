@@ -20,7 +20,9 @@ POINTERS_AND_SIZES = {  # of each function: pointers, then 64-bit sizes, then in
     "product_fp32": (4, 3, 2),
     "product_fp16": (4, 3, 2),
     "product_int8": (6, 3, 2),
+    "product_fp8": (5, 3, 2),
     "product_int4": (4, 4, 2),
+    "product_nf4": (4, 4, 2),
     "mix": (11, 5, 1),
     "wkv7": (19, 3, 1),
     "int8_group": (0, 0, 0),
@@ -56,34 +58,27 @@ class CpuKernels:
 
     def product(
         self,
+        kind: str,
         x: Tensor,
         weights: Tensor,
-        scales: tuple[Tensor, Tensor] | None,
+        scales: Sequence[Tensor],
         bias: Tensor,
         outputs: int,
         squared: bool,
-        group: int = 0,
+        group: int | None = None,
     ) -> Tensor:
         """`x W^T + bias` for x `[rows, inputs]`: `[rows, outputs]`.
 
-        weights: packed, as products.py does it, fp32, fp16, int8 or, as uint8, 4 bits. scales: of int8
-        weights, with the sums. group: inputs that have a scale together, of 4 bits. bias: `[panels * 64]`.
+        weights: packed, as products.py does it. kind: their format, as of PackedLinear. scales: of int8, with
+        the sums, and of fp8. group: inputs that have a scale together, of 4 bits. bias: `[panels * 64]`.
         squared: y becomes max(0, y)^2.
         """
         x = x.contiguous()
         rows, inputs = x.shape
         y = torch.empty(rows, outputs)
-        sizes = rows, inputs, outputs, int(squared), torch.get_num_threads()
-        at, packed, offset, to = x.data_ptr(), weights.data_ptr(), bias.data_ptr(), y.data_ptr()
-        if scales is not None:
-            scale, totals = scales
-            self._library.product_int8(at, packed, scale.data_ptr(), totals.data_ptr(), offset, to, *sizes)
-        elif weights.dtype == torch.uint8:
-            self._library.product_int4(at, packed, offset, to, *sizes[:3], group, *sizes[3:])
-        elif weights.dtype == torch.float16:
-            self._library.product_fp16(at, packed, offset, to, *sizes)
-        else:
-            self._library.product_fp32(at, packed, offset, to, *sizes)
+        pointers = (tensor.data_ptr() for tensor in (x, weights, *scales, bias, y))
+        sizes = (rows, inputs, outputs) if group is None else (rows, inputs, outputs, group)
+        getattr(self._library, f"product_{kind}")(*pointers, *sizes, int(squared), torch.get_num_threads())
         return y
 
     def mix(

@@ -1,8 +1,8 @@
-// Products with weights in fp32, fp16 or int8: y = x W^T + bias, with sums in fp32.
+// Products with weights in fp32, fp16, int8 or fp8: y = x W^T + bias, with sums in fp32.
 //
 // Weights are packed in panels of 64 outputs: [panels, inputs, 64], the last one filled up with zeros. A
 // panel is multiplied with all rows of x, up to 6 of them in registers at a time, and each weight is widened
-// to fp32 there. int8 weights have a scale for each output, which multiplies the sum.
+// to fp32 there. Weights of 8 bits have a scale for each output, which multiplies the sum.
 //
 // A number of y is the sum of blocks of 512 inputs, each summed in ascending order, and of the bias. So a
 // row's product does not depend on other rows or threads. Reference: torch.nn.functional.linear. Test:
@@ -23,6 +23,15 @@ using ::widen;
 INLINE Vec widen(const float* from) { return load(from); }
 
 INLINE Vec widen(const int8_t* from) { return widen(integers(from)); }
+
+struct Fp8 {  // e4m3, and no NaN
+    int8_t bits;
+};
+
+// Its bits where fp32 has them: exponents of fp32 count from 120 more. Exact, subnormal numbers too.
+INLINE Vec widen(const Fp8* from) {
+    return (Vec)((integers(&from->bits) << 20) & (int32_t)0x87ffffff) * 0x1p120f;
+}
 
 // Adds `depth` inputs to the sums [R, 64] of R rows and V vectors of outputs. ahead: weights to come, of
 // which a line of the cache is fetched with each input.
@@ -111,6 +120,13 @@ extern "C" void product_fp16(const float* x, const void* weights, const float* b
                              int64_t inputs, int64_t outputs, int squared, int threads) {
     const Product job = {x, weights, nullptr, bias, y, rows, inputs, outputs, squared};
     in_parallel(run<uint16_t>, &job, threads_for(&job, threads));
+}
+
+extern "C" void product_fp8(const float* x, const void* weights, const float* scales, const float* bias,
+                            float* y, int64_t rows, int64_t inputs, int64_t outputs, int squared,
+                            int threads) {
+    const Product job = {x, weights, scales, bias, y, rows, inputs, outputs, squared};
+    in_parallel(run<Fp8>, &job, threads_for(&job, threads));
 }
 
 #if !defined(__AVX512VNNI__)

@@ -21,11 +21,12 @@ class PackedLinear:
     """`x -> x @ weight.T + bias` for fp32 rows x `[rows, inputs]`."""
 
     kernels: CpuKernels
-    weights: Tensor  # as `pack` makes them
-    scales: tuple[Tensor, Tensor] | None  # of int8 weights, and 128 times the sums of their rows
+    kind: str  # of the weights: "fp32", "fp16", "int8", "fp8", "int4" or "nf4"
+    weights: Tensor  # packed
+    scales: tuple[Tensor, ...]  # of int8, with 128 times the sums of its rows, and of fp8; else none
     bias: Tensor  # [panels * PANEL]
     outputs: int
-    group: int = 0  # inputs that have a scale together, of weights of 4 bits
+    group: int | None = None  # inputs that have a scale together, of 4 bits
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._product(x, squared=False)
@@ -36,14 +37,15 @@ class PackedLinear:
 
     def _product(self, x: Tensor, squared: bool) -> Tensor:
         return self.kernels.product(
-            x, self.weights, self.scales, self.bias, self.outputs, squared, self.group
+            self.kind, x, self.weights, self.scales, self.bias, self.outputs, squared, self.group
         )
 
 
 def packed_linear(kernels: CpuKernels, weight: Tensor, bias: Tensor | None) -> PackedLinear:
     """The product with a weight `[outputs, inputs]`, fp32 or fp16, and a bias `[outputs]`."""
+    kind = "fp16" if weight.dtype == torch.float16 else "fp32"
     outputs = len(weight)
-    return PackedLinear(kernels, pack(weight), None, _filled(bias, outputs), outputs)
+    return PackedLinear(kernels, kind, pack(weight), (), _filled(bias, outputs), outputs)
 
 
 def int8_linear(
@@ -63,7 +65,19 @@ def int8_linear(
     sums = torch.cat([rows.sum(1, dtype=torch.int32) for rows in values.split(SUMMED_AT_ONCE)])
     totals = _filled(sums * 128, outputs, torch.int32)
     packed, both = pack(values, kernels.int8_group), (_filled(scales, outputs), totals)
-    return PackedLinear(kernels, packed, both, _filled(bias, outputs), outputs)
+    return PackedLinear(kernels, "int8", packed, both, _filled(bias, outputs), outputs)
+
+
+def fp8_linear(
+    kernels: CpuKernels, values: Tensor, scales: Tensor, bias: Tensor | None = None
+) -> PackedLinear:
+    """`x -> x @ (scales * values).T + bias` for fp32 rows x `[rows, inputs]`.
+
+    values: `[outputs, inputs]` in float8_e4m3fn, none NaN. scales: fp32 `[outputs]`. bias: fp32 `[outputs]`.
+    """
+    outputs = len(values)
+    packed, own = pack(values.view(torch.uint8)), (_filled(scales, outputs),)
+    return PackedLinear(kernels, "fp8", packed, own, _filled(bias, outputs), outputs)
 
 
 def int4_linear(
@@ -78,21 +92,32 @@ def int4_linear(
 
     codes: uint8 `[outputs, inputs]`, 0 to 15. scales and minimums: fp16 `[outputs, inputs / group rounded
     up]`. group: 64 or 128. bias: fp32 `[outputs]`. x is used as it is, or rounded to 16 bits a row where the
-    processor multiplies bytes (product_int4.cpp).
+    processor multiplies bytes (product_groups.cpp).
     """
+    packed = _pack_groups(codes, scales, minimums, group, kernels.int4_inputs)
+    return PackedLinear(kernels, "int4", packed, (), _filled(bias, len(codes)), len(codes), group)
+
+
+def nf4_linear(
+    kernels: CpuKernels, codes: Tensor, scales: Tensor, group: int, bias: Tensor | None = None
+) -> PackedLinear:
+    """The same with `scales * NF4[codes]`; x is used as it is."""
+    packed = _pack_groups(codes, scales, torch.zeros_like(scales), group, 1)
+    return PackedLinear(kernels, "nf4", packed, (), _filled(bias, len(codes)), len(codes), group)
+
+
+def _pack_groups(codes: Tensor, scales: Tensor, minimums: Tensor, group: int, together: int) -> Tensor:
+    """`[panels, groups, bytes]` uint8, as product_groups.cpp has them; together: inputs side by side."""
     outputs, inputs = codes.shape
     panels, groups = -(-outputs // PANEL), -(-inputs // group)
     codes = pad(codes, (0, groups * group - inputs, 0, panels * PANEL - outputs))
-    together = 32 if kernels.int4_inputs == 1 else 16  # outputs whose codes share bytes with as many others
-    halves = codes.view(panels, -1, 2, together, groups, group // kernels.int4_inputs, kernels.int4_inputs)
-    both = halves[:, :, 0] | halves[:, :, 1] << 4
     # Of [panels, pairs of halves, outputs, groups, steps, inputs] to [panels, groups, steps, pairs, outputs,
     # inputs].
-    packed = both.permute(0, 3, 4, 1, 2, 5).flatten(2)
-    of_groups = torch.stack([scales, minimums])
-    of_groups = pad(of_groups, (0, 0, 0, panels * PANEL - outputs)).view(2, panels, PANEL, groups)
-    weights = torch.cat([packed, of_groups.permute(1, 3, 0, 2).flatten(2).contiguous().view(torch.uint8)], 2)
-    return PackedLinear(kernels, weights, None, _filled(bias, outputs), outputs, group)
+    halves = codes.view(panels, -1, 2, 32 if together == 1 else 16, groups, group // together, together)
+    packed = (halves[:, :, 0] | halves[:, :, 1] << 4).permute(0, 3, 4, 1, 2, 5).flatten(2)
+    of_groups = pad(torch.stack([scales, minimums]), (0, 0, 0, panels * PANEL - outputs))
+    of_panels = of_groups.view(2, panels, PANEL, groups).permute(1, 3, 0, 2).flatten(2)
+    return torch.cat([packed, of_panels.contiguous().view(torch.uint8)], 2)
 
 
 def pack(weight: Tensor, group: int = 1) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.ops.weights.bits import pack_codes, packed_size, unpack_codes
-from rwkv_batch.ops.weights.weight import PartLayout, Weight, over
+from rwkv_batch.ops.weights.weight import PartLayout, Weight, blocks, over
 
 FP16_BIAS, FP16_MANTISSA = 15, 10
 
@@ -116,8 +116,18 @@ class SmallFloatWeight(ChannelWeight):
         return pack_codes(encode_float(numbers, cls.exponent, cls.mantissa), cls.bits())
 
     def read_rows(self, rows: slice) -> Tensor:
+        return self._numbers(rows).mul_(self.parts["scales"][rows, None])
+
+    def as_fp8(self) -> Tensor:
+        """Its numbers before their scales, `[outputs, inputs]` in float8_e4m3fn, which has them all."""
+        found = torch.empty(self.shape, dtype=torch.float8_e4m3fn)
+        for rows in blocks(*self.shape):
+            found[rows] = self._numbers(rows).to(found.dtype)
+        return found
+
+    def _numbers(self, rows: slice) -> Tensor:
         codes = unpack_codes(self.parts["values"][rows], self.bits(), self.shape[1])
-        return decode_float(codes, self.exponent, self.mantissa).mul_(self.parts["scales"][rows, None])
+        return decode_float(codes, self.exponent, self.mantissa)
 
 
 class Fp6Weight(SmallFloatWeight):

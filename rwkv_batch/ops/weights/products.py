@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from rwkv_batch.ops.cpu.binding import CpuKernels
-from rwkv_batch.ops.cpu.products import int4_linear, int8_linear
+from rwkv_batch.ops.cpu.products import fp8_linear, int4_linear, int8_linear, nf4_linear
 from rwkv_batch.ops.linear import Linear, prepare
 from rwkv_batch.ops.weights.bits import unpack_codes
-from rwkv_batch.ops.weights.channels import Fp8BothWeight, Int8Weight
-from rwkv_batch.ops.weights.groups import Int4Weight
+from rwkv_batch.ops.weights.channels import Fp8BothWeight, Fp8Weight, Int8Weight, SmallFloatWeight
+from rwkv_batch.ops.weights.groups import Int4Weight, Nf4Weight
 from rwkv_batch.ops.weights.halves import HalfWeight
 from rwkv_batch.ops.weights.weight import Weight
 
@@ -36,17 +36,30 @@ def product_with(
     if isinstance(weight, HalfWeight):
         matrix = weight.dequantize()
         return prepare(matrix, bias, device="cpu", dtype=torch.float32, invariant=invariant, kernels=kernels)
+    if kernels and not isinstance(weight, Fp8BothWeight):
+        return _by_kernels(weight, bias, kernels)
     if isinstance(weight, Int8Weight):
-        values, scales = weight.parts["values"], weight.parts["scales"]
-        return int8_linear(kernels, values, scales, bias) if kernels else int8_product(values, scales, bias)
-    if isinstance(weight, Int4Weight) and kernels:
-        codes = unpack_codes(weight.parts["values"], 4, weight.shape[1])
-        scales, minimums = weight.parts["scales"], weight.parts["minimums"]
-        return int4_linear(kernels, codes, scales, minimums, weight.group, bias)
+        return int8_product(weight.parts["values"], weight.parts["scales"], bias)
     multiply = partial(_by_blocks, weight=weight, bias=bias)
     if isinstance(weight, Fp8BothWeight):
         return lambda x: multiply(Fp8BothWeight.rounded(x))
     return multiply
+
+
+def _by_kernels(weight: Weight, bias: Tensor | None, kernels: CpuKernels) -> Linear:
+    """fp6 and fp5 take the 8 bits of fp8, which has all of their numbers."""
+    values, scales = weight.parts["values"], weight.parts["scales"]
+    if isinstance(weight, Int8Weight):
+        return int8_linear(kernels, values, scales, bias)
+    if isinstance(weight, Fp8Weight):
+        return fp8_linear(kernels, values, scales, bias)
+    if isinstance(weight, SmallFloatWeight):
+        return fp8_linear(kernels, weight.as_fp8(), scales, bias)
+    assert isinstance(weight, Int4Weight | Nf4Weight)
+    codes = unpack_codes(values, 4, weight.shape[1])
+    if isinstance(weight, Nf4Weight):
+        return nf4_linear(kernels, codes, scales, weight.group, bias)
+    return int4_linear(kernels, codes, scales, weight.parts["minimums"], weight.group, bias)
 
 
 def int8_product(values: Tensor, scales: Tensor, bias: Tensor | None = None) -> Linear:

@@ -134,15 +134,10 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
             barrier_wait(w_full + w_at * 8, w_phase);
             uint32_t a[OWN_STRIPS * TILE_K / 16][4];
             W::template operands<STRIPS>(w_ring + w_at * w_bytes, own_strip, warp, lane, bits, a);
-            if constexpr (!TRANSPOSED) {
-                sync_warp();
-                if (lane == 0) arrive(w_empty + w_at * 8);
-            }
             barrier_wait(x_full + x_at * 8, x_phase);
             if constexpr (FEW) {
                 multiply_few<TN, OWN_STRIPS>(acc, a, x + own_strip * TN * STRIP_BYTES, lane);
-                sync_warp();
-                if (lane == 0) arrive(x_empty + x_at * 8);
+                fence_async_shared();  // an arrival does not wait for reads, and copies would replace them
             } else {
 #pragma unroll
                 for (int k = 0; k < STRIPS * TILE_K / 16; k++) ready(a[k]);
@@ -157,11 +152,11 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
                 wgmma_wait<0>();
                 if (signals) arrive(x_empty + x_at * 8);
             }
-            // Not before, as what ldmatrix reads may come after an arrival: it is waited for at its first
-            // use.
-            if constexpr (TRANSPOSED) {
-                sync_warp();
-                if (lane == 0) arrive(w_empty + w_at * 8);
+            // Not before the products: they wait for what was read, which an arrival does not.
+            sync_warp();
+            if (lane == 0) {
+                arrive(w_empty + w_at * 8);
+                if constexpr (FEW) arrive(x_empty + x_at * 8);
             }
             if (++w_at == p.w_stages) w_at = 0, w_phase ^= 1;
             if (++x_at == p.x_stages) x_at = 0, x_phase ^= 1;

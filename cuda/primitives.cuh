@@ -261,7 +261,7 @@ DEVICE void end_copies(unsigned barrier) { arrive_with_copies(barrier); }
 #endif
 }  // namespace mbarrier
 
-// What this thread has written to shared memory becomes visible to asynchronous copies.
+// What this thread has read and written in shared memory comes before asynchronous copies that begin later.
 DEVICE void fence_async_shared() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

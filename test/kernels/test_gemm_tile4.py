@@ -35,6 +35,25 @@ class TestTiles:
             assert off(y, ACTIVATIONS[activation](x.double() @ w.T)) < 1e-3
 
 
+@pytest.mark.parametrize("rows", [1, 8, 16, 32, 64, 128])
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (4096, 16384), (16384, 4096)])
+class TestLongRings:
+    """Stages are used again, while some warps have just read what is replaced."""
+
+    pytestmark = on_hopper
+
+    def test_every_run_gives_the_same_sums(self, kernels, rows, n, k):
+        w, weights = quantized(n, k)
+        x, y, again = normal(rows, k), poisoned(rows, n), poisoned(rows, n)
+        kernels.gemm_tile4([w], [x], [y])
+        assert (y.double() - x.double() @ weights.T).abs().max() < 0.02
+        different = torch.zeros((), dtype=torch.bool, device=DEVICE)
+        for _ in range(100):
+            kernels.gemm_tile4([w], [x], [again])
+            different |= (again != y).any()
+        assert not different
+
+
 class TestCodes:
     pytestmark = on_hopper
 

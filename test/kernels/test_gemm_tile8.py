@@ -65,6 +65,27 @@ class TestTiles:
             assert off(y, ACTIVATIONS[activation](x.double() @ w.T)) < 1e-3
 
 
+@pytest.mark.parametrize("rows", [1, 8, 16, 32, 64, 128])
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (4096, 16384), (16384, 4096)])
+@pytest.mark.parametrize("kind", KINDS)
+class TestLongRings:
+    """Stages are used again, while some warps have just read what is replaced."""
+
+    pytestmark = on_hopper
+
+    def test_every_run_gives_the_same_sums(self, kernels, rows, n, k, kind):
+        w, scale, weights = quantized(n, k, kind)
+        x, y, again = normal(rows, k), poisoned(rows, n), poisoned(rows, n)
+        run(kernels, [w], [scale], [x], [y], kind)
+        wanted = x.double() @ weights.T
+        assert (y.double() - wanted).abs().max() < 0.02
+        different = torch.zeros((), dtype=torch.bool, device=DEVICE)
+        for _ in range(100):
+            run(kernels, [w], [scale], [x], [again], kind)
+            different |= (again != y).any()
+        assert not different
+
+
 @pytest.mark.parametrize("kind", KINDS)
 class TestCodes:
     pytestmark = on_hopper

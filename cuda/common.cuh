@@ -10,7 +10,11 @@ constexpr float MAX_HALF = 65504.f;
 // Programmatic dependent launch. A kernel launched with `launch` may start while the one before it still
 // runs. Until `wait_for_inputs` it may read only what was finished at least two kernels earlier (weights, the
 // states). The next kernel may start right after that, so no more than two kernels ever overlap.
-__device__ __forceinline__ void wait_for_inputs() {
+//
+// next_at_once: the next kernel may start before that, so that three overlap. Until it waits, it may read
+// only what was finished at least three kernels earlier.
+__device__ __forceinline__ void wait_for_inputs(bool next_at_once = false) {
+    if (next_at_once) grid_dependency_launch();
     grid_dependency_wait();
     grid_dependency_launch();
 }

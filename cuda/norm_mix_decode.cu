@@ -11,7 +11,7 @@
 template <int N, int MIXES>
 __global__ void __launch_bounds__(1024)
     norm_mix_decode_kernel(NormInput in, const int* slots, __half* shift, size_t slot_stride,
-                           const __half* mixes, __half* out) {
+                           const __half* mixes, __half* out, bool next_at_once) {
     __shared__ float scratch[2][WARP];
     const int column = N * threadIdx.x, row = blockIdx.x;
     const bool inside = column < in.width, first = in.tokens != nullptr;
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(1024)
 #pragma unroll
     for (int i = 0; i < MIXES; i++)
         if (inside) amounts[i].load(mixes + i * in.width + column);
-    wait_for_inputs();
+    wait_for_inputs(next_at_once);
     if (first) look_up();
     norm_row(in, affine, row, v, scratch);
     if (!inside) return;
@@ -41,30 +41,30 @@ __global__ void __launch_bounds__(1024)
 namespace {
 template <int N, int MIXES>
 int norm_mix(const NormInput& in, int rows, const int* slots, __half* shift, size_t slot_stride,
-             const __half* mixes, __half* out, cudaStream_t stream) {
+             const __half* mixes, __half* out, bool next_at_once, cudaStream_t stream) {
     return launch(norm_mix_decode_kernel<N, MIXES>, rows, whole_warps(in.width / N), 0, stream, in, slots,
-                  shift, slot_stride, mixes, out);
+                  shift, slot_stride, mixes, out, next_at_once);
 }
 
 template <int N>
 int norm_mix(const NormInput& in, int rows, const int* slots, __half* shift, size_t slot_stride,
-             const __half* mixes, int n, __half* out, cudaStream_t stream) {
-    if (n == MAX_MIXES)
-        return norm_mix<N, MAX_MIXES>(in, rows, slots, shift, slot_stride, mixes, out, stream);
-    if (n == SOME_MIXES)
-        return norm_mix<N, SOME_MIXES>(in, rows, slots, shift, slot_stride, mixes, out, stream);
-    return n == 1 ? norm_mix<N, 1>(in, rows, slots, shift, slot_stride, mixes, out, stream)
-                  : cudaErrorInvalidValue;
+             const __half* mixes, int n, __half* out, bool next_at_once, cudaStream_t stream) {
+    if (n != 1 && n != SOME_MIXES && n != MAX_MIXES) return cudaErrorInvalidValue;
+    const auto run = n == 1            ? norm_mix<N, 1>
+                     : n == SOME_MIXES ? norm_mix<N, SOME_MIXES>
+                                       : norm_mix<N, MAX_MIXES>;
+    return run(in, rows, slots, shift, slot_stride, mixes, out, next_at_once, stream);
 }
 }  // namespace
 
 extern "C" {
-// n: 1, 3 or 6 mixes.
+// n: 1, 3 or 6 mixes. next_at_once: of few rows, the next kernel may start before this one has its inputs;
+// until it waits it may read only weights.
 int rwkv_norm_mix_decode(const NormInput* in, int rows, const int* slots, __half* shift, size_t slot_stride,
-                         const __half* mixes, int n, __half* out, cudaStream_t stream) {
+                         const __half* mixes, int n, __half* out, int next_at_once, cudaStream_t stream) {
     if (suits_team(*in, rows) && (n == 1 || n == SOME_MIXES || n == MAX_MIXES))
         return norm_mix_team(*in, rows, slots, shift, slot_stride, mixes, n, out, stream);
-    return four_columns(*in, rows) ? norm_mix<4>(*in, rows, slots, shift, slot_stride, mixes, n, out, stream)
-                                   : norm_mix<8>(*in, rows, slots, shift, slot_stride, mixes, n, out, stream);
+    const auto run = four_columns(*in, rows) ? norm_mix<4> : norm_mix<8>;
+    return run(*in, rows, slots, shift, slot_stride, mixes, n, out, next_at_once, stream);
 }
 }

@@ -80,7 +80,11 @@ class TestChoice:
 
     def gemms(self, kind: str, invariant: bool = False) -> Gemms:
         kernels = SimpleNamespace(
-            has_lowrank=False, has_tile=False, invariant=invariant, sparse_fits=lambda rows, k: False
+            has_lowrank=False,
+            has_tile=False,
+            overlaps=False,
+            invariant=invariant,
+            sparse_fits=lambda rows, k: False,
         )
         weights = pack_weights(quantize(tiny(**SHAPE), kind, True), torch.device("cpu"), ANY_GPU)
         return Gemms(kernels, weights, None)

@@ -5,6 +5,7 @@ import torch
 from cuda_gpu import DEVICE, ROWS, needs_gpu, normal, off, poisoned
 from torch.nn.functional import layer_norm
 
+from rwkv_batch.ops.cuda.abi import IDENTITY
 from rwkv_batch.ops.cuda.binding import Addend
 
 pytestmark = needs_gpu
@@ -106,6 +107,26 @@ def test_norm_of_many_rows_adds_partial_sums_in_their_order(kernels, rows, width
         and off(plain, normed) < 1e-3
     )
     assert torch.equal(x, total) and torch.equal(again, total) and room[count].isnan().all()
+
+
+@pytest.mark.parametrize("rows", [1, 8, 64])
+@pytest.mark.parametrize("mixes", [1, 6])
+def test_the_next_kernel_may_start_at_once(kernels, rows, mixes):
+    """It waits for the norm, and the norm for the kernel before, which takes long here."""
+    width, hidden = 1024, 16384
+    w, h, y = normal(width, hidden, std=hidden**-0.5), normal(rows, hidden), normal(rows, width)
+    weight, bias, shift = normal(width, std=0.1, mean=1), normal(width, std=0.1), normal(rows, width)
+    amounts, slots = normal(mixes, width), torch.arange(rows, device=DEVICE, dtype=torch.int32)
+    after, begin = normal(2048, width, std=width**-0.5), torch.randn(rows, width, device=DEVICE)
+    found = []
+    for next_at_once in [False] + [True] * 20:
+        out, product = poisoned(mixes, rows, width), poisoned(rows, 2048)
+        arguments = (begin.clone(), Addend(y=y.fill_(float("nan"))), weight, bias, slots, shift.clone())
+        kernels.gemm_stream([(w, h, y, IDENTITY)])
+        kernels.norm_mix_decode(*arguments, amounts, out, next_at_once)
+        kernels.gemm_stream([(after, out[0], product, IDENTITY)])
+        found.append(product)
+    assert all(torch.equal(each, found[0]) for each in found) and found[0].isfinite().all()
 
 
 @pytest.mark.parametrize(("some", "rows"), [(64, 128), (129, 200), (240, 512)])  # each pair by one kernel

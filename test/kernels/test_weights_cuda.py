@@ -37,6 +37,7 @@ def gemms(has_lowrank=False, has_tile=False, lt=None):
     kernels = SimpleNamespace(
         has_lowrank=has_lowrank,
         has_tile=has_tile,
+        overlaps=has_tile,
         sparse_fits=lambda rows, k: rows in SPARSE_ROWS,
         relu_square=lambda h: h.relu_().square_(),
     )
@@ -71,7 +72,7 @@ class Refuses:
 class Coded(SimpleNamespace):
     """The kernels that take matrices of 8 bits, on a CPU."""
 
-    invariant, has_lowrank, has_tile = False, True, True
+    invariant, has_lowrank, has_tile, overlaps = False, True, True, True
 
     def sparse8_fits(self, rows, k):
         return rows in SPARSE_ROWS
@@ -90,6 +91,16 @@ class TestCodes:
     def test_int8_for_many_rows_reads_all_units(self):
         weights = pack_weights(quantize(tiny(width=WIDTH, vocab=300), "int8"), CPU)
         assert Gemms(Coded(), weights, None).candidates("value", 1) == ("coded",)
+
+    def test_choices_for_many_rows_are_not_those_for_few(self, monkeypatch, tmp_path):
+        """What is the fastest where all units are read may not be where some are skipped."""
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
+        monkeypatch.setattr(autotune.build, "build", lambda architecture: tmp_path / "kernels.so")
+        checkpoint, files = quantize(tiny(width=WIDTH, vocab=300), "int8"), set()
+        for few in (False, True):
+            gemms = Gemms(Coded(architecture="90a"), pack_weights(checkpoint, CPU, few_rows=few), None)
+            files.add(Autotuner.from_cache(gemms, CPU, lambda rows: lambda methods: None).file)
+        assert len(files) == 2
 
     def test_int8_skips_inactive_units_of_a_few_rows(self):
         found = self.packed("int8")
@@ -212,6 +223,11 @@ class TestTuningFile:
     def test_a_file_of_something_else_is_an_empty_one(self, content):
         assert usable(content, gemms()) == {}
 
+    def test_kernels_of_few_rows_may_start_early_where_launches_overlap(self):
+        for kind in ("in_start", "key_start"):
+            assert gemms(has_tile=True).candidates(kind, 64) == ("late", "early")
+            assert gemms(has_tile=True).candidates(kind, 65) == gemms().candidates(kind, 1) == ("late",)
+
     def test_tiles_are_for_weights_that_fill_them(self):
         on_hopper = gemms(has_lowrank=True, has_tile=True)
         assert "tile" not in on_hopper.candidates("head", 64)  # 304 rows are no multiple of 64
@@ -276,14 +292,27 @@ class TestChoicesByAndBy:
 
     def test_a_size_is_timed_in_pieces_and_its_choice_is_kept(self, tuner):
         pieces = sum(1 for _ in tuner.measuring(64))
-        assert pieces == len({(kind, method) for kind, method, _ in SEEN}) > 20
+        starts = 2 * (2 + 21 * 2)  # graphs, and rounds of two
+        assert pieces == len({(kind, method) for kind, method, _ in SEEN}) + starts > 20
         assert tuner.methods(64) == {
             **{kind: "low" for kind in ("in", "low_out")},
             **{kind: "blas" for kind in ("out", "key", "value", "head")},
             **{kind: "whole" for kind in ("out_split", "value_split")},
+            **{kind: "early" for kind in ("in_start", "key_start")},  # of those that take as long the first
         }
         again = Autotuner(tuner.gemms, tuner.file, tuner.layers, autotune.kept_in(tuner.file, tuner.gemms))
         assert again.methods(64) == tuner.methods(64) and again.unmeasured([64, 65]) == [65]
+
+    def test_an_early_start_is_timed_between_the_neighbours_alone(self, tuner, monkeypatch):
+        def layers(rows):
+            return lambda methods: SEEN.append(("layers", methods["key_start"], 0.0))
+
+        monkeypatch.setitem(SECONDS, "late", 2.0)
+        monkeypatch.setitem(SECONDS, "early", 1.0)
+        tuner.layers = layers
+        tuner.measure([64], progress=False)
+        chosen = tuner.methods(64)
+        assert chosen["key_start"] == "early" and not {kind for kind, *_ in SEEN} & {"in_start", "key_start"}
 
     def test_what_was_found_out_before_it_was_given_up_is_not_timed_again(self, tuner):
         guessed = tuner.methods(64)

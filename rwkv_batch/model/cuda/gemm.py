@@ -14,6 +14,10 @@ What is added to the residual stream may also be computed with split-K; the next
 sums. "lt0/2" is split-K into two, by the first algorithm for it. Whether that is faster than the whole GEMM
 shows only together with the norm, so it is a choice of its own: of "out_split" and "value_split".
 
+The kernels after a norm may start "early", before the norm has its inputs, so that their weights are already
+on the way, or "late". Weights come sooner, but blocks lie where there was room, and may have less of it. So
+this too is timed, between the neighbours alone: "in_start" and "key_start".
+
 A model that is to be batch-invariant runs each kind by one method for any number of tokens
 (`Gemms.invariant_methods`), of those whose sums for a row do not depend on the other rows.
 """
@@ -41,6 +45,8 @@ from rwkv_batch.ops.cuda.gemms import AUTO, MAX_RESIDENT_K, RESIDENT, Part
 
 LT = tuple(f"lt{number}" for number in range(MAX_ALGORITHMS))
 WHOLE = "whole"
+LATE, EARLY = "late", "early"
+STARTS = ("in_start", "key_start")  # of the kernels after the two norms
 SPLIT_K = {f"lt{number}/{splits}": (number, splits) for splits in (2, MAX_SPLITS) for number in range(3)}
 METHODS = {
     "in": ("stream16", "stream32", "mixed", "low", "tile", "blas", *LT),
@@ -51,16 +57,18 @@ METHODS = {
     "head": ("stream16", "stream32", "tile", "blas", *LT),
     "out_split": (WHOLE, *SPLIT_K),
     "value_split": (WHOLE, *SPLIT_K),
+    **dict.fromkeys(STARTS, (LATE, EARLY)),
 }
 LIBRARY = ("blas", *LT)
 ACTIVATIONS = {"tanh": TANH, "sigmoid": SIGMOID, "identity": IDENTITY}
 LT_TOKENS = 64  # tokens for which cuBLASLt's algorithms are candidates, at least
 SPLIT_MULTIPLE = 64  # of which the K of a split is a multiple
+EARLY_TOKENS = 64  # with which an early start gains less than 1% (bench/results/h200-weights.md)
 STREAM_TOKENS = 16  # for which gemm_stream takes each weight from memory once, at most
 STREAMED_TOKENS = 1024  # with which it is a candidate, at most
 TILE_TOKENS = 256  # which one tile of gemm_tile holds: each weight is taken from memory once
 # The likeliest methods for the fastest, where nothing has been timed.
-FOR_MANY = ("low", WHOLE, "fp8lt0", "fp8", DECODED, CODED, "blas")
+FOR_MANY = ("low", WHOLE, LATE, "fp8lt0", "fp8", DECODED, CODED, "blas")
 FOR_FEW = ("sparse", "stream16", *CODES, "tile", *FOR_MANY)
 SHORT_K = 256  # which gemm_stream divides among two warps only
 BLOCK_ROWS = 64  # of "blocks"
@@ -93,6 +101,8 @@ class Gemms:
     def candidates(self, kind: str, tokens: int) -> tuple[str, ...]:
         """The methods that can run a kind of GEMM for so many tokens."""
         methods = METHODS[kind]
+        if kind in STARTS:
+            return methods if self.kernels.overlaps and tokens <= EARLY_TOKENS else (LATE,)
         coded = self._coded(kind.removesuffix("_split"))
         if coded is not None:
             return (WHOLE,) if WHOLE in methods else self.products(coded).candidates(coded, tokens)
@@ -134,7 +144,7 @@ class Gemms:
             wanted = (
                 ("low", "stream16")
                 if kind == "low_out"
-                else (WHOLE, CODED, *CODES, "tile", "stream16", "blocks")
+                else (WHOLE, LATE, CODED, *CODES, "tile", "stream16", "blocks")
             )
             candidates = (*self.candidates(kind, 0), "blocks")
             chosen[kind] = next(method for method in wanted if method in candidates)
@@ -148,12 +158,7 @@ class Gemms:
         ]
         if isinstance(layer.rkv, tuple):
             self.products(layer.rkv[0]).run(layer.rkv, b.mixed[:3], list(rkv), method, _room(b))
-            if self.kernels.has_lowrank:
-                self.kernels.gemm_lowrank(low, LONG_SPLIT if self.kernels.invariant else AUTO)
-            elif self.kernels.invariant or len(b.x) <= LT_TOKENS:
-                self.kernels.gemm_stream(low)
-            else:
-                _by_torch(low)
+            self._low_in(low)
             return
         if method in ("stream16", "stream32"):
             large = [(layer.rkv[i], b.mixed[i], rkv[i], IDENTITY) for i in range(3)]
@@ -166,9 +171,19 @@ class Gemms:
         if method == "mixed":
             self.kernels.gemm_stream(low)
         elif method in ("low", "tile") or (method in LT and self.kernels.has_lowrank):
-            self.kernels.gemm_lowrank(low, LONG_SPLIT if self.kernels.invariant else AUTO)
+            self._low_in(low)
         else:
             _by_torch(low)
+
+    def _low_in(self, parts: Sequence[Part]) -> None:
+        """The inner sides of the low-rank functions by what suits the number of tokens."""
+        tokens, same = len(parts[0][1]), self.kernels.invariant
+        if self.kernels.has_lowrank:
+            self.kernels.gemm_lowrank(parts, LONG_SPLIT if same else AUTO)
+        elif same or tokens <= LT_TOKENS:
+            self.kernels.gemm_stream(parts)
+        else:
+            _by_torch(parts)
 
     def low_out(self, layer: CudaLayer, b: Buffers, method: str) -> None:
         """The outer sides of the low-rank functions, and a prefetch, as these GEMMs leave memory idle."""
@@ -285,10 +300,12 @@ class Gemms:
 
     @property
     def format(self) -> str:
-        """Of the large matrices, and their form: "fp16", "int8", "int8-blocks"."""
-        coded = self._coded("out")
+        """Of the large matrices, and their form: "fp16", "int8", "int8-columns", "int8-blocks"."""
+        coded, value = self._coded("out"), self._coded("value")
         if coded is None:
             return "fp16"
+        if not isinstance(value, BlockMatrix) and value is not None and value.columns:
+            return f"{coded.format}-columns"
         return f"{coded.format}-blocks" if isinstance(coded, BlockMatrix) else coded.format
 
     def _split(self, w: LargeMatrix, x: Tensor, b: Buffers, method: str, transposed: bool = False) -> Addend:

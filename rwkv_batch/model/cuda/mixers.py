@@ -17,8 +17,8 @@ from rwkv_batch.ops.cuda.gemms import pointer
 class Mixers:
     """The two kernels that touch states, in the form for decode steps or for packed rows."""
 
-    # added, norm, shift, mixes, out
-    norm_mix: Callable[[Addend, Norm, Tensor, Tensor, Tensor], None]
+    # added, norm, shift, mixes, out, whether the next kernel may start at once
+    norm_mix: Callable[[Addend, Norm, Tensor, Tensor, Tensor, bool], None]
     wkv: Callable[[TimeMixInput, ReadoutInput | None], None]
 
 

@@ -9,7 +9,7 @@ from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.cuda.autotune import Autotuner
 from rwkv_batch.model.cuda.codes.coded_gemm import takes_squares
 from rwkv_batch.model.cuda.cuda_model import CudaModel
-from rwkv_batch.model.cuda.gemm import WHOLE, Gemms, output_method, small_gemm
+from rwkv_batch.model.cuda.gemm import EARLY, STARTS, WHOLE, Gemms, output_method, small_gemm
 from rwkv_batch.model.cuda.mixers import Mixers, time_mix_input
 from rwkv_batch.model.cuda.packed.coded import first_bytes
 from rwkv_batch.model.cuda.packed.weights import CudaDeepEmbed, CudaLayer, CudaWeights, pack_weights
@@ -102,7 +102,7 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         most_chunks = max((pieces.chunks for pieces in rows.pieces), default=0)
         items = b.scratch("items", most_chunks * heads * self.kernels.chunk_bytes)
 
-        def norm_mix(added: Addend, norm: Norm, shift: Tensor, mixes: Tensor, out: Tensor) -> None:
+        def norm_mix(added: Addend, norm: Norm, shift: Tensor, mixes: Tensor, out: Tensor, _: bool) -> None:
             # The first norm of a layer has all mixes.
             x, to = (b.x, b.x_between) if len(mixes) == MIXED else (b.x_between, b.x)
             self.kernels.norm_mix_prefill(x, to, added, *norm, rows.rows, shift, mixes, out)
@@ -125,8 +125,10 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         self.gemms.head(x, logits, methods["head"])
 
     def _decode_mixers(self, b: Buffers, slots: Tensor, states: CudaStates) -> Mixers:
-        def norm_mix(added: Addend, norm: Norm, shift: Tensor, mixes: Tensor, out: Tensor) -> None:
-            self.kernels.norm_mix_decode(b.x, added, *norm, slots, shift, mixes, out)
+        def norm_mix(
+            added: Addend, norm: Norm, shift: Tensor, mixes: Tensor, out: Tensor, next_at_once: bool
+        ) -> None:
+            self.kernels.norm_mix_decode(b.x, added, *norm, slots, shift, mixes, out, next_at_once)
 
         def wkv(inputs: TimeMixInput, readout: ReadoutInput | None) -> None:
             self.kernels.wkv_decode(inputs, slots, states.wkv.dtype == torch.float32, readout=readout)
@@ -167,7 +169,8 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         """Launch these layers, from the embedding on. Returns what is still to be added to b.x."""
         added = Addend(tokens=tokens, table=self.weights.embedding)
         for index, layer in enumerate(layers):
-            mixers.norm_mix(added, layer.norm1, states.shift[:, index, 0], layer.mixes, b.mixed)
+            shift, early = states.shift[:, index], {kind: methods[kind] == EARLY for kind in STARTS}
+            mixers.norm_mix(added, layer.norm1, shift[:, 0], layer.mixes, b.mixed, early["in_start"])
             rkv = b.rkv if index else b.rkv0
             changes.shrink(index, 0, b.mixed[:3].unbind(), first_bytes(layer.rkv))
             self.gemms.time_mix_in(layer, b, rkv, methods["in"])
@@ -178,7 +181,7 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
             mixers.wkv(inputs, changes.readout(index))
             changes.shrink(index, 3, [b.y])
             added = changes.add(self.gemms.out(layer, b, output_method(methods, "out")))
-            mixers.norm_mix(added, layer.norm2, states.shift[:, index, 1], layer.x_k, b.mixed)
+            mixers.norm_mix(added, layer.norm2, shift[:, 1], layer.x_k, b.mixed, early["key_start"])
             changes.shrink(index, 4, [b.mixed[0]], first_bytes(layer.key))
             method = output_method(methods, "value")
             later = takes_squares(methods["key"], method) and not (changes or layer.deep_embed)

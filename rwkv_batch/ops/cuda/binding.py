@@ -78,7 +78,7 @@ class Kernels(GemmKernels):
         self.library = build.load(self.architecture)
         self._call = partial(launch, self.library)
         # Not by its number, 9, which AMD GPUs have too.
-        self.has_lowrank = self.has_tile = self.architecture == "90a"
+        self.has_lowrank = self.has_tile = self.overlaps = self.architecture == "90a"
         self.sparse_partials = 1 if self.has_lowrank else SPARSE_SPLITS  # clusters of Hopper add them up
         for name, arguments in SIGNATURES.items():
             function = getattr(self.library, name)
@@ -108,14 +108,16 @@ class Kernels(GemmKernels):
         shift: Tensor,
         mixes: Tensor,
         out: Tensor,
+        next_at_once: bool = False,
     ) -> None:
         """Add, norm, token shift and mix of rows of one token each.
 
         shift `[slots, C]`, any stride; mixes `[N, C]`, N 1, 3 or 6; out `[N, T, C]`. A negative slot is
-        padding.
+        padding. next_at_once: of few rows, the kernel launched next may start while the one before this still
+        runs; until it waits for its inputs, it may read only weights.
         """
         inputs, mix = _norm_input(x, added, weight, bias), _mix_arguments(shift, mixes, out)
-        self._call("rwkv_norm_mix_decode", byref(inputs), len(x), slots.data_ptr(), *mix)
+        self._call("rwkv_norm_mix_decode", byref(inputs), len(x), slots.data_ptr(), *mix, int(next_at_once))
 
     def norm_mix_prefill(
         self,

@@ -25,6 +25,7 @@ class GemmKernels:
 
     library: CDLL
     invariant: bool  # whether a row's sums are to be the same whatever the other rows are
+    overlaps: bool  # whether a kernel may start before the one before it has ended
     sparse_partials: int  # that gemm_sparse leaves to be added up
     _call: Callable[..., None]  # a kernel's name and arguments
 

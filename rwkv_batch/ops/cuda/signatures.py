@@ -19,7 +19,7 @@ _MIX = (c_void_p, c_size_t, c_void_p, c_int, c_void_p)  # shift, its stride, mix
 _PREFETCH = (c_void_p, c_uint)
 SIGNATURES: dict[str, tuple[Any, ...]] = {  # arguments of every exported function but the last, a stream
     "rwkv_norm": (POINTER(NormInput), c_int, c_int, c_void_p),
-    "rwkv_norm_mix_decode": (POINTER(NormInput), c_int, c_void_p, *_MIX),
+    "rwkv_norm_mix_decode": (POINTER(NormInput), c_int, c_void_p, *_MIX, c_int),
     "rwkv_norm_mix_prefill": (
         *(POINTER(NormInput), c_void_p, c_int, c_int),
         *(POINTER(PackedRowsInput), *_MIX),

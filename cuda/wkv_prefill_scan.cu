@@ -149,9 +149,12 @@ struct Ring {
 
     __device__ __forceinline__ void wait_full() const { mbarrier::wait(full + 8 * stage, phase); }
 
-    // This thread has read the stage. Each arrives itself: compute-sanitizer reports a race where one arrives
-    // for all.
-    __device__ __forceinline__ void release() const { mbarrier::arrive(free + 8 * stage); }
+    // This thread has read the stage; an arrival alone does not wait for reads. Each arrives itself:
+    // compute-sanitizer reports a race where one arrives for all.
+    __device__ __forceinline__ void release() const {
+        fence_async_shared();
+        mbarrier::arrive(free + 8 * stage);
+    }
 
     // The keys of a chunk, and the values of WARPS tiles from `first_tile` on.
     __device__ __forceinline__ void fetch(const ChunkData* data, int first_tile, int lane) const {

@@ -65,6 +65,7 @@ class TestTiles:
             assert off(y, ACTIVATIONS[activation](x.double() @ w.T)) < 1e-3
 
 
+@pytest.mark.many_launches
 @pytest.mark.parametrize("rows", [1, 8, 16, 32, 64, 128])
 @pytest.mark.parametrize(("n", "k"), [(4096, 4096), (4096, 16384), (16384, 4096)])
 @pytest.mark.parametrize("kind", KINDS)

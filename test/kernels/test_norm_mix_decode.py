@@ -109,6 +109,7 @@ def test_norm_of_many_rows_adds_partial_sums_in_their_order(kernels, rows, width
     assert torch.equal(x, total) and torch.equal(again, total) and room[count].isnan().all()
 
 
+@pytest.mark.many_launches
 @pytest.mark.parametrize("rows", [1, 8, 64])
 @pytest.mark.parametrize("mixes", [1, 6])
 def test_the_next_kernel_may_start_at_once(kernels, rows, mixes):

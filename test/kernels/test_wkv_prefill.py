@@ -132,6 +132,21 @@ def test_out_and_states(kernels, lengths, dtype, first_layer):
     check(kernels, lengths, dtype=dtype, first_layer=first_layer)
 
 
+@pytest.mark.many_launches
+@pytest.mark.parametrize("lengths", [[2000], [300] * 100])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_every_run_gives_the_same(kernels, lengths, dtype):
+    """Chunks replace others in shared memory, which some lanes have just read."""
+    t, c = numbers(sum(lengths))
+    slots = list(range(len(lengths)))
+    before = (torch.randn(len(lengths), HEADS, 64, 64, device=DEVICE) * 0.3).to(dtype)
+    states = before.clone()
+    out = run(kernels, lengths, slots, states, t, c)
+    for _ in range(20):
+        again = before.clone()
+        assert torch.equal(run(kernels, lengths, slots, again, t, c), out) and torch.equal(again, states)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_rows_whose_output_is_scaled_before_the_group_norm(kernels, dtype):
     lengths, slots = [1000, 2, 17, 33, 16, 64], [3, 1, 4, 0, 2, 5]

@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 from serving import Server, events, free_port, until
+from tools import absent
 
 from deploy import check
 
@@ -34,7 +35,7 @@ def outside(locked_server: Server, folder: Path) -> Iterator[httpx.Client]:
             ("listen [::]:443 ssl;", ""),
         )
     except check.MissingTool as missing:
-        pytest.skip(str(missing))
+        absent(str(missing))
     with subprocess.Popen([*command, "-g", "daemon off;"], stderr=subprocess.PIPE, text=True) as nginx:
 
         def listens() -> bool:

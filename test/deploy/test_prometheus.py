@@ -6,6 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 from serving import Server, free_port, until
+from tools import absent
 
 from deploy import check
 
@@ -16,9 +17,9 @@ def prometheus(locked_server: Server, tmp_path: Path):
     try:
         program = Path(check.tool("promtool")).with_name("prometheus")
     except check.MissingTool as missing:
-        pytest.skip(str(missing))
+        absent(str(missing))
     if not program.exists():
-        pytest.skip(f"There is no prometheus beside {program.with_name('promtool')}.")
+        absent(f"There is no prometheus beside {program.with_name('promtool')}.")
     password, config = tmp_path / "password", tmp_path / "prometheus.yml"
     password.write_text("open sesame")
     text = (

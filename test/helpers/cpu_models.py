@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from tools import absent
 
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.torch_model import TorchModel
@@ -22,7 +23,7 @@ def kernels() -> CpuKernels:
     """The kernels for CPUs, or the test is skipped."""
     found = load()
     if found is None:
-        pytest.skip("needs a C++ compiler")
+        absent("There is no C++ compiler.")
     return found
 
 
@@ -30,8 +31,10 @@ def kernels_for(target: str) -> CpuKernels:
     """The kernels for one of TARGETS, or the test is skipped."""
     if target == "native":
         return kernels()
-    if platform.machine() != "x86_64" or build.compiler() is None:
-        pytest.skip("needs an x86-64 processor and a C++ compiler")
+    if platform.machine() != "x86_64":
+        pytest.skip("needs an x86-64 processor")
+    if build.compiler() is None:
+        absent("There is no C++ compiler.")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "NATIVE", (f"-march={target}",))
         return CpuKernels(ctypes.CDLL(str(build.build())))

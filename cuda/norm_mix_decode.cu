@@ -58,8 +58,7 @@ int norm_mix(const NormInput& in, int rows, const int* slots, __half* shift, siz
 }  // namespace
 
 extern "C" {
-// n: 1, 3 or 6 mixes. next_at_once: of few rows, the next kernel may start before this one has its inputs;
-// until it waits it may read only weights.
+// n: 1, 3 or 6 mixes. next_at_once: as of wait_for_inputs, but for many rows.
 int rwkv_norm_mix_decode(const NormInput* in, int rows, const int* slots, __half* shift, size_t slot_stride,
                          const __half* mixes, int n, __half* out, int next_at_once, cudaStream_t stream) {
     if (suits_team(*in, rows) && (n == 1 || n == SOME_MIXES || n == MAX_MIXES))

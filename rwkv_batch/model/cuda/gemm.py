@@ -63,7 +63,7 @@ LIBRARY = ("blas", *LT)
 ACTIVATIONS = {"tanh": TANH, "sigmoid": SIGMOID, "identity": IDENTITY}
 LT_TOKENS = 64  # tokens for which cuBLASLt's algorithms are candidates, at least
 SPLIT_MULTIPLE = 64  # of which the K of a split is a multiple
-EARLY_TOKENS = 64  # with which an early start gains less than 1% (bench/results/h200-weights.md)
+EARLY_TOKENS = 64  # at most; with them it gains 1% at most already (bench/results/h200-weights.md)
 STREAM_TOKENS = 16  # for which gemm_stream takes each weight from memory once, at most
 STREAMED_TOKENS = 1024  # with which it is a candidate, at most
 TILE_TOKENS = 256  # which one tile of gemm_tile holds: each weight is taken from memory once
@@ -301,12 +301,12 @@ class Gemms:
     @property
     def format(self) -> str:
         """Of the large matrices, and their form: "fp16", "int8", "int8-columns", "int8-blocks"."""
-        coded, value = self._coded("out"), self._coded("value")
+        coded = self._coded("value")
         if coded is None:
             return "fp16"
-        if not isinstance(value, BlockMatrix) and value is not None and value.columns:
-            return f"{coded.format}-columns"
-        return f"{coded.format}-blocks" if isinstance(coded, BlockMatrix) else coded.format
+        if isinstance(coded, BlockMatrix):
+            return f"{coded.format}-blocks"
+        return f"{coded.format}-columns" if coded.columns else coded.format
 
     def _split(self, w: LargeMatrix, x: Tensor, b: Buffers, method: str, transposed: bool = False) -> Addend:
         assert self.lt is not None and isinstance(w, Tensor)

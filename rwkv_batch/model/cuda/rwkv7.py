@@ -9,7 +9,7 @@ from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.cuda.autotune import Autotuner
 from rwkv_batch.model.cuda.codes.coded_gemm import takes_squares
 from rwkv_batch.model.cuda.cuda_model import CudaModel
-from rwkv_batch.model.cuda.gemm import EARLY, STARTS, WHOLE, Gemms, output_method, small_gemm
+from rwkv_batch.model.cuda.gemm import EARLY, WHOLE, Gemms, output_method, small_gemm
 from rwkv_batch.model.cuda.mixers import Mixers, time_mix_input
 from rwkv_batch.model.cuda.packed.coded import first_bytes
 from rwkv_batch.model.cuda.packed.weights import CudaDeepEmbed, CudaLayer, CudaWeights, pack_weights
@@ -169,8 +169,9 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         """Launch these layers, from the embedding on. Returns what is still to be added to b.x."""
         added = Addend(tokens=tokens, table=self.weights.embedding)
         for index, layer in enumerate(layers):
-            shift, early = states.shift[:, index], {kind: methods[kind] == EARLY for kind in STARTS}
-            mixers.norm_mix(added, layer.norm1, shift[:, 0], layer.mixes, b.mixed, early["in_start"])
+            shift = states.shift[:, index]
+            early = methods["in_start"] == EARLY
+            mixers.norm_mix(added, layer.norm1, shift[:, 0], layer.mixes, b.mixed, early)
             rkv = b.rkv if index else b.rkv0
             changes.shrink(index, 0, b.mixed[:3].unbind(), first_bytes(layer.rkv))
             self.gemms.time_mix_in(layer, b, rkv, methods["in"])
@@ -181,7 +182,8 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
             mixers.wkv(inputs, changes.readout(index))
             changes.shrink(index, 3, [b.y])
             added = changes.add(self.gemms.out(layer, b, output_method(methods, "out")))
-            mixers.norm_mix(added, layer.norm2, shift[:, 1], layer.x_k, b.mixed, early["key_start"])
+            early = methods["key_start"] == EARLY
+            mixers.norm_mix(added, layer.norm2, shift[:, 1], layer.x_k, b.mixed, early)
             changes.shrink(index, 4, [b.mixed[0]], first_bytes(layer.key))
             method = output_method(methods, "value")
             later = takes_squares(methods["key"], method) and not (changes or layer.deep_embed)

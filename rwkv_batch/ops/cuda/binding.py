@@ -114,7 +114,7 @@ class Kernels(GemmKernels):
 
         shift `[slots, C]`, any stride; mixes `[N, C]`, N 1, 3 or 6; out `[N, T, C]`. A negative slot is
         padding. next_at_once: of few rows, the kernel launched next may start while the one before this still
-        runs; until it waits for its inputs, it may read only weights.
+        runs; until it waits for its inputs, it may read only what neither of them writes.
         """
         inputs, mix = _norm_input(x, added, weight, bias), _mix_arguments(shift, mixes, out)
         self._call("rwkv_norm_mix_decode", byref(inputs), len(x), slots.data_ptr(), *mix, int(next_at_once))

@@ -63,6 +63,11 @@ ENGINE: dict[str, MetricFamily] = {
         "Memory of the device by purpose: weights, states of rows, idle sessions, and steps at most.",
         ("model_name", "purpose"),
     ),
+    "background_work_pending": MetricFamily(
+        "gauge",
+        "1 while graphs are captured or GEMMs timed behind the service, else 0.",
+        MODEL,
+    ),
     "num_requests_running": MetricFamily("gauge", "Rows that have a slot.", MODEL),
     "num_requests_waiting": MetricFamily("gauge", "Rows that wait for a slot or for their session.", MODEL),
     "requests": MetricFamily(

@@ -3,7 +3,7 @@
 import pytest
 from models_driver import ModelsDriver
 
-from rwkv_batch.engine.serving.background import LONGEST_GAP, Background
+from rwkv_batch.engine.serving.background import LONGEST_GAP, QUIET, Background
 
 MS = 0.001
 
@@ -76,30 +76,70 @@ def test_what_waits_for_an_idle_moment_comes_then_and_the_end_is_known():
     assert machine.done == 4
 
 
+@pytest.mark.parametrize("pause", [1 * MS, 20 * MS])
+def test_a_client_that_asks_again_at_once_seldom_waits_for_a_piece(pause):
+    machine = Machine(*[30 * MS] * 1000)
+    machine.background.while_idle()
+    began, waited = machine.now, 0
+    for _ in range(1000):
+        machine.background.begin_step()
+        machine.now += 10 * MS
+        machine.background.end_step()
+        asked = machine.now + pause
+        while machine.now < asked:
+            machine.now += min(machine.background.due(machine.background.ended), asked - machine.now)
+            if machine.now < asked:
+                machine.background.while_idle()
+        waited += machine.now > asked
+    share = 30 * MS * (machine.done - 1) / (machine.now - began)
+    assert 0 < share <= 0.1 and waited == machine.done - 1 <= 100
+
+
+def test_pieces_follow_each_other_when_no_client_asks():
+    machine = Machine(*[30 * MS] * 10)
+    machine.background.begin_step()
+    machine.background.end_step()
+    ended = machine.now
+    machine.background.while_idle()
+    assert machine.background.due(ended) == pytest.approx(ended + QUIET - machine.now)
+    machine.now = ended + QUIET
+    while machine.background.pending:
+        assert machine.background.due(ended) == 0
+        machine.background.while_idle()
+    assert machine.done == 10
+
+
 class TestBesideRequests:
     @pytest.fixture
     def driver(self, monkeypatch):
         self.pieces: list[bool] = []  # whether nothing ran
+        self.now = 100.0
 
         def improve(idle: bool) -> bool:
             self.pieces.append(idle)
+            self.now += 30 * MS
             return len(self.pieces) < 30
 
         driver = ModelsDriver("one")
         member = driver.models.member("one")
-        member.background = Background(improve)
+        member.background = Background(improve, lambda: self.now)
         return driver
 
     def test_a_request_is_answered_before_the_work_is_done(self, driver):
-        assert driver.models.improving and not driver.models.busy
+        assert driver.models.improves_in is not None and not driver.models.busy
         request = driver.add("one", max_tokens=12)
         while not driver.ended(request):
             driver.step()
             driver.models.improve()
-        assert driver.text(request) and driver.models.improving
+        assert driver.text(request) and driver.models.improves_in is not None
 
-    def test_it_goes_on_when_the_rows_have_ended(self, driver):
+    def test_it_goes_on_when_the_rows_have_ended_and_none_follow(self, driver):
+        driver.models.improve()
         driver.finish(driver.add("one"))
-        while driver.models.improving:
+        assert driver.models.improves_in == pytest.approx(QUIET)
+        self.now += QUIET
+        while driver.models.improves_in is not None:
+            assert not [*driver.models.launch(), *driver.models.land()]  # as the process does
+            assert driver.models.improves_in == 0
             driver.models.improve()
         assert len(self.pieces) == 30 and self.pieces[-1]

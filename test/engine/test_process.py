@@ -19,7 +19,7 @@ from rwkv_batch.wire.supervision import Stop
 @pytest.mark.parametrize("message", [{"type": "of the future", "id": "a"}, {"type": "generate", "id": "a"}])
 def test_a_message_that_is_not_understood_is_answered(tmp_path: Path, message):
     address = f"ipc://{tmp_path}/engine"
-    idle = {"busy": False, "improving": False, "improve": lambda: None, "close": lambda: None}
+    idle = {"busy": False, "improves_in": None, "improve": lambda: None, "close": lambda: None}
     engine = SimpleNamespace(launch=list, land=list, **idle)
     control, supervisor = multiprocessing.Pipe()
     wakeups, waker = socket.socketpair()

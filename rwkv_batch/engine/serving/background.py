@@ -6,6 +6,8 @@ from collections.abc import Callable
 LONGEST_GAP = 0.1  # seconds between two tokens of a stream, to which a step may be extended
 SHARE = 0.5  # of the time while rows run, at most
 FIRST_PIECE, LEAST_PIECE = 0.04, 0.02  # seconds that one is taken to last: the first, and any
+QUIET = 0.05  # seconds after a step: a client that asks again at once does so within them, and finds no piece
+QUIET_SHARE = 0.1  # of the time in which nothing runs, at most, while steps come that often
 FADES = 0.98  # of the longest piece is left after a step without one, so that an outlier does not end all
 
 
@@ -18,16 +20,21 @@ class Background:
     def __init__(self, improve: Callable[[bool], bool], clock: Callable[[], float] = time.monotonic) -> None:
         self._improve, self._clock = improve, clock
         self.pending = True  # whether there may be something to do
-        self._began = self._step = 0.0
-        self._piece, self._again = FIRST_PIECE, 0.0
+        self.ended = 0.0  # when the last step did, by the clock
+        self._began: float | None = None
+        self._step = 0.0
+        self._piece, self._again, self._again_idle = FIRST_PIECE, 0.0, 0.0
 
     def begin_step(self) -> None:
         """The model begins with a step."""
         self._began = self._clock()
 
     def end_step(self) -> None:
-        """The step's draws, or those of the one before, are known."""
-        self._step = self._clock() - self._began
+        """The step's draws, or those of the one before, are known; nothing if none has begun."""
+        if self._began is not None:
+            self.ended = self._clock()
+            self._step = self.ended - self._began
+            self._began = None
 
     def between_steps(self) -> bool:
         """Rows run. Whether a piece has come: if their tokens do not wait too long for it, nor too often."""
@@ -44,6 +51,12 @@ class Background:
         self._again = began + took / SHARE
         return True
 
+    def due(self, ended: float) -> float:
+        """Seconds until a piece may come while nothing runs. ended: when the last step of any model did."""
+        return max(0.0, min(ended + QUIET, self._again_idle) - self._clock())
+
     def while_idle(self) -> None:
         """Nothing runs: a piece comes, and when there is none, nothing is pending any more."""
+        began = self._clock()
         self.pending = self._improve(True)
+        self._again_idle = self._clock() + (self._clock() - began) * (1 / QUIET_SHARE - 1)

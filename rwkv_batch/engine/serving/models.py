@@ -88,9 +88,10 @@ class Models:
         return bool(self._outbox or self._calls) or any(member.engine.busy for member in self._running)
 
     @property
-    def improving(self) -> bool:
-        """Whether `improve` would do something while none is busy."""
-        return any(member.background.pending for member in self._running)
+    def improves_in(self) -> float | None:
+        """Seconds until `improve` does something, while none is busy; None: there is nothing to do."""
+        pending = self._pending
+        return pending[0].due(self._last_step) if pending else None
 
     @property
     def infos(self) -> list[EngineInfo]:
@@ -153,7 +154,8 @@ class Models:
 
     def _launch(self, turn: Member) -> Outbox:
         self._turn, counts = turn, turn.engine.counts
-        turn.background.begin_step()
+        if turn.engine.busy:
+            turn.background.begin_step()
         counts.step_kind = None
         turn.clock.start()
         events = turn.engine.launch()
@@ -177,11 +179,20 @@ class Models:
 
     def improve(self) -> None:
         """Between two steps: do a piece of what makes later ones faster, if it is time for one."""
-        pending = [member.background for member in self._running if member.background.pending]
+        pending = self._pending
         if pending and self.busy:
             any(background.between_steps() for background in pending)  # of one of them
-        elif pending:
+        elif pending and not pending[0].due(self._last_step):
             pending[0].while_idle()
+
+    @property
+    def _pending(self) -> list[Background]:
+        return [member.background for member in self._running if member.background.pending]
+
+    @property
+    def _last_step(self) -> float:
+        """When the last step of any model has ended."""
+        return max(member.background.ended for member in self._running)
 
     def _spend(self, turn: Member) -> None:
         """Note the time of the steps that have ended."""
@@ -311,7 +322,9 @@ class Models:
 
 
 def _counted(member: Member) -> Figures:
-    return of_engine(member.info.model, member.engine)
+    figures = of_engine(member.info.model, member.engine)
+    figures.put("background_work_pending", member.info.model, value=member.background.pending)
+    return figures
 
 
 def _is_for_the_old(message: Message, engine: Engine) -> bool:

@@ -7,6 +7,7 @@ when the supervisor does.
 import contextlib
 import gc
 import logging
+import math
 import signal
 import socket
 import sys
@@ -127,7 +128,8 @@ class Service:
 
     def _step(self) -> None:
         """Receive what has arrived, run one step, send its events. Blocks while no model has work."""
-        ready = dict(self._poller.poll(0 if self.models.busy or self.models.improving else None))
+        wait = 0.0 if self.models.busy else self.models.improves_in
+        ready = dict(self._poller.poll(None if wait is None else math.ceil(1000 * wait)))
         if self._control.fileno() in ready:
             self._receive_control()
         if self._wakeups.fileno() in ready:

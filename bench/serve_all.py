@@ -120,14 +120,15 @@ class Server:
                     if answer.status == 200 and not self._improving():
                         return
             except OSError:
-                time.sleep(0.5)
+                pass
+            time.sleep(0.5)
         lines = self._output.read_text(errors="replace").splitlines()[-20:]
         sys.exit("\n".join(["The server did not come up; it said last:", *lines]))
 
     def _improving(self) -> bool:
-        """Whether it captures graphs or times GEMMs still. Versions before 2026-11-25 do not say so."""
-        with urllib.request.urlopen(self.url + "/metrics", timeout=5) as answer:
-            return re.search(rb"(?m)^rwkv:background_work_pending\{.*\} 1", answer.read()) is not None
+        """Whether it captures graphs or times GEMMs still, or cannot say so now."""
+        with urllib.request.urlopen(self.url + "/metrics", timeout=30) as answer:
+            return not re.search(rb"(?m)^rwkv:background_work_pending\{.*\} 0", answer.read())
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGTERM)

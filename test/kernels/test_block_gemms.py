@@ -23,6 +23,7 @@ SHAPE = {"layers": 2, "width": WIDTH, "vocab": 300}
 LARGE = ("in", "out", "key", "value", "head")
 ANY_GPU = "86"
 KINDS = ["int8", "fp8", "fp6", "fp5", "int4", "int4-128", "nf4"]
+PRODUCTS = [(kind, m) for kind in KINDS for m in (*CODES, DECODED) if CODES.get(m, 0) <= most_warp_rows(kind)]
 
 
 def packed(kind: str) -> tuple[Checkpoint, CudaWeights]:
@@ -39,13 +40,10 @@ def of(checkpoint: Checkpoint, name: str) -> torch.Tensor:
 class TestMethods:
     pytestmark = needs_gpu
 
-    @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("method", [*CODES, DECODED])
+    @pytest.mark.parametrize(("kind", "method"), PRODUCTS)
     @pytest.mark.parametrize("rows", [1, 7, 70])
     def test_products(self, kernels, kind, method, rows, monkeypatch):
         """Where a matrix is decoded, by parts."""
-        if CODES.get(method, 0) > most_warp_rows(kind):
-            pytest.skip("no method of this format")
         monkeypatch.setattr(coded, "DECODED_BYTES", 2 * 64 * 4 * WIDTH)
         checkpoint, weights = packed(kind)
         gemms, layer = Gemms(kernels, weights, None), weights.layers[1]

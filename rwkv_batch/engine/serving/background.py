@@ -59,4 +59,4 @@ class Background:
         """Nothing runs: a piece comes, and when there is none, nothing is pending any more."""
         began = self._clock()
         self.pending = self._improve(True)
-        self._again_idle = self._clock() + (self._clock() - began) * (1 / QUIET_SHARE - 1)
+        self._again_idle = began + (self._clock() - began) / QUIET_SHARE

@@ -8,10 +8,11 @@ memcheck finds bad accesses, racecheck races in shared memory.
 
 `--jobs` processes share the tests of a run. A sanitizer slows kernels down 10 to 100 times, so only some
 parameter sets of each test run: as few as cover every value of every parameter, and at most as many as RUNS
-says. Only the kernels in cuda/ are watched. Tests of whole models run under memcheck alone: racecheck (CUDA
-13.0) stops with an internal error in some kernels of cuBLAS. In place of timing GEMMs, which takes minutes
-under it, they run by any of their methods. Tests marked many_launches would take minutes under racecheck, and
-those of whole models under either. Exit code 1 if anything was found, or if a test fails.
+says. Only the kernels in cuda/ are watched. Tests of whole models, and those marked cublas, run under
+memcheck alone: racecheck (CUDA 13.0) stops with an internal error in some kernels of cuBLAS. In place of
+timing GEMMs, which takes minutes under it, they run by any of their methods. Tests marked many_launches would
+take minutes under racecheck, and those of whole models under either. Exit code 1 if anything was found, or if
+a test fails.
 """
 
 import argparse
@@ -26,7 +27,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = {"memcheck": 8, "racecheck": 4, "memcheck-models": 2}  # with the most cases of a test
-MARKS = dict.fromkeys(RUNS, "gpu and not many_launches") | {"memcheck": "gpu"}
+MARKS = {
+    "memcheck": "gpu",
+    "racecheck": "gpu and not many_launches and not cublas",
+    "memcheck-models": "gpu and not many_launches",
+}
 NOT_OURS = ("test_capture.py", "test_blaslt.py")
 FOUND = 86  # the exit code that means findings, unlike those of pytest
 NO_TESTS = 5  # pytest's, of a job to which no test fell

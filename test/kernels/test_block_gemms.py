@@ -23,7 +23,10 @@ SHAPE = {"layers": 2, "width": WIDTH, "vocab": 300}
 LARGE = ("in", "out", "key", "value", "head")
 ANY_GPU = "86"
 KINDS = ["int8", "fp8", "fp6", "fp5", "int4", "int4-128", "nf4"]
-PRODUCTS = [(kind, m) for kind in KINDS for m in (*CODES, DECODED) if CODES.get(m, 0) <= most_warp_rows(kind)]
+PRODUCTS = [
+    *((kind, method) for kind in KINDS for method, rows in CODES.items() if rows <= most_warp_rows(kind)),
+    *(pytest.param(kind, DECODED, marks=pytest.mark.cublas) for kind in KINDS),
+]
 
 
 def packed(kind: str) -> tuple[Checkpoint, CudaWeights]:

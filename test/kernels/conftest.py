@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import emulated
 import pytest
 import torch
+from tools import absent
 
 from rwkv_batch.ops.cuda import binding, build
 from rwkv_batch.ops.cuda.binding import Kernels
@@ -22,6 +23,12 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
         patch.setattr(binding, "launch", emulated.launch)
         patch.setattr(code_kernels, "launch", emulated.launch)
         yield Kernels(torch.device("cpu"), target)
+
+
+@pytest.fixture(scope="session")
+def nvcc() -> str:
+    """The CUDA compiler, for tests that compile without a GPU."""
+    return build.nvcc() or absent("There is no nvcc.")
 
 
 @pytest.fixture

@@ -19,16 +19,15 @@ from rwkv_batch.ops.cuda import build
 ARCHITECTURES = {"80": ("80", "86", "89"), "90a": ("90a",), "120": ("120",)}
 
 
-@pytest.mark.skipif(build.nvcc() is None, reason="needs nvcc")
 @pytest.mark.parametrize("file", build.sources(), ids=lambda file: file.stem)
-def test_every_file_compiles_for_every_architecture(file, tmp_path):
+def test_every_file_compiles_for_every_architecture(file, tmp_path, nvcc):
     targets = [
         f"-gencode=arch=compute_{first},code=[{','.join(f'sm_{arch}' for arch in made)}]"
         for first, made in ARCHITECTURES.items()
     ]
     done = subprocess.run(
         [
-            build.nvcc(),
+            nvcc,
             *build.FLAGS,
             *targets,
             "--threads",
@@ -56,8 +55,7 @@ def test_what_sources_distinguish():
     assert found and all(line == "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900" for line in found)
 
 
-@pytest.mark.skipif(build.nvcc() is None, reason="needs nvcc")
-def test_a_path_may_hold_what_means_something_to_ninja(tmp_path, monkeypatch):
+def test_a_path_may_hold_what_means_something_to_ninja(tmp_path, monkeypatch, nvcc):
     sources = tmp_path / "my models: RWKV" / "cuda"
     sources.mkdir(parents=True)
     for file in (*build.SOURCES.glob("*.cuh"), build.SOURCES / "sequence_feed.cu"):

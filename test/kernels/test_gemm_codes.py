@@ -22,7 +22,7 @@ ROWS = [
     (rows, (IDENTITY, RELU_SQUARE)[i % 2]) for i, rows in enumerate((1, 2, 5, 8, 9, 15, 16, 17, 32, 33, 70))
 ]
 SHAPES = [(64, 64), (192, 320), (128, 768), (1024, 192), (320, 2048), (8256, 64)]
-# For more, AMD GPUs have no registers.
+# Rows of w that a warp takes: for as many as the largest, AMD GPUs have no registers with some formats.
 WARP_ROWS = [(kind, rows) for kind in KINDS for rows in (16, 32, 64) if rows <= most_warp_rows(kind)]
 pytestmark = needs_gpu
 

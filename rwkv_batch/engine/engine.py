@@ -98,7 +98,7 @@ class Engine:
         self, loaded: LoadedModel, config: EngineConfig, share: MemoryShare, wake: Callable[[], None]
     ) -> None:
         self.weights, self.runner, self.vocab = loaded.weights, loaded.runner, loaded.weights.vocab
-        budget = config.prefill_tokens or self.runner.limits.prefill_tokens
+        budget = memory.prompt_tokens(self.runner, config, share)
         rows, l1 = memory.rows_and_idle_slots(self.runner, config, budget, share)
         with devices.out_of_memory_as_error(f"{rows} rows and {l1} idle sessions", self.runner.device):
             self.runner.allocate(rows, l1, budget, config.capture_late)

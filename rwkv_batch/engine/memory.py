@@ -16,15 +16,14 @@ import torch
 
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.model.checkpoint import Checkpoint
-from rwkv_batch.ops.device import DeviceError, describe, free_bytes, host_bytes
+from rwkv_batch.ops.device import DeviceError, describe, free_bytes, host_bytes, reserve_bytes
 from rwkv_batch.runner.protocol import Batch, Runner
-from rwkv_batch.runner.warmup import RESERVE
 from rwkv_batch.state.slots import States
 from rwkv_batch.text.tokenizer import END_OF_TEXT
 
 log = logging.getLogger(__name__)
 
-L1 = 16  # sessions in slots of the device, at least
+L1 = 16  # sessions in slots of the device, at least, where the rows asked for leave room for them
 L2 = 32  # sessions in host memory, at least
 # Parts of what is free that L2 and the database get, and how many idle sessions there are at most.
 HOST_PART = 8  # of all memory
@@ -33,6 +32,8 @@ MOST_IDLE = 4096
 MOST_ROWS = 1 << 15  # that are looked for
 FILLED_UP = 1.05  # times what weights take on a GPU, as the kernels read them
 RATE_TOKENS = 2048  # by which the speed of reading prompts is measured
+FEWEST_TOKENS = 512  # prompt tokens a step, unless fewer are asked for
+STEPS_PART = 8  # of what is free, which the buffers of a step's prompt tokens take at most
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,29 @@ class MemoryShare:
 WHOLE = MemoryShare()
 
 
+def prompt_tokens(runner: Runner, config: EngineConfig, share: MemoryShare = WHOLE) -> int:
+    """Prompt tokens a step: as configured, or as many as suit the device.
+
+    They are halved while their buffers take more than a part of what is free, or what rows asked for need.
+    """
+    tokens = runner.limits.prefill_tokens
+    if config.prefill_tokens:
+        return config.prefill_tokens
+    rows, idle = config.max_rows or 1, L1 if config.l1 is None else config.l1
+    free = free_bytes(runner.device) - share.kept
+    if not config.max_rows:
+        free //= share.device
+    while tokens > FEWEST_TOKENS:
+        needed = runner.bytes_needed(rows, idle, tokens)
+        buffers = needed - runner.bytes_needed(rows, idle, FEWEST_TOKENS)
+        if needed <= free and buffers <= free // STEPS_PART:
+            break
+        tokens = max(tokens // 2, FEWEST_TOKENS)
+    if tokens < runner.limits.prefill_tokens:
+        log.info("prompt tokens of a step: %d, as memory is scarce", tokens)
+    return tokens
+
+
 def rows_and_idle_slots(
     runner: Runner, config: EngineConfig, prefill_tokens: int, share: MemoryShare = WHOLE
 ) -> tuple[int, int]:
@@ -54,9 +78,15 @@ def rows_and_idle_slots(
 
     As configured, or as many as suit the device. Raises DeviceError if what was asked for does not fit.
     """
-    least = L1 if config.l1 is None else config.l1
+    if config.l1 is not None:
+        return rows_that_fit(runner, config.max_rows, config.l1, prefill_tokens, share), config.l1
+    least = L1
+    if config.max_rows:
+        free = free_bytes(runner.device) - share.kept
+        needed = [runner.bytes_needed(config.max_rows, idle, prefill_tokens) for idle in range(L1 + 1)]
+        least = max(bisect(needed, free) - 1, 0)
     rows = rows_that_fit(runner, config.max_rows, least, prefill_tokens, share)
-    return rows, idle_slots(runner, rows, least, prefill_tokens, share) if config.l1 is None else least
+    return rows, idle_slots(runner, rows, least, prefill_tokens, share)
 
 
 def rows_that_fit(
@@ -102,7 +132,7 @@ def check_weights(weights: Checkpoint, device: torch.device, kept: int) -> None:
     """
     if device.type == "cpu":
         return
-    needed = int(weights.bytes_held(torch.float16.itemsize) * FILLED_UP) + RESERVE
+    needed = int(weights.bytes_held(torch.float16.itemsize) * FILLED_UP) + reserve_bytes(device)
     free = free_bytes(device) - kept
     if needed > free:
         raise DeviceError(

@@ -16,6 +16,8 @@ CGROUP = Path("/sys/fs/cgroup")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 KEPT, LARGEST_KEPT = 256 << 20, 32 << 20  # bytes; the second is the most that glibc takes
 LARGEST_IN_HEAP = 128 << 10  # bytes, what glibc begins with before it adapts
+RESERVED_PART = 24  # of a GPU's memory
+LEAST_RESERVED, MOST_RESERVED = 1 << 29, 1 << 30
 OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory|STATUS_ALLOC_FAILED")
 
 
@@ -54,8 +56,22 @@ def free_bytes(device: torch.device) -> int:
     with torch.cuda.device(device):
         torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total)
-    return min(free, allowed - torch.cuda.memory_reserved(device))
+    return min(free, _allowed_bytes(device, total) - torch.cuda.memory_reserved(device))
+
+
+def reserve_bytes(device: torch.device) -> int:
+    """What is left free of a GPU's memory, 0 of a CPU's.
+
+    That is for workspaces of cuBLAS, kernels that are loaded late, and what an allocator cannot use.
+    """
+    if device.type == "cpu":
+        return 0
+    allowed = _allowed_bytes(device, torch.cuda.mem_get_info(device)[1])
+    return min(max(allowed // RESERVED_PART, LEAST_RESERVED), MOST_RESERVED)
+
+
+def _allowed_bytes(device: torch.device, total: int) -> int:
+    return int(torch.cuda.get_per_process_memory_fraction(device) * total)
 
 
 def limit_memory(device: torch.device, limit: int) -> None:

@@ -13,10 +13,11 @@ from rwkv_batch.model.cuda.rwkv6 import RWKV6Cuda
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.ops.cuda.abi import STOPS
 from rwkv_batch.ops.cuda.staging import Download, upload
+from rwkv_batch.ops.device import reserve_bytes
 from rwkv_batch.ops.low_rank import LowRankAdapter
 from rwkv_batch.runner.limits import GPU_LIMITS
 from rwkv_batch.runner.protocol import NO_ADAPTERS, AdapterRoom, Batch, Draws, DrawUnder, NewRow
-from rwkv_batch.runner.warmup import LOGITS_COPIES, RESERVE, launch_all_kernels, run_largest_step
+from rwkv_batch.runner.warmup import LOGITS_COPIES, launch_all_kernels, run_largest_step
 from rwkv_batch.sampling.logprobs import RowLogprobs, logprobs, row_logprobs
 from rwkv_batch.sampling.masks import RowMasks
 from rwkv_batch.sampling.mixtures import mix_logits
@@ -97,7 +98,7 @@ class CudaRunner:
         steps = self.model.step_bytes(rows, prefill_tokens, room.slots, room.most_rank)
         scoring = scoring_bytes(vocab, self.model.checkpoint.width, SCORED_AT_ONCE, self.dtype, self.device)
         logits = max(scoring, rows * LOGITS_COPIES * 4 * vocab)  # of prompts come first
-        return RESERVE + slots * slot_bytes + logits + steps
+        return reserve_bytes(self.device) + slots * slot_bytes + logits + steps
 
     def allocate(self, rows: int, idle_slots: int, prefill_tokens: int, late: bool = False) -> None:
         slots = rows + idle_slots
@@ -108,7 +109,7 @@ class CudaRunner:
         if self._adapters.slots:
             room = self._adapters
             self.model.add_adapters(room.slots, room.most_rank, prefill_tokens + rows)
-        self.model.capture(self.states, rows, late=late)
+        self.model.capture(self.states, rows, late=late, most_tokens=prefill_tokens + rows)
         run_largest_step(self.model.forward, self.states, rows, prefill_tokens)
         launch_all_kernels(self, rows, few=late)
 

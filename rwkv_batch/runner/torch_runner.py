@@ -11,11 +11,11 @@ from rwkv_batch.model.rwkv6 import RWKV6
 from rwkv_batch.model.rwkv7 import RWKV7
 from rwkv_batch.model.torch_model import SCORED_AT_ONCE, TorchModel
 from rwkv_batch.ops.cpu.binding import CpuKernels
-from rwkv_batch.ops.device import give_freed_memory_back, keep_freed_memory
+from rwkv_batch.ops.device import give_freed_memory_back, keep_freed_memory, reserve_bytes
 from rwkv_batch.ops.low_rank import LowRankAdapter, PreparedAdapter, slot_numbers
 from rwkv_batch.runner.limits import GPU_LIMITS, cpu_limits
 from rwkv_batch.runner.protocol import NO_ADAPTERS, AdapterRoom, Batch, Draws, DrawUnder, KnownDraws, NewRow
-from rwkv_batch.runner.warmup import LOGITS_COPIES, RESERVE, run_largest_step
+from rwkv_batch.runner.warmup import LOGITS_COPIES, run_largest_step
 from rwkv_batch.sampling.logprobs import logprobs, row_logprobs
 from rwkv_batch.sampling.masks import RowMasks
 from rwkv_batch.sampling.mixtures import mix_logits
@@ -72,7 +72,7 @@ class TorchRunner:
         room, hidden = self._adapters, 4 * shape.width
         numbers = room.slots * slot_numbers(shape.layers, shape.width, hidden, room.most_rank)
         held = (rows + idle_slots) * slot + logits + activations + numbers * self.dtype.itemsize
-        return held + (0 if self.device.type == "cpu" else RESERVE)
+        return held + reserve_bytes(self.device)
 
     def allocate(self, rows: int, idle_slots: int, prefill_tokens: int, late: bool = False) -> None:
         self.states = self.model.new_states(rows + idle_slots, self._wkv_dtype)

@@ -16,8 +16,6 @@ from rwkv_batch.wire.protocol import Sampling
 
 # fp32 rows of logits that a step with logprobs of all rows holds at once, two fp16 ones counted as one.
 LOGITS_COPIES = 8
-# Of a GPU's memory, left free: cuBLAS workspaces, kernels loaded late, what an allocator cannot use.
-RESERVE = 1 << 30
 FEW_ROWS = 128  # for more of them the sampler launches no other kernels
 ALL_IDS = RowMasks([0], np.full((1, mask_words(VOCABULARY)), -1, np.int32))  # of the first row
 

@@ -10,6 +10,7 @@ from checkpoints import tiny, write_pth
 from cuda_gpu import needs_gpu
 
 from bench.make_checkpoint import FAMILIES, random_checkpoint, random_rwkv6
+from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine import memory
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.model.checkpoint import from_tensors
@@ -20,7 +21,6 @@ from rwkv_batch.ops.cuda.buffers import Buffers, Rwkv6Buffers, buffer_bytes
 from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.runner import limits
 from rwkv_batch.runner.torch_runner import TorchRunner
-from rwkv_batch.runner.warmup import RESERVE
 from rwkv_batch.wire.protocol import Accepted, GenerateRequest, Progress, Sampling
 
 MIB = 1 << 20
@@ -107,6 +107,45 @@ class TestRowsOfAGpu:
             self.rows(monkeypatch, 6000, asked=5885)
 
 
+class ScarceRunner:
+    """A GPU whose rows and idle slots take 10 MiB each, and a step 200 of its own and 0.25 for each token."""
+
+    device, limits = torch.device("cpu"), limits.GPU_LIMITS
+
+    def bytes_needed(self, rows: int, idle_slots: int, prefill_tokens: int) -> int:
+        return ((rows + idle_slots) * 10 + 200 + (rows + prefill_tokens) // 4) * MIB
+
+
+class TestScarceMemory:
+    """What nobody has asked for gives way to the rows that somebody has."""
+
+    def chosen(self, monkeypatch, mib: int, **asked: int) -> tuple[int, int, int]:
+        monkeypatch.setattr(memory, "free_bytes", lambda device: mib * MIB)
+        config = EngineConfig(**asked)
+        tokens = memory.prompt_tokens(ScarceRunner(), config)
+        return tokens, *memory.rows_and_idle_slots(ScarceRunner(), config, tokens)
+
+    def test_plenty(self, monkeypatch):
+        tokens, rows, idle = self.chosen(monkeypatch, 100_000)
+        assert (tokens, rows) == (4096, 1024) and idle > memory.L1
+
+    @pytest.mark.parametrize(("mib", "tokens"), [(8000, 4096), (5000, 2048), (3000, 1024), (1000, 512)])
+    def test_prompt_tokens_take_a_part_of_what_is_free(self, monkeypatch, mib, tokens):
+        assert self.chosen(monkeypatch, mib)[0] == tokens
+        assert self.chosen(monkeypatch, mib, prefill_tokens=700)[0] == 700
+
+    def test_rows_asked_for_come_first(self, monkeypatch):
+        rows = 100
+        tight = 1000 + 200 + (rows + 512) // 4
+        assert self.chosen(monkeypatch, tight + 165, max_rows=rows) == (512, rows, 16)
+        assert self.chosen(monkeypatch, tight + 75, max_rows=rows) == (512, rows, 7)
+        assert self.chosen(monkeypatch, tight, max_rows=rows) == (512, rows, 0)
+        with pytest.raises(DeviceError, match="--max-rows 99"):
+            self.chosen(monkeypatch, tight - 1, max_rows=rows)
+        with pytest.raises(DeviceError, match="--max-rows"):  # as what was asked for does not
+            self.chosen(monkeypatch, tight, max_rows=rows, l1=1)
+
+
 def test_where_not_even_one_row_fits_another_way_out_is_named(runner, monkeypatch):
     monkeypatch.setattr(device, "_free_host_bytes", lambda: MIB)
     for asked in (None, 1):
@@ -137,6 +176,17 @@ def test_memory_that_runs_out_in_spite_of_all_is_one_sentence():
         device.out_of_memory_as_error("5 rows", torch.device("cpu")),
     ):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize(
+    ("gib", "usable", "reserved"),
+    [(8, 8, 512), (12, 12, 512), (18, 18, 768), (24, 24, 1024), (141, 141, 1024), (141, 12, 512)],
+)
+def test_small_gpus_leave_less_free(monkeypatch, gib, usable, reserved):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, gib << 30))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: usable / gib)
+    assert device.reserve_bytes(torch.device("cuda", 0)) == reserved * MIB
+    assert device.reserve_bytes(torch.device("cpu")) == 0
 
 
 def test_what_is_stored_is_never_over_the_default_limit(tmp_path, monkeypatch):
@@ -217,4 +267,6 @@ class TestOnAGpu:
         needed = engine.runner.bytes_needed(300, 0, 2048)
         torch.cuda.reset_peak_memory_stats()
         engine.generate(["hello " * 100] * 300, max_tokens=20, stop_ids=[], sampling=Sampling(top_p=0.9))
-        assert torch.cuda.max_memory_allocated() - others - weights < needed - RESERVE
+        assert torch.cuda.max_memory_allocated() - others - weights < needed - device.reserve_bytes(
+            engine.runner.device
+        )

@@ -128,6 +128,7 @@ def test_a_share_of_the_device_is_that_part_of_what_is_free(monkeypatch):
 def test_weights_that_do_not_fit_beside_others_are_refused_before_they_are_loaded(monkeypatch):
     gpu, gib = torch.device("cuda", 0), 1 << 30
     monkeypatch.setattr(memory, "free_bytes", lambda device: 20 * gib)
+    monkeypatch.setattr(memory, "reserve_bytes", lambda device: gib)
     monkeypatch.setattr(memory, "describe", lambda device: "cuda:0")
     fits = int(9 * gib / (2 * memory.FILLED_UP))  # in fp16
 
@@ -144,9 +145,10 @@ def test_weights_that_do_not_fit_beside_others_are_refused_before_they_are_loade
 def test_weights_in_fewer_bits_fit_where_those_in_16_do_not(name, monkeypatch):
     whole = tiny(width=512, vocab=4096)
     few = quantize(whole, name)
-    gpu, free = torch.device("cuda", 0), memory.RESERVE + 3 * whole.parameters // 2
+    gpu, free = torch.device("cuda", 0), 3 * whole.parameters // 2
     assert few.bytes_held(2) < 3 * whole.parameters // 2 < whole.bytes_held(2) == 2 * whole.parameters
     monkeypatch.setattr(memory, "free_bytes", lambda device: free)
+    monkeypatch.setattr(memory, "reserve_bytes", lambda device: 0)
     monkeypatch.setattr(memory, "describe", lambda device: "cuda:0")
     memory.check_weights(few, gpu, kept=0)
     for refused in (whole, quantize(whole, "fp16")):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.model.cuda.steps import graphs
-from rwkv_batch.model.cuda.steps.graphs import GraphLadder
+from rwkv_batch.model.cuda.steps.graphs import PREFILL_SIZES, GraphLadder, next_prefill_size, prefill_sizes
 
 SIZES = [1, 2, 4, 8]
 
@@ -95,3 +95,26 @@ def test_all_of_them_at_once(it, monkeypatch):
     it.run(1)
     it.ladder.capture_all(progress=False)
     assert it.captured == len(SIZES) and not it.ladder.missing
+
+
+def test_a_step_without_a_graph_writes_where_graphs_do_but_never_moves_that(it):
+    assert it.ladder.arena(2) == {}  # nothing is known to be large enough
+    it.ladder.capture_later()
+    place = it.arena["out"].data_ptr()
+    arena = it.ladder.arena(8)
+    it.step(torch.zeros(8), arena)
+    assert arena["out"].data_ptr() == place
+    it.step(torch.zeros(9), arena)
+    assert arena["out"].data_ptr() != place == it.arena["out"].data_ptr()
+    assert it.ladder.arena(9) == {}
+
+
+@pytest.mark.parametrize("most", [1, 4, 5, 300, 1088, 5120, 5121, 100_000])
+def test_prefills_have_graphs_up_to_what_a_step_can_have(most):
+    sizes = prefill_sizes(most)
+    assert sizes == PREFILL_SIZES[: len(sizes)]
+    assert sizes[-1] >= most or sizes == PREFILL_SIZES
+    assert all(size < most for size in sizes[:-1])
+    assert prefill_sizes(None) == PREFILL_SIZES
+    if most <= PREFILL_SIZES[-1]:
+        assert next_prefill_size(most) == sizes[-1]

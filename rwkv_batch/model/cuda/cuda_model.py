@@ -2,14 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rwkv_batch.model.checkpoint import Checkpoint
-from rwkv_batch.model.cuda.packed.coded import LargeMatrix
+from rwkv_batch.model.cuda.packed.protocol import PackedWeights
 from rwkv_batch.model.cuda.steps.adapters import LAYER_LAUNCHES, NONE, AdapterSlots, adapter_bytes
 from rwkv_batch.model.cuda.steps.graphs import (
     PREFILL_SIZES,
@@ -18,13 +18,14 @@ from rwkv_batch.model.cuda.steps.graphs import (
     PrefillGraphs,
     decode_sizes,
     graph_bytes,
+    next_prefill_size,
+    prefill_sizes,
 )
 from rwkv_batch.model.cuda.steps.late import LateWork, Tuner
 from rwkv_batch.model.cuda.steps.states import CudaStates
-from rwkv_batch.model.description import Norm
 from rwkv_batch.model.torch_model import check_rows
 from rwkv_batch.ops.cuda.binding import Addend, Kernels
-from rwkv_batch.ops.cuda.buffers import BufferShape, StepBuffers, buffer_bytes
+from rwkv_batch.ops.cuda.buffers import StepBuffers, buffer_bytes
 from rwkv_batch.ops.cuda.feed import pending_writes
 from rwkv_batch.ops.cuda.packing import DeviceRows, PrefillPlan, StagedPlan, upload_plan
 from rwkv_batch.ops.cuda.staging import upload
@@ -35,21 +36,6 @@ from rwkv_batch.state.slots import States, slot_bytes
 MANY = 1 << 30  # tokens, for which no GEMM is timed
 MEASURED_TOKENS = 1024  # of a prefill for which GEMMs are timed, at most: of more, cuBLAS's are the fastest
 SCORED_AT_ONCE = 256  # places of prompts whose logits are in memory at once; one of PREFILL_SIZES
-
-
-class PackedWeights(Protocol):
-    """What every family has of a model's weights on one GPU."""
-
-    @property
-    def norm_out(self) -> Norm: ...
-
-    @property
-    def head(self) -> LargeMatrix:
-        """`[vocab and rows of zeros, C]`."""
-
-    @property
-    def buffer_shape(self) -> BufferShape:
-        """The sizes of a step's buffers."""
 
 
 Ladders = tuple[DecodeGraphs, PrefillGraphs]
@@ -86,6 +72,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
             self._buffer_shape = self.weights.buffer_shape
         self._graphs: tuple[States, dict[bool, Ladders]] | None = None  # by whether some rows have adapters
         self._most_rows: int | None = None  # of a decode graph
+        self._most_tokens: int | None = None  # of a prefill graph
         self._late: LateWork | None = None
         self.adapters: AdapterSlots | None = None
 
@@ -115,25 +102,33 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
 
         adapters: slots for adapters of that rank; the slots are counted too.
         """
-        prefills = (PREFILL_SIZES[-1], prefill_tokens + rows)  # by graphs, and without one
+        most = prefill_tokens + rows
+        by_graphs = prefill_sizes(most)[-1]
+        prefills = (by_graphs, most) if most > by_graphs else (by_graphs,)
         shape, kind = self._buffer_shape, self.buffers
         buffers = sum(buffer_bytes(shape, tokens, packed=True, kind=kind) for tokens in prefills)
         buffers += buffer_bytes(shape, rows, kind=kind)
-        graphs = graph_bytes(self.checkpoint.layers, rows)
+        graphs = graph_bytes(self.checkpoint.layers, rows, most)
         if adapters:
-            graphs += graph_bytes(self.checkpoint.layers, rows, LAYER_LAUNCHES)
+            graphs += graph_bytes(self.checkpoint.layers, rows, most, LAYER_LAUNCHES)
         return graphs + buffers + adapter_bytes(self._sizes, adapters, most_rank, (rows, *prefills))
 
     @torch.inference_mode()
     def capture(
-        self, states: CudaStates, rows: int | None = None, progress: bool = True, late: bool = False
+        self,
+        states: CudaStates,
+        rows: int | None = None,
+        progress: bool = True,
+        late: bool = False,
+        most_tokens: int | None = None,
     ) -> None:
         """Capture the graphs of decode batches of up to `rows` (None: all slots) and of small prefills.
 
         They are over these states, and steps over them have no more rows from then on. late: `improve`
-        captures them, and steps do without until then.
+        captures them, and steps do without until then. most_tokens: of a step, if that is known; others have
+        no graph.
         """
-        self._graphs, self._late, self._most_rows = None, None, rows
+        self._graphs, self._late, self._most_rows, self._most_tokens = None, None, rows, most_tokens
         timed = (*decode_sizes(rows or len(states)), *(s for s in PREFILL_SIZES if s <= MEASURED_TOKENS))
         ladders: list[DecodeGraphs | PrefillGraphs] = []
         with torch.cuda.device(self.device):
@@ -285,7 +280,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
 
             return (
                 DecodeGraphs(most, self.device, decode, arenas[0]),
-                PrefillGraphs(self.device, prefill, arenas[1]),
+                PrefillGraphs(self.device, prefill, arenas[1], self._most_tokens),
             )
 
         return {adapted: ladders(self.adapters if adapted else None) for adapted in (False, True)}
@@ -307,7 +302,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
             pieces = ids.split(list(lengths))
             ids = torch.cat([pieces[row] for row in plan.order])
         graphs, of_tokens = self._graphs_over(states, bool(adapters)), plan.of_tokens(adapters)
-        if PrefillGraphs.covers(plan):
+        if graphs[1].covers(plan):
             self._place(of_tokens, graphs[1].size(plan.tokens))
             after, rows = graphs[1].run(ids, plan)
         else:
@@ -315,14 +310,15 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
             rows = upload_plan(plan, self.device)
             ids = ids.to(self.device, non_blocking=True)
             slots_of = self.adapters if adapters else None
-            after = self._prefill_rows(ids, rows, states, {}, self.methods(MANY), slots_of)
+            arena = graphs[1].arena(plan.tokens)
+            after = self._prefill_rows(ids, rows, states, arena, self.methods(MANY), slots_of)
         place_of = {row: place for place, row in enumerate(plan.order)}
         if scores:
             first = plan.numbers["first"]
             starts = [first[place_of[row]] for row in range(len(lengths))]
             for piece in upload(scores.places(starts), self.device, torch.int32).split(SCORED_AT_ONCE):
                 # Of sizes for which the GEMM is timed too.
-                logits = self._logits_at(after, piece, graphs[1].size(len(piece)))
+                logits = self._logits_at(after, piece, next_prefill_size(len(piece)))
                 scores.take(logits[:, : self.checkpoint.vocab])
         if not len(wanted):
             none = torch.empty(0, len(self.weights.head), dtype=torch.float16, device=self.device)

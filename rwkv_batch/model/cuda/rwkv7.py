@@ -14,7 +14,7 @@ from rwkv_batch.model.cuda.mixers import Mixers, time_mix_input
 from rwkv_batch.model.cuda.packed.coded import first_bytes
 from rwkv_batch.model.cuda.packed.weights import CudaDeepEmbed, CudaLayer, CudaWeights, pack_weights
 from rwkv_batch.model.cuda.steps.adapters import AdapterSlots, StepAdapters
-from rwkv_batch.model.cuda.steps.graphs import PREFILL_SIZES, graph_bytes
+from rwkv_batch.model.cuda.steps.graphs import PREFILL_SIZES, graph_bytes, prefill_sizes
 from rwkv_batch.model.cuda.steps.late import Tuner
 from rwkv_batch.model.cuda.steps.states import CudaStates
 from rwkv_batch.model.description import DEEP_RANK, Norm
@@ -31,7 +31,7 @@ from rwkv_batch.ops.cuda.binding import Addend
 from rwkv_batch.ops.cuda.blas import blaslt
 from rwkv_batch.ops.cuda.buffers import MIXED, Buffers
 from rwkv_batch.ops.cuda.gemms import SPARSE_ROWS
-from rwkv_batch.ops.cuda.packing import SCRATCH_CHUNKS, DeviceRows, most_chunks
+from rwkv_batch.ops.cuda.packing import DeviceRows, most_chunks
 from rwkv_batch.ops.torch_ops import HEAD_SIZE
 
 TIMED_LAYERS = 8  # in which GEMMs are timed between their neighbours
@@ -59,11 +59,13 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
             self.autotuner = Autotuner.from_cache(self.gemms, self.device, self._timed_layers)
 
     def step_bytes(self, rows: int, prefill_tokens: int, adapters: int = 0, most_rank: int = 0) -> int:
-        longest = -(-(prefill_tokens + 1) // CHUNK)
-        chunks = most_chunks(PREFILL_SIZES[-1]) + max(longest, SCRATCH_CHUNKS)
-        scratch = chunks * self.checkpoint.heads * self.kernels.chunk_bytes
+        longest, most = -(-(prefill_tokens + 1) // CHUNK), prefill_tokens + rows
+        chunks, without_graph = most_chunks(prefill_sizes(most)[-1]), max(longest, most_chunks(most))
+        if without_graph > chunks or most > PREFILL_SIZES[-1]:  # else it has that of the graphs
+            chunks += without_graph
+        scratch = chunks * self.checkpoint.heads * self.kernels.chunk_bytes + self.weights.decoded_bytes
         layers, decoding = self.checkpoint.layers, self.weights.decoding_launches
-        more = graph_bytes(layers, rows, decoding) - graph_bytes(layers, rows)
+        more = graph_bytes(layers, rows, most, decoding) - graph_bytes(layers, rows, most)
         scratch += more * (2 if adapters else 1)
         return super().step_bytes(rows, prefill_tokens, adapters, most_rank) + scratch
 

@@ -25,7 +25,7 @@ def multiply_decoded(
 ) -> None:
     """y = f(x w^T) for each w, x of xs `[len(ws), M, K]` and y; f is IDENTITY or RELU_SQUARE."""
     for w, x, y in zip(ws, xs, ys, strict=True):
-        for part, place in w.decoded_parts():
-            torch.mm(x, decode(w, part, place), out=y[:, part])
+        for part in w.decoded_parts():
+            torch.mm(x, decode(w, part, w.decoded_place(part)), out=y[:, part])
         if activation == RELU_SQUARE:
             kernels.relu_square(y)

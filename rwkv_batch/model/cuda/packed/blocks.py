@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rwkv_batch.model.cuda.packed.coded import SIGN, CodedMatrix, round_up_outputs
+from rwkv_batch.model.cuda.packed.coded import SIGN, CodedMatrix, DecodedRoom, round_up_outputs
 from rwkv_batch.model.cuda.packed.orders import (
     blocks_of_4_bits,
     blocks_of_5_bits,
@@ -34,7 +34,7 @@ class BlockMatrix(CodedMatrix):
         return self.codes[part.start // BLOCK_OUTPUTS : part.stop // BLOCK_OUTPUTS]
 
 
-def in_blocks(weight: Weight, decoded: Tensor) -> BlockMatrix:
+def in_blocks(weight: Weight, decoded: DecodedRoom) -> BlockMatrix:
     """A matrix on the GPU of `decoded`, with zeros up to a multiple of OUTPUT_MULTIPLE outputs."""
     outputs, inputs = weight.shape
     shape = (round_up_outputs(outputs), inputs)

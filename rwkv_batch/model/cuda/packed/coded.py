@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -22,6 +23,24 @@ DECODED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
+class DecodedRoom:
+    """Room for outputs as fp16, which the matrices of a model share; it is taken when it is first needed."""
+
+    numbers: int
+    device: torch.device
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes then."""
+        return self.numbers * torch.float16.itemsize
+
+    @cached_property
+    def tensor(self) -> Tensor:
+        """`[numbers]` fp16."""
+        return torch.empty(self.numbers, dtype=torch.float16, device=self.device)
+
+
+@dataclass(frozen=True)
 class CodedMatrix:
     """`[outputs, inputs]`, of which both are multiples of 64."""
 
@@ -30,18 +49,20 @@ class CodedMatrix:
     format: str  # "int8", "fp8" or "int4"
     shape: tuple[int, int]
     columns: bool = False  # whether `paired_columns` has made the codes: `[inputs, outputs]`
-    decoded: Tensor | None = None  # room for outputs as fp16, which a model's matrices share; None of fp8
+    decoded: DecodedRoom | None = None  # None of fp8
 
-    def decoded_parts(self) -> list[tuple[slice, Tensor]]:
-        """The outputs that fit into `decoded` together, in turn, each with its place there.
-
-        A place is `[outputs, inputs]`.
-        """
+    def decoded_parts(self) -> list[slice]:
+        """The outputs that fit into `decoded` together, in turn."""
         assert self.decoded is not None
         outputs, inputs = self.shape
-        at_once = len(self.decoded) // inputs // OUTPUT_MULTIPLE * OUTPUT_MULTIPLE
-        parts = [slice(start, min(start + at_once, outputs)) for start in range(0, outputs, at_once)]
-        return [(part, self.decoded[: (part.stop - part.start) * inputs].view(-1, inputs)) for part in parts]
+        at_once = self.decoded.numbers // inputs // OUTPUT_MULTIPLE * OUTPUT_MULTIPLE
+        return [slice(start, min(start + at_once, outputs)) for start in range(0, outputs, at_once)]
+
+    def decoded_place(self, part: slice) -> Tensor:
+        """Where a part of `decoded_parts` goes: `[outputs, inputs]` fp16."""
+        assert self.decoded is not None
+        inputs = self.shape[1]
+        return self.decoded.tensor[: (part.stop - part.start) * inputs].view(-1, inputs)
 
     def codes_of(self, part: slice) -> Tensor:
         """Of some outputs, a part of `decoded_parts`."""
@@ -65,15 +86,15 @@ class CodedMatrix:
 LargeMatrix = Tensor | CodedMatrix
 
 
-def decoded_room(weights: Collection[Weight], device: torch.device) -> Tensor:
+def decoded_room(weights: Collection[Weight], device: torch.device) -> DecodedRoom:
     """Room for matrices of these on a GPU, one at a time, or for a part of one."""
     sizes = [round_up_outputs(weight.shape[0]) * weight.shape[1] for weight in weights]
     least = max((OUTPUT_MULTIPLE * weight.shape[1] for weight in weights), default=0)
     numbers = max(min(max(sizes, default=0), DECODED_BYTES // 2), least)
-    return torch.empty(numbers, dtype=torch.float16, device=device)
+    return DecodedRoom(numbers, device)
 
 
-def coded(weight: Weight, decoded: Tensor, columns: bool = False) -> CodedMatrix:
+def coded(weight: Weight, decoded: DecodedRoom, columns: bool = False) -> CodedMatrix:
     """A matrix in a format of CODED on the GPU of `decoded`, which is a Hopper.
 
     It has zeros up to a multiple of OUTPUT_MULTIPLE outputs. columns: int8 is to lie by inputs, of which some

@@ -80,10 +80,19 @@ class CudaWeights:
     @property
     def decoding_launches(self) -> int:
         """The most by which a layer whose codes are decoded has more launches than one in fp16."""
+        return sum(2 * len(one.decoded_parts()) for one in self._decoded if one is not self.head)
+
+    @property
+    def decoded_bytes(self) -> int:
+        """What steps of many tokens take to decode matrices."""
+        return max((one.decoded.nbytes for one in self._decoded if one.decoded is not None), default=0)
+
+    @property
+    def _decoded(self) -> list[CodedMatrix]:
+        """The head and the large matrices of a layer, those that are decoded for many tokens."""
         layer = self.layers[-1]
-        large = [*layer.rkv, layer.output, layer.key, layer.value]
-        decoded = (one for one in large if isinstance(one, CodedMatrix) and one.decoded is not None)
-        return sum(2 * len(one.decoded_parts()) for one in decoded)
+        large = (*layer.rkv, layer.output, layer.key, layer.value, self.head)
+        return [one for one in large if isinstance(one, CodedMatrix) and one.decoded is not None]
 
     @property
     def buffer_shape(self) -> BufferShape:

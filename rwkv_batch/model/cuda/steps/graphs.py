@@ -25,7 +25,17 @@ log = logging.getLogger(__name__)
 
 # Tokens of prefill graphs. Up to 1024 they are sizes for which GEMMs are timed for decode too. The smallest
 # are for turns of a few words: the sparse GEMM takes 8 tokens at most.
-PREFILL_SIZES = [4, 8, 16, 32, 64, 96, *range(128, 512, 64), *range(512, 2048, 128), *range(2048, 5121, 256)]
+PREFILL_SIZES: list[int] = [
+    4,
+    8,
+    16,
+    32,
+    64,
+    96,
+    *range(128, 512, 64),
+    *range(512, 2048, 128),
+    *range(2048, 5121, 256),
+]
 NODE_BYTES = 4096  # of driver memory for each launch in a graph
 DECODE_LAYER_NODES = 20  # launches of a layer, at most
 PREFILL_LAYER_NODES = 32
@@ -45,12 +55,24 @@ def decode_sizes(most: int) -> list[int]:
     return [*(size for size in sizes if size < most), most]
 
 
-def graph_bytes(layers: int, most: int, more: int = 0) -> int:
+def prefill_sizes(most: int | None) -> list[int]:
+    """Numbers of tokens that have a prefill graph where no step has more than `most` (None: any number)."""
+    if most is None:
+        return PREFILL_SIZES
+    return PREFILL_SIZES[: bisect_left(PREFILL_SIZES, most) + 1]
+
+
+def next_prefill_size(tokens: int) -> int:
+    """The smallest of all PREFILL_SIZES that holds so many tokens, which are not more than the last."""
+    return PREFILL_SIZES[bisect_left(PREFILL_SIZES, tokens)]
+
+
+def graph_bytes(layers: int, most: int, most_tokens: int, more: int = 0) -> int:
     """Driver memory of all graphs of decode steps of up to `most` rows, and of prefills, at most.
 
-    more: launches of a layer besides those of a step without adapters.
+    most_tokens: of a step. more: launches of a layer besides those of a step without adapters.
     """
-    decodes, prefills = len(decode_sizes(most)), len(PREFILL_SIZES)
+    decodes, prefills = len(decode_sizes(most)), len(prefill_sizes(most_tokens))
     nodes = decodes * (DECODE_LAYER_NODES + more) + prefills * (PREFILL_LAYER_NODES + more)
     return layers * nodes * NODE_BYTES
 
@@ -112,6 +134,13 @@ class GraphLadder(Generic[Inputs, Outputs]):
         if not self._fits_largest:
             self._step(self._padding(self.sizes[-1]), self._arena)
             self._fits_largest = True
+
+    def arena(self, tokens: int) -> dict[str, Tensor]:
+        """For a step that has no graph: what those of the graphs write to, where that is large enough.
+
+        What else it allocates stays out of their arena.
+        """
+        return dict(self._arena) if self._fits_largest and tokens <= self.sizes[-1] else {}
 
     def capture(self, size: int) -> None:
         """A graph for that size."""
@@ -189,13 +218,15 @@ class PrefillGraphs(GraphLadder[StagedPlan, Prefilled]):
         device: torch.device,
         step: Callable[[StagedPlan, dict[str, Tensor]], Prefilled],
         arena: dict[str, Tensor],
+        most_tokens: int | None = None,
     ) -> None:
-        super().__init__("prefill", PREFILL_SIZES, partial(StagedPlan, device=device), step, arena)
+        """most_tokens: of a step."""
+        sizes = prefill_sizes(most_tokens)
+        super().__init__("prefill", sizes, partial(StagedPlan, device=device), step, arena)
 
-    @staticmethod
-    def covers(plan: PrefillPlan) -> bool:
+    def covers(self, plan: PrefillPlan) -> bool:
         """Whether there is a graph for it."""
-        return plan.tokens <= PREFILL_SIZES[-1] and len(plan.launches) <= 1
+        return plan.tokens <= self.sizes[-1] and len(plan.launches) <= 1
 
     def run(self, tokens: Tensor, plan: PrefillPlan) -> tuple[Prefilled, DeviceRows]:
         """Tokens in the plan's order, on the host. The next run overwrites what is returned."""

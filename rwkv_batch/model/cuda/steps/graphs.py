@@ -25,17 +25,8 @@ log = logging.getLogger(__name__)
 
 # Tokens of prefill graphs. Up to 1024 they are sizes for which GEMMs are timed for decode too. The smallest
 # are for turns of a few words: the sparse GEMM takes 8 tokens at most.
-PREFILL_SIZES: list[int] = [
-    4,
-    8,
-    16,
-    32,
-    64,
-    96,
-    *range(128, 512, 64),
-    *range(512, 2048, 128),
-    *range(2048, 5121, 256),
-]
+PREFILL_SIZES: list[int] = [4, 8, 16, 32, 64, 96, *range(128, 512, 64), *range(512, 2048, 128)]
+PREFILL_SIZES += range(2048, 5121, 256)
 NODE_BYTES = 4096  # of driver memory for each launch in a graph
 DECODE_LAYER_NODES = 20  # launches of a layer, at most
 PREFILL_LAYER_NODES = 32

@@ -23,7 +23,7 @@ from rwkv_batch.text.tokenizer import END_OF_TEXT
 
 log = logging.getLogger(__name__)
 
-L1 = 16  # sessions in slots of the device, at least, where the rows asked for leave room for them
+L1 = 16  # sessions in slots of the device, at least, where rows leave room for them
 L2 = 32  # sessions in host memory, at least
 # Parts of what is free that L2 and the database get, and how many idle sessions there are at most.
 HOST_PART = 8  # of all memory
@@ -57,9 +57,7 @@ def prompt_tokens(runner: Runner, config: EngineConfig, share: MemoryShare = WHO
     if config.prefill_tokens:
         return config.prefill_tokens
     rows, idle = config.max_rows or 1, L1 if config.l1 is None else config.l1
-    free = free_bytes(runner.device) - share.kept
-    if not config.max_rows:
-        free //= share.device
+    free = _usable(runner, config.max_rows, share)
     while tokens > FEWEST_TOKENS:
         needed = runner.bytes_needed(rows, idle, tokens)
         buffers = needed - runner.bytes_needed(rows, idle, FEWEST_TOKENS)
@@ -80,11 +78,11 @@ def rows_and_idle_slots(
     """
     if config.l1 is not None:
         return rows_that_fit(runner, config.max_rows, config.l1, prefill_tokens, share), config.l1
-    least = L1
-    if config.max_rows:
-        free = free_bytes(runner.device) - share.kept
-        needed = [runner.bytes_needed(config.max_rows, idle, prefill_tokens) for idle in range(L1 + 1)]
-        least = max(bisect(needed, free) - 1, 0)
+
+    def needed(idle: int) -> int:
+        return runner.bytes_needed(config.max_rows or 1, idle, prefill_tokens)
+
+    least = bisect(range(1, L1 + 1), _usable(runner, config.max_rows, share), key=needed)
     rows = rows_that_fit(runner, config.max_rows, least, prefill_tokens, share)
     return rows, idle_slots(runner, rows, least, prefill_tokens, share)
 
@@ -101,11 +99,7 @@ def rows_that_fit(
     def needed(rows: int) -> int:
         return runner.bytes_needed(rows, idle_slots, prefill_tokens)
 
-    free, limits = free_bytes(runner.device) - share.kept, runner.limits
-    if not asked:
-        free //= share.device
-    if not asked and limits.memory is not None:
-        free = min(free, limits.memory // share.host)
+    free, limits = _usable(runner, asked, share), runner.limits
     fit = bisect(range(1, (asked or limits.rows) + 1), free, key=needed)
     if fit == 0 or (asked and fit < asked):
         raise DeviceError(_does_not_fit(runner.device, asked or 1, idle_slots, fit, free))
@@ -175,6 +169,15 @@ def prefill_rate(runner: Runner, prefill_tokens: int) -> float:
         seconds = min(seconds, time.perf_counter() - began)
     runner.states.clear([0])
     return tokens / seconds
+
+
+def _usable(runner: Runner, asked: int | None, share: MemoryShare) -> int:
+    """Memory for slots and steps: all that is free for rows that were asked for, or else the share."""
+    free, most = free_bytes(runner.device) - share.kept, runner.limits.memory
+    if asked:
+        return free
+    free //= share.device
+    return free if most is None else min(free, most // share.host)
 
 
 def _does_not_fit(device: torch.device, asked: int, idle_slots: int, fit: int, free: int) -> str:

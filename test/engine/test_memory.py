@@ -145,6 +145,13 @@ class TestScarceMemory:
         with pytest.raises(DeviceError, match="--max-rows"):  # as what was asked for does not
             self.chosen(monkeypatch, tight, max_rows=rows, l1=1)
 
+    def test_one_row_runs_where_there_is_no_more_room(self, monkeypatch):
+        one = 10 + 200 + (1 + 512) // 4
+        assert self.chosen(monkeypatch, one) == (512, 1, 0)
+        assert self.chosen(monkeypatch, one + 25) == (512, 1, 2)
+        with pytest.raises(DeviceError, match="smaller model"):
+            self.chosen(monkeypatch, one - 1)
+
 
 def test_where_not_even_one_row_fits_another_way_out_is_named(runner, monkeypatch):
     monkeypatch.setattr(device, "_free_host_bytes", lambda: MIB)

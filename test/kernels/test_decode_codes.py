@@ -16,6 +16,10 @@ from rwkv_batch.ops.weights.groups import WideInt4Weight
 
 BLOCK_BYTES = {"int8": 1024, "fp8": 1024, "fp6": 768, "fp5": 640, "int4": 576, "nf4": 544}
 
+SCALED = [
+    kind for kind in KINDS if issubclass(KINDS[kind], ChannelWeight)
+]  # by fp32; others' scales are in fp16
+
 
 @pytest.fixture(scope="module")
 def codes(kernels: Kernels) -> CodeKernels:
@@ -33,14 +37,6 @@ class TestOnAGpu:
         codes.decode_codes(w.codes, w.scales, to, kind)
         assert torch.equal(to.cpu(), numbers(weight).float().half())
 
-    def test_too_large_ones_become_the_largest(self, codes, kind):
-        if not issubclass(KINDS[kind], ChannelWeight):
-            pytest.skip("whose scales and minimums are in fp16")
-        weight, to = KINDS[kind].pack(torch.randn(64, 64) * 1e5), poisoned(64, 64)
-        w = matrix(weight, DEVICE)
-        codes.decode_codes(w.codes, w.scales, to, kind)
-        assert torch.equal(to.cpu(), numbers(weight).clamp(-65504, 65504).float().half())
-
     def test_some_outputs_of_a_larger_matrix(self, codes, kind, monkeypatch):
         """As many as there is room for, with zeros behind the last."""
         monkeypatch.setattr(coded, "DECODED_BYTES", 2 * 128 * 320)
@@ -55,6 +51,17 @@ class TestOnAGpu:
             found.append(to.clone())
         assert [len(part) for part in found] == [128, 128, 64]
         assert torch.equal(torch.cat(found).cpu(), wanted)
+
+
+@pytest.mark.parametrize("kind", SCALED)
+class TestLargeNumbersOnAGpu:
+    pytestmark = needs_gpu
+
+    def test_too_large_ones_become_the_largest(self, codes, kind):
+        weight, to = KINDS[kind].pack(torch.randn(64, 64) * 1e5), poisoned(64, 64)
+        w = matrix(weight, DEVICE)
+        codes.decode_codes(w.codes, w.scales, to, kind)
+        assert torch.equal(to.cpu(), numbers(weight).clamp(-65504, 65504).float().half())
 
 
 def test_groups_of_128_are_two_of_64():

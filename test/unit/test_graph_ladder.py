@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.model.cuda.steps import graphs
-from rwkv_batch.model.cuda.steps.graphs import PREFILL_SIZES, GraphLadder, next_prefill_size, prefill_sizes
+from rwkv_batch.model.cuda.steps.graphs import PREFILL_SIZES, GraphLadder, prefill_sizes, prefills_held
 
 SIZES = [1, 2, 4, 8]
 
@@ -116,5 +116,4 @@ def test_prefills_have_graphs_up_to_what_a_step_can_have(most):
     assert sizes[-1] >= most or sizes == PREFILL_SIZES
     assert all(size < most for size in sizes[:-1])
     assert prefill_sizes(None) == PREFILL_SIZES
-    if most <= PREFILL_SIZES[-1]:
-        assert next_prefill_size(most) == sizes[-1]
+    assert prefills_held(most) == ([sizes[-1]] if most <= sizes[-1] else [5120, most])

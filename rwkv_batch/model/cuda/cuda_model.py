@@ -18,8 +18,8 @@ from rwkv_batch.model.cuda.steps.graphs import (
     PrefillGraphs,
     decode_sizes,
     graph_bytes,
-    next_prefill_size,
     prefill_sizes,
+    prefills_held,
 )
 from rwkv_batch.model.cuda.steps.late import LateWork, Tuner
 from rwkv_batch.model.cuda.steps.states import CudaStates
@@ -103,8 +103,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         adapters: slots for adapters of that rank; the slots are counted too.
         """
         most = prefill_tokens + rows
-        by_graphs = prefill_sizes(most)[-1]
-        prefills = (by_graphs, most) if most > by_graphs else (by_graphs,)
+        prefills = prefills_held(most)
         shape, kind = self._buffer_shape, self.buffers
         buffers = sum(buffer_bytes(shape, tokens, packed=True, kind=kind) for tokens in prefills)
         buffers += buffer_bytes(shape, rows, kind=kind)
@@ -318,7 +317,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
             starts = [first[place_of[row]] for row in range(len(lengths))]
             for piece in upload(scores.places(starts), self.device, torch.int32).split(SCORED_AT_ONCE):
                 # Of sizes for which the GEMM is timed too.
-                logits = self._logits_at(after, piece, next_prefill_size(len(piece)))
+                logits = self._logits_at(after, piece, prefill_sizes(len(piece))[-1])
                 scores.take(logits[:, : self.checkpoint.vocab])
         if not len(wanted):
             none = torch.empty(0, len(self.weights.head), dtype=torch.float16, device=self.device)

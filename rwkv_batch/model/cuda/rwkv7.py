@@ -14,7 +14,7 @@ from rwkv_batch.model.cuda.mixers import Mixers, time_mix_input
 from rwkv_batch.model.cuda.packed.coded import first_bytes
 from rwkv_batch.model.cuda.packed.weights import CudaDeepEmbed, CudaLayer, CudaWeights, pack_weights
 from rwkv_batch.model.cuda.steps.adapters import AdapterSlots, StepAdapters
-from rwkv_batch.model.cuda.steps.graphs import PREFILL_SIZES, graph_bytes, prefill_sizes
+from rwkv_batch.model.cuda.steps.graphs import graph_bytes, prefills_held
 from rwkv_batch.model.cuda.steps.late import Tuner
 from rwkv_batch.model.cuda.steps.states import CudaStates
 from rwkv_batch.model.description import DEEP_RANK, Norm
@@ -59,10 +59,9 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
             self.autotuner = Autotuner.from_cache(self.gemms, self.device, self._timed_layers)
 
     def step_bytes(self, rows: int, prefill_tokens: int, adapters: int = 0, most_rank: int = 0) -> int:
-        longest, most = -(-(prefill_tokens + 1) // CHUNK), prefill_tokens + rows
-        chunks, without_graph = most_chunks(prefill_sizes(most)[-1]), max(longest, most_chunks(most))
-        if without_graph > chunks or most > PREFILL_SIZES[-1]:  # else it has that of the graphs
-            chunks += without_graph
+        most = prefill_tokens + rows
+        # A row that fits into no launch with others runs alone, whatever its length.
+        chunks = sum(max(most_chunks(tokens), -(-tokens // CHUNK)) for tokens in prefills_held(most))
         scratch = chunks * self.checkpoint.heads * self.kernels.chunk_bytes + self.weights.decoded_bytes
         layers, decoding = self.checkpoint.layers, self.weights.decoding_launches
         more = graph_bytes(layers, rows, most, decoding) - graph_bytes(layers, rows, most)

@@ -53,9 +53,10 @@ def prefill_sizes(most: int | None) -> list[int]:
     return PREFILL_SIZES[: bisect_left(PREFILL_SIZES, most) + 1]
 
 
-def next_prefill_size(tokens: int) -> int:
-    """The smallest of all PREFILL_SIZES that holds so many tokens, which are not more than the last."""
-    return PREFILL_SIZES[bisect_left(PREFILL_SIZES, tokens)]
+def prefills_held(most: int) -> list[int]:
+    """Tokens of the prefills whose buffers are held together: of graphs, and of a step too large for them."""
+    by_graphs = prefill_sizes(most)[-1]
+    return [by_graphs, most] if most > by_graphs else [by_graphs]
 
 
 def graph_bytes(layers: int, most: int, most_tokens: int, more: int = 0) -> int:

@@ -22,8 +22,8 @@ int rwkv_gemm_tile(const void* const* w, const void* const* x, void* const* y, i
                    int transposed, int square, const TileShape* shape, cudaStream_t stream) {
     if (!on_hopper()) return cudaErrorNotSupported;
     TileGemms p = {};
-    if (!set_up(p, x, y, count, m, n, k, square, *shape)) return cudaErrorInvalidValue;
-    const int strips = strips_for(shape->x_rows);
+    if (!set_up<Halves>(p, x, y, count, m, n, k, square, *shape)) return cudaErrorInvalidValue;
+    const int strips = strips_for<Halves>(shape->x_rows);
     for (int i = 0; i < count; i++)
         if (!(transposed ? map(&p.w[i], w[i], k, n, TILE_K * strips, 1)
                          : map(&p.w[i], w[i], n, k, p.groups * TILE_W_ROWS, strips)))

@@ -13,12 +13,19 @@
 // multiply-add rounds w. Of each four lanes lane q has 8 bytes of a row, and behind them 8 of the other of
 // the two: of each 16 numbers along k the codes of those at 2 q, 2 q + 1, 2 q + 8 and 2 q + 9, two such fours
 // in a word; a word's halves hold the codes that become the halves of a pair.
+//
+// Up to 8 rows of x instructions are what takes time, so `mma` multiplies codes as they are: the low four
+// bits of an fp16 alone are the subnormal number 2^-24 q, exactly, and the next four 2^-20 q; both have their
+// sums. The sum over a group, in fp32, is multiplied by its scale, and the minimum by the sum of x over the
+// group, which is a product with ones. So w is not rounded there. A warp has strips of its own, with all rows
+// of w, so that operands of x are read once.
 #include "gemm_tile_kernel.cuh"
 
 struct Int4Codes : Codes {
     static constexpr int ROW_BYTES = TILE_K / 2, SCALES = TILE_W_ROWS * ROW_BYTES;
     static constexpr int TILE_BYTES = SCALES + TILE_W_ROWS * 4;
-    static constexpr bool TILES = true, SCALED = false;
+    static constexpr bool TILES = true, SCALED = false, BY_STRIPS = true;
+    static constexpr float UNIT = 1 << 24;
 
     // Two codes of a word as a pair of w, from bits 0 and 16 on, or (HIGH) from bits 4 and 20 on.
     template <bool HIGH>
@@ -69,6 +76,72 @@ struct Int4Codes : Codes {
             }
 #endif
     }
+
+    // Where a lane finds its codes and scales of a strip in a stage of w, and its row of operands in one of x
+    // in the TMA's swizzle of 128 bytes.
+    struct Places {
+        uint32_t codes, scales, x;
+        __device__ __forceinline__ Places(int strip, int x_rows, int lane)
+            : codes(strip * TILE_BYTES + lane * 16), scales(strip * TILE_BYTES + SCALES + lane / 4 * 8) {
+            const int row = lane % 8, eight = lane / 16 + lane / 8 % 2 * 2;  // 0 and 2, then 1 and 3
+            x = (strip * x_rows + row) * STRIP_BYTES + (eight ^ row) * 16;
+            // In registers: the compiler would compute them again in each stage.
+            asm volatile("" : "+r"(codes), "+r"(scales), "+r"(x));
+        }
+    };
+
+    // sums += products of a strip with TN rows of x, by a warp, in units of 1 / UNIT; what a thread has of 16
+    // rows of w is as with `mma`.
+    template <int TN, int SIXTEENS>
+    static __device__ __forceinline__ void multiply(float (&sums)[SIXTEENS][TN / 2], uint32_t w, uint32_t x,
+                                                    const Places& at) {
+#if HOPPER
+        constexpr int CHUNKS = TN / 8;
+        constexpr uint32_t ONES = 0x00010001;  // as codes
+        // Of each half of 32 along k the first and third eight, whose codes are low, then the others.
+        uint32_t b[CHUNKS][2][4];
+        float of_x[CHUNKS][4] = {};
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                uint32_t (&now)[4] = b[c][half];
+                load_matrix(now, ((x + at.x) ^ half * 64) + c * 8 * STRIP_BYTES);
+                mma(of_x[c], ONES, ONES, ONES, ONES, now[0], now[1]);
+                mma(of_x[c], ONES, ONES, ONES, ONES, now[2], now[3]);
+            }
+#pragma unroll
+        for (int i = 0; i < SIXTEENS; i++) {
+            const uint4 codes = hopper::load_shared_words(w + at.codes + i * WARP * 16);
+            const float2 scales = hopper::load_shared2(w + at.scales + i * 8 * 8);
+            const uint32_t tops[2] = {codes.x, codes.y}, lows[2] = {codes.z, codes.w};
+            float low[CHUNKS][4] = {}, high[CHUNKS][4] = {};
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const uint32_t top = tops[half], next_top = top >> 8, below = lows[half],
+                               next_below = below >> 8;
+#pragma unroll
+                for (int c = 0; c < CHUNKS; c++) {
+                    mma(low[c], top & 0x000f000f, below & 0x000f000f, next_top & 0x000f000f,
+                        next_below & 0x000f000f, b[c][half][0], b[c][half][1]);
+                    mma(high[c], top & 0x00f000f0, below & 0x00f000f0, next_top & 0x00f000f0,
+                        next_below & 0x00f000f0, b[c][half][2], b[c][half][3]);
+                }
+            }
+            const float2 of_top = to_float2(__float_as_uint(scales.x)),
+                         of_below = to_float2(__float_as_uint(scales.y));
+#pragma unroll
+            for (int c = 0; c < CHUNKS; c++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    const float2 of_row = j < 2 ? of_top : of_below;
+                    float& to = sums[i][4 * c + j];
+                    to = fmaf(of_row.x, fmaf(high[c][j], 1.f / 16, low[c][j]),
+                              fmaf(of_row.y, of_x[c][j % 2], to));
+                }
+        }
+#endif
+    }
 };
 
 extern "C" {
@@ -78,7 +151,7 @@ int rwkv_gemm_tile4(const void* const* w, const void* const* x, void* const* y, 
                     cudaStream_t stream) {
     if (!on_hopper()) return cudaErrorNotSupported;
     TileGemms p = {};
-    if (!set_up(p, x, y, count, m, n, k, square, *shape, true)) return cudaErrorInvalidValue;
+    if (!set_up<Int4Codes>(p, x, y, count, m, n, k, square, *shape)) return cudaErrorInvalidValue;
     p.prefetch = {next, next_bytes};
     for (int i = 0; i < count; i++) p.tiles[i] = static_cast<const uint8_t*>(w[i]);
     return launch_tiles<Int4Codes>(p, shape->x_rows, count, stream);

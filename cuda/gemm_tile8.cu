@@ -127,12 +127,12 @@ int rwkv_gemm_tile8(const void* const* w, const void* const* scale, const void* 
                     const char* next, unsigned next_bytes, cudaStream_t stream) {
     if (!on_hopper()) return cudaErrorNotSupported;
     TileGemms p = {};
-    if ((fp8 && columns) || !set_up(p, x, y, count, m, n, k, square, *shape, true))
+    if ((fp8 && columns) || !set_up<Codes>(p, x, y, count, m, n, k, square, *shape))
         return cudaErrorInvalidValue;
     p.prefetch = {next, next_bytes};
     for (int i = 0; i < count; i++) {
         p.scales[i] = static_cast<const float*>(scale[i]);
-        const int strips = strips_for(shape->x_rows, true);
+        const int strips = strips_for<Codes>(shape->x_rows);
         if (!(columns ? map_columns(&p.w[i], w[i], k, n, strips)
                       : map_codes(&p.w[i], w[i], n, k, std::min(strips, 2))))
             return cudaErrorNotSupported;

@@ -19,11 +19,11 @@ int rwkv_gemm_tile_fp8(const void* const* w, const void* const* w_scale, const v
                        const TileShape* shape, cudaStream_t stream) {
     if (!on_hopper()) return cudaErrorNotSupported;
     TileGemms p = {};
-    if (k % 2 || !set_up(p, x, y, count, m, n, k / 2, square, *shape)) return cudaErrorInvalidValue;
+    if (k % 2 || !set_up<Fp8Pairs>(p, x, y, count, m, n, k / 2, square, *shape)) return cudaErrorInvalidValue;
     for (int i = 0; i < count; i++) {
         p.scales[i] = static_cast<const float*>(w_scale[i]);
         p.x_scales[i] = static_cast<const float*>(x_scale[i]);
-        if (!map(&p.w[i], w[i], n, k / 2, p.groups * TILE_W_ROWS, strips_for(shape->x_rows)))
+        if (!map(&p.w[i], w[i], n, k / 2, p.groups * TILE_W_ROWS, strips_for<Fp8Pairs>(shape->x_rows)))
             return cudaErrorNotSupported;
     }
     return launch_tiles<Fp8Pairs>(p, shape->x_rows, count, stream);

@@ -4,12 +4,12 @@
 #include "gemm_tile_layout.cuh"
 
 template <int TN, typename W>
-__global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP, least_blocks(TN, W::CODES))
+__global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP, least_blocks<W>(TN))
     gemm_tile_kernel(const __grid_constant__ TileGemms p) {
 #if HOPPER
     using namespace hopper;
-    constexpr bool TRANSPOSED = W::TRANSPOSED, FEW = few(TN, W::CODES);
-    constexpr int STRIPS = strips_for(TN, W::CODES), X_BYTES = STRIPS * TN * STRIP_BYTES;
+    constexpr bool TRANSPOSED = W::TRANSPOSED, FEW = few<W>(TN), BY_STRIPS = by_strips<W>(TN);
+    constexpr int STRIPS = strips_for<W>(TN), X_BYTES = STRIPS * TN * STRIP_BYTES;
     constexpr int CHUNKS = TN / 8;  // eight rows of x each: four numbers of a thread
     extern __shared__ __align__(1024) uint8_t raw[];
     const int w_bytes = STRIPS * p.groups * W::TILE_BYTES, chunk_bytes = p.groups * GROUP_THREADS * 16;
@@ -24,9 +24,11 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
               last = min(first + own, CHUNKS);
     const int group = threadIdx.x / GROUP_THREADS, warp = threadIdx.x / WARP - group * 4,
               lane = threadIdx.x % WARP;
-    // Of few rows two warpgroups share the strips of a stage, so K has twice the parts.
-    const int groups = FEW ? 2 : p.groups, k_parts = FEW ? 2 * p.split_k : p.split_k,
-              k_part = FEW ? 2 * split + group : split;
+    // Of few rows two warpgroups share the strips of a stage, so K has twice the parts, unless these are
+    // added up first.
+    constexpr bool TWICE = FEW && !BY_STRIPS;
+    const int groups = FEW ? 2 : p.groups, k_parts = TWICE ? 2 * p.split_k : p.split_k,
+              k_part = TWICE ? 2 * split + group : split;
     const bool loads_w = group == groups && warp == 0;
 
     uint32_t w_to = w_ring, w_stage = 0;
@@ -123,7 +125,48 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
               strip_bytes = (TRANSPOSED ? 1 : p.groups) * TILE_W_ROWS * STRIP_BYTES;
     const bool signals = threadIdx.x % GROUP_THREADS == 0;
     int w_at = 0, w_phase = 0, x_at = 0, x_phase = 0, w_before = 0, x_before = 0;
-    if constexpr (W::CODES) {
+    if constexpr (BY_STRIPS) {
+        constexpr int SIXTEENS = TILE_W_ROWS / 16;
+        const int strip = group * (GROUP_THREADS / WARP) + warp;
+        const typename W::Places places(strip, TN, lane);
+        float sums[SIXTEENS][TN / 2] = {};
+#pragma unroll 1
+        for (int i = 0; i < steps; i++) {
+            barrier_wait(w_full + w_at * 8, w_phase);
+            barrier_wait(x_full + x_at * 8, x_phase);
+            W::template multiply<TN>(sums, w_ring + w_at * w_bytes, x_ring + x_at * X_BYTES, places);
+            fence_async_shared();  // an arrival does not wait for reads, and copies would replace them
+            sync_warp();
+            if (lane == 0) arrive(w_empty + w_at * 8), arrive(x_empty + x_at * 8);
+            if (++w_at == p.w_stages) w_at = 0, w_phase ^= 1;
+            if (++x_at == p.x_stages) x_at = 0, x_phase ^= 1;
+        }
+        // The rings are free for the sums of all strips; a warp adds up those of 16 rows of w, in order.
+        const uint32_t gathered = w_ring + TN * TILE_W_ROWS * 2 + lane * 16;  // behind the results
+        const auto place = [&](int strip, int chunk, int sixteen) {
+            return gathered + ((strip * CHUNKS + chunk) * SIXTEENS + sixteen) * WARP * 16;
+        };
+        sync_some(1, groups * GROUP_THREADS);
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++)
+#pragma unroll
+            for (int i = 0; i < SIXTEENS; i++) {
+                const float* const of = sums[i] + 4 * c;
+                store_shared(place(strip, c, i), make_float4(of[0], of[1], of[2], of[3]));
+            }
+        sync_some(1, groups * GROUP_THREADS);
+        if (group) return;
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++)
+#pragma unroll
+            for (int s = 0; s < STRIPS; s++) {
+                const float4 more = load_shared(place(s, c, warp));
+                acc[4 * c] += more.x, acc[4 * c + 1] += more.y;
+                acc[4 * c + 2] += more.z, acc[4 * c + 3] += more.w;
+            }
+#pragma unroll
+        for (int i = 0; i < TN / 2; i++) acc[i] *= W::UNIT;
+    } else if constexpr (W::CODES) {
         constexpr int OWN_STRIPS = FEW ? STRIPS / 2 : STRIPS;
         const int own_strip = FEW ? group * OWN_STRIPS : 0;  // the first
         // Products of one stage after the other: what else the warps do is hidden behind the other blocks'
@@ -200,7 +243,7 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
     wgmma_wait<0>();
 
     // The rings are free for results: eight rows of 64 numbers for each chunk and warpgroup.
-    sync_some(1, groups * GROUP_THREADS);
+    if constexpr (!BY_STRIPS) sync_some(1, groups * GROUP_THREADS);
     const int rows_group = FEW ? 0 : group, thread = threadIdx.x % GROUP_THREADS;
     const uint32_t staged = w_ring + rows_group * TN * TILE_W_ROWS * 2;
     float scale = 1.f, scale_below = 1.f;  // of this thread's two rows of w
@@ -234,7 +277,7 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
     };
     if (k_parts > 1) {
         const uint32_t slot = received + (FEW ? thread : threadIdx.x) * 16;
-        const bool alone = FEW && p.split_k == 1;  // the block is no cluster
+        const bool alone = TWICE && p.split_k == 1;  // the block is no cluster
         int owner = 0, place = 0;
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++) {
@@ -247,7 +290,7 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
             if (++place == own) place = 0, owner++;
         }
         if (alone) sync_some(1, groups * GROUP_THREADS);
-        if (FEW && group) return;  // the other one waits for what this one has sent
+        if (TWICE && group) return;  // the other one waits for what this one has sent
         if (!alone && last > first) barrier_wait_cluster(summed, 0);
 #pragma unroll 1
         for (int c = first; c < last; c++) {
@@ -286,16 +329,17 @@ bool map(CUtensorMap* out, const void* matrix, int rows, int columns, int box_ro
 
 template <int TN, typename W>
 int launch_tile(TileGemms p, int count, cudaStream_t stream) {
-    constexpr int STRIPS = strips_for(TN, W::CODES);
+    constexpr int STRIPS = strips_for<W>(TN);
     const int rings = w_ring_bytes<W>(STRIPS * p.groups * p.w_stages * W::TILE_BYTES) +
                       STRIPS * TN * p.x_stages * STRIP_BYTES;
-    constexpr bool FEW = few(TN, W::CODES);
-    const int k_parts = p.split_k * (FEW ? 2 : 1);
+    constexpr bool FEW = few<W>(TN), BY_STRIPS = by_strips<W>(TN);
+    const int k_parts = p.split_k * (FEW && !BY_STRIPS ? 2 : 1);
     if (k_parts > 1)
         p.received_bytes = (TN / 8 + p.split_k - 1) / p.split_k * k_parts * p.groups * GROUP_THREADS * 16;
     const int x_scales = W::FP8 ? p.groups * TN * 4 : 0, tile = p.groups * TILE_W_ROWS,
               shared = rings + TILE_BARRIER_BYTES + p.received_bytes + x_scales;
-    if (rings < TN * tile * 2) return cudaErrorInvalidValue;
+    const int results = TN * tile * 2, gathered = BY_STRIPS ? STRIPS * TN * tile * 4 : 0;
+    if (rings < results + gathered) return cudaErrorInvalidValue;
     if (const cudaError_t error = cudaFuncSetAttribute(gemm_tile_kernel<TN, W>,
                                                        cudaFuncAttributeMaxDynamicSharedMemorySize, shared))
         return error;
@@ -307,11 +351,12 @@ int launch_tile(TileGemms p, int count, cudaStream_t stream) {
 
 namespace {
 // What all kinds of weights share. Whether it is valid.
+template <typename W>
 bool set_up(TileGemms& p, const void* const* x, void* const* y, int count, int m, int n, int k, int square,
-            const TileShape& shape, bool codes = false) {
-    if (codes && shape.groups != 1) return false;
+            const TileShape& shape) {
+    if (W::CODES && shape.groups != 1) return false;
     // Parts are whole pairs of strips or more, so that they are the same for any rows but the fewest.
-    const int strips = strips_for(shape.x_rows, codes), unit = strips > 2 ? strips : 2,
+    const int strips = strips_for<W>(shape.x_rows), unit = strips > 2 ? strips : 2,
               units = (k / TILE_K + unit - 1) / unit;
     p.m = m, p.n = n, p.groups = shape.groups, p.split_k = shape.split_k, p.w_stages = shape.w_stages,
     p.x_stages = shape.x_stages;

@@ -14,14 +14,23 @@ constexpr int MAX_PARTS = 3;
 constexpr int MAX_SPLIT_K = 8;    // blocks of a cluster
 constexpr int UNIFORM_ROWS = 64;  // of x, up to which descriptors are worth a shuffle
 
-// By rows of x: strips of k in a stage (a barrier takes as long as the products of a few rows, and codes are
-// fewer bytes), and blocks of a multiprocessor at least.
-__host__ __device__ constexpr bool few(int rows, bool codes) { return codes && rows <= TILE_FEW_ROWS; }
-__host__ __device__ constexpr int strips_for(int rows, bool codes = false) {
-    return few(rows, codes) ? 4 : rows <= (codes ? 64 : 32) ? 2 : 1;
+// By rows of x and W, how w lies in memory: strips of k in a stage (a barrier takes as long as the products
+// of a few rows, and codes are fewer bytes), and blocks of a multiprocessor at least.
+template <typename W>
+__host__ __device__ constexpr bool few(int rows) {
+    return W::CODES && rows <= TILE_FEW_ROWS;
 }
-__host__ __device__ constexpr int least_blocks(int rows, bool codes) {
-    return few(rows, codes) ? 3 : rows > (codes ? 96 : 128) ? 1 : 2;
+template <typename W>
+__host__ __device__ constexpr bool by_strips(int rows) {
+    return W::BY_STRIPS && rows <= 8;
+}
+template <typename W>
+__host__ __device__ constexpr int strips_for(int rows) {
+    return by_strips<W>(rows) ? 8 : few<W>(rows) ? 4 : rows <= (W::CODES ? 64 : 32) ? 2 : 1;
+}
+template <typename W>
+__host__ __device__ constexpr int least_blocks(int rows) {
+    return few<W>(rows) && !by_strips<W>(rows) ? 3 : rows > (W::CODES ? 96 : 128) ? 1 : 2;
 }
 
 struct TileGemms {
@@ -44,10 +53,11 @@ struct TileGemms {
 // How w lies in memory. TILE_BYTES: of a tile of 64 rows and 64 numbers, or pairs of neighbours of FP8.
 // TRANSPOSED: as [K, N]. CODES: of 8 or 4 bits, which go through registers, where `operands` makes fp16 of
 // them. TILES: each lies in one piece. SCALED: its rows are. FP8: so are x and w, and a pair counts as one
-// number.
+// number. BY_STRIPS: with up to 8 rows of x each warp has a strip of its own, and `multiply` takes its codes.
 struct Halves {
     static constexpr int TILE_BYTES = TILE_W_ROWS * TILE_K * 2;
-    static constexpr bool TRANSPOSED = false, CODES = false, TILES = false, SCALED = false, FP8 = false;
+    static constexpr bool TRANSPOSED = false, CODES = false, TILES = false, SCALED = false, FP8 = false,
+                          BY_STRIPS = false;
 };
 struct HalfColumns : Halves {
     static constexpr bool TRANSPOSED = true;

@@ -16,6 +16,7 @@ TILE_ALIGNMENT = 1024  # of a ring of x
 SHARED = 232_448  # bytes of shared memory of a block
 # Of each of two blocks on a multiprocessor: the next launch begins beside this one. Of three and four.
 SHARED_OF_TWO, SHARED_OF_THREE, SHARED_OF_FOUR = 115_712, 76_000, 57_000
+SHARED_BESIDE_ONE = 124_000  # of a block beside which one of a launch with three still fits
 
 
 def fits(n: int, k: int) -> bool:
@@ -52,6 +53,8 @@ def tile_shape_coded(parts: int, n: int, k: int, m: int, bits: int, same: bool) 
     sizes = X_ROWS[1:-1] if same else (8, *X_ROWS[:-1])  # more do not fit into the registers
     x_tiles = -(-m // sizes[-1])
     rows = next(size for size in sizes if size * x_tiles >= m)
+    if (bits, rows) == (4, 8):
+        return _shape_by_strips(parts, n, k)
     few, blocks = rows <= TILE_FEW_ROWS, 4 if (bits, rows, same) == (4, 32, False) else 3
     split_k = _split_k(parts, n, k, blocks * MULTIPROCESSORS, 4)
     of_multiprocessor = -(-parts * n // TILE_W_ROWS * split_k // MULTIPROCESSORS)
@@ -64,6 +67,22 @@ def tile_shape_coded(parts: int, n: int, k: int, m: int, bits: int, same: bool) 
         room, x_stages = SHARED_OF_FOUR, 3
     strips = 4 if few else 2 if rows <= 64 else 1
     return _with_stages(TileShape(rows, 1, split_k, 0, x_stages), bits, strips, room, 2 if few else 1)
+
+
+def _shape_by_strips(parts: int, n: int, k: int) -> TileShape:
+    """The same for weights of 4 bits and up to 8 rows of x, where each warp has strips of its own.
+
+    Measured on an H100 (driver 580.159.04, 2026-11-25). A block that has a multiprocessor to itself has deep
+    rings.
+    """
+    strips = 8  # of a stage
+    split_k = _split_k(parts, n, k, 2 * MULTIPROCESSORS, 2)
+    alone = parts * n // TILE_W_ROWS * split_k <= MULTIPROCESSORS
+    room, x_stages = (SHARED_BESIDE_ONE, 3) if alone else (SHARED_OF_TWO, 4)
+    shape = _with_stages(TileShape(8, 1, split_k, 0, x_stages), 4, strips, room)
+    steps = max(2, -(-k // (split_k * strips * TILE_K)))  # of a block
+    shape.w_stages, shape.x_stages = min(shape.w_stages, steps), min(shape.x_stages, steps)
+    return shape
 
 
 def tile_shape_fp8(parts: int, n: int, k: int, m: int, most_rows: int) -> TileShape:

@@ -2,8 +2,8 @@
 // and constants. Host code alone.
 //
 // Each number is asserted here and exported. Python has them in rwkv_batch/ops/cuda/abi.py, which compares
-// its own when a library is loaded, in ops/cuda/feed.py (SequenceRecord) and in sampling/structs_cuda.py (the
-// sampler's). Test: test/kernels/test_abi.py.
+// its own when a library is loaded, in ops/cuda/inputs/feed.py (SequenceRecord) and in
+// sampling/structs_cuda.py (the sampler's). Test: test/kernels/test_abi.py.
 #include <cstddef>
 
 #include "adapter.cuh"

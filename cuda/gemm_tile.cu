@@ -15,7 +15,7 @@
 // theirs.
 // Sums are fp32: over k inside a part in order, then over the parts in order. The same split-K gives the same
 // result for a row, whatever the other rows are and however many.
-#include "gemm_tile_kernel.cuh"
+#include "gemm_tile_launch.cuh"
 
 extern "C" {
 int rwkv_gemm_tile(const void* const* w, const void* const* x, void* const* y, int count, int m, int n, int k,

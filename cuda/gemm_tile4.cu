@@ -7,7 +7,8 @@
 //   f: identity, or relu squared (at most what fp16 holds)
 //
 // Reference: f(x @ w.T) in torch with w rounded to fp16. Binding: Kernels.gemm_tile4. Test:
-// test/kernels/test_gemm_tile4.py. Only sm_90a; elsewhere the launcher returns cudaErrorNotSupported.
+// test/kernels/test_gemm_tile4.py, test_gemm_tile_beside.py. Only sm_90a; elsewhere the launcher returns
+// cudaErrorNotSupported.
 //
 // As gemm_tile8.cu. A code becomes fp16 as 1024 + q in the digits of an fp16, less 1024, exactly; then one
 // multiply-add rounds w. Of each four lanes lane q has 8 bytes of a row, and behind them 8 of the other of
@@ -19,7 +20,7 @@
 // sums. The sum over a group, in fp32, is multiplied by its scale, and the minimum by the sum of x over the
 // group, which is a product with ones. So w is not rounded there. A warp has strips of its own, with all rows
 // of w, so that operands of x are read once.
-#include "gemm_tile_kernel.cuh"
+#include "gemm_tile_launch.cuh"
 
 struct Int4Codes : Codes {
     static constexpr int ROW_BYTES = TILE_K / 2, SCALES = TILE_W_ROWS * ROW_BYTES;
@@ -145,15 +146,19 @@ struct Int4Codes : Codes {
 };
 
 extern "C" {
-// next: weights of the next kernel, to be brought into the L2 cache.
+// beside: small GEMMs of gemm_stream.cu in the same launch, with up to 16 rows of x. next: weights of the
+// next kernel, to be brought into the L2 cache.
 int rwkv_gemm_tile4(const void* const* w, const void* const* x, void* const* y, int count, int m, int n,
-                    int k, int square, const TileShape* shape, const char* next, unsigned next_bytes,
-                    cudaStream_t stream) {
+                    int k, int square, const TileShape* shape, const GemmPart* beside, int beside_count,
+                    const char* next, unsigned next_bytes, cudaStream_t stream) {
     if (!on_hopper()) return cudaErrorNotSupported;
     TileGemms p = {};
     if (!set_up<Int4Codes>(p, x, y, count, m, n, k, square, *shape)) return cudaErrorInvalidValue;
     p.prefetch = {next, next_bytes};
     for (int i = 0; i < count; i++) p.tiles[i] = static_cast<const uint8_t*>(w[i]);
-    return launch_tiles<Int4Codes>(p, shape->x_rows, count, stream);
+    StreamGemms small = {};
+    if (beside_count && !set_up_stream<1, STREAM_WARPS>(small, beside, beside_count, m))
+        return cudaErrorInvalidValue;
+    return launch_tiles<Int4Codes>(p, shape->x_rows, count, stream, beside_count ? &small : nullptr);
 }
 }

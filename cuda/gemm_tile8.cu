@@ -6,7 +6,8 @@
 //   f: identity, or relu squared (at most what fp16 holds)
 //
 // Reference: f((x @ w.T) * scale) in torch. Binding: Kernels.gemm_tile8. Test:
-// test/kernels/test_gemm_tile8.py. Only sm_90a; elsewhere the launcher returns cudaErrorNotSupported.
+// test/kernels/test_gemm_tile8.py, test_gemm_tile_beside.py. Only sm_90a; elsewhere the launcher returns
+// cudaErrorNotSupported.
 //
 // As gemm_tile.cu, but w goes through registers, where codes become fp16, exactly: int8 as 1024 + code in the
 // digits of an fp16, less 1152; fp8 by the instruction for it. For this each 64 codes of a row lie in the
@@ -22,7 +23,7 @@
 // however many. In tiles of 8 and 16 two warpgroups share each stage, so that K has twice the parts.
 #include <algorithm>
 
-#include "gemm_tile_kernel.cuh"
+#include "gemm_tile_launch.cuh"
 #include "int8_codes.cuh"
 
 // The operands of a warpgroup's thread: lane q of four has numbers of a tile's rows `row` and 8 below. In the
@@ -120,11 +121,13 @@ bool map_columns(CUtensorMap* out, const void* matrix, int rows, int columns, in
 }  // namespace
 
 extern "C" {
-// fp8: what the codes are, else int8. columns: w is [K, N], of int8 alone. next: weights of the next kernel,
-// to be brought into the L2 cache.
+// fp8: what the codes are, else int8. columns: w is [K, N], of int8 alone. beside: small GEMMs of
+// gemm_stream.cu in the same launch, with up to 16 rows of x. next: weights of the next kernel, to be brought
+// into the L2 cache.
 int rwkv_gemm_tile8(const void* const* w, const void* const* scale, const void* const* x, void* const* y,
                     int count, int m, int n, int k, int fp8, int columns, int square, const TileShape* shape,
-                    const char* next, unsigned next_bytes, cudaStream_t stream) {
+                    const GemmPart* beside, int beside_count, const char* next, unsigned next_bytes,
+                    cudaStream_t stream) {
     if (!on_hopper()) return cudaErrorNotSupported;
     TileGemms p = {};
     if ((fp8 && columns) || !set_up<Codes>(p, x, y, count, m, n, k, square, *shape))
@@ -137,8 +140,12 @@ int rwkv_gemm_tile8(const void* const* w, const void* const* scale, const void* 
                       : map_codes(&p.w[i], w[i], n, k, std::min(strips, 2))))
             return cudaErrorNotSupported;
     }
-    if (columns) return launch_tiles<Int8Columns>(p, shape->x_rows, count, stream);
-    return fp8 ? launch_tiles<Fp8Codes>(p, shape->x_rows, count, stream)
-               : launch_tiles<Int8Codes>(p, shape->x_rows, count, stream);
+    StreamGemms small = {};
+    if (beside_count && !set_up_stream<1, STREAM_WARPS>(small, beside, beside_count, m))
+        return cudaErrorInvalidValue;
+    const auto run = columns ? launch_tiles<Int8Columns>
+                     : fp8   ? launch_tiles<Fp8Codes>
+                             : launch_tiles<Int8Codes>;
+    return run(p, shape->x_rows, count, stream, beside_count ? &small : nullptr);
 }
 }

@@ -11,7 +11,7 @@
 // The kernel of gemm_tile.cu: two neighbours of fp8 take the place of a number of fp16, both in memory and in
 // the instructions, which multiply twice as many. The order of k is free as long as x and w agree on it.
 // Sums are fp32 to the tensor cores' precision for fp8, which keeps fewer digits than fp32's own.
-#include "gemm_tile_kernel.cuh"
+#include "gemm_tile_launch.cuh"
 
 extern "C" {
 int rwkv_gemm_tile_fp8(const void* const* w, const void* const* w_scale, const void* const* x,

@@ -1,11 +1,12 @@
-// The kernel of gemm_tile.cu, gemm_tile8.cu, gemm_tile4.cu and gemm_tile_fp8.cu, by how w lies in memory, and
-// its launcher. The first says what it does.
+// The kernel of gemm_tile.cu, gemm_tile8.cu, gemm_tile4.cu and gemm_tile_fp8.cu, by how w lies in memory. The
+// first says what it does.
 #pragma once
+#include "gemm_stream.cuh"
 #include "gemm_tile_layout.cuh"
 
+// Its blocks; those of a z have the GEMM `part`.
 template <int TN, typename W>
-__global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP, least_blocks<W>(TN))
-    gemm_tile_kernel(const __grid_constant__ TileGemms p) {
+__device__ __forceinline__ void tile_gemms(const TileGemms& p, int part) {
 #if HOPPER
     using namespace hopper;
     constexpr bool TRANSPOSED = W::TRANSPOSED, FEW = few<W>(TN), BY_STRIPS = by_strips<W>(TN);
@@ -17,7 +18,7 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
                    w_full = x_ring + p.x_stages * X_BYTES, w_empty = w_full + TILE_MAX_STAGES * 8,
                    x_full = w_empty + TILE_MAX_STAGES * 8, x_empty = x_full + TILE_MAX_STAGES * 8,
                    summed = x_empty + TILE_MAX_STAGES * 8, received = w_full + TILE_BARRIER_BYTES;
-    const int split = cluster_rank(), part = blockIdx.z, x0 = (blockIdx.x >> p.split_bits) * TN,
+    const int split = cluster_rank(), x0 = (blockIdx.x >> p.split_bits) * TN,
               w0 = blockIdx.y * p.groups * TILE_W_ROWS;
     const int begin = min(split * p.each, p.steps), steps = min(p.each, p.steps - begin);
     const int own = (CHUNKS + p.split_k - 1) >> p.split_bits, first = min(split * own, CHUNKS),
@@ -317,83 +318,25 @@ __global__ void LAUNCH_BOUNDS(MAX_GROUPS* GROUP_THREADS + PRODUCER_WARPS * WARP,
 #endif
 }
 
-namespace {
-// A matrix of numbers of 2 bytes with `columns` of them side by side, as strips of 64 columns: its dimensions
-// are the column in a strip, the row, and the strip, and so are those of the box that one copy brings. What
-// lies outside reads as zero.
-bool map(CUtensorMap* out, const void* matrix, int rows, int columns, int box_rows, int box_strips) {
-    return make_tensor_map<3>(out, matrix, {TILE_K, cuuint64_t(rows), cuuint64_t(columns / TILE_K)},
-                              {cuuint64_t(columns) * 2, STRIP_BYTES},
-                              {TILE_K, cuuint32_t(box_rows), cuuint32_t(box_strips)});
-}
-
 template <int TN, typename W>
-int launch_tile(TileGemms p, int count, cudaStream_t stream) {
-    constexpr int STRIPS = strips_for<W>(TN);
-    const int rings = w_ring_bytes<W>(STRIPS * p.groups * p.w_stages * W::TILE_BYTES) +
-                      STRIPS * TN * p.x_stages * STRIP_BYTES;
-    constexpr bool FEW = few<W>(TN), BY_STRIPS = by_strips<W>(TN);
-    const int k_parts = p.split_k * (FEW && !BY_STRIPS ? 2 : 1);
-    if (k_parts > 1)
-        p.received_bytes = (TN / 8 + p.split_k - 1) / p.split_k * k_parts * p.groups * GROUP_THREADS * 16;
-    const int x_scales = W::FP8 ? p.groups * TN * 4 : 0, tile = p.groups * TILE_W_ROWS,
-              shared = rings + TILE_BARRIER_BYTES + p.received_bytes + x_scales;
-    const int results = TN * tile * 2, gathered = BY_STRIPS ? STRIPS * TN * tile * 4 : 0;
-    if (rings < results + gathered) return cudaErrorInvalidValue;
-    if (const cudaError_t error = cudaFuncSetAttribute(gemm_tile_kernel<TN, W>,
-                                                       cudaFuncAttributeMaxDynamicSharedMemorySize, shared))
-        return error;
-    const dim3 grid((p.m + TN - 1) / TN * p.split_k, (p.n + tile - 1) / tile, count);
-    return launch_clusters(p.split_k, gemm_tile_kernel<TN, W>, grid,
-                           (FEW ? 2 : p.groups) * GROUP_THREADS + PRODUCER_WARPS * WARP, shared, stream, p);
-}
-}  // namespace
-
-namespace {
-// What all kinds of weights share. Whether it is valid.
-template <typename W>
-bool set_up(TileGemms& p, const void* const* x, void* const* y, int count, int m, int n, int k, int square,
-            const TileShape& shape) {
-    if (W::CODES && shape.groups != 1) return false;
-    // Parts are whole pairs of strips or more, so that they are the same for any rows but the fewest.
-    const int strips = strips_for<W>(shape.x_rows), unit = strips > 2 ? strips : 2,
-              units = (k / TILE_K + unit - 1) / unit;
-    p.m = m, p.n = n, p.groups = shape.groups, p.split_k = shape.split_k, p.w_stages = shape.w_stages,
-    p.x_stages = shape.x_stages;
-    p.square = square, p.strips = k / TILE_K;
-    const auto within = [](int i, int least, int most) { return i >= least && i <= most; };
-    const bool valid = within(count, 1, MAX_PARTS) && m > 0 && n % TILE_W_ROWS == 0 && k % TILE_K == 0 &&
-                       within(p.groups, 1, MAX_GROUPS) && within(p.split_k, 1, MAX_SPLIT_K) &&
-                       (p.split_k & (p.split_k - 1)) == 0 && within(p.w_stages, 2, TILE_MAX_STAGES) &&
-                       within(p.x_stages, 2, TILE_MAX_STAGES);
-    if (!valid) return false;
-    while (1 << p.split_bits < p.split_k) p.split_bits++;
-    p.steps = (k / TILE_K + strips - 1) / strips;
-    p.each = (units + p.split_k - 1) / p.split_k * unit / strips;
-    for (int i = 0; i < count; i++) {
-        p.y[i] = static_cast<__half*>(y[i]);
-        if (!map(&p.x[i], x[i], m, k, shape.x_rows, strips)) return false;
-    }
-    return true;
+__global__ void LAUNCH_BOUNDS(TILE_THREADS, least_blocks<W>(TN))
+    gemm_tile_kernel(const __grid_constant__ TileGemms p) {
+    tile_gemms<TN, W>(p, blockIdx.z);
 }
 
-template <typename W>
-int launch_tiles(const TileGemms& p, int x_rows, int count, cudaStream_t stream) {
-    if constexpr (W::CODES)
-        if (x_rows == 8) return launch_tile<8, W>(p, count, stream);
-    switch (x_rows) {
-        case 16: return launch_tile<16, W>(p, count, stream);
-        case 32: return launch_tile<32, W>(p, count, stream);
-        case 48: return launch_tile<48, W>(p, count, stream);
-        case 64: return launch_tile<64, W>(p, count, stream);
-        case 96: return launch_tile<96, W>(p, count, stream);
-        case 128: return launch_tile<128, W>(p, count, stream);
-        case 160: return launch_tile<160, W>(p, count, stream);
-        case 192: return launch_tile<192, W>(p, count, stream);
-        default: break;
+// The same of few rows of x, and in the first z blocks of gemm_stream.cu. These multiply small matrices
+// meanwhile, for which memory would be waited for in a launch of their own.
+template <int TN, typename W>
+__global__ void LAUNCH_BOUNDS(TILE_THREADS, least_blocks<W>(TN))
+    gemm_tile_beside_kernel(const __grid_constant__ TileGemms p, const __grid_constant__ StreamGemms beside) {
+    if (blockIdx.z) {
+        tile_gemms<TN, W>(p, blockIdx.z - 1);
+        return;
     }
-    if constexpr (!W::CODES)  // which take more registers than a thread may have
-        if (x_rows == 256) return launch_tile<256, W>(p, count, stream);
-    return cudaErrorInvalidValue;
+    constexpr int STEPS = least_blocks<W>(TN) > 2 ? 2 : 4;  // as registers allow
+    extern __shared__ __align__(1024) uint8_t raw[];
+    if (threadIdx.x < STREAM_WARPS * WARP)
+        stream_gemms<TN / 8, 1, STREAM_WARPS, STEPS>(
+            beside, blockIdx.y * gridDim.x + blockIdx.x, gridDim.x * gridDim.y, 0,
+            *reinterpret_cast<StreamSums<TN / 8, 1>*>(raw), [] { sync_some(1, STREAM_WARPS * WARP); });
 }
-}  // namespace

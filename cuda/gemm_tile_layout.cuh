@@ -10,6 +10,7 @@ constexpr int STRIP_BYTES = TILE_K * 2;
 constexpr int GROUP_THREADS = 128;
 constexpr int MAX_GROUPS = 2;
 constexpr int PRODUCER_WARPS = 2;
+constexpr int TILE_THREADS = MAX_GROUPS * GROUP_THREADS + PRODUCER_WARPS * WARP;  // at most
 constexpr int MAX_PARTS = 3;
 constexpr int MAX_SPLIT_K = 8;    // blocks of a cluster
 constexpr int UNIFORM_ROWS = 64;  // of x, up to which descriptors are worth a shuffle

@@ -18,12 +18,13 @@ int rwkv_gemm_tile(const void* const*, const void* const*, void* const*, int, in
 }
 
 int rwkv_gemm_tile8(const void* const*, const void* const*, const void* const*, void* const*, int, int, int,
-                    int, int, int, int, const TileShape*, const char*, unsigned, cudaStream_t) {
+                    int, int, int, int, const TileShape*, const GemmPart*, int, const char*, unsigned,
+                    cudaStream_t) {
     return cudaErrorNotSupported;
 }
 
 int rwkv_gemm_tile4(const void* const*, const void* const*, void* const*, int, int, int, int, int,
-                    const TileShape*, const char*, unsigned, cudaStream_t) {
+                    const TileShape*, const GemmPart*, int, const char*, unsigned, cudaStream_t) {
     return cudaErrorNotSupported;
 }
 

@@ -12,7 +12,7 @@ from rwkv_batch.model.cuda.cuda_model import SCORED_AT_ONCE, CudaModel
 from rwkv_batch.model.cuda.rwkv6 import RWKV6Cuda
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.ops.cuda.abi import STOPS
-from rwkv_batch.ops.cuda.staging import Download, upload
+from rwkv_batch.ops.cuda.inputs.staging import Download, upload
 from rwkv_batch.ops.device import reserve_bytes
 from rwkv_batch.ops.low_rank import LowRankAdapter
 from rwkv_batch.runner.limits import GPU_LIMITS

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rwkv_batch.ops.cuda.staging import upload
+from rwkv_batch.ops.cuda.inputs.staging import upload
 
 
 @dataclass(frozen=True)

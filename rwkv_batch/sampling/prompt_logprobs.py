@@ -11,7 +11,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from rwkv_batch.ops.cuda.staging import upload
+from rwkv_batch.ops.cuda.inputs.staging import upload
 from rwkv_batch.sampling.logprobs import ROWS_AT_ONCE, RowLogprobs, logprobs, row_logprobs
 
 LOGPROBS_COPIES = 8  # fp32 rows of logits that `logprobs` holds for each row that it has at once

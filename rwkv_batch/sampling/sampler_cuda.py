@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.cuda.gemms import launch, pointer
-from rwkv_batch.ops.cuda.staging import Records, upload
+from rwkv_batch.ops.cuda.inputs.staging import Records, upload
 from rwkv_batch.ops.random import random_key
 from rwkv_batch.sampling import flashinfer
 from rwkv_batch.sampling.masks import WORD, RowMasks, mask_words

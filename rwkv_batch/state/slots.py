@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rwkv_batch.ops.cuda.staging import upload
+from rwkv_batch.ops.cuda.inputs.staging import upload
 from rwkv_batch.ops.torch_ops import HEAD_SIZE
 
 ALIGNMENT = 64  # bytes, a cache line

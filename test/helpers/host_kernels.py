@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from rwkv_batch.ops.cuda import build, staging
+from rwkv_batch.ops.cuda import build
+from rwkv_batch.ops.cuda.inputs import staging
 from rwkv_batch.sampling.penalties import UNCOUNTED
 from rwkv_batch.sampling.reference import LARGEST, sanitise
 from rwkv_batch.sampling.structs_cuda import (

@@ -10,7 +10,7 @@ import pytest
 
 from rwkv_batch.ops.cuda import abi, build
 from rwkv_batch.ops.cuda.codes.kernels import CODE_SIGNATURES
-from rwkv_batch.ops.cuda.feed import RECORD
+from rwkv_batch.ops.cuda.inputs.feed import RECORD
 from rwkv_batch.ops.cuda.signatures import SIGNATURES
 from rwkv_batch.sampling import structs_cuda
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rwkv_batch.ops.cuda.abi import CHUNK
-from rwkv_batch.ops.cuda.packing import SCRATCH_CHUNKS, PrefillPlan
+from rwkv_batch.ops.cuda.inputs.packing import SCRATCH_CHUNKS, PrefillPlan
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 import torch
 from host_kernels import AtOnce
 
-from rwkv_batch.ops.cuda import staging
-from rwkv_batch.ops.cuda.staging import Records
+from rwkv_batch.ops.cuda.inputs import staging
+from rwkv_batch.ops.cuda.inputs.staging import Records
 
 RECORD = np.dtype([("weight", "f8"), ("count", "i4"), ("ids", "i4", 3)])
 

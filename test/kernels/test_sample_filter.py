@@ -13,7 +13,8 @@ from drawing import assert_drawn_from
 from exact import nucleus
 from masked import FILTERED, exact_filtered, masks_of
 
-from rwkv_batch.ops.cuda import build, staging
+from rwkv_batch.ops.cuda import build
+from rwkv_batch.ops.cuda.inputs import staging
 from rwkv_batch.sampling.sampler import Sampler
 from rwkv_batch.sampling.sampler_cuda import CudaSampler
 from rwkv_batch.wire.protocol import Sampling

@@ -6,7 +6,7 @@ from cuda_gpu import DEVICE, ROWS, needs_gpu, normal, off, poisoned
 from torch.nn.functional import group_norm, silu
 
 from rwkv_batch.ops.cuda.abi import Wkv6Input
-from rwkv_batch.ops.cuda.packing import NO_SLOT, PrefillPlan, StagedPlan, upload_plan
+from rwkv_batch.ops.cuda.inputs.packing import NO_SLOT, PrefillPlan, StagedPlan, upload_plan
 from rwkv_batch.ops.torch_ops import GROUP_NORM_EPS
 from rwkv_batch.ops.wkv6 import wkv6_step
 

@@ -6,7 +6,7 @@ from cuda_gpu import DEVICE, ROWS, needs_gpu, normal, off, poisoned
 
 from rwkv_batch.ops import torch_ops
 from rwkv_batch.ops.cuda.abi import DEFERRED_VECTORS, MAX_LAG, ReadoutInput, TimeMixInput
-from rwkv_batch.ops.cuda.feed import RECORD
+from rwkv_batch.ops.cuda.inputs.feed import RECORD
 
 pytestmark = needs_gpu
 

@@ -5,7 +5,7 @@ import torch
 from cuda_gpu import DEVICE, needs_gpu, normal, off
 
 from rwkv_batch.ops.cuda.abi import DEFERRED_VECTORS, MAX_LAG
-from rwkv_batch.ops.cuda.feed import RECORD
+from rwkv_batch.ops.cuda.inputs.feed import RECORD
 
 pytestmark = needs_gpu
 SLOTS, LAYERS, HEADS = 12, 2, 3

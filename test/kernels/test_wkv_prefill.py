@@ -7,7 +7,7 @@ import torch
 from cuda_gpu import DEVICE, needs_gpu, normal, off, poisoned
 
 from rwkv_batch.ops.cuda.abi import ReadoutInput, TimeMixInput
-from rwkv_batch.ops.cuda.packing import PrefillPlan, upload_plan
+from rwkv_batch.ops.cuda.inputs.packing import PrefillPlan, upload_plan
 
 pytestmark = needs_gpu
 HEADS = 3

@@ -6,7 +6,7 @@ from cuda_gpu import DEVICE, needs_gpu, normal, off, poisoned
 
 from rwkv_batch.ops import torch_ops
 from rwkv_batch.ops.cuda.abi import TimeMixInput
-from rwkv_batch.ops.cuda.packing import NO_SLOT, PrefillPlan, upload_plan
+from rwkv_batch.ops.cuda.inputs.packing import NO_SLOT, PrefillPlan, upload_plan
 
 pytestmark = needs_gpu
 HEADS = 3

@@ -26,9 +26,9 @@ from rwkv_batch.model.cuda.steps.states import CudaStates
 from rwkv_batch.model.torch_model import check_rows
 from rwkv_batch.ops.cuda.binding import Addend, Kernels
 from rwkv_batch.ops.cuda.buffers import StepBuffers, buffer_bytes
-from rwkv_batch.ops.cuda.feed import pending_writes
-from rwkv_batch.ops.cuda.packing import DeviceRows, PrefillPlan, StagedPlan, upload_plan
-from rwkv_batch.ops.cuda.staging import upload
+from rwkv_batch.ops.cuda.inputs.feed import pending_writes
+from rwkv_batch.ops.cuda.inputs.packing import DeviceRows, PrefillPlan, StagedPlan, upload_plan
+from rwkv_batch.ops.cuda.inputs.staging import upload
 from rwkv_batch.ops.torch_ops import HEAD_SIZE
 from rwkv_batch.sampling.prompt_logprobs import PromptScores
 from rwkv_batch.state.slots import States, slot_bytes

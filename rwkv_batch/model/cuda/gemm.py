@@ -7,7 +7,8 @@
 - "tile": the large matrices by `gemm_tile`, the low-rank ones as with "low"
 - "blocks": cuBLAS, for a fixed number of rows at a time
 - those of codes/coded_gemm.py and codes/block_gemm.py: large matrices of codes; the low-rank ones as with
-  "low", or where there is no `gemm_lowrank` by what suits the number of tokens
+  "low", or where there is no `gemm_lowrank` by what suits the number of tokens; with "beside" in the same
+  launch
 - "lt0", "lt1"...: the large matrices by an algorithm of cuBLASLt, the low-rank ones as with "low" if possible
 
 What is added to the residual stream may also be computed with split-K; the next norm adds up the partial
@@ -30,14 +31,14 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.model.cuda.codes.block_gemm import CODES, BlockGemms
-from rwkv_batch.model.cuda.codes.coded_gemm import CODED, DECODED_TOKENS, CodedGemms, Fp8Room
+from rwkv_batch.model.cuda.codes.coded_gemm import BESIDE, CODED, DECODED_TOKENS, CodedGemms, Fp8Room
 from rwkv_batch.model.cuda.codes.decoding import DECODED
 from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix, LargeMatrix, first_bytes
 from rwkv_batch.model.cuda.packed.weights import CudaLayer, CudaWeights
 from rwkv_batch.model.description import LOW_RANKS, MIXES
 from rwkv_batch.ops.cuda import tile
-from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, SIGMOID, TANH
+from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, SIGMOID, TANH, TILE_FEW_ROWS
 from rwkv_batch.ops.cuda.binding import Addend, Kernels
 from rwkv_batch.ops.cuda.blas.blaslt import MAX_ALGORITHMS, BlasLt, GemmShape
 from rwkv_batch.ops.cuda.buffers import MAX_SPLITS, SPLIT_TOKENS, Buffers
@@ -69,7 +70,7 @@ STREAMED_TOKENS = 1024  # with which it is a candidate, at most
 TILE_TOKENS = 256  # which one tile of gemm_tile holds: each weight is taken from memory once
 # The likeliest methods for the fastest, where nothing has been timed.
 FOR_MANY = ("low", WHOLE, LATE, "fp8lt0", "fp8", DECODED, CODED, "blas")
-FOR_FEW = ("sparse", "stream16", *CODES, "tile", *FOR_MANY)
+FOR_FEW = ("sparse", "stream16", BESIDE, *CODES, "tile", *FOR_MANY)
 SHORT_K = 256  # which gemm_stream divides among two warps only
 BLOCK_ROWS = 64  # of "blocks"
 LONG_SPLIT = 4  # parts of K of low-rank matrices with long K, where it must not depend on the tokens
@@ -105,7 +106,11 @@ class Gemms:
             return methods if self.kernels.overlaps and tokens <= EARLY_TOKENS else (LATE,)
         coded = self._coded(kind.removesuffix("_split"))
         if coded is not None:
-            return (WHOLE,) if WHOLE in methods else self.products(coded).candidates(coded, tokens)
+            if WHOLE in methods:
+                return (WHOLE,)
+            found = self.products(coded).candidates(coded, tokens)
+            with_low_ranks = kind == "in" and CODED in found and not self.kernels.invariant
+            return (*found, BESIDE) if with_low_ranks and tokens <= TILE_FEW_ROWS else found
         if WHOLE in methods:
             whole = self._shape(kind.removesuffix("_split"), tokens)
             return WHOLE, *(method for method in SPLIT_K if self._can_split(whole, *SPLIT_K[method]))
@@ -157,8 +162,12 @@ class Gemms:
             for name, w in layer.low_in.items()
         ]
         if isinstance(layer.rkv, tuple):
-            self.products(layer.rkv[0]).run(layer.rkv, b.mixed[:3], list(rkv), method, _room(b))
-            self._low_in(low)
+            xs, ys, room = b.mixed[:3], list(rkv), _room(b)
+            if method == BESIDE:
+                self.coded.run(layer.rkv, xs, ys, method, room, beside=low)
+            else:
+                self.products(layer.rkv[0]).run(layer.rkv, xs, ys, method, room)
+                self._low_in(low)
             return
         if method in ("stream16", "stream32"):
             large = [(layer.rkv[i], b.mixed[i], rkv[i], IDENTITY) for i in range(3)]

@@ -23,7 +23,7 @@ from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, TANH, Wkv6Input
 from rwkv_batch.ops.cuda.binding import Addend
 from rwkv_batch.ops.cuda.buffers import Rwkv6Buffers
 from rwkv_batch.ops.cuda.gemms import Part
-from rwkv_batch.ops.cuda.packing import DeviceRows
+from rwkv_batch.ops.cuda.inputs.packing import DeviceRows
 
 # added, norm, shift, mixes [3, C], whether it is a layer's first: leaves the results in b.mixed
 NormMix = Callable[[Addend, Norm, Tensor, Tensor, bool], None]

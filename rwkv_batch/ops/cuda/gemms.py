@@ -82,17 +82,21 @@ class GemmKernels:
         activation: int = IDENTITY,
         prefetch: Tensor | None = None,
         columns: bool = False,
+        beside: Sequence[Part] = (),
     ) -> None:
         """As `gemm_tile` with weights of 8 bits `[N, K]` (`orders.ordered_codes`), and scales `[N]` in fp32.
 
         fp8: the bytes of e4m3, none of them NaN; else int8, to each of which 128 is added. prefetch: weights
-        that the next kernel reads. columns: int8 is stored as `[K, N]` (`orders.paired_columns`).
+        that the next kernel reads. columns: int8 is stored as `[K, N]` (`orders.paired_columns`). beside:
+        GEMMs as of `gemm_stream`, with small w, in the same launch, for M up to TILE_FEW_ROWS.
         """
         m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
         pointers = [_pointers(group) for group in (ws, scales, xs, ys)]
         sizes = (len(ws), m, n, k, int(fp8), int(columns), int(activation == RELU_SQUARE))
         shape = tile_shape_coded(len(ws), n, k, m, 8, self.invariant)
-        self._call("rwkv_gemm_tile8", *pointers, *sizes, byref(shape), *prefetched(prefetch))
+        self._call(
+            "rwkv_gemm_tile8", *pointers, *sizes, byref(shape), *_beside(beside), *prefetched(prefetch)
+        )
 
     def gemm_tile4(
         self,
@@ -101,13 +105,16 @@ class GemmKernels:
         ys: Sequence[Tensor],
         activation: int = IDENTITY,
         prefetch: Tensor | None = None,
+        beside: Sequence[Part] = (),
     ) -> None:
         """As `gemm_tile8` with weights of 4 bits (`orders.tiles_of_4_bits`)."""
         m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
         pointers = [_pointers(group) for group in (ws, xs, ys)]
         sizes = (len(ws), m, n, k, int(activation == RELU_SQUARE))
         shape = tile_shape_coded(len(ws), n, k, m, 4, self.invariant)
-        self._call("rwkv_gemm_tile4", *pointers, *sizes, byref(shape), *prefetched(prefetch))
+        self._call(
+            "rwkv_gemm_tile4", *pointers, *sizes, byref(shape), *_beside(beside), *prefetched(prefetch)
+        )
 
     def quantize_rows(self, x: Tensor, codes: Tensor, scales: Tensor, square: bool = False) -> None:
         """Rows of x `[M, K]` as fp8 codes `[M, K]` in the order of `orders.ordered_codes`, and scales `[M]`.
@@ -186,6 +193,11 @@ def _gemm_parts(parts: Sequence[Part]) -> Array[GemmPart]:
         (w.data_ptr(), x.data_ptr(), y.data_ptr(), *w.shape, function) for w, x, y, function in parts
     )
     return (GemmPart * len(parts))(*(GemmPart(*each) for each in arguments))
+
+
+def _beside(parts: Sequence[Part]) -> tuple[Array[GemmPart] | None, int]:
+    """Small GEMMs as a kernel takes those that it computes in passing."""
+    return _gemm_parts(parts) if parts else None, len(parts)
 
 
 def prefetched(weights: Tensor | None) -> tuple[int | None, int]:

@@ -17,6 +17,7 @@ from rwkv_batch.ops.cuda.abi import (
 
 _MIX = (c_void_p, c_size_t, c_void_p, c_int, c_void_p)  # shift, its stride, mixes, their number, out
 _PREFETCH = (c_void_p, c_uint)
+_BESIDE = (POINTER(GemmPart), c_int)
 SIGNATURES: dict[str, tuple[Any, ...]] = {  # arguments of every exported function but the last, a stream
     "rwkv_norm": (POINTER(NormInput), c_int, c_int, c_void_p),
     "rwkv_norm_mix_decode": (POINTER(NormInput), c_int, c_void_p, *_MIX, c_int),
@@ -28,8 +29,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {  # arguments of every exported functi
     "rwkv_gemm_stream": (POINTER(GemmPart), c_int, c_int, c_int, c_int, *_PREFETCH),
     "rwkv_gemm_lowrank": (POINTER(GemmPart), c_int, c_int, c_int, *_PREFETCH),
     "rwkv_gemm_tile": (*[POINTER(c_void_p)] * 3, *[c_int] * 6, POINTER(TileShape)),
-    "rwkv_gemm_tile8": (*[POINTER(c_void_p)] * 4, *[c_int] * 7, POINTER(TileShape), *_PREFETCH),
-    "rwkv_gemm_tile4": (*[POINTER(c_void_p)] * 3, *[c_int] * 5, POINTER(TileShape), *_PREFETCH),
+    "rwkv_gemm_tile8": (*[POINTER(c_void_p)] * 4, *[c_int] * 7, POINTER(TileShape), *_BESIDE, *_PREFETCH),
+    "rwkv_gemm_tile4": (*[POINTER(c_void_p)] * 3, *[c_int] * 5, POINTER(TileShape), *_BESIDE, *_PREFETCH),
     "rwkv_gemm_tile_fp8": (*[POINTER(c_void_p)] * 5, *[c_int] * 5, POINTER(TileShape)),
     "rwkv_quantize_rows": (*[c_void_p] * 3, c_int, c_int, c_int),
     "rwkv_gemm_sparse": (*[c_void_p] * 3, *[c_int] * 3, *_PREFETCH),

@@ -1,6 +1,7 @@
 """GEMMs with matrices of 8 and 4 bits, on a Hopper GPU.
 
 - "coded": `gemm_tile8` or `gemm_tile4`, by the bits; weights become fp16 in registers, x stays fp16
+- "beside": the same, with small GEMMs in the same launch, for few rows
 - "sparse": `gemm_sparse8`, of the channel mix's value projection in int8
 - "fp8", "fp8/128": `gemm_tile_fp8`, with at most 256 or 128 rows of x in a tile
 - "fp8lt0", "fp8lt1"...: fp8 by an algorithm of cuBLASLt
@@ -23,8 +24,9 @@ from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, TILE_K
 from rwkv_batch.ops.cuda.binding import Kernels
 from rwkv_batch.ops.cuda.blas.blaslt import BlasLt, GemmShape
 from rwkv_batch.ops.cuda.codes.kernels import CodeKernels
+from rwkv_batch.ops.cuda.gemms import Part
 
-CODED = "coded"
+CODED, BESIDE = "coded", "beside"
 FP8 = {"fp8": 256, "fp8/128": 128}  # rows of x in a tile
 FP8_LT = tuple(f"fp8lt{number}" for number in range(4))
 FP8_TOKENS = 65  # for which x becomes fp8, at least
@@ -89,24 +91,25 @@ class CodedGemms:
         activation: int = IDENTITY,
         prefetch: Tensor | None = None,
         square: bool = False,
+        beside: Sequence[Part] = (),
     ) -> None:
         """y = f(x w^T) for each w and x of xs `[len(ws), M, K]`, by all methods but "sparse".
 
         All w have one layout. room: for the methods of fp8 on both sides. prefetch: weights that the next
         kernel reads, which CODED fetches ahead. square: relu(x)^2 in place of x, with a method that makes x
-        fp8 (`takes_squares`).
+        fp8 (`takes_squares`). beside: the small GEMMs, with BESIDE.
         """
         if method == DECODED:
             multiply_decoded(self.kernels, self._decode, ws, xs, ys, activation)
             return
         codes, kind = [w.codes for w in ws], ws[0].format
         if kind == "int4":
-            self.kernels.gemm_tile4(codes, list(xs), ys, activation, prefetch)
+            self.kernels.gemm_tile4(codes, list(xs), ys, activation, prefetch, beside)
             return
         scales = [w.scales for w in ws if w.scales is not None]
-        if method == CODED:
+        if method in (CODED, BESIDE):
             fp8, columns = kind == "fp8", ws[0].columns
-            self.kernels.gemm_tile8(codes, scales, list(xs), ys, fp8, activation, prefetch, columns)
+            self.kernels.gemm_tile8(codes, scales, list(xs), ys, fp8, activation, prefetch, columns, beside)
             return
         assert room is not None
         x_codes, x_scales = room.codes[: xs.numel()].view(xs.shape), room.scales[: xs.shape[0] * xs.shape[1]]

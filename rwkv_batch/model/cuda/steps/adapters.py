@@ -18,7 +18,7 @@ from rwkv_batch.ops.cuda.abi import (
 )
 from rwkv_batch.ops.cuda.binding import Addend, Kernels
 from rwkv_batch.ops.cuda.buffers import Buffers
-from rwkv_batch.ops.cuda.staging import Uploads
+from rwkv_batch.ops.cuda.inputs.staging import Uploads
 from rwkv_batch.ops.low_rank import ENTRY, TARGETS, LowRankAdapter, filled, shapes, slot_numbers
 
 NONE = -1  # in place of a slot: no adapter; in place of a row: none

@@ -18,8 +18,8 @@ from tqdm import tqdm
 
 from rwkv_batch.model.cuda.steps.capture import capture
 from rwkv_batch.ops.cuda.binding import Addend
-from rwkv_batch.ops.cuda.packing import NO_SLOT, DeviceRows, PrefillPlan, StagedPlan
-from rwkv_batch.ops.cuda.staging import Uploads
+from rwkv_batch.ops.cuda.inputs.packing import NO_SLOT, DeviceRows, PrefillPlan, StagedPlan
+from rwkv_batch.ops.cuda.inputs.staging import Uploads
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.ops.cuda.binding import Kernels
-from rwkv_batch.ops.cuda.feed import Feed
+from rwkv_batch.ops.cuda.inputs.feed import Feed
 from rwkv_batch.state.slots import States
 
 

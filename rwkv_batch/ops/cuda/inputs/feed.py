@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rwkv_batch.ops.cuda.abi import DEFERRED_VECTORS, MAX_LAG, STOPS
 from rwkv_batch.ops.cuda.binding import ChunkedRows, Kernels
-from rwkv_batch.ops.cuda.staging import Records, upload
+from rwkv_batch.ops.cuda.inputs.staging import Records, upload
 
 # SequenceRecord of cuda/sequence_feed.cuh
 RECORD = np.dtype([("last", "i4"), ("ended", "i4"), ("lag", "i4"), ("stops", "i4", STOPS)])

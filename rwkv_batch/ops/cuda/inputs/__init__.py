@@ -1,0 +1,1 @@
+"""Inputs of a step on their way to a GPU."""

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from rwkv_batch.config import EngineConfig, FrontendConfig, ServerConfig
+from rwkv_batch.ops.compiled.bytecode import keep_bytecode
 from rwkv_batch.ops.cuda.context import prepare_context
 from rwkv_batch.wire.supervision import (
     Drain,
@@ -40,6 +41,7 @@ def run_engine(configs: tuple[EngineConfig, ...], address: str, control: Connect
     # oneDNN keeps what it makes for every shape of a product; batches have hundreds of shapes, and making one
     # anew costs nothing. Torch reads both when it is imported.
     os.environ |= {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
+    keep_bytecode("torch")
     prepare_context(configs[0].device)  # while torch is imported
     gc.disable()  # collections would look through the modules again and again, which all stay
     from rwkv_batch.engine.serving.process import run

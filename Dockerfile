@@ -40,6 +40,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /
 # The version is that of requirements.txt; on x86-64 PyPI has torch with CUDA only.
 RUN pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu "$(grep '^torch==' requirements.txt)"
 COPY --from=source / ./
+RUN python -m compileall -q .
 USER 1000:1000
 
 FROM nvidia/cuda:13.0.2-devel-ubuntu24.04 AS kernels
@@ -62,6 +63,7 @@ RUN for arch in $ARCHS; do /venv/bin/python -m rwkv_batch.ops.cuda.build "$arch"
 FROM base AS cuda
 RUN pip install --no-cache-dir -r requirements.txt
 COPY --from=source / ./
+RUN python -m compileall -q .
 # The server looks for kernels in the user's cache. The choice of a way for each GEMM is written there too.
 COPY --from=kernels --chown=1000:1000 /cache/kernels /home/rwkv/.cache/rwkv-batch/kernels
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility

@@ -17,6 +17,7 @@ from pathlib import Path
 from rwkv_batch.config import EngineConfig, FrontendConfig, ServerConfig
 from rwkv_batch.ops.compiled.bytecode import keep_bytecode
 from rwkv_batch.ops.cuda.context import prepare_context
+from rwkv_batch.ops.torch_libraries import loading_libraries
 from rwkv_batch.wire.supervision import (
     Drain,
     EngineInfo,
@@ -44,6 +45,10 @@ def run_engine(configs: tuple[EngineConfig, ...], address: str, control: Connect
     keep_bytecode("torch")
     prepare_context(configs[0].device)  # while torch is imported
     gc.disable()  # collections would look through the modules again and again, which all stay
+    from rwkv_batch.text.tokenizer import Tokenizer
+
+    with loading_libraries():
+        Tokenizer()  # reads the vocabulary, which is kept
     from rwkv_batch.engine.serving.process import run
 
     gc.freeze()

@@ -9,11 +9,21 @@
 // Arithmetic and sums are fp32; mean and variance are computed one after the other over the whole row, each
 // as a tree over threads. A thread has N = 4 or 8 neighbouring columns of a row, from N threadIdx.x on. A row
 // whose slot is negative is padding: it reads zeros and writes no state; in prefill, no out either.
+//
+// With `coded` the first mixes of a row, those that large GEMMs read (fp8_mixes), go there as fp8 with the
+// bits that quantize_rows.cu would make of them; to out go those that others read (first_half). Only sm_90a,
+// with 8 columns of a thread.
 #pragma once
-#include "common.cuh"
+#include "fp8_rows.cuh"
 
 constexpr float EPSILON = 1e-5f;
 constexpr int SOME_MIXES = 3, MAX_MIXES = 6;
+
+// How many of so many mixes may be made fp8: of a time mix those of r, k and v, and that of a channel mix.
+__host__ __device__ constexpr int fp8_mixes(int mixes) { return mixes == MAX_MIXES ? 3 : mixes == 1 ? 1 : 0; }
+
+// The first mix that goes to out if `coded` of them are made fp8: a low-rank function reads that of v too.
+__host__ __device__ constexpr int first_half(int coded) { return coded == 3 ? 2 : coded; }
 
 struct NormInput {
     float* x;
@@ -219,12 +229,41 @@ __device__ __forceinline__ void norm_row(const NormInput& in, const Affine<N>& a
 }
 
 template <int N>
-__device__ __forceinline__ void mix_and_store(const float (&x)[N], const Raw<N>& before, const Raw<N>& amount,
-                                              __half* out) {
+__device__ __forceinline__ Raw<N> mix(const float (&x)[N], const Raw<N>& before, const Raw<N>& amount) {
     float mixed[N];
 #pragma unroll
     for (int i = 0; i < N; i++) mixed[i] = x[i] + (before[i] - x[i]) * amount[i];
-    store_half(out, mixed);
+    Raw<N> rounded;
+    rounded.set(mixed);
+    return rounded;
+}
+
+template <int N>
+__device__ __forceinline__ void mix_and_store(const float (&x)[N], const Raw<N>& before, const Raw<N>& amount,
+                                              __half* out) {
+    mix(x, before, amount).store(out);
+}
+
+// Some mixes of a row, which a block has, to where they go as fp8. `largest` must be unused. All threads do.
+template <int COUNT>
+__device__ __forceinline__ void store_coded(const Raw<8> (&mixed)[COUNT], const Fp8Rows& coded, size_t rows,
+                                            int row, int width, uint32_t (*largest)[WARP]) {
+#if HOPPER
+    const int column = 8 * threadIdx.x, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        const uint32_t of_warp = largest_of_warp(mixed[i].pair);
+        if (lane == 0) largest[i][warp] = of_warp;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        const float most = half_of(warp_max(lane < blockDim.x / WARP ? largest[i][lane] : 0));
+        const size_t at = i * rows + row;
+        if (threadIdx.x == 0) coded.scales[at] = fp8_scale(most);
+        store_fp8(coded.codes + at * width, column, mixed[i].pair, fp8_factor(most), column < width);
+    }
+#endif
 }
 
 // N numbers of fp16 from global to shared memory, as with `copy_async`.
@@ -246,8 +285,17 @@ inline bool four_columns(const NormInput& in, int rows, int columns = 0) {
 
 inline int whole_warps(int threads) { return (threads + WARP - 1) / WARP * WARP; }
 
+// Whether this build has kernels that make mixes fp8. Why a launch that wants it is refused; 0: it is not.
+// GEMMs by codes, which alone read it, leave no partial sums.
+constexpr bool CODES_ROWS = !AMD_FORMS;
+inline int refused(const Fp8Rows& coded, const NormInput& in, int mixes) {
+    if (!coded.codes) return cudaSuccess;
+    if (!CODES_ROWS || !on_hopper()) return cudaErrorNotSupported;
+    return in.width % 64 || in.partial_count || fp8_mixes(mixes) == 0 ? cudaErrorInvalidValue : cudaSuccess;
+}
+
 // norm_mix_decode_team.cu: whether its kernel is the faster one for so many rows; n: 1, SOME_MIXES or
 // MAX_MIXES mixes.
 bool suits_team(const NormInput& in, int rows);
 int norm_mix_team(const NormInput& in, int rows, const int* slots, __half* shift, size_t slot_stride,
-                  const __half* mixes, int n, __half* out, cudaStream_t stream);
+                  const __half* mixes, int n, __half* out, const Fp8Rows& coded, cudaStream_t stream);

@@ -19,18 +19,20 @@ constexpr int MANY_NUMBERS = 960 * 1024;  // of x: fewer move faster than the bl
 
 // The blocks exchange their warps' moments once. All loads are under way before one is waited for: a slot is
 // used only after what is added has been requested. Partial sums are added one after the other: there are no
-// registers for all at once, as three blocks share a multiprocessor.
-template <int MIXES, bool PARTIALS>
+// registers for all at once, as three blocks share a multiprocessor. CODED: so many mixes are made fp8, for
+// which the blocks exchange what their warps' largest magnitudes are.
+template <int MIXES, bool PARTIALS, int CODED>
 __global__ void LAUNCH_BOUNDS(MAX_TEAM_THREADS, 3)
     norm_mix_team_kernel(const __grid_constant__ NormInput in, int rows, const int* slots, __half* shift,
-                         size_t slot_stride, const __half* mixes, __half* out) {
+                         size_t slot_stride, const __half* mixes, __half* out, Fp8Rows coded) {
 #if HOPPER
     using namespace hopper;
     constexpr int N = WARP_COLUMNS / WARP;
     extern __shared__ __align__(16) __half constants[];  // [MIXES + 2, columns]: mixes, weight, bias
-    __shared__ __align__(8) uint64_t moments_full;
+    __shared__ __align__(8) uint64_t moments_full, largest_full;
     __shared__ __align__(8)
         float2 moments[TEAM][MAX_TEAM_THREADS / WARP];  // of rows and warps: mean, sum of squares around it
+    __shared__ __align__(8) float2 found[TEAM][MAX_TEAM_THREADS / WARP];  // the same: largest magnitudes
     const int columns = in.width / TEAM, warps = columns / WARP_COLUMNS;  // of a row in a block
     const int at = N * threadIdx.x, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const int rank = cluster_rank(), row = blockIdx.x - rank + threadIdx.y, column = rank * columns + at;
@@ -38,6 +40,7 @@ __global__ void LAUNCH_BOUNDS(MAX_TEAM_THREADS, 3)
     float* const stream = in.x + size_t(row) * in.width + column;
     if (threadIdx.x == 0 && threadIdx.y == 0) {
         barrier_init(shared_address(&moments_full), 1);
+        if (CODED) barrier_init(shared_address(&largest_full), 1);
         barriers_ready();
     }
     cluster_arrive_relaxed();
@@ -62,8 +65,10 @@ __global__ void LAUNCH_BOUNDS(MAX_TEAM_THREADS, 3)
     if (PARTIALS && inside) add_partials<1>(in, row, column, v);
     cluster_wait();  // all blocks are there, and their barriers; here, so that no load waits for one before
                      // it
-    if (threadIdx.x == 0 && threadIdx.y == 0)
+    if (threadIdx.x == 0 && threadIdx.y == 0) {
         arrive_and_expect(shared_address(&moments_full), TEAM * TEAM * warps * sizeof(float2));
+        if (CODED) arrive_and_expect(shared_address(&largest_full), TEAM * TEAM * warps * sizeof(float2));
+    }
 
     float sum = 0.f, squares = 0.f;
 #pragma unroll
@@ -85,17 +90,45 @@ __global__ void LAUNCH_BOUNDS(MAX_TEAM_THREADS, 3)
     const float mean = warp_sum(moment.x) / (TEAM * warps), apart = moment.x - mean;
     const float scale =
         rsqrtf(warp_sum(has ? moment.y + WARP_COLUMNS * apart * apart : 0.f) / in.width + EPSILON);
-    if (!inside) return;
+    if (CODED == 0 && !inside) return;
     Raw<N> weight, bias;
     weight.load(constants + MIXES * columns + at), bias.load(constants + (MIXES + 1) * columns + at);
 #pragma unroll
     for (int i = 0; i < N; i++) v[i] = (v[i] - mean) * scale * weight[i] + bias[i];
     if (slot >= 0) store_half(shift + slot * slot_stride + column, v);
 #pragma unroll
-    for (int i = 0; i < MIXES; i++) {
+    for (int i = CODED; i < MIXES; i++) {
         Raw<N> amount;
         amount.load(constants + i * columns + at);
-        mix_and_store(v, before, amount, out + (i * size_t(rows) + row) * in.width + column);
+        if (inside) mix_and_store(v, before, amount, out + (i * size_t(rows) + row) * in.width + column);
+    }
+    if constexpr (CODED > 0) {
+        Raw<N> mixed[CODED];
+        uint32_t largest[4] = {};
+#pragma unroll
+        for (int i = 0; i < CODED; i++) {
+            Raw<N> amount;
+            amount.load(constants + i * columns + at);
+            mixed[i] = mix(v, before, amount);
+            if (i >= first_half(CODED) && inside)
+                mixed[i].store(out + (i * size_t(rows) + row) * in.width + column);
+            largest[i] = largest_of_warp(mixed[i].pair);
+        }
+        if (lane < TEAM)
+            send_to(lane, shared_address(&found[threadIdx.y][rank * warps + warp]),
+                    shared_address(&largest_full), __uint_as_float(largest[0] | largest[1] << 16),
+                    __uint_as_float(largest[2]));
+        barrier_wait_cluster(shared_address(&largest_full), 0);
+        const float2 sent = has ? load_shared2(shared_address(&found[threadIdx.y][lane])) : float2{};
+        const uint32_t two = __float_as_uint(sent.x);
+        const uint32_t of_warps[] = {two & 0xffff, two >> 16, __float_as_uint(sent.y)};
+#pragma unroll
+        for (int i = 0; i < CODED; i++) {
+            const float most = half_of(warp_max(of_warps[i]));
+            const size_t place = i * size_t(rows) + row;
+            if (inside && column == 0) coded.scales[place] = fp8_scale(most);
+            store_fp8(coded.codes + place * in.width, column, mixed[i].pair, fp8_factor(most), inside);
+        }
     }
 #endif
 }
@@ -103,13 +136,14 @@ __global__ void LAUNCH_BOUNDS(MAX_TEAM_THREADS, 3)
 namespace {
 template <int MIXES>
 int launch_team(const NormInput& in, int rows, const int* slots, __half* shift, size_t slot_stride,
-                const __half* mixes, __half* out, cudaStream_t stream) {
+                const __half* mixes, __half* out, const Fp8Rows& coded, cudaStream_t stream) {
     const int shared = (MIXES + 2) * in.width / TEAM * int(sizeof(__half)),
               blocks = (rows + TEAM - 1) / TEAM * TEAM;
-    const auto kernel =
-        in.partial_count ? norm_mix_team_kernel<MIXES, true> : norm_mix_team_kernel<MIXES, false>;
+    const auto kernel = in.partial_count ? norm_mix_team_kernel<MIXES, true, 0>
+                        : coded.codes    ? norm_mix_team_kernel<MIXES, false, fp8_mixes(MIXES)>
+                                         : norm_mix_team_kernel<MIXES, false, 0>;
     return launch_clusters(TEAM, kernel, blocks, dim3(in.width / 8 / TEAM, TEAM), shared, stream, in, rows,
-                           slots, shift, slot_stride, mixes, out);
+                           slots, shift, slot_stride, mixes, out, coded);
 }
 }  // namespace
 
@@ -119,9 +153,9 @@ bool suits_team(const NormInput& in, int rows) {
 }
 
 int norm_mix_team(const NormInput& in, int rows, const int* slots, __half* shift, size_t slot_stride,
-                  const __half* mixes, int n, __half* out, cudaStream_t stream) {
+                  const __half* mixes, int n, __half* out, const Fp8Rows& coded, cudaStream_t stream) {
     const auto run = n == 1            ? launch_team<1>
                      : n == SOME_MIXES ? launch_team<SOME_MIXES>
                                        : launch_team<MAX_MIXES>;
-    return run(in, rows, slots, shift, slot_stride, mixes, out, stream);
+    return run(in, rows, slots, shift, slot_stride, mixes, out, coded, stream);
 }

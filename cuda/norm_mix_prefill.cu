@@ -9,12 +9,13 @@ constexpr int MAX_RUN = 16;  // tokens of a block
 // A block has `run` neighbouring tokens of packed rows, one after the other. It norms the token before them
 // as well, which may belong to the same row; the stream therefore goes from in.x to `to`, as the block before
 // may be further on. The block of a row's first token is the only one to read and then write the row's state,
-// so no block reads what another writes: it norms the row's last token, wherever that is.
-template <int N, int MIXES, bool PARTIALS>
+// so no block reads what another writes: it norms the row's last token, wherever that is. CODED: so many
+// mixes are made fp8.
+template <int N, int MIXES, bool PARTIALS, int CODED>
 __global__ void __launch_bounds__(1024)
     norm_mix_prefill_kernel(const __grid_constant__ NormInput in, float* to, int tokens, int run,
                             const __grid_constant__ PackedRowsInput places, __half* shift, size_t slot_stride,
-                            const __half* mixes, __half* out) {
+                            const __half* mixes, __half* out, Fp8Rows coded) {
     __shared__ float scratch[2][WARP];
     __shared__ struct {
         int slot;
@@ -61,19 +62,33 @@ __global__ void __launch_bounds__(1024)
         normalize(affine, in.width, sum, v, scratch);
         Raw<N> rounded;
         rounded.set(v);
-        if (token >= begin && inside) {
+        if (token >= begin && (CODED > 0 || inside)) {
             const auto place = place_of[min(token, end - 1) - begin];
             __half* kept = shift + place.slot * slot_stride + column;
             if (place.slot >= 0 && token < end) {
-                if (place.starts) before.load(kept);
+                if (inside && place.starts) before.load(kept);
 #pragma unroll
-                for (int i = 0; i < MIXES; i++) {
+                for (int i = CODED; i < MIXES; i++) {
                     Raw<N> amount;
+                    if (!inside) break;
                     amount.load(amounts + i * in.width + column);
                     mix_and_store(v, before, amount, out + (i * size_t(tokens) + token) * in.width + column);
                 }
+                if constexpr (CODED > 0) {
+                    __shared__ uint32_t largest[CODED][WARP];
+                    Raw<N> mixed[CODED] = {}, amount;
+#pragma unroll
+                    for (int i = 0; i < CODED; i++)
+                        if (inside) {
+                            amount.load(amounts + i * in.width + column);
+                            mixed[i] = mix(v, before, amount);
+                            if (i >= first_half(CODED))
+                                mixed[i].store(out + (i * size_t(tokens) + token) * in.width + column);
+                        }
+                    store_coded(mixed, coded, tokens, token, in.width, largest);
+                }
             }
-            if (place.slot >= 0 && (place.ends || token >= end)) rounded.store(kept);
+            if (inside && place.slot >= 0 && (place.ends || token >= end)) rounded.store(kept);
         }
         if (next < 0) return;
         before = rounded, token = next;
@@ -83,11 +98,11 @@ __global__ void __launch_bounds__(1024)
 }
 
 namespace {
-template <int N, int MIXES, bool PARTIALS>
+template <int N, int MIXES, bool PARTIALS, int CODED = 0>
 int launch_norm_mix_prefill(const NormInput& in, float* to, int tokens, const PackedRowsInput& places,
                             __half* shift, size_t slot_stride, const __half* mixes, __half* out,
-                            cudaStream_t stream) {
-    const auto kernel = norm_mix_prefill_kernel<N, MIXES, PARTIALS>;
+                            const Fp8Rows& coded, cudaStream_t stream) {
+    const auto kernel = norm_mix_prefill_kernel<N, MIXES, PARTIALS, CODED>;
     const int threads = whole_warps(in.width / N), shared = MIXES * in.width * int(sizeof(__half));
     int each = 0;
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
@@ -97,32 +112,37 @@ int launch_norm_mix_prefill(const NormInput& in, float* to, int tokens, const Pa
     const int resident = each * multiprocessors(), even = (tokens + resident - 1) / resident,
               run = even < MAX_RUN ? even : MAX_RUN;
     return launch(kernel, (tokens + run - 1) / run, threads, shared, stream, in, to, tokens, run, places,
-                  shift, slot_stride, mixes, out);
+                  shift, slot_stride, mixes, out, coded);
 }
 
 template <int MIXES>
 int norm_mix_prefill(const NormInput& in, float* to, int tokens, int columns, const PackedRowsInput& places,
                      __half* shift, size_t slot_stride, const __half* mixes, __half* out,
-                     cudaStream_t stream) {
+                     const Fp8Rows& coded, cudaStream_t stream) {
     const bool four = four_columns(in, tokens, columns);
-    const auto run = in.partial_count ? four ? launch_norm_mix_prefill<4, MIXES, true>
-                                             : launch_norm_mix_prefill<8, MIXES, true>
-                     : four           ? launch_norm_mix_prefill<4, MIXES, false>
-                                      : launch_norm_mix_prefill<8, MIXES, false>;
-    return run(in, to, tokens, places, shift, slot_stride, mixes, out, stream);
+    auto run = in.partial_count
+                   ? four ? launch_norm_mix_prefill<4, MIXES, true> : launch_norm_mix_prefill<8, MIXES, true>
+               : four ? launch_norm_mix_prefill<4, MIXES, false>
+                      : launch_norm_mix_prefill<8, MIXES, false>;
+    if constexpr (CODES_ROWS && fp8_mixes(MIXES) > 0)
+        if (coded.codes) run = launch_norm_mix_prefill<8, MIXES, false, fp8_mixes(MIXES)>;
+    return run(in, to, tokens, places, shift, slot_stride, mixes, out, coded, stream);
 }
 }  // namespace
 
 extern "C" {
 // to [T, C] fp32: the stream with what is added; in.x is left as it is. columns: as in rwkv_norm. n: 1, 3 or
-// 6 mixes.
+// 6 mixes. codes, scales: as in rwkv_norm_mix_decode.
 int rwkv_norm_mix_prefill(const NormInput* in, float* to, int tokens, int columns,
                           const PackedRowsInput* places, __half* shift, size_t slot_stride,
-                          const __half* mixes, int n, __half* out, cudaStream_t stream) {
+                          const __half* mixes, int n, __half* out, uint8_t* codes, float* scales,
+                          cudaStream_t stream) {
     if (n != 1 && n != SOME_MIXES && n != MAX_MIXES) return cudaErrorInvalidValue;
+    const Fp8Rows coded = {codes, scales};
+    if (const int error = refused(coded, *in, n)) return error;
     const auto run = n == 1            ? norm_mix_prefill<1>
                      : n == SOME_MIXES ? norm_mix_prefill<SOME_MIXES>
                                        : norm_mix_prefill<MAX_MIXES>;
-    return run(*in, to, tokens, columns, *places, shift, slot_stride, mixes, out, stream);
+    return run(*in, to, tokens, columns, *places, shift, slot_stride, mixes, out, coded, stream);
 }
 }

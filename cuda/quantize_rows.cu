@@ -11,21 +11,10 @@
 //
 // A block has a row. A thread holds what lane q of four has of each 64: of each 16 numbers along k those at
 // 2 q, 2 q + 1, 2 q + 8 and 2 q + 9, which are 16 codes side by side.
-#include "common.cuh"
+#include "fp8_rows.cuh"
 
 constexpr int MOST_PIECES = 4;  // of 16 codes that a thread holds
 constexpr int MOST_THREADS = 1024;
-
-#if HOPPER
-constexpr float MOST_FP8 = 448.f;
-
-// Of two numbers, the first in the low byte.
-__device__ __forceinline__ uint32_t fp8_pair(float2 x) {
-    uint16_t codes;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(x.y), "f"(x.x));
-    return codes;
-}
-#endif
 
 template <int PIECES, bool SQUARE>
 __global__ void LAUNCH_BOUNDS(MOST_THREADS, 1)
@@ -57,19 +46,16 @@ __global__ void LAUNCH_BOUNDS(MOST_THREADS, 1)
     top = lane < blockDim.x / WARP ? most[lane] : 0.f;
 #pragma unroll
     for (int offset = WARP / 2; offset > 0; offset /= 2) top = fmaxf(top, shuffle_xor(top, offset));
-    const float factor = top > 0.f ? MOST_FP8 / top : 0.f;
-    if (threadIdx.x == 0) scale[blockIdx.x] = top / MOST_FP8;
+    const float factor = fp8_factor(top);
+    if (threadIdx.x == 0) scale[blockIdx.x] = fp8_scale(top);
 #pragma unroll
     for (int i = 0; i < PIECES; i++) {
         const int piece = threadIdx.x + i * blockDim.x;
         if (piece >= pieces) continue;
         uint32_t words[4];
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const float2 low = to_float2(pairs[i][2 * j]), high = to_float2(pairs[i][2 * j + 1]);
-            words[j] = fp8_pair(make_float2(low.x * factor, low.y * factor)) |
-                       fp8_pair(make_float2(high.x * factor, high.y * factor)) << 16;
-        }
+        for (int j = 0; j < 4; j++)
+            words[j] = fp8_pair(pairs[i][2 * j], factor) | fp8_pair(pairs[i][2 * j + 1], factor) << 16;
         *reinterpret_cast<uint4*>(codes + row + piece * 16) =
             make_uint4(words[0], words[1], words[2], words[3]);
     }

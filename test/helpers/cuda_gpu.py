@@ -1,10 +1,13 @@
 """What the GPU tests share."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch import Tensor
 
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, SIGMOID, TANH
+from rwkv_batch.ops.cuda.binding import Kernels
 
 DEVICE = "cuda"  # "cpu" under --emulated
 needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -31,6 +34,32 @@ def normal(*shape: int, std: float = 1.0, mean: float = 0.0) -> Tensor:
 def poisoned(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
     """A tensor on the device in which anything that is not written stands out."""
     return torch.full(shape, float("nan"), device=DEVICE, dtype=dtype)
+
+
+class CodedRows(NamedTuple):
+    """Codes `[N, M, K]` and scales `[N, M]`."""
+
+    codes: Tensor
+    scales: Tensor
+
+
+def poisoned_codes(count: int, rows: int, width: int) -> CodedRows:
+    """Room for codes and scales, all of which are NaN as fp8 and fp32."""
+    codes = torch.full((count, rows, width), 0x7F, device=DEVICE, dtype=torch.uint8)
+    return CodedRows(codes, poisoned(count, rows, dtype=torch.float32))
+
+
+def as_fp8(kernels: Kernels, x: Tensor) -> CodedRows:
+    """x `[N, M, K]` by `quantize_rows`."""
+    found = poisoned_codes(*x.shape)
+    kernels.quantize_rows(x.flatten(0, 1), found.codes, found.scales)
+    return found
+
+
+def same_codes(found: CodedRows, wanted: CodedRows) -> bool:
+    """To the bit, with scales that may be infinite or NaN."""
+    scales = (found.scales.view(torch.int32), wanted.scales.view(torch.int32))
+    return torch.equal(found.codes, wanted.codes) and torch.equal(*scales)
 
 
 def clear_choice(logits: Tensor, error: float) -> Tensor:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cuda_gpu import DEVICE, ROWS, needs_gpu, normal, off, poisoned
+from cuda_gpu import DEVICE, ROWS, as_fp8, needs_gpu, normal, off, poisoned, poisoned_codes, same_codes
 from torch.nn.functional import layer_norm
 
 from rwkv_batch.ops.cuda.abi import IDENTITY
@@ -150,3 +150,65 @@ def test_a_norm_of_partial_sums_has_the_same_bits_among_more_rows(kernels, some,
     kernels.norm_mix_decode(x, Addend(partials=parts), weight, bias, slots, shift, amounts, out)
     assert torch.equal(fewer, out[:, :some]) and torch.equal(few, x[:some])
     assert torch.equal(kept[slots[:some].long()], shift[slots[:some].long()])
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("rows", [*ROWS, 64, 65, 240, 482, 961])
+@pytest.mark.parametrize("width", [64, 320, 2048, 3072, 4096, 8192])
+@pytest.mark.parametrize("source", ["y", "table"])
+@pytest.mark.parametrize("mixes", [1, 6])
+def test_first_mixes_as_fp8_have_the_bits_of_a_kernel_of_its_own(kernels, rows, width, source, mixes):
+    """Also of padding, of a row of zeros, and of numbers that are as large as fp16 has them, or larger."""
+    count = max(rows, 64)  # of fewer rows other norms have sums in another order
+    x, weight = torch.randn(count, width, device=DEVICE), normal(width, mean=1)
+    bias = torch.zeros_like(weight)
+    shift, amounts = normal(count + 3, 5, width), normal(mixes, width)
+    slots = torch.randperm(count + 3, device=DEVICE, dtype=torch.int32)[:count]
+    tokens, table = torch.arange(count, device=DEVICE, dtype=torch.int32), normal(count, width)
+    y = normal(count, width)
+    zeros, large = rows // 2, rows // 3
+    x[zeros], y[zeros], table[zeros], slots[zeros] = 0, 0, 0, -1
+    if large != zeros:
+        shift[slots[large].long(), 2, ::3] = 60000
+        amounts[0, :5] = 1.125
+
+    def run(some, coded):
+        added = Addend(y=y[:some]) if source == "y" else Addend(tokens=tokens[:some], table=table)
+        stream, kept, out = x[:some].clone(), shift.clone(), poisoned(mixes, some, width)
+        kernels.norm_mix_decode(
+            stream, added, weight, bias, slots[:some], kept[:, 2], amounts, out, coded=coded
+        )
+        return stream, kept, out
+
+    (stream, kept, out), (first, half) = run(count, None), (3, 2) if mixes == 6 else (1, 1)
+    wanted, found = as_fp8(kernels, out[:first, :rows].contiguous()), poisoned_codes(first, rows, width)
+    again, kept_again, rest = run(rows, found)
+    assert same_codes(found, wanted) and found.scales[:, zeros].eq(0).all()
+    assert rest[:half].isnan().all() and torch.equal(rest[half:], out[half:, :rows])
+    of_rows = slots[:rows][slots[:rows] >= 0].long()
+    assert torch.equal(again, stream[:rows]) and torch.equal(kept_again[of_rows], kept[of_rows])
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.many_launches
+def test_fp8_of_many_rows_is_the_same_in_every_launch(kernels):
+    """Blocks of a cluster exchange what they have found, also beside other launches."""
+    rows, width = 482, 4096
+    x, y, weight = torch.randn(rows, width, device=DEVICE), normal(rows, width), normal(width)
+    bias, shift, amounts = normal(width), normal(rows, width), normal(6, width)
+    slots, out = torch.randperm(rows, device=DEVICE, dtype=torch.int32), poisoned(6, rows, width)
+    found = []
+    for _ in range(100):
+        found.append(poisoned_codes(3, rows, width))
+        arguments = (x.clone(), Addend(y=y), weight, bias, slots, shift.clone(), amounts, out)
+        kernels.norm_mix_decode(*arguments, coded=found[-1])
+    assert all(same_codes(each, found[0]) for each in found)
+
+
+@pytest.mark.usefixtures("hopper")
+def test_what_fp8_has_no_form_for_is_refused(kernels):
+    x, weight, slots = torch.randn(4, 128, device=DEVICE), normal(128), torch.zeros(4, device=DEVICE).int()
+    for mixes, added in ((3, Addend()), (6, Addend(partials=torch.randn(2, 4, 128, device=DEVICE)))):
+        arguments = (x, added, weight, weight, slots, normal(4, 128), normal(mixes, 128))
+        with pytest.raises(RuntimeError, match="norm_mix_decode"):
+            kernels.norm_mix_decode(*arguments, poisoned(mixes, 4, 128), coded=poisoned_codes(mixes, 4, 128))

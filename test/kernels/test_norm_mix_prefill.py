@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cuda_gpu import DEVICE, needs_gpu, normal, off, poisoned
+from cuda_gpu import DEVICE, CodedRows, as_fp8, needs_gpu, normal, off, poisoned, poisoned_codes, same_codes
 from torch.nn.functional import layer_norm
 
 from rwkv_batch.ops import torch_ops
@@ -108,6 +108,43 @@ def test_a_normed_row_has_the_same_bits_alone_and_beside_one_that_has_ended(kern
         if end - start > 1:  # other kinds of sums below 64 tokens
             assert torch.equal(mine, together[:, start:end]) and torch.equal(alone[slot], kept[slot])
         assert off(mine, together[:, start:end]) < 1e-3 and off(alone[slot], kept[slot]) < 1e-3
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("lengths", PACKED)
+@pytest.mark.parametrize("width", [64, 320, 4096, 4160])
+@pytest.mark.parametrize("source", ["y", "table"])
+@pytest.mark.parametrize("mixes", [1, 6])
+def test_first_mixes_as_fp8_have_the_bits_of_a_kernel_of_its_own(kernels, lengths, width, source, mixes):
+    """Nothing is written of a row of padding, here the last if there are some."""
+    tokens, more = sum(lengths), [*lengths, 64]  # of fewer tokens other norms have sums in another order
+    x, weight, bias = torch.randn(tokens + 64, width, device=DEVICE), normal(width, mean=1), normal(width)
+    shift, amounts, y = normal(len(more), 3, width), normal(mixes, width), normal(tokens + 64, width)
+    ids, table = torch.arange(tokens + 64, device=DEVICE, dtype=torch.int32), normal(tokens + 64, width)
+    slots = torch.randperm(len(more), dtype=torch.int32)
+    padding = lengths[-1] if len(lengths) > 1 else 0
+    if padding:
+        slots[len(lengths) - 1] = -1
+
+    def run(some, coded):
+        count = sum(some)
+        added = Addend(y=y[:count]) if source == "y" else Addend(tokens=ids[:count], table=table)
+        kept, out = shift.clone(), poisoned(mixes, count, width)
+        to = poisoned(count, width, dtype=torch.float32)
+        rows = rows_of(some, slots[: len(some)])
+        kernels.norm_mix_prefill(x[:count], to, added, weight, bias, rows, kept[:, 1], amounts, out, coded)
+        return to, kept, out
+
+    (to, kept, out), (first, half) = run(more, None), (3, 2) if mixes == 6 else (1, 1)
+    written = tokens - padding
+    wanted, found = as_fp8(kernels, out[:first, :written].contiguous()), poisoned_codes(first, tokens, width)
+    again, kept_again, rest = run(lengths, found)
+    parts = CodedRows(found.codes[:, :written].contiguous(), found.scales[:, :written].contiguous())
+    assert same_codes(parts, wanted)
+    assert found.codes[:, written:].eq(0x7F).all() and found.scales[:, written:].isnan().all()
+    assert rest[:half].isnan().all() and torch.equal(rest[half:, :written], out[half:, :written])
+    of_rows = slots[: len(lengths)][slots[: len(lengths)] >= 0].long()
+    assert torch.equal(again, to[:tokens]) and torch.equal(kept_again[of_rows], kept[of_rows])
 
 
 def rows_of(lengths, slots):

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.model.cuda.codes.block_gemm import CODES, BlockGemms
-from rwkv_batch.model.cuda.codes.coded_gemm import BESIDE, CODED, DECODED_TOKENS, CodedGemms, Fp8Room
+from rwkv_batch.model.cuda.codes.coded_gemm import BESIDE, CODED, DECODED_TOKENS, CodedGemms, CodedRoom
 from rwkv_batch.model.cuda.codes.decoding import DECODED
 from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix, LargeMatrix, first_bytes
@@ -155,18 +155,23 @@ class Gemms:
             chosen[kind] = next(method for method in wanted if method in candidates)
         return chosen
 
-    def time_mix_in(self, layer: CudaLayer, b: Buffers, rkv: Tensor, method: str) -> None:
-        """r, k, v, and the inner sides of the low-rank functions with their activations."""
+    def time_mix_in(
+        self, layer: CudaLayer, b: Buffers, rkv: Tensor, method: str, ready: bool = False
+    ) -> None:
+        """r, k, v, and the inner sides of the low-rank functions with their activations.
+
+        ready: the inputs of r, k and v are in `coded_room(b)` as fp8; in b.mixed is only the last of them.
+        """
         low = [
             (w, b.mixed[MIXES.index(name)], b.low[name], ACTIVATIONS[LOW_RANKS[name]])
             for name, w in layer.low_in.items()
         ]
         if isinstance(layer.rkv, tuple):
-            xs, ys, room = b.mixed[:3], list(rkv), _room(b)
+            xs, ys, room = b.mixed[:3], list(rkv), coded_room(b)
             if method == BESIDE:
                 self.coded.run(layer.rkv, xs, ys, method, room, beside=low)
             else:
-                self.products(layer.rkv[0]).run(layer.rkv, xs, ys, method, room)
+                self.products(layer.rkv[0]).run(layer.rkv, xs, ys, method, room, ready=ready)
                 self._low_in(low)
             return
         if method in ("stream16", "stream32"):
@@ -213,9 +218,20 @@ class Gemms:
         self._gemm(layer.output, b.y, b.out, IDENTITY, method, b, prefetch=first_bytes(layer.key))
         return Addend(y=b.out)
 
-    def key(self, layer: CudaLayer, b: Buffers, method: str, activation: int = RELU_SQUARE) -> None:
-        """The hidden units of the channel mix, with that activation or IDENTITY."""
-        self._gemm(layer.key, b.mixed.view(-1, b.x.shape[1])[: len(b.x)], b.hidden, activation, method, b)
+    def key(
+        self,
+        layer: CudaLayer,
+        b: Buffers,
+        method: str,
+        activation: int = RELU_SQUARE,
+        ready: bool = False,
+    ) -> None:
+        """The hidden units of the channel mix, with that activation or IDENTITY.
+
+        ready: as of `time_mix_in`.
+        """
+        x = b.mixed.view(-1, b.x.shape[1])[: len(b.x)]
+        self._gemm(layer.key, x, b.hidden, activation, method, b, ready=ready)
         if method in LIBRARY and activation == RELU_SQUARE:
             self.kernels.relu_square(b.hidden)
 
@@ -288,10 +304,12 @@ class Gemms:
         b: Buffers | None,
         prefetch: Tensor | None = None,
         square: bool = False,
+        ready: bool = False,
     ) -> None:
         if isinstance(w, CodedMatrix):
             ahead = prefetch if len(x) <= PREFETCH_ROWS else None
-            self.products(w).run([w], x[None], [y], method, _room(b), activation, ahead, square)
+            room = None if b is None else coded_room(b)
+            self.products(w).run([w], x[None], [y], method, room, activation, ahead, square, ready)
         elif method in LIBRARY:
             self._by_library(w, x, y, method)
         elif method == "tile":
@@ -332,9 +350,9 @@ class Gemms:
             (torch.bmm if x.dim() == 3 else torch.mm)(x, w if transposed else w.mT, out=y)
 
 
-def _room(b: Buffers | None) -> Fp8Room | None:
-    """None: as for a head, which has no form in fp8."""
-    return None if b is None else Fp8Room(b.codes, b.code_scales)
+def coded_room(b: Buffers) -> CodedRoom:
+    """Where x of a large GEMM goes as 8 bits."""
+    return CodedRoom(b.codes, b.code_scales)
 
 
 def output_method(methods: dict[str, str], kind: str) -> str:

@@ -10,15 +10,15 @@ from rwkv_batch.model.description import Norm
 from rwkv_batch.ops.cuda.abi import ReadoutInput, TimeMixInput
 from rwkv_batch.ops.cuda.binding import Addend
 from rwkv_batch.ops.cuda.buffers import Buffers
-from rwkv_batch.ops.cuda.gemms import pointer
+from rwkv_batch.ops.cuda.gemms import CodedRows, pointer
 
 
 @dataclass(frozen=True)
 class Mixers:
     """The two kernels that touch states, in the form for decode steps or for packed rows."""
 
-    # added, norm, shift, mixes, out, whether the next kernel may start at once
-    norm_mix: Callable[[Addend, Norm, Tensor, Tensor, Tensor, bool], None]
+    # added, norm, shift, mixes, out, whether the next kernel may start at once, where first mixes go as fp8
+    norm_mix: Callable[[Addend, Norm, Tensor, Tensor, Tensor, bool, CodedRows | None], None]
     wkv: Callable[[TimeMixInput, ReadoutInput | None], None]
 
 

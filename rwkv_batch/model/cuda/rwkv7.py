@@ -7,9 +7,9 @@ from torch import Tensor
 
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.cuda.autotune import Autotuner
-from rwkv_batch.model.cuda.codes.coded_gemm import takes_squares
+from rwkv_batch.model.cuda.codes.coded_gemm import takes_fp8, takes_squares
 from rwkv_batch.model.cuda.cuda_model import CudaModel
-from rwkv_batch.model.cuda.gemm import EARLY, WHOLE, Gemms, output_method, small_gemm
+from rwkv_batch.model.cuda.gemm import EARLY, WHOLE, Gemms, coded_room, output_method, small_gemm
 from rwkv_batch.model.cuda.mixers import Mixers, time_mix_input
 from rwkv_batch.model.cuda.packed.coded import first_bytes
 from rwkv_batch.model.cuda.packed.weights import CudaDeepEmbed, CudaLayer, CudaWeights, pack_weights
@@ -30,7 +30,7 @@ from rwkv_batch.ops.cuda.abi import (
 from rwkv_batch.ops.cuda.binding import Addend
 from rwkv_batch.ops.cuda.blas import blaslt
 from rwkv_batch.ops.cuda.buffers import MIXED, Buffers
-from rwkv_batch.ops.cuda.gemms import SPARSE_ROWS
+from rwkv_batch.ops.cuda.gemms import SPARSE_ROWS, CodedRows
 from rwkv_batch.ops.cuda.inputs.packing import DeviceRows, most_chunks
 from rwkv_batch.ops.torch_ops import HEAD_SIZE
 
@@ -103,10 +103,18 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         most_chunks = max((pieces.chunks for pieces in rows.pieces), default=0)
         items = b.scratch("items", most_chunks * heads * self.kernels.chunk_bytes)
 
-        def norm_mix(added: Addend, norm: Norm, shift: Tensor, mixes: Tensor, out: Tensor, _: bool) -> None:
+        def norm_mix(
+            added: Addend,
+            norm: Norm,
+            shift: Tensor,
+            mixes: Tensor,
+            out: Tensor,
+            _: bool,
+            coded: CodedRows | None,
+        ) -> None:
             # The first norm of a layer has all mixes.
             x, to = (b.x, b.x_between) if len(mixes) == MIXED else (b.x_between, b.x)
-            self.kernels.norm_mix_prefill(x, to, added, *norm, rows.rows, shift, mixes, out)
+            self.kernels.norm_mix_prefill(x, to, added, *norm, rows.rows, shift, mixes, out, coded)
 
         def wkv(inputs: TimeMixInput, readout: ReadoutInput | None) -> None:
             if self.kernels.invariant:
@@ -127,9 +135,15 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
 
     def _decode_mixers(self, b: Buffers, slots: Tensor, states: CudaStates) -> Mixers:
         def norm_mix(
-            added: Addend, norm: Norm, shift: Tensor, mixes: Tensor, out: Tensor, next_at_once: bool
+            added: Addend,
+            norm: Norm,
+            shift: Tensor,
+            mixes: Tensor,
+            out: Tensor,
+            next_at_once: bool,
+            coded: CodedRows | None,
         ) -> None:
-            self.kernels.norm_mix_decode(b.x, added, *norm, slots, shift, mixes, out, next_at_once)
+            self.kernels.norm_mix_decode(b.x, added, *norm, slots, shift, mixes, out, next_at_once, coded)
 
         def wkv(inputs: TimeMixInput, readout: ReadoutInput | None) -> None:
             self.kernels.wkv_decode(inputs, slots, states.wkv.dtype == torch.float32, readout=readout)
@@ -168,14 +182,16 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         changes: StepAdapters,
     ) -> Addend:
         """Launch these layers, from the embedding on. Returns what is still to be added to b.x."""
-        added = Addend(tokens=tokens, table=self.weights.embedding)
+        added, room = Addend(tokens=tokens, table=self.weights.embedding), coded_room(b)
         for index, layer in enumerate(layers):
             shift = states.shift[:, index]
             early = methods["in_start"] == EARLY
-            mixers.norm_mix(added, layer.norm1, shift[:, 0], layer.mixes, b.mixed, early)
+            # Adapters read these inputs too, and they want them in fp16.
+            coded = room.rows(3, *b.x.shape) if takes_fp8(methods["in"]) and not changes else None
+            mixers.norm_mix(added, layer.norm1, shift[:, 0], layer.mixes, b.mixed, early, coded)
             rkv = b.rkv if index else b.rkv0
             changes.shrink(index, 0, b.mixed[:3].unbind(), first_bytes(layer.rkv))
-            self.gemms.time_mix_in(layer, b, rkv, methods["in"])
+            self.gemms.time_mix_in(layer, b, rkv, methods["in"], coded is not None)
             self.gemms.low_out(layer, b, methods["low_out"])
             changes.expand(rkv.unbind())
             pending = None if states.feed.pending is None else states.feed.pending[:, index]
@@ -183,12 +199,13 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
             mixers.wkv(inputs, changes.readout(index))
             changes.shrink(index, 3, [b.y])
             added = changes.add(self.gemms.out(layer, b, output_method(methods, "out")))
-            early = methods["key_start"] == EARLY
-            mixers.norm_mix(added, layer.norm2, shift[:, 1], layer.x_k, b.mixed, early)
+            early, alone = methods["key_start"] == EARLY, not (changes or layer.deep_embed)
+            coded = room.rows(1, *b.x.shape) if takes_fp8(methods["key"]) and alone else None
+            mixers.norm_mix(added, layer.norm2, shift[:, 1], layer.x_k, b.mixed, early, coded)
             changes.shrink(index, 4, [b.mixed[0]], first_bytes(layer.key))
             method = output_method(methods, "value")
-            later = takes_squares(methods["key"], method) and not (changes or layer.deep_embed)
-            self.gemms.key(layer, b, methods["key"], IDENTITY if changes or later else RELU_SQUARE)
+            later, ready = takes_squares(methods["key"], method) and alone, coded is not None
+            self.gemms.key(layer, b, methods["key"], IDENTITY if changes or later else RELU_SQUARE, ready)
             if changes:
                 changes.expand([b.hidden], ADAPTER_ADD_SQUARE)
             if layer.deep_embed:

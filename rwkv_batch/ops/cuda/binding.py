@@ -22,7 +22,7 @@ from rwkv_batch.ops.cuda.abi import (
     TimeMixInput,
     Wkv6Input,
 )
-from rwkv_batch.ops.cuda.gemms import GemmKernels, launch, pointer, prefetched
+from rwkv_batch.ops.cuda.gemms import CodedRows, GemmKernels, launch, pointer, prefetched
 from rwkv_batch.ops.cuda.signatures import SIGNATURES
 
 MAX_WIDTH_OF_FOUR = 4096  # of which a thread of a norm can have 4 columns
@@ -109,14 +109,18 @@ class Kernels(GemmKernels):
         mixes: Tensor,
         out: Tensor,
         next_at_once: bool = False,
+        coded: CodedRows | None = None,
     ) -> None:
         """Add, norm, token shift and mix of rows of one token each.
 
         shift `[slots, C]`, any stride; mixes `[N, C]`, N 1, 3 or 6; out `[N, T, C]`. A negative slot is
         padding. next_at_once: of few rows, the kernel launched next may start while the one before this still
-        runs; until it waits for its inputs, it may read only what neither of them writes.
+        runs; until it waits for its inputs, it may read only what neither of them writes. coded: where the
+        first mixes go as `quantize_rows` would make them fp8: 3 of 6, of which the first two do not go to out
+        then, or 1 of 1, which does not. Needs `has_tile`; nothing has partial sums then, C is a multiple of
+        64, and sums are those of 64 rows or more.
         """
-        inputs, mix = _norm_input(x, added, weight, bias), _mix_arguments(shift, mixes, out)
+        inputs, mix = _norm_input(x, added, weight, bias), _mix_arguments(shift, mixes, out, coded)
         self._call("rwkv_norm_mix_decode", byref(inputs), len(x), slots.data_ptr(), *mix, int(next_at_once))
 
     def norm_mix_prefill(
@@ -130,12 +134,13 @@ class Kernels(GemmKernels):
         shift: Tensor,
         mixes: Tensor,
         out: Tensor,
+        coded: CodedRows | None = None,
     ) -> None:
         """As `norm_mix_decode` for packed rows.
 
         The residual stream goes from x to `to`, both `[T, C]`.
         """
-        inputs, mix = _norm_input(x, added, weight, bias), _mix_arguments(shift, mixes, out)
+        inputs, mix = _norm_input(x, added, weight, bias), _mix_arguments(shift, mixes, out, coded)
         counts = (len(x), self._columns(x))
         self._call("rwkv_norm_mix_prefill", byref(inputs), to.data_ptr(), *counts, byref(rows.input), *mix)
 
@@ -260,5 +265,6 @@ def _norm_input(
     return NormInput(*sources, *lookup, weight.data_ptr(), bias.data_ptr(), x.shape[1])
 
 
-def _mix_arguments(shift: Tensor, mixes: Tensor, out: Tensor) -> tuple[int, ...]:
-    return shift.data_ptr(), shift.stride(0), mixes.data_ptr(), len(mixes), out.data_ptr()
+def _mix_arguments(shift: Tensor, mixes: Tensor, out: Tensor, to: CodedRows | None) -> tuple[int | None, ...]:
+    places = (pointer(part) for part in to or (None, None))
+    return shift.data_ptr(), shift.stride(0), mixes.data_ptr(), len(mixes), out.data_ptr(), *places

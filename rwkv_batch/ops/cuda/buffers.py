@@ -70,7 +70,7 @@ class Buffers(StepBuffers):
         sparse = (SPARSE_SPLITS, min(tokens, SPARSE_ROWS[-1]), width)
         self.sparse_partials = self._take("sparse partials", *sparse, dtype=torch.float32)
         split = (0 if packed else MAX_SPLITS, min(tokens, SPLIT_TOKENS), width)
-        # What a GEMM of fp8 reads, made by `quantize_rows`.
+        # What a GEMM of fp8 reads, made by `quantize_rows` or a norm.
         self.codes = self._take("codes", tokens * shape.hidden if shape.fp8 else 0, dtype=torch.uint8)
         self.code_scales = self._take("code scales", 3 * tokens if shape.fp8 else 0, dtype=torch.float32)
         self.split_partials = self._take("split partials", *split, dtype=torch.float32)

@@ -18,6 +18,7 @@ MAX_RESIDENT_K = 1024
 SPARSE_ROWS = (1, 2, 4, 8)  # batches that gemm_sparse takes
 
 Part = tuple[Tensor, Tensor, Tensor, int]  # w [N, K], x [M, K], y [M, N], activation
+CodedRows = tuple[Tensor, Tensor]  # codes [N, M, K] and scales [N, M], in the form of `quantize_rows`
 
 
 class GemmKernels:

@@ -15,7 +15,7 @@ from rwkv_batch.ops.cuda.abi import (
     Wkv6Input,
 )
 
-_MIX = (c_void_p, c_size_t, c_void_p, c_int, c_void_p)  # shift, its stride, mixes, their number, out
+_MIX = (c_void_p, c_size_t, c_void_p, c_int, *[c_void_p] * 3)  # shift, stride, mixes, n, out, codes, scales
 _PREFETCH = (c_void_p, c_uint)
 _BESIDE = (POINTER(GemmPart), c_int)
 SIGNATURES: dict[str, tuple[Any, ...]] = {  # arguments of every exported function but the last, a stream

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from rwkv_batch.model.cuda.codes.coded_gemm import Fp8Room
+from rwkv_batch.model.cuda.codes.coded_gemm import CodedRoom
 from rwkv_batch.model.cuda.codes.decoding import DECODED, multiply_decoded
 from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix
@@ -45,15 +45,16 @@ class BlockGemms:
         xs: Tensor,
         ys: Sequence[Tensor],
         method: str,
-        room: Fp8Room | None = None,
+        room: CodedRoom | None = None,
         activation: int = IDENTITY,
         prefetch: Tensor | None = None,
         square: bool = False,
+        ready: bool = False,
     ) -> None:
         """y = f(x w^T) for each w and x of xs `[len(ws), M, K]`.
 
-        room and square: as of CodedGemms, of no use here. prefetch: weights that the next kernel reads, which
-        CODES fetch ahead.
+        room, square and ready: as of CodedGemms, of no use here. prefetch: weights that the next kernel
+        reads, which CODES fetch ahead.
         """
         kind = ws[0].format
         if method in CODES:

@@ -8,8 +8,8 @@
 - "decoded": int8 and int4 become fp16, some outputs at a time, which cuBLAS multiplies
 
 "coded" makes fp16 of the codes again for each 64 rows of x, so "decoded" is faster for many. With fp8 on both
-sides, rows of x are made fp8 first, each with a scale of its own. That is less exact than "coded", which few
-rows run with in any case, as they wait for weights alone.
+sides, rows of x are made fp8 first, each with a scale of its own, by the norm before or on their own. That is
+less exact than "coded", which few rows run with in any case, as they wait for weights alone.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, TILE_K
 from rwkv_batch.ops.cuda.binding import Kernels
 from rwkv_batch.ops.cuda.blas.blaslt import BlasLt, GemmShape
 from rwkv_batch.ops.cuda.codes.kernels import CodeKernels
-from rwkv_batch.ops.cuda.gemms import Part
+from rwkv_batch.ops.cuda.gemms import CodedRows, Part
 
 CODED, BESIDE = "coded", "beside"
 FP8 = {"fp8": 256, "fp8/128": 128}  # rows of x in a tile
@@ -33,20 +33,30 @@ FP8_TOKENS = 65  # for which x becomes fp8, at least
 DECODED_TOKENS = 256  # for which "decoded" is a candidate, at least
 
 
+def takes_fp8(method: str) -> bool:
+    """Whether a method of large matrices reads x as fp8."""
+    return method in FP8 or method in FP8_LT
+
+
 def takes_squares(key: str, value: str) -> bool:
     """Whether squaring what "key" computes is better left to "value", which makes codes of it anyway.
 
     Both are methods of large matrices. cuBLASLt has no such epilogue, and the own kernel does it in passing.
     """
-    return key in FP8_LT and value in (*FP8, *FP8_LT)
+    return key in FP8_LT and takes_fp8(value)
 
 
 @dataclass(frozen=True)
-class Fp8Room:
+class CodedRoom:
     """Room for what a GEMM of fp8 reads: bytes for codes, and fp32 for scales."""
 
     codes: Tensor
     scales: Tensor
+
+    def rows(self, count: int, tokens: int, width: int) -> CodedRows:
+        """`count` times so many rows."""
+        codes, scales = self.codes[: count * tokens * width], self.scales[: count * tokens]
+        return codes.view(count, tokens, width), scales.view(count, tokens)
 
 
 @dataclass(frozen=True)
@@ -87,17 +97,19 @@ class CodedGemms:
         xs: Tensor,
         ys: Sequence[Tensor],
         method: str,
-        room: Fp8Room | None,
+        room: CodedRoom | None,
         activation: int = IDENTITY,
         prefetch: Tensor | None = None,
         square: bool = False,
+        ready: bool = False,
         beside: Sequence[Part] = (),
     ) -> None:
         """y = f(x w^T) for each w and x of xs `[len(ws), M, K]`, by all methods but "sparse".
 
-        All w have one layout. room: for the methods of fp8 on both sides. prefetch: weights that the next
-        kernel reads, which CODED fetches ahead. square: relu(x)^2 in place of x, with a method that makes x
-        fp8 (`takes_squares`). beside: the small GEMMs, with BESIDE.
+        All w have one layout. room: for the methods of fp8 on both sides. prefetch: weights that the
+        next kernel reads, which CODED fetches ahead. square: relu(x)^2 in place of x, with a
+        method that makes x fp8 (`takes_squares`). ready: x is in the room as fp8, and not in xs.
+        beside: the small GEMMs, with BESIDE.
         """
         if method == DECODED:
             multiply_decoded(self.kernels, self._decode, ws, xs, ys, activation)
@@ -112,17 +124,16 @@ class CodedGemms:
             self.kernels.gemm_tile8(codes, scales, list(xs), ys, fp8, activation, prefetch, columns, beside)
             return
         assert room is not None
-        x_codes, x_scales = room.codes[: xs.numel()].view(xs.shape), room.scales[: xs.shape[0] * xs.shape[1]]
-        self.kernels.quantize_rows(xs.flatten(0, 1), x_codes, x_scales, square)
-        scales_of = x_scales.view(xs.shape[:2])
+        x_codes, x_scales = room.rows(*xs.shape)
+        if not ready:
+            self.kernels.quantize_rows(xs.flatten(0, 1), x_codes, x_scales, square)
         if method in FP8:
-            self.kernels.gemm_tile_fp8(
-                codes, scales, list(x_codes), list(scales_of), ys, activation, FP8[method]
-            )
+            x = list(x_codes), list(x_scales)
+            self.kernels.gemm_tile_fp8(codes, scales, *x, ys, activation, FP8[method])
             return
         assert self.lt is not None
-        for w, scale, x, x_scale, y in zip(codes, scales, x_codes, scales_of, ys, strict=True):
-            self.lt.run_fp8(w, scale, x, x_scale, y, FP8_LT.index(method))
+        for w, scale, row_codes, x_scale, y in zip(codes, scales, x_codes, x_scales, ys, strict=True):
+            self.lt.run_fp8(w, scale, row_codes, x_scale, y, FP8_LT.index(method))
             if activation == RELU_SQUARE:
                 self.kernels.relu_square(y)
 

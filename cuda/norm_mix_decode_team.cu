@@ -29,7 +29,8 @@ __global__ void LAUNCH_BOUNDS(MAX_TEAM_THREADS, 3)
     using namespace hopper;
     constexpr int N = WARP_COLUMNS / WARP;
     extern __shared__ __align__(16) __half constants[];  // [MIXES + 2, columns]: mixes, weight, bias
-    __shared__ __align__(8) uint64_t moments_full, largest_full;
+    __shared__ __align__(8) uint64_t moments_full;
+    __shared__ __align__(8) uint64_t largest_full;  // of CODED
     __shared__ __align__(8)
         float2 moments[TEAM][MAX_TEAM_THREADS / WARP];  // of rows and warps: mean, sum of squares around it
     __shared__ __align__(8) float2 found[TEAM][MAX_TEAM_THREADS / WARP];  // the same: largest magnitudes

@@ -8,6 +8,7 @@
 
 #include "adapter.cuh"
 #include "codes.cuh"
+#include "decode_row_input.cuh"
 #include "gemm.cuh"
 #include "gemm_tile.cuh"
 #include "norm.cuh"
@@ -60,6 +61,10 @@ constexpr AbiEntry ENTRIES[] = {
     CONSTANT(CODES_NF4, 3),
     CONSTANT(CODES_FP6, 4),
     CONSTANT(CODES_FP5, 5),
+    CONSTANT(ROW_FUNCTIONS, 4),
+    CONSTANT(ROW_POINTERS, 28),
+    CONSTANT(ROW_INNER, 24),
+    CONSTANT(ROW_STAGES, 5),
     CONSTANT(DECODE_ROWS, 0),
     CONSTANT(DECODE_COLUMNS, 1),
     CONSTANT(DECODE_TILES, 2),
@@ -170,6 +175,28 @@ constexpr AbiEntry ENTRIES[] = {
     MEMBER(AdapterInput, tiles, 136),
     MEMBER(AdapterInput, entry_stride, 144),
     MEMBER(AdapterInput, most_rank, 148),
+    SIZE(RowInput, 160),
+    MEMBER(RowInput, layers, 0),
+    MEMBER(RowInput, tokens, 8),
+    MEMBER(RowInput, slots, 16),
+    MEMBER(RowInput, lag, 24),
+    MEMBER(RowInput, table, 32),
+    MEMBER(RowInput, x, 40),
+    MEMBER(RowInput, shift, 48),
+    MEMBER(RowInput, state, 56),
+    MEMBER(RowInput, deferred, 64),
+    MEMBER(RowInput, shift_stride, 72),
+    MEMBER(RowInput, state_stride, 80),
+    MEMBER(RowInput, deferred_stride, 88),
+    MEMBER(RowInput, sums, 96),
+    MEMBER(RowInput, inner, 104),
+    MEMBER(RowInput, done, 112),
+    MEMBER(RowInput, rank, 120),
+    MEMBER(RowInput, layer_count, 136),
+    MEMBER(RowInput, heads, 140),
+    MEMBER(RowInput, slices, 144),
+    MEMBER(RowInput, head_rows, 148),
+    MEMBER(RowInput, most_under_way, 152),
     SIZE(SequenceRecord, 64),
     MEMBER(SequenceRecord, last, 0),
     MEMBER(SequenceRecord, ended, 4),

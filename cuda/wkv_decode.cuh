@@ -106,11 +106,10 @@ struct Last {
     __half2 weight, bias, gate;
 };
 
-// One warp finishes one token: y [64] is what was read out of S.
+// One warp finishes one token: y [64] is what was read out of S. Returns two channels of a lane.
 template <bool SCALED>
-__device__ __forceinline__ void finish(const TimeMixInput& in, const ReadoutInput& readout, const Last& last,
-                                       size_t token, int head, int lane, float own, float2 v,
-                                       const float* y_of) {
+__device__ __forceinline__ uint32_t finished(const ReadoutInput& readout, const Last& last, size_t token,
+                                             int head, int lane, float own, float2 v, const float* y_of) {
     const float2 weight = __half22float2(last.weight), bias = __half22float2(last.bias),
                  g = __half22float2(last.gate);
     float2 y = *reinterpret_cast<const float2*>(y_of + 2 * lane);
@@ -123,7 +122,16 @@ __device__ __forceinline__ void finish(const TimeMixInput& in, const ReadoutInpu
     const float scale = rsqrtf(warp_sum(d.x * d.x + d.y * d.y) / HEAD + NORM_EPSILON);
     const float x0 = (d.x * scale * weight.x + bias.x + own * v.x) * g.x;
     const float x1 = (d.y * scale * weight.y + bias.y + own * v.y) * g.y;
-    *reinterpret_cast<uint32_t*>(in.out + token * in.width + head * HEAD + 2 * lane) = to_half2(x0, x1);
+    return to_half2(x0, x1);
+}
+
+// The same to its place.
+template <bool SCALED>
+__device__ __forceinline__ void finish(const TimeMixInput& in, const ReadoutInput& readout, const Last& last,
+                                       size_t token, int head, int lane, float own, float2 v,
+                                       const float* y_of) {
+    *reinterpret_cast<uint32_t*>(in.out + token * in.width + head * HEAD + 2 * lane) =
+        finished<SCALED>(readout, last, token, head, lane, own, v, y_of);
 }
 
 template <typename Recurrence>

@@ -1,5 +1,6 @@
-// What needs a Hopper GPU (cuda/gemm_tile*.cu, gemm_lowrank.cu, norm_mix_decode_team.cu, quantize_rows.cu):
-// nothing here calls it.
+// What needs a Hopper GPU (cuda/gemm_tile*.cu, gemm_lowrank.cu, norm_mix_decode_team.cu, quantize_rows.cu,
+// decode_row.cu): nothing here calls it.
+#include "../cuda/decode_row_input.cuh"
 #include "../cuda/gemm.cuh"
 #include "../cuda/gemm_tile.cuh"
 #include "../cuda/norm.cuh"
@@ -40,4 +41,8 @@ int rwkv_quantize_rows(const __half*, uint8_t*, float*, int, int, int, cudaStrea
 int rwkv_gemm_lowrank(const GemmPart*, int, int, int, const char*, unsigned, cudaStream_t) {
     return cudaErrorNotSupported;
 }
+
+int rwkv_decode_row_fits(const int*, int, int, int) { return 0; }
+
+int rwkv_decode_row(const RowInput*, cudaStream_t) { return cudaErrorNotSupported; }
 }

@@ -2,6 +2,7 @@
 run GEMMs.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +18,7 @@ from rwkv_batch.model.cuda.packed.weights import pack_weights
 from rwkv_batch.model.quantization.quantize import quantize
 from rwkv_batch.ops.cuda.blas import blaslt
 from rwkv_batch.ops.cuda.buffers import Buffers
+from rwkv_batch.ops.cuda.codes.row import rows_beside_head
 from rwkv_batch.ops.cuda.gemms import SPARSE_ROWS
 
 CPU = torch.device("cpu")
@@ -106,8 +108,9 @@ class TestCodes:
         found = self.packed("int8")
         for tokens in (1, 2, 4, 8):
             assert found.candidates("value", tokens) == ("sparse", "coded")
-        for kind, tokens in [("value", 3), ("value", 16), ("key", 1), ("out", 8), ("in", 2), ("head", 1)]:
+        for kind, tokens in [("value", 3), ("value", 16), ("key", 1), ("out", 8), ("in", 17), ("head", 1)]:
             assert found.candidates(kind, tokens) == ("coded",)
+        assert found.candidates("in", 16) == ("coded", "beside")
         assert found.candidates("value_split", 8) == ("whole",)
         assert usable({"value 8": "sparse", "value 3": "sparse"}, found) == {"value 8": "sparse"}
 
@@ -228,6 +231,11 @@ class TestTuningFile:
             assert gemms(has_tile=True).candidates(kind, 64) == ("late", "early")
             assert gemms(has_tile=True).candidates(kind, 65) == gemms().candidates(kind, 1) == ("late",)
 
+    def test_layers_of_one_row_may_run_together_where_a_kernel_fits_them(self):
+        one = replace(gemms(has_tile=True), fits_row=True)
+        assert one.candidates("layers", 1) == ("separate", "together")
+        assert one.candidates("layers", 2) == gemms(has_tile=True).candidates("layers", 1) == ("separate",)
+
     def test_tiles_are_for_weights_that_fill_them(self):
         on_hopper = gemms(has_lowrank=True, has_tile=True)
         assert "tile" not in on_hopper.candidates("head", 64)  # 304 rows are no multiple of 64
@@ -237,6 +245,14 @@ class TestTuningFile:
             "key",
             "value",
         }
+
+
+@pytest.mark.parametrize(("ranks", "heads", "rows"), [(832, 64, 6), (576, 40, 1), (288, 16, 1)])
+def test_inner_sides_are_divided_so_that_no_block_has_none(ranks, heads, rows):
+    blocks = 132
+    assert rows_beside_head(ranks, heads, blocks) == rows
+    others = ranks - 2 * heads * rows
+    assert blocks - 2 * heads <= others <= 24 * (blocks - 2 * heads)
 
 
 class Watched(Gemms):
@@ -299,6 +315,7 @@ class TestChoicesByAndBy:
             **{kind: "blas" for kind in ("out", "key", "value", "head")},
             **{kind: "whole" for kind in ("out_split", "value_split")},
             **{kind: "early" for kind in ("in_start", "key_start")},  # of those that take as long the first
+            "layers": "separate",
         }
         again = Autotuner(tuner.gemms, tuner.file, tuner.layers, autotune.kept_in(tuner.file, tuner.gemms))
         assert again.methods(64) == tuner.methods(64) and again.unmeasured([64, 65]) == [65]

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from rwkv_batch.model.cuda.gemm import METHODS, STARTS, WHOLE, Gemms
+from rwkv_batch.model.cuda.gemm import BETWEEN, METHODS, WHOLE, Gemms
 from rwkv_batch.model.cuda.packed.weights import CudaLayer
 from rwkv_batch.model.cuda.steps.capture import capture, gpu_seconds
 from rwkv_batch.ops.cuda import build
@@ -170,7 +170,7 @@ class Autotuner:
         layers = self.gemms.weights.layers[1:][:LAYERS] or self.gemms.weights.layers
         layers = layers[:1] if kind == "head" else layers
         candidates, times = self.gemms.candidates(kind, len(buffers.x)), Times()
-        if len(candidates) == 1 or kind in STARTS:  # which show only between their neighbours
+        if len(candidates) == 1 or kind in BETWEEN:  # which show only between their neighbours
             return dict.fromkeys(candidates, 0.0)
         _fill(buffers)
         for method in candidates:

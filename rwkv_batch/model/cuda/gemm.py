@@ -19,6 +19,9 @@ The kernels after a norm may start "early", before the norm has its inputs, so t
 on the way, or "late". Weights come sooner, but blocks lie where there was room, and may have less of it. So
 this too is timed, between the neighbours alone: "in_start" and "key_start".
 
+All layers of a step of one row may run "together" by one launch, where there is a kernel for them
+(`steps/row.py`). That is the choice of "layers", again between neighbours alone.
+
 A model that is to be batch-invariant runs each kind by one method for any number of tokens
 (`Gemms.invariant_methods`), of those whose sums for a row do not depend on the other rows.
 """
@@ -36,6 +39,7 @@ from rwkv_batch.model.cuda.codes.decoding import DECODED
 from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix, LargeMatrix, first_bytes
 from rwkv_batch.model.cuda.packed.weights import CudaLayer, CudaWeights
+from rwkv_batch.model.cuda.small_gemm import LONG_SPLIT, STREAM_TOKENS, by_torch, in_blocks
 from rwkv_batch.model.description import LOW_RANKS, MIXES
 from rwkv_batch.ops.cuda import tile
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, SIGMOID, TANH, TILE_FEW_ROWS
@@ -48,6 +52,8 @@ LT = tuple(f"lt{number}" for number in range(MAX_ALGORITHMS))
 WHOLE = "whole"
 LATE, EARLY = "late", "early"
 STARTS = ("in_start", "key_start")  # of the kernels after the two norms
+LAYERS, SEPARATE, TOGETHER = "layers", "separate", "together"
+BETWEEN = (*STARTS, LAYERS)  # what shows only between neighbours
 SPLIT_K = {f"lt{number}/{splits}": (number, splits) for splits in (2, MAX_SPLITS) for number in range(3)}
 METHODS = {
     "in": ("stream16", "stream32", "mixed", "low", "tile", "blas", *LT),
@@ -59,21 +65,18 @@ METHODS = {
     "out_split": (WHOLE, *SPLIT_K),
     "value_split": (WHOLE, *SPLIT_K),
     **dict.fromkeys(STARTS, (LATE, EARLY)),
+    LAYERS: (SEPARATE, TOGETHER),  # the last, as what it stands for depends on all others
 }
 LIBRARY = ("blas", *LT)
 ACTIVATIONS = {"tanh": TANH, "sigmoid": SIGMOID, "identity": IDENTITY}
 LT_TOKENS = 64  # tokens for which cuBLASLt's algorithms are candidates, at least
 SPLIT_MULTIPLE = 64  # of which the K of a split is a multiple
 EARLY_TOKENS = 64  # at most; with them it gains 1% at most already (bench/results/h200-weights.md)
-STREAM_TOKENS = 16  # for which gemm_stream takes each weight from memory once, at most
 STREAMED_TOKENS = 1024  # with which it is a candidate, at most
 TILE_TOKENS = 256  # which one tile of gemm_tile holds: each weight is taken from memory once
 # The likeliest methods for the fastest, where nothing has been timed.
-FOR_MANY = ("low", WHOLE, LATE, "fp8lt0", "fp8", DECODED, CODED, "blas")
+FOR_MANY = ("low", WHOLE, LATE, SEPARATE, "fp8lt0", "fp8", DECODED, CODED, "blas")
 FOR_FEW = ("sparse", "stream16", BESIDE, *CODES, "tile", *FOR_MANY)
-SHORT_K = 256  # which gemm_stream divides among two warps only
-BLOCK_ROWS = 64  # of "blocks"
-LONG_SPLIT = 4  # parts of K of low-rank matrices with long K, where it must not depend on the tokens
 PREFETCH_ROWS = 64  # the states of more rows would evict prefetched weights before they are used
 
 
@@ -84,6 +87,7 @@ class Gemms:
     kernels: Kernels
     weights: CudaWeights
     lt: BlasLt | None
+    fits_row: bool = False  # whether all layers of one row may run together
 
     @cached_property
     def coded(self) -> CodedGemms:
@@ -104,6 +108,8 @@ class Gemms:
         methods = METHODS[kind]
         if kind in STARTS:
             return methods if self.kernels.overlaps and tokens <= EARLY_TOKENS else (LATE,)
+        if kind == LAYERS:
+            return methods if tokens == 1 and self.fits_row else (SEPARATE,)
         coded = self._coded(kind.removesuffix("_split"))
         if coded is not None:
             if WHOLE in methods:
@@ -149,7 +155,7 @@ class Gemms:
             wanted = (
                 ("low", "stream16")
                 if kind == "low_out"
-                else (WHOLE, LATE, CODED, *CODES, "tile", "stream16", "blocks")
+                else (WHOLE, LATE, SEPARATE, CODED, *CODES, "tile", "stream16", "blocks")
             )
             candidates = (*self.candidates(kind, 0), "blocks")
             chosen[kind] = next(method for method in wanted if method in candidates)
@@ -187,7 +193,7 @@ class Gemms:
         elif method in ("low", "tile") or (method in LT and self.kernels.has_lowrank):
             self._low_in(low)
         else:
-            _by_torch(low)
+            by_torch(low)
 
     def _low_in(self, parts: Sequence[Part]) -> None:
         """The inner sides of the low-rank functions by what suits the number of tokens."""
@@ -197,7 +203,7 @@ class Gemms:
         elif same or tokens <= LT_TOKENS:
             self.kernels.gemm_stream(parts)
         else:
-            _by_torch(parts)
+            by_torch(parts)
 
     def low_out(self, layer: CudaLayer, b: Buffers, method: str) -> None:
         """The outer sides of the low-rank functions, and a prefetch, as these GEMMs leave memory idle."""
@@ -359,40 +365,6 @@ def output_method(methods: dict[str, str], kind: str) -> str:
     """The method for "out" or "value": with split-K if that was chosen."""
     split = methods[f"{kind}_split"]
     return methods[kind] if split == WHOLE else split
-
-
-def in_blocks(x: Tensor, w: Tensor, y: Tensor) -> None:
-    """y = x w by cuBLAS, always for BLOCK_ROWS rows: one GEMM or a batch of them.
-
-    A library chooses the order of sums by the shape, so that one shape keeps it.
-    """
-    for begin in range(0, x.shape[-2], BLOCK_ROWS):
-        some, to = x[..., begin : begin + BLOCK_ROWS, :], y[..., begin : begin + BLOCK_ROWS, :]
-        block = x.new_zeros(*x.shape[:-2], BLOCK_ROWS, x.shape[-1])
-        block[..., : some.shape[-2], :] = some
-        to.copy_((block @ w)[..., : some.shape[-2], :])
-
-
-def small_gemm(kernels: Kernels, part: Part) -> None:
-    """A GEMM of a small matrix by what suits the number of tokens; nothing is timed. No more than TANH."""
-    w, x, y, activation = part
-    short, same = w.shape[1] <= SHORT_K, kernels.invariant
-    if kernels.has_lowrank and (same or len(x) > STREAM_TOKENS):
-        kernels.gemm_lowrank([part], RESIDENT if short else LONG_SPLIT if same else AUTO)
-    elif same or len(x) <= STREAM_TOKENS:
-        kernels.gemm_stream([part], split_k=2 if short else 8)
-    else:
-        torch.mm(x, w.T, out=y)
-        if activation == TANH:
-            y.tanh_()
-
-
-def _by_torch(parts: Sequence[Part]) -> None:
-    """Each by cuBLAS; then the activation, which is none, TANH or SIGMOID."""
-    for w, x, y, activation in parts:
-        torch.mm(x, w.T, out=y)
-        if activation in (TANH, SIGMOID):
-            y.tanh_() if activation == TANH else y.sigmoid_()
 
 
 def _warp_rows(method: str) -> int:

@@ -9,13 +9,23 @@ from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.cuda.autotune import Autotuner
 from rwkv_batch.model.cuda.codes.coded_gemm import takes_fp8, takes_squares
 from rwkv_batch.model.cuda.cuda_model import CudaModel
-from rwkv_batch.model.cuda.gemm import EARLY, WHOLE, Gemms, coded_room, output_method, small_gemm
-from rwkv_batch.model.cuda.mixers import Mixers, time_mix_input
+from rwkv_batch.model.cuda.gemm import (
+    EARLY,
+    LAYERS,
+    TOGETHER,
+    WHOLE,
+    Gemms,
+    coded_room,
+    output_method,
+)
 from rwkv_batch.model.cuda.packed.coded import first_bytes
 from rwkv_batch.model.cuda.packed.weights import CudaDeepEmbed, CudaLayer, CudaWeights, pack_weights
+from rwkv_batch.model.cuda.small_gemm import small_gemm
 from rwkv_batch.model.cuda.steps.adapters import AdapterSlots, StepAdapters
 from rwkv_batch.model.cuda.steps.graphs import graph_bytes, prefills_held
 from rwkv_batch.model.cuda.steps.late import Tuner
+from rwkv_batch.model.cuda.steps.mixers import Mixers, time_mix_input
+from rwkv_batch.model.cuda.steps.row import RowStep
 from rwkv_batch.model.cuda.steps.states import CudaStates
 from rwkv_batch.model.description import DEEP_RANK, Norm
 from rwkv_batch.ops.cuda.abi import (
@@ -53,7 +63,9 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
     ) -> None:
         super().__init__(checkpoint, device, architecture, invariant, few_rows)
         with torch.cuda.device(self.device):
-            self.gemms = Gemms(self.kernels, self.weights, blaslt.for_device(self.device))
+            self.row = RowStep.for_model(self.kernels, self.weights)
+            fits_row = self.row is not None
+            self.gemms = Gemms(self.kernels, self.weights, blaslt.for_device(self.device), fits_row)
             # Which blocks of the WKV step divide among themselves.
             self._work = torch.zeros(1, device=self.device, dtype=torch.int32)
             self.autotuner = Autotuner.from_cache(self.gemms, self.device, self._timed_layers)
@@ -87,6 +99,9 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         methods: dict[str, str],
         adapters: AdapterSlots | None,
     ) -> Addend:
+        if methods[LAYERS] == TOGETHER and adapters is None and states.feed.pending is not None:
+            assert self.row is not None
+            return self.row.run(tokens, slots, states, b)
         mixers, changes = self._decode_mixers(b, slots, states), StepAdapters(adapters, b)
         return self._run_layers(self.weights.layers, tokens, states, b, mixers, methods, changes)
 
@@ -166,7 +181,11 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         b.lag.copy_(numbers % (MAX_LAG + 1))
 
         def run(methods: dict[str, str]) -> None:
-            added = self._run_layers(layers, tokens, states, b, mixers, methods, StepAdapters(None, b))
+            if methods[LAYERS] == TOGETHER:
+                assert self.row is not None
+                added = self.row.run(tokens, numbers, states, b)
+            else:
+                added = self._run_layers(layers, tokens, states, b, mixers, methods, StepAdapters(None, b))
             self.kernels.norm(b.x, added, *self.weights.norm_out, b.normed)
 
         return run

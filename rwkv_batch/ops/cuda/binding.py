@@ -78,7 +78,7 @@ class Kernels(GemmKernels):
         self.library = build.load(self.architecture)
         self._call = partial(launch, self.library)
         # Not by its number, 9, which AMD GPUs have too.
-        self.has_lowrank = self.has_tile = self.overlaps = self.architecture == "90a"
+        self.has_lowrank = self.has_tile = self.has_row = self.overlaps = self.architecture == "90a"
         self.sparse_partials = 1 if self.has_lowrank else SPARSE_SPLITS  # clusters of Hopper add them up
         for name, arguments in SIGNATURES.items():
             function = getattr(self.library, name)

@@ -1,0 +1,234 @@
+// What decode_row.cu is made of: how work is divided, shared memory, and the warp that brings weights.
+#pragma once
+#include "decode_row_input.cuh"
+#include "gemm.cuh"
+#include "hopper.cuh"
+#include "wkv_half.cuh"
+
+constexpr int ROW_WARPS = 16;  // that compute; one more brings weights, in a warpgroup of its own
+constexpr int ROW_COMPUTING = ROW_WARPS * WARP, ROW_THREADS = ROW_COMPUTING + 4 * WARP;
+// Registers of a thread; what warpgroups have together is what they begin with, 96 each.
+constexpr int ROW_BRINGING_REGISTERS = 32, ROW_COMPUTING_REGISTERS = 112;
+constexpr int ROW_TILE = 64;               // outputs and inputs of a tile of weights
+constexpr int ROW_WARP_TILES = 4;          // of a warp along K, at most
+constexpr int ROW_SLICES = 2;              // of 64 hidden units of a block, at most
+constexpr int ROW_INNER_AT_ONCE = 4;       // of these in a stage
+constexpr int ROW_RANKS = 1024;            // in all, at most
+constexpr int ROW_NORM = 4;                // columns of vectors in a stage of a norm
+constexpr int ROW_ITEMS = ROW_INNER + 45;  // copies of a warp in a layer, at most
+constexpr int ROW_STAGE_BYTES = 2304;
+
+__host__ __device__ inline int ranks_of(const RowInput& in) {
+    int sum = 0;
+    for (int f = 0; f < ROW_FUNCTIONS; f++) sum += in.rank[f];
+    return sum;
+}
+
+// Which of the six mixes a function reads.
+__device__ inline int mix_of(int function) { return function == ROW_V ? 2 : 3 + function; }
+
+// What a block does. Pairs of blocks are clusters. Pair p has head p, if there are so many, and some slices
+// of 64 hidden units, of which each block has a half; of what they add to the stream, each has a half.
+struct RowShare {
+    int rank, pair, pairs;
+    bool has_head;
+    int slice, own, other;                  // the first of its own; how many; how many the other block has
+    int other_slice;                        // the first of those
+    int row, rows;                          // outputs of inner sides
+    int function, next_function, of_first;  // whose they are, at most two; how many the first has
+    int tile, tiles;                        // of a warp along K
+    int strip_first, strips;                // of 64 outputs of a warp: every ROW_WARPS-th from there on
+    __device__ RowShare(const RowInput& in, int block, int blocks, int warp) {
+        rank = block % 2, pair = block / 2, pairs = blocks / 2;
+        has_head = pair < in.heads;
+        const int begin = pair * in.slices / pairs, end = (pair + 1) * in.slices / pairs,
+                  middle = begin + (end - begin + 1) / 2;
+        slice = rank ? middle : begin, own = rank ? end - middle : middle - begin;
+        other_slice = rank ? begin : middle, other = end - begin - own;
+        const int of_heads = 2 * in.heads;
+        if (has_head) {
+            row = block * in.head_rows, rows = in.head_rows;
+        } else {
+            const int first = of_heads * in.head_rows, all = ranks_of(in) - first,
+                      sharing = blocks - of_heads, i = block - of_heads;
+            row = first + i * all / sharing, rows = first + (i + 1) * all / sharing - row;
+        }
+        function = 0;
+        int end_of_first = in.rank[0];
+        while (function < ROW_FUNCTIONS - 1 && row >= end_of_first) end_of_first += in.rank[++function];
+        next_function = min(function + 1, ROW_FUNCTIONS - 1), of_first = end_of_first - row;
+        const int each = (in.heads + ROW_WARPS - 1) / ROW_WARPS;
+        tile = min(warp * each, in.heads), tiles = min(each, in.heads - tile);
+        const int half = in.heads / 2;
+        strip_first = rank * half + warp;
+        strips = warp < half ? (half - warp + ROW_WARPS - 1) / ROW_WARPS : 0;
+    }
+    // Tiles along K, by bits: all of a warp; those of a product that two blocks share.
+    __device__ unsigned all_tiles() const { return (1u << tiles) - 1; }
+    __device__ unsigned shared_tiles() const { return all_tiles() & ((tile + rank) % 2 ? 0xau : 0x5u); }
+    __device__ unsigned hidden_tiles() const { return (1u << own) - 1 | ((1u << other) - 1) << ROW_SLICES; }
+};
+
+// A copy of a warp: from which matrix, whether it is the last of its stage, bytes, offset.
+struct RowItem {
+    uint32_t what, offset;
+    static __device__ RowItem of(int matrix, uint32_t offset, int bytes, bool last) {
+        return {uint32_t(matrix | last << 7 | bytes << 8), offset};
+    }
+    __device__ int matrix() const { return what & 0x7f; }
+    __device__ bool last() const { return what >> 7 & 1; }
+    __device__ int bytes() const { return what >> 8; }
+};
+
+struct alignas(128) RowShared {
+    uint8_t rings[ROW_WARPS][ROW_STAGES][ROW_STAGE_BYTES];
+    // Of each warp, the numbers along K that it multiplies, as operands; in place of the second, also its
+    // sums of 128 outputs.
+    uint32_t x[ROW_WARPS][2][ROW_WARP_TILES * WARP];
+    uint4 state[Half::VECTORS * THREADS];
+    Half::Token token;
+    alignas(16) float y_of[HEAD];
+    alignas(16) __half head_vectors[8][HEAD];
+    alignas(16) __half deferred[MAX_LAG][DEFERRED_VECTORS][HEAD];
+    alignas(16) float rkv[4][HEAD];                // r, two parts of k, v
+    alignas(16) float outer[ROW_FUNCTIONS][HEAD];  // results of the low-rank functions
+    float inner_sums[ROW_INNER][ROW_WARPS + 1];
+    alignas(16) __half inner[ROW_RANKS];
+    alignas(16) uint32_t y[WARP];                        // operands, as x
+    alignas(16) uint32_t hidden[2 * ROW_SLICES * WARP];  // own ones, those of the other block
+    alignas(16) uint32_t zeros[8];
+    float2 moments[2][ROW_WARPS];
+    uint32_t first_v[WARP];
+    RowItem items[ROW_WARPS][ROW_ITEMS];
+    int item_count[ROW_WARPS];
+    uint64_t full[ROW_WARPS][ROW_STAGES], empty[ROW_WARPS][ROW_STAGES], pair_full, hidden_full;
+};
+constexpr int ROW_SUMS = 2 * ROW_TILE;
+static_assert(sizeof(RowShared) <= 227 * 1024);
+static_assert(ROW_SUMS <= ROW_WARP_TILES * WARP);
+
+#if HOPPER
+namespace hopper {
+template <int REGISTERS>
+DEVICE void fewer_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+template <int REGISTERS>
+DEVICE void more_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+DEVICE bool barrier_over(uint32_t barrier, unsigned parity) {
+    uint32_t is;
+    asm volatile(
+        "{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+        : "=r"(is)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+    return is != 0;
+}
+
+DEVICE void expect(uint32_t barrier, unsigned bytes) {
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+
+DEVICE void send_word(unsigned rank, const void* place, const uint64_t* barrier, uint32_t x) {
+    asm volatile(SEND("b32", "%3")::"r"(shared_address(place)), "r"(shared_address(barrier)), "r"(rank),
+                 "r"(x)
+                 : "memory");
+}
+}  // namespace hopper
+
+// All copies of a warp in a layer, in the order in which it needs them. TILE_BYTES: of a tile of 64 outputs
+// and 64 inputs.
+template <int TILE_BYTES>
+__device__ int plan_row(const RowInput& in, const RowShare& my, int warp, RowItem* items) {
+    int count = 0;
+    const int width = in.heads * HEAD;
+    const auto add = [&](int matrix, uint32_t offset, int bytes, bool last = true) {
+        items[count++] = RowItem::of(matrix, offset, bytes, last);
+    };
+    const auto add_tiles = [&](int matrix, int strip, int all, int first, unsigned which) {
+        for (int i = 0; i < ROW_WARP_TILES; i++)
+            if (which >> i & 1) add(matrix, uint32_t(strip * all + first + i) * TILE_BYTES, TILE_BYTES);
+    };
+    const auto add_columns = [&](int vector, int which, bool last = false) {
+        if (my.tiles)
+            add(vector, uint32_t(which * width + my.tile * ROW_TILE) * 2, my.tiles * ROW_TILE * 2, last);
+    };
+    add_columns(ROW_NORM1_WEIGHT, 0), add_columns(ROW_NORM1_BIAS, 0), add_columns(ROW_SHIFT, 0);
+    add_columns(ROW_MIXES, my.rank ? 2 : 0, true);
+    add_columns(ROW_MIXES, 1), add_columns(ROW_MIXES, mix_of(my.function));
+    add_columns(ROW_MIXES, mix_of(my.next_function), true);
+    for (int i = 0; i < my.rows && my.tiles; i++) {
+        int row = my.row + i, f = 0;
+        for (; row >= in.rank[f]; f++) row -= in.rank[f];
+        add(ROW_INNER_SIDES + f, uint32_t(row * width + my.tile * ROW_TILE) * 2, my.tiles * ROW_TILE * 2,
+            i % ROW_INNER_AT_ONCE == ROW_INNER_AT_ONCE - 1 || i == my.rows - 1);
+    }
+    if (my.has_head) {
+        add_tiles(my.rank ? ROW_VALUES : ROW_R, my.pair, in.heads, my.tile, my.all_tiles());
+        add_tiles(ROW_K, my.pair, in.heads, my.tile, my.shared_tiles());
+        const int column = my.pair * HEAD + my.rank * (HEAD / 2) + 2 * warp;
+        const auto add_outer = [&](int f, bool last) {
+            add(ROW_OUTER_SIDES + f, uint32_t(column * in.rank[f]) * 2, in.rank[f] * 4, last);
+        };
+        add_outer(ROW_W, false), add_outer(ROW_A, false), add_outer(ROW_V, true), add_outer(ROW_G, true);
+        for (int i = 0; i < my.strips; i++)
+            add_tiles(ROW_OUTPUT, my.strip_first + i * ROW_WARPS, in.heads, my.pair, 1);
+    }
+    add_columns(ROW_NORM2_WEIGHT, 0), add_columns(ROW_NORM2_BIAS, 0), add_columns(ROW_SHIFT, 1);
+    add_columns(ROW_X_K, 0, true);
+    for (int i = 0; i < my.own; i++) add_tiles(ROW_KEY, my.slice + i, in.heads, my.tile, my.all_tiles());
+    for (int i = 0; i < my.strips; i++) {
+        const int strip = my.strip_first + i * ROW_WARPS;
+        add_tiles(ROW_VALUE, strip, in.slices, my.slice, (1u << my.own) - 1);
+        add_tiles(ROW_VALUE, strip, in.slices, my.other_slice, (1u << my.other) - 1);
+    }
+    return count;
+}
+
+// Lane i brings the weights of warp i, through all layers. It waits for nothing that is computed, but for
+// room in the ring; and no more than so many stages are under way at once, since what blocks send each other
+// waits behind them.
+__device__ __forceinline__ void bring_weights(const RowInput& in, RowShared& own, int lane) {
+    using namespace hopper;
+    const int ring = min(lane, ROW_WARPS - 1), count = own.item_count[ring];
+    const uint32_t stages = shared_address(own.rings[ring]), full = shared_address(own.full[ring]),
+                   empty = shared_address(own.empty[ring]);
+    const uint8_t* const shift =
+        reinterpret_cast<const uint8_t*>(in.shift + size_t(max(*in.slots, 0)) * in.shift_stride);
+    bool more = lane < ROW_WARPS && count > 0 && in.layer_count > 0;
+    int layer = 0, item = 0, to = 0, seen = 0, under_way = 0;
+    unsigned free_parity = 1, full_parity = 0;  // the phase before the first counts as over
+    while (warp_any(more)) {
+        if (under_way > 0 && barrier_over(full + seen * 8, full_parity)) {
+            under_way--;
+            if (++seen == ROW_STAGES) seen = 0, full_parity ^= 1;
+        }
+        if (more && under_way < in.most_under_way && barrier_over(empty + to * 8, free_parity)) {
+            uint32_t place = stages + to * ROW_STAGE_BYTES;
+            const uint32_t barrier = full + to * 8;
+            RowItem now;
+            do {
+                now = own.items[ring][item++];
+                const uint8_t* const from =
+                    (now.matrix() == ROW_SHIFT
+                         ? shift + size_t(layer) * 2 * in.heads * HEAD * 2
+                         : reinterpret_cast<const uint8_t*>(__ldg(&in.layers[layer].at[now.matrix()]))) +
+                    now.offset;
+                if (now.last())
+                    arrive_and_expect(barrier, now.bytes());
+                else
+                    expect(barrier, now.bytes());
+                load_bytes(place, from, now.bytes(), barrier, READ_ONCE);
+                place += now.bytes();
+            } while (!now.last());
+            under_way++;
+            if (++to == ROW_STAGES) to = 0, free_parity ^= 1;
+            if (item == count) item = 0, more = ++layer < in.layer_count;
+        }
+    }
+}
+#endif

@@ -1,0 +1,361 @@
+// What the warps of decode_row.cu do that compute.
+#pragma once
+#include "decode_row_parts.cuh"
+
+#if HOPPER
+namespace row {
+enum Phase { TIME_IN, TIME_OUT, HIDDEN, CHANNELS_OUT, PHASES };
+
+// What the computing warps do.
+DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int warp, int lane) {
+    const int block = blockIdx.x, blocks = gridDim.x, width = in.heads * HEAD, other = my.rank ^ 1;
+    const volatile unsigned* const done = in.done;
+    const unsigned launch = done[0], layers_before = done[1];
+    unsigned long long* const sums = in.sums + launch % 2 * 2 * width;  // those of time mixes first
+    unsigned long long* const unused = in.sums + (launch + 1) % 2 * 2 * width;
+    for (int i = block * ROW_COMPUTING + threadIdx.x; i < 2 * width; i += blocks * ROW_COMPUTING)
+        unused[i] = 0;
+    const int slot = *in.slots;
+    {  // The stream begins with the embedding, of which each block adds some columns.
+        const int each = (width / 2 + blocks - 1) / blocks, pair = block * each + threadIdx.x;
+        if (int(threadIdx.x) < each && pair < width / 2) {
+            const uint32_t numbers =
+                *reinterpret_cast<const uint32_t*>(in.table + size_t(*in.tokens) * width + 2 * pair);
+            const float2 x = to_float2(numbers);
+            add_to_sum(sums + width + 2 * pair, x.x), add_to_sum(sums + width + 2 * pair + 1, x.y);
+        }
+    }
+
+    Ring ring(own, warp);
+    const int column = my.tile * ROW_TILE + 2 * lane, tiles = my.tiles;
+    const uint32_t x0 = shared_address(own.x[warp][0]), x1 = shared_address(own.x[warp][1]),
+                   zeros = shared_address(own.zeros);
+    const uint32_t zero = *reinterpret_cast<volatile uint32_t*>(own.zeros);
+    float* const products = reinterpret_cast<float*>(own.x[warp][1]);  // ROW_SUMS
+    const int adding_pairs = min(my.pairs, in.slices);
+    const int of_lane = output_of_lane(lane);
+    float2 kept[ROW_WARP_TILES] = {}, x[ROW_WARP_TILES], total[ROW_WARP_TILES] = {};
+    uint32_t normed[ROW_WARP_TILES] = {};  // of block 0: what becomes a shift state
+    const auto shift_at = [&](int layer, int which) {
+        return in.shift + size_t(max(slot, 0)) * in.shift_stride + size_t(2 * layer + which) * width + column;
+    };
+    // The inputs of a norm, when all blocks have read those of the token before.
+    const auto keep_shift = [&](int layer, int which) {
+        if (block > 0 || slot < 0) return;
+#pragma unroll
+        for (int i = 0; i < ROW_WARP_TILES; i++)
+            if (i < tiles) *reinterpret_cast<uint32_t*>(shift_at(layer, which) + i * ROW_TILE) = normed[i];
+    };
+    const auto store_operands = [&](int which, const uint32_t (&before)[ROW_WARP_TILES],
+                                    const uint32_t (&amount)[ROW_WARP_TILES]) {
+#pragma unroll
+        for (int i = 0; i < ROW_WARP_TILES; i++)
+            if (i < tiles) {
+                const float2 m = mixed(x[i], before[i], amount[i]);
+                own.x[warp][which][i * WARP + word_of_pair(lane)] = operand_pair(lane, m.x, m.y);
+            }
+    };
+
+    // What is multiplied with the same code lies in one place, as instructions that are read once in a layer
+    // come from as far as weights.
+    for (int layer = 0; layer < in.layer_count; layer++) {
+        const RowLayer& w = in.layers[layer];
+        const uint32_t tag = (layers_before + layer + 1) & 0xffff;
+        const auto vector = [&](int which) { return reinterpret_cast<const __half*>(__ldg(&w.at[which])); };
+        if (threadIdx.x == 0) {
+            if (my.has_head)
+                arrive_and_expect(shared_address(&own.pair_full), (2 + ROW_FUNCTIONS / 2) * HEAD * 4);
+            if (my.other) arrive_and_expect(shared_address(&own.hidden_full), my.other * WARP * 4);
+        }
+#pragma unroll 1
+        for (int phase = 0; phase < PHASES; phase++) {
+            uint32_t inner_first[ROW_WARP_TILES], inner_second[ROW_WARP_TILES];
+            if (phase == TIME_IN || phase == HIDDEN) {
+                const int which = phase == HIDDEN;
+                wait_sums(sums + (which ? 0 : width) + column,
+                          which ? (layer + 1) * in.heads : 1 + layer * adding_pairs, tiles, total);
+#pragma unroll
+                for (int i = 0; i < ROW_WARP_TILES; i++) {
+                    x[i] = make_float2(kept[i].x + total[i].x, kept[i].y + total[i].y);
+                    kept[i] = total[i];
+                }
+                if (layer + which > 0) keep_shift(layer - 1 + which, 1 - which);
+                uint32_t before[ROW_WARP_TILES], amounts[ROW_WARP_TILES];
+                uint32_t stage = tiles ? ring.wait() : ring.stages;
+                normalize(x, stage, tiles, in.heads, own.moments[which], warp, lane);
+                load_columns(stage, 2, tiles, lane, before), load_columns(stage, 3, tiles, lane, amounts);
+                store_operands(0, before, amounts);
+                if (tiles) ring.release(lane);
+#pragma unroll
+                for (int i = 0; i < ROW_WARP_TILES; i++) normed[i] = to_half2(x[i].x, x[i].y);
+                if (phase == TIME_IN) {
+                    stage = tiles ? ring.wait() : ring.stages;
+                    load_columns(stage, 0, tiles, lane, amounts);
+                    store_operands(1, before, amounts);
+                    load_columns(stage, 1, tiles, lane, inner_first);
+                    load_columns(stage, 2, tiles, lane, inner_second);
+                    if (tiles) ring.release(lane);
+#pragma unroll
+                    for (int i = 0; i < ROW_WARP_TILES; i++) {
+                        float2 m = mixed(x[i], before[i], inner_first[i]);
+                        inner_first[i] = to_half2(m.x, m.y);
+                        m = mixed(x[i], before[i], inner_second[i]);
+                        inner_second[i] = to_half2(m.x, m.y);
+                    }
+                }
+                sync_warp();
+            }
+            if (phase == TIME_IN) {
+                if (my.has_head && warp < 4 && slot >= 0) {  // what the recurrence reads, on its way
+                    const __half* const state = in.state + size_t(slot) * in.state_stride +
+                                                (size_t(layer) * in.heads + my.pair) * HEAD * HEAD;
+                    const Half recurrence;
+#pragma unroll
+                    for (int i = 0; i < Half::VECTORS; i++)
+                        copy_async(own.state + i * THREADS + threadIdx.x,
+                                   state + recurrence.first + Half::offset(i));
+                    const __half* const deferred =
+                        in.deferred + size_t(slot) * in.deferred_stride +
+                        (size_t(layer) * in.heads + my.pair) * MAX_LAG * DEFERRED_VECTORS * HEAD;
+                    constexpr int EIGHTS = MAX_LAG * DEFERRED_VECTORS * HEAD / 8;
+                    if (threadIdx.x < EIGHTS)
+                        copy_async(reinterpret_cast<uint4*>(own.deferred) + threadIdx.x,
+                                   deferred + threadIdx.x * 8);
+                }
+                if (my.has_head && warp >= 2 && warp < 4) {
+                    const int which = threadIdx.x % 64 / 8, eight = threadIdx.x % 8;
+                    const __half* const from = vector(ROW_HEAD_VECTORS + which);
+                    if (from)
+                        copy_async(reinterpret_cast<uint4*>(own.head_vectors[which]) + eight,
+                                   from + my.pair * HEAD + eight * 8);
+                }
+                commit_copies();
+
+                // Inner sides: a warp has its part of K of all outputs of the block.
+#pragma unroll 1
+                for (int begin = 0; begin < my.rows; begin += ROW_INNER_AT_ONCE) {
+                    float partial[ROW_INNER_AT_ONCE] = {};
+                    if (tiles) {
+                        const uint32_t stage = ring.wait();
+#pragma unroll
+                        for (int i = 0; i < ROW_INNER_AT_ONCE; i++)
+                            if (begin + i < my.rows) {
+                                const bool second = begin + i >= my.of_first;
+                                uint32_t words[ROW_WARP_TILES];
+#pragma unroll
+                                for (int t = 0; t < ROW_WARP_TILES; t++)
+                                    if (t < tiles)
+                                        asm volatile("ld.shared.u32 %0, [%1];"
+                                                     : "=r"(words[t])
+                                                     : "r"(stage + (i * tiles + t) * 128 + lane * 4)
+                                                     : "memory");
+#pragma unroll
+                                for (int t = 0; t < ROW_WARP_TILES; t++)
+                                    if (t < tiles) {
+                                        const float2 a = to_float2(words[t]),
+                                                     b = to_float2(second ? inner_second[t] : inner_first[t]);
+                                        partial[i] += a.x * b.x + a.y * b.y;
+                                    }
+                            }
+                        ring.release(lane);
+                    }
+                    const float sum = warp_sums(partial, lane);
+                    const int i = begin + lane / (WARP / ROW_INNER_AT_ONCE);
+                    if (lane % (WARP / ROW_INNER_AT_ONCE) == 0 && i < my.rows) own.inner_sums[i][warp] = sum;
+                }
+                if (warp < ROW_WARPS - 1) {
+                    arrive_some(2, ROW_COMPUTING);
+                } else {
+                    sync_some(2, ROW_COMPUTING);
+                    if (lane < my.rows) {
+                        float sum = 0.f;
+#pragma unroll
+                        for (int i = 0; i < ROW_WARPS; i++) sum += own.inner_sums[lane][i];
+                        const int f = lane >= my.of_first ? my.next_function : my.function;
+                        publish(in.inner + my.row + lane,
+                                activate(sum, f == ROW_W   ? TANH
+                                              : f == ROW_G ? SIGMOID
+                                                           : IDENTITY),
+                                tag);
+                    }
+                }
+            }
+
+            // Products.
+            const int products_of_phase = phase == TIME_IN    ? my.has_head ? 2 : 0
+                                          : phase == TIME_OUT ? my.has_head ? my.strips : 0
+                                          : phase == HIDDEN   ? my.own
+                                          : my.own + my.other ? my.strips
+                                                              : 0;
+            uint32_t operands = phase == TIME_OUT       ? shared_address(own.y)
+                                : phase == CHANNELS_OUT ? shared_address(own.hidden)
+                                                        : x0;
+            unsigned which_tiles = phase == TIME_OUT       ? 1
+                                   : phase == CHANNELS_OUT ? my.hidden_tiles()
+                                                           : my.all_tiles();
+            float2 of_x = {};
+#pragma unroll 1
+            for (int i = 0; i < products_of_phase; i++) {
+                if (phase == TIME_IN && i == 1) operands = x1, which_tiles = my.shared_tiles();
+                const float2 y =
+                    multiply_strip(ring, operands, zeros, zero, which_tiles, i == 0 || phase == TIME_IN, of_x,
+                                   lane, [&](int j) {
+                                       if (phase == CHANNELS_OUT && j == ROW_SLICES)
+                                           barrier_wait(shared_address(&own.hidden_full), layer % 2);
+                                   });
+                if (phase == TIME_OUT || phase == CHANNELS_OUT) {
+                    unsigned long long* const to = sums + (phase == CHANNELS_OUT ? width : 0) +
+                                                   (my.strip_first + i * ROW_WARPS) * ROW_TILE + of_lane;
+                    add_to_sum(to, y.x), add_to_sum(to + 8, y.y);
+                } else {
+                    // In place of x that is no longer needed.
+                    sync_warp();
+                    float* const to =
+                        phase == TIME_IN ? reinterpret_cast<float*>(own.x[warp][i]) : products + i * HEAD;
+                    to[of_lane] = y.x, to[of_lane + 8] = y.y;
+                }
+            }
+            if (phase == TIME_IN && my.has_head) {
+                sync_some(3, ROW_COMPUTING);
+                if (warp < 4) {
+                    float sum = 0.f;
+#pragma unroll
+                    for (int i = 0; i < ROW_WARPS; i++)
+                        sum += reinterpret_cast<const float*>(own.x[i][warp / 2])[threadIdx.x % HEAD];
+                    float* const to =
+                        &own.rkv[threadIdx.x < HEAD ? (my.rank ? 3 : 0) : 1 + my.rank][threadIdx.x % HEAD];
+                    *to = sum;
+                    send_word(other, to, &own.pair_full, __float_as_uint(sum));
+                    wait_copies<0>();
+                } else {
+                    for (int i = threadIdx.x - 4 * WARP; i < ranks_of(in) / 4; i += ROW_COMPUTING - 4 * WARP)
+                        *reinterpret_cast<uint2*>(own.inner + 4 * i) = wait_published(in.inner + 4 * i, tag);
+                }
+                sync_some(4, ROW_COMPUTING);
+                {  // outer sides: two channels of the head by a warp
+                    float sums_of[2 * ROW_FUNCTIONS] = {};
+                    uint32_t stage = ring.wait();
+                    int begin[ROW_FUNCTIONS];
+                    for (int f = 0, at = 0; f < ROW_FUNCTIONS; f++) begin[f] = at, at += in.rank[f];
+                    const auto add = [&](int f) {
+                        const int eights = in.rank[f] / 8;
+                        for (int i = lane; i < 2 * eights; i += WARP) {
+                            const bool second = i >= eights;
+                            const uint4 a = load_shared_words(stage + i * 16),
+                                        b = *reinterpret_cast<const uint4*>(own.inner + begin[f] +
+                                                                            (second ? i - eights : i) * 8);
+                            const uint32_t as[4] = {a.x, a.y, a.z, a.w}, bs[4] = {b.x, b.y, b.z, b.w};
+                            float sum = 0.f;
+#pragma unroll
+                            for (int j = 0; j < 4; j++) {
+                                const float2 of_a = to_float2(as[j]), of_b = to_float2(bs[j]);
+                                sum += of_a.x * of_b.x + of_a.y * of_b.y;
+                            }
+                            sums_of[2 * f] += second ? 0.f : sum, sums_of[2 * f + 1] += second ? sum : 0.f;
+                        }
+                        stage += in.rank[f] * 4;
+                    };
+                    add(ROW_W), add(ROW_A), add(ROW_V);
+                    ring.release(lane);
+                    stage = ring.wait();
+                    add(ROW_G);
+                    ring.release(lane);
+                    const float sum = warp_sums(sums_of, lane);
+                    if (lane % 4 == 0) {
+                        float* const to =
+                            &own.outer[lane / 8][my.rank * (HEAD / 2) + 2 * warp + lane / 4 % 2];
+                        *to = sum;
+                        send_word(other, to, &own.pair_full, __float_as_uint(sum));
+                    }
+                }
+                if (warp >= 4) arrive_some(5, ROW_COMPUTING);
+                if (warp < 4) {
+                    sync_some(5, ROW_COMPUTING);
+                    const Half recurrence;
+                    const size_t of_head = size_t(layer) * in.heads + my.pair;
+                    const int lag = slot < 0 ? 0 : *in.lag;
+                    Last last = {};
+                    if (warp == 0) {
+                        barrier_wait(shared_address(&own.pair_full), layer % 2);
+                        const auto rounded = [&](const float (&of)[HEAD]) {
+                            const float2 pair = *reinterpret_cast<const float2*>(of + 2 * lane);
+                            return __floats2half2_rn(pair.x, pair.y);
+                        };
+                        const auto given = [&](int which) {
+                            return *reinterpret_cast<const __half2*>(own.head_vectors[which] + 2 * lane);
+                        };
+                        const float2 k0 = *reinterpret_cast<const float2*>(own.rkv[1] + 2 * lane),
+                                     k1 = *reinterpret_cast<const float2*>(own.rkv[2] + 2 * lane);
+                        Inputs of_token = {
+                            rounded(own.rkv[0]),       __floats2half2_rn(k0.x + k1.x, k0.y + k1.y),
+                            rounded(own.rkv[3]),       rounded(own.outer[ROW_W]),
+                            rounded(own.outer[ROW_A]), rounded(own.outer[ROW_G]),
+                            rounded(own.outer[ROW_V]), reinterpret_cast<const __half2&>(own.first_v[lane])};
+                        if (layer == 0) own.first_v[lane] = reinterpret_cast<const uint32_t&>(of_token.v);
+                        const Constants of_head_channels = {given(0), given(1), given(2), given(3),
+                                                            given(4), given(5), given(6), given(7)};
+                        last = {given(6), given(7), of_token.g};
+                        DeferredPair noted = {};
+                        noted.lag = lag;
+#pragma unroll
+                        for (int t = 0; t < MAX_LAG; t++)
+#pragma unroll
+                            for (int i = 0; i < DEFERRED_VECTORS; i++)
+                                noted.vectors[t][i] =
+                                    *reinterpret_cast<const __half2*>(own.deferred[t][i] + 2 * lane);
+                        if (my.rank == 0 && slot >= 0)
+                            noted.all = in.deferred + size_t(slot) * in.deferred_stride +
+                                        of_head * MAX_LAG * DEFERRED_VECTORS * HEAD;
+                        Half::put(own.token, lane, prepare(of_token, of_head_channels, layer > 0), noted);
+                    }
+                    sync_some(6, THREADS);
+                    __half* const state = my.rank == 0 && slot >= 0
+                                              ? in.state + size_t(slot) * in.state_stride +
+                                                    of_head * HEAD * HEAD + recurrence.first
+                                              : nullptr;
+                    recurrence.advance(own.token, own.state + threadIdx.x, state, own.y_of);
+                    sync_some(6, THREADS);
+                    if (warp == 0) {
+                        const uint32_t pair =
+                            finished<false>(ReadoutInput{}, last, 0, my.pair, lane, Half::own(own.token),
+                                            Half::value(own.token, lane), own.y_of);
+                        const float2 y = to_float2(pair);
+                        own.y[word_of_pair(lane)] = operand_pair(lane, y.x, y.y);
+                    }
+                }
+                sync_some(7, ROW_COMPUTING);
+            }
+            if (phase == HIDDEN) {
+                sync_some(3, ROW_COMPUTING);
+                if (int(threadIdx.x) < my.own * WARP) {
+                    float2 sum = {};
+#pragma unroll
+                    for (int i = 0; i < ROW_WARPS; i++) {
+                        const float2 more = *reinterpret_cast<const float2*>(own.x[i][1] + 2 * threadIdx.x);
+                        sum.x += more.x, sum.y += more.y;
+                    }
+                    // As fp16 first: what the operand of the second half of 16 is divided by must not matter.
+                    const float2 h = to_float2(to_half2(relu_square(sum.x), relu_square(sum.y)));
+                    const int to = warp * WARP + word_of_pair(lane);
+                    const uint32_t word = operand_pair(lane, h.x, h.y);
+                    own.hidden[to] = word;
+                    send_word(other, own.hidden + ROW_SLICES * WARP + to, &own.hidden_full, word);
+                }
+                sync_some(4, ROW_COMPUTING);
+            }
+        }
+    }
+
+    if (block == 0) {
+        wait_sums(sums + width + column, 1 + in.layer_count * adding_pairs, tiles, total);
+        keep_shift(in.layer_count - 1, 1);
+#pragma unroll
+        for (int i = 0; i < ROW_WARP_TILES; i++)
+            if (i < tiles)
+                *reinterpret_cast<float2*>(in.x + column + i * ROW_TILE) =
+                    make_float2(kept[i].x + total[i].x, kept[i].y + total[i].y);
+        if (threadIdx.x == 0) in.done[0] = launch + 1, in.done[1] = layers_before + in.layer_count;
+    }
+}
+}  // namespace row
+#endif

@@ -1,0 +1,51 @@
+// What a step of one row by one launch (decode_row.cu) reads and writes.
+#pragma once
+#include "vendor.cuh"
+
+constexpr int ROW_INNER = 24;  // outputs of inner low-rank sides of a block, at most
+constexpr int ROW_STAGES = 5;  // of a warp's ring
+
+// The low-rank functions, in the order of their outputs in an exchange.
+enum RowFunction { ROW_W, ROW_A, ROW_G, ROW_V, ROW_FUNCTIONS };
+
+// Matrices and vectors of a layer, by their places in the table of pointers.
+enum RowMatrix {
+    ROW_INNER_SIDES,  // [rank, C] fp16 of each function; of layer 0, that of v may be any other of that size
+    ROW_OUTER_SIDES = ROW_INNER_SIDES + ROW_FUNCTIONS,  // [C, rank] fp16
+    ROW_R = ROW_OUTER_SIDES + ROW_FUNCTIONS,            // in tiles
+    ROW_K,
+    ROW_VALUES,
+    ROW_OUTPUT,
+    ROW_KEY,
+    ROW_VALUE,
+    ROW_NORM1_WEIGHT,
+    ROW_NORM1_BIAS,
+    ROW_MIXES,  // [6, C]: r, k, v, w, a, g
+    ROW_NORM2_WEIGHT,
+    ROW_NORM2_BIAS,
+    ROW_X_K,
+    ROW_HEAD_VECTORS,  // w0, a0, v0, k_k, k_a, r_k, weight and bias of the group norm; v0 null in layer 0
+    ROW_POINTERS = ROW_HEAD_VECTORS + 8,
+    ROW_SHIFT = ROW_POINTERS  // [2, C], of the slot, which the table has not
+};
+struct RowLayer {
+    unsigned long long at[ROW_POINTERS];
+};
+
+struct RowInput {
+    const RowLayer* layers;
+    const int *tokens, *slots, *lag;  // [1]
+    const __half* table;              // [vocabulary, C], which may be in host memory
+    float* x;                         // [C], what follows from the last layer
+    __half* shift;                    // [layers, 2, C] of slot s at shift + s * shift_stride
+    __half* state;                    // [layers, heads, 64, 64], the same
+    __half* deferred;                 // [layers, heads, MAX_LAG, DEFERRED_VECTORS, 64], the same
+    size_t shift_stride, state_stride, deferred_stride;  // in numbers
+    unsigned long long* sums;                            // [2, 2, C], zero before the first launch
+    uint32_t* inner;                                     // [ranks], the same
+    unsigned* done;                                      // [2], the same: launches, and layers of all of them
+    int rank[ROW_FUNCTIONS];
+    int layer_count, heads, slices;  // slices: of 64 hidden units
+    int head_rows;                   // outputs of inner sides of a block that has a head
+    int most_under_way;              // stages of a warp, at once
+};

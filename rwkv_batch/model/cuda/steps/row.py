@@ -1,0 +1,70 @@
+"""A decode step of one row by one launch."""
+
+from torch import Tensor
+
+from rwkv_batch.model.cuda.packed.coded import CodedMatrix, LargeMatrix
+from rwkv_batch.model.cuda.packed.weights import CudaLayer, CudaWeights
+from rwkv_batch.model.cuda.steps.states import CudaStates
+from rwkv_batch.ops.cuda.binding import Addend, Kernels
+from rwkv_batch.ops.cuda.buffers import Buffers
+from rwkv_batch.ops.cuda.codes.row import FUNCTIONS, ROW_FORMATS, RowKernel
+
+
+class RowStep:
+    """Steps of one row of a model."""
+
+    def __init__(self, kernels: Kernels, weights: CudaWeights) -> None:
+        tensors = [_tensors(layer, weights.layers[-1]) for layer in weights.layers]
+        hidden, device = len(weights.layers[-1].key), weights.head.device
+        self.kernel = RowKernel(kernels, tensors, hidden, device)
+        self._table = weights.embedding
+
+    @classmethod
+    def for_model(cls, kernels: Kernels, weights: CudaWeights) -> "RowStep | None":
+        """None if there is no kernel for this GPU, format or shape."""
+        layer = weights.layers[-1]
+        if (
+            not kernels.has_row
+            or kernels.invariant
+            or layer.deep_embed
+            or not layer.low_in.keys() >= {*FUNCTIONS}
+        ):
+            return None
+        large = (*layer.rkv, layer.output, layer.key, layer.value)
+        if not all(isinstance(one, CodedMatrix) and one.format in ROW_FORMATS for one in large):
+            return None
+        step = cls(kernels, weights)
+        return step if step.kernel.fits else None
+
+    def run(self, tokens: Tensor, slots: Tensor, states: CudaStates, b: Buffers) -> Addend:
+        """As `RWKV7Cuda._decode_layers`, for as many of the first layers as there are states of."""
+        assert states.feed.pending is not None
+        self.kernel.run(tokens, slots, b.lag, self._table, b.x, states.shift, states.wkv, states.feed.pending)
+        return Addend()
+
+
+def _tensors(layer: CudaLayer, last: CudaLayer) -> dict[str, Tensor | None]:
+    found: dict[str, Tensor | None] = {}
+    for name in FUNCTIONS:
+        # Layer 0 has no value residual. What the kernel reads in its place must be as large; it is not used.
+        found[f"{name}_inner"] = layer.low_in.get(name, last.low_in[name])
+        found[f"{name}_outer"] = layer.low_out.get(name, last.low_out[name])
+    assert isinstance(layer.rkv, tuple)
+    large = (*layer.rkv, layer.output, layer.key, layer.value)
+    found |= dict(zip(("r", "k", "v", "output", "key", "value"), map(_codes, large), strict=True))
+    (norm1, norm1_bias), (norm2, norm2_bias), (group, group_bias) = layer.norm1, layer.norm2, layer.group_norm
+    found |= {"norm1_weight": norm1, "norm1_bias": norm1_bias, "mixes": layer.mixes}
+    found |= {"norm2_weight": norm2, "norm2_bias": norm2_bias, "x_k": layer.x_k}
+    found |= {f"{name}0": layer.offsets.get(name) for name in "wav"}
+    return found | {
+        "k_k": layer.k_k,
+        "k_a": layer.k_a,
+        "r_k": layer.r_k,
+        "group_weight": group,
+        "group_bias": group_bias,
+    }
+
+
+def _codes(matrix: LargeMatrix) -> Tensor:
+    assert isinstance(matrix, CodedMatrix)
+    return matrix.codes

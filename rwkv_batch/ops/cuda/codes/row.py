@@ -1,0 +1,99 @@
+"""The kernel of a whole decode step of one row, `cuda/decode_row.cu`."""
+
+from collections.abc import Sequence
+from ctypes import byref, c_int
+
+import torch
+from torch import Tensor
+
+from rwkv_batch.ops.cuda.abi import ROW_INNER, ROW_STAGES, TILE_K, RowInput
+from rwkv_batch.ops.cuda.binding import Kernels
+from rwkv_batch.ops.cuda.gemms import launch
+from rwkv_batch.ops.torch_ops import HEAD_SIZE
+
+FUNCTIONS = "wagv"  # the low-rank functions, in the order of the kernel
+MATRICES = ("r", "k", "v", "output", "key", "value")
+NORMS = ("norm1_weight", "norm1_bias", "mixes", "norm2_weight", "norm2_bias", "x_k")
+HEAD_VECTORS = ("w0", "a0", "v0", "k_k", "k_a", "r_k", "group_weight", "group_bias")
+POINTERS = (
+    *(f"{name}_inner" for name in FUNCTIONS),
+    *(f"{name}_outer" for name in FUNCTIONS),
+    *MATRICES,
+    *NORMS,
+    *HEAD_VECTORS,
+)
+ROW_FORMATS = ("int4",)
+RKV_ROWS = 27  # outputs of inner low-rank sides, which are as many bytes as r, k and v of a block
+
+
+def rows_beside_head(ranks: int, heads: int, blocks: int) -> int:
+    """Outputs of inner low-rank sides, of so many, that a block with a head computes.
+
+    A block without one computes RKV_ROWS more, but no more than ROW_INNER.
+    """
+    free = max(blocks - 2 * heads, 0)
+    return max(1, -(-(ranks - RKV_ROWS * free) // blocks), -(-(ranks - ROW_INNER * free) // (2 * heads)))
+
+
+class RowKernel:
+    """Steps of one row over the layers of a model; all of them on one stream."""
+
+    def __init__(
+        self, kernels: Kernels, layers: Sequence[dict[str, Tensor | None]], hidden: int, device: torch.device
+    ) -> None:
+        """layers: of each the tensors named in POINTERS; hidden: units of a channel mix."""
+        self._library, self._layers = kernels.library, layers  # kept, as the table points to them
+        pointers = [
+            [0 if (t := layer[name]) is None else t.data_ptr() for name in POINTERS] for layer in layers
+        ]
+        last, width = layers[-1], _rows(layers[-1]["k_k"])
+        self._table = torch.tensor(pointers, dtype=torch.int64, device=device)
+        ranks = [_rows(last[f"{name}_inner"]) for name in FUNCTIONS]
+        # What launches leave for each other: sums of two launches in turn, results of inner sides, counts.
+        self._sums = torch.zeros(2, 2, width, dtype=torch.int64, device=device)
+        self._inner = torch.zeros(sum(ranks), dtype=torch.int32, device=device)
+        self._done = torch.zeros(2, dtype=torch.int32, device=device)
+        heads = width // HEAD_SIZE
+        blocks = torch.cuda.get_device_properties(device).multi_processor_count // 2 * 2
+        head_rows = rows_beside_head(sum(ranks), heads, blocks)
+        self._shape = (heads, hidden // TILE_K, head_rows)
+        self._ranks = (c_int * len(FUNCTIONS))(*ranks)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the kernel takes such a model."""
+        return bool(self._library.rwkv_decode_row_fits(self._ranks, *self._shape))
+
+    def run(
+        self,
+        tokens: Tensor,
+        slots: Tensor,
+        lag: Tensor,
+        table: Tensor,
+        x: Tensor,
+        shift: Tensor,
+        wkv: Tensor,
+        pending: Tensor,
+    ) -> None:
+        """x `[1, C]` becomes the stream behind the last layer; states of the slot move on.
+
+        tokens, slots and lag `[1]`; shift `[slots, layers, 2, C]`, wkv `[slots, layers, heads, 64, 64]` fp16
+        and pending as in feed.Feed, all of the first layers.
+        """
+        tensors = (tokens, slots, lag, table, x, shift, wkv, pending)
+        inputs = RowInput(
+            self._table.data_ptr(),
+            *(tensor.data_ptr() for tensor in tensors),
+            *(tensor.stride(0) for tensor in (shift, wkv, pending)),
+            *(tensor.data_ptr() for tensor in (self._sums, self._inner, self._done)),
+            self._ranks,
+            shift.shape[1],
+            *self._shape,
+            ROW_STAGES,
+        )
+        launch(self._library, "rwkv_decode_row", byref(inputs))
+
+
+def _rows(matrix: Tensor | None) -> int:
+    assert matrix is not None
+    return len(matrix)

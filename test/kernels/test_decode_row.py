@@ -1,0 +1,131 @@
+"""A decode step of one row by one launch, against the separate kernels and the model in fp32."""
+
+import pytest
+import torch
+from checkpoints import tiny
+from cuda_gpu import needs_gpu, off
+
+from rwkv_batch.model.checkpoint import from_tensors
+from rwkv_batch.model.cuda import rwkv7
+from rwkv_batch.model.cuda.gemm import SEPARATE, TOGETHER
+from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
+from rwkv_batch.model.cuda.steps.capture import capture
+from rwkv_batch.model.quantization.quantize import quantize
+from rwkv_batch.model.rwkv7 import RWKV7
+
+pytestmark = [*needs_gpu, pytest.mark.usefixtures("hopper")]
+LOGITS = 1e-2
+SAME = 2e-3  # of two ways to round the same sums
+VOCAB = 500
+WIDTHS = [256, 768, 1024, 2048, 2560, 4096]  # of one to four tiles of a warp, with warps that have none
+STEPS = 7  # states are written at every third
+
+
+class Side:
+    """One slot of a model, stepped by a way to run its layers."""
+
+    def __init__(self, model: RWKV7Cuda, layers: str) -> None:
+        self.model, self.layers, self.arena = model, layers, {}
+        self.states = model.new_states(2)
+        self.tokens = torch.zeros(1, dtype=torch.int32, device="cuda")
+        self.slots = torch.ones(1, dtype=torch.int32, device="cuda")
+        self.logits = torch.empty(1, len(model.weights.head), dtype=torch.float16, device="cuda")
+
+    @torch.inference_mode()
+    def step(self, token: int) -> torch.Tensor:
+        self.tokens.fill_(token)
+        self.states.feed.prepare()
+        self.run()
+        return self.logits[:, :VOCAB].clone()
+
+    @torch.inference_mode()
+    def run(self) -> None:
+        self.model.autotuner.chosen["layers 1"] = self.layers
+        self.model.decode(self.tokens, self.slots, self.states, self.logits, self.arena)
+
+    def kept(self) -> list[torch.Tensor]:
+        """All that a step changes besides logits."""
+        return [self.states.shift, self.states.wkv, self.states.feed.pending, self.states.feed._records.table]
+
+
+def packed(width: int, layers: int = 3):
+    return quantize(tiny(layers, width, VOCAB, seed=3), "int4", False)
+
+
+@pytest.fixture
+def model(hopper):
+    return RWKV7Cuda(packed(1024), "cuda")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_logits_and_states_are_those_of_separate_kernels(width):
+    checkpoint = packed(width)
+    model = RWKV7Cuda(checkpoint, "cuda")
+    if "together" not in model.gemms.candidates("layers", 1):
+        pytest.skip("this GPU has no room for it")
+    numbers = {name: weight.dequantize() for name, weight in checkpoint.packed.items()}
+    truth = RWKV7(from_tensors("unpacked", dict(checkpoint.tensors) | numbers), "cuda")
+    together, separate, wanted = Side(model, TOGETHER), Side(model, SEPARATE), truth.new_states(2)
+    start = torch.randn_like(wanted.wkv) * 0.1
+    for states in (together.states, separate.states, wanted):
+        states.wkv.copy_(start)
+    for token in range(5, 5 + STEPS):
+        found, other = together.step(token), separate.step(token)
+        want = truth.forward(torch.tensor([token]), [1], [1], wanted)
+        assert off(found, other) < SAME and off(found, want) < LOGITS
+        for mine, theirs in zip(together.kept()[:3], separate.kept()[:3], strict=True):
+            assert off(mine, theirs) < SAME
+        assert torch.equal(together.kept()[3], separate.kept()[3])
+    together.states.flush([1])
+    separate.states.flush([1])
+    assert off(together.states.wkv, separate.states.wkv) < SAME
+
+
+def test_the_other_slot_and_those_of_padding_stay_as_they_are(model):
+    side = Side(model, TOGETHER)
+    side.states.wkv.normal_()
+    side.states.shift.normal_()
+    before = [tensor.clone() for tensor in side.kept()[:3]]
+    side.step(3)
+    assert all(torch.equal(now[0], then[0]) for now, then in zip(side.kept()[:3], before, strict=True))
+    assert not torch.equal(side.states.shift[1], before[0][1])
+    before = [tensor.clone() for tensor in side.kept()]
+    side.slots.fill_(-1)
+    side.step(3)
+    assert all(torch.equal(now, then) for now, then in zip(side.kept(), before, strict=True))
+    side.slots.fill_(1)
+    assert side.step(3).isfinite().all()
+
+
+def test_a_graph_gives_the_same_bits_a_hundred_times():
+    """With more tiles than stages, and other kernels between its launches."""
+    model = RWKV7Cuda(packed(4096), "cuda")
+    side = Side(model, TOGETHER)
+    side.states.wkv.normal_(std=0.1)
+    side.step(7)
+    graph = capture(side.run)
+    kept, first = [tensor.clone() for tensor in side.kept()], None
+    for _ in range(100):
+        for tensor, was in zip(side.kept(), kept, strict=True):
+            tensor.copy_(was)
+        for _ in range(3):
+            graph.replay()
+        now = [tensor.clone() for tensor in (side.logits, *side.kept())]
+        first = first or now
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(now, first, strict=True))
+
+
+def test_fewer_layers_in_between_change_nothing(model, monkeypatch):
+    """As while GEMMs are timed: counts and numbers of layers go on."""
+    monkeypatch.setattr(rwkv7, "TIMED_LAYERS", 2)
+    timed, alone, beside = model._timed_layers(1), Side(model, TOGETHER), Side(model, TOGETHER)
+    for token in range(4):
+        want = alone.step(token)
+        with torch.inference_mode():
+            timed(model.methods(1) | {"layers": TOGETHER})
+        assert torch.equal(beside.step(token), want)
+
+
+def test_a_model_whose_matrices_it_does_not_read_runs_separately():
+    model = RWKV7Cuda(quantize(tiny(2, 1024, VOCAB), "int8", False), "cuda")
+    assert model.row is None and model.gemms.candidates("layers", 1) == (SEPARATE,)

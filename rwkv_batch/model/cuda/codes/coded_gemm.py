@@ -29,6 +29,7 @@ from rwkv_batch.ops.cuda.gemms import CodedRows, Part
 CODED, BESIDE = "coded", "beside"
 FP8 = {"fp8": 256, "fp8/128": 128}  # rows of x in a tile
 FP8_LT = tuple(f"fp8lt{number}" for number in range(4))
+SCALES_AT_ONCE = 4  # which cuBLASLt reads together: those of r, k and v lie one after the other
 FP8_TOKENS = 65  # for which x becomes fp8, at least
 DECODED_TOKENS = 256  # for which "decoded" is a candidate, at least
 
@@ -82,7 +83,7 @@ class CodedGemms:
         if w.format != "fp8" or tokens < FP8_TOKENS or k % (2 * TILE_K):
             return (CODED,)
         algorithms = 0
-        if self.lt is not None:
+        if self.lt is not None and tokens % SCALES_AT_ONCE == 0:
             algorithms = self.lt.algorithm_count(GemmShape(1, n, tokens, k, transposed=False, fp8=True))
         return CODED, *FP8, *FP8_LT[:algorithms]
 

@@ -1,11 +1,13 @@
 // A decode step of one row by one launch on Hopper: all layers of RWKV-7, from the embedding to the stream
 // that the last norm reads, with large matrices in the tiles of gemm_tile4.cu. The head is not part of it.
 //
-//   x [C] fp32, written; states of the slot as of wkv.cuh and norm.cuh, read and written; a negative slot has
-//   none sums of products: fp32 over k of a warp's part of K, then over the 16 warps of a block in order (r,
-//   k, v, key, inner low-rank sides; k of two blocks, then those two); output and value: of 64 or up to 256
-//   k, rounded to units of 2^-24, then as whole numbers in any order r, k, v, results of low-rank functions,
-//   y and hidden units are rounded to fp16, as between separate kernels
+//   x [C] fp32, written
+//   states of the slot as of wkv.cuh and norm.cuh, read and written; a negative slot has none
+//
+// Sums of r, k, v, key and inner low-rank sides are fp32: over k of a warp's part of K, then over the 16
+// warps of a block in order, and where two blocks share K, then over these. Those of output and value are
+// fp32 over 64 or up to 256 k, rounded to units of 2^-24, then whole numbers, in any order. r, k, v, results
+// of low-rank functions, y and hidden units are rounded to fp16, as between separate kernels.
 //
 // Reference: rwkv_batch/model/rwkv7.py, and the separate kernels. Binding: RowKernel of
 // rwkv_batch/ops/cuda/codes/row.py. Test: test/kernels/test_decode_row.py. Only sm_90a; elsewhere the

@@ -4,10 +4,11 @@
 //   x [C] fp32, written
 //   states of the slot as of wkv.cuh and norm.cuh, read and written; a negative slot has none
 //
-// Sums of r, k, v, key and inner low-rank sides are fp32: over k of a warp's part of K, then over the 16
-// warps of a block in order, and where two blocks share K, then over these. Those of output and value are
-// fp32 over 64 or up to 256 k, rounded to units of 2^-24, then whole numbers, in any order. r, k, v, results
-// of low-rank functions, y and hidden units are rounded to fp16, as between separate kernels.
+// What is multiplied with tiles becomes integers of 16 bits in units of the largest number of up to 256, so
+// that sums over a tile are exact. Those of r, k, v and key are then fp32: over the tiles of a warp, over the
+// 16 warps of a block in order, and where two blocks share K, over these. Those of output, value and inner
+// low-rank sides are fp32 over a warp's part of K, rounded to units of 2^-24, then whole numbers, in any
+// order. r, k, v, results of low-rank functions and y are rounded to fp16, as between separate kernels.
 //
 // Reference: rwkv_batch/model/rwkv7.py, and the separate kernels. Binding: RowKernel of
 // rwkv_batch/ops/cuda/codes/row.py. Test: test/kernels/test_decode_row.py. Only sm_90a; elsewhere the
@@ -21,7 +22,7 @@
 // multiplied. Each block computes both norms.
 //
 // Each of 16 warps has a part of K of all products with a norm's result, a ring of stages, and its own order
-// of what comes into it, which is the same in all layers. Another warp fills the rings.
+// of what comes into it, which is the same in all layers. Four other warps fill the rings.
 #include "decode_row_compute.cuh"
 
 // Two blocks are a cluster; compilers for older GPUs refuse the words.
@@ -54,13 +55,16 @@ __global__ void PAIRED __launch_bounds__(ROW_THREADS, 1)
         barriers_ready();
         own.item_count[warp] = plan_row<Int4::TILE_BYTES>(in, my, warp, own.items[warp]);
     }
-    if (threadIdx.x < 8) own.zeros[threadIdx.x] = 0;
+    if (threadIdx.x < 4) own.zeros[threadIdx.x] = 0;
+    if (threadIdx.x == 0) own.known_layers = ROW_TABLES;
+    for (int i = threadIdx.x; i < min(in.layer_count, ROW_TABLES) * ROW_POINTERS; i += ROW_THREADS)
+        own.tables[i / ROW_POINTERS][i % ROW_POINTERS] = in.layers[i / ROW_POINTERS].at[i % ROW_POINTERS];
     cluster_arrive();
     cluster_wait();
     __syncthreads();
     if (warp >= ROW_WARPS) {
         fewer_registers<ROW_BRINGING_REGISTERS>();
-        if (warp == ROW_WARPS) bring_weights(in, own, lane);
+        bring_weights(in, own, warp - ROW_WARPS, lane);
     } else {
         more_registers<ROW_COMPUTING_REGISTERS>();
         compute(in, own, my, warp, lane);

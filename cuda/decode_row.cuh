@@ -1,22 +1,24 @@
-// What decode_row.cu is made of: how work is divided, shared memory, and the warp that brings weights.
+// What decode_row.cu is made of: how work is divided, shared memory, and the warps that bring weights.
 #pragma once
 #include "decode_row_input.cuh"
 #include "gemm.cuh"
 #include "hopper.cuh"
 #include "wkv_half.cuh"
 
-constexpr int ROW_WARPS = 16;  // that compute; one more brings weights, in a warpgroup of its own
-constexpr int ROW_COMPUTING = ROW_WARPS * WARP, ROW_THREADS = ROW_COMPUTING + 4 * WARP;
+constexpr int ROW_WARPS = 16;  // that compute; ROW_BRINGING more bring weights
+constexpr int ROW_BRINGING = 4, ROW_COMPUTING = ROW_WARPS * WARP,
+              ROW_THREADS = ROW_COMPUTING + ROW_BRINGING * WARP;
 // Registers of a thread; what warpgroups have together is what they begin with, 96 each.
 constexpr int ROW_BRINGING_REGISTERS = 32, ROW_COMPUTING_REGISTERS = 112;
 constexpr int ROW_TILE = 64;               // outputs and inputs of a tile of weights
 constexpr int ROW_WARP_TILES = 4;          // of a warp along K, at most
 constexpr int ROW_SLICES = 2;              // of 64 hidden units of a block, at most
-constexpr int ROW_INNER_AT_ONCE = 4;       // of these in a stage
+constexpr int ROW_STAGES = 5;              // of a warp's ring
+constexpr int ROW_INNER_AT_ONCE = 4;       // outputs of inner sides in a stage
 constexpr int ROW_RANKS = 1024;            // in all, at most
-constexpr int ROW_NORM = 4;                // columns of vectors in a stage of a norm
-constexpr int ROW_ITEMS = ROW_INNER + 45;  // copies of a warp in a layer, at most
+constexpr int ROW_ITEMS = ROW_INNER + 34;  // copies of a warp in a layer, at most
 constexpr int ROW_STAGE_BYTES = 2304;
+constexpr int ROW_TABLES = 3;  // of pointers, at once
 
 __host__ __device__ inline int ranks_of(const RowInput& in) {
     int sum = 0;
@@ -63,6 +65,8 @@ struct RowShare {
         strip_first = rank * half + warp;
         strips = warp < half ? (half - warp + ROW_WARPS - 1) / ROW_WARPS : 0;
     }
+    // Half of the pairs in another order, so that fewer add to the same words at a time.
+    __device__ int strip(int i) const { return strip_first + (pair & 1 ? strips - 1 - i : i) * ROW_WARPS; }
     // Tiles along K, by bits: all of a warp; those of a product that two blocks share.
     __device__ unsigned all_tiles() const { return (1u << tiles) - 1; }
     __device__ unsigned shared_tiles() const { return all_tiles() & ((tile + rank) % 2 ? 0xau : 0x5u); }
@@ -82,8 +86,8 @@ struct RowItem {
 
 struct alignas(128) RowShared {
     uint8_t rings[ROW_WARPS][ROW_STAGES][ROW_STAGE_BYTES];
-    // Of each warp, the numbers along K that it multiplies, as operands; in place of the second, also its
-    // sums of 128 outputs.
+    // Of each warp, the numbers along K that it multiplies, as operands; in place of these, also its sums of
+    // outputs.
     uint32_t x[ROW_WARPS][2][ROW_WARP_TILES * WARP];
     uint4 state[Half::VECTORS * THREADS];
     Half::Token token;
@@ -92,13 +96,17 @@ struct alignas(128) RowShared {
     alignas(16) __half deferred[MAX_LAG][DEFERRED_VECTORS][HEAD];
     alignas(16) float rkv[4][HEAD];                // r, two parts of k, v
     alignas(16) float outer[ROW_FUNCTIONS][HEAD];  // results of the low-rank functions
-    float inner_sums[ROW_INNER][ROW_WARPS + 1];
     alignas(16) __half inner[ROW_RANKS];
-    alignas(16) uint32_t y[WARP];                        // operands, as x
+    alignas(16) uint32_t y[WARP];  // an operand, as x
+    // Of each operand the unit of its integers, and the sum of its numbers.
+    float2 x_info[ROW_WARPS][2][ROW_WARP_TILES], y_info[ROW_WARP_TILES], hidden_info[2 * ROW_SLICES];
     alignas(16) uint32_t hidden[2 * ROW_SLICES * WARP];  // own ones, those of the other block
-    alignas(16) uint32_t zeros[8];
+    alignas(16) uint32_t zeros[4];
     float2 moments[2][ROW_WARPS];
     uint32_t first_v[WARP];
+    // Pointers of this layer, the next and that after it: whoever brings weights is ahead.
+    unsigned long long tables[ROW_TABLES][ROW_POINTERS];
+    int known_layers;  // whose pointers have been there
     RowItem items[ROW_WARPS][ROW_ITEMS];
     int item_count[ROW_WARPS];
     uint64_t full[ROW_WARPS][ROW_STAGES], empty[ROW_WARPS][ROW_STAGES], pair_full, hidden_full;
@@ -153,14 +161,6 @@ __device__ int plan_row(const RowInput& in, const RowShare& my, int warp, RowIte
         for (int i = 0; i < ROW_WARP_TILES; i++)
             if (which >> i & 1) add(matrix, uint32_t(strip * all + first + i) * TILE_BYTES, TILE_BYTES);
     };
-    const auto add_columns = [&](int vector, int which, bool last = false) {
-        if (my.tiles)
-            add(vector, uint32_t(which * width + my.tile * ROW_TILE) * 2, my.tiles * ROW_TILE * 2, last);
-    };
-    add_columns(ROW_NORM1_WEIGHT, 0), add_columns(ROW_NORM1_BIAS, 0), add_columns(ROW_SHIFT, 0);
-    add_columns(ROW_MIXES, my.rank ? 2 : 0, true);
-    add_columns(ROW_MIXES, 1), add_columns(ROW_MIXES, mix_of(my.function));
-    add_columns(ROW_MIXES, mix_of(my.next_function), true);
     for (int i = 0; i < my.rows && my.tiles; i++) {
         int row = my.row + i, f = 0;
         for (; row >= in.rank[f]; f++) row -= in.rank[f];
@@ -175,60 +175,64 @@ __device__ int plan_row(const RowInput& in, const RowShare& my, int warp, RowIte
             add(ROW_OUTER_SIDES + f, uint32_t(column * in.rank[f]) * 2, in.rank[f] * 4, last);
         };
         add_outer(ROW_W, false), add_outer(ROW_A, false), add_outer(ROW_V, true), add_outer(ROW_G, true);
-        for (int i = 0; i < my.strips; i++)
-            add_tiles(ROW_OUTPUT, my.strip_first + i * ROW_WARPS, in.heads, my.pair, 1);
+        for (int i = 0; i < my.strips; i++) add_tiles(ROW_OUTPUT, my.strip(i), in.heads, my.pair, 1);
     }
-    add_columns(ROW_NORM2_WEIGHT, 0), add_columns(ROW_NORM2_BIAS, 0), add_columns(ROW_SHIFT, 1);
-    add_columns(ROW_X_K, 0, true);
     for (int i = 0; i < my.own; i++) add_tiles(ROW_KEY, my.slice + i, in.heads, my.tile, my.all_tiles());
     for (int i = 0; i < my.strips; i++) {
-        const int strip = my.strip_first + i * ROW_WARPS;
+        const int strip = my.strip(i);
         add_tiles(ROW_VALUE, strip, in.slices, my.slice, (1u << my.own) - 1);
         add_tiles(ROW_VALUE, strip, in.slices, my.other_slice, (1u << my.other) - 1);
     }
     return count;
 }
 
-// Lane i brings the weights of warp i, through all layers. It waits for nothing that is computed, but for
-// room in the ring; and no more than so many stages are under way at once, since what blocks send each other
-// waits behind them.
-__device__ __forceinline__ void bring_weights(const RowInput& in, RowShared& own, int lane) {
+// Four lanes of each of four warps bring the weights of a computing warp each, through all layers. They wait
+// for nothing that is computed, but for room in the rings. No more than one stage of a ring is under way at
+// once, since what blocks send each other waits behind them; where there is no room, it comes as far as the
+// L2 cache.
+__device__ __forceinline__ void bring_weights(const RowInput& in, RowShared& own, int warp, int lane) {
     using namespace hopper;
-    const int ring = min(lane, ROW_WARPS - 1), count = own.item_count[ring];
+    constexpr int RINGS = ROW_WARPS / ROW_BRINGING;
+    const int ring = warp * RINGS + lane % RINGS, count = own.item_count[ring];
     const uint32_t stages = shared_address(own.rings[ring]), full = shared_address(own.full[ring]),
                    empty = shared_address(own.empty[ring]);
-    const uint8_t* const shift =
-        reinterpret_cast<const uint8_t*>(in.shift + size_t(max(*in.slots, 0)) * in.shift_stride);
-    bool more = lane < ROW_WARPS && count > 0 && in.layer_count > 0;
-    int layer = 0, item = 0, to = 0, seen = 0, under_way = 0;
+    const RowItem* const items = own.items[ring];
+    bool more = lane < RINGS && count > 0 && in.layer_count > 0, under_way = false, fetched = false;
+    int layer = 0, item = 0, to = 0, seen = 0;
     unsigned free_parity = 1, full_parity = 0;  // the phase before the first counts as over
     while (warp_any(more)) {
-        if (under_way > 0 && barrier_over(full + seen * 8, full_parity)) {
-            under_way--;
+        if (under_way && barrier_over(full + seen * 8, full_parity)) {
+            under_way = false;
             if (++seen == ROW_STAGES) seen = 0, full_parity ^= 1;
         }
-        if (more && under_way < in.most_under_way && barrier_over(empty + to * 8, free_parity)) {
-            uint32_t place = stages + to * ROW_STAGE_BYTES;
-            const uint32_t barrier = full + to * 8;
-            RowItem now;
-            do {
-                now = own.items[ring][item++];
-                const uint8_t* const from =
-                    (now.matrix() == ROW_SHIFT
-                         ? shift + size_t(layer) * 2 * in.heads * HEAD * 2
-                         : reinterpret_cast<const uint8_t*>(__ldg(&in.layers[layer].at[now.matrix()]))) +
-                    now.offset;
+        const int known = *reinterpret_cast<const volatile int*>(&own.known_layers);
+        if (!more || under_way || layer >= known) continue;
+        const bool room = barrier_over(empty + to * 8, free_parity);
+        if (!room && fetched) continue;
+        const unsigned long long* const table = own.tables[layer % ROW_TABLES];
+        const uint32_t barrier = full + to * 8;
+        uint32_t place = stages + to * ROW_STAGE_BYTES;
+        RowItem now;
+        int next = item;
+        do {
+            now = items[next++];
+            const uint8_t* const from = reinterpret_cast<const uint8_t*>(table[now.matrix()]) + now.offset;
+            if (room) {
                 if (now.last())
                     arrive_and_expect(barrier, now.bytes());
                 else
                     expect(barrier, now.bytes());
                 load_bytes(place, from, now.bytes(), barrier, READ_ONCE);
                 place += now.bytes();
-            } while (!now.last());
-            under_way++;
-            if (++to == ROW_STAGES) to = 0, free_parity ^= 1;
-            if (item == count) item = 0, more = ++layer < in.layer_count;
-        }
+            } else {
+                prefetch_l2(from, now.bytes());
+            }
+        } while (!now.last());
+        fetched = !room, under_way = room;
+        if (!room) continue;
+        item = next;
+        if (++to == ROW_STAGES) to = 0, free_parity ^= 1;
+        if (item == count) item = 0, more = ++layer < in.layer_count;
     }
 }
 #endif

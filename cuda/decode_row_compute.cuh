@@ -1,6 +1,6 @@
 // What the warps of decode_row.cu do that compute.
 #pragma once
-#include "decode_row_parts.cuh"
+#include "decode_row_exchange.cuh"
 
 #if HOPPER
 namespace row {
@@ -9,12 +9,17 @@ enum Phase { TIME_IN, TIME_OUT, HIDDEN, CHANNELS_OUT, PHASES };
 // What the computing warps do.
 DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int warp, int lane) {
     const int block = blockIdx.x, blocks = gridDim.x, width = in.heads * HEAD, other = my.rank ^ 1;
-    const volatile unsigned* const done = in.done;
-    const unsigned launch = done[0], layers_before = done[1];
-    unsigned long long* const sums = in.sums + launch % 2 * 2 * width;  // those of time mixes first
-    unsigned long long* const unused = in.sums + (launch + 1) % 2 * 2 * width;
-    for (int i = block * ROW_COMPUTING + threadIdx.x; i < 2 * width; i += blocks * ROW_COMPUTING)
-        unused[i] = 0;
+    const unsigned launch = *reinterpret_cast<const volatile unsigned*>(in.launches), ranks = ranks_of(in);
+    const int thread = block * ROW_COMPUTING + threadIdx.x, threads = blocks * ROW_COMPUTING;
+    unsigned long long *sums, *inner;  // of the stream, those of time mixes first; of inner sides, by layer
+    {
+        const auto of_launch = [&](unsigned long long* both, int words) {
+            unsigned long long* const of_next = both + (launch + 1) % 2 * words;
+            for (int i = thread; i < words; i += threads) of_next[i] = 0;
+            return both + launch % 2 * words;
+        };
+        sums = of_launch(in.sums, 2 * width), inner = of_launch(in.inner, in.model_layers * ranks);
+    }
     const int slot = *in.slots;
     {  // The stream begins with the embedding, of which each block adds some columns.
         const int each = (width / 2 + blocks - 1) / blocks, pair = block * each + threadIdx.x;
@@ -27,7 +32,7 @@ DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int 
     }
 
     Ring ring(own, warp);
-    const int column = my.tile * ROW_TILE + 2 * lane, tiles = my.tiles;
+    int column = my.tile * ROW_TILE + 2 * lane, tiles = my.tiles;
     const uint32_t x0 = shared_address(own.x[warp][0]), x1 = shared_address(own.x[warp][1]),
                    zeros = shared_address(own.zeros);
     const uint32_t zero = *reinterpret_cast<volatile uint32_t*>(own.zeros);
@@ -48,30 +53,82 @@ DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int 
     };
     const auto store_operands = [&](int which, const uint32_t (&before)[ROW_WARP_TILES],
                                     const uint32_t (&amount)[ROW_WARP_TILES]) {
+        float2 m[ROW_WARP_TILES];
+        float most = 0.f;
+#pragma unroll
+        for (int i = 0; i < ROW_WARP_TILES; i++) {
+            m[i] = mixed(x[i], before[i], amount[i]);
+            most = i < tiles ? fmaxf(most, larger_size(m[i])) : most;
+        }
+        const Unit unit(most);
 #pragma unroll
         for (int i = 0; i < ROW_WARP_TILES; i++)
             if (i < tiles) {
-                const float2 m = mixed(x[i], before[i], amount[i]);
-                own.x[warp][which][i * WARP + word_of_pair(lane)] = operand_pair(lane, m.x, m.y);
+                float2 info;
+                own.x[warp][which][i * WARP + place_of_digits(lane)] = digits(m[i], unit, lane, info);
+                if (lane == 0) own.x_info[warp][which][i] = info;
             }
     };
 
     // What is multiplied with the same code lies in one place, as instructions that are read once in a layer
     // come from as far as weights.
     for (int layer = 0; layer < in.layer_count; layer++) {
-        const RowLayer& w = in.layers[layer];
-        const uint32_t tag = (layers_before + layer + 1) & 0xffff;
-        const auto vector = [&](int which) { return reinterpret_cast<const __half*>(__ldg(&w.at[which])); };
+        const auto vector = [&](int which) {
+            return reinterpret_cast<const __half*>(own.tables[layer % ROW_TABLES][which]);
+        };
         if (threadIdx.x == 0) {
             if (my.has_head)
                 arrive_and_expect(shared_address(&own.pair_full), (2 + ROW_FUNCTIONS / 2) * HEAD * 4);
-            if (my.other) arrive_and_expect(shared_address(&own.hidden_full), my.other * WARP * 4);
+            if (my.other) arrive_and_expect(shared_address(&own.hidden_full), my.other * (WARP + 2) * 4);
+        }
+        if (my.has_head && warp < 4 && slot >= 0) {  // what the recurrence reads, on its way
+            const __half* const state = in.state + size_t(slot) * in.state_stride +
+                                        (size_t(layer) * in.heads + my.pair) * HEAD * HEAD;
+            const Half recurrence;
+#pragma unroll
+            for (int i = 0; i < Half::VECTORS; i++)
+                copy_async(own.state + i * THREADS + threadIdx.x, state + recurrence.first + Half::offset(i));
+            const __half* const deferred =
+                in.deferred + size_t(slot) * in.deferred_stride +
+                (size_t(layer) * in.heads + my.pair) * MAX_LAG * DEFERRED_VECTORS * HEAD;
+            constexpr int EIGHTS = MAX_LAG * DEFERRED_VECTORS * HEAD / 8;
+            if (threadIdx.x < EIGHTS)
+                copy_async(reinterpret_cast<uint4*>(own.deferred) + threadIdx.x, deferred + threadIdx.x * 8);
+        }
+        if (my.has_head && warp >= 2 && warp < 4) {
+            const int which = threadIdx.x % 64 / 8, eight = threadIdx.x % 8;
+            const __half* const from = vector(ROW_HEAD_VECTORS + which);
+            if (from)
+                copy_async(reinterpret_cast<uint4*>(own.head_vectors[which]) + eight,
+                           from + my.pair * HEAD + eight * 8);
+        }
+        commit_copies();
+        // Vectors of the next layer's norms, which all blocks will ask for at a time, come into the L2 cache.
+        if (threadIdx.x == 0 && block < ROW_NORM_VECTORS && layer + 1 < in.layer_count) {
+            const int which = ROW_NORM1_WEIGHT + block;
+            prefetch_l2(reinterpret_cast<const void*>(own.tables[(layer + 1) % ROW_TABLES][which]),
+                        (which == ROW_MIXES ? ROW_MIX_COUNT : 1) * width * 2);
         }
 #pragma unroll 1
         for (int phase = 0; phase < PHASES; phase++) {
+            // Else what follows from these would be kept through all layers, in more registers than there
+            // are.
+            asm volatile("" : "+r"(column), "+r"(lane));
             uint32_t inner_first[ROW_WARP_TILES], inner_second[ROW_WARP_TILES];
             if (phase == TIME_IN || phase == HIDDEN) {
                 const int which = phase == HIDDEN;
+                const __half* const mixes = vector(which ? ROW_X_K : ROW_MIXES) + column;
+                uint32_t weight[ROW_WARP_TILES], bias[ROW_WARP_TILES], before[ROW_WARP_TILES],
+                    amounts[ROW_WARP_TILES], second[ROW_WARP_TILES];
+                load_columns(vector(which ? ROW_NORM2_WEIGHT : ROW_NORM1_WEIGHT) + column, tiles, weight);
+                load_columns(vector(which ? ROW_NORM2_BIAS : ROW_NORM1_BIAS) + column, tiles, bias);
+                load_columns(shift_at(layer, which), tiles, before);
+                load_columns(mixes + (which || !my.rank ? 0 : 2 * width), tiles, amounts);
+                if (phase == TIME_IN) {
+                    load_columns(mixes + width, tiles, second);
+                    load_columns(mixes + mix_of(my.function) * width, tiles, inner_first);
+                    load_columns(mixes + mix_of(my.next_function) * width, tiles, inner_second);
+                }
                 wait_sums(sums + (which ? 0 : width) + column,
                           which ? (layer + 1) * in.heads : 1 + layer * adding_pairs, tiles, total);
 #pragma unroll
@@ -80,21 +137,12 @@ DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int 
                     kept[i] = total[i];
                 }
                 if (layer + which > 0) keep_shift(layer - 1 + which, 1 - which);
-                uint32_t before[ROW_WARP_TILES], amounts[ROW_WARP_TILES];
-                uint32_t stage = tiles ? ring.wait() : ring.stages;
-                normalize(x, stage, tiles, in.heads, own.moments[which], warp, lane);
-                load_columns(stage, 2, tiles, lane, before), load_columns(stage, 3, tiles, lane, amounts);
-                store_operands(0, before, amounts);
-                if (tiles) ring.release(lane);
+                normalize(x, weight, bias, tiles, in.heads, own.moments[which], warp, lane);
 #pragma unroll
                 for (int i = 0; i < ROW_WARP_TILES; i++) normed[i] = to_half2(x[i].x, x[i].y);
+                store_operands(0, before, amounts);
                 if (phase == TIME_IN) {
-                    stage = tiles ? ring.wait() : ring.stages;
-                    load_columns(stage, 0, tiles, lane, amounts);
-                    store_operands(1, before, amounts);
-                    load_columns(stage, 1, tiles, lane, inner_first);
-                    load_columns(stage, 2, tiles, lane, inner_second);
-                    if (tiles) ring.release(lane);
+                    store_operands(1, before, second);
 #pragma unroll
                     for (int i = 0; i < ROW_WARP_TILES; i++) {
                         float2 m = mixed(x[i], before[i], inner_first[i]);
@@ -106,31 +154,6 @@ DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int 
                 sync_warp();
             }
             if (phase == TIME_IN) {
-                if (my.has_head && warp < 4 && slot >= 0) {  // what the recurrence reads, on its way
-                    const __half* const state = in.state + size_t(slot) * in.state_stride +
-                                                (size_t(layer) * in.heads + my.pair) * HEAD * HEAD;
-                    const Half recurrence;
-#pragma unroll
-                    for (int i = 0; i < Half::VECTORS; i++)
-                        copy_async(own.state + i * THREADS + threadIdx.x,
-                                   state + recurrence.first + Half::offset(i));
-                    const __half* const deferred =
-                        in.deferred + size_t(slot) * in.deferred_stride +
-                        (size_t(layer) * in.heads + my.pair) * MAX_LAG * DEFERRED_VECTORS * HEAD;
-                    constexpr int EIGHTS = MAX_LAG * DEFERRED_VECTORS * HEAD / 8;
-                    if (threadIdx.x < EIGHTS)
-                        copy_async(reinterpret_cast<uint4*>(own.deferred) + threadIdx.x,
-                                   deferred + threadIdx.x * 8);
-                }
-                if (my.has_head && warp >= 2 && warp < 4) {
-                    const int which = threadIdx.x % 64 / 8, eight = threadIdx.x % 8;
-                    const __half* const from = vector(ROW_HEAD_VECTORS + which);
-                    if (from)
-                        copy_async(reinterpret_cast<uint4*>(own.head_vectors[which]) + eight,
-                                   from + my.pair * HEAD + eight * 8);
-                }
-                commit_copies();
-
                 // Inner sides: a warp has its part of K of all outputs of the block.
 #pragma unroll 1
                 for (int begin = 0; begin < my.rows; begin += ROW_INNER_AT_ONCE) {
@@ -161,23 +184,8 @@ DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int 
                     }
                     const float sum = warp_sums(partial, lane);
                     const int i = begin + lane / (WARP / ROW_INNER_AT_ONCE);
-                    if (lane % (WARP / ROW_INNER_AT_ONCE) == 0 && i < my.rows) own.inner_sums[i][warp] = sum;
-                }
-                if (warp < ROW_WARPS - 1) {
-                    arrive_some(2, ROW_COMPUTING);
-                } else {
-                    sync_some(2, ROW_COMPUTING);
-                    if (lane < my.rows) {
-                        float sum = 0.f;
-#pragma unroll
-                        for (int i = 0; i < ROW_WARPS; i++) sum += own.inner_sums[lane][i];
-                        const int f = lane >= my.of_first ? my.next_function : my.function;
-                        publish(in.inner + my.row + lane,
-                                activate(sum, f == ROW_W   ? TANH
-                                              : f == ROW_G ? SIGMOID
-                                                           : IDENTITY),
-                                tag);
-                    }
+                    if (lane % (WARP / ROW_INNER_AT_ONCE) == 0 && i < my.rows)
+                        add_to_sum(inner + layer * ranks + my.row + i, sum);
                 }
             }
 
@@ -193,19 +201,23 @@ DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int 
             unsigned which_tiles = phase == TIME_OUT       ? 1
                                    : phase == CHANNELS_OUT ? my.hidden_tiles()
                                                            : my.all_tiles();
-            float2 of_x = {};
+            uint32_t infos = shared_address(phase == TIME_OUT       ? own.y_info
+                                            : phase == CHANNELS_OUT ? own.hidden_info
+                                                                    : own.x_info[warp][0]);
 #pragma unroll 1
             for (int i = 0; i < products_of_phase; i++) {
-                if (phase == TIME_IN && i == 1) operands = x1, which_tiles = my.shared_tiles();
+                if (phase == TIME_IN && i == 1) {
+                    operands = x1, which_tiles = my.shared_tiles();
+                    infos = shared_address(own.x_info[warp][1]);
+                }
                 const float2 y =
-                    multiply_strip(ring, operands, zeros, zero, which_tiles, i == 0 || phase == TIME_IN, of_x,
-                                   lane, [&](int j) {
-                                       if (phase == CHANNELS_OUT && j == ROW_SLICES)
-                                           barrier_wait(shared_address(&own.hidden_full), layer % 2);
-                                   });
+                    multiply_strip(ring, operands, infos, zeros, zero, which_tiles, lane, [&](int j) {
+                        if (phase == CHANNELS_OUT && j == ROW_SLICES)
+                            barrier_wait(shared_address(&own.hidden_full), layer % 2);
+                    });
                 if (phase == TIME_OUT || phase == CHANNELS_OUT) {
-                    unsigned long long* const to = sums + (phase == CHANNELS_OUT ? width : 0) +
-                                                   (my.strip_first + i * ROW_WARPS) * ROW_TILE + of_lane;
+                    unsigned long long* const to =
+                        sums + (phase == CHANNELS_OUT ? width : 0) + my.strip(i) * ROW_TILE + of_lane;
                     add_to_sum(to, y.x), add_to_sum(to + 8, y.y);
                 } else {
                     // In place of x that is no longer needed.
@@ -228,8 +240,8 @@ DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int 
                     send_word(other, to, &own.pair_full, __float_as_uint(sum));
                     wait_copies<0>();
                 } else {
-                    for (int i = threadIdx.x - 4 * WARP; i < ranks_of(in) / 4; i += ROW_COMPUTING - 4 * WARP)
-                        *reinterpret_cast<uint2*>(own.inner + 4 * i) = wait_published(in.inner + 4 * i, tag);
+                    for (int i = threadIdx.x - 4 * WARP; i < int(ranks) / 4; i += ROW_COMPUTING - 4 * WARP)
+                        wait_inner(inner + layer * ranks + 4 * i, 4 * i, in, own.inner + 4 * i);
                 }
                 sync_some(4, ROW_COMPUTING);
                 {  // outer sides: two channels of the head by a warp
@@ -320,12 +332,22 @@ DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int 
                             finished<false>(ReadoutInput{}, last, 0, my.pair, lane, Half::own(own.token),
                                             Half::value(own.token, lane), own.y_of);
                         const float2 y = to_float2(pair);
-                        own.y[word_of_pair(lane)] = operand_pair(lane, y.x, y.y);
+                        float2 info;
+                        own.y[place_of_digits(lane)] = digits(y, Unit(larger_size(y)), lane, info);
+                        if (lane == 0) own.y_info[0] = info;
                     }
                 }
                 sync_some(7, ROW_COMPUTING);
             }
             if (phase == HIDDEN) {
+                // All warps are past the layer before, whose table the one after the next replaces.
+                if (layer > 0 && layer + 2 < in.layer_count && warp == ROW_WARPS - 1) {
+                    if (lane < ROW_POINTERS)
+                        own.tables[(layer + 2) % ROW_TABLES][lane] = in.layers[layer + 2].at[lane];
+                    __threadfence_block();
+                    sync_warp();
+                    if (lane == 0) *reinterpret_cast<volatile int*>(&own.known_layers) = layer + 3;
+                }
                 sync_some(3, ROW_COMPUTING);
                 if (int(threadIdx.x) < my.own * WARP) {
                     float2 sum = {};
@@ -334,12 +356,18 @@ DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int 
                         const float2 more = *reinterpret_cast<const float2*>(own.x[i][1] + 2 * threadIdx.x);
                         sum.x += more.x, sum.y += more.y;
                     }
-                    // As fp16 first: what the operand of the second half of 16 is divided by must not matter.
-                    const float2 h = to_float2(to_half2(relu_square(sum.x), relu_square(sum.y)));
-                    const int to = warp * WARP + word_of_pair(lane);
-                    const uint32_t word = operand_pair(lane, h.x, h.y);
+                    const float2 h = make_float2(relu_square(sum.x), relu_square(sum.y));
+                    const int to = warp * WARP + place_of_digits(lane);
+                    float2 info;
+                    const uint32_t word = digits(h, Unit(larger_size(h)), lane, info);
                     own.hidden[to] = word;
                     send_word(other, own.hidden + ROW_SLICES * WARP + to, &own.hidden_full, word);
+                    if (lane < 2) {
+                        float* const place = reinterpret_cast<float*>(&own.hidden_info[warp]) + lane;
+                        const float part = lane ? info.y : info.x;
+                        *place = part;
+                        send_word(other, place + 2 * ROW_SLICES, &own.hidden_full, __float_as_uint(part));
+                    }
                 }
                 sync_some(4, ROW_COMPUTING);
             }
@@ -354,7 +382,7 @@ DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int 
             if (i < tiles)
                 *reinterpret_cast<float2*>(in.x + column + i * ROW_TILE) =
                     make_float2(kept[i].x + total[i].x, kept[i].y + total[i].y);
-        if (threadIdx.x == 0) in.done[0] = launch + 1, in.done[1] = layers_before + in.layer_count;
+        if (threadIdx.x == 0) *in.launches = launch + 1;
     }
 }
 }  // namespace row

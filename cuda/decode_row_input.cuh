@@ -3,7 +3,8 @@
 #include "vendor.cuh"
 
 constexpr int ROW_INNER = 24;  // outputs of inner low-rank sides of a block, at most
-constexpr int ROW_STAGES = 5;  // of a warp's ring
+
+constexpr int ROW_MIX_COUNT = 6;
 
 // The low-rank functions, in the order of their outputs in an exchange.
 enum RowFunction { ROW_W, ROW_A, ROW_G, ROW_V, ROW_FUNCTIONS };
@@ -25,9 +26,9 @@ enum RowMatrix {
     ROW_NORM2_BIAS,
     ROW_X_K,
     ROW_HEAD_VECTORS,  // w0, a0, v0, k_k, k_a, r_k, weight and bias of the group norm; v0 null in layer 0
-    ROW_POINTERS = ROW_HEAD_VECTORS + 8,
-    ROW_SHIFT = ROW_POINTERS  // [2, C], of the slot, which the table has not
+    ROW_POINTERS = ROW_HEAD_VECTORS + 8
 };
+constexpr int ROW_NORM_VECTORS = ROW_HEAD_VECTORS - ROW_NORM1_WEIGHT;  // what norms read
 struct RowLayer {
     unsigned long long at[ROW_POINTERS];
 };
@@ -42,10 +43,9 @@ struct RowInput {
     __half* deferred;                 // [layers, heads, MAX_LAG, DEFERRED_VECTORS, 64], the same
     size_t shift_stride, state_stride, deferred_stride;  // in numbers
     unsigned long long* sums;                            // [2, 2, C], zero before the first launch
-    uint32_t* inner;                                     // [ranks], the same
-    unsigned* done;                                      // [2], the same: launches, and layers of all of them
+    unsigned long long* inner;                           // [2, model_layers, ranks], the same
+    unsigned* launches;                                  // [1], the same
     int rank[ROW_FUNCTIONS];
-    int layer_count, heads, slices;  // slices: of 64 hidden units
-    int head_rows;                   // outputs of inner sides of a block that has a head
-    int most_under_way;              // stages of a warp, at once
+    int layer_count, model_layers, heads, slices;  // slices: of 64 hidden units
+    int head_rows;                                 // outputs of inner sides of a block that has a head
 };

@@ -40,6 +40,7 @@ DEVICE T* cluster_shared(T* place, int of) {
 DEVICE bool warp_any(bool is) { return __any_sync(~0u, is); }
 DEVICE unsigned warp_max(unsigned x) { return __reduce_max_sync(~0u, x); }
 DEVICE int warp_min(int x) { return __reduce_min_sync(~0u, x); }
+DEVICE int warp_sum(int x) { return __reduce_add_sync(~0u, x); }
 
 // What is read once in a step, such as states and logits: first to leave the caches.
 template <typename T>
@@ -128,6 +129,15 @@ DEVICE void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// c [16 x 8, int32] += a [16 x 32, unsigned bytes] b [32 x 8, signed bytes].
+DEVICE void mma_bytes(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                      uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 

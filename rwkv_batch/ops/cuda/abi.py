@@ -30,7 +30,6 @@ CODES_INT8, CODES_FP8, CODES_INT4, CODES_NF4, CODES_FP6, CODES_FP5 = range(6)  #
 ROW_FUNCTIONS = 4  # low-rank functions of a layer
 ROW_POINTERS = 28  # matrices and vectors of a layer
 ROW_INNER = 24  # outputs of inner low-rank sides of a block of decode_row, at most
-ROW_STAGES = 5  # of weights, that a warp of it has room for
 DECODE_ROWS, DECODE_COLUMNS, DECODE_TILES = range(3)  # how codes lie for decode_tiles
 ADAPTER_ADD, ADAPTER_ADD_SQUARE, ADAPTER_ADD_FLOAT = range(3)  # what becomes of y: see cuda/adapter_expand.cu
 
@@ -42,7 +41,7 @@ CONSTANTS = {
         *("TILE_BARRIER_BYTES", "ADAPTER_TILE", "ADAPTER_RANK", "ADAPTER_PARTS", "ADAPTER_SPLITS"),
         *("CODES_INT8", "CODES_FP8", "CODES_INT4", "CODES_NF4", "CODES_FP6", "CODES_FP5"),
         *("DECODE_ROWS", "DECODE_COLUMNS", "DECODE_TILES"),
-        *("ROW_FUNCTIONS", "ROW_POINTERS", "ROW_INNER", "ROW_STAGES"),
+        *("ROW_FUNCTIONS", "ROW_POINTERS", "ROW_INNER"),
         *("ADAPTER_MOST_RANK", "ADAPTER_ALIGNMENT", "ADAPTER_ADD", "ADAPTER_ADD_SQUARE", "ADAPTER_ADD_FLOAT"),
     )
 }
@@ -148,9 +147,9 @@ class RowInput(Structure):
         *((name, c_void_p) for name in ("layers", "tokens", "slots", "lag", "table", "x", "shift", "state")),
         ("deferred", c_void_p),
         *((name, c_size_t) for name in ("shift_stride", "state_stride", "deferred_stride")),
-        *((name, c_void_p) for name in ("sums", "inner", "done")),
+        *((name, c_void_p) for name in ("sums", "inner", "launches")),
         ("rank", c_int * ROW_FUNCTIONS),
-        *((name, c_int) for name in ("layer_count", "heads", "slices", "head_rows", "most_under_way")),
+        *((name, c_int) for name in ("layer_count", "model_layers", "heads", "slices", "head_rows")),
     )
 
 

@@ -6,7 +6,7 @@ from ctypes import byref, c_int
 import torch
 from torch import Tensor
 
-from rwkv_batch.ops.cuda.abi import ROW_INNER, ROW_STAGES, TILE_K, RowInput
+from rwkv_batch.ops.cuda.abi import ROW_INNER, TILE_K, RowInput
 from rwkv_batch.ops.cuda.binding import Kernels
 from rwkv_batch.ops.cuda.gemms import launch
 from rwkv_batch.ops.torch_ops import HEAD_SIZE
@@ -49,10 +49,11 @@ class RowKernel:
         last, width = layers[-1], _rows(layers[-1]["k_k"])
         self._table = torch.tensor(pointers, dtype=torch.int64, device=device)
         ranks = [_rows(last[f"{name}_inner"]) for name in FUNCTIONS]
-        # What launches leave for each other: sums of two launches in turn, results of inner sides, counts.
+        # What launches leave for each other: sums of two launches in turn, of the stream and of inner sides,
+        # of which each makes those of the next zero; and how many there were.
         self._sums = torch.zeros(2, 2, width, dtype=torch.int64, device=device)
-        self._inner = torch.zeros(sum(ranks), dtype=torch.int32, device=device)
-        self._done = torch.zeros(2, dtype=torch.int32, device=device)
+        self._inner = torch.zeros(2, len(layers), sum(ranks), dtype=torch.int64, device=device)
+        self._launches = torch.zeros(1, dtype=torch.int32, device=device)
         heads = width // HEAD_SIZE
         blocks = torch.cuda.get_device_properties(device).multi_processor_count // 2 * 2
         head_rows = rows_beside_head(sum(ranks), heads, blocks)
@@ -85,11 +86,11 @@ class RowKernel:
             self._table.data_ptr(),
             *(tensor.data_ptr() for tensor in tensors),
             *(tensor.stride(0) for tensor in (shift, wkv, pending)),
-            *(tensor.data_ptr() for tensor in (self._sums, self._inner, self._done)),
+            *(tensor.data_ptr() for tensor in (self._sums, self._inner, self._launches)),
             self._ranks,
             shift.shape[1],
+            len(self._layers),
             *self._shape,
-            ROW_STAGES,
         )
         launch(self._library, "rwkv_decode_row", byref(inputs))
 

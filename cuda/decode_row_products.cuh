@@ -1,0 +1,151 @@
+// Products of a warp of decode_row.cu with tiles of weights.
+#pragma once
+#include "decode_row.cuh"
+
+#if HOPPER
+namespace row {
+using namespace hopper;
+
+// Where a warp is in its ring.
+struct Ring {
+    uint32_t stages, full, empty;
+    int stage = 0;
+    unsigned parity = 0;
+
+    __device__ Ring(const RowShared& own, int warp)
+        : stages(shared_address(own.rings[warp])),
+          full(shared_address(own.full[warp])),
+          empty(shared_address(own.empty[warp])) {}
+
+    DEVICE uint32_t wait() const {
+        barrier_wait(full + stage * 8, parity);
+        return stages + stage * ROW_STAGE_BYTES;
+    }
+
+    // The stage has been read. An arrival does not wait for reads of shared memory, a fence does.
+    DEVICE void release(int lane) {
+        fence_async_shared();
+        release(lane, 0);
+    }
+
+    // The same where the arrival waits for what was read: `nothing` is zero, made of all of it.
+    DEVICE void release(int lane, uint32_t nothing) {
+        sync_warp();
+        if (lane == 0) arrive(empty + stage * 8 + nothing);
+        if (++stage == ROW_STAGES) stage = 0, parity ^= 1;
+    }
+};
+
+// An operand is 64 numbers along K, as integers of 16 bits in a unit that up to four tiles of a warp share:
+// the largest number is MOST_INTEGER. Each is two digits of 8 bits, so that Tensor Cores multiply them with
+// codes as they are, and sums are exact. Of the digits that are high, and of those that are low, lane q of
+// four has 16: four each that meet low halves of bytes of codes, for k below 32 and above, and four each that
+// meet high halves.
+constexpr float MOST_INTEGER = 32600;      // at most 127 * 256 + 127, and what is rounded up below it
+constexpr uint32_t INTEGERS = 0x4b400000;  // 1.5 * 2^23: a number added to it is an integer in the low bits
+
+// The word of a tile's operand that `digits` gives a lane.
+DEVICE int place_of_digits(int lane) {
+    return (lane >> 3 & 1) * 16 + lane % 4 * 4 + (lane >> 2 & 1) * 2 + (lane >> 4);
+}
+
+// What integers are multiplied with, and its reciprocal. size: the largest number of a lane, without its
+// sign.
+struct Unit {
+    float unit, reciprocal;
+    explicit DEVICE Unit(float size) {
+        // Numbers that are not negative are in the order of their bits.
+        const float largest = fmaxf(__uint_as_float(warp_max(__float_as_uint(size))), 1e-30f);
+        unit = largest * (1 / MOST_INTEGER), reciprocal = __fdividef(MOST_INTEGER, largest);
+    }
+};
+DEVICE float larger_size(float2 x) { return fmaxf(fabsf(x.x), fabsf(x.y)); }
+
+// x: numbers 2 lane and 2 lane + 1 of a tile. info: the unit, and the sum of the tile's numbers.
+DEVICE uint32_t digits(float2 x, const Unit& unit, int lane, float2& info) {
+    const uint32_t a = __float_as_uint(x.x * unit.reciprocal + __uint_as_float(INTEGERS)),
+                   b = __float_as_uint(x.y * unit.reciprocal + __uint_as_float(INTEGERS));
+    info = make_float2(unit.unit, unit.unit * warp_sum(int(a + b - 2 * INTEGERS)));
+    // Codes k and k + 16 are in bytes beside each other: a lane has high digits of both, the one 8 away the
+    // low ones.
+    const bool low = lane & 8;
+    const uint32_t high_digits = __byte_perm(a + 128, b + 128, 0x51), low_digits = __byte_perm(a, b, 0x40);
+    const uint32_t own = low ? low_digits : high_digits,
+                   other = shuffle_xor(low ? high_digits : low_digits, 8);
+    return __byte_perm(low ? other : own, low ? own : other, 0x5140);
+}
+
+// The tiles of gemm_tile4.cu: codes of 64 outputs, then of each output the scale and what is added for sums
+// of x.
+struct Int4 {
+    static constexpr int TILE_BYTES = ROW_TILE * ROW_TILE / 2 + ROW_TILE * 4;
+    static constexpr int SCALES = ROW_TILE * ROW_TILE / 2;
+};
+
+// 64 outputs times tiles along K (`which`, by bits): a lane gets sums of outputs 16 q + g and 8 later (lane =
+// 4 g + q). Columns 2 j and 2 j + 1 of products are the digits of tile j, of which lane q = j has the sums,
+// so that scales are applied once for all of them. Low and high halves of bytes have sums of their own, as
+// the latter are 16 times too large. x: operands of the tiles; infos: of these, as of `digits`. before(j)
+// comes before x of tile j is read. zeros: 16 bytes of them; zero: none, of which the compiler does not know.
+template <typename Before>
+DEVICE float2 multiply_strip(Ring& ring, uint32_t x, uint32_t infos, uint32_t zeros, uint32_t zero,
+                             unsigned which, int lane, const Before& before) {
+    const int g = lane / 4, q = lane % 4;
+    int low[4][4] = {}, high[4][4] = {};
+    float2 scales[4] = {}, info = {};
+    const uint32_t digits_at = x + (g % 2 * 4 + q) * 16;
+#pragma unroll 1
+    for (int j = 0; j < ROW_WARP_TILES; j++) {
+        if (!(which >> j & 1)) continue;
+        before(j);
+        const uint4 b = load_shared_words(g / 2 == j ? digits_at + j * 128 : zeros);
+        if (q == j) info = load_shared2(infos + j * 8);
+        const uint32_t tile = ring.wait();
+        uint4 codes[4];
+#pragma unroll
+        for (int p = 0; p < 4; p++) codes[p] = load_shared_words(tile + (p * WARP + lane) * 16);
+        if (q == j)
+#pragma unroll
+            for (int p = 0; p < 4; p++) scales[p] = load_shared2(tile + Int4::SCALES + (p * 8 + g) * 8);
+        // Released first: so all codes are read at once, and products take turns.
+        uint32_t read = codes[0].x | codes[1].x | codes[2].x | codes[3].x;
+#pragma unroll
+        for (int p = 0; p < 4; p++) read |= __float_as_uint(scales[p].x);
+        ring.release(lane, read & zero);
+        constexpr uint32_t LOW = 0x0f0f0f0f, HIGH = 0xf0f0f0f0;
+#pragma unroll
+        for (int p = 0; p < 4; p++)
+            mma_bytes(low[p], codes[p].x & LOW, codes[p].z & LOW, codes[p].y & LOW, codes[p].w & LOW, b.x,
+                      b.y);
+#pragma unroll
+        for (int p = 0; p < 4; p++)
+            mma_bytes(high[p], codes[p].x & HIGH, codes[p].z & HIGH, codes[p].y & HIGH, codes[p].w & HIGH,
+                      b.z, b.w);
+    }
+    float y[4][2];
+#pragma unroll
+    for (int p = 0; p < 4; p++)
+#pragma unroll
+        for (int down = 0; down < 2; down++) {
+            const float2 scale = to_float2(__float_as_uint(down ? scales[p].y : scales[p].x));
+            const int sum = low[p][2 * down] * 256 + low[p][2 * down + 1] +
+                            ((high[p][2 * down] * 256 + high[p][2 * down + 1]) >> 4);
+            y[p][down] = scale.x * (info.x * sum) + scale.y * info.y;
+        }
+    // Over four lanes, which divide the sums among them.
+    float half[2][2];
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int down = 0; down < 2; down++)
+            half[i][down] =
+                (q & 2 ? y[2 + i][down] : y[i][down]) + shuffle_xor(q & 2 ? y[i][down] : y[2 + i][down], 2);
+    float2 found;
+    found.x = (q & 1 ? half[1][0] : half[0][0]) + shuffle_xor(q & 1 ? half[0][0] : half[1][0], 1);
+    found.y = (q & 1 ? half[1][1] : half[0][1]) + shuffle_xor(q & 1 ? half[0][1] : half[1][1], 1);
+    return found;
+}
+
+DEVICE int output_of_lane(int lane) { return lane % 4 * 16 + lane / 4; }
+}  // namespace row
+#endif

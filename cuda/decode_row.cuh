@@ -84,6 +84,7 @@ struct RowItem {
     __device__ int bytes() const { return what >> 8; }
 };
 
+static_assert(ROW_FUNCTIONS == 4);  // a float4 has a number of each
 struct alignas(128) RowShared {
     uint8_t rings[ROW_WARPS][ROW_STAGES][ROW_STAGE_BYTES];
     // Of each warp, the numbers along K that it multiplies, as operands; in place of these, also its sums of
@@ -94,8 +95,8 @@ struct alignas(128) RowShared {
     alignas(16) float y_of[HEAD];
     alignas(16) __half head_vectors[8][HEAD];
     alignas(16) __half deferred[MAX_LAG][DEFERRED_VECTORS][HEAD];
-    alignas(16) float rkv[4][HEAD];                // r, two parts of k, v
-    alignas(16) float outer[ROW_FUNCTIONS][HEAD];  // results of the low-rank functions
+    alignas(16) float rkv[4][HEAD];  // r, two parts of k, v
+    float4 outer[HEAD];              // results of the low-rank functions
     alignas(16) __half inner[ROW_RANKS];
     alignas(16) uint32_t y[WARP];  // an operand, as x
     // Of each operand the unit of its integers, and the sum of its numbers.

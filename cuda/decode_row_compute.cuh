@@ -146,9 +146,9 @@ DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int 
 #pragma unroll
                     for (int i = 0; i < ROW_WARP_TILES; i++) {
                         float2 m = mixed(x[i], before[i], inner_first[i]);
-                        inner_first[i] = to_half2(m.x, m.y);
+                        inner_first[i] = i < tiles ? to_half2(m.x, m.y) : 0;
                         m = mixed(x[i], before[i], inner_second[i]);
-                        inner_second[i] = to_half2(m.x, m.y);
+                        inner_second[i] = i < tiles ? to_half2(m.x, m.y) : 0;
                     }
                 }
                 sync_warp();
@@ -161,25 +161,24 @@ DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int 
                     if (tiles) {
                         const uint32_t stage = ring.wait();
 #pragma unroll
-                        for (int i = 0; i < ROW_INNER_AT_ONCE; i++)
-                            if (begin + i < my.rows) {
-                                const bool second = begin + i >= my.of_first;
-                                uint32_t words[ROW_WARP_TILES];
+                        for (int i = 0; i < ROW_INNER_AT_ONCE; i++) {
+                            const bool second = begin + i >= my.of_first;
+                            uint32_t words[ROW_WARP_TILES] = {};
 #pragma unroll
-                                for (int t = 0; t < ROW_WARP_TILES; t++)
-                                    if (t < tiles)
-                                        asm volatile("ld.shared.u32 %0, [%1];"
-                                                     : "=r"(words[t])
-                                                     : "r"(stage + (i * tiles + t) * 128 + lane * 4)
-                                                     : "memory");
+                            for (int t = 0; t < ROW_WARP_TILES; t++)
+                                if (begin + i < my.rows && t < tiles)
+                                    asm volatile("ld.shared.u32 %0, [%1];"
+                                                 : "=r"(words[t])
+                                                 : "r"(stage + (i * tiles + t) * 128 + lane * 4)
+                                                 : "memory");
+                            float c[4] = {};
 #pragma unroll
-                                for (int t = 0; t < ROW_WARP_TILES; t++)
-                                    if (t < tiles) {
-                                        const float2 a = to_float2(words[t]),
-                                                     b = to_float2(second ? inner_second[t] : inner_first[t]);
-                                        partial[i] += a.x * b.x + a.y * b.y;
-                                    }
-                            }
+                            for (int t = 0; t < ROW_WARP_TILES; t += 2)
+                                add_dots(c, make_uint2(words[t], words[t + 1]), make_uint2(0, 0),
+                                         make_uint2(second ? inner_second[t] : inner_first[t],
+                                                    second ? inner_second[t + 1] : inner_first[t + 1]));
+                            partial[i] = own_dots(c, lane).x;
+                        }
                         ring.release(lane);
                     }
                     const float sum = warp_sums(partial, lane);
@@ -229,20 +228,22 @@ DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int 
             }
             if (phase == TIME_IN && my.has_head) {
                 sync_some(3, ROW_COMPUTING);
-                if (warp < 4) {
-                    float sum = 0.f;
+                if (warp == 0) {
+                    const int which = lane / 16, four = lane % 16;
+                    float4 sum = {};
 #pragma unroll
-                    for (int i = 0; i < ROW_WARPS; i++)
-                        sum += reinterpret_cast<const float*>(own.x[i][warp / 2])[threadIdx.x % HEAD];
-                    float* const to =
-                        &own.rkv[threadIdx.x < HEAD ? (my.rank ? 3 : 0) : 1 + my.rank][threadIdx.x % HEAD];
-                    *to = sum;
-                    send_word(other, to, &own.pair_full, __float_as_uint(sum));
-                    wait_copies<0>();
+                    for (int i = 0; i < ROW_WARPS; i++) {
+                        const float4 more = reinterpret_cast<const float4*>(own.x[i][which])[four];
+                        sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+                    }
+                    float* const to = own.rkv[which == 0 ? (my.rank ? 3 : 0) : 1 + my.rank] + 4 * four;
+                    *reinterpret_cast<float4*>(to) = sum;
+                    send_to(other, shared_address(to), shared_address(&own.pair_full), sum);
                 } else {
-                    for (int i = threadIdx.x - 4 * WARP; i < int(ranks) / 4; i += ROW_COMPUTING - 4 * WARP)
+                    for (int i = threadIdx.x - WARP; i < int(ranks) / 4; i += ROW_COMPUTING - WARP)
                         wait_inner(inner + layer * ranks + 4 * i, 4 * i, in, own.inner + 4 * i);
                 }
+                if (warp < 4) wait_copies<0>();
                 sync_some(4, ROW_COMPUTING);
                 {  // outer sides: two channels of the head by a warp
                     float sums_of[2 * ROW_FUNCTIONS] = {};
@@ -251,20 +252,20 @@ DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int 
                     for (int f = 0, at = 0; f < ROW_FUNCTIONS; f++) begin[f] = at, at += in.rank[f];
                     const auto add = [&](int f) {
                         const int eights = in.rank[f] / 8;
-                        for (int i = lane; i < 2 * eights; i += WARP) {
-                            const bool second = i >= eights;
-                            const uint4 a = load_shared_words(stage + i * 16),
-                                        b = *reinterpret_cast<const uint4*>(own.inner + begin[f] +
-                                                                            (second ? i - eights : i) * 8);
-                            const uint32_t as[4] = {a.x, a.y, a.z, a.w}, bs[4] = {b.x, b.y, b.z, b.w};
-                            float sum = 0.f;
-#pragma unroll
-                            for (int j = 0; j < 4; j++) {
-                                const float2 of_a = to_float2(as[j]), of_b = to_float2(bs[j]);
-                                sum += of_a.x * of_b.x + of_a.y * of_b.y;
+                        float c[4] = {};
+                        for (int first = 0; first < eights; first += WARP) {
+                            const int i = first + lane;
+                            uint4 a0 = {}, a1 = {}, b = {};
+                            if (i < eights) {
+                                a0 = load_shared_words(stage + i * 16);
+                                a1 = load_shared_words(stage + (eights + i) * 16);
+                                b = *reinterpret_cast<const uint4*>(own.inner + begin[f] + i * 8);
                             }
-                            sums_of[2 * f] += second ? 0.f : sum, sums_of[2 * f + 1] += second ? sum : 0.f;
+                            add_dots(c, make_uint2(a0.x, a0.y), make_uint2(a1.x, a1.y), make_uint2(b.x, b.y));
+                            add_dots(c, make_uint2(a0.z, a0.w), make_uint2(a1.z, a1.w), make_uint2(b.z, b.w));
                         }
+                        const float2 sum = own_dots(c, lane);
+                        sums_of[f] = sum.x, sums_of[ROW_FUNCTIONS + f] = sum.y;
                         stage += in.rank[f] * 4;
                     };
                     add(ROW_W), add(ROW_A), add(ROW_V);
@@ -273,11 +274,14 @@ DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int 
                     add(ROW_G);
                     ring.release(lane);
                     const float sum = warp_sums(sums_of, lane);
-                    if (lane % 4 == 0) {
-                        float* const to =
-                            &own.outer[lane / 8][my.rank * (HEAD / 2) + 2 * warp + lane / 4 % 2];
-                        *to = sum;
-                        send_word(other, to, &own.pair_full, __float_as_uint(sum));
+                    // Lanes 0 and 1 have a channel each.
+                    const int first = lane % 2 * (WARP / 2);
+                    const float4 of_channel = {shuffle(sum, first), shuffle(sum, first + 4),
+                                               shuffle(sum, first + 8), shuffle(sum, first + 12)};
+                    if (lane < 2) {
+                        float4* const to = &own.outer[my.rank * (HEAD / 2) + 2 * warp + lane];
+                        *to = of_channel;
+                        send_to(other, shared_address(to), shared_address(&own.pair_full), of_channel);
                     }
                 }
                 if (warp >= 4) arrive_some(5, ROW_COMPUTING);
@@ -298,11 +302,15 @@ DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int 
                         };
                         const float2 k0 = *reinterpret_cast<const float2*>(own.rkv[1] + 2 * lane),
                                      k1 = *reinterpret_cast<const float2*>(own.rkv[2] + 2 * lane);
-                        Inputs of_token = {
-                            rounded(own.rkv[0]),       __floats2half2_rn(k0.x + k1.x, k0.y + k1.y),
-                            rounded(own.rkv[3]),       rounded(own.outer[ROW_W]),
-                            rounded(own.outer[ROW_A]), rounded(own.outer[ROW_G]),
-                            rounded(own.outer[ROW_V]), reinterpret_cast<const __half2&>(own.first_v[lane])};
+                        const float4 o0 = own.outer[2 * lane], o1 = own.outer[2 * lane + 1];
+                        Inputs of_token = {rounded(own.rkv[0]),
+                                           __floats2half2_rn(k0.x + k1.x, k0.y + k1.y),
+                                           rounded(own.rkv[3]),
+                                           __floats2half2_rn(o0.x, o1.x),
+                                           __floats2half2_rn(o0.y, o1.y),
+                                           __floats2half2_rn(o0.z, o1.z),
+                                           __floats2half2_rn(o0.w, o1.w),
+                                           reinterpret_cast<const __half2&>(own.first_v[lane])};
                         if (layer == 0) own.first_v[lane] = reinterpret_cast<const uint32_t&>(of_token.v);
                         const Constants of_head_channels = {given(0), given(1), given(2), given(3),
                                                             given(4), given(5), given(6), given(7)};

@@ -147,5 +147,16 @@ DEVICE float2 multiply_strip(Ring& ring, uint32_t x, uint32_t infos, uint32_t ze
 }
 
 DEVICE int output_of_lane(int lane) { return lane % 4 * 16 + lane / 4; }
+
+// Dot products by Tensor Cores: each four lanes have a part of K, and of what `mma` makes of parts
+// g of a and n of b those with g = n are wanted. a: of two outputs, at the same places as b.
+DEVICE void add_dots(float (&c)[4], uint2 a0, uint2 a1, uint2 b) { mma(c, a0.x, a1.x, a0.y, a1.y, b.x, b.y); }
+
+// What a lane has of both outputs' sums.
+DEVICE float2 own_dots(const float (&c)[4], int lane) {
+    const int g = lane / 4, q = lane % 4;
+    if (q != g / 2) return make_float2(0.f, 0.f);
+    return g % 2 ? make_float2(c[1], c[3]) : make_float2(c[0], c[2]);
+}
 }  // namespace row
 #endif

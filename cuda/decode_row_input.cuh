@@ -2,9 +2,8 @@
 #pragma once
 #include "vendor.cuh"
 
-constexpr int ROW_INNER = 24;  // outputs of inner low-rank sides of a block, at most
-
-constexpr int ROW_MIX_COUNT = 6;
+constexpr int ROW_INNER = 24;     // outputs of inner low-rank sides of a block, at most
+constexpr int ROW_MIX_COUNT = 6;  // of a time mix
 
 // The low-rank functions, in the order of their outputs in an exchange.
 enum RowFunction { ROW_W, ROW_A, ROW_G, ROW_V, ROW_FUNCTIONS };

@@ -39,15 +39,12 @@ struct Ring {
 // An operand is 64 numbers along K, as integers of 16 bits in a unit that up to four tiles of a warp share:
 // the largest number is MOST_INTEGER. Each is two digits of 8 bits, so that Tensor Cores multiply them with
 // codes as they are, and sums are exact. Of the digits that are high, and of those that are low, lane q of
-// four has 16: four each that meet low halves of bytes of codes, for k below 32 and above, and four each that
-// meet high halves.
+// four has four of each sixteen along K, as of codes: those at 2 q, 2 q + 8, 2 q + 1 and 2 q + 9.
 constexpr float MOST_INTEGER = 32600;      // at most 127 * 256 + 127, and what is rounded up below it
 constexpr uint32_t INTEGERS = 0x4b400000;  // 1.5 * 2^23: a number added to it is an integer in the low bits
 
 // The word of a tile's operand that `digits` gives a lane.
-DEVICE int place_of_digits(int lane) {
-    return (lane >> 3 & 1) * 16 + lane % 4 * 4 + (lane >> 2 & 1) * 2 + (lane >> 4);
-}
+DEVICE int place_of_digits(int lane) { return (lane >> 2 & 1) * 16 + lane % 4 * 4 + lane / 8; }
 
 // What integers are multiplied with, and its reciprocal. size: the largest number of a lane, without its
 // sign.
@@ -66,12 +63,12 @@ DEVICE uint32_t digits(float2 x, const Unit& unit, int lane, float2& info) {
     const uint32_t a = __float_as_uint(x.x * unit.reciprocal + __uint_as_float(INTEGERS)),
                    b = __float_as_uint(x.y * unit.reciprocal + __uint_as_float(INTEGERS));
     info = make_float2(unit.unit, unit.unit * warp_sum(int(a + b - 2 * INTEGERS)));
-    // Codes k and k + 16 are in bytes beside each other: a lane has high digits of both, the one 8 away the
+    // Numbers k and k + 8 are in bytes beside each other: a lane has high digits of both, the one 4 away the
     // low ones.
-    const bool low = lane & 8;
+    const bool low = lane & 4;
     const uint32_t high_digits = __byte_perm(a + 128, b + 128, 0x51), low_digits = __byte_perm(a, b, 0x40);
     const uint32_t own = low ? low_digits : high_digits,
-                   other = shuffle_xor(low ? high_digits : low_digits, 8);
+                   other = shuffle_xor(low ? high_digits : low_digits, 4);
     return __byte_perm(low ? other : own, low ? own : other, 0x5140);
 }
 
@@ -84,14 +81,14 @@ struct Int4 {
 
 // 64 outputs times tiles along K (`which`, by bits): a lane gets sums of outputs 16 q + g and 8 later (lane =
 // 4 g + q). Columns 2 j and 2 j + 1 of products are the digits of tile j, of which lane q = j has the sums,
-// so that scales are applied once for all of them. Low and high halves of bytes have sums of their own, as
-// the latter are 16 times too large. x: operands of the tiles; infos: of these, as of `digits`. before(j)
+// so that scales are applied once for all of them. Sums of the later outputs are 16 times too large, as their
+// codes are the high halves of bytes. x: operands of the tiles; infos: of these, as of `digits`. before(j)
 // comes before x of tile j is read. zeros: 16 bytes of them; zero: none, of which the compiler does not know.
 template <typename Before>
 DEVICE float2 multiply_strip(Ring& ring, uint32_t x, uint32_t infos, uint32_t zeros, uint32_t zero,
                              unsigned which, int lane, const Before& before) {
     const int g = lane / 4, q = lane % 4;
-    int low[4][4] = {}, high[4][4] = {};
+    int sums[4][4] = {};
     float2 scales[4] = {}, info = {};
     const uint32_t digits_at = x + (g % 2 * 4 + q) * 16;
 #pragma unroll 1
@@ -101,26 +98,31 @@ DEVICE float2 multiply_strip(Ring& ring, uint32_t x, uint32_t infos, uint32_t ze
         const uint4 b = load_shared_words(g / 2 == j ? digits_at + j * 128 : zeros);
         if (q == j) info = load_shared2(infos + j * 8);
         const uint32_t tile = ring.wait();
-        uint4 codes[4];
+        uint2 codes[2][4];  // of pairs of 16 outputs, by sixteens along K
 #pragma unroll
-        for (int p = 0; p < 4; p++) codes[p] = load_shared_words(tile + (p * WARP + lane) * 16);
+        for (int pair = 0; pair < 2; pair++)
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                codes[pair][k] = load_shared_two(tile + (k * 4 + q) * 128 + (pair * 8 + g + 4 * q) % 16 * 8);
         if (q == j)
 #pragma unroll
             for (int p = 0; p < 4; p++) scales[p] = load_shared2(tile + Int4::SCALES + (p * 8 + g) * 8);
         // Released first: so all codes are read at once, and products take turns.
-        uint32_t read = codes[0].x | codes[1].x | codes[2].x | codes[3].x;
+        uint32_t read = 0;
 #pragma unroll
-        for (int p = 0; p < 4; p++) read |= __float_as_uint(scales[p].x);
+        for (int p = 0; p < 4; p++) read |= codes[0][p].x | codes[1][p].x | __float_as_uint(scales[p].x);
         ring.release(lane, read & zero);
         constexpr uint32_t LOW = 0x0f0f0f0f, HIGH = 0xf0f0f0f0;
 #pragma unroll
-        for (int p = 0; p < 4; p++)
-            mma_bytes(low[p], codes[p].x & LOW, codes[p].z & LOW, codes[p].y & LOW, codes[p].w & LOW, b.x,
-                      b.y);
+        for (int k = 0; k < 4; k += 2)
 #pragma unroll
-        for (int p = 0; p < 4; p++)
-            mma_bytes(high[p], codes[p].x & HIGH, codes[p].z & HIGH, codes[p].y & HIGH, codes[p].w & HIGH,
-                      b.z, b.w);
+            for (int p = 0; p < 4; p++) {
+                const uint2(&of_pair)[4] = codes[p / 2];
+                const uint32_t word = p % 2 ? of_pair[k].y : of_pair[k].x,
+                               next = p % 2 ? of_pair[k + 1].y : of_pair[k + 1].x;
+                mma_bytes(sums[p], word & LOW, word & HIGH, next & LOW, next & HIGH, k ? b.z : b.x,
+                          k ? b.w : b.y);
+            }
     }
     float y[4][2];
 #pragma unroll
@@ -128,8 +130,7 @@ DEVICE float2 multiply_strip(Ring& ring, uint32_t x, uint32_t infos, uint32_t ze
 #pragma unroll
         for (int down = 0; down < 2; down++) {
             const float2 scale = to_float2(__float_as_uint(down ? scales[p].y : scales[p].x));
-            const int sum = low[p][2 * down] * 256 + low[p][2 * down + 1] +
-                            ((high[p][2 * down] * 256 + high[p][2 * down + 1]) >> 4);
+            const int sum = (sums[p][2 * down] * 256 + sums[p][2 * down + 1]) >> 4 * down;
             y[p][down] = scale.x * (info.x * sum) + scale.y * info.y;
         }
     // Over four lanes, which divide the sums among them.

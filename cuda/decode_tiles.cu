@@ -64,16 +64,19 @@ struct Tiles {
     static constexpr int SCALES = TILE_W_ROWS * TILE_K / 2, BYTES = SCALES + TILE_W_ROWS * 4;
 
     static DEVICE void eight(const Codes& p, int row, int column, uint32_t, uint32_t (&pairs)[4]) {
-        // Of each 16 rows i and i + 8 take turns, and of each row lane q of four has two words.
-        const int steps = p.width / TILE_K, place = row % TILE_W_ROWS, pair = place / 16 * 8 + place % 8,
-                  half = place / 8 % 2, word = column % TILE_K / 32, nibble = column % 32 / EIGHT;
+        // Of each 16 rows i and i + 8 share bytes; a word has two of these eight numbers and two of the
+        // other.
+        const int steps = p.width / TILE_K, place = row % TILE_W_ROWS, sixteen = place / 16, i = place % 8,
+                  half = place / 8 % 2, shift = column % 16 / EIGHT * 8 + half * 4;
         const uint8_t* tile = p.w + (size_t(row / TILE_W_ROWS) * steps + column / TILE_K) * BYTES;
-        const __half2 both = codes::as_halves(load4(tile + SCALES + (pair * 2 + half) * 4)),
+        const __half2 both = codes::as_halves(load4(tile + SCALES + ((sixteen * 8 + i) * 2 + half) * 4)),
                       scale = __low2half2(both), minimum = __high2half2(both);
 #pragma unroll
         for (int q = 0; q < 4; q++) {
-            const uint32_t found = load4(tile + (pair * 4 + q) * 16 + half * 8 + word * 4);
-            pairs[q] = codes::Int4::pair<false>(found >> nibble * 4, scale, minimum);
+            const int slot = (sixteen / 2 * 8 + i + 4 * q) % 16;
+            const uint32_t found =
+                load4(tile + (column % TILE_K / 16 * 4 + q) * 128 + slot * 8 + sixteen % 2 * 4);
+            pairs[q] = codes::Int4::pair<false>(found >> shift, scale, minimum);
         }
     }
 };

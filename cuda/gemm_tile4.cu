@@ -1,8 +1,8 @@
 // GEMMs with weights of 4 bits on Hopper, up to three of one shape in one launch: y[m, n] = f(sum over k of
 // x[m, k] w[n, k]), where w[n, k] = scale q + minimum by groups of 64 along k, in fp16.
 //
-//   w: [N/64, K/64] tiles of 64 rows of 64 codes q, 32 bytes a row, and behind them the scale and the minimum
-//     of each row, fp16; as operands are read: of each 16 rows row i and row i + 8 together
+//   w: [N/64, K/64] tiles of 64 rows and 64 numbers along k: 16 runs of 128 bytes of codes q, and behind them
+//     the scale and the minimum of each row, fp16, of each 16 rows row i and row i + 8 together
 //   x [M, K] fp16; y [M, N] fp16; N and K multiples of 64; any M
 //   f: identity, or relu squared (at most what fp16 holds)
 //
@@ -11,15 +11,15 @@
 // cudaErrorNotSupported.
 //
 // As gemm_tile8.cu. A code becomes fp16 as 1024 + q in the digits of an fp16, less 1024, exactly; then one
-// multiply-add rounds w. Of each four lanes lane q has 8 bytes of a row, and behind them 8 of the other of
-// the two: of each 16 numbers along k the codes of those at 2 q, 2 q + 1, 2 q + 8 and 2 q + 9, two such fours
-// in a word; a word's halves hold the codes that become the halves of a pair.
+// multiply-add rounds w. Run 4 s + q has the numbers along k that lane q of four needs of sixteen s, those at
+// 2 q, 2 q + 8, 2 q + 1 and 2 q + 9: a byte each of a word, the low half of row i and the high one of row i
+// + 8. Where the words of a row are in a run begins 8 banks later for each lane.
 //
 // Up to 8 rows of x instructions are what takes time, so `mma` multiplies codes as they are: the low four
-// bits of an fp16 alone are the subnormal number 2^-24 q, exactly, and the next four 2^-20 q; both have their
-// sums. The sum over a group, in fp32, is multiplied by its scale, and the minimum by the sum of x over the
-// group, which is a product with ones. So w is not rounded there. A warp has strips of its own, with all rows
-// of w, so that operands of x are read once.
+// bits of an fp16 alone are the subnormal number 2^-24 q, exactly, and the next four, of the lower rows,
+// 2^-20 q. The sum over a group, in fp32, is multiplied by its scale, and the minimum by the sum of x over
+// the group, which is a product with ones. So w is not rounded there. A warp has strips of its own, with all
+// rows of w, so that operands of x are read once.
 #include "gemm_tile_launch.cuh"
 
 struct Int4Codes : Codes {
@@ -44,37 +44,43 @@ struct Int4Codes : Codes {
         return reinterpret_cast<const uint32_t&>(codes);
     }
 
+    // Where in a tile a lane has a word of 16 rows of w and 16 numbers along k; an even number of sixteens of
+    // rows and the next are side by side.
+    static __device__ __forceinline__ uint32_t place(int sixteen, int k, int lane) {
+        const int q = lane % 4, slot = (sixteen / 2 * 8 + lane / 4 + 4 * q) % 16;
+        return (k * 4 + q) * 128 + slot * 8 + sixteen % 2 * 4;
+    }
+
     // Of the strips of a stage from `first` on that `a` has room for.
     template <int, int STEPS>
     static __device__ __forceinline__ void operands(uint32_t stage, int first, int warp, int lane, uint32_t,
                                                     uint32_t (&a)[STEPS][4]) {
 #if HOPPER
         constexpr int STRIPS = STEPS * 16 / TILE_K;
-        uint4 codes[STRIPS];
+        uint32_t codes[STRIPS][TILE_K / 16];
         float2 scales[STRIPS];
 #pragma unroll
         for (int strip = 0; strip < STRIPS; strip++) {
             const uint32_t tile = stage + (first + strip) * TILE_BYTES;
-            codes[strip] = hopper::load_shared_words(tile + (warp * WARP + lane) * 16);
+#pragma unroll
+            for (int k = 0; k < TILE_K / 16; k++)
+                codes[strip][k] = hopper::load_shared_word(tile + place(warp, k, lane));
             scales[strip] = hopper::load_shared2(tile + SCALES + (warp * 8 + lane / 4) * 8);
         }
 #pragma unroll
-        for (int strip = 0; strip < STRIPS; strip++)
+        for (int strip = 0; strip < STRIPS; strip++) {
+            const __half2 top = reinterpret_cast<const __half2&>(scales[strip].x),
+                          below = reinterpret_cast<const __half2&>(scales[strip].y);
 #pragma unroll
-            for (int half = 0; half < 2; half++) {  // the upper row, and that 8 below
-                const __half2 both =
-                                  reinterpret_cast<const __half2&>(half ? scales[strip].y : scales[strip].x),
-                              scale = __low2half2(both), minimum = __high2half2(both);
-                const uint32_t words[2] = {half ? codes[strip].z : codes[strip].x,
-                                           half ? codes[strip].w : codes[strip].y};
-#pragma unroll
-                for (int k = 0; k < TILE_K / 16; k++) {
-                    uint32_t (&to)[4] = a[strip * TILE_K / 16 + k];
-                    const uint32_t word = words[k / 2] >> k % 2 * 8;
-                    to[half] = pair<false>(word, scale, minimum);
-                    to[2 + half] = pair<true>(word, scale, minimum);
-                }
+            for (int k = 0; k < TILE_K / 16; k++) {
+                uint32_t (&to)[4] = a[strip * TILE_K / 16 + k];
+                const uint32_t word = codes[strip][k];
+                to[0] = pair<false>(word, __low2half2(top), __high2half2(top));
+                to[1] = pair<true>(word, __low2half2(below), __high2half2(below));
+                to[2] = pair<false>(word >> 8, __low2half2(top), __high2half2(top));
+                to[3] = pair<true>(word >> 8, __low2half2(below), __high2half2(below));
             }
+        }
 #endif
     }
 
@@ -83,8 +89,9 @@ struct Int4Codes : Codes {
     struct Places {
         uint32_t codes, scales, x;
         __device__ __forceinline__ Places(int strip, int x_rows, int lane)
-            : codes(strip * TILE_BYTES + lane * 16), scales(strip * TILE_BYTES + SCALES + lane / 4 * 8) {
-            const int row = lane % 8, eight = lane / 16 + lane / 8 % 2 * 2;  // 0 and 2, then 1 and 3
+            : codes(strip * TILE_BYTES + place(0, 0, lane)),
+              scales(strip * TILE_BYTES + SCALES + lane / 4 * 8) {
+            const int row = lane % 8, eight = lane / 8;
             x = (strip * x_rows + row) * STRIP_BYTES + (eight ^ row) * 16;
             // In registers: the compiler would compute them again in each stage.
             asm volatile("" : "+r"(codes), "+r"(scales), "+r"(x));
@@ -99,7 +106,7 @@ struct Int4Codes : Codes {
 #if HOPPER
         constexpr int CHUNKS = TN / 8;
         constexpr uint32_t ONES = 0x00010001;  // as codes
-        // Of each half of 32 along k the first and third eight, whose codes are low, then the others.
+        // Of each half of 32 along k the eights.
         uint32_t b[CHUNKS][2][4];
         float of_x[CHUNKS][4] = {};
 #pragma unroll
@@ -112,34 +119,34 @@ struct Int4Codes : Codes {
                 mma(of_x[c], ONES, ONES, ONES, ONES, now[2], now[3]);
             }
 #pragma unroll
-        for (int i = 0; i < SIXTEENS; i++) {
-            const uint4 codes = hopper::load_shared_words(w + at.codes + i * WARP * 16);
-            const float2 scales = hopper::load_shared2(w + at.scales + i * 8 * 8);
-            const uint32_t tops[2] = {codes.x, codes.y}, lows[2] = {codes.z, codes.w};
-            float low[CHUNKS][4] = {}, high[CHUNKS][4] = {};
+        for (int i = 0; i < SIXTEENS; i += 2) {
+            uint2 codes[TILE_K / 16];  // of two sixteens of rows
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const uint32_t top = tops[half], next_top = top >> 8, below = lows[half],
-                               next_below = below >> 8;
+            for (int k = 0; k < TILE_K / 16; k++)
+                codes[k] = hopper::load_shared_two(w + (at.codes ^ i * 32) + k * 512);
 #pragma unroll
-                for (int c = 0; c < CHUNKS; c++) {
-                    mma(low[c], top & 0x000f000f, below & 0x000f000f, next_top & 0x000f000f,
-                        next_below & 0x000f000f, b[c][half][0], b[c][half][1]);
-                    mma(high[c], top & 0x00f000f0, below & 0x00f000f0, next_top & 0x00f000f0,
-                        next_below & 0x00f000f0, b[c][half][2], b[c][half][3]);
+            for (int next = 0; next < 2; next++) {
+                const float2 scales = hopper::load_shared2(w + at.scales + (i + next) * 8 * 8);
+                float products[CHUNKS][4] = {};
+#pragma unroll
+                for (int k = 0; k < TILE_K / 16; k++) {
+                    const uint32_t word = next ? codes[k].y : codes[k].x, later = word >> 8;
+#pragma unroll
+                    for (int c = 0; c < CHUNKS; c++)
+                        mma(products[c], word & 0x000f000f, word & 0x00f000f0, later & 0x000f000f,
+                            later & 0x00f000f0, b[c][k / 2][k % 2 * 2], b[c][k / 2][k % 2 * 2 + 1]);
                 }
+                const float2 of_top = to_float2(__float_as_uint(scales.x)),
+                             of_below = to_float2(__float_as_uint(scales.y));
+#pragma unroll
+                for (int c = 0; c < CHUNKS; c++)
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        float& to = sums[i + next][4 * c + j];
+                        to = fmaf(j < 2 ? of_top.x : of_below.x * (1.f / 16), products[c][j],
+                                  fmaf(j < 2 ? of_top.y : of_below.y, of_x[c][j % 2], to));
+                    }
             }
-            const float2 of_top = to_float2(__float_as_uint(scales.x)),
-                         of_below = to_float2(__float_as_uint(scales.y));
-#pragma unroll
-            for (int c = 0; c < CHUNKS; c++)
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    const float2 of_row = j < 2 ? of_top : of_below;
-                    float& to = sums[i][4 * c + j];
-                    to = fmaf(of_row.x, fmaf(high[c][j], 1.f / 16, low[c][j]),
-                              fmaf(of_row.y, of_x[c][j % 2], to));
-                }
         }
 #endif
     }

@@ -24,18 +24,20 @@ def paired_columns(codes: Tensor) -> Tensor:
 def tiles_of_4_bits(codes: Tensor, scales: Tensor, minimums: Tensor) -> Tensor:
     """Codes `[N, K]` uint8 below 16, with scales and minimums `[N, K/64]` fp16, as gemm_tile4 reads them.
 
-    Returns `[N/64, K/64, 64 * 36]` uint8: 64 rows of 32 bytes, and the scale and the minimum of each. Of each
-    16 rows, row i and row i + 8 take turns, by 8 bytes and by scale and minimum.
+    Returns `[N/64, K/64, 64 * 36]` uint8: for each four numbers along k 128 bytes of 64 rows, then the scale
+    and the minimum of each row. Of each 16 rows, row i and row i + 8 share bytes; their scales and minimums
+    are side by side.
     """
     n, strips = scales.shape
-    # Of 64 codes: [words, fours of a word, halves of 16 numbers, lanes, halves of a pair] to [lanes, words,
-    # halves of a pair, fours, halves], eight of them a word.
-    ordered = codes.view(n, strips, 2, 2, 2, 4, 2).permute(0, 1, 5, 2, 6, 3, 4).reshape(n, strips, 32, 2)
-    packed = (ordered[..., 0] | ordered[..., 1] << 4).view(n, strips, 4, 8)
-    both = torch.stack([scales, minimums], 2).view(torch.uint8)[:, :, None]
-    # Of [tiles, sixteens of rows, halves of these, rows, strips, lanes, bytes].
-    split = (part.view(-1, 4, 2, 8, *part.shape[1:]) for part in (packed, both))
-    return torch.cat([part.permute(0, 4, 1, 3, 5, 2, 6).flatten(2) for part in split], 2)
+    # Of [tiles, pairs of sixteens of rows, sixteens of these, halves, rows, strips, sixteens along k, halves,
+    # lanes, halves of a pair] to [tiles, strips, sixteens along k, lanes, pairs, rows, sixteens, halves of a
+    # pair, halves along k, halves of 16 rows].
+    split = codes.view(n // 64, 2, 2, 2, 8, strips, 4, 2, 4, 2).permute(0, 5, 6, 8, 1, 4, 2, 9, 7, 3)
+    words = (split[..., 0] | split[..., 1] << 4).reshape(n // 64, strips, 4, 4, 16, 8)
+    # Each lane begins four places later than the one before, so that they read from different banks.
+    turned = torch.stack([words[:, :, :, lane].roll(4 * lane, 3) for lane in range(4)], 3)
+    both = torch.stack([scales, minimums], 2).view(n // 64, 4, 2, 8, strips, 2).permute(0, 4, 1, 3, 2, 5)
+    return torch.cat([turned.flatten(2), both.reshape(n // 64, strips, -1).view(torch.uint8)], 2)
 
 
 def blocks_of_8_bits(codes: Tensor) -> Tensor:

@@ -49,10 +49,7 @@ DEVICE void add_inner_sides(Ring& ring, const RowShare& my, unsigned long long* 
 #pragma unroll
                 for (int t = 0; t < ROW_WARP_TILES; t++)
                     if (begin + i < my.rows && t < my.tiles)
-                        asm volatile("ld.shared.u32 %0, [%1];"
-                                     : "=r"(words[t])
-                                     : "r"(stage + (i * my.tiles + t) * 128 + lane * 4)
-                                     : "memory");
+                        words[t] = load_shared_word(stage + (i * my.tiles + t) * 128 + lane * 4);
                 float c[4] = {};
 #pragma unroll
                 for (int t = 0; t < ROW_WARP_TILES; t += 2)

@@ -89,22 +89,23 @@ class TestCodes:
 
 
 def test_the_order_of_the_codes():
-    """Lane q of four has two words of a row, and two of that 8 below.
+    """Lane q of four has a word of rows i and i + 8 for each 16 numbers along k, in the halves of its bytes.
 
-    A word's halves hold what becomes the halves of pairs.
+    Words of two such pairs of rows, 16 apart, are side by side, and each lane's begin four places later.
     """
     codes = torch.randint(0, 16, (128, 192), dtype=torch.uint8)
     scales, minimums = torch.randn(128, 3).half(), torch.randn(128, 3).half()
     tiles = tiles_of_4_bits(codes, scales, minimums)
     assert tiles.shape == (2, 3, 64 * 36)
-    for row, strip in ((0, 0), (5, 2), (127, 1)):
+    for row, strip in ((0, 0), (5, 2), (58, 1), (127, 1)):
         found = tiles[row // 64, strip]
         sixteen, below, of_eight = row % 64 // 16, row % 16 // 8, row % 8
-        words = found[:2048].view(torch.int32).view(4, 8, 4, 2, 2)[sixteen, of_eight, :, below]
+        words = found[:2048].view(4, 4, 16, 2, 4)[:, :, :, sixteen % 2]
         of_row = found[2048:].view(torch.float16).view(4, 8, 2, 2)[sixteen, of_eight, below]
         assert of_row.tolist() == [scales[row, strip].item(), minimums[row, strip].item()]
         for lane in range(4):
+            place = (sixteen // 2 * 8 + of_eight + 4 * lane) % 16
             for step in range(4):
-                for at, nibble in ((0, 0), (1, 4), (8, 1), (9, 5)):
-                    code = int(words[lane, step // 2]) >> (nibble + 2 * (step % 2)) * 4 & 15
+                for byte, at in enumerate((0, 8, 1, 9)):
+                    code = int(words[step, lane, place, byte]) >> 4 * below & 15
                     assert code == int(codes[row, strip * 64 + 16 * step + 2 * lane + at])

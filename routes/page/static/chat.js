@@ -31,6 +31,7 @@ let running = null; // the answer on its way
 let shown = 0; // counts what was opened, so that a late history is not shown
 let outdated = false; // whether the connection broke since the history was read
 let following = true;
+let followed = 0; // where `toEnd` has scrolled to
 
 const list = () => byId("turns");
 const box = () => byId("message");
@@ -107,7 +108,7 @@ async function send() {
   list().append(view.element);
   byId("hello").hidden = true;
   following = true;
-  followEnd();
+  toEnd();
   let taken = false;
   const accepted = () => {
     taken = true;
@@ -212,12 +213,16 @@ function problem(message) {
 }
 
 function followEnd() {
-  if (following) toEnd();
+  if (!following) return;
+  const { scrollTop, scrollHeight, clientHeight } = byId("conversation");
+  // Who has scrolled up since is let alone, though the event that says so is still to come.
+  if (scrollTop >= Math.min(followed, scrollHeight - clientHeight) - NEAR) toEnd();
 }
 
 function toEnd() {
   const scroller = byId("conversation");
   scroller.scrollTop = scroller.scrollHeight;
+  followed = scroller.scrollTop;
 }
 
 function watchEnd() {

@@ -41,7 +41,7 @@ def kernel_names() -> list[str]:
     """Of all kernels in cuda/."""
     found = (
         re.findall(
-            r"__global__\s+void\s+(?:PAIRED\s+)?(?:(?:__launch_bounds__|LAUNCH_BOUNDS)\((?:[^()]|\([^()]*\))*\)\s*)?(\w+)\s*\(",
+            r"__global__\s+void\s+(?:[A-Z_]+\s+)?(?:(?:__launch_bounds__|LAUNCH_BOUNDS)\((?:[^()]|\([^()]*\))*\)\s*)?(\w+)\s*\(",
             file.read_text(),
         )
         for file in sorted((ROOT / "cuda").glob("*.cu*"))

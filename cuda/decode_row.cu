@@ -53,7 +53,7 @@ __global__ void PAIRED __launch_bounds__(ROW_THREADS, 1)
             barrier_init(shared_address(&own.full[warp][i]), 1),
                 barrier_init(shared_address(&own.empty[warp][i]), 1);
         barriers_ready();
-        own.item_count[warp] = plan_row<Int4::TILE_BYTES>(in, my, warp, own.items[warp]);
+        own.item_count[warp] = plan_row<Int4::TILE_BYTES, Int4::SCALES>(in, my, warp, own.items[warp]);
     }
     if (threadIdx.x < 4) own.zeros[threadIdx.x] = 0;
     if (threadIdx.x == 0) own.known_layers = ROW_TABLES;

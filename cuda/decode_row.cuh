@@ -70,7 +70,8 @@ struct RowShare {
     // Tiles along K, by bits: all of a warp; those of a product that two blocks share.
     __device__ unsigned all_tiles() const { return (1u << tiles) - 1; }
     __device__ unsigned shared_tiles() const { return all_tiles() & ((tile + rank) % 2 ? 0xau : 0x5u); }
-    __device__ unsigned hidden_tiles() const { return (1u << own) - 1 | ((1u << other) - 1) << ROW_SLICES; }
+    // Slice j of the pair, own ones first.
+    __device__ int slice_of_pair(int j) const { return j < own ? slice + j : other_slice + j - own; }
 };
 
 // A copy of a warp: from which matrix, whether it is the last of its stage, bytes, offset.
@@ -83,6 +84,16 @@ struct RowItem {
     __device__ bool last() const { return what >> 7 & 1; }
     __device__ int bytes() const { return what >> 8; }
 };
+
+// 64 hidden units: an operand, and which of its 16 runs of four numbers are not zero.
+struct alignas(16) HiddenUnits {
+    uint32_t digits[WARP];
+    uint8_t runs[16];
+    float unit, sum;
+    int count;  // of these runs
+    int unused;
+};
+constexpr int HIDDEN_BYTES = sizeof(HiddenUnits);
 
 static_assert(ROW_FUNCTIONS == 4);  // a float4 has a number of each
 struct alignas(128) RowShared {
@@ -100,8 +111,8 @@ struct alignas(128) RowShared {
     alignas(16) __half inner[ROW_RANKS];
     alignas(16) uint32_t y[WARP];  // an operand, as x
     // Of each operand the unit of its integers, and the sum of its numbers.
-    float2 x_info[ROW_WARPS][2][ROW_WARP_TILES], y_info[ROW_WARP_TILES], hidden_info[2 * ROW_SLICES];
-    alignas(16) uint32_t hidden[2 * ROW_SLICES * WARP];  // own ones, those of the other block
+    float2 x_info[ROW_WARPS][2][ROW_WARP_TILES], y_info[ROW_WARP_TILES];
+    HiddenUnits hidden[2 * ROW_SLICES];  // own ones, those of the other block
     alignas(16) uint32_t zeros[4];
     float2 moments[2][ROW_WARPS];
     uint32_t first_v[WARP];
@@ -150,8 +161,8 @@ DEVICE void send_word(unsigned rank, const void* place, const uint64_t* barrier,
 }  // namespace hopper
 
 // All copies of a warp in a layer, in the order in which it needs them. TILE_BYTES: of a tile of 64 outputs
-// and 64 inputs.
-template <int TILE_BYTES>
+// and 64 inputs; SCALES: of them what comes before the scales.
+template <int TILE_BYTES, int SCALES>
 __device__ int plan_row(const RowInput& in, const RowShare& my, int warp, RowItem* items) {
     int count = 0;
     const int width = in.heads * HEAD;
@@ -181,8 +192,11 @@ __device__ int plan_row(const RowInput& in, const RowShare& my, int warp, RowIte
     for (int i = 0; i < my.own; i++) add_tiles(ROW_KEY, my.slice + i, in.heads, my.tile, my.all_tiles());
     for (int i = 0; i < my.strips; i++) {
         const int strip = my.strip(i);
-        add_tiles(ROW_VALUE, strip, in.slices, my.slice, (1u << my.own) - 1);
-        add_tiles(ROW_VALUE, strip, in.slices, my.other_slice, (1u << my.other) - 1);
+        // Scales of all tiles of a strip are one stage; codes are read once it is known which.
+        const int all = my.own + my.other;
+        for (int j = 0; j < all; j++)
+            add(ROW_VALUE, uint32_t(strip * in.slices + my.slice_of_pair(j)) * TILE_BYTES + SCALES,
+                TILE_BYTES - SCALES, j == all - 1);
     }
     return count;
 }

@@ -1,6 +1,6 @@
 // What the warps of decode_row.cu do that compute.
 #pragma once
-#include "decode_row_mixes.cuh"
+#include "decode_row_value.cuh"
 
 #if HOPPER
 namespace row {
@@ -77,7 +77,7 @@ DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int 
         if (threadIdx.x == 0) {
             if (my.has_head)
                 arrive_and_expect(shared_address(&own.pair_full), (2 + ROW_FUNCTIONS / 2) * HEAD * 4);
-            if (my.other) arrive_and_expect(shared_address(&own.hidden_full), my.other * (WARP + 2) * 4);
+            if (my.other) arrive_and_expect(shared_address(&own.hidden_full), my.other * HIDDEN_BYTES);
         }
         if (my.has_head) ask_for_state(in, own, my, layer, slot, warp);
         // Vectors of the next layer's norms, which all blocks will ask for at a time, come into the L2 cache.
@@ -138,31 +138,19 @@ DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int 
             const int products_of_phase = phase == TIME_IN    ? my.has_head ? 2 : 0
                                           : phase == TIME_OUT ? my.has_head ? my.strips : 0
                                           : phase == HIDDEN   ? my.own
-                                          : my.own + my.other ? my.strips
                                                               : 0;
-            uint32_t operands = phase == TIME_OUT       ? shared_address(own.y)
-                                : phase == CHANNELS_OUT ? shared_address(own.hidden)
-                                                        : x0;
-            unsigned which_tiles = phase == TIME_OUT       ? 1
-                                   : phase == CHANNELS_OUT ? my.hidden_tiles()
-                                                           : my.all_tiles();
-            uint32_t infos = shared_address(phase == TIME_OUT       ? own.y_info
-                                            : phase == CHANNELS_OUT ? own.hidden_info
-                                                                    : own.x_info[warp][0]);
+            uint32_t operands = phase == TIME_OUT ? shared_address(own.y) : x0;
+            unsigned which_tiles = phase == TIME_OUT ? 1 : my.all_tiles();
+            uint32_t infos = shared_address(phase == TIME_OUT ? own.y_info : own.x_info[warp][0]);
 #pragma unroll 1
             for (int i = 0; i < products_of_phase; i++) {
                 if (phase == TIME_IN && i == 1) {
                     operands = x1, which_tiles = my.shared_tiles();
                     infos = shared_address(own.x_info[warp][1]);
                 }
-                const float2 y =
-                    multiply_strip(ring, operands, infos, zeros, zero, which_tiles, lane, [&](int j) {
-                        if (phase == CHANNELS_OUT && j == ROW_SLICES)
-                            barrier_wait(shared_address(&own.hidden_full), layer % 2);
-                    });
-                if (phase == TIME_OUT || phase == CHANNELS_OUT) {
-                    unsigned long long* const to =
-                        sums + (phase == CHANNELS_OUT ? width : 0) + my.strip(i) * ROW_TILE + of_lane;
+                const float2 y = multiply_strip(ring, operands, infos, zeros, zero, which_tiles, lane);
+                if (phase == TIME_OUT) {
+                    unsigned long long* const to = sums + my.strip(i) * ROW_TILE + of_lane;
                     add_to_sum(to, y.x), add_to_sum(to + 8, y.y);
                 } else {
                     // In place of x that is no longer needed.
@@ -171,6 +159,11 @@ DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int 
                         phase == TIME_IN ? reinterpret_cast<float*>(own.x[warp][i]) : products + i * HEAD;
                     to[of_lane] = y.x, to[of_lane + 8] = y.y;
                 }
+            }
+            if (phase == CHANNELS_OUT && my.own + my.other) {
+                if (my.other) barrier_wait(shared_address(&own.hidden_full), layer % 2);
+                add_value(in, own, ring, my, reinterpret_cast<const uint8_t*>(vector(ROW_VALUE)),
+                          sums + width, lane);
             }
             if (phase == TIME_IN && my.has_head) {
                 sync_some(3, ROW_COMPUTING);

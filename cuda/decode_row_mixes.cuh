@@ -178,7 +178,7 @@ DEVICE void recur(const RowInput& in, RowShared& own, const RowShare& my, int la
     }
 }
 
-// 64 hidden units, from the sums over the warps, for both blocks of the pair.
+// 64 hidden units, from the sums over the warps, for both blocks of the pair. By a warp for each slice.
 DEVICE void share_hidden(RowShared& own, const RowShare& my, int warp, int lane) {
     float2 sum = {};
 #pragma unroll
@@ -187,16 +187,20 @@ DEVICE void share_hidden(RowShared& own, const RowShare& my, int warp, int lane)
         sum.x += more.x, sum.y += more.y;
     }
     const float2 h = make_float2(relu_square(sum.x), relu_square(sum.y));
-    const int to = warp * WARP + place_of_digits(lane);
     float2 info;
     const uint32_t word = digits(h, Unit(larger_size(h)), lane, info);
-    own.hidden[to] = word;
-    send_word(my.rank ^ 1, own.hidden + ROW_SLICES * WARP + to, &own.hidden_full, word);
-    if (lane < 2) {
-        float* const place = reinterpret_cast<float*>(&own.hidden_info[warp]) + lane;
-        const float part = lane ? info.y : info.x;
-        *place = part;
-        send_word(my.rank ^ 1, place + 2 * ROW_SLICES, &own.hidden_full, __float_as_uint(part));
+    HiddenUnits& units = own.hidden[warp];
+    units.digits[place_of_digits(lane)] = word;
+    // Lane 8 s + q has the high digits of run 4 s + q, and the lane 4 above it the low ones.
+    const bool active = (word | shuffle_xor(word, 4)) != 0 && !(lane & 4);
+    const unsigned all = warp_ballot(active);
+    if (active) units.runs[__popc(all & (1u << lane) - 1)] = uint8_t(lane / 8 * 4 + lane % 4);
+    if (lane == 0) units.unit = info.x, units.sum = info.y, units.count = __popc(all);
+    sync_warp();
+    if (lane < HIDDEN_BYTES / 16) {
+        float4* const part = reinterpret_cast<float4*>(&units) + lane;
+        send_to(my.rank ^ 1, shared_address(part + ROW_SLICES * (HIDDEN_BYTES / 16)),
+                shared_address(&own.hidden_full), *part);
     }
 }
 }  // namespace row

@@ -82,11 +82,10 @@ struct Int4 {
 // 64 outputs times tiles along K (`which`, by bits): a lane gets sums of outputs 16 q + g and 8 later (lane =
 // 4 g + q). Columns 2 j and 2 j + 1 of products are the digits of tile j, of which lane q = j has the sums,
 // so that scales are applied once for all of them. Sums of the later outputs are 16 times too large, as their
-// codes are the high halves of bytes. x: operands of the tiles; infos: of these, as of `digits`. before(j)
-// comes before x of tile j is read. zeros: 16 bytes of them; zero: none, of which the compiler does not know.
-template <typename Before>
+// codes are the high halves of bytes. x: operands of the tiles; infos: of these, as of `digits`. zeros: 16
+// bytes of them; zero: none, of which the compiler does not know.
 DEVICE float2 multiply_strip(Ring& ring, uint32_t x, uint32_t infos, uint32_t zeros, uint32_t zero,
-                             unsigned which, int lane, const Before& before) {
+                             unsigned which, int lane) {
     const int g = lane / 4, q = lane % 4;
     int sums[4][4] = {};
     float2 scales[4] = {}, info = {};
@@ -94,7 +93,6 @@ DEVICE float2 multiply_strip(Ring& ring, uint32_t x, uint32_t infos, uint32_t ze
 #pragma unroll 1
     for (int j = 0; j < ROW_WARP_TILES; j++) {
         if (!(which >> j & 1)) continue;
-        before(j);
         const uint4 b = load_shared_words(g / 2 == j ? digits_at + j * 128 : zeros);
         if (q == j) info = load_shared2(infos + j * 8);
         const uint32_t tile = ring.wait();

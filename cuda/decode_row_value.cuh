@@ -1,0 +1,108 @@
+// What hidden units of decode_row.cu add to the stream: the codes of those that are not zero alone.
+#pragma once
+#include "decode_row_mixes.cuh"
+
+#if HOPPER
+namespace row {
+constexpr int RUN_BYTES = 128;  // of codes: four numbers along K of 64 outputs
+constexpr int RUN_LANES = RUN_BYTES / 16, RUNS_AT_ONCE = WARP / RUN_LANES, ROUNDS = 2;
+
+// c + the dot product of four unsigned bytes and four signed ones.
+DEVICE int dot_bytes(uint32_t a, uint32_t b, int c) {
+    int found;
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(found) : "r"(a), "r"(b), "r"(c));
+    return found;
+}
+
+// The strips of a warp, of all hidden units of the pair. Eight lanes read a run of codes, so that lane r of
+// them has always the same outputs: of 16 (2 (r / 4) + p) + g and 8 later, where p is 0 or 1 and g is 2 (r %
+// 4) or 1 more. The four times eight take turns with the runs of a tile.
+DEVICE void add_value(const RowInput& in, RowShared& own, Ring& ring, const RowShare& my,
+                      const uint8_t* value, unsigned long long* sums, int lane) {
+    const int r = lane % RUN_LANES, turn = lane / RUN_LANES, all = my.own + my.other;
+    // Of slice j of the pair.
+    const auto units_of = [&](int j) -> const HiddenUnits& {
+        return own.hidden[j < my.own ? j : ROW_SLICES + j - my.own];
+    };
+    const auto load = [&](const uint8_t* tile, const HiddenUnits& units, int i) {
+        const int run = units.runs[i];
+        return load_once(tile + run * RUN_BYTES + (r + 2 * (run % 4)) % RUN_LANES * 16);
+    };
+#pragma unroll 1
+    for (int i = 0; i < my.strips; i++) {
+        const uint8_t* const strip = value + size_t(my.strip(i)) * in.slices * Int4::TILE_BYTES;
+        uint4 codes[2 * ROW_SLICES][ROUNDS];
+#pragma unroll
+        for (int j = 0; j < 2 * ROW_SLICES; j++)
+#pragma unroll
+            for (int round = 0; round < ROUNDS; round++) {
+                const int at = round * RUNS_AT_ONCE + turn;
+                codes[j][round] = make_uint4(0, 0, 0, 0);
+                if (j < all && at < units_of(j).count)
+                    codes[j][round] =
+                        load(strip + size_t(my.slice_of_pair(j)) * Int4::TILE_BYTES, units_of(j), at);
+            }
+        float y[4][2] = {};  // of the four words of a lane's part of a run
+        const uint32_t scales = ring.wait();
+        constexpr int SCALE_BYTES = Int4::TILE_BYTES - Int4::SCALES;
+#pragma unroll
+        for (int j = 0; j < 2 * ROW_SLICES; j++) {
+            if (j >= all) continue;
+            const HiddenUnits& units = units_of(j);
+            int high[4][2] = {}, low[4][2] = {};  // by digits of hidden units
+            const auto add = [&](const uint4& of_run, int at) {
+                if (at >= units.count) return;
+                const int run = units.runs[at], place = run % 4 * 4 + run / 4;
+                const uint32_t high_digits = units.digits[place], low_digits = units.digits[place + 16];
+                const uint32_t words[4] = {of_run.x, of_run.y, of_run.z, of_run.w};
+#pragma unroll
+                for (int word = 0; word < 4; word++)
+#pragma unroll
+                    for (int later = 0; later < 2; later++) {
+                        const uint32_t bytes = words[word] >> 4 * later & 0x0f0f0f0f;
+                        high[word][later] = dot_bytes(bytes, high_digits, high[word][later]);
+                        low[word][later] = dot_bytes(bytes, low_digits, low[word][later]);
+                    }
+            };
+#pragma unroll
+            for (int round = 0; round < ROUNDS; round++) add(codes[j][round], round * RUNS_AT_ONCE + turn);
+            for (int at = ROUNDS * RUNS_AT_ONCE + turn; at < units.count; at += RUNS_AT_ONCE)
+                add(load(strip + size_t(my.slice_of_pair(j)) * Int4::TILE_BYTES, units, at), at);
+            // Word 2 d + p of a lane's part is of p and g + d.
+#pragma unroll
+            for (int p = 0; p < 2; p++) {
+                const uint4 both =
+                    load_shared_words(scales + j * SCALE_BYTES + ((r / 4 * 2 + p) * 8 + r % 4 * 2) * 8);
+                const uint32_t of_outputs[2][2] = {{both.x, both.y}, {both.z, both.w}};
+#pragma unroll
+                for (int d = 0; d < 2; d++)
+#pragma unroll
+                    for (int later = 0; later < 2; later++) {
+                        const float2 scale = to_float2(of_outputs[d][later]);
+                        const int word = 2 * d + p, sum = high[word][later] * 256 + low[word][later];
+                        y[word][later] +=
+                            scale.x * (units.unit * sum) + (turn == 0 ? scale.y * units.sum : 0.f);
+                    }
+            }
+        }
+        ring.release(lane);
+        // Over the four turns, which divide the outputs among them: turn t has word t.
+        float half[2][2], found[2];
+#pragma unroll
+        for (int word = 0; word < 2; word++)
+#pragma unroll
+            for (int later = 0; later < 2; later++)
+                half[word][later] =
+                    (turn & 2 ? y[2 + word][later] : y[word][later]) +
+                    shuffle_xor(turn & 2 ? y[word][later] : y[2 + word][later], 2 * RUN_LANES);
+#pragma unroll
+        for (int later = 0; later < 2; later++)
+            found[later] = (turn & 1 ? half[1][later] : half[0][later]) +
+                           shuffle_xor(turn & 1 ? half[0][later] : half[1][later], RUN_LANES);
+        unsigned long long* const to =
+            sums + my.strip(i) * ROW_TILE + (r / 4 * 2 + turn % 2) * 16 + r % 4 * 2 + turn / 2;
+        add_to_sum(to, found[0]), add_to_sum(to + 8, found[1]);
+    }
+}
+}  // namespace row
+#endif

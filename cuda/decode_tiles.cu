@@ -1,10 +1,10 @@
 // A matrix as the GEMMs of a Hopper read it, of 8 or 4 bits, as fp16 for the GEMM library: code times scale,
 // or scale q + minimum, rounded once, at most what fp16 holds.
 //
-//   DECODE_ROWS: w [N, K] int8 in the order of gemm_tile8.cu, scale [N] fp32; to [N, K] fp16
+//   DECODE_TILES8: w [N, K] int8 in the tiles of int8_tile.cuh, scale [N] fp32; to [N, K] fp16
 //   DECODE_COLUMNS: w [K, N] int8 in the order of gemm_sparse8.cu, or some columns of a wider matrix, of
 //     which a row has `stride` codes; to [K, N]
-//   DECODE_TILES: w in the tiles of gemm_tile4.cu, scales among them; to [N, K]
+//   DECODE_TILES4: w in the tiles of gemm_tile4.cu, scales among them; to [N, K]
 //
 // N and K are multiples of 64. Reference: Weight.dequantize of rwkv_batch/ops/weights. Binding:
 // CodeKernels.decode_tiles. Test: test/kernels/test_decode_tiles.py.
@@ -14,6 +14,7 @@
 #include "codes.cuh"
 #include "gemm_tile.cuh"
 #include "int8_codes.cuh"
+#include "int8_tile.cuh"
 
 namespace {
 constexpr int THREADS = 256;
@@ -32,13 +33,17 @@ DEVICE uint32_t scaled(uint32_t pair, float first, float second) {
 }
 
 // A form gives the eight numbers at `column` of a row of the result, in pairs. code_bits: of int8_codes.cuh.
-struct Rows {
+struct Tiles8 {
     static DEVICE void eight(const Codes& p, int row, int column, uint32_t bits, uint32_t (&pairs)[4]) {
-        // Of 64 codes lane q of four has 16 side by side; two of each are of these eight.
-        const uint8_t* from = p.w + size_t(row) * p.stride + column / TILE_K * TILE_K + column % TILE_K / 4;
+        const int steps = p.width / TILE_K, sixteen = row % TILE_W_ROWS / 16, i = row % 8;
+        // Of a word two numbers are of these eight.
+        const uint8_t* const from =
+            p.w + (size_t(row / TILE_W_ROWS) * steps + column / TILE_K) * Int8Tile::BYTES +
+            column % TILE_K / 16 * Int8Tile::SIXTEEN_BYTES + row / 8 % 2 * 4 + column / EIGHT % 2 * 2;
         uint32_t twos[4];
 #pragma unroll
-        for (int q = 0; q < 4; q++) twos[q] = *reinterpret_cast<const uint16_t*>(from + q * 16);
+        for (int q = 0; q < 4; q++)
+            twos[q] = *reinterpret_cast<const uint16_t*>(from + Int8Tile::place(sixteen, i, q));
         const float scale = p.scale[row];
 #pragma unroll
         for (int q = 0; q < 4; q++)
@@ -60,7 +65,7 @@ struct Columns {
     }
 };
 
-struct Tiles {
+struct Tiles4 {
     static constexpr int SCALES = TILE_W_ROWS * TILE_K / 2, BYTES = SCALES + TILE_W_ROWS * 4;
 
     static DEVICE void eight(const Codes& p, int row, int column, uint32_t, uint32_t (&pairs)[4]) {
@@ -111,9 +116,9 @@ int rwkv_decode_tiles(const uint8_t* w, const float* scale, __half* to, int rows
         return cudaErrorInvalidValue;
     const Codes p = {w, scale, width, stride};
     switch (form) {
-        case DECODE_ROWS: return run<Rows>(p, to, rows, stream);
+        case DECODE_TILES8: return run<Tiles8>(p, to, rows, stream);
         case DECODE_COLUMNS: return run<Columns>(p, to, rows, stream);
-        case DECODE_TILES: return run<Tiles>(p, to, rows, stream);
+        case DECODE_TILES4: return run<Tiles4>(p, to, rows, stream);
     }
     return cudaErrorInvalidValue;
 }

@@ -1,7 +1,8 @@
 // GEMMs with weights of 8 bits on Hopper, up to three of one shape in one launch: y[m, n] = f(scale[n] times
 // the sum over k of x[m, k] w[n, k]).
 //
-//   w [N, K] codes, int8 (128 more than the number) or fp8 (e4m3, no NaN); or int8 as [K, N], see below
+//   w [N, K] codes: fp8 (e4m3, no NaN), or int8 (128 more than the number) in tiles of int8_tile.cuh or as
+//   [K, N], see below
 //   scale [N] fp32; x [M, K] fp16; y [M, N] fp16; N and K multiples of 64; any M
 //   f: identity, or relu squared (at most what fp16 holds)
 //
@@ -10,9 +11,9 @@
 // cudaErrorNotSupported.
 //
 // As gemm_tile.cu, but w goes through registers, where codes become fp16, exactly: int8 as 1024 + code in the
-// digits of an fp16, less 1152; fp8 by the instruction for it. For this each 64 codes of a row lie in the
-// order in which lanes need them: of each four lanes lane q has 16 side by side, of each 16 numbers along k
-// those at 2 q, 2 q + 1, 2 q + 8 and 2 q + 9.
+// digits of an fp16, less 1152; fp8 by the instruction for it. For this codes lie in the order in which lanes
+// need them. Of fp8 lane q of each four has 16 of the 64 codes of a row side by side, of each 16 numbers
+// along k those at 2 q, 2 q + 1, 2 q + 8 and 2 q + 9.
 //
 // Codes [K, N] are those of gemm_sparse8.cu: of each 16 columns the first eight and the others take turns.
 // ldmatrix, for which two bytes are one number, transposes them: a word that a lane gets has numbers 2 q and
@@ -25,15 +26,37 @@
 
 #include "gemm_tile_launch.cuh"
 #include "int8_codes.cuh"
+#include "int8_tile.cuh"
 
-// The operands of a warpgroup's thread: lane q of four has numbers of a tile's rows `row` and 8 below. In the
-// TMA's swizzle the sixteens of a row change places with the rows.
-template <typename Kind>
-struct ByteCodes : Codes {
+// The operands of a warpgroup's thread are of a tile's rows `row` and 8 below, as pairs of fp16 of the low or
+// the high bytes of a word. bits: what those of int8 are put among.
+struct Int8Codes : Codes {
+    static constexpr bool TILES = true;
+    static __device__ __forceinline__ uint32_t bits() { return code_bits(); }
+
     // Of the STRIPS strips of a stage those from `first` on that `a` has room for.
-    template <int STRIPS, int STEPS>
+    template <int, int STEPS>
     static __device__ __forceinline__ void operands(uint32_t stage, int first, int warp, int lane,
                                                     uint32_t bits, uint32_t (&a)[STEPS][4]) {
+#if HOPPER
+        const uint32_t from = stage + first * TILE_BYTES + Int8Tile::place(warp, lane / 4, lane % 4);
+#pragma unroll
+        for (int k = 0; k < STEPS; k++) {
+            const uint2 words = hopper::load_shared_two(from + k * Int8Tile::SIXTEEN_BYTES);
+            a[k][0] = halves_of_codes<LOW_BYTES>(words.x, bits);
+            a[k][1] = halves_of_codes<LOW_BYTES>(words.y, bits);
+            a[k][2] = halves_of_codes<HIGH_BYTES>(words.x, bits);
+            a[k][3] = halves_of_codes<HIGH_BYTES>(words.y, bits);
+        }
+#endif
+    }
+};
+
+// In the TMA's swizzle the sixteens of a row change places with the rows.
+struct Fp8Codes : Codes {
+    template <int STRIPS, int STEPS>
+    static __device__ __forceinline__ void operands(uint32_t stage, int first, int warp, int lane, uint32_t,
+                                                    uint32_t (&a)[STEPS][4]) {
 #if HOPPER
         constexpr int BOX = STRIPS < 2 ? 1 : 2;  // strips side by side
         const int row = warp * 16 + lane / 4, q = lane % 4;
@@ -48,23 +71,18 @@ struct ByteCodes : Codes {
 #pragma unroll
             for (int k = 0; k < TILE_K / 16; k++) {
                 uint32_t (&to)[4] = a[strip * TILE_K / 16 + k];
-                to[0] = Kind::template halves<0>(tops[k], bits),
-                to[1] = Kind::template halves<0>(lows[k], bits);
-                to[2] = Kind::template halves<1>(tops[k], bits),
-                to[3] = Kind::template halves<1>(lows[k], bits);
+                to[0] = halves<0>(tops[k]), to[1] = halves<0>(lows[k]);
+                to[2] = halves<1>(tops[k]), to[3] = halves<1>(lows[k]);
             }
         }
 #endif
     }
-};
-
-// Pairs of fp16 of two of a word's bytes, the low or the high ones. bits: what they are put among.
-struct Int8Codes : ByteCodes<Int8Codes> {
-    static __device__ __forceinline__ uint32_t bits() { return code_bits(); }
 
     template <int HIGH>
-    static __device__ __forceinline__ uint32_t halves(uint32_t word, uint32_t bits) {
-        return halves_of_codes<HIGH ? HIGH_BYTES : LOW_BYTES>(word, bits);
+    static __device__ __forceinline__ uint32_t halves(uint32_t word) {
+        uint32_t numbers;
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(numbers) : "h"(uint16_t(HIGH ? word >> 16 : word)));
+        return numbers;
     }
 };
 
@@ -94,17 +112,8 @@ struct Int8Columns : Codes {
     }
 };
 
-struct Fp8Codes : ByteCodes<Fp8Codes> {
-    template <int HIGH>
-    static __device__ __forceinline__ uint32_t halves(uint32_t word, uint32_t) {
-        uint32_t numbers;
-        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(numbers) : "h"(uint16_t(HIGH ? word >> 16 : word)));
-        return numbers;
-    }
-};
-
 namespace {
-// A matrix of codes with `columns` of them side by side, and the box of 64 rows that one copy brings, in a
+// A matrix of fp8 with `columns` codes side by side, and the box of 64 rows that one copy brings, in a
 // swizzle as wide as that.
 bool map_codes(CUtensorMap* out, const void* matrix, int rows, int columns, int box_strips) {
     const cuuint64_t size[2] = {cuuint64_t(columns), cuuint64_t(rows)}, stride[1] = {cuuint64_t(columns)};
@@ -121,7 +130,7 @@ bool map_columns(CUtensorMap* out, const void* matrix, int rows, int columns, in
 }  // namespace
 
 extern "C" {
-// fp8: what the codes are, else int8. columns: w is [K, N], of int8 alone. beside: small GEMMs of
+// fp8: what the codes are, else int8. columns: int8 as [K, N]. beside: small GEMMs of
 // gemm_stream.cu in the same launch, with up to 16 rows of x. next: weights of the next kernel, to be brought
 // into the L2 cache.
 int rwkv_gemm_tile8(const void* const* w, const void* const* scale, const void* const* x, void* const* y,
@@ -136,8 +145,9 @@ int rwkv_gemm_tile8(const void* const* w, const void* const* scale, const void* 
     for (int i = 0; i < count; i++) {
         p.scales[i] = static_cast<const float*>(scale[i]);
         const int strips = strips_for<Codes>(shape->x_rows);
-        if (!(columns ? map_columns(&p.w[i], w[i], k, n, strips)
-                      : map_codes(&p.w[i], w[i], n, k, std::min(strips, 2))))
+        p.tiles[i] = static_cast<const uint8_t*>(w[i]);  // which int8 in tiles is read by
+        if ((columns && !map_columns(&p.w[i], w[i], k, n, strips)) ||
+            (fp8 && !map_codes(&p.w[i], w[i], n, k, std::min(strips, 2))))
             return cudaErrorNotSupported;
     }
     StreamGemms small = {};

@@ -7,19 +7,15 @@ import torch
 from cuda_gpu import ACTIVATIONS, DEVICE, ROWS, needs_gpu, normal, off, poisoned
 from torch import Tensor
 
-from rwkv_batch.model.cuda.packed.orders import ordered_codes, paired_columns
+from rwkv_batch.model.cuda.packed.orders import ordered_codes, paired_columns, tiles_of_8_bits
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE
 from rwkv_batch.ops.cuda.binding import Kernels
 from rwkv_batch.ops.cuda.tile import tile_shape_coded
 
 on_hopper = [*needs_gpu, pytest.mark.usefixtures("hopper")]
 SHAPES = [(64, 64), (192, 320), (768, 768), (2048, 512), (512, 2048), (3072, 768), (4096, 192), (65536, 128)]
-KINDS = ["int8", "fp8", "columns"]  # the last is int8 as [K, N]
-
-
-def ordered(codes: Tensor, kind: str) -> Tensor:
-    """Codes `[N, K]` as the kernel takes them."""
-    return paired_columns(codes) if kind == "columns" else ordered_codes(codes)
+ORDERS = {"int8": tiles_of_8_bits, "fp8": ordered_codes, "columns": paired_columns}  # the last is int8
+KINDS = [*ORDERS]
 
 
 def quantized(n: int, k: int, kind: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -33,7 +29,7 @@ def quantized(n: int, k: int, kind: str) -> tuple[Tensor, Tensor, Tensor]:
         scale /= 64
         codes = (numbers + 128).to(torch.uint8)
     weights = numbers.double() * scale.double()[:, None]
-    return ordered(codes, kind), scale, weights
+    return ORDERS[kind](codes), scale, weights
 
 
 def run(
@@ -99,7 +95,7 @@ class TestCodes:
             codes = torch.where(wanted == 0, torch.zeros_like(codes), codes)
         else:
             wanted = codes.double() - 128
-        w, y = ordered(codes[:, None].repeat(1, 192), kind), poisoned(192, 256)
+        w, y = ORDERS[kind](codes[:, None].repeat(1, 192)), poisoned(192, 256)
         scale = torch.ones(256, device=DEVICE)
         run(kernels, [w], [scale], [torch.eye(192, device=DEVICE).half()], [y], kind)
         assert torch.equal(y.double(), wanted.expand(192, 256))
@@ -112,7 +108,7 @@ class TestCodes:
             wanted = codes.view(torch.float8_e4m3fn).double()
         else:
             wanted = codes.double() - 128
-        w, x = ordered(codes, kind), torch.eye(320, device=DEVICE).half()
+        w, x = ORDERS[kind](codes), torch.eye(320, device=DEVICE).half()
         for rows in (8, 16, 32, 48, 64, 96, 128, 160, 192):
             found = []
             for some in x.split(rows):
@@ -138,9 +134,29 @@ class TestCodes:
         assert y.isfinite().all() and y.max() == torch.finfo(torch.float16).max
 
 
+def test_the_order_of_tiles():
+    """Lane q of four has a word of each row for each 16 numbers along k.
+
+    16 bytes are rows i and i + 8 of two sixteens of rows, which change places in every second pair of rows;
+    each lane's begin two places later.
+    """
+    codes = torch.randint(0, 256, (128, 192), dtype=torch.uint8)
+    tiles = tiles_of_8_bits(codes)
+    assert tiles.shape == (2, 3, 4096)
+    for row, strip in ((0, 0), (5, 2), (58, 1), (127, 1), (22, 0)):
+        words = tiles[row // 64, strip].view(4, 4, 16, 2, 2, 4)
+        sixteen, below, of_eight = row % 64 // 16, row % 16 // 8, row % 8
+        for lane in range(4):
+            place = (sixteen // 2 * 8 + of_eight + 2 * lane) % 16
+            for step in range(4):
+                found = words[step, lane, place, sixteen % 2 ^ of_eight // 2 % 2, below]
+                first = strip * 64 + 16 * step + 2 * lane
+                assert found.tolist() == [int(codes[row, first + at]) for at in (0, 1, 8, 9)]
+
+
 @pytest.mark.parametrize(("n", "k"), [(64, 64), (128, 192)])
 def test_the_order_of_the_codes(n, k):
-    """Of each four lanes, lane q has 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 of each 16 numbers, side by side."""
+    """Of fp8 lane q of each four has 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 of each 16 numbers, side by side."""
     codes = torch.randint(0, 256, (n, k), dtype=torch.uint8)
     found = ordered_codes(codes)
     for row in (0, 5, n - 1):

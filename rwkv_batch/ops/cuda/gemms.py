@@ -85,10 +85,11 @@ class GemmKernels:
         columns: bool = False,
         beside: Sequence[Part] = (),
     ) -> None:
-        """As `gemm_tile` with weights of 8 bits `[N, K]` (`orders.ordered_codes`), and scales `[N]` in fp32.
+        """As `gemm_tile` with weights of 8 bits, and scales `[N]` in fp32.
 
-        fp8: the bytes of e4m3, none of them NaN; else int8, to each of which 128 is added. prefetch: weights
-        that the next kernel reads. columns: int8 is stored as `[K, N]` (`orders.paired_columns`). beside:
+        fp8: `[N, K]` bytes of e4m3 (`orders.ordered_codes`), none of them NaN; else int8, to each of which
+        128 is added (`orders.tiles_of_8_bits`). prefetch: weights that the next kernel reads. columns: int8
+        is stored as `[K, N]` (`orders.paired_columns`). beside:
         GEMMs as of `gemm_stream`, with small w, in the same launch, for M up to TILE_FEW_ROWS.
         """
         m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]

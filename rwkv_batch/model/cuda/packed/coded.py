@@ -8,7 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rwkv_batch.model.cuda.packed.orders import ordered_codes, paired_columns, tiles_of_4_bits
+from rwkv_batch.model.cuda.packed.orders import (
+    ordered_codes,
+    paired_columns,
+    tiles_of_4_bits,
+    tiles_of_8_bits,
+)
 from rwkv_batch.ops.weights.bits import unpack_codes
 from rwkv_batch.ops.weights.channels import Fp8Weight, Int8Weight
 from rwkv_batch.ops.weights.groups import Int4Weight, WideInt4Weight
@@ -44,7 +49,7 @@ class DecodedRoom:
 class CodedMatrix:
     """`[outputs, inputs]`, of which both are multiples of 64."""
 
-    codes: Tensor  # uint8, as `ordered_codes` has them, of 4 bits as `tiles_of_4_bits` has them
+    codes: Tensor  # uint8, in an order of orders.py: of fp8 in rows, of int8 and int4 in tiles
     scales: Tensor | None  # [outputs], fp32; those of 4 bits are with the codes
     format: str  # "int8", "fp8" or "int4"
     shape: tuple[int, int]
@@ -68,8 +73,7 @@ class CodedMatrix:
         """Of some outputs, a part of `decoded_parts`."""
         if self.columns:
             return self.codes[:, part]
-        rows = 1 if self.scales is not None else OUTPUT_MULTIPLE  # those of 4 bits lie in tiles
-        return self.codes[part.start // rows : part.stop // rows]
+        return self.codes[part.start // OUTPUT_MULTIPLE : part.stop // OUTPUT_MULTIPLE]
 
     def scales_of(self, part: slice) -> Tensor | None:
         """The same; None as `scales` is."""
@@ -118,7 +122,8 @@ def coded(weight: Weight, decoded: DecodedRoom, columns: bool = False) -> CodedM
     if isinstance(weight, Int8Weight):
         codes, nothing = codes ^ SIGN, SIGN
     columns = columns and isinstance(weight, Int8Weight)
-    order = paired_columns if columns else ordered_codes
+    in_int8 = paired_columns if columns else tiles_of_8_bits
+    order = in_int8 if isinstance(weight, Int8Weight) else ordered_codes
     scales = pad(parts["scales"], (0, shape[0] - outputs))
     ordered = order(pad(codes, more, value=nothing))
     room = decoded if isinstance(weight, Int8Weight) else None

@@ -1,11 +1,13 @@
 """In which order kernels read codes: `cuda/gemm_tile8.cu`, `cuda/gemm_tile4.cu`, `cuda/gemm_sparse8.cu`."""
 
+from itertools import product
+
 import torch
 from torch import Tensor
 
 
 def ordered_codes(codes: Tensor) -> Tensor:
-    """Codes `[N, K]` of 8 bits, each 64 of a row in the order in which gemm_tile8 reads them."""
+    """Codes `[N, K]` of fp8, each 64 of a row in the order in which gemm_tile8 reads them."""
     # Of 64: [16 numbers, halves of these, lanes, pairs] to [lanes, 16 numbers, halves, pairs].
     ordered: Tensor = codes.view(len(codes), -1, 4, 2, 4, 2).permute(0, 1, 4, 2, 3, 5)
     return ordered.reshape(codes.shape)
@@ -19,6 +21,27 @@ def paired_columns(codes: Tensor) -> Tensor:
     # Of N: [sixteens, halves of these, columns].
     paired: Tensor = codes.view(-1, 2, 8, codes.shape[1]).permute(3, 0, 2, 1)
     return paired.reshape(codes.shape[1], -1)
+
+
+def tiles_of_8_bits(codes: Tensor) -> Tensor:
+    """Codes `[N, K]` of int8 as gemm_tile8 reads them, `[N/64, K/64, 4096]` uint8.
+
+    For each four numbers along k 256 bytes of 64 rows: four words of 16 bytes are of row i and row i + 8 of
+    two sixteens of rows.
+    """
+    n, k = codes.shape
+    # In pairs of numbers, of [tiles, pairs of sixteens of rows, sixteens of these, halves, rows, strips,
+    # sixteens along k, halves, lanes] to [lanes, pairs, rows, tiles, strips, sixteens along k, sixteens,
+    # halves of 16 rows, halves along k].
+    split = codes.view(torch.int16).view(n // 64, 2, 2, 2, 8, k // 64, 4, 2, 4)
+    split = split.permute(8, 1, 4, 0, 5, 6, 2, 3, 7)
+    found = torch.empty(n // 64, k // 64, 4, 4, 16, 2, 2, 2, dtype=torch.int16, device=codes.device)
+    for lane, pair, row in product(range(4), range(2), range(8)):
+        # Each lane begins two places later than the one before, and in rows 2, 3, 6 and 7 the sixteens of a
+        # pair change places, so that lanes read from different banks.
+        words, place = split[lane, pair, row], (pair * 8 + row + 2 * lane) % 16
+        found[:, :, :, lane, place] = words.flip(3) if row & 2 else words
+    return found.view(torch.uint8).flatten(2)
 
 
 def tiles_of_4_bits(codes: Tensor, scales: Tensor, minimums: Tensor) -> Tensor:

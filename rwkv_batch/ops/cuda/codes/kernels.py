@@ -17,8 +17,8 @@ from rwkv_batch.ops.cuda.abi import (
     CODES_INT8,
     CODES_NF4,
     DECODE_COLUMNS,
-    DECODE_ROWS,
-    DECODE_TILES,
+    DECODE_TILES4,
+    DECODE_TILES8,
     IDENTITY,
     RELU_SQUARE,
 )
@@ -85,11 +85,11 @@ class CodeKernels:
     def decode_tiles(self, w: Tensor, scales: Tensor | None, to: Tensor, columns: bool = False) -> None:
         """The fp16 numbers that codes of 8 or 4 bits stand for, at most what fp16 holds; to is `[N, K]`.
 
-        w: int8 `[N, K]` of `orders.ordered_codes` with scales `[N]` in fp32, or those of
+        w: int8 of `orders.tiles_of_8_bits` with scales `[N]` in fp32, or those of
         `orders.tiles_of_4_bits` without. columns: int8 `[K, N]` of `orders.paired_columns`, or some of its
         columns; then to is `[K, N]`. N and K are multiples of 64.
         """
-        form = DECODE_TILES if scales is None else DECODE_COLUMNS if columns else DECODE_ROWS
+        form = DECODE_TILES4 if scales is None else DECODE_COLUMNS if columns else DECODE_TILES8
         stride = w.stride(0) if columns else to.shape[1]
         self._call("rwkv_decode_tiles", w.data_ptr(), pointer(scales), to.data_ptr(), *to.shape, stride, form)
 

@@ -33,6 +33,7 @@
 #endif
 
 namespace {
+template <typename Format>
 __global__ void PAIRED __launch_bounds__(ROW_THREADS, 1)
     decode_row_kernel(const __grid_constant__ RowInput in) {
 #if HOPPER
@@ -53,7 +54,7 @@ __global__ void PAIRED __launch_bounds__(ROW_THREADS, 1)
             barrier_init(shared_address(&own.full[warp][i]), 1),
                 barrier_init(shared_address(&own.empty[warp][i]), 1);
         barriers_ready();
-        own.item_count[warp] = plan_row<Int4::TILE_BYTES, Int4::SCALES>(in, my, warp, own.items[warp]);
+        own.item_count[warp] = plan_row<Format>(in, my, warp, own.items[warp]);
     }
     if (threadIdx.x < 4) own.zeros[threadIdx.x] = 0;
     if (threadIdx.x == 0) own.known_layers = ROW_TABLES;
@@ -67,7 +68,7 @@ __global__ void PAIRED __launch_bounds__(ROW_THREADS, 1)
         bring_weights(in, own, warp - ROW_WARPS, lane);
     } else {
         more_registers<ROW_COMPUTING_REGISTERS>();
-        compute(in, own, my, warp, lane);
+        compute<Format>(in, own, my, warp, lane);
     }
     cluster_arrive();
     cluster_wait();
@@ -75,6 +76,14 @@ __global__ void PAIRED __launch_bounds__(ROW_THREADS, 1)
 }
 
 constexpr int SHARED = sizeof(RowShared);
+using Kernel = void (*)(RowInput);
+
+// Null where there is none for codes of so many bits.
+Kernel kernel(int bits) {
+    return bits == RowInt4::BITS   ? decode_row_kernel<RowInt4>
+           : bits == RowInt8::BITS ? decode_row_kernel<RowInt8>
+                                   : nullptr;
+}
 
 // A block on each multiprocessor, all of them at once.
 cudaLaunchConfig_t config(cudaLaunchAttribute& attribute, cudaStream_t stream) {
@@ -87,30 +96,26 @@ cudaLaunchConfig_t config(cudaLaunchAttribute& attribute, cudaStream_t stream) {
     return found;
 }
 
-cudaError_t allow_shared() {
-    return cudaFuncSetAttribute(decode_row_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED);
-}
-
 // Whether all pairs of blocks find room: not where a part of the GPU has an odd number of multiprocessors.
-bool has_room() {
+bool has_room(Kernel kernel) {
     cudaLaunchAttribute attribute = {};
     cudaLaunchConfig_t all = config(attribute, nullptr);
     all.numAttrs = 0;
     int clusters = 0;
-    return allow_shared() == cudaSuccess &&
-           cudaOccupancyMaxActiveClusters(&clusters, decode_row_kernel, &all) == cudaSuccess &&
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED) == cudaSuccess &&
+           cudaOccupancyMaxActiveClusters(&clusters, kernel, &all) == cudaSuccess &&
            2 * clusters >= int(all.gridDim.x);
 }
 }  // namespace
 
 extern "C" {
-// Whether a model of such sizes can run so on this GPU. rank: of the low-rank functions; slices: of 64 hidden
-// units; head_rows: as of RowInput.
-int rwkv_decode_row_fits(const int* rank, int heads, int slices, int head_rows) {
+// Whether a model of such sizes can run so on this GPU. bits, head_rows: as of RowInput; rank: of the
+// low-rank functions; slices: of 64 hidden units.
+int rwkv_decode_row_fits(int bits, const int* rank, int heads, int slices, int head_rows) {
     const int blocks = multiprocessors() / 2 * 2, free = blocks - 2 * heads;
     int ranks = 0;
-    bool fits = on_hopper() && heads % 2 == 0 && free > 0 && heads <= ROW_WARPS * ROW_WARP_TILES &&
-                slices <= 2 * ROW_SLICES * (blocks / 2);
+    bool fits = on_hopper() && kernel(bits) && heads % 2 == 0 && free > 0 &&
+                heads <= ROW_WARPS * ROW_WARP_TILES && slices <= 2 * ROW_SLICES * (blocks / 2);
     for (int f = 0; f < ROW_FUNCTIONS; f++)
         ranks += rank[f], fits = fits && rank[f] >= ROW_INNER && rank[f] % 32 == 0;
     // Every block has outputs of inner sides, so that none is left behind: counts would go past what it waits
@@ -118,17 +123,18 @@ int rwkv_decode_row_fits(const int* rank, int heads, int slices, int head_rows) 
     const int others = ranks - 2 * heads * head_rows;
     fits = fits && ranks <= ROW_RANKS && head_rows >= 1 && head_rows <= ROW_INNER && others >= free &&
            others <= free * ROW_INNER;
-    static const bool room = has_room();
-    if (!fits || !room) return false;
+    static const bool room4 = has_room(kernel(4)), room8 = has_room(kernel(8));
+    if (!fits || !(bits == 4 ? room4 : room8)) return false;
     return (rank[ROW_W] + rank[ROW_A] + rank[ROW_V]) * 4 <= ROW_STAGE_BYTES &&
            rank[ROW_G] * 4 <= ROW_STAGE_BYTES;
 }
 
 // cudaErrorNotSupported: for this GPU or these sizes.
 int rwkv_decode_row(const RowInput* in, cudaStream_t stream) {
-    if (!rwkv_decode_row_fits(in->rank, in->heads, in->slices, in->head_rows)) return cudaErrorNotSupported;
+    if (!rwkv_decode_row_fits(in->bits, in->rank, in->heads, in->slices, in->head_rows))
+        return cudaErrorNotSupported;
     cudaLaunchAttribute attribute = {};
     const cudaLaunchConfig_t all = config(attribute, stream);
-    return cudaLaunchKernelEx(&all, decode_row_kernel, *in);
+    return cudaLaunchKernelEx(&all, kernel(in->bits), *in);
 }
 }

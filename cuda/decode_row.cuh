@@ -1,78 +1,6 @@
-// What decode_row.cu is made of: how work is divided, shared memory, and the warps that bring weights.
+// What decode_row.cu is made of: shared memory, and the warps that bring weights.
 #pragma once
-#include "decode_row_input.cuh"
-#include "gemm.cuh"
-#include "hopper.cuh"
-#include "wkv_half.cuh"
-
-constexpr int ROW_WARPS = 16;  // that compute; ROW_BRINGING more bring weights
-constexpr int ROW_BRINGING = 4, ROW_COMPUTING = ROW_WARPS * WARP,
-              ROW_THREADS = ROW_COMPUTING + ROW_BRINGING * WARP;
-// Registers of a thread; what warpgroups have together is what they begin with, 96 each.
-constexpr int ROW_BRINGING_REGISTERS = 32, ROW_COMPUTING_REGISTERS = 112;
-constexpr int ROW_TILE = 64;               // outputs and inputs of a tile of weights
-constexpr int ROW_WARP_TILES = 4;          // of a warp along K, at most
-constexpr int ROW_SLICES = 2;              // of 64 hidden units of a block, at most
-constexpr int ROW_STAGES = 5;              // of a warp's ring
-constexpr int ROW_INNER_AT_ONCE = 4;       // outputs of inner sides in a stage
-constexpr int ROW_RANKS = 1024;            // in all, at most
-constexpr int ROW_ITEMS = ROW_INNER + 34;  // copies of a warp in a layer, at most
-constexpr int ROW_STAGE_BYTES = 2304;
-constexpr int ROW_TABLES = 3;  // of pointers, at once
-
-__host__ __device__ inline int ranks_of(const RowInput& in) {
-    int sum = 0;
-    for (int f = 0; f < ROW_FUNCTIONS; f++) sum += in.rank[f];
-    return sum;
-}
-
-// Which of the six mixes a function reads.
-__device__ inline int mix_of(int function) { return function == ROW_V ? 2 : 3 + function; }
-
-// What a block does. Pairs of blocks are clusters. Pair p has head p, if there are so many, and some slices
-// of 64 hidden units, of which each block has a half; of what they add to the stream, each has a half.
-struct RowShare {
-    int rank, pair, pairs;
-    bool has_head;
-    int slice, own, other;                  // the first of its own; how many; how many the other block has
-    int other_slice;                        // the first of those
-    int row, rows;                          // outputs of inner sides
-    int function, next_function, of_first;  // whose they are, at most two; how many the first has
-    int tile, tiles;                        // of a warp along K
-    int strip_first, strips;                // of 64 outputs of a warp: every ROW_WARPS-th from there on
-    __device__ RowShare(const RowInput& in, int block, int blocks, int warp) {
-        rank = block % 2, pair = block / 2, pairs = blocks / 2;
-        has_head = pair < in.heads;
-        const int begin = pair * in.slices / pairs, end = (pair + 1) * in.slices / pairs,
-                  middle = begin + (end - begin + 1) / 2;
-        slice = rank ? middle : begin, own = rank ? end - middle : middle - begin;
-        other_slice = rank ? begin : middle, other = end - begin - own;
-        const int of_heads = 2 * in.heads;
-        if (has_head) {
-            row = block * in.head_rows, rows = in.head_rows;
-        } else {
-            const int first = of_heads * in.head_rows, all = ranks_of(in) - first,
-                      sharing = blocks - of_heads, i = block - of_heads;
-            row = first + i * all / sharing, rows = first + (i + 1) * all / sharing - row;
-        }
-        function = 0;
-        int end_of_first = in.rank[0];
-        while (function < ROW_FUNCTIONS - 1 && row >= end_of_first) end_of_first += in.rank[++function];
-        next_function = min(function + 1, ROW_FUNCTIONS - 1), of_first = end_of_first - row;
-        const int each = (in.heads + ROW_WARPS - 1) / ROW_WARPS;
-        tile = min(warp * each, in.heads), tiles = min(each, in.heads - tile);
-        const int half = in.heads / 2;
-        strip_first = rank * half + warp;
-        strips = warp < half ? (half - warp + ROW_WARPS - 1) / ROW_WARPS : 0;
-    }
-    // Half of the pairs in another order, so that fewer add to the same words at a time.
-    __device__ int strip(int i) const { return strip_first + (pair & 1 ? strips - 1 - i : i) * ROW_WARPS; }
-    // Tiles along K, by bits: all of a warp; those of a product that two blocks share.
-    __device__ unsigned all_tiles() const { return (1u << tiles) - 1; }
-    __device__ unsigned shared_tiles() const { return all_tiles() & ((tile + rank) % 2 ? 0xau : 0x5u); }
-    // Slice j of the pair, own ones first.
-    __device__ int slice_of_pair(int j) const { return j < own ? slice + j : other_slice + j - own; }
-};
+#include "decode_row_formats.cuh"
 
 // A copy of a warp: from which matrix, whether it is the last of its stage, bytes, offset.
 struct RowItem {
@@ -84,16 +12,6 @@ struct RowItem {
     __device__ bool last() const { return what >> 7 & 1; }
     __device__ int bytes() const { return what >> 8; }
 };
-
-// 64 hidden units: an operand, and which of its 16 runs of four numbers are not zero.
-struct alignas(16) HiddenUnits {
-    uint32_t digits[WARP];
-    uint8_t runs[16];
-    float unit, sum;
-    int count;  // of these runs
-    int unused;
-};
-constexpr int HIDDEN_BYTES = sizeof(HiddenUnits);
 
 static_assert(ROW_FUNCTIONS == 4);  // a float4 has a number of each
 struct alignas(128) RowShared {
@@ -112,7 +30,7 @@ struct alignas(128) RowShared {
     alignas(16) uint32_t y[WARP];  // an operand, as x
     // Of each operand the unit of its integers, and the sum of its numbers.
     float2 x_info[ROW_WARPS][2][ROW_WARP_TILES], y_info[ROW_WARP_TILES];
-    HiddenUnits hidden[2 * ROW_SLICES];  // own ones, those of the other block
+    alignas(16) uint8_t hidden[2 * ROW_SLICES][ROW_HIDDEN_BYTES];  // own ones, those of the other block
     alignas(16) uint32_t zeros[4];
     float2 moments[2][ROW_WARPS];
     uint32_t first_v[WARP];
@@ -122,6 +40,12 @@ struct alignas(128) RowShared {
     RowItem items[ROW_WARPS][ROW_ITEMS];
     int item_count[ROW_WARPS];
     uint64_t full[ROW_WARPS][ROW_STAGES], empty[ROW_WARPS][ROW_STAGES], pair_full, hidden_full;
+
+    // 64 hidden units in the form of a format.
+    template <typename Format>
+    __device__ typename Format::Hidden& hidden_units(int slice) {
+        return *reinterpret_cast<typename Format::Hidden*>(hidden[slice]);
+    }
 };
 constexpr int ROW_SUMS = 2 * ROW_TILE;
 static_assert(sizeof(RowShared) <= 227 * 1024);
@@ -160,18 +84,13 @@ DEVICE void send_word(unsigned rank, const void* place, const uint64_t* barrier,
 }
 }  // namespace hopper
 
-// All copies of a warp in a layer, in the order in which it needs them. TILE_BYTES: of a tile of 64 outputs
-// and 64 inputs; SCALES: of them what comes before the scales.
-template <int TILE_BYTES, int SCALES>
+// All copies of a warp in a layer, in the order in which it needs them.
+template <typename Format>
 __device__ int plan_row(const RowInput& in, const RowShare& my, int warp, RowItem* items) {
     int count = 0;
     const int width = in.heads * HEAD;
-    const auto add = [&](int matrix, uint32_t offset, int bytes, bool last = true) {
+    const auto add = [&](int matrix, uint32_t offset, int bytes, bool last) {
         items[count++] = RowItem::of(matrix, offset, bytes, last);
-    };
-    const auto add_tiles = [&](int matrix, int strip, int all, int first, unsigned which) {
-        for (int i = 0; i < ROW_WARP_TILES; i++)
-            if (which >> i & 1) add(matrix, uint32_t(strip * all + first + i) * TILE_BYTES, TILE_BYTES);
     };
     for (int i = 0; i < my.rows && my.tiles; i++) {
         int row = my.row + i, f = 0;
@@ -180,24 +99,19 @@ __device__ int plan_row(const RowInput& in, const RowShare& my, int warp, RowIte
             i % ROW_INNER_AT_ONCE == ROW_INNER_AT_ONCE - 1 || i == my.rows - 1);
     }
     if (my.has_head) {
-        add_tiles(my.rank ? ROW_VALUES : ROW_R, my.pair, in.heads, my.tile, my.all_tiles());
-        add_tiles(ROW_K, my.pair, in.heads, my.tile, my.shared_tiles());
+        Format::add_tiles(add, my.rank ? ROW_VALUES : ROW_R, my.pair, in.heads, my.tile, my.all_tiles());
+        Format::add_tiles(add, ROW_K, my.pair, in.heads, my.tile, my.shared_tiles());
         const int column = my.pair * HEAD + my.rank * (HEAD / 2) + 2 * warp;
         const auto add_outer = [&](int f, bool last) {
             add(ROW_OUTER_SIDES + f, uint32_t(column * in.rank[f]) * 2, in.rank[f] * 4, last);
         };
         add_outer(ROW_W, false), add_outer(ROW_A, false), add_outer(ROW_V, true), add_outer(ROW_G, true);
-        for (int i = 0; i < my.strips; i++) add_tiles(ROW_OUTPUT, my.strip(i), in.heads, my.pair, 1);
+        for (int i = 0; i < my.strips; i++)
+            Format::add_tiles(add, ROW_OUTPUT, my.strip(i), in.heads, my.pair, 1);
     }
-    for (int i = 0; i < my.own; i++) add_tiles(ROW_KEY, my.slice + i, in.heads, my.tile, my.all_tiles());
-    for (int i = 0; i < my.strips; i++) {
-        const int strip = my.strip(i);
-        // Scales of all tiles of a strip are one stage; codes are read once it is known which.
-        const int all = my.own + my.other;
-        for (int j = 0; j < all; j++)
-            add(ROW_VALUE, uint32_t(strip * in.slices + my.slice_of_pair(j)) * TILE_BYTES + SCALES,
-                TILE_BYTES - SCALES, j == all - 1);
-    }
+    for (int i = 0; i < my.own; i++)
+        Format::add_tiles(add, ROW_KEY, my.slice + i, in.heads, my.tile, my.all_tiles());
+    for (int i = 0; i < my.strips; i++) Format::add_value(add, my, my.strip(i), in.slices);
     return count;
 }
 

@@ -7,6 +7,7 @@ namespace row {
 enum Phase { TIME_IN, TIME_OUT, HIDDEN, CHANNELS_OUT, PHASES };
 
 // What the computing warps do.
+template <typename Format>
 DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int warp, int lane) {
     const int block = blockIdx.x, blocks = gridDim.x, width = in.heads * HEAD;
     const unsigned launch = *reinterpret_cast<const volatile unsigned*>(in.launches), ranks = ranks_of(in);
@@ -38,7 +39,7 @@ DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int 
     const uint32_t zero = *reinterpret_cast<volatile uint32_t*>(own.zeros);
     float* const products = reinterpret_cast<float*>(own.x[warp][1]);  // ROW_SUMS
     const int adding_pairs = min(my.pairs, in.slices);
-    const int of_lane = output_of_lane(lane);
+    const int of_lane = output_of_lane(Format(), lane);
     float2 kept[ROW_WARP_TILES] = {}, x[ROW_WARP_TILES], total[ROW_WARP_TILES] = {};
     uint32_t normed[ROW_WARP_TILES] = {};  // of block 0: what becomes a shift state
     const auto shift_at = [&](int layer, int which) {
@@ -65,7 +66,7 @@ DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int 
         for (int i = 0; i < ROW_WARP_TILES; i++)
             if (i < tiles) {
                 float2 info;
-                own.x[warp][which][i * WARP + place_of_digits(lane)] = digits(m[i], unit, lane, info);
+                own.x[warp][which][i * WARP + place_of_digits(lane)] = digits<Format>(m[i], unit, lane, info);
                 if (lane == 0) own.x_info[warp][which][i] = info;
             }
     };
@@ -77,7 +78,9 @@ DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int 
         if (threadIdx.x == 0) {
             if (my.has_head)
                 arrive_and_expect(shared_address(&own.pair_full), (2 + ROW_FUNCTIONS / 2) * HEAD * 4);
-            if (my.other) arrive_and_expect(shared_address(&own.hidden_full), my.other * HIDDEN_BYTES);
+            if (my.other)
+                arrive_and_expect(shared_address(&own.hidden_full),
+                                  my.other * sizeof(typename Format::Hidden));
         }
         if (my.has_head) ask_for_state(in, own, my, layer, slot, warp);
         // Vectors of the next layer's norms, which all blocks will ask for at a time, come into the L2 cache.
@@ -148,7 +151,8 @@ DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int 
                     operands = x1, which_tiles = my.shared_tiles();
                     infos = shared_address(own.x_info[warp][1]);
                 }
-                const float2 y = multiply_strip(ring, operands, infos, zeros, zero, which_tiles, lane);
+                const float2 y =
+                    multiply_strip(Format(), ring, operands, infos, zeros, zero, which_tiles, lane);
                 if (phase == TIME_OUT) {
                     unsigned long long* const to = sums + my.strip(i) * ROW_TILE + of_lane;
                     add_to_sum(to, y.x), add_to_sum(to + 8, y.y);
@@ -162,7 +166,7 @@ DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int 
             }
             if (phase == CHANNELS_OUT && my.own + my.other) {
                 if (my.other) barrier_wait(shared_address(&own.hidden_full), layer % 2);
-                add_value(in, own, ring, my, reinterpret_cast<const uint8_t*>(vector(ROW_VALUE)),
+                add_value(Format(), in, own, ring, my, reinterpret_cast<const uint8_t*>(vector(ROW_VALUE)),
                           sums + width, lane);
             }
             if (phase == TIME_IN && my.has_head) {
@@ -178,7 +182,7 @@ DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int 
                 share_outer_sides(in, own, ring, my, warp, lane);
                 if (warp < 4) {
                     sync_some(5, ROW_COMPUTING);
-                    recur(in, own, my, layer, slot, warp, lane);
+                    recur<Format>(in, own, my, layer, slot, warp, lane);
                 } else {
                     arrive_some(5, ROW_COMPUTING);
                 }
@@ -187,14 +191,14 @@ DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int 
             if (phase == HIDDEN) {
                 // All warps are past the layer before, whose table the one after the next replaces.
                 if (layer > 0 && layer + 2 < in.layer_count && warp == ROW_WARPS - 1) {
-                    if (lane < ROW_POINTERS)
-                        own.tables[(layer + 2) % ROW_TABLES][lane] = in.layers[layer + 2].at[lane];
+                    for (int i = lane; i < ROW_POINTERS; i += WARP)
+                        own.tables[(layer + 2) % ROW_TABLES][i] = in.layers[layer + 2].at[i];
                     __threadfence_block();
                     sync_warp();
                     if (lane == 0) *reinterpret_cast<volatile int*>(&own.known_layers) = layer + 3;
                 }
                 sync_some(3, ROW_COMPUTING);
-                if (warp < my.own) share_hidden(own, my, warp, lane);
+                if (warp < my.own) share_hidden<Format>(own, my, warp, lane);
                 sync_some(4, ROW_COMPUTING);
             }
         }

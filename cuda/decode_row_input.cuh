@@ -12,13 +12,14 @@ enum RowFunction { ROW_W, ROW_A, ROW_G, ROW_V, ROW_FUNCTIONS };
 enum RowMatrix {
     ROW_INNER_SIDES,  // [rank, C] fp16 of each function; of layer 0, that of v may be any other of that size
     ROW_OUTER_SIDES = ROW_INNER_SIDES + ROW_FUNCTIONS,  // [C, rank] fp16
-    ROW_R = ROW_OUTER_SIDES + ROW_FUNCTIONS,            // in tiles
+    ROW_R = ROW_OUTER_SIDES + ROW_FUNCTIONS,            // as in decode_row_formats.cuh
     ROW_K,
     ROW_VALUES,
     ROW_OUTPUT,
     ROW_KEY,
     ROW_VALUE,
-    ROW_NORM1_WEIGHT,
+    ROW_SCALES,  // of the six, fp32 of each output; null where they are with the codes
+    ROW_NORM1_WEIGHT = ROW_SCALES + 6,
     ROW_NORM1_BIAS,
     ROW_MIXES,  // [6, C]: r, k, v, w, a, g
     ROW_NORM2_WEIGHT,
@@ -47,4 +48,5 @@ struct RowInput {
     int rank[ROW_FUNCTIONS];
     int layer_count, model_layers, heads, slices;  // slices: of 64 hidden units
     int head_rows;                                 // outputs of inner sides of a block that has a head
+    int bits;                                      // of a code
 };

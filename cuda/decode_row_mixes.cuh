@@ -123,6 +123,7 @@ DEVICE void share_outer_sides(const RowInput& in, RowShared& own, Ring& ring, co
 }
 
 // A token of the head's recurrence, which both blocks of the pair compute, to `own.y`. By warps 0 to 3.
+template <typename Format>
 DEVICE void recur(const RowInput& in, RowShared& own, const RowShare& my, int layer, int slot, int warp,
                   int lane) {
     const Half recurrence;
@@ -173,34 +174,52 @@ DEVICE void recur(const RowInput& in, RowShared& own, const RowShare& my, int la
                                               Half::value(own.token, lane), own.y_of);
         const float2 y = to_float2(pair);
         float2 info;
-        own.y[place_of_digits(lane)] = digits(y, Unit(larger_size(y)), lane, info);
+        own.y[place_of_digits(lane)] = digits<Format>(y, Unit(larger_size(y)), lane, info);
         if (lane == 0) own.y_info[0] = info;
     }
 }
 
-// 64 hidden units, from the sums over the warps, for both blocks of the pair. By a warp for each slice.
-DEVICE void share_hidden(RowShared& own, const RowShare& my, int warp, int lane) {
+// Hidden units 2 lane and 2 lane + 1 of 64, from the sums over the warps.
+DEVICE float2 hidden_pair(const RowShared& own, int slice, int lane) {
     float2 sum = {};
 #pragma unroll
     for (int i = 0; i < ROW_WARPS; i++) {
-        const float2 more = *reinterpret_cast<const float2*>(own.x[i][1] + 2 * (warp * WARP + lane));
+        const float2 more = *reinterpret_cast<const float2*>(own.x[i][1] + 2 * (slice * WARP + lane));
         sum.x += more.x, sum.y += more.y;
     }
-    const float2 h = make_float2(relu_square(sum.x), relu_square(sum.y));
+    return make_float2(relu_square(sum.x), relu_square(sum.y));
+}
+
+DEVICE void put_hidden(RowInt4::Hidden& units, float2 h, int lane) {
     float2 info;
-    const uint32_t word = digits(h, Unit(larger_size(h)), lane, info);
-    HiddenUnits& units = own.hidden[warp];
+    const uint32_t word = digits<RowInt4>(h, Unit(larger_size(h)), lane, info);
     units.digits[place_of_digits(lane)] = word;
     // Lane 8 s + q has the high digits of run 4 s + q, and the lane 4 above it the low ones.
     const bool active = (word | shuffle_xor(word, 4)) != 0 && !(lane & 4);
     const unsigned all = warp_ballot(active);
     if (active) units.runs[__popc(all & (1u << lane) - 1)] = uint8_t(lane / 8 * 4 + lane % 4);
     if (lane == 0) units.unit = info.x, units.sum = info.y, units.count = __popc(all);
+}
+
+DEVICE void put_hidden(RowInt8::Hidden& units, float2 h, int lane) {
+    const unsigned even = warp_ballot(h.x > 0.f), odd = warp_ballot(h.y > 0.f), before = (1u << lane) - 1;
+    const auto put = [&](int place, float value, int unit) {
+        if (value > 0.f) units.value[place] = value, units.unit[place] = uint8_t(unit);
+    };
+    put(__popc(even & before), h.x, 2 * lane), put(__popc(even) + __popc(odd & before), h.y, 2 * lane + 1);
+    if (lane == 0) units.count = __popc(even) + __popc(odd);
+}
+
+// 64 hidden units, for both blocks of the pair. By a warp for each slice.
+template <typename Format>
+DEVICE void share_hidden(RowShared& own, const RowShare& my, int slice, int lane) {
+    auto& units = own.hidden_units<Format>(slice);
+    put_hidden(units, hidden_pair(own, slice, lane), lane);
     sync_warp();
-    if (lane < HIDDEN_BYTES / 16) {
-        float4* const part = reinterpret_cast<float4*>(&units) + lane;
-        send_to(my.rank ^ 1, shared_address(part + ROW_SLICES * (HIDDEN_BYTES / 16)),
-                shared_address(&own.hidden_full), *part);
+    if (lane < int(sizeof(units)) / 16) {
+        const float4* const part = reinterpret_cast<const float4*>(&units) + lane;
+        float4* const to = reinterpret_cast<float4*>(&own.hidden_units<Format>(ROW_SLICES + slice)) + lane;
+        send_to(my.rank ^ 1, shared_address(to), shared_address(&own.hidden_full), *part);
     }
 }
 }  // namespace row

@@ -4,6 +4,9 @@
 
 #if HOPPER
 namespace row {
+// Where hidden units of slice j of the pair are.
+DEVICE int place_of_slice(const RowShare& my, int j) { return j < my.own ? j : ROW_SLICES + j - my.own; }
+
 constexpr int RUN_BYTES = 128;  // of codes: four numbers along K of 64 outputs
 constexpr int RUN_LANES = RUN_BYTES / 16, RUNS_AT_ONCE = WARP / RUN_LANES, ROUNDS = 2;
 
@@ -14,23 +17,30 @@ DEVICE int dot_bytes(uint32_t a, uint32_t b, int c) {
     return found;
 }
 
-// The strips of a warp, of all hidden units of the pair. Eight lanes read a run of codes, so that lane r of
+DEVICE uint32_t load_word_once(const void* address) {
+    uint32_t x;
+    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(x) : "l"(address));
+    return x;
+}
+
+// The strips of a warp, of all hidden units of the pair.
+//
+// Eight lanes read a run of codes, so that lane r of
 // them has always the same outputs: of 16 (2 (r / 4) + p) + g and 8 later, where p is 0 or 1 and g is 2 (r %
 // 4) or 1 more. The four times eight take turns with the runs of a tile.
-DEVICE void add_value(const RowInput& in, RowShared& own, Ring& ring, const RowShare& my,
+DEVICE void add_value(RowInt4, const RowInput& in, RowShared& own, Ring& ring, const RowShare& my,
                       const uint8_t* value, unsigned long long* sums, int lane) {
     const int r = lane % RUN_LANES, turn = lane / RUN_LANES, all = my.own + my.other;
-    // Of slice j of the pair.
-    const auto units_of = [&](int j) -> const HiddenUnits& {
-        return own.hidden[j < my.own ? j : ROW_SLICES + j - my.own];
+    const auto units_of = [&](int j) -> const RowInt4::Hidden& {
+        return own.hidden_units<RowInt4>(place_of_slice(my, j));
     };
-    const auto load = [&](const uint8_t* tile, const HiddenUnits& units, int i) {
+    const auto load = [&](const uint8_t* tile, const RowInt4::Hidden& units, int i) {
         const int run = units.runs[i];
         return load_once(tile + run * RUN_BYTES + (r + 2 * (run % 4)) % RUN_LANES * 16);
     };
 #pragma unroll 1
     for (int i = 0; i < my.strips; i++) {
-        const uint8_t* const strip = value + size_t(my.strip(i)) * in.slices * Int4::TILE_BYTES;
+        const uint8_t* const strip = value + size_t(my.strip(i)) * in.slices * RowInt4::TILE_BYTES;
         uint4 codes[2 * ROW_SLICES][ROUNDS];
 #pragma unroll
         for (int j = 0; j < 2 * ROW_SLICES; j++)
@@ -40,15 +50,15 @@ DEVICE void add_value(const RowInput& in, RowShared& own, Ring& ring, const RowS
                 codes[j][round] = make_uint4(0, 0, 0, 0);
                 if (j < all && at < units_of(j).count)
                     codes[j][round] =
-                        load(strip + size_t(my.slice_of_pair(j)) * Int4::TILE_BYTES, units_of(j), at);
+                        load(strip + size_t(my.slice_of_pair(j)) * RowInt4::TILE_BYTES, units_of(j), at);
             }
         float y[4][2] = {};  // of the four words of a lane's part of a run
         const uint32_t scales = ring.wait();
-        constexpr int SCALE_BYTES = Int4::TILE_BYTES - Int4::SCALES;
+        constexpr int SCALE_BYTES = RowInt4::TILE_BYTES - RowInt4::SCALES;
 #pragma unroll
         for (int j = 0; j < 2 * ROW_SLICES; j++) {
             if (j >= all) continue;
-            const HiddenUnits& units = units_of(j);
+            const RowInt4::Hidden& units = units_of(j);
             int high[4][2] = {}, low[4][2] = {};  // by digits of hidden units
             const auto add = [&](const uint4& of_run, int at) {
                 if (at >= units.count) return;
@@ -67,7 +77,7 @@ DEVICE void add_value(const RowInput& in, RowShared& own, Ring& ring, const RowS
 #pragma unroll
             for (int round = 0; round < ROUNDS; round++) add(codes[j][round], round * RUNS_AT_ONCE + turn);
             for (int at = ROUNDS * RUNS_AT_ONCE + turn; at < units.count; at += RUNS_AT_ONCE)
-                add(load(strip + size_t(my.slice_of_pair(j)) * Int4::TILE_BYTES, units, at), at);
+                add(load(strip + size_t(my.slice_of_pair(j)) * RowInt4::TILE_BYTES, units, at), at);
             // Word 2 d + p of a lane's part is of p and g + d.
 #pragma unroll
             for (int p = 0; p < 2; p++) {
@@ -102,6 +112,62 @@ DEVICE void add_value(const RowInput& in, RowShared& own, Ring& ring, const RowS
         unsigned long long* const to =
             sums + my.strip(i) * ROW_TILE + (r / 4 * 2 + turn % 2) * 16 + r % 4 * 2 + turn / 2;
         add_to_sum(to, found[0]), add_to_sum(to + 8, found[1]);
+    }
+}
+
+// The same of codes by hidden units. 16 lanes read the 64 outputs of a strip of a unit, four a lane, and the
+// two times 16 take turns with the units of a slice. Of each 16 outputs the first eight and the others take
+// turns, so that a lane has outputs 2 m, 2 m + 8, 2 m + 1 and 2 m + 9 of them.
+DEVICE void add_value(RowInt8, const RowInput& in, RowShared& own, Ring& ring, const RowShare& my,
+                      const uint8_t* value, unsigned long long* sums, int lane) {
+    constexpr int ROUNDS = 4, TURNS = 2;
+    const int four = lane % 16, turn = lane / 16, all = my.own + my.other, width = in.heads * HEAD;
+    const auto units_of = [&](int j) -> const RowInt8::Hidden& {
+        return own.hidden_units<RowInt8>(place_of_slice(my, j));
+    };
+#pragma unroll 1
+    for (int i = 0; i < my.strips; i++) {
+        const auto load = [&](int j, int at) {
+            const int unit = my.slice_of_pair(j) * ROW_TILE + units_of(j).unit[at];
+            return load_word_once(value + size_t(unit) * width + my.strip(i) * ROW_TILE + four * 4);
+        };
+        uint32_t codes[2 * ROW_SLICES][ROUNDS];
+#pragma unroll
+        for (int j = 0; j < 2 * ROW_SLICES; j++)
+#pragma unroll
+            for (int round = 0; round < ROUNDS; round++) {
+                const int at = round * TURNS + turn;
+                codes[j][round] = j < all && at < units_of(j).count ? load(j, at) : 0;
+            }
+        float y[4] = {};
+#pragma unroll
+        for (int j = 0; j < 2 * ROW_SLICES; j++) {
+            if (j >= all) continue;
+            const RowInt8::Hidden& units = units_of(j);
+            const auto add = [&](uint32_t of_unit, int at) {
+                if (at >= units.count) return;
+                const float h = units.value[at];
+#pragma unroll
+                for (int c = 0; c < 4; c++) {
+                    // 2^23 and a byte, as the digits of a number.
+                    const float code = __uint_as_float(__byte_perm(of_unit, 0x4b000000, 0x7650 + c));
+                    y[c] += h * (code - (8388608.f + 128.f));
+                }
+            };
+#pragma unroll
+            for (int round = 0; round < ROUNDS; round++) add(codes[j][round], round * TURNS + turn);
+            for (int at = ROUNDS * TURNS + turn; at < units.count; at += TURNS) add(load(j, at), at);
+        }
+        // Each turn has two of the four outputs.
+        const float first = (turn ? y[2] : y[0]) + shuffle_xor(turn ? y[0] : y[2], 16),
+                    second = (turn ? y[3] : y[1]) + shuffle_xor(turn ? y[1] : y[3], 16);
+        const int output = four / 4 * 16 + four % 4 * 2 + turn;
+        const uint32_t scales = ring.wait() + output * 4;
+        const float scale = __uint_as_float(load_shared_word(scales)),
+                    later = __uint_as_float(load_shared_word(scales + 8 * 4));
+        ring.release(lane);
+        unsigned long long* const to = sums + my.strip(i) * ROW_TILE + output;
+        add_to_sum(to, first * scale), add_to_sum(to + 8, second * later);
     }
 }
 }  // namespace row

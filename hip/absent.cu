@@ -42,7 +42,7 @@ int rwkv_gemm_lowrank(const GemmPart*, int, int, int, const char*, unsigned, cud
     return cudaErrorNotSupported;
 }
 
-int rwkv_decode_row_fits(const int*, int, int, int) { return 0; }
+int rwkv_decode_row_fits(int, const int*, int, int, int) { return 0; }
 
 int rwkv_decode_row(const RowInput*, cudaStream_t) { return cudaErrorNotSupported; }
 }

@@ -48,19 +48,24 @@ class Side:
         return [self.states.shift, self.states.wkv, self.states.feed.pending, self.states.feed._records.table]
 
 
-def packed(width: int, layers: int = 3):
-    return quantize(tiny(layers, width, VOCAB, seed=3), "int4", False)
+@pytest.fixture(params=["int4", "int8"])
+def format(request):
+    return request.param
+
+
+def packed(width: int, format: str, layers: int = 3):
+    return quantize(tiny(layers, width, VOCAB, seed=3), format, False)
 
 
 @pytest.fixture
-def model(hopper):
-    return RWKV7Cuda(packed(1024), "cuda")
+def model(hopper, format):
+    return RWKV7Cuda(packed(1024, format), "cuda", few_rows=True)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_logits_and_states_are_those_of_separate_kernels(width):
-    checkpoint = packed(width)
-    model = RWKV7Cuda(checkpoint, "cuda")
+def test_logits_and_states_are_those_of_separate_kernels(width, format):
+    checkpoint = packed(width, format)
+    model = RWKV7Cuda(checkpoint, "cuda", few_rows=True)
     if "together" not in model.gemms.candidates("layers", 1):
         pytest.skip("this GPU has no room for it")
     numbers = {name: weight.dequantize() for name, weight in checkpoint.packed.items()}
@@ -97,9 +102,9 @@ def test_the_other_slot_and_those_of_padding_stay_as_they_are(model):
     assert side.step(3).isfinite().all()
 
 
-def test_a_graph_gives_the_same_bits_a_hundred_times():
+def test_a_graph_gives_the_same_bits_a_hundred_times(format):
     """With more tiles than stages, and other kernels between its launches."""
-    model = RWKV7Cuda(packed(4096), "cuda")
+    model = RWKV7Cuda(packed(4096, format), "cuda", few_rows=True)
     side = Side(model, TOGETHER)
     side.states.wkv.normal_(std=0.1)
     side.step(7)
@@ -127,5 +132,6 @@ def test_fewer_layers_in_between_change_nothing(model, monkeypatch):
 
 
 def test_a_model_whose_matrices_it_does_not_read_runs_separately():
+    """int8 that is not laid out by hidden units."""
     model = RWKV7Cuda(quantize(tiny(2, 1024, VOCAB), "int8", False), "cuda")
     assert model.row is None and model.gemms.candidates("layers", 1) == (SEPARATE,)

@@ -28,7 +28,7 @@ ADAPTER_MOST_RANK = 256
 ADAPTER_ALIGNMENT = 8  # numbers of which the place of a matrix is a multiple
 CODES_INT8, CODES_FP8, CODES_INT4, CODES_NF4, CODES_FP6, CODES_FP5 = range(6)  # formats of gemm_codes
 ROW_FUNCTIONS = 4  # low-rank functions of a layer
-ROW_POINTERS = 28  # matrices and vectors of a layer
+ROW_POINTERS = 34  # matrices and vectors of a layer
 ROW_INNER = 24  # outputs of inner low-rank sides of a block of decode_row, at most
 DECODE_TILES8, DECODE_COLUMNS, DECODE_TILES4 = range(3)  # how codes lie for decode_tiles
 ADAPTER_ADD, ADAPTER_ADD_SQUARE, ADAPTER_ADD_FLOAT = range(3)  # what becomes of y: see cuda/adapter_expand.cu
@@ -149,7 +149,7 @@ class RowInput(Structure):
         *((name, c_size_t) for name in ("shift_stride", "state_stride", "deferred_stride")),
         *((name, c_void_p) for name in ("sums", "inner", "launches")),
         ("rank", c_int * ROW_FUNCTIONS),
-        *((name, c_int) for name in ("layer_count", "model_layers", "heads", "slices", "head_rows")),
+        *((name, c_int) for name in ("layer_count", "model_layers", "heads", "slices", "head_rows", "bits")),
     )
 
 

@@ -2,21 +2,22 @@
 
 from torch import Tensor
 
-from rwkv_batch.model.cuda.packed.coded import CodedMatrix, LargeMatrix
+from rwkv_batch.model.cuda.packed.coded import CodedMatrix
 from rwkv_batch.model.cuda.packed.weights import CudaLayer, CudaWeights
 from rwkv_batch.model.cuda.steps.states import CudaStates
 from rwkv_batch.ops.cuda.binding import Addend, Kernels
 from rwkv_batch.ops.cuda.buffers import Buffers
-from rwkv_batch.ops.cuda.codes.row import FUNCTIONS, ROW_FORMATS, RowKernel
+from rwkv_batch.ops.cuda.codes.row import FUNCTIONS, MATRICES, ROW_FORMATS, RowKernel
 
 
 class RowStep:
     """Steps of one row of a model."""
 
     def __init__(self, kernels: Kernels, weights: CudaWeights) -> None:
-        tensors = [_tensors(layer, weights.layers[-1]) for layer in weights.layers]
-        hidden, device = len(weights.layers[-1].key), weights.head.device
-        self.kernel = RowKernel(kernels, tensors, hidden, device)
+        last, device = weights.layers[-1], weights.head.device
+        assert isinstance(last.key, CodedMatrix)
+        tensors = [_tensors(layer, last) for layer in weights.layers]
+        self.kernel = RowKernel(kernels, last.key.format, tensors, len(last.key), device)
         self._table = weights.embedding
 
     @classmethod
@@ -31,8 +32,12 @@ class RowStep:
         ):
             return None
         large = (*layer.rkv, layer.output, layer.key, layer.value)
-        if not all(isinstance(one, CodedMatrix) and one.format in ROW_FORMATS for one in large):
+        coded = [one for one in large if isinstance(one, CodedMatrix)]
+        formats = {one.format for one in coded}
+        if len(coded) < len(large) or len(formats) > 1 or not formats <= ROW_FORMATS.keys():
             return None
+        if formats == {"int8"} and not coded[-1].columns:
+            return None  # of value it reads the active hidden units alone
         step = cls(kernels, weights)
         return step if step.kernel.fits else None
 
@@ -51,7 +56,9 @@ def _tensors(layer: CudaLayer, last: CudaLayer) -> dict[str, Tensor | None]:
         found[f"{name}_outer"] = layer.low_out.get(name, last.low_out[name])
     assert isinstance(layer.rkv, tuple)
     large = (*layer.rkv, layer.output, layer.key, layer.value)
-    found |= dict(zip(("r", "k", "v", "output", "key", "value"), map(_codes, large), strict=True))
+    for name, matrix in zip(MATRICES, large, strict=True):
+        assert isinstance(matrix, CodedMatrix)
+        found |= {name: matrix.codes, f"{name}_scales": matrix.scales}
     (norm1, norm1_bias), (norm2, norm2_bias), (group, group_bias) = layer.norm1, layer.norm2, layer.group_norm
     found |= {"norm1_weight": norm1, "norm1_bias": norm1_bias, "mixes": layer.mixes}
     found |= {"norm2_weight": norm2, "norm2_bias": norm2_bias, "x_k": layer.x_k}
@@ -63,8 +70,3 @@ def _tensors(layer: CudaLayer, last: CudaLayer) -> dict[str, Tensor | None]:
         "group_weight": group,
         "group_bias": group_bias,
     }
-
-
-def _codes(matrix: LargeMatrix) -> Tensor:
-    assert isinstance(matrix, CodedMatrix)
-    return matrix.codes

@@ -13,16 +13,18 @@ from rwkv_batch.ops.torch_ops import HEAD_SIZE
 
 FUNCTIONS = "wagv"  # the low-rank functions, in the order of the kernel
 MATRICES = ("r", "k", "v", "output", "key", "value")
+SCALES = tuple(f"{name}_scales" for name in MATRICES)
 NORMS = ("norm1_weight", "norm1_bias", "mixes", "norm2_weight", "norm2_bias", "x_k")
 HEAD_VECTORS = ("w0", "a0", "v0", "k_k", "k_a", "r_k", "group_weight", "group_bias")
 POINTERS = (
     *(f"{name}_inner" for name in FUNCTIONS),
     *(f"{name}_outer" for name in FUNCTIONS),
     *MATRICES,
+    *SCALES,
     *NORMS,
     *HEAD_VECTORS,
 )
-ROW_FORMATS = ("int4",)
+ROW_FORMATS = {"int4": 4, "int8": 8}  # bits of a code
 RKV_ROWS = 27  # outputs of inner low-rank sides, which are as many bytes as r, k and v of a block
 
 
@@ -39,10 +41,19 @@ class RowKernel:
     """Steps of one row over the layers of a model; all of them on one stream."""
 
     def __init__(
-        self, kernels: Kernels, layers: Sequence[dict[str, Tensor | None]], hidden: int, device: torch.device
+        self,
+        kernels: Kernels,
+        format: str,
+        layers: Sequence[dict[str, Tensor | None]],
+        hidden: int,
+        device: torch.device,
     ) -> None:
-        """layers: of each the tensors named in POINTERS; hidden: units of a channel mix."""
-        self._library, self._layers = kernels.library, layers  # kept, as the table points to them
+        """layers: of each the tensors named in POINTERS; hidden: units of a channel mix.
+
+        format: of ROW_FORMATS. Of int8, value is `[hidden, C]`.
+        """
+        self._library, self._bits = kernels.library, ROW_FORMATS[format]
+        self._layers = layers  # kept, as the table points to them
         pointers = [
             [0 if (t := layer[name]) is None else t.data_ptr() for name in POINTERS] for layer in layers
         ]
@@ -63,7 +74,7 @@ class RowKernel:
     @property
     def fits(self) -> bool:
         """Whether the kernel takes such a model."""
-        return bool(self._library.rwkv_decode_row_fits(self._ranks, *self._shape))
+        return bool(self._library.rwkv_decode_row_fits(self._bits, self._ranks, *self._shape))
 
     def run(
         self,
@@ -91,6 +102,7 @@ class RowKernel:
             shift.shape[1],
             len(self._layers),
             *self._shape,
+            self._bits,
         )
         launch(self._library, "rwkv_decode_row", byref(inputs))
 

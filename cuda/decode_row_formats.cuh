@@ -1,0 +1,81 @@
+// How the large matrices of decode_row.cu lie, by format: which copies a warp needs of them, and what two
+// blocks tell each other of hidden units.
+#pragma once
+#include "decode_row_share.cuh"
+#include "int8_tile.cuh"
+
+// The tiles of gemm_tile4.cu: codes of 64 outputs and 64 inputs, then of each output the scale and what is
+// added for sums of x.
+struct RowInt4 {
+    static constexpr int BITS = 4;
+    static constexpr int SCALES = ROW_TILE * ROW_TILE / 2, TILE_BYTES = SCALES + ROW_TILE * 4;
+    static constexpr int DIGITS = 0x5140;  // of numbers 2 q, 2 q + 8, 2 q + 1 and 2 q + 9
+
+    // 64 hidden units: an operand, and which of its 16 runs of four numbers are not zero.
+    struct alignas(16) Hidden {
+        uint32_t digits[WARP];
+        uint8_t runs[16];
+        float unit, sum;
+        int count;  // of these runs
+        int unused;
+    };
+
+    // add(matrix, offset, bytes, last): a copy of a stage, its last one or not.
+    template <typename Add>
+    static __device__ void add_tiles(const Add& add, int matrix, int strip, int all, int first,
+                                     unsigned which) {
+        for (int i = 0; i < ROW_WARP_TILES; i++)
+            if (which >> i & 1) add(matrix, uint32_t(strip * all + first + i) * TILE_BYTES, TILE_BYTES, true);
+    }
+
+    // Scales of all tiles of a strip; codes are read once it is known which.
+    template <typename Add>
+    static __device__ void add_value(const Add& add, const RowShare& my, int strip, int slices) {
+        const int all = my.own + my.other;
+        for (int j = 0; j < all; j++)
+            add(ROW_VALUE, uint32_t(strip * slices + my.slice_of_pair(j)) * TILE_BYTES + SCALES,
+                TILE_BYTES - SCALES, j == all - 1);
+    }
+};
+
+// The tiles of int8_tile.cuh in two halves along K, and behind the last of an output its scale; of value the
+// codes of gemm_sparse8.cu.
+struct RowInt8 {
+    static constexpr int BITS = 8;
+    static constexpr int HALVES = 2, HALF_BYTES = Int8Tile::BYTES / HALVES, SCALE_BYTES = ROW_TILE * 4;
+    static constexpr int DIGITS = 0x5410;  // of numbers 2 q, 2 q + 1, 2 q + 8 and 2 q + 9
+
+    // Of 64 hidden units those that are not zero.
+    struct alignas(16) Hidden {
+        float value[ROW_TILE];
+        uint8_t unit[ROW_TILE];
+        int count;
+        int unused[3];
+    };
+
+    template <typename Add>
+    static __device__ void add_tiles(const Add& add, int matrix, int strip, int all, int first,
+                                     unsigned which) {
+        for (int i = 0; i < HALVES * ROW_WARP_TILES && which >> i / HALVES; i++) {
+            if (!(which >> i / HALVES & 1)) continue;
+            const bool is_last = which >> i / HALVES == 1 && i % HALVES == HALVES - 1;
+            add(matrix, uint32_t((strip * all + first) * HALVES + i) * HALF_BYTES, HALF_BYTES, !is_last);
+            if (is_last) add_scales(add, matrix, strip);
+        }
+    }
+
+    template <typename Add>
+    static __device__ void add_value(const Add& add, const RowShare& my, int strip, int) {
+        if (my.own + my.other) add_scales(add, ROW_VALUE, strip);
+    }
+
+private:
+    template <typename Add>
+    static __device__ void add_scales(const Add& add, int matrix, int strip) {
+        add(ROW_SCALES + matrix - ROW_R, uint32_t(strip) * SCALE_BYTES, SCALE_BYTES, true);
+    }
+};
+constexpr int ROW_HIDDEN_BYTES = sizeof(RowInt8::Hidden);  // at most
+static_assert(sizeof(RowInt4::Hidden) <= ROW_HIDDEN_BYTES);
+static_assert(RowInt4::TILE_BYTES <= ROW_STAGE_BYTES);
+static_assert(RowInt8::HALF_BYTES + RowInt8::SCALE_BYTES <= ROW_STAGE_BYTES);

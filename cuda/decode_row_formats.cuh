@@ -2,13 +2,12 @@
 // blocks tell each other of hidden units.
 #pragma once
 #include "decode_row_share.cuh"
+#include "int4_tile.cuh"
 #include "int8_tile.cuh"
 
-// The tiles of gemm_tile4.cu: codes of 64 outputs and 64 inputs, then of each output the scale and what is
-// added for sums of x.
+// The tiles of int4_tile.cuh.
 struct RowInt4 {
     static constexpr int BITS = 4;
-    static constexpr int SCALES = ROW_TILE * ROW_TILE / 2, TILE_BYTES = SCALES + ROW_TILE * 4;
     static constexpr int DIGITS = 0x5140;  // of numbers 2 q, 2 q + 8, 2 q + 1 and 2 q + 9
 
     // 64 hidden units: an operand, and which of its 16 runs of four numbers are not zero.
@@ -25,7 +24,8 @@ struct RowInt4 {
     static __device__ void add_tiles(const Add& add, int matrix, int strip, int all, int first,
                                      unsigned which) {
         for (int i = 0; i < ROW_WARP_TILES; i++)
-            if (which >> i & 1) add(matrix, uint32_t(strip * all + first + i) * TILE_BYTES, TILE_BYTES, true);
+            if (which >> i & 1)
+                add(matrix, uint32_t(strip * all + first + i) * Int4Tile::BYTES, Int4Tile::BYTES, true);
     }
 
     // Scales of all tiles of a strip; codes are read once it is known which.
@@ -33,8 +33,9 @@ struct RowInt4 {
     static __device__ void add_value(const Add& add, const RowShare& my, int strip, int slices) {
         const int all = my.own + my.other;
         for (int j = 0; j < all; j++)
-            add(ROW_VALUE, uint32_t(strip * slices + my.slice_of_pair(j)) * TILE_BYTES + SCALES,
-                TILE_BYTES - SCALES, j == all - 1);
+            add(ROW_VALUE,
+                uint32_t(strip * slices + my.slice_of_pair(j)) * Int4Tile::BYTES + Int4Tile::SCALES,
+                Int4Tile::BYTES - Int4Tile::SCALES, j == all - 1);
     }
 };
 
@@ -77,5 +78,5 @@ private:
 };
 constexpr int ROW_HIDDEN_BYTES = sizeof(RowInt8::Hidden);  // at most
 static_assert(sizeof(RowInt4::Hidden) <= ROW_HIDDEN_BYTES);
-static_assert(RowInt4::TILE_BYTES <= ROW_STAGE_BYTES);
+static_assert(Int4Tile::BYTES <= ROW_STAGE_BYTES);
 static_assert(RowInt8::HALF_BYTES + RowInt8::SCALE_BYTES <= ROW_STAGE_BYTES);

@@ -119,7 +119,7 @@ DEVICE float2 multiply_strip(RowInt4, Ring& ring, uint32_t x, uint32_t infos, ui
                 codes[pair][k] = load_shared_two(tile + (k * 4 + q) * 128 + (pair * 8 + g + 4 * q) % 16 * 8);
         if (q == j)
 #pragma unroll
-            for (int p = 0; p < 4; p++) scales[p] = load_shared2(tile + RowInt4::SCALES + (p * 8 + g) * 8);
+            for (int p = 0; p < 4; p++) scales[p] = load_shared2(tile + Int4Tile::SCALES + (p * 8 + g) * 8);
         // Released first: so all codes are read at once, and products take turns.
         uint32_t read = 0;
 #pragma unroll

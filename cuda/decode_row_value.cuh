@@ -7,8 +7,7 @@ namespace row {
 // Where hidden units of slice j of the pair are.
 DEVICE int place_of_slice(const RowShare& my, int j) { return j < my.own ? j : ROW_SLICES + j - my.own; }
 
-constexpr int RUN_BYTES = 128;  // of codes: four numbers along K of 64 outputs
-constexpr int RUN_LANES = RUN_BYTES / 16, RUNS_AT_ONCE = WARP / RUN_LANES, ROUNDS = 2;
+constexpr int RUN_LANES = Int4Tile::RUN_BYTES / 16, RUNS_AT_ONCE = WARP / RUN_LANES, ROUNDS = 2;
 
 // c + the dot product of four unsigned bytes and four signed ones.
 DEVICE int dot_bytes(uint32_t a, uint32_t b, int c) {
@@ -25,9 +24,9 @@ DEVICE uint32_t load_word_once(const void* address) {
 
 // The strips of a warp, of all hidden units of the pair.
 //
-// Eight lanes read a run of codes, so that lane r of
-// them has always the same outputs: of 16 (2 (r / 4) + p) + g and 8 later, where p is 0 or 1 and g is 2 (r %
-// 4) or 1 more. The four times eight take turns with the runs of a tile.
+// Eight lanes read a run of codes, so that lane r of them has always the same outputs: of 16 (2 (r / 4) + p)
+// + g and 8 later, where p is 0 or 1 and g is 2 (r % 4) or 1 more. The four times eight take turns with the
+// runs of a tile.
 DEVICE void add_value(RowInt4, const RowInput& in, RowShared& own, Ring& ring, const RowShare& my,
                       const uint8_t* value, unsigned long long* sums, int lane) {
     const int r = lane % RUN_LANES, turn = lane / RUN_LANES, all = my.own + my.other;
@@ -36,11 +35,11 @@ DEVICE void add_value(RowInt4, const RowInput& in, RowShared& own, Ring& ring, c
     };
     const auto load = [&](const uint8_t* tile, const RowInt4::Hidden& units, int i) {
         const int run = units.runs[i];
-        return load_once(tile + run * RUN_BYTES + (r + 2 * (run % 4)) % RUN_LANES * 16);
+        return load_once(tile + run * Int4Tile::RUN_BYTES + (r + 2 * (run % 4)) % RUN_LANES * 16);
     };
 #pragma unroll 1
     for (int i = 0; i < my.strips; i++) {
-        const uint8_t* const strip = value + size_t(my.strip(i)) * in.slices * RowInt4::TILE_BYTES;
+        const uint8_t* const strip = value + size_t(my.strip(i)) * in.slices * Int4Tile::BYTES;
         uint4 codes[2 * ROW_SLICES][ROUNDS];
 #pragma unroll
         for (int j = 0; j < 2 * ROW_SLICES; j++)
@@ -50,11 +49,11 @@ DEVICE void add_value(RowInt4, const RowInput& in, RowShared& own, Ring& ring, c
                 codes[j][round] = make_uint4(0, 0, 0, 0);
                 if (j < all && at < units_of(j).count)
                     codes[j][round] =
-                        load(strip + size_t(my.slice_of_pair(j)) * RowInt4::TILE_BYTES, units_of(j), at);
+                        load(strip + size_t(my.slice_of_pair(j)) * Int4Tile::BYTES, units_of(j), at);
             }
         float y[4][2] = {};  // of the four words of a lane's part of a run
         const uint32_t scales = ring.wait();
-        constexpr int SCALE_BYTES = RowInt4::TILE_BYTES - RowInt4::SCALES;
+        constexpr int SCALE_BYTES = Int4Tile::BYTES - Int4Tile::SCALES;
 #pragma unroll
         for (int j = 0; j < 2 * ROW_SLICES; j++) {
             if (j >= all) continue;
@@ -77,7 +76,7 @@ DEVICE void add_value(RowInt4, const RowInput& in, RowShared& own, Ring& ring, c
 #pragma unroll
             for (int round = 0; round < ROUNDS; round++) add(codes[j][round], round * RUNS_AT_ONCE + turn);
             for (int at = ROUNDS * RUNS_AT_ONCE + turn; at < units.count; at += RUNS_AT_ONCE)
-                add(load(strip + size_t(my.slice_of_pair(j)) * RowInt4::TILE_BYTES, units, at), at);
+                add(load(strip + size_t(my.slice_of_pair(j)) * Int4Tile::BYTES, units, at), at);
             // Word 2 d + p of a lane's part is of p and g + d.
 #pragma unroll
             for (int p = 0; p < 2; p++) {

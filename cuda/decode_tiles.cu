@@ -12,7 +12,7 @@
 // Memory is what this waits for. A thread makes eight numbers side by side, 16 bytes of a row, so that a warp
 // writes 512 in one piece; the codes of eight lie among those of others, which neighbours read from L1.
 #include "codes.cuh"
-#include "gemm_tile.cuh"
+#include "int4_tile.cuh"
 #include "int8_codes.cuh"
 #include "int8_tile.cuh"
 
@@ -66,21 +66,18 @@ struct Columns {
 };
 
 struct Tiles4 {
-    static constexpr int SCALES = TILE_W_ROWS * TILE_K / 2, BYTES = SCALES + TILE_W_ROWS * 4;
-
     static DEVICE void eight(const Codes& p, int row, int column, uint32_t, uint32_t (&pairs)[4]) {
         // Of each 16 rows i and i + 8 share bytes; a word has two of these eight numbers and two of the
         // other.
         const int steps = p.width / TILE_K, place = row % TILE_W_ROWS, sixteen = place / 16, i = place % 8,
                   half = place / 8 % 2, shift = column % 16 / EIGHT * 8 + half * 4;
-        const uint8_t* tile = p.w + (size_t(row / TILE_W_ROWS) * steps + column / TILE_K) * BYTES;
-        const __half2 both = codes::as_halves(load4(tile + SCALES + ((sixteen * 8 + i) * 2 + half) * 4)),
+        const uint8_t* tile = p.w + (size_t(row / TILE_W_ROWS) * steps + column / TILE_K) * Int4Tile::BYTES;
+        const __half2 both = codes::as_halves(load4(tile + Int4Tile::scales(sixteen, i) + half * 4)),
                       scale = __low2half2(both), minimum = __high2half2(both);
 #pragma unroll
         for (int q = 0; q < 4; q++) {
-            const int slot = (sixteen / 2 * 8 + i + 4 * q) % 16;
             const uint32_t found =
-                load4(tile + (column % TILE_K / 16 * 4 + q) * 128 + slot * 8 + sixteen % 2 * 4);
+                load4(tile + column % TILE_K / 16 * Int4Tile::SIXTEEN_BYTES + Int4Tile::place(sixteen, i, q));
             pairs[q] = codes::Int4::pair<false>(found >> shift, scale, minimum);
         }
     }

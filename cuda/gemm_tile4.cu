@@ -1,8 +1,7 @@
 // GEMMs with weights of 4 bits on Hopper, up to three of one shape in one launch: y[m, n] = f(sum over k of
 // x[m, k] w[n, k]), where w[n, k] = scale q + minimum by groups of 64 along k, in fp16.
 //
-//   w: [N/64, K/64] tiles of 64 rows and 64 numbers along k: 16 runs of 128 bytes of codes q, and behind them
-//     the scale and the minimum of each row, fp16, of each 16 rows row i and row i + 8 together
+//   w: [N/64, K/64] tiles of int4_tile.cuh
 //   x [M, K] fp16; y [M, N] fp16; N and K multiples of 64; any M
 //   f: identity, or relu squared (at most what fp16 holds)
 //
@@ -11,9 +10,7 @@
 // cudaErrorNotSupported.
 //
 // As gemm_tile8.cu. A code becomes fp16 as 1024 + q in the digits of an fp16, less 1024, exactly; then one
-// multiply-add rounds w. Run 4 s + q has the numbers along k that lane q of four needs of sixteen s, those at
-// 2 q, 2 q + 8, 2 q + 1 and 2 q + 9: a byte each of a word, the low half of row i and the high one of row i
-// + 8. Where the words of a row are in a run begins 8 banks later for each lane.
+// multiply-add rounds w.
 //
 // Up to 8 rows of x instructions are what takes time, so `mma` multiplies codes as they are: the low four
 // bits of an fp16 alone are the subnormal number 2^-24 q, exactly, and the next four, of the lower rows,
@@ -21,10 +18,10 @@
 // the group, which is a product with ones. So w is not rounded there. A warp has strips of its own, with all
 // rows of w, so that operands of x are read once.
 #include "gemm_tile_launch.cuh"
+#include "int4_tile.cuh"
 
 struct Int4Codes : Codes {
-    static constexpr int ROW_BYTES = TILE_K / 2, SCALES = TILE_W_ROWS * ROW_BYTES;
-    static constexpr int TILE_BYTES = SCALES + TILE_W_ROWS * 4;
+    static constexpr int TILE_BYTES = Int4Tile::BYTES;
     static constexpr bool TILES = true, SCALED = false, BY_STRIPS = true;
     static constexpr float UNIT = 1 << 24;
 
@@ -44,13 +41,6 @@ struct Int4Codes : Codes {
         return reinterpret_cast<const uint32_t&>(codes);
     }
 
-    // Where in a tile a lane has a word of 16 rows of w and 16 numbers along k; an even number of sixteens of
-    // rows and the next are side by side.
-    static __device__ __forceinline__ uint32_t place(int sixteen, int k, int lane) {
-        const int q = lane % 4, slot = (sixteen / 2 * 8 + lane / 4 + 4 * q) % 16;
-        return (k * 4 + q) * 128 + slot * 8 + sixteen % 2 * 4;
-    }
-
     // Of the strips of a stage from `first` on that `a` has room for.
     template <int, int STEPS>
     static __device__ __forceinline__ void operands(uint32_t stage, int first, int warp, int lane, uint32_t,
@@ -64,8 +54,9 @@ struct Int4Codes : Codes {
             const uint32_t tile = stage + (first + strip) * TILE_BYTES;
 #pragma unroll
             for (int k = 0; k < TILE_K / 16; k++)
-                codes[strip][k] = hopper::load_shared_word(tile + place(warp, k, lane));
-            scales[strip] = hopper::load_shared2(tile + SCALES + (warp * 8 + lane / 4) * 8);
+                codes[strip][k] = hopper::load_shared_word(tile + k * Int4Tile::SIXTEEN_BYTES +
+                                                           Int4Tile::place(warp, lane / 4, lane % 4));
+            scales[strip] = hopper::load_shared2(tile + Int4Tile::scales(warp, lane / 4));
         }
 #pragma unroll
         for (int strip = 0; strip < STRIPS; strip++) {
@@ -89,8 +80,8 @@ struct Int4Codes : Codes {
     struct Places {
         uint32_t codes, scales, x;
         __device__ __forceinline__ Places(int strip, int x_rows, int lane)
-            : codes(strip * TILE_BYTES + place(0, 0, lane)),
-              scales(strip * TILE_BYTES + SCALES + lane / 4 * 8) {
+            : codes(strip * TILE_BYTES + Int4Tile::place(0, lane / 4, lane % 4)),
+              scales(strip * TILE_BYTES + Int4Tile::scales(0, lane / 4)) {
             const int row = lane % 8, eight = lane / 8;
             x = (strip * x_rows + row) * STRIP_BYTES + (eight ^ row) * 16;
             // In registers: the compiler would compute them again in each stage.
@@ -123,7 +114,7 @@ struct Int4Codes : Codes {
             uint2 codes[TILE_K / 16];  // of two sixteens of rows
 #pragma unroll
             for (int k = 0; k < TILE_K / 16; k++)
-                codes[k] = hopper::load_shared_two(w + (at.codes ^ i * 32) + k * 512);
+                codes[k] = hopper::load_shared_two(w + (at.codes ^ i * 32) + k * Int4Tile::SIXTEEN_BYTES);
 #pragma unroll
             for (int next = 0; next < 2; next++) {
                 const float2 scales = hopper::load_shared2(w + at.scales + (i + next) * 8 * 8);

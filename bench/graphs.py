@@ -10,6 +10,7 @@ import torch
 
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.cuda.steps.capture import capture, gpu_seconds
+from rwkv_batch.ops.cuda.gemms import SPARSE_ROWS
 from rwkv_batch.runner.cuda_runner import CUDA_MODELS
 
 STEPS = 6  # of a run: states are written at every third
@@ -22,7 +23,7 @@ class Graphs:
     """
 
     def __init__(self, weights: Checkpoint, rows: int, wkv: torch.dtype) -> None:
-        self.model = CUDA_MODELS[weights.family](weights)
+        self.model = CUDA_MODELS[weights.family](weights, few_rows=rows <= SPARSE_ROWS[-1])
         self.states = self.model.new_states(rows, wkv)
         self._buffers: dict[str, torch.Tensor] = {}
 

@@ -1,14 +1,15 @@
 // A decode step of one row by one launch on Hopper: all layers of RWKV-7, from the embedding to the stream
-// that the last norm reads, with large matrices in the tiles of gemm_tile4.cu. The head is not part of it.
+// that the last norm reads, with large matrices in tiles of int4 or int8. The head is not part of it.
 //
 //   x [C] fp32, written
 //   states of the slot as of wkv.cuh and norm.cuh, read and written; a negative slot has none
 //
 // What is multiplied with tiles becomes integers of 16 bits in units of the largest number of up to 256, so
-// that sums over a tile are exact. Those of r, k, v and key are then fp32: over the tiles of a warp, over the
-// 16 warps of a block in order, and where two blocks share K, over these. Those of output, value and inner
-// low-rank sides are fp32 over a warp's part of K, rounded to units of 2^-24, then whole numbers, in any
-// order. r, k, v, results of low-rank functions and y are rounded to fp16, as between separate kernels.
+// that sums over a tile are exact (but for hidden units of int8: fp32). Those of r, k, v and key are then
+// fp32: over the tiles of a warp, over the 16 warps of a block in order, and where two blocks share K, over
+// these. Those of output, value and inner low-rank sides are fp32 over a warp's part of K, rounded to units
+// of 2^-24, then whole numbers, in any order. r, k, v, results of low-rank functions and y are rounded to
+// fp16, as between separate kernels.
 //
 // Reference: rwkv_batch/model/rwkv7.py, and the separate kernels. Binding: RowKernel of
 // rwkv_batch/ops/cuda/codes/row.py. Test: test/kernels/test_decode_row.py. Only sm_90a; elsewhere the

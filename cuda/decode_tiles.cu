@@ -4,7 +4,7 @@
 //   DECODE_TILES8: w [N, K] int8 in the tiles of int8_tile.cuh, scale [N] fp32; to [N, K] fp16
 //   DECODE_COLUMNS: w [K, N] int8 in the order of gemm_sparse8.cu, or some columns of a wider matrix, of
 //     which a row has `stride` codes; to [K, N]
-//   DECODE_TILES4: w in the tiles of gemm_tile4.cu, scales among them; to [N, K]
+//   DECODE_TILES4: w in the tiles of int4_tile.cuh, scales among them; to [N, K]
 //
 // N and K are multiples of 64. Reference: Weight.dequantize of rwkv_batch/ops/weights. Binding:
 // CodeKernels.decode_tiles. Test: test/kernels/test_decode_tiles.py.

@@ -76,12 +76,6 @@ DEVICE void expect(uint32_t barrier, unsigned bytes) {
     asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
 }
-
-DEVICE void send_word(unsigned rank, const void* place, const uint64_t* barrier, uint32_t x) {
-    asm volatile(SEND("b32", "%3")::"r"(shared_address(place)), "r"(shared_address(barrier)), "r"(rank),
-                 "r"(x)
-                 : "memory");
-}
 }  // namespace hopper
 
 // All copies of a warp in a layer, in the order in which it needs them.

@@ -4,10 +4,10 @@
 
 #if HOPPER
 namespace row {
+constexpr int RUN_LANES = Int4Tile::RUN_BYTES / 16, RUNS_AT_ONCE = WARP / RUN_LANES, ROUNDS = 2;
+
 // Where hidden units of slice j of the pair are.
 DEVICE int place_of_slice(const RowShare& my, int j) { return j < my.own ? j : ROW_SLICES + j - my.own; }
-
-constexpr int RUN_LANES = Int4Tile::RUN_BYTES / 16, RUNS_AT_ONCE = WARP / RUN_LANES, ROUNDS = 2;
 
 // c + the dot product of four unsigned bytes and four signed ones.
 DEVICE int dot_bytes(uint32_t a, uint32_t b, int c) {

@@ -1,7 +1,7 @@
 // Tiles of int4 on Hopper, of 64 rows and 64 numbers along k: the order of orders.tiles_of_4_bits.
 #pragma once
 #include "gemm_tile.cuh"
-#include "primitives.cuh"
+#include "vendor.cuh"
 
 // 16 runs of 128 bytes of codes, and behind them the scale and the minimum of each row, fp16, of each 16 rows
 // row i and row i + 8 together. Run 4 k + q has the numbers along k that lane q of four needs of sixteen k,

@@ -1,7 +1,7 @@
 // Tiles of int8 on Hopper, of 64 rows and 64 numbers along k: the order of orders.tiles_of_8_bits.
 #pragma once
 #include "gemm_tile.cuh"
-#include "primitives.cuh"
+#include "vendor.cuh"
 
 // 16 runs of 256 bytes. Run 4 k + q has the numbers along k that lane q of four needs of sixteen k, those at
 // 2 q, 2 q + 1, 2 q + 8 and 2 q + 9: a word of each row. Of each 16 rows the words of row i and row i + 8 are

@@ -124,8 +124,8 @@ int rwkv_decode_row_fits(int bits, const int* rank, int heads, int slices, int h
     const int others = ranks - 2 * heads * head_rows;
     fits = fits && ranks <= ROW_RANKS && head_rows >= 1 && head_rows <= ROW_INNER && others >= free &&
            others <= free * ROW_INNER;
-    static const bool room4 = has_room(kernel(4)), room8 = has_room(kernel(8));
-    if (!fits || !(bits == 4 ? room4 : room8)) return false;
+    static const bool room4 = has_room(kernel(RowInt4::BITS)), room8 = has_room(kernel(RowInt8::BITS));
+    if (!fits || !(bits == RowInt4::BITS ? room4 : room8)) return false;
     return (rank[ROW_W] + rank[ROW_A] + rank[ROW_V]) * 4 <= ROW_STAGE_BYTES &&
            rank[ROW_G] * 4 <= ROW_STAGE_BYTES;
 }

@@ -94,6 +94,15 @@ DEVICE int output_of_lane(RowInt8, int lane) {
     return (lane % 4 ^ Int8Tile::turned(lane / 4)) * 16 + lane / 4;
 }
 
+// Of the operand of tile j what a lane has of columns 2 j and 2 j + 1, zeros in the others; lanes q = j have
+// the sums of tile j, and get its `info`.
+DEVICE uint4 operand(int j, uint32_t digits_at, uint32_t infos, uint32_t zeros, int lane, float2& info) {
+    const int g = lane / 4, q = lane % 4;
+    const uint4 b = load_shared_words(g / 2 == j ? digits_at + j * 128 : zeros);
+    if (q == j) info = load_shared2(infos + j * 8);
+    return b;
+}
+
 // 64 outputs times tiles along K (`which`, by bits): a lane gets the sums of two outputs. Columns 2 j and 2 j
 // + 1 of products are the digits of tile j, of which lane q = j has the sums, so that scales are applied once
 // for all of them. Sums of the later outputs are 16 times too large, as their codes are the high halves of
@@ -108,8 +117,7 @@ DEVICE float2 multiply_strip(RowInt4, Ring& ring, uint32_t x, uint32_t infos, ui
 #pragma unroll 1
     for (int j = 0; j < ROW_WARP_TILES; j++) {
         if (!(which >> j & 1)) continue;
-        const uint4 b = load_shared_words(g / 2 == j ? digits_at + j * 128 : zeros);
-        if (q == j) info = load_shared2(infos + j * 8);
+        const uint4 b = operand(j, digits_at, infos, zeros, lane, info);
         const uint32_t tile = ring.wait();
         uint2 codes[2][4];  // of pairs of 16 outputs, by sixteens along K
 #pragma unroll
@@ -161,8 +169,7 @@ DEVICE float2 multiply_strip(RowInt8, Ring& ring, uint32_t x, uint32_t infos, ui
 #pragma unroll 1
     for (int j = 0; j < ROW_WARP_TILES; j++) {
         if (!(which >> j & 1)) continue;
-        const uint4 b = load_shared_words(g / 2 == j ? digits_at + j * 128 : zeros);
-        if (q == j) info = load_shared2(infos + j * 8);
+        const uint4 b = operand(j, digits_at, infos, zeros, lane, info);
 #pragma unroll
         for (int half = 0; half < RowInt8::HALVES; half++) {
             const uint32_t stage = ring.wait();

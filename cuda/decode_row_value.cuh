@@ -6,8 +6,26 @@
 namespace row {
 constexpr int RUN_LANES = Int4Tile::RUN_BYTES / 16, RUNS_AT_ONCE = WARP / RUN_LANES, ROUNDS = 2;
 
-// Where hidden units of slice j of the pair are.
-DEVICE int place_of_slice(const RowShare& my, int j) { return j < my.own ? j : ROW_SLICES + j - my.own; }
+// Those of slice j of the pair.
+template <typename Format>
+DEVICE const typename Format::Hidden& hidden_of_pair(RowShared& own, const RowShare& my, int j) {
+    return own.hidden_units<Format>(j < my.own ? j : ROW_SLICES + j - my.own);
+}
+
+// Of each slice what the first rounds of a warp read, TURNS at a time, so that all of it is under way; zeros
+// for what is not there. load(j, at): item `at` of slice j.
+template <int TURNS, typename Codes, int ROUNDS, typename Units, typename Load>
+DEVICE void load_first(Codes (&codes)[2 * ROW_SLICES][ROUNDS], int all, int turn, const Units& units_of,
+                       const Load& load) {
+#pragma unroll
+    for (int j = 0; j < 2 * ROW_SLICES; j++)
+#pragma unroll
+        for (int round = 0; round < ROUNDS; round++) {
+            const int at = round * TURNS + turn;
+            codes[j][round] = {};
+            if (j < all && at < units_of(j).count) codes[j][round] = load(j, at);
+        }
+}
 
 // c + the dot product of four unsigned bytes and four signed ones.
 DEVICE int dot_bytes(uint32_t a, uint32_t b, int c) {
@@ -30,9 +48,7 @@ DEVICE uint32_t load_word_once(const void* address) {
 DEVICE void add_value(RowInt4, const RowInput& in, RowShared& own, Ring& ring, const RowShare& my,
                       const uint8_t* value, unsigned long long* sums, int lane) {
     const int r = lane % RUN_LANES, turn = lane / RUN_LANES, all = my.own + my.other;
-    const auto units_of = [&](int j) -> const RowInt4::Hidden& {
-        return own.hidden_units<RowInt4>(place_of_slice(my, j));
-    };
+    const auto units_of = [&](int j) -> auto& { return hidden_of_pair<RowInt4>(own, my, j); };
     const auto load = [&](const uint8_t* tile, const RowInt4::Hidden& units, int i) {
         const int run = units.runs[i];
         return load_once(tile + run * Int4Tile::RUN_BYTES + (r + 2 * (run % 4)) % RUN_LANES * 16);
@@ -41,16 +57,9 @@ DEVICE void add_value(RowInt4, const RowInput& in, RowShared& own, Ring& ring, c
     for (int i = 0; i < my.strips; i++) {
         const uint8_t* const strip = value + size_t(my.strip(i)) * in.slices * Int4Tile::BYTES;
         uint4 codes[2 * ROW_SLICES][ROUNDS];
-#pragma unroll
-        for (int j = 0; j < 2 * ROW_SLICES; j++)
-#pragma unroll
-            for (int round = 0; round < ROUNDS; round++) {
-                const int at = round * RUNS_AT_ONCE + turn;
-                codes[j][round] = make_uint4(0, 0, 0, 0);
-                if (j < all && at < units_of(j).count)
-                    codes[j][round] =
-                        load(strip + size_t(my.slice_of_pair(j)) * Int4Tile::BYTES, units_of(j), at);
-            }
+        load_first<RUNS_AT_ONCE>(codes, all, turn, units_of, [&](int j, int at) {
+            return load(strip + size_t(my.slice_of_pair(j)) * Int4Tile::BYTES, units_of(j), at);
+        });
         float y[4][2] = {};  // of the four words of a lane's part of a run
         const uint32_t scales = ring.wait();
         constexpr int SCALE_BYTES = Int4Tile::BYTES - Int4Tile::SCALES;
@@ -121,9 +130,7 @@ DEVICE void add_value(RowInt8, const RowInput& in, RowShared& own, Ring& ring, c
                       const uint8_t* value, unsigned long long* sums, int lane) {
     constexpr int ROUNDS = 4, TURNS = 2;
     const int four = lane % 16, turn = lane / 16, all = my.own + my.other, width = in.heads * HEAD;
-    const auto units_of = [&](int j) -> const RowInt8::Hidden& {
-        return own.hidden_units<RowInt8>(place_of_slice(my, j));
-    };
+    const auto units_of = [&](int j) -> auto& { return hidden_of_pair<RowInt8>(own, my, j); };
 #pragma unroll 1
     for (int i = 0; i < my.strips; i++) {
         const auto load = [&](int j, int at) {
@@ -131,13 +138,7 @@ DEVICE void add_value(RowInt8, const RowInput& in, RowShared& own, Ring& ring, c
             return load_word_once(value + size_t(unit) * width + my.strip(i) * ROW_TILE + four * 4);
         };
         uint32_t codes[2 * ROW_SLICES][ROUNDS];
-#pragma unroll
-        for (int j = 0; j < 2 * ROW_SLICES; j++)
-#pragma unroll
-            for (int round = 0; round < ROUNDS; round++) {
-                const int at = round * TURNS + turn;
-                codes[j][round] = j < all && at < units_of(j).count ? load(j, at) : 0;
-            }
+        load_first<TURNS>(codes, all, turn, units_of, load);
         float y[4] = {};
 #pragma unroll
         for (int j = 0; j < 2 * ROW_SLICES; j++) {

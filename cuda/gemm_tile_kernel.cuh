@@ -9,11 +9,13 @@ template <int TN, typename W>
 __device__ __forceinline__ void tile_gemms(const TileGemms& p, int part) {
 #if HOPPER
     using namespace hopper;
-    constexpr bool TRANSPOSED = W::TRANSPOSED, FEW = few<W>(TN), BY_STRIPS = by_strips<W>(TN);
+    constexpr bool TRANSPOSED = W::TRANSPOSED, FEW = few<W>(TN), BY_STRIPS = by_strips<W>(TN),
+                   TWO_GROUPS = two_groups<W>(TN);
     constexpr int STRIPS = strips_for<W>(TN), X_BYTES = STRIPS * TN * STRIP_BYTES;
     constexpr int CHUNKS = TN / 8;  // eight rows of x each: four numbers of a thread
     extern __shared__ __align__(1024) uint8_t raw[];
-    const int w_bytes = STRIPS * p.groups * W::TILE_BYTES, chunk_bytes = p.groups * GROUP_THREADS * 16;
+    constexpr int W_GROUP_BYTES = STRIPS * W::TILE_BYTES;  // of a warpgroup's stage
+    const int w_bytes = p.groups * W_GROUP_BYTES, chunk_bytes = p.groups * GROUP_THREADS * 16;
     const uint32_t w_ring = shared_address(raw), x_ring = w_ring + w_ring_bytes<W>(p.w_stages * w_bytes),
                    w_full = x_ring + p.x_stages * X_BYTES, w_empty = w_full + TILE_MAX_STAGES * 8,
                    x_full = w_empty + TILE_MAX_STAGES * 8, x_empty = x_full + TILE_MAX_STAGES * 8,
@@ -34,32 +36,40 @@ __device__ __forceinline__ void tile_gemms(const TileGemms& p, int part) {
 
     uint32_t w_to = w_ring, w_stage = 0;
     int w_strip = begin * STRIPS;
+    const auto load_codes = [&](int g, uint32_t barrier) {  // of a warpgroup
+        const uint32_t to = w_to + g * W_GROUP_BYTES;
+        if constexpr (TRANSPOSED) {
+            load_box_of_rows(to, &p.w[part], w0 + g * TILE_W_ROWS, w_strip * TILE_K, barrier, READ_ONCE);
+        } else if (W::TILES) {
+            const unsigned row =
+                TWO_GROUPS ? min(blockIdx.y * p.groups + g, p.n / TILE_W_ROWS - 1u) : blockIdx.y;
+            const uint8_t* const tile = p.tiles[part] + (size_t(row) * p.strips + w_strip) * W::TILE_BYTES;
+            const int there = min(STRIPS, p.strips - w_strip);
+            load_bytes(to, tile, there * W::TILE_BYTES, barrier, READ_ONCE);
+            // Beyond K, where x is zero, are numbers too: what was there before may be none.
+#pragma unroll 1
+            for (int i = there; i < STRIPS; i++)
+                load_bytes(to + i * W::TILE_BYTES, tile, W::TILE_BYTES, barrier, READ_ONCE);
+        } else {
+            constexpr int BOX = STRIPS < 2 ? 1 : 2;  // strips
+#pragma unroll
+            for (int i = 0; i < STRIPS; i += BOX)
+                load_box_of_rows(to + i * W::TILE_BYTES, &p.w[part], (w_strip + i) * TILE_K,
+                                 w0 + g * TILE_W_ROWS, barrier, READ_ONCE);
+        }
+    };
     const auto load_w = [&](bool leads) {
         const uint32_t barrier = w_full + w_stage * 8;
         if (leads) {
             arrive_and_expect(barrier, w_bytes);
-            if constexpr (TRANSPOSED && W::CODES) {
-                load_box_of_rows(w_to, &p.w[part], w0, w_strip * TILE_K, barrier, READ_ONCE);
+            if constexpr (W::CODES) {
+#pragma unroll 1
+                for (int g = 0; g < (TWO_GROUPS ? p.groups : 1); g++) load_codes(g, barrier);
             } else if (TRANSPOSED) {
 #pragma unroll 1
                 for (int g = 0; g < p.groups; g++)
                     load_box(w_to + g * STRIPS * TILE_W_ROWS * STRIP_BYTES, &p.w[part], w_strip * TILE_K,
                              w0 / 64 + g, barrier, READ_ONCE);
-            } else if (W::TILES) {
-                const uint8_t* const tile =
-                    p.tiles[part] + (size_t(blockIdx.y) * p.strips + w_strip) * W::TILE_BYTES;
-                const int there = min(STRIPS, p.strips - w_strip);
-                load_bytes(w_to, tile, there * W::TILE_BYTES, barrier, READ_ONCE);
-                // Beyond K, where x is zero, are numbers too: what was there before may be none.
-#pragma unroll 1
-                for (int i = there; i < STRIPS; i++)
-                    load_bytes(w_to + i * W::TILE_BYTES, tile, W::TILE_BYTES, barrier, READ_ONCE);
-            } else if (W::CODES) {
-                constexpr int BOX = STRIPS < 2 ? 1 : 2;  // strips
-#pragma unroll
-                for (int i = 0; i < STRIPS; i += BOX)
-                    load_box_of_rows(w_to + i * W::TILE_BYTES, &p.w[part], (w_strip + i) * TILE_K, w0,
-                                     barrier, READ_ONCE);
             } else {
                 load_box(w_to, &p.w[part], w0, w_strip, barrier, READ_ONCE);
             }
@@ -177,7 +187,8 @@ __device__ __forceinline__ void tile_gemms(const TileGemms& p, int part) {
             const uint32_t x = x_ring + x_at * X_BYTES, b = FEW ? 0 : described<TN>(x), bits = W::bits();
             barrier_wait(w_full + w_at * 8, w_phase);
             uint32_t a[OWN_STRIPS * TILE_K / 16][4];
-            W::template operands<STRIPS>(w_ring + w_at * w_bytes, own_strip, warp, lane, bits, a);
+            W::template operands<STRIPS>(w_ring + w_at * w_bytes + (TWO_GROUPS ? group * W_GROUP_BYTES : 0),
+                                         own_strip, warp, lane, bits, a);
             barrier_wait(x_full + x_at * 8, x_phase);
             if constexpr (FEW) {
                 multiply_few<TN, OWN_STRIPS>(acc, a, x + own_strip * TN * STRIP_BYTES, lane);

@@ -49,7 +49,7 @@ int launch_tile(TileGemms p, int count, const StreamGemms* beside, cudaStream_t 
 template <typename W>
 bool set_up(TileGemms& p, const void* const* x, void* const* y, int count, int m, int n, int k, int square,
             const TileShape& shape) {
-    if (W::CODES && shape.groups != 1) return false;
+    if (W::CODES && shape.groups != 1 && !two_groups<W>(shape.x_rows)) return false;
     // Parts are whole pairs of strips or more, so that they are the same for any rows but the fewest.
     const int strips = strips_for<W>(shape.x_rows), unit = strips > 2 ? strips : 2,
               units = (k / TILE_K + unit - 1) / unit;

@@ -15,11 +15,16 @@ constexpr int MAX_PARTS = 3;
 constexpr int MAX_SPLIT_K = 8;    // blocks of a cluster
 constexpr int UNIFORM_ROWS = 64;  // of x, up to which descriptors are worth a shuffle
 
-// By rows of x and W, how w lies in memory: strips of k in a stage (a barrier takes as long as the products
+// By rows of x and W, how w lies in memory: whether two warpgroups of a block may have rows of w of their own
+// that go through registers; strips of k in a stage (a barrier takes as long as the products
 // of a few rows, and codes are fewer bytes), and blocks of a multiprocessor at least.
 template <typename W>
 __host__ __device__ constexpr bool few(int rows) {
     return W::CODES && rows <= TILE_FEW_ROWS;
+}
+template <typename W>
+__host__ __device__ constexpr bool two_groups(int rows) {
+    return W::CODES && rows > 96;
 }
 template <typename W>
 __host__ __device__ constexpr bool by_strips(int rows) {

@@ -201,7 +201,7 @@ def test_the_operands_of_paired_columns(warp):
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("same", [False, True])
 def test_every_shape_fits_the_chip(parts, n, k, bits, same):
-    """Two blocks share a multiprocessor, unless one is all it gets.
+    """Two blocks share a multiprocessor, unless one is all it gets or has two warpgroups.
 
     same: K is divided alike for any number of rows.
     """
@@ -210,10 +210,12 @@ def test_every_shape_fits_the_chip(parts, n, k, bits, same):
         by_strips, tile = (bits, shape.x_rows) == (4, 8), 64 * 36 if bits == 4 else 64 * 64
         strips = 8 if by_strips else 4 if shape.x_rows <= 16 else 2 if shape.x_rows <= 64 else 1
         k_parts = shape.split_k * (2 if shape.x_rows <= 16 and not by_strips else 1)
-        alone = by_strips and parts * n // 64 * shape.split_k <= 132
-        rings = (tile * shape.w_stages + shape.x_rows * shape.x_stages * 128) * strips
-        received = -(-shape.x_rows // 8 // shape.split_k) * k_parts * 2048 * (k_parts > 1)
+        groups = shape.groups
+        alone = groups == 2 or (by_strips and parts * n // 64 * shape.split_k <= 132)
+        rings = (tile * groups * shape.w_stages + shape.x_rows * shape.x_stages * 128) * strips
+        received = -(-shape.x_rows // 8 // shape.split_k) * k_parts * 2048 * groups * (k_parts > 1)
         assert rings + received <= (225 if alone else 113) * 1024
         assert 2 <= shape.x_stages <= 16 and 2 <= shape.w_stages <= 16
+        assert groups == 1 or (shape.x_rows > 96 and not same)
         assert shape.x_rows * -(-m // shape.x_rows) < m + max(32 if same else 16, m * 3 // 5)
     assert len({(shape.split_k, shape.x_rows < 32) for shape in shapes}) == 1 or not same

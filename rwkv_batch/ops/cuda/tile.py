@@ -16,6 +16,9 @@ TILE_ALIGNMENT = 1024  # of a ring of x
 SHARED = 232_448  # bytes of shared memory of a block
 # Of each of two blocks on a multiprocessor: the next launch begins beside this one. Of three and four.
 SHARED_OF_TWO, SHARED_OF_THREE, SHARED_OF_FOUR = 115_712, 76_000, 57_000
+# Of codes that go through registers: rows of x up to which a warpgroup has a block to itself, and how many
+# blocks of two there must be, unless w has as many rows and columns as 7.2B's.
+MOST_OF_ONE_GROUP, LEAST_BLOCKS_OF_TWO_GROUPS, LARGE = 96, 96, 4096
 SHARED_BESIDE_ONE = 124_000  # of a block beside which one of a launch with three still fits
 
 
@@ -55,6 +58,13 @@ def tile_shape_coded(parts: int, n: int, k: int, m: int, bits: int, same: bool) 
     rows = next(size for size in sizes if size * x_tiles >= m)
     if (bits, rows) == (4, 8):
         return _shape_by_strips(parts, n, k)
+    if rows > MOST_OF_ONE_GROUP and not same:
+        split_k = _split_k(parts, n // 2, k, MULTIPROCESSORS // 2)
+        of_all = x_tiles * split_k * parts * n // (2 * TILE_W_ROWS)
+        if of_all >= LEAST_BLOCKS_OF_TWO_GROUPS or min(n, k) >= LARGE:
+            # Registers leave room for one block of a multiprocessor.
+            room = SHARED_OF_TWO if split_k == 1 else SHARED
+            return _with_stages(TileShape(rows, 2, split_k, 0, 3), bits, 1, room)
     few, blocks = rows <= TILE_FEW_ROWS, 4 if (bits, rows, same) == (4, 32, False) else 3
     split_k = _split_k(parts, n, k, blocks * MULTIPROCESSORS, 4)
     of_multiprocessor = -(-parts * n // TILE_W_ROWS * split_k // MULTIPROCESSORS)

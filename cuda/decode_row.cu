@@ -79,11 +79,10 @@ __global__ void PAIRED __launch_bounds__(ROW_THREADS, 1)
 constexpr int SHARED = sizeof(RowShared);
 using Kernel = void (*)(RowInput);
 
-// Null where there is none for codes of so many bits.
-Kernel kernel(int bits) {
-    return bits == RowInt4::BITS   ? decode_row_kernel<RowInt4>
-           : bits == RowInt8::BITS ? decode_row_kernel<RowInt8>
-                                   : nullptr;
+Kernel kernel(int form) {
+    return form == ROW_INT4   ? decode_row_kernel<RowInt4>
+           : form == ROW_INT8 ? decode_row_kernel<RowInt8>
+                              : decode_row_kernel<RowInt8Columns>;
 }
 
 // A block on each multiprocessor, all of them at once.
@@ -97,8 +96,10 @@ cudaLaunchConfig_t config(cudaLaunchAttribute& attribute, cudaStream_t stream) {
     return found;
 }
 
-// Whether all pairs of blocks find room: not where a part of the GPU has an odd number of multiprocessors.
-bool has_room(Kernel kernel) {
+// Whether all pairs of blocks of a form find room: not where a part of the GPU has an odd number of
+// multiprocessors.
+bool has_room(int form) {
+    const Kernel kernel = ::kernel(form);
     cudaLaunchAttribute attribute = {};
     cudaLaunchConfig_t all = config(attribute, nullptr);
     all.numAttrs = 0;
@@ -110,12 +111,12 @@ bool has_room(Kernel kernel) {
 }  // namespace
 
 extern "C" {
-// Whether a model of such sizes can run so on this GPU. bits, head_rows: as of RowInput; rank: of the
+// Whether a model of such sizes can run so on this GPU. form, head_rows: as of RowInput; rank: of the
 // low-rank functions; slices: of 64 hidden units.
-int rwkv_decode_row_fits(int bits, const int* rank, int heads, int slices, int head_rows) {
+int rwkv_decode_row_fits(int form, const int* rank, int heads, int slices, int head_rows) {
     const int blocks = multiprocessors() / 2 * 2, free = blocks - 2 * heads;
     int ranks = 0;
-    bool fits = on_hopper() && kernel(bits) && heads % 2 == 0 && free > 0 &&
+    bool fits = on_hopper() && form >= 0 && form < ROW_FORMS && heads % 2 == 0 && free > 0 &&
                 heads <= ROW_WARPS * ROW_WARP_TILES && slices <= 2 * ROW_SLICES * (blocks / 2);
     for (int f = 0; f < ROW_FUNCTIONS; f++)
         ranks += rank[f], fits = fits && rank[f] >= ROW_INNER && rank[f] % 32 == 0;
@@ -124,18 +125,18 @@ int rwkv_decode_row_fits(int bits, const int* rank, int heads, int slices, int h
     const int others = ranks - 2 * heads * head_rows;
     fits = fits && ranks <= ROW_RANKS && head_rows >= 1 && head_rows <= ROW_INNER && others >= free &&
            others <= free * ROW_INNER;
-    static const bool room4 = has_room(kernel(RowInt4::BITS)), room8 = has_room(kernel(RowInt8::BITS));
-    if (!fits || !(bits == RowInt4::BITS ? room4 : room8)) return false;
+    static const bool room[ROW_FORMS] = {has_room(ROW_INT4), has_room(ROW_INT8), has_room(ROW_INT8_COLUMNS)};
+    if (!fits || !room[form]) return false;
     return (rank[ROW_W] + rank[ROW_A] + rank[ROW_V]) * 4 <= ROW_STAGE_BYTES &&
            rank[ROW_G] * 4 <= ROW_STAGE_BYTES;
 }
 
 // cudaErrorNotSupported: for this GPU or these sizes.
 int rwkv_decode_row(const RowInput* in, cudaStream_t stream) {
-    if (!rwkv_decode_row_fits(in->bits, in->rank, in->heads, in->slices, in->head_rows))
+    if (!rwkv_decode_row_fits(in->form, in->rank, in->heads, in->slices, in->head_rows))
         return cudaErrorNotSupported;
     cudaLaunchAttribute attribute = {};
     const cudaLaunchConfig_t all = config(attribute, stream);
-    return cudaLaunchKernelEx(&all, kernel(in->bits), *in);
+    return cudaLaunchKernelEx(&all, kernel(in->form), *in);
 }
 }

@@ -5,19 +5,27 @@
 #include "int4_tile.cuh"
 #include "int8_tile.cuh"
 
+// 64 hidden units: an operand, and which of its 16 runs of four numbers are not zero.
+struct alignas(16) HiddenRuns {
+    uint32_t digits[WARP];
+    uint8_t runs[16];
+    float unit, sum;
+    int count;  // of these runs
+    int unused;
+};
+
+// Of 64 hidden units those that are not zero.
+struct alignas(16) HiddenUnits {
+    float value[ROW_TILE];
+    uint8_t unit[ROW_TILE];
+    int count;
+    int unused[3];
+};
+
 // The tiles of int4_tile.cuh.
 struct RowInt4 {
-    static constexpr int BITS = 4;
+    using Hidden = HiddenRuns;
     static constexpr int DIGITS = 0x5140;  // of numbers 2 q, 2 q + 8, 2 q + 1 and 2 q + 9
-
-    // 64 hidden units: an operand, and which of its 16 runs of four numbers are not zero.
-    struct alignas(16) Hidden {
-        uint32_t digits[WARP];
-        uint8_t runs[16];
-        float unit, sum;
-        int count;  // of these runs
-        int unused;
-    };
 
     // add(matrix, offset, bytes, last): a copy of a stage, its last one or not.
     template <typename Add>
@@ -40,19 +48,11 @@ struct RowInt4 {
 };
 
 // The tiles of int8_tile.cuh in two halves along K, and behind the last of an output its scale; of value the
-// codes of gemm_sparse8.cu.
+// scales alone, as codes are read once it is known which.
 struct RowInt8 {
-    static constexpr int BITS = 8;
+    using Hidden = HiddenRuns;
     static constexpr int HALVES = 2, HALF_BYTES = Int8Tile::BYTES / HALVES, SCALE_BYTES = ROW_TILE * 4;
     static constexpr int DIGITS = 0x5410;  // of numbers 2 q, 2 q + 1, 2 q + 8 and 2 q + 9
-
-    // Of 64 hidden units those that are not zero.
-    struct alignas(16) Hidden {
-        float value[ROW_TILE];
-        uint8_t unit[ROW_TILE];
-        int count;
-        int unused[3];
-    };
 
     template <typename Add>
     static __device__ void add_tiles(const Add& add, int matrix, int strip, int all, int first,
@@ -76,7 +76,12 @@ private:
         add(ROW_SCALES + matrix - ROW_R, uint32_t(strip) * SCALE_BYTES, SCALE_BYTES, true);
     }
 };
-constexpr int ROW_HIDDEN_BYTES = sizeof(RowInt8::Hidden);  // at most
-static_assert(sizeof(RowInt4::Hidden) <= ROW_HIDDEN_BYTES);
+
+// The same, but value has the codes of gemm_sparse8.cu.
+struct RowInt8Columns : RowInt8 {
+    using Hidden = HiddenUnits;
+};
+constexpr int ROW_HIDDEN_BYTES = sizeof(HiddenUnits);  // at most
+static_assert(sizeof(HiddenRuns) <= ROW_HIDDEN_BYTES);
 static_assert(Int4Tile::BYTES <= ROW_STAGE_BYTES);
 static_assert(RowInt8::HALF_BYTES + RowInt8::SCALE_BYTES <= ROW_STAGE_BYTES);

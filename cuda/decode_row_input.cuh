@@ -8,6 +8,9 @@ constexpr int ROW_MIX_COUNT = 6;  // of a time mix
 // The low-rank functions, in the order of their outputs in an exchange.
 enum RowFunction { ROW_W, ROW_A, ROW_G, ROW_V, ROW_FUNCTIONS };
 
+// How large matrices lie, see decode_row_formats.cuh.
+enum RowForm { ROW_INT4, ROW_INT8, ROW_INT8_COLUMNS, ROW_FORMS };
+
 // Matrices and vectors of a layer, by their places in the table of pointers.
 enum RowMatrix {
     ROW_INNER_SIDES,  // [rank, C] fp16 of each function; of layer 0, that of v may be any other of that size
@@ -48,5 +51,5 @@ struct RowInput {
     int rank[ROW_FUNCTIONS];
     int layer_count, model_layers, heads, slices;  // slices: of 64 hidden units
     int head_rows;                                 // outputs of inner sides of a block that has a head
-    int bits;                                      // of a code
+    int form;                                      // a RowForm
 };

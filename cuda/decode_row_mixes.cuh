@@ -190,9 +190,10 @@ DEVICE float2 hidden_pair(const RowShared& own, int slice, int lane) {
     return make_float2(relu_square(sum.x), relu_square(sum.y));
 }
 
-DEVICE void put_hidden(RowInt4::Hidden& units, float2 h, int lane) {
+template <typename Format>
+DEVICE void put_hidden(HiddenRuns& units, float2 h, int lane) {
     float2 info;
-    const uint32_t word = digits<RowInt4>(h, Unit(larger_size(h)), lane, info);
+    const uint32_t word = digits<Format>(h, Unit(larger_size(h)), lane, info);
     units.digits[place_of_digits(lane)] = word;
     // Lane 8 s + q has the high digits of run 4 s + q, and the lane 4 above it the low ones.
     const bool active = (word | shuffle_xor(word, 4)) != 0 && !(lane & 4);
@@ -201,7 +202,8 @@ DEVICE void put_hidden(RowInt4::Hidden& units, float2 h, int lane) {
     if (lane == 0) units.unit = info.x, units.sum = info.y, units.count = __popc(all);
 }
 
-DEVICE void put_hidden(RowInt8::Hidden& units, float2 h, int lane) {
+template <typename Format>
+DEVICE void put_hidden(HiddenUnits& units, float2 h, int lane) {
     const unsigned even = warp_ballot(h.x > 0.f), odd = warp_ballot(h.y > 0.f), before = (1u << lane) - 1;
     const auto put = [&](int place, float value, int unit) {
         if (value > 0.f) units.value[place] = value, units.unit[place] = uint8_t(unit);
@@ -214,7 +216,7 @@ DEVICE void put_hidden(RowInt8::Hidden& units, float2 h, int lane) {
 template <typename Format>
 DEVICE void share_hidden(RowShared& own, const RowShare& my, int slice, int lane) {
     auto& units = own.hidden_units<Format>(slice);
-    put_hidden(units, hidden_pair(own, slice, lane), lane);
+    put_hidden<Format>(units, hidden_pair(own, slice, lane), lane);
     sync_warp();
     if (lane < int(sizeof(units)) / 16) {
         const float4* const part = reinterpret_cast<const float4*>(&units) + lane;

@@ -4,8 +4,6 @@
 
 #if HOPPER
 namespace row {
-constexpr int RUN_LANES = Int4Tile::RUN_BYTES / 16, RUNS_AT_ONCE = WARP / RUN_LANES, ROUNDS = 2;
-
 // Those of slice j of the pair.
 template <typename Format>
 DEVICE const typename Format::Hidden& hidden_of_pair(RowShared& own, const RowShare& my, int j) {
@@ -47,9 +45,10 @@ DEVICE uint32_t load_word_once(const void* address) {
 // runs of a tile.
 DEVICE void add_value(RowInt4, const RowInput& in, RowShared& own, Ring& ring, const RowShare& my,
                       const uint8_t* value, unsigned long long* sums, int lane) {
+    constexpr int RUN_LANES = Int4Tile::RUN_BYTES / 16, RUNS_AT_ONCE = WARP / RUN_LANES, ROUNDS = 2;
     const int r = lane % RUN_LANES, turn = lane / RUN_LANES, all = my.own + my.other;
     const auto units_of = [&](int j) -> auto& { return hidden_of_pair<RowInt4>(own, my, j); };
-    const auto load = [&](const uint8_t* tile, const RowInt4::Hidden& units, int i) {
+    const auto load = [&](const uint8_t* tile, const HiddenRuns& units, int i) {
         const int run = units.runs[i];
         return load_once(tile + run * Int4Tile::RUN_BYTES + (r + 2 * (run % 4)) % RUN_LANES * 16);
     };
@@ -66,7 +65,7 @@ DEVICE void add_value(RowInt4, const RowInput& in, RowShared& own, Ring& ring, c
 #pragma unroll
         for (int j = 0; j < 2 * ROW_SLICES; j++) {
             if (j >= all) continue;
-            const RowInt4::Hidden& units = units_of(j);
+            const HiddenRuns& units = units_of(j);
             int high[4][2] = {}, low[4][2] = {};  // by digits of hidden units
             const auto add = [&](const uint4& of_run, int at) {
                 if (at >= units.count) return;
@@ -123,14 +122,74 @@ DEVICE void add_value(RowInt4, const RowInput& in, RowShared& own, Ring& ring, c
     }
 }
 
+// Of a strip four sums of each lane, of which the first two and the others are of outputs that the two times
+// 16 lanes have as `output` and 8 later, times their scales, which are a stage.
+DEVICE void add_strip(Ring& ring, unsigned long long* sums, const float (&y)[4], int output, int lane) {
+    const bool later = lane / 16;
+    const float first = (later ? y[2] : y[0]) + shuffle_xor(later ? y[0] : y[2], 16),
+                second = (later ? y[3] : y[1]) + shuffle_xor(later ? y[1] : y[3], 16);
+    const uint32_t scales = ring.wait() + output * 4;
+    const float scale = __uint_as_float(load_shared_word(scales)),
+                of_second = __uint_as_float(load_shared_word(scales + 8 * 4));
+    ring.release(lane);
+    add_to_sum(sums + output, first * scale), add_to_sum(sums + output + 8, second * of_second);
+}
+
+// The same of int8. 16 lanes read a run, so that lane r of them has always the same outputs: rows g = r % 8
+// and 8 later of two sixteens. The two times 16 take turns with the runs of a tile.
+DEVICE void add_value(RowInt8, const RowInput& in, RowShared& own, Ring& ring, const RowShare& my,
+                      const uint8_t* value, unsigned long long* sums, int lane) {
+    constexpr int RUN_BYTES = Int8Tile::SIXTEEN_BYTES / 4, RUN_LANES = RUN_BYTES / 16,
+                  TURNS = WARP / RUN_LANES, ROUNDS = 3;
+    const int r = lane % RUN_LANES, turn = lane / RUN_LANES, all = my.own + my.other, g = r % 8;
+    const auto units_of = [&](int j) -> auto& { return hidden_of_pair<RowInt8>(own, my, j); };
+#pragma unroll 1
+    for (int i = 0; i < my.strips; i++) {
+        const uint8_t* const strip = value + size_t(my.strip(i)) * in.slices * Int8Tile::BYTES;
+        const auto load = [&](int j, int at) {
+            const int run = units_of(j).runs[at], piece = (r + 2 * (run % 4)) % RUN_LANES;
+            return load_once(strip + size_t(my.slice_of_pair(j)) * Int8Tile::BYTES + run * RUN_BYTES +
+                             piece * 16);
+        };
+        uint4 codes[2 * ROW_SLICES][ROUNDS];
+        load_first<TURNS>(codes, all, turn, units_of, load);
+        float y[4] = {};
+#pragma unroll
+        for (int j = 0; j < 2 * ROW_SLICES; j++) {
+            if (j >= all) continue;
+            const HiddenRuns& units = units_of(j);
+            int high[4] = {}, low[4] = {};  // by digits of hidden units
+            const auto add = [&](const uint4& of_run, int at) {
+                if (at >= units.count) return;
+                const int run = units.runs[at], place = run % 4 * 4 + run / 4;
+                const uint32_t high_digits = units.digits[place], low_digits = units.digits[place + 16];
+                const uint32_t words[4] = {of_run.x, of_run.y, of_run.z, of_run.w};
+#pragma unroll
+                for (int word = 0; word < 4; word++) {
+                    high[word] = dot_bytes(words[word], high_digits, high[word]);
+                    low[word] = dot_bytes(words[word], low_digits, low[word]);
+                }
+            };
+#pragma unroll
+            for (int round = 0; round < ROUNDS; round++) add(codes[j][round], round * TURNS + turn);
+            for (int at = ROUNDS * TURNS + turn; at < units.count; at += TURNS) add(load(j, at), at);
+#pragma unroll
+            for (int word = 0; word < 4; word++)
+                y[word] += units.unit * (high[word] * 256 + low[word]) - (turn == 0 ? 128 * units.sum : 0.f);
+        }
+        const int sixteen = r / 8 * 2 + (turn ^ Int8Tile::turned(g));
+        add_strip(ring, sums + my.strip(i) * ROW_TILE, y, sixteen * 16 + g, lane);
+    }
+}
+
 // The same of codes by hidden units. 16 lanes read the 64 outputs of a strip of a unit, four a lane, and the
 // two times 16 take turns with the units of a slice. Of each 16 outputs the first eight and the others take
 // turns, so that a lane has outputs 2 m, 2 m + 8, 2 m + 1 and 2 m + 9 of them.
-DEVICE void add_value(RowInt8, const RowInput& in, RowShared& own, Ring& ring, const RowShare& my,
+DEVICE void add_value(RowInt8Columns, const RowInput& in, RowShared& own, Ring& ring, const RowShare& my,
                       const uint8_t* value, unsigned long long* sums, int lane) {
     constexpr int ROUNDS = 4, TURNS = 2;
     const int four = lane % 16, turn = lane / 16, all = my.own + my.other, width = in.heads * HEAD;
-    const auto units_of = [&](int j) -> auto& { return hidden_of_pair<RowInt8>(own, my, j); };
+    const auto units_of = [&](int j) -> auto& { return hidden_of_pair<RowInt8Columns>(own, my, j); };
 #pragma unroll 1
     for (int i = 0; i < my.strips; i++) {
         const auto load = [&](int j, int at) {
@@ -143,7 +202,7 @@ DEVICE void add_value(RowInt8, const RowInput& in, RowShared& own, Ring& ring, c
 #pragma unroll
         for (int j = 0; j < 2 * ROW_SLICES; j++) {
             if (j >= all) continue;
-            const RowInt8::Hidden& units = units_of(j);
+            const HiddenUnits& units = units_of(j);
             const auto add = [&](uint32_t of_unit, int at) {
                 if (at >= units.count) return;
                 const float h = units.value[at];
@@ -158,16 +217,8 @@ DEVICE void add_value(RowInt8, const RowInput& in, RowShared& own, Ring& ring, c
             for (int round = 0; round < ROUNDS; round++) add(codes[j][round], round * TURNS + turn);
             for (int at = ROUNDS * TURNS + turn; at < units.count; at += TURNS) add(load(j, at), at);
         }
-        // Each turn has two of the four outputs.
-        const float first = (turn ? y[2] : y[0]) + shuffle_xor(turn ? y[0] : y[2], 16),
-                    second = (turn ? y[3] : y[1]) + shuffle_xor(turn ? y[1] : y[3], 16);
         const int output = four / 4 * 16 + four % 4 * 2 + turn;
-        const uint32_t scales = ring.wait() + output * 4;
-        const float scale = __uint_as_float(load_shared_word(scales)),
-                    later = __uint_as_float(load_shared_word(scales + 8 * 4));
-        ring.release(lane);
-        unsigned long long* const to = sums + my.strip(i) * ROW_TILE + output;
-        add_to_sum(to, first * scale), add_to_sum(to + 8, second * later);
+        add_strip(ring, sums + my.strip(i) * ROW_TILE, y, output, lane);
     }
 }
 }  // namespace row

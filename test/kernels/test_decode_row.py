@@ -48,24 +48,40 @@ class Side:
         return [self.states.shift, self.states.wkv, self.states.feed.pending, self.states.feed._records.table]
 
 
-@pytest.fixture(params=["int4", "int8"])
-def format(request):
+FORMS = {"int4": ("int4", False), "int8": ("int8", False), "by hidden units": ("int8", True)}
+INACTIVE = 37  # of so many hidden units one is active in a sparse model
+
+
+@pytest.fixture(params=[*FORMS])
+def form(request):
     return request.param
 
 
-def packed(width: int, format: str, layers: int = 3):
-    return quantize(tiny(layers, width, VOCAB, seed=3), format, False)
+def packed(width: int, form: str, sparse: bool = False):
+    checkpoint = tiny(3, width, VOCAB, seed=3)
+    if sparse:  # and in some slices of 64 hidden units none is
+        for name, tensor in checkpoint.tensors.items():
+            if name.endswith("ffn.key.weight"):
+                active = torch.arange(len(tensor)) % INACTIVE == 0
+                active[: len(tensor) // 8] = False
+                tensor.mul_(active[:, None])
+    return quantize(checkpoint, FORMS[form][0], False)
+
+
+def model_of(checkpoint, form: str) -> RWKV7Cuda:
+    return RWKV7Cuda(checkpoint, "cuda", few_rows=FORMS[form][1])
 
 
 @pytest.fixture
-def model(hopper, format):
-    return RWKV7Cuda(packed(1024, format), "cuda", few_rows=True)
+def model(hopper, form):
+    return model_of(packed(1024, form), form)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_logits_and_states_are_those_of_separate_kernels(width, format):
-    checkpoint = packed(width, format)
-    model = RWKV7Cuda(checkpoint, "cuda", few_rows=True)
+@pytest.mark.parametrize("sparse", [False, True])
+def test_logits_and_states_are_those_of_separate_kernels(width, form, sparse):
+    checkpoint = packed(width, form, sparse)
+    model = model_of(checkpoint, form)
     if "together" not in model.gemms.candidates("layers", 1):
         pytest.skip("this GPU has no room for it")
     numbers = {name: weight.dequantize() for name, weight in checkpoint.packed.items()}
@@ -102,9 +118,9 @@ def test_the_other_slot_and_those_of_padding_stay_as_they_are(model):
     assert side.step(3).isfinite().all()
 
 
-def test_a_graph_gives_the_same_bits_a_hundred_times(format):
+def test_a_graph_gives_the_same_bits_a_hundred_times(form):
     """With more tiles than stages, and other kernels between its launches."""
-    model = RWKV7Cuda(packed(4096, format), "cuda", few_rows=True)
+    model = model_of(packed(4096, form), form)
     side = Side(model, TOGETHER)
     side.states.wkv.normal_(std=0.1)
     side.step(7)
@@ -132,6 +148,5 @@ def test_fewer_layers_in_between_change_nothing(model, monkeypatch):
 
 
 def test_a_model_whose_matrices_it_does_not_read_runs_separately():
-    """int8 that is not laid out by hidden units."""
-    model = RWKV7Cuda(quantize(tiny(2, 1024, VOCAB), "int8", False), "cuda")
+    model = RWKV7Cuda(quantize(tiny(2, 1024, VOCAB), "fp8", False), "cuda")
     assert model.row is None and model.gemms.candidates("layers", 1) == (SEPARATE,)

@@ -29,6 +29,7 @@ ADAPTER_ALIGNMENT = 8  # numbers of which the place of a matrix is a multiple
 CODES_INT8, CODES_FP8, CODES_INT4, CODES_NF4, CODES_FP6, CODES_FP5 = range(6)  # formats of gemm_codes
 ROW_FUNCTIONS = 4  # low-rank functions of a layer
 ROW_POINTERS = 34  # matrices and vectors of a layer
+ROW_INT4, ROW_INT8, ROW_INT8_COLUMNS = range(3)  # how codes lie for decode_row
 ROW_INNER = 24  # outputs of inner low-rank sides of a block of decode_row, at most
 DECODE_TILES8, DECODE_COLUMNS, DECODE_TILES4 = range(3)  # how codes lie for decode_tiles
 ADAPTER_ADD, ADAPTER_ADD_SQUARE, ADAPTER_ADD_FLOAT = range(3)  # what becomes of y: see cuda/adapter_expand.cu
@@ -41,7 +42,7 @@ CONSTANTS = {
         *("TILE_BARRIER_BYTES", "ADAPTER_TILE", "ADAPTER_RANK", "ADAPTER_PARTS", "ADAPTER_SPLITS"),
         *("CODES_INT8", "CODES_FP8", "CODES_INT4", "CODES_NF4", "CODES_FP6", "CODES_FP5"),
         *("DECODE_TILES8", "DECODE_COLUMNS", "DECODE_TILES4"),
-        *("ROW_FUNCTIONS", "ROW_POINTERS", "ROW_INNER"),
+        *("ROW_FUNCTIONS", "ROW_POINTERS", "ROW_INNER", "ROW_INT4", "ROW_INT8", "ROW_INT8_COLUMNS"),
         *("ADAPTER_MOST_RANK", "ADAPTER_ALIGNMENT", "ADAPTER_ADD", "ADAPTER_ADD_SQUARE", "ADAPTER_ADD_FLOAT"),
     )
 }
@@ -149,7 +150,7 @@ class RowInput(Structure):
         *((name, c_size_t) for name in ("shift_stride", "state_stride", "deferred_stride")),
         *((name, c_void_p) for name in ("sums", "inner", "launches")),
         ("rank", c_int * ROW_FUNCTIONS),
-        *((name, c_int) for name in ("layer_count", "model_layers", "heads", "slices", "head_rows", "bits")),
+        *((name, c_int) for name in ("layer_count", "model_layers", "heads", "slices", "head_rows", "form")),
     )
 
 

@@ -5,9 +5,16 @@ from torch import Tensor
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix
 from rwkv_batch.model.cuda.packed.weights import CudaLayer, CudaWeights
 from rwkv_batch.model.cuda.steps.states import CudaStates
+from rwkv_batch.ops.cuda.abi import ROW_INT4, ROW_INT8, ROW_INT8_COLUMNS
 from rwkv_batch.ops.cuda.binding import Addend, Kernels
 from rwkv_batch.ops.cuda.buffers import Buffers
-from rwkv_batch.ops.cuda.codes.row import FUNCTIONS, MATRICES, ROW_FORMATS, RowKernel
+from rwkv_batch.ops.cuda.codes.row import FUNCTIONS, MATRICES, RowKernel
+
+FORMS = {
+    ("int4", False): ROW_INT4,
+    ("int8", False): ROW_INT8,
+    ("int8", True): ROW_INT8_COLUMNS,
+}  # by the format and whether value lies by hidden units
 
 
 class RowStep:
@@ -15,9 +22,10 @@ class RowStep:
 
     def __init__(self, kernels: Kernels, weights: CudaWeights) -> None:
         last, device = weights.layers[-1], weights.head.device
-        assert isinstance(last.key, CodedMatrix)
+        assert isinstance(last.value, CodedMatrix)
+        form = FORMS[last.value.format, last.value.columns]
         tensors = [_tensors(layer, last) for layer in weights.layers]
-        self.kernel = RowKernel(kernels, last.key.format, tensors, len(last.key), device)
+        self.kernel = RowKernel(kernels, form, tensors, len(last.key), device)
         self._table = weights.embedding
 
     @classmethod
@@ -33,11 +41,10 @@ class RowStep:
             return None
         large = (*layer.rkv, layer.output, layer.key, layer.value)
         coded = [one for one in large if isinstance(one, CodedMatrix)]
-        formats = {one.format for one in coded}
-        if len(coded) < len(large) or len(formats) > 1 or not formats <= ROW_FORMATS.keys():
+        if len(coded) < len(large) or len({one.format for one in coded}) > 1:
             return None
-        if formats == {"int8"} and not coded[-1].columns:
-            return None  # of value it reads the active hidden units alone
+        if (coded[-1].format, coded[-1].columns) not in FORMS:
+            return None
         step = cls(kernels, weights)
         return step if step.kernel.fits else None
 

@@ -24,7 +24,6 @@ POINTERS = (
     *NORMS,
     *HEAD_VECTORS,
 )
-ROW_FORMATS = {"int4": 4, "int8": 8}  # bits of a code
 RKV_ROWS = 27  # outputs of inner low-rank sides, which are as many bytes as r, k and v of a block
 
 
@@ -43,16 +42,16 @@ class RowKernel:
     def __init__(
         self,
         kernels: Kernels,
-        format: str,
+        form: int,
         layers: Sequence[dict[str, Tensor | None]],
         hidden: int,
         device: torch.device,
     ) -> None:
         """layers: of each the tensors named in POINTERS; hidden: units of a channel mix.
 
-        format: of ROW_FORMATS. Of int8, value is `[hidden, C]`.
+        form: ROW_INT4, ROW_INT8, or ROW_INT8_COLUMNS, with which value is `[hidden, C]`.
         """
-        self._library, self._bits = kernels.library, ROW_FORMATS[format]
+        self._library, self._form = kernels.library, form
         self._layers = layers  # kept, as the table points to them
         pointers = [
             [0 if (t := layer[name]) is None else t.data_ptr() for name in POINTERS] for layer in layers
@@ -74,7 +73,7 @@ class RowKernel:
     @property
     def fits(self) -> bool:
         """Whether the kernel takes such a model."""
-        return bool(self._library.rwkv_decode_row_fits(self._bits, self._ranks, *self._shape))
+        return bool(self._library.rwkv_decode_row_fits(self._form, self._ranks, *self._shape))
 
     def run(
         self,
@@ -102,7 +101,7 @@ class RowKernel:
             shift.shape[1],
             len(self._layers),
             *self._shape,
-            self._bits,
+            self._form,
         )
         launch(self._library, "rwkv_decode_row", byref(inputs))
 

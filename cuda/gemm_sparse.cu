@@ -3,8 +3,8 @@
 //
 //   h [M, K] fp16 (after relu squared), w [K, N] fp16: one run of N numbers for each hidden unit
 //   M is 1, 2, 4 or 8, N a multiple of 64, K of 8
-//   partials [P, M, N] fp32: sums over P parts of K; the kernel that reads them adds them up in order. P is 1
-//   on Hopper, else SPARSE_SPLITS
+//   partials [P, M, N] fp32: sums over P parts of K; the kernel that reads them adds them up in order. P is
+//   SPARSE_SPLITS, or on Hopper 1 (`together`)
 //
 // Reference: h @ w in torch. Binding: Kernels.gemm_sparse. Test: test/kernels/test_gemm_sparse.py.
 //
@@ -13,8 +13,9 @@
 // time, from memory straight into the operands of m16n8k16 mma instructions: two units' words, one half of
 // each, make the pairs along k, and 16 columns the rows of the product. The warps of a block that have the
 // same columns take groups of sixteen units in turn, so that every one is busy however few are active.
-// On Hopper the eight blocks of a cluster share columns, send their sums to each other and each add up an
-// eighth of the columns: the norm that comes next has one partial sum to read instead of eight.
+// On Hopper the eight blocks of a cluster may share columns, send their sums to each other and each add up an
+// eighth of the columns: the norm that comes next has one partial sum to read instead of eight. With few
+// columns clusters cost more than that.
 // Sums are fp32: over a warp's sixteens in order, over the warps of a part of K in order, over the parts in
 // order. A row's sums depend on the other rows only by the sixteens that its units fall into.
 #include "gemm_sparse.cuh"
@@ -45,8 +46,9 @@ extern "C" {
 int rwkv_gemm_sparse_fits(int m, int k) { return sparse_fits<HalfUnits>(m, k); }
 
 // m: 1, 2, 4 or 8. prefetch: weights that the next kernel reads.
-int rwkv_gemm_sparse(const __half* h, const __half* w, float* partials, int m, int k, int n,
+int rwkv_gemm_sparse(const __half* h, const __half* w, float* partials, int m, int k, int n, int together,
                      const char* prefetch, unsigned prefetch_bytes, cudaStream_t stream) {
-    return run_sparse<HalfUnits>(h, w, nullptr, partials, m, k, n, {prefetch, prefetch_bytes}, stream);
+    return run_sparse<HalfUnits>(h, w, nullptr, partials, m, k, n, together, {prefetch, prefetch_bytes},
+                                 stream);
 }
 }

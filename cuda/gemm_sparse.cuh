@@ -39,12 +39,14 @@ struct SparseSizes {
     static constexpr int SCALES_BYTES = W::SCALED ? COLUMNS * 4 << MAX_WIDE_BITS : 0;
 };
 
-// 1 << wide_bits warps stand side by side; the others of the block share their columns.
-template <int M, typename W>
+// TOGETHER: whether a cluster adds up the sums over parts of K. 1 << wide_bits warps stand side by side; the
+// others of the block share their columns.
+template <int M, typename W, bool TOGETHER>
 __global__ void LAUNCH_BOUNDS(THREADS, 2)
     gemm_sparse_kernel(const __half* h, const typename W::Number* w, float* partials, int k, int n, int units,
                        int wide_bits, Prefetch weights, const float* scales) {
     using Sizes = SparseSizes<W>;
+    using Sums = SplitSums<TOGETHER>;
     constexpr int COLUMNS = Sizes::COLUMNS, LANE_COLUMNS = Sizes::LANE_COLUMNS, STAGES = W::STAGES;
     constexpr bool WHOLE = N_MULTIPLE % COLUMNS == 0;  // a warp's columns are all inside, or none
     extern __shared__ __align__(16) uint8_t raw[];
@@ -56,12 +58,11 @@ __global__ void LAUNCH_BOUNDS(THREADS, 2)
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quad = lane % 4;
     const int split = blockIdx.x, begin = split * units, end = min(begin + units, k);
     __shared__ uint64_t barrier;
-    const SplitSums exchange(barrier, M * Sizes::SUMS_BYTES);
+    const Sums exchange(barrier, M * Sizes::SUMS_BYTES);
     prefetch(weights);
     if constexpr (W::SCALED) {  // of the columns that this block adds up
-        const int at = threadIdx.x * 4, kept_bits = wide_bits + Sizes::COLUMN_BITS - SplitSums::BLOCK_BITS,
-                  first =
-                      (blockIdx.y << wide_bits) * COLUMNS + ((SplitSums::together ? split : 0) << kept_bits);
+        const int at = threadIdx.x * 4, kept_bits = wide_bits + Sizes::COLUMN_BITS - Sums::BLOCK_BITS,
+                  first = (blockIdx.y << wide_bits) * COLUMNS + ((Sums::together ? split : 0) << kept_bits);
         if (at < 1 << kept_bits && first + at < n)
             copy_async(reinterpret_cast<uint4*>(kept_scales + at), scales + first + at);
         commit_copies();
@@ -161,9 +162,9 @@ __global__ void LAUNCH_BOUNDS(THREADS, 2)
 
     // A lane has rows 2 quad and the next, of its columns. The sums of all warps that share columns lie as
     // [warp][row][column] with the block that adds them up.
-    const int kept_bits = wide_bits + Sizes::COLUMN_BITS - SplitSums::BLOCK_BITS,
-              sources = SplitSums::BLOCKS * shares, place_of_split = SplitSums::together ? split : 0,
-              source = place_of_split * shares + share, first_kept = place_of_split << kept_bits;
+    const int kept_bits = wide_bits + Sizes::COLUMN_BITS - Sums::BLOCK_BITS, sources = Sums::BLOCKS * shares,
+              place_of_split = Sums::together ? split : 0, source = place_of_split * shares + share,
+              first_kept = place_of_split << kept_bits;
     float* const out = partials + size_t(split - place_of_split) * M * n;
     exchange.wait_for_all();
     const int kept = 1 << kept_bits;  // columns that this block adds up
@@ -214,33 +215,40 @@ int sparse_fits(int m, int k) {
 
 template <int M, typename W>
 int run(const __half* h, const typename W::Number* w, const float* scales, float* partials, int k, int n,
-        Prefetch weights, cudaStream_t stream) {
+        bool together, Prefetch weights, cudaStream_t stream) {
     constexpr int COLUMNS = SparseSizes<W>::COLUMNS;
     const int units = units_of_part(k), warps = (n + COLUMNS - 1) / COLUMNS, shared = shared_bytes<W>(M, k);
     if (n % N_MULTIPLE || k % 8 || units > 1 << 16) return cudaErrorInvalidValue;
-    const auto kernel = gemm_sparse_kernel<M, W>;
-    if (const cudaError_t error =
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared))
-        return error;
     const auto blocks_of = [&](int bits) { return (warps + (1 << bits) - 1) >> bits; };
     int bits = 0;
     while (bits < MAX_WIDE_BITS && blocks_of(bits) * SPARSE_SPLITS > multiprocessors()) bits++;
     const dim3 grid(SPARSE_SPLITS, blocks_of(bits));
-    return on_hopper() ? launch_clusters(SPARSE_SPLITS, kernel, grid, THREADS, shared, stream, h, w, partials,
-                                         k, n, units, bits, weights, scales)
-                       : launch(kernel, grid, THREADS, shared, stream, h, w, partials, k, n, units, bits,
-                                weights, scales);
+    if (together && !on_hopper()) return cudaErrorNotSupported;
+    const auto allow_shared = [&](auto kernel) {
+        return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+    };
+    if constexpr (!AMD_FORMS)
+        if (together) {
+            const auto kernel = gemm_sparse_kernel<M, W, true>;
+            if (const cudaError_t error = allow_shared(kernel)) return error;
+            return launch_clusters(SPARSE_SPLITS, kernel, grid, THREADS, shared, stream, h, w, partials, k, n,
+                                   units, bits, weights, scales);
+        }
+    const auto kernel = gemm_sparse_kernel<M, W, false>;
+    if (const cudaError_t error = allow_shared(kernel)) return error;
+    return launch(kernel, grid, THREADS, shared, stream, h, w, partials, k, n, units, bits, weights, scales);
 }
 
-// m: 1, 2, 4 or 8. scales: of columns, if W is SCALED. weights: that the next kernel reads.
+// m: 1, 2, 4 or 8. scales: of columns, if W is SCALED. together: on Hopper, whether P is 1. weights: that the
+// next kernel reads.
 template <typename W>
 int run_sparse(const __half* h, const typename W::Number* w, const float* scales, float* partials, int m,
-               int k, int n, Prefetch weights, cudaStream_t stream) {
+               int k, int n, bool together, Prefetch weights, cudaStream_t stream) {
     switch (m) {
-        case 1: return run<1, W>(h, w, scales, partials, k, n, weights, stream);
-        case 2: return run<2, W>(h, w, scales, partials, k, n, weights, stream);
-        case 4: return run<4, W>(h, w, scales, partials, k, n, weights, stream);
-        case 8: return run<8, W>(h, w, scales, partials, k, n, weights, stream);
+        case 1: return run<1, W>(h, w, scales, partials, k, n, together, weights, stream);
+        case 2: return run<2, W>(h, w, scales, partials, k, n, together, weights, stream);
+        case 4: return run<4, W>(h, w, scales, partials, k, n, together, weights, stream);
+        case 8: return run<8, W>(h, w, scales, partials, k, n, together, weights, stream);
         default: return cudaErrorInvalidValue;
     }
 }

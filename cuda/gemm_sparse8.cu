@@ -6,7 +6,7 @@
 //   the first eight and the others take turns
 //   M is 1, 2, 4 or 8, N a multiple of 64, K of 8
 //   partials [P, M, N] fp32: sums over P parts of K, times the scale; the kernel that reads them adds them up
-//   in order. P is 1 on Hopper, else SPARSE_SPLITS
+//   in order. P as of gemm_sparse.cu
 //
 // Reference: (h @ w) * scale in torch. Binding: Kernels.gemm_sparse8. Test:
 // test/kernels/test_gemm_sparse8.py.
@@ -51,7 +51,9 @@ int rwkv_gemm_sparse8_fits(int m, int k) { return sparse_fits<Int8Units>(m, k); 
 
 // m: 1, 2, 4 or 8. prefetch: weights that the next kernel reads.
 int rwkv_gemm_sparse8(const __half* h, const uint8_t* w, const float* scales, float* partials, int m, int k,
-                      int n, const char* prefetch, unsigned prefetch_bytes, cudaStream_t stream) {
-    return run_sparse<Int8Units>(h, w, scales, partials, m, k, n, {prefetch, prefetch_bytes}, stream);
+                      int n, int together, const char* prefetch, unsigned prefetch_bytes,
+                      cudaStream_t stream) {
+    return run_sparse<Int8Units>(h, w, scales, partials, m, k, n, together, {prefetch, prefetch_bytes},
+                                 stream);
 }
 }

@@ -12,4 +12,5 @@ struct TileShape {
     int groups;  // warpgroups that multiply
     int split_k;
     int w_stages, x_stages;  // of the rings
+    int partial_sums;        // whether these are the result: y is [split_k, m, n] fp32
 };

@@ -4,8 +4,8 @@
 #include "gemm_stream.cuh"
 #include "gemm_tile_layout.cuh"
 
-// Its blocks; those of a z have the GEMM `part`.
-template <int TN, typename W>
+// Its blocks; those of a z have the GEMM `part`. PARTIAL: as TileShape::partial_sums.
+template <int TN, typename W, bool PARTIAL = false>
 __device__ __forceinline__ void tile_gemms(const TileGemms& p, int part) {
 #if HOPPER
     using namespace hopper;
@@ -20,18 +20,20 @@ __device__ __forceinline__ void tile_gemms(const TileGemms& p, int part) {
                    w_full = x_ring + p.x_stages * X_BYTES, w_empty = w_full + TILE_MAX_STAGES * 8,
                    x_full = w_empty + TILE_MAX_STAGES * 8, x_empty = x_full + TILE_MAX_STAGES * 8,
                    summed = x_empty + TILE_MAX_STAGES * 8, received = w_full + TILE_BARRIER_BYTES;
-    const int split = cluster_rank(), x0 = (blockIdx.x >> p.split_bits) * TN,
-              w0 = blockIdx.y * p.groups * TILE_W_ROWS;
+    const int split = PARTIAL ? blockIdx.x & (p.split_k - 1) : cluster_rank(),
+              x0 = (blockIdx.x >> p.split_bits) * TN, w0 = blockIdx.y * p.groups * TILE_W_ROWS;
     const int begin = min(split * p.each, p.steps), steps = min(p.each, p.steps - begin);
-    const int own = (CHUNKS + p.split_k - 1) >> p.split_bits, first = min(split * own, CHUNKS),
+    // The blocks of a cluster divide the results among themselves to add them up.
+    const int blocks = PARTIAL ? 1 : p.split_k, rank = PARTIAL ? 0 : split;
+    const int own = (CHUNKS + blocks - 1) >> (PARTIAL ? 0 : p.split_bits), first = min(rank * own, CHUNKS),
               last = min(first + own, CHUNKS);
     const int group = threadIdx.x / GROUP_THREADS, warp = threadIdx.x / WARP - group * 4,
               lane = threadIdx.x % WARP;
     // Of few rows two warpgroups share the strips of a stage, so K has twice the parts, unless these are
     // added up first.
     constexpr bool TWICE = FEW && !BY_STRIPS;
-    const int groups = FEW ? 2 : p.groups, k_parts = TWICE ? 2 * p.split_k : p.split_k,
-              k_part = TWICE ? 2 * split + group : split;
+    const int groups = FEW ? 2 : p.groups, k_parts = TWICE ? 2 * blocks : blocks,
+              k_part = TWICE ? 2 * rank + group : rank;
     const bool loads_w = group == groups && warp == 0;
 
     uint32_t w_to = w_ring, w_stage = 0;
@@ -92,7 +94,7 @@ __device__ __forceinline__ void tile_gemms(const TileGemms& p, int part) {
 #pragma unroll 1
         for (int i = 0; i < ahead; i++) load_w(leads);
     }
-    if (p.split_k > 1) {
+    if (blocks > 1) {
         cluster_arrive_relaxed();
         cluster_wait();
     } else {
@@ -111,7 +113,7 @@ __device__ __forceinline__ void tile_gemms(const TileGemms& p, int part) {
             }
             if constexpr (W::CODES) prefetch(p.prefetch, lane, WARP);
         } else {
-            if (leads && p.split_k > 1 && last > first)
+            if (leads && blocks > 1 && last > first)
                 arrive_and_expect(summed, (last - first) * k_parts * chunk_bytes);
             wait_for_inputs();
             uint32_t to = x_ring, stage = 0, phase = 1;  // the phase before the first counts as over
@@ -278,6 +280,15 @@ __device__ __forceinline__ void tile_gemms(const TileGemms& p, int part) {
             const float2 of_x = load_shared2(x_scales + (chunk * 8 + lane % 4 * 2) * 4);
             v.x *= of_x.x, v.y *= of_x.y, v.z *= of_x.x, v.w *= of_x.y;
         }
+        if constexpr (PARTIAL) {
+            const int row = x0 + chunk * 8 + lane % 4 * 2,
+                      column = w0 + rows_group * TILE_W_ROWS + warp * 16 + lane / 4;
+            float* const to = reinterpret_cast<float*>(p.y[0]) + (size_t(split) * p.m + row) * p.n + column;
+            if (column >= p.n) return;
+            if (row < p.m) to[0] = v.x, to[8] = v.z;
+            if (row + 1 < p.m) to[p.n] = v.y, to[p.n + 8] = v.w;
+            return;
+        }
         if (p.square) {
             v = make_float4(fmaxf(v.x, 0.f), fmaxf(v.y, 0.f), fmaxf(v.z, 0.f), fmaxf(v.w, 0.f));
             v = make_float4(fminf(v.x * v.x, MAX_HALF), fminf(v.y * v.y, MAX_HALF),
@@ -289,7 +300,7 @@ __device__ __forceinline__ void tile_gemms(const TileGemms& p, int part) {
     };
     if (k_parts > 1) {
         const uint32_t slot = received + (FEW ? thread : threadIdx.x) * 16;
-        const bool alone = TWICE && p.split_k == 1;  // the block is no cluster
+        const bool alone = TWICE && blocks == 1;  // the block is no cluster
         int owner = 0, place = 0;
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++) {
@@ -318,6 +329,7 @@ __device__ __forceinline__ void tile_gemms(const TileGemms& p, int part) {
         for (int c = 0; c < CHUNKS; c++)
             put(c, make_float4(acc[4 * c], acc[4 * c + 1], acc[4 * c + 2], acc[4 * c + 3]));
     }
+    if constexpr (PARTIAL) return;
     sync_some(2 + group, GROUP_THREADS);
     const int piece = thread % 8, column = w0 + rows_group * TILE_W_ROWS + piece * 8;
 #pragma unroll 2
@@ -329,10 +341,10 @@ __device__ __forceinline__ void tile_gemms(const TileGemms& p, int part) {
 #endif
 }
 
-template <int TN, typename W>
+template <int TN, typename W, bool PARTIAL>
 __global__ void LAUNCH_BOUNDS(TILE_THREADS, least_blocks<W>(TN))
     gemm_tile_kernel(const __grid_constant__ TileGemms p) {
-    tile_gemms<TN, W>(p, blockIdx.z);
+    tile_gemms<TN, W, PARTIAL>(p, blockIdx.z);
 }
 
 // The same of few rows of x, and in the first z blocks of gemm_stream.cu. These multiply small matrices

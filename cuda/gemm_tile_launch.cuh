@@ -23,9 +23,10 @@ int launch_tile(TileGemms p, int count, const StreamGemms* beside, cudaStream_t 
     const int rings = w_ring_bytes<W>(STRIPS * p.groups * p.w_stages * W::TILE_BYTES) +
                       STRIPS * TN * p.x_stages * STRIP_BYTES;
     constexpr bool FEW = few<W>(TN), BY_STRIPS = by_strips<W>(TN);
-    const int k_parts = p.split_k * (FEW && !BY_STRIPS ? 2 : 1);
+    const int blocks = p.partial_sums ? 1 : p.split_k;  // of a cluster
+    const int k_parts = blocks * (FEW && !BY_STRIPS ? 2 : 1);
     if (k_parts > 1)
-        p.received_bytes = (TN / 8 + p.split_k - 1) / p.split_k * k_parts * p.groups * GROUP_THREADS * 16;
+        p.received_bytes = (TN / 8 + blocks - 1) / blocks * k_parts * p.groups * GROUP_THREADS * 16;
     const int x_scales = W::FP8 ? p.groups * TN * 4 : 0, tile = p.groups * TILE_W_ROWS,
               shared = rings + TILE_BARRIER_BYTES + p.received_bytes + x_scales;
     const int results = TN * tile * 2, gathered = BY_STRIPS ? STRIPS * TN * tile * 4 : 0;
@@ -37,12 +38,16 @@ int launch_tile(TileGemms p, int count, const StreamGemms* beside, cudaStream_t 
             if (p.m > TN || shared < int(sizeof(StreamSums<TN / 8, 1>))) return cudaErrorInvalidValue;
             const auto kernel = gemm_tile_beside_kernel<TN, W>;
             if (const cudaError_t error = allow_shared(kernel, shared)) return error;
-            return launch_clusters(p.split_k, kernel, grid, threads, shared, stream, p, *beside);
+            return launch_clusters(blocks, kernel, grid, threads, shared, stream, p, *beside);
         }
     if (beside) return cudaErrorInvalidValue;
-    const auto kernel = gemm_tile_kernel<TN, W>;
-    if (const cudaError_t error = allow_shared(kernel, shared)) return error;
-    return launch_clusters(p.split_k, kernel, grid, threads, shared, stream, p);
+    const auto run = [&](auto kernel) {
+        if (const cudaError_t error = allow_shared(kernel, shared)) return int(error);
+        return int(launch_clusters(blocks, kernel, grid, threads, shared, stream, p));
+    };
+    if constexpr (has_partial_sums<W>(TN))
+        if (p.partial_sums) return run(gemm_tile_kernel<TN, W, true>);
+    return run(gemm_tile_kernel<TN, W, false>);
 }
 
 // What all kinds of weights share. Whether it is valid.
@@ -50,12 +55,13 @@ template <typename W>
 bool set_up(TileGemms& p, const void* const* x, void* const* y, int count, int m, int n, int k, int square,
             const TileShape& shape) {
     if (W::CODES && shape.groups != 1 && !two_groups<W>(shape.x_rows)) return false;
+    if (shape.partial_sums && (!has_partial_sums<W>(shape.x_rows) || count != 1 || square)) return false;
     // Parts are whole pairs of strips or more, so that they are the same for any rows but the fewest.
     const int strips = strips_for<W>(shape.x_rows), unit = strips > 2 ? strips : 2,
               units = (k / TILE_K + unit - 1) / unit;
     p.m = m, p.n = n, p.groups = shape.groups, p.split_k = shape.split_k, p.w_stages = shape.w_stages,
     p.x_stages = shape.x_stages;
-    p.square = square, p.strips = k / TILE_K;
+    p.square = square, p.strips = k / TILE_K, p.partial_sums = shape.partial_sums;
     const auto within = [](int i, int least, int most) { return i >= least && i <= most; };
     const bool valid = within(count, 1, MAX_PARTS) && m > 0 && n % TILE_W_ROWS == 0 && k % TILE_K == 0 &&
                        within(p.groups, 1, MAX_GROUPS) && within(p.split_k, 1, MAX_SPLIT_K) &&

@@ -16,8 +16,8 @@ constexpr int MAX_SPLIT_K = 8;    // blocks of a cluster
 constexpr int UNIFORM_ROWS = 64;  // of x, up to which descriptors are worth a shuffle
 
 // By rows of x and W, how w lies in memory: whether two warpgroups of a block may have rows of w of their own
-// that go through registers; strips of k in a stage (a barrier takes as long as the products
-// of a few rows, and codes are fewer bytes), and blocks of a multiprocessor at least.
+// that go through registers; whether partial sums may be the result; strips of k in a stage (a barrier takes
+// as long as the products of a few rows, and codes are fewer bytes), and blocks of a multiprocessor at least.
 template <typename W>
 __host__ __device__ constexpr bool few(int rows) {
     return W::CODES && rows <= TILE_FEW_ROWS;
@@ -25,6 +25,10 @@ __host__ __device__ constexpr bool few(int rows) {
 template <typename W>
 __host__ __device__ constexpr bool two_groups(int rows) {
     return W::CODES && rows > 96;
+}
+template <typename W>
+__host__ __device__ constexpr bool has_partial_sums(int rows) {
+    return W::CODES && !W::TRANSPOSED && rows <= 96;
 }
 template <typename W>
 __host__ __device__ constexpr bool by_strips(int rows) {
@@ -54,6 +58,7 @@ struct TileGemms {
     const float* scales[MAX_PARTS];    // of rows of w, if it has 8 bits
     const float* x_scales[MAX_PARTS];  // of rows of x, if it has too
     Prefetch prefetch;
+    int partial_sums;  // as of TileShape
 };
 
 // How w lies in memory. TILE_BYTES: of a tile of 64 rows and 64 numbers, or pairs of neighbours of FP8.

@@ -1,11 +1,23 @@
-// Sums over parts of K that the blocks of gemm_sparse.cuh make. On Hopper the blocks of a cluster send them
-// to the one that adds them up; elsewhere a block adds up its own.
+// Sums over parts of K that the blocks of gemm_sparse.cuh make. TOGETHER, on Hopper: the blocks of a cluster
+// send them to the one that adds them up; else a block adds up its own.
 #pragma once
 #include "gemm.cuh"
 #include "hopper.cuh"
 
-#if HOPPER
+template <bool TOGETHER>
 class SplitSums {
+public:
+    static constexpr bool together = false;
+    static constexpr int BLOCKS = 1, BLOCK_BITS = 0;
+    DEVICE SplitSums(uint64_t&, unsigned) {}
+    DEVICE void wait_for_all() const {}
+    DEVICE void put(int, float* place, float4 sum) const { *reinterpret_cast<float4*>(place) = sum; }
+    DEVICE void wait() const { __syncthreads(); }
+};
+
+#if HOPPER
+template <>
+class SplitSums<true> {
 public:
     static constexpr bool together = true;
     static constexpr int BLOCKS = SPARSE_SPLITS, BLOCK_BITS = 3;
@@ -34,15 +46,5 @@ public:
 
 private:
     const uint32_t received;
-};
-#else
-class SplitSums {
-public:
-    static constexpr bool together = false;
-    static constexpr int BLOCKS = 1, BLOCK_BITS = 0;
-    DEVICE SplitSums(uint64_t&, unsigned) {}
-    DEVICE void wait_for_all() const {}
-    DEVICE void put(int, float* place, float4 sum) const { *reinterpret_cast<float4*>(place) = sum; }
-    DEVICE void wait() const { __syncthreads(); }
 };
 #endif

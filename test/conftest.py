@@ -14,8 +14,8 @@ from ahead import LateRunner
 from serving import Server
 
 from demo import unpack
-from rwkv_batch.model.cuda import autotune
-from rwkv_batch.model.cuda.gemm import METHODS
+from rwkv_batch.model.cuda.gemms import autotune
+from rwkv_batch.model.cuda.gemms.gemm import METHODS
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.runner import backends
 

@@ -87,9 +87,10 @@ def _create_cuda_runner(
         )
     elif checkpoint.packed and (checkpoint.weights != Fp8Weight.format or config.batch_invariant):
         log.warning(
-            "--weights %s is faster than fp16 on this GPU up to about 90 rows, and slower beyond "
+            "--weights %s is faster than fp16 on this GPU up to about %d rows, and slower beyond "
             "(docs/weights.md).",
             checkpoint.weights,
+            90 if config.batch_invariant else 120,
         )
     room, few = _room(config), config.max_rows is not None and config.max_rows <= SPARSE_ROWS[-1]
     return CudaRunner(

@@ -76,13 +76,32 @@ def test_decode_of_many_rows_under_graphs(rows, few_rows):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 8])
-@pytest.mark.parametrize("method", ["sparse", "coded"])
-def test_few_rows_by_either_method(rows, method):
+@pytest.mark.parametrize(
+    ("kind", "method"), [("value", "sparse"), ("value_split", "sparse/8"), ("value", "coded")]
+)
+def test_few_rows_by_either_method(rows, kind, method):
     """Without the weights of inactive hidden units, and with them."""
     packed = quantize(weights({"layers": 3, "width": 192, "vocab": 500}), "int8")
     model, truth = RWKV7Cuda(packed, "cuda", few_rows=True), RWKV7(unpacked(packed), "cuda")
-    model.autotuner.chosen[f"value {rows}"] = method
-    assert model.methods(rows)["value"] == method
+    model.autotuner.chosen |= {f"value_split {rows}": "whole", f"layers {rows}": "separate"}
+    model.autotuner.chosen[f"{kind} {rows}"] = method
+    assert model.methods(rows)[kind] == method
+    states, wanted = model.new_states(rows), truth.new_states(rows)
+    for _ in range(3):
+        tokens = torch.randint(1, 500, (rows,))
+        found = model.forward(tokens, [1] * rows, range(rows), states)
+        assert off(found, truth.forward(tokens, [1] * rows, range(rows), wanted)) < LOGITS
+
+
+@pytest.mark.parametrize("rows", [1, 8, 16, 40, 64])
+@pytest.mark.parametrize("kind", ["int8", "fp8", "int4"])
+def test_partial_sums_that_norms_add_up(kind, rows):
+    packed = quantize(weights({"layers": 3, "width": 1024, "vocab": 500}), kind)
+    model, truth = RWKV7Cuda(packed, "cuda"), RWKV7(unpacked(packed), "cuda")
+    for split in ("out_split", "value_split"):
+        model.autotuner.chosen[f"{split} {rows}"] = "partial sums"
+    model.autotuner.chosen[f"layers {rows}"] = "separate"
+    assert model.methods(rows)["value_split"] == "partial sums"
     states, wanted = model.new_states(rows), truth.new_states(rows)
     for _ in range(3):
         tokens = torch.randint(1, 500, (rows,))

@@ -38,14 +38,15 @@ def room(rows: int, n: int) -> Tensor:
     ],
 )
 @pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("together", [False, True])
 class TestProducts:
     pytestmark = needs_gpu
 
-    def test_gemms(self, kernels, rows, n, k, share):
-        if not kernels.sparse8_fits(rows, k):
-            pytest.skip("this GPU has no shared memory for it")
+    def test_gemms(self, kernels, rows, n, k, share, together):
+        if not kernels.sparse8_fits(rows, k) or (together and not kernels.has_lowrank):
+            pytest.skip("this GPU has no shared memory for it, or no clusters")
         (w, scale, weights), h, to = quantized(n, k), active(rows, k, share), room(rows, n)
-        partials = kernels.gemm_sparse8(h, w, scale, to)
+        partials = kernels.gemm_sparse8(h, w, scale, to, together=together)
         want = h.double() @ weights
         assert partials.isfinite().all() and to[len(partials) :].isnan().all()
         assert (

@@ -5,6 +5,7 @@ import torch
 from cuda_gpu import ACTIVATIONS, DEVICE, ROWS, needs_gpu, normal, off, poisoned
 
 from rwkv_batch.model.cuda.packed.orders import tiles_of_4_bits
+from rwkv_batch.ops.cuda import tile
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE
 
 on_hopper = [*needs_gpu, pytest.mark.usefixtures("hopper")]
@@ -35,6 +36,19 @@ class TestTiles:
             assert off(y, ACTIVATIONS[activation](x.double() @ w.T)) < 1e-3
 
 
+@pytest.mark.parametrize("rows", [1, 7, 8, 16, 17, 33, 64, 90])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+class TestPartialSums:
+    pytestmark = on_hopper
+
+    def test_their_sum_is_the_product(self, kernels, rows, n, k):
+        (w, weights), x, parts = quantized(n, k), normal(rows, k), tile.partial_sums(n, k)
+        y = poisoned(parts + 1, rows, n, dtype=torch.float32)
+        kernels.gemm_tile4([w], [x], [y[:parts]], partial_sums=True)
+        assert off(y[:parts].sum(0), x.double() @ weights.T) < 1e-3
+        assert y[parts].isnan().all()
+
+
 @pytest.mark.many_launches
 @pytest.mark.parametrize("rows", [1, 8, 16, 32, 64, 128])
 @pytest.mark.parametrize(("n", "k"), [(4096, 4096), (4096, 16384), (16384, 4096)])
@@ -51,6 +65,24 @@ class TestLongRings:
         different = torch.zeros((), dtype=torch.bool, device=DEVICE)
         for _ in range(100):
             kernels.gemm_tile4([w], [x], [again])
+            different |= (again != y).any()
+        assert not different
+
+
+@pytest.mark.many_launches
+@pytest.mark.parametrize("rows", [1, 8, 16, 32, 64, 90])
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (4096, 16384)])
+class TestLongRingsOfPartialSums:
+    pytestmark = on_hopper
+
+    def test_every_run_gives_the_same(self, kernels, rows, n, k):
+        (w, weights), x, size = quantized(n, k), normal(rows, k), (tile.partial_sums(n, k), rows, n)
+        y, again = poisoned(*size, dtype=torch.float32), poisoned(*size, dtype=torch.float32)
+        kernels.gemm_tile4([w], [x], [y], partial_sums=True)
+        assert (y.sum(0).double() - x.double() @ weights.T).abs().max() < 0.02
+        different = torch.zeros((), dtype=torch.bool, device=DEVICE)
+        for _ in range(100):
+            kernels.gemm_tile4([w], [x], [again], partial_sums=True)
             different |= (again != y).any()
         assert not different
 

@@ -8,6 +8,7 @@ from cuda_gpu import ACTIVATIONS, DEVICE, ROWS, needs_gpu, normal, off, poisoned
 from torch import Tensor
 
 from rwkv_batch.model.cuda.packed.orders import ordered_codes, paired_columns, tiles_of_8_bits
+from rwkv_batch.ops.cuda import tile
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE
 from rwkv_batch.ops.cuda.binding import Kernels
 from rwkv_batch.ops.cuda.tile import tile_shape_coded
@@ -40,9 +41,12 @@ def run(
     ys: Sequence[Tensor],
     kind: str,
     activation: int = IDENTITY,
+    partial_sums: bool = False,
 ) -> None:
     """gemm_tile8 with weights of that kind."""
-    kernels.gemm_tile8(ws, scales, xs, ys, kind == "fp8", activation, columns=kind == "columns")
+    kernels.gemm_tile8(
+        ws, scales, xs, ys, kind == "fp8", activation, columns=kind == "columns", partial_sums=partial_sums
+    )
 
 
 @pytest.mark.parametrize("rows", [*ROWS, 16, 64, 100, 512, 961])
@@ -59,6 +63,20 @@ class TestTiles:
         run(kernels, ws, scales, xs, ys, kind, activation)
         for w, x, y in zip(wanted, xs, ys, strict=True):
             assert off(y, ACTIVATIONS[activation](x.double() @ w.T)) < 1e-3
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 16, 17, 33, 64, 90])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+class TestPartialSums:
+    pytestmark = on_hopper
+
+    def test_their_sum_is_the_product(self, kernels, rows, n, k, kind):
+        (w, scale, weights), x, parts = quantized(n, k, kind), normal(rows, k), tile.partial_sums(n, k)
+        y = poisoned(parts + 1, rows, n, dtype=torch.float32)
+        run(kernels, [w], [scale], [x], [y[:parts]], kind, partial_sums=True)
+        assert off(y[:parts].sum(0), x.double() @ weights.T) < 1e-3
+        assert y[parts].isnan().all()
 
 
 @pytest.mark.many_launches
@@ -79,6 +97,26 @@ class TestLongRings:
         different = torch.zeros((), dtype=torch.bool, device=DEVICE)
         for _ in range(100):
             run(kernels, [w], [scale], [x], [again], kind)
+            different |= (again != y).any()
+        assert not different
+
+
+@pytest.mark.many_launches
+@pytest.mark.parametrize("rows", [1, 8, 16, 32, 64, 90])
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (4096, 16384)])
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+class TestLongRingsOfPartialSums:
+    pytestmark = on_hopper
+
+    def test_every_run_gives_the_same(self, kernels, rows, n, k, kind):
+        (w, scale, weights), x = quantized(n, k, kind), normal(rows, k)
+        size = tile.partial_sums(n, k), rows, n
+        y, again = poisoned(*size, dtype=torch.float32), poisoned(*size, dtype=torch.float32)
+        run(kernels, [w], [scale], [x], [y], kind, partial_sums=True)
+        assert (y.sum(0).double() - x.double() @ weights.T).abs().max() < 0.02
+        different = torch.zeros((), dtype=torch.bool, device=DEVICE)
+        for _ in range(100):
+            run(kernels, [w], [scale], [x], [again], kind, partial_sums=True)
             different |= (again != y).any()
         assert not different
 

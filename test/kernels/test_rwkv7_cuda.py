@@ -7,7 +7,7 @@ import torch
 from checkpoints import tiny
 from cuda_gpu import ROWS, needs_gpu, off
 
-from rwkv_batch.model.cuda.gemm import SPLIT_K, WHOLE
+from rwkv_batch.model.cuda.gemms.gemm import SPLIT_K, WHOLE
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.model.rwkv7 import RWKV7
 from rwkv_batch.ops.cuda.buffers import Buffers

@@ -11,11 +11,10 @@ from checkpoints import tiny
 
 from bench.make_checkpoint import random_checkpoint
 from rwkv_batch.model.checkpoint import from_tensors
-from rwkv_batch.model.cuda import autotune
-from rwkv_batch.model.cuda.autotune import Autotuner, usable
-from rwkv_batch.model.cuda.gemm import LT, METHODS, SPLIT_K, Gemms
+from rwkv_batch.model.cuda.gemms import autotune
+from rwkv_batch.model.cuda.gemms.autotune import Autotuner, usable
+from rwkv_batch.model.cuda.gemms.gemm import LT, METHODS, SPLIT_K, Gemms
 from rwkv_batch.model.cuda.packed.weights import pack_weights
-from rwkv_batch.model.quantization.quantize import quantize
 from rwkv_batch.ops.cuda.blas import blaslt
 from rwkv_batch.ops.cuda.buffers import Buffers
 from rwkv_batch.ops.cuda.codes.row import rows_beside_head
@@ -69,83 +68,6 @@ class Refuses:
 
     def __getattr__(self, name):
         return lambda *_: 15 if name == "cublasLtMatmulAlgoGetHeuristic" else 0
-
-
-class Coded(SimpleNamespace):
-    """The kernels that take matrices of 8 bits, on a CPU."""
-
-    invariant, has_lowrank, has_tile, overlaps = False, True, True, True
-
-    def sparse8_fits(self, rows, k):
-        return rows in SPARSE_ROWS
-
-    def gemm_sparse8(self, h, w, scales, partials, prefetch):
-        codes = w.view(len(w), -1, 8, 2).mT.reshape(w.shape)  # columns in order
-        partials[:1] = h.float() @ (codes.float() - 128) * scales
-        return partials[:1]
-
-
-class TestCodes:
-    def packed(self, kind, **options):
-        weights = pack_weights(quantize(tiny(width=WIDTH, vocab=300), kind), CPU, few_rows=True)
-        return Gemms(Coded(**options), weights, None)
-
-    def test_int8_for_many_rows_reads_all_units(self):
-        weights = pack_weights(quantize(tiny(width=WIDTH, vocab=300), "int8"), CPU)
-        assert Gemms(Coded(), weights, None).candidates("value", 1) == ("coded",)
-
-    def test_choices_for_many_rows_are_not_those_for_few(self, monkeypatch, tmp_path):
-        """What is the fastest where all units are read may not be where some are skipped."""
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
-        monkeypatch.setattr(autotune.build, "build", lambda architecture: tmp_path / "kernels.so")
-        checkpoint, files = quantize(tiny(width=WIDTH, vocab=300), "int8"), set()
-        for few in (False, True):
-            gemms = Gemms(Coded(architecture="90a"), pack_weights(checkpoint, CPU, few_rows=few), None)
-            files.add(Autotuner.from_cache(gemms, CPU, lambda rows: lambda methods: None).file)
-        assert len(files) == 2
-
-    def test_int8_skips_inactive_units_of_a_few_rows(self):
-        found = self.packed("int8")
-        for tokens in (1, 2, 4, 8):
-            assert found.candidates("value", tokens) == ("sparse", "coded")
-        for kind, tokens in [("value", 3), ("value", 16), ("key", 1), ("out", 8), ("in", 17), ("head", 1)]:
-            assert found.candidates(kind, tokens) == ("coded",)
-        assert found.candidates("in", 16) == ("coded", "beside")
-        assert found.candidates("value_split", 8) == ("whole",)
-        assert usable({"value 8": "sparse", "value 3": "sparse"}, found) == {"value 8": "sparse"}
-
-    @pytest.mark.parametrize("kind", ["int8", "int4", "int4-128"])
-    def test_matrices_become_fp16_for_many_rows_where_that_is_faster(self, kind):
-        """And always for so many that nothing is timed."""
-        found = self.packed(kind)
-        for of in ("in", "out", "key", "value"):
-            assert found.candidates(of, 255) == ("coded",)
-            assert found.candidates(of, 256) == found.candidates(of, 5000) == ("coded", "decoded")
-            assert found.untimed(of) == "decoded"
-
-    def test_of_a_model_in_fp8_only_a_head_in_int8_does(self):
-        weights = pack_weights(quantize(tiny(width=WIDTH, vocab=300), "fp8", True), CPU)
-        found = Gemms(Coded(), weights, None)
-        assert "decoded" not in found.candidates("key", 1000)
-        assert found.candidates("head", 1000) == ("coded", "decoded") and found.untimed("head") == "decoded"
-
-    @pytest.mark.parametrize("kind", ["fp8", "int4"])
-    def test_others_read_all_units(self, kind):
-        assert self.packed(kind).candidates("value", 1) == ("coded",)
-
-    def test_a_batch_invariant_model_skips_none(self):
-        found = self.packed("int8", invariant=True)
-        assert found.candidates("value", 1) == found.candidates("value", 1000) == ("coded",)
-        assert found.invariant_methods()["value"] == "coded"
-
-    def test_the_value_projection_lies_by_units(self):
-        checkpoint = quantize(tiny(width=WIDTH, vocab=300), "int8")
-        found = Gemms(Coded(), pack_weights(checkpoint, CPU, few_rows=True), None)
-        b = Buffers(found.weights.buffer_shape, 2, {})
-        b.hidden.normal_().relu_()
-        weights = checkpoint.packed[f"blocks.{len(found.weights.layers) - 1}.ffn.value.weight"].dequantize()
-        partials = found.value(found.weights.layers[-1], b, "sparse").partials
-        torch.testing.assert_close(partials.sum(0), b.hidden.float() @ weights.T)
 
 
 class TestRanks:
@@ -308,13 +230,13 @@ class TestChoicesByAndBy:
 
     def test_a_size_is_timed_in_pieces_and_its_choice_is_kept(self, tuner):
         pieces = sum(1 for _ in tuner.measuring(64))
-        starts = 2 * (2 + 21 * 2)  # graphs, and rounds of two
+        starts = 4 + 21 * 4  # graphs of two kinds with two methods each, and rounds of these
         assert pieces == len({(kind, method) for kind, method, _ in SEEN}) + starts > 20
         assert tuner.methods(64) == {
             **{kind: "low" for kind in ("in", "low_out")},
             **{kind: "blas" for kind in ("out", "key", "value", "head")},
             **{kind: "whole" for kind in ("out_split", "value_split")},
-            **{kind: "early" for kind in ("in_start", "key_start")},  # of those that take as long the first
+            **{kind: "late" for kind in ("in_start", "key_start")},  # of those that take as long the first
             "layers": "separate",
         }
         again = Autotuner(tuner.gemms, tuner.file, tuner.layers, autotune.kept_in(tuner.file, tuner.gemms))
@@ -330,6 +252,16 @@ class TestChoicesByAndBy:
         tuner.measure([64], progress=False)
         chosen = tuner.methods(64)
         assert chosen["key_start"] == "early" and not {kind for kind, *_ in SEEN} & {"in_start", "key_start"}
+
+    def test_methods_that_are_faster_together_alone_are_found(self, tuner, monkeypatch):
+        def layers(rows):
+            return lambda methods: SEEN.append(("", f"{methods['in_start']} {methods['key_start']}", 0.0))
+
+        monkeypatch.setitem(SECONDS, "late late", 2.0)
+        monkeypatch.setitem(SECONDS, "early early", 1.0)
+        tuner.layers = layers
+        tuner.measure([64], progress=False)
+        assert [tuner.methods(64)[kind] for kind in ("in_start", "key_start")] == ["early", "early"]
 
     def test_what_was_found_out_before_it_was_given_up_is_not_timed_again(self, tuner):
         guessed = tuner.methods(64)

@@ -6,21 +6,22 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.model.checkpoint import Checkpoint
-from rwkv_batch.model.cuda.autotune import Autotuner
-from rwkv_batch.model.cuda.codes.coded_gemm import takes_fp8, takes_squares
+from rwkv_batch.model.cuda.codes.coded_gemm import skips_units, takes_fp8, takes_squares
 from rwkv_batch.model.cuda.cuda_model import CudaModel
-from rwkv_batch.model.cuda.gemm import (
+from rwkv_batch.model.cuda.gemms.autotune import Autotuner
+from rwkv_batch.model.cuda.gemms.gemm import (
     EARLY,
     LAYERS,
+    SPLITS,
     TOGETHER,
     WHOLE,
     Gemms,
     coded_room,
     output_method,
 )
+from rwkv_batch.model.cuda.gemms.small_gemm import small_gemm
 from rwkv_batch.model.cuda.packed.coded import first_bytes
 from rwkv_batch.model.cuda.packed.weights import CudaDeepEmbed, CudaLayer, CudaWeights, pack_weights
-from rwkv_batch.model.cuda.small_gemm import small_gemm
 from rwkv_batch.model.cuda.steps.adapters import AdapterSlots, StepAdapters
 from rwkv_batch.model.cuda.steps.graphs import graph_bytes, prefills_held
 from rwkv_batch.model.cuda.steps.late import Tuner
@@ -141,7 +142,7 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
             for pieces in rows.pieces:
                 self.kernels.wkv_prefill(inputs, pieces, items, fp32, readout)
 
-        whole = methods | dict.fromkeys(("out_split", "value_split"), WHOLE)  # `b` has no room for more
+        whole = methods | dict.fromkeys(SPLITS, WHOLE)  # `b` has no room for more
         mixers, changes = Mixers(norm_mix, wkv), StepAdapters(adapters, b)
         return self._run_layers(self.weights.layers, tokens, states, b, mixers, whole, changes)
 
@@ -229,7 +230,7 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
                 changes.expand([b.hidden], ADAPTER_ADD_SQUARE)
             if layer.deep_embed:
                 self._deep_embed(layer.deep_embed, tokens, b)
-            changes.shrink(index, 5, [b.hidden], None if method == "sparse" else first_bytes(layer.value))
+            changes.shrink(index, 5, [b.hidden], None if skips_units(method) else first_bytes(layer.value))
             ahead = layers[index + 1].rkv if index + 1 < len(layers) else self.weights.head
             added = changes.add(self.gemms.value(layer, b, method, first_bytes(ahead), later))
         return added

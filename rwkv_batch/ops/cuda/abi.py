@@ -77,7 +77,9 @@ class GemmPart(Structure):
 class TileShape(Structure):
     """How gemm_tile divides a GEMM among blocks: `cuda/gemm_tile.cuh`."""
 
-    _fields_ = tuple((name, c_int) for name in ("x_rows", "groups", "split_k", "w_stages", "x_stages"))
+    _fields_ = tuple(
+        (name, c_int) for name in ("x_rows", "groups", "split_k", "w_stages", "x_stages", "partial_sums")
+    )
 
 
 class TimeMixInput(Structure):

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.cuda.abi import (
-    SPARSE_SPLITS,
     AdapterInput,
     ChunksInput,
     NormInput,
@@ -79,7 +78,6 @@ class Kernels(GemmKernels):
         self._call = partial(launch, self.library)
         # Not by its number, 9, which AMD GPUs have too.
         self.has_lowrank = self.has_tile = self.has_row = self.overlaps = self.architecture == "90a"
-        self.sparse_partials = 1 if self.has_lowrank else SPARSE_SPLITS  # clusters of Hopper add them up
         for name, arguments in SIGNATURES.items():
             function = getattr(self.library, name)
             function.argtypes, function.restype = (*arguments, c_void_p), c_int

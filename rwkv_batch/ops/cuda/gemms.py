@@ -9,7 +9,7 @@ from ctypes import CDLL, Array, byref, c_void_p
 import torch
 from torch import Tensor
 
-from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, GemmPart
+from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, SPARSE_SPLITS, GemmPart
 from rwkv_batch.ops.cuda.tile import tile_shape, tile_shape_coded, tile_shape_fp8
 
 PREFETCH_BYTES = 8 << 20  # of weights for the next kernel: what memory delivers while this one leaves it idle
@@ -27,7 +27,6 @@ class GemmKernels:
     library: CDLL
     invariant: bool  # whether a row's sums are to be the same whatever the other rows are
     overlaps: bool  # whether a kernel may start before the one before it has ended
-    sparse_partials: int  # that gemm_sparse leaves to be added up
     _call: Callable[..., None]  # a kernel's name and arguments
 
     def relu_square(self, h: Tensor) -> None:
@@ -84,6 +83,7 @@ class GemmKernels:
         prefetch: Tensor | None = None,
         columns: bool = False,
         beside: Sequence[Part] = (),
+        partial_sums: bool = False,
     ) -> None:
         """As `gemm_tile` with weights of 8 bits, and scales `[N]` in fp32.
 
@@ -91,11 +91,13 @@ class GemmKernels:
         128 is added (`orders.tiles_of_8_bits`). prefetch: weights that the next kernel reads. columns: int8
         is stored as `[K, N]` (`orders.paired_columns`). beside:
         GEMMs as of `gemm_stream`, with small w, in the same launch, for M up to TILE_FEW_ROWS.
+        partial_sums: y of the only GEMM is `[P, M, N]` in fp32 (P: `tile.partial_sums`), whose sum over P is
+        the product; M is at most MOST_OF_ONE_GROUP.
         """
-        m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
+        m, n, k = len(xs[0]), ys[0].shape[-1], xs[0].shape[1]
         pointers = [_pointers(group) for group in (ws, scales, xs, ys)]
         sizes = (len(ws), m, n, k, int(fp8), int(columns), int(activation == RELU_SQUARE))
-        shape = tile_shape_coded(len(ws), n, k, m, 8, self.invariant)
+        shape = tile_shape_coded(len(ws), n, k, m, 8, self.invariant, partial_sums)
         self._call(
             "rwkv_gemm_tile8", *pointers, *sizes, byref(shape), *_beside(beside), *prefetched(prefetch)
         )
@@ -108,12 +110,13 @@ class GemmKernels:
         activation: int = IDENTITY,
         prefetch: Tensor | None = None,
         beside: Sequence[Part] = (),
+        partial_sums: bool = False,
     ) -> None:
         """As `gemm_tile8` with weights of 4 bits (`orders.tiles_of_4_bits`)."""
-        m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
+        m, n, k = len(xs[0]), ys[0].shape[-1], xs[0].shape[1]
         pointers = [_pointers(group) for group in (ws, xs, ys)]
         sizes = (len(ws), m, n, k, int(activation == RELU_SQUARE))
-        shape = tile_shape_coded(len(ws), n, k, m, 4, self.invariant)
+        shape = tile_shape_coded(len(ws), n, k, m, 4, self.invariant, partial_sums)
         self._call(
             "rwkv_gemm_tile4", *pointers, *sizes, byref(shape), *_beside(beside), *prefetched(prefetch)
         )
@@ -145,27 +148,37 @@ class GemmKernels:
         shape, square = tile_shape_fp8(len(ws), n, k, m, most_rows), activation == RELU_SQUARE
         self._call("rwkv_gemm_tile_fp8", *pointers, len(ws), m, n, k, int(square), byref(shape))
 
-    def gemm_sparse(self, h: Tensor, w: Tensor, partials: Tensor, prefetch: Tensor | None = None) -> Tensor:
+    def gemm_sparse(
+        self, h: Tensor, w: Tensor, partials: Tensor, prefetch: Tensor | None = None, together: bool = False
+    ) -> Tensor:
         """h `[M, K]` times w `[K, N]` without the weights of hidden units that are zero in all rows.
 
         M is one of SPARSE_ROWS. partials: room for `[SPARSE_SPLITS, M, N]`. Returns the ones whose sum is the
-        product.
+        product. together: they are one, which the kernel adds up; needs `has_lowrank`.
         """
         pointers = (h.data_ptr(), w.data_ptr(), partials.data_ptr())
-        self._call("rwkv_gemm_sparse", *pointers, len(h), *w.shape, *prefetched(prefetch))
-        return partials[: self.sparse_partials]
+        sizes = (len(h), *w.shape, int(together))
+        self._call("rwkv_gemm_sparse", *pointers, *sizes, *prefetched(prefetch))
+        return partials[: 1 if together else SPARSE_SPLITS]
 
     def sparse_fits(self, rows: int, k: int) -> bool:
         """Whether `gemm_sparse` takes so many rows of K, as the GPU has shared memory for them."""
         return rows in SPARSE_ROWS and bool(self.library.rwkv_gemm_sparse_fits(rows, k))
 
     def gemm_sparse8(
-        self, h: Tensor, w: Tensor, scales: Tensor, partials: Tensor, prefetch: Tensor | None = None
+        self,
+        h: Tensor,
+        w: Tensor,
+        scales: Tensor,
+        partials: Tensor,
+        prefetch: Tensor | None = None,
+        together: bool = False,
     ) -> Tensor:
         """As `gemm_sparse` with codes of int8 (`orders.paired_columns`), and scales `[N]` in fp32."""
         pointers = (tensor.data_ptr() for tensor in (h, w, scales, partials))
-        self._call("rwkv_gemm_sparse8", *pointers, len(h), *w.shape, *prefetched(prefetch))
-        return partials[: self.sparse_partials]
+        sizes = (len(h), *w.shape, int(together))
+        self._call("rwkv_gemm_sparse8", *pointers, *sizes, *prefetched(prefetch))
+        return partials[: 1 if together else SPARSE_SPLITS]
 
     def sparse8_fits(self, rows: int, k: int) -> bool:
         """As `sparse_fits` for `gemm_sparse8`."""

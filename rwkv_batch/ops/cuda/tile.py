@@ -19,6 +19,7 @@ SHARED_OF_TWO, SHARED_OF_THREE, SHARED_OF_FOUR = 115_712, 76_000, 57_000
 # Of codes that go through registers: rows of x up to which a warpgroup has a block to itself, and how many
 # blocks of two there must be, unless w has as many rows and columns as 7.2B's.
 MOST_OF_ONE_GROUP, LEAST_BLOCKS_OF_TWO_GROUPS, LARGE = 96, 96, 4096
+MOST_PARTIAL_SUMS = 4  # which a norm adds up
 SHARED_BESIDE_ONE = 124_000  # of a block beside which one of a launch with three still fits
 
 
@@ -46,16 +47,21 @@ def tile_shape(parts: int, n: int, k: int, m: int, transposed: bool) -> TileShap
     return _with_stages(TileShape(rows, groups, split_k, 0, x_stages), 16, 2 if rows <= 32 else 1, room)
 
 
-def tile_shape_coded(parts: int, n: int, k: int, m: int, bits: int, same: bool) -> TileShape:
+def tile_shape_coded(
+    parts: int, n: int, k: int, m: int, bits: int, same: bool, partial: bool = False
+) -> TileShape:
     """The same for weights of 8 or 4 bits that become fp16 in registers.
 
-    same: the sums of a row must not depend on m. Measured on an H200 (driver 580.159.04, 2026-11-24): while
-    weights go through registers warps wait, so a multiprocessor needs 8 to 24 of them: three blocks, or two
-    if there are no more. Clusters find no room where only two fit.
+    same: the sums of a row must not depend on m. partial: nothing adds up sums over parts of K. Measured on
+    an H200 (driver 580.159.04, 2026-11-24): while weights go through registers warps wait, so a
+    multiprocessor needs 8 to 24 of them: three blocks, or two if there are no more. Clusters find no room
+    where only two fit.
     """
     sizes = X_ROWS[1:-1] if same else (8, *X_ROWS[:-1])  # more do not fit into the registers
     x_tiles = -(-m // sizes[-1])
     rows = next(size for size in sizes if size * x_tiles >= m)
+    if partial:
+        return _shape_of_partial_sums(n, k, rows, bits)
     if (bits, rows) == (4, 8):
         return _shape_by_strips(parts, n, k)
     if rows > MOST_OF_ONE_GROUP and not same:
@@ -79,6 +85,23 @@ def tile_shape_coded(parts: int, n: int, k: int, m: int, bits: int, same: bool) 
     return _with_stages(TileShape(rows, 1, split_k, 0, x_stages), bits, strips, room, 2 if few else 1)
 
 
+def partial_sums(n: int, k: int) -> int:
+    """Parts of K of a GEMM whose result is a sum for each."""
+    return _split_k(1, n, k, 2 * MULTIPROCESSORS, MOST_PARTIAL_SUMS)
+
+
+def _shape_of_partial_sums(n: int, k: int, rows: int, bits: int) -> TileShape:
+    """The same for one GEMM whose result is partial sums: no clusters, so two blocks find room anywhere.
+
+    Measured on an H100 (driver 580.159.04, 2026-11-26).
+    """
+    few, by_strips = rows <= TILE_FEW_ROWS, (bits, rows) == (4, 8)
+    split_k, strips = partial_sums(n, k), 8 if by_strips else 4 if few else 2 if rows <= 64 else 1
+    shape = TileShape(rows, 1, split_k, 0, 5 if bits == 4 and not few else 4, 1)
+    shape = _with_stages(shape, bits, strips, SHARED_OF_TWO, 2 if few and not by_strips else 1)
+    return _within(shape, k, strips)
+
+
 def _shape_by_strips(parts: int, n: int, k: int) -> TileShape:
     """The same for weights of 4 bits and up to 8 rows of x, where each warp has strips of its own.
 
@@ -89,8 +112,12 @@ def _shape_by_strips(parts: int, n: int, k: int) -> TileShape:
     split_k = _split_k(parts, n, k, 2 * MULTIPROCESSORS, 2)
     alone = parts * n // TILE_W_ROWS * split_k <= MULTIPROCESSORS
     room, x_stages = (SHARED_BESIDE_ONE, 3) if alone else (SHARED_OF_TWO, 4)
-    shape = _with_stages(TileShape(8, 1, split_k, 0, x_stages), 4, strips, room)
-    steps = max(2, -(-k // (split_k * strips * TILE_K)))  # of a block
+    return _within(_with_stages(TileShape(8, 1, split_k, 0, x_stages), 4, strips, room), k, strips)
+
+
+def _within(shape: TileShape, k: int, strips: int) -> TileShape:
+    """With no more stages than a block has steps, of so many strips each."""
+    steps = max(2, -(-k // (shape.split_k * strips * TILE_K)))
     shape.w_stages, shape.x_stages = min(shape.w_stages, steps), min(shape.x_stages, steps)
     return shape
 
@@ -125,7 +152,7 @@ def _with_stages(shape: TileShape, bits: int, strips: int, room: int, halves: in
 
     bits: of a number of w. strips: of 64 numbers along k in a stage, `halves` of which have their own sums.
     """
-    rows, split_k, groups = shape.x_rows, shape.split_k, shape.groups
+    rows, split_k, groups = shape.x_rows, 1 if shape.partial_sums else shape.split_k, shape.groups
     tile = TILE_BYTES_OF_4_BITS if bits == 4 else TILE_W_ROWS * TILE_K * bits // 8
     w_stage, x_stage = groups * tile * strips, rows * TILE_K * 2 * strips
     parts = split_k * halves

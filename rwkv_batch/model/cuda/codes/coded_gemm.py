@@ -3,6 +3,7 @@
 - "coded": `gemm_tile8` or `gemm_tile4`, by the bits; weights become fp16 in registers, x stays fp16
 - "beside": the same, with small GEMMs in the same launch, for few rows
 - "sparse": `gemm_sparse8`, of the channel mix's value projection in int8
+- "partial sums", "sparse/8": as "coded" and "sparse", but the next norm adds up the sums over parts of K
 - "fp8", "fp8/128": `gemm_tile_fp8`, with at most 256 or 128 rows of x in a tile
 - "fp8lt0", "fp8lt1"...: fp8 by an algorithm of cuBLASLt
 - "decoded": int8 and int4 become fp16, some outputs at a time, which cuBLAS multiplies
@@ -20,13 +21,15 @@ from torch import Tensor
 
 from rwkv_batch.model.cuda.codes.decoding import DECODED, multiply_decoded
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix
-from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, TILE_K
+from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, SPARSE_SPLITS, TILE_K
 from rwkv_batch.ops.cuda.binding import Kernels
 from rwkv_batch.ops.cuda.blas.blaslt import BlasLt, GemmShape
 from rwkv_batch.ops.cuda.codes.kernels import CodeKernels
 from rwkv_batch.ops.cuda.gemms import CodedRows, Part
+from rwkv_batch.ops.cuda.tile import MOST_OF_ONE_GROUP, partial_sums
 
-CODED, BESIDE = "coded", "beside"
+CODED, BESIDE, PARTIAL_SUMS = "coded", "beside", "partial sums"
+SPARSE, SPARSE_SPLIT = "sparse", f"sparse/{SPARSE_SPLITS}"
 FP8 = {"fp8": 256, "fp8/128": 128}  # rows of x in a tile
 FP8_LT = tuple(f"fp8lt{number}" for number in range(4))
 SCALES_AT_ONCE = 4  # which cuBLASLt reads together: those of r, k and v lie one after the other
@@ -37,6 +40,11 @@ DECODED_TOKENS = 256  # for which "decoded" is a candidate, at least
 def takes_fp8(method: str) -> bool:
     """Whether a method of large matrices reads x as fp8."""
     return method in FP8 or method in FP8_LT
+
+
+def skips_units(method: str) -> bool:
+    """Whether a method of value reads the weights of active hidden units alone."""
+    return method in (SPARSE, SPARSE_SPLIT)
 
 
 def takes_squares(key: str, value: str) -> bool:
@@ -77,7 +85,7 @@ class CodedGemms:
         if self.kernels.invariant:
             return (CODED,)
         if w.columns and self.kernels.sparse8_fits(tokens, k):
-            return "sparse", CODED
+            return SPARSE, CODED
         if w.decoded is not None and tokens >= DECODED_TOKENS:
             return CODED, DECODED
         if w.format != "fp8" or tokens < FP8_TOKENS or k % (2 * TILE_K):
@@ -87,10 +95,34 @@ class CodedGemms:
             algorithms = self.lt.algorithm_count(GemmShape(1, n, tokens, k, transposed=False, fp8=True))
         return CODED, *FP8, *FP8_LT[:algorithms]
 
-    def sparse(self, w: CodedMatrix, h: Tensor, partials: Tensor, prefetch: Tensor | None) -> Tensor:
-        """Hidden units h `[M, K]` times w^T by "sparse": partial sums, for which `partials` has room."""
+    def splits(self, w: CodedMatrix, tokens: int) -> tuple[str, ...]:
+        """The methods for it that leave partial sums to the next norm."""
+        if self.kernels.invariant:
+            return ()
+        if w.columns:
+            return (SPARSE_SPLIT,) if self.kernels.sparse8_fits(tokens, w.shape[1]) else ()
+        # A norm that writes fp8 reads none.
+        most = FP8_TOKENS - 1 if w.format == "fp8" else MOST_OF_ONE_GROUP
+        return (PARTIAL_SUMS,) if tokens <= most and partial_sums(*w.shape) > 1 else ()
+
+    def sparse(
+        self, w: CodedMatrix, h: Tensor, method: str, partials: Tensor, prefetch: Tensor | None
+    ) -> Tensor:
+        """Hidden units h `[M, K]` times w^T by "sparse" or "sparse/8": partial sums."""
         assert w.columns and w.scales is not None
-        return self.kernels.gemm_sparse8(h, w.codes, w.scales, partials, prefetch)
+        together = method == SPARSE
+        return self.kernels.gemm_sparse8(h, w.codes, w.scales, partials, prefetch, together)
+
+    def partial_sums(self, w: CodedMatrix, x: Tensor, partials: Tensor, prefetch: Tensor | None) -> Tensor:
+        """x w^T by "partial sums": these, for which `partials` has room."""
+        ys = [partials[: partial_sums(*w.shape)]]
+        if w.format == "int4":
+            self.kernels.gemm_tile4([w.codes], [x], ys, prefetch=prefetch, partial_sums=True)
+        else:
+            assert w.scales is not None
+            fp8, ahead = w.format == "fp8", prefetch
+            self.kernels.gemm_tile8([w.codes], [w.scales], [x], ys, fp8, prefetch=ahead, partial_sums=True)
+        return ys[0]
 
     def run(
         self,
@@ -105,7 +137,7 @@ class CodedGemms:
         ready: bool = False,
         beside: Sequence[Part] = (),
     ) -> None:
-        """y = f(x w^T) for each w and x of xs `[len(ws), M, K]`, by all methods but "sparse".
+        """y = f(x w^T) for each w and x of xs `[len(ws), M, K]`, by a method of `candidates` but SPARSE.
 
         All w have one layout. room: for the methods of fp8 on both sides. prefetch: weights that the
         next kernel reads, which CODED fetches ahead. square: relu(x)^2 in place of x, with a

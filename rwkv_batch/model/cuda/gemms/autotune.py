@@ -5,7 +5,7 @@ Until it is measured, a number of tokens runs with what is the fastest for a sim
 GEMMs are timed alone first. Those within CLOSE of the fastest of their kind are timed once more in sequence
 between their neighbours in some layers: only there it shows what a GEMM gains by beginning before the kernel
 before it has ended or by prefetching weights for the next one, and what split-K costs the norm that adds up
-the partial sums.
+the partial sums. Kinds that decide on each other are timed together, in all combinations of their methods.
 """
 
 import json
@@ -16,13 +16,14 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, groupby, product
+from math import prod
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
-from rwkv_batch.model.cuda.gemm import BETWEEN, METHODS, WHOLE, Gemms
+from rwkv_batch.model.cuda.gemms.gemm import BETWEEN, METHODS, SPLITS, STARTS, WHOLE, Gemms
 from rwkv_batch.model.cuda.packed.weights import CudaLayer
 from rwkv_batch.model.cuda.steps.capture import capture, gpu_seconds
 from rwkv_batch.ops.cuda import build
@@ -34,6 +35,8 @@ RUNS = 5
 ROUNDS = 20  # of all candidates that are timed between their neighbours
 LAYERS = 12  # timed one after the other, so that no weight comes from the cache
 CLOSE, FEW = 1.25, 4  # times the fastest, and how many at most: what is timed between its neighbours too
+TOGETHER = (*SPLITS, *STARTS)  # how long a norm takes decides what starting beside it gains
+COMBINATIONS = 16  # of their methods, at most; with more these are timed kind by kind
 ACTIVE_SHARE = 0.1  # of the hidden units, while GEMMs are timed
 GUESSED_TOKENS = 1024  # for more, cuBLAS is the fastest, or comes close
 SIMILAR = 1.5  # times as many tokens, or as few: what is the fastest for them is a good guess
@@ -106,12 +109,15 @@ class Autotuner:
             if (kind, tokens) not in self._alone:
                 self._alone[kind, tokens] = yield from self._times(kind, buffers)
         del buffers
-        for kind in missing:
-            times = self._alone[kind, tokens]
-            limit = CLOSE * min(times.values())
-            close = [m for m in sorted(times, key=times.__getitem__) if times[m] <= limit][:FEW]
-            if kind != "head" and len(close) > 1 and (kind, tokens) not in self._found:
-                self._found[kind, tokens] = yield from self._fastest_in_sequence(tokens, kind, close)
+        close = {kind: self._close(kind, tokens) for kind in missing if kind != "head"}
+        for group in _groups(close):
+            if all((kind, tokens) in self._found for kind in group):
+                continue
+            combinations = product(*(close[kind] for kind in group))
+            options = [dict(zip(group, methods, strict=True)) for methods in combinations]
+            if len(options) > 1:
+                best = yield from self._fastest_in_sequence(tokens, options)
+                self._found |= {(kind, tokens): method for kind, method in best.items()}
         self.chosen |= {f"{kind} {tokens}": self._fastest(kind, tokens) for kind in missing}
         self._guesses.clear()
         for kind in missing:
@@ -144,12 +150,20 @@ class Autotuner:
                 found.append((ratio, method))
         return [method for _, method in sorted(found)]
 
-    def _fastest_in_sequence(self, tokens: int, kind: str, methods: list[str]) -> Generator[None, None, str]:
-        """Of the methods for a kind of GEMM, the one with which some layers take the least time."""
+    def _close(self, kind: str, tokens: int) -> list[str]:
+        """The methods that are close to the fastest alone, which is the first."""
+        times = self._alone[kind, tokens]
+        limit = CLOSE * min(times.values())
+        return [method for method in sorted(times, key=times.__getitem__) if times[method] <= limit][:FEW]
+
+    def _fastest_in_sequence(
+        self, tokens: int, options: list[dict[str, str]]
+    ) -> Generator[None, None, dict[str, str]]:
+        """Of methods by kind of GEMM, those with which some layers take the least time."""
         run, graphs = self.layers(tokens), []
         others = {of: self.chosen.get(f"{of} {tokens}") or self._fastest(of, tokens) for of in METHODS}
-        for method in methods:
-            graphs.append(capture(partial(run, others | {kind: method})))
+        for option in options:
+            graphs.append(capture(partial(run, others | option)))
             yield
         rounds: list[list[float]] = []
         for _ in range(1 + ROUNDS):  # in turn, as the GPU's clock changes slowly; the first warms up
@@ -157,8 +171,8 @@ class Autotuner:
             for graph in graphs:
                 rounds[-1].append(gpu_seconds(graph.replay))
                 yield
-        medians = map(statistics.median, zip(*rounds[1:], strict=True))
-        return min(zip(medians, methods, strict=True))[1]
+        medians = [statistics.median(times) for times in zip(*rounds[1:], strict=True)]
+        return options[medians.index(min(medians))]
 
     def _fastest(self, kind: str, tokens: int) -> str:
         """As far as is known, of a kind that has been timed alone."""
@@ -217,6 +231,13 @@ def usable(chosen: object, gemms: Gemms) -> dict[str, str]:
         return method in gemms.candidates(kind, int(tokens))
 
     return {key: method for key, method in chosen.items() if runs(key, method)}
+
+
+def _groups(kinds: dict[str, list[str]]) -> list[list[str]]:
+    """Kinds of GEMM that are timed together, by the methods of each, in the order of METHODS."""
+    if prod(len(kinds[kind]) for kind in kinds if kind in TOGETHER) > COMBINATIONS:
+        return [[kind] for kind in kinds]
+    return [list(group) for _, group in groupby(kinds, lambda kind: "" if kind in TOGETHER else kind)]
 
 
 def _fill(buffers: Buffers) -> None:

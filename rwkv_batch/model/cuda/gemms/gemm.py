@@ -12,8 +12,9 @@
 - "lt0", "lt1"...: the large matrices by an algorithm of cuBLASLt, the low-rank ones as with "low" if possible
 
 What is added to the residual stream may also be computed with split-K; the next norm adds up the partial
-sums. "lt0/2" is split-K into two, by the first algorithm for it. Whether that is faster than the whole GEMM
-shows only together with the norm, so it is a choice of its own: of "out_split" and "value_split".
+sums. "lt0/2" is split-K into two, by the first algorithm for it; "sparse/8" and "partial sums" are "sparse"
+and "coded", whose blocks would else add these up. Whether that is faster than the whole GEMM shows only
+together with the norm, so it is a choice of its own: of "out_split" and "value_split".
 
 The kernels after a norm may start "early", before the norm has its inputs, so that their weights are already
 on the way, or "late". Weights come sooner, but blocks lie where there was room, and may have less of it. So
@@ -34,12 +35,22 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.model.cuda.codes.block_gemm import CODES, BlockGemms
-from rwkv_batch.model.cuda.codes.coded_gemm import BESIDE, CODED, DECODED_TOKENS, CodedGemms, CodedRoom
+from rwkv_batch.model.cuda.codes.coded_gemm import (
+    BESIDE,
+    CODED,
+    DECODED_TOKENS,
+    PARTIAL_SUMS,
+    SPARSE,
+    SPARSE_SPLIT,
+    CodedGemms,
+    CodedRoom,
+    skips_units,
+)
 from rwkv_batch.model.cuda.codes.decoding import DECODED
+from rwkv_batch.model.cuda.gemms.small_gemm import LONG_SPLIT, STREAM_TOKENS, by_torch, in_blocks
 from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix, LargeMatrix, first_bytes
 from rwkv_batch.model.cuda.packed.weights import CudaLayer, CudaWeights
-from rwkv_batch.model.cuda.small_gemm import LONG_SPLIT, STREAM_TOKENS, by_torch, in_blocks
 from rwkv_batch.model.description import LOW_RANKS, MIXES
 from rwkv_batch.ops.cuda import tile
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, SIGMOID, TANH, TILE_FEW_ROWS
@@ -52,6 +63,7 @@ LT = tuple(f"lt{number}" for number in range(MAX_ALGORITHMS))
 WHOLE = "whole"
 LATE, EARLY = "late", "early"
 STARTS = ("in_start", "key_start")  # of the kernels after the two norms
+SPLITS = ("out_split", "value_split")
 LAYERS, SEPARATE, TOGETHER = "layers", "separate", "together"
 BETWEEN = (*STARTS, LAYERS)  # what shows only between neighbours
 SPLIT_K = {f"lt{number}/{splits}": (number, splits) for splits in (2, MAX_SPLITS) for number in range(3)}
@@ -60,10 +72,9 @@ METHODS = {
     "low_out": ("stream16", "low", "blas"),
     "out": ("stream16", "stream32", "tile", "blas", *LT),
     "key": ("stream16", "stream32", "tile", "blas", *LT),
-    "value": ("sparse", "tile", "blas", *LT),
+    "value": (SPARSE, "tile", "blas", *LT),
     "head": ("stream16", "stream32", "tile", "blas", *LT),
-    "out_split": (WHOLE, *SPLIT_K),
-    "value_split": (WHOLE, *SPLIT_K),
+    **dict.fromkeys(SPLITS, (WHOLE, *SPLIT_K)),
     **dict.fromkeys(STARTS, (LATE, EARLY)),
     LAYERS: (SEPARATE, TOGETHER),  # the last, as what it stands for depends on all others
 }
@@ -76,7 +87,7 @@ STREAMED_TOKENS = 1024  # with which it is a candidate, at most
 TILE_TOKENS = 256  # which one tile of gemm_tile holds: each weight is taken from memory once
 # The likeliest methods for the fastest, where nothing has been timed.
 FOR_MANY = ("low", WHOLE, LATE, SEPARATE, "fp8lt0", "fp8", DECODED, CODED, "blas")
-FOR_FEW = ("sparse", "stream16", BESIDE, *CODES, "tile", *FOR_MANY)
+FOR_FEW = (SPARSE, "stream16", BESIDE, *CODES, "tile", *FOR_MANY)
 PREFETCH_ROWS = 64  # the states of more rows would evict prefetched weights before they are used
 
 
@@ -113,13 +124,15 @@ class Gemms:
         coded = self._coded(kind.removesuffix("_split"))
         if coded is not None:
             if WHOLE in methods:
-                return (WHOLE,)
+                return WHOLE, *(() if isinstance(coded, BlockMatrix) else self.coded.splits(coded, tokens))
             found = self.products(coded).candidates(coded, tokens)
             with_low_ranks = kind == "in" and CODED in found and not self.kernels.invariant
             return (*found, BESIDE) if with_low_ranks and tokens <= TILE_FEW_ROWS else found
         if WHOLE in methods:
             whole = self._shape(kind.removesuffix("_split"), tokens)
-            return WHOLE, *(method for method in SPLIT_K if self._can_split(whole, *SPLIT_K[method]))
+            found = (*(method for method in SPLIT_K if self._can_split(whole, *SPLIT_K[method])),)
+            on_hopper = self.kernels.has_lowrank and self._sparse_fits(tokens)
+            return (WHOLE, SPARSE_SPLIT, *found) if kind == "value_split" and on_hopper else (WHOLE, *found)
         layer, algorithms = self.weights.layers[-1], 0
         if self.lt is not None and kind != "low_out" and tokens >= LT_TOKENS:
             algorithms = self.lt.algorithm_count(self._shape(kind, tokens))
@@ -127,7 +140,7 @@ class Gemms:
         large = self.weights.head if kind == "head" else layer.key
         runs = {
             **dict.fromkeys(("stream16", "stream32"), tokens <= STREAMED_TOKENS),
-            "sparse": kind == "value" and self.kernels.sparse_fits(tokens, len(layer.value)),
+            SPARSE: kind == "value" and self._sparse_fits(tokens),
             "low": self.kernels.has_lowrank and short,
             "tile": self.kernels.has_tile and tile.fits(*large.shape),
             **{method: number < algorithms for number, method in enumerate(LT)},
@@ -219,8 +232,8 @@ class Gemms:
 
     def out(self, layer: CudaLayer, b: Buffers, method: str) -> Addend:
         """From the time mix back to the residual stream."""
-        if method in SPLIT_K:
-            return self._split(layer.output, b.y, b, method)
+        if method in SPLIT_K or method == PARTIAL_SUMS:
+            return self._split(layer.output, b.y, b, method, prefetch=first_bytes(layer.key))
         self._gemm(layer.output, b.y, b.out, IDENTITY, method, b, prefetch=first_bytes(layer.key))
         return Addend(y=b.out)
 
@@ -254,16 +267,18 @@ class Gemms:
         prefetch: weights of the next layer. square: the hidden units are still to be squared (`key` has not).
         """
         if isinstance(layer.value, CodedMatrix):
-            if method == "sparse":
-                return Addend(partials=self.coded.sparse(layer.value, b.hidden, b.sparse_partials, prefetch))
+            if skips_units(method):
+                room = b.sparse_partials
+                return Addend(partials=self.coded.sparse(layer.value, b.hidden, method, room, prefetch))
+            if method == PARTIAL_SUMS:
+                return self._split(layer.value, b.hidden, b, method, prefetch=prefetch)
             self._gemm(layer.value, b.hidden, b.out, IDENTITY, method, b, prefetch, square)
             return Addend(y=b.out)
         if method in SPLIT_K:
             return self._split(layer.value, b.hidden, b, method, transposed=True)
-        if method == "sparse":
-            return Addend(
-                partials=self.kernels.gemm_sparse(b.hidden, layer.value, b.sparse_partials, prefetch)
-            )
+        if skips_units(method):
+            w, room, together = layer.value, b.sparse_partials, method == SPARSE and self.kernels.has_lowrank
+            return Addend(partials=self.kernels.gemm_sparse(b.hidden, w, room, prefetch, together))
         if method == "tile":
             self.kernels.gemm_tile([layer.value], [b.hidden], [b.out], transposed=True)
         elif method == "blocks":
@@ -286,6 +301,9 @@ class Gemms:
         runs = {"low_out": self.low_out, "out": self.out, "key": self.key, "value": self.value}
         run: Callable[[CudaLayer, Buffers, str], object] = runs[kind.removesuffix("_split")]
         return lambda: run(layer, b, method)
+
+    def _sparse_fits(self, tokens: int) -> bool:
+        return self.kernels.sparse_fits(tokens, len(self.weights.layers[-1].value))
 
     def _can_split(self, whole: GemmShape, algorithm: int, splits: int) -> bool:
         if self.lt is None or not LT_TOKENS <= whole.m <= SPLIT_TOKENS:
@@ -341,7 +359,18 @@ class Gemms:
             return f"{coded.format}-blocks"
         return f"{coded.format}-columns" if coded.columns else coded.format
 
-    def _split(self, w: LargeMatrix, x: Tensor, b: Buffers, method: str, transposed: bool = False) -> Addend:
+    def _split(
+        self,
+        w: LargeMatrix,
+        x: Tensor,
+        b: Buffers,
+        method: str,
+        transposed: bool = False,
+        prefetch: Tensor | None = None,
+    ) -> Addend:
+        if isinstance(w, CodedMatrix):
+            ahead = prefetch if len(x) <= PREFETCH_ROWS else None
+            return Addend(partials=self.coded.partial_sums(w, x, b.split_partials, ahead))
         assert self.lt is not None and isinstance(w, Tensor)
         algorithm, splits = SPLIT_K[method]
         self.lt.run(w, x, b.split_partials[:splits], algorithm, transposed)

@@ -35,7 +35,8 @@ int launch_tile(TileGemms p, int count, const StreamGemms* beside, cudaStream_t 
     const int threads = (FEW ? 2 : p.groups) * GROUP_THREADS + PRODUCER_WARPS * WARP;
     if constexpr (FEW && !W::TRANSPOSED)
         if (beside) {
-            if (p.m > TN || shared < int(sizeof(StreamSums<TN / 8, 1>))) return cudaErrorInvalidValue;
+            if (p.m > TN || p.partial_sums || shared < int(sizeof(StreamSums<TN / 8, 1>)))
+                return cudaErrorInvalidValue;
             const auto kernel = gemm_tile_beside_kernel<TN, W>;
             if (const cudaError_t error = allow_shared(kernel, shared)) return error;
             return launch_clusters(blocks, kernel, grid, threads, shared, stream, p, *beside);
@@ -45,9 +46,9 @@ int launch_tile(TileGemms p, int count, const StreamGemms* beside, cudaStream_t 
         if (const cudaError_t error = allow_shared(kernel, shared)) return int(error);
         return int(launch_clusters(blocks, kernel, grid, threads, shared, stream, p));
     };
-    if constexpr (has_partial_sums<W>(TN))
-        if (p.partial_sums) return run(gemm_tile_kernel<TN, W, true>);
-    return run(gemm_tile_kernel<TN, W, false>);
+    if (!p.partial_sums) return run(gemm_tile_kernel<TN, W, false>);
+    if constexpr (has_partial_sums<W>(TN)) return run(gemm_tile_kernel<TN, W, true>);
+    return cudaErrorInvalidValue;
 }
 
 // What all kinds of weights share. Whether it is valid.
@@ -55,7 +56,7 @@ template <typename W>
 bool set_up(TileGemms& p, const void* const* x, void* const* y, int count, int m, int n, int k, int square,
             const TileShape& shape) {
     if (W::CODES && shape.groups != 1 && !two_groups<W>(shape.x_rows)) return false;
-    if (shape.partial_sums && (!has_partial_sums<W>(shape.x_rows) || count != 1 || square)) return false;
+    if (shape.partial_sums && (count != 1 || square)) return false;
     // Parts are whole pairs of strips or more, so that they are the same for any rows but the fewest.
     const int strips = strips_for<W>(shape.x_rows), unit = strips > 2 ? strips : 2,
               units = (k / TILE_K + unit - 1) / unit;

@@ -79,6 +79,16 @@ class TestPartialSums:
         assert y[parts].isnan().all()
 
 
+class TestNoPartialSums:
+    pytestmark = on_hopper
+
+    def test_of_columns(self, kernels):
+        (w, scale, _), x = quantized(64, 1024, "columns"), normal(8, 1024)
+        y = poisoned(tile.partial_sums(64, 1024), 8, 64, dtype=torch.float32)
+        with pytest.raises(RuntimeError, match="could not be launched"):
+            run(kernels, [w], [scale], [x], [y], "columns", partial_sums=True)
+
+
 @pytest.mark.many_launches
 @pytest.mark.parametrize("rows", [1, 8, 16, 32, 64, 128])
 @pytest.mark.parametrize(("n", "k"), [(4096, 4096), (4096, 16384), (16384, 4096)])

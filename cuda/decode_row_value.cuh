@@ -25,6 +25,25 @@ DEVICE void load_first(Codes (&codes)[2 * ROW_SLICES][ROUNDS], int all, int turn
         }
 }
 
+// All items of a slice of a lane's turn: what `load_first` has brought, and then the others. load(at),
+// add(codes, at): of item `at`.
+template <int TURNS, typename Code, int ROUNDS, typename Units, typename Load, typename Add>
+DEVICE void add_items(const Code (&first)[ROUNDS], const Units& units, int turn, const Load& load,
+                      const Add& add) {
+    const auto add_if_there = [&](const Code& codes, int at) {
+        if (at < units.count) add(codes, at);
+    };
+#pragma unroll
+    for (int round = 0; round < ROUNDS; round++) add_if_there(first[round], round * TURNS + turn);
+    for (int at = ROUNDS * TURNS + turn; at < units.count; at += TURNS) add_if_there(load(at), at);
+}
+
+// The high and low digits of the four hidden units of run `at`.
+DEVICE uint2 digits_of_run(const HiddenRuns& units, int at) {
+    const int run = units.runs[at], place = run % 4 * 4 + run / 4;
+    return make_uint2(units.digits[place], units.digits[place + 16]);
+}
+
 // c + the dot product of four unsigned bytes and four signed ones.
 DEVICE int dot_bytes(uint32_t a, uint32_t b, int c) {
     int found;
@@ -68,23 +87,23 @@ DEVICE void add_value(RowInt4, const RowInput& in, RowShared& own, Ring& ring, c
             const HiddenRuns& units = units_of(j);
             int high[4][2] = {}, low[4][2] = {};  // by digits of hidden units
             const auto add = [&](const uint4& of_run, int at) {
-                if (at >= units.count) return;
-                const int run = units.runs[at], place = run % 4 * 4 + run / 4;
-                const uint32_t high_digits = units.digits[place], low_digits = units.digits[place + 16];
+                const uint2 digits = digits_of_run(units, at);
                 const uint32_t words[4] = {of_run.x, of_run.y, of_run.z, of_run.w};
 #pragma unroll
                 for (int word = 0; word < 4; word++)
 #pragma unroll
                     for (int later = 0; later < 2; later++) {
                         const uint32_t bytes = words[word] >> 4 * later & 0x0f0f0f0f;
-                        high[word][later] = dot_bytes(bytes, high_digits, high[word][later]);
-                        low[word][later] = dot_bytes(bytes, low_digits, low[word][later]);
+                        high[word][later] = dot_bytes(bytes, digits.x, high[word][later]);
+                        low[word][later] = dot_bytes(bytes, digits.y, low[word][later]);
                     }
             };
-#pragma unroll
-            for (int round = 0; round < ROUNDS; round++) add(codes[j][round], round * RUNS_AT_ONCE + turn);
-            for (int at = ROUNDS * RUNS_AT_ONCE + turn; at < units.count; at += RUNS_AT_ONCE)
-                add(load(strip + size_t(my.slice_of_pair(j)) * Int4Tile::BYTES, units, at), at);
+            add_items<RUNS_AT_ONCE>(
+                codes[j], units, turn,
+                [&](int at) {
+                    return load(strip + size_t(my.slice_of_pair(j)) * Int4Tile::BYTES, units, at);
+                },
+                add);
             // Word 2 d + p of a lane's part is of p and g + d.
 #pragma unroll
             for (int p = 0; p < 2; p++) {
@@ -160,19 +179,15 @@ DEVICE void add_value(RowInt8, const RowInput& in, RowShared& own, Ring& ring, c
             const HiddenRuns& units = units_of(j);
             int high[4] = {}, low[4] = {};  // by digits of hidden units
             const auto add = [&](const uint4& of_run, int at) {
-                if (at >= units.count) return;
-                const int run = units.runs[at], place = run % 4 * 4 + run / 4;
-                const uint32_t high_digits = units.digits[place], low_digits = units.digits[place + 16];
+                const uint2 digits = digits_of_run(units, at);
                 const uint32_t words[4] = {of_run.x, of_run.y, of_run.z, of_run.w};
 #pragma unroll
                 for (int word = 0; word < 4; word++) {
-                    high[word] = dot_bytes(words[word], high_digits, high[word]);
-                    low[word] = dot_bytes(words[word], low_digits, low[word]);
+                    high[word] = dot_bytes(words[word], digits.x, high[word]);
+                    low[word] = dot_bytes(words[word], digits.y, low[word]);
                 }
             };
-#pragma unroll
-            for (int round = 0; round < ROUNDS; round++) add(codes[j][round], round * TURNS + turn);
-            for (int at = ROUNDS * TURNS + turn; at < units.count; at += TURNS) add(load(j, at), at);
+            add_items<TURNS>(codes[j], units, turn, [&](int at) { return load(j, at); }, add);
 #pragma unroll
             for (int word = 0; word < 4; word++)
                 y[word] += units.unit * (high[word] * 256 + low[word]) - (turn == 0 ? 128 * units.sum : 0.f);
@@ -204,7 +219,6 @@ DEVICE void add_value(RowInt8Columns, const RowInput& in, RowShared& own, Ring& 
             if (j >= all) continue;
             const HiddenUnits& units = units_of(j);
             const auto add = [&](uint32_t of_unit, int at) {
-                if (at >= units.count) return;
                 const float h = units.value[at];
 #pragma unroll
                 for (int c = 0; c < 4; c++) {
@@ -213,9 +227,7 @@ DEVICE void add_value(RowInt8Columns, const RowInput& in, RowShared& own, Ring& 
                     y[c] += h * (code - (8388608.f + 128.f));
                 }
             };
-#pragma unroll
-            for (int round = 0; round < ROUNDS; round++) add(codes[j][round], round * TURNS + turn);
-            for (int at = ROUNDS * TURNS + turn; at < units.count; at += TURNS) add(load(j, at), at);
+            add_items<TURNS>(codes[j], units, turn, [&](int at) { return load(j, at); }, add);
         }
         const int output = four / 4 * 16 + four % 4 * 2 + turn;
         add_strip(ring, sums + my.strip(i) * ROW_TILE, y, output, lane);

@@ -82,7 +82,10 @@ __device__ __forceinline__ void tile_gemms(const TileGemms& p, int part) {
     const int ahead = min(p.w_stages, steps);
     if (loads_w) {
         constexpr int WARPS = GROUP_THREADS / WARP;
-        const int w_readers = groups * (W::CODES ? WARPS : 1), x_readers = groups * (FEW ? WARPS : 1);
+        const int w_readers = groups * (W::CODES ? GROUP_THREADS : 1),
+                  x_readers = groups * (BY_STRIPS ? WARPS
+                                        : FEW     ? GROUP_THREADS
+                                                  : 1);
         if (lane < p.w_stages)
             barrier_init(w_full + lane * 8, 1), barrier_init(w_empty + lane * 8, w_readers);
         if (lane < p.x_stages)
@@ -148,9 +151,10 @@ __device__ __forceinline__ void tile_gemms(const TileGemms& p, int part) {
             barrier_wait(w_full + w_at * 8, w_phase);
             barrier_wait(x_full + x_at * 8, x_phase);
             W::template multiply<TN>(sums, w_ring + w_at * w_bytes, x_ring + x_at * X_BYTES, places);
-            fence_async_shared();  // an arrival does not wait for reads, and copies would replace them
+            fence_async_shared();        // an arrival does not wait for reads, and copies would replace them
+            arrive(w_empty + w_at * 8);  // every lane for itself, as below
             sync_warp();
-            if (lane == 0) arrive(w_empty + w_at * 8), arrive(x_empty + x_at * 8);
+            if (lane == 0) arrive(x_empty + x_at * 8);
             if (++w_at == p.w_stages) w_at = 0, w_phase ^= 1;
             if (++x_at == p.x_stages) x_at = 0, x_phase ^= 1;
         }
@@ -209,12 +213,10 @@ __device__ __forceinline__ void tile_gemms(const TileGemms& p, int part) {
                 wgmma_wait<0>();
                 if (signals) arrive(x_empty + x_at * 8);
             }
-            // Not before the products: they wait for what was read, which an arrival does not.
-            sync_warp();
-            if (lane == 0) {
-                arrive(w_empty + w_at * 8);
-                if constexpr (FEW) arrive(x_empty + x_at * 8);
-            }
+            // Not before the products: they wait for what was read, which an arrival does not. Every lane for
+            // itself: one for its warp is no faster, and racecheck takes what the others read for a race.
+            arrive(w_empty + w_at * 8);
+            if constexpr (FEW) arrive(x_empty + x_at * 8);
             if (++w_at == p.w_stages) w_at = 0, w_phase ^= 1;
             if (++x_at == p.x_stages) x_at = 0, x_phase ^= 1;
         }

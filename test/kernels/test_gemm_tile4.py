@@ -49,6 +49,24 @@ class TestPartialSums:
         assert y[parts].isnan().all()
 
 
+@pytest.mark.parametrize("rows", [8, 16, 64, 96])
+class TestStagesUsedAgain:
+    """K so long that every stage of a ring is filled more than once, in one launch: racecheck watches it."""
+
+    pytestmark = on_hopper
+
+    def test_sums(self, kernels, rows):
+        (w, weights), x, y = quantized(512, 16384), normal(rows, 16384), poisoned(rows, 512)
+        kernels.gemm_tile4([w], [x], [y])
+        assert off(y, x.double() @ weights.T) < 1e-3
+
+    def test_partial_sums(self, kernels, rows):
+        (w, weights), x = quantized(512, 16384), normal(rows, 16384)
+        y = poisoned(tile.partial_sums(512, 16384), rows, 512, dtype=torch.float32)
+        kernels.gemm_tile4([w], [x], [y], partial_sums=True)
+        assert off(y.sum(0), x.double() @ weights.T) < 1e-3
+
+
 @pytest.mark.many_launches
 @pytest.mark.parametrize("rows", [1, 8, 16, 32, 64, 128])
 @pytest.mark.parametrize(("n", "k"), [(4096, 4096), (4096, 16384), (16384, 4096)])

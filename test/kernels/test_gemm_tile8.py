@@ -79,6 +79,26 @@ class TestPartialSums:
         assert y[parts].isnan().all()
 
 
+@pytest.mark.parametrize("rows", [8, 16, 64, 96])
+class TestStagesUsedAgain:
+    """K so long that every stage of a ring is filled more than once, in one launch: racecheck watches it."""
+
+    pytestmark = on_hopper
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_sums(self, kernels, rows, kind):
+        (w, scale, weights), x, y = quantized(512, 16384, kind), normal(rows, 16384), poisoned(rows, 512)
+        run(kernels, [w], [scale], [x], [y], kind)
+        assert off(y, x.double() @ weights.T) < 1e-3
+
+    @pytest.mark.parametrize("kind", ["int8", "fp8"])
+    def test_partial_sums(self, kernels, rows, kind):
+        (w, scale, weights), x = quantized(512, 16384, kind), normal(rows, 16384)
+        y = poisoned(tile.partial_sums(512, 16384), rows, 512, dtype=torch.float32)
+        run(kernels, [w], [scale], [x], [y], kind, partial_sums=True)
+        assert off(y.sum(0), x.double() @ weights.T) < 1e-3
+
+
 class TestNoPartialSums:
     pytestmark = on_hopper
 

@@ -1,7 +1,6 @@
 // The instructions that kernels use beyond plain C++, as functions whose names say what they do: intrinsics
 // and inline PTX, whose exact meaning the PTX ISA manual has. hopper.cuh has those of sm_90a.
 #pragma once
-#include <cooperative_groups.h>
 #include <cuda_fp16.h>
 #include <stdint.h>
 
@@ -17,15 +16,18 @@
 // not wait for memory. `cluster_sync` is __syncthreads for all blocks.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define CLUSTERS 1
-DEVICE int cluster_block() { return int(cooperative_groups::this_cluster().block_rank()); }
-DEVICE int cluster_blocks() { return int(cooperative_groups::this_cluster().num_blocks()); }
+DEVICE int cluster_block() { return int(__clusterRelativeBlockRank()); }
+DEVICE int cluster_blocks() { return int(__clusterSizeInBlocks()); }
 DEVICE void cluster_begin() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
-DEVICE void cluster_wait_for_all() { cooperative_groups::this_cluster().barrier_wait(); }
-DEVICE void cluster_sync() { cooperative_groups::this_cluster().sync(); }
+DEVICE void cluster_wait_for_all() { __cluster_barrier_wait(); }
+DEVICE void cluster_sync() {
+    __cluster_barrier_arrive();
+    __cluster_barrier_wait();
+}
 
 template <typename T>
 DEVICE T* cluster_shared(T* place, int of) {
-    return cooperative_groups::this_cluster().map_shared_rank(place, of);
+    return static_cast<T*>(__cluster_map_shared_rank(place, of));
 }
 #else
 #include "no_clusters.cuh"

@@ -48,8 +48,9 @@ class UploadedTensors(Mapping[str, Tensor]):
         """From now on tensors come as they are. Raises CheckpointError for one that was not finite."""
         self._pieces, self._done = [], self._total  # what is not read is not needed
         self._say()
-        finite = torch.stack(list(self._finite.values())).tolist() if self._finite else []
-        for name, good in zip(self._finite, finite, strict=True):
+        read, self._finite = self._finite, {}  # a block of the GPU's memory each
+        finite = torch.stack(list(read.values())).tolist() if read else []
+        for name, good in zip(read, finite, strict=True):
             if not good and not self._tensors[name].isfinite().all():
                 raise CheckpointError(not_finite(self._name, name))
 

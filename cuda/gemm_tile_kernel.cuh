@@ -81,11 +81,8 @@ __device__ __forceinline__ void tile_gemms(const TileGemms& p, int part) {
     };
     const int ahead = min(p.w_stages, steps);
     if (loads_w) {
-        constexpr int WARPS = GROUP_THREADS / WARP;
-        const int w_readers = groups * (W::CODES ? GROUP_THREADS : 1),
-                  x_readers = groups * (BY_STRIPS ? WARPS
-                                        : FEW     ? GROUP_THREADS
-                                                  : 1);
+        constexpr int X_READERS = BY_STRIPS ? GROUP_THREADS / WARP : FEW ? GROUP_THREADS : 1;  // of a group
+        const int w_readers = groups * (W::CODES ? GROUP_THREADS : 1), x_readers = groups * X_READERS;
         if (lane < p.w_stages)
             barrier_init(w_full + lane * 8, 1), barrier_init(w_empty + lane * 8, w_readers);
         if (lane < p.x_stages)
@@ -151,8 +148,9 @@ __device__ __forceinline__ void tile_gemms(const TileGemms& p, int part) {
             barrier_wait(w_full + w_at * 8, w_phase);
             barrier_wait(x_full + x_at * 8, x_phase);
             W::template multiply<TN>(sums, w_ring + w_at * w_bytes, x_ring + x_at * X_BYTES, places);
-            fence_async_shared();        // an arrival does not wait for reads, and copies would replace them
-            arrive(w_empty + w_at * 8);  // every lane for itself, as below
+            fence_async_shared();  // an arrival does not wait for reads, and copies would replace them
+            // Every lane for itself, as below, but for x: there one for its warp is 0.8% of a step faster.
+            arrive(w_empty + w_at * 8);
             sync_warp();
             if (lane == 0) arrive(x_empty + x_at * 8);
             if (++w_at == p.w_stages) w_at = 0, w_phase ^= 1;

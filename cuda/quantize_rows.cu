@@ -9,34 +9,37 @@
 // Test: test/kernels/test_quantize_rows.py. Only sm_90a; elsewhere the launcher returns
 // cudaErrorNotSupported.
 //
-// A block has a row. A thread holds what lane q of four has of each 64: of each 16 numbers along k those at
-// 2 q, 2 q + 1, 2 q + 8 and 2 q + 9, which are 16 codes side by side.
+// A block has a row, of which a thread holds some eights of neighbours.
 #include "fp8_rows.cuh"
 
-constexpr int MOST_PIECES = 4;  // of 16 codes that a thread holds
+constexpr int MOST_EIGHTS = 8;  // that a thread holds
 constexpr int MOST_THREADS = 1024;
+constexpr int FEW_THREADS = 256;  // of a block, if that is enough for four eights each
 
-template <int PIECES, bool SQUARE>
+template <int EIGHTS, bool SQUARE>
 __global__ void LAUNCH_BOUNDS(MOST_THREADS, 1)
     quantize_rows_kernel(const __half* x, uint8_t* codes, float* scale, int k) {
 #if HOPPER
     __shared__ float most[WARP];
     const size_t row = size_t(blockIdx.x) * k;
-    const int pieces = k / 16, lane = threadIdx.x % WARP;
+    const int lane = threadIdx.x % WARP;
     wait_for_inputs();
-    uint32_t pairs[PIECES][8];
+    uint32_t pairs[EIGHTS][4] = {};
+    const auto column = [&](int i) { return int(threadIdx.x + i * blockDim.x) * 8; };
+#pragma unroll
+    for (int i = 0; i < EIGHTS; i++)
+        if (column(i) < k) {
+            const uint4 four = *reinterpret_cast<const uint4*>(x + row + column(i));
+            pairs[i][0] = four.x, pairs[i][1] = four.y, pairs[i][2] = four.z, pairs[i][3] = four.w;
+        }
     __half2 largest = __half2half2(__half(0.f));
 #pragma unroll
-    for (int i = 0; i < PIECES; i++) {
-        const int piece = threadIdx.x + i * blockDim.x;
-        if (piece >= pieces) continue;
-        const uint32_t* const from = reinterpret_cast<const uint32_t*>(x + row) + piece / 4 * 32 + piece % 4;
+    for (int i = 0; i < EIGHTS; i++)
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-            pairs[i][j] = SQUARE ? relu_square_pair(from[j * 4]) : from[j * 4];
+        for (int j = 0; j < 4; j++) {
+            if (SQUARE) pairs[i][j] = relu_square_pair(pairs[i][j]);
             largest = __hmax2(largest, __habs2(reinterpret_cast<const __half2&>(pairs[i][j])));
         }
-    }
     const float2 two = __half22float2(largest);
     float top = fmaxf(two.x, two.y);
 #pragma unroll
@@ -49,28 +52,21 @@ __global__ void LAUNCH_BOUNDS(MOST_THREADS, 1)
     const float factor = fp8_factor(top);
     if (threadIdx.x == 0) scale[blockIdx.x] = fp8_scale(top);
 #pragma unroll
-    for (int i = 0; i < PIECES; i++) {
-        const int piece = threadIdx.x + i * blockDim.x;
-        if (piece >= pieces) continue;
-        uint32_t words[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            words[j] = fp8_pair(pairs[i][2 * j], factor) | fp8_pair(pairs[i][2 * j + 1], factor) << 16;
-        *reinterpret_cast<uint4*>(codes + row + piece * 16) =
-            make_uint4(words[0], words[1], words[2], words[3]);
-    }
+    for (int i = 0; i < EIGHTS; i++) store_fp8(codes + row, column(i), pairs[i], factor, column(i) < k);
 #endif
 }
 
 namespace {
 template <bool SQUARE>
 int run(const __half* x, uint8_t* codes, float* scale, int rows, int k, cudaStream_t stream) {
-    const int pieces = k / 16;
-    if (k % 64 || rows < 1 || pieces > MOST_PIECES * MOST_THREADS) return cudaErrorInvalidValue;
-    const int of_thread = pieces <= MOST_THREADS ? 1 : MOST_PIECES,
-              threads = (pieces + of_thread - 1) / of_thread, whole = (threads + WARP - 1) / WARP * WARP;
-    const auto kernel =
-        of_thread == 1 ? quantize_rows_kernel<1, SQUARE> : quantize_rows_kernel<MOST_PIECES, SQUARE>;
+    const int eights = k / 8;
+    if (k % 64 || rows < 1 || eights > MOST_EIGHTS * MOST_THREADS) return cudaErrorInvalidValue;
+    // Blocks of more threads are fewer on a multiprocessor, so that rows wait for others.
+    const int of_thread = eights <= 4 * WARP ? 1 : eights <= 4 * FEW_THREADS ? 4 : MOST_EIGHTS;
+    const int threads = (eights + of_thread - 1) / of_thread, whole = (threads + WARP - 1) / WARP * WARP;
+    const auto kernel = of_thread == 1   ? quantize_rows_kernel<1, SQUARE>
+                        : of_thread == 4 ? quantize_rows_kernel<4, SQUARE>
+                                         : quantize_rows_kernel<MOST_EIGHTS, SQUARE>;
     return launch(kernel, rows, whole, 0, stream, x, codes, scale, k);
 }
 }  // namespace

@@ -53,15 +53,6 @@ static_assert(ROW_SUMS <= ROW_WARP_TILES * WARP);
 
 #if HOPPER
 namespace hopper {
-template <int REGISTERS>
-DEVICE void fewer_registers() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-}
-template <int REGISTERS>
-DEVICE void more_registers() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-}
-
 DEVICE bool barrier_over(uint32_t barrier, unsigned parity) {
     uint32_t is;
     asm volatile(

@@ -41,6 +41,16 @@ DEVICE void barrier_wait_cluster(uint32_t barrier, unsigned parity) {
     asm volatile(WAIT("acquire.cluster.")::"r"(barrier), "r"(parity) : "memory");
 }
 
+// Registers of a thread from here on, by all warps of a warpgroup.
+template <int REGISTERS>
+DEVICE void fewer_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+template <int REGISTERS>
+DEVICE void more_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
 // True in one thread of the warp.
 DEVICE bool elect() {
     uint32_t is;
@@ -204,11 +214,19 @@ DEVICE void clear(float (&acc)[N]) {
 // along its 64 rows.
 #define OUT4(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
 #define OUT16(i) OUT4(i), OUT4(i + 4), OUT4(i + 8), OUT4(i + 12)
+#define OUT64 OUT16(0), OUT16(16), OUT16(32), OUT16(48)
 #define TO8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define TO16 TO8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define TO32 TO16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define TO48 TO32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define TO64 TO48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define TO40 TO32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define TO80 TO64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define TO96 TO80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define TO112 \
+    TO96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define TO128 \
+    TO112 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define WGMMA(N, TO, A, B, FLAG, ...)                                                                   \
     template <int TRANSPOSED>                                                                           \
     DEVICE void wgmma##N(float* c, uint32_t a, uint32_t b) {                                            \
@@ -226,7 +244,11 @@ DEVICE void clear(float (&acc)[N]) {
 WGMMA(16, TO8, 8, 9, 10, OUT4(0), OUT4(4))
 WGMMA(32, TO16, 16, 17, 18, OUT16(0))
 WGMMA(64, TO32, 32, 33, 34, OUT16(0), OUT16(16))
-WGMMA(128, TO64, 64, 65, 66, OUT16(0), OUT16(16), OUT16(32), OUT16(48))
+WGMMA(80, TO40, 40, 41, 42, OUT16(0), OUT16(16), OUT4(32), OUT4(36))
+WGMMA(128, TO64, 64, 65, 66, OUT64)
+WGMMA(160, TO80, 80, 81, 82, OUT64, OUT16(64))
+WGMMA(192, TO96, 96, 97, 98, OUT64, OUT16(64), OUT16(80))
+WGMMA(256, TO128, 128, 129, 130, OUT64, OUT16(64), OUT16(80), OUT16(96), OUT16(112))
 
 // The same for any multiple N of 16, in steps of 128, 64, 32 and 16.
 template <int N, int TRANSPOSED>
@@ -248,6 +270,21 @@ DEVICE void wgmma_fp8(float* c, uint32_t a, uint32_t b) {
     if constexpr (NOW == 32) wgmma_fp8_32(c, a, b);
     if constexpr (NOW == 16) wgmma_fp8_16(c, a, b);
     if constexpr (N > NOW) wgmma_fp8<N - NOW>(c + NOW / 2, a, b + NOW * 128 / 16);
+}
+
+// The same by one instruction: each reads a anew.
+template <int N, bool FP8, int TRANSPOSED>
+DEVICE void wgmma_at_once(float* c, uint32_t a, uint32_t b) {
+    if constexpr (N == 80 && FP8) wgmma_fp8_80(c, a, b);
+    if constexpr (N == 80 && !FP8) wgmma80<TRANSPOSED>(c, a, b);
+    if constexpr (N == 128 && FP8) wgmma_fp8_128(c, a, b);
+    if constexpr (N == 128 && !FP8) wgmma128<TRANSPOSED>(c, a, b);
+    if constexpr (N == 160 && FP8) wgmma_fp8_160(c, a, b);
+    if constexpr (N == 160 && !FP8) wgmma160<TRANSPOSED>(c, a, b);
+    if constexpr (N == 192 && FP8) wgmma_fp8_192(c, a, b);
+    if constexpr (N == 192 && !FP8) wgmma192<TRANSPOSED>(c, a, b);
+    if constexpr (N == 256 && FP8) wgmma_fp8_256(c, a, b);
+    if constexpr (N == 256 && !FP8) wgmma256<TRANSPOSED>(c, a, b);
 }
 
 // The same with a in registers: of rows 16 warp + lane / 4 and 8 below pairs of numbers at 2 (lane % 4), and

@@ -1,5 +1,5 @@
-// What needs a Hopper GPU (cuda/gemm_tile*.cu, gemm_lowrank.cu, norm_mix_decode_team.cu, quantize_rows.cu,
-// decode_row.cu): nothing here calls it.
+// What needs a Hopper GPU (cuda/gemm_tile*.cu, gemm_many*.cu, gemm_lowrank.cu, norm_mix_decode_team.cu,
+// quantize_rows.cu, decode_row.cu): nothing here calls it.
 #include "../cuda/decode_row_input.cuh"
 #include "../cuda/gemm.cuh"
 #include "../cuda/gemm_tile.cuh"
@@ -18,6 +18,11 @@ int rwkv_gemm_tile(const void* const*, const void* const*, void* const*, int, in
     return cudaErrorNotSupported;
 }
 
+int rwkv_gemm_many(const void* const*, const void* const*, void* const*, int, int, int, int, int, int,
+                   const TileShape*, cudaStream_t) {
+    return cudaErrorNotSupported;
+}
+
 int rwkv_gemm_tile8(const void* const*, const void* const*, const void* const*, void* const*, int, int, int,
                     int, int, int, int, const TileShape*, const GemmPart*, int, const char*, unsigned,
                     cudaStream_t) {
@@ -30,6 +35,11 @@ int rwkv_gemm_tile4(const void* const*, const void* const*, void* const*, int, i
 }
 
 int rwkv_gemm_tile_fp8(const void* const*, const void* const*, const void* const*, const void* const*,
+                       void* const*, int, int, int, int, int, const TileShape*, cudaStream_t) {
+    return cudaErrorNotSupported;
+}
+
+int rwkv_gemm_many_fp8(const void* const*, const void* const*, const void* const*, const void* const*,
                        void* const*, int, int, int, int, int, const TileShape*, cudaStream_t) {
     return cudaErrorNotSupported;
 }

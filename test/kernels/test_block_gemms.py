@@ -9,6 +9,7 @@ from cuda_gpu import DEVICE, needs_gpu, normal, off
 
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.cuda.codes.block_gemm import CODES, DECODED
+from rwkv_batch.model.cuda.gemms.autotune import likely
 from rwkv_batch.model.cuda.gemms.gemm import METHODS, WHOLE, Gemms
 from rwkv_batch.model.cuda.packed import coded
 from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
@@ -105,7 +106,7 @@ class TestChoice:
         gemms = self.gemms("nf4")
         for kind in METHODS:
             candidates = gemms.candidates(kind, tokens)
-            guess = next(method for method in gemms.likely(tokens) if method in candidates)
+            guess = next(method for method in likely(tokens) if method in candidates)
             assert kind not in LARGE or guess == ("codes16" if tokens <= 64 else DECODED)
 
     def test_one_method_for_any_number_of_rows(self):

@@ -167,6 +167,7 @@ class TestTuningFile:
             "key",
             "value",
         }
+        assert "many" not in on_hopper.candidates("key", 256) and "many" in on_hopper.candidates("key", 257)
 
 
 @pytest.mark.parametrize(("ranks", "heads", "rows"), [(832, 64, 6), (576, 40, 1), (288, 16, 1)])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, SPARSE_SPLITS, GemmPart
-from rwkv_batch.ops.cuda.tile import tile_shape, tile_shape_coded, tile_shape_fp8
+from rwkv_batch.ops.cuda.tile import X_ROWS, many_shape, tile_shape, tile_shape_coded, tile_shape_fp8
 
 PREFETCH_BYTES = 8 << 20  # of weights for the next kernel: what memory delivers while this one leaves it idle
 RESIDENT, AUTO = 0, -1  # split_k of gemm_lowrank: none, as w stays in shared memory; the fastest
@@ -61,16 +61,18 @@ class GemmKernels:
         ys: Sequence[Tensor],
         activation: int = IDENTITY,
         transposed: bool = False,
+        many: bool = False,
     ) -> None:
         """y = f(x w^T) for up to three w `[N, K]`, x `[M, K]` and y `[M, N]` of one shape; needs `has_tile`.
 
         transposed: w is stored as `[K, N]`. f is IDENTITY or RELU_SQUARE; N and K are multiples of 64.
+        many: by the kernel for hundreds of rows, whose sums may differ from those of the other.
         """
         m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
         pointers = [_pointers(group) for group in (ws, xs, ys)]
-        shape = tile_shape(len(ws), n, k, m, transposed)
-        square = activation == RELU_SQUARE
-        self._call("rwkv_gemm_tile", *pointers, len(ws), m, n, k, int(transposed), int(square), byref(shape))
+        shape = many_shape(len(ws), n, m) if many else tile_shape(len(ws), n, k, m, transposed)
+        kernel, square = f"rwkv_gemm_{'many' if many else 'tile'}", activation == RELU_SQUARE
+        self._call(kernel, *pointers, len(ws), m, n, k, int(transposed), int(square), byref(shape))
 
     def gemm_tile8(
         self,
@@ -141,12 +143,15 @@ class GemmKernels:
     ) -> None:
         """As `gemm_tile8` with fp8 on both sides: x `[M, K]` codes in the same order, scales `[M]`.
 
-        K is a multiple of 128. most_rows: of x in a tile.
+        K is a multiple of 128. most_rows: of x in a tile. Hundreds of rows have a kernel of their own.
         """
         m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
         pointers = [_pointers(group) for group in (ws, scales, xs, x_scales, ys)]
-        shape, square = tile_shape_fp8(len(ws), n, k, m, most_rows), activation == RELU_SQUARE
-        self._call("rwkv_gemm_tile_fp8", *pointers, len(ws), m, n, k, int(square), byref(shape))
+        many, square = m > X_ROWS[-1], activation == RELU_SQUARE
+        parts = len(ws)
+        shape = many_shape(parts, n, m, most_rows) if many else tile_shape_fp8(parts, n, k, m, most_rows)
+        kernel = f"rwkv_gemm_{'many' if many else 'tile'}_fp8"
+        self._call(kernel, *pointers, len(ws), m, n, k, int(square), byref(shape))
 
     def gemm_sparse(
         self, h: Tensor, w: Tensor, partials: Tensor, prefetch: Tensor | None = None, together: bool = False

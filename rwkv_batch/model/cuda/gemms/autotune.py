@@ -23,7 +23,20 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from rwkv_batch.model.cuda.gemms.gemm import BETWEEN, METHODS, SPLITS, STARTS, WHOLE, Gemms
+from rwkv_batch.model.cuda.codes.block_gemm import CODES
+from rwkv_batch.model.cuda.codes.coded_gemm import BESIDE, SPARSE
+from rwkv_batch.model.cuda.gemms.gemm import (
+    BETWEEN,
+    FOR_MANY,
+    LT_TOKENS,
+    METHODS,
+    SPLITS,
+    STARTS,
+    TILE_TOKENS,
+    WHOLE,
+    Gemms,
+)
+from rwkv_batch.model.cuda.gemms.small_gemm import STREAM_TOKENS
 from rwkv_batch.model.cuda.packed.weights import CudaLayer
 from rwkv_batch.model.cuda.steps.capture import capture, gpu_seconds
 from rwkv_batch.ops.cuda import build
@@ -136,8 +149,8 @@ class Autotuner:
             return self.gemms.untimed(kind)
         if (kind, tokens) not in self._guesses:
             candidates = self.gemms.candidates(kind, tokens)
-            likely = chain(self._of_similar(kind, tokens), self.gemms.likely(tokens))
-            self._guesses[kind, tokens] = next(method for method in likely if method in candidates)
+            guesses = chain(self._of_similar(kind, tokens), likely(tokens))
+            self._guesses[kind, tokens] = next(method for method in guesses if method in candidates)
         return self._guesses[kind, tokens]
 
     def _of_similar(self, kind: str, tokens: int) -> list[str]:
@@ -210,6 +223,15 @@ class Autotuner:
             part = self.file.with_suffix(f".{os.getpid()}")
             part.write_text(json.dumps(chosen, indent=0))
             os.replace(part, self.file)
+
+
+def likely(tokens: int) -> tuple[str, ...]:
+    """Methods that are fast for so many tokens of most models; the first that can run is the best."""
+    if tokens <= STREAM_TOKENS:
+        return SPARSE, "stream16", BESIDE, *CODES, "tile", *FOR_MANY
+    if tokens <= LT_TOKENS:
+        return "tile", *CODES, *FOR_MANY
+    return "tile" if tokens <= TILE_TOKENS else "many", "fp8", *FOR_MANY
 
 
 def kept_in(file: Path, gemms: Gemms) -> dict[str, str]:

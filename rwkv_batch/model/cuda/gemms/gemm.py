@@ -4,7 +4,8 @@
 - "blas": cuBLAS through torch
 - "mixed", "low": the low-rank matrices by `gemm_stream` or `gemm_lowrank`, the large ones by cuBLAS
 - "sparse": `gemm_sparse` or `gemm_sparse8`, which skip the weights of inactive hidden units
-- "tile": the large matrices by `gemm_tile`, the low-rank ones as with "low"
+- "tile", "many": the large matrices by `gemm_tile`, "many" by its kernel for many rows; the low-rank ones
+  as with "low"
 - "blocks": cuBLAS, for a fixed number of rows at a time
 - those of codes/coded_gemm.py and codes/block_gemm.py: large matrices of codes; the low-rank ones as with
   "low", or where there is no `gemm_lowrank` by what suits the number of tokens; with "beside" in the same
@@ -47,7 +48,7 @@ from rwkv_batch.model.cuda.codes.coded_gemm import (
     skips_units,
 )
 from rwkv_batch.model.cuda.codes.decoding import DECODED
-from rwkv_batch.model.cuda.gemms.small_gemm import LONG_SPLIT, STREAM_TOKENS, by_torch, in_blocks
+from rwkv_batch.model.cuda.gemms.small_gemm import LONG_SPLIT, by_torch, in_blocks
 from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix, LargeMatrix, first_bytes
 from rwkv_batch.model.cuda.packed.weights import CudaLayer, CudaWeights
@@ -68,26 +69,25 @@ LAYERS, SEPARATE, TOGETHER = "layers", "separate", "together"
 BETWEEN = (*STARTS, LAYERS)  # what shows only between neighbours
 SPLIT_K = {f"lt{number}/{splits}": (number, splits) for splits in (2, MAX_SPLITS) for number in range(3)}
 METHODS = {
-    "in": ("stream16", "stream32", "mixed", "low", "tile", "blas", *LT),
+    "in": ("stream16", "stream32", "mixed", "low", "tile", "many", "blas", *LT),
     "low_out": ("stream16", "low", "blas"),
-    "out": ("stream16", "stream32", "tile", "blas", *LT),
-    "key": ("stream16", "stream32", "tile", "blas", *LT),
-    "value": (SPARSE, "tile", "blas", *LT),
-    "head": ("stream16", "stream32", "tile", "blas", *LT),
+    "out": ("stream16", "stream32", "tile", "many", "blas", *LT),
+    "key": ("stream16", "stream32", "tile", "many", "blas", *LT),
+    "value": (SPARSE, "tile", "many", "blas", *LT),
+    "head": ("stream16", "stream32", "tile", "many", "blas", *LT),
     **dict.fromkeys(SPLITS, (WHOLE, *SPLIT_K)),
     **dict.fromkeys(STARTS, (LATE, EARLY)),
     LAYERS: (SEPARATE, TOGETHER),  # the last, as what it stands for depends on all others
 }
-LIBRARY = ("blas", *LT)
+TILES, LIBRARY = ("tile", "many"), ("blas", *LT)
 ACTIVATIONS = {"tanh": TANH, "sigmoid": SIGMOID, "identity": IDENTITY}
 LT_TOKENS = 64  # tokens for which cuBLASLt's algorithms are candidates, at least
 SPLIT_MULTIPLE = 64  # of which the K of a split is a multiple
 EARLY_TOKENS = 64  # at most; with them it gains 1% at most already (bench/results/h200-weights.md)
 STREAMED_TOKENS = 1024  # with which it is a candidate, at most
 TILE_TOKENS = 256  # which one tile of gemm_tile holds: each weight is taken from memory once
-# The likeliest methods for the fastest, where nothing has been timed.
+# The likeliest methods for the fastest with many tokens, where nothing has been timed.
 FOR_MANY = ("low", WHOLE, LATE, SEPARATE, "fp8lt0", "fp8", DECODED, CODED, "blas")
-FOR_FEW = (SPARSE, "stream16", BESIDE, *CODES, "tile", *FOR_MANY)
 PREFETCH_ROWS = 64  # the states of more rows would evict prefetched weights before they are used
 
 
@@ -138,11 +138,13 @@ class Gemms:
             algorithms = self.lt.algorithm_count(self._shape(kind, tokens))
         short = kind != "low_out" or max(w.shape[1] for w in layer.low_out.values()) <= MAX_RESIDENT_K
         large = self.weights.head if kind == "head" else layer.key
+        tiled = self.kernels.has_tile and tile.fits(*large.shape)
         runs = {
             **dict.fromkeys(("stream16", "stream32"), tokens <= STREAMED_TOKENS),
             SPARSE: kind == "value" and self._sparse_fits(tokens),
             "low": self.kernels.has_lowrank and short,
-            "tile": self.kernels.has_tile and tile.fits(*large.shape),
+            "tile": tiled,
+            "many": tiled and tokens > TILE_TOKENS,
             **{method: number < algorithms for number, method in enumerate(LT)},
         }
         return tuple(method for method in methods if runs.get(method, True))
@@ -151,15 +153,6 @@ class Gemms:
         """The method for so many tokens that nothing is timed, as cuBLAS is the fastest for large GEMMs."""
         candidates = self.candidates(kind, DECODED_TOKENS if self._coded(kind) is not None else 0)
         return next(method for method in FOR_MANY if method in candidates)
-
-    @staticmethod
-    def likely(tokens: int) -> tuple[str, ...]:
-        """Methods that are fast for so many tokens of most models; the first that can run is the best."""
-        if tokens <= STREAM_TOKENS:
-            return FOR_FEW
-        if tokens <= LT_TOKENS:
-            return "tile", *CODES, *FOR_MANY
-        return ("tile", *FOR_MANY) if tokens <= TILE_TOKENS else FOR_MANY
 
     def invariant_methods(self) -> dict[str, str]:
         """A method for each kind whose sums for a row are the same for any number of rows."""
@@ -197,13 +190,13 @@ class Gemms:
             large = [(layer.rkv[i], b.mixed[i], rkv[i], IDENTITY) for i in range(3)]
             self.kernels.gemm_stream(large + low, _warp_rows(method))
             return
-        if method == "tile":
-            self.kernels.gemm_tile(list(layer.rkv), list(b.mixed[:3]), list(rkv))
+        if method in TILES:
+            self.kernels.gemm_tile(list(layer.rkv), list(b.mixed[:3]), list(rkv), many=method == "many")
         else:
             self._by_library(layer.rkv, b.mixed[:3], rkv, method)
         if method == "mixed":
             self.kernels.gemm_stream(low)
-        elif method in ("low", "tile") or (method in LT and self.kernels.has_lowrank):
+        elif method in ("low", *TILES) or (method in LT and self.kernels.has_lowrank):
             self._low_in(low)
         else:
             by_torch(low)
@@ -279,8 +272,9 @@ class Gemms:
         if skips_units(method):
             w, room, together = layer.value, b.sparse_partials, method == SPARSE and self.kernels.has_lowrank
             return Addend(partials=self.kernels.gemm_sparse(b.hidden, w, room, prefetch, together))
-        if method == "tile":
-            self.kernels.gemm_tile([layer.value], [b.hidden], [b.out], transposed=True)
+        if method in TILES:
+            many = method == "many"
+            self.kernels.gemm_tile([layer.value], [b.hidden], [b.out], transposed=True, many=many)
         elif method == "blocks":
             in_blocks(b.hidden, layer.value, b.out)
         else:
@@ -336,8 +330,8 @@ class Gemms:
             self.products(w).run([w], x[None], [y], method, room, activation, ahead, square, ready)
         elif method in LIBRARY:
             self._by_library(w, x, y, method)
-        elif method == "tile":
-            self.kernels.gemm_tile([w], [x], [y], activation)
+        elif method in TILES:
+            self.kernels.gemm_tile([w], [x], [y], activation, many=method == "many")
         else:
             self.kernels.gemm_stream([(w, x, y, activation)], _warp_rows(method), prefetch=prefetch)
 

@@ -1,0 +1,21 @@
+// GEMMs of many rows on Hopper, up to three of one shape in one launch: y[m, n] = f(sum over k of x[m, k]
+// w[n, k]).
+//
+//   w [N, K] fp16, or [K, N] (`transposed`); x [M, K] fp16; y [M, N] fp16; N and K multiples of 64; any M
+//   f: identity, or relu squared (at most what fp16 holds)
+//
+// Reference: f(x @ w.T) in torch. Binding: Kernels.gemm_tile with `many`. Test:
+// test/kernels/test_gemm_many.py. Only sm_90a; elsewhere the launcher returns cudaErrorNotSupported. How:
+// gemm_many.cuh.
+//
+// Sums are fp32, over k in order: those of a row are the same whatever the other rows are.
+#include "gemm_many.cuh"
+
+extern "C" {
+int rwkv_gemm_many(const void* const* w, const void* const* x, void* const* y, int count, int m, int n, int k,
+                   int transposed, int square, const TileShape* shape, cudaStream_t stream) {
+    ManyGemms p = {};
+    const auto launch = transposed ? launch_many<HalfColumns> : launch_many<Halves>;
+    return launch(p, w, x, y, count, m, n, k, square, *shape, stream);
+}
+}

@@ -1,0 +1,231 @@
+// The kernel of gemm_many.cu and gemm_many_fp8.cu: a block on each multiprocessor goes through tiles, and
+// what the next one multiplies is on its way while the results of one are stored.
+//
+// A tile has 64 rows of w for each of GROUPS warpgroups and TN rows of x. Every wgmma reads its rows of w and
+// all rows of x from shared memory, which takes nearly as long as the products; so tiles are large, and one
+// instruction multiplies all rows of x if registers allow. Tiles of the same rows of w follow each other, so
+// w comes from memory once.
+//
+// Of the last warpgroup a thread brings stages of both sides by the TMA, and a warp scales of rows of x. Its
+// registers go to the others.
+#pragma once
+#include "gemm_tile_launch.cuh"
+
+struct ManyGemms {
+    CUtensorMap w[MAX_PARTS], x[MAX_PARTS];
+    __half* y[MAX_PARTS];
+    const float *scales[MAX_PARTS], *x_scales[MAX_PARTS];  // of rows of w and of x, if these are fp8
+    int m, n;
+    int steps;                    // of TILE_K along k: stages
+    int x_tiles, w_tiles, tiles;  // the last: of all GEMMs
+    int square;
+};
+
+// A block's sizes. W: how w lies in memory (gemm_tile_layout.cuh).
+template <typename W, int GROUPS, int TN>
+struct ManyTile {
+    static constexpr int WARPS = GROUPS * 4, THREADS = (GROUPS + 1) * GROUP_THREADS;
+    static constexpr int W_BYTES = GROUPS * TILE_W_ROWS * STRIP_BYTES,
+                         STAGE_BYTES = W_BYTES + TN * STRIP_BYTES;
+    static constexpr int STORED_ROWS = 16,
+                         STORED_BYTES = STORED_ROWS * 16 * 2;  // of x, that a warp stores at once
+    // One warpgroup leaves room for the block of a small kernel before or after it, which registers of more
+    // do not.
+    static constexpr int MOST = 232448 - (GROUPS > 1 ? 0 : 8192), BARRIERS = 32;
+    static constexpr int REST = WARPS * STORED_BYTES + (W::FP8 ? TN * 4 : 0) + BARRIERS * 8;
+    static constexpr int STAGES = (MOST - REST) / STAGE_BYTES, SHARED = STAGES * STAGE_BYTES + REST;
+    static constexpr int REGISTERS = GROUPS > 3 ? 112 : GROUPS > 2 ? 160 : 240, BRINGING_REGISTERS = 24;
+    // Rows of x of an instruction: no more than the registers of the launch have room for.
+    static constexpr int AT_ONCE = (GROUPS > 3 && TN > 128) || (GROUPS > 2 && TN > 192) ? TN / 2 : TN;
+    static_assert(2 * STAGES + 2 <= BARRIERS);
+};
+
+template <typename W, int GROUPS, int TN>
+__global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
+    gemm_many_kernel(const __grid_constant__ ManyGemms p) {
+#if HOPPER
+    using namespace hopper;
+    using Tile = ManyTile<W, GROUPS, TN>;
+    constexpr int STAGES = Tile::STAGES;
+    extern __shared__ __align__(1024) uint8_t raw[];
+    const uint32_t ring = shared_address(raw), stored = ring + STAGES * Tile::STAGE_BYTES,
+                   full = stored + Tile::WARPS * Tile::STORED_BYTES, empty = full + STAGES * 8,
+                   scales_full = empty + STAGES * 8, scales_empty = scales_full + 8,
+                   scales = full + Tile::BARRIERS * 8;
+    const int group = threadIdx.x / GROUP_THREADS, warp = threadIdx.x / WARP % 4, lane = threadIdx.x % WARP;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) barrier_init(full + i * 8, 1), barrier_init(empty + i * 8, GROUPS);
+        barrier_init(scales_full, WARP), barrier_init(scales_empty, GROUPS * GROUP_THREADS);
+        barriers_ready();
+    }
+    __syncthreads();
+    struct Place {
+        int x0, w0, part;
+    };
+    const auto place = [&](int tile) {
+        const int rest = tile / p.x_tiles;
+        return Place{tile % p.x_tiles * TN, rest % p.w_tiles * GROUPS * TILE_W_ROWS, rest / p.w_tiles};
+    };
+
+    if (group == GROUPS) {
+        if constexpr (GROUPS > 1) fewer_registers<Tile::BRINGING_REGISTERS>();
+        if (warp == 0 && elect()) {
+            const auto load_w = [&](Place at, int step, int stage) {
+                const uint32_t to = ring + stage * Tile::STAGE_BYTES, barrier = full + stage * 8;
+                arrive_and_expect(barrier, Tile::STAGE_BYTES);
+                if constexpr (W::TRANSPOSED) {
+#pragma unroll
+                    for (int g = 0; g < GROUPS; g++)
+                        load_box(to + g * TILE_W_ROWS * STRIP_BYTES, &p.w[at.part], step * TILE_K,
+                                 at.w0 / TILE_W_ROWS + g, barrier, READ_ONCE);
+                } else {
+                    load_box(to, &p.w[at.part], at.w0, step, barrier, READ_ONCE);
+                }
+            };
+            const auto load_x = [&](Place at, int step, int stage) {
+                load_box(ring + stage * Tile::STAGE_BYTES + Tile::W_BYTES, &p.x[at.part], at.x0, step,
+                         full + stage * 8, READ_AGAIN);
+            };
+            const Place first = place(blockIdx.x);
+            const int ahead = min(STAGES, p.steps);
+            for (int i = 0; i < ahead; i++) load_w(first, i, i);
+            wait_for_inputs();
+            for (int i = 0; i < ahead; i++) load_x(first, i, i);
+            int stage = ahead % STAGES, phase = ahead == STAGES ? 0 : 1, begin = ahead;
+#pragma unroll 1
+            for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x, begin = 0) {
+                const Place at = place(tile);
+#pragma unroll 1
+                for (int i = begin; i < p.steps; i++) {
+                    barrier_wait(empty + stage * 8, phase);
+                    load_w(at, i, stage), load_x(at, i, stage);
+                    if (++stage == STAGES) stage = 0, phase ^= 1;
+                }
+            }
+        } else if (W::FP8 && warp == 1) {
+            wait_for_inputs();
+            int phase = 1;  // the phase before the first counts as over
+#pragma unroll 1
+            for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x, phase ^= 1) {
+                const Place at = place(tile);
+                barrier_wait(scales_empty, phase);
+                for (int row = lane; row < TN; row += WARP)
+                    store_shared(scales + row * 4,
+                                 at.x0 + row < p.m ? p.x_scales[at.part][at.x0 + row] : 0.f);
+                arrive(scales_full);
+            }
+        }
+        return;
+    }
+
+    if constexpr (GROUPS > 1) more_registers<Tile::REGISTERS>();
+    const uint32_t own_stored = stored + (group * 4 + warp) * Tile::STORED_BYTES;
+    const bool signals = threadIdx.x % GROUP_THREADS == 0;
+    int stage = 0, phase = 0, scales_phase = 0;
+#pragma unroll 1
+    for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x, scales_phase ^= 1) {
+        const Place at = place(tile);
+        const int column = at.w0 + group * TILE_W_ROWS + warp * 16;  // the first of the warp
+        const bool inside = column < p.n;
+        float scale = 1.f, scale_below = 1.f;  // of this thread's two rows of w
+        if (W::FP8 && inside) {
+            const float* const from = p.scales[at.part] + column + lane / 4;
+            scale = from[0], scale_below = from[8];
+        }
+        float acc[TN / 2];
+        clear(acc);
+        int before = 0;
+#pragma unroll 1
+        for (int i = 0; i < p.steps; i++) {
+            const uint32_t w = ring + stage * Tile::STAGE_BYTES,
+                           a = operand(w + group * TILE_W_ROWS * STRIP_BYTES), b = operand(w + Tile::W_BYTES);
+            barrier_wait(full + stage * 8, phase);
+            wgmma_begin();
+#pragma unroll
+            for (int k = 0; k < TILE_K / 16; k++)
+#pragma unroll
+                for (int first = 0; first < TN; first += Tile::AT_ONCE)
+                    wgmma_at_once<Tile::AT_ONCE, W::FP8, W::TRANSPOSED>(
+                        acc + first / 2, a + k * 16 * (W::TRANSPOSED ? TILE_W_ROWS * 2 : 2) / 16,
+                        b + (first * STRIP_BYTES + k * 16 * 2) / 16);
+            wgmma_commit();
+            wgmma_wait<1>();
+            if (i > 0 && signals) arrive(empty + before * 8);
+            before = stage;
+            if (++stage == STAGES) stage = 0, phase ^= 1;
+        }
+        wgmma_wait<0>();
+        if (signals) arrive(empty + before * 8);
+
+        if constexpr (W::FP8) barrier_wait(scales_full, scales_phase);
+        const int row_of_lane = lane / 2, piece = lane % 2;
+        __half* const to = p.y[at.part] + size_t(at.x0 + row_of_lane) * p.n + column + piece * 8;
+        // Of 32 bytes of a row the first 16 and the others, in turn by the fourth row: each bank once.
+        const auto place_of = [&](int row, int eight) {
+            return own_stored + row * 32 + ((eight ^ row / 4) % 2) * 16;
+        };
+#pragma unroll
+        for (int first = 0; first < TN; first += Tile::STORED_ROWS) {
+#pragma unroll
+            for (int chunk = 0; chunk < 2; chunk++) {
+                const float* const of = acc + (first / 8 + chunk) * 4;
+                float4 v = make_float4(of[0], of[1], of[2], of[3]);
+                if constexpr (W::FP8) {
+                    const float2 of_x = load_shared2(scales + (first + chunk * 8 + lane % 4 * 2) * 4);
+                    v.x *= scale * of_x.x, v.y *= scale * of_x.y;
+                    v.z *= scale_below * of_x.x, v.w *= scale_below * of_x.y;
+                }
+                if (p.square)
+                    v = make_float4(relu_square(v.x), relu_square(v.y), relu_square(v.z), relu_square(v.w));
+                store_transposed(place_of(chunk * 8 + lane % 8, lane / 8), to_half2(v.x, v.y),
+                                 to_half2(v.z, v.w));
+            }
+            sync_warp();
+            const float4 eight = load_shared(place_of(row_of_lane, piece));
+            if (inside && at.x0 + first + row_of_lane < p.m) store(to + size_t(first) * p.n, eight);
+            sync_warp();
+        }
+        if constexpr (W::FP8) arrive(scales_empty);
+    }
+#endif
+}
+
+namespace {
+// x_rows: of a tile, one of SIZES.
+template <typename W, int GROUPS, int TN, int... SIZES>
+int launch_many_of(const ManyGemms& p, int x_rows, cudaStream_t stream) {
+    using Tile = ManyTile<W, GROUPS, TN>;
+    if (x_rows == TN) {
+        const auto kernel = gemm_many_kernel<W, GROUPS, TN>;
+        if (const cudaError_t error = allow_shared(kernel, Tile::SHARED)) return error;
+        const int blocks = multiprocessors();
+        return launch(kernel, p.tiles < blocks ? p.tiles : blocks, Tile::THREADS, Tile::SHARED, stream, p);
+    }
+    if constexpr (sizeof...(SIZES) > 0) return launch_many_of<W, GROUPS, SIZES...>(p, x_rows, stream);
+    return cudaErrorInvalidValue;
+}
+
+// p: with scales, if there are. k: numbers of two bytes.
+template <typename W>
+int launch_many(ManyGemms& p, const void* const* w, const void* const* x, void* const* y, int count, int m,
+                int n, int k, int square, const TileShape& shape, cudaStream_t stream) {
+    const int groups = shape.groups, rows = shape.x_rows, w_rows = groups * TILE_W_ROWS;
+    if (!on_hopper()) return cudaErrorNotSupported;
+    if (count < 1 || count > MAX_PARTS || m < 1 || n % TILE_W_ROWS || k % TILE_K || groups < 1 ||
+        groups > 4 || rows < 1 || rows > 256)
+        return cudaErrorInvalidValue;
+    p.m = m, p.n = n, p.steps = k / TILE_K, p.square = square;
+    p.x_tiles = (m + rows - 1) / rows, p.w_tiles = (n + w_rows - 1) / w_rows;
+    p.tiles = p.x_tiles * p.w_tiles * count;
+    for (int i = 0; i < count; i++) {
+        p.y[i] = static_cast<__half*>(y[i]);
+        const bool mapped =
+            W::TRANSPOSED ? map(&p.w[i], w[i], k, n, TILE_K, 1) : map(&p.w[i], w[i], n, k, w_rows, 1);
+        if (!mapped || !map(&p.x[i], x[i], m, k, rows, 1)) return cudaErrorNotSupported;
+    }
+    return groups == 1   ? launch_many_of<W, 1, 160, 192, 256>(p, rows, stream)
+           : groups == 2 ? launch_many_of<W, 2, 128, 160, 192, 256>(p, rows, stream)
+           : groups == 3 ? launch_many_of<W, 3, 160, 192, 256>(p, rows, stream)
+                         : launch_many_of<W, 4, 128, 160>(p, rows, stream);
+}
+}  // namespace

@@ -1,0 +1,125 @@
+"""GEMMs of hundreds of rows on Hopper against torch in fp64, at odd sizes, by every shape of tile."""
+
+from ctypes import byref
+
+import pytest
+import torch
+from cuda_gpu import ACTIVATIONS, DEVICE, needs_gpu, normal, off, poisoned
+
+from rwkv_batch.ops.cuda import gemms, tile
+from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, TileShape
+from rwkv_batch.ops.cuda.binding import Addend
+
+on_hopper = [*needs_gpu, pytest.mark.usefixtures("hopper")]
+SHAPES = [(64, 64), (192, 320), (768, 768), (2048, 512), (512, 2048), (3072, 768), (4096, 192)]
+TILES = [(groups, rows) for groups, sizes in tile.MANY_ROWS.items() for rows in sizes]
+
+
+@pytest.mark.parametrize("rows", [1, 257, 320, 700])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("activation", [IDENTITY, RELU_SQUARE])
+class TestMany:
+    pytestmark = on_hopper
+
+    def test_gemms(self, kernels, rows, n, k, transposed, activation):
+        count = 3 if n < 2048 else 1
+        ws = [normal(*((k, n) if transposed else (n, k)), std=k**-0.5) for _ in range(count)]
+        xs, ys = [normal(rows, k) for _ in range(count)], [poisoned(rows, n) for _ in range(count)]
+        kernels.gemm_tile(ws, xs, ys, activation, transposed, many=True)
+        for w, x, y in zip(ws, xs, ys, strict=True):
+            assert off(y, ACTIVATIONS[activation](x.double() @ (w if transposed else w.T).double())) < 1e-3
+
+
+class TestTiles:
+    """Every shape, with more tiles than multiprocessors, stages that are used again, and tiles in part."""
+
+    pytestmark = on_hopper
+
+    @pytest.mark.parametrize("shape", TILES)
+    @pytest.mark.parametrize("transposed", [False, True])
+    def test_shapes(self, kernels, monkeypatch, shape, transposed):
+        n, k, rows = 8256, 1472, 600
+        w, x, y = normal(*((k, n) if transposed else (n, k)), std=k**-0.5), normal(rows, k), poisoned(rows, n)
+        groups, x_rows = shape
+        monkeypatch.setattr(tile, "MANY_ROWS", {groups: (x_rows,)})
+        kernels.gemm_tile([w], [x], [y], RELU_SQUARE, transposed, many=True)
+        assert off(y, ACTIVATIONS[RELU_SQUARE](x.double() @ (w if transposed else w.T).double())) < 1e-3
+
+    @pytest.mark.parametrize("shape", TILES)
+    def test_shapes_of_fp8(self, kernels, monkeypatch, shape):
+        n, k, rows = 8256, 1408, 600
+        groups, x_rows = shape
+        monkeypatch.setattr(tile, "MANY_ROWS", {groups: (x_rows,)})
+        (w, of_w), (x, of_x) = fp8(n, k), fp8(rows, k)
+        y = poisoned(rows, n)
+        kernels.gemm_tile_fp8([w], [of_w], [x], [of_x], [y])
+        assert off(y, numbers(x, of_x) @ numbers(w, of_w).T) < 2e-3  # digits of the tensor cores' sums of fp8
+
+    def test_a_shape_that_there_is_not_is_refused(self, kernels):
+        w, x, y = normal(64, 64), normal(300, 64), poisoned(300, 64)
+        pointers = [gemms._pointers([tensor]) for tensor in (w, x, y)]
+        for shape in (TileShape(64, 1, 1), TileShape(160, 5, 1), TileShape(256, 4, 1)):
+            with pytest.raises(RuntimeError, match="rwkv_gemm_many"):
+                kernels._call("rwkv_gemm_many", *pointers, 1, 300, 64, 64, 0, 0, byref(shape))
+
+
+class TestRows:
+    pytestmark = on_hopper
+
+    @pytest.mark.parametrize("transposed", [False, True])
+    def test_a_row_is_the_same_alone_and_among_any_others(self, kernels, transposed):
+        n, k = 512, 2048
+        w, x = normal(*((k, n) if transposed else (n, k)), std=k**-0.5), normal(961, k)
+        together = poisoned(961, n)
+        kernels.gemm_tile([w], [x], [together], IDENTITY, transposed, many=True)
+        for rows in (1, 150, 257, 320, 512):
+            first = poisoned(rows, n)
+            kernels.gemm_tile([w], [x[:rows]], [first], IDENTITY, transposed, many=True)
+            assert torch.equal(first, together[:rows])
+
+
+class TestSequence:
+    pytestmark = on_hopper
+
+    def test_launches_that_overlap_wait_for_what_they_read(self, kernels):
+        """A hundred GEMMs, each of what a norm makes of the one before."""
+        width, rows = 512, 300
+        ws, weight, bias = normal(100, width, width, std=width**-0.5), torch.ones(width).half(), normal(width)
+        x, weight = torch.randn(rows, width, device=DEVICE), weight.to(DEVICE)
+        want, normed, y = x.double(), poisoned(rows, width), poisoned(rows, width)
+        kernels.norm(x, Addend(), weight, bias, normed)
+        for i, w in enumerate(ws):
+            kernels.gemm_tile([w], [normed], [y], IDENTITY, transposed=bool(i % 2), many=True)
+            kernels.norm(x, Addend(y=y), weight, bias, normed)
+        for i, w in enumerate(ws):
+            inputs = torch.nn.functional.layer_norm(want, (width,), weight.double(), bias.double())
+            want = want + inputs @ (w if i % 2 else w.T).double()
+        assert off(x, want) < 1e-2
+
+    def test_scales_are_those_of_their_tile(self, kernels):
+        """A GEMM of fp8 whose blocks have several tiles, each row with a scale of its own."""
+        n, k, rows = 16384, 128, 1000
+        w = torch.full((n, k), 0x38, device=DEVICE, dtype=torch.uint8)  # 1 in e4m3
+        of_w, of_x = (torch.rand(size, device=DEVICE) + 0.5 for size in (n, rows))
+        y = poisoned(rows, n)
+        kernels.gemm_tile_fp8([w], [of_w / k], [w[:rows]], [of_x], [y])
+        assert torch.allclose(y.double(), of_x.double()[:, None] * of_w.double(), rtol=1e-3)
+
+
+def fp8(rows: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random codes, and scales of rows."""
+    codes = (torch.randn(rows, k, device=DEVICE) * 90).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return codes.view(torch.uint8), (torch.rand(rows, device=DEVICE) + 0.5) / k**0.5 / 64
+
+
+def numbers(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    return codes.view(torch.float8_e4m3fn).double() * scales.double()[:, None]
+
+
+@pytest.mark.parametrize("m", [257, 300, 320, 512, 700, 960, 4096])
+@pytest.mark.parametrize("most_rows", [128, 256])
+def test_a_shape_is_one_that_there_is(m, most_rows):
+    for parts, n in ((3, 4096), (1, 4096), (1, 16384), (1, 64)):
+        shape = tile.many_shape(parts, n, m, most_rows)
+        assert shape.x_rows in tile.MANY_ROWS[shape.groups] and shape.x_rows <= most_rows

@@ -36,6 +36,24 @@ def poisoned(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
     return torch.full(shape, float("nan"), device=DEVICE, dtype=dtype)
 
 
+def check_tiles(
+    kernels: Kernels,
+    parts: int,
+    rows: int,
+    n: int,
+    k: int,
+    transposed: bool,
+    activation: int,
+    many: bool = False,
+) -> None:
+    """`gemm_tile` of so many random w and x in one launch, against torch in fp64."""
+    ws = [normal(*((k, n) if transposed else (n, k)), std=k**-0.5) for _ in range(parts)]
+    xs, ys = [normal(rows, k) for _ in range(parts)], [poisoned(rows, n) for _ in range(parts)]
+    kernels.gemm_tile(ws, xs, ys, activation, transposed, many)
+    for w, x, y in zip(ws, xs, ys, strict=True):
+        assert off(y, ACTIVATIONS[activation](x.double() @ (w if transposed else w.T).double())) < 1e-3
+
+
 class CodedRows(NamedTuple):
     """Codes `[N, M, K]` and scales `[N, M]`."""
 

@@ -4,7 +4,7 @@ from ctypes import byref
 
 import pytest
 import torch
-from cuda_gpu import ACTIVATIONS, DEVICE, needs_gpu, normal, off, poisoned
+from cuda_gpu import ACTIVATIONS, DEVICE, check_tiles, needs_gpu, normal, off, poisoned
 
 from rwkv_batch.ops.cuda import gemms, tile
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, TileShape
@@ -23,12 +23,7 @@ class TestMany:
     pytestmark = on_hopper
 
     def test_gemms(self, kernels, rows, n, k, transposed, activation):
-        count = 3 if n < 2048 else 1
-        ws = [normal(*((k, n) if transposed else (n, k)), std=k**-0.5) for _ in range(count)]
-        xs, ys = [normal(rows, k) for _ in range(count)], [poisoned(rows, n) for _ in range(count)]
-        kernels.gemm_tile(ws, xs, ys, activation, transposed, many=True)
-        for w, x, y in zip(ws, xs, ys, strict=True):
-            assert off(y, ACTIVATIONS[activation](x.double() @ (w if transposed else w.T).double())) < 1e-3
+        check_tiles(kernels, 3 if n < 2048 else 1, rows, n, k, transposed, activation, many=True)
 
 
 class TestTiles:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cuda_gpu import ACTIVATIONS, ROWS, needs_gpu, normal, off, poisoned
+from cuda_gpu import ROWS, check_tiles, needs_gpu, normal, off, poisoned
 
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE
 from rwkv_batch.ops.cuda.binding import Addend
@@ -20,12 +20,7 @@ class TestTiles:
     pytestmark = on_hopper
 
     def test_gemms(self, kernels, rows, n, k, transposed, activation):
-        count = 3 if n < 4096 else 1
-        ws = [normal(*((k, n) if transposed else (n, k)), std=k**-0.5) for _ in range(count)]
-        xs, ys = [normal(rows, k) for _ in range(count)], [poisoned(rows, n) for _ in range(count)]
-        kernels.gemm_tile(ws, xs, ys, activation, transposed)
-        for w, x, y in zip(ws, xs, ys, strict=True):
-            assert off(y, ACTIVATIONS[activation](x.double() @ (w if transposed else w.T).double())) < 1e-3
+        check_tiles(kernels, 3 if n < 4096 else 1, rows, n, k, transposed, activation)
 
 
 @pytest.mark.parametrize(("n", "k"), [(192, 320), (2048, 512), (512, 2048), (4096, 1024)])

@@ -33,9 +33,6 @@ enum CodeFormat {
     CODES_FP5 = 5
 };
 
-// How the codes lie that GEMMs of a Hopper read: see decode_tiles.cu.
-enum TileForm { DECODE_TILES8 = 0, DECODE_COLUMNS = 1, DECODE_TILES4 = 2 };
-
 // Whether a format has a scale of each output, in a tensor of its own.
 constexpr bool has_output_scales(int format) { return format != CODES_INT4 && format != CODES_NF4; }
 

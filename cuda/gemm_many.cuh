@@ -1,10 +1,12 @@
-// The kernel of gemm_many.cu and gemm_many_fp8.cu: a block on each multiprocessor goes through tiles, and
-// what the next one multiplies is on its way while the results of one are stored.
+// The kernel of gemm_many.cu, gemm_many_fp8.cu, gemm_many8.cu and gemm_many4.cu: a block on each
+// multiprocessor goes through tiles, and what the next one multiplies is on its way while the results of one
+// are stored.
 //
 // A tile has 64 rows of w for each of GROUPS warpgroups and TN rows of x. Every wgmma reads its rows of w and
 // all rows of x from shared memory, which takes nearly as long as the products; so tiles are large, and one
 // instruction multiplies all rows of x if registers allow. Tiles of the same rows of w follow each other, so
-// w comes from memory once.
+// w comes from memory once, or with thousands of rows of x, which the L2 cache does not hold, once for each
+// BAND tiles of these.
 //
 // Of the last warpgroup a thread brings stages of both sides by the TMA, and a warp scales of rows of x. Its
 // registers go to the others.
@@ -14,19 +16,24 @@
 struct ManyGemms {
     CUtensorMap w[MAX_PARTS], x[MAX_PARTS];
     __half* y[MAX_PARTS];
-    const float *scales[MAX_PARTS], *x_scales[MAX_PARTS];  // of rows of w and of x, if these are fp8
+    const uint8_t* codes[MAX_PARTS];                       // in place of the map of w, if it lies in tiles
+    const float *scales[MAX_PARTS], *x_scales[MAX_PARTS];  // of rows of w and of x, if these have them
     int m, n;
     int steps;                    // of TILE_K along k: stages
     int x_tiles, w_tiles, tiles;  // the last: of all GEMMs
     int square;
 };
 
+constexpr int BAND = 8;  // tiles of x, among which all rows of w come by before the next ones
+
 // A block's sizes. W: how w lies in memory (gemm_tile_layout.cuh).
 template <typename W, int GROUPS, int TN>
 struct ManyTile {
+    // Codes are read by every thread, other rows of w and x for all threads of a warpgroup.
+    static constexpr int READERS = W::CODES ? GROUP_THREADS : 1;
     static constexpr int WARPS = GROUPS * 4, THREADS = (GROUPS + 1) * GROUP_THREADS;
-    static constexpr int W_BYTES = GROUPS * TILE_W_ROWS * STRIP_BYTES,
-                         STAGE_BYTES = W_BYTES + TN * STRIP_BYTES;
+    static constexpr int W_BYTES = GROUPS * W::TILE_BYTES, W_ROOM = (W_BYTES + 1023) / 1024 * 1024,
+                         STAGE_BYTES = W_ROOM + TN * STRIP_BYTES;
     static constexpr int STORED_ROWS = 16,
                          STORED_BYTES = STORED_ROWS * 16 * 2;  // of x, that a warp stores at once
     // One warpgroup leaves room for the block of a small kernel before or after it, which registers of more
@@ -37,6 +44,8 @@ struct ManyTile {
     static constexpr int REGISTERS = GROUPS > 3 ? 112 : GROUPS > 2 ? 160 : 240, BRINGING_REGISTERS = 24;
     // Rows of x of an instruction: no more than the registers of the launch have room for.
     static constexpr int AT_ONCE = (GROUPS > 3 && TN > 128) || (GROUPS > 2 && TN > 192) ? TN / 2 : TN;
+    // Sixteens along k of which codes are operands together, likewise.
+    static constexpr int SIXTEENS = GROUPS > 3 || (GROUPS > 2 && TN > 192) ? 1 : TILE_K / 16;
     static_assert(2 * STAGES + 2 <= BARRIERS);
 };
 
@@ -54,7 +63,8 @@ __global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
                    scales = full + Tile::BARRIERS * 8;
     const int group = threadIdx.x / GROUP_THREADS, warp = threadIdx.x / WARP % 4, lane = threadIdx.x % WARP;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++) barrier_init(full + i * 8, 1), barrier_init(empty + i * 8, GROUPS);
+        for (int i = 0; i < STAGES; i++)
+            barrier_init(full + i * 8, 1), barrier_init(empty + i * 8, GROUPS * Tile::READERS);
         barrier_init(scales_full, WARP), barrier_init(scales_empty, GROUPS * GROUP_THREADS);
         barriers_ready();
     }
@@ -63,8 +73,10 @@ __global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
         int x0, w0, part;
     };
     const auto place = [&](int tile) {
-        const int rest = tile / p.x_tiles;
-        return Place{tile % p.x_tiles * TN, rest % p.w_tiles * GROUPS * TILE_W_ROWS, rest / p.w_tiles};
+        const int part = tile / (p.x_tiles * p.w_tiles), of_part = tile % (p.x_tiles * p.w_tiles),
+                  before = of_part / (BAND * p.w_tiles) * BAND, width = min(BAND, p.x_tiles - before),
+                  rest = of_part - before * p.w_tiles;
+        return Place{(before + rest % width) * TN, rest / width * GROUPS * TILE_W_ROWS, part};
     };
 
     if (group == GROUPS) {
@@ -72,8 +84,21 @@ __global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
         if (warp == 0 && elect()) {
             const auto load_w = [&](Place at, int step, int stage) {
                 const uint32_t to = ring + stage * Tile::STAGE_BYTES, barrier = full + stage * 8;
-                arrive_and_expect(barrier, Tile::STAGE_BYTES);
-                if constexpr (W::TRANSPOSED) {
+                arrive_and_expect(barrier, Tile::W_BYTES + TN * STRIP_BYTES);
+                if constexpr (W::TILES) {
+#pragma unroll
+                    for (int g = 0; g < GROUPS; g++) {
+                        const int row = min(at.w0 / TILE_W_ROWS + g, p.n / TILE_W_ROWS - 1);
+                        load_bytes(to + g * W::TILE_BYTES,
+                                   p.codes[at.part] + (size_t(row) * p.steps + step) * W::TILE_BYTES,
+                                   W::TILE_BYTES, barrier, READ_ONCE);
+                    }
+                } else if constexpr (W::CODES) {
+#pragma unroll
+                    for (int g = 0; g < GROUPS; g++)
+                        load_box_of_rows(to + g * W::TILE_BYTES, &p.w[at.part], at.w0 + g * TILE_W_ROWS,
+                                         step * TILE_K, barrier, READ_ONCE);
+                } else if constexpr (W::TRANSPOSED) {
 #pragma unroll
                     for (int g = 0; g < GROUPS; g++)
                         load_box(to + g * TILE_W_ROWS * STRIP_BYTES, &p.w[at.part], step * TILE_K,
@@ -83,7 +108,7 @@ __global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
                 }
             };
             const auto load_x = [&](Place at, int step, int stage) {
-                load_box(ring + stage * Tile::STAGE_BYTES + Tile::W_BYTES, &p.x[at.part], at.x0, step,
+                load_box(ring + stage * Tile::STAGE_BYTES + Tile::W_ROOM, &p.x[at.part], at.x0, step,
                          full + stage * 8, READ_AGAIN);
             };
             const Place first = place(blockIdx.x);
@@ -128,34 +153,64 @@ __global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
         const int column = at.w0 + group * TILE_W_ROWS + warp * 16;  // the first of the warp
         const bool inside = column < p.n;
         float scale = 1.f, scale_below = 1.f;  // of this thread's two rows of w
-        if (W::FP8 && inside) {
+        if (W::SCALED && inside) {
             const float* const from = p.scales[at.part] + column + lane / 4;
             scale = from[0], scale_below = from[8];
         }
         float acc[TN / 2];
         clear(acc);
-        int before = 0;
-#pragma unroll 1
-        for (int i = 0; i < p.steps; i++) {
-            const uint32_t w = ring + stage * Tile::STAGE_BYTES,
-                           a = operand(w + group * TILE_W_ROWS * STRIP_BYTES), b = operand(w + Tile::W_BYTES);
-            barrier_wait(full + stage * 8, phase);
-            wgmma_begin();
-#pragma unroll
-            for (int k = 0; k < TILE_K / 16; k++)
-#pragma unroll
-                for (int first = 0; first < TN; first += Tile::AT_ONCE)
-                    wgmma_at_once<Tile::AT_ONCE, W::FP8, W::TRANSPOSED>(
-                        acc + first / 2, a + k * 16 * (W::TRANSPOSED ? TILE_W_ROWS * 2 : 2) / 16,
-                        b + (first * STRIP_BYTES + k * 16 * 2) / 16);
-            wgmma_commit();
-            wgmma_wait<1>();
-            if (i > 0 && signals) arrive(empty + before * 8);
-            before = stage;
+        const auto next = [&] {
             if (++stage == STAGES) stage = 0, phase ^= 1;
+        };
+        if constexpr (W::CODES) {
+            // Products are waited for: other warpgroups multiply while codes become operands.
+            const uint32_t bits = W::bits();
+#pragma unroll 1
+            for (int i = 0; i < p.steps; i++, next()) {
+                const uint32_t w = ring + stage * Tile::STAGE_BYTES, b = operand(w + Tile::W_ROOM);
+                barrier_wait(full + stage * 8, phase);
+#pragma unroll
+                for (int first = 0; first < TILE_K / 16; first += Tile::SIXTEENS) {
+                    uint32_t a[Tile::SIXTEENS][4];
+                    W::template operands<1>(w + group * W::TILE_BYTES, first, warp, lane, bits, a);
+#pragma unroll
+                    for (int k = 0; k < Tile::SIXTEENS; k++) ready(a[k]);
+                    wgmma_begin();
+#pragma unroll
+                    for (int k = 0; k < Tile::SIXTEENS; k++)
+#pragma unroll
+                        for (int row = 0; row < TN; row += Tile::AT_ONCE)
+                            wgmma_of_registers_at_once<Tile::AT_ONCE>(
+                                acc + row / 2, a[k], b + (row * STRIP_BYTES + (first + k) * 16 * 2) / 16);
+                    wgmma_commit();
+                    wgmma_wait<0>();
+                }
+                // Not before the products, which wait for what was read: an arrival does not.
+                arrive(empty + stage * 8);
+            }
+        } else {
+            int before = 0;
+#pragma unroll 1
+            for (int i = 0; i < p.steps; i++, next()) {
+                const uint32_t w = ring + stage * Tile::STAGE_BYTES, a = operand(w + group * W::TILE_BYTES),
+                               b = operand(w + Tile::W_ROOM);
+                barrier_wait(full + stage * 8, phase);
+                wgmma_begin();
+#pragma unroll
+                for (int k = 0; k < TILE_K / 16; k++)
+#pragma unroll
+                    for (int first = 0; first < TN; first += Tile::AT_ONCE)
+                        wgmma_at_once<Tile::AT_ONCE, W::FP8, W::TRANSPOSED>(
+                            acc + first / 2, a + k * 16 * (W::TRANSPOSED ? TILE_W_ROWS * 2 : 2) / 16,
+                            b + (first * STRIP_BYTES + k * 16 * 2) / 16);
+                wgmma_commit();
+                wgmma_wait<1>();
+                if (i > 0 && signals) arrive(empty + before * 8);
+                before = stage;
+            }
+            wgmma_wait<0>();
+            if (signals) arrive(empty + before * 8);
         }
-        wgmma_wait<0>();
-        if (signals) arrive(empty + before * 8);
 
         if constexpr (W::FP8) barrier_wait(scales_full, scales_phase);
         const int row_of_lane = lane / 2, piece = lane % 2;
@@ -174,6 +229,8 @@ __global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
                     const float2 of_x = load_shared2(scales + (first + chunk * 8 + lane % 4 * 2) * 4);
                     v.x *= scale * of_x.x, v.y *= scale * of_x.y;
                     v.z *= scale_below * of_x.x, v.w *= scale_below * of_x.y;
+                } else if constexpr (W::SCALED) {
+                    v.x *= scale, v.y *= scale, v.z *= scale_below, v.w *= scale_below;
                 }
                 if (p.square)
                     v = make_float4(relu_square(v.x), relu_square(v.y), relu_square(v.z), relu_square(v.w));
@@ -205,7 +262,7 @@ int launch_many_of(const ManyGemms& p, int x_rows, cudaStream_t stream) {
     return cudaErrorInvalidValue;
 }
 
-// p: with scales, if there are. k: numbers of two bytes.
+// p: with scales, if there are, and with maps of w, if it is codes by columns. k: numbers of two bytes.
 template <typename W>
 int launch_many(ManyGemms& p, const void* const* w, const void* const* x, void* const* y, int count, int m,
                 int n, int k, int square, const TileShape& shape, cudaStream_t stream) {
@@ -219,8 +276,10 @@ int launch_many(ManyGemms& p, const void* const* w, const void* const* x, void* 
     p.tiles = p.x_tiles * p.w_tiles * count;
     for (int i = 0; i < count; i++) {
         p.y[i] = static_cast<__half*>(y[i]);
-        const bool mapped =
-            W::TRANSPOSED ? map(&p.w[i], w[i], k, n, TILE_K, 1) : map(&p.w[i], w[i], n, k, w_rows, 1);
+        const bool mapped = W::CODES        ? true
+                            : W::TRANSPOSED ? map(&p.w[i], w[i], k, n, TILE_K, 1)
+                                            : map(&p.w[i], w[i], n, k, w_rows, 1);
+        p.codes[i] = static_cast<const uint8_t*>(w[i]);
         if (!mapped || !map(&p.x[i], x[i], m, k, rows, 1)) return cudaErrorNotSupported;
     }
     return groups == 1   ? launch_many_of<W, 1, 160, 192, 256>(p, rows, stream)

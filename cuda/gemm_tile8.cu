@@ -24,33 +24,8 @@
 // however many. In tiles of 8 and 16 two warpgroups share each stage, so that K has twice the parts.
 #include <algorithm>
 
+#include "gemm_tile_int8.cuh"
 #include "gemm_tile_launch.cuh"
-#include "int8_codes.cuh"
-#include "int8_tile.cuh"
-
-// The operands of a warpgroup's thread are of a tile's rows `row` and 8 below, as pairs of fp16 of the low or
-// the high bytes of a word. bits: what those of int8 are put among.
-struct Int8Codes : Codes {
-    static constexpr bool TILES = true;
-    static __device__ __forceinline__ uint32_t bits() { return code_bits(); }
-
-    // Of the STRIPS strips of a stage those from `first` on that `a` has room for.
-    template <int, int STEPS>
-    static __device__ __forceinline__ void operands(uint32_t stage, int first, int warp, int lane,
-                                                    uint32_t bits, uint32_t (&a)[STEPS][4]) {
-#if HOPPER
-        const uint32_t from = stage + first * TILE_BYTES + Int8Tile::place(warp, lane / 4, lane % 4);
-#pragma unroll
-        for (int k = 0; k < STEPS; k++) {
-            const uint2 words = hopper::load_shared_two(from + k * Int8Tile::SIXTEEN_BYTES);
-            a[k][0] = halves_of_codes<LOW_BYTES>(words.x, bits);
-            a[k][1] = halves_of_codes<LOW_BYTES>(words.y, bits);
-            a[k][2] = halves_of_codes<HIGH_BYTES>(words.x, bits);
-            a[k][3] = halves_of_codes<HIGH_BYTES>(words.y, bits);
-        }
-#endif
-    }
-};
 
 // In the TMA's swizzle the sixteens of a row change places with the rows.
 struct Fp8Codes : Codes {
@@ -60,7 +35,7 @@ struct Fp8Codes : Codes {
 #if HOPPER
         constexpr int BOX = STRIPS < 2 ? 1 : 2;  // strips side by side
         const int row = warp * 16 + lane / 4, q = lane % 4;
-        const uint32_t from = stage + first * TILE_BYTES + row * BOX * TILE_K;
+        const uint32_t from = stage + first * (TILE_BYTES / (TILE_K / 16)) + row * BOX * TILE_K;
         const int turn = BOX == 2 ? row % 8 : row / 2 % 4;
 #pragma unroll
         for (int strip = 0; strip < STEPS * 16 / TILE_K; strip++) {
@@ -86,32 +61,6 @@ struct Fp8Codes : Codes {
     }
 };
 
-// A stage is a box of its strips' rows along k and 64 columns, of which a warp has 16.
-struct Int8Columns : Codes {
-    static constexpr bool TRANSPOSED = true;
-    static __device__ __forceinline__ uint32_t bits() { return code_bits(); }
-
-    template <int STRIPS, int STEPS>
-    static __device__ __forceinline__ void operands(uint32_t stage, int first, int warp, int lane,
-                                                    uint32_t bits, uint32_t (&a)[STEPS][4]) {
-#if HOPPER
-        constexpr int ROW_BYTES = TILE_W_ROWS;
-        // In the TMA's swizzle of 64 bytes the sixteens of a row change places with every second row.
-        const uint32_t from = stage + (first * TILE_K + lane) * ROW_BYTES + (warp ^ lane / 2 % 4) * 16;
-#pragma unroll
-        for (int k = 0; k < STEPS; k += 2) {
-            uint32_t words[4];  // of eight numbers along k each
-            load_transposed(words, from + k * 16 * ROW_BYTES);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                a[k + i / 2][i % 2 * 2] = halves_of_codes<EVEN_BYTES>(words[i], bits);
-                a[k + i / 2][i % 2 * 2 + 1] = halves_of_codes<ODD_BYTES>(words[i], bits);
-            }
-        }
-#endif
-    }
-};
-
 namespace {
 // A matrix of fp8 with `columns` codes side by side, and the box of 64 rows that one copy brings, in a
 // swizzle as wide as that.
@@ -120,12 +69,6 @@ bool map_codes(CUtensorMap* out, const void* matrix, int rows, int columns, int 
     const cuuint32_t box[2] = {cuuint32_t(box_strips * TILE_K), TILE_W_ROWS};
     return box_strips == 2 ? make_tensor_map<2, 1, 128>(out, matrix, size, stride, box)
                            : make_tensor_map<2, 1, 64>(out, matrix, size, stride, box);
-}
-
-// The same with all rows along k of a stage and 64 columns in a box.
-bool map_columns(CUtensorMap* out, const void* matrix, int rows, int columns, int strips) {
-    return make_tensor_map<2, 1, 64>(out, matrix, {cuuint64_t(columns), cuuint64_t(rows)},
-                                     {cuuint64_t(columns)}, {TILE_W_ROWS, cuuint32_t(strips * TILE_K)});
 }
 }  // namespace
 

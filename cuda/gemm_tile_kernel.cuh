@@ -192,7 +192,7 @@ __device__ __forceinline__ void tile_gemms(const TileGemms& p, int part) {
             barrier_wait(w_full + w_at * 8, w_phase);
             uint32_t a[OWN_STRIPS * TILE_K / 16][4];
             W::template operands<STRIPS>(w_ring + w_at * w_bytes + (TWO_GROUPS ? group * W_GROUP_BYTES : 0),
-                                         own_strip, warp, lane, bits, a);
+                                         own_strip * TILE_K / 16, warp, lane, bits, a);
             barrier_wait(x_full + x_at * 8, x_phase);
             if constexpr (FEW) {
                 multiply_few<TN, OWN_STRIPS>(acc, a, x + own_strip * TN * STRIP_BYTES, lane);

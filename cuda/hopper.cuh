@@ -275,6 +275,7 @@ DEVICE void wgmma_fp8(float* c, uint32_t a, uint32_t b) {
 // The same by one instruction: each reads a anew.
 template <int N, bool FP8, int TRANSPOSED>
 DEVICE void wgmma_at_once(float* c, uint32_t a, uint32_t b) {
+    static_assert(N == 80 || N == 128 || N == 160 || N == 192 || N == 256);
     if constexpr (N == 80 && FP8) wgmma_fp8_80(c, a, b);
     if constexpr (N == 80 && !FP8) wgmma80<TRANSPOSED>(c, a, b);
     if constexpr (N == 128 && FP8) wgmma_fp8_128(c, a, b);
@@ -299,7 +300,22 @@ DEVICE void wgmma_at_once(float* c, uint32_t a, uint32_t b) {
 WGMMA_OF_REGISTERS(16, TO8, 8, 9, 10, 11, 12, OUT4(0), OUT4(4))
 WGMMA_OF_REGISTERS(32, TO16, 16, 17, 18, 19, 20, OUT16(0))
 WGMMA_OF_REGISTERS(64, TO32, 32, 33, 34, 35, 36, OUT16(0), OUT16(16))
-WGMMA_OF_REGISTERS(128, TO64, 64, 65, 66, 67, 68, OUT16(0), OUT16(16), OUT16(32), OUT16(48))
+WGMMA_OF_REGISTERS(80, TO40, 40, 41, 42, 43, 44, OUT16(0), OUT16(16), OUT4(32), OUT4(36))
+WGMMA_OF_REGISTERS(128, TO64, 64, 65, 66, 67, 68, OUT64)
+WGMMA_OF_REGISTERS(160, TO80, 80, 81, 82, 83, 84, OUT64, OUT16(64))
+WGMMA_OF_REGISTERS(192, TO96, 96, 97, 98, 99, 100, OUT64, OUT16(64), OUT16(80))
+WGMMA_OF_REGISTERS(256, TO128, 128, 129, 130, 131, 132, OUT64, OUT16(64), OUT16(80), OUT16(96), OUT16(112))
+
+// The same by one instruction.
+template <int N>
+DEVICE void wgmma_of_registers_at_once(float* c, const uint32_t (&a)[4], uint32_t b) {
+    static_assert(N == 80 || N == 128 || N == 160 || N == 192 || N == 256);
+    if constexpr (N == 80) wgmma_of_registers80(c, a, b);
+    if constexpr (N == 128) wgmma_of_registers128(c, a, b);
+    if constexpr (N == 160) wgmma_of_registers160(c, a, b);
+    if constexpr (N == 192) wgmma_of_registers192(c, a, b);
+    if constexpr (N == 256) wgmma_of_registers256(c, a, b);
+}
 
 // What is in the registers stays in front of `wgmma_begin`, where the compiler might compute it later.
 DEVICE void ready(uint32_t (&a)[4]) {

@@ -39,6 +39,16 @@ int rwkv_gemm_tile_fp8(const void* const*, const void* const*, const void* const
     return cudaErrorNotSupported;
 }
 
+int rwkv_gemm_many8(const void* const*, const void* const*, const void* const*, void* const*, int, int, int,
+                    int, int, int, const TileShape*, cudaStream_t) {
+    return cudaErrorNotSupported;
+}
+
+int rwkv_gemm_many4(const void* const*, const void* const*, void* const*, int, int, int, int, int,
+                    const TileShape*, cudaStream_t) {
+    return cudaErrorNotSupported;
+}
+
 int rwkv_gemm_many_fp8(const void* const*, const void* const*, const void* const*, const void* const*,
                        void* const*, int, int, int, int, int, const TileShape*, cudaStream_t) {
     return cudaErrorNotSupported;

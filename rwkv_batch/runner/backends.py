@@ -14,7 +14,6 @@ from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.cuda.gemms import SPARSE_ROWS
 from rwkv_batch.ops.device import DeviceError
 from rwkv_batch.ops.low_rank import MOST_RANK
-from rwkv_batch.ops.weights.channels import Fp8Weight
 from rwkv_batch.runner.cuda_runner import CudaRunner
 from rwkv_batch.runner.protocol import AdapterRoom, Runner
 from rwkv_batch.runner.torch_runner import TorchRunner
@@ -85,12 +84,11 @@ def _create_cuda_runner(
             "fp16 (docs/weights.md).",
             checkpoint.weights,
         )
-    elif checkpoint.packed and (checkpoint.weights != Fp8Weight.format or config.batch_invariant):
+    elif checkpoint.packed and config.batch_invariant:
         log.warning(
-            "--weights %s is faster than fp16 on this GPU up to about %d rows, and slower beyond "
-            "(docs/weights.md).",
+            "--weights %s with --batch-invariant is faster than fp16 on this GPU up to about 90 rows, and "
+            "slower beyond (docs/weights.md).",
             checkpoint.weights,
-            90 if config.batch_invariant else 120,
         )
     room, few = _room(config), config.max_rows is not None and config.max_rows <= SPARSE_ROWS[-1]
     return CudaRunner(

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from rwkv_batch.model.cuda.packed.blocks import BlockMatrix, in_blocks
-from rwkv_batch.model.cuda.packed.coded import decoded_room
+from rwkv_batch.model.cuda.packed.blocks import BlockMatrix, decoded_room, in_blocks
 from rwkv_batch.ops.weights.channels import ChannelWeight, Fp5Weight, Fp6Weight, Fp8Weight, Int8Weight
 from rwkv_batch.ops.weights.groups import NF4, WHOLE_PAIRS, GroupWeight, Int4Weight, Nf4Weight, pairs_of
 from rwkv_batch.ops.weights.weight import Weight

@@ -11,7 +11,7 @@ from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.cuda.codes.block_gemm import CODES, DECODED
 from rwkv_batch.model.cuda.gemms.autotune import likely
 from rwkv_batch.model.cuda.gemms.gemm import METHODS, WHOLE, Gemms
-from rwkv_batch.model.cuda.packed import coded
+from rwkv_batch.model.cuda.packed import blocks
 from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
 from rwkv_batch.model.cuda.packed.packing import in_tiles
 from rwkv_batch.model.cuda.packed.weights import CudaWeights, pack_weights
@@ -48,7 +48,7 @@ class TestMethods:
     @pytest.mark.parametrize("rows", [1, 7, 70])
     def test_products(self, kernels, kind, method, rows, monkeypatch):
         """Where a matrix is decoded, by parts."""
-        monkeypatch.setattr(coded, "DECODED_BYTES", 2 * 64 * 4 * WIDTH)
+        monkeypatch.setattr(blocks, "DECODED_BYTES", 2 * 64 * 4 * WIDTH)
         checkpoint, weights = packed(kind)
         gemms, layer = Gemms(kernels, weights, None), weights.layers[1]
         b = Buffers(weights.buffer_shape, rows, {})
@@ -134,7 +134,7 @@ class TestChoice:
             return only.nbytes
 
         assert room() == 2 * 4 * WIDTH * WIDTH  # the channel mix's
-        monkeypatch.setattr(coded, "DECODED_BYTES", 2 * WIDTH * WIDTH)
+        monkeypatch.setattr(blocks, "DECODED_BYTES", 2 * WIDTH * WIDTH)
         assert room() == 2 * 64 * 4 * WIDTH  # of which at least 64 outputs fit
         assert launches == [2 * 6, 2 * (4 + 2 + 2)]  # four matrices, key and value
         plain = pack_weights(tiny(**SHAPE), torch.device("cpu"), ANY_GPU)

@@ -16,7 +16,7 @@ from rwkv_batch.model.adapters.parts import Scaling
 from rwkv_batch.model.adapters.reader import read
 from rwkv_batch.model.checkpoint import Checkpoint, from_tensors
 from rwkv_batch.model.cuda.codes.block_gemm import CODES, DECODED
-from rwkv_batch.model.cuda.packed import coded, packing
+from rwkv_batch.model.cuda.packed import blocks, packing
 from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.model.quantization.quantize import quantize
@@ -82,7 +82,7 @@ def test_logits_are_those_of_the_numbers(shape, kind, head):
 def test_every_method(kind, method, monkeypatch):
     """Where a matrix is decoded, by parts."""
     method = "codes32" if CODES.get(method, 0) > most_warp_rows(kind) else method
-    monkeypatch.setattr(coded, "DECODED_BYTES", 1 << 17)
+    monkeypatch.setattr(blocks, "DECODED_BYTES", 1 << 17)
     model, truth = models(kind, True)
     every = {f"{of} {size}": method for of in ("in", "out", "key", "value", "head") for size in range(1, 321)}
     model.autotuner.chosen |= every

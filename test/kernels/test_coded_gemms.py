@@ -63,19 +63,27 @@ class TestCodes:
         assert usable({"value 8": "sparse", "value 3": "sparse"}, found) == {"value 8": "sparse"}
 
     @pytest.mark.parametrize("kind", ["int8", "int4", "int4-128"])
-    def test_matrices_become_fp16_for_many_rows_where_that_is_faster(self, kind):
-        """And always for so many that nothing is timed."""
+    def test_many_rows_have_a_kernel_of_their_own(self, kind):
+        """Which always runs for so many that nothing is timed."""
         found = self.packed(kind)
         for of in ("in", "out", "key", "value"):
-            assert found.candidates(of, 255) == ("coded",)
-            assert found.candidates(of, 256) == found.candidates(of, 5000) == ("coded", "decoded")
-            assert found.untimed(of) == "decoded"
+            assert found.candidates(of, 96) == ("coded",)
+            assert found.candidates(of, 97) == found.candidates(of, 5000) == ("coded", "many")
+            assert found.untimed(of) == "many"
 
     def test_of_a_model_in_fp8_only_a_head_in_int8_does(self):
         weights = pack_weights(quantize(tiny(width=WIDTH, vocab=300), "fp8", True), CPU)
         found = Gemms(Coded(), weights, None)
-        assert "decoded" not in found.candidates("key", 1000)
-        assert found.candidates("head", 1000) == ("coded", "decoded") and found.untimed("head") == "decoded"
+        assert "many" not in found.candidates("key", 1000)
+        assert found.candidates("head", 1000) == ("coded", "many")
+        assert found.untimed("head") == "many"
+
+    def test_so_many_rows_in_fp8_that_nothing_is_timed_run_by_cublaslt(self):
+        """Which takes numbers of rows that are multiples of four alone."""
+        weights = pack_weights(quantize(tiny(width=2 * WIDTH, vocab=300), "fp8"), CPU)
+        found = Gemms(Coded(), weights, SimpleNamespace(algorithm_count=lambda shape: 1))
+        assert found.candidates("key", 97)[-1] == "fp8/128" and found.candidates("key", 96)[-1] == "fp8lt0"
+        assert found.untimed("key") == "fp8lt0"
 
     @pytest.mark.parametrize("kind", ["fp8", "int4"])
     def test_others_read_all_units(self, kind):

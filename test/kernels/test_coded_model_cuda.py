@@ -12,7 +12,6 @@ from rwkv_batch.model.adapters.parts import Scaling
 from rwkv_batch.model.adapters.reader import read
 from rwkv_batch.model.checkpoint import Checkpoint, from_tensors
 from rwkv_batch.model.cuda import rwkv7
-from rwkv_batch.model.cuda.packed import coded
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.model.cuda.steps.graphs import decode_sizes, prefill_sizes
 from rwkv_batch.model.quantization.quantize import quantize
@@ -111,14 +110,13 @@ def test_partial_sums_that_norms_add_up(kind, rows):
 
 @pytest.mark.parametrize("kind", ["int8", "int4", "int4-128"])
 @pytest.mark.parametrize("few_rows", [False, True])
-def test_many_rows_by_matrices_that_become_fp16(kind, few_rows, monkeypatch):
-    """In parts, as there is room for a quarter of the largest."""
-    monkeypatch.setattr(coded, "DECODED_BYTES", 2 * 192 * 192)
+def test_many_rows(kind, few_rows):
+    """By the kernels for hundreds of rows, of prompts and decode steps."""
     packed = quantize(weights({"layers": 3, "width": 192, "vocab": 500}), kind, True)
     model, truth = RWKV7Cuda(packed, "cuda", few_rows=few_rows), RWKV7(unpacked(packed), "cuda")
     kinds = ("in", "out", "key", "value", "head")
-    model.autotuner.chosen |= {f"{of} {tokens}": "decoded" for of in kinds for tokens in (260, 300)}
-    assert model.methods(300)["key"] == "decoded"
+    model.autotuner.chosen |= {f"{of} {tokens}": "many" for of in kinds for tokens in (260, 300)}
+    assert model.methods(300)["key"] == model.methods(300)["value"] == "many"
     states, wanted = model.new_states(260), truth.new_states(260)
     for lengths, slots in [([100, 200], [3, 5]), ([1] * 260, range(260)), ([1] * 260, range(260))]:
         tokens = torch.randint(1, 500, (sum(lengths),))

@@ -5,9 +5,8 @@ import torch
 from coded import KINDS, matrix, numbers, random_weight
 from cuda_gpu import DEVICE, needs_gpu, poisoned
 
-from rwkv_batch.model.cuda.packed import coded
-from rwkv_batch.model.cuda.packed.blocks import in_blocks
-from rwkv_batch.model.cuda.packed.coded import decoded_room
+from rwkv_batch.model.cuda.packed import blocks
+from rwkv_batch.model.cuda.packed.blocks import decoded_room, in_blocks
 from rwkv_batch.ops.cuda.binding import Kernels
 from rwkv_batch.ops.cuda.codes.kernels import CodeKernels
 from rwkv_batch.ops.weights.bits import unpack_codes
@@ -39,7 +38,7 @@ class TestOnAGpu:
 
     def test_some_outputs_of_a_larger_matrix(self, codes, kind, monkeypatch):
         """As many as there is room for, with zeros behind the last."""
-        monkeypatch.setattr(coded, "DECODED_BYTES", 2 * 128 * 320)
+        monkeypatch.setattr(blocks, "DECODED_BYTES", 2 * 128 * 320)
         weight = random_weight(kind, 300, 320)
         w = in_blocks(weight, decoded_room([weight], torch.device(DEVICE)))
         wanted = torch.zeros(320, 320).half()

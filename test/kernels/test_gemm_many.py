@@ -5,6 +5,7 @@ from ctypes import byref
 import pytest
 import torch
 from cuda_gpu import ACTIVATIONS, DEVICE, check_tiles, needs_gpu, normal, off, poisoned
+from quantized_tiles import quantized4, quantized8
 
 from rwkv_batch.ops.cuda import gemms, tile
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, TileShape
@@ -12,6 +13,7 @@ from rwkv_batch.ops.cuda.binding import Addend
 
 on_hopper = [*needs_gpu, pytest.mark.usefixtures("hopper")]
 SHAPES = [(64, 64), (192, 320), (768, 768), (2048, 512), (512, 2048), (3072, 768), (4096, 192)]
+CODES = ["int8", "columns", "int4"]  # the second is int8 too
 TILES = [(groups, rows) for groups, sizes in tile.MANY_ROWS.items() for rows in sizes]
 
 
@@ -24,6 +26,17 @@ class TestMany:
 
     def test_gemms(self, kernels, rows, n, k, transposed, activation):
         check_tiles(kernels, 3 if n < 2048 else 1, rows, n, k, transposed, activation, many=True)
+
+
+@pytest.mark.parametrize("rows", [1, 257, 700])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+@pytest.mark.parametrize("kind", CODES)
+@pytest.mark.parametrize("activation", [IDENTITY, RELU_SQUARE])
+class TestCodes:
+    pytestmark = on_hopper
+
+    def test_gemms(self, kernels, rows, n, k, kind, activation):
+        check_codes(kernels, 3 if n < 2048 else 1, rows, n, k, kind, activation)
 
 
 class TestTiles:
@@ -50,6 +63,20 @@ class TestTiles:
         y = poisoned(rows, n)
         kernels.gemm_tile_fp8([w], [of_w], [x], [of_x], [y])
         assert off(y, numbers(x, of_x) @ numbers(w, of_w).T) < 2e-3  # digits of the tensor cores' sums of fp8
+
+    @pytest.mark.parametrize("shape", TILES)
+    @pytest.mark.parametrize("kind", CODES)
+    def test_shapes_of_codes(self, kernels, monkeypatch, shape, kind):
+        groups, x_rows = shape
+        monkeypatch.setattr(tile, "MANY_ROWS", {groups: (x_rows,)})
+        check_codes(kernels, 1, 600, 8256, 1472, kind, RELU_SQUARE)
+
+    @pytest.mark.parametrize("shape", TILES)
+    def test_thousands_of_rows(self, kernels, monkeypatch, shape):
+        """So many that all rows of w come by more than once, with some of the rows of x each time."""
+        groups, x_rows = shape
+        monkeypatch.setattr(tile, "MANY_ROWS", {groups: (x_rows,)})
+        check_tiles(kernels, 3, 2500, 832, 192, False, IDENTITY, many=True)
 
     def test_a_shape_that_there_is_not_is_refused(self, kernels):
         w, x, y = normal(64, 64), normal(300, 64), poisoned(300, 64)
@@ -102,6 +129,24 @@ class TestSequence:
         assert torch.allclose(y.double(), of_x.double()[:, None] * of_w.double(), rtol=1e-3)
 
 
+def check_codes(kernels, count: int, rows: int, n: int, k: int, kind: str, activation: int) -> None:
+    """`gemm_many_codes` of so many random w and x in one launch, against torch in fp64."""
+    ws, scales, wanted = zip(*(codes(n, k, kind) for _ in range(count)), strict=True)
+    xs, ys = [normal(rows, k) for _ in range(count)], [poisoned(rows, n) for _ in range(count)]
+    apart = [scale for scale in scales if scale is not None]
+    kernels.gemm_many_codes(ws, apart, xs, ys, activation, columns=kind == "columns")
+    for w, x, y in zip(wanted, xs, ys, strict=True):
+        assert off(y, ACTIVATIONS[activation](x.double() @ w.T)) < 1e-3
+
+
+def codes(n: int, k: int, kind: str) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """As the kernel takes them, their scales if these are apart, and in fp64."""
+    if kind == "int4":
+        w, wanted = quantized4(n, k)
+        return w, None, wanted
+    return quantized8(n, k, kind)
+
+
 def fp8(rows: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Random codes, and scales of rows."""
     codes = (torch.randn(rows, k, device=DEVICE) * 90).clamp(-448, 448).to(torch.float8_e4m3fn)
@@ -114,7 +159,8 @@ def numbers(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("m", [257, 300, 320, 512, 700, 960, 4096])
 @pytest.mark.parametrize("most_rows", [128, 256])
-def test_a_shape_is_one_that_there_is(m, most_rows):
+@pytest.mark.parametrize("codes", [False, True])
+def test_a_shape_is_one_that_there_is(m, most_rows, codes):
     for parts, n in ((3, 4096), (1, 4096), (1, 16384), (1, 64)):
-        shape = tile.many_shape(parts, n, m, most_rows)
+        shape = tile.many_shape(parts, n, m, most_rows, codes)
         assert shape.x_rows in tile.MANY_ROWS[shape.groups] and shape.x_rows <= most_rows

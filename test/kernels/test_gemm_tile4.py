@@ -3,6 +3,7 @@
 import pytest
 import torch
 from cuda_gpu import ACTIVATIONS, DEVICE, ROWS, needs_gpu, normal, off, poisoned
+from quantized_tiles import quantized4
 
 from rwkv_batch.model.cuda.packed.orders import tiles_of_4_bits
 from rwkv_batch.ops.cuda import tile
@@ -10,15 +11,6 @@ from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE
 
 on_hopper = [*needs_gpu, pytest.mark.usefixtures("hopper")]
 SHAPES = [(64, 64), (192, 320), (768, 768), (2048, 512), (512, 2048), (3072, 768), (4096, 192), (65536, 128)]
-
-
-def quantized(n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random weights: as the kernel takes them, and in fp64, rounded to fp16 as it rounds them."""
-    codes = torch.randint(0, 16, (n, k), device=DEVICE, dtype=torch.uint8)
-    scales = ((torch.rand(n, k // 64, device=DEVICE) + 0.5) / k**0.5 / 4).half()
-    minimums = (scales.float() * (torch.rand(n, k // 64, device=DEVICE) - 9)).half()
-    weights = codes.view(n, -1, 64).double() * scales.double()[..., None] + minimums.double()[..., None]
-    return tiles_of_4_bits(codes, scales, minimums), weights.half().double().flatten(1)
 
 
 @pytest.mark.parametrize("rows", [*ROWS, 16, 64, 100, 512])
@@ -29,7 +21,7 @@ class TestTiles:
 
     def test_gemms(self, kernels, rows, n, k, activation):
         count = 3 if n < 4096 else 1
-        ws, wanted = zip(*(quantized(n, k) for _ in range(count)), strict=True)
+        ws, wanted = zip(*(quantized4(n, k) for _ in range(count)), strict=True)
         xs, ys = [normal(rows, k) for _ in range(count)], [poisoned(rows, n) for _ in range(count)]
         kernels.gemm_tile4(ws, xs, ys, activation)
         for w, x, y in zip(wanted, xs, ys, strict=True):
@@ -42,7 +34,7 @@ class TestPartialSums:
     pytestmark = on_hopper
 
     def test_their_sum_is_the_product(self, kernels, rows, n, k):
-        (w, weights), x, parts = quantized(n, k), normal(rows, k), tile.partial_sums(n, k)
+        (w, weights), x, parts = quantized4(n, k), normal(rows, k), tile.partial_sums(n, k)
         y = poisoned(parts + 1, rows, n, dtype=torch.float32)
         kernels.gemm_tile4([w], [x], [y[:parts]], partial_sums=True)
         assert off(y[:parts].sum(0), x.double() @ weights.T) < 1e-3
@@ -56,12 +48,12 @@ class TestStagesUsedAgain:
     pytestmark = on_hopper
 
     def test_sums(self, kernels, rows):
-        (w, weights), x, y = quantized(512, 16384), normal(rows, 16384), poisoned(rows, 512)
+        (w, weights), x, y = quantized4(512, 16384), normal(rows, 16384), poisoned(rows, 512)
         kernels.gemm_tile4([w], [x], [y])
         assert off(y, x.double() @ weights.T) < 1e-3
 
     def test_partial_sums(self, kernels, rows):
-        (w, weights), x = quantized(512, 16384), normal(rows, 16384)
+        (w, weights), x = quantized4(512, 16384), normal(rows, 16384)
         y = poisoned(tile.partial_sums(512, 16384), rows, 512, dtype=torch.float32)
         kernels.gemm_tile4([w], [x], [y], partial_sums=True)
         assert off(y.sum(0), x.double() @ weights.T) < 1e-3
@@ -76,7 +68,7 @@ class TestLongRings:
     pytestmark = on_hopper
 
     def test_every_run_gives_the_same_sums(self, kernels, rows, n, k):
-        w, weights = quantized(n, k)
+        w, weights = quantized4(n, k)
         x, y, again = normal(rows, k), poisoned(rows, n), poisoned(rows, n)
         kernels.gemm_tile4([w], [x], [y])
         assert (y.double() - x.double() @ weights.T).abs().max() < 0.02
@@ -94,7 +86,7 @@ class TestLongRingsOfPartialSums:
     pytestmark = on_hopper
 
     def test_every_run_gives_the_same(self, kernels, rows, n, k):
-        (w, weights), x, size = quantized(n, k), normal(rows, k), (tile.partial_sums(n, k), rows, n)
+        (w, weights), x, size = quantized4(n, k), normal(rows, k), (tile.partial_sums(n, k), rows, n)
         y, again = poisoned(*size, dtype=torch.float32), poisoned(*size, dtype=torch.float32)
         kernels.gemm_tile4([w], [x], [y], partial_sums=True)
         assert (y.sum(0).double() - x.double() @ weights.T).abs().max() < 0.02
@@ -121,7 +113,7 @@ class TestCodes:
     def test_a_row_is_the_same_alone_and_among_any_others(self, kernels, monkeypatch):
         """As a batch-invariant model has them."""
         monkeypatch.setattr(kernels, "invariant", True)
-        (w, _), x, together = quantized(2048, 512), normal(321, 512), poisoned(321, 2048)
+        (w, _), x, together = quantized4(2048, 512), normal(321, 512), poisoned(321, 2048)
         kernels.gemm_tile4([w], [x], [together])
         for rows in (1, 16, 17, 40, 64, 90, 128, 150, 180, 256):
             first = poisoned(rows, 2048)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from cuda_gpu import ACTIVATIONS, DEVICE, ROWS, needs_gpu, normal, off, poisoned
+from quantized_tiles import ORDERS, quantized8
 from torch import Tensor
 
 from rwkv_batch.model.cuda.packed.orders import ordered_codes, paired_columns, tiles_of_8_bits
@@ -15,22 +16,7 @@ from rwkv_batch.ops.cuda.tile import tile_shape_coded
 
 on_hopper = [*needs_gpu, pytest.mark.usefixtures("hopper")]
 SHAPES = [(64, 64), (192, 320), (768, 768), (2048, 512), (512, 2048), (3072, 768), (4096, 192), (65536, 128)]
-ORDERS = {"int8": tiles_of_8_bits, "fp8": ordered_codes, "columns": paired_columns}  # the last is int8
 KINDS = [*ORDERS]
-
-
-def quantized(n: int, k: int, kind: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Random weights: as the kernel takes them, their scales, and in fp64."""
-    scale = (torch.rand(n, device=DEVICE) + 0.5) / k**0.5
-    if kind == "fp8":
-        numbers = torch.randn(n, k, device=DEVICE).clamp(-448, 448).to(torch.float8_e4m3fn)
-        codes = numbers.view(torch.uint8)
-    else:
-        numbers = torch.randint(-127, 128, (n, k), device=DEVICE)
-        scale /= 64
-        codes = (numbers + 128).to(torch.uint8)
-    weights = numbers.double() * scale.double()[:, None]
-    return ORDERS[kind](codes), scale, weights
 
 
 def run(
@@ -58,7 +44,7 @@ class TestTiles:
 
     def test_gemms(self, kernels, rows, n, k, kind, activation):
         count = 3 if n < 4096 else 1
-        ws, scales, wanted = zip(*(quantized(n, k, kind) for _ in range(count)), strict=True)
+        ws, scales, wanted = zip(*(quantized8(n, k, kind) for _ in range(count)), strict=True)
         xs, ys = [normal(rows, k) for _ in range(count)], [poisoned(rows, n) for _ in range(count)]
         run(kernels, ws, scales, xs, ys, kind, activation)
         for w, x, y in zip(wanted, xs, ys, strict=True):
@@ -72,7 +58,7 @@ class TestPartialSums:
     pytestmark = on_hopper
 
     def test_their_sum_is_the_product(self, kernels, rows, n, k, kind):
-        (w, scale, weights), x, parts = quantized(n, k, kind), normal(rows, k), tile.partial_sums(n, k)
+        (w, scale, weights), x, parts = quantized8(n, k, kind), normal(rows, k), tile.partial_sums(n, k)
         y = poisoned(parts + 1, rows, n, dtype=torch.float32)
         run(kernels, [w], [scale], [x], [y[:parts]], kind, partial_sums=True)
         assert off(y[:parts].sum(0), x.double() @ weights.T) < 1e-3
@@ -87,13 +73,13 @@ class TestStagesUsedAgain:
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_sums(self, kernels, rows, kind):
-        (w, scale, weights), x, y = quantized(512, 16384, kind), normal(rows, 16384), poisoned(rows, 512)
+        (w, scale, weights), x, y = quantized8(512, 16384, kind), normal(rows, 16384), poisoned(rows, 512)
         run(kernels, [w], [scale], [x], [y], kind)
         assert off(y, x.double() @ weights.T) < 1e-3
 
     @pytest.mark.parametrize("kind", ["int8", "fp8"])
     def test_partial_sums(self, kernels, rows, kind):
-        (w, scale, weights), x = quantized(512, 16384, kind), normal(rows, 16384)
+        (w, scale, weights), x = quantized8(512, 16384, kind), normal(rows, 16384)
         y = poisoned(tile.partial_sums(512, 16384), rows, 512, dtype=torch.float32)
         run(kernels, [w], [scale], [x], [y], kind, partial_sums=True)
         assert off(y.sum(0), x.double() @ weights.T) < 1e-3
@@ -103,7 +89,7 @@ class TestNoPartialSums:
     pytestmark = on_hopper
 
     def test_of_columns(self, kernels):
-        (w, scale, _), x = quantized(64, 1024, "columns"), normal(8, 1024)
+        (w, scale, _), x = quantized8(64, 1024, "columns"), normal(8, 1024)
         y = poisoned(tile.partial_sums(64, 1024), 8, 64, dtype=torch.float32)
         with pytest.raises(RuntimeError, match="could not be launched"):
             run(kernels, [w], [scale], [x], [y], "columns", partial_sums=True)
@@ -119,7 +105,7 @@ class TestLongRings:
     pytestmark = on_hopper
 
     def test_every_run_gives_the_same_sums(self, kernels, rows, n, k, kind):
-        w, scale, weights = quantized(n, k, kind)
+        w, scale, weights = quantized8(n, k, kind)
         x, y, again = normal(rows, k), poisoned(rows, n), poisoned(rows, n)
         run(kernels, [w], [scale], [x], [y], kind)
         wanted = x.double() @ weights.T
@@ -139,7 +125,7 @@ class TestLongRingsOfPartialSums:
     pytestmark = on_hopper
 
     def test_every_run_gives_the_same(self, kernels, rows, n, k, kind):
-        (w, scale, weights), x = quantized(n, k, kind), normal(rows, k)
+        (w, scale, weights), x = quantized8(n, k, kind), normal(rows, k)
         size = tile.partial_sums(n, k), rows, n
         y, again = poisoned(*size, dtype=torch.float32), poisoned(*size, dtype=torch.float32)
         run(kernels, [w], [scale], [x], [y], kind, partial_sums=True)
@@ -187,7 +173,7 @@ class TestCodes:
     def test_a_row_is_the_same_alone_and_among_any_others(self, kernels, kind, monkeypatch):
         """As a batch-invariant model has them."""
         monkeypatch.setattr(kernels, "invariant", True)
-        w, scale, _ = quantized(2048, 512, kind)
+        w, scale, _ = quantized8(2048, 512, kind)
         x, together = normal(321, 512), poisoned(321, 2048)
         run(kernels, [w], [scale], [x], [together], kind)
         for rows in (1, 16, 17, 40, 64, 90, 128, 150, 180, 256):
@@ -196,7 +182,7 @@ class TestCodes:
             assert torch.equal(first, together[:rows])
 
     def test_relu_squared_never_overflows(self, kernels, kind):
-        w, scale, _ = quantized(64, 64, kind)
+        w, scale, _ = quantized8(64, 64, kind)
         y = poisoned(8, 64)
         run(kernels, [w], [scale * 1000], [normal(8, 64) * 100], [y], kind, RELU_SQUARE)
         assert y.isfinite().all() and y.max() == torch.finfo(torch.float16).max

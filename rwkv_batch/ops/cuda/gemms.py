@@ -123,6 +123,25 @@ class GemmKernels:
             "rwkv_gemm_tile4", *pointers, *sizes, byref(shape), *_beside(beside), *prefetched(prefetch)
         )
 
+    def gemm_many_codes(
+        self,
+        ws: Sequence[Tensor],
+        scales: Sequence[Tensor],
+        xs: Sequence[Tensor],
+        ys: Sequence[Tensor],
+        activation: int = IDENTITY,
+        columns: bool = False,
+    ) -> None:
+        """As `gemm_tile8` with int8, or without scales as `gemm_tile4`, for hundreds of rows."""
+        m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
+        shape, square = many_shape(len(ws), n, m, codes=True), int(activation == RELU_SQUARE)
+        if scales:
+            pointers, sizes = map(_pointers, (ws, scales, xs, ys)), (len(ws), m, n, k, int(columns), square)
+            self._call("rwkv_gemm_many8", *pointers, *sizes, byref(shape))
+        else:
+            pointers = map(_pointers, (ws, xs, ys))
+            self._call("rwkv_gemm_many4", *pointers, len(ws), m, n, k, square, byref(shape))
+
     def quantize_rows(self, x: Tensor, codes: Tensor, scales: Tensor, square: bool = False) -> None:
         """Rows of x `[M, K]` as fp8 codes `[M, K]` in the order of `orders.ordered_codes`, and scales `[M]`.
 

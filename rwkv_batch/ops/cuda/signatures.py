@@ -35,6 +35,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {  # arguments of every exported functi
     "rwkv_gemm_tile4": (*[POINTER(c_void_p)] * 3, *[c_int] * 5, POINTER(TileShape), *_BESIDE, *_PREFETCH),
     "rwkv_decode_row": (POINTER(RowInput),),
     "rwkv_gemm_tile_fp8": (*[POINTER(c_void_p)] * 5, *[c_int] * 5, POINTER(TileShape)),
+    "rwkv_gemm_many8": (*[POINTER(c_void_p)] * 4, *[c_int] * 6, POINTER(TileShape)),
+    "rwkv_gemm_many4": (*[POINTER(c_void_p)] * 3, *[c_int] * 5, POINTER(TileShape)),
     "rwkv_gemm_many_fp8": (*[POINTER(c_void_p)] * 5, *[c_int] * 5, POINTER(TileShape)),
     "rwkv_quantize_rows": (*[c_void_p] * 3, c_int, c_int, c_int),
     "rwkv_gemm_sparse": (*[c_void_p] * 3, *[c_int] * 4, *_PREFETCH),

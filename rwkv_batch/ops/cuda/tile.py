@@ -12,6 +12,13 @@ from rwkv_batch.ops.cuda.abi import (
 X_ROWS = (16, 32, 48, 64, 96, 128, 160, 192, 256)  # rows of x that a tile may have
 # The same of gemm_many, by warpgroups that share them.
 MANY_ROWS = {1: (160, 192, 256), 2: (128, 160, 192, 256), 3: (160, 192, 256), 4: (128, 160)}
+# Of those with codes: microseconds of a tile of int8 with K of 4096, among others on a whole H100.
+MANY_CODES = {
+    1: {160: 22.5, 192: 25.5, 256: 29.3},
+    2: {128: 25.4, 160: 30.0, 192: 34.3, 256: 44.6},
+    3: {160: 42.2, 192: 50.0, 256: 67.5},
+    4: {128: 50.0, 160: 59.0},
+}
 MULTIPROCESSORS = 132
 TILE_BYTES_OF_4_BITS = TILE_W_ROWS * (TILE_K // 2 + 4)
 TILE_ALIGNMENT = 1024  # of a ring of x
@@ -149,18 +156,20 @@ def tile_shape_fp8(parts: int, n: int, k: int, m: int, most_rows: int) -> TileSh
     return _with_stages(TileShape(rows, groups, split_k, 0, x_stages), 16, 2 if rows <= 32 else 1, room)
 
 
-def many_shape(parts: int, n: int, m: int, most_rows: int = 256) -> TileShape:
+def many_shape(parts: int, n: int, m: int, most_rows: int = 256, codes: bool = False) -> TileShape:
     """The shape of gemm_many for so many GEMMs, with tiles of at most so many rows of x, a multiple of 128.
 
     A block on each multiprocessor goes through tiles. Measured with fp8 at 7.2B's sizes on an H100 (driver
     580.159.04, 2026-11-26): a tile takes as long as its rows of w times those of x, and a little for each
-    row of both.
+    row of both. codes: that become fp16 in registers.
     """
 
     def cost(shape: tuple[int, int]) -> float:
-        w_rows, rows = shape[0] * TILE_W_ROWS, shape[1]
+        groups, rows = shape
+        w_rows = groups * TILE_W_ROWS
         tiles = -(-m // rows) * parts * -(-n // w_rows)
-        return -(-tiles // MULTIPROCESSORS) * (w_rows * rows + 6.4 * (w_rows + rows))
+        of_tile = MANY_CODES[groups][rows] if codes else w_rows * rows + 6.4 * (w_rows + rows)
+        return -(-tiles // MULTIPROCESSORS) * of_tile
 
     shapes = [(groups, rows) for groups, sizes in MANY_ROWS.items() for rows in sizes if rows <= most_rows]
     groups, rows = min(shapes, key=cost)

@@ -9,16 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from rwkv_batch.model.cuda.codes.coded_gemm import CodedRoom
-from rwkv_batch.model.cuda.codes.decoding import DECODED, multiply_decoded
 from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix
-from rwkv_batch.ops.cuda.abi import IDENTITY
+from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE
 from rwkv_batch.ops.cuda.binding import Kernels
 from rwkv_batch.ops.cuda.codes.kernels import CodeKernels, most_warp_rows
 
+DECODED = "decoded"
 CODES = {"codes16": 16, "codes32": 32, "codes64": 64}  # outputs of a warp
 CODES_TOKENS = 256  # with which `gemm_codes` is a candidate, at most
 
@@ -61,8 +62,11 @@ class BlockGemms:
             codes, scales = [w.codes for w in ws], [w.scales for w in ws]
             self.codes.gemm_codes(codes, scales, list(xs), ys, kind, activation, CODES[method], prefetch)
             return
-        multiply_decoded(self.kernels, self._decode, ws, xs, ys, activation)
-
-    def _decode(self, w: CodedMatrix, part: slice, place: Tensor) -> Tensor:
-        self.codes.decode_codes(w.codes_of(part), w.scales_of(part), place, w.format)
-        return place.T
+        for w, x, y in zip(ws, xs, ys, strict=True):
+            assert isinstance(w, BlockMatrix)
+            for part in w.decoded_parts():
+                place = w.decoded_place(part)
+                self.codes.decode_codes(w.codes_of(part), w.scales_of(part), place, kind)
+                torch.mm(x, place.T, out=y[:, part])
+            if activation == RELU_SQUARE:
+                self.kernels.relu_square(y)

@@ -4,37 +4,34 @@
 - "beside": the same, with small GEMMs in the same launch, for few rows
 - "sparse": `gemm_sparse8`, of the channel mix's value projection in int8
 - "partial sums", "sparse/8": as "coded" and "sparse", but the next norm adds up the sums over parts of K
+- "many": `gemm_many8` or `gemm_many4`, likewise, for more than 96 rows
 - "fp8", "fp8/128": `gemm_tile_fp8`, with at most 256 or 128 rows of x in a tile
 - "fp8lt0", "fp8lt1"...: fp8 by an algorithm of cuBLASLt
-- "decoded": int8 and int4 become fp16, some outputs at a time, which cuBLAS multiplies
 
-"coded" makes fp16 of the codes again for each 64 rows of x, so "decoded" is faster for many. With fp8 on both
-sides, rows of x are made fp8 first, each with a scale of its own, by the norm before or on their own. That is
-less exact than "coded", which few rows run with in any case, as they wait for weights alone.
+With fp8 on both sides, rows of x are made fp8 first, each with a scale of its own, by the norm before or on
+their own. That is less exact than "coded", which few rows run with in any case, as they wait for weights
+alone.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from torch import Tensor
 
-from rwkv_batch.model.cuda.codes.decoding import DECODED, multiply_decoded
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, SPARSE_SPLITS, TILE_K
 from rwkv_batch.ops.cuda.binding import Kernels
 from rwkv_batch.ops.cuda.blas.blaslt import BlasLt, GemmShape
-from rwkv_batch.ops.cuda.codes.kernels import CodeKernels
 from rwkv_batch.ops.cuda.gemms import CodedRows, Part
 from rwkv_batch.ops.cuda.tile import MOST_OF_ONE_GROUP, partial_sums
 
-CODED, BESIDE, PARTIAL_SUMS = "coded", "beside", "partial sums"
+CODED, MANY, BESIDE, PARTIAL_SUMS = "coded", "many", "beside", "partial sums"
 SPARSE, SPARSE_SPLIT = "sparse", f"sparse/{SPARSE_SPLITS}"
 FP8 = {"fp8": 256, "fp8/128": 128}  # rows of x in a tile
 FP8_LT = tuple(f"fp8lt{number}" for number in range(4))
 SCALES_AT_ONCE = 4  # which cuBLASLt reads together: those of r, k and v lie one after the other
 FP8_TOKENS = 65  # for which x becomes fp8, at least
-DECODED_TOKENS = 256  # for which "decoded" is a candidate, at least
+MANY_TOKENS = MOST_OF_ONE_GROUP + 1  # for which "many" is a candidate, at least
 
 
 def takes_fp8(method: str) -> bool:
@@ -75,10 +72,6 @@ class CodedGemms:
     kernels: Kernels
     lt: BlasLt | None
 
-    @cached_property
-    def codes(self) -> CodeKernels:
-        return CodeKernels(self.kernels)
-
     def candidates(self, w: CodedMatrix, tokens: int) -> tuple[str, ...]:
         """The methods for that matrix and so many tokens."""
         n, k = w.shape
@@ -86,9 +79,9 @@ class CodedGemms:
             return (CODED,)
         if w.columns and self.kernels.sparse8_fits(tokens, k):
             return SPARSE, CODED
-        if w.decoded is not None and tokens >= DECODED_TOKENS:
-            return CODED, DECODED
-        if w.format != "fp8" or tokens < FP8_TOKENS or k % (2 * TILE_K):
+        if w.format != "fp8":
+            return (CODED, MANY) if tokens >= MANY_TOKENS else (CODED,)
+        if tokens < FP8_TOKENS or k % (2 * TILE_K):
             return (CODED,)
         algorithms = 0
         if self.lt is not None and tokens % SCALES_AT_ONCE == 0:
@@ -144,14 +137,14 @@ class CodedGemms:
         method that makes x fp8 (`takes_squares`). ready: x is in the room as fp8, and not in xs.
         beside: the small GEMMs, with BESIDE.
         """
-        if method == DECODED:
-            multiply_decoded(self.kernels, self._decode, ws, xs, ys, activation)
-            return
         codes, kind = [w.codes for w in ws], ws[0].format
+        scales = [w.scales for w in ws if w.scales is not None]
+        if method == MANY:
+            self.kernels.gemm_many_codes(codes, scales, list(xs), ys, activation, ws[0].columns)
+            return
         if kind == "int4":
             self.kernels.gemm_tile4(codes, list(xs), ys, activation, prefetch, beside)
             return
-        scales = [w.scales for w in ws if w.scales is not None]
         if method in (CODED, BESIDE):
             fp8, columns = kind == "fp8", ws[0].columns
             self.kernels.gemm_tile8(codes, scales, list(xs), ys, fp8, activation, prefetch, columns, beside)
@@ -169,8 +162,3 @@ class CodedGemms:
             self.lt.run_fp8(w, scale, row_codes, x_scale, y, FP8_LT.index(method))
             if activation == RELU_SQUARE:
                 self.kernels.relu_square(y)
-
-    def _decode(self, w: CodedMatrix, part: slice, place: Tensor) -> Tensor:
-        numbers = place.view(w.shape[1], -1) if w.columns else place
-        self.codes.decode_tiles(w.codes_of(part), w.scales_of(part), numbers, w.columns)
-        return numbers if w.columns else numbers.T

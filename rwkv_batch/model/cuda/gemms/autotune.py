@@ -24,7 +24,7 @@ import torch
 from tqdm import tqdm
 
 from rwkv_batch.model.cuda.codes.block_gemm import CODES
-from rwkv_batch.model.cuda.codes.coded_gemm import BESIDE, SPARSE
+from rwkv_batch.model.cuda.codes.coded_gemm import BESIDE, MANY, SPARSE
 from rwkv_batch.model.cuda.gemms.gemm import (
     BETWEEN,
     FOR_MANY,
@@ -231,7 +231,7 @@ def likely(tokens: int) -> tuple[str, ...]:
         return SPARSE, "stream16", BESIDE, *CODES, "tile", *FOR_MANY
     if tokens <= LT_TOKENS:
         return "tile", *CODES, *FOR_MANY
-    return "tile" if tokens <= TILE_TOKENS else "many", "fp8", *FOR_MANY
+    return "tile" if tokens <= TILE_TOKENS else MANY, "fp8", *FOR_MANY
 
 
 def kept_in(file: Path, gemms: Gemms) -> dict[str, str]:

@@ -35,11 +35,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from rwkv_batch.model.cuda.codes.block_gemm import CODES, BlockGemms
+from rwkv_batch.model.cuda.codes.block_gemm import CODES, DECODED, BlockGemms
 from rwkv_batch.model.cuda.codes.coded_gemm import (
     BESIDE,
     CODED,
-    DECODED_TOKENS,
+    MANY,
     PARTIAL_SUMS,
     SPARSE,
     SPARSE_SPLIT,
@@ -47,7 +47,6 @@ from rwkv_batch.model.cuda.codes.coded_gemm import (
     CodedRoom,
     skips_units,
 )
-from rwkv_batch.model.cuda.codes.decoding import DECODED
 from rwkv_batch.model.cuda.gemms.small_gemm import LONG_SPLIT, by_torch, in_blocks
 from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix, LargeMatrix, first_bytes
@@ -69,25 +68,26 @@ LAYERS, SEPARATE, TOGETHER = "layers", "separate", "together"
 BETWEEN = (*STARTS, LAYERS)  # what shows only between neighbours
 SPLIT_K = {f"lt{number}/{splits}": (number, splits) for splits in (2, MAX_SPLITS) for number in range(3)}
 METHODS = {
-    "in": ("stream16", "stream32", "mixed", "low", "tile", "many", "blas", *LT),
+    "in": ("stream16", "stream32", "mixed", "low", "tile", MANY, "blas", *LT),
     "low_out": ("stream16", "low", "blas"),
-    "out": ("stream16", "stream32", "tile", "many", "blas", *LT),
-    "key": ("stream16", "stream32", "tile", "many", "blas", *LT),
-    "value": (SPARSE, "tile", "many", "blas", *LT),
-    "head": ("stream16", "stream32", "tile", "many", "blas", *LT),
+    "out": ("stream16", "stream32", "tile", MANY, "blas", *LT),
+    "key": ("stream16", "stream32", "tile", MANY, "blas", *LT),
+    "value": (SPARSE, "tile", MANY, "blas", *LT),
+    "head": ("stream16", "stream32", "tile", MANY, "blas", *LT),
     **dict.fromkeys(SPLITS, (WHOLE, *SPLIT_K)),
     **dict.fromkeys(STARTS, (LATE, EARLY)),
     LAYERS: (SEPARATE, TOGETHER),  # the last, as what it stands for depends on all others
 }
-TILES, LIBRARY = ("tile", "many"), ("blas", *LT)
+TILES, LIBRARY = ("tile", MANY), ("blas", *LT)
 ACTIVATIONS = {"tanh": TANH, "sigmoid": SIGMOID, "identity": IDENTITY}
 LT_TOKENS = 64  # tokens for which cuBLASLt's algorithms are candidates, at least
 SPLIT_MULTIPLE = 64  # of which the K of a split is a multiple
 EARLY_TOKENS = 64  # at most; with them it gains 1% at most already (bench/results/h200-weights.md)
 STREAMED_TOKENS = 1024  # with which it is a candidate, at most
 TILE_TOKENS = 256  # which one tile of gemm_tile holds: each weight is taken from memory once
+UNTIMED_TOKENS = 4096  # of those numbers, one that every method can run
 # The likeliest methods for the fastest with many tokens, where nothing has been timed.
-FOR_MANY = ("low", WHOLE, LATE, SEPARATE, "fp8lt0", "fp8", DECODED, CODED, "blas")
+FOR_MANY = ("low", WHOLE, LATE, SEPARATE, "fp8lt0", "fp8", MANY, DECODED, CODED, "blas")
 PREFETCH_ROWS = 64  # the states of more rows would evict prefetched weights before they are used
 
 
@@ -144,14 +144,14 @@ class Gemms:
             SPARSE: kind == "value" and self._sparse_fits(tokens),
             "low": self.kernels.has_lowrank and short,
             "tile": tiled,
-            "many": tiled and tokens > TILE_TOKENS,
+            MANY: tiled and tokens > TILE_TOKENS,
             **{method: number < algorithms for number, method in enumerate(LT)},
         }
         return tuple(method for method in methods if runs.get(method, True))
 
     def untimed(self, kind: str) -> str:
         """The method for so many tokens that nothing is timed, as cuBLAS is the fastest for large GEMMs."""
-        candidates = self.candidates(kind, DECODED_TOKENS if self._coded(kind) is not None else 0)
+        candidates = self.candidates(kind, UNTIMED_TOKENS if self._coded(kind) is not None else 0)
         return next(method for method in FOR_MANY if method in candidates)
 
     def invariant_methods(self) -> dict[str, str]:
@@ -191,7 +191,7 @@ class Gemms:
             self.kernels.gemm_stream(large + low, _warp_rows(method))
             return
         if method in TILES:
-            self.kernels.gemm_tile(list(layer.rkv), list(b.mixed[:3]), list(rkv), many=method == "many")
+            self.kernels.gemm_tile(list(layer.rkv), list(b.mixed[:3]), list(rkv), many=method == MANY)
         else:
             self._by_library(layer.rkv, b.mixed[:3], rkv, method)
         if method == "mixed":
@@ -273,7 +273,7 @@ class Gemms:
             w, room, together = layer.value, b.sparse_partials, method == SPARSE and self.kernels.has_lowrank
             return Addend(partials=self.kernels.gemm_sparse(b.hidden, w, room, prefetch, together))
         if method in TILES:
-            many = method == "many"
+            many = method == MANY
             self.kernels.gemm_tile([layer.value], [b.hidden], [b.out], transposed=True, many=many)
         elif method == "blocks":
             in_blocks(b.hidden, layer.value, b.out)
@@ -331,7 +331,7 @@ class Gemms:
         elif method in LIBRARY:
             self._by_library(w, x, y, method)
         elif method in TILES:
-            self.kernels.gemm_tile([w], [x], [y], activation, many=method == "many")
+            self.kernels.gemm_tile([w], [x], [y], activation, many=method == MANY)
         else:
             self.kernels.gemm_stream([(w, x, y, activation)], _warp_rows(method), prefetch=prefetch)
 

@@ -1,12 +1,14 @@
 """Matrices of codes on any GPU, as `cuda/codes.cuh` has them: in blocks of 16 outputs and 64 inputs."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rwkv_batch.model.cuda.packed.coded import SIGN, CodedMatrix, DecodedRoom, round_up_outputs
+from rwkv_batch.model.cuda.packed.coded import OUTPUT_MULTIPLE, SIGN, CodedMatrix, round_up_outputs
 from rwkv_batch.model.cuda.packed.orders import (
     blocks_of_4_bits,
     blocks_of_5_bits,
@@ -20,18 +22,64 @@ from rwkv_batch.ops.weights.groups import Int4Weight, Nf4Weight
 from rwkv_batch.ops.weights.weight import Weight
 
 BLOCK_OUTPUTS = 16
+# Bytes of room for a matrix as fp16, at most; a larger one is decoded and multiplied in parts. Of 7.2B they
+# are half of a key or value.
+DECODED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
+class DecodedRoom:
+    """Room for outputs as fp16, which the matrices of a model share; it is taken when it is first needed."""
+
+    numbers: int
+    device: torch.device
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes then."""
+        return self.numbers * torch.float16.itemsize
+
+    @cached_property
+    def tensor(self) -> Tensor:
+        """`[numbers]` fp16."""
+        return torch.empty(self.numbers, dtype=torch.float16, device=self.device)
+
+
+@dataclass(frozen=True, kw_only=True)
 class BlockMatrix(CodedMatrix):
     """As its base, in blocks; its format may be one that it has no products for there.
 
     codes: `[outputs / 16, inputs / 64, bytes of a block]`, uint8.
     """
 
+    decoded: DecodedRoom
+
+    def decoded_parts(self) -> list[slice]:
+        """The outputs that fit into `decoded` together, in turn."""
+        outputs, inputs = self.shape
+        at_once = self.decoded.numbers // inputs // OUTPUT_MULTIPLE * OUTPUT_MULTIPLE
+        return [slice(start, min(start + at_once, outputs)) for start in range(0, outputs, at_once)]
+
+    def decoded_place(self, part: slice) -> Tensor:
+        """Where a part of `decoded_parts` goes: `[outputs, inputs]` fp16."""
+        inputs = self.shape[1]
+        return self.decoded.tensor[: (part.stop - part.start) * inputs].view(-1, inputs)
+
     def codes_of(self, part: slice) -> Tensor:
-        """As of its base."""
+        """Of some outputs, a part of `decoded_parts`."""
         return self.codes[part.start // BLOCK_OUTPUTS : part.stop // BLOCK_OUTPUTS]
+
+    def scales_of(self, part: slice) -> Tensor | None:
+        """The same; None as `scales` is."""
+        return None if self.scales is None else self.scales[part]
+
+
+def decoded_room(weights: Collection[Weight], device: torch.device) -> DecodedRoom:
+    """Room for matrices of these on a GPU, one at a time, or for a part of one."""
+    sizes = [round_up_outputs(weight.shape[0]) * weight.shape[1] for weight in weights]
+    least = max((OUTPUT_MULTIPLE * weight.shape[1] for weight in weights), default=0)
+    numbers = max(min(max(sizes, default=0), DECODED_BYTES // 2), least)
+    return DecodedRoom(numbers, device)
 
 
 def in_blocks(weight: Weight, decoded: DecodedRoom) -> BlockMatrix:
@@ -63,4 +111,4 @@ def in_blocks(weight: Weight, decoded: DecodedRoom) -> BlockMatrix:
     if isinstance(weight, ChannelWeight):
         scales = pad(parts["scales"], (0, shape[0] - outputs))
     kind = Int4Weight.format if isinstance(weight, Int4Weight) else weight.format
-    return BlockMatrix(blocks, scales, kind, shape, decoded=decoded)
+    return BlockMatrix(codes=blocks, scales=scales, format=kind, shape=shape, decoded=decoded)

@@ -1,8 +1,6 @@
 """Matrices of 8 and 4 bits on a Hopper GPU, as `cuda/gemm_tile8.cu` and its neighbours read them."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -22,27 +20,6 @@ from rwkv_batch.ops.weights.weight import Weight
 OUTPUT_MULTIPLE = 64  # of which outputs are a multiple; those added are zero
 SIGN = 0x80  # which makes a whole number's byte 128 more than the number
 CODED = (Int8Weight, Fp8Weight, Int4Weight, WideInt4Weight)
-# Bytes of room for a matrix as fp16, at most; a larger one is decoded and multiplied in parts. Of 7.2B they
-# are half of a key or value.
-DECODED_BYTES = 64 << 20
-
-
-@dataclass(frozen=True)
-class DecodedRoom:
-    """Room for outputs as fp16, which the matrices of a model share; it is taken when it is first needed."""
-
-    numbers: int
-    device: torch.device
-
-    @property
-    def nbytes(self) -> int:
-        """What it takes then."""
-        return self.numbers * torch.float16.itemsize
-
-    @cached_property
-    def tensor(self) -> Tensor:
-        """`[numbers]` fp16."""
-        return torch.empty(self.numbers, dtype=torch.float16, device=self.device)
 
 
 @dataclass(frozen=True)
@@ -54,30 +31,6 @@ class CodedMatrix:
     format: str  # "int8", "fp8" or "int4"
     shape: tuple[int, int]
     columns: bool = False  # whether `paired_columns` has made the codes: `[inputs, outputs]`
-    decoded: DecodedRoom | None = None  # None of fp8
-
-    def decoded_parts(self) -> list[slice]:
-        """The outputs that fit into `decoded` together, in turn."""
-        assert self.decoded is not None
-        outputs, inputs = self.shape
-        at_once = self.decoded.numbers // inputs // OUTPUT_MULTIPLE * OUTPUT_MULTIPLE
-        return [slice(start, min(start + at_once, outputs)) for start in range(0, outputs, at_once)]
-
-    def decoded_place(self, part: slice) -> Tensor:
-        """Where a part of `decoded_parts` goes: `[outputs, inputs]` fp16."""
-        assert self.decoded is not None
-        inputs = self.shape[1]
-        return self.decoded.tensor[: (part.stop - part.start) * inputs].view(-1, inputs)
-
-    def codes_of(self, part: slice) -> Tensor:
-        """Of some outputs, a part of `decoded_parts`."""
-        if self.columns:
-            return self.codes[:, part]
-        return self.codes[part.start // OUTPUT_MULTIPLE : part.stop // OUTPUT_MULTIPLE]
-
-    def scales_of(self, part: slice) -> Tensor | None:
-        """The same; None as `scales` is."""
-        return None if self.scales is None else self.scales[part]
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -90,16 +43,8 @@ class CodedMatrix:
 LargeMatrix = Tensor | CodedMatrix
 
 
-def decoded_room(weights: Collection[Weight], device: torch.device) -> DecodedRoom:
-    """Room for matrices of these on a GPU, one at a time, or for a part of one."""
-    sizes = [round_up_outputs(weight.shape[0]) * weight.shape[1] for weight in weights]
-    least = max((OUTPUT_MULTIPLE * weight.shape[1] for weight in weights), default=0)
-    numbers = max(min(max(sizes, default=0), DECODED_BYTES // 2), least)
-    return DecodedRoom(numbers, device)
-
-
-def coded(weight: Weight, decoded: DecodedRoom, columns: bool = False) -> CodedMatrix:
-    """A matrix in a format of CODED on the GPU of `decoded`, which is a Hopper.
+def coded(weight: Weight, device: torch.device, columns: bool = False) -> CodedMatrix:
+    """A matrix in a format of CODED on a GPU, which is a Hopper.
 
     It has zeros up to a multiple of OUTPUT_MULTIPLE outputs. columns: int8 is to lie by inputs, of which some
     are skipped; others have one layout.
@@ -108,7 +53,7 @@ def coded(weight: Weight, decoded: DecodedRoom, columns: bool = False) -> CodedM
     outputs, inputs = weight.shape
     shape = (round_up_outputs(outputs), inputs)
     more = (0, 0, 0, shape[0] - outputs)
-    parts = {name: part.to(decoded.device) for name, part in weight.parts.items()}
+    parts = {name: part.to(device) for name, part in weight.parts.items()}
     if isinstance(weight, Int4Weight):
         codes = unpack_codes(parts["values"], 4, inputs)
         repeats = weight.group // Int4Weight.group
@@ -117,7 +62,7 @@ def coded(weight: Weight, decoded: DecodedRoom, columns: bool = False) -> CodedM
             for name in ("scales", "minimums")
         ]
         tiles = tiles_of_4_bits(pad(codes, more), *(pad(part, more) for part in of_groups))
-        return CodedMatrix(tiles, None, "int4", shape, decoded=decoded)
+        return CodedMatrix(tiles, None, "int4", shape)
     codes, nothing = parts["values"].view(torch.uint8), 0
     if isinstance(weight, Int8Weight):
         codes, nothing = codes ^ SIGN, SIGN
@@ -126,8 +71,7 @@ def coded(weight: Weight, decoded: DecodedRoom, columns: bool = False) -> CodedM
     order = in_int8 if isinstance(weight, Int8Weight) else ordered_codes
     scales = pad(parts["scales"], (0, shape[0] - outputs))
     ordered = order(pad(codes, more, value=nothing))
-    room = decoded if isinstance(weight, Int8Weight) else None
-    return CodedMatrix(ordered, scales, weight.format, shape, columns, room)
+    return CodedMatrix(ordered, scales, weight.format, shape, columns)
 
 
 def round_up_outputs(outputs: int) -> int:

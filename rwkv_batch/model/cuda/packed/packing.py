@@ -7,9 +7,8 @@ from collections.abc import Collection
 
 import torch
 
-from rwkv_batch.model.cuda.packed.blocks import in_blocks
-from rwkv_batch.model.cuda.packed.coded import CODED, CodedMatrix, coded, decoded_room
-from rwkv_batch.ops.weights.channels import Fp8Weight
+from rwkv_batch.model.cuda.packed.blocks import decoded_room, in_blocks
+from rwkv_batch.model.cuda.packed.coded import CODED, CodedMatrix, coded
 from rwkv_batch.ops.weights.weight import Weight
 
 HOPPER = "90a"  # the architecture of its kernels
@@ -26,15 +25,12 @@ class Packer:
 
     def __init__(self, weights: Collection[Weight], device: torch.device, architecture: str) -> None:
         """architecture: of the kernels, as in build.build."""
-        self._architecture = architecture
-        self._decoded = decoded_room([weight for weight in weights if self._is_decoded(weight)], device)
+        self._device, self._architecture = device, architecture
+        blocks = [weight for weight in weights if not in_tiles(weight.format, architecture)]
+        self._decoded = decoded_room(blocks, device)
 
     def pack(self, weight: Weight, columns: bool = False) -> CodedMatrix:
         """columns: as of `coded`."""
         if in_tiles(weight.format, self._architecture):
-            return coded(weight, self._decoded, columns)
+            return coded(weight, self._device, columns)
         return in_blocks(weight, self._decoded)
-
-    def _is_decoded(self, weight: Weight) -> bool:
-        """Whether a matrix becomes fp16 for many rows; fp8 has products of its own on a Hopper."""
-        return not (isinstance(weight, Fp8Weight) and in_tiles(weight.format, self._architecture))

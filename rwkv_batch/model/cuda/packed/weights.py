@@ -85,14 +85,14 @@ class CudaWeights:
     @property
     def decoded_bytes(self) -> int:
         """What steps of many tokens take to decode matrices."""
-        return max((one.decoded.nbytes for one in self._decoded if one.decoded is not None), default=0)
+        return max((one.decoded.nbytes for one in self._decoded), default=0)
 
     @property
-    def _decoded(self) -> list[CodedMatrix]:
+    def _decoded(self) -> list[BlockMatrix]:
         """The head and the large matrices of a layer, those that are decoded for many tokens."""
         layer = self.layers[-1]
         large = (*layer.rkv, layer.output, layer.key, layer.value, self.head)
-        return [one for one in large if isinstance(one, CodedMatrix) and one.decoded is not None]
+        return [one for one in large if isinstance(one, BlockMatrix)]
 
     @property
     def buffer_shape(self) -> BufferShape:

@@ -16,9 +16,6 @@ from rwkv_batch.ops.cuda.abi import (
     CODES_INT4,
     CODES_INT8,
     CODES_NF4,
-    DECODE_COLUMNS,
-    DECODE_TILES4,
-    DECODE_TILES8,
     IDENTITY,
     RELU_SQUARE,
 )
@@ -36,7 +33,6 @@ FORMATS = {
 CODE_SIGNATURES = {  # as signatures.SIGNATURES
     "rwkv_gemm_codes": (*[POINTER(c_void_p)] * 4, *[c_int] * 7, c_void_p, c_uint),
     "rwkv_decode_codes": (c_void_p, c_void_p, c_void_p, c_int, c_int, c_int),
-    "rwkv_decode_tiles": (c_void_p, c_void_p, c_void_p, *[c_int] * 4),
 }
 
 
@@ -81,17 +77,6 @@ class CodeKernels:
         self._call(
             "rwkv_decode_codes", w.data_ptr(), pointer(scales), to.data_ptr(), *to.shape, FORMATS[format]
         )
-
-    def decode_tiles(self, w: Tensor, scales: Tensor | None, to: Tensor, columns: bool = False) -> None:
-        """The fp16 numbers that codes of 8 or 4 bits stand for, at most what fp16 holds; to is `[N, K]`.
-
-        w: int8 of `orders.tiles_of_8_bits` with scales `[N]` in fp32, or those of
-        `orders.tiles_of_4_bits` without. columns: int8 `[K, N]` of `orders.paired_columns`, or some of its
-        columns; then to is `[K, N]`. N and K are multiples of 64.
-        """
-        form = DECODE_TILES4 if scales is None else DECODE_COLUMNS if columns else DECODE_TILES8
-        stride = w.stride(0) if columns else to.shape[1]
-        self._call("rwkv_decode_tiles", w.data_ptr(), pointer(scales), to.data_ptr(), *to.shape, stride, form)
 
 
 def _pointers(tensors: Sequence[Tensor | None]) -> Array[c_void_p]:

@@ -1,10 +1,10 @@
 """GEMMs with matrices of 8 and 4 bits, on a Hopper GPU.
 
 - "coded": `gemm_tile8` or `gemm_tile4`, by the bits; weights become fp16 in registers, x stays fp16
-- "beside": the same, with small GEMMs in the same launch, for few rows
+- "many": `gemm_many8` or `gemm_many4`: the same for more than 96 rows
+- "beside": as "coded", with small GEMMs in the same launch, for few rows
 - "sparse": `gemm_sparse8`, of the channel mix's value projection in int8
 - "partial sums", "sparse/8": as "coded" and "sparse", but the next norm adds up the sums over parts of K
-- "many": `gemm_many8` or `gemm_many4`, likewise, for more than 96 rows
 - "fp8", "fp8/128": `gemm_tile_fp8`, with at most 256 or 128 rows of x in a tile
 - "fp8lt0", "fp8lt1"...: fp8 by an algorithm of cuBLASLt
 

@@ -85,7 +85,7 @@ SPLIT_MULTIPLE = 64  # of which the K of a split is a multiple
 EARLY_TOKENS = 64  # at most; with them it gains 1% at most already (bench/results/h200-weights.md)
 STREAMED_TOKENS = 1024  # with which it is a candidate, at most
 TILE_TOKENS = 256  # which one tile of gemm_tile holds: each weight is taken from memory once
-UNTIMED_TOKENS = 4096  # of those numbers, one that every method can run
+UNTIMED_TOKENS = 4096  # stands for all numbers so large that nothing is timed; every method can run it
 # The likeliest methods for the fastest with many tokens, where nothing has been timed.
 FOR_MANY = ("low", WHOLE, LATE, SEPARATE, "fp8lt0", "fp8", MANY, DECODED, CODED, "blas")
 PREFETCH_ROWS = 64  # the states of more rows would evict prefetched weights before they are used

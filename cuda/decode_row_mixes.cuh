@@ -167,7 +167,7 @@ DEVICE void recur(const RowInput& in, RowShared& own, const RowShare& my, int la
     __half* const state = my.rank == 0 && slot >= 0 ? in.state + size_t(slot) * in.state_stride +
                                                           of_head * HEAD * HEAD + recurrence.first
                                                     : nullptr;
-    recurrence.advance(own.token, own.state + threadIdx.x, state, own.y_of);
+    recurrence.advance(own.token, own.state + threadIdx.x, own.y_of, [=] { return state; });
     sync_some(6, THREADS);
     if (warp == 0) {
         const uint32_t pair = finished<false>(ReadoutInput{}, last, 0, my.pair, lane, Half::own(own.token),

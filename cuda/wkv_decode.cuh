@@ -16,8 +16,8 @@
 //   DEFERS: whether states may lag
 //   put(token, lane, p, noted): one warp writes a Token; noted: what is deferred
 //   own(token): r . k r_k of the head;  value(token, lane): v of channels 2 lane and 2 lane + 1
-//   advance(token, vectors, state, y): moves the state on, whose vector i is vectors [i * THREADS] and comes
-//   from state + offset(i), and writes what is read out, y [64]
+//   advance(token, vectors, y, state): moves the state on, whose vector i is vectors [i * THREADS] and comes
+//   from state() + offset(i), and writes what is read out, y [64]
 #pragma once
 #include "wkv.cuh"
 
@@ -106,6 +106,12 @@ struct Last {
     __half2 weight, bias, gate;
 };
 
+__device__ __forceinline__ Last last_of(const TimeMixInput& in, size_t token, int head, int lane) {
+    const size_t channel = head * HEAD + 2 * lane;
+    return {raw_pair_at(in.norm_weight, channel), raw_pair_at(in.norm_bias, channel),
+            raw_pair_at(in.g, token * in.width + channel)};
+}
+
 // One warp finishes one token: y [64] is what was read out of S. Returns two channels of a lane.
 template <bool SCALED>
 __device__ __forceinline__ uint32_t finished(const ReadoutInput& readout, const Last& last, size_t token,
@@ -134,12 +140,19 @@ __device__ __forceinline__ void finish(const TimeMixInput& in, const ReadoutInpu
         finished<SCALED>(readout, last, token, head, lane, own, v, y_of);
 }
 
+// Of a tile: its head and its first row.
+struct Place {
+    int head, row;
+};
+
 template <typename Recurrence>
 struct Shared {
     uint4 ring[DEPTH * Recurrence::VECTORS * THREADS];
-    typename Recurrence::Token tokens[2][TILE];
-    alignas(16) float y_of[2][TILE][HEAD];
-    int drawn[2];
+    struct Row {
+        typename Recurrence::Token token;
+        float y[HEAD];
+    } rows[2][TILE];
+    Place drawn[2];
 };
 
 // Every row is one token: the first `most` tokens, or `*counted` of them. A row whose slot is negative is
@@ -154,116 +167,148 @@ __global__ void LAUNCH_BOUNDS(THREADS, Recurrence::BLOCKS)
     wkv_decode_kernel(const __grid_constant__ TimeMixInput in, const int* slots, int most, const int* counted,
                       int tile, const __grid_constant__ ReadoutInput readout) {
     using Number = typename Recurrence::Number;
-    constexpr int VECTORS = Recurrence::VECTORS;
+    constexpr int VECTORS = Recurrence::VECTORS, STATE = VECTORS * THREADS;
     extern __shared__ __align__(16) uint8_t shared[];
     auto& own = *reinterpret_cast<Shared<Recurrence>*>(shared);
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, heads = in.width / HEAD,
-              blocks = gridDim.x;
-    const int rows = counted ? *counted : most, tiles = (rows + tile - 1) / tile * heads;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, blocks = gridDim.x;
+    const unsigned heads = unsigned(in.width) / HEAD;
+    const int rows = counted ? *counted : most, tiles = (rows + tile - 1) / tile * int(heads);
     const bool mixes_v = in.mix != nullptr;
     const Recurrence recurrence;
-    struct Place {
-        int head, row;  // the first
-    };
     const auto place_of = [&](int number) {
-        return number < tiles ? Place{number % heads, number / heads * tile} : Place{0, rows};
+        const unsigned along_rows = unsigned(number) / heads;
+        return number < tiles ? Place{int(number - along_rows * heads), int(along_rows) * tile}
+                              : Place{0, rows};
     };
-    const auto slot_of = [&](Place at, int i) { return at.row + i < rows ? __ldg(slots + at.row + i) : -1; };
-    const auto state = [&](int slot, int head) {
-        return static_cast<Number*>(in.state) + size_t(slot) * in.slot_stride + size_t(head) * HEAD * HEAD +
-               recurrence.first;
+    const auto has_row = [&](Place at) { return warp < tile && at.row + warp < rows; };
+    const auto slot_of = [&](Place at, int i) {
+        return i >= 0 && i < tile && at.row + i < rows ? __ldg(slots + (at.row + i)) : -1;
     };
-    const auto vectors = [&](int stage) { return own.ring + stage * VECTORS * THREADS + threadIdx.x; };
-    const auto fetch = [&](int stage, Place at, int i) {
-        const int slot = i < tile ? slot_of(at, i) : -1;
-        if (slot >= 0) {
-            const Number* from = state(slot, at.head);
+    // Of the state of a slot; a number, as lanes exchange it.
+    const auto address_of = [&](int slot, int head) {
+        return reinterpret_cast<size_t>(static_cast<Number*>(in.state) +
+                                        size_t(unsigned(slot)) * in.slot_stride + head * HEAD * HEAD);
+    };
+
+    Place before = {0, rows}, now = place_of(blockIdx.x), next = place_of(blockIdx.x + blocks);
+    // Lane i of each warp has the address of the state of row i of the present tile and, as soon as they are
+    // needed, lane `tile` + i that of row i of the next. `live` has a bit for each row from the present one
+    // on, `live_now` for each row of the tile: not set for padding.
+    const int first_slot = slot_of(now, lane);
+    size_t address = address_of(first_slot, now.head);
+    unsigned live = warp_ballot(first_slot >= 0), live_now = 0;
+    const auto state = [&](int i) {
+        return reinterpret_cast<Number*>(shuffle(address, i)) + recurrence.first;
+    };
+    const auto fetch = [&](uint4* to, bool is_live, int i) {
+        if (is_live) {
+            const Number* from = state(i);
 #pragma unroll
-            for (int v = 0; v < VECTORS; v++)
-                copy_async(vectors(stage) + v * THREADS, from + Recurrence::offset(v));
+            for (int v = 0; v < VECTORS; v++) copy_async(to + v * THREADS, from + Recurrence::offset(v));
         }
         commit_copies();
     };
-    const auto deferred_of = [&](Place at) {
-        DeferredPair b = {};
-        const int slot = slot_of(at, warp);
-        if (Recurrence::DEFERS && slot >= 0) {
-            b.all = in.deferred + size_t(slot) * in.deferred_stride +
-                    size_t(at.head) * MAX_LAG * DEFERRED_VECTORS * HEAD;
-            b.lag = __ldg(in.lag + at.row + warp);
+    const auto lag_of = [&](Place at) {
+        return Recurrence::DEFERS && has_row(at) ? __ldg(in.lag + (at.row + warp)) : 0;
+    };
+    // What is deferred for the row of this warp.
+    DeferredPair noted;
+    const auto deferred_at = [&](int slot, int head) {
+        return in.deferred + size_t(unsigned(slot)) * in.deferred_stride +
+               head * MAX_LAG * DEFERRED_VECTORS * HEAD;
+    };
+    const auto load_deferred = [&](int slot, int head, int lag) {
+        if (!Recurrence::DEFERS || slot < 0) return;
+        const __half* const from = deferred_at(slot, head) + 2 * lane;
 #pragma unroll
-            for (int token = 0; token < MAX_LAG; token++)
+        for (int token = 0; token < MAX_LAG; token++)
 #pragma unroll
-                for (int i = 0; i < DEFERRED_VECTORS; i++)
-                    if (token < b.lag)
-                        b.vectors[token][i] =
-                            raw_pair_at(b.all, (token * DEFERRED_VECTORS + i) * HEAD + 2 * lane);
-        }
-        return b;
+            for (int i = 0; i < DEFERRED_VECTORS; i++)
+                if (token < lag)
+                    noted.vectors[token][i] = raw_pair_at(from, (token * DEFERRED_VECTORS + i) * HEAD);
     };
     Constants c;
     Inputs x;
-    DeferredPair noted;
-    Last last, last_before;
-    const auto has_row = [&](Place at) { return warp < tile && at.row + warp < rows; };
-    const auto prepare_row = [&](Place at, int buffer) {
-        last_before = last, last = {c.weight, c.bias, x.g};
-        if (!has_row(at)) return;
+    Last last;
+    const auto prepare_row = [&](int slot, int head, int lag, int buffer) {
+        if (slot < 0) return;  // padding, or no row
+        noted.all = Recurrence::DEFERS ? deferred_at(slot, head) : nullptr, noted.lag = lag;
         const Prepared p = prepare(x, c, mixes_v);
-        Recurrence::put(own.tokens[buffer][warp], lane, p, noted);
+        Recurrence::put(own.rows[buffer][warp].token, lane, p, noted);
     };
     const auto finish_row = [&](Place at, int buffer) {
         if (!has_row(at)) return;
-        const auto& token = own.tokens[buffer][warp];
-        const size_t row = at.row + warp;
-        if (slot_of(at, warp) >= 0)
-            finish<SCALED>(in, readout, last_before, row, at.head, lane, Recurrence::own(token),
-                           Recurrence::value(token, lane), own.y_of[buffer][warp]);
+        const auto& [token, y] = own.rows[buffer][warp];
+        const int row = at.row + warp;
+        if (live_now >> warp & 1)
+            finish<SCALED>(in, readout, last, row, at.head, lane, Recurrence::own(token),
+                           Recurrence::value(token, lane), y);
         else
-            *reinterpret_cast<uint32_t*>(in.out + row * in.width + at.head * HEAD + 2 * lane) = 0;
+            *reinterpret_cast<uint32_t*>(in.out + size_t(row) * in.width + at.head * HEAD + 2 * lane) = 0;
     };
 
-    Place before = place_of(tiles), now = place_of(blockIdx.x), next = place_of(blockIdx.x + blocks);
     // States were written a step ago, so they can be fetched while the kernel before still runs.
 #pragma unroll
-    for (int i = 0; i < DEPTH - 1; i++) fetch(i, now, i);
+    for (int i = 0; i < DEPTH - 1; i++) fetch(own.ring + i * STATE + threadIdx.x, live >> i & 1, i);
     c = constants(in, now.head, lane);
     wait_for_inputs();
-    if (has_row(now)) x = inputs(in, now.row + warp, now.head, lane), noted = deferred_of(now);
-    prepare_row(now, 0);
+    if (has_row(now)) x = inputs(in, now.row + warp, now.head, lane);
+    const int own_slot = shuffle(first_slot, warp), own_lag = lag_of(now);
+    load_deferred(own_slot, now.head, own_lag);
+    prepare_row(own_slot, now.head, own_lag, 0);
     int stage = 0, buffer = 0;
+    // Where in the ring the present state is, and where the one that is fetched meanwhile goes.
+    uint4 *used = own.ring + threadIdx.x, *fetched = used + (DEPTH - 1) * STATE;
     while (true) {
         __syncthreads();
         if (before.row < rows) {
-            next = place_of(own.drawn[buffer]);
+            next = own.drawn[buffer];
             finish_row(before, buffer ^ 1);
         }
         if (now.row >= rows) break;
+        if (has_row(now)) last = last_of(in, now.row + warp, now.head, lane);
+        const int next_slot = slot_of(next, lane), next_lag = lag_of(next);
         if (has_row(next))
-            c = constants(in, next.head, lane), x = inputs(in, next.row + warp, next.head, lane),
-            noted = deferred_of(next);
-        const bool draws = threadIdx.x == 0 && next.row < rows;
-        int drawn = tiles;
-        if (draws) drawn = 2 * blocks + atomicAdd(in.tile_counter, 1);
+            c = constants(in, next.head, lane), x = inputs(in, next.row + warp, next.head, lane);
+        // 1 + lane is 1: what is added is no constant, as of constants the compiler makes sums over a warp,
+        // and would wait for the result here.
+        int drawn = 0;
+        if (threadIdx.x == 0 && next.row < rows) drawn = atomicAdd(in.tile_counter, 1 + lane);
+        auto* present = own.rows[buffer];
+        live_now = live;
+        // Called after a row, when slots and lags have landed, or before the first if the second needs them.
+        // It is not before `fetch` that a row calls it: there each row would wait for all that is on its way.
+        const auto take_next = [&] {
+            // Both shuffled: what the compiler knows before the rows it would compute, and wait for, there.
+            const int slot = shuffle(next_slot, (lane - tile) % unsigned(WARP)),
+                      head = shuffle(next.head, lane);
+            if (lane >= tile) address = address_of(slot, head);
+            live |= warp_ballot(next_slot >= 0) << tile;
+            load_deferred(shuffle(next_slot, warp), head, next_lag);
+        };
+        if (tile < DEPTH) take_next();
 #pragma unroll 1
-        for (int i = 0; i < tile; i++, stage = stage == DEPTH - 1 ? 0 : stage + 1) {
-            const int ahead = i + DEPTH - 1;
-            fetch(stage == 0 ? DEPTH - 1 : stage - 1, ahead < tile ? now : next,
-                  ahead < tile ? ahead : ahead - tile);
+        for (int i = 0; i < tile; i++) {
+            fetch(fetched, live >> (DEPTH - 1) & 1, i + DEPTH - 1);
             wait_copies<DEPTH - 1>();
-            const int slot = slot_of(now, i);
-            if (slot >= 0)
-                recurrence.advance(own.tokens[buffer][i], vectors(stage), state(slot, now.head),
-                                   own.y_of[buffer][i]);
+            if (live & 1) recurrence.advance(present->token, used, present->y, [&] { return state(i); });
+            if (i == 0 && tile >= DEPTH) take_next();
+            present++, live >>= 1, fetched = used;
+            if (stage == DEPTH - 1)
+                stage = 0, used -= (DEPTH - 1) * STATE;
+            else
+                stage++, used += STATE;
         }
         sync_warp();
-        prepare_row(next, buffer ^ 1);
+        prepare_row(shuffle(next_slot, warp), next.head, next_lag, buffer ^ 1);
         if (threadIdx.x == 0) {
-            own.drawn[buffer ^ 1] = drawn;
+            const bool draws = next.row < rows;
+            own.drawn[buffer ^ 1] = place_of(draws ? 2 * blocks + drawn : tiles);
             // A block draws once for each of its tiles but the last: in all, as often as there are more tiles
             // than blocks at work. Whoever draws last leaves the counter at zero for the next launch.
-            if (draws && drawn - 2 * blocks == tiles - min(tiles, blocks) - 1) *in.tile_counter = 0;
+            if (draws && drawn == tiles - min(tiles, blocks) - 1) *in.tile_counter = 0;
         }
+        address = shuffle(address, (lane + tile) % WARP);
         before = now, now = next, buffer ^= 1;
     }
     wait_copies<0>();

@@ -82,7 +82,7 @@ struct Half {
     struct alignas(16) Token {
         uint32_t read[2][4][16];         // by halves of the keys: kk, its rest, w r, its rest, in pairs
         uint32_t add[2][ADD];            // by halves: the operand b that adds to results, see `place`
-        uint32_t w[2][4][2][4];          // of key 32 i + 8 q + 2 n + e, split, at [i][q][e][n]
+        uint32_t w[2][2][4][4];          // of key 32 i + 8 q + 2 n + e, split, at [i][e][q][n]
         uint32_t v[HEAD];                // split
         uint32_t add_late[2][32];        // the same of the second deferred token: four words for each m
         uint32_t before[MAX_LAG][HEAD];  // v_, u_; zero where there is none
@@ -90,19 +90,27 @@ struct Half {
         __half* deferred_to;             // where S kk goes, if the write of S' is deferred
     };
 
-    const int q = threadIdx.x % 4, m = threadIdx.x % WARP / 4, row = threadIdx.x / WARP * 16 + m;
-    const int first = row * HEAD + q * 8;
-    // Which bytes of which words make up operands: of v and S kk, for the update; of w, for the diagonal,
-    // where this lane has a part of it.
-    const unsigned update = q == 0 ? 0x1010 : q == 1 ? 0x5432 : 0x7654;
-    const unsigned diagonal = m == 2 * q ? 0x4410 : m == 2 * q + 1 ? 0x1044 : 0x4444;
-    const unsigned diagonal_rest = m == 2 * q ? 0x4432 : m == 2 * q + 1 ? 0x3244 : 0x4444;
+    const int q = threadIdx.x % 4, m = threadIdx.x % WARP / 4;
+    const unsigned first = held((threadIdx.x / WARP * 16 + m) * HEAD + q * 8), row = first / HEAD;
+    // Which bytes of which words make up operands: of v, or v_ and u_, and S kk, for the update; of w, for
+    // the diagonal, where this lane has a part of it.
+    const unsigned update = held(q == 0 ? 0x1010 : q == 1 ? 0x5432 : q == 2 ? 0x7654 : 0x3210);
+    // Both in a word: of the nearest, then of what is left.
+    const unsigned diagonals = held(m == 2 * q ? 0x44324410 : m == 2 * q + 1 ? 0x32441044 : 0x44444444);
+
+    // Else it is computed anew wherever it is used.
+    template <typename T>
+    static __device__ __forceinline__ T held(T x) {
+        return shuffle(x, threadIdx.x % WARP);
+    }
 
     static __device__ __forceinline__ constexpr int offset(int i) { return i / 2 * 8 * HEAD + i % 2 * 32; }
 
     // Where in `add` the words of lane 4 m + q begin, one for each of four results. In this order neither
     // those who read nor those who write want different words of the same bank.
-    static __device__ __forceinline__ int place(int q, int m) { return m * 16 + (q ^ m / 2) * 4; }
+    static __device__ __forceinline__ constexpr unsigned place(unsigned q, unsigned m) {
+        return m * 16 + (q ^ m / 2) * 4;
+    }
 
     static __device__ __forceinline__ void put(Token& t, int lane, const Prepared& p,
                                                const DeferredPair& noted) {
@@ -134,15 +142,16 @@ struct Half {
         if (lane % (WARP / SUMS) == 0) t.sums[which] = which >= B_R && which < WITH_READ ? sum * scale : sum;
         const float2 unit = times(p.kk, make_float2(scale, scale)),
                      removal = times(p.b, make_float2(scale, scale));
-        __half* const to =
-            noted.all && noted.lag < MAX_LAG ? noted.all + noted.lag * DEFERRED_VECTORS * HEAD : nullptr;
-        if (lane == 0) t.deferred_to = to ? to + REMOVED * HEAD : nullptr;
-        if (to) {
+        if (noted.all && noted.lag < MAX_LAG) {
+            __half* const to = noted.all + noted.lag * DEFERRED_VECTORS * HEAD;
+            if (lane == 0) t.deferred_to = to + REMOVED * HEAD;
             const auto defer = [&](int i, uint32_t pair) {
                 *reinterpret_cast<uint32_t*>(to + i * HEAD + 2 * lane) = pair;
             };
             defer(LOST, to_half2(1.f - p.w.x, 1.f - p.w.y)), defer(REMOVAL, to_half2(removal.x, removal.y));
             defer(KEY, to_finite_half2(p.k.x, p.k.y)), defer(VALUE, to_finite_half2(p.v.x, p.v.y));
+        } else if (lane == 0) {
+            t.deferred_to = nullptr;
         }
         const int half = lane / 16, pair = lane % 16, n = pair % 4;
         const uint2 kk = split(times(unit, kept)), wr = split(times(read, kept)), w = split(times(p.w, kept));
@@ -150,17 +159,20 @@ struct Half {
         const uint2 b = split(-removal.x, -removal.y);
         t.read[half][0][pair] = kk.x, t.read[half][1][pair] = kk.y, t.read[half][2][pair] = wr.x,
         t.read[half][3][pair] = wr.y;
-        t.w[half][pair / 4][0][n] = firsts(w.x, w.y), t.w[half][pair / 4][1][n] = seconds(w.x, w.y);
+        t.w[half][0][pair / 4][n] = firsts(w.x, w.y), t.w[half][1][pair / 4][n] = seconds(w.x, w.y);
         *reinterpret_cast<uint2*>(t.v + 2 * lane) = make_uint2(firsts(v.x, v.y), seconds(v.x, v.y));
         // Rows of operand b beside those of operand a: k, its rest | k, b | the rest of b, b | w k_, - w b_
         // beside v, v | the rest of v, S kk | S kk, its rest | v_, u_; and once more the last, of the second
         // token.
-        uint32_t* even = t.add[half] + n;
         const int m = pair / 4 * 2;
-        even[place(0, m)] = firsts(k.x, k.y), even[place(0, m + 1)] = seconds(k.x, k.y);
-        even[place(1, m)] = firsts(k.x, b.x), even[place(1, m + 1)] = seconds(k.x, b.x);
-        even[place(2, m)] = firsts(b.y, b.x), even[place(2, m + 1)] = seconds(b.y, b.x);
-        even[place(3, m)] = key[0], even[place(3, m + 1)] = other[0];
+        const auto add = [&](int q, uint32_t of_first, uint32_t of_second) {
+            uint32_t* const to = t.add[half] + place(q, m) + n;  // m is even: m + 1 differs in the first term
+            to[0] = of_first, to[place(0, 1)] = of_second;
+        };
+        add(0, firsts(k.x, k.y), seconds(k.x, k.y));
+        add(1, firsts(k.x, b.x), seconds(k.x, b.x));
+        add(2, firsts(b.y, b.x), seconds(b.y, b.x));
+        add(3, key[0], other[0]);
         static_assert(MAX_LAG == 2);
         t.add_late[half][m * 4 + n] = key[1], t.add_late[half][m * 4 + 4 + n] = other[1];
     }
@@ -173,9 +185,10 @@ struct Half {
         return make_float2(x.x + x.y, y.x + y.y);
     }
 
-    // state: where S' goes, if it is written; null: nowhere.
-    __device__ __forceinline__ void advance(const Token& t, const uint4* vectors, __half* state,
-                                            float* y_of) const {
+    // state(): where S' goes, if it is written; null: nowhere.
+    template <typename State>
+    __device__ __forceinline__ void advance(const Token& t, const uint4* vectors, float* y_of,
+                                            const State& state) const {
         uint32_t s[PAIRS][2];  // rows `row` and `row` + 8
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
@@ -187,38 +200,57 @@ struct Half {
 #pragma unroll
         for (int i = 0; i < PAIRS; i += 4) {
             uint4 x = {};  // four of the eight columns are used
-            if (m < 4) x = *reinterpret_cast<const uint4*>(&t.read[i / 4][m][4 * q]);
+            if (!(threadIdx.x & 16)) x = reinterpret_cast<const uint4*>(t.read[i / 4])[4 * m + q];
             mma(read[i / 4], s[i][0], s[i][1], s[i + 1][0], s[i + 1][1], x.x, x.y);
             mma(read[i / 4], s[i + 2][0], s[i + 2][1], s[i + 3][0], s[i + 3][1], x.z, x.w);
         }
         // Lanes with q = 0 have S kk of their rows now, those with q = 1 S (w r), without what is deferred.
-        const float* const carried = t.sums + (q & 1 ? WITH_READ : WITH_KK);
+        // All of `t` that is needed until the update is read before anything is stored: a store may be to the
+        // same place for all that the compiler knows, which would read it again.
+        const float4 carried =
+            *reinterpret_cast<const float4*>(t.sums + WITH_KK + q % 2 * (WITH_READ - WITH_KK));
+        static_assert(MAX_LAG == 2);
         const float b_r = t.sums[B_R], k_r = t.sums[K_R];
+        __half* const deferred_to = t.deferred_to;
+        uint32_t v[2], before[2][MAX_LAG];
+#pragma unroll
+        for (int down = 0; down < 2; down++) {
+            v[down] = t.v[row + 8 * down];
+#pragma unroll
+            for (int token = 0; token < MAX_LAG; token++)
+                before[down][token] = t.before[token][row + 8 * down];
+        }
+        float removed[2], y[2];
+#pragma unroll
+        for (int down = 0; down < 2; down++) {
+            const float2 parts = to_float2(v[down]), old = to_float2(before[down][0]),
+                         younger = to_float2(before[down][1]);
+            float mine =
+                read[0][2 * down] + read[0][2 * down + 1] + (read[1][2 * down] + read[1][2 * down + 1]);
+            mine += old.x * carried.x + old.y * carried.y;
+            mine += younger.x * carried.z + younger.y * carried.w;
+            removed[down] = shuffle<4>(mine, 0);
+            y[down] = mine - removed[down] * b_r + (parts.x + parts.y) * k_r;
+        }
+        if (q == 1) y_of[row] = y[0], y_of[row + 8] = y[1];
+        if (deferred_to) {
+            if (q == 0)
+                deferred_to[row] = to_finite_half(removed[0]),
+                deferred_to[row + 8] = to_finite_half(removed[1]);
+            return;
+        }
+        __half* const to = state();
+        if (!to) return;
         uint32_t a[2], a_late[2];
 #pragma unroll
         for (int down = 0; down < 2; down++) {
-            const uint32_t v = t.v[row + 8 * down];
-            const float2 parts = to_float2(v);
-            uint32_t before[MAX_LAG];
-            float mine =
-                read[0][2 * down] + read[0][2 * down + 1] + (read[1][2 * down] + read[1][2 * down + 1]);
-#pragma unroll
-            for (int token = 0; token < MAX_LAG; token++) {
-                before[token] = t.before[token][row + 8 * down];
-                const float2 old = to_float2(before[token]);
-                mine += old.x * carried[2 * token] + old.y * carried[2 * token + 1];
-            }
-            const float removed = shuffle<4>(mine, 0);
-            a[down] = q == 3 ? before[0] : __byte_perm(v, split(in_range(removed)), update);
-            a_late[down] = q == 0 ? before[1] : 0;
-            if (q == 1) y_of[row + 8 * down] = mine - removed * b_r + (parts.x + parts.y) * k_r;
-            if (q == 0 && t.deferred_to) t.deferred_to[row + 8 * down] = to_finite_half(removed);
+            a[down] = __byte_perm(q == 3 ? before[down][0] : v[down], split(in_range(removed[down])), update);
+            a_late[down] = q == 0 ? before[down][1] : 0;
         }
-        if (t.deferred_to || !state) return;
 #pragma unroll
         for (int i = 0; i < PAIRS; i += 4) {
             const uint4 added = *reinterpret_cast<const uint4*>(t.add[i / 4] + place(q, m));
-            const uint4 decay = *reinterpret_cast<const uint4*>(t.w[i / 4][q][m % 2]);
+            const uint4 decay = *reinterpret_cast<const uint4*>(t.w[i / 4][m % 2][q]);
             uint4 late = {};  // rows 8 and 9 of operand b, of sixteen
             if (q == 0) late = *reinterpret_cast<const uint4*>(t.add_late[i / 4] + 4 * m);
             const uint32_t b_late[4] = {late.x, late.y, late.z, late.w};
@@ -228,14 +260,14 @@ struct Half {
 #pragma unroll
             for (int n = 0; n < 4; n++) {
                 float c[4] = {};
-                mma8(c, s[i + n][0], s[i + n][1], __byte_perm(w[n], 0, diagonal_rest));
-                mma8(c, s[i + n][0], s[i + n][1], __byte_perm(w[n], 0, diagonal));
+                mma8(c, s[i + n][0], s[i + n][1], __byte_perm(w[n], 0, diagonals >> 16));
+                mma8(c, s[i + n][0], s[i + n][1], __byte_perm(w[n], 0, diagonals));
                 mma(c, a[0], a[1], a_late[0], a_late[1], b[n], b_late[n]);
                 next[0][n] = to_half2(c[0], c[1]), next[1][n] = to_half2(c[2], c[3]);
             }
 #pragma unroll
             for (int down = 0; down < 2; down++)
-                store(state + offset(2 * down + i / 4), next[down][0], next[down][1], next[down][2],
+                store(to + offset(2 * down + i / 4), next[down][0], next[down][1], next[down][2],
                       next[down][3]);
         }
     }

@@ -41,7 +41,7 @@ struct Single {
         float r[HEAD], w[HEAD], k[HEAD], kk[HEAD], b[HEAD], v[HEAD], own;
     };
 
-    const int first = state_row(0) * HEAD + threadIdx.x % 8 * 8;
+    const unsigned first = state_row(0) * HEAD + threadIdx.x % 8 * 8;
 
     static __device__ __forceinline__ constexpr int offset(int i) {
         return i / 2 * (HEAD / OWN) * HEAD + i % 2 * 4;
@@ -64,8 +64,10 @@ struct Single {
         return *reinterpret_cast<const float2*>(t.v + 2 * lane);
     }
 
-    __device__ __forceinline__ void advance(const Token& t, const uint4* vectors, float* state,
-                                            float* y_of) const {
+    template <typename State>
+    __device__ __forceinline__ void advance(const Token& t, const uint4* vectors, float* y_of,
+                                            const State& state) const {
+        float* const to = state();
         float s[OWN][8];
         const auto fetch = [&](int n) {
 #pragma unroll
@@ -75,7 +77,13 @@ struct Single {
                          s[n][4 * half + 3] = x.w;
             }
         };
-        move(t, s, y_of, fetch, [&](int n) { store8(state + offset(2 * n), s[n]); });
+        move(t, s, y_of, fetch, [&](int n) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const float* const x = s[n] + 4 * half;
+                store(to + offset(2 * n + half), make_float4(x[0], x[1], x[2], x[3]));
+            }
+        });
     }
 
     // Moves this thread's part of S on, and writes what is read out, y [64]. fetch(n) is called before row n

@@ -114,9 +114,15 @@ extern "C" {
 // Whether a model of such sizes can run so on this GPU. form, head_rows: as of RowInput; rank: of the
 // low-rank functions; slices: of 64 hidden units.
 int rwkv_decode_row_fits(int form, const int* rank, int heads, int slices, int head_rows) {
+    if (form == ROW_HALF) {
+        RowInput in = {};
+        for (int f = 0; f < ROW_FUNCTIONS; f++) in.rank[f] = rank[f];
+        in.heads = heads, in.slices = slices;
+        return decode_row_half_fits(in);
+    }
     const int blocks = multiprocessors() / 2 * 2, free = blocks - 2 * heads;
     int ranks = 0;
-    bool fits = on_hopper() && form >= 0 && form < ROW_FORMS && heads % 2 == 0 && free > 0 &&
+    bool fits = on_hopper() && form >= 0 && form < ROW_HALF && heads % 2 == 0 && free > 0 &&
                 heads <= ROW_WARPS * ROW_WARP_TILES && slices <= 2 * ROW_SLICES * (blocks / 2);
     for (int f = 0; f < ROW_FUNCTIONS; f++)
         ranks += rank[f], fits = fits && rank[f] >= ROW_INNER && rank[f] % 32 == 0;
@@ -125,7 +131,7 @@ int rwkv_decode_row_fits(int form, const int* rank, int heads, int slices, int h
     const int others = ranks - 2 * heads * head_rows;
     fits = fits && ranks <= ROW_RANKS && head_rows >= 1 && head_rows <= ROW_INNER && others >= free &&
            others <= free * ROW_INNER;
-    static const bool room[ROW_FORMS] = {has_room(ROW_INT4), has_room(ROW_INT8), has_room(ROW_INT8_COLUMNS)};
+    static const bool room[ROW_HALF] = {has_room(ROW_INT4), has_room(ROW_INT8), has_room(ROW_INT8_COLUMNS)};
     if (!fits || !room[form]) return false;
     return (rank[ROW_W] + rank[ROW_A] + rank[ROW_V]) * 4 <= ROW_STAGE_BYTES &&
            rank[ROW_G] * 4 <= ROW_STAGE_BYTES;
@@ -133,6 +139,7 @@ int rwkv_decode_row_fits(int form, const int* rank, int heads, int slices, int h
 
 // cudaErrorNotSupported: for this GPU or these sizes.
 int rwkv_decode_row(const RowInput* in, cudaStream_t stream) {
+    if (in->form == ROW_HALF) return decode_row_half(*in, stream);
     if (!rwkv_decode_row_fits(in->form, in->rank, in->heads, in->slices, in->head_rows))
         return cudaErrorNotSupported;
     cudaLaunchAttribute attribute = {};

@@ -8,8 +8,9 @@ constexpr int ROW_MIX_COUNT = 6;  // of a time mix
 // The low-rank functions, in the order of their outputs in an exchange.
 enum RowFunction { ROW_W, ROW_A, ROW_G, ROW_V, ROW_FUNCTIONS };
 
-// How large matrices lie, see decode_row_formats.cuh.
-enum RowForm { ROW_INT4, ROW_INT8, ROW_INT8_COLUMNS, ROW_FORMS };
+// How large matrices lie, see decode_row_formats.cuh; ROW_HALF is that of decode_row_half.cu: r, k, v, output
+// and key by rows, value [hidden units, C], in fp16.
+enum RowForm { ROW_INT4, ROW_INT8, ROW_INT8_COLUMNS, ROW_HALF, ROW_FORMS };
 
 // Matrices and vectors of a layer, by their places in the table of pointers.
 enum RowMatrix {
@@ -46,8 +47,8 @@ struct RowInput {
     __half* deferred;                 // [layers, heads, MAX_LAG, DEFERRED_VECTORS, 64], the same
     size_t shift_stride, state_stride, deferred_stride;  // in numbers
     unsigned long long* sums;                            // [2, 2, C], zero before the first launch
-    unsigned long long* inner;                           // [2, model_layers, ranks], the same
-    unsigned* launches;                                  // [1], the same
+    unsigned long long* inner;  // [2, model_layers, ranks], the same; of ROW_HALF [2, 3 C + ranks]
+    unsigned* launches;         // [1], the same
     int rank[ROW_FUNCTIONS];
     int layer_count, model_layers, heads, slices;  // slices: of 64 hidden units
     int head_rows;                                 // outputs of inner sides of a block that has a head

@@ -20,6 +20,10 @@ constexpr int ROW_ITEMS = ROW_INNER + 44;  // copies of a warp in a layer, at mo
 constexpr int ROW_STAGE_BYTES = 2304;
 constexpr int ROW_TABLES = 3;  // of pointers, at once
 
+// decode_row_half.cu: whether a model of such rank, heads and slices can run so on this GPU; the step.
+bool decode_row_half_fits(const RowInput& in);
+int decode_row_half(const RowInput& in, cudaStream_t stream);
+
 __host__ __device__ inline int ranks_of(const RowInput& in) {
     int sum = 0;
     for (int f = 0; f < ROW_FUNCTIONS; f++) sum += in.rank[f];

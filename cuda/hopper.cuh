@@ -108,6 +108,14 @@ DEVICE void store_shared(uint32_t address, float4 v) {
                  : "memory");
 }
 
+DEVICE void store_shared(uint32_t address, uint32_t x) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+
+DEVICE void store_shared(uint32_t address, float x, float y) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
+
 DEVICE float2 load_shared2(uint32_t address) {
     float2 v;
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");

@@ -18,6 +18,8 @@ LOGITS = 1e-2
 SAME = 2e-3  # of two ways to round the same sums
 VOCAB = 500
 WIDTHS = [256, 768, 1024, 2048, 2560, 4096]  # of one to four tiles of a warp, with warps that have none
+FP16_WIDTHS = [256, 512, 768, 1024]
+LAYERS = 5  # more than tables of pointers at once
 STEPS = 7  # states are written at every third
 
 
@@ -48,7 +50,12 @@ class Side:
         return [self.states.shift, self.states.wkv, self.states.feed.pending, self.states.feed._records.table]
 
 
-FORMS = {"int4": ("int4", False), "int8": ("int8", False), "by hidden units": ("int8", True)}
+FORMS = {
+    "int4": ("int4", False),
+    "int8": ("int8", False),
+    "by hidden units": ("int8", True),
+    "fp16": ("fp16", False),
+}
 INACTIVE = 37  # of so many hidden units one is active in a sparse model
 
 
@@ -57,15 +64,18 @@ def form(request):
     return request.param
 
 
+CASES = [(form, width) for form in FORMS for width in (FP16_WIDTHS if form == "fp16" else WIDTHS)]
+
+
 def packed(width: int, form: str, sparse: bool = False):
-    checkpoint = tiny(3, width, VOCAB, seed=3)
+    checkpoint = tiny(LAYERS, width, VOCAB, seed=3)
     if sparse:  # and in some slices of 64 hidden units none is
         for name, tensor in checkpoint.tensors.items():
             if name.endswith("ffn.key.weight"):
                 active = torch.arange(len(tensor)) % INACTIVE == 0
                 active[: len(tensor) // 8] = False
                 tensor.mul_(active[:, None])
-    return quantize(checkpoint, FORMS[form][0], False)
+    return checkpoint if form == "fp16" else quantize(checkpoint, FORMS[form][0], False)
 
 
 def model_of(checkpoint, form: str) -> RWKV7Cuda:
@@ -77,7 +87,7 @@ def model(hopper, form):
     return model_of(packed(1024, form), form)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("form", "width"), CASES)
 @pytest.mark.parametrize("sparse", [False, True])
 def test_logits_and_states_are_those_of_separate_kernels(width, form, sparse):
     checkpoint = packed(width, form, sparse)
@@ -120,7 +130,7 @@ def test_the_other_slot_and_those_of_padding_stay_as_they_are(model):
 
 def test_a_graph_gives_the_same_bits_a_hundred_times(form):
     """With more tiles than stages, and other kernels between its launches."""
-    model = model_of(packed(4096, form), form)
+    model = model_of(packed(1024 if form == "fp16" else 4096, form), form)
     side = Side(model, TOGETHER)
     side.states.wkv.normal_(std=0.1)
     side.step(7)
@@ -148,5 +158,6 @@ def test_fewer_layers_in_between_change_nothing(model, monkeypatch):
 
 
 def test_a_model_whose_matrices_it_does_not_read_runs_separately():
-    model = RWKV7Cuda(quantize(tiny(2, 1024, VOCAB), "fp8", False), "cuda")
-    assert model.row is None and model.gemms.candidates("layers", 1) == (SEPARATE,)
+    for checkpoint in (quantize(tiny(2, 1024, VOCAB), "fp8", False), tiny(2, 2048, VOCAB)):
+        model = RWKV7Cuda(checkpoint, "cuda")
+        assert model.row is None and model.gemms.candidates("layers", 1) == (SEPARATE,)

@@ -29,7 +29,7 @@ ADAPTER_ALIGNMENT = 8  # numbers of which the place of a matrix is a multiple
 CODES_INT8, CODES_FP8, CODES_INT4, CODES_NF4, CODES_FP6, CODES_FP5 = range(6)  # formats of gemm_codes
 ROW_FUNCTIONS = 4  # low-rank functions of a layer
 ROW_POINTERS = 34  # matrices and vectors of a layer
-ROW_INT4, ROW_INT8, ROW_INT8_COLUMNS = range(3)  # how codes lie for decode_row
+ROW_INT4, ROW_INT8, ROW_INT8_COLUMNS, ROW_HALF = range(4)  # how matrices lie for decode_row
 ROW_INNER = 24  # outputs of inner low-rank sides of a block of decode_row, at most
 ADAPTER_ADD, ADAPTER_ADD_SQUARE, ADAPTER_ADD_FLOAT = range(3)  # what becomes of y: see cuda/adapter_expand.cu
 
@@ -40,7 +40,8 @@ CONSTANTS = {
         *("STOPS", "SPARSE_SPLITS", "TILE_W_ROWS", "TILE_K", "TILE_FEW_ROWS", "TILE_MAX_STAGES"),
         *("TILE_BARRIER_BYTES", "ADAPTER_TILE", "ADAPTER_RANK", "ADAPTER_PARTS", "ADAPTER_SPLITS"),
         *("CODES_INT8", "CODES_FP8", "CODES_INT4", "CODES_NF4", "CODES_FP6", "CODES_FP5"),
-        *("ROW_FUNCTIONS", "ROW_POINTERS", "ROW_INNER", "ROW_INT4", "ROW_INT8", "ROW_INT8_COLUMNS"),
+        *("ROW_FUNCTIONS", "ROW_POINTERS", "ROW_INNER"),
+        *("ROW_INT4", "ROW_INT8", "ROW_INT8_COLUMNS", "ROW_HALF"),
         *("ADAPTER_MOST_RANK", "ADAPTER_ALIGNMENT", "ADAPTER_ADD", "ADAPTER_ADD_SQUARE", "ADAPTER_ADD_FLOAT"),
     )
 }

@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from rwkv_batch.model.cuda.packed.coded import CodedMatrix
+from rwkv_batch.model.cuda.packed.coded import CodedMatrix, LargeMatrix
 from rwkv_batch.model.cuda.packed.weights import CudaLayer, CudaWeights
 from rwkv_batch.model.cuda.steps.states import CudaStates
-from rwkv_batch.ops.cuda.abi import ROW_INT4, ROW_INT8, ROW_INT8_COLUMNS
+from rwkv_batch.ops.cuda.abi import ROW_HALF, ROW_INT4, ROW_INT8, ROW_INT8_COLUMNS
 from rwkv_batch.ops.cuda.binding import Addend, Kernels
 from rwkv_batch.ops.cuda.buffers import Buffers
 from rwkv_batch.ops.cuda.codes.row import FUNCTIONS, MATRICES, RowKernel
@@ -14,6 +14,7 @@ FORMS = {
     ("int4", False): ROW_INT4,
     ("int8", False): ROW_INT8,
     ("int8", True): ROW_INT8_COLUMNS,
+    ("fp16", True): ROW_HALF,
 }  # by the format and whether value lies by hidden units
 
 
@@ -22,10 +23,8 @@ class RowStep:
 
     def __init__(self, kernels: Kernels, weights: CudaWeights) -> None:
         last, device = weights.layers[-1], weights.head.device
-        assert isinstance(last.value, CodedMatrix)
-        form = FORMS[last.value.format, last.value.columns]
         tensors = [_tensors(layer, last) for layer in weights.layers]
-        self.kernel = RowKernel(kernels, form, tensors, len(last.key), device)
+        self.kernel = RowKernel(kernels, FORMS[_how_value_lies(last)], tensors, len(last.key), device)
         self._table = weights.embedding
 
     @classmethod
@@ -40,10 +39,7 @@ class RowStep:
         ):
             return None
         large = (*layer.rkv, layer.output, layer.key, layer.value)
-        coded = [one for one in large if isinstance(one, CodedMatrix)]
-        if len(coded) < len(large) or len({one.format for one in coded}) > 1:
-            return None
-        if (coded[-1].format, coded[-1].columns) not in FORMS:
+        if len({_format(one) for one in large}) > 1 or _how_value_lies(layer) not in FORMS:
             return None
         step = cls(kernels, weights)
         return step if step.kernel.fits else None
@@ -55,17 +51,25 @@ class RowStep:
         return Addend()
 
 
+def _format(matrix: LargeMatrix) -> str:
+    return matrix.format if isinstance(matrix, CodedMatrix) else "fp16"
+
+
+def _how_value_lies(layer: CudaLayer) -> tuple[str, bool]:
+    value = layer.value
+    return _format(value), not isinstance(value, CodedMatrix) or value.columns
+
+
 def _tensors(layer: CudaLayer, last: CudaLayer) -> dict[str, Tensor | None]:
     found: dict[str, Tensor | None] = {}
     for name in FUNCTIONS:
         # Layer 0 has no value residual. What the kernel reads in its place must be as large; it is not used.
         found[f"{name}_inner"] = layer.low_in.get(name, last.low_in[name])
         found[f"{name}_outer"] = layer.low_out.get(name, last.low_out[name])
-    assert isinstance(layer.rkv, tuple)
     large = (*layer.rkv, layer.output, layer.key, layer.value)
     for name, matrix in zip(MATRICES, large, strict=True):
-        assert isinstance(matrix, CodedMatrix)
-        found |= {name: matrix.codes, f"{name}_scales": matrix.scales}
+        coded = isinstance(matrix, CodedMatrix)
+        found |= {name: matrix.codes if coded else matrix, f"{name}_scales": matrix.scales if coded else None}
     (norm1, norm1_bias), (norm2, norm2_bias), (group, group_bias) = layer.norm1, layer.norm2, layer.group_norm
     found |= {"norm1_weight": norm1, "norm1_bias": norm1_bias, "mixes": layer.mixes}
     found |= {"norm2_weight": norm2, "norm2_bias": norm2_bias, "x_k": layer.x_k}

@@ -1,4 +1,4 @@
-"""The kernel of a whole decode step of one row, `cuda/decode_row.cu`."""
+"""The kernels of a whole decode step of one row, `cuda/decode_row.cu` and `decode_row_half.cu`."""
 
 from collections.abc import Sequence
 from ctypes import byref, c_int
@@ -6,7 +6,7 @@ from ctypes import byref, c_int
 import torch
 from torch import Tensor
 
-from rwkv_batch.ops.cuda.abi import ROW_INNER, TILE_K, RowInput
+from rwkv_batch.ops.cuda.abi import ROW_HALF, ROW_INNER, TILE_K, RowInput
 from rwkv_batch.ops.cuda.binding import Kernels
 from rwkv_batch.ops.cuda.gemms import launch
 from rwkv_batch.ops.torch_ops import HEAD_SIZE
@@ -49,7 +49,7 @@ class RowKernel:
     ) -> None:
         """layers: of each the tensors named in POINTERS; hidden: units of a channel mix.
 
-        form: ROW_INT4, ROW_INT8, or ROW_INT8_COLUMNS, with which value is `[hidden, C]`.
+        form: ROW_INT4, ROW_INT8, or ROW_INT8_COLUMNS and ROW_HALF, with which value is `[hidden, C]`.
         """
         self._library, self._form = kernels.library, form
         self._layers = layers  # kept, as the table points to them
@@ -60,9 +60,11 @@ class RowKernel:
         self._table = torch.tensor(pointers, dtype=torch.int64, device=device)
         ranks = [_rows(last[f"{name}_inner"]) for name in FUNCTIONS]
         # What launches leave for each other: sums of two launches in turn, of the stream and of inner sides,
-        # of which each makes those of the next zero; and how many there were.
+        # of which each makes those of the next zero; and how many there were. With ROW_HALF r, k, v and inner
+        # sides are not sums, and those of two layers take turns.
         self._sums = torch.zeros(2, 2, width, dtype=torch.int64, device=device)
-        self._inner = torch.zeros(2, len(layers), sum(ranks), dtype=torch.int64, device=device)
+        inner = 3 * width + sum(ranks) if form == ROW_HALF else len(layers) * sum(ranks)
+        self._inner = torch.zeros(2, inner, dtype=torch.int64, device=device)
         self._launches = torch.zeros(1, dtype=torch.int32, device=device)
         heads = width // HEAD_SIZE
         blocks = torch.cuda.get_device_properties(device).multi_processor_count // 2 * 2

@@ -1,0 +1,119 @@
+// A decode step of one row by one launch on Hopper, as decode_row.cu, for models of up to 1024 channels with
+// matrices in fp16, whose steps are short enough that what blocks wait for counts more than bytes.
+//
+//   x [C] fp32, written
+//   states of the slot as of wkv.cuh and norm.cuh, read and written; a negative slot has none
+//
+// Products are sums in fp32: by tensor cores over the 16th of K that a warp has, then over the 16 warps of a
+// block in order. What blocks add to the stream is fp32 over a head's 64 channels, or over 64 hidden units,
+// rounded to units of 2^-24, then whole numbers, in any order. r, k, v, results of low-rank functions, y and
+// hidden units are rounded to fp16, as between separate kernels.
+//
+// Reference: rwkv_batch/model/rwkv7.py, and the separate kernels. Binding: RowKernel of
+// rwkv_batch/ops/cuda/codes/row.py. Test: test/kernels/test_decode_row.py. Only sm_90a.
+//
+// Eight blocks share a head. Each has its channels of r, k and v in eight parts, some outputs of the inner
+// sides of the low-rank functions, and 32 hidden units. All blocks wait for each other three times a layer:
+// for r, k, v and inner sides, from which each of the eight computes the outer sides and the recurrence of
+// the whole head; and twice where the stream is complete. Two blocks are a cluster and have their hidden
+// units in common, from which each computes half of the outputs.
+//
+// Four more warps bring the weights. Nearly a whole layer lies in shared memory, so that each part of the
+// next layer is on its way as soon as this layer's has been read: memory does not wait for what blocks wait
+// for.
+#include "decode_row_half_bring.cuh"
+#include "decode_row_half_compute.cuh"
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define PAIRED
+#else
+#define PAIRED __cluster_dims__(2, 1, 1)
+#endif
+
+namespace {
+template <int STEPS>
+__global__ void PAIRED __launch_bounds__(half_row::ALL_THREADS, 1)
+    decode_row_half_kernel(const __grid_constant__ RowInput in) {
+#if HOPPER
+    using namespace half_row;
+    extern __shared__ __align__(128) uint8_t raw[];
+    Memory& own = *reinterpret_cast<Memory*>(raw);
+    const uint32_t weights = shared_address(raw) + sizeof(Memory);
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    warp = shuffle(warp, 0);
+    const Share<STEPS> my(in, blockIdx.x);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < PARTS; i++) {
+            const bool by_all = i == PART_OUT || i == PART_VALUE, narrow = i == PART_OUT || i == PART_OUTER;
+            for (int chunk = 0; chunk < CHUNKS; chunk++)
+                barrier_init(shared_address(&own.full[i][chunk]), narrow ? COPYING : 1);
+            barrier_init(shared_address(&own.empty[i]), by_all ? COMPUTING : 1);
+        }
+        barrier_init(shared_address(&own.hidden_full), 1);
+        barriers_ready();
+    }
+    for (int i = threadIdx.x; i < min(in.layer_count, ROW_TABLES) * ROW_POINTERS; i += ALL_THREADS)
+        own.tables[i / ROW_POINTERS][i % ROW_POINTERS] = in.layers[i / ROW_POINTERS].at[i % ROW_POINTERS];
+    cluster_arrive();
+    cluster_wait();
+    __syncthreads();
+    if (warp < WARPS)
+        Computing<STEPS>(in, own, my, weights, warp, lane).layers();
+    else if (warp > WARPS)
+        Bringing<STEPS>{in, own, my, weights, lane}.narrow(threadIdx.x - COMPUTING - WARP);
+    else
+        Bringing<STEPS>{in, own, my, weights, lane}.wide();
+    cluster_arrive();
+    cluster_wait();
+#endif
+}
+
+using Kernel = void (*)(RowInput);
+
+// Of a model with so many steps.
+template <int STEPS = half_row::MOST_STEPS>
+Kernel kernel(int steps, const RowInput& in, int& shared) {
+    if constexpr (STEPS > 1)
+        if (steps < STEPS) return kernel<STEPS - 1>(steps, in, shared);
+    shared = int(sizeof(half_row::Memory)) + half_row::Share<STEPS>(in, 0).bytes();
+    return decode_row_half_kernel<STEPS>;
+}
+
+struct Launch {
+    Kernel kernel;
+    cudaLaunchAttribute attribute = {};
+    cudaLaunchConfig_t config = {};
+    Launch(const RowInput& in, cudaStream_t stream) {
+        int shared;
+        kernel = ::kernel<>(in.heads / 4, in, shared);
+        attribute.id = cudaLaunchAttributeCooperative, attribute.val.cooperative = 1;
+        config.gridDim = in.heads * half_row::HEAD_BLOCKS, config.blockDim = half_row::ALL_THREADS;
+        config.dynamicSmemBytes = shared, config.stream = stream, config.attrs = &attribute;
+    }
+    bool allowed() const {
+        return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    int(config.dynamicSmemBytes)) == cudaSuccess;
+    }
+};
+}  // namespace
+
+bool decode_row_half_fits(const RowInput& in) {
+    const int blocks = in.heads * half_row::HEAD_BLOCKS, ranks = ranks_of(in);
+    bool fits = on_hopper() && in.heads % 4 == 0 && in.heads / 4 <= half_row::MOST_STEPS &&
+                in.slices * ROW_TILE == blocks * half_row::UNITS && blocks <= multiprocessors() &&
+                ranks <= half_row::MOST_RANKS && ranks <= blocks * half_row::INNER_ROWS;
+    for (int f = 0; f < ROW_FUNCTIONS; f++) fits = fits && in.rank[f] >= 32 && in.rank[f] % 32 == 0;
+    if (!fits) return false;
+    const Launch launch(in, nullptr);
+    int clusters = 0;
+    return launch.allowed() &&
+           cudaOccupancyMaxActiveClusters(&clusters, launch.kernel, &launch.config) == cudaSuccess &&
+           2 * clusters >= blocks;
+}
+
+int decode_row_half(const RowInput& in, cudaStream_t stream) {
+    if (!decode_row_half_fits(in)) return cudaErrorNotSupported;
+    Launch launch(in, stream);
+    launch.config.numAttrs = 1;
+    return cudaLaunchKernelEx(&launch.config, launch.kernel, in);
+}

@@ -19,7 +19,7 @@ SAME = 2e-3  # of two ways to round the same sums
 VOCAB = 500
 WIDTHS = [256, 768, 1024, 2048, 2560, 4096]  # of one to four tiles of a warp, with warps that have none
 FP16_WIDTHS = [256, 512, 768, 1024]
-LAYERS = 5  # more than tables of pointers at once
+LAYERS = 3, 5  # of codes; of fp16, more than it has tables of pointers at once
 STEPS = 7  # states are written at every third
 
 
@@ -68,7 +68,7 @@ CASES = [(form, width) for form in FORMS for width in (FP16_WIDTHS if form == "f
 
 
 def packed(width: int, form: str, sparse: bool = False):
-    checkpoint = tiny(LAYERS, width, VOCAB, seed=3)
+    checkpoint = tiny(LAYERS[form == "fp16"], width, VOCAB, seed=3)
     if sparse:  # and in some slices of 64 hidden units none is
         for name, tensor in checkpoint.tensors.items():
             if name.endswith("ffn.key.weight"):

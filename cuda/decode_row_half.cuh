@@ -1,5 +1,4 @@
-// What decode_row_half.cu is made of: how it divides its work, shared memory, and the warps that bring
-// weights.
+// How decode_row_half.cu divides its work, and what a block has in shared memory.
 #pragma once
 #include "decode_row_share.cuh"
 
@@ -17,7 +16,7 @@ constexpr int OPERANDS = 5;  // of the time mix's first products: r, k, v and tw
 constexpr int OPERAND = 36;  // words from one of them to the next: not a multiple of the banks
 
 // The weights of a layer that a block reads. PART_LATE_KEY, the second half of its rows of key, takes the
-// place of PART_OUTER. The TMA brings wide rows, up to CHUNKS times some of them with a barrier each.
+// place of PART_OUTER. The TMA brings wide rows in up to CHUNKS chunks, each with a barrier of its own.
 enum Part { PART_OUT, PART_KEY, PART_VALUE, PART_IN, PART_OUTER, PART_LATE_KEY, PARTS };
 constexpr int CHUNKS = 4;
 

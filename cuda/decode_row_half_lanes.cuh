@@ -83,6 +83,7 @@ DEVICE float2 normalized(float2 x, uint32_t weight, uint32_t bias, bool any, int
 // What lane 4 g + q has of a product whose columns are all the same: of output g, or with an odd q of g + 8.
 DEVICE float of_lane(const float (&c)[4], int lane) { return lane & 1 ? c[2] : c[0]; }
 
+// A thread of the computing warps: what it has of the step, and what it does.
 template <int STEPS>
 struct Computing {
     using S = Share<STEPS>;
@@ -244,11 +245,13 @@ struct Computing {
             x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
         }
     }
+    // Of a vector of the head, those of the lane's keys.
     DEVICE void of_keys(const float* vector, float (&x)[8]) const {
         const uint32_t at = shared_address(vector) + lane % 8 * 32;
         const float4 a = load_shared(at), b = load_shared(at + 16);
         x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
     }
+    // The sum over the lanes of a row of S.
     static DEVICE float over_eight(float x) {
 #pragma unroll
         for (int bits = 1; bits < 8; bits *= 2) x += shuffle_xor(x, bits);

@@ -26,13 +26,6 @@
 // of what comes into it, which is the same in all layers. Four other warps fill the rings.
 #include "decode_row_compute.cuh"
 
-// Two blocks are a cluster; compilers for older GPUs refuse the words.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#define PAIRED
-#else
-#define PAIRED __cluster_dims__(2, 1, 1)
-#endif
-
 namespace {
 template <typename Format>
 __global__ void PAIRED __launch_bounds__(ROW_THREADS, 1)

@@ -24,12 +24,6 @@
 #include "decode_row_half_bring.cuh"
 #include "decode_row_half_compute.cuh"
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#define PAIRED
-#else
-#define PAIRED __cluster_dims__(2, 1, 1)
-#endif
-
 namespace {
 template <int STEPS>
 __global__ void PAIRED __launch_bounds__(half_row::ALL_THREADS, 1)

@@ -5,6 +5,13 @@
 #include "hopper.cuh"
 #include "wkv_half.cuh"
 
+// Two blocks are a cluster; compilers for older GPUs refuse the words.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define PAIRED
+#else
+#define PAIRED __cluster_dims__(2, 1, 1)
+#endif
+
 constexpr int ROW_WARPS = 16;  // that compute; ROW_BRINGING more bring weights
 constexpr int ROW_BRINGING = 4, ROW_COMPUTING = ROW_WARPS * WARP,
               ROW_THREADS = ROW_COMPUTING + ROW_BRINGING * WARP;

@@ -76,13 +76,18 @@ DEVICE void arrive_some(int name, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
-// A lane's pairs of columns of a vector, 64 apart: volatile, so that they are on their way before sums are
-// waited for.
+// A load that is on its way from here on, whatever is waited for later.
+DEVICE uint32_t load_word(const __half* from) {
+    uint32_t x;
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+    return x;
+}
+
+// A lane's pairs of columns of a vector, 64 apart.
 DEVICE void load_columns(const __half* from, int tiles, uint32_t (&to)[ROW_WARP_TILES]) {
 #pragma unroll
     for (int i = 0; i < ROW_WARP_TILES; i++)
-        if (i < tiles)
-            asm volatile("ld.global.u32 %0, [%1];" : "=r"(to[i]) : "l"(from + i * ROW_TILE) : "memory");
+        if (i < tiles) to[i] = load_word(from + i * ROW_TILE);
 }
 
 // The layer norm of the stream, of which each lane has some columns.

@@ -5,7 +5,7 @@
 
 #if HOPPER
 namespace half_row {
-using row::add_to_sum, row::complete, row::load_sums, row::mixed, row::sum_of;
+using row::add_to_sum, row::complete, row::load_sums, row::load_word, row::mixed, row::sum_of;
 
 // What a block publishes for all: a number and by which layer of which launch, so that whoever reads it sees
 // whether it is there.
@@ -27,13 +27,7 @@ DEVICE float2 wait_published(const unsigned long long* place, unsigned tag) {
     return make_float2(__uint_as_float(unsigned(v.x)), __uint_as_float(unsigned(v.y)));
 }
 
-// Loads that are on their way from here on, whatever is waited for later.
-DEVICE uint32_t load_word(const __half* from) {
-    uint32_t x;
-    asm volatile("ld.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
-    return x;
-}
-
+// As load_word, of other sizes.
 DEVICE __half load_half(const __half* from) {
     unsigned short x;
     asm volatile("ld.global.u16 %0, [%1];" : "=h"(x) : "l"(from) : "memory");
@@ -236,15 +230,6 @@ struct Computing {
         return weights + at + i * S::PITCH + warp * SLICE * 2 + lane / 16 * 16;
     }
 
-    // Eight numbers of fp16.
-    static DEVICE void widen(const uint4& words, float (&x)[8]) {
-        const uint32_t pairs[4] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float2 pair = to_float2(pairs[i]);
-            x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
-        }
-    }
     // Of a vector of the head, those of the lane's keys.
     DEVICE void of_keys(const float* vector, float (&x)[8]) const {
         const uint32_t at = shared_address(vector) + lane % 8 * 32;

@@ -149,15 +149,15 @@ DEVICE void Computing<STEPS>::outer_sides(int layer) {
 template <int STEPS>
 DEVICE void Computing<STEPS>::apply_deferred() {
     const int row = 4 * warp + lane / 8;
-    widen(state, s);
+    Raw8<__half>{state}.widen(s);
 #pragma unroll 1
     for (int t = 0; t < lag; t++) {
         const __half(&old)[DEFERRED_VECTORS][HEAD] = own.deferred[t];
         const float v = __half2float(old[VALUE][row]), removed = __half2float(old[REMOVED][row]);
         float lost[8], key[8], x[8];
-        widen(load_shared_words(shared_address(old[LOST]) + lane % 8 * 16), lost);
-        widen(load_shared_words(shared_address(old[KEY]) + lane % 8 * 16), key);
-        widen(load_shared_words(shared_address(old[REMOVAL]) + lane % 8 * 16), x);
+        Raw8<__half>{load_shared_words(shared_address(old[LOST]) + lane % 8 * 16)}.widen(lost);
+        Raw8<__half>{load_shared_words(shared_address(old[KEY]) + lane % 8 * 16)}.widen(key);
+        Raw8<__half>{load_shared_words(shared_address(old[REMOVAL]) + lane % 8 * 16)}.widen(x);
 #pragma unroll
         for (int i = 0; i < 8; i++) s[i] = s[i] * (1.f - lost[i]) + v * key[i] - removed * x[i];
     }

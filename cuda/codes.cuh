@@ -10,7 +10,8 @@
 //     of the first, third, second and fourth. int8 is 128 more than the number; fp8 (e4m3) has no NaN
 //   int4: 512 bytes, of a lane 8 of either output; then of each g the scale and the minimum of output g and
 //     those of g + 8, fp16. Of each eight inputs in a word the low four nibbles are of the first of each
-//     two, the high four of the second
+//     two, the high four of the second. In groups of 128 inputs scales lie between the codes of an even block
+//     along K and those of the next, and a row of blocks has an even number of them
 //   fp6 (e3m2): 512 bytes as int4, of sign and exponent; then of each lane a word of mantissas of either
 //     output. Inputs i and i + 1, i even, have theirs from bits i and i + 16 on
 //   fp5 (e2m2): 512 bytes as int4, of sign, exponent and the high bit of the mantissa; then of each lane a
@@ -30,11 +31,14 @@ enum CodeFormat {
     CODES_INT4 = 2,
     CODES_NF4 = 3,
     CODES_FP6 = 4,
-    CODES_FP5 = 5
+    CODES_FP5 = 5,
+    CODES_WIDE_INT4 = 6  // in groups of 128
 };
 
 // Whether a format has a scale of each output, in a tensor of its own.
-constexpr bool has_output_scales(int format) { return format != CODES_INT4 && format != CODES_NF4; }
+constexpr bool has_output_scales(int format) {
+    return format != CODES_INT4 && format != CODES_NF4 && format != CODES_WIDE_INT4;
+}
 
 namespace codes {
 __device__ __forceinline__ __half2 as_halves(uint32_t pair) {
@@ -52,23 +56,34 @@ constexpr unsigned short BITS_OF_256 = 0x5c00, BITS_OF_SIXTEENTH = 0x2c00, BITS_
 constexpr uint32_t BITS_OF_1024 = 0x64006400;  // twice
 
 // A format has
+//   row_bytes: of so many rows of `steps` blocks along K;  begin, place: where one begins in a row, and in w
 //   Held: what a lane holds of a block, and `load`
 //   operands: of mma j a[j] by the names of `mma`, exact or rounded as the format says
 //   SCALED: whether sums are to be multiplied by a scale of the output
 //   WIDE: whether AMD GPUs have the registers for 64 outputs a warp
 //   TABLE: words of shared memory that `fill` writes, by all threads, before the first `operands`
 
+template <int BLOCK_BYTES>
+struct Blocks {
+    template <typename Count>
+    static __device__ __forceinline__ Count row_bytes(Count rows, int steps) {
+        return rows * steps * BLOCK_BYTES;
+    }
+    static __device__ __forceinline__ size_t begin(int step) { return size_t(step) * BLOCK_BYTES; }
+    static __device__ __forceinline__ size_t place(int block, int) { return begin(block); }
+};
+
 // Codes of 8 bits; Kind gives the numbers of a word, the first two and the others.
 template <typename Kind>
-struct Bytes {
-    static constexpr int BLOCK_BYTES = 2 * CODE_PIECE, TABLE = 0;
+struct Bytes : Blocks<2 * CODE_PIECE> {
+    static constexpr int TABLE = 0;
     static constexpr bool SCALED = true, WIDE = true;
 
     struct Held {
         uint4 top, low;
     };
 
-    static __device__ __forceinline__ void load(Held& held, const uint8_t* block, int lane) {
+    static __device__ __forceinline__ void load(Held& held, const uint8_t* block, int, int lane) {
         held.top = load_once(block + lane * 16);
         held.low = load_once(block + CODE_PIECE + lane * 16);
     }
@@ -112,8 +127,8 @@ struct Fp8 : Bytes<Fp8> {
 };
 
 // w = scale q + minimum, rounded once.
-struct Int4 {
-    static constexpr int BLOCK_BYTES = CODE_PIECE + CODE_ROWS * 4, TABLE = 0;
+struct Int4 : Blocks<CODE_PIECE + CODE_ROWS * 4> {
+    static constexpr int SCALE_BYTES = CODE_ROWS * 4, TABLE = 0;
     static constexpr bool SCALED = false, WIDE = true;
 
     struct Held {
@@ -121,7 +136,7 @@ struct Int4 {
         uint2 scales;
     };
 
-    static __device__ __forceinline__ void load(Held& held, const uint8_t* block, int lane) {
+    static __device__ __forceinline__ void load(Held& held, const uint8_t* block, int, int lane) {
         held.codes = load_once(block + lane * 16);
         held.scales = load8(block + CODE_PIECE + lane / 4 * 8);
     }
@@ -157,6 +172,27 @@ struct Int4 {
     }
 };
 
+// The same in groups of 128. An odd block begins with the scales of the group.
+struct WideInt4 : Int4 {
+    static constexpr int GROUP_BYTES = 2 * CODE_PIECE + SCALE_BYTES;
+
+    template <typename Count>
+    static __device__ __forceinline__ Count row_bytes(Count rows, int steps) {
+        return rows * ((steps + 1) / 2) * GROUP_BYTES;
+    }
+    static __device__ __forceinline__ size_t begin(unsigned step) {
+        return step / 2 * GROUP_BYTES + step % 2 * CODE_PIECE;
+    }
+    static __device__ __forceinline__ size_t place(int block, int steps) {
+        return row_bytes(size_t(block / steps), steps) + begin(block % steps);
+    }
+
+    static __device__ __forceinline__ void load(Held& held, const uint8_t* block, unsigned step, int lane) {
+        held.codes = load_once(block + step % 2 * SCALE_BYTES + lane * 16);
+        held.scales = load8(block + (step % 2 ? 0 : CODE_PIECE) + lane / 4 * 8);
+    }
+};
+
 // Exact: as of Fp8, with nibbles of sign and three bits that an fp16 has from bit TO on, and lower bits LOW
 // of a pair in their place. BIAS: of exponents, less fp16's, as the bits of 2^BIAS.
 template <int TO, uint32_t LOW, unsigned short BIAS>
@@ -181,15 +217,13 @@ struct SmallFloat {
 
 constexpr unsigned short BITS_OF_4096 = 0x6c00, BITS_OF_16384 = 0x7400;
 
-struct Fp6 : SmallFloat<10, 0x03000300, BITS_OF_4096> {
-    static constexpr int BLOCK_BYTES = CODE_PIECE + WARP * 8;
-
+struct Fp6 : SmallFloat<10, 0x03000300, BITS_OF_4096>, Blocks<CODE_PIECE + WARP * 8> {
     struct Held {
         uint4 codes;
         uint2 low;
     };
 
-    static __device__ __forceinline__ void load(Held& held, const uint8_t* block, int lane) {
+    static __device__ __forceinline__ void load(Held& held, const uint8_t* block, int, int lane) {
         held.codes = load_once(block + lane * 16);
         held.low = load8(block + CODE_PIECE + lane * 8);
     }
@@ -207,15 +241,13 @@ struct Fp6 : SmallFloat<10, 0x03000300, BITS_OF_4096> {
     }
 };
 
-struct Fp5 : SmallFloat<9, 0x01000100, BITS_OF_16384> {
-    static constexpr int BLOCK_BYTES = CODE_PIECE + WARP * 4;
-
+struct Fp5 : SmallFloat<9, 0x01000100, BITS_OF_16384>, Blocks<CODE_PIECE + WARP * 4> {
     struct Held {
         uint4 codes;
         uint32_t low;
     };
 
-    static __device__ __forceinline__ void load(Held& held, const uint8_t* block, int lane) {
+    static __device__ __forceinline__ void load(Held& held, const uint8_t* block, int, int lane) {
         held.codes = load_once(block + lane * 16);
         held.low = load4(block + CODE_PIECE + lane * 4);
     }
@@ -242,8 +274,8 @@ __device__ __forceinline__ uint32_t bits_of_nf4(int code) {
 
 // w = scale NF4[q], with NF4 rounded to fp16, and the product again. A table of all bytes has both numbers of
 // each, COPIES times, so that lanes meet at few of its banks.
-struct Nf4 {
-    static constexpr int COPIES = 8, BLOCK_BYTES = CODE_PIECE + CODE_ROWS * 2, TABLE = 256 * COPIES;
+struct Nf4 : Blocks<CODE_PIECE + CODE_ROWS * 2> {
+    static constexpr int COPIES = 8, TABLE = 256 * COPIES;
     static constexpr bool SCALED = false, WIDE = true;
 
     struct Held {
@@ -251,7 +283,7 @@ struct Nf4 {
         uint32_t scales;
     };
 
-    static __device__ __forceinline__ void load(Held& held, const uint8_t* block, int lane) {
+    static __device__ __forceinline__ void load(Held& held, const uint8_t* block, int, int lane) {
         held.codes = load_once(block + lane * 16);
         held.scales = load4(block + CODE_PIECE + lane / 4 * 4);
     }

@@ -25,7 +25,7 @@ __global__ void LAUNCH_BOUNDS(WARPS* WARP, 4)
     wait_for_inputs();  // which may read what is written here
     for (int block = blockIdx.x * WARPS + threadIdx.x / WARP; block < blocks; block += gridDim.x * WARPS) {
         typename Format::Held held;
-        Format::load(held, w + size_t(block) * Format::BLOCK_BYTES, lane);
+        Format::load(held, w + Format::place(block, steps), block % steps, lane);
         uint32_t a[4][4];
         Format::operands(held, table, a);
 #pragma unroll
@@ -69,6 +69,7 @@ int rwkv_decode_codes(const void* w, const float* scale, __half* to, int n, int 
         case CODES_NF4: return run<codes::Nf4>(w, scale, to, n, k, stream);
         case CODES_FP6: return run<codes::Fp6>(w, scale, to, n, k, stream);
         case CODES_FP5: return run<codes::Fp5>(w, scale, to, n, k, stream);
+        case CODES_WIDE_INT4: return run<codes::WideInt4>(w, scale, to, n, k, stream);
     }
     return cudaErrorInvalidValue;
 }

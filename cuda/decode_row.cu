@@ -73,9 +73,10 @@ constexpr int SHARED = sizeof(RowShared);
 using Kernel = void (*)(RowInput);
 
 Kernel kernel(int form) {
-    return form == ROW_INT4   ? decode_row_kernel<RowInt4>
-           : form == ROW_INT8 ? decode_row_kernel<RowInt8>
-                              : decode_row_kernel<RowInt8Columns>;
+    return form == ROW_INT4        ? decode_row_kernel<RowInt4<Int4Tile>>
+           : form == ROW_WIDE_INT4 ? decode_row_kernel<RowInt4<WideInt4Tile>>
+           : form == ROW_INT8      ? decode_row_kernel<RowInt8>
+                                   : decode_row_kernel<RowInt8Columns>;
 }
 
 // A block on each multiprocessor, all of them at once.
@@ -124,7 +125,8 @@ int rwkv_decode_row_fits(int form, const int* rank, int heads, int slices, int h
     const int others = ranks - 2 * heads * head_rows;
     fits = fits && ranks <= ROW_RANKS && head_rows >= 1 && head_rows <= ROW_INNER && others >= free &&
            others <= free * ROW_INNER;
-    static const bool room[ROW_HALF] = {has_room(ROW_INT4), has_room(ROW_INT8), has_room(ROW_INT8_COLUMNS)};
+    static const bool room[ROW_HALF] = {has_room(ROW_INT4), has_room(ROW_WIDE_INT4), has_room(ROW_INT8),
+                                        has_room(ROW_INT8_COLUMNS)};
     if (!fits || !room[form]) return false;
     return (rank[ROW_W] + rank[ROW_A] + rank[ROW_V]) * 4 <= ROW_STAGE_BYTES &&
            rank[ROW_G] * 4 <= ROW_STAGE_BYTES;

@@ -143,6 +143,7 @@ DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int 
                                           : phase == HIDDEN   ? my.own
                                                               : 0;
             uint32_t operands = phase == TIME_OUT ? shared_address(own.y) : x0;
+            const int first_tile = phase == TIME_OUT ? my.pair : my.tile;
             unsigned which_tiles = phase == TIME_OUT ? 1 : my.all_tiles();
             uint32_t infos = shared_address(phase == TIME_OUT ? own.y_info : own.x_info[warp][0]);
 #pragma unroll 1
@@ -151,8 +152,8 @@ DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int 
                     operands = x1, which_tiles = my.shared_tiles();
                     infos = shared_address(own.x_info[warp][1]);
                 }
-                const float2 y =
-                    multiply_strip(Format(), ring, operands, infos, zeros, zero, which_tiles, lane);
+                const float2 y = multiply_strip(Format(), ring, operands, infos, zeros, zero, first_tile,
+                                                which_tiles, lane);
                 if (phase == TIME_OUT) {
                     unsigned long long* const to = sums + my.strip(i) * ROW_TILE + of_lane;
                     add_to_sum(to, y.x), add_to_sum(to + 8, y.y);

@@ -22,8 +22,10 @@ struct alignas(16) HiddenUnits {
     int unused[3];
 };
 
-// The tiles of int4_tile.cuh.
+// The tiles of int4_tile.cuh: Int4Tile or WideInt4Tile.
+template <typename OfTile>
 struct RowInt4 {
+    using Tile = OfTile;
     using Hidden = HiddenRuns;
     static constexpr int DIGITS = 0x5140;  // of numbers 2 q, 2 q + 8, 2 q + 1 and 2 q + 9
 
@@ -33,17 +35,18 @@ struct RowInt4 {
                                      unsigned which) {
         for (int i = 0; i < ROW_WARP_TILES; i++)
             if (which >> i & 1)
-                add(matrix, uint32_t(strip * all + first + i) * Int4Tile::BYTES, Int4Tile::BYTES, true);
+                add(matrix, Tile::template begin_of<uint32_t>(strip, all, first + i), Tile::BYTES, true);
     }
 
     // Scales of all tiles of a strip; codes are read once it is known which.
     template <typename Add>
     static __device__ void add_value(const Add& add, const RowShare& my, int strip, int slices) {
         const int all = my.own + my.other;
-        for (int j = 0; j < all; j++)
-            add(ROW_VALUE,
-                uint32_t(strip * slices + my.slice_of_pair(j)) * Int4Tile::BYTES + Int4Tile::SCALES,
-                Int4Tile::BYTES - Int4Tile::SCALES, j == all - 1);
+        for (int j = 0; j < all; j++) {
+            const int slice = my.slice_of_pair(j);
+            add(ROW_VALUE, Tile::template begin_of<uint32_t>(strip, slices, slice) + Tile::scales(slice),
+                Tile::SCALE_BYTES, j == all - 1);
+        }
     }
 };
 

@@ -10,7 +10,7 @@ enum RowFunction { ROW_W, ROW_A, ROW_G, ROW_V, ROW_FUNCTIONS };
 
 // How large matrices lie, see decode_row_formats.cuh; ROW_HALF is that of decode_row_half.cu: r, k, v, output
 // and key by rows, value [hidden units, C], in fp16.
-enum RowForm { ROW_INT4, ROW_INT8, ROW_INT8_COLUMNS, ROW_HALF, ROW_FORMS };
+enum RowForm { ROW_INT4, ROW_WIDE_INT4, ROW_INT8, ROW_INT8_COLUMNS, ROW_HALF, ROW_FORMS };
 
 // Matrices and vectors of a layer, by their places in the table of pointers.
 enum RowMatrix {

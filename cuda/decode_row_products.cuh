@@ -89,7 +89,10 @@ DEVICE float2 over_four_lanes(const float (&y)[4][2], int q) {
 }
 
 // Of which output of 64 a lane has the sum, and of that 8 later (lane = 4 g + q).
-DEVICE int output_of_lane(RowInt4, int lane) { return lane % 4 * 16 + lane / 4; }
+template <typename Tile>
+DEVICE int output_of_lane(RowInt4<Tile>, int lane) {
+    return lane % 4 * 16 + lane / 4;
+}
 DEVICE int output_of_lane(RowInt8, int lane) {
     return (lane % 4 ^ Int8Tile::turned(lane / 4)) * 16 + lane / 4;
 }
@@ -107,9 +110,10 @@ DEVICE uint4 operand(int j, uint32_t digits_at, uint32_t infos, uint32_t zeros, 
 // + 1 of products are the digits of tile j, of which lane q = j has the sums, so that scales are applied once
 // for all of them. Sums of the later outputs are 16 times too large, as their codes are the high halves of
 // bytes. x: operands of the tiles; infos: of these, as of `digits`. zeros: 16 bytes of them; zero: none, of
-// which the compiler does not know.
-DEVICE float2 multiply_strip(RowInt4, Ring& ring, uint32_t x, uint32_t infos, uint32_t zeros, uint32_t zero,
-                             unsigned which, int lane) {
+// which the compiler does not know. first: of the tiles along all of K.
+template <typename Tile>
+DEVICE float2 multiply_strip(RowInt4<Tile>, Ring& ring, uint32_t x, uint32_t infos, uint32_t zeros,
+                             uint32_t zero, int first, unsigned which, int lane) {
     const int g = lane / 4, q = lane % 4;
     int sums[4][4] = {};
     float2 scales[4] = {}, info = {};
@@ -118,16 +122,17 @@ DEVICE float2 multiply_strip(RowInt4, Ring& ring, uint32_t x, uint32_t infos, ui
     for (int j = 0; j < ROW_WARP_TILES; j++) {
         if (!(which >> j & 1)) continue;
         const uint4 b = operand(j, digits_at, infos, zeros, lane, info);
-        const uint32_t tile = ring.wait();
+        const uint32_t tile = ring.wait(), runs = tile + Tile::codes(first + j);
         uint2 codes[2][4];  // of pairs of 16 outputs, by sixteens along K
 #pragma unroll
         for (int pair = 0; pair < 2; pair++)
 #pragma unroll
             for (int k = 0; k < 4; k++)
-                codes[pair][k] = load_shared_two(tile + (k * 4 + q) * 128 + (pair * 8 + g + 4 * q) % 16 * 8);
+                codes[pair][k] = load_shared_two(runs + (k * 4 + q) * 128 + (pair * 8 + g + 4 * q) % 16 * 8);
         if (q == j)
 #pragma unroll
-            for (int p = 0; p < 4; p++) scales[p] = load_shared2(tile + Int4Tile::SCALES + (p * 8 + g) * 8);
+            for (int p = 0; p < 4; p++)
+                scales[p] = load_shared2(tile + Tile::scales(first + j) + Tile::place_of_scale(p, g));
         // Released first: so all codes are read at once, and products take turns.
         uint32_t read = 0;
 #pragma unroll
@@ -160,7 +165,7 @@ DEVICE float2 multiply_strip(RowInt4, Ring& ring, uint32_t x, uint32_t infos, ui
 // The same with codes that are 128 more than a number, and a scale of each output. Of some lanes outputs of
 // two sixteens have changed places, as in their tiles.
 DEVICE float2 multiply_strip(RowInt8, Ring& ring, uint32_t x, uint32_t infos, uint32_t zeros, uint32_t zero,
-                             unsigned which, int lane) {
+                             int, unsigned which, int lane) {
     constexpr int SIXTEENS = TILE_K / 16 / RowInt8::HALVES;  // along K, of a stage
     const int g = lane / 4, q = lane % 4;
     int sums[4][4] = {};

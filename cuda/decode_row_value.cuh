@@ -62,25 +62,28 @@ DEVICE uint32_t load_word_once(const void* address) {
 // Eight lanes read a run of codes, so that lane r of them has always the same outputs: of 16 (2 (r / 4) + p)
 // + g and 8 later, where p is 0 or 1 and g is 2 (r % 4) or 1 more. The four times eight take turns with the
 // runs of a tile.
-DEVICE void add_value(RowInt4, const RowInput& in, RowShared& own, Ring& ring, const RowShare& my,
+template <typename Tile>
+DEVICE void add_value(RowInt4<Tile>, const RowInput& in, RowShared& own, Ring& ring, const RowShare& my,
                       const uint8_t* value, unsigned long long* sums, int lane) {
-    constexpr int RUN_LANES = Int4Tile::RUN_BYTES / 16, RUNS_AT_ONCE = WARP / RUN_LANES, ROUNDS = 2;
+    constexpr int RUN_LANES = Tile::RUN_BYTES / 16, RUNS_AT_ONCE = WARP / RUN_LANES, ROUNDS = 2;
     const int r = lane % RUN_LANES, turn = lane / RUN_LANES, all = my.own + my.other;
-    const auto units_of = [&](int j) -> auto& { return hidden_of_pair<RowInt4>(own, my, j); };
+    const auto units_of = [&](int j) -> auto& { return hidden_of_pair<RowInt4<Tile>>(own, my, j); };
     const auto load = [&](const uint8_t* tile, const HiddenRuns& units, int i) {
         const int run = units.runs[i];
-        return load_once(tile + run * Int4Tile::RUN_BYTES + (r + 2 * (run % 4)) % RUN_LANES * 16);
+        return load_once(tile + run * Tile::RUN_BYTES + (r + 2 * (run % 4)) % RUN_LANES * 16);
     };
 #pragma unroll 1
     for (int i = 0; i < my.strips; i++) {
-        const uint8_t* const strip = value + size_t(my.strip(i)) * in.slices * Int4Tile::BYTES;
+        const uint8_t* const strip = value + Tile::template begin_of<size_t>(my.strip(i), in.slices, 0);
+        const auto runs_of = [&](int slice) {
+            return strip + Tile::template begin_of<size_t>(0, in.slices, slice) + Tile::codes(slice);
+        };
         uint4 codes[2 * ROW_SLICES][ROUNDS];
         load_first<RUNS_AT_ONCE>(codes, all, turn, units_of, [&](int j, int at) {
-            return load(strip + size_t(my.slice_of_pair(j)) * Int4Tile::BYTES, units_of(j), at);
+            return load(runs_of(my.slice_of_pair(j)), units_of(j), at);
         });
         float y[4][2] = {};  // of the four words of a lane's part of a run
         const uint32_t scales = ring.wait();
-        constexpr int SCALE_BYTES = Int4Tile::BYTES - Int4Tile::SCALES;
 #pragma unroll
         for (int j = 0; j < 2 * ROW_SLICES; j++) {
             if (j >= all) continue;
@@ -99,16 +102,13 @@ DEVICE void add_value(RowInt4, const RowInput& in, RowShared& own, Ring& ring, c
                     }
             };
             add_items<RUNS_AT_ONCE>(
-                codes[j], units, turn,
-                [&](int at) {
-                    return load(strip + size_t(my.slice_of_pair(j)) * Int4Tile::BYTES, units, at);
-                },
+                codes[j], units, turn, [&](int at) { return load(runs_of(my.slice_of_pair(j)), units, at); },
                 add);
             // Word 2 d + p of a lane's part is of p and g + d.
 #pragma unroll
             for (int p = 0; p < 2; p++) {
                 const uint4 both =
-                    load_shared_words(scales + j * SCALE_BYTES + ((r / 4 * 2 + p) * 8 + r % 4 * 2) * 8);
+                    load_shared_words(scales + j * Tile::SCALE_BYTES + ((r / 4 * 2 + p) * 8 + r % 4 * 2) * 8);
                 const uint32_t of_outputs[2][2] = {{both.x, both.y}, {both.z, both.w}};
 #pragma unroll
                 for (int d = 0; d < 2; d++)

@@ -51,7 +51,7 @@ __device__ __forceinline__ CodeTile locate(const CodedGemms& all, int tile) {
     t.row = min(tile % all.blocks * R * CODE_ROWS, all.n - R * CODE_ROWS);
     t.begin = warp * each;
     t.end = min(t.begin + each, steps);
-    t.w = all.w[t.which] + size_t(t.row / CODE_ROWS) * steps * Format::BLOCK_BYTES;
+    t.w = all.w[t.which] + Format::row_bytes(size_t(t.row / CODE_ROWS), steps);
     t.x = all.x[t.which] + lane % 4 * 16;
     return t;
 }
@@ -67,13 +67,13 @@ __global__ void LAUNCH_BOUNDS(WARPS* WARP, 2) gemm_codes_kernel(const __grid_con
     __shared__ float sums[WARPS][NT * 8][ROWS + 1];
     __shared__ uint32_t table[Format::TABLE ? Format::TABLE : 1];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quad = lane % 4;
-    const int m0 = blockIdx.x * NT * 8, row_bytes = all.k / CODE_K * Format::BLOCK_BYTES;
+    const int m0 = blockIdx.x * NT * 8, row_bytes = Format::row_bytes(1, all.k / CODE_K);
 
     typename Format::Held held[STEPS][R];
     const auto fetch = [&](typename Format::Held(&to)[R], const uint8_t* from, int step) {
 #pragma unroll
         for (int r = 0; r < R; r++)
-            Format::load(to[r], from + size_t(r) * row_bytes + size_t(step) * Format::BLOCK_BYTES, lane);
+            Format::load(to[r], from + size_t(r) * row_bytes + Format::begin(step), step, lane);
     };
     int tile = blockIdx.y;
     CodeTile now = locate<Format, R>(all, tile);
@@ -201,6 +201,7 @@ int rwkv_gemm_codes(const void* const* w, const void* const* scale, const void* 
         case CODES_NF4: return run<codes::Nf4>(all, warp_rows, stream);
         case CODES_FP6: return run<codes::Fp6>(all, warp_rows, stream);
         case CODES_FP5: return run<codes::Fp5>(all, warp_rows, stream);
+        case CODES_WIDE_INT4: return run<codes::WideInt4>(all, warp_rows, stream);
     }
     return cudaErrorInvalidValue;
 }

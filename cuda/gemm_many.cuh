@@ -90,8 +90,8 @@ __global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
                     for (int g = 0; g < GROUPS; g++) {
                         const int row = min(at.w0 / TILE_W_ROWS + g, p.n / TILE_W_ROWS - 1);
                         load_bytes(to + g * W::TILE_BYTES,
-                                   p.codes[at.part] + (size_t(row) * p.steps + step) * W::TILE_BYTES,
-                                   W::TILE_BYTES, barrier, READ_ONCE);
+                                   p.codes[at.part] + tile_offset<W>(row, p.steps, step), W::TILE_BYTES,
+                                   barrier, READ_ONCE);
                     }
                 } else if constexpr (W::CODES) {
 #pragma unroll
@@ -172,7 +172,7 @@ __global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
 #pragma unroll
                 for (int first = 0; first < TILE_K / 16; first += Tile::SIXTEENS) {
                     uint32_t a[Tile::SIXTEENS][4];
-                    W::template operands<1>(w + group * W::TILE_BYTES, first, warp, lane, bits, a);
+                    W::template operands<1>(w + group * W::TILE_BYTES, first, i, warp, lane, bits, a);
 #pragma unroll
                     for (int k = 0; k < Tile::SIXTEENS; k++) ready(a[k]);
                     wgmma_begin();

@@ -10,9 +10,12 @@
 #include "gemm_tile_int4.cuh"
 
 extern "C" {
+// group: 64 or 128.
 int rwkv_gemm_many4(const void* const* w, const void* const* x, void* const* y, int count, int m, int n,
-                    int k, int square, const TileShape* shape, cudaStream_t stream) {
+                    int k, int group, int square, const TileShape* shape, cudaStream_t stream) {
     ManyGemms p = {};
-    return launch_many<Int4Codes>(p, w, x, y, count, m, n, k, square, *shape, stream);
+    return with_int4_codes(group, [&](auto codes) {
+        return launch_many<decltype(codes)>(p, w, x, y, count, m, n, k, square, *shape, stream);
+    });
 }
 }

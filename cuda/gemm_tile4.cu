@@ -1,5 +1,5 @@
 // GEMMs with weights of 4 bits on Hopper, up to three of one shape in one launch: y[m, n] = f(sum over k of
-// x[m, k] w[n, k]), where w[n, k] = scale q + minimum by groups of 64 along k, in fp16.
+// x[m, k] w[n, k]), where w[n, k] = scale q + minimum by groups of 64 or 128 along k, in fp16.
 //
 //   w: [N/64, K/64] tiles of int4_tile.cuh
 //   x [M, K] fp16; y [M, N] fp16; N and K multiples of 64; any M
@@ -21,19 +21,22 @@
 #include "gemm_tile_launch.cuh"
 
 extern "C" {
-// beside: small GEMMs of gemm_stream.cu in the same launch, with up to 16 rows of x. next: weights of the
-// next kernel, to be brought into the L2 cache.
+// group: 64 or 128. beside: small GEMMs of gemm_stream.cu in the same launch, with up to 16 rows of x. next:
+// weights of the next kernel, to be brought into the L2 cache.
 int rwkv_gemm_tile4(const void* const* w, const void* const* x, void* const* y, int count, int m, int n,
-                    int k, int square, const TileShape* shape, const GemmPart* beside, int beside_count,
-                    const char* next, unsigned next_bytes, cudaStream_t stream) {
+                    int k, int group, int square, const TileShape* shape, const GemmPart* beside,
+                    int beside_count, const char* next, unsigned next_bytes, cudaStream_t stream) {
     if (!on_hopper()) return cudaErrorNotSupported;
     TileGemms p = {};
-    if (!set_up<Int4Codes>(p, x, y, count, m, n, k, square, *shape)) return cudaErrorInvalidValue;
-    p.prefetch = {next, next_bytes};
-    for (int i = 0; i < count; i++) p.tiles[i] = static_cast<const uint8_t*>(w[i]);
     StreamGemms small = {};
     if (beside_count && !set_up_stream<1, STREAM_WARPS>(small, beside, beside_count, m))
         return cudaErrorInvalidValue;
-    return launch_tiles<Int4Codes>(p, shape->x_rows, count, stream, beside_count ? &small : nullptr);
+    return with_int4_codes(group, [&](auto codes) {
+        using Codes = decltype(codes);
+        if (!set_up<Codes>(p, x, y, count, m, n, k, square, *shape)) return int(cudaErrorInvalidValue);
+        p.prefetch = {next, next_bytes};
+        for (int i = 0; i < count; i++) p.tiles[i] = static_cast<const uint8_t*>(w[i]);
+        return launch_tiles<Codes>(p, shape->x_rows, count, stream, beside_count ? &small : nullptr);
+    });
 }
 }

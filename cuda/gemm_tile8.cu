@@ -30,8 +30,8 @@
 // In the TMA's swizzle the sixteens of a row change places with the rows.
 struct Fp8Codes : Codes {
     template <int STRIPS, int STEPS>
-    static __device__ __forceinline__ void operands(uint32_t stage, int first, int warp, int lane, uint32_t,
-                                                    uint32_t (&a)[STEPS][4]) {
+    static __device__ __forceinline__ void operands(uint32_t stage, int first, int, int warp, int lane,
+                                                    uint32_t, uint32_t (&a)[STEPS][4]) {
 #if HOPPER
         constexpr int BOX = STRIPS < 2 ? 1 : 2;  // strips side by side
         const int row = warp * 16 + lane / 4, q = lane % 4;

@@ -3,8 +3,12 @@
 #include "gemm_tile_layout.cuh"
 #include "int4_tile.cuh"
 
+// OfTile: Int4Tile or WideInt4Tile.
+template <typename OfTile>
 struct Int4Codes : Codes {
-    static constexpr int TILE_BYTES = Int4Tile::BYTES;
+    using Tile = OfTile;
+    static constexpr int TILE_BYTES = Tile::BYTES, GROUP_STRIPS = Tile::GROUP_STRIPS,
+                         GROUP_BYTES = Tile::GROUP_BYTES;
     static constexpr bool TILES = true, SCALED = false, BY_STRIPS = true;
     static constexpr float UNIT = 1 << 24;
 
@@ -25,23 +29,27 @@ struct Int4Codes : Codes {
     }
 
     // Of the sixteens along k of a stage from `first` on that `a` has room for: strips, or a part of one.
-    template <int, int STEPS>
-    static __device__ __forceinline__ void operands(uint32_t stage, int first, int warp, int lane, uint32_t,
-                                                    uint32_t (&a)[STEPS][4]) {
+    // stage_strip: as odd as the number of the stage's first strip.
+    template <int STAGE_STRIPS, int STEPS>
+    static __device__ __forceinline__ void operands(uint32_t stage, int first, int stage_strip, int warp,
+                                                    int lane, uint32_t, uint32_t (&a)[STEPS][4]) {
 #if HOPPER
+        const int odd = STAGE_STRIPS < Tile::GROUP_STRIPS ? stage_strip % 2 : 0;
         constexpr int OF_STRIP = STEPS < TILE_K / 16 ? STEPS : TILE_K / 16, STRIPS = STEPS / OF_STRIP;
         const int first_strip = first / (TILE_K / 16), first_of_strip = first % (TILE_K / 16);
         uint32_t codes[STRIPS][OF_STRIP];
         float2 scales[STRIPS];
 #pragma unroll
         for (int strip = 0; strip < STRIPS; strip++) {
-            const uint32_t tile = stage + (first_strip + strip) * TILE_BYTES;
+            const int of_stage = odd + first_strip + strip;
+            const uint32_t tile = stage + (Tile::begin(of_stage) - Tile::begin(odd)),
+                           runs = tile + Tile::codes(of_stage);
 #pragma unroll
             for (int k = 0; k < OF_STRIP; k++)
-                codes[strip][k] =
-                    hopper::load_shared_word(tile + (first_of_strip + k) * Int4Tile::SIXTEEN_BYTES +
-                                             Int4Tile::place(warp, lane / 4, lane % 4));
-            scales[strip] = hopper::load_shared2(tile + Int4Tile::scales(warp, lane / 4));
+                codes[strip][k] = hopper::load_shared_word(runs + (first_of_strip + k) * Tile::SIXTEEN_BYTES +
+                                                           Tile::place(warp, lane / 4, lane % 4));
+            scales[strip] =
+                hopper::load_shared2(tile + (Tile::scales(of_stage) + Tile::place_of_scale(warp, lane / 4)));
         }
 #pragma unroll
         for (int strip = 0; strip < STRIPS; strip++) {
@@ -65,8 +73,8 @@ struct Int4Codes : Codes {
     struct Places {
         uint32_t codes, scales, x;
         __device__ __forceinline__ Places(int strip, int x_rows, int lane)
-            : codes(strip * TILE_BYTES + Int4Tile::place(0, lane / 4, lane % 4)),
-              scales(strip * TILE_BYTES + Int4Tile::scales(0, lane / 4)) {
+            : codes(Tile::begin(strip) + Tile::codes(strip) + Tile::place(0, lane / 4, lane % 4)),
+              scales(Tile::begin(strip) + Tile::scales(strip) + Tile::place_of_scale(0, lane / 4)) {
             const int row = lane % 8, eight = lane / 8;
             x = (strip * x_rows + row) * STRIP_BYTES + (eight ^ row) * 16;
             // In registers: the compiler would compute them again in each stage.
@@ -99,7 +107,7 @@ struct Int4Codes : Codes {
             uint2 codes[TILE_K / 16];  // of two sixteens of rows
 #pragma unroll
             for (int k = 0; k < TILE_K / 16; k++)
-                codes[k] = hopper::load_shared_two(w + (at.codes ^ i * 32) + k * Int4Tile::SIXTEEN_BYTES);
+                codes[k] = hopper::load_shared_two(w + (at.codes ^ i * 32) + k * Tile::SIXTEEN_BYTES);
 #pragma unroll
             for (int next = 0; next < 2; next++) {
                 const float2 scales = hopper::load_shared2(w + at.scales + (i + next) * 8 * 8);
@@ -127,3 +135,13 @@ struct Int4Codes : Codes {
 #endif
     }
 };
+
+// What `launch` returns for Int4Codes in groups of 64 or 128.
+template <typename Launch>
+int with_int4_codes(int group, const Launch& launch) {
+    switch (group) {
+        case TILE_K: return launch(Int4Codes<Int4Tile>());
+        case 2 * TILE_K: return launch(Int4Codes<WideInt4Tile>());
+        default: return cudaErrorInvalidValue;
+    }
+}

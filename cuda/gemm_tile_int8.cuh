@@ -12,7 +12,7 @@ struct Int8Codes : Codes {
 
     // Of the sixteens along k of a stage those from `first` on that `a` has room for.
     template <int, int STEPS>
-    static __device__ __forceinline__ void operands(uint32_t stage, int first, int warp, int lane,
+    static __device__ __forceinline__ void operands(uint32_t stage, int first, int, int warp, int lane,
                                                     uint32_t bits, uint32_t (&a)[STEPS][4]) {
 #if HOPPER
         const uint32_t from =
@@ -35,7 +35,7 @@ struct Int8Columns : Codes {
     static __device__ __forceinline__ uint32_t bits() { return code_bits(); }
 
     template <int STRIPS, int STEPS>
-    static __device__ __forceinline__ void operands(uint32_t stage, int first, int warp, int lane,
+    static __device__ __forceinline__ void operands(uint32_t stage, int first, int, int warp, int lane,
                                                     uint32_t bits, uint32_t (&a)[STEPS][4]) {
 #if HOPPER
         constexpr int ROW_BYTES = TILE_W_ROWS;

@@ -14,7 +14,7 @@ __device__ __forceinline__ void tile_gemms(const TileGemms& p, int part) {
     constexpr int STRIPS = strips_for<W>(TN), X_BYTES = STRIPS * TN * STRIP_BYTES;
     constexpr int CHUNKS = TN / 8;  // eight rows of x each: four numbers of a thread
     extern __shared__ __align__(1024) uint8_t raw[];
-    constexpr int W_GROUP_BYTES = STRIPS * W::TILE_BYTES;  // of a warpgroup's stage
+    constexpr int W_GROUP_BYTES = stage_bytes<W>(STRIPS);
     const int w_bytes = p.groups * W_GROUP_BYTES, chunk_bytes = p.groups * GROUP_THREADS * 16;
     const uint32_t w_ring = shared_address(raw), x_ring = w_ring + w_ring_bytes<W>(p.w_stages * w_bytes),
                    w_full = x_ring + p.x_stages * X_BYTES, w_empty = w_full + TILE_MAX_STAGES * 8,
@@ -45,13 +45,16 @@ __device__ __forceinline__ void tile_gemms(const TileGemms& p, int part) {
         } else if (W::TILES) {
             const unsigned row =
                 TWO_GROUPS ? min(blockIdx.y * p.groups + g, p.n / TILE_W_ROWS - 1u) : blockIdx.y;
-            const uint8_t* const tile = p.tiles[part] + (size_t(row) * p.strips + w_strip) * W::TILE_BYTES;
-            const int there = min(STRIPS, p.strips - w_strip);
-            load_bytes(to, tile, there * W::TILE_BYTES, barrier, READ_ONCE);
+            const uint8_t* const tile = p.tiles[part] + tile_offset<W>(row, p.strips, w_strip);
+            // Groups of strips, each in one piece.
+            constexpr int GROUP = STRIPS < W::GROUP_STRIPS ? 1 : W::GROUP_STRIPS,
+                          BYTES = stage_bytes<W>(GROUP);
+            const int there = (min(STRIPS, p.strips - w_strip) + GROUP - 1) / GROUP;
+            load_bytes(to, tile, there * BYTES, barrier, READ_ONCE);
             // Beyond K, where x is zero, are numbers too: what was there before may be none.
 #pragma unroll 1
-            for (int i = there; i < STRIPS; i++)
-                load_bytes(to + i * W::TILE_BYTES, tile, W::TILE_BYTES, barrier, READ_ONCE);
+            for (int i = there; i < STRIPS / GROUP; i++)
+                load_bytes(to + i * BYTES, tile, BYTES, barrier, READ_ONCE);
         } else {
             constexpr int BOX = STRIPS < 2 ? 1 : 2;  // strips
 #pragma unroll
@@ -192,7 +195,7 @@ __device__ __forceinline__ void tile_gemms(const TileGemms& p, int part) {
             barrier_wait(w_full + w_at * 8, w_phase);
             uint32_t a[OWN_STRIPS * TILE_K / 16][4];
             W::template operands<STRIPS>(w_ring + w_at * w_bytes + (TWO_GROUPS ? group * W_GROUP_BYTES : 0),
-                                         own_strip * TILE_K / 16, warp, lane, bits, a);
+                                         own_strip * TILE_K / 16, i * STRIPS, warp, lane, bits, a);
             barrier_wait(x_full + x_at * 8, x_phase);
             if constexpr (FEW) {
                 multiply_few<TN, OWN_STRIPS>(acc, a, x + own_strip * TN * STRIP_BYTES, lane);

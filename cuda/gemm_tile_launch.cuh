@@ -20,7 +20,7 @@ cudaError_t allow_shared(Kernel kernel, int bytes) {
 template <int TN, typename W>
 int launch_tile(TileGemms p, int count, const StreamGemms* beside, cudaStream_t stream) {
     constexpr int STRIPS = strips_for<W>(TN);
-    const int rings = w_ring_bytes<W>(STRIPS * p.groups * p.w_stages * W::TILE_BYTES) +
+    const int rings = w_ring_bytes<W>(stage_bytes<W>(STRIPS) * p.groups * p.w_stages) +
                       STRIPS * TN * p.x_stages * STRIP_BYTES;
     constexpr bool FEW = few<W>(TN), BY_STRIPS = by_strips<W>(TN);
     const int blocks = p.partial_sums ? 1 : p.split_k;  // of a cluster

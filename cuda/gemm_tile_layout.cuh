@@ -61,12 +61,13 @@ struct TileGemms {
     int partial_sums;  // as of TileShape
 };
 
-// How w lies in memory. TILE_BYTES: of a tile of 64 rows and 64 numbers, or pairs of neighbours of FP8.
+// How w lies in memory. TILE_BYTES: of a tile of 64 rows and 64 numbers, or pairs of neighbours of FP8;
+// GROUP_BYTES: of GROUP_STRIPS tiles side by side, which share scales as `Tile` says (int4_tile.cuh).
 // TRANSPOSED: as [K, N]. CODES: of 8 or 4 bits, which go through registers, where `operands` makes fp16 of
 // them. TILES: each lies in one piece. SCALED: its rows are. FP8: so are x and w, and a pair counts as one
 // number. BY_STRIPS: with up to 8 rows of x each warp has a strip of its own, and `multiply` takes its codes.
 struct Halves {
-    static constexpr int TILE_BYTES = TILE_W_ROWS * TILE_K * 2;
+    static constexpr int TILE_BYTES = TILE_W_ROWS * TILE_K * 2, GROUP_STRIPS = 1, GROUP_BYTES = TILE_BYTES;
     static constexpr bool TRANSPOSED = false, CODES = false, TILES = false, SCALED = false, FP8 = false,
                           BY_STRIPS = false;
 };
@@ -74,13 +75,28 @@ struct HalfColumns : Halves {
     static constexpr bool TRANSPOSED = true;
 };
 struct Codes : Halves {
-    static constexpr int TILE_BYTES = TILE_W_ROWS * TILE_K;
+    static constexpr int TILE_BYTES = TILE_W_ROWS * TILE_K, GROUP_BYTES = TILE_BYTES;
     static constexpr bool CODES = true, SCALED = true;
     static __device__ __forceinline__ uint32_t bits() { return 0; }  // that `operands` needs in a register
 };
 struct Fp8Pairs : Halves {
     static constexpr bool SCALED = true, FP8 = true;
 };
+
+// Of a warpgroup's stage of so many strips, one or whole groups. One of a group has its scales too.
+template <typename W>
+__host__ __device__ constexpr int stage_bytes(int strips) {
+    return strips < W::GROUP_STRIPS ? W::TILE_BYTES : strips / W::GROUP_STRIPS * W::GROUP_BYTES;
+}
+
+// Where a strip of a row of tiles, with what it has of scales, is in w, if that lies in tiles.
+template <typename W, typename Row>
+__device__ __forceinline__ size_t tile_offset(Row row, int strips, int strip) {
+    if constexpr (W::GROUP_STRIPS == 1)
+        return (size_t(row) * strips + strip) * W::TILE_BYTES;
+    else
+        return W::Tile::template begin_of<size_t>(row, strips, strip);
+}
 
 // Of so many bytes of w; the ring of x behind it is aligned as its swizzle wants.
 template <typename W>

@@ -29,7 +29,7 @@ int rwkv_gemm_tile8(const void* const*, const void* const*, const void* const*, 
     return cudaErrorNotSupported;
 }
 
-int rwkv_gemm_tile4(const void* const*, const void* const*, void* const*, int, int, int, int, int,
+int rwkv_gemm_tile4(const void* const*, const void* const*, void* const*, int, int, int, int, int, int,
                     const TileShape*, const GemmPart*, int, const char*, unsigned, cudaStream_t) {
     return cudaErrorNotSupported;
 }
@@ -44,7 +44,7 @@ int rwkv_gemm_many8(const void* const*, const void* const*, const void* const*, 
     return cudaErrorNotSupported;
 }
 
-int rwkv_gemm_many4(const void* const*, const void* const*, void* const*, int, int, int, int, int,
+int rwkv_gemm_many4(const void* const*, const void* const*, void* const*, int, int, int, int, int, int,
                     const TileShape*, cudaStream_t) {
     return cudaErrorNotSupported;
 }

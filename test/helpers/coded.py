@@ -5,10 +5,19 @@ from torch import Tensor
 
 from rwkv_batch.model.cuda.packed.blocks import BlockMatrix, decoded_room, in_blocks
 from rwkv_batch.ops.weights.channels import ChannelWeight, Fp5Weight, Fp6Weight, Fp8Weight, Int8Weight
-from rwkv_batch.ops.weights.groups import NF4, WHOLE_PAIRS, GroupWeight, Int4Weight, Nf4Weight, pairs_of
+from rwkv_batch.ops.weights.groups import (
+    NF4,
+    WHOLE_PAIRS,
+    GroupWeight,
+    Int4Weight,
+    Nf4Weight,
+    WideInt4Weight,
+    pairs_of,
+)
 from rwkv_batch.ops.weights.weight import Weight
 
-KINDS = {kind.format: kind for kind in (Int8Weight, Fp8Weight, Fp6Weight, Fp5Weight, Int4Weight, Nf4Weight)}
+OF_CHANNELS = (Int8Weight, Fp8Weight, Fp6Weight, Fp5Weight)
+KINDS = {kind.format: kind for kind in (*OF_CHANNELS, Int4Weight, WideInt4Weight, Nf4Weight)}
 NF4_HALVES = pairs_of(NF4.half().float())
 
 
@@ -30,7 +39,7 @@ def numbers(weight: Weight) -> Tensor:
     found *= weight.parts["scales"].double()[..., None]
     if four:
         found += weight.parts["minimums"].double()[..., None]
-    return found.half().double().flatten(1)
+    return found.half().double().flatten(1)[:, : weight.shape[1]]
 
 
 def matrix(weight: Weight, device: str) -> BlockMatrix:

@@ -28,10 +28,11 @@ def quantized8(n: int, k: int, kind: str) -> tuple[Tensor, Tensor, Tensor]:
     return ORDERS[kind](codes), scale, weights
 
 
-def quantized4(n: int, k: int) -> tuple[Tensor, Tensor]:
+def quantized4(n: int, k: int, group: int) -> tuple[Tensor, Tensor]:
     """Random weights: as the kernel takes them, and in fp64, rounded to fp16 as it rounds them."""
-    codes = torch.randint(0, 16, (n, k), device=DEVICE, dtype=torch.uint8)
-    scales = ((torch.rand(n, k // 64, device=DEVICE) + 0.5) / k**0.5 / 4).half()
-    minimums = (scales.float() * (torch.rand(n, k // 64, device=DEVICE) - 9)).half()
-    weights = codes.view(n, -1, 64).double() * scales.double()[..., None] + minimums.double()[..., None]
-    return tiles_of_4_bits(codes, scales, minimums), weights.half().double().flatten(1)
+    codes, groups = torch.randint(0, 16, (n, k), device=DEVICE, dtype=torch.uint8), -(-k // group)
+    scales = ((torch.rand(n, groups, device=DEVICE) + 0.5) / k**0.5 / 4).half()
+    minimums = (scales.float() * (torch.rand(n, groups, device=DEVICE) - 9)).half()
+    of_numbers = [part.double().repeat_interleave(group, 1)[:, :k] for part in (scales, minimums)]
+    weights = codes.double() * of_numbers[0] + of_numbers[1]
+    return tiles_of_4_bits(codes, scales, minimums, group), weights.half().double()

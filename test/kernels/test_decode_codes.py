@@ -11,9 +11,9 @@ from rwkv_batch.ops.cuda.binding import Kernels
 from rwkv_batch.ops.cuda.codes.kernels import CodeKernels
 from rwkv_batch.ops.weights.bits import unpack_codes
 from rwkv_batch.ops.weights.channels import ChannelWeight
-from rwkv_batch.ops.weights.groups import WideInt4Weight
+from rwkv_batch.ops.weights.groups import Int4Weight, WideInt4Weight
 
-BLOCK_BYTES = {"int8": 1024, "fp8": 1024, "fp6": 768, "fp5": 640, "int4": 576, "nf4": 544}
+BLOCK_BYTES = {"int8": 1024, "fp8": 1024, "fp6": 768, "fp5": 640, "int4": 576, "int4-128": 1088, "nf4": 544}
 
 SCALED = [
     kind for kind in KINDS if issubclass(KINDS[kind], ChannelWeight)
@@ -63,16 +63,20 @@ class TestLargeNumbersOnAGpu:
         assert torch.equal(to.cpu(), numbers(weight).clamp(-65504, 65504).float().half())
 
 
-def test_groups_of_128_are_two_of_64():
+def test_groups_of_128_have_their_scales_between_two_blocks_of_codes():
     weight = WideInt4Weight.pack(torch.randn(64, 320))
-    w = matrix(weight, "cpu")
-    assert w.format == "int4" and w.codes.shape == (4, 5, 576)
-    scales = w.codes[0, :, 512:].view(torch.float16).view(5, 8, 2, 2)[:, :, :, 0]
-    wanted = weight.parts["scales"][:16].view(2, 8, 3).permute(2, 1, 0)
-    assert torch.equal(scales, wanted.repeat_interleave(2, 0)[:5])
+    found, parts = matrix(weight, "cpu").codes, weight.parts
+    assert found.shape == (4, 3, BLOCK_BYTES["int4-128"])
+    each = {name: parts[name].repeat_interleave(2, 1)[:, :5] for name in ("scales", "minimums")}
+    blocks = matrix(Int4Weight(weight.shape, parts | each), "cpu").codes  # with all scales for every 64
+    for strip in range(5):
+        group, later = strip // 2, strip % 2
+        assert torch.equal(found[:, group, 576 * later :][:, :512], blocks[:, strip, :512])
+        assert torch.equal(found[:, group, 512:576], blocks[:, strip, 512:])
+    assert not found[:, 2, 576:].any()  # of what is no input
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "int4-128"])
 def test_the_order_of_the_codes(kind):
     """As the header of codes.cuh says."""
     weight = random_weight(kind, 64, 128)

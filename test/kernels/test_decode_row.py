@@ -52,6 +52,7 @@ class Side:
 
 FORMS = {
     "int4": ("int4", False),
+    "int4-128": ("int4-128", False),
     "int8": ("int8", False),
     "by hidden units": ("int8", True),
     "fp16": ("fp16", False),

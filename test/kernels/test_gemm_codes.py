@@ -16,6 +16,7 @@ from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE
 from rwkv_batch.ops.cuda.binding import Kernels
 from rwkv_batch.ops.cuda.codes.kernels import CodeKernels, most_warp_rows
 from rwkv_batch.ops.weights.channels import Fp5Weight, Fp6Weight, decode_float
+from rwkv_batch.ops.weights.groups import Int4Weight, WideInt4Weight
 
 # With either activation for every number of tiles of x.
 ROWS = [
@@ -93,14 +94,13 @@ class TestEveryCode:
         wanted = decode_float(every, kind.exponent, kind.mantissa).double()
         assert wanted.max() == kind.most and torch.equal(found, wanted.expand(192, count))
 
-    def test_int4(self, codes):
-        every = torch.arange(64, dtype=torch.uint8) % 16
-        scales, minimums = (
-            torch.full((64, 3), 0.25).half(),
-            (torch.arange(64) // 16).half()[:, None].repeat(1, 3),
-        )
-        blocks = blocks_of_4_bits(every[:, None].repeat(1, 192), scales, minimums)
-        found = self.product(codes, blocks, None, 64, "int4")
+    @pytest.mark.parametrize("kind", [Int4Weight, WideInt4Weight])
+    def test_int4(self, codes, kind):
+        every, groups = torch.arange(64, dtype=torch.uint8) % 16, kind.groups(192)
+        scales = torch.full((64, groups), 0.25).half()
+        minimums = (torch.arange(64) // 16).half()[:, None].repeat(1, groups)
+        blocks = blocks_of_4_bits(every[:, None].repeat(1, 192), scales, minimums, kind.group)
+        found = self.product(codes, blocks, None, 64, kind.format)
         assert torch.equal(found, (every * 0.25 + minimums[:, 0].double()).expand(192, 64))
 
     def test_nf4(self, codes):

@@ -7,13 +7,14 @@ import torch
 from cuda_gpu import ACTIVATIONS, DEVICE, check_tiles, needs_gpu, normal, off, poisoned
 from quantized_tiles import quantized4, quantized8
 
+from rwkv_batch.model.cuda.packed.coded import GROUPS
 from rwkv_batch.ops.cuda import gemms, tile
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, TileShape
 from rwkv_batch.ops.cuda.binding import Addend
 
 on_hopper = [*needs_gpu, pytest.mark.usefixtures("hopper")]
 SHAPES = [(64, 64), (192, 320), (768, 768), (2048, 512), (512, 2048), (3072, 768), (4096, 192)]
-CODES = ["int8", "columns", "int4"]  # the second is int8 too
+CODES = ["int8", "columns", "int4", "int4-128"]  # the second is int8 too
 TILES = [(groups, rows) for groups, sizes in tile.MANY_ROWS.items() for rows in sizes]
 
 
@@ -132,17 +133,18 @@ class TestSequence:
 def check_codes(kernels, count: int, rows: int, n: int, k: int, kind: str, activation: int) -> None:
     """`gemm_many_codes` of so many random w and x in one launch, against torch in fp64."""
     ws, scales, wanted = zip(*(codes(n, k, kind) for _ in range(count)), strict=True)
+    columns, group = kind == "columns", GROUPS.get(kind)
     xs, ys = [normal(rows, k) for _ in range(count)], [poisoned(rows, n) for _ in range(count)]
     apart = [scale for scale in scales if scale is not None]
-    kernels.gemm_many_codes(ws, apart, xs, ys, activation, columns=kind == "columns")
+    kernels.gemm_many_codes(ws, apart, xs, ys, activation, columns, group)
     for w, x, y in zip(wanted, xs, ys, strict=True):
         assert off(y, ACTIVATIONS[activation](x.double() @ w.T)) < 1e-3
 
 
 def codes(n: int, k: int, kind: str) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """As the kernel takes them, their scales if these are apart, and in fp64."""
-    if kind == "int4":
-        w, wanted = quantized4(n, k)
+    if kind in GROUPS:
+        w, wanted = quantized4(n, k, GROUPS[kind])
         return w, None, wanted
     return quantized8(n, k, kind)
 

@@ -5,6 +5,7 @@ import torch
 from cuda_gpu import DEVICE, needs_gpu, normal, poisoned
 from torch import Tensor
 
+from rwkv_batch.model.cuda.packed.coded import GROUPS
 from rwkv_batch.model.cuda.packed.orders import tiles_of_4_bits
 from rwkv_batch.ops.cuda.abi import IDENTITY, SIGMOID, TANH
 from rwkv_batch.ops.cuda.binding import Kernels
@@ -20,9 +21,10 @@ def multiply(
     """The products of xs with weights of these bytes, and in the same launch the small GEMMs."""
     n, k = codes[0].shape
     ys = [poisoned(len(xs[0]), n) for _ in codes]
-    if kind == "int4":
-        ones = torch.ones(n, k // 64, device=DEVICE).half()
-        kernels.gemm_tile4([tiles_of_4_bits(each % 16, ones, -ones) for each in codes], xs, ys, beside=beside)
+    if group := GROUPS.get(kind):
+        ones = torch.ones(n, -(-k // group), device=DEVICE).half()
+        tiles = [tiles_of_4_bits(each % 16, ones, -ones, group) for each in codes]
+        kernels.gemm_tile4(tiles, xs, ys, group, beside=beside)
     else:
         scales = [torch.ones(n, device=DEVICE) for _ in codes]
         kernels.gemm_tile8(codes, scales, xs, ys, kind == "fp8", beside=beside)
@@ -31,7 +33,7 @@ def multiply(
 
 @pytest.mark.parametrize("rows", [1, 5, 8, 9, 16])
 @pytest.mark.parametrize(("n", "k"), [(64, 64), (768, 768), (4096, 192), (4096, 4096)])
-@pytest.mark.parametrize("kind", ["int8", "fp8", "int4"])
+@pytest.mark.parametrize("kind", ["int8", "fp8", "int4", "int4-128"])
 def test_both_are_as_alone(kernels, rows, n, k, kind):
     codes = [torch.randint(0, 127, (n, k), device=DEVICE, dtype=torch.uint8) for _ in range(COUNT)]
     xs, small = [normal(rows, k) for _ in range(COUNT)], []

@@ -26,10 +26,11 @@ ADAPTER_PARTS = 3  # matrices of a launch
 ADAPTER_SPLITS = 16  # parts of K
 ADAPTER_MOST_RANK = 256
 ADAPTER_ALIGNMENT = 8  # numbers of which the place of a matrix is a multiple
-CODES_INT8, CODES_FP8, CODES_INT4, CODES_NF4, CODES_FP6, CODES_FP5 = range(6)  # formats of gemm_codes
+# Formats of gemm_codes.
+CODES_INT8, CODES_FP8, CODES_INT4, CODES_NF4, CODES_FP6, CODES_FP5, CODES_WIDE_INT4 = range(7)
 ROW_FUNCTIONS = 4  # low-rank functions of a layer
 ROW_POINTERS = 34  # matrices and vectors of a layer
-ROW_INT4, ROW_INT8, ROW_INT8_COLUMNS, ROW_HALF = range(4)  # how matrices lie for decode_row
+ROW_INT4, ROW_WIDE_INT4, ROW_INT8, ROW_INT8_COLUMNS, ROW_HALF = range(5)  # how matrices lie for decode_row
 ROW_INNER = 24  # outputs of inner low-rank sides of a block of decode_row, at most
 ADAPTER_ADD, ADAPTER_ADD_SQUARE, ADAPTER_ADD_FLOAT = range(3)  # what becomes of y: see cuda/adapter_expand.cu
 
@@ -39,9 +40,9 @@ CONSTANTS = {
         *("IDENTITY", "TANH", "SIGMOID", "RELU_SQUARE", "HEAD", "CHUNK", "MAX_LAG", "DEFERRED_VECTORS"),
         *("STOPS", "SPARSE_SPLITS", "TILE_W_ROWS", "TILE_K", "TILE_FEW_ROWS", "TILE_MAX_STAGES"),
         *("TILE_BARRIER_BYTES", "ADAPTER_TILE", "ADAPTER_RANK", "ADAPTER_PARTS", "ADAPTER_SPLITS"),
-        *("CODES_INT8", "CODES_FP8", "CODES_INT4", "CODES_NF4", "CODES_FP6", "CODES_FP5"),
+        *("CODES_INT8", "CODES_FP8", "CODES_INT4", "CODES_NF4", "CODES_FP6", "CODES_FP5", "CODES_WIDE_INT4"),
         *("ROW_FUNCTIONS", "ROW_POINTERS", "ROW_INNER"),
-        *("ROW_INT4", "ROW_INT8", "ROW_INT8_COLUMNS", "ROW_HALF"),
+        *("ROW_INT4", "ROW_WIDE_INT4", "ROW_INT8", "ROW_INT8_COLUMNS", "ROW_HALF"),
         *("ADAPTER_MOST_RANK", "ADAPTER_ALIGNMENT", "ADAPTER_ADD", "ADAPTER_ADD_SQUARE", "ADAPTER_ADD_FLOAT"),
     )
 }

@@ -109,15 +109,16 @@ class GemmKernels:
         ws: Sequence[Tensor],
         xs: Sequence[Tensor],
         ys: Sequence[Tensor],
+        group: int,
         activation: int = IDENTITY,
         prefetch: Tensor | None = None,
         beside: Sequence[Part] = (),
         partial_sums: bool = False,
     ) -> None:
-        """As `gemm_tile8` with weights of 4 bits (`orders.tiles_of_4_bits`)."""
+        """As `gemm_tile8` with weights of 4 bits in groups of 64 or 128 (`orders.tiles_of_4_bits`)."""
         m, n, k = len(xs[0]), ys[0].shape[-1], xs[0].shape[1]
         pointers = [_pointers(group) for group in (ws, xs, ys)]
-        sizes = (len(ws), m, n, k, int(activation == RELU_SQUARE))
+        sizes = (len(ws), m, n, k, group, int(activation == RELU_SQUARE))
         shape = tile_shape_coded(len(ws), n, k, m, 4, self.invariant, partial_sums)
         self._call(
             "rwkv_gemm_tile4", *pointers, *sizes, byref(shape), *_beside(beside), *prefetched(prefetch)
@@ -131,16 +132,17 @@ class GemmKernels:
         ys: Sequence[Tensor],
         activation: int = IDENTITY,
         columns: bool = False,
+        group: int | None = None,
     ) -> None:
-        """As `gemm_tile8` with int8, or without scales as `gemm_tile4`, for hundreds of rows."""
+        """As `gemm_tile8` with int8, or with a group as `gemm_tile4`, for hundreds of rows."""
         m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
         shape, square = many_shape(len(ws), n, m, codes=True), int(activation == RELU_SQUARE)
-        if scales:
+        if group is None:
             pointers, sizes = map(_pointers, (ws, scales, xs, ys)), (len(ws), m, n, k, int(columns), square)
             self._call("rwkv_gemm_many8", *pointers, *sizes, byref(shape))
         else:
             pointers = map(_pointers, (ws, xs, ys))
-            self._call("rwkv_gemm_many4", *pointers, len(ws), m, n, k, square, byref(shape))
+            self._call("rwkv_gemm_many4", *pointers, len(ws), m, n, k, group, square, byref(shape))
 
     def quantize_rows(self, x: Tensor, codes: Tensor, scales: Tensor, square: bool = False) -> None:
         """Rows of x `[M, K]` as fp8 codes `[M, K]` in the order of `orders.ordered_codes`, and scales `[M]`.

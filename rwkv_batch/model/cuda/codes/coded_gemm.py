@@ -109,8 +109,8 @@ class CodedGemms:
     def partial_sums(self, w: CodedMatrix, x: Tensor, partials: Tensor, prefetch: Tensor | None) -> Tensor:
         """x w^T by "partial sums": these, for which `partials` has room."""
         ys = [partials[: partial_sums(*w.shape)]]
-        if w.format == "int4":
-            self.kernels.gemm_tile4([w.codes], [x], ys, prefetch=prefetch, partial_sums=True)
+        if w.group:
+            self.kernels.gemm_tile4([w.codes], [x], ys, w.group, prefetch=prefetch, partial_sums=True)
         else:
             assert w.scales is not None
             fp8, ahead = w.format == "fp8", prefetch
@@ -137,13 +137,13 @@ class CodedGemms:
         method that makes x fp8 (`takes_squares`). ready: x is in the room as fp8, and not in xs.
         beside: the small GEMMs, with BESIDE.
         """
-        codes, kind = [w.codes for w in ws], ws[0].format
+        codes, kind, group = [w.codes for w in ws], ws[0].format, ws[0].group
         scales = [w.scales for w in ws if w.scales is not None]
         if method == MANY:
-            self.kernels.gemm_many_codes(codes, scales, list(xs), ys, activation, ws[0].columns)
+            self.kernels.gemm_many_codes(codes, scales, list(xs), ys, activation, ws[0].columns, group)
             return
-        if kind == "int4":
-            self.kernels.gemm_tile4(codes, list(xs), ys, activation, prefetch, beside)
+        if group:
+            self.kernels.gemm_tile4(codes, list(xs), ys, group, activation, prefetch, beside)
             return
         if method in (CODED, BESIDE):
             fp8, columns = kind == "fp8", ws[0].columns

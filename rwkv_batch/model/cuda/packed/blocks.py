@@ -49,7 +49,8 @@ class DecodedRoom:
 class BlockMatrix(CodedMatrix):
     """As its base, in blocks; its format may be one that it has no products for there.
 
-    codes: `[outputs / 16, inputs / 64, bytes of a block]`, uint8.
+    codes: `[outputs / 16, inputs / 64, bytes of a block]`, of int4-128 `[outputs / 16, inputs / 128, bytes of
+    two blocks]`, uint8.
     """
 
     decoded: DecodedRoom
@@ -91,12 +92,8 @@ def in_blocks(weight: Weight, decoded: DecodedRoom) -> BlockMatrix:
     scales = None
     if isinstance(weight, Int4Weight):
         codes = unpack_codes(parts["values"], 4, inputs)
-        repeats = weight.group // Int4Weight.group
-        of_groups = [
-            pad(parts[name].repeat_interleave(repeats, 1)[:, : inputs // Int4Weight.group], more)
-            for name in ("scales", "minimums")
-        ]
-        blocks = blocks_of_4_bits(pad(codes, more), *of_groups)
+        scales_of_groups, minimums = (pad(parts[name], more) for name in ("scales", "minimums"))
+        blocks = blocks_of_4_bits(pad(codes, more), scales_of_groups, minimums, weight.group)
     elif isinstance(weight, Nf4Weight):
         blocks = blocks_of_pairs(pad(parts["values"], more), pad(parts["scales"], more))
     elif isinstance(weight, SmallFloatWeight):
@@ -110,5 +107,4 @@ def in_blocks(weight: Weight, decoded: DecodedRoom) -> BlockMatrix:
         blocks = blocks_of_8_bits(pad(codes, more, value=nothing))
     if isinstance(weight, ChannelWeight):
         scales = pad(parts["scales"], (0, shape[0] - outputs))
-    kind = Int4Weight.format if isinstance(weight, Int4Weight) else weight.format
-    return BlockMatrix(codes=blocks, scales=scales, format=kind, shape=shape, decoded=decoded)
+    return BlockMatrix(codes=blocks, scales=scales, format=weight.format, shape=shape, decoded=decoded)

@@ -20,6 +20,7 @@ from rwkv_batch.ops.weights.weight import Weight
 OUTPUT_MULTIPLE = 64  # of which outputs are a multiple; those added are zero
 SIGN = 0x80  # which makes a whole number's byte 128 more than the number
 CODED = (Int8Weight, Fp8Weight, Int4Weight, WideInt4Weight)
+GROUPS = {kind.format: kind.group for kind in (Int4Weight, WideInt4Weight)}
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class CodedMatrix:
 
     codes: Tensor  # uint8, in an order of orders.py: of fp8 in rows, of int8 and int4 in tiles
     scales: Tensor | None  # [outputs], fp32; those of 4 bits are with the codes
-    format: str  # "int8", "fp8" or "int4"
+    format: str  # "int8", "fp8", "int4" or "int4-128"
     shape: tuple[int, int]
     columns: bool = False  # whether `paired_columns` has made the codes: `[inputs, outputs]`
 
@@ -38,6 +39,11 @@ class CodedMatrix:
     @property
     def device(self) -> torch.device:
         return self.codes.device
+
+    @property
+    def group(self) -> int | None:
+        """Inputs that have a scale together, with 4 bits."""
+        return GROUPS.get(self.format)
 
 
 LargeMatrix = Tensor | CodedMatrix
@@ -56,13 +62,9 @@ def coded(weight: Weight, device: torch.device, columns: bool = False) -> CodedM
     parts = {name: part.to(device) for name, part in weight.parts.items()}
     if isinstance(weight, Int4Weight):
         codes = unpack_codes(parts["values"], 4, inputs)
-        repeats = weight.group // Int4Weight.group
-        of_groups = [
-            parts[name].repeat_interleave(repeats, 1)[:, : inputs // Int4Weight.group]
-            for name in ("scales", "minimums")
-        ]
-        tiles = tiles_of_4_bits(pad(codes, more), *(pad(part, more) for part in of_groups))
-        return CodedMatrix(tiles, None, "int4", shape)
+        scales, minimums = (pad(parts[name], more) for name in ("scales", "minimums"))
+        tiles = tiles_of_4_bits(pad(codes, more), scales, minimums, weight.group)
+        return CodedMatrix(tiles, None, weight.format, shape)
     codes, nothing = parts["values"].view(torch.uint8), 0
     if isinstance(weight, Int8Weight):
         codes, nothing = codes ^ SIGN, SIGN

@@ -4,6 +4,7 @@ from itertools import product
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 def ordered_codes(codes: Tensor) -> Tensor:
@@ -44,14 +45,15 @@ def tiles_of_8_bits(codes: Tensor) -> Tensor:
     return found.view(torch.uint8).flatten(2)
 
 
-def tiles_of_4_bits(codes: Tensor, scales: Tensor, minimums: Tensor) -> Tensor:
-    """Codes `[N, K]` uint8 below 16, with scales and minimums `[N, K/64]` fp16, as gemm_tile4 reads them.
+def tiles_of_4_bits(codes: Tensor, scales: Tensor, minimums: Tensor, group: int) -> Tensor:
+    """Codes `[N, K]` uint8 below 16, with scales and minimums `[N, groups]` fp16, as gemm_tile4 reads them.
 
-    Returns `[N/64, K/64, 64 * 36]` uint8: for each four numbers along k 128 bytes of 64 rows, then the scale
-    and the minimum of each row. Of each 16 rows, row i and row i + 8 share bytes; their scales and minimums
-    are side by side.
+    group: 64 or 128 numbers; the last one may have 64. Returns `[N/64, groups, 64 * 36]` uint8 for groups of
+    64: for each four numbers along k 128 bytes of 64 rows, then the scale and the minimum of each row. Of
+    each 16 rows, row i and row i + 8 share bytes; their scales and minimums are side by side. For groups of
+    128 `[N/64, groups, 64 * 68]`: that of the first 64 numbers, then the codes of the others.
     """
-    n, strips = scales.shape
+    n, strips = codes.shape[0], codes.shape[1] // 64
     # Of [tiles, pairs of sixteens of rows, sixteens of these, halves, rows, strips, sixteens along k, halves,
     # lanes, halves of a pair] to [tiles, strips, sixteens along k, lanes, pairs, rows, sixteens, halves of a
     # pair, halves along k, halves of 16 rows].
@@ -59,8 +61,9 @@ def tiles_of_4_bits(codes: Tensor, scales: Tensor, minimums: Tensor) -> Tensor:
     words = (split[..., 0] | split[..., 1] << 4).reshape(n // 64, strips, 4, 4, 16, 8)
     # Each lane begins four places later than the one before, so that they read from different banks.
     turned = torch.stack([words[:, :, :, lane].roll(4 * lane, 3) for lane in range(4)], 3)
-    both = torch.stack([scales, minimums], 2).view(n // 64, 4, 2, 8, strips, 2).permute(0, 4, 1, 3, 2, 5)
-    return torch.cat([turned.flatten(2), both.reshape(n // 64, strips, -1).view(torch.uint8)], 2)
+    groups = scales.shape[1]
+    both = torch.stack([scales, minimums], 2).view(n // 64, 4, 2, 8, groups, 2).permute(0, 4, 1, 3, 2, 5)
+    return _with_scales(turned.flatten(2), both.reshape(n // 64, groups, -1).view(torch.uint8), group)
 
 
 def blocks_of_8_bits(codes: Tensor) -> Tensor:
@@ -71,12 +74,13 @@ def blocks_of_8_bits(codes: Tensor) -> Tensor:
     return ordered.flatten(2).contiguous()
 
 
-def blocks_of_4_bits(codes: Tensor, scales: Tensor, minimums: Tensor) -> Tensor:
-    """Codes `[N, K]` uint8 below 16, with scales and minimums `[N, K/64]` fp16, as blocks of int4.
+def blocks_of_4_bits(codes: Tensor, scales: Tensor, minimums: Tensor, group: int) -> Tensor:
+    """Codes `[N, K]` uint8 below 16, with scales and minimums `[N, groups]` fp16, as blocks of int4.
 
-    Returns `[N/16, K/64, 512 + 64]` uint8.
+    group: 64 or 128 numbers; the last one may have 64. Returns `[N/16, groups, 512 + 64]` uint8, for groups
+    of 128 `[N/16, groups, 512 + 64 + 512]`.
     """
-    return torch.cat([_nibbles(codes), _of_pairs_of_rows(torch.stack([scales, minimums], 2))], 2)
+    return _with_scales(_nibbles(codes), _of_pairs_of_rows(torch.stack([scales, minimums], 2)), group)
 
 
 def blocks_of_6_bits(codes: Tensor) -> Tensor:
@@ -103,6 +107,16 @@ def blocks_of_pairs(pairs: Tensor, scales: Tensor) -> Tensor:
     # Of [halves of 16 rows, rows, strips, lanes, bytes] to [strips, rows, lanes, halves of 16 rows, bytes].
     packed = pairs.view(len(pairs) // 16, 2, 8, -1, 4, 8).permute(0, 3, 2, 4, 1, 5).flatten(2)
     return torch.cat([packed, _of_pairs_of_rows(scales.unsqueeze(2))], 2)
+
+
+def _with_scales(codes: Tensor, scales: Tensor, group: int) -> Tensor:
+    """Codes `[rows, strips, bytes]` with scales `[rows, groups, bytes]` behind those of their first strip."""
+    if group == 64:
+        return torch.cat([codes, scales], 2)
+    rows, strips, size = codes.shape
+    groups = scales.shape[1]
+    first, second = pad(codes, (0, 0, 0, 2 * groups - strips)).view(rows, groups, 2, size).unbind(2)
+    return torch.cat([first, scales, second], 2)
 
 
 def _nibbles(codes: Tensor) -> Tensor:

@@ -5,13 +5,14 @@ from torch import Tensor
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix, LargeMatrix
 from rwkv_batch.model.cuda.packed.weights import CudaLayer, CudaWeights
 from rwkv_batch.model.cuda.steps.states import CudaStates
-from rwkv_batch.ops.cuda.abi import ROW_HALF, ROW_INT4, ROW_INT8, ROW_INT8_COLUMNS
+from rwkv_batch.ops.cuda.abi import ROW_HALF, ROW_INT4, ROW_INT8, ROW_INT8_COLUMNS, ROW_WIDE_INT4
 from rwkv_batch.ops.cuda.binding import Addend, Kernels
 from rwkv_batch.ops.cuda.buffers import Buffers
 from rwkv_batch.ops.cuda.codes.row import FUNCTIONS, MATRICES, RowKernel
 
 FORMS = {
     ("int4", False): ROW_INT4,
+    ("int4-128", False): ROW_WIDE_INT4,
     ("int8", False): ROW_INT8,
     ("int8", True): ROW_INT8_COLUMNS,
     ("fp16", True): ROW_HALF,

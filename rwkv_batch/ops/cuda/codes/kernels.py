@@ -16,6 +16,7 @@ from rwkv_batch.ops.cuda.abi import (
     CODES_INT4,
     CODES_INT8,
     CODES_NF4,
+    CODES_WIDE_INT4,
     IDENTITY,
     RELU_SQUARE,
 )
@@ -28,6 +29,7 @@ FORMATS = {
     "fp6": CODES_FP6,
     "fp5": CODES_FP5,
     "int4": CODES_INT4,
+    "int4-128": CODES_WIDE_INT4,
     "nf4": CODES_NF4,
 }
 CODE_SIGNATURES = {  # as signatures.SIGNATURES

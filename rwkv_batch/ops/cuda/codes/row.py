@@ -49,7 +49,8 @@ class RowKernel:
     ) -> None:
         """layers: of each the tensors named in POINTERS; hidden: units of a channel mix.
 
-        form: ROW_INT4, ROW_INT8, or ROW_INT8_COLUMNS and ROW_HALF, with which value is `[hidden, C]`.
+        form: ROW_INT4, ROW_WIDE_INT4, ROW_INT8, or ROW_INT8_COLUMNS and ROW_HALF, with which value is
+        `[hidden, C]`.
         """
         self._library, self._form = kernels.library, form
         self._layers = layers  # kept, as the table points to them

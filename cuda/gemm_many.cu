@@ -12,10 +12,13 @@
 #include "gemm_many.cuh"
 
 extern "C" {
+// beside: up to four small GEMMs with the same m and k in the same launch, if w is not transposed; n is a
+// multiple of 16, and f any Activation.
 int rwkv_gemm_many(const void* const* w, const void* const* x, void* const* y, int count, int m, int n, int k,
-                   int transposed, int square, const TileShape* shape, cudaStream_t stream) {
+                   int transposed, int square, const TileShape* shape, const GemmPart* beside,
+                   int beside_count, cudaStream_t stream) {
     ManyGemms p = {};
     const auto launch = transposed ? launch_many<HalfColumns> : launch_many<Halves>;
-    return launch(p, w, x, y, count, m, n, k, square, *shape, stream);
+    return launch(p, w, x, y, count, m, n, k, square, *shape, stream, beside, beside_count);
 }
 }

@@ -11,6 +11,8 @@
 // Of the last warpgroup a thread brings stages of both sides by the TMA, and a warp scales of rows of x. Its
 // registers go to the others.
 #pragma once
+#include <type_traits>
+
 #include "gemm_tile_launch.cuh"
 
 struct ManyGemms {
@@ -25,6 +27,16 @@ struct ManyGemms {
 };
 
 constexpr int BAND = 8;  // tiles of x, among which all rows of w come by before the next ones
+
+// Small GEMMs with as many rows of x and numbers along k, in tiles behind those of ManyGemms.
+constexpr int MAX_SMALL = 4;
+struct SmallGemms {
+    CUtensorMap w[MAX_SMALL], x[MAX_SMALL];
+    __half* y[MAX_SMALL];
+    int n[MAX_SMALL], activation[MAX_SMALL];
+    int tiles[MAX_SMALL + 1];  // of those before; the last: of all
+};
+struct NoGemms {};
 
 // A block's sizes. W: how w lies in memory (gemm_tile_layout.cuh).
 template <typename W, int GROUPS, int TN>
@@ -49,11 +61,13 @@ struct ManyTile {
     static_assert(2 * STAGES + 2 <= BARRIERS);
 };
 
-template <typename W, int GROUPS, int TN>
+// Small: SmallGemms, if there are some.
+template <typename W, int GROUPS, int TN, typename Small>
 __global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
-    gemm_many_kernel(const __grid_constant__ ManyGemms p) {
+    gemm_many_kernel(const __grid_constant__ ManyGemms p, const __grid_constant__ Small small) {
 #if HOPPER
     using namespace hopper;
+    constexpr bool SMALL = std::is_same_v<Small, SmallGemms>;
     using Tile = ManyTile<W, GROUPS, TN>;
     constexpr int STAGES = Tile::STAGES;
     extern __shared__ __align__(1024) uint8_t raw[];
@@ -70,9 +84,43 @@ __global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
     }
     __syncthreads();
     struct Place {
-        int x0, w0, part;
+        int x0, w0, part;  // of small GEMMs MAX_PARTS more
+    };
+    // Of all GEMMs, and of the one of a place.
+    const auto all_tiles = [&] {
+        if constexpr (SMALL) return p.tiles + small.tiles[MAX_SMALL];
+        return p.tiles;
+    };
+    const auto is_small = [](Place at) { return SMALL && at.part >= MAX_PARTS; };
+    const auto w_map = [&](Place at) {
+        if constexpr (SMALL)
+            if (is_small(at)) return &small.w[at.part - MAX_PARTS];
+        return &p.w[at.part];
+    };
+    const auto x_map = [&](Place at) {
+        if constexpr (SMALL)
+            if (is_small(at)) return &small.x[at.part - MAX_PARTS];
+        return &p.x[at.part];
+    };
+    const auto results = [&](Place at) {
+        if constexpr (SMALL)
+            if (is_small(at)) return small.y[at.part - MAX_PARTS];
+        return p.y[at.part];
+    };
+    const auto columns = [&](Place at) {
+        if constexpr (SMALL)
+            if (is_small(at)) return small.n[at.part - MAX_PARTS];
+        return p.n;
     };
     const auto place = [&](int tile) {
+        if constexpr (SMALL)
+            if (tile >= p.tiles) {
+                int of_small = tile - p.tiles, part = 0;
+                while (part < MAX_SMALL - 1 && of_small >= small.tiles[part + 1]) part++;
+                of_small -= small.tiles[part];
+                return Place{of_small % p.x_tiles * TN, of_small / p.x_tiles * GROUPS * TILE_W_ROWS,
+                             MAX_PARTS + part};
+            }
         const int part = tile / (p.x_tiles * p.w_tiles), of_part = tile % (p.x_tiles * p.w_tiles),
                   before = of_part / (BAND * p.w_tiles) * BAND, width = min(BAND, p.x_tiles - before),
                   rest = of_part - before * p.w_tiles;
@@ -104,11 +152,11 @@ __global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
                         load_box(to + g * TILE_W_ROWS * STRIP_BYTES, &p.w[at.part], step * TILE_K,
                                  at.w0 / TILE_W_ROWS + g, barrier, READ_ONCE);
                 } else {
-                    load_box(to, &p.w[at.part], at.w0, step, barrier, READ_ONCE);
+                    load_box(to, w_map(at), at.w0, step, barrier, READ_ONCE);
                 }
             };
             const auto load_x = [&](Place at, int step, int stage) {
-                load_box(ring + stage * Tile::STAGE_BYTES + Tile::W_ROOM, &p.x[at.part], at.x0, step,
+                load_box(ring + stage * Tile::STAGE_BYTES + Tile::W_ROOM, x_map(at), at.x0, step,
                          full + stage * 8, READ_AGAIN);
             };
             const Place first = place(blockIdx.x);
@@ -118,7 +166,7 @@ __global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
             for (int i = 0; i < ahead; i++) load_x(first, i, i);
             int stage = ahead % STAGES, phase = ahead == STAGES ? 0 : 1, begin = ahead;
 #pragma unroll 1
-            for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x, begin = 0) {
+            for (int tile = blockIdx.x; tile < all_tiles(); tile += gridDim.x, begin = 0) {
                 const Place at = place(tile);
 #pragma unroll 1
                 for (int i = begin; i < p.steps; i++) {
@@ -131,7 +179,7 @@ __global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
             wait_for_inputs();
             int phase = 1;  // the phase before the first counts as over
 #pragma unroll 1
-            for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x, phase ^= 1) {
+            for (int tile = blockIdx.x; tile < all_tiles(); tile += gridDim.x, phase ^= 1) {
                 const Place at = place(tile);
                 barrier_wait(scales_empty, phase);
                 for (int row = lane; row < TN; row += WARP)
@@ -148,10 +196,10 @@ __global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
     const bool signals = threadIdx.x % GROUP_THREADS == 0;
     int stage = 0, phase = 0, scales_phase = 0;
 #pragma unroll 1
-    for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x, scales_phase ^= 1) {
+    for (int tile = blockIdx.x; tile < all_tiles(); tile += gridDim.x, scales_phase ^= 1) {
         const Place at = place(tile);
         const int column = at.w0 + group * TILE_W_ROWS + warp * 16;  // the first of the warp
-        const bool inside = column < p.n;
+        const bool inside = column < columns(at);
         float scale = 1.f, scale_below = 1.f;  // of this thread's two rows of w
         if (W::SCALED && inside) {
             const float* const from = p.scales[at.part] + column + lane / 4;
@@ -214,7 +262,7 @@ __global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
 
         if constexpr (W::FP8) barrier_wait(scales_full, scales_phase);
         const int row_of_lane = lane / 2, piece = lane % 2;
-        __half* const to = p.y[at.part] + size_t(at.x0 + row_of_lane) * p.n + column + piece * 8;
+        __half* const to = results(at) + size_t(at.x0 + row_of_lane) * columns(at) + column + piece * 8;
         // Of 32 bytes of a row the first 16 and the others, in turn by the fourth row: each bank once.
         const auto place_of = [&](int row, int eight) {
             return own_stored + row * 32 + ((eight ^ row / 4) % 2) * 16;
@@ -232,14 +280,20 @@ __global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
                 } else if constexpr (W::SCALED) {
                     v.x *= scale, v.y *= scale, v.z *= scale_below, v.w *= scale_below;
                 }
-                if (p.square)
+                if (is_small(at)) {
+                    if constexpr (SMALL) {
+                        const int f = small.activation[at.part - MAX_PARTS];
+                        v = make_float4(activate(v.x, f), activate(v.y, f), activate(v.z, f),
+                                        activate(v.w, f));
+                    }
+                } else if (p.square)
                     v = make_float4(relu_square(v.x), relu_square(v.y), relu_square(v.z), relu_square(v.w));
                 store_transposed(place_of(chunk * 8 + lane % 8, lane / 8), to_half2(v.x, v.y),
                                  to_half2(v.z, v.w));
             }
             sync_warp();
             const float4 eight = load_shared(place_of(row_of_lane, piece));
-            if (inside && at.x0 + first + row_of_lane < p.m) store(to + size_t(first) * p.n, eight);
+            if (inside && at.x0 + first + row_of_lane < p.m) store(to + size_t(first) * columns(at), eight);
             sync_warp();
         }
         if constexpr (W::FP8) arrive(scales_empty);
@@ -248,24 +302,52 @@ __global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
 }
 
 namespace {
-// x_rows: of a tile, one of SIZES.
+// x_rows: of a tile, one of SIZES. small: null, or with Halves and up to two groups.
 template <typename W, int GROUPS, int TN, int... SIZES>
-int launch_many_of(const ManyGemms& p, int x_rows, cudaStream_t stream) {
+int launch_many_of(const ManyGemms& p, const SmallGemms* small, int x_rows, cudaStream_t stream) {
     using Tile = ManyTile<W, GROUPS, TN>;
     if (x_rows == TN) {
-        const auto kernel = gemm_many_kernel<W, GROUPS, TN>;
-        if (const cudaError_t error = allow_shared(kernel, Tile::SHARED)) return error;
-        const int blocks = multiprocessors();
-        return launch(kernel, p.tiles < blocks ? p.tiles : blocks, Tile::THREADS, Tile::SHARED, stream, p);
+        const auto run = [&](auto kernel, int tiles, const auto& of_small) {
+            if (const cudaError_t error = allow_shared(kernel, Tile::SHARED)) return int(error);
+            const int blocks = multiprocessors();
+            return launch(kernel, tiles < blocks ? tiles : blocks, Tile::THREADS, Tile::SHARED, stream, p,
+                          of_small);
+        };
+        if (!small) return run(gemm_many_kernel<W, GROUPS, TN, NoGemms>, p.tiles, NoGemms());
+        if constexpr (!W::CODES && !W::TRANSPOSED && !W::FP8 && GROUPS <= 2) {
+            const int tiles = p.tiles + small->tiles[MAX_SMALL];
+            return run(gemm_many_kernel<W, GROUPS, TN, SmallGemms>, tiles, *small);
+        }
+        return cudaErrorInvalidValue;
     }
-    if constexpr (sizeof...(SIZES) > 0) return launch_many_of<W, GROUPS, SIZES...>(p, x_rows, stream);
+    if constexpr (sizeof...(SIZES) > 0) return launch_many_of<W, GROUPS, SIZES...>(p, small, x_rows, stream);
     return cudaErrorInvalidValue;
 }
 
+// Whether these can be in a launch of p's.
+inline bool set_up_small(SmallGemms& small, const ManyGemms& p, const GemmPart* parts, int count,
+                         const TileShape& shape) {
+    const int w_rows = shape.groups * TILE_W_ROWS;
+    for (int i = 0; i < MAX_SMALL; i++) {
+        small.tiles[i + 1] = small.tiles[i];
+        if (i >= count) continue;
+        const GemmPart& part = parts[i];
+        if (part.n < 16 || part.n % 16 || part.k != p.steps * TILE_K) return false;
+        small.y[i] = part.y, small.n[i] = part.n, small.activation[i] = part.activation;
+        small.tiles[i + 1] += p.x_tiles * ((part.n + w_rows - 1) / w_rows);
+        if (!map(&small.w[i], part.w, part.n, part.k, w_rows, 1) ||
+            !map(&small.x[i], part.x, p.m, part.k, shape.x_rows, 1))
+            return false;
+    }
+    return count <= MAX_SMALL;
+}
+
 // p: with scales, if there are, and with maps of w, if it is codes by columns. k: numbers of two bytes.
+// beside: small GEMMs, with Halves.
 template <typename W>
 int launch_many(ManyGemms& p, const void* const* w, const void* const* x, void* const* y, int count, int m,
-                int n, int k, int square, const TileShape& shape, cudaStream_t stream) {
+                int n, int k, int square, const TileShape& shape, cudaStream_t stream,
+                const GemmPart* beside = nullptr, int beside_count = 0) {
     const int groups = shape.groups, rows = shape.x_rows, w_rows = groups * TILE_W_ROWS;
     if (!on_hopper()) return cudaErrorNotSupported;
     if (count < 1 || count > MAX_PARTS || m < 1 || n % TILE_W_ROWS || k % TILE_K || groups < 1 ||
@@ -282,9 +364,12 @@ int launch_many(ManyGemms& p, const void* const* w, const void* const* x, void* 
         p.codes[i] = static_cast<const uint8_t*>(w[i]);
         if (!mapped || !map(&p.x[i], x[i], m, k, rows, 1)) return cudaErrorNotSupported;
     }
-    return groups == 1   ? launch_many_of<W, 1, 160, 192, 256>(p, rows, stream)
-           : groups == 2 ? launch_many_of<W, 2, 128, 160, 192, 256>(p, rows, stream)
-           : groups == 3 ? launch_many_of<W, 3, 160, 192, 256>(p, rows, stream)
-                         : launch_many_of<W, 4, 128, 160>(p, rows, stream);
+    SmallGemms of_small = {};
+    if (beside_count && !set_up_small(of_small, p, beside, beside_count, shape)) return cudaErrorInvalidValue;
+    const SmallGemms* const small = beside_count ? &of_small : nullptr;
+    return groups == 1   ? launch_many_of<W, 1, 160, 192, 256>(p, small, rows, stream)
+           : groups == 2 ? launch_many_of<W, 2, 128, 160, 192, 256>(p, small, rows, stream)
+           : groups == 3 ? launch_many_of<W, 3, 160, 192, 256>(p, small, rows, stream)
+                         : launch_many_of<W, 4, 128, 160>(p, small, rows, stream);
 }
 }  // namespace

@@ -20,6 +20,6 @@ int rwkv_gemm_many8(const void* const* w, const void* const* scale, const void* 
         if (columns && on_hopper() && !map_columns(&p.w[i], w[i], k, n, 1)) return cudaErrorNotSupported;
     }
     const auto run = columns ? launch_many<Int8Columns> : launch_many<Int8Codes>;
-    return run(p, w, x, y, count, m, n, k, square, *shape, stream);
+    return run(p, w, x, y, count, m, n, k, square, *shape, stream, nullptr, 0);
 }
 }

@@ -19,7 +19,7 @@ int rwkv_gemm_tile(const void* const*, const void* const*, void* const*, int, in
 }
 
 int rwkv_gemm_many(const void* const*, const void* const*, void* const*, int, int, int, int, int, int,
-                   const TileShape*, cudaStream_t) {
+                   const TileShape*, const GemmPart*, int, cudaStream_t) {
     return cudaErrorNotSupported;
 }
 

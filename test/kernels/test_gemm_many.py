@@ -9,7 +9,7 @@ from quantized_tiles import quantized4, quantized8
 
 from rwkv_batch.model.cuda.packed.coded import GROUPS
 from rwkv_batch.ops.cuda import gemms, tile
-from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, TileShape
+from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, SIGMOID, TANH, TileShape
 from rwkv_batch.ops.cuda.binding import Addend
 
 on_hopper = [*needs_gpu, pytest.mark.usefixtures("hopper")]
@@ -84,7 +84,37 @@ class TestTiles:
         pointers = [gemms._pointers([tensor]) for tensor in (w, x, y)]
         for shape in (TileShape(64, 1, 1), TileShape(160, 5, 1), TileShape(256, 4, 1)):
             with pytest.raises(RuntimeError, match="rwkv_gemm_many"):
-                kernels._call("rwkv_gemm_many", *pointers, 1, 300, 64, 64, 0, 0, byref(shape))
+                kernels._call("rwkv_gemm_many", *pointers, 1, 300, 64, 64, 0, 0, byref(shape), None, 0)
+
+
+@pytest.mark.parametrize("rows", [1, 257, 320, 700])
+@pytest.mark.parametrize(("n", "k"), [(64, 64), (768, 768), (1024, 1024), (2560, 320)])
+class TestBeside:
+    """Small GEMMs in the same launch, as the inner low-rank sides beside r, k and v."""
+
+    pytestmark = on_hopper
+
+    @pytest.mark.parametrize("sizes", [(64, 64, 128), (96, 32, 16, 480)])
+    def test_both_are_right(self, kernels, rows, n, k, sizes):
+        ws, xs, small = normal(3, n, k, std=k**-0.5), normal(3, rows, k), []
+        alone, ys = poisoned(3, rows, n), poisoned(3, rows, n)
+        for size, activation in zip(sizes, (TANH, IDENTITY, SIGMOID, RELU_SQUARE), strict=False):
+            small.append((normal(size, k, std=k**-0.5), normal(rows, k), poisoned(rows, size), activation))
+        kernels.gemm_tile(list(ws), list(xs), list(alone), many=True)
+        kernels.gemm_tile(list(ws), list(xs), list(ys), many=True, beside=small)
+        assert torch.equal(ys, alone)
+        for w, x, y, activation in small:
+            assert off(y, ACTIVATIONS[activation](x.double() @ w.T.double())) < 1e-3
+
+    @pytest.mark.parametrize("shape", [shape for shape in TILES if shape[0] <= tile.MOST_GROUPS_BESIDE])
+    def test_shapes(self, kernels, monkeypatch, rows, n, k, shape):
+        groups, x_rows = shape
+        monkeypatch.setattr(tile, "MANY_ROWS", {groups: (x_rows,)})
+        w, x, y, small = normal(n, k, std=k**-0.5), normal(rows, k), poisoned(rows, n), poisoned(rows, 224)
+        inner = normal(224, k, std=k**-0.5)
+        kernels.gemm_tile([w], [x], [y], RELU_SQUARE, many=True, beside=[(inner, x, small, TANH)])
+        assert off(y, ACTIVATIONS[RELU_SQUARE](x.double() @ w.T.double())) < 1e-3
+        assert off(small, ACTIVATIONS[TANH](x.double() @ inner.T.double())) < 1e-3
 
 
 class TestRows:
@@ -162,7 +192,9 @@ def numbers(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("m", [257, 300, 320, 512, 700, 960, 4096])
 @pytest.mark.parametrize("most_rows", [128, 256])
 @pytest.mark.parametrize("codes", [False, True])
-def test_a_shape_is_one_that_there_is(m, most_rows, codes):
+@pytest.mark.parametrize("beside", [(), (128, 128, 96, 480)])
+def test_a_shape_is_one_that_there_is(m, most_rows, codes, beside):
     for parts, n in ((3, 4096), (1, 4096), (1, 16384), (1, 64)):
-        shape = tile.many_shape(parts, n, m, most_rows, codes)
+        shape = tile.many_shape(parts, n, m, most_rows, codes, beside)
         assert shape.x_rows in tile.MANY_ROWS[shape.groups] and shape.x_rows <= most_rows
+        assert not beside or shape.groups <= tile.MOST_GROUPS_BESIDE

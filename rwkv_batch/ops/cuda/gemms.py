@@ -62,17 +62,23 @@ class GemmKernels:
         activation: int = IDENTITY,
         transposed: bool = False,
         many: bool = False,
+        beside: Sequence[Part] = (),
     ) -> None:
         """y = f(x w^T) for up to three w `[N, K]`, x `[M, K]` and y `[M, N]` of one shape; needs `has_tile`.
 
         transposed: w is stored as `[K, N]`. f is IDENTITY or RELU_SQUARE; N and K are multiples of 64.
-        many: by the kernel for hundreds of rows, whose sums may differ from those of the other.
+        many: by the kernel for hundreds of rows, whose sums may differ from those of the other. beside: with
+        `many` and not transposed, up to four small GEMMs with the same M and K in the same launch; N is a
+        multiple of 16.
         """
         m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
-        pointers = [_pointers(group) for group in (ws, xs, ys)]
-        shape = many_shape(len(ws), n, m) if many else tile_shape(len(ws), n, k, m, transposed)
-        kernel, square = f"rwkv_gemm_{'many' if many else 'tile'}", activation == RELU_SQUARE
-        self._call(kernel, *pointers, len(ws), m, n, k, int(transposed), int(square), byref(shape))
+        arguments = [*(_pointers(group) for group in (ws, xs, ys)), len(ws), m, n, k]
+        arguments += [int(transposed), int(activation == RELU_SQUARE)]
+        if many:
+            shape = many_shape(len(ws), n, m, beside=[len(part[0]) for part in beside])
+            self._call("rwkv_gemm_many", *arguments, byref(shape), *_beside(beside))
+        else:
+            self._call("rwkv_gemm_tile", *arguments, byref(tile_shape(len(ws), n, k, m, transposed)))
 
     def gemm_tile8(
         self,

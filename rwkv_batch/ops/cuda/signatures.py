@@ -30,7 +30,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {  # arguments of every exported functi
     "rwkv_gemm_stream": (POINTER(GemmPart), c_int, c_int, c_int, c_int, *_PREFETCH),
     "rwkv_gemm_lowrank": (POINTER(GemmPart), c_int, c_int, c_int, *_PREFETCH),
     "rwkv_gemm_tile": (*[POINTER(c_void_p)] * 3, *[c_int] * 6, POINTER(TileShape)),
-    "rwkv_gemm_many": (*[POINTER(c_void_p)] * 3, *[c_int] * 6, POINTER(TileShape)),
+    "rwkv_gemm_many": (*[POINTER(c_void_p)] * 3, *[c_int] * 6, POINTER(TileShape), *_BESIDE),
     "rwkv_gemm_tile8": (*[POINTER(c_void_p)] * 4, *[c_int] * 7, POINTER(TileShape), *_BESIDE, *_PREFETCH),
     "rwkv_gemm_tile4": (*[POINTER(c_void_p)] * 3, *[c_int] * 6, POINTER(TileShape), *_BESIDE, *_PREFETCH),
     "rwkv_decode_row": (POINTER(RowInput),),

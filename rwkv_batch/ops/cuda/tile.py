@@ -1,5 +1,7 @@
 """How the tiled GEMMs for Hopper divide their work: `cuda/gemm_tile*.cu`."""
 
+from collections.abc import Sequence
+
 from rwkv_batch.ops.cuda.abi import (
     TILE_BARRIER_BYTES,
     TILE_FEW_ROWS,
@@ -12,6 +14,7 @@ from rwkv_batch.ops.cuda.abi import (
 X_ROWS = (16, 32, 48, 64, 96, 128, 160, 192, 256)  # rows of x that a tile may have
 # The same of gemm_many, by warpgroups that share them.
 MANY_ROWS = {1: (160, 192, 256), 2: (128, 160, 192, 256), 3: (160, 192, 256), 4: (128, 160)}
+MOST_GROUPS_BESIDE = 2  # where small GEMMs are in the same launch
 # Of those with codes: microseconds of a tile of int8 with K of 4096, among others on a whole H100.
 MANY_CODES = {
     1: {160: 22.5, 192: 25.5, 256: 29.3},
@@ -156,22 +159,25 @@ def tile_shape_fp8(parts: int, n: int, k: int, m: int, most_rows: int) -> TileSh
     return _with_stages(TileShape(rows, groups, split_k, 0, x_stages), 16, 2 if rows <= 32 else 1, room)
 
 
-def many_shape(parts: int, n: int, m: int, most_rows: int = 256, codes: bool = False) -> TileShape:
+def many_shape(
+    parts: int, n: int, m: int, most_rows: int = 256, codes: bool = False, beside: Sequence[int] = ()
+) -> TileShape:
     """The shape of gemm_many for so many GEMMs, with tiles of at most so many rows of x, a multiple of 128.
 
     A block on each multiprocessor goes through tiles. Measured with fp8 at 7.2B's sizes on an H100 (driver
     580.159.04, 2026-11-26): a tile takes as long as its rows of w times those of x, and a little for each
-    row of both. codes: that become fp16 in registers.
+    row of both. codes: that become fp16 in registers. beside: rows of w of small GEMMs in the same launch.
     """
 
     def cost(shape: tuple[int, int]) -> float:
         groups, rows = shape
         w_rows = groups * TILE_W_ROWS
-        tiles = -(-m // rows) * parts * -(-n // w_rows)
+        tiles = -(-m // rows) * (parts * -(-n // w_rows) + sum(-(-small // w_rows) for small in beside))
         of_tile = MANY_CODES[groups][rows] if codes else w_rows * rows + 6.4 * (w_rows + rows)
         return -(-tiles // MULTIPROCESSORS) * of_tile
 
-    shapes = [(groups, rows) for groups, sizes in MANY_ROWS.items() for rows in sizes if rows <= most_rows]
+    groups_of = [groups for groups in MANY_ROWS if groups <= MOST_GROUPS_BESIDE or not beside]
+    shapes = [(groups, rows) for groups in groups_of for rows in MANY_ROWS[groups] if rows <= most_rows]
     groups, rows = min(shapes, key=cost)
     return TileShape(rows, groups, 1)
 

@@ -5,7 +5,7 @@
 - "mixed", "low": the low-rank matrices by `gemm_stream` or `gemm_lowrank`, the large ones by cuBLAS
 - "sparse": `gemm_sparse` or `gemm_sparse8`, which skip the weights of inactive hidden units
 - "tile", "many": the large matrices by `gemm_tile`, "many" by its kernel for many rows; the low-rank ones
-  as with "low"
+  as with "low", or with "beside" in the same launch as "many"
 - "blocks": cuBLAS, for a fixed number of rows at a time
 - those of codes/coded_gemm.py and codes/block_gemm.py: large matrices of codes; the low-rank ones as with
   "low", or where there is no `gemm_lowrank` by what suits the number of tokens; with "beside" in the same
@@ -68,7 +68,7 @@ LAYERS, SEPARATE, TOGETHER = "layers", "separate", "together"
 BETWEEN = (*STARTS, LAYERS)  # what shows only between neighbours
 SPLIT_K = {f"lt{number}/{splits}": (number, splits) for splits in (2, MAX_SPLITS) for number in range(3)}
 METHODS = {
-    "in": ("stream16", "stream32", "mixed", "low", "tile", MANY, "blas", *LT),
+    "in": ("stream16", "stream32", "mixed", "low", "tile", MANY, BESIDE, "blas", *LT),
     "low_out": ("stream16", "low", "blas"),
     "out": ("stream16", "stream32", "tile", MANY, "blas", *LT),
     "key": ("stream16", "stream32", "tile", MANY, "blas", *LT),
@@ -144,7 +144,7 @@ class Gemms:
             SPARSE: kind == "value" and self._sparse_fits(tokens),
             "low": self.kernels.has_lowrank and short,
             "tile": tiled,
-            MANY: tiled and tokens > TILE_TOKENS,
+            **dict.fromkeys((MANY, BESIDE), tiled and tokens > TILE_TOKENS),
             **{method: number < algorithms for number, method in enumerate(LT)},
         }
         return tuple(method for method in methods if runs.get(method, True))
@@ -190,8 +190,12 @@ class Gemms:
             large = [(layer.rkv[i], b.mixed[i], rkv[i], IDENTITY) for i in range(3)]
             self.kernels.gemm_stream(large + low, _warp_rows(method))
             return
+        three = list(layer.rkv), list(b.mixed[:3]), list(rkv)
+        if method == BESIDE:
+            self.kernels.gemm_tile(*three, many=True, beside=low)
+            return
         if method in TILES:
-            self.kernels.gemm_tile(list(layer.rkv), list(b.mixed[:3]), list(rkv), many=method == MANY)
+            self.kernels.gemm_tile(*three, many=method == MANY)
         else:
             self._by_library(layer.rkv, b.mixed[:3], rkv, method)
         if method == "mixed":

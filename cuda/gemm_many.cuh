@@ -61,6 +61,12 @@ struct ManyTile {
     static_assert(2 * STAGES + 2 <= BARRIERS);
 };
 
+template <int ACTIVATION, int N>
+__device__ __forceinline__ void activate_all(float (&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) x[i] = activate(x[i], ACTIVATION);
+}
+
 // Small: SmallGemms, if there are some.
 template <typename W, int GROUPS, int TN, typename Small>
 __global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
@@ -260,6 +266,15 @@ __global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
             if (signals) arrive(empty + before * 8);
         }
 
+        if constexpr (SMALL) {
+            // Asked once, not for each number.
+            const int f = is_small(at) ? small.activation[at.part - MAX_PARTS]
+                          : p.square   ? RELU_SQUARE
+                                       : IDENTITY;
+            if (f == TANH) activate_all<TANH>(acc);
+            if (f == SIGMOID) activate_all<SIGMOID>(acc);
+            if (f == RELU_SQUARE) activate_all<RELU_SQUARE>(acc);
+        }
         if constexpr (W::FP8) barrier_wait(scales_full, scales_phase);
         const int row_of_lane = lane / 2, piece = lane % 2;
         __half* const to = results(at) + size_t(at.x0 + row_of_lane) * columns(at) + column + piece * 8;
@@ -280,13 +295,7 @@ __global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
                 } else if constexpr (W::SCALED) {
                     v.x *= scale, v.y *= scale, v.z *= scale_below, v.w *= scale_below;
                 }
-                if (is_small(at)) {
-                    if constexpr (SMALL) {
-                        const int f = small.activation[at.part - MAX_PARTS];
-                        v = make_float4(activate(v.x, f), activate(v.y, f), activate(v.z, f),
-                                        activate(v.w, f));
-                    }
-                } else if (p.square)
+                if (!SMALL && p.square)
                     v = make_float4(relu_square(v.x), relu_square(v.y), relu_square(v.z), relu_square(v.w));
                 store_transposed(place_of(chunk * 8 + lane % 8, lane / 8), to_half2(v.x, v.y),
                                  to_half2(v.z, v.w));

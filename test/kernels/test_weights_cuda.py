@@ -168,6 +168,7 @@ class TestTuningFile:
             "value",
         }
         assert "many" not in on_hopper.candidates("key", 256) and "many" in on_hopper.candidates("key", 257)
+        assert "beside" not in on_hopper.candidates("in", 64) and "beside" in on_hopper.candidates("in", 65)
 
 
 @pytest.mark.parametrize(("ranks", "heads", "rows"), [(832, 64, 6), (576, 40, 1), (288, 16, 1)])

@@ -144,7 +144,8 @@ class Gemms:
             SPARSE: kind == "value" and self._sparse_fits(tokens),
             "low": self.kernels.has_lowrank and short,
             "tile": tiled,
-            **dict.fromkeys((MANY, BESIDE), tiled and tokens > TILE_TOKENS),
+            MANY: tiled and tokens > TILE_TOKENS,
+            BESIDE: tiled and tokens > LT_TOKENS,
             **{method: number < algorithms for number, method in enumerate(LT)},
         }
         return tuple(method for method in methods if runs.get(method, True))

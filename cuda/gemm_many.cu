@@ -9,7 +9,7 @@
 // gemm_many.cuh.
 //
 // Sums are fp32, over k in order: those of a row are the same whatever the other rows are.
-#include "gemm_many.cuh"
+#include "gemm_many_launch.cuh"
 
 extern "C" {
 // beside: up to four small GEMMs with the same m and k in the same launch, if w is not transposed; n is a

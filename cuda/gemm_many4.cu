@@ -6,7 +6,7 @@
 // Reference: f(x @ w.T) in torch with w rounded to fp16. Binding: Kernels.gemm_many_codes. Test:
 // test/kernels/test_gemm_many.py. Only sm_90a; elsewhere the launcher returns cudaErrorNotSupported. How:
 // gemm_many.cuh, with codes that become fp16 in registers.
-#include "gemm_many.cuh"
+#include "gemm_many_launch.cuh"
 #include "gemm_tile_int4.cuh"
 
 extern "C" {

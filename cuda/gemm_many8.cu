@@ -7,7 +7,7 @@
 // Reference: f((x @ w.T) * scale) in torch. Binding: Kernels.gemm_many_codes. Test:
 // test/kernels/test_gemm_many.py. Only sm_90a; elsewhere the launcher returns cudaErrorNotSupported. How:
 // gemm_many.cuh, with codes that become fp16 in registers.
-#include "gemm_many.cuh"
+#include "gemm_many_launch.cuh"
 #include "gemm_tile_int8.cuh"
 
 extern "C" {

@@ -7,7 +7,7 @@
 // Reference: f(x @ w.T * w_scale * x_scale[:, None]) in torch. Binding: Kernels.gemm_tile_fp8. Test:
 // test/kernels/test_gemm_many.py. Only sm_90a; elsewhere the launcher returns cudaErrorNotSupported. How:
 // gemm_many.cuh, with two neighbours of fp8 in the place of a number of fp16.
-#include "gemm_many.cuh"
+#include "gemm_many_launch.cuh"
 
 extern "C" {
 int rwkv_gemm_many_fp8(const void* const* w, const void* const* w_scale, const void* const* x,

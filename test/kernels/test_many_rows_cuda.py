@@ -32,6 +32,20 @@ def test_thousands_of_rows_are_those_of_the_reference(rows: int, wkv: torch.dtyp
     assert off(states.wkv, wanted.wkv) < 2e-2
 
 
+@pytest.mark.parametrize("method", ["many", "beside"])
+def test_hundreds_of_rows_by_each_method_of_a_time_mix(method: str) -> None:
+    """With the inner low-rank sides in a launch of their own, and in that of r, k and v."""
+    model, truth, rows = RWKV7Cuda(WEIGHTS, "cuda"), RWKV7(WEIGHTS, "cuda"), 300
+    if method not in model.gemms.candidates("in", rows):
+        pytest.skip("this GPU has no kernel for it")
+    model.autotuner.chosen[f"in {rows}"] = method
+    states, wanted = model.new_states(rows), truth.new_states(rows)
+    for _ in range(4):
+        tokens = torch.randint(1, 500, (rows,))
+        found = model.forward(tokens, [1] * rows, range(rows), states, flush=False)
+        assert off(found, truth.forward(tokens, [1] * rows, range(rows), wanted)) < 1e-2
+
+
 def test_thousands_of_rows_draw_what_one_draws_by_itself() -> None:
     prompts = [[20 + (i * j) % 400 for j in range(1, 30)] for i in range(2100)]
     how = {"max_tokens": 6, "stop_ids": [], "sampling": Sampling(temperature=0.0)}

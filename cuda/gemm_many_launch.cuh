@@ -1,0 +1,77 @@
+// Launches of the kernel of gemm_many.cuh.
+#pragma once
+#include "gemm_many.cuh"
+#include "gemm_tile_launch.cuh"
+
+namespace {
+// x_rows: of a tile, one of SIZES. small: null, or with Halves and up to two groups.
+template <typename W, int GROUPS, int TN, int... SIZES>
+int launch_many_of(const ManyGemms& p, const SmallGemms* small, int x_rows, cudaStream_t stream) {
+    using Tile = ManyTile<W, GROUPS, TN>;
+    if (x_rows == TN) {
+        const auto run = [&](auto kernel, int tiles, const auto& of_small) {
+            if (const cudaError_t error = allow_shared(kernel, Tile::SHARED)) return int(error);
+            const int blocks = multiprocessors();
+            return launch(kernel, tiles < blocks ? tiles : blocks, Tile::THREADS, Tile::SHARED, stream, p,
+                          of_small);
+        };
+        if (!small) return run(gemm_many_kernel<W, GROUPS, TN, NoGemms>, p.tiles, NoGemms());
+        if constexpr (!W::CODES && !W::TRANSPOSED && !W::FP8 && GROUPS <= 2) {
+            const int tiles = p.tiles + small->tiles[MAX_SMALL];
+            return run(gemm_many_kernel<W, GROUPS, TN, SmallGemms>, tiles, *small);
+        }
+        return cudaErrorInvalidValue;
+    }
+    if constexpr (sizeof...(SIZES) > 0) return launch_many_of<W, GROUPS, SIZES...>(p, small, x_rows, stream);
+    return cudaErrorInvalidValue;
+}
+
+// Whether these can be in a launch of p's.
+inline bool set_up_small(SmallGemms& small, const ManyGemms& p, const GemmPart* parts, int count,
+                         const TileShape& shape) {
+    const int w_rows = shape.groups * TILE_W_ROWS;
+    for (int i = 0; i < MAX_SMALL; i++) {
+        small.tiles[i + 1] = small.tiles[i];
+        if (i >= count) continue;
+        const GemmPart& part = parts[i];
+        if (part.n < 16 || part.n % 16 || part.k != p.steps * TILE_K) return false;
+        small.y[i] = part.y, small.n[i] = part.n, small.activation[i] = part.activation;
+        small.tiles[i + 1] += p.x_tiles * ((part.n + w_rows - 1) / w_rows);
+        if (!map(&small.w[i], part.w, part.n, part.k, w_rows, 1) ||
+            !map(&small.x[i], part.x, p.m, part.k, shape.x_rows, 1))
+            return false;
+    }
+    return count <= MAX_SMALL;
+}
+
+// p: with scales, if there are, and with maps of w, if it is codes by columns. k: numbers of two bytes.
+// beside: small GEMMs, with Halves.
+template <typename W>
+int launch_many(ManyGemms& p, const void* const* w, const void* const* x, void* const* y, int count, int m,
+                int n, int k, int square, const TileShape& shape, cudaStream_t stream,
+                const GemmPart* beside = nullptr, int beside_count = 0) {
+    const int groups = shape.groups, rows = shape.x_rows, w_rows = groups * TILE_W_ROWS;
+    if (!on_hopper()) return cudaErrorNotSupported;
+    if (count < 1 || count > MAX_PARTS || m < 1 || n % TILE_W_ROWS || k % TILE_K || groups < 1 ||
+        groups > 4 || rows < 1 || rows > 256)
+        return cudaErrorInvalidValue;
+    p.m = m, p.n = n, p.steps = k / TILE_K, p.square = square;
+    p.x_tiles = (m + rows - 1) / rows, p.w_tiles = (n + w_rows - 1) / w_rows;
+    p.tiles = p.x_tiles * p.w_tiles * count;
+    for (int i = 0; i < count; i++) {
+        p.y[i] = static_cast<__half*>(y[i]);
+        const bool mapped = W::CODES        ? true
+                            : W::TRANSPOSED ? map(&p.w[i], w[i], k, n, TILE_K, 1)
+                                            : map(&p.w[i], w[i], n, k, w_rows, 1);
+        p.codes[i] = static_cast<const uint8_t*>(w[i]);
+        if (!mapped || !map(&p.x[i], x[i], m, k, rows, 1)) return cudaErrorNotSupported;
+    }
+    SmallGemms of_small = {};
+    if (beside_count && !set_up_small(of_small, p, beside, beside_count, shape)) return cudaErrorInvalidValue;
+    const SmallGemms* const small = beside_count ? &of_small : nullptr;
+    return groups == 1   ? launch_many_of<W, 1, 160, 192, 256>(p, small, rows, stream)
+           : groups == 2 ? launch_many_of<W, 2, 128, 160, 192, 256>(p, small, rows, stream)
+           : groups == 3 ? launch_many_of<W, 3, 160, 192, 256>(p, small, rows, stream)
+                         : launch_many_of<W, 4, 128, 160>(p, small, rows, stream);
+}
+}  // namespace

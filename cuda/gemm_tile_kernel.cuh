@@ -2,7 +2,7 @@
 // first says what it does.
 #pragma once
 #include "gemm_stream.cuh"
-#include "gemm_tile_layout.cuh"
+#include "gemm_tile_multiply.cuh"
 
 // Its blocks; those of a z have the GEMM `part`. PARTIAL: as TileShape::partial_sums.
 template <int TN, typename W, bool PARTIAL = false>
@@ -137,118 +137,15 @@ __device__ __forceinline__ void tile_gemms(const TileGemms& p, int part) {
 
     float acc[TN / 2];
     clear(acc);
-    const int group_bytes = (TRANSPOSED ? STRIPS : 1) * TILE_W_ROWS * STRIP_BYTES,
-              strip_bytes = (TRANSPOSED ? 1 : p.groups) * TILE_W_ROWS * STRIP_BYTES;
-    const bool signals = threadIdx.x % GROUP_THREADS == 0;
-    int w_at = 0, w_phase = 0, x_at = 0, x_phase = 0, w_before = 0, x_before = 0;
+    const TileRings rings = {w_ring, x_ring, w_full, w_empty, x_full, x_empty, w_bytes};
     if constexpr (BY_STRIPS) {
-        constexpr int SIXTEENS = TILE_W_ROWS / 16;
-        const int strip = group * (GROUP_THREADS / WARP) + warp;
-        const typename W::Places places(strip, TN, lane);
-        float sums[SIXTEENS][TN / 2] = {};
-#pragma unroll 1
-        for (int i = 0; i < steps; i++) {
-            barrier_wait(w_full + w_at * 8, w_phase);
-            barrier_wait(x_full + x_at * 8, x_phase);
-            W::template multiply<TN>(sums, w_ring + w_at * w_bytes, x_ring + x_at * X_BYTES, places);
-            fence_async_shared();  // an arrival does not wait for reads, and copies would replace them
-            // Every lane for itself, as below, but for x: there one for its warp is 0.8% of a step faster.
-            arrive(w_empty + w_at * 8);
-            sync_warp();
-            if (lane == 0) arrive(x_empty + x_at * 8);
-            if (++w_at == p.w_stages) w_at = 0, w_phase ^= 1;
-            if (++x_at == p.x_stages) x_at = 0, x_phase ^= 1;
-        }
-        // The rings are free for the sums of all strips; a warp adds up those of 16 rows of w, in order.
-        const uint32_t gathered = w_ring + TN * TILE_W_ROWS * 2 + lane * 16;  // behind the results
-        const auto place = [&](int strip, int chunk, int sixteen) {
-            return gathered + ((strip * CHUNKS + chunk) * SIXTEENS + sixteen) * WARP * 16;
-        };
-        sync_some(1, groups * GROUP_THREADS);
-#pragma unroll
-        for (int c = 0; c < CHUNKS; c++)
-#pragma unroll
-            for (int i = 0; i < SIXTEENS; i++) {
-                const float* const of = sums[i] + 4 * c;
-                store_shared(place(strip, c, i), make_float4(of[0], of[1], of[2], of[3]));
-            }
-        sync_some(1, groups * GROUP_THREADS);
+        const uint32_t gathered = multiply_strips<TN, W>(p, rings, steps);
         if (group) return;
-#pragma unroll
-        for (int c = 0; c < CHUNKS; c++)
-#pragma unroll
-            for (int s = 0; s < STRIPS; s++) {
-                const float4 more = load_shared(place(s, c, warp));
-                acc[4 * c] += more.x, acc[4 * c + 1] += more.y;
-                acc[4 * c + 2] += more.z, acc[4 * c + 3] += more.w;
-            }
-#pragma unroll
-        for (int i = 0; i < TN / 2; i++) acc[i] *= W::UNIT;
+        add_strips<TN, W>(acc, gathered, warp);
     } else if constexpr (W::CODES) {
-        constexpr int OWN_STRIPS = FEW ? STRIPS / 2 : STRIPS;
-        const int own_strip = FEW ? group * OWN_STRIPS : 0;  // the first
-        // Products of one stage after the other: what else the warps do is hidden behind the other blocks'
-        // loads.
-#pragma unroll 1
-        for (int i = 0; i < steps; i++) {
-            const uint32_t x = x_ring + x_at * X_BYTES, b = FEW ? 0 : described<TN>(x), bits = W::bits();
-            barrier_wait(w_full + w_at * 8, w_phase);
-            uint32_t a[OWN_STRIPS * TILE_K / 16][4];
-            W::template operands<STRIPS>(w_ring + w_at * w_bytes + (TWO_GROUPS ? group * W_GROUP_BYTES : 0),
-                                         own_strip * TILE_K / 16, i * STRIPS, warp, lane, bits, a);
-            barrier_wait(x_full + x_at * 8, x_phase);
-            if constexpr (FEW) {
-                multiply_few<TN, OWN_STRIPS>(acc, a, x + own_strip * TN * STRIP_BYTES, lane);
-                fence_async_shared();  // an arrival does not wait for reads, and copies would replace them
-            } else {
-#pragma unroll
-                for (int k = 0; k < STRIPS * TILE_K / 16; k++) ready(a[k]);
-                wgmma_begin();
-#pragma unroll
-                for (int strip = 0; strip < STRIPS; strip++)
-#pragma unroll
-                    for (int k = 0; k < TILE_K / 16; k++)
-                        wgmma_of_registers<TN>(acc, a[strip * TILE_K / 16 + k],
-                                               b + (strip * TN * STRIP_BYTES + k * 16 * 2) / 16);
-                wgmma_commit();
-                wgmma_wait<0>();
-                if (signals) arrive(x_empty + x_at * 8);
-            }
-            // Not before the products: they wait for what was read, which an arrival does not. Every lane for
-            // itself: one for its warp is no faster, and racecheck takes what the others read for a race.
-            arrive(w_empty + w_at * 8);
-            if constexpr (FEW) arrive(x_empty + x_at * 8);
-            if (++w_at == p.w_stages) w_at = 0, w_phase ^= 1;
-            if (++x_at == p.x_stages) x_at = 0, x_phase ^= 1;
-        }
+        multiply_codes<TN, W>(acc, p, rings, steps);
     } else {
-#pragma unroll 1
-        for (int i = 0; i < steps; i++) {
-            const uint32_t a = described<TN>(w_ring + w_at * w_bytes + group * group_bytes),
-                           b = described<TN>(x_ring + x_at * X_BYTES);
-            barrier_wait(w_full + w_at * 8, w_phase);
-            barrier_wait(x_full + x_at * 8, x_phase);
-            wgmma_begin();
-#pragma unroll
-            for (int strip = 0; strip < STRIPS; strip++)
-#pragma unroll
-                for (int k = 0; k < TILE_K / 16; k++) {
-                    const uint32_t of_w = a + (strip * strip_bytes +
-                                               k * 16 * (TRANSPOSED ? TILE_W_ROWS * 2 : 2)) /
-                                                  16,
-                                   of_x = b + (strip * TN * STRIP_BYTES + k * 16 * 2) / 16;
-                    if constexpr (W::FP8)
-                        wgmma_fp8<TN>(acc, of_w, of_x);
-                    else
-                        wgmma<TN, TRANSPOSED>(acc, of_w, of_x);
-                }
-            wgmma_commit();
-            wgmma_wait<1>();
-            if (i > 0 && signals) arrive(w_empty + w_before * 8), arrive(x_empty + x_before * 8);
-            w_before = w_at, x_before = x_at;
-            if (++w_at == p.w_stages) w_at = 0, w_phase ^= 1;
-            if (++x_at == p.x_stages) x_at = 0, x_phase ^= 1;
-        }
+        multiply_numbers<TN, W>(acc, p, rings, steps, p.groups, group);
     }
     float x_scale[2] = {};  // of rows of x, shared among the threads of a warpgroup
     if constexpr (W::FP8)

@@ -1,5 +1,5 @@
-// What the kernel of gemm_tile_kernel.cuh is made of: its sizes by rows of x, its parameters, how w lies in
-// memory, and products of few rows.
+// What the kernel of gemm_tile_kernel.cuh is made of: its sizes by rows of x, its parameters, and how w lies
+// in memory.
 #pragma once
 #include "common.cuh"
 #include "gemm_tile.cuh"
@@ -12,8 +12,7 @@ constexpr int MAX_GROUPS = 2;
 constexpr int PRODUCER_WARPS = 2;
 constexpr int TILE_THREADS = MAX_GROUPS * GROUP_THREADS + PRODUCER_WARPS * WARP;  // at most
 constexpr int MAX_PARTS = 3;
-constexpr int MAX_SPLIT_K = 8;    // blocks of a cluster
-constexpr int UNIFORM_ROWS = 64;  // of x, up to which descriptors are worth a shuffle
+constexpr int MAX_SPLIT_K = 8;  // blocks of a cluster
 
 // By rows of x and W, how w lies in memory: whether two warpgroups of a block may have rows of w of their own
 // that go through registers; whether partial sums may be the result; strips of k in a stage (a barrier takes
@@ -103,36 +102,3 @@ template <typename W>
 __host__ __device__ __forceinline__ int w_ring_bytes(int bytes) {
     return W::TILES ? (bytes + 1023) / 1024 * 1024 : bytes;
 }
-
-#if HOPPER
-// An operand of wgmma with TN rows of x.
-template <int TN>
-__device__ __forceinline__ uint32_t described(uint32_t address) {
-    if constexpr (TN <= UNIFORM_ROWS) return hopper::uniform(hopper::operand(address));
-    return hopper::operand(address);
-}
-
-// acc += strips of 16 rows of w, `a`, times TN rows of x in the TMA's swizzle of 128 bytes, by a warp; what a
-// thread has of both and of acc is as with wgmma.
-template <int TN, int STRIPS>
-__device__ __forceinline__ void multiply_few(float (&acc)[TN / 2],
-                                             const uint32_t (&a)[STRIPS * TILE_K / 16][4], uint32_t x,
-                                             int lane) {
-    const uint32_t from = x + lane % 8 * STRIP_BYTES + (lane / 8 ^ lane % 8) * 16;  // eights of 32 along k
-#pragma unroll
-    for (int strip = 0; strip < STRIPS; strip++)
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-#pragma unroll
-            for (int chunk = 0; chunk < TN / 8; chunk++) {
-                uint32_t b[4];
-                load_matrix(b, (from ^ half * 64) + (strip * TN + chunk * 8) * STRIP_BYTES);
-                float (&to)[4] = reinterpret_cast<float (&)[4]>(acc[chunk * 4]);
-#pragma unroll
-                for (int k = 0; k < 2; k++) {
-                    const uint32_t (&of_w)[4] = a[strip * TILE_K / 16 + half * 2 + k];
-                    mma(to, of_w[0], of_w[1], of_w[2], of_w[3], b[2 * k], b[2 * k + 1]);
-                }
-            }
-}
-#endif

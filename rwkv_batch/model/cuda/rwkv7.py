@@ -25,10 +25,10 @@ from rwkv_batch.model.cuda.packed.weights import CudaDeepEmbed, CudaLayer, CudaW
 from rwkv_batch.model.cuda.steps.adapters import AdapterSlots, StepAdapters
 from rwkv_batch.model.cuda.steps.graphs import graph_bytes, prefills_held
 from rwkv_batch.model.cuda.steps.late import Tuner
-from rwkv_batch.model.cuda.steps.mixers import Mixers, time_mix_input
+from rwkv_batch.model.cuda.steps.mixers import Mixers, NormMixInput, time_mix_input
 from rwkv_batch.model.cuda.steps.row import RowStep
 from rwkv_batch.model.cuda.steps.states import CudaStates
-from rwkv_batch.model.description import DEEP_RANK, Norm
+from rwkv_batch.model.description import DEEP_RANK
 from rwkv_batch.ops.cuda.abi import (
     ADAPTER_ADD_SQUARE,
     CHUNK,
@@ -41,7 +41,7 @@ from rwkv_batch.ops.cuda.abi import (
 from rwkv_batch.ops.cuda.binding import Addend
 from rwkv_batch.ops.cuda.blas import blaslt
 from rwkv_batch.ops.cuda.buffers import MIXED, Buffers
-from rwkv_batch.ops.cuda.gemms import SPARSE_ROWS, CodedRows
+from rwkv_batch.ops.cuda.gemms import SPARSE_ROWS
 from rwkv_batch.ops.cuda.inputs.packing import DeviceRows, most_chunks
 from rwkv_batch.ops.torch_ops import HEAD_SIZE
 
@@ -119,15 +119,8 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         most_chunks = max((pieces.chunks for pieces in rows.pieces), default=0)
         items = b.scratch("items", most_chunks * heads * self.kernels.chunk_bytes)
 
-        def norm_mix(
-            added: Addend,
-            norm: Norm,
-            shift: Tensor,
-            mixes: Tensor,
-            out: Tensor,
-            _: bool,
-            coded: CodedRows | None,
-        ) -> None:
+        def norm_mix(inputs: NormMixInput) -> None:
+            added, norm, shift, mixes, out, _, coded = inputs
             # The first norm of a layer has all mixes.
             x, to = (b.x, b.x_between) if len(mixes) == MIXED else (b.x_between, b.x)
             self.kernels.norm_mix_prefill(x, to, added, *norm, rows.rows, shift, mixes, out, coded)
@@ -150,15 +143,8 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         self.gemms.head(x, logits, methods["head"])
 
     def _decode_mixers(self, b: Buffers, slots: Tensor, states: CudaStates) -> Mixers:
-        def norm_mix(
-            added: Addend,
-            norm: Norm,
-            shift: Tensor,
-            mixes: Tensor,
-            out: Tensor,
-            next_at_once: bool,
-            coded: CodedRows | None,
-        ) -> None:
+        def norm_mix(inputs: NormMixInput) -> None:
+            added, norm, shift, mixes, out, next_at_once, coded = inputs
             self.kernels.norm_mix_decode(b.x, added, *norm, slots, shift, mixes, out, next_at_once, coded)
 
         def wkv(inputs: TimeMixInput, readout: ReadoutInput | None) -> None:
@@ -208,7 +194,7 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
             early = methods["in_start"] == EARLY
             # Adapters read these inputs too, and they want them in fp16.
             coded = room.rows(3, *b.x.shape) if takes_fp8(methods["in"]) and not changes else None
-            mixers.norm_mix(added, layer.norm1, shift[:, 0], layer.mixes, b.mixed, early, coded)
+            mixers.norm_mix(NormMixInput(added, layer.norm1, shift[:, 0], layer.mixes, b.mixed, early, coded))
             rkv = b.rkv if index else b.rkv0
             changes.shrink(index, 0, b.mixed[:3].unbind(), first_bytes(layer.rkv))
             self.gemms.time_mix_in(layer, b, rkv, methods["in"], coded is not None)
@@ -221,7 +207,7 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
             added = changes.add(self.gemms.out(layer, b, output_method(methods, "out")))
             early, alone = methods["key_start"] == EARLY, not (changes or layer.deep_embed)
             coded = room.rows(1, *b.x.shape) if takes_fp8(methods["key"]) and alone else None
-            mixers.norm_mix(added, layer.norm2, shift[:, 1], layer.x_k, b.mixed, early, coded)
+            mixers.norm_mix(NormMixInput(added, layer.norm2, shift[:, 1], layer.x_k, b.mixed, early, coded))
             changes.shrink(index, 4, [b.mixed[0]], first_bytes(layer.key))
             method = output_method(methods, "value")
             later, ready = takes_squares(methods["key"], method) and alone, coded is not None

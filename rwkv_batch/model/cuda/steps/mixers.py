@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -13,12 +14,23 @@ from rwkv_batch.ops.cuda.buffers import Buffers
 from rwkv_batch.ops.cuda.gemms import CodedRows, pointer
 
 
+class NormMixInput(NamedTuple):
+    """A norm of the residual stream, with the token shift and the mixes after it."""
+
+    added: Addend  # to the stream first
+    norm: Norm
+    shift: Tensor  # of all slots, `[slots, C]`
+    mixes: Tensor  # [N, C]
+    out: Tensor  # [N, T, C]
+    next_at_once: bool = False  # whether the next kernel may start before this one has its inputs
+    coded: CodedRows | None = None  # where the first mixes go as fp8
+
+
 @dataclass(frozen=True)
 class Mixers:
     """The two kernels that touch states, in the form for decode steps or for packed rows."""
 
-    # added, norm, shift, mixes, out, whether the next kernel may start at once, where first mixes go as fp8
-    norm_mix: Callable[[Addend, Norm, Tensor, Tensor, Tensor, bool, CodedRows | None], None]
+    norm_mix: Callable[[NormMixInput], None]
     wkv: Callable[[TimeMixInput, ReadoutInput | None], None]
 
 

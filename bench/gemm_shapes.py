@@ -2,8 +2,8 @@
 """Every shape of tiles for the large GEMMs of a layer in fp16, each timed alone on a Hopper GPU.
 
 Some layers' weights take turns, so that none comes from the cache. A launch begins beside the end of the one
-before, as in a step; what lies between two GEMMs there is missing. The inner low-rank sides are timed in the
-launch of r, k and v too, and in one of their own.
+before, as in a step; what lies between two GEMMs there is missing, and the norm that adds up sums over parts
+of K. The inner low-rank sides are timed in the launch of r, k and v too, and in one of their own.
 
     python bench/gemm_shapes.py --width 1024 --rows 320 --ranks 64,64,128,32
 """
@@ -25,6 +25,7 @@ from rwkv_batch.model.cuda.steps.capture import capture, gpu_seconds
 from rwkv_batch.ops.cuda import gemms, tile
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, SIGMOID, TANH, TileShape
 from rwkv_batch.ops.cuda.binding import Kernels
+from rwkv_batch.ops.cuda.buffers import MAX_SPLITS
 from rwkv_batch.ops.cuda.gemms import AUTO, Part
 
 LAYERS, RUNS, SHOWN = 24, 15, 8
@@ -63,6 +64,12 @@ def many_shapes() -> Iterator[TileShape]:
             yield TileShape(rows, groups, 1)
 
 
+def split_shapes() -> Iterator[TileShape]:
+    for split_k in (2, MAX_SPLITS):
+        for rows in tile.ROWS_OF_SPLITS:
+            yield TileShape(rows, 1, split_k, partial_sums=1)
+
+
 def described(shape: TileShape) -> str:
     names = ("x_rows", "groups", "split_k", "w_stages", "x_stages")
     return " ".join(f"{name} {getattr(shape, name)}" for name in names if getattr(shape, name))
@@ -86,6 +93,16 @@ def report(kernels: Kernels, kind: str, parts: int, n: int, k: int, rows: int, r
             if taken is not None:
                 found.append((taken, f"gemm_{name}, {described(shape)}"))
         found.append((microseconds(partial(run, many=many)) or 0.0, f"gemm_{name} as it is launched"))
+    if kind in ("output", "value"):
+        sums = torch.empty(MAX_SPLITS, rows, n, device=DEVICE)
+        for shape in split_shapes():
+            with patch.object(gemms, "many_shape_split", return_value=shape):
+                taken = microseconds(
+                    lambda layer, to=sums[: shape.split_k]: kernels.gemm_many_split(
+                        ws[layer][0], xs[0], to, transposed
+                    )
+                )
+            found.append((taken or 0.0, f"gemm_many, sums of parts, {described(shape)}"))
     print(f"{kind}, {rows} rows")
     for place, (taken, name) in enumerate(sorted(found)):
         if place < SHOWN or name.endswith("launched"):

@@ -39,6 +39,12 @@ struct SmallGemms {
 };
 struct NoGemms {};
 
+// Parts of K, of which each is a GEMM of its own with steps of ManyGemms, and the first x and w: what is
+// added up later, y [parts, m, n] in fp32, is the result.
+struct SplitSums {
+    float* y;
+};
+
 // A block's sizes. W: how w lies in memory (gemm_tile_layout.cuh).
 template <typename W, int GROUPS, int TN>
 struct ManyTile {
@@ -68,13 +74,28 @@ __device__ __forceinline__ void activate_all(float (&x)[N]) {
     for (int i = 0; i < N; i++) x[i] = activate(x[i], ACTIVATION);
 }
 
-// Small: SmallGemms, if there are some.
+// What the registers of a warp hold of a tile to a part's sums: `acc` is as wgmma leaves it, `row` of x and
+// `column` the first of this lane.
+template <int TN>
+__device__ __forceinline__ void store_sums(const float (&acc)[TN / 2], float* y, int row, int column, int m,
+                                           int n) {
+    float* const to = y + size_t(row) * n + column;
+#pragma unroll
+    for (int chunk = 0; chunk < TN / 8; chunk++) {
+        const float* const of = acc + chunk * 4;
+        float* const here = to + size_t(chunk * 8) * n;
+        if (row + chunk * 8 < m) here[0] = of[0], here[8] = of[2];
+        if (row + chunk * 8 + 1 < m) here[n] = of[1], here[n + 8] = of[3];
+    }
+}
+
+// Small: SmallGemms, if there are some, or SplitSums.
 template <typename W, int GROUPS, int TN, typename Small>
 __global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
     gemm_many_kernel(const __grid_constant__ ManyGemms p, const __grid_constant__ Small small) {
 #if HOPPER
     using namespace hopper;
-    constexpr bool SMALL = std::is_same_v<Small, SmallGemms>;
+    constexpr bool SMALL = std::is_same_v<Small, SmallGemms>, SPLIT = std::is_same_v<Small, SplitSums>;
     using Tile = ManyTile<W, GROUPS, TN>;
     constexpr int STAGES = Tile::STAGES;
     extern __shared__ __align__(1024) uint8_t raw[];
@@ -102,12 +123,12 @@ __global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
     const auto w_map = [&](Place at) {
         if constexpr (SMALL)
             if (is_small(at)) return &small.w[at.part - MAX_PARTS];
-        return &p.w[at.part];
+        return &p.w[SPLIT ? 0 : at.part];
     };
     const auto x_map = [&](Place at) {
         if constexpr (SMALL)
             if (is_small(at)) return &small.x[at.part - MAX_PARTS];
-        return &p.x[at.part];
+        return &p.x[SPLIT ? 0 : at.part];
     };
     const auto results = [&](Place at) {
         if constexpr (SMALL)
@@ -119,6 +140,7 @@ __global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
             if (is_small(at)) return small.n[at.part - MAX_PARTS];
         return p.n;
     };
+    const auto strip_of = [&](Place at, int step) { return SPLIT ? at.part * p.steps + step : step; };
     const auto place = [&](int tile) {
         if constexpr (SMALL)
             if (tile >= p.tiles) {
@@ -156,15 +178,15 @@ __global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
                 } else if constexpr (W::TRANSPOSED) {
 #pragma unroll
                     for (int g = 0; g < GROUPS; g++)
-                        load_box(to + g * TILE_W_ROWS * STRIP_BYTES, &p.w[at.part], step * TILE_K,
+                        load_box(to + g * TILE_W_ROWS * STRIP_BYTES, w_map(at), strip_of(at, step) * TILE_K,
                                  at.w0 / TILE_W_ROWS + g, barrier, READ_ONCE);
                 } else {
-                    load_box(to, w_map(at), at.w0, step, barrier, READ_ONCE);
+                    load_box(to, w_map(at), at.w0, strip_of(at, step), barrier, READ_ONCE);
                 }
             };
             const auto load_x = [&](Place at, int step, int stage) {
-                load_box(ring + stage * Tile::STAGE_BYTES + Tile::W_ROOM, x_map(at), at.x0, step,
-                         full + stage * 8, READ_AGAIN);
+                load_box(ring + stage * Tile::STAGE_BYTES + Tile::W_ROOM, x_map(at), at.x0,
+                         strip_of(at, step), full + stage * 8, READ_AGAIN);
             };
             const Place first = place(blockIdx.x);
             const int ahead = min(STAGES, p.steps);
@@ -267,6 +289,11 @@ __global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
             if (signals) arrive(empty + before * 8);
         }
 
+        if constexpr (SPLIT) {
+            float* const sums = small.y + size_t(at.part) * p.m * p.n;
+            if (inside) store_sums<TN>(acc, sums, at.x0 + lane % 4 * 2, column + lane / 4, p.m, p.n);
+            continue;
+        }
         if constexpr (SMALL) {
             // Asked once, not for each number.
             const int f = is_small(at) ? small.activation[at.part - MAX_PARTS]

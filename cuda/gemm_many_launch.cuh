@@ -4,26 +4,49 @@
 #include "gemm_tile_launch.cuh"
 
 namespace {
-// x_rows: of a tile, one of SIZES. small: null, or with Halves and up to two groups.
-template <typename W, int GROUPS, int TN, int... SIZES>
-int launch_many_of(const ManyGemms& p, const SmallGemms* small, int x_rows, cudaStream_t stream) {
-    using Tile = ManyTile<W, GROUPS, TN>;
-    if (x_rows == TN) {
-        const auto run = [&](auto kernel, int tiles, const auto& of_small) {
-            if (const cudaError_t error = allow_shared(kernel, Tile::SHARED)) return int(error);
-            const int blocks = multiprocessors();
+// What a launch may have besides p's GEMMs, and with which tiles.
+template <typename W, int GROUPS, typename Small>
+constexpr bool may_have() {
+    constexpr bool fp16 = !W::CODES && !W::FP8;
+    if (std::is_same_v<Small, SmallGemms>) return fp16 && !W::TRANSPOSED && GROUPS <= 2;
+    if (std::is_same_v<Small, SplitSums>) return fp16 && GROUPS == 1;
+    return true;
+}
+
+inline int tiles_of(const ManyGemms& p, const SmallGemms& small) { return p.tiles + small.tiles[MAX_SMALL]; }
+template <typename Small>
+int tiles_of(const ManyGemms& p, const Small&) {
+    return p.tiles;
+}
+
+// x_rows: of a tile, one of SIZES.
+template <typename W, typename Small, int GROUPS, int TN, int... SIZES>
+int launch_many_of(const ManyGemms& p, const Small& small, int x_rows, cudaStream_t stream) {
+    if constexpr (may_have<W, GROUPS, Small>()) {
+        using Tile = ManyTile<W, GROUPS, TN>;
+        if (x_rows == TN) {
+            const auto kernel = gemm_many_kernel<W, GROUPS, TN, Small>;
+            if (const cudaError_t error = allow_shared(kernel, Tile::SHARED)) return error;
+            const int tiles = tiles_of(p, small), blocks = multiprocessors();
             return launch(kernel, tiles < blocks ? tiles : blocks, Tile::THREADS, Tile::SHARED, stream, p,
-                          of_small);
-        };
-        if (!small) return run(gemm_many_kernel<W, GROUPS, TN, NoGemms>, p.tiles, NoGemms());
-        if constexpr (!W::CODES && !W::TRANSPOSED && !W::FP8 && GROUPS <= 2) {
-            const int tiles = p.tiles + small->tiles[MAX_SMALL];
-            return run(gemm_many_kernel<W, GROUPS, TN, SmallGemms>, tiles, *small);
+                          small);
         }
-        return cudaErrorInvalidValue;
+        if constexpr (sizeof...(SIZES) > 0)
+            return launch_many_of<W, Small, GROUPS, SIZES...>(p, small, x_rows, stream);
     }
-    if constexpr (sizeof...(SIZES) > 0) return launch_many_of<W, GROUPS, SIZES...>(p, small, x_rows, stream);
     return cudaErrorInvalidValue;
+}
+
+template <typename W, typename Small>
+int launch_many_with(const ManyGemms& p, const Small& small, const TileShape& shape, cudaStream_t stream) {
+    const int rows = shape.x_rows;
+    if constexpr (std::is_same_v<Small, SplitSums>)
+        return shape.groups == 1 ? launch_many_of<W, Small, 1, 80, 160, 192, 256>(p, small, rows, stream)
+                                 : cudaErrorInvalidValue;
+    return shape.groups == 1   ? launch_many_of<W, Small, 1, 160, 192, 256>(p, small, rows, stream)
+           : shape.groups == 2 ? launch_many_of<W, Small, 2, 128, 160, 192, 256>(p, small, rows, stream)
+           : shape.groups == 3 ? launch_many_of<W, Small, 3, 160, 192, 256>(p, small, rows, stream)
+                               : launch_many_of<W, Small, 4, 128, 160>(p, small, rows, stream);
 }
 
 // Whether these can be in a launch of p's.
@@ -45,7 +68,7 @@ inline bool set_up_small(SmallGemms& small, const ManyGemms& p, const GemmPart* 
 }
 
 // p: with scales, if there are, and with maps of w, if it is codes by columns. k: numbers of two bytes.
-// beside: small GEMMs, with Halves.
+// beside: small GEMMs, with Halves. y is sums of parts of K with one GEMM in fp16 alone.
 template <typename W>
 int launch_many(ManyGemms& p, const void* const* w, const void* const* x, void* const* y, int count, int m,
                 int n, int k, int square, const TileShape& shape, cudaStream_t stream,
@@ -55,9 +78,12 @@ int launch_many(ManyGemms& p, const void* const* w, const void* const* x, void* 
     if (count < 1 || count > MAX_PARTS || m < 1 || n % TILE_W_ROWS || k % TILE_K || groups < 1 ||
         groups > 4 || rows < 1 || rows > 256)
         return cudaErrorInvalidValue;
-    p.m = m, p.n = n, p.steps = k / TILE_K, p.square = square;
+    const int parts = shape.partial_sums ? shape.split_k : count;
+    if (shape.partial_sums && (count > 1 || square || parts < 1 || k % (parts * TILE_K)))
+        return cudaErrorInvalidValue;
+    p.m = m, p.n = n, p.steps = k / TILE_K / (shape.partial_sums ? parts : 1), p.square = square;
     p.x_tiles = (m + rows - 1) / rows, p.w_tiles = (n + w_rows - 1) / w_rows;
-    p.tiles = p.x_tiles * p.w_tiles * count;
+    p.tiles = p.x_tiles * p.w_tiles * parts;
     for (int i = 0; i < count; i++) {
         p.y[i] = static_cast<__half*>(y[i]);
         const bool mapped = W::CODES        ? true
@@ -66,12 +92,14 @@ int launch_many(ManyGemms& p, const void* const* w, const void* const* x, void* 
         p.codes[i] = static_cast<const uint8_t*>(w[i]);
         if (!mapped || !map(&p.x[i], x[i], m, k, rows, 1)) return cudaErrorNotSupported;
     }
-    SmallGemms of_small = {};
-    if (beside_count && !set_up_small(of_small, p, beside, beside_count, shape)) return cudaErrorInvalidValue;
-    const SmallGemms* const small = beside_count ? &of_small : nullptr;
-    return groups == 1   ? launch_many_of<W, 1, 160, 192, 256>(p, small, rows, stream)
-           : groups == 2 ? launch_many_of<W, 2, 128, 160, 192, 256>(p, small, rows, stream)
-           : groups == 3 ? launch_many_of<W, 3, 160, 192, 256>(p, small, rows, stream)
-                         : launch_many_of<W, 4, 128, 160>(p, small, rows, stream);
+    if (beside_count) {
+        SmallGemms small = {};
+        if (shape.partial_sums || !set_up_small(small, p, beside, beside_count, shape))
+            return cudaErrorInvalidValue;
+        return launch_many_with<W>(p, small, shape, stream);
+    }
+    if (shape.partial_sums)
+        return launch_many_with<W>(p, SplitSums{static_cast<float*>(y[0])}, shape, stream);
+    return launch_many_with<W>(p, NoGemms(), shape, stream);
 }
 }  // namespace

@@ -275,11 +275,13 @@ __device__ __forceinline__ void copy_columns(__half* to, const __half* from) {
 // How a norm is launched. Fewer rows than these have more threads each, for the shortest wait.
 constexpr int FEW_ROWS = 64;
 constexpr int FEW_ROWS_OF_PARTIALS = 129;  // while each row has a multiprocessor to itself
+constexpr int NARROW = 2048;  // columns up to which any rows have them, if there are sums to add up
 
 // Columns of a thread: 4 or 8. A width that 1024 threads cannot hold is refused by the launch. Sums depend on
 // it, so that whoever wants the same ones for any number of rows gives it as `columns`.
 inline bool four_columns(const NormInput& in, int rows, int columns = 0) {
     if (columns) return columns == 4;
+    if (in.partial_count && in.width <= NARROW) return true;
     return rows < (in.partial_count ? FEW_ROWS_OF_PARTIALS : FEW_ROWS) && in.width <= 4 * 1024;
 }
 

@@ -15,7 +15,7 @@ from serving import Server
 
 from demo import unpack
 from rwkv_batch.model.cuda.gemms import autotune
-from rwkv_batch.model.cuda.gemms.gemm import METHODS
+from rwkv_batch.model.cuda.gemms.methods import METHODS
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.runner import backends
 

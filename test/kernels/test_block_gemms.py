@@ -10,7 +10,8 @@ from cuda_gpu import DEVICE, needs_gpu, normal, off
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.cuda.codes.block_gemm import CODES, DECODED
 from rwkv_batch.model.cuda.gemms.autotune import likely
-from rwkv_batch.model.cuda.gemms.gemm import METHODS, WHOLE, Gemms
+from rwkv_batch.model.cuda.gemms.gemm import Gemms
+from rwkv_batch.model.cuda.gemms.methods import METHODS, WHOLE
 from rwkv_batch.model.cuda.packed import blocks
 from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
 from rwkv_batch.model.cuda.packed.packing import in_tiles

@@ -117,6 +117,55 @@ class TestBeside:
         assert off(small, ACTIVATIONS[TANH](x.double() @ inner.T.double())) < 1e-3
 
 
+@pytest.mark.parametrize("rows", [1, 65, 80, 320, 512])
+@pytest.mark.parametrize(("n", "k"), [(64, 256), (768, 3072), (1024, 1024), (2560, 512)])
+@pytest.mark.parametrize("parts", [1, 2, 4])
+@pytest.mark.parametrize("transposed", [False, True])
+class TestSplit:
+    """Sums over parts of K, which a norm adds up."""
+
+    pytestmark = on_hopper
+
+    def test_sums_of_each_part(self, kernels, rows, n, k, parts, transposed):
+        w, x = normal(*((k, n) if transposed else (n, k)), std=k**-0.5), normal(rows, k)
+        sums = torch.full((parts, rows, n), float("nan"), device=DEVICE)
+        kernels.gemm_many_split(w, x, sums, transposed)
+        of_w = (w if transposed else w.T).double()
+        for found, some_x, some_w in zip(sums, x.double().chunk(parts, 1), of_w.chunk(parts), strict=True):
+            assert off(found, some_x @ some_w) < 1e-5
+
+    @pytest.mark.parametrize("x_rows", tile.ROWS_OF_SPLITS)
+    def test_shapes(self, kernels, monkeypatch, rows, n, k, parts, transposed, x_rows):
+        monkeypatch.setattr(tile, "ROWS_OF_SPLITS", (x_rows,))
+        self.test_sums_of_each_part(kernels, rows, n, k, parts, transposed)
+
+
+class TestSplitSequence:
+    pytestmark = on_hopper
+
+    def test_launches_that_overlap_wait_for_what_they_read(self, kernels):
+        """A hundred GEMMs, each of what a norm makes of the sums of the one before."""
+        width, rows = 512, 200
+        ws, weight, bias = normal(100, width, width, std=width**-0.5), normal(width, mean=1), normal(width)
+        x = torch.randn(rows, width, device=DEVICE)
+        want, normed = x.double(), poisoned(rows, width)
+        sums = torch.full((4, rows, width), float("nan"), device=DEVICE)
+        kernels.norm(x, Addend(), weight, bias, normed)
+        for i, w in enumerate(ws):
+            kernels.gemm_many_split(w, normed, sums, transposed=bool(i % 2))
+            kernels.norm(x, Addend(partials=sums), weight, bias, normed)
+        for i, w in enumerate(ws):
+            inputs = torch.nn.functional.layer_norm(want, (width,), weight.double(), bias.double())
+            want = want + inputs @ (w if i % 2 else w.T).double()
+        assert off(x, want) < 1e-2
+
+    def test_what_cannot_be_split_is_refused(self, kernels):
+        w, x = normal(64, 192), normal(300, 192)
+        for shape in ((2, 300, 64), (0, 300, 64)):  # 192 is not two multiples of 64
+            with pytest.raises(RuntimeError, match="rwkv_gemm_many"):
+                kernels.gemm_many_split(w, x, torch.empty(shape, device=DEVICE))
+
+
 class TestRows:
     pytestmark = on_hopper
 

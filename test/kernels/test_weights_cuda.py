@@ -13,7 +13,8 @@ from bench.make_checkpoint import random_checkpoint
 from rwkv_batch.model.checkpoint import from_tensors
 from rwkv_batch.model.cuda.gemms import autotune
 from rwkv_batch.model.cuda.gemms.autotune import Autotuner, usable
-from rwkv_batch.model.cuda.gemms.gemm import LT, METHODS, SPLIT_K, Gemms
+from rwkv_batch.model.cuda.gemms.gemm import Gemms
+from rwkv_batch.model.cuda.gemms.methods import LT, METHODS, SPLIT_K
 from rwkv_batch.model.cuda.packed.weights import pack_weights
 from rwkv_batch.ops.cuda.blas import blaslt
 from rwkv_batch.ops.cuda.buffers import Buffers
@@ -137,6 +138,11 @@ class TestTuningFile:
             usable(chosen | others, gemms_by_lt) == chosen and gemms_by_lt.untimed("value_split") == "whole"
         )
         assert usable(chosen, gemms()) == {key: method for key, method in chosen.items() if method == "whole"}
+
+    def test_split_k_by_own_tiles_is_for_k_that_can_be_divided_and_some_rows(self):
+        on_hopper, chosen = gemms(has_tile=True), {"value_split 65": "many/2", "value_split 512": "many/4"}
+        others = {"value_split 64": "many/2", "value_split 513": "many/4", "out_split 128": "many/2"}
+        assert usable(chosen | others, on_hopper) == chosen and usable(chosen, gemms()) == {}
 
     def test_shapes_that_a_library_refuses_have_no_algorithms(self):
         lt = object.__new__(blaslt.BlasLt)

@@ -9,16 +9,8 @@ from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.cuda.codes.coded_gemm import skips_units, takes_fp8, takes_squares
 from rwkv_batch.model.cuda.cuda_model import CudaModel
 from rwkv_batch.model.cuda.gemms.autotune import Autotuner
-from rwkv_batch.model.cuda.gemms.gemm import (
-    EARLY,
-    LAYERS,
-    SPLITS,
-    TOGETHER,
-    WHOLE,
-    Gemms,
-    coded_room,
-    output_method,
-)
+from rwkv_batch.model.cuda.gemms.gemm import Gemms, coded_room, output_method
+from rwkv_batch.model.cuda.gemms.methods import EARLY, LAYERS, SPLITS, TOGETHER, WHOLE
 from rwkv_batch.model.cuda.gemms.small_gemm import small_gemm
 from rwkv_batch.model.cuda.packed.coded import first_bytes
 from rwkv_batch.model.cuda.packed.weights import CudaDeepEmbed, CudaLayer, CudaWeights, pack_weights

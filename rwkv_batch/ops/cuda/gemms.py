@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, SPARSE_SPLITS, GemmPart
-from rwkv_batch.ops.cuda.tile import X_ROWS, many_shape, tile_shape, tile_shape_coded, tile_shape_fp8
+from rwkv_batch.ops.cuda.tile import (
+    X_ROWS,
+    many_shape,
+    many_shape_split,
+    tile_shape,
+    tile_shape_coded,
+    tile_shape_fp8,
+)
 
 PREFETCH_BYTES = 8 << 20  # of weights for the next kernel: what memory delivers while this one leaves it idle
 RESIDENT, AUTO = 0, -1  # split_k of gemm_lowrank: none, as w stays in shared memory; the fastest
@@ -79,6 +86,16 @@ class GemmKernels:
             self._call("rwkv_gemm_many", *arguments, byref(shape), *_beside(beside))
         else:
             self._call("rwkv_gemm_tile", *arguments, byref(tile_shape(len(ws), n, k, m, transposed)))
+
+    def gemm_many_split(self, w: Tensor, x: Tensor, sums: Tensor, transposed: bool = False) -> None:
+        """Sums over parts of K: sums `[P, M, N]` in fp32, whose sum over P is x w^T; needs `has_tile`.
+
+        w, x and transposed as of `gemm_tile` with `many`; K is a multiple of 64 P.
+        """
+        (parts, m, n), k = sums.shape, x.shape[1]
+        pointers = [_pointers([tensor]) for tensor in (w, x, sums)]
+        shape = many_shape_split(n, m, parts)
+        self._call("rwkv_gemm_many", *pointers, 1, m, n, k, int(transposed), 0, byref(shape), None, 0)
 
     def gemm_tile8(
         self,

@@ -15,6 +15,7 @@ X_ROWS = (16, 32, 48, 64, 96, 128, 160, 192, 256)  # rows of x that a tile may h
 # The same of gemm_many, by warpgroups that share them.
 MANY_ROWS = {1: (160, 192, 256), 2: (128, 160, 192, 256), 3: (160, 192, 256), 4: (128, 160)}
 MOST_GROUPS_BESIDE = 2  # where small GEMMs are in the same launch
+ROWS_OF_SPLITS = (80, 160, 192, 256)  # of one warpgroup, where the result is sums over parts of K
 # Of those with codes: microseconds of a tile of int8 with K of 4096, among others on a whole H100.
 MANY_CODES = {
     1: {160: 22.5, 192: 25.5, 256: 29.3},
@@ -173,13 +174,28 @@ def many_shape(
         groups, rows = shape
         w_rows = groups * TILE_W_ROWS
         tiles = -(-m // rows) * (parts * -(-n // w_rows) + sum(-(-small // w_rows) for small in beside))
-        of_tile = MANY_CODES[groups][rows] if codes else w_rows * rows + 6.4 * (w_rows + rows)
+        of_tile = MANY_CODES[groups][rows] if codes else _cost_of_tile(w_rows, rows)
         return -(-tiles // MULTIPROCESSORS) * of_tile
 
     groups_of = [groups for groups in MANY_ROWS if groups <= MOST_GROUPS_BESIDE or not beside]
     shapes = [(groups, rows) for groups in groups_of for rows in MANY_ROWS[groups] if rows <= most_rows]
     groups, rows = min(shapes, key=cost)
     return TileShape(rows, groups, 1)
+
+
+def many_shape_split(n: int, m: int, split_k: int) -> TileShape:
+    """The shape of gemm_many for one GEMM whose result is a sum for each of so many parts of K."""
+
+    def cost(rows: int) -> float:
+        tiles = -(-m // rows) * split_k * n // TILE_W_ROWS
+        return -(-tiles // MULTIPROCESSORS) * _cost_of_tile(TILE_W_ROWS, rows)
+
+    return TileShape(min(ROWS_OF_SPLITS, key=cost), 1, split_k, partial_sums=1)
+
+
+def _cost_of_tile(w_rows: int, x_rows: int) -> float:
+    """How long a tile takes, with numbers that need not become others, in a unit of its own."""
+    return w_rows * x_rows + 6.4 * (w_rows + x_rows)
 
 
 def _with_stages(shape: TileShape, bits: int, strips: int, room: int, halves: int = 1) -> TileShape:

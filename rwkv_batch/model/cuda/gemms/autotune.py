@@ -25,17 +25,8 @@ from tqdm import tqdm
 
 from rwkv_batch.model.cuda.codes.block_gemm import CODES
 from rwkv_batch.model.cuda.codes.coded_gemm import BESIDE, MANY, SPARSE
-from rwkv_batch.model.cuda.gemms.gemm import (
-    BETWEEN,
-    FOR_MANY,
-    LT_TOKENS,
-    METHODS,
-    SPLITS,
-    STARTS,
-    TILE_TOKENS,
-    WHOLE,
-    Gemms,
-)
+from rwkv_batch.model.cuda.gemms.gemm import LT_TOKENS, TILE_TOKENS, Gemms
+from rwkv_batch.model.cuda.gemms.methods import BETWEEN, FOR_MANY, METHODS, SPLITS, STARTS, WHOLE
 from rwkv_batch.model.cuda.gemms.small_gemm import STREAM_TOKENS
 from rwkv_batch.model.cuda.packed.weights import CudaLayer
 from rwkv_batch.model.cuda.steps.capture import capture, gpu_seconds

@@ -1,32 +1,4 @@
-"""The GEMMs of a layer, each by any of the methods that can run it.
-
-- "stream16", "stream32": `gemm_stream`, with 16 or 32 rows of weights a warp
-- "blas": cuBLAS through torch
-- "mixed", "low": the low-rank matrices by `gemm_stream` or `gemm_lowrank`, the large ones by cuBLAS
-- "sparse": `gemm_sparse` or `gemm_sparse8`, which skip the weights of inactive hidden units
-- "tile", "many": the large matrices by `gemm_tile`, "many" by its kernel for many rows; the low-rank ones
-  as with "low", or with "beside" in the same launch as "many"
-- "blocks": cuBLAS, for a fixed number of rows at a time
-- those of codes/coded_gemm.py and codes/block_gemm.py: large matrices of codes; the low-rank ones as with
-  "low", or where there is no `gemm_lowrank` by what suits the number of tokens; with "beside" in the same
-  launch
-- "lt0", "lt1"...: the large matrices by an algorithm of cuBLASLt, the low-rank ones as with "low" if possible
-
-What is added to the residual stream may also be computed with split-K; the next norm adds up the partial
-sums. "lt0/2" is split-K into two, by the first algorithm for it; "sparse/8" and "partial sums" are "sparse"
-and "coded", whose blocks would else add these up. Whether that is faster than the whole GEMM shows only
-together with the norm, so it is a choice of its own: of "out_split" and "value_split".
-
-The kernels after a norm may start "early", before the norm has its inputs, so that their weights are already
-on the way, or "late". Weights come sooner, but blocks lie where there was room, and may have less of it. So
-this too is timed, between the neighbours alone: "in_start" and "key_start".
-
-All layers of a step of one row may run "together" by one launch, where there is a kernel for them
-(`steps/row.py`). That is the choice of "layers", again between neighbours alone.
-
-A model that is to be batch-invariant runs each kind by one method for any number of tokens
-(`Gemms.invariant_methods`), of those whose sums for a row do not depend on the other rows.
-"""
+"""The GEMMs of a layer, each by any of the methods that can run it (`methods.py`)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from rwkv_batch.model.cuda.codes.block_gemm import CODES, DECODED, BlockGemms
+from rwkv_batch.model.cuda.codes.block_gemm import CODES, BlockGemms
 from rwkv_batch.model.cuda.codes.coded_gemm import (
     BESIDE,
     CODED,
@@ -47,6 +19,21 @@ from rwkv_batch.model.cuda.codes.coded_gemm import (
     CodedRoom,
     skips_units,
 )
+from rwkv_batch.model.cuda.gemms.methods import (
+    FOR_MANY,
+    LATE,
+    LAYERS,
+    LIBRARY,
+    LT,
+    MANY_SPLIT,
+    METHODS,
+    SEPARATE,
+    SPLIT,
+    SPLIT_K,
+    STARTS,
+    TILES,
+    WHOLE,
+)
 from rwkv_batch.model.cuda.gemms.small_gemm import LONG_SPLIT, by_torch, in_blocks
 from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix, LargeMatrix, first_bytes
@@ -55,30 +42,10 @@ from rwkv_batch.model.description import LOW_RANKS, MIXES
 from rwkv_batch.ops.cuda import tile
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, SIGMOID, TANH, TILE_FEW_ROWS
 from rwkv_batch.ops.cuda.binding import Addend, Kernels
-from rwkv_batch.ops.cuda.blas.blaslt import MAX_ALGORITHMS, BlasLt, GemmShape
-from rwkv_batch.ops.cuda.buffers import MAX_SPLITS, SPLIT_TOKENS, Buffers
+from rwkv_batch.ops.cuda.blas.blaslt import BlasLt, GemmShape
+from rwkv_batch.ops.cuda.buffers import SPLIT_TOKENS, Buffers
 from rwkv_batch.ops.cuda.gemms import AUTO, MAX_RESIDENT_K, RESIDENT, Part
 
-LT = tuple(f"lt{number}" for number in range(MAX_ALGORITHMS))
-WHOLE = "whole"
-LATE, EARLY = "late", "early"
-STARTS = ("in_start", "key_start")  # of the kernels after the two norms
-SPLITS = ("out_split", "value_split")
-LAYERS, SEPARATE, TOGETHER = "layers", "separate", "together"
-BETWEEN = (*STARTS, LAYERS)  # what shows only between neighbours
-SPLIT_K = {f"lt{number}/{splits}": (number, splits) for splits in (2, MAX_SPLITS) for number in range(3)}
-METHODS = {
-    "in": ("stream16", "stream32", "mixed", "low", "tile", MANY, BESIDE, "blas", *LT),
-    "low_out": ("stream16", "low", "blas"),
-    "out": ("stream16", "stream32", "tile", MANY, "blas", *LT),
-    "key": ("stream16", "stream32", "tile", MANY, "blas", *LT),
-    "value": (SPARSE, "tile", MANY, "blas", *LT),
-    "head": ("stream16", "stream32", "tile", MANY, "blas", *LT),
-    **dict.fromkeys(SPLITS, (WHOLE, *SPLIT_K)),
-    **dict.fromkeys(STARTS, (LATE, EARLY)),
-    LAYERS: (SEPARATE, TOGETHER),  # the last, as what it stands for depends on all others
-}
-TILES, LIBRARY = ("tile", MANY), ("blas", *LT)
 ACTIVATIONS = {"tanh": TANH, "sigmoid": SIGMOID, "identity": IDENTITY}
 LT_TOKENS = 64  # tokens for which cuBLASLt's algorithms are candidates, at least
 SPLIT_MULTIPLE = 64  # of which the K of a split is a multiple
@@ -86,8 +53,6 @@ EARLY_TOKENS = 64  # at most; with them it gains 1% at most already (bench/resul
 STREAMED_TOKENS = 1024  # with which it is a candidate, at most
 TILE_TOKENS = 256  # which one tile of gemm_tile holds: each weight is taken from memory once
 UNTIMED_TOKENS = 4096  # stands for all numbers so large that nothing is timed; every method can run it
-# The likeliest methods for the fastest with many tokens, where nothing has been timed.
-FOR_MANY = ("low", WHOLE, LATE, SEPARATE, "fp8lt0", "fp8", MANY, DECODED, CODED, "blas")
 PREFETCH_ROWS = 64  # the states of more rows would evict prefetched weights before they are used
 
 
@@ -130,7 +95,10 @@ class Gemms:
             return (*found, BESIDE) if with_low_ranks and tokens <= TILE_FEW_ROWS else found
         if WHOLE in methods:
             whole = self._shape(kind.removesuffix("_split"), tokens)
-            found = (*(method for method in SPLIT_K if self._can_split(whole, *SPLIT_K[method])),)
+            found = (
+                *(method for method in SPLIT_K if self._can_split(whole, *SPLIT_K[method])),
+                *(method for method in MANY_SPLIT if self._can_split_many(whole, MANY_SPLIT[method])),
+            )
             on_hopper = self.kernels.has_lowrank and self._sparse_fits(tokens)
             return (WHOLE, SPARSE_SPLIT, *found) if kind == "value_split" and on_hopper else (WHOLE, *found)
         layer, algorithms = self.weights.layers[-1], 0
@@ -230,7 +198,7 @@ class Gemms:
 
     def out(self, layer: CudaLayer, b: Buffers, method: str) -> Addend:
         """From the time mix back to the residual stream."""
-        if method in SPLIT_K or method == PARTIAL_SUMS:
+        if method in SPLIT or method == PARTIAL_SUMS:
             return self._split(layer.output, b.y, b, method, prefetch=first_bytes(layer.key))
         self._gemm(layer.output, b.y, b.out, IDENTITY, method, b, prefetch=first_bytes(layer.key))
         return Addend(y=b.out)
@@ -272,7 +240,7 @@ class Gemms:
                 return self._split(layer.value, b.hidden, b, method, prefetch=prefetch)
             self._gemm(layer.value, b.hidden, b.out, IDENTITY, method, b, prefetch, square)
             return Addend(y=b.out)
-        if method in SPLIT_K:
+        if method in SPLIT:
             return self._split(layer.value, b.hidden, b, method, transposed=True)
         if skips_units(method):
             w, room, together = layer.value, b.sparse_partials, method == SPARSE and self.kernels.has_lowrank
@@ -309,6 +277,10 @@ class Gemms:
             return False
         shape = replace(whole, batch=splits, k=whole.k // splits, split_k=True)
         return whole.k % (splits * SPLIT_MULTIPLE) == 0 and algorithm < self.lt.algorithm_count(shape)
+
+    def _can_split_many(self, whole: GemmShape, splits: int) -> bool:
+        fits = self.kernels.has_tile and whole.k % (splits * SPLIT_MULTIPLE) == 0
+        return fits and tile.fits(whole.n, whole.k) and LT_TOKENS < whole.m <= SPLIT_TOKENS
 
     def _shape(self, kind: str, tokens: int) -> GemmShape:
         """Of the large GEMM of that kind."""
@@ -370,6 +342,10 @@ class Gemms:
         if isinstance(w, CodedMatrix):
             ahead = prefetch if len(x) <= PREFETCH_ROWS else None
             return Addend(partials=self.coded.partial_sums(w, x, b.split_partials, ahead))
+        if method in MANY_SPLIT:
+            sums = b.split_partials[: MANY_SPLIT[method]]
+            self.kernels.gemm_many_split(w, x, sums, transposed)
+            return Addend(partials=sums)
         assert self.lt is not None and isinstance(w, Tensor)
         algorithm, splits = SPLIT_K[method]
         self.lt.run(w, x, b.split_partials[:splits], algorithm, transposed)

@@ -66,8 +66,9 @@ def many_shapes() -> Iterator[TileShape]:
 
 def split_shapes() -> Iterator[TileShape]:
     for split_k in (2, MAX_SPLITS):
-        for rows in tile.ROWS_OF_SPLITS:
-            yield TileShape(rows, 1, split_k, partial_sums=1)
+        for groups, sizes in tile.SPLIT_ROWS.items():
+            for rows in sizes:
+                yield TileShape(rows, groups, split_k, partial_sums=1)
 
 
 def described(shape: TileShape) -> str:

@@ -55,9 +55,10 @@ struct ManyTile {
                          STAGE_BYTES = W_ROOM + TN * STRIP_BYTES;
     static constexpr int STORED_ROWS = 16,
                          STORED_BYTES = STORED_ROWS * 16 * 2;  // of x, that a warp stores at once
-    // One warpgroup leaves room for the block of a small kernel before or after it, which registers of more
-    // do not.
-    static constexpr int MOST = 232448 - (GROUPS > 1 ? 0 : 8192), BARRIERS = 32;
+    // With a few sums a thread there is room for the block of a small kernel before or after it, else
+    // registers leave none, and those of the threads that bring go to the others.
+    static constexpr bool FULL = GROUPS > 1 && TN > 80;
+    static constexpr int MOST = 232448 - (FULL ? 0 : 8192), BARRIERS = 32;
     static constexpr int REST = WARPS * STORED_BYTES + (W::FP8 ? TN * 4 : 0) + BARRIERS * 8;
     static constexpr int STAGES = (MOST - REST) / STAGE_BYTES, SHARED = STAGES * STAGE_BYTES + REST;
     static constexpr int REGISTERS = GROUPS > 3 ? 112 : GROUPS > 2 ? 160 : 240, BRINGING_REGISTERS = 24;
@@ -157,7 +158,7 @@ __global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
     };
 
     if (group == GROUPS) {
-        if constexpr (GROUPS > 1) fewer_registers<Tile::BRINGING_REGISTERS>();
+        if constexpr (Tile::FULL) fewer_registers<Tile::BRINGING_REGISTERS>();
         if (warp == 0 && elect()) {
             const auto load_w = [&](Place at, int step, int stage) {
                 const uint32_t to = ring + stage * Tile::STAGE_BYTES, barrier = full + stage * 8;
@@ -220,7 +221,7 @@ __global__ void LAUNCH_BOUNDS((GROUPS + 1) * GROUP_THREADS, 1)
         return;
     }
 
-    if constexpr (GROUPS > 1) more_registers<Tile::REGISTERS>();
+    if constexpr (Tile::FULL) more_registers<Tile::REGISTERS>();
     const uint32_t own_stored = stored + (group * 4 + warp) * Tile::STORED_BYTES;
     const bool signals = threadIdx.x % GROUP_THREADS == 0;
     int stage = 0, phase = 0, scales_phase = 0;

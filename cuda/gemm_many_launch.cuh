@@ -4,13 +4,13 @@
 #include "gemm_tile_launch.cuh"
 
 namespace {
-// What a launch may have besides p's GEMMs, and with which tiles.
-template <typename W, int GROUPS, typename Small>
-constexpr bool may_have() {
+// Whether there are such tiles, by what a launch has besides p's GEMMs.
+template <typename W, int GROUPS, int TN, typename Small>
+constexpr bool has_tiles() {
     constexpr bool fp16 = !W::CODES && !W::FP8;
-    if (std::is_same_v<Small, SmallGemms>) return fp16 && !W::TRANSPOSED && GROUPS <= 2;
-    if (std::is_same_v<Small, SplitSums>) return fp16 && GROUPS == 1;
-    return true;
+    if (std::is_same_v<Small, SplitSums>) return fp16 && GROUPS * TN <= 320;
+    if (std::is_same_v<Small, SmallGemms>) return fp16 && !W::TRANSPOSED && GROUPS <= 2 && GROUPS * TN > 80;
+    return TN > 80;
 }
 
 inline int tiles_of(const ManyGemms& p, const SmallGemms& small) { return p.tiles + small.tiles[MAX_SMALL]; }
@@ -22,29 +22,25 @@ int tiles_of(const ManyGemms& p, const Small&) {
 // x_rows: of a tile, one of SIZES.
 template <typename W, typename Small, int GROUPS, int TN, int... SIZES>
 int launch_many_of(const ManyGemms& p, const Small& small, int x_rows, cudaStream_t stream) {
-    if constexpr (may_have<W, GROUPS, Small>()) {
-        using Tile = ManyTile<W, GROUPS, TN>;
+    if constexpr (has_tiles<W, GROUPS, TN, Small>())
         if (x_rows == TN) {
+            using Tile = ManyTile<W, GROUPS, TN>;
             const auto kernel = gemm_many_kernel<W, GROUPS, TN, Small>;
             if (const cudaError_t error = allow_shared(kernel, Tile::SHARED)) return error;
             const int tiles = tiles_of(p, small), blocks = multiprocessors();
             return launch(kernel, tiles < blocks ? tiles : blocks, Tile::THREADS, Tile::SHARED, stream, p,
                           small);
         }
-        if constexpr (sizeof...(SIZES) > 0)
-            return launch_many_of<W, Small, GROUPS, SIZES...>(p, small, x_rows, stream);
-    }
+    if constexpr (sizeof...(SIZES) > 0)
+        return launch_many_of<W, Small, GROUPS, SIZES...>(p, small, x_rows, stream);
     return cudaErrorInvalidValue;
 }
 
 template <typename W, typename Small>
 int launch_many_with(const ManyGemms& p, const Small& small, const TileShape& shape, cudaStream_t stream) {
     const int rows = shape.x_rows;
-    if constexpr (std::is_same_v<Small, SplitSums>)
-        return shape.groups == 1 ? launch_many_of<W, Small, 1, 80, 160, 192, 256>(p, small, rows, stream)
-                                 : cudaErrorInvalidValue;
-    return shape.groups == 1   ? launch_many_of<W, Small, 1, 160, 192, 256>(p, small, rows, stream)
-           : shape.groups == 2 ? launch_many_of<W, Small, 2, 128, 160, 192, 256>(p, small, rows, stream)
+    return shape.groups == 1   ? launch_many_of<W, Small, 1, 80, 160, 192, 256>(p, small, rows, stream)
+           : shape.groups == 2 ? launch_many_of<W, Small, 2, 80, 128, 160, 192, 256>(p, small, rows, stream)
            : shape.groups == 3 ? launch_many_of<W, Small, 3, 160, 192, 256>(p, small, rows, stream)
                                : launch_many_of<W, Small, 4, 128, 160>(p, small, rows, stream);
 }

@@ -15,7 +15,13 @@ from rwkv_batch.ops.cuda.binding import Addend
 on_hopper = [*needs_gpu, pytest.mark.usefixtures("hopper")]
 SHAPES = [(64, 64), (192, 320), (768, 768), (2048, 512), (512, 2048), (3072, 768), (4096, 192)]
 CODES = ["int8", "columns", "int4", "int4-128"]  # the second is int8 too
-TILES = [(groups, rows) for groups, sizes in tile.MANY_ROWS.items() for rows in sizes]
+
+
+def tiles_of(rows: dict[int, tuple[int, ...]]) -> list[tuple[int, int]]:
+    return [(groups, x_rows) for groups, sizes in rows.items() for x_rows in sizes]
+
+
+TILES = tiles_of(tile.MANY_ROWS)
 
 
 @pytest.mark.parametrize("rows", [1, 257, 320, 700])
@@ -82,7 +88,7 @@ class TestTiles:
     def test_a_shape_that_there_is_not_is_refused(self, kernels):
         w, x, y = normal(64, 64), normal(300, 64), poisoned(300, 64)
         pointers = [gemms._pointers([tensor]) for tensor in (w, x, y)]
-        for shape in (TileShape(64, 1, 1), TileShape(160, 5, 1), TileShape(256, 4, 1)):
+        for shape in (TileShape(64, 1, 1), TileShape(80, 2, 1), TileShape(160, 5, 1), TileShape(256, 4, 1)):
             with pytest.raises(RuntimeError, match="rwkv_gemm_many"):
                 kernels._call("rwkv_gemm_many", *pointers, 1, 300, 64, 64, 0, 0, byref(shape), None, 0)
 
@@ -106,10 +112,10 @@ class TestBeside:
         for w, x, y, activation in small:
             assert off(y, ACTIVATIONS[activation](x.double() @ w.T.double())) < 1e-3
 
-    @pytest.mark.parametrize("shape", [shape for shape in TILES if shape[0] <= tile.MOST_GROUPS_BESIDE])
+    @pytest.mark.parametrize("shape", tiles_of(tile.BESIDE_ROWS))
     def test_shapes(self, kernels, monkeypatch, rows, n, k, shape):
         groups, x_rows = shape
-        monkeypatch.setattr(tile, "MANY_ROWS", {groups: (x_rows,)})
+        monkeypatch.setattr(tile, "BESIDE_ROWS", {groups: (x_rows,)})
         w, x, y, small = normal(n, k, std=k**-0.5), normal(rows, k), poisoned(rows, n), poisoned(rows, 224)
         inner = normal(224, k, std=k**-0.5)
         kernels.gemm_tile([w], [x], [y], RELU_SQUARE, many=True, beside=[(inner, x, small, TANH)])
@@ -134,9 +140,10 @@ class TestSplit:
         for found, some_x, some_w in zip(sums, x.double().chunk(parts, 1), of_w.chunk(parts), strict=True):
             assert off(found, some_x @ some_w) < 1e-5
 
-    @pytest.mark.parametrize("x_rows", tile.ROWS_OF_SPLITS)
-    def test_shapes(self, kernels, monkeypatch, rows, n, k, parts, transposed, x_rows):
-        monkeypatch.setattr(tile, "ROWS_OF_SPLITS", (x_rows,))
+    @pytest.mark.parametrize("shape", tiles_of(tile.SPLIT_ROWS))
+    def test_shapes(self, kernels, monkeypatch, rows, n, k, parts, transposed, shape):
+        groups, x_rows = shape
+        monkeypatch.setattr(tile, "SPLIT_ROWS", {groups: (x_rows,)})
         self.test_sums_of_each_part(kernels, rows, n, k, parts, transposed)
 
 
@@ -245,5 +252,5 @@ def numbers(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 def test_a_shape_is_one_that_there_is(m, most_rows, codes, beside):
     for parts, n in ((3, 4096), (1, 4096), (1, 16384), (1, 64)):
         shape = tile.many_shape(parts, n, m, most_rows, codes, beside)
-        assert shape.x_rows in tile.MANY_ROWS[shape.groups] and shape.x_rows <= most_rows
-        assert not beside or shape.groups <= tile.MOST_GROUPS_BESIDE
+        sizes = tile.BESIDE_ROWS if beside else tile.MANY_ROWS
+        assert shape.x_rows in sizes[shape.groups] and shape.x_rows <= most_rows

@@ -14,8 +14,8 @@ from rwkv_batch.ops.cuda.abi import (
 X_ROWS = (16, 32, 48, 64, 96, 128, 160, 192, 256)  # rows of x that a tile may have
 # The same of gemm_many, by warpgroups that share them.
 MANY_ROWS = {1: (160, 192, 256), 2: (128, 160, 192, 256), 3: (160, 192, 256), 4: (128, 160)}
-MOST_GROUPS_BESIDE = 2  # where small GEMMs are in the same launch
-ROWS_OF_SPLITS = (80, 160, 192, 256)  # of one warpgroup, where the result is sums over parts of K
+BESIDE_ROWS = {1: MANY_ROWS[1], 2: (80, *MANY_ROWS[2])}  # where small GEMMs are in the same launch
+SPLIT_ROWS = {1: (80, 160, 192, 256), 2: (80, 128, 160)}  # where the result is sums over parts of K
 # Of those with codes: microseconds of a tile of int8 with K of 4096, among others on a whole H100.
 MANY_CODES = {
     1: {160: 22.5, 192: 25.5, 256: 29.3},
@@ -177,8 +177,8 @@ def many_shape(
         of_tile = MANY_CODES[groups][rows] if codes else _cost_of_tile(w_rows, rows)
         return -(-tiles // MULTIPROCESSORS) * of_tile
 
-    groups_of = [groups for groups in MANY_ROWS if groups <= MOST_GROUPS_BESIDE or not beside]
-    shapes = [(groups, rows) for groups in groups_of for rows in MANY_ROWS[groups] if rows <= most_rows]
+    sizes = BESIDE_ROWS if beside else MANY_ROWS
+    shapes = [(groups, rows) for groups in sizes for rows in sizes[groups] if rows <= most_rows]
     groups, rows = min(shapes, key=cost)
     return TileShape(rows, groups, 1)
 
@@ -186,11 +186,14 @@ def many_shape(
 def many_shape_split(n: int, m: int, split_k: int) -> TileShape:
     """The shape of gemm_many for one GEMM whose result is a sum for each of so many parts of K."""
 
-    def cost(rows: int) -> float:
-        tiles = -(-m // rows) * split_k * n // TILE_W_ROWS
-        return -(-tiles // MULTIPROCESSORS) * _cost_of_tile(TILE_W_ROWS, rows)
+    def cost(shape: tuple[int, int]) -> float:
+        groups, rows = shape
+        tiles = -(-m // rows) * split_k * -(-n // (groups * TILE_W_ROWS))
+        return -(-tiles // MULTIPROCESSORS) * _cost_of_tile(groups * TILE_W_ROWS, rows)
 
-    return TileShape(min(ROWS_OF_SPLITS, key=cost), 1, split_k, partial_sums=1)
+    shapes = [(groups, rows) for groups, sizes in SPLIT_ROWS.items() for rows in sizes]
+    groups, rows = min(shapes, key=cost)
+    return TileShape(rows, groups, split_k, partial_sums=1)
 
 
 def _cost_of_tile(w_rows: int, x_rows: int) -> float:

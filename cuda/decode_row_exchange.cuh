@@ -28,8 +28,12 @@ DEVICE bool complete(ulonglong2 v, unsigned count) {
     return (((unsigned(v.x) ^ count) | (unsigned(v.y) ^ count)) & 0xff) == 0;
 }
 
+DEVICE long long units_of(unsigned long long word, unsigned count) {
+    return static_cast<long long>(word - count) >> 8;
+}
+
 DEVICE float sum_of(unsigned long long word, unsigned count) {
-    return __ll2float_rn(static_cast<long long>(word - count) >> 8) * SUM_UNIT;
+    return __ll2float_rn(units_of(word, count)) * SUM_UNIT;
 }
 
 // The sums of a lane's pairs of columns, 64 apart, once `count` have added to each. First all lanes wait for

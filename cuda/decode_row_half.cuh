@@ -14,10 +14,12 @@ constexpr int INNER_ROWS = 8;                     // outputs of inner low-rank s
 constexpr int MOST_RANKS = 512;                   // of the four functions together
 constexpr int OPERANDS = 5;  // of the time mix's first products: r, k, v and two low-rank functions
 constexpr int OPERAND = 36;  // words from one of them to the next: not a multiple of the banks
+constexpr int NEARLY = 4;    // adds that are missing when all lanes begin to ask
+constexpr int AT_ONCE = 16;  // rows of value under way for a lane
 
-// The weights of a layer that a block reads. PART_LATE_KEY, the second half of its rows of key, takes the
-// place of PART_OUTER. The TMA brings wide rows in up to CHUNKS chunks, each with a barrier of its own.
-enum Part { PART_OUT, PART_KEY, PART_VALUE, PART_IN, PART_OUTER, PART_LATE_KEY, PARTS };
+// The weights of a layer that a block has in shared memory. The TMA brings wide rows in CHUNKS chunks, each
+// with a barrier of its own.
+enum Part { PART_OUT, PART_KEY, PART_IN, PART_OUTER, PARTS };
 constexpr int CHUNKS = 4;
 
 // How a model of STEPS * 256 channels is divided, and where a block's weights lie in shared memory. Wide rows
@@ -27,10 +29,8 @@ template <int STEPS>
 struct Share {
     static constexpr int WIDTH = STEPS * 256, HEADS = WIDTH / HEAD, BLOCKS = HEADS * HEAD_BLOCKS;
     static constexpr int ROW_BYTES = 2 * WIDTH, PITCH = ROW_BYTES + 16;
-    static constexpr int OUTPUTS = WIDTH / HEAD_BLOCKS;                  // that a head's part adds to
-    static constexpr int VALUE_BYTES = WIDTH, VALUE_PITCH = WIDTH + 16;  // of a block's half of value's row
-    static constexpr int OUT_AT = 0, KEY_AT = OUT_AT + OUTPUTS * HEAD * 2, KEY_BYTES = UNITS / 2 * PITCH,
-                         VALUE_AT = KEY_AT + KEY_BYTES, IN_AT = VALUE_AT + 2 * UNITS * VALUE_PITCH;
+    static constexpr int OUTPUTS = WIDTH / HEAD_BLOCKS;  // that a head's part adds to
+    static constexpr int OUT_AT = 0, KEY_AT = OUT_AT + OUTPUTS * HEAD * 2, IN_AT = KEY_AT + UNITS * PITCH;
     int block, head, part;  // part: of the head
     int pair, rank;         // of two blocks that share hidden units
     int ranks;
@@ -53,10 +53,7 @@ struct Share {
     __host__ __device__ int outer_at() const {
         return IN_AT + (3 * OWN_CHANNELS + (ranks + BLOCKS - 1) / BLOCKS) * PITCH;
     }
-    __host__ __device__ int bytes() const {
-        const int outer = HEAD * ranks * 2;
-        return outer_at() + (outer > KEY_BYTES ? outer : KEY_BYTES);
-    }
+    __host__ __device__ int bytes() const { return outer_at() + HEAD * ranks * 2; }
 };
 
 struct alignas(128) Memory {
@@ -68,7 +65,8 @@ struct alignas(128) Memory {
     float4 of_head[4];  // sums over 16 channels each: kk . kk, r . k r_k, k . r, b . r
     alignas(16) __half deferred[MAX_LAG][DEFERRED_VECTORS][HEAD];
     alignas(16) __half inner[MOST_RANKS];
-    alignas(16) uint32_t hidden[UNITS];  // of both blocks of the pair
+    alignas(16) uint32_t hidden[UNITS];                      // of both blocks of the pair
+    alignas(16) uint32_t active[2 * MOST_STEPS][2 * UNITS];  // of these, by warp: which one, and what it is
     float2 moments[2][WARPS];
     alignas(16) unsigned long long tables[ROW_TABLES][ROW_POINTERS];
     uint64_t full[PARTS][CHUNKS], empty[PARTS], hidden_full;

@@ -21,12 +21,12 @@ struct Bringing {
         if (layer >= 0) barrier_wait(shared_address(&own.empty[part]), layer % 2);
     }
 
-    // The barriers of the two chunks under way, and in their lowest bits the phases they are for.
-    uint32_t last = 0, before_last = 0;
+    // The barrier of the chunk under way, and in its lowest bit the phase it is for.
+    uint32_t last = 0;
     DEVICE void begin(int part, int chunk, int layer, int bytes) {
         const uint32_t barrier = shared_address(&own.full[part][chunk]);
-        if (before_last) barrier_wait(before_last & ~1u, before_last & 1);
-        before_last = last, last = barrier | layer % 2;
+        if (last) barrier_wait(last & ~1u, last & 1);
+        last = barrier | layer % 2;
         if (lane == 0) arrive_and_expect(barrier, bytes);
         sync_warp();
     }
@@ -34,69 +34,42 @@ struct Bringing {
     // By a warp: wide rows.
     DEVICE void wide() {
         using S = Share<STEPS>;
-        const auto rows = [&](uint32_t to, int pitch, const uint8_t* from, int count, int bytes,
-                              uint32_t barrier) {
+        const auto rows = [&](uint32_t to, const uint8_t* from, int count, uint32_t barrier) {
             for (int i = lane; i < count; i += WARP)
-                load_bytes(to + i * pitch, from + size_t(i) * S::ROW_BYTES, bytes, barrier, READ_ONCE);
-        };
-        const auto key = [&](int part, int layer) {
-            constexpr int HALF = UNITS / 4;
-            const uint8_t* from =
-                at(layer, ROW_KEY,
-                   (size_t(my.block) * UNITS + (part == PART_LATE_KEY ? UNITS / 2 : 0)) * S::ROW_BYTES);
-            uint32_t to = weights + (part == PART_LATE_KEY ? my.outer_at() : S::KEY_AT);
-#pragma unroll 1
-            for (int chunk = 0; chunk < 2; chunk++) {
-                begin(part, chunk, layer, HALF * S::ROW_BYTES);
-                rows(to, S::PITCH, from, HALF, S::ROW_BYTES, shared_address(&own.full[part][chunk]));
-                to += HALF * S::PITCH, from += HALF * S::ROW_BYTES;
-            }
+                load_bytes(to + i * S::PITCH, from + size_t(i) * S::ROW_BYTES, S::ROW_BYTES, barrier,
+                           READ_ONCE);
         };
 #pragma unroll 1
-        for (int layer = -1; layer < in.layer_count; layer++) {
-            const int next = layer + 1;
-            const bool more = next < in.layer_count;
-            if (more) {
-                wait_for_room(PART_IN, layer);
-                uint32_t to = weights + S::IN_AT;
+        for (int layer = 0; layer < in.layer_count; layer++) {
+            wait_for_room(PART_IN, layer - 1);
+            uint32_t to = weights + S::IN_AT;
 #pragma unroll 1
-                for (int chunk = 0; chunk < 4; chunk++) {
-                    const uint32_t barrier = shared_address(&own.full[PART_IN][chunk]);
-                    const int count = chunk < 3 ? OWN_CHANNELS : my.rows;
-                    begin(PART_IN, chunk, next, count * S::ROW_BYTES);
-                    if (chunk < 3) {
-                        rows(to, S::PITCH,
-                             at(next, ROW_R + chunk, size_t(my.block) * OWN_CHANNELS * S::ROW_BYTES), count,
-                             S::ROW_BYTES, barrier);
-                    } else {
-                        rows(to, S::PITCH,
-                             at(next, ROW_INNER_SIDES + my.function,
-                                size_t(my.row - my.first_row) * S::ROW_BYTES),
-                             my.of_first, S::ROW_BYTES, barrier);
-                        rows(to + my.of_first * S::PITCH, S::PITCH,
-                             at(next, ROW_INNER_SIDES + my.next_function, 0), my.rows - my.of_first,
-                             S::ROW_BYTES, barrier);
-                    }
-                    to += OWN_CHANNELS * S::PITCH;
+            for (int chunk = 0; chunk < CHUNKS; chunk++) {
+                const uint32_t barrier = shared_address(&own.full[PART_IN][chunk]);
+                const int count = chunk < 3 ? OWN_CHANNELS : my.rows;
+                begin(PART_IN, chunk, layer, count * S::ROW_BYTES);
+                if (chunk < 3) {
+                    rows(to, at(layer, ROW_R + chunk, size_t(my.block) * OWN_CHANNELS * S::ROW_BYTES), count,
+                         barrier);
+                } else {
+                    rows(to,
+                         at(layer, ROW_INNER_SIDES + my.function,
+                            size_t(my.row - my.first_row) * S::ROW_BYTES),
+                         my.of_first, barrier);
+                    rows(to + my.of_first * S::PITCH, at(layer, ROW_INNER_SIDES + my.next_function, 0),
+                         my.rows - my.of_first, barrier);
                 }
+                to += OWN_CHANNELS * S::PITCH;
             }
-            if (layer >= 0) {
-                wait_for_room(PART_OUTER, layer);
-                key(PART_LATE_KEY, layer);
-            }
-            if (!more) continue;
-            wait_for_room(PART_KEY, layer);
-            key(PART_KEY, next);
-            wait_for_room(PART_VALUE, layer);
-            const uint8_t* from =
-                at(next, ROW_VALUE, size_t(my.pair) * 2 * UNITS * S::ROW_BYTES + my.rank * S::VALUE_BYTES);
-            uint32_t to = weights + S::VALUE_AT;
+            wait_for_room(PART_KEY, layer - 1);
+            constexpr int COUNT = UNITS / CHUNKS;
+            const uint8_t* from = at(layer, ROW_KEY, size_t(my.block) * UNITS * S::ROW_BYTES);
+            to = weights + S::KEY_AT;
 #pragma unroll 1
-            for (int chunk = 0; chunk < 4; chunk++) {
-                begin(PART_VALUE, chunk, next, UNITS / 2 * S::VALUE_BYTES);
-                rows(to, S::VALUE_PITCH, from, UNITS / 2, S::VALUE_BYTES,
-                     shared_address(&own.full[PART_VALUE][chunk]));
-                to += UNITS / 2 * S::VALUE_PITCH, from += UNITS / 2 * S::ROW_BYTES;
+            for (int chunk = 0; chunk < CHUNKS; chunk++) {
+                begin(PART_KEY, chunk, layer, COUNT * S::ROW_BYTES);
+                rows(to, from, COUNT, shared_address(&own.full[PART_KEY][chunk]));
+                to += COUNT * S::PITCH, from += COUNT * S::ROW_BYTES;
             }
         }
     }
@@ -127,7 +100,7 @@ struct Bringing {
             for (int i = 0; i <= ROW_FUNCTIONS; i++) {
                 uint32_t to = weights;
                 if (i == 0) wait_for_room(PART_OUT, layer);
-                if (i == 1) wait_for_room(PART_LATE_KEY, layer);
+                if (i == 1) wait_for_room(PART_OUTER, layer);
                 if (i > 0) to += my.outer_at();
                 for (int f = 0; f + 1 < i; f++) to += HEAD * in.rank[f] * 2;
                 const int bytes = i ? in.rank[i - 1] * 2 : HEAD * 2;

@@ -8,7 +8,7 @@ namespace half_row {
 template <int STEPS>
 DEVICE void Computing<STEPS>::channels_in(int layer, uint32_t weight, uint32_t bias, uint32_t before,
                                           uint32_t amount) {
-    of_time = wait_sums(sums, (layer + 1) * S::HEADS);
+    of_time = wait_time(layer);
     keep_shift(layer, 0);
     const float2 x = normalized(stream(), weight, bias, any, SLICE, own.moments[1], warp, lane);
     keep_state(layer);
@@ -20,11 +20,11 @@ DEVICE void Computing<STEPS>::channels_in(int layer, uint32_t weight, uint32_t b
     float early[4] = {}, late[4] = {};
     wait_for(PART_KEY, 0, layer), wait_for(PART_KEY, 1, layer);
     multiply(early, row_of(S::KEY_AT, lane % 16), b);
-    wait_for(PART_LATE_KEY, 0, layer), wait_for(PART_LATE_KEY, 1, layer);
-    multiply(late, row_of(my.outer_at(), lane % 16), b);
+    wait_for(PART_KEY, 2, layer), wait_for(PART_KEY, 3, layer);
+    multiply(late, row_of(S::KEY_AT, UNITS / 2 + lane % 16), b);
     own.sums[warp][q * 8 + g] = of_lane(q < 2 ? early : late, lane);
     sync_some(1, COMPUTING);
-    if (threadIdx.x == COMPUTING - 1) used(PART_KEY), used(PART_LATE_KEY);
+    if (threadIdx.x == COMPUTING - 1) used(PART_KEY);
     if (warp == 0) {
         const float h = relu_square(over_warps());
         const uint32_t word = to_half2(h, shuffle_xor(h, 1));  // in even lanes
@@ -35,29 +35,49 @@ DEVICE void Computing<STEPS>::channels_in(int layer, uint32_t weight, uint32_t b
     }
 }
 
-// What the pair's hidden units add to the stream: of each block half of the outputs, 32 a warp.
+// What the pair's hidden units add to the stream: of each block half of the outputs, two a lane. Of value
+// only rows of active units are read, nine of ten are not, and only now, as they are known.
 template <int STEPS>
 DEVICE void Computing<STEPS>::channels_out(int layer) {
-    if (warp * 32 < S::WIDTH / 2) {
-        float first[4] = {}, second[4] = {};
-        const uint32_t x = shared_address(own.hidden) + q * 4;
-        const uint32_t at = weights + S::VALUE_AT + (lane / 16 * 8 + lane % 8) * S::VALUE_PITCH +
-                            (4 * warp + lane / 8 % 2) * 16;
-        barrier_wait_cluster(shared_address(&own.hidden_full), layer % 2);
+    if (2 * int(threadIdx.x) >= S::WIDTH / 2) return;  // whole warps
+    const int first_output = my.rank * (S::WIDTH / 2) + 2 * threadIdx.x;
+    const __half* const rows =
+        vector(layer, ROW_VALUE) + size_t(my.pair) * 2 * UNITS * S::WIDTH + first_output;
+    uint32_t* const active = own.active[warp];
+    barrier_wait_cluster(shared_address(&own.hidden_full), layer % 2);
+    const uint32_t two = load_shared_word(shared_address(own.hidden + lane)), low = two & 0xffff,
+                   high = two >> 16;
+    const unsigned of_low = warp_ballot(low != 0), of_high = warp_ballot(high != 0),
+                   before = (1u << lane) - 1;
+    const int count = __popc(of_low) + __popc(of_high);
+    int place = __popc(of_low & before) + __popc(of_high & before);
+    if (low) active[place++] = (2 * lane) << 16 | low;
+    if (high) active[place] = (2 * lane + 1) << 16 | high;
+    sync_warp();
+    float2 sum = {};
+#pragma unroll 1
+    for (int first = 0; first < count; first += AT_ONCE) {
+        uint32_t w[AT_ONCE];
+        float h[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < 2 * UNITS / 16; i++) {
-            const uint32_t b0 = load_shared_word(x + i * 32), b1 = load_shared_word(x + i * 32 + 16);
-            uint32_t a[4], b[4];
-            wait_for(PART_VALUE, i, layer);
-            load_transposed(a, at + i * 16 * S::VALUE_PITCH);
-            load_transposed(b, at + i * 16 * S::VALUE_PITCH + 32);
-            mma(first, a[0], a[1], a[2], a[3], b0, b1);
-            mma(second, b[0], b[1], b[2], b[3], b0, b1);
+        for (int i = 0; i < AT_ONCE; i += 4) {
+            const uint4 four = load_shared_words(shared_address(active + first + i));
+            const uint32_t units[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const bool there = first + i + j < count;
+                w[i + j] = there ? load_weights(rows + size_t(units[j] >> 16) * S::WIDTH) : 0;
+                h[i + j] = there ? __half2float(__ushort_as_half(units[j] & 0xffff)) : 0.f;
+            }
         }
-        add_to_sum(sums + S::WIDTH + my.rank * (S::WIDTH / 2) + 32 * warp + q * 8 + g,
-                   of_lane(q < 2 ? first : second, lane));
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const float2 of = to_float2(w[i]);
+            sum.x += h[i] * of.x, sum.y += h[i] * of.y;
+        }
     }
-    used(PART_VALUE);
+    unsigned long long* const to = sums + (1 + my.pair % ROW_HALF_WAYS) * S::WIDTH + first_output;
+    add_to_sum(to, sum.x), add_to_sum(to + 1, sum.y);
 }
 
 // Vectors and states of the next layer, which all blocks ask for at a time, into the L2 cache.
@@ -107,7 +127,7 @@ DEVICE void Computing<STEPS>::layers() {
         channels_out(layer);
     }
     if (my.block > 0) return;
-    of_channels = wait_sums(sums + S::WIDTH, in.layer_count * (S::BLOCKS / 2));
+    of_channels = wait_channels(in.layer_count);
     keep_shift(in.layer_count - 1, 1);
     const float2 x = stream();
     if (any) *reinterpret_cast<float2*>(in.x + column) = x;

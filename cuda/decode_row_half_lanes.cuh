@@ -5,7 +5,7 @@
 
 #if HOPPER
 namespace half_row {
-using row::add_to_sum, row::complete, row::load_sums, row::load_word, row::mixed, row::sum_of;
+using row::add_to_sum, row::complete, row::load_sums, row::load_word, row::mixed, row::units_of;
 
 // What a block publishes for all: a number and by which layer of which launch, so that whoever reads it sees
 // whether it is there.
@@ -41,6 +41,13 @@ DEVICE uint4 load_words(const __half* from) {
                  : "l"(from)
                  : "memory");
     return v;
+}
+
+// Of weights that are read once: past the L1 cache.
+DEVICE uint32_t load_weights(const __half* from) {
+    uint32_t x;
+    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+    return x;
 }
 
 DEVICE float rounded(float x) { return __half2float(__float2half_rn(x)); }
@@ -119,7 +126,7 @@ struct Computing {
           column(warp * SLICE + 2 * lane),
           any(2 * lane < SLICE) {
         launch = *reinterpret_cast<const volatile unsigned*>(in.launches);
-        constexpr int WORDS = 2 * S::WIDTH;
+        constexpr int WORDS = (1 + ROW_HALF_WAYS) * S::WIDTH;
         unsigned long long* const next = in.sums + (launch + 1) % 2 * WORDS;
         for (int i = my.block * COMPUTING + threadIdx.x; i < WORDS; i += S::BLOCKS * COMPUTING) next[i] = 0;
         sums = in.sums + launch % 2 * WORDS, published = in.inner;
@@ -172,16 +179,32 @@ struct Computing {
     // used before: an arrival does not wait for reads of shared memory.
     DEVICE void used(int which) const { arrive(shared_address(&own.empty[which])); }
 
-    // The stream's next sums, once `count` have added to each. First all lanes of a warp wait for the same
-    // pair: the fewer words are asked for, the sooner sums arrive.
+    // The stream's next sums, once `count` have added to each; those of WAYS are added up. First all lanes of
+    // a warp wait for the same pair: the fewer words are asked for, the sooner sums arrive.
+    template <int WAYS>
     DEVICE float2 wait_sums(const unsigned long long* of, unsigned count) const {
-        ulonglong2 v;
-        do v = load_sums(of + warp * SLICE);
-        while (!complete(v, count));
+        const auto missing = [&](unsigned long long word) { return count - unsigned(word) & 0xff; };
+        ulonglong2 v[WAYS];
+        do v[0] = load_sums(of + warp * SLICE);
+        while (missing(v[0].x) > NEARLY || missing(v[0].y) > NEARLY);
         if (!any) return {};
-        do v = load_sums(of + column);
-        while (!complete(v, count));
-        return make_float2(sum_of(v.x, count), sum_of(v.y, count));
+        bool all;
+        do {
+            all = true;
+#pragma unroll
+            for (int i = 0; i < WAYS; i++) v[i] = load_sums(of + i * S::WIDTH + column);
+#pragma unroll
+            for (int i = 0; i < WAYS; i++) all = all && complete(v[i], count);
+        } while (!all);
+        long long x = 0, y = 0;
+#pragma unroll
+        for (int i = 0; i < WAYS; i++) x += units_of(v[i].x, count), y += units_of(v[i].y, count);
+        return make_float2(__ll2float_rn(x) * row::SUM_UNIT, __ll2float_rn(y) * row::SUM_UNIT);
+    }
+    DEVICE float2 wait_time(int layer) const { return wait_sums<1>(sums, (layer + 1) * S::HEADS); }
+    // Of the layers before this one.
+    DEVICE float2 wait_channels(int layer) const {
+        return wait_sums<ROW_HALF_WAYS>(sums + S::WIDTH, layer * (S::BLOCKS / 2 / ROW_HALF_WAYS));
     }
     DEVICE float2 stream() const {
         return make_float2(embedded.x + of_time.x + of_channels.x, embedded.y + of_time.y + of_channels.y);

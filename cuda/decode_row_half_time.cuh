@@ -47,7 +47,7 @@ DEVICE void Computing<STEPS>::time_in(int layer) {
         amounts[i] = column_of(mixes + mix * S::WIDTH);
     }
     if (layer > 0) {
-        of_channels = wait_sums(sums + S::WIDTH, layer * (S::BLOCKS / 2));
+        of_channels = wait_channels(layer);
         keep_shift(layer - 1, 1);
     }
     const float2 x = normalized(stream(), weight, bias, any, SLICE, own.moments[0], warp, lane);
@@ -140,7 +140,6 @@ DEVICE void Computing<STEPS>::outer_sides(int layer) {
     } else if (writes) {
         own.gate[channel] = o;
     }
-    fence_async_shared();  // the TMA writes there next
     sync_some(1, COMPUTING);
     if (threadIdx.x == 0) used(PART_OUTER);
 }

@@ -4,6 +4,7 @@
 
 constexpr int ROW_INNER = 24;     // outputs of inner low-rank sides of a block, at most
 constexpr int ROW_MIX_COUNT = 6;  // of a time mix
+constexpr int ROW_HALF_WAYS = 2;  // sums for each output of a channel mix: adds to one wait for each other
 
 // The low-rank functions, in the order of their outputs in an exchange.
 enum RowFunction { ROW_W, ROW_A, ROW_G, ROW_V, ROW_FUNCTIONS };
@@ -46,9 +47,10 @@ struct RowInput {
     __half* state;                    // [layers, heads, 64, 64], the same
     __half* deferred;                 // [layers, heads, MAX_LAG, DEFERRED_VECTORS, 64], the same
     size_t shift_stride, state_stride, deferred_stride;  // in numbers
-    unsigned long long* sums;                            // [2, 2, C], zero before the first launch
-    unsigned long long* inner;  // [2, model_layers, ranks], the same; of ROW_HALF [2, 3 C + ranks]
-    unsigned* launches;         // [1], the same
+    // Zero before the first launch: sums [2, 2, C], of ROW_HALF [2, 1 + ROW_HALF_WAYS, C]; inner [2,
+    // model_layers, ranks], of ROW_HALF [2, 3 C + ranks]; launches [1].
+    unsigned long long *sums, *inner;
+    unsigned* launches;
     int rank[ROW_FUNCTIONS];
     int layer_count, model_layers, heads, slices;  // slices: of 64 hidden units
     int head_rows;                                 // outputs of inner sides of a block that has a head

@@ -32,6 +32,7 @@ ROW_FUNCTIONS = 4  # low-rank functions of a layer
 ROW_POINTERS = 34  # matrices and vectors of a layer
 ROW_INT4, ROW_WIDE_INT4, ROW_INT8, ROW_INT8_COLUMNS, ROW_HALF = range(5)  # how matrices lie for decode_row
 ROW_INNER = 24  # outputs of inner low-rank sides of a block of decode_row, at most
+ROW_HALF_WAYS = 2  # sums for each output of a channel mix in decode_row_half
 ADAPTER_ADD, ADAPTER_ADD_SQUARE, ADAPTER_ADD_FLOAT = range(3)  # what becomes of y: see cuda/adapter_expand.cu
 
 CONSTANTS = {
@@ -41,7 +42,7 @@ CONSTANTS = {
         *("STOPS", "SPARSE_SPLITS", "TILE_W_ROWS", "TILE_K", "TILE_FEW_ROWS", "TILE_MAX_STAGES"),
         *("TILE_BARRIER_BYTES", "ADAPTER_TILE", "ADAPTER_RANK", "ADAPTER_PARTS", "ADAPTER_SPLITS"),
         *("CODES_INT8", "CODES_FP8", "CODES_INT4", "CODES_NF4", "CODES_FP6", "CODES_FP5", "CODES_WIDE_INT4"),
-        *("ROW_FUNCTIONS", "ROW_POINTERS", "ROW_INNER"),
+        *("ROW_FUNCTIONS", "ROW_POINTERS", "ROW_INNER", "ROW_HALF_WAYS"),
         *("ROW_INT4", "ROW_WIDE_INT4", "ROW_INT8", "ROW_INT8_COLUMNS", "ROW_HALF"),
         *("ADAPTER_MOST_RANK", "ADAPTER_ALIGNMENT", "ADAPTER_ADD", "ADAPTER_ADD_SQUARE", "ADAPTER_ADD_FLOAT"),
     )

@@ -6,7 +6,7 @@ from ctypes import byref, c_int
 import torch
 from torch import Tensor
 
-from rwkv_batch.ops.cuda.abi import ROW_HALF, ROW_INNER, TILE_K, RowInput
+from rwkv_batch.ops.cuda.abi import ROW_HALF, ROW_HALF_WAYS, ROW_INNER, TILE_K, RowInput
 from rwkv_batch.ops.cuda.binding import Kernels
 from rwkv_batch.ops.cuda.gemms import launch
 from rwkv_batch.ops.torch_ops import HEAD_SIZE
@@ -61,9 +61,10 @@ class RowKernel:
         self._table = torch.tensor(pointers, dtype=torch.int64, device=device)
         ranks = [_rows(last[f"{name}_inner"]) for name in FUNCTIONS]
         # What launches leave for each other: sums of two launches in turn, of the stream and of inner sides,
-        # of which each makes those of the next zero; and how many there were. With ROW_HALF r, k, v and inner
-        # sides are not sums, and those of two layers take turns.
-        self._sums = torch.zeros(2, 2, width, dtype=torch.int64, device=device)
+        # of which each makes those of the next zero; and how many there were. With ROW_HALF outputs of the
+        # channel mix have several sums, r, k, v and inner sides none, and those of two layers take turns.
+        of_output = 1 + (ROW_HALF_WAYS if form == ROW_HALF else 1)
+        self._sums = torch.zeros(2, of_output, width, dtype=torch.int64, device=device)
         inner = 3 * width + sum(ranks) if form == ROW_HALF else len(layers) * sum(ranks)
         self._inner = torch.zeros(2, inner, dtype=torch.int64, device=device)
         self._launches = torch.zeros(1, dtype=torch.int32, device=device)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What each launch of a decode step takes of it on a CUDA GPU: the step is timed without it, in turns.
 
-What its neighbours gain or lose without it is part of the figure, so figures do not add up to the step. Of one
+What its neighbours gain or lose without it is part of a figure, so figures do not add up to the step. Of one
 row, where one launch runs all layers, that launch is timed alone, by how many tokens are deferred.
 
     python bench/step_parts.py --size 0.4b --rows 320

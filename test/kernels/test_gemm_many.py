@@ -147,24 +147,8 @@ class TestSplit:
         self.test_sums_of_each_part(kernels, rows, n, k, parts, transposed)
 
 
-class TestSplitSequence:
+class TestSplitShapes:
     pytestmark = on_hopper
-
-    def test_launches_that_overlap_wait_for_what_they_read(self, kernels):
-        """A hundred GEMMs, each of what a norm makes of the sums of the one before."""
-        width, rows = 512, 200
-        ws, weight, bias = normal(100, width, width, std=width**-0.5), normal(width, mean=1), normal(width)
-        x = torch.randn(rows, width, device=DEVICE)
-        want, normed = x.double(), poisoned(rows, width)
-        sums = torch.full((4, rows, width), float("nan"), device=DEVICE)
-        kernels.norm(x, Addend(), weight, bias, normed)
-        for i, w in enumerate(ws):
-            kernels.gemm_many_split(w, normed, sums, transposed=bool(i % 2))
-            kernels.norm(x, Addend(partials=sums), weight, bias, normed)
-        for i, w in enumerate(ws):
-            inputs = torch.nn.functional.layer_norm(want, (width,), weight.double(), bias.double())
-            want = want + inputs @ (w if i % 2 else w.T).double()
-        assert off(x, want) < 1e-2
 
     def test_what_cannot_be_split_is_refused(self, kernels):
         w, x = normal(64, 192), normal(300, 192)
@@ -191,16 +175,23 @@ class TestRows:
 class TestSequence:
     pytestmark = on_hopper
 
-    def test_launches_that_overlap_wait_for_what_they_read(self, kernels):
-        """A hundred GEMMs, each of what a norm makes of the one before."""
+    @pytest.mark.parametrize("split", [False, True])
+    def test_launches_that_overlap_wait_for_what_they_read(self, kernels, split):
+        """A hundred GEMMs, each of what a norm makes of the one before, or of its sums over parts of K."""
         width, rows = 512, 300
         ws, weight, bias = normal(100, width, width, std=width**-0.5), torch.ones(width).half(), normal(width)
         x, weight = torch.randn(rows, width, device=DEVICE), weight.to(DEVICE)
         want, normed, y = x.double(), poisoned(rows, width), poisoned(rows, width)
+        sums = torch.full((4, rows, width), float("nan"), device=DEVICE)
         kernels.norm(x, Addend(), weight, bias, normed)
         for i, w in enumerate(ws):
-            kernels.gemm_tile([w], [normed], [y], IDENTITY, transposed=bool(i % 2), many=True)
-            kernels.norm(x, Addend(y=y), weight, bias, normed)
+            transposed = bool(i % 2)
+            if split:
+                kernels.gemm_many_split(w, normed, sums, transposed)
+            else:
+                kernels.gemm_tile([w], [normed], [y], IDENTITY, transposed, many=True)
+            added = Addend(partials=sums) if split else Addend(y=y)
+            kernels.norm(x, added, weight, bias, normed)
         for i, w in enumerate(ws):
             inputs = torch.nn.functional.layer_norm(want, (width,), weight.double(), bias.double())
             want = want + inputs @ (w if i % 2 else w.T).double()

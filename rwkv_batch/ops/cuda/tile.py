@@ -177,7 +177,7 @@ def many_shape(
         of_tile = MANY_CODES[groups][rows] if codes else _cost_of_tile(w_rows, rows)
         return -(-tiles // MULTIPROCESSORS) * of_tile
 
-    sizes = BESIDE_ROWS if beside else MANY_ROWS
+    sizes = BESIDE_ROWS if beside and not codes else MANY_ROWS
     shapes = [(groups, rows) for groups in sizes for rows in sizes[groups] if rows <= most_rows]
     groups, rows = min(shapes, key=cost)
     return TileShape(rows, groups, 1)

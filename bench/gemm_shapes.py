@@ -103,7 +103,8 @@ def report(kernels: Kernels, kind: str, parts: int, n: int, k: int, rows: int, r
                         ws[layer][0], xs[0], to, transposed
                     )
                 )
-            found.append((taken or 0.0, f"gemm_many, sums of parts, {described(shape)}"))
+            if taken is not None:
+                found.append((taken, f"gemm_many, sums of parts, {described(shape)}"))
     print(f"{kind}, {rows} rows")
     for place, (taken, name) in enumerate(sorted(found)):
         if place < SHOWN or name.endswith("launched"):

@@ -183,7 +183,7 @@ struct Computing {
     // a warp wait for the same pair: the fewer words are asked for, the sooner sums arrive.
     template <int WAYS>
     DEVICE float2 wait_sums(const unsigned long long* of, unsigned count) const {
-        const auto missing = [&](unsigned long long word) { return count - unsigned(word) & 0xff; };
+        const auto missing = [&](unsigned long long word) { return (count - unsigned(word)) & 0xff; };
         ulonglong2 v[WAYS];
         do v[0] = load_sums(of + warp * SLICE);
         while (missing(v[0].x) > NEARLY || missing(v[0].y) > NEARLY);

@@ -92,6 +92,12 @@ class TestTiles:
             with pytest.raises(RuntimeError, match="rwkv_gemm_many"):
                 kernels._call("rwkv_gemm_many", *pointers, 1, 300, 64, 64, 0, 0, byref(shape), None, 0)
 
+    def test_parts_that_k_has_not_are_refused(self, kernels):
+        w, x = normal(64, 192), normal(300, 192)
+        for parts in (0, 2):  # 192 is not two multiples of 64
+            with pytest.raises(RuntimeError, match="rwkv_gemm_many"):
+                kernels.gemm_many_split(w, x, torch.empty(parts, 300, 64, device=DEVICE))
+
 
 @pytest.mark.parametrize("rows", [1, 257, 320, 700])
 @pytest.mark.parametrize(("n", "k"), [(64, 64), (768, 768), (1024, 1024), (2560, 320)])
@@ -145,16 +151,6 @@ class TestSplit:
         groups, x_rows = shape
         monkeypatch.setattr(tile, "SPLIT_ROWS", {groups: (x_rows,)})
         self.test_sums_of_each_part(kernels, rows, n, k, parts, transposed)
-
-
-class TestSplitShapes:
-    pytestmark = on_hopper
-
-    def test_what_cannot_be_split_is_refused(self, kernels):
-        w, x = normal(64, 192), normal(300, 192)
-        for shape in ((2, 300, 64), (0, 300, 64)):  # 192 is not two multiples of 64
-            with pytest.raises(RuntimeError, match="rwkv_gemm_many"):
-                kernels.gemm_many_split(w, x, torch.empty(shape, device=DEVICE))
 
 
 class TestRows:

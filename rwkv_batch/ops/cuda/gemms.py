@@ -140,7 +140,7 @@ class GemmKernels:
     ) -> None:
         """As `gemm_tile8` with weights of 4 bits in groups of 64 or 128 (`orders.tiles_of_4_bits`)."""
         m, n, k = len(xs[0]), ys[0].shape[-1], xs[0].shape[1]
-        pointers = [_pointers(group) for group in (ws, xs, ys)]
+        pointers = [_pointers(tensors) for tensors in (ws, xs, ys)]
         sizes = (len(ws), m, n, k, group, int(activation == RELU_SQUARE))
         shape = tile_shape_coded(len(ws), n, k, m, 4, self.invariant, partial_sums)
         self._call(

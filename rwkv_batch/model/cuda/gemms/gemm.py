@@ -25,10 +25,8 @@ from rwkv_batch.model.cuda.gemms.methods import (
     LAYERS,
     LIBRARY,
     LT,
-    MANY_SPLIT,
     METHODS,
     SEPARATE,
-    SPLIT,
     SPLIT_K,
     STARTS,
     TILES,
@@ -95,10 +93,7 @@ class Gemms:
             return (*found, BESIDE) if with_low_ranks and tokens <= TILE_FEW_ROWS else found
         if WHOLE in methods:
             whole = self._shape(kind.removesuffix("_split"), tokens)
-            found = (
-                *(method for method in SPLIT_K if self._can_split(whole, *SPLIT_K[method])),
-                *(method for method in MANY_SPLIT if self._can_split_many(whole, MANY_SPLIT[method])),
-            )
+            found = (*(method for method in SPLIT_K if self._can_split(whole, *SPLIT_K[method])),)
             on_hopper = self.kernels.has_lowrank and self._sparse_fits(tokens)
             return (WHOLE, SPARSE_SPLIT, *found) if kind == "value_split" and on_hopper else (WHOLE, *found)
         layer, algorithms = self.weights.layers[-1], 0
@@ -198,7 +193,7 @@ class Gemms:
 
     def out(self, layer: CudaLayer, b: Buffers, method: str) -> Addend:
         """From the time mix back to the residual stream."""
-        if method in SPLIT or method == PARTIAL_SUMS:
+        if method in SPLIT_K or method == PARTIAL_SUMS:
             return self._split(layer.output, b.y, b, method, prefetch=first_bytes(layer.key))
         self._gemm(layer.output, b.y, b.out, IDENTITY, method, b, prefetch=first_bytes(layer.key))
         return Addend(y=b.out)
@@ -240,7 +235,7 @@ class Gemms:
                 return self._split(layer.value, b.hidden, b, method, prefetch=prefetch)
             self._gemm(layer.value, b.hidden, b.out, IDENTITY, method, b, prefetch, square)
             return Addend(y=b.out)
-        if method in SPLIT:
+        if method in SPLIT_K:
             return self._split(layer.value, b.hidden, b, method, transposed=True)
         if skips_units(method):
             w, room, together = layer.value, b.sparse_partials, method == SPARSE and self.kernels.has_lowrank
@@ -272,15 +267,13 @@ class Gemms:
     def _sparse_fits(self, tokens: int) -> bool:
         return self.kernels.sparse_fits(tokens, len(self.weights.layers[-1].value))
 
-    def _can_split(self, whole: GemmShape, algorithm: int, splits: int) -> bool:
-        if self.lt is None or not LT_TOKENS <= whole.m <= SPLIT_TOKENS:
+    def _can_split(self, whole: GemmShape, algorithm: int | None, splits: int) -> bool:
+        if whole.k % (splits * SPLIT_MULTIPLE) or not LT_TOKENS <= whole.m <= SPLIT_TOKENS:
             return False
+        if algorithm is None:
+            return self.kernels.has_tile and tile.fits(whole.n, whole.k) and whole.m > LT_TOKENS
         shape = replace(whole, batch=splits, k=whole.k // splits, split_k=True)
-        return whole.k % (splits * SPLIT_MULTIPLE) == 0 and algorithm < self.lt.algorithm_count(shape)
-
-    def _can_split_many(self, whole: GemmShape, splits: int) -> bool:
-        fits = self.kernels.has_tile and whole.k % (splits * SPLIT_MULTIPLE) == 0
-        return fits and tile.fits(whole.n, whole.k) and LT_TOKENS < whole.m <= SPLIT_TOKENS
+        return self.lt is not None and algorithm < self.lt.algorithm_count(shape)
 
     def _shape(self, kind: str, tokens: int) -> GemmShape:
         """Of the large GEMM of that kind."""
@@ -342,14 +335,14 @@ class Gemms:
         if isinstance(w, CodedMatrix):
             ahead = prefetch if len(x) <= PREFETCH_ROWS else None
             return Addend(partials=self.coded.partial_sums(w, x, b.split_partials, ahead))
-        if method in MANY_SPLIT:
-            sums = b.split_partials[: MANY_SPLIT[method]]
-            self.kernels.gemm_many_split(w, x, sums, transposed)
-            return Addend(partials=sums)
-        assert self.lt is not None and isinstance(w, Tensor)
         algorithm, splits = SPLIT_K[method]
-        self.lt.run(w, x, b.split_partials[:splits], algorithm, transposed)
-        return Addend(partials=b.split_partials[:splits])
+        sums = b.split_partials[:splits]
+        if algorithm is None:
+            self.kernels.gemm_many_split(w, x, sums, transposed)
+        else:
+            assert self.lt is not None
+            self.lt.run(w, x, sums, algorithm, transposed)
+        return Addend(partials=sums)
 
     def _by_library(self, w: Tensor, x: Tensor, y: Tensor, method: str, transposed: bool = False) -> None:
         """y = x w^T (transposed: x w), one GEMM or a batch, by cuBLASLt or cuBLAS."""

@@ -40,9 +40,11 @@ STARTS = ("in_start", "key_start")  # of the kernels after the two norms
 SPLITS = ("out_split", "value_split")
 LAYERS, SEPARATE, TOGETHER = "layers", "separate", "together"
 BETWEEN = (*STARTS, LAYERS)  # what shows only between neighbours
-SPLIT_K = {f"lt{number}/{splits}": (number, splits) for splits in (2, MAX_SPLITS) for number in range(3)}
-MANY_SPLIT = {f"{MANY}/{splits}": splits for splits in (2, MAX_SPLITS)}
-SPLIT = (*SPLIT_K, *MANY_SPLIT)
+# An algorithm of cuBLASLt, or None for the kernel of "many"; parts of K.
+SPLIT_K: dict[str, tuple[int | None, int]] = {
+    **{f"lt{number}/{splits}": (number, splits) for splits in (2, MAX_SPLITS) for number in range(3)},
+    **{f"{MANY}/{splits}": (None, splits) for splits in (2, MAX_SPLITS)},
+}
 METHODS = {
     "in": ("stream16", "stream32", "mixed", "low", "tile", MANY, BESIDE, "blas", *LT),
     "low_out": ("stream16", "low", "blas"),
@@ -50,7 +52,7 @@ METHODS = {
     "key": ("stream16", "stream32", "tile", MANY, "blas", *LT),
     "value": (SPARSE, "tile", MANY, "blas", *LT),
     "head": ("stream16", "stream32", "tile", MANY, "blas", *LT),
-    **dict.fromkeys(SPLITS, (WHOLE, *SPLIT)),
+    **dict.fromkeys(SPLITS, (WHOLE, *SPLIT_K)),
     **dict.fromkeys(STARTS, (LATE, EARLY)),
     LAYERS: (SEPARATE, TOGETHER),  # the last, as what it stands for depends on all others
 }

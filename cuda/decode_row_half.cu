@@ -1,7 +1,7 @@
 // A decode step of one row by one launch on Hopper, as decode_row.cu, for models of up to 1024 channels with
 // matrices in fp16, whose steps are short enough that what blocks wait for counts more than bytes.
 //
-//   x [C] fp32, written
+//   x [C] fp32 and normed [C] fp16, its layer norm: written
 //   states of the slot as of wkv.cuh and norm.cuh, read and written; a negative slot has none
 //
 // Products are sums in fp32: by tensor cores over the 16th of K that a warp has, then over the 16 warps of a
@@ -15,8 +15,7 @@
 // Eight blocks share a head. Each has its channels of r, k and v in eight parts, some outputs of the inner
 // sides of the low-rank functions, and 32 hidden units. All blocks wait for each other three times a layer:
 // for r, k, v and inner sides, from which each of the eight computes the outer sides and the recurrence of
-// the whole head; and twice where the stream is complete. Two blocks are a cluster and have their hidden
-// units in common, from which each computes half of the outputs.
+// the whole head; and twice where the stream is complete.
 //
 // Four more warps bring the weights. All of a layer but value lies in shared memory, so that each part of the
 // next layer is on its way as soon as this layer's has been read: memory does not wait for what blocks wait
@@ -27,7 +26,7 @@
 
 namespace {
 template <int STEPS>
-__global__ void PAIRED __launch_bounds__(half_row::ALL_THREADS, 1)
+__global__ void __launch_bounds__(half_row::ALL_THREADS, 1)
     decode_row_half_kernel(const __grid_constant__ RowInput in) {
 #if HOPPER
     using namespace half_row;
@@ -44,22 +43,21 @@ __global__ void PAIRED __launch_bounds__(half_row::ALL_THREADS, 1)
                 barrier_init(shared_address(&own.full[i][chunk]), narrow ? COPYING : 1);
             barrier_init(shared_address(&own.empty[i]), by_all ? COMPUTING : 1);
         }
-        barrier_init(shared_address(&own.hidden_full), 1);
         barriers_ready();
     }
     for (int i = threadIdx.x; i < min(in.layer_count, ROW_TABLES) * ROW_POINTERS; i += ALL_THREADS)
         own.tables[i / ROW_POINTERS][i % ROW_POINTERS] = in.layers[i / ROW_POINTERS].at[i % ROW_POINTERS];
-    cluster_arrive();
-    cluster_wait();
     __syncthreads();
-    if (warp < WARPS)
+    if (warp < WARPS) {
+        more_registers<COMPUTING_REGISTERS>();
         Computing<STEPS>(in, own, my, weights, warp, lane).layers();
-    else if (warp > WARPS)
-        Bringing<STEPS>{in, own, my, weights, lane}.narrow(threadIdx.x - COMPUTING - WARP);
-    else
-        Bringing<STEPS>{in, own, my, weights, lane}.wide();
-    cluster_arrive();
-    cluster_wait();
+    } else {
+        fewer_registers<BRINGING_REGISTERS>();
+        if (warp > WARPS)
+            Bringing<STEPS>{in, own, my, weights, lane}.narrow(threadIdx.x - COMPUTING - WARP);
+        else
+            Bringing<STEPS>{in, own, my, weights, lane}.wide();
+    }
 #endif
 }
 
@@ -76,14 +74,17 @@ Kernel kernel(int steps, const RowInput& in, int& shared) {
 
 struct Launch {
     Kernel kernel;
-    cudaLaunchAttribute attribute = {};
+    cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config = {};
     Launch(const RowInput& in, cudaStream_t stream) {
         int shared;
         kernel = ::kernel<>(in.heads / 4, in, shared);
-        attribute.id = cudaLaunchAttributeCooperative, attribute.val.cooperative = 1;
+        attributes[0].id = cudaLaunchAttributeCooperative, attributes[0].val.cooperative = 1;
+        attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[1].val.programmaticStreamSerializationAllowed = 1;
         config.gridDim = in.heads * half_row::HEAD_BLOCKS, config.blockDim = half_row::ALL_THREADS;
-        config.dynamicSmemBytes = shared, config.stream = stream, config.attrs = &attribute;
+        config.dynamicSmemBytes = shared, config.stream = stream, config.attrs = attributes,
+        config.numAttrs = 2;
     }
     bool allowed() const {
         return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -99,16 +100,11 @@ bool decode_row_half_fits(const RowInput& in) {
                 ranks <= half_row::MOST_RANKS && ranks <= blocks * half_row::INNER_ROWS;
     for (int f = 0; f < ROW_FUNCTIONS; f++) fits = fits && in.rank[f] >= 32 && in.rank[f] % 32 == 0;
     if (!fits) return false;
-    const Launch launch(in, nullptr);
-    int clusters = 0;
-    return launch.allowed() &&
-           cudaOccupancyMaxActiveClusters(&clusters, launch.kernel, &launch.config) == cudaSuccess &&
-           2 * clusters >= blocks;
+    return Launch(in, nullptr).allowed();
 }
 
 int decode_row_half(const RowInput& in, cudaStream_t stream) {
     if (!decode_row_half_fits(in)) return cudaErrorNotSupported;
-    Launch launch(in, stream);
-    launch.config.numAttrs = 1;
+    const Launch launch(in, stream);
     return cudaLaunchKernelEx(&launch.config, launch.kernel, in);
 }

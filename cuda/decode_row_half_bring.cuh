@@ -72,6 +72,16 @@ struct Bringing {
                 to += COUNT * S::PITCH, from += COUNT * S::ROW_BYTES;
             }
         }
+        fetch_ahead();
+    }
+
+    // What the next kernel reads first, into the L2 cache.
+    DEVICE void fetch_ahead() const {
+        constexpr size_t PIECE = 2048;
+        for (size_t at = (size_t(my.block) * WARP + lane) * PIECE; at < in.ahead_bytes;
+             at += size_t(Share<STEPS>::BLOCKS) * WARP * PIECE)
+            prefetch_l2(static_cast<const uint8_t*>(in.ahead) + at,
+                        unsigned(min(PIECE, in.ahead_bytes - at)));
     }
 
     // By COPYING threads: narrow rows, which are the block's columns of output and the outer low-rank sides.

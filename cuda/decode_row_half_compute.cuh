@@ -4,56 +4,49 @@
 
 #if HOPPER
 namespace half_row {
-// Norm, mix and hidden units, which both blocks of the pair get.
+// Norm, mix and hidden units.
 template <int STEPS>
-DEVICE void Computing<STEPS>::channels_in(int layer, uint32_t weight, uint32_t bias, uint32_t before,
-                                          uint32_t amount) {
-    of_time = wait_time(layer);
-    keep_shift(layer, 0);
-    const float2 x = normalized(stream(), weight, bias, any, SLICE, own.moments[1], warp, lane);
+DEVICE void Computing<STEPS>::channels_in(int layer, Affine norm, Affine mixed) {
+    keep_time_shift(layer);
+    wait_for(PART_KEY, layer);
+    Fragments first;
+    load_fragments(first, row_of(S::KEY_AT, lane % 16));
+    const float2 x = normalized(stream(wait_time(layer)), any, SLICE, own.moments[1], warp, lane),
+                 shifted = norm(x);
     keep_state(layer);
-    normed = to_half2(x.x, x.y);
-    put_operand(0, x, before, amount);
+    normed = to_half2(shifted.x, shifted.y);
+    put_operand(0, mixed(x));
     sync_warp();
     uint4 b[2];
     load_operand(0, b);
     float early[4] = {}, late[4] = {};
-    wait_for(PART_KEY, 0, layer), wait_for(PART_KEY, 1, layer);
-    multiply(early, row_of(S::KEY_AT, lane % 16), b);
-    wait_for(PART_KEY, 2, layer), wait_for(PART_KEY, 3, layer);
+    multiply(early, first, b);
     multiply(late, row_of(S::KEY_AT, UNITS / 2 + lane % 16), b);
-    own.sums[warp][q * 8 + g] = of_lane(q < 2 ? early : late, lane);
+    const float of_early = of_lane(early, lane), of_late = of_lane(late, lane);
+    own.sums[warp][q * 8 + g] = q < 2 ? of_early : of_late;
     sync_some(1, COMPUTING);
     if (threadIdx.x == COMPUTING - 1) used(PART_KEY);
     if (warp == 0) {
-        const float h = relu_square(over_warps());
-        const uint32_t word = to_half2(h, shuffle_xor(h, 1));  // in even lanes
-        const float4 four = {of_pair(word, 0), of_pair(word, 2), of_pair(word, 4), of_pair(word, 6)};
-        if (lane < 8)
-            send_to(lane / 4, shared_address(own.hidden + my.rank * UNITS / 2 + lane % 4 * 4),
-                    shared_address(&own.hidden_full), four);
+        const float h = rounded(relu_square(over_warps()));
+        const unsigned active = warp_ballot(h > 0.f);
+        const int count = __popc(active), before = __popc(active & (1u << lane) - 1);
+        const int row = S::ROW_BYTES;
+        if (h > 0.f) own.active[before] = {h, lane * row};
+        // Of value 0, with a row that is read anyway.
+        if (lane >= count && lane < (count + 3) / 4 * 4) own.active[lane] = {0.f, (__ffs(active) - 1) * row};
+        if (lane == 0) own.active_count = count;
     }
+    sync_some(1, COMPUTING);
 }
 
-// What the pair's hidden units add to the stream: of each block half of the outputs, two a lane. Of value
-// only rows of active units are read, nine of ten are not, and only now, as they are known.
+// What the block's hidden units add to the stream: two outputs a thread. Of value only rows of active units
+// are read, nine of ten are not, and only now, as they are known.
 template <int STEPS>
-DEVICE void Computing<STEPS>::channels_out(int layer) {
-    if (2 * int(threadIdx.x) >= S::WIDTH / 2) return;  // whole warps
-    const int first_output = my.rank * (S::WIDTH / 2) + 2 * threadIdx.x;
-    const __half* const rows =
-        vector(layer, ROW_VALUE) + size_t(my.pair) * 2 * UNITS * S::WIDTH + first_output;
-    uint32_t* const active = own.active[warp];
-    barrier_wait_cluster(shared_address(&own.hidden_full), layer % 2);
-    const uint32_t two = load_shared_word(shared_address(own.hidden + lane)), low = two & 0xffff,
-                   high = two >> 16;
-    const unsigned of_low = warp_ballot(low != 0), of_high = warp_ballot(high != 0),
-                   before = (1u << lane) - 1;
-    const int count = __popc(of_low) + __popc(of_high);
-    int place = __popc(of_low & before) + __popc(of_high & before);
-    if (low) active[place++] = (2 * lane) << 16 | low;
-    if (high) active[place] = (2 * lane + 1) << 16 | high;
-    sync_warp();
+DEVICE void Computing<STEPS>::channels_out(int layer) const {
+    if (2 * int(threadIdx.x) >= S::WIDTH) return;  // whole warps
+    const int count = own.active_count;
+    const uint8_t* const rows = reinterpret_cast<const uint8_t*>(
+        vector(layer, ROW_VALUE) + size_t(my.block) * UNITS * S::WIDTH + 2 * threadIdx.x);
     float2 sum = {};
 #pragma unroll 1
     for (int first = 0; first < count; first += AT_ONCE) {
@@ -61,37 +54,43 @@ DEVICE void Computing<STEPS>::channels_out(int layer) {
         float h[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i += 4) {
-            const uint4 four = load_shared_words(shared_address(active + first + i));
-            const uint32_t units[4] = {four.x, four.y, four.z, four.w};
+            if (first + i >= count) break;
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const bool there = first + i + j < count;
-                w[i + j] = there ? load_weights(rows + size_t(units[j] >> 16) * S::WIDTH) : 0;
-                h[i + j] = there ? __half2float(__ushort_as_half(units[j] & 0xffff)) : 0.f;
+            for (int j = i; j < i + 4; j += 2) {
+                const float4 two = load_shared(shared_address(own.active + first + j));
+                h[j] = two.x, w[j] = load_weights(rows + __float_as_int(two.y));
+                h[j + 1] = two.z, w[j + 1] = load_weights(rows + __float_as_int(two.w));
             }
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
+            if (i % 4 == 0 && first + i >= count) break;
             const float2 of = to_float2(w[i]);
             sum.x += h[i] * of.x, sum.y += h[i] * of.y;
         }
     }
-    unsigned long long* const to = sums + (1 + my.pair % ROW_HALF_WAYS) * S::WIDTH + first_output;
-    add_to_sum(to, sum.x), add_to_sum(to + 1, sum.y);
+    // Lanes side by side add to words side by side, of 64 outputs first to the lower half.
+    const auto of_pair = [&](int from) {
+        const float even = shuffle(sum.x, from), odd = shuffle(sum.y, from);
+        return lane % 2 ? odd : even;
+    };
+    const float low = of_pair(lane / 2), high = of_pair(WARP / 2 + lane / 2);
+    unsigned long long* const to = sums + (1 + my.block % ROW_HALF_WAYS) * S::WIDTH + 2 * WARP * warp + lane;
+    add_to_sum(to, low), add_to_sum(to + WARP, high);
 }
 
 // Vectors and states of the next layer, which all blocks ask for at a time, into the L2 cache.
 template <int STEPS>
 DEVICE void Computing<STEPS>::fetch(int layer) const {
-    if (threadIdx.x != 0 || layer >= in.layer_count) return;
+    if (threadIdx.x != COMPUTING - 1 || layer >= in.layer_count) return;
     const int size = S::WIDTH * 2;
     if (my.block < ROW_NORM_VECTORS) {
         const int which = ROW_NORM1_WEIGHT + my.block;
         prefetch_l2(vector(layer, which), (which == ROW_MIXES ? ROW_MIX_COUNT : 1) * size);
-    } else if (my.block < ROW_NORM_VECTORS + 8) {
+    } else if (my.block < ROW_NORM_VECTORS + HEAD_VECTORS) {
         const __half* const from = vector(layer, ROW_HEAD_VECTORS + my.block - ROW_NORM_VECTORS);
         if (from) prefetch_l2(from, size);
-    } else if (my.block == ROW_NORM_VECTORS + 8) {
+    } else if (my.block == ROW_NORM_VECTORS + HEAD_VECTORS) {
         prefetch_l2(in.shift + size_t(max(slot, 0)) * in.shift_stride + size_t(2 * layer) * S::WIDTH,
                     2 * size);
     }
@@ -107,30 +106,33 @@ DEVICE void Computing<STEPS>::layers() {
     ask(0);
 #pragma unroll 1
     for (int layer = 0; layer < in.layer_count; layer++) {
-        if (threadIdx.x == 0) arrive_and_expect(shared_address(&own.hidden_full), 2 * UNITS * 2);
+        if (layer == in.layer_count - 1 && threadIdx.x == 0) grid_dependency_launch();
         time_in(layer);
+        publish_time(layer);
         fetch(layer + 1);
         const uint32_t weight = column_of(vector(layer, ROW_NORM2_WEIGHT)),
                        bias = column_of(vector(layer, ROW_NORM2_BIAS)),
                        before = any ? load_word(shift_at(layer, 1)) : 0,
                        amount = column_of(vector(layer, ROW_X_K));
-        const int channel = my.head * HEAD + 2 * lane;
-        const uint32_t group_weight = load_word(vector(layer, ROW_HEAD_VECTORS + 6) + channel),
-                       group_bias = load_word(vector(layer, ROW_HEAD_VECTORS + 7) + channel);
         exchange_time(layer);
         outer_sides(layer);
         recur(layer);
-        time_out(layer, reinterpret_cast<const __half2&>(group_weight),
-                 reinterpret_cast<const __half2&>(group_bias));
+        time_out(layer);
         if (layer + 1 < in.layer_count) ask(layer + 1);
-        channels_in(layer, weight, bias, before, amount);
+        Affine norm(weight, bias), mixed = norm.mixed(before, amount);
+        norm.here(), mixed.here();
+        channels_in(layer, norm, mixed);
         channels_out(layer);
     }
     if (my.block > 0) return;
-    of_channels = wait_channels(in.layer_count);
-    keep_shift(in.layer_count - 1, 1);
-    const float2 x = stream();
-    if (any) *reinterpret_cast<float2*>(in.x + column) = x;
+    const Affine norm(column_of(in.norm_weight), column_of(in.norm_bias));
+    const float2 x = stream(wait_channels(in.layer_count)),
+                 y = norm(normalized(x, any, SLICE, own.moments[0], warp, lane));
+    keep_channel_shift(in.layer_count - 1);
+    if (any) {
+        *reinterpret_cast<float2*>(in.x + column) = x;
+        *reinterpret_cast<uint32_t*>(in.normed + column) = to_half2(y.x, y.y);
+    }
     if (threadIdx.x == 0) *in.launches = launch + 1;
 }
 }  // namespace half_row

@@ -7,17 +7,16 @@ namespace half_row {
 // What the layer reads besides its large matrices: vectors of the head, the state, and what is deferred.
 template <int STEPS>
 DEVICE void Computing<STEPS>::ask(int layer) {
-    const int channel = my.head * HEAD + channel_of_lane();
-    const auto load = [&](int i, int which) {
+    constexpr int EIGHTS = HEAD / 8;
+    if (threadIdx.x < HEAD_VECTORS * EIGHTS) {
+        const int which = threadIdx.x / EIGHTS, eight = threadIdx.x % EIGHTS * 8;
         const __half* const from = vector(layer, ROW_HEAD_VECTORS + which);
-        of_channel[i] = from ? load_half(from + channel) : __half(0.f);
-    };
-    if (warp < 4) load(0, 0);                                           // w0
-    if (warp / 4 == 1) load(0, 1), load(1, 3), load(2, 4), load(3, 5);  // a0, k_k, k_a, r_k
-    if (warp / 4 == 2) load(0, 2);                                      // v0
-    state = {};
+        if (from)
+            copy_async(reinterpret_cast<uint4*>(own.vectors[layer % 2][which] + eight),
+                       from + my.head * HEAD + eight);
+    }
     if (slot >= 0) {
-        state = load_words(state_of(layer));
+        copy_async(own.state + threadIdx.x, state_of(layer));
         constexpr int PIECES = DEFERRED_VECTORS * HEAD / 8;
         if (int(threadIdx.x) < lag * PIECES)
             copy_async(reinterpret_cast<uint4*>(own.deferred) + threadIdx.x,
@@ -37,32 +36,35 @@ DEVICE void Computing<STEPS>::ask(int layer) {
 template <int STEPS>
 DEVICE void Computing<STEPS>::time_in(int layer) {
     const __half* const mixes = vector(layer, ROW_MIXES);
-    const uint32_t weight = column_of(vector(layer, ROW_NORM1_WEIGHT)),
-                   bias = column_of(vector(layer, ROW_NORM1_BIAS)),
-                   before = any ? load_word(shift_at(layer, 0)) : 0;
+    Affine norm(column_of(vector(layer, ROW_NORM1_WEIGHT)), column_of(vector(layer, ROW_NORM1_BIAS)));
+    const uint32_t before = any ? load_word(shift_at(layer, 0)) : 0;
     uint32_t amounts[OPERANDS];
 #pragma unroll
     for (int i = 0; i < OPERANDS; i++) {
         const int mix = i < 3 ? i : mix_of(i == 3 ? my.function : my.next_function);
         amounts[i] = column_of(mixes + mix * S::WIDTH);
     }
-    if (layer > 0) {
-        of_channels = wait_channels(layer);
-        keep_shift(layer - 1, 1);
-    }
-    const float2 x = normalized(stream(), weight, bias, any, SLICE, own.moments[0], warp, lane);
-    normed = to_half2(x.x, x.y);
+    Affine operands[OPERANDS];
 #pragma unroll
-    for (int i = 0; i < OPERANDS; i++) put_operand(i, x, before, amounts[i]);
+    for (int i = 0; i < OPERANDS; i++) operands[i] = norm.mixed(before, amounts[i]), operands[i].here();
+    wait_for(PART_IN, layer);
+    Fragments first;
+    load_fragments(first, row_of(S::IN_AT, lane % 16));
+    float2 sum = {};
+    if (layer > 0) {
+        sum = wait_channels(layer);
+        keep_channel_shift(layer - 1);
+    }
+    normalized_time = normalized(stream(sum), any, SLICE, own.moments[0], warp, lane);
+#pragma unroll
+    for (int i = 0; i < OPERANDS; i++) put_operand(i, operands[i](normalized_time));
     sync_warp();
     // Columns of r and k in turn; of v and of both functions.
     uint4 rk[2], others[2];
     load_operand(g % 2, rk), load_operand(g < 3 ? 2 + g : 2, others);
     float of_rk[4] = {}, of_others[4] = {};
     const int other = min(16 + lane % 16, 3 * OWN_CHANNELS + my.rows - 1);
-    wait_for(PART_IN, 0, layer), wait_for(PART_IN, 1, layer);
-    multiply(of_rk, row_of(S::IN_AT, lane % 16), rk);
-    wait_for(PART_IN, 2, layer), wait_for(PART_IN, 3, layer);
+    multiply(of_rk, first, rk);
     multiply(of_others, row_of(S::IN_AT, other), others);
     float* const to = own.sums[warp] + g;
     if (q == 0) {
@@ -74,25 +76,33 @@ DEVICE void Computing<STEPS>::time_in(int layer) {
     sync_some(1, COMPUTING);
 }
 
+// r, k, v and inner sides of this block, for all blocks.
+template <int STEPS>
+DEVICE void Computing<STEPS>::publish_time(int layer) const {
+    if (warp > 0) return;
+    const float sum = over_warps();
+    const int lane = opaque(this->lane);
+    if (lane < 24)
+        publish(published_in(layer) + lane / 8 * S::WIDTH + my.block * OWN_CHANNELS + lane % 8, sum,
+                tag(layer));
+    else if (lane - 24 < my.rows)
+        publish(published_in(layer) + 3 * S::WIDTH + my.row + lane - 24, sum, tag(layer));
+}
+
 // r, k, v of the head and all inner sides, from all blocks.
 template <int STEPS>
 DEVICE void Computing<STEPS>::exchange_time(int layer) {
-    unsigned long long* const of_layer = published + layer % 2 * (3 * S::WIDTH + my.ranks);
-    const unsigned tag = launch * 256 + layer + 1;
-    if (warp == 0) {
-        const float sum = over_warps();
-        if (lane < 24)
-            publish(of_layer + lane / 8 * S::WIDTH + my.block * OWN_CHANNELS + lane % 8, sum, tag);
-        else if (lane - 24 < my.rows)
-            publish(of_layer + 3 * S::WIDTH + my.row + lane - 24, sum, tag);
-    }
     apply_deferred();
+    places = own.places[threadIdx.x];
+    const int published_at = places.published_at;
+    wait_for(PART_OUTER, layer), wait_for(PART_OUT, layer);
     if (warp_any(published_at >= 0)) {
-        const float2 x = wait_published(of_layer + max(published_at, 0), tag);
+        const float2 x = wait_published(published_in(layer) + max(published_at, 0), tag(layer));
         if (published_at >= 3 * S::WIDTH)
-            store_shared(published_to, to_half2(activate(x.x, kind), activate(x.y, kind)));
+            store_shared(places.published_to,
+                         to_half2(activate(x.x, places.kind), activate(x.y, places.kind)));
         else if (published_at >= 0)
-            store_shared(published_to, rounded(x.x), rounded(x.y));
+            store_shared(places.published_to, rounded(x.x), rounded(x.y));
     }
     sync_some(1, COMPUTING);
     // Only now, so that no weights are asked for while blocks wait for each other.
@@ -103,40 +113,45 @@ DEVICE void Computing<STEPS>::exchange_time(int layer) {
 template <int STEPS>
 DEVICE void Computing<STEPS>::outer_sides(int layer) {
     float even[4] = {}, odd[4] = {};
-    uint32_t x = outer_x, piece = lane / 16;
-    wait_for(PART_OUTER, 0, layer);
+    const int f = function(), channel = channel_of_lane(), place = half_eights(channel);
+    const auto given = [&](int which) { return __half2float(of_head(layer, which)[channel]); };
+    const float first = f == ROW_G ? 0.f : given(f == ROW_W ? W0 : f == ROW_A ? A0 : V0);
+    const uint32_t outer_row = places.outer_row, outer_turn = places.outer_turn;
+    const int outer_steps = places.outer_steps;
+    uint32_t x = places.outer_x, piece = lane / 16;
+    float k_raw = 0.f, r = 0.f;
+    if (f == ROW_A) k_raw = own.k[channel], r = own.r[place];
+    asm volatile("" : "+f"(k_raw), "+f"(r));  // here, not when the products are there
 #pragma unroll 1
     for (int i = 0; i < outer_steps; i += 2, x += 64, piece += 4) {
         uint32_t a[4], b[4];
         load_matrix(a, outer_row + (piece ^ outer_turn) * 16);
         load_matrix(b, outer_row + ((piece + 2) ^ outer_turn) * 16);
-        mma(even, a[0], a[1], a[2], a[3], load_shared_word(x), load_shared_word(x + 16));
-        mma(odd, b[0], b[1], b[2], b[3], load_shared_word(x + 32), load_shared_word(x + 48));
+        const uint4 xs = load_shared_words(x);
+        mma(even, a[0], a[1], a[2], a[3], xs.x, xs.y);
+        mma(odd, b[0], b[1], b[2], b[3], xs.z, xs.w);
     }
-    const int f = function;
     const float o = rounded(of_lane(even, lane) + of_lane(odd, lane));
-    const int channel = channel_of_lane();
     const bool writes = q < 2;
-    const float first = __half2float(of_channel[0]);
     if (f == ROW_W) {
         const float w = __expf(DECAY * sigmoid(first + o));
-        if (writes) own.decay[channel] = w;
+        if (writes) own.decay[place] = w;
     } else if (f == ROW_A) {
-        const float a = sigmoid(first + o), k_raw = own.k[channel], r = own.r[channel];
-        const float kk = k_raw * __half2float(of_channel[1]),
-                    k = k_raw * (1.f + (a - 1.f) * __half2float(of_channel[2]));
-        if (writes) own.kk[channel] = kk, own.key[channel] = k, own.removal[channel] = kk * a;
-        float of_four[4] = {kk * kk, r * k * __half2float(of_channel[3]), k * r, kk * a * r};
+        const float a = sigmoid(first + o);
+        const float kk = k_raw * given(K_K), k = k_raw * (1.f + (a - 1.f) * given(K_A));
+        if (writes) own.kk[place] = kk, own.key[place] = k, own.removal[place] = kk * a;
+        float of_four[4] = {kk * kk, r * k * given(R_K), k * r, kk * a * r};
         if (!writes)
 #pragma unroll
             for (float& x : of_four) x = 0.f;
         const float sum = warp_sums(of_four, lane);
-        if (lane % 8 == 0) reinterpret_cast<float*>(&own.of_head[warp % 4])[lane / 8] = sum;
+        const int at = opaque(lane);
+        if (at % 8 == 0) reinterpret_cast<float*>(&own.of_head[warp % 4])[at / 8] = sum;
     } else if (f == ROW_V) {
         float v = own.v[channel];
-        if (layer == 0) first_v = v;
-        if (layer > 0) v += (first_v - v) * sigmoid(first + o);
+        if (layer > 0) v += (own.first_v[channel] - v) * sigmoid(first + o);
         if (writes) own.value[channel] = v;
+        if (writes && layer == 0) own.first_v[channel] = v;
     } else if (writes) {
         own.gate[channel] = o;
     }
@@ -148,7 +163,7 @@ DEVICE void Computing<STEPS>::outer_sides(int layer) {
 template <int STEPS>
 DEVICE void Computing<STEPS>::apply_deferred() {
     const int row = 4 * warp + lane / 8;
-    Raw8<__half>{state}.widen(s);
+    Raw8<__half>{own.state[threadIdx.x]}.widen(s);
 #pragma unroll 1
     for (int t = 0; t < lag; t++) {
         const __half(&old)[DEFERRED_VECTORS][HEAD] = own.deferred[t];
@@ -184,21 +199,23 @@ DEVICE void Computing<STEPS>::recur(int layer) {
     const float scale = normalizing(head.x), removed = with_kk * scale, v = own.value[row];
     if (lane % 8 == 0) own.y[row] = with_read - removed * (head.w * scale) + v * head.z;
     if (slot >= 0 && lag == MAX_LAG && warp / 2 == my.part) {
+        uint32_t pairs[4];
         of_keys(own.removal, x), of_keys(own.key, factor);
 #pragma unroll
         for (int i = 0; i < 8; i++) s[i] += v * factor[i] - removed * scale * x[i];
 #pragma unroll
-        for (int i = 0; i < 4; i++) next_state[i] = to_finite_half2(s[2 * i], s[2 * i + 1]);
+        for (int i = 0; i < 4; i++) pairs[i] = to_finite_half2(s[2 * i], s[2 * i + 1]);
+        own.next_state[threadIdx.x % (2 * WARP)] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
     }
     if (slot >= 0 && lag < MAX_LAG && my.part == 0) {
         __half* const to = deferred_of(layer) + lag * DEFERRED_VECTORS * HEAD;
         if (lane % 8 == 0)
             to[VALUE * HEAD + row] = to_finite_half(v), to[REMOVED * HEAD + row] = to_finite_half(removed);
         if (threadIdx.x < HEAD) {
-            const int i = threadIdx.x;
-            to[LOST * HEAD + i] = __float2half_rn(1.f - own.decay[i]);
-            to[KEY * HEAD + i] = to_finite_half(own.key[i]);
-            to[REMOVAL * HEAD + i] = __float2half_rn(own.removal[i] * scale);
+            const int i = threadIdx.x, place = half_eights(i);
+            to[LOST * HEAD + i] = __float2half_rn(1.f - own.decay[place]);
+            to[KEY * HEAD + i] = to_finite_half(own.key[place]);
+            to[REMOVAL * HEAD + i] = __float2half_rn(own.removal[place] * scale);
         }
     }
     sync_some(1, COMPUTING);
@@ -208,21 +225,24 @@ DEVICE void Computing<STEPS>::recur(int layer) {
 template <int STEPS>
 DEVICE void Computing<STEPS>::keep_state(int layer) const {
     if (slot >= 0 && lag == MAX_LAG && warp / 2 == my.part)
-        store(state_of(layer), next_state[0], next_state[1], next_state[2], next_state[3]);
+        *reinterpret_cast<uint4*>(state_of(layer)) = own.next_state[threadIdx.x % (2 * WARP)];
 }
 
 // What the head's channels add to the stream: a warp for each 16 outputs of the block.
 template <int STEPS>
-DEVICE void Computing<STEPS>::time_out(int layer, __half2 norm_weight, __half2 norm_bias) {
+DEVICE void Computing<STEPS>::time_out(int layer) {
     if (warp * 16 < S::OUTPUTS) {
         const auto pair = [&](const float* vector) {
             return *reinterpret_cast<const float2*>(vector + 2 * lane);
         };
-        const float2 y = pair(own.y), v = pair(own.value), gate = pair(own.gate);
+        const auto given = [&](int which) {
+            return to_float2(load_shared_word(shared_address(of_head(layer, which) + 2 * lane)));
+        };
+        const float2 y = pair(own.y), v = pair(own.value), gate = pair(own.gate),
+                     weight = given(GROUP_WEIGHT), bias = given(GROUP_BIAS);
         const float own_sum = (own.of_head[0].y + own.of_head[1].y) + (own.of_head[2].y + own.of_head[3].y);
         const float pivot = own.y[0];
-        const float2 d = make_float2(y.x - pivot, y.y - pivot), weight = __half22float2(norm_weight),
-                     bias = __half22float2(norm_bias);
+        const float2 d = make_float2(y.x - pivot, y.y - pivot);
         const float2 all = both_sums(make_float2(d.x + d.y, d.x * d.x + d.y * d.y));
         const float mean = all.x / HEAD, scale = rsqrtf(all.y / HEAD - mean * mean + NORM_EPSILON);
         const uint32_t word = to_half2(((d.x - mean) * scale * weight.x + bias.x + own_sum * v.x) * gate.x,
@@ -230,7 +250,6 @@ DEVICE void Computing<STEPS>::time_out(int layer, __half2 norm_weight, __half2 n
         const int row = 16 * warp + lane % 16;
         const uint32_t at = weights + S::OUT_AT + row * HEAD * 2;
         float even[4] = {}, odd[4] = {};
-        wait_for(PART_OUT, 0, layer);
 #pragma unroll
         for (int i = 0; i < HEAD / 16; i++) {
             uint32_t a[4];

@@ -236,9 +236,13 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         """
         b, methods = self.buffers(self._buffer_shape, len(tokens), arena), self.methods(len(tokens))
         states.feed.resolve(tokens, slots, b.lag, len(tokens))
-        added = self._decode_layers(tokens, slots, states, b, methods, adapters)
-        self.kernels.norm(b.x, added, *self.weights.norm_out, b.normed)
+        self._norm_out(b, self._decode_layers(tokens, slots, states, b, methods, adapters))
         self._head(b.normed, logits, methods)
+
+    def _norm_out(self, b: StepBuffersT, added: Addend | None) -> None:
+        """Launch the norm behind the last layer, given what `_decode_layers` returned."""
+        if added is not None:
+            self.kernels.norm(b.x, added, *self.weights.norm_out, b.normed)
 
     @property
     def _sizes(self) -> tuple[int, int, int]:
@@ -372,10 +376,11 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         b: StepBuffersT,
         methods: dict[str, str],
         adapters: AdapterSlots | None,
-    ) -> Addend:
+    ) -> Addend | None:
         """Launch all layers, from the embedding on, over one token of every row.
 
-        adapters: of the rows, where some have one. Returns what is still to be added to b.x.
+        adapters: of the rows, where some have one. Returns what is still to be added to b.x, or None if
+        b.normed is there already.
         """
 
     @abstractmethod

@@ -91,7 +91,7 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         b: Buffers,
         methods: dict[str, str],
         adapters: AdapterSlots | None,
-    ) -> Addend:
+    ) -> Addend | None:
         if methods[LAYERS] == TOGETHER and adapters is None and states.feed.pending is not None:
             assert self.row is not None
             return self.row.run(tokens, slots, states, b)
@@ -160,12 +160,13 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         b.lag.copy_(numbers % (MAX_LAG + 1))
 
         def run(methods: dict[str, str]) -> None:
+            added: Addend | None
             if methods[LAYERS] == TOGETHER:
                 assert self.row is not None
                 added = self.row.run(tokens, numbers, states, b)
             else:
                 added = self._run_layers(layers, tokens, states, b, mixers, methods, StepAdapters(None, b))
-            self.kernels.norm(b.x, added, *self.weights.norm_out, b.normed)
+            self._norm_out(b, added)
 
         return run
 

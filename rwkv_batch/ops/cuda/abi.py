@@ -154,6 +154,8 @@ class RowInput(Structure):
         *((name, c_void_p) for name in ("sums", "inner", "launches")),
         ("rank", c_int * ROW_FUNCTIONS),
         *((name, c_int) for name in ("layer_count", "model_layers", "heads", "slices", "head_rows", "form")),
+        *((name, c_void_p) for name in ("norm_weight", "norm_bias", "normed", "ahead")),
+        ("ahead_bytes", c_size_t),
     )
 
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from rwkv_batch.model.cuda.packed.coded import CodedMatrix, LargeMatrix
+from rwkv_batch.model.cuda.packed.coded import CodedMatrix, LargeMatrix, first_bytes
 from rwkv_batch.model.cuda.packed.weights import CudaLayer, CudaWeights
 from rwkv_batch.model.cuda.steps.states import CudaStates
 from rwkv_batch.ops.cuda.abi import ROW_HALF, ROW_INT4, ROW_INT8, ROW_INT8_COLUMNS, ROW_WIDE_INT4
@@ -23,9 +23,10 @@ class RowStep:
     """Steps of one row of a model."""
 
     def __init__(self, kernels: Kernels, weights: CudaWeights) -> None:
-        last, device = weights.layers[-1], weights.head.device
+        last, ahead = weights.layers[-1], first_bytes(weights.head)
         tensors = [_tensors(layer, last) for layer in weights.layers]
-        self.kernel = RowKernel(kernels, FORMS[_how_value_lies(last)], tensors, len(last.key), device)
+        form = FORMS[_how_value_lies(last)]
+        self.kernel = RowKernel(kernels, form, tensors, len(last.key), weights.norm_out, ahead)
         self._table = weights.embedding
 
     @classmethod
@@ -45,11 +46,12 @@ class RowStep:
         step = cls(kernels, weights)
         return step if step.kernel.fits else None
 
-    def run(self, tokens: Tensor, slots: Tensor, states: CudaStates, b: Buffers) -> Addend:
+    def run(self, tokens: Tensor, slots: Tensor, states: CudaStates, b: Buffers) -> Addend | None:
         """As `RWKV7Cuda._decode_layers`, for as many of the first layers as there are states of."""
         assert states.feed.pending is not None
-        self.kernel.run(tokens, slots, b.lag, self._table, b.x, states.shift, states.wkv, states.feed.pending)
-        return Addend()
+        to_states = (states.shift, states.wkv, states.feed.pending)
+        self.kernel.run(tokens, slots, b.lag, self._table, b.x, b.normed, *to_states)
+        return None if self.kernel.normalizes else Addend()
 
 
 def _format(matrix: LargeMatrix) -> str:

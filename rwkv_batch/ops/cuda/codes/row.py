@@ -45,14 +45,20 @@ class RowKernel:
         form: int,
         layers: Sequence[dict[str, Tensor | None]],
         hidden: int,
-        device: torch.device,
+        norm: tuple[Tensor, Tensor],
+        ahead: Tensor,
     ) -> None:
         """layers: of each the tensors named in POINTERS; hidden: units of a channel mix.
 
         form: ROW_INT4, ROW_WIDE_INT4, ROW_INT8, or ROW_INT8_COLUMNS and ROW_HALF, with which value is
-        `[hidden, C]`.
+        `[hidden, C]`. Only ROW_HALF `normalizes`, with weight and bias `[C]` of `norm`, and fetches what the
+        next kernel reads, `ahead`, into half of the L2 cache.
         """
-        self._library, self._form = kernels.library, form
+        device = ahead.device
+        self._library, self._form, self.normalizes = kernels.library, form, form == ROW_HALF
+        self._norm, self._ahead = norm, ahead
+        most = torch.cuda.get_device_properties(device).L2_cache_size // 2
+        self._ahead_bytes = min(ahead.nbytes, most) // 16 * 16 if self.normalizes else 0
         self._layers = layers  # kept, as the table points to them
         pointers = [
             [0 if (t := layer[name]) is None else t.data_ptr() for name in POINTERS] for layer in layers
@@ -86,11 +92,12 @@ class RowKernel:
         lag: Tensor,
         table: Tensor,
         x: Tensor,
+        normed: Tensor,
         shift: Tensor,
         wkv: Tensor,
         pending: Tensor,
     ) -> None:
-        """x `[1, C]` becomes the stream behind the last layer; states of the slot move on.
+        """x `[1, C]` becomes the stream behind the last layer, normed its layer norm; states move on.
 
         tokens, slots and lag `[1]`; shift `[slots, layers, 2, C]`, wkv `[slots, layers, heads, 64, 64]` fp16
         and pending as in feed.Feed, all of the first layers.
@@ -106,6 +113,8 @@ class RowKernel:
             len(self._layers),
             *self._shape,
             self._form,
+            *(tensor.data_ptr() for tensor in (*self._norm, normed, self._ahead)),
+            self._ahead_bytes,
         )
         launch(self._library, "rwkv_decode_row", byref(inputs))
 

@@ -10,23 +10,32 @@
 
 constexpr int THREADS = 128;
 
-// Before a step, in place. tokens [n]: a token from the host, or a negative number for the one that the
-// sequence in slots [i] drew last. If that token ended the sequence, its slot becomes negative too, as that
-// of padding, and its state stays as it is.
-// lag [n], if not null, receives how many tokens the states lag of rows that are fed one token each: the
-// first `single`, or `*counted` if that is not null. After that it is one more, or none.
-__global__ void resolve_drawn_kernel(int* tokens, int* slots, SequenceRecord* records, int* lag, int single,
-                                     const int* counted, int n) {
+// Before a step. From given_tokens [n], each a token from the host, or a negative number for the one that the
+// sequence in given_slots [i] drew last, to tokens [n]. If that token ended the sequence, its slot in slots
+// [n] becomes negative too, as that of padding, and its state stays as it is. What is given may be the same
+// memory as what is written. Only rows that are fed one token each have such tokens and a slot here: the
+// first `single`, or `*counted` if that is not null. lag [n], if not null, receives how many tokens their
+// states lag. After that it is one more, or none.
+__global__ void resolve_drawn_kernel(const int* given_tokens, const int* given_slots, int* tokens, int* slots,
+                                     SequenceRecord* records, int* lag, int single, const int* counted,
+                                     int n) {
     wait_for_inputs();
     const int i = blockIdx.x * THREADS + threadIdx.x;
     if (i >= n) return;
-    if (tokens[i] < 0) {
-        const SequenceRecord& record = records[slots[i]];
-        tokens[i] = record.last;
-        if (record.ended) slots[i] = -1;
+    int token = given_tokens[i];
+    if (i >= (counted ? *counted : single)) {  // of a prompt
+        tokens[i] = token;
+        return;
     }
-    if (!lag || i >= (counted ? *counted : single)) return;
-    int* const own = slots[i] < 0 ? nullptr : &records[slots[i]].lag;
+    int slot = given_slots[i];
+    if (token < 0) {
+        const SequenceRecord& record = records[slot];
+        token = record.last;
+        if (record.ended) slot = -1;
+    }
+    tokens[i] = token, slots[i] = slot;
+    if (!lag) return;
+    int* const own = slot < 0 ? nullptr : &records[slot].lag;
     const int was = own ? *own : 0;
     lag[i] = was;
     if (own) *own = was == MAX_LAG ? 0 : was + 1;
@@ -46,10 +55,11 @@ __global__ void record_drawn_kernel(const int* ids, const int* slots, int n, Seq
 }
 
 extern "C" {
-int rwkv_resolve_drawn(int* tokens, int* slots, SequenceRecord* records, int* lag, int single,
-                       const int* counted, int n, cudaStream_t stream) {
-    return launch(resolve_drawn_kernel, (n + THREADS - 1) / THREADS, THREADS, 0, stream, tokens, slots,
-                  records, lag, single, counted, n);
+int rwkv_resolve_drawn(const int* given_tokens, const int* given_slots, int* tokens, int* slots,
+                       SequenceRecord* records, int* lag, int single, const int* counted, int n,
+                       cudaStream_t stream) {
+    return launch(resolve_drawn_kernel, (n + THREADS - 1) / THREADS, THREADS, 0, stream, given_tokens,
+                  given_slots, tokens, slots, records, lag, single, counted, n);
 }
 
 int rwkv_record_drawn(const int* ids, const int* slots, int n, SequenceRecord* records, cudaStream_t stream) {

@@ -13,6 +13,7 @@ from rwkv_batch.model.cuda.packed.protocol import PackedWeights
 from rwkv_batch.model.cuda.steps.adapters import LAYER_LAUNCHES, NONE, AdapterSlots, adapter_bytes
 from rwkv_batch.model.cuda.steps.graphs import (
     PREFILL_SIZES,
+    Decoded,
     DecodeGraphs,
     Prefilled,
     PrefillGraphs,
@@ -227,17 +228,17 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         logits: Tensor,
         arena: dict[str, Tensor],
         adapters: AdapterSlots | None = None,
-    ) -> None:
-        """Launch one token of every row.
+    ) -> Tensor:
+        """Launch one token of every row. Returns the slots `[T]` of the rows that run; see Feed.resolve.
 
-        tokens and slots: `[T]` int32 on the device, a negative slot for padding. logits: `[T, head's rows]`.
-        A negative token is what its sequence drew last; see Feed.resolve, which changes tokens and slots.
-        Launches only, so that it can be captured; all it writes lies in `arena`, `logits` and the states.
+        tokens and slots: `[T]` int32 on the device, negative for what a sequence drew last and for padding.
+        logits: `[T, head's rows]`. Only launches, which can be captured; they write to these and the arena.
         """
         b, methods = self.buffers(self._buffer_shape, len(tokens), arena), self.methods(len(tokens))
-        states.feed.resolve(tokens, slots, b.lag, len(tokens))
-        self._norm_out(b, self._decode_layers(tokens, slots, states, b, methods, adapters))
+        states.feed.resolve(tokens, slots, b.lag, len(tokens), fed=b.fed)
+        self._norm_out(b, self._decode_layers(*b.fed, states, b, methods, adapters))
         self._head(b.normed, logits, methods)
+        return b.fed[1]
 
     def _norm_out(self, b: StepBuffersT, added: Addend | None) -> None:
         """Launch the norm behind the last layer, given what `_decode_layers` returned."""
@@ -272,10 +273,9 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         arenas: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
 
         def ladders(adapters: AdapterSlots | None) -> Ladders:
-            def decode(inputs: Tensor, arena: dict[str, Tensor]) -> Tensor:
+            def decode(inputs: Tensor, arena: dict[str, Tensor]) -> Decoded:
                 rows = logits[: inputs.shape[1]]
-                self.decode(inputs[0], inputs[1], states, rows, arena, adapters)
-                return rows
+                return rows, self.decode(inputs[0], inputs[1], states, rows, arena, adapters)
 
             def prefill(inputs: StagedPlan, arena: dict[str, Tensor]) -> Prefilled:
                 methods = self.methods(len(inputs.tokens))

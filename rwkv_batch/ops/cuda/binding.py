@@ -154,16 +154,16 @@ class Kernels(GemmKernels):
 
     def resolve_drawn(
         self,
-        tokens: Tensor,
-        slots: Tensor,
+        given: tuple[Tensor, Tensor],
+        fed: tuple[Tensor, Tensor],
         records: Tensor,
         lag: Tensor | None,
         single: int,
         counted: Tensor | None,
     ) -> None:
-        """Before a step: put the ids drawn last into `tokens`; see feed.Feed.resolve."""
-        arrays = (tokens.data_ptr(), slots.data_ptr(), records.data_ptr(), pointer(lag))
-        self._call("rwkv_resolve_drawn", *arrays, single, pointer(counted), len(tokens))
+        """Before a step: tokens and slots `fed` from those `given`; see feed.Feed.resolve."""
+        arrays = (*(tensor.data_ptr() for tensor in (*given, *fed, records)), pointer(lag))
+        self._call("rwkv_resolve_drawn", *arrays, single, pointer(counted), len(given[0]))
 
     def record_drawn(self, ids: Tensor, slots: Tensor, records: Tensor) -> None:
         """After sampling: record ids `[n]` of the sequences in slots `[n]`, negative for none."""

@@ -34,7 +34,10 @@ class StepBuffers:
         self.arena, self.device = arena, shape.device
         width = shape.width
         self.x = self._take("x", tokens, width, dtype=torch.float32)  # the residual stream
-        self.lag = self._take("lag", tokens, dtype=torch.int32)  # see Feed.resolve
+        # Tokens and slots, and how far their states lag: what Feed.resolve fills in.
+        fed = self._take("fed", 2, tokens, dtype=torch.int32)
+        self.fed = fed[0], fed[1]
+        self.lag = self._take("lag", tokens, dtype=torch.int32)
         self.normed = self._take("normed", tokens, width)
         self.y = self._take("y", tokens, width)  # what the time mix reads out
         self.out = self._take("out", tokens, width)  # what is added to x

@@ -41,7 +41,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {  # arguments of every exported functi
     "rwkv_quantize_rows": (*[c_void_p] * 3, c_int, c_int, c_int),
     "rwkv_gemm_sparse": (*[c_void_p] * 3, *[c_int] * 4, *_PREFETCH),
     "rwkv_gemm_sparse8": (*[c_void_p] * 4, *[c_int] * 4, *_PREFETCH),
-    "rwkv_resolve_drawn": (*[c_void_p] * 4, c_int, c_void_p, c_int),
+    "rwkv_resolve_drawn": (*[c_void_p] * 6, c_int, c_void_p, c_int),
     "rwkv_record_drawn": (c_void_p, c_void_p, c_int, c_void_p),
     "rwkv_wkv_decode": (POINTER(TimeMixInput), c_int, c_void_p, c_void_p, c_int, POINTER(ReadoutInput)),
     "rwkv_wkv_sequence": (POINTER(TimeMixInput), c_int, c_int, POINTER(PackedRowsInput)),

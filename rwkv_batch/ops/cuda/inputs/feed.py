@@ -41,17 +41,24 @@ class Feed:
         self._records.flush()
 
     def resolve(
-        self, tokens: Tensor, slots: Tensor, lag: Tensor, single: int, counted: Tensor | None = None
+        self,
+        tokens: Tensor,
+        slots: Tensor,
+        lag: Tensor,
+        single: int,
+        counted: Tensor | None = None,
+        fed: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         """Fill in the tokens that the host does not know. `prepare` comes first.
 
-        tokens `[n]`, slots `[n]` or more, int32, in place: a negative token becomes what the sequence in that
-        slot drew last, and the slot negative if this was a stop id. lag `[n]` int32 is filled in for
-        sequences that are fed one token, the first `single` or `counted` `[1]` of them: how many tokens their
-        states lag. From then on it is one more, or none.
+        tokens `[n]` int32 become those of `fed`, or others in place: a negative one, what the sequence in
+        that slot drew last. slots `[rows]` int32 become negative where this was a stop id. lag `[n]` int32 is
+        filled in for sequences that are fed one token, the first `single` or `counted` `[1]` of them: how
+        many tokens their states lag. From then on it is one more, or none.
         """
         lag_or_none = None if self.pending is None else lag
-        self._kernels.resolve_drawn(tokens, slots, self._records.table, lag_or_none, single, counted)
+        given = (tokens, slots)
+        self._kernels.resolve_drawn(given, fed or given, self._records.table, lag_or_none, single, counted)
 
     @torch.inference_mode()
     def flush(self, slots: Collection[int]) -> None:

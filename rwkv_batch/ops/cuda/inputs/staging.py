@@ -1,6 +1,7 @@
 """Small arrays on their way between host and device: pinned, so that neither side waits for the other."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import torch
@@ -68,18 +69,30 @@ class Records:
 
 
 class Download:
-    """A copy of a device tensor to the host, in the order of the current stream."""
+    """A copy of a device tensor to the host, of what is in it once the current stream has come here.
+
+    Nothing may write to the tensor afterwards: the copy is on a stream of its own, so that the next step does
+    not wait for it.
+    """
 
     def __init__(self, source: Tensor) -> None:
+        self._source = source  # its memory must stay until it is read
         self._host = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.numel() > 0)
-        self._host.copy_(source, non_blocking=True)
-        self._done = torch.cuda.Event()
-        self._done.record(torch.cuda.current_stream(source.device))
+        stream = _downloading(source.device)
+        stream.wait_stream(torch.cuda.current_stream(source.device))
+        with torch.cuda.stream(stream):
+            self._host.copy_(source, non_blocking=True)
+        self._done = stream.record_event()
 
     def wait(self) -> Tensor:
         """The tensor on the host."""
         self._done.synchronize()
         return self._host
+
+
+@cache
+def _downloading(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def upload(numbers: Sequence[float], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:

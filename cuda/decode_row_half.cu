@@ -1,11 +1,11 @@
 // A decode step of one row by one launch on Hopper, as decode_row.cu, for models of up to 1024 channels with
 // matrices in fp16, whose steps are short enough that what blocks wait for counts more than bytes.
 //
-//   x [C] fp32 and normed [C] fp16, its layer norm: written
+//   x [C] fp32, and normed [C] fp16, which is its layer norm: written
 //   states of the slot as of wkv.cuh and norm.cuh, read and written; a negative slot has none
 //
 // Products are sums in fp32: by tensor cores over the 16th of K that a warp has, then over the 16 warps of a
-// block in order. What blocks add to the stream is fp32 over a head's 64 channels, or over 64 hidden units,
+// block in order. What blocks add to the stream is fp32 over a head's 64 channels, or over 32 hidden units,
 // rounded to units of 2^-24, then whole numbers, in any order. r, k, v, results of low-rank functions, y and
 // hidden units are rounded to fp16, as between separate kernels.
 //
@@ -20,7 +20,10 @@
 // Four more warps bring the weights. All of a layer but value lies in shared memory, so that each part of the
 // next layer is on its way as soon as this layer's has been read: memory does not wait for what blocks wait
 // for. Of value come rows of active hidden units alone, as nine of ten are zero in trained models; the fewer
-// weights are on their way, the sooner arrives what blocks exchange.
+// weights are on their way, the sooner arrives what blocks exchange. Behind the last layer's comes what the
+// next kernel reads first, as far as the L2 cache.
+//
+// The launch may begin while the kernel before it still runs: until then it only brings weights.
 #include "decode_row_half_bring.cuh"
 #include "decode_row_half_compute.cuh"
 
@@ -83,8 +86,8 @@ struct Launch {
         attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
         attributes[1].val.programmaticStreamSerializationAllowed = 1;
         config.gridDim = in.heads * half_row::HEAD_BLOCKS, config.blockDim = half_row::ALL_THREADS;
-        config.dynamicSmemBytes = shared, config.stream = stream, config.attrs = attributes,
-        config.numAttrs = 2;
+        config.dynamicSmemBytes = shared, config.stream = stream;
+        config.attrs = attributes, config.numAttrs = 2;
     }
     bool allowed() const {
         return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

@@ -14,7 +14,7 @@ constexpr int INNER_ROWS = 8;                     // outputs of inner low-rank s
 constexpr int MOST_RANKS = 512;                   // of the four functions together
 constexpr int OPERANDS = 5;  // of the time mix's first products: r, k, v and two low-rank functions
 constexpr int OPERAND = 36;  // words from one of them to the next: not a multiple of the banks
-constexpr int NEARLY = 4;    // adds that are missing when all lanes begin to ask
+constexpr int NEARLY = 4;    // adds that are missing when all warps begin to ask
 constexpr int AT_ONCE = 16;  // rows of value under way for a lane, asked for in fours
 // Of a thread: what a block has is divided anew, as computing warps must not spill. Little of the L1 cache is
 // left beside the shared memory, and an exchange waits for the slowest of all warps.

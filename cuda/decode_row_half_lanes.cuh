@@ -275,28 +275,23 @@ struct Computing {
         b[0] = load_shared_words(at), b[1] = load_shared_words(at + 16);
     }
 
-    // Sums of 16 rows by a warp's columns; b: as load_operand has them. row: of this lane, at its first
-    // column.
-    static DEVICE void multiply(float (&c)[4], uint32_t row, const uint4 (&b)[2]) {
-        const uint32_t words[8] = {b[0].x, b[0].y, b[0].z, b[0].w, b[1].x, b[1].y, b[1].z, b[1].w};
-#pragma unroll
-        for (int i = 0; i < STEPS; i++) {
-            uint32_t a[4];
-            load_matrix(a, row + i * 32);
-            mma(c, a[0], a[1], a[2], a[3], words[2 * i], words[2 * i + 1]);
-        }
-    }
-    // What `multiply` reads, ahead of it, and what it does then.
+    // What a warp multiplies of 16 rows, from `row` on, which is of this lane, at its first column.
     using Fragments = uint32_t[STEPS][4];
     static DEVICE void load_fragments(Fragments& a, uint32_t row) {
 #pragma unroll
         for (int i = 0; i < STEPS; i++) load_matrix(a[i], row + i * 32);
     }
+    // Sums of these rows; b: as load_operand has them.
     static DEVICE void multiply(float (&c)[4], const Fragments& a, const uint4 (&b)[2]) {
         const uint32_t words[8] = {b[0].x, b[0].y, b[0].z, b[0].w, b[1].x, b[1].y, b[1].z, b[1].w};
 #pragma unroll
         for (int i = 0; i < STEPS; i++)
             mma(c, a[i][0], a[i][1], a[i][2], a[i][3], words[2 * i], words[2 * i + 1]);
+    }
+    static DEVICE void multiply(float (&c)[4], uint32_t row, const uint4 (&b)[2]) {
+        Fragments a;
+        load_fragments(a, row);
+        multiply(c, a, b);
     }
     // Row i of a part, at the first of a warp's columns that this lane reads.
     DEVICE uint32_t row_of(int at, int i) const {

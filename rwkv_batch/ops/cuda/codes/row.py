@@ -97,7 +97,9 @@ class RowKernel:
         wkv: Tensor,
         pending: Tensor,
     ) -> None:
-        """x `[1, C]` becomes the stream behind the last layer, normed its layer norm; states move on.
+        """x `[1, C]` becomes the stream behind the last layer, and the slot's states move on.
+
+        normed `[1, C]` becomes the layer norm of x, if the kernel `normalizes`.
 
         tokens, slots and lag `[1]`; shift `[slots, layers, 2, C]`, wkv `[slots, layers, heads, 64, 64]` fp16
         and pending as in feed.Feed, all of the first layers.

@@ -12,8 +12,8 @@ from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.runner.cuda_runner import CudaRunner
 from rwkv_batch.wire.protocol import GenerateRequest, Progress
 
-STEPS = 9  # of a run: states are written at every third
-WARM_UP = 12  # steps before the first
+STEPS = 9  # that are launched in a run, alone or several at once: states are written at every third
+WARM_UP = 12  # before the first run
 KEY = b"bench"
 ENDLESS = 1 << 30
 
@@ -45,12 +45,12 @@ class Through:
         gc.freeze()  # as the server does: a collection of all there is would take as long as four large steps
 
     def decode(self, rows: int, runs: int) -> float:
-        """Seconds of one step. The rows run until the next call, and `step` is their next step."""
+        """Seconds for a token of every row. The rows run until the next call; `step` is what comes next."""
         self.engine.cancel_frontend(KEY)
         self._add(request_for(rows, 4, ENDLESS))
         for _ in range(WARM_UP):
             self.step()
-        return statistics.median(self._run() for _ in range(runs))
+        return statistics.median(seconds_a_token(self.engine, rows) for _ in range(runs))
 
     def step(self) -> None:
         self.engine.step()
@@ -70,12 +70,6 @@ class Through:
     def _add(self, request: GenerateRequest) -> None:
         self.engine.add((KEY, request.id), request)
 
-    def _run(self) -> float:
-        start = time.perf_counter()
-        for _ in range(STEPS):
-            self.step()
-        return (time.perf_counter() - start) / STEPS
-
     def _first_tokens(self, rows: int, length: int) -> float:
         while self.engine.busy:
             self.step()
@@ -86,6 +80,15 @@ class Through:
         while came < rows:
             came += sum(len(event.rows) for _, event in self.engine.step() if isinstance(event, Progress))
         return time.perf_counter() - start
+
+
+def seconds_a_token(engine: Engine, rows: int) -> float:
+    """Of so many rows, which all run on, in the next steps."""
+    start, before = time.perf_counter(), engine.counts.generation_tokens
+    for _ in range(STEPS):
+        engine.step()
+    drawn = engine.counts.generation_tokens - before
+    return (time.perf_counter() - start) * rows / drawn
 
 
 def request_for(rows: int, length: int, max_tokens: int) -> GenerateRequest:
@@ -105,7 +108,7 @@ def compare(engine: Engine, rows: int, cases: dict[str, list[GenerateRequest]], 
     times: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(runs):
         for name, requests in cases.items():
-            times[name].append(_seconds(engine, requests))
+            times[name].append(_seconds(engine, rows, requests))
     medians = {name: statistics.median(found) for name, found in times.items()}
     for name, median in medians.items():
         print(
@@ -116,14 +119,11 @@ def compare(engine: Engine, rows: int, cases: dict[str, list[GenerateRequest]], 
     engine.cancel_frontend(KEY)
 
 
-def _seconds(engine: Engine, requests: list[GenerateRequest]) -> float:
-    """Of one step with the rows of these requests."""
+def _seconds(engine: Engine, rows: int, requests: list[GenerateRequest]) -> float:
+    """For a token of each of so many rows of these requests."""
     engine.cancel_frontend(KEY)
     for request in requests:
         engine.add((KEY, request.id), request)
     for _ in range(WARM_UP):
         engine.step()
-    start = time.perf_counter()
-    for _ in range(STEPS):
-        engine.step()
-    return (time.perf_counter() - start) / STEPS
+    return seconds_a_token(engine, rows)

@@ -4,7 +4,7 @@
 The runner is replaced by one that knows its random draws at once. Launch is all that comes before the device
 begins with a step, land all that comes of its draws, up to the messages for front ends.
 
-    python bench/host_step.py --rows 320
+    python bench/host_step.py --rows 320 --steps 4
 """
 
 import argparse
@@ -32,22 +32,22 @@ DRAWN = 64  # steps whose draws differ
 STOPS = 3  # ids that may end a row which is queued ahead, as on a GPU
 
 
-def engine_without_device(rows: int) -> Engine:
-    """An engine whose steps cost only what the host does."""
+def engine_without_device(rows: int, steps: int) -> Engine:
+    """An engine whose steps cost only what the host does. steps: as of Runner.most_steps."""
     ids = random.Random(1)
-    drawn = [[ids.randrange(1, 65000) for _ in range(rows)] for _ in range(DRAWN)]
+    drawn = [[ids.randrange(1, 65000) for _ in range(rows * steps)] for _ in range(DRAWN)]
 
     def run(self: TorchRunner, batch: Batch) -> Draws:
         drawn.append(drawn.pop(0))
-        return KnownDraws(drawn[-1][: len(batch.draws)], [], [])
+        return KnownDraws(drawn[-1][: batch.steps * len(batch.draws)], [], [])
 
-    TorchRunner.run, TorchRunner.run_ahead_stop_ids = run, STOPS
+    TorchRunner.run, TorchRunner.run_ahead_stop_ids, TorchRunner.most_steps = run, STOPS, steps
     weights = checkpoint.from_tensors("tiny", random_checkpoint(1, 64))
     return Engine(weights, device="cpu", max_rows=rows, l1=0, prefix_cache_mb=0)
 
 
-def measure(rows: int, requests: int) -> None:
-    engine = engine_without_device(rows)
+def measure(rows: int, requests: int, steps: int) -> None:
+    engine = engine_without_device(rows, steps)
     for number in range(requests):
         prompts: list[str | list[int]] = [[1, 2, 3, 4]] * (rows // requests)
         name = f"r{number}"
@@ -59,7 +59,7 @@ def measure(rows: int, requests: int) -> None:
         engine.step()
     gc.collect()
     gc.freeze()  # as the server does
-    found = [_run(engine) for _ in range(RUNS)]
+    found = [_run(engine, rows) for _ in range(RUNS)]
     for place, name in enumerate(("launch", "land")):
         times = [each[place] * 1e6 for each in found]
         least = min(times)
@@ -69,16 +69,18 @@ def measure(rows: int, requests: int) -> None:
         )
 
 
-def _run(engine: Engine) -> tuple[float, float]:
-    """Seconds of the two halves of a step."""
+def _run(engine: Engine, rows: int) -> tuple[float, float]:
+    """Seconds of the two halves of a step, those launched together counted as several."""
     launch = land = 0.0
+    before = engine.counts.generation_tokens
     for _ in range(STEPS):
         begin = time.perf_counter()
         engine.launch()
         between = time.perf_counter()
         engine.land()
         launch, land = launch + between - begin, land + time.perf_counter() - between
-    return launch / STEPS, land / STEPS
+    steps = (engine.counts.generation_tokens - before) / rows
+    return launch / steps, land / steps
 
 
 def main() -> None:
@@ -86,10 +88,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", type=int, default=320)
+    parser.add_argument("--steps", type=int, default=1, help="launched together, at most")
     args = parser.parse_args()
     torch.set_num_threads(1)
     for requests in (1, args.rows):
-        measure(args.rows, requests)
+        measure(args.rows, requests, args.steps)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ class AddedWork:
         counts.step_kind = None
         self.clock.start()
         marks = counts.launch(self.plan, self.batch, self.rows)
-        self.clock.stop(counts.step_kind)
+        self.clock.stop(counts.step_kind, counts.steps)
         counts.land(marks, self.rows, self.ids)
         for place, seq in enumerate(self.ending):
             counts.lack(marks, seq, place)
@@ -58,8 +58,8 @@ class AddedWork:
             counts.admit(seq)
             counts.begin(seq)
         spent = 0.0
-        for kind, seconds in self.clock.read():
-            counts.step_times[kind].observe(seconds)
+        for kind, seconds, steps in self.clock.read():
+            counts.step_times[kind].observe(seconds / steps, steps)
             spent += seconds
         self.time.add(spent)
 

@@ -13,6 +13,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from rwkv_batch.engine.commands.requests import RequestCommands
 from rwkv_batch.engine.constraints.compiling import CompiledGrammar, GrammarQueue
 from rwkv_batch.engine.constraints.masks import MaskMaker
 from rwkv_batch.engine.failures import failing
+from rwkv_batch.engine.landing import Landing
 from rwkv_batch.engine.memory import WHOLE, MemoryShare
 from rwkv_batch.engine.mixed_turns import MixedTurns
 from rwkv_batch.engine.offline import whole_rows
@@ -35,7 +37,7 @@ from rwkv_batch.engine.scheduling.counts import EngineCounts
 from rwkv_batch.engine.scheduling.prompts import PromptEncoder, check_prompts
 from rwkv_batch.engine.scheduling.scheduler import QueueFull, Scheduler
 from rwkv_batch.engine.scheduling.sequence import FINALIZING, Outbox, RequestKey, Sequence, rows_of
-from rwkv_batch.engine.scheduling.steps import StepInFlight, batch_of
+from rwkv_batch.engine.scheduling.steps import Pace, StepInFlight, batch_of
 from rwkv_batch.engine.scheduling.turns import Turns
 from rwkv_batch.engine.startup import LoadedModel, describe, load_model, open_store, pools
 from rwkv_batch.model import checkpoint
@@ -116,6 +118,7 @@ class Engine:
         self.grammars = GrammarQueue(self.vocab, config.max_waiting, wake)
         self.masks = MaskMaker(self.vocab, wake)
         self._in_flight: deque[StepInFlight] = deque()  # oldest first
+        self._pace = Pace(self.runner.most_steps)
         self._queued = 0  # of them, those that `land` leaves
         self.info = describe(loaded, rows)
 
@@ -139,6 +142,8 @@ class Engine:
         self.rollouts = Rollouts(states, self.pool.copies)
         begins = self.adapters, self.masks, self.beginnings, self.rollouts, self.mixed_turns
         ends = self.outbox, self.cancel, self.counts
+        taken = self.scheduler, self.mixed_turns, self.masks, self.tokenizer
+        self.landing = Landing(*taken, *ends)
         self.admission = Admission(self.scheduler, self.runner, *begins, *ends)
         self._failing = partial(failing, self.turns, self.cancel, self.outbox)
         self.requests = RequestCommands(*common, self._drop, self.info.fingerprint, self.counts)
@@ -339,23 +344,25 @@ class Engine:
         """Run or queue a step."""
         finalizing = [seq for seq, count in plan if seq.state is FINALIZING and seq.tokens_left == count]
         batch, drawing = batch_of(plan, self.adapters.slots_of(seq for seq, _ in plan))
+        if (steps := self._pace.steps_of(batch, drawing)) > 1:
+            batch = replace(batch, steps=steps)
         bound = any(seq.constraint for seq in drawing)
         draws, draw = (None, self.runner.feed(batch)) if bound else (self.runner.run(batch), None)
         marks = self.counts.launch(plan, batch, drawing)
         scored = [(plan[i][0], row) for i, row in batch.scored.items()]
         for seq, count in plan:
             cut = seq.cuts[0] if seq.cuts else None
-            seq.advance(count)
+            seq.advance(count * steps)
             if cut is not None and seq.fed == cut and seq.slot is not None:
                 self.beginnings.keep(seq, cut)
                 self.rollouts.reached(seq)
         for seq in drawing:
-            seq.in_flight += 1
+            seq.in_flight += steps
         if finalizing:
             self.turns.finalize(finalizing)
         self._in_flight.append(
             StepInFlight(
-                [seq for seq, _ in plan], drawing, list(batch.top_logprobs), marks, scored, draws, draw
+                [seq for seq, _ in plan], drawing, list(batch.top_logprobs), marks, scored, draws, draw, steps
             )
         )
 
@@ -364,37 +371,8 @@ class Engine:
         step = self._in_flight.popleft()
         # The others have been answered, or will be by the state pool.
         with self._failing([seq for seq in step.fed if seq.slot is not None]):
-            ids = step.draw_under(self.masks).wait()
-            self.counts.land(step.marks, step.drawing, ids)
-            if step.scored:
-                step.give_prompt_logprobs(self.tokenizer)
-            logprobs = step.logprobs(ids, self.tokenizer)
-            deltas: dict[RequestKey, list[RowDelta]] = {}
-            for place, (seq, token) in enumerate(zip(step.drawing, ids, strict=True)):
-                seq.in_flight -= 1
-                if not seq.generating:  # it finished at the draw before, or was dropped meanwhile
-                    self.counts.lack(step.marks, seq, place)
-                    continue
-                if seq.constraint and seq.constraint.error:
-                    self.counts.lack(step.marks, seq, place)
-                    self.cancel(seq.key, "error")
-                    deltas.pop(seq.key, None)
-                    self.outbox.append((seq.key, Rejected(seq.key[1], "invalid", seq.constraint.error)))
-                    continue
-                seq.take_drawn(token, self.tokenizer.token_bytes(token), logprobs.get(place))
-                delta = seq.take_delta()
-                if delta and seq.finish_reason:
-                    if token in seq.request.stop_ids:
-                        self.counts.lack(step.marks, seq, place)
-                    if seq.request.turn:
-                        self.mixed_turns.finish(seq, delta)
-                        continue
-                    self.counts.finish(seq, seq.finish_reason)
-                    self.scheduler.release(seq)
-                if delta and seq.leads:
-                    deltas.setdefault(seq.key, []).append(delta)
-                if seq.constraint and seq.leads and not seq.finish_reason:
-                    self.masks.drawn(seq.constraint, token)
-            self.masks.submit()
-            for key, rows in deltas.items():
-                self.outbox.append((key, Progress(key[1], rows)))
+            draws = step.draw_under(self.masks)
+            self._pace.wait()
+            ids = draws.wait()
+            self._pace.land(step.steps)
+            self.landing.take(step, ids)

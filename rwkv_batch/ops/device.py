@@ -164,34 +164,34 @@ class StepClock:
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._began = device, 0.0
-        self._ended: list[tuple[str, float]] = []
-        self._events: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._ended: list[tuple[str, float, int]] = []
+        self._events: deque[tuple[str, int, torch.cuda.Event, torch.cuda.Event]] = deque()
         self._free: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []  # to be used again
 
     def start(self) -> None:
-        """Before a step is run or queued."""
+        """Before steps are run or queued."""
         self._began = time.perf_counter()
         if self._device.type == "cuda":
             if not self._free:
                 self._free.append((self._event(), self._event()))
             self._free[-1][0].record(torch.cuda.current_stream(self._device))
 
-    def stop(self, kind: str | None) -> None:
-        """Behind it. kind: what `read` calls it; None: there was no step."""
+    def stop(self, kind: str | None, steps: int = 1) -> None:
+        """Behind so many. kind: what `read` calls them; None: there was no step."""
         if kind is None:
             return
         if self._device.type == "cuda":
             start, end = self._free.pop()
             end.record(torch.cuda.current_stream(self._device))
-            self._events.append((kind, start, end))
+            self._events.append((kind, steps, start, end))
         else:
-            self._ended.append((kind, time.perf_counter() - self._began))
+            self._ended.append((kind, time.perf_counter() - self._began, steps))
 
-    def read(self) -> list[tuple[str, float]]:
-        """Kinds and seconds of the steps that have ended since the last call."""
-        while self._events and self._events[0][2].query():
-            kind, start, end = self._events.popleft()
-            self._ended.append((kind, start.elapsed_time(end) / 1e3))
+    def read(self) -> list[tuple[str, float, int]]:
+        """Kind, seconds and number of the steps that have ended since the last call."""
+        while self._events and self._events[0][3].query():
+            kind, steps, start, end = self._events.popleft()
+            self._ended.append((kind, start.elapsed_time(end) / 1e3, steps))
             self._free.append((start, end))
         ended, self._ended = self._ended, []
         return ended

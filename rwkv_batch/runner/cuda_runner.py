@@ -24,6 +24,7 @@ from rwkv_batch.sampling.mixtures import mix_logits
 from rwkv_batch.sampling.prompt_logprobs import PromptScores, ScoredRow, scored_rows, scoring_bytes
 from rwkv_batch.sampling.sampler_cuda import CudaSampler, bytes_per_slot
 
+MOST_STEPS = 4  # of a batch: a row that ends in it is idle for the others
 CUDA_MODELS: dict[Family, type[CudaModel[Any, Any]]] = {
     "rwkv7": RWKV7Cuda,
     "rwkv7a": RWKV7Cuda,
@@ -88,7 +89,7 @@ class CudaRunner:
         """
         self.device, self._wkv_dtype, self._sampler = device, wkv_dtype, sampler
         self.model = CUDA_MODELS[checkpoint.family](checkpoint, device, architecture, invariant, few_rows)
-        self._invariant = invariant
+        self._invariant, self.most_steps = invariant, 1 if invariant else MOST_STEPS
         self._adapters = adapters if self.model.takes_adapters else NO_ADAPTERS
 
     def bytes_needed(self, rows: int, idle_slots: int, prefill_tokens: int) -> int:
@@ -131,7 +132,7 @@ class CudaRunner:
     @torch.inference_mode()
     def run(self, batch: Batch) -> Draws:
         with torch.cuda.device(self.device):
-            return self._draw(batch, *self._forward(batch), None)
+            return self._several(batch) if batch.steps > 1 else self._draw(batch, *self._forward(batch), None)
 
     @torch.inference_mode()
     def feed(self, batch: Batch) -> DrawUnder:
@@ -153,6 +154,16 @@ class CudaRunner:
             batch.tokens, batch.counts, batch.slots, self.states, wanted, batch.adapters, scores
         )
         return logits, slots, scores
+
+    def _several(self, batch: Batch) -> Draws:
+        """Steps of which the host knows nothing but their rows."""
+        ids = torch.empty(batch.steps, len(batch.slots), dtype=torch.int32, device=self.device)
+        for drawn in ids:
+            logits, slots, scores = self._forward(batch)
+            self.sampler.prepare(batch.slots)
+            self.sampler.sample_async(logits, slots, drawn)
+            self.states.feed.record_drawn(drawn, slots)
+        return QueuedDraws(ids.view(-1), scores, ())
 
     def _draw(
         self, batch: Batch, logits: Tensor, slots: Tensor, scores: PromptScores, masks: RowMasks | None

@@ -60,13 +60,16 @@ class Batch:
     adapters: list[int] = field(default_factory=list)  # slot of each row's, NO_ADAPTER; empty: none has one
     mixtures: list[MixedRows] = field(default_factory=list)  # their rows are places in `draws`
     scored: dict[int, ScoredRow] = field(default_factory=dict)  # rows that want logprobs of their prompts
+    # How many tokens each row draws, one after the other; more than 1 only where every row is fed LAST and
+    # none wants logprobs or has a mixture or a mask.
+    steps: int = 1
 
 
 class Draws(Protocol):
     """What a step draws. The ids of rows that had finished before mean nothing."""
 
     def wait(self) -> list[int]:
-        """The ids, in the order of `Batch.draws`."""
+        """The ids `[Batch.steps * draws]`: those of a step in the order of `Batch.draws`, step after step."""
 
     def logprobs(self) -> list[RowLogprobs]:
         """After `wait`: those asked for, in the order of `Batch.top_logprobs`."""
@@ -103,6 +106,7 @@ class Runner(Protocol):
     limits: RunnerLimits
     dtype: torch.dtype  # of activations
     run_ahead_stop_ids: int  # how many stop ids a row may have to be fed LAST; 0: rows are never fed LAST
+    most_steps: int  # of a batch
 
     @property
     def states(self) -> States:

@@ -33,7 +33,7 @@ SMALL = 64_000_000  # parameters below which two threads wait for each other lon
 class TorchRunner:
     """See Runner. fp32 on a CPU, fp16 on a GPU."""
 
-    run_ahead_stop_ids = 0
+    run_ahead_stop_ids, most_steps = 0, 1
 
     def __init__(
         self,

@@ -320,11 +320,11 @@ class TestOnAGpu:
         clock = StepClock(torch.device("cuda", 0))
         clock.start()
         torch.cuda._sleep(int(5e7))
-        clock.stop("decode")
+        clock.stop("decode", 3)
         assert clock.read() == [], "it has not ended"
         torch.cuda.synchronize()
-        ((kind, seconds),) = clock.read()
-        assert kind == "decode" and seconds > 0.001
+        ((kind, seconds, steps),) = clock.read()
+        assert (kind, steps) == ("decode", 3) and seconds > 0.001
         assert clock.read() == []
 
 

@@ -79,6 +79,21 @@ def test_what_was_drawn_last_is_fed_without_the_host(model: CudaModel):
     assert torch.equal(flushed(steps), states[-1])
 
 
+@pytest.mark.parametrize("several", [(4, 2), (2, 4), (3, 3)], ids=str)
+def test_several_steps_at_once_are_the_same_steps(model: CudaModel, several: tuple[int, ...]):
+    """To the bit, also where a row has drawn a stop id."""
+    stop = one_by_one(model, 2)[0][2][1]
+
+    def run(together: tuple[int, ...]) -> tuple[list[int], torch.Tensor]:
+        steps, draws = begun(model, {1: [7, stop]})
+        draws += [steps.run(Batch([LAST] * 4, [1] * 4, SLOTS, list(range(4)), steps=n)) for n in together]
+        return [id_ for draw in draws for id_ in draw.wait()], flushed(steps)
+
+    want, got = run((1,) * 6), run(several)
+    assert want[0] == got[0]
+    assert torch.equal(want[1], got[1])
+
+
 def test_rows_may_come_in_another_order_or_stay_away(model: CudaModel):
     want, _ = one_by_one(model, 3)
     steps, draws = begun(model)

@@ -24,6 +24,7 @@ class DrawMarks:
     leading: int  # of them the leading sequences,
     ahead: int  # and of those the ones whose draw before was not known when the step was launched
     known_at: float  # when the last draws that were known had landed
+    steps: int  # that were launched together
 
 
 class EngineCounts:
@@ -39,7 +40,8 @@ class EngineCounts:
         self.between_tokens = Histogram(STEPS)
         self.step_times: dict[str, Histogram] = {kind: Histogram(STEPS) for kind in STEP_KINDS}
         self.step_rows, self.step_tokens = Histogram(POWERS), Histogram(POWERS)
-        self.step_kind: StepKind | None = None  # of the step launched last; None: there was none
+        self.step_kind: StepKind | None = None  # of the steps launched last; None: there were none
+        self.steps = 1  # that were launched together
         self._arrived: dict[Sequence, float] = {}  # rows that have not ended
         self.of_pools: Counter[str] = Counter()  # what state pools have counted that are closed
         self._landed_at = 0.0
@@ -92,33 +94,35 @@ class EngineCounts:
             decoding -= 1
         self.step_kind = "prefill" if not decoding else "decode" if decoding == rows else "mixed"
         self.prefill_tokens += len(batch.tokens) - decoding
-        self.step_rows.observe(rows)
-        self.step_tokens.observe(len(batch.tokens))
+        self.steps = batch.steps
+        self.step_rows.observe(rows, batch.steps)
+        self.step_tokens.observe(len(batch.tokens), batch.steps)
         if batch.mixtures:
             leading = [seq for seq in drawing[:decoding] if seq.leads]
             ahead = sum(1 for seq in leading if seq.in_flight)
-            return DrawMarks(decoding, len(leading), ahead, self._landed_at)
-        return DrawMarks(decoding, decoding, batch.tokens[:decoding].count(LAST), self._landed_at)
+            return DrawMarks(decoding, len(leading), ahead, self._landed_at, batch.steps)
+        ahead = batch.tokens[:decoding].count(LAST)
+        return DrawMarks(decoding, decoding, ahead, self._landed_at, batch.steps)
 
     def land(self, marks: DrawMarks, drawing: list[Sequence], ids: list[int]) -> None:
         """A step's draws are known; `lack` takes back those that do not count."""
-        before, now = self._landed_at, monotonic()
+        before, now, steps = self._landed_at, monotonic(), marks.steps
         self._landed_at = now
-        self._gaps = now - before, now - marks.known_at
+        self._gaps = (now - before) / steps, (now - marks.known_at) / steps
         for gap, rows in zip(self._gaps, (marks.ahead, marks.leading - marks.ahead), strict=True):
             if rows:
-                self.between_tokens.observe(gap, rows)
-        self.generation_tokens += marks.leading
-        for seq, token in zip(drawing[marks.decoding :], ids[marks.decoding :], strict=True):
+                self.between_tokens.observe(gap, rows * steps)
+        self.generation_tokens += marks.leading * steps
+        for seq, token in zip(drawing[marks.decoding :], ids[marks.decoding :], strict=False):
             arrived = self._arrived.get(seq)
             wanted = seq.request.max_tokens and token not in seq.request.stop_ids
             if arrived is not None and seq.generating and wanted:
                 self.generation_tokens += 1
                 self.first_token.observe(now - arrived)
 
-    def lack(self, marks: DrawMarks, seq: Sequence, place: int) -> None:
-        """The draw at this place is no token of the row, which has ended before, or ends with a stop id."""
-        if place < marks.decoding and seq.leads:
-            self.generation_tokens -= 1
+    def lack(self, marks: DrawMarks, seq: Sequence, place: int, draws: int = 1) -> None:
+        """So many draws at this place are no tokens of the row: it has ended, or ends with a stop id."""
+        if draws and place < marks.decoding and seq.leads:
+            self.generation_tokens -= draws
             known = not (marks.ahead and seq.runs_ahead)
-            self.between_tokens.observe(self._gaps[known], -1)
+            self.between_tokens.observe(self._gaps[known], -draws)

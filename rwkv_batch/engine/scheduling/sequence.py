@@ -165,10 +165,20 @@ class Sequence:
             return [LAST] if self.in_flight else self.drawn[-1:]
         return self.to_feed[self.fed : self.fed + count]
 
+    @property
+    def known_draws_left(self) -> int:
+        """How many tokens it will draw whatever they are, but for its stop ids.
+
+        The state of a turn may not run past the end of its text, and masks depend on what was drawn.
+        """
+        if self.constraint or self.request.turn:
+            return 1
+        return self.request.max_tokens - len(self.drawn) - self.in_flight
+
     def advance(self, count: int) -> None:
-        """A step has fed its next `count` tokens."""
+        """It has been fed its next `count` tokens."""
         if self.state is DECODING:
-            self.drawn_fed += 1
+            self.drawn_fed += count
             return
         self.fed += count
         self.cuts = [cut for cut in self.cuts if cut > self.fed]
@@ -246,6 +256,22 @@ class Sequence:
             self._finish_at_stop_string()
         elif len(self.drawn) >= self.request.max_tokens:
             self._finish("length")
+
+    def take_several(self, tokens: list[int], tokenizer: Tokenizer) -> int:
+        """As `take_drawn` of tokens that were drawn without a look at them. How many of them count."""
+        if len(self.drawn) + len(tokens) < self.request.max_tokens and self._text.feed_whole(
+            tokens, self._stop_ids, tokenizer
+        ):
+            self.in_flight -= len(tokens)
+            self.drawn += tokens
+            return len(tokens)
+        for count, token in enumerate(tokens):
+            if not self.generating:
+                self.in_flight -= len(tokens) - count
+                return count
+            self.in_flight -= 1
+            self.take_drawn(token, tokenizer.token_bytes(token), None)
+        return len(tokens)
 
     def take_delta(self) -> RowDelta | None:
         """The next delta if it is due: enough tokens with some text, or the sequence has finished."""

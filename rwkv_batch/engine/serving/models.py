@@ -159,7 +159,7 @@ class Models:
         counts.step_kind = None
         turn.clock.start()
         events = turn.engine.launch()
-        turn.clock.stop(counts.step_kind)
+        turn.clock.stop(counts.step_kind, counts.steps)
         return events
 
     def land(self) -> Outbox:
@@ -197,8 +197,8 @@ class Models:
     def _spend(self, turn: Member) -> None:
         """Note the time of the steps that have ended."""
         spent = 0.0
-        for kind, seconds in turn.clock.read():
-            turn.engine.counts.step_times[kind].observe(seconds)
+        for kind, seconds, steps in turn.clock.read():
+            turn.engine.counts.step_times[kind].observe(seconds / steps, steps)
             spent += seconds
         self._time.add(spent)
         if len(self._running) > 1:

@@ -1,0 +1,201 @@
+"""Steps that are launched together give the same rows as steps launched one by one."""
+
+from functools import partial
+
+import pytest
+from ahead import LateRunner
+
+from rwkv_batch.engine.engine import Engine
+from rwkv_batch.engine.scheduling import steps as scheduling
+from rwkv_batch.engine.scheduling.steps import Pace
+from rwkv_batch.runner import backends
+from rwkv_batch.runner.protocol import Batch, Draws
+from rwkv_batch.wire.protocol import GenerateRequest, Grammar, Progress, Sampling, SessionTurn
+
+CAPITAL = "User: What is the capital of France?\n\nAssistant:"
+PROMPTS = ["English: Good morning!\n\nChinese:", CAPITAL, "one two three", ""]
+END = 0
+GREEDY = Sampling(temperature=0)
+
+
+class SeveralRunner(LateRunner):
+    """Notes how many steps each batch has."""
+
+    most_steps = 4
+
+    def allocate(self, *args: int, **options: bool) -> None:
+        super().allocate(*args, **options)
+        self.steps: list[int] = []
+
+    def run(self, batch: Batch) -> Draws:
+        self.steps.append(batch.steps)
+        return super().run(batch)
+
+
+@pytest.fixture(scope="module")
+def engines() -> tuple[Engine, Engine]:
+    """One that launches step after step, and one that launches several together."""
+    make = partial(Engine, device="cpu", max_rows=8, prefill_tokens=24, l1=2, l2=2, prefix_cache_mb=0)
+    plain = make()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backends, "TorchRunner", SeveralRunner)
+        return plain, make()
+
+
+@pytest.fixture(autouse=True)
+def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a fast device: a step takes no time."""
+    monkeypatch.setattr(scheduling, "monotonic", lambda: 0.0)
+
+
+def said(engine: Engine, *requests: GenerateRequest) -> dict[tuple[str, int], tuple]:
+    """Text, tokens, ids, logprobs and the reason of the end of each row."""
+    for request in requests:
+        engine.add((b"test", request.id), request)
+    found: dict[tuple[str, int], tuple] = {}
+    rows = sum(len(request.prompts) * request.n for request in requests)
+    while sum(row[-1] is not None for row in found.values()) < rows or engine.busy:
+        for _, event in engine.step():
+            if isinstance(event, Progress):
+                for delta in event.rows:
+                    text, tokens, ids, entries, _ = found.get((event.id, delta.row), ("", 0, [], [], None))
+                    assert found.get((event.id, delta.row), (None,))[-1] is None, "nothing follows the end"
+                    found[event.id, delta.row] = (
+                        text + delta.text,
+                        tokens + delta.tokens,
+                        ids + delta.ids,
+                        entries + delta.logprobs,
+                        delta.finish_reason,
+                    )
+    return found
+
+
+def request(id_: str = "same", **options) -> GenerateRequest:
+    how = {"prompts": PROMPTS, "max_tokens": 23, "sampling": GREEDY, "stop_ids": [END], "flush_tokens": 1}
+    return GenerateRequest(id=id_, **how | options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"stop_ids": []},
+        {"stop_ids": [], "n": 2},
+        {"stop_ids": [END, 24281]},
+        {"stop_ids": [], "stop_strings": ["a", "。", "\n\n"]},
+        {"stop_ids": [], "max_tokens": 6, "return_ids": True},
+        {"sampling": Sampling(temperature=1.5, seed=3, presence_penalty=1.0)},
+        {"sampling": Sampling(temperature=1.2, seed=4), "flush_tokens": 5},
+    ],
+    ids=str,
+)
+def test_the_same_is_said(engines: tuple[Engine, Engine], options: dict):
+    runner = engines[1].runner
+    runner.steps.clear()
+    plain, several = (said(engine, request(**options)) for engine in engines)
+    assert plain == several
+    assert max(runner.steps) > 1
+
+
+def test_rows_with_few_tokens_left_end_at_their_number(engines: tuple[Engine, Engine]):
+    requests = [request(str(n), prompts=PROMPTS[:1], stop_ids=[], max_tokens=n) for n in range(1, 9)]
+    plain, several = (said(engine, *requests) for engine in engines)
+    assert plain == several
+    assert [tokens for _, tokens, *_ in several.values()] == list(range(1, 9))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"top_logprobs": 2},
+        {"turn": SessionTurn(source="s", target="s"), "prompts": [CAPITAL]},
+        {"grammar": Grammar("regex", "[a-z]{1,30}"), "prompts": [CAPITAL]},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_what_needs_each_draw_has_step_after_step(engines: tuple[Engine, Engine], options: dict):
+    runner = engines[1].runner
+    runner.steps.clear()
+    # beside a row that could do without
+    plain, several = (said(engine, request(**options)) for engine in engines)
+    assert plain == several
+    assert set(runner.steps) <= {1}
+
+
+def test_a_new_row_is_read_in_the_next_step(engines: tuple[Engine, Engine]):
+    engine, runner = engines[1], engines[1].runner
+    engine.add((b"test", "long"), request("long", prompts=PROMPTS[:1], stop_ids=[], max_tokens=200))
+    while 4 not in runner.steps[-1:]:
+        engine.step()
+    engine.add((b"test", "new"), request("new", prompts=PROMPTS[2:3], stop_ids=[], max_tokens=5))
+    engine.step()
+    assert runner.steps[-1] == 1
+    assert all(len(seq.drawn) + seq.in_flight for seq in engine.scheduler.running.values())
+    engine.cancel_frontend(b"test")
+
+
+def test_counts_are_those_of_tokens(engines: tuple[Engine, Engine]):
+    counts = engines[1].counts
+    before, gaps = counts.generation_tokens, sum(counts.between_tokens.counts)
+    found = said(engines[1], request(stop_ids=[END, 24281], stop_strings=["b"]))
+    tokens = sum(tokens for _, tokens, *_ in found.values())
+    assert counts.generation_tokens - before == tokens
+    first = sum(1 for _, tokens, *_ in found.values() if tokens)
+    assert sum(counts.between_tokens.counts) - gaps == tokens - first
+
+
+@pytest.mark.parametrize(
+    ("device", "host", "steps"),
+    [
+        (
+            0.0003,
+            0.0006,
+            4,
+        ),  # seconds of a step, and of what the host does for steps that it launches together
+        (0.001, 0.0011, 2),
+        (0.001, 0.0004, 1),
+        (0.003, 0.004, 2),
+        (0.004, 0.0055, 2),  # four would take longer than 12 ms
+        (0.009, 0.02, 1),
+    ],
+)
+def test_steps_are_launched_together_while_the_device_waits_for_the_host(
+    engines, monkeypatch, device: float, host: float, steps: int
+):
+    now = ends = 0.0  # of the host's clock; when the device is done
+    monkeypatch.setattr(scheduling, "monotonic", lambda: now)
+    engine, runner = engines[1], engines[1].runner
+    real = type(runner).run
+
+    class Late:
+        def __init__(self, draws: Draws, end: float) -> None:
+            self._draws, self._end = draws, end
+
+        def wait(self) -> list[int]:
+            nonlocal now
+            now = max(now, self._end)
+            return self._draws.wait()
+
+    def run(batch: Batch) -> Late:
+        nonlocal now, ends
+        now += host
+        ends = max(now, ends) + device * batch.steps
+        return Late(real(runner, batch), ends)
+
+    monkeypatch.setattr(runner, "run", run)
+    runner.steps.clear()
+    said(engine, request("long", prompts=PROMPTS[:1], stop_ids=[], max_tokens=90))
+    assert set(runner.steps[12:20]) == {steps}
+
+
+def test_steps_are_launched_alone_again_when_the_host_is_fast(monkeypatch):
+    now, found = 0.0, list[int]()
+    monkeypatch.setattr(scheduling, "monotonic", lambda: now)
+    pace = Pace(4)
+    for waits in (0.0, 0.0, 0.0, 0.9, 0.5, 0.9, 0.9):  # of the time of a step
+        found.append(steps := pace.most)
+        now += 0.001 * steps * (1 - waits)
+        pace.wait()
+        now += 0.001 * steps * waits
+        pace.land(steps)
+    assert found == [1, 2, 4, 4, 2, 2, 1]

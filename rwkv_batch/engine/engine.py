@@ -362,7 +362,7 @@ class Engine:
             self.turns.finalize(finalizing)
         self._in_flight.append(
             StepInFlight(
-                [seq for seq, _ in plan], drawing, list(batch.top_logprobs), marks, scored, draws, draw, steps
+                [seq for seq, _ in plan], drawing, list(batch.top_logprobs), marks, scored, draws, draw
             )
         )
 
@@ -374,5 +374,5 @@ class Engine:
             draws = step.draw_under(self.masks)
             self._pace.wait()
             ids = draws.wait()
-            self._pace.land(step.steps)
+            self._pace.land(step.marks.steps)
             self.landing.take(step, ids)

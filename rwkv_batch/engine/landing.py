@@ -36,7 +36,7 @@ class Landing:
             step.give_prompt_logprobs(self._tokenizer)
         logprobs = step.logprobs(ids, self._tokenizer)
         deltas: dict[RequestKey, list[RowDelta]] = {}
-        rows, steps = len(step.drawing), step.steps
+        rows, steps = len(step.drawing), marks.steps
         for place, seq in enumerate(step.drawing):
             if not seq.generating:  # it finished at a draw before, or was dropped meanwhile
                 seq.in_flight -= steps

@@ -160,10 +160,22 @@ class CudaRunner:
         ids = torch.empty(batch.steps, len(batch.slots), dtype=torch.int32, device=self.device)
         for drawn in ids:
             logits, slots, scores = self._forward(batch)
-            self.sampler.prepare(batch.slots)
-            self.sampler.sample_async(logits, slots, drawn)
-            self.states.feed.record_drawn(drawn, slots)
+            self._sample(batch.slots, logits, slots, drawn)
         return QueuedDraws(ids.view(-1), scores, ())
+
+    def _sample(
+        self,
+        of: list[int],
+        logits: Tensor,
+        slots: Tensor,
+        ids: Tensor | None = None,
+        masks: RowMasks | None = None,
+    ) -> Tensor:
+        """A token of each of the slots `of`; the other arguments and the result are sample_async's."""
+        self.sampler.prepare(of)
+        ids = self.sampler.sample_async(logits, slots, ids, masks)
+        self.states.feed.record_drawn(ids, slots)
+        return ids
 
     def _draw(
         self, batch: Batch, logits: Tensor, slots: Tensor, scores: PromptScores, masks: RowMasks | None
@@ -173,9 +185,7 @@ class CudaRunner:
             # Waited for like any other, so that a long prompt is not queued whole at once.
             return QueuedDraws(slots[:0], scores, scored)
         mix_logits(logits, batch.mixtures)
-        self.sampler.prepare([batch.slots[row] for row in batch.draws])
-        ids = self.sampler.sample_async(logits, slots, masks=masks)
-        self.states.feed.record_drawn(ids, slots)
+        ids = self._sample([batch.slots[row] for row in batch.draws], logits, slots, masks=masks)
         tops = batch.top_logprobs
         if not tops:
             return QueuedDraws(ids, scores, scored)

@@ -2,13 +2,10 @@
 each.
 """
 
-from functools import partial
-
 import pytest
-from ahead import LateRunner
+from ahead import LateRunner, plain_and
 
 from rwkv_batch.engine.engine import Engine
-from rwkv_batch.runner import backends
 from rwkv_batch.wire.commands import DeleteSession
 from rwkv_batch.wire.protocol import Failed, GenerateRequest, Progress, RowDelta, Sampling, SessionTurn
 
@@ -22,11 +19,7 @@ GREEDY = Sampling(temperature=0)
 @pytest.fixture(scope="module")
 def engines() -> tuple[Engine, Engine]:
     """One that waits, and one that does not."""
-    make = partial(Engine, device="cpu", max_rows=4, prefill_tokens=24, l1=2, l2=2, prefix_cache_mb=0)
-    plain = make()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backends, "TorchRunner", LateRunner)
-        return plain, make()
+    return plain_and(LateRunner, max_rows=4)
 
 
 def answers(engine: Engine, request: GenerateRequest) -> dict[int, list[RowDelta]]:

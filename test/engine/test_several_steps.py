@@ -1,15 +1,12 @@
 """Steps that are launched together give the same rows as steps launched one by one."""
 
-from functools import partial
-
 import pytest
-from ahead import LateRunner
+from ahead import LateRunner, plain_and
 
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.scheduling import steps as scheduling
 from rwkv_batch.engine.scheduling.steps import Pace
-from rwkv_batch.runner import backends
-from rwkv_batch.runner.protocol import Batch, Draws
+from rwkv_batch.runner.protocol import Batch, Draws, DrawUnder
 from rwkv_batch.wire.protocol import GenerateRequest, Grammar, Progress, Sampling, SessionTurn
 
 CAPITAL = "User: What is the capital of France?\n\nAssistant:"
@@ -19,27 +16,25 @@ GREEDY = Sampling(temperature=0)
 
 
 class SeveralRunner(LateRunner):
-    """Notes how many steps each batch has."""
+    """Notes of each step how many were launched together, and how many rows it has."""
 
     most_steps = 4
 
     def allocate(self, *args: int, **options: bool) -> None:
         super().allocate(*args, **options)
         self.steps: list[int] = []
+        self.rows: list[int] = []
 
-    def run(self, batch: Batch) -> Draws:
+    def feed(self, batch: Batch) -> DrawUnder:
         self.steps.append(batch.steps)
-        return super().run(batch)
+        self.rows.append(len(batch.slots))
+        return super().feed(batch)
 
 
 @pytest.fixture(scope="module")
 def engines() -> tuple[Engine, Engine]:
     """One that launches step after step, and one that launches several together."""
-    make = partial(Engine, device="cpu", max_rows=8, prefill_tokens=24, l1=2, l2=2, prefix_cache_mb=0)
-    plain = make()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backends, "TorchRunner", SeveralRunner)
-        return plain, make()
+    return plain_and(SeveralRunner, max_rows=8)
 
 
 @pytest.fixture(autouse=True)
@@ -116,10 +111,13 @@ def test_rows_with_few_tokens_left_end_at_their_number(engines: tuple[Engine, En
 def test_what_needs_each_draw_has_step_after_step(engines: tuple[Engine, Engine], options: dict):
     runner = engines[1].runner
     runner.steps.clear()
-    # beside a row that could do without
-    plain, several = (said(engine, request(**options)) for engine in engines)
+    runner.rows.clear()
+    beside = request("beside", prompts=PROMPTS[:1], stop_ids=[], max_tokens=60)  # which does not need it
+    plain, several = (said(engine, request(stop_ids=[], **options), beside) for engine in engines)
     assert plain == several
-    assert set(runner.steps) <= {1}
+    found = list(zip(runner.steps, runner.rows, strict=True))
+    assert {steps for steps, rows in found if rows > 1} == {1}
+    assert max(runner.steps) > 1, "when the row beside is alone again"
 
 
 def test_a_new_row_is_read_in_the_next_step(engines: tuple[Engine, Engine]):
@@ -145,13 +143,10 @@ def test_counts_are_those_of_tokens(engines: tuple[Engine, Engine]):
 
 
 @pytest.mark.parametrize(
+    # Seconds of a step, and of the host for steps that it launches together.
     ("device", "host", "steps"),
     [
-        (
-            0.0003,
-            0.0006,
-            4,
-        ),  # seconds of a step, and of what the host does for steps that it launches together
+        (0.0003, 0.0006, 4),
         (0.001, 0.0011, 2),
         (0.001, 0.0004, 1),
         (0.003, 0.004, 2),

@@ -1,12 +1,16 @@
 """A runner on a CPU that queues steps and defers writes to states, as the one for CUDA does."""
 
 from collections.abc import Collection
+from functools import partial
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
+from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.scheduling.sequence import LAST
+from rwkv_batch.runner import backends
 from rwkv_batch.runner.protocol import Batch, Draws, DrawUnder, KnownDraws, NewRow
 from rwkv_batch.runner.torch_runner import TorchRunner
 from rwkv_batch.sampling.masks import RowMasks
@@ -67,7 +71,6 @@ class LateRunner(TorchRunner):
         self.last: dict[int, int] = {}
         self.stops: dict[int, frozenset[int]] = {}
         self.fed_last = 0  # tokens that the host did not know yet
-        self.at_once = 0  # steps of a batch, at most
 
     def begin(self, slot: int, row: NewRow) -> None:
         super().begin(slot, row)
@@ -78,10 +81,9 @@ class LateRunner(TorchRunner):
     @torch.inference_mode()
     def run(self, batch: Batch) -> Draws:
         found = [self.feed(batch)(NO_MASKS) for _ in range(batch.steps)]
-        self.at_once = max(self.at_once, batch.steps)
-        return (
-            found[0] if batch.steps == 1 else KnownDraws([drawn for draws in found for drawn in draws.wait()])
-        )
+        if batch.steps == 1:
+            return found[0]
+        return KnownDraws([drawn for draws in found for drawn in draws.wait()])
 
     @torch.inference_mode()
     def feed(self, batch: Batch) -> DrawUnder:
@@ -142,3 +144,12 @@ class LateRunner(TorchRunner):
             scored = known.prompt_logprobs()
         self.last |= {batch.slots[row]: ids[row] for row in alive}
         return KnownDraws([ids[row] for row in draws], [found[draws[place]] for place in tops], scored)
+
+
+def plain_and(runner: type[LateRunner], max_rows: int) -> tuple[Engine, Engine]:
+    """An engine that waits for each step's draws, and one over this runner; both of the bundled model."""
+    make = partial(Engine, device="cpu", max_rows=max_rows, prefill_tokens=24, l1=2, l2=2, prefix_cache_mb=0)
+    plain = make()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backends, "TorchRunner", runner)
+        return plain, make()

@@ -28,13 +28,6 @@ class RowText:
         """The bytes of a token. Whether they complete a stop string; what comes before that can be taken."""
         return self._add(self._decoder.feed(data))
 
-    def feed_whole(self, tokens: list[int], ends: frozenset[int], tokenizer: Tokenizer) -> bool:
-        """The bytes of several tokens at once, unless one of `ends` is among them or stops are looked for."""
-        if self._stops or not ends.isdisjoint(tokens):
-            return False
-        self._add(self._decoder.feed(b"".join(map(tokenizer.token_bytes, tokens))))
-        return True
-
     def finish(self) -> bool:
         """No more comes, and what was held back can be taken. Whether a stop string has ended the text."""
         stopped = self._add(self._decoder.finish())
@@ -84,6 +77,11 @@ class RowText:
                 return drawn[:count] + tokenizer.encode(text[: self._shown - length])
             length += len(text)
         return drawn
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether stop strings are looked for."""
+        return self._stops is not None
 
     @property
     def stop(self) -> str:

@@ -259,11 +259,11 @@ class Sequence:
 
     def take_several(self, tokens: list[int], tokenizer: Tokenizer) -> int:
         """As `take_drawn` of tokens that were drawn without a look at them. How many of them count."""
-        if len(self.drawn) + len(tokens) < self.request.max_tokens and self._text.feed_whole(
-            tokens, self._stop_ids, tokenizer
-        ):
+        goes_on = len(self.drawn) + len(tokens) < self.request.max_tokens
+        if goes_on and not self._text.may_stop and self._stop_ids.isdisjoint(tokens):
             self.in_flight -= len(tokens)
             self.drawn += tokens
+            self._text.feed(b"".join(map(tokenizer.token_bytes, tokens)))
             return len(tokens)
         for count, token in enumerate(tokens):
             if not self.generating:

@@ -29,7 +29,6 @@ class StepInFlight:
     scored: list[tuple[Sequence, ScoredRow]]  # those that get logprobs of their prompts
     draws: Draws | None
     draw: DrawUnder | None = None  # in place of `draws`, until the masks of its rows are known
-    steps: int = 1  # as of Batch
 
     def draw_under(self, masks: MaskMaker) -> Draws:
         """The draws, which are queued now if they waited for masks."""

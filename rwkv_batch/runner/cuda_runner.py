@@ -158,21 +158,18 @@ class CudaRunner:
     def _several(self, batch: Batch) -> Draws:
         """Steps of which the host knows nothing but their rows."""
         ids = torch.empty(batch.steps, len(batch.slots), dtype=torch.int32, device=self.device)
-        for drawn in ids:
-            logits, slots, scores = self._forward(batch)
-            self._sample(batch.slots, logits, slots, drawn)
+        logits, slots, scores = self._forward(batch)
+        self.sampler.prepare(batch.slots, batch.steps)
+        for step, drawn in enumerate(ids):
+            if step:
+                self.model.repeat(self.states, bool(batch.adapters))
+            self._sample(logits, slots, drawn)
         return QueuedDraws(ids.view(-1), scores, ())
 
     def _sample(
-        self,
-        of: list[int],
-        logits: Tensor,
-        slots: Tensor,
-        ids: Tensor | None = None,
-        masks: RowMasks | None = None,
+        self, logits: Tensor, slots: Tensor, ids: Tensor | None = None, masks: RowMasks | None = None
     ) -> Tensor:
-        """A token of each of the slots `of`; the other arguments and the result are sample_async's."""
-        self.sampler.prepare(of)
+        """As the sampler's sample_async, of rows that it is prepared for."""
         ids = self.sampler.sample_async(logits, slots, ids, masks)
         self.states.feed.record_drawn(ids, slots)
         return ids
@@ -185,7 +182,8 @@ class CudaRunner:
             # Waited for like any other, so that a long prompt is not queued whole at once.
             return QueuedDraws(slots[:0], scores, scored)
         mix_logits(logits, batch.mixtures)
-        ids = self._sample([batch.slots[row] for row in batch.draws], logits, slots, masks=masks)
+        self.sampler.prepare([batch.slots[row] for row in batch.draws])
+        ids = self._sample(logits, slots, masks=masks)
         tops = batch.top_logprobs
         if not tops:
             return QueuedDraws(ids, scores, scored)

@@ -157,18 +157,19 @@ class CudaSampler:
         index = upload(list(slots), self.device, torch.int32)
         return self.sample_async(logits, index).tolist()
 
-    def prepare(self, slots: Sequence[int]) -> None:
-        """Upload the records of rows that have begun, and make room for the penalties of one more token.
+    def prepare(self, slots: Sequence[int], steps: int = 1) -> None:
+        """Upload the records of rows that have begun, and make room for the penalties of a token a step.
 
-        Call it once before each step that draws for `slots`, in their order, also before one that replays a
-        graph.
+        Call it once before so many steps that draw for `slots`, in their order, also before one that replays
+        a graph.
         """
         self._records.flush()  # before `_grow`, which changes a part of a record
         index = np.asarray(slots, np.intp)
         capacity = self._capacity[index]
-        for slot in index[(capacity > 0) & (self._drawn[index] >= capacity) & (capacity < self.vocab)]:
+        used = self._drawn[index] + steps
+        for slot in index[(capacity > 0) & (used > capacity) & (capacity < self.vocab)]:
             self._grow(int(slot))
-        self._drawn[index] += 1
+        self._drawn[index] = used
         self._places = np.flatnonzero(self._by_flashinfer[index])
         self._row_filters = self._filters[index] if self._filtered[index].any() else None
 

@@ -150,7 +150,9 @@ def test_counts_are_those_of_tokens(engines: tuple[Engine, Engine]):
         (0.001, 0.0011, 2),
         (0.001, 0.0004, 1),
         (0.003, 0.004, 2),
-        (0.004, 0.0055, 2),  # four would take longer than 12 ms
+        (0.004, 0.0055, 2),
+        (0.004, 0.009, 4),
+        (0.007, 0.011, 2),  # 14 ms, for which the host waits little
         (0.009, 0.02, 1),
     ],
 )
@@ -183,14 +185,24 @@ def test_steps_are_launched_together_while_the_device_waits_for_the_host(
     assert set(runner.steps[12:20]) == {steps}
 
 
-def test_steps_are_launched_alone_again_when_the_host_is_fast(monkeypatch):
-    now, found = 0.0, list[int]()
+@pytest.mark.parametrize(
+    # Milliseconds of a step, what part of them the host waits, and how many steps are launched together then.
+    "found",
+    [
+        [(1, 0.0, 1), (1, 0.0, 2), (1, 0.0, 4), (1, 0.9, 4), (1, 0.5, 2), (1, 0.9, 2)],
+        [(4, 0.0, 1), (4, 0.0, 2), (7, 0.1, 4), (7, 0.1, 2), (13, 0.1, 2), (30, 0.1, 1)],
+    ],
+    ids=["the host is fast", "steps become long"],
+)
+def test_steps_are_launched_alone_again_when(found: list[tuple[float, float, int]], monkeypatch):
+    now = 0.0
     monkeypatch.setattr(scheduling, "monotonic", lambda: now)
     pace = Pace(4)
-    for waits in (0.0, 0.0, 0.0, 0.9, 0.5, 0.9, 0.9):  # of the time of a step
-        found.append(steps := pace.most)
-        now += 0.001 * steps * (1 - waits)
+    for milliseconds, waits, steps in found:
+        assert pace.steps == steps
+        took = milliseconds / 1e3 * steps
+        now += took * (1 - waits)
         pace.wait()
-        now += 0.001 * steps * waits
+        now += took * waits
         pace.land(steps)
-    assert found == [1, 2, 4, 4, 2, 2, 1]
+    assert pace.steps == 1

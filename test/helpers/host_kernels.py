@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from rwkv_batch.ops.cuda import build
+from rwkv_batch.ops.cuda import build, gemms
 from rwkv_batch.ops.cuda.inputs import staging
 from rwkv_batch.sampling.penalties import UNCOUNTED
 from rwkv_batch.sampling.reference import LARGEST, sanitise
@@ -52,7 +52,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "load", lambda arch: library)
     monkeypatch.setattr(staging, "Uploads", AtOnce)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(gemms, "raw_stream", lambda: 0)
 
 
 def _sample(call, rows: int, fp16: int, blocks: int, stream: int) -> int:

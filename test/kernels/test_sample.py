@@ -19,6 +19,7 @@ pytestmark = needs_gpu
 
 SETS = {f"rapid: {name}": params for name, params in RAPID.items()} | OTHERS
 NOISY = Sampling(method="noise", noise=3.0)
+LONG = 1500  # ids
 VARIED = [
     Sampling(),
     Sampling(temperature=0),
@@ -264,9 +265,6 @@ def test_penalties_over_a_long_sequence(params, half):
     assert FIRST_CAPACITY < len(set(drawn)) < len(drawn)
 
 
-LONG = 1500  # ids
-
-
 def long_logits(half, steps=700):
     """`[2, LONG]` for each step, of which some tokens come again and again."""
     generator = np.random.default_rng(3)
@@ -331,17 +329,19 @@ def test_of_rows_that_begin_in_a_slot_before_a_step_the_last_one_counts():
 
 
 @pytest.mark.many_launches
-def test_rows_that_begin_leave_the_penalties_of_the_others_alone():
+@pytest.mark.parametrize("steps", [1, 3], ids="prepared for {}".format)
+def test_rows_that_begin_leave_the_penalties_of_the_others_alone(steps):
     """Also when the list of these has just moved to a larger place."""
     vocab = 2 * FIRST_CAPACITY
     sampler = CudaSampler(2, vocab, "cuda")
     sampler.begin(0, Sampling(temperature=0, presence_penalty=1000.0), 1, 0)
     logits = -torch.arange(vocab, dtype=torch.float32, device="cuda").expand(1, -1)
-    drawn = []
-    for step in range(vocab):
+    slots, drawn = torch.zeros(1, dtype=torch.int32, device="cuda"), []
+    for step in range(0, vocab, steps):
         sampler.begin(1, Sampling(), step, 1)
-        drawn += sampler.sample(logits, [0])
-    assert drawn == list(range(vocab))
+        sampler.prepare([0], steps)
+        drawn += [sampler.sample_async(logits, slots).item() for _ in range(steps)]
+    assert drawn[:vocab] == list(range(vocab))
 
 
 @pytest.mark.many_launches

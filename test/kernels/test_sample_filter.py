@@ -1,7 +1,6 @@
 """rwkv_sample_filtered: rows with masks, min_p, top_a and repetition penalties draw the ids of the host."""
 
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import emulated
 import host_kernels
@@ -13,7 +12,7 @@ from drawing import assert_drawn_from
 from exact import nucleus
 from masked import FILTERED, exact_filtered, masks_of
 
-from rwkv_batch.ops.cuda import build
+from rwkv_batch.ops.cuda import build, gemms
 from rwkv_batch.ops.cuda.inputs import staging
 from rwkv_batch.sampling.sampler import Sampler
 from rwkv_batch.sampling.sampler_cuda import CudaSampler
@@ -43,7 +42,7 @@ def emulation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(build, "load", lambda arch: library)
         monkeypatch.setattr(staging, "Uploads", host_kernels.AtOnce)
         monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+        monkeypatch.setattr(gemms, "raw_stream", lambda: 0)
 
 
 def allowed_ids(generator: np.random.Generator, vocab: int, kind: int) -> np.ndarray:

@@ -12,9 +12,10 @@ from rwkv_batch.sampling.prompt_logprobs import ScoredRow
 from rwkv_batch.text.tokenizer import Tokenizer
 from rwkv_batch.wire.protocol import TokenLogprob
 
-LONGEST = 0.012  # seconds: steps that are launched together take no longer
-# Of the time between the draws of steps, what the host waits for them: twice as many steps are launched
-# together if it waits less than this, half as many if it waits more than that.
+# How many steps are launched together follows the time between the draws of one launch and the next, and what
+# part of it the host waits for them: twice as many after a short time with little waiting, half as many after
+# a long time or with much waiting.
+SHORT, LONG = 0.012, 0.024  # seconds
 LITTLE, MUCH = 0.25, 0.75
 
 
@@ -87,8 +88,8 @@ class Pace:
 
     def __init__(self, most: int) -> None:
         """most: as of Runner.most_steps."""
-        self._most, self._steps = most, 1
-        self._seconds = self._began = self._landed_at = 0.0
+        self._most, self.steps = most, 1  # the steps of the next launch, as far as its rows allow
+        self._began = self._landed_at = 0.0
 
     def wait(self) -> None:
         """The host begins to wait for draws."""
@@ -98,23 +99,14 @@ class Pace:
         """It has those of so many steps, which were launched together."""
         before, now = self._landed_at, monotonic()
         self._landed_at, took, waited = now, now - before, now - self._began
-        self._seconds = took / steps
-        if waited <= LITTLE * took:
-            self._steps = min(steps * 2, self._most)
-        elif waited > MUCH * took:
-            self._steps = max(steps // 2, 1)
-
-    @property
-    def most(self) -> int:
-        """A power of two."""
-        steps = self._steps
-        while steps > 1 and steps * self._seconds > LONGEST:
-            steps //= 2
-        return steps
+        if waited > MUCH * took or took > LONG:
+            self.steps = max(steps // 2, 1)
+        elif waited <= LITTLE * took and took <= SHORT:
+            self.steps = min(steps * 2, self._most)
 
     def steps_of(self, batch: Batch, drawing: list[Sequence]) -> int:
         """For a batch and the sequences that draw in it, as far as these allow: a power of two."""
-        most = self.most
+        most = self.steps
         if most == 1 or batch.top_logprobs or batch.mixtures or batch.scored:
             return 1
         rows = len(batch.slots)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.cuda.packed.protocol import PackedWeights
-from rwkv_batch.model.cuda.steps.adapters import LAYER_LAUNCHES, NONE, AdapterSlots, adapter_bytes
+from rwkv_batch.model.cuda.steps.adapters import LAYER_LAUNCHES, AdapterSlots, adapter_bytes
 from rwkv_batch.model.cuda.steps.graphs import (
     PREFILL_SIZES,
     Decoded,
@@ -37,7 +37,6 @@ from rwkv_batch.state.slots import States, slot_bytes
 MANY = 1 << 30  # tokens, for which no GEMM is timed
 MEASURED_TOKENS = 1024  # of a prefill for which GEMMs are timed, at most: of more, cuBLAS's are the fastest
 SCORED_AT_ONCE = 256  # places of prompts whose logits are in memory at once; one of PREFILL_SIZES
-
 
 Ladders = tuple[DecodeGraphs, PrefillGraphs]
 Weights = TypeVar("Weights", bound=PackedWeights)
@@ -88,9 +87,8 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         c = self.checkpoint
         wkv = torch.empty(1, c.layers, c.heads, HEAD_SIZE, HEAD_SIZE, dtype=wkv_dtype, device="meta")
         pending = pending_writes(wkv) if self.defers else None
-        return slot_bytes(c.layers, c.width, self.dtype, wkv_dtype) + (
-            0 if pending is None else pending.nbytes
-        )
+        written = slot_bytes(c.layers, c.width, self.dtype, wkv_dtype)
+        return written if pending is None else written + pending.nbytes
 
     def add_adapters(self, slots: int, most_rank: int, most_tokens: int) -> None:
         """Make room for the adapters of rows, before graphs are captured. most_tokens: of a step."""
@@ -220,6 +218,10 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
                     logits, fed = logits[index], fed[index]
             return logits[:, : self.checkpoint.vocab], fed
 
+    def repeat(self, states: CudaStates, adapted: bool) -> None:
+        """Queue the decode step that `run` queued last once more; what `run` returned is its output too."""
+        self._graphs_over(states, adapted)[0].repeat()
+
     def decode(
         self,
         tokens: Tensor,
@@ -254,9 +256,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         """Of `size` tokens the first have their adapters in these slots, the others none."""
         if adapters:
             assert self.adapters is not None
-            placed = np.full(size, NONE, np.int32)
-            placed[: len(adapters)] = adapters
-            self.adapters.place(placed)
+            self.adapters.place(adapters, size)
 
     def _graphs_over(self, states: CudaStates, adapted: bool = False) -> Ladders:
         """The graphs over these states, of steps in which rows have adapters or not.

@@ -236,11 +236,16 @@ class GemmKernels:
 
 def launch(library: CDLL, kernel: str, *arguments: object) -> None:
     """Launch on the current stream. Raises RuntimeError if CUDA refuses."""
-    error = getattr(library, kernel)(*arguments, torch.cuda.current_stream().cuda_stream)
+    error = getattr(library, kernel)(*arguments, raw_stream())
     if error:
         raise RuntimeError(
             f"The kernel {kernel} could not be launched (CUDA error {error}); check the driver."
         )
+
+
+def raw_stream() -> int:
+    """The current stream, as CUDA names it: torch's object for it takes longer to make than a launch."""
+    return torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())
 
 
 def pointer(tensor: Tensor | None) -> int | None:

@@ -88,18 +88,20 @@ class AdapterSlots:
         else:
             self._offsets[slot].copy_(adapter.offsets, non_blocking=True)
 
-    def place(self, slots: np.ndarray) -> None:
-        """The next steps are over rows whose adapters are in these slots `[rows]` int32, NONE: none.
+    def place(self, adapters: Sequence[int], rows: int) -> None:
+        """The next steps are over so many rows, the first of which have their adapters in these slots.
 
-        Every row counts, also those of padding.
+        NONE, as for the other rows: no adapter.
         """
+        slots = np.full(rows, NONE, np.int32)
+        slots[: len(adapters)] = adapters
         placed = slots.tobytes()
         if placed == self._placed:  # as in nearly every decode step
             return
-        tiles, rows = np.split(self._uploads.buffer(), [self._tile_numbers])
+        tiles, row_slots = np.split(self._uploads.buffer(), [self._tile_numbers])
         # All of them: those of rows that there were before may not stay.
         fill_tiles(tiles.reshape(-1, TILE_NUMBERS), slots)
-        rows[: len(slots)] = slots
+        row_slots[:rows] = slots
         self._uploads.send(self._step)
         self._placed = placed
 

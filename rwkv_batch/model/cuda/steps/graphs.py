@@ -184,6 +184,7 @@ class DecodeGraphs(GraphLadder[Tensor, Decoded]):
         super().__init__("decode", decode_sizes(most), lambda size: padding.repeat(1, size), step, arena)
         self._uploads = Uploads(2 * most)
         self._sent: dict[int, tuple[Tensor, np.ndarray]] = {}  # what inputs hold, by size
+        self.repeat: Callable[[], object]  # queues what `run` queued last, where rows are fed what they drew
 
     def run(self, tokens: Sequence[int], slots: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Queue one token of every row.
@@ -202,6 +203,7 @@ class DecodeGraphs(GraphLadder[Tensor, Decoded]):
             self._uploads.buffer()[: 2 * size] = numbers.ravel()
             self._uploads.send(inputs)
             self._sent[size] = inputs, numbers
+        self.repeat = queue
         logits, ran = queue()
         return logits[:rows], ran[:rows]
 

@@ -16,7 +16,8 @@ from rwkv_batch.wire.protocol import Sampling
 
 # fp32 rows of logits that a step with logprobs of all rows holds at once, two fp16 ones counted as one.
 LOGITS_COPIES = 8
-FEW_ROWS = 128  # for more of them the sampler launches no other kernels
+FEW_ROWS = (1, 32, 128)  # for which the sampler launches all of its kernels
+WAYS = Sampling(), Sampling(top_p=0.5)  # for which the sampler has kernels of their own
 ALL_IDS = RowMasks([0], np.full((1, mask_words(VOCABULARY)), -1, np.int32))  # of the first row
 
 
@@ -40,20 +41,21 @@ def run_largest_step(forward: Callable[..., Tensor], states: States, rows: int, 
 def launch_all_kernels(runner: Runner, rows: int, few: bool = False) -> None:
     """Launch once what steps of up to so many rows launch. States are as before any token, before and after.
 
-    few: only the steps of one row and of FEW_ROWS, where later captures launch what the others need besides.
+    few: only the steps of FEW_ROWS, where later captures launch what the others need besides.
 
     CUDA loads a kernel when it is first launched, and may wait for all that is queued to do so
     (CUDA C++ Programming Guide, "Lazy Loading"): in a step, every row would wait for two.
     """
-    states, most = runner.states, min(rows, FEW_ROWS) if few else rows
-    smaller = [1] if few else [1 << power for power in range(most.bit_length())]
+    states, most = runner.states, min(rows, FEW_ROWS[-1]) if few else rows
+    smaller = FEW_ROWS if few else [1 << power for power in range(most.bit_length())]
     for count in (*(count for count in smaller if count < most), most):
         slots = list(range(count))
-        for slot in slots:
-            runner.begin(slot, NewRow(Sampling(), 0, slot, ()))
-        for first in (2, 1):  # tokens of the first row: a prefill, and a decode step
+        # Tokens of the first row: a prefill, and a decode step. All rows draw by either way of the sampler.
+        for first, ways in (2, WAYS), (1, WAYS[::-1]):
             lengths = [first] + [1] * (count - 1)
-            for draws in (slots, slots[::2]):
+            for draws, way in zip((slots, slots[::2]), ways, strict=True):
+                for slot in slots:
+                    runner.begin(slot, NewRow(way, 0, slot, ()))
                 batch = Batch([0] * sum(lengths), lengths, slots, draws, {0: 1})
                 for drawn in (runner.run(batch), runner.feed(batch)(ALL_IDS)):
                     drawn.wait()

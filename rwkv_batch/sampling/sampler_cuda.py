@@ -66,6 +66,7 @@ class _RequestRecord:
     capacity: int  # of the list of penalties when a row begins; 0: there are none
     bias: Tensor | None  # which `tail` points to
     flashinfer: bool  # whether FlashInfer may draw
+    plain: bool  # no limits, bias, penalties or noise
     filter: tuple[float, float, float]  # min_p, top_a and repetition of a RowFilter
 
 
@@ -94,9 +95,11 @@ class CudaSampler:
         self.vocab = drawable(vocab)
         self._library = build.load(architecture or build.architecture(torch.device(device)))
         self._library.rwkv_sample.argtypes = (POINTER(SampleInput), c_int, c_int, c_int, c_void_p)
+        self._library.rwkv_sample_plain.argtypes = (POINTER(SampleInput), c_int, c_void_p)
         self._library.rwkv_sample_filtered.argtypes = (POINTER(FilterInput), c_int, c_int, c_int, c_void_p)
         self._library.rwkv_sample_adjust.argtypes = (POINTER(AdjustInput), c_int, c_int, c_int, c_void_p)
         self._library.rwkv_sample_record.argtypes = (POINTER(AdjustInput), c_void_p, c_int, c_void_p)
+        self.takes_plain = bool(self._library.rwkv_sample_plain_fits(self.vocab))
         self.blocks = 0  # that share a row; 0: as many as is best. The ids do not depend on it
         self._records = Records(slots, SAMPLE_RECORD, torch.device(device))
         self.device = self._records.table.device  # with its number
@@ -112,6 +115,8 @@ class CudaSampler:
         self._drawn = np.zeros(slots, np.int64)  # entries of the list that may be in use
         self._by_flashinfer = np.zeros(slots, bool)
         self._places = np.zeros(0, np.int64)  # rows of the next `sample_async` that FlashInfer draws
+        self._plain = np.zeros(slots, bool)
+        self._all_plain = False  # of the next `sample_async`
         self._filters = np.zeros(slots, ROW_FILTER)
         self._filtered = np.zeros(slots, bool)
         self._row_filters: np.ndarray | None = None  # of the next `sample_async`; None: they are off
@@ -134,7 +139,7 @@ class CudaSampler:
         shared = self._rows[slot] = self._latest[1]
         self._grown.pop(slot, None)
         self._capacity[slot] = shared.capacity
-        self._by_flashinfer[slot] = shared.flashinfer
+        self._by_flashinfer[slot], self._plain[slot] = shared.flashinfer, shared.plain
         self._filters[slot] = *shared.filter, -1
         self._filtered[slot] = shared.filter != NO_FILTER
         if shared.filter[2] != 1:
@@ -170,6 +175,7 @@ class CudaSampler:
         for slot in index[(capacity > 0) & (used > capacity) & (capacity < self.vocab)]:
             self._grow(int(slot))
         self._drawn[index] = used
+        self._all_plain = self.takes_plain and bool(self._plain[index].all())
         self._places = np.flatnonzero(self._by_flashinfer[index])
         self._row_filters = self._filters[index] if self._filtered[index].any() else None
 
@@ -181,7 +187,7 @@ class CudaSampler:
         Queued without a synchronisation; `prepare` comes first. slots `[rows]` int32 are on the device; a
         slot comes at most once, and a negative one is padding, whose id is 0. `ids`: where to write. `masks`:
         what rows may draw, by their places. Without these, rows with filters and rows for FlashInfer the call
-        can be captured in a graph.
+        can be captured in a graph, for rows with limits, bias, penalties or noise if one had these then.
         """
         if (
             logits.dtype not in (torch.float32, torch.float16)
@@ -206,6 +212,9 @@ class CudaSampler:
         return ids
 
     def _sample(self, logits: Tensor, slots: Tensor, ids: Tensor) -> None:
+        if self._all_plain and _is_aligned(logits):
+            call = self._input(logits, slots, ids, None)
+            return launch(self._library, "rwkv_sample_plain", byref(call), len(slots))
         blocks, workspace = self._split(len(slots))
         call, half = self._input(logits, slots, ids, workspace), int(logits.dtype == torch.float16)
         launch(self._library, "rwkv_sample", byref(call), len(slots), half, blocks)
@@ -305,6 +314,7 @@ class CudaSampler:
             capacity,
             bias,
             self._draw is not None and flashinfer.draws(how),
+            _is_plain(how, self.vocab),
             (max(how.likelihood.min_p, 0.0), max(how.likelihood.top_a, 0.0), how.repetition),
         )
 
@@ -338,3 +348,15 @@ class CudaSampler:
 def _bytes(records: np.ndarray) -> Tensor:
     """`records` as uint8. The driver stages copies of these to the device, so `records` may go at once."""
     return torch.from_numpy(records.view(np.uint8))
+
+
+def _is_plain(how: RowParameters, vocab: int) -> bool:
+    """Whether rwkv_sample_plain draws such rows."""
+    whole = how.method != "noise" and how.top_k >= vocab and how.top_p >= 1
+    return (how.greedy or whole) and how.bias is None and how.penalties is None
+
+
+def _is_aligned(logits: Tensor) -> bool:
+    """Whether rwkv_sample_plain can read them."""
+    halves = logits.dtype == torch.float16 and logits.data_ptr() % 16 == 0
+    return halves and logits.stride(0) % 8 == 0 and logits.shape[1] % 8 == 0

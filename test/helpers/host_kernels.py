@@ -44,6 +44,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
         rwkv_sample_blocks=lambda rows: 1,
         rwkv_sample_chunk=lambda vocab, blocks: -(-vocab // (4096 * blocks)) * 4096,
         rwkv_sample=_sample,
+        rwkv_sample_plain_fits=lambda vocab: 0,
+        rwkv_sample_plain=_sample,
         rwkv_sample_filtered=lambda call, *rest: _sample(SimpleNamespace(_obj=call._obj.sample), *rest),
         rwkv_sample_adjust=_adjust,
         rwkv_sample_record=_record,

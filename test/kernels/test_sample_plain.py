@@ -1,0 +1,69 @@
+"""Rows without limits, bias, penalties and noise: a kernel of their own draws what that of all rows draws."""
+
+import pytest
+import torch
+from cuda_gpu import needs_gpu
+
+from rwkv_batch.sampling.sampler_cuda import CudaSampler
+from rwkv_batch.wire.protocol import Sampling
+
+pytestmark = needs_gpu
+METHODS = [
+    Sampling(),
+    Sampling(temperature=0),
+    Sampling(method="nucleus"),
+    Sampling(method="gumbel"),
+    Sampling(temperature=0.2),
+    Sampling(temperature=1000.0),
+]
+
+
+def sampler_of(rows: int, vocab: int, takes_plain: bool) -> CudaSampler:
+    sampler = CudaSampler(rows, vocab, "cuda")
+    sampler.takes_plain = sampler.takes_plain and takes_plain
+    for row in range(rows):
+        sampler.begin(row, METHODS[row % len(METHODS)], 5, row)
+    return sampler
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17, 48, 49, 321])
+@pytest.mark.parametrize("vocab", [40, 5000, 65536])
+def test_they_draw_what_they_draw_beside_others(rows, vocab):
+    alone, beside = sampler_of(rows, vocab, True), sampler_of(rows, vocab, False)
+    logits = (torch.randn(rows, vocab, device="cuda") * 3).half()
+    odd = logits.clone()
+    odd[0, [1, 7, 20]] = torch.tensor([float("nan"), float("inf"), -float("inf")], device="cuda").half()
+    odd[rows // 2, 21:30] = -0.0
+    without = logits.clone()
+    without[::2], without[1::2] = float("nan"), -float("inf")
+    for given in (logits, odd, without, logits):
+        assert alone.sample(given, range(rows)) == beside.sample(given, range(rows))
+
+
+@pytest.mark.parametrize("rows", [3, 60])
+def test_padding_is_left_alone(rows):
+    alone, beside = sampler_of(rows, 5000, True), sampler_of(rows, 5000, False)
+    logits = (torch.randn(rows, 5000, device="cuda") * 3).half()
+    slots = torch.arange(rows, dtype=torch.int32, device="cuda")
+    for sampler in (alone, beside):
+        sampler.prepare(range(rows))
+        slots[1] = -1
+        assert sampler.sample_async(logits, slots)[1] == 0
+    assert alone.sample(logits, range(rows)) == beside.sample(logits, range(rows))
+
+
+@pytest.mark.parametrize("limited", [Sampling(top_k=5), Sampling(top_p=0.5), Sampling(logit_bias={3: 50.0})])
+def test_one_row_with_a_limit_beside_them_has_it(limited):
+    sampler, others = sampler_of(6, 5000, True), sampler_of(6, 5000, True)
+    logits = (torch.randn(6, 5000, device="cuda") * 3).half()
+    sampler.begin(2, limited, 5, 2)
+    drawn, expected = sampler.sample(logits, range(6)), others.sample(logits, range(6))
+    likely = logits[2].topk(5).indices.tolist()
+    assert drawn[2] in ([3] if limited.logit_bias else likely)
+    assert drawn[:2] + drawn[3:] == expected[:2] + expected[3:]
+
+
+def test_logits_that_lie_across_16_bytes_are_drawn_too():
+    sampler, copied = sampler_of(4, 40, True), sampler_of(4, 40, True)
+    logits = (torch.randn(4, 43, device="cuda") * 3).half()[:, 3:]
+    assert sampler.sample(logits, range(4)) == copied.sample(logits.contiguous(), range(4))

@@ -91,12 +91,12 @@ def seconds_a_token(engine: Engine, rows: int) -> float:
     return (time.perf_counter() - start) * rows / drawn
 
 
-def request_for(rows: int, length: int, max_tokens: int) -> GenerateRequest:
+def request_for(rows: int, length: int, max_tokens: int, name: str = "rows") -> GenerateRequest:
     prompts: list[str | list[int]] = [
         [random.randrange(1, 65000) for _ in range(length)] for _ in range(rows)
     ]
     return GenerateRequest(
-        id="rows", prompts=prompts, max_tokens=max_tokens, stop_ids=[], flush_tokens=1, prefix_cache=False
+        id=name, prompts=prompts, max_tokens=max_tokens, stop_ids=[], flush_tokens=1, prefix_cache=False
     )
 
 

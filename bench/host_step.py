@@ -20,19 +20,20 @@ import time
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.engine_level import ENDLESS, KEY
+from bench.engine_level import ENDLESS, KEY, request_for
 from bench.make_checkpoint import random_checkpoint
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.model import checkpoint
 from rwkv_batch.runner.protocol import Batch, Draws, KnownDraws
 from rwkv_batch.runner.torch_runner import TorchRunner
-from rwkv_batch.wire.protocol import GenerateRequest, Progress
+from rwkv_batch.wire.protocol import Progress
 
 STEPS, RUNS, WARM_UP = 30, 15, 20
-LOOP_RUNS, LOOP_SECONDS = 5, 1.0
+LOOP_RUNS, LOOP_SECONDS, PROMPT = 5, 1.0, 16
 STOP = 7  # what ends rows
 DRAWN = 64  # steps whose draws differ
 STOPS = 3  # ids that may end a row which is queued ahead, as on a GPU
@@ -76,12 +77,8 @@ def engine_without_device(rows: int, steps: int, tokens: float = math.inf, devic
 def measure(rows: int, requests: int, steps: int) -> None:
     engine = engine_without_device(rows, steps)
     for number in range(requests):
-        prompts: list[str | list[int]] = [[1, 2, 3, 4]] * (rows // requests)
         name = f"r{number}"
-        request = GenerateRequest(
-            id=name, prompts=prompts, max_tokens=ENDLESS, stop_ids=[], flush_tokens=1, prefix_cache=False
-        )
-        engine.add((KEY, name), request)
+        engine.add((KEY, name), request_for(rows // requests, 4, ENDLESS, name))
     for _ in range(WARM_UP):
         engine.step()
     gc.collect()
@@ -117,15 +114,7 @@ def measure_loop(rows: int, steps: int, tokens: float, device: float) -> None:
     def add() -> None:
         name = f"r{time.perf_counter_ns()}"
         began[name] = time.perf_counter()
-        request = GenerateRequest(
-            id=name,
-            prompts=[[random.randrange(STOP + 1, 65000) for _ in range(16)]],
-            max_tokens=ENDLESS,
-            stop_ids=[STOP],
-            flush_tokens=1,
-            prefix_cache=False,
-        )
-        engine.add((KEY, name), request)
+        engine.add((KEY, name), replace(request_for(1, PROMPT, ENDLESS, name), stop_ids=[STOP]))
 
     def run() -> tuple[float, float]:
         """Tokens/s, and seconds to the first token, on average."""
@@ -135,8 +124,9 @@ def measure_loop(rows: int, steps: int, tokens: float, device: float) -> None:
                 if isinstance(event, Progress):
                     if name in began:
                         waits.append(time.perf_counter() - began.pop(name))
-                    for _ in filter(lambda row: row.finish_reason, event.rows):
-                        add()
+                    for row in event.rows:
+                        if row.finish_reason:
+                            add()
         drawn = engine.counts.generation_tokens - before
         return drawn / (time.perf_counter() - start), statistics.mean(waits)
 

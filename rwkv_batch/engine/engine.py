@@ -34,10 +34,11 @@ from rwkv_batch.engine.offline import whole_rows
 from rwkv_batch.engine.rollouts import Rollouts, share_prompts
 from rwkv_batch.engine.row_adapters.adapters import AdapterMissing, Adapters
 from rwkv_batch.engine.scheduling.counts import EngineCounts
+from rwkv_batch.engine.scheduling.pace import Pace
 from rwkv_batch.engine.scheduling.prompts import PromptEncoder, check_prompts
 from rwkv_batch.engine.scheduling.scheduler import QueueFull, Scheduler
 from rwkv_batch.engine.scheduling.sequence import FINALIZING, Outbox, RequestKey, Sequence, rows_of
-from rwkv_batch.engine.scheduling.steps import Pace, StepInFlight, batch_of
+from rwkv_batch.engine.scheduling.steps import StepInFlight, batch_of
 from rwkv_batch.engine.scheduling.turns import Turns
 from rwkv_batch.engine.startup import LoadedModel, describe, load_model, open_store, pools
 from rwkv_batch.model import checkpoint

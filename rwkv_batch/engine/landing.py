@@ -31,12 +31,14 @@ class Landing:
     def take(self, step: StepInFlight, ids: list[int]) -> None:
         """Give what a step has drawn, as of Draws.wait, to its sequences, and emit their deltas."""
         counts, marks = self._counts, step.marks
+        rows, steps = len(step.drawing), marks.steps
+        if len(ids) != rows * steps:
+            raise ValueError(f"{steps} steps of {rows} rows came with {len(ids)} ids; the runner is wrong.")
         counts.land(marks, step.drawing, ids)
         if step.scored:
             step.give_prompt_logprobs(self._tokenizer)
         logprobs = step.logprobs(ids, self._tokenizer)
         deltas: dict[RequestKey, list[RowDelta]] = {}
-        rows, steps = len(step.drawing), marks.steps
         for place, seq in enumerate(step.drawing):
             if not seq.generating:  # it finished at a draw before, or was dropped meanwhile
                 seq.in_flight -= steps

@@ -27,9 +27,11 @@ from rwkv_batch.sampling.structs_cuda import (
     BIAS_ENTRY,
     GREEDY,
     METHODS,
+    NUCLEUS,
     PENALTY_ENTRY,
     PENALTY_LIST,
     PENALTY_LIST_AT,
+    RAPID,
     ROW_FILTER,
     SAMPLE_RECORD,
     AdjustInput,
@@ -66,7 +68,7 @@ class _RequestRecord:
     capacity: int  # of the list of penalties when a row begins; 0: there are none
     bias: Tensor | None  # which `tail` points to
     flashinfer: bool  # whether FlashInfer may draw
-    plain: bool  # no limits, bias, penalties or noise
+    plain: bool  # whether rwkv_sample_plain draws such rows: no limits, bias, penalties or noise
     filter: tuple[float, float, float]  # min_p, top_a and repetition of a RowFilter
 
 
@@ -187,7 +189,7 @@ class CudaSampler:
         Queued without a synchronisation; `prepare` comes first. slots `[rows]` int32 are on the device; a
         slot comes at most once, and a negative one is padding, whose id is 0. `ids`: where to write. `masks`:
         what rows may draw, by their places. Without these, rows with filters and rows for FlashInfer the call
-        can be captured in a graph, for rows with limits, bias, penalties or noise if one had these then.
+        can be captured in a graph. One that is captured while all rows are plain is right for such rows only.
         """
         if (
             logits.dtype not in (torch.float32, torch.float16)
@@ -352,7 +354,7 @@ def _bytes(records: np.ndarray) -> Tensor:
 
 def _is_plain(how: RowParameters, vocab: int) -> bool:
     """Whether rwkv_sample_plain draws such rows."""
-    whole = how.method != "noise" and how.top_k >= vocab and how.top_p >= 1
+    whole = METHODS[how.method] in (RAPID, NUCLEUS) and how.top_k >= vocab and how.top_p >= 1
     return (how.greedy or whole) and how.bias is None and how.penalties is None
 
 

@@ -4,10 +4,10 @@ import pytest
 from ahead import LateRunner, plain_and
 
 from rwkv_batch.engine.engine import Engine
-from rwkv_batch.engine.scheduling import steps as scheduling
-from rwkv_batch.engine.scheduling.steps import Pace
-from rwkv_batch.runner.protocol import Batch, Draws, DrawUnder
-from rwkv_batch.wire.protocol import GenerateRequest, Grammar, Progress, Sampling, SessionTurn
+from rwkv_batch.engine.scheduling import pace as pacing
+from rwkv_batch.engine.scheduling.pace import Pace
+from rwkv_batch.runner.protocol import Batch, Draws, DrawUnder, KnownDraws
+from rwkv_batch.wire.protocol import Failed, GenerateRequest, Grammar, Progress, Sampling, SessionTurn
 
 CAPITAL = "User: What is the capital of France?\n\nAssistant:"
 PROMPTS = ["English: Good morning!\n\nChinese:", CAPITAL, "one two three", ""]
@@ -40,7 +40,7 @@ def engines() -> tuple[Engine, Engine]:
 @pytest.fixture(autouse=True)
 def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a fast device: a step takes no time."""
-    monkeypatch.setattr(scheduling, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(pacing, "monotonic", lambda: 0.0)
 
 
 def said(engine: Engine, *requests: GenerateRequest) -> dict[tuple[str, int], tuple]:
@@ -142,6 +142,25 @@ def test_counts_are_those_of_tokens(engines: tuple[Engine, Engine]):
     assert sum(counts.between_tokens.counts) - gaps == tokens - first
 
 
+@pytest.mark.parametrize("ids", [0, 1, 3, 9])
+def test_draws_that_are_too_few_or_too_many_fail_the_request(engines, monkeypatch, ids: int):
+    """In steps that are launched alone and together: two rows draw 2 ids, or 8 in four steps."""
+    engine, runner = engines[1], engines[1].runner
+    real = type(runner).run
+
+    def run(batch: Batch) -> Draws:
+        drawn = real(runner, batch)
+        return KnownDraws([7] * ids) if batch.steps == several else drawn
+
+    monkeypatch.setattr(runner, "run", run)
+    for several in (1, 4):
+        name = f"wrong {several}"
+        engine.add((b"test", name), request(name, prompts=PROMPTS[:2], stop_ids=[]))
+        events = [event for _ in range(30) for _, event in engine.step()]
+        assert [event.id for event in events if isinstance(event, Failed)] == [name]
+        assert not engine.busy
+
+
 @pytest.mark.parametrize(
     # Seconds of a step, and of the host for steps that it launches together.
     ("device", "host", "steps"),
@@ -160,7 +179,7 @@ def test_steps_are_launched_together_while_the_device_waits_for_the_host(
     engines, monkeypatch, device: float, host: float, steps: int
 ):
     now = ends = 0.0  # of the host's clock; when the device is done
-    monkeypatch.setattr(scheduling, "monotonic", lambda: now)
+    monkeypatch.setattr(pacing, "monotonic", lambda: now)
     engine, runner = engines[1], engines[1].runner
     real = type(runner).run
 
@@ -196,7 +215,7 @@ def test_steps_are_launched_together_while_the_device_waits_for_the_host(
 )
 def test_steps_are_launched_alone_again_when(found: list[tuple[float, float, int]], monkeypatch):
     now = 0.0
-    monkeypatch.setattr(scheduling, "monotonic", lambda: now)
+    monkeypatch.setattr(pacing, "monotonic", lambda: now)
     pace = Pace(4)
     for milliseconds, waits, steps in found:
         assert pace.steps == steps

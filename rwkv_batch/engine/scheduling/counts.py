@@ -113,7 +113,8 @@ class EngineCounts:
             if rows:
                 self.between_tokens.observe(gap, rows * steps)
         self.generation_tokens += marks.leading * steps
-        for seq, token in zip(drawing[marks.decoding :], ids[marks.decoding :], strict=False):
+        beginning = slice(marks.decoding, len(drawing))
+        for seq, token in zip(drawing[beginning], ids[beginning], strict=True):
             arrived = self._arrived.get(seq)
             wanted = seq.request.max_tokens and token not in seq.request.stop_ids
             if arrived is not None and seq.generating and wanted:

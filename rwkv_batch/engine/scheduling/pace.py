@@ -1,0 +1,51 @@
+"""How many decode steps are launched together, so that the device does not wait for the host."""
+
+from time import monotonic
+
+from rwkv_batch.engine.scheduling.sequence import LAST, Sequence
+from rwkv_batch.runner.protocol import Batch
+
+# How many steps are launched together follows the time between the draws of one launch and the next, and what
+# part of it the host waits for them: twice as many after a short time with little waiting, half as many after
+# a long time or with much waiting.
+SHORT, LONG = 0.012, 0.024  # seconds
+LITTLE, MUCH = 0.25, 0.75
+
+
+class Pace:
+    """How many steps the host launches together: more where the device would wait for it otherwise.
+
+    Then the host has less to do for each, but new rows and the readers of text wait for all of them. Whether
+    the device waits shows in how long the host waits for draws.
+    """
+
+    def __init__(self, most: int) -> None:
+        """most: as of Runner.most_steps."""
+        self._most, self.steps = most, 1  # the steps of the next launch, as far as its rows allow
+        self._began = self._landed_at = 0.0
+
+    def wait(self) -> None:
+        """The host begins to wait for draws."""
+        self._began = monotonic()
+
+    def land(self, steps: int) -> None:
+        """It has those of so many steps, which were launched together."""
+        before, now = self._landed_at, monotonic()
+        self._landed_at, took, waited = now, now - before, now - self._began
+        if waited > MUCH * took or took > LONG:
+            self.steps = max(steps // 2, 1)
+        elif waited <= LITTLE * took and took <= SHORT:
+            self.steps = min(steps * 2, self._most)
+
+    def steps_of(self, batch: Batch, drawing: list[Sequence]) -> int:
+        """For a batch and the sequences that draw in it, as far as these allow: a power of two."""
+        most = self.steps
+        if most == 1 or batch.top_logprobs or batch.mixtures or batch.scored:
+            return 1
+        rows = len(batch.slots)
+        if not len(batch.tokens) == len(drawing) == batch.tokens.count(LAST) == rows:
+            return 1
+        least = min(seq.known_draws_left for seq in drawing)
+        while most > 1 and most > least:
+            most //= 2
+        return most

@@ -10,7 +10,9 @@ from engine_driver import PROMPTS, Driver
 from msgspec.structs import replace
 
 from rwkv_batch.engine.constraints import masks
+from rwkv_batch.engine.constraints.compiling import THREADS
 from rwkv_batch.runner import backends
+from rwkv_batch.text.grammars import GrammarCompiler
 from rwkv_batch.wire.codec import decode_paused
 from rwkv_batch.wire.commands import PAUSED, GetDocument, PauseRequest
 from rwkv_batch.wire.protocol import (
@@ -183,12 +185,28 @@ def test_a_mixture_of_states_is_bound(driver: Driver):
     assert VALID[FRUIT](answer(driver, bound(driver, FRUIT, mixture=mixture)).text)
 
 
-def test_a_request_that_is_dropped_while_it_compiles_says_nothing(driver: Driver):
-    name = bound(driver, PLATE)
-    driver.engine.cancel((b"test", name))
+def test_requests_that_are_dropped_while_they_compile_say_nothing(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+):
+    """Those that a thread has begun with leave nothing to do; no thread begins with the rest."""
+    free, begun = threading.Event(), []
+
+    def held(self, text):
+        begun.append(text)
+        assert free.wait(60)
+        return matcher(self, text)
+
+    matcher = GrammarCompiler.matcher
+    monkeypatch.setattr(GrammarCompiler, "matcher", held)
+    names = [bound(driver, Grammar("regex", "ab" * n)) for n in range(1, THREADS + 3)]
+    for name in names:
+        driver.engine.cancel((b"test", name))
     other = driver.add(PROMPTS[1], max_tokens=20)
     answer(driver, other)
-    assert name not in driver._events and driver.engine.drained
+    free.set()
+    driver.engine.grammars._threads.shutdown()  # they have ended what they had begun with
+    assert len(begun) <= THREADS and driver._events.keys() == {other}
+    assert driver.engine.drained and not driver.engine.busy
 
 
 def test_the_request_is_accepted_with_its_tokens(driver: Driver):

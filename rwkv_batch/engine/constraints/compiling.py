@@ -37,7 +37,7 @@ class GrammarQueue:
         """most: requests that may wait."""
         self._compiler, self._most, self._wake = GrammarCompiler(vocab), most, wake
         self._threads = ThreadPoolExecutor(THREADS, "grammars")
-        self._waiting: list[CompiledGrammar] = []
+        self._waiting: dict[CompiledGrammar, Future[None]] = {}
         self._done: deque[CompiledGrammar] = deque()
 
     @property
@@ -48,6 +48,8 @@ class GrammarQueue:
     @property
     def ready(self) -> bool:
         """Whether `take` has something."""
+        while self._done and self._done[0] not in self._waiting:  # dropped while it was compiled
+            self._done.popleft()
         return bool(self._done)
 
     def put(self, key: Key, request: GenerateRequest) -> bool:
@@ -58,23 +60,22 @@ class GrammarQueue:
         if request.grammar is None or len(self._waiting) >= self._most:
             return False
         item = CompiledGrammar(key, _with_end(request), Future())
-        self._waiting.append(item)
-        self._threads.submit(self._compile_for_take, item)
+        self._waiting[item] = self._threads.submit(self._compile_for_take, item)
         return True
 
     def take(self) -> list[CompiledGrammar]:
         """The requests whose grammars are compiled, or cannot be."""
         taken = []
-        while self._done:
+        while self.ready:
             item = self._done.popleft()
-            if item in self._waiting:  # otherwise it has been dropped
-                self._waiting.remove(item)
-                taken.append(item)
+            del self._waiting[item]
+            taken.append(item)
         return taken
 
     def drop(self, unwanted: Callable[[Key], bool]) -> None:
-        """Forget requests, by their keys."""
-        self._waiting = [item for item in self._waiting if not unwanted(item.key)]
+        """Forget requests, by their keys. No thread begins with their grammars."""
+        for item in [item for item in self._waiting if unwanted(item.key)]:
+            self._waiting.pop(item).cancel()
 
     def compile(self, key: Key, request: GenerateRequest) -> CompiledGrammar:
         """The same at once, for a caller that waits."""

@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, help="file for the result as a page")
     options = parser.parse_args()
     if reason := power_cut.missing():
-        sys.exit(f"This cannot run here: {reason}.")
+        sys.exit(reason)
     folder = Path(tempfile.mkdtemp(prefix="crash-points-"))
     rows, failures = crash(options.points, options.seed, options.operations, folder)
     print("\n".join(lines(rows)))

@@ -71,8 +71,8 @@ class Cut:
 def missing() -> str | None:
     """Why nothing can be recorded here; None: it can be."""
     if sys.platform != "linux":
-        return "operations on files are recorded by way of LD_PRELOAD, which is for Linux"
-    return None if _compiler() else "there is no C compiler (cc, gcc, clang or c++) for disk_trace.c"
+        return "Operations on files are recorded by way of LD_PRELOAD, which is for Linux."
+    return None if _compiler() else "There is no C compiler (cc, gcc, clang or c++) for disk_trace.c."
 
 
 @cache

@@ -17,6 +17,7 @@ from playwright.sync_api import (
     sync_playwright,
 )
 from serving import ROOT
+from tools import absent
 
 PATIENCE = 60_000  # milliseconds until a test gives up: a deadline, for machines that are busy otherwise
 OURS = "127.0.0.1"
@@ -32,7 +33,7 @@ def browser() -> Iterator[Browser]:
     """One for a file: while it is there, an event loop runs in this thread."""
     path = chromium.find()
     if path is None:
-        pytest.skip("there is no Chromium; make test-page installs it")
+        absent("There is no Chromium; make test-page installs it.")
     with sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=path)
         yield running

@@ -11,6 +11,7 @@ import power_cut
 import pytest
 from pool_workload import VARIANTS, Recording
 from power_cut import Cut, Disk, Kind, Names, Operation
+from tools import absent
 
 SEED = 1
 OPERATIONS = 40  # of each process
@@ -27,7 +28,7 @@ FOLDER = Operation(Kind.OPEN, 4, 0, "/disk", b"")
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory: pytest.TempPathFactory) -> list[Recording]:
     if reason := power_cut.missing():
-        pytest.skip(reason)
+        absent(reason)
     return pool_workload.record(tmp_path_factory.mktemp("recordings"), SEED, OPERATIONS)
 
 

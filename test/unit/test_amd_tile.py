@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tools import absent
 
 HIP = Path(__file__).resolve().parents[2] / "hip"
 EXPORTS = """
@@ -68,7 +69,7 @@ INSTRUCTIONS = {
 def layout(tmp_path_factory):
     compiler = shutil.which("c++") or shutil.which("clang++-19")
     if compiler is None:
-        pytest.skip("needs a C++ compiler")
+        absent("There is no C++ compiler.")
     folder = tmp_path_factory.mktemp("layout")
     (folder / "layout.cpp").write_text(EXPORTS)
     library = folder / "layout.so"

@@ -15,6 +15,7 @@ from serving import Server
 
 from demo import unpack
 from rwkv_batch.model.cuda.gemms import autotune
+from rwkv_batch.model.cuda.gemms.gemm import Gemms
 from rwkv_batch.model.cuda.gemms.methods import METHODS
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.runner import backends
@@ -82,6 +83,24 @@ def unpacked_once() -> Iterator[None]:
         fresh = unpack.tensors()
         changed = [name for name, tensor in whole().items() if not torch.equal(tensor, fresh[name])]
         assert not changed, "somebody has written to what all share"
+
+
+@pytest.fixture(scope="module")
+def own_tuning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """For engines whose texts are compared: they run GEMMs by the same methods.
+
+    Without it, what another process has timed since the first of them started may have changed those of the
+    second, and a random number close to the border of two tokens then draws the other.
+    """
+    folder, shared = tmp_path_factory.mktemp("tuning"), autotune.Autotuner.from_cache
+
+    def from_folder(gemms: Gemms, device: torch.device, layers: autotune.Layers) -> autotune.Autotuner:
+        file = folder / shared(gemms, device, layers).file.name
+        return autotune.Autotuner(gemms, file, layers, autotune.kept_in(file, gemms))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(autotune.Autotuner, "from_cache", from_folder)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from rwkv_batch.state.log.store import Store
 from rwkv_batch.wire.commands import PutStartState
 from rwkv_batch.wire.protocol import MixturePart, Progress, Sampling
 
-pytestmark = needs_gpu
+pytestmark = [*needs_gpu, pytest.mark.usefixtures("own_tuning")]
 LONG = [(7 * i) % 390 + 1 for i in range(150)]
 CLOSE = 0.05  # of log probabilities in fp16, between the token drawn and the likeliest
 

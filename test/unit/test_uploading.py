@@ -84,6 +84,7 @@ def test_progress_ends_also_where_not_all_tensors_are_needed():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.usefixtures("own_tuning")
 class TestAServedFile:
     @pytest.fixture
     def path(self, tmp_path):

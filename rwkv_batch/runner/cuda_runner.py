@@ -163,16 +163,8 @@ class CudaRunner:
         for step, drawn in enumerate(ids):
             if step:
                 self.model.repeat(self.states, bool(batch.adapters))
-            self._sample(logits, slots, drawn)
+            self.sampler.sample_async(logits, slots, drawn, feed=self.states.feed)
         return QueuedDraws(ids.view(-1), scores, ())
-
-    def _sample(
-        self, logits: Tensor, slots: Tensor, ids: Tensor | None = None, masks: RowMasks | None = None
-    ) -> Tensor:
-        """As the sampler's sample_async, of rows that it is prepared for."""
-        ids = self.sampler.sample_async(logits, slots, ids, masks)
-        self.states.feed.record_drawn(ids, slots)
-        return ids
 
     def _draw(
         self, batch: Batch, logits: Tensor, slots: Tensor, scores: PromptScores, masks: RowMasks | None
@@ -183,7 +175,7 @@ class CudaRunner:
             return QueuedDraws(slots[:0], scores, scored)
         mix_logits(logits, batch.mixtures)
         self.sampler.prepare([batch.slots[row] for row in batch.draws])
-        ids = self._sample(logits, slots, masks=masks)
+        ids = self.sampler.sample_async(logits, slots, masks=masks, feed=self.states.feed)
         tops = batch.top_logprobs
         if not tops:
             return QueuedDraws(ids, scores, scored)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.cuda.gemms import launch, pointer
+from rwkv_batch.ops.cuda.inputs.feed import Feed
 from rwkv_batch.ops.cuda.inputs.staging import Records, upload
 from rwkv_batch.ops.random import random_key
 from rwkv_batch.sampling import flashinfer
@@ -97,7 +98,7 @@ class CudaSampler:
         self.vocab = drawable(vocab)
         self._library = build.load(architecture or build.architecture(torch.device(device)))
         self._library.rwkv_sample.argtypes = (POINTER(SampleInput), c_int, c_int, c_int, c_void_p)
-        self._library.rwkv_sample_plain.argtypes = (POINTER(SampleInput), c_int, c_void_p)
+        self._library.rwkv_sample_plain.argtypes = (POINTER(SampleInput), c_void_p, c_int, c_void_p)
         self._library.rwkv_sample_filtered.argtypes = (POINTER(FilterInput), c_int, c_int, c_int, c_void_p)
         self._library.rwkv_sample_adjust.argtypes = (POINTER(AdjustInput), c_int, c_int, c_int, c_void_p)
         self._library.rwkv_sample_record.argtypes = (POINTER(AdjustInput), c_void_p, c_int, c_void_p)
@@ -182,14 +183,20 @@ class CudaSampler:
         self._row_filters = self._filters[index] if self._filtered[index].any() else None
 
     def sample_async(
-        self, logits: Tensor, slots: Tensor, ids: Tensor | None = None, masks: RowMasks | None = None
+        self,
+        logits: Tensor,
+        slots: Tensor,
+        ids: Tensor | None = None,
+        masks: RowMasks | None = None,
+        feed: Feed | None = None,
     ) -> Tensor:
         """One token for each row of logits `[rows, vocab]`, fp32 or fp16: ids `[rows]` int32 on the device.
 
         Queued without a synchronisation; `prepare` comes first. slots `[rows]` int32 are on the device; a
         slot comes at most once, and a negative one is padding, whose id is 0. `ids`: where to write. `masks`:
-        what rows may draw, by their places. Without these, rows with filters and rows for FlashInfer the call
-        can be captured in a graph. One that is captured while all rows are plain is right for such rows only.
+        what rows may draw, by their places. `feed`: where it is recorded what was drawn. Without masks, rows
+        with filters and rows for FlashInfer the call can be captured in a graph. One that is captured while
+        all rows are plain is right for such rows only.
         """
         if (
             logits.dtype not in (torch.float32, torch.float16)
@@ -209,14 +216,18 @@ class CudaSampler:
                 self._sample_filtered(logits, slots, ids, masks)
             elif self._draw is not None and len(self._places):
                 self._sample_with_flashinfer(self._draw, logits, slots, ids)
+            elif self._all_plain and _is_aligned(logits):
+                call = self._input(logits, slots, ids, None)
+                sequences = None if feed is None else feed.records.data_ptr()
+                launch(self._library, "rwkv_sample_plain", byref(call), sequences, len(slots))
+                return ids
             else:
                 self._sample(logits, slots, ids)
+            if feed is not None:
+                feed.record_drawn(ids, slots)
         return ids
 
     def _sample(self, logits: Tensor, slots: Tensor, ids: Tensor) -> None:
-        if self._all_plain and _is_aligned(logits):
-            call = self._input(logits, slots, ids, None)
-            return launch(self._library, "rwkv_sample_plain", byref(call), len(slots))
         blocks, workspace = self._split(len(slots))
         call, half = self._input(logits, slots, ids, workspace), int(logits.dtype == torch.float16)
         launch(self._library, "rwkv_sample", byref(call), len(slots), half, blocks)

@@ -4,6 +4,8 @@ import pytest
 import torch
 from cuda_gpu import needs_gpu
 
+from rwkv_batch.ops.cuda.binding import Kernels
+from rwkv_batch.ops.cuda.inputs.feed import Feed
 from rwkv_batch.sampling.sampler_cuda import CudaSampler
 from rwkv_batch.wire.protocol import Sampling
 
@@ -67,3 +69,25 @@ def test_logits_that_lie_across_16_bytes_are_drawn_too():
     sampler, copied = sampler_of(4, 40, True), sampler_of(4, 40, True)
     logits = (torch.randn(4, 43, device="cuda") * 3).half()[:, 3:]
     assert sampler.sample(logits, range(4)) == copied.sample(logits.contiguous(), range(4))
+
+
+@pytest.mark.parametrize("rows", [5, 100])
+def test_the_feed_knows_what_was_drawn_and_whether_that_ends_a_row(rows):
+    slots = torch.arange(rows, dtype=torch.int32, device="cuda")
+    slots[3] = -1
+    logits = (torch.randn(rows, 5000, device="cuda") * 3).half()
+    found = []
+    for takes_plain in (True, False):
+        sampler = sampler_of(rows, 5000, takes_plain)
+        feed = Feed(Kernels(torch.device("cuda")), torch.zeros(rows, 1, 1, 64, 64, device="cuda"))
+        for row in range(rows):
+            feed.begin(row, logits[row].topk(12 * (row % 2)).indices.tolist())
+        feed.prepare()
+        sampler.prepare(range(rows))
+        ids = sampler.sample_async(logits, slots, feed=feed)
+        found.append((ids.tolist(), feed.records.view(torch.int32)[:, :2].tolist()))
+    assert found[0] == found[1]
+    ids, records = found[0]
+    assert [record[0] for record in records] == ids
+    assert {record[1] for record in records[::2]} == {0}
+    assert records[1][1] == 1, "a greedy row draws what is likely"

@@ -32,6 +32,11 @@ class Feed:
         self._records = Records(len(wkv), RECORD, wkv.device)
         self.pending = pending_writes(wkv) if defers else None
 
+    @property
+    def records(self) -> Tensor:
+        """Of all slots, on the device."""
+        return self._records.table
+
     def begin(self, slot: int, stop_ids: Collection[int]) -> None:
         """A new sequence in the slot, which those ids finish, STOPS of them at most."""
         self._records.put(slot, (0, 0, 0, (*stop_ids, *[-1] * (STOPS - len(stop_ids)))))

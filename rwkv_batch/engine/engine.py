@@ -158,9 +158,9 @@ class Engine:
 
     @property
     def drained(self) -> bool:
-        """Whether everything that was asked for has ended."""
+        """Whether everything that was asked for has ended. Steps that nobody waits for may be in flight."""
         waits = self.scheduler.waiting or self.scheduler.running or self.scheduler.queues
-        return not (waits or self.grammars.waiting or self._in_flight or self.busy)
+        return not (waits or self.grammars.waiting or self.busy)
 
     def add(self, key: RequestKey, request: GenerateRequest) -> None:
         """Queue a request. `step` returns its events, of which the first is Accepted or Rejected."""
@@ -236,6 +236,11 @@ class Engine:
                 self._in_flight.append(step)
         self.pool.poll()  # the last deltas of turns that were committed meanwhile leave with this step
         return self._events()
+
+    def settle(self) -> Outbox:
+        """Wait until nothing is in flight: behind the end of the last row there may be a step without it."""
+        self._queued = 0
+        return self.land()
 
     def collect(self) -> Outbox:
         """Events that are ready, where the step is another engine's."""
@@ -345,7 +350,7 @@ class Engine:
         """Run or queue a step."""
         finalizing = [seq for seq, count in plan if seq.state is FINALIZING and seq.tokens_left == count]
         batch, drawing = batch_of(plan, self.adapters.slots_of(seq for seq, _ in plan))
-        if (steps := self._pace.steps_of(batch, drawing)) > 1:
+        if (steps := self._pace.steps_of(batch, drawing, self.scheduler.running.values())) > 1:
             batch = replace(batch, steps=steps)
         bound = any(seq.constraint for seq in drawing)
         draws, draw = (None, self.runner.feed(batch)) if bound else (self.runner.run(batch), None)

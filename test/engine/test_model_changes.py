@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ahead import LateRunner
 from changing_driver import ChangingDriver
 from checkpoints import write_pth
 from cuda_gpu import needs_gpu
@@ -17,6 +18,7 @@ from rwkv_batch.engine.serving import changes
 from rwkv_batch.engine.serving.changes import ModelChanges
 from rwkv_batch.model.checkpoint import load
 from rwkv_batch.ops.device import DeviceError, StepClock
+from rwkv_batch.runner import backends
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.wire.commands import ListSessions, LoadModel, RemoveModel, StopRequest
 from rwkv_batch.wire.protocol import Accepted, CommandReply, Failed, Rejected, SessionTurn
@@ -191,6 +193,62 @@ def test_a_removed_model_ends_its_rows_and_takes_no_more(driver, files, long_tex
     assert isinstance(driver.events[refused][-1], Rejected)
     assert driver.text(running) == long_texts["one"]
     assert driver.text(default) == long_texts["two"], "the next one is the default"
+
+
+class TestOverADeviceThatIsAhead:
+    """Behind the draw that ends the last row of a model is a step without that row, of which nobody waits."""
+
+    @pytest.fixture
+    def driver(self, tmp_path, monkeypatch) -> Iterator[ChangingDriver]:
+        monkeypatch.setattr(backends, "TorchRunner", LateRunner)
+        made = ChangingDriver("one", "two", folder=tmp_path)
+        yield made
+        made.models.close()
+
+    @pytest.fixture
+    def stop_id(self, driver) -> int:
+        """What a row draws that has run for a while."""
+        first = driver.add("one", max_tokens=60, return_ids=True)
+        driver.finish(first)
+        ids = [id_ for event in driver.events[first][1:] for row in event.rows for id_ in row.ids]
+        found = max(ids, key=ids.index)
+        assert ids.index(found) > 20
+        return found
+
+    @pytest.mark.parametrize("kind", ["swapped", "removed"])
+    @pytest.mark.parametrize("end", ["stop id", "cancelled"])
+    def test_a_model_ends_with_its_last_row(self, driver, files, stop_id, kind, end):
+        running = driver.add("one", max_tokens=LONG, stop_ids=[stop_id])
+        driver.step()
+        swap = kind == "swapped"
+        driver.begin(LoadModel("c", str(files["two"]), "one") if swap else RemoveModel("c", "one"))
+        driver.wait(lambda: driver.ended("c") if swap else len(driver.served()) == 1)
+        assert not driver.ended(running)
+        if end == "cancelled":
+            driver.models.cancel((b"test", running))
+        else:
+            driver.finish(running)
+        driver.wait(lambda: not driver.changes._under_way)
+        assert isinstance(driver.events["c"][-1], CommandReply)
+
+    def test_where_memory_does_not_hold_both_the_new_one_follows(self, driver, files, stop_id, monkeypatch):
+        refusals = [DeviceError("The weights do not fit.")]
+        build = changes.load_model
+
+        def small(weights, config):
+            if refusals:
+                raise refusals.pop()
+            return build(weights, config)
+
+        monkeypatch.setattr(changes, "load_model", small)
+        running = driver.add("one", max_tokens=LONG, stop_ids=[stop_id])
+        driver.step()
+        driver.begin(LoadModel("c", str(files["two"]), "one"))
+        driver.wait(lambda: driver.models._held)
+        driver.finish(running)
+        driver.wait(lambda: driver.ended("c"))
+        reply = driver.events["c"][-1]
+        assert isinstance(reply, CommandReply) and "memory" in reply.note
 
 
 @pytest.mark.parametrize(

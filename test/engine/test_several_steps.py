@@ -120,6 +120,21 @@ def test_what_needs_each_draw_has_step_after_step(engines: tuple[Engine, Engine]
     assert max(runner.steps) > 1, "when the row beside is alone again"
 
 
+def test_a_row_that_waits_for_each_draw_has_every_second_step(engines: tuple[Engine, Engine]):
+    """With more stop ids than the device looks for, it is left out until its last draw is known."""
+    runner = engines[1].runner
+    runner.steps.clear()
+    runner.rows.clear()
+    many = list(range(300, 301 + runner.run_ahead_stop_ids))
+    waits = request("waits", prompts=PROMPTS[:1], stop_ids=many, max_tokens=20)
+    beside = request("beside", prompts=PROMPTS[1:2], stop_ids=[], max_tokens=150)
+    plain, several = (said(engine, waits, beside) for engine in engines)
+    assert plain == several
+    together = next(i for i, steps in enumerate(runner.steps) if steps > 1)
+    assert runner.rows[:together].count(2) == 20
+    assert max(runner.steps) == 4, "when the row beside is alone"
+
+
 def test_a_new_row_is_read_in_the_next_step(engines: tuple[Engine, Engine]):
     engine, runner = engines[1], engines[1].runner
     engine.add((b"test", "long"), request("long", prompts=PROMPTS[:1], stop_ids=[], max_tokens=200))

@@ -1,5 +1,6 @@
 """How many decode steps are launched together, so that the device does not wait for the host."""
 
+from collections.abc import Collection
 from time import monotonic
 
 from rwkv_batch.engine.scheduling.sequence import LAST, Sequence
@@ -37,13 +38,18 @@ class Pace:
         elif waited <= LITTLE * took and took <= SHORT:
             self.steps = min(steps * 2, self._most)
 
-    def steps_of(self, batch: Batch, drawing: list[Sequence]) -> int:
-        """For a batch and the sequences that draw in it, as far as these allow: a power of two."""
+    def steps_of(self, batch: Batch, drawing: list[Sequence], running: Collection[Sequence]) -> int:
+        """For a batch and the sequences that draw in it, as far as these allow: a power of two.
+
+        running: all that have slots. One left out until its last draw is known does not wait for more.
+        """
         most = self.steps
         if most == 1 or batch.top_logprobs or batch.mixtures or batch.scored:
             return 1
         rows = len(batch.slots)
         if not len(batch.tokens) == len(drawing) == batch.tokens.count(LAST) == rows:
+            return 1
+        if len(running) > rows and any(seq.waits_for_draw for seq in running):
             return 1
         least = min(seq.known_draws_left for seq in drawing)
         while most > 1 and most > least:

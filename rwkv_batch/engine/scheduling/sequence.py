@@ -141,6 +141,12 @@ class Sequence:
         return (self.state is PREFILLING or self.state is FINALIZING) and self.tokens_to_feed > 0
 
     @property
+    def waits_for_draw(self) -> bool:
+        """Whether it goes on when its last draw is known, and not before."""
+        more = len(self.drawn) + self.in_flight < self.request.max_tokens
+        return self.state is DECODING and self.in_flight > 0 and more and not self.can_step
+
+    @property
     def tokens_to_feed(self) -> int:
         """Of `tokens_left`, how many the next steps may feed.
 

@@ -170,6 +170,7 @@ class Models:
             turn.background.end_step()
             self._spend(turn)
         for member in [member for member in self._retiring if member.engine.drained]:
+            events += member.engine.settle()
             self._retiring.remove(member)
             self._running.remove(member)
             self._ended.append(member)

@@ -26,6 +26,8 @@ from rwkv_batch.supervisor import Supervisor
 
 DEMO = Path(__file__).resolve().parent / "demo"  # the bundled model's folder
 DEMO_ADAPTERS = 2
+MOST, MOST_FLOAT = 2**31 - 1, 1e30  # that flags take where no other limit is named
+MOST_SECONDS, MOST_WORKERS = 86400, 1024
 
 
 def main(argv: list[str]) -> int:
@@ -52,8 +54,11 @@ def parse(argv: list[str]) -> ServerConfig:
         parser.error("--password is empty; leave it out for a server without one")
     if options.metrics_password == "":
         parser.error("--metrics-password is empty; leave it out, and --password counts")
+    if options.admin_password == "":
+        parser.error("--admin-password is empty; leave it out, and its routes answer to this machine only")
     _check_password(parser, "--password", options.password or "")
     _check_password(parser, "--metrics-password", options.metrics_password or "")
+    _check_password(parser, "--admin-password", options.admin_password or "")
     return ServerConfig(
         engines=_engines(parser, options),
         frontend=FrontendConfig(**_fields(FrontendConfig, options)),
@@ -179,7 +184,7 @@ def _parser() -> argparse.ArgumentParser:
     flag("--prefill-tokens", **positive, help="prompt tokens a step (default: what suits the device)")
     flag(
         "--threads",
-        **positive,
+        **_number(1, most=MOST_WORKERS),
         help="of a step on a CPU; more than one needs cores that nothing else uses (default: one for a model "
         "below 64M parameters, else as many as cores)",
     )
@@ -248,10 +253,11 @@ def _parser() -> argparse.ArgumentParser:
         choices=("default", "open_think", "fake_think", "tools"),
         help="how chats are drawn where a request does not say it (default %(default)s)",
     )
-    flag("--frontends", **positive, help="HTTP processes that share the port (default: by cores)")
+    workers = _number(1, most=MOST_WORKERS)
+    flag("--frontends", **workers, help="HTTP processes that share the port (default: by cores)")
     flag(
         "--drain-seconds",
-        **count,
+        **_number(0, most=MOST_SECONDS),
         help="how long running requests may go on after SIGTERM or Ctrl-C (default %(default)s)",
     )
     flag(
@@ -323,24 +329,21 @@ def _pipeline_device(parser: argparse.ArgumentParser, options: argparse.Namespac
     return f"cuda:{names[0]}"
 
 
-def _number(least: int, unit: int = 1) -> dict[str, Any]:
-    """How a flag takes a whole number of `unit`, at least `least`."""
-
-    def read(text: str) -> int:
-        number = _whole(text)
-        if number < least:
-            raise argparse.ArgumentTypeError(f"{text} is too small; use {least} or more")
-        return number * unit
-
-    return {"type": read, "metavar": "N"}
+def _number(least: int, unit: int = 1, most: int = MOST) -> dict[str, Any]:
+    """How a flag takes a whole number of `unit`, at least `least` and at most `most`."""
+    return {"type": lambda text: _within(text, least, most) * unit, "metavar": "N"}
 
 
 def _number_or_auto(least: int, text: str) -> int | None:
-    if text == "auto":
-        return None
+    return None if text == "auto" else _within(text, least, MOST, ", or auto")
+
+
+def _within(text: str, least: int, most: int, otherwise: str = "") -> int:
     number = _whole(text)
     if number < least:
-        raise argparse.ArgumentTypeError(f"{text} is too small; use {least} or more, or auto")
+        raise argparse.ArgumentTypeError(f"{text} is too small; use {least} or more{otherwise}")
+    if number > most:
+        raise argparse.ArgumentTypeError(f"{text} is too large; use {most} or less{otherwise}")
     return number
 
 
@@ -358,6 +361,8 @@ def _finite(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
     if not math.isfinite(number):
         raise argparse.ArgumentTypeError(f"{text} is not finite")
+    if abs(number) > MOST_FLOAT:
+        raise argparse.ArgumentTypeError(f"{text} is too large; use {MOST_FLOAT:.0e} or less")
     return number
 
 

@@ -7,6 +7,7 @@ from uuid import uuid4
 from routes.http.errors import ApiError
 from routes.http.exchange import HttpRequest, demand_password
 from routes.http.frontend import Frontend
+from routes.http.model_field import LABEL
 from routes.http.start_states import is_member
 from rwkv_batch.wire.commands import ListAdapters, ListStartStates
 from rwkv_batch.wire.supervision import EngineInfo
@@ -41,9 +42,11 @@ async def list_served(front: Frontend, http: HttpRequest) -> list[Served]:
 
 
 async def served_in_path(front: Frontend, http: HttpRequest) -> Served:
-    """What the end of the path names, behind `/models/`. Raises ApiError."""
+    """What the end of the path names, behind `/models/`; LABEL: the default model. Raises ApiError."""
     listed = {each.name: each for each in await list_served(front, http)}
     asked = unquote(http.path.split("/models/", 1)[1].rstrip("/"))
+    if asked == LABEL and asked not in listed:
+        return next(iter(listed.values()))
     if asked not in listed:
         raise ApiError(
             404,

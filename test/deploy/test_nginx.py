@@ -1,5 +1,6 @@
 """deploy/nginx.conf in front of a server with a password, as its users meet it."""
 
+import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -117,6 +118,25 @@ def test_a_client_of_nginx_is_not_this_machine(outside: httpx.Client, locked_ser
 def test_the_server_itself_says_which_body_is_too_large(outside: httpx.Client):
     refused = outside.post("/v1/chat/completions", content=b" " * (17 << 20))
     assert refused.status_code == 413 and "error" in refused.json()
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [("Transfer-Encoding: chunked\r\n\r\nZZ\r\n", b"400"), ("Content-Length: 300000000\r\n\r\n", b"413")],
+    ids=["a chunk without a length", "300 MB"],
+)
+def test_nginx_itself_refuses_what_a_front_end_cannot(
+    outside: httpx.Client, locked_server: Server, head: str, status: bytes
+):
+    """Robyn would end its process at the one, and read the other whole before the server sees it."""
+    frontends = locked_server.children()
+    host, port = outside.base_url.host, outside.base_url.port
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with context.wrap_socket(socket.create_connection((host, port), 30)) as connection:
+        connection.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\n{head}".encode())
+        assert connection.recv(4096).split()[1] == status
+    assert locked_server.children() == frontends
 
 
 def test_the_log_has_no_password(outside: httpx.Client, folder: Path):

@@ -30,7 +30,7 @@ def client(server: Server, request: pytest.FixtureRequest) -> OpenAI:
 def test_models_are_listed(client: OpenAI):
     models = client.models.list()
     assert [m.object for m in models.data] == ["model"]
-    assert client.models.retrieve(models.data[0].id) == models.data[0]
+    assert client.models.retrieve(models.data[0].id) == client.models.retrieve("rwkv7") == models.data[0]
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("no-such-model")
 

@@ -54,13 +54,32 @@ def test_metrics_may_have_a_password_of_their_own():
     assert parse(["--password", "all"]).frontend.metrics_password is None
 
 
-@pytest.mark.parametrize("flag", ["--password", "--metrics-password"])
+@pytest.mark.parametrize("flag", ["--password", "--metrics-password", "--admin-password"])
 @pytest.mark.parametrize("wrong", ["", " a", "é", "a\n"])
 def test_a_password_that_no_header_carries_is_refused(flag, wrong, capsys):
     with pytest.raises(SystemExit) as ended:
         parse([flag, wrong])
     said = capsys.readouterr().err.splitlines()[-1]
     assert ended.value.code == 2 and f"error: {flag} " in said
+
+
+@pytest.mark.parametrize(
+    ("flag", "most"),
+    [
+        ("--threads", "1024"),
+        ("--frontends", "1024"),
+        ("--drain-seconds", "86400"),
+        ("--max-rows", "2147483647"),
+        ("--prefill-tokens", "2147483647"),
+        ("--adapter-alpha", "1e+30"),
+    ],
+)
+def test_what_is_too_large_is_refused(flag, most, capsys):
+    parse([flag, most])
+    with pytest.raises(SystemExit) as ended:
+        parse([flag, "1" + "0" * 31])
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert ended.value.code == 2 and f"{flag}: 1" in said and f" use {most} or less" in said
 
 
 def test_weights_are_those_of_all_models():

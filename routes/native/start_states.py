@@ -92,6 +92,8 @@ async def upload(front: Frontend, http: HttpRequest) -> Response:
     file = await loop.run_in_executor(None, _write, data, path.suffix)
     try:
         info = await put(front, model, fields.state_id, file, fields.state_layout, description)
+    except ApiError as error:
+        raise ApiError(error.status, error.message.replace(file, path.name), error.param) from None
     finally:
         os.unlink(file)
     return json_response(http, {"object": "rwkv.state", **_to_json(info)})

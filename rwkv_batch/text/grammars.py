@@ -107,7 +107,10 @@ class GrammarCompiler:
             mask = np.frombuffer(matcher.compute_bitmask(), np.int32)  # a grammar can fail at its first token
             if mask.any() and not matcher.is_error():
                 return matcher
-        raise GrammarError(_sentence(text.kind, matcher.get_error() or "no text fits it"))
+        why = matcher.get_error()
+        if not why or "NoExtensionBias" in why:  # as llguidance says it of some
+            why = "no text fits it"
+        raise GrammarError(_sentence(text.kind, why))
 
 
 class MaskThreads:

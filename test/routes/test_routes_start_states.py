@@ -82,7 +82,7 @@ def test_the_form_may_name_the_state_and_its_layout(http, server):
 @pytest.mark.parametrize(
     ("files", "form", "status", "named"),
     [
-        ({"file": ("a.pth", b"bad")}, {}, 400, "holds no state"),
+        ({"file": ("a.pth", b"bad")}, {}, 400, "a.pth holds no state"),
         ({"file": ("a.pth", bytes(MAX_STATE + 1))}, {}, 413, str(MAX_STATE)),
         ({"a": ("a.pth", b"1"), "b": ("b.pth", b"2")}, {}, 400, "one file"),
         ({"file": ("a.pth", b"x")}, {"state_layout": "kk"}, 400, "state_layout"),

@@ -163,6 +163,8 @@ def test_what_is_nested_deeply_does_no_harm(compiler, name: str):
         (BoundText("json_schema", '{"const": 9007199254740993}'), "9007199254740993"),
         (BoundText("regex", "(a"), "unclosed group"),
         (BoundText("regex", "(?<=a)b"), "look"),
+        (BoundText("regex", r"[^\s\S]"), "no text fits it"),
+        (BoundText("grammar", "root ::= root"), "no text fits it"),
         (BoundText("grammar", "start: nowhere"), "nowhere"),
         (BoundText("grammar", ""), "root"),
         (BoundText("regex", "a" * 300_000), "at most"),

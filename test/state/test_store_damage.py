@@ -35,6 +35,7 @@ from rwkv_batch.state.entries import (
     StoreError,
     Turn,
 )
+from rwkv_batch.state.log.sqlite import BEGINNING
 from rwkv_batch.state.log.store import Store
 
 # what the damaged databases held
@@ -155,6 +156,24 @@ def test_a_flipped_bit_anywhere_costs_at_most_what_it_hits(whole: bytes, tmp_pat
     assert refused <= 2
     for right in zip(*found[:40], strict=True):
         assert sum(right) >= 40 * (EVERYTHING - 1) - EVERYTHING
+
+
+@pytest.mark.parametrize(
+    "data", [b'\x98\x02\0\0\0\0\0\0{"a": {"dtype"', b"PK\3\4" + bytes(60), b"SQL notes, and more text"]
+)
+def test_a_file_of_something_else_is_left_alone(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match="no database"):
+        Store(path)
+    assert path.read_bytes() == data
+    assert [found.name for found in path.parent.iterdir()] == [path.name]
+
+
+def test_a_database_whose_first_page_is_lost_is_replaced(filled: Path) -> None:
+    data = filled.read_bytes()
+    filled.write_bytes(bytes(4096) + data[4096:])
+    Store(filled).close()
+    assert filled.with_name(f"{filled.name}.damaged-1").exists()
 
 
 @pytest.mark.parametrize("pages", [1, 2, 3])
@@ -344,6 +363,6 @@ def test_a_damaged_file_that_could_not_be_replaced_is_replaced_later(whole: byte
 
 def test_a_file_that_breaks_is_moved_aside_again_and_again(path: Path) -> None:
     for number in (1, 2):
-        path.write_bytes(b"not a database at all" * 1000)
+        path.write_bytes(BEGINNING + b"and not a database" * 1000)
         Store(path).close()
-        assert path.with_name(f"sessions.db.damaged-{number}").read_bytes()[:3] == b"not"
+        assert path.with_name(f"sessions.db.damaged-{number}").read_bytes()[16:23] == b"and not"

@@ -1,10 +1,12 @@
 """A SQLite file as this server uses one: connections, what its errors mean, and a damaged file put aside."""
 
 import sqlite3
+from contextlib import suppress
 from pathlib import Path
 
 from rwkv_batch.state.entries import StoreBroken, StoreError
 
+BEGINNING = b"SQLite format 3\0"  # of every file
 PAGE = 4096  # rows are short, and a commit writes whole pages
 
 # What SQLite reports of a file that is broken. Everything else is a matter of the disk or of rights.
@@ -64,6 +66,15 @@ def explain(error: sqlite3.Error, path: Path) -> StoreError:
     return StoreError(
         f"The database {path} cannot be used ({error}); see that the file and its directory can be written."
     )
+
+
+def is_other(path: Path) -> bool:
+    """Whether the file holds something else: most of its first bytes are wrong, and not only zeros."""
+    with suppress(OSError), path.open("rb") as file:
+        found = file.read(len(BEGINNING))
+        right = sum(one == other for one, other in zip(found, BEGINNING, strict=False))
+        return any(found) and 2 * right < len(found)
+    return False
 
 
 def move_aside(path: Path) -> Path:

@@ -279,6 +279,8 @@ class Store:
             raise StoreError(
                 f"There is no directory {path.parent} for the database; make it, or name another file."
             )
+        if sqlite.is_other(path):
+            raise StoreError(f"{path} is no database; name another file for it.")
 
     @staticmethod
     def _acquire_lock(path: Path) -> int:

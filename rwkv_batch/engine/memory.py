@@ -187,4 +187,4 @@ def _does_not_fit(device: torch.device, asked: int, idle_slots: int, fit: int, f
     )
     if fit:
         return f"{what}; {fit} rows would: use --max-rows {fit}."
-    return f"{what}; use a smaller model, fewer --prefill-tokens, or --l1 0."
+    return f"{what}; use a smaller model, fewer --prefill-tokens or --max-adapters, or --l1 0."

@@ -291,8 +291,17 @@ def test_greedy_text_is_the_same_on_every_route(sessions: Sessions):
     assert texts == {"7 + 5 = 12"}
 
 
-def test_a_database_that_is_none_is_put_aside(tmp_path: Path):
-    (tmp_path / "sessions.db").write_bytes(b"not a database at all" * 1000)
+def test_a_file_of_something_else_is_no_place_for_sessions(tmp_path: Path):
+    other = tmp_path / "model.pth"
+    other.write_bytes(b"PK\3\4 a checkpoint")
+    refused = Server("--device", "cpu", "--state-db", str(other), wait=False)
+    assert refused.process.wait(60) == 2
+    assert f"{other} is no database; name another file for it." in refused.log()
+    assert "Traceback" not in refused.log() and other.read_bytes() == b"PK\3\4 a checkpoint"
+
+
+def test_a_database_that_is_damaged_all_over_is_put_aside(tmp_path: Path):
+    (tmp_path / "sessions.db").write_bytes(b"SQLite format 3\0" + b"and not a database" * 1000)
     sessions = Sessions(tmp_path)
     sessions.turn("new", INTRODUCE.format("Mary"))
     sessions.stop()

@@ -45,9 +45,9 @@ async def served_in_path(front: Frontend, http: HttpRequest) -> Served:
     """What the end of the path names, behind `/models/`; LABEL: the default model. Raises ApiError."""
     listed = {each.name: each for each in await list_served(front, http)}
     asked = unquote(http.path.split("/models/", 1)[1].rstrip("/"))
-    if asked == LABEL and asked not in listed:
-        return next(iter(listed.values()))
     if asked not in listed:
+        if asked == LABEL:
+            return next(iter(listed.values()))
         raise ApiError(
             404,
             f"There is no model {asked[:60]} here; served are {', '.join(list(listed)[:20])}.",

@@ -29,7 +29,7 @@ def sampler_of(rows: int, vocab: int, takes_plain: bool) -> CudaSampler:
 
 
 @pytest.mark.parametrize("rows", [1, 16, 17, 48, 49, 321])
-@pytest.mark.parametrize("vocab", [40, 5000, 65536])
+@pytest.mark.parametrize("vocab", [40, 5000, 20000, 50304, 65536])
 def test_they_draw_what_they_draw_beside_others(rows, vocab):
     alone, beside = sampler_of(rows, vocab, True), sampler_of(rows, vocab, False)
     logits = (torch.randn(rows, vocab, device="cuda") * 3).half()

@@ -4,13 +4,14 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from ahead import LateRunner
+from ahead import LateRunner, SeveralRunner, without_time
 from checkpoints import tiny
 from engine_driver import PROMPTS, SAMPLED, Driver
 from msgspec.structs import replace
 
 from rwkv_batch.engine import Engine
 from rwkv_batch.runner import backends
+from rwkv_batch.runner.torch_runner import TorchRunner
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.wire.codec import decode_paused
@@ -38,10 +39,11 @@ NUCLEUS = Sampling(method="nucleus", seed=5, top_k=50, top_p=0.8, alpha_presence
 LONG = 60  # tokens
 
 
-@pytest.fixture(params=["each step awaited", "steps queued ahead"], autouse=True)
+@pytest.fixture(params=[TorchRunner, LateRunner, SeveralRunner], autouse=True)
 def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "steps queued ahead":
-        monkeypatch.setattr(backends, "TorchRunner", LateRunner)
+    """Each step is awaited, or one is queued ahead, or several are launched together."""
+    monkeypatch.setattr(backends, "TorchRunner", request.param)
+    without_time(monkeypatch)
 
 
 def texts(events: list[Event]) -> dict[int, tuple[str, int, str | None]]:
@@ -294,8 +296,9 @@ def test_a_request_that_cannot_be_stored_fails(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("tokens", [1, 5])
-def test_a_stopped_turn_is_stored_as_far_as_it_went(tokens: int) -> None:
-    driver = Driver(l1=0, l2=0)
+@pytest.mark.parametrize("states", [0, 2])
+def test_a_stopped_turn_is_stored_as_far_as_it_went(tokens: int, states: int) -> None:
+    driver = Driver(l1=states, l2=states)
     name = driver.add(PROMPTS[0], "a", max_tokens=LONG, flush_tokens=1, name="it")
     before = run_until(driver, name, tokens)
     reply, last = interrupt(driver, StopRequest("stop", "it"), name)

@@ -1,34 +1,18 @@
 """Steps that are launched together give the same rows as steps launched one by one."""
 
 import pytest
-from ahead import LateRunner, plain_and
+from ahead import SeveralRunner, plain_and, without_time
 
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.scheduling import pace as pacing
 from rwkv_batch.engine.scheduling.pace import Pace
-from rwkv_batch.runner.protocol import Batch, Draws, DrawUnder, KnownDraws
+from rwkv_batch.runner.protocol import Batch, Draws, KnownDraws
 from rwkv_batch.wire.protocol import Failed, GenerateRequest, Grammar, Progress, Sampling, SessionTurn
 
 CAPITAL = "User: What is the capital of France?\n\nAssistant:"
 PROMPTS = ["English: Good morning!\n\nChinese:", CAPITAL, "one two three", ""]
 END = 0
 GREEDY = Sampling(temperature=0)
-
-
-class SeveralRunner(LateRunner):
-    """Notes of each step how many were launched together, and how many rows it has."""
-
-    most_steps = 4
-
-    def allocate(self, *args: int, **options: bool) -> None:
-        super().allocate(*args, **options)
-        self.steps: list[int] = []
-        self.rows: list[int] = []
-
-    def feed(self, batch: Batch) -> DrawUnder:
-        self.steps.append(batch.steps)
-        self.rows.append(len(batch.slots))
-        return super().feed(batch)
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +23,7 @@ def engines() -> tuple[Engine, Engine]:
 
 @pytest.fixture(autouse=True)
 def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a fast device: a step takes no time."""
-    monkeypatch.setattr(pacing, "monotonic", lambda: 0.0)
+    without_time(monkeypatch)
 
 
 def said(engine: Engine, *requests: GenerateRequest) -> dict[tuple[str, int], tuple]:
@@ -92,6 +75,32 @@ def test_the_same_is_said(engines: tuple[Engine, Engine], options: dict):
     assert max(runner.steps) > 1
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stop_ids": []},
+        {"stop_ids": [END, 24281]},
+        {"stop_ids": [], "stop_strings": ["a", "。", "\n\n"]},
+        {"stop_ids": [], "stop_strings": ["France is"]},  # that it draws part of, and then all of
+        {"sampling": Sampling(temperature=1.5, seed=3, presence_penalty=1.0)},
+    ],
+    ids=str,
+)
+def test_turns_leave_the_same_state(engines: tuple[Engine, Engine], options: dict):
+    """As what is said in the next turn shows."""
+    runner = engines[1].runner
+    for number in range(3):
+        runner.steps.clear()
+        names = [f"{options} {row}" for row in range(len(PROMPTS))]
+        turns = [
+            request(name, turn=SessionTurn(source=name, target=name), prompts=[prompt], **options)
+            for name, prompt in zip(names, PROMPTS if number == 0 else PROMPTS[::-1], strict=True)
+        ]
+        plain, several = (said(engine, *turns) for engine in engines)
+        assert plain == several
+        assert max(runner.steps) > 1
+
+
 def test_rows_with_few_tokens_left_end_at_their_number(engines: tuple[Engine, Engine]):
     requests = [request(str(n), prompts=PROMPTS[:1], stop_ids=[], max_tokens=n) for n in range(1, 9)]
     plain, several = (said(engine, *requests) for engine in engines)
@@ -103,7 +112,6 @@ def test_rows_with_few_tokens_left_end_at_their_number(engines: tuple[Engine, En
     "options",
     [
         {"top_logprobs": 2},
-        {"turn": SessionTurn(source="s", target="s"), "prompts": [CAPITAL]},
         {"grammar": Grammar("regex", "[a-z]{1,30}"), "prompts": [CAPITAL]},
     ],
     ids=lambda options: next(iter(options)),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.engine.engine import Engine
+from rwkv_batch.engine.scheduling import pace
 from rwkv_batch.engine.scheduling.sequence import LAST
 from rwkv_batch.runner import backends
 from rwkv_batch.runner.protocol import Batch, Draws, DrawUnder, KnownDraws, NewRow
@@ -144,6 +145,27 @@ class LateRunner(TorchRunner):
             scored = known.prompt_logprobs()
         self.last |= {batch.slots[row]: ids[row] for row in alive}
         return KnownDraws([ids[row] for row in draws], [found[draws[place]] for place in tops], scored)
+
+
+class SeveralRunner(LateRunner):
+    """Notes of each step how many were launched together, and how many rows it has."""
+
+    most_steps = 4
+
+    def allocate(self, *args: int, **options: bool) -> None:
+        super().allocate(*args, **options)
+        self.steps: list[int] = []
+        self.rows: list[int] = []
+
+    def feed(self, batch: Batch) -> DrawUnder:
+        self.steps.append(batch.steps)
+        self.rows.append(len(batch.slots))
+        return super().feed(batch)
+
+
+def without_time(patch: pytest.MonkeyPatch) -> None:
+    """As on a fast device: steps take no time, so that as many as can be are launched together."""
+    patch.setattr(pace, "monotonic", lambda: 0.0)
 
 
 def plain_and(runner: type[LateRunner], max_rows: int) -> tuple[Engine, Engine]:

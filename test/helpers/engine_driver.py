@@ -30,7 +30,7 @@ class Driver:
         self._number = 0
         self._events: dict[str, list[Event]] = {}  # by the ids of requests
 
-    def add(self, prompt: list[int], session: str | None = None, max_tokens: int = 6, **fields) -> str:
+    def add(self, prompt: str | list[int], session: str | None = None, max_tokens: int = 6, **fields) -> str:
         """The id of a request."""
         self._number += 1
         request = GenerateRequest(
@@ -63,7 +63,7 @@ class Driver:
         events = self._events.get(name, [])
         return "".join(row.text for event in events if isinstance(event, Progress) for row in event.rows)
 
-    def say(self, prompt: list[int], session: str | None = None, **fields) -> tuple[str, int]:
+    def say(self, prompt: str | list[int], session: str | None = None, **fields) -> tuple[str, int]:
         """A turn's text and number of tokens."""
         return self.said(self.add(prompt, session, **fields))
 

@@ -173,11 +173,8 @@ class Sequence:
 
     @property
     def known_draws_left(self) -> int:
-        """How many tokens it will draw whatever they are, but for its stop ids.
-
-        The state of a turn may not run past the end of its text, and masks depend on what was drawn.
-        """
-        if self.constraint or self.request.turn:
+        """How many tokens it will draw whatever they are, but for its stop ids and strings."""
+        if self.constraint:  # masks depend on what was drawn
             return 1
         return self.request.max_tokens - len(self.drawn) - self.in_flight
 

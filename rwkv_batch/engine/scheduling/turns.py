@@ -126,8 +126,9 @@ class Turns:
         kept = active.completion = sequence.shown_tokens(self._tokenizer)
         if self._pool.token_log:
             self._commit(sequence, active, sequence.target)
-        if kept[: sequence.drawn_fed] == sequence.drawn[: sequence.drawn_fed]:
-            sequence.finalize(kept[sequence.drawn_fed :])
+        fed = sequence.drawn_fed
+        if fed <= len(kept) and kept[:fed] == sequence.drawn[:fed]:
+            sequence.finalize(kept[fed:])
             if not sequence.tokens_left:
                 self.finalize([sequence])
             return

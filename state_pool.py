@@ -196,16 +196,17 @@ class StatePool:
     def unpin(self, head: Head) -> None:
         """As often as `pin`."""
         self._log.unpin(head.turn)
+        self._tiers.rest(head.turn)
 
-    def take(self, head: Head) -> tuple[int, Head] | None:
-        """The slot that holds the state at this head, now the caller's; None: `load` it.
+    def begin(self, head: Head, moves_on: bool) -> tuple[Tensor, Head] | None:
+        """The bytes of the state at this head, to be copied at once, if L1 has it; None: `load` it.
 
-        For the session's own next turn: it goes on in place, unless the state could not be brought back.
-        With the slot comes the head, with what is known of its images.
+        moves_on: for the session's own next turn, whose state takes its place when that is kept.
+        With the bytes comes the head, with what is known of its images.
         """
         known = self._tiers.head(head.turn) or head
-        slot = self._tiers.take(head.turn) if self.token_log or self._store.images_folder else None
-        return None if slot is None else (slot, known)
+        state = self._tiers.begin(head.turn, moves_on)
+        return None if state is None else (state, known)
 
     def load(self, session: Session, slot: int, done: Callable[[Loaded | None, str | None], None]) -> None:
         """Fill a slot of the caller's with a state of the session's past, the nearest there is to its end.
@@ -248,7 +249,7 @@ class StatePool:
         self._states.flush([state.slot for state in states])
         for state in states:
             head = self.images.known(state.head)
-            self._tiers.keep(state.key, head, state.slot)
+            self._tiers.keep(state.key, head, state.slot, state.before)
             if self._store.images_folder and head.tokens - head.imaged >= self._replay_tokens:
                 self._tiers.image(head.turn, partial(self.images.offer, head))
                 self._tiers.imaged(head.turn)
@@ -261,7 +262,7 @@ class StatePool:
         self._states.flush([slot])
         turn = self._log.unknown_past(tokens, model)
         session = self._log.announce(key, [turn], tokens)
-        self._tiers.keep(key, session.head, slot)
+        self._tiers.keep(key, session.head, slot, NONE)
         self._tiers.image(turn.id, partial(self._store_with_state, session, [turn], session.head, done))
 
     # The loop

@@ -80,8 +80,8 @@ class Admission:
                 except StartStateMissing as missing:
                     self._outbox.append((seq.key, Rejected(seq.key[1], "not_found", str(missing))))
                     self._cancel(seq.key, "error")
-            elif self._mixed_turns.begin(seq, seq.request.turn):
-                beginnings[seq.slot] = None
+            else:
+                beginnings |= self._mixed_turns.begin(seq, seq.request.turn)
             if seq.slot is not None:  # otherwise its session has been deleted
                 self._begin(seq, seq.slot)
         self._runner.states.replace(beginnings)

@@ -7,6 +7,8 @@ of a turn is kept where those after prefixes of prompts are, so that the next tu
 from collections.abc import Callable
 from functools import partial
 
+from torch import Tensor
+
 from rwkv_batch.engine.beginnings import Beginnings, StartStateMissing
 from rwkv_batch.engine.scheduling.scheduler import Scheduler
 from rwkv_batch.engine.scheduling.sequence import Outbox, Sequence
@@ -33,22 +35,22 @@ class MixedTurns:
         self._pool, self._scheduler, self._turns, self._outbox = pool, scheduler, turns, outbox
         self._beginnings, self._states, self._drop = beginnings, states, drop
 
-    def begin(self, sequence: Sequence, turn: SessionTurn) -> bool:
+    def begin(self, sequence: Sequence, turn: SessionTurn) -> dict[int, Tensor | None]:
         """As Turns.begin; the first sequence of a mixture comes first."""
         if sequence.leads:
             return self._turns.begin(sequence, turn)
         first = sequence.together[0]
         if first.slot is None or sequence.request.max_tokens == 0:  # it was refused, or draws nothing
             self._scheduler.release(sequence)
-            return False
+            return {}
         source = self._turns.source(first)
         if source is None or source.key != turn.source:  # the session begins here
             self._start(sequence, first.prompt)
-            return False
+            return {}
         sequence.begin_loading()
         numbers = range(source.head.number + 1)
         self._pool.turns(source, numbers, partial(self._read, sequence, source))
-        return False
+        return {}
 
     def finish(self, sequence: Sequence, last_delta: RowDelta) -> None:
         """As Turns.finish."""

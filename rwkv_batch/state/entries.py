@@ -125,6 +125,7 @@ class KeptState:
     key: str
     head: Head
     slot: int
+    before: int = NONE  # the session's turn before, whose state it takes the place of
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,10 @@ class States:
         self.flush([slot])
         return self._accessible(self._memory[slot].clone())
 
+    def flushed(self, slot: int) -> Tensor:
+        """The bytes of a slot that has been flushed, not a copy: for the current stream, at once."""
+        return self._memory[slot]
+
     def read(self, slot: int) -> Tensor:
         """`clone` for the current stream: `[bytes of a slot]`, uint8, on the device."""
         return self.clone(slot).data

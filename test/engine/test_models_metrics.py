@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from models_driver import WEIGHTS, ModelsDriver, engine
 
+from rwkv_batch.engine.serving.shares import Shares
 from rwkv_batch.wire.commands import GetMetrics
 from rwkv_batch.wire.metrics import ENGINE
 from rwkv_batch.wire.protocol import CommandReply, SessionTurn
@@ -94,7 +95,9 @@ def test_memory_has_a_purpose(driver):
     assert 0 < number(figures, "device_free_bytes") < number(figures, "device_total_bytes")
 
 
-def test_a_swap_loses_no_counts(driver):
+def test_a_swap_loses_no_counts(driver, monkeypatch):
+    spent = Shares.spent  # every step counts alike, so that the models take turns
+    monkeypatch.setattr(Shares, "spent", lambda shares, member, seconds: spent(shares, member, 1.0))
     driver.finish(driver.add("one", turn=SessionTurn(target="s")), driver.add("two"))
     running = driver.add("one", max_tokens=60)
     driver.step()

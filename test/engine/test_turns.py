@@ -66,6 +66,37 @@ def test_a_turn_that_is_cancelled_is_as_if_it_had_never_been(token_log: bool) ->
     assert said + driver.conversation("a", PROMPTS[1:]) == expected
 
 
+class TestWhatIsReadAgain:
+    """A turn goes on from the state of its session, whatever became of the turn before."""
+
+    def driver(self) -> Driver:
+        driver = Driver(l1=4)
+        driver.say([20 + i % 300 for i in range(500)], "a", max_tokens=1)
+        return driver
+
+    def fed(self, driver: Driver, prompt: list[int], **fields) -> int:
+        """Tokens of prompts that are fed for a turn and after it, while a further one waits for it."""
+        before = driver.engine.counts.prefill_tokens
+        driver.say(prompt, "a", **fields)
+        driver.say([7], "a", max_tokens=1)
+        driver.engine.close()
+        return driver.engine.counts.prefill_tokens - before
+
+    def test_after_a_turn_that_was_cancelled(self) -> None:
+        driver = self.driver()
+        name = driver.add([77] * 30, "a", max_tokens=1000, flush_tokens=1)
+        while not driver.text(name):
+            driver.step()
+        driver.engine.cancel((b"test", name))
+        assert self.fed(driver, PROMPTS[1], max_tokens=1) < 10
+
+    def test_after_a_stop_string_of_several_tokens(self) -> None:
+        text, _ = self.driver().say(PROMPTS[1], "a", max_tokens=12)
+        fields = {"max_tokens": 12, "stop_strings": [text[-6:]]}
+        assert self.driver().say(PROMPTS[1], "a", **fields)[0] == text[:-6]
+        assert self.fed(self.driver(), PROMPTS[1], **fields) < 40
+
+
 def test_a_leading_token_is_that_of_the_first_turn() -> None:
     driver = Driver(l1=4)
     for prompt in PROMPTS[:3]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rwkv_batch.state.entries import Head, KeptState, Loaded, Session
+from rwkv_batch.state.entries import NONE, Head, KeptState, Loaded, Session
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.slots import States
 from state_pool import StatePool
@@ -188,7 +188,7 @@ class Bench:
 
     # Sessions
 
-    def begin(self, key: str, in_place: bool = True) -> tuple[Session | None, Head | None, int]:
+    def begin(self, key: str, moves_on: bool = True) -> tuple[Session | None, Head | None, int]:
         """Bring a session's state into a slot: the session as it is, its head, and the slot."""
         session = self.pool.find(key)
         if session is None:
@@ -196,9 +196,10 @@ class Bench:
             self.states.clear([slot])
             return None, None, slot
         self.pool.pin(session.head)
-        if in_place and (taken := self.pool.take(session.head)):
-            return session, taken[1], taken[0]
         slot = self.slot()
+        if found := self.pool.begin(session.head, moves_on):
+            self.states.replace({slot: found[0]})
+            return session, found[1], slot
         result = self.do(self.pool.load, session, slot)
         if result.error:
             self.pool.unpin(session.head)
@@ -216,7 +217,8 @@ class Bench:
         split = len(tokens) // 2
         if self.pool.token_log:
             head = self.pool.commit(target, parent, tokens[:split], tokens[split:], self.callback(name))
-            self.pool.keep([KeptState(target, head, slot)])
+            before = session.head.turn if session and target == key else NONE
+            self.pool.keep([KeptState(target, head, slot, before)])
         else:
             seen = (session.head.tokens if session else 0) + len(tokens)
             self.pool.save(target, slot, seen, self.callback(name))

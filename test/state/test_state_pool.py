@@ -35,14 +35,48 @@ def test_sessions_move_down_in_the_order_of_their_last_use(path: Path) -> None:
     bench.close()
 
 
-def test_a_turn_goes_on_in_the_slot_of_its_session(path: Path) -> None:
+def test_a_turn_begins_in_a_copy_and_then_takes_the_place_of_its_session(path: Path) -> None:
     bench = Bench(path)
     bench.turn("a", [1, 2])
-    _, head, slot = bench.begin("a")
+    session, head, slot = bench.begin("a")
     assert head and head.tokens == 2 and bench.state(slot) == seen(1, 2)
-    assert len(bench.free) == SLOTS - 1, "no other slot was used"
-    bench.pool.unpin(head)
+    bench.feed(slot, [3])
+    assert bench.look("a") == seen(1, 2) and bench.tier("a") == "L1"
+    end = bench.pool.commit("a", head, [3], [], bench.callback("a"))
+    bench.pool.keep([KeptState("a", end, slot, session.head.turn)])
+    assert len(bench.free) == SLOTS - 1, "the state before is not kept"
+    assert bench.wait("a").error is None
+    bench.pool.unpin(session.head)
+    assert bench.look("a") == seen(1, 2, 3)
+    bench.close()
+
+
+def test_what_a_turn_began_in_stays_if_others_share_it(path: Path) -> None:
+    bench = Bench(path)
+    bench.turn("a", [1])
+    assert bench.fork("a", "b") is None
+    bench.turn("a", [2])
+    assert [bench.tier(key) for key in "ab"] == ["L1", "L1"]
+    assert [bench.look(key) for key in "ab"] == [seen(1, 2), seen(1)]
+    bench.close()
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_a_state_that_was_gone_on_from_leaves_for_the_host_if_the_turn_has_failed(
+    path: Path, over: bool
+) -> None:
+    bench = Bench(path, l1=1)
+    bench.turn("a", [1])
+    session, _, slot = bench.begin("a")
+    if over:
+        bench.pool.unpin(session.head)
+    bench.turn("b", [2])
+    bench.settle()
+    assert bench.tiers() == [("b", "L1"), ("a", "L2" if over else "L3")]
+    if not over:
+        bench.pool.unpin(session.head)
     bench.release(slot)
+    assert bench.look("a") == seen(1)
     bench.close()
 
 
@@ -215,7 +249,7 @@ def test_a_branch_keeps_what_it_needs_when_its_parent_is_deleted(path: Path) -> 
 def test_a_parent_may_be_deleted_while_a_turn_goes_on_from_it(path: Path) -> None:
     bench = Bench(path, l1=0, l2=0)
     bench.turn("parent", [1])
-    _, head, slot = bench.begin("parent", in_place=False)
+    _, head, slot = bench.begin("parent", moves_on=False)
     bench.delete("parent")
     bench.feed(slot, [2])
     bench.pool.keep(
@@ -225,7 +259,7 @@ def test_a_parent_may_be_deleted_while_a_turn_goes_on_from_it(path: Path) -> Non
     bench.pool.unpin(head)
     bench.settle()
     assert bench.look("child") == seen(1, 2)
-    _, head, slot = bench.begin("child", in_place=False)
+    _, head, slot = bench.begin("child", moves_on=False)
     bench.delete("child")
     bench.pool.unpin(head)  # nobody has continued it
     bench.release(slot)

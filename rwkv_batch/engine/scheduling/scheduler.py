@@ -109,12 +109,6 @@ class Scheduler:
         """An adapter has come: what waits for it may be admitted."""
         self._stalled = False
 
-    def move(self, seq: Sequence, slot: int) -> None:
-        """Let a running sequence go on in a slot that was not the scheduler's; its old one falls free."""
-        self.free(self.detach(seq))
-        seq.slot = slot
-        self.running[slot] = seq
-
     def plan(self) -> list[tuple[Sequence, int]]:
         """The next step: sequences, each with the number of tokens fed. Those that decode come first."""
         ready = [seq for seq in self.running.values() if seq.can_step]

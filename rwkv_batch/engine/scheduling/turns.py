@@ -10,11 +10,13 @@ turn begins. Without a token log the state is stored in place of the tokens.
 from dataclasses import dataclass, field
 from functools import partial
 
+from torch import Tensor
+
 from rwkv_batch.engine.scheduling.counts import EngineCounts
 from rwkv_batch.engine.scheduling.prompts import PromptEncoder
 from rwkv_batch.engine.scheduling.scheduler import Scheduler
 from rwkv_batch.engine.scheduling.sequence import LOADING, Outbox, RowAdapter, Sequence
-from rwkv_batch.state.entries import EMPTY_DIGEST, Head, KeptState, Loaded, Session, StoreError
+from rwkv_batch.state.entries import EMPTY_DIGEST, NONE, Head, KeptState, Loaded, Session, StoreError
 from rwkv_batch.state.slots import States
 from rwkv_batch.text.tokenizer import Tokenizer
 from rwkv_batch.wire.protocol import Event, Failed, Progress, Rejected, RowDelta, SessionTurn
@@ -42,6 +44,10 @@ class _ActiveTurn:
     kept: bool = False  # the state has been brought to the end of the text
     discarded: bool = False  # its session was deleted meanwhile: its text counts, its state does not
     abandoned: bool = False  # while its state was being loaded into the slot
+
+    def before(self, target: str) -> int:
+        """The turn that this one follows in the session, or NONE."""
+        return self.source.head.turn if self.source and self.source.key == target else NONE
 
 
 class Turns:
@@ -82,11 +88,8 @@ class Turns:
             turn.source in self._scheduler.queues or self._pool.find(turn.source) is not None
         )
 
-    def begin(self, sequence: Sequence, turn: SessionTurn) -> bool:
-        """Bring the state that the turn continues into the sequence's slot, or the sequence into the state's.
-
-        True: there is no such state, and the slot begins as before any token.
-        """
+    def begin(self, sequence: Sequence, turn: SessionTurn) -> dict[int, Tensor | None]:
+        """What the sequence's slot begins with, as of States.replace; nothing if that is being loaded."""
         try:
             source = self._find_source(sequence, turn)
         except (_Refused, StoreError) as error:
@@ -98,23 +101,16 @@ class Turns:
             if isinstance(error, _Refused):
                 event = Rejected(id_, error.reason, str(error))
             self._outbox.append((sequence.key, event))
-            return False
+            return {}
         active = self._active[sequence] = _ActiveTurn(source, source.head if source else None)
         continued = source is not None and source.key == turn.source
         sequence.begin_turn(self._prompts.encode_turn(sequence.request, continued))
         if sequence.request.max_tokens == 0:  # the prompt is only read
             active.last_delta = RowDelta(sequence.row, "", 0, "length")
             sequence.finalize(sequence.to_feed)
-        if source is None:
-            return True
-        self._pool.pin(source.head)
-        taken = self._pool.take(source.head) if source.key == sequence.target else None
-        if taken:
-            slot, active.parent = taken
-            self._scheduler.move(sequence, slot)
-        else:
-            self._load(sequence, source)
-        return False
+        if source:
+            self._pool.pin(source.head)
+        return self._beginning(sequence, active)
 
     def finish(self, sequence: Sequence, last_delta: RowDelta) -> None:
         """The text has finished with this delta: store the turn, and bring the state to exactly its end."""
@@ -134,11 +130,7 @@ class Turns:
             return
         # the state has run past the end of the text: feed the turn again from its start
         sequence.finalize(sequence.prompt + kept)
-        assert sequence.slot is not None
-        if active.source is None:
-            self._states.clear([sequence.slot])
-        else:
-            self._load(sequence, active.source)
+        self._states.replace(self._beginning(sequence, active))
 
     def finalize(self, sequences: list[Sequence]) -> None:
         """Keep the states of turns that have seen all of their text."""
@@ -159,7 +151,7 @@ class Turns:
             if active.discarded:
                 self._scheduler.free(slot)
             else:
-                kept.append(KeptState(sequence.target, active.head, slot))
+                kept.append(KeptState(sequence.target, active.head, slot, active.before(sequence.target)))
             ended.append((sequence, active))
         self._pool.keep(kept)
         for sequence, active in ended:
@@ -237,10 +229,18 @@ class Turns:
             raise _Refused("conflict", message)
         return source
 
-    def _load(self, sequence: Sequence, source: Session) -> None:
+    def _beginning(self, sequence: Sequence, active: _ActiveTurn) -> dict[int, Tensor | None]:
+        """As of `begin`."""
         assert sequence.slot is not None
+        source = active.source
+        if source is None:
+            return {sequence.slot: None}
+        if found := self._pool.begin(source.head, moves_on=source.key == sequence.target):
+            state, active.parent = found
+            return {sequence.slot: state}
         sequence.begin_loading()
         self._pool.load(source, sequence.slot, partial(self._loaded, sequence))
+        return {}
 
     def _loaded(self, sequence: Sequence, loaded: Loaded | None, error: str | None) -> None:
         sequence.loaded(loaded.replay if loaded else [])

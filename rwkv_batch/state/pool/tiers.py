@@ -1,7 +1,8 @@
 """The two upper tiers: states in slots of the device (L1) and in host memory (L2), by the turn they end with.
 
 Both are exact LRU. A state that leaves L1 is copied to L2 on the thread of the copies, and its slot is free
-when that is done. Forks share a state: it then stays where it is, and a turn begins in a copy of it.
+when that is done. A turn begins in a copy of a state. The state stays, for others that share it, or for its
+own session until the turn has taken its place: a turn may fail, or have to be fed again.
 """
 
 from collections import OrderedDict
@@ -26,6 +27,7 @@ class _Slot:
     head: Head
     slot: int
     shared: bool = False  # other sessions may end with this turn too
+    continued: bool = False  # its session's next turn is under way
     copies: int = 0  # to the host, under way; the slot may not change before they are done
     gone: bool = False  # it has left L1, or nobody wants it: the slot is freed after the last copy
 
@@ -85,20 +87,36 @@ class Tiers:
         return entry.head if entry else None
 
     def share(self, turn: int) -> None:
-        """The state stays for others when a turn goes on from it."""
+        """The state stays for others when a turn has gone on from it."""
         if entry := self._l1.get(turn):
             entry.shared = True
 
-    def take(self, turn: int) -> int | None:
-        """The slot of a state in L1, now the caller's; None if it is not there, shared or being copied."""
-        entry = self._l1.get(turn)
-        if entry is None or entry.shared or entry.copies:
-            return None
-        del self._l1[turn]
-        return entry.slot
+    def begin(self, turn: int, moves_on: bool) -> Tensor | None:
+        """The bytes of a state in L1, to be copied at once; None if it is not there.
 
-    def keep(self, key: str, head: Head, slot: int) -> None:
-        """The caller's slot holds a turn's state, flushed; it becomes the most recent of L1."""
+        moves_on: the session that ends with it goes on from there.
+        """
+        entry = self._l1.get(turn)
+        if entry is None:
+            return None
+        self._l1.move_to_end(turn)
+        entry.continued = moves_on
+        return self._states.flushed(entry.slot)
+
+    def rest(self, turn: int) -> None:
+        """The turn that went on from this one is over."""
+        if entry := self._l1.get(turn):
+            entry.continued = False
+
+    def keep(self, key: str, head: Head, slot: int, before: int) -> None:
+        """The caller's slot holds a turn's state, flushed; it becomes the most recent of L1.
+
+        before: the turn whose state nobody wants any longer, unless others share it.
+        """
+        entry = self._l1.get(before)
+        if entry and not entry.shared:
+            del self._l1[before]
+            self._release(entry)
         self._l1[head.turn] = _Slot(key, head, slot)
         self._trim()
 
@@ -161,6 +179,9 @@ class Tiers:
         l1, l2 = self._capacity
         while len(self._l1) > l1:
             turn, entry = self._l1.popitem(last=False)
+            if entry.continued and not entry.shared:  # it would be wanted only if its next turn failed
+                self._release(entry)
+                continue
             self._leaving[turn] = entry
             self._copy_out(entry, partial(self._leave, entry))
         while len(self._l2) > l2:

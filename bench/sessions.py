@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """The cost of resuming a session: the time to the first token of a turn.
 
-Its state is in L1, L2 or L3, or the whole history is read again. The same for a prompt with a prefix in the
-prefix cache, and a soak of many sessions.
+Its state is in L1, L2 or L3, or the whole history is read again. The same by how the turn before has ended,
+for a prompt with a prefix in the prefix cache, and a soak of many sessions.
 
     python bench/sessions.py resume --model-path /tmp/rwkv7-0.1b.pth [--tokens 4000] [--rounds 7]
+    python bench/sessions.py ends --model-path /tmp/rwkv7-0.1b.pth [--tokens 4000] [--rounds 7]
     python bench/sessions.py prefix --model-path /tmp/rwkv7-0.1b.pth [--tokens 1000]
     python bench/sessions.py soak [--sessions 1000] [--turns 3] [--concurrency 32] [--auto-tiers] [--check]
     python bench/sessions.py table --size 7.2b --device cuda --markdown bench/results/h200-sessions.md
@@ -68,6 +69,33 @@ def resume_seconds(bench: Bench, tokens: int, rounds: int) -> dict[str, list[flo
     return times
 
 
+def seconds_by_end(bench: Bench, tokens: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds from the end of a turn to the first token of the next, by how it has ended.
+
+    It comes after `tokens` tokens, and has 100 unless it is cancelled.
+    """
+    times: dict[str, list[float]] = {"max_tokens": [], "stop string": [], "cancelled": []}
+    turn = {"max_tokens": 100, "stop_ids": []}
+    for number in tqdm(range(rounds), disable=None):
+        history = random.Random(number).choices(range(300, 60000), k=tokens)
+        for end in times:
+            bench.run(bench.start(history, f"{end} {number}", max_tokens=1))
+        whole = bench.start("x", f"max_tokens {number}", **turn)
+        bench.run(whole)
+        stop = bench.texts[whole][-8:]  # of several tokens, as "\n\nUser:" is
+        for end, name in ((end, f"{end} {number}") for end in times):
+            if end != "max_tokens":
+                key = bench.start("x", name, **turn, stop_strings=[stop] if end == "stop string" else [])
+                while len(bench.texts[key]) < len(bench.texts[whole]) // 2:
+                    bench.step()
+                if end == "cancelled":
+                    bench.engine.cancel(key)
+                else:
+                    bench.run(key)
+            times[end].append(bench.run(bench.start("x", name)))
+    return times
+
+
 def decode_step_seconds(bench: Bench, tokens: int = 64) -> float:
     """Seconds a token of one stream, the engine's work included."""
     key = bench.start([33], max_tokens=tokens + 1, stop_ids=[])
@@ -120,6 +148,20 @@ def resume(options: argparse.Namespace) -> None:
         print(
             f"  {new_sessions_a_second(bench, 64, 1):.0f} new sessions a second, one by one, each committed"
         )
+        bench.engine.close()
+
+
+def ends(options: argparse.Namespace) -> None:
+    """The turn after one that has ended in each way."""
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(options, folder, l1=8, l2=8)
+        times = seconds_by_end(bench, options.tokens, options.rounds)
+        print(
+            f"time to the first token of the turn behind one that has ended by this, after {options.tokens} "
+            f"tokens, median of {options.rounds}"
+        )
+        for end, values in times.items():
+            print(f"  {end:12} {statistics.median(values) * 1e3:9.2f} ms")
         bench.engine.close()
 
 
@@ -278,7 +320,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("resume", "prefix", "soak", "table"))
+    parser.add_argument("what", choices=("resume", "ends", "prefix", "soak", "table"))
     parser.add_argument("--size", choices=SIZES, help="random weights of a published size")
     parser.add_argument("--model-path", help="a checkpoint (default: the bundled model)")
     parser.add_argument("--device", default="auto")
@@ -305,7 +347,7 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, help="file for the page of `table`")
     options = parser.parse_args()
     options.tokens = options.tokens or (1000 if options.what == "prefix" else 4000)
-    {"resume": resume, "prefix": prefix, "soak": soak, "table": table}[options.what](options)
+    {"resume": resume, "ends": ends, "prefix": prefix, "soak": soak, "table": table}[options.what](options)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where sequences that are no turns begin: before any token, in a start state, or after a cached prefix."""
+"""Where sequences begin that go on from no session: in a start state or none, or after a cached prefix."""
 
 from functools import partial
 
@@ -45,7 +45,10 @@ class Beginnings:
             )
 
     def cached_tokens(self, seq: Sequence) -> int:
-        """How many tokens of its prompt need not be fed. Raises StartStateMissing."""
+        """How many tokens of its prompt need not be fed, as it goes on from no session.
+
+        Raises StartStateMissing.
+        """
         hit = self._longest(seq, _past(seq, self.start(seq)))
         return hit[0] if hit else 0
 
@@ -82,9 +85,8 @@ class Beginnings:
 
     def _longest(self, seq: Sequence, past: list[int]) -> tuple[int, Tensor] | None:
         request = seq.request
-        if not request.prefix_cache or (request.turn and seq.leads):
-            return None
-        if request.prompt_logprobs is not None:  # which follow from feeding the prompt
+        # Logprobs of a prompt follow from feeding it.
+        if not request.prefix_cache or request.prompt_logprobs is not None:
             return None
         hit = self._cache.longest(past + seq.prompt)
         return (hit[0] - len(past), hit[1]) if hit else None

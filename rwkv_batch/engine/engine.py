@@ -137,7 +137,8 @@ class Engine:
         self.adapters.attach(self.pool)
         self.beginnings = Beginnings(self._prefixes, self.pool)
         texts = self.tokenizer, self.prompts
-        self.turns = Turns(self.pool, self.scheduler, *texts, states, self.outbox, self.counts)
+        parts = *texts, self.beginnings.begin, states
+        self.turns = Turns(self.pool, self.scheduler, *parts, self.outbox, self.counts)
         common = self.pool, self.scheduler, self.turns, self.outbox
         self.mixed_turns = MixedTurns(*common, self.beginnings, states, partial(self._drop, reason="error"))
         self.rollouts = Rollouts(states, self.pool.copies)
@@ -305,7 +306,7 @@ class Engine:
         self.requests.check(request)
         self.beginnings.check(request)
         check_prompts(request)
-        turn, target = request.turn, None
+        turn, target, continued = request.turn, None, False
         if turn:
             continued = self.turns.has_source(turn)
             if turn.required and not continued:
@@ -324,7 +325,8 @@ class Engine:
                 raise QueueFull("too many grammars wait to be compiled")
             for row in leading:
                 row.bind(compiled.constraint())
-        cached = [self.beginnings.cached_tokens(row) for row in leading[:: request.n]]
+        goes_on = turn and (continued or rows[0].start_state)
+        cached = [0 if goes_on else self.beginnings.cached_tokens(row) for row in leading[:: request.n]]
         runs = request.max_tokens > 0 or turn or request.prompt_logprobs is not None
         if runs:
             self.scheduler.add(rows)

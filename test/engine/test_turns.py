@@ -10,7 +10,7 @@ from rwkv_batch.model.checkpoint import from_tensors
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.wire.commands import DeleteSession, RewindSession, SessionHistory
-from rwkv_batch.wire.protocol import Failed, Progress, Sampling
+from rwkv_batch.wire.protocol import Accepted, Failed, Progress, Sampling
 
 
 @pytest.mark.parametrize("stops", [[], ["a", "e", "1", "\x10"]], ids=["to the end", "stop strings"])
@@ -95,6 +95,32 @@ class TestWhatIsReadAgain:
         fields = {"max_tokens": 12, "stop_strings": [text[-6:]]}
         assert self.driver().say(PROMPTS[1], "a", **fields)[0] == text[:-6]
         assert self.fed(self.driver(), PROMPTS[1], **fields) < 40
+
+
+@pytest.mark.parametrize("stops", [[], ["\x11", "e "]], ids=["to the end", "stop strings"])
+def test_sessions_begin_after_a_prefix_that_others_have_begun_with(stops: list[str]) -> None:
+    """As agents do, whose long instructions are the same."""
+    common = [20 + i % 300 for i in range(400)]
+    asked = [[*common, *prompt] for prompt in PROMPTS]
+    fields = {"max_tokens": 12, "stop_strings": stops}
+    plain = Driver(l1=8)
+    expected = [plain.say(prompt, f"s{i}", **fields) for i, prompt in enumerate(asked)]
+    expected += [plain.say(PROMPTS[0], f"s{i}", **fields) for i in range(len(asked))]
+    driver = Driver(l1=8, prefix_cache_mb=64)
+    said, fed, cached = [], [], []
+    for i, prompt in enumerate(asked):
+        before = driver.engine.counts.prefill_tokens
+        events = driver.until(name := driver.add(prompt, f"s{i}", **fields), (Progress,))
+        said.append(driver.said(name))
+        fed.append(driver.engine.counts.prefill_tokens - before)
+        cached += [sum(event.cached_tokens) for event in events if isinstance(event, Accepted)]
+    said += [driver.say(PROMPTS[0], f"s{i}", **fields) for i in range(len(asked))]
+    assert said == expected
+    assert fed[0] >= len(asked[0]) and max(fed[2:]) < 150
+    assert cached[0] == 0 and min(cached[2:]) >= 384
+    assert driver.engine.counts.cache_hits == sum(cached)
+    for each in (plain, driver):
+        each.engine.close()
 
 
 def test_a_leading_token_is_that_of_the_first_turn() -> None:

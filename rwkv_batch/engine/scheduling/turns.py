@@ -7,6 +7,7 @@ brought to exactly the end of the text (`finalize`) and stays in its slot; with 
 turn begins. Without a token log the state is stored in place of the tokens.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -59,12 +60,14 @@ class Turns:
         scheduler: Scheduler,
         tokenizer: Tokenizer,
         prompts: PromptEncoder,
+        begin_anew: Callable[[Sequence], Tensor | None],
         states: States,
         outbox: Outbox,
         counts: EngineCounts,
     ) -> None:
+        """begin_anew: what a sequence begins with that goes on from no session, as of States.replace."""
         self._pool, self._scheduler, self._outbox = pool, scheduler, outbox
-        self._counts = counts
+        self._begin_anew, self._counts = begin_anew, counts
         self._tokenizer, self._prompts, self._states = tokenizer, prompts, states
         self._active: dict[Sequence, _ActiveTurn] = {}
         self._numbers: dict[str, int] = {}  # the last number given to each branching session
@@ -110,7 +113,10 @@ class Turns:
             sequence.finalize(sequence.to_feed)
         if source:
             self._pool.pin(source.head)
-        return self._beginning(sequence, active)
+        beginning = self._beginning(sequence, active)
+        if source is None:
+            self._counts.begin(sequence)
+        return beginning
 
     def finish(self, sequence: Sequence, last_delta: RowDelta) -> None:
         """The text has finished with this delta: store the turn, and bring the state to exactly its end."""
@@ -234,7 +240,7 @@ class Turns:
         assert sequence.slot is not None
         source = active.source
         if source is None:
-            return {sequence.slot: None}
+            return {sequence.slot: self._begin_anew(sequence)}
         if found := self._pool.begin(source.head, moves_on=source.key == sequence.target):
             state, active.parent = found
             return {sequence.slot: state}

@@ -198,14 +198,15 @@ class StatePool:
         self._log.unpin(head.turn)
         self._tiers.rest(head.turn)
 
-    def begin(self, head: Head, moves_on: bool) -> tuple[Tensor, Head] | None:
+    def begin(self, head: Head, last: bool) -> tuple[Tensor, Head] | None:
         """The bytes of the state at this head, to be copied at once, if L1 has it; None: `load` it.
 
-        moves_on: for the session's own next turn, whose state takes its place when that is kept.
-        With the bytes comes the head, with what is known of its images.
+        last: before `unpin` it is wanted again only if the turn fails. With the bytes comes the head, with
+        what is known of its images.
         """
         known = self._tiers.head(head.turn) or head
-        state = self._tiers.begin(head.turn, moves_on)
+        comes_back = self.token_log or self._store.images_folder is not None
+        state = self._tiers.begin(head.turn, last and comes_back)
         return None if state is None else (state, known)
 
     def load(self, session: Session, slot: int, done: Callable[[Loaded | None, str | None], None]) -> None:
@@ -366,7 +367,8 @@ class StatePool:
 
     def _clean(self, removed: Removed) -> None:
         """Drop what belonged to rows that have been removed."""
-        self._tiers.drop(removed.turns)
+        # What is pinned has its tokens still; without them nothing else could bring its state back.
+        self._tiers.drop(removed.turns + (removed.pinned if self.token_log else []))
         self.images.clean(removed)
 
     def _delete_damaged(self, session: Session, error: Exception | None) -> None:

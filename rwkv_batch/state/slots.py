@@ -78,7 +78,8 @@ class States:
         return self._accessible(self._memory[slot].clone())
 
     def flushed(self, slot: int) -> Tensor:
-        """The bytes of a slot that has been flushed, not a copy: for the current stream, at once."""
+        """The bytes of a slot that has been flushed, to be copied to another slot at once."""
+        self.copied += 1
         return self._memory[slot]
 
     def read(self, slot: int) -> Tensor:

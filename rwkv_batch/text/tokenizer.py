@@ -99,6 +99,11 @@ class TextDecoder:
         self._inside = bool(self._decoder.getstate()[0])
         return text
 
+    @property
+    def inside(self) -> bool:
+        """Whether bytes of an incomplete character are kept."""
+        return self._inside
+
     def finish(self) -> str:
         """One U+FFFD if the bytes end inside a character, else an empty string."""
         return self._decoder.decode(b"", final=True)

@@ -57,6 +57,21 @@ def test_a_stop_string_over_tokens_is_cut_out_and_never_shown():
     assert (deltas[-1].finish_reason, deltas[-1].stop) == ("stop", "\n\nUser:")
 
 
+@pytest.mark.parametrize(
+    ("before", "behind"), [("Hi", "✿\nUser"), ("Hi", "🦄✿"), ("Hi🦄", "✿"), ("Hi ", "\n\nUser:")]
+)
+def test_the_tokens_of_what_was_shown_have_no_part_of_a_stop_string(before: str, behind: str):
+    """Also where its first character is of several tokens."""
+    tokenizer = Tokenizer()
+    drawn = [*tokenizer.encode(before), *tokenizer.encode(behind)]
+    request = GenerateRequest(id="r", prompts=[[5]], max_tokens=99, stop_strings=[behind])
+    sequence = Sequence((b"test", "r"), 0, [5], request, seed=0)
+    for token in drawn:
+        sequence.take_drawn(token, tokenizer.token_bytes(token), None)
+    assert sequence.finish_reason == "stop"
+    assert sequence.shown_tokens(tokenizer) == tokenizer.encode(before)
+
+
 def test_text_that_only_resembles_a_stop_string_comes_out_whole():
     deltas = drive(
         [b"Hi", b"\n\nUs", b"ual", b"\n\n"], stop_strings=["\n\nUser:"], flush_tokens=1, max_tokens=4

@@ -66,6 +66,24 @@ def test_a_turn_that_is_cancelled_is_as_if_it_had_never_been(token_log: bool) ->
     assert said + driver.conversation("a", PROMPTS[1:]) == expected
 
 
+@pytest.mark.parametrize("how", [{}, {"stop_strings": ["\x10"]}], ids=["cancelled", "ended early"])
+def test_a_state_that_nothing_brings_back_stays_while_a_turn_goes_on_from_it(how: dict) -> None:
+    """Though there is no room, as other sessions end meanwhile."""
+    driver = Driver(l1=1, l2=4, token_log=False)
+    driver.say(PROMPTS[0], "a")
+    name = driver.add(PROMPTS[1], "a", max_tokens=40, flush_tokens=1, **how)
+    while not driver.text(name):
+        driver.step()
+    for other in ("b", "c"):
+        driver.say(PROMPTS[2], other, max_tokens=1)
+    if not how:
+        driver.engine.cancel((b"test", name))
+    else:
+        driver.said(name)
+    assert driver.say(PROMPTS[3], "a")[1] == 6
+    driver.engine.close()
+
+
 class TestWhatIsReadAgain:
     """A turn goes on from the state of its session, whatever became of the turn before."""
 

@@ -188,7 +188,7 @@ class Bench:
 
     # Sessions
 
-    def begin(self, key: str, moves_on: bool = True) -> tuple[Session | None, Head | None, int]:
+    def begin(self, key: str, last: bool = True) -> tuple[Session | None, Head | None, int]:
         """Bring a session's state into a slot: the session as it is, its head, and the slot."""
         session = self.pool.find(key)
         if session is None:
@@ -197,7 +197,7 @@ class Bench:
             return None, None, slot
         self.pool.pin(session.head)
         slot = self.slot()
-        if found := self.pool.begin(session.head, moves_on):
+        if found := self.pool.begin(session.head, last):
             self.states.replace({slot: found[0]})
             return session, found[1], slot
         result = self.do(self.pool.load, session, slot)

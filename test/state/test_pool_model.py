@@ -197,9 +197,9 @@ class PoolMachine(RuleBasedStateMachine):
         if hasattr(self, "bench") and not self.waiting:
             self.bench.settle()
             tiers = self.bench.pool._tiers
-            in_slots = tiers.turns("L1")
-            assert len(in_slots) <= self.options["l1"] and len(tiers.turns("L2")) <= self.options["l2"]
-            assert len(self.bench.free) + len(in_slots) == SLOTS
+            assert not tiers._continued and not tiers._leaving
+            assert len(tiers._l1) <= self.options["l1"] and len(tiers.turns("L2")) <= self.options["l2"]
+            assert len(self.bench.free) + len(tiers._l1) == SLOTS
 
     def teardown(self) -> None:
         if hasattr(self, "bench"):

@@ -51,6 +51,19 @@ def test_a_turn_begins_in_a_copy_and_then_takes_the_place_of_its_session(path: P
     bench.close()
 
 
+def test_idle_sessions_stay_before_what_turns_go_on_from(path: Path) -> None:
+    bench = Bench(path, l1=2)
+    bench.turn("a", [1])
+    bench.turn("b", [2])
+    session, _, slot = bench.begin("a")
+    bench.turn("c", [3])
+    assert dict(bench.tiers()) == {"a": "L3", "b": "L1", "c": "L1"}
+    bench.pool.unpin(session.head)
+    bench.release(slot)
+    assert bench.look("a") == seen(1)
+    bench.close()
+
+
 def test_what_a_turn_began_in_stays_if_others_share_it(path: Path) -> None:
     bench = Bench(path)
     bench.turn("a", [1])
@@ -249,7 +262,7 @@ def test_a_branch_keeps_what_it_needs_when_its_parent_is_deleted(path: Path) -> 
 def test_a_parent_may_be_deleted_while_a_turn_goes_on_from_it(path: Path) -> None:
     bench = Bench(path, l1=0, l2=0)
     bench.turn("parent", [1])
-    _, head, slot = bench.begin("parent", moves_on=False)
+    _, head, slot = bench.begin("parent", last=False)
     bench.delete("parent")
     bench.feed(slot, [2])
     bench.pool.keep(
@@ -259,7 +272,7 @@ def test_a_parent_may_be_deleted_while_a_turn_goes_on_from_it(path: Path) -> Non
     bench.pool.unpin(head)
     bench.settle()
     assert bench.look("child") == seen(1, 2)
-    _, head, slot = bench.begin("child", moves_on=False)
+    _, head, slot = bench.begin("child", last=False)
     bench.delete("child")
     bench.pool.unpin(head)  # nobody has continued it
     bench.release(slot)

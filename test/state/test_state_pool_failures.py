@@ -188,12 +188,7 @@ def test_a_database_that_breaks_while_in_use_is_replaced_and_what_is_in_memory_w
     for number, key in enumerate("abcd"):
         bench.turn(key, [number])
     bench.settle()
-    with bench.pool._store._writer.use() as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        connection.execute("PRAGMA cache_size = 0")
-        connection.execute("PRAGMA shrink_memory")
-    with path.open("r+b") as file:
-        file.write(b"?" * 100_000)
+    destroy_database(bench, path)
     bench.wait(bench.turn("e", [9], wait=False))
     bench.turn("f", [10])
     assert path.with_name("sessions.db.damaged-1").exists()
@@ -202,3 +197,28 @@ def test_a_database_that_breaks_while_in_use_is_replaced_and_what_is_in_memory_w
     again = Bench(path)
     assert [again.look(key) for key in "def"] == [seen(3), seen(9), seen(10)]
     again.close()
+
+
+def test_a_session_that_was_deleted_in_its_turn_does_not_come_back_with_a_new_database(path: Path) -> None:
+    bench = Bench(path, l1=3)
+    bench.turn("a", [1])
+    session, _, slot = bench.begin("a")
+    bench.delete("a")
+    bench.settle()
+    destroy_database(bench, path)
+    bench.wait(bench.turn("e", [9], wait=False))
+    bench.settle()
+    assert bench.pool.find("a") is None
+    bench.pool.unpin(session.head)
+    bench.release(slot)
+    bench.close()
+
+
+def destroy_database(bench: Bench, path: Path) -> None:
+    """Overwrite its beginning, and have SQLite forget what it has read of it."""
+    with bench.pool._store._writer.use() as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        connection.execute("PRAGMA cache_size = 0")
+        connection.execute("PRAGMA shrink_memory")
+    with path.open("r+b") as file:
+        file.write(b"?" * 100_000)

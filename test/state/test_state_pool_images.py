@@ -267,7 +267,7 @@ def test_a_turn_may_go_on_from_an_import_that_was_deleted_before_its_state_was_w
 ) -> None:
     bench, gate = importing(path, monkeypatch)
     bench.turn("b", [4], "c")
-    _, parent, slot = bench.begin("c", moves_on=False)
+    _, parent, slot = bench.begin("c", last=False)
     for key in "bc":
         bench.pool.delete(key, False, bench.callback(key))
     gate.set()

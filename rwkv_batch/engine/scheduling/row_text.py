@@ -70,12 +70,13 @@ class RowText:
         """
         if self._decoded == self._shown:
             return drawn
-        decoder, length = TextDecoder(), 0
-        for count, token in enumerate(drawn):
-            text = decoder.feed(tokenizer.token_bytes(token))
+        decoder, text, length, whole = TextDecoder(), "", 0, 0  # text: behind the first `whole` tokens
+        for count, token in enumerate(drawn, 1):
+            text += decoder.feed(tokenizer.token_bytes(token))
             if length + len(text) > self._shown:
-                return drawn[:count] + tokenizer.encode(text[: self._shown - length])
-            length += len(text)
+                return drawn[:whole] + tokenizer.encode(text[: self._shown - length])
+            if not decoder.inside:
+                text, length, whole = "", length + len(text), count
         return drawn
 
     @property

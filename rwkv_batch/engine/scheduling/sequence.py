@@ -172,6 +172,11 @@ class Sequence:
         return self.to_feed[self.fed : self.fed + count]
 
     @property
+    def may_overrun(self) -> bool:
+        """Whether the state may have seen more than the text when that ends."""
+        return self._text.may_stop
+
+    @property
     def known_draws_left(self) -> int:
         """How many tokens it will draw whatever they are, but for its stop ids and strings."""
         if self.constraint:  # masks depend on what was drawn

@@ -241,7 +241,8 @@ class Turns:
         source = active.source
         if source is None:
             return {sequence.slot: self._begin_anew(sequence)}
-        if found := self._pool.begin(source.head, moves_on=source.key == sequence.target):
+        last = source.key == sequence.target and not sequence.may_overrun
+        if found := self._pool.begin(source.head, last):
             state, active.parent = found
             return {sequence.slot: state}
         sequence.begin_loading()

@@ -2,7 +2,8 @@
 
 Both are exact LRU. A state that leaves L1 is copied to L2 on the thread of the copies, and its slot is free
 when that is done. A turn begins in a copy of a state. The state stays, for others that share it, or for its
-own session until the turn has taken its place: a turn may fail, or have to be fed again.
+own session until the turn has taken its place: a turn may fail, or have to be fed again. What is hardly
+wanted again, as a turn goes on from it, leaves first, and for nowhere.
 """
 
 from collections import OrderedDict
@@ -27,7 +28,6 @@ class _Slot:
     head: Head
     slot: int
     shared: bool = False  # other sessions may end with this turn too
-    continued: bool = False  # its session's next turn is under way
     copies: int = 0  # to the host, under way; the slot may not change before they are done
     gone: bool = False  # it has left L1, or nobody wants it: the slot is freed after the last copy
 
@@ -57,6 +57,7 @@ class Tiers:
         self._states, self._transfer, self._copier = states, transfer, copier
         self._free, self._capacity, self._left = free, capacity, left
         self._l1: OrderedDict[int, _Slot] = OrderedDict()
+        self._continued: dict[int, None] = {}  # of these, those hardly wanted again, the oldest first
         self._leaving: dict[int, _Slot] = {}  # on their way from L1 to L2
         self._l2: OrderedDict[int, _Host] = OrderedDict()
 
@@ -87,35 +88,38 @@ class Tiers:
         return entry.head if entry else None
 
     def share(self, turn: int) -> None:
-        """The state stays for others when a turn has gone on from it."""
+        """Another session ends with this turn, too, or its own does again."""
         if entry := self._l1.get(turn):
             entry.shared = True
+            self._continued.pop(turn, None)
 
-    def begin(self, turn: int, moves_on: bool) -> Tensor | None:
+    def begin(self, turn: int, last: bool) -> Tensor | None:
         """The bytes of a state in L1, to be copied at once; None if it is not there.
 
-        moves_on: the session that ends with it goes on from there.
+        last: it is hardly wanted again before `rest`, unless others share it.
         """
         entry = self._l1.get(turn)
         if entry is None:
             return None
         self._l1.move_to_end(turn)
-        entry.continued = moves_on
+        self._continued.pop(turn, None)
+        if last and not entry.shared:
+            self._continued[turn] = None
         return self._states.flushed(entry.slot)
 
     def rest(self, turn: int) -> None:
         """The turn that went on from this one is over."""
-        if entry := self._l1.get(turn):
-            entry.continued = False
+        self._continued.pop(turn, None)
 
     def keep(self, key: str, head: Head, slot: int, before: int) -> None:
         """The caller's slot holds a turn's state, flushed; it becomes the most recent of L1.
 
-        before: the turn whose state nobody wants any longer, unless others share it.
+        before: the turn whose state it takes the place of, unless others share that.
         """
         entry = self._l1.get(before)
         if entry and not entry.shared:
             del self._l1[before]
+            self._continued.pop(before, None)
             self._release(entry)
         self._l1[head.turn] = _Slot(key, head, slot)
         self._trim()
@@ -165,6 +169,7 @@ class Tiers:
         """Nobody wants these any longer."""
         for turn in turns:
             self._copier.discard(self._l2.pop(turn, None))
+            self._continued.pop(turn, None)
             if entry := self._l1.pop(turn, None) or self._leaving.pop(turn, None):
                 self._release(entry)
 
@@ -178,8 +183,10 @@ class Tiers:
         """Push what is over the capacity out of L1 into L2, and out of L2."""
         l1, l2 = self._capacity
         while len(self._l1) > l1:
-            turn, entry = self._l1.popitem(last=False)
-            if entry.continued and not entry.shared:  # it would be wanted only if its next turn failed
+            turn = next(iter(self._continued or self._l1))
+            entry = self._l1.pop(turn)
+            if turn in self._continued:
+                del self._continued[turn]
                 self._release(entry)
                 continue
             self._leaving[turn] = entry

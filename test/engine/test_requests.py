@@ -10,6 +10,7 @@ from engine_driver import PROMPTS, SAMPLED, Driver
 from msgspec.structs import replace
 
 from rwkv_batch.engine import Engine
+from rwkv_batch.engine.scheduling.sequence import LOADING
 from rwkv_batch.runner import backends
 from rwkv_batch.runner.torch_runner import TorchRunner
 from rwkv_batch.state.entries import StoreError
@@ -292,6 +293,18 @@ def test_a_request_that_cannot_be_stored_fails(tmp_path: Path, monkeypatch: pyte
             driver.woken.clear()
             failures |= {id_: event for (_, id_), event in driver.engine.step() if isinstance(event, Failed)}
     assert failures == {key: Failed(key, "The disk is full.") for key in (name, "pause")}
+    driver.engine.close()
+
+
+def test_a_turn_that_was_dropped_while_its_state_was_loaded_is_no_request_any_longer() -> None:
+    driver = Driver(l1=0, l2=2)
+    driver.say(PROMPTS[0], "a")
+    name = driver.add(PROMPTS[1], "a", max_tokens=LONG, name="it")
+    driver.engine.launch()
+    assert [seq.state for seq in driver.engine.scheduler.running.values()] == [LOADING]
+    driver.engine.cancel((b"test", name))
+    assert driver.ask(PauseRequest("pause", "it")).requests == []
+    assert driver.say(PROMPTS[1], "a")[1] == 6
     driver.engine.close()
 
 

@@ -74,7 +74,8 @@ class RequestCommands:
 
     def _generating(self) -> list[Sequence]:
         """All sequences whose text has not ended, the rows of a request together, in their order."""
-        found = [seq for seq in self._scheduler.sequences() if not seq.finish_reason]
+        running = (seq for seq in self._scheduler.sequences() if not self._turns.abandoned(seq))
+        found = [seq for seq in running if not seq.finish_reason]
         return sorted(found, key=lambda seq: seq.arrival)
 
     def _find(self, name: str) -> list[Sequence]:

@@ -169,6 +169,11 @@ class Turns:
         active = self._active.get(sequence)
         return active is not None and active.head is not None
 
+    def abandoned(self, sequence: Sequence) -> bool:
+        """Whether it was dropped and is there only until its state has been loaded."""
+        active = self._active.get(sequence)
+        return active is not None and active.abandoned
+
     def source(self, sequence: Sequence) -> Session | None:
         """What a turn that has begun continues."""
         return self._active[sequence].source

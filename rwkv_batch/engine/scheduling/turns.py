@@ -46,7 +46,7 @@ class _ActiveTurn:
     discarded: bool = False  # its session was deleted meanwhile: its text counts, its state does not
     abandoned: bool = False  # while its state was being loaded into the slot
 
-    def before(self, target: str) -> int:
+    def before(self, target: str | None) -> int:
         """The turn that this one follows in the session, or NONE."""
         return self.source.head.turn if self.source and self.source.key == target else NONE
 
@@ -246,7 +246,7 @@ class Turns:
         source = active.source
         if source is None:
             return {sequence.slot: self._begin_anew(sequence)}
-        last = source.key == sequence.target and not sequence.may_overrun
+        last = active.before(sequence.target) != NONE and not sequence.may_overrun
         if found := self._pool.begin(source.head, last):
             state, active.parent = found
             return {sequence.slot: state}

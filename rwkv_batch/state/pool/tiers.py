@@ -118,9 +118,7 @@ class Tiers:
         """
         entry = self._l1.get(before)
         if entry and not entry.shared:
-            del self._l1[before]
-            self._continued.pop(before, None)
-            self._release(entry)
+            self._drop_slot(before)
         self._l1[head.turn] = _Slot(key, head, slot)
         self._trim()
 
@@ -169,8 +167,9 @@ class Tiers:
         """Nobody wants these any longer."""
         for turn in turns:
             self._copier.discard(self._l2.pop(turn, None))
-            self._continued.pop(turn, None)
-            if entry := self._l1.pop(turn, None) or self._leaving.pop(turn, None):
+            if turn in self._l1:
+                self._drop_slot(turn)
+            elif entry := self._leaving.pop(turn, None):
                 self._release(entry)
 
     def imaged(self, turn: int) -> None:
@@ -183,12 +182,10 @@ class Tiers:
         """Push what is over the capacity out of L1 into L2, and out of L2."""
         l1, l2 = self._capacity
         while len(self._l1) > l1:
-            turn = next(iter(self._continued or self._l1))
-            entry = self._l1.pop(turn)
-            if turn in self._continued:
-                del self._continued[turn]
-                self._release(entry)
+            if self._continued:
+                self._drop_slot(next(iter(self._continued)))
                 continue
+            turn, entry = self._l1.popitem(last=False)
             self._leaving[turn] = entry
             self._copy_out(entry, partial(self._leave, entry))
         while len(self._l2) > l2:
@@ -196,6 +193,11 @@ class Tiers:
             if self._slot(turn) is None:
                 self._left(host.key, host.head, host.image)
             self._copier.discard(host)
+
+    def _drop_slot(self, turn: int) -> None:
+        """A state leaves L1 for nowhere."""
+        self._continued.pop(turn, None)
+        self._release(self._l1.pop(turn))
 
     def _leave(self, entry: _Slot, image: Tensor | None) -> None:
         """A state that leaves L1 is in host memory; without an image the copy has failed."""

@@ -44,6 +44,7 @@ from rwkv_batch.state.log.writer import Writer
 from rwkv_batch.state.pool.adapted import AdaptedModels
 from rwkv_batch.state.pool.image_cache import ImageCache
 from rwkv_batch.state.pool.resume import Resumer
+from rwkv_batch.state.pool.savepoints import Savepoints
 from rwkv_batch.state.pool.session_files import SessionFiles
 from rwkv_batch.state.pool.state_copies import StateCopies
 from rwkv_batch.state.pool.tiers import Tiers
@@ -57,10 +58,12 @@ log = logging.getLogger(__name__)
 
 class StatePool:
     """Sessions by key; `documents`: opaque bytes by key; `files`: exported sessions; `images`: stored states;
-    `starts`: named states in which sequences begin; `copies`: of slots; `adapted`: models by their adapters.
+    `starts`: named states in which sequences begin; `copies`: of slots; `savepoints`: of running turns;
+    `adapted`: models by their adapters.
 
     A method's `done` is called once, inside a later `poll`. Its last argument is None or a sentence that says
-    what failed. `free` gets each slot that becomes the caller's, inside any method.
+    what failed. `free` gets each slot that becomes the caller's, inside any method; `spare` gives one of them
+    that the caller will not need, or None.
 
     `model`: fingerprint and vocabulary; states of another one are refused. `l1`, `l2`: how many states these
     tiers hold. `store`: None keeps everything in memory; the pool closes it. `durable`: a turn is done when
@@ -77,6 +80,7 @@ class StatePool:
         model: tuple[str, int],
         *,
         free: Callable[[int], None],
+        spare: Callable[[], int | None],
         wake: Callable[[], None],
         l1: int,
         l2: int,
@@ -106,24 +110,15 @@ class StatePool:
             report=self._report,
         )
         self.images = ImageCache(store, transfer.layout, replay_rate, self._log, self._copier)
-        self._tiers = Tiers(states, transfer, self._copier, free, (l1, l2), self._left)
+        self._tiers = Tiers(states, transfer, self._copier, free, spare, (l1, l2), self._left)
+        self.savepoints = Savepoints(states, self._tiers, self._comes_back, replay_rate)
         self._resumer = Resumer(store, transfer, self.adapted, self._held)
         keep = self._reader, self._store_with_state
         self.files = SessionFiles(self._sessions, self._log, self._tiers, self.images, self._resumer, *keep)
         self.documents = Documents(store, self._reader, self._writer)
         self.copies = StateCopies(states, transfer, self._copier)
-        self.starts = StartStates(
-            self._sessions,
-            self._log,
-            self.documents,
-            self.images,
-            self._resumer,
-            self.adapted,
-            states,
-            transfer,
-            self._reader,
-            self._store_with_state,
-        )
+        stored = self._sessions, self._log, self.documents, self.images, self._resumer, self.adapted
+        self.starts = StartStates(*stored, states, transfer, *keep)
 
     # Sessions
 
@@ -205,8 +200,7 @@ class StatePool:
         what is known of its images.
         """
         known = self._tiers.head(head.turn) or head
-        comes_back = self.token_log or self._store.images_folder is not None
-        state = self._tiers.begin(head.turn, last and comes_back)
+        state = self._tiers.begin(head.turn, last and self._comes_back)
         return None if state is None else (state, known)
 
     def load(self, session: Session, slot: int, done: Callable[[Loaded | None, str | None], None]) -> None:
@@ -291,6 +285,11 @@ class StatePool:
         self._store.close()
 
     # States
+
+    @property
+    def _comes_back(self) -> bool:
+        """Whether a state can be had again without L1 and L2."""
+        return self.token_log or self._store.images_folder is not None
 
     def _held(self, turn: int) -> bool:
         """Whether the state at a turn's end is in memory. Also for other threads, which look again."""

@@ -79,10 +79,8 @@ class Bench:
                 id=key[1],
                 prompts=[prompt],
                 max_tokens=max_tokens,
-                sampling=GREEDY,
-                flush_tokens=1,
                 turn=turn,
-                **fields,
+                **{"sampling": GREEDY, "flush_tokens": 1} | fields,
             ),
         )
         return key

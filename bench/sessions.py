@@ -2,10 +2,11 @@
 """The cost of resuming a session: the time to the first token of a turn.
 
 Its state is in L1, L2 or L3, or the whole history is read again. The same by how the turn before has ended,
-for a prompt with a prefix in the prefix cache, and a soak of many sessions.
+for a prompt with a prefix in the prefix cache, turns that end at stop strings, and a soak of many sessions.
 
     python bench/sessions.py resume --model-path /tmp/rwkv7-0.1b.pth [--tokens 4000] [--rounds 7]
     python bench/sessions.py ends --model-path /tmp/rwkv7-0.1b.pth [--tokens 4000] [--rounds 7]
+    python bench/sessions.py stops --size 0.4b --device cuda [--sessions 256] [--turns 3]
     python bench/sessions.py prefix --model-path /tmp/rwkv7-0.1b.pth [--tokens 1000]
     python bench/sessions.py soak [--sessions 1000] [--turns 3] [--concurrency 32] [--auto-tiers] [--check]
     python bench/sessions.py table --size 7.2b --device cuda --markdown bench/results/h200-sessions.md
@@ -37,13 +38,14 @@ from tqdm import tqdm
 from bench.make_checkpoint import SIZES
 from rwkv_batch.engine.scheduling.sequence import RequestKey
 from rwkv_batch.ops.weights.formats import FORMATS
-from rwkv_batch.wire.protocol import TokenLogprob, TurnInfo
+from rwkv_batch.wire.protocol import Sampling, TokenLogprob, TurnInfo
 
 ROOT = Path(__file__).resolve().parents[1]
 TIERS = {"L1": "L1, a slot", "L2": "L2, host memory", "L3": "L3, the database", "fresh": "none: read again"}
 ANSWER = {"max_tokens": 40, "stop_ids": [0, 261, 24281]}  # of a turn of the soak
 AT_ONCE = 32  # long prompts
 ASK = "User: What is my name?\n\nAssistant:"
+STOP = "ab"  # in one of 110 tokens
 NAMES = ["Anna", "Tom", "Lucy", "Jack", "Emma", "Max", "Nina", "Paul", "Mary", "Leo"]
 
 
@@ -94,6 +96,35 @@ def seconds_by_end(bench: Bench, tokens: int, rounds: int) -> dict[str, list[flo
                     bench.run(key)
             times[end].append(bench.run(bench.start("x", name)))
     return times
+
+
+def turns_with_stops(bench: Bench, sessions: int | None, at_once: int, turns: int) -> str:
+    """Turns of 40 tokens and an answer up to a stop string, which random weights write somewhere.
+
+    sessions: None for the same prompts without sessions. Of all turns, the first ones included.
+    """
+    draw = random.Random(0)
+    left, running = [turns] * at_once, dict[RequestKey, int]()
+    fed, drawn = bench.engine.counts.prefill_tokens, bench.engine.counts.generation_tokens
+    began = time.perf_counter()
+    while any(left) or running:
+        for place in {place for place, more in enumerate(left) if more} - set(running.values()):
+            how = Sampling(temperature=1, seed=draw.getrandbits(62))
+            fields = {"max_tokens": 1000, "stop_ids": [], "stop_strings": [STOP], "prefix_cache": False}
+            session = None if sessions is None else f"{sessions}-{place}"
+            prompt = draw.choices(range(300, 60000), k=40)
+            running[bench.start(prompt, session, sampling=how, **fields)] = place
+            left[place] -= 1
+        bench.step()
+        for key in running.keys() & bench.ended:
+            running.pop(key)
+    seconds = time.perf_counter() - began
+    fed, drawn = bench.engine.counts.prefill_tokens - fed, bench.engine.counts.generation_tokens - drawn
+    count = at_once * turns
+    return (
+        f"{count / seconds:.1f} turns a second, {drawn / seconds:.0f} tokens/s; "
+        f"{drawn / count:.0f} tokens a turn, {fed / count:.0f} fed for it"
+    )
 
 
 def decode_step_seconds(bench: Bench, tokens: int = 64) -> float:
@@ -229,6 +260,18 @@ def table(options: argparse.Namespace) -> None:
         options.markdown.write_text("\n".join(page) + "\n")
 
 
+def stops(options: argparse.Namespace) -> None:
+    """Rounds of turns in sessions and of the same requests without."""
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(options, folder, None, None)
+        for number in range(options.rounds + 1):  # the first one is not counted
+            for name, sessions in ((f"{options.sessions} sessions", number), ("without sessions", None)):
+                figures = turns_with_stops(bench, sessions, options.sessions, options.turns)
+                if number:
+                    print(f"{name}: {figures}", flush=True)
+        bench.engine.close()
+
+
 def soak(options: argparse.Namespace) -> None:
     """Every session is given a name, asked something else, and asked for the name, in random order."""
     draw = random.Random(0)
@@ -320,7 +363,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("resume", "ends", "prefix", "soak", "table"))
+    parser.add_argument("what", choices=("resume", "ends", "stops", "prefix", "soak", "table"))
     parser.add_argument("--size", choices=SIZES, help="random weights of a published size")
     parser.add_argument("--model-path", help="a checkpoint (default: the bundled model)")
     parser.add_argument("--device", default="auto")
@@ -347,7 +390,8 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, help="file for the page of `table`")
     options = parser.parse_args()
     options.tokens = options.tokens or (1000 if options.what == "prefix" else 4000)
-    {"resume": resume, "ends": ends, "prefix": prefix, "soak": soak, "table": table}[options.what](options)
+    asked = {"resume": resume, "ends": ends, "stops": stops, "prefix": prefix, "soak": soak, "table": table}
+    asked[options.what](options)
 
 
 if __name__ == "__main__":

@@ -109,7 +109,8 @@ class Engine:
         self.tokenizer = Tokenizer()
         self.scheduler = Scheduler(rows, budget, config.max_waiting, slots=rows + l1)
         rate = memory.prefill_rate(self.runner, budget)
-        self._new_pool = pools(loaded, config, share, l1, rate, wake=wake, free=self.scheduler.free)
+        free, spare = self.scheduler.free, self.scheduler.spare
+        self._new_pool = pools(loaded, config, share, l1, rate, wake=wake, free=free, spare=spare)
         self._prefixes = PrefixCache(config.prefix_cache_mb << 20)
         self.prompts = PromptEncoder(self.tokenizer, self.vocab)
         self.outbox: Outbox = []
@@ -350,6 +351,7 @@ class Engine:
 
     def _launch(self, plan: list[tuple[Sequence, int]]) -> None:
         """Run or queue a step."""
+        self.turns.save()
         finalizing = [seq for seq, count in plan if seq.state is FINALIZING and seq.tokens_left == count]
         batch, drawing = batch_of(plan, self.adapters.slots_of(seq for seq, _ in plan))
         if (steps := self._pace.steps_of(batch, drawing, self.scheduler.running.values())) > 1:

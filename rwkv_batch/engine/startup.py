@@ -173,6 +173,7 @@ def pools(
     *,
     wake: Callable[[], None],
     free: Callable[[int], None],
+    spare: Callable[[], int | None],
 ) -> Callable[[Store | None], StatePool]:
     """What makes the model's state pool over a database. See StatePool."""
     states = loaded.runner.states
@@ -195,6 +196,7 @@ def pools(
             replay_on_new_model=config.replay_on_new_model,
             wake=wake,
             free=free,
+            spare=spare,
         )
 
     return over

@@ -95,18 +95,21 @@ class States:
             if state is not None:
                 self._memory[slot].copy_(state, non_blocking=True)
 
-    @torch.inference_mode()
     def duplicate(self, source: int, target: int) -> None:
         """Copy a slot to another one, in the order of the current stream."""
-        self.spread(source, [target])
+        self.copy({target: source})
 
-    @torch.inference_mode()
     def spread(self, source: int, targets: Collection[int]) -> None:
         """Copy a slot to several others."""
-        self.flush([source, *targets])
-        for target in targets:
+        self.copy(dict.fromkeys(targets, source))
+
+    @torch.inference_mode()
+    def copy(self, sources: Mapping[int, int]) -> None:
+        """Copy slots to others, by target, in the order of the current stream. No target is a source."""
+        self.flush({*sources, *sources.values()})
+        for target, source in sources.items():
             self._memory[target].copy_(self._memory[source])
-        self.copied += 1
+        self.copied += len(sources)
 
     def clear(self, slots: Collection[int]) -> None:
         """Give these slots the state before the first token."""

@@ -86,6 +86,22 @@ def test_rows_of_one_session_run_one_after_the_other():
     assert not scheduler.queues
 
 
+def test_a_slot_is_spare_if_all_rows_can_run_without_it():
+    scheduler = Scheduler(2, 8, 10, slots=3)
+    spare = scheduler.spare()
+    assert spare is not None and scheduler.spare() is None
+    scheduler.add([row(1), row(1)])
+    first, second = scheduler.admit()
+    assert scheduler.spare() is None
+    idle = scheduler.detach(first)
+    assert scheduler.spare() is None, "the next row needs a slot"
+    scheduler.free(spare)
+    assert scheduler.spare() is None
+    scheduler.free(idle)
+    assert scheduler.spare() is not None
+    scheduler.release(second)
+
+
 def test_a_step_ends_at_each_cut():
     scheduler = Scheduler(max_rows=1, prefill_tokens=64, max_waiting=2)
     long = row(100)

@@ -1,16 +1,31 @@
 """Turns of sessions: wherever a state comes from, the text is that of one conversation."""
 
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
+from ahead import LateRunner, SeveralRunner, without_time
 from engine_driver import PROMPTS, SAMPLED, WEIGHTS, Driver
+from msgspec.structs import replace
 
 from rwkv_batch.model.checkpoint import from_tensors
+from rwkv_batch.runner import backends
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.log.store import Store
+from rwkv_batch.state.pool import savepoints
+from rwkv_batch.state.pool.savepoints import LEAST_TOKENS
 from rwkv_batch.wire.commands import DeleteSession, RewindSession, SessionHistory
 from rwkv_batch.wire.protocol import Accepted, Failed, Progress, Sampling
+
+ASCII = Sampling(temperature=1.5, logit_bias=dict.fromkeys([0, *range(129, 400)], -100.0))
+STOPS = ["a", "e!", "\x10", "\x11\x12", "b", "3 "]
+
+
+@pytest.fixture(autouse=True)
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Savepoints are made as often as those of a large model."""
+    monkeypatch.setattr(savepoints, "WORTHWHILE", 0.0)
 
 
 @pytest.mark.parametrize("stops", [[], ["a", "e", "1", "\x10"]], ids=["to the end", "stop strings"])
@@ -113,6 +128,68 @@ class TestWhatIsReadAgain:
         fields = {"max_tokens": 12, "stop_strings": [text[-6:]]}
         assert self.driver().say(PROMPTS[1], "a", **fields)[0] == text[:-6]
         assert self.fed(self.driver(), PROMPTS[1], **fields) < 40
+
+    @pytest.mark.parametrize("full", [False, True], ids=["room in L1", "L1 is full"])
+    def test_after_a_long_answer_that_a_stop_string_ends(self, full: bool) -> None:
+        """What is behind the last of the states that were saved as it was drawn."""
+        text, drawn = self.driver().say(PROMPTS[1], "a", max_tokens=200)
+        fields = {"max_tokens": 200, "stop_strings": [text[-6:]]}
+        driver = self.driver()
+        for other in "bcd"[: 3 if full else 0]:
+            driver.say(PROMPTS[1], other, max_tokens=1)
+        before = driver.engine.pool.counted["to_host"]
+        assert self.fed(driver, PROMPTS[1], **fields) < 2 * LEAST_TOKENS < drawn
+        assert driver.engine.pool.counted["to_host"] - before <= 1, "of the idle sessions one makes room"
+
+    def test_after_a_long_first_turn_whose_stop_string_began_before_the_newest_savepoint(self) -> None:
+        prompt = [20 + i % 300 for i in range(500)]
+        text, drawn = Driver(l1=4).say(prompt, "a", max_tokens=3 * LEAST_TOKENS + 2)
+        fields = {"max_tokens": drawn + 2, "stop_strings": [text[-5:]]}
+        said = {}
+        for driver in (Driver(l1=0, l2=0), Driver(l1=4)):
+            driver.say(prompt, "a", **fields)
+            said[driver] = driver.say(PROMPTS[1], "a")
+        assert len(set(said.values())) == 1
+        assert self.fed(Driver(l1=4), prompt, **fields) < len(prompt) + 2 * LEAST_TOKENS
+
+
+def test_a_model_that_reads_fast_makes_few_savepoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(savepoints, "WORTHWHILE", 1e9)
+    driver = Driver(l1=4)
+    driver.say(PROMPTS[0], "a", max_tokens=100, stop_strings=["\x10\x10\x10"])
+    assert driver.engine.runner.states.copied == 0
+    driver.engine.close()
+
+
+@pytest.mark.parametrize("runner", [LateRunner, SeveralRunner], ids=["a step ahead", "several steps"])
+def test_turns_that_end_at_stop_strings_leave_the_states_of_their_texts(
+    runner: type[LateRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several at a time, of more sessions than L1 has room for, some of them cancelled."""
+    rng, plain = Random(7), Driver(l1=0, l2=0, max_rows=1)
+    monkeypatch.setattr(backends, "TorchRunner", runner)
+    without_time(monkeypatch)
+    driver = Driver(l1=4, l2=2, max_rows=3)
+    history: dict[str, list[int]] = {key: [] for key in "abcde"}
+    for _ in range(25):
+        asked = {}
+        for key in rng.sample(sorted(history), 3):
+            prompt = rng.choices(range(20, 300), k=rng.choice([1, 5, 40]))
+            fields = {"max_tokens": rng.choice([5, 40, 100]), "stop_strings": rng.choices(STOPS, k=2)}
+            fields |= {"sampling": replace(ASCII, seed=rng.getrandbits(40)), "flush_tokens": 1}
+            asked[driver.add(prompt, key, **fields)] = key, prompt, fields
+        cancelled = rng.choice(sorted(asked)) if rng.random() < 0.3 else ""
+        if cancelled:
+            for _ in range(rng.randrange(60)):
+                driver.step()
+            driver.engine.cancel((b"test", cancelled))
+        for name, (key, prompt, fields) in asked.items():
+            if name != cancelled:
+                assert driver.said(name)[0] == plain.say(history[key] + prompt, **fields)[0]
+            turns = driver.ask(SessionHistory(f"of {key}", key)).turns
+            history[key] = [token for turn in turns for token in turn.prompt_tokens + turn.completion_tokens]
+    for each in (driver, plain):
+        each.engine.close()
 
 
 @pytest.mark.parametrize("stops", [[], ["\x11", "e "]], ids=["to the end", "stop strings"])

@@ -77,6 +77,8 @@ class Bench:
         self.states = States(SLOTS, 1, 64, torch.float16, wkv)
         self.states.flush = flush
         self.free = set(range(SLOTS))
+        self._rows = SLOTS - l1
+        self._running: set[int] = set()  # slots of turns
         self.results: dict[object, Result] = {}  # that nobody has waited for yet
         self._polling = False
         self._ready = threading.Event()
@@ -87,6 +89,7 @@ class Bench:
             l2=l2,
             store=Store(path, limit) if path else None,
             free=self.release,
+            spare=self.spare,
             wake=self._ready.set,
             replay_rate=replay_rate,
             **{**OPTIONS, **options},
@@ -97,11 +100,17 @@ class Bench:
     def slot(self) -> int:
         if not self.free:
             self.settle()
-        return self.free.pop()
+        self._running.add(slot := self.free.pop())
+        return slot
 
     def release(self, slot: int) -> None:
         assert slot not in self.free, "a slot was handed back twice"
+        self._running.discard(slot)
         self.free.add(slot)
+
+    def spare(self) -> int | None:
+        """As of Scheduler."""
+        return self.free.pop() if len(self.free) > self._rows - len(self._running) else None
 
     def state(self, slot: int) -> bytes:
         """The state in the slot, which has to be one."""
@@ -214,6 +223,7 @@ class Bench:
         name, target = object(), target or key
         session, parent, slot = self.begin(key, target == key)
         self.feed(slot, tokens)
+        self._running.remove(slot)  # it becomes the pool's
         split = len(tokens) // 2
         if self.pool.token_log:
             head = self.pool.commit(target, parent, tokens[:split], tokens[split:], self.callback(name))

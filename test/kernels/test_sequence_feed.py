@@ -145,6 +145,7 @@ def test_a_copy_of_a_state_holds_what_steps_have_deferred(model: CudaModel, coun
         replay_rate=1000.0,
         replay_on_new_model=False,
         free=lambda slot: None,
+        spare=lambda: None,
         wake=ready.set,
     )
     pool.copies.copy_out(SLOTS[1], copies.append)

@@ -137,6 +137,10 @@ class Scheduler:
         self._free.extend(slots)
         self._stalled = False
 
+    def spare(self) -> int | None:
+        """A slot that no sequence needs, however many run, which belongs to the caller until `free`."""
+        return self._free.pop() if len(self._free) > self.max_rows - len(self.running) else None
+
     def lock(self, session: str) -> None:
         """Turns of a session that has none under way wait for `unlock`."""
         self.queues[session] = deque()

@@ -81,6 +81,7 @@ class Sequence:
     fed: int = 0  # of the tokens in `to_feed`
     drawn: list[int] = field(default_factory=list)  # a stop id does not count
     drawn_fed: int = 0  # how many of these the state has seen
+    save_at: int = 0  # and at which number of them its next savepoint is due
     in_flight: int = 0  # draws that are queued and not known yet
     runs_ahead: bool = False  # can be fed LAST
     cuts: list[int] = field(default_factory=list)  # prompt lengths at which a step must end, ascending
@@ -175,6 +176,10 @@ class Sequence:
     def may_overrun(self) -> bool:
         """Whether the state may have seen more than the text when that ends."""
         return self._text.may_stop
+
+    def has_drawn(self, kept: list[int], count: int) -> bool:
+        """Whether the first `count` of the tokens kept of its text are those that it has drawn first."""
+        return count <= len(kept) and kept[:count] == self.drawn[:count]
 
     @property
     def known_draws_left(self) -> int:

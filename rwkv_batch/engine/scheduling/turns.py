@@ -4,7 +4,8 @@ A turn waits until its session is free (see Scheduler) and gets a slot. A state 
 brought there (`begin`); the tokens after it are fed again, then those of the turn. When its text has ended
 (`finish`), its tokens are committed, and with that the reader gets the last delta. Meanwhile the state is
 brought to exactly the end of the text (`finalize`) and stays in its slot; with both done the session's next
-turn begins. Without a token log the state is stored in place of the tokens.
+turn begins. Where it has seen more than the text, as at the end of a stop string, it first goes back to a
+savepoint, or to where the turn began. Without a token log the state is stored in place of the tokens.
 """
 
 from collections.abc import Callable
@@ -16,8 +17,9 @@ from torch import Tensor
 from rwkv_batch.engine.scheduling.counts import EngineCounts
 from rwkv_batch.engine.scheduling.prompts import PromptEncoder
 from rwkv_batch.engine.scheduling.scheduler import Scheduler
-from rwkv_batch.engine.scheduling.sequence import LOADING, Outbox, RowAdapter, Sequence
+from rwkv_batch.engine.scheduling.sequence import DECODING, LOADING, Outbox, RowAdapter, Sequence
 from rwkv_batch.state.entries import EMPTY_DIGEST, NONE, Head, KeptState, Loaded, Session, StoreError
+from rwkv_batch.state.pool.savepoints import RunningTurn
 from rwkv_batch.state.slots import States
 from rwkv_batch.text.tokenizer import Tokenizer
 from rwkv_batch.wire.protocol import Event, Failed, Progress, Rejected, RowDelta, SessionTurn
@@ -70,6 +72,7 @@ class Turns:
         self._begin_anew, self._counts = begin_anew, counts
         self._tokenizer, self._prompts, self._states = tokenizer, prompts, states
         self._active: dict[Sequence, _ActiveTurn] = {}
+        self._overrunning: dict[Sequence, _ActiveTurn] = {}  # those with savepoints
         self._numbers: dict[str, int] = {}  # the last number given to each branching session
 
     def choose_target(self, turn: SessionTurn) -> str | None:
@@ -116,7 +119,24 @@ class Turns:
         beginning = self._beginning(sequence, active)
         if source is None:
             self._counts.begin(sequence)
+        if sequence.target is not None and sequence.may_overrun and active.last_delta is None:
+            self._overrunning[sequence] = active
+            sequence.save_at = sequence.drawn_fed + self._pool.savepoints.first(sequence.tokens_left)
         return beginning
+
+    def save(self) -> None:
+        """Before a step: make the savepoints that are due."""
+        due = [s for s in self._overrunning if s.drawn_fed >= s.save_at and s.state is DECODING]
+        if not due:
+            return
+        running = []
+        for seq in due:
+            assert seq.slot is not None
+            # A later one may have to be passed over: then the turn goes on from where it began.
+            before = NONE if seq.drawn_fed else self._overrunning[seq].before(seq.target)
+            running.append(RunningTurn(seq, seq.slot, seq.drawn_fed, before))
+            seq.save_at = seq.drawn_fed + self._pool.savepoints.every
+        self._pool.savepoints.save(running)
 
     def finish(self, sequence: Sequence, last_delta: RowDelta) -> None:
         """The text has finished with this delta: store the turn, and bring the state to exactly its end."""
@@ -128,15 +148,21 @@ class Turns:
         kept = active.completion = sequence.shown_tokens(self._tokenizer)
         if self._pool.token_log:
             self._commit(sequence, active, sequence.target)
-        fed = sequence.drawn_fed
-        if fed <= len(kept) and kept[:fed] == sequence.drawn[:fed]:
-            sequence.finalize(kept[fed:])
-            if not sequence.tokens_left:
-                self.finalize([sequence])
+        has_drawn = partial(sequence.has_drawn, kept)
+        if has_drawn(sequence.drawn_fed):
+            sequence.finalize(kept[sequence.drawn_fed :])
+        elif saved := self._pool.savepoints.find(sequence, has_drawn):
+            assert sequence.slot is not None
+            sequence.finalize(kept[saved[0] :])
+            self._states.replace({sequence.slot: saved[1]})
+        else:  # feed the turn again from its start
+            self._drop_savepoint(sequence)
+            sequence.finalize(sequence.prompt + kept)
+            self._states.replace(self._beginning(sequence, active))
             return
-        # the state has run past the end of the text: feed the turn again from its start
-        sequence.finalize(sequence.prompt + kept)
-        self._states.replace(self._beginning(sequence, active))
+        self._drop_savepoint(sequence)
+        if not sequence.tokens_left:
+            self.finalize([sequence])
 
     def finalize(self, sequences: list[Sequence]) -> None:
         """Keep the states of turns that have seen all of their text."""
@@ -194,6 +220,7 @@ class Turns:
         if active and sequence.state is LOADING:
             active.abandoned = True  # its slot is being written to
             return
+        self._drop_savepoint(sequence)
         self._scheduler.release(sequence)
         if active is None:
             self._scheduler.unlock(sequence.target)
@@ -308,6 +335,11 @@ class Turns:
         if active.source:
             self._pool.unpin(active.source.head)
         self._scheduler.unlock(sequence.target)
+
+    def _drop_savepoint(self, sequence: Sequence) -> None:
+        """It is over, or nothing is drawn any more."""
+        if self._overrunning.pop(sequence, None):
+            self._pool.savepoints.drop(sequence)
 
     def _finish_unstored(self, sequence: Sequence, active: _ActiveTurn) -> None:
         self.abandon(sequence)

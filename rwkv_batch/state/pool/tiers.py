@@ -3,7 +3,8 @@
 Both are exact LRU. A state that leaves L1 is copied to L2 on the thread of the copies, and its slot is free
 when that is done. A turn begins in a copy of a state. The state stays, for others that share it, or for its
 own session until the turn has taken its place: a turn may fail, or have to be fed again. What is hardly
-wanted again, as a turn goes on from it, leaves first, and for nowhere.
+wanted again, as a turn goes on from it, leaves first, and for nowhere. L1 lends slots for savepoints of
+running turns (rwkv_batch/state/pool/savepoints.py), and has so many fewer then.
 """
 
 from collections import OrderedDict
@@ -42,7 +43,8 @@ class _Host:
 class Tiers:
     """All methods are for the pool's thread. `free` gets each slot that becomes the caller's.
 
-    `left` gets what leaves L2, or L1 where there is no L2.
+    `spare` gives one of the caller's that it will not need, or None. `left` gets what leaves L2, or L1 where
+    there is no L2.
     """
 
     def __init__(
@@ -51,14 +53,16 @@ class Tiers:
         transfer: Transfer,
         copier: JobThread,
         free: Callable[[int], None],
+        spare: Callable[[], int | None],
         capacity: tuple[int, int],
         left: Left,
     ) -> None:
         self._states, self._transfer, self._copier = states, transfer, copier
-        self._free, self._capacity, self._left = free, capacity, left
+        self._free, self._spare, self._capacity, self._left = free, spare, capacity, left
         self._l1: OrderedDict[int, _Slot] = OrderedDict()
         self._continued: dict[int, None] = {}  # of these, those hardly wanted again, the oldest first
         self._leaving: dict[int, _Slot] = {}  # on their way from L1 to L2
+        self._lent = 0  # slots
         self._l2: OrderedDict[int, _Host] = OrderedDict()
 
     def tier(self, turn: int) -> Literal["L1", "L2"] | None:
@@ -122,6 +126,28 @@ class Tiers:
         self._l1[head.turn] = _Slot(key, head, slot)
         self._trim()
 
+    def lend(self, before: int, at_once: bool) -> int | None:
+        """A slot of L1 for a copy of a running turn's state, until `take_back`; None if there is none now.
+
+        before: the turn that it goes on from, if its state is hardly wanted again before `rest`; else NONE.
+        at_once: whether others make room for it. At most half of L1 is lent.
+        """
+        if self._lent >= self._capacity[0] // 2:
+            return None
+        entry = self._l1.get(before)
+        if entry and not entry.shared:
+            self._continued.setdefault(before)
+        if at_once:
+            self._trim(room=1)
+        slot = self._spare()
+        self._lent += slot is not None
+        return slot
+
+    def take_back(self, slot: int) -> None:
+        """A slot that was lent."""
+        self._lent -= 1
+        self._free(slot)
+
     def hold(self, key: str, head: Head, image: Tensor) -> None:
         """A state in host memory becomes the most recent of L2."""
         self._l2[head.turn] = _Host(key, head, image)
@@ -178,10 +204,10 @@ class Tiers:
             if entry:
                 entry.head = replace(entry.head, imaged=entry.head.tokens)
 
-    def _trim(self) -> None:
-        """Push what is over the capacity out of L1 into L2, and out of L2."""
+    def _trim(self, room: int = 0) -> None:
+        """Push what is over the capacity out of L1 into L2, and out of L2. room: for so many more in L1."""
         l1, l2 = self._capacity
-        while len(self._l1) > l1:
+        while len(self._l1) + self._lent > l1 - room:
             if self._continued:
                 self._drop_slot(next(iter(self._continued)))
                 continue

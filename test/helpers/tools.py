@@ -1,6 +1,7 @@
 """Programs that some tests need and not every machine has."""
 
 import os
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -13,3 +14,9 @@ def absent(reason: str) -> NoReturn:
     if os.environ.get(ALL):
         pytest.fail(f"{reason} With {ALL} set, nothing may be missing.")
     pytest.skip(reason)
+
+
+def needs_proc() -> None:
+    """For tests that read in /proc what a process takes."""
+    if not Path("/proc/self/status").exists():
+        absent("There is no /proc, which says what a process takes.")

@@ -13,7 +13,7 @@ from row_adapters import write
 from safetensors import safe_open
 from safetensors.torch import save_file
 from serving import ROOT
-from tools import absent
+from tools import needs_proc
 
 from bench.make_checkpoint import random_checkpoint, random_rwkv6, random_rwkv7a
 from rwkv_batch.config import WeightsName
@@ -210,8 +210,7 @@ print(max(seen) - before, sum(weight.nbytes for weight in checkpoint.packed.valu
 
 
 def test_a_model_from_a_file_takes_one_copy_of_its_matrices_and_none_of_its_embedding(tmp_path):
-    if not Path("/proc/self/status").exists():
-        absent("There is no /proc, which says what a process takes.")
+    needs_proc()
     for name, layers, width, vocab in (("large", 2, 512, 65536), ("small", 1, 64, 512)):
         plain = from_tensors(name, random_checkpoint(layers, width, vocab))
         write_packed(quantize(plain, "int8"), plain.fingerprint, tmp_path / f"{name}.safetensors")

@@ -11,6 +11,7 @@ from checkpoints import refusal, tiny
 from plain_rwkv7 import plain_logits
 from row_adapters import KINDS, SCALED, merged_by_hand, write
 from serving import ROOT
+from tools import needs_proc
 
 from bench.make_checkpoint import random_checkpoint, random_rwkv6, random_rwkv7a
 from rwkv_batch.config import EngineConfig
@@ -211,9 +212,9 @@ print(max(seen) - before, sum(weight.nbytes for weight in found.packed.values())
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("name", ["int8", "nf4"])
 def test_no_more_than_two_matrices_are_in_memory_beside_the_packed_ones(name, tmp_path):
+    needs_proc()
     for file, layers, width in (("model.pth", 8, 1024), ("small.pth", 1, 64)):
         torch.save(random_checkpoint(layers, width, 512), tmp_path / file)
     run = [sys.executable, "-c", PEAK, str(tmp_path / "model.pth"), str(tmp_path / "small.pth"), name]

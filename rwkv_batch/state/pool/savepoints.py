@@ -15,7 +15,7 @@ from rwkv_batch.state.pool.tiers import Tiers
 from rwkv_batch.state.slots import States
 
 LEAST_TOKENS = 32  # between two savepoints of a turn
-WORTHWHILE = 0.8e-3  # seconds of feeding; those of a small model's few tokens cost the host less than copies
+WORTHWHILE = 0.8e-3  # seconds that feeding them takes; a copy takes the host as long as feeding a small model
 
 
 @dataclass(frozen=True)

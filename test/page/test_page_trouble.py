@@ -149,6 +149,22 @@ def test_a_server_that_goes_away_and_comes_back(page, engine, process):
         assert len(engine.turns["hello"]) == 2
 
 
+def test_a_message_that_is_sent_before_the_turns_have_come_stands_behind_them(page, engine):
+    send(page, "hello")
+    engine.answers["are you there"] = ["I am ", "here."]
+    late = []
+    page.route("**/state/history?*", lambda route: late.append((route, route.fetch())))
+    with page.expect_request("**/state/history?*"):
+        page.reload()
+    page.get_by_role("textbox", name="Message").fill("are you there")
+    page.get_by_role("textbox", name="Message").press("Enter")
+    for route, response in late:
+        route.fulfill(response=response)
+    expect(page.locator(".turn").nth(1).locator(".reply")).to_contain_text("I am here.")
+    expect(page.locator(".turn")).to_have_count(2)
+    assert len(engine.turns["hello"]) == 2
+
+
 def test_it_notices_by_itself(page, process):
     """The figures are asked for all the time."""
     away(process)

@@ -29,6 +29,7 @@ let turns = 0; // how many the server has of it
 /** @type {TextRequest | null} */
 let running = null; // the answer on its way
 let shown = 0; // counts what was opened, so that a late history is not shown
+let opening = Promise.resolve(); // until the turns that the server has are shown
 let outdated = false; // whether the connection broke since the history was read
 let following = true;
 let followed = 0; // where `toEnd` has scrolled to
@@ -42,7 +43,11 @@ export function shownSession() {
 }
 
 /** Show a session, or with null a new one. */
-export async function openSession(id) {
+export function openSession(id) {
+  return (opening = read(id));
+}
+
+async function read(id) {
   stop();
   const mine = (shown += 1);
   session = id;
@@ -95,8 +100,9 @@ const actions = {
   fork: (view) => reported(() => (view.number ? forkSession(session, view.number) : undefined)),
 };
 
-/** Send what the box holds. */
+/** Send what the box holds, once the turns before it are shown. */
 async function send() {
+  await opening;
   const message = box().value.trim();
   if (!message || running || isLost()) return;
   const view = new TurnView({ user: message }, actions, followEnd);

@@ -19,7 +19,7 @@ constexpr int THREADS = 128;
 __global__ void resolve_drawn_kernel(const int* given_tokens, const int* given_slots, int* tokens, int* slots,
                                      SequenceRecord* records, int* lag, int single, const int* counted,
                                      int n) {
-    wait_for_inputs();
+    wait_for_inputs(true);  // the next kernel brings its weights beside the sampler's
     const int i = blockIdx.x * THREADS + threadIdx.x;
     if (i >= n) return;
     int token = given_tokens[i];

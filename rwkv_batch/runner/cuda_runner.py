@@ -16,6 +16,7 @@ from rwkv_batch.ops.cuda.inputs.staging import Download, upload
 from rwkv_batch.ops.device import reserve_bytes
 from rwkv_batch.ops.low_rank import LowRankAdapter
 from rwkv_batch.runner.limits import GPU_LIMITS
+from rwkv_batch.runner.one_row import OneRow
 from rwkv_batch.runner.protocol import NO_ADAPTERS, AdapterRoom, Batch, Draws, DrawUnder, NewRow
 from rwkv_batch.runner.warmup import LOGITS_COPIES, launch_all_kernels, run_largest_step
 from rwkv_batch.sampling.logprobs import RowLogprobs, logprobs, row_logprobs
@@ -91,6 +92,7 @@ class CudaRunner:
         self.model = CUDA_MODELS[checkpoint.family](checkpoint, device, architecture, invariant, few_rows)
         self._invariant, self.most_steps = invariant, 1 if invariant else MOST_STEPS
         self._adapters = adapters if self.model.takes_adapters else NO_ADAPTERS
+        self._one_row: OneRow | None = None
 
     def bytes_needed(self, rows: int, idle_slots: int, prefill_tokens: int) -> int:
         slots, vocab = rows + idle_slots, self.model.checkpoint.vocab
@@ -99,7 +101,8 @@ class CudaRunner:
         steps = self.model.step_bytes(rows, prefill_tokens, room.slots, room.most_rank)
         scoring = scoring_bytes(vocab, self.model.checkpoint.width, SCORED_AT_ONCE, self.dtype, self.device)
         logits = max(scoring, rows * LOGITS_COPIES * 4 * vocab)  # of prompts come first
-        return reserve_bytes(self.device) + slots * slot_bytes + logits + steps
+        one_row = OneRow.bytes_needed(self.model, self.most_steps)
+        return reserve_bytes(self.device) + slots * slot_bytes + logits + steps + one_row
 
     def allocate(self, rows: int, idle_slots: int, prefill_tokens: int, late: bool = False) -> None:
         slots = rows + idle_slots
@@ -110,7 +113,9 @@ class CudaRunner:
         if self._adapters.slots:
             room = self._adapters
             self.model.add_adapters(room.slots, room.most_rank, prefill_tokens + rows)
-        self.model.capture(self.states, rows, late=late, most_tokens=prefill_tokens + rows)
+        self._one_row = OneRow.for_model(self.model, self.states, self.sampler, self.most_steps)
+        more = self._one_row.ladders if self._one_row else ()
+        self.model.capture(self.states, rows, late=late, most_tokens=prefill_tokens + rows, more=more)
         run_largest_step(self.model.forward, self.states, rows, prefill_tokens)
         launch_all_kernels(self, rows, few=late)
 
@@ -157,9 +162,11 @@ class CudaRunner:
 
     def _several(self, batch: Batch) -> Draws:
         """Steps of which the host knows nothing but their rows."""
+        self.sampler.prepare(batch.slots, batch.steps)
+        if self._one_row and self._one_row.takes(batch):
+            return QueuedDraws(self._one_row.run(batch.slots[0]), PromptScores(batch.scored, self.device), ())
         ids = torch.empty(batch.steps, len(batch.slots), dtype=torch.int32, device=self.device)
         logits, slots, scores = self._forward(batch)
-        self.sampler.prepare(batch.slots, batch.steps)
         for step, drawn in enumerate(ids):
             if step:
                 self.model.repeat(self.states, bool(batch.adapters))

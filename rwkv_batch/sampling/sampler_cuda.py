@@ -43,6 +43,7 @@ from rwkv_batch.wire.protocol import Sampling
 
 NO_FILTER = (0.0, 0.0, 1.0)
 FILTER_WORDS = ROW_FILTER.itemsize // 4
+Way = Literal["plain", "any"]  # of drawing: for rows without limits, bias, penalties and noise; for all
 FIRST_CAPACITY = 256  # drawn tokens that a row has room for when it begins
 
 
@@ -178,7 +179,7 @@ class CudaSampler:
         for slot in index[(capacity > 0) & (used > capacity) & (capacity < self.vocab)]:
             self._grow(int(slot))
         self._drawn[index] = used
-        self._all_plain = self.takes_plain and bool(self._plain[index].all())
+        self._all_plain = bool(self._plain[index].all())
         self._places = np.flatnonzero(self._by_flashinfer[index])
         self._row_filters = self._filters[index] if self._filtered[index].any() else None
 
@@ -194,9 +195,8 @@ class CudaSampler:
 
         Queued without a synchronisation; `prepare` comes first. slots `[rows]` int32 are on the device; a
         slot comes at most once, and a negative one is padding, whose id is 0. `ids`: where to write. `masks`:
-        what rows may draw, by their places. `feed`: where it is recorded what was drawn. Without masks, rows
-        with filters and rows for FlashInfer the call can be captured in a graph. One that is captured while
-        all rows are plain is right for such rows only.
+        what rows may draw, by their places. `feed`: where it is recorded what was drawn. Where there is a
+        `way`, and no masks, `draw` is all that it launches, and can be captured in a graph.
         """
         if (
             logits.dtype not in (torch.float32, torch.float16)
@@ -212,20 +212,38 @@ class CudaSampler:
         with torch.cuda.device(self.device):
             if ids is None:
                 ids = torch.empty(len(slots), dtype=torch.int32, device=self.device)
-            if self._row_filters is not None or (masks and masks.places):
-                self._sample_filtered(logits, slots, ids, masks)
-            elif self._draw is not None and len(self._places):
-                self._sample_with_flashinfer(self._draw, logits, slots, ids)
-            elif self._all_plain and _is_aligned(logits):
-                call = self._input(logits, slots, ids, None)
-                sequences = None if feed is None else feed.records.data_ptr()
-                launch(self._library, "rwkv_sample_plain", byref(call), sequences, len(slots))
+            masked, way = bool(masks and masks.places), self.way(logits)
+            if way is not None and not masked:
+                self.draw(way, logits, slots, ids, feed)
                 return ids
+            if masked or self._row_filters is not None or self._draw is None:
+                self._sample_filtered(logits, slots, ids, masks)
             else:
-                self._sample(logits, slots, ids)
+                self._sample_with_flashinfer(self._draw, logits, slots, ids)
             if feed is not None:
                 feed.record_drawn(ids, slots)
         return ids
+
+    def ways(self, logits: Tensor) -> tuple[Way, ...]:
+        """Those that there are for such logits, whatever the rows."""
+        return ("plain", "any") if self.takes_plain and _is_aligned(logits) else ("any",)
+
+    def way(self, logits: Tensor) -> Way | None:
+        """How `draw` draws for the slots of the last `prepare`; None: filters or FlashInfer are needed."""
+        if self._row_filters is not None or (self._draw is not None and len(self._places)):
+            return None
+        return self.ways(logits)[0] if self._all_plain else "any"
+
+    def draw(self, way: Way, logits: Tensor, slots: Tensor, ids: Tensor, feed: Feed | None) -> None:
+        """As `sample_async`, by one of its ways."""
+        if way == "plain":
+            call = self._input(logits, slots, ids, None)
+            sequences = None if feed is None else feed.records.data_ptr()
+            launch(self._library, "rwkv_sample_plain", byref(call), sequences, len(slots))
+            return
+        self._sample(logits, slots, ids)
+        if feed is not None:
+            feed.record_drawn(ids, slots)
 
     def _sample(self, logits: Tensor, slots: Tensor, ids: Tensor) -> None:
         blocks, workspace = self._split(len(slots))

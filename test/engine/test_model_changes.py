@@ -361,7 +361,8 @@ class TestOnAGpu:
         names = {weights.fingerprint: name for name, weights in WEIGHTS.items()}
         served = [names[driver.events[id_][0].fingerprint] for id_ in old + new]
         assert served[:3] == ["one"] * 3 and served[-3:] == ["two"] * 3
-        assert [driver.text(id_) for id_ in old + new] == [texts[name][i % 3] for i, name in enumerate(served)]
+        expected = [texts[name][i % 3] for i, name in enumerate(served)]
+        assert [driver.text(id_) for id_ in old + new] == expected
         driver.settle()
         driver.models.close()
 

@@ -1,11 +1,14 @@
 """Steps that are launched together give the same rows as steps launched one by one."""
 
+from types import SimpleNamespace
+
 import pytest
 from ahead import SeveralRunner, plain_and, without_time
 
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.scheduling import pace as pacing
 from rwkv_batch.engine.scheduling.pace import Pace
+from rwkv_batch.engine.scheduling.sequence import LAST
 from rwkv_batch.runner.protocol import Batch, Draws, KnownDraws
 from rwkv_batch.wire.protocol import Failed, GenerateRequest, Grammar, Progress, Sampling, SessionTurn
 
@@ -189,6 +192,7 @@ def test_draws_that_are_too_few_or_too_many_fail_the_request(engines, monkeypatc
     ("device", "host", "steps"),
     [
         (0.0003, 0.0006, 4),
+        (0.0004, 0.0001, 4),  # the host waits much, but all of them are over soon
         (0.001, 0.0011, 2),
         (0.001, 0.0004, 1),
         (0.003, 0.004, 2),
@@ -249,3 +253,17 @@ def test_steps_are_launched_alone_again_when(found: list[tuple[float, float, int
         now += took * waits
         pace.land(steps)
     assert pace.steps == 1
+
+
+def test_many_rows_have_no_more_steps_than_the_host_needs(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(pacing, "monotonic", lambda: now)
+    pace = Pace(4)
+    for _ in range(2):
+        pace.wait()
+        now += 0.0004
+        pace.land(1)
+    sequence = SimpleNamespace(known_draws_left=9, waits_for_draw=False)
+    for rows, steps in [(1, 4), (2, 1)]:
+        batch = Batch([LAST] * rows, [1] * rows, list(range(rows)), list(range(rows)))
+        assert pace.steps_of(batch, [sequence] * rows, [sequence] * rows) == steps

@@ -1,6 +1,8 @@
 """A ladder of graphs: steps run with and without one, with the same results; buffers stay where they are."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -12,12 +14,17 @@ from rwkv_batch.model.cuda.steps.graphs import PREFILL_SIZES, GraphLadder, prefi
 SIZES = [1, 2, 4, 8]
 
 
+class Graph:
+    replay: Callable[[], None]
+
+
 class Recorded:
     """Steps that double their inputs. A replay does what the capture has seen, over the same tensors."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.captured = self.replays = self.launches = 0
-        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+        self.pools: list[WeakSet[Graph]] = []
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", self.new_pool)
         stream = SimpleNamespace(synchronize=lambda: None)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
         monkeypatch.setattr(graphs, "capture", self.capture)
@@ -34,7 +41,11 @@ class Recorded:
         torch.mul(inputs, 2, out=out)
         return out
 
-    def capture(self, run, pool) -> SimpleNamespace:
+    def new_pool(self) -> int:
+        self.pools.append(WeakSet())
+        return len(self.pools) - 1
+
+    def capture(self, run, pool: int) -> "Graph":
         self.captured += 1
         run()
         run()
@@ -43,7 +54,10 @@ class Recorded:
             self.replays += 1
             run()
 
-        return SimpleNamespace(replay=replay)
+        graph = Graph()
+        graph.replay = replay
+        self.pools[pool].add(graph)
+        return graph
 
     def run(self, *numbers: float) -> list[float]:
         inputs, queue = self.ladder.take(len(numbers))
@@ -79,6 +93,17 @@ def test_one_that_is_forgotten_is_done_without_until_it_is_captured_again(it):
     assert it.run(1, 2) == [2, 4] and it.replays == 0
     it.ladder.capture(2)
     assert it.run(1, 2) == [2, 4] and it.replays == 1
+
+
+def test_a_pool_whose_graphs_are_gone_is_given_up(it):
+    """torch takes no more graphs into it."""
+    for size in (2, 4, 2, 4):
+        it.ladder.capture(size)
+        it.ladder.forget(6 - size)
+    assert len(it.pools) == 1
+    it.ladder.forget(4)
+    it.ladder.capture(4)
+    assert [len(pool) for pool in it.pools] == [0, 1]
 
 
 def test_buffers_of_graphs_never_move(it):

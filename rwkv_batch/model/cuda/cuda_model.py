@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from rwkv_batch.model.cuda.steps.graphs import (
     PREFILL_SIZES,
     Decoded,
     DecodeGraphs,
+    GraphLadder,
     Prefilled,
     PrefillGraphs,
     decode_sizes,
@@ -23,16 +24,15 @@ from rwkv_batch.model.cuda.steps.graphs import (
     prefills_held,
 )
 from rwkv_batch.model.cuda.steps.late import LateWork, Tuner
+from rwkv_batch.model.cuda.steps.row import RowStep
 from rwkv_batch.model.cuda.steps.states import CudaStates
 from rwkv_batch.model.torch_model import check_rows
 from rwkv_batch.ops.cuda.binding import Addend, Kernels
 from rwkv_batch.ops.cuda.buffers import StepBuffers, buffer_bytes
-from rwkv_batch.ops.cuda.inputs.feed import pending_writes
 from rwkv_batch.ops.cuda.inputs.packing import DeviceRows, PrefillPlan, StagedPlan, upload_plan
 from rwkv_batch.ops.cuda.inputs.staging import upload
-from rwkv_batch.ops.torch_ops import HEAD_SIZE
 from rwkv_batch.sampling.prompt_logprobs import PromptScores
-from rwkv_batch.state.slots import States, slot_bytes
+from rwkv_batch.state.slots import States
 
 MANY = 1 << 30  # tokens, for which no GEMM is timed
 MEASURED_TOKENS = 1024  # of a prefill for which GEMMs are timed, at most: of more, cuBLAS's are the fastest
@@ -50,6 +50,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
     defers: ClassVar[bool]  # whether decode steps defer writes to fp16 states
     buffers: type[StepBuffersT]  # of a step
     takes_adapters: ClassVar[bool] = False  # whether rows can have adapters of their own
+    row: RowStep | None = None  # runs all layers of a step of one row by one launch
 
     @torch.inference_mode()
     def __init__(
@@ -85,10 +86,7 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
     def slot_bytes(self, wkv_dtype: torch.dtype) -> int:
         """Of a slot of `new_states`, deferred writes included."""
         c = self.checkpoint
-        wkv = torch.empty(1, c.layers, c.heads, HEAD_SIZE, HEAD_SIZE, dtype=wkv_dtype, device="meta")
-        pending = pending_writes(wkv) if self.defers else None
-        written = slot_bytes(c.layers, c.width, self.dtype, wkv_dtype)
-        return written if pending is None else written + pending.nbytes
+        return CudaStates.bytes_of_slot(c.layers, c.width, wkv_dtype, self.defers)
 
     def add_adapters(self, slots: int, most_rank: int, most_tokens: int) -> None:
         """Make room for the adapters of rows, before graphs are captured. most_tokens: of a step."""
@@ -119,22 +117,24 @@ class CudaModel(ABC, Generic[Weights, StepBuffersT]):
         progress: bool = True,
         late: bool = False,
         most_tokens: int | None = None,
+        more: Sequence[GraphLadder[Any, Any]] = (),
     ) -> None:
         """Capture the graphs of decode batches of up to `rows` (None: all slots) and of small prefills.
 
         They are over these states, and steps over them have no more rows from then on. late: `improve`
         captures them, and steps do without until then. most_tokens: of a step, if that is known; others have
-        no graph.
+        no graph. more: what is captured with them.
         """
         self._graphs, self._late, self._most_rows, self._most_tokens = None, None, rows, most_tokens
         timed = (*decode_sizes(rows or len(states)), *(s for s in PREFILL_SIZES if s <= MEASURED_TOKENS))
-        ladders: list[DecodeGraphs | PrefillGraphs] = []
+        ladders: list[GraphLadder[Any, Any]] = []
         with torch.cuda.device(self.device):
             if self.tuner and not late:
                 self.tuner.measure(timed, progress)
             for adapted in (False, True) if self.adapters else (False,):
                 decodes, prefills = self._graphs_over(states, adapted)
                 ladders += [prefills] if self.kernels.invariant else [decodes, prefills]
+            ladders += more
             for ladder in ladders:
                 ladder.capture_later() if late else ladder.capture_all(progress)
         self._late = LateWork(ladders, self.tuner, timed) if late else None

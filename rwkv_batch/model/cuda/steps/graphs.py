@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -92,7 +92,7 @@ class GraphLadder(Generic[Inputs, Outputs]):
         self._kind, self.sizes, self._late = kind, sizes, False
         self._padding, self._step = padding, step
         self._arena, self._fits_largest = arena, False
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool: Any = None  # of the graphs that there are
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Inputs, Outputs]] = {}
         self.runs: Counter[int] = Counter()  # by size
 
@@ -138,6 +138,8 @@ class GraphLadder(Generic[Inputs, Outputs]):
     def capture(self, size: int) -> None:
         """A graph for that size."""
         self.prepare()
+        if not self._graphs:
+            self._pool = torch.cuda.graph_pool_handle()  # one whose graphs are all gone takes no more
         inputs, outputs = self._padding(size), list[Outputs]()
         graph = capture(lambda: outputs.append(self._step(inputs, self._arena)), self._pool)
         self._graphs[size] = graph, inputs, outputs[-1]

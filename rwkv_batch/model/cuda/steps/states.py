@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.ops.cuda.binding import Kernels
-from rwkv_batch.ops.cuda.inputs.feed import Feed
-from rwkv_batch.state.slots import States
+from rwkv_batch.ops.cuda.inputs.feed import Feed, pending_writes
+from rwkv_batch.ops.torch_ops import HEAD_SIZE
+from rwkv_batch.state.slots import States, slot_bytes
 
 
 class CudaStates(States):
@@ -27,6 +28,13 @@ class CudaStates(States):
         """defers: whether writes to fp16 states are deferred."""
         super().__init__(slots, layers, width, torch.float16, wkv, device, start)
         self.feed = Feed(kernels, self.wkv, defers)
+
+    @staticmethod
+    def bytes_of_slot(layers: int, width: int, wkv: torch.dtype, defers: bool = True) -> int:
+        """What a slot takes of all this."""
+        shape = 1, layers, width // HEAD_SIZE, HEAD_SIZE, HEAD_SIZE
+        pending = pending_writes(torch.empty(shape, dtype=wkv, device="meta")) if defers else None
+        return slot_bytes(layers, width, torch.float16, wkv) + (0 if pending is None else pending.nbytes)
 
     def flush(self, slots: Collection[int]) -> None:
         self.feed.flush(slots)

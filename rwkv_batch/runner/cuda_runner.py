@@ -72,6 +72,7 @@ class CudaRunner:
 
     run_ahead_stop_ids, limits = STOPS, GPU_LIMITS
     dtype = CudaModel.dtype
+    _one_row: OneRow | None = None
 
     def __init__(
         self,
@@ -92,7 +93,6 @@ class CudaRunner:
         self.model = CUDA_MODELS[checkpoint.family](checkpoint, device, architecture, invariant, few_rows)
         self._invariant, self.most_steps = invariant, 1 if invariant else MOST_STEPS
         self._adapters = adapters if self.model.takes_adapters else NO_ADAPTERS
-        self._one_row: OneRow | None = None
 
     def bytes_needed(self, rows: int, idle_slots: int, prefill_tokens: int) -> int:
         slots, vocab = rows + idle_slots, self.model.checkpoint.vocab

@@ -1,5 +1,6 @@
 """How many decode steps are launched together, so that the device does not wait for the host."""
 
+from collections import deque
 from collections.abc import Collection
 from time import monotonic
 
@@ -11,8 +12,8 @@ from rwkv_batch.runner.protocol import Batch
 # a long time or with much waiting.
 SHORT, LONG = 0.012, 0.024  # seconds
 LITTLE, MUCH = 0.25, 0.75
-# A single row has as many as there can be while these take so long at most, in seconds: kernels of one step
-# begin beside the end of those of the step before (`runner/one_row.py`), and nobody else waits for it.
+# A row that runs alone has as many as there can be while these take so long at most, in seconds: kernels of
+# one step begin beside the end of those of the step before (`runner/one_row.py`).
 BRIEF = 0.002
 
 
@@ -27,7 +28,9 @@ class Pace:
         """most: as of Runner.most_steps."""
         self._most, self.steps = most, 1  # the steps of the next launch, as far as its rows allow
         self._began = self._landed_at = 0.0
-        self._each = float("inf")  # seconds between the draws of the last two launches, for a step
+        # Seconds between the draws of one launch and the next, for a step: the last two. Of two that the host
+        # comes to late, the second seems to take no time.
+        self._each = deque([float("inf")] * 2, maxlen=2)
 
     def wait(self) -> None:
         """The host begins to wait for draws."""
@@ -37,7 +40,7 @@ class Pace:
         """It has those of so many steps, which were launched together."""
         before, now = self._landed_at, monotonic()
         self._landed_at, took, waited = now, now - before, now - self._began
-        self._each = took / steps
+        self._each.append(took / steps)
         if waited > MUCH * took or took > LONG:
             self.steps = max(steps // 2, 1)
         elif waited <= LITTLE * took and took <= SHORT:
@@ -49,7 +52,7 @@ class Pace:
         running: all that have slots. One left out until its last draw is known does not wait for more.
         """
         rows = len(batch.slots)
-        is_brief = rows == 1 and self._each * self._most <= BRIEF
+        is_brief = rows == len(running) == 1 and max(self._each) * self._most <= BRIEF
         most = self._most if is_brief else self.steps
         if most == 1 or batch.top_logprobs or batch.mixtures or batch.scored:
             return 1

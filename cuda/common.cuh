@@ -12,7 +12,7 @@ constexpr float MAX_HALF = 65504.f;
 // states). The next kernel may start right after that, so no more than two kernels ever overlap.
 //
 // next_at_once: the next kernel may start before that, so that three overlap. Until it waits, it may read
-// only what was finished at least three kernels earlier.
+// only what was finished at least three kernels earlier; behind two such kernels in a row, four.
 __device__ __forceinline__ void wait_for_inputs(bool next_at_once = false) {
     if (next_at_once) grid_dependency_launch();
     grid_dependency_wait();

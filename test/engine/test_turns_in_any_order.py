@@ -46,6 +46,7 @@ class Mixed:
                     key,
                     max_tokens=rng.choice([0, 1, 5, 40, 100]),
                     stop_strings=rng.choices(STOPS, k=rng.choice([0, 2])),
+                    stop_ids=rng.choice([[], [60, 61, 62]]),
                     sampling=replace(ASCII, seed=rng.getrandbits(40)),
                     flush_tokens=rng.choice([1, 5]),
                 )

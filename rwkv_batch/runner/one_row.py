@@ -61,9 +61,13 @@ class OneRow:
         return tuple(self._of_way.values())
 
     def takes(self, batch: Batch) -> bool:
-        """Whether `run` is for such steps. The sampler's `prepare` comes first."""
+        """Whether `run` is for such steps. The sampler's `prepare` comes first.
+
+        It is not while their graph is missing: each of them has its own, and costs the host less by that.
+        """
         alone = len(batch.slots) == 1 and not batch.adapters and batch.steps == self._steps
-        return alone and self._sampler.way(self._logits) is not None
+        way = self._sampler.way(self._logits) if alone else None
+        return way is not None and self._of_way[way].has(1)
 
     def run(self, slot: int) -> Tensor:
         """Queue the steps, in which the row is fed what it drew. Returns the ids `[steps]` int32."""

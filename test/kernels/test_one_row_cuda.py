@@ -1,13 +1,19 @@
 """Several steps of one row in one CUDA graph draw what they draw one by one, and leave the same state."""
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import pytest
 import torch
 from checkpoints import tiny
 from cuda_gpu import needs_gpu
 
 from rwkv_batch.engine.scheduling.sequence import LAST
+from rwkv_batch.model.cuda.gemms.methods import SEPARATE, TOGETHER
+from rwkv_batch.model.quantization.quantize import quantize
 from rwkv_batch.runner.cuda_runner import MOST_STEPS, CudaRunner
 from rwkv_batch.runner.protocol import Batch, NewRow
+from rwkv_batch.sampling.sampler_cuda import FIRST_CAPACITY
 from rwkv_batch.wire.protocol import Sampling
 
 pytestmark = [*needs_gpu, pytest.mark.usefixtures("hopper", "own_tuning")]
@@ -18,31 +24,84 @@ BY_GRAPH = {
     "greedy": Sampling(temperature=0),
     "plain": Sampling(temperature=1.2),
     "limits": Sampling(top_k=20, top_p=0.8),
+    "bias": Sampling(logit_bias={7: 2.0, 300: -100.0}),
     "penalties": Sampling(alpha_presence=0.5, alpha_frequency=0.5, alpha_decay=0.99),
 }
 OTHERS = {"filters": Sampling(min_p=0.05), "repetition": Sampling(repetition_penalty=1.3)}
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["at the start", "late"])
+class Model(NamedTuple):
+    weights: str = "fp16"
+    layers: str = TOGETHER
+    wkv: torch.dtype = torch.float16
+    late: bool = False
+
+
+MODELS = {
+    "one launch": Model(),
+    "separate kernels": Model(layers=SEPARATE),
+    "fp32 states": Model(wkv=torch.float32),
+    "int8": Model("int8"),
+    "int4": Model("int4"),
+    "late": Model(late=True),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS.values(), ids=MODELS)
 def runner(request: pytest.FixtureRequest) -> CudaRunner:
-    made = CudaRunner(tiny(5, 256, VOCAB, seed=3), torch.device("cuda", 0), torch.float16, "own")
-    made.allocate(SLOTS - 1, 1, 64, late=request.param)
+    weights, layers, wkv, late = request.param
+    checkpoint = tiny(5, 256, VOCAB, seed=3)
+    if weights != "fp16":
+        checkpoint = quantize(checkpoint, weights, False)
+    made = CudaRunner(checkpoint, torch.device("cuda", 0), wkv, "own")
+    if layers not in made.model.gemms.candidates("layers", 1):
+        pytest.skip("this GPU has no room for one launch of all layers")
+    made.model.autotuner.chosen["layers 1"] = layers
+    made.allocate(SLOTS - 1, 1, 64, late=late)
     return made
 
 
-def graph_runs(runner: CudaRunner) -> int:
+def capture_again(runner: CudaRunner) -> None:
     assert runner._one_row is not None
-    return sum(ladder.runs[1] for ladder in runner._one_row.ladders)
+    for ladder in runner._one_row.ladders:
+        ladder.forget(1)
+        ladder.capture(1)
+        assert not ladder.missing
+
+
+def has_graphs(runner: CudaRunner) -> bool:
+    assert runner._one_row is not None
+    return not any(ladder.missing for ladder in runner._one_row.ladders)
+
+
+def count_replays(runner: CudaRunner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Gets the slot of every launch of several steps by one graph from now on."""
+    assert runner._one_row is not None
+    slots, real = list[int](), runner._one_row.run
+
+    def run(slot: int) -> torch.Tensor:
+        slots.append(slot)
+        return real(slot)
+
+    monkeypatch.setattr(runner._one_row, "run", run)
+    return slots
 
 
 def drawn(
-    runner: CudaRunner, how: Sampling, together: list[int], slot: int = 1, stops: tuple[int, ...] = ()
+    runner: CudaRunner,
+    how: Sampling,
+    together: list[int],
+    slot: int = 1,
+    stops: tuple[int, ...] = (),
+    between: Callable[[], None] = lambda: None,
 ) -> tuple[list[int], torch.Tensor]:
     """What a row draws in launches of so many steps each, and its state behind them."""
     runner.states.clear(range(SLOTS))
     runner.begin(slot, NewRow(how, 11, 0, stops))
     draws = [runner.run(Batch(PROMPT, [len(PROMPT)], [slot], [0]))]
-    draws += [runner.run(Batch([LAST], [1], [slot], [0], steps=steps)) for steps in together]
+    for steps in together:
+        draws.append(runner.run(Batch([LAST], [1], [slot], [0], steps=steps)))
+        between()
     return [id_ for draw in draws for id_ in draw.wait()], runner.states.read(slot)
 
 
@@ -50,12 +109,12 @@ def drawn(
 @pytest.mark.parametrize(
     "together", [[MOST_STEPS] * 3, [1, MOST_STEPS, 2, 1, MOST_STEPS]], ids=["all", "some"]
 )
-def test_the_same_is_drawn(runner, how, together):
+def test_the_same_is_drawn(runner, how, together, monkeypatch):
     ids, state = drawn(runner, how, [1] * STEPS)
-    before = graph_runs(runner)
+    replays = count_replays(runner, monkeypatch)
     got, kept = drawn(runner, how, together)
-    by_graph = together.count(MOST_STEPS) if how in BY_GRAPH.values() else 0
-    assert graph_runs(runner) == before + by_graph, "steps that a graph can draw for come from one"
+    by_graph = how in BY_GRAPH.values() and has_graphs(runner)
+    assert len(replays) == by_graph * together.count(MOST_STEPS), "steps that a graph can draw for are its"
     assert got == ids and len(got) == STEPS + 1
     assert torch.equal(kept, state)
 
@@ -78,19 +137,19 @@ def test_a_row_stays_as_it_was_before_its_stop_id(runner, after):
     assert torch.equal(state, drawn(runner, how, [1] * STEPS, stops=(stop,))[1])
 
 
-def test_what_was_drawn_stays_while_more_is_queued(runner):
-    """The host may read ids long after the graph has run again."""
-    how = BY_GRAPH["limits"]
-    ids, _ = drawn(runner, how, [1] * 32 * MOST_STEPS)
-    assert drawn(runner, how, [MOST_STEPS] * 32)[0] == ids
+@pytest.mark.parametrize("how", ["limits", "penalties"])
+def test_what_was_drawn_stays_while_more_is_queued(runner, how):
+    """The host may read ids long after the graph has run again, and lists of penalties grow meanwhile."""
+    launches = FIRST_CAPACITY // MOST_STEPS + 2
+    ids, _ = drawn(runner, BY_GRAPH[how], [1] * launches * MOST_STEPS)
+    assert drawn(runner, BY_GRAPH[how], [MOST_STEPS] * launches)[0] == ids
 
 
 def test_nothing_changes_when_it_is_captured_behind_the_service(runner):
-    wanted = {name: drawn(runner, how, [MOST_STEPS] * 3)[0] for name, how in BY_GRAPH.items()}
-    assert runner._one_row is not None
-    for ladder in runner._one_row.ladders:
-        ladder.forget(1)
-        ladder.capture(1)
-        assert not ladder.missing
     for name, how in BY_GRAPH.items():
-        assert drawn(runner, how, [MOST_STEPS] * 3)[0] == wanted[name]
+        wanted, state = drawn(runner, how, [1] * STEPS)
+        got, kept = drawn(runner, how, [MOST_STEPS] * 3, between=lambda: capture_again(runner))
+        assert got == wanted and torch.equal(kept, state), name
+    assert has_graphs(runner)
+    for name, how in BY_GRAPH.items():
+        assert drawn(runner, how, [MOST_STEPS] * 3)[0] == drawn(runner, how, [1] * STEPS)[0], name

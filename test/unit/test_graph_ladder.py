@@ -85,6 +85,13 @@ def test_later_ones_are_left_to_the_caller_and_steps_do_without(it):
     assert it.ladder.missing == [1, 2, 8] and it.ladder.runs == {4: 2, 1: 1}
 
 
+def test_a_caller_who_does_otherwise_without_a_graph_is_counted(it):
+    it.ladder.capture_later()
+    assert not it.ladder.has(3) and not it.ladder.has(4) and it.ladder.runs == {4: 2}
+    it.ladder.capture(4)
+    assert it.ladder.has(3) and not it.ladder.has(1) and it.ladder.runs == {4: 2, 1: 1}
+
+
 def test_one_that_is_forgotten_is_done_without_until_it_is_captured_again(it):
     it.ladder.capture_later()
     it.ladder.capture(2)

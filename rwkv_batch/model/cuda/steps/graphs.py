@@ -117,6 +117,12 @@ class GraphLadder(Generic[Inputs, Outputs]):
 
         return inputs, replay
 
+    def has(self, count: int) -> bool:
+        """Whether so many have a graph. If not it counts among `runs`, which say what is captured first."""
+        there = self.size(count) in self._graphs
+        self.runs[self.size(count)] += not there
+        return there
+
     @property
     def missing(self) -> list[int]:
         """Sizes that have no graph."""

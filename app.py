@@ -50,15 +50,15 @@ def parse(argv: list[str]) -> ServerConfig:
             f"--host {options.host} is no address of this machine; use 127.0.0.1, or 0.0.0.0 for every "
             "network"
         )
-    if options.password == "":
-        parser.error("--password is empty; leave it out for a server without one")
-    if options.metrics_password == "":
-        parser.error("--metrics-password is empty; leave it out, and --password counts")
-    if options.admin_password == "":
-        parser.error("--admin-password is empty; leave it out, and its routes answer to this machine only")
-    _check_password(parser, "--password", options.password or "")
-    _check_password(parser, "--metrics-password", options.metrics_password or "")
-    _check_password(parser, "--admin-password", options.admin_password or "")
+    if options.models is not None and not Path(options.models).is_dir():
+        parser.error(f"--models {options.models} is no folder; name one from which routes may load files")
+    if options.replay_on_new_model and not options.token_log:
+        parser.error("--replay-on-new-model reads tokens, and --no-token-log stores none; give one of them")
+    _check_password(parser, "--password", options.password, "for a server without one")
+    _check_password(parser, "--metrics-password", options.metrics_password, "and --password counts")
+    _check_password(
+        parser, "--admin-password", options.admin_password, "and its routes answer to this machine only"
+    )
     return ServerConfig(
         engines=_engines(parser, options),
         frontend=FrontendConfig(**_fields(FrontendConfig, options)),
@@ -78,7 +78,12 @@ def _choose_defaults(options: argparse.Namespace) -> None:
         options.max_adapters = DEMO_ADAPTERS if wanted else EngineConfig.max_adapters
 
 
-def _check_password(parser: argparse.ArgumentParser, flag: str, password: str) -> None:
+def _check_password(parser: argparse.ArgumentParser, flag: str, password: str | None, without: str) -> None:
+    """without: what holds if it is left out."""
+    if password is None:
+        return
+    if not password:
+        parser.error(f"{flag} is empty; leave it out, {without}")
     if password != password.strip() or not (password.isascii() and password.isprintable()):
         parser.error(
             f"{flag} must be ASCII without spaces around it; nothing else arrives in an Authorization header"
@@ -298,6 +303,8 @@ def _engines(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tu
 
 def _named_path(parser: argparse.ArgumentParser, text: str) -> tuple[str | None, str]:
     """Of NAME=P. A path may hold an equals sign too, behind a slash or where it exists."""
+    if not text:
+        parser.error("--model-path is empty; name a model, or leave it out for the bundled one")
     name, equals, path = text.partition("=")
     if not equals or "/" in name or Path(text).exists():
         return None, text

@@ -115,7 +115,7 @@ class StatePool:
         self._resumer = Resumer(store, transfer, self.adapted, self._held)
         keep = self._reader, self._store_with_state
         self.files = SessionFiles(self._sessions, self._log, self._tiers, self.images, self._resumer, *keep)
-        self.documents = Documents(store, self._reader, self._writer)
+        self.documents = Documents(store, self._reader, self._writer, texts=token_log or not store.path)
         self.copies = StateCopies(states, transfer, self._copier)
         stored = self._sessions, self._log, self.documents, self.images, self._resumer, self.adapted
         self.starts = StartStates(*stored, states, transfer, *keep)

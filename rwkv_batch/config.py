@@ -93,6 +93,7 @@ class FrontendConfig(ProcessConfig):
     max_state: int = 256 << 20  # bytes; a longer file of a session is answered 413
     chat_template: ChatTemplateName = "auto"  # how chats are rendered; auto: by the checkpoint's name
     sampling_profile: SamplingProfileName = "default"  # what chats are drawn with unless they say otherwise
+    token_log: bool = True  # False: no response is stored, as that is its text
     max_streams: int = 1024  # generation requests answered at once; more are answered 503
 
 

@@ -6,7 +6,7 @@ A name that is served already is swapped: what runs ends with the old weights, n
 import uuid
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StringConstraints
 from robyn import Response
 
 from routes.http.admin import admin_json, checkpoint_inside, file_inside
@@ -39,7 +39,20 @@ def _unless_empty(value: object) -> object:
 
 
 EMPTY_IS_NONE = BeforeValidator(_unless_empty)
-ViewName = Annotated[str, StringConstraints(strip_whitespace=True, max_length=128, pattern=r"^[\w.+ -]*$")]
+LONGEST_NAME = 128  # bytes, as it is a part of the name of a file
+
+
+def _fits_file(name: str) -> str:
+    if len(name.encode()) > LONGEST_NAME:
+        raise ValueError(f"should have at most {LONGEST_NAME} bytes")
+    return name
+
+
+ViewName = Annotated[
+    str,
+    StringConstraints(strip_whitespace=True, pattern=r"^[\w.+ -]*$"),
+    AfterValidator(_fits_file),
+]
 OptionalReal = Annotated[Real | None, EMPTY_IS_NONE]
 OptionalDraw = Annotated[Annotated[Real, Field(ge=-1000, le=1000)] | None, EMPTY_IS_NONE]
 OptionalShare = Annotated[Annotated[Real, Field(ge=0, le=1)] | None, EMPTY_IS_NONE]

@@ -6,10 +6,11 @@ import os
 import tempfile
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from robyn import Response
 
 from routes.chat.checkpoints import ThinkType
@@ -30,13 +31,6 @@ StateName = Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID), *PLAI
 StateLayout = Literal["vk", "kv"]
 
 
-class UploadFields(RequestBody):
-    """The form of /v1/state/upload, besides the file."""
-
-    state_id: StateName
-    state_layout: StateLayout = "vk"  # of a head's matrix in the file: [value, key] or [key, value]
-
-
 class StateIdFields(RequestBody):
     """The body of /v1/state/delete, or its URL parameters."""
 
@@ -55,6 +49,21 @@ class StateDefaults(RequestBody):
         """By the names of a request's fields, those that are not null."""
         found = {name: getattr(self, f"default_{name}") for name in DEFAULTS + TEMPLATE}
         return {name: value for name, value in found.items() if value is not None}
+
+
+class UploadFields(StateDefaults):
+    """The form of /v1/state/upload, besides the file."""
+
+    state_id: StateName
+    state_layout: StateLayout = "vk"  # of a head's matrix in the file: [value, key] or [key, value]
+
+    @field_validator("default_chat_template_kwargs", mode="before")
+    @classmethod
+    def _from_text(cls, value: object) -> object:
+        """A form has texts only."""
+        with suppress(ValueError):
+            return json.loads(value) if isinstance(value, str) else value
+        return value
 
 
 class LoadStateFields(StateDefaults):
@@ -87,7 +96,7 @@ async def upload(front: Frontend, http: HttpRequest) -> Response:
     model = (await read_model(front, http, dict(http.form))).model.model
     if (await front.ask(ListStartStates(uuid.uuid4().hex, fields.state_id, to_model=model))).start_states:
         raise ApiError(409, f"There is a start state {fields.state_id} already; delete it first.")
-    description = {"original_filename": path.name, "size_bytes": len(data)}
+    description = {"original_filename": path.name, "size_bytes": len(data), **fields.given()}
     loop = asyncio.get_running_loop()
     file = await loop.run_in_executor(None, _write, data, path.suffix)
     try:

@@ -37,6 +37,8 @@ async def create(front: Frontend, http: HttpRequest) -> HttpResponse:
     state = await choose_state(front, http, fields, named)
     fields = with_defaults(named.model, state.with_defaults(fields) if state else fields)
     body = ResponsesBody.from_json(fields, front.settings.sampling_profile)
+    if not front.settings.token_log:
+        body = body.model_copy(update={"store": False})
     previous = None
     if body.previous_response_id is not None:
         missing = previous_not_found(body.previous_response_id)

@@ -319,6 +319,8 @@ class Engine:
         seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
         rows = rows_of(request, key, prompts, seed, target, self.tokenizer)
         self.adapters.for_rows(request, rows)
+        if turn and (refusal := self.turns.refusal(turn, rows[0].adapter)):
+            return self._reject(key, "conflict", refusal)
         share_prompts(rows, request.n)
         leading = [row for row in rows if row.leads]
         if request.grammar:

@@ -203,10 +203,9 @@ def _add_sampling(task: argparse.ArgumentParser, count: int, max_tokens: int) ->
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -265,6 +265,17 @@ def test_a_paused_request_is_forgotten_when_it_is_stopped() -> None:
     driver.engine.close()
 
 
+def test_a_request_is_not_paused_where_texts_are_not_stored(tmp_path: Path) -> None:
+    driver = Driver(Store(tmp_path / "sessions.db"), token_log=False)
+    name = driver.add(PROMPTS[0], max_tokens=LONG, flush_tokens=1, name="it")
+    run_until(driver, name, 2)
+    driver.engine.command((b"test", "pause"), PauseRequest("pause", "it"))
+    (refusal,) = driver.until("pause", (Rejected,))
+    assert isinstance(refusal, Rejected) and "--no-token-log" in refusal.message
+    assert driver.ask(ListRequests("list")).requests, "it goes on"
+    driver.engine.close()
+
+
 def test_what_another_model_began_is_refused() -> None:
     driver = driver_with_a_paused_request()
     other = Engine(tiny(vocab=400, seed=9), device="cpu", max_rows=1)

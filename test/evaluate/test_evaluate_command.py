@@ -58,6 +58,12 @@ def test_next_tokens_of_ones_own_prompts(capsys):
     assert sum(line.startswith("| '") for line in out.splitlines()) == 4
 
 
+def test_a_number_that_is_none_is_named(capsys):
+    with pytest.raises(SystemExit):
+        main(["next-token", "--top", "0"])
+    assert "argument --top: '0' is no whole number of 1 or more" in capsys.readouterr().err
+
+
 def test_what_differs_is_the_exit_code(capsys):
     code = main(["determinism", "--device", "cpu", "--count", "3", "--max-tokens", "4", "--temperature", "0"])
     out = capsys.readouterr().out

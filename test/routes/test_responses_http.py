@@ -103,6 +103,19 @@ def test_a_deleted_response_is_gone_with_its_state(front: FrontendProcess, clien
     assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
 
 
+def test_no_response_is_stored_where_texts_are_not(tmp_path: Path):
+    with (
+        ChatEngine(f"ipc://{tmp_path}/engine") as engine,
+        FrontendProcess(engine, token_log=False) as process,
+        OpenAI(base_url=f"http://127.0.0.1:{process.port}/v1", api_key="unused", max_retries=0) as client,
+    ):
+        made = client.responses.create(model="rwkv7", input="A secret.", store=True)
+        assert made.status == "completed" and made.store is False
+        assert not engine.sessions
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(made.id)
+
+
 def test_a_state_that_has_gone_while_its_document_stayed_cannot_be_continued(
     front: FrontendProcess, client: OpenAI
 ):

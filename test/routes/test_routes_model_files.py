@@ -142,6 +142,7 @@ def test_progress_is_visible(http, server):
         ({"model_filename": "a" * 5000}, 400, "aaa"),
         ({"model_filename": "bad.pth"}, 400, "cannot be served"),
         ({"model_filename": "a.pth", "model_viewname": "../x"}, 400, "model_viewname"),
+        ({"model_filename": "a.pth", "model_viewname": "é" * 65}, 400, "at most 128 bytes"),
         ({"model_filename": "a.pth", "model_strategy": "int3"}, 400, "int4"),
         ({"model_filename": "a.pth", "adapter_filename": "../secret.pth"}, 400, "not inside"),
         ({"model_filename": "a.pth", "adapter_scaling": "much"}, 400, "adapter_scaling"),

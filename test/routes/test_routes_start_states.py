@@ -86,6 +86,7 @@ def test_the_form_may_name_the_state_and_its_layout(http, server):
         ({"file": ("a.pth", bytes(MAX_STATE + 1))}, {}, 413, str(MAX_STATE)),
         ({"a": ("a.pth", b"1"), "b": ("b.pth", b"2")}, {}, 400, "one file"),
         ({"file": ("a.pth", b"x")}, {"state_layout": "kk"}, 400, "state_layout"),
+        ({"file": ("a.pth", b"x")}, {"default_temperature": "warm"}, 400, "default_temperature"),
         ({"file": ("a.pth", b"x")}, {"state_id": "a\x01b"}, 400, "state_id"),
         ({"file": ("there.pth", b"x")}, {}, 409, "there already"),
     ],
@@ -190,6 +191,15 @@ def test_a_file_of_the_models_folder_is_loaded_with_its_sampling(http, server, f
     (folder / "sub" / "own.pth").write_bytes(b"second")
     assert load(http, "sub/own.pth").status_code == 200, "it takes the place of the older one"
     assert server.engine.start_states["own"][1] == b"second"
+
+
+def test_an_uploaded_state_has_its_sampling_too(http, server):
+    template = json.dumps({"rwkv_generation_prompt": "fake_think"})
+    reply = upload(http, "own.pth", default_temperature="0.5", default_chat_template_kwargs=template)
+    assert reply.status_code == 200 and reply.json()["default_temperature"] == 0.5, reply.text
+    request = generated(server, "/openai/v1/chat/completions", CHAT | {"state_id": "own"})
+    assert request.sampling.temperature == 0.5
+    assert request.prompts[0].endswith("<think>\n</think>\n")
 
 
 def test_chats_are_rendered_as_their_state_says_unless_they_say_otherwise(http, server, folder):

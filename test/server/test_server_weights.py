@@ -61,15 +61,16 @@ def test_a_model_is_loaded_in_another_format(small: Server, file: str, strategy:
 
 
 def test_a_session_of_other_weights_is_a_conflict(small: Server):
-    def turn(strategy: str) -> httpx.Response:
+    def turn(strategy: str, stream: bool = False) -> httpx.Response:
         body = {"model_filename": "rwkv7-demo.pth", "model_viewname": "it", "model_strategy": strategy}
         assert httpx.post(f"{small.url}/loadmodel", json=body, timeout=60).json()["status"] == "success"
-        asked = CAPITAL | {"model": "it", "session_id": "of the weights", "max_tokens": 8}
+        asked = CAPITAL | {"model": "it", "session_id": "of the weights", "max_tokens": 8, "stream": stream}
         return httpx.post(f"{small.url}/v1/chat/completions", json=asked, timeout=60)
 
     assert turn("fp6").status_code == 200
-    refused = turn("fp5")
-    assert refused.status_code == 409 and "made by another model" in refused.json()["error"]["message"]
+    for stream in (False, True):
+        refused = turn("fp5", stream)
+        assert refused.status_code == 409 and "made by another model" in refused.json()["error"]["message"]
     httpx.post(f"{small.url}/removemodel", json={"model_viewname": "it"}, timeout=60)
 
 

@@ -313,8 +313,11 @@ def test_a_session_whose_beginning_is_not_known_is_exported_with_a_state(path: P
     bench = Bench(path)
     bench.turn("a", [1, 2])
     assert bench.do(bench.import_, "b", bench.do(bench.pool.files.export, "a", "state").value).error is None
+    unknown = "The first tokens of b are not known; export it with its state."
+    assert bench.do(bench.pool.files.export, "b", "tokens").error == unknown
     bench.turn("b", [3])
     bench.turn("b", [4])
+    assert bench.do(bench.pool.files.export, "b", "tokens").error == unknown
     assert bench.fork("b", "b", 1) is None  # to a turn whose state has gone on, while that before is there
     data = bench.do(bench.pool.files.export, "b", "both").value
     bench.close()

@@ -54,6 +54,14 @@ def test_everything_outlives_the_process(path: Path) -> None:
     store.close()
 
 
+def test_its_files_are_for_their_owner_alone(path: Path) -> None:
+    store = Store(path)
+    do(store, StoreDocument("d", 1.5, b"text"))
+    modes = {file.name: file.stat().st_mode & 0o777 for file in path.parent.glob(f"{path.name}*")}
+    assert {path.name, f"{path.name}-wal"} <= set(modes) and set(modes.values()) == {0o600}, modes
+    store.close()
+
+
 def test_a_commit_is_on_the_disk_when_it_returns(path: Path) -> None:
     store = Store(path)
     do(store, StoreDocument("d", 1.5, b"text"))

@@ -38,7 +38,7 @@ def test_an_adapter_is_merged_into_the_first_model_only():
     assert [(e.adapter, e.adapter_alpha) for e in options.engines] == [("x", 8.0), (None, None)]
 
 
-WRONG = [["my model=x.pth"], ["=x.pth"], ["a="], ["a.pth", "b/a.pth"], ["b", "b=c"]]
+WRONG = [[""], ["my model=x.pth"], ["=x.pth"], ["a="], ["a.pth", "b/a.pth"], ["b", "b=c"]]
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -46,6 +46,20 @@ def test_a_wrong_name_is_refused(wrong, capsys):
     with pytest.raises(SystemExit) as ended:
         parse([word for path in wrong for word in ("--model-path", path)])
     assert ended.value.code == 2 and "--model-path" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--models", "nowhere"], "--models nowhere is no folder"),
+        (["--models", __file__], f"--models {__file__} is no folder"),
+        (["--no-token-log", "--replay-on-new-model"], "--replay-on-new-model"),
+    ],
+)
+def test_what_could_do_nothing_is_refused(flags, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(flags)
+    assert ended.value.code == 2 and f"error: {said}" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_metrics_may_have_a_password_of_their_own():

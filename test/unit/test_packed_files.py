@@ -1,6 +1,7 @@
 """`python -m rwkv_batch.quantize` and the files that it writes."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +95,15 @@ def test_the_file_says_what_it_was_made_from_and_has_its_tensors_at_whole_vector
     first = 8 + int.from_bytes(packed.read_bytes()[:8], "little")
     assert first % 64 == 0
     assert packed.stat().st_size < 0.9 * sum(tensor.nbytes for tensor in WEIGHTS.tensors.values())
+
+
+def test_the_file_may_be_read_by_those_who_may_read_others(original, tmp_path):
+    before = os.umask(0o027)
+    try:
+        assert main([str(original), str(tmp_path / "packed.safetensors"), "--weights", "int8"]) == 0
+    finally:
+        os.umask(before)
+    assert (tmp_path / "packed.safetensors").stat().st_mode & 0o777 == 0o640
 
 
 def test_a_merged_adapter_is_in_the_file(original, tmp_path):

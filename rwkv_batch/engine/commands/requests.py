@@ -106,8 +106,8 @@ class RequestCommands:
             reply(self._outbox, command_key, None)
             return
         request, key = rows[0].request, rows[0].key
-        if not request.pausable:
-            message = f"The request {request.name} cannot be paused: nothing could continue its reply."
+        if why := self._unpausable(request):
+            message = f"The request {request.name} cannot be paused: {why}."
             self._outbox.append((command_key, Rejected(command_key[1], "conflict", message)))
             return
         turn = request.turn
@@ -134,6 +134,14 @@ class RequestCommands:
             reply(self._outbox, command_key, error, requests=info)
 
         self._pool.documents.put(PAUSED + request.name, encode(paused), stored)
+
+    def _unpausable(self, request: GenerateRequest) -> str | None:
+        """Why it cannot be paused, if so."""
+        if not request.pausable:
+            return "nothing could continue its reply"
+        if not self._pool.documents.texts:
+            return "its prompt would be stored, and the server stores no texts (--no-token-log)"
+        return None
 
 
 def _infos(rows: list[Sequence]) -> list[RequestInfo]:

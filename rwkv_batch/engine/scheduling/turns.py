@@ -94,6 +94,16 @@ class Turns:
             turn.source in self._scheduler.queues or self._pool.find(turn.source) is not None
         )
 
+    def refusal(self, turn: SessionTurn, adapter: RowAdapter | None) -> str | None:
+        """Why the turn cannot go on from its source as that is now; None: it can, or others come before it.
+
+        `begin` looks again. Raises StoreError.
+        """
+        source = self._pool.find(turn.source) if turn.source is not None else None
+        if source is None or turn.source in self._scheduler.queues:
+            return None
+        return self._refusal(source.head, turn, adapter)
+
     def begin(self, sequence: Sequence, turn: SessionTurn) -> dict[int, Tensor | None]:
         """What the sequence's slot begins with, as of States.replace; nothing if that is being loaded."""
         try:
@@ -249,14 +259,8 @@ class Turns:
         source = self._pool.find(turn.source) if turn.source is not None else None
         if source is None and turn.required:
             raise _Refused("not_found", f"The session {turn.source} has been deleted meanwhile.")
-        if source is not None:
-            head, served = source.head, self._pool.adapted
-            if served.digest(head) != (adapter.digest if adapter else ""):
-                raise _Refused("conflict", _other_adapter(turn, adapter))
-            if not served.is_of_this_model(head) and (
-                refusal := served.refusal(head.model, past_unknown=head.number == 0)
-            ):
-                raise _Refused("conflict", refusal)
+        if source is not None and (refusal := self._refusal(source.head, turn, adapter)):
+            raise _Refused("conflict", refusal)
         if source is None and start_state:
             start = self._pool.starts.find(start_state)
             if start is None:
@@ -266,6 +270,14 @@ class Turns:
             message = f"The session {turn.source} is not what it was when this turn was paused."
             raise _Refused("conflict", message)
         return source
+
+    def _refusal(self, head: Head, turn: SessionTurn, adapter: RowAdapter | None) -> str | None:
+        served = self._pool.adapted
+        if served.digest(head) != (adapter.digest if adapter else ""):
+            return _other_adapter(turn, adapter)
+        if served.is_of_this_model(head):
+            return None
+        return served.refusal(head.model, past_unknown=head.number == 0)
 
     def _beginning(self, sequence: Sequence, active: _ActiveTurn) -> dict[int, Tensor | None]:
         """As of `begin`."""

@@ -18,7 +18,8 @@ from rwkv_batch.ops.mole import BoneExpert, LoraExpert, Mole, MoleTensors, Route
 log = logging.getLogger(__name__)
 
 FLAGS = (
-    "give --adapter-alpha, which is divided by the rank, or --adapter-scaling, or for PiSSA --adapter-init"
+    "give --adapter-alpha, which is divided by the rank, or --adapter-scaling (`adapter_scaling` of "
+    "/loadmodel), or for PiSSA --adapter-init"
 )
 
 

@@ -82,9 +82,12 @@ def write(checkpoint: Checkpoint, source: str, file: Path) -> None:
     partial = file.with_name(file.name + ".partial")  # so that nobody takes half a file for a whole one
     try:
         text = json.dumps(asdict(header))
+        partial.touch()
+        mode = partial.stat().st_mode  # as the user's other files; safetensors makes one for its owner alone
         save_file(tensors, partial, {KEY: text})
         if missing := -_first_byte(partial) % ALIGNED:  # which nobody knows before it is written
             save_file(tensors, partial, {KEY: text + " " * missing})
+        partial.chmod(mode)
         os.replace(partial, file)
     except OSError as error:
         partial.unlink(missing_ok=True)

@@ -11,10 +11,13 @@ from rwkv_batch.state.log.writer import Writer
 
 
 class Documents:
-    """Methods and callbacks are like those of the pool that it belongs to."""
+    """Methods and callbacks are like those of the pool that it belongs to.
 
-    def __init__(self, store: Store, reader: JobThread, writer: Writer) -> None:
-        self._store, self._reader, self._writer = store, reader, writer
+    `texts`: whether they may hold what users wrote.
+    """
+
+    def __init__(self, store: Store, reader: JobThread, writer: Writer, texts: bool) -> None:
+        self._store, self._reader, self._writer, self.texts = store, reader, writer, texts
 
     def put(self, key: str, data: bytes, done: Done) -> None:
         """Store the bytes in place of any older ones; `done` when they are committed."""

@@ -1,5 +1,6 @@
 """A SQLite file as this server uses one: connections, what its errors mean, and a damaged file put aside."""
 
+import os
 import sqlite3
 from contextlib import suppress
 from pathlib import Path
@@ -26,8 +27,12 @@ _REFUSED = {sqlite3.SQLITE_CONSTRAINT_NOTNULL, sqlite3.SQLITE_CONSTRAINT_CHECK}
 def connect(path: Path | str, log_bytes: int) -> sqlite3.Connection:
     """A connection for any thread, one at a time. `log_bytes`: size that the log is cut to when empty.
 
-    A commit is on the disk when it returns: `synchronous = FULL` syncs the log each time.
+    A commit is on the disk when it returns: `synchronous = FULL` syncs the log each time. A new file is for
+    its owner alone, as it holds texts, and so are the log and its index, which SQLite makes after it.
     """
+    if isinstance(path, Path):
+        with suppress(OSError):  # SQLite says what is wrong with the place
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     connection.text_factory = readable
     try:

@@ -100,7 +100,7 @@ class Resumer:
         head = session.head
         turns = self.read_turns(newest, head)
         past_unknown, position = turns[0].past_unknown, head.tokens - len(start.tokens)
-        if what == "state" or (past_unknown and len(turns) == 1):
+        if what == "state" or (what == "both" and past_unknown and len(turns) == 1):
             if self._served.digest(head):
                 raise StoreError(
                     f"An adapter made the session {session.key}, which a file of its state cannot say; "

@@ -31,8 +31,9 @@ def connect(path: Path | str, log_bytes: int) -> sqlite3.Connection:
     its owner alone, as it holds texts, and so are the log and its index, which SQLite makes after it.
     """
     if isinstance(path, Path):
-        with suppress(OSError):  # SQLite says what is wrong with the place
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        # Never one that is there: to close it would end the locks of other connections of this process.
+        with suppress(OSError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     connection.text_factory = readable
     try:

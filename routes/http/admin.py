@@ -2,6 +2,7 @@
 
 import ipaddress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from routes.http.errors import ApiError, Json
 from routes.http.exchange import HttpRequest, authorized_json
@@ -66,10 +67,24 @@ def _outside(field: str, name: str) -> ApiError:
 
 
 def _is_local(http: HttpRequest) -> bool:
-    """A proxy on this machine says for whom it asks."""
+    """A proxy on this machine says for whom it asks, and a browser for which page."""
     if http.headers.get("x-forwarded-for") or http.headers.get("forwarded"):
         return False
+    origin = http.headers.get("origin")
+    return _is_loopback(http.client or "") and (not origin or _is_loopback(_host(origin)))
+
+
+def _host(origin: str) -> str:
     try:
-        return ipaddress.ip_address(http.client or "").is_loopback
+        return urlsplit(origin).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False

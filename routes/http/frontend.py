@@ -4,6 +4,10 @@ import asyncio
 import threading
 import time
 import weakref
+from collections.abc import AsyncIterator
+from uuid import uuid4
+
+from msgspec.structs import replace
 
 from routes.http.counts import HttpCounts
 from routes.http.errors import ApiError
@@ -82,6 +86,20 @@ class Frontend:
             raise ApiError(503, NO_REPLY) from None
         finally:
             self.leave()
+
+    async def ask_each(self, command: Command) -> AsyncIterator[tuple[EngineInfo, CommandReply]]:
+        """What every model answers, the default one first; without those that are removed meanwhile.
+
+        Raises ApiError.
+        """
+        for model in list(self.models.values()):
+            try:
+                answer = await self.ask(replace(command, id=uuid4().hex, to_model=model.model))
+            except ApiError as error:
+                if error.status == 404:
+                    continue
+                raise
+            yield model, answer
 
     def crowded(self) -> bool:
         return self._live >= CROWD

@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 from urllib.parse import unquote
-from uuid import uuid4
 
 from routes.http.errors import ApiError
 from routes.http.exchange import HttpRequest, demand_password
@@ -28,14 +27,14 @@ async def list_served(front: Frontend, http: HttpRequest) -> list[Served]:
     demand_password(front.settings.password, http)
     front.ready_engine()
     found: list[Served] = []
-    for name, model in list(front.models.items()):
-        adapters = (await front.ask(ListAdapters(uuid4().hex, to_model=name))).adapters
-        states = (await front.ask(ListStartStates(uuid4().hex, to_model=name))).start_states
+    states = {model.model: reply.start_states async for model, reply in front.ask_each(ListStartStates(""))}
+    async for model, reply in front.ask_each(ListAdapters("")):
+        name = model.model
         found.append(Served(name, model, model.fingerprint, front.started))
-        found += [Served(f"{name}:{a.name}", model, a.digest, a.created, True) for a in adapters]
+        found += [Served(f"{name}:{a.name}", model, a.digest, a.created, True) for a in reply.adapters]
         found += [
             Served(f"{name} {s.name}", model, s.digest.hex(), s.created)
-            for s in states
+            for s in states.get(name, [])
             if not is_member(s.name)
         ]
     return found

@@ -77,10 +77,9 @@ async def status(front: Frontend, http: HttpRequest) -> Response:
     if authorized(front.settings.password, http):
         active: list[Json] = []
         paused: list[Json] = []
-        for name in list(front.models):
-            found = await front.ask(ListRequests(uuid.uuid4().hex, to_model=name))
-            active += [_to_json(request) | {"model": name} for request in found.requests]
-            paused += [{"request_id": request, "model": name} for request in found.paused]
+        async for model, found in front.ask_each(ListRequests("")):
+            active += [_to_json(request) | {"model": model.model} for request in found.requests]
+            paused += [{"request_id": request, "model": model.model} for request in found.paused]
         body |= {
             "models": list(front.models),
             "model": {"id": engine.model, "name": engine.model},
@@ -95,23 +94,21 @@ async def status(front: Frontend, http: HttpRequest) -> Response:
 async def stop(front: Frontend, http: HttpRequest) -> Response:
     """POST /v1/server/stop: a request's texts end here; a paused one is forgotten. Raises ApiError."""
     name, listed, stopped = await _named(front, http), None, False
-    for model in list(front.models):
-        if name is None:
-            break
-        found = await front.ask(StopRequest(uuid.uuid4().hex, name, to_model=model))
-        if found.requests or found.found:
-            listed, stopped = _to_json(found.requests[0]) if found.requests else None, True
-            break
+    if name is not None:
+        async for _, found in front.ask_each(StopRequest("", name)):
+            if found.requests or found.found:
+                listed, stopped = _to_json(found.requests[0]) if found.requests else None, True
+                break
     return json_response(http, {"ok": True, "stopped": stopped, "active_request": listed})
 
 
 async def pause(front: Frontend, http: HttpRequest) -> Response:
     """POST /v1/server/pause: a request's texts end where they are, until it is resumed. Raises ApiError."""
     name, found = await _named(front, http), list[RequestInfo]()
-    for model in list(front.models):
-        if name is None or found:
-            break
-        found = (await front.ask(PauseRequest(uuid.uuid4().hex, name, to_model=model))).requests
+    if name is not None:
+        async for _, reply in front.ask_each(PauseRequest("", name)):
+            if found := reply.requests:
+                break
     listed = _to_json(found[0]) if found else None
     body = {"ok": True, "paused": bool(found), "active_request": listed}
     return json_response(http, body | ({"request_id": name} if found else {}))
@@ -127,14 +124,11 @@ async def resume(front: Frontend, http: HttpRequest) -> HttpResponse:
     if not (body.get("request_id") or body.get("session_id")):
         raise ApiError(400, "Missing request_id", param="request_id")
     fields = ResumeFields.from_json(body)
-    name, data = fields.request_id, b""
-    model = front.ready_engine()
-    for model in list(front.models.values()):
-        found = await front.ask(GetDocument(uuid.uuid4().hex, PAUSED + name, to_model=model.model))
-        if data := found.data:
-            break
-    if not data:
+    name, command = fields.request_id, GetDocument("", PAUSED + fields.request_id)
+    found = [(model, reply.data) async for model, reply in front.ask_each(command) if reply.data]
+    if not found:
         raise ApiError(404, f"Paused request not found: {name}")
+    model, data = found[0]
     http.id = name  # by which it is paused again
     flush_tokens = max(1, fields.chunk_size) if fields.stream else 0
     try:
@@ -163,8 +157,8 @@ async def _named(front: Frontend, http: HttpRequest) -> str | None:
     if fields.request_id:
         return fields.request_id
     running: list[RequestInfo] = []
-    for model in list(front.models):
-        running += (await front.ask(ListRequests(uuid.uuid4().hex, to_model=model))).requests
+    async for _, found in front.ask_each(ListRequests("")):
+        running += found.requests
     if len(running) > 1:
         raise ApiError(
             400, f"{len(running)} requests are running; name one of them in request_id.", param="request_id"

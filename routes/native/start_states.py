@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
 from robyn import Response
 
 from routes.chat.checkpoints import ThinkType
@@ -75,8 +75,12 @@ class LoadStateFields(StateDefaults):
 
 
 class RemoveStateFields(RequestBody):
-    """The body of /removestatemodel."""
+    """The body of /removestatemodel. A field that is not known is refused: it would mean all."""
 
+    model_config = ConfigDict(extra="forbid")
+
+    password: str | None = None  # has been checked, as `model` will be
+    model: object = None
     state_viewname: StateName | None = None  # null: all
 
 

@@ -42,7 +42,7 @@ async def create(front: Frontend, http: HttpRequest) -> HttpResponse:
     previous = None
     if body.previous_response_id is not None:
         missing = previous_not_found(body.previous_response_id)
-        previous = await _document(front, body.previous_response_id, missing, [named.model.model])
+        previous = await _document(front, body.previous_response_id, missing, named.model.model)
     settings = settings_for(named.model, front.settings)
     request, reply, document = prepare(body, named.model.model, previous, settings)
     if state and previous is None:
@@ -57,18 +57,16 @@ async def stored(front: Frontend, http: HttpRequest) -> Response:
     response_id = _authorized_id(front, http)
     if http.method == "DELETE":
         key = state_key(response_id)
-        found = 0
-        for name in list(front.models):
-            found += (await front.ask(RemoveDocument(uuid4().hex, key, to_model=name))).found
-            found += (await front.ask(DeleteSession(uuid4().hex, key, to_model=name))).found
-        if not found:
+        found = [reply.found async for _, reply in front.ask_each(RemoveDocument("", key))]
+        found += [reply.found async for _, reply in front.ask_each(DeleteSession("", key))]
+        if not any(found):
             raise _not_found(response_id)
         return json_response(http, {"id": response_id, "object": "response", "deleted": True})
     if http.parameter("stream").lower() not in ("", "false", "0"):
         raise openai_field(
             "stream", "a response that is over is not streamed again; leave it out and read it whole"
         )
-    document = await _document(front, response_id, _not_found(response_id), list(front.models))
+    document = await _document(front, response_id, _not_found(response_id))
     return json_response(http, document.response)
 
 
@@ -81,7 +79,7 @@ async def input_items(front: Frontend, http: HttpRequest) -> Response:
     order = http.parameter("order") or "desc"
     if order not in ("asc", "desc"):
         raise openai_field("order", "input should be asc or desc")
-    document = await _document(front, response_id, _not_found(response_id), list(front.models))
+    document = await _document(front, response_id, _not_found(response_id))
     items = document.input[:: 1 if order == "asc" else -1]
     after = http.parameter("after")
     if after:
@@ -120,14 +118,19 @@ def _authorized_id(front: Frontend, http: HttpRequest) -> str:
     return http.path.split("/responses/", 1)[1].split("/")[0]
 
 
-async def _document(front: Frontend, response_id: str, missing: ApiError, models: list[str]) -> Document:
-    """What one of these models has stored of a response. Raises `missing` if none has."""
+async def _document(
+    front: Frontend, response_id: str, missing: ApiError, model: str | None = None
+) -> Document:
+    """What that model, or any, has stored of a response. Raises `missing` if there is nothing."""
+    command, data = GetDocument(uuid4().hex, state_key(response_id), to_model=model or ""), b""
     if ID.fullmatch(response_id):
-        for name in models:
-            command = GetDocument(uuid4().hex, state_key(response_id), to_model=name)
-            if data := (await front.ask(command)).data:
-                return msgspec.json.decode(data, type=Document)
-    raise missing
+        if model is not None:
+            data = (await front.ask(command)).data
+        else:
+            data = next(filter(None, [reply.data async for _, reply in front.ask_each(command)]), b"")
+    if not data:
+        raise missing
+    return msgspec.json.decode(data, type=Document)
 
 
 def _not_found(response_id: str) -> ApiError:

@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from rwkv_batch.config import EngineConfig
@@ -30,7 +31,7 @@ from rwkv_batch.engine.failures import failing
 from rwkv_batch.engine.landing import Landing
 from rwkv_batch.engine.memory import WHOLE, MemoryShare
 from rwkv_batch.engine.mixed_turns import MixedTurns
-from rwkv_batch.engine.offline import whole_rows
+from rwkv_batch.engine.offline import check_call, whole_rows
 from rwkv_batch.engine.rollouts import Rollouts, share_prompts
 from rwkv_batch.engine.row_adapters.adapters import AdapterMissing, Adapters
 from rwkv_batch.engine.scheduling.counts import EngineCounts
@@ -122,6 +123,7 @@ class Engine:
         self._in_flight: deque[StepInFlight] = deque()  # oldest first
         self._pace = Pace(self.runner.most_steps)
         self._queued = 0  # of them, those that `land` leaves
+        self._generating = Lock()
         self.info = describe(loaded, rows)
 
     def attach(self, store: Store | None) -> None:
@@ -278,8 +280,10 @@ class Engine:
     ) -> list[RowDelta]:
         """Continue every prompt, as many at a time as there are slots; the whole text of each row.
 
-        Row i belongs to prompt i // n. Raises ValueError, naming what the model cannot do.
+        Row i belongs to prompt i // n. Calls of several threads run one after the other. Raises ValueError,
+        naming what the model cannot do.
         """
+        check_call(prompts, stop_strings, n)
         request = GenerateRequest(
             id="generate",
             prompts=list(prompts),
@@ -293,13 +297,16 @@ class Engine:
             adapter=adapter,
             grammar=grammar,
         )
+        if not request.prompts:
+            return []
         key = OFFLINE, request.id
-        compiled = self.grammars.compile(key, request) if grammar else None
-        self._add(key, compiled.request if compiled else request, compiled)
-        try:
-            return whole_rows(self.step() for _ in iter(lambda: self.busy or self.masks.wait(), False))
-        finally:  # after an interrupt, rows of this call must not answer the next one
-            self.cancel(key)
+        with self._generating:
+            compiled = self.grammars.compile(key, request) if grammar else None
+            self._add(key, compiled.request if compiled else request, compiled)
+            try:
+                return whole_rows(self.step() for _ in iter(lambda: self.busy or self.masks.wait(), False))
+            finally:  # after an interrupt, rows of this call must not answer the next one
+                self.cancel(key)
 
     def _add(self, key: RequestKey, request: GenerateRequest, compiled: CompiledGrammar | None) -> None:
         """Raises ValueError or QueueFull; then nothing of the request was queued."""

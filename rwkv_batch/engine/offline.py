@@ -1,9 +1,18 @@
-"""What a caller of `Engine.generate` gets of the events of its request."""
+"""What a caller of `Engine.generate` gives, and gets of the events of its request."""
 
 from collections.abc import Iterable
 
 from rwkv_batch.engine.scheduling.sequence import Outbox
 from rwkv_batch.wire.protocol import Failed, Progress, RowDelta
+
+
+def check_call(prompts: object, stop_strings: object, n: int) -> None:
+    """Raises ValueError for what would be read as something else."""
+    for name, given in (("prompts", prompts), ("stop_strings", stop_strings)):
+        if isinstance(given, str):
+            raise ValueError(f"{name} is one text, and its letters would be taken one by one; give a list.")
+    if n < 1:
+        raise ValueError(f"n is {n}; give 1 or more.")
 
 
 def whole_rows(steps: Iterable[Outbox]) -> list[RowDelta]:

@@ -1,5 +1,6 @@
 """The offline API, and what the engine does when a step goes wrong."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,25 @@ def test_what_the_model_cannot_read_is_named(
         and event.reason == "invalid"
         and names in event.message
     )
+
+
+@pytest.mark.parametrize("wrong", [{"prompts": "a b"}, {"stop_strings": "User:"}, {"n": 0}])
+def test_a_text_in_place_of_a_list_is_refused(engine: Engine, wrong: dict):
+    with pytest.raises(ValueError, match="give"):
+        engine.generate(**{"prompts": ["a"]} | wrong)
+
+
+def test_no_prompts_have_no_texts(engine: Engine):
+    assert engine.generate([]) == []
+
+
+def test_calls_of_several_threads_have_their_own_rows(engine: Engine):
+    prompts = [[f"{letter}{number}" for number in range(1 + index)] for index, letter in enumerate("abcd")]
+    greedy = {"max_tokens": 8, "sampling": Sampling(temperature=0), "stop_ids": ()}
+    alone = [[row.text for row in engine.generate(of_one, **greedy)] for of_one in prompts]
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        found = threads.map(lambda of_one: [row.text for row in engine.generate(of_one, **greedy)], prompts)
+    assert list(found) == alone
 
 
 @pytest.mark.parametrize(("rows", "reason"), [(3 + 8, "overloaded"), (3 + 8 + 1, "invalid")])

@@ -91,6 +91,7 @@ class FakeEngine:
         self.requests: list[GenerateRequest] = []
         self.commands: list[Command] = []
         self.infos = [INFO]  # the models
+        self.gone: set[str] = set()  # of them, those that front ends have not been told to forget yet
         self.cancelled: list[str] = []
         self.sessions: dict[str, str] = {}  # key -> all prompts it has seen
         self.turns: dict[str, list[str]] = {}  # the same, turn by turn
@@ -192,6 +193,8 @@ class FakeEngine:
 
     def _reply(self, command: Command) -> Event:
         id, key = command.id, key_of(command)
+        if getattr(command, "to_model", None) in self.gone:
+            return Rejected(id, "not_found", f"There is no model {command.to_model} here.")
         if key.startswith("overloaded"):
             return Rejected(id, "overloaded", "The fake engine finds this overloaded.")
         if key.startswith("fail"):

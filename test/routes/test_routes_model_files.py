@@ -169,6 +169,16 @@ def test_without_a_folder_nothing_is_loaded():
 def test_both_are_for_the_one_who_runs_the_server(folder, server, path, fields):
     proxied = server.http.post(path, json=fields, headers={"x-forwarded-for": "10.0.0.1"})
     assert proxied.status_code == 403 and "--admin-password" in proxied.json()["error"]
+    for origin in ("http://evil.example", "null", "http://[", "http://127.0.0.1.evil.example:8000"):
+        page = server.http.post(path, json=fields, headers={"origin": origin})
+        assert page.status_code == 403, "a browser on this machine shows a page of anybody's"
     with FrontendProcess(models=str(folder), password="all", admin_password="root") as process:
         assert process.http.post(path, json=fields | {"password": "all"}).status_code == 401
         assert process.http.post(path, json=fields | {"password": "root"}).status_code == 200
+
+
+@pytest.mark.parametrize("origin", ["http://localhost:3000", "http://127.0.0.1:8000", "http://[::1]:8000"])
+def test_pages_of_this_machine_may_load_files(folder, http, origin):
+    (folder / "a.pth").write_bytes(b"x")
+    reply = http.post(LOAD, json={"model_filename": "a.pth"}, headers={"origin": origin})
+    assert reply.status_code == 200, reply.text

@@ -130,3 +130,21 @@ def test_a_response_is_found_in_the_model_that_made_it(server):
         "/v1/responses", json={"input": "and?", "model": "big", "previous_response_id": made["id"]}
     )
     assert server.engine.requests[-1].to_model == "big"
+
+
+@pytest.mark.parametrize("gone", ["fake-rwkv", "big"])
+def test_a_model_that_is_being_removed_is_left_out(server, gone):
+    """It is known here until the engine says that it has gone."""
+    (left,) = {"fake-rwkv", "big"} - {gone}
+    made = server.http.post("/v1/responses", json={"input": "hello", "model": left}).json()
+    server.engine.start_states.clear()
+    server.engine.gone.add(gone)
+    try:
+        assert [model["id"] for model in server.http.get("/v1/models").json()["data"]] == [left]
+        assert [model["name"] for model in server.http.get("/api/tags").json()["models"]] == [left]
+        assert server.http.get("/v1/server/status").status_code == 200
+        assert server.http.post("/v1/server/stop", json={"request_id": "r"}).json()["stopped"] is False
+        assert server.http.post("/v1/server/pause", json={"request_id": "r"}).json()["paused"] is False
+        assert server.http.delete(f"/v1/responses/{made['id']}").status_code == 200
+    finally:
+        server.engine.gone.clear()

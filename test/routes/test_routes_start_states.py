@@ -264,6 +264,10 @@ def test_states_are_removed_one_by_one_or_all(http, server):
     assert http.post(REMOVE, json={"state_viewname": "b"}).json() == {"status": "success"}
     assert list(server.engine.start_states) == ["a", "c"]
     assert http.post(REMOVE, json={"state_viewname": "b"}).status_code == 404
+    assert http.post(REMOVE, json={"state_id": "a"}).status_code == 400, "which does not mean all"
+    assert list(server.engine.start_states) == ["a", "c"]
+    assert http.post(REMOVE, json={"state_viewname": "c", "model": MODEL}).status_code == 200
+    upload(http, "c.pth")
     assert http.post(REMOVE, json={}).json() == {"status": "success"}
     assert server.engine.start_states == {}
 

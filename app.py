@@ -32,6 +32,8 @@ MOST_SECONDS, MOST_WORKERS = 86400, 1024
 
 def main(argv: list[str]) -> int:
     config = parse(argv)
+    if (folder := config.frontend.models) is not None and not Path(folder).is_dir():
+        sys.exit(f"app.py: error: --models {folder} is no folder; name one from which routes may load files")
     logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s supervisor: %(message)s")
     return Supervisor(config).run()
 
@@ -50,8 +52,6 @@ def parse(argv: list[str]) -> ServerConfig:
             f"--host {options.host} is no address of this machine; use 127.0.0.1, or 0.0.0.0 for every "
             "network"
         )
-    if options.models is not None and not Path(options.models).is_dir():
-        parser.error(f"--models {options.models} is no folder; name one from which routes may load files")
     if options.replay_on_new_model and not options.token_log:
         parser.error("--replay-on-new-model reads tokens, and --no-token-log stores none; give one of them")
     _check_password(parser, "--password", options.password, "for a server without one")

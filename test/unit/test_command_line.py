@@ -1,8 +1,10 @@
 """What --model-path makes of the configuration."""
 
+import re
+
 import pytest
 
-from app import parse
+from app import main, parse
 
 
 def engines(*args: str) -> list[tuple[str | None, str | None, str | None]]:
@@ -48,18 +50,18 @@ def test_a_wrong_name_is_refused(wrong, capsys):
     assert ended.value.code == 2 and "--model-path" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--models", "nowhere"], "--models nowhere is no folder"),
-        (["--models", __file__], f"--models {__file__} is no folder"),
-        (["--no-token-log", "--replay-on-new-model"], "--replay-on-new-model"),
-    ],
-)
-def test_what_could_do_nothing_is_refused(flags, said, capsys):
+@pytest.mark.parametrize("wrong", ["nowhere", __file__])
+def test_a_folder_that_is_not_there_ends_the_start(wrong):
+    with pytest.raises(SystemExit, match=f"error: --models {re.escape(wrong)} is no folder"):
+        main(["--models", wrong])
+
+
+def test_tokens_that_are_not_stored_are_not_replayed(capsys):
     with pytest.raises(SystemExit) as ended:
-        parse(flags)
-    assert ended.value.code == 2 and f"error: {said}" in capsys.readouterr().err.splitlines()[-1]
+        parse(["--no-token-log", "--replay-on-new-model"])
+    assert (
+        ended.value.code == 2 and "error: --replay-on-new-model" in capsys.readouterr().err.splitlines()[-1]
+    )
 
 
 def test_metrics_may_have_a_password_of_their_own():

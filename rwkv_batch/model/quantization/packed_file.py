@@ -82,6 +82,7 @@ def write(checkpoint: Checkpoint, source: str, file: Path) -> None:
     partial = file.with_name(file.name + ".partial")  # so that nobody takes half a file for a whole one
     try:
         text = json.dumps(asdict(header))
+        partial.unlink(missing_ok=True)  # of a run that was killed
         partial.touch()
         mode = partial.stat().st_mode  # as the user's other files; safetensors makes one for its owner alone
         save_file(tensors, partial, {KEY: text})

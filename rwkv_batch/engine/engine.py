@@ -278,7 +278,7 @@ class Engine:
         adapter: str = "",
         grammar: Grammar | None = None,
     ) -> list[RowDelta]:
-        """Continue every prompt, as many at a time as there are slots; the whole text of each row.
+        """Continue any number of prompts, as many at a time as there are slots; the whole text of each row.
 
         Row i belongs to prompt i // n. Calls of several threads run one after the other. Raises ValueError,
         naming what the model cannot do.
@@ -339,7 +339,7 @@ class Engine:
         cached = [0 if goes_on else self.beginnings.cached_tokens(row) for row in leading[:: request.n]]
         runs = request.max_tokens > 0 or turn or request.prompt_logprobs is not None
         if runs:
-            self.scheduler.add(rows)
+            self.scheduler.add(rows, limited=key[0] != OFFLINE)
         self.counts.accept(rows, prompts, cached)
         made_by = self.info.fingerprint + (f"+{rows[0].adapter.digest}" if rows[0].adapter else "")
         self.outbox.append((key, self.prompts.accepted(request, prompts, cached, target, made_by)))

@@ -113,6 +113,14 @@ def test_no_prompts_have_no_texts(engine: Engine):
     assert engine.generate([]) == []
 
 
+def test_more_prompts_than_a_server_would_queue_are_all_continued(engine: Engine):
+    alone = {
+        text: engine.generate([text], max_tokens=4, stop_ids=[], sampling=GREEDY)[0].text for text in "ab"
+    }
+    rows = engine.generate(["a", "b"] * 20, max_tokens=4, stop_ids=[], sampling=GREEDY)
+    assert [row.text for row in rows] == [alone["a"], alone["b"]] * 20
+
+
 def test_calls_of_several_threads_have_their_own_rows(engine: Engine):
     prompts = [[f"{letter}{number}" for number in range(1 + index)] for index, letter in enumerate("abcd")]
     greedy = {"max_tokens": 8, "sampling": Sampling(temperature=0), "stop_ids": ()}

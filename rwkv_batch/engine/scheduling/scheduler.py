@@ -47,10 +47,10 @@ class Scheduler:
             bool(self.waiting) and not self._stalled and self._room >= len(self.waiting[0].together)
         )
 
-    def add(self, sequences: list[Sequence]) -> None:
+    def add(self, sequences: list[Sequence], limited: bool = True) -> None:
         """Queue the sequences of one request, all or none.
 
-        Raises QueueFull; ValueError if they could never fit.
+        Raises ValueError if they could never fit, and, where the queue is `limited`, QueueFull.
         """
         count = len(sequences)
         together = len(sequences[0].together) if sequences else 0
@@ -59,13 +59,13 @@ class Scheduler:
                 f"The mixture has {together} states, and at most {self.max_rows} rows run at once; give "
                 "fewer."
             )
-        if count > self.max_waiting + self.max_rows:
+        if limited and count > self.max_waiting + self.max_rows:
             raise ValueError(
                 f"The request has {count} rows and the server takes at most "
                 f"{self.max_waiting + self.max_rows} at once; send fewer prompts."
             )
         waiting = len(self.waiting) + sum(map(len, self.queues.values()))
-        if count > self.max_waiting + self._room - waiting:
+        if limited and count > self.max_waiting + self._room - waiting:
             raise QueueFull(
                 f"{waiting} rows wait already and {count} more do not fit into the queue of "
                 f"{self.max_waiting}"

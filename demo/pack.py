@@ -7,10 +7,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from demo.unpack import KNOWN
+
 
 def pack(tensors: dict[str, Tensor], known: np.ndarray, path: Path) -> None:
     """Write the trained tensors (compact emb and head, fp32) and the known ids."""
-    packed: dict[str, Tensor] = {"known": torch.from_numpy(known.astype(np.int32))}
+    packed: dict[str, Tensor] = {KNOWN: torch.from_numpy(known.astype(np.int32))}
     for name, tensor in tensors.items():
         if tensor.dim() == 2 and min(tensor.shape) > 8:
             scale = tensor.abs().amax(1, keepdim=True).clamp(min=1e-8) / 127

@@ -5,7 +5,7 @@ from safetensors import safe_open
 
 from demo.evaluate import load
 from demo.model import TrainingModel
-from demo.unpack import MODEL
+from demo.unpack import KNOWN, MODEL
 
 
 def frozen() -> TrainingModel:
@@ -19,5 +19,5 @@ def frozen() -> TrainingModel:
 def known_ids() -> np.ndarray:
     """The ids that have rows of their own in the packed file."""
     with safe_open(MODEL, "np") as file:
-        known: np.ndarray = file.get_tensor("known")
+        known: np.ndarray = file.get_tensor(KNOWN)
     return known.astype(np.int64)

@@ -1,21 +1,24 @@
 """From the packed model to the tensors of an official checkpoint: `python -m demo.unpack out.pth`."""
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from demo.codes import codes, rows
 
 MODEL = Path(__file__).with_name("model.safetensors")
+KNOWN = "known"  # the list of token ids that have rows of their own, which no checkpoint has
 
 
 def tensors(path: Path = MODEL) -> dict[str, Tensor]:
     """All tensors in fp32 under their official names and shapes; emb and head have 65536 rows."""
     packed = load_file(path)
-    table = torch.from_numpy(rows(packed.pop("known").numpy()))
+    table = torch.from_numpy(rows(packed.pop(KNOWN).numpy()))
     out = {}
     for name, tensor in packed.items():
         if name.endswith(".scale"):
@@ -27,6 +30,13 @@ def tensors(path: Path = MODEL) -> dict[str, Tensor]:
         if code in out:
             out[name] += torch.from_numpy(codes()) @ out.pop(code)
     return out
+
+
+def is_packed(path: Path) -> bool:
+    """Whether a file holds such a model. One that cannot be read does not."""
+    with suppress(SafetensorError, OSError), safe_open(path, "pt") as file:
+        return KNOWN in file.keys()  # noqa: SIM118  # it has no other way to list them
+    return False
 
 
 def main() -> None:

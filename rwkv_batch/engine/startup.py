@@ -88,13 +88,13 @@ def load_weights(
     elif config.quantize_head is not None:
         raise CheckpointError("--quantize-head needs a format of 8 bits or fewer; give one with --weights.")
     reading = _share(progress, 0) if config.weights else progress
-    model = model or config.model_path
+    model = model or config.model_path or unpack.MODEL
     if isinstance(model, Checkpoint):
         weights = model
-    elif model:
-        weights = packed_file.load(model, reading, values or config.weights is not None)
+    elif unpack.is_packed(Path(model)):
+        weights = checkpoint.from_tensors(DEMO_NAME, unpack.tensors(Path(model)))
     else:
-        weights = checkpoint.from_tensors(DEMO_NAME, unpack.tensors())
+        weights = packed_file.load(model, reading, values or config.weights is not None)
     weights = _with_adapter(weights, config)
     if config.weights is None:
         return weights

@@ -3,7 +3,9 @@
 A training step learns.
 """
 
+import shutil
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,8 +19,10 @@ from demo.model import HEAD, TrainingModel
 from demo.optimize import Team
 from demo.pack import pack
 from demo.train import Trainer, loss_of
-from demo.unpack import MODEL, tensors
+from demo.unpack import MODEL, is_packed, tensors
 from demo.vocabulary import collect
+from rwkv_batch.config import EngineConfig
+from rwkv_batch.engine.startup import load_weights
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +80,16 @@ def test_the_unpacked_tensors_are_the_model_that_was_trained(tmp_path):
     with torch.no_grad():
         ours, unpacked = (m.hidden(tokens) @ m.head_rows().T for m in (model, load(tmp_path / "m", "cpu")))
     assert ours.shape == (1, 4, SIZE) and (ours - unpacked).norm() < 0.02 * ours.norm()
+
+
+def test_its_file_is_loaded_by_name_as_other_models_are(tmp_path):
+    """As `--model-path`, `/loadmodel` and `python -m rwkv_batch.quantize` do, a copy of it too."""
+    shutil.copy(MODEL, copy := tmp_path / "copy.safetensors")
+    bundled = load_weights(None, EngineConfig(), None)
+    for path in (MODEL, copy):
+        named = load_weights(path, EngineConfig(), None)
+        assert (named.name, named.fingerprint) == (bundled.name, bundled.fingerprint)
+    assert not any(map(is_packed, (tmp_path, tmp_path / "none", Path(__file__))))
 
 
 def test_ids_without_a_row_of_their_own_share_the_last():

@@ -277,11 +277,12 @@ class Engine:
         mixture: Iterable[MixturePart] = (),
         adapter: str = "",
         grammar: Grammar | None = None,
+        progress: bool = False,
     ) -> list[RowDelta]:
         """Continue any number of prompts, as many at a time as there are slots; the whole text of each row.
 
-        Row i belongs to prompt i // n. Calls of several threads run one after the other. Raises ValueError,
-        naming what the model cannot do.
+        Row i belongs to prompt i // n. progress: with a bar of the rows that have ended. Calls of several
+        threads run one after the other. Raises ValueError, naming what the model cannot do.
         """
         check_call(prompts, stop_strings, n)
         request = GenerateRequest(
@@ -304,7 +305,8 @@ class Engine:
             compiled = self.grammars.compile(key, request) if grammar else None
             self._add(key, compiled.request if compiled else request, compiled)
             try:
-                return whole_rows(self.step() for _ in iter(lambda: self.busy or self.masks.wait(), False))
+                steps = (self.step() for _ in iter(lambda: self.busy or self.masks.wait(), False))
+                return whole_rows(steps, n * len(request.prompts), progress)
             finally:  # after an interrupt, rows of this call must not answer the next one
                 self.cancel(key)
 

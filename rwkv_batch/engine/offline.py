@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from tqdm import tqdm
+
 from rwkv_batch.engine.scheduling.sequence import Outbox
 from rwkv_batch.wire.protocol import Failed, Progress, RowDelta
 
@@ -15,13 +17,18 @@ def check_call(prompts: object, stop_strings: object, n: int) -> None:
         raise ValueError(f"n is {n}; give 1 or more.")
 
 
-def whole_rows(steps: Iterable[Outbox]) -> list[RowDelta]:
-    """The rows of the only request whose events these are, in order. Raises RuntimeError if it has failed."""
+def whole_rows(steps: Iterable[Outbox], count: int, progress: bool) -> list[RowDelta]:
+    """The rows of the only request whose events these are, in order. Raises RuntimeError if it has failed.
+
+    progress: with a bar of how many of the `count` rows have ended.
+    """
     rows: list[RowDelta] = []
-    for events in steps:
-        for _, event in events:
-            if isinstance(event, Failed):
-                raise RuntimeError(event.message)
-            if isinstance(event, Progress):
-                rows += event.rows
+    with tqdm(total=count, desc="rows", unit="row", disable=not progress) as bar:
+        for events in steps:
+            for _, event in events:
+                if isinstance(event, Failed):
+                    raise RuntimeError(event.message)
+                if isinstance(event, Progress):
+                    rows += event.rows
+                    bar.update(len(event.rows))
     return sorted(rows, key=lambda row: row.row)

@@ -113,11 +113,13 @@ def test_no_prompts_have_no_texts(engine: Engine):
     assert engine.generate([]) == []
 
 
-def test_more_prompts_than_a_server_would_queue_are_all_continued(engine: Engine):
+def test_more_prompts_than_a_server_would_queue_are_all_continued(engine: Engine, capsys):
     alone = {
         text: engine.generate([text], max_tokens=4, stop_ids=[], sampling=GREEDY)[0].text for text in "ab"
     }
-    rows = engine.generate(["a", "b"] * 20, max_tokens=4, stop_ids=[], sampling=GREEDY)
+    assert not capsys.readouterr().err
+    rows = engine.generate(["a", "b"] * 20, max_tokens=4, stop_ids=[], sampling=GREEDY, progress=True)
+    assert "40/40" in capsys.readouterr().err
     assert [row.text for row in rows] == [alone["a"], alone["b"]] * 20
 
 

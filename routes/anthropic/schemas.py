@@ -22,6 +22,8 @@ REFUSED = CHAT_ONLY | {
     "response_format": "this route takes output_config.format",
     "output_format": "this route takes output_config.format",
     "contents": "this route takes a conversation as messages",
+    "reasoning_effort": "this route takes thinking",
+    "logprobs": "logprobs are available on /v1/chat/completions",
     "container": "this server runs no code; leave it out",
     "mcp_servers": "this server calls no other servers; send their tools as tools",
     "inference_geo": "this server is where it is; leave it out",

@@ -16,7 +16,7 @@ def admin_json(front: Frontend, http: HttpRequest) -> Json:
     """
     password = front.settings.admin_password
     if password is not None:
-        return authorized_json(password, http)
+        return authorized_json(password, http, flag="--admin-password")
     fields = authorized_json(front.settings.password, http)
     if not _is_local(http):
         raise ApiError(

@@ -95,19 +95,23 @@ def authorized(password: str | None, http: HttpRequest, body: Json | None = None
     return any(matches)
 
 
-def demand_password(password: str | None, http: HttpRequest, body: Json | None = None) -> None:
-    """Raises ApiError 401 unless `http` or its JSON body carries the password."""
+def demand_password(
+    password: str | None, http: HttpRequest, body: Json | None = None, flag: str = ""
+) -> None:
+    """Raises ApiError 401 unless `http` or its JSON body carries the password; `flag`: of which it is."""
     if not authorized(password, http, body):
-        raise ApiError(401, "Unauthorized: invalid or missing password")
+        raise ApiError(
+            401, "Unauthorized: invalid or missing password" + (f", that of {flag}" if flag else "")
+        )
 
 
-def authorized_json(password: str | None, http: HttpRequest, required: bool = False) -> Json:
+def authorized_json(password: str | None, http: HttpRequest, required: bool = False, flag: str = "") -> Json:
     """The JSON body of `http`; without `required`, a missing body is an empty object.
 
     Raises ApiError, first of all a 401.
     """
     fields, problem = http.json if http.body or required else ({}, None)
-    demand_password(password, http, fields)
+    demand_password(password, http, fields, flag)
     if problem:
         raise problem
     return fields

@@ -11,16 +11,20 @@ from pydantic import BaseModel, Field
 from routes.chat.grammars import JsonSchema, of_schema
 from routes.http.schemas import INT_LIMIT
 from routes.llama_cpp.fields import LlamaSamplers, Predict, Seed
-from routes.openai.schemas import CHAT_ONLY, Int, OpenAIBody
+from routes.openai.schemas import CHAT_ONLY, NO_CHAT, Int, OpenAIBody
 from rwkv_batch.wire.protocol import Grammar
 
-REFUSED = CHAT_ONLY | {
-    "response_format": "this route takes json_schema",
-    "grammar_lazy": "a grammar binds all of the text; leave it out or send false",
-    "lora": "this route takes an adapter by its name, as adapter",
-    "n_probs": "logprobs are available on /v1/completions",
-    "return_tokens": "this route sends text only; leave it out",
-}
+REFUSED = (
+    CHAT_ONLY
+    | NO_CHAT
+    | {
+        "response_format": "this route takes json_schema",
+        "grammar_lazy": "a grammar binds all of the text; leave it out or send false",
+        "lora": "this route takes an adapter by its name, as adapter",
+        "n_probs": "logprobs are available on /v1/completions",
+        "return_tokens": "this route sends text only; leave it out",
+    }
+)
 
 
 class ExtraText(BaseModel):

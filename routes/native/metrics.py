@@ -96,8 +96,10 @@ class _Collected(Collector):
 
 def _authorize(front: Frontend, http: HttpRequest) -> None:
     """--metrics-password if there is one, else --password. Raises ApiError 401."""
-    own = front.settings.metrics_password
-    demand_password(front.settings.password if own is None else own, http)
+    if (own := front.settings.metrics_password) is None:
+        demand_password(front.settings.password, http)
+    else:
+        demand_password(own, http, flag="--metrics-password")
 
 
 def _of_server(front: Frontend, engine_up: bool) -> Iterator[Metric]:

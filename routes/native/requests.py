@@ -83,7 +83,7 @@ async def status(front: Frontend, http: HttpRequest) -> Response:
         body |= {
             "models": list(front.models),
             "model": {"id": engine.model, "name": engine.model},
-            "capabilities": {"stop": True, "pause_resume": True, "session_cache": True},
+            "capabilities": {"stop": True, "pause_resume": front.settings.token_log, "session_cache": True},
             "active_request": active[-1] if active else None,
             "active_requests": active,
             "paused_requests": paused,

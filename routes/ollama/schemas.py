@@ -21,7 +21,11 @@ from routes.openai.tools import MAX_TOOLS, ToolUse, offered_tool
 from rwkv_batch.config import SamplingProfileName
 from rwkv_batch.wire.protocol import Grammar
 
-REFUSED = CHAT_ONLY | {"response_format": "this route takes format"}
+REFUSED = CHAT_ONLY | {
+    "response_format": "this route takes format",
+    "reasoning_effort": "this route takes think",
+}
+NO_TEXT = "this route takes a conversation as messages; /api/generate takes it"
 NO_IMAGES = refused("this server reads text only; leave it out")
 NOT_RAW = "a prompt that is raw or stands before a suffix is no chat; leave it out"
 
@@ -93,7 +97,10 @@ class OllamaBody(ChatStyleFields, OpenAIBody):
         options = fields.get("options") or {}
         if not isinstance(options, dict):
             raise native_field("options", "must be an object")
-        return super().from_json({**fields, **OllamaOptions.from_json(options).as_fields()}, profile)
+        body = super().from_json({**fields, **OllamaOptions.from_json(options).as_fields()}, profile)
+        if body.top_logprobs is not None and not body.logprobs:
+            raise native_field("top_logprobs", "this is only allowed when logprobs is true")
+        return body
 
     def given(self) -> dict[str, Grammar]:
         if self.format is None:
@@ -110,6 +117,7 @@ class OllamaFunction(BaseModel):
     name: Annotated[str, Field(min_length=1, pattern=r"\S")]
     description: str | None = None
     parameters: Json | None = None
+    strict: bool | None = None  # whether the schema binds the arguments
 
 
 class OllamaTool(BaseModel):
@@ -145,6 +153,12 @@ class OllamaMessage(BaseModel):
 class OllamaChatBody(OllamaBody):
     """POST /api/chat."""
 
+    refused = (
+        REFUSED
+        | dict.fromkeys(("prompt", "suffix", "system", "template", "context"), NO_TEXT)
+        | {"tool_choice": "the model chooses here; /v1/chat/completions takes it"}
+    )
+
     messages: list[OllamaMessage] = Field(default_factory=list)  # none: the model is to be loaded
     tools: Annotated[list[OllamaTool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
 
@@ -154,19 +168,27 @@ class OllamaChatBody(OllamaBody):
         offered = [offered_tool(each.name, each.description, each.parameters) for each in functions]
         if offered and (bound := list(self.given())):
             raise native_field(bound[0], "a bound answer cannot be a call; send it or tools, not both")
-        return ToolUse(offered, "auto", bool(offered), True)
+        strict = frozenset(each.name for each in functions if each.strict)
+        return ToolUse(offered, "auto", bool(offered), True, strict)
 
 
 class OllamaTextBody(OllamaBody):
     """POST /api/generate."""
+
+    refused = (
+        REFUSED
+        | dict.fromkeys(("messages", "tools", "tool_choice"), "/api/chat takes it")
+        | {
+            "template": "chats are rendered as the model was trained; use raw",
+            "context": "send the conversation to /api/chat as messages",
+        }
+    )
 
     prompt: str = ""  # empty, and no suffix: the model is to be loaded
     suffix: str = ""
     system: str = ""
     raw: bool = False  # whether the prompt stands as it is
     images: Annotated[None, NO_IMAGES] = None
-    template: Annotated[None, refused("chats are rendered as the model was trained; use raw")] = None
-    context: Annotated[None, refused("send the conversation to /api/chat as messages")] = None
 
     @property
     def is_chat(self) -> bool:

@@ -1,7 +1,7 @@
 """The bodies of the OpenAI requests: fields, defaults, ranges, and the engine request that they make.
 
 A top-level null means "not given", as in OpenAI's own API. Fields without effect (`user`, `metadata`,
-`service_tier`, `model`) are either hints or labels; unknown fields are ignored.
+`service_tier`, `model`) are either hints or labels; unknown fields are ignored, but those of unavailable.py.
 """
 
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -27,6 +27,7 @@ from routes.http.schemas import (
     OWN_ID,
     not_bool,
 )
+from routes.openai.unavailable import UNAVAILABLE
 from rwkv_batch.config import SamplingProfileName
 from rwkv_batch.wire.protocol import GenerateRequest, Grammar, Sampling, SessionTurn
 
@@ -40,6 +41,8 @@ CHAT_ONLY = {
     "session_id": "sessions are not available on this route; use /v1/chat/completions",
     "return_token_ids": "token ids are available on /v1/chat/completions",
 }
+# Of a text that is no chat. think_type and chat_template_kwargs may belong to a start state.
+NO_CHAT = dict.fromkeys(("enable_think", "think", "reasoning_effort"), "this text is no chat; leave it out")
 NOT_STORED = {"store": "completions are not stored here; leave it out or send false"}
 
 
@@ -189,7 +192,7 @@ class OpenAIBody(GrammarFields):
 
     @classmethod
     def from_json(cls, fields: Json, profile: SamplingProfileName = "default") -> Self:
-        for name, why in cls.refused.items():
+        for name, why in cls.unavailable().items():
             if fields.get(name) not in NOTHING:
                 raise cls.field_error(name, why)
         given = {k: v for k, v in fields.items() if v is not None or k == "prompt"}
@@ -199,12 +202,18 @@ class OpenAIBody(GrammarFields):
         return body
 
     @classmethod
+    def unavailable(cls) -> dict[str, str]:
+        """Why each field that is refused is, those of other servers among them."""
+        own = {field.alias or name for name, field in cls.model_fields.items()}
+        return {name: why for name, why in UNAVAILABLE.items() if name not in own} | cls.refused
+
+    @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> Json:
         """Also says what is refused, and that only a stream has options."""
         schema = handler.resolve_ref_schema(handler(core))
         streams = {"properties": {"stream": {"const": True}}, "required": ["stream"]}
         schema["dependentSchemas"] = {"stream_options": streams}
-        for name, why in cls.refused.items():
+        for name, why in cls.unavailable().items():
             values = [None] if name in cls.model_fields else list(NOTHING)
             schema["properties"][name] = {"enum": values, "description": why}
         return schema
@@ -283,6 +292,7 @@ class ChatBody(ChatStyleFields, OpenAIBody):
         "functions": "this is deprecated; use tools",
         "function_call": "this is deprecated; use tool_choice",
         "web_search_options": "this server does not search the web",
+        "echo": "the text is the answer alone; /v1/completions can begin with the prompt",
     }
     max_completion_tokens: NewTokens | None = None
     messages: Annotated[list[Any], shaped_as(ChatMessages)] = Field(default_factory=list)
@@ -304,7 +314,11 @@ class ChatBody(ChatStyleFields, OpenAIBody):
 class CompletionBody(OpenAIBody):
     """POST /v1/completions."""
 
-    refused = NOT_STORED | {"session_id": "sessions are not available on this route; use chat completions"}
+    refused = (
+        NOT_STORED
+        | NO_CHAT
+        | {"session_id": "sessions are not available on this route; use chat completions"}
+    )
     prompt: Annotated[schemas.Prompts, BeforeValidator(_prompts, json_schema_input_type=Prompt)]
     top_p: TopP = 1.0
     top_k: TopK = 0

@@ -23,6 +23,7 @@ REFUSED = CHAT_ONLY | {
     "context_management": "nothing needs to be compacted: a conversation of any length takes the same memory",
     "moderation": "this server does not moderate",
     "prompt_cache_options": "the cache has no options; use_prefix_cache false goes without it",
+    "logprobs": "logprobs are available on /v1/chat/completions",
     "top_logprobs": "logprobs are available on /v1/chat/completions",
     "max_tokens": "this route calls it max_output_tokens",
     "max_completion_tokens": "this route calls it max_output_tokens",

@@ -230,6 +230,11 @@ def test_the_prompt_of_a_chat_is_that_of_the_openai_route():
         ({"n": 2}, "`n`: "),
         ({"response_format": {"type": "json_object"}}, "`response_format`: "),
         ({"session_id": "s"}, "`session_id`: "),
+        ({"reasoning_effort": "high"}, "`reasoning_effort`: "),
+        ({"top_logprobs": 2}, "`top_logprobs`: "),
+        ({"system": "Be brief."}, "`system`: "),
+        ({"tool_choice": "required"}, "`tool_choice`: "),
+        ({"num_predict": 4}, "`num_predict`: "),
     ],
 )
 def test_what_cannot_be_honoured_is_named(fields, sentence):
@@ -262,7 +267,14 @@ def test_a_prompt_of_white_space_is_refused():
     assert text(prompt=" ", raw=True).request.prompts == [" "]
 
 
-@pytest.mark.parametrize("field", ["images", "template", "context"])
+@pytest.mark.parametrize("strict", [False, True])
+def test_the_schema_of_a_strict_tool_binds_its_calls(strict):
+    function = {"name": "weather", "parameters": {"type": "object"}, "strict": strict}
+    bound = chat(tools=[{"type": "function", "function": function}]).request.grammar
+    assert (bound is not None) == strict
+
+
+@pytest.mark.parametrize("field", ["images", "template", "context", "messages", "tools"])
 def test_a_field_of_a_prompt_that_cannot_be_honoured_is_named(field):
     assert text(**{field: None}) and text(**{field: ""})
     with pytest.raises(ApiError, match=f"^`{field}`: "):

@@ -4,9 +4,11 @@ the SDK's types.
 
 import json
 
+import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from routes.http.errors import ApiError
 from routes.openai import chat as openai_chat
 from routes.openai import completions as openai_completions
 from rwkv_batch.wire.client import Job
@@ -347,3 +349,27 @@ def test_a_forced_call_of_a_g1_checkpoint_is_read_from_its_fence():
     choice = reply.whole(job_of(request), [row])["choices"][0]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Paris"}'
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("min_tokens", 5),
+        ("stop_token_ids", [3]),
+        ("bad_words", ["a"]),
+        ("max_new_tokens", 2),
+        ("format", "json"),
+    ],
+)
+@pytest.mark.parametrize("prepare", [chat, complete])
+def test_a_field_of_another_server_that_would_change_the_text_is_refused(prepare, name, value):
+    with pytest.raises(ApiError, match=f"^{name}: ") as refused:
+        prepare(**{name: value})
+    assert refused.value.status == 400
+    assert prepare(**{name: None}) and prepare(user="me", unheard_of=1)
+
+
+@pytest.mark.parametrize("name", ["enable_think", "reasoning_effort"])
+def test_a_completion_has_no_thought(name):
+    with pytest.raises(ApiError, match=f"^{name}: "):
+        complete(**{name: "high"})

@@ -173,7 +173,8 @@ def test_both_are_for_the_one_who_runs_the_server(folder, server, path, fields):
         page = server.http.post(path, json=fields, headers={"origin": origin})
         assert page.status_code == 403, "a browser on this machine shows a page of anybody's"
     with FrontendProcess(models=str(folder), password="all", admin_password="root") as process:
-        assert process.http.post(path, json=fields | {"password": "all"}).status_code == 401
+        refused = process.http.post(path, json=fields | {"password": "all"})
+        assert refused.status_code == 401 and "--admin-password" in refused.json()["error"]
         assert process.http.post(path, json=fields | {"password": "root"}).status_code == 200
 
 

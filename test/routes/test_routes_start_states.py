@@ -136,6 +136,13 @@ def test_every_route_that_generates_can_begin_in_one(http, server, path, body):
         assert generated(server, path, body | {"state_id": "pirate"}).start_state == "pirate"
 
 
+@pytest.mark.parametrize("place", [{"raw": True}, {"suffix": "b"}])
+def test_a_prompt_of_ollamas_that_is_no_chat_begins_in_one(http, server, place):
+    upload(http)
+    body = {"prompt": "a", "model": f"{MODEL} pirate", "stream": False} | place
+    assert generated(server, "/api/generate", body).start_state == "pirate"
+
+
 def test_a_chat_in_a_state_has_no_thought_unless_it_is_asked_for(http, server):
     upload(http)
     for path in ("/openai/v1/chat/completions", "/v3/chat/completions"):

@@ -37,6 +37,10 @@ class RowDamaged(StoreError):
     """One row cannot be read."""
 
 
+class NotInFile(StoreError):
+    """A file cannot hold what it was asked to hold of a session."""
+
+
 class Dangling(StoreError):
     """What an operation builds on is not in the database."""
 

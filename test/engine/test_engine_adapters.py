@@ -14,6 +14,7 @@ from row_adapters import KINDS, SCALED, changes, merged_by_hand, write
 
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.state.log.store import Store
+from rwkv_batch.state.pool.exported import What
 from rwkv_batch.wire.codec import decode_paused
 from rwkv_batch.wire.commands import (
     PAUSED,
@@ -184,8 +185,15 @@ def test_a_session_belongs_to_its_adapter(driver, tmp_path: Path) -> None:
     assert refused(served, "fork").reason == "conflict"
     said(expected, PROMPTS[0], session="a")
     assert said(served, PROMPTS[1], session="fork", adapter=name) == said(expected, PROMPTS[1], session="a")
-    served.engine.command((b"test", "x"), ExportSession("x", "adapted", what="state"))
-    assert "adapter" in served.until("x", (Failed, Rejected, CommandReply))[-1].message
+    assert "adapter" in no_export(served, "adapted", "state")
+
+
+def no_export(served: Driver, key: str, what: What) -> str:
+    """Why a session cannot be exported like that, which is no failure of the server."""
+    served.engine.command((b"test", "x"), ExportSession("x", key, what=what))
+    (*_, event) = served.until("x", (Failed, Rejected, CommandReply))
+    assert isinstance(event, Rejected) and event.reason == "conflict"
+    return event.message
 
 
 def test_a_session_whose_tokens_are_not_stored_belongs_to_its_adapter_too(driver, tmp_path: Path) -> None:
@@ -193,6 +201,7 @@ def test_a_session_whose_tokens_are_not_stored_belongs_to_its_adapter_too(driver
     name = load_kind(served, tmp_path, "lora", 1)
     said(served, PROMPTS[0], session="adapted", adapter=name)
     assert refused(served, "adapted").reason == "conflict"
+    assert "with its state" in no_export(served, "adapted", "tokens")
     expected = driver(merged("lora", 1))
     said(expected, PROMPTS[0], session="a")
     assert said(served, PROMPTS[1], session="adapted", adapter=name) == said(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rwkv_batch.state.entries import NONE, Head, KeptState, Loaded, Session
+from rwkv_batch.state.entries import NONE, Head, KeptState, Loaded, Session, message
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.slots import States
 from state_pool import StatePool
@@ -133,7 +133,8 @@ class Bench:
             assert not called, "a second callback for one call"
             called = True
             *values, error = arguments
-            self.results[name] = Result(values[0] if values else None, error)
+            sentence = message(error) if isinstance(error, Exception) else error
+            self.results[name] = Result(values[0] if values else None, sentence)
 
         return done
 

@@ -7,7 +7,7 @@ from rwkv_batch.engine.commands.reply import reply
 from rwkv_batch.engine.scheduling.scheduler import Scheduler
 from rwkv_batch.engine.scheduling.sequence import Outbox, RequestKey
 from rwkv_batch.engine.scheduling.turns import Turns
-from rwkv_batch.state.entries import Head, Session, Status, Turn
+from rwkv_batch.state.entries import Head, NotInFile, Session, Status, Turn, message
 from rwkv_batch.text.tokenizer import Tokenizer
 from rwkv_batch.wire.commands import (
     DeleteSession,
@@ -89,9 +89,7 @@ class SessionCommands:
                 numbers = range(after + 1, last + 1)
                 self._pool.turns(session, numbers, partial(self._send_turns, request, session))
             case ExportSession(key=key, what=what):
-                self._pool.files.export(
-                    key, what, lambda data, error: reply(self._outbox, request, error, data=data or b"")
-                )
+                self._pool.files.export(key, what, partial(self._exported, request))
 
     def _find_turn(self, request: RequestKey, session: Session, number: int, target: str) -> None:
         """Let `target`, which is locked, end with the session's turn of this number."""
@@ -142,6 +140,12 @@ class SessionCommands:
             for turn in turns or []
         ]
         reply(self._outbox, request, error, position=session.head.tokens, turns=infos)
+
+    def _exported(self, request: RequestKey, data: bytes | None, error: Exception | None) -> None:
+        if isinstance(error, NotInFile):
+            self._reject(request, "conflict", str(error))
+        else:
+            reply(self._outbox, request, message(error), data=data or b"")
 
     def _imported(self, request: RequestKey, key: str, error: str | None) -> None:
         self._scheduler.unlock(key)

@@ -12,6 +12,7 @@ from rwkv_batch.state.entries import (
     EMPTY_DIGEST,
     NONE,
     Head,
+    NotInFile,
     RowDamaged,
     Session,
     Start,
@@ -93,7 +94,7 @@ class Resumer:
     def export(
         self, session: Session, start: Start, newest: Start, what: What, image: Tensor | None
     ) -> bytes:
-        """A file with a session. Raises StoreError, SnapshotError.
+        """A file with a session. Raises StoreError (NotInFile for what it does not have), SnapshotError.
 
         `newest`: its turns that are not committed. `image`: the state at `start`, if there is one.
         """
@@ -102,20 +103,20 @@ class Resumer:
         past_unknown, position = turns[0].past_unknown, head.tokens - len(start.tokens)
         if what == "state" or (what == "both" and past_unknown and len(turns) == 1):
             if self._served.digest(head):
-                raise StoreError(
+                raise NotInFile(
                     f"An adapter made the session {session.key}, which a file of its state cannot say; "
                     "export its tokens."
                 )
             if image is None or start.turns:
-                raise StoreError(
+                raise NotInFile(
                     f"The state at the end of {session.key} is not at hand; export its tokens, or continue "
                     "it first."
                 )
             return self._sealed(image, position, session.updated)
         if what == "tokens" and past_unknown:
-            raise StoreError(f"The first tokens of {session.key} are not known; export it with its state.")
+            raise NotInFile(f"The first tokens of {session.key} are not known; export it with its state.")
         if past_unknown and image is None:
-            raise StoreError(f"The state of {session.key} is not at hand at the moment; try again.")
+            raise NotInFile(f"The state of {session.key} is not at hand at the moment; try again.")
         state = b"" if image is None else self._sealed(image, position, session.updated)
         model = (
             self._store.model(head.model)

@@ -5,7 +5,7 @@ from functools import partial
 
 from torch import Tensor
 
-from rwkv_batch.state.entries import Done, Head, Session, Start, Turn, message
+from rwkv_batch.state.entries import Done, Head, Session, Start, StoreError, Turn, message
 from rwkv_batch.state.jobs import JobThread
 from rwkv_batch.state.log.sessions import Sessions
 from rwkv_batch.state.pool import exported
@@ -34,20 +34,20 @@ class SessionFiles:
         self._sessions, self._log, self._tiers, self._images = sessions, log, tiers, images
         self._resumer, self._reader, self._store_with_state = resumer, reader, store_with_state
 
-    def export(self, key: str, what: What, done: Callable[[bytes | None, str | None], None]) -> None:
+    def export(self, key: str, what: What, done: Callable[[bytes | None, Exception | None], None]) -> None:
         """`done` gets the session as a file, or None and the error.
 
         `what`: its tokens, its state, or its tokens and the nearest state that there is.
         """
         session = self._sessions.find(key)
         if session is None:
-            self._reader.report(partial(done, None, f"There is no session {key}."))
+            self._reader.report(partial(done, None, StoreError(f"There is no session {key}.")))
             return
         newest = self._log.newest_turns(session.head)
 
         def write(start: Start, image: Tensor | None) -> None:
             work = partial(self._resumer.export, session, start, newest, what, image)
-            self._reader.put(work, lambda data, error: done(data, message(error)))
+            self._reader.put(work, done)
 
         def with_state(start: Start) -> None:
             if start.image is None and self._tiers.tier(start.turn):
@@ -57,7 +57,7 @@ class SessionFiles:
 
         def found(start: Start | None, error: Exception | None) -> None:
             if start is None:
-                done(None, message(error))
+                done(None, error)
             else:
                 with_state(start)
 

@@ -1,5 +1,7 @@
 """What the field `model` of a request says: "<model>:<adapter> <start state>"; the last two may lack.
 
+An adapter's name alone is one too, as in vLLM.
+
 The only place where it is read. Clients of the native routes send any text, and one model answered them all:
 while just one is served, such a text is only a label there. Otherwise a name that is not served is a 404.
 """
@@ -12,7 +14,7 @@ from msgspec.structs import replace
 from routes.http.errors import ApiError, Json, native_shape
 from routes.http.exchange import HttpRequest
 from routes.http.frontend import Frontend
-from rwkv_batch.wire.commands import EngineCommand, ListModels
+from rwkv_batch.wire.commands import EngineCommand, ListAdapters, ListModels
 from rwkv_batch.wire.protocol import CommandReply
 from rwkv_batch.wire.supervision import EngineInfo
 
@@ -44,6 +46,9 @@ async def read_model(front: Frontend, http: HttpRequest, fields: Json) -> Named:
             return found
     if len(front.models) == 1 and http.shape is native_shape:
         return Named(default)
+    async for model, reply in front.ask_each(ListAdapters("")):
+        if asked in [adapter.name for adapter in reply.adapters]:
+            return Named(model, asked)
     served = ", ".join(list(front.models)[:20])
     message = f"There is no model {asked[:60]} here; served are {served}."
     raise ApiError(404, message, param="model", code="model_not_found")

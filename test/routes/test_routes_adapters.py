@@ -112,6 +112,15 @@ def test_every_route_that_generates_can_run_with_one(http, server, path, body):
             assert generated(server, path, body | {field: "capitals"}).adapter == "capitals"
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+def test_its_name_alone_is_a_model_of_openais_routes(http, server, path):
+    """As in vLLM, after the same call has loaded it."""
+    load(http)
+    body = {"/v1/completions": {"prompt": "a"}, "/v1/responses": {"input": "a"}}.get(path, CHAT)
+    assert generated(server, path, body | {"model": "capitals"}).adapter == "capitals"
+    assert http.post(path, json=body | {"model": "capital"}).status_code == 404
+
+
 def test_a_reply_says_which_weights_made_it(http, server):
     load(http)
     reply = http.post("/openai/v1/chat/completions", json=CHAT | {"model": f"{MODEL}:capitals"})

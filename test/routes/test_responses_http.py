@@ -104,6 +104,7 @@ def test_a_deleted_response_is_gone_with_its_state(front: FrontendProcess, clien
 
 
 def test_no_response_is_stored_where_texts_are_not(tmp_path: Path):
+    """Nor does the server say that requests can be paused."""
     with (
         ChatEngine(f"ipc://{tmp_path}/engine") as engine,
         FrontendProcess(engine, token_log=False) as process,
@@ -112,6 +113,7 @@ def test_no_response_is_stored_where_texts_are_not(tmp_path: Path):
         made = client.responses.create(model="rwkv7", input="A secret.", store=True)
         assert made.status == "completed" and made.store is False
         assert not engine.sessions
+        assert process.http.get("/v1/server/status").json()["capabilities"]["pause_resume"] is False
         with pytest.raises(openai.NotFoundError):
             client.responses.retrieve(made.id)
 

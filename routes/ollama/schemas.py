@@ -97,10 +97,7 @@ class OllamaBody(ChatStyleFields, OpenAIBody):
         options = fields.get("options") or {}
         if not isinstance(options, dict):
             raise native_field("options", "must be an object")
-        body = super().from_json({**fields, **OllamaOptions.from_json(options).as_fields()}, profile)
-        if body.top_logprobs is not None and not body.logprobs:
-            raise native_field("top_logprobs", "this is only allowed when logprobs is true")
-        return body
+        return super().from_json({**fields, **OllamaOptions.from_json(options).as_fields()}, profile)
 
     def given(self) -> dict[str, Grammar]:
         if self.format is None:
@@ -109,7 +106,9 @@ class OllamaBody(ChatStyleFields, OpenAIBody):
 
     @property
     def wanted_logprobs(self) -> int | None:
-        """How many of the likeliest tokens come with each one drawn; None: no logprobs."""
+        """How many of the likeliest tokens come with each one drawn; None: none. Raises ApiError 400."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise native_field("top_logprobs", "this is only allowed when logprobs is true")
         return (self.top_logprobs or 0) if self.logprobs else None
 
 

@@ -27,7 +27,7 @@ from routes.http.schemas import (
     OWN_ID,
     not_bool,
 )
-from routes.openai.unavailable import UNAVAILABLE
+from routes.openai.unavailable import UNAVAILABLE, other_name
 from rwkv_batch.config import SamplingProfileName
 from rwkv_batch.wire.protocol import GenerateRequest, Grammar, Sampling, SessionTurn
 
@@ -195,6 +195,8 @@ class OpenAIBody(GrammarFields):
         for name, why in cls.unavailable().items():
             if fields.get(name) not in NOTHING:
                 raise cls.field_error(name, why)
+        if found := other_name(fields, cls._own()):
+            raise cls.field_error(found[0], f"this route calls it {found[1]}")
         given = {k: v for k, v in fields.items() if v is not None or k == "prompt"}
         body = super().from_json(with_profile(given, profile))
         if body.stream_options and not body.stream:
@@ -204,8 +206,11 @@ class OpenAIBody(GrammarFields):
     @classmethod
     def unavailable(cls) -> dict[str, str]:
         """Why each field that is refused is, those of other servers among them."""
-        own = {field.alias or name for name, field in cls.model_fields.items()}
-        return {name: why for name, why in UNAVAILABLE.items() if name not in own} | cls.refused
+        return {name: why for name, why in UNAVAILABLE.items() if name not in cls._own()} | cls.refused
+
+    @classmethod
+    def _own(cls) -> set[str]:
+        return {field.alias or name for name, field in cls.model_fields.items()} - cls.refused.keys()
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> Json:

@@ -4,7 +4,9 @@ They are refused, so that nobody takes a text for what it is not. Other fields t
 as OpenAI's protocol grows.
 """
 
-OTHER_NAME = "this is another server's name; GET /docs lists the fields of this route"
+from routes.http.errors import Json
+from routes.http.schemas import NOTHING
+
 UNAVAILABLE = {
     "stop_token_ids": "this server takes stop_tokens: ids and strings, in place of its own",
     "min_tokens": "texts have no least length here; ignore_eos goes on to the limit",
@@ -16,20 +18,29 @@ UNAVAILABLE = {
     "use_beam_search": "texts are drawn here, not searched for",
     "chat_template": "chats are rendered as the model was trained; /v1/completions takes any prompt",
     "documents": "put them into a message",
-    **dict.fromkeys(
-        (
-            "num_predict",
-            "n_predict",
-            "max_output_tokens",
-            "max_new_tokens",
-            "stop_sequences",
-            "repeat_penalty",
-            "grammar",
-            "json_schema",
-            "format",
-            "options",
-            "instructions",
-        ),
-        OTHER_NAME,
-    ),
+    "grammar": "this route takes guided_grammar",
+    "json_schema": "this route takes response_format",
+    "format": "this route takes response_format",
+    "options": "this route takes them one by one",
+    "instructions": "this route takes them as a message of the system",
 }
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
+# By the name of another server: ours. Clients of many servers send several at once, of which one counts.
+OTHER_NAMES = {
+    "num_predict": LIMITS,
+    "n_predict": LIMITS,
+    "max_output_tokens": LIMITS,
+    "max_new_tokens": LIMITS,
+    "stop_sequences": ("stop",),
+    "repeat_penalty": ("repetition_penalty",),
+}
+
+
+def other_name(fields: Json, own: set[str]) -> tuple[str, str] | None:
+    """A field that a route with its `own` fields calls otherwise, and how; None: there is none."""
+    for name, ours in OTHER_NAMES.items():
+        known = [each for each in ours if each in own]
+        if name in own or fields.get(name) in NOTHING or any(fields.get(each) is not None for each in known):
+            continue
+        return name, known[0]
+    return None

@@ -369,6 +369,15 @@ def test_a_field_of_another_server_that_would_change_the_text_is_refused(prepare
     assert prepare(**{name: None}) and prepare(user="me", unheard_of=1)
 
 
+def test_a_client_may_send_a_field_by_several_names():
+    """As those of many servers do."""
+    many = {"max_tokens": 5, "max_new_tokens": 5, "n_predict": 5, "stop": ["a"], "stop_sequences": ["a"]}
+    assert complete(**many).request.max_tokens == 5
+    assert chat(max_completion_tokens=6, num_predict=5).request.max_tokens == 6
+    with pytest.raises(ApiError, match=r"^max_new_tokens: this route calls it max_tokens"):
+        chat(max_new_tokens=5)
+
+
 @pytest.mark.parametrize("name", ["enable_think", "reasoning_effort"])
 def test_a_completion_has_no_thought(name):
     with pytest.raises(ApiError, match=f"^{name}: "):

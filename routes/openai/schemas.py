@@ -4,6 +4,7 @@ A top-level null means "not given", as in OpenAI's own API. Fields without effec
 `service_tier`, `model`) are either hints or labels; unknown fields are ignored, but those of unavailable.py.
 """
 
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, Self
 from uuid import uuid4
 
@@ -204,11 +205,13 @@ class OpenAIBody(GrammarFields):
         return body
 
     @classmethod
+    @cache
     def unavailable(cls) -> dict[str, str]:
         """Why each field that is refused is, those of other servers among them."""
         return {name: why for name, why in UNAVAILABLE.items() if name not in cls._own()} | cls.refused
 
     @classmethod
+    @cache
     def _own(cls) -> set[str]:
         return {field.alias or name for name, field in cls.model_fields.items()} - cls.refused.keys()
 

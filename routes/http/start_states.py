@@ -27,7 +27,7 @@ LEAST_SUM = 1e-6  # of weights, beside the sum of their sizes
 DEFAULTS, TEMPLATE = ("temperature", "top_p"), ("think_type", "chat_template_kwargs")
 # By which a request chooses how a chat is rendered.
 THOUGHT = (*TEMPLATE, "enable_think", "think", "reasoning_effort", "reasoning")
-NO_CHAT = ("raw", "suffix")  # by which a prompt of Ollama's is not rendered as a chat
+UNRENDERED = ("raw", "suffix")  # by which a prompt of Ollama's is no chat
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ChosenState:
         """
         own, sent = describe(self.info), {name: value for name, value in fields.items() if value is not None}
         defaults = {name: own[name] for name in DEFAULTS if own.get(name) is not None and name not in sent}
-        if any(name in sent for name in THOUGHT) or any(fields.get(name) for name in NO_CHAT):
+        if any(name in sent for name in THOUGHT) or any(fields.get(name) for name in UNRENDERED):
             return fields | defaults
         template = {name: own[name] for name in TEMPLATE if name in own}
         thinks = "rwkv_generation_prompt" in template.get("chat_template_kwargs", {})

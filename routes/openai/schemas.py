@@ -28,7 +28,7 @@ from routes.http.schemas import (
     OWN_ID,
     not_bool,
 )
-from routes.openai.unavailable import UNAVAILABLE, other_name
+from routes.openai.unavailable import FORM, NAMES_OF_FORM, UNAVAILABLE, other_name
 from rwkv_batch.config import SamplingProfileName
 from rwkv_batch.wire.protocol import GenerateRequest, Grammar, Sampling, SessionTurn
 
@@ -208,7 +208,9 @@ class OpenAIBody(GrammarFields):
     @cache
     def unavailable(cls) -> dict[str, str]:
         """Why each field that is refused is, those of other servers among them."""
-        return {name: why for name, why in UNAVAILABLE.items() if name not in cls._own()} | cls.refused
+        form = cls.refused.get(FORM, f"this route takes {FORM}")
+        elsewhere = UNAVAILABLE | dict.fromkeys(NAMES_OF_FORM, form)
+        return {name: why for name, why in elsewhere.items() if name not in cls._own()} | cls.refused
 
     @classmethod
     @cache

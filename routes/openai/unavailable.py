@@ -19,11 +19,11 @@ UNAVAILABLE = {
     "chat_template": "chats are rendered as the model was trained; /v1/completions takes any prompt",
     "documents": "put them into a message",
     "grammar": "this route takes guided_grammar",
-    "json_schema": "this route takes response_format",
-    "format": "this route takes response_format",
     "options": "this route takes them one by one",
-    "instructions": "this route takes them as a message of the system",
+    "instructions": "the system's text says what holds for all of a conversation",
 }
+FORM = "response_format"  # a route that binds answers by another field says which where it refuses this one
+NAMES_OF_FORM = ("format", "json_schema")
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
 # By the name of another server: ours. Clients of many servers send several at once, of which one counts.
 OTHER_NAMES = {

@@ -8,9 +8,14 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from routes.anthropic.schemas import MessagesBody
 from routes.http.errors import ApiError
+from routes.llama_cpp.schemas import InfillBody
+from routes.ollama.schemas import OllamaChatBody
 from routes.openai import chat as openai_chat
 from routes.openai import completions as openai_completions
+from routes.openai.schemas import ChatBody
+from routes.responses.schemas import ResponsesBody
 from rwkv_batch.wire.client import Job
 from rwkv_batch.wire.protocol import RowDelta, TokenLogprob
 
@@ -376,6 +381,22 @@ def test_a_client_may_send_a_field_by_several_names():
     assert chat(max_completion_tokens=6, num_predict=5).request.max_tokens == 6
     with pytest.raises(ApiError, match=r"^max_new_tokens: this route calls it max_tokens"):
         chat(max_new_tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (ChatBody, "response_format"),
+        (ResponsesBody, "text.format"),
+        (MessagesBody, "output_config.format"),
+        (OllamaChatBody, "format"),
+        (InfillBody, "json_schema"),
+    ],
+)
+def test_the_sentence_names_the_field_that_the_route_has(body, field):
+    wrong = "format" if body is InfillBody else "json_schema"
+    with pytest.raises(ApiError, match=rf"^`?{wrong}`?: this route takes {field}\.?$"):
+        body.from_json({wrong: {"type": "object"}})
 
 
 @pytest.mark.parametrize("name", ["enable_think", "reasoning_effort"])

@@ -4,18 +4,11 @@ the SDK's types.
 
 import json
 
-import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from routes.anthropic.schemas import MessagesBody
-from routes.http.errors import ApiError
-from routes.llama_cpp.schemas import InfillBody
-from routes.ollama.schemas import OllamaChatBody
 from routes.openai import chat as openai_chat
 from routes.openai import completions as openai_completions
-from routes.openai.schemas import ChatBody
-from routes.responses.schemas import ResponsesBody
 from rwkv_batch.wire.client import Job
 from rwkv_batch.wire.protocol import RowDelta, TokenLogprob
 
@@ -354,52 +347,3 @@ def test_a_forced_call_of_a_g1_checkpoint_is_read_from_its_fence():
     choice = reply.whole(job_of(request), [row])["choices"][0]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Paris"}'
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("min_tokens", 5),
-        ("stop_token_ids", [3]),
-        ("bad_words", ["a"]),
-        ("max_new_tokens", 2),
-        ("format", "json"),
-    ],
-)
-@pytest.mark.parametrize("prepare", [chat, complete])
-def test_a_field_of_another_server_that_would_change_the_text_is_refused(prepare, name, value):
-    with pytest.raises(ApiError, match=f"^{name}: ") as refused:
-        prepare(**{name: value})
-    assert refused.value.status == 400
-    assert prepare(**{name: None}) and prepare(user="me", unheard_of=1)
-
-
-def test_a_client_may_send_a_field_by_several_names():
-    """As those of many servers do."""
-    many = {"max_tokens": 5, "max_new_tokens": 5, "n_predict": 5, "stop": ["a"], "stop_sequences": ["a"]}
-    assert complete(**many).request.max_tokens == 5
-    assert chat(max_completion_tokens=6, num_predict=5).request.max_tokens == 6
-    with pytest.raises(ApiError, match=r"^max_new_tokens: this route calls it max_tokens"):
-        chat(max_new_tokens=5)
-
-
-@pytest.mark.parametrize(
-    ("body", "field"),
-    [
-        (ChatBody, "response_format"),
-        (ResponsesBody, "text.format"),
-        (MessagesBody, "output_config.format"),
-        (OllamaChatBody, "format"),
-        (InfillBody, "json_schema"),
-    ],
-)
-def test_the_sentence_names_the_field_that_the_route_has(body, field):
-    wrong = "format" if body is InfillBody else "json_schema"
-    with pytest.raises(ApiError, match=rf"^`?{wrong}`?: this route takes {field}\.?$"):
-        body.from_json({wrong: {"type": "object"}})
-
-
-@pytest.mark.parametrize("name", ["enable_think", "reasoning_effort"])
-def test_a_completion_has_no_thought(name):
-    with pytest.raises(ApiError, match=f"^{name}: "):
-        complete(**{name: "high"})

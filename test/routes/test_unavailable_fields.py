@@ -1,0 +1,69 @@
+"""Fields of other servers: refused where they would change a text, by a sentence that helps."""
+
+import pytest
+
+from routes.anthropic.schemas import MessagesBody
+from routes.http.errors import ApiError
+from routes.llama_cpp.schemas import InfillBody
+from routes.ollama.schemas import OllamaChatBody
+from routes.openai import chat as openai_chat
+from routes.openai import completions as openai_completions
+from routes.openai.schemas import ChatBody
+from routes.responses.schemas import ResponsesBody
+
+
+def chat(**fields):
+    return openai_chat.prepare({"messages": [{"role": "user", "content": "Hi"}], **fields}, "m")
+
+
+def complete(**fields):
+    return openai_completions.prepare({"prompt": "Once", **fields}, "m")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("min_tokens", 5),
+        ("stop_token_ids", [3]),
+        ("bad_words", ["a"]),
+        ("max_new_tokens", 2),
+        ("format", "json"),
+    ],
+)
+@pytest.mark.parametrize("prepare", [chat, complete])
+def test_a_field_of_another_server_that_would_change_the_text_is_refused(prepare, name, value):
+    with pytest.raises(ApiError, match=f"^{name}: ") as refused:
+        prepare(**{name: value})
+    assert refused.value.status == 400
+    assert prepare(**{name: None}) and prepare(user="me", unheard_of=1)
+
+
+def test_a_client_may_send_a_field_by_several_names():
+    """As those of many servers do."""
+    many = {"max_tokens": 5, "max_new_tokens": 5, "n_predict": 5, "stop": ["a"], "stop_sequences": ["a"]}
+    assert complete(**many).request.max_tokens == 5
+    assert chat(max_completion_tokens=6, num_predict=5).request.max_tokens == 6
+    with pytest.raises(ApiError, match=r"^max_new_tokens: this route calls it max_tokens"):
+        chat(max_new_tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (ChatBody, "response_format"),
+        (ResponsesBody, "text.format"),
+        (MessagesBody, "output_config.format"),
+        (OllamaChatBody, "format"),
+        (InfillBody, "json_schema"),
+    ],
+)
+def test_the_sentence_names_the_field_that_the_route_has(body, field):
+    wrong = "format" if body is InfillBody else "json_schema"
+    with pytest.raises(ApiError, match=rf"^`?{wrong}`?: this route takes {field}\.?$"):
+        body.from_json({wrong: {"type": "object"}})
+
+
+@pytest.mark.parametrize("name", ["enable_think", "reasoning_effort"])
+def test_a_completion_has_no_thought(name):
+    with pytest.raises(ApiError, match=f"^{name}: "):
+        complete(**{name: "high"})

@@ -3,6 +3,7 @@ run GEMMs.
 """
 
 from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -188,8 +189,8 @@ def test_inner_sides_are_divided_so_that_no_block_has_none(ranks, heads, rows):
 class Watched(Gemms):
     """Which do nothing but note what is timed."""
 
-    def call(self, kind, layer, b, method):
-        return lambda: SEEN.append((kind, method, float((b.hidden > 0).float().mean())))
+    def call(self, kind, layer, b):
+        return lambda method: SEEN.append((kind, method, float((b.hidden > 0).float().mean())))
 
 
 SEEN: list[tuple[str, str, float]] = []
@@ -213,9 +214,9 @@ def test_gemms_are_timed_on_numbers_like_those_of_a_step(tuner, monkeypatch):
     """Whatever those that were timed before have left in the buffers."""
     call = Watched.call
 
-    def overwriting(self, kind, layer, b, method):
-        run = call(self, kind, layer, b, method)
-        return lambda: (run(), b.hidden.fill_(1) if kind == "key" else None)
+    def overwriting(self, kind, layer, b):
+        run = call(self, kind, layer, b)
+        return lambda method: (run(method), b.hidden.fill_(1) if kind == "key" else None)
 
     monkeypatch.setattr(Watched, "call", overwriting)
     tuner.measure([8], progress=False)
@@ -238,8 +239,9 @@ class TestChoicesByAndBy:
 
     def test_a_size_is_timed_in_pieces_and_its_choice_is_kept(self, tuner):
         pieces = sum(1 for _ in tuner.measuring(64))
-        starts = 4 + 21 * 4  # graphs of two kinds with two methods each, and rounds of these
-        assert pieces == len({(kind, method) for kind, method, _ in SEEN}) + starts > 20
+        alone = len({(kind, method) for kind, method, _ in SEEN})
+        together = 4  # of two kinds with two methods each
+        assert pieces == alone * (1 + 1 + autotune.RUNS) + together * (1 + 1 + autotune.ROUNDS)
         assert tuner.methods(64) == {
             **{kind: "low" for kind in ("in", "low_out")},
             **{kind: "blas" for kind in ("out", "key", "value", "head")},
@@ -249,6 +251,14 @@ class TestChoicesByAndBy:
         }
         again = Autotuner(tuner.gemms, tuner.file, tuner.layers, autotune.kept_in(tuner.file, tuner.gemms))
         assert again.methods(64) == tuner.methods(64) and again.unmeasured([64, 65]) == [65]
+
+    def test_a_clock_that_falls_meanwhile_decides_nothing(self, tuner, monkeypatch):
+        """Every run takes a tenth longer than the one before."""
+        real, runs = autotune.gpu_seconds, count()
+        monkeypatch.setattr(autotune, "gpu_seconds", lambda run: real(run) * 1.1 ** next(runs))
+        tuner.measure([64], progress=False)
+        assert {tuner.methods(64)[kind] for kind in ("out", "key", "value", "head")} == {"blas"}
+        assert {tuner.methods(64)[kind] for kind in ("in", "low_out")} == {"low"}
 
     def test_an_early_start_is_timed_between_the_neighbours_alone(self, tuner, monkeypatch):
         def layers(rows):
@@ -274,7 +284,7 @@ class TestChoicesByAndBy:
     def test_what_was_found_out_before_it_was_given_up_is_not_timed_again(self, tuner):
         guessed = tuner.methods(64)
         pieces = tuner.measuring(64)
-        for _ in range(12):
+        while "low_out" not in {kind for kind, _, _ in SEEN}:
             next(pieces)
         pieces.close()
         assert tuner.methods(64) == guessed  # until all kinds are known

@@ -28,14 +28,13 @@ from rwkv_batch.model.cuda.codes.coded_gemm import BESIDE, MANY, SPARSE
 from rwkv_batch.model.cuda.gemms.gemm import LT_TOKENS, TILE_TOKENS, Gemms
 from rwkv_batch.model.cuda.gemms.methods import BETWEEN, FOR_MANY, METHODS, SPLITS, STARTS, WHOLE
 from rwkv_batch.model.cuda.gemms.small_gemm import STREAM_TOKENS
-from rwkv_batch.model.cuda.packed.weights import CudaLayer
 from rwkv_batch.model.cuda.steps.capture import capture, gpu_seconds
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.cuda.buffers import Buffers
 
 log = logging.getLogger(__name__)
 
-RUNS = 5
+RUNS = 5  # of all candidates that are timed alone
 ROUNDS = 20  # of all candidates that are timed between their neighbours
 LAYERS = 12  # timed one after the other, so that no weight comes from the cache
 CLOSE, FEW = 1.25, 4  # times the fastest, and how many at most: what is timed between its neighbours too
@@ -47,6 +46,7 @@ SIMILAR = 1.5  # times as many tokens, or as few: what is the fastest for them i
 
 Times = dict[str, float]  # milliseconds by method
 Pieces = Generator[None, None, None]  # work of some milliseconds each
+Graph = torch.cuda.CUDAGraph
 Layers = Callable[[int], Callable[[dict[str, str]], object]]
 
 
@@ -169,14 +169,8 @@ class Autotuner:
         for option in options:
             graphs.append(capture(partial(run, others | option)))
             yield
-        rounds: list[list[float]] = []
-        for _ in range(1 + ROUNDS):  # in turn, as the GPU's clock changes slowly; the first warms up
-            rounds.append([])
-            for graph in graphs:
-                rounds[-1].append(gpu_seconds(graph.replay))
-                yield
-        medians = [statistics.median(times) for times in zip(*rounds[1:], strict=True)]
-        return options[medians.index(min(medians))]
+        seconds = yield from _medians(graphs, ROUNDS)
+        return options[seconds.index(min(seconds))]
 
     def _fastest(self, kind: str, tokens: int) -> str:
         """As far as is known, of a kind that has been timed alone."""
@@ -191,19 +185,16 @@ class Autotuner:
         if len(candidates) == 1 or kind in BETWEEN:  # which show only between their neighbours
             return dict.fromkeys(candidates, 0.0)
         _fill(buffers)
+        calls = [self.gemms.call(kind, layer, buffers) for layer in layers]
+        graphs: dict[str, Graph] = {}
         for method in candidates:
             if method != WHOLE:
-                times[method] = self.time(kind, buffers, method, layers)
+                graphs[method] = _graph(calls, method)
                 yield
+        seconds = yield from _medians(list(graphs.values()), RUNS)
+        times = {method: 1e3 * of_all / len(layers) for method, of_all in zip(graphs, seconds, strict=True)}
         # Split-K gives only partial sums: it is compared with the whole GEMM where a norm adds them up.
         return {WHOLE: min(times.values()), **times} if WHOLE in candidates else times
-
-    def time(self, kind: str, buffers: Buffers, method: str, layers: list[CudaLayer]) -> float:
-        """Milliseconds of one GEMM, the median of some runs over all these layers."""
-        calls = [self.gemms.call(kind, layer, buffers, method) for layer in layers]
-        graph = capture(lambda: [call() for call in calls])
-        graph.replay()
-        return statistics.median(gpu_seconds(graph.replay) for _ in range(RUNS)) * 1e3 / len(calls)
 
     def _save(self) -> None:
         device = self.gemms.weights.head.device
@@ -251,6 +242,20 @@ def _groups(kinds: dict[str, list[str]]) -> list[list[str]]:
     if prod(len(kinds[kind]) for kind in kinds if kind in TOGETHER) > COMBINATIONS:
         return [[kind] for kind in kinds]
     return [list(group) for _, group in groupby(kinds, lambda kind: "" if kind in TOGETHER else kind)]
+
+
+def _graph(calls: Sequence[Callable[[str], object]], method: str) -> Graph:
+    return capture(lambda: [call(method) for call in calls])
+
+
+def _medians(graphs: Sequence[Graph], rounds: int) -> Generator[None, None, list[float]]:
+    """Seconds of each. They run in turn, as the GPU's clock changes slowly; the first round warms up."""
+    times: list[list[float]] = [[] for _ in graphs]
+    for _ in range(1 + rounds):
+        for graph, of_graph in zip(graphs, times, strict=True):
+            of_graph.append(gpu_seconds(graph.replay))
+            yield
+    return [statistics.median(of_graph[1:]) for of_graph in times]
 
 
 def _fill(buffers: Buffers) -> None:

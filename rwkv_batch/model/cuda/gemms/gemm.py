@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -253,16 +253,16 @@ class Gemms:
         """Logits `[T, rows of the head]` of normed x `[T, C]`."""
         self._gemm(self.weights.head, x, logits, IDENTITY, method, None)
 
-    def call(self, kind: str, layer: CudaLayer, b: Buffers, method: str) -> Callable[[], object]:
-        """A call that runs the GEMM of a kind on what the buffers hold, to be timed."""
+    def call(self, kind: str, layer: CudaLayer, b: Buffers) -> Callable[[str], object]:
+        """What runs the GEMM of a kind, by a method, on what the buffers hold; to be timed."""
         if kind == "head":
             logits = torch.empty(len(b.x), len(self.weights.head), device=b.device, dtype=torch.float16)
-            return lambda: self.head(b.normed, logits, method)
+            return partial(self.head, b.normed, logits)
         if kind == "in":
-            return lambda: self.time_mix_in(layer, b, b.rkv, method)
+            return partial(self.time_mix_in, layer, b, b.rkv)
         runs = {"low_out": self.low_out, "out": self.out, "key": self.key, "value": self.value}
         run: Callable[[CudaLayer, Buffers, str], object] = runs[kind.removesuffix("_split")]
-        return lambda: run(layer, b, method)
+        return partial(run, layer, b)
 
     def _sparse_fits(self, tokens: int) -> bool:
         return self.kernels.sparse_fits(tokens, len(self.weights.layers[-1].value))

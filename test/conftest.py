@@ -94,9 +94,9 @@ def own_tuning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """
     folder, shared = tmp_path_factory.mktemp("tuning"), autotune.Autotuner.from_cache
 
-    def from_folder(gemms: Gemms, device: torch.device, layers: autotune.Layers) -> autotune.Autotuner:
-        file = folder / shared(gemms, device, layers).file.name
-        return autotune.Autotuner(gemms, file, layers, autotune.kept_in(file, gemms))
+    def from_folder(gemms: Gemms, device: torch.device, step: autotune.Step) -> autotune.Autotuner:
+        file = folder / shared(gemms, device, step).file.name
+        return autotune.Autotuner(gemms, file, step, autotune.kept_in(file, gemms))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(autotune.Autotuner, "from_cache", from_folder)

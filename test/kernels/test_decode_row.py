@@ -154,7 +154,7 @@ def test_a_graph_gives_the_same_bits_a_hundred_times(form):
 def test_fewer_layers_in_between_change_nothing(model, monkeypatch):
     """As while GEMMs are timed: counts and numbers of layers go on."""
     monkeypatch.setattr(rwkv7, "TIMED_LAYERS", 2)
-    timed, alone, beside = model._timed_layers(1), Side(model, TOGETHER), Side(model, TOGETHER)
+    timed, alone, beside = model._timed_step(1), Side(model, TOGETHER), Side(model, TOGETHER)
     for token in range(4):
         want = alone.step(token)
         with torch.inference_mode():

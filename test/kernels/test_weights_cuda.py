@@ -249,7 +249,7 @@ class TestChoicesByAndBy:
             **{kind: "late" for kind in ("in_start", "key_start")},  # of those that take as long the first
             "layers": "separate",
         }
-        again = Autotuner(tuner.gemms, tuner.file, tuner.layers, autotune.kept_in(tuner.file, tuner.gemms))
+        again = Autotuner(tuner.gemms, tuner.file, tuner.step, autotune.kept_in(tuner.file, tuner.gemms))
         assert again.methods(64) == tuner.methods(64) and again.unmeasured([64, 65]) == [65]
 
     def test_a_clock_that_falls_meanwhile_decides_nothing(self, tuner, monkeypatch):
@@ -261,23 +261,32 @@ class TestChoicesByAndBy:
         assert {tuner.methods(64)[kind] for kind in ("in", "low_out")} == {"low"}
 
     def test_an_early_start_is_timed_between_the_neighbours_alone(self, tuner, monkeypatch):
-        def layers(rows):
+        def step(rows):
             return lambda methods: SEEN.append(("layers", methods["key_start"], 0.0))
 
         monkeypatch.setitem(SECONDS, "late", 2.0)
         monkeypatch.setitem(SECONDS, "early", 1.0)
-        tuner.layers = layers
+        tuner.step = step
         tuner.measure([64], progress=False)
         chosen = tuner.methods(64)
         assert chosen["key_start"] == "early" and not {kind for kind, *_ in SEEN} & {"in_start", "key_start"}
 
+    def test_a_head_that_is_faster_behind_the_layers_is_found(self, tuner, monkeypatch):
+        """Among those that are not much slower alone."""
+        monkeypatch.setitem(SECONDS, "stream16", 2.1)
+        tuner.step = lambda rows: lambda methods: SEEN.append(("", f"head {methods['head']}", 0.0))
+        monkeypatch.setitem(SECONDS, "head blas", 1.1)
+        monkeypatch.setitem(SECONDS, "head stream16", 1.0)
+        tuner.measure([64], progress=False)
+        assert tuner.methods(64)["head"] == "stream16" and tuner.methods(64)["out"] == "blas"
+
     def test_methods_that_are_faster_together_alone_are_found(self, tuner, monkeypatch):
-        def layers(rows):
+        def step(rows):
             return lambda methods: SEEN.append(("", f"{methods['in_start']} {methods['key_start']}", 0.0))
 
         monkeypatch.setitem(SECONDS, "late late", 2.0)
         monkeypatch.setitem(SECONDS, "early early", 1.0)
-        tuner.layers = layers
+        tuner.step = step
         tuner.measure([64], progress=False)
         assert [tuner.methods(64)[kind] for kind in ("in_start", "key_start")] == ["early", "early"]
 

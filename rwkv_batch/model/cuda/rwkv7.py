@@ -61,7 +61,7 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
             self.gemms = Gemms(self.kernels, self.weights, blaslt.for_device(self.device), fits_row)
             # Which blocks of the WKV step divide among themselves.
             self._work = torch.zeros(1, device=self.device, dtype=torch.int32)
-            self.autotuner = Autotuner.from_cache(self.gemms, self.device, self._timed_layers)
+            self.autotuner = Autotuner.from_cache(self.gemms, self.device, self._timed_step)
 
     def step_bytes(self, rows: int, prefill_tokens: int, adapters: int = 0, most_rank: int = 0) -> int:
         most = prefill_tokens + rows
@@ -144,8 +144,8 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
 
         return Mixers(norm_mix, wkv)
 
-    def _timed_layers(self, rows: int) -> Callable[[dict[str, str]], object]:
-        """Launches the first layers of a decode step over random tokens, to be timed with given methods.
+    def _timed_step(self, rows: int) -> Callable[[dict[str, str]], object]:
+        """Launches the first layers and the head over random tokens, to be timed with given methods.
 
         A few rows have states of their own, since the hidden units that are inactive in all of them decide
         how fast the sparse GEMM is. Of many rows some share a state, whose contents do not matter.
@@ -158,6 +158,7 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         b = Buffers(self._buffer_shape, rows, {})
         mixers = self._decode_mixers(b, numbers % slots, states)
         b.lag.copy_(numbers % (MAX_LAG + 1))
+        logits = b.x.new_empty(rows, len(self.weights.head), dtype=torch.float16)
 
         def run(methods: dict[str, str]) -> None:
             added: Addend | None
@@ -167,6 +168,7 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
             else:
                 added = self._run_layers(layers, tokens, states, b, mixers, methods, StepAdapters(None, b))
             self._norm_out(b, added)
+            self._head(b.normed, logits, methods)
 
         return run
 

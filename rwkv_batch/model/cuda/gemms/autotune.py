@@ -3,9 +3,10 @@
 Until it is measured, a number of tokens runs with what is the fastest for a similar one, or with a guess.
 
 GEMMs are timed alone first. Those within CLOSE of the fastest of their kind are timed once more in sequence
-between their neighbours in some layers: only there it shows what a GEMM gains by beginning before the kernel
-before it has ended or by prefetching weights for the next one, and what split-K costs the norm that adds up
-the partial sums. Kinds that decide on each other are timed together, in all combinations of their methods.
+between their neighbours in some layers and the head: only there it shows what a GEMM gains by beginning
+before the kernel before it has ended or by prefetching weights for the next one, and what split-K costs the
+norm that adds up the partial sums. Kinds that decide on each other are timed together, in all combinations of
+their methods.
 """
 
 import json
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 
 RUNS = 5  # of all candidates that are timed alone
 ROUNDS = 20  # of all candidates that are timed between their neighbours
-LAYERS = 12  # timed one after the other, so that no weight comes from the cache
+LAYERS = 12  # whose GEMMs of a kind are timed one after the other, so that no weight comes from the cache
 CLOSE, FEW = 1.25, 4  # times the fastest, and how many at most: what is timed between its neighbours too
 TOGETHER = (*SPLITS, *STARTS)  # how long a norm takes decides what starting beside it gains
 COMBINATIONS = 16  # of their methods, at most; with more these are timed kind by kind
@@ -47,20 +48,20 @@ SIMILAR = 1.5  # times as many tokens, or as few: what is the fastest for them i
 Times = dict[str, float]  # milliseconds by method
 Pieces = Generator[None, None, None]  # work of some milliseconds each
 Graph = torch.cuda.CUDAGraph
-Layers = Callable[[int], Callable[[dict[str, str]], object]]
+Step = Callable[[int], Callable[[dict[str, str]], object]]
 
 
 @dataclass
 class Autotuner:
     """The choices for one model's shapes.
 
-    `file` keeps them; a missing or invalid file costs only time. `layers`: for a number of tokens, a call
-    that launches some layers by the methods given.
+    `file` keeps them; a missing or invalid file costs only time. `step`: for a number of tokens, a call that
+    launches some layers and the head by the methods given.
     """
 
     gemms: Gemms
     file: Path
-    layers: Layers
+    step: Step
     chosen: dict[str, str]
 
     def __post_init__(self) -> None:
@@ -70,7 +71,7 @@ class Autotuner:
         self._guesses: dict[tuple[str, int], str] = {}
 
     @classmethod
-    def from_cache(cls, gemms: Gemms, device: torch.device, layers: Layers) -> "Autotuner":
+    def from_cache(cls, gemms: Gemms, device: torch.device, step: Step) -> "Autotuner":
         """With what an earlier start has measured on such a GPU for such shapes."""
         layer, head = gemms.weights.layers[-1], len(gemms.weights.head)
         sizes = (len(layer.output), *(len(w) for w in layer.low_in.values()), head)
@@ -79,7 +80,7 @@ class Autotuner:
         name = f"tuning-{gpu}-torch{torch.__version__}-{'-'.join(map(str, sizes))}{bits}.json"
         name = name.replace("+", "-")
         file = build.build(gemms.kernels.architecture).parent / name
-        return cls(gemms, file, layers, kept_in(file, gemms))
+        return cls(gemms, file, step, kept_in(file, gemms))
 
     def measure(self, sizes: Sequence[int], progress: bool = True) -> None:
         """Measure what is missing for these numbers of tokens, with a progress bar and a line in the log."""
@@ -113,7 +114,7 @@ class Autotuner:
             if (kind, tokens) not in self._alone:
                 self._alone[kind, tokens] = yield from self._times(kind, buffers)
         del buffers
-        close = {kind: self._close(kind, tokens) for kind in missing if kind != "head"}
+        close = {kind: self._close(kind, tokens) for kind in missing}
         for group in _groups(close):
             if all((kind, tokens) in self._found for kind in group):
                 continue
@@ -163,8 +164,8 @@ class Autotuner:
     def _fastest_in_sequence(
         self, tokens: int, options: list[dict[str, str]]
     ) -> Generator[None, None, dict[str, str]]:
-        """Of methods by kind of GEMM, those with which some layers take the least time."""
-        run, graphs = self.layers(tokens), []
+        """Of methods by kind of GEMM, those with which a step of some layers takes the least time."""
+        run, graphs = self.step(tokens), []
         others = {of: self.chosen.get(f"{of} {tokens}") or self._fastest(of, tokens) for of in METHODS}
         for option in options:
             graphs.append(capture(partial(run, others | option)))

@@ -194,16 +194,18 @@ class Watched(Gemms):
 
 
 SEEN: list[tuple[str, str, float]] = []
-SECONDS = {"blas": 2.0, "low": 1.0, "tile": 3.0}  # of others 4
+MILLISECONDS = {"blas": 2.0, "low": 1.0, "tile": 3.0}  # of others 4
 
 
 @pytest.fixture
 def tuner(monkeypatch, tmp_path):
-    """On a GPU where methods take SECONDS. The graph of a GEMM says which method it is of."""
+    """On a GPU where methods take MILLISECONDS. The graph of a GEMM says which method it is of."""
     SEEN.clear()
     monkeypatch.setattr(autotune, "capture", lambda run: SimpleNamespace(replay=run))
     monkeypatch.setattr(
-        autotune, "gpu_seconds", lambda run: (run(), SECONDS.get(SEEN[-1][1] if SEEN else "", 4.0))[1]
+        autotune,
+        "gpu_seconds",
+        lambda run: (run(), MILLISECONDS.get(SEEN[-1][1] if SEEN else "", 4.0) / 1000)[1],
     )
     whole = gemms(has_lowrank=True, has_tile=True)
     watched = Watched(whole.kernels, whole.weights, None)
@@ -264,8 +266,8 @@ class TestChoicesByAndBy:
         def step(rows):
             return lambda methods: SEEN.append(("layers", methods["key_start"], 0.0))
 
-        monkeypatch.setitem(SECONDS, "late", 2.0)
-        monkeypatch.setitem(SECONDS, "early", 1.0)
+        monkeypatch.setitem(MILLISECONDS, "late", 2.0)
+        monkeypatch.setitem(MILLISECONDS, "early", 1.0)
         tuner.step = step
         tuner.measure([64], progress=False)
         chosen = tuner.methods(64)
@@ -273,10 +275,10 @@ class TestChoicesByAndBy:
 
     def test_a_head_that_is_faster_behind_the_layers_is_found(self, tuner, monkeypatch):
         """Among those that are not much slower alone."""
-        monkeypatch.setitem(SECONDS, "stream16", 2.1)
+        monkeypatch.setitem(MILLISECONDS, "stream16", 2.1)
         tuner.step = lambda rows: lambda methods: SEEN.append(("", f"head {methods['head']}", 0.0))
-        monkeypatch.setitem(SECONDS, "head blas", 1.1)
-        monkeypatch.setitem(SECONDS, "head stream16", 1.0)
+        monkeypatch.setitem(MILLISECONDS, "head blas", 1.1)
+        monkeypatch.setitem(MILLISECONDS, "head stream16", 1.0)
         tuner.measure([64], progress=False)
         assert tuner.methods(64)["head"] == "stream16" and tuner.methods(64)["out"] == "blas"
 
@@ -284,16 +286,20 @@ class TestChoicesByAndBy:
         def step(rows):
             return lambda methods: SEEN.append(("", f"{methods['in_start']} {methods['key_start']}", 0.0))
 
-        monkeypatch.setitem(SECONDS, "late late", 2.0)
-        monkeypatch.setitem(SECONDS, "early early", 1.0)
+        monkeypatch.setitem(MILLISECONDS, "late late", 2.0)
+        monkeypatch.setitem(MILLISECONDS, "early early", 1.0)
         tuner.step = step
         tuner.measure([64], progress=False)
         assert [tuner.methods(64)[kind] for kind in ("in_start", "key_start")] == ["early", "early"]
 
-    def test_what_was_found_out_before_it_was_given_up_is_not_timed_again(self, tuner):
-        guessed = tuner.methods(64)
-        pieces = tuner.measuring(64)
-        while "low_out" not in {kind for kind, _, _ in SEEN}:
+    @pytest.mark.parametrize("last", ["low_out alone", "a comparison"])
+    def test_what_was_found_out_before_it_was_given_up_is_not_timed_again(self, tuner, last):
+        def step(rows):
+            return lambda methods: SEEN.append(("step", methods["key_start"], 0.0))
+
+        tuner.step = step
+        guessed, pieces = tuner.methods(64), tuner.measuring(64)
+        while {"low_out alone": "low_out", "a comparison": "step"}[last] not in {kind for kind, *_ in SEEN}:
             next(pieces)
         pieces.close()
         assert tuner.methods(64) == guessed  # until all kinds are known
@@ -302,6 +308,35 @@ class TestChoicesByAndBy:
             pass
         assert "in" in before and "in" not in {kind for kind, _, _ in SEEN}
         assert not tuner.unmeasured([64])
+
+    def test_comparisons_that_were_over_are_not_made_again(self, tuner, monkeypatch):
+        monkeypatch.setitem(MILLISECONDS, "stream16", 2.1)
+        compared = []
+        tuner.step = lambda rows: lambda methods: compared.append((methods["out"], methods["key"]))
+        pieces = tuner.measuring(64)
+        while ("blas", "stream16") not in compared:  # which comes after all of "out"
+            next(pieces)
+        pieces.close()
+        compared.clear()
+        for _ in tuner.measuring(64):
+            pass
+        assert compared[0] == ("blas", "blas")
+
+    def test_a_file_without_one_of_the_kinds_is_not_enough(self, tuner):
+        """Of a version that had fewer: all are chosen again, together."""
+        tuner.chosen |= {f"{kind} 64": "tile" for kind in ("out", "key", "value", "head")}
+        assert tuner.unmeasured([64]) == [64]
+        tuner.measure([64], progress=False)
+        assert {tuner.methods(64)[kind] for kind in ("out", "key", "value", "head")} == {"blas"}
+
+    def test_a_slow_run_among_fast_ones_decides_nothing(self, tuner, monkeypatch):
+        """The first of each, as after a start, and later ones, as while another program has the GPU."""
+        real, runs = autotune.gpu_seconds, count()
+        monkeypatch.setattr(
+            autotune, "gpu_seconds", lambda run: real(run) * (10 if next(runs) % 11 == 0 else 1)
+        )
+        tuner.measure([64], progress=False)
+        assert {tuner.methods(64)[kind] for kind in ("out", "key", "value", "head")} == {"blas"}
 
     def test_what_another_server_has_written_meanwhile_stays(self, tuner):
         tuner.file.write_text('{"out 3": "blas", "out 64": "tile", "else": 1}')

@@ -5,20 +5,18 @@ Until it is measured, a number of tokens runs with what is the fastest for a sim
 GEMMs are timed alone first. Those within CLOSE of the fastest of their kind are timed once more in sequence
 between their neighbours in some layers and the head: only there it shows what a GEMM gains by beginning
 before the kernel before it has ended or by prefetching weights for the next one, and what split-K costs the
-norm that adds up the partial sums. Kinds that decide on each other are timed together, in all combinations of
-their methods.
+norm that adds up the partial sums.
 """
 
 import json
 import logging
 import os
 import statistics
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, groupby, product
-from math import prod
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -26,8 +24,9 @@ from tqdm import tqdm
 
 from rwkv_batch.model.cuda.codes.block_gemm import CODES
 from rwkv_batch.model.cuda.codes.coded_gemm import BESIDE, MANY, SPARSE
-from rwkv_batch.model.cuda.gemms.gemm import LT_TOKENS, TILE_TOKENS, Gemms
-from rwkv_batch.model.cuda.gemms.methods import BETWEEN, FOR_MANY, METHODS, SPLITS, STARTS, WHOLE
+from rwkv_batch.model.cuda.gemms.gemm import LT_TOKENS, TILE_TOKENS, Gemms, output_method
+from rwkv_batch.model.cuda.gemms.methods import BETWEEN, FOR_MANY, METHODS, WHOLE
+from rwkv_batch.model.cuda.gemms.search import Methods, Pieces, Search, Seconds
 from rwkv_batch.model.cuda.gemms.small_gemm import STREAM_TOKENS
 from rwkv_batch.model.cuda.steps.capture import capture, gpu_seconds
 from rwkv_batch.ops.cuda import build
@@ -35,20 +34,18 @@ from rwkv_batch.ops.cuda.buffers import Buffers
 
 log = logging.getLogger(__name__)
 
+VERSION = 2  # of how methods are chosen; files of others are not read
 RUNS = 5  # of all candidates that are timed alone
 ROUNDS = 20  # of all candidates that are timed between their neighbours
-LAYERS = 12  # whose GEMMs of a kind are timed one after the other, so that no weight comes from the cache
+IN_TURN = 12  # layers whose GEMMs of a kind are timed in turn, so that no weight comes from the cache
 CLOSE, FEW = 1.25, 4  # times the fastest, and how many at most: what is timed between its neighbours too
-TOGETHER = (*SPLITS, *STARTS)  # how long a norm takes decides what starting beside it gains
-COMBINATIONS = 16  # of their methods, at most; with more these are timed kind by kind
 ACTIVE_SHARE = 0.1  # of the hidden units, while GEMMs are timed
 GUESSED_TOKENS = 1024  # for more, cuBLAS is the fastest, or comes close
 SIMILAR = 1.5  # times as many tokens, or as few: what is the fastest for them is a good guess
 
 Times = dict[str, float]  # milliseconds by method
-Pieces = Generator[None, None, None]  # work of some milliseconds each
 Graph = torch.cuda.CUDAGraph
-Step = Callable[[int], Callable[[dict[str, str]], object]]
+Step = Callable[[int], Callable[[Methods], object]]
 
 
 @dataclass
@@ -65,9 +62,9 @@ class Autotuner:
     chosen: dict[str, str]
 
     def __post_init__(self) -> None:
-        # Of kinds and tokens that are measured and not chosen yet: alone, and the fastest in sequence.
+        # Of kinds and tokens that are measured and not chosen yet: alone, and in sequence.
         self._alone: dict[tuple[str, int], Times] = {}
-        self._found: dict[tuple[str, int], str] = {}
+        self._searches: dict[int, Search] = {}
         self._guesses: dict[tuple[str, int], str] = {}
 
     @classmethod
@@ -77,7 +74,7 @@ class Autotuner:
         sizes = (len(layer.output), *(len(w) for w in layer.low_in.values()), head)
         gpu = torch.cuda.get_device_name(device).replace(" ", "-").replace("/", "-")
         bits = "" if gemms.format == "fp16" else f"-{gemms.format}"
-        name = f"tuning-{gpu}-torch{torch.__version__}-{'-'.join(map(str, sizes))}{bits}.json"
+        name = f"tuning-{gpu}-torch{torch.__version__}-{'-'.join(map(str, sizes))}{bits}-{VERSION}.json"
         name = name.replace("+", "-")
         file = build.build(gemms.kernels.architecture).parent / name
         return cls(gemms, file, step, kept_in(file, gemms))
@@ -103,38 +100,32 @@ class Autotuner:
     def measuring(self, tokens: int) -> Pieces:
         """Measure what is missing for that many tokens, a piece for each `next`.
 
-        In between, it holds buffers of a step of so many tokens. It can be given up at any time: what it has
-        found out about a kind of GEMM stays.
+        In between, it holds buffers of a step of so many tokens, logits and graphs. It can be given up at any
+        time: what it has found out about a kind of GEMM stays.
         """
-        missing = self._missing(tokens)
-        if not missing:
+        if not self._missing(tokens):
             return
         buffers = Buffers(self.gemms.weights.buffer_shape, tokens, {})
-        for kind in missing:
+        for kind in METHODS:
             if (kind, tokens) not in self._alone:
                 self._alone[kind, tokens] = yield from self._times(kind, buffers)
         del buffers
-        close = {kind: self._close(kind, tokens) for kind in missing}
-        for group in _groups(close):
-            if all((kind, tokens) in self._found for kind in group):
-                continue
-            combinations = product(*(close[kind] for kind in group))
-            options = [dict(zip(group, methods, strict=True)) for methods in combinations]
-            if len(options) > 1:
-                best = yield from self._fastest_in_sequence(tokens, options)
-                self._found |= {(kind, tokens): method for kind, method in best.items()}
-        self.chosen |= {f"{kind} {tokens}": self._fastest(kind, tokens) for kind in missing}
+        if tokens not in self._searches:
+            close = {kind: self._close(kind, tokens) for kind in METHODS}
+            self._searches[tokens] = Search(close, partial(self._compare, tokens), step_of)
+        yield from self._searches[tokens].pieces()
+        best = self._searches.pop(tokens).best
+        self.chosen |= {f"{kind} {tokens}": method for kind, method in best.items()}
         self._guesses.clear()
-        for kind in missing:
+        for kind in METHODS:
             del self._alone[kind, tokens]
-            self._found.pop((kind, tokens), None)
         if self.gemms.weights.head.device.type == "cuda":
             torch.cuda.empty_cache()  # each graph had memory of its own
         self._save()
 
-    def _missing(self, tokens: int) -> list[str]:
-        """The kinds of GEMM that are to be measured at that many tokens."""
-        return [kind for kind in METHODS if f"{kind} {tokens}" not in self.chosen]
+    def _missing(self, tokens: int) -> bool:
+        """Whether anything is to be measured. Then all kinds are, as each depends on the others."""
+        return any(f"{kind} {tokens}" not in self.chosen for kind in METHODS)
 
     def _guess(self, kind: str, tokens: int) -> str:
         if tokens > GUESSED_TOKENS:
@@ -161,28 +152,19 @@ class Autotuner:
         limit = CLOSE * min(times.values())
         return [method for method in sorted(times, key=times.__getitem__) if times[method] <= limit][:FEW]
 
-    def _fastest_in_sequence(
-        self, tokens: int, options: list[dict[str, str]]
-    ) -> Generator[None, None, dict[str, str]]:
-        """Of methods by kind of GEMM, those with which a step of some layers takes the least time."""
-        run, graphs = self.step(tokens), []
-        others = {of: self.chosen.get(f"{of} {tokens}") or self._fastest(of, tokens) for of in METHODS}
+    def _compare(self, tokens: int, options: list[Methods]) -> Seconds:
+        """Seconds of a step of some layers and the head by the methods of each option."""
+        run, graphs = self.step(tokens), list[Graph]()
         for option in options:
-            graphs.append(capture(partial(run, others | option)))
+            graphs.append(capture(partial(run, option)))
             yield
-        seconds = yield from _medians(graphs, ROUNDS)
-        return options[seconds.index(min(seconds))]
-
-    def _fastest(self, kind: str, tokens: int) -> str:
-        """As far as is known, of a kind that has been timed alone."""
-        times = self._alone[kind, tokens]
-        return self._found.get((kind, tokens)) or min(times, key=times.__getitem__)
+        return (yield from _medians(graphs, ROUNDS))
 
     def _times(self, kind: str, buffers: Buffers) -> Generator[None, None, Times]:
         """Of each candidate alone."""
-        layers = self.gemms.weights.layers[1:][:LAYERS] or self.gemms.weights.layers
+        layers = self.gemms.weights.layers[1:][:IN_TURN] or self.gemms.weights.layers
         layers = layers[:1] if kind == "head" else layers
-        candidates, times = self.gemms.candidates(kind, len(buffers.x)), Times()
+        candidates = self.gemms.candidates(kind, len(buffers.x))
         if len(candidates) == 1 or kind in BETWEEN:  # which show only between their neighbours
             return dict.fromkeys(candidates, 0.0)
         _fill(buffers)
@@ -238,11 +220,10 @@ def usable(chosen: object, gemms: Gemms) -> dict[str, str]:
     return {key: method for key, method in chosen.items() if runs(key, method)}
 
 
-def _groups(kinds: dict[str, list[str]]) -> list[list[str]]:
-    """Kinds of GEMM that are timed together, by the methods of each, in the order of METHODS."""
-    if prod(len(kinds[kind]) for kind in kinds if kind in TOGETHER) > COMBINATIONS:
-        return [[kind] for kind in kinds]
-    return [list(group) for _, group in groupby(kinds, lambda kind: "" if kind in TOGETHER else kind)]
+def step_of(methods: Methods) -> Hashable:
+    """The same for methods by which the same kernels run."""
+    outputs = {kind: output_method(methods, kind) for kind in ("out", "value")}
+    return tuple(sorted((methods | outputs).items()))
 
 
 def _graph(calls: Sequence[Callable[[str], object]], method: str) -> Graph:

@@ -51,10 +51,10 @@ METHODS = {
     "out": ("stream16", "stream32", "tile", MANY, "blas", *LT),
     "key": ("stream16", "stream32", "tile", MANY, "blas", *LT),
     "value": (SPARSE, "tile", MANY, "blas", *LT),
+    "head": ("stream16", "stream32", "tile", MANY, "blas", *LT),
     **dict.fromkeys(SPLITS, (WHOLE, *SPLIT_K)),
     **dict.fromkeys(STARTS, (LATE, EARLY)),
-    LAYERS: (SEPARATE, TOGETHER),  # after all of its layers, as what it stands for depends on them
-    "head": ("stream16", "stream32", "tile", MANY, "blas", *LT),
+    LAYERS: (SEPARATE, TOGETHER),  # the last, as what it stands for depends on all others
 }
 TILES, LIBRARY = ("tile", MANY), ("blas", *LT)
 # The likeliest methods for the fastest with many tokens, where nothing has been timed.

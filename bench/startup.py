@@ -3,16 +3,20 @@
 
 The first start in a checkout may build kernels, so each starts once before the rounds. --streams: also the
 seconds until the first text of a request, and the longest gap in so many streams that begin as soon as the
-server answers, while it captures graphs. For a first start, delete tuning-*.json in the cache of kernels.
+server answers, while it captures graphs. --first: each is a first start with kernels built, whose GEMMs have
+never been timed.
 
     python bench/startup.py . -- --model-path rwkv7-g1-7.2b.pth
     python bench/startup.py . --streams 8 -- --model-path rwkv7-g1-7.2b.pth
+    python bench/startup.py . --streams 8 --first -- --model-path rwkv7-g1-7.2b.pth
     python bench/startup.py ../old . --rounds 3 -- --model-path rwkv7-g1-7.2b.pth
 """
 
 import argparse
 import contextlib
 import json
+import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -24,6 +28,10 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rwkv_batch.ops.compiled import kernel_cache
 
 PATIENCE = 600  # seconds
 STREAMED = 15  # seconds of each stream
@@ -38,21 +46,27 @@ class StartTimes:
     longest_gap: float = 0.0  # in any stream
 
 
-def start(checkout: str, flags: list[str]) -> float:
-    """Start the server of `checkout` with an empty database, stop it, and return its seconds to readiness."""
-    return measure(checkout, flags, 0).ready
+def start(checkout: str, flags: list[str]) -> None:
+    """Start the server of `checkout` with an empty database, and stop it when it is ready."""
+    measure(checkout, flags, 0, first=False)
 
 
-def measure(checkout: str, flags: list[str], streams: int) -> StartTimes:
+def measure(checkout: str, flags: list[str], streams: int, first: bool) -> StartTimes:
     """The same, with so many streams over STREAMED seconds from then on."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         place = ["--port", str(port), "--state-db", f"{folder}/sessions.db", "--log-level", "WARNING"]
+        environment = dict(os.environ)
+        if first:
+            environment["RWKV_BATCH_CACHE"] = untuned_cache(f"{folder}/cache")
         begin = time.monotonic()
         server = subprocess.Popen(
-            [sys.executable, "app.py", *place, *flags], cwd=checkout, stdout=subprocess.DEVNULL
+            [sys.executable, "app.py", *place, *flags],
+            cwd=checkout,
+            env=environment,
+            stdout=subprocess.DEVNULL,
         )
         try:
             while server.poll() is None and time.monotonic() - begin < PATIENCE:
@@ -68,6 +82,13 @@ def measure(checkout: str, flags: list[str], streams: int) -> StartTimes:
             server.terminate()
             server.wait()
     sys.exit(f"The server of {checkout} ended, or was not ready within {PATIENCE} s.")
+
+
+def untuned_cache(to: str) -> str:
+    """Copy the user's cache, but for what has been found out about GEMMs, and return where the copy is."""
+    cache = kernel_cache.folder().parent
+    shutil.copytree(cache, to, ignore=shutil.ignore_patterns("tuning-*"))
+    return to
 
 
 def stream(port: int, begin: float, streams: int) -> tuple[float, float]:
@@ -100,6 +121,7 @@ def main() -> None:
     parser.add_argument("checkouts", nargs="+", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--streams", type=int, default=0)
+    parser.add_argument("--first", action="store_true")
     own, flags = sys.argv[1:], []
     if "--" in own:
         own, flags = own[: own.index("--")], own[own.index("--") + 1 :]
@@ -110,7 +132,7 @@ def main() -> None:
     found: dict[str, list[StartTimes]] = {c: [] for c in checkouts}
     for turn in range(args.rounds):
         for checkout in checkouts if turn % 2 == 0 else reversed(checkouts):
-            found[checkout].append(measure(checkout, flags, args.streams))
+            found[checkout].append(measure(checkout, flags, args.streams, args.first))
     for checkout, times in found.items():
         for field in fields(StartTimes)[: 3 if args.streams else 1]:
             seconds = [getattr(each, field.name) for each in times]

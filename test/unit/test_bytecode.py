@@ -81,6 +81,17 @@ def test_a_folder_that_this_user_may_not_write_to(packages, monkeypatch):
     assert sys.pycache_prefix == str(packages / "cache/bytecode")
 
 
+def test_compiled_ahead(packages):
+    """Though this process has imported it already, as the one that builds kernels has torch."""
+    code = "from rwkv_batch.ops.compiled.bytecode import compile_ahead; import plain; compile_ahead('plain')"
+    assert start(packages, code, PYTHONDONTWRITEBYTECODE="1") == ([], NAMES[:2])
+
+
+def test_nothing_is_imported_ahead_where_bytecode_is_written_anyway(packages):
+    code = "from rwkv_batch.ops.compiled.bytecode import compile_ahead; compile_ahead('plain')"
+    assert start(packages, code) == ([], [])
+
+
 def test_without_the_package_nothing_changes(monkeypatch):
     monkeypatch.setattr(sys, "pycache_prefix", None)
     bytecode.keep_bytecode("no_such_package")

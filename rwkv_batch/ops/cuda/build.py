@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from rwkv_batch.ops.compiled import libraries
+from rwkv_batch.ops.compiled import bytecode, libraries
 from rwkv_batch.ops.compiled.libraries import BuildError
 from rwkv_batch.ops.cuda import abi
 from rwkv_batch.ops.hip import compiler as hip
@@ -202,6 +202,7 @@ def main() -> None:
             print(build(arch))
         except BuildError as error:
             sys.exit(str(error))
+    bytecode.compile_ahead("torch")
 
 
 if __name__ == "__main__":

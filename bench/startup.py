@@ -52,7 +52,10 @@ def start(checkout: str, flags: list[str]) -> None:
 
 
 def measure(checkout: str, flags: list[str], streams: int, first: bool) -> StartTimes:
-    """The same, with so many streams over STREAMED seconds from then on."""
+    """The same, with so many streams over STREAMED seconds from then on.
+
+    `first`: with a copy of the user's cache that says nothing of GEMMs.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -117,7 +117,8 @@ def _document(guarded: bool, protect_translate: bool) -> Json:
 TRANSLATION = "/translate/v1/batch-translate"
 OPENAI_CHAT = chats(chat.prepare)
 RAW_BATCH = generates(batch.v1)
-OLLAMA_CHAT, OLLAMA_TEXT = (ollama_models.untagged(chats(each)) for each in (ollama.chat, ollama.text))
+OLLAMA_CHAT = ollama_models.untagged(chats(ollama.chat))
+OLLAMA_TEXT = ollama_models.untagged(chats(ollama.text, ollama.is_chat))
 MODELS = for_anthropic(anthropic_models.models, models.models)
 MODEL = for_anthropic(anthropic_models.model, models.model)
 MESSAGES, COUNT_TOKENS = chats(messages.prepare), chats(messages.count_tokens)

@@ -21,13 +21,19 @@ def generates(prepare: Callable[[Json, str], Prepared], public: bool = False) ->
     return handler
 
 
-def chats(prepare: Callable[[Json, str, FrontendConfig], Prepared]) -> Handler:
-    """The same for a route that renders chats, which the configuration has a say in."""
+def chats(
+    prepare: Callable[[Json, str, FrontendConfig], Prepared],
+    is_chat: Callable[[Json], bool] = lambda fields: True,
+) -> Handler:
+    """The same for a route that renders chats, which the configuration has a say in.
+
+    `is_chat`: whether it renders one of such a body.
+    """
 
     async def handler(front: Frontend, http: HttpRequest) -> HttpResponse:
         def prepare_chat(body: Json, model: EngineInfo) -> Prepared:
             return prepare(body, model.model, settings_for(model, front.settings))
 
-        return await generate(front, http, prepare_chat)
+        return await generate(front, http, prepare_chat, is_chat=is_chat)
 
     return handler

@@ -46,11 +46,17 @@ KeepReply = Callable[[], Coroutine[Any, Any, None]]  # stores a reply before its
 
 
 async def generate(
-    front: Frontend, http: HttpRequest, prepare: Prepare, *, public: bool = False
+    front: Frontend,
+    http: HttpRequest,
+    prepare: Prepare,
+    *,
+    is_chat: Callable[[Json], bool] = lambda fields: False,
+    public: bool = False,
 ) -> HttpResponse:
     """Reply to `http` with what `prepare` makes of its body. Raises ApiError.
 
-    A `public` route needs the password only under --protect-translate.
+    `is_chat`: whether a body is rendered as a chat, as a start state may say. A `public` route needs the
+    password only under --protect-translate.
     """
     guarded = not public or front.settings.protect_translate
     fields = authorized_json(front.settings.password if guarded else None, http, required=True)
@@ -58,7 +64,9 @@ async def generate(
     named = await read_model(front, http, fields)
     adapter = await choose_adapter(front, fields, named)
     state = await choose_state(front, http, fields, named)
-    fields = with_defaults(named.model, state.with_defaults(fields) if state else fields)
+    if state:
+        fields = state.with_defaults(fields, is_chat(fields))
+    fields = with_defaults(named.model, fields)
     prepared = prepare(fields, named.model)
     if state:
         prepared = prepared._replace(request=state.begin(prepared.request))

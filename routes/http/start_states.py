@@ -27,7 +27,6 @@ LEAST_SUM = 1e-6  # of weights, beside the sum of their sizes
 DEFAULTS, TEMPLATE = ("temperature", "top_p"), ("think_type", "chat_template_kwargs")
 # By which a request chooses how a chat is rendered.
 THOUGHT = (*TEMPLATE, "enable_think", "think", "reasoning_effort", "reasoning")
-UNRENDERED = ("raw", "suffix")  # by which a prompt of Ollama's is no chat
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class ChosenState:
     restarts: bool
     mixture: list[MixturePart]  # of a view with several states
 
-    def with_defaults(self, fields: Json) -> Json:
+    def with_defaults(self, fields: Json, is_chat: bool) -> Json:
         """The body with what belongs to the state: its sampling, where the body has none of its own.
 
         Chats are rendered as the state says, unless the body says how; without a thought if neither does, as
@@ -46,7 +45,7 @@ class ChosenState:
         """
         own, sent = describe(self.info), {name: value for name, value in fields.items() if value is not None}
         defaults = {name: own[name] for name in DEFAULTS if own.get(name) is not None and name not in sent}
-        if any(name in sent for name in THOUGHT) or any(fields.get(name) for name in UNRENDERED):
+        if not is_chat or any(name in sent for name in THOUGHT):
             return fields | defaults
         template = {name: own[name] for name in TEMPLATE if name in own}
         thinks = "rwkv_generation_prompt" in template.get("chat_template_kwargs", {})

@@ -35,6 +35,11 @@ def chat(body: Json, model_id: str, settings: FrontendConfig) -> Prepared:
     return _prepared(fields, prompts, style, reply, use.grammar(style, fields.grammar()))
 
 
+def is_chat(body: Json) -> bool:
+    """Whether the prompt of a body of /api/generate is rendered as a chat."""
+    return not (body.get("raw") or body.get("suffix"))
+
+
 def text(body: Json, model_id: str, settings: FrontendConfig) -> Prepared:
     """POST /api/generate: one prompt, as a chat unless it is `raw` or stands before a `suffix`.
 
@@ -43,7 +48,8 @@ def text(body: Json, model_id: str, settings: FrontendConfig) -> Prepared:
     fields = OllamaTextBody.from_json(body, settings.sampling_profile)
     if not (fields.prompt or fields.suffix):
         return _prepared(fields, [], None, TextAnswer(model_id, RowAnswer(AnswerReader()), False))
-    if not fields.is_chat:
+    if fields.raw or fields.suffix:
+        fields.check_raw()
         prompt = fields.prompt
         if fields.suffix:
             prompt = templates.fill_in_the_middle(fields.prompt, fields.suffix)

@@ -189,15 +189,11 @@ class OllamaTextBody(OllamaBody):
     raw: bool = False  # whether the prompt stands as it is
     images: Annotated[None, NO_IMAGES] = None
 
-    @property
-    def is_chat(self) -> bool:
-        """Whether the prompt is rendered as a chat. Raises ApiError 400 for what only a chat has."""
-        if not (self.raw or self.suffix):
-            return True
+    def check_raw(self) -> None:
+        """Raises ApiError 400 for what only a chat has."""
         for name in ("system", "think", "enable_think", "think_type", "chat_template_kwargs"):
             if getattr(self, name):
                 raise native_field(name, NOT_RAW)
-        return False
 
 
 class ShowBody(RequestBody):

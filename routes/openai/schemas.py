@@ -42,8 +42,11 @@ CHAT_ONLY = {
     "session_id": "sessions are not available on this route; use /v1/chat/completions",
     "return_token_ids": "token ids are available on /v1/chat/completions",
 }
-# Of a text that is no chat. think_type and chat_template_kwargs may belong to a start state.
-NO_CHAT = dict.fromkeys(("enable_think", "think", "reasoning_effort"), "this text is no chat; leave it out")
+# By which a chat is rendered.
+NO_CHAT = dict.fromkeys(
+    ("think_type", "chat_template_kwargs", "enable_think", "think", "reasoning_effort"),
+    "this text is no chat; leave it out",
+)
 NOT_STORED = {"store": "completions are not stored here; leave it out or send false"}
 
 

@@ -35,7 +35,7 @@ async def create(front: Frontend, http: HttpRequest) -> HttpResponse:
     named = await read_model(front, http, fields)
     adapter = await choose_adapter(front, fields, named)
     state = await choose_state(front, http, fields, named)
-    fields = with_defaults(named.model, state.with_defaults(fields) if state else fields)
+    fields = with_defaults(named.model, state.with_defaults(fields, is_chat=True) if state else fields)
     body = ResponsesBody.from_json(fields, front.settings.sampling_profile)
     if not front.settings.token_log:
         body = body.model_copy(update={"store": False})

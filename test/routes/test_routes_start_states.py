@@ -231,6 +231,14 @@ def test_chats_are_rendered_as_their_state_says_unless_they_say_otherwise(http, 
     assert prompt(enable_think=False) == prompt(think_type="fast")
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/infill"])
+def test_what_a_state_says_of_chats_is_nothing_to_a_text_that_is_none(http, server, folder, path):
+    (folder / "own.pth").write_bytes(b"x")
+    load(http, default_think_type="free")
+    body = {"prompt": "a", "input_prefix": "a", "input_suffix": "b", "state_id": "own"}
+    assert "think" not in generated(server, path, body).prompts[0]
+
+
 @pytest.mark.parametrize("name", ["../secret.pth", "/etc/passwd", "sub/../../secret.pth"])
 def test_no_file_outside_of_the_models_folder_is_loaded(http, server, folder, name):
     (folder.parent / "secret.pth").write_bytes(b"secret")

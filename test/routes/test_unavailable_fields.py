@@ -8,7 +8,7 @@ from routes.llama_cpp.schemas import InfillBody
 from routes.ollama.schemas import OllamaChatBody
 from routes.openai import chat as openai_chat
 from routes.openai import completions as openai_completions
-from routes.openai.schemas import ChatBody
+from routes.openai.schemas import ChatBody, CompletionBody
 from routes.responses.schemas import ResponsesBody
 
 
@@ -63,7 +63,8 @@ def test_the_sentence_names_the_field_that_the_route_has(body, field):
         body.from_json({wrong: {"type": "object"}})
 
 
-@pytest.mark.parametrize("name", ["enable_think", "reasoning_effort"])
-def test_a_completion_has_no_thought(name):
-    with pytest.raises(ApiError, match=f"^{name}: "):
-        complete(**{name: "high"})
+@pytest.mark.parametrize("body", [CompletionBody, InfillBody])
+@pytest.mark.parametrize("name", ["think_type", "chat_template_kwargs", "enable_think", "reasoning_effort"])
+def test_a_text_that_is_no_chat_has_no_thought(body, name):
+    with pytest.raises(ApiError, match=rf"^`?{name}`?: .*no chat"):
+        body.from_json({"prompt": "a", name: "high"})

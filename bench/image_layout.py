@@ -110,8 +110,15 @@ def measure(way: str, folder: Path, size: int, count: int) -> str:
         read(i)
     seconds = time.perf_counter() - began
     waits = statistics.quantiles(turns.seconds, n=100) if len(turns.seconds) > 1 else [0.0] * 99
-    rates = f"{size * count / written / 1e6:.0f} | {size * count / seconds / 1e6:.0f}"
-    return f"{rates} | {waits[49] * 1e3:.1f} | {waits[98] * 1e3:.1f}"
+    rates = [size * count / took / 1e6 for took in (written, seconds)]
+    return (
+        f"{three_digits(rates[0])} | {three_digits(rates[1])} | {waits[49] * 1e3:.1f} | {waits[98] * 1e3:.1f}"
+    )
+
+
+def three_digits(rate: float) -> str:
+    """The rate with three significant digits, as a slow disk writes small images at less than 1 MB/s."""
+    return f"{float(f'{rate:.3g}'):g}"
 
 
 def main() -> None:

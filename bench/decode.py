@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.amd_prediction import Shape, comparison
 from bench.engine_level import Through
+from bench.gpu import need_gpu
 from bench.graphs import Graphs
 from bench.make_checkpoint import ACTIVE_SHARE, ALL_SIZES, FAMILIES
 from bench.roofline import Work, decode_floor, prefill_floor
@@ -100,6 +101,7 @@ def main() -> None:
     args = parser.parse_args()
     if not args.size and not args.model:
         parser.error("give --size or --model")
+    need_gpu()
     weights = (
         checkpoint.load(args.model)
         if args.model

@@ -21,6 +21,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bench.gpu import need_gpu
 from rwkv_batch.model.cuda.steps.capture import capture, gpu_seconds
 from rwkv_batch.ops.cuda import gemms, tile
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE, SIGMOID, TANH, TileShape
@@ -126,6 +127,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=320)
     parser.add_argument("--ranks", default="64,64,128,32", help="of the low-rank functions w, a, g and v")
     args = parser.parse_args()
+    need_gpu()
     width, kernels = args.width, Kernels(DEVICE)
     sizes = {
         "r, k, v": (3, width, width),

@@ -18,6 +18,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.decode import environment
+from bench.gpu import need_gpu
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.ops.weights.formats import FORMATS
 from rwkv_batch.wire.protocol import GenerateRequest
@@ -34,6 +35,7 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=300, help="of each row")
     parser.add_argument("--max-tokens", type=int, default=200, help="of each row's text")
     args = parser.parse_args()
+    need_gpu()
     limit = None if args.gpu_memory is None else int(args.gpu_memory * 2**30)
     began = time.perf_counter()
     engine = Engine(

@@ -21,6 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.engine_level import ENDLESS, request_for
+from bench.gpu import need_gpu
 from bench.make_checkpoint import SIZES, random_checkpoint
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine.engine import Engine
@@ -177,6 +178,7 @@ def main() -> None:
     parser.add_argument("--swap", metavar="FILE", help="the checkpoint that takes the place of the first one")
     parser.add_argument("--json", help="file for the figures")
     args = parser.parse_args()
+    need_gpu()
     found = swap(args.sizes[0], args.rows, args.swap) if args.swap else together(args.sizes, args.rows)
     if args.json:
         Path(args.json).write_text(json.dumps({"command": sys.argv, **found}))

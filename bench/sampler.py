@@ -25,6 +25,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bench.gpu import need_gpu
 from rwkv_batch.model.cuda.steps.capture import gpu_seconds
 from rwkv_batch.sampling.sampler_cuda import CudaSampler
 from rwkv_batch.wire.protocol import Sampling
@@ -154,8 +155,7 @@ def main() -> None:
     parser.add_argument("--fp16", action="store_true", help="fp16 logits instead of fp32")
     parser.add_argument("--json", type=Path, help="write the results here too")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("This measures a GPU, and there is none; run it on a machine with one.")
+    need_gpu()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     results = []
     for rows in options.rows:

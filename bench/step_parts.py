@@ -19,6 +19,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bench.gpu import need_gpu
 from bench.make_checkpoint import ALL_SIZES, FAMILIES
 from rwkv_batch.model import checkpoint
 from rwkv_batch.model.cuda.gemms.gemm import Gemms
@@ -93,6 +94,7 @@ def main() -> None:
     parser.add_argument("--size", choices=ALL_SIZES, default="0.4b")
     parser.add_argument("--rows", type=int, default=320)
     args = parser.parse_args()
+    need_gpu()
     with torch.inference_mode():
         steps = Steps(args.size, args.rows)
         print(f"{args.rows} rows: {steps.model.methods(args.rows)}")

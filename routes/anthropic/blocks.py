@@ -49,7 +49,11 @@ class ToolUseBlock(CachedBlock):
 
 def _as_blocks(content: object) -> object:
     """A string stands for one block of text."""
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise ValueError("input should be a string or a list of blocks")
+    return content
 
 
 Texts = Annotated[list[TextBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[TextBlock])]

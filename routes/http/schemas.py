@@ -66,15 +66,15 @@ def _place(fields: Json, parts: tuple[int | str, ...]) -> str:
     return place.removeprefix(".")
 
 
-def neutral(value: float, why: str) -> BeforeValidator:
-    """For a number that cannot be honoured. `value` asks for nothing."""
+def neutral(why: str, *values: float) -> BeforeValidator:
+    """For a number that cannot be honoured. Each of `values` asks for nothing."""
 
     def check(given: object) -> object:
-        if given is not None and (isinstance(given, bool) or given != value):
+        if given is not None and (isinstance(given, bool) or given not in values):
             raise ValueError(why)
         return given
 
-    shape = Annotated[Any, WithJsonSchema({"enum": [value, None]})]
+    shape = Annotated[Any, WithJsonSchema({"enum": [*values, None]})]
     return BeforeValidator(check, json_schema_input_type=shape)
 
 

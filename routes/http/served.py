@@ -41,12 +41,18 @@ async def list_served(front: Frontend, http: HttpRequest) -> list[Served]:
 
 
 async def served_in_path(front: Frontend, http: HttpRequest) -> Served:
-    """What the end of the path names, behind `/models/`; LABEL: the default model. Raises ApiError."""
+    """What the end of the path names, behind `/models/`. Raises ApiError.
+
+    Like the field `model`, it may be LABEL, and the name of an adapter alone.
+    """
     listed = {each.name: each for each in await list_served(front, http)}
     asked = unquote(http.path.split("/models/", 1)[1].rstrip("/"))
     if asked not in listed:
         if asked == LABEL:
             return next(iter(listed.values()))
+        for each in listed.values():
+            if each.is_adapter and each.name == f"{each.model.model}:{asked}":
+                return each
         raise ApiError(
             404,
             f"There is no model {asked[:60]} here; served are {', '.join(list(listed)[:20])}.",

@@ -29,10 +29,10 @@ class LlamaSamplers(BaseModel):
     """Samplers by llama.cpp's names. Of those that are not available the neutral values are taken."""
 
     repeat_penalty: Annotated[Number, Field(gt=0, le=2)] | None = None  # OpenAIBody.repetition_penalty
-    typical_p: Annotated[Number | None, neutral(1, CUTS)] = None
-    tfs_z: Annotated[Number | None, neutral(1, CUTS)] = None
-    mirostat: Annotated[Number | None, neutral(0, CUTS)] = None
-    dynatemp_range: Annotated[Number | None, neutral(0, CUTS)] = None
-    xtc_probability: Annotated[Number | None, neutral(0, CUTS)] = None
-    top_n_sigma: Annotated[Number | None, neutral(-1, CUTS)] = None
-    dry_multiplier: Annotated[Number | None, neutral(0, REPEATS)] = None
+    typical_p: Annotated[Number | None, neutral(CUTS, 1)] = None
+    tfs_z: Annotated[Number | None, neutral(CUTS, 1)] = None
+    mirostat: Annotated[Number | None, neutral(CUTS, 0)] = None
+    dynatemp_range: Annotated[Number | None, neutral(CUTS, 0)] = None
+    xtc_probability: Annotated[Number | None, neutral(CUTS, 0)] = None
+    top_n_sigma: Annotated[Number | None, neutral(CUTS, -1, 0)] = None
+    dry_multiplier: Annotated[Number | None, neutral(REPEATS, 0)] = None

@@ -233,6 +233,8 @@ def test_a_limit_of_0_generates_nothing():
         ({"messages": []}, "messages: "),
         ({"messages": [{"role": "user", "content": " "}]}, "messages: at least one"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role: "),
+        ({"messages": [{"role": "user", "content": 5}]},
+         "messages[0].content: input should be a string or a list of blocks"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type: "),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text: "),
         ({"messages": [{"role": "user", "content": [TOOL_USE]}]},

@@ -68,6 +68,11 @@ def test_other_texts_and_what_the_middle_begins_with_stand_in_front():
     assert prompt == "✿prefix✿✿suffix✿\nprint(x)✿middle✿a = 1\nb = 2\nx = y"
 
 
+@pytest.mark.parametrize("width", [-1, 0, 0.0])
+def test_a_sampler_that_is_off_is_taken(width):
+    assert infill(**PAIR, top_n_sigma=width).request.prompts
+
+
 def test_a_cache_that_is_to_be_filled_generates_nothing(server):
     fields = {"input_extra": [{"text": "a"}], "n_predict": 0, "response_fields": [""]}
     assert server.http.post("/infill", json=HABITS | fields).json() == {}

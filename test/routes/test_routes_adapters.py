@@ -50,7 +50,8 @@ def test_what_vllms_clients_do(http, server, folder):
         (MODEL, None),
         (f"{MODEL}:capitals", MODEL),
     ]
-    assert http.get(f"/v1/models/{MODEL}:capitals").json() == listed[1]
+    for name in (f"{MODEL}:capitals", "capitals"):
+        assert http.get(f"/v1/models/{name}").json() == listed[1]
     again = load(http)
     assert (again.status_code, "capitals is loaded already" in again.json()["error"]["message"]) == (
         400,

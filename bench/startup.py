@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from itertools import pairwise
@@ -46,6 +47,30 @@ class StartTimes:
     longest_gap: float = 0.0  # in any stream
 
 
+@contextlib.contextmanager
+def launched(
+    checkout: str | Path, flags: list[str], folder: str, environment: dict[str, str]
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """The server of `checkout` and its port; what it stores is in `folder`. It is stopped at the end."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = ["--port", str(port), "--state-db", f"{folder}/sessions.db", "--log-level", "WARNING"]
+    command = [sys.executable, "app.py", *place, *flags]
+    server = subprocess.Popen(command, cwd=checkout, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        yield server, port
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def own_and_servers(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """A program's own arguments, and those after "--", which are for the server."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:end], arguments[end + 1 :]
+
+
 def start(checkout: str, flags: list[str]) -> None:
     """Start the server of `checkout` with an empty database, and stop it when it is ready."""
     measure(checkout, flags, 0, first=False)
@@ -56,22 +81,12 @@ def measure(checkout: str, flags: list[str], streams: int, first: bool) -> Start
 
     `first`: with a copy of the user's cache that says nothing of GEMMs.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        place = ["--port", str(port), "--state-db", f"{folder}/sessions.db", "--log-level", "WARNING"]
         environment = dict(os.environ)
         if first:
             environment["RWKV_BATCH_CACHE"] = untuned_cache(f"{folder}/cache")
         begin = time.monotonic()
-        server = subprocess.Popen(
-            [sys.executable, "app.py", *place, *flags],
-            cwd=checkout,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-        )
-        try:
+        with launched(checkout, flags, folder, environment) as (server, port):
             while server.poll() is None and time.monotonic() - begin < PATIENCE:
                 with (
                     contextlib.suppress(OSError),
@@ -81,9 +96,6 @@ def measure(checkout: str, flags: list[str], streams: int, first: bool) -> Start
                         ready = time.monotonic() - begin
                         return StartTimes(ready, *(stream(port, begin, streams) if streams else ()))
                 time.sleep(0.05)
-        finally:
-            server.terminate()
-            server.wait()
     sys.exit(f"The server of {checkout} ended, or was not ready within {PATIENCE} s.")
 
 
@@ -125,9 +137,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--streams", type=int, default=0)
     parser.add_argument("--first", action="store_true")
-    own, flags = sys.argv[1:], []
-    if "--" in own:
-        own, flags = own[: own.index("--")], own[own.index("--") + 1 :]
+    own, flags = own_and_servers(sys.argv[1:])
     args = parser.parse_args(own)
     checkouts = [str(c) for c in args.checkouts]
     for checkout in checkouts:

@@ -3,7 +3,6 @@
 import importlib
 import multiprocessing
 import os
-import socket
 import sys
 import tempfile
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import httpx
 from fake_engine import INFO, FakeEngine
+from serving import free_port
 
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.supervision import EngineInfo, Serving
@@ -21,12 +21,6 @@ spawn = multiprocessing.get_context("spawn")
 PASSWORD = "pass word &+%41"  # differs from itself in most encodings of a URL
 UP_WITHIN = 20.0  # seconds; generous, for machines that are busy otherwise
 LOGGED_WITHIN = 10.0  # seconds, likewise
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def serve(

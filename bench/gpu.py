@@ -1,4 +1,4 @@
-"""What measures a GPU ends where there is none."""
+"""For programs that measure a GPU: they end where there is none."""
 
 import sys
 

@@ -110,10 +110,8 @@ def measure(way: str, folder: Path, size: int, count: int) -> str:
         read(i)
     seconds = time.perf_counter() - began
     waits = statistics.quantiles(turns.seconds, n=100) if len(turns.seconds) > 1 else [0.0] * 99
-    rates = [size * count / took / 1e6 for took in (written, seconds)]
-    return (
-        f"{three_digits(rates[0])} | {three_digits(rates[1])} | {waits[49] * 1e3:.1f} | {waits[98] * 1e3:.1f}"
-    )
+    rates = " | ".join(three_digits(size * count / took / 1e6) for took in (written, seconds))
+    return f"{rates} | {waits[49] * 1e3:.1f} | {waits[98] * 1e3:.1f}"
 
 
 def three_digits(rate: float) -> str:

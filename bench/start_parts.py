@@ -6,9 +6,8 @@
 
 A thread in the engine's process looks at the stack of the main thread every few milliseconds. A part is the
 chain of our own functions that the main thread is in, up to --depth of them, or the package that it imports.
-Parts that take less than --least milliseconds are one line with those around them.
-
-Linux only.
+Neighbours that take less than --least milliseconds each are one line, "others". If that is too short as well,
+it counts to what comes before.
 """
 
 import argparse

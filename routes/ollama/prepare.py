@@ -36,8 +36,8 @@ def chat(body: Json, model_id: str, settings: FrontendConfig) -> Prepared:
 
 
 def is_chat(body: Json) -> bool:
-    """Whether the prompt of a body of /api/generate is rendered as a chat."""
-    return not (body.get("raw") or body.get("suffix"))
+    """Whether the prompt of a body of /api/generate is rendered as a chat. Raises ApiError 400."""
+    return OllamaTextBody.from_json(body).is_chat
 
 
 def text(body: Json, model_id: str, settings: FrontendConfig) -> Prepared:
@@ -48,7 +48,7 @@ def text(body: Json, model_id: str, settings: FrontendConfig) -> Prepared:
     fields = OllamaTextBody.from_json(body, settings.sampling_profile)
     if not (fields.prompt or fields.suffix):
         return _prepared(fields, [], None, TextAnswer(model_id, RowAnswer(AnswerReader()), False))
-    if fields.raw or fields.suffix:
+    if not fields.is_chat:
         fields.check_raw()
         prompt = fields.prompt
         if fields.suffix:

@@ -189,6 +189,11 @@ class OllamaTextBody(OllamaBody):
     raw: bool = False  # whether the prompt stands as it is
     images: Annotated[None, NO_IMAGES] = None
 
+    @property
+    def is_chat(self) -> bool:
+        """Whether the prompt is rendered as a chat; else it stands as it is, or before a `suffix`."""
+        return not (self.raw or self.suffix)
+
     def check_raw(self) -> None:
         """Raises ApiError 400 for what only a chat has."""
         for name in ("system", "think", "enable_think", "think_type", "chat_template_kwargs"):

@@ -239,6 +239,14 @@ def test_what_a_state_says_of_chats_is_nothing_to_a_text_that_is_none(http, serv
     assert "think" not in generated(server, path, body).prompts[0]
 
 
+@pytest.mark.parametrize(("raw", "thinks"), [(False, True), ("false", True), (None, True), ("true", False)])
+def test_a_prompt_of_ollamas_is_a_chat_to_its_state_as_it_is_to_the_route(http, server, folder, raw, thinks):
+    (folder / "own.pth").write_bytes(b"x")
+    load(http, default_think_type="free")
+    body = {"prompt": "a", "model": f"{MODEL} own", "stream": False, "raw": raw}
+    assert generated(server, "/api/generate", body).prompts[0].endswith("<think") == thinks
+
+
 @pytest.mark.parametrize("name", ["../secret.pth", "/etc/passwd", "sub/../../secret.pth"])
 def test_no_file_outside_of_the_models_folder_is_loaded(http, server, folder, name):
     (folder.parent / "secret.pth").write_bytes(b"secret")

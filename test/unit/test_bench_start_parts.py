@@ -1,4 +1,4 @@
-"""bench/start_parts.py tells the parts of a start, in the order of time."""
+"""bench/start_parts.py shows the parts of a start, in the order of time."""
 
 from bench_modules import modules
 

@@ -2,9 +2,9 @@
 """Seconds from the start of app.py until /health answers, of one or more checkouts in turns.
 
 The first start in a checkout may build kernels, so each starts once before the rounds. --streams: also the
-seconds until the first text of a request, and the longest gap in so many streams that begin as soon as the
-server answers, while it captures graphs. --first: each is a first start with kernels built, whose GEMMs have
-never been timed.
+seconds until the first text of a request, and the longest gaps in so many streams that begin as soon as the
+server answers, while it captures graphs: in all, and once each has had text. --first: each is a first start
+with kernels built, whose GEMMs have never been timed.
 
     python bench/startup.py . -- --model-path rwkv7-g1-7.2b.pth
     python bench/startup.py . --streams 8 -- --model-path rwkv7-g1-7.2b.pth
@@ -15,7 +15,9 @@ never been timed.
 import argparse
 import contextlib
 import json
+import math
 import os
+import selectors
 import shutil
 import socket
 import subprocess
@@ -23,8 +25,8 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections import defaultdict
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
@@ -45,6 +47,7 @@ class StartTimes:
     ready: float
     first_text: float = 0.0
     longest_gap: float = 0.0  # in any stream
+    longest_later_gap: float = 0.0  # when each stream has had text
 
 
 @contextlib.contextmanager
@@ -106,27 +109,43 @@ def untuned_cache(to: str) -> str:
     return to
 
 
-def stream(port: int, begin: float, streams: int) -> tuple[float, float]:
-    """Seconds from `begin` until the first text, and the longest gap in any of so many streams."""
-    body = {"prompt": "The Eiffel tower is in", "max_tokens": 1 << 20, "stream": True, "ignore_eos": True}
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
+def stream(port: int, begin: float, streams: int) -> tuple[float, float, float]:
+    """Seconds from `begin` until the first text, and the longest gaps in any of so many streams.
+
+    The second gap is of those that begin when each stream has had text. One thread reads all sockets: threads
+    that wait for each other's turns would add gaps of their own. Raises ConnectionError for a stream that
+    ends, TimeoutError if there is no text for a minute.
+    """
+    body = json.dumps(
+        {"prompt": "The Eiffel tower is in", "max_tokens": 1 << 20, "stream": True, "ignore_eos": True}
     )
-
-    def one(_: int) -> list[float]:
-        times: list[float] = []
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            while not times or times[-1] - times[0] < STREAMED:
-                if answer.readline().startswith(b"data:"):
-                    times.append(time.monotonic())
-        return times
-
-    with ThreadPoolExecutor(streams) as pool:
-        found = list(pool.map(one, range(streams)))
-    first = min(times[0] for times in found) - begin
-    return first, max(after - before for times in found for before, after in pairwise(times))
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
+    request = f"{head}Content-Type: application/json\r\n\r\n{body}".encode()
+    texts: dict[int, list[float]] = defaultdict(list)  # of each socket, when they came
+    with contextlib.ExitStack() as connections, selectors.DefaultSelector() as sockets:
+        for _ in range(streams):
+            connection = connections.enter_context(socket.create_connection(("127.0.0.1", port)))
+            connection.sendall(request)
+            sockets.register(connection, selectors.EVENT_READ, connection)
+        first, now = math.inf, 0.0
+        while now < first + STREAMED:
+            readable = sockets.select(60)
+            if not readable:
+                raise TimeoutError("no stream had text for a minute")
+            now = time.monotonic()
+            for key, _ in readable:
+                data = key.data.recv(1 << 16)
+                if not data:
+                    raise ConnectionError("the server ended a stream")
+                if b"data:" in data:
+                    texts[key.fd].append(now)
+                    first = min(first, now)
+    if len(texts) < streams:
+        raise TimeoutError(f"{streams - len(texts)} of {streams} streams had no text")
+    gaps = [(after - before, before) for times in texts.values() for before, after in pairwise([*times, now])]
+    all_begun = max(times[0] for times in texts.values())
+    later = [seconds for seconds, before in gaps if before >= all_begun]
+    return first - begin, max(gaps)[0], max(later, default=0.0)
 
 
 def main() -> None:
@@ -147,10 +166,10 @@ def main() -> None:
         for checkout in checkouts if turn % 2 == 0 else reversed(checkouts):
             found[checkout].append(measure(checkout, flags, args.streams, args.first))
     for checkout, times in found.items():
-        for field in fields(StartTimes)[: 3 if args.streams else 1]:
+        for field in fields(StartTimes)[: None if args.streams else 1]:
             seconds = [getattr(each, field.name) for each in times]
-            each = ", ".join(f"{s:.2f}" for s in seconds)
-            print(f"{checkout}: {field.name.replace('_', ' ')} {median(seconds):.2f} s ({each})")
+            each = ", ".join(f"{s:.3f}" for s in seconds)
+            print(f"{checkout}: {field.name.replace('_', ' ')} {median(seconds):.3f} s ({each})")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """A front end's process: HTTP on one side, the engine's wire on the other, and the supervisor's pipe."""
 
+import gc
 import logging
 import os
 import random
@@ -48,7 +49,9 @@ def run(config: FrontendConfig, name: str, address: str, control: Connection) ->
 
     threading.Thread(target=_tick, args=(front,), name="tick", daemon=True).start()
     workers = config.max_streams // (WAITING_PER_CORE // cores) + 1  # so that all streams progress together
-    application(front, workers).start(config.host, config.port, _check_port=False)
+    served = application(front, workers)
+    gc.freeze()  # a collection that looked through all modules would stop every stream for some 25 ms
+    served.start(config.host, config.port, _check_port=False)
 
 
 def use_few_cores() -> int:

@@ -2,7 +2,7 @@
 
 from routes.chat.calls import canonical_json
 from routes.chat.templates import Message
-from routes.http.errors import openai_field
+from routes.http.errors import TEXT_ONLY, openai_field
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # type of a content part -> its field
@@ -21,9 +21,7 @@ def text_part(part: object, at: str) -> str:
         raise openai_field(at, "input should be an object with a type")
     field = TEXT_PARTS.get(kind)
     if field is None:
-        raise openai_field(
-            f"{at}.type", f"this server reads text only; it cannot take a part of type {kind[:40]!r}"
-        )
+        raise openai_field(f"{at}.type", f"{TEXT_ONLY}; it cannot take a part of type {kind[:40]!r}")
     text = part.get(field)
     if not isinstance(text, str):
         raise openai_field(f"{at}.{field}", "input should be a string")
@@ -53,7 +51,7 @@ def _message(message: object, at: str) -> Message:
     if message.get("function_call"):
         raise openai_field(f"{at}.function_call", "this is deprecated; use tool_calls")
     if message.get("audio"):
-        raise openai_field(f"{at}.audio", "this server reads text only")
+        raise openai_field(f"{at}.audio", TEXT_ONLY)
     text = _text(message.get("content"), f"{at}.content") or _text(message.get("refusal"), f"{at}.refusal")
     return Message(role, text, _calls(message.get("tool_calls") or [], f"{at}.tool_calls"))
 

@@ -9,6 +9,7 @@ CODES = {
     429: "rate_limit_exceeded",
     503: "service_unavailable",
 }
+TEXT_ONLY = "this server reads text only"  # where a field or part holds an image or a sound
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 ANTHROPIC_TYPES = TYPES | {403: "permission_error", 413: "request_too_large", 503: "overloaded_error"}
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema
 from pydantic_core import ErrorDetails
 
-from routes.http.errors import Json, native_field
+from routes.http.errors import TEXT_ONLY, Json, native_field
 
 END_OF_TEXT = 0  # a token id
 LAST_ID = 65535  # the largest token id that the model can draw
@@ -14,6 +14,7 @@ MAX_PROMPTS = 4096  # of one request, counted n times each
 MAX_SESSION_ID = 256  # characters
 INT_LIMIT = 2**31 - 1
 NOTHING: tuple[object, ...] = (None, "", [], {}, False)  # values by which clients ask for nothing
+MEDIA = ("image", "document")  # types of parts of a message that are no text
 RESPONSE = "response"  # the Responses API stores its states as "response:{id}"; no other route writes there
 
 Prompts = list[str | list[int]]  # texts or token ids
@@ -30,7 +31,7 @@ class RequestBody(BaseModel):
         try:
             return cls.model_validate(fields)
         except ValidationError as invalid:
-            first = invalid.errors(include_url=False, include_input=False)[0]
+            first = invalid.errors(include_url=False)[0]
         place, why = _place(fields, first["loc"]), first["msg"].removeprefix("Value error, ")
         match first["type"]:
             case "missing":
@@ -39,7 +40,10 @@ class RequestBody(BaseModel):
                 place, why = f"{place}.{_name(first)}", "this field is required"
             case "union_tag_invalid":
                 expected = first["ctx"]["expected_tags"].replace(", ", " or ")
-                place, why = f"{place}.{_name(first)}", f"input should be {expected}"
+                why = TEXT_ONLY if first["ctx"]["tag"] in MEDIA else f"input should be {expected}"
+                place = f"{place}.{_name(first)}"
+            case "literal_error" if first["input"] in MEDIA:
+                why = TEXT_ONLY
         raise cls.field_error(place, why[0].lower() + why[1:])
 
 

@@ -13,7 +13,7 @@ from routes.chat.calls import canonical_json
 from routes.chat.fields import ChatStyleFields
 from routes.chat.grammars import ANY_OBJECT, of_schema
 from routes.chat.templates import Message
-from routes.http.errors import ApiError, Json, native_field
+from routes.http.errors import TEXT_ONLY, ApiError, Json, native_field
 from routes.http.schemas import RequestBody, refused
 from routes.llama_cpp.fields import LlamaSamplers, Predict, Seed
 from routes.openai.schemas import CHAT_ONLY, Int, Number, OpenAIBody, Penalty, Share, StopList, TopK, TopP
@@ -26,7 +26,7 @@ REFUSED = CHAT_ONLY | {
     "reasoning_effort": "this route takes think",
 }
 NO_TEXT = "this route takes a conversation as messages; /api/generate takes it"
-NO_IMAGES = refused("this server reads text only; leave it out")
+NO_IMAGES = refused(f"{TEXT_ONLY}; leave it out")
 NOT_RAW = "a prompt that is raw or stands before a suffix is no chat; leave it out"
 
 

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, WithJson
 from routes.chat.fields import ChatStyleFields
 from routes.chat.grammars import of_format
 from routes.chat.shapes import shaped_as
-from routes.http.errors import Json, openai_field
+from routes.http.errors import TEXT_ONLY, Json, openai_field
 from routes.openai.schemas import CHAT_ONLY, Int, NewTokens, OpenAIBody, StreamOptions
 from routes.openai.tools import MAX_TOOLS, ToolUse, offered_tool
 from routes.responses.shapes import Item, NamedResponseTool
@@ -32,7 +32,7 @@ REFUSED = CHAT_ONLY | {
     "functions": "this is deprecated; use tools",
     "function_call": "this is deprecated; use tool_choice",
     "access_programs": "there are none here",
-    "image": "this server reads text only",
+    "image": TEXT_ONLY,
 }
 # Thoughts are never encrypted here: an item of reasoning holds its text, and may be sent back.
 INCLUDABLE = "reasoning.encrypted_content"

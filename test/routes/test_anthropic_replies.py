@@ -19,6 +19,7 @@ from rwkv_batch.wire.protocol import RowDelta
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
 FORMAT = {"format": {"type": "json_schema", "schema": CITY}}
 TOOL_USE = {"type": "tool_use", "id": "t", "name": "n", "input": {}}
+TOOL_RESULT = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]}
 TOOL = {"name": "get_weather", "input_schema": CITY}
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>'
 MODEL = "rwkv7-test"
@@ -235,14 +236,17 @@ def test_a_limit_of_0_generates_nothing():
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role: "),
         ({"messages": [{"role": "user", "content": 5}]},
          "messages[0].content: input should be a string or a list of blocks"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type: "),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+         "messages[0].content[0].type: this server reads text only"),
+        ({"messages": [{"role": "user", "content": [TOOL_RESULT]}]},
+         "messages[0].content[0].content[0].type: this server reads text only"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text: "),
         ({"messages": [{"role": "user", "content": [TOOL_USE]}]},
          "messages[0].content[0].type: input should be 'text' or 'tool_result'"),
         ({"max_tokens": -1}, "max_tokens: "),
         ({"max_tokens": None}, "max_tokens: this field is required"),
         ({"temperature": "warm"}, "temperature: "),
-        ({"system": [{"type": "image"}]}, "system[0].type: "),
+        ({"system": [{"type": "image"}]}, "system[0].type: this server reads text only"),
         ({"tools": [{"type": "web_search_20250305"}]}, "tools[0].type: only tools that the client runs"),
         ({"tools": [TOOL | {"strict": "yes!"}]}, "tools[0].strict: "),
         ({"tools": [TOOL | {"allowed_callers": ["code_execution"]}]}, "tools[0].allowed_callers[0]: "),

@@ -148,7 +148,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     flag("--host", help="where to listen; 0.0.0.0 is every network (default %(default)s)")
     flag("--port", type=_port, help="(default %(default)s)")
-    flag("--password", metavar="W", help="asked for on every route but /translate (default: none)")
+    flag(
+        "--password",
+        metavar="W",
+        help="asked for on every route but /translate, /health and / (default: none)",
+    )
     flag(
         "--admin-password",
         metavar="W",

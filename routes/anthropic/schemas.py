@@ -13,8 +13,8 @@ from routes.anthropic.blocks import CachedBlock, InputMessage, Name, Texts, text
 from routes.chat.fields import ChatStyleFields
 from routes.chat.grammars import of_schema
 from routes.http.errors import Json, openai_field
-from routes.http.schemas import INT_LIMIT, refused
-from routes.openai.schemas import CHAT_ONLY, Int, NewTokens, OpenAIBody, StopList
+from routes.http.schemas import INT_LIMIT, Int, refused
+from routes.openai.schemas import CHAT_ONLY, NewTokens, OpenAIBody, StopList
 from routes.openai.tools import MAX_TOOLS, ToolUse, offered_tool
 from rwkv_batch.wire.protocol import Grammar
 

@@ -10,7 +10,11 @@ from routes.http.errors import Json
 from routes.http.schemas import RequestBody
 
 GENERATION_PROMPTS: dict[str, ThinkType] = {"open_think": "free", "fake_think": "fast"}
-TEMPLATE_KWARGS = {"rwkv_prompt_template": tuple(FORMS), "rwkv_generation_prompt": tuple(GENERATION_PROMPTS)}
+TEMPLATE_KWARGS: dict[str, tuple[object, ...]] = {
+    "rwkv_prompt_template": tuple(FORMS),
+    "rwkv_generation_prompt": tuple(GENERATION_PROMPTS),
+    "enable_thinking": (True, False),  # as the templates of other models have it
+}
 
 
 def _template_kwargs(value: object) -> object:
@@ -18,10 +22,12 @@ def _template_kwargs(value: object) -> object:
         raise ValueError("input should be an object")
     for name, chosen in value.items():
         if name not in TEMPLATE_KWARGS:
-            known = " and ".join(TEMPLATE_KWARGS)
+            *most, last = TEMPLATE_KWARGS
+            known = f"{', '.join(most)} and {last}"
             raise ValueError(f"{str(name)[:40]!r} is not known here; input may hold {known}")
-        if chosen not in TEMPLATE_KWARGS[name]:
-            raise ValueError(f"{name} should be one of {', '.join(TEMPLATE_KWARGS[name])}")
+        values = TEMPLATE_KWARGS[name]
+        if chosen not in values or type(chosen) is not type(values[0]):  # 1 is True
+            raise ValueError(f"{name} should be one of {', '.join(str(v).lower() for v in values)}")
     return value
 
 
@@ -39,7 +45,7 @@ TemplateKwargs = Annotated[
 
 
 class ChatStyleFields(RequestBody):
-    """`think_type` decides over `enable_think` and `think`; nothing else may contradict another field."""
+    """`think_type` decides over `switches`; nothing else may contradict another field."""
 
     enable_think: bool | None = None
     think: bool | None = None
@@ -59,7 +65,7 @@ class ChatStyleFields(RequestBody):
             asked["think_type"] = self.think_type
         if prompt := self.chat_template_kwargs.get("rwkv_generation_prompt"):
             asked["chat_template_kwargs"] = GENERATION_PROMPTS[prompt]
-        for field, flag in (("enable_think", self.enable_think), ("think", self.think)):
+        for field, flag in self.switches().items():
             if flag is not None and self.think_type is None:
                 asked[field] = "free" if flag else template.think_type
         if effort is not None:
@@ -70,3 +76,11 @@ class ChatStyleFields(RequestBody):
                 raise self.field_error(field, f"this contradicts {first}; send one of them")
         form = FORMS[self.chat_template_kwargs.get("rwkv_prompt_template", "assistant")]
         return template.style(form, asked[first] if first else template.think_type)
+
+    def switches(self) -> dict[str, bool | None]:
+        """The fields that turn thoughts on or off; None: not given."""
+        return {
+            "enable_think": self.enable_think,
+            "think": self.think,
+            "chat_template_kwargs.enable_thinking": self.chat_template_kwargs.get("enable_thinking"),
+        }

@@ -103,6 +103,11 @@ def not_bool(why: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+_number = not_bool("input should be a number, not a boolean")
+Int = Annotated[int, _number]
+Number = Annotated[float, _number, Field(allow_inf_nan=False)]
+
+
 def _without_control_characters(text: str) -> str:
     """Ids of sessions go into replies and file names."""
     if any(unicodedata.category(c) == "Cc" for c in text):

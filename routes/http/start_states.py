@@ -26,7 +26,8 @@ LEAST_SUM = 1e-6  # of weights, beside the sum of their sizes
 # What may belong to a start state: of the sampling, and of how chats are rendered.
 DEFAULTS, TEMPLATE = ("temperature", "top_p"), ("think_type", "chat_template_kwargs")
 # By which a request chooses how a chat is rendered.
-THOUGHT = (*TEMPLATE, "enable_think", "think", "reasoning_effort", "reasoning")
+THOUGHT = (*TEMPLATE, "enable_think", "think", "thinking", "reasoning_effort", "reasoning")
+THOUGHT_KWARGS = {"rwkv_generation_prompt", "enable_thinking"}  # of chat_template_kwargs
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class ChosenState:
         if not is_chat or any(name in sent for name in THOUGHT):
             return fields | defaults
         template = {name: own[name] for name in TEMPLATE if name in own}
-        thinks = "rwkv_generation_prompt" in template.get("chat_template_kwargs", {})
+        thinks = not THOUGHT_KWARGS.isdisjoint(template.get("chat_template_kwargs", {}))
         return fields | defaults | ({} if thinks else {"think_type": "none"}) | template
 
     def begin(self, request: GenerateRequest) -> GenerateRequest:

@@ -2,13 +2,10 @@
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, Field
 
-from routes.http.schemas import INT_LIMIT, neutral
-from routes.openai.schemas import Int, Number
-
-CUTS = "this sampler is not available; use top_k, top_p and min_p"
-REPEATS = "this penalty is not available; use repeat_penalty"
+from routes.http.schemas import INT_LIMIT, Int, Number
+from routes.openai.samplers import UnavailableSamplers
 
 
 def _endless(tokens: int) -> int:
@@ -25,14 +22,7 @@ Predict = Annotated[Int, Field(ge=-2, le=INT_LIMIT), AfterValidator(_endless)]
 Seed = Annotated[Int, Field(ge=-(2**63), le=2**63 - 1), AfterValidator(_any_seed)]
 
 
-class LlamaSamplers(BaseModel):
-    """Samplers by llama.cpp's names. Of those that are not available the neutral values are taken."""
+class LlamaSamplers(UnavailableSamplers):
+    """Samplers by llama.cpp's names."""
 
     repeat_penalty: Annotated[Number, Field(gt=0, le=2)] | None = None  # OpenAIBody.repetition_penalty
-    typical_p: Annotated[Number | None, neutral(CUTS, 1)] = None
-    tfs_z: Annotated[Number | None, neutral(CUTS, 1)] = None
-    mirostat: Annotated[Number | None, neutral(CUTS, 0)] = None
-    dynatemp_range: Annotated[Number | None, neutral(CUTS, 0)] = None
-    xtc_probability: Annotated[Number | None, neutral(CUTS, 0)] = None
-    top_n_sigma: Annotated[Number | None, neutral(CUTS, -1, 0)] = None
-    dry_multiplier: Annotated[Number | None, neutral(REPEATS, 0)] = None

@@ -9,9 +9,9 @@ from typing import Annotated
 from pydantic import BaseModel, Field
 
 from routes.chat.grammars import JsonSchema, of_schema
-from routes.http.schemas import INT_LIMIT
+from routes.http.schemas import INT_LIMIT, Int
 from routes.llama_cpp.fields import LlamaSamplers, Predict, Seed
-from routes.openai.schemas import CHAT_ONLY, NO_CHAT, Int, OpenAIBody
+from routes.openai.schemas import CHAT_ONLY, NO_CHAT, OpenAIBody
 from rwkv_batch.wire.protocol import Grammar
 
 REFUSED = (

@@ -70,7 +70,17 @@ def _messages(chat: ChatBody) -> list[templates.Message]:
         raise ApiError(
             400, "Empty prompt: messages should hold at least one message with text.", param="messages"
         )
+    _check_end(chat, templates.continues(messages))
     return messages
+
+
+def _check_end(chat: ChatBody, continues: bool) -> None:
+    """Raises ApiError 400 unless the chat is to end as it does here."""
+    if chat.continue_final_message and not continues:
+        raise openai_field("continue_final_message", "the last message should be the assistant's")
+    if not chat.add_generation_prompt and not continues:
+        why = "the head of the answer always follows here, unless the last message is the assistant's"
+        raise openai_field("add_generation_prompt", why)
 
 
 def _max_tokens(chat: ChatBody) -> int:

@@ -26,8 +26,10 @@ from routes.http.schemas import (
     MAX_SESSION_ID,
     NOTHING,
     OWN_ID,
-    not_bool,
+    Int,
+    Number,
 )
+from routes.openai.samplers import UnavailableSamplers
 from routes.openai.unavailable import FORM, NAMES_OF_FORM, UNAVAILABLE, other_name
 from rwkv_batch.config import SamplingProfileName
 from rwkv_batch.wire.protocol import GenerateRequest, Grammar, Sampling, SessionTurn
@@ -44,7 +46,7 @@ CHAT_ONLY = {
 }
 # By which a chat is rendered.
 NO_CHAT = dict.fromkeys(
-    ("think_type", "chat_template_kwargs", "enable_think", "think", "reasoning_effort"),
+    ("think_type", "chat_template_kwargs", "enable_think", "think", "thinking", "reasoning_effort"),
     "this text is no chat; leave it out",
 )
 NOT_STORED = {"store": "completions are not stored here; leave it out or send false"}
@@ -146,9 +148,6 @@ Prompt = (
     | Annotated[list[TextIds], Field(min_length=1)]
     | None
 )
-_not_bool = not_bool("input should be a number, not a boolean")
-Int = Annotated[int, _not_bool]
-Number = Annotated[float, _not_bool, Field(allow_inf_nan=False)]
 Penalty = Annotated[Number, Field(ge=-2, le=2)]
 Alpha = Annotated[Number, Field(ge=-100, le=100)]
 NewTokens = Annotated[Int, Field(ge=0, le=INT_LIMIT)]
@@ -161,7 +160,7 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-class OpenAIBody(GrammarFields):
+class OpenAIBody(UnavailableSamplers, GrammarFields):
     """What all OpenAI routes that generate have in common.
 
     The alphas are RWKV's own penalties; None there means the route's default.
@@ -297,6 +296,10 @@ class OpenAIBody(GrammarFields):
         )
 
 
+class ThinkingSwitch(BaseModel):
+    type: Literal["enabled", "disabled"]
+
+
 class ChatBody(ChatStyleFields, OpenAIBody):
     """POST /v1/chat/completions. `messages`, `tools` and `tool_choice` are checked where they are read."""
 
@@ -306,12 +309,16 @@ class ChatBody(ChatStyleFields, OpenAIBody):
         "function_call": "this is deprecated; use tool_choice",
         "web_search_options": "this server does not search the web",
         "echo": "the text is the answer alone; /v1/completions can begin with the prompt",
+        "reasoning": "this route calls it reasoning_effort",
     }
     max_completion_tokens: NewTokens | None = None
     messages: Annotated[list[Any], shaped_as(ChatMessages)] = Field(default_factory=list)
     contents: list[str] = Field(default_factory=list)
     system: str = ""
     session_id: SessionId = ""  # "": the whole conversation is here
+    thinking: ThinkingSwitch | None = None  # as DeepSeek, GLM and Kimi have it
+    add_generation_prompt: bool = True  # vLLM's, as is the next
+    continue_final_message: bool = False
     logprobs: bool = False
     top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
     tools: Annotated[Any, shaped_as(list[OfferedTool])] = Field(default_factory=list)
@@ -322,6 +329,10 @@ class ChatBody(ChatStyleFields, OpenAIBody):
     enable_tool_calls: bool = False
     tool_call_parser: Literal["auto", "tag"] = "auto"
     parallel_tool_calls: bool = True  # whether more than one call of an answer counts
+
+    def switches(self) -> dict[str, bool | None]:
+        thinking = None if self.thinking is None else self.thinking.type == "enabled"
+        return super().switches() | {"thinking": thinking}
 
 
 class CompletionBody(OpenAIBody):

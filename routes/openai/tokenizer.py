@@ -12,16 +12,13 @@ from robyn import Response
 
 from routes.chat.checkpoints import chat_template, settings_for
 from routes.chat.jinja import jinja_template
-from routes.chat.messages import parse_messages
-from routes.chat.templates import continues
 from routes.http.errors import Json, native_field, openai_field
 from routes.http.exchange import HttpRequest, authorized_json, demand_password, json_response
 from routes.http.frontend import Frontend
 from routes.http.model_field import ask_model, read_model
-from routes.http.schemas import END_OF_TEXT, INT_LIMIT, LAST_ID, RequestBody
+from routes.http.schemas import END_OF_TEXT, INT_LIMIT, LAST_ID, Int, RequestBody
 from routes.openai import chat
 from routes.openai.legacy_logprobs import token_text
-from routes.openai.schemas import Int
 from rwkv_batch.wire.commands import Detokenize, Tokenize
 from rwkv_batch.wire.supervision import EngineInfo
 
@@ -46,8 +43,6 @@ class TokenizeBody(RequestBody):
     messages: list[Any] | None = None
     add_special_tokens: bool = True
     return_token_strs: bool | None = False
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
     chat_template: Annotated[object, BeforeValidator(_no_template)] = None
 
 
@@ -81,7 +76,6 @@ async def tokenize(front: Frontend, http: HttpRequest) -> Response:
     else:
         model = (await read_model(front, http, body)).model
         lead, text = _rendered(front, model, body)
-        _check_end(fields, fields.messages)
     reply = await ask_model(front, http, body, Tokenize(uuid4().hex, [text]))
     ids = lead + reply.token_ids[0]
     found: Json = {"count": len(ids), "max_model_len": INT_LIMIT, "tokens": ids}
@@ -143,14 +137,3 @@ def _rendered(front: Frontend, model: EngineInfo, body: Json) -> tuple[list[int]
     (prompt,) = request.prompts
     assert isinstance(prompt, str)
     return request.prefix_ids, prompt
-
-
-def _check_end(fields: TokenizeBody, messages: list[Any]) -> None:
-    """Raises ApiError 400 unless the chat is to end as chats do here."""
-    if continues(parse_messages(messages)):
-        return
-    if fields.continue_final_message:
-        raise openai_field("continue_final_message", "the last message should be the assistant's")
-    if not fields.add_generation_prompt:
-        why = "the head of the answer always follows here, unless the last message is the assistant's"
-        raise openai_field("add_generation_prompt", why)

@@ -7,9 +7,15 @@ as OpenAI's protocol grows.
 from routes.http.errors import Json
 from routes.http.schemas import NOTHING
 
+NO_LEAST = "texts have no least length here; ignore_eos goes on to the limit"
 UNAVAILABLE = {
     "stop_token_ids": "this server takes stop_tokens: ids and strings, in place of its own",
-    "min_tokens": "texts have no least length here; ignore_eos goes on to the limit",
+    "min_tokens": NO_LEAST,
+    "min_new_tokens": NO_LEAST,
+    "thinking_token_budget": "a thought ends by itself, or at the limit of the text",
+    "thinking": "a thought is asked for by enable_think or think_type",
+    "regex": "this route takes guided_regex",
+    "ebnf": "this route takes guided_grammar",
     "bad_words": "logit_bias makes tokens unlikely here",
     "allowed_token_ids": "guided_choice, guided_regex and guided_grammar say what a text may be",
     "include_stop_str_in_output": "a stop string is no part of a text here",

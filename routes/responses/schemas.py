@@ -8,7 +8,8 @@ from routes.chat.fields import ChatStyleFields
 from routes.chat.grammars import of_format
 from routes.chat.shapes import shaped_as
 from routes.http.errors import TEXT_ONLY, Json, openai_field
-from routes.openai.schemas import CHAT_ONLY, Int, NewTokens, OpenAIBody, StreamOptions
+from routes.http.schemas import Int
+from routes.openai.schemas import CHAT_ONLY, NewTokens, OpenAIBody, StreamOptions
 from routes.openai.tools import MAX_TOOLS, ToolUse, offered_tool
 from routes.responses.shapes import Item, NamedResponseTool
 from rwkv_batch.wire.protocol import Grammar

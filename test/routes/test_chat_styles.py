@@ -93,6 +93,8 @@ def test_questions_of_v3_are_rendered_like_conversations():
         ({"think": True}, "Hi\n\nAssistant: <think"),
         ({"think": False, "enable_think": False}, "Hi\n\nAssistant: <think></think"),
         ({"think_type": "fast", "enable_think": True}, "Hi\n\nAssistant: <think></think"),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, "Hi\n\nAssistant: <think"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "Hi\n\nAssistant: <think></think"),
         ({"chat_template_kwargs": {}}, "Hi\n\nAssistant: <think></think"),
         (
             {"chat_template_kwargs": {"rwkv_generation_prompt": "open_think"}, "think_type": "en"},
@@ -117,6 +119,15 @@ def test_questions_of_v3_are_rendered_like_conversations():
 def test_fields_choose_form_and_thought(route, fields, end):
     (prompt,) = request(route, **fields).prompts
     assert prompt.endswith(end)
+
+
+def test_thinking_is_switched_as_by_deepseeks_clients():
+    assert request("chat", thinking={"type": "enabled"}).prompts[0].endswith("Assistant: <think")
+    assert request("chat", thinking={"type": "disabled"}).prompts[0].endswith("<think></think")
+    with pytest.raises(ApiError, match=r"^thinking: this contradicts think"):
+        request("chat", thinking={"type": "disabled"}, think=True)
+    with pytest.raises(ApiError, match=r"^thinking: a thought is asked for by"):
+        request("responses", thinking={"type": "enabled"})
 
 
 def test_an_effort_of_none_does_not_think():
@@ -147,9 +158,15 @@ def test_an_effort_of_none_does_not_think():
             "open_think, fake_think",
         ),
         (
-            {"chat_template_kwargs": {"enable_thinking": False}},
+            {"chat_template_kwargs": {"thinking": False}},
             "chat_template_kwargs",
-            "rwkv_prompt_template and rwkv_generation_prompt",
+            "rwkv_prompt_template, rwkv_generation_prompt and enable_thinking",
+        ),
+        ({"chat_template_kwargs": {"enable_thinking": 1}}, "chat_template_kwargs", "one of true, false"),
+        (
+            {"chat_template_kwargs": {"enable_thinking": True}, "think": False},
+            "chat_template_kwargs.enable_thinking",
+            "think",
         ),
         ({"think_type": "free", "reasoning_effort": "none"}, "reasoning_effort", "think_type"),
         (

@@ -151,6 +151,8 @@ def test_a_chat_in_a_state_has_no_thought_unless_it_is_asked_for(http, server):
         for fields in ({"think_type": "free"}, {"enable_think": True}):
             thinking = generated(server, path, CHAT | {"state_id": "pirate"} | fields)
             assert thinking.prompts[0].endswith("Assistant: <think")
+    messages = CHAT | {"max_tokens": 5, "thinking": {"type": "enabled"}, "state_id": "pirate"}
+    assert generated(server, "/v1/messages", messages).prompts[0].endswith("Assistant: <think")
 
 
 def test_by_its_id_a_state_takes_the_place_of_the_sessions(http, server):

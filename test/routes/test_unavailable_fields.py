@@ -25,7 +25,14 @@ def complete(**fields):
     [
         ("min_tokens", 5),
         ("stop_token_ids", [3]),
+        ("min_new_tokens", 5),
         ("bad_words", ["a"]),
+        ("regex", "a+"),
+        ("ebnf", 'root ::= "a"'),
+        ("thinking_token_budget", 9),
+        ("mirostat", 2),
+        ("typical_p", 0.2),
+        ("dry_multiplier", 0.9),
         ("max_new_tokens", 2),
         ("format", "json"),
     ],
@@ -36,6 +43,18 @@ def test_a_field_of_another_server_that_would_change_the_text_is_refused(prepare
         prepare(**{name: value})
     assert refused.value.status == 400
     assert prepare(**{name: None}) and prepare(user="me", unheard_of=1)
+
+
+def test_samplers_that_are_not_there_may_be_off():
+    assert chat(mirostat=0, typical_p=1.0, tfs_z=1, dry_multiplier=0, xtc_probability=0.0)
+
+
+def test_a_chat_ends_as_the_client_says_or_is_refused():
+    begun = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+    assert chat(messages=begun, continue_final_message=True, add_generation_prompt=False)
+    for name, value in (("continue_final_message", True), ("add_generation_prompt", False)):
+        with pytest.raises(ApiError, match=f"^{name}: "):
+            chat(**{name: value})
 
 
 def test_a_client_may_send_a_field_by_several_names():

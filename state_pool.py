@@ -17,6 +17,7 @@ from functools import partial
 from torch import Tensor
 
 from rwkv_batch.state.entries import (
+    HIDDEN,
     NONE,
     Done,
     DropImages,
@@ -373,7 +374,7 @@ class StatePool:
     def _delete_damaged(self, session: Session, error: Exception | None) -> None:
         """Delete a session that cannot be continued because of damage, if it is still the same."""
         if isinstance(error, RowDamaged | Damaged) and self.find(session.key) == session:
-            log.error("The session %s is lost: %s", session.key, error)
+            log.error("The session %s is lost: %s", session.key.removeprefix(HIDDEN), error)
             self._log.delete([session.key], lambda error: None)
 
     def _renewed(self) -> None:

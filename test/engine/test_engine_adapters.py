@@ -13,8 +13,8 @@ from engine_driver import PROMPTS, WEIGHTS, Driver
 from row_adapters import KINDS, SCALED, changes, merged_by_hand, write
 
 from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.state.exported import What
 from rwkv_batch.state.log.store import Store
-from rwkv_batch.state.pool.exported import What
 from rwkv_batch.wire.codec import decode_paused
 from rwkv_batch.wire.commands import (
     PAUSED,

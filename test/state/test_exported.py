@@ -18,9 +18,9 @@ from stores import (
     unknown_past,
 )
 
+from rwkv_batch.state import exported
 from rwkv_batch.state.entries import NONE, Turn, pack
-from rwkv_batch.state.pool import exported
-from rwkv_batch.state.pool.exported import Exported, ExportedTurn
+from rwkv_batch.state.exported import Exported, ExportedTurn
 from rwkv_batch.state.snapshot import PREFIX, Damaged, SnapshotError, Transfer
 
 SERVED = MODEL, VOCABULARY
@@ -48,7 +48,8 @@ def read(
     tokens: bool = True,
     model: tuple[str, int] = SERVED,
 ) -> tuple[Exported, torch.Tensor | None]:
-    return exported.read(data, transfer, model, any_model=any_model, tokens=tokens)
+    """The session and its image."""
+    return exported.read(data, transfer, model, any_model=any_model, tokens=tokens)[:2]
 
 
 def same_turns(found: list[Turn], wanted: list[Turn]) -> bool:

@@ -131,7 +131,7 @@ class Sessions:
         try:
             return self._store.find_session(key)
         except RowDamaged as error:
-            log.error("The session %s is lost: %s", key, error)
+            log.error("The session %s is lost: %s", key.removeprefix(HIDDEN), error)
             self._writer.put([DeleteSessions([key])], lambda removed, error: None)
             return None
 

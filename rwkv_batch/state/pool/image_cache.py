@@ -46,6 +46,11 @@ class ImageCache:
         kept = self._kept.get(turn)
         return kept if kept is not None or self._writer is None else self._writer.find(turn)
 
+    @property
+    def stores(self) -> bool:
+        """Whether images are written; otherwise there are those of `keep` alone."""
+        return self._writer is not None
+
     def keep(self, turn: int, image: Tensor) -> None:
         """Keep the image in memory for as long as the turn is in the log."""
         self._kept[turn] = image

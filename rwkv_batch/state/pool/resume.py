@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from rwkv_batch.state import images
+from rwkv_batch.state import exported, images
 from rwkv_batch.state.entries import (
     EMPTY_DIGEST,
     NONE,
@@ -20,10 +20,9 @@ from rwkv_batch.state.entries import (
     Turn,
     digest,
 )
+from rwkv_batch.state.exported import Imported, What
 from rwkv_batch.state.log.store import Store
-from rwkv_batch.state.pool import exported
 from rwkv_batch.state.pool.adapted import AdaptedModels
-from rwkv_batch.state.pool.exported import Exported, What
 from rwkv_batch.state.snapshot import SnapshotError, Transfer, seal
 
 log = logging.getLogger(__name__)
@@ -92,11 +91,18 @@ class Resumer:
         return turns
 
     def export(
-        self, session: Session, start: Start, newest: Start, what: What, image: Tensor | None
+        self,
+        session: Session,
+        start: Start,
+        newest: Start,
+        what: What,
+        image: Tensor | None,
+        kept: Callable[[int], Tensor | None],
     ) -> bytes:
         """A file with a session. Raises StoreError (NotInFile for what it does not have), SnapshotError.
 
-        `newest`: its turns that are not committed. `image`: the state at `start`, if there is one.
+        `newest`: its turns that are not committed. `image`: the state at `start`, if there is one. `kept`:
+        the image at a turn's end, if it is in memory.
         """
         head = session.head
         turns = self.read_turns(newest, head)
@@ -118,15 +124,38 @@ class Resumer:
         if past_unknown and image is None:
             raise NotInFile(f"The state of {session.key} is not at hand at the moment; try again.")
         state = b"" if image is None else self._sealed(image, position, session.updated)
+        beginning = b""
+        if past_unknown and position > turns[0].end:
+            beginning = self._beginning(session, turns[0], turns[1], kept(turns[0].id))
         model = (
             self._store.model(head.model)
             if image is None or self._served.serves(head.model)
             else (self.model.fingerprint, self.model.vocabulary)
         )
-        return exported.encode(exported.from_turns(turns, model, position if state else 0, state))
+        position = position if state else 0
+        return exported.encode(exported.from_turns(turns, model, position, state, beginning))
 
-    def read_file(self, data: bytes, tokens: bool) -> tuple[Exported, Tensor | None]:
-        """A session from a file, and the state in it. Raises SnapshotError."""
+    def _beginning(self, session: Session, first: Turn, second: Turn, kept: Tensor | None) -> bytes:
+        """The state in which the session begins, to which it can be taken back; none if it is lost.
+
+        Raises NotInFile where nothing else would say that there was one.
+        """
+        image = kept
+        try:
+            if image is None:
+                image = self._image(Start([second], first.id), session.head)
+        except (RowDamaged, SnapshotError) as error:
+            log.warning("The state in which %s begins is left out of a file: %s", session.key, error)
+        if image is not None:
+            return self._sealed(image, first.end, session.updated)
+        if not first.end:
+            raise NotInFile(
+                f"The state in which {session.key} begins is not at hand; export it with what=state."
+            )
+        return b""
+
+    def read_file(self, data: bytes, tokens: bool) -> Imported:
+        """A session from a file. Raises SnapshotError."""
         model = self.model.fingerprint, self.model.vocabulary
         return exported.read(data, self._transfer, model, any_model=self._served.any_model, tokens=tokens)
 

@@ -1,15 +1,16 @@
 """Sessions out of files and into them (exported.py)."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
 
+from rwkv_batch.state import exported
 from rwkv_batch.state.entries import Done, Head, Session, Start, StoreError, Turn, message
+from rwkv_batch.state.exported import Imported, What
 from rwkv_batch.state.jobs import JobThread
 from rwkv_batch.state.log.sessions import Sessions
-from rwkv_batch.state.pool import exported
-from rwkv_batch.state.pool.exported import Exported, What
 from rwkv_batch.state.pool.image_cache import ImageCache
 from rwkv_batch.state.pool.resume import Resumer
 from rwkv_batch.state.pool.tiers import Tiers
@@ -46,7 +47,8 @@ class SessionFiles:
         newest = self._log.newest_turns(session.head)
 
         def write(start: Start, image: Tensor | None) -> None:
-            work = partial(self._resumer.export, session, start, newest, what, image)
+            kept = self._images.find
+            work = partial(self._resumer.export, session, start, newest, what, image, kept)
             self._reader.put(work, done)
 
         def with_state(start: Start) -> None:
@@ -76,14 +78,20 @@ class SessionFiles:
         `tokens`: whether they may be stored; otherwise the file needs the state at its end.
         """
 
-        def checked(found: tuple[Exported, Tensor | None] | None, error: Exception | None) -> None:
+        def checked(found: Imported | None, error: Exception | None) -> None:
             if found is None:
                 done(message(error))
                 return
-            content, image = found
+            content, image, beginning = found
             turns = exported.to_turns(content, self._log.unknown_past(content.start))
             self._log.ids_used(turns[-1].id)
             ends = [turn.head(turn.end) for turn in turns if turn.end == content.position]
+            if beginning is not None:
+                later = None
+                if image is not None and ends:
+                    later = replace(ends[-1], imaged=content.start), image
+                self._begin_in(key, turns, beginning, later, done)
+                return
             if image is None or not ends:
                 session = self._log.announce(key, turns, imaged=0)
                 self._log.put_announced(session, turns, [], done)
@@ -94,3 +102,27 @@ class SessionFiles:
             self._store_with_state(session, turns, ends[-1], done, image)
 
         self._reader.put(partial(self._resumer.read_file, data, tokens), checked)
+
+    def _begin_in(
+        self,
+        key: str,
+        turns: Sequence[Turn],
+        beginning: Tensor,
+        later: tuple[Head, Tensor] | None,
+        done: Done,
+    ) -> None:
+        """Store a session that begins in a state. `later`: the state at the end of one of its turns."""
+        first = turns[0]
+        session = self._log.announce(key, turns, first.end)
+        if not self._images.stores:
+            self._images.keep(first.id, beginning)
+        if later and later[0].turn == session.head.turn:
+            self._tiers.hold(key, session.head, later[1])
+
+        def stored(error: str | None) -> None:
+            if later and not error:
+                self._images.offer(*later)
+                self._tiers.imaged(later[0].turn)
+            done(error)
+
+        self._store_with_state(session, turns, first.head(first.end), stored, beginning)

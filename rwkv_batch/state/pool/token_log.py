@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from rwkv_batch.state.entries import (
+    HIDDEN,
     NONE,
     Collect,
     Done,
@@ -192,7 +193,7 @@ class TokenLog:
 
     def lose(self, session: Session, turns: Sequence[Turn], error: Exception) -> None:
         """What was announced cannot be stored."""
-        log.error("The session %s could not be stored: %s", session.key, error)
+        log.error("The session %s could not be stored: %s", session.key.removeprefix(HIDDEN), error)
         self.sessions.withdraw(session, error)
         self._forget(turns)
         for follower in self._committing(turns):

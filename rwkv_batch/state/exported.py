@@ -13,7 +13,8 @@ import math
 import struct
 import zlib
 from dataclasses import replace
-from typing import Literal
+from itertools import accumulate
+from typing import Literal, NamedTuple
 
 import msgspec
 from torch import Tensor
@@ -46,6 +47,21 @@ class Exported(msgspec.Struct, frozen=True):
     turns: list[ExportedTurn]
     position: int  # tokens that the image's state has seen: the end of a turn, or `start`
     image: bytes  # a snapshot, or none
+    beginning: bytes = b""  # a snapshot of the state at `start`, where the image is a later one
+
+    @property
+    def past_unknown(self) -> bool:
+        """Whether the session begins in a state: one whose tokens are not known, or a start state."""
+        begins = self.image and self.position == self.start
+        return bool(self.start or self.beginning or begins or not self.turns)
+
+
+class Imported(NamedTuple):
+    """A session from a file, and its states in this server's layout."""
+
+    content: Exported
+    image: Tensor | None = None
+    beginning: Tensor | None = None
 
 
 def encode(exported: Exported) -> bytes:
@@ -83,53 +99,76 @@ def decode(data: bytes) -> Exported:
     return exported
 
 
-def from_turns(turns: list[Turn], model: tuple[str, int], position: int, image: bytes) -> Exported:
+def from_turns(
+    turns: list[Turn], model: tuple[str, int], position: int, image: bytes, beginning: bytes = b""
+) -> Exported:
     """A session from its turns, the oldest first, of which the first may stand for an unknown past."""
     start = turns[0].end if turns and turns[0].past_unknown else 0
     known = [turn for turn in turns if not turn.past_unknown]
     packed = [ExportedTurn(pack(turn.prompt), pack(turn.completion), turn.created) for turn in known]
-    return Exported(*model, start, packed, position, image)
+    return Exported(*model, start, packed, position, image, beginning)
 
 
 def read(
     data: bytes, transfer: Transfer, model: tuple[str, int], *, any_model: bool, tokens: bool
-) -> tuple[Exported, Tensor | None]:
-    """A session from a file, for a server with this model, and the state in it. Raises SnapshotError.
+) -> Imported:
+    """A session from a file, for a server with this model. Raises SnapshotError.
 
     `any_model`: whether the tokens of another model with the same vocabulary are of use. `tokens`: whether
     any are.
     """
     if not data.startswith(MAGIC):
         header, image = transfer.fitted(tensor_from_bytes(data))
-        return Exported(*model, header.tokens, [], header.tokens, b""), image
+        return Imported(Exported(*model, header.tokens, [], header.tokens, b""), image)
     exported = decode(data)
     if exported.fingerprint == model[0] and exported.vocabulary != model[1]:
         raise Damaged(f"The file is of {exported.vocabulary} different tokens, and its model has {model[1]}.")
     if exported.fingerprint != model[0]:
-        if not any_model or exported.start or exported.vocabulary != model[1]:
+        if not any_model or exported.past_unknown or exported.vocabulary != model[1]:
             raise SnapshotError(
                 f"The session was made by another model ({exported.fingerprint}, and this one is "
                 f"{model[0]}); continue it with the model that made it."
             )
         exported = msgspec.structs.replace(exported, position=0, image=b"")
-    state = transfer.fitted(tensor_from_bytes(exported.image))[1] if exported.image else None
-    if tokens:
-        if exported.start and state is None:
-            raise Damaged("The file holds tokens whose beginning is not known, and no state.")
-        return exported, state
-    end = exported.start + sum(
-        len(unpack(turn.prompt)) + len(unpack(turn.completion)) for turn in exported.turns
+    state, beginning = (
+        transfer.fitted(tensor_from_bytes(image))[1] if image else None
+        for image in (exported.image, exported.beginning)
     )
+    if tokens:
+        if exported.past_unknown and beginning is None:
+            if state is None:
+                raise Damaged("The file holds tokens whose beginning is not known, and no state.")
+            exported = _from_image(exported)
+        return Imported(exported, state, beginning)
+    end = _ends(exported)[-1]
     if state is None or exported.position != end:
         raise SnapshotError(
             "This server stores no tokens, and the file has no state at its end; export it with what=state."
         )
-    return msgspec.structs.replace(exported, start=end, turns=[]), state
+    return Imported(msgspec.structs.replace(exported, start=end, turns=[], beginning=b""), state)
+
+
+def _ends(exported: Exported) -> list[int]:
+    """How many tokens the session has at its beginning and at the end of each turn."""
+    lengths = (len(unpack(turn.prompt)) + len(unpack(turn.completion)) for turn in exported.turns)
+    return list(accumulate(lengths, initial=exported.start))
+
+
+def _from_image(exported: Exported) -> Exported:
+    """The session without the turns before its image: there is no state to which one could go back.
+
+    Such files were written until 2026-11. Raises Damaged.
+    """
+    ends = _ends(exported)
+    if exported.position not in ends:
+        raise Damaged("The file's state is not that of the end of a turn.")
+    turns = [turn for turn, end in zip(exported.turns, ends[1:], strict=True) if end > exported.position]
+    return msgspec.structs.replace(exported, start=exported.position, turns=turns)
 
 
 def to_turns(exported: Exported, first: Turn) -> list[Turn]:
     """The turns, with ids from that of `first` on, which stands for an unknown past, and with its model."""
-    turns = [first] if exported.start or not exported.turns else []
+    turns = [first] if exported.past_unknown else []
     for place, turn in enumerate(exported.turns):
         prompt, completion = unpack(turn.prompt), unpack(turn.completion)
         before = turns[-1] if turns else None

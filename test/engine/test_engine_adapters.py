@@ -26,6 +26,7 @@ from rwkv_batch.wire.commands import (
     PauseRequest,
     PutStartState,
     RemoveAdapter,
+    RewindSession,
 )
 from rwkv_batch.wire.protocol import (
     CommandReply,
@@ -220,6 +221,10 @@ def test_start_states_and_mixtures_run_with_an_adapter(driver, tmp_path: Path) -
     both = [MixturePart("tuned", 1.0), MixturePart("", 1.0)]
     for fields in ({"start_state": "tuned"}, {"mixture": both}, {"start_state": "tuned", "session": "a"}):
         assert said(served, PROMPTS[2], adapter=name, **fields) == said(expected, PROMPTS[2], **fields)
+    for each in (served, expected):
+        assert each.ask(RewindSession("rewind", "a", 0)).position == 0
+    again = said(served, PROMPTS[1], session="a", adapter=name)
+    assert again == said(expected, PROMPTS[1], session="a")
 
 
 def test_an_adapter_that_is_unloaded_ends_with_its_rows(driver, tmp_path: Path) -> None:

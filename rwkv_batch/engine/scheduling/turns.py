@@ -273,7 +273,9 @@ class Turns:
 
     def _refusal(self, head: Head, turn: SessionTurn, adapter: RowAdapter | None) -> str | None:
         served = self._pool.adapted
-        if served.digest(head) != (adapter.digest if adapter else ""):
+        made_by, wanted = served.digest(head), adapter.digest if adapter else ""
+        # From a start state that no adapter has made any may go on.
+        if made_by != wanted and (made_by or head.tokens):
             return _other_adapter(turn, adapter)
         if served.is_of_this_model(head):
             return None

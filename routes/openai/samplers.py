@@ -1,4 +1,4 @@
-"""Samplers of llama.cpp, vLLM's forks and others that no route has."""
+"""Samplers of llama.cpp and others that no route has."""
 
 from typing import Annotated
 

@@ -240,6 +240,15 @@ class Bench:
             assert result.error is None, result.error
         return name
 
+    def begin_in(self, key: str, past: Sequence[int], tokens: int) -> None:
+        """Store a session that begins in the state after `past`, which counts as so many tokens."""
+        slot, name = self.slot(), object()
+        self.states.clear([slot])
+        self.feed(slot, past)
+        self._running.remove(slot)  # it becomes the pool's
+        self.pool.save(key, slot, tokens, self.callback(name))
+        assert self.wait(name).error is None
+
     def fork(self, source: str, target: str, turn: int | None = None) -> str | None:
         """Let `target` end where `source` does, or with its turn of that number; the error."""
         session = self.pool.find(source)

@@ -27,22 +27,12 @@ def tokens(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def data(tmp_path: Path, tokens: int) -> Iterator[bytes]:
     """A file of a session that begins in STATE and has two turns."""
-    bench = begun_in_a_state(tmp_path / "origin.db", tokens)
-    yield bench.do(bench.pool.files.export, "a", "both").value
-    bench.close()
-
-
-def begun_in_a_state(path: Path | None, tokens: int) -> Bench:
-    bench = Bench(path)
-    slot = bench.slot()
-    bench.states.clear([slot])
-    bench.feed(slot, [7, 7])
-    bench._running.remove(slot)
-    bench.pool.save("a", slot, tokens, bench.callback("save"))
-    assert bench.wait("save").error is None
+    bench = Bench(tmp_path / "origin.db")
+    bench.begin_in("a", [7, 7], tokens)
     bench.turn("a", [1, 2])
     bench.turn("a", [3])
-    return bench
+    yield bench.do(bench.pool.files.export, "a", "both").value
+    bench.close()
 
 
 def goes_back(bench: Bench, key: str) -> bool:

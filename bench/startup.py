@@ -2,9 +2,9 @@
 """Seconds from the start of app.py until /health answers, of one or more checkouts in turns.
 
 The first start in a checkout may build kernels, so each starts once before the rounds. --streams: also the
-seconds until the first text of a request, and the longest gaps in so many streams that begin as soon as the
-server answers, while it captures graphs: in all, and once each has had text. --first: each is a first start
-with kernels built, whose GEMMs have never been timed.
+seconds until the first text of a request, and the longest gap in so many streams that begin as soon as the
+server answers, while it captures graphs. --first: each is a first start with kernels built, whose GEMMs have
+never been timed.
 
     python bench/startup.py . -- --model-path rwkv7-g1-7.2b.pth
     python bench/startup.py . --streams 8 -- --model-path rwkv7-g1-7.2b.pth
@@ -13,11 +13,10 @@ with kernels built, whose GEMMs have never been timed.
 """
 
 import argparse
+import asyncio
 import contextlib
 import json
-import math
 import os
-import selectors
 import shutil
 import socket
 import subprocess
@@ -25,15 +24,16 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bench.wire import Exchange, ExchangeError, Target
 from rwkv_batch.ops.compiled import kernel_cache
 
 PATIENCE = 600  # seconds
@@ -47,7 +47,6 @@ class StartTimes:
     ready: float
     first_text: float = 0.0
     longest_gap: float = 0.0  # in any stream
-    longest_later_gap: float = 0.0  # when each stream has had text
 
 
 @contextlib.contextmanager
@@ -90,16 +89,22 @@ def measure(checkout: str, flags: list[str], streams: int, first: bool) -> Start
             environment["RWKV_BATCH_CACHE"] = untuned_cache(f"{folder}/cache")
         begin = time.monotonic()
         with launched(checkout, flags, folder, environment) as (server, port):
-            while server.poll() is None and time.monotonic() - begin < PATIENCE:
-                with (
-                    contextlib.suppress(OSError),
-                    urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer,
-                ):
-                    if answer.status == 200:
-                        ready = time.monotonic() - begin
-                        return StartTimes(ready, *(stream(port, begin, streams) if streams else ()))
+            while not answers(port):
+                if server.poll() is not None or time.monotonic() - begin > PATIENCE:
+                    sys.exit(f"The server of {checkout} ended, or was not ready within {PATIENCE} s.")
                 time.sleep(0.05)
-    sys.exit(f"The server of {checkout} ended, or was not ready within {PATIENCE} s.")
+            ready = time.monotonic() - begin
+            return StartTimes(ready, *(asyncio.run(stream(port, begin, streams)) if streams else ()))
+
+
+def answers(port: int) -> bool:
+    """Whether the server there is ready."""
+    with (
+        contextlib.suppress(OSError),
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer,
+    ):
+        return bool(answer.status == 200)
+    return False
 
 
 def untuned_cache(to: str) -> str:
@@ -109,43 +114,41 @@ def untuned_cache(to: str) -> str:
     return to
 
 
-def stream(port: int, begin: float, streams: int) -> tuple[float, float, float]:
-    """Seconds from `begin` until the first text, and the longest gaps in any of so many streams.
+async def stream(port: int, begin: float, streams: int) -> tuple[float, float]:
+    """Seconds from `begin` until the first text, and the longest gap in any of so many streams.
 
-    The second gap is of those that begin when each stream has had text. One thread reads all sockets: threads
-    that wait for each other's turns would add gaps of their own. Raises ConnectionError for a stream that
-    ends, TimeoutError if there is no text for a minute.
+    One thread reads all of them, as threads that wait for each other's turns would add gaps of their own.
+    Raises ExchangeError for a stream that ends, TimeoutError for no text.
     """
-    body = json.dumps(
-        {"prompt": "The Eiffel tower is in", "max_tokens": 1 << 20, "stream": True, "ignore_eos": True}
-    )
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
-    request = f"{head}Content-Type: application/json\r\n\r\n{body}".encode()
-    texts: dict[int, list[float]] = defaultdict(list)  # of each socket, when they came
-    with contextlib.ExitStack() as connections, selectors.DefaultSelector() as sockets:
-        for _ in range(streams):
-            connection = connections.enter_context(socket.create_connection(("127.0.0.1", port)))
-            connection.sendall(request)
-            sockets.register(connection, selectors.EVENT_READ, connection)
-        first, now = math.inf, 0.0
-        while now < first + STREAMED:
-            readable = sockets.select(60)
-            if not readable:
-                raise TimeoutError("no stream had text for a minute")
-            now = time.monotonic()
-            for key, _ in readable:
-                data = key.data.recv(1 << 16)
-                if not data:
-                    raise ConnectionError("the server ended a stream")
-                if b"data:" in data:
-                    texts[key.fd].append(now)
-                    first = min(first, now)
-    if len(texts) < streams:
-        raise TimeoutError(f"{streams - len(texts)} of {streams} streams had no text")
-    gaps = [(after - before, before) for times in texts.values() for before, after in pairwise([*times, now])]
-    all_begun = max(times[0] for times in texts.values())
-    later = [seconds for seconds, before in gaps if before >= all_begun]
-    return first - begin, max(gaps)[0], max(later, default=0.0)
+    body = {"prompt": "The Eiffel tower is in", "max_tokens": 1 << 20, "stream": True, "ignore_eos": True}
+    target = Target("127.0.0.1", port, tls=False, prefix="", address="127.0.0.1")
+    content = {"Content-Type": "application/json"}
+    request = target.message("POST", "/v1/completions", content, json.dumps(body).encode())
+    texts: list[list[float]] = [[] for _ in range(streams)]  # when each stream's came
+    begun = asyncio.Event()
+
+    async def one(times: list[float]) -> None:
+        def receive(data: bytes, now: float) -> None:
+            if b"data:" in data:
+                times.append(now)
+                begun.set()
+
+        exchange = Exchange(request, receive)
+        await exchange.run(target)
+        raise ExchangeError(f"a stream has ended, HTTP {exchange.status}")
+
+    running: asyncio.Future[Any] = asyncio.gather(*map(one, texts))  # ends by an error alone
+    first_text: asyncio.Future[Any] = asyncio.ensure_future(begun.wait())
+    await asyncio.wait([running, first_text], timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([running], timeout=STREAMED)
+    if running.done():
+        running.result()
+    running.cancel()
+    if not all(texts):
+        raise TimeoutError(f"{texts.count([])} of {streams} streams had no text")
+    end = time.monotonic()
+    gaps = (after - before for times in texts for before, after in pairwise([*times, end]))
+    return min(times[0] for times in texts) - begin, max(gaps)
 
 
 def main() -> None:
@@ -166,7 +169,7 @@ def main() -> None:
         for checkout in checkouts if turn % 2 == 0 else reversed(checkouts):
             found[checkout].append(measure(checkout, flags, args.streams, args.first))
     for checkout, times in found.items():
-        for field in fields(StartTimes)[: None if args.streams else 1]:
+        for field in fields(StartTimes)[: 3 if args.streams else 1]:
             seconds = [getattr(each, field.name) for each in times]
             each = ", ".join(f"{s:.3f}" for s in seconds)
             print(f"{checkout}: {field.name.replace('_', ' ')} {median(seconds):.3f} s ({each})")

@@ -1,7 +1,6 @@
 """Sessions out of files and into them (exported.py)."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
@@ -85,44 +84,34 @@ class SessionFiles:
             content, image, beginning = found
             turns = exported.to_turns(content, self._log.unknown_past(content.start))
             self._log.ids_used(turns[-1].id)
-            ends = [turn.head(turn.end) for turn in turns if turn.end == content.position]
-            if beginning is not None:
-                later = None
-                if image is not None and ends:
-                    later = replace(ends[-1], imaged=content.start), image
-                self._begin_in(key, turns, beginning, later, done)
-                return
-            if image is None or not ends:
+            ends = [turn for turn in turns if turn.end == content.position]
+            states = [] if beginning is None else [(turns[0], beginning)]
+            if image is not None and ends:
+                states.append((ends[-1], image))
+            if states:
+                self._store(key, turns, states, done)
+            else:
                 session = self._log.announce(key, turns, imaged=0)
                 self._log.put_announced(session, turns, [], done)
-                return
-            session = self._log.announce(key, turns, content.position)
-            if ends[-1].turn == session.head.turn:
-                self._tiers.hold(key, session.head, image)
-            self._store_with_state(session, turns, ends[-1], done, image)
 
         self._reader.put(partial(self._resumer.read_file, data, tokens), checked)
 
-    def _begin_in(
-        self,
-        key: str,
-        turns: Sequence[Turn],
-        beginning: Tensor,
-        later: tuple[Head, Tensor] | None,
-        done: Done,
+    def _store(
+        self, key: str, turns: Sequence[Turn], states: Sequence[tuple[Turn, Tensor]], done: Done
     ) -> None:
-        """Store a session that begins in a state. `later`: the state at the end of one of its turns."""
-        first = turns[0]
+        """Store a session with the states at the ends of some turns, of which nothing replaces the first."""
+        (first, needed), *later = states
         session = self._log.announce(key, turns, first.end)
-        if not self._images.stores:
-            self._images.keep(first.id, beginning)
-        if later and later[0].turn == session.head.turn:
-            self._tiers.hold(key, session.head, later[1])
+        if later and not self._images.stores:
+            self._images.keep(first.id, needed)
+        last, state = states[-1]
+        if last.id == session.head.turn:
+            self._tiers.hold(key, session.head, state)
 
         def stored(error: str | None) -> None:
-            if later and not error:
-                self._images.offer(*later)
-                self._tiers.imaged(later[0].turn)
+            for turn, image in later if not error else ():
+                self._images.offer(turn.head(first.end), image)
+                self._tiers.imaged(turn.id)
             done(error)
 
-        self._store_with_state(session, turns, first.head(first.end), stored, beginning)
+        self._store_with_state(session, turns, first.head(first.end), stored, needed)

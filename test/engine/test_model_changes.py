@@ -228,7 +228,7 @@ class TestOverADeviceThatIsAhead:
             driver.models.cancel((b"test", running))
         else:
             driver.finish(running)
-        driver.wait(lambda: not driver.changes._under_way)
+        driver.wait(lambda: driver.ended("c") and not driver.changes._under_way)
         assert isinstance(driver.events["c"][-1], CommandReply)
 
     def test_where_memory_does_not_hold_both_the_new_one_follows(self, driver, files, stop_id, monkeypatch):

@@ -2,8 +2,7 @@
 """Speed of the engine on a CUDA GPU: decode by batch size, prefill by shape.
 
 Embedding, sampling and detokenizing are included. Times are medians of runs; "floor" is the roofline
-(bench/roofline.py), of fp16 weights whatever --weights says. On an AMD GPU that bench/amd_prediction.py
-knows, each decode step is compared with what it predicts. --graphs leaves the engine out: it replays the
+(bench/roofline.py), of fp16 weights whatever --weights says. --graphs leaves the engine out: it replays the
 model's CUDA graph alone, and a greedy choice feeds the next step.
 
     python bench/decode.py --size 1.5b
@@ -23,17 +22,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.amd_prediction import Shape, comparison
 from bench.engine_level import Through
-from bench.gpu import need_gpu
-from bench.graphs import Graphs
+from bench.graphs import Graphs, report
 from bench.make_checkpoint import ACTIVE_SHARE, ALL_SIZES, FAMILIES
-from bench.roofline import Work, decode_floor, prefill_floor
-from bench.trace import report
+from bench.roofline import Work, decode_floor, need_gpu, prefill_floor
 from rwkv_batch.model import checkpoint
 from rwkv_batch.model.cuda.steps.capture import gpu_seconds
 from rwkv_batch.model.quantization.quantize import quantize
-from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.weights.formats import FORMATS
 
 RUNS = 15
@@ -113,8 +108,6 @@ def main() -> None:
     batches = [int(rows) for rows in args.batches.split(",") if rows]
     shapes = [tuple(map(int, shape.split("x"))) for shape in args.prefill.split(",") if shape]
     bandwidth, work = copy_bandwidth(), Work.from_checkpoint(weights)
-    gpu = build.architecture(0) if weights.family == "rwkv7" else ""  # which alone is predicted
-    shape = Shape(weights.layers, weights.width, weights.vocab)
     if args.weights:
         weights = quantize(weights, args.weights, args.quantize_head, device="cuda")
     torch.cuda.empty_cache()
@@ -150,9 +143,7 @@ def main() -> None:
             }
             print(
                 f"decode {rows:5d} rows {seconds * 1e3:8.3f} ms {rows / seconds:9.0f} tokens/s, "
-                f"{floor / seconds:4.0%} of the floor"
-                f"{comparison(gpu, shape, rows, DTYPES[args.wkv].itemsize, seconds)}"
-                f"   {runner.about(rows)}",
+                f"{floor / seconds:4.0%} of the floor   {runner.about(rows)}",
                 flush=True,
             )
             if args.trace:

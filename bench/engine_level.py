@@ -102,32 +102,3 @@ def request_for(rows: int, length: int, max_tokens: int, name: str = "rows") -> 
     return GenerateRequest(
         id=name, prompts=prompts, max_tokens=max_tokens, stop_ids=[], flush_tokens=1, prefix_cache=False
     )
-
-
-def compare(engine: Engine, rows: int, cases: dict[str, list[GenerateRequest]], runs: int) -> None:
-    """Print the time of a step in each case, in turn, beside that of the case "plain".
-
-    A case is requests that together have so many endless rows.
-    """
-    times: dict[str, list[float]] = {name: [] for name in cases}
-    for _ in range(runs):
-        for name, requests in cases.items():
-            times[name].append(_seconds(engine, rows, requests))
-    medians = {name: statistics.median(found) for name, found in times.items()}
-    for name, median in medians.items():
-        print(
-            f"{rows:4d} rows, {name}: {median * 1e3:.3f} ms a step, {rows / median:.0f} rows/s, "
-            f"{medians['plain'] / median:.3f} of plain",
-            flush=True,
-        )
-    engine.cancel_frontend(KEY)
-
-
-def _seconds(engine: Engine, rows: int, requests: list[GenerateRequest]) -> float:
-    """For a token of each of so many rows of these requests."""
-    engine.cancel_frontend(KEY)
-    for request in requests:
-        engine.add((KEY, request.id), request)
-    for _ in range(WARM_UP):
-        engine.step()
-    return seconds_a_token(engine, rows)

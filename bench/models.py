@@ -21,8 +21,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.engine_level import ENDLESS, request_for
-from bench.gpu import need_gpu
 from bench.make_checkpoint import SIZES, random_checkpoint
+from bench.roofline import need_gpu
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.memory import MemoryShare

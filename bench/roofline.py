@@ -3,7 +3,10 @@
 It follows from the bytes that must move and the operations that must be done, with perfect kernels.
 """
 
+import sys
 from dataclasses import dataclass
+
+import torch
 
 from rwkv_batch.model.checkpoint import HEAD_SIZE, Checkpoint
 
@@ -64,3 +67,9 @@ def decode_floor(
 def prefill_floor(work: Work, tokens: int, rate: float) -> float:
     """Seconds of the GEMMs alone; the head is for the last tokens only."""
     return 2 * tokens * (work.dense + work.value - work.head) / rate
+
+
+def need_gpu() -> None:
+    """End the process with one sentence if torch has no GPU."""
+    if not torch.cuda.is_available():
+        sys.exit("This measures a GPU, and torch finds none; run it on a machine with one.")

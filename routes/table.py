@@ -55,6 +55,7 @@ from routes.openapi import page
 from routes.openapi.document import document
 from routes.page import files
 from routes.responses import routes as responses
+from routes.unserved import of_other_servers
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", HttpMethod.TRACE)  # Robyn has no name for TRACE
 
@@ -63,6 +64,7 @@ FAMILIES: tuple[tuple[str, ErrorShape], ...] = (
     ("/v1/messages", anthropic_shape),
     ("/v1/", openai_shape),
     ("/openai/", openai_shape),
+    ("/api/", ollama_shape),
 )
 
 log = logging.getLogger(__name__)
@@ -192,6 +194,7 @@ ROUTES = (
     Route("POST",       "/api/chat",                            ollama_shape, OLLAMA_CHAT),
     Route("POST",       "/api/generate",                        ollama_shape, OLLAMA_TEXT),
     Route("GET",        "/api/tags",                            ollama_shape, ollama_models.tags),
+    Route("GET",        "/api/ps",                              ollama_shape, ollama_models.running),
     Route("POST",       "/api/show",                            ollama_shape, ollama_models.show),
     Route("POST",       "/infill",                              openai_shape, generates(infill.prepare)),
     Route("GET",        "/api/version",                         ollama_shape, ollama_models.version),
@@ -251,6 +254,8 @@ async def _options(front: Frontend, http: HttpRequest) -> HttpResponse:
 async def _unknown(front: Frontend, http: HttpRequest) -> HttpResponse:
     path = http.path.rstrip("/") or "/"
     http.shape = next((shape for start, shape in FAMILIES if path.startswith(start)), native_shape)
+    if why := of_other_servers(path):
+        raise ApiError(404, f"There is no {path[:200]} here: {why}.")
     route = _route_of(path)
     if route is None:
         raise ApiError(404, f"There is no {http.path[:200]} here; the README lists the routes.")

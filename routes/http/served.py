@@ -40,22 +40,30 @@ async def list_served(front: Frontend, http: HttpRequest) -> list[Served]:
     return found
 
 
+def with_short_names(served: list[Served]) -> list[Served]:
+    """All of them, then by what else each may be called: LABEL, and an adapter's name alone."""
+    names = {each.name for each in served}
+    short = [served[0]._replace(name=LABEL)] if served else []
+    short += [
+        each._replace(name=each.name.removeprefix(f"{each.model.model}:"))
+        for each in served
+        if each.is_adapter
+    ]
+    more = {each.name: each for each in reversed(short) if each.name not in names}
+    return [*served, *reversed(more.values())]
+
+
 async def served_in_path(front: Frontend, http: HttpRequest) -> Served:
     """What the end of the path names, behind `/models/`. Raises ApiError.
 
     Like the field `model`, it may be LABEL, and the name of an adapter alone.
     """
-    listed = {each.name: each for each in await list_served(front, http)}
+    served = await list_served(front, http)
     asked = unquote(http.path.split("/models/", 1)[1].rstrip("/"))
-    if asked not in listed:
-        if asked == LABEL:
-            return next(iter(listed.values()))
-        for each in listed.values():
-            if each.is_adapter and each.name == f"{each.model.model}:{asked}":
-                return each
+    found = next((each for each in with_short_names(served) if each.name == asked), None)
+    if found is None:
+        names = ", ".join([each.name for each in served][:20])
         raise ApiError(
-            404,
-            f"There is no model {asked[:60]} here; served are {', '.join(list(listed)[:20])}.",
-            code="model_not_found",
+            404, f"There is no model {asked[:60]} here; served are {names}.", code="model_not_found"
         )
-    return listed[asked]
+    return found

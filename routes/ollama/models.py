@@ -1,8 +1,8 @@
-"""GET /api/tags, POST /api/show and GET /api/version: what is served, as Ollama's clients ask for it."""
+"""/api/tags, /api/ps, /api/show and /api/version: what is served, as Ollama's clients ask for it."""
 
 from robyn import Response
 
-from routes.chat.checkpoints import settings_for
+from routes.chat.checkpoints import chat_template, settings_for
 from routes.http.errors import ApiError, Json
 from routes.http.exchange import (
     HttpRequest,
@@ -15,11 +15,15 @@ from routes.http.frontend import Frontend
 from routes.http.model_field import read_model
 from routes.http.replies import timestamp
 from routes.http.route import Handler
-from routes.http.served import list_served
+from routes.http.schemas import INT_LIMIT
+from routes.http.served import Served, list_served, with_short_names
 from routes.ollama.schemas import ShowBody
+from routes.ollama.template import go_template
 from rwkv_batch import __version__
 from rwkv_batch.wire.supervision import EngineInfo
 
+OLLAMA_VERSION = "0.13.0"  # whose routes these are; clients refuse to work with an old one
+STAYS_UNTIL = "9999-12-31T23:59:59Z"  # no model leaves by itself
 TAG = ":latest"  # clients of Ollama write it behind any name
 FAMILY = "rwkv"
 TYPES = {"float32": "F32", "float16": "F16"}  # of activations, and of weights unless they are in a format
@@ -37,19 +41,40 @@ def untagged(handler: Handler) -> Handler:
 
 
 async def tags(front: Frontend, http: HttpRequest) -> Response:
-    """GET /api/tags: each model, its adapters and start states. Raises ApiError."""
+    """GET /api/tags: every name that a request may have as `model`, the default one first. Raises ApiError.
+
+    An adapter and a start state may be named together, too; of these names there are too many to list.
+    """
     listed = [
-        {
-            "name": each.name,
-            "model": each.name,
-            "modified_at": timestamp(each.created),
-            "size": each.model.weight_bytes,
-            "digest": each.digest,
-            "details": _details(each.model),
-        }
-        for each in await list_served(front, http)
+        _listed(each) | {"modified_at": timestamp(each.created)}
+        for each in with_short_names(await list_served(front, http))
     ]
     return json_response(http, {"models": listed})
+
+
+async def running(front: Frontend, http: HttpRequest) -> Response:
+    """GET /api/ps: the models, all of which are loaded. Raises ApiError."""
+    listed = [
+        _listed(each)
+        | {
+            "expires_at": STAYS_UNTIL,
+            "size_vram": 0 if each.model.device == "cpu" else each.model.weight_bytes,
+            "context_length": INT_LIMIT,
+        }
+        for each in await list_served(front, http)
+        if each.name == each.model.model
+    ]
+    return json_response(http, {"models": listed})
+
+
+def _listed(each: Served) -> Json:
+    return {
+        "name": each.name,
+        "model": each.name,
+        "size": each.model.weight_bytes,
+        "digest": each.digest,
+        "details": _details(each.model),
+    }
 
 
 async def show(front: Frontend, http: HttpRequest) -> Response:
@@ -60,11 +85,12 @@ async def show(front: Frontend, http: HttpRequest) -> Response:
     if not asked:
         raise ApiError(400, "`model`: this field is required.", param="model")
     model = (await read_model(front, http, body | {"model": asked})).model
+    template = chat_template(model.checkpoint, settings_for(model, front.settings).chat_template)
     return json_response(
         http,
         {
             "modified_at": timestamp(front.started),
-            "template": settings_for(model, front.settings).chat_template,
+            "template": go_template(template),
             "parameters": "",
             "modelfile": f"FROM {model.checkpoint}",
             "license": "",
@@ -73,6 +99,7 @@ async def show(front: Frontend, http: HttpRequest) -> Response:
                 "general.architecture": FAMILY,
                 "general.basename": model.model,
                 "general.parameter_count": model.parameters,
+                f"{FAMILY}.context_length": INT_LIMIT,  # texts may have any length
                 f"{FAMILY}.block_count": model.layers,
                 f"{FAMILY}.embedding_length": model.width,
                 f"{FAMILY}.vocab_size": model.vocabulary,
@@ -83,9 +110,9 @@ async def show(front: Frontend, http: HttpRequest) -> Response:
 
 
 async def version(front: Frontend, http: HttpRequest) -> Response:
-    """GET /api/version: that of this server. Raises ApiError."""
+    """GET /api/version: that of Ollama whose routes these are, and that of this server. Raises ApiError."""
     demand_password(front.settings.password, http)
-    return json_response(http, {"version": __version__})
+    return json_response(http, {"version": OLLAMA_VERSION, "rwkv_batch": __version__})
 
 
 def _remove_tag(http: HttpRequest) -> None:

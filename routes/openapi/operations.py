@@ -171,6 +171,7 @@ OPERATIONS = {
     "/api/chat": _texts("A conversation, as Ollama's clients ask", OllamaChatBody, gives=LINES_OR_JSON),
     "/api/generate": _texts("One prompt, as Ollama's clients ask", OllamaTextBody, gives=LINES_OR_JSON),
     "/api/tags": replace(MODELS, summary="What is served, as Ollama's clients ask"),
+    "/api/ps": replace(MODELS, summary="What is loaded, as Ollama's clients ask"),
     "/api/show": Operation("What is known of a model", ShowBody, chosen=Chosen),
     "/api/version": Operation("The version of the server"),
     "/infill": _texts("What stands between a prefix and a suffix, for editors", InfillBody),

@@ -7,13 +7,17 @@ import ollama
 import pytest
 from fake_engine import INFO
 from frontend_process import PASSWORD, FrontendProcess
+from msgspec import structs
 
+from routes.chat.checkpoints import CHAT_TEMPLATES
+from routes.chat.templates import ASSISTANT
 from routes.http.errors import ApiError
 from routes.ollama import prepare
+from routes.ollama.template import go_template
 from rwkv_batch import __version__
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.client import Job
-from rwkv_batch.wire.protocol import RowDelta, TokenLogprob
+from rwkv_batch.wire.protocol import AdapterInfo, RowDelta, TokenLogprob
 
 BEARER = {"authorization": f"Bearer {PASSWORD}"}
 HI = [{"role": "user", "content": "Hi"}]
@@ -102,16 +106,71 @@ def test_nothing_to_generate_loads_the_model(front: FrontendProcess, client: oll
 
 
 def test_what_is_served_is_listed_and_shown(front: FrontendProcess, client: ollama.Client):
-    (model,) = client.list().models
+    model, label = client.list().models
     assert (model.model, model.digest) == (INFO.model, INFO.fingerprint)
+    assert (label.model, label.digest) == ("rwkv7", INFO.fingerprint)
     shown = client.show(f"{INFO.model}:latest")
-    assert shown.details == model.details
+    assert shown.details == model.details == client.show("rwkv7").details
     assert shown.modelinfo["rwkv.block_count"] == INFO.layers
     assert {"completion", "tools", "insert", "thinking"} <= set(shown.capabilities)
-    assert front.http.get("/api/version", headers=BEARER).json() == {"version": __version__}
     older = front.http.post("/api/show", json={"name": INFO.model}, headers=BEARER)
     assert older.json()["details"]["family"] == "rwkv"
     assert front.http.post("/api/show", json={}, headers=BEARER).status_code == 400
+
+
+def test_every_name_that_works_is_listed():
+    adapter = AdapterInfo("capitals", "5eed" * 8, 4, 1.0, "capitals.pth")
+    with FrontendProcess() as process:
+        assert process.engine
+        process.engine.adapters[adapter.name] = adapter
+        there = client_of(process, {})
+        names = [each.model for each in there.list().models]
+        assert names == [INFO.model, f"{INFO.model}:capitals", "rwkv7", "capitals"]
+        for name in names:
+            assert there.chat(model=name, messages=HI).done
+            assert process.http.get(f"/v1/models/{name}").status_code == 200
+        assert [each.model for each in there.ps().models] == [INFO.model]
+
+
+def test_clients_find_what_they_look_for_in_a_model(front: FrontendProcess, client: ollama.Client):
+    """That it is loaded and stays, uses tools, takes a text of any length, and a version they know."""
+    (loaded,) = client.ps().models
+    assert loaded.model == INFO.model and loaded.expires_at and loaded.expires_at.year == 9999
+    assert (loaded.size_vram, loaded.context_length) == (0, 2**31 - 1)
+    shown = client.show("rwkv7")
+    assert shown.modelinfo["rwkv.context_length"] == loaded.context_length
+    for part in ("{{ .Tools }}", "{{ .Suffix }}", "{{ .System }}", "User: ", "<tool_call>"):
+        assert part in shown.template
+    version = front.http.get("/api/version", headers=BEARER).json()
+    assert version["rwkv_batch"] == __version__
+    assert tuple(map(int, version["version"].split("."))) >= (0, 6, 4)  # which editors ask for
+
+
+def test_on_a_gpu_a_model_takes_its_memory():
+    with FrontendProcess(infos=[structs.replace(INFO, device="cuda:0", weight_bytes=5)]) as process:
+        (loaded,) = client_of(process, {}).ps().models
+        assert (loaded.size, loaded.size_vram) == (5, 5)
+
+
+@pytest.mark.parametrize("name", CHAT_TEMPLATES)
+def test_the_template_is_that_of_the_checkpoint(name: str):
+    chosen = CHAT_TEMPLATES[name]
+    text = go_template(chosen)
+    assert text.count("{{ if ") + text.count("{{ range ") == text.count("{{ end }}")
+    assert chosen.tools.before in text
+    empty = chosen.style(ASSISTANT, chosen.think_type).thought
+    assert text.endswith(f"<think{{{{ else }}}}{empty}{{{{ end }}}}{{{{ end }}}}")
+
+
+def test_embeddings_are_refused_by_name(client: ollama.Client):
+    for call in (client.embed, client.embeddings):
+        with pytest.raises(
+            ollama.ResponseError, match="no /api/embed(dings)? here: models that write"
+        ) as refused:
+            call("rwkv7", "Hi")
+        assert refused.value.status_code == 404
+    with pytest.raises(ollama.ResponseError, match="/loadmodel"):
+        client.pull("rwkv7")
 
 
 def test_errors_have_ollamas_form(front: FrontendProcess, client: ollama.Client):

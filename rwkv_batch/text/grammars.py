@@ -7,6 +7,7 @@ END_OF_TEXT may be drawn.
 
 import json
 import math
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -17,8 +18,8 @@ from typing import Any
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
-from llguidance.gbnf_to_lark import any_to_lark
 
+from rwkv_batch.text.gbnf import GbnfError, is_gbnf, to_lark
 from rwkv_batch.text.tokenizer import END_OF_TEXT, Tokenizer
 
 LARGEST_SOURCE = 256 * 1024  # characters
@@ -47,6 +48,7 @@ WORDS = {
     "calls": "schema of a tool",
     "tagged_calls": "schema of a tool",
 }
+LARK = re.compile(r"^\s*(%llguidance\b|start\b[^:\n]*:)", re.MULTILINE)
 SPACE = r"/ ?|\n[ \t]{0,40}/"  # around the JSON of a call
 
 
@@ -195,9 +197,12 @@ def _answer(text: BoundText) -> dict[str, object]:
             return {"lark_grammar": "start: " + " | ".join(json.dumps(choice) for choice in choices)}
         case "calls" | "tagged_calls":
             return {"lark_grammar": _calls(**json.loads(text.source))}
+    if not (is_gbnf(text.source) or LARK.search(text.source)):
+        why = "it has neither a rule of GBNF (root ::= ...) nor one of Lark (start: ...)"
+        raise GrammarError(_sentence("grammar", why))
     try:
-        return {"lark_grammar": any_to_lark(text.source)}
-    except Exception as error:  # of a converter, of any class
+        return {"lark_grammar": to_lark(text.source) if is_gbnf(text.source) else text.source}
+    except GbnfError as error:
         raise GrammarError(_sentence("grammar", str(error))) from error
 
 

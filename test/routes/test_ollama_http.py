@@ -165,7 +165,7 @@ def test_the_template_is_that_of_the_checkpoint(name: str):
 def test_embeddings_are_refused_by_name(client: ollama.Client):
     for call in (client.embed, client.embeddings):
         with pytest.raises(
-            ollama.ResponseError, match="no /api/embed(dings)? here: models that write"
+            ollama.ResponseError, match=r"no /api/embed(dings)? here: models that write"
         ) as refused:
             call("rwkv7", "Hi")
         assert refused.value.status_code == 404

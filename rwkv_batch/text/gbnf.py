@@ -1,10 +1,10 @@
 """GBNF, the form of grammars that llama.cpp has, as Lark of llguidance.
 
 llguidance has a converter, whose rules and repetitions are right. What it makes of escapes is not, in its
-version 1.9.1 (no report of it is known): it drops the zeros in front of `\\u00e9`, and passes `\\U0001F600` and
-`\\[` on to a form that does not have them. `.` leaves out the line feed, and a class such as `[+--]` is read as
-one of Rust, which has operators. So a grammar is rewritten first, in a part of GBNF that means the same there.
-The syntax: grammars/README.md and src/llama-grammar.cpp of llama.cpp.
+version 1.9.1 (no report of it is known): it drops the zeros in front of `\\u00e9`, and passes `\\U0001F600`
+and `\\[` on to a form that does not have them. `.` leaves out the line feed, and a class such as `[+--]` is
+read as one of Rust, which has operators. So a grammar is rewritten first, in a part of GBNF that means the
+same there. The syntax: grammars/README.md and src/llama-grammar.cpp of llama.cpp.
 """
 
 import re

@@ -1,16 +1,23 @@
-"""Sends the requests of a plan, at random moments or a fixed number at a time, and records every answer."""
+"""Sends the requests of a plan, at random moments or a fixed number at a time, and records every answer.
+
+A stream costs httpx some 80 us of CPU an event, so one process reads about ten thousand events a second;
+bench/processes.py shares a load among several.
+"""
 
 import asyncio
 import contextlib
+import itertools
+import json
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
-import msgspec
-from answer import Answer, Record, error_text
-from prompts import Prompts
-from wire import Exchange, ExchangeError, Target
+import httpx
+
+from bench.report import Answer, Record, error_text, tokenizer
 
 PATHS = {
     "chat": "/v1/chat/completions",
@@ -19,13 +26,89 @@ PATHS = {
     "big_batch": "/big_batch/completions",
 }
 NATIVE = ("batch", "big_batch")  # many prompts in one request
+# Every request has a connection of its own, so that they spread over the front ends.
+CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+
+
+def base_url(url: str) -> str:
+    """A server's address without a final /v1. Raises ValueError with a sentence."""
+    url = url if "://" in url else f"http://{url}"
+    with contextlib.suppress(httpx.InvalidURL):
+        parts = httpx.URL(url)
+        if parts.scheme in ("http", "https") and parts.host:
+            return url.rstrip("/").removesuffix("/v1").rstrip("/")
+    raise ValueError(f"--url {url} is not an http or https address, such as http://127.0.0.1:8000.")
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompt number i, the same for the same seed.
+
+    With `length` 0 `parts` are whole prompts; otherwise they are words to draw from.
+    """
+
+    parts: list[str]
+    length: int = 0
+    seed: int = 0
+
+    def __getitem__(self, index: int) -> str:
+        if not self.length:
+            return self.parts[index % len(self.parts)]
+        return "".join(random.Random(f"{self.seed}/{index}").choices(self.parts, k=self.length))
+
+
+def prompts_from_file(path: str) -> Prompts:
+    """One prompt a line; in a .jsonl file the "prompt" of the object on each line.
+
+    Raises ValueError with a sentence for the user.
+    """
+    try:
+        lines = [line for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--prompts {path} cannot be read: {error}.") from None
+    if path.endswith(".jsonl"):
+        lines = [_read_prompt(line, path) for line in lines]
+    if not lines:
+        raise ValueError(f"--prompts {path} holds no prompts; put one on each line.")
+    return Prompts(lines)
+
+
+def _read_prompt(line: str, path: str) -> str:
+    try:
+        prompt = json.loads(line)["prompt"]
+    except (ValueError, KeyError, TypeError):
+        prompt = None
+    if not isinstance(prompt, str):
+        raise ValueError(
+            f'--prompts {path}: every line must be a JSON object with a string "prompt", not {line[:60]}.'
+        )
+    return prompt
+
+
+def random_prompts(tokens: int, seed: int) -> Prompts:
+    """Random prompts of exactly `tokens` tokens of the World vocabulary, all different.
+
+    The words are single tokens that begin with a space. The tokenizer takes the longest match, so a word that
+    is the beginning of a token with a second space is left out: no two words then merge, and the count is
+    exact.
+    """
+    vocabulary = tokenizer().get_vocab()
+    merging = {f" {head}" for token in vocabulary for head in re.findall(r"^ ([a-z]+) ", token)}
+    words = sorted(
+        token for token in vocabulary if re.fullmatch(r" [a-z]{3,12}", token) and token not in merging
+    )
+    return Prompts(words, tokens, seed)
 
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """What is sent: everything a generator process needs to know."""
+    """What is sent: everything a generator process needs to know.
 
-    target: Target
+    Clients of a closed loop take the next request that nobody has taken. With `own_requests` each has its
+    own: client c sends c, c + concurrency, ..., one after the other, with `think` seconds between two.
+    """
+
+    url: str  # as `base_url` returns it
     api: str  # a key of PATHS
     prompts: Prompts
     requests: int
@@ -41,17 +124,19 @@ class LoadPlan:
     extra: dict = field(default_factory=dict)
     seed: int = 0
     timeout: float = 600.0  # seconds per request
+    own_requests: bool = False
+    think: float = 0.0
 
     def headers(self) -> dict[str, str]:
         key = self.api_key or self.password
-        return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        return {"Authorization": f"Bearer {key}"} if key else {}
 
     def request_prompts(self, index: int) -> list[str]:
         """The prompts of request `index`; negative indexes (warm-up) have their own."""
         return [self.prompts[index * self.rows + row] for row in range(self.rows)]
 
-    def message(self, index: int) -> bytes:
-        """Request `index` as it goes over the wire."""
+    def request(self, index: int) -> tuple[str, dict]:
+        """Path and body of request `index`."""
         prompts = self.request_prompts(index)
         body: dict = {"model": self.model, "max_tokens": self.output_tokens, "stream": self.stream}
         if self.api in NATIVE:
@@ -66,9 +151,7 @@ class LoadPlan:
             body["stream_options"] = {"include_usage": True}
         if self.password:
             body["password"] = self.password
-        return self.target.message(
-            "POST", PATHS[self.api], self.headers(), msgspec.json.encode(body | self.extra)
-        )
+        return PATHS[self.api], body | self.extra
 
     def arrivals(self) -> Iterator[tuple[int, float]]:
         """(index, seconds after the start) of every request of a Poisson process with `rate`.
@@ -80,6 +163,22 @@ class LoadPlan:
         for index in range(self.requests):
             yield index, due
             due += gaps.expovariate(self.rate)
+
+
+class Moment:
+    """The time at which something was read. All that one read brings came at one moment."""
+
+    def __init__(self) -> None:
+        self._loop, self._now = asyncio.get_running_loop(), 0.0
+
+    def __call__(self) -> float:
+        if not self._now:
+            self._now = time.monotonic()
+            self._loop.call_soon(self._pass)  # before anything else is read
+        return self._now
+
+    def _pass(self) -> None:
+        self._now = 0.0
 
 
 class Load:
@@ -106,8 +205,7 @@ class Load:
 
     async def run(self) -> None:
         """Until every request has ended or `stop` is called."""
-        work = self._open_loop() if self.plan.rate is not None else self._closed_loop()
-        self._running = asyncio.ensure_future(work)
+        self._running = asyncio.ensure_future(self._run())
         with contextlib.suppress(asyncio.CancelledError):
             await self._running
 
@@ -115,6 +213,16 @@ class Load:
         """Cancel the requests in flight."""
         if self._running:
             self._running.cancel()
+
+    async def _run(self) -> None:
+        async with httpx.AsyncClient(
+            base_url=self.plan.url,
+            headers=self.plan.headers(),
+            timeout=None,
+            limits=CONNECTIONS,
+            trust_env=False,
+        ) as self._client:
+            await (self._open_loop() if self.plan.rate is not None else self._closed_loop())
 
     async def _open_loop(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -127,47 +235,43 @@ class Load:
 
     async def _closed_loop(self) -> None:
         await asyncio.sleep(max(0.0, self._start - time.monotonic()))
-        width = len(range(self._share, self.plan.concurrency, self._shares))
         async with asyncio.TaskGroup() as group:
-            for _ in range(width):
-                group.create_task(self._one_after_another())
+            for number in range(self._share, self.plan.concurrency, self._shares):
+                group.create_task(self._one_after_another(number))
 
-    async def _one_after_another(self) -> None:
-        while (index := self._next_index()) < self.plan.requests:
+    async def _one_after_another(self, number: int) -> None:
+        own, first = itertools.count(number, self.plan.concurrency), True
+        following = own.__next__ if self.plan.own_requests else self._next_index
+        while (index := following()) < self.plan.requests:
+            if not first:
+                await asyncio.sleep(self.plan.think)
+            first = False
             await self._one(index, time.monotonic())
 
     async def _one(self, index: int, due: float) -> None:
-        message = self.plan.message(index)
+        path, body = self.plan.request(index)
         start = time.monotonic()
         record = Record(index, start, late=start - due)
         self.sent += 1
         try:
             async with asyncio.timeout(self.plan.timeout):
-                await self._exchange(message, record)
-        except ExchangeError as error:
-            record.failure = record.failure or str(error)
+                await self._exchange(path, body, record)
+        except httpx.HTTPError as error:
+            record.failure = record.failure or str(error) or type(error).__name__
         except TimeoutError:
             record.failure = f"no complete answer within {self.plan.timeout:g} s"
         record.end = time.monotonic()
         self.records.append(record)
 
-    async def _exchange(self, message: bytes, record: Record) -> None:
-        answer, whole = Answer(record), bytearray()
-
-        def streamed() -> bool:
-            return exchange.status == 200 and "event-stream" in exchange.headers.get("content-type", "")
-
-        def receive(data: bytes, now: float) -> None:
-            if streamed():
-                self.events += answer.feed_events(data, now)
+    async def _exchange(self, path: str, body: dict, record: Record) -> None:
+        answer, moment = Answer(record), Moment()
+        async with self._client.stream("POST", path, json=body) as reply:
+            if reply.status_code != 200:
+                record.failure = f"HTTP {reply.status_code}: {error_text(await reply.aread())}"
+            elif "event-stream" not in reply.headers.get("content-type", ""):
+                answer.take_whole(await reply.aread(), time.monotonic())
             else:
-                whole.extend(data)
-
-        exchange = Exchange(message, receive)
-        await exchange.run(self.plan.target)
-        if exchange.status != 200:
-            record.failure = f"HTTP {exchange.status}: {error_text(bytes(whole))}"
-        elif not streamed():
-            answer.take_whole(bytes(whole), time.monotonic())
-        elif not answer.done:
-            record.failure = record.failure or "the stream ended without [DONE]"
+                async for data in reply.aiter_raw():
+                    self.events += answer.feed_events(data, moment())
+                if not answer.done:
+                    record.failure = record.failure or "the stream ended without [DONE]"

@@ -17,8 +17,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.decode import environment
-from bench.roofline import need_gpu
+from bench.decode import environment, need_gpu
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.ops.weights.formats import FORMATS
 from rwkv_batch.wire.protocol import GenerateRequest

@@ -20,9 +20,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bench.decode import need_gpu
 from bench.engine_level import ENDLESS, request_for
 from bench.make_checkpoint import SIZES, random_checkpoint
-from bench.roofline import need_gpu
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.memory import MemoryShare

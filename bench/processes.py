@@ -1,6 +1,6 @@
-"""Runs a plan in one process, or in several that share its requests.
+"""Runs plans in one process, or in several that share their requests and stay from one run to the next.
 
-A progress bar runs beside it, and Ctrl-C stops it.
+A progress bar runs beside it where stderr is a terminal, and Ctrl-C stops a run.
 """
 
 import asyncio
@@ -10,14 +10,15 @@ import multiprocessing
 import resource
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from answer import Record
-from load import Load, LoadPlan
 from tqdm import tqdm
+
+from bench.load import Load, LoadPlan
+from bench.report import Record
 
 TICK = 0.2  # seconds between two looks at the progress
 
@@ -27,8 +28,9 @@ class Share:
     """What one process measured."""
 
     records: list[Record]
-    unfinished: int
-    cpu: float  # of one core, while it ran
+    unfinished: int = 0
+    cpu: float = 0.0  # of one core, while it ran
+    beside: list[Record] = field(default_factory=list)
 
 
 @dataclass
@@ -41,6 +43,19 @@ class Run:
     @property
     def records(self) -> list[Record]:
         return [record for share in self.shares for record in share.records]
+
+    @property
+    def beside(self) -> list[Record]:
+        return [record for share in self.shares for record in share.beside]
+
+    @property
+    def unfinished(self) -> int:
+        return sum(share.unfinished for share in self.shares)
+
+    @property
+    def cpu(self) -> float:
+        """Of one core, of the busiest process."""
+        return max(share.cpu for share in self.shares)
 
 
 class GeneratorLost(Exception):
@@ -73,91 +88,118 @@ def raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def generate(plan: LoadPlan, processes: int, progress: ProgressBar) -> Run:
-    """Send all requests of the plan. Ctrl-C ends it early with what there is. Raises GeneratorLost."""
-    return (
-        _generate_here(plan, progress)
-        if processes == 1
-        else _generate_in_processes(plan, processes, progress)
-    )
+class Generators:
+    """The processes that send requests. To be used in a `with` statement; one process is this one."""
+
+    def __init__(self, processes: int) -> None:
+        self._processes = processes
+        self._pipes: list[Connection] = []
+        self._children: list[BaseProcess] = []
+        self.cpu = 0.0  # of one core, the busiest process in any run
+
+    def __enter__(self) -> "Generators":
+        raise_file_limit()
+        if self._processes == 1:
+            return self
+        context = multiprocessing.get_context("spawn")
+        self._counter = context.Value("q", 0)
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C reaches the whole group
+        try:
+            for share in range(self._processes):
+                ours, theirs = context.Pipe()
+                child: BaseProcess = context.Process(
+                    target=_child, args=(theirs, self._counter, share, self._processes), daemon=True
+                )
+                child.start()
+                theirs.close()
+                self._pipes.append(ours)
+                self._children.append(child)
+        finally:
+            signal.signal(signal.SIGINT, before)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        for child in self._children:
+            child.join()
+
+    def run(self, plan: LoadPlan, *beside: LoadPlan) -> Run:
+        """Send all requests of the plan; the plans beside it run until it has ended.
+
+        Ctrl-C ends it early with what there is. Raises GeneratorLost.
+        """
+        progress = ProgressBar(plan.requests)
+        plans = [plan, *beside]
+        try:
+            run = self._run_in_children(plans, progress) if self._pipes else _run_here(plans, progress)
+        except (EOFError, OSError):
+            raise GeneratorLost(
+                "a generator process ended before its results came; was it killed for lack of memory?"
+            ) from None
+        finally:
+            progress.close()
+        self.cpu = max(self.cpu, run.cpu)
+        return run
+
+    def _run_in_children(self, plans: list[LoadPlan], progress: ProgressBar) -> Run:
+        run, self._counter.value = Run(), 0
+
+        def send_all(message: object) -> None:
+            for pipe in self._pipes:
+                with contextlib.suppress(OSError):  # a lost process is noticed when its results are awaited
+                    pipe.send(message)
+
+        def interrupt(*_: object) -> None:
+            run.interrupted = True
+            send_all(None)
+
+        before = signal.signal(signal.SIGINT, interrupt)
+        try:
+            send_all(plans)
+            for pipe in self._pipes:
+                pipe.recv()  # it is ready
+            send_all(time.monotonic() + TICK)
+            self._collect(run, progress)
+        finally:
+            signal.signal(signal.SIGINT, before)
+        return run
+
+    def _collect(self, run: Run, progress: ProgressBar) -> None:
+        waiting = list(self._pipes)
+        while waiting:
+            for ready in wait(waiting):
+                assert isinstance(ready, Connection)
+                message = ready.recv()
+                if isinstance(message, Share):
+                    run.shares.append(message)
+                    waiting.remove(ready)
+                else:
+                    progress.show(self._pipes.index(ready), *message)
 
 
-def _generate_here(plan: LoadPlan, progress: ProgressBar) -> Run:
+def _run_here(plans: list[LoadPlan], progress: ProgressBar) -> Run:
     run, numbers = Run(), itertools.count()
 
     async def work() -> Share:
-        load = Load(plan, lambda: next(numbers), time.monotonic())
+        loads = [Load(plan, numbers.__next__, time.monotonic()) for plan in plans]
 
         def interrupt() -> None:
             run.interrupted = True
-            load.stop()
+            loads[0].stop()
 
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupt)
-        return await _drive(load, lambda *counts: progress.show(0, *counts))
+        return await _drive(loads, lambda *counts: progress.show(0, *counts))
 
     run.shares.append(asyncio.run(work()))
     return run
 
 
-def _generate_in_processes(plan: LoadPlan, processes: int, progress: ProgressBar) -> Run:
-    context, run = multiprocessing.get_context("spawn"), Run()
-    counter = context.Value("q", 0)
-    pipes: list[Connection] = []
-    children: list[BaseProcess] = []
+def _child(pipe: Connection, counter, share: int, shares: int) -> None:
+    """For each run: takes the plans and the moment to start, then perhaps None to stop early.
 
-    def send_all(message: float | None) -> None:
-        for pipe in pipes:
-            with contextlib.suppress(OSError):  # a lost process is noticed when its results are awaited
-                pipe.send(message)
-
-    def interrupt(*_: object) -> None:
-        run.interrupted = True
-        send_all(None)
-
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C reaches the whole group
-    try:
-        for share in range(processes):
-            ours, theirs = context.Pipe()
-            child: BaseProcess = context.Process(
-                target=_child, args=(theirs, plan, counter, share, processes), daemon=True
-            )
-            child.start()
-            theirs.close()
-            pipes.append(ours)
-            children.append(child)
-        signal.signal(signal.SIGINT, interrupt)
-        for pipe in pipes:
-            pipe.recv()  # it has started
-        send_all(time.monotonic() + TICK)
-        _collect(pipes, run, progress)
-    except (EOFError, OSError):
-        raise GeneratorLost(
-            "a generator process ended before its results came; was it killed for lack of memory?"
-        ) from None
-    finally:
-        signal.signal(signal.SIGINT, before)
-        for pipe in pipes:
-            pipe.close()
-        for child in children:
-            child.join()
-    return run
-
-
-def _collect(pipes: list[Connection], run: Run, progress: ProgressBar) -> None:
-    waiting = list(pipes)
-    while waiting:
-        for ready in wait(waiting):
-            assert isinstance(ready, Connection)
-            message = ready.recv()
-            if isinstance(message, Share):
-                run.shares.append(message)
-                waiting.remove(ready)
-            else:
-                progress.show(pipes.index(ready), *message)
-
-
-def _child(pipe: Connection, plan: LoadPlan, counter, share: int, shares: int) -> None:
-    """Takes the moment to start, then perhaps None to stop early; sends progress and at last its Share."""
+    Sends progress and at last its Share.
+    """
     raise_file_limit()
 
     def next_index() -> int:
@@ -165,28 +207,43 @@ def _child(pipe: Connection, plan: LoadPlan, counter, share: int, shares: int) -
             counter.value += 1
             return counter.value - 1
 
-    async def work(start: float) -> Share:
-        load, loop = Load(plan, next_index, start, share, shares), asyncio.get_running_loop()
+    async def work(plans: list[LoadPlan], start: float) -> Share:
+        loads = [Load(plan, next_index, start, share, shares) for plan in plans]
+        loop = asyncio.get_running_loop()
 
         def stop() -> None:  # a message from the parent, or its end
             loop.remove_reader(pipe.fileno())
-            load.stop()
+            loads[0].stop()
 
         loop.add_reader(pipe.fileno(), stop)
-        return await _drive(load, lambda *counts: pipe.send(counts))
+        return await _drive(loads, lambda *counts: pipe.send(counts))
 
     with contextlib.suppress(BrokenPipeError, EOFError):  # the parent has gone
-        pipe.send("ready")
-        start = pipe.recv()
-        pipe.send(Share([], 0, 0.0) if start is None else asyncio.run(work(start)))
+        while True:
+            plans = pipe.recv()
+            if plans is None:  # of a run that had ended here already
+                continue
+            pipe.send("ready")
+            start = pipe.recv()
+            pipe.send(Share([]) if start is None else asyncio.run(work(plans, start)))
 
 
-async def _drive(load: Load, show: Callable[[int, int, int], object]) -> Share:
-    """Run a load and show (ended, failed, text events) now and then."""
+async def _drive(loads: list[Load], show: Callable[[int, int, int], object]) -> Share:
+    """Run the first of the loads, the others beside it; show (ended, failed, text events) now and then."""
+    load, *beside = loads
     cpu, wall = time.process_time(), time.monotonic()
+    others = [asyncio.ensure_future(other.run()) for other in beside]
     running = asyncio.ensure_future(load.run())
     while not running.done():
         await asyncio.wait({running}, timeout=TICK)
         show(len(load.records), sum(1 for r in load.records if r.failure), load.events)
-    running.result()
-    return Share(load.records, load.unfinished, (time.process_time() - cpu) / (time.monotonic() - wall))
+    used = (time.process_time() - cpu) / (time.monotonic() - wall)
+    for other in beside:
+        other.stop()
+    await asyncio.gather(running, *others)
+    return Share(load.records, load.unfinished, used, list(_records(beside)))
+
+
+def _records(loads: list[Load]) -> Iterator[Record]:
+    for load in loads:
+        yield from load.records

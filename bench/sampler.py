@@ -25,7 +25,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.roofline import need_gpu
+from bench.decode import need_gpu
 from rwkv_batch.model.cuda.steps.capture import gpu_seconds
 from rwkv_batch.sampling.sampler_cuda import CudaSampler
 from rwkv_batch.wire.protocol import Sampling

@@ -18,13 +18,16 @@ import sys
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import NoReturn
 
-import prompts
-import report
-from load import NATIVE, PATHS, Load, LoadPlan
-from processes import GeneratorLost, ProgressBar, generate, raise_file_limit
-from wire import Exchange, ExchangeError, Target
+import httpx
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench import report
+from bench.load import NATIVE, PATHS, Load, LoadPlan, base_url, prompts_from_file, random_prompts
+from bench.processes import GeneratorLost, Generators
 
 OWN_FIELDS = {"messages", "prompt", "contents", "max_tokens", "stream", "stream_options", "model", "password"}
 
@@ -147,55 +150,31 @@ def parse_flags(argv: list[str] | None = None) -> argparse.Namespace:
     return flags
 
 
-async def find_server(target: Target, headers: dict[str, str]) -> tuple[Target, str]:
-    """The target with the first address that answers, and the id of its first model. Raises ExchangeError."""
-    try:
-        addresses = target.addresses
-    except OSError as error:
-        raise ExchangeError(f"unknown host: {error.strerror}") from None
-    problem = ExchangeError("it has no address")
-    for address in addresses:
-        found = replace(target, address=address)
-        try:
-            return found, await first_model(found, headers)
-        except ExchangeError as error:
-            problem = error
-    raise problem
-
-
-async def first_model(target: Target, headers: dict[str, str]) -> str:
+def find_server(url: str, headers: dict[str, str]) -> str:
     """The id of the server's first model; "rwkv7" if it has no list.
 
-    Raises ExchangeError if nothing answers.
+    Raises httpx.HTTPError if nothing answers.
     """
-    body = bytearray()
-    exchange = Exchange(target.message("GET", "/v1/models", headers), lambda data, _: body.extend(data))
+    reply = httpx.get(f"{url}/v1/models", headers=headers, timeout=10, trust_env=False)
     try:
-        async with asyncio.timeout(10):
-            await exchange.run(target)
-        return str(json.loads(body)["data"][0]["id"])
-    except TimeoutError:
-        raise ExchangeError("no answer within 10 s") from None
+        return str(reply.json()["data"][0]["id"])
     except (ValueError, LookupError, TypeError):
         return "rwkv7"
 
 
 def make_plan(flags: argparse.Namespace) -> LoadPlan:
-    """The plan that the flags ask for, with the address of the server.
-
-    Ends the process with code 2 if there is none.
-    """
+    """The plan that the flags ask for. Ends the process with code 2 if there is no server."""
     try:
-        target = Target.parse(flags.url)
+        url = base_url(flags.url)
         texts = (
-            prompts.from_file(flags.prompts)
+            prompts_from_file(flags.prompts)
             if flags.prompts
-            else prompts.random_prompts(flags.input_tokens, flags.seed)
+            else random_prompts(flags.input_tokens, flags.seed)
         )
     except ValueError as error:
         fail(str(error))
     plan = LoadPlan(
-        target,
+        url,
         flags.api,
         texts,
         flags.requests,
@@ -212,10 +191,10 @@ def make_plan(flags: argparse.Namespace) -> LoadPlan:
         timeout=flags.timeout,
     )
     try:
-        target, model = asyncio.run(find_server(target, plan.headers()))
-    except ExchangeError as error:
+        model = find_server(url, plan.headers())
+    except httpx.HTTPError as error:
         fail(f"nothing answers at {flags.url} ({error}); start the server or correct --url.")
-    return replace(plan, target=target, model=flags.model or model)
+    return replace(plan, model=flags.model or model)
 
 
 def warm_up(plan: LoadPlan, requests: int) -> None:
@@ -242,21 +221,16 @@ def describe(flags: argparse.Namespace, plan: LoadPlan) -> dict:
 
 def main(argv: list[str] | None = None) -> int:
     flags = parse_flags(argv)
-    raise_file_limit()
     plan = make_plan(flags)
-    if flags.warmup:
-        warm_up(plan, flags.warmup)
-    progress = ProgressBar(plan.requests)
     try:
-        run = generate(plan, flags.processes, progress)
+        with Generators(flags.processes) as generators:
+            if flags.warmup:
+                warm_up(plan, flags.warmup)
+            run = generators.run(plan)
     except GeneratorLost as error:
-        progress.close()
         print(f"bench/serve.py: {error}", file=sys.stderr)
         return 1
-    progress.close()
-    figures = report.summarize(
-        plan, run.records, sum(s.unfinished for s in run.shares), max(s.cpu for s in run.shares)
-    )
+    figures = report.summarize(plan, run.records, run.unfinished, run.cpu)
     print(report.table(figures))
     if flags.json:
         with open(flags.json, "a", encoding="utf-8") as file:

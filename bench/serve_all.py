@@ -10,7 +10,6 @@ bench/serve.py. Exit code 1 if the server does not come up or a request fails.
 
 import argparse
 import contextlib
-import http.client
 import json
 import re
 import signal
@@ -20,9 +19,10 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import httpx
 
 BENCH = Path(__file__).resolve().parent
 START = 600  # seconds for a server to be ready: a first start builds kernels and tunes GEMMs
@@ -115,20 +115,19 @@ class Server:
         """Until it is ready and as fast as it gets. Ends this process with its last words if it never is."""
         end = time.monotonic() + START
         while self._process.poll() is None and time.monotonic() < end:
-            try:
-                with urllib.request.urlopen(self.url + "/health", timeout=5) as answer:
-                    if answer.status == 200 and not self._improving():
-                        return
-            except OSError:
-                pass
+            with contextlib.suppress(httpx.TransportError):
+                if self._get("/health").status_code == 200 and not self._improving():
+                    return
             time.sleep(0.5)
         lines = self._output.read_text(errors="replace").splitlines()[-20:]
         sys.exit("\n".join(["The server did not come up; it said last:", *lines]))
 
     def _improving(self) -> bool:
         """Whether it captures graphs or times GEMMs still, or cannot say so now."""
-        with urllib.request.urlopen(self.url + "/metrics", timeout=30) as answer:
-            return not re.search(rb"(?m)^rwkv:background_work_pending\{.*\} 0", answer.read())
+        return not re.search(r"(?m)^rwkv:background_work_pending\{.*\} 0", self._get("/metrics").text)
+
+    def _get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=30, trust_env=False)
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGTERM)
@@ -136,34 +135,46 @@ class Server:
 
 
 class BackgroundRows:
-    """Rows that decode until `stop`."""
+    """Rows that decode until `stop`, once they have begun. Raises RuntimeError if they are refused."""
 
     def __init__(self, url: str, count: int) -> None:
-        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=600)
-        body = {
-            "contents": [f"Number {i}:" for i in range(count)],
-            "stream": True,
-            "chunk_size": 32,
-            "stop_tokens": [],
-            "max_tokens": 100_000,
-        }
-        connection.request("POST", "/v1/chat/completions", json.dumps(body))
-        self._socket, self._answer = connection.sock, connection.getresponse()
-        if self._answer.status != 200:
-            raise RuntimeError(
-                f"the {count} rows beside were refused: {self._answer.read().decode(errors='replace')}"
-            )
-        self._answer.readline()  # the first event: they have begun
+        self._url, self._body = (
+            url,
+            {
+                "contents": [f"Number {i}:" for i in range(count)],
+                "stream": True,
+                "chunk_size": 32,
+                "stop_tokens": [],
+                "max_tokens": 100_000,
+            },
+        )
+        self._begun, self._over, self._refusal = threading.Event(), threading.Event(), ""
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
+        self._begun.wait()
+        if self._refusal:
+            raise RuntimeError(f"the {count} rows beside were refused: {self._refusal}")
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            while self._answer.read1(1 << 16):
-                pass
+        try:
+            with (
+                httpx.Client(base_url=self._url, timeout=600, trust_env=False) as client,
+                client.stream("POST", "/v1/chat/completions", json=self._body) as reply,
+            ):
+                if reply.status_code != 200:
+                    self._refusal = reply.read().decode(errors="replace")
+                    return
+                for _ in reply.iter_raw():
+                    self._begun.set()
+                    if self._over.is_set():
+                        return
+        except httpx.TransportError as error:
+            self._refusal = str(error)
+        finally:
+            self._begun.set()
 
     def stop(self) -> None:
-        self._socket.shutdown(socket.SHUT_RDWR)
+        self._over.set()
         self._reader.join()
 
 

@@ -12,7 +12,6 @@ are printed as they come; --markdown writes them as a page too. Exit code 1 if a
 """
 
 import argparse
-import asyncio
 import os
 import random
 import shlex
@@ -26,14 +25,30 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import startup
-from compare import label, machine
-from processes import raise_file_limit
-from serve import at_least, find_server
-from serve_all import Server
-from stored_sessions import begin_session, resumption, seconds_to_fork, seconds_to_list, stored_bytes
-from turn_load import ENDLESS, ClientProcesses, LoadFailed, TurnFigures, TurnPlan, plan_for, run_one_by_one
-from wire import ExchangeError, Target
+import httpx
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench import startup
+from bench.compare import label, machine
+from bench.load import base_url
+from bench.processes import GeneratorLost, Generators
+from bench.serve import at_least, find_server
+from bench.serve_all import Server
+from bench.turn_load import (
+    ENDLESS,
+    LoadFailed,
+    TurnFigures,
+    TurnPlan,
+    answers,
+    begin_session,
+    plan_for,
+    resumption,
+    run_one_by_one,
+    seconds_to_fork,
+    seconds_to_list,
+    stored_bytes,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 LISTED = 100  # sessions that one /state/status asks for
@@ -62,30 +77,26 @@ class Page:
         file.write_text("\n".join([*head, *self._lines]) + "\n", encoding="utf-8")
 
 
-def server_at(target: Target) -> Target:
-    """With the address at which it answers. Raises ExchangeError."""
-    return asyncio.run(find_server(target, {}))[0]
-
-
 @contextmanager
-def started(app_flags: list[str], folder: Path) -> Iterator[Target]:
+def started(app_flags: list[str], folder: Path) -> Iterator[str]:
     """A server of our own with its database, sessions.db, in the folder."""
     server = Server(app_flags, folder)
     try:
         server.wait()
-        yield server_at(Target.parse(server.url))
+        yield server.url
     finally:
         server.stop()
 
 
 @contextmanager
-def measured(options: argparse.Namespace) -> Iterator[tuple[Target, Path | None]]:
+def measured(options: argparse.Namespace) -> Iterator[tuple[str, Path | None]]:
     """The server to measure, and its database if that is known."""
     if options.url:
-        yield server_at(options.url), options.database
+        find_server(options.url, {})
+        yield options.url, options.database
         return
-    with tempfile.TemporaryDirectory() as place, started(options.app_flags, Path(place)) as target:
-        yield target, Path(place) / "sessions.db"
+    with tempfile.TemporaryDirectory() as place, started(options.app_flags, Path(place)) as url:
+        yield url, Path(place) / "sessions.db"
 
 
 def new_ids(count: int) -> tuple[str, ...]:
@@ -97,7 +108,7 @@ def new_ids(count: int) -> tuple[str, ...]:
 def turns(options: argparse.Namespace, page: Page) -> None:
     """Sessions in turns, then the same requests without sessions, in rounds."""
     processes = min(options.processes, *options.sessions)
-    with measured(options) as (target, _), ClientProcesses(processes) as clients:
+    with measured(options) as (url, _), Generators(processes) as clients:
         page.add(
             f"{options.turns} turns of {options.tokens} tokens, {options.think:g} s between them; "
             f"{options.rounds} rounds. End: from the last event but one to the end of the stream.",
@@ -107,14 +118,14 @@ def turns(options: argparse.Namespace, page: Page) -> None:
             "|---|---|---|---|---|---|---|---|---|",
         )
         for count in options.sessions:
-            plan = plan_for(target, count, options.turns * count, options.tokens, think=options.think)
+            plan = plan_for(url, count, options.turns * count, options.tokens, think=options.think)
             once = replace(plan, requests=count)  # not counted
-            clients.run(replace(once, sessions=new_ids(count)))
-            clients.run(once)
+            answers(clients, replace(once, sessions=new_ids(count)))
+            answers(clients, once)
             stateful, stateless = TurnFigures(), TurnFigures()
             for _ in range(options.rounds):
-                stateful.add(clients.run(replace(plan, sessions=new_ids(count))), options.tokens)
-                stateless.add(clients.run(plan), options.tokens)
+                stateful.add(answers(clients, replace(plan, sessions=new_ids(count))), options.tokens)
+                stateless.add(answers(clients, plan), options.tokens)
             page.add(
                 turn_row(f"{count} | session turns", stateful, ratio(stateful, stateless)),
                 turn_row(f"{count} | stateless", stateless, ""),
@@ -133,7 +144,7 @@ def ratio(stateful: TurnFigures, stateless: TurnFigures) -> str:
     return f"{stateful.rate / stateless.rate:.3f} ({min(single):.3f} to {max(single):.3f})"
 
 
-def busiest(clients: ClientProcesses) -> str:
+def busiest(clients: Generators) -> str:
     busy = ": too busy to measure well, raise --processes" if clients.cpu > 0.9 else ""
     return f"Load generator: {clients.cpu:.0%} of a core in the busiest process{busy}."
 
@@ -144,21 +155,21 @@ def mixed(options: argparse.Namespace, page: Page) -> None:
     More rows lengthen a step whatever they are, so the last kind has streams in place of the sessions.
     """
     processes = min(options.processes, options.streams)
-    with measured(options) as (target, _), ClientProcesses(processes) as clients:
-        streams = plan_for(target, options.streams, options.turns * options.streams, options.tokens)
+    with measured(options) as (url, _), Generators(processes) as clients:
+        streams = plan_for(url, options.streams, options.turns * options.streams, options.tokens)
         extra = {"use_prefix_cache": False}
-        long = plan_for(target, options.long_prompts, ENDLESS, 1, options.long, extra=extra)
-        more = plan_for(target, options.sessions, ENDLESS, options.tokens)
+        long = plan_for(url, options.long_prompts, ENDLESS, 1, options.long, extra=extra)
+        more = plan_for(url, options.sessions, ENDLESS, options.tokens)
         kinds: dict[str, Callable[[], list[TurnPlan]]] = {
             "nothing else": lambda: [],
             f"{options.sessions} sessions": lambda: [replace(more, sessions=new_ids(options.sessions))],
             f"{options.sessions} more streams": lambda: [more],
         }
         figures = {name: TurnFigures() for name in kinds}
-        clients.run(replace(streams, requests=options.streams), long)  # not counted
+        answers(clients, replace(streams, requests=options.streams), long)  # not counted
         for _ in range(options.rounds):
             for name, beside in kinds.items():
-                figures[name].add(clients.run(streams, long, *beside()), options.tokens)
+                figures[name].add(answers(clients, streams, long, *beside()), options.tokens)
         page.add(
             f"{options.streams} stateless streams of {options.turns} times {options.tokens} tokens, whose "
             f"figures these are, and {options.long_prompts} prompts of {options.long} tokens at a time; "
@@ -178,11 +189,11 @@ def mixed(options: argparse.Namespace, page: Page) -> None:
 
 def forks(options: argparse.Namespace, page: Page) -> None:
     """Many copies of one session."""
-    with measured(options) as (target, database):
+    with measured(options) as (url, database):
         source, *names = new_ids(options.forks + 1)
-        begin_session(target, source, options.history)
+        begin_session(url, source, options.history)
         before = stored_bytes(database)
-        seconds = seconds_to_fork(target, source, names, options.connections)
+        seconds = seconds_to_fork(url, source, names, options.connections)
         grown = {part: size - before[part] for part, size in stored_bytes(database).items()}
     page.add(
         f"{options.forks} forks of a session of {options.history} tokens, {options.connections} at a time: "
@@ -212,20 +223,20 @@ def many(options: argparse.Namespace, page: Page) -> None:
         for size in sorted(options.sizes):
             chosen = random.Random(0).sample(range(size), min(options.samples, size))
             ids = tuple(f"s{number}" for number in chosen)
-            with started(options.app_flags, folder) as target:
+            with started(options.app_flags, folder) as url:
                 if made == 1:
-                    begin_session(target, "s0", options.history)
+                    begin_session(url, "s0", options.history)
                 names = (f"s{number}" for number in range(made, size))
-                seconds_to_fork(target, "s0", names, options.connections)
-                run_one_by_one(resumption(target, ids))
+                seconds_to_fork(url, "s0", names, options.connections)
+                run_one_by_one(resumption(url, ids))
             made = size
             flags = [*options.app_flags, "--state-db", str(folder / "sessions.db")]
             starts = [startup.start(str(ROOT), flags) for _ in range(options.rounds)]
-            with started(options.app_flags, folder) as target:
-                run_one_by_one(plan_for(target, 1, 1, 2))  # not counted
+            with started(options.app_flags, folder) as url:
+                run_one_by_one(plan_for(url, 1, 1, 2))  # not counted
                 resumed = TurnFigures()
-                resumed.add(run_one_by_one(resumption(target, ids)), 2)
-                listed = [seconds_to_list(target, LISTED) for _ in range(ASKS)]
+                resumed.add(run_one_by_one(resumption(url, ids)), 2)
+                listed = [seconds_to_list(url, LISTED) for _ in range(ASKS)]
             page.add(
                 f"| {size} | {statistics.median(starts):.2f} | {resumed.cells('ttft_ms')} "
                 f"| {statistics.median(listed) * 1e3:.1f} |"
@@ -254,7 +265,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     for name, command in what.items():
         command.add_argument("--markdown", type=Path, metavar="FILE", help="write the results as a page")
         if name != "many":
-            command.add_argument("--url", type=Target.parse, help="a server that runs already")
+            command.add_argument("--url", type=base_url, help="a server that runs already")
         if name != "forks":
             number(command, "--rounds", 3 if name == "many" else 2, "of everything, or starts of the server")
         if name in ("turns", "mixed"):
@@ -286,10 +297,9 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     options, page = parse_options(argv), Page()
-    raise_file_limit()
     try:
         MEASUREMENTS[options.what](options, page)
-    except (LoadFailed, ExchangeError) as error:
+    except (LoadFailed, GeneratorLost, httpx.HTTPError) as error:
         print(f"bench/session_load.py: {error}", file=sys.stderr)
         return 1
     if options.markdown:

@@ -15,7 +15,6 @@ never been timed.
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import shutil
 import socket
@@ -23,7 +22,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import pairwise
@@ -31,9 +29,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import httpx
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.wire import Exchange, ExchangeError, Target
+from bench.load import CONNECTIONS
 from rwkv_batch.ops.compiled import kernel_cache
 
 PATIENCE = 600  # seconds
@@ -87,9 +87,10 @@ def measure(checkout: str, flags: list[str], streams: int, first: bool) -> Start
         environment = dict(os.environ)
         if first:
             environment["RWKV_BATCH_CACHE"] = untuned_cache(f"{folder}/cache")
+        client = httpx.Client(timeout=5, trust_env=False)
         begin = time.monotonic()
-        with launched(checkout, flags, folder, environment) as (server, port):
-            while not answers(port):
+        with client, launched(checkout, flags, folder, environment) as (server, port):
+            while not answers(client, port):
                 if server.poll() is not None or time.monotonic() - begin > PATIENCE:
                     sys.exit(f"The server of {checkout} ended, or was not ready within {PATIENCE} s.")
                 time.sleep(0.05)
@@ -97,13 +98,10 @@ def measure(checkout: str, flags: list[str], streams: int, first: bool) -> Start
             return StartTimes(ready, *(asyncio.run(stream(port, begin, streams)) if streams else ()))
 
 
-def answers(port: int) -> bool:
+def answers(client: httpx.Client, port: int) -> bool:
     """Whether the server there is ready."""
-    with (
-        contextlib.suppress(OSError),
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer,
-    ):
-        return bool(answer.status == 200)
+    with contextlib.suppress(httpx.TransportError):
+        return client.get(f"http://127.0.0.1:{port}/health").status_code == 200
     return False
 
 
@@ -118,24 +116,20 @@ async def stream(port: int, begin: float, streams: int) -> tuple[float, float]:
     """Seconds from `begin` until the first text, and the longest gap in any of so many streams.
 
     One thread reads all of them, as threads that wait for each other's turns would add gaps of their own.
-    Raises ExchangeError for a stream that ends, TimeoutError for no text.
+    Raises RuntimeError for a stream that ends, TimeoutError for no text.
     """
     body = {"prompt": "The Eiffel tower is in", "max_tokens": 1 << 20, "stream": True, "ignore_eos": True}
-    target = Target("127.0.0.1", port, tls=False, prefix="", address="127.0.0.1")
-    content = {"Content-Type": "application/json"}
-    request = target.message("POST", "/v1/completions", content, json.dumps(body).encode())
     texts: list[list[float]] = [[] for _ in range(streams)]  # when each stream's came
     begun = asyncio.Event()
+    client = httpx.AsyncClient(timeout=None, limits=CONNECTIONS, trust_env=False)
 
     async def one(times: list[float]) -> None:
-        def receive(data: bytes, now: float) -> None:
-            if b"data:" in data:
-                times.append(now)
-                begun.set()
-
-        exchange = Exchange(request, receive)
-        await exchange.run(target)
-        raise ExchangeError(f"a stream has ended, HTTP {exchange.status}")
+        async with client.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=body) as reply:
+            async for data in reply.aiter_raw():
+                if b"data:" in data:
+                    times.append(time.monotonic())
+                    begun.set()
+        raise RuntimeError(f"a stream has ended, HTTP {reply.status_code}")
 
     running: asyncio.Future[Any] = asyncio.gather(*map(one, texts))  # ends by an error alone
     first_text: asyncio.Future[Any] = asyncio.ensure_future(begun.wait())
@@ -144,6 +138,8 @@ async def stream(port: int, begin: float, streams: int) -> tuple[float, float]:
     if running.done():
         running.result()
     running.cancel()
+    await asyncio.wait([running])
+    await client.aclose()
     if not all(texts):
         raise TimeoutError(f"{texts.count([])} of {streams} streams had no text")
     end = time.monotonic()

@@ -19,8 +19,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bench.decode import need_gpu
 from bench.make_checkpoint import ALL_SIZES, FAMILIES
-from bench.roofline import need_gpu
 from rwkv_batch.model import checkpoint
 from rwkv_batch.model.cuda.gemms.gemm import Gemms
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda

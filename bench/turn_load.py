@@ -1,28 +1,22 @@
-"""Clients that send one request after the other, all clients at once: turns of sessions, or stateless ones.
-
-The clients are spread over processes that stay from one run to the next, since one process reads no more than
-some ten thousand events a second.
-"""
+"""Clients that send one request after the other: turns of sessions, or stateless ones; stored sessions."""
 
 import asyncio
-import itertools
+import contextlib
 import math
-import multiprocessing
 import sys
 import time
 from collections import Counter, defaultdict
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable
 from dataclasses import dataclass
-from multiprocessing.synchronize import Barrier
+from pathlib import Path
 
-import msgspec
+import httpx
 import numpy as np
-from answer import Record
-from load import PATHS, Load, LoadPlan
-from processes import raise_file_limit
-from prompts import random_prompts
-from report import spread, stream_latencies
-from wire import Target
+from tqdm import tqdm
+
+from bench.load import CONNECTIONS, PATHS, LoadPlan, random_prompts
+from bench.processes import Generators
+from bench.report import Record, error_text, spread, stream_latencies
 
 USER_TOKENS = 16  # of a user's text
 ENDLESS = sys.maxsize  # `requests` of a plan that runs until another has ended
@@ -38,18 +32,17 @@ class TurnPlan(LoadPlan):
     """`concurrency` clients; request number i is client i % concurrency's.
 
     `sessions`: request i continues the session i % len(sessions). Without any, all requests are stateless.
-    `think`: seconds that a client waits between two requests.
     """
 
+    own_requests: bool = True
     sessions: tuple[str, ...] = ()
-    think: float = 0.0
 
     def request_prompts(self, index: int) -> list[str]:
         """The user's text, with the separator from the second turn on: both kinds read the same tokens."""
         separator = SEPARATOR if index >= self.concurrency else ""
         return [f"{separator}User:{self.prompts[index]}\n\nAssistant:"]
 
-    def message(self, index: int) -> bytes:
+    def request(self, index: int) -> tuple[str, dict]:
         body: dict = {
             "contents": self.request_prompts(index),
             "max_tokens": self.output_tokens,
@@ -60,105 +53,30 @@ class TurnPlan(LoadPlan):
         path = PATHS["batch"]
         if self.sessions:
             path, body["session_id"] = "/state/chat/completions", self.sessions[index % len(self.sessions)]
-        return self.target.message("POST", path, self.headers(), msgspec.json.encode(body | self.extra))
+        return path, body | self.extra
 
 
 def plan_for(
-    target: Target, clients: int, requests: int, tokens: int, input_tokens: int = USER_TOKENS, **more
+    url: str, clients: int, requests: int, tokens: int, input_tokens: int = USER_TOKENS, **more
 ) -> TurnPlan:
     """Random texts, different in every request and the same in every run. `tokens`: of an answer."""
     texts = random_prompts(input_tokens, 0)
-    return TurnPlan(target, "batch", texts, requests, None, clients, tokens, **more)
+    return TurnPlan(url, "batch", texts, requests, None, clients, tokens, **more)
 
 
-class ChatClient(Load):
-    """One client of a plan."""
-
-    def __init__(self, plan: TurnPlan, number: int) -> None:
-        turns = itertools.count(number, plan.concurrency).__next__
-        super().__init__(plan, turns, time.monotonic(), number, plan.concurrency)
-        self._number, self._think = number, plan.think
-
-    async def _one(self, index: int, due: float) -> None:
-        if index != self._number:
-            await asyncio.sleep(self._think)
-        await super()._one(index, time.monotonic())
-
-
-class ClientProcesses:
-    """Processes that share the clients of each run. To be used in a `with` statement."""
-
-    def __init__(self, processes: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._shares = processes
-        self._pool = ProcessPoolExecutor(
-            processes, context, initializer=_join, initargs=(context.Barrier(processes),)
-        )
-        self.cpu = 0.0  # of one core, the busiest process in any run
-
-    def __enter__(self) -> "ClientProcesses":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown()
-
-    def run(self, plan: TurnPlan, *beside: TurnPlan) -> list[Record]:
-        """All answers to `plan`, which has at least as many clients as there are processes.
-
-        The plans beside it run until it has ended. Raises LoadFailed.
-        """
-        shares = [
-            self._pool.submit(_run_share, [plan, *beside], share, self._shares)
-            for share in range(self._shares)
-        ]
-        records: list[Record] = []
-        for answers, others, cpu in (share.result() for share in shares):
-            check([*answers, *others])
-            records += answers
-            self.cpu = max(self.cpu, cpu)
-        return records
-
-
-_together: Barrier  # of a process of the clients: all processes begin a run at once
-
-
-def _join(barrier: Barrier) -> None:
-    global _together
-    _together = barrier
-    raise_file_limit()
-
-
-def _run_share(plans: list[TurnPlan], share: int, shares: int) -> tuple[list[Record], list[Record], float]:
-    """Answers to this share of the first plan and of all others, and the processor time used, of one core."""
-
-    async def work() -> tuple[list[Record], list[Record], float]:
-        clients, *groups = [
-            [ChatClient(plan, number) for number in range(share, plan.concurrency, shares)] for plan in plans
-        ]
-        beside = list(itertools.chain(*groups))
-        _together.wait()
-        cpu, wall = time.process_time(), time.monotonic()
-        running = [asyncio.ensure_future(client.run()) for client in beside]
-        await asyncio.gather(*(client.run() for client in clients))
-        for client in beside:
-            client.stop()
-        await asyncio.gather(*running)
-        used = (time.process_time() - cpu) / (time.monotonic() - wall)
-        return _records(clients), _records(beside), used
-
-    return asyncio.run(work())
+def answers(generators: Generators, plan: TurnPlan, *beside: TurnPlan) -> list[Record]:
+    """All answers to `plan`; the plans beside it run until it has ended. Raises LoadFailed."""
+    run = generators.run(plan, *beside)
+    if run.interrupted:
+        raise KeyboardInterrupt
+    check([*run.records, *run.beside])
+    return run.records
 
 
 def run_one_by_one(plan: TurnPlan) -> list[Record]:
     """The answers to the requests of a plan with one client, sent from this process. Raises LoadFailed."""
-    client = ChatClient(plan, 0)
-    asyncio.run(client.run())
-    check(client.records)
-    return client.records
-
-
-def _records(clients: list[ChatClient]) -> list[Record]:
-    return [record for client in clients for record in client.records]
+    with Generators(1) as here:
+        return answers(here, plan)
 
 
 def check(records: list[Record]) -> None:
@@ -215,3 +133,73 @@ def end_of_turn(record: Record) -> np.ndarray:
     """
     moments = np.unique(record.times)
     return record.end - moments[-2:-1]
+
+
+async def ask(client: httpx.AsyncClient, path: str, body: dict) -> None:
+    """Send a request and read its reply. Raises LoadFailed unless the status is 200."""
+    reply = await client.post(path, json=body)
+    if reply.status_code != 200:
+        raise LoadFailed(f"{path}: HTTP {reply.status_code}: {error_text(reply.content)}")
+
+
+def client_of(url: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=url, timeout=None, limits=CONNECTIONS, trust_env=False)
+
+
+def seconds_to_fork(url: str, source: str, names: Iterable[str], connections: int) -> float:
+    """Fork the session under every name, `connections` at a time. Raises LoadFailed."""
+    left = iter(tqdm(names, unit="fork", disable=None, leave=False))
+
+    async def work() -> None:
+        async with client_of(url) as client:
+
+            async def connection() -> None:
+                for name in left:
+                    await ask(client, "/v1/state/fork", {"session_id": source, "new_session_id": name})
+
+            await asyncio.gather(*(connection() for _ in range(connections)))
+
+    began = time.monotonic()
+    asyncio.run(work())
+    return time.monotonic() - began
+
+
+def begin_session(url: str, name: str, tokens: int) -> None:
+    """Store a session of about so many tokens."""
+    run_one_by_one(plan_for(url, 1, 1, 1, tokens, sessions=(name,)))
+
+
+def stored_bytes(database: Path | None) -> dict[str, int]:
+    """Bytes of a database, its log and the images in the folder beside it; 0 for what does not exist."""
+    if database is None:
+        return {}
+    images = database.with_name(f"{database.name}.images")
+    parts = {
+        "file": [database],
+        "log": [database.with_name(f"{database.name}-wal")],
+        "images": list(images.iterdir()) if images.is_dir() else [],
+    }
+    return {part: sum(map(file_size, files)) for part, files in parts.items()}
+
+
+def file_size(file: Path) -> int:
+    with contextlib.suppress(FileNotFoundError):  # the server may remove it meanwhile
+        return file.stat().st_size
+    return 0
+
+
+def resumption(url: str, ids: tuple[str, ...]) -> TurnPlan:
+    """A turn of each session, one by one. Two tokens, as the last one waits for the commit."""
+    return plan_for(url, 1, len(ids), 2, sessions=ids)
+
+
+def seconds_to_list(url: str, limit: int) -> float:
+    """Ask for the first sessions, at most `limit`. Raises LoadFailed."""
+
+    async def work() -> None:
+        async with client_of(url) as client:
+            await ask(client, "/state/status", {"limit": limit})
+
+    began = time.monotonic()
+    asyncio.run(work())
+    return time.monotonic() - began

@@ -2,7 +2,7 @@
 
 from checkpoints import tiny
 
-from bench.roofline import Work, decode_floor, prefill_floor
+from bench.decode import Work, decode_floor, prefill_floor
 
 
 def test_work_counts_every_weight_once():

@@ -6,21 +6,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from bench_modules import modules
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.load import LoadPlan, Prompts
+from bench.report import Record, allot
+from bench.report import summarize as figures_of
+
 
 def summarize(*records) -> dict:
-    plan = modules("load").LoadPlan(
-        None, "chat", modules("prompts").Prompts(["x"]), len(records), None, 1, output_tokens=1000
-    )
-    return modules("report").summarize(plan, list(records), 0, 0.5)
+    plan = LoadPlan("", "chat", Prompts(["x"]), len(records), None, 1, output_tokens=1000)
+    return figures_of(plan, list(records), 0, 0.5)
 
 
 def record(index: int, start: float, end: float, moments: list[float], texts: list[str], tokens: int):
     """One streamed row."""
-    return modules("answer").Record(
+    return Record(
         index,
         start,
         0.001 * index,
@@ -68,7 +69,7 @@ def test_percentiles_are_those_of_all_rows_of_all_requests():
         0.99,
         1.98,
     )
-    two_rows = modules("answer").Record(
+    two_rows = Record(
         0,
         0.0,
         0.0,
@@ -87,14 +88,14 @@ def test_percentiles_are_those_of_all_rows_of_all_requests():
 @settings(deadline=None)  # the first call imports
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=60), st.integers(0, 500))
 def test_allotted_tokens_add_up(weights, total):
-    held = modules("report").allot(total, np.array(weights))
+    held = allot(total, np.array(weights))
     assert held.sum() == total and held.min() >= (1 if total >= len(weights) else 0)
     if total == sum(weights):
         assert held.tolist() == weights
 
 
 def test_arrivals_are_poisson_and_seeded():
-    plan = modules("load").LoadPlan(None, "chat", None, 20_000, 50.0, 1, 1, seed=3)
+    plan = LoadPlan("", "chat", None, 20_000, 50.0, 1, 1, seed=3)
     moments = [due for _, due in plan.arrivals()]
     gaps = [b - a for a, b in itertools.pairwise(moments)]
     mean = sum(gaps) / len(gaps)

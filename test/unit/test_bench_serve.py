@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pyrwkv_tokenizer
 import pytest
-from bench_modules import LoadRun, modules
 from fake_api import FakeServer, chat, event, open_stream, respond, send, stream, usage
+from load_run import LoadRun
+
+from bench.serve import main
 
 ROOT = Path(__file__).parents[2]
 DONE = "data: [DONE]\n\n"
@@ -31,7 +33,7 @@ def server() -> Iterator[FakeServer]:
 def bench(server: FakeServer, tmp_path: Path, capsys) -> LoadRun:
     file = tmp_path / "out.jsonl"
     return LoadRun(
-        modules("serve").main,
+        main,
         ["--url", f"http://127.0.0.1:{server.port}", "--warmup", "0", "--json", str(file)],
         file,
         capsys,
@@ -108,6 +110,21 @@ def test_events_cut_anywhere_lose_nothing(server, bench):
     assert figures["output_tokens_reencoded"] == 8 * len(pyrwkv_tokenizer.RWKVTokenizer().encode(text))
 
 
+def test_events_that_come_in_one_read_have_come_at_one_moment(server, bench):
+    async def answer(writer, body):
+        open_stream(writer)
+        await send(writer, chat("a"))
+        await asyncio.sleep(0.05)  # so that the others are read apart from it
+        rest = [chat("b"), chat("c"), chat("d"), usage(1, 4), DONE]
+        writer.write(b"".join(f"{len(text):x}\r\n{text}\r\n".encode() for text in rest) + b"0\r\n\r\n")
+
+    server.answer = answer
+    figures = bench("--requests", "1", "--output-tokens", "9")
+    gap, token = figures["event_gap_ms"], figures["itl_ms"]
+    assert (figures["text_events"], gap["mean"], token["mean"]) == (4, gap["p99"], token["p99"])
+    assert gap["mean"] == pytest.approx(3 * token["mean"], abs=1e-3)
+
+
 def test_each_way_to_fail_is_counted_by_its_reason(server, bench):
     async def answer(writer, body):
         match len(server.bodies):
@@ -140,12 +157,12 @@ def test_each_way_to_fail_is_counted_by_its_reason(server, bench):
         (
             "HTTP 429: Too many requests wait; try again later.",
             "HTTP 400: Empty prompts list",
-            "the connection closed before the end of the answer",
+            "peer closed connection without sending complete message body (incomplete chunked read)",
             "the stream ended without [DONE]",
             "error in an event: the engine stopped",
             "an event is not the JSON of an OpenAI-compatible reply",
-            "the connection closed before the answer began",
-            "the reply is not valid HTTP/1.1",
+            "Server disconnected without sending a response.",
+            "illegal status line: bytearray(b'hello there')",
             "no complete answer within 0.5 s",
         ),
         1,

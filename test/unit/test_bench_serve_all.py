@@ -6,16 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from bench_modules import modules
+
+from bench.serve import parse_flags
+from bench.serve_all import CASES
 
 SCRIPT = Path(__file__).resolve().parents[2] / "bench" / "serve_all.py"
-CASES = modules("serve_all").CASES
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("by", [1, 7, 10_000])
 def test_the_load_generator_knows_every_flag(case, by):
-    flags = modules("serve").parse_flags(case.divided(by).flags())
+    flags = parse_flags(case.divided(by).flags())
     assert (flags.requests, flags.batch) == (max(1, case.requests // by), max(1, case.batch // by))
 
 

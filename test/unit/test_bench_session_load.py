@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from itertools import groupby
 
 import pytest
-from bench_modules import modules
 from fake_api import FakeServer, chat, respond, stream
 
+from bench import session_load, turn_load
+from bench.report import Record
+
 DONE = "data: [DONE]\n\n"
-turn_load, session_load = modules("turn_load"), modules("session_load")
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ async def answer(writer: asyncio.StreamWriter, body: dict) -> None:
 def record(start: float, moments: list[float], end: float, texts: list[str] | None = None):
     """The answer to one request, with an event at each moment."""
     texts = texts or ["a"] * len(moments)
-    return modules("answer").Record(
+    return Record(
         0,
         start,
         0.0,
@@ -99,7 +100,7 @@ def test_the_ratio_is_that_of_all_runs_with_the_range_of_single_rounds():
 
 
 def test_the_database_its_log_and_its_images_are_counted(tmp_path):
-    sizes = modules("stored_sessions").stored_bytes
+    sizes = turn_load.stored_bytes
     database = tmp_path / "s.db"
     assert sizes(None) == {} and set(sizes(database).values()) == {0}
     database.write_bytes(b"1" * 10)
@@ -205,7 +206,7 @@ def test_sessions_of_every_size_are_made_once_and_resumed_after_a_start(server, 
     @contextmanager
     def started(app_flags, folder):
         asked.append("start")
-        yield session_load.server_at(modules("wire").Target.parse(f"http://127.0.0.1:{server.port}"))
+        yield f"http://127.0.0.1:{server.port}"
 
     server.answer = note
     monkeypatch.setattr(session_load, "started", started)

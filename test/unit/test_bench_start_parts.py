@@ -1,8 +1,7 @@
 """bench/start_parts.py shows the parts of a start, in the order of time."""
 
-from bench_modules import modules
+from bench import start_parts
 
-start_parts = modules("start_parts")
 RUN = [start_parts.ENGINE, "process.run"]
 
 

@@ -1,23 +1,14 @@
-"""The parts of bench/serve.py, which import each other as a program's own modules, and a run of it."""
+"""A run of bench/serve.py."""
 
-import importlib
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-BENCH = str(Path(__file__).parents[2] / "bench")
-
-
-def modules(name: str) -> ModuleType:
-    """A module beside bench/serve.py."""
-    if BENCH not in sys.path:
-        sys.path.append(BENCH)
-    return importlib.import_module(name)
+SERVE = Path(__file__).parents[2] / "bench" / "serve.py"
 
 
 @dataclass
@@ -49,4 +40,4 @@ class LoadRun:
         return err
 
     def command(self, *flags: str) -> list[str]:
-        return [sys.executable, f"{BENCH}/serve.py", *self.flags, *flags]
+        return [sys.executable, str(SERVE), *self.flags, *flags]

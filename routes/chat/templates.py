@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from routes.chat.languages import find
 from routes.chat.tools import MARKDOWN, TAGS, Schema, ToolForm
 from rwkv_batch.wire.protocol import LateStops
 
@@ -18,16 +19,6 @@ THOUGHT, END_OF_THOUGHT = "<think>", "</think>"
 NEARLY_CLOSED = END_OF_THOUGHT[:-1]  # left for the model to close
 
 FIM_MARK = "✿"
-LANGUAGES = {
-    "zh-CN": "Chinese",
-    "zh-TW": "Chinese",
-    "en": "English",
-    "ja": "Japanese",
-    "fr": "French",
-    "de": "German",
-    "es": "Spanish",
-    "ru": "Russian",
-}
 SYSTEM_ROLES = ("system", "developer")
 
 
@@ -180,13 +171,14 @@ def _block(message: Message, style: Style, hint: str) -> str:
 
 
 def translation(text: str, source: str, target: str) -> str:
-    """`{source}: {text}`, a blank line, `{target}:`. Codes that are not in LANGUAGES stand for themselves."""
+    """`{source}: {text}`, a blank line, `{target}:`. What names no language stands for itself."""
     return f"{language(source)}: {text}\n\n{language(target)}:"
 
 
 def language(code: str) -> str:
     """The name a model knows a language by."""
-    return LANGUAGES.get(code, code)
+    found = find(code)
+    return found.name if found else code
 
 
 def fill_in_the_middle(prefix: str, suffix: str) -> str:

@@ -77,7 +77,7 @@ def test_nothing_to_continue(turns):
 
 
 def test_translation_and_fill_in_the_middle():
-    assert templates.translation("你好", "zh-TW", "en") == "Chinese: 你好\n\nEnglish:"
+    assert templates.translation("你好", "zh-TW", "en") == "Traditional Chinese: 你好\n\nEnglish:"
     assert templates.translation("a", "Latin", "fr") == "Latin: a\n\nFrench:"
     assert templates.fill_in_the_middle("PRE", "SUF") == "✿prefix✿✿suffix✿SUF✿middle✿PRE"
 

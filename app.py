@@ -3,7 +3,6 @@
 
 import argparse
 import logging
-import math
 import socket
 import sys
 from dataclasses import fields, replace
@@ -22,18 +21,16 @@ from rwkv_batch.config import (
     file_name,
     further_model,
 )
+from rwkv_batch.flags import finite, not_understood, number, number_or_auto, port
 from rwkv_batch.supervisor import Supervisor
 
 DEMO = Path(__file__).resolve().parent / "demo"  # the bundled model's folder
 DEMO_ADAPTERS = 2
-MOST, MOST_FLOAT = 2**31 - 1, 1e30  # that flags take where no other limit is named
 MOST_SECONDS, MOST_WORKERS = 86400, 1024
 
 
 def main(argv: list[str]) -> int:
     config = parse(argv)
-    if (folder := config.frontend.models) is not None and not Path(folder).is_dir():
-        sys.exit(f"app.py: error: --models {folder} is no folder; name one from which routes may load files")
     logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s supervisor: %(message)s")
     return Supervisor(config).run()
 
@@ -41,7 +38,9 @@ def main(argv: list[str]) -> int:
 def parse(argv: list[str]) -> ServerConfig:
     """The configuration that the command line asks for. What is wrong with it ends the process (code 2)."""
     parser = _parser()
-    options = parser.parse_args(argv)
+    options, unknown = parser.parse_known_args(argv)
+    if unknown:
+        parser.error(not_understood(parser, unknown))
     _choose_defaults(options)
     if options.pp_devices:
         options.device = _pipeline_device(parser, options)
@@ -54,6 +53,10 @@ def parse(argv: list[str]) -> ServerConfig:
         )
     if options.replay_on_new_model and not options.token_log:
         parser.error("--replay-on-new-model reads tokens, and --no-token-log stores none; give one of them")
+    if not options.state_db:
+        parser.error("--state-db is empty; name a file, or :memory: for sessions that end with the server")
+    if options.models is not None and not Path(options.models).is_dir():
+        parser.error(f"--models {options.models} is no folder; name one from which routes may load files")
     _check_password(parser, "--password", options.password, "for a server without one")
     _check_password(parser, "--metrics-password", options.metrics_password, "and --password counts")
     _check_password(
@@ -100,9 +103,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(state_db="rwkv_sessions.db")  # an offline engine opens no file unless it is given one
     parser.set_defaults(capture_late=True)  # which an offline engine does before its first rows
     parser.set_defaults(max_adapters=None)  # which depends on the model
-    count, positive, auto = _number(0), _number(1), _number(0) | {"type": partial(_number_or_auto, 0)}
-    number: dict[str, Any] = {"type": _finite, "metavar": "X"}
-    megabytes, gigabytes = _number(1, unit=1 << 20), _number(1, unit=1 << 30)
+    count, positive, auto = number(0), number(1), number(0) | {"type": partial(number_or_auto, 0)}
+    any_number: dict[str, Any] = {"type": finite, "metavar": "X"}
+    megabytes, gigabytes = number(1, unit=1 << 20), number(1, unit=1 << 30)
     flag = parser.add_argument
     flag("--version", action="version", version=f"rwkv-batch {__version__}")
     flag(
@@ -130,8 +133,12 @@ def _parser() -> argparse.ArgumentParser:
         help="LoRA, DoRA, PiSSA, Bone, DiSHA, MiSS, MoLE or whole tensors, merged into the first model "
         "(default: none)",
     )
-    flag("--adapter-alpha", **number, help="of the adapter's training; divided by its rank it is the scaling")
-    flag("--adapter-scaling", **number, help="of the adapter, in place of alpha")
+    flag(
+        "--adapter-alpha",
+        **any_number,
+        help="of the adapter's training; divided by its rank it is the scaling",
+    )
+    flag("--adapter-scaling", **any_number, help="of the adapter, in place of alpha")
     flag("--adapter-init", metavar="FILE", help="what PiSSA began with, which is taken out of the model")
     flag(
         "--max-adapters",
@@ -147,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the rule by which an adapter with experts chooses them, which its file does not say",
     )
     flag("--host", help="where to listen; 0.0.0.0 is every network (default %(default)s)")
-    flag("--port", type=_port, help="(default %(default)s)")
+    flag("--port", type=port, help="(default %(default)s)")
     flag(
         "--password",
         metavar="W",
@@ -186,14 +193,14 @@ def _parser() -> argparse.ArgumentParser:
     flag("--gpu-memory", **gigabytes, help="GiB of the GPU to use, CUDA's own 0.5 besides (default: all)")
     flag(
         "--max-rows",
-        **positive | {"type": partial(_number_or_auto, 1)},
+        **positive | {"type": partial(number_or_auto, 1)},
         help="rows of a model that run at once; auto: by the memory, as the log says (default auto)",
     )
     flag("--max-waiting", **positive, help="rows that may wait before 429 (default %(default)s)")
     flag("--prefill-tokens", **positive, help="prompt tokens a step (default: what suits the device)")
     flag(
         "--threads",
-        **_number(1, most=MOST_WORKERS),
+        **number(1, most=MOST_WORKERS),
         help="of a step on a CPU; more than one needs cores that nothing else uses (default: one for a model "
         "below 64M parameters, else as many as cores)",
     )
@@ -215,8 +222,8 @@ def _parser() -> argparse.ArgumentParser:
     flag(
         "--state-db",
         metavar="FILE",
-        help="where sessions are stored; those of a further model in a file beside it with its name "
-        "(default %(default)s)",
+        help="where sessions are stored; those of a further model in a file beside it with its name; "
+        ":memory: stores none on the disk (default %(default)s)",
     )
     flag("--l1", **auto, help="states of a model's sessions kept on the device (default auto: by its memory)")
     flag(
@@ -262,11 +269,11 @@ def _parser() -> argparse.ArgumentParser:
         choices=("default", "open_think", "fake_think", "tools"),
         help="how chats are drawn where a request does not say it (default %(default)s)",
     )
-    workers = _number(1, most=MOST_WORKERS)
+    workers = number(1, most=MOST_WORKERS)
     flag("--frontends", **workers, help="HTTP processes that share the port (default: by cores)")
     flag(
         "--drain-seconds",
-        **_number(0, most=MOST_SECONDS),
+        **number(0, most=MOST_SECONDS),
         help="how long running requests may go on after SIGTERM or Ctrl-C (default %(default)s)",
     )
     flag(
@@ -338,50 +345,6 @@ def _pipeline_device(parser: argparse.ArgumentParser, options: argparse.Namespac
             f"--pp-devices {text} and --device {options.device} both name a device; give one of them"
         )
     return f"cuda:{names[0]}"
-
-
-def _number(least: int, unit: int = 1, most: int = MOST) -> dict[str, Any]:
-    """How a flag takes a whole number of `unit`, at least `least` and at most `most`."""
-    return {"type": lambda text: _within(text, least, most) * unit, "metavar": "N"}
-
-
-def _number_or_auto(least: int, text: str) -> int | None:
-    return None if text == "auto" else _within(text, least, MOST, ", or auto")
-
-
-def _within(text: str, least: int, most: int, otherwise: str = "") -> int:
-    number = _whole(text)
-    if number < least:
-        raise argparse.ArgumentTypeError(f"{text} is too small; use {least} or more{otherwise}")
-    if number > most:
-        raise argparse.ArgumentTypeError(f"{text} is too large; use {most} or less{otherwise}")
-    return number
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
-
-
-def _finite(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
-    if not math.isfinite(number):
-        raise argparse.ArgumentTypeError(f"{text} is not finite")
-    if abs(number) > MOST_FLOAT:
-        raise argparse.ArgumentTypeError(f"{text} is too large; use {MOST_FLOAT:.0e} or less")
-    return number
-
-
-def _port(text: str) -> int:
-    number = _whole(text)
-    if not 1 <= number <= 65535:
-        raise argparse.ArgumentTypeError(f"{text} is no port; use 1 to 65535")
-    return number
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ SamplerName = Literal["own", "flashinfer"]
 MoleRouter = Literal["topk0", "shared"]
 BackendName = Literal["auto", "torch", "portable"]
 WeightsName = Literal["fp16", "bf16", "int8", "fp8", "fp6", "fp5", "int4", "int4-128", "nf4"]
+IN_MEMORY = ":memory:"  # in place of a database's file: sessions end with the engine
 MODEL_NAME = re.compile(r"[\w.-]+")  # that somebody gives to a model
 ChatTemplateName = Literal["auto", "world", "g1", "g1c"]
 SamplingProfileName = Literal["default", "open_think", "fake_think", "tools"]
@@ -47,7 +48,7 @@ class EngineConfig(ProcessConfig):
     batch_invariant: bool = False  # a row's results depend, to the bit, on nothing but the row
     wkv: str | None = None  # "fp16" or "fp32": how the recurrent state is stored
     sampler: SamplerName = "own"  # what draws the rows of /v2 that have no seed
-    state_db: str | None = None  # where sessions are stored; None: they end with the engine
+    state_db: str | None = None  # the file of sessions; None or IN_MEMORY: they end with the engine
     l1: int | None = None  # states of sessions in slots of the device
     l2: int | None = None  # states of sessions in host memory, besides those in L1
     l3_bytes: int | None = None  # size of the database with its images, which go first
@@ -66,10 +67,11 @@ def further_model(default: EngineConfig, path: str, name: str | None) -> EngineC
 
     The file has the model's name: sessions.db, sessions.7b.db.
     """
-    database = Path(default.state_db) if default.state_db else None
-    if database:
-        database = database.with_name(f"{database.stem}.{name or file_name(path)}{database.suffix}")
-    return replace(default, model_path=path, model_name=name, state_db=str(database) if database else None)
+    database = default.state_db
+    if database and database != IN_MEMORY:
+        file = Path(database)
+        database = str(file.with_name(f"{file.stem}.{name or file_name(path)}{file.suffix}"))
+    return replace(default, model_path=path, model_name=name, state_db=database)
 
 
 def file_name(path: str) -> str:

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from demo import unpack
-from rwkv_batch.config import EngineConfig
+from rwkv_batch.config import IN_MEMORY, EngineConfig
 from rwkv_batch.engine import memory
 from rwkv_batch.engine.memory import WHOLE, MemoryShare
 from rwkv_batch.model import checkpoint
@@ -156,11 +156,11 @@ def loading_bar(name: str) -> Iterator[Callable[[int, int], None]]:
 
 def open_store(config: EngineConfig, share: MemoryShare = WHOLE) -> Store | None:
     """The configured database, with a limit to its size. Raises StoreError."""
-    if not config.state_db:
+    if not config.state_db or config.state_db == IN_MEMORY:
         return None
     store = Store(config.state_db, config.l3_bytes and config.l3_bytes // share.host)
-    if store.limit is None:
-        store.limit = memory.database_limit(Path(config.state_db), store.size(), share)
+    if store.limit is None and store.path:
+        store.limit = memory.database_limit(store.path, store.size(), share)
     return store
 
 

@@ -40,6 +40,8 @@ def app(*args: str, tmp: Path) -> subprocess.CompletedProcess:
         (["--port", "0"], "--port"),
         (["--port", "http"], "--port"),
         (["--host", "no such host"], "--host no such host"),
+        (["--models", "/nowhere"], "--models /nowhere"),
+        (["--state-db", ""], "--state-db"),
         (["--max-rows", "0"], "--max-rows"),
         (["--max-rows", "many"], "--max-rows"),
         (["--drain-seconds", "-1"], "--drain-seconds"),
@@ -125,6 +127,19 @@ def test_a_database_that_cannot_be_made_is_named(tmp_path: Path):
     )
     assert done.returncode == 2
     assert str(tmp_path / "no" / "such") in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_database_of_a_running_server_is_named(server: Server, tmp_path: Path):
+    """Also by another name of its file; the running server goes on."""
+    link = tmp_path / "link.db"
+    link.hardlink_to(Path(server.scratch) / "sessions.db")
+    done = app("--state-db", str(link), "--port", str(free_port()), "--device", "cpu", tmp=tmp_path)
+    link.unlink()
+    assert done.returncode == 2
+    assert f"{link} is in use by another server" in done.stderr and "Traceback" not in done.stderr
+    body = {"session_id": "claimed", "contents": ["User: Hello\n\nAssistant:"], "max_tokens": 1}
+    assert httpx.post(f"{server.url}/state/chat/completions", json=body, timeout=60).status_code == 200
+    assert "damaged" not in server.log()
 
 
 def test_rows_that_do_not_fit_are_told_how_many_would(tmp_path: Path):

@@ -1,10 +1,9 @@
 """What --model-path makes of the configuration."""
 
-import re
-
 import pytest
 
-from app import main, parse
+from app import parse
+from rwkv_batch.engine.startup import open_store
 
 
 def engines(*args: str) -> list[tuple[str | None, str | None, str | None]]:
@@ -51,9 +50,41 @@ def test_a_wrong_name_is_refused(wrong, capsys):
 
 
 @pytest.mark.parametrize("wrong", ["nowhere", __file__])
-def test_a_folder_that_is_not_there_ends_the_start(wrong):
-    with pytest.raises(SystemExit, match=f"error: --models {re.escape(wrong)} is no folder"):
-        main(["--models", wrong])
+def test_a_folder_that_is_not_there_is_a_wrong_flag(wrong, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(["--models", wrong])
+    assert ended.value.code == 2 and f"error: --models {wrong} is no folder" in capsys.readouterr().err
+
+
+def test_sessions_in_memory_have_no_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = ("--state-db", ":memory:", "--model-path", "a.pth", "--model-path", "b.pth")
+    assert engines(*given) == [(None, "a.pth", ":memory:"), (None, "b.pth", ":memory:")]
+    assert [open_store(config) for config in parse(list(given)).engines] == [None, None]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_database_without_a_name_is_refused(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(["--state-db", ""])
+    assert ended.value.code == 2 and "error: --state-db is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["--model", "x"], "there is no flag --model; did you mean --model-path or --models?"),
+        (["--state_db=x"], "there is no flag --state_db; did you mean --state-db?"),
+        (["--pasword", "W"], "there is no flag --pasword; did you mean --password"),
+        (["--zzz"], "there is no flag --zzz; --help lists them all"),
+        (["-p", "8000"], "there is no flag -p;"),
+        (["model.pth"], "model.pth belongs to no flag; a value follows its flag"),
+    ],
+)
+def test_a_flag_that_is_not_there_is_answered_with_those_like_it(wrong, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(wrong)
+    assert ended.value.code == 2 and f"error: {said}" in capsys.readouterr().err
 
 
 def test_tokens_that_are_not_stored_are_not_replayed(capsys):

@@ -5,7 +5,6 @@ files beside it (images.py), and the database is their only index.
 """
 
 import contextlib
-import fcntl
 import logging
 import os
 import sqlite3
@@ -16,6 +15,7 @@ from threading import RLock
 from typing import TypeVar
 
 from rwkv_batch.state import images
+from rwkv_batch.state.claim import Claim, real_path
 from rwkv_batch.state.entries import (
     NONE,
     Operation,
@@ -76,12 +76,15 @@ class Store:
 
     def __init__(self, path: str | Path | None, limit: int | None = None) -> None:
         self.limit = limit
-        self.path = Path(path) if path is not None else None
-        self._lock: int | None = None
+        self.path = real_path(path) if path is not None else None
+        self._claim: Claim | None = None
         self._logged = 0  # bytes since the last checkpoint, about
         if self.path:
             self._check_place(self.path)
-            self._lock = self._acquire_lock(self.path)
+            self._claim = Claim(self.path)
+            if sqlite.is_other(self.path):
+                self._claim.close()
+                raise StoreError(f"{self.path} is no database; name another file for it.")
             self._writer, self._finder, self._reader = (_Connection(self.path) for _ in range(3))
         else:  # every other connection would have a database of its own
             self._writer = self._finder = self._reader = _Connection(":memory:")
@@ -213,6 +216,8 @@ class Store:
             sessions, documents = salvage.copy_whole_rows(self.path, self._salvaged)
             aside = sqlite.move_aside(self.path)
             sqlite.rename(self._salvaged, self.path)
+            if self._claim:
+                self._claim.take_file()
             self._sync_names()
         log.error(
             "The database %s is damaged: it is now %s, and a new one has been begun with what is whole of it"
@@ -226,10 +231,9 @@ class Store:
     def close(self) -> None:
         """Close the file, after all threads have stopped. Idempotent."""
         self._disconnect()
-        if self._lock is not None and self.path:
-            lock_file(self.path).unlink(missing_ok=True)
-            os.close(self._lock)
-            self._lock = None
+        if self._claim:
+            self._claim.close()
+            self._claim = None
 
     @property
     def _salvaged(self) -> Path:
@@ -258,6 +262,8 @@ class Store:
                 sqlite.move_aside(self.path)  # what is left of its log
                 sqlite.rename(self._salvaged, self.path)
             sqlite.remove(self._salvaged)
+            if self._claim:
+                self._claim.take_file(create=True)
         self._ask(self._writer, lambda db: tables.prepare(db, self.path))
         self._sync_names()
 
@@ -273,37 +279,9 @@ class Store:
 
     @staticmethod
     def _check_place(path: Path) -> None:
-        if not path.name:
+        if os.path.isdir(path):  # False for a name that is too long, where Path.is_dir raises
             raise StoreError(f"{path} is a directory; name a file for the database.")
-        if not path.parent.is_dir():
+        if not os.path.isdir(path.parent):
             raise StoreError(
                 f"There is no directory {path.parent} for the database; make it, or name another file."
             )
-        if sqlite.is_other(path):
-            raise StoreError(f"{path} is no database; name another file for it.")
-
-    @staticmethod
-    def _acquire_lock(path: Path) -> int:
-        """An exclusive lock beside the file; it ends with the process, however that ends."""
-        file = lock_file(path)
-        try:
-            while True:
-                lock = os.open(file, os.O_CREAT | os.O_RDWR, 0o600)
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if file.exists() and file.stat().st_ino == os.fstat(lock).st_ino:
-                    return lock
-                os.close(lock)  # its last holder has just removed it
-        except BlockingIOError:
-            os.close(lock)
-            raise StoreError(
-                f"The database {path} is in use by another server; stop that one, or name another file."
-            ) from None
-        except OSError as error:
-            raise StoreError(
-                f"The database {path} cannot be locked ({error.strerror}); "
-                "name a file where this server may write."
-            ) from None
-
-
-def lock_file(path: Path) -> Path:
-    return path.with_name(path.name + ".lock")

@@ -1,0 +1,65 @@
+"""Values of flags as numbers, and what to say of words that are no flags."""
+
+import argparse
+import math
+from difflib import get_close_matches
+from typing import Any
+
+MOST, MOST_FLOAT = 2**31 - 1, 1e30  # that flags take where no other limit is named
+
+
+def number(least: int, unit: int = 1, most: int = MOST) -> dict[str, Any]:
+    """How a flag takes a whole number of `unit`, at least `least` and at most `most`."""
+    return {"type": lambda text: _within(text, least, most) * unit, "metavar": "N"}
+
+
+def number_or_auto(least: int, text: str) -> int | None:
+    return None if text == "auto" else _within(text, least, MOST, ", or auto")
+
+
+def _within(text: str, least: int, most: int, otherwise: str = "") -> int:
+    number = _whole(text)
+    if number < least:
+        raise argparse.ArgumentTypeError(f"{text} is too small; use {least} or more{otherwise}")
+    if number > most:
+        raise argparse.ArgumentTypeError(f"{text} is too large; use {most} or less{otherwise}")
+    return number
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+
+
+def finite(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"{text} is not finite")
+    if abs(number) > MOST_FLOAT:
+        raise argparse.ArgumentTypeError(f"{text} is too large; use {MOST_FLOAT:.0e} or less")
+    return number
+
+
+def port(text: str) -> int:
+    number = _whole(text)
+    if not 1 <= number <= 65535:
+        raise argparse.ArgumentTypeError(f"{text} is no port; use 1 to 65535")
+    return number
+
+
+def not_understood(parser: argparse.ArgumentParser, words: list[str]) -> str:
+    """What to say of words that are no flags, nor values of flags."""
+    wrong = [word.partition("=")[0] for word in words if word.startswith("-")]
+    if not wrong:
+        return f"{' '.join(words)} belongs to no flag; a value follows its flag, as in --model-path P"
+    flags = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
+    near: list[str] = []
+    for name in (word.lower().replace("_", "-") for word in wrong):
+        near += [flag for flag in flags if flag.startswith(name)] or get_close_matches(name, flags, 2)
+    ways = f"did you mean {' or '.join(dict.fromkeys(near))}?" if near else "--help lists them all"
+    return f"there is no flag {' or '.join(wrong)}; {ways}"

@@ -129,13 +129,6 @@ def read_header(snapshot: Bytes) -> Header:
         raise Damaged(f"The snapshot's header cannot be read ({error}).") from error
 
 
-def relabel(snapshot: Tensor, digest: bytes) -> Header:
-    """Give a snapshot another digest; its header. Raises SnapshotError."""
-    header = msgspec.structs.replace(read_header(snapshot.numpy().data), digest=digest)
-    write_header(snapshot, header)
-    return header
-
-
 def fitted(snapshot: Tensor, layout: SnapshotLayout, pinned: bool = False) -> tuple[Header, Tensor]:
     """A snapshot (uint8, host memory), checked, in this server's dtypes: itself, or a converted copy.
 

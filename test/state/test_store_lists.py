@@ -216,6 +216,7 @@ def test_a_second_server_cannot_use_the_file(path: Path) -> None:
         "PRAGMA user_version = 7",
         "CREATE TABLE accounts (id)",
         "CREATE TABLE accounts (id); PRAGMA user_version = 1",
+        "CREATE TABLE sessions (id); CREATE TABLE documents (id); PRAGMA user_version = 1",  # of 0.1 and 0.2
     ],
 )
 def test_a_database_of_something_else_is_refused_and_left_alone(path: Path, statements: str) -> None:

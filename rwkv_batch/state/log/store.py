@@ -29,7 +29,7 @@ from rwkv_batch.state.entries import (
     Turn,
     written_bytes,
 )
-from rwkv_batch.state.log import migration, salvage, sqlite, tables
+from rwkv_batch.state.log import salvage, sqlite, tables
 
 log = logging.getLogger(__name__)
 
@@ -257,7 +257,6 @@ class Store:
     def _prepare(self) -> None:
         """Connect, and make the tables in a new file. Raises StoreError."""
         if self.path:
-            migration.migrate(self.path)
             if not self.path.exists():  # a server was stopped while it replaced a damaged file
                 sqlite.move_aside(self.path)  # what is left of its log
                 sqlite.rename(self._salvaged, self.path)

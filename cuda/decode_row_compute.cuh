@@ -119,7 +119,7 @@ DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int 
                 if (layer + which > 0) keep_shift(layer - 1 + which, 1 - which);
                 normalize(x, weight, bias, tiles, in.heads, own.moments[which], warp, lane);
 #pragma unroll
-                for (int i = 0; i < ROW_WARP_TILES; i++) normed[i] = to_half2(x[i].x, x[i].y);
+                for (int i = 0; i < ROW_WARP_TILES; i++) normed[i] = to_finite_half2(x[i].x, x[i].y);
                 store_operands(0, before, amounts);
                 if (phase == TIME_IN) {
                     store_operands(1, before, second);

@@ -14,7 +14,7 @@ DEVICE void Computing<STEPS>::channels_in(int layer, Affine norm, Affine mixed) 
     const float2 x = normalized(stream(wait_time(layer)), any, SLICE, own.moments[1], warp, lane),
                  shifted = norm(x);
     keep_state(layer);
-    normed = to_half2(shifted.x, shifted.y);
+    normed = to_finite_half2(shifted.x, shifted.y);
     put_operand(0, mixed(x));
     sync_warp();
     uint4 b[2];

@@ -247,7 +247,7 @@ struct Computing {
         const Affine norm(column_of(vector(layer, ROW_NORM1_WEIGHT)),
                           column_of(vector(layer, ROW_NORM1_BIAS)));
         const float2 x = norm(normalized_time);
-        *reinterpret_cast<uint32_t*>(shift_at(layer, 0)) = to_half2(x.x, x.y);
+        *reinterpret_cast<uint32_t*>(shift_at(layer, 0)) = to_finite_half2(x.x, x.y);
     }
     DEVICE void keep_channel_shift(int layer) const {
         if (keeps_shift()) *reinterpret_cast<uint32_t*>(shift_at(layer, 1)) = normed;

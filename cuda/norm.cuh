@@ -69,7 +69,7 @@ struct Raw {
     }
     __device__ __forceinline__ void set(const float (&x)[N]) {
 #pragma unroll
-        for (int i = 0; i < N / 2; i++) pair[i] = to_half2(x[2 * i], x[2 * i + 1]);
+        for (int i = 0; i < N / 2; i++) pair[i] = to_finite_half2(x[2 * i], x[2 * i + 1]);
     }
     __device__ __forceinline__ void store(__half* p) const {
         if constexpr (N == 8)

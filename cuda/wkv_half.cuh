@@ -263,7 +263,7 @@ struct Half {
                 mma8(c, s[i + n][0], s[i + n][1], __byte_perm(w[n], 0, diagonals >> 16));
                 mma8(c, s[i + n][0], s[i + n][1], __byte_perm(w[n], 0, diagonals));
                 mma(c, a[0], a[1], a_late[0], a_late[1], b[n], b_late[n]);
-                next[0][n] = to_half2(c[0], c[1]), next[1][n] = to_half2(c[2], c[3]);
+                next[0][n] = to_finite_half2(c[0], c[1]), next[1][n] = to_finite_half2(c[2], c[3]);
             }
 #pragma unroll
             for (int down = 0; down < 2; down++)

@@ -100,6 +100,18 @@ def _index(slots: Sequence[int], device: torch.device | str) -> slice | Tensor:
     return torch.tensor(slots, device=device)
 
 
+def as_stored(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers of a state as states of that dtype hold them.
+
+    What fp16 cannot hold becomes the largest number that it can: an infinity would turn the state, and all
+    that follows, into NaN for good.
+    """
+    if dtype != torch.float16:
+        return x.to(dtype)
+    largest = torch.finfo(dtype).max
+    return x.clamp(-largest, largest).to(dtype)
+
+
 def token_shift(x: Tensor, shift: Tensor, rows: PackedRows) -> Tensor:
     """The step from each token's x `[T, C]` back to the token before it in its row.
 
@@ -107,12 +119,12 @@ def token_shift(x: Tensor, shift: Tensor, rows: PackedRows) -> Tensor:
     """
     if rows.first is None or rows.last is None:
         delta = shift[rows.slots] - x
-        shift[rows.slots] = x
+        shift[rows.slots] = as_stored(x, shift.dtype)
         return delta
     before = torch.empty_like(x)
     before[1:] = x[:-1]
     before[rows.first] = shift[rows.slots]
-    shift[rows.slots] = x[rows.last]
+    shift[rows.slots] = as_stored(x[rows.last], shift.dtype)
     return before.sub_(x)
 
 
@@ -166,7 +178,7 @@ def run_recurrence(
     parts = []
     if rows.decode:
         y, state = step(*(x[: rows.decode] for x in inputs), states[rows.decode_slots].float())
-        states[rows.decode_slots] = state.to(states.dtype)
+        states[rows.decode_slots] = as_stored(state, states.dtype)
         parts.append(y)
     for piece in rows.pieces:
         own, before = [x[piece.tokens] for x in inputs], states[piece.slots].float()
@@ -174,7 +186,7 @@ def run_recurrence(
             y, state = _by_token(step, own, before, piece.chunks)
         else:
             y, state = prefill(*own, before, piece.chunks)
-        states[piece.slots] = state.to(states.dtype)
+        states[piece.slots] = as_stored(state, states.dtype)
         parts.append(y)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.ops.cuda.inputs.staging import upload
-from rwkv_batch.ops.torch_ops import HEAD_SIZE
+from rwkv_batch.ops.torch_ops import HEAD_SIZE, as_stored
 
 ALIGNMENT = 64  # bytes, a cache line
 
@@ -54,7 +54,7 @@ class States:
         self.copied = 0  # states, from slot to slot
         self._start: Tensor | None = None  # [bytes of a slot]
         if start is not None:
-            self.wkv[:] = start.to(self.device, wkv_dtype)
+            self.wkv[:] = as_stored(start.to(self.device), wkv_dtype)
             self._start = self._memory[0].clone()
 
     def __len__(self) -> int:

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.ops.device import stream_for
+from rwkv_batch.ops.torch_ops import as_stored
 from rwkv_batch.state.slots import SlotAccess, States, slot_bytes
 
 PREFIX = 512
@@ -132,7 +133,8 @@ def read_header(snapshot: Bytes) -> Header:
 def fitted(snapshot: Tensor, layout: SnapshotLayout, pinned: bool = False) -> tuple[Header, Tensor]:
     """A snapshot (uint8, host memory), checked, in this server's dtypes: itself, or a converted copy.
 
-    Raises SnapshotError.
+    Numbers that a dtype cannot hold become its largest ones, as where a step stores states. Raises
+    SnapshotError, also for numbers that are not finite.
     """
     header = read_header(snapshot.numpy().data)
     if header.fingerprint != layout.fingerprint:
@@ -154,16 +156,16 @@ def fitted(snapshot: Tensor, layout: SnapshotLayout, pinned: bool = False) -> tu
     stored = replace(layout, shift=DTYPES[header.shift], wkv=DTYPES[header.wkv])
     if len(snapshot) != stored.size:
         raise Damaged(f"The snapshot has {len(snapshot)} bytes where {stored.size} belong.")
+    for part in parts(snapshot, stored):
+        if not all(bound.isfinite() for bound in part.aminmax()):  # several times as fast as isfinite().all()
+            raise SnapshotError(
+                "The session's state holds numbers that are not finite; rewind the session to an earlier turn."
+            )
     if stored == layout:
         return header, snapshot
     converted = torch.empty(layout.size, dtype=torch.uint8, pin_memory=pinned)
     for source, target in zip(parts(snapshot, stored), parts(converted, layout), strict=True):
-        target.copy_(source)
-        if not target.isfinite().all() and source.isfinite().all():
-            raise SnapshotError(
-                f"The session's state holds numbers that {_name(target.dtype)} cannot; "
-                "start the server with the --wkv it was made with."
-            )
+        target.copy_(as_stored(source, target.dtype))
     seal(converted, layout, header.tokens, header.created, header.digest)
     return header, converted
 

@@ -16,6 +16,7 @@ from rwkv_batch.engine.engine import Engine
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.quantization.packed_file import write
 from rwkv_batch.model.quantization.quantize import quantize
+from rwkv_batch.text.tokenizer import Tokenizer
 from rwkv_batch.wire.commands import LoadModel
 from rwkv_batch.wire.protocol import CommandReply, Rejected, Sampling, SessionTurn
 
@@ -94,3 +95,17 @@ def test_a_session_is_not_continued_in_another_format(driver, files):
     (refusal,) = driver.events[turn]  # and nothing before it, so that no stream has begun
     assert isinstance(refusal, Rejected) and refusal.reason == "conflict"
     assert "made by another model" in refusal.message
+
+
+def test_a_prompt_whose_states_pass_the_numbers_of_fp16_is_answered_as_with_fp32():
+    """12,000 equal tokens, which take numbers of the states to 77,000; fp16 ends at 65,504."""
+    prompt = [95] * 12000 + Tokenizer().encode("\n\nUser: What is the capital of France?\n\nAssistant:")
+    answers, largest = [], []
+    for wkv in ("fp32", "fp16"):
+        engine = Engine(device="cpu", wkv=wkv, max_rows=1)
+        (row,) = engine.generate([prompt], max_tokens=12, stop_ids=[0], sampling=Sampling(temperature=0))
+        answers.append(row.text)
+        largest.append(float(engine.runner.states.wkv.abs().max()))
+        engine.close()
+    assert answers[0] and answers[0] == answers[1]
+    assert largest[1] <= 65504 < largest[0]

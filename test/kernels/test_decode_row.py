@@ -117,6 +117,31 @@ def test_logits_and_states_are_those_of_separate_kernels(width, form, active):
     assert off(together.states.wkv, separate.states.wkv) < SAME
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_states_that_pass_the_numbers_of_fp16_keep_the_largest(form):
+    """Of both kinds: nothing decays, and tokens add what is far past the limit; norms are as large."""
+    checkpoint = tiny(LAYERS[form == "fp16"], 1024, VOCAB, seed=3)
+    for name, tensor in checkpoint.tensors.items():
+        if name.endswith(("att.w0", "att.a0")):
+            tensor.fill_(-30)
+        elif name.endswith("att.k_a"):
+            tensor.zero_()
+        elif name.endswith(("ln1.weight", "ln2.weight")):
+            tensor[::64] = 60000
+    model = model_of(checkpoint if form == "fp16" else quantize(checkpoint, FORMS[form][0], False), form)
+    together, separate = Side(model, TOGETHER), Side(model, SEPARATE)
+    start = torch.where(torch.rand_like(together.states.wkv) < 0.5, -65504.0, 65504.0).half()
+    for side in (together, separate):
+        side.states.wkv.copy_(start)
+    for token in range(5, 5 + STEPS):
+        found, other = together.step(token), separate.step(token)
+        assert found.isfinite().all() and off(found, other) < LOGITS
+    together.states.flush([1])
+    separate.states.flush([1])
+    for mine, theirs in zip(together.kept()[:2], separate.kept()[:2], strict=True):
+        assert mine[1].abs().max() == 65504 and off(mine, theirs) < LOGITS
+
+
 def test_the_other_slot_and_those_of_padding_stay_as_they_are(model):
     side = Side(model, TOGETHER)
     side.states.wkv.normal_()

@@ -1,5 +1,6 @@
 """How sessions are brought back: from the nearest state that is whole, and from their tokens."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -269,17 +270,25 @@ def large(tmp_path: Path) -> Iterator[Served]:
     served.store.close()
 
 
-def test_a_state_that_this_server_cannot_hold_is_passed_over_if_its_tokens_are_known(large: Served) -> None:
+def test_a_state_with_numbers_past_those_of_this_server_gets_its_largest(large: Served) -> None:
     turns = large.put(chain(1, LENGTHS, model=large.model))
     large.put_image(turns[1], number=1e6)
+    found = large.find(turns[3].head(0))
+    assert found.image is not None and is_at(found, turns, 2, found.image)
+    assert float(parts(found.image, large.transfer.layout)[1][0]) == 65504
+
+
+def test_a_state_that_is_not_finite_is_passed_over_if_its_tokens_are_known(large: Served) -> None:
+    turns = large.put(chain(1, LENGTHS, model=large.model))
+    large.put_image(turns[1], number=math.nan)
     assert is_at(large.find(turns[3].head(0)), turns, 0)
 
 
-def test_a_state_that_this_server_cannot_hold_is_refused_if_there_is_nothing_else(large: Served) -> None:
+def test_a_state_that_is_not_finite_is_refused_if_there_is_nothing_else(large: Served) -> None:
     past = unknown_past(1, 30, large.model)
     large.put([past])
-    large.put_image(past, number=1e6)
-    with pytest.raises(SnapshotError, match="--wkv"):
+    large.put_image(past, number=math.inf)
+    with pytest.raises(SnapshotError, match="not finite; rewind"):
         large.find(past.head(0))
 
 

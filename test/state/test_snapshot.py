@@ -1,5 +1,6 @@
 """Snapshots: what is written comes back, and nothing else passes for it."""
 
+import math
 import random
 import struct
 import zlib
@@ -132,12 +133,27 @@ def test_other_dtypes_are_converted(stored: SnapshotLayout, wanted: SnapshotLayo
         assert torch.equal(source.to(target.dtype), target)
 
 
-def test_numbers_that_the_other_dtype_does_not_have_are_refused() -> None:
-    data = snapshot(of := layout())
-    parts(data, of)[1][7] = 1e6
+@pytest.mark.parametrize("part", [0, 1], ids=["token shift", "wkv"])
+def test_numbers_that_the_other_dtype_does_not_have_become_its_largest(part: int) -> None:
+    data = snapshot(of := layout(shift=torch.float32))
+    parts(data, of)[part][:2] = torch.tensor([1e6, -1e38])
     seal(data, of, 5, 0)
-    with pytest.raises(SnapshotError, match="--wkv"):
-        fitted(data, layout(wkv=torch.float16))
+    _, converted = fitted(data, halves := layout(wkv=torch.float16))
+    assert parts(converted, halves)[part][:2].tolist() == [65504, -65504]
+    assert parts(converted, halves)[part].isfinite().all()
+
+
+@pytest.mark.parametrize("wanted", [layout(), layout(wkv=torch.float16)], ids=["as stored", "converted"])
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("part", [0, 1], ids=["token shift", "wkv"])
+def test_a_state_with_numbers_that_are_not_finite_is_refused(
+    wanted: SnapshotLayout, number: float, part: int
+) -> None:
+    data = snapshot(of := layout())
+    parts(data, of)[part][-1] = number
+    seal(data, of, 5, 0)
+    with pytest.raises(SnapshotError, match="not finite; rewind"):
+        fitted(data, wanted)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from rwkv_batch.ops.torch_ops import as_stored
 from rwkv_batch.state.entries import (
     EMPTY_DIGEST,
     HIDDEN,
@@ -103,7 +104,7 @@ class StartStates:
     ) -> None:
         """Store a start state in place of any older one of the name.
 
-        `read` runs on the reading thread. `done` gets what it raises: StoreError or SnapshotError.
+        `read` runs on the reading thread. `done` gets what it raises: StoreError.
         """
 
         def make() -> tuple[StartContents, Tensor, int | None]:
@@ -199,14 +200,11 @@ class StartStates:
             self._documents.remove(OFFSETS + start.offsets.digest, lambda count, error: None)
 
     def _image(self, contents: StartContents) -> Tensor:
-        """A snapshot. Raises SnapshotError."""
+        """A snapshot."""
         layout = self._transfer.layout
         image = torch.empty(layout.size, dtype=torch.uint8, pin_memory=self._transfer.pinned)
         for source, target in zip((contents.shift, contents.wkv), parts(image, layout), strict=True):
-            target.copy_(source.flatten())
-            if not target.isfinite().all():
-                kind = str(target.dtype).removeprefix("torch.")
-                raise SnapshotError(f"The state holds numbers that {kind} cannot; use --wkv fp32.")
+            target.copy_(as_stored(source.flatten(), target.dtype))
         seal(image, layout, 0, time.time(), contents.digest)
         return image
 

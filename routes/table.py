@@ -50,7 +50,7 @@ from routes.native import (
 )
 from routes.ollama import models as ollama_models
 from routes.ollama import prepare as ollama
-from routes.openai import chat, completions, models, tokenizer
+from routes.openai import chat, completions, fim, models, tokenizer
 from routes.openapi import page
 from routes.openapi.document import document
 from routes.page import files
@@ -71,18 +71,12 @@ log = logging.getLogger(__name__)
 
 
 async def v1_chat(front: Frontend, http: HttpRequest) -> HttpResponse:
-    """`contents` asks for the native batch, `messages` for OpenAI chat.
-
-    Without either, a request is OpenAI chat if it has an Authorization header.
-    """
+    """`contents` asks for the native batch, everything else is OpenAI chat, also a body that is broken."""
     body, _ = http.json
-    if "contents" in body or "messages" in body:
-        is_chat = "messages" in body and not body.get("contents")
-    else:
-        is_chat = bool(http.headers.get("authorization"))
-    if is_chat:
-        http.shape = openai_shape
-    return await (OPENAI_CHAT if is_chat else RAW_BATCH)(front, http)
+    if "contents" in body and (body["contents"] or "messages" not in body):
+        http.shape = native_shape
+        return await RAW_BATCH(front, http)
+    return await OPENAI_CHAT(front, http)
 
 
 async def root(front: Frontend, http: HttpRequest) -> HttpResponse:
@@ -128,7 +122,7 @@ TRANSLATE = generates(translate.prepare, public=True)
 
 # fmt: off
 ROUTES = (
-    Route("POST",       "/v1/chat/completions",                 native_shape, v1_chat),
+    Route("POST",       "/v1/chat/completions",                 openai_shape, v1_chat),
     Route("POST",       "/v1/batch/completions",                native_shape, RAW_BATCH),
     Route("POST",       "/v2/chat/completions",                 native_shape, generates(batch.v2)),
     Route("POST",       "/v3/chat/completions",                 native_shape, chats(batch.v3)),
@@ -175,11 +169,16 @@ ROUTES = (
     Route("POST",       "/openai/v1/chat/completions",          openai_shape, OPENAI_CHAT),
     Route("POST",       "/v1/completions",                      openai_shape, generates(completions.prepare)),
     Route("POST",       "/openai/v1/completions",               openai_shape, generates(completions.prepare)),
+    Route("POST",       "/v1/fim/completions",                  openai_shape, generates(fim.prepare)),
     Route("POST",       "/tokenize",                            openai_shape, tokenizer.tokenize),
     Route("POST",       "/detokenize",                          openai_shape, tokenizer.detokenize),
     Route("GET",        "/tokenizer_info",                      openai_shape, tokenizer.info),
     Route("POST",       "/v1/responses",                        openai_shape, responses.create),
     Route("POST",       "/openai/v1/responses",                 openai_shape, responses.create),
+    Route("POST",       "/v1/responses/input_tokens",           openai_shape, responses.input_tokens),
+    Route("POST",       "/openai/v1/responses/input_tokens",    openai_shape, responses.input_tokens),
+    Route("POST",       "/v1/responses/:id/cancel",             openai_shape, responses.cancel),
+    Route("POST",       "/openai/v1/responses/:id/cancel",      openai_shape, responses.cancel),
     Route("GET DELETE", "/v1/responses/:id",                    openai_shape, responses.stored),
     Route("GET DELETE", "/openai/v1/responses/:id",             openai_shape, responses.stored),
     Route("GET",        "/v1/responses/:id/input_items",        openai_shape, responses.input_items),

@@ -73,4 +73,4 @@ class NamedTool(BaseModel):
     function: NamedFunction
 
 
-ToolChoiceShape = Literal["none", "auto", "required"] | NamedTool
+ToolChoiceShape = Literal["none", "auto", "required", "any"] | NamedTool

@@ -121,8 +121,10 @@ def _checked(tools: object) -> list[Schema]:
 
 def _choice(choice: object, tools: list[Schema]) -> str | Schema:
     match choice:
-        case "required" if not tools:
-            raise openai_field("tool_choice", "required is only allowed when tools are given")
+        case "required" | "any" if not tools:
+            raise openai_field("tool_choice", f"{choice} is only allowed when tools are given")
+        case "any":  # Mistral's name of it
+            return "required"
         case "none" | "auto" | "required":
             return str(choice)
         case {"type": "function", "function": {"name": str(name)}}:
@@ -136,5 +138,5 @@ def _choice(choice: object, tools: list[Schema]) -> str | Schema:
                 "tool_choice", "an object here should be {'type': 'function', 'function': {'name': ...}}"
             )
     raise openai_field(
-        "tool_choice", "input should be none, auto, required, or an object that names a function"
+        "tool_choice", "input should be none, auto, required, any, or an object that names a function"
     )

@@ -32,6 +32,7 @@ from routes.native.start_states import LoadStateFields, RemoveStateFields, State
 from routes.native.state import MultiStateFields, StateFields
 from routes.native.translate import TranslateFields
 from routes.ollama.schemas import OllamaChatBody, OllamaTextBody, ShowBody
+from routes.openai.fim import FimBody
 from routes.openai.schemas import ChatBody, CompletionBody
 from routes.openai.tokenizer import DetokenizeBody, TokenCountBody, TokenizeBody
 from routes.responses.schemas import ResponsesBody
@@ -99,6 +100,8 @@ RAW = "A batch of raw prompts"
 CHAT = _texts("A conversation", ChatBody)
 COMPLETION = _texts("Completions, or what stands in front of a suffix", CompletionBody)
 RESPONSE = _texts("A response, which may continue an earlier one", ResponsesBody)
+INPUT_TOKENS = _texts("How many tokens such an input has", ResponsesBody, gives=(JSON,))
+CANCEL = Operation("An error, as a stored response is over")
 STORED = Operation("A stored response", query=(StreamQuery,))
 ITEMS = Operation("The input of a stored response", query=(ItemsQuery,))
 MODELS, MODEL = Operation("What is served"), Operation("One of the models")
@@ -153,6 +156,11 @@ OPERATIONS = {
     "/openai/v1/completions": COMPLETION,
     "/v1/responses": RESPONSE,
     "/openai/v1/responses": RESPONSE,
+    "/v1/fim/completions": _texts("What stands between a prompt and a suffix", FimBody),
+    "/v1/responses/input_tokens": INPUT_TOKENS,
+    "/openai/v1/responses/input_tokens": INPUT_TOKENS,
+    "/v1/responses/:id/cancel": CANCEL,
+    "/openai/v1/responses/:id/cancel": CANCEL,
     "/v1/responses/:id": STORED,
     "/openai/v1/responses/:id": STORED,
     "/v1/responses/:id/input_items": ITEMS,

@@ -75,6 +75,15 @@ def prepare(
     )
 
 
+def without_answer(request: GenerateRequest) -> GenerateRequest:
+    """The same tokens of a prompt, which is neither fed nor stored."""
+    turn, (prompt,) = request.turn, request.prompts
+    if turn and turn.source and isinstance(prompt, str):  # it stands behind what the state has seen
+        prompt = turn.separator + prompt.removeprefix(turn.separator)
+        request = msgspec.structs.replace(request, prompts=[prompt], prefix_ids=[])
+    return msgspec.structs.replace(request, max_tokens=0, grammar=None, turn=None)
+
+
 def _request(
     body: ResponsesBody, prompt: str, response_id: str, style: templates.Style, grammar: Grammar | None
 ) -> GenerateRequest:

@@ -10,7 +10,7 @@ from uuid import uuid4
 from routes.chat.answer import AnswerReader, Piece, RowAnswer
 from routes.chat.calls import ToolCall
 from routes.http.errors import ApiError, Json, openai_shape
-from routes.http.replies import TypedEvents
+from routes.http.replies import Reply, TypedEvents
 from rwkv_batch.wire.client import Job
 from rwkv_batch.wire.protocol import RowDelta
 
@@ -26,6 +26,18 @@ def previous_not_found(response_id: str) -> ApiError:
         param="previous_response_id",
         code="previous_response_not_found",
     )
+
+
+class InputTokens(Reply):
+    """How many tokens the input has, without those of the response that it continues."""
+
+    shape = staticmethod(openai_shape)
+
+    def whole(self, job: Job, deltas: list[RowDelta]) -> Json:
+        return {"object": "response.input_tokens", "input_tokens": sum(job.prompt_tokens)}
+
+    def events(self, deltas: list[RowDelta]) -> list[Json]:
+        return []  # it is not streamed
 
 
 class ResponseReply(TypedEvents):

@@ -1,4 +1,4 @@
-"""The handlers of /v1/responses: create a response, read it, list its input, delete it.
+"""The handlers of /v1/responses: create a response, read it, list or count its input, delete it.
 
 A response that is stored is two things under one key: the model's state at its end, which the engine stores
 with the turn, and a document with the reply, which is stored before the last piece of the reply is sent.
@@ -6,6 +6,7 @@ with the turn, and a document with the reply, which is stored before the last pi
 
 import asyncio
 from functools import partial
+from typing import NamedTuple
 from uuid import uuid4
 
 import msgspec
@@ -19,25 +20,60 @@ from routes.http.frontend import ANSWERED_WITHIN, NO_REPLY, Frontend
 from routes.http.generate import Prepared, run
 from routes.http.model_field import read_model, with_defaults
 from routes.http.start_states import choose_state
-from routes.responses.prepare import ID, Document, prepare, state_key
-from routes.responses.reply import ResponseReply, previous_not_found
+from routes.responses.prepare import ID, Document, prepare, state_key, without_answer
+from routes.responses.reply import InputTokens, ResponseReply, previous_not_found
 from routes.responses.schemas import ResponsesBody
 from rwkv_batch.wire.client import RequestFailed, RequestRejected
 from rwkv_batch.wire.commands import DeleteSession, GetDocument, PutDocument, RemoveDocument
+from rwkv_batch.wire.protocol import GenerateRequest
+from rwkv_batch.wire.supervision import EngineInfo
 
 PAGE = 20  # input items of a page unless the client says otherwise
 LONGEST_PAGE = 100
 
 
+class Asked(NamedTuple):
+    """What a body asks for."""
+
+    model: EngineInfo
+    body: ResponsesBody
+    request: GenerateRequest
+    reply: ResponseReply
+    document: Document
+
+
 async def create(front: Frontend, http: HttpRequest) -> HttpResponse:
     """POST /v1/responses. Raises ApiError."""
+    model, body, request, reply, document = await _asked(front, http)
+    store = partial(_store, front, model.model, reply, document) if body.store else None
+    return await run(front, model, http, Prepared(request, body.stream, reply), store)
+
+
+async def input_tokens(front: Frontend, http: HttpRequest) -> HttpResponse:
+    """POST /v1/responses/input_tokens: what such a response would count as its input. Raises ApiError."""
+    asked = await _asked(front, http, stores=False)
+    return await run(front, asked.model, http, Prepared(without_answer(asked.request), False, InputTokens()))
+
+
+async def cancel(front: Frontend, http: HttpRequest) -> Response:
+    """POST /v1/responses/{id}/cancel: 400 for a response that is there, as it is over. Raises ApiError."""
+    response_id = _authorized_id(front, http)
+    await _document(front, response_id, _not_found(response_id))
+    raise openai_field(
+        "id",
+        f"{response_id} is over; a response that is being made ends when its client closes the connection",
+    )
+
+
+async def _asked(front: Frontend, http: HttpRequest, stores: bool = True) -> Asked:
+    """`stores`: whether the response may be stored. Raises ApiError."""
     fields = authorized_json(front.settings.password, http)
     named = await read_model(front, http, fields)
     adapter = await choose_adapter(front, fields, named)
     state = await choose_state(front, http, fields, named)
     fields = with_defaults(named.model, state.with_defaults(fields, is_chat=True) if state else fields)
     body = ResponsesBody.from_json(fields, front.settings.sampling_profile)
-    if not front.settings.token_log:
+    if not (stores and front.settings.token_log):
         body = body.model_copy(update={"store": False})
     previous = None
     if body.previous_response_id is not None:
@@ -47,9 +83,7 @@ async def create(front: Frontend, http: HttpRequest) -> HttpResponse:
     request, reply, document = prepare(body, named.model.model, previous, settings)
     if state and previous is None:
         request = state.begin(request)
-    request = adapter.begin(request)
-    store = partial(_store, front, named.model.model, reply, document) if body.store else None
-    return await run(front, named.model, http, Prepared(request, body.stream, reply), store)
+    return Asked(named.model, body, adapter.begin(request), reply, document)
 
 
 async def stored(front: Frontend, http: HttpRequest) -> Response:

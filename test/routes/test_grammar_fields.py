@@ -116,6 +116,14 @@ def test_a_tool_of_a_message_is_demanded_and_strict_as_in_a_chat():
     assert made.grammar == asked(tools=[tool("f", True)], tool_choice=named).grammar is not None
 
 
+def test_any_tool_is_demanded_by_mistrals_name_of_it():
+    made = asked(tools=[tool("f", True)], tool_choice="any")
+    same = asked(tools=[tool("f", True)], tool_choice="required")
+    assert (made.prompts, made.grammar) == (same.prompts, same.grammar) and made.grammar
+    with pytest.raises(ApiError, match=r"^tool_choice: any is only allowed when tools are given"):
+        asked(tool_choice="any")
+
+
 def test_without_a_field_there_is_none():
     plain = [asked(), completed(), respond().request, asked(response_format={"type": "text"})]
     plain.append(asked(tools=[tool("f", False)]))

@@ -8,7 +8,9 @@ from fake_engine import INFO
 from frontend_process import PASSWORD, FrontendProcess
 from native_calls import CHAT, TRANSLATE, V1
 
+from routes.http.errors import ApiError
 from routes.http.exchange import authorized
+from routes.table import ROUTES
 
 ENCODED = "pass%20word%20%26%2B%2541"
 BEARER = {"authorization": f"Bearer {PASSWORD}"}
@@ -79,7 +81,7 @@ def test_preflight(locked, path):
         ("POST", "/nowhere", 404, False),
         ("POST", "/v1/embeddings", 404, True),
         ("DELETE", "/openai/v1/x", 404, True),
-        ("GET", V1, 405, False),
+        ("GET", V1, 405, True),
         ("PATCH", CHAT, 405, True),
         ("POST", "/v1/models", 405, True),
         ("PUT", "/health", 405, False),
@@ -95,6 +97,52 @@ def test_wrong_paths_and_methods_are_json(server, method, path, status, openai):
         assert answer.headers["allow"] == (
             "GET, HEAD, OPTIONS" if path in ("/", "/v1/models", "/health") else "POST, OPTIONS"
         )
+
+
+def form(error: object) -> object:
+    """What an error is made of, whatever it says."""
+    return {name: form(each) for name, each in error.items()} if isinstance(error, dict) else None
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.methods} {route.path}")
+def test_an_error_has_the_form_of_its_family_whatever_went_wrong(server, locked, route):
+    expected = form(route.shape(ApiError(400, "no")))
+    path = re.sub(r":\w+", "some", route.path)
+    wrong = server.http.request("PATCH", path)
+    assert (wrong.status_code, form(wrong.json())) == (405, expected)
+    if route.path not in ("/", "/health", "/page/:file", "/v1/server/status", TRANSLATE):
+        shut = locked.http.request(route.methods.split()[0], path)
+        assert (shut.status_code, form(shut.json())) == (401, expected)
+    if "POST" in route.methods and route.path not in ("/v1/state/upload", "/v1/state/import"):
+        for body in (b"{", b"[]", b"\xff"):
+            broken = server.http.post(path, content=body)
+            assert 400 <= broken.status_code < 500 and form(broken.json()) == expected
+
+
+def test_a_batch_of_prompts_has_native_errors_on_the_route_that_it_shares(server):
+    for fields in ({"contents": ["Hi"], "max_tokens": -1}, {"contents": []}):
+        assert isinstance(server.http.post(V1, json=fields).json()["error"], str)
+    for fields in ({}, {"prompt": "Hi"}, {"messages": [], "contents": []}, {"messages": 5}):
+        for headers in ({}, BEARER):
+            answer = server.http.post(V1, json=fields, headers=headers)
+            assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("/v1/embeddings", "no embeddings"),
+        ("/openai/v1/embeddings", "no embeddings"),
+        ("/v1/audio/speech", "text only"),
+        ("/v1/responses/compact", "previous_response_id"),
+        ("/v1/messages/batches", "at once"),
+        ("/v1/embeddings2", "README"),
+    ],
+)
+def test_a_route_of_another_server_says_what_to_do_instead(server, path, reason):
+    answer = server.http.post(path, json={"input": "Hi"})
+    assert answer.status_code == 404
+    assert path in answer.json()["error"]["message"] and reason in answer.json()["error"]["message"]
 
 
 def test_head(server):

@@ -1,4 +1,4 @@
-"""/infill as editors ask for it, against an engine that echoes prompts."""
+"""/infill and /v1/fim/completions as editors ask for them, against an engine that echoes prompts."""
 
 import json
 
@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from routes.http.errors import ApiError
 from routes.llama_cpp.infill import IndentedText, prepare
+from routes.openai import fim
 from rwkv_batch.wire.client import Job
 from rwkv_batch.wire.protocol import RowDelta
 
@@ -153,3 +154,36 @@ def test_what_cannot_be_honoured_is_named(fields, place):
     with pytest.raises(ApiError) as refused:
         infill(**fields)
     assert refused.value.status == 400 and refused.value.message.startswith(f"{place}: ")
+
+
+MISTRAL = {"model": "rwkv7", "prompt": "x = ", "suffix": "\nprint(x)", "random_seed": 7, "max_tokens": 64}
+
+
+def test_mistrals_clients_get_the_middle_as_a_chat(server):
+    reply = server.http.post("/v1/fim/completions", json=MISTRAL).json()
+    (choice,) = reply["choices"]
+    assert (reply["object"], reply["usage"]["completion_tokens"]) == ("chat.completion", len(ECHO))
+    assert (choice["message"], choice["finish_reason"]) == ({"role": "assistant", "content": ECHO}, "stop")
+    streamed = server.http.post("/v1/fim/completions", json=MISTRAL | {"stream": True}).text
+    events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+    assert streamed.endswith("data: [DONE]\n\n")
+    assert "".join(each["choices"][0]["delta"].get("content", "") for each in events) == ECHO
+    alone = server.http.post("/v1/fim/completions", json={"prompt": "x = "}).json()
+    assert alone["choices"][0]["message"]["content"] == "x = "
+
+
+def test_what_mistrals_clients_ask_is_honoured_or_refused():
+    asked = fim.prepare(MISTRAL | {"stop": ["\n\n"], "temperature": 0.2, "top_p": 0.5}, "m").request
+    assert (asked.sampling.seed, asked.max_tokens, asked.stop_strings) == (7, 64, ["\n\n"])
+    assert (asked.sampling.temperature, asked.sampling.top_p) == (0.2, 0.5)
+    for fields, named in [
+        ({"prompt": ""}, "prompt: "),
+        ({"suffix": "x"}, "prompt: "),
+        ({"prompt": "x", "min_tokens": 4}, "min_tokens: "),
+        ({"prompt": "x", "random_seed": 7, "seed": 8}, "random_seed: "),
+        ({"prompt": "x", "think_type": "free"}, "think_type: "),
+        ({"prompt": "x", "session_id": "s"}, "session_id: "),
+    ]:
+        with pytest.raises(ApiError) as refused:
+            fim.prepare(fields, "m")
+        assert refused.value.status == 400 and refused.value.message.startswith(named)

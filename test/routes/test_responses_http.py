@@ -60,6 +60,40 @@ def test_two_turns_and_two_branches(front: FrontendProcess, client: OpenAI):
     assert state(front, first.id) == f"User: I am Ann.\n\n{ANSWER}"
 
 
+def test_an_input_is_counted_as_a_response_counts_it(front: FrontendProcess, client: OpenAI):
+    first = client.responses.create(model="rwkv7", input="I am Ann.", instructions="Be brief.")
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
+    for fields in (
+        {"input": "I am Ann.", "instructions": "Be brief."},
+        {"input": "Who?", "previous_response_id": first.id},
+        {"input": "Who?", "tools": [tool], "tool_choice": "required"},
+        {"input": "Who?", "reasoning": {"effort": "high"}},
+    ):
+        before = set(front.engine.sessions)
+        counted = client.responses.input_tokens.count(model="rwkv7", **fields)
+        assert counted.object == "response.input_tokens" and set(front.engine.sessions) == before
+        request = front.engine.requests[-1]
+        assert (request.max_tokens, request.turn, request.grammar) == (0, None, None)
+        assert counted.input_tokens == len(request.prompts[0])
+        made = client.responses.create(model="rwkv7", **fields)
+        (prompt,) = front.engine.requests[-1].prompts
+        behind = "\n\n" if "previous_response_id" in fields else ""
+        assert request.prompts == [behind + prompt] and made.status == "completed"
+    with pytest.raises(openai.NotFoundError, match="no response"):
+        client.responses.input_tokens.count(model="rwkv7", input="Who?", previous_response_id=NO_SUCH)
+    with pytest.raises(openai.BadRequestError, match="input"):
+        client.responses.input_tokens.count(model="rwkv7", input=" ")
+
+
+def test_a_response_that_is_over_cannot_be_cancelled(client: OpenAI):
+    made = client.responses.create(model="rwkv7", input="I am Ann.")
+    with pytest.raises(openai.BadRequestError, match="is over"):
+        client.responses.cancel(made.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.cancel(NO_SUCH)
+    assert client.responses.retrieve(made.id).status == "completed"
+
+
 def test_a_stream_says_what_can_be_retrieved_afterwards(client: OpenAI):
     with client.responses.stream(model="rwkv7", input="Tell me.", metadata={"k": "v"}) as stream:
         kinds = [event.type for event in stream]

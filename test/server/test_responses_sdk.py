@@ -205,3 +205,11 @@ def test_no_other_route_writes_a_responses_state(server: Server, client: OpenAI)
     ):
         assert httpx.post(server.url + path, json=body).status_code == 400, path
     assert ask(client, "What is my name?", first.id).output_text == "Your name is Anna."
+
+
+def test_an_input_is_counted_as_the_response_counts_it(client: OpenAI):
+    first = ask(client, "My name is Alice.")
+    for fields in ({}, {"previous_response_id": first.id}, {"tools": [TOOL]}):
+        counted = client.responses.input_tokens.count(model="rwkv7", input="What is my name?", **fields)
+        made = client.responses.create(model="rwkv7", input="What is my name?", **fields, **EXACT)
+        assert made.usage and counted.input_tokens == made.usage.input_tokens

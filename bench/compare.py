@@ -86,7 +86,7 @@ def measure(checkout: Path, bench: str) -> Figures:
             text=True,
             check=False,
         )
-        figures = read(done.stdout, file.read_text()) if done.returncode == 0 else {}
+        figures = read(done.stdout, file.read_text(encoding="utf-8")) if done.returncode == 0 else {}
     if not figures:
         last = "\n".join((done.stdout + done.stderr).splitlines()[-20:])
         raise RuntimeError(f"{bench} in {checkout}: exit code {done.returncode}\n{last}")
@@ -100,13 +100,13 @@ class RunRecord:
         self._file = file
         self.runs: dict[tuple[str, int, str], Figures] = {}
         if file and file.exists():
-            for run in map(json.loads, file.read_text().splitlines()):
+            for run in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
                 self.runs[run["bench"], run["round"], run["side"]] = run["figures"]
 
     def add(self, bench: str, number: int, side: str, figures: Figures) -> None:
         self.runs[bench, number, side] = figures
         if self._file:
-            with self._file.open("a") as file:
+            with self._file.open("a", encoding="utf-8") as file:
                 run = {"bench": bench, "round": number, "side": side, "figures": figures}
                 file.write(json.dumps(run) + "\n")
 
@@ -181,7 +181,7 @@ def machine() -> str:
         query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
         return subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0]
     except (OSError, subprocess.CalledProcessError, IndexError):
-        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
         return f"{found[1] if found else platform.processor()}, {os.cpu_count()} cores"
 
 
@@ -221,7 +221,7 @@ def main() -> None:
             failure = str(error)
             break
         if options.markdown:
-            options.markdown.write_text(table(record, options.bench, labels))
+            options.markdown.write_text(table(record, options.bench, labels), encoding="utf-8")
     print(table(record, options.bench, labels), end="")
     wrong = slow(record, options.bench, options.at_least)
     sys.exit(failure or (f"below {options.at_least}: {'; '.join(wrong)}" if wrong else 0))

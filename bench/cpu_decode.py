@@ -104,7 +104,7 @@ def cases(path: Path) -> dict[str, Case]:
 def machine() -> str:
     names = [
         line.split(":")[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         if line.startswith("model name")
     ]
     return f"{names[0] if names else platform.processor()}, {torch.get_num_threads()} threads"

@@ -110,7 +110,7 @@ def main() -> None:
     rows, failures = crash(options.points, options.seed, options.operations, folder)
     print("\n".join(lines(rows)))
     if options.markdown:
-        options.markdown.write_text(page(rows))
+        options.markdown.write_text(page(rows), encoding="utf-8")
     if failures:
         sys.exit("\n".join(failures))
     shutil.rmtree(folder)

@@ -238,7 +238,8 @@ def main() -> None:
                     "copy": bandwidth,
                     **results,
                 }
-            )
+            ),
+            encoding="utf-8",
         )
 
 

@@ -88,7 +88,7 @@ def kernels(replay) -> list[dict]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(file))
-        events = json.loads(file.read_text())["traceEvents"]
+        events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
     found = [
         {
             "name": e["name"].split("(")[0].removeprefix("void ")[:48],

@@ -181,7 +181,7 @@ def main() -> None:
     need_gpu()
     found = swap(args.sizes[0], args.rows, args.swap) if args.swap else together(args.sizes, args.rows)
     if args.json:
-        Path(args.json).write_text(json.dumps({"command": sys.argv, **found}))
+        Path(args.json).write_text(json.dumps({"command": sys.argv, **found}), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ EVENTS: dict[str, Callable[[int, dict[str, int]], None]] = {
 def children(log: Path) -> dict[str, int]:
     """The running processes by name, from the supervisor's log."""
     found = {}
-    for line in log.read_text().splitlines():
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
         words = line.split()
         if "started as process" in line and Path(f"/proc/{words[-1]}").exists():
             found[words[words.index("started") - 1]] = int(words[-1])

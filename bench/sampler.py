@@ -169,7 +169,9 @@ def main() -> None:
                     results.append(result)
                     show(result)
     if options.json:
-        options.json.write_text(json.dumps([asdict(result) for result in results], indent=1))
+        options.json.write_text(
+            json.dumps([asdict(result) for result in results], indent=1), encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

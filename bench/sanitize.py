@@ -42,7 +42,7 @@ def kernel_names() -> list[str]:
     found = (
         re.findall(
             r"__global__\s+void\s+(?:[A-Z_]+\s+)?(?:(?:__launch_bounds__|LAUNCH_BOUNDS)\((?:[^()]|\([^()]*\))*\)\s*)?(\w+)\s*\(",
-            file.read_text(),
+            file.read_text(encoding="utf-8"),
         )
         for file in sorted((ROOT / "cuda").glob("*.cu*"))
     )
@@ -55,7 +55,11 @@ def tests(models: bool) -> list[str]:
     Those end racecheck with an internal error.
     """
     files = [file for file in sorted((ROOT / "test/kernels").glob("test_*.py")) if file.name not in NOT_OURS]
-    return [str(file) for file in files if bool(re.search(r"RWKV7|Engine\(", file.read_text())) == models]
+    return [
+        str(file)
+        for file in files
+        if bool(re.search(r"RWKV7|Engine\(", file.read_text(encoding="utf-8"))) == models
+    ]
 
 
 def check(run: str, sanitizer: str, jobs: int, rest: list[str]) -> str | None:

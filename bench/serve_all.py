@@ -94,7 +94,7 @@ class Server:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.url, self._output = f"http://127.0.0.1:{port}", folder / "server.log"
-        with self._output.open("w") as output:
+        with self._output.open("w", encoding="utf-8") as output:
             self._process = subprocess.Popen(
                 [
                     sys.executable,
@@ -119,7 +119,7 @@ class Server:
                 if self._get("/health").status_code == 200 and not self._improving():
                     return
             time.sleep(0.5)
-        lines = self._output.read_text(errors="replace").splitlines()[-20:]
+        lines = self._output.read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
         sys.exit("\n".join(["The server did not come up; it said last:", *lines]))
 
     def _improving(self) -> bool:
@@ -196,7 +196,7 @@ def measure(url: str, case: LoadCase, folder: Path) -> dict:
             rows.stop()
     if done.returncode:
         raise RuntimeError(f"{case.name}: {done.stderr.strip() or 'requests failed'}")
-    return json.loads(file.read_text())
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def line(case: LoadCase, figures: dict) -> str:

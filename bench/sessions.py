@@ -257,7 +257,7 @@ def table(options: argparse.Namespace) -> None:
     ]
     print("\n".join(page))
     if options.markdown:
-        options.markdown.write_text("\n".join(page) + "\n")
+        options.markdown.write_text("\n".join(page) + "\n", encoding="utf-8")
 
 
 def stops(options: argparse.Namespace) -> None:
@@ -355,7 +355,7 @@ def gap(bench: Bench, entries: list[TokenLogprob], other: list[int]) -> float:
 
 def resident() -> float:
     """Megabytes of this process (Linux)."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 

@@ -25,7 +25,7 @@ def watch() -> None:
 def _look(thread: int) -> None:
     began = float(os.environ[BEGAN])
     chain: list[str] = []
-    with (Path(os.environ[FOLDER]) / str(os.getpid())).open("w", buffering=1) as samples:
+    with (Path(os.environ[FOLDER]) / str(os.getpid())).open("w", buffering=1, encoding="utf-8") as samples:
         while READY not in chain:
             if frame := sys._current_frames().get(thread):
                 chain = list(_chain(frame))

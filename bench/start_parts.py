@@ -72,7 +72,7 @@ def started(flags: list[str]) -> list[tuple[float, list[str]]]:
         hook, samples = Path(folder) / "hook", Path(folder) / "samples"
         hook.mkdir()
         samples.mkdir()
-        (hook / "sitecustomize.py").write_text(HOOK)
+        (hook / "sitecustomize.py").write_text(HOOK, encoding="utf-8")
         path = os.pathsep.join([str(hook), *filter(None, [os.environ.get("PYTHONPATH")])])
         began = time.monotonic()
         environment = os.environ | {"PYTHONPATH": path, FOLDER: str(samples), BEGAN: str(began)}
@@ -80,7 +80,7 @@ def started(flags: list[str]) -> list[tuple[float, list[str]]]:
             while server.poll() is None and time.monotonic() - began < PATIENCE:
                 time.sleep(0.1)
                 for file in samples.iterdir():
-                    lines = file.read_text().split("\n")[:-1]
+                    lines = file.read_text(encoding="utf-8").split("\n")[:-1]
                     if lines and READY in lines[-1]:
                         return [(seconds, chain) for seconds, chain in map(json.loads, lines)]
     sys.exit(f"The server ended, or did not serve within {PATIENCE} s.")

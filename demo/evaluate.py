@@ -135,7 +135,7 @@ def main() -> None:
             given = Tokenizer().decode(s.greedy)
             print(f"  {s.certainty:.3f} {s.example.prompt[-160:]!r} -> {s.example.answer!r}, best {given!r}")
     if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+        args.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -87,10 +87,10 @@ def prometheus() -> str:
     checker = tool("promtool")
     with tempfile.TemporaryDirectory() as folder:
         password = Path(folder) / "password"
-        password.write_text("W")
-        config = (DEPLOY / "prometheus.yml").read_text()
+        password.write_text("W", encoding="utf-8")
+        config = (DEPLOY / "prometheus.yml").read_text(encoding="utf-8")
         file = Path(folder) / "prometheus.yml"
-        file.write_text(config.replace("/run/secrets/metrics-password", str(password)))
+        file.write_text(config.replace("/run/secrets/metrics-password", str(password)), encoding="utf-8")
         return answer(checker, "check", "config", file)
 
 
@@ -109,18 +109,18 @@ def nginx_command(folder: Path, *changes: tuple[str, str]) -> list[str]:
     names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     made = answer(tool("openssl"), *request.split(), *names, "-keyout", key, "-out", certificate)
     assert not made, made
-    site = (DEPLOY / "nginx.conf").read_text()
+    site = (DEPLOY / "nginx.conf").read_text(encoding="utf-8")
     for old, new in (("/etc/ssl/rwkv/", f"{folder}/"), ("/var/log/nginx/", f"{folder}/"), *changes):
         assert old in site, f"deploy/nginx.conf has no {old}"
         site = site.replace(old, new)
-    (folder / "site.conf").write_text(site)
+    (folder / "site.conf").write_text(site, encoding="utf-8")
     kept = "".join(
         f"{name}_temp_path {folder}/{name};\n"
         for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
     user = "user root;\n" if os.geteuid() == 0 else ""  # whose certificate and folders these are
     main = f"{user}pid {folder}/pid;\nevents {{}}\nhttp {{\n{kept}include {folder}/site.conf;\n}}\n"
-    (folder / "nginx.conf").write_text(main)
+    (folder / "nginx.conf").write_text(main, encoding="utf-8")
     return [program, "-p", str(folder), "-e", "stderr", "-c", str(folder / "nginx.conf")]
 
 
@@ -130,9 +130,11 @@ def systemd() -> str:
     with tempfile.TemporaryDirectory() as folder:
         unit = Path(folder) / "rwkv.service"
         text = (
-            (DEPLOY / "rwkv.service").read_text().replace("/opt/rwkv-batch/.venv/bin/python", sys.executable)
+            (DEPLOY / "rwkv.service")
+            .read_text(encoding="utf-8")
+            .replace("/opt/rwkv-batch/.venv/bin/python", sys.executable)
         )
-        unit.write_text(text.replace("/opt/rwkv-batch", str(ROOT)))
+        unit.write_text(text.replace("/opt/rwkv-batch", str(ROOT)), encoding="utf-8")
         done = subprocess.run([checker, "verify", unit], capture_output=True, text=True)
         said = [
             line for line in done.stderr.splitlines() if "rwkv.service" in line

@@ -157,7 +157,9 @@ def exported(library: Path) -> Iterator[str]:
     """How what the library exports differs from the sources of the CUDA build."""
     pattern = re.compile(r"^(?:extern \"C\" )?[\w ]+[ *]+(rwkv_\w+)\(", re.MULTILINE)
     declared = {
-        name for source in (ROOT / "cuda").glob("*.cu") for name in pattern.findall(source.read_text())
+        name
+        for source in (ROOT / "cuda").glob("*.cu")
+        for name in pattern.findall(source.read_text(encoding="utf-8"))
     }
     symbols = subprocess.run([tool("llvm-nm"), "-D", "--defined-only", library], **TEXT).stdout
     there = set(re.findall(r" T (rwkv_\w+)", symbols))

@@ -102,7 +102,7 @@ async def upload(front: Frontend, http: HttpRequest) -> Response:
         raise ApiError(409, f"There is a start state {fields.state_id} already; delete it first.")
     description = {"original_filename": path.name, "size_bytes": len(data), **fields.given()}
     loop = asyncio.get_running_loop()
-    file = await loop.run_in_executor(None, _write, data, path.suffix)
+    file = await loop.run_in_executor(None, _write, data)
     try:
         info = await put(front, model, fields.state_id, file, fields.state_layout, description)
     except ApiError as error:
@@ -185,9 +185,9 @@ async def put(
     return (await front.ask(command)).start_states[0]
 
 
-def _write(data: bytes, suffix: str) -> str:
-    """A temporary file."""
-    with tempfile.NamedTemporaryFile(suffix=suffix, delete=False) as file:
+def _write(data: bytes) -> str:
+    """A temporary file. Its bytes say what it is, and nothing that a client sends is a part of its name."""
+    with tempfile.NamedTemporaryFile(delete=False) as file:
         file.write(data)
     return file.name
 

@@ -2,19 +2,19 @@
 
 import difflib
 import json
-import pickle
-import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-SUFFIXES = (".pth", ".safetensors", ".st")
+from rwkv_batch.model.containers.recognize import Container, Unreadable, cannot_be_read, recognize
+from rwkv_batch.model.containers.safetensors_file import read_safetensors, read_safetensors_metadata
+from rwkv_batch.model.containers.torch_file import read_torch_file
+
+WEB_RWKV = ".st"
+SUFFIXES = (".pth", ".safetensors", WEB_RWKV)
 FOLDER_FILES = ("model.safetensors", "pytorch_model.bin")  # of Hugging Face: whole, or with an index of parts
 INDEX = ".index.json"
 CONFIG = "config.json"
@@ -46,25 +46,53 @@ def read(path: Path) -> ModelFile:
         return ModelFile(found, _read_folder(found), _read_config(found))
     # A part of a Hugging Face folder that is not cut into parts can be given too.
     config = _read_config(found.parent) if found.name in FOLDER_FILES else {}
+    if (
+        found.suffix == WEB_RWKV and _container(found) != "safetensors"
+    ):  # the suffix says which are transposed
+        raise CheckpointError(f"{found} is a file of torch.save, and {WEB_RWKV} is web-rwkv's; name it .pth.")
     tensors = read_tensors(found)
     return ModelFile(found, tensors, config, read_metadata(found))
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of one file. Raises CheckpointError."""
-    return _read_safetensors(file) if file.suffix in (".safetensors", ".st") else _read_pth(file)
+    """The tensors of one file, whatever its suffix. Raises CheckpointError."""
+    container = _container(file)
+    try:
+        if container == "safetensors":
+            return read_safetensors(file)
+        return read_torch_file(file, old=container == "old torch")
+    except Unreadable as error:
+        raise CheckpointError(f"{file} {error}.") from error
 
 
 def read_metadata(file: Path) -> dict[str, str]:
     """What the header of a .safetensors or .st file says beside its tensors. Raises CheckpointError."""
-    if file.suffix not in (".safetensors", ".st"):
+    if _container(file) != "safetensors":
         return {}
-    with _safetensors(file) as archive:
-        return archive.metadata() or {}
+    try:
+        return read_safetensors_metadata(file)
+    except Unreadable as error:
+        raise CheckpointError(f"{file} {error}.") from error
+
+
+def _container(file: Path) -> Container:
+    """Raises CheckpointError."""
+    try:
+        return recognize(file)
+    except Unreadable as error:
+        raise CheckpointError(f"{file} {error}.") from error
 
 
 def find(path: Path) -> Path:
     """The file or folder that a path means. Raises CheckpointError if there is none."""
+    try:
+        return _find(path)
+    except (OSError, ValueError) as error:  # a name that is too long or holds a null, a folder without rights
+        why = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"{str(path)[:200]} cannot be looked for ({why}); check the path.") from error
+
+
+def _find(path: Path) -> Path:
     for file in (path, *(path.with_name(path.name + suffix) for suffix in SUFFIXES)):
         if file.is_file():
             return file
@@ -128,55 +156,11 @@ def _read_config(folder: Path) -> Mapping[str, Any]:
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises CheckpointError."""
     try:
-        found = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file} cannot be read ({_first_line(error)}); download it again.") from error
+        found = json.loads(file.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise CheckpointError(f"{file} {cannot_be_read(error)}.") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is no JSON text in UTF-8; download it again.") from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{file} is no JSON object; download it again.")
     return found
-
-
-def _read_pth(file: Path) -> dict[str, Tensor]:
-    if not zipfile.is_zipfile(file):
-        with file.open("rb") as stream:
-            cut = stream.read(2) == b"PK"
-        raise CheckpointError(
-            f"{file} is cut short; download it again."
-            if cut
-            else f"{file} is no file of torch.save (a zip archive); give a .pth or .safetensors checkpoint."
-        )
-    try:
-        tensors: Any = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{file} holds Python objects that could run code, not only tensors; "
-            "give a checkpoint that is a plain dictionary of tensors."
-        ) from error
-    except (RuntimeError, OSError, ValueError, EOFError, KeyError) as error:
-        raise CheckpointError(f"{file} cannot be read ({_first_line(error)}); download it again.") from error
-    if not isinstance(tensors, dict) or not all(
-        isinstance(k, str) and isinstance(v, Tensor) for k, v in tensors.items()
-    ):
-        raise CheckpointError(
-            f"{file} is not a plain dictionary of named tensors; give the model's weights without trainer "
-            "state."
-        )
-    return tensors
-
-
-def _read_safetensors(file: Path) -> dict[str, Tensor]:
-    with _safetensors(file) as archive:
-        return {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118 (the archive is no mapping)
-
-
-@contextmanager
-def _safetensors(file: Path) -> Iterator[Any]:
-    try:
-        with safe_open(file, framework="pt", device="cpu") as archive:
-            yield archive
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{file} cannot be read ({_first_line(error)}); download it again.") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

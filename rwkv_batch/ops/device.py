@@ -106,7 +106,7 @@ def host_bytes() -> int:
     """Memory of this machine, or the limit of the container that this process runs in."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with suppress(OSError, ValueError):  # "max" is no number
-        total = min(total, int((CGROUP / "memory.max").read_text()))
+        total = min(total, int((CGROUP / "memory.max").read_text(encoding="utf-8")))
     return total
 
 
@@ -222,10 +222,10 @@ def _free_host_bytes() -> int:
     """Memory that this machine can still give, or the container that this process runs in."""
     free = host_bytes()
     with suppress(OSError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
         free = 1024 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable:")))
     with suppress(OSError, ValueError, StopIteration):  # "max" is no number
-        limit = int((CGROUP / "memory.max").read_text())
-        lines = (CGROUP / "memory.stat").read_text().splitlines()
+        limit = int((CGROUP / "memory.max").read_text(encoding="utf-8"))
+        lines = (CGROUP / "memory.stat").read_text(encoding="utf-8").splitlines()
         free = min(free, limit - next(int(line.split()[1]) for line in lines if line.startswith("anon ")))
     return free

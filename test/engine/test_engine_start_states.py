@@ -172,6 +172,13 @@ def test_a_file_that_is_no_state_changes_nothing(tmp_path: Path) -> None:
     assert driver.say(LONG, start_state="pirate") == expected
 
 
+def test_a_state_with_numbers_that_do_not_fit_is_the_fault_of_its_file(tmp_path: Path) -> None:
+    large = {key: tensor * 1e6 for key, tensor in numbers(1).items()}
+    torch.save(large, tmp_path / "large.pth")
+    refused = put(Driver(wkv="fp16"), tmp_path / "large.pth")
+    assert isinstance(refused, Rejected) and refused.reason == "invalid" and "float16" in refused.message
+
+
 def test_start_states_are_no_sessions(tmp_path: Path) -> None:
     driver = Driver(Store(tmp_path / "sessions.db"))
     put(driver, file(tmp_path, 1))

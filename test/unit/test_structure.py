@@ -131,6 +131,45 @@ def test_casts_only_at_the_edges():
     assert_none(found - MAY_CAST)
 
 
+def _opens_text(call: ast.Call) -> bool:
+    """Whether it opens, reads or writes a text file."""
+    method = isinstance(call.func, ast.Attribute)
+    name = call.func.attr if method else getattr(call.func, "id", "")
+    if name in ("read_text", "write_text", "TextIOWrapper"):
+        return True
+    temporary = name in ("NamedTemporaryFile", "TemporaryFile")
+    if (not temporary and name not in ("open", "fdopen")) or ast.unparse(call.func) == "os.open":
+        return False
+    place = 0 if temporary or (method and name == "open") else 1
+    mode = next((k.value for k in call.keywords if k.arg == "mode"), None)
+    mode = mode or (call.args[place] if len(call.args) > place else None)
+    return "b" not in ast.literal_eval(mode) if mode else not temporary
+
+
+def test_every_text_file_is_opened_with_its_encoding():
+    """Without one it is read in that of the locale, which is GBK for many users."""
+    assert_none(
+        f"{name_of(file)}:{node.lineno} names no encoding"
+        for file in files(*PRODUCT, "demo", "bench", "deploy", "hip")
+        for node in nodes(file)
+        if isinstance(node, ast.Call)
+        and _opens_text(node)
+        and "encoding" not in {k.arg for k in node.keywords}
+    )
+
+
+def test_what_programs_say_is_read_in_a_named_encoding():
+    assert_none(
+        f"{name_of(file)}:{node.lineno} names no encoding"
+        for file in files(*PRODUCT)
+        for node in nodes(file)
+        if isinstance(node, ast.Call)
+        and {"text", "universal_newlines"} & {k.arg for k in node.keywords}
+        and "encoding" not in {k.arg for k in node.keywords}
+        and getattr(node.func, "attr", "") in ("run", "Popen", "check_output")
+    )
+
+
 def test_no_two_classes_share_a_name():
     places: dict[str, list[str]] = defaultdict(list)
     for file in files("bench", "demo", *PRODUCT):

@@ -54,10 +54,9 @@ def read(path: str | Path, checkpoint: Checkpoint, init: str | Path | None = Non
 
     init: the file of what PiSSA began with. Raises CheckpointError for whatever does not fit.
     """
-    path = Path(path).expanduser()
-    file = path / PACKAGE if path.is_dir() else path
+    file = _found(Path(path).expanduser())
     where, tensors = str(file), _read(file)
-    began = {} if init is None else _read(Path(init).expanduser())
+    began = {} if init is None else _read(_found(Path(init).expanduser()))
     mixture = {key: tensor for key, tensor in tensors.items() if is_of_experts(key)}
     changes = {key: tensor for key, tensor in tensors.items() if key not in mixture}
     parts = _parts(where, changes, checkpoint, None if init is None else _pairs(str(init), began))
@@ -69,10 +68,20 @@ def read(path: str | Path, checkpoint: Checkpoint, init: str | Path | None = Non
     return Adapter(name, where, parts, experts, scaling, _digest(tensors | began))
 
 
+def _found(path: Path) -> Path:
+    """The file, or that in a folder. Raises CheckpointError if there is none."""
+    try:
+        file = path / PACKAGE if path.is_dir() else path
+        there = file.is_file()
+    except (OSError, ValueError):  # a name that is too long or holds a null
+        there = False
+    if not there:
+        raise CheckpointError(f"There is no adapter {path}; check the path.")
+    return file
+
+
 def _read(file: Path) -> dict[str, Tensor]:
     """Its tensors by names without `model.`, each of finite numbers."""
-    if not file.is_file():
-        raise CheckpointError(f"There is no adapter {file}; check the path.")
     tensors: dict[str, Tensor] = {}
     for key, tensor in read_tensors(file).items():
         name = key.removeprefix("model.")

@@ -48,7 +48,7 @@ def building(library: Path) -> Iterator[Path | None]:
     place = library.parent
     try:
         place.mkdir(parents=True, exist_ok=True)
-        with (place / "lock").open("w") as lock:  # which ends with the process, however that ends
+        with (place / "lock").open("wb") as lock:  # which ends with the process, however that ends
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

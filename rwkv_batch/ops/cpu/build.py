@@ -40,7 +40,7 @@ def build() -> Path:
 def processor() -> str:
     """What distinguishes processors: code for one need not run on another that shares its folder."""
     with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return "\n".join(
             sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))})
         )
@@ -57,7 +57,10 @@ def _compile(folder: Path) -> None:
         files = [str(file) for file in sources()]
         try:
             done = subprocess.run(
-                [*command, *flags, *files, "-o", str(folder / "kernels.so")], capture_output=True, text=True
+                [*command, *flags, *files, "-o", str(folder / "kernels.so")],
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",  # it may write in another
             )
         except OSError as error:
             raise BuildError(

@@ -168,10 +168,16 @@ def _run_ninja(folder: Path, how: Recipe, compiler: list[str]) -> None:
             f"  flags = {' '.join(how.flags(file))}",
         ]
     rules.append(f"build kernels.so: link {' '.join(file.stem + '.o' for file in how.sources)}")
-    (folder / "build.ninja").write_text("\n".join([*rules, ""]))
+    (folder / "build.ninja").write_text("\n".join([*rules, ""]), encoding="utf-8")
     log.info("building %d files of kernels for %s (once; under a few minutes)", len(how.sources), how.name)
     command = [ninja, "-C", str(folder)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",  # a compiler may write in another
+    )
     lines = []
     assert process.stdout is not None
     with tqdm(total=len(how.sources) + 1, desc=f"building kernels for {how.name}", unit="file") as bar:

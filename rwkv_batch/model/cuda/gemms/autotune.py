@@ -186,7 +186,7 @@ class Autotuner:
         chosen = kept_in(self.file, self.gemms) | self.chosen  # other servers of this user write to it too
         with suppress(OSError):  # without the file they are measured again
             part = self.file.with_suffix(f".{os.getpid()}")
-            part.write_text(json.dumps(chosen, indent=0))
+            part.write_text(json.dumps(chosen, indent=0), encoding="utf-8")
             os.replace(part, self.file)
 
 
@@ -202,7 +202,7 @@ def likely(tokens: int) -> tuple[str, ...]:
 def kept_in(file: Path, gemms: Gemms) -> dict[str, str]:
     """What can be used of a file; nothing of one that cannot be read."""
     with suppress(OSError, ValueError):
-        return usable(json.loads(file.read_text()), gemms)
+        return usable(json.loads(file.read_text(encoding="utf-8")), gemms)
     return {}
 
 

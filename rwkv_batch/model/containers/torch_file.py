@@ -1,0 +1,103 @@
+"""Files of torch.save, of every version. Nothing in one can run code."""
+
+import pickle
+import pickletools
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rwkv_batch.model.containers.recognize import AGAIN, GIVE, UNPACK, Unreadable, cannot_be_read
+
+READ_PROTOCOLS = (2, 3)  # of pickle, where nothing may run code
+LONGEST_PICKLE = 64 << 20  # bytes, of one that is looked at to say what is wrong with it
+TENSORS = (".pth", ".pt", ".bin", ".safetensors", ".st", ".gguf")
+
+
+def read_torch_file(file: Path, old: bool) -> dict[str, Tensor]:
+    """Its tensors by name, mapped from the file; those of an old file are read. Raises Unreadable."""
+    if not old and not zipfile.is_zipfile(file):
+        raise Unreadable(f"is cut short; {AGAIN}")
+    try:
+        found: Any = _load(file, mapped=not old and file.suffix != ".safetensors")  # by which torch would go
+    except OSError as error:
+        raise Unreadable(cannot_be_read(error)) from error
+    except Exception as error:  # a damaged pickle makes torch raise any kind, in words about its own parts
+        raise Unreadable(_why(file, old, error)) from error
+    if not isinstance(found, dict) or not all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in found.items()
+    ):
+        raise Unreadable(
+            "is not a plain dictionary of named tensors; give the model's weights without trainer state"
+        )
+    return {key: _plain(key, tensor) for key, tensor in found.items()}
+
+
+def _load(file: Path, mapped: bool) -> object:
+    """Of a stream torch knows no suffix, and maps nothing."""
+    if mapped:
+        return torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+    with file.open("rb") as stream:
+        return torch.load(stream, map_location="cpu", weights_only=True)
+
+
+def _plain(name: str, tensor: Tensor) -> Tensor:
+    """Without a gradient. Raises Unreadable for what has no numbers in rows and columns."""
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        kind = "nested" if tensor.is_nested else "sparse"
+        raise Unreadable(f"has the {kind} tensor {name}; save it again as a dense one")
+    if tensor.is_meta:
+        raise Unreadable(f"has the name and shape of {name} and not its numbers; save it again with them")
+    return tensor.detach()
+
+
+def _why(file: Path, old: bool, error: Exception) -> str:
+    """What is wrong with a file that torch does not read."""
+    pickled: bytes | None = None
+    try:
+        if old:
+            with file.open("rb") as stream:
+                pickled = stream.read(LONGEST_PICKLE)
+        else:
+            with zipfile.ZipFile(file) as archive:
+                names = archive.namelist()
+                if reason := _no_checkpoint(names):
+                    return reason
+                pickled = archive.read(next(name for name in names if name.endswith("data.pkl")))
+    except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError):
+        return f"is damaged; {AGAIN}"
+    if pickled[:1] == b"\x80" and pickled[1] not in READ_PROTOCOLS:
+        known = " and ".join(map(str, READ_PROTOCOLS))
+        return (
+            f"is saved with pickle protocol {pickled[1]}, and only {known} are read; save it again without "
+            "pickle_protocol"
+        )
+    if isinstance(error, pickle.UnpicklingError) and _is_whole(pickled):
+        return (
+            "holds Python objects that could run code, not only tensors; give a plain dictionary of tensors"
+        )
+    return f"is damaged; {AGAIN}"
+
+
+def _no_checkpoint(names: list[str]) -> str | None:
+    """Why a zip archive of these files is none of torch.save, if so."""
+    if any(name.endswith("/constants.pkl") for name in names):
+        return "is a TorchScript program; give the state_dict of its model"
+    if any(name.endswith("/data.pkl") for name in names):
+        return None
+    for name in names:
+        if name.endswith(TENSORS):
+            return f"is a zip archive that holds {name.rsplit('/', 1)[-1][:100]}; {UNPACK}"
+    return f"is a zip archive without a checkpoint; {GIVE}"
+
+
+def _is_whole(pickled: bytes) -> bool:
+    """Whether it is a pickle from its beginning to its end."""
+    try:
+        for _ in pickletools.genops(pickled):
+            pass
+    except Exception:  # whatever the bytes are
+        return False
+    return True

@@ -1,0 +1,112 @@
+"""Files by their contents: every container of tensors is read, and what is none is named in one sentence."""
+
+import re
+
+import pytest
+import torch
+from checkpoints import refusal, tiny
+from safetensors.torch import save, save_file
+from strange_files import STRANGE, old, saved
+
+from bench.make_checkpoint import random_checkpoint
+from rwkv_batch.model.adapters.reader import read as read_adapter
+from rwkv_batch.model.checkpoint import load
+from rwkv_batch.model.files import read_json, read_tensors
+from rwkv_batch.model.quantization import packed_file
+from rwkv_batch.model.start_states import read_start_state
+
+TENSORS = random_checkpoint(layers=2, width=64, vocab=100)
+MODEL = tiny(layers=2, width=64, vocab=100)
+WORDS_OF_LIBRARIES = re.compile(
+    r"weights_only|enforce fail|miniz|deserializ|Unpickler|storage|grad|Traceback|Error\b", re.IGNORECASE
+)
+READERS = {
+    "checkpoint": load,
+    "state": lambda file: read_start_state(file, 2, 64, "vk"),
+    "adapter": lambda file: read_adapter(file, MODEL),
+    "packed": packed_file.format_of,
+}
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+@pytest.mark.parametrize("kind", STRANGE)
+def test_what_is_no_container_is_named_under_every_suffix(kind, suffix, tmp_path):
+    make, named = STRANGE[kind]
+    file = tmp_path / f"given{suffix}"
+    file.write_bytes(make())
+    for what in ("checkpoint", "state", "adapter"):
+        message = refusal(lambda: READERS[what](file))  # noqa: B023 (it is called here)
+        assert message.startswith(f"{file} ") and named in message, what
+        assert not WORDS_OF_LIBRARIES.search(message.removeprefix(str(file))), message
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_place_that_is_no_file_is_refused(reader, tmp_path):
+    folder = tmp_path / "folder.pth"
+    folder.mkdir()
+    long = tmp_path / ("x" * 300)
+    for place in (folder, tmp_path / "nothing.pth", long):
+        assert str(place)[:100] in refusal(lambda: READERS[reader](place))  # noqa: B023 (it is called here)
+
+
+WRITERS = {
+    "torch": saved,
+    "torch, pickle protocol 3": lambda tensors: saved(tensors, pickle_protocol=3),
+    "old torch": old,
+    "safetensors": save,
+}
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_the_bytes_say_what_it_is_and_not_the_suffix(writer, suffix, tmp_path):
+    file = tmp_path / f"model{suffix}"
+    file.write_bytes(WRITERS[writer](TENSORS))
+    assert load(file).fingerprint == MODEL.fingerprint
+
+
+@pytest.mark.parametrize("write", [torch.save, save_file])
+def test_a_packed_model_may_have_any_suffix(write, tmp_path):
+    write(TENSORS, tmp_path / "model.pth")
+    assert packed_file.format_of(tmp_path / "model.pth") == ""
+
+
+def test_a_file_of_torch_is_not_taken_as_one_of_web_rwkv(tmp_path):
+    """In which tuned states are transposed."""
+    torch.save(TENSORS, tmp_path / "model.st")
+    assert "name it .pth" in refusal(lambda: load(tmp_path / "model.st"))
+
+
+@pytest.mark.parametrize("writer", [saved, old])
+@pytest.mark.parametrize("trained", [torch.nn.Parameter, lambda t: t.clone().requires_grad_()])
+def test_tensors_that_were_being_trained_are_read(writer, trained, tmp_path):
+    draw = torch.Generator().manual_seed(0)
+    matrix = {
+        "blocks.0.att.key.lora_A": torch.randn(4, 64, generator=draw),
+        "blocks.0.att.key.lora_B": torch.randn(64, 4, generator=draw),
+    }
+    state = {f"blocks.{i}.att.time_state": torch.randn(1, 64, 64, generator=draw) for i in range(2)}
+    for name, tensors in {"checkpoint": TENSORS, "adapter": matrix, "state": state}.items():
+        plain, file = tmp_path / f"{name}.pth", tmp_path / f"{name}-trained.pth"
+        plain.write_bytes(saved(tensors))
+        file.write_bytes(writer({key: trained(tensor) for key, tensor in tensors.items()}))
+        assert not any(tensor.requires_grad for tensor in read_tensors(file).values())
+        read = READERS[name]
+        key = "fingerprint" if name == "checkpoint" else "digest"
+        assert getattr(read(file), key) == getattr(read(plain), key)
+
+
+@pytest.mark.parametrize("beginning", [b"", b"\xef\xbb\xbf"])
+def test_json_is_utf_8_in_every_locale(beginning, tmp_path, monkeypatch):
+    monkeypatch.setattr("locale.getencoding", lambda: "gbk")
+    monkeypatch.setattr("locale.getpreferredencoding", lambda *_: "gbk")
+    file = tmp_path / "config.json"
+    file.write_bytes(beginning + '{"author": "彭博 é"}'.encode())
+    assert read_json(file) == {"author": "彭博 é"}
+
+
+@pytest.mark.parametrize("data", ['{"author": "彭博"}'.encode("gbk"), b"[1]", b"[" * 100_000, b"", b"{"])
+def test_json_that_is_none_is_refused(data, tmp_path):
+    file = tmp_path / "config.json"
+    file.write_bytes(data)
+    assert str(file) in refusal(lambda: read_json(file))

@@ -9,7 +9,23 @@ from routes.http.errors import ApiError, ErrorShape, Json, native_shape
 from rwkv_batch.wire.client import Job
 from rwkv_batch.wire.protocol import RowDelta
 
-encode_json = msgspec.json.encode
+ENDS_OF_LINES = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
+
+
+def encode_json(value: object) -> bytes:
+    """`value` as JSON in UTF-8, in which no character ends a line.
+
+    To Unicode, U+2028, U+2029 and U+0085 do, and clients that split streams into lines by its rules (httpx)
+    would break there. JSON itself escapes all others.
+    """
+    data = msgspec.json.encode(value)
+    if (
+        0xE2 not in data and 0xC2 not in data
+    ):  # with which these begin; a search for one byte costs next to nothing
+        return data
+    for character, escaped in ENDS_OF_LINES:  # only a string can hold one
+        data = data.replace(character, escaped)
+    return data
 
 
 def timestamp(seconds: float | None = None) -> str:

@@ -45,6 +45,12 @@ def text(**fields):
     return prepare.text({"prompt": "Hi", **fields}, "m", FrontendConfig(chat_template="g1"))
 
 
+def test_a_stream_has_the_characters_that_end_lines_in_unicode(client: ollama.Client):
+    said = "one\u2028two\u2029three\x85four\x0bfive"
+    parts = client.chat(model="rwkv7", messages=[{"role": "user", "content": said}], stream=True)
+    assert "".join(part.message.content for part in parts) == ECHO.replace("Hi", said)
+
+
 @pytest.mark.parametrize("name", ["fake-rwkv", "fake-rwkv:latest", "rwkv7"])
 def test_a_chat_is_answered_whole_and_in_lines(client: ollama.Client, name: str):
     whole = client.chat(model=name, messages=HI)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from routes.http.replies import merge
+from routes.http.replies import JsonLines, Reply, TypedEvents, encode_json, merge
 from routes.http.stream import EventStream, SlowJson
 from routes.native.batch import NativeReply
 from rwkv_batch.wire.client import Job
@@ -140,3 +140,33 @@ def test_a_fault_in_the_reply_is_told_and_not_hidden():
     error, done = data(next(stream))
     assert "fault of the server" in error["error"]
     assert done == "[DONE]"
+
+
+class Words(Reply):
+    def whole(self, job, deltas):
+        return {"text": "".join(delta.text for delta in deltas)}
+
+    def events(self, deltas):
+        return [{"text": delta.text} for delta in deltas]
+
+
+class WordEvents(Words, TypedEvents):
+    pass
+
+
+class WordLines(Words, JsonLines):
+    pass
+
+
+FRAMES = [Words().frame, WordEvents().frame, WordLines().frame, encode_json]
+
+
+@pytest.mark.parametrize("frame", FRAMES, ids=["events", "typed", "lines", "whole"])
+@pytest.mark.parametrize("end", [*"\u2028\u2029\x85", *"\v\f\x1c\x1d\x1e\n\r"], ids=ascii)
+def test_no_character_ends_a_line_of_json(frame, end):
+    """httpx splits streams as str.splitlines does. Neighbours of these characters stay as they are."""
+    event = {"type": "text", f"key{end}": f"\u2027{end}é—“{end}{end}\x86", "nested": [end, {"a": end}]}
+    text = frame(event).decode()
+    data = [line for line in text.splitlines() if line and not line.startswith("event: ")]
+    assert len(data) == 1 and "\u2027" in text and "\x86" in text and "—" in text
+    assert json.loads(data[0].removeprefix("data: ")) == event

@@ -4,8 +4,8 @@ Names and scripts are those of Unicode CLDR, with which test/routes/test_languag
 are those of ISO 639, of Google, Bing, DeepL and LibreTranslate, and of the plugins that send such codes.
 """
 
-# A line for each language: its codes, the first of them as in BCP 47 | the script it is written in, if that is not
-# Latin | its English names, the first of them the one in prompts | its own names
+# A line for each language: its codes, the first of them as in BCP 47 | its script, unless that is Latin | its
+# English names, the first of them the one in prompts | its own names
 LANGUAGES = """
 aa aar||Afar|Qafar
 ab abk|Cyrl|Abkhaz/Abkhazian|Аԥсшәа

@@ -5,7 +5,7 @@ import argparse
 import logging
 import socket
 import sys
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -20,6 +20,7 @@ from rwkv_batch.config import (
     WeightsName,
     file_name,
     further_model,
+    without_adapter,
 )
 from rwkv_batch.flags import finite, not_understood, number, number_or_auto, port
 from rwkv_batch.supervisor import Supervisor
@@ -306,10 +307,7 @@ def _engines(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tu
             parser.error(f"--model-path: two models are called {name}; name one of them with NAME=P")
     options.model_name, options.model_path = named[0] if named else (None, None)
     first = EngineConfig(**_fields(EngineConfig, options))
-    plain = replace(
-        first, adapter=None, adapter_alpha=None, adapter_scaling=None, adapter_init=None, mole_router=None
-    )
-    return first, *(further_model(plain, path, name) for name, path in named[1:])
+    return first, *(further_model(without_adapter(first), path, name) for name, path in named[1:])
 
 
 def _named_path(parser: argparse.ArgumentParser, text: str) -> tuple[str | None, str]:

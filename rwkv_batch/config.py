@@ -74,6 +74,13 @@ def further_model(default: EngineConfig, path: str, name: str | None) -> EngineC
     return replace(default, model_path=path, model_name=name, state_db=database)
 
 
+def without_adapter(config: EngineConfig) -> EngineConfig:
+    """The same with no adapter to be merged, and none of its settings."""
+    return replace(
+        config, adapter=None, adapter_alpha=None, adapter_scaling=None, adapter_init=None, mole_router=None
+    )
+
+
 def file_name(path: str) -> str:
     """What a model of that file or folder is called, unless somebody names it."""
     return re.sub(r"\.(pth|safetensors|st)$", "", Path(path).name)

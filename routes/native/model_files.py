@@ -15,7 +15,7 @@ from routes.http.exchange import HttpRequest, json_response
 from routes.http.frontend import Frontend
 from routes.http.schemas import RequestBody
 from routes.native.schemas import Real
-from rwkv_batch.config import ChatTemplateName, WeightsName
+from rwkv_batch.config import ChatTemplateName, MoleRouter, WeightsName
 from rwkv_batch.wire.commands import LoadModel, RemoveModel
 from rwkv_batch.wire.protocol import CommandReply
 from rwkv_batch.wire.supervision import ModelDefaults
@@ -39,6 +39,7 @@ def _unless_empty(value: object) -> object:
 
 
 EMPTY_IS_NONE = BeforeValidator(_unless_empty)
+KINDS = ("lora", "dora", "pissa", "bone", "disha", "miss", "hybrid", "full", "auto")
 LONGEST_NAME = 128  # bytes, as it is a part of the name of a file
 
 
@@ -48,6 +49,16 @@ def _fits_file(name: str) -> str:
     return name
 
 
+def _kind(mode: str) -> str:
+    """As RWKV-Infer reads it, which looks for these words in the text."""
+    if mode and not any(kind in mode.lower() for kind in KINDS):
+        raise ValueError(f"should name a kind of adapter: {', '.join(KINDS)}")
+    return mode
+
+
+AdapterMode = Annotated[
+    str, AfterValidator(_kind), Field(json_schema_extra={"enum": ["", *KINDS]}, max_length=64)
+]
 ViewName = Annotated[
     str,
     StringConstraints(strip_whitespace=True, pattern=r"^[\w.+ -]*$"),
@@ -73,12 +84,17 @@ class LoadModelFields(ModelFields):
     model_filename: Annotated[str, Field(min_length=1)]  # a file or Hugging Face folder inside of --models
     model_strategy: Literal["", WeightsName] = ""  # the format of its large matrices; "": as --weights says
     adapter_filename: str = ""  # is merged into it
-    adapter_mode: Literal["", "lora", "dora", "pissa", "bone", "disha", "miss"] = ""  # the tensors say it
-    adapter_scaling: OptionalReal = None
+    adapter_mode: AdapterMode = ""  # the tensors say it
+    adapter_scaling: OptionalReal = None  # of the adapter's training
+    adapter_alpha: OptionalReal = None  # in place of it: divided by the rank it is the scaling
+    adapter_init_filename: str = ""  # what PiSSA began with, which is taken out of the model
+    mole_router: Annotated[MoleRouter | None, EMPTY_IS_NONE] = None  # the rule by which experts are chosen
     default_temperature: OptionalDraw = None
     default_top_p: OptionalShare = None
     template: Annotated[ChatTemplateName | None, EMPTY_IS_NONE] = None
     endtoken: str = ""  # a stop string of OpenAI routes, unless a request has others
+    rope_theta: OptionalReal = None  # of attention, which no model here has
+    rms_norm_eps: OptionalReal = None  # likewise
 
 
 async def load(front: Frontend, http: HttpRequest) -> Response:
@@ -95,10 +111,19 @@ async def load(front: Frontend, http: HttpRequest) -> Response:
         fields.endtoken.replace("\\n", "\n") or None,  # as RWKV-Infer's clients write a line feed
         fields.template,
     )
-    scaling = fields.adapter_scaling if adapter else None
+    init = fields.adapter_init_filename
     strategy = fields.model_strategy
     command = LoadModel(
-        uuid.uuid4().hex, str(file), fields.model_viewname, adapter, scaling, defaults, strategy
+        uuid.uuid4().hex,
+        path=str(file),
+        name=fields.model_viewname,
+        adapter=adapter,
+        adapter_scaling=fields.adapter_scaling if adapter else None,  # clients send it without one, too
+        adapter_alpha=fields.adapter_alpha,
+        adapter_init=init and str(file_inside(front, init, "adapter_init_filename")),
+        mole_router=fields.mole_router,
+        defaults=defaults,
+        weights=strategy,
     )
     reply = await front.ask(command, CHANGED_WITHIN)
     return _changed(

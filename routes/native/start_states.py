@@ -75,13 +75,17 @@ class LoadStateFields(StateDefaults):
 
 
 class RemoveStateFields(RequestBody):
-    """The body of /removestatemodel. A field that is not known is refused: it would mean all."""
+    """The body of /removestatemodel. A field that is not known is refused, as it may be a misnamed one.
+
+    RWKV-Infer removes all whatever the body says, and its clients send {"dummy": "dummy"} for that.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     password: str | None = None  # has been checked, as `model` will be
     model: object = None
     state_viewname: StateName | None = None  # null: all
+    dummy: object = None
 
 
 async def upload(front: Frontend, http: HttpRequest) -> Response:

@@ -17,6 +17,7 @@ from rwkv_batch.engine import memory
 from rwkv_batch.engine.memory import WHOLE, MemoryShare
 from rwkv_batch.model import checkpoint
 from rwkv_batch.model.adapters import reader as adapters
+from rwkv_batch.model.adapters.assumed import assume
 from rwkv_batch.model.adapters.merge import merge
 from rwkv_batch.model.adapters.parts import Scaling
 from rwkv_batch.model.checkpoint import Checkpoint
@@ -76,11 +77,13 @@ def load_weights(
     progress: Callable[[int, int], None] | None,
     values: bool = True,
     packing: torch.device | None = None,
+    assumed: list[str] | None = None,
 ) -> Checkpoint:
     """A checkpoint, that of a file, or the bundled one, with the adapter merged, in the configured format.
 
     values: as of checkpoint.load, where nothing is packed. packing: where matrices are packed, which takes
-    up to 2 GiB there; None: on the CPU. Raises CheckpointError.
+    up to 2 GiB there; None: on the CPU. assumed: gets what is assumed of an adapter in place of a refusal.
+    Raises CheckpointError.
     """
     if config.weights:
         if config.weights not in FORMATS:
@@ -95,7 +98,7 @@ def load_weights(
         weights = checkpoint.from_tensors(DEMO_NAME, unpack.tensors(Path(model)))
     else:
         weights = packed_file.load(model, reading, values or config.weights is not None)
-    weights = _with_adapter(weights, config)
+    weights = _with_adapter(weights, config, assumed)
     if config.weights is None:
         return weights
     pack = partial(quantize, weights, config.weights, config.quantize_head, _share(progress, 1))
@@ -115,7 +118,7 @@ def _share(progress: Callable[[int, int], None] | None, half: int) -> Callable[[
     return lambda done, total: progress(half * total + done, 2 * total)
 
 
-def _with_adapter(weights: Checkpoint, config: EngineConfig) -> Checkpoint:
+def _with_adapter(weights: Checkpoint, config: EngineConfig, assumed: list[str] | None) -> Checkpoint:
     alpha, factor = config.adapter_alpha, config.adapter_scaling
     if config.adapter is None:
         options = {
@@ -135,8 +138,12 @@ def _with_adapter(weights: Checkpoint, config: EngineConfig) -> Checkpoint:
     if alpha is not None and factor is not None:
         raise CheckpointError("--adapter-alpha and --adapter-scaling say the same; give one of them.")
     adapter = adapters.read(config.adapter, weights, config.adapter_init)
-    given = alpha is not None or factor is not None
-    return merge(weights, adapter, Scaling(factor, alpha) if given else None, config.mole_router)
+    scaling = Scaling(factor, alpha) if alpha is not None or factor is not None else None
+    router = config.mole_router
+    if assumed is not None:
+        scaling, router, notes = assume(adapter, scaling, router)
+        assumed += notes
+    return merge(weights, adapter, scaling, router)
 
 
 @contextmanager

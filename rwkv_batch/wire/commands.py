@@ -183,13 +183,17 @@ class LoadModel(WireMessage, frozen=True, omit_defaults=True, tag="load_model"):
     """Load a checkpoint and serve it under a name; where one is served under it, it takes its place.
 
     Replied to when new requests are answered by it. Rejected ("invalid") if it cannot be served, and
-    ("conflict") while another model is loaded or removed; then nothing has changed.
+    ("conflict") while another model is loaded or removed, or the rows of a replaced one run; then nothing
+    has changed.
     """
 
     path: str
     name: str = ""  # "": that of the file
     adapter: str = ""  # a file that is merged into it
-    adapter_scaling: float | None = None
+    adapter_scaling: float | None = None  # of its training; None: what RWKV-Infer takes for it
+    adapter_alpha: float | None = None  # in place of that
+    adapter_init: str = ""  # the file of what PiSSA began with
+    mole_router: Literal["topk0", "shared"] | None = None
     defaults: ModelDefaults = ModelDefaults()
     weights: str = ""  # the format of its matrices; "": that of its file, or of --weights
 

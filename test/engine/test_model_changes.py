@@ -284,14 +284,6 @@ def test_a_server_that_stops_stores_what_a_replaced_model_has(files, tmp_path, m
     again.models.close()
 
 
-def test_one_change_at_a_time(driver, files):
-    driver.begin(LoadModel("l", str(files["two"]), "two"))
-    second = driver.change(LoadModel("m", str(files["two"]), "three"))
-    assert isinstance(second, Rejected) and second.reason == "conflict" and "two" in second.message
-    driver.finish("l")
-    assert driver.served() == ["one", "two"]
-
-
 class Evil:
     """Unpickled, it would leave a file."""
 

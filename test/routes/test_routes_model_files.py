@@ -69,7 +69,13 @@ def test_a_model_is_loaded_with_all_its_fields(http, server, folder):
     (command,) = sent(server)
     defaults = ModelDefaults(0.4, 0.25, "\n\n", "world")
     wanted = LoadModel(
-        command.id, str(folder / "a.pth"), "My model 1.5B", str(folder / "adapter.pth"), 2.0, defaults, "fp6"
+        command.id,
+        path=str(folder / "a.pth"),
+        name="My model 1.5B",
+        adapter=str(folder / "adapter.pth"),
+        adapter_scaling=2.0,
+        defaults=defaults,
+        weights="fp6",
     )
     assert command == wanted
     chat = {"messages": [{"role": "user", "content": "hello"}], "model": "My model 1.5B"}
@@ -81,6 +87,38 @@ def test_a_model_is_loaded_with_all_its_fields(http, server, folder):
     http.post(COMPLETIONS, json={"prompt": "x", "model": "My model 1.5B", "temperature": 1, "stop": "!"})
     request = server.engine.requests[-1]
     assert (request.sampling.temperature, request.stop_strings) == (1.0, ["!"])
+
+
+def test_fields_that_mean_nothing_for_these_models_are_taken(http, server):
+    fields = {
+        "model_filename": "a.pth",
+        "rope_theta": "1000000.0",
+        "rms_norm_eps": 1e-6,
+        "adapter_scaling": "2.0",
+    }
+    assert http.post(LOAD, json=fields).json() == {"status": "success"}
+    assert sent(server)[-1].adapter_scaling is None, "there is no adapter"
+
+
+@pytest.mark.parametrize("mode", ["", "hybrid", "lora", "Bone-Hybrid", "disha", "pissa", "auto"])
+def test_each_mode_of_clients_is_taken(http, server, folder, mode):
+    fields = {"model_filename": "a.pth", "adapter_filename": "adapter.pth", "adapter_mode": mode}
+    assert http.post(LOAD, json=fields).json() == {"status": "success"}
+    assert sent(server)[-1].adapter == str(folder / "adapter.pth")
+
+
+def test_pissa_and_mole_have_fields(http, server, folder):
+    fields = {
+        "model_filename": "a.pth",
+        "adapter_filename": "adapter.pth",
+        "adapter_init_filename": "b.pth",
+        "adapter_alpha": "16",
+        "mole_router": "shared",
+    }
+    assert http.post(LOAD, json=fields).status_code == 200
+    command = sent(server)[-1]
+    assert command.adapter_init == str(folder / "b.pth")
+    assert (command.adapter_alpha, command.mole_router) == (16.0, "shared")
 
 
 @pytest.mark.parametrize("name", ["hf", "within.pth", "./b.pth"])
@@ -148,7 +186,11 @@ def test_progress_is_visible(http, server):
         ({"model_filename": "a.pth", "adapter_scaling": "much"}, 400, "adapter_scaling"),
         ({"model_filename": "a.pth", "default_top_p": "2"}, 400, "default_top_p"),
         ({"model_filename": "a.pth", "template": "chatml"}, 400, "template"),
-        ({"model_filename": "a.pth", "rope_theta": 1e6}, 400, "rope_theta"),
+        ({"model_filename": "a.pth", "rope_theta": "big"}, 400, "rope_theta"),
+        ({"model_filename": "a.pth", "adapter_mode": "ia3"}, 400, "adapter_mode"),
+        ({"model_filename": "a.pth", "mole_router": "top2"}, 400, "mole_router"),
+        ({"model_filename": "a.pth", "adapter_init_filename": "../secret.pth"}, 400, "not inside"),
+        ({"model_filename": "a.pth", "adapter_file": "adapter.pth"}, 400, "adapter_file"),
     ],
 )
 def test_bad_fields_are_one_sentence_and_change_nothing(http, server, fields, status, words):

@@ -295,6 +295,14 @@ def test_states_are_removed_one_by_one_or_all(http, server):
     upload(http, "c.pth")
     assert http.post(REMOVE, json={}).json() == {"status": "success"}
     assert server.engine.start_states == {}
+    upload(http, "d.pth")
+    for misnamed in ({"dumy": "dummy"}, {"dummy": "dummy", "state_view_name": "d"}, {"name": "d"}):
+        assert http.post(REMOVE, json=misnamed).status_code == 400
+    assert list(server.engine.start_states) == ["d"]
+    sample = {"dummy": "dummy"}  # of RWKV-Infer's README
+    assert http.post(REMOVE, json=sample | {"state_viewname": "e"}).status_code == 404, "it names one"
+    assert http.post(REMOVE, json=sample).json() == {"status": "success"}
+    assert server.engine.start_states == {}
 
 
 def test_files_are_loaded_only_for_those_who_may(folder):

@@ -116,5 +116,5 @@ def test_rwkv6_has_none(tmp_path: Path) -> None:
         tmp_path / "a.pth",
         {"blocks.0.att.key.lora_A": torch.zeros(4, 128), "blocks.0.att.key.lora_B": torch.zeros(128, 4)},
     )
-    with pytest.raises(CheckpointError, match="merge it into the model with --adapter"):
+    with pytest.raises(CheckpointError, match="merge it into the model, as `adapter_filename`"):
         low_rank(read(file, weights), weights, Scaling(1.0), 32, torch.float32)

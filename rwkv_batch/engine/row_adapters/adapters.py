@@ -209,7 +209,7 @@ class Adapters:
         if named:
             raise ValueError(
                 f"The start state {start.name} has a time_offset, beside which no adapter of a request can "
-                "run; merge the adapter into the model with --adapter."
+                "run; merge the adapter into the model, as `adapter_filename` of /loadmodel does."
             )
         if reason := self.no_offsets():
             raise ValueError(f"The start state {start.name} has a time_offset, {reason}.")

@@ -7,8 +7,10 @@ have ended; until then requests that need it wait, so that no session is continu
 
 import gc
 import logging
+import re
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -19,7 +21,7 @@ from typing import TypeVar
 import torch
 from msgspec.structs import replace as replace_field
 
-from rwkv_batch.config import EngineConfig, file_name, further_model
+from rwkv_batch.config import EngineConfig, file_name, further_model, without_adapter
 from rwkv_batch.engine import memory
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.memory import MemoryShare
@@ -39,6 +41,17 @@ from rwkv_batch.wire.supervision import Loading, ModelDefaults, Serving
 
 MOST_LOADED = 12  # each has two streams of torch's 32
 SAY_EVERY = 0.25  # seconds between reports of progress
+
+# What the fields of LoadModel are called by those who start a server, and by those who send them.
+FIELDS = {
+    "--adapter": "`adapter_filename`",
+    "--adapter-alpha": "`adapter_alpha`",
+    "--adapter-scaling": "`adapter_scaling`",
+    "--adapter-init": "`adapter_init_filename`",
+    "--mole-router": "`mole_router`",
+    "--weights": "`model_strategy`",
+}
+FLAG = re.compile(r"--[a-z-]+")
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -62,12 +75,16 @@ class ModelChanges:
         served = zip((info.model for info in models.infos), configs, strict=True)
         self._databases = {name: config.state_db for name, config in served}
         self._under_way = ""  # what is changed now
+        self._ending: Member | None = None  # what was replaced, while it ends
+        self._waiting: deque[tuple[RequestKey, LoadModel | RemoveModel]] = deque()  # until it has
         self._said = 0.0
         self._streams: dict[int, Callable[[], Engine | None]] = {}  # which engine was built on which
 
     def run(self, key: RequestKey, command: LoadModel | RemoveModel) -> None:
         """Begin with it; the reply is an event of `Models.launch`, at once or later."""
         names = [info.model for info in self._models.infos]
+        if self._ending and (self._ending.drained.is_set() or self._ending.engine.drained):
+            return self._waiting.append((key, command))  # it has no rows left, and is gone in a moment
         if self._under_way:
             message = f"{self._under_way} now; try again when that is done."
             return self._models.reply(key, Rejected(command.id, "conflict", message))
@@ -93,7 +110,7 @@ class ModelChanges:
         try:
             return work()
         except (CheckpointError, DeviceError, SamplerError, StoreError) as error:
-            event = Rejected(key[1], "invalid", str(error))
+            event = Rejected(key[1], "invalid", in_fields(str(error)))
         except Exception as error:
             log.exception("a model could not be loaded or removed")
             event = Failed(key[1], f"The models could not be changed ({type(error).__name__}).")
@@ -108,10 +125,10 @@ class ModelChanges:
             weights=command.weights or (None if has_format else config.weights),
             quantize_head=None if has_format or command.weights else config.quantize_head,
             adapter=command.adapter or None,
-            adapter_alpha=None,
+            adapter_alpha=command.adapter_alpha,
             adapter_scaling=command.adapter_scaling,
-            adapter_init=None,
-            mole_router=None,
+            adapter_init=command.adapter_init or None,
+            mole_router=command.mole_router,
             state_db=self._databases.get(name, config.state_db),
         )
         with loading_bar(name) as bar:
@@ -120,24 +137,28 @@ class ModelChanges:
                 bar(done, total)
                 self._say(Loading(name, "reading", done / max(total, 1)))
 
-            weights = load_weights(None, config, progress)
-        old, note = self._models.member(name), ""
+            notes: list[str] = []
+            weights = load_weights(None, config, progress, assumed=notes)
+        old, in_place = self._models.member(name), False
         self._say(Loading(name, "preparing", 1.0), always=True)
         if old is None:
             engine = self._build(weights, config, command.defaults)
             self._on_loop(partial(self._models.join, name, engine))
         elif refusal := self._build_beside(name, weights, config, command.defaults):
-            note = f"The memory does not hold both models: {name} took no requests until its rows had ended."
-            log.warning("%s %s", note, refusal)
+            notes.append(
+                f"The memory does not hold both models: {name} took no requests until its rows had ended."
+            )
+            log.warning("%s %s", notes[-1], refusal)
+            in_place = True
             self._build_in_place(old, name, weights, config, command.defaults)
         self._databases[name] = config.state_db
         log.info("%s is served now (%s, fingerprint %s)", name, weights.name, weights.fingerprint)
-        ending = old if not note else None
-        self._under_way = f"The model that {name} has replaced is still running rows" if ending else ""
-        self._on_loop(partial(self._reply, key, note))
-        if ending:
+        self._ending = None if in_place else old
+        self._under_way = f"The model that {name} has replaced is still running rows" if self._ending else ""
+        self._on_loop(partial(self._reply, key, " ".join(notes)))
+        if self._ending:
             self._say(Loading(name, "draining", 1.0), always=True)
-            self._end(ending)
+            self._end(self._ending)
             self._attach(name, config)
             self._on_loop(self._done)
 
@@ -191,8 +212,7 @@ class ModelChanges:
         """An engine that has run its steps once. Raises DeviceError, SamplerError, StoreError."""
         share = MemoryShare(host=len(self._configs), kept=self._models.step_bytes)
         # Which are in the weights already; and this thread takes nobody's time.
-        config = replace(config, adapter=None, adapter_scaling=None, weights=None, quantize_head=None)
-        config = replace(config, capture_late=False)
+        config = replace(without_adapter(config), weights=None, quantize_head=None, capture_late=False)
         device = devices.find_device(config.device)
         memory.check_weights(weights, device, share.kept)
         free = [number for number in range(MOST_LOADED) if self._streams.get(number, _nothing)() is None]
@@ -264,8 +284,15 @@ class ModelChanges:
         self._models.reply(key, CommandReply(key[1], models=self._models.infos, note=note))
 
     def _done(self) -> None:
-        self._under_way = ""
+        self._under_way, self._ending = "", None
         self._tell()
+        while self._waiting:
+            self.run(*self._waiting.popleft())
+
+
+def in_fields(message: str) -> str:
+    """A message about flags for a client, who has sent fields. What has no field is for the operator."""
+    return FLAG.sub(lambda flag: FIELDS.get(flag[0], flag[0]), message)
 
 
 def _nothing() -> None:

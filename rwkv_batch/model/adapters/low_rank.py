@@ -20,7 +20,7 @@ from rwkv_batch.model.checkpoint import TITLES, Checkpoint
 from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.ops.low_rank import ALIGNMENT, ENTRY, MOST_RANK, TARGETS, LowRankAdapter, filled, shapes
 
-MERGE = "merge it into the model with --adapter"
+MERGE = "merge it into the model, as `adapter_filename` of /loadmodel does"
 FIELDS = "give adapter_alpha, which is divided by the rank, or adapter_scaling"
 
 

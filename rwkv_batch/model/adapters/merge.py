@@ -18,8 +18,7 @@ from rwkv_batch.ops.mole import BoneExpert, LoraExpert, Mole, MoleTensors, Route
 log = logging.getLogger(__name__)
 
 FLAGS = (
-    "give --adapter-alpha, which is divided by the rank, or --adapter-scaling (`adapter_scaling` of "
-    "/loadmodel), or for PiSSA --adapter-init"
+    "give --adapter-alpha, which is divided by the rank, or --adapter-scaling, or for PiSSA --adapter-init"
 )
 
 
@@ -65,15 +64,14 @@ def merge(
         raise CheckpointError(f"{adapter.where} has no router; leave --mole-router out.")
     if router is not None:
         _check_rule(adapter, router)
-    changes = [part for layer in adapter.experts for pair in layer.changes for part in pair]
-    all_parts = [*adapter.parts.values(), *changes]
+    all_parts = parts_of(adapter)
     if scaling is not None and not any(part.scaled for part in all_parts):
         raise CheckpointError(
             f"{adapter.where}: nothing in it has a scaling; leave --adapter-alpha and --adapter-scaling out."
         )
     factor = factor_of(adapter, all_parts, scaling, FLAGS)
     factors = {name: factor(part) for name, part in adapter.parts.items()}
-    of_experts = [factor(part) for part in changes]
+    of_experts = [factor(part) for part in all_parts[len(adapter.parts) :]]
     identity = f"{checkpoint.fingerprint} {adapter.digest} {sorted(factors.items())} {router} {of_experts}"
     mole = checkpoint.mole
     if router is not None:
@@ -96,6 +94,12 @@ def merge(
         tensors=MergedTensors(checkpoint.tensors, adapter.parts, factors),
         fingerprint=hashlib.sha256(identity.encode()).hexdigest()[:16],
     )
+
+
+def parts_of(adapter: Adapter) -> list[Part]:
+    """What changes the model, those of experts last."""
+    changes = [part for layer in adapter.experts for pair in layer.changes for part in pair]
+    return [*adapter.parts.values(), *changes]
 
 
 def factor_of(

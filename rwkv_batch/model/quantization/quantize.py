@@ -92,7 +92,7 @@ def _check_same(checkpoint: Checkpoint, weights: str, head: bool | None) -> None
     if checkpoint.weights != weights:
         raise CheckpointError(
             f"{checkpoint.name} is in {checkpoint.weights} already, not in {weights}; leave --weights "
-            "(`model_strategy` of /loadmodel) out, or give the model that it was made from."
+            "out, or give the model that it was made from."
         )
     if head is not None and not is_half(weights) and head != (HEAD in checkpoint.packed):
         raise CheckpointError(

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.decode import need_gpu
 from bench.make_checkpoint import ALL_SIZES, FAMILIES
 from rwkv_batch.model import checkpoint
-from rwkv_batch.model.cuda.gemms.gemm import Gemms
+from rwkv_batch.model.cuda.gemms.gemms import Gemms, StepGemms
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.model.cuda.steps.capture import capture, gpu_seconds
 from rwkv_batch.ops.cuda.abi import MAX_LAG
@@ -102,8 +102,9 @@ def main() -> None:
             steps.launch_alone()
             return
         graphs = {"all": steps.graph()}
-        for name in ("time_mix_in", "low_out", "out", "key", "value", "head"):
-            graphs[name] = steps.without(Gemms, name, lambda *_: True)
+        for name in ("time_mix_in", "output", "key", "value"):
+            graphs[name] = steps.without(StepGemms, name, lambda *_: True)
+        graphs["head"] = steps.without(Gemms, "head", lambda *_: True)
         norm = "norm_mix_decode"
         graphs["norms of time mixes"] = steps.without(
             Kernels, norm, lambda *given: len(given[MIXES_PLACE]) == MIXED

@@ -15,8 +15,8 @@ from serving import Server
 
 from demo import unpack
 from rwkv_batch.model.cuda.gemms import autotune
-from rwkv_batch.model.cuda.gemms.gemm import Gemms
-from rwkv_batch.model.cuda.gemms.methods import METHODS
+from rwkv_batch.model.cuda.gemms.gemms import Gemms
+from rwkv_batch.model.cuda.gemms.kinds import KINDS
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.runner import backends
 
@@ -67,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def any_method(tuner: autotune.Autotuner, sizes: Sequence[int], progress: bool = True) -> None:
     """In place of measuring: the same in each run, whatever the GPU and its load."""
-    for kind, tokens in product(METHODS, sizes):
+    for kind, tokens in product(KINDS, sizes):
         key = f"{kind} {tokens}"
         tuner.chosen[key] = Random(key).choice(tuner.gemms.candidates(kind, tokens))
 

@@ -8,14 +8,16 @@ from checkpoints import tiny
 from cuda_gpu import DEVICE, needs_gpu, normal, off
 
 from rwkv_batch.model.checkpoint import Checkpoint
-from rwkv_batch.model.cuda.codes.block_gemm import CODES, DECODED
+from rwkv_batch.model.cuda.gemms import calls
 from rwkv_batch.model.cuda.gemms.autotune import likely
-from rwkv_batch.model.cuda.gemms.gemm import Gemms
-from rwkv_batch.model.cuda.gemms.methods import METHODS, WHOLE
+from rwkv_batch.model.cuda.gemms.block_codes import CODES, DECODED
+from rwkv_batch.model.cuda.gemms.gemms import Gemms
+from rwkv_batch.model.cuda.gemms.kinds import KINDS as GEMMS
+from rwkv_batch.model.cuda.gemms.kinds import WHOLE
 from rwkv_batch.model.cuda.packed import blocks
 from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
 from rwkv_batch.model.cuda.packed.packing import in_tiles
-from rwkv_batch.model.cuda.packed.weights import CudaWeights, pack_weights
+from rwkv_batch.model.cuda.packed.weights import CudaLayer, CudaWeights, pack_weights
 from rwkv_batch.model.quantization.quantize import quantize
 from rwkv_batch.ops.cuda.buffers import Buffers
 from rwkv_batch.ops.cuda.codes.kernels import most_warp_rows
@@ -55,22 +57,27 @@ class TestMethods:
         b = Buffers(weights.buffer_shape, rows, {})
         for tensor in (b.mixed, b.y, b.normed, *b.low.values()):
             tensor.copy_(normal(*tensor.shape))
-        gemms.time_mix_in(layer, b, b.rkv, method)
+        run_gemm(gemms, "in", layer, b, method)
         for name, x, y in zip(("receptance", "key", "value"), b.mixed, b.rkv, strict=False):
             assert off(y, x.double() @ of(checkpoint, f"att.{name}")) < 2e-3
         x = b.mixed[3].double() @ layer.low_in["w"].double().T
         assert off(b.low["w"], x.tanh()) < 2e-3
-        assert off(gemms.out(layer, b, method).y, b.y.double() @ of(checkpoint, "att.output")) < 2e-3
-        gemms.key(layer, b, method)
+        run_gemm(gemms, "out", layer, b, method)
+        assert off(b.out, b.y.double() @ of(checkpoint, "att.output")) < 2e-3
+        run_gemm(gemms, "key", layer, b, method)
         x = b.mixed.view(-1, WIDTH)[:rows].double() @ of(checkpoint, "ffn.key")
         assert off(b.hidden, x.relu().square()) < 2e-3
-        found = gemms.value(layer, b, method, prefetch=blocks_of(layer.key)).y
-        assert off(found, b.hidden.double() @ of(checkpoint, "ffn.value")) < 2e-3
+        gemms.find("value", method).run(calls.value(layer, b, prefetch=blocks_of(layer.key)))
+        assert off(b.out, b.hidden.double() @ of(checkpoint, "ffn.value")) < 2e-3
         if isinstance(weights.head, BlockMatrix):
             logits = normal(rows, len(weights.head))
             gemms.head(b.normed, logits, method)
             wanted = b.normed.double() @ of(checkpoint, "head.weight")
             assert off(logits[:, :300], wanted) < 2e-3 and not logits[:, 300:].any()
+
+
+def run_gemm(gemms: Gemms, kind: str, layer: CudaLayer, b: Buffers, method: str) -> None:
+    assert gemms.find(kind, method).run(gemms.call(kind, layer, b)) is None  # no partial sums
 
 
 def blocks_of(matrix: object) -> torch.Tensor:
@@ -105,7 +112,7 @@ class TestChoice:
     @pytest.mark.parametrize("tokens", [1, 16, 17, 64, 65, 256, 1024])
     def test_there_is_a_guess_for_every_kind(self, tokens):
         gemms = self.gemms("nf4")
-        for kind in METHODS:
+        for kind in GEMMS:
             candidates = gemms.candidates(kind, tokens)
             guess = next(method for method in likely(tokens) if method in candidates)
             assert kind not in LARGE or guess == ("codes16" if tokens <= 64 else DECODED)

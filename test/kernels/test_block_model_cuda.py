@@ -15,7 +15,7 @@ from rwkv_batch.model.adapters.low_rank import low_rank
 from rwkv_batch.model.adapters.parts import Scaling
 from rwkv_batch.model.adapters.reader import read
 from rwkv_batch.model.checkpoint import Checkpoint, from_tensors
-from rwkv_batch.model.cuda.codes.block_gemm import CODES, DECODED
+from rwkv_batch.model.cuda.gemms.block_codes import CODES, DECODED
 from rwkv_batch.model.cuda.packed import blocks, packing
 from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda

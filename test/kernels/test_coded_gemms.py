@@ -8,7 +8,7 @@ from checkpoints import tiny
 
 from rwkv_batch.model.cuda.gemms import autotune
 from rwkv_batch.model.cuda.gemms.autotune import Autotuner, usable
-from rwkv_batch.model.cuda.gemms.gemm import Gemms
+from rwkv_batch.model.cuda.gemms.gemms import Gemms
 from rwkv_batch.model.cuda.packed.weights import pack_weights
 from rwkv_batch.model.quantization.quantize import quantize
 from rwkv_batch.ops.cuda.buffers import Buffers
@@ -110,5 +110,5 @@ class TestCodes:
         b = Buffers(found.weights.buffer_shape, 2, {})
         b.hidden.normal_().relu_()
         weights = checkpoint.packed[f"blocks.{len(found.weights.layers) - 1}.ffn.value.weight"].dequantize()
-        partials = found.value(found.weights.layers[-1], b, "sparse").partials
+        partials = found.find("value", "sparse").run(found.call("value", found.weights.layers[-1], b))
         torch.testing.assert_close(partials.sum(0), b.hidden.float() @ weights.T)

@@ -7,7 +7,7 @@ from cuda_gpu import needs_gpu, off
 
 from rwkv_batch.model.checkpoint import from_tensors
 from rwkv_batch.model.cuda import rwkv7
-from rwkv_batch.model.cuda.gemms.methods import SEPARATE, TOGETHER
+from rwkv_batch.model.cuda.gemms.kinds import SEPARATE, TOGETHER
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.model.cuda.steps.capture import capture
 from rwkv_batch.model.quantization.quantize import quantize

@@ -2,7 +2,6 @@
 run GEMMs.
 """
 
-from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
 
@@ -14,8 +13,8 @@ from bench.make_checkpoint import random_checkpoint
 from rwkv_batch.model.checkpoint import from_tensors
 from rwkv_batch.model.cuda.gemms import autotune
 from rwkv_batch.model.cuda.gemms.autotune import Autotuner, usable
-from rwkv_batch.model.cuda.gemms.gemm import Gemms
-from rwkv_batch.model.cuda.gemms.methods import LT, METHODS, SPLIT_K
+from rwkv_batch.model.cuda.gemms.gemms import Gemms
+from rwkv_batch.model.cuda.gemms.kinds import KINDS
 from rwkv_batch.model.cuda.packed.weights import pack_weights
 from rwkv_batch.ops.cuda.blas import blaslt
 from rwkv_batch.ops.cuda.buffers import Buffers
@@ -36,15 +35,16 @@ def mixed_ranks():
     )
 
 
-def gemms(has_lowrank=False, has_tile=False, lt=None):
+def gemms(has_lowrank=False, has_tile=False, lt=None, fits_row=False):
     kernels = SimpleNamespace(
         has_lowrank=has_lowrank,
         has_tile=has_tile,
         overlaps=has_tile,
+        invariant=False,
         sparse_fits=lambda rows, k: rows in SPARSE_ROWS,
         relu_square=lambda h: h.relu_().square_(),
     )
-    return Gemms(kernels, pack_weights(tiny(width=WIDTH, vocab=300), CPU), lt)
+    return Gemms(kernels, pack_weights(tiny(width=WIDTH, vocab=300), CPU), lt, fits_row)
 
 
 class OneAlgorithm:
@@ -161,14 +161,14 @@ class TestTuningFile:
             assert gemms(has_tile=True).candidates(kind, 65) == gemms().candidates(kind, 1) == ("late",)
 
     def test_layers_of_one_row_may_run_together_where_a_kernel_fits_them(self):
-        one = replace(gemms(has_tile=True), fits_row=True)
+        one = gemms(has_tile=True, fits_row=True)
         assert one.candidates("layers", 1) == ("separate", "together")
         assert one.candidates("layers", 2) == gemms(has_tile=True).candidates("layers", 1) == ("separate",)
 
     def test_tiles_are_for_weights_that_fill_them(self):
         on_hopper = gemms(has_lowrank=True, has_tile=True)
         assert "tile" not in on_hopper.candidates("head", 64)  # 304 rows are no multiple of 64
-        assert {kind for kind in METHODS if "tile" in on_hopper.candidates(kind, 64)} == {
+        assert {kind for kind in KINDS if "tile" in on_hopper.candidates(kind, 64)} == {
             "in",
             "out",
             "key",
@@ -187,10 +187,17 @@ def test_inner_sides_are_divided_so_that_no_block_has_none(ranks, heads, rows):
 
 
 class Watched(Gemms):
-    """Which do nothing but note what is timed."""
+    """Whose methods do nothing but note what is timed."""
 
     def call(self, kind, layer, b):
-        return lambda method: SEEN.append((kind, method, float((b.hidden > 0).float().mean())))
+        return SimpleNamespace(kind=kind, b=b)
+
+    def find(self, kind, name):
+        return SimpleNamespace(run=lambda call: SEEN.append((call.kind, name, active_share(call.b))))
+
+
+def active_share(b):
+    return float((b.hidden > 0).float().mean())
 
 
 SEEN: list[tuple[str, str, float]] = []
@@ -214,13 +221,14 @@ def tuner(monkeypatch, tmp_path):
 
 def test_gemms_are_timed_on_numbers_like_those_of_a_step(tuner, monkeypatch):
     """Whatever those that were timed before have left in the buffers."""
-    call = Watched.call
+    find = Watched.find
 
-    def overwriting(self, kind, layer, b):
-        run = call(self, kind, layer, b)
-        return lambda method: (run(method), b.hidden.fill_(1) if kind == "key" else None)
+    def overwriting(self, kind, name):
+        run = find(self, kind, name).run
+        after = (lambda call: call.b.hidden.fill_(1)) if kind == "key" else (lambda call: None)
+        return SimpleNamespace(run=lambda call: (run(call), after(call)))
 
-    monkeypatch.setattr(Watched, "call", overwriting)
+    monkeypatch.setattr(Watched, "find", overwriting)
     tuner.measure([8], progress=False)
     shares = {method: share for kind, method, share in SEEN if kind == "value"}
     assert set(shares) == {"sparse", "tile", "blas"} and all(0.05 < share < 0.15 for share in shares.values())
@@ -353,21 +361,25 @@ def test_gemms_by_a_library_are_those_of_the_weights(method):
     for tensor in (b.mixed, b.y, b.normed):
         tensor.normal_()
     logits = torch.empty(rows, len(head), dtype=torch.float16)
-    by_library.time_mix_in(layer, b, b.rkv, method)
-    by_library.key(layer, b, method)
-    hidden = b.hidden.clone()
-    by_library.head(b.normed, logits, method)
+
+    def run(kind, name=method):
+        return by_library.find(kind, name).run(by_library.call(kind, layer, b))
 
     def close(got, want):
         torch.testing.assert_close(got.float(), want, rtol=1e-2, atol=1e-2)
 
+    run("in")
     close(b.rkv, b.mixed[:3].float() @ layer.rkv.float().mT)
+    run("key")
+    hidden = b.hidden.clone()
     close(hidden, (b.mixed[0].float() @ layer.key.float().T).relu().square())
-    close(by_library.out(layer, b, method).y, b.y.float() @ layer.output.float().T)
-    close(by_library.value(layer, b, method).y, hidden.float() @ layer.value.float())
-    for with_split in SPLIT_K if method in LT else ():
-        if "lt0/" in with_split:
-            close(by_library.out(layer, b, with_split).partials.sum(0), b.y.float() @ layer.output.float().T)
-            split = by_library.value(layer, b, with_split)
-            close(split.partials.sum(0), hidden.float() @ layer.value.float())
+    by_library.head(b.normed, logits, method)
     close(logits, b.normed.float() @ head.float().T)
+    for kind, want in (
+        ("out", b.y.float() @ layer.output.float().T),
+        ("value", hidden.float() @ layer.value.float()),
+    ):
+        assert run(kind) is None  # no partial sums
+        close(b.out, want)
+        for split in ("lt0/2", "lt0/4") if method == "lt0" else ():
+            close(run(kind, split).sum(0), want)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.model.cuda.cuda_model import CudaModel
-from rwkv_batch.model.cuda.gemms.gemm import TILE_TOKENS
-from rwkv_batch.model.cuda.gemms.small_gemm import STREAM_TOKENS, in_blocks, small_gemm
+from rwkv_batch.model.cuda.gemms.halves import TILE_TOKENS, in_blocks
+from rwkv_batch.model.cuda.gemms.low_rank import STREAM_TOKENS, small_gemm
 from rwkv_batch.model.cuda.packed.rwkv6_weights import Rwkv6CudaLayer, Rwkv6CudaWeights, pack_rwkv6
 from rwkv_batch.model.cuda.steps.adapters import AdapterSlots
 from rwkv_batch.model.cuda.steps.states import CudaStates

@@ -6,13 +6,11 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.model.checkpoint import Checkpoint
-from rwkv_batch.model.cuda.codes.coded_gemm import skips_units, takes_fp8, takes_squares
 from rwkv_batch.model.cuda.cuda_model import CudaModel
 from rwkv_batch.model.cuda.gemms.autotune import Autotuner
-from rwkv_batch.model.cuda.gemms.gemm import Gemms, coded_room, output_method
-from rwkv_batch.model.cuda.gemms.methods import EARLY, LAYERS, SPLITS, TOGETHER, WHOLE
-from rwkv_batch.model.cuda.gemms.small_gemm import small_gemm
-from rwkv_batch.model.cuda.packed.coded import first_bytes
+from rwkv_batch.model.cuda.gemms.gemms import Gemms, StepGemms
+from rwkv_batch.model.cuda.gemms.kinds import LAYERS, SPLITS, TOGETHER, WHOLE
+from rwkv_batch.model.cuda.gemms.low_rank import small_gemm
 from rwkv_batch.model.cuda.packed.weights import CudaDeepEmbed, CudaLayer, CudaWeights, pack_weights
 from rwkv_batch.model.cuda.steps.adapters import AdapterSlots, StepAdapters
 from rwkv_batch.model.cuda.steps.graphs import graph_bytes, prefills_held
@@ -22,11 +20,9 @@ from rwkv_batch.model.cuda.steps.row import RowStep
 from rwkv_batch.model.cuda.steps.states import CudaStates
 from rwkv_batch.model.description import DEEP_RANK
 from rwkv_batch.ops.cuda.abi import (
-    ADAPTER_ADD_SQUARE,
     CHUNK,
     IDENTITY,
     MAX_LAG,
-    RELU_SQUARE,
     ReadoutInput,
     TimeMixInput,
 )
@@ -95,8 +91,8 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         if methods[LAYERS] == TOGETHER and adapters is None and states.feed.pending is not None:
             assert self.row is not None
             return self.row.run(tokens, slots, states, b)
-        mixers, changes = self._decode_mixers(b, slots, states), StepAdapters(adapters, b)
-        return self._run_layers(self.weights.layers, tokens, states, b, mixers, methods, changes)
+        mixers, of_rows = self._decode_mixers(b, slots, states), StepAdapters(adapters, b)
+        return self._run_layers(self.weights.layers, tokens, states, b, mixers, methods, of_rows)
 
     def _prefill_layers(
         self,
@@ -128,8 +124,8 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
                 self.kernels.wkv_prefill(inputs, pieces, items, fp32, readout)
 
         whole = methods | dict.fromkeys(SPLITS, WHOLE)  # `b` has no room for more
-        mixers, changes = Mixers(norm_mix, wkv), StepAdapters(adapters, b)
-        return self._run_layers(self.weights.layers, tokens, states, b, mixers, whole, changes)
+        mixers, of_rows = Mixers(norm_mix, wkv), StepAdapters(adapters, b)
+        return self._run_layers(self.weights.layers, tokens, states, b, mixers, whole, of_rows)
 
     def _head(self, x: Tensor, logits: Tensor, methods: dict[str, str]) -> None:
         self.gemms.head(x, logits, methods["head"])
@@ -180,40 +176,28 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
         b: Buffers,
         mixers: Mixers,
         methods: dict[str, str],
-        changes: StepAdapters,
+        adapters: StepAdapters,
     ) -> Addend:
         """Launch these layers, from the embedding on. Returns what is still to be added to b.x."""
-        added, room = Addend(tokens=tokens, table=self.weights.embedding), coded_room(b)
+        gemms = StepGemms(self.gemms, methods, b, adapters)
+        added = Addend(tokens=tokens, table=self.weights.embedding)
         for index, layer in enumerate(layers):
-            shift = states.shift[:, index]
-            early = methods["in_start"] == EARLY
-            # Adapters read these inputs too, and they want them in fp16.
-            coded = room.rows(3, *b.x.shape) if takes_fp8(methods["in"]) and not changes else None
-            mixers.norm_mix(NormMixInput(added, layer.norm1, shift[:, 0], layer.mixes, b.mixed, early, coded))
+            shift, early = states.shift[:, index], gemms.in_early
+            inputs = NormMixInput(added, layer.norm1, shift[:, 0], layer.mixes, b.mixed, early, gemms.in_fp8)
+            mixers.norm_mix(inputs)
             rkv = b.rkv if index else b.rkv0
-            changes.shrink(index, 0, b.mixed[:3].unbind(), first_bytes(layer.rkv))
-            self.gemms.time_mix_in(layer, b, rkv, methods["in"], coded is not None)
-            self.gemms.low_out(layer, b, methods["low_out"])
-            changes.expand(rkv.unbind())
+            gemms.time_mix_in(layer, index, rkv)
             pending = None if states.feed.pending is None else states.feed.pending[:, index]
-            inputs = time_mix_input(layer, b, rkv, states.wkv[:, index], pending, self._work)
-            mixers.wkv(inputs, changes.readout(index))
-            changes.shrink(index, 3, [b.y])
-            added = changes.add(self.gemms.out(layer, b, output_method(methods, "out")))
-            early, alone = methods["key_start"] == EARLY, not (changes or layer.deep_embed)
-            coded = room.rows(1, *b.x.shape) if takes_fp8(methods["key"]) and alone else None
-            mixers.norm_mix(NormMixInput(added, layer.norm2, shift[:, 1], layer.x_k, b.mixed, early, coded))
-            changes.shrink(index, 4, [b.mixed[0]], first_bytes(layer.key))
-            method = output_method(methods, "value")
-            later, ready = takes_squares(methods["key"], method) and alone, coded is not None
-            self.gemms.key(layer, b, methods["key"], IDENTITY if changes or later else RELU_SQUARE, ready)
-            if changes:
-                changes.expand([b.hidden], ADAPTER_ADD_SQUARE)
+            time_mix = time_mix_input(layer, b, rkv, states.wkv[:, index], pending, self._work)
+            mixers.wkv(time_mix, adapters.readout(index))
+            added, early = gemms.output(layer, index), gemms.key_early
+            inputs = NormMixInput(added, layer.norm2, shift[:, 1], layer.x_k, b.mixed, early, gemms.key_fp8)
+            mixers.norm_mix(inputs)
+            gemms.key(layer, index)
             if layer.deep_embed:
                 self._deep_embed(layer.deep_embed, tokens, b)
-            changes.shrink(index, 5, [b.hidden], None if skips_units(method) else first_bytes(layer.value))
-            ahead = layers[index + 1].rkv if index + 1 < len(layers) else self.weights.head
-            added = changes.add(self.gemms.value(layer, b, method, first_bytes(ahead), later))
+            following = layers[index + 1].rkv if index + 1 < len(layers) else self.weights.head
+            added = gemms.value(layer, index, following)
         return added
 
     def _deep_embed(self, weights: CudaDeepEmbed, tokens: Tensor, b: Buffers) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.ops.cuda.abi import SPARSE_SPLITS
-from rwkv_batch.ops.cuda.gemms import SPARSE_ROWS
+from rwkv_batch.ops.cuda.gemms import SPARSE_ROWS, CodedRows
 
 MIXED = 6  # token-shifted inputs of a time mix
 MAX_SPLITS = 4  # partial sums of a GEMM with split-K
@@ -77,6 +77,12 @@ class Buffers(StepBuffers):
         self.codes = self._take("codes", tokens * shape.hidden if shape.fp8 else 0, dtype=torch.uint8)
         self.code_scales = self._take("code scales", 3 * tokens if shape.fp8 else 0, dtype=torch.float32)
         self.split_partials = self._take("split partials", *split, dtype=torch.float32)
+
+    def fp8_rows(self, count: int, width: int) -> CodedRows:
+        """Where `count` times the step's rows go as fp8: codes `[count, tokens, width]`, scales."""
+        tokens = len(self.x)
+        codes, scales = self.codes[: count * tokens * width], self.code_scales[: count * tokens]
+        return codes.view(count, tokens, width), scales.view(count, tokens)
 
 
 class Rwkv6Buffers(StepBuffers):

@@ -22,12 +22,26 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from rwkv_batch.model.cuda.codes.block_gemm import CODES
-from rwkv_batch.model.cuda.codes.coded_gemm import BESIDE, MANY, SPARSE
-from rwkv_batch.model.cuda.gemms.gemm import LT_TOKENS, TILE_TOKENS, Gemms, output_method
-from rwkv_batch.model.cuda.gemms.methods import BETWEEN, FOR_MANY, METHODS, WHOLE
+from rwkv_batch.model.cuda.gemms.block_codes import CODES
+from rwkv_batch.model.cuda.gemms.gemms import FOR_MANY, Gemms
+from rwkv_batch.model.cuda.gemms.halves import LT_TOKENS, TILE_TOKENS
+from rwkv_batch.model.cuda.gemms.kinds import (
+    BESIDE,
+    BETWEEN,
+    HEAD,
+    KINDS,
+    MANY,
+    OUT,
+    SPARSE,
+    STREAM,
+    TILE,
+    VALUE,
+    WHOLE,
+    output_method,
+)
+from rwkv_batch.model.cuda.gemms.low_rank import STREAM_TOKENS
+from rwkv_batch.model.cuda.gemms.method import GemmCall
 from rwkv_batch.model.cuda.gemms.search import Methods, Pieces, Search, Seconds
-from rwkv_batch.model.cuda.gemms.small_gemm import STREAM_TOKENS
 from rwkv_batch.model.cuda.steps.capture import capture, gpu_seconds
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.cuda.buffers import Buffers
@@ -95,7 +109,7 @@ class Autotuner:
 
     def methods(self, tokens: int) -> dict[str, str]:
         """The method for every kind of GEMM at that many tokens: the fastest, or a guess."""
-        return {kind: self.chosen.get(f"{kind} {tokens}") or self._guess(kind, tokens) for kind in METHODS}
+        return {kind: self.chosen.get(f"{kind} {tokens}") or self._guess(kind, tokens) for kind in KINDS}
 
     def measuring(self, tokens: int) -> Pieces:
         """Measure what is missing for that many tokens, a piece for each `next`.
@@ -106,18 +120,18 @@ class Autotuner:
         if not self._missing(tokens):
             return
         buffers = Buffers(self.gemms.weights.buffer_shape, tokens, {})
-        for kind in METHODS:
+        for kind in KINDS:
             if (kind, tokens) not in self._alone:
                 self._alone[kind, tokens] = yield from self._times(kind, buffers)
         del buffers
         if tokens not in self._searches:
-            close = {kind: self._close(kind, tokens) for kind in METHODS}
+            close = {kind: self._close(kind, tokens) for kind in KINDS}
             self._searches[tokens] = Search(close, partial(self._compare, tokens), step_of)
         yield from self._searches[tokens].pieces()
         best = self._searches.pop(tokens).best
         self.chosen |= {f"{kind} {tokens}": method for kind, method in best.items()}
         self._guesses.clear()
-        for kind in METHODS:
+        for kind in KINDS:
             del self._alone[kind, tokens]
         if self.gemms.weights.head.device.type == "cuda":
             torch.cuda.empty_cache()  # each graph had memory of its own
@@ -125,7 +139,7 @@ class Autotuner:
 
     def _missing(self, tokens: int) -> bool:
         """Whether anything is to be measured. Then all kinds are, as each depends on the others."""
-        return any(f"{kind} {tokens}" not in self.chosen for kind in METHODS)
+        return any(f"{kind} {tokens}" not in self.chosen for kind in KINDS)
 
     def _guess(self, kind: str, tokens: int) -> str:
         if tokens > GUESSED_TOKENS:
@@ -163,7 +177,7 @@ class Autotuner:
     def _times(self, kind: str, buffers: Buffers) -> Generator[None, None, Times]:
         """Of each candidate alone."""
         layers = self.gemms.weights.layers[1:][:IN_TURN] or self.gemms.weights.layers
-        layers = layers[:1] if kind == "head" else layers
+        layers = layers[:1] if kind == HEAD else layers
         candidates = self.gemms.candidates(kind, len(buffers.x))
         if len(candidates) == 1 or kind in BETWEEN:  # which show only between their neighbours
             return dict.fromkeys(candidates, 0.0)
@@ -172,12 +186,17 @@ class Autotuner:
         graphs: dict[str, Graph] = {}
         for method in candidates:
             if method != WHOLE:
-                graphs[method] = _graph(calls, method)
+                graphs[method] = capture(partial(self._run, kind, method, calls))
                 yield
         seconds = yield from _medians(list(graphs.values()), RUNS)
         times = {method: 1e3 * of_all / len(layers) for method, of_all in zip(graphs, seconds, strict=True)}
         # Split-K gives only partial sums: it is compared with the whole GEMM where a norm adds them up.
         return {WHOLE: min(times.values()), **times} if WHOLE in candidates else times
+
+    def _run(self, kind: str, name: str, calls: Sequence[GemmCall]) -> None:
+        method = self.gemms.find(kind.removesuffix("_split"), name)
+        for call in calls:
+            method.run(call)
 
     def _save(self) -> None:
         device = self.gemms.weights.head.device
@@ -193,10 +212,10 @@ class Autotuner:
 def likely(tokens: int) -> tuple[str, ...]:
     """Methods that are fast for so many tokens of most models; the first that can run is the best."""
     if tokens <= STREAM_TOKENS:
-        return SPARSE, "stream16", BESIDE, *CODES, "tile", *FOR_MANY
+        return SPARSE, STREAM, BESIDE, *CODES, TILE, *FOR_MANY
     if tokens <= LT_TOKENS:
-        return "tile", *CODES, *FOR_MANY
-    return "tile" if tokens <= TILE_TOKENS else MANY, "fp8", *FOR_MANY
+        return TILE, *CODES, *FOR_MANY
+    return TILE if tokens <= TILE_TOKENS else MANY, "fp8", *FOR_MANY
 
 
 def kept_in(file: Path, gemms: Gemms) -> dict[str, str]:
@@ -213,7 +232,7 @@ def usable(chosen: object, gemms: Gemms) -> dict[str, str]:
 
     def runs(key: str, method: object) -> bool:
         kind, _, tokens = key.partition(" ")
-        if kind not in METHODS or not tokens.isdecimal() or int(tokens) == 0:
+        if kind not in KINDS or not tokens.isdecimal() or int(tokens) == 0:
             return False
         return method in gemms.candidates(kind, int(tokens))
 
@@ -222,12 +241,8 @@ def usable(chosen: object, gemms: Gemms) -> dict[str, str]:
 
 def step_of(methods: Methods) -> Hashable:
     """The same for methods by which the same kernels run."""
-    outputs = {kind: output_method(methods, kind) for kind in ("out", "value")}
+    outputs = {kind: output_method(methods, kind) for kind in (OUT, VALUE)}
     return tuple(sorted((methods | outputs).items()))
-
-
-def _graph(calls: Sequence[Callable[[str], object]], method: str) -> Graph:
-    return capture(lambda: [call(method) for call in calls])
 
 
 def _medians(graphs: Sequence[Graph], rounds: int) -> Generator[None, None, list[float]]:

@@ -10,7 +10,7 @@ from heapq import nsmallest
 from itertools import groupby, product
 from math import inf, prod
 
-from rwkv_batch.model.cuda.gemms.methods import LAYERS, SPLITS, STARTS
+from rwkv_batch.model.cuda.gemms.kinds import LAYERS, SPLITS, STARTS
 
 Pieces = Generator[None, None, None]  # work of some milliseconds each
 Methods = dict[str, str]  # by kind of GEMM

@@ -136,8 +136,8 @@ class StepAdapters:
     def __bool__(self) -> bool:
         return self._slots is not None
 
-    def shrink(self, layer: int, target: int, xs: Sequence[Tensor], prefetch: Tensor | None = None) -> None:
-        """A x of neighbours in TARGETS, the first of them `target`. Their GEMM comes next, then `expand`.
+    def shrink(self, layer: int, first: str, xs: Sequence[Tensor], prefetch: Tensor | None = None) -> None:
+        """A x of neighbours in TARGETS, the first of them named. Their GEMM comes next, then `expand`.
 
         xs: `[T, inputs]`. prefetch: weights of that GEMM.
         """
@@ -146,7 +146,7 @@ class StepAdapters:
             return
         each = _sums_bytes(slots.slots, slots.most_rank, len(self._b.x))
         sums = self._b.scratch("adapter sums", ADAPTER_PARTS * each)
-        self._input, self._parts = slots.input(), len(xs)
+        self._input, self._parts, target = slots.input(), len(xs), TARGETS.index(first)
         for place, x in enumerate(xs):
             n, k = slots.shapes[target + place]
             self._input.part[place] = AdapterPart(

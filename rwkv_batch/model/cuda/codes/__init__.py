@@ -1,1 +1,0 @@
-"""Products with matrices of codes."""

@@ -1,0 +1,199 @@
+"""The ways to run large GEMMs with matrices of 8 and 4 bits, on a Hopper GPU.
+
+- "coded": `gemm_tile8` or `gemm_tile4`, by the bits; weights become fp16 in registers, x stays fp16
+- "many": `gemm_many8` or `gemm_many4`: the same for more than 96 rows
+- "beside": as "coded", with small GEMMs in the same launch, for few rows
+- "sparse": `gemm_sparse8`, of the channel mix's value projection in int8
+- "partial sums", "sparse/8": as "coded" and "sparse", but the next norm adds up the sums over parts of K
+- "fp8", "fp8/128": `gemm_tile_fp8`, with at most 256 or 128 rows of x in a tile
+- "fp8lt0", "fp8lt1"...: fp8 by an algorithm of cuBLASLt
+
+With fp8 on both sides, rows of x are made fp8 first, each with a scale of its own, by the norm before or on
+their own. That is less exact than "coded", which few rows run with in any case, as they wait for weights
+alone.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from rwkv_batch.model.cuda.gemms.kinds import BESIDE, IN, MANY, SPARSE, SPLITS, VALUE, split_of
+from rwkv_batch.model.cuda.gemms.low_rank import inner_sides
+from rwkv_batch.model.cuda.gemms.method import GemmCall, Method, Product
+from rwkv_batch.model.cuda.packed.coded import CodedMatrix
+from rwkv_batch.ops.cuda.abi import RELU_SQUARE, SPARSE_SPLITS, TILE_FEW_ROWS, TILE_K
+from rwkv_batch.ops.cuda.binding import Kernels
+from rwkv_batch.ops.cuda.blas.blaslt import BlasLt
+from rwkv_batch.ops.cuda.gemms import CodedRows, Part
+from rwkv_batch.ops.cuda.tile import MOST_OF_ONE_GROUP, partial_sums
+
+CODED = "coded"
+FP8_ALGORITHMS = 4
+SCALES_AT_ONCE = 4  # which cuBLASLt reads together: those of r, k and v lie one after the other
+FP8_TOKENS = 65  # for which x becomes fp8, at least
+MANY_TOKENS = MOST_OF_ONE_GROUP + 1  # for which "many" is a candidate, at least
+
+
+class Coded(Method):
+    """By `gemm_tile8` or `gemm_tile4`."""
+
+    form = CodedMatrix
+
+    def run(self, call: GemmCall) -> None:
+        self._launch(call)
+        inner_sides(self.kernels, call.small)
+
+    def _launch(self, call: GemmCall, beside: Sequence[Part] = ()) -> None:
+        ws = call.coded
+        codes, scales, group = [w.codes for w in ws], _scales(ws), ws[0].group
+        xs, ys, activation, ahead = call.xs, call.ys, call.activation, call.ahead
+        if group:
+            self.kernels.gemm_tile4(codes, xs, ys, group, activation, ahead, beside)
+        else:
+            fp8, columns = ws[0].format == "fp8", ws[0].columns
+            self.kernels.gemm_tile8(codes, scales, xs, ys, fp8, activation, ahead, columns, beside)
+
+
+class CodedBeside(Coded):
+    """With the small GEMMs in the same launch."""
+
+    def fits(self, product: Product, tokens: int) -> bool:
+        return tokens <= TILE_FEW_ROWS and not self.kernels.invariant
+
+    def run(self, call: GemmCall) -> None:
+        self._launch(call, call.small)
+
+
+class ManyCoded(Method):
+    """By `gemm_many8` or `gemm_many4`."""
+
+    form = CodedMatrix
+
+    def fits(self, product: Product, tokens: int) -> bool:
+        return tokens >= MANY_TOKENS and coded(product).format != "fp8" and not self.kernels.invariant
+
+    def run(self, call: GemmCall) -> None:
+        ws = call.coded
+        codes, scales, columns, group = [w.codes for w in ws], _scales(ws), ws[0].columns, ws[0].group
+        self.kernels.gemm_many_codes(codes, scales, call.xs, call.ys, call.activation, columns, group)
+        inner_sides(self.kernels, call.small)
+
+
+class SparseCoded(Method):
+    """By `gemm_sparse8`: its sums over parts of K, which it may add up itself."""
+
+    form, skips_units = CodedMatrix, True
+
+    def fits(self, product: Product, tokens: int) -> bool:
+        by_units = coded(product).columns and not self.kernels.invariant
+        return by_units and self.kernels.sparse8_fits(tokens, product.shape[1])
+
+    def run(self, call: GemmCall) -> Tensor:
+        (w,), together = call.coded, VALUE in self.kinds
+        codes, (scales,), room = w.codes, _scales([w]), call.room.sparse_partials
+        return self.kernels.gemm_sparse8(call.x, codes, scales, room, call.prefetch, together)
+
+
+class PartialSums(Method):
+    """As Coded, with the sums over parts of K left to the next norm."""
+
+    form = CodedMatrix
+
+    def fits(self, product: Product, tokens: int) -> bool:
+        w = coded(product)
+        # A norm that writes fp8 reads none.
+        most = FP8_TOKENS - 1 if w.format == "fp8" else MOST_OF_ONE_GROUP
+        split = tokens <= most and partial_sums(*w.shape) > 1
+        return split and not w.columns and not self.kernels.invariant
+
+    def run(self, call: GemmCall) -> Tensor:
+        (w,) = call.coded
+        sums = call.room.split_partials[: partial_sums(*w.shape)]
+        codes, xs, ahead = [w.codes], call.xs, call.ahead
+        if w.group:
+            self.kernels.gemm_tile4(codes, xs, [sums], w.group, prefetch=ahead, partial_sums=True)
+        else:
+            fp8, scales = w.format == "fp8", _scales([w])
+            self.kernels.gemm_tile8(codes, scales, xs, [sums], fp8, prefetch=ahead, partial_sums=True)
+        return sums
+
+
+class Fp8(Method):
+    """By `gemm_tile_fp8`."""
+
+    form, reads_fp8 = CodedMatrix, True
+
+    def __init__(self, kernels: Kernels, name: str, most_rows: int = 0) -> None:
+        """most_rows: of x in a tile."""
+        super().__init__(kernels, name)
+        self._most_rows = most_rows
+
+    def fits(self, product: Product, tokens: int) -> bool:
+        in_fp8 = coded(product).format == "fp8" and tokens >= FP8_TOKENS
+        return in_fp8 and product.shape[1] % (2 * TILE_K) == 0 and not self.kernels.invariant
+
+    def run(self, call: GemmCall) -> None:
+        ws, (x_codes, x_scales) = call.coded, self._rows(call)
+        codes, x = [w.codes for w in ws], (list(x_codes), list(x_scales))
+        self.kernels.gemm_tile_fp8(codes, _scales(ws), *x, call.ys, call.activation, self._most_rows)
+        inner_sides(self.kernels, call.small)
+
+    def _rows(self, call: GemmCall) -> CodedRows:
+        """x as fp8, which it is made here if the norm before has not."""
+        if call.x_fp8 is not None:
+            return call.x_fp8
+        made = call.room.fp8_rows(len(call.coded), call.x.shape[-1])
+        self.kernels.quantize_rows(call.x.flatten(0, -2), *made, call.square)
+        return made
+
+
+class Fp8Lt(Fp8):
+    """By an algorithm of cuBLASLt."""
+
+    leaves_square = True  # the library has no such epilogue
+
+    def __init__(self, kernels: Kernels, lt: BlasLt, number: int) -> None:
+        super().__init__(kernels, f"fp8lt{number}")
+        self._lt, self._number = lt, number
+
+    def fits(self, product: Product, tokens: int) -> bool:
+        if not super().fits(product, tokens) or tokens % SCALES_AT_ONCE:
+            return False
+        return self._number < self._lt.algorithm_count(product.of_tokens(tokens, fp8=True))
+
+    def run(self, call: GemmCall) -> None:
+        ws, rows = call.coded, self._rows(call)
+        for w, scale, x, x_scale, y in zip(ws, _scales(ws), *rows, call.ys, strict=True):
+            self._lt.run_fp8(w.codes, scale, x, x_scale, y, self._number)
+            if call.activation == RELU_SQUARE:
+                self.kernels.relu_square(y)
+        inner_sides(self.kernels, call.small)
+
+
+def methods(kernels: Kernels, lt: BlasLt | None) -> list[Method]:
+    """All of them, as in halves.py."""
+    found: list[Method] = [
+        SparseCoded(kernels, SPARSE, (VALUE,)),
+        Coded(kernels, CODED),
+        ManyCoded(kernels, MANY),
+        Fp8(kernels, "fp8", 256),
+        Fp8(kernels, "fp8/128", 128),
+    ]
+    if lt is not None:
+        found += [Fp8Lt(kernels, lt, number) for number in range(FP8_ALGORITHMS)]
+    return [
+        *found,
+        CodedBeside(kernels, BESIDE, (IN,)),
+        SparseCoded(kernels, f"{SPARSE}/{SPARSE_SPLITS}", (split_of(VALUE),)),
+        PartialSums(kernels, "partial sums", SPLITS),
+    ]
+
+
+def coded(product: Product) -> CodedMatrix:
+    """Its matrix, which is codes."""
+    assert isinstance(product.w, CodedMatrix)
+    return product.w
+
+
+def _scales(ws: Sequence[CodedMatrix]) -> list[Tensor]:
+    return [w.scales for w in ws if w.scales is not None]

@@ -11,7 +11,7 @@ from rwkv_batch.model.adapters.low_rank import low_rank
 from rwkv_batch.model.adapters.parts import Scaling
 from rwkv_batch.model.adapters.reader import read
 from rwkv_batch.model.checkpoint import Checkpoint, from_tensors
-from rwkv_batch.model.cuda import rwkv7
+from rwkv_batch.model.cuda.gemms import tiled_codes
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.model.cuda.steps.graphs import decode_sizes, prefill_sizes
 from rwkv_batch.model.quantization.quantize import quantize
@@ -154,7 +154,7 @@ def test_inputs_that_norms_make_fp8_change_nothing(method, rows, kind, monkeypat
     prompts, decoded, found = torch.randint(1, 500, (300,)), torch.randint(1, 500, (2, rows)), []
     for by_norms in (True, False):
         if not by_norms:
-            monkeypatch.setattr(rwkv7, "takes_fp8", lambda method: False)
+            monkeypatch.setattr(tiled_codes.Fp8, "reads_fp8", False)
         model = RWKV7Cuda(packed, "cuda")
         for tokens in (*prefill_sizes(512), *decode_sizes(rows)):
             choose(model, method, tokens)

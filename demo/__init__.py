@@ -1,1 +1,1 @@
-"""The bundled demo model: a small RWKV-7 trained on text that this package makes. See README.md."""
+"""The files of the bundled model, and what trains it. See README.md."""

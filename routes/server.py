@@ -11,8 +11,8 @@ import threading
 import time
 from multiprocessing.connection import Connection
 
-from routes.chat.checkpoints import settings_for
 from routes.http.frontend import Frontend
+from rwkv_batch.chat.checkpoints import settings_for
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.client import Client
 from rwkv_batch.wire.supervision import Drain, EngineLost, Restarts, Serving

@@ -13,7 +13,7 @@ import torch
 from ahead import LateRunner
 from serving import Server
 
-from demo import unpack
+from rwkv_batch.bundled import unpack
 from rwkv_batch.model.cuda.gemms import autotune
 from rwkv_batch.model.cuda.gemms.gemms import Gemms
 from rwkv_batch.model.cuda.gemms.kinds import KINDS

@@ -26,7 +26,7 @@ from reference import Reference
 from scores import expected
 from serving import ROOT, Server
 
-from demo.unpack import tensors
+from rwkv_batch.bundled.unpack import tensors
 
 TASKS = ("rwkv_batch_capitals", "rwkv_batch_passages")
 CLOSE = 1e-3

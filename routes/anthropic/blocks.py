@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field
 
 from routes.chat.calls import canonical_json
-from routes.chat.templates import Message
 from routes.http.errors import Json
 from routes.http.schemas import refused
+from rwkv_batch.chat.templates import Message
 
 Name = Annotated[str, Field(min_length=1, pattern=r"\S")]
 

@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from routes.anthropic.blocks import to_messages
 from routes.anthropic.reply import MessageReply, TokenCount
 from routes.anthropic.schemas import CountBody, MessagesBody
-from routes.chat import templates
 from routes.chat.answer import RowAnswer
-from routes.chat.checkpoints import chat_template
 from routes.http.errors import Json, openai_field
 from routes.http.generate import Prepared
+from rwkv_batch.chat import templates
+from rwkv_batch.chat.checkpoints import chat_template
 from rwkv_batch.config import FrontendConfig
 
 

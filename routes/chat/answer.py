@@ -4,7 +4,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 from routes.chat.calls import ToolCall, ToolCallParser, partial_suffix
-from routes.chat.templates import END_OF_THOUGHT, NEARLY_CLOSED, THINK, THOUGHT
+from rwkv_batch.chat.templates import END_OF_THOUGHT, NEARLY_CLOSED, THINK, THOUGHT
 from rwkv_batch.wire.protocol import RowDelta
 
 

@@ -13,7 +13,7 @@ import json
 from collections.abc import Container
 from dataclasses import dataclass
 
-from routes.chat.tools import CLOSE, FENCE, FENCE_END, OPEN, TOOL_CALL
+from rwkv_batch.chat.tools import CLOSE, FENCE, FENCE_END, OPEN, TOOL_CALL
 
 LIST_OPEN, LIST_CLOSE = "<tool_calls>", "</tool_calls>"
 # what a block begins with -> what it ends with

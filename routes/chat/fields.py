@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from routes.chat.checkpoints import THOUGHTLESS, ChatTemplate, ThinkType
-from routes.chat.templates import FORMS, Style
 from routes.http.errors import Json
 from routes.http.schemas import RequestBody
+from rwkv_batch.chat.checkpoints import THOUGHTLESS, ChatTemplate, ThinkType
+from rwkv_batch.chat.templates import FORMS, Style
 
 GENERATION_PROMPTS: dict[str, ThinkType] = {"open_think": "free", "fake_think": "fast"}
 TEMPLATE_KWARGS: dict[str, tuple[object, ...]] = {

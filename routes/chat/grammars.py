@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from routes.chat.templates import END_OF_THOUGHT, Style
 from routes.http.errors import ApiError, Json, openai_field
 from routes.http.schemas import RequestBody
+from rwkv_batch.chat.templates import END_OF_THOUGHT, Style
 from rwkv_batch.wire.protocol import AnswerHead, Grammar
 
 ANY_OBJECT: Json = {"type": "object"}

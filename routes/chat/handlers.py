@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from routes.chat.checkpoints import settings_for
 from routes.http.errors import Json
 from routes.http.exchange import HttpRequest, HttpResponse
 from routes.http.frontend import Frontend
 from routes.http.generate import Prepared, generate
 from routes.http.route import Handler
+from rwkv_batch.chat.checkpoints import settings_for
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.supervision import EngineInfo
 

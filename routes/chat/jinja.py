@@ -7,8 +7,8 @@ text; clients find it as `add_bos_token`.
 
 import json
 
-from routes.chat.checkpoints import ChatTemplate
-from routes.chat.templates import ASSISTANT
+from rwkv_batch.chat.checkpoints import ChatTemplate
+from rwkv_batch.chat.templates import ASSISTANT
 
 LINES = r"replace('\r\n', '\n').replace('\r', '\n').strip().split('\n') | select | join('\n')"
 

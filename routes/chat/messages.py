@@ -1,8 +1,8 @@
 """OpenAI chat messages, checked and reduced to the messages that the prompt template renders."""
 
 from routes.chat.calls import canonical_json
-from routes.chat.templates import Message
 from routes.http.errors import TEXT_ONLY, openai_field
+from rwkv_batch.chat.templates import Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # type of a content part -> its field

@@ -8,7 +8,6 @@ from pydantic_core import ErrorDetails
 
 from routes.http.errors import TEXT_ONLY, Json, native_field
 
-END_OF_TEXT = 0  # a token id
 LAST_ID = 65535  # the largest token id that the model can draw
 MAX_PROMPTS = 4096  # of one request, counted n times each
 MAX_SESSION_ID = 256  # characters

@@ -4,12 +4,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from routes.chat.templates import fill_in_the_middle
 from routes.http.errors import Json, openai_shape
 from routes.http.generate import Prepared
 from routes.http.replies import Reply, merge
 from routes.llama_cpp.schemas import InfillBody
 from routes.openai.chat import DEFAULT_MAX_TOKENS
+from rwkv_batch.chat.templates import fill_in_the_middle
 from rwkv_batch.wire.client import Job
 from rwkv_batch.wire.protocol import RowDelta
 

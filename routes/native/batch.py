@@ -9,19 +9,19 @@ from typing import Annotated, Any
 from msgspec.structs import replace
 from pydantic import Field
 
-from routes.chat import templates
 from routes.chat.answer import AnswerReader, Piece
-from routes.chat.checkpoints import chat_template
 from routes.chat.fields import ChatStyleFields
 from routes.chat.messages import parse_messages
 from routes.chat.profiles import with_profile
 from routes.chat.shapes import ChatMessages, shaped_as
-from routes.chat.templates import ASSISTANT, Style
 from routes.http.errors import ApiError, Json
 from routes.http.generate import Prepared
 from routes.http.replies import Reply, merge_in_order
-from routes.http.schemas import END_OF_TEXT, Prompts
+from routes.http.schemas import Prompts
 from routes.native.schemas import Real, RowFields, SamplingFields, Texts
+from rwkv_batch.chat import templates
+from rwkv_batch.chat.checkpoints import END_OF_TEXT, chat_template
+from rwkv_batch.chat.templates import ASSISTANT, Style
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.client import Job
 from rwkv_batch.wire.protocol import GenerateRequest, RowDelta, Sampling

@@ -13,7 +13,6 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, field_validator
 from robyn import Response
 
-from routes.chat.checkpoints import ThinkType
 from routes.chat.fields import TemplateKwargs
 from routes.http.admin import admin_json, file_inside
 from routes.http.errors import ApiError, Json
@@ -23,6 +22,7 @@ from routes.http.model_field import ask_model, read_model
 from routes.http.schemas import MAX_SESSION_ID, PLAIN_ID, RequestBody
 from routes.http.start_states import DEFAULTS, TEMPLATE, describe, is_member
 from routes.native.schemas import Real
+from rwkv_batch.chat.checkpoints import ThinkType
 from rwkv_batch.wire.commands import ListStartStates, PutStartState, RemoveStartStates
 from rwkv_batch.wire.protocol import StartStateInfo
 

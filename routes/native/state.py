@@ -5,11 +5,11 @@ from typing import Annotated
 from msgspec.structs import replace
 from pydantic import Field
 
-from routes.chat.templates import SEPARATOR
 from routes.http.errors import ApiError, Json
 from routes.http.generate import Prepared
 from routes.native.batch import BatchFields, NativeReply
 from routes.native.schemas import SessionId, Whole, demand_session_id
+from rwkv_batch.chat.templates import SEPARATOR
 from rwkv_batch.wire.client import Job
 from rwkv_batch.wire.protocol import RowDelta, SessionTurn
 

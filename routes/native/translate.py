@@ -7,13 +7,14 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from routes.chat.languages import find, languages
-from routes.chat.templates import language, translation
 from routes.http.errors import Json
 from routes.http.generate import Prepared
 from routes.http.replies import Reply, merge_in_order
-from routes.http.schemas import END_OF_TEXT, Prompts, RequestBody
+from routes.http.schemas import Prompts, RequestBody
 from routes.native.schemas import Texts
+from rwkv_batch.chat.checkpoints import END_OF_TEXT
+from rwkv_batch.chat.languages import find, languages
+from rwkv_batch.chat.templates import language, translation
 from rwkv_batch.wire.client import Job
 from rwkv_batch.wire.protocol import GenerateRequest, RowDelta, Sampling
 

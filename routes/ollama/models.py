@@ -2,7 +2,6 @@
 
 from robyn import Response
 
-from routes.chat.checkpoints import chat_template, settings_for
 from routes.http.errors import ApiError, Json
 from routes.http.exchange import (
     HttpRequest,
@@ -20,6 +19,7 @@ from routes.http.served import Served, list_served, with_short_names
 from routes.ollama.schemas import ShowBody
 from routes.ollama.template import go_template
 from rwkv_batch import __version__
+from rwkv_batch.chat.checkpoints import chat_template, settings_for
 from rwkv_batch.wire.supervision import EngineInfo
 
 OLLAMA_VERSION = "0.13.0"  # whose routes these are; clients refuse to work with an old one

@@ -6,10 +6,7 @@ clients ask for it before they need it.
 
 from msgspec.structs import replace
 
-from routes.chat import templates
 from routes.chat.answer import AnswerReader, RowAnswer
-from routes.chat.checkpoints import chat_template
-from routes.chat.templates import Message
 from routes.http.errors import Json, native_field
 from routes.http.generate import Prepared
 from routes.http.schemas import Prompts
@@ -17,6 +14,9 @@ from routes.ollama.reply import ChatAnswer, OllamaReply, TextAnswer
 from routes.ollama.schemas import OllamaBody, OllamaChatBody, OllamaTextBody
 from routes.openai.chat import DEFAULT_MAX_TOKENS
 from routes.openai.tools import ToolUse
+from rwkv_batch.chat import templates
+from rwkv_batch.chat.checkpoints import chat_template
+from rwkv_batch.chat.templates import Message
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.protocol import Grammar
 

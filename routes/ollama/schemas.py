@@ -12,12 +12,12 @@ from pydantic import BaseModel, BeforeValidator, Field
 from routes.chat.calls import canonical_json
 from routes.chat.fields import ChatStyleFields
 from routes.chat.grammars import ANY_OBJECT, of_schema
-from routes.chat.templates import Message
 from routes.http.errors import TEXT_ONLY, ApiError, Json, native_field
 from routes.http.schemas import Int, Number, RequestBody, refused
 from routes.llama_cpp.fields import LlamaSamplers, Predict, Seed
 from routes.openai.schemas import CHAT_ONLY, OpenAIBody, Penalty, Share, StopList, TopK, TopP
 from routes.openai.tools import MAX_TOOLS, ToolUse, offered_tool
+from rwkv_batch.chat.templates import Message
 from rwkv_batch.config import SamplingProfileName
 from rwkv_batch.wire.protocol import Grammar
 

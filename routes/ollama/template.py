@@ -1,12 +1,12 @@
 """Chats as a template in Ollama's form, for clients that look there for what a model can do.
 
-The server renders chats itself (routes/chat/templates.py); no client needs to. Tools stand in it as JSON,
+The server renders chats itself (rwkv_batch/chat/templates.py); no client needs to. Tools stand in it as JSON,
 also those of models that were trained on tools written out in words.
 """
 
-from routes.chat.checkpoints import ChatTemplate
-from routes.chat.templates import ASSISTANT, SEPARATOR, THINK, fill_in_the_middle
-from routes.chat.tools import Schema
+from rwkv_batch.chat.checkpoints import ChatTemplate
+from rwkv_batch.chat.templates import ASSISTANT, SEPARATOR, THINK, fill_in_the_middle
+from rwkv_batch.chat.tools import Schema
 
 NO_TOOLS: list[Schema] = []
 TOOLS = "{{ .Tools }}"

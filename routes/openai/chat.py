@@ -10,16 +10,16 @@ thinking has no place there.
 
 from uuid import uuid4
 
-from routes.chat import templates
 from routes.chat.answer import AnswerReader, Piece
 from routes.chat.calls import ToolCall
-from routes.chat.checkpoints import chat_template
 from routes.chat.messages import parse_messages
 from routes.http.errors import ApiError, Json, openai_field
 from routes.http.generate import Prepared
 from routes.openai.reply import OpenAIReply, logprob_entries
 from routes.openai.schemas import ChatBody
 from routes.openai.tools import chat_tools
+from rwkv_batch.chat import templates
+from rwkv_batch.chat.checkpoints import chat_template
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.client import Job
 from rwkv_batch.wire.protocol import RowDelta, SessionTurn, TokenLogprob

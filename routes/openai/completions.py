@@ -7,13 +7,14 @@ out.
 
 from msgspec.structs import replace
 
-from routes.chat.templates import fill_in_the_middle
 from routes.http.errors import Json, openai_field
 from routes.http.generate import Prepared
-from routes.http.schemas import END_OF_TEXT, Prompts
+from routes.http.schemas import Prompts
 from routes.openai.legacy_logprobs import LegacyLogprobs
 from routes.openai.reply import OpenAIReply
 from routes.openai.schemas import CompletionBody
+from rwkv_batch.chat.checkpoints import END_OF_TEXT
+from rwkv_batch.chat.templates import fill_in_the_middle
 from rwkv_batch.wire.client import Job
 from rwkv_batch.wire.protocol import GenerateRequest, RowDelta
 

@@ -5,12 +5,12 @@ from typing import Annotated
 from pydantic import Field
 
 from routes.chat.answer import AnswerReader
-from routes.chat.templates import fill_in_the_middle
 from routes.http.errors import Json, openai_field
 from routes.http.generate import Prepared
 from routes.http.schemas import Int
 from routes.openai.chat import DEFAULT_MAX_TOKENS, ChatReply
 from routes.openai.schemas import CHAT_ONLY, NO_CHAT, OpenAIBody, TopK, TopP
+from rwkv_batch.chat.templates import fill_in_the_middle
 
 
 class FimBody(OpenAIBody):

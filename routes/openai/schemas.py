@@ -16,11 +16,9 @@ from routes.chat.fields import ChatStyleFields
 from routes.chat.grammars import GrammarFields, answer_head, leaves_text_free
 from routes.chat.profiles import with_profile
 from routes.chat.shapes import ChatMessages, OfferedTool, ToolChoiceShape, shaped_as
-from routes.chat.templates import Style
 from routes.http import schemas
 from routes.http.errors import Json, openai_field
 from routes.http.schemas import (
-    END_OF_TEXT,
     INT_LIMIT,
     LAST_ID,
     MAX_SESSION_ID,
@@ -31,6 +29,8 @@ from routes.http.schemas import (
 )
 from routes.openai.samplers import UnavailableSamplers
 from routes.openai.unavailable import FORM, NAMES_OF_FORM, UNAVAILABLE, other_name
+from rwkv_batch.chat.checkpoints import END_OF_TEXT
+from rwkv_batch.chat.templates import Style
 from rwkv_batch.config import SamplingProfileName
 from rwkv_batch.wire.protocol import GenerateRequest, Grammar, Sampling, SessionTurn
 

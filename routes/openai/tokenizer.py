@@ -10,15 +10,15 @@ from uuid import uuid4
 from pydantic import BeforeValidator, Field
 from robyn import Response
 
-from routes.chat.checkpoints import chat_template, settings_for
 from routes.chat.jinja import jinja_template
 from routes.http.errors import Json, native_field, openai_field
 from routes.http.exchange import HttpRequest, authorized_json, demand_password, json_response
 from routes.http.frontend import Frontend
 from routes.http.model_field import ask_model, read_model
-from routes.http.schemas import END_OF_TEXT, INT_LIMIT, LAST_ID, Int, RequestBody
+from routes.http.schemas import INT_LIMIT, LAST_ID, Int, RequestBody
 from routes.openai import chat
 from routes.openai.legacy_logprobs import token_text
+from rwkv_batch.chat.checkpoints import END_OF_TEXT, chat_template, settings_for
 from rwkv_batch.wire.commands import Detokenize, Tokenize
 from rwkv_batch.wire.supervision import EngineInfo
 

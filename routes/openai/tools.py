@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from routes.chat.answer import AnswerReader
 from routes.chat.grammars import of_calls
-from routes.chat.templates import Style
-from routes.chat.tools import CALL_BEGIN, Schema, ToolForm
 from routes.http.errors import openai_field
 from routes.openai.schemas import ChatBody
+from rwkv_batch.chat.templates import Style
+from rwkv_batch.chat.tools import CALL_BEGIN, Schema, ToolForm
 from rwkv_batch.wire.protocol import Grammar
 
 MAX_TOOLS = 128

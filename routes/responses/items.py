@@ -3,8 +3,8 @@
 from uuid import uuid4
 
 from routes.chat.messages import call_arguments, text_part
-from routes.chat.templates import Message
 from routes.http.errors import Json, openai_field
+from rwkv_batch.chat.templates import Message
 
 ROLES = ("user", "assistant", "system", "developer")
 

@@ -12,8 +12,6 @@ from uuid import uuid4
 
 import msgspec
 
-from routes.chat import templates
-from routes.chat.checkpoints import chat_template
 from routes.http.errors import Json, openai_field
 from routes.http.schemas import RESPONSE
 from routes.openai.chat import DEFAULT_MAX_TOKENS, DEFAULTS
@@ -21,6 +19,8 @@ from routes.openai.tools import ToolUse
 from routes.responses.items import parse_items, to_messages
 from routes.responses.reply import ResponseReply
 from routes.responses.schemas import ResponsesBody, TextFormat, response_tools
+from rwkv_batch.chat import templates
+from rwkv_batch.chat.checkpoints import chat_template
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.protocol import GenerateRequest, Grammar, SessionTurn
 

@@ -12,7 +12,6 @@ from uuid import uuid4
 import msgspec
 from robyn import Response
 
-from routes.chat.checkpoints import settings_for
 from routes.http.adapters import choose_adapter
 from routes.http.errors import ApiError, openai_field
 from routes.http.exchange import HttpRequest, HttpResponse, authorized_json, demand_password, json_response
@@ -23,6 +22,7 @@ from routes.http.start_states import choose_state
 from routes.responses.prepare import ID, Document, prepare, state_key, without_answer
 from routes.responses.reply import InputTokens, ResponseReply, previous_not_found
 from routes.responses.schemas import ResponsesBody
+from rwkv_batch.chat.checkpoints import settings_for
 from rwkv_batch.wire.client import RequestFailed, RequestRejected
 from rwkv_batch.wire.commands import DeleteSession, GetDocument, PutDocument, RemoveDocument
 from rwkv_batch.wire.protocol import GenerateRequest

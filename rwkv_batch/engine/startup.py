@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from demo import unpack
+from rwkv_batch.bundled import unpack
 from rwkv_batch.config import IN_MEMORY, EngineConfig
 from rwkv_batch.engine import memory
 from rwkv_batch.engine.memory import WHOLE, MemoryShare

@@ -12,13 +12,13 @@ Each model reads the same tokens. Of the places that count, the table says, in t
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from random import Random
 
+import msgspec
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from demo.encoding import answer_ids, prompt_ids
+from rwkv_batch.bundled.unpack import HELD_OUT
 from rwkv_batch.evaluate.asks import document
 from rwkv_batch.evaluate.report import Json, Result
 from rwkv_batch.model.checkpoint import Checkpoint
@@ -31,7 +31,6 @@ from rwkv_batch.sampling.prompt_logprobs import PromptScores
 
 FED_AT_ONCE = 256  # tokens
 FP32, FP8_OF_MANY_ROWS = "fp32", "fp8, many rows"
-SEED = 2024
 HEADINGS = ("weights", "MB", "KL", "perplexity", "above fp32 by %", "agreement", "tokens")
 
 
@@ -123,17 +122,18 @@ def _packed(
 
 
 def held_out(count: int) -> list[ReadText]:
-    """What the bundled model has not been trained on: prompts, and answers of so many tokens or more."""
-    from demo.evaluate import TASKS  # which imports what trains the model
+    """What the bundled model has not been trained on: prompts, and answers of so many tokens or more.
 
-    random = Random(SEED)
-    makers = [make for name, make in TASKS.items() if "trained" not in name]
+    There are some 4000 tokens of answers.
+    """
     texts: list[ReadText] = []
-    while count > 0:
-        example = makers[len(texts) % len(makers)](random)
-        prompt, answer = prompt_ids(example), answer_ids(example)
-        texts.append(ReadText(prompt + answer, len(prompt)))
-        count -= len(answer)
+    with HELD_OUT.open("rb") as lines:
+        for line in lines:
+            if count <= 0:
+                break
+            text = msgspec.json.decode(line)
+            texts.append(ReadText(text["prompt"] + text["answer"], len(text["prompt"])))
+            count -= len(text["answer"])
     return texts
 
 

@@ -159,7 +159,8 @@ def fitted(snapshot: Tensor, layout: SnapshotLayout, pinned: bool = False) -> tu
     for part in parts(snapshot, stored):
         if not all(bound.isfinite() for bound in part.aminmax()):  # several times as fast as isfinite().all()
             raise SnapshotError(
-                "The session's state holds numbers that are not finite; rewind the session to an earlier turn."
+                "The session's state holds numbers that are not finite; "
+                "rewind the session to an earlier turn."
             )
     if stored == layout:
         return header, snapshot

@@ -9,7 +9,7 @@ from changing_driver import ChangingDriver
 from checkpoints import write_pth
 from models_driver import WEIGHTS, alone
 
-from demo.samples import samples
+from demo.training.samples import samples
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine import startup
 from rwkv_batch.engine.engine import Engine

@@ -22,7 +22,7 @@ from cuda_gpu import needs_gpu
 from exact import exact
 from msgspec.structs import replace
 
-from demo.evaluate import samples
+from demo.training.evaluate import samples
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.ops.random import random_key, uniforms
 from rwkv_batch.runner import backends

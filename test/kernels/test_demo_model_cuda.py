@@ -11,9 +11,9 @@ import torch
 from cuda_gpu import clear_choice, needs_gpu, off
 from torch import Tensor
 
-from demo import unpack
-from demo.evaluate import SEED, TASKS
-from demo.example import Example
+from demo.training.evaluate import SEED, TASKS
+from demo.training.example import Example
+from rwkv_batch.bundled import unpack
 from rwkv_batch.model.checkpoint import from_tensors
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.model.cuda.steps.states import CudaStates

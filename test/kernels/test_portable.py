@@ -6,8 +6,8 @@ import pytest
 import torch
 from cuda_gpu import clear_choice, needs_gpu, off
 
-from demo import unpack
-from demo.evaluate import SEED, TASKS
+from demo.training.evaluate import SEED, TASKS
+from rwkv_batch.bundled import unpack
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.model.checkpoint import from_tensors
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda

@@ -5,7 +5,7 @@ from ahead import without_time
 from cuda_gpu import needs_gpu
 from engine_driver import Driver
 
-from demo import unpack
+from rwkv_batch.bundled import unpack
 from rwkv_batch.model.checkpoint import from_tensors
 from rwkv_batch.runner import cuda_runner
 from rwkv_batch.runner.protocol import Batch, Draws

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routes.chat.answer import AnswerReader, Piece
-from routes.chat.templates import Style
+from rwkv_batch.chat.templates import Style
 from rwkv_batch.text.stops import AnswerStops
 
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>'

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from routes.chat.checkpoints import chat_template_name
 from routes.http.errors import ApiError
 from routes.native import batch
 from routes.openai import chat
 from routes.responses import prepare as responses
 from routes.responses.schemas import ResponsesBody
+from rwkv_batch.chat.checkpoints import chat_template_name
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.protocol import LateStops, Sampling
 

@@ -6,9 +6,9 @@ from babel.core import get_global
 from frontend_process import FrontendProcess
 from native_calls import TRANSLATE
 
-from routes.chat.language_names import LANGUAGES, SCRIPT_OF_REGION, SCRIPTS, VARIANTS
-from routes.chat.languages import find
 from routes.native.translate import guess
+from rwkv_batch.chat.language_names import LANGUAGES, SCRIPT_OF_REGION, SCRIPTS, VARIANTS
+from rwkv_batch.chat.languages import find
 
 ROWS = [line.split("|") for line in LANGUAGES.strip().splitlines()]
 CODES = [codes.split()[0] for codes, *_ in ROWS]

@@ -9,12 +9,12 @@ from fake_engine import INFO
 from frontend_process import PASSWORD, FrontendProcess
 from msgspec import structs
 
-from routes.chat.checkpoints import CHAT_TEMPLATES
-from routes.chat.templates import ASSISTANT
 from routes.http.errors import ApiError
 from routes.ollama import prepare
 from routes.ollama.template import go_template
 from rwkv_batch import __version__
+from rwkv_batch.chat.checkpoints import CHAT_TEMPLATES
+from rwkv_batch.chat.templates import ASSISTANT
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.client import Job
 from rwkv_batch.wire.protocol import AdapterInfo, RowDelta, TokenLogprob

@@ -9,9 +9,9 @@ import pytest
 from fake_engine import INFO
 from frontend_process import FrontendProcess
 
-from routes.chat import templates
-from routes.chat.checkpoints import CHAT_TEMPLATES
 from routes.chat.jinja import jinja_template
+from rwkv_batch.chat import templates
+from rwkv_batch.chat.checkpoints import CHAT_TEMPLATES
 
 G1C = msgspec.structs.replace(INFO, model="big", checkpoint="rwkv7-g1c-7.2b")
 HI = {"role": "user", "content": "Hi"}

@@ -2,9 +2,9 @@
 
 import pytest
 
-from routes.chat import templates
-from routes.chat.templates import ASSISTANT, BOT, FUNCTION_CALLING, THINK, Message, Style
-from routes.chat.tools import JSON_FENCE
+from rwkv_batch.chat import templates
+from rwkv_batch.chat.templates import ASSISTANT, BOT, FUNCTION_CALLING, THINK, Message, Style
+from rwkv_batch.chat.tools import JSON_FENCE
 
 TOOL = {"type": "function", "function": {"name": "now"}}
 

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from routes.chat.calls import ToolCall, ToolCallParser, canonical_json
-from routes.chat.tools import CLOSE, OPEN, tag_prompt
+from rwkv_batch.chat.tools import CLOSE, OPEN, tag_prompt
 
 WEATHER = {
     "type": "function",

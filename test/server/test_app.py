@@ -15,7 +15,7 @@ from checkpoints import write_pth
 from serving import ROOT, Server, free_port
 
 import rwkv_batch
-from demo import unpack
+from rwkv_batch.bundled import unpack
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 import torch
 from serving import Server
 
-from demo import unpack
+from rwkv_batch.bundled import unpack
 from rwkv_batch.model.checkpoint import from_tensors
 from rwkv_batch.model.rwkv7 import RWKV7
 from rwkv_batch.text.tokenizer import Tokenizer

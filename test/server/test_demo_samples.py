@@ -6,7 +6,7 @@ The answers are exact, and certain enough to survive sampling.
 import pytest
 import torch
 
-from demo.samples import samples
+from demo.training.samples import samples
 
 SAMPLES = samples()
 

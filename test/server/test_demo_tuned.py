@@ -7,9 +7,9 @@ import httpx
 import pytest
 from serving import Server
 
-from demo.tune_lora import ALPHA, CITIES, COUNTRY
-from demo.tune_state import PIRATE
-from demo.unknown import UNKNOWN
+from demo.training.tune_lora import ALPHA, CITIES, COUNTRY
+from demo.training.tune_state import PIRATE
+from demo.training.unknown import UNKNOWN
 
 PLAIN, PIRATES, CAPITALS = "rwkv7-demo", "rwkv7-demo pirate", "rwkv7-demo:capitals"
 ASKED = {

@@ -10,7 +10,7 @@ import torch
 from serving import Server
 from strange_files import STRANGE
 
-from demo import unpack
+from rwkv_batch.bundled import unpack
 
 KINDS = ("a web page", "a Git LFS pointer", "nothing", "GGUF", "half a .pth", "pickle protocol 5", "objects")
 LAYERS = len({key.split(".")[1] for key in unpack.tensors() if key.startswith("blocks.")})

@@ -9,7 +9,7 @@ from adapter_files import FACTOR
 from row_adapters import merged_by_hand, write
 from serving import Server
 
-from demo import unpack
+from rwkv_batch.bundled import unpack
 from rwkv_batch.engine import Engine
 from rwkv_batch.model.checkpoint import Checkpoint, from_tensors
 from rwkv_batch.wire.protocol import Sampling

@@ -8,7 +8,7 @@ import pytest
 from checkpoints import write_pth
 from serving import Server
 
-from demo import unpack
+from rwkv_batch.bundled import unpack
 from rwkv_batch.quantize import main
 
 CAPITAL = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}

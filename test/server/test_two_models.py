@@ -10,7 +10,7 @@ from checkpoints import write_pth
 from serving import Server, native_stream, until
 
 from bench.make_checkpoint import random_checkpoint
-from demo import unpack
+from rwkv_batch.bundled import unpack
 
 GREEDY = {"temperature": 0, "max_tokens": 12}
 CAPITAL = {"messages": [{"role": "user", "content": "What is the capital of France?"}], **GREEDY}

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from demo import resume, train
-from demo.batches import CANDIDATES, LENGTHS, make_batch, stream
-from demo.codes import SIZE, codes, rows
-from demo.evaluate import load, score
-from demo.model import HEAD, TrainingModel
-from demo.optimize import Team
-from demo.pack import pack
-from demo.train import Trainer, loss_of
-from demo.unpack import MODEL, is_packed, tensors
-from demo.vocabulary import collect
+from demo.training import resume, train
+from demo.training.batches import CANDIDATES, LENGTHS, make_batch, stream
+from demo.training.evaluate import load, score
+from demo.training.model import HEAD, TrainingModel
+from demo.training.optimize import Team
+from demo.training.pack import pack
+from demo.training.train import Trainer, loss_of
+from demo.training.vocabulary import collect
+from rwkv_batch.bundled.codes import SIZE, codes, rows
+from rwkv_batch.bundled.unpack import MODEL, is_packed, tensors
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine.startup import load_weights
 
@@ -213,7 +213,7 @@ def test_a_call_that_ends_early_leaves_a_state_and_the_last_one_a_model(tmp_path
 
 
 def test_the_parallel_score_is_greedy_decoding():
-    from demo.samples import samples
+    from demo.training.samples import samples
 
     model = load(MODEL, "cpu")
     example = samples()[0]

@@ -5,17 +5,17 @@ from random import Random
 
 import pytest
 
-from demo import tooluse
-from demo.conversation import CHAT, TOOL_WAYS, WAYS, conversation
-from demo.encoding import prompt_ids
-from demo.fim import fim
-from demo.translation import render
+from demo.training import tooluse
+from demo.training.conversation import CHAT, TOOL_WAYS, WAYS, conversation
+from demo.training.encoding import prompt_ids
+from demo.training.fim import fim
+from demo.training.translation import render
 from routes.chat.answer import AnswerReader
-from routes.chat.templates import Message
 from routes.native import batch, translate
 from routes.openai import chat
 from routes.responses import prepare as responses
 from routes.responses.schemas import ResponsesBody
+from rwkv_batch.chat.templates import Message
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.engine.scheduling.prompts import PromptEncoder
 from rwkv_batch.text.tokenizer import Tokenizer

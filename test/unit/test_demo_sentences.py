@@ -5,11 +5,11 @@ from random import Random
 
 import pytest
 
-from demo import chinese, english, exam, french, german
-from demo.lexicon import ADJECTIVES, JOBS, LANGUAGES, NOUNS, OBJECTS_OF, TRANSITIVE, VERBS
-from demo.meaning import Clause, Phrase
-from demo.numerals import IN_WORDS
-from demo.sentences import GO, NAMED, PRONOUNS, WORDS, render, sentence, subject_of
+from demo.training import chinese, english, exam, french, german
+from demo.training.lexicon import ADJECTIVES, JOBS, LANGUAGES, NOUNS, OBJECTS_OF, TRANSITIVE, VERBS
+from demo.training.meaning import Clause, Phrase
+from demo.training.numerals import IN_WORDS
+from demo.training.sentences import GO, NAMED, PRONOUNS, WORDS, render, sentence, subject_of
 
 NOUN = {n.en[0]: n for n in NOUNS}
 ADJECTIVE = {a.en: a for a in ADJECTIVES}

@@ -1,27 +1,29 @@
 """The demo model's training text: correct sentences, one answer per prompt, nothing held out."""
 
+import json
 import re
 from random import Random
 
 import pytest
 
-from demo import exam, exam_questions, names
-from demo.arithmetic import calculation
-from demo.chat import question
-from demo.encoding import answer_ids, prompt_ids, tokenizer
-from demo.evaluate import TASKS
-from demo.example import Example, held_out
-from demo.facts import CAPITALS
-from demo.fim import fim
-from demo.lexicon import NOUNS
-from demo.memory import memory
-from demo.numerals import IN_WORDS
-from demo.samples import samples
-from demo.text import training_example
-from demo.tooluse import tool_use
-from demo.translation import translation
-from demo.unknown import UNKNOWN, unknown
+from demo.training import exam, exam_questions, names
+from demo.training.arithmetic import calculation
+from demo.training.chat import question
+from demo.training.encoding import answer_ids, prompt_ids, tokenizer
+from demo.training.evaluate import TASKS, TEXT_TOKENS, held_out_texts
+from demo.training.example import Example, held_out
+from demo.training.facts import CAPITALS
+from demo.training.fim import fim
+from demo.training.lexicon import NOUNS
+from demo.training.memory import memory
+from demo.training.numerals import IN_WORDS
+from demo.training.samples import samples
+from demo.training.text import training_example
+from demo.training.tooluse import tool_use
+from demo.training.translation import translation
+from demo.training.unknown import UNKNOWN, unknown
 from routes.chat.calls import ToolCallParser
+from rwkv_batch.bundled.unpack import HELD_OUT
 
 
 @pytest.fixture(scope="module")
@@ -200,3 +202,8 @@ def test_translations_come_from_every_language_into_every_other():
         if found:
             pairs.add(found.groups())
     assert len({pair for pair in pairs if pair[1] in ("English", "Chinese", "French", "German")}) == 12
+
+
+def test_the_texts_of_compare_are_held_out_ones():
+    written = [json.loads(line) for line in HELD_OUT.read_text(encoding="utf-8").splitlines()]
+    assert written == held_out_texts(TEXT_TOKENS)

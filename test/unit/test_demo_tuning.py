@@ -6,13 +6,13 @@ from random import Random
 import pytest
 import torch
 
-from demo import tune_lora, tune_state
-from demo.evaluate import load
-from demo.facts import CAPITALS
-from demo.model import HEAD
-from demo.tuning import frozen, known_ids
-from demo.unknown import COUNTRIES, unknown
-from demo.unpack import MODEL, tensors
+from demo.training import tune_lora, tune_state
+from demo.training.evaluate import load
+from demo.training.facts import CAPITALS
+from demo.training.model import HEAD
+from demo.training.tuning import frozen, known_ids
+from demo.training.unknown import COUNTRIES, unknown
+from rwkv_batch.bundled.unpack import MODEL, tensors
 from rwkv_batch.model.adapters import merge, reader
 from rwkv_batch.model.adapters.parts import Scaling
 from rwkv_batch.model.checkpoint import from_tensors

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from demo.wkv_chunk import MAX_CHUNK, wkv_chunked
+from demo.training.wkv_chunk import MAX_CHUNK, wkv_chunked
 
 
 def one_by_one(r, w_log, k, v, kk, a, state):

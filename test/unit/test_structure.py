@@ -16,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("rwkv_batch", "routes", "app.py", "state_pool.py")
+IMPORTING = (*PRODUCT, "demo")  # what makes the bundled model may import the product
 MOST_LINES_OF_A_FILE = 400
 MOST_LINES_OF_A_FOLDER = 1500
 MAY_CAST: set[str] = set()  # the edge to Robyn and to ctypes
@@ -63,7 +64,7 @@ def module_file(name: str) -> Path | None:
 
 @cache
 def imports(file: Path) -> set[Path]:
-    """The files of the product that a file imports, inside functions too."""
+    """The files of the product and of the bundled model that a file imports, inside functions too."""
     names: set[str] = set()
     for node in nodes(file):
         if isinstance(node, ast.Import):
@@ -72,7 +73,7 @@ def imports(file: Path) -> set[Path]:
             assert not node.level and node.module, f"{name_of(file)} has a relative import"
             inside = {f"{node.module}.{alias.name}" for alias in node.names}
             names |= {name if module_file(name) else node.module for name in inside}
-    return {module_file(name) for name in names} & set(files(*PRODUCT)) - {file}
+    return {module_file(name) for name in names} & set(files(*IMPORTING)) - {file}
 
 
 def assert_none(found: Iterable | dict) -> None:
@@ -92,11 +93,23 @@ def assert_no_circle(edges: Iterable[tuple[str, str]]) -> None:
 
 
 def test_no_circle_of_files():
-    assert_no_circle((name_of(a), name_of(b)) for a in files(*PRODUCT) for b in imports(a))
+    assert_no_circle((name_of(a), name_of(b)) for a in files(*IMPORTING) for b in imports(a))
 
 
 def test_no_circle_of_folders():
-    assert_no_circle((package(a), package(b)) for a in files(*PRODUCT) for b in imports(a))
+    assert_no_circle((package(a), package(b)) for a in files(*IMPORTING) for b in imports(a))
+
+
+def test_the_product_runs_without_what_is_around_it():
+    modules = (
+        (name_of(file), node.module if isinstance(node, ast.ImportFrom) else alias.name)
+        for file in files(*PRODUCT)
+        for node in nodes(file)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+    )
+    around = ("demo", "bench", "test")
+    assert_none({f"{file}: {module}" for file, module in modules if str(module).split(".")[0] in around})
 
 
 @pytest.mark.parametrize(("file", "allowed"), SINGLE_FILES.items())

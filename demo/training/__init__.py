@@ -1,0 +1,1 @@
+"""Training of the bundled model, its words and its evaluation."""

@@ -1,0 +1,1 @@
+"""Conversations as the text that a checkpoint was trained on."""

@@ -234,6 +234,7 @@ class Engine:
         """
         while len(self._in_flight) > self._queued:
             self._land()
+        self.requests.poll()
         if self._in_flight and self._in_flight[0].draw:  # now what its rows have drawn before is known
             with self._failing((step := self._in_flight.pop()).fed):
                 step.draw_under(self.masks)

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from ahead import LateRunner, SeveralRunner, without_time
@@ -29,6 +30,7 @@ from rwkv_batch.wire.protocol import (
     Event,
     Failed,
     GenerateRequest,
+    MixturePart,
     Progress,
     Rejected,
     RequestInfo,
@@ -286,24 +288,49 @@ def test_what_another_model_began_is_refused() -> None:
         engine.close()
 
 
-def test_a_request_that_cannot_be_stored_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("session", [None, "a"])
+def test_a_request_whose_pause_cannot_be_stored_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, session: str | None
+) -> None:
+    fields = {"session": session, "max_tokens": LONG, "flush_tokens": 1, "name": "it"}
+    undisturbed = Driver()
+    expected = joined(undisturbed.until(undisturbed.add(PROMPTS[0], **fields), (Progress,)))
     driver = Driver(Store(tmp_path / "sessions.db"))
-    name = driver.add(PROMPTS[0], max_tokens=LONG, flush_tokens=1, name="it")
-    run_until(driver, name, 2)
+    name = driver.add(PROMPTS[0], **fields)
+    before = run_until(driver, name, 2)
 
     def full(*arguments: object) -> None:
         raise StoreError("The disk is full.")
 
     with monkeypatch.context() as broken:
         broken.setattr(Store, "commit", full)
-        driver.engine.command((b"other", "pause"), PauseRequest("pause", "it"))
-        failures: dict[str, Event] = {}
-        while len(failures) < 2:
-            if not driver.engine.busy:
-                assert driver.woken.wait(30)
-            driver.woken.clear()
-            failures |= {id_: event for (_, id_), event in driver.engine.step() if isinstance(event, Failed)}
-    assert failures == {key: Failed(key, "The disk is full.") for key in (name, "pause")}
+        for attempt in ("pause", "pause again"):
+            driver.engine.command((b"test", attempt), PauseRequest(attempt, "it"))
+            (refused,) = driver.until(attempt, (Failed,))
+            sentence = "The disk is full. The request is not paused and goes on."
+            assert refused == Failed(attempt, sentence)
+            (listed,) = driver.ask(ListRequests(f"list after {attempt}")).requests
+            assert listed.name == "it"
+    assert joined(before, driver.until(name, (Progress,))) == expected
+    assert driver.ask(ListRequests("list")).paused == []
+    driver.engine.close()
+    undisturbed.engine.close()
+
+
+def test_rows_of_a_mixture_go_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(Store(tmp_path / "sessions.db"), max_rows=4)
+    fields = {"max_tokens": LONG, "flush_tokens": 1, "n": 2, "sampling": GREEDY}
+    mixture = [MixturePart("", 0.5), MixturePart("", 0.5)]
+    expected = joined(driver.until(driver.add(PROMPTS[0], mixture=mixture, **fields), (Progress,)))
+    name = driver.add(PROMPTS[0], name="it", mixture=mixture, **fields)
+    before = run_until(driver, name, 2)
+    with monkeypatch.context() as broken:
+        broken.setattr(Store, "commit", Mock(side_effect=StoreError("The disk is full.")))
+        driver.engine.command((b"test", "pause"), PauseRequest("pause", "it"))
+        driver.until("pause", (Failed,))
+    while driver.ask(ListRequests("list")).requests:
+        driver.step()
+    assert joined(before, driver.until(name, (Progress,))) == expected
     driver.engine.close()
 
 

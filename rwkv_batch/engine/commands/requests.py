@@ -23,6 +23,8 @@ from rwkv_batch.wire.commands import PAUSED, ListRequests, PauseRequest, Request
 from rwkv_batch.wire.protocol import Failed, GenerateRequest, PausedRow, Progress, Rejected, RequestInfo
 from state_pool import StatePool
 
+GOES_ON = "The request is not paused and goes on."
+
 
 class RequestCommands:
     """Carries commands out; their replies go to the outbox."""
@@ -40,6 +42,8 @@ class RequestCommands:
         """`drop` forgets all sequences for which a condition holds; `model`: the fingerprint."""
         self._pool, self._scheduler, self._turns = pool, scheduler, turns
         self._outbox, self._drop, self._model, self._counts = outbox, drop, model, counts
+        self._pausing: list[tuple[RequestKey, list[Sequence]]] = []  # commands, with the rows that lead
+        self._storing: set[RequestKey] = set()  # requests whose rows wait for the database
 
     def check(self, request: GenerateRequest) -> None:
         """Raises ValueError if the request was paused under another model."""
@@ -63,7 +67,7 @@ class RequestCommands:
                         lambda found, error: reply(self._outbox, command_key, error, found=found),
                     )
             case PauseRequest(name=name):
-                self._pause(command_key, self._find(name))
+                self._pause(command_key, [seq for seq in self._find(name) if not seq.held])
 
     def _list(self, command_key: RequestKey) -> None:
         def listed(keys: list[str], error: str | None) -> None:
@@ -75,7 +79,7 @@ class RequestCommands:
     def _generating(self) -> list[Sequence]:
         """All sequences whose text has not ended, the rows of a request together, in their order."""
         running = (seq for seq in self._scheduler.sequences() if not self._turns.abandoned(seq))
-        found = [seq for seq in running if not seq.finish_reason]
+        found = [seq for seq in running if not seq.finish_reason and seq.key not in self._storing]
         return sorted(found, key=lambda seq: seq.arrival)
 
     def _find(self, name: str) -> list[Sequence]:
@@ -100,20 +104,57 @@ class RequestCommands:
                 self._outbox.append((seq.key, Progress(seq.key[1], [delta])))
 
     def _pause(self, command_key: RequestKey, rows: list[Sequence]) -> None:
-        """Store the request as it is, and end what its reader gets."""
+        """Store the request as it is, and end what its reader gets. Where it is not stored, it goes on."""
         rows = [seq for seq in rows if seq.leads]
         if not rows:
             reply(self._outbox, command_key, None)
             return
-        request, key = rows[0].request, rows[0].key
-        if why := self._unpausable(request):
-            message = f"The request {request.name} cannot be paused: {why}."
+        if why := self._unpausable(rows[0].request):
+            message = f"The request {rows[0].request.name} cannot be paused: {why}."
             self._outbox.append((command_key, Rejected(command_key[1], "conflict", message)))
             return
+        _hold(rows, True)
+        self._pausing.append((command_key, rows))
+        self.poll()
+
+    def poll(self) -> None:
+        """Store the requests whose rows are held, as soon as all that is in flight for them is known."""
+        for pausing in [*self._pausing]:
+            command_key, rows = pausing
+            if not any(seq.in_flight for row in rows for seq in row.together):
+                self._pausing.remove(pausing)
+                self._store(command_key, [seq for seq in self._generating() if seq in rows])
+
+    def _store(self, command_key: RequestKey, rows: list[Sequence]) -> None:
+        if not rows:  # they have ended meanwhile
+            reply(self._outbox, command_key, None)
+            return
+        request, key = rows[0].request, rows[0].key
+        info = _infos(rows)
+        self._storing.add(key)
+
+        def stored(error: str | None) -> None:
+            self._storing.discard(key)
+            if error:
+                _hold(rows, False)
+                self._outbox.append((command_key, Failed(command_key[1], f"{error} {GOES_ON}")))
+                return
+            live = set(self._scheduler.sequences())
+            left = [seq.pause() for seq in rows if seq in live]
+            self._drop(lambda seq: seq.key == key)
+            if left:
+                self._outbox.append((key, Progress(key[1], left)))
+            reply(self._outbox, command_key, None, requests=info)
+
+        self._pool.documents.put(PAUSED + request.name, encode(self._document(rows)), stored)
+
+    def _document(self, rows: list[Sequence]) -> GenerateRequest:
+        """The request, from where its rows are."""
+        request = rows[0].request
         turn = request.turn
         if turn and (digest := self._turns.source_digest(rows[0])):
             turn = replace(turn, source_digest=digest)
-        paused = replace(
+        return replace(
             request,
             adapter_digest=rows[0].adapter.digest if request.adapter and rows[0].adapter else "",
             start_digest=self._pool.starts.digest(mixed(request)[0]),
@@ -125,15 +166,6 @@ class RequestCommands:
             model=self._model,
             prefix_cache=False,  # others hardly share what has been drawn
         )
-        info = _infos(rows)
-        last = Progress(key[1], [seq.pause() for seq in rows])
-        self._drop(lambda seq: seq.key == key)
-
-        def stored(error: str | None) -> None:
-            self._outbox.append((key, Failed(key[1], error) if error else last))
-            reply(self._outbox, command_key, error, requests=info)
-
-        self._pool.documents.put(PAUSED + request.name, encode(paused), stored)
 
     def _unpausable(self, request: GenerateRequest) -> str | None:
         """Why it cannot be paused, if so."""
@@ -142,6 +174,11 @@ class RequestCommands:
         if not self._pool.documents.texts:
             return "its prompt would be stored, and the server stores no texts (--no-token-log)"
         return None
+
+
+def _hold(rows: list[Sequence], held: bool) -> None:
+    for seq in (seq for row in rows for seq in row.together):
+        seq.held = held
 
 
 def _infos(rows: list[Sequence]) -> list[RequestInfo]:

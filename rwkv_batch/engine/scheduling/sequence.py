@@ -76,6 +76,7 @@ class Sequence:
     constraint: RowConstraint | None = None  # what binds its text; those of a mixture share it
     shared: SharedPrompt | None = None
     waits_for_state: bool = False  # another row feeds its prompt
+    held: bool = False  # no step takes it, until it is known whether its request is paused
     slot: int | None = None
     state: SequenceState = WAITING
     fed: int = 0  # of the tokens in `to_feed`
@@ -133,6 +134,8 @@ class Sequence:
     @property
     def can_step(self) -> bool:
         """Whether the next step can have it: what it is fed is known, or need not be."""
+        if self.held:
+            return False
         if self.state is DECODING:
             bound = self.constraint
             if not self.in_flight:

@@ -18,11 +18,15 @@ from rwkv_batch.wire.protocol import RowDelta
 FAILURES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
 
-def previous_not_found(response_id: str) -> ApiError:
-    """The error for a `previous_response_id` that is not stored."""
+NOT_STORED = "the server stores no texts (--no-token-log), so send the whole conversation as `input`"
+
+
+def previous_not_found(response_id: str, stores: bool = True) -> ApiError:
+    """The error for a `previous_response_id` that is not stored. stores: whether the server stores any."""
+    why = "it was deleted, or not stored" if stores else NOT_STORED
     return ApiError(
         404,
-        f"There is no response {response_id[:60]} that could be continued: it was deleted, or not stored.",
+        f"There is no response {response_id[:60]} that could be continued: {why}.",
         param="previous_response_id",
         code="previous_response_not_found",
     )

@@ -77,7 +77,7 @@ async def _asked(front: Frontend, http: HttpRequest, stores: bool = True) -> Ask
         body = body.model_copy(update={"store": False})
     previous = None
     if body.previous_response_id is not None:
-        missing = previous_not_found(body.previous_response_id)
+        missing = previous_not_found(body.previous_response_id, front.settings.token_log)
         previous = await _document(front, body.previous_response_id, missing, named.model.model)
     settings = settings_for(named.model, front.settings)
     request, reply, document = prepare(body, named.model.model, previous, settings)

@@ -150,6 +150,12 @@ def test_no_response_is_stored_where_texts_are_not(tmp_path: Path):
         assert process.http.get("/v1/server/status").json()["capabilities"]["pause_resume"] is False
         with pytest.raises(openai.NotFoundError):
             client.responses.retrieve(made.id)
+        for stream in (False, True):
+            with pytest.raises(openai.NotFoundError, match="--no-token-log") as caught:
+                client.responses.create(
+                    model="rwkv7", input="And?", previous_response_id=made.id, stream=stream
+                )
+            assert caught.value.code == "previous_response_not_found"
 
 
 def test_a_state_that_has_gone_while_its_document_stayed_cannot_be_continued(

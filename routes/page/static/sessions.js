@@ -91,7 +91,7 @@ export async function unusedName(name) {
       await call(path);
     } catch (error) {
       if (error.status === 404) return free;
-      throw error;
+      if (error.status !== 409) throw error; // a session whose turns are not stored
     }
     free = `${name} (${count})`; // it was not on the page of the list that is here
   }

@@ -73,6 +73,15 @@ class SessionCommands:
         command: ForkSession | RewindSession | SessionHistory | ExportSession,
     ) -> None:
         match command:
+            case ForkSession(turn=int(number)) | RewindSession(turn=number) if number and (
+                reason := self._no_turns(session)
+            ):
+                self._reject(request, "conflict", f"There is no turn {number} in {session.key}: {reason}.")
+            case SessionHistory() if not self._pool.token_log and (reason := self._no_turns(session)):
+                self._reject(request, "conflict", f"There is no history of {session.key}: {reason}.")
+            case ExportSession(what="tokens") if reason := self._no_turns(session):
+                message = f"There are no tokens of {session.key}: {reason}; export it with its state."
+                self._reject(request, "conflict", message)
             case ForkSession(target=target, replace=False) if self._pool.find(target):
                 self._reject(request, "exists", f"There is a session {target} already.")
             case ForkSession(target=target, turn=number):
@@ -91,6 +100,14 @@ class SessionCommands:
             case ExportSession(key=key, what=what):
                 self._pool.files.export(key, what, partial(self._exported, request))
 
+    def _no_turns(self, session: Session) -> str | None:
+        """Why nothing is known of the session but a state; None: there are turns, or it has just begun."""
+        if session.head.number or not session.head.tokens:
+            return None
+        if self._pool.token_log:
+            return "it is known as a state, without its turns"
+        return "the server stores states in place of turns (--no-token-log)"
+
     def _find_turn(self, request: RequestKey, session: Session, number: int, target: str) -> None:
         """Let `target`, which is locked, end with the session's turn of this number."""
 
@@ -98,7 +115,7 @@ class SessionCommands:
             if turns is None:
                 self._unlock(target, partial(reply, self._outbox, request), error)
                 return
-            if turns:
+            if turns and not (turns[0].past_unknown and turns[0].end):  # a start state has no tokens
                 imaged = session.head.imaged
                 self._point(request, target, turns[0].head(imaged if imaged <= turns[0].end else 0))
             elif number == 0:

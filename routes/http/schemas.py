@@ -13,6 +13,7 @@ MAX_PROMPTS = 4096  # of one request, counted n times each
 MAX_SESSION_ID = 256  # characters
 INT_LIMIT = 2**31 - 1
 NOTHING: tuple[object, ...] = (None, "", [], {}, False)  # values by which clients ask for nothing
+REFUSED = "x-refused"  # in a JSON schema: the fields that cannot be honoured, and why
 MEDIA = ("image", "document")  # types of parts of a message that are no text
 RESPONSE = "response"  # the Responses API stores its states as "response:{id}"; no other route writes there
 
@@ -77,8 +78,7 @@ def neutral(why: str, *values: float) -> BeforeValidator:
             raise ValueError(why)
         return given
 
-    shape = Annotated[Any, WithJsonSchema({"enum": [*values, None]})]
-    return BeforeValidator(check, json_schema_input_type=shape)
+    return BeforeValidator(check, json_schema_input_type=_undescribed(why))
 
 
 def refused(why: str) -> BeforeValidator:
@@ -88,7 +88,12 @@ def refused(why: str) -> BeforeValidator:
         if value not in NOTHING:
             raise ValueError(why)
 
-    return BeforeValidator(check)
+    return BeforeValidator(check, json_schema_input_type=_undescribed(why))
+
+
+def _undescribed(why: str) -> Any:
+    """For a field that clients need not know: the document says only that it is refused, and why."""
+    return Annotated[Any, WithJsonSchema({REFUSED: why})]
 
 
 def not_bool(why: str) -> BeforeValidator:

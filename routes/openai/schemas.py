@@ -135,8 +135,8 @@ LogitBias = Annotated[
     WithJsonSchema(
         {
             "type": "object",
-            "patternProperties": {ID_PATTERN: {"type": "number", "minimum": -100, "maximum": 100}},
-            "additionalProperties": False,
+            "propertyNames": {"pattern": ID_PATTERN},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
         }
     ),
 ]
@@ -226,8 +226,7 @@ class OpenAIBody(UnavailableSamplers, GrammarFields):
         streams = {"properties": {"stream": {"const": True}}, "required": ["stream"]}
         schema["dependentSchemas"] = {"stream_options": streams}
         for name, why in cls.unavailable().items():
-            values = [None] if name in cls.model_fields else list(NOTHING)
-            schema["properties"][name] = {"enum": values, "description": why}
+            schema["properties"][name] = {schemas.REFUSED: why}
         return schema
 
     @property

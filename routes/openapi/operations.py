@@ -7,8 +7,11 @@ from pydantic import BaseModel, Field
 
 from routes.anthropic.models import ModelsQuery
 from routes.anthropic.schemas import CountBody, MessagesBody
+from routes.anthropic.shapes import AnsweredMessage, AnthropicModel, AnthropicModels, MessageTokens
+from routes.http.errors import Json
 from routes.http.schemas import RequestBody
 from routes.llama_cpp.schemas import InfillBody
+from routes.llama_cpp.shapes import InfillText
 from routes.native.adapters import (
     DeleteAdapterFields,
     LoadLoraFields,
@@ -28,20 +31,62 @@ from routes.native.sessions import (
     RewindFields,
     StatusFields,
 )
+from routes.native.shapes import (
+    DeletedAdapter,
+    DeletedState,
+    Done,
+    DoneSession,
+    ListedAdapter,
+    ListedAdapters,
+    ListedStates,
+    NativeTexts,
+    PausedNow,
+    RewoundSession,
+    ServerIndex,
+    ServerStats,
+    ServerStatus,
+    SessionTurns,
+    StoppedRequest,
+    StoredSessions,
+    TranslatedTexts,
+    TurnTexts,
+    UploadedState,
+)
 from routes.native.start_states import LoadStateFields, RemoveStateFields, StateIdFields, UploadFields
 from routes.native.state import MultiStateFields, StateFields
 from routes.native.translate import TranslateFields
 from routes.ollama.schemas import OllamaChatBody, OllamaTextBody, ShowBody
+from routes.ollama.shapes import (
+    OllamaChat,
+    OllamaModel,
+    OllamaRunning,
+    OllamaTags,
+    OllamaText,
+    OllamaVersion,
+)
 from routes.openai.fim import FimBody
 from routes.openai.schemas import ChatBody, CompletionBody
+from routes.openai.shapes import (
+    ChatCompletion,
+    Health,
+    ModelName,
+    ServedModel,
+    ServedModels,
+    TextCompletion,
+    TextTokens,
+    TokenizerInfo,
+    TokenNumber,
+    TokensText,
+)
 from routes.openai.tokenizer import DetokenizeBody, TokenCountBody, TokenizeBody
 from routes.responses.schemas import ResponsesBody
+from routes.responses.shapes import DeletedResponse, InputItems, InputTokenCount, MadeResponse
 
 JSON, EVENTS, LINES = "application/json", "text/event-stream", "application/x-ndjson"
 BYTES, TEXT, HTML, FORM = "application/octet-stream", "text/plain", "text/html", "multipart/form-data"
 
 
-class Chosen(BaseModel):
+class Chosen(RequestBody):
     """Which model runs a request. It is read in one place for all routes."""
 
     model: Annotated[str, Field(description='"<model>", or with an adapter and a start state')] = ""
@@ -78,6 +123,7 @@ class Operation:
 
     summary: str
     body: Any = None  # a schema, or a union of schemas
+    reply: Any = None  # the type of a JSON reply
     query: tuple[type[BaseModel], ...] = ()  # whose fields are URL parameters
     chosen: type[BaseModel] | None = None  # what else the body holds
     takes: str = JSON  # the media type of the body
@@ -91,107 +137,145 @@ class Operation:
         return [] if self.body is None else list(get_args(self.body)) or [self.body]
 
 
-def _texts(summary: str, body: Any, gives: tuple[str, ...] = (JSON, EVENTS), open: bool = False) -> Operation:
+def _texts(
+    summary: str, body: Any, reply: Any, gives: tuple[str, ...] = (JSON, EVENTS), open: bool = False
+) -> Operation:
     """A route that generates."""
-    return Operation(summary, body, chosen=ChosenRun, gives=gives, open=open)
+    return Operation(summary, body, reply, chosen=ChosenRun, gives=gives, open=open)
 
 
 RAW = "A batch of raw prompts"
-CHAT = _texts("A conversation", ChatBody)
-COMPLETION = _texts("Completions, or what stands in front of a suffix", CompletionBody)
-RESPONSE = _texts("A response, which may continue an earlier one", ResponsesBody)
-INPUT_TOKENS = _texts("How many tokens such an input has", ResponsesBody, gives=(JSON,))
-CANCEL = Operation("An error, as a stored response is over")
-STORED = Operation("A stored response", query=(StreamQuery,))
-ITEMS = Operation("The input of a stored response", query=(ItemsQuery,))
-MODELS, MODEL = Operation("What is served"), Operation("One of the models")
+CHAT = _texts("A conversation", ChatBody, ChatCompletion)
+COMPLETION = _texts("Completions, or what stands in front of a suffix", CompletionBody, TextCompletion)
+RESPONSE = _texts("A response, which may continue an earlier one", ResponsesBody, MadeResponse)
+COUNT = _texts("How many tokens such an input has", ResponsesBody, InputTokenCount, gives=(JSON,))
+CANCEL = Operation("An error, as a stored response is over", reply=MadeResponse)
+STORED = Operation("A stored response", reply=MadeResponse, query=(StreamQuery,))
+FORGET = Operation("Delete a stored response", reply=DeletedResponse, query=(StreamQuery,))
+ITEMS = Operation("The input of a stored response", reply=InputItems, query=(ItemsQuery,))
+MODELS = Operation("What is served", reply=ServedModels)
+MODEL = Operation("One of the models", reply=ServedModel)
 BOTH = ("OpenAIError", "AnthropicError")
 LINES_OR_JSON = (LINES, JSON)
 PAGE_FILES = ("text/javascript", "text/css", "image/svg+xml")
 
 OPERATIONS = {
     "/v1/chat/completions": replace(
-        _texts("A conversation, or a batch of raw prompts", ChatBody | BatchFields),
+        _texts(
+            "A conversation, or a batch of raw prompts", ChatBody | BatchFields, ChatCompletion | NativeTexts
+        ),
         errors=("OpenAIError", "Error"),
     ),
-    "/v1/batch/completions": _texts(RAW, BatchFields),
-    "/v2/chat/completions": _texts(f"{RAW} under top-k, then nucleus sampling", V2Fields),
-    "/v3/chat/completions": _texts("Questions, each answered on its own, or a conversation", V3Fields),
-    "/big_batch/completions": _texts(f"{RAW}, drawn by temperature alone", BigBatchFields),
-    "/FIM/v1/batch-FIM": _texts("What stands between prefixes and suffixes", FimFields),
-    "/translate/v1/batch-translate": _texts("Translations", TranslateFields, gives=(JSON,), open=True),
-    "/state/chat/completions": _texts("A raw prompt that continues a session", StateFields),
-    "/multi_state/chat/completions": _texts("A turn in a tree of turns", MultiStateFields),
-    "/state/status": Operation("The stored sessions", StatusFields, chosen=Chosen),
-    "/state/delete": Operation("Delete a session, or a tree of them", DeleteFields, chosen=Chosen),
-    "/v1/state/export": Operation(
-        "A session as a file", ExportFields, (ExportFields, Chosen), Chosen, gives=(BYTES,)
+    "/v1/batch/completions": _texts(RAW, BatchFields, NativeTexts),
+    "/v2/chat/completions": _texts(f"{RAW} under top-k, then nucleus sampling", V2Fields, NativeTexts),
+    "/v3/chat/completions": _texts(
+        "Questions, each answered on its own, or a conversation", V3Fields, NativeTexts
     ),
-    "/v1/state/import": Operation("A session from a file", query=(ImportFields, Chosen), takes=BYTES),
-    "/v1/state/fork": Operation("A copy of a session", ForkFields, chosen=Chosen),
-    "/v1/state/history": Operation("The turns of a session", query=(HistoryFields, Chosen)),
-    "/v1/state/rewind": Operation("Forget the last turns of a session", RewindFields, chosen=Chosen),
-    "/v1/state/upload": Operation("A start state from a file", UploadFields, chosen=Chosen, takes=FORM),
-    "/v1/state/list": Operation("The start states of a model", RequestBody, (Chosen,), Chosen),
-    "/v1/state/delete": Operation("Delete a start state", StateIdFields, (StateIdFields, Chosen), Chosen),
-    "/loadmodel": Operation("Load a checkpoint of --models", LoadModelFields),
-    "/removemodel": Operation("Remove a model", ModelFields),
-    "/loadstatemodel": Operation("A start state from a file of --models", LoadStateFields, chosen=Chosen),
-    "/removestatemodel": Operation("Remove start states", RemoveStateFields, chosen=Chosen),
-    "/mrss_loadstatemodel": Operation("A mixture of start states", LoadMixtureFields, chosen=Chosen),
-    "/mrss_set_gatingweight": Operation("The weights of a mixture", WeightFields, chosen=Chosen),
+    "/big_batch/completions": _texts(f"{RAW}, drawn by temperature alone", BigBatchFields, NativeTexts),
+    "/FIM/v1/batch-FIM": _texts("What stands between prefixes and suffixes", FimFields, NativeTexts),
+    "/translate/v1/batch-translate": _texts(
+        "Translations", TranslateFields, TranslatedTexts, gives=(JSON,), open=True
+    ),
+    "/state/chat/completions": _texts("A raw prompt that continues a session", StateFields, NativeTexts),
+    "/multi_state/chat/completions": _texts("A turn in a tree of turns", MultiStateFields, TurnTexts),
+    "/state/status": Operation("The stored sessions", StatusFields, StoredSessions, chosen=Chosen),
+    "/state/delete": Operation("Delete a session, or a tree of them", DeleteFields, Done, chosen=Chosen),
+    "/v1/state/export": Operation(
+        "A session as a file", ExportFields, query=(ExportFields, Chosen), chosen=Chosen, gives=(BYTES,)
+    ),
+    "/v1/state/import": Operation(
+        "A session from a file", reply=DoneSession, query=(ImportFields, Chosen), takes=BYTES
+    ),
+    "/v1/state/fork": Operation("A copy of a session", ForkFields, DoneSession, chosen=Chosen),
+    "/v1/state/history": Operation(
+        "The turns of a session", reply=SessionTurns, query=(HistoryFields, Chosen)
+    ),
+    "/v1/state/rewind": Operation(
+        "Forget the last turns of a session", RewindFields, RewoundSession, chosen=Chosen
+    ),
+    "/v1/state/upload": Operation(
+        "A start state from a file", UploadFields, UploadedState, chosen=Chosen, takes=FORM
+    ),
+    "/v1/state/list": Operation("The start states of a model", Chosen, ListedStates, (Chosen,)),
+    "/v1/state/delete": Operation(
+        "Delete a start state", StateIdFields, DeletedState, (StateIdFields, Chosen), Chosen
+    ),
+    "/loadmodel": Operation("Load a checkpoint of --models", LoadModelFields, Done),
+    "/removemodel": Operation("Remove a model", ModelFields, Done),
+    "/loadstatemodel": Operation(
+        "A start state from a file of --models", LoadStateFields, Done, chosen=Chosen
+    ),
+    "/removestatemodel": Operation("Remove start states", RemoveStateFields, Done, chosen=Chosen),
+    "/mrss_loadstatemodel": Operation("A mixture of start states", LoadMixtureFields, Done, chosen=Chosen),
+    "/mrss_set_gatingweight": Operation("The weights of a mixture", WeightFields, Done, chosen=Chosen),
     "/v1/load_lora_adapter": Operation("Load an adapter", LoadLoraFields, chosen=Chosen, gives=(TEXT,)),
     "/v1/unload_lora_adapter": Operation("Unload an adapter", UnloadLoraFields, chosen=Chosen, gives=(TEXT,)),
-    "/v1/adapters": Operation("The adapters of a model", query=(Chosen,)),
-    "POST /v1/adapters": Operation("Load an adapter", PutAdapterFields, chosen=Chosen),
-    "DELETE /v1/adapters": Operation("Unload an adapter", DeleteAdapterFields, chosen=Chosen),
-    "/models": replace(MODELS, summary="The names of what is served"),
-    "/v1/server/status": Operation("The requests that wait, run or are paused", open=True),
-    "/v1/server/stop": Operation("End the texts of a request", RequestFields),
-    "/v1/server/pause": Operation("Pause a request", RequestFields),
-    "/v1/server/resume": Operation("Have a paused request go on", ResumeFields, gives=(JSON, EVENTS)),
-    "/health": Operation("Whether requests are taken", open=True),
+    "/v1/adapters": Operation("The adapters of a model", reply=ListedAdapters, query=(Chosen,)),
+    "POST /v1/adapters": Operation("Load an adapter", PutAdapterFields, ListedAdapter, chosen=Chosen),
+    "DELETE /v1/adapters": Operation("Unload an adapter", DeleteAdapterFields, DeletedAdapter, chosen=Chosen),
+    "/models": Operation("The names of what is served", reply=list[ModelName]),
+    "/v1/server/status": Operation(
+        "The requests that wait, run or are paused", reply=ServerStatus, open=True
+    ),
+    "/v1/server/stop": Operation("End the texts of a request", RequestFields, StoppedRequest),
+    "/v1/server/pause": Operation("Pause a request", RequestFields, PausedNow),
+    "/v1/server/resume": Operation(
+        "Have a paused request go on", ResumeFields, NativeTexts, gives=(JSON, EVENTS)
+    ),
+    "/health": Operation("Whether requests are taken", reply=Health, open=True),
     "/openai/v1/chat/completions": CHAT,
     "/v1/completions": COMPLETION,
     "/openai/v1/completions": COMPLETION,
+    "/v1/fim/completions": _texts("What stands between a prompt and a suffix", FimBody, ChatCompletion),
     "/v1/responses": RESPONSE,
     "/openai/v1/responses": RESPONSE,
-    "/v1/fim/completions": _texts("What stands between a prompt and a suffix", FimBody),
-    "/v1/responses/input_tokens": INPUT_TOKENS,
-    "/openai/v1/responses/input_tokens": INPUT_TOKENS,
+    "/v1/responses/input_tokens": COUNT,
+    "/openai/v1/responses/input_tokens": COUNT,
     "/v1/responses/:id/cancel": CANCEL,
     "/openai/v1/responses/:id/cancel": CANCEL,
     "/v1/responses/:id": STORED,
     "/openai/v1/responses/:id": STORED,
+    "DELETE /v1/responses/:id": FORGET,
+    "DELETE /openai/v1/responses/:id": FORGET,
     "/v1/responses/:id/input_items": ITEMS,
     "/openai/v1/responses/:id/input_items": ITEMS,
-    "/v1/models": replace(
-        MODELS,
-        summary="What is served; with the header anthropic-version in pages, as Anthropic's clients ask",
+    "/v1/models": Operation(
+        "What is served; with the header anthropic-version in pages, as Anthropic's clients ask",
+        reply=ServedModels | AnthropicModels,
         query=(ModelsQuery,),
         errors=BOTH,
     ),
     "/openai/v1/models": MODELS,
-    "/v1/models/:id": replace(MODEL, errors=BOTH),
+    "/v1/models/:id": replace(MODEL, reply=ServedModel | AnthropicModel, errors=BOTH),
     "/openai/v1/models/:id": MODEL,
-    "/v1/messages": _texts("A conversation, as Anthropic's clients ask", MessagesBody),
-    "/v1/messages/count_tokens": _texts("The tokens of such a conversation", CountBody, gives=(JSON,)),
-    "/api/chat": _texts("A conversation, as Ollama's clients ask", OllamaChatBody, gives=LINES_OR_JSON),
-    "/api/generate": _texts("One prompt, as Ollama's clients ask", OllamaTextBody, gives=LINES_OR_JSON),
-    "/api/tags": replace(MODELS, summary="What is served, as Ollama's clients ask"),
-    "/api/ps": replace(MODELS, summary="What is loaded, as Ollama's clients ask"),
-    "/api/show": Operation("What is known of a model", ShowBody, chosen=Chosen),
-    "/api/version": Operation("The version of the server"),
-    "/infill": _texts("What stands between a prefix and a suffix, for editors", InfillBody),
-    "/tokenize": Operation("The token ids of a text or conversation", TokenizeBody, chosen=Chosen),
-    "/detokenize": Operation("The text of token ids", DetokenizeBody, chosen=Chosen),
-    "/tokenizer_info": Operation("What tokenizes, and the chat template"),
-    "/v1/tokens/count": Operation("How many tokens texts have", TokenCountBody, chosen=Chosen),
+    "/v1/messages": _texts("A conversation, as Anthropic's clients ask", MessagesBody, AnsweredMessage),
+    "/v1/messages/count_tokens": _texts(
+        "The tokens of such a conversation", CountBody, MessageTokens, gives=(JSON,)
+    ),
+    "/api/chat": _texts(
+        "A conversation, as Ollama's clients ask", OllamaChatBody, OllamaChat, gives=LINES_OR_JSON
+    ),
+    "/api/generate": _texts(
+        "One prompt, as Ollama's clients ask", OllamaTextBody, OllamaText, gives=LINES_OR_JSON
+    ),
+    "/api/tags": Operation("What is served, as Ollama's clients ask", reply=OllamaTags),
+    "/api/ps": Operation("What is loaded, as Ollama's clients ask", reply=OllamaRunning),
+    "/api/show": Operation("What is known of a model", ShowBody, OllamaModel, chosen=Chosen),
+    "/api/version": Operation("The version of the server", reply=OllamaVersion),
+    "/infill": _texts("What stands between a prefix and a suffix, for editors", InfillBody, InfillText),
+    "/tokenize": Operation(
+        "The token ids of a text or conversation", TokenizeBody, TextTokens, chosen=Chosen
+    ),
+    "/detokenize": Operation("The text of token ids", DetokenizeBody, TokensText, chosen=Chosen),
+    "/tokenizer_info": Operation("What tokenizes, and the chat template", reply=TokenizerInfo),
+    "/v1/tokens/count": Operation("How many tokens texts have", TokenCountBody, TokenNumber, chosen=Chosen),
     "/metrics": Operation("What is counted, for Prometheus", gives=(TEXT,)),
-    "/stats": Operation("Some of it, for people"),
-    "/": Operation("The page for browsers, the routes for programs", gives=(JSON, HTML), open=True),
+    "/stats": Operation("Some of it, for people", reply=ServerStats),
+    "/": Operation(
+        "The page for browsers, the routes for programs", reply=ServerIndex, gives=(JSON, HTML), open=True
+    ),
     "/page/:file": Operation("A file of the page", gives=PAGE_FILES, open=True),
-    "/openapi.json": Operation("This document"),
+    "/openapi.json": Operation("This document", reply=Json),
     "/docs": Operation("This document as a page", gives=(HTML,)),
 }
 

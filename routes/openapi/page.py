@@ -8,15 +8,37 @@ from html import escape
 from typing import Any
 
 from routes.http.errors import Json
+from routes.http.schemas import REFUSED
+from routes.openapi.document import DEFAULT
+from routes.openapi.operations import JSON
+
+SHAPES = "Bodies and replies"
 
 STYLE = """
-:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
-body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-summary { cursor: pointer; padding: .3rem 0; }
-details { border-bottom: 1px solid #8884; }
-table { border-collapse: collapse; width: 100%; margin: .5rem 0 1rem; }
-th, td { text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0; border-top: 1px solid #8884; }
+:root { color-scheme: light dark; --line: #8884; --soft: #8881; --link: light-dark(#0757a8, #8ab8ff);
+  --get: light-dark(#0a6b3a, #6fd39b); --post: light-dark(#0757a8, #8ab8ff);
+  --delete: light-dark(#a12222, #ff9b9b); font: 16px/1.5 system-ui, sans-serif; }
+body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+a { color: var(--link); }
+nav ul { display: flex; flex-wrap: wrap; gap: .4rem 1.2rem; padding: .8rem 1rem; list-style: none;
+  border: 1px solid var(--line); border-radius: .5rem; background: var(--soft); }
+h2 { margin: 2.5rem 0 .2rem; scroll-margin-top: 1rem; }
+section > p { margin: 0 0 .8rem; opacity: .8; }
+summary { cursor: pointer; padding: .5rem .8rem; }
+summary:hover { background: var(--soft); }
+details { border: 1px solid var(--line); border-radius: .5rem; margin: .4rem 0; overflow: clip; }
+details > :not(summary) { margin-left: 1rem; margin-right: 1rem; }
+details[open] > summary { border-bottom: 1px solid var(--line); background: var(--soft); }
+table { border-collapse: collapse; width: calc(100% - 2rem); margin: .6rem 0 1rem; }
+th, td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0; }
+tr > * { border-top: 1px solid var(--line); }
+tr:first-child > * { border-top: 0; }
+th[scope=row] { font-weight: 600; white-space: nowrap; }
 code { font-size: .9em; overflow-wrap: anywhere; }
+b { display: inline-block; min-width: 4rem; font: 700 .75rem/1.5 ui-monospace, monospace; }
+.get { color: var(--get); } .post { color: var(--post); } .delete { color: var(--delete); }
+@media (max-width: 40rem) { table, tbody, tr, td { display: block; } td { border-top: 0; }
+  th[scope=col] { display: none; } }
 """
 _digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 POLICY = (
@@ -29,32 +51,52 @@ def render(document: Json) -> str:
     """The HTML page of an OpenAPI document."""
     info = document["info"]
     title = escape(f"{info['title']} {info['version']}")
-    routes = "".join(
-        _operation(method, path, each)
-        for path, methods in document["paths"].items()
-        for method, each in methods.items()
-    )
+    groups = {tag["name"]: tag["description"] for tag in document["tags"]}
+    links = "".join(f'<li><a href="#{_anchor(name)}">{escape(name)}</a>' for name in [*groups, SHAPES])
+    routes = "".join(_group(name, description, document["paths"]) for name, description in groups.items())
     schemas = "".join(_schema(name, each) for name, each in document["components"]["schemas"].items())
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{STYLE}</style></head><body><h1>{title}</h1>"
         '<p>Programs read this as <a href="openapi.json">openapi.json</a>.</p>'
-        f"<main><h2>Routes</h2>{routes}<h2>Bodies</h2>{schemas}</main></body></html>"
+        f"<nav aria-label=Groups><ul>{links}</ul></nav><main>{routes}"
+        f"<section><h2 id={_anchor(SHAPES)}>{SHAPES}</h2>"
+        f"<p>What the routes take and give.</p>{schemas}</section></main></body></html>"
+    )
+
+
+def _anchor(name: str) -> str:
+    return "group-" + name.lower().replace(" ", "-")
+
+
+def _group(name: str, description: str, paths: Json) -> str:
+    routes = "".join(
+        _operation(method, path, each)
+        for path, methods in paths.items()
+        for method, each in methods.items()
+        if name in each["tags"]
+    )
+    return (
+        f"<section><h2 id={_anchor(name)}>{escape(name)}</h2><p>{escape(description)}</p>{routes}</section>"
     )
 
 
 def _operation(method: str, path: str, operation: Json) -> str:
-    head = f"<code>{method.upper()} {escape(path)}</code> {escape(operation['summary'])}"
+    head = f"<b class={method}>{method.upper()}</b><code>{escape(path)}</code> {escape(operation['summary'])}"
     parts = [f"<details><summary>{head}</summary>"]
     if parameters := operation["parameters"]:
         fields = [(each["name"], each["schema"], each["required"]) for each in parameters]
         parts.append("<p>In the URL:</p>" + _fields(fields))
     for media, content in operation.get("requestBody", {}).get("content", {}).items():
         parts.append(f"<p>Body, <code>{escape(media)}</code>: {_kind(content['schema'])}</p>")
-    replies = ", ".join(f"<code>{escape(media)}</code>" for media in operation["responses"]["200"]["content"])
-    error = operation["responses"]["default"]["content"]["application/json"]["schema"]
-    return "".join([*parts, f"<p>Reply: {replies}. Errors: {_kind(error)}.</p></details>"])
+    replies = operation["responses"]["200"]["content"].items()
+    given = ", ".join(
+        f"<code>{escape(media)}</code>" + (f": {_kind(each['schema'])}" if media == JSON else "")
+        for media, each in replies
+    )
+    error = operation["responses"]["default"]["content"][JSON]["schema"]
+    return "".join([*parts, f"<p>Reply, {given}. Errors: {_kind(error)}.</p></details>"])
 
 
 def _schema(name: str, schema: Json) -> str:
@@ -62,6 +104,12 @@ def _schema(name: str, schema: Json) -> str:
     fields = [(field, each, field in required) for field, each in schema.get("properties", {}).items()]
     head = f"<code>{escape(name)}</code> {escape(schema.get('description', ''))}"
     table = _fields(fields) if fields else f"<p>{_kind(schema)}</p>"
+    if refused := schema.get(REFUSED):
+        rows = "".join(
+            f"<tr><th scope=row><code>{escape(field)}</code><td>{escape(why)}"
+            for field, why in refused.items()
+        )
+        table += f"<table><tr><th scope=col>Refused<th scope=col>Because{rows}</table>"
     return f'<details id="{escape(name)}"><summary>{head}</summary>{table}</details>'
 
 
@@ -76,7 +124,7 @@ def _fields(fields: list[tuple[str, Json, bool]]) -> str:
 def _default(schema: Json, required: bool) -> str:
     if required:
         return "an error"
-    return f"<code>{_json(schema['default'])}</code>" if "default" in schema else ""
+    return f"<code>{_json(schema[DEFAULT])}</code>" if DEFAULT in schema else ""
 
 
 def _kind(schema: Json) -> str:

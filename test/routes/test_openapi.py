@@ -2,9 +2,11 @@
 
 import base64
 import contextlib
+import copy
 import hashlib
 import json
 import re
+from collections.abc import Iterator
 from html.parser import HTMLParser
 
 import jsonschema_rs
@@ -54,6 +56,49 @@ def test_its_schemas_say_nothing_that_json_schema_does_not_know():
     assert '"minimum":' in text and '"maximum":' in text
 
 
+def everything_in(schema: object) -> Iterator[dict]:
+    """All schemas and objects inside, itself included."""
+    if isinstance(schema, dict):
+        yield schema
+    for each in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from everything_in(each)
+
+
+def test_generators_of_clients_can_read_it():
+    """Values have one type, no field is demanded that may lack, replies have a type, routes a group."""
+    for schema in everything_in(DOCUMENT):
+        for name in ("enum", "const"):
+            if name in schema and "properties" not in schema:
+                assert isinstance(schema["type"], str), schema
+    assert '"default":' not in json.dumps(DOCUMENT["components"]), "generators demand fields with a default"
+    groups = [tag["name"] for tag in DOCUMENT["tags"]]
+    used = []
+    for path, methods in DOCUMENT["paths"].items():
+        for each in methods.values():
+            used += each["tags"]
+            replies = each["responses"]["200"]["content"]
+            if path != "/openapi.json" and JSON in replies:
+                schema = replies[JSON]["schema"]
+                members = schema.get("anyOf", [schema.get("items", schema)])
+                assert all("$ref" in member for member in members), path
+    assert sorted(set(used)) == sorted(groups)
+
+
+def test_what_it_says_is_refused_is_refused():
+    """Such fields are not described, as nobody needs to send them."""
+    seen = 0
+    bodies = {body.__name__: body for each in OPERATIONS.values() for body in each.bodies}
+    needed = {"FimBody": {"prompt": "x"}, "MessagesBody": {"max_tokens": 1}}
+    for name, body in bodies.items():
+        refused = DOCUMENT["components"]["schemas"][name].get("x-refused", {})
+        for field in refused:
+            assert field not in DOCUMENT["components"]["schemas"][name]["properties"]
+            with pytest.raises(ApiError, match=re.escape(field)):
+                body.from_json(needed.get(name, {}) | {field: 5})
+            seen += 1
+    assert seen > 100
+
+
 @pytest.mark.parametrize("call", [*filter(json_body, CALLS)], ids=lambda call: call.label)
 def test_what_it_allows_is_parsed(call):
     """By the class of the body. That other things than its fields are missing is another matter."""
@@ -98,7 +143,28 @@ def test_the_forms_of_answers_are_described(field, right, wrong):
             ChatBody.from_json(body)
 
 
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.label)
+def with_closed_replies() -> dict:
+    """The document in which no reply has a field that it does not say."""
+    closed = copy.deepcopy(DOCUMENT)
+    schemas, left = closed["components"]["schemas"], []
+    for methods in closed["paths"].values():
+        left += [each["responses"]["200"]["content"].get(JSON, {}) for each in methods.values()]
+    done = set()
+    while left:
+        for schema in everything_in(left.pop()):
+            name = schema.get("$ref", "").rpartition("/")[2]
+            if name and name not in done and name not in OPEN:
+                done.add(name)
+                left.append(schemas[name])
+                schemas[name] |= {"additionalProperties": False} if "properties" in schemas[name] else {}
+    return closed
+
+
+OPEN = {"InfillText"}  # response_fields chooses what it holds
+CLOSED_CALLS = operations(with_closed_replies())
+
+
+@pytest.mark.parametrize("call", CLOSED_CALLS, ids=lambda call: call.label)
 def test_every_reply_is_as_it_says(server, call):
     for case in calls(call, 1, 3):
         send(case, f"http://127.0.0.1:{server.port}")

@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
 
 def parse(argv: list[str]) -> ServerConfig:
     """The configuration that the command line asks for. What is wrong with it ends the process (code 2)."""
-    parser = _parser()
+    parser = command_line()
     options, unknown = parser.parse_known_args(argv)
     if unknown:
         parser.error(not_understood(parser, unknown))
@@ -94,7 +94,7 @@ def _check_password(parser: argparse.ArgumentParser, flag: str, password: str | 
         )
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
     """Every flag but --pp-devices sets the field of a configuration that has its name, or that of `dest`."""
     parser = argparse.ArgumentParser(
         prog="app.py", description="RWKV-7 inference server.", allow_abbrev=False
@@ -155,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the rule by which an adapter with experts chooses them, which its file does not say",
     )
     flag("--host", help="where to listen; 0.0.0.0 is every network (default %(default)s)")
-    flag("--port", type=port, help="(default %(default)s)")
+    flag("--port", type=port, help="of all front ends (default %(default)s)")
     flag(
         "--password",
         metavar="W",
@@ -293,7 +293,7 @@ def _parser() -> argparse.ArgumentParser:
         "--log-level",
         type=str.upper,
         choices=("DEBUG", "INFO", "WARNING", "ERROR"),
-        help="(default %(default)s)",
+        help="of what is logged; no prompt, text or password is (default %(default)s)",
     )
     return parser
 

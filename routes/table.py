@@ -257,7 +257,7 @@ async def _unknown(front: Frontend, http: HttpRequest) -> HttpResponse:
         raise ApiError(404, f"There is no {path[:200]} here: {why}.")
     route = _route_of(path)
     if route is None:
-        raise ApiError(404, f"There is no {http.path[:200]} here; the README lists the routes.")
+        raise ApiError(404, f"There is no {http.path[:200]} here; GET / lists the routes.")
     http.shape = route.shape
     error = ApiError(405, f"{path} takes {route.methods.replace(' ', ' or ')}, not {http.method}.")
     return error_response(http, error, {"Allow": ", ".join([*route.allowed(), "OPTIONS"])})

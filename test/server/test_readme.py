@@ -1,12 +1,17 @@
 """The README and the pages of docs/ are true: their commands run as they stand there, and answer."""
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 from serving import ROOT, Server
+
+from app import command_line
+from docs import make_lists
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TRANSLATIONS = [ROOT / "README.zh-CN.md"]
@@ -23,7 +28,7 @@ CURLS = [block for block in examples("sh") if "curl" in block]
 PYTHONS = examples("python")
 ANSWERS = {  # a word of a curl -> what its answer must hold
     "batch-translate": ["你好世界！", "早上好"],
-    "You are a helpful": ["Paris"],
+    "capital of France": ["Paris"],
     '7 + 5?\\n\\nAssistant:", "English': ["12", "Bonjour", "[DONE]"],
     "/pause": ['"paused":true', '"finish_reason":"length"', "[DONE]"],
     '"echo"': ['"token_logprobs":[null,-', '"tokens":['],
@@ -87,16 +92,31 @@ def test_a_python_example_prints_text(server: Server, block: str):
     assert len(done.stdout.strip()) > 3
 
 
-def anchors(page: Path) -> set[str]:
-    """The names under which GitHub links to the headings of a page."""
-    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.S), re.M)
-    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+def test_the_first_answer_of_the_readme_is_that_of_its_first_curl(server: Server):
+    readme = PAGES[0].read_text()
+    shown = json.loads(re.findall(r"```json\n(.*?)```", readme, re.S)[0])
+    asked = re.findall(r"/v1/chat/completions -d '(.*)'", readme)[0]
+    answer = httpx.post(f"{server.url}/v1/chat/completions", content=asked).json()
+    assert answer == {**answer, **shown, "choices": [answer["choices"][0] | shown["choices"][0]]}
 
 
-@pytest.mark.parametrize("page", [*PAGES, *TRANSLATIONS], ids=lambda page: page.name)
-def test_a_link_leads_somewhere(page: Path):
-    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
-    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", prose):
-        file = page.parent / target if target else page
-        assert file.exists(), f"{page.name} links to {target}, which is not there"
-        assert not anchor or anchor in anchors(file), f"{page.name} links to {target}#{anchor}, no heading"
+def test_the_readme_fits_a_screen():
+    """Lines of text in front of the list of links."""
+    first = PAGES[0].read_text().split("## More")[0]
+    assert len([line for line in first.splitlines() if line.strip()]) <= 60
+
+
+def test_the_commands_of_the_readme_that_start_a_server_are_those_of_make_and_the_parser():
+    starts = [
+        block.strip() for block in examples("sh") if "app.py" in block and block in PAGES[0].read_text()
+    ]
+    assert starts
+    for command in starts:
+        command_line().parse_args(command.split()[2:])
+    assert "\nserve:" in (ROOT / "Makefile").read_text()
+
+
+@pytest.mark.parametrize("name", make_lists.pages())
+def test_the_lists_are_what_the_server_has(name: str):
+    written = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    assert written == make_lists.pages()[name], "run python docs/make_lists.py"

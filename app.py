@@ -266,6 +266,11 @@ def command_line() -> argparse.ArgumentParser:
         help="the prompts that the checkpoint was trained on; auto: by its name (default %(default)s)",
     )
     flag(
+        "--keep-blank-lines",
+        action="store_true",
+        help="leave blank lines in messages of chats, for a checkpoint that was trained so",
+    )
+    flag(
         "--sampling-profile",
         choices=("default", "open_think", "fake_think", "tools"),
         help="how chats are drawn where a request does not say it (default %(default)s)",

@@ -101,6 +101,7 @@ class FrontendConfig(ProcessConfig):
     max_body: int = 16 << 20  # bytes; a longer body is answered 413
     max_state: int = 256 << 20  # bytes; a longer file of a session is answered 413
     chat_template: ChatTemplateName = "auto"  # how chats are rendered; auto: by the checkpoint's name
+    keep_blank_lines: bool = False  # inside messages of chats; False: they stay in code only
     sampling_profile: SamplingProfileName = "default"  # what chats are drawn with unless they say otherwise
     token_log: bool = True  # False: no response is stored, as that is its text
     max_streams: int = 1024  # generation requests answered at once; more are answered 503

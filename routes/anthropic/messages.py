@@ -32,7 +32,7 @@ def _prepared(message: MessagesBody, model_id: str, settings: FrontendConfig) ->
     messages, use = to_messages(message.messages), message.tool_use()
     if not message.system_text.strip() and all(each.empty for each in messages):
         raise openai_field("messages", "at least one of them should hold a text")
-    style = message.style(chat_template(model_id, settings.chat_template), message.effort, "thinking.type")
+    style = message.style(chat_template(model_id, settings), message.effort, "thinking.type")
     style = style.continuing(messages)
     prompt = templates.chat(messages, message.system_text, use.offered, use.choice, style, use.opening(style))
     free = "the answer is bound, so the type should be none, any or tool"

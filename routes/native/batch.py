@@ -170,7 +170,7 @@ def v3(body: Json, model_id: str, settings: FrontendConfig) -> Prepared:
     """
     _refuse_both(body)
     fields = V3Fields.from_json(with_profile(body, settings.sampling_profile))
-    style = fields.style(chat_template(model_id, settings.chat_template), fields.reasoning_effort)
+    style = fields.style(chat_template(model_id, settings), fields.reasoning_effort)
     # no line feed at the end, unlike in OpenAI chat: the answer begins with it
     style = replace_style(style, thought=(style.thought or "").rstrip("\n"))
     prompts: Prompts = [templates.question(text, style) for text in fields.contents]

@@ -85,7 +85,7 @@ async def show(front: Frontend, http: HttpRequest) -> Response:
     if not asked:
         raise ApiError(400, "`model`: this field is required.", param="model")
     model = (await read_model(front, http, body | {"model": asked})).model
-    template = chat_template(model.checkpoint, settings_for(model, front.settings).chat_template)
+    template = chat_template(model.checkpoint, settings_for(model, front.settings))
     return json_response(
         http,
         {

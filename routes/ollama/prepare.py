@@ -27,7 +27,7 @@ def chat(body: Json, model_id: str, settings: FrontendConfig) -> Prepared:
     messages = [message.read() for message in fields.messages]
     if messages and all(message.empty for message in messages):
         raise native_field("messages", "at least one of them must hold a text")
-    style = fields.style(chat_template(model_id, settings.chat_template)).continuing(messages)
+    style = fields.style(chat_template(model_id, settings)).continuing(messages)
     use = fields.tool_use()
     prompt = templates.chat(messages, tools=use.offered, style=style)
     reply = ChatAnswer(model_id, RowAnswer(use.reader(style)), fields.logprobs)
@@ -57,7 +57,7 @@ def text(body: Json, model_id: str, settings: FrontendConfig) -> Prepared:
         return _prepared(fields, [prompt], None, reply, fields.grammar())
     if not (fields.prompt + fields.system).strip():
         raise native_field("prompt", "must hold a text")
-    style = fields.style(chat_template(model_id, settings.chat_template))
+    style = fields.style(chat_template(model_id, settings))
     prompt = templates.chat([Message("user", fields.prompt)], fields.system, style=style)
     reader = ToolUse([], "none", False, True).reader(style)
     reply = TextAnswer(model_id, RowAnswer(reader), fields.logprobs)

@@ -37,7 +37,7 @@ def prepare(body: Json, model_id: str, settings: FrontendConfig = DEFAULTS) -> P
         raise openai_field("top_logprobs", "this is only allowed when logprobs is true")
 
     use, messages = chat_tools(chat), _messages(chat)
-    style = chat.style(chat_template(model_id, settings.chat_template), chat.reasoning_effort)
+    style = chat.style(chat_template(model_id, settings), chat.reasoning_effort)
     style = style.continuing(messages)
     if chat.session_id and chat.n != 1:
         raise openai_field("n", "a session has one future; input should be 1 with session_id")

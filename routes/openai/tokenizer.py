@@ -114,7 +114,7 @@ async def info(front: Frontend, http: HttpRequest) -> Response:
     demand_password(front.settings.password, http)
     model = (await read_model(front, http, {"model": http.parameter("model")})).model
     settings = settings_for(model, front.settings)
-    template = chat_template(model.checkpoint, settings.chat_template)
+    template = chat_template(model.checkpoint, settings)
     return json_response(
         http,
         {

@@ -54,7 +54,7 @@ def prepare(
     if not body.instructions.strip() and all(message.empty for message in messages):
         raise openai_field("input", "this holds no text; send a string or a list of items")
 
-    template = chat_template(model_id, settings.chat_template)
+    template = chat_template(model_id, settings)
     style = body.style(template, body.reasoning.effort, "reasoning.effort").continuing(messages)
     tools = style.tools.prompt(use.offered, use.choice) if use.offered and use.choice != "none" else ""
     known = (previous.instructions, previous.tools) if previous else ("", "")

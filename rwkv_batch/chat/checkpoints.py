@@ -44,6 +44,7 @@ class ChatTemplate:
     empty_thought: str
     think_type: ThinkType  # unless the request says otherwise
     tools: ToolForm
+    keep_blank_lines: bool = False  # inside messages
 
     def style(self, form: Form, think_type: ThinkType) -> Style:
         thought = {"none": "", "fast": self.empty_thought, "preferChinese": f"{THINK}>{CHINESE_THOUGHT}"}
@@ -53,6 +54,7 @@ class ChatTemplate:
             HINTS.get(think_type, ""),
             self.tools,
             self.lead,
+            self.keep_blank_lines,
         )
 
 
@@ -87,6 +89,7 @@ def chat_template_name(model: str, wanted: ChatTemplateName) -> ChatTemplateName
     return "world" if OLD.search(name) else "g1"
 
 
-def chat_template(model: str, wanted: ChatTemplateName) -> ChatTemplate:
-    """As chat_template_name."""
-    return CHAT_TEMPLATES[chat_template_name(model, wanted)]
+def chat_template(model: str, settings: FrontendConfig) -> ChatTemplate:
+    """That of a model's name, as chat_template_name, and as the settings say."""
+    template = CHAT_TEMPLATES[chat_template_name(model, settings.chat_template)]
+    return replace(template, keep_blank_lines=True) if settings.keep_blank_lines else template

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rwkv_batch.chat import lines
 from rwkv_batch.chat.languages import find
 from rwkv_batch.chat.tools import MARKDOWN, TAGS, Schema, ToolForm
 from rwkv_batch.wire.protocol import LateStops
@@ -43,19 +44,31 @@ class Form:
     heads: dict[str, str]  # role -> what its turns begin with
     separator: str
     stops: tuple[str, ...]  # after which a model would write somebody else's turn
-    reserved: tuple[re.Pattern[str], str]  # what parts turns, and what stands for it inside a message
+    # What parts turns, and what stands for it inside a message; None: a blank line does.
+    reserved: tuple[re.Pattern[str], str] | None
 
-    def clean(self, text: str) -> str:
-        """A message without what would end its turn."""
+    def clean(self, text: str, keep_blank_lines: bool = False) -> str:
+        """A message without what would end its turn.
+
+        `keep_blank_lines`: also outside of code, where blank lines part turns.
+        """
+        text = text.replace("\r\n", "\n").replace("\r", "\n").strip()
+        if self.reserved is None:
+            return lines.fold(text, self.turns, keep_blank_lines)
         pattern, instead = self.reserved
-        return pattern.sub(instead, text.replace("\r\n", "\n").replace("\r", "\n").strip())
+        return pattern.sub(instead, text)
+
+    @property
+    def turns(self) -> tuple[str, ...]:
+        """What turns begin with, without the space behind it."""
+        return tuple(head.rstrip() for head in self.heads.values())
 
 
 ASSISTANT = Form(
     {"system": "System: ", "user": "User: ", "assistant": "Assistant: ", "tool": "Tool: "},
     SEPARATOR,
     ("\n\nUser:", "\nUser:"),
-    (re.compile(r"\n{2,}"), "\n"),
+    None,
 )
 BOT = Form(
     {"system": "System✿", "user": "User✿", "assistant": "Bot✿", "tool": "Tool✿"},
@@ -87,6 +100,7 @@ class Style:
     hint: str = ""  # what is added to the last message of the user
     tool_form: ToolForm = TAGS  # the function form has its own
     lead: tuple[int, ...] = ()  # token ids in front of the whole prompt
+    keep_blank_lines: bool = False  # inside messages; those in code stay anyhow
 
     @property
     def tools(self) -> ToolForm:
@@ -131,7 +145,7 @@ def chat(
     if tools and tool_choice != "none":
         heads.append(style.tools.prompt(tools, tool_choice))
     heads = [head for head in heads if head]
-    head = form.clean("\n".join(heads))
+    head = form.clean("\n".join(heads), style.keep_blank_lines)
     blocks = [form.heads["system"] + head] if head else []
     asked = max((i for i, m in enumerate(turns) if m.role == "user"), default=None)
     blocks += [_block(m, style, style.hint if i == asked else "") for i, m in enumerate(turns)]
@@ -165,7 +179,7 @@ def _block(message: Message, style: Style, hint: str) -> str:
     tools, role, text = style.tools, message.role, message.text.strip()
     if role == "tool":
         role, text = tools.result_role, tools.result(text)
-    text = style.form.clean(text) + hint
+    text = style.form.clean(text, style.keep_blank_lines) + hint
     calls = [tools.call(name, arguments) for name, arguments in message.tool_calls]
     return (style.form.heads[role] + "\n".join([text, *calls] if text else calls)).rstrip(" ")
 

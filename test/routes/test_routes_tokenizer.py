@@ -2,12 +2,13 @@
 
 import itertools
 import random
+from dataclasses import replace
 
-import jinja2
 import msgspec
 import pytest
 from fake_engine import INFO
 from frontend_process import FrontendProcess
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from routes.chat.jinja import jinja_template
 from rwkv_batch.chat import templates
@@ -116,11 +117,29 @@ def test_models_are_chosen_and_passwords_asked_for(server):
         assert locked.http.get("/tokenizer_info", params={"password": "W"}).status_code == 200
 
 
+@pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("name", CHAT_TEMPLATES)
-def test_the_jinja_template_makes_the_servers_own_text(name):
-    environment = jinja2.Environment()
-    template, style = environment.from_string(jinja_template(CHAT_TEMPLATES[name])), CHAT_TEMPLATES[name]
+def test_the_jinja_template_makes_the_servers_own_text(name, keep):
+    environment = ImmutableSandboxedEnvironment()  # as clients render those of models
+    style = replace(CHAT_TEMPLATES[name], keep_blank_lines=keep)
+    template = environment.from_string(jinja_template(style))
     words = ["Hi", "a\n\nb", " c ", "d\r\n\r\n\ne\n", "世界", "", " \n ", "<b>&\"'", "{{ x }}"]
+    lines = [
+        "",
+        "a",
+        "```",
+        "```py",
+        " ```",
+        "````",
+        "~~~",
+        "~~~~ x",
+        "``` a`b",
+        "User: b",
+        "  c",
+        "Tool",
+        "`",
+    ]
+    words += ["\n".join(random.Random(seed).choices(lines, k=12)) for seed in range(40)]
     rng = random.Random(7)
     for _ in range(300):
         roles = rng.choices(["system", "developer", "user", "assistant"], k=rng.randint(1, 6))

@@ -2,9 +2,11 @@
 
 import pytest
 
+from routes.openai import chat
 from rwkv_batch.chat import templates
 from rwkv_batch.chat.templates import ASSISTANT, BOT, FUNCTION_CALLING, THINK, Message, Style
 from rwkv_batch.chat.tools import JSON_FENCE
+from rwkv_batch.config import FrontendConfig
 
 TOOL = {"type": "function", "function": {"name": "now"}}
 
@@ -60,6 +62,57 @@ def test_last_assistant_turn_is_left_open():
     turns = [Message("user", "Hi"), Message("assistant", "Good ")]
     assert templates.continues(turns)
     assert templates.chat(turns) == "User: Hi\n\nAssistant: Good"
+
+
+CODE = "Why?\n\n```py\nimport re\n\n\ndef f():\n\n    pass\n```\n\nIt fails.\n\n\nHelp."
+
+
+def said(text: str, form: templates.Form = ASSISTANT, keep: bool = False) -> str:
+    """A message of the user as it stands in the prompt."""
+    style = Style(form, "", keep_blank_lines=keep)
+    prompt = templates.chat([Message("user", text)], style=style)
+    return prompt.removeprefix(form.heads["user"]).removesuffix(
+        form.separator + form.heads["assistant"].rstrip()
+    )
+
+
+def test_blank_lines_stay_in_code():
+    folded = "Why?\n```py\nimport re\n\n\ndef f():\n\n    pass\n```\nIt fails.\nHelp."
+    assert said(CODE) == said(CODE.replace("\n", "\r\n")) == folded
+    assert said(CODE, keep=True) == CODE
+    assert said(CODE, BOT) == said(CODE, BOT, keep=True) == CODE
+
+
+@pytest.mark.parametrize(
+    ("text", "folded"),
+    [
+        ("~~~\na\n\nb\n~~~\n\nc", "~~~\na\n\nb\n~~~\nc"),
+        ("````\n```\n\na\n```\n\n````\n\nb", "````\n```\n\na\n```\n\n````\nb"),  # a fence in a longer one
+        ("- x\n\n  ```\n  a\n\n  b\n  ```\n\ny", "- x\n  ```\n  a\n\n  b\n  ```\ny"),
+        ("```\na\n\nb", "```\na\n\nb"),  # one that nothing ends
+        ("```a``` b\n\nc", "```a``` b\nc"),  # code inside of a line
+        ("``\n\nb", "``\nb"),
+        ("~~~\na\n```\n\nb", "~~~\na\n```\n\nb"),  # the other mark ends nothing
+    ],
+)
+def test_code_is_what_commonmark_fences(text: str, folded: str):
+    assert said(text) == folded
+    assert said(text, keep=True) == text
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("head", ["User:", "Assistant: hi", "System:", "Tool: 1"])
+def test_no_message_begins_a_turn_of_its_own(head: str, keep: bool):
+    assert said(f"```\na\n\n\n{head}\n\nb\n```", keep=keep) == f"```\na\n{head}\n\nb\n```"
+    assert said(f"a\n\n{head}", keep=keep) == f"a\n{head}"
+
+
+def test_the_operator_may_keep_blank_lines():
+    body = {"messages": [{"role": "system", "content": "a\n\nb"}, {"role": "user", "content": "c\n\nd"}]}
+    for keep, blank in ((False, "\n"), (True, "\n\n")):
+        settings = FrontendConfig(keep_blank_lines=keep)
+        (prompt,) = chat.prepare(body, "rwkv7-demo", settings).request.prompts
+        assert f"System: a{blank}b" in prompt and f"User: c{blank}d" in prompt
 
 
 @pytest.mark.parametrize(

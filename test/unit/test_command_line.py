@@ -140,3 +140,8 @@ def test_a_format_that_is_not_there_is_refused(capsys):
     with pytest.raises(SystemExit):
         parse(["--weights", "int3"])
     assert "int4-128" in capsys.readouterr().err
+
+
+def test_blank_lines_of_chats_are_kept_if_the_operator_says_so():
+    assert parse(["--keep-blank-lines"]).frontend.keep_blank_lines
+    assert not parse([]).frontend.keep_blank_lines

@@ -12,7 +12,7 @@ from typing import get_args
 
 from rwkv_batch.config import EngineConfig, WeightsName
 from rwkv_batch.engine.startup import load_weights, loading_bar
-from rwkv_batch.evaluate.asks import EvaluationError, document
+from rwkv_batch.evaluate.asks import EvaluationError, demand_texts, document
 from rwkv_batch.evaluate.files import read_texts
 from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.model.quantization import packed_file
@@ -41,6 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
         with loading_bar(args.weights) as progress:
             asked = source, args.weights
             if args.calibrate:
+                demand_texts(source.vocab)
                 texts = [document(text) for text in read_texts(args.calibrate)]
                 model = calibrated(*asked, texts, args.quantize_head, progress)
             else:

@@ -19,6 +19,7 @@ from rwkv_batch.model.cuda.gemms.gemms import Gemms
 from rwkv_batch.model.cuda.gemms.kinds import KINDS
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.runner import backends
+from rwkv_batch.text import tokenizer
 
 if TYPE_CHECKING:
     from reference import Reference
@@ -45,6 +46,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--schemas", type=int, default=60, help="random JSON schemas that a model writes to")
     parser.addoption("--any-method", action="store_true", help="GEMMs run by any of their methods, untimed")
     parser.addoption("--share", default="0/1", help="0/4: the first of four shares of these cases")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def texts_of_random_models() -> Iterator[None]:
+    """The random models of tests have few ids, and these are World's first, so that they have texts.
+
+    The product takes a head with so few rows for one of another vocabulary; test_other_vocabularies.py
+    looks at that.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer, "FEWEST_ROWS", 1)
+        yield
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -37,6 +37,8 @@ async def health(front: Frontend, http: HttpRequest) -> Response:
     names = list(front.models)
     if names and authorized(front.settings.password, http):
         body["model"] = names[0]
+        if only_ids := [name for name, model in front.models.items() if not model.texts]:
+            body["token_ids_only"] = only_ids  # models whose vocabulary is not World's
         if front.loading:
             body["loading"] = [
                 {"model": each.model, "stage": each.stage, "progress": round(each.progress, 3)}

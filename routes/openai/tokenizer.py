@@ -113,6 +113,9 @@ async def info(front: Frontend, http: HttpRequest) -> Response:
     """GET /tokenizer_info, also with `model` in the URL. Raises ApiError."""
     demand_password(front.settings.password, http)
     model = (await read_model(front, http, {"model": http.parameter("model")})).model
+    if not model.texts:
+        words = f"its {model.vocabulary:,} tokens are not those of the World vocabulary, and have no texts"
+        raise openai_field("model", words)
     settings = settings_for(model, front.settings)
     template = chat_template(model.checkpoint, settings)
     return json_response(

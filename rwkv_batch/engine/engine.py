@@ -36,7 +36,7 @@ from rwkv_batch.engine.rollouts import Rollouts, share_prompts
 from rwkv_batch.engine.row_adapters.adapters import AdapterMissing, Adapters
 from rwkv_batch.engine.scheduling.counts import EngineCounts
 from rwkv_batch.engine.scheduling.pace import Pace
-from rwkv_batch.engine.scheduling.prompts import PromptEncoder, check_prompts
+from rwkv_batch.engine.scheduling.prompts import PromptEncoder
 from rwkv_batch.engine.scheduling.scheduler import QueueFull, Scheduler
 from rwkv_batch.engine.scheduling.sequence import FINALIZING, Outbox, RequestKey, Sequence, rows_of
 from rwkv_batch.engine.scheduling.steps import StepInFlight, batch_of
@@ -48,7 +48,7 @@ from rwkv_batch.sampling.params import check
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.prefix_cache import PrefixCache
-from rwkv_batch.text.tokenizer import END_OF_TEXT, Tokenizer
+from rwkv_batch.text.tokenizer import END_OF_TEXT, tokenizer_of
 from rwkv_batch.wire.commands import EngineCommand
 from rwkv_batch.wire.protocol import (
     Failed,
@@ -107,7 +107,7 @@ class Engine:
         with devices.out_of_memory_as_error(f"{rows} rows and {l1} idle sessions", self.runner.device):
             self.runner.allocate(rows, l1, budget, config.capture_late)
         self.step_bytes = memory.step_bytes(self.runner, rows, l1, budget)
-        self.tokenizer = Tokenizer()
+        self.tokenizer = tokenizer_of(self.vocab)
         self.scheduler = Scheduler(rows, budget, config.max_waiting, slots=rows + l1)
         rate = memory.prefill_rate(self.runner, budget)
         free, spare = self.scheduler.free, self.scheduler.spare
@@ -118,7 +118,7 @@ class Engine:
         self.counts, self.weight_bytes = EngineCounts(), loaded.device_bytes
         parts = self.weights, self.runner, self.scheduler
         self.adapters = Adapters(*parts, config, self.outbox, partial(self.cancel, reason="error"), wake)
-        self.grammars = GrammarQueue(self.vocab, config.max_waiting, wake)
+        self.grammars = GrammarQueue(self.vocab, config.max_waiting * self.tokenizer.has_texts, wake)
         self.masks = MaskMaker(self.vocab, wake)
         self._in_flight: deque[StepInFlight] = deque()  # oldest first
         self._pace = Pace(self.runner.most_steps)
@@ -139,8 +139,7 @@ class Engine:
         self.pool, states = self._new_pool(store), self.runner.states
         self.adapters.attach(self.pool)
         self.beginnings = Beginnings(self._prefixes, self.pool)
-        texts = self.tokenizer, self.prompts
-        parts = *texts, self.beginnings.begin, states
+        parts = self.tokenizer, self.prompts, self.beginnings.begin, states
         self.turns = Turns(self.pool, self.scheduler, *parts, self.outbox, self.counts)
         common = self.pool, self.scheduler, self.turns, self.outbox
         self.mixed_turns = MixedTurns(*common, self.beginnings, states, partial(self._drop, reason="error"))
@@ -301,6 +300,7 @@ class Engine:
         )
         if not request.prompts:
             return []
+        self.prompts.check(request)
         key = OFFLINE, request.id
         with self._generating:
             compiled = self.grammars.compile(key, request) if grammar else None
@@ -316,7 +316,7 @@ class Engine:
         check(request.sampling, self.vocab)
         self.requests.check(request)
         self.beginnings.check(request)
-        check_prompts(request)
+        self.prompts.check(request)
         turn, target, continued = request.turn, None, False
         if turn:
             continued = self.turns.has_source(turn)

@@ -30,6 +30,7 @@ from rwkv_batch.ops.weights.formats import FORMATS
 from rwkv_batch.runner import backends
 from rwkv_batch.runner.protocol import Runner
 from rwkv_batch.state.log.store import Store
+from rwkv_batch.text.tokenizer import tokenizer_of
 from rwkv_batch.wire.supervision import EngineInfo
 from state_pool import StatePool
 
@@ -82,8 +83,8 @@ def load_weights(
     """A checkpoint, that of a file, or the bundled one, with the adapter merged, in the configured format.
 
     values: as of checkpoint.load, where nothing is packed. packing: where matrices are packed, which takes
-    up to 2 GiB there; None: on the CPU. assumed: gets what is assumed of an adapter in place of a refusal.
-    Raises CheckpointError.
+    up to 2 GiB there; None: on the CPU. assumed: gets what is assumed of an adapter in place of a refusal,
+    and what is said of a vocabulary. Raises CheckpointError.
     """
     if config.weights:
         if config.weights not in FORMATS:
@@ -98,6 +99,10 @@ def load_weights(
         weights = checkpoint.from_tensors(DEMO_NAME, unpack.tensors(Path(model)))
     else:
         weights = packed_file.load(model, reading, values or config.weights is not None)
+    if (note := _of_vocabulary(weights)) and not isinstance(model, Checkpoint):
+        log.warning("%s", note)
+        if assumed is not None:
+            assumed.append(note)
     weights = _with_adapter(weights, config, assumed)
     if config.weights is None:
         return weights
@@ -116,6 +121,19 @@ def _share(progress: Callable[[int, int], None] | None, half: int) -> Callable[[
     if progress is None:
         return None
     return lambda done, total: progress(half * total + done, 2 * total)
+
+
+def _of_vocabulary(weights: Checkpoint) -> str:
+    """What is said of a model whose ids are not World's. Raises CheckpointError if there are too many."""
+    try:
+        if tokenizer_of(weights.vocab).has_texts:
+            return ""
+    except ValueError as error:
+        raise CheckpointError(f"{weights.name} {error}.") from error
+    return (
+        f"{weights.name} has {weights.vocab:,} tokens, which are not those of the World vocabulary: only "
+        "token ids work, and texts are refused."
+    )
 
 
 def _with_adapter(weights: Checkpoint, config: EngineConfig, assumed: list[str] | None) -> Checkpoint:
@@ -225,4 +243,5 @@ def describe(loaded: LoadedModel, rows: int) -> EngineInfo:
         checkpoint=weights.name,
         weights=weights.weights,
         weight_bytes=loaded.device_bytes,
+        texts=tokenizer_of(weights.vocab).has_texts,
     )

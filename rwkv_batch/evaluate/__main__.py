@@ -11,7 +11,7 @@ from typing import get_args
 from rwkv_batch.config import EngineConfig, WeightsName
 from rwkv_batch.engine import Engine
 from rwkv_batch.engine.startup import load_weights, loading_bar
-from rwkv_batch.evaluate.asks import AskedModel, EvaluationError, document
+from rwkv_batch.evaluate.asks import AskedModel, EvaluationError, demand_texts, document
 from rwkv_batch.evaluate.compare import compare, held_out, texts_of
 from rwkv_batch.evaluate.files import read_lines, read_texts
 from rwkv_batch.evaluate.lambada import lambada, passage
@@ -69,6 +69,7 @@ def _compare(args: argparse.Namespace) -> tuple[str, float, Result]:
         weights = load_weights(args.model_path, EngineConfig(), bar)
     if weights.weights:
         raise EvaluationError(f"{weights.name} is in {weights.weights} already; give what it was made from.")
+    demand_texts(weights.vocab)
     if args.file:
         texts = texts_of(read_texts(args.file), args.tokens)
     elif args.model_path:

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rwkv_batch.text.tokenizer import END_OF_TEXT, Tokenizer
+from rwkv_batch.text.tokenizer import END_OF_TEXT, Tokenizer, tokenizer_of
 from rwkv_batch.wire.protocol import Sampling, TokenLogprob
 
 GREEDY = Sampling(temperature=0.0)
-TOKENIZER = Tokenizer()  # of all models that are served
+TOKENIZER = Tokenizer()  # of all models that are asked: see `demand_texts`
 
 
 class EvaluationError(Exception):
@@ -57,6 +57,14 @@ class AskedModel(Protocol):
 def is_likeliest(entry: TokenLogprob) -> bool:
     """Whether greedy decoding gives this token."""
     return entry.top[0][0] == entry.token
+
+
+def demand_texts(rows: int) -> None:
+    """Raises EvaluationError for a model whose head has so many rows if its ids are not World's."""
+    try:
+        tokenizer_of(rows).demand_texts()
+    except ValueError as error:
+        raise EvaluationError(str(error)) from error
 
 
 def document(text: str) -> list[int]:

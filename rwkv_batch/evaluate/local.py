@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from rwkv_batch.engine import Engine
-from rwkv_batch.evaluate.asks import Ask, EvaluationError, ModelAnswer
+from rwkv_batch.evaluate.asks import Ask, EvaluationError, ModelAnswer, demand_texts
 from rwkv_batch.wire.protocol import Failed, GenerateRequest, Progress, Rejected
 
 QUEUED = 2  # requests for each row that runs at once: a row that ends has a successor
@@ -16,6 +16,8 @@ class LocalModel:
     most_top = 65530
 
     def __init__(self, engine: Engine) -> None:
+        """Raises EvaluationError for a model that takes no texts."""
+        demand_texts(engine.info.vocabulary)
         self._engine = engine
         self.name = f"{engine.info.model} ({engine.info.fingerprint}) on {engine.info.device}"
 

@@ -13,11 +13,15 @@ from pathlib import Path
 import pyrwkv_tokenizer
 
 VOCABULARY = 65530  # ids 0..65529; a model's head may have more rows, which are unused
+FEWEST_ROWS = VOCABULARY  # of a head whose ids are these: with fewer, some text would have no id
+MOST_ROWS = 66_560  # 65,536 as published, and 1,024 that were added: with more, the ids are others
 END_OF_TEXT = 0  # has no bytes, and no text encodes to it
 
 
 class Tokenizer:
     """Greedy longest match over UTF-8 bytes; adds no token before or after the text."""
+
+    has_texts = True  # False: `encode` raises, and no id has bytes
 
     def __init__(self) -> None:
         vocabulary = Path(pyrwkv_tokenizer.__file__).with_name("rwkv_vocab_v20230424.txt")
@@ -34,6 +38,9 @@ class Tokenizer:
                 f"{error.start}; send valid Unicode."
             ) from None
 
+    def demand_texts(self) -> None:
+        """Raises ValueError where there are only ids."""
+
     def decode(self, tokens: Iterable[int]) -> str:
         """Their text, with U+FFFD for bytes that are no characters."""
         return b"".join(map(self.token_bytes, tokens)).decode(errors="replace")
@@ -41,6 +48,48 @@ class Tokenizer:
     def token_bytes(self, token: int) -> bytes:
         """The bytes of a token; none for END_OF_TEXT and for ids outside the vocabulary."""
         return self._bytes[token] if 0 <= token < VOCABULARY else b""
+
+    def token_name(self, token: int) -> bytes:
+        """What stands for the token beside its logprob: its bytes."""
+        return self.token_bytes(token)
+
+
+class NoTokenizer(Tokenizer):
+    """In place of the vocabulary of a model whose ids are not World's: its texts are not known."""
+
+    has_texts = False
+
+    def __init__(self, rows: int) -> None:
+        self.refusal = (
+            f"This model has {rows:,} tokens, which are not those of the World vocabulary; send prompts as "
+            "token ids, and no texts, stop strings or grammars."
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Raises ValueError."""
+        raise ValueError(self.refusal)
+
+    def demand_texts(self) -> None:
+        """Raises ValueError."""
+        raise ValueError(self.refusal)
+
+    def token_bytes(self, token: int) -> bytes:
+        """None."""
+        return b""
+
+    def token_name(self, token: int) -> bytes:
+        """As vLLM writes it where tokens are wanted as ids."""
+        return f"token_id:{token}".encode()
+
+
+def tokenizer_of(rows: int) -> Tokenizer:
+    """For a model whose head has so many rows. Raises ValueError where not all of them can be drawn."""
+    if rows > MOST_ROWS:
+        raise ValueError(
+            f"has {rows:,} tokens, of which only {VOCABULARY:,} could be drawn; give a model of the World "
+            "vocabulary"
+        )
+    return Tokenizer() if rows >= FEWEST_ROWS else NoTokenizer(rows)
 
 
 # The engines of a process share what is read: the encoder alone takes 230 MB, and

@@ -37,6 +37,7 @@ class EngineInfo(Struct, frozen=True):
     defaults: ModelDefaults = ModelDefaults()
     weights: str = ""  # the format of its large matrices; "": none in particular
     weight_bytes: int = 0  # that its weights take on the device
+    texts: bool = True  # False: its vocabulary is not World's, so that only token ids mean something
 
 
 class Loading(Struct, frozen=True):

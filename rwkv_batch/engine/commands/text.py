@@ -16,14 +16,18 @@ class TextCommands:
         self._tokenizer, self._outbox = tokenizer, outbox
 
     def run(self, request: RequestKey, command: TextCommand) -> None:
+        try:
+            self._tokenizer.demand_texts()
+            self._answer(request, command)
+        except ValueError as error:
+            self._outbox.append((request, Rejected(request[1], "invalid", str(error))))
+
+    def _answer(self, request: RequestKey, command: TextCommand) -> None:
+        """Raises ValueError."""
         data = self._tokenizer.token_bytes
         match command:
             case Tokenize(texts=texts):
-                try:
-                    ids = [self._tokenizer.encode(text) for text in texts]
-                except ValueError as error:
-                    self._outbox.append((request, Rejected(request[1], "invalid", str(error))))
-                    return
+                ids = [self._tokenizer.encode(text) for text in texts]
                 pieces = [data(token) for token in chain.from_iterable(ids)]
                 reply(self._outbox, request, None, token_ids=ids, token_bytes=pieces)
             case Detokenize(tokens=tokens):

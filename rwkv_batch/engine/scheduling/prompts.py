@@ -10,6 +10,15 @@ class PromptEncoder:
     def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
         self._tokenizer, self._vocab = tokenizer, vocab
 
+    def check(self, request: GenerateRequest) -> None:
+        """Raises ValueError for texts where there are only ids, a turn of several prompts, and logprobs that
+        a prompt cannot have.
+        """
+        texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
+        if texts or request.stop_strings or request.late_stops or request.grammar:
+            self._tokenizer.demand_texts()
+        _check_prompts(request)
+
     def encode(self, prompt: str | list[int], prefix_ids: list[int]) -> list[int]:
         """The ids of the prefix and the prompt; never empty."""
         ids = prefix_ids + (self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
@@ -48,8 +57,7 @@ class PromptEncoder:
         )
 
 
-def check_prompts(request: GenerateRequest) -> None:
-    """Raises ValueError for a turn of several prompts, and for logprobs that a prompt cannot have."""
+def _check_prompts(request: GenerateRequest) -> None:
     if request.turn and (len(request.prompts) != 1 or request.n != 1):
         raise ValueError(f"A turn has one prompt, not {len(request.prompts)} times {request.n}.")
     if request.prompt_logprobs is None:

@@ -35,7 +35,7 @@ class StepInFlight:
     def logprobs(self, ids: list[int], tokenizer: Tokenizer) -> dict[int, TokenLogprob]:
         """Logprobs of what was drawn, for the sequences that want them, by their place in `drawing`."""
         found = self.draws.logprobs() if self.draws and self.logprob_places else []
-        text = tokenizer.token_bytes
+        text = tokenizer.token_name
         return {
             place: TokenLogprob(text(ids[place]), logprob, [(text(token), p) for token, p in top])
             for place, (logprob, top) in zip(self.logprob_places, found, strict=True)
@@ -44,7 +44,7 @@ class StepInFlight:
     def give_prompt_logprobs(self, tokenizer: Tokenizer) -> None:
         """To the sequences that want them. The draws have been waited for."""
         assert self.draws
-        text = tokenizer.token_bytes
+        text = tokenizer.token_name
         for (seq, row), found in zip(self.scored, self.draws.prompt_logprobs(), strict=True):
             seq.prompt_logprobs += [
                 TokenLogprob(text(target), logprob, [(text(token), p) for token, p in top])

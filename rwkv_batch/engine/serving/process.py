@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
+from operator import attrgetter
 
 import msgspec
 import zmq
@@ -57,7 +58,7 @@ def run(configs: tuple[EngineConfig, ...], address: str, control: Connection) ->
     except (CheckpointError, DeviceError, SamplerError, StoreError) as error:
         control.send(LoadFailure(str(error)))
         sys.exit(2)
-    for info in models.infos:
+    for info in filter(attrgetter("texts"), models.infos):
         grammars.prepare(info.vocabulary)  # now, as no row could run meanwhile
     changes = ModelChanges(models, configs, control.send, wake)
     service = Service(models, changes, address, control, wakeups)

@@ -282,4 +282,5 @@ DEVICE void fence_async_shared() {
 
 // Of two pairs of fp16 numbers: the larger ones; all bits of the halves in which x is not less than y.
 DEVICE __half2 larger_halves(__half2 x, __half2 y) { return __hmax2(x, y); }
+DEVICE __half2 larger_halves_or_nan(__half2 x, __half2 y) { return __hmax2_nan(x, y); }
 DEVICE unsigned halves_reaching(__half2 x, __half2 y) { return __hge2_mask(x, y); }

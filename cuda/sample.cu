@@ -278,6 +278,7 @@ __global__ void LAUNCH_BOUNDS(THREADS, RESIDENT) sample_kernel(const __grid_cons
         if (team.rank == 0 && threadIdx.x == 0) in.ids[row] = 0;
         return;
     }
+    const bool broken = own_top == INFINITY;  // which changes and filters may hide
     RowFilter how;
     if constexpr (FILTERED) {
         how = given.filters[row];
@@ -297,8 +298,12 @@ __global__ void LAUNCH_BOUNDS(THREADS, RESIDENT) sample_kernel(const __grid_cons
             team.gather(weigh(segment, beside, -INFINITY, 0), s.sums[0]);
             return sum_of(team, s.sums[0]);
         });
-    gather_tops(team, own_top, s.tops);
+    gather_tops(team, broken ? INFINITY : own_top, s.tops);
     const uint32_t top = largest(s.tops);
+    if (is_broken(top)) {
+        if (team.rank == 0 && threadIdx.x == 0) in.ids[row] = BROKEN;
+        return;
+    }
 
     const Softmax softmax = {from_key(top), s.row.scale};
     const uint64_t word = random_word(s.row.key, s.row.position);

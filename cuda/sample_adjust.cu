@@ -16,6 +16,9 @@
 
 namespace sample {
 
+// A top_p that is off, as sums of fp32 may pass 1; and of a row of which nothing can be drawn.
+constexpr float OFF = 2.f, NOT_DRAWN = 4.f;
+
 // Rows of padding get logits without bias or penalties, and limits with which any draw ends.
 template <typename Logit, bool IN_SHARED>
 __global__ void LAUNCH_BOUNDS(THREADS, 2) adjust_kernel(const __grid_constant__ AdjustInput in) {
@@ -43,14 +46,16 @@ __global__ void LAUNCH_BOUNDS(THREADS, 2) adjust_kernel(const __grid_constant__ 
     team.wait_for_all();
     __syncthreads();
     const bool live = slot >= 0;
+    const bool broken = own_top == INFINITY;  // which changes may hide
     if (live && (row.bias_count || row.used)) {
         apply_changes(row, chunk);
         own_top = -INFINITY;
         for (int i = lane_id(); i < segment.length; i += WARP) own_top = fmaxf(own_top, segment.values[i]);
     }
-    gather_tops(team, own_top, tops);
-    const float top = from_key(largest(tops)), temperature = live ? float(row.temperature) : 1.f;
-    const auto scaled = [&](float x) { return __fdiv_rn(__fsub_rn(x, top), temperature); };
+    gather_tops(team, broken ? INFINITY : own_top, tops);
+    const uint32_t top_key = largest(tops);
+    const float top = fminf(from_key(top_key), FLT_MAX), temperature = live ? float(row.temperature) : 1.f;
+    const auto scaled = [&](float x) { return __fdiv_rn(fminf(__fsub_rn(x, top), 0.f), temperature); };
     for (int at = 4 * lane_id(); at < segment.length && segment.first_id + at < in.adjusted_width;
          at += 4 * WARP) {
         const float4 x = *reinterpret_cast<const float4*>(segment.values + at);
@@ -59,8 +64,8 @@ __global__ void LAUNCH_BOUNDS(THREADS, 2) adjust_kernel(const __grid_constant__ 
     }
     if (team.rank == 0 && threadIdx.x == 0) {
         in.top_k[own] = live ? min(row.top_k, in.sample.vocab) : 1;
-        in.top_p[own] =
-            live && row.top_p < 1. ? fmaxf(float(row.top_p), FLT_MIN) : 2.f;  // sums of fp32 may pass 1
+        const float top_p = row.top_p < 1. ? fmaxf(float(row.top_p), FLT_MIN) : OFF;
+        in.top_p[own] = !live ? OFF : is_broken(top_key) ? NOT_DRAWN : top_p;
     }
 }
 
@@ -69,10 +74,13 @@ __global__ void __launch_bounds__(THREADS)
     __shared__ SampleRecord row;
     wait_for_inputs();
     const int place = in.places[blockIdx.x], slot = in.sample.slots[place];
-    const int token =
-        slot < 0 ? 0 : min(max(drawn[blockIdx.x], 0), in.sample.vocab - 1);  // what follows reads at this id
+    const bool broken = in.top_p[blockIdx.x] == NOT_DRAWN;
+    const int token = slot < 0 ? 0
+                      : broken
+                          ? BROKEN
+                          : min(max(drawn[blockIdx.x], 0), in.sample.vocab - 1);  // what follows reads there
     if (threadIdx.x == 0) in.sample.ids[place] = token;
-    if (slot < 0) return;
+    if (slot < 0 || broken) return;
     if (warp_id() == 0) copy_record(row, in.sample.table, slot);
     __syncthreads();
     record(row, in.sample.table + slot, token);

@@ -28,6 +28,17 @@ __device__ __forceinline__ float sanitise(float x) {
     return __fadd_rn(fminf(fmaxf(x, -FLT_MAX), FLT_MAX), 0.f);
 }
 
+// The id of a row of which nothing can be drawn: one of the model's logits is NaN or infinity, or all that
+// could be drawn are -infinity. Whoever asked for it is answered with an error.
+constexpr int BROKEN = -1;
+
+// Whether that is so, by the largest key: of -infinity or, sanitised, of -FLT_MAX; of infinity, or of NaN,
+// whose sign bit is 0 here.
+__device__ __forceinline__ bool is_broken(uint32_t top) {
+    constexpr uint32_t LOWEST = 0x00800000, INFINITE = 0xff800000;  // to_key of -FLT_MAX and of infinity
+    return top <= LOWEST || top >= INFINITE;
+}
+
 // Weights are sums of multiples of 2**-40, where the likeliest token weighs 1. Sums of integers do not depend
 // on the order of adding: a row draws the same token however it is split over threads, and what two passes
 // add up agrees exactly.

@@ -42,37 +42,23 @@ struct PlainSegment {
         }
     }
 
-    // Makes NaN 0. The largest logit of this lane, finite.
-    __device__ __forceinline__ float largest() {
+    // The largest key of this lane; that of NaN if it has one. There is one zero only.
+    __device__ __forceinline__ uint32_t largest() {
         const auto half2_of = [](uint32_t pair) { return *reinterpret_cast<const __half2*>(&pair); };
         __half2 most = half2_of(NEVER);
 #pragma unroll
         for (int i = 0; i < EIGHTS; i++) {
             if (id(i) < vocab && id(i) + 8 > vocab) end_at_vocab(i);
 #pragma unroll
-            for (uint32_t& pair : eights[i].pairs) {
-                pair &= halves_reaching(half2_of(pair), half2_of(pair));
-                most = larger_halves(most, half2_of(pair));
-            }
+            for (uint32_t& pair : eights[i].pairs) most = larger_halves_or_nan(most, half2_of(pair));
         }
-        return sanitise(fmaxf(__low2float(most), __high2float(most)));
-    }
-
-    // As if all logits were 0.
-    __device__ __forceinline__ void level() {
-#pragma unroll
-        for (int i = 0; i < EIGHTS; i++) {
-            eights[i].all = make_uint4(0, 0, 0, 0);
-            end_at_vocab(i);
-        }
+        return max(to_key(__fadd_rn(__low2float(most), 0.f)), to_key(__fadd_rn(__high2float(most), 0.f)));
     }
 };
 
-// As Softmax, of eight logits that may be infinite.
+// As Softmax, of eight logits that may be -infinity.
 __device__ __forceinline__ void weigh(const Eight& eight, float top, float scale, float (&weights)[8]) {
-    const auto weight = [&](float logit) {
-        return power_of_two(__fmul_rn(fminf(__fsub_rn(logit, top), 0.f), scale));
-    };
+    const auto weight = [&](float logit) { return power_of_two(__fmul_rn(__fsub_rn(logit, top), scale)); };
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         const float2 pair = to_float2(eight.pairs[k]);
@@ -112,8 +98,8 @@ __device__ __forceinline__ int find_logit(const Eight& eight, int id, float logi
 #pragma unroll
     for (int k = 3; k >= 0; k--) {
         const float2 pair = to_float2(eight.pairs[k]);
-        if (fminf(pair.y, FLT_MAX) == logit) found = id + 2 * k + 1;
-        if (fminf(pair.x, FLT_MAX) == logit) found = id + 2 * k;
+        if (pair.y == logit) found = id + 2 * k + 1;
+        if (pair.x == logit) found = id + 2 * k;
     }
     return found;
 }
@@ -163,7 +149,7 @@ __global__ void LAUNCH_BOUNDS(BLOCK_WARPS* WARP, RESIDENT)
     const int method = record.method;
     const float scale = record.scale;
     const uint64_t key = record.key, position = record.position;
-    const uint32_t own_top = warp_max(to_key(segment.largest()));
+    const uint32_t own_top = warp_max(segment.largest());
     team.wait_for_all();
     if (slot < 0) {
         if (team.rank == 0 && threadIdx.x == 0) in.ids[row] = 0;
@@ -174,11 +160,13 @@ __global__ void LAUNCH_BOUNDS(BLOCK_WARPS* WARP, RESIDENT)
     uint32_t top_key = 0;
     for (int i = lane; i < segments; i += WARP) top_key = max(top_key, tops[i]);
     top_key = warp_max(top_key);
-    float top = from_key(top_key);
-    if (top == -FLT_MAX) {
-        top = 0.f;
-        segment.level();
+    if (is_broken(top_key)) {
+        if (team.rank != 0 || threadIdx.x != 0) return;
+        in.ids[row] = BROKEN;
+        if (sequences) sequences[slot].last = 0, sequences[slot].ended = true;
+        return;
     }
+    const float top = from_key(top_key);
     int drawn;
     uint64_t rest = 0;
     if (method == GREEDY) {

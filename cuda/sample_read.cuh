@@ -21,13 +21,17 @@ __device__ __forceinline__ bool finite(float4 x) {
 }
 
 // Read a segment; returns the largest number of this lane. Ids that cannot be drawn become -inf, which no
-// token has. `meanwhile` runs while the first numbers are under way.
+// token has, and NaN becomes infinity: the row is broken. `meanwhile` runs while the first numbers are under
+// way.
 template <typename Logit, typename F>
 __device__ __forceinline__ float read(const SampleInput& in, const Logit* logits, const Segment& segment,
                                       F meanwhile) {
     constexpr int UNROLL = 4;
     const bool aligned = (reinterpret_cast<uintptr_t>(logits) % (4 * sizeof(Logit))) == 0;
     float top = -INFINITY;
+    const auto one = [&](float x, int id) {
+        return id >= in.vocab ? -INFINITY : x < INFINITY ? sanitise(x) : INFINITY;
+    };
     for (int start = 4 * lane_id(); start < segment.length; start += UNROLL * 4 * WARP) {
         float4 x[UNROLL];
 #pragma unroll
@@ -51,10 +55,8 @@ __device__ __forceinline__ float read(const SampleInput& in, const Logit* logits
             float4 y = make_float4(__fadd_rn(x[i].x, 0.f), __fadd_rn(x[i].y, 0.f), __fadd_rn(x[i].z, 0.f),
                                    __fadd_rn(x[i].w, 0.f));
             if (id + 4 > in.vocab || !finite(x[i])) {
-                y.x = id < in.vocab ? sanitise(x[i].x) : -INFINITY;
-                y.y = id + 1 < in.vocab ? sanitise(x[i].y) : -INFINITY;
-                y.z = id + 2 < in.vocab ? sanitise(x[i].z) : -INFINITY;
-                y.w = id + 3 < in.vocab ? sanitise(x[i].w) : -INFINITY;
+                y.x = one(x[i].x, id), y.y = one(x[i].y, id + 1);
+                y.z = one(x[i].z, id + 2), y.w = one(x[i].w, id + 3);
             }
             *reinterpret_cast<float4*>(segment.values + at) = y;
             top = fmaxf(top, fmaxf(fmaxf(y.x, y.y), fmaxf(y.z, y.w)));

@@ -41,17 +41,18 @@ __global__ void resolve_drawn_kernel(const int* given_tokens, const int* given_s
     if (own) *own = was == MAX_LAG ? 0 : was + 1;
 }
 
-// After sampling: ids [n] of the sequences in slots [n], negative for none.
+// After sampling: ids [n] of the sequences in slots [n], negative for none. A negative id, of a row of which
+// nothing could be drawn, ends its sequence.
 __global__ void record_drawn_kernel(const int* ids, const int* slots, int n, SequenceRecord* records) {
     wait_for_inputs();
     const int i = blockIdx.x * THREADS + threadIdx.x;
     if (i >= n || slots[i] < 0) return;
     SequenceRecord& record = records[slots[i]];
     const int id = ids[i];
-    bool ends = false;
+    bool ends = id < 0;
 #pragma unroll
     for (int stop = 0; stop < STOPS; stop++) ends |= record.stops[stop] == id;
-    record.last = id, record.ended = ends;
+    record.last = max(id, 0), record.ended = ends;  // the next step reads the embedding there
 }
 
 extern "C" {

@@ -263,6 +263,13 @@ DEVICE __half2 larger_halves(__half2 x, __half2 y) {
                           __hgt(__high2half(x), __high2half(y)) ? __high2half(x) : __high2half(y));
 }
 
+DEVICE __half larger_half_or_nan(__half x, __half y) { return __hgt(x, y) || !__hge(x, x) ? x : y; }
+
+DEVICE __half2 larger_halves_or_nan(__half2 x, __half2 y) {
+    return __halves2half2(larger_half_or_nan(__low2half(x), __low2half(y)),
+                          larger_half_or_nan(__high2half(x), __high2half(y)));
+}
+
 DEVICE unsigned halves_reaching(__half2 x, __half2 y) {
     return (__hge(__low2half(x), __low2half(y)) ? 0xffffu : 0u) |
            (__hge(__high2half(x), __high2half(y)) ? 0xffff0000u : 0u);

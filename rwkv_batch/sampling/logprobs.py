@@ -4,6 +4,7 @@ That is the softmax of the logits over the whole vocabulary, before bias, penalt
 on the device of the logits without a synchronisation, so that rows with logprobs do not hold up the others.
 """
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -26,7 +27,8 @@ def logprobs(logits: Tensor, drawn: Tensor, count: int, invariant: bool = False)
     invariant: a row's are the same, bit for bit, whatever the number of rows.
 
     Returns logprobs `[rows, 1 + count]` fp32, the drawn id's first, and the likeliest ids `[rows, count]`.
-    Ids without text are not among the likeliest; of equally likely ones the lowest comes first.
+    Ids without text are not among the likeliest; of equally likely ones the lowest comes first. Where a logit
+    is NaN or infinity, all are NaN; those of a negative id mean nothing.
     """
     count = min(count, VOCABULARY, logits.shape[1])
     parts = zip(torch.split(logits, ROWS_AT_ONCE), torch.split(drawn, ROWS_AT_ONCE), strict=True)
@@ -45,9 +47,9 @@ def row_logprobs(values: Tensor, ids: Tensor, counts: Iterable[int]) -> list[Row
 
 def _logprobs(logits: Tensor, drawn: Tensor, count: int, padded: int) -> tuple[Tensor, Tensor]:
     """padded: the least number of rows of which the sums are made."""
-    logits = logits.float().nan_to_num(0.0, LARGEST, -LARGEST)
+    logits = logits.float().nan_to_num(math.nan, math.nan, -LARGEST)
     ids = _likeliest(logits[:, :VOCABULARY], count)
-    values = logits.gather(1, torch.cat([drawn.long()[:, None], ids], 1))
+    values = logits.gather(1, torch.cat([drawn.long().clamp(min=0)[:, None], ids], 1))
     rows = len(logits)
     if rows < padded:  # as the order of a sum may depend on how many there are
         logits = pad(logits, (0, 0, 0, padded - rows))

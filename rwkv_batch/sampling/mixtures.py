@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.ops.cuda.inputs.staging import upload
+from rwkv_batch.ops.torch_ops import as_stored
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class MixedRows:
 def mix_logits(logits: Tensor, mixtures: Sequence[MixedRows]) -> None:
     """Put the mixed logits in place of those of their rows. logits: `[rows, vocab]`, fp32 or fp16.
 
-    Sums are fp32 and in one order, so that the same rows give the same numbers.
+    Sums are fp32 and in one order, so that the same rows give the same numbers. What fp16 cannot hold becomes
+    the largest number that it can.
     """
     by_size: dict[int, list[MixedRows]] = {}
     for mixture in mixtures:
@@ -39,4 +41,4 @@ def mix_logits(logits: Tensor, mixtures: Sequence[MixedRows]) -> None:
         mixed = weights[:, 0] * logits[rows[:, 0]]  # [mixtures, vocab], fp32
         for i in range(1, size):
             mixed.addcmul_(weights[:, i], logits[rows[:, i]].float())
-        logits[rows] = mixed.to(logits.dtype).unsqueeze(1)
+        logits[rows] = as_stored(mixed, logits.dtype).unsqueeze(1)

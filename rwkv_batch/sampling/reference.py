@@ -1,8 +1,8 @@
 """The exact distributions: one token drawn from the logits of one row, after its bias and penalties.
 
 sampler.py defines the methods; cuda/sample.cu draws from the same distributions. Every function takes logits
-`[vocab]` fp32, which it may sanitise in place, top_k in 1..vocab and 0 < top_p <= 1 where it has them,
-`uniform` in [0, 1), and `scratch` `[vocab]` fp32, which is overwritten.
+`[vocab]` fp32, top_k in 1..vocab and 0 < top_p <= 1 where it has them, `uniform` in [0, 1), and `scratch`
+`[vocab]` fp32, which is overwritten. Where the largest logit is no number to draw by, they return BROKEN.
 """
 
 import math
@@ -13,8 +13,17 @@ from rwkv_batch.ops.random import token_uniforms
 from rwkv_batch.sampling.params import LikelihoodLimits
 
 LARGEST = float(np.finfo(np.float32).max)
+BROKEN = -1  # in place of a token: nothing can be drawn, as `is_broken` says
 LIKELY = 1024  # top_p first looks at this many of the likeliest tokens; they nearly always hold its mass
 BLOCK = 256  # weights are summed in blocks, then one block is searched: two short sums instead of a long one
+
+
+def is_broken(top: float) -> bool:
+    """Whether nothing can be drawn by logits of which this is the largest, or NaN if one is that.
+
+    That is where one is NaN or infinity, or where all are -infinity.
+    """
+    return not -LARGEST < top < math.inf
 
 
 def draw(
@@ -22,7 +31,9 @@ def draw(
 ) -> int:
     """Draw by "rapid"; without limits that is a plain draw from the softmax, which is "gumbel"."""
     vocab = len(logits)
-    top = _top(logits)
+    top = float(logits.max())
+    if is_broken(top):
+        return BROKEN
     mass = math.inf  # that top_p leaves, on the scale where the likeliest token weighs 1
     if top_p < 1 or top_k == vocab:
         weights = _all_weights(logits, top, temperature, scratch)
@@ -51,7 +62,9 @@ def draw_nucleus(
     vocab = len(logits)
     if top_k == vocab and top_p == 1:
         return draw(logits, temperature, top_k, top_p, uniform, scratch)
-    top = _top(logits)
+    top = float(logits.max())
+    if is_broken(top):
+        return BROKEN
     kept = (
         np.flatnonzero(logits >= np.partition(logits, vocab - top_k)[vocab - top_k])
         if top_k < vocab
@@ -71,7 +84,9 @@ def draw_noisy(
     logits: np.ndarray, temperature: float, noise: float, key: np.uint64, position: np.uint64
 ) -> int:
     """Draw by "noise", for noise > 0, with the random numbers of the row's `key` at `position`."""
-    top = _top(logits)
+    top = float(logits.max())
+    if is_broken(top):
+        return BROKEN
     kept = np.flatnonzero(logits >= np.float64(top - noise * temperature))  # the others cannot win
     noisy = logits[kept].astype(np.float64) / temperature + noise * token_uniforms(key, position, kept)
     return int(kept[noisy.argmax()])
@@ -82,8 +97,15 @@ def divide_repeated(logits: np.ndarray, seen: np.ndarray, penalty: float) -> Non
 
     seen: ids, each once.
     """
-    values = sanitise(logits[seen])
-    logits[seen] = sanitise(np.where(values > 0, values / np.float32(penalty), values * np.float32(penalty)))
+    values = logits[seen]
+    divided = np.where(values > 0, values / np.float32(penalty), values * np.float32(penalty))
+    logits[seen] = np.where(values < np.inf, np.clip(divided, -LARGEST, LARGEST), values)
+
+
+def add(logits: np.ndarray, ids: np.ndarray, amounts: np.ndarray) -> None:
+    """Add to the logits of `ids`, each of which comes at most once, in place. What is broken stays that."""
+    values = logits[ids]
+    logits[ids] = np.where(values < np.inf, np.clip(values + amounts, -LARGEST, LARGEST), values)
 
 
 def remaining(
@@ -95,9 +117,9 @@ def remaining(
     / temperature: min_p keeps p >= min_p max(p), top_a keeps p >= top_a max(p)**2.
     """
     values = logits if allowed is None else logits[allowed]
-    if limits.off:
+    top = float(values.max())
+    if limits.off or is_broken(top):
         return np.arange(len(logits)) if allowed is None else allowed
-    top = _top(values)
     least = limits.min_p
     if limits.top_a > 0:
         least = max(least, limits.top_a / float(_weights(values, top, temperature).sum()))
@@ -107,20 +129,8 @@ def remaining(
 
 def likeliest(logits: np.ndarray) -> int:
     """The greedy choice: the lowest id of the largest logit."""
-    token = int(logits.argmax())
-    return token if math.isfinite(logits[token]) else int(sanitise(logits).argmax())
-
-
-def sanitise(logits: np.ndarray) -> np.ndarray:
-    """Make NaN 0 and an infinity the largest finite number, in place."""
-    np.nan_to_num(logits, copy=False, nan=0.0, posinf=LARGEST, neginf=-LARGEST)
-    return logits
-
-
-def _top(logits: np.ndarray) -> float:
-    """The largest logit, a number; logits are sanitised if they are broken at the top, where it matters."""
-    top = float(logits.max())
-    return top if math.isfinite(top) else float(sanitise(logits).max())
+    token = int(logits.argmax())  # of a NaN, if there is one
+    return BROKEN if is_broken(float(logits[token])) else token
 
 
 def _cut(

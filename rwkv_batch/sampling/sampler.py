@@ -1,10 +1,11 @@
 """The sampler on the host: every row with its own method, parameters, penalties and random numbers.
 
-First, for every method: NaN becomes 0, an infinity the largest finite number; ids without text cannot be
-drawn; the repetition penalty divides, logit_bias is added, penalties are subtracted (penalties.py); ids that
-the row's mask leaves out cannot be drawn either. Temperatures are kept within 0.001 to 1000. Then, unless the
-method is "noise", min_p and top_a leave out what is unlikely beside the likeliest token, both measured on the
-softmax of logits / temperature. The method draws among what is left:
+First, for every method: where a logit is NaN or infinity, or all that could be drawn are -infinity, the row
+draws reference.BROKEN instead of a token. Ids without text cannot be drawn; the repetition penalty divides,
+logit_bias is added, penalties are subtracted (penalties.py); ids that the row's mask leaves out cannot be
+drawn either. Temperatures are kept within 0.001 to 1000. Then, unless the method is "noise", min_p and top_a
+leave out what is unlikely beside the likeliest token, both measured on the softmax of logits / temperature.
+The method draws among what is left:
 
 - "rapid": p is the softmax of logits / temperature. top_k and top_p cut together, both measured on that same
   p: what stays are the tokens likelier than a threshold, which is the largest one at which either top_k
@@ -78,6 +79,7 @@ class Sampler:
     def sample(self, logits: torch.Tensor, slots: Sequence[int], masks: RowMasks | None = None) -> list[int]:
         """One token for each of `slots`, from logits `[len(slots), vocab]` fp32, which may be changed.
 
+        BROKEN for a row whose logits are not finite, for which nothing is recorded.
         `masks`: what some of these rows may draw, by their places. A slot comes at most once. Each token is
         recorded for its row's penalties. Raises ValueError for a slot in which no row has begun.
         """
@@ -88,9 +90,13 @@ class Sampler:
         self._positions[index] += np.uint64(1)
         masked = masks.ids(self.vocab) if masks and masks.places else {}
         if self.device.type != "cpu" and not masked and all(row.likeliest_wins for row in rows):
-            return logits.nan_to_num(0.0, reference.LARGEST, -reference.LARGEST).argmax(1).tolist()
+            likeliest = logits.argmax(1, keepdim=True)
+            finite = logits.gather(1, likeliest).isfinite()
+            return likeliest.where(finite, reference.BROKEN).squeeze(1).tolist()
         draws = zip(rows, logits.cpu().numpy(), uniforms(keys, positions), keys, positions, strict=True)
-        with np.errstate(over="ignore", under="ignore"):  # weights of unlikely tokens vanish, and may
+        with np.errstate(
+            over="ignore", under="ignore", invalid="ignore"
+        ):  # weights of unlikely tokens vanish, and may
             return [
                 row.draw(values, float(uniform), key, position, self._weights, masked.get(place))
                 for place, (row, values, uniform, key, position) in enumerate(draws)
@@ -129,14 +135,19 @@ class _HostRow:
         allowed: the ids that a mask leaves, ascending.
         """
         how = self.how
+        hides_broken = allowed is not None or not how.likelihood.off
+        if hides_broken and reference.is_broken(float(logits.max())):
+            return reference.BROKEN
         if self.seen is not None:
             reference.divide_repeated(logits, np.flatnonzero(self.seen), how.repetition)
         if how.bias is not None:
-            _add(logits, *how.bias)
+            reference.add(logits, *how.bias)
         if self.penalties is not None:
             ids, amounts = self.penalties.amounts()
-            _add(logits, ids, -amounts)
+            reference.add(logits, ids, -amounts)
         token = self._choose(logits, uniform, key, position, scratch, allowed)
+        if token == reference.BROKEN:
+            return token
         if self.penalties is not None:
             self.penalties.record(token)
         if self.seen is not None:
@@ -169,9 +180,4 @@ class _HostRow:
             draw = reference.draw_nucleus if how.method == "nucleus" else reference.draw
             top_k = min(how.top_k, len(values))
             place = draw(values, how.temperature, top_k, how.top_p, uniform, scratch[: len(values)])
-        return place if left is None else int(left[place])
-
-
-def _add(logits: np.ndarray, ids: np.ndarray, amounts: np.ndarray) -> None:
-    """Add to the logits of `ids`, each of which comes at most once."""
-    logits[ids] = reference.sanitise(logits[ids]) + amounts
+        return place if left is None or place == reference.BROKEN else int(left[place])

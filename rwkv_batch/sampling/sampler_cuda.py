@@ -193,6 +193,7 @@ class CudaSampler:
     ) -> Tensor:
         """One token for each row of logits `[rows, vocab]`, fp32 or fp16: ids `[rows]` int32 on the device.
 
+        reference.BROKEN for a row whose logits are not finite, for which nothing is recorded.
         Queued without a synchronisation; `prepare` comes first. slots `[rows]` int32 are on the device; a
         slot comes at most once, and a negative one is padding, whose id is 0. `ids`: where to write. `masks`:
         what rows may draw, by their places. `feed`: where it is recorded what was drawn. Where there is a

@@ -15,6 +15,7 @@ from rwkv_batch.runner import backends
 from rwkv_batch.runner.protocol import Batch, Draws, DrawUnder, KnownDraws, NewRow
 from rwkv_batch.runner.torch_runner import TorchRunner
 from rwkv_batch.sampling.masks import RowMasks
+from rwkv_batch.sampling.reference import BROKEN
 from rwkv_batch.state.slots import States
 
 NO_MASKS = RowMasks([], np.zeros((0, 1), np.int32))
@@ -95,7 +96,8 @@ class LateRunner(TorchRunner):
             if piece == [LAST]:
                 assert len(self.stops[slot]) <= self.run_ahead_stop_ids
                 self.fed_last += 1
-                piece = [] if self.last[slot] in self.stops[slot] else [self.last[slot]]
+                ended = self.last[slot] in self.stops[slot] or self.last[slot] == BROKEN
+                piece = [] if ended else [self.last[slot]]
             assert LAST not in piece
             fed.append(piece)
         alive = [row for row, piece in enumerate(fed) if piece]

@@ -15,7 +15,7 @@ import torch
 from rwkv_batch.ops.cuda import build, gemms
 from rwkv_batch.ops.cuda.inputs import staging
 from rwkv_batch.sampling.penalties import UNCOUNTED
-from rwkv_batch.sampling.reference import LARGEST, sanitise
+from rwkv_batch.sampling.reference import BROKEN, LARGEST, is_broken
 from rwkv_batch.sampling.structs_cuda import (
     BIAS_ENTRY,
     PENALTY_ENTRY,
@@ -23,6 +23,8 @@ from rwkv_batch.sampling.structs_cuda import (
     AdjustInput,
     SampleInput,
 )
+
+NOT_DRAWN = 4  # as in sample_adjust.cu, in place of a row's top_p
 
 
 class AtOnce:
@@ -82,16 +84,20 @@ def _adjust(call, rows: int, fp16: int, blocks: int, stream: int) -> int:
             adjusted[row] /= np.float32(1 if record is None else record["temperature"])
         top_k[row] = 1 if record is None else record["top_k"]
         top_p[row] = 2 if record is None or record["top_p"] == 1 else record["top_p"]
+        if record is not None and is_broken(float(_stored(given.sample, int(place), bool(fp16)).max())):
+            top_p[row] = NOT_DRAWN
     return 0
 
 
 def _record(call, drawn: int, rows: int, stream: int) -> int:
     given: AdjustInput = call._obj
     places = _array(given.places, rows, np.int32)
-    for place, token in zip(places.tolist(), _array(drawn, rows, np.int32).tolist(), strict=True):
+    tokens = _array(drawn, rows, np.int32).tolist()
+    for row, (place, token) in enumerate(zip(places.tolist(), tokens, strict=True)):
         ids, record = _array(given.sample.ids, place + 1, np.int32), _record_at(given.sample, place)
-        ids[place] = 0 if record is None else token
-        if record is None:
+        broken = _array(given.top_p, rows, np.float32)[row] == NOT_DRAWN
+        ids[place] = 0 if record is None else BROKEN if broken else token
+        if record is None or broken:
             continue
         record["position"] += 1
         if record["capacity"]:
@@ -109,10 +115,15 @@ def _record(call, drawn: int, rows: int, stream: int) -> int:
 
 
 def _logits(given: SampleInput, row: int, half: bool) -> np.ndarray:
-    """fp32 [vocab], sanitised."""
+    """fp32 [vocab], finite."""
+    return np.nan_to_num(_stored(given, row, half), nan=LARGEST, posinf=LARGEST, neginf=-LARGEST)
+
+
+def _stored(given: SampleInput, row: int, half: bool) -> np.ndarray:
+    """fp32 [vocab], as they are."""
     dtype = np.dtype(np.float16 if half else np.float32)
     at = given.logits + row * given.stride * dtype.itemsize
-    return np.clip(sanitise(_array(at, given.vocab, dtype).astype(np.float32)), -LARGEST, LARGEST)
+    return _array(at, given.vocab, dtype).astype(np.float32)
 
 
 def _record_at(given: SampleInput, row: int) -> np.ndarray | None:

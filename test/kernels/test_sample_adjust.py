@@ -4,6 +4,7 @@ Functions of the tests stand in for FlashInfer, and host_kernels.py for the kern
 test_flashinfer.py has the tests with FlashInfer itself.
 """
 
+import math
 import sys
 import types
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from rwkv_batch.sampling import flashinfer
 from rwkv_batch.sampling.flashinfer import SamplerError
 from rwkv_batch.sampling.params import RowParameters, drawable
 from rwkv_batch.sampling.penalties import Penalties
-from rwkv_batch.sampling.reference import sanitise
+from rwkv_batch.sampling.reference import BROKEN, add
 from rwkv_batch.sampling.sampler_cuda import FIRST_CAPACITY, CudaSampler
 from rwkv_batch.text.tokenizer import VOCABULARY
 from rwkv_batch.wire.protocol import Sampling
@@ -52,15 +53,15 @@ def filled(params: list[Sampling], vocab: int, device: str, sampler: str = "flas
 def adjusted(logits: np.ndarray, params: Sampling, history: list[int]) -> np.ndarray:
     """What FlashInfer is to see of the ids that can be drawn, as the host's sampler works it out."""
     how = RowParameters.from_sampling(params, len(logits))
-    values = sanitise(logits[: drawable(len(logits))].astype(np.float32))
+    values = np.nan_to_num(logits[: drawable(len(logits))].astype(np.float32))  # -inf is the least number
     if how.bias is not None:
-        values[how.bias[0]] = sanitise(values[how.bias[0]] + how.bias[1])
+        add(values, *how.bias)
     if how.penalties is not None:
         penalties = Penalties(how.penalties)
         for token in history:
             penalties.record(token)
         ids, amounts = penalties.amounts()
-        values[ids] = sanitise(values[ids] - amounts)
+        add(values, ids, -amounts)
     with np.errstate(over="ignore"):
         return (values - values.max()) / np.float32(how.temperature)
 
@@ -111,7 +112,7 @@ def test_a_batch_without_such_rows_does_not_call_flashinfer(monkeypatch, device)
 def test_the_logits_are_those_of_the_host_sampler_and_what_is_drawn_is_recorded(
     monkeypatch, device, vocab, half
 ):
-    """Over more draws than a row has room for at first; numbers that are not finite come too."""
+    """Over more draws than a row has room for at first; -infinity comes too."""
     params = [
         nucleus(temperature=0.3, top_k=7, top_p=0.25),
         nucleus(temperature=1.7, frequency_penalty=0.1, **PENALTIES),
@@ -131,7 +132,7 @@ def test_the_logits_are_those_of_the_host_sampler_and_what_is_drawn_is_recorded(
     sampler = filled(params, vocab, device)
     for step in range(steps):
         logits = generator.normal(size=(len(params), vocab)).astype(np.float16 if half else np.float32) * 3
-        logits[:2, generator.integers(0, vocab, 2)] = np.nan, -np.inf
+        logits[:2, generator.integers(0, vocab, 2)] = -np.inf
         logits[:, VOCABULARY:] = 99
         given = torch.tensor(logits, device=device)
         assert sampler.sample(given, range(len(params))) == tokens[step].tolist()
@@ -145,6 +146,26 @@ def test_the_logits_are_those_of_the_host_sampler_and_what_is_drawn_is_recorded(
             assert (values[row, len(expected) :] == -np.inf).all()
         assert top_k.tolist() == [min(7, vocab), *[drawable(vocab)] * 3]
         assert top_p.tolist() == [0.25, 2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_rows_whose_logits_are_not_finite_draw_nothing(monkeypatch, device, half):
+    """Whatever FlashInfer, which is given finite numbers or -infinity, makes of them."""
+    params = [nucleus(), nucleus(alpha_presence=1.0, logit_bias={3: 1.0}), nucleus(), nucleus(), Sampling()]
+    logits = torch.zeros(5, 300, dtype=torch.float16 if half else torch.float32)
+    logits[0, 3], logits[1, 3], logits[2], logits[3, 3] = math.nan, math.inf, -math.inf, -math.inf
+    logits[4, 3] = math.nan
+
+    def draw(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+        assert not logits.isnan().any() and not logits.eq(math.inf).any()
+        assert logits.isfinite().any(1).all()
+        return torch.full((4,), 7, dtype=torch.int32, device=device)
+
+    stand_in(monkeypatch, draw)
+    sampler = filled(params, 300, device)
+    drawn = sampler.sample(logits.to(device), range(5))
+    assert drawn[:4] == [BROKEN, BROKEN, BROKEN, 7]
+    assert device == "cpu" or drawn[4] == BROKEN  # the stand-in for a CPU draws fixed ids
 
 
 def test_padding_is_drawn_but_not_recorded(monkeypatch, device):

@@ -1,5 +1,6 @@
 """rwkv_sample_filtered: rows with masks, min_p, top_a and repetition penalties draw the ids of the host."""
 
+import math
 from contextlib import nullcontext
 
 import emulated
@@ -14,6 +15,7 @@ from masked import FILTERED, exact_filtered, masks_of
 
 from rwkv_batch.ops.cuda import build, gemms
 from rwkv_batch.ops.cuda.inputs import staging
+from rwkv_batch.sampling.reference import BROKEN
 from rwkv_batch.sampling.sampler import Sampler
 from rwkv_batch.sampling.sampler_cuda import CudaSampler
 from rwkv_batch.wire.protocol import Sampling
@@ -120,8 +122,44 @@ def test_padding_draws_id_0():
     assert device.sample_async(logits, slots, masks=masks_of({0: np.ones(300, bool)})).tolist() == [0, 7]
 
 
-def test_a_mask_wins_over_bias_and_broken_logits():
+def test_a_mask_wins_over_bias():
     _, device = samplers([Sampling(temperature=0, logit_bias={3: 1e6})], 300, [])
-    logits = torch.full((1, 300), float("-inf"))
-    logits[0, 3] = float("inf")
-    assert drawn_on_device(device, logits, masks_of({0: np.arange(300) == 9})) == [9]
+    assert drawn_on_device(device, torch.zeros(1, 300), masks_of({0: np.arange(300) == 9})) == [9]
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    "params",
+    [
+        Sampling(),
+        Sampling(temperature=0),
+        Sampling(logit_bias={3: 5.0, 9: 1.0}),
+        Sampling(top_k=5, top_p=0.5, presence_penalty=0.5),
+        Sampling(min_p=0.1),
+        Sampling(top_a=0.1, repetition_penalty=1.3),
+        nucleus(top_p=0.9, min_p=0.01),
+        NOISY,
+    ],
+)
+def test_logits_that_are_not_finite_draw_nothing(params, masked, half):
+    """Beside rows that do: a mask, a bias or a limit hides none of them, and -infinity is no fault."""
+    numbers = [math.nan, math.inf, -math.inf, 0.0]
+    host, device = samplers([params] * (2 * len(numbers)), 300, [3])
+    logits = torch.randn(2 * len(numbers), 300, generator=torch.Generator().manual_seed(1)) * 3
+    for row, number in enumerate(numbers[:-1]):
+        logits[2 * row, 3], logits[2 * row + 1, :] = number, number
+    logits = logits.half() if half else logits
+    masks = (
+        masks_of({row: np.isin(np.arange(300), (9, 250)) for row in range(len(logits))}) if masked else None
+    )
+    drawn = drawn_on_device(device, logits, masks)
+    assert [token == BROKEN for token in drawn] == [True] * 4 + [False, True, False, False]
+    assert host.sample(logits.float(), range(len(logits)), masks) == drawn
+
+
+def test_a_mask_that_leaves_nothing_the_model_could_draw():
+    _, device = samplers([Sampling()], 300, [])
+    logits = torch.zeros(1, 300)
+    logits[0, 9] = -math.inf
+    assert drawn_on_device(device, logits, masks_of({0: np.arange(300) == 9})) == [BROKEN]

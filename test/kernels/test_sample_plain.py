@@ -6,7 +6,9 @@ from cuda_gpu import needs_gpu
 
 from rwkv_batch.ops.cuda.binding import Kernels
 from rwkv_batch.ops.cuda.inputs.feed import Feed
+from rwkv_batch.sampling.reference import BROKEN
 from rwkv_batch.sampling.sampler_cuda import CudaSampler
+from rwkv_batch.text.tokenizer import VOCABULARY
 from rwkv_batch.wire.protocol import Sampling
 
 pytestmark = needs_gpu
@@ -34,12 +36,41 @@ def test_they_draw_what_they_draw_beside_others(rows, vocab):
     alone, beside = sampler_of(rows, vocab, True), sampler_of(rows, vocab, False)
     logits = (torch.randn(rows, vocab, device="cuda") * 3).half()
     odd = logits.clone()
-    odd[0, [1, 7, 20]] = torch.tensor([float("nan"), float("inf"), -float("inf")], device="cuda").half()
+    odd[0, [1, 20]] = -float("inf")
     odd[rows // 2, 21:30] = -0.0
-    without = logits.clone()
-    without[::2], without[1::2] = float("nan"), -float("inf")
-    for given in (logits, odd, without, logits):
+    for given in (logits, odd, logits):
         assert alone.sample(given, range(rows)) == beside.sample(given, range(rows))
+
+
+@pytest.mark.parametrize("rows", [1, 17, 49, 321])
+@pytest.mark.parametrize("vocab", [40, 50304, 65536])
+def test_logits_that_are_not_finite_draw_nothing(rows, vocab):
+    """A number anywhere, or all of them; NaN of either sign. Ids without text do not count."""
+    sampler, beside = sampler_of(rows, vocab, True), sampler_of(rows, vocab, False)
+    logits = (torch.randn(rows, vocab, device="cuda") * 3).half()
+    places = torch.randint(0, min(vocab, VOCABULARY), (rows,))
+    kinds = [
+        float("nan"),
+        -float("nan"),
+        float("inf"),
+        "nan",
+        "-inf",
+        "inf",
+        -float("inf"),
+        "undrawable",
+        0.0,
+    ]
+    for row in range(rows):
+        kind = kinds[row % len(kinds)]
+        if kind == "undrawable":
+            logits[row, VOCABULARY:] = float("nan")
+        elif isinstance(kind, str):
+            logits[row] = float(kind)
+        else:
+            logits[row, places[row]] = kind
+    drawn = sampler.sample(logits, range(rows))
+    assert [token == BROKEN for token in drawn] == [row % len(kinds) < 6 for row in range(rows)]
+    assert drawn == beside.sample(logits, range(rows))
 
 
 @pytest.mark.parametrize("rows", [3, 60])
@@ -85,6 +116,7 @@ def test_the_feed_knows_what_was_drawn_and_whether_that_ends_a_row(rows):
     slots = torch.arange(rows, dtype=torch.int32, device="cuda")
     slots[3] = -1
     logits = (torch.randn(rows, 5000, device="cuda") * 3).half()
+    logits[2, 4000] = float("nan")  # nothing is drawn, and the row has ended
     found = []
     for takes_plain in (True, False):
         sampler = sampler_of(rows, 5000, takes_plain)
@@ -97,6 +129,8 @@ def test_the_feed_knows_what_was_drawn_and_whether_that_ends_a_row(rows):
         found.append((ids.tolist(), feed.records.view(torch.int32)[:, :2].tolist()))
     assert found[0] == found[1]
     ids, records = found[0]
+    assert ids[2] == BROKEN and records[2] == [0, 1]
+    ids[2], records[2] = 0, [0, 0]
     assert [record[0] for record in records] == ids
     assert {record[1] for record in records[::2]} == {0}
     assert records[1][1] == 1, "a greedy row draws what is likely"

@@ -58,10 +58,21 @@ def test_many_equal_tokens_of_half_precision(device: str):
 
 
 @on_devices
-def test_those_of_broken_logits_are_numbers(device: str):
-    ((logprob, top),) = found(torch.tensor([[math.nan, 1.0, -math.inf]], device=device), [0], [2])
-    assert [logprob, *(p for _, p in top)] == pytest.approx([-1.3132617, -0.3132617, -1.3132617])
+def test_those_of_minus_infinity_are_numbers(device: str):
+    ((logprob, top),) = found(torch.tensor([[0.0, 1.0, -math.inf]], device=device), [2], [2])
+    assert math.isfinite(logprob) and logprob < -1e38
+    assert [p for _, p in top] == pytest.approx([-0.3132617, -1.3132617])
     assert [i for i, _ in top] == [1, 0]
+
+
+@on_devices
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_broken_row_has_no_logprobs_and_others_keep_theirs(device: str, number: float):
+    """Nor does it need a drawn id."""
+    logits = torch.tensor([[0.0, number, 2.0], [0.0, 1.0, 2.0]], device=device)
+    (logprob, top), whole = found(logits, [-1, 0], [2, 2])
+    assert math.isnan(logprob) and all(math.isnan(p) for _, p in top)
+    assert whole == found(logits[1:], [0], [2])[0]
 
 
 @on_devices

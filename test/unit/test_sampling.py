@@ -11,7 +11,7 @@ from scipy.stats import chi2_contingency, chisquare
 
 from rwkv_batch.ops.random import random_key, uniforms
 from rwkv_batch.sampling.params import check
-from rwkv_batch.sampling.reference import draw
+from rwkv_batch.sampling.reference import BROKEN, draw
 from rwkv_batch.sampling.sampler import Sampler
 from rwkv_batch.text.tokenizer import VOCABULARY
 from rwkv_batch.wire.protocol import Sampling
@@ -248,30 +248,59 @@ def test_a_row_that_begins_again_draws_the_same():
     assert len(set(runs[0])) > 10
 
 
+ALL_WAYS = [
+    Sampling(),
+    Sampling(temperature=0),
+    Sampling(top_k=3),
+    Sampling(top_p=0.8),
+    Sampling(presence_penalty=0.5, frequency_penalty=0.1, alpha_decay=0.99, alpha_presence=1.0),
+    Sampling(logit_bias={0: 3.0, 1: -100.0, 2: 1.0, 3: 1.0, 4: 1.0}),
+    Sampling(temperature=0, logit_bias={0: 3.0, 2: 1e300}),
+    Sampling(repetition_penalty=1.5),
+    Sampling(min_p=0.1),
+    Sampling(top_a=0.2, temperature=0),
+    Sampling(method="nucleus", top_p=0.5),
+    Sampling(method="nucleus", top_k=2),
+    Sampling(method="gumbel"),
+    Sampling(method="noise", noise=2.0),
+    Sampling(method="noise", temperature=0),
+]
+
+
+@pytest.mark.parametrize("params", ALL_WAYS)
 @pytest.mark.parametrize(
-    "params", [Sampling(), Sampling(top_k=3), Sampling(top_p=0.8), Sampling(presence_penalty=0.5)]
+    "logits",
+    [
+        [math.nan, 1.0, -math.inf, 0.5, math.nan],
+        [0.0, 1.0, math.inf, 0.5, 2.0],
+        [-5.0, 1.0, 9.0, 8.0, math.nan],
+        [math.nan] * 5,
+        [math.inf] * 5,
+        [-math.inf] * 5,
+    ],
 )
-def test_nan_counts_as_zero_and_minus_infinity_as_never(params):
-    broken = [math.nan, 1.0, -math.inf, 0.5, math.nan]
-    assert_drawn_from(run(broken, params, 2000)[:, 0], exact([0.0, 1.0, -1e30, 0.5, 0.0], params))
+def test_logits_that_are_not_finite_draw_nothing(params, logits):
+    assert (run(logits, params, 20) == BROKEN).all()
 
 
-@pytest.mark.parametrize(
-    "params", [Sampling(), Sampling(temperature=0), Sampling(top_k=2), Sampling(top_p=0.8)]
-)
-def test_infinity_wins(params):
-    assert set(run([0.0, 1.0, math.inf, math.nan], params, 20)[:, 0]) == {2}
+@pytest.mark.parametrize("params", [params for params in ALL_WAYS if not params.logit_bias])
+def test_minus_infinity_is_never_drawn(params):
+    assert run([-math.inf, 1.0, -math.inf, 0.5, -math.inf], params, 100)[:, 0].min() >= 1
+    drawn = set(run([-math.inf, 1.0, -math.inf, 0.5, -math.inf], params, 300)[:, 0])
+    assert drawn <= {1, 3} and 1 in drawn
 
 
-def test_greedy_with_nan():
-    assert run([math.nan, -1.0, -2.0], Sampling(temperature=0), 1)[0, 0] == 0
-    assert run([math.nan, -1.0, 2.0], Sampling(temperature=0), 1)[0, 0] == 2
-    assert run([math.nan, -1.0, 2.0], Sampling(temperature=0, logit_bias={0: 3.0}), 1)[0, 0] == 0
+def test_ids_without_text_may_have_any_logit():
+    sampler = Sampler(1, 65536, "cpu")
+    sampler.begin(0, Sampling(temperature=0), 9, 0)
+    logits = torch.zeros(1, 65536)
+    logits[:, 7], logits[:, VOCABULARY:] = 1.0, math.nan
+    assert sampler.sample(logits, [0]) == [7]
 
 
-@pytest.mark.parametrize("value", [-math.inf, math.nan])
-def test_a_row_without_any_number_is_uniform(value):
-    assert_drawn_from(run([value] * 5, Sampling(), 1000)[:, 0], np.full(5, 0.2))
+def test_a_bias_past_what_fp32_holds_is_no_broken_logit():
+    assert run([0.0, 1.0, 2.0], Sampling(temperature=0, logit_bias={1: 1e300}), 1)[0, 0] == 1
+    assert run([0.0, 1.0, 2.0], Sampling(temperature=0, logit_bias={2: -1e300}), 1)[0, 0] == 1
 
 
 @pytest.mark.parametrize(

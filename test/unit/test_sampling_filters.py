@@ -7,6 +7,7 @@ from drawing import assert_drawn_from
 from masked import FILTERED, exact_filtered, masks_of
 
 from rwkv_batch.sampling.params import check
+from rwkv_batch.sampling.reference import BROKEN
 from rwkv_batch.sampling.sampler import Sampler
 from rwkv_batch.wire.protocol import Sampling
 
@@ -78,12 +79,28 @@ def test_a_mask_that_leaves_one_id_decides():
         assert set(draws(params, only, 100)[0][np.arange(100) % 3 > 0]) == {7}
 
 
-def test_a_mask_wins_over_bias_and_broken_logits():
+def test_a_mask_wins_over_bias():
     sampler = Sampler(1, VOCAB, "cpu")
     sampler.begin(0, Sampling(temperature=0, logit_bias={3: 1e6}), 1, 0)
-    logits = torch.full((1, VOCAB), float("-inf"))
-    logits[0, 3] = float("inf")
-    assert sampler.sample(logits, [0], masks_of({0: np.arange(VOCAB) == 9})) == [9]
+    assert sampler.sample(torch.zeros(1, VOCAB), [0], masks_of({0: np.arange(VOCAB) == 9})) == [9]
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@pytest.mark.parametrize("params", FILTERED.values())
+def test_a_mask_hides_no_broken_logit(params, number):
+    sampler = Sampler(1, VOCAB, "cpu")
+    sampler.begin(0, params, 1, 0, prompt=[3])
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 3] = number
+    assert sampler.sample(logits, [0], masks_of({0: np.arange(VOCAB) == 9})) == [BROKEN]
+
+
+def test_a_mask_that_leaves_nothing_the_model_could_draw():
+    sampler = Sampler(1, VOCAB, "cpu")
+    sampler.begin(0, Sampling(), 1, 0)
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 9] = -float("inf")
+    assert sampler.sample(logits, [0], masks_of({0: np.arange(VOCAB) == 9})) == [BROKEN]
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])

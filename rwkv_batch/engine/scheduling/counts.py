@@ -11,6 +11,7 @@ from time import monotonic
 from rwkv_batch.engine.metrics.histogram import Histogram
 from rwkv_batch.engine.scheduling.sequence import DECODING, FINALIZING, LAST, Sequence
 from rwkv_batch.runner.protocol import Batch
+from rwkv_batch.sampling.reference import BROKEN
 from rwkv_batch.wire.metrics import POWERS, STEP_KINDS, STEPS, WAITS, StepKind
 
 BY_THEMSELVES = ("stop", "length")  # how rows end that nobody has ended
@@ -35,6 +36,7 @@ class EngineCounts:
         self.rows = self.prompt_tokens = self.cached_tokens = 0  # of those accepted
         self.finished: Counter[str] = Counter()  # rows, by what has ended them
         self.prefill_tokens = self.generation_tokens = 0
+        self.corrupted = 0  # rows with logits that are not finite
         self.cache_queries = self.cache_hits = 0  # tokens
         self.first_token, self.whole, self.queued = Histogram(WAITS), Histogram(WAITS), Histogram(WAITS)
         self.between_tokens = Histogram(STEPS)
@@ -116,7 +118,7 @@ class EngineCounts:
         beginning = slice(marks.decoding, len(drawing))
         for seq, token in zip(drawing[beginning], ids[beginning], strict=True):
             arrived = self._arrived.get(seq)
-            wanted = seq.request.max_tokens and token not in seq.request.stop_ids
+            wanted = seq.request.max_tokens and token != BROKEN and token not in seq.request.stop_ids
             if arrived is not None and seq.generating and wanted:
                 self.generation_tokens += 1
                 self.first_token.observe(now - arrived)

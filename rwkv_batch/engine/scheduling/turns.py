@@ -121,7 +121,10 @@ class Turns:
         active = self._active[sequence] = _ActiveTurn(source, source.head if source else None)
         continued = source is not None and source.key == turn.source
         sequence.begin_turn(self._prompts.encode_turn(sequence.request, continued))
-        if sequence.request.max_tokens == 0:  # the prompt is only read
+        # A prompt that is only read is fed as any, as logits behind it show whether its state is sound; not
+        # that of a mixture, whose other sequences do not run then.
+        reads_only = sequence.request.max_tokens == 0
+        if reads_only and sequence.mixture:
             active.last_delta = RowDelta(sequence.row, "", 0, "length")
             sequence.finalize(sequence.to_feed)
         if source:
@@ -129,7 +132,7 @@ class Turns:
         beginning = self._beginning(sequence, active)
         if source is None:
             self._counts.begin(sequence)
-        if sequence.target is not None and sequence.may_overrun and active.last_delta is None:
+        if sequence.target is not None and sequence.may_overrun and not reads_only:
             self._overrunning[sequence] = active
             sequence.save_at = sequence.drawn_fed + self._pool.savepoints.first(sequence.tokens_left)
         return beginning

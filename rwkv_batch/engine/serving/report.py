@@ -66,6 +66,7 @@ def of_engine(name: str, engine: Engine) -> Figures:
         "num_requests_running": running,
         "num_requests_waiting": _rows(engine.scheduler.sequences()) - running,
         "request_rows": counts.rows,
+        "corrupted_requests": counts.corrupted,
         "prompt_tokens": counts.prompt_tokens,
         "prompt_tokens_cached": counts.cached_tokens,
         "prefill_tokens": counts.prefill_tokens,

@@ -58,11 +58,11 @@ def test_every_sampling_field_reaches_the_engine(prepare):
         "alpha_decay": 0.9,
         "presence_penalty": 1,
         "frequency_penalty": -2,
-        "logit_bias": {"11": -100, "65535": 1.5},
+        "logit_bias": {"11": -100, "65529": 1.5},
         "seed": 42,
     }
     assert prepare(**fields)[0].sampling == Sampling(
-        0.5, 7, 0.4, 0.3, 0.2, 0.9, 1.0, -2.0, {11: -100.0, 65535: 1.5}, seed=42
+        0.5, 7, 0.4, 0.3, 0.2, 0.9, 1.0, -2.0, {11: -100.0, 65529: 1.5}, seed=42
     )
     request, streams, _ = prepare(stream=True, chunk_size=8, n=3, max_tokens=9)
     assert (streams, request.flush_tokens, request.n, request.max_tokens) == (True, 8, 3, 9)
@@ -337,11 +337,7 @@ BAD_MESSAGES = [
         ".tool_calls[0].function.name",
     ),
     (
-        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
-        ".tool_calls[0].function.arguments",
-    ),
-    (
-        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"x": "\\ud800"}'}}]},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": [1]}}]},
         ".tool_calls[0].function.arguments",
     ),
     ({"role": "assistant", "function_call": {"name": "f"}}, ".function_call"),

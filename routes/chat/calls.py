@@ -13,6 +13,7 @@ import json
 from collections.abc import Container
 from dataclasses import dataclass
 
+from routes.http.errors import Json
 from rwkv_batch.chat.tools import CLOSE, FENCE, FENCE_END, OPEN, TOOL_CALL
 
 LIST_OPEN, LIST_CLOSE = "<tool_calls>", "</tool_calls>"
@@ -168,6 +169,20 @@ def canonical_json(arguments: object) -> str:
         raise ValueError("the arguments are nested too deeply") from None
     text.encode()
     return text
+
+
+def read_arguments(arguments: str | Json) -> str:
+    """The arguments of a call of the history, as one line of JSON.
+
+    A text that holds no object, which is what a model has written by mistake, is a JSON string of it.
+    Raises ValueError for an object as of `canonical_json`.
+    """
+    if not isinstance(arguments, str):
+        return canonical_json(arguments)
+    try:
+        return canonical_json(arguments or "{}")
+    except ValueError:
+        return json.dumps(arguments, ensure_ascii=False)
 
 
 class _InsideString(ValueError):

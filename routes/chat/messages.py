@@ -1,6 +1,6 @@
 """OpenAI chat messages, checked and reduced to the messages that the prompt template renders."""
 
-from routes.chat.calls import canonical_json
+from routes.chat.calls import read_arguments
 from routes.http.errors import TEXT_ONLY, openai_field
 from rwkv_batch.chat.templates import Message
 
@@ -31,9 +31,11 @@ def text_part(part: object, at: str) -> str:
 def call_arguments(arguments: object, at: str) -> str:
     """The arguments of a call as one line of JSON. Raises ApiError 400 that names the field `at`."""
     try:
-        return canonical_json("{}" if arguments in (None, "") else arguments)
+        if isinstance(arguments, str | dict | None):
+            return read_arguments(arguments or "")
     except ValueError:
-        raise openai_field(at, "input should be an object as JSON text") from None
+        pass
+    raise openai_field(at, "input should be an object, as JSON text")
 
 
 def _message(message: object, at: str) -> Message:

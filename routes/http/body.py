@@ -41,7 +41,7 @@ def parse(body: str | bytes, limit: int) -> tuple[Json, ApiError | None]:
         if len(data) > limit:
             size = f"The body has {len(data)} bytes and at most {limit} are taken"
             raise ApiError(413, f"{size}; send fewer or shorter prompts at once.")
-        text = data.decode()
+        text = data.decode().lstrip("\ufeff")  # byte order marks, which RFC 8259 lets a reader pass over
         value = json.loads(text, parse_constant=_constant, parse_float=real, parse_int=integer)
         if not isinstance(value, dict):
             raise ApiError(400, 'The body must be a JSON object, as in {"contents": ["..."]}.')
@@ -51,7 +51,8 @@ def parse(body: str | bytes, limit: int) -> tuple[Json, ApiError | None]:
     except UnicodeDecodeError as error:
         return {}, ApiError(400, f"The body is not UTF-8: byte {error.start} cannot be decoded.")
     except json.JSONDecodeError as error:
-        return {}, ApiError(400, f"Invalid JSON: {error.msg} at line {error.lineno}, column {error.colno}.")
+        what = error.msg.removesuffix(" at")
+        return {}, ApiError(400, f"Invalid JSON: {what} at line {error.lineno}, column {error.colno}.")
     except RecursionError:
         return {}, _too_deep()
     except ApiError as error:

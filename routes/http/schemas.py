@@ -1,5 +1,6 @@
 """The base of request bodies in every family of routes: validation, limits, and the ids of sessions."""
 
+import re
 import unicodedata
 from typing import Annotated, Any, Self
 
@@ -17,6 +18,27 @@ REFUSED = "x-refused"  # in a JSON schema: the fields that cannot be honoured, a
 MEDIA = ("image", "document")  # types of parts of a message that are no text
 RESPONSE = "response"  # the Responses API stores its states as "response:{id}"; no other route writes there
 
+# By pydantic's types of errors: https://docs.pydantic.dev/latest/errors/validation_errors/
+OBJECT, LIST, WHOLE, FLAG = (
+    f"input should be {kind}" for kind in ("an object", "a list", "a whole number", "true or false")
+)
+REASONS = {
+    "missing": "this field is required",
+    "extra_forbidden": "there is no such field here; leave it out",
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type", "dataclass_type"), OBJECT),
+    **dict.fromkeys(("list_type", "tuple_type", "set_type"), LIST),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), WHOLE),
+    **dict.fromkeys(("float_type", "float_parsing"), "input should be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), FLAG),
+    "int_parsing_size": "input is too large",
+    "string_type": "input should be a string",
+    "string_unicode": "input is not valid Unicode",
+    "none_required": "input should be null",
+    "recursion_loop": "input is nested too deeply",
+}
+AS_JSON = {"True": "true", "False": "false", "None": "null"}
+PYTHON = re.compile(r"(?<!')\b(True|False|None)\b(?!')")
+
 Prompts = list[str | list[int]]  # texts or token ids
 
 
@@ -32,19 +54,25 @@ class RequestBody(BaseModel):
             return cls.model_validate(fields)
         except ValidationError as invalid:
             first = invalid.errors(include_url=False)[0]
-        place, why = _place(fields, first["loc"]), first["msg"].removeprefix("Value error, ")
+        place, why = _place(fields, first["loc"]), _reason(first)
         match first["type"]:
-            case "missing":
-                why = "this field is required"
             case "union_tag_not_found":
                 place, why = f"{place}.{_name(first)}", "this field is required"
             case "union_tag_invalid":
                 expected = first["ctx"]["expected_tags"].replace(", ", " or ")
                 why = TEXT_ONLY if first["ctx"]["tag"] in MEDIA else f"input should be {expected}"
                 place = f"{place}.{_name(first)}"
-            case "literal_error" if first["input"] in MEDIA:
-                why = TEXT_ONLY
         raise cls.field_error(place, why[0].lower() + why[1:])
+
+
+def _reason(error: ErrorDetails) -> str:
+    """What is wrong with a field, in words of JSON: pydantic has those of Python and the names of classes."""
+    kind, found = error["type"], error["msg"].removeprefix("Value error, ")
+    if kind == "literal_error":
+        return TEXT_ONLY if error["input"] in MEDIA else PYTHON.sub(lambda word: AS_JSON[word[0]], found)
+    if kind in ("too_short", "too_long"):
+        return found.replace(" after validation", "")
+    return REASONS.get(kind, found)
 
 
 def _name(error: ErrorDetails) -> str:
@@ -65,8 +93,7 @@ def _place(fields: Json, parts: tuple[int | str, ...]) -> str:
         if chosen and not isinstance(own.get(part), dict) and number < len(parts):
             continue
         place += f"[{part}]" if isinstance(part, int) else f".{part}"
-        inside = part in own or isinstance(value, list)
-        value = value[part] if inside else None  # type: ignore[index]
+        value = value[part] if isinstance(value, list) and isinstance(part, int) else own.get(part)
     return place.removeprefix(".")
 
 

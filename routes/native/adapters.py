@@ -4,10 +4,11 @@ An adapter is loaded from the folder of --models, behind the rule for all routes
 until it is unloaded or the server ends.
 """
 
+import re
 import uuid
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from robyn import Response
 
 from routes.http.adapters import adapters_of, missing
@@ -22,7 +23,21 @@ from rwkv_batch.wire.commands import LoadAdapter, RemoveAdapter
 from rwkv_batch.wire.protocol import AdapterInfo
 
 # It stands behind a colon and in front of a space where a model is named.
-AdapterName = Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID, pattern=r"^[^\s:]+$")]
+# Blanks of Python and of ECMAScript.
+NAME = re.compile(r"^[^\s\u001c-\u001f\u0085\ufeff:]+$")
+
+
+def _stands_in_model(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise ValueError("must hold no blanks and no colons")
+    return name
+
+
+AdapterName = Annotated[
+    str,
+    Field(min_length=1, max_length=MAX_SESSION_ID, json_schema_extra={"pattern": NAME.pattern}),
+    AfterValidator(_stands_in_model),
+]
 Path = Annotated[str, Field(min_length=1)]
 
 

@@ -149,7 +149,8 @@ def v1(body: Json, model_id: str) -> Prepared:
     """POST /v1/chat/completions with `contents`: raw prompts. Raises ApiError."""
     _refuse_both(body)
     fields = BatchFields.from_json(body)
-    return Prepared(fields.request(_raw_prompts(fields.contents)), fields.stream, NativeReply(fields.model))
+    prompts = _raw_prompts(fields.contents, "send a conversation as `messages`, or raw prompts as `contents`")
+    return Prepared(fields.request(prompts), fields.stream, NativeReply(fields.model))
 
 
 def v2(body: Json, model_id: str) -> Prepared:
@@ -215,8 +216,10 @@ def _refuse_both(body: Json) -> None:
         raise ApiError(400, "Send either `contents` (raw prompts) or `messages` (a conversation), not both.")
 
 
-def _raw_prompts(contents: list[str]) -> Prompts:
+def _raw_prompts(
+    contents: list[str], way_out: str = "`contents` needs at least one text, as a list"
+) -> Prompts:
     """`contents` for the engine. Raises ApiError 400 when there are none."""
     if not contents:
-        raise ApiError(400, "Empty prompts list")
+        raise ApiError(400, f"Empty prompts list: {way_out}.")
     return [text or [END_OF_TEXT] for text in contents]  # the model needs a token to start from

@@ -3,6 +3,7 @@
 A name that is served already is swapped: what runs ends with the old weights, new requests get the new ones.
 """
 
+import re
 import uuid
 from typing import Annotated, Literal
 
@@ -40,10 +41,13 @@ def _unless_empty(value: object) -> object:
 
 EMPTY_IS_NONE = BeforeValidator(_unless_empty)
 KINDS = ("lora", "dora", "pissa", "bone", "disha", "miss", "hybrid", "full", "auto")
+NAME = re.compile(r"^[\w.+ -]*$")
 LONGEST_NAME = 128  # bytes, as it is a part of the name of a file
 
 
 def _fits_file(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise ValueError("may hold letters, digits, blanks and _ . + - only")
     if len(name.encode()) > LONGEST_NAME:
         raise ValueError(f"should have at most {LONGEST_NAME} bytes")
     return name
@@ -61,8 +65,9 @@ AdapterMode = Annotated[
 ]
 ViewName = Annotated[
     str,
-    StringConstraints(strip_whitespace=True, pattern=r"^[\w.+ -]*$"),
+    StringConstraints(strip_whitespace=True),
     AfterValidator(_fits_file),
+    Field(json_schema_extra={"pattern": NAME.pattern}),
 ]
 OptionalReal = Annotated[Real | None, EMPTY_IS_NONE]
 OptionalDraw = Annotated[Annotated[Real, Field(ge=-1000, le=1000)] | None, EMPTY_IS_NONE]

@@ -9,13 +9,25 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from routes.chat.calls import canonical_json
+from routes.chat.calls import read_arguments
 from routes.chat.fields import ChatStyleFields
 from routes.chat.grammars import ANY_OBJECT, of_schema
 from routes.http.errors import TEXT_ONLY, ApiError, Json, native_field
 from routes.http.schemas import Int, Number, RequestBody, refused
 from routes.llama_cpp.fields import LlamaSamplers, Predict, Seed
-from routes.openai.schemas import CHAT_ONLY, OpenAIBody, Penalty, Share, StopList, TopK, TopP
+from routes.openai.schemas import (
+    CHAT_ONLY,
+    Alpha,
+    LogitBias,
+    NewTokens,
+    OpenAIBody,
+    Penalty,
+    Share,
+    StopList,
+    StopTokens,
+    TopK,
+    TopP,
+)
 from routes.openai.tools import MAX_TOOLS, ToolUse, offered_tool
 from rwkv_batch.chat.templates import Message
 from rwkv_batch.config import SamplingProfileName
@@ -48,6 +60,16 @@ def _form(value: object) -> object:
     return value
 
 
+def _arguments(value: object) -> object:
+    """An object, or a text as OpenAI's clients have it."""
+    if not isinstance(value, dict | str):
+        raise ValueError("input should be an object, or its JSON text")
+    return value
+
+
+Arguments = Annotated[Any, BeforeValidator(_arguments, json_schema_input_type=Json | str)]
+
+
 class OllamaOptions(LlamaSamplers, RequestBody):
     """How tokens are drawn."""
 
@@ -62,13 +84,34 @@ class OllamaOptions(LlamaSamplers, RequestBody):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     min_p: Share | None = None
+    # What other protocols call them, and RWKV's own.
+    max_tokens: NewTokens | None = None
+    n_predict: Predict | None = None
+    repetition_penalty: Annotated[Number, Field(gt=0, le=2)] | None = None
+    top_a: Share | None = None
+    alpha_presence: Alpha | None = None
+    alpha_frequency: Alpha | None = None
+    alpha_decay: Annotated[Number, Field(ge=0, le=1)] | None = None
+    stop_tokens: StopTokens | None = None
+    logit_bias: LogitBias | None = None
+    ignore_eos: bool | None = None
 
     def as_fields(self) -> Json:
-        """By the names of an OpenAI request's fields, those that are given."""
-        names = ("temperature", "top_k", "top_p", "min_p", "seed", "stop")
-        fields = {name: getattr(self, name) for name in (*names, "presence_penalty", "frequency_penalty")}
-        fields |= {"max_tokens": self.num_predict, "repetition_penalty": self.repeat_penalty}
+        """By the names of an OpenAI request's fields, those that are given. Raises ApiError 400."""
+        names = OpenAIBody.model_fields.keys() & OllamaOptions.model_fields.keys()
+        fields = {name: getattr(self, name) for name in names}
+        fields["max_tokens"] = self._one_of("num_predict", "max_tokens", "n_predict")
+        fields["repetition_penalty"] = self._one_of("repeat_penalty", "repetition_penalty")
         return {name: value for name, value in fields.items() if value is not None}
+
+    def _one_of(self, own: str, *others: str) -> float | None:
+        """The value of a field by any of its names. Raises ApiError 400 if there are several."""
+        given = {name: value for name in (own, *others) if (value := getattr(self, name)) is not None}
+        first, *more = given or {own: None}
+        for name in more:
+            if given[name] != given[first]:
+                raise self.field_error(name, f"this differs from {first}; send one of them")
+        return given.get(first)
 
 
 class OllamaBody(ChatStyleFields, OpenAIBody):
@@ -126,7 +169,7 @@ class OllamaTool(BaseModel):
 
 class OllamaCalledFunction(BaseModel):
     name: Annotated[str, Field(min_length=1)]
-    arguments: Json = Field(default_factory=dict)
+    arguments: Arguments = Field(default_factory=dict)
 
 
 class OllamaCall(BaseModel):
@@ -145,7 +188,7 @@ class OllamaMessage(BaseModel):
         """What the model reads."""
         calls = [call.function for call in self.tool_calls or []]
         return Message(
-            self.role, self.content or "", [(each.name, canonical_json(each.arguments)) for each in calls]
+            self.role, self.content or "", [(each.name, read_arguments(each.arguments)) for each in calls]
         )
 
 

@@ -34,7 +34,7 @@ from rwkv_batch.chat.templates import Style
 from rwkv_batch.config import SamplingProfileName
 from rwkv_batch.wire.protocol import GenerateRequest, Grammar, Sampling, SessionTurn
 
-LAST_TEXT_ID = 65529  # ids above have no text and cannot stand in a prompt
+LAST_TEXT_ID = 65529  # ids above have no text: they stand in no prompt and are never drawn
 MAX_STOPS = 16
 MAX_STOP_TOKENS = 64
 CHAT_ALPHAS = (1.0, 0.1)
@@ -77,9 +77,9 @@ def _logit_bias(value: object) -> object:
     if not isinstance(value, dict):
         raise ValueError("input should be an object from token ids to numbers")
     bias = {}
-    for key, amount in value.items():
-        if not (key.isascii() and key.isdigit() and len(key) <= 5 and int(key) <= LAST_ID):
-            raise ValueError(f"keys should be token ids, 0 to {LAST_ID}")
+    for key, amount in ((str(key), amount) for key, amount in value.items()):
+        if not (key.isascii() and key.isdigit() and len(key) <= 5 and int(key) <= LAST_TEXT_ID):
+            raise ValueError(f"keys should be token ids, 0 to {LAST_TEXT_ID}")
         if isinstance(amount, bool) or not isinstance(amount, int | float) or not -100 <= amount <= 100:
             raise ValueError("values should be numbers from -100 to 100")
         bias[int(key)] = float(amount)
@@ -128,7 +128,7 @@ StopTokens = Annotated[
         json_schema_input_type=Annotated[list[Id | Stop], Field(max_length=MAX_STOP_TOKENS)],
     ),
 ]
-ID_PATTERN = "^([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])$"
+ID_PATTERN = "^([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9])$"
 LogitBias = Annotated[
     dict[int, float],
     BeforeValidator(_logit_bias),

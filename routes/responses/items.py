@@ -2,6 +2,7 @@
 
 from uuid import uuid4
 
+from routes.chat.calls import read_arguments
 from routes.chat.messages import call_arguments, text_part
 from routes.http.errors import Json, openai_field
 from rwkv_batch.chat.templates import Message
@@ -32,7 +33,7 @@ def to_messages(items: list[Json]) -> list[Message]:
             if not (found and found[-1].role == "assistant"):
                 calls = []
                 found.append(Message("assistant", "", calls))
-            calls.append((item["name"], item["arguments"]))
+            calls.append((item["name"], read_arguments(item["arguments"])))
     return found
 
 
@@ -50,7 +51,7 @@ def _item(item: object, at: str) -> Json:
                 "type": "function_call",
                 "call_id": _string(item, "call_id", at),
                 "name": _string(item, "name", at),
-                "arguments": call_arguments(item.get("arguments"), f"{at}.arguments"),
+                "arguments": _arguments(item.get("arguments"), f"{at}.arguments"),
                 "status": "completed",
             }
         case "function_call_output":
@@ -93,6 +94,12 @@ def _string(item: Json, field: str, at: str) -> str:
     if not isinstance(value, str) or not value:
         raise openai_field(f"{at}.{field}", "input should be a string that is not empty")
     return value
+
+
+def _arguments(given: object, at: str) -> str:
+    """As JSON text, which is listed as it came where it holds no object."""
+    line = call_arguments(given, at)
+    return given if isinstance(given, str) and not line.startswith("{") else line
 
 
 def _texts(content: object, at: str) -> list[str]:

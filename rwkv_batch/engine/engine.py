@@ -44,7 +44,7 @@ from rwkv_batch.engine.scheduling.turns import Turns
 from rwkv_batch.engine.startup import LoadedModel, describe, load_model, open_store, pools
 from rwkv_batch.model import checkpoint
 from rwkv_batch.ops import device as devices
-from rwkv_batch.sampling.params import check
+from rwkv_batch.sampling.params import check, drawable
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.prefix_cache import PrefixCache
@@ -313,7 +313,7 @@ class Engine:
 
     def _add(self, key: RequestKey, request: GenerateRequest, compiled: CompiledGrammar | None) -> None:
         """Raises ValueError or QueueFull; then nothing of the request was queued."""
-        check(request.sampling, self.vocab)
+        check(request.sampling, drawable(self.vocab))
         self.requests.check(request)
         self.beginnings.check(request)
         self.prompts.check(request)

@@ -145,7 +145,7 @@ def test_an_effort_of_none_does_not_think():
     [
         ({"think_type": "deep"}, "think_type", "'none', 'fast', 'free', 'preferChinese', 'en', 'enShort'"),
         ({"think_type": True}, "think_type", "'en_long'"),
-        ({"think": "perhaps"}, "think", "boolean"),
+        ({"think": "perhaps"}, "think", "true or false"),
         ({"chat_template_kwargs": "bot"}, "chat_template_kwargs", "an object"),
         (
             {"chat_template_kwargs": {"rwkv_prompt_template": "chatml"}},

@@ -256,6 +256,35 @@ def test_options_are_those_of_the_engine():
     assert penalties.alpha_presence == 0
 
 
+@pytest.mark.parametrize("name", ["num_predict", "max_tokens", "n_predict"])
+def test_the_limit_of_a_text_has_several_names_among_the_options(name):
+    assert text(options={name: 7}).request.max_tokens == 7
+    assert text(options={name: 7, "num_predict": 7}).request.max_tokens == 7
+
+
+def test_fields_of_other_protocols_count_among_the_options():
+    fields = {"top_a": 0.1, "alpha_presence": 0.5, "alpha_frequency": 0.25, "alpha_decay": 0.9}
+    more = {"repetition_penalty": 1.2, "logit_bias": {"7": 2}, "stop_tokens": [3], "ignore_eos": True}
+    request = text(options=fields | more).request
+    assert request == structs.replace(text(**fields, **more).request, id=request.id)
+    assert (request.sampling.top_a, request.sampling.logit_bias, request.stop_ids) == (0.1, {7: 2}, [3])
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"num_predict": 3, "max_tokens": 4}, "max_tokens"),
+        ({"max_tokens": 3, "n_predict": 4}, "n_predict"),
+        ({"repeat_penalty": 1.1, "repetition_penalty": 1.2}, "repetition_penalty"),
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"logit_bias": {"65530": 1}}, "logit_bias"),
+    ],
+)
+def test_options_that_contradict_or_are_wrong_are_named(options, name):
+    with pytest.raises(ApiError, match=rf"^`options\.{name}`: "):
+        text(options=options)
+
+
 def test_the_prompt_of_a_chat_is_that_of_the_openai_route():
     called = {"function": {"name": "get_weather", "arguments": {"city": "Köln"}}}
     messages = [

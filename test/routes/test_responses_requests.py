@@ -186,7 +186,7 @@ def test_instructions_and_tools_that_the_state_has_read_last_are_not_read_again(
             "input[0].name",
         ),
         (
-            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "[1]"}]},
+            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": [1]}]},
             "input[0].arguments",
         ),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),

@@ -214,7 +214,8 @@ def test_bad_input_is_told_what_is_wrong(server, path, body, status, words):
     answer = server.http.post(path, content=content)
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
-    if path in (CHAT, COMPLETIONS) or b'"messages": [' in content[:14]:
+    if isinstance(error, dict):
+        assert path in (V1, CHAT, COMPLETIONS)
         assert set(error) == {"message", "type", "param", "code"}
         error = error["message"]
     assert words in error

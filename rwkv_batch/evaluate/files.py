@@ -1,6 +1,7 @@
 """Files of examples: one JSON object a line, or a text."""
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -63,6 +64,7 @@ def _lines(path: Path, keep: bool = False) -> Iterator[tuple[int, str]]:
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
+                line = line.removeprefix(BOM_UTF8) if number == 1 else line  # as editors of Windows write it
                 if keep or line.strip():
                     yield number, line.decode()
     except OSError as error:

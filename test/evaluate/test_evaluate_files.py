@@ -67,6 +67,13 @@ def test_a_hostile_line_is_named(tmp_path, line, why):
         read_lines(file, passage)
 
 
+@pytest.mark.parametrize("name", ["examples.jsonl", "text.txt"])
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path, name):
+    line = json.dumps({"text": "über"}) if name.endswith("l") else "über"
+    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + f"{line}\n".encode())
+    assert [text.strip() for text in read_texts(tmp_path / name)] == ["über"]
+
+
 def test_files_that_cannot_be_read(tmp_path):
     latin, empty = tmp_path / "latin.jsonl", tmp_path / "empty.txt"
     latin.write_bytes(b'{"text": "a b"}\n{"text": "\xe9"}\n')

@@ -1,6 +1,7 @@
 """Start states: what begins in one reads on as under a model that has it merged, wherever its state is."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -8,15 +9,18 @@ from checkpoints import tiny
 from engine_driver import PROMPTS, WEIGHTS, Driver
 
 from rwkv_batch.model.checkpoint import Checkpoint, from_tensors
+from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.wire.commands import (
+    Command,
     DeleteSession,
+    DescribeStartState,
     ListSessions,
     ListStartStates,
     PutStartState,
     RemoveStartStates,
 )
-from rwkv_batch.wire.protocol import CommandReply, PausedRow, Rejected, Sampling
+from rwkv_batch.wire.protocol import CommandReply, Failed, PausedRow, Rejected, Sampling
 
 LONG = [(7 * i) % 390 + 1 for i in range(300)]  # long enough for the prefix cache
 
@@ -172,11 +176,23 @@ def test_a_file_that_is_no_state_changes_nothing(tmp_path: Path) -> None:
     assert driver.say(LONG, start_state="pirate") == expected
 
 
-def test_a_state_with_numbers_that_do_not_fit_is_the_fault_of_its_file(tmp_path: Path) -> None:
-    large = {key: tensor * 1e6 for key, tensor in numbers(1).items()}
-    torch.save(large, tmp_path / "large.pth")
-    refused = put(Driver(wkv="fp16"), tmp_path / "large.pth")
-    assert isinstance(refused, Rejected) and refused.reason == "invalid" and "float16" in refused.message
+@pytest.mark.parametrize("command", [RemoveStartStates("it"), DescribeStartState("it", "pirate", b"other")])
+def test_what_could_not_be_stored_of_it_has_not_happened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    driver = Driver(Store(tmp_path / "sessions.db"))
+    put(driver, file(tmp_path, 1))
+    expected = driver.say(LONG, start_state="pirate")
+    with monkeypatch.context() as broken:
+        broken.setattr(Store, "commit", Mock(side_effect=StoreError("The disk is full.")))
+        driver.engine.command((b"test", "it"), command)
+        assert driver.until("it", (Failed, CommandReply)) == [Failed("it", "The disk is full.")]
+    (info,) = driver.ask(ListStartStates("list")).start_states
+    assert info.description == b"mine" and driver.say(LONG, start_state="pirate") == expected
+    driver.engine.close()
+    again = Driver(Store(tmp_path / "sessions.db"))
+    assert names(again) == ["pirate"] and again.say(LONG, start_state="pirate") == expected
+    again.engine.close()
 
 
 def test_start_states_are_no_sessions(tmp_path: Path) -> None:

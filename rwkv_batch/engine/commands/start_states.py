@@ -10,7 +10,6 @@ from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.model.start_states import read_start_state
 from rwkv_batch.state.entries import StoreError
-from rwkv_batch.state.snapshot import SnapshotError
 from rwkv_batch.state.starts.contents import Offsets, StartContents, StoredStart
 from rwkv_batch.wire.commands import (
     DescribeStartState,
@@ -71,7 +70,7 @@ class StartStateCommands:
 
     def _stored(self, request: RequestKey, name: str, error: Exception | None) -> None:
         start = self._pool.starts.find(name)
-        if isinstance(error, _NoState | SnapshotError):
+        if isinstance(error, _NoState):
             self._outbox.append((request, Rejected(request[1], "invalid", str(error))))
         elif error and not isinstance(error, StoreError):
             message = f"The start state could not be loaded ({type(error).__name__})."

@@ -140,19 +140,35 @@ class StartStates:
         self._reader.put(make, made)
 
     def describe(self, name: str, description: bytes, done: Done) -> None:
-        """Give it another description."""
-        self._starts[name] = replace(self._starts[name], description=description)
-        self._documents.put(KEY + name, description, done)
+        """Give it another description. After an error it has the one before."""
+        before = self._starts[name]
+        self._starts[name] = described = replace(before, description=description)
+
+        def stored(error: str | None) -> None:
+            if error and self._starts.get(name) is described:
+                self._starts[name] = before
+            done(error)
+
+        self._documents.put(KEY + name, description, stored)
 
     def remove(self, names: Sequence[str], done: Callable[[int, str | None], None]) -> None:
-        """Forget the names; what has begun in these states goes on. `done` gets how many there were."""
-        found = [name for name in names if name in self._starts]
-        for name in found:
-            self._documents.remove(KEY + name, lambda count, error: None)
-            self._forget_offsets(self._starts.pop(name))
-        if found:
-            keys = [KEY + name for name in found]
-            self._log.delete(keys, lambda error: done(len(found), message(error)))
+        """Forget the names; what has begun in these states goes on. `done` gets how many there were.
+
+        After an error they are still there.
+        """
+        gone = {name: self._starts.pop(name) for name in names if name in self._starts}
+
+        def deleted(error: Exception | None) -> None:
+            if error:
+                self._starts = gone | self._starts
+            for name, start in gone.items() if not error else ():
+                if name not in self._starts:  # again
+                    self._documents.remove(KEY + name, lambda count, error: None)
+                self._forget_offsets(start)
+            done(0 if error else len(gone), message(error))
+
+        if gone:
+            self._log.delete([KEY + name for name in gone], deleted)
         else:
             self._reader.report(partial(done, 0, None))
 

@@ -1,6 +1,7 @@
 """Models whose ids are not those of the World vocabulary: ids work, and texts are refused."""
 
 import logging
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,13 @@ def test_ids_give_ids_and_no_text(driver: Driver) -> None:
     names = [entry.token.decode() for row in rows for entry in row.logprobs]
     assert names == [f"token_id:{token}" for token in ids]
     assert not driver.engine.info.texts
+
+
+def test_ids_are_sent_as_they_are_drawn(driver: Driver) -> None:
+    fields = {"sampling": GREEDY, "max_tokens": 8, "return_ids": True, "flush_tokens": 2}
+    events = driver.until(driver.add(PROMPT, **fields), (Progress,))
+    pieces = [row.ids for event in events if isinstance(event, Progress) for row in event.rows]
+    assert [len(piece) for piece in pieces] == [2, 2, 2, 2] and [*chain(*pieces)] == drawn(8)
 
 
 def test_a_session_goes_on_with_ids(driver: Driver) -> None:

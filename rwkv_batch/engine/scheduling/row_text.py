@@ -80,6 +80,11 @@ class RowText:
         return drawn
 
     @property
+    def is_whole(self) -> bool:
+        """Whether all that has been drawn is shown: no part of a character or stop string is held back."""
+        return self._decoded == self._shown and not self._decoder.inside
+
+    @property
     def may_stop(self) -> bool:
         """Whether stop strings are looked for."""
         return self._stops is not None

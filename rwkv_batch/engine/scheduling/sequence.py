@@ -290,11 +290,12 @@ class Sequence:
         return len(tokens)
 
     def take_delta(self) -> RowDelta | None:
-        """The next delta if it is due: enough tokens with some text, or the sequence has finished."""
+        """The next delta if it is due: enough tokens with some text or ids, or the sequence has finished."""
         if self.finish_reason:
             return self._take_delta()
         due = len(self.drawn) - self._sent >= self.request.flush_tokens > 0
-        return self._take_delta() if due and self._text else None
+        is_there = due and (self._text or (self.request.return_ids and self._text.is_whole))
+        return self._take_delta() if is_there else None
 
     def _take_delta(self) -> RowDelta:
         """All that can be sent."""

@@ -23,6 +23,7 @@ from rwkv_batch.config import (
     without_adapter,
 )
 from rwkv_batch.flags import finite, not_understood, number, number_or_auto, port
+from rwkv_batch.processes.streams import keep_streams
 from rwkv_batch.supervisor import Supervisor
 
 DEMO = Path(__file__).resolve().parent / "demo"  # the bundled model's folder
@@ -32,6 +33,7 @@ MOST_SECONDS, MOST_WORKERS = 86400, 1024
 
 def main(argv: list[str]) -> int:
     config = parse(argv)
+    keep_streams()
     logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s supervisor: %(message)s")
     return Supervisor(config).run()
 

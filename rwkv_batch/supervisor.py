@@ -1,14 +1,16 @@
 """Starts the engine and the front ends, restarts what dies, drains on a signal and leaves nothing behind."""
 
 import contextlib
+import errno
 import gc
+import http.client
 import logging
 import multiprocessing
 import os
 import signal
 import socket
 import sys
-import tempfile
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
@@ -18,6 +20,9 @@ from rwkv_batch.config import EngineConfig, FrontendConfig, ServerConfig
 from rwkv_batch.ops.compiled.bytecode import keep_bytecode
 from rwkv_batch.ops.cuda.context import prepare_context
 from rwkv_batch.ops.torch_libraries import loading_libraries
+from rwkv_batch.processes.folder import SOCKET, NoFolder, runtime_folder
+from rwkv_batch.processes.limits import TooFewFiles, allow_open_files
+from rwkv_batch.processes.streams import keep_streams
 from rwkv_batch.wire.supervision import (
     Drain,
     EngineInfo,
@@ -32,6 +37,8 @@ from rwkv_batch.wire.supervision import (
 SAVE_SECONDS = 60.0  # the engine's time to commit what is not stored yet, once no request is running
 CUT_OFF_SECONDS = 2.0  # the front ends' time, past the deadline, to end the requests that are still running
 RESTART_PAUSE = 0.5  # seconds between restarts of something that dies at once
+ANSWER_SECONDS = 20  # until it is said that no front end answers
+PROBE_PAUSE = 0.05  # seconds until a front end that has not answered is asked again
 ENGINE_RESTARTS = 3  # in a row, without having become ready
 
 log = logging.getLogger(__name__)
@@ -39,6 +46,7 @@ spawn = multiprocessing.get_context("spawn")  # a fork would share sockets and t
 
 
 def run_engine(configs: tuple[EngineConfig, ...], address: str, control: Connection) -> None:
+    keep_streams()
     # oneDNN keeps what it makes for every shape of a product; batches have hundreds of shapes, and making one
     # anew costs nothing. Torch reads both when it is imported.
     os.environ |= {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
@@ -57,6 +65,7 @@ def run_engine(configs: tuple[EngineConfig, ...], address: str, control: Connect
 
 
 def run_frontend(config: FrontendConfig, name: str, address: str, counts: str, control: Connection) -> None:
+    keep_streams()
     # The folder in which all front ends count; what one has counted stays when it dies. prometheus_client
     # reads it when it is imported.
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = counts
@@ -104,22 +113,23 @@ class Supervisor:
         os.set_blocking(wakeup, False)
         signal.set_wakeup_fd(wakeup)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda *_: None)  # the byte in the pipe is the message
+            # What nohup ignores, or a shell for what it runs in the background, stays ignored.
+            if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda *_: None)  # the byte in the pipe is the message
 
     def run(self) -> int:
-        """Serve until a signal. Returns the exit code."""
-        host, port = self._config.frontend.host, self._config.frontend.port
+        """Serve until a signal. Returns the exit code: 2 if the configuration cannot be served."""
         try:
-            probe(host, port)
-        except OSError as error:
-            print(
-                f"error: cannot listen on {host}:{port} ({error.strerror}); choose another --port or stop "
-                "what uses it",
-                file=sys.stderr,
-            )
-            return 2
-        with tempfile.TemporaryDirectory(prefix="rwkv-", ignore_cleanup_errors=True) as folder:
-            self._address, self._counts = f"ipc://{folder}/engine", f"{folder}/counts"
+            allow_open_files()
+            probe(self._config.frontend.host, self._config.frontend.port)
+            with runtime_folder() as folder:
+                return self._run_in(folder)
+        except (TooFewFiles, CannotListen, NoFolder) as error:
+            return _refuse(str(error))
+
+    def _run_in(self, folder: Path) -> int:
+        self._address, self._counts = f"ipc://{folder / SOCKET}", str(folder / "counts")
+        try:
             Path(self._counts).mkdir()
             self._start_engine()
             try:
@@ -128,6 +138,9 @@ class Supervisor:
                 return self._watch()
             finally:
                 self._kill_all()
+        except OSError as error:
+            log.error("the server ends, as a process cannot be started (%s)", error.strerror or error)
+            return 1
 
     def _watch(self) -> int:
         code = None
@@ -152,13 +165,13 @@ class Supervisor:
         except (EOFError, OSError):
             return self._restart_engine()
         if isinstance(message, LoadFailure):
-            print(f"error: {message.message}", file=sys.stderr)
-            return 2
+            return _refuse(message.message)
         began, self._serving, self._failures = not self._ready, message, 0
         self._ready = True
         self._broadcast(message)
         if began:  # later it is a change of the models
-            print(describe(message.models, self._config.frontend), file=sys.stderr, flush=True)
+            served = message.models, self._config.frontend
+            threading.Thread(target=announce, args=served, name="announce", daemon=True).start()
         return None
 
     def _broadcast(self, message: object) -> None:
@@ -259,14 +272,57 @@ def describe(models: list[EngineInfo], frontend: FrontendConfig) -> str:
     return f"{''.join(lines)}ready on http://{host}:{frontend.port}"
 
 
+def announce(models: list[EngineInfo], frontend: FrontendConfig) -> None:
+    """Say what is served as soon as it is: when a front end has answered a request."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(frontend.host, frontend.host)
+    silent_since = time.monotonic()
+    while True:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            connection = http.client.HTTPConnection(host, frontend.port, timeout=ANSWER_SECONDS)
+            with contextlib.closing(connection):
+                connection.request("GET", "/health")
+                if connection.getresponse().status == 200:
+                    print(describe(models, frontend), file=sys.stderr, flush=True)
+                    return
+        if time.monotonic() - silent_since > ANSWER_SECONDS:
+            log.error(
+                "the front ends have not answered on %s:%d for %d s", host, frontend.port, ANSWER_SECONDS
+            )
+            silent_since = time.monotonic()
+        time.sleep(PROBE_PAUSE)
+
+
+def _refuse(message: str) -> int:
+    """Say why the server does not start; the exit code, for which nothing starts it again."""
+    print(f"error: {message}", file=sys.stderr)
+    return 2
+
+
+class CannotListen(Exception):
+    """The message says what to do."""
+
+
 def probe(host: str, port: int) -> None:
-    """Raise OSError if nobody could listen there.
+    """Raise CannotListen if nobody could listen there.
 
     Robyn would wait for an answer on the terminal instead, or share the port silently.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        # as the server does: connections that have ended do not count
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen()
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as listener:
+            # as the server does: connections that have ended do not count
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+            listener.listen()
+    except OSError as error:
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        match error.errno:
+            case errno.EADDRINUSE:
+                way = "choose another --port, or stop what uses it"
+            case errno.EACCES | errno.EPERM:
+                way = "ports below 1024 are for root as a rule, so choose another --port"
+            case _:
+                way = (
+                    "let --host be an address of this machine, such as 127.0.0.1, or 0.0.0.0 for all of them"
+                )
+        raise CannotListen(f"cannot listen on {where} ({error.strerror}); {way}") from None

@@ -27,9 +27,12 @@ def free_port() -> int:
 
 
 class Server:
-    """A running server. `args` are those of app.py, and `root` is the folder that it lies in."""
+    """A running server. `args` are those of app.py, and `root` is the folder that it lies in.
 
-    def __init__(self, *args: str, wait: bool = True, root: Path = ROOT) -> None:
+    `through`: a script of the shell that runs it, as `"$@"`.
+    """
+
+    def __init__(self, *args: str, wait: bool = True, root: Path = ROOT, through: str = 'exec "$@"') -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.scratch = tempfile.mkdtemp(prefix="rwkv-test-")
@@ -40,8 +43,16 @@ class Server:
         env = os.environ | {"TMPDIR": self.scratch}
         if "--state-db" not in args:
             args = (*args, "--state-db", str(Path(self.scratch) / "sessions.db"))
+        command = ["sh", "-c", through, "sh", sys.executable, "app.py", "--port", str(self.port), *args]
+        # Which stay ignored where these tests run in the background, or under nohup.
+        ignored = [
+            each for each in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_IGN
+        ]
+        if ignored:
+            names = ",".join(each.name.removeprefix("SIG") for each in ignored)
+            command = ["env", f"--default-signal={names}", *command]
         self.process = subprocess.Popen(
-            [sys.executable, "app.py", "--port", str(self.port), *args],
+            command,
             cwd=root,
             env=env,
             stdin=subprocess.DEVNULL,

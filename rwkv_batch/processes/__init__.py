@@ -1,0 +1,1 @@
+"""What the processes of the server have around them: streams for the log, files, folders."""

@@ -1,0 +1,75 @@
+"""A server whose log, signals, temporary folder or limits are not as usual."""
+
+import os
+import signal
+import tempfile
+from pathlib import Path
+
+import httpx
+import pytest
+from serving import START_SECONDS, Server, alive, until
+
+PROMPT = {
+    "contents": ["User: What is the capital of France?\n\nAssistant:"],
+    "temperature": 0,
+    "max_tokens": 5,
+}
+
+
+def children(server: Server) -> list[int]:
+    """Of the supervisor, the oldest first, whether or not there is a log."""
+    threads = Path(f"/proc/{server.process.pid}/task")
+    found = [int(pid) for thread in threads.iterdir() for pid in (thread / "children").read_text().split()]
+    return sorted(pid for pid in found if alive(pid))
+
+
+def answers(server: Server) -> bool:
+    reply = httpx.post(server.url + "/v1/chat/completions", json=PROMPT, timeout=60)
+    assert reply.status_code == 200, reply.text
+    return bool(reply.json()["choices"][0]["message"]["content"])
+
+
+def test_a_full_disk_ignored_signals_and_a_long_temporary_folder_end_nothing():
+    with tempfile.TemporaryDirectory() as folder:
+        long = Path(folder) / ("long" * 30)
+        long.mkdir()
+        script = f"trap '' HUP INT; TMPDIR={long} exec \"$@\" >/dev/full 2>&1"
+        server = Server("--device", "cpu", "--frontends", "1", through=script)
+        assert answers(server)
+        engine = children(server)[1]  # behind multiprocessing's own process
+        for ignored in (signal.SIGHUP, signal.SIGINT):
+            server.process.send_signal(ignored)
+        os.kill(engine, signal.SIGKILL)  # a recovery says much
+        until(lambda: not alive(engine))
+        until(lambda: len(children(server)) == 3)
+        until(
+            lambda: httpx.get(server.url + "/health", timeout=20).json()["status"] == "ready", START_SECONDS
+        )
+        assert answers(server)
+        assert list(long.iterdir()) == []
+        pids = children(server)
+        assert server.stop() == 0
+        until(lambda: not any(alive(pid) for pid in pids))
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_a_signal_that_is_not_ignored_drains(number: signal.Signals):
+    server = Server("--device", "cpu", "--frontends", "1", wait=False)
+    until(lambda: "frontend-1 started" in server.log(), START_SECONDS)
+    assert server.stop(number) == 0
+    assert "draining" in server.log()
+
+
+def test_a_server_without_streams_serves():
+    server = Server("--device", "cpu", "--frontends", "1", through='exec "$@" <&- >&- 2>&-')
+    assert answers(server)
+    for pid in (server.process.pid, *children(server)[1:]):
+        assert [os.readlink(f"/proc/{pid}/fd/{number}") for number in range(3)] == ["/dev/null"] * 3
+    assert server.stop() == 0
+
+
+def test_too_few_files_are_a_sentence():
+    server = Server("--device", "cpu", wait=False, through='ulimit -n 64; exec "$@"')
+    assert server.process.wait(START_SECONDS) == 2
+    (line,) = server.log().splitlines()
+    assert "64 files" in line and "ulimit -n" in line

@@ -1,4 +1,4 @@
-# make serve | test | test-page | fuzz | test-gpu | test-emulated | test-harness | lint | bench | kernels | sanitize | hip-check | check-deploy
+# make serve | test | check | test-page | fuzz | test-gpu | test-emulated | test-harness | lint | bench | kernels | sanitize | hip-check | check-deploy
 # JOBS=4 tests run in four processes, JOBS=0 in make's own. PYTHON=python3.12 picks the interpreter; REQUIREMENTS=requirements-base.txt leaves the torch alone that is in .venv.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -7,18 +7,27 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 JOBS   ?= 2
 
-.PHONY: serve test browser test-page fuzz test-gpu test-emulated emulated-gfx942 emulated-gfx1100 emulated-gfx1201 test-harness lint bench kernels sanitize hip-check check-deploy clean
+.PHONY: serve test test-all check browser test-page fuzz test-gpu test-emulated emulated-gfx942 emulated-gfx1100 emulated-gfx1201 test-harness lint bench kernels sanitize hip-check check-deploy clean
 
 serve: $(VENV)/.installed
 	$(BIN)/python app.py $(ARGS)
 
-test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+test: $(VENV)/.installed-dev  # what proves the server to its users; ARGS="test/unit": all tests that are named
+	$(PYTEST) $(if $(ARGS),$(ARGS),--quick)
+
+test-all: $(VENV)/.installed-dev  # all that run here
+	$(PYTEST) $(ARGS)
+
+check:  # everything, as CI runs it; up to 20 minutes on two cores
+	$(MAKE) --no-print-directory lint check-deploy browser test-all test-emulated hip-check
+	$(MAKE) --no-print-directory fuzz ARGS="--minutes 1"
 
 browser: $(VENV)/.installed-dev  # Chromium for the tests of the page; installed where this is Debian and root's
 	$(BIN)/python test/helpers/chromium.py
 
-test-page: browser  # the page in a browser; make test runs these too where there is one. ARGS="-k picture --pictures"
+test-page: browser  # the page in a browser; make check runs these too. ARGS="-k picture --pictures"
 	$(BIN)/python -m pytest test/page $(ARGS)
 
 fuzz: $(VENV)/.installed-dev  # ten minutes of generated requests to every route; ARGS="--minutes 1"

@@ -62,6 +62,13 @@ Of `.venv/bin/python app.py`, or of `make serve ARGS="..."`. `python docs/make_l
 }
 
 
+def chinese_of(kind: str, name: str) -> str:
+    """The Chinese text of a route's summary or of a flag. Raises KeyError with a sentence."""
+    if name not in CHINESE[kind]:
+        raise KeyError(f"docs/lists.zh-CN.json has no Chinese text for {name}; add one below {kind}.")
+    return str(CHINESE[kind][name])
+
+
 def routes(language: str) -> Iterator[str]:
     """The lines of the list: a table for each family, a row for all paths that do the same."""
     yield ROUTES_PAGE[language]
@@ -78,7 +85,7 @@ def routes(language: str) -> Iterator[str]:
         yield f"## {english if language == 'en' else chinese}\n"
         yield "| route | what it does |\n|---|---|" if language == "en" else "| 接口 | 作用 |\n|---|---|"
         for summary, names in rows.items():
-            yield f"| {', '.join(names)} | {summary if language == 'en' else CHINESE['routes'][summary]} |"
+            yield f"| {', '.join(names)} | {summary if language == 'en' else chinese_of('routes', summary)} |"
         yield ""
 
 
@@ -98,19 +105,24 @@ def flags(language: str) -> Iterator[str]:
             shown = f"`{name}`"
         else:
             shown = f"`{name} {values or action.dest.upper()}`"
-        about = parser._get_formatter()._expand_help(action) if language == "en" else CHINESE["flags"][name]
+        about = (
+            parser._get_formatter()._expand_help(action) if language == "en" else chinese_of("flags", name)
+        )
         yield f"| {shown} | {about} |"
 
 
 def pages() -> dict[str, str]:
     """The name of each page in docs/, and its text."""
-    made = {
-        "routes.md": routes("en"),
-        "routes.zh-CN.md": routes("zh"),
-        "flags.md": flags("en"),
-        "flags.zh-CN.md": flags("zh"),
-    }
+    made = {name: make(language) for name, (make, language) in PAGES.items()}
     return {name: "\n".join(lines).rstrip("\n") + "\n" for name, lines in made.items()}
+
+
+PAGES = {
+    "routes.md": (routes, "en"),
+    "routes.zh-CN.md": (routes, "zh"),
+    "flags.md": (flags, "en"),
+    "flags.zh-CN.md": (flags, "zh"),
+}
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """Servers that several test files share; each starts when the first test asks for it."""
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import product
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -25,7 +27,13 @@ if TYPE_CHECKING:
     from reference import Reference
 
 
+# Folders and marked files that `make test` leaves out and `make check` has (CONTRIBUTING.md).
+THOROUGH = ("kernels", "page", "deploy")
+MARKED = re.compile(r"^pytestmark = pytest\.mark\.thorough$", re.MULTILINE)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="leave out what is thorough")
     parser.addoption(
         "--ahead",
         action="store_true",
@@ -60,7 +68,20 @@ def texts_of_random_models() -> Iterator[None]:
         yield
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What is left out is not even imported."""
+    if not config.getoption("--quick"):
+        return None
+    if collection_path.is_dir():
+        return True if collection_path.name in THOROUGH else None
+    return True if MARKED.search(collection_path.read_text(encoding="utf-8")) else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--quick"):
+        left_out = [item for item in items if item.get_closest_marker("thorough")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
     if config.getoption("--most-cases"):
         first, of = map(int, config.getoption("--share").split("/"))
         fewer_cases.keep(config, items, config.getoption("--most-cases"), (first, of))

@@ -1,4 +1,4 @@
-"""The OpenAI bodies without a server: what a request becomes for the engine, and what is refused."""
+"""The OpenAI bodies without a server: users run this file by its name, so it stays here."""
 
 import pytest
 

@@ -1,5 +1,7 @@
 """`session_id` on OpenAI chat, and the count of cached tokens, against an engine that echoes what a session
 has seen.
+
+Users run it by this name, so it stays here.
 """
 
 import json

@@ -9,6 +9,8 @@ from rwkv_batch.engine.engine import Engine
 from rwkv_batch.wire.commands import DeleteSession
 from rwkv_batch.wire.protocol import Failed, GenerateRequest, Progress, RowDelta, Sampling, SessionTurn
 
+pytestmark = pytest.mark.thorough
+
 TRANSLATE = "English: Good morning!\n\nChinese:"
 CAPITAL = "User: What is the capital of France?\n\nAssistant:"
 PROMPTS = [TRANSLATE, CAPITAL, "User: hello\n\nAssistant:", "one two three", ""]

@@ -17,6 +17,8 @@ from rwkv_batch.runner import torch_runner
 from rwkv_batch.text.tokenizer import Tokenizer
 from rwkv_batch.wire.protocol import GenerateRequest, Progress, RowDelta, Sampling, SessionTurn
 
+pytestmark = pytest.mark.thorough
+
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]
 BACKENDS = [("cpu", "auto"), *(pytest.param("cuda", name, marks=needs_gpu) for name in ("auto", "portable"))]
 FAMILIES = {"rwkv7": random_checkpoint, "rwkv7a": random_rwkv7a, "rwkv6": random_rwkv6}

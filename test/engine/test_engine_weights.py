@@ -20,6 +20,8 @@ from rwkv_batch.text.tokenizer import Tokenizer
 from rwkv_batch.wire.commands import LoadModel
 from rwkv_batch.wire.protocol import CommandReply, Rejected, Sampling, SessionTurn
 
+pytestmark = pytest.mark.thorough
+
 LONG = 60
 
 

@@ -14,6 +14,8 @@ from json_schemas import schemas
 from rwkv_batch.engine import Engine
 from rwkv_batch.wire.protocol import GenerateRequest, Grammar, Progress, Rejected, RowDelta, Sampling
 
+pytestmark = pytest.mark.thorough
+
 KEY = b"test"
 ROWS = 32
 PROMPT = "User: Write some JSON.\n\nAssistant:"

@@ -18,6 +18,8 @@ from rwkv_batch.wire.protocol import (
     SessionTurn,
 )
 
+pytestmark = pytest.mark.thorough
+
 CLOSE = 1e-3
 
 

@@ -12,6 +12,8 @@ from rwkv_batch.engine.scheduling.sequence import LAST
 from rwkv_batch.runner.protocol import Batch, Draws, KnownDraws
 from rwkv_batch.wire.protocol import Failed, GenerateRequest, Grammar, Progress, Sampling, SessionTurn
 
+pytestmark = pytest.mark.thorough
+
 CAPITAL = "User: What is the capital of France?\n\nAssistant:"
 PROMPTS = ["English: Good morning!\n\nChinese:", CAPITAL, "one two three", ""]
 END = 0

@@ -39,6 +39,8 @@ from rwkv_batch.wire.protocol import (
     SessionTurn,
 )
 
+pytestmark = pytest.mark.thorough
+
 # Of differences of logits. fp16 numbers from 32 to 64 are 1/32 apart: two logits, each rounded otherwise.
 TIE = {torch.float16: 0.06, torch.float32: 4e-4}
 ROUNDING = 1e-6  # of sums of probabilities in fp32

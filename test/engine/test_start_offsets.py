@@ -20,6 +20,8 @@ from rwkv_batch.wire.commands import (
 )
 from rwkv_batch.wire.protocol import CommandReply, MixturePart, Rejected, Sampling
 
+pytestmark = pytest.mark.thorough
+
 GREEDY = Sampling(temperature=0)
 LONG = [(7 * i) % 390 + 1 for i in range(300)]  # long enough for the prefix cache
 

@@ -14,6 +14,8 @@ from rwkv_batch.state.pool import savepoints
 from rwkv_batch.wire.commands import DeleteSession, ForkSession, RewindSession, SessionHistory
 from rwkv_batch.wire.protocol import CommandReply, Event, Progress, Rejected, Sampling
 
+pytestmark = pytest.mark.thorough
+
 VOCAB = range(400)
 
 

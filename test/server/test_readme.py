@@ -116,7 +116,7 @@ def test_the_commands_of_the_readme_that_start_a_server_are_those_of_make_and_th
     assert "\nserve:" in (ROOT / "Makefile").read_text()
 
 
-@pytest.mark.parametrize("name", make_lists.pages())
+@pytest.mark.parametrize("name", make_lists.PAGES)
 def test_the_lists_are_what_the_server_has(name: str):
     written = (ROOT / "docs" / name).read_text(encoding="utf-8")
     assert written == make_lists.pages()[name], "run python docs/make_lists.py"

@@ -9,6 +9,8 @@ import pytest
 from pool_crash import KEYS, tokens
 from pools import BEGINNING, Bench, after
 
+pytestmark = pytest.mark.thorough
+
 HELPER = Path(__file__).parents[1] / "helpers" / "pool_crash.py"
 
 

@@ -4,10 +4,13 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pools import ALWAYS, BEGINNING, NEVER, SLOTS, Bench, after, files
+
+pytestmark = pytest.mark.thorough
 
 KEYS = st.sampled_from(["a", "a:1", "a:2", "ab", "b", "b:1", "c"])
 TOKENS = st.lists(st.integers(0, 65535), min_size=1, max_size=6)

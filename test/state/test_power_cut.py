@@ -13,6 +13,8 @@ from pool_workload import VARIANTS, Recording
 from power_cut import Cut, Disk, Kind, Names, Operation
 from tools import absent
 
+pytestmark = pytest.mark.thorough
+
 SEED = 1
 OPERATIONS = 40  # of each process
 # How many crashes of each recording, of which every variant has two.

@@ -38,6 +38,8 @@ from rwkv_batch.state.entries import (
 from rwkv_batch.state.log.sqlite import BEGINNING
 from rwkv_batch.state.log.store import Store
 
+pytestmark = pytest.mark.thorough
+
 # what the damaged databases held
 CONVERSATIONS, LENGTHS = 12, (3000, 2000)  # tokens of their turns
 DOCUMENTS, DOCUMENT = 3, 40_000  # bytes of each

@@ -1,8 +1,11 @@
 """The roofline counts what a step must read."""
 
+import pytest
 from checkpoints import tiny
 
 from bench.decode import Work, decode_floor, prefill_floor
+
+pytestmark = pytest.mark.thorough
 
 
 def test_work_counts_every_weight_once():

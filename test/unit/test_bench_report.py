@@ -13,6 +13,8 @@ from bench.load import LoadPlan, Prompts
 from bench.report import Record, allot
 from bench.report import summarize as figures_of
 
+pytestmark = pytest.mark.thorough
+
 
 def summarize(*records) -> dict:
     plan = LoadPlan("", "chat", Prompts(["x"]), len(records), None, 1, output_tokens=1000)

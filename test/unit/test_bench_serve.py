@@ -18,6 +18,8 @@ from load_run import LoadRun
 
 from bench.serve import main
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 DONE = "data: [DONE]\n\n"
 

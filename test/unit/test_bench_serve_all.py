@@ -10,6 +10,8 @@ import pytest
 from bench.serve import parse_flags
 from bench.serve_all import CASES
 
+pytestmark = pytest.mark.thorough
+
 SCRIPT = Path(__file__).resolve().parents[2] / "bench" / "serve_all.py"
 
 

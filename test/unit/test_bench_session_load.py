@@ -13,6 +13,8 @@ from fake_api import FakeServer, chat, respond, stream
 from bench import session_load, turn_load
 from bench.report import Record
 
+pytestmark = pytest.mark.thorough
+
 DONE = "data: [DONE]\n\n"
 
 

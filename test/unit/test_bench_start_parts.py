@@ -1,6 +1,10 @@
 """bench/start_parts.py shows the parts of a start, in the order of time."""
 
+import pytest
+
 from bench import start_parts
+
+pytestmark = pytest.mark.thorough
 
 RUN = [start_parts.ENGINE, "process.run"]
 

@@ -13,6 +13,8 @@ from rwkv_batch.model.quantization.quantize import quantize
 from rwkv_batch.ops.weights.groups import CALIBRATED
 from rwkv_batch.quantize import main
 
+pytestmark = pytest.mark.thorough
+
 TEXTS = [torch.randint(1, 400, (300,), generator=torch.Generator().manual_seed(0)).tolist(), [5, 6, 7]]
 MODELS = [tiny(vocab=400), from_tensors("m6", random_rwkv6(2, 64, 400))]
 

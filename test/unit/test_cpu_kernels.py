@@ -13,6 +13,8 @@ from rwkv_batch.ops.cpu import binding
 from rwkv_batch.ops.cpu.binding import CpuRows
 from rwkv_batch.wire.protocol import Sampling
 
+pytestmark = pytest.mark.thorough
+
 HEADS, WIDTH = 3, 192
 PER_TOKEN = ("r", "w", "k", "v", "a", "g", "v_mix", "v_first")
 VECTORS = ("k_k", "k_a", "k_rest", "r_k", "weight", "bias")

@@ -14,6 +14,8 @@ from rwkv_batch.ops.weights.formats import FORMATS
 from rwkv_batch.ops.weights.groups import CALIBRATED, NF4, Nf4Weight
 from rwkv_batch.ops.weights.products import product_with
 
+pytestmark = pytest.mark.thorough
+
 SHAPES = [(1, 1), (5, 3), (16, 64), (65, 130), (33, 515), (200, 1030), (64, 4099)]  # outputs, inputs
 ROWS = [1, 2, 3, 5, 6, 7, 12, 13, 40, 97]
 IN_FP32 = ["fp8", "fp6", "fp5", "nf4"]  # whose rows are multiplied as they are

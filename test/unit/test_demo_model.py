@@ -24,6 +24,8 @@ from rwkv_batch.bundled.unpack import MODEL, is_packed, tensors
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine.startup import load_weights
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def unpacked():

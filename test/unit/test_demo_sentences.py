@@ -11,6 +11,8 @@ from demo.training.meaning import Clause, Phrase
 from demo.training.numerals import IN_WORDS
 from demo.training.sentences import GO, NAMED, PRONOUNS, WORDS, render, sentence, subject_of
 
+pytestmark = pytest.mark.thorough
+
 NOUN = {n.en[0]: n for n in NOUNS}
 ADJECTIVE = {a.en: a for a in ADJECTIVES}
 VERB = {v.en[0]: v for v in reversed(VERBS)}

@@ -25,6 +25,8 @@ from demo.training.unknown import UNKNOWN, unknown
 from routes.chat.calls import ToolCallParser
 from rwkv_batch.bundled.unpack import HELD_OUT
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def examples():

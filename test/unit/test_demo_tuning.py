@@ -19,6 +19,8 @@ from rwkv_batch.model.checkpoint import from_tensors
 from rwkv_batch.model.rwkv7 import RWKV7
 from rwkv_batch.model.start_states import read_start_state
 
+pytestmark = pytest.mark.thorough
+
 TOKENS = torch.tensor([[24, 1207, 310, 45, 7, 300, 12]])
 
 

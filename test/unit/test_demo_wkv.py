@@ -5,6 +5,8 @@ import torch
 
 from demo.training.wkv_chunk import MAX_CHUNK, wkv_chunked
 
+pytestmark = pytest.mark.thorough
+
 
 def one_by_one(r, w_log, k, v, kk, a, state):
     """The recurrence as it is written down: one token after the other."""

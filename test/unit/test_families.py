@@ -18,6 +18,8 @@ from rwkv_batch.ops.wkv6 import wkv6_prefill, wkv6_step
 from rwkv_batch.ops.wkv_prefill import CHUNK, cut
 from rwkv_batch.wire.protocol import Sampling
 
+pytestmark = pytest.mark.thorough
+
 TOLERANCE = 1e-4  # against the package, relative to the size of the whole tensor
 PIECES_TOLERANCE = 1e-5  # between ways to cut a prompt, which order the same sums differently
 FAMILIES = {"rwkv6": random_rwkv6, "rwkv7a": random_rwkv7a}

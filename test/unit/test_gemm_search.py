@@ -8,6 +8,8 @@ import pytest
 
 from rwkv_batch.model.cuda.gemms.search import MOST, Search
 
+pytestmark = pytest.mark.thorough
+
 KINDS = {
     "in": ["stream32", "stream16", "tile"],
     "out": ["tile", "stream32", "blas"],

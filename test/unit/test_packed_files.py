@@ -27,6 +27,8 @@ from rwkv_batch.ops.weights.formats import FORMATS
 from rwkv_batch.quantize import main
 from rwkv_batch.wire.protocol import Sampling
 
+pytestmark = pytest.mark.thorough
+
 PROMPT = [5, 6, 7]
 WEIGHTS = tiny(vocab=400)
 KEY = "rwkv_batch"

@@ -30,6 +30,8 @@ from rwkv_batch.ops.weights.formats import FORMATS
 from rwkv_batch.runner.backends import create_runner
 from rwkv_batch.wire.protocol import Sampling
 
+pytestmark = pytest.mark.thorough
+
 FAMILIES = {"rwkv7": random_checkpoint, "rwkv7a": random_rwkv7a, "rwkv6": random_rwkv6}
 PACKED = {
     "rwkv7": ["att.receptance", "att.key", "att.value", "att.output", "ffn.key", "ffn.value"],

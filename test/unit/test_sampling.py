@@ -16,6 +16,8 @@ from rwkv_batch.sampling.sampler import Sampler
 from rwkv_batch.text.tokenizer import VOCABULARY
 from rwkv_batch.wire.protocol import Sampling
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize("name", RAPID)
 def test_distribution_with_ties(name):

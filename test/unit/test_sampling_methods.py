@@ -17,6 +17,8 @@ from rwkv_batch.sampling.sampler import Sampler
 from rwkv_batch.text.tokenizer import VOCABULARY
 from rwkv_batch.wire.protocol import Sampling
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_distribution_with_ties(name):

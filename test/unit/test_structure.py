@@ -183,6 +183,12 @@ def test_what_programs_say_is_read_in_a_named_encoding():
     )
 
 
+def test_no_two_test_files_share_a_name():
+    """pytest imports them by their names alone."""
+    names = Counter(file.name for file in files("test") if file.name.startswith("test_"))
+    assert_none({name: count for name, count in names.items() if count > 1})
+
+
 def test_no_two_classes_share_a_name():
     places: dict[str, list[str]] = defaultdict(list)
     for file in files("bench", "demo", *PRODUCT):

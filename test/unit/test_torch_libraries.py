@@ -8,6 +8,8 @@ import pytest
 from rwkv_batch.ops import torch_libraries
 from rwkv_batch.ops.torch_libraries import loading_libraries
 
+pytestmark = pytest.mark.thorough
+
 MAPPED = "[line.split()[-1] for line in open('/proc/self/maps') if line.rstrip().endswith('libtorch_cpu.so')]"
 
 

@@ -12,6 +12,8 @@ from rwkv_batch.ops.weights.channels import Fp5Weight, Fp6Weight, decode_float, 
 from rwkv_batch.ops.weights.formats import FORMATS
 from rwkv_batch.ops.weights.groups import NF4
 
+pytestmark = pytest.mark.thorough
+
 FLOATS = {"fp8": (4, 3, 448.0), "fp6": (3, 2, 28.0), "fp5": (2, 2, 7.0)}  # exponent and mantissa bits, most
 GROUPS = {"int4": 64, "int4-128": 128}
 SHAPES = [(1, 1), (3, 7), (5, 64), (17, 65), (4, 130), (2, 2049), (1025, 1030)]

@@ -10,6 +10,8 @@ from rwkv_batch.ops import torch_ops
 from rwkv_batch.ops.torch_ops import wkv_step
 from rwkv_batch.ops.wkv_prefill import cut, wkv_prefill
 
+pytestmark = pytest.mark.thorough
+
 STRONGEST = -0.6065  # the log of the strongest decay the model can produce
 
 

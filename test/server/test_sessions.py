@@ -102,6 +102,7 @@ def one_prompt(said: list[tuple[str, str]]) -> tuple[list[int], str]:
     return tokens, said[-1][1]
 
 
+@pytest.mark.thorough
 def test_200_sessions_remember_through_every_tier_restart_and_kill(tmp_path: Path):
     sessions, draw = Sessions(tmp_path), random.Random(1)
     name = {f"s{i}": NAMES[i % len(NAMES)] for i in range(200)}
@@ -239,6 +240,7 @@ def test_a_stop_string_leaves_exactly_the_text_before_it(sessions: Sessions):
     assert sessions.turn("stopped", ASK) == expected["choices"][0]["text"]
 
 
+@pytest.mark.thorough
 def test_damage_costs_at_most_its_session(tmp_path: Path):
     sessions = Sessions(tmp_path)
     for session in ("good", "bad", "lucky"):
@@ -300,6 +302,7 @@ def test_a_file_of_something_else_is_no_place_for_sessions(tmp_path: Path):
     assert "Traceback" not in refused.log() and other.read_bytes() == b"PK\3\4 a checkpoint"
 
 
+@pytest.mark.thorough
 def test_a_database_that_is_damaged_all_over_is_put_aside(tmp_path: Path):
     (tmp_path / "sessions.db").write_bytes(b"SQLite format 3\0" + b"and not a database" * 1000)
     sessions = Sessions(tmp_path)

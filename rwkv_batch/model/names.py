@@ -7,7 +7,7 @@
   and `time_faaaa` is `time_first`.
 
 Low-rank pairs are `[C, rank]` and `[rank, C]` in official checkpoints, and the other way round as linear
-maps. Their shape says which they are.
+maps. Their shape says which they are; where a pair is square, the other pairs of the file do, or its layout.
 """
 
 import re
@@ -62,7 +62,7 @@ def official(file: ModelFile) -> tuple[dict[str, Tensor], bool]:
         tensors.setdefault("head.weight", tensors["emb.weight"])
     if fused:
         tensors = {key: tensor for key, tensor in tensors.items() if not key.startswith("blocks.0.ln0.")}
-    return _oriented(tensors), fused
+    return _oriented(tensors, file.path.suffix == ".st"), fused
 
 
 def _official_name(key: str, web_rwkv: bool) -> str:
@@ -88,23 +88,36 @@ def _unpacked(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
     return [(name, tensor)]
 
 
-def _oriented(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _oriented(tensors: Mapping[str, Tensor], web_rwkv: bool) -> dict[str, Tensor]:
     """With low-rank pairs as in official checkpoints, and named so."""
     embedding = tensors.get("emb.weight")
     width = embedding.shape[-1] if embedding is not None and embedding.dim() else 0
+    pairs = {
+        key: match for key, tensor in tensors.items() if (match := LOW_RANK.match(key)) and tensor.dim() > 1
+    }
+    flips = {key: _flip(tensors[key], match[1], width) for key, match in pairs.items()}
+    known = [flip for key, flip in flips.items() if flip is not None and not pairs[key][2]]
+    others = all(known) if known else web_rwkv
     found: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
-        match = LOW_RANK.match(key)
-        if match is None or tensor.dim() < 2:
+        match = pairs.get(key)
+        if match is None:
             found[key] = tensor
             continue
-        rows, columns = tensor.shape[-2:]
-        first = match[1].endswith("1")  # [C, rank], or several ranks side by side
-        flip = bool(match[2])  # a linear map, if the shape does not say
-        if rows != columns and width in (rows, columns):
-            flip = (rows if first else columns) != width
+        flip = flips[key]
+        if flip is None:
+            flip = bool(match[2]) or others
         found[match[1]] = tensor.mT if flip else tensor
     return found
+
+
+def _flip(tensor: Tensor, name: str, width: int) -> bool | None:
+    """Whether the shape of a part of a low-rank pair is that of a linear map; None: it does not say."""
+    rows, columns = tensor.shape[-2:]
+    if rows == columns or width not in (rows, columns):
+        return None
+    first = name.endswith("1")  # [C, rank], or several ranks side by side
+    return bool((rows if first else columns) != width)
 
 
 def _check_config(file: ModelFile) -> bool:

@@ -1,6 +1,7 @@
 """The kernels compile for every architecture, also where there is no GPU."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import torch
 from rwkv_batch.model.cuda.steps.graphs import decode_sizes
 from rwkv_batch.ops.compiled import kernel_cache, libraries
 from rwkv_batch.ops.cuda import build
+from rwkv_batch.ops.hip import compiler as hip
 
 # What is compiled, and the architectures whose machine code is made of it: between the first three no source
 # distinguishes (test_what_sources_distinguish), and each front end takes as long as the rest.
@@ -167,3 +169,13 @@ def test_the_ladder_ends_with_the_largest_batch_and_wastes_little(most):
         size = next(size for size in sizes if size >= rows)
         assert size < 2 * rows or size == 1
         assert size - rows < max(64, rows / 8 + 1)
+
+
+def test_the_page_about_amd_gpus_names_every_file_that_is_compiled_for_them():
+    named = set(re.findall(r"`((?:cuda|hip)/\w+\.cu)`", (libraries.ROOT / "hip" / "README.md").read_text()))
+    assert {str(file.relative_to(libraries.ROOT)) for file in hip.sources()} == named
+
+
+def test_the_page_about_kernels_names_every_file():
+    page = (build.SOURCES / "README.md").read_text()
+    assert [file.name for file in build.sources() if f"`{file.name}`" not in page] == []

@@ -93,6 +93,40 @@ def test_a_file_of_web_rwkv(family, tmp_path):
     assert found.family == family and same(found, tensors)
 
 
+SQUARE = {
+    "of one kind": {"w": 32, "a": 128, "v": 16, "g": 32},
+    "one that is wider than the model": {"w": 128, "a": 160, "v": 128, "g": 128},
+    "all": dict.fromkeys("wavg", 128),
+}
+
+
+LAYOUTS = ["pth", "st", "st as official", "folder", "linear maps", "fla"]
+# Where all pairs are square, nothing in a .st file says that it is not as web-rwkv writes it.
+SQUARE_CASES = [
+    (layout, which) for layout in LAYOUTS for which in SQUARE if (layout, which) != (LAYOUTS[2], "all")
+]
+
+
+@pytest.mark.parametrize(("layout", "which"), SQUARE_CASES)
+def test_low_rank_pairs_as_wide_as_the_model_are_read_as_they_lie(layout, which, tmp_path):
+    """Their shape does not say how: the others do, or the layout."""
+    ranks = SQUARE[which]
+    tensors = random_checkpoint(2, 128, 100, ranks=ranks)
+    if layout == "pth":
+        write_pth(tmp_path / "model.pth", tensors)
+    elif layout == "st":
+        save_file(layouts.web_rwkv(tensors), tmp_path / "model.st")
+    elif layout == "st as official":
+        save_file(tensors, tmp_path / "model.st")
+    elif layout == "fla":
+        tensors = layouts.without_first_values(tensors)
+        layouts.write_folder(tmp_path / "model", layouts.flash_linear_attention(tensors))
+    else:
+        tensors = layouts.without_first_values(tensors)
+        layouts.write_folder(tmp_path / "model", layouts.hugging_face(tensors, layout == "linear maps"))
+    assert same(load(tmp_path / "model"), tensors)
+
+
 @pytest.mark.parametrize("suffix", ["pth", "st"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_tuned_state_may_be_merged_into_a_checkpoint(family, suffix, tmp_path):

@@ -1,12 +1,16 @@
 """Files by their contents: every container of tensors is read, and what is none is named in one sentence."""
 
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from checkpoints import refusal, tiny
 from safetensors.torch import save, save_file
-from strange_files import STRANGE, old, saved
+from strange_files import LFS, STRANGE, old, saved
 
 from bench.make_checkpoint import random_checkpoint
 from rwkv_batch.model.adapters.reader import read as read_adapter
@@ -15,6 +19,7 @@ from rwkv_batch.model.files import read_json, read_tensors
 from rwkv_batch.model.quantization import packed_file
 from rwkv_batch.model.start_states import read_start_state
 
+ROOT = Path(__file__).resolve().parents[2]
 TENSORS = random_checkpoint(layers=2, width=64, vocab=100)
 MODEL = tiny(layers=2, width=64, vocab=100)
 WORDS_OF_LIBRARIES = re.compile(
@@ -97,12 +102,27 @@ def test_tensors_that_were_being_trained_are_read(writer, trained, tmp_path):
 
 
 @pytest.mark.parametrize("beginning", [b"", b"\xef\xbb\xbf"])
-def test_json_is_utf_8_in_every_locale(beginning, tmp_path, monkeypatch):
-    monkeypatch.setattr("locale.getencoding", lambda: "gbk")
-    monkeypatch.setattr("locale.getpreferredencoding", lambda *_: "gbk")
-    file = tmp_path / "config.json"
-    file.write_bytes(beginning + '{"author": "彭博 é"}'.encode())
-    assert read_json(file) == {"author": "彭博 é"}
+def test_json_is_utf_8_in_every_locale(beginning, tmp_path):
+    """Here it is that of ASCII, which no installation lacks; that of GBK fails in the same way."""
+    (tmp_path / "config.json").write_bytes(beginning + '{"author": "彭博 é"}'.encode())
+    code = (
+        "import locale, sys; from pathlib import Path; from rwkv_batch.model.files import read_json; "
+        "print(locale.getencoding(), ascii(read_json(Path(sys.argv[1]) / 'config.json')))"
+    )
+    env = os.environ | {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, encoding="utf-8", timeout=120)
+    name, found = done.stdout.split(" ", 1)
+    assert name.lower() != "utf-8" and found.strip() == ascii({"author": "彭博 é"}), done.stderr
+
+
+def test_a_folder_whose_files_were_not_fetched_names_the_file(tmp_path):
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        (tmp_path / name).write_bytes(LFS)
+        message = refusal(lambda: load(tmp_path))
+        assert f"{tmp_path / name} is a pointer of Git LFS" in message
+        (tmp_path / name).unlink()
 
 
 @pytest.mark.parametrize("data", ['{"author": "彭博"}'.encode("gbk"), b"[1]", b"[" * 100_000, b"", b"{"])

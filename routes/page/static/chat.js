@@ -25,7 +25,7 @@ const DRAFT = "draft"; // where an unsent message outlives a reload
 const NEAR = 80; // pixels from the end within which the end is followed
 
 let session = null; // the id of the one that is shown; null: a new one
-let turns = 0; // how many the server has of it
+let turns = 0; // how many the server has of it; NaN: it does not know
 /** @type {TextRequest | null} */
 let running = null; // the answer on its way
 let shown = 0; // counts what was opened, so that a late history is not shown
@@ -64,6 +64,7 @@ async function read(id) {
   } catch (error) {
     if (mine !== shown) return;
     outdated = error.status === 0;
+    if (error.status === 409) turns = NaN; // there are some, which the server does not store: none has a number
     problem(error.message);
     return;
   }

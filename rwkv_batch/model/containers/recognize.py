@@ -64,7 +64,7 @@ def recognize(file: Path) -> Container:
         size = file.stat().st_size
     except OSError as error:
         raise Unreadable(cannot_be_read(error)) from error
-    if head.startswith(b"PK"):
+    if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return "torch"
     if head.startswith(b"\x80") and OLD_TORCH in head[:32]:
         return "old torch"

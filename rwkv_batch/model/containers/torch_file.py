@@ -65,7 +65,10 @@ def _why(file: Path, old: bool, error: Exception) -> str:
                 names = archive.namelist()
                 if reason := _no_checkpoint(names):
                     return reason
-                pickled = archive.read(next(name for name in names if name.endswith("data.pkl")))
+                entry = archive.getinfo(next(name for name in names if name.endswith("/data.pkl")))
+                if entry.file_size > LONGEST_PICKLE:  # which a small file may say of itself
+                    return f"is damaged; {AGAIN}"
+                pickled = archive.read(entry)
     except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError):
         return f"is damaged; {AGAIN}"
     if pickled[:1] == b"\x80" and pickled[1] not in READ_PROTOCOLS:

@@ -11,6 +11,7 @@ import threading
 import time
 from multiprocessing.connection import Connection
 
+from routes.guard.reads import Guard, Unguarded
 from routes.http.frontend import Frontend
 from rwkv_batch.chat.checkpoints import settings_for
 from rwkv_batch.config import FrontendConfig
@@ -49,9 +50,21 @@ def run(config: FrontendConfig, name: str, address: str, control: Connection) ->
 
     threading.Thread(target=_tick, args=(front,), name="tick", daemon=True).start()
     workers = config.max_streams // (WAITING_PER_CORE // cores) + 1  # so that all streams progress together
-    served = application(front, workers)
+    served = application(front, guarded(config), workers)
     gc.freeze()  # a collection that looked through all modules would stop every stream for some 25 ms
     served.start(config.host, config.port, _check_port=False)
+
+
+def guarded(config: FrontendConfig) -> Guard:
+    """The guard of this process, before Robyn where that can be."""
+    from robyn import robyn
+
+    guard = Guard(max(config.max_body, config.max_state))
+    try:
+        guard.install(robyn.__file__)
+    except Unguarded as error:
+        log.error("%s Put a proxy in front that reads requests whole; docs/deploy.md has nginx's.", error)
+    return guard
 
 
 def use_few_cores() -> int:

@@ -5,7 +5,7 @@ import traceback
 from collections.abc import Awaitable, Callable
 from functools import cache, partial
 
-from robyn import Request, Robyn
+from robyn import Request, Robyn, StreamingResponse
 from robyn.argument_parser import Config
 from robyn.robyn import HttpMethod
 
@@ -13,7 +13,9 @@ from routes.anthropic import messages
 from routes.anthropic import models as anthropic_models
 from routes.anthropic.models import for_anthropic
 from routes.chat.handlers import chats, generates
+from routes.guard.reads import Guard
 from routes.http.counts import OTHER
+from routes.http.direct import send_directly
 from routes.http.errors import (
     ApiError,
     ErrorShape,
@@ -201,7 +203,7 @@ ROUTES = (
 # fmt: on
 
 
-def application(front: Frontend, workers: int) -> Robyn:
+def application(front: Frontend, guard: Guard, workers: int) -> Robyn:
     """All routes, errors in JSON for everything else, and OPTIONS everywhere, on `workers` threads."""
     config = Config()
     config.disable_openapi = True
@@ -210,24 +212,29 @@ def application(front: Frontend, workers: int) -> Robyn:
     app = Robyn(__file__, config)
     for route in ROUTES:
         for method in route.allowed():
-            app.add_route(method, route.path, _endpoint(front, route.handler, route.shape, route.path))
+            app.add_route(method, route.path, _endpoint(front, guard, route.handler, route.shape, route.path))
     taken = _route_of("/")
     for path in ("/", "/*path"):
         for method in METHODS:
             if path != "/" or taken is None or method not in taken.allowed():
-                app.add_route(method, path, _endpoint(front, _unknown))
-        app.add_route("OPTIONS", path, _endpoint(front, _options))
+                app.add_route(method, path, _endpoint(front, guard, _unknown))
+        app.add_route("OPTIONS", path, _endpoint(front, guard, _options))
     return app
 
 
 def _endpoint(
-    front: Frontend, handler: Handler, shape: ErrorShape = native_shape, path: str = ""
+    front: Frontend, guard: Guard, handler: Handler, shape: ErrorShape = native_shape, path: str = ""
 ) -> Callable[[Request], Awaitable[HttpResponse]]:
     async def endpoint(request: Request) -> HttpResponse:
         http = HttpRequest.from_robyn(request, front.settings.max_body, shape)
         http.count = partial(front.answered.add, path or _label_of(http.path), http.method)
         try:
-            return await handler(front, http)
+            if http.note.status:
+                raise ApiError(http.note.status, http.note.message)
+            reply = await handler(front, http)
+            if http.note.old and isinstance(reply, StreamingResponse):
+                return await send_directly(guard, http, reply)
+            return reply
         except ApiError as error:
             return error_response(http, error)
         except Exception as error:  # the message may quote a prompt, so it is not logged

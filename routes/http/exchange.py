@@ -5,16 +5,19 @@ One password guards every route. It is sent as Bearer token, as `x-api-key`, in 
 
 import hmac
 import logging
+import os
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from urllib.parse import quote, unquote, unquote_plus
 
+import msgspec
 from robyn import Headers, Request, Response, StreamingResponse
 
+from routes.guard.inbound import NOTE, Note
 from routes.http.body import parse
+from routes.http.contents import decode, read_form
 from routes.http.errors import ApiError, ErrorShape, Json, anthropic_shape
 from routes.http.replies import encode_json
 from routes.http.stream import JobStream
@@ -40,15 +43,14 @@ class HttpRequest:
     method: str
     path: str
     id: str
-    body: str | bytes
+    body: str | bytes  # as it was sent
     query: dict[str, list[str]]  # parameters of the URL, still percent-encoded
     headers: Headers
     began: float
     max_body: int  # bytes that a JSON body may have
     shape: ErrorShape  # the form of its errors
     client: str | None = None  # its IP address
-    files: dict[str, bytes] = field(default_factory=dict)  # of a multipart form, by their names
-    form: dict[str, str] = field(default_factory=dict)  # its other fields
+    note: Note = field(default_factory=Note)  # of the guard
     fingerprint: str = ""  # of the model that has answered
     count: Callable[[int], None] = lambda status: None  # is called once, with the status of the response
 
@@ -56,12 +58,12 @@ class HttpRequest:
     def from_robyn(cls, request: Request, max_body: int, shape: ErrorShape) -> "HttpRequest":
         """Keeps the id that the client sent if it can stand in a log, otherwise makes one."""
         wanted = request.headers.get("x-request-id") or ""
-        is_form = (request.headers.get("content-type") or "").startswith("multipart/")
+        note = request.headers.get(NOTE)
         sane = 0 < len(wanted) <= MAX_ID and all("!" <= c <= "~" for c in wanted)
         return cls(
             request.method,
             request.url.path,
-            wanted if sane else uuid.uuid4().hex,
+            wanted if sane else os.urandom(16).hex(),
             request.body,
             request.query_params.to_dict(),
             request.headers,
@@ -69,14 +71,34 @@ class HttpRequest:
             max_body,
             shape,
             request.ip_addr,
-            request.files if is_form else {},
-            request.form_data if is_form else {},
+            msgspec.json.decode(note, type=Note) if note else Note(),
         )
+
+    def data(self, most: int) -> bytes:
+        """The body without its Content-Encoding, which may have `most` bytes then. Raises ApiError."""
+        body = self.body if isinstance(self.body, bytes) else self.body.encode()
+        declared = self.headers.get("content-length")
+        if declared and declared.isdigit() and len(body) < int(declared):
+            raise ApiError(400, f"The body ends after {len(body)} of the {declared} bytes of Content-Length.")
+        return decode(body, self.headers.get("content-encoding") or "", most)
+
+    def form(self, most: int) -> tuple[dict[str, bytes], dict[str, str]]:
+        """The files of a multipart form by their names, and its other fields. Raises ApiError.
+
+        `most`: bytes that the body may have. Without a form both are empty.
+        """
+        content_type = self.note.content_type or self.headers.get("content-type") or ""
+        return read_form(content_type, self.data(most))
 
     @cached_property
     def json(self) -> tuple[Json, ApiError | None]:
         """The body as a JSON object, and the error if it cannot be served: it may carry the password."""
-        return parse(self.body, self.max_body)
+        if self.note.content_type:
+            return {}, ApiError(400, f"{self.path} takes a JSON object and not a form.")
+        try:
+            return parse(self.data(self.max_body), self.max_body)
+        except ApiError as error:
+            return {}, error
 
     def parameter(self, name: str) -> str:
         """A parameter of the URL, decoded; empty if it is missing. Raises ApiError 400 if it is not UTF-8."""

@@ -142,7 +142,7 @@ async def import_(front: Frontend, http: HttpRequest) -> Response:
     demand_password(front.settings.password, http)
     given = _url_fields(http, "model")
     key = ImportFields.from_json(given).session_id
-    data = http.body if isinstance(http.body, bytes) else http.body.encode()
+    data = http.data(front.settings.max_state)
     if not data:
         raise ApiError(400, "The body is empty; send a file that /v1/state/export has made.")
     if len(data) > front.settings.max_state:

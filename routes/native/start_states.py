@@ -27,6 +27,12 @@ from rwkv_batch.wire.commands import ListStartStates, PutStartState, RemoveStart
 from rwkv_batch.wire.protocol import StartStateInfo
 
 HEAD_SIZE = 64
+FORM_ROOM = 1 << 20  # bytes that a form may have beside its file
+SUFFIXES = (
+    ".pth",
+    ".safetensors",
+    ".st",
+)  # which say how a file is to be read; no other text of a client is in a path
 StateName = Annotated[str, Field(min_length=1, max_length=MAX_SESSION_ID), *PLAIN_ID]
 StateLayout = Literal["vk", "kv"]
 
@@ -90,18 +96,23 @@ class RemoveStateFields(RequestBody):
 
 async def upload(front: Frontend, http: HttpRequest) -> Response:
     """POST /v1/state/upload: a file of a tuned state in the multipart field `file`. Raises ApiError."""
-    demand_password(front.settings.password, http, dict(http.form))
-    if len(http.files) != 1:
+    try:
+        files, form = http.form(front.settings.max_state + FORM_ROOM)
+    except ApiError:
+        demand_password(front.settings.password, http)
+        raise
+    demand_password(front.settings.password, http, dict(form))
+    if len(files) != 1:
         raise ApiError(
             400, "Send one file of a tuned state as multipart/form-data, in the field `file`.", param="file"
         )
-    ((filename, data),) = http.files.items()
+    ((filename, data),) = files.items()
     if len(data) > front.settings.max_state:
         most = front.settings.max_state
         raise ApiError(413, f"The file has {len(data)} bytes and at most {most} are taken.")
     path = Path(filename.replace("\\", "/"))
-    fields = UploadFields.from_json({"state_id": path.stem} | http.form)
-    model = (await read_model(front, http, dict(http.form))).model.model
+    fields = UploadFields.from_json({"state_id": path.stem} | form)
+    model = (await read_model(front, http, dict(form))).model.model
     if (await front.ask(ListStartStates(uuid.uuid4().hex, fields.state_id, to_model=model))).start_states:
         raise ApiError(409, f"There is a start state {fields.state_id} already; delete it first.")
     description = {"original_filename": path.name, "size_bytes": len(data), **fields.given()}

@@ -128,7 +128,7 @@ def test_the_server_itself_says_which_body_is_too_large(outside: httpx.Client):
 def test_nginx_itself_refuses_what_a_front_end_cannot(
     outside: httpx.Client, locked_server: Server, head: str, status: bytes
 ):
-    """Robyn would end its process at the one, and read the other whole before the server sees it."""
+    """Robyn alone would end its process at the one, and read the other whole before the server sees it."""
     frontends = locked_server.children()
     host, port = outside.base_url.host, outside.base_url.port
     context = ssl.create_default_context()

@@ -1,0 +1,231 @@
+"""The requests of one connection, as Robyn is to read them.
+
+Robyn 0.88 aborts its process at a chunked body with trailers or a fault in it, answers a broken form before
+any route sees it (or never, if it is cut short), and waits for ever where a client asks for another protocol.
+So it gets none of these. Chunks are joined to a body with a length. A form has the type of any other bytes.
+What cannot be served becomes a request with a note, which its route answers. Other requests stay as they are.
+"""
+
+import re
+import secrets
+from dataclasses import dataclass
+
+import msgspec
+
+from routes.guard.chunked import BadChunks, ChunkedBody
+
+MAX_HEAD = 136 << 10  # bytes; Robyn answers a head of more than 128 KiB itself
+END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
+# A head with one of these, in lower case, is looked at line by line.
+UNUSUAL = (b"transfer-encoding", b"multipart/", b"\nupgrade", b" http/1.0")
+LENGTH = b"\ncontent-length"
+REQUEST = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([!-~]+) HTTP/1\.([01])")
+BEGINNING = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+(?: [^\n]*(?:\n|$)|$)")  # of a head that is not complete
+BEGINS = re.compile(REQUEST.pattern + rb"\r?\n")
+FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*?)[ \t]*")
+# Of the connection and not of the request, or written anew.
+DROPPED = {
+    b"content-length",
+    b"transfer-encoding",
+    b"trailer",
+    b"te",
+    b"upgrade",
+    b"http2-settings",
+    b"connection",
+}
+NOTE = f"x-note-{secrets.token_hex(16)}"  # a field that no client can send, as none knows its name
+BYTES = b"application/octet-stream"
+BOTH = "A request has Transfer-Encoding or Content-Length and not both; one of HTTP/1.0 has the latter."
+NO_HTTP = "What was sent is no request of HTTP/1.1."
+
+
+class Note(msgspec.Struct, omit_defaults=True):
+    """What a route is to know of a request that has been changed."""
+
+    status: int = 0  # the request is to be answered with this error
+    message: str = ""
+    content_type: str = ""  # the client's own
+    old: bool = False  # of HTTP/1.0, which has no chunks
+    connection: int = -1  # on which the request came, if it is old
+    serial: int = 0
+
+
+@dataclass
+class ChangedHead:
+    """The head of a request that is changed."""
+
+    line: bytes
+    fields: list[tuple[bytes, bytes]]
+    note: Note
+
+    def write(self, length: int, closes: bool) -> bytes:
+        fields = [*self.fields, (b"content-length", b"%d" % length)]
+        if closes:
+            fields.append((b"connection", b"close"))
+        if self.note != Note():
+            fields.append((NOTE.encode(), msgspec.json.encode(self.note)))
+        return b"".join((self.line, *(b"\r\n%s: %s" % field for field in fields), b"\r\n\r\n"))
+
+
+class Inbound:
+    """One connection."""
+
+    def __init__(self, most: int, number: int = -1, serial: int = 0) -> None:
+        """`most`: bytes that a chunked body may have. `number`, `serial`: those of the connection."""
+        self.out = bytearray()  # what Robyn has not read yet
+        self.old = False  # the last request is of HTTP/1.0
+        self.waits = False  # the client sends its body when it has read "100 Continue"
+        self._most, self._number, self._serial = most, number, serial
+        self._held = bytearray()  # of what is not complete
+        self._searched = 0  # bytes of it in which no head ends
+        self._left = 0  # bytes of a body with a length that are to come
+        self._chunks: ChunkedBody | None = None
+        self._head: ChangedHead | None = None  # to which the chunks belong
+        self._over = False  # the rest of what the client sends is of no use
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is held that does not come from the next read."""
+        return bool(self.out or self._chunks)
+
+    def passes(self, data: bytes) -> bool:
+        """Whether Robyn may read `data` as it is; then it counts as taken."""
+        if self.out or self._held or self._chunks or self._over:
+            return False
+        left, at = self._left, 0
+        while left < len(data) - at:
+            at += left
+            end = data.find(b"\r\n\r\n", at) + 4
+            head = data[at:end]
+            if end < 4 or head.count(b"\n") != head.count(b"\r\n"):  # a head may end in LF too
+                return False
+            length = _ordinary(head)
+            if length is None:
+                return False
+            at, left = end, length
+        self._left = left - (len(data) - at)
+        return True
+
+    def take(self, data: bytes) -> None:
+        """Add to `out` what comes of `data`."""
+        if not self._over:
+            self._held += data
+            while self._held and not self._over and self._step():
+                pass
+
+    def end(self) -> None:
+        """The client sends no more."""
+        if self._chunks and self._head and not self._over:
+            self._refuse(self._head, 400, "The body ends before its last chunk.")
+
+    def _step(self) -> bool:
+        """Take one part of what is held. Returns whether there was a whole one."""
+        held = self._held
+        if self._chunks and self._head:
+            return self._collect(self._chunks, self._head)
+        if self._left:
+            part = held[: self._left]
+            del held[: len(part)]
+            self.out += part
+            self._left -= len(part)
+            return True
+        while held and held[0] in b"\r\n":  # which may stand before a request
+            del held[0]
+        found = END_OF_HEAD.search(held, max(0, self._searched - 3))
+        self._searched = len(held)
+        if not found:
+            if len(held) > MAX_HEAD:
+                self._refuse(_unknown(), 431, "The head of the request is too long.")
+            elif held and not BEGINNING.match(held):
+                self._refuse(_unknown(), 400, NO_HTTP)
+            return False
+        head = bytes(held[: found.end()])
+        del held[: len(head)]
+        self._searched = 0
+        length = _ordinary(head)
+        if length is None:
+            self._change(head)
+        else:
+            self.out += head
+            self._left = length
+        return True
+
+    def _collect(self, chunks: ChunkedBody, head: ChangedHead) -> bool:
+        try:
+            whole = chunks.take(self._held)
+        except BadChunks as error:
+            self._refuse(head, error.status, str(error))
+            return False
+        if whole:
+            self.out += head.write(len(chunks.body), closes=False) + chunks.body
+            self._chunks = self._head = None
+        return whole
+
+    def _change(self, data: bytes) -> None:
+        """Take a head that is not ordinary."""
+        lines = [line.rstrip(b"\r") for line in data.rstrip(b"\r\n").split(b"\n")]
+        request, found = REQUEST.fullmatch(lines[0]), [FIELD.fullmatch(line) for line in lines[1:]]
+        fields = [(match[1].lower(), match[2]) for match in found if match]
+        if not request or len(fields) < len(found):
+            return self._refuse(_unknown(), 400, NO_HTTP)
+        head = ChangedHead(lines[0], [f for f in fields if f[0] not in DROPPED], Note())
+        if request[1].upper() == b"CONNECT":
+            return self._refuse(_unknown(), 405, "CONNECT is not served; this server is no proxy.")
+        if request[3] == b"0":
+            self.old = head.note.old = True
+            head.note.connection, head.note.serial = self._number, self._serial
+        for at, (name, value) in enumerate(head.fields):
+            if name == b"content-type" and b"multipart/" in value.lower():
+                head.note.content_type = value.decode("latin-1")
+                head.fields[at] = name, BYTES
+        lengths, codings = _all(fields, b"content-length"), _all(fields, b"transfer-encoding")
+        if codings and (lengths or self.old):
+            return self._refuse(head, 400, BOTH)
+        if codings and [each.lower() for each in codings] != [b"chunked"]:
+            return self._refuse(head, 501, "Transfer-Encoding takes chunked, once and alone.")
+        if len(lengths) > 1 or not all(each.isdigit() and len(each) < 19 for each in lengths):
+            return self._refuse(head, 400, "Content-Length must be one number.")
+        if codings:
+            self._head, self._chunks = head, ChunkedBody(self._most)
+            expected = _all(head.fields, b"expect")
+            head.fields = [field for field in head.fields if field[0] != b"expect"]
+            self.waits = any(each.lower() == b"100-continue" for each in expected)
+            return None
+        options = b",".join(_all(fields, b"connection")).lower()
+        self._left = int(lengths[0]) if lengths else 0
+        self.out += head.write(self._left, b"close" in options or (self.old and b"keep-alive" not in options))
+        return None
+
+    def _refuse(self, head: ChangedHead, status: int, message: str) -> None:
+        """Have the route answer with an error, without the body, and end the connection."""
+        head.note.status, head.note.message = status, message
+        head.fields = [field for field in head.fields if field[0] != b"expect"]
+        self.out += head.write(0, closes=True)
+        self._over = True
+        self._chunks = self._head = None
+        self._held.clear()
+
+
+def _ordinary(head: bytes) -> int | None:
+    """The length of the body behind a head that Robyn reads as it is meant; None for another one."""
+    if not BEGINS.match(head):
+        return None
+    lower = head.lower()
+    if any(word in lower for word in UNUSUAL) or lower.startswith(b"connect"):
+        return None
+    at = lower.find(LENGTH)
+    if at < 0:
+        return 0
+    name, _, value = lower[at + 1 : lower.find(b"\n", at + 1)].partition(b":")
+    value = value.strip(b" \t\r")
+    once = name == LENGTH[1:] and lower.find(LENGTH, at + 1) < 0
+    return int(value) if once and value.isdigit() and len(value) < 19 else None
+
+
+def _all(fields: list[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
+    return [value for each, value in fields if each == name]
+
+
+def _unknown() -> ChangedHead:
+    """In place of a head that cannot be read."""
+    return ChangedHead(b"GET / HTTP/1.1", [], Note())

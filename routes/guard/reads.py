@@ -1,0 +1,198 @@
+"""Where Robyn's reads of sockets are guarded: its calls of `accept4` and `recv` come here first.
+
+Robyn has no hook before it reads a body. A relay in front of it would cost a process, and 25 us for each
+event of a stream. So the addresses through which its library calls functions of the C library are replaced
+(the ELF relocations of their symbols). Replies do not pass here, and an ordinary request costs a look at it.
+"""
+
+import contextlib
+import ctypes
+import errno
+import itertools
+import mmap
+import os
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from routes.guard.inbound import Inbound, Note
+
+ROOM = 64 << 10  # bytes that are read at once of what is not ordinary
+DROPPED_WITHIN = 5.0  # seconds; generous
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+DYNAMIC_SYMBOLS, RELOCATIONS = 11, 4  # types of sections
+
+c = ctypes.CDLL(None, use_errno=True)
+Recv = ctypes.CFUNCTYPE(
+    ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, use_errno=True
+)
+Accept = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, use_errno=True
+)
+
+
+class Unguarded(Exception):
+    """The library cannot be guarded here. The text is one sentence."""
+
+
+class Connection(Inbound):
+    """A client's connection that Robyn reads."""
+
+    own: socket.socket | None = None  # the same connection, kept while a request of HTTP/1.0 is answered
+    taken = False  # Robyn is to let go of it
+    dropped: threading.Event
+
+    def __init__(self, most: int, number: int, serial: int) -> None:
+        super().__init__(most, number, serial)
+        self.serial = serial
+
+
+class Guard:
+    """One per process."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: bytes that a chunked body may have."""
+        self._most = most
+        self._serials = itertools.count(1)
+        self._connections: dict[int, Connection] = {}
+        self._real_recv, self._real_accept = Recv(("recv", c)), Accept(("accept4", c))
+        self._recv, self._accept = (
+            Recv(self._read),
+            Accept(self._accepted),
+        )  # which must live as long as Robyn
+
+    def install(self, library: str) -> None:
+        """Stand before the calls of the shared library in that file. Raises Unguarded."""
+        try:
+            replace_calls(library, {b"recv": self._recv, b"accept4": self._accept})
+        except (OSError, ValueError, KeyError, struct.error) as error:
+            raise Unguarded(f"the reads of {Path(library).name} cannot be guarded here ({error}).") from None
+
+    def take(self, note: Note) -> socket.socket | None:
+        """The connection of a request of HTTP/1.0, which Robyn lets go of. Blocks.
+
+        None: the client has left.
+        """
+        connection = self._connections.get(note.connection)
+        if connection is None or connection.serial != note.serial or connection.own is None:
+            return None
+        own, connection.own = connection.own, None
+        connection.dropped, connection.taken = threading.Event(), True
+        with contextlib.suppress(OSError):  # the client has left
+            own.shutdown(socket.SHUT_RD)  # wakes Robyn, whose read then fails
+        if connection.dropped.wait(DROPPED_WITHIN):
+            return own
+        own.close()
+        return None
+
+    def _accepted(self, listener: int, address: int, size: int, flags: int) -> int:
+        number: int = self._real_accept(listener, address, size, flags)
+        if number >= 0:
+            self._connections[number] = Connection(self._most, number, next(self._serials))
+        return number
+
+    def _read(self, number: int, buffer: int, room: int, flags: int) -> int:
+        """What `recv` does, and returns, for requests as Robyn is to read them."""
+        got: int = self._real_recv(number, buffer, room, flags)
+        connection = self._connections.get(number)
+        if connection is None:
+            return got
+        if connection.taken:
+            connection.dropped.set()
+            ctypes.set_errno(errno.ECONNRESET)
+            return -1
+        if got > 0 and connection.passes(ctypes.string_at(buffer, got)):
+            return got
+        return self._changed(connection, number, buffer, room, got) if got > 0 or connection.busy else got
+
+    def _changed(self, connection: Connection, number: int, buffer: int, room: int, got: int) -> int:
+        """Fill the buffer with what is to be read in place of what the client has sent.
+
+        Robyn waits for the system to report more only when the buffer is not full. So this reads until it is,
+        or nothing more has come.
+        """
+        data = ctypes.string_at(buffer, got) if got > 0 else b""
+        more = ctypes.create_string_buffer(ROOM)
+        while True:
+            problem = ctypes.get_errno() if got < 0 else 0
+            if got > 0:
+                connection.take(data)
+                self._after(connection, number)
+            elif got == 0:
+                connection.end()
+            if got <= 0 or len(connection.out) >= room:
+                break
+            got = self._real_recv(number, ctypes.addressof(more), ROOM, 0)
+            data = more.raw[:got] if got > 0 else b""
+        if connection.out:
+            part = bytes(connection.out[:room])
+            del connection.out[: len(part)]
+            ctypes.memmove(buffer, part, len(part))
+            return len(part)
+        ctypes.set_errno(problem)
+        return got
+
+    def _after(self, connection: Connection, number: int) -> None:
+        if connection.waits:
+            connection.waits = False
+            with contextlib.suppress(OSError):
+                os.write(number, CONTINUE)
+        if connection.old and connection.own is None:
+            with contextlib.suppress(OSError):
+                connection.own = socket.socket(fileno=os.dup(number))
+
+
+def replace_calls(library: str, functions: dict[bytes, Callable[..., int]]) -> None:
+    """Have a loaded shared library call `functions` in place of those of these names.
+
+    Raises OSError, ValueError, KeyError or struct.error if it is no ELF file of 64 bits that calls them so.
+    """
+    if sys.platform != "linux" or sys.byteorder != "little" or struct.calcsize("P") != 8:
+        raise ValueError("not Linux on a processor of 64 bits")
+    path = os.path.realpath(library)
+    base = _base_of(path)
+    with open(path, "rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as file:
+        places = _places(file)
+    for name, function in functions.items():
+        for place in places[name]:
+            page = (base + place) & -mmap.PAGESIZE
+            if c.mprotect(ctypes.c_void_p(page), mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            ctypes.c_void_p.from_address(base + place).value = ctypes.c_void_p.from_buffer(function).value  # type: ignore[arg-type]
+
+
+def _base_of(path: str) -> int:
+    """Where the file at `path` is in memory."""
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        for line in maps:
+            fields = line.rstrip("\n").split(maxsplit=5)
+            if len(fields) == 6 and fields[5] == path and int(fields[2], 16) == 0:
+                return int(fields[0].split("-")[0], 16)
+    raise ValueError("it is not loaded")
+
+
+def _places(file: mmap.mmap) -> dict[bytes, list[int]]:
+    """Where the addresses stand of the functions that an ELF file calls, by their names.
+
+    The format is ELF-64 of the System V ABI. Raises ValueError or struct.error for another file.
+    """
+    if file[:6] != b"\x7fELF\x02\x01":
+        raise ValueError("it is no ELF file")
+    (table,) = struct.unpack_from("<Q", file, 40)
+    (count,) = struct.unpack_from("<H", file, 60)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", file, table + 64 * i) for i in range(count)]
+    symbols = next(section for section in sections if section[1] == DYNAMIC_SYMBOLS)
+    strings = sections[symbols[6]][4]
+    found: dict[bytes, list[int]] = {}
+    for section in sections:
+        if section[1] != RELOCATIONS:
+            continue
+        for at in range(section[4], section[4] + section[5], 24):
+            place, info, _ = struct.unpack_from("<QQq", file, at)
+            if symbol := info >> 32:
+                (name,) = struct.unpack_from("<I", file, symbols[4] + 24 * symbol)
+                found.setdefault(file[strings + name : file.find(b"\0", strings + name)], []).append(place)
+    return found

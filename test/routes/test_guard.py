@@ -1,0 +1,214 @@
+"""What Robyn reads in place of what a client has sent, and what is read of a body."""
+
+import gzip
+import json
+import random
+import zlib
+
+import odd_requests
+import pytest
+from frontend_process import PASSWORD, FrontendProcess
+from odd_requests import chunked, request, sized
+
+from routes.guard.inbound import NOTE, Inbound
+from routes.http.contents import decode, read_form
+from routes.http.errors import ApiError
+
+MOST = 1 << 20
+
+
+def read(*parts: bytes) -> bytes:
+    """What is read of a connection on which `parts` come one after the other."""
+    inbound, got = Inbound(MOST), b""
+    for part in parts:
+        if inbound.passes(part):
+            got += part
+        else:
+            inbound.take(part)
+            got += bytes(inbound.out)
+            inbound.out.clear()
+    return got
+
+
+ORDINARY = (
+    request(method="GET", path="/health"),
+    sized(b"{}"),
+    sized(b"GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"),
+    sized(b'{"a": "multipart/form-data"}') + request(method="GET", path="/"),
+    sized(b"x" * 100_000, b"Accept: */*", b"Cookie: a=b"),
+)
+
+
+@pytest.mark.parametrize("data", ORDINARY, ids=range(len(ORDINARY)))
+def test_ordinary_requests_are_read_as_they_are(data: bytes):
+    assert Inbound(MOST).passes(data)
+    inbound = Inbound(MOST)
+    assert inbound.passes(data * 3) and not inbound.busy
+    assert read(*(data[i : i + 1] for i in range(len(data)))) == data
+    with_lf = data.replace(b"\r\n", b"\n", data.partition(b"\r\n\r\n")[0].count(b"\r\n") + 2)
+    assert read(with_lf) == with_lf
+
+
+def test_a_head_in_a_body_is_no_head():
+    """Else a request could be read that the client has not sent."""
+    hidden = request(b"0\r\n\r\n", b"Transfer-Encoding: chunked")
+    inbound = Inbound(MOST)
+    assert inbound.passes(sized(hidden)[:-1]) and inbound.passes(b"\n")
+    assert not inbound.passes(hidden)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_where_the_network_cuts_makes_no_difference(seed: int):
+    """Not of a connection that ends by an error either."""
+    draw = random.Random(seed)
+    for odd in odd_requests.requests(seed, 300):
+        cuts = sorted(draw.randrange(len(odd.data) + 1) for _ in range(draw.choice((1, 2, 9))))
+        parts = [odd.data[a:b] for a, b in zip([0, *cuts], [*cuts, None], strict=True)]
+        assert read(*filter(None, parts)) == read(odd.data), odd
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_chunks_become_a_body_with_a_length(seed: int):
+    draw = random.Random(seed)
+    body = draw.randbytes(draw.randrange(5000))
+    data = request(chunked(body, draw, b";a", b"X: 1\r\n"), b"Transfer-Encoding: chunked", b"X-A: \xe9")
+    got = read(data + request(method="GET", path="/health"))
+    head, _, rest = got.partition(b"\r\n\r\n")
+    assert rest == body + request(method="GET", path="/health")
+    assert b"content-length: %d" % len(body) in head and b"x-a: \xe9" in head and b"ransfer" not in head
+
+
+def test_no_client_knows_the_name_of_the_note():
+    assert len(NOTE) > 30 and NOTE.encode() not in read(*ORDINARY)
+    assert NOTE.encode() in read(request(b"ZZ\r\n", b"Transfer-Encoding: chunked"))
+
+
+RAW = zlib.compressobj(wbits=-15)
+TEXT = b'{"contents": ["hello"]}'
+ENCODED = {
+    "gzip": gzip.compress(TEXT),
+    "x-gzip": gzip.compress(TEXT),
+    "GZip": gzip.compress(TEXT[:9]) + gzip.compress(TEXT[9:]),
+    "deflate": zlib.compress(TEXT),
+    "DEFLATE": RAW.compress(TEXT) + RAW.flush(),
+    "gzip, deflate": zlib.compress(gzip.compress(TEXT)),
+    "identity": TEXT,
+    "": TEXT,
+}
+
+
+@pytest.mark.parametrize("encoding", ENCODED)
+@pytest.mark.parametrize("in_chunks", [False, True])
+def test_an_encoded_body_is_read(server: FrontendProcess, encoding: str, in_chunks: bool):
+    body = ENCODED[encoding]
+    content = iter([body[:7], body[7:]]) if in_chunks else body
+    reply = server.http.post("/v2/chat/completions", content=content, headers={"Content-Encoding": encoding})
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["choices"][0]["message"]["content"] == "hello"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "status"),
+    [
+        ("br", TEXT, 415),
+        ("zstd", TEXT, 415),
+        ("gzip, br", TEXT, 415),
+        (", ".join(["gzip"] * 50), TEXT, 415),
+        ("gzip", TEXT, 400),
+        ("gzip", b"", 400),
+        ("gzip", gzip.compress(TEXT)[:-4], 400),
+        ("gzip", gzip.compress(TEXT) + b"x", 400),
+        ("deflate", gzip.compress(TEXT), 400),
+    ],
+)
+def test_a_body_that_cannot_be_decoded_is_refused(
+    server: FrontendProcess, encoding: str, body: bytes, status: int
+):
+    for path, message in (("/v1/completions", "message"), ("/v1/state/import?session_id=s", None)):
+        reply = server.http.post(path, content=body, headers={"Content-Encoding": encoding})
+        assert reply.status_code == status, reply.text
+        error = reply.json()["error"]
+        assert "ncod" in (error[message] if message else error)
+
+
+def test_the_limit_of_a_body_is_that_of_what_is_decoded():
+    body = gzip.compress(b" " * 1000)
+    assert decode(body, "gzip", 1000) == b" " * 1000
+    for encodings, data in (
+        ("gzip", body),
+        ("gzip", gzip.compress(b" " * (64 << 20))),
+        ("gzip, gzip", gzip.compress(gzip.compress(b" " * (64 << 20)))),
+        ("gzip", gzip.compress(b" " * 500) * 2),
+    ):
+        with pytest.raises(ApiError) as refused:
+            decode(data, encodings, 999)
+        assert refused.value.status == 413
+
+
+FORM = {"Content-Type": "multipart/form-data; boundary=B"}
+PART = b'--B\r\nContent-Disposition: form-data; name="file"; filename="%s"\r\n\r\nstate\r\n'
+BROKEN = {
+    "no end": PART % b"a.pth",
+    "half an end": PART % b"a.pth" + b"--B",
+    "empty": b"",
+    "garbage": b"xxxx",
+    "another boundary": (PART % b"a.pth").replace(b"--B", b"--C") + b"--C--\r\n",
+    "no name": b"--B\r\nContent-Disposition: form-data\r\n\r\nx\r\n--B--\r\n",
+    "no disposition": b"--B\r\nX: y\r\n\r\nx\r\n--B--\r\n",
+    "no field": b"--B\r\nno colon\r\n\r\nx\r\n--B--\r\n",
+    "a name that is not UTF-8": PART % b"\xff.pth" + b"--B--\r\n",
+    "a field that is not UTF-8": PART % b"a"
+    + b'--B\r\nContent-Disposition: form-data; name="n"\r\n\r\n\xff\r\n--B--\r\n',
+}
+
+
+@pytest.mark.parametrize("body", BROKEN.values(), ids=BROKEN)
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/state/upload", "/v1/chat/completions", "/openai/v1/completions", "/v1/messages", "/api/chat"],
+)
+def test_a_broken_form_is_a_bad_request_in_the_shape_of_the_route(
+    server: FrontendProcess, path: str, body: bytes
+):
+    reply = server.http.post(path, content=body, headers=FORM)
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert "form" in (error if isinstance(error, str) else error["message"])
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["multipart/form-data", "multipart/form-data; boundary=", "Multipart/Mixed; boundary=" + "B" * 500],
+)
+def test_a_form_without_a_boundary_is_refused(server: FrontendProcess, kind: str):
+    reply = server.http.post(
+        "/v1/state/upload", content=PART % b"a.pth" + b"--B--\r\n", headers={"Content-Type": kind}
+    )
+    assert reply.status_code == 400 and "form" in reply.json()["error"]
+
+
+def test_a_form_in_chunks_is_read(server: FrontendProcess):
+    body = PART % b"in-chunks.pth" + b"--B--\r\n"
+    reply = server.http.post("/v1/state/upload", content=iter([body[:30], body[30:]]), headers=FORM)
+    assert reply.status_code == 200 and reply.json()["state_id"] == "in-chunks"
+
+
+def test_a_broken_form_says_nothing_without_the_password(locked: FrontendProcess):
+    assert locked.http.post("/v1/state/upload", content=b"xxxx", headers=FORM).status_code == 401
+    bearer = {"Authorization": f"Bearer {PASSWORD}"}
+    assert locked.http.post("/v1/state/upload", content=b"xxxx", headers=FORM | bearer).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "name", ["a." + "b" * 600, "a.\x00", "a./../../b", "b/..", "a.pth\n", "ä" * 300 + ".safetensors"]
+)
+def test_no_file_name_of_a_client_is_part_of_a_path(server: FrontendProcess, name: str):
+    reply = server.http.post(
+        "/v1/state/upload", files={"file": (name, b"state")}, data={"state_id": json.dumps(name)[:60]}
+    )
+    assert reply.status_code in (200, 400), reply.text
+    assert json.dumps("tmp")[1:-1] not in reply.text
+
+
+def test_what_is_no_form_has_no_parts():
+    assert read_form("application/json", b"{}") == ({}, {})

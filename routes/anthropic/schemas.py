@@ -141,11 +141,11 @@ class MessagesBody(ChatStyleFields, OpenAIBody):
             if choice.name not in [tool.name for tool in self.tools]:
                 raise openai_field("tool_choice.name", "input should be the name of one of the tools")
             named = {"type": "function", "function": {"name": choice.name}}
-            return ToolUse(offered, named, True, parallel, strict)
+            return ToolUse(offered, named, True, parallel, strict, "input_schema")
         if choice.type == "any" and not offered:
             raise openai_field("tool_choice", "any is only allowed when tools are given")
         wanted = "required" if choice.type == "any" else choice.type
-        return ToolUse(offered, wanted, bool(offered) and wanted != "none", parallel, strict)
+        return ToolUse(offered, wanted, bool(offered) and wanted != "none", parallel, strict, "input_schema")
 
 
 class CountBody(MessagesBody):

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+from msgspec.structs import replace
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from routes.http.errors import ApiError, Json, openai_field
@@ -42,13 +43,22 @@ def _schema(value: object) -> object:
 
 
 def _format(value: object) -> object:
+    """Its type and schema, which stands in `json_schema` or beside it; None: there is none."""
     if not isinstance(value, dict) or value.get("type") not in FORMATS:
         raise ValueError(f"input should be an object whose type is one of {', '.join(FORMATS)}")
-    if value["type"] == "json_schema":
-        form = value.get("json_schema")
-        if not isinstance(form, dict) or not isinstance(form.get("schema"), dict):
-            raise ValueError("json_schema should be an object whose field schema is a JSON schema")
-    return value
+    form = value.get("json_schema")
+    if not isinstance(form, dict | None):
+        raise ValueError("json_schema should be an object whose field schema is a JSON schema")
+    schemas = [each["schema"] for each in (value, form or {}) if each.get("schema") is not None]
+    if not all(isinstance(schema, dict) for schema in schemas) or (
+        value["type"] == "json_schema" and not schemas
+    ):
+        raise ValueError("json_schema should be an object whose field schema is a JSON schema")
+    if schemas and value["type"] == "text":
+        raise ValueError("a schema is given, so type should be json_schema")
+    if schemas[1:] and schemas[0] != schemas[1]:
+        raise ValueError("json_schema.schema differs from schema; send one of them")
+    return {"type": value["type"], "schema": schemas[0] if schemas else None}
 
 
 JsonSchema = Annotated[Any, BeforeValidator(_schema, json_schema_input_type=Json | bool)]
@@ -61,7 +71,7 @@ FORMAT_SHAPE: Json = {
     "anyOf": [
         {
             "type": "object",
-            "properties": {"type": {"enum": ["text", "json_object"]}},
+            "properties": {"type": {"enum": ["text", "json_object"]}, "schema": {"type": ["object", "null"]}},
             "required": ["type"],
         },
         {
@@ -137,8 +147,8 @@ class GrammarFields(GuidedFields):
         if self.structured_outputs:
             inside = GuidedFields.from_json(self.structured_outputs).given()
             found |= {f"structured_outputs.{f.removeprefix(GUIDED)}": each for f, each in inside.items()}
-        form = self.response_format or {"type": "text"}
-        if grammar := of_format(form["type"], form.get("json_schema")):
+        form = self.response_format or {"type": "text", "schema": None}
+        if grammar := of_format(form["type"], form["schema"]):
             found["response_format"] = grammar
         return found
 
@@ -148,14 +158,14 @@ class GrammarFields(GuidedFields):
         if len(found) > 1:
             first, second = list(found)[:2]
             raise self.field_error(second, f"{first} says what the answer is too; send one of them")
-        return next(iter(found.values()), None)
+        return next((replace(grammar, field=field) for field, grammar in found.items()), None)
 
 
 def of_format(kind: str, schema: Json | None) -> Grammar | None:
-    """Of a format in OpenAI's form; `schema` is the object that has the schema."""
+    """Of a format in OpenAI's form. A JSON object may have a schema too, as clients of llama.cpp send it."""
     if kind == "text":
         return None
-    return of_schema(schema["schema"] if kind == "json_schema" and schema else ANY_OBJECT)
+    return of_schema(ANY_OBJECT if schema is None else schema)
 
 
 def of_schema(schema: Json | bool) -> Grammar:
@@ -166,13 +176,19 @@ def of_schema(schema: Json | bool) -> Grammar:
 def of_calls(
     first: Sequence[Sequence[str | Json]], more: Sequence[Sequence[str | Json]] = (), until: str = ""
 ) -> Grammar:
-    """Calls of tools. Each is a list of texts, and of schemas of JSON between them.
+    """Calls of tools. Each is a list of texts, and of what `arguments_by` makes between them.
 
     One of `first` comes, then any number of `more`, each on a new line. With `until` any text comes, in which
     one of `first` follows each time that this has been written.
     """
     kind: Literal["calls", "tagged_calls"] = "tagged_calls" if until else "calls"
-    return Grammar(kind, json.dumps({"first": first, "more": more, "until": until}, ensure_ascii=False))
+    source = json.dumps({"first": first, "more": more, "until": until}, ensure_ascii=False)
+    return Grammar(kind, source, field="tools")
+
+
+def arguments_by(schema: Json, field: str) -> Json:
+    """JSON by a schema, as a part of a call. `field`: of the request, where the schema stands."""
+    return {"field": field, "schema": schema}
 
 
 def leaves_text_free(grammar: Grammar) -> bool:

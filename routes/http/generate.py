@@ -122,7 +122,8 @@ async def run(
             raise ApiError(503, NO_REPLY) from None
         except (RequestRejected, RequestFailed) as error:
             status = failure_status(error, engine_lives=bool(front.models))
-            return json_response(http, reply.error(str(error), status), status)
+            param = error.field or None if isinstance(error, RequestRejected) else None
+            return json_response(http, reply.error(str(error), status, param), status)
         undo.pop_all()  # the stream leaves the front end and cancels its job when it is closed
     closed, blocking = partial(_end, front, http), partial(_wait, keep, asyncio.get_running_loop())
     pieces: JobStream = (

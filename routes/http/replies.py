@@ -88,9 +88,9 @@ class Reply(ABC):
         """Events after all rows have finished, before `done`."""
         return []
 
-    def error(self, message: str, status: int) -> Json:
-        """The error body of the route's family."""
-        return self.shape(ApiError(status, message))
+    def error(self, message: str, status: int, param: str | None = None) -> Json:
+        """The error body of the route's family. `param`: the field that is wrong."""
+        return self.shape(ApiError(status, message, param))
 
     def failure(self, message: str, status: int) -> Json:
         """The last event of a stream whose job has failed."""

@@ -58,9 +58,9 @@ class MultiStateReply(NativeReply):
             }
         ]
 
-    def error(self, message: str, status: int) -> Json:
+    def error(self, message: str, status: int, param: str | None = None) -> Json:
         not_found = f"State not found for dialogue_idx={self._parent}"
-        return super().error(not_found if status == 404 else message, status)
+        return super().error(not_found if status == 404 else message, status, param)
 
 
 def session(body: Json, model_id: str) -> Prepared:

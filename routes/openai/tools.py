@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 
 from routes.chat.answer import AnswerReader
-from routes.chat.grammars import of_calls
+from routes.chat.grammars import arguments_by, of_calls
 from routes.http.errors import openai_field
 from routes.openai.schemas import ChatBody
 from rwkv_batch.chat.templates import Style
@@ -29,6 +29,7 @@ class ToolUse:
     look_for_calls: bool
     parallel: bool  # whether more than one call of an answer counts
     strict: frozenset[str] = frozenset()  # names of the tools whose schemas bind the arguments
+    schema_field: str = "function.parameters"  # of a tool in the request
 
     def opening(self, style: Style) -> str:
         """The beginning of the call that must be made; empty if the answer opens with something else."""
@@ -73,7 +74,8 @@ class ToolUse:
         name = json.dumps(function["name"], ensure_ascii=False)
         begin = f'{form.before}{CALL_BEGIN}{name}, "arguments":'.removeprefix(opening)
         given = function.get("parameters") if function["name"] in self.strict else None
-        arguments = {"type": "object"} | (given or {})
+        field = f"tools[{self.offered.index(tool)}].{self.schema_field}"
+        arguments = arguments_by({"type": "object"} | (given or {}), field)
         return [*([begin] if begin else []), arguments, "}" + form.after]
 
 

@@ -93,10 +93,10 @@ class ResponseReply(TypedEvents):
             self.response["completed_at"] = int(time.time())
         return [self._event(f"response.{status}", response=self.response)]
 
-    def error(self, message: str, status: int) -> Json:
+    def error(self, message: str, status: int, param: str | None = None) -> Json:
         if status == 404:  # nothing else of a response can be missing
             return self.shape(previous_not_found(self.response["previous_response_id"]))
-        return super().error(message, status)
+        return super().error(message, status, param)
 
     def failure(self, message: str, status: int) -> Json:
         error = {"code": FAILURES.get(status, "server_error"), "message": message}

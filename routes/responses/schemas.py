@@ -97,6 +97,8 @@ class TextFormat(BaseModel):
     def _has_schema(self) -> Self:
         if self.type == "json_schema" and not (self.name and self.schema_ is not None):
             raise ValueError("a json_schema needs name and schema")
+        if self.type == "text" and self.schema_ is not None:
+            raise ValueError("a schema is given, so type should be json_schema")
         return self
 
 
@@ -153,7 +155,7 @@ class ResponsesBody(ChatStyleFields, OpenAIBody):
 
     def given(self) -> dict[str, Grammar]:
         form = self.text.format or TextFormat(type="text", schema=None)
-        grammar = of_format(form.type, {"schema": form.schema_} if form.schema_ is not None else None)
+        grammar = of_format(form.type, form.schema_)
         return super().given() | ({"text.format": grammar} if grammar else {})
 
 
@@ -163,7 +165,7 @@ def response_tools(body: ResponsesBody) -> ToolUse:
     choice = _choice(body.tool_choice, [tool.name for tool in body.tools])
     strict = frozenset(tool.name for tool in body.tools if tool.strict)
     look = bool(offered) and choice != "none"
-    return ToolUse(offered, choice, look, body.parallel_tool_calls, strict)
+    return ToolUse(offered, choice, look, body.parallel_tool_calls, strict, "parameters")
 
 
 def _choice(choice: object, names: list[str]) -> str | Json:

@@ -179,7 +179,7 @@ class Engine:
             self._reject(key, "overloaded", f"The server is busy: {full}.")
         except ValueError as error:
             reason = "not_found" if isinstance(error, StartStateMissing | AdapterMissing) else "invalid"
-            self._reject(key, reason, str(error))
+            self._reject(key, reason, error)
         except StoreError as error:
             self.counts.requests["failed"] += 1
             self.outbox.append((key, Failed(request.id, str(error))))
@@ -351,9 +351,9 @@ class Engine:
             self.outbox.append((key, Progress(request.id, ended)))
             self.counts.drop(leading, "length")
 
-    def _reject(self, key: RequestKey, reason: str, message: str) -> None:
+    def _reject(self, key: RequestKey, reason: str, why: object) -> None:
         self.counts.requests[reason] += 1
-        self.outbox.append((key, Rejected(key[1], reason, message)))
+        self.outbox.append((key, Rejected(key[1], reason, str(why), getattr(why, "field", ""))))
 
     def _drop(self, unwanted: Callable[[Sequence], bool], reason: str = "abort") -> None:
         doomed = [seq for seq in self.scheduler.sequences() if unwanted(seq)]

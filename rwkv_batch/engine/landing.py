@@ -70,7 +70,8 @@ class Landing:
                 counts.lack(marks, seq, place)
                 self._cancel(seq.key, "error")
                 deltas.pop(seq.key, None)
-                self._outbox.append((seq.key, Rejected(seq.key[1], "invalid", seq.constraint.error)))
+                why = seq.constraint.error, seq.constraint.field
+                self._outbox.append((seq.key, Rejected(seq.key[1], "invalid", *why)))
                 continue
             if steps == 1:
                 seq.in_flight -= 1

@@ -6,7 +6,6 @@ END_OF_TEXT may be drawn.
 """
 
 import json
-import math
 import re
 import threading
 from collections import OrderedDict
@@ -20,6 +19,9 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from rwkv_batch.text.gbnf import GbnfError, is_gbnf, to_lark
+from rwkv_batch.text.json_schema.enforce import enforced
+from rwkv_batch.text.json_schema.errors import SchemaError
+from rwkv_batch.text.reasons import reason
 from rwkv_batch.text.tokenizer import END_OF_TEXT, Tokenizer
 
 LARGEST_SOURCE = 256 * 1024  # characters
@@ -45,20 +47,29 @@ WORDS = {
     "regex": "regular expression",
     "choice": "list of choices",
     "grammar": "grammar",
-    "calls": "schema of a tool",
-    "tagged_calls": "schema of a tool",
+    "calls": "grammar",  # of all tools; what is wrong with a schema of one is said of that
+    "tagged_calls": "grammar",
 }
 LARK = re.compile(r"^\s*(%llguidance\b|start\b[^:\n]*:)", re.MULTILINE)
 SPACE = r"/ ?|\n[ \t]{0,40}/"  # around the JSON of a call
 
 
-BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+NO_TOKEN = "no token can follow"
 _starting = threading.Lock()
-LARGEST_INTEGER = 2**53  # up to which fp64 has all
 
 
 class GrammarError(ValueError):
-    """A grammar that cannot be used; the message is one sentence."""
+    """A grammar that cannot be used; the message is one sentence. `field`: of the request, if it is known."""
+
+    def __init__(self, kind: str, what: str, field: str = "") -> None:
+        """what: goes on behind the grammar's name."""
+        super().__init__(f"The {WORDS[kind]}{f' of {field}' if field else ''} {what}")
+        self.field = field
+        self._parts = kind, what
+
+    def of(self, field: str) -> "GrammarError":
+        """The same of a field, unless it names one."""
+        return self if self.field else GrammarError(*self._parts, field)
 
 
 @dataclass(frozen=True)
@@ -90,7 +101,7 @@ class GrammarCompiler:
             if found := self._kept.get(text):
                 self._kept.move_to_end(text)
                 return found.deep_copy()
-        made = _in_thread(lambda: self._compile(text))
+        made = _in_thread(text.kind, lambda: self._compile(text))
         with self._lock:
             self._kept[text] = made
             while len(self._kept) > KEPT:
@@ -100,19 +111,14 @@ class GrammarCompiler:
     def _compile(self, text: BoundText) -> LLMatcher:
         most = LARGEST_GRAMMAR if text.kind == "grammar" else LARGEST_SOURCE
         if len(text.source) > most:
-            raise GrammarError(
-                f"The {WORDS[text.kind]} has {len(text.source)} characters and at most {most} are taken; "
-                "give a smaller one."
-            )
+            size = f"has {len(text.source)} characters and at most {most} are taken"
+            raise GrammarError(text.kind, f"{size}; give a smaller one.")
         matcher = LLMatcher(prepare(self._vocab), _whole(text), log_level=0, limits=LIMITS)
         if not matcher.is_error():
             mask = np.frombuffer(matcher.compute_bitmask(), np.int32)  # a grammar can fail at its first token
             if mask.any() and not matcher.is_error():
                 return matcher
-        why = matcher.get_error()
-        if not why or "NoExtensionBias" in why:  # as llguidance says it of some
-            why = "no text fits it"
-        raise GrammarError(_sentence(text.kind, why))
+        raise GrammarError(text.kind, _because(reason(matcher.get_error()) or "no text fits it"))
 
 
 class MaskThreads:
@@ -129,7 +135,8 @@ class MaskThreads:
     def masks(self, matchers: Sequence[LLMatcher]) -> tuple[np.ndarray, list[str]]:
         """What may follow: `[matchers, words]` int32, a bit for each id; and what is wrong with each.
 
-        That is one sentence, or empty. The bits of a matcher with which something is wrong mean nothing.
+        That is a message of the library's, or empty. The bits of a matcher with which something is wrong mean
+        nothing.
         """
         bits = np.empty((len(matchers), self._words), np.int32)
         self._executor.unsafe_compute_mask_ptr(
@@ -139,12 +146,20 @@ class MaskThreads:
             len(bits),
         )
         return bits, [
-            _too_complex(matcher.get_error()) if matcher.is_error() or not mask.any() else ""
+            (matcher.get_error() or NO_TOKEN) if matcher.is_error() or not mask.any() else ""
             for matcher, mask in zip(matchers, bits, strict=True)
         ]
 
 
-def _in_thread(compile_: Callable[[], LLMatcher]) -> LLMatcher:
+def too_complex(message: str, field: str) -> str:
+    """One sentence of a grammar that fails while its text is written; empty if the message is."""
+    if not message:
+        return ""
+    whose = f" of {field}" if field else ""
+    return f"The grammar{whose} cannot be followed here ({reason(message) or NO_TOKEN}); simplify it."
+
+
+def _in_thread(kind: str, compile_: Callable[[], LLMatcher]) -> LLMatcher:
     """The result of a call in a thread with room for deep recursion. Raises GrammarError."""
     done: Future[LLMatcher] = Future()
 
@@ -153,8 +168,12 @@ def _in_thread(compile_: Callable[[], LLMatcher]) -> LLMatcher:
             done.set_result(compile_())
         except GrammarError as error:
             done.set_exception(error)
-        except Exception as error:  # nested beyond what can be read
-            done.set_exception(GrammarError(f"The grammar cannot be used: {type(error).__name__}."))
+        except RecursionError:
+            done.set_exception(GrammarError(kind, _because("it is nested too deeply; use fewer levels")))
+        except Exception as error:
+            done.set_exception(
+                GrammarError(kind, _because(f"{type(error).__name__} came up; write it otherwise"))
+            )
 
     with _starting:  # the size is that of all threads which start meanwhile
         usual = threading.stack_size(STACK)
@@ -199,11 +218,11 @@ def _answer(text: BoundText) -> dict[str, object]:
             return {"lark_grammar": _calls(**json.loads(text.source))}
     if not (is_gbnf(text.source) or LARK.search(text.source)):
         why = "it has neither a rule of GBNF (root ::= ...) nor one of Lark (start: ...)"
-        raise GrammarError(_sentence("grammar", why))
+        raise GrammarError("grammar", _because(why))
     try:
         return {"lark_grammar": to_lark(text.source) if is_gbnf(text.source) else text.source}
     except GbnfError as error:
-        raise GrammarError(_sentence("grammar", str(error))) from error
+        raise GrammarError("grammar", _because(str(error))) from error
 
 
 def _calls(first: list[list[Any]], more: list[list[Any]], until: str) -> str:
@@ -219,7 +238,7 @@ def _calls(first: list[list[Any]], more: list[list[Any]], until: str) -> str:
                     continue
                 schema = f"{name}_{i}_{at}"
                 found.append(f"space {schema} space")
-                rules.append(f"{schema}: %json {json.dumps(_json_schema(json.dumps(part)))}")
+                rules.append(f"{schema}: %json {json.dumps(_tool_schema(**part))}")
             rules.append(f"{name}_{i}: {' '.join(found)}")
         rules.append(f"{name}: " + " | ".join(f"{name}_{i}" for i in range(len(calls))))
 
@@ -235,44 +254,31 @@ def _calls(first: list[list[Any]], more: list[list[Any]], until: str) -> str:
     return "\n".join(rules)
 
 
+def _tool_schema(schema: dict[str, Any], field: str) -> object:
+    """field: of the request, where it stands."""
+    try:
+        return _json_schema(json.dumps(schema))
+    except GrammarError as error:
+        raise error.of(field) from error
+
+
 def _json_schema(source: str) -> object:
     try:
         schema = json.loads(source)
     except ValueError as error:
-        raise GrammarError(_sentence("json_schema", f"it is no JSON: {error}")) from error
-    if isinstance(schema, dict):
-        schema = _with_exact_numbers(schema)
-        return {**schema, "x-guidance": JSON_OPTIONS | JSON_SEPARATORS}  # in place of its own
-    if isinstance(schema, bool):
-        return _json_schema("{}") if schema else schema
-    raise GrammarError(_sentence("json_schema", "it is neither an object nor a boolean"))
-
-
-def _with_exact_numbers(schema: Any, fixed: bool = False) -> Any:
-    """A schema for a library that reads numbers as fp64: bounds beyond its integers move inwards.
-
-    fixed: inside of a value that must come as it is. Raises GrammarError where such a number is one of these.
-    """
-    if isinstance(schema, list):
-        return [_with_exact_numbers(item, fixed) for item in schema]
-    if isinstance(schema, dict):
-        return {
-            key: _inside(value, -math.inf if "ax" in key else math.inf)
-            if key in BOUNDS and isinstance(value, int)
-            else _with_exact_numbers(value, fixed or key in ("const", "enum", "multipleOf"))
-            for key, value in schema.items()
-        }
-    if fixed and isinstance(schema, int) and abs(schema) > LARGEST_INTEGER:
-        why = f"the number {schema} has more digits than can be told apart; write it as a string"
-        raise GrammarError(_sentence("json_schema", why))
-    return schema
-
-
-def _inside(bound: int, towards: float) -> int:
-    """The next integer in that direction that fp64 has."""
-    nearest = int(float(bound))
-    beyond = nearest > bound if towards < 0 else nearest < bound
-    return int(math.nextafter(nearest, towards)) if beyond else nearest
+        raise GrammarError("json_schema", _because(f"it is no JSON: {error}")) from error
+    if not isinstance(schema, dict | bool):
+        raise GrammarError("json_schema", _because("it is neither an object nor a boolean"))
+    try:
+        made = enforced(schema)
+    except SchemaError as error:
+        raise GrammarError("json_schema", _because(str(error))) from error
+    if isinstance(made.schema, bool) and not made.schema:
+        return False
+    options: dict[str, object] = {**JSON_OPTIONS, **JSON_SEPARATORS}
+    if made.escapes is not None:
+        options["json_allowed_escapes"] = made.escapes
+    return {**(made.schema if isinstance(made.schema, dict) else {}), "x-guidance": options}
 
 
 def _in_slashes(regex: str) -> str:
@@ -284,19 +290,8 @@ def _in_slashes(regex: str) -> str:
     return "".join(out)
 
 
-def _sentence(kind: str, why: str) -> str:
-    return f"The {WORDS[kind]} cannot be used: {_reason(why) or 'it is not understood'}."
-
-
-def _too_complex(why: str) -> str:
-    return f"The grammar cannot be followed here ({_reason(why) or 'no token can follow'}); simplify it."
-
-
-def _reason(why: str) -> str:
-    """The line that says it, of a message with several."""
-    lines = [line.strip() for line in why.splitlines() if line.strip()]
-    found = next((line for line in lines if line.startswith("error: ")), lines[0] if lines else "")
-    return found.removeprefix("error: ")[:200].rstrip(".")
+def _because(why: str) -> str:
+    return f"cannot be used: {why}."
 
 
 @lru_cache(maxsize=4)

@@ -31,11 +31,11 @@ from rwkv_batch.wire.protocol import (
 
 
 class RequestRejected(Exception):
-    """The engine did not accept the request. `reason` is one of those of `protocol.Rejected`."""
+    """The engine did not accept the request. `reason` and `field` are those of `protocol.Rejected`."""
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: str, message: str, field: str = "") -> None:
         super().__init__(message)
-        self.reason = reason
+        self.reason, self.field = reason, field
 
 
 class RequestFailed(Exception):
@@ -45,7 +45,7 @@ class RequestFailed(Exception):
 def error_from(event: Rejected | Failed) -> Exception:
     """The exception for the reader of a request or command that has ended with this event."""
     if isinstance(event, Rejected):
-        return RequestRejected(event.reason, event.message)
+        return RequestRejected(event.reason, event.message, event.field)
     return RequestFailed(event.message)
 
 

@@ -77,6 +77,7 @@ class Grammar(Struct, frozen=True, omit_defaults=True):
     kind: Literal["json_schema", "regex", "choice", "grammar", "calls", "tagged_calls"]
     source: str
     head: AnswerHead = AnswerHead()
+    field: str = ""  # of the request, where it stands
 
 
 class WireMessage(Struct, frozen=True):
@@ -182,6 +183,7 @@ class Rejected(WireMessage, frozen=True, tag="rejected"):
 
     reason: str  # "overloaded" (try again later), "invalid", "not_found", "exists", "conflict"
     message: str
+    field: str = ""  # of the request, which is wrong; "": it says none
 
 
 class Progress(WireMessage, frozen=True, tag="progress"):

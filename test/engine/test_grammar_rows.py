@@ -37,6 +37,8 @@ VALID = {
     LIST: lambda text: len(json.loads(text)) <= 3,
     SUM: lambda text: re.fullmatch(r"\d\+\d\+\d", text),
 }
+ARGUMENTS = {"field": "tools[2].function.parameters", "schema": {"not": {}}}
+CALLS = Grammar("calls", json.dumps({"first": [[ARGUMENTS]], "more": [], "until": ""}))
 LATE = Grammar("grammar", 'start: "xx" a\na: b | a a\nb: a | "x" b')  # while it runs
 
 
@@ -118,19 +120,23 @@ def test_masks_that_take_long_hold_up_nobody(driver: Driver, monkeypatch: pytest
         (Grammar("json_schema", '{"not": {}}'), "JSON schema"),
         (Grammar("grammar", "start: nowhere"), "grammar"),
         (Grammar("regex", "a" * 300_000), "at most"),
+        (CALLS, "JSON schema of tools[2].function.parameters cannot be used: #/not"),
     ],
 )
 def test_a_grammar_that_cannot_be_used_is_refused(driver: Driver, grammar: Grammar, words: str):
     other = driver.add(PROMPTS[1], max_tokens=5)
-    rejected = driver.until(bound(driver, grammar), (Rejected,))[-1]
+    rejected = driver.until(bound(driver, replace(grammar, field="tools")), (Rejected,))[-1]
     assert rejected.reason == "invalid" and words in rejected.message and rejected.message.endswith(".")
+    assert f" of {rejected.field} " in rejected.message and rejected.field.startswith("tools")
     assert answer(driver, other).tokens == 5
 
 
 def test_a_grammar_that_becomes_too_much_ends_its_own_request(driver: Driver):
     other = driver.add(PROMPTS[1], max_tokens=40)
-    rejected = driver.until(bound(driver, LATE, sampling=Sampling(seed=1)), (Rejected,))[-1]
+    late = replace(LATE, field="guided_grammar")
+    rejected = driver.until(bound(driver, late, sampling=Sampling(seed=1)), (Rejected,))[-1]
     assert rejected.reason == "invalid" and "simplify" in rejected.message
+    assert rejected.field == "guided_grammar" and " of guided_grammar " in rejected.message
     assert answer(driver, other).tokens == 40
     assert VALID[FRUIT](answer(driver, bound(driver, FRUIT)).text)
 

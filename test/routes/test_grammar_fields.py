@@ -52,6 +52,18 @@ def completed(**fields) -> GenerateRequest:
             "json_schema",
             JSON,
         ),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "json_schema", JSON),
+        (
+            {"response_format": {"type": "json_object", "json_schema": {"schema": SCHEMA}}},
+            "json_schema",
+            JSON,
+        ),
+        ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, "json_schema", JSON),
+        (
+            {"response_format": {"type": "json_object", "schema": None, "json_schema": None}},
+            "json_schema",
+            '{"type": "object"}',
+        ),
     ],
 )
 def test_a_field_is_a_grammar(fields: dict, kind: str, source: str):
@@ -98,7 +110,9 @@ def infilled(**fields) -> GenerateRequest:
 )
 def test_other_clients_have_fields_of_their_own(prepare, fields: dict, grammar: Grammar | None):
     made = prepare(**fields).grammar
-    assert (made and replace(made, head=AnswerHead())) == grammar
+    assert (made and replace(made, head=AnswerHead(), field="")) == grammar
+    named = {key for key in fields if key not in ("raw", "suffix")}
+    assert made is None or made.field.split(".")[0] in named
 
 
 def test_the_count_of_a_message_s_tokens_needs_no_grammar():
@@ -110,10 +124,16 @@ def test_a_tool_of_a_message_is_demanded_and_strict_as_in_a_chat():
     theirs = {"name": "f", "input_schema": SCHEMA, "strict": True}
     for choice, same in (("any", "required"), ("auto", "auto"), ("none", "none")):
         made = messaged(tools=[theirs], tool_choice={"type": choice})
-        assert made.grammar == asked(tools=[tool("f", True)], tool_choice=same).grammar
+        assert same_calls(made, asked(tools=[tool("f", True)], tool_choice=same))
     named = {"type": "function", "function": {"name": "f"}}
     made = messaged(tools=[theirs], tool_choice={"type": "tool", "name": "f"})
-    assert made.grammar == asked(tools=[tool("f", True)], tool_choice=named).grammar is not None
+    assert made.grammar and same_calls(made, asked(tools=[tool("f", True)], tool_choice=named))
+
+
+def same_calls(made: GenerateRequest, other: GenerateRequest) -> bool:
+    """But for the names of their fields."""
+    sources = [each.grammar and each.grammar.source for each in (made, other)]
+    return sources[0] == (sources[1] and sources[1].replace("function.parameters", "input_schema"))
 
 
 def test_any_tool_is_demanded_by_mistrals_name_of_it():
@@ -132,9 +152,14 @@ def test_without_a_field_there_is_none():
 
 def test_a_format_of_a_response_is_a_grammar():
     form = {"type": "json_schema", "name": "x", "schema": SCHEMA}
-    assert respond(text={"format": form}).request.grammar == BY_SCHEMA
+    assert respond(text={"format": form}).request.grammar == replace(BY_SCHEMA, field="text.format")
     with pytest.raises(ApiError, match=r"^text\.format: guided_regex says"):
         respond(text={"format": form}, guided_regex="a")
+    loose = {"type": "json_object", "schema": SCHEMA}
+    bound = respond(text={"format": loose}).request.grammar
+    assert bound and bound.source == JSON
+    with pytest.raises(ApiError, match=r"^text\.format: a schema is given"):
+        respond(text={"format": {"type": "text", "schema": SCHEMA}})
     told = respond(text={"format": form}).reply.response["text"]["format"]
     assert (told["schema"], told["strict"]) == (SCHEMA, False)
 
@@ -161,6 +186,10 @@ def test_the_grammar_takes_the_place_of_the_template_s_stops():
     assert own and own.strings == ["x"]
 
 
+def by(schema: dict, number: int = 0) -> dict:
+    return {"field": f"tools[{number}].function.parameters", "schema": schema}
+
+
 def calls(made: GenerateRequest) -> dict:
     assert made.grammar
     return json.loads(made.grammar.source)
@@ -171,8 +200,8 @@ def test_a_demanded_call_goes_on_behind_its_opening():
     found = calls(made)
     assert made.prompts[0].endswith('<tool_call>{"name": "')
     assert found["first"] == [
-        ['f", "arguments":', SCHEMA, "}</tool_call>"],
-        ['g", "arguments":', {"type": "object"}, "}</tool_call>"],
+        ['f", "arguments":', by(SCHEMA), "}</tool_call>"],
+        ['g", "arguments":', by({"type": "object"}, 1), "}</tool_call>"],
     ]
     assert not found["more"] and not found["until"]
 
@@ -180,14 +209,14 @@ def test_a_demanded_call_goes_on_behind_its_opening():
 def test_behind_a_thought_all_of_the_call_is_bound():
     choice = {"type": "function", "function": {"name": "f"}}
     made = asked(tools=[tool("f", True)], tool_choice=choice, enable_think=True)
-    assert calls(made)["first"] == [['<tool_call>{"name": "f", "arguments":', SCHEMA, "}</tool_call>"]]
+    assert calls(made)["first"] == [['<tool_call>{"name": "f", "arguments":', by(SCHEMA), "}</tool_call>"]]
     assert made.grammar and made.grammar.head.closes
 
 
 def test_a_strict_tool_binds_what_follows_the_beginning_of_a_call():
     made = asked(tools=[tool("f", True)])
     assert calls(made)["until"] == '<tool_call>{"name": ' and made.stop_strings
-    assert calls(made)["first"] == [['"f", "arguments":', SCHEMA, "}</tool_call>"]]
+    assert calls(made)["first"] == [['"f", "arguments":', by(SCHEMA), "}</tool_call>"]]
 
 
 @pytest.mark.parametrize(
@@ -206,6 +235,13 @@ def test_a_strict_tool_binds_what_follows_the_beginning_of_a_call():
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice"),
         ({"structured_outputs": {"choice": ["a", 5]}}, "structured_outputs.choice[1]"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_object", "schema": "{}"}}, "response_format"),
+        ({"response_format": {"type": "json_object", "json_schema": [SCHEMA]}}, "response_format"),
+        ({"response_format": {"type": "text", "schema": SCHEMA}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "schema": {}, "json_schema": {"schema": SCHEMA}}},
+            "response_format",
+        ),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "response_format"),
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),

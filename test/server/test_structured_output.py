@@ -159,17 +159,19 @@ def test_responses_are_bound_by_their_format(client: OpenAI):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"guided_regex": "(a"}, "regular expression"),
-        ({"guided_json": {"type": "thing"}}, "JSON schema"),
-        ({"guided_grammar": "start: nowhere"}, "grammar"),
+        ({"guided_regex": "(a"}, "regular expression of guided_regex"),
+        ({"guided_json": {"type": "thing"}}, "JSON schema of guided_json cannot be used: #/type"),
+        ({"response_format": {"type": "json_object", "schema": {"not": {}}}}, "schema of response_format"),
+        ({"guided_grammar": "start: nowhere"}, "grammar of guided_grammar"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
     ],
 )
 def test_what_cannot_be_used_is_a_bad_request(client: OpenAI, fields: dict, words: str):
     for stream in (False, True):
-        with pytest.raises(openai.BadRequestError, match=words):
+        with pytest.raises(openai.BadRequestError, match=words) as refused:
             client.chat.completions.create(model="rwkv7", messages=HI, stream=stream, extra_body=fields)
+        assert refused.value.param in fields
 
 
 def test_sampling_fields_are_honoured(client: OpenAI):

@@ -9,7 +9,7 @@ from llguidance import LLMatcher
 from msgspec.structs import replace
 
 from rwkv_batch.engine.constraints.masks import RowConstraint
-from rwkv_batch.text.grammars import BoundText, GrammarCompiler
+from rwkv_batch.text.grammars import BoundText, GrammarCompiler, GrammarError
 from rwkv_batch.text.tokenizer import END_OF_TEXT
 from rwkv_batch.wire.protocol import GenerateRequest
 
@@ -27,7 +27,8 @@ class CompiledGrammar:
 
     def constraint(self) -> RowConstraint:
         """For one row. Raises GrammarError."""
-        return RowConstraint(self.matcher.result().deep_copy())
+        grammar = self.request.grammar
+        return RowConstraint(self.matcher.result().deep_copy(), grammar.field if grammar else "")
 
 
 class GrammarQueue:
@@ -96,6 +97,9 @@ class GrammarQueue:
     def _compile(self, item: CompiledGrammar) -> None:
         try:
             item.matcher.set_result(self._compiler.matcher(_text(item.request)))
+        except GrammarError as error:
+            grammar = item.request.grammar
+            item.matcher.set_exception(error.of(grammar.field) if grammar else error)
         except Exception as error:
             item.matcher.set_exception(error)
 

@@ -13,7 +13,7 @@ import numpy as np
 from llguidance import LLMatcher
 
 from rwkv_batch.sampling.masks import RowMasks, mask_words
-from rwkv_batch.text.grammars import MaskThreads
+from rwkv_batch.text.grammars import MaskThreads, too_complex
 
 PATIENCE = 0.01  # seconds that a step waits for the masks of its rows
 QUICK = 0.002  # seconds for the mask of one row that steps wait for again
@@ -27,9 +27,9 @@ class RowConstraint:
     sentence. `slow`: steps do not wait for its masks.
     """
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        """matcher: at the text's beginning; the row has it for itself."""
-        self.matcher = matcher
+    def __init__(self, matcher: LLMatcher, field: str = "") -> None:
+        """matcher: at the text's beginning; the row has it for itself. field: as of wire.protocol.Grammar."""
+        self.matcher, self.field = matcher, field
         self.mask: np.ndarray | None = None
         self.error = ""
         self.slow = True  # before its first mask, nobody knows
@@ -104,7 +104,7 @@ class MaskMaker:
         bits, errors = threads.masks(matchers)
         slow = time.perf_counter() - began > PATIENCE
         for row, mask, error in zip(rows, bits, errors, strict=True):
-            row.slow, row.error = slow, error
+            row.slow, row.error = slow, too_complex(error, row.field)
             row.mask = None if error else mask
 
     def _make_slowly(self, row: RowConstraint, tokens: list[int]) -> None:
@@ -113,7 +113,8 @@ class MaskMaker:
         if tokens:
             row.matcher.consume_tokens(tokens)
         bits, errors = self._shared_threads().masks([row.matcher])
-        row.slow, row.error = time.perf_counter() - began > QUICK, errors[0]
+        row.slow = time.perf_counter() - began > QUICK
+        row.error = too_complex(errors[0], row.field)
         row.mask = None if errors[0] else bits[0]
         self._wake()
 

@@ -109,14 +109,14 @@ def write_header(snapshot: Tensor, description: Header) -> None:
 
 def read_header(snapshot: Bytes) -> Header:
     """Check that the bytes are a whole snapshot, and return its header. Raises SnapshotError."""
+    if not MAGIC.startswith(bytes(memoryview(snapshot)[: len(MAGIC)])):
+        raise Damaged("The data is no session snapshot; give a file that a session was exported to.")
     if len(snapshot) < PREFIX:
         raise Damaged(
             f"The snapshot is cut short: it has {len(snapshot)} bytes, and its beginning alone takes "
             f"{PREFIX}."
         )
-    magic, version, checksum, length = _FIXED.unpack_from(snapshot)
-    if magic != MAGIC:
-        raise Damaged("The data is no session snapshot; give a file that a session was exported to.")
+    _, version, checksum, length = _FIXED.unpack_from(snapshot)
     if version != VERSION:
         raise SnapshotError(
             f"The snapshot has format {version}, but this server reads format {VERSION}; use the version "

@@ -83,3 +83,10 @@ def test_a_file_whose_tensors_were_being_trained_is_loaded(http, folder):
         http.post("/v1/adapters", json={"path": "adapter.pth", "adapter_id": "a", "adapter_scaling": 1}),
     ]
     assert [answer.status_code for answer in answers] == [200] * 4, [answer.text for answer in answers]
+
+
+@pytest.mark.parametrize("kind", [*KINDS[:2], "a text", "a .pth with a scratch", "half a .safetensors"])
+def test_what_is_no_session_is_not_cut_short(http, kind):
+    make, _ = STRANGE[kind]
+    reply = http.post("/v1/state/import", params={"session_id": "a"}, content=make())
+    assert reply.status_code == 400 and "no session snapshot" in reply.json()["error"], reply.text

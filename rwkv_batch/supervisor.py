@@ -259,23 +259,44 @@ class Supervisor:
 
 
 def describe(models: list[EngineInfo], frontend: FrontendConfig) -> str:
-    """The lines that say what is served, and where."""
+    """What is served, where, and a command that is answered at once; between blank lines."""
     access = "no password" if frontend.password is None else "password on every route"
     if frontend.password is not None and not frontend.protect_translate:
         access += " but /translate, which is open (--protect-translate closes it)"
-    host = f"[{frontend.host}]" if ":" in frontend.host else frontend.host
-    lines = [
+    served = [
         f"{info.model}: {info.layers} layers, width {info.width}, {info.parameters:,} parameters, "
-        f"{info.dtype} on {info.device}, {info.slots} slots, {access}\n"
+        f"{info.dtype} on {info.device}, {info.slots} slots, {access}"
         for info in models
     ]
-    return f"{''.join(lines)}ready on http://{host}:{frontend.port}"
+    url = _url(frontend.host, frontend.port)
+    here = _url(_here(frontend.host), frontend.port)
+    key = "" if frontend.password is None else " -H 'Authorization: Bearer PASSWORD'"
+    chat = '{"messages": [{"role": "user", "content": "Hello!"}]}'
+    page = [f"  page        {here}/"] if frontend.page else []
+    lines = [
+        "",
+        *(f"  {line}" for line in served),
+        "",
+        f"  ready on    {url}",
+        *page,
+        f"  try         curl {here}/v1/chat/completions{key} -d '{chat}'",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _here(host: str) -> str:
+    """An address under which this machine reaches the server."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def announce(models: list[EngineInfo], frontend: FrontendConfig) -> None:
     """Say what is served as soon as it is: when a front end has answered a request."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(frontend.host, frontend.host)
-    silent_since = time.monotonic()
+    host, silent_since = _here(frontend.host), time.monotonic()
     while True:
         with contextlib.suppress(OSError, http.client.HTTPException):
             connection = http.client.HTTPConnection(host, frontend.port, timeout=ANSWER_SECONDS)

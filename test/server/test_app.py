@@ -2,6 +2,7 @@
 left behind.
 """
 
+import json
 import re
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import httpx
 import pytest
 import torch
 from checkpoints import write_pth
-from serving import ROOT, Server, free_port
+from serving import ROOT, Server, free_port, until
 
 import rwkv_batch
 from rwkv_batch.bundled import unpack
@@ -210,3 +211,39 @@ def test_the_command_line_needs_neither_torch_nor_robyn():
     code = "import sys, app; print([m for m in ('torch', 'robyn', 'numpy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n", done.stderr
+
+
+def announced(server: Server) -> str:
+    """What the log says last of the start: a block between blank lines."""
+    block = re.compile(r"\n\n(.*?\n  try  .*?\n)\n", re.S)
+    until(lambda: block.search(server.log()) is not None)
+    found = block.search(server.log())
+    assert found
+    return found[1]
+
+
+def answered(command: str) -> str:
+    command = command.replace("curl ", "curl -sS --fail-with-body ", 1)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)["choices"][0]["message"]["content"]
+
+
+def test_the_start_ends_with_an_address_the_page_and_a_command_that_is_answered() -> None:
+    server = Server("--device", "cpu", "--frontends", "1")
+    block = announced(server)
+    assert re.findall(r"  (ready on|page) +(\S+)\n", block) == [
+        ("ready on", server.url),
+        ("page", f"{server.url}/"),
+    ]
+    assert answered(re.findall(r"  try +(.*)\n", block)[0])
+    assert server.stop() == 0
+
+
+def test_with_a_password_the_command_has_a_place_for_it() -> None:
+    server = Server("--device", "cpu", "--frontends", "1", "--password", "open sesame", "--no-page")
+    block = announced(server)
+    assert "open sesame" not in server.log() and "page" not in block
+    command = re.findall(r"  try +(.*)\n", block)[0]
+    assert answered(command.replace("PASSWORD", "open sesame"))
+    assert server.stop() == 0

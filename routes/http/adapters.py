@@ -17,6 +17,7 @@ from rwkv_batch.wire.commands import ListAdapters
 from rwkv_batch.wire.protocol import AdapterInfo, GenerateRequest
 
 FIELDS = ("adapter", "adapter_id")
+MOST_SCALE = 100
 NAMED = 20  # adapters that an error names
 
 
@@ -24,12 +25,14 @@ class ChosenAdapter(NamedTuple):
     """The adapter of a request, or none."""
 
     info: AdapterInfo | None = None
+    scale: float = 1.0
 
     def begin(self, request: GenerateRequest) -> GenerateRequest:
         """The request, which runs with it."""
         if self.info is None:
             return request
-        return replace(request, adapter=self.info.name, adapter_digest=self.info.digest)
+        name, digest = self.info.name, self.info.digest
+        return replace(request, adapter=name, adapter_digest=digest, adapter_scale=self.scale)
 
 
 async def choose_adapter(front: Frontend, fields: Json, named: Named) -> ChosenAdapter:
@@ -40,12 +43,12 @@ async def choose_adapter(front: Frontend, fields: Json, named: Named) -> ChosenA
     names = set(given)
     if len(names) > 1:
         raise ApiError(400, f"The request names the adapters {' and '.join(sorted(names))[:200]}; send one.")
+    scale = _scale(fields.get("adapter_scale"))
     if not names:
+        if scale != 1:
+            raise ApiError(400, "`adapter_scale`: the request names no adapter.", param="adapter_scale")
         return ChosenAdapter()
     (name,), model = names, named.model.model
-    if fields.get("adapter_scale") not in (None, 1):
-        message = "`adapter_scale`: an adapter is scaled when it is loaded; leave it out here."
-        raise ApiError(400, message, param="adapter_scale")
     found = await adapters_of(front, model, name)
     if not found:
         raise await missing(front, model, name)
@@ -53,7 +56,17 @@ async def choose_adapter(front: Frontend, fields: Json, named: Named) -> ChosenA
     if version not in (None, found[0].digest):
         message = f"The adapter {name} is of version {found[0].digest}, not {str(version)[:200]}."
         raise ApiError(409, message, param="adapter_version")
-    return ChosenAdapter(found[0])
+    return ChosenAdapter(found[0], scale)
+
+
+def _scale(given: object) -> float:
+    """By what the request multiplies the adapter's change. Raises ApiError 400."""
+    if given is None:
+        return 1.0
+    if isinstance(given, bool) or not isinstance(given, int | float) or not abs(given) <= MOST_SCALE:
+        message = f"`adapter_scale`: must be a number from -{MOST_SCALE} to {MOST_SCALE}."
+        raise ApiError(400, message, param="adapter_scale")
+    return float(given)
 
 
 async def adapters_of(front: Frontend, model: str, name: str | None = None) -> list[AdapterInfo]:

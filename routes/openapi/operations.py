@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 from routes.anthropic.models import ModelsQuery
 from routes.anthropic.schemas import CountBody, MessagesBody
 from routes.anthropic.shapes import AnsweredMessage, AnthropicModel, AnthropicModels, MessageTokens
+from routes.http.adapters import MOST_SCALE
 from routes.http.errors import Json
 from routes.http.schemas import RequestBody
 from routes.llama_cpp.schemas import InfillBody
@@ -97,7 +98,7 @@ class ChosenRun(Chosen):
 
     adapter: str | None = None
     adapter_id: str | None = None
-    adapter_scale: Literal[1] | None = None
+    adapter_scale: Annotated[float, Field(ge=-MOST_SCALE, le=MOST_SCALE)] | None = None
     adapter_version: str | None = None
     state_id: str | None = None
     mrss_gatingweight: list[float] | None = None

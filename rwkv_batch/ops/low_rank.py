@@ -6,8 +6,9 @@ the `time_offset` of tuned states.
 This is how they lie in a slot on any device, and their products in torch, the reference.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -47,6 +48,26 @@ class LowRankAdapter:
             [rank * inputs, rank * outputs]
         )
         return inner.view(rank, inputs), outer.view(outputs, rank)
+
+
+def scaled(adapter: LowRankAdapter, factor: float, width: int, hidden: int) -> LowRankAdapter:
+    """The same with what it changes multiplied by a factor, and with a digest of its own."""
+    numbers = adapter.numbers.clone()
+    changed = replace(
+        adapter,
+        digest=scaled_digest(adapter.digest, factor),
+        numbers=numbers.pin_memory() if adapter.numbers.is_pinned() else numbers,
+    )
+    for layer in range(len(adapter.table)):
+        for target, (outputs, inputs) in enumerate(shapes(width, hidden)):
+            if pair := changed.pair(layer, target, inputs, outputs):
+                pair[1].copy_(pair[1].float() * factor)
+    return changed
+
+
+def scaled_digest(digest: str, factor: float) -> str:
+    """That of an adapter scaled by a factor."""
+    return hashlib.sha256(f"{digest} x {factor!r}".encode()).hexdigest()[: len(digest)]
 
 
 def readout_adapter(digest: str, offsets: Tensor, dtype: torch.dtype, pinned: bool = False) -> LowRankAdapter:

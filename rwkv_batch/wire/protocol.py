@@ -135,6 +135,7 @@ class GenerateRequest(ModelMessage, frozen=True, omit_defaults=True, tag="genera
     mixture: list[MixturePart] = []
     adapter: str = ""  # the name of the adapter that all rows run with; "": none
     adapter_digest: str = ""  # what its digest must be; "": anything
+    adapter_scale: float = 1.0  # by which what it changes is multiplied
     start_digest: bytes = b""  # of a request that goes on: of the start states in which it began
     name: str = ""  # what clients call it; others may have the same
     rows: list[PausedRow] = []  # of a request that goes on: one for each prompt, and n is 1

@@ -139,7 +139,14 @@ def test_a_reply_says_which_weights_made_it(http, server):
         ({"adapter": 5}, 400, "`adapter`"),
         ({"adapter": {}}, 400, "`adapter`"),
         ({"adapter": "capitals", "model": f"{MODEL}:other"}, 400, "capitals and other"),
-        ({"adapter_id": "capitals", "adapter_scale": 0.5}, 400, "adapter_scale"),
+        (
+            {"adapter_id": "capitals", "adapter_scale": 101},
+            400,
+            "`adapter_scale`: must be a number from -100",
+        ),
+        ({"adapter_id": "capitals", "adapter_scale": "half"}, 400, "`adapter_scale`"),
+        ({"adapter_id": "capitals", "adapter_scale": True}, 400, "`adapter_scale`"),
+        ({"adapter_scale": 0.5}, 400, "`adapter_scale`: the request names no adapter"),
         ({"adapter_id": "capitals", "adapter_version": "0"}, 409, DIGEST),
     ],
 )
@@ -157,6 +164,15 @@ def test_the_version_that_is_loaded_may_be_named(http, server):
     load(http)
     body = CHAT | {"adapter_id": "capitals", "adapter_version": DIGEST, "adapter_scale": 1.0}
     assert generated(server, "/openai/v1/chat/completions", body).adapter == "capitals"
+
+
+@pytest.mark.parametrize(("given", "scale"), [(0.5, 0.5), (0, 0.0), (-2, -2.0), (None, 1.0)])
+@pytest.mark.parametrize("path", ["/v2/chat/completions", "/openai/v1/chat/completions"])
+def test_a_request_may_scale_its_adapter(http, server, path, given, scale):
+    load(http)
+    body = (CHAT | {"contents": ["a"]} if path.startswith("/v2") else CHAT) | {"adapter_id": "capitals"}
+    request = generated(server, path, body | {"adapter_scale": given})
+    assert (request.adapter, request.adapter_scale) == ("capitals", scale)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ A start state that scales what rows read out of their states is an adapter of th
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 from weakref import WeakValueDictionary
@@ -27,7 +28,7 @@ from rwkv_batch.model.adapters.low_rank import low_rank
 from rwkv_batch.model.adapters.parts import Scaling
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.files import CheckpointError
-from rwkv_batch.ops.low_rank import LowRankAdapter, readout_adapter
+from rwkv_batch.ops.low_rank import LowRankAdapter, readout_adapter, scaled, scaled_digest
 from rwkv_batch.runner.protocol import NO_ADAPTER, Runner
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.jobs import JobThread
@@ -75,6 +76,7 @@ class Adapters:
             range(config.max_adapters)
         )
         self._of_starts: WeakValueDictionary[str, WeightedAdapter] = WeakValueDictionary()  # by digest
+        self._of_scales: WeakValueDictionary[str, LoadedAdapter] = WeakValueDictionary()  # likewise
         self._numbers: dict[str, int] = {}  # by digest
         self._callbacks: deque[Callable[[], None]] = deque()
         self._thread: JobThread | None = None  # from the first adapter on
@@ -82,20 +84,24 @@ class Adapters:
     def attach(self, pool: StatePool) -> None:
         """Turns are kept in this pool from now on. Raises StoreError."""
         self._pool = pool
-        for adapter in self._adapters.values():
+        for adapter in [*self._adapters.values(), *self._of_scales.values()]:
             adapter.model = pool.adapted.add(adapter.digest)
 
     def find(self, request: GenerateRequest) -> LoadedAdapter | None:
-        """The adapter that a request names. Raises AdapterMissing, also where it is not what it was."""
+        """The adapter that a request names, in its scale.
+
+        Raises AdapterMissing, also where it is not what it was; ValueError where no turn could be kept.
+        """
         if not request.adapter:
             return None
         found = self._adapters.get(request.adapter)
         if found is None:
             loaded = f"loaded are {', '.join(sorted(self._adapters))}" if self._adapters else "none is loaded"
             raise AdapterMissing(f"There is no adapter {request.adapter[:200]}; {loaded}.")
-        if request.adapter_digest not in ("", found.digest):
+        chosen = found if request.adapter_scale == 1 else self._scaled(found, request.adapter_scale)
+        if request.adapter_digest not in ("", found.digest, chosen.digest):
             raise AdapterMissing(f"The adapter {found.name} is not what it was when this request began.")
-        return found
+        return chosen
 
     def for_rows(self, request: GenerateRequest, rows: Iterable[Sequence]) -> None:
         """Give the rows of a request their adapters. Raises AdapterMissing, ValueError."""
@@ -168,6 +174,8 @@ class Adapters:
         adapter = self._adapters.pop(name, None)
         if adapter is None:
             return 0
+        for other in [each for each in self._held if each.of is adapter]:
+            del self._held[other]  # rows that run with it hold it, too
         self._held.pop(adapter, None)
         if all(seq.adapter is not adapter for seq in self._scheduler.sequences()):
             adapter.weights = None
@@ -227,6 +235,29 @@ class Adapters:
             self._of_starts[digest] = found
         return found
 
+    def _scaled(self, adapter: LoadedAdapter, scale: float) -> LoadedAdapter:
+        """An adapter of its own, whose weights are made when a row needs them. Raises ValueError."""
+        digest = scaled_digest(adapter.digest, scale)
+        found = self._of_scales.get(digest)
+        if found is None or found.of is not adapter:
+            try:
+                model = self._pool.adapted.add(digest)
+            except StoreError as error:
+                raise ValueError(str(error)) from None
+            number = self._numbers.setdefault(digest, len(self._numbers))
+            found = replace(
+                adapter,
+                digest=digest,
+                number=number,
+                model=model,
+                slot=None,
+                weights=None,
+                of=adapter,
+                scale=scale,
+            )
+            self._of_scales[digest] = found
+        return found
+
     def _give_slot(self, adapter: WeightedAdapter) -> bool:
         if adapter.weights is None:
             assert isinstance(adapter, LoadedAdapter)
@@ -249,11 +280,19 @@ class Adapters:
             return
         self._reading.add(adapter)
 
+        source, width = adapter.of or adapter, self._checkpoint.width
+
         def read() -> LowRankAdapter:
-            weights = self._read(adapter.path, adapter.scaling)
-            if weights.digest != adapter.digest:
-                raise CheckpointError(f"{adapter.path} has changed since it was loaded; load it again.")
-            return weights
+            weights = source.weights or self._read(source.path, source.scaling)
+            if weights.digest != source.digest:
+                raise CheckpointError(f"{source.path} has changed since it was loaded; load it again.")
+            if source is adapter:
+                return weights
+            made = scaled(weights, adapter.scale, width, 4 * width)
+            if not made.numbers.isfinite().all():
+                kind = str(made.numbers.dtype).removeprefix("torch.")
+                raise CheckpointError(f"{adapter.scale} times its numbers is more than {kind} can hold.")
+            return made
 
         def done(weights: LowRankAdapter | None, error: Exception | None) -> None:
             self._reading.discard(adapter)

@@ -32,6 +32,8 @@ class LoadedAdapter(WeightedAdapter):
     path: Path
     scaling: Scaling | None
     rank: int
+    of: "LoadedAdapter | None" = None  # of which it is, scaled; requests may name that
+    scale: float = 1.0
     created: float = field(default_factory=time.time)  # seconds since 1970
 
     @property

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec.structs import replace
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
+from routes.http.body import parse
 from routes.http.errors import ApiError, Json, openai_field
 from routes.http.schemas import RequestBody
 from rwkv_batch.chat.templates import END_OF_THOUGHT, Style
@@ -32,6 +33,10 @@ def _structured(value: object) -> object:
 
 def _schema(value: object) -> object:
     """An object, or its JSON text."""
+    if isinstance(value, str) and value.lstrip()[:1] == "{":
+        value, error = parse(value, len(value.encode(errors="replace")))
+        if error:
+            raise ValueError(f"input should be a JSON schema: {error.message.rstrip('.')}")
     try:
         schema = json.loads(value) if isinstance(value, str) else value
         json.dumps(schema, ensure_ascii=False, allow_nan=False).encode()  # as it is sent to the engine

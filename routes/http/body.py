@@ -3,16 +3,30 @@
 import json
 import math
 from dataclasses import dataclass
+from decimal import Context, Decimal
 
 from routes.http.errors import ApiError, Json
 
 MAX_DEPTH = 64
 MAX_DIGITS = 30
+EXACT_DIGITS = 15  # that fp64 always keeps
+FIXED = ("const", "enum")  # keywords of schemas whose numbers come back in the answer
 
 
 @dataclass(frozen=True)
 class LargeNumber:
     """Takes the place of a number that is too large, until its field is known."""
+
+    text: str
+
+
+class RoundedNumber(float):
+    """A number whose digits fp64 does not keep; `text` has them."""
+
+    def __new__(cls, text: str) -> "RoundedNumber":
+        made = super().__new__(cls, text)
+        made.text = text
+        return made
 
     text: str
 
@@ -25,12 +39,18 @@ def parse(body: str | bytes, limit: int) -> tuple[Json, ApiError | None]:
     """
     data = body if isinstance(body, bytes) else body.encode()
     large: list[LargeNumber] = []
+    rounded: list[RoundedNumber] = []
 
     def integer(text: str) -> int | LargeNumber:
         return int(text) if len(text) <= MAX_DIGITS else too_large(text)
 
     def real(text: str) -> float | LargeNumber:
-        return value if math.isfinite(value := float(text)) else too_large(text)
+        value = float(text)
+        if not math.isfinite(value):
+            return too_large(text)
+        if len(text) > EXACT_DIGITS and not _is_kept(text, value):
+            rounded.append(value := RoundedNumber(text))
+        return value
 
     def too_large(text: str) -> LargeNumber:
         large.append(LargeNumber(text))
@@ -48,6 +68,8 @@ def parse(body: str | bytes, limit: int) -> tuple[Json, ApiError | None]:
         fields = value
         if large or "\\u" in text or text.count("[") + text.count("{") > MAX_DEPTH:
             _inspect(fields)
+        if rounded:
+            _check_fixed(fields, "", False)
     except UnicodeDecodeError as error:
         return {}, ApiError(400, f"The body is not UTF-8: byte {error.start} cannot be decoded.")
     except json.JSONDecodeError as error:
@@ -58,6 +80,12 @@ def parse(body: str | bytes, limit: int) -> tuple[Json, ApiError | None]:
     except ApiError as error:
         return fields, error
     return fields, None
+
+
+def _is_kept(text: str, value: float) -> bool:
+    """Whether the digits are those of this number: the fewest that name it, or more of them."""
+    given = Decimal(text)
+    return given in (Decimal(repr(value)), Context(len(given.as_tuple().digits)).create_decimal(value))
 
 
 def _constant(name: str) -> float:
@@ -93,6 +121,19 @@ def _inspect(fields: Json) -> None:
             return
         level = deeper
     raise _too_deep()
+
+
+def _check_fixed(value: object, place: str, fixed: bool) -> None:
+    """Raises ApiError 400 for a number in `const` or `enum` that an answer could not repeat."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _check_fixed(item, f"{place}.{key}" if place else key, fixed or key in FIXED)
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            _check_fixed(item, f"{place}[{i}]", fixed)
+    elif fixed and isinstance(value, RoundedNumber):
+        why = "has more digits than can be told apart; write it as a string"
+        raise ApiError(400, f"The number {value.text[:MAX_DIGITS]} of {place} {why}.", param=place)
 
 
 def _check_text(text: str, place: str) -> None:

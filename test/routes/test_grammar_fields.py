@@ -40,6 +40,8 @@ def completed(**fields) -> GenerateRequest:
     [
         ({"guided_json": SCHEMA}, "json_schema", JSON),
         ({"guided_json": JSON}, "json_schema", JSON),
+        ({"guided_json": '{"const": 0.10000000000000001}'}, "json_schema", '{"const": 0.1}'),
+        ({"guided_json": '{"maximum": 0.1000000000000000001}'}, "json_schema", '{"maximum": 0.1}'),
         ({"guided_regex": "a+"}, "regex", "a+"),
         ({"guided_choice": ["a", "b"]}, "choice", '["a", "b"]'),
         ({"guided_grammar": "start: A"}, "grammar", "start: A"),
@@ -227,6 +229,7 @@ def test_a_strict_tool_binds_what_follows_the_beginning_of_a_call():
         ({"guided_json": '{"const": "\\ud800"}'}, "guided_json"),
         ({"guided_json": '{"const": NaN}'}, "guided_json"),
         ({"guided_json": '{"minimum": 1e999}'}, "guided_json"),
+        ({"guided_json": '{"items": {"const": 0.1000000000000000001}}'}, "guided_json"),
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_choice": "yes"}, "guided_choice"),
         ({"guided_regex": ["a"]}, "guided_regex"),

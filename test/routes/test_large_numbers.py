@@ -40,6 +40,7 @@ MAX_TOKENS = [
     ("max_tokens", str(10**40), "max_tokens"),
 ]
 OPENAI_FIELDS = [
+    ("guided_json", '{"enum": [{"a": [0.1000000000000000001]}]}', "guided_json.enum[0].a[0]"),
     ("seed", str(10**40), "seed"),
     ("seed", str(10**20), "seed"),
     ("n", "1e400", "n"),
@@ -51,6 +52,7 @@ RESPONSE_FIELDS = [
     ("max_output_tokens", "1e400", "max_output_tokens"),
     ("max_tool_calls", str(10**40), "max_tool_calls"),
     ("tools", TOOL % 10**40, "tools[0].parameters.maximum"),
+    ("tools", TOOL.replace("maximum", "const") % "1.00000000000000001", "tools[0].parameters.const"),
 ]
 OTHERS = [  # native routes with fields of their own
     ("/multi_state/chat/completions", {"contents": ["a"], "session_id": "s"}, "dialogue_idx", "1e400"),

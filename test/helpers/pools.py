@@ -31,8 +31,15 @@ NEVER = 1e18
 def after(past: bytes, tokens: Sequence[int]) -> bytes:
     """The hash that stands for the state, 16 bytes; zeros are the state before the first token."""
     for token in tokens:
-        past = hashlib.blake2b(past + token.to_bytes(4, "little"), digest_size=16).digest()
+        past = _finite(hashlib.blake2b(past + token.to_bytes(4, "little"), digest_size=16).digest())
     return past
+
+
+def _finite(data: bytes) -> bytes:
+    """With the highest bit of each exponent cleared: no state that is not finite is taken from a store."""
+    bits = np.frombuffer(data, np.uint8).copy()
+    bits[1::2] &= 0xBF  # of numbers of 16 bits, and of 32
+    return bits.tobytes()
 
 
 BEGINNING = bytes(16)
@@ -43,7 +50,7 @@ def contents(state: bytes) -> torch.Tensor:
     if state == BEGINNING:
         return torch.zeros(STATE_BYTES, dtype=torch.uint8)
     rest = np.random.Generator(np.random.PCG64(int.from_bytes(state, "little"))).bytes(STATE_BYTES - 16)
-    return torch.frombuffer(bytearray(state + rest), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(state + _finite(rest)), dtype=torch.uint8)
 
 
 ALL_TURNS = range(1 << 32)

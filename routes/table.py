@@ -5,7 +5,7 @@ import traceback
 from collections.abc import Awaitable, Callable
 from functools import cache, partial
 
-from robyn import Request, Robyn, StreamingResponse
+from robyn import Request, Robyn
 from robyn.argument_parser import Config
 from robyn.robyn import HttpMethod
 
@@ -228,29 +228,32 @@ def _endpoint(
     async def endpoint(request: Request) -> HttpResponse:
         http = HttpRequest.from_robyn(request, front.settings.max_body, shape)
         http.count = partial(front.answered.add, path or _label_of(http.path), http.method)
-        try:
-            if http.note.status:
-                raise ApiError(http.note.status, http.note.message)
-            reply = await handler(front, http)
-            if http.note.old and isinstance(reply, StreamingResponse):
-                return await send_directly(guard, http, reply)
-            return reply
-        except ApiError as error:
-            return error_response(http, error)
-        except Exception as error:  # the message may quote a prompt, so it is not logged
-            log.error(
-                "%s %s %s: %s\n%s",
-                http.method,
-                http.path,
-                http.id,
-                type(error).__name__,
-                "".join(traceback.format_tb(error.__traceback__)),
-            )
-            return error_response(
-                http, ApiError(500, "The request could not be answered; this is a fault of the server.")
-            )
+        reply = await _reply(front, http, handler)
+        return await send_directly(guard, http, reply) if http.note.old else reply
 
     return endpoint
+
+
+async def _reply(front: Frontend, http: HttpRequest, handler: Handler) -> HttpResponse:
+    """What `handler` replies, or the error that it raises."""
+    try:
+        if http.note.status:
+            raise ApiError(http.note.status, http.note.message)
+        return await handler(front, http)
+    except ApiError as error:
+        return error_response(http, error)
+    except Exception as error:  # the message may quote a prompt, so it is not logged
+        log.error(
+            "%s %s %s: %s\n%s",
+            http.method,
+            http.path,
+            http.id,
+            type(error).__name__,
+            "".join(traceback.format_tb(error.__traceback__)),
+        )
+        return error_response(
+            http, ApiError(500, "The request could not be answered; this is a fault of the server.")
+        )
 
 
 async def _options(front: Frontend, http: HttpRequest) -> HttpResponse:

@@ -81,7 +81,7 @@ class Inbound:
         self._left = 0  # bytes of a body with a length that are to come
         self._chunks: ChunkedBody | None = None
         self._head: ChangedHead | None = None  # to which the chunks belong
-        self._over = False  # the rest of what the client sends is of no use
+        self.over = False  # the rest of what the client sends is of no use
 
     @property
     def busy(self) -> bool:
@@ -90,7 +90,7 @@ class Inbound:
 
     def passes(self, data: bytes) -> bool:
         """Whether Robyn may read `data` as it is; then it counts as taken."""
-        if self.out or self._held or self._chunks or self._over:
+        if self.out or self._held or self._chunks or self.over:
             return False
         left, at = self._left, 0
         while left < len(data) - at:
@@ -108,15 +108,21 @@ class Inbound:
 
     def take(self, data: bytes) -> None:
         """Add to `out` what comes of `data`."""
-        if not self._over:
+        if not self.over:
             self._held += data
-            while self._held and not self._over and self._step():
+            while self._held and not self.over and self._step():
                 pass
 
     def end(self) -> None:
         """The client sends no more."""
-        if self._chunks and self._head and not self._over:
+        if self._chunks and self._head and not self.over:
             self._refuse(self._head, 400, "The body ends before its last chunk.")
+
+    def forget(self) -> None:
+        """The connection is broken; nothing of it will be read."""
+        self.over, self._chunks, self._head = True, None, None
+        self.out.clear()
+        self._held.clear()
 
     def _step(self) -> bool:
         """Take one part of what is held. Returns whether there was a whole one."""
@@ -201,7 +207,7 @@ class Inbound:
         head.note.status, head.note.message = status, message
         head.fields = [field for field in head.fields if field[0] != b"expect"]
         self.out += head.write(0, closes=True)
-        self._over = True
+        self.over = True
         self._chunks = self._head = None
         self._held.clear()
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from routes.guard.inbound import Inbound, Note
 
+MOST_THROWN = 8 << 20  # bytes at once of what follows a request that ends its connection
 ROOM = 64 << 10  # bytes that are read at once of what is not ordinary
 DROPPED_WITHIN = 5.0  # seconds; generous
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -88,6 +89,13 @@ class Guard:
         own.close()
         return None
 
+    def release(self, note: Note) -> None:
+        """Robyn alone answers the request of HTTP/1.0 that has that note."""
+        connection = self._connections.get(note.connection)
+        if connection and connection.serial == note.serial and connection.own:
+            own, connection.own = connection.own, None
+            own.close()
+
     def _accepted(self, listener: int, address: int, size: int, flags: int) -> int:
         number: int = self._real_accept(listener, address, size, flags)
         if number >= 0:
@@ -115,7 +123,7 @@ class Guard:
         or nothing more has come.
         """
         data = ctypes.string_at(buffer, got) if got > 0 else b""
-        more = ctypes.create_string_buffer(ROOM)
+        more, thrown = ctypes.create_string_buffer(ROOM), 0
         while True:
             problem = ctypes.get_errno() if got < 0 else 0
             if got > 0:
@@ -123,7 +131,11 @@ class Guard:
                 self._after(connection, number)
             elif got == 0:
                 connection.end()
-            if got <= 0 or len(connection.out) >= room:
+            elif problem not in (errno.EAGAIN, errno.EINTR):
+                connection.forget()
+            thrown += got if connection.over else 0
+            if got <= 0 or len(connection.out) >= room or thrown > MOST_THROWN:
+                problem = problem or errno.EAGAIN
                 break
             got = self._real_recv(number, ctypes.addressof(more), ROOM, 0)
             data = more.raw[:got] if got > 0 else b""
@@ -133,7 +145,7 @@ class Guard:
             ctypes.memmove(buffer, part, len(part))
             return len(part)
         ctypes.set_errno(problem)
-        return got
+        return 0 if got == 0 else -1
 
     def _after(self, connection: Connection, number: int) -> None:
         if connection.waits:

@@ -1,9 +1,17 @@
 """What Robyn reads in place of what a client has sent, and what is read of a body."""
 
+import ctypes
+import errno
 import gzip
 import json
 import random
+import select
+import socket
+import struct
+import threading
 import zlib
+from collections.abc import Iterator
+from pathlib import Path
 
 import odd_requests
 import pytest
@@ -11,6 +19,7 @@ from frontend_process import PASSWORD, FrontendProcess
 from odd_requests import chunked, request, sized
 
 from routes.guard.inbound import NOTE, Inbound
+from routes.guard.reads import Connection, Guard, Unguarded
 from routes.http.contents import decode, read_form
 from routes.http.errors import ApiError
 
@@ -212,3 +221,88 @@ def test_no_file_name_of_a_client_is_part_of_a_path(server: FrontendProcess, nam
 
 def test_what_is_no_form_has_no_parts():
     assert read_form("application/json", b"{}") == ({}, {})
+
+
+class Sockets:
+    """Two ends of a connection, one of which is read through a guard."""
+
+    def __init__(self) -> None:
+        self.client, self.server = socket.socketpair()
+        self.server.setblocking(False)
+        self.guard = Guard(MOST)
+        self.connection = Connection(MOST, self.server.fileno(), 1)
+        self.guard._connections[self.server.fileno()] = self.connection
+
+    def read(self, room: int = 4096) -> bytes | int:
+        """What `recv` gives: bytes, or the number of an error."""
+        buffer = ctypes.create_string_buffer(room)
+        ctypes.set_errno(0)
+        got = self.guard._recv(self.server.fileno(), ctypes.addressof(buffer), room, 0)
+        return buffer.raw[:got] if got >= 0 else ctypes.get_errno()
+
+
+@pytest.fixture
+def sockets() -> Iterator[Sockets]:
+    both = Sockets()
+    yield both
+    both.client.close()
+    both.server.close()
+
+
+def test_a_read_is_short_only_when_nothing_more_has_come(sockets: Sockets):
+    """Robyn waits for news of the socket then, and there would be none."""
+    body = random.Random(1).randbytes(100_000)
+    data = request(chunked(body, random.Random(2)), b"Transfer-Encoding: chunked")
+    sender = threading.Thread(target=sockets.client.sendall, args=(data,))
+    sender.start()
+    got: list[bytes] = []
+    while sum(map(len, got)) < len(body):
+        part = sockets.read()
+        if part == errno.EAGAIN:
+            select.select([sockets.server], [], [])
+        else:
+            assert isinstance(part, bytes)
+            got.append(part)
+    sender.join()
+    assert b"".join(got).endswith(body) and sockets.read() == errno.EAGAIN
+    assert {len(part) for part in got[:-1]} == {4096}
+
+
+def test_a_read_ends_as_the_connection_does(sockets: Sockets):
+    sockets.client.sendall(request(b"5\r\n", b"Transfer-Encoding: chunked"))
+    assert sockets.read() == errno.EAGAIN
+    sockets.client.close()
+    assert b"before its last chunk" in sockets.read()
+    assert sockets.read() == b""
+
+
+def test_what_follows_the_last_request_is_thrown_away(sockets: Sockets):
+    sockets.client.sendall(request(b"ZZ\r\n" * 1000, b"Transfer-Encoding: chunked"))
+    assert b"hexadecimal" in sockets.read()
+    sockets.client.sendall(sized(b"{}") * 100)
+    assert sockets.read() == errno.EAGAIN and not sockets.connection.busy
+
+
+def test_nothing_is_kept_of_a_broken_connection():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        server, _ = listener.accept()
+    with server:
+        guard, connection = Guard(MOST), Connection(MOST, server.fileno(), 1)
+        guard._connections[server.fileno()] = connection
+        client.sendall(request(b"5\r\n", b"Transfer-Encoding: chunked"))
+        buffer = ctypes.create_string_buffer(100)
+        server.setblocking(False)
+        select.select([server], [], [])
+        assert guard._recv(server.fileno(), ctypes.addressof(buffer), 100, 0) == -1 and connection.busy
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()  # by a reset
+        select.select([server], [], [])
+        assert guard._recv(server.fileno(), ctypes.addressof(buffer), 100, 0) == -1 and not connection.busy
+
+
+def test_a_library_that_cannot_be_guarded_is_named(tmp_path: Path):
+    file = tmp_path / "robyn.so"
+    file.write_bytes(b"no library")
+    with pytest.raises(Unguarded, match=r"robyn\.so"):
+        Guard(MOST).install(str(file))

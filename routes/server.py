@@ -12,6 +12,7 @@ import time
 from multiprocessing.connection import Connection
 
 from routes.guard.reads import Guard, Unguarded
+from routes.http.connections import Connections
 from routes.http.frontend import Frontend
 from rwkv_batch.chat.checkpoints import settings_for
 from rwkv_batch.config import FrontendConfig
@@ -20,8 +21,8 @@ from rwkv_batch.wire.supervision import Drain, EngineLost, Restarts, Serving
 
 TICK = 0.1  # seconds
 FLUSH_SECONDS = 0.3  # for the last bytes to leave after the last request has ended
-OPEN_FILES = 65536  # enough for all streams and what else is open
 CORES = 8  # cores a front end may use; it seldom keeps two busy
+FILES_PER_WORKER = 7  # that an HTTP worker has open by itself
 WAITING_PER_CORE = 512  # an HTTP worker can wait for this many streams, divided by the cores it sees
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,6 @@ def run(config: FrontendConfig, name: str, address: str, control: Connection) ->
     # before any thread, which inherits it
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     cores = use_few_cores()
-    open_many_connections()
     logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(message)s")
     for library in ("robyn", "actix_server", "actix_web", "actix_http", "asyncio", "tracing"):
         logging.getLogger(library).setLevel(logging.WARNING)
@@ -50,6 +50,9 @@ def run(config: FrontendConfig, name: str, address: str, control: Connection) ->
 
     threading.Thread(target=_tick, args=(front,), name="tick", daemon=True).start()
     workers = config.max_streams // (WAITING_PER_CORE // cores) + 1  # so that all streams progress together
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != resource.RLIM_INFINITY:
+        workers = min(workers, max(1, limit // FILES_PER_WORKER // 3))  # the rest is for connections
     served = application(front, guarded(config), workers)
     gc.freeze()  # a collection that looked through all modules would stop every stream for some 25 ms
     served.start(config.host, config.port, _check_port=False)
@@ -79,14 +82,6 @@ def use_few_cores() -> int:
         cores = random.sample(cores, CORES)
         os.sched_setaffinity(0, cores)
     return len(cores)
-
-
-def open_many_connections() -> None:
-    """A stream is a connection, and a shell lets a process have 1024 files open unless it asks for more."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _receive(front: Frontend, control: Connection, config: FrontendConfig) -> None:
@@ -120,10 +115,15 @@ def _drain(front: Frontend, seconds: float) -> None:
 
 
 def _tick(front: Frontend) -> None:
-    """Enter Python often, because Robyn lets go of a dropped stream then; close abandoned streams."""
+    """Enter Python often, because Robyn lets go of a dropped stream then; close abandoned streams.
+
+    Connections that ask for nothing are closed too, where files are scarce.
+    """
     from robyn.robyn import get_version
 
+    connections = Connections()
     while True:
         time.sleep(TICK)
         get_version()
         front.close_abandoned()
+        connections.make_room(waiting=front.busy)

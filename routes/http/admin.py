@@ -71,7 +71,7 @@ def _is_local(http: HttpRequest) -> bool:
     if http.headers.get("x-forwarded-for") or http.headers.get("forwarded"):
         return False
     origin = http.headers.get("origin")
-    return _is_loopback(http.client or "") and (not origin or _is_loopback(_host(origin)))
+    return is_loopback(http.client or "") and (not origin or is_loopback(_host(origin)))
 
 
 def _host(origin: str) -> str:
@@ -81,10 +81,13 @@ def _host(origin: str) -> str:
         return ""
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(host)
+        # a client of IPv4 at a socket of IPv6, as with --host ::
+        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+        return (mapped or address).is_loopback
     except ValueError:
         return False

@@ -101,6 +101,11 @@ class Frontend:
                 raise
             yield model, answer
 
+    @property
+    def busy(self) -> bool:
+        """Whether a request is with the engine."""
+        return self._live > 0
+
     def crowded(self) -> bool:
         return self._live >= CROWD
 

@@ -7,6 +7,7 @@ from fake_engine import INFO
 from frontend_process import FrontendProcess
 from native_calls import CHAT, COMPLETIONS, V1
 
+from routes.http.admin import is_loopback
 from rwkv_batch.wire.commands import LoadModel
 from rwkv_batch.wire.supervision import Loading, ModelDefaults, Serving
 
@@ -225,3 +226,30 @@ def test_pages_of_this_machine_may_load_files(folder, http, origin):
     (folder / "a.pth").write_bytes(b"x")
     reply = http.post(LOAD, json={"model_filename": "a.pth"}, headers={"origin": origin})
     assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize("host", ["::", "0.0.0.0"])
+def test_a_client_of_ipv4_at_a_socket_for_all_networks_is_this_machine(folder, host):
+    (folder / "a.pth").write_bytes(b"x")
+    fields = {"model_filename": "a.pth"}
+    with FrontendProcess(models=str(folder), host=host) as process:
+        page = process.http.post(LOAD, json=fields, headers={"origin": "http://[::ffff:10.0.0.1]"})
+        assert page.status_code == 403
+        reply = process.http.post(LOAD, json=fields)
+        assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize(
+    ("address", "here"),
+    [
+        ("127.8.9.1", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("::ffff:10.0.0.1", False),
+        ("::ffff:0:127.0.0.1", False),
+        ("10.0.0.1", False),
+        ("", False),
+    ],
+)
+def test_this_machine_is_an_address_of_loopback_also_when_it_is_mapped(address: str, here: bool):
+    assert is_loopback(address) is here

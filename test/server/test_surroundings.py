@@ -2,7 +2,9 @@
 
 import os
 import signal
+import socket
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -66,6 +68,38 @@ def test_a_server_without_streams_serves():
     for pid in (server.process.pid, *children(server)[1:]):
         assert [os.readlink(f"/proc/{pid}/fd/{number}") for number in range(3)] == ["/dev/null"] * 3
     assert server.stop() == 0
+
+
+SILENT = {
+    "asked nothing": b"",
+    "answered": b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n",
+    "half a request": b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n{",
+}
+
+
+def test_silent_connections_leave_room_for_requests():
+    """More of them than files, while a stream runs; its client gets all of it."""
+    server = Server("--device", "cpu", "--frontends", "1", through='ulimit -n 140; exec "$@"')
+    endless = PROMPT | {"stop_tokens": [], "max_tokens": 100_000, "stream": True}
+    try:
+        with httpx.stream("POST", server.url + "/v1/chat/completions", json=endless, timeout=60) as stream:
+            pieces = stream.iter_raw()
+            next(pieces)
+            for kind in ("asked nothing", "answered"):
+                with ExitStack() as opened:
+                    for _ in range(140):
+                        one = socket.create_connection(("127.0.0.1", server.port))
+                        opened.enter_context(one).sendall(SILENT[kind])
+                    assert answers(server)
+            for _ in range(100):
+                assert next(pieces)
+        with ExitStack() as opened:  # which cannot be told from requests that wait while there are some
+            for _ in range(140):
+                one = socket.create_connection(("127.0.0.1", server.port))
+                opened.enter_context(one).sendall(SILENT["half a request"])
+            assert answers(server)
+    finally:
+        assert server.stop() == 0, server.log()
 
 
 def test_too_few_files_are_a_sentence():

@@ -29,7 +29,7 @@ EXPOSE 8000
 # `docker run --stop-timeout 100` does.
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=30s --timeout=10s --start-period=10m \
-    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/health', timeout=8)"]
+    CMD ["python", "-m", "rwkv_batch.processes.health"]
 # What follows the image's name in `docker run` comes behind these flags, and wins over them.
 ENTRYPOINT ["python", "app.py", "--host", "0.0.0.0", "--state-db", "/data/sessions.db", "--models", "/models"]
 

@@ -24,7 +24,7 @@ from rwkv_batch.config import (
 )
 from rwkv_batch.flags import finite, not_understood, number, number_or_auto, port
 from rwkv_batch.processes.streams import keep_streams
-from rwkv_batch.supervisor import Supervisor
+from rwkv_batch.supervisor import Supervisor, refuse
 
 DEMO = Path(__file__).resolve().parent / "demo"  # the bundled model's folder
 DEMO_ADAPTERS = 2
@@ -34,6 +34,8 @@ MOST_SECONDS, MOST_WORKERS = 86400, 1024
 def main(argv: list[str]) -> int:
     config = parse(argv)
     keep_streams()
+    if (folder := config.frontend.models) is not None and not Path(folder).is_dir():
+        return refuse(f"--models {folder} is no folder; name one from which routes may load files")
     logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s supervisor: %(message)s")
     return Supervisor(config).run()
 
@@ -58,8 +60,6 @@ def parse(argv: list[str]) -> ServerConfig:
         parser.error("--replay-on-new-model reads tokens, and --no-token-log stores none; give one of them")
     if not options.state_db:
         parser.error("--state-db is empty; name a file, or :memory: for sessions that end with the server")
-    if options.models is not None and not Path(options.models).is_dir():
-        parser.error(f"--models {options.models} is no folder; name one from which routes may load files")
     _check_password(parser, "--password", options.password, "for a server without one")
     _check_password(parser, "--metrics-password", options.metrics_password, "and --password counts")
     _check_password(

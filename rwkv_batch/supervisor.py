@@ -125,7 +125,7 @@ class Supervisor:
             with runtime_folder() as folder:
                 return self._run_in(folder)
         except (TooFewFiles, CannotListen, NoFolder) as error:
-            return _refuse(str(error))
+            return refuse(str(error))
 
     def _run_in(self, folder: Path) -> int:
         self._address, self._counts = f"ipc://{folder / SOCKET}", str(folder / "counts")
@@ -165,7 +165,7 @@ class Supervisor:
         except (EOFError, OSError):
             return self._restart_engine()
         if isinstance(message, LoadFailure):
-            return _refuse(message.message)
+            return refuse(message.message)
         began, self._serving, self._failures = not self._ready, message, 0
         self._ready = True
         self._broadcast(message)
@@ -313,7 +313,7 @@ def announce(models: list[EngineInfo], frontend: FrontendConfig) -> None:
         time.sleep(PROBE_PAUSE)
 
 
-def _refuse(message: str) -> int:
+def refuse(message: str) -> int:
     """Say why the server does not start; the exit code, for which nothing starts it again."""
     print(f"error: {message}", file=sys.stderr)
     return 2

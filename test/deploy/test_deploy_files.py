@@ -1,12 +1,15 @@
 """The files of deploy/ and the Dockerfile fit the server and each other."""
 
+import http.client
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 from dockerfile_parse import DockerfileParser
@@ -15,6 +18,7 @@ from serving import ROOT, Server
 import app
 from rwkv_batch import supervisor
 from rwkv_batch.ops.cuda import build
+from rwkv_batch.processes import health
 
 DEPLOY = ROOT / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
@@ -84,14 +88,43 @@ def test_what_an_image_copies_is_a_server_that_answers(tmp_path: Path):
     image = copied("source", tmp_path / "app")
     running = Server(*entry.split(), "--device", "cpu", "--frontends", "1", root=image)
     try:
+        assert httpx.get(running.url + "/health").status_code == 200
         probe = json.loads(value("base", "HEALTHCHECK").partition("CMD ")[2])
-        assert value("base", "EXPOSE") in probe[-1] and probe[0] == "python"
-        probe = [sys.executable, *(word.replace("8000", str(running.port)) for word in probe[1:])]
-        assert subprocess.run(probe, capture_output=True).returncode == 0
+        assert probe[0] == "python"
+        # The port is not the one that is exposed, process 1 is no server here, and a proxy is no way to it.
+        probe = [sys.executable, *probe[1:], str(running.process.pid)]
+        proxy = os.environ | {
+            name: "http://127.0.0.1:1" for name in ("http_proxy", "HTTP_PROXY", "all_proxy")
+        }
+        checked = subprocess.run(probe, cwd=image, env=proxy, capture_output=True, text=True)
+        assert checked.returncode == 0, checked.stdout + checked.stderr
         assert (tmp_path / "sessions.db").exists()
     finally:
         assert running.stop() == 0, running.log()
-    assert subprocess.run(probe, capture_output=True).returncode == 1
+    down = subprocess.run(probe, cwd=image, capture_output=True, text=True)
+    assert down.returncode == 1 and "Traceback" not in down.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "address"),
+    [
+        (["python", "app.py", "--host", "0.0.0.0"], ("127.0.0.1", 8000)),
+        (["python", "app.py", "--host", "0.0.0.0", "--host", "::", "--port=81"], ("::1", 81)),
+        (["/sbin/docker-init", "--", "python", "/app/app.py", "--port", "9000"], ("127.0.0.1", 9000)),
+        (["python", "app.py", "--password", "W", "--host", "10.0.0.9"], ("10.0.0.9", 8000)),
+    ],
+)
+def test_the_health_check_asks_where_the_flags_let_the_server_listen(words, address, monkeypatch):
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "\0".join([*words, ""]))
+    asked = []
+
+    class Connection(http.client.HTTPConnection):
+        def connect(self) -> None:
+            asked.append((self.host, self.port))
+            raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(http.client, "HTTPConnection", Connection)
+    assert health.main([]) == 1 and asked == [address]
 
 
 @pytest.mark.parametrize("stage", ["kernels", "source"])

@@ -49,13 +49,6 @@ def test_a_wrong_name_is_refused(wrong, capsys):
     assert ended.value.code == 2 and "--model-path" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("wrong", ["nowhere", __file__])
-def test_a_folder_that_is_not_there_is_a_wrong_flag(wrong, capsys):
-    with pytest.raises(SystemExit) as ended:
-        parse(["--models", wrong])
-    assert ended.value.code == 2 and f"error: --models {wrong} is no folder" in capsys.readouterr().err
-
-
 def test_sessions_in_memory_have_no_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = ("--state-db", ":memory:", "--model-path", "a.pth", "--model-path", "b.pth")

@@ -212,7 +212,7 @@ DEVICE void compute(const RowInput& in, RowShared& own, const RowShare& my, int 
         for (int i = 0; i < ROW_WARP_TILES; i++)
             if (i < tiles)
                 *reinterpret_cast<float2*>(in.x + column + i * ROW_TILE) =
-                    make_float2(kept[i].x + total[i].x, kept[i].y + total[i].y);
+                    make_float2(finite_stream(kept[i].x + total[i].x), finite_stream(kept[i].y + total[i].y));
         if (threadIdx.x == 0) *in.launches = launch + 1;
     }
 }

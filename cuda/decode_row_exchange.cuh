@@ -8,12 +8,17 @@ namespace row {
 // in it how many have added. So sums do not depend on an order, and whoever reads a word sees whether it is
 // complete: nothing else has to be waited for. Counts go on through a launch; what they carry is subtracted.
 constexpr float SUM_UNIT = 1.f / (1 << 24);
-constexpr float MOST_SUM = 1 << 30;
+// Words cannot hold NaN, which is added as -MOST_SUM. That is no multiple of a large power of two: where many
+// are added, and the sum wraps at 2^31, it seldom becomes small.
+constexpr float MOST_SUM = 1e9f, MOST_STREAM = 1 << 26;
 
 DEVICE void add_to_sum(unsigned long long* place, float x) {
     const long long units = __float2ll_rn(fminf(fmaxf(x, -MOST_SUM), MOST_SUM) * (1.f / SUM_UNIT));
     asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(place), "l"(units * 256 + 1) : "memory");
 }
+
+// The stream behind the last layer: NaN where it is larger than any model's, as only NaN makes it.
+DEVICE float finite_stream(float x) { return fabsf(x) < MOST_STREAM ? x : __uint_as_float(0x7fffffff); }
 
 DEVICE ulonglong2 load_sums(const unsigned long long* place) {
     ulonglong2 v;

@@ -131,7 +131,8 @@ DEVICE void Computing<STEPS>::layers() {
     keep_channel_shift(in.layer_count - 1);
     if (any) {
         *reinterpret_cast<float2*>(in.x + column) = x;
-        *reinterpret_cast<uint32_t*>(in.normed + column) = to_half2(y.x, y.y);
+        *reinterpret_cast<uint32_t*>(in.normed + column) =
+            finite_stream(x.x) == x.x && finite_stream(x.y) == x.y ? to_half2(y.x, y.y) : ~0u;
     }
     if (threadIdx.x == 0) *in.launches = launch + 1;
 }

@@ -5,7 +5,7 @@
 
 #if HOPPER
 namespace half_row {
-using row::add_to_sum, row::complete, row::load_sums, row::load_word, row::units_of;
+using row::add_to_sum, row::complete, row::finite_stream, row::load_sums, row::load_word, row::units_of;
 
 // What a block publishes for all: a number and by which layer of which launch, so that whoever reads it sees
 // whether it is there.

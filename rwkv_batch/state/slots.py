@@ -48,21 +48,21 @@ class States:
         """
         heads, split = width // HEAD_SIZE, layers * 2 * width * shift_dtype.itemsize
         size = slot_bytes(layers, width, shift_dtype, wkv_dtype)
-        self._memory = _zeros(slots, size, torch.device(device))
-        self.shift = self._memory[:, :split].view(shift_dtype).view(slots, layers, 2, width)
-        self.wkv = self._memory[:, split:].view(wkv_dtype).view(slots, layers, heads, HEAD_SIZE, HEAD_SIZE)
+        self.memory = _zeros(slots, size, torch.device(device))  # [slots, bytes of a slot]; lags as slots do
+        self.shift = self.memory[:, :split].view(shift_dtype).view(slots, layers, 2, width)
+        self.wkv = self.memory[:, split:].view(wkv_dtype).view(slots, layers, heads, HEAD_SIZE, HEAD_SIZE)
         self.copied = 0  # states, from slot to slot
         self._start: Tensor | None = None  # [bytes of a slot]
         if start is not None:
             self.wkv[:] = as_stored(start.to(self.device), wkv_dtype)
-            self._start = self._memory[0].clone()
+            self._start = self.memory[0].clone()
 
     def __len__(self) -> int:
-        return len(self._memory)
+        return len(self.memory)
 
     @property
     def device(self) -> torch.device:
-        return self._memory.device
+        return self.memory.device
 
     def flush(self, slots: Collection[int]) -> None:
         """Carry out the writes to these slots that forward passes have deferred. Here none are deferred."""
@@ -70,17 +70,17 @@ class States:
     def access(self, slot: int) -> SlotAccess:
         """The slot itself. It must not take part in a forward pass before the copy is done."""
         self.flush([slot])
-        return self._accessible(self._memory[slot])
+        return self._accessible(self.memory[slot])
 
     def clone(self, slot: int) -> SlotAccess:
         """A copy of the slot in device memory, taken in the order of the current stream."""
         self.flush([slot])
-        return self._accessible(self._memory[slot].clone())
+        return self._accessible(self.memory[slot].clone())
 
     def flushed(self, slot: int) -> Tensor:
         """The bytes of a slot that has been flushed, to be copied to another slot at once."""
         self.copied += 1
-        return self._memory[slot]
+        return self.memory[slot]
 
     def read(self, slot: int) -> Tensor:
         """`clone` for the current stream: `[bytes of a slot]`, uint8, on the device."""
@@ -93,7 +93,7 @@ class States:
         self._begin(sorted(slot for slot, state in contents.items() if state is None))
         for slot, state in contents.items():
             if state is not None:
-                self._memory[slot].copy_(state, non_blocking=True)
+                self.memory[slot].copy_(state, non_blocking=True)
 
     def duplicate(self, source: int, target: int) -> None:
         """Copy a slot to another one, in the order of the current stream."""
@@ -108,7 +108,7 @@ class States:
         """Copy slots to others, by target, in the order of the current stream. No target is a source."""
         self.flush({*sources, *sources.values()})
         for target, source in sources.items():
-            self._memory[target].copy_(self._memory[source])
+            self.memory[target].copy_(self.memory[source])
         self.copied += len(sources)
 
     def clear(self, slots: Collection[int]) -> None:
@@ -119,9 +119,9 @@ class States:
         """Give slots, which ascend, the state before the first token, zero in one operation."""
         if self._start is not None:
             for slot in slots:
-                self._memory[slot].copy_(self._start)
+                self.memory[slot].copy_(self._start)
             return
-        words = self._memory.view(torch.int64)
+        words = self.memory.view(torch.int64)
         if (
             slots and slots[-1] - slots[0] == len(slots) - 1
         ):  # the slots of a large request often are neighbours

@@ -36,7 +36,7 @@ def steps(driver: Driver, request: str) -> list[tuple[int, int]]:
     found, drawing = [], set()
     while not found or found[-1] != (ROWS, 0):
         driver.step()
-        for event in driver._events.pop(request, []):
+        for event in driver.events.pop(request, []):
             if isinstance(event, Progress):
                 drawing |= {delta.row for delta in event.rows if delta.tokens}
         scheduler = driver.engine.scheduler

@@ -211,7 +211,7 @@ def test_requests_that_are_dropped_while_they_compile_say_nothing(
     answer(driver, other)
     free.set()
     driver.engine.grammars._threads.shutdown()  # they have ended what they had begun with
-    assert len(begun) <= THREADS and driver._events.keys() == {other}
+    assert len(begun) <= THREADS and driver.events.keys() == {other}
     assert driver.engine.drained and not driver.engine.busy
 
 
@@ -226,7 +226,7 @@ def test_rows_of_one_request_are_bound_each_for_itself(driver: Driver):
     events = driver.until(name, (Progress,))
     while sum(row.finish_reason is not None for e in events[1:] for row in e.rows) < 6:
         driver.step()
-        events = driver._events[name]
+        events = driver.events[name]
     texts = {row.row: row.text for event in events[1:] for row in event.rows}
     assert len(texts) == 6 and all(map(VALID[FRUIT], texts.values())) and len(set(texts.values())) > 1
 

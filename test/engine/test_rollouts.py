@@ -30,7 +30,7 @@ def started(monkeypatch: pytest.MonkeyPatch, ahead: bool, **options) -> tuple[Dr
 def texts(driver: Driver, name: str, rows: int) -> list[str]:
     """Of all rows of a request."""
     while True:
-        found = [row for e in driver._events.get(name, []) if isinstance(e, Progress) for row in e.rows]
+        found = [row for e in driver.events.get(name, []) if isinstance(e, Progress) for row in e.rows]
         if sum(row.finish_reason is not None for row in found) == rows:
             return ["".join(row.text for row in found if row.row == number) for number in range(rows)]
         if not driver.engine.busy:

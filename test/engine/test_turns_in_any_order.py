@@ -44,7 +44,7 @@ class Mixed:
 
     def command(self, kind: type, *fields: object) -> Event:
         asked = kind("command", *fields)
-        self.driver._events.pop(asked.id, None)
+        self.driver.events.pop(asked.id, None)
         self.driver.engine.command((b"test", asked.id), asked)
         return self.driver.until(asked.id, (CommandReply, Rejected))[-1]
 
@@ -64,7 +64,7 @@ class Mixed:
                     sampling=replace(sampling, seed=rng.getrandbits(40)),
                     flush_tokens=rng.choice([1, 5]),
                 )
-                self.asked[name] = self.driver._events.setdefault(name, [])
+                self.asked[name] = self.driver.events.setdefault(name, [])
             case "steps":
                 for _ in range(rng.choice([1, 3, 10, 40])):
                     self.driver.step()

@@ -28,7 +28,7 @@ class Driver:
             **{"device": "cpu", "max_rows": 2, "prefix_cache_mb": 0} | options,
         )
         self._number = 0
-        self._events: dict[str, list[Event]] = {}  # by the ids of requests
+        self.events: dict[str, list[Event]] = {}  # by the ids of requests
 
     def add(self, prompt: str | list[int], session: str | None = None, max_tokens: int = 6, **fields) -> str:
         """The id of a request."""
@@ -45,7 +45,7 @@ class Driver:
     def until(self, name: str, kind: tuple[type, ...]) -> list[Event]:
         """The events of a request, up to the first of these kinds that ends it."""
         while True:
-            events = self._events.get(name, [])
+            events = self.events.get(name, [])
             if events and isinstance(events[-1], kind) and _ends(events[-1]):
                 return events
             if not self.engine.busy:
@@ -56,11 +56,11 @@ class Driver:
         """One step of the engine; its events are kept for `until`."""
         self.woken.clear()
         for (_, id_), event in self.engine.step():
-            self._events.setdefault(id_, []).append(event)
+            self.events.setdefault(id_, []).append(event)
 
     def text(self, name: str) -> str:
         """What a request has said until now."""
-        events = self._events.get(name, [])
+        events = self.events.get(name, [])
         return "".join(row.text for event in events if isinstance(event, Progress) for row in event.rows)
 
     def say(self, prompt: str | list[int], session: str | None = None, **fields) -> tuple[str, int]:
@@ -74,7 +74,7 @@ class Driver:
         return "".join(row.text for row in rows), sum(row.tokens for row in rows)
 
     def ask(self, command: Command) -> CommandReply:
-        self._events.pop(command.id, None)  # of a command before
+        self.events.pop(command.id, None)  # of a command before
         self.engine.command((b"test", command.id), command)
         (reply,) = self.until(command.id, (CommandReply,))
         assert isinstance(reply, CommandReply)

@@ -121,12 +121,12 @@ class Bench:
 
     def state(self, slot: int) -> bytes:
         """The state in the slot, which has to be one."""
-        state = self.states._memory[slot][:16].numpy().tobytes()
-        assert torch.equal(self.states._memory[slot], contents(state)), "the slot holds no state"
+        state = self.states.memory[slot][:16].numpy().tobytes()
+        assert torch.equal(self.states.memory[slot], contents(state)), "the slot holds no state"
         return state
 
     def feed(self, slot: int, tokens: Sequence[int]) -> None:
-        self.states._memory[slot] = contents(after(self.state(slot), tokens))
+        self.states.memory[slot] = contents(after(self.state(slot), tokens))
 
     # Callbacks
 
@@ -274,7 +274,7 @@ class Bench:
         if session is None:
             return None
         slot = self.slot()
-        self.states._memory[slot] = 255
+        self.states.memory[slot] = 255
         result = self.do(self.pool.load, session, slot)
         try:
             if result.error:

@@ -212,7 +212,7 @@ def test_a_slot_changes_no_bit(model, states):
     found = []
     for slot in (0, 1, 31, 32, SLOTS - 1):
         logits = model.forward(prompt, [len(prompt)], [slot], states)
-        found.append((logits, model.forward(prompt[-1:], [1], [slot], states), states._memory[slot].clone()))
+        found.append((logits, model.forward(prompt[-1:], [1], [slot], states), states.memory[slot].clone()))
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
@@ -226,4 +226,4 @@ def test_a_row_has_the_same_bits_wherever_it_stands_in_the_batch(model, states, 
         shuffled = model.forward(tokens[order], [1] * rows, slots, states, flush=False)
         assert torch.equal(logits[order.to(logits.device)], shuffled)
     states.flush(range(SLOTS))
-    assert torch.equal(states._memory[:rows][order.to(logits.device)], states._memory[slots])
+    assert torch.equal(states.memory[:rows][order.to(logits.device)], states.memory[slots])

@@ -59,7 +59,7 @@ def test_logits_and_states_are_those_of_the_reference(family, layers, width, voc
         want = truth.forward(tokens, lengths, slots, wanted)
         assert logits.shape == want.shape and off(logits, want) < LOGITS
         assert off(states.wkv, wanted.wkv) < STATES and off(states.shift, wanted.shift) < STATES
-    assert not states._memory[[1, 4, 6, 7]].any()
+    assert not states.memory[[1, 4, 6, 7]].any()
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -96,7 +96,7 @@ def test_captured_ahead_and_captured_when_needed_are_the_same(pair):
     model, _ = pair
     tokens, ahead, late = ids(6), model.new_states(6, torch.float16), model.new_states(6, torch.float16)
     model.capture(ahead, progress=False)
-    assert not ahead._memory.any()  # capturing leaves no trace
+    assert not ahead.memory.any()  # capturing leaves no trace
     want = [model.forward(tokens, [1] * 6, range(6), ahead) for _ in range(3)]
     assert all(torch.equal(model.forward(tokens, [1] * 6, range(6), late), logits) for logits in want)
 

@@ -70,11 +70,11 @@ class TestGraphsThatComeLater:
                 for ids, lengths in zip(tokens, shapes, strict=True)
             ]
 
-        before, held, pieces = run(), states._memory.clone(), 0
+        before, held, pieces = run(), states.memory.clone(), 0
         while model.improve(idle=False):
             pieces += 1
         assert pieces == 8 + 13  # of decode steps, and of prefills of up to 512 tokens
-        assert torch.equal(states._memory, held)  # captures touch no state
+        assert torch.equal(states.memory, held)  # captures touch no state
         assert all(torch.equal(a, b) for a, b in zip(before, run(), strict=True))
 
     @pytest.mark.usefixtures("own_tuning")
@@ -106,7 +106,7 @@ class TestGraphsThatComeLater:
             pass
         assert model.autotuner.file.is_file()
         assert not model.autotuner.unmeasured([1, 2, 3, 16, 512])
-        assert not states._memory.any()
+        assert not states.memory.any()
         truth, tokens = RWKV7(WEIGHTS, "cuda"), torch.randint(1, 500, (3,))
         want = truth.forward(tokens, [1] * 3, range(3), truth.new_states(3))
         assert off(model.forward(tokens, [1] * 3, range(3), states), want) < 1e-2

@@ -69,7 +69,7 @@ def test_logits_and_states_are_those_of_the_reference(shape, wkv):
         )
         assert logits.shape == want.shape and logits.dtype == torch.float32 and off(logits, want) < LOGITS
         assert off(states.wkv, wanted.wkv) < STATES and off(states.shift, wanted.shift) < STATES
-    assert not states._memory[[1, 4, 6, 7]].any()
+    assert not states.memory[[1, 4, 6, 7]].any()
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -180,22 +180,22 @@ def test_only_the_slots_named_change_and_only_logits_asked_for_come(model):
     states = model.new_states(8, torch.float16)
     states.wkv.normal_(std=0.3)
     states.shift.normal_()
-    before = states._memory.clone()
+    before = states.memory.clone()
     for lengths in ([1, 1, 1], [5, 1, 9]):
         again = copied(states, model, torch.float16)
         tokens = ids(sum(lengths))
         every = model.forward(tokens, lengths, [6, 1, 3], states)
         some = model.forward(tokens, lengths, [6, 1, 3], again, [2, 0])
-        assert off(some, every[[2, 0]]) < 1e-3 and torch.equal(states._memory, again._memory)
+        assert off(some, every[[2, 0]]) < 1e-3 and torch.equal(states.memory, again.memory)
         assert model.forward(tokens, lengths, [6, 1, 3], again, []).shape == (0, 500)
     for slot in range(8):
-        assert torch.equal(states._memory[slot], before[slot]) == (slot not in (6, 1, 3))
+        assert torch.equal(states.memory[slot], before[slot]) == (slot not in (6, 1, 3))
 
 
 def test_captured_ahead_and_captured_when_needed_are_the_same(model):
     tokens, ahead, late = ids(6), model.new_states(6, torch.float16), model.new_states(6, torch.float16)
     model.capture(ahead, progress=False)
-    assert not ahead._memory.any()  # capturing leaves no trace
+    assert not ahead.memory.any()  # capturing leaves no trace
     want = [model.forward(tokens, [1] * 6, range(6), ahead) for _ in range(3)]
     assert all(torch.equal(model.forward(tokens, [1] * 6, range(6), late), logits) for logits in want)
 

@@ -42,9 +42,9 @@ def snapshot(of: SnapshotLayout, tokens: int = 5, digest: bytes = DIGEST) -> tor
 
 def test_a_snapshot_is_a_prefix_and_the_bytes_of_a_slot() -> None:
     states = States(3, 2, 128, torch.float16, torch.float32)
-    assert SnapshotLayout.from_states(states, "m").size == PREFIX + states._memory.shape[1]
+    assert SnapshotLayout.from_states(states, "m").size == PREFIX + states.memory.shape[1]
     states.shift[1], states.wkv[1] = 1, 2
-    data = torch.cat([torch.empty(PREFIX, dtype=torch.uint8), states._memory[1]])
+    data = torch.cat([torch.empty(PREFIX, dtype=torch.uint8), states.memory[1]])
     shift, wkv = parts(data, SnapshotLayout.from_states(states, "m"))
     assert (shift == 1).all() and (wkv == 2).all()
 

@@ -142,7 +142,7 @@ def test_writes_that_the_device_has_deferred_are_in_what_is_kept_and_copied(path
     assert [bench.look(key) for key in "abc"] == [seen(7)] * 3
     copies: list = []
     slot = bench.slot()
-    bench.states._memory[slot] = 0
+    bench.states.memory[slot] = 0
     deferred[slot] = [8]
     bench.pool.copies.copy_out(slot, copies.append)
     assert copies[0][:16].numpy().tobytes() == seen(8)

@@ -38,18 +38,18 @@ def late(memory: torch.Tensor, value: int) -> None:
 def test_copies_wait_for_the_model_and_are_done_when_they_return(device: str) -> None:
     states = States(4, 8, 512, torch.float16, torch.float32, device)
     transfer = Transfer(states, "m")
-    late(states._memory[1], 7)
+    late(states.memory[1], 7)
     slot = states.access(1)
     snapshot = on_another_thread(lambda: transfer.unsealed(slot))
     assert isinstance(snapshot, torch.Tensor) and snapshot.is_pinned() == (device == "cuda")
     assert len(snapshot) == transfer.layout.size and (snapshot[PREFIX:] == 7).all()
 
-    late(states._memory[2], 9)  # whoever had the slot before; its last kernel must not come after the copy
+    late(states.memory[2], 9)  # whoever had the slot before; its last kernel must not come after the copy
     slot = states.access(2)
     on_another_thread(lambda: transfer.restore(snapshot, slot))
-    assert (states._memory[2] == 7).all() and (states._memory[3] == 0).all()
+    assert (states.memory[2] == 7).all() and (states.memory[3] == 0).all()
 
-    late(states._memory[0], 5)
+    late(states.memory[0], 5)
     slot = states.access(0)
     copy = on_another_thread(lambda: transfer.to_host(slot))
     assert isinstance(copy, torch.Tensor) and copy.device.type == "cpu" and (copy == 5).all()
@@ -58,13 +58,11 @@ def test_copies_wait_for_the_model_and_are_done_when_they_return(device: str) ->
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_copied_slot_has_what_was_queued_before_and_not_what_comes_after(device: str) -> None:
     states = States(4, 8, 512, torch.float16, torch.float32, device)
-    late(states._memory[0], 5)
-    late(states._memory[3], 9)  # whoever had the slot before
+    late(states.memory[0], 5)
+    late(states.memory[3], 9)  # whoever had the slot before
     states.duplicate(0, 3)
-    states._memory[0].fill_(6)
-    assert (
-        (states._memory[3] == 5).all() and (states._memory[0] == 6).all() and (states._memory[1:3] == 0).all()
-    )
+    states.memory[0].fill_(6)
+    assert (states.memory[3] == 5).all() and (states.memory[0] == 6).all() and (states.memory[1:3] == 0).all()
 
 
 def test_writes_that_were_deferred_are_carried_out_before_a_slot_is_copied() -> None:
@@ -74,11 +72,11 @@ def test_writes_that_were_deferred_are_carried_out_before_a_slot_is_copied() -> 
     def flush(slots: Collection[int]) -> None:
         flushed.extend(slots)
         if 0 in slots:
-            states._memory[0].fill_(7)
+            states.memory[0].fill_(7)
 
     states.flush = flush  # type: ignore[method-assign]
     states.duplicate(0, 2)
-    assert (states._memory[2] == 7).all() and sorted(flushed) == [0, 2]
+    assert (states.memory[2] == 7).all() and sorted(flushed) == [0, 2]
 
 
 def test_an_unsealed_snapshot_is_sealed_and_restored() -> None:

@@ -183,10 +183,10 @@ def test_a_cleared_slot_starts_anew(model):
 @pytest.mark.parametrize("slots", [[], [4], [2, 4, 3], [4, 0, 1], [5, 1, 1, 3], range(6)], ids=str)
 def test_many_slots_are_cleared_at_once(slots):
     states = States(6, 2, 64, torch.float16, torch.float16)
-    states._memory.fill_(1)
+    states.memory.fill_(1)
     states.clear(slots)
-    assert [bool(states._memory[slot].any()) for slot in range(6)] == [slot not in slots for slot in range(6)]
-    assert states._memory[[slot for slot in range(6) if slot not in slots]].all()
+    assert [bool(states.memory[slot].any()) for slot in range(6)] == [slot not in slots for slot in range(6)]
+    assert states.memory[[slot for slot in range(6) if slot not in slots]].all()
 
 
 def test_a_copied_slot_continues_the_same_text(model):

@@ -92,7 +92,7 @@ class StatePool:
         replay_rate: float,
         replay_on_new_model: bool,
     ) -> None:
-        store = self._store = store or Store(None)
+        store = self.store = store or Store(None)
         self._states, self._wake, self._closed = states, wake, False
         self.token_log, self._durable, self._replay_tokens = token_log, durable, replay_tokens
         self.adapted = AdaptedModels(store, *model, replay_on_new_model)
@@ -153,7 +153,7 @@ class StatePool:
             if after is None and limit is None:
                 places = {turn: place for place, turn in enumerate(self._tiers.all_turns())}
                 entries.sort(key=lambda entry: (entry.tier, places.get(entry.turn, -entry.updated)))
-            count = partial(self._store.status, entries, self._tiers.turns("L1"), self._tiers.turns("L2"))
+            count = partial(self.store.status, entries, self._tiers.turns("L1"), self._tiers.turns("L2"))
             self._reader.put(count, lambda status, error: done(status, message(error)))
 
         self._sessions.list(after, limit, listed)
@@ -246,7 +246,7 @@ class StatePool:
         for state in states:
             head = self.images.known(state.head)
             self._tiers.keep(state.key, head, state.slot, state.before)
-            if self._store.images_folder and head.tokens - head.imaged >= self._replay_tokens:
+            if self.store.images_folder and head.tokens - head.imaged >= self._replay_tokens:
                 self._tiers.image(head.turn, partial(self.images.offer, head))
                 self._tiers.imaged(head.turn)
 
@@ -283,14 +283,14 @@ class StatePool:
             self.poll()
         heads = [head for turn in self._tiers.all_turns() if (head := self._tiers.head(turn))]
         self.images.write_all(heads, self._tiers.image_now)
-        self._store.close()
+        self.store.close()
 
     # States
 
     @property
     def _comes_back(self) -> bool:
         """Whether a state can be had again without L1 and L2."""
-        return self.token_log or self._store.images_folder is not None
+        return self.token_log or self.store.images_folder is not None
 
     def _held(self, turn: int) -> bool:
         """Whether the state at a turn's end is in memory. Also for other threads, which look again."""
@@ -332,7 +332,7 @@ class StatePool:
         """A state has left L2."""
         if self.images.worthwhile(head):
             self.images.offer(head, image)
-        elif head.number == 0 and self._store.images_folder is None:  # nothing can bring it back
+        elif head.number == 0 and self.store.images_folder is None:  # nothing can bring it back
             session = self.find(key)
             if session and session.head.turn == head.turn:
                 self._log.delete([key], lambda error: None)
@@ -384,7 +384,7 @@ class StatePool:
             if not self._log.is_stored(head.turn):
                 continue
             try:
-                self._store.read_turn(head.turn)
+                self.store.read_turn(head.turn)
             except StoreError:
                 past = self._log.unknown_past(head.tokens, head.model)
                 turn = replace(past, id=head.turn, digest=head.digest)

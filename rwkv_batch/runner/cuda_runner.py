@@ -113,8 +113,8 @@ class CudaRunner:
         if self._adapters.slots:
             room = self._adapters
             self.model.add_adapters(room.slots, room.most_rank, prefill_tokens + rows)
-        self._one_row = OneRow.for_model(self.model, self.states, self.sampler, self.most_steps)
-        more = self._one_row.ladders if self._one_row else ()
+        self.one_row = OneRow.for_model(self.model, self.states, self.sampler, self.most_steps)
+        more = self.one_row.ladders if self.one_row else ()
         self.model.capture(self.states, rows, late=late, most_tokens=prefill_tokens + rows, more=more)
         run_largest_step(self.model.forward, self.states, rows, prefill_tokens)
         launch_all_kernels(self, rows, few=late)
@@ -163,8 +163,8 @@ class CudaRunner:
     def _several(self, batch: Batch) -> Draws:
         """Steps of which the host knows nothing but their rows."""
         self.sampler.prepare(batch.slots, batch.steps)
-        if self._one_row and self._one_row.takes(batch):
-            return QueuedDraws(self._one_row.run(batch.slots[0]), PromptScores(batch.scored, self.device), ())
+        if self.one_row and self.one_row.takes(batch):
+            return QueuedDraws(self.one_row.run(batch.slots[0]), PromptScores(batch.scored, self.device), ())
         ids = torch.empty(batch.steps, len(batch.slots), dtype=torch.int32, device=self.device)
         logits, slots, scores = self._forward(batch)
         for step, drawn in enumerate(ids):

@@ -103,7 +103,7 @@ def test_a_mixture_is_one_request_to_those_who_stop_or_pause_it(driver: Driver) 
     assert (info.rows, info.max_tokens) == (1, 30)
     assert driver.ask(PauseRequest("pause", name="x")).requests[0].rows == 1
     assert not driver.engine.scheduler.running
-    paused = decode_paused(driver.engine.pool._store.read_document("paused:x"))
+    paused = decode_paused(driver.engine.pool.store.read_document("paused:x"))
     assert len(paused.rows) == 1 and paused.mixture == mixture
     resumed = driver.add(
         [],

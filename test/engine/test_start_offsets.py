@@ -179,7 +179,7 @@ def test_states_that_share_their_offsets_do_not_lose_them(tmp_path: Path) -> Non
 def test_one_whose_offsets_are_lost_is_not_offered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     driver = engine(Store(tmp_path / "sessions.db"))
     put(driver, tmp_path, 1)
-    (key,) = driver.engine.pool._store.document_keys(OFFSETS)
+    (key,) = driver.engine.pool.store.document_keys(OFFSETS)
     driver.ask(RemoveDocument("remove", key))
     driver.engine.close()
     driver = engine(Store(tmp_path / "sessions.db"))

@@ -188,7 +188,7 @@ class Bench:
 
     def crash(self, path: Path) -> None:
         """Copy what a process killed now would leave on the disk, to another path, and close this pool."""
-        database = self.pool._store.path
+        database = self.pool.store.path
         assert database
         while True:  # until nothing has changed in the meantime
             before = files(database)

@@ -62,28 +62,28 @@ def runner(request: pytest.FixtureRequest) -> CudaRunner:
 
 
 def capture_again(runner: CudaRunner) -> None:
-    assert runner._one_row is not None
-    for ladder in runner._one_row.ladders:
+    assert runner.one_row is not None
+    for ladder in runner.one_row.ladders:
         ladder.forget(1)
         ladder.capture(1)
         assert not ladder.missing
 
 
 def has_graphs(runner: CudaRunner) -> bool:
-    assert runner._one_row is not None
-    return not any(ladder.missing for ladder in runner._one_row.ladders)
+    assert runner.one_row is not None
+    return not any(ladder.missing for ladder in runner.one_row.ladders)
 
 
 def count_replays(runner: CudaRunner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Gets the slot of every launch of several steps by one graph from now on."""
-    assert runner._one_row is not None
-    slots, real = list[int](), runner._one_row.run
+    assert runner.one_row is not None
+    slots, real = list[int](), runner.one_row.run
 
     def run(slot: int) -> torch.Tensor:
         slots.append(slot)
         return real(slot)
 
-    monkeypatch.setattr(runner._one_row, "run", run)
+    monkeypatch.setattr(runner.one_row, "run", run)
     return slots
 
 

@@ -163,7 +163,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.waiting = []
         self.commit(len(self.log))
         assert self.committed == self.truth
-        database = self.bench.pool._store.path
+        database = self.bench.pool.store.path
         for file, data in files(database).items():
             copy = Path(str(file).replace(str(database), str(self.directory / f"{self.number + 1}.db"), 1))
             copy.parent.mkdir(exist_ok=True)

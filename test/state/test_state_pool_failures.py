@@ -77,7 +77,7 @@ def test_a_full_disk_fails_the_turn_keeps_the_session_and_hurts_nobody_else(
 def test_the_limit_of_sqlite_itself_is_reported_as_a_full_disk(path: Path) -> None:
     bench = Bench(path)
     bench.turn("a", [1])
-    with bench.pool._store._writer.use() as connection:
+    with bench.pool.store._writer.use() as connection:
         connection.execute("PRAGMA max_page_count = 1")  # means: as many as there are
     name = bench.turn("b", list(range(20_000)), wait=False)
     assert "is full" in bench.wait(name).error and bench.look("a") == seen(1)
@@ -216,7 +216,7 @@ def test_a_session_that_was_deleted_in_its_turn_does_not_come_back_with_a_new_da
 
 def destroy_database(bench: Bench, path: Path) -> None:
     """Overwrite its beginning, and have SQLite forget what it has read of it."""
-    with bench.pool._store._writer.use() as connection:
+    with bench.pool.store._writer.use() as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         connection.execute("PRAGMA cache_size = 0")
         connection.execute("PRAGMA shrink_memory")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -200,6 +200,29 @@ def test_an_abort_costs_one_front_end_only(server):
     assert post(server, "unharmed").json()["choices"][0]["message"]["content"] == "unharmed"
     with FrontendProcess(engine=server.engine, port=victim.port, name="third") as successor:
         assert post(successor, "back").status_code == 200
+
+
+def test_an_abort_of_one_of_two_front_ends_leaves_the_port_and_the_streams_of_the_other(server):
+    ask = {"contents": ["hang"], "stream": True}
+    with ExitStack() as stack:
+        victim = stack.enter_context(FrontendProcess(engine=server.engine, port=server.port, name="fifth"))
+        beats = []
+        for _ in range(24):  # each connection goes to either
+            client = stack.enter_context(server.client())
+            beats.append(stack.enter_context(client.stream("POST", V1, json=ask)).iter_raw())
+            next(beats[-1])
+        os.kill(victim.process.pid, signal.SIGABRT)
+        victim.process.join(10)
+        for _ in range(8):
+            with server.client() as http:
+                assert http.get("/health").status_code == 200
+        ended = []
+        for stream in beats:
+            try:
+                ended.append(not [next(stream) for _ in range(4)])
+            except httpx.TransportError:
+                ended.append(True)
+        assert set(ended) == {True, False}
 
 
 def test_front_ends_share_a_port(server):

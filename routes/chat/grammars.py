@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from routes.http.body import parse
 from routes.http.errors import ApiError, Json, openai_field
-from routes.http.schemas import RequestBody
+from routes.http.schemas import RequestBody, asks_for_nothing
 from rwkv_batch.chat.templates import END_OF_THOUGHT, Style
 from rwkv_batch.wire.protocol import AnswerHead, Grammar
 
@@ -25,7 +25,7 @@ def _structured(value: object) -> object:
     if not isinstance(value, dict):
         raise ValueError(f"input should be an object with one of {', '.join(STRUCTURED)}")
     for name, given in value.items():
-        if name not in STRUCTURED and given not in (None, False):
+        if name not in STRUCTURED and not asks_for_nothing(given):
             known = ", ".join(STRUCTURED)
             raise ValueError(f"{str(name)[:40]!r} is not available here; input may hold {known}")
     return {STRUCTURED[name]: given for name, given in value.items() if name in STRUCTURED}
@@ -158,12 +158,21 @@ class GrammarFields(GuidedFields):
         return found
 
     def grammar(self) -> Grammar | None:
-        """What the request says of its answer. Raises ApiError 400 if two fields do."""
-        found = self.given()
-        if len(found) > 1:
-            first, second = list(found)[:2]
-            raise self.field_error(second, f"{first} says what the answer is too; send one of them")
-        return next((replace(grammar, field=field) for field, grammar in found.items()), None)
+        """What the request says of its answer. Raises ApiError 400 if two fields say different things."""
+        found = [replace(grammar, field=field) for field, grammar in self.given().items()]
+        for other in found[1:]:
+            if not _are_same(found[0], other):
+                why = f"{found[0].field} says what the answer is too, and differs; send one of them"
+                raise self.field_error(other.field, why)
+        return found[0] if found else None
+
+
+def _are_same(one: Grammar, other: Grammar) -> bool:
+    """Some clients send a grammar in two fields, by the names of two servers."""
+    if one.kind == other.kind == "json_schema":
+        first, second = (json.dumps(json.loads(each.source), sort_keys=True) for each in (one, other))
+        return first == second
+    return (one.kind, one.source) == (other.kind, other.source)
 
 
 def of_format(kind: str, schema: Json | None) -> Grammar | None:

@@ -13,7 +13,6 @@ LAST_ID = 65535  # the largest token id that the model can draw
 MAX_PROMPTS = 4096  # of one request, counted n times each
 MAX_SESSION_ID = 256  # characters
 INT_LIMIT = 2**31 - 1
-NOTHING: tuple[object, ...] = (None, "", [], {}, False)  # values by which clients ask for nothing
 REFUSED = "x-refused"  # in a JSON schema: the fields that cannot be honoured, and why
 MEDIA = ("image", "document")  # types of parts of a message that are no text
 RESPONSE = "response"  # the Responses API stores its states as "response:{id}"; no other route writes there
@@ -40,6 +39,11 @@ AS_JSON = {"True": "true", "False": "false", "None": "null"}
 PYTHON = re.compile(r"(?<!')\b(True|False|None)\b(?!')")
 
 Prompts = list[str | list[int]]  # texts or token ids
+
+
+def asks_for_nothing(value: object) -> bool:
+    """Whether it is a value by which clients leave a field out. 0 is none of them, though it equals False."""
+    return value is None or value is False or (isinstance(value, str | list | dict) and not value)
 
 
 class RequestBody(BaseModel):
@@ -112,7 +116,7 @@ def refused(why: str) -> BeforeValidator:
     """For a field that cannot be honoured. What asks for nothing is taken for null."""
 
     def check(value: object) -> None:
-        if value not in NOTHING:
+        if not asks_for_nothing(value):
             raise ValueError(why)
 
     return BeforeValidator(check, json_schema_input_type=_undescribed(why))

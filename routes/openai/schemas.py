@@ -22,13 +22,12 @@ from routes.http.schemas import (
     INT_LIMIT,
     LAST_ID,
     MAX_SESSION_ID,
-    NOTHING,
     OWN_ID,
     Int,
     Number,
 )
 from routes.openai.samplers import UnavailableSamplers
-from routes.openai.unavailable import FORM, NAMES_OF_FORM, UNAVAILABLE, other_name
+from routes.openai.unavailable import FORM, NAMES_OF_FORM, UNAVAILABLE, is_refused, other_name
 from rwkv_batch.chat.checkpoints import END_OF_TEXT
 from rwkv_batch.chat.templates import Style
 from rwkv_batch.config import SamplingProfileName
@@ -196,7 +195,7 @@ class OpenAIBody(UnavailableSamplers, GrammarFields):
     @classmethod
     def from_json(cls, fields: Json, profile: SamplingProfileName = "default") -> Self:
         for name, why in cls.unavailable().items():
-            if fields.get(name) not in NOTHING:
+            if is_refused(name, fields.get(name)):
                 raise cls.field_error(name, why)
         if found := other_name(fields, cls._own()):
             raise cls.field_error(found[0], f"this route calls it {found[1]}")

@@ -5,7 +5,7 @@ as OpenAI's protocol grows.
 """
 
 from routes.http.errors import Json
-from routes.http.schemas import NOTHING
+from routes.http.schemas import asks_for_nothing
 
 NO_LEAST = "texts have no least length here; ignore_eos goes on to the limit"
 UNAVAILABLE = {
@@ -28,6 +28,7 @@ UNAVAILABLE = {
     "options": "this route takes them one by one",
     "instructions": "the system's text says what holds for all of a conversation",
 }
+AT_LEAST_NONE = ("min_tokens", "min_new_tokens", "n_probs")  # where 0 asks for nothing
 FORM = "response_format"  # a route that binds answers by another field says which where it refuses this one
 NAMES_OF_FORM = ("format", "json_schema")
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
@@ -42,11 +43,18 @@ OTHER_NAMES = {
 }
 
 
+def is_refused(name: str, value: object) -> bool:
+    """Whether a field that is not available asks for something."""
+    return not (asks_for_nothing(value) or (name in AT_LEAST_NONE and value == 0))
+
+
 def other_name(fields: Json, own: set[str]) -> tuple[str, str] | None:
     """A field that a route with its `own` fields calls otherwise, and how; None: there is none."""
     for name, ours in OTHER_NAMES.items():
         known = [each for each in ours if each in own]
-        if name in own or fields.get(name) in NOTHING or any(fields.get(each) is not None for each in known):
+        if name in own or asks_for_nothing(fields.get(name)):
+            continue
+        if any(fields.get(each) is not None for each in known):
             continue
         return name, known[0]
     return None

@@ -146,6 +146,20 @@ def test_any_tool_is_demanded_by_mistrals_name_of_it():
         asked(tool_choice="any")
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_json": SCHEMA, "response_format": FORMAT},
+        {"guided_json": JSON, "structured_outputs": {"json": SCHEMA}},
+        {"guided_grammar": "start: A", "structured_outputs": {"grammar": "start: A"}},
+        {"guided_json_object": True, "response_format": {"type": "json_object"}},
+    ],
+)
+def test_the_same_grammar_in_two_fields_is_one(fields: dict):
+    both, one = asked(**fields), asked(**dict([next(iter(fields.items()))]))
+    assert both.grammar == one.grammar is not None
+
+
 def test_without_a_field_there_is_none():
     plain = [asked(), completed(), respond().request, asked(response_format={"type": "text"})]
     plain.append(asked(tools=[tool("f", False)]))
@@ -247,6 +261,11 @@ def test_a_strict_tool_binds_what_follows_the_beginning_of_a_call():
         ),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "response_format"),
+        (
+            {"guided_json": {"const": 1}, "structured_outputs": {"json": {"const": True}}},
+            "structured_outputs.json",
+        ),
+        ({"guided_json": SCHEMA, "response_format": {"type": "json_object"}}, "response_format"),
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
         ({"guided_regex": "a", "tools": [tool("f", False)]}, "tool_choice"),
         ({"tools": [tool("f", "yes")]}, "tools[0].function.strict"),

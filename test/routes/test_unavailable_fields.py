@@ -30,6 +30,11 @@ def complete(**fields):
         ("regex", "a+"),
         ("ebnf", 'root ::= "a"'),
         ("thinking_token_budget", 9),
+        ("thinking_token_budget", 0),
+        ("n_predict", 0),
+        ("max_new_tokens", 0),
+        ("repeat_penalty", 0.0),
+        ("prompt_logprobs", 0),
         ("mirostat", 2),
         ("typical_p", 0.2),
         ("dry_multiplier", 0.9),
@@ -43,6 +48,16 @@ def test_a_field_of_another_server_that_would_change_the_text_is_refused(prepare
         prepare(**{name: value})
     assert refused.value.status == 400
     assert prepare(**{name: None}) and prepare(user="me", unheard_of=1)
+
+
+@pytest.mark.parametrize("nothing", [None, "", [], {}, False])
+def test_what_asks_for_nothing_is_taken(nothing):
+    assert chat(n_predict=nothing, thinking_token_budget=nothing, prompt_logprobs=nothing)
+
+
+def test_no_least_length_is_asked_for_by_0():
+    assert chat(min_tokens=0) and complete(min_new_tokens=0, min_tokens=0.0)
+    assert InfillBody.from_json({"input_prefix": "a", "n_probs": 0, "n_predict": 0}).n_predict == 0
 
 
 def test_samplers_that_are_not_there_may_be_off():

@@ -6,7 +6,7 @@ script or region means another text, as in zh-TW, the name in the prompt says so
 
 import re
 import unicodedata
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from rwkv_batch.chat.language_names import LANGUAGES, PLAIN, SCRIPT_OF_REGION, SCRIPTS, TAGS, VARIANTS
@@ -34,6 +34,7 @@ class _Index(NamedTuple):
     called: dict[str, Language]  # by folded names
 
 
+@lru_cache(1024)  # a request names the same for each of its texts
 def find(text: str) -> Language | None:
     """The language that `text` names; None if that is none."""
     text = text.strip()

@@ -72,7 +72,7 @@ class CudaRunner:
 
     run_ahead_stop_ids, limits = STOPS, GPU_LIMITS
     dtype = CudaModel.dtype
-    _one_row: OneRow | None = None
+    one_row: OneRow | None = None
 
     def __init__(
         self,

@@ -9,12 +9,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from uuid import uuid4
 
 from msgspec.structs import replace
-from pydantic import BaseModel, BeforeValidator, Field, GetJsonSchemaHandler, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, Field, GetJsonSchemaHandler, PrivateAttr, WithJsonSchema
 from pydantic_core import CoreSchema
 
 from routes.chat.fields import ChatStyleFields
 from routes.chat.grammars import GrammarFields, answer_head, leaves_text_free
-from routes.chat.profiles import with_profile
+from routes.chat.profiles import ALPHAS, PROFILES
 from routes.chat.shapes import ChatMessages, OfferedTool, ToolChoiceShape, shaped_as
 from routes.http import schemas
 from routes.http.errors import Json, openai_field
@@ -36,7 +36,7 @@ from rwkv_batch.wire.protocol import GenerateRequest, Grammar, Sampling, Session
 LAST_TEXT_ID = 65529  # ids above have no text: they stand in no prompt and are never drawn
 MAX_STOPS = 16
 MAX_STOP_TOKENS = 64
-CHAT_ALPHAS = (1.0, 0.1)
+CHAT_ALPHAS = dict(zip(ALPHAS, (1.0, 0.1), strict=True))
 SessionId = Annotated[str, Field(max_length=MAX_SESSION_ID), *OWN_ID]
 # What other clients' protocols have no place for in a reply.
 CHAT_ONLY = {
@@ -191,6 +191,7 @@ class OpenAIBody(UnavailableSamplers, GrammarFields):
     chunk_size: Annotated[Int, Field(le=INT_LIMIT)] = 1
     use_prefix_cache: bool = True  # whether states of earlier prompts' beginnings may be used
     return_token_ids: bool = False  # vLLM's: the reply has the ids of prompts and of what was drawn
+    _chat_alphas: tuple[float, ...] = PrivateAttr(tuple(CHAT_ALPHAS.values()))  # of a chat, by default
 
     @classmethod
     def from_json(cls, fields: Json, profile: SamplingProfileName = "default") -> Self:
@@ -200,7 +201,9 @@ class OpenAIBody(UnavailableSamplers, GrammarFields):
         if found := other_name(fields, cls._own()):
             raise cls.field_error(found[0], f"this route calls it {found[1]}")
         given = {k: v for k, v in fields.items() if v is not None or k == "prompt"}
-        body = super().from_json(with_profile(given, profile))
+        own = PROFILES[profile]
+        body = super().from_json({name: v for name, v in own.items() if name not in ALPHAS} | given)
+        body._chat_alphas = tuple(own.get(name, usual) for name, usual in CHAT_ALPHAS.items())
         if body.stream_options and not body.stream:
             raise cls.field_error("stream_options", "this is only allowed when stream is true")
         return body
@@ -244,19 +247,21 @@ class OpenAIBody(UnavailableSamplers, GrammarFields):
         """`style`: that of a chat, None for other text.
 
         Generation stops at id 0 and the stops of the chat, or at `stop_tokens` in their place; `stop` adds to
-        either. The strings of both fields count behind a chat's thought only. A chat has alphas of its own,
-        unless the client sends a penalty of OpenAI's. With a `grammar` that says where the answer ends, the
-        stops of the chat do not count. Raises ApiError 400 when prompts times n are too many.
+        either. The strings of both fields count behind a chat's thought only. A chat has alphas by default,
+        not at temperature 0, with a `grammar` that binds all of the answer, or beside a penalty of OpenAI's.
+        Such a grammar says where the answer ends, so the stops of the chat do not count. Raises ApiError 400
+        when prompts times n are too many.
         """
         if grammar and self.ignore_eos:
             raise self.field_error("ignore_eos", "a bound answer ends where it is complete; leave this out")
         if len(prompts) * self.n > schemas.MAX_PROMPTS:
             raise self.field_error("n", f"prompts times n should be at most {schemas.MAX_PROMPTS}")
+        is_bound = grammar is not None and not leaves_text_free(grammar)
         openai_penalty = self.presence_penalty is not None or self.frequency_penalty is not None
-        alphas = CHAT_ALPHAS if style and not openai_penalty else (0.0, 0.0)
+        no_alphas = is_bound or openai_penalty or self.temperature == 0
+        alphas = self._chat_alphas if style and not no_alphas else (0.0, 0.0)
         stop_tokens = [END_OF_TEXT] if self.stop_tokens is None else self.stop_tokens
-        own_end = grammar is not None and not leaves_text_free(grammar)
-        stops = list(style.form.stops) if style and self.stop_tokens is None and not own_end else []
+        stops = list(style.form.stops) if style and self.stop_tokens is None and not is_bound else []
         own_stops = [s for s in stop_tokens if isinstance(s, str)] + self.stop
         late_stops = style.late_stops(own_stops) if style and own_stops else None
         return GenerateRequest(

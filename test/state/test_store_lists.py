@@ -1,6 +1,7 @@
 """The database: its limit, lists of sessions, and one user at a time."""
 
 import contextlib
+import os
 import random
 import sqlite3
 from collections.abc import Callable
@@ -235,6 +236,11 @@ def test_places_where_there_can_be_no_database(tmp_path: Path) -> None:
     (tmp_path / "folder.db").mkdir()
     with pytest.raises(StoreError, match=r"folder\.db is a directory; name a file"):
         Store(tmp_path / "folder.db")
+    os.mkfifo(tmp_path / "pipe.db")  # to read it would wait for a writer
+    (tmp_path / "link.db").symlink_to("/dev/null")
+    for name, is_what in (("pipe.db", "pipe.db"), ("link.db", "/dev/null")):
+        with pytest.raises(StoreError, match=f"{is_what} is no file on a disk; name one"):
+            Store(tmp_path / name)
 
 
 Grow = Callable[[Store, int], object]

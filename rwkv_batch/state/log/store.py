@@ -280,6 +280,8 @@ class Store:
     def _check_place(path: Path) -> None:
         if os.path.isdir(path):  # False for a name that is too long, where Path.is_dir raises
             raise StoreError(f"{path} is a directory; name a file for the database.")
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise StoreError(f"{path} is no file on a disk; name one for the database.")
         if not os.path.isdir(path.parent):
             raise StoreError(
                 f"There is no directory {path.parent} for the database; make it, or name another file."

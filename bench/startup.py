@@ -138,7 +138,8 @@ async def stream(port: int, begin: float, streams: int) -> tuple[float, float]:
     if running.done():
         running.result()
     running.cancel()
-    await asyncio.wait([running])
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
     await client.aclose()
     if not all(texts):
         raise TimeoutError(f"{texts.count([])} of {streams} streams had no text")

@@ -177,8 +177,8 @@ class Inbound:
         head = ChangedHead(lines[0], [f for f in fields if f[0] not in DROPPED], Note())
         if request[1].upper() == b"CONNECT":
             return self._refuse(_unknown(), 405, "CONNECT is not served; this server is no proxy.")
-        if request[3] == b"0":
-            self.old = head.note.old = True
+        self.old = head.note.old = request[3] == b"0"
+        if self.old:
             head.note.connection, head.note.serial = self._number, self._serial
         for at, (name, value) in enumerate(head.fields):
             if name == b"content-type" and b"multipart/" in value.lower():
@@ -198,8 +198,11 @@ class Inbound:
             self.waits = any(each.lower() == b"100-continue" for each in expected)
             return None
         options = b",".join(_all(fields, b"connection")).lower()
+        stays = self.old and b"keep-alive" in options  # what those of HTTP/1.1 do unless they say otherwise
+        if stays:
+            head.fields.append((b"connection", b"keep-alive"))
         self._left = int(lengths[0]) if lengths else 0
-        self.out += head.write(self._left, b"close" in options or (self.old and b"keep-alive" not in options))
+        self.out += head.write(self._left, closes=b"close" in options or self.old != stays)
         return None
 
     def _refuse(self, head: ChangedHead, status: int, message: str) -> None:

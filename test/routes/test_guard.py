@@ -87,6 +87,12 @@ def test_chunks_become_a_body_with_a_length(seed: int):
     assert b"content-length: %d" % len(body) in head and b"x-a: \xe9" in head and b"ransfer" not in head
 
 
+def test_a_connection_may_go_on_in_another_version():
+    old = sized(b"{}", b"Connection: keep-alive", version="HTTP/1.0")
+    got = read(old + request(b"2\r\n{}\r\n0\r\n\r\n", b"Transfer-Encoding: chunked"))
+    assert got.count(b"connection: keep-alive") == 1 and got.endswith(b"\r\ncontent-length: 2\r\n\r\n{}")
+
+
 def test_no_client_knows_the_name_of_the_note():
     assert len(NOTE) > 30 and NOTE.encode() not in read(*ORDINARY)
     assert NOTE.encode() in read(request(b"ZZ\r\n", b"Transfer-Encoding: chunked"))

@@ -197,3 +197,19 @@ def test_a_whole_reply_of_http_1_0_has_its_length(server: FrontendProcess):
     head, body = of_http_1_0(server, sized(ASK, version="HTTP/1.0"))
     assert b"transfer-encoding" not in head and b"\r\ncontent-length: %d" % len(body) in head
     assert b"hello" in body
+
+
+def test_a_client_of_http_1_0_may_keep_its_connection(server: FrontendProcess):
+    ask = sized(ASK, b"Connection: Keep-Alive", version="HTTP/1.0")
+    with (
+        socket.create_connection(("127.0.0.1", server.port), ANSWERED_WITHIN) as client,
+        client.makefile("rb") as got,
+    ):
+        for _ in range(3):
+            client.sendall(ask)
+            assert got.readline().split()[1] == b"200"
+            head = b"".join(iter(got.readline, b"\r\n")).lower()
+            assert b"connection: keep-alive" in head
+            assert b"hello" in got.read(int(head.partition(b"content-length: ")[2].split()[0]))
+        client.sendall(sized(ASK, version="HTTP/1.0"))
+        assert got.read().count(b"hello") == 1

@@ -200,9 +200,12 @@ def of_calls(
     return Grammar(kind, source, field="tools")
 
 
-def arguments_by(schema: Json, field: str) -> Json:
-    """JSON by a schema, as a part of a call. `field`: of the request, where the schema stands."""
-    return {"field": field, "schema": schema}
+def arguments_by(schema: Json, field: str, strict: bool) -> Json:
+    """JSON by a schema, as a part of a call. `field`: of the request, where the schema stands.
+
+    strict: a schema that cannot be enforced is refused; otherwise the nearest one that can binds.
+    """
+    return {"field": field, "schema": schema, "leniency": int(not strict)}
 
 
 def leaves_text_free(grammar: Grammar) -> bool:

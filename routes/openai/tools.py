@@ -44,9 +44,9 @@ class ToolUse:
     def grammar(self, style: Style, answer: Grammar | None, free: str = FREE_CHOICE) -> Grammar | None:
         """What the text behind the opening must be; `answer`: what the request says of its answer.
 
-        A call that is required comes in place of the answer. Otherwise the schema of a strict tool binds once
-        a call has begun. A text that is continued has no calls. Raises ApiError 400 where a bound answer
-        could be a call instead; `free`: what that says of `tool_choice`.
+        A call that is required comes in place of the answer, and its schema binds. Otherwise the schema of a
+        strict tool binds once a call has begun. A text that is continued has no calls. Raises ApiError 400
+        where a bound answer could be a call instead; `free`: what that says of `tool_choice`.
         """
         demanded = isinstance(self.choice, dict) or self.choice == "required"
         if not self.offered or self.choice == "none" or style.thought is None:
@@ -61,21 +61,22 @@ class ToolUse:
         if not self.strict:
             return None
         trigger = form.before + CALL_BEGIN
-        return of_calls([self._call(form, tool, trigger) for tool in self.offered], until=trigger)
+        return of_calls([self._call(form, tool, trigger, demanded) for tool in self.offered], until=trigger)
 
     def _callable(self) -> list[Schema]:
         """The tools of which one must be called."""
         name = self.choice["function"]["name"] if isinstance(self.choice, dict) else None
         return [tool for tool in self.offered if name in (None, tool["function"]["name"])]
 
-    def _call(self, form: ToolForm, tool: Schema, opening: str) -> list[str | Schema]:
+    def _call(self, form: ToolForm, tool: Schema, opening: str, demanded: bool = True) -> list[str | Schema]:
         """A call behind `opening`, its own beginning: texts, and the schema of the arguments."""
         function = tool["function"]
         name = json.dumps(function["name"], ensure_ascii=False)
         begin = f'{form.before}{CALL_BEGIN}{name}, "arguments":'.removeprefix(opening)
-        given = function.get("parameters") if function["name"] in self.strict else None
+        strict = function["name"] in self.strict
+        schema = {"type": "object"} | (function.get("parameters") or {} if demanded or strict else {})
         field = f"tools[{self.offered.index(tool)}].{self.schema_field}"
-        arguments = arguments_by({"type": "object"} | (given or {}), field)
+        arguments = arguments_by(schema, field, strict)
         return [*([begin] if begin else []), arguments, "}" + form.after]
 
 

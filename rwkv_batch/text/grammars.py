@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from rwkv_batch.text.gbnf import GbnfError, is_gbnf, to_lark
-from rwkv_batch.text.json_schema.enforce import enforced
+from rwkv_batch.text.json_schema.enforce import ANY_OBJECT, STRICT, enforced
 from rwkv_batch.text.json_schema.errors import SchemaError
 from rwkv_batch.text.reasons import reason
 from rwkv_batch.text.tokenizer import END_OF_TEXT, Tokenizer
@@ -101,12 +101,42 @@ class GrammarCompiler:
             if found := self._kept.get(text):
                 self._kept.move_to_end(text)
                 return found.deep_copy()
-        made = _in_thread(text.kind, lambda: self._compile(text))
+        made = _in_thread(text.kind, lambda: self._compile_as_far(text))
         with self._lock:
             self._kept[text] = made
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
         return made.deep_copy()
+
+    def _compile_as_far(self, text: BoundText) -> LLMatcher:
+        """With schemas of tools that need not be met in all: the nearest of each that can be used."""
+        try:
+            return self._compile(text)
+        except GrammarError:
+            if "calls" not in text.kind:
+                raise
+            lighter = replace(text, source=json.dumps(self._lightened(json.loads(text.source))))
+            if json.loads(lighter.source) == json.loads(text.source):
+                raise
+            return self._compile(lighter)
+
+    def _lightened(self, value: Any) -> Any:
+        """The calls of a grammar, with as much of each schema as can be used by itself."""
+        if isinstance(value, list):
+            return [self._lightened(item) for item in value]
+        if isinstance(value, dict) and "schema" not in value:
+            return {key: self._lightened(item) for key, item in value.items()}
+        if not isinstance(value, dict) or not value.get("leniency"):
+            return value
+        for leniency in range(value["leniency"], ANY_OBJECT):
+            found = value | {"leniency": leniency}
+            alone = json.dumps({"first": [[found]], "more": [], "until": ""})
+            try:
+                self._compile(BoundText("calls", alone))
+            except GrammarError:
+                continue
+            return found
+        return value | {"leniency": ANY_OBJECT}
 
     def _compile(self, text: BoundText) -> LLMatcher:
         most = LARGEST_GRAMMAR if text.kind == "grammar" else LARGEST_SOURCE
@@ -254,15 +284,15 @@ def _calls(first: list[list[Any]], more: list[list[Any]], until: str) -> str:
     return "\n".join(rules)
 
 
-def _tool_schema(schema: dict[str, Any], field: str) -> object:
+def _tool_schema(schema: dict[str, Any], field: str, leniency: int = STRICT) -> object:
     """field: of the request, where it stands."""
     try:
-        return _json_schema(json.dumps(schema))
+        return _json_schema(json.dumps(schema), leniency)
     except GrammarError as error:
         raise error.of(field) from error
 
 
-def _json_schema(source: str) -> object:
+def _json_schema(source: str, leniency: int = STRICT) -> object:
     try:
         schema = json.loads(source)
     except ValueError as error:
@@ -270,7 +300,7 @@ def _json_schema(source: str) -> object:
     if not isinstance(schema, dict | bool):
         raise GrammarError("json_schema", _because("it is neither an object nor a boolean"))
     try:
-        made = enforced(schema)
+        made = enforced(schema, leniency)
     except SchemaError as error:
         raise GrammarError("json_schema", _because(str(error))) from error
     if isinstance(made.schema, bool) and not made.schema:

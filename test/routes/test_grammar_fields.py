@@ -202,8 +202,8 @@ def test_the_grammar_takes_the_place_of_the_template_s_stops():
     assert own and own.strings == ["x"]
 
 
-def by(schema: dict, number: int = 0) -> dict:
-    return {"field": f"tools[{number}].function.parameters", "schema": schema}
+def by(schema: dict, number: int = 0, leniency: int = 0) -> dict:
+    return {"field": f"tools[{number}].function.parameters", "schema": schema, "leniency": leniency}
 
 
 def calls(made: GenerateRequest) -> dict:
@@ -217,7 +217,7 @@ def test_a_demanded_call_goes_on_behind_its_opening():
     assert made.prompts[0].endswith('<tool_call>{"name": "')
     assert found["first"] == [
         ['f", "arguments":', by(SCHEMA), "}</tool_call>"],
-        ['g", "arguments":', by({"type": "object"}, 1), "}</tool_call>"],
+        ['g", "arguments":', by(SCHEMA, 1, leniency=1), "}</tool_call>"],
     ]
     assert not found["more"] and not found["until"]
 
@@ -233,6 +233,8 @@ def test_a_strict_tool_binds_what_follows_the_beginning_of_a_call():
     made = asked(tools=[tool("f", True)])
     assert calls(made)["until"] == '<tool_call>{"name": ' and made.stop_strings
     assert calls(made)["first"] == [['"f", "arguments":', by(SCHEMA), "}</tool_call>"]]
+    free = calls(asked(tools=[tool("f", True), tool("g", False)]))["first"][1]
+    assert free[1] == by({"type": "object"}, 1, leniency=1)
 
 
 @pytest.mark.parametrize(

@@ -111,12 +111,15 @@ def test_the_fields_of_vllm(client: OpenAI, fields: dict, valid: str):
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
-@pytest.mark.parametrize("thinks", [False, True])
-def test_a_demanded_call_has_arguments_by_the_schema(client: OpenAI, choice: object, thinks: bool):
+@pytest.mark.parametrize(("thinks", "strict"), [(False, True), (True, False), (False, False)])
+def test_a_demanded_call_has_arguments_by_the_schema(
+    client: OpenAI, choice: object, thinks: bool, strict: bool
+):
+    offered = {"type": "function", "function": TOOL["function"] | {"strict": strict}}
     reply = client.chat.completions.create(
         model="rwkv7",
         messages=HI,
-        tools=[TOOL] if choice == "required" else [TOOL, OTHER],
+        tools=[offered] if choice == "required" else [offered, OTHER],
         tool_choice=choice,
         n=6,
         seed=7,

@@ -5,10 +5,11 @@ that are not known are annotations, as JSON Schema has it, and so are formats th
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
 
+from rwkv_batch.text.json_schema.closing import closed
 from rwkv_batch.text.json_schema.errors import SchemaError, inside
 from rwkv_batch.text.json_schema.formats import PATTERNS
 from rwkv_batch.text.json_schema.numbers import (
@@ -20,7 +21,7 @@ from rwkv_batch.text.json_schema.numbers import (
     multiple,
 )
 from rwkv_batch.text.json_schema.patterns import to_rust
-from rwkv_batch.text.json_schema.shapes import TYPES, Shapes, as_list, target
+from rwkv_batch.text.json_schema.shapes import TYPES, Shapes, as_list, references, target
 
 Schema = Any  # an object or a boolean
 DRAFTS = (
@@ -31,7 +32,10 @@ DRAFTS = (
 MAPS = ("properties", "patternProperties", "$defs", "definitions")
 LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+# How much of a schema may be left out: nothing; what cannot be enforced; also what may be too complex; all.
+STRICT, LENIENT, ROUGH, ANY_OBJECT = range(4)
 SINGLE = ("items", "additionalItems", "additionalProperties")
+FINE = frozenset({"pattern", "patternProperties", "format", "multipleOf", *LOWER, *UPPER, *COUNTS})
 IN_PLACE = {"allOf", "anyOf", "oneOf", "$ref"}  # whose schemas hold for the same value
 ANYTHING: tuple[Any, ...] = (True, {})
 SHORT_ESCAPES = 'nrbtf\\"'
@@ -65,14 +69,19 @@ class Enforced:
     escapes: str | None
 
 
-def enforced(schema: Schema) -> Enforced:
-    """Raises SchemaError."""
-    work = _Reading(schema)
-    made = work.node(schema, "#")
+def enforced(schema: Schema, leniency: int = STRICT) -> Enforced:
+    """A schema whose objects are closed unless they say otherwise. Raises SchemaError if it is strict."""
+    if leniency == ANY_OBJECT:
+        return Enforced({"type": "object"}, None)
+    root = closed(schema)
+    work = _Reading(root, leniency)
+    made = work.node(root, "#")
     if not work.has_open_names:
         return Enforced(made, None)
     for place, text in work.fixed_texts:
         if not set(text).isdisjoint(UNWRITABLE):
+            if leniency:
+                return Enforced(made, None)
             raise SchemaError(place, "has a control character; let objects have no additionalProperties then")
     # An object that takes other keys than those it names must not take one of these again, spelled with an
     # escape such as \\u0061: 1.9.1 lets that pass (no report of it is known).
@@ -80,30 +89,53 @@ def enforced(schema: Schema) -> Enforced:
 
 
 class _Reading:
-    def __init__(self, root: Schema) -> None:
+    def __init__(self, root: Schema, leniency: int) -> None:
         self.has_open_names = False  # whether an object takes other keys beside those that it names
         self.fixed_texts: list[tuple[str, str]] = []  # of `const` and `enum`, with their places
-        self._root, self._shapes = root, Shapes(root)
-        self._targets = set(_references(root))
+        self._root, self._shapes, self._leniency = root, Shapes(root), leniency
+        self._targets = set(references(root))
+        self._left_out = FINE if leniency >= ROUGH else frozenset()
+        if leniency:
+            try:
+                check_multiples(_multiples_in(root), "#")
+            except SchemaError:
+                self._left_out |= {"multipleOf"}
 
     def node(self, schema: Schema, place: str) -> Schema:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
-            raise SchemaError(place, "is neither an object nor a boolean")
+            self._refuse(SchemaError(place, "is neither an object nor a boolean"))
+            return True
+        schema = {key: value for key, value in schema.items() if key not in self._left_out}
         out: dict[str, Any] = {}
         for key, value in schema.items():
-            self._keyword(out, schema, key, value, inside(place, key))
-        out |= bounds(schema, place)
+            with self._leaving_out():
+                self._keyword(out, schema, key, value, inside(place, key))
+        with self._leaving_out():
+            out |= bounds(schema, place)
         if "oneOf" in out:
             self._one_of(out, schema, inside(place, "oneOf"))
         if "format" in schema:
-            _format(out, schema["format"], inside(place, "format"))
-        if not IN_PLACE.isdisjoint(schema):
+            with self._leaving_out():
+                _format(out, schema["format"], inside(place, "format"))
+        if not IN_PLACE.isdisjoint(schema) and "multipleOf" not in self._left_out:
             check_multiples(self._multiples(schema, []), place)
         named = out.get("properties") or out.get("patternProperties")
         self.has_open_names |= bool(named) and out.get("additionalProperties") is not False
         return out
+
+    def _refuse(self, error: SchemaError) -> None:
+        """Raises it, unless what cannot be enforced is left out."""
+        if not self._leniency:
+            raise error
+
+    @contextmanager
+    def _leaving_out(self) -> Iterator[None]:
+        try:
+            yield
+        except SchemaError as error:
+            self._refuse(error)
 
     def _keyword(self, out: dict[str, Any], schema: dict[str, Any], key: str, value: Any, at: str) -> None:
         """What stands for it goes into `out`."""
@@ -177,7 +209,7 @@ class _Reading:
         """Where no value fits two of the schemas, one of them is any of them."""
         if not self._shapes.are_disjoint(schema["oneOf"]):
             why = "has schemas that may fit one value, and is enforced only if none may"
-            raise SchemaError(at, f"{why}; use anyOf, or give each of them a const of its own")
+            self._refuse(SchemaError(at, f"{why}; use anyOf, or give each of them a const of its own"))
         options = {"anyOf": out.pop("oneOf")}
         if "anyOf" in out:
             out["allOf"] = [*out.get("allOf", []), options]
@@ -190,21 +222,22 @@ class _Reading:
             return []
         seen.append(schema)
         parts = [each for key in ("allOf", "anyOf", "oneOf") for each in as_list(schema.get(key))]
-        if isinstance(schema.get("$ref"), str) and schema["$ref"].startswith("#/"):
-            parts.append(target(self._root, schema["$ref"]))
+        if isinstance(schema.get("$ref"), str):
+            with suppress(LookupError, TypeError):
+                parts.append(target(self._root, schema["$ref"]))
         found = [value for part in parts for value in self._multiples(part, seen)]
-        return [*found, schema["multipleOf"]] if "multipleOf" in schema else found
+        given = schema.get("multipleOf")
+        return [*found, given] if isinstance(given, int | float) and given > 0 else found
 
 
-def _references(value: Any) -> Iterator[str]:
-    """The places in this document to which it refers."""
+def _multiples_in(value: Any) -> Iterator[int | float]:
+    """Whatever could be one."""
     if isinstance(value, dict):
-        if isinstance(value.get("$ref"), str):
-            yield unquote(value["$ref"])
+        if isinstance(given := value.get("multipleOf"), int | float) and given > 0:
+            yield given
         value = list(value.values())
-    if isinstance(value, list):
-        for item in value:
-            yield from _references(item)
+    for item in as_list(value):
+        yield from _multiples_in(item)
 
 
 def _texts(value: Any) -> Iterator[str]:

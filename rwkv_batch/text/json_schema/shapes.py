@@ -1,6 +1,6 @@
 """What can be said of schemas without a value: which ones no value can fit both of."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote
@@ -10,12 +10,25 @@ TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
 
 
 def target(root: Any, reference: str) -> Any:
-    """What a `$ref` such as `#/$defs/a` names, which may be false. Raises LookupError."""
+    """What a `$ref` such as `#/$defs/a` names. Raises LookupError or TypeError."""
+    if reference != "#" and not reference.startswith("#/"):
+        raise LookupError(reference)
     found = root
-    for part in unquote(reference).removeprefix("#").split("/")[1:]:
+    for part in unquote(reference).split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
         found = found[int(key)] if isinstance(found, list) and key.isdigit() else found[key]
     return found
+
+
+def references(value: Any) -> Iterator[str]:
+    """The places in a document to which it refers."""
+    if isinstance(value, dict):
+        if isinstance(value.get("$ref"), str):
+            yield unquote(value["$ref"])
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from references(item)
 
 
 def as_list(value: Any) -> list[Any]:

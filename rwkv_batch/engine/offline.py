@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from tqdm import tqdm
 
 from rwkv_batch.engine.scheduling.sequence import Outbox
+from rwkv_batch.ops.progress import hidden
 from rwkv_batch.wire.protocol import Failed, Progress, RowDelta
 
 
@@ -23,7 +24,7 @@ def whole_rows(steps: Iterable[Outbox], count: int, progress: bool) -> list[RowD
     progress: with a bar of how many of the `count` rows have ended.
     """
     rows: list[RowDelta] = []
-    with tqdm(total=count, desc="rows", unit="row", disable=not progress) as bar:
+    with tqdm(total=count, desc="rows", unit="row", disable=hidden(not progress)) as bar:
         for events in steps:
             for _, event in events:
                 if isinstance(event, Failed):

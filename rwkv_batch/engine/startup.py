@@ -26,6 +26,7 @@ from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.model.quantization import packed_file
 from rwkv_batch.model.quantization.quantize import quantize
 from rwkv_batch.ops import device as devices
+from rwkv_batch.ops.progress import hidden
 from rwkv_batch.ops.weights.formats import FORMATS
 from rwkv_batch.runner import backends
 from rwkv_batch.runner.protocol import Runner
@@ -167,7 +168,7 @@ def _with_adapter(weights: Checkpoint, config: EngineConfig, assumed: list[str] 
 @contextmanager
 def loading_bar(name: str) -> Iterator[Callable[[int, int], None]]:
     """A bar for (bytes read, bytes in all) of a checkpoint."""
-    bar = tqdm(unit="B", unit_scale=True, desc=f"loading {name}", disable=None, leave=False)
+    bar = tqdm(unit="B", unit_scale=True, desc=f"loading {name}", disable=hidden(), leave=False)
     with logging_redirect_tqdm(), bar:  # log lines above the bar, not inside it
 
         def progress(done: int, total: int) -> None:

@@ -24,6 +24,7 @@ from rwkv_batch.evaluate.report import Json, Result
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.quantization.calibrate import calibrated
 from rwkv_batch.model.quantization.quantize import quantize
+from rwkv_batch.ops.progress import hidden
 from rwkv_batch.ops.weights.channels import Fp8BothWeight, Fp8Weight
 from rwkv_batch.ops.weights.groups import CALIBRATED
 from rwkv_batch.runner.torch_runner import TorchRunner
@@ -151,7 +152,9 @@ def texts_of(texts: Sequence[str], count: int) -> list[ReadText]:
 def _read(checkpoint: Checkpoint, texts: Sequence[ReadText], label: str) -> Iterator[Tensor]:
     """The log probabilities at the places that count, some at a time: `[n, vocab]`."""
     model = TorchRunner(checkpoint, torch.device("cpu"), torch.float32).model
-    with tqdm(total=sum(len(text.tokens) for text in texts), desc=label, unit="token", disable=None) as bar:
+    with tqdm(
+        total=sum(len(text.tokens) for text in texts), desc=label, unit="token", disable=hidden()
+    ) as bar:
         for text in texts:
             states = model.new_states(1)
             # The logits at a place are those of the token behind it.

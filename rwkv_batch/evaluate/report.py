@@ -11,6 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from rwkv_batch.evaluate.asks import ModelAnswer
+from rwkv_batch.ops.progress import hidden
 
 Json = dict[str, Any]
 
@@ -35,7 +36,7 @@ def collect(
     note: what the bar says after an answer, which is given with its place. Raises EvaluationError.
     """
     found: dict[int, ModelAnswer] = {}
-    with tqdm(total=count, desc=label, unit="row", disable=None) as bar:
+    with tqdm(total=count, desc=label, unit="row", disable=hidden()) as bar:
         for place, answer in answers:
             found[place] = answer
             if note:

@@ -24,6 +24,7 @@ from rwkv_batch.ops.compiled import bytecode, libraries
 from rwkv_batch.ops.compiled.libraries import BuildError
 from rwkv_batch.ops.cuda import abi
 from rwkv_batch.ops.hip import compiler as hip
+from rwkv_batch.ops.progress import hidden
 
 log = logging.getLogger(__name__)
 
@@ -180,7 +181,12 @@ def _run_ninja(folder: Path, how: Recipe, compiler: list[str]) -> None:
     )
     lines = []
     assert process.stdout is not None
-    with tqdm(total=len(how.sources) + 1, desc=f"building kernels for {how.name}", unit="file") as bar:
+    with tqdm(
+        total=len(how.sources) + 1,
+        desc=f"building kernels for {how.name}",
+        unit="file",
+        disable=hidden(False),
+    ) as bar:
         for line in process.stdout:
             lines.append(line)
             bar.update(line.startswith("["))

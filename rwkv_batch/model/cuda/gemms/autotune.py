@@ -45,6 +45,7 @@ from rwkv_batch.model.cuda.gemms.search import Methods, Pieces, Search, Seconds
 from rwkv_batch.model.cuda.steps.capture import capture, gpu_seconds
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.cuda.buffers import Buffers
+from rwkv_batch.ops.progress import hidden
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class Autotuner:
         if not missing:
             return
         log.info("timing GEMMs for %d batch sizes (once for a model's shape; about a minute)", len(missing))
-        for tokens in tqdm(missing[::-1], desc="timing GEMMs", unit="size", disable=not progress):
+        for tokens in tqdm(missing[::-1], desc="timing GEMMs", unit="size", disable=hidden(not progress)):
             for _ in self.measuring(tokens):
                 pass
 

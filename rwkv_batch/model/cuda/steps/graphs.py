@@ -21,6 +21,7 @@ from rwkv_batch.model.cuda.steps.capture import capture
 from rwkv_batch.ops.cuda.binding import Addend
 from rwkv_batch.ops.cuda.inputs.packing import NO_SLOT, DeviceRows, PrefillPlan, StagedPlan
 from rwkv_batch.ops.cuda.inputs.staging import Uploads
+from rwkv_batch.ops.progress import hidden
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +166,10 @@ class GraphLadder(Generic[Inputs, Outputs]):
         """With a progress bar; logs what the graphs cost."""
         free = torch.cuda.mem_get_info()[0]
         sizes = tqdm(
-            self.missing[::-1], desc=f"capturing {self._kind} graphs", unit="graph", disable=not progress
+            self.missing[::-1],
+            desc=f"capturing {self._kind} graphs",
+            unit="graph",
+            disable=hidden(not progress),
         )
         for size in sizes:
             self.capture(size)

@@ -1,4 +1,4 @@
-# make serve | test | check | test-page | fuzz | test-gpu | test-emulated | test-harness | lint | bench | kernels | sanitize | hip-check | check-deploy
+# make serve | test | check | test-page | fuzz | test-gpu | test-emulated | test-harness | test-clients | lint | bench | kernels | sanitize | hip-check | check-deploy
 # JOBS=4 tests run in four processes, JOBS=0 in make's own. PYTHON=python3.12 picks the interpreter; REQUIREMENTS=requirements-base.txt leaves the torch alone that is in .venv.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 JOBS   ?= 2
 
-.PHONY: serve test test-all check browser test-page fuzz test-gpu test-emulated emulated-gfx942 emulated-gfx1100 emulated-gfx1201 test-harness lint bench kernels sanitize hip-check check-deploy clean
+.PHONY: serve test test-all check browser test-page fuzz test-gpu test-emulated emulated-gfx942 emulated-gfx1100 emulated-gfx1201 test-harness test-clients lint bench kernels sanitize hip-check check-deploy clean
 
 serve: $(VENV)/.installed
 	$(BIN)/python app.py $(ARGS)
@@ -82,6 +82,19 @@ $(HARNESS)/.installed: requirements-harness.txt
 
 test-harness: $(VENV)/.installed-dev $(HARNESS)/.installed  # the lm-evaluation-harness against a server; every night
 	$(BIN)/python test/harness_report.py $(HARNESS)/bin/lm_eval
+
+# Their own environment, in a folder that stays when this one goes.
+CLIENTS ?= $(HOME)/.cache/rwkv-batch/clients
+$(CLIENTS)/.installed: test/clients/requirements.txt test/clients/package.json
+	$(PYTHON) -m venv $(CLIENTS)/python
+	$(CLIENTS)/python/bin/pip install --quiet --disable-pip-version-check -r test/clients/requirements.txt
+	cp test/clients/package.json $(CLIENTS)
+	cd $(CLIENTS) && PATH=$(CLIENTS)/python/bin:$$PATH npm install --silent --no-audit --no-fund --no-package-lock
+	touch $@
+
+test-clients: $(VENV)/.installed $(CLIENTS)/.installed  # agents, SDKs and generated clients against a server; ARGS="-k ollama"
+	cd test/clients && OMP_NUM_THREADS=1 $(CLIENTS)/python/bin/python -m pytest -c pytest.ini --confcutdir=. \
+		--server-python=$(abspath $(BIN))/python --node-modules=$(CLIENTS)/node_modules $(ARGS)
 
 sanitize: $(VENV)/.installed-dev  # needs a GPU and compute-sanitizer
 	$(BIN)/python bench/sanitize.py $(ARGS)

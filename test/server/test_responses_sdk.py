@@ -213,3 +213,15 @@ def test_an_input_is_counted_as_the_response_counts_it(client: OpenAI):
         counted = client.responses.input_tokens.count(model="rwkv7", input="What is my name?", **fields)
         made = client.responses.create(model="rwkv7", input="What is my name?", **fields, **EXACT)
         assert made.usage and counted.input_tokens == made.usage.input_tokens
+
+
+def test_stored_responses_count_as_sessions(server: Server, client: OpenAI):
+    def listed() -> set[str]:
+        found = httpx.post(server.url + "/state/status", json={}, timeout=60).json()
+        assert found["total_sessions"] == len(found["sessions"])
+        return {session["session_id"] for session in found["sessions"]}
+
+    made, unstored = ask(client, "My name is Alice."), ask(client, "Hi", store=False)
+    assert f"response:{made.id}" in listed() and f"response:{unstored.id}" not in listed()
+    client.responses.delete(made.id)
+    assert f"response:{made.id}" not in listed()

@@ -1,0 +1,70 @@
+"""guidance: its programs of turns, text and JSON as a server of OpenAI's protocol runs them."""
+
+import json
+
+import guidance
+import openai
+import pytest
+from asked import ALICE, CAPITAL, CITY, MODEL, NAME, PARIS, UNKNOWN, WHO
+from guidance import assistant, gen, system, user
+
+
+def model_of(url: str, name: str = MODEL) -> guidance.models.Model:
+    return guidance.models.OpenAI(name, api_key="unused", base_url=f"{url}/v1", echo=False)
+
+
+@pytest.fixture
+def model(url: str) -> guidance.models.Model:
+    return model_of(url)
+
+
+def test_a_chat(model):
+    with system():
+        model += "You are a helpful assistant."
+    with user():
+        model += CAPITAL
+    with assistant():
+        model += gen("answer", max_tokens=100, temperature=0)
+    assert PARIS in model["answer"]
+
+
+@guidance.guidance
+def asked(lm):
+    """The question and its answer, as a part of a program."""
+    with user():
+        lm += CAPITAL
+    with assistant():
+        lm += gen("answer", max_tokens=100, temperature=0)
+    return lm
+
+
+def test_a_stream(model):
+    states = list(model.stream() + asked())
+    assert PARIS in states[-1]["answer"] and len(states) > 2
+
+
+def test_a_structured_answer(model):
+    with user():
+        model += CAPITAL
+    with assistant():
+        model += guidance.json(
+            "city", temperature=0, schema=CITY | {"properties": {"city": {"enum": ["Paris", "London"]}}}
+        )
+    assert json.loads(model["city"])["city"] in ("Paris", "London")
+
+
+def test_a_second_turn(model):
+    for text, name in ((NAME, "first"), (WHO, "second")):
+        with user():
+            model += text
+        with assistant():
+            model += gen(name, max_tokens=100, temperature=0)
+    assert ALICE in model["second"]
+
+
+def test_an_error(url: str):
+    model = model_of(url, UNKNOWN)
+    with user():
+        model += CAPITAL
+    with pytest.raises(openai.NotFoundError, match=UNKNOWN), assistant():
+        model += gen("answer", max_tokens=100, temperature=0)

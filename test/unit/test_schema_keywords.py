@@ -95,6 +95,38 @@ def test_members_of_a_union_that_name_their_kind_are_told_apart():
     assert not takes(matcher, '{"kind":"cat"}')
 
 
+def test_many_members_of_a_union_are_told_apart():
+    kinds = [
+        {"properties": {"n": {"enum": [i, -i]}}, "required": ["n"], "type": "object"} for i in range(1, 400)
+    ]
+    matcher = grammar({"$defs": {"all": {"oneOf": kinds}}, "items": {"$ref": "#/$defs/all"}})
+    assert takes(matcher, '[{"n":-399},{"n":1}]') and not takes(matcher, '[{"n":0}]')
+
+
+def nested(levels: int) -> dict:
+    """Each names the next three times."""
+    inner = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 3} for i in range(levels)}
+    return {"$defs": inner | {f"d{levels}": {}}, "oneOf": [{"$ref": "#/$defs/d0"}, {"$ref": "#/$defs/d1"}]}
+
+
+WIDE = {"anyOf": [{"properties": {f"a{i}": {}}} for i in range(400)]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "sentence"),
+    [
+        (nested(11), "#/oneOf has schemas that may fit one value"),
+        (
+            {"$defs": {"d": WIDE}, "prefixItems": [{"$ref": "#/$defs/d", "properties": {}}] * 400},
+            "# has too many schemas that refer to others; use fewer",
+        ),
+    ],
+)
+def test_a_schema_of_many_references_is_refused_and_not_followed_for_long(schema: dict, sentence: str):
+    with pytest.raises(GrammarError, match=sentence):
+        grammar(schema)
+
+
 @pytest.mark.parametrize(
     ("schema", "sentence"),
     [
@@ -138,6 +170,8 @@ def test_members_of_a_union_that_name_their_kind_are_told_apart():
         ({"$schema": "https://example.com/dialect"}, "names a dialect"),
         ({"properties": {"a": 1}}, "#/properties/a is neither an object nor a boolean"),
         ({"anyOf": {}}, "#/anyOf is no list of schemas"),
+        ({"oneOf": [{"type": "object", "required": [[]]}] * 2}, "#/oneOf/0/required is no list of names"),
+        ({"oneOf": [{"type": [[]]}, {"type": "null"}]}, "#/oneOf/0/type is '\\[\\]'"),
         (
             {**OPEN, "minProperties": 1},
             "minProperties and maxProperties are enforced only where",

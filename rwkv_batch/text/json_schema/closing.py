@@ -9,7 +9,7 @@ others is closed, as llama.cpp, Ollama and vLLM have it. Where several schemas h
 from dataclasses import dataclass, field
 from typing import Any
 
-from rwkv_batch.text.json_schema.errors import inside
+from rwkv_batch.text.json_schema.errors import SchemaError, inside
 from rwkv_batch.text.json_schema.shapes import as_list, references, target
 
 CHOICES = ("allOf", "anyOf", "oneOf")
@@ -18,6 +18,7 @@ LISTS = ("prefixItems", "items")
 SINGLE = ("items", "additionalItems", "additionalProperties")
 VALUES = ("const", "enum", "default", "examples")
 OTHERS = ("additionalProperties", "unevaluatedProperties")  # keywords that say which other keys there may be
+MOST_VISITS = 50_000
 OF_OBJECTS = ("properties", "patternProperties", "required", *OTHERS)
 
 
@@ -40,6 +41,7 @@ class _Closing:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._targets = set(references(root))
+        self._visits = 0  # of schemas, for the keys that they have together
         self._open: dict[str, str] = {}  # by reference: the name of the same schema, not closed
         self._definitions: dict[str, Any] = {}  # by that name
 
@@ -59,7 +61,7 @@ class _Closing:
             return self._parts(schema, at, self._closed)
         made = self._parts(schema, at, self._open_part)
         keys = _Keys()
-        self._collect(schema, keys, [])
+        self._collect(schema, keys, set())
         if keys.named and not keys.said:
             for key, found in (("properties", keys.names), ("patternProperties", keys.patterns)):
                 if found:
@@ -114,10 +116,14 @@ class _Closing:
             self._definitions[name] = self._open_part(found, reference)
         return f"#/$defs/{self._open[reference]}"
 
-    def _collect(self, schema: Any, keys: _Keys, seen: list[Any]) -> None:
-        if not isinstance(schema, dict) or any(schema is each for each in seen):
+    def _collect(self, schema: Any, keys: _Keys, seen: set[int]) -> None:
+        """seen: the schemas whose keys are in `keys`, by id()."""
+        self._visits += 1
+        if self._visits > MOST_VISITS:
+            raise SchemaError("#", "has too many schemas that refer to others; use fewer")
+        if not isinstance(schema, dict) or id(schema) in seen:
             return
-        seen.append(schema)
+        seen.add(id(schema))
         for key, found in (("properties", keys.names), ("patternProperties", keys.patterns)):
             if isinstance(schema.get(key), dict):
                 found |= dict.fromkeys(schema[key])

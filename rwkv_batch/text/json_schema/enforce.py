@@ -36,6 +36,7 @@ COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "ma
 STRICT, LENIENT, ROUGH, ANY_OBJECT = range(4)
 SINGLE = ("items", "additionalItems", "additionalProperties")
 FINE = frozenset({"pattern", "patternProperties", "format", "multipleOf", *LOWER, *UPPER, *COUNTS})
+MOST_VISITS = 50_000
 IN_PLACE = {"allOf", "anyOf", "oneOf", "$ref"}  # whose schemas hold for the same value
 ANYTHING: tuple[Any, ...] = (True, {})
 SHORT_ESCAPES = 'nrbtf\\"'
@@ -94,12 +95,15 @@ class _Reading:
         self.fixed_texts: list[tuple[str, str]] = []  # of `const` and `enum`, with their places
         self._root, self._shapes, self._leniency = root, Shapes(root), leniency
         self._targets = set(references(root))
+        self._visits = 0  # of schemas, for what their parts say together
         self._left_out = FINE if leniency >= ROUGH else frozenset()
+        multiples = set(_multiples_in(root))
         if leniency:
             try:
-                check_multiples(_multiples_in(root), "#")
+                check_multiples(multiples, "#")
             except SchemaError:
                 self._left_out |= {"multipleOf"}
+        self._has_multiples = len(multiples) > 1 and "multipleOf" not in self._left_out
 
     def node(self, schema: Schema, place: str) -> Schema:
         if isinstance(schema, bool):
@@ -119,8 +123,8 @@ class _Reading:
         if "format" in schema:
             with self._leaving_out():
                 _format(out, schema["format"], inside(place, "format"))
-        if not IN_PLACE.isdisjoint(schema) and "multipleOf" not in self._left_out:
-            check_multiples(self._multiples(schema, []), place)
+        if self._has_multiples and not IN_PLACE.isdisjoint(schema):
+            check_multiples(self._multiples(schema, set()), place)
         named = out.get("properties") or out.get("patternProperties")
         self.has_open_names |= bool(named) and out.get("additionalProperties") is not False
         return out
@@ -216,11 +220,14 @@ class _Reading:
         else:
             out |= options
 
-    def _multiples(self, schema: Any, seen: list[Any]) -> list[int | float]:
-        """What of `multipleOf` may hold for one value."""
-        if not isinstance(schema, dict) or any(schema is each for each in seen):
+    def _multiples(self, schema: Any, seen: set[int]) -> list[int | float]:
+        """What of `multipleOf` may hold for one value. `seen`: of which schemas it is known, by id()."""
+        self._visits += 1
+        if self._visits > MOST_VISITS:
+            raise SchemaError("#", "has too many schemas with multipleOf that refer to others; use fewer")
+        if not isinstance(schema, dict) or id(schema) in seen:
             return []
-        seen.append(schema)
+        seen.add(id(schema))
         parts = [each for key in ("allOf", "anyOf", "oneOf") for each in as_list(schema.get(key))]
         if isinstance(schema.get("$ref"), str):
             with suppress(LookupError, TypeError):

@@ -6,7 +6,8 @@ import guidance
 import openai
 import pytest
 from asked import ALICE, CAPITAL, CITY, MODEL, NAME, PARIS, UNKNOWN, WHO
-from guidance import assistant, gen, system, user
+from guidance import assistant, gen, select, system, user
+from guidance.models.experimental import VLLMModel
 
 
 def model_of(url: str, name: str = MODEL) -> guidance.models.Model:
@@ -68,3 +69,13 @@ def test_an_error(url: str):
         model += CAPITAL
     with pytest.raises(openai.NotFoundError, match=UNKNOWN), assistant():
         model += gen("answer", max_tokens=100, temperature=0)
+
+
+def test_programs_are_bound_by_their_grammars(url: str):
+    """As it asks vLLM: the same grammar in the fields of older and of newer versions."""
+    model = VLLMModel(MODEL, api_key="unused", base_url=f"{url}/v1", echo=False)
+    with user():
+        model += CAPITAL
+    with assistant():
+        model += "It is " + select(["Paris", "London"], name="city") + gen("year", regex="[12][0-9]{3}")
+    assert model["city"] in ("Paris", "London") and len(model["year"]) == 4

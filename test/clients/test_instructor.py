@@ -9,19 +9,18 @@ import openai
 import pytest
 from asked import CAPITAL, MODEL, UNKNOWN, conversation, said
 from instructor.core.exceptions import InstructorError
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 Mode = instructor.Mode
-ANTHROPIC = (Mode.ANTHROPIC_JSON,)
+RESPONSES = (Mode.RESPONSES_TOOLS,)
+ANTHROPIC = (Mode.ANTHROPIC_TOOLS, Mode.ANTHROPIC_JSON)
 # These bind nothing by themselves: the prompt alone asks for the object.
 FREE = (Mode.MD_JSON, Mode.ANTHROPIC_JSON)
-MODES = (Mode.JSON_SCHEMA, Mode.MD_JSON, *ANTHROPIC)
+MODES = (Mode.TOOLS, Mode.TOOLS_STRICT, Mode.JSON_SCHEMA, Mode.MD_JSON, *RESPONSES, *ANTHROPIC)
 
 
 class City(BaseModel):
     """A city, and what is said of it."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: Literal["Paris", "London"]
     large: bool
@@ -50,13 +49,14 @@ def ask(url: str, mode: instructor.Mode):
     bound = {"guided_json": City.model_json_schema()} if mode in FREE else {}
 
     def ask(messages: list[dict], model: str = MODEL, method: str = "create", **more):
+        limit = "max_output_tokens" if mode in RESPONSES else "max_tokens"
         return getattr(client.chat.completions, method)(
             model=model,
             messages=messages,
             response_model=wanted,
             max_retries=0,
             extra_body={"temperature": 0, **bound, **more},
-            max_tokens=300,
+            **{limit: 300},
         )
 
     return ask

@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 from asked import ALICE, CAPITAL, MODEL, NAME, PARIS, SUNNY, UNKNOWN, WEATHER, WHO
 from pydantic import BaseModel
-from pydantic_ai import Agent, ModelHTTPError, NativeOutput
+from pydantic_ai import Agent, ModelHTTPError, NativeOutput, ToolOutput
 from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
@@ -63,8 +63,9 @@ def test_a_tool(agent):
     assert agent(tools=[get_weather]).run_sync(WEATHER).output and asked == ["Paris"]
 
 
-def test_a_structured_answer(agent):
-    city = agent(output_type=NativeOutput(City)).run_sync(CAPITAL).output
+@pytest.mark.parametrize("form", [NativeOutput, ToolOutput])
+def test_a_structured_answer(agent, form: type):
+    city = agent(output_type=form(City)).run_sync(CAPITAL).output
     assert isinstance(city, City) and city.name
 
 

@@ -48,7 +48,7 @@ class _Rewriting:
         self._parts: list[str] = []
         self._open: list[int] = []  # places in `_parts` of parentheses that are open
         self._last = 0  # where in `_parts` the element begins that a repetition is for
-        self._names: dict[str, str] = {"root": "root"}
+        self._names: dict[str, str] = {}
         self._defined: set[str] = set()
         self._used: dict[str, int] = {}  # by name: where
 
@@ -62,7 +62,9 @@ class _Rewriting:
         for name in self._used.keys() - self._defined:
             self._at = self._used[name]
             raise self._error(f"no rule is named {name}")
-        return "".join(self._parts)
+        # The converter makes a regular expression of each rule without recursion but root. Within root, each
+        # would take as much as it can, whatever comes behind it. So root is a rule like others.
+        return "".join([*self._parts, f"\nroot ::= {self._names['root']}\n"])
 
     def _next(self) -> None:
         char = self._text[self._at]

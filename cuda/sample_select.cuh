@@ -36,6 +36,8 @@ struct Range {
     uint32_t inside;  // tokens in it
     uint64_t mass;    // weight above it
 
+    // A NaN becomes 0: where `inverse` is infinite, as all values are nearly equal, or 0 and `x` is too far
+    // away for a float.
     __device__ __forceinline__ int linear(float x) const {
         return min(BUCKETS - 1, __float2int_rz(__fmul_rn(__fsub_rn(origin, x), inverse)));
     }

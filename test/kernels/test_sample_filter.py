@@ -32,6 +32,29 @@ VARIED = [
     Sampling(repetition_penalty=2.0, presence_penalty=0.5, alpha_frequency=0.3, top_k=30),
     Sampling(min_p=0.01, top_k=500, temperature=1.5),
 ]
+TIED = {
+    "without filters": [
+        Sampling(top_k=5, top_p=0.5, presence_penalty=0.5),
+        Sampling(top_k=5),
+        Sampling(top_p=0.5, frequency_penalty=0.2),
+        Sampling(temperature=0, presence_penalty=0.5),
+        Sampling(top_k=280, top_p=0.99, temperature=3.0),
+        nucleus(top_k=5, presence_penalty=0.5),
+        nucleus(top_p=0.5),
+        nucleus(top_k=200, top_p=0.9, alpha_presence=0.3),
+        Sampling(method="gumbel"),
+        NOISY,
+    ],
+    "with filters": [
+        Sampling(top_a=0.2, top_k=5, top_p=0.5, presence_penalty=0.5),
+        Sampling(min_p=0.9, top_p=0.5),
+        Sampling(min_p=1.0, top_k=280),
+        Sampling(temperature=0, min_p=0.5),
+        Sampling(repetition_penalty=1.5, top_k=5),
+        nucleus(top_a=0.9, top_k=200, top_p=0.9, presence_penalty=0.5),
+        nucleus(min_p=0.5, top_p=0.5),
+    ],
+}
 KINDS = 3  # of masks: half of the ids, one in a hundred, about three
 
 
@@ -87,6 +110,27 @@ def test_same_ids_as_on_the_host(request: pytest.FixtureRequest, vocab: int, hal
         for place, ids in masks.ids(vocab).items():
             assert drawn[place] in ids
         assert drawn == host.sample(logits.float(), range(len(VARIED)), masks)
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("params", TIED)
+@pytest.mark.parametrize(
+    "values",
+    [
+        [0.0],
+        [1.0, 1.0 + 2**-10],
+        [0.0, 1e-37],  # closer than a histogram can divide
+        [3e38, -3e38, 3e38],  # further apart than a float can say
+    ],
+)
+def test_many_equal_logits(values: list[float], params: str, half: bool):
+    """More of them at the threshold than one block ranks, after the first draw beside penalized ones."""
+    rows, vocab = TIED[params], 600
+    host, device = samplers(rows, vocab, [3, 7])
+    for _ in range(3):
+        logits = torch.tensor(values).repeat(vocab)[:vocab].repeat(len(rows), 1)
+        logits = logits.clamp(-65000, 65000).half() if half else logits
+        assert drawn_on_device(device, logits, None) == host.sample(logits.float(), range(len(rows)))
 
 
 @pytest.mark.many_launches

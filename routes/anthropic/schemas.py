@@ -20,7 +20,6 @@ from rwkv_batch.wire.protocol import Grammar
 
 REFUSED = CHAT_ONLY | {
     "response_format": "this route takes output_config.format",
-    "output_format": "this route takes output_config.format",
     "contents": "this route takes a conversation as messages",
     "reasoning_effort": "this route takes thinking",
     "logprobs": "logprobs are available on /v1/chat/completions",
@@ -107,6 +106,7 @@ class MessagesBody(ChatStyleFields, OpenAIBody):
     tool_choice: Annotated[FreeChoice | NamedChoice, Field(discriminator="type")] = FreeChoice(type="auto")
     thinking: Thinking = Thinking()
     output_config: OutputConfig = OutputConfig()
+    output_format: OutputFormat | None = None  # what older clients call output_config.format
     context_management: ContextManagement = ContextManagement()
     metadata: Json = Field(default_factory=dict)
     service_tier: Literal["auto", "standard_only"] = "auto"
@@ -128,8 +128,8 @@ class MessagesBody(ChatStyleFields, OpenAIBody):
         return "none" if self.thinking.type == "disabled" else "high"
 
     def given(self) -> dict[str, Grammar]:
-        form = self.output_config.format
-        return super().given() | ({"output_config.format": of_schema(form.schema_)} if form else {})
+        forms = {"output_config.format": self.output_config.format, "output_format": self.output_format}
+        return super().given() | {name: of_schema(form.schema_) for name, form in forms.items() if form}
 
     def tool_use(self) -> ToolUse:
         """How the message uses its tools. Raises ApiError 400 that names what is wrong with `tool_choice`."""

@@ -94,6 +94,7 @@ def infilled(**fields) -> GenerateRequest:
     ("prepare", "fields", "grammar"),
     [
         (messaged, {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}, BY_SCHEMA),
+        (messaged, {"output_format": {"type": "json_schema", "schema": SCHEMA}}, BY_SCHEMA),
         (messaged, {"guided_json": SCHEMA}, BY_SCHEMA),
         (messaged, {"output_config": {"effort": "low", "format": None}}, None),
         (ollama_chat, {"format": SCHEMA}, BY_SCHEMA),

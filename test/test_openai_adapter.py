@@ -256,7 +256,6 @@ BAD_EITHER = {
     "stream_options": [{"include_usage": True}],
     "chunk_size": ["x"],
     "ignore_eos": [3],
-    "store": [True],
     "use_prefix_cache": ["perhaps"],
     "return_token_ids": ["perhaps"],
 }
@@ -297,7 +296,11 @@ BAD_PLACES_CHAT = [
     ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"enable_think": True, "reasoning_effort": "none"}, "reasoning_effort"),
-    ({"tools": [{"type": "custom"}]}, "tools[0].type"),
+    ({"tools": [{}]}, "tools[0].type"),
+    (
+        {"tools": [{"type": "custom"}], "tool_choice": {"type": "custom", "custom": {"name": "f"}}},
+        "tool_choice",
+    ),
     ({"tools": [5]}, "tools[0].type"),
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),

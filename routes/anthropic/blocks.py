@@ -7,7 +7,8 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from routes.chat.calls import canonical_json
 from routes.http.errors import Json
-from routes.http.schemas import refused
+from routes.http.open_lists import ignored, open_to
+from routes.http.schemas import MEDIA, refused
 from rwkv_batch.chat.templates import Message
 
 Name = Annotated[str, Field(min_length=1, pattern=r"\S")]
@@ -70,6 +71,10 @@ UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
 AssistantBlock = Annotated[
     TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, Field(discriminator="type")
 ]
+# Blocks of tools that other servers run are left out; content that is no text is refused, as are results.
+AnyAssistantBlock = Annotated[
+    AssistantBlock, open_to("text", "thinking", "redacted_thinking", "tool_use", "tool_result", *MEDIA)
+]
 
 
 class UserMessage(BaseModel):
@@ -82,7 +87,8 @@ class UserMessage(BaseModel):
 class AssistantMessage(BaseModel):
     role: Literal["assistant"]
     content: Annotated[
-        list[AssistantBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[AssistantBlock])
+        list[AnyAssistantBlock],
+        BeforeValidator(_as_blocks, json_schema_input_type=str | list[AssistantBlock]),
     ]
 
 
@@ -97,6 +103,13 @@ InputMessage = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(d
 def text_of(blocks: list[TextBlock]) -> str:
     """The texts of blocks, which are lines of one text."""
     return "\n".join(block.text for block in blocks)
+
+
+def ignored_blocks(given: Sequence[UserMessage | AssistantMessage | SystemMessage]) -> list[str]:
+    """The places and types of those that are left out."""
+    return [
+        name for i, message in enumerate(given) for name in ignored(f"messages[{i}].content", message.content)
+    ]
 
 
 def to_messages(given: Sequence[UserMessage | AssistantMessage | SystemMessage]) -> list[Message]:

@@ -24,8 +24,10 @@ def prepare(body: Json, model_id: str, settings: FrontendConfig) -> Prepared:
 
 def count_tokens(body: Json, model_id: str, settings: FrontendConfig) -> Prepared:
     """POST /v1/messages/count_tokens: the tokens of what /v1/messages would read. Raises ApiError 400."""
-    request, _, _ = _prepared(CountBody.from_json(body, settings.sampling_profile), model_id, settings)
-    return Prepared(replace(request, max_tokens=0, grammar=None), False, TokenCount())
+    made = _prepared(CountBody.from_json(body, settings.sampling_profile), model_id, settings)
+    reply = TokenCount()
+    reply.ignored = made.reply.ignored
+    return Prepared(replace(made.request, max_tokens=0, grammar=None), False, reply)
 
 
 def _prepared(message: MessagesBody, model_id: str, settings: FrontendConfig) -> Prepared:
@@ -42,4 +44,6 @@ def _prepared(message: MessagesBody, model_id: str, settings: FrontendConfig) ->
     )
     thoughts = message.thinking.display != "omitted"
     row = RowAnswer(use.reader(style))
-    return Prepared(request, message.stream, MessageReply(model_id, row, stops, thoughts))
+    reply = MessageReply(model_id, row, stops, thoughts)
+    reply.ignored = message.ignored()
+    return Prepared(request, message.stream, reply)

@@ -7,12 +7,13 @@ ends it.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, Field
 
-from routes.anthropic.blocks import CachedBlock, InputMessage, Name, Texts, text_of
+from routes.anthropic.blocks import CachedBlock, InputMessage, Name, Texts, ignored_blocks, text_of
 from routes.chat.fields import ChatStyleFields
 from routes.chat.grammars import of_schema
 from routes.http.errors import Json, openai_field
+from routes.http.open_lists import ignored, named, open_to, taken_with_places
 from routes.http.schemas import INT_LIMIT, Int, refused
 from routes.openai.schemas import CHAT_ONLY, NewTokens, OpenAIBody, StopList
 from routes.openai.tools import MAX_TOOLS, ToolUse, offered_tool
@@ -25,34 +26,23 @@ REFUSED = CHAT_ONLY | {
     "logprobs": "logprobs are available on /v1/chat/completions",
     "container": "this server runs no code; leave it out",
     "mcp_servers": "this server calls no other servers; send their tools as tools",
-    "inference_geo": "this server is where it is; leave it out",
-    "diagnostics": "there are none here; leave it out",
 }
 
 
-def _custom(kind: object) -> object:
-    if kind not in (None, "custom"):
-        raise ValueError("only tools that the client runs are available; input should be custom")
-    return kind
-
-
-def _standard(speed: object) -> object:
-    if speed not in (None, "standard"):
-        raise ValueError("there is one speed here; input should be standard")
-    return speed
-
-
 class CustomTool(CachedBlock):
-    type: Annotated[
-        Literal["custom"] | None, BeforeValidator(_custom, json_schema_input_type=Literal["custom"] | None)
-    ] = None
+    type: Literal["custom"] | None = None
     name: Name
     description: str | None = None
     input_schema: Json
     strict: bool | None = None  # whether the schema binds the arguments
-    defer_loading: Annotated[None, refused("all tools are in the prompt; leave it out")] = None
+    defer_loading: bool | None = None  # a hint: all tools are in the prompt
     input_examples: Annotated[None, refused("examples are not shown; put them into the description")] = None
-    allowed_callers: list[Literal["direct"]] | None = None  # the model: there is no code that could call
+    allowed_callers: list[str] | None = None
+
+    @property
+    def is_for_model(self) -> bool:
+        """Whether the model may call it, and not only code that it writes, of which none runs here."""
+        return self.allowed_callers is None or "direct" in self.allowed_callers
 
 
 class FreeChoice(BaseModel):
@@ -89,7 +79,7 @@ class ContextEdit(BaseModel):
 
 
 class ContextManagement(BaseModel):
-    edits: list[ContextEdit] = Field(default_factory=list)
+    edits: list[Annotated[ContextEdit, open_to("clear_thinking_20251015")]] = Field(default_factory=list)
 
 
 class MessagesBody(ChatStyleFields, OpenAIBody):
@@ -102,7 +92,9 @@ class MessagesBody(ChatStyleFields, OpenAIBody):
     messages: Annotated[list[InputMessage], Field(min_length=1)]
     system: Texts = Field(default_factory=list)
     stop_sequences: StopList = Field(default_factory=list)
-    tools: Annotated[list[CustomTool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
+    tools: Annotated[
+        list[Annotated[CustomTool, open_to("custom", "function")]], Field(max_length=MAX_TOOLS)
+    ] = Field(default_factory=list)
     tool_choice: Annotated[FreeChoice | NamedChoice, Field(discriminator="type")] = FreeChoice(type="auto")
     thinking: Thinking = Thinking()
     output_config: OutputConfig = OutputConfig()
@@ -110,10 +102,10 @@ class MessagesBody(ChatStyleFields, OpenAIBody):
     context_management: ContextManagement = ContextManagement()
     metadata: Json = Field(default_factory=dict)
     service_tier: Literal["auto", "standard_only"] = "auto"
-    speed: Annotated[
-        Literal["standard"] | None,
-        BeforeValidator(_standard, json_schema_input_type=Literal["standard"] | None),
-    ] = None
+    # Hints.
+    speed: str | None = None
+    inference_geo: str | None = None
+    diagnostics: Any = None
     cache_control: Any = None
 
     @property
@@ -133,19 +125,36 @@ class MessagesBody(ChatStyleFields, OpenAIBody):
 
     def tool_use(self) -> ToolUse:
         """How the message uses its tools. Raises ApiError 400 that names what is wrong with `tool_choice`."""
-        offered = [offered_tool(tool.name, tool.description, tool.input_schema) for tool in self.tools]
+        known = [(i, tool) for i, tool in taken_with_places(self.tools) if tool.is_for_model]
+        tools = [tool for _, tool in known]
+        places = [i for i, _ in known]
+        offered = [offered_tool(tool.name, tool.description, tool.input_schema) for tool in tools]
         choice = self.tool_choice
         parallel = not choice.disable_parallel_tool_use
-        strict = frozenset(tool.name for tool in self.tools if tool.strict)
+        strict = frozenset(tool.name for tool in tools if tool.strict)
         if isinstance(choice, NamedChoice):
-            if choice.name not in [tool.name for tool in self.tools]:
+            if choice.name not in [tool.name for tool in tools]:
                 raise openai_field("tool_choice.name", "input should be the name of one of the tools")
             named = {"type": "function", "function": {"name": choice.name}}
-            return ToolUse(offered, named, True, parallel, strict, "input_schema")
+            return ToolUse(offered, named, True, parallel, strict, "input_schema", places)
         if choice.type == "any" and not offered:
             raise openai_field("tool_choice", "any is only allowed when tools are given")
         wanted = "required" if choice.type == "any" else choice.type
-        return ToolUse(offered, wanted, bool(offered) and wanted != "none", parallel, strict, "input_schema")
+        look = bool(offered) and wanted != "none"
+        return ToolUse(offered, wanted, look, parallel, strict, "input_schema", places)
+
+    def ignored(self) -> list[str]:
+        """The places of what is left out of its lists, with its types."""
+        return [
+            *ignored_blocks(self.messages),
+            *ignored("tools", self.tools),
+            *(
+                named(f"tools[{i}]", tool.name)
+                for i, tool in taken_with_places(self.tools)
+                if not tool.is_for_model
+            ),
+            *ignored("context_management.edits", self.context_management.edits),
+        ]
 
 
 class CountBody(MessagesBody):

@@ -175,6 +175,11 @@ class RowAnswer:
         self.stop = ""  # the stop string that has ended it
 
     @property
+    def thinking(self) -> bool:
+        """Whether the answer is inside a thought."""
+        return self._reader.thinking
+
+    @property
     def calls(self) -> list[ToolCall]:
         """The calls that are complete."""
         return self._reader.calls

@@ -10,6 +10,7 @@ from rwkv_batch.chat.checkpoints import THOUGHTLESS, ChatTemplate, ThinkType
 from rwkv_batch.chat.templates import FORMS, Style
 
 GENERATION_PROMPTS: dict[str, ThinkType] = {"open_think": "free", "fake_think": "fast"}
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]  # of a thought, as OpenAI's
 TEMPLATE_KWARGS: dict[str, tuple[object, ...]] = {
     "rwkv_prompt_template": tuple(FORMS),
     "rwkv_generation_prompt": tuple(GENERATION_PROMPTS),
@@ -50,7 +51,7 @@ class ChatStyleFields(RequestBody):
     enable_think: bool | None = None
     think: bool | None = None
     think_type: ThinkType | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Effort | None = None
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
 
     def style(

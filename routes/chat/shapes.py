@@ -73,4 +73,14 @@ class NamedTool(BaseModel):
     function: NamedFunction
 
 
-ToolChoiceShape = Literal["none", "auto", "required", "any"] | NamedTool
+class AllowedChoice(BaseModel):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1)]
+
+
+class AllowedTools(BaseModel):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedChoice
+
+
+ToolChoiceShape = Literal["none", "auto", "required", "any"] | NamedTool | AllowedTools

@@ -7,7 +7,7 @@ import hmac
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from urllib.parse import quote, unquote, unquote_plus
@@ -19,6 +19,7 @@ from routes.guard.inbound import NOTE, Note
 from routes.http.body import parse
 from routes.http.contents import decode, read_form
 from routes.http.errors import ApiError, ErrorShape, Json, anthropic_shape
+from routes.http.open_lists import as_header
 from routes.http.replies import encode_json
 from routes.http.stream import JobStream
 
@@ -26,7 +27,8 @@ CORS = {
     "Access-Control-Allow-Origin": "*",
     "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE, OPTIONS",
     "Access-Control-Allow-Headers": "Content-Type, Authorization",
-    "Access-Control-Expose-Headers": "x-request-id, x-model-fingerprint, retry-after, content-disposition",
+    "Access-Control-Expose-Headers": "x-request-id, x-model-fingerprint, x-ignored, retry-after, "
+    "content-disposition",
 }
 RETRY_AFTER = {429: "1", 503: "2"}  # seconds
 MAX_ID = 128
@@ -52,6 +54,7 @@ class HttpRequest:
     client: str | None = None  # its IP address
     note: Note = field(default_factory=Note)  # of the guard
     fingerprint: str = ""  # of the model that has answered
+    ignored: Sequence[str] = ()  # members of lists of the body that are left out
     count: Callable[[int], None] = lambda status: None  # is called once, with the status of the response
 
     @classmethod
@@ -256,4 +259,5 @@ def log_access(http: HttpRequest, status: int, outcome: str = "") -> None:
 def _headers(http: HttpRequest) -> dict[str, str]:
     answered = {"x-model-fingerprint": http.fingerprint} if http.fingerprint else {}
     named = {"request-id": http.id} if http.shape is anthropic_shape else {}  # where its clients look for it
-    return CORS | {"x-request-id": http.id} | named | answered
+    left_out = {"x-ignored": as_header(http.ignored)} if http.ignored else {}
+    return CORS | {"x-request-id": http.id} | named | answered | left_out

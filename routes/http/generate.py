@@ -100,6 +100,7 @@ async def run(
     `keep` is awaited before the last piece of a reply that has succeeded. Raises ApiError.
     """
     request, stream, reply = prepared
+    http.ignored = reply.ignored
     request = replace(request, to_model=model.model, name=request.name or http.id)
     with ExitStack() as undo:
         front.enter()

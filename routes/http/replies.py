@@ -1,6 +1,7 @@
 """How a route replies: the JSON that it makes of the rows of a job, whole or as events of a stream."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import msgspec
@@ -68,6 +69,7 @@ class Reply(ABC):
     media_type = "text/event-stream"  # of a stream
     beat = b": \n\n"  # what a stream sends while there is nothing to say
     done = b"data: [DONE]\n\n"  # ends a stream
+    ignored: Sequence[str] = ()  # members of lists of the request that are left out
 
     @abstractmethod
     def whole(self, job: Job, deltas: list[RowDelta]) -> Json:

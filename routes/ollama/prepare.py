@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from routes.chat.answer import AnswerReader, RowAnswer
 from routes.http.errors import Json, native_field
 from routes.http.generate import Prepared
+from routes.http.open_lists import ignored
 from routes.http.schemas import Prompts
 from routes.ollama.reply import ChatAnswer, OllamaReply, TextAnswer
 from routes.ollama.schemas import OllamaBody, OllamaChatBody, OllamaTextBody
@@ -31,6 +32,7 @@ def chat(body: Json, model_id: str, settings: FrontendConfig) -> Prepared:
     use = fields.tool_use()
     prompt = templates.chat(messages, tools=use.offered, style=style)
     reply = ChatAnswer(model_id, RowAnswer(use.reader(style)), fields.logprobs)
+    reply.ignored = ignored("tools", fields.tools)
     prompts: Prompts = [prompt] if messages else []
     return _prepared(fields, prompts, style, reply, use.grammar(style, fields.grammar()))
 

@@ -13,6 +13,7 @@ from routes.chat.calls import read_arguments
 from routes.chat.fields import ChatStyleFields
 from routes.chat.grammars import ANY_OBJECT, of_schema
 from routes.http.errors import TEXT_ONLY, ApiError, Json, native_field
+from routes.http.open_lists import open_to, taken, taken_with_places
 from routes.http.schemas import Int, Number, RequestBody, refused
 from routes.llama_cpp.fields import LlamaSamplers, Predict, Seed
 from routes.openai.schemas import (
@@ -202,16 +203,19 @@ class OllamaChatBody(OllamaBody):
     )
 
     messages: list[OllamaMessage] = Field(default_factory=list)  # none: the model is to be loaded
-    tools: Annotated[list[OllamaTool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
+    tools: Annotated[list[Annotated[OllamaTool, open_to("function")]], Field(max_length=MAX_TOOLS)] = Field(
+        default_factory=list
+    )
 
     def tool_use(self) -> ToolUse:
         """Raises ApiError 400 where a bound answer could be a call instead."""
-        functions = [tool.function for tool in self.tools]
+        functions = [tool.function for tool in taken(self.tools)]
         offered = [offered_tool(each.name, each.description, each.parameters) for each in functions]
         if offered and (bound := list(self.given())):
             raise native_field(bound[0], "a bound answer cannot be a call; send it or tools, not both")
         strict = frozenset(each.name for each in functions if each.strict)
-        return ToolUse(offered, "auto", bool(offered), True, strict)
+        places = [i for i, _ in taken_with_places(self.tools)]
+        return ToolUse(offered, "auto", bool(offered), True, strict, places=places)
 
 
 class OllamaTextBody(OllamaBody):

@@ -17,7 +17,7 @@ from routes.http.errors import ApiError, Json, openai_field
 from routes.http.generate import Prepared
 from routes.openai.reply import OpenAIReply, logprob_entries
 from routes.openai.schemas import ChatBody
-from routes.openai.tools import chat_tools
+from routes.openai.tools import chat_tools, ignored_tools
 from rwkv_batch.chat import templates
 from rwkv_batch.chat.checkpoints import chat_template
 from rwkv_batch.config import FrontendConfig
@@ -55,6 +55,8 @@ def prepare(body: Json, model_id: str, settings: FrontendConfig = DEFAULTS) -> P
     reply = ChatReply(
         model_id, readers, style.thinks, chat.logprobs, chat.include_usage, chat.return_token_ids
     )
+    reply.shows_thoughts = chat.include_reasoning and not chat.reasoning.exclude
+    reply.ignored = ignored_tools(chat)
     return Prepared(request, chat.stream, reply)
 
 
@@ -93,6 +95,8 @@ def _max_tokens(chat: ChatBody) -> int:
 class ChatReply(OpenAIReply):
     """`readers` hold the state of each row."""
 
+    shows_thoughts = True
+
     def __init__(
         self,
         model_id: str,
@@ -116,7 +120,7 @@ class ChatReply(OpenAIReply):
         reader = self._readers[row.row]
         piece = reader.feed(row.text) + reader.finish()
         message: Json = {"role": "assistant", "content": piece.content}
-        if self._think or piece.reasoning:
+        if self.shows_thoughts and (self._think or piece.reasoning):
             message["reasoning_content"] = piece.reasoning
         if reader.calls:
             calls = [_call(call) for call in reader.calls]
@@ -141,6 +145,8 @@ class ChatReply(OpenAIReply):
         piece = reader.feed(delta.text)
         if delta.finish_reason:
             piece += reader.finish()
+        if not self.shows_thoughts:
+            piece = Piece(content=piece.content)
         choices = [_choice(delta.row, part) for part in _parts(piece, reader.calls, known)]
         more: Json = {"logprobs": _logprobs(delta.logprobs)} if self._logprobs and delta.logprobs else {}
         if self._ids and delta.ids:

@@ -2,6 +2,7 @@
 
 import time
 from abc import abstractmethod
+from collections.abc import Sequence
 from uuid import uuid4
 
 from routes.http.errors import Json, openai_shape
@@ -68,7 +69,7 @@ def _usage(job: Job, completion: int) -> Json:
     }
 
 
-def logprob_entries(tokens: list[TokenLogprob]) -> list[Json]:
+def logprob_entries(tokens: Sequence[TokenLogprob]) -> list[Json]:
     """Drawn tokens with their log probabilities and those of the likeliest."""
     return [
         _token(each.token, each.logprob) | {"top_logprobs": [_token(*top) for top in each.top]}

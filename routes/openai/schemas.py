@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from pydantic import BaseModel, BeforeValidator, Field, GetJsonSchemaHandler, PrivateAttr, WithJsonSchema
 from pydantic_core import CoreSchema
 
-from routes.chat.fields import ChatStyleFields
+from routes.chat.fields import ChatStyleFields, Effort
 from routes.chat.grammars import GrammarFields, answer_head, leaves_text_free
 from routes.chat.profiles import ALPHAS, PROFILES
 from routes.chat.shapes import ChatMessages, OfferedTool, ToolChoiceShape, shaped_as
@@ -48,7 +48,6 @@ NO_CHAT = dict.fromkeys(
     ("think_type", "chat_template_kwargs", "enable_think", "think", "thinking", "reasoning_effort"),
     "this text is no chat; leave it out",
 )
-NOT_STORED = {"store": "completions are not stored here; leave it out or send false"}
 
 
 def _stop(value: object) -> object:
@@ -303,16 +302,33 @@ class ThinkingSwitch(BaseModel):
     type: Literal["enabled", "disabled"]
 
 
+class ChatReasoning(BaseModel):
+    """OpenRouter's field for thoughts."""
+
+    effort: Effort | None = None
+    max_tokens: Annotated[Int, Field(ge=0, le=INT_LIMIT)] | None = None  # a hint beside that it is above 0
+    enabled: bool | None = None
+    exclude: bool = False  # the reply has no thought
+
+    @property
+    def wanted(self) -> bool | None:
+        """Whether a thought is asked for; None: that is not said."""
+        if self.enabled is not None:
+            return self.enabled
+        if self.effort is not None:
+            return self.effort not in ("none", "minimal")
+        return None if self.max_tokens is None else self.max_tokens > 0
+
+
 class ChatBody(ChatStyleFields, OpenAIBody):
     """POST /v1/chat/completions. `messages`, `tools` and `tool_choice` are checked where they are read."""
 
-    refused = NOT_STORED | {
+    refused: ClassVar[dict[str, str]] = {
         "audio": "this server writes text only",
         "functions": "this is deprecated; use tools",
         "function_call": "this is deprecated; use tool_choice",
         "web_search_options": "this server does not search the web",
         "echo": "the text is the answer alone; /v1/completions can begin with the prompt",
-        "reasoning": "this route calls it reasoning_effort",
     }
     max_completion_tokens: NewTokens | None = None
     messages: Annotated[list[Any], shaped_as(ChatMessages)] = Field(default_factory=list)
@@ -320,6 +336,9 @@ class ChatBody(ChatStyleFields, OpenAIBody):
     system: str = ""
     session_id: SessionId = ""  # "": the whole conversation is here
     thinking: ThinkingSwitch | None = None  # as DeepSeek, GLM and Kimi have it
+    reasoning: ChatReasoning = ChatReasoning()
+    include_reasoning: bool = True  # whether the reply says the thought, as vLLM has it
+    store: bool = False  # a hint: nothing is stored
     add_generation_prompt: bool = True  # vLLM's, as is the next
     continue_final_message: bool = False
     logprobs: bool = False
@@ -335,17 +354,13 @@ class ChatBody(ChatStyleFields, OpenAIBody):
 
     def switches(self) -> dict[str, bool | None]:
         thinking = None if self.thinking is None else self.thinking.type == "enabled"
-        return super().switches() | {"thinking": thinking}
+        return super().switches() | {"thinking": thinking, "reasoning": self.reasoning.wanted}
 
 
 class CompletionBody(OpenAIBody):
     """POST /v1/completions."""
 
-    refused = (
-        NOT_STORED
-        | NO_CHAT
-        | {"session_id": "sessions are not available on this route; use chat completions"}
-    )
+    refused = NO_CHAT | {"session_id": "sessions are not available on this route; use chat completions"}
     prompt: Annotated[schemas.Prompts, BeforeValidator(_prompts, json_schema_input_type=Prompt)]
     top_p: TopP = 1.0
     top_k: TopK = 0

@@ -6,11 +6,13 @@ only the prompt demands it.
 """
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from routes.chat.answer import AnswerReader
 from routes.chat.grammars import arguments_by, of_calls
-from routes.http.errors import openai_field
+from routes.http.errors import ApiError, openai_field
+from routes.http.open_lists import named, unknown_type
 from routes.openai.schemas import ChatBody
 from rwkv_batch.chat.templates import Style
 from rwkv_batch.chat.tools import CALL_BEGIN, Schema, ToolForm
@@ -30,6 +32,7 @@ class ToolUse:
     parallel: bool  # whether more than one call of an answer counts
     strict: frozenset[str] = frozenset()  # names of the tools whose schemas bind the arguments
     schema_field: str = "function.parameters"  # of a tool in the request
+    places: Sequence[int] = ()  # of the tools in the request; (): as they are offered
 
     def opening(self, style: Style) -> str:
         """The beginning of the call that must be made; empty if the answer opens with something else."""
@@ -75,7 +78,8 @@ class ToolUse:
         begin = f'{form.before}{CALL_BEGIN}{name}, "arguments":'.removeprefix(opening)
         strict = function["name"] in self.strict
         schema = {"type": "object"} | (function.get("parameters") or {} if demanded or strict else {})
-        field = f"tools[{self.offered.index(tool)}].{self.schema_field}"
+        i = self.offered.index(tool)
+        field = f"tools[{self.places[i] if self.places else i}].{self.schema_field}"
         arguments = arguments_by(schema, field, strict)
         return [*([begin] if begin else []), arguments, "}" + form.after]
 
@@ -86,17 +90,67 @@ def offered_tool(name: str, description: str | None, parameters: Schema | None) 
     return {"type": "function", "function": function}
 
 
+def places_of(offered: Sequence[Schema], given: Sequence[object]) -> list[int]:
+    """Where the tools stand among all that the request has."""
+    return [i for i, tool in enumerate(given) if any(tool is each for each in offered)]
+
+
+def only_allowed(
+    choice: object, tools: list[Schema], allowed: object, field: str, name_of: Callable[[Schema], object]
+) -> tuple[list[Schema], object]:
+    """The tools among which `allowed`, a `tool_choice` of type allowed_tools, lets choose, and the mode.
+
+    Of another choice: all tools, and the choice. `name_of`: the name of a function in an entry of
+    `allowed.tools`. Raises ApiError 400 that names the part of `field`, where `allowed` stands.
+    """
+    if not (isinstance(choice, dict) and choice.get("type") == "allowed_tools"):
+        return tools, choice
+    if not isinstance(allowed, dict):
+        raise openai_field(field, "input should be an object with mode and tools")
+    if allowed.get("mode") not in ("auto", "required"):
+        raise openai_field(f"{field}.mode", "input should be auto or required")
+    entries = allowed.get("tools")
+    if not isinstance(entries, list) or not entries:
+        raise openai_field(f"{field}.tools", "input should be a list that is not empty")
+    known = [tool["function"]["name"] for tool in tools]
+    names = set()
+    for i, entry in enumerate(entries):
+        name = name_of(entry) if isinstance(entry, dict) and entry.get("type") == "function" else None
+        if not isinstance(name, str) or name not in known:
+            raise openai_field(f"{field}.tools[{i}]", "input should name a function among the tools")
+        names.add(name)
+    return [tool for tool, name in zip(tools, known, strict=True) if name in names], allowed["mode"]
+
+
+def not_here(kind: str) -> ApiError:
+    """The error for a `tool_choice` that names a tool which the server has left out of `tools`."""
+    return openai_field("tool_choice", f"there are no tools of type {kind[:40]!r} here, only functions")
+
+
+def _name_of(entry: Schema) -> object:
+    function = entry.get("function")
+    return function.get("name") if isinstance(function, dict) else None
+
+
 def chat_tools(body: ChatBody) -> ToolUse:
     """Raises ApiError 400 that names what is wrong with `tools` or `tool_choice`.
 
     `rwkv_tool_compat_mode: false` drops the tools; `enable_tool_calls: true` looks for calls although no
     tools are offered.
     """
-    tools = _checked(body.tools) if body.rwkv_tool_compat_mode else []
-    choice = _choice(body.tool_choice, tools) if body.rwkv_tool_compat_mode else "auto"
+    tools: list[Schema] = []
+    wanted: object = "auto"
+    if body.rwkv_tool_compat_mode:
+        given = body.tool_choice
+        inside = given.get("allowed_tools") if isinstance(given, dict) else None
+        tools, wanted = only_allowed(
+            given, _checked(body.tools), inside, "tool_choice.allowed_tools", _name_of
+        )
+    choice = _choice(wanted, tools)
     look = choice != "none" and (body.enable_tool_calls or bool(tools))
     strict = frozenset(tool["function"]["name"] for tool in tools if tool["function"].get("strict"))
-    return ToolUse(tools, choice, look, body.parallel_tool_calls, strict)
+    places = places_of(tools, body.tools) if tools else []
+    return ToolUse(tools, choice, look, body.parallel_tool_calls, strict, places=places)
 
 
 def _checked(tools: object) -> list[Schema]:
@@ -104,8 +158,11 @@ def _checked(tools: object) -> list[Schema]:
         raise openai_field("tools", "tools must be a list")
     if len(tools) > MAX_TOOLS:
         raise openai_field("tools", f"input should hold at most {MAX_TOOLS} tools")
+    functions = []
     for i, tool in enumerate(tools):
         at = f"tools[{i}]"
+        if unknown_type(tool, "function"):
+            continue
         if not isinstance(tool, dict) or tool.get("type") != "function":
             raise openai_field(f"{at}.type", "input should be 'function', the only type of tool here")
         function = tool.get("function")
@@ -119,7 +176,15 @@ def _checked(tools: object) -> list[Schema]:
             raise openai_field(f"{at}.function.strict", "input should be true or false")
         if not isinstance(function.get("parameters"), dict | None):
             raise openai_field(f"{at}.function.parameters", "input should be a JSON schema object")
-    return tools
+        functions.append(tool)
+    return functions
+
+
+def ignored_tools(body: ChatBody) -> list[str]:
+    """The places and types of those that are no functions; they are left out."""
+    tools = body.tools if isinstance(body.tools, list) else []
+    kinds = ((i, unknown_type(tool, "function")) for i, tool in enumerate(tools))
+    return [named(f"tools[{i}]", kind) for i, kind in kinds if kind]
 
 
 def _choice(choice: object, tools: list[Schema]) -> str | Schema:
@@ -136,6 +201,8 @@ def _choice(choice: object, tools: list[Schema]) -> str | Schema:
                     "tool_choice.function.name", "input should be the name of one of the tools"
                 )
             return {"type": "function", "function": {"name": name}}
+        case {"type": str(kind)} if kind != "function":
+            raise not_here(kind)
         case {}:
             raise openai_field(
                 "tool_choice", "an object here should be {'type': 'function', 'function': {'name': ...}}"

@@ -1,22 +1,55 @@
 """The input of a response: its items, checked and in listed form, and the messages that they stand for."""
 
-from uuid import uuid4
+import re
 
 from routes.chat.calls import read_arguments
 from routes.chat.messages import call_arguments, text_part
 from routes.http.errors import Json, openai_field
+from routes.http.open_lists import named, unknown_type
 from rwkv_batch.chat.templates import Message
 
+RESPONSE_PREFIX = "resp_"
+MADE = re.compile(r"(?:msg|rs|fc)_([0-9a-f]{32})i?[0-9]+")  # what item_id makes
 ROLES = ("user", "assistant", "system", "developer")
+TYPES = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
 
 
-def parse_items(given: object) -> list[Json]:
-    """The items as they are listed, with ids. Raises ApiError 400 that names the item and the field."""
+def parse_items(given: object, response_id: str) -> list[Json]:
+    """The items of a response as they are listed, with ids; those of unknown types are left out.
+
+    Raises ApiError 400 that names the item and the field.
+    """
     if isinstance(given, str):
-        return [_message("user", [given], {})] if given else []
+        given = [{"role": "user", "content": given}] if given else []
     if not isinstance(given, list):
         raise openai_field("input", "input should be a string or a list of items")
-    return [_item(item, f"input[{i}]") for i, item in enumerate(given)]
+    read = [(i, item) for i, item in enumerate(given) if not unknown_type(item, *TYPES)]
+    return [_item(item, f"input[{i}]", item_id("", response_id, f"i{i}")) for i, item in read]
+
+
+def ignored_items(given: object) -> list[str]:
+    """The places and types of those that are left out."""
+    kinds = enumerate(unknown_type(item, *TYPES) for item in (given if isinstance(given, list) else []))
+    return [named(f"input[{i}]", kind) for i, kind in kinds if kind]
+
+
+def item_id(prefix: str, response_id: str, number: str) -> str:
+    """The id of an item, by which the response is found that it belongs to."""
+    return prefix + response_id.removeprefix(RESPONSE_PREFIX) + number
+
+
+def response_of(identity: str) -> str:
+    """The id of the response that an item belongs to; empty if the server has not made that id."""
+    found = MADE.fullmatch(identity)
+    return RESPONSE_PREFIX + found[1] if found else ""
+
+
+def is_reference(item: object) -> bool:
+    """Whether an item stands for another by its `id`. It may have no type."""
+    if not isinstance(item, dict):
+        return False
+    kind = item.get("type")
+    return kind == "item_reference" or (not kind and "id" in item and not item.keys() & {"role", "content"})
 
 
 def to_messages(items: list[Json]) -> list[Message]:
@@ -37,17 +70,20 @@ def to_messages(items: list[Json]) -> list[Message]:
     return found
 
 
-def _item(item: object, at: str) -> Json:
+def _item(item: object, at: str, own: str) -> Json:
+    """`own`: the end of its id, unless it has one."""
     if not isinstance(item, dict):
         raise openai_field(at, "input should be an object")
     match item.get("type") or "message":
         case "message":
             if item.get("role") not in ROLES:
                 raise openai_field(f"{at}.role", f"input should be one of {', '.join(ROLES)}")
-            return _message(item["role"], _texts(item.get("content"), f"{at}.content"), item)
+            return _message(
+                item["role"], _texts(item.get("content"), f"{at}.content"), _id(item, "msg_", own)
+            )
         case "function_call":
             return {
-                "id": _id(item, "fc_"),
+                "id": _id(item, "fc_", own),
                 "type": "function_call",
                 "call_id": _string(item, "call_id", at),
                 "name": _string(item, "name", at),
@@ -56,27 +92,22 @@ def _item(item: object, at: str) -> Json:
             }
         case "function_call_output":
             return {
-                "id": _id(item, "fc_"),
+                "id": _id(item, "fc_", own),
                 "type": "function_call_output",
                 "call_id": _string(item, "call_id", at),
                 "output": "".join(_texts(item.get("output"), f"{at}.output")),
                 "status": "completed",
             }
         case "reasoning":
-            return {"id": _id(item, "rs_"), "type": "reasoning", "summary": []}
-        case other:
-            raise openai_field(
-                f"{at}.type",
-                f"{str(other)[:40]!r} cannot be read here; input should be message, function_call, "
-                "function_call_output or reasoning",
-            )
+            return {"id": _id(item, "rs_", own), "type": "reasoning", "summary": []}
+    raise openai_field(f"{at}.type", f"input should be one of {', '.join(TYPES)}")
 
 
-def _message(role: str, texts: list[str], item: Json) -> Json:
+def _message(role: str, texts: list[str], identity: str) -> Json:
     form: Json = {"type": "output_text", "annotations": []} if role == "assistant" else {"type": "input_text"}
     content = [{**form, "text": text} for text in texts]
     return {
-        "id": _id(item, "msg_"),
+        "id": identity,
         "type": "message",
         "role": role,
         "status": "completed",
@@ -84,9 +115,9 @@ def _message(role: str, texts: list[str], item: Json) -> Json:
     }
 
 
-def _id(item: Json, prefix: str) -> str:
+def _id(item: Json, prefix: str, own: str) -> str:
     given = item.get("id")
-    return given if isinstance(given, str) and given else prefix + uuid4().hex
+    return given if isinstance(given, str) and given else prefix + own
 
 
 def _string(item: Json, field: str, at: str) -> str:

@@ -13,10 +13,10 @@ from uuid import uuid4
 import msgspec
 
 from routes.http.errors import Json, openai_field
+from routes.http.open_lists import taken
 from routes.http.schemas import RESPONSE
 from routes.openai.chat import DEFAULT_MAX_TOKENS, DEFAULTS
-from routes.openai.tools import ToolUse
-from routes.responses.items import parse_items, to_messages
+from routes.responses.items import RESPONSE_PREFIX, parse_items, to_messages
 from routes.responses.reply import ResponseReply
 from routes.responses.schemas import ResponsesBody, TextFormat, response_tools
 from rwkv_batch.chat import templates
@@ -24,7 +24,7 @@ from rwkv_batch.chat.checkpoints import chat_template
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.wire.protocol import GenerateRequest, Grammar, SessionTurn
 
-ID = re.compile(r"resp_[0-9a-f]{32}")
+ID = re.compile(RESPONSE_PREFIX + "[0-9a-f]{32}")
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -49,7 +49,8 @@ def prepare(
     The document holds a response without output until then. `previous`: the document of
     body.previous_response_id. Raises ApiError 400.
     """
-    items = parse_items(body.input)
+    response_id = RESPONSE_PREFIX + uuid4().hex
+    items = parse_items(body.input, response_id)
     messages, use = to_messages(items), response_tools(body)
     if not body.instructions.strip() and all(message.empty for message in messages):
         raise openai_field("input", "this holds no text; send a string or a list of items")
@@ -66,11 +67,12 @@ def prepare(
         style,
         use.opening(style),
     )
-    response_id = "resp_" + uuid4().hex
-    response = _response(body, response_id, model_id, use)
+    response = _response(body, response_id, model_id)
+    reply = ResponseReply(response, use.reader(style))
+    reply.ignored = body.ignored()
     return (
         _request(body, prompt, response_id, style, use.grammar(style, body.grammar())),
-        ResponseReply(response, use.reader(style)),
+        reply,
         Document(response, items, body.instructions or known[0], tools or known[1]),
     )
 
@@ -96,19 +98,14 @@ def _request(
             separator=style.form.separator,
         )
     max_tokens = DEFAULT_MAX_TOKENS if body.max_output_tokens is None else body.max_output_tokens
-    request = body.request([prompt], max_tokens, style, turn=turn, grammar=grammar)
+    request = body.request([prompt], max_tokens, style, body.wanted_logprobs, turn, grammar)
     # The tokens of thoughts are counted by delta, so deltas are small also when nothing is streamed: any
     # answer may begin with a thought.
     return msgspec.structs.replace(request, pausable=False, flush_tokens=request.flush_tokens or 1)
 
 
-def _response(body: ResponsesBody, response_id: str, model_id: str, use: ToolUse) -> Json:
+def _response(body: ResponsesBody, response_id: str, model_id: str) -> Json:
     """The response object before there is any output."""
-    choice = (
-        use.choice
-        if isinstance(use.choice, str)
-        else {"type": "function", "name": use.choice["function"]["name"]}
-    )
     return {
         "id": response_id,
         "object": "response",
@@ -132,9 +129,10 @@ def _response(body: ResponsesBody, response_id: str, model_id: str, use: ToolUse
         "service_tier": "default",
         "store": body.store,
         "temperature": body.temperature,
-        "text": {"format": _format(body)},
-        "tool_choice": choice,
-        "tools": [tool.model_dump() | {"strict": bool(tool.strict)} for tool in body.tools],
+        "text": {"format": _format(body), "verbosity": body.text.verbosity},
+        "tool_choice": body.tool_choice,
+        "tools": [tool.model_dump() | {"strict": bool(tool.strict)} for tool in taken(body.tools)],
+        "top_logprobs": body.top_logprobs or 0,
         "top_p": body.top_p,
         "truncation": body.truncation,
         "usage": None,

@@ -5,14 +5,17 @@ are added when the row has finished, so that the items do not depend on how the 
 """
 
 import time
+from collections.abc import Sequence
 from uuid import uuid4
 
 from routes.chat.answer import AnswerReader, Piece, RowAnswer
 from routes.chat.calls import ToolCall
 from routes.http.errors import ApiError, Json, openai_shape
 from routes.http.replies import Reply, TypedEvents
+from routes.openai.reply import logprob_entries
+from routes.responses.items import item_id
 from rwkv_batch.wire.client import Job
-from rwkv_batch.wire.protocol import RowDelta
+from rwkv_batch.wire.protocol import RowDelta, TokenLogprob
 
 # status -> code of a response that failed; others: server_error
 FAILURES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
@@ -29,6 +32,19 @@ def previous_not_found(response_id: str, stores: bool = True) -> ApiError:
         f"There is no response {response_id[:60]} that could be continued: {why}.",
         param="previous_response_id",
         code="previous_response_not_found",
+    )
+
+
+def item_not_found(identity: str, field: str, stores: bool = True) -> ApiError:
+    """The error for a reference to an item that is not stored. `field`: its place in the request."""
+    why = "only items of responses that were made with `store` true are; send the item itself"
+    if not stores:
+        why = f"{NOT_STORED}, also with `store` true"
+    return ApiError(
+        404,
+        f"There is no item {identity[:60]} that is stored: {why}.",
+        param=field,
+        code="item_not_found",
     )
 
 
@@ -54,6 +70,8 @@ class ResponseReply(TypedEvents):
         self._row = RowAnswer(reader)
         self._item: _TextItem | None = None  # the one being written
         self._number = 0  # of the next event
+        self._drawn: list[TokenLogprob] = []  # of text that has not been shown yet
+        self._shown: list[TokenLogprob] = []  # of text of the answer that the next event shows
 
     def whole(self, job: Job, deltas: list[RowDelta]) -> Json:
         """The final response."""
@@ -68,10 +86,11 @@ class ResponseReply(TypedEvents):
         ]
 
     def events(self, deltas: list[RowDelta]) -> list[Json]:
-        piece = sum(map(self._row.take, deltas), Piece())
+        piece = sum(map(self._take, deltas), Piece())
         events = self._write("reasoning", piece.reasoning) if piece.reasoning else []
         if piece.content:
-            events += self._write("message", piece.content)
+            shown, self._shown = self._shown, []
+            events += self._write("message", piece.content, shown)
         return events + self._finish() if self._row.finish_reason else events
 
     def last(self, job: Job) -> list[Json]:
@@ -107,14 +126,25 @@ class ResponseReply(TypedEvents):
         """A complete call completes the response, also if the text behind it was cut."""
         return "incomplete" if self._row.finish_reason == "length" and not self._row.calls else "completed"
 
-    def _write(self, kind: str, text: str) -> list[Json]:
+    def _take(self, delta: RowDelta) -> Piece:
+        """What can be shown after `delta`, whose logprobs are kept for the text of the answer."""
+        piece = self._row.take(delta)
+        self._drawn += delta.logprobs
+        if self._row.thinking:
+            self._drawn = []
+        elif self._drawn and piece.content:
+            shown, self._drawn = _tokens_of(piece.content, self._drawn)
+            self._shown += shown
+        return piece
+
+    def _write(self, kind: str, text: str, drawn: Sequence[TokenLogprob] = ()) -> list[Json]:
         """`text` goes to the item being written if that is of this kind, otherwise to a new one."""
         events = []
         if self._item is None or self._item.kind != kind:
             events += self._close("completed")
-            self._item = _TextItem(kind)
+            self._item = _TextItem(kind, self._id("msg_" if kind == "message" else "rs_"))
             events += self._item_events(self._item.begin())
-        return events + self._item_events(self._item.write(text))
+        return events + self._item_events(self._item.write(text, logprob_entries(drawn)))
 
     def _finish(self) -> list[Json]:
         """Close the item being written, or an empty message if there was no output; add the calls."""
@@ -131,9 +161,13 @@ class ResponseReply(TypedEvents):
         self._item = None
         return events
 
+    def _id(self, prefix: str) -> str:
+        """That of the next item of the output."""
+        return item_id(prefix, self.response["id"], str(len(self.response["output"])))
+
     def _add_call(self, call: ToolCall) -> list[Json]:
         item = {
-            "id": "fc_" + uuid4().hex,
+            "id": self._id("fc_"),
             "type": "function_call",
             "status": "in_progress",
             "call_id": "call_" + uuid4().hex,
@@ -167,17 +201,34 @@ class ResponseReply(TypedEvents):
         return {"type": kind, "sequence_number": number, **fields}
 
 
+def _tokens_of(text: str, drawn: list[TokenLogprob]) -> tuple[list[TokenLogprob], list[TokenLogprob]]:
+    """The tokens in which the last occurrence of `text` stands, and those behind it.
+
+    Those before it are of a thought, a call or white space. All where it has parts that no token has.
+    """
+    begin = b"".join(each.token for each in drawn).rfind(text.encode())
+    if begin < 0:
+        return drawn, []
+    end, at, first, last = begin + len(text.encode()), 0, len(drawn), len(drawn)
+    for i, each in enumerate(drawn):
+        if at >= end:
+            last = i
+            break
+        at += len(each.token)
+        if at > begin:
+            first = min(first, i)
+    return drawn[first:last], drawn[last:]
+
+
 class _TextItem:
     """An item that is text: thoughts or a message. It has one part."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, identity: str) -> None:
         self.kind = kind
-        self._text = ""
-        self._id = ("msg_" if kind == "message" else "rs_") + uuid4().hex
+        self._text, self._logprobs = "", list[Json]()
+        self._id = identity
         self._place = {"item_id": self._id, "content_index": 0}
         self._name = "response.output_text" if kind == "message" else "response.reasoning_text"
-        # OpenAI's types demand the field.
-        self._logprobs: Json = {"logprobs": []} if kind == "message" else {}
 
     def begin(self) -> list[Json]:
         return [
@@ -185,18 +236,23 @@ class _TextItem:
             {"type": "response.content_part.added", **self._place, "part": self._part()},
         ]
 
-    def write(self, text: str) -> list[Json]:
+    def write(self, text: str, logprobs: list[Json]) -> list[Json]:
         self._text += text
-        return (
-            [{"type": f"{self._name}.delta", **self._place, **self._logprobs, "delta": text}] if text else []
-        )
+        self._logprobs += logprobs
+        kind = {"type": f"{self._name}.delta", **self._place, **self._with(logprobs)}
+        return [{**kind, "delta": text}] if text else []
 
     def end(self, status: str) -> list[Json]:
+        kind = {"type": f"{self._name}.done", **self._place, **self._with(self._logprobs)}
         return [
-            {"type": f"{self._name}.done", **self._place, **self._logprobs, "text": self._text},
+            {**kind, "text": self._text},
             {"type": "response.content_part.done", **self._place, "part": self._part()},
             {"type": "response.output_item.done", "item": self._item(status, [self._part()])},
         ]
+
+    def _with(self, logprobs: list[Json]) -> Json:
+        """OpenAI's types demand the field in a message."""
+        return {"logprobs": logprobs} if self.kind == "message" else {}
 
     def _item(self, status: str, content: list[Json]) -> Json:
         form: Json = {"role": "assistant"} if self.kind == "message" else {"summary": []}
@@ -204,5 +260,10 @@ class _TextItem:
 
     def _part(self) -> Json:
         if self.kind == "message":
-            return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": []}
+            return {
+                "type": "output_text",
+                "text": self._text,
+                "annotations": [],
+                **self._with(self._logprobs[:]),
+            }
         return {"type": "reasoning_text", "text": self._text}

@@ -19,8 +19,9 @@ from routes.http.frontend import ANSWERED_WITHIN, NO_REPLY, Frontend
 from routes.http.generate import Prepared, run
 from routes.http.model_field import read_model, with_defaults
 from routes.http.start_states import choose_state
+from routes.responses.items import is_reference, response_of
 from routes.responses.prepare import ID, Document, prepare, state_key, without_answer
-from routes.responses.reply import InputTokens, ResponseReply, previous_not_found
+from routes.responses.reply import InputTokens, ResponseReply, item_not_found, previous_not_found
 from routes.responses.schemas import ResponsesBody
 from rwkv_batch.chat.checkpoints import settings_for
 from rwkv_batch.wire.client import RequestFailed, RequestRejected
@@ -52,7 +53,9 @@ async def create(front: Frontend, http: HttpRequest) -> HttpResponse:
 async def input_tokens(front: Frontend, http: HttpRequest) -> HttpResponse:
     """POST /v1/responses/input_tokens: what such a response would count as its input. Raises ApiError."""
     asked = await _asked(front, http, stores=False)
-    return await run(front, asked.model, http, Prepared(without_answer(asked.request), False, InputTokens()))
+    reply = InputTokens()
+    reply.ignored = asked.reply.ignored
+    return await run(front, asked.model, http, Prepared(without_answer(asked.request), False, reply))
 
 
 async def cancel(front: Frontend, http: HttpRequest) -> Response:
@@ -75,6 +78,7 @@ async def _asked(front: Frontend, http: HttpRequest, stores: bool = True) -> Ask
     body = ResponsesBody.from_json(fields, front.settings.sampling_profile)
     if not (stores and front.settings.token_log):
         body = body.model_copy(update={"store": False})
+    body = body.model_copy(update={"input": await _resolved(front, body.input)})
     previous = None
     if body.previous_response_id is not None:
         missing = previous_not_found(body.previous_response_id, front.settings.token_log)
@@ -84,6 +88,29 @@ async def _asked(front: Frontend, http: HttpRequest, stores: bool = True) -> Ask
     if state and previous is None:
         request = state.begin(request)
     return Asked(named.model, body, adapter.begin(request), reply, document)
+
+
+async def _resolved(front: Frontend, given: object) -> object:
+    """The input with the items in the places of those that refer to them. Raises ApiError 400 or 404."""
+    if not (isinstance(given, list) and any(map(is_reference, given))):
+        return given
+    items, documents = list(given), dict[str, Document]()
+    for i, item in enumerate(given):
+        if not is_reference(item):
+            continue
+        at, identity = f"input[{i}].id", item.get("id")
+        if not isinstance(identity, str) or not identity:
+            raise openai_field(at, "input should be a string that is not empty")
+        missing = item_not_found(identity, at, front.settings.token_log)
+        response_id = response_of(identity)
+        if response_id not in documents:
+            documents[response_id] = await _document(front, response_id, missing)
+        document = documents[response_id]
+        known = {each["id"]: each for each in (*document.input, *document.response["output"])}
+        if identity not in known:
+            raise missing
+        items[i] = known[identity]
+    return items
 
 
 async def stored(front: Frontend, http: HttpRequest) -> Response:

@@ -2,16 +2,18 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from routes.chat.fields import ChatStyleFields
+from routes.chat.fields import ChatStyleFields, Effort
 from routes.chat.grammars import of_format
 from routes.chat.shapes import shaped_as
 from routes.http.errors import TEXT_ONLY, Json, openai_field
+from routes.http.open_lists import ignored, named, open_to, taken, taken_with_places
 from routes.http.schemas import Int
 from routes.openai.schemas import CHAT_ONLY, NewTokens, OpenAIBody, StreamOptions
-from routes.openai.tools import MAX_TOOLS, ToolUse, offered_tool
-from routes.responses.shapes import Item, NamedResponseTool
+from routes.openai.tools import MAX_TOOLS, ToolUse, not_here, offered_tool, only_allowed, places_of
+from routes.responses.items import ignored_items
+from routes.responses.shapes import AllowedResponseTools, Item, NamedResponseTool
 from rwkv_batch.wire.protocol import Grammar
 
 REFUSED = CHAT_ONLY | {
@@ -21,11 +23,8 @@ REFUSED = CHAT_ONLY | {
     "prompt": "there are no stored prompts here; send the text as input",
     "messages": "this route takes the conversation as input",
     "contents": "this route takes the conversation as input",
-    "context_management": "nothing needs to be compacted: a conversation of any length takes the same memory",
     "moderation": "this server does not moderate",
-    "prompt_cache_options": "the cache has no options; use_prefix_cache false goes without it",
-    "logprobs": "logprobs are available on /v1/chat/completions",
-    "top_logprobs": "logprobs are available on /v1/chat/completions",
+    "logprobs": "this route takes top_logprobs, or message.output_text.logprobs in include",
     "max_tokens": "this route calls it max_output_tokens",
     "max_completion_tokens": "this route calls it max_output_tokens",
     "response_format": "this route takes text.format",
@@ -35,8 +34,19 @@ REFUSED = CHAT_ONLY | {
     "access_programs": "there are none here",
     "image": TEXT_ONLY,
 }
-# Thoughts are never encrypted here: an item of reasoning holds its text, and may be sent back.
-INCLUDABLE = "reasoning.encrypted_content"
+LOGPROBS = "message.output_text.logprobs"
+# What OpenAI's protocol lets clients include. All but the logprobs belong to items that are not made here, or
+# stand in them anyway, as thoughts are never encrypted.
+INCLUDABLE = (
+    LOGPROBS,
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)
 MAX_PAIRS, MAX_KEY, MAX_VALUE = 16, 64, 512  # OpenAI's limits of metadata
 METADATA: Json = {
     "type": "object",
@@ -56,30 +66,19 @@ def _metadata(value: object) -> object:
     return value
 
 
-def _includable(name: object) -> object:
-    if name != INCLUDABLE:
-        raise ValueError(f"this is not available here; input should be {INCLUDABLE}")
-    return name
-
-
-def _no_obfuscation(wanted: object) -> object:
-    if wanted:
-        raise ValueError("nothing is added to events here; leave it out or send false")
-    return wanted
-
-
 class ResponseStreamOptions(StreamOptions):
-    include_obfuscation: Annotated[Any, shaped_as(Literal[False] | None), AfterValidator(_no_obfuscation)] = (
-        None
-    )
+    include_obfuscation: bool | None = None  # a hint: nothing is added to events
+
+
+Summary = Literal["auto", "concise", "detailed"]
 
 
 class Reasoning(BaseModel):
     """Thoughts are sent as the text of a reasoning item. Those of earlier turns in `input` are not read."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    summary: Literal["auto"] | None = None
-    generate_summary: Literal["auto"] | None = None
+    effort: Effort | None = None
+    summary: Summary | None = None  # a hint, as is the next: thoughts are sent whole
+    generate_summary: Summary | None = None
     context: Literal["auto", "current_turn"] | None = None
     mode: Literal["standard"] | None = None
 
@@ -104,7 +103,7 @@ class TextFormat(BaseModel):
 
 class TextConfig(BaseModel):
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None  # a hint
 
 
 class FunctionTool(BaseModel):
@@ -140,18 +139,36 @@ class ResponsesBody(ChatStyleFields, OpenAIBody):
     reasoning: Reasoning = Reasoning()
     text: TextConfig = TextConfig()
     truncation: Literal["auto", "disabled"] = "disabled"  # there is no window that could overflow
-    include: Annotated[
-        list[Annotated[Any, AfterValidator(_includable), WithJsonSchema({"const": INCLUDABLE})]],
-        Field(default_factory=list),
+    context_management: list[Json] = Field(default_factory=list)  # a hint: nothing needs to be compacted
+    include: list[str] = Field(default_factory=list)
+    top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
+    tools: Annotated[
+        list[Annotated[FunctionTool, open_to("function")]],
+        Field(default_factory=list, max_length=MAX_TOOLS),
     ]
-    tools: Annotated[list[FunctionTool], Field(default_factory=list, max_length=MAX_TOOLS)]
-    tool_choice: Annotated[Any, shaped_as(Literal["none", "auto", "required"] | NamedResponseTool)] = "auto"
+    tool_choice: Annotated[
+        Any, shaped_as(Literal["none", "auto", "required"] | NamedResponseTool | AllowedResponseTools)
+    ] = "auto"
     parallel_tool_calls: bool = True  # whether more than one call of an answer counts
+    # Labels and hints.
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
-    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] = "auto"
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: Json = Field(default_factory=dict)
+    service_tier: str = "auto"
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """How many of the likeliest tokens come with each one drawn; None: none, and no logprobs."""
+        return (self.top_logprobs or 0) if self.top_logprobs or LOGPROBS in self.include else None
+
+    def ignored(self) -> list[str]:
+        """The places of what is left out of its lists, with its kinds."""
+        names = [
+            named(f"include[{i}]", each) for i, each in enumerate(self.include) if each not in INCLUDABLE
+        ]
+        return [*ignored_items(self.input), *ignored("tools", self.tools), *names]
 
     def given(self) -> dict[str, Grammar]:
         form = self.text.format or TextFormat(type="text", schema=None)
@@ -161,11 +178,15 @@ class ResponsesBody(ChatStyleFields, OpenAIBody):
 
 def response_tools(body: ResponsesBody) -> ToolUse:
     """How the response uses its tools. Raises ApiError 400 that names what is wrong with `tool_choice`."""
-    offered = [offered_tool(tool.name, tool.description, tool.parameters) for tool in body.tools]
-    choice = _choice(body.tool_choice, [tool.name for tool in body.tools])
-    strict = frozenset(tool.name for tool in body.tools if tool.strict)
+    tools = taken(body.tools)
+    made = [offered_tool(tool.name, tool.description, tool.parameters) for tool in tools]
+    given = body.tool_choice
+    offered, wanted = only_allowed(given, made, given, "tool_choice", lambda entry: entry.get("name"))
+    choice = _choice(wanted, [tool["function"]["name"] for tool in offered])
+    strict = frozenset(tool.name for tool in tools if tool.strict)
     look = bool(offered) and choice != "none"
-    return ToolUse(offered, choice, look, body.parallel_tool_calls, strict, "parameters")
+    places = [taken_with_places(body.tools)[i][0] for i in places_of(offered, made)]
+    return ToolUse(offered, choice, look, body.parallel_tool_calls, strict, "parameters", places)
 
 
 def _choice(choice: object, names: list[str]) -> str | Json:
@@ -179,6 +200,8 @@ def _choice(choice: object, names: list[str]) -> str | Json:
             return {"type": "function", "function": {"name": name}}
         case {"type": "function", "name": str()}:
             raise openai_field("tool_choice.name", "input should be the name of one of the tools")
+        case {"type": str(kind)} if kind != "function":
+            raise not_here(kind)
     raise openai_field(
         "tool_choice", "input should be none, auto, required, or {'type': 'function', 'name': ...}"
     )

@@ -37,12 +37,25 @@ class ReasoningItem(BaseModel):
     type: Literal["reasoning"]
 
 
-Item = MessageItem | CallItem | OutputItem | ReasoningItem
+class ReferenceItem(BaseModel):
+    """An item of a response that is stored."""
+
+    type: Literal["item_reference"] = "item_reference"
+    id: Filled
+
+
+Item = MessageItem | CallItem | OutputItem | ReasoningItem | ReferenceItem
 
 
 class NamedResponseTool(BaseModel):
     type: Literal["function"]
     name: str
+
+
+class AllowedResponseTools(BaseModel):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedResponseTool], Field(min_length=1)]
 
 
 class WrittenText(TypedDict):
@@ -153,6 +166,7 @@ class MadeResponse(TypedDict):
     text: Json
     tool_choice: str | Json
     tools: list[Json]
+    top_logprobs: int
     top_p: float
     truncation: str
     usage: ResponseUsage | None

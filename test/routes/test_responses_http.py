@@ -156,6 +156,9 @@ def test_no_response_is_stored_where_texts_are_not(tmp_path: Path):
                     model="rwkv7", input="And?", previous_response_id=made.id, stream=stream
                 )
             assert caught.value.code == "previous_response_not_found"
+        reference = {"type": "item_reference", "id": made.output[0].id}
+        with pytest.raises(openai.NotFoundError, match=r"--no-token-log.*`store`"):
+            client.responses.create(model="rwkv7", input=[reference])
 
 
 def test_a_state_that_has_gone_while_its_document_stayed_cannot_be_continued(
@@ -192,6 +195,41 @@ def test_ids_that_are_none(front: FrontendProcess, response_id: str):
         assert answer.status_code == 404 and answer.json()["error"]["code"] == "response_not_found"
     answer = front.http.post("/v1/responses", json={"input": "x", "previous_response_id": response_id})
     assert answer.status_code == 404 and answer.json()["error"]["code"] == "previous_response_not_found"
+
+
+def test_items_of_stored_responses_may_be_sent_as_references(front: FrontendProcess, client: OpenAI):
+    """As AI SDK does from the second turn on."""
+    first = client.responses.create(model="rwkv7", input="I am Ann.")
+    (asked,) = client.responses.input_items.list(first.id)
+    reference = {"type": "item_reference", "id": first.output[0].id}
+    again = client.responses.create(
+        model="rwkv7",
+        input=[{"id": asked.id}, reference, {"role": "user", "content": "Who?"}],
+        store=False,
+    )
+    said = first.output_text.rstrip("\n").replace("\n\n", "\n")
+    (prompt,) = front.engine.requests[-1].prompts
+    assert prompt == f"User: I am Ann.\n\nAssistant: {said}\n\nUser: Who?\n\n{ANSWER}"
+    assert again.status == "completed"
+    kept = client.responses.create(model="rwkv7", input=[reference, {"role": "user", "content": "Who?"}])
+    listed = [item.id for item in client.responses.input_items.list(kept.id, order="asc")]
+    assert listed[0] == first.output[0].id
+    assert len({*listed, first.output[0].id, kept.output[0].id}) == 3, "each item has an id of its own"
+
+
+def test_a_reference_to_what_is_not_stored_is_a_404_that_says_store(front: FrontendProcess, client: OpenAI):
+    unstored = client.responses.create(model="rwkv7", input="Hi", store=False)
+    deleted = client.responses.create(model="rwkv7", input="Hi")
+    client.responses.delete(deleted.id)
+    other = client.responses.create(model="rwkv7", input="Hi").output[0].id
+    for identity in (unstored.output[0].id, deleted.output[0].id, "msg_1", other + "9", "rs_" + other[4:]):
+        reference = {"type": "item_reference", "id": identity}
+        with pytest.raises(openai.NotFoundError, match="`store`") as caught:
+            client.responses.create(model="rwkv7", input=[{"role": "user", "content": "a"}, reference])
+        assert (caught.value.code, caught.value.param) == ("item_not_found", "input[1].id")
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(model="rwkv7", input=[{"type": "item_reference"}])
+    assert refused.value.param == "input[0].id"
 
 
 def test_an_id_cannot_reach_other_sessions(front: FrontendProcess):

@@ -60,10 +60,27 @@ def _as_blocks(content: object) -> object:
 Texts = Annotated[list[TextBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[TextBlock])]
 
 
+class ToolReferenceBlock(CachedBlock):
+    """What a search for tools has found. All tools are in the prompt, so its name says which."""
+
+    type: Literal["tool_reference"]
+    tool_name: Name
+
+    @property
+    def text(self) -> str:
+        """What the model reads of it."""
+        return self.tool_name
+
+
+ResultBlock = Annotated[TextBlock | ToolReferenceBlock, Field(discriminator="type")]
+
+
 class ToolResultBlock(CachedBlock):
     type: Literal["tool_result"]
     tool_use_id: Name
-    content: Texts = Field(default_factory=list)
+    content: Annotated[
+        list[ResultBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[ResultBlock])
+    ] = Field(default_factory=list)
     is_error: bool | None = None
 
 
@@ -100,7 +117,7 @@ class SystemMessage(BaseModel):
 InputMessage = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
 
 
-def text_of(blocks: list[TextBlock]) -> str:
+def text_of(blocks: Sequence[TextBlock | ToolReferenceBlock]) -> str:
     """The texts of blocks, which are lines of one text."""
     return "\n".join(block.text for block in blocks)
 

@@ -85,6 +85,22 @@ def test_hints_change_nothing_of_a_message(fields):
     assert made.request.prompts == messages.prepare(plain, MODEL, FrontendConfig()).request.prompts
 
 
+def test_a_search_for_deferred_tools_says_what_it_has_found():
+    """As Claude Code asks for it: the search is a tool of the client, its result a list of references."""
+    found = [{"type": "tool_reference", "tool_name": name} for name in NAMES[:2]]
+    turns = [
+        *HI,
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "find", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": found}]},
+    ]
+    tools = [{"name": name, "input_schema": {}, "defer_loading": name != "find"} for name in ["find", *NAMES]]
+    made = messages.prepare({"messages": turns, "max_tokens": 9, "tools": tools}, MODEL, FrontendConfig())
+    assert "\n\nTool: get_weather\nget_time\n\n" in prompt_of(made)
+    with pytest.raises(ApiError, match="reads text only"):
+        turns[2]["content"][0]["content"] = [{"type": "image", "source": {}}]
+        messages.prepare({"messages": turns, "max_tokens": 9}, MODEL, FrontendConfig())
+
+
 @pytest.mark.parametrize(
     ("reasoning", "thinks"),
     [

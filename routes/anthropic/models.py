@@ -5,7 +5,8 @@ from typing import Annotated
 from pydantic import Field
 from robyn import Response
 
-from routes.http.errors import Json, anthropic_shape, openai_field
+from routes.anthropic.shapes import AnthropicModel, AnthropicModels
+from routes.http.errors import anthropic_shape, openai_field
 from routes.http.exchange import HttpRequest, HttpResponse, json_response
 from routes.http.frontend import Frontend
 from routes.http.replies import timestamp
@@ -52,15 +53,13 @@ async def models(front: Frontend, http: HttpRequest) -> Response:
     inside = listed[first:end]
     backwards = query.before_id and not query.after_id
     page = inside[-query.limit :] if backwards else inside[: query.limit]
-    return json_response(
-        http,
-        {
-            "data": [_model(each) for each in page],
-            "has_more": len(page) < len(inside),
-            "first_id": page[0].name if page else None,
-            "last_id": page[-1].name if page else None,
-        },
-    )
+    found: AnthropicModels = {
+        "data": [_model(each) for each in page],
+        "has_more": len(page) < len(inside),
+        "first_id": page[0].name if page else None,
+        "last_id": page[-1].name if page else None,
+    }
+    return json_response(http, found)
 
 
 async def model(front: Frontend, http: HttpRequest) -> Response:
@@ -68,7 +67,7 @@ async def model(front: Frontend, http: HttpRequest) -> Response:
     return json_response(http, _model(await served_in_path(front, http)))
 
 
-def _model(each: Served) -> Json:
+def _model(each: Served) -> AnthropicModel:
     return {
         "type": "model",
         "id": each.name,

@@ -7,7 +7,7 @@ import hmac
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from urllib.parse import quote, unquote, unquote_plus
@@ -157,7 +157,10 @@ def _passwords(http: HttpRequest, body: Json | None) -> Iterator[bytes]:
 
 
 def json_response(
-    http: HttpRequest, body: Json | list[Json], status: int = 200, extra: dict[str, str] | None = None
+    http: HttpRequest,
+    body: Mapping[str, object] | Sequence[Mapping[str, object]],
+    status: int = 200,
+    extra: dict[str, str] | None = None,
 ) -> Response:
     """`body` as JSON with everything that each reply carries; also writes the access log."""
     headers = _headers(http) | {"Content-Type": "application/json"} | (extra or {})

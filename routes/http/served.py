@@ -40,17 +40,15 @@ async def list_served(front: Frontend, http: HttpRequest) -> list[Served]:
     return found
 
 
-def with_short_names(served: list[Served]) -> list[Served]:
-    """All of them, then by what else each may be called: LABEL, and an adapter's name alone."""
-    names = {each.name for each in served}
-    short = [served[0]._replace(name=LABEL)] if served else []
-    short += [
-        each._replace(name=each.name.removeprefix(f"{each.model.model}:"))
-        for each in served
-        if each.is_adapter
-    ]
-    more = {each.name: each for each in reversed(short) if each.name not in names}
-    return [*served, *reversed(more.values())]
+def by_every_name(served: list[Served]) -> dict[str, Served]:
+    """All of them by their names, then by the short ones: LABEL, and an adapter's name alone."""
+    names = {each.name: each for each in served}
+    if served:
+        names.setdefault(LABEL, served[0])
+    for each in served:
+        if each.is_adapter:
+            names.setdefault(each.name.removeprefix(f"{each.model.model}:"), each)
+    return names
 
 
 async def served_in_path(front: Frontend, http: HttpRequest) -> Served:
@@ -60,7 +58,7 @@ async def served_in_path(front: Frontend, http: HttpRequest) -> Served:
     """
     served = await list_served(front, http)
     asked = unquote(http.path.split("/models/", 1)[1].rstrip("/"))
-    found = next((each for each in with_short_names(served) if each.name == asked), None)
+    found = by_every_name(served).get(asked)
     if found is None:
         names = ", ".join([each.name for each in served][:20])
         raise ApiError(

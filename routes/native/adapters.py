@@ -19,6 +19,7 @@ from routes.http.frontend import Frontend
 from routes.http.model_field import read_model
 from routes.http.schemas import MAX_SESSION_ID, RequestBody
 from routes.native.schemas import Real
+from routes.native.shapes import DeletedAdapter, ListedAdapter, ListedAdapters
 from rwkv_batch.wire.commands import LoadAdapter, RemoveAdapter
 from rwkv_batch.wire.protocol import AdapterInfo
 
@@ -100,7 +101,8 @@ async def list_(front: Frontend, http: HttpRequest) -> Response:
     authorized_json(front.settings.password, http)
     model = await _model(front, http, {"model": http.parameter("model")})
     found = await adapters_of(front, model)
-    return json_response(http, {"object": "list", "data": [_to_json(info) for info in found]})
+    listed: ListedAdapters = {"object": "list", "data": [_to_json(info) for info in found]}
+    return json_response(http, listed)
 
 
 async def put(front: Frontend, http: HttpRequest) -> Response:
@@ -121,7 +123,8 @@ async def delete(front: Frontend, http: HttpRequest) -> Response:
         message = f"The adapter {name} is of version {found[0].digest}; send that, or none."
         raise ApiError(409, message, param="adapter_version")
     removed = await _remove(front, model, name)
-    return json_response(http, {"adapter_id": name, "deleted": removed}, 200 if removed else 404)
+    reply: DeletedAdapter = {"adapter_id": name, "deleted": removed}
+    return json_response(http, reply, 200 if removed else 404)
 
 
 async def _model(front: Frontend, http: HttpRequest, body: Json) -> str:
@@ -146,7 +149,7 @@ async def _remove(front: Frontend, model: str, name: str) -> bool:
     return bool((await front.ask(RemoveAdapter(uuid.uuid4().hex, name, to_model=model))).found)
 
 
-def _to_json(info: AdapterInfo) -> Json:
+def _to_json(info: AdapterInfo) -> ListedAdapter:
     return {
         "adapter_id": info.name,
         "version": info.digest,

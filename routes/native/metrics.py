@@ -14,9 +14,9 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 from robyn import Response
 
-from routes.http.errors import Json
 from routes.http.exchange import HttpRequest, demand_password, json_response, text_response
 from routes.http.frontend import Frontend
+from routes.native.shapes import ServerStats
 from rwkv_batch import __version__
 from rwkv_batch.wire.client import RequestFailed, RequestRejected
 from rwkv_batch.wire.commands import GetMetrics
@@ -51,7 +51,7 @@ async def stats(front: Frontend, http: HttpRequest) -> Response:
         return int(values.get((family, name, *labels), [0])[0])
 
     batches, rows = _steps(s.values for s in found if s.family == "batch_size")
-    body: Json = {
+    body: ServerStats = {
         "status": "running",
         "version": __version__,
         "model": engine.model,

@@ -21,6 +21,7 @@ from routes.http.generate import Prepared, run
 from routes.http.schemas import RequestBody
 from routes.native.batch import NativeReply
 from routes.native.schemas import StoredId, Whole
+from routes.native.shapes import ListedRequest, PausedNow, PausedRequest, ServerStatus, StoppedRequest
 from rwkv_batch.wire.client import Job, RequestFailed, RequestRejected
 from rwkv_batch.wire.codec import decode_paused
 from rwkv_batch.wire.commands import (
@@ -73,14 +74,15 @@ async def status(front: Frontend, http: HttpRequest) -> Response:
     Those who do not send the password learn only that the server runs. Raises ApiError.
     """
     engine = front.ready_engine()
-    body: Json = {"status": "running"}
+    body: ServerStatus = {"status": "running"}
     if authorized(front.settings.password, http):
-        active: list[Json] = []
-        paused: list[Json] = []
+        active: list[ListedRequest] = []
+        paused: list[PausedRequest] = []
         async for model, found in front.ask_each(ListRequests("")):
-            active += [_to_json(request) | {"model": model.model} for request in found.requests]
+            active += [{**_to_json(request), "model": model.model} for request in found.requests]
             paused += [{"request_id": request, "model": model.model} for request in found.paused]
-        body |= {
+        body = {
+            "status": "running",
             "models": list(front.models),
             "model": {"id": engine.model, "name": engine.model},
             "capabilities": {"stop": True, "pause_resume": front.settings.token_log, "session_cache": True},
@@ -99,7 +101,8 @@ async def stop(front: Frontend, http: HttpRequest) -> Response:
             if found.requests or found.found:
                 listed, stopped = _to_json(found.requests[0]) if found.requests else None, True
                 break
-    return json_response(http, {"ok": True, "stopped": stopped, "active_request": listed})
+    body: StoppedRequest = {"ok": True, "stopped": stopped, "active_request": listed}
+    return json_response(http, body)
 
 
 async def pause(front: Frontend, http: HttpRequest) -> Response:
@@ -110,8 +113,10 @@ async def pause(front: Frontend, http: HttpRequest) -> Response:
             if found := reply.requests:
                 break
     listed = _to_json(found[0]) if found else None
-    body = {"ok": True, "paused": bool(found), "active_request": listed}
-    return json_response(http, body | ({"request_id": name} if found else {}))
+    body: PausedNow = {"ok": True, "paused": bool(found), "active_request": listed}
+    if found and name is not None:
+        body["request_id"] = name
+    return json_response(http, body)
 
 
 async def resume(front: Frontend, http: HttpRequest) -> HttpResponse:
@@ -166,7 +171,7 @@ async def _named(front: Frontend, http: HttpRequest) -> str | None:
     return running[0].name if running else None
 
 
-def _to_json(request: RequestInfo) -> Json:
+def _to_json(request: RequestInfo) -> ListedRequest:
     return {
         "request_id": request.name,
         "rows": request.rows,

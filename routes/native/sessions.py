@@ -13,6 +13,7 @@ from routes.http.frontend import Frontend
 from routes.http.model_field import ask_model
 from routes.http.schemas import RESPONSE, RequestBody
 from routes.native.schemas import SessionFields, SessionId, StoredId, Whole
+from routes.native.shapes import ListedSession, SessionTurns, SessionTurnText, StoredSessions
 from rwkv_batch.wire.commands import (
     DeleteSession,
     ExportParts,
@@ -85,20 +86,18 @@ async def status(front: Frontend, http: HttpRequest) -> Response:
     found = await ask_model(front, http, body, ListSessions(uuid.uuid4().hex, fields.after, fields.limit))
     paged = fields.after is not None or fields.limit is not None
     sessions = found.sessions if paged else sorted(found.sessions, key=lambda s: s.tier)
-    return json_response(
-        http,
-        {
-            "status": "success",
-            "total_sessions": found.total,
-            "l1_cache_count": found.l1,
-            "l2_cache_count": found.l2,
-            "database_count": found.total - found.l1 - found.l2,
-            "sessions": [_listed(s) for s in sessions],
-        },
-    )
+    listed: StoredSessions = {
+        "status": "success",
+        "total_sessions": found.total,
+        "l1_cache_count": found.l1,
+        "l2_cache_count": found.l2,
+        "database_count": found.total - found.l1 - found.l2,
+        "sessions": [_listed(s) for s in sessions],
+    }
+    return json_response(http, listed)
 
 
-def _listed(session: SessionInfo) -> dict[str, object]:
+def _listed(session: SessionInfo) -> ListedSession:
     return {
         "session_id": session.key,
         "cache_level": LEVELS[session.tier],
@@ -178,11 +177,16 @@ async def history(front: Frontend, http: HttpRequest) -> Response:
     command = SessionHistory(uuid.uuid4().hex, key, fields.after, fields.limit)
     found = await ask_model(front, http, given, command)
     turns = [_to_json(turn) for turn in found.turns]
-    reply = {"object": "session.history", "session_id": key, "position": found.position, "turns": turns}
+    reply: SessionTurns = {
+        "object": "session.history",
+        "session_id": key,
+        "position": found.position,
+        "turns": turns,
+    }
     return json_response(http, reply)
 
 
-def _to_json(turn: TurnInfo) -> Json:
+def _to_json(turn: TurnInfo) -> SessionTurnText:
     return {
         "turn": turn.number,
         "start": turn.start,

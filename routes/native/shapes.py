@@ -79,8 +79,8 @@ class SessionTurnText(TypedDict):
     end: int
     prompt: str
     completion: str
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: list[int]
+    completion_tokens: list[int]
     created: float
 
 

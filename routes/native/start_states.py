@@ -22,6 +22,7 @@ from routes.http.model_field import ask_model, read_model
 from routes.http.schemas import MAX_SESSION_ID, PLAIN_ID, RequestBody
 from routes.http.start_states import DEFAULTS, TEMPLATE, describe, is_member
 from routes.native.schemas import Real
+from routes.native.shapes import ListedState, ListedStates, UploadedState
 from rwkv_batch.chat.checkpoints import ThinkType
 from rwkv_batch.wire.commands import ListStartStates, PutStartState, RemoveStartStates
 from rwkv_batch.wire.protocol import StartStateInfo
@@ -124,7 +125,8 @@ async def upload(front: Frontend, http: HttpRequest) -> Response:
         raise ApiError(error.status, error.message.replace(file, path.name), error.param) from None
     finally:
         os.unlink(file)
-    return json_response(http, {"object": "rwkv.state", **_to_json(info)})
+    uploaded: UploadedState = {"object": "rwkv.state", **_to_json(info)}
+    return json_response(http, uploaded)
 
 
 async def list_(front: Frontend, http: HttpRequest) -> Response:
@@ -132,7 +134,8 @@ async def list_(front: Frontend, http: HttpRequest) -> Response:
     body = authorized_json(front.settings.password, http) or {"model": http.parameter("model")}
     found = (await ask_model(front, http, body, ListStartStates(uuid.uuid4().hex))).start_states
     listed = [_to_json(info) for info in found if not is_member(info.name)]
-    return json_response(http, {"object": "list", "data": listed})
+    found_states: ListedStates = {"object": "list", "data": listed}
+    return json_response(http, found_states)
 
 
 async def delete(front: Frontend, http: HttpRequest) -> Response:
@@ -207,7 +210,7 @@ def _write(data: bytes) -> str:
     return file.name
 
 
-def _to_json(info: StartStateInfo) -> Json:
+def _to_json(info: StartStateInfo) -> ListedState:
     own = describe(info)
     filename = own.get("original_filename", "")
     return {
@@ -222,5 +225,8 @@ def _to_json(info: StartStateInfo) -> Json:
         "created": int(info.created),
         "created_ms": int(info.created * 1000),
         "uploaded_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(info.created)),
-        **{f"default_{name}": own.get(name) for name in DEFAULTS + TEMPLATE},
+        "default_temperature": own.get("temperature"),
+        "default_top_p": own.get("top_p"),
+        "default_think_type": own.get("think_type"),
+        "default_chat_template_kwargs": own.get("chat_template_kwargs"),
     }

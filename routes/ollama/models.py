@@ -2,7 +2,7 @@
 
 from robyn import Response
 
-from routes.http.errors import ApiError, Json
+from routes.http.errors import ApiError
 from routes.http.exchange import (
     HttpRequest,
     HttpResponse,
@@ -15,8 +15,18 @@ from routes.http.model_field import read_model
 from routes.http.replies import timestamp
 from routes.http.route import Handler
 from routes.http.schemas import INT_LIMIT
-from routes.http.served import Served, list_served, with_short_names
+from routes.http.served import Served, by_every_name, list_served
 from routes.ollama.schemas import ShowBody
+from routes.ollama.shapes import (
+    ListedModel,
+    OllamaDetails,
+    OllamaModel,
+    OllamaRunning,
+    OllamaTags,
+    OllamaVersion,
+    RunningModel,
+    TaggedModel,
+)
 from routes.ollama.template import go_template
 from rwkv_batch import __version__
 from rwkv_batch.chat.checkpoints import chat_template, settings_for
@@ -45,18 +55,19 @@ async def tags(front: Frontend, http: HttpRequest) -> Response:
 
     An adapter and a start state may be named together, too; of these names there are too many to list.
     """
-    listed = [
-        _listed(each) | {"modified_at": timestamp(each.created)}
-        for each in with_short_names(await list_served(front, http))
+    listed: list[TaggedModel] = [
+        {**_listed(name, each), "modified_at": timestamp(each.created)}
+        for name, each in by_every_name(await list_served(front, http)).items()
     ]
-    return json_response(http, {"models": listed})
+    found: OllamaTags = {"models": listed}
+    return json_response(http, found)
 
 
 async def running(front: Frontend, http: HttpRequest) -> Response:
     """GET /api/ps: the models, all of which are loaded. Raises ApiError."""
-    listed = [
-        _listed(each)
-        | {
+    listed: list[RunningModel] = [
+        {
+            **_listed(each.name, each),
             "expires_at": STAYS_UNTIL,
             "size_vram": 0 if each.model.device == "cpu" else each.model.weight_bytes,
             "context_length": INT_LIMIT,
@@ -64,13 +75,14 @@ async def running(front: Frontend, http: HttpRequest) -> Response:
         for each in await list_served(front, http)
         if each.name == each.model.model
     ]
-    return json_response(http, {"models": listed})
+    found: OllamaRunning = {"models": listed}
+    return json_response(http, found)
 
 
-def _listed(each: Served) -> Json:
+def _listed(name: str, each: Served) -> ListedModel:
     return {
-        "name": each.name,
-        "model": each.name,
+        "name": name,
+        "model": name,
         "size": each.model.weight_bytes,
         "digest": each.digest,
         "details": _details(each.model),
@@ -86,33 +98,32 @@ async def show(front: Frontend, http: HttpRequest) -> Response:
         raise ApiError(400, "`model`: this field is required.", param="model")
     model = (await read_model(front, http, body | {"model": asked})).model
     template = chat_template(model.checkpoint, settings_for(model, front.settings))
-    return json_response(
-        http,
-        {
-            "modified_at": timestamp(front.started),
-            "template": go_template(template),
-            "parameters": "",
-            "modelfile": f"FROM {model.checkpoint}",
-            "license": "",
-            "details": _details(model),
-            "model_info": {
-                "general.architecture": FAMILY,
-                "general.basename": model.model,
-                "general.parameter_count": model.parameters,
-                f"{FAMILY}.context_length": INT_LIMIT,  # texts may have any length
-                f"{FAMILY}.block_count": model.layers,
-                f"{FAMILY}.embedding_length": model.width,
-                f"{FAMILY}.vocab_size": model.vocabulary,
-            },
-            "capabilities": CAPABILITIES,
+    described: OllamaModel = {
+        "modified_at": timestamp(front.started),
+        "template": go_template(template),
+        "parameters": "",
+        "modelfile": f"FROM {model.checkpoint}",
+        "license": "",
+        "details": _details(model),
+        "model_info": {
+            "general.architecture": FAMILY,
+            "general.basename": model.model,
+            "general.parameter_count": model.parameters,
+            f"{FAMILY}.context_length": INT_LIMIT,  # texts may have any length
+            f"{FAMILY}.block_count": model.layers,
+            f"{FAMILY}.embedding_length": model.width,
+            f"{FAMILY}.vocab_size": model.vocabulary,
         },
-    )
+        "capabilities": CAPABILITIES,
+    }
+    return json_response(http, described)
 
 
 async def version(front: Frontend, http: HttpRequest) -> Response:
     """GET /api/version: that of Ollama whose routes these are, and that of this server. Raises ApiError."""
     demand_password(front.settings.password, http)
-    return json_response(http, {"version": OLLAMA_VERSION, "rwkv_batch": __version__})
+    versions: OllamaVersion = {"version": OLLAMA_VERSION, "rwkv_batch": __version__}
+    return json_response(http, versions)
 
 
 def _remove_tag(http: HttpRequest) -> None:
@@ -122,7 +133,7 @@ def _remove_tag(http: HttpRequest) -> None:
             fields[name] = fields[name].removesuffix(TAG)
 
 
-def _details(model: EngineInfo) -> Json:
+def _details(model: EngineInfo) -> OllamaDetails:
     billions = model.parameters / 1e9
     size = f"{billions:.1f}B" if billions >= 1 else f"{model.parameters / 1e6:.1f}M"
     return {

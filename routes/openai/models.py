@@ -2,22 +2,24 @@
 
 from robyn import Response
 
-from routes.http.errors import Json
 from routes.http.exchange import HttpRequest, authorized, json_response
 from routes.http.frontend import Frontend
 from routes.http.served import Served, list_served, served_in_path
+from routes.openai.shapes import Health, ModelName, ServedModel, ServedModels
 
 
 async def models(front: Frontend, http: HttpRequest) -> Response:
     """GET /v1/models and /openai/v1/models: each model, its adapters and start states. Raises ApiError."""
     listed = [_model(each) for each in await list_served(front, http)]
-    return json_response(http, {"object": "list", "data": listed})
+    found: ServedModels = {"object": "list", "data": listed}
+    return json_response(http, found)
 
 
 async def legacy_models(front: Frontend, http: HttpRequest) -> Response:
     """GET /models: their names, as RWKV-Infer lists them. Raises ApiError."""
     served = await list_served(front, http)
-    return json_response(http, [{"object": "models", "id": each.name} for each in served])
+    names: list[ModelName] = [{"object": "models", "id": each.name} for each in served]
+    return json_response(http, names)
 
 
 async def model(front: Frontend, http: HttpRequest) -> Response:
@@ -25,15 +27,21 @@ async def model(front: Frontend, http: HttpRequest) -> Response:
     return json_response(http, _model(await served_in_path(front, http)))
 
 
-def _model(each: Served) -> Json:
-    parent = {"parent": each.model.model} if each.is_adapter else {}
-    created = int(each.created)
-    return {"id": each.name, "object": "model", "created": created, "owned_by": "rwkv_lightning"} | parent
+def _model(each: Served) -> ServedModel:
+    described: ServedModel = {
+        "id": each.name,
+        "object": "model",
+        "created": int(each.created),
+        "owned_by": "rwkv_lightning",
+    }
+    if each.is_adapter:
+        described["parent"] = each.model.model
+    return described
 
 
 async def health(front: Frontend, http: HttpRequest) -> Response:
     """GET /health: 200 when requests are taken, else 503; names the model only to those who may use it."""
-    body: Json = {"status": front.status}
+    body: Health = {"status": front.status}
     names = list(front.models)
     if names and authorized(front.settings.password, http):
         body["model"] = names[0]

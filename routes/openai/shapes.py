@@ -129,6 +129,7 @@ class Health(TypedDict):
 
     status: str
     model: NotRequired[str]
+    token_ids_only: NotRequired[list[str]]  # models whose vocabulary is not World's
     loading: NotRequired[list[LoadProgress]]
 
 

@@ -18,6 +18,7 @@ from routes.http.model_field import ask_model, read_model
 from routes.http.schemas import INT_LIMIT, LAST_ID, Int, RequestBody
 from routes.openai import chat
 from routes.openai.legacy_logprobs import token_text
+from routes.openai.shapes import TextTokens, TokenizerInfo
 from rwkv_batch.chat.checkpoints import END_OF_TEXT, chat_template, settings_for
 from rwkv_batch.wire.commands import Detokenize, Tokenize
 from rwkv_batch.wire.supervision import EngineInfo
@@ -78,7 +79,7 @@ async def tokenize(front: Frontend, http: HttpRequest) -> Response:
         lead, text = _rendered(front, model, body)
     reply = await ask_model(front, http, body, Tokenize(uuid4().hex, [text]))
     ids = lead + reply.token_ids[0]
-    found: Json = {"count": len(ids), "max_model_len": INT_LIMIT, "tokens": ids}
+    found: TextTokens = {"count": len(ids), "max_model_len": INT_LIMIT, "tokens": ids}
     if fields.return_token_strs:
         found["token_strs"] = [END_NAME] * len(lead) + list(map(token_text, reply.token_bytes))
     return json_response(http, found)
@@ -118,20 +119,18 @@ async def info(front: Frontend, http: HttpRequest) -> Response:
         raise openai_field("model", words)
     settings = settings_for(model, front.settings)
     template = chat_template(model.checkpoint, settings)
-    return json_response(
-        http,
-        {
-            "tokenizer_class": "RwkvTokenizer",
-            "vocab_size": model.vocabulary,
-            "model_max_length": INT_LIMIT,
-            "bos_token": END_NAME,
-            "eos_token": END_NAME,
-            "bos_token_id": END_OF_TEXT,
-            "eos_token_id": END_OF_TEXT,
-            "add_bos_token": bool(template.lead),  # in front of chats
-            "chat_template": jinja_template(template),
-        },
-    )
+    found: TokenizerInfo = {
+        "tokenizer_class": "RwkvTokenizer",
+        "vocab_size": model.vocabulary,
+        "model_max_length": INT_LIMIT,
+        "bos_token": END_NAME,
+        "eos_token": END_NAME,
+        "bos_token_id": END_OF_TEXT,
+        "eos_token_id": END_OF_TEXT,
+        "add_bos_token": bool(template.lead),  # in front of chats
+        "chat_template": jinja_template(template),
+    }
+    return json_response(http, found)
 
 
 def _rendered(front: Frontend, model: EngineInfo, body: Json) -> tuple[list[int], str]:

@@ -23,6 +23,7 @@ from routes.responses.items import is_reference, response_of
 from routes.responses.prepare import ID, Document, prepare, state_key, without_answer
 from routes.responses.reply import InputTokens, ResponseReply, item_not_found, previous_not_found
 from routes.responses.schemas import ResponsesBody
+from routes.responses.shapes import DeletedResponse
 from rwkv_batch.chat.checkpoints import settings_for
 from rwkv_batch.wire.client import RequestFailed, RequestRejected
 from rwkv_batch.wire.commands import DeleteSession, GetDocument, PutDocument, RemoveDocument
@@ -122,7 +123,8 @@ async def stored(front: Frontend, http: HttpRequest) -> Response:
         found += [reply.found async for _, reply in front.ask_each(DeleteSession("", key))]
         if not any(found):
             raise _not_found(response_id)
-        return json_response(http, {"id": response_id, "object": "response", "deleted": True})
+        gone: DeletedResponse = {"id": response_id, "object": "response", "deleted": True}
+        return json_response(http, gone)
     if http.parameter("stream").lower() not in ("", "false", "0"):
         raise openai_field(
             "stream", "a response that is over is not streamed again; leave it out and read it whole"
@@ -149,16 +151,14 @@ async def input_items(front: Frontend, http: HttpRequest) -> Response:
             raise openai_field("after", "input should be the id of one of the items")
         items = items[ids.index(after) + 1 :]
     page = items[: int(limit)]
-    return json_response(
-        http,
-        {
-            "object": "list",
-            "data": page,
-            "has_more": len(items) > len(page),
-            "first_id": page[0]["id"] if page else "",
-            "last_id": page[-1]["id"] if page else "",
-        },
-    )
+    found = {
+        "object": "list",
+        "data": page,
+        "has_more": len(items) > len(page),
+        "first_id": page[0]["id"] if page else "",
+        "last_id": page[-1]["id"] if page else "",
+    }
+    return json_response(http, found)
 
 
 async def _store(front: Frontend, model: str, reply: ResponseReply, document: Document) -> None:

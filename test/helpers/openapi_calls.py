@@ -39,6 +39,9 @@ TEXTS: dict[str, list[dict[str, Any]]] = {
     "/FIM/v1/batch-FIM": [{"prefix": ["a"], "suffix": ["b"]}],
     "/v1/responses": [{"input": "Hi"}],
     "/openai/v1/responses": [{"input": "Hi"}],
+    "/v1/responses/input_tokens": [{"input": "Hi"}],
+    "/openai/v1/responses/input_tokens": [{"input": "Hi"}],
+    "/v1/fim/completions": [{"prompt": "a", "suffix": "b"}],
     "/v1/messages": [{"messages": MESSAGES}],
     "/v1/messages/count_tokens": [{"messages": MESSAGES}],
     "/api/chat": [{"messages": MESSAGES}],
@@ -93,7 +96,7 @@ def short(case: Case) -> Case:
             if isinstance(place.get(name), int | float):
                 place[name] = min(place[name], FEW)
     if isinstance(body, dict) and all(body.get(name) is None for name in LIMITS):
-        body["max_output_tokens" if case.path.endswith("/responses") else "max_tokens"] = FEW
+        body["max_output_tokens" if "/responses" in case.path else "max_tokens"] = FEW
     return case
 
 

@@ -136,7 +136,7 @@ def test_a_batch_of_prompts_has_native_errors_on_the_route_that_it_shares(server
         ("/v1/audio/speech", "text only"),
         ("/v1/responses/compact", "previous_response_id"),
         ("/v1/messages/batches", "at once"),
-        ("/v1/embeddings2", "README"),
+        ("/v1/embeddings2", "lists the routes"),
     ],
 )
 def test_a_route_of_another_server_says_what_to_do_instead(server, path, reason):

@@ -176,22 +176,6 @@ def test_help_names_every_flag_and_needs_no_model(tmp_path: Path):
     )
 
 
-def test_the_readme_lists_every_flag_with_the_default_that_help_gives(tmp_path: Path):
-    usage, _, described = app("--help", tmp=tmp_path).stdout.partition("\n\n")
-    described = " ".join(described.split())
-    table = (ROOT / "README.md").read_text().split("\n## Flags\n")[1].split("\n## ")[0]
-    documented = []
-    for line in table.splitlines():
-        if line.startswith("| `"):
-            names, defaults = line.removeprefix("| ").split(" | ")[:2]
-            flags = re.findall(r"--[\w-]+", names)
-            documented += flags
-            for flag, default in zip(flags, defaults.split(", "), strict=False):
-                if default.isdecimal():
-                    assert re.search(rf"{flag} \w+ [^()]*\(default {default}\)", described), flag
-    assert sorted(documented) == sorted({*re.findall(r"--[\w-]+", usage)})
-
-
 @pytest.mark.parametrize("command", [["app.py"], ["-m", "rwkv_batch"]])
 def test_the_version_comes_from_one_place(command: list[str]):
     done = subprocess.run(

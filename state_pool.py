@@ -92,11 +92,25 @@ class StatePool:
         replay_rate: float,
         replay_on_new_model: bool,
     ) -> None:
-        store = self.store = store or Store(None)
-        self._states, self._wake, self._closed = states, wake, False
+        self._states, self._wake, self._model, self._sizes = states, wake, model, (l1, l2)
+        self._free, self._spare = free, spare
         self.token_log, self._durable, self._replay_tokens = token_log, durable, replay_tokens
-        self.adapted = AdaptedModels(store, *model, replay_on_new_model)
-        self._transfer = transfer = Transfer(states, model[0])
+        self._replay_rate, self._replay_on_new_model = replay_rate, replay_on_new_model
+        self._counted: Counter[str] = Counter()  # over databases that it had before
+        self._open(store)
+
+    def attach(self, store: Store | None) -> None:
+        """Keep sessions in this database from now on; what was stored in the one before stays there."""
+        if not self._closed:  # as after a database that could not be opened
+            self.close()
+            self._counted = self.counted
+        self._open(store)
+
+    def _open(self, store: Store | None) -> None:
+        store = self.store = store or Store(None)
+        states, durable, self._closed = self._states, self._durable, False
+        self.adapted = AdaptedModels(store, *self._model, self._replay_on_new_model)
+        self._transfer = transfer = Transfer(states, self._model[0])
         self._callbacks: deque[Callable[[], None]] = deque()
         self._copier, self._reader = JobThread("copies", self._report), JobThread("reads", self._report)
         self._writer = Writer(store, self._report, self._renewed)
@@ -110,13 +124,13 @@ class StatePool:
             clean=self._clean,
             report=self._report,
         )
-        self.images = ImageCache(store, transfer.layout, replay_rate, self._log, self._copier)
-        self._tiers = Tiers(states, transfer, self._copier, free, spare, (l1, l2), self._left)
-        self.savepoints = Savepoints(states, self._tiers, self._comes_back, replay_rate)
+        self.images = ImageCache(store, transfer.layout, self._replay_rate, self._log, self._copier)
+        self._tiers = Tiers(states, transfer, self._copier, self._free, self._spare, self._sizes, self._left)
+        self.savepoints = Savepoints(states, self._tiers, self._comes_back, self._replay_rate)
         self._resumer = Resumer(store, transfer, self.adapted, self._held)
         keep = self._reader, self._store_with_state
         self.files = SessionFiles(self._sessions, self._log, self._tiers, self.images, self._resumer, *keep)
-        self.documents = Documents(store, self._reader, self._writer, texts=token_log or not store.path)
+        self.documents = Documents(store, self._reader, self._writer, texts=self.token_log or not store.path)
         self.copies = StateCopies(states, transfer, self._copier)
         stored = self._sessions, self._log, self.documents, self.images, self._resumer, self.adapted
         self.starts = StartStates(*stored, states, transfer, *keep)
@@ -266,7 +280,7 @@ class StatePool:
     @property
     def counted(self) -> Counter[str]:
         """What has been committed (`turns`, `transactions`), and states copied `to_host` and `to_device`."""
-        return self._writer.counted + self._transfer.counted
+        return self._counted + self._writer.counted + self._transfer.counted
 
     def poll(self) -> None:
         """Run the callbacks of what has been done since the last call."""

@@ -47,7 +47,7 @@ def main() -> None:
     )
     started, loaded = time.perf_counter() - began, torch.cuda.memory_allocated()
     rows = engine.info.slots
-    words = torch.randint(1, engine.vocab, (rows, args.prompt_tokens)).tolist()
+    words = torch.randint(1, engine.parts.weights.vocab, (rows, args.prompt_tokens)).tolist()
     request = GenerateRequest(
         id="all", prompts=words, max_tokens=args.max_tokens, top_logprobs=1, stop_ids=[]
     )

@@ -10,45 +10,39 @@ A step feeds every running sequence and draws its next token.
 """
 
 import secrets
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from rwkv_batch.config import EngineConfig
 from rwkv_batch.engine import memory
-from rwkv_batch.engine.admission import Admission
-from rwkv_batch.engine.beginnings import Beginnings, StartStateMissing
 from rwkv_batch.engine.commands.dispatch import Commands
-from rwkv_batch.engine.commands.requests import RequestCommands
 from rwkv_batch.engine.constraints.compiling import CompiledGrammar, GrammarQueue
 from rwkv_batch.engine.constraints.masks import MaskMaker
-from rwkv_batch.engine.failures import failing
-from rwkv_batch.engine.landing import Landing
+from rwkv_batch.engine.loop import StepLoop
 from rwkv_batch.engine.memory import WHOLE, MemoryShare
-from rwkv_batch.engine.mixed_turns import MixedTurns
 from rwkv_batch.engine.offline import check_call, whole_rows
-from rwkv_batch.engine.rollouts import Rollouts, share_prompts
 from rwkv_batch.engine.row_adapters.adapters import AdapterMissing, Adapters
+from rwkv_batch.engine.rows.beginnings import Beginnings, StartStateMissing
+from rwkv_batch.engine.rows.lives import give_lives
+from rwkv_batch.engine.rows.parts import EngineParts
+from rwkv_batch.engine.rows.rows import Rows
+from rwkv_batch.engine.rows.stored_turns import Turns
 from rwkv_batch.engine.scheduling.counts import EngineCounts
-from rwkv_batch.engine.scheduling.pace import Pace
 from rwkv_batch.engine.scheduling.prompts import PromptEncoder
 from rwkv_batch.engine.scheduling.scheduler import QueueFull, Scheduler
-from rwkv_batch.engine.scheduling.sequence import FINALIZING, Outbox, RequestKey, Sequence, rows_of
-from rwkv_batch.engine.scheduling.steps import StepInFlight, batch_of
-from rwkv_batch.engine.scheduling.turns import Turns
-from rwkv_batch.engine.startup import LoadedModel, describe, load_model, open_store, pools
+from rwkv_batch.engine.scheduling.sequence import Outbox, RequestKey, rows_of
+from rwkv_batch.engine.startup import LoadedModel, describe, load_model, open_store, state_pool
 from rwkv_batch.model import checkpoint
 from rwkv_batch.ops import device as devices
+from rwkv_batch.runner.protocol import Runner
 from rwkv_batch.sampling.params import check, drawable
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.prefix_cache import PrefixCache
-from rwkv_batch.text.tokenizer import END_OF_TEXT, tokenizer_of
+from rwkv_batch.text.tokenizer import END_OF_TEXT, Tokenizer, tokenizer_of
 from rwkv_batch.wire.commands import EngineCommand
 from rwkv_batch.wire.protocol import (
     Failed,
@@ -60,6 +54,7 @@ from rwkv_batch.wire.protocol import (
     RowDelta,
     Sampling,
 )
+from state_pool import StatePool
 
 OFFLINE = b"offline"
 
@@ -94,70 +89,78 @@ class Engine:
             if store is None and (store := open_store(config, share)):
                 on_error.callback(store.close)
             loaded = model if isinstance(model, LoadedModel) else load_model(model, config, progress)
-            self._allocate(loaded, config, share, wake)
-            self._open(store)
+            self._begin(loaded, config, store, share, wake)
             on_error.pop_all()
 
-    def _allocate(
-        self, loaded: LoadedModel, config: EngineConfig, share: MemoryShare, wake: Callable[[], None]
+    def _begin(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        store: Store | None,
+        share: MemoryShare,
+        wake: Callable[[], None],
     ) -> None:
-        self.weights, self.runner, self.vocab = loaded.weights, loaded.runner, loaded.weights.vocab
-        budget = memory.prompt_tokens(self.runner, config, share)
-        rows, l1 = memory.rows_and_idle_slots(self.runner, config, budget, share)
-        with devices.out_of_memory_as_error(f"{rows} rows and {l1} idle sessions", self.runner.device):
-            self.runner.allocate(rows, l1, budget, config.capture_late)
-        self.step_bytes = memory.step_bytes(self.runner, rows, l1, budget)
-        self.tokenizer = tokenizer_of(self.vocab)
-        self.scheduler = Scheduler(rows, budget, config.max_waiting, slots=rows + l1)
-        rate = memory.prefill_rate(self.runner, budget)
-        free, spare = self.scheduler.free, self.scheduler.spare
-        self._new_pool = pools(loaded, config, share, l1, rate, wake=wake, free=free, spare=spare)
-        self._prefixes = PrefixCache(config.prefix_cache_mb << 20)
-        self.prompts = PromptEncoder(self.tokenizer, self.vocab)
-        self.outbox: Outbox = []
-        self.counts, self.weight_bytes = EngineCounts(), loaded.device_bytes
-        parts = self.weights, self.runner, self.scheduler
-        self.adapters = Adapters(*parts, config, self.outbox, partial(self.cancel, reason="error"), wake)
-        self.grammars = GrammarQueue(self.vocab, config.max_waiting * self.tokenizer.has_texts, wake)
-        self.masks = MaskMaker(self.vocab, wake)
-        self._in_flight: deque[StepInFlight] = deque()  # oldest first
-        self._pace = Pace(self.runner.most_steps)
-        self._queued = 0  # of them, those that `land` leaves
+        weights, runner = loaded.weights, loaded.runner
+        budget = memory.prompt_tokens(runner, config, share)
+        rows, l1 = memory.rows_and_idle_slots(runner, config, budget, share)
+        with devices.out_of_memory_as_error(f"{rows} rows and {l1} idle sessions", runner.device):
+            runner.allocate(rows, l1, budget, config.capture_late)
+        self.step_bytes, self.weight_bytes = memory.step_bytes(runner, rows, l1, budget), loaded.device_bytes
+        scheduler, counts = Scheduler(rows, budget, config.max_waiting, slots=rows + l1), EngineCounts()
+        rate, tokenizer = memory.prefill_rate(runner, budget), tokenizer_of(weights.vocab)
+        self.parts = EngineParts(
+            weights=weights,
+            runner=runner,
+            tokenizer=tokenizer,
+            prompts=PromptEncoder(tokenizer, weights.vocab),
+            scheduler=scheduler,
+            counts=counts,
+            rows=Rows(scheduler, counts),
+            pool=state_pool(loaded, config, share, l1, rate, store, scheduler, wake),
+        )
+        self.adapters = Adapters(self.parts, config, wake)
+        self.grammars = GrammarQueue(weights.vocab, config.max_waiting * tokenizer.has_texts, wake)
+        self.masks = MaskMaker(weights.vocab, wake)
+        self._beginnings = Beginnings(PrefixCache(config.prefix_cache_mb << 20), self.parts.pool)
+        self._turns = Turns(self.parts, self._beginnings)
+        self._loop = StepLoop(self.parts, self._turns, self.adapters, self.masks)
         self._generating = Lock()
         self.info = describe(loaded, rows)
+        self.commands = Commands(self.parts, self._turns, self.adapters)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.parts.tokenizer
+
+    @property
+    def runner(self) -> Runner:
+        return self.parts.runner
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.parts.scheduler
+
+    @property
+    def counts(self) -> EngineCounts:
+        return self.parts.counts
+
+    @property
+    def pool(self) -> StatePool:
+        return self.parts.pool
 
     def attach(self, store: Store | None) -> None:
         """Keep sessions and start states in this database from now on.
 
         There must be none yet, and no request under way that needs them.
         """
-        self.pool.close()
-        self.counts.of_pools += self.pool.counted
-        self._open(store)
-
-    def _open(self, store: Store | None) -> None:
-        self.pool, states = self._new_pool(store), self.runner.states
-        self.adapters.attach(self.pool)
-        self.beginnings = Beginnings(self._prefixes, self.pool)
-        parts = self.tokenizer, self.prompts, self.beginnings.begin, states
-        self.turns = Turns(self.pool, self.scheduler, *parts, self.outbox, self.counts)
-        common = self.pool, self.scheduler, self.turns, self.outbox
-        self.mixed_turns = MixedTurns(*common, self.beginnings, states, partial(self._drop, reason="error"))
-        self.rollouts = Rollouts(states, self.pool.copies)
-        begins = self.adapters, self.masks, self.beginnings, self.rollouts, self.mixed_turns
-        ends = self.outbox, self.cancel, self.counts
-        taken = self.scheduler, self.mixed_turns, self.masks, self.tokenizer
-        self.landing = Landing(*taken, *ends)
-        self.admission = Admission(self.scheduler, self.runner, *begins, *ends)
-        self._failing = partial(failing, self.turns, self.cancel, self.outbox)
-        self.requests = RequestCommands(*common, self._drop, self.info.fingerprint, self.counts)
-        self.commands = Commands(*common, self.requests, self.adapters, self.tokenizer, self.weights)
+        self.pool.attach(store)
+        self.adapters.attach()
 
     @property
     def busy(self) -> bool:
         """Whether `step` would do something. After False, `wake` is called when that changes by itself."""
-        awaited = any(seq.generating for step in self._in_flight for seq in step.drawing)
-        return bool(self.outbox) or self.scheduler.runnable or awaited or self.grammars.ready
+        waits = self.parts.rows.pending or self.scheduler.runnable
+        return waits or self._loop.awaited or self.grammars.ready
 
     @property
     def drained(self) -> bool:
@@ -182,24 +185,24 @@ class Engine:
             self._reject(key, reason, error)
         except StoreError as error:
             self.counts.requests["failed"] += 1
-            self.outbox.append((key, Failed(request.id, str(error))))
+            self.parts.rows.emit(key, Failed(request.id, str(error)))
 
     def command(self, key: RequestKey, command: EngineCommand) -> None:
         """Do something with stored states or with requests; `step` returns the answer, at once or later."""
         try:
             self.commands.run(key, command)
         except StoreError as error:
-            self.outbox.append((key, Failed(command.id, str(error))))
+            self.parts.rows.emit(key, Failed(command.id, str(error)))
 
-    def cancel(self, key: RequestKey, reason: str = "abort") -> None:
-        """Drop a request's sequences, waiting or running. reason: for the metrics."""
+    def cancel(self, key: RequestKey) -> None:
+        """Drop a request's sequences, waiting or running."""
         self.grammars.drop(lambda waiting: waiting == key)
-        self._drop(lambda seq: seq.key == key, reason)
+        self.parts.rows.drop(lambda seq: seq.key == key)
 
     def cancel_frontend(self, frontend: bytes) -> None:
         """Drop everything a front end has asked for."""
         self.grammars.drop(lambda waiting: waiting[0] == frontend)
-        self._drop(lambda seq: seq.key[0] == frontend)
+        self.parts.rows.drop(lambda seq: seq.key[0] == frontend)
 
     def step(self) -> Outbox:
         """Feed every running sequence and draw its next token, once. Returns the events for front ends.
@@ -217,45 +220,29 @@ class Engine:
         self.adapters.poll()
         for compiled in self.grammars.take():
             self._add_or_reject(compiled.key, compiled.request, compiled)
-        self.admission.admit()
-        plan = self.scheduler.plan()
-        self._queued = 0
-        with self._failing([seq for seq, _ in plan]):
-            if plan:
-                self._launch(plan)
-                self._queued = 1 if self.runner.run_ahead_stop_ids else 0
-        return self._events()
+        self._loop.launch()
+        return self.parts.rows.take()
 
     def land(self) -> Outbox:
         """The second half: wait for what has been drawn. Returns the events that come of it.
 
         The device runs this step meanwhile, if the draws are those of the step before.
         """
-        while len(self._in_flight) > self._queued:
-            self._land()
-        self.requests.poll()
-        if self._in_flight and self._in_flight[0].draw:  # now what its rows have drawn before is known
-            with self._failing((step := self._in_flight.pop()).fed):
-                step.draw_under(self.masks)
-                self._in_flight.append(step)
+        self._loop.land()
+        self.commands.requests.poll()
         self.pool.poll()  # the last deltas of turns that were committed meanwhile leave with this step
-        return self._events()
+        return self.parts.rows.take()
 
     def settle(self) -> Outbox:
         """Wait until nothing is in flight: behind the end of the last row there may be a step without it."""
-        self._queued = 0
-        return self.land()
+        self._loop.settle()
+        return self.parts.rows.take()
 
     def collect(self) -> Outbox:
         """Events that are ready, where the step is another engine's."""
         self.pool.poll()
         self.adapters.poll()
-        return self._events()
-
-    def _events(self) -> Outbox:
-        events = self.outbox.copy()
-        self.outbox.clear()
-        return events
+        return self.parts.rows.take()
 
     def close(self) -> None:
         """Store what is not stored yet."""
@@ -300,7 +287,7 @@ class Engine:
         )
         if not request.prompts:
             return []
-        self.prompts.check(request)
+        self.parts.prompts.check(request)
         key = OFFLINE, request.id
         with self._generating:
             compiled = self.grammars.compile(key, request) if grammar else None
@@ -313,25 +300,25 @@ class Engine:
 
     def _add(self, key: RequestKey, request: GenerateRequest, compiled: CompiledGrammar | None) -> None:
         """Raises ValueError or QueueFull; then nothing of the request was queued."""
-        check(request.sampling, drawable(self.vocab))
-        self.requests.check(request)
-        self.beginnings.check(request)
-        self.prompts.check(request)
-        turn, target, continued = request.turn, None, False
+        check(request.sampling, drawable(self.parts.weights.vocab))
+        self.commands.requests.check(request)
+        self._beginnings.check(request)
+        self.parts.prompts.check(request)
+        turn, target, continued, encoder = request.turn, None, False, self.parts.prompts
         if turn:
-            continued = self.turns.has_source(turn)
+            continued = self._turns.has_source(turn)
             if turn.required and not continued:
                 return self._reject(key, "not_found", f"There is no session {turn.source}.")
-            prompts = [self.prompts.encode_turn(request, continued)]
-            target = self.turns.choose_target(turn)
+            prompts = [encoder.encode_turn(request, continued)]
+            target = self._turns.choose_target(turn)
         else:
-            prompts = [self.prompts.encode(prompt, request.prefix_ids) for prompt in request.prompts]
+            prompts = [encoder.encode(prompt, request.prefix_ids) for prompt in request.prompts]
         seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
-        rows = rows_of(request, key, prompts, seed, target, self.tokenizer)
+        rows = rows_of(request, key, prompts, seed, target, self.parts.tokenizer)
         self.adapters.for_rows(request, rows)
-        if turn and (refusal := self.turns.refusal(turn, rows[0].adapter)):
+        if turn and (refusal := self._turns.refusal(turn, rows[0].adapter)):
             return self._reject(key, "conflict", refusal)
-        share_prompts(rows, request.n)
+        give_lives(rows, self.parts, self._beginnings, self._turns)
         leading = [row for row in rows if row.leads]
         if request.grammar:
             if compiled is None:
@@ -339,62 +326,19 @@ class Engine:
             for row in leading:
                 row.bind(compiled.constraint())
         goes_on = turn and (continued or rows[0].start_state)
-        cached = [0 if goes_on else self.beginnings.cached_tokens(row) for row in leading[:: request.n]]
+        cached = [0 if goes_on else self._beginnings.cached_tokens(row) for row in leading[:: request.n]]
         runs = request.max_tokens > 0 or turn or request.prompt_logprobs is not None
         if runs:
             self.scheduler.add(rows, limited=key[0] != OFFLINE)
         self.counts.accept(rows, prompts, cached)
         made_by = self.info.fingerprint + (f"+{rows[0].adapter.digest}" if rows[0].adapter else "")
-        self.outbox.append((key, self.prompts.accepted(request, prompts, cached, target, made_by)))
+        self.parts.rows.emit(key, encoder.accepted(request, prompts, cached, target, made_by))
         if not runs:
+            for row in leading:
+                self.parts.rows.answer(row, "length")
             ended = [RowDelta(row.row, "", 0, "length") for row in leading]
-            self.outbox.append((key, Progress(request.id, ended)))
-            self.counts.drop(leading, "length")
+            self.parts.rows.emit(key, Progress(request.id, ended))
 
     def _reject(self, key: RequestKey, reason: str, why: object) -> None:
         self.counts.requests[reason] += 1
-        self.outbox.append((key, Rejected(key[1], reason, str(why), getattr(why, "field", ""))))
-
-    def _drop(self, unwanted: Callable[[Sequence], bool], reason: str = "abort") -> None:
-        doomed = [seq for seq in self.scheduler.sequences() if unwanted(seq)]
-        self.counts.drop([seq for seq in doomed if not self.turns.ended(seq)], reason)
-        for seq in self.scheduler.drop(unwanted):
-            self.turns.abandon(seq)
-
-    def _launch(self, plan: list[tuple[Sequence, int]]) -> None:
-        """Run or queue a step."""
-        self.turns.save()
-        finalizing = [seq for seq, count in plan if seq.state is FINALIZING and seq.tokens_left == count]
-        batch, drawing = batch_of(plan, self.adapters.slots_of(seq for seq, _ in plan))
-        if (steps := self._pace.steps_of(batch, drawing, self.scheduler.running.values())) > 1:
-            batch = replace(batch, steps=steps)
-        bound = any(seq.constraint for seq in drawing)
-        draws, draw = (None, self.runner.feed(batch)) if bound else (self.runner.run(batch), None)
-        marks = self.counts.launch(plan, batch, drawing)
-        scored = [(plan[i][0], row) for i, row in batch.scored.items()]
-        for seq, count in plan:
-            cut = seq.cuts[0] if seq.cuts else None
-            seq.advance(count * steps)
-            if cut is not None and seq.fed == cut and seq.slot is not None:
-                self.beginnings.keep(seq, cut)
-                self.rollouts.reached(seq)
-        for seq in drawing:
-            seq.in_flight += steps
-        if finalizing:
-            self.turns.finalize(finalizing)
-        self._in_flight.append(
-            StepInFlight(
-                [seq for seq, _ in plan], drawing, list(batch.top_logprobs), marks, scored, draws, draw
-            )
-        )
-
-    def _land(self) -> None:
-        """Give the draws of the oldest step in flight to its sequences, and emit their deltas."""
-        step = self._in_flight.popleft()
-        # The others have been answered, or will be by the state pool.
-        with self._failing([seq for seq in step.fed if seq.slot is not None]):
-            draws = step.draw_under(self.masks)
-            self._pace.wait()
-            ids = draws.wait()
-            self._pace.land(step.marks.steps)
-            self.landing.take(step, ids)
+        self.parts.rows.emit(key, Rejected(key[1], reason, str(why), getattr(why, "field", "")))

@@ -15,6 +15,7 @@ from rwkv_batch.bundled import unpack
 from rwkv_batch.config import IN_MEMORY, EngineConfig
 from rwkv_batch.engine import memory
 from rwkv_batch.engine.memory import WHOLE, MemoryShare
+from rwkv_batch.engine.scheduling.scheduler import Scheduler
 from rwkv_batch.model import checkpoint
 from rwkv_batch.model.adapters import reader as adapters
 from rwkv_batch.model.adapters.assumed import assume
@@ -190,42 +191,35 @@ def open_store(config: EngineConfig, share: MemoryShare = WHOLE) -> Store | None
     return store
 
 
-def pools(
+def state_pool(
     loaded: LoadedModel,
     config: EngineConfig,
     share: MemoryShare,
     l1: int,
     replay_rate: float,
-    *,
+    store: Store | None,
+    scheduler: Scheduler,
     wake: Callable[[], None],
-    free: Callable[[int], None],
-    spare: Callable[[], int | None],
-) -> Callable[[Store | None], StatePool]:
-    """What makes the model's state pool over a database. See StatePool."""
+) -> StatePool:
+    """The model's state pool, which has the scheduler's spare slots. See StatePool."""
     states = loaded.runner.states
     l2 = memory.host_states(states, share) if config.l2 is None else config.l2
     log.info("states of sessions: %d on the device, %d in host memory", l1, l2)
-
-    def over(store: Store | None) -> StatePool:
-        if store:
-            log.info("sessions are stored in %s, at most %.1f GiB", store.path, (store.limit or 0) / 2**30)
-        return StatePool(
-            states,
-            (loaded.weights.fingerprint, loaded.weights.vocab),
-            l1=l1,
-            l2=l2,
-            store=store,
-            durable=config.durable,
-            token_log=config.token_log,
-            replay_tokens=config.replay_tokens,
-            replay_rate=replay_rate,
-            replay_on_new_model=config.replay_on_new_model,
-            wake=wake,
-            free=free,
-            spare=spare,
-        )
-
-    return over
+    return StatePool(
+        states,
+        (loaded.weights.fingerprint, loaded.weights.vocab),
+        l1=l1,
+        l2=l2,
+        store=store,
+        durable=config.durable,
+        token_log=config.token_log,
+        replay_tokens=config.replay_tokens,
+        replay_rate=replay_rate,
+        replay_on_new_model=config.replay_on_new_model,
+        wake=wake,
+        free=scheduler.free,
+        spare=scheduler.spare,
+    )
 
 
 def describe(loaded: LoadedModel, rows: int) -> EngineInfo:

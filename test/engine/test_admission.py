@@ -5,22 +5,23 @@ from engine_driver import Driver
 
 from rwkv_batch.engine import admission
 from rwkv_batch.engine.admission import Portion
+from rwkv_batch.engine.rows.lives import Fresh, SharedPrompt
 from rwkv_batch.engine.scheduling.sequence import Sequence
 from rwkv_batch.runner.protocol import Batch
-from rwkv_batch.state.shared_prompts import SharedPrompt
 from rwkv_batch.wire.protocol import GenerateRequest, Progress
 
 ROWS = 24
+PARTS = BEGINNINGS = None  # which are not looked at here
 
 
 def prompts(count: int, length: int = 16) -> list[list[int]]:
     return [[20 + (i + j) % 300 for j in range(length)] for i in range(count)]
 
 
-def row(length: int, shared: SharedPrompt | None = None) -> Sequence:
+def row(length: int, shared: Fresh | None = None) -> Sequence:
     prompt = [1] * length
     seq = Sequence((b"test", "r"), 0, prompt, GenerateRequest(id="r", prompts=[prompt], max_tokens=4), seed=0)
-    seq.shared = shared
+    seq.life = shared or Fresh(PARTS, BEGINNINGS)
     return seq
 
 
@@ -98,6 +99,6 @@ class TestPortion:
         assert self.taken(Portion(4096), [row(1) for _ in range(1000)]) == admission.MOST_AT_ONCE
 
     def test_rows_that_share_a_prompt_count_once(self):
-        rows = [row(100, SharedPrompt(99, 4)) for _ in range(3)]
-        several = [row(100, seq.shared) for seq in rows for _ in range(500)]
+        rows = [row(100, SharedPrompt(PARTS, BEGINNINGS, 99, 4)) for _ in range(3)]
+        several = [row(100, seq.life) for seq in rows for _ in range(500)]
         assert self.taken(Portion(4096), several) == 1500

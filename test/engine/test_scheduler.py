@@ -21,12 +21,18 @@ def feed(plan: list[tuple[Sequence, int]]) -> None:
         sequence.advance(count)
 
 
+def release(scheduler: Scheduler, seq: Sequence) -> None:
+    """It has finished."""
+    seq.end()
+    scheduler.free(scheduler.detach(seq))
+
+
 def test_rows_wait_in_order_and_take_slots_as_they_fall_free():
     scheduler = Scheduler(max_rows=2, prefill_tokens=64, max_waiting=8)
     rows = [row(3) for _ in range(4)]
     scheduler.add(rows)
     assert scheduler.admit() == rows[:2]
-    scheduler.release(rows[1])
+    release(scheduler, rows[1])
     assert scheduler.admit() == rows[2:3]
     assert sorted(scheduler.running) == [0, 1]
 
@@ -59,10 +65,10 @@ def test_dropped_rows_free_their_slots_wherever_they_are():
     scheduler.add([*mine, other])
     scheduler.admit()
     for row_ in scheduler.drop(lambda r: r.key[1] == "mine"):
-        scheduler.release(row_)
+        release(scheduler, row_)
     assert scheduler.admit() == [other]
     for row_ in scheduler.drop(lambda r: True):
-        scheduler.release(row_)
+        release(scheduler, row_)
     assert not (scheduler.waiting or scheduler.running)
 
 
@@ -77,11 +83,11 @@ def test_rows_of_one_session_run_one_after_the_other():
     with pytest.raises(QueueFull):  # turns that wait for their session wait like others
         scheduler.add([row(1), row(1), row(1)])
     scheduler.drop(lambda r: r is second)
-    scheduler.release(first)
+    release(scheduler, first)
     assert scheduler.admit() == []
     scheduler.unlock(first.target)
     assert scheduler.admit() == [third]
-    scheduler.release(third)
+    release(scheduler, third)
     scheduler.unlock(third.target)
     assert not scheduler.queues
 
@@ -99,7 +105,7 @@ def test_a_slot_is_spare_if_all_rows_can_run_without_it():
     assert scheduler.spare() is None
     scheduler.free(idle)
     assert scheduler.spare() is not None
-    scheduler.release(second)
+    release(scheduler, second)
 
 
 def test_a_step_ends_at_each_cut():
@@ -145,7 +151,7 @@ def test_every_prompt_is_fed_once_within_the_budget(lengths: list[int], slots: i
         assert len({r.slot for r, _ in plan}) == len(plan) <= slots
         feed(plan)
         for done in [r for r, _ in plan if not r.tokens_left]:
-            scheduler.release(done)
+            release(scheduler, done)
         if not (scheduler.waiting or scheduler.running):
             break
     assert not (scheduler.waiting or scheduler.running)

@@ -210,7 +210,7 @@ def test_steps_are_launched_together_while_the_device_waits_for_the_host(
     now = ends = 0.0  # of the host's clock; when the device is done
     monkeypatch.setattr(pacing, "monotonic", lambda: now)
     engine, runner = engines[1], engines[1].runner
-    monkeypatch.setattr(engine, "_pace", Pace(4))  # between 12 and 24 ms it stays as it was
+    monkeypatch.setattr(engine._loop, "_pace", Pace(4))  # between 12 and 24 ms it stays as it was
     real = type(runner).run
 
     class Late:

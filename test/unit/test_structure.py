@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("rwkv_batch", "routes", "app.py", "state_pool.py")
 IMPORTING = (*PRODUCT, "demo")  # what makes the bundled model may import the product
-MOST_LINES_OF_A_FILE = 400
+MOST_LINES_OF_A_FILE = 600
 MOST_LINES_OF_A_FOLDER = 1500
 MAY_CAST: set[str] = set()  # the edge to Robyn and to ctypes
 MAP = ROOT / "ARCHITECTURE.md"
@@ -243,9 +243,3 @@ def test_the_map_names_every_module():
             if names ^ {name for name in listed.get(package, set()) if name.isidentifier()}
         }
     )
-
-
-def test_a_question_is_answered_by_two_files():
-    rows = re.findall(r"^\| [^|]+\? \|.*$", MAP.read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(rows) == 10
-    assert [row for row in rows if not 1 <= len(set(paths(row))) <= 2] == []

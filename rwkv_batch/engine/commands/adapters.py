@@ -5,7 +5,8 @@ from pathlib import Path
 from rwkv_batch.engine.commands.reply import reply
 from rwkv_batch.engine.row_adapters.adapters import Adapters
 from rwkv_batch.engine.row_adapters.kinds import AdapterRefused, LoadedAdapter
-from rwkv_batch.engine.scheduling.sequence import Outbox, RequestKey
+from rwkv_batch.engine.rows.rows import Rows
+from rwkv_batch.engine.scheduling.sequence import RequestKey
 from rwkv_batch.model.adapters.parts import Scaling
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.wire.commands import AdapterCommand, ListAdapters, LoadAdapter, RemoveAdapter
@@ -13,19 +14,19 @@ from rwkv_batch.wire.protocol import Rejected
 
 
 class AdapterCommands:
-    """Carries commands out. Their replies go to the outbox, at once or from a later `Adapters.poll`."""
+    """Carries commands out. Their replies are events, at once or from a later `Adapters.poll`."""
 
-    def __init__(self, adapters: Adapters, outbox: Outbox) -> None:
-        self._adapters, self._outbox = adapters, outbox
+    def __init__(self, rows: Rows, adapters: Adapters) -> None:
+        self._rows, self._adapters = rows, adapters
 
     def run(self, request: RequestKey, command: AdapterCommand) -> None:
         match command:
             case LoadAdapter():
                 self._load(request, command)
             case ListAdapters(name=name):
-                reply(self._outbox, request, None, adapters=self._adapters.infos(name))
+                reply(self._rows, request, None, adapters=self._adapters.infos(name))
             case RemoveAdapter(key=name):
-                reply(self._outbox, request, None, found=self._adapters.remove(name))
+                reply(self._rows, request, None, found=self._adapters.remove(name))
 
     def _load(self, request: RequestKey, command: LoadAdapter) -> None:
         given = command.alpha is not None or command.scaling is not None
@@ -37,9 +38,9 @@ class AdapterCommands:
             elif adapter is None:
                 known = isinstance(error, StoreError)
                 message = f"The adapter could not be loaded ({type(error).__name__})."
-                reply(self._outbox, request, str(error) if known else message)
+                reply(self._rows, request, str(error) if known else message)
             else:
-                reply(self._outbox, request, None, adapters=[adapter.info])
+                reply(self._rows, request, None, adapters=[adapter.info])
 
         try:
             if command.alpha is not None and command.scaling is not None:
@@ -50,4 +51,4 @@ class AdapterCommands:
             self._refuse(request, error)
 
     def _refuse(self, request: RequestKey, error: AdapterRefused) -> None:
-        self._outbox.append((request, Rejected(request[1], error.reason, str(error))))
+        self._rows.emit(request, Rejected(request[1], error.reason, str(error)))

@@ -6,11 +6,9 @@ from rwkv_batch.engine.commands.sessions import SessionCommands
 from rwkv_batch.engine.commands.start_states import StartStateCommands
 from rwkv_batch.engine.commands.text import TextCommands
 from rwkv_batch.engine.row_adapters.adapters import Adapters
-from rwkv_batch.engine.scheduling.scheduler import Scheduler
-from rwkv_batch.engine.scheduling.sequence import Outbox, RequestKey
-from rwkv_batch.engine.scheduling.turns import Turns
-from rwkv_batch.model.checkpoint import Checkpoint
-from rwkv_batch.text.tokenizer import Tokenizer
+from rwkv_batch.engine.rows.parts import EngineParts
+from rwkv_batch.engine.rows.stored_turns import Turns
+from rwkv_batch.engine.scheduling.sequence import RequestKey
 from rwkv_batch.wire.commands import (
     AdapterCommand,
     EngineCommand,
@@ -18,31 +16,20 @@ from rwkv_batch.wire.commands import (
     StartStateCommand,
     TextCommand,
 )
-from state_pool import StatePool
 
 
 class Commands:
     """All of these parts."""
 
-    def __init__(
-        self,
-        pool: StatePool,
-        scheduler: Scheduler,
-        turns: Turns,
-        outbox: Outbox,
-        requests: RequestCommands,
-        adapters: Adapters,
-        tokenizer: Tokenizer,
-        weights: Checkpoint,
-    ) -> None:
-        self.requests = requests
-        self.sessions = SessionCommands(pool, scheduler, turns, outbox, tokenizer)
-        self.start_states = StartStateCommands(pool, outbox, weights, adapters)
-        self.adapters = AdapterCommands(adapters, outbox)
-        self.texts = TextCommands(tokenizer, outbox)
+    def __init__(self, parts: EngineParts, turns: Turns, adapters: Adapters) -> None:
+        self.requests = RequestCommands(parts)
+        self.sessions = SessionCommands(parts, turns)
+        self.start_states = StartStateCommands(parts, adapters)
+        self.adapters = AdapterCommands(parts.rows, adapters)
+        self.texts = TextCommands(parts)
 
     def run(self, key: RequestKey, command: EngineCommand) -> None:
-        """The reply goes to the outbox, at once or later. Raises entries.StoreError."""
+        """The reply is an event, at once or later. Raises entries.StoreError."""
         if isinstance(command, RequestCommand):
             self.requests.run(key, command)
         elif isinstance(command, StartStateCommand):

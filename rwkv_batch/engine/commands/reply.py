@@ -1,10 +1,11 @@
 """The reply to a command."""
 
-from rwkv_batch.engine.scheduling.sequence import Outbox, RequestKey
+from rwkv_batch.engine.rows.rows import Rows
+from rwkv_batch.engine.scheduling.sequence import RequestKey
 from rwkv_batch.wire.protocol import CommandReply, Failed
 
 
-def reply(outbox: Outbox, command: RequestKey, error: str | None, **fields: object) -> None:
+def reply(rows: Rows, command: RequestKey, error: str | None, **fields: object) -> None:
     """Answer with a CommandReply of these fields, or with the error, one sentence."""
     answer = CommandReply(command[1], **fields)  # type: ignore[arg-type]
-    outbox.append((command, Failed(command[1], error) if error else answer))
+    rows.emit(command, Failed(command[1], error) if error else answer)

@@ -6,7 +6,6 @@ those before it, what comes then is what would have come, up to near-ties of log
 another order. (FlashInfer's draws are its own: rows that it drew go on with other random numbers.)
 """
 
-from collections.abc import Callable
 from functools import partial
 from itertools import groupby
 from operator import attrgetter, is_
@@ -14,34 +13,22 @@ from operator import attrgetter, is_
 from msgspec.structs import replace
 
 from rwkv_batch.engine.commands.reply import reply
-from rwkv_batch.engine.scheduling.counts import EngineCounts
-from rwkv_batch.engine.scheduling.scheduler import Scheduler
-from rwkv_batch.engine.scheduling.sequence import DECODING, Outbox, RequestKey, Sequence, mixed
-from rwkv_batch.engine.scheduling.turns import Turns
+from rwkv_batch.engine.rows.parts import EngineParts
+from rwkv_batch.engine.rows.stored_turns import StoredTurn
+from rwkv_batch.engine.scheduling.sequence import DECODING, RequestKey, Sequence, mixed
 from rwkv_batch.wire.codec import encode
 from rwkv_batch.wire.commands import PAUSED, ListRequests, PauseRequest, RequestCommand, StopRequest
 from rwkv_batch.wire.protocol import Failed, GenerateRequest, PausedRow, Progress, Rejected, RequestInfo
-from state_pool import StatePool
 
 GOES_ON = "The request is not paused and goes on."
 
 
 class RequestCommands:
-    """Carries commands out; their replies go to the outbox."""
+    """Carries commands out; their replies are events."""
 
-    def __init__(
-        self,
-        pool: StatePool,
-        scheduler: Scheduler,
-        turns: Turns,
-        outbox: Outbox,
-        drop: Callable[[Callable[[Sequence], bool]], None],
-        model: str,
-        counts: EngineCounts,
-    ) -> None:
-        """`drop` forgets all sequences for which a condition holds; `model`: the fingerprint."""
-        self._pool, self._scheduler, self._turns = pool, scheduler, turns
-        self._outbox, self._drop, self._model, self._counts = outbox, drop, model, counts
+    def __init__(self, parts: EngineParts) -> None:
+        self._pool, self._scheduler, self._rows = parts.pool, parts.scheduler, parts.rows
+        self._model = parts.weights.fingerprint
         self._pausing: list[tuple[RequestKey, list[Sequence]]] = []  # commands, with the rows that lead
         self._storing: set[RequestKey] = set()  # requests whose rows wait for the database
 
@@ -59,12 +46,12 @@ class RequestCommands:
                 self._list(command_key)
             case StopRequest(name=name):
                 if rows := self._find(name):
-                    reply(self._outbox, command_key, None, requests=_infos(rows))
+                    reply(self._rows, command_key, None, requests=_infos(rows))
                     self._stop(rows)
                 else:
                     self._pool.documents.remove(
                         PAUSED + name,
-                        lambda found, error: reply(self._outbox, command_key, error, found=found),
+                        lambda found, error: reply(self._rows, command_key, error, found=found),
                     )
             case PauseRequest(name=name):
                 self._pause(command_key, [seq for seq in self._find(name) if not seq.held])
@@ -72,14 +59,17 @@ class RequestCommands:
     def _list(self, command_key: RequestKey) -> None:
         def listed(keys: list[str], error: str | None) -> None:
             paused = [key.removeprefix(PAUSED) for key in keys]
-            reply(self._outbox, command_key, error, requests=_infos(self._generating()), paused=paused)
+            reply(self._rows, command_key, error, requests=_infos(self._generating()), paused=paused)
 
         self._pool.documents.keys(PAUSED, listed)
 
     def _generating(self) -> list[Sequence]:
         """All sequences whose text has not ended, the rows of a request together, in their order."""
-        running = (seq for seq in self._scheduler.sequences() if not self._turns.abandoned(seq))
-        found = [seq for seq in running if not seq.finish_reason and seq.key not in self._storing]
+        found = [
+            seq
+            for seq in self._scheduler.sequences()
+            if not seq.finish_reason and not _abandoned(seq) and seq.key not in self._storing
+        ]
         return sorted(found, key=lambda seq: seq.arrival)
 
     def _find(self, name: str) -> list[Sequence]:
@@ -91,27 +81,20 @@ class RequestCommands:
         """End their texts here. A turn whose prompt is not read yet leaves its session as it was."""
         for seq in rows:
             if seq.state is DECODING:
-                delta = seq.stop()
-                if seq.request.turn and seq.leads:
-                    self._turns.finish(seq, delta)
-                    continue
-                self._counts.finish(seq, "stop")
-                self._scheduler.release(seq)
+                seq.life.text_ended(seq, seq.stop())
             else:
-                delta = seq.withdraw()
-                self._drop(partial(is_, seq))
-            if seq.leads:
-                self._outbox.append((seq.key, Progress(seq.key[1], [delta])))
+                self._rows.show(seq, seq.withdraw())
+                self._rows.drop(partial(is_, seq))
 
     def _pause(self, command_key: RequestKey, rows: list[Sequence]) -> None:
         """Store the request as it is, and end what its reader gets. Where it is not stored, it goes on."""
         rows = [seq for seq in rows if seq.leads]
         if not rows:
-            reply(self._outbox, command_key, None)
+            reply(self._rows, command_key, None)
             return
         if why := self._unpausable(rows[0].request):
             message = f"The request {rows[0].request.name} cannot be paused: {why}."
-            self._outbox.append((command_key, Rejected(command_key[1], "conflict", message)))
+            self._rows.emit(command_key, Rejected(command_key[1], "conflict", message))
             return
         _hold(rows, True)
         self._pausing.append((command_key, rows))
@@ -127,7 +110,7 @@ class RequestCommands:
 
     def _store(self, command_key: RequestKey, rows: list[Sequence]) -> None:
         if not rows:  # they have ended meanwhile
-            reply(self._outbox, command_key, None)
+            reply(self._rows, command_key, None)
             return
         request, key = rows[0].request, rows[0].key
         info = _infos(rows)
@@ -137,14 +120,14 @@ class RequestCommands:
             self._storing.discard(key)
             if error:
                 _hold(rows, False)
-                self._outbox.append((command_key, Failed(command_key[1], f"{error} {GOES_ON}")))
+                self._rows.emit(command_key, Failed(command_key[1], f"{error} {GOES_ON}"))
                 return
             live = set(self._scheduler.sequences())
             left = [seq.pause() for seq in rows if seq in live]
-            self._drop(lambda seq: seq.key == key)
+            self._rows.drop(lambda seq: seq.key == key)
             if left:
-                self._outbox.append((key, Progress(key[1], left)))
-            reply(self._outbox, command_key, None, requests=info)
+                self._rows.emit(key, Progress(key[1], left))
+            reply(self._rows, command_key, None, requests=info)
 
         self._pool.documents.put(PAUSED + request.name, encode(self._document(rows)), stored)
 
@@ -152,7 +135,8 @@ class RequestCommands:
         """The request, from where its rows are."""
         request = rows[0].request
         turn = request.turn
-        if turn and (digest := self._turns.source_digest(rows[0])):
+        life = rows[0].life
+        if turn and isinstance(life, StoredTurn) and (digest := life.source_digest):
             turn = replace(turn, source_digest=digest)
         return replace(
             request,
@@ -179,6 +163,11 @@ class RequestCommands:
 def _hold(rows: list[Sequence], held: bool) -> None:
     for seq in (seq for row in rows for seq in row.together):
         seq.held = held
+
+
+def _abandoned(seq: Sequence) -> bool:
+    """Whether it was dropped and is there only until its state has been loaded."""
+    return isinstance(seq.life, StoredTurn) and seq.life.abandoned
 
 
 def _infos(rows: list[Sequence]) -> list[RequestInfo]:

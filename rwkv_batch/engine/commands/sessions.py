@@ -4,11 +4,10 @@ from collections.abc import Callable
 from functools import partial
 
 from rwkv_batch.engine.commands.reply import reply
-from rwkv_batch.engine.scheduling.scheduler import Scheduler
-from rwkv_batch.engine.scheduling.sequence import Outbox, RequestKey
-from rwkv_batch.engine.scheduling.turns import Turns
+from rwkv_batch.engine.rows.parts import EngineParts
+from rwkv_batch.engine.rows.stored_turns import Turns
+from rwkv_batch.engine.scheduling.sequence import RequestKey
 from rwkv_batch.state.entries import Head, NotInFile, Session, Status, Turn, message
-from rwkv_batch.text.tokenizer import Tokenizer
 from rwkv_batch.wire.commands import (
     DeleteSession,
     ExportSession,
@@ -23,17 +22,14 @@ from rwkv_batch.wire.commands import (
     SessionHistory,
 )
 from rwkv_batch.wire.protocol import Rejected, SessionInfo, TurnInfo
-from state_pool import StatePool
 
 
 class SessionCommands:
-    """Carries commands out. Their replies go to the outbox, at once or from a later `StatePool.poll`."""
+    """Carries commands out. Their replies are events, at once or from a later `StatePool.poll`."""
 
-    def __init__(
-        self, pool: StatePool, scheduler: Scheduler, turns: Turns, outbox: Outbox, tokenizer: Tokenizer
-    ) -> None:
-        self._pool, self._scheduler, self._turns = pool, scheduler, turns
-        self._tokenizer, self._outbox = tokenizer, outbox
+    def __init__(self, parts: EngineParts, turns: Turns) -> None:
+        self._pool, self._scheduler, self._rows = parts.pool, parts.scheduler, parts.rows
+        self._turns, self._tokenizer = turns, parts.tokenizer
 
     def run(self, request: RequestKey, command: SessionCommand) -> None:
         match command:
@@ -50,20 +46,20 @@ class SessionCommands:
                 begun = self._turns.discard(key, prefix)
 
                 def deleted(found: int, error: str | None) -> None:
-                    reply(self._outbox, request, error, found=found + begun)
+                    reply(self._rows, request, error, found=found + begun)
 
                 self._pool.delete(key, prefix, deleted)
             case ListSessions(after=after, limit=limit):
                 self._pool.status(after, limit, partial(self._listed, request))
             case PutDocument(key=key, data=data):
-                self._pool.documents.put(key, data, partial(reply, self._outbox, request))
+                self._pool.documents.put(key, data, partial(reply, self._rows, request))
             case GetDocument(key=key):
                 self._pool.documents.get(
-                    key, lambda data, error: reply(self._outbox, request, error, data=data or b"")
+                    key, lambda data, error: reply(self._rows, request, error, data=data or b"")
                 )
             case RemoveDocument(key=key):
                 self._pool.documents.remove(
-                    key, lambda found, error: reply(self._outbox, request, error, found=found)
+                    key, lambda found, error: reply(self._rows, request, error, found=found)
                 )
 
     def _run_on(
@@ -113,7 +109,7 @@ class SessionCommands:
 
         def found(turns: list[Turn] | None, error: str | None) -> None:
             if turns is None:
-                self._unlock(target, partial(reply, self._outbox, request), error)
+                self._unlock(target, partial(reply, self._rows, request), error)
                 return
             if turns and not (turns[0].past_unknown and turns[0].end):  # a start state has no tokens
                 imaged = session.head.imaged
@@ -122,7 +118,7 @@ class SessionCommands:
                 self._pool.delete(
                     target,
                     False,
-                    lambda _, error: self._unlock(target, partial(reply, self._outbox, request), error),
+                    lambda _, error: self._unlock(target, partial(reply, self._rows, request), error),
                 )
             else:
                 self._scheduler.unlock(target)
@@ -133,7 +129,7 @@ class SessionCommands:
 
     def _point(self, request: RequestKey, target: str, head: Head) -> None:
         """Let `target`, which is locked, end with this turn."""
-        done = partial(reply, self._outbox, request, position=head.tokens)
+        done = partial(reply, self._rows, request, position=head.tokens)
         self._pool.point(target, head, partial(self._unlock, target, done))
 
     def _send_turns(
@@ -156,27 +152,27 @@ class SessionCommands:
             )
             for turn in turns or []
         ]
-        reply(self._outbox, request, error, position=session.head.tokens, turns=infos)
+        reply(self._rows, request, error, position=session.head.tokens, turns=infos)
 
     def _exported(self, request: RequestKey, data: bytes | None, error: Exception | None) -> None:
         if isinstance(error, NotInFile):
             self._reject(request, "conflict", str(error))
         else:
-            reply(self._outbox, request, message(error), data=data or b"")
+            reply(self._rows, request, message(error), data=data or b"")
 
     def _imported(self, request: RequestKey, key: str, error: str | None) -> None:
         self._scheduler.unlock(key)
         if error:
             self._reject(request, "invalid", error)
         else:
-            reply(self._outbox, request, None)
+            reply(self._rows, request, None)
 
     def _listed(self, request: RequestKey, status: Status | None, error: str | None) -> None:
         if status is None:
-            reply(self._outbox, request, error)
+            reply(self._rows, request, error)
             return
         sessions = [SessionInfo(s.key, s.tier, s.updated, s.tokens) for s in status.sessions]
-        reply(self._outbox, request, None, sessions=sessions, total=status.total, l1=status.l1, l2=status.l2)
+        reply(self._rows, request, None, sessions=sessions, total=status.total, l1=status.l1, l2=status.l2)
 
     def _lock(self, request: RequestKey, key: str) -> bool:
         """Keep turns of the session waiting; False if one is under way, and the client gets a refusal."""
@@ -192,4 +188,4 @@ class SessionCommands:
         done(error)
 
     def _reject(self, request: RequestKey, reason: str, message: str) -> None:
-        self._outbox.append((request, Rejected(request[1], reason, message)))
+        self._rows.emit(request, Rejected(request[1], reason, message))

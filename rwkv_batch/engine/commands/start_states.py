@@ -5,8 +5,8 @@ from pathlib import Path
 
 from rwkv_batch.engine.commands.reply import reply
 from rwkv_batch.engine.row_adapters.adapters import Adapters
-from rwkv_batch.engine.scheduling.sequence import Outbox, RequestKey
-from rwkv_batch.model.checkpoint import Checkpoint
+from rwkv_batch.engine.rows.parts import EngineParts
+from rwkv_batch.engine.scheduling.sequence import RequestKey
 from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.model.start_states import read_start_state
 from rwkv_batch.state.entries import StoreError
@@ -19,7 +19,6 @@ from rwkv_batch.wire.commands import (
     StartStateCommand,
 )
 from rwkv_batch.wire.protocol import Rejected, StartStateInfo
-from state_pool import StatePool
 
 
 class _NoState(StoreError):
@@ -27,11 +26,11 @@ class _NoState(StoreError):
 
 
 class StartStateCommands:
-    """Carries commands out. Their replies go to the outbox, at once or from a later `StatePool.poll`."""
+    """Carries commands out. Their replies are events, at once or from a later `StatePool.poll`."""
 
-    def __init__(self, pool: StatePool, outbox: Outbox, checkpoint: Checkpoint, adapters: Adapters) -> None:
-        self._pool, self._outbox = pool, outbox
-        self._layers, self._width, self._heads = checkpoint.layers, checkpoint.width, checkpoint.heads
+    def __init__(self, parts: EngineParts, adapters: Adapters) -> None:
+        self._pool, self._rows, weights = parts.pool, parts.rows, parts.weights
+        self._layers, self._width, self._heads = weights.layers, weights.width, weights.heads
         self._adapters = adapters
 
     def run(self, request: RequestKey, command: StartStateCommand) -> None:
@@ -41,22 +40,22 @@ class StartStateCommands:
                 self._pool.starts.put(name, read, command.description, partial(self._stored, request, name))
             case DescribeStartState(key=name, description=description):
                 if self._pool.starts.find(name) is None:
-                    reply(self._outbox, request, None)
+                    reply(self._rows, request, None)
                     return
                 done = partial(self._described, request)
                 self._pool.starts.describe(name, description, done)
             case ListStartStates(name=name):
                 found = map(self._pool.starts.find, self._pool.starts.names() if name is None else [name])
                 infos = [self._info(start) for start in found if start]
-                reply(self._outbox, request, None, start_states=infos)
+                reply(self._rows, request, None, start_states=infos)
             case RemoveStartStates(name=name):
                 names = self._pool.starts.names() if name is None else [name]
                 self._pool.starts.remove(
-                    names, lambda count, error: reply(self._outbox, request, error, found=count)
+                    names, lambda count, error: reply(self._rows, request, error, found=count)
                 )
 
     def _described(self, request: RequestKey, error: str | None) -> None:
-        reply(self._outbox, request, error, found=1)
+        reply(self._rows, request, error, found=1)
 
     def _read(self, command: PutStartState) -> StartContents:
         try:
@@ -71,13 +70,13 @@ class StartStateCommands:
     def _stored(self, request: RequestKey, name: str, error: Exception | None) -> None:
         start = self._pool.starts.find(name)
         if isinstance(error, _NoState):
-            self._outbox.append((request, Rejected(request[1], "invalid", str(error))))
+            self._rows.emit(request, Rejected(request[1], "invalid", str(error)))
         elif error and not isinstance(error, StoreError):
             message = f"The start state could not be loaded ({type(error).__name__})."
-            reply(self._outbox, request, message)
+            reply(self._rows, request, message)
         else:
             infos = [self._info(start)] if start else []
-            reply(self._outbox, request, str(error) if error else None, start_states=infos)
+            reply(self._rows, request, str(error) if error else None, start_states=infos)
 
     def _info(self, start: StoredStart) -> StartStateInfo:
         head = start.session.head

@@ -3,24 +3,24 @@
 from itertools import chain
 
 from rwkv_batch.engine.commands.reply import reply
-from rwkv_batch.engine.scheduling.sequence import Outbox, RequestKey
-from rwkv_batch.text.tokenizer import Tokenizer
+from rwkv_batch.engine.rows.parts import EngineParts
+from rwkv_batch.engine.scheduling.sequence import RequestKey
 from rwkv_batch.wire.commands import Detokenize, TextCommand, Tokenize
 from rwkv_batch.wire.protocol import Rejected
 
 
 class TextCommands:
-    """Carries commands out. Their replies go to the outbox at once."""
+    """Carries commands out. Their replies are events at once."""
 
-    def __init__(self, tokenizer: Tokenizer, outbox: Outbox) -> None:
-        self._tokenizer, self._outbox = tokenizer, outbox
+    def __init__(self, parts: EngineParts) -> None:
+        self._tokenizer, self._rows = parts.tokenizer, parts.rows
 
     def run(self, request: RequestKey, command: TextCommand) -> None:
         try:
             self._tokenizer.demand_texts()
             self._answer(request, command)
         except ValueError as error:
-            self._outbox.append((request, Rejected(request[1], "invalid", str(error))))
+            self._rows.emit(request, Rejected(request[1], "invalid", str(error)))
 
     def _answer(self, request: RequestKey, command: TextCommand) -> None:
         """Raises ValueError."""
@@ -29,6 +29,6 @@ class TextCommands:
             case Tokenize(texts=texts):
                 ids = [self._tokenizer.encode(text) for text in texts]
                 pieces = [data(token) for token in chain.from_iterable(ids)]
-                reply(self._outbox, request, None, token_ids=ids, token_bytes=pieces)
+                reply(self._rows, request, None, token_ids=ids, token_bytes=pieces)
             case Detokenize(tokens=tokens):
-                reply(self._outbox, request, None, token_bytes=[data(token) for token in tokens])
+                reply(self._rows, request, None, token_bytes=[data(token) for token in tokens])

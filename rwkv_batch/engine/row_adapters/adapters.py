@@ -21,20 +21,18 @@ from rwkv_batch.engine.row_adapters.kinds import (
     LoadedAdapter,
     WeightedAdapter,
 )
-from rwkv_batch.engine.scheduling.scheduler import Scheduler
-from rwkv_batch.engine.scheduling.sequence import Outbox, RequestKey, Sequence
+from rwkv_batch.engine.rows.parts import EngineParts
+from rwkv_batch.engine.scheduling.sequence import Sequence
 from rwkv_batch.model.adapters import reader
 from rwkv_batch.model.adapters.low_rank import low_rank
 from rwkv_batch.model.adapters.parts import Scaling
-from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.ops.low_rank import LowRankAdapter, readout_adapter, scaled, scaled_digest
-from rwkv_batch.runner.protocol import NO_ADAPTER, Runner
+from rwkv_batch.runner.protocol import NO_ADAPTER
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.state.jobs import JobThread
 from rwkv_batch.state.starts.contents import Offsets, StoredStart
-from rwkv_batch.wire.protocol import AdapterInfo, Failed, GenerateRequest
-from state_pool import StatePool
+from rwkv_batch.wire.protocol import AdapterInfo, GenerateRequest
 
 T = TypeVar("T")
 
@@ -47,24 +45,12 @@ class AdapterMissing(ValueError):
 
 
 class Adapters:
-    """Methods are for the engine's thread; `poll` runs what loading has to report.
+    """Methods are for the engine's thread; `poll` runs what loading has to report. `wake`: as of Engine."""
 
-    Requests whose adapter could not be read again are dropped by `cancel`. `wake`: as of Engine.
-    """
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        runner: Runner,
-        scheduler: Scheduler,
-        config: EngineConfig,
-        outbox: Outbox,
-        cancel: Callable[[RequestKey], None],
-        wake: Callable[[], None],
-    ) -> None:
-        self._checkpoint, self._runner, self._scheduler = checkpoint, runner, scheduler
+    def __init__(self, parts: EngineParts, config: EngineConfig, wake: Callable[[], None]) -> None:
+        self._parts, self._wake = parts, wake
+        self._checkpoint, self._runner, self._scheduler = parts.weights, parts.runner, parts.scheduler
         self._most_rank, self._limit = config.max_adapter_rank, config.adapter_cache_mb << 20
-        self._outbox, self._cancel, self._wake = outbox, cancel, wake
         self._adapters: dict[str, LoadedAdapter] = {}
         self._loading: set[str] = set()  # names
         self._reading: set[LoadedAdapter] = set()  # again
@@ -81,11 +67,10 @@ class Adapters:
         self._callbacks: deque[Callable[[], None]] = deque()
         self._thread: JobThread | None = None  # from the first adapter on
 
-    def attach(self, pool: StatePool) -> None:
-        """Turns are kept in this pool from now on. Raises StoreError."""
-        self._pool = pool
+    def attach(self) -> None:
+        """The pool has another database. Raises StoreError."""
         for adapter in [*self._adapters.values(), *self._of_scales.values()]:
-            adapter.model = pool.adapted.add(adapter.digest)
+            adapter.model = self._parts.pool.adapted.add(adapter.digest)
 
     def find(self, request: GenerateRequest) -> LoadedAdapter | None:
         """The adapter that a request names, in its scale.
@@ -107,7 +92,7 @@ class Adapters:
         """Give the rows of a request their adapters. Raises AdapterMissing, ValueError."""
         named = self.find(request)
         for seq in rows:
-            start = self._pool.starts.find(seq.start_state)
+            start = self._parts.pool.starts.find(seq.start_state)
             if start and start.offsets:
                 seq.adapter = self._of_start(start, start.offsets, named)
             else:
@@ -138,11 +123,11 @@ class Adapters:
             raise AdapterRefused("exists", f"The adapter {name} is loaded already; unload it first.")
         self._loading.add(name)
 
-        pool = self._pool
+        models = self._parts.pool.adapted
 
         def read() -> LoadedAdapter:
             weights = self._read(path, scaling)
-            model = pool.adapted.add(weights.digest)
+            model = models.add(weights.digest)
             return LoadedAdapter(
                 name=name,
                 digest=weights.digest,
@@ -157,8 +142,8 @@ class Adapters:
         def loaded(adapter: LoadedAdapter | None, error: Exception | None) -> None:
             self._loading.discard(name)
             if adapter is not None:
-                if pool is not self._pool:
-                    adapter.model = self._pool.adapted.add(adapter.digest)
+                if models is not self._parts.pool.adapted:  # there is another database since
+                    adapter.model = self._parts.pool.adapted.add(adapter.digest)
                 adapter.number = self._numbers.setdefault(adapter.digest, len(self._numbers))
                 self._adapters[name] = adapter
                 self._hold(adapter)
@@ -241,7 +226,7 @@ class Adapters:
         found = self._of_scales.get(digest)
         if found is None or found.of is not adapter:
             try:
-                model = self._pool.adapted.add(digest)
+                model = self._parts.pool.adapted.add(digest)
             except StoreError as error:
                 raise ValueError(str(error)) from None
             number = self._numbers.setdefault(digest, len(self._numbers))
@@ -307,8 +292,7 @@ class Adapters:
     def _fail(self, adapter: LoadedAdapter, message: str) -> None:
         """What waits for it."""
         for key in {seq.key for seq in self._scheduler.sequences() if seq.adapter is adapter}:
-            self._cancel(key)
-            self._outbox.append((key, Failed(key[1], message)))
+            self._parts.rows.fail(key, message)
 
     def _hold(self, adapter: LoadedAdapter) -> None:
         """It is in host memory; others leave that if there is no room for all."""

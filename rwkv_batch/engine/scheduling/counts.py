@@ -4,12 +4,11 @@ Counts of rows are those of leading sequences: of a mixture's the first.
 """
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from time import monotonic
 
 from rwkv_batch.engine.metrics.histogram import Histogram
-from rwkv_batch.engine.scheduling.sequence import DECODING, FINALIZING, LAST, Sequence
+from rwkv_batch.engine.scheduling.sequence import DECODING, LAST, Sequence
 from rwkv_batch.runner.protocol import Batch
 from rwkv_batch.sampling.reference import BROKEN
 from rwkv_batch.wire.metrics import POWERS, STEP_KINDS, STEPS, WAITS, StepKind
@@ -45,7 +44,6 @@ class EngineCounts:
         self.step_kind: StepKind | None = None  # of the steps launched last; None: there were none
         self.steps = 1  # that were launched together
         self._arrived: dict[Sequence, float] = {}  # rows that have not ended
-        self.of_pools: Counter[str] = Counter()  # what state pools have counted that are closed
         self._landed_at = 0.0
         self._gaps = (0.0, 0.0)  # between the draws that land and those before: of rows ahead, of the others
 
@@ -80,12 +78,6 @@ class EngineCounts:
         self.finished[reason] += 1
         if reason in BY_THEMSELVES:
             self.whole.observe(monotonic() - arrived)
-
-    def drop(self, sequences: Iterable[Sequence], reason: str) -> None:
-        """Rows are dropped; one that was ended before it was dropped says itself why."""
-        for seq in sequences:
-            ended = seq.state is not FINALIZING and seq.finish_reason
-            self.finish(seq, ended or reason)
 
     # Steps
 

@@ -120,11 +120,6 @@ class Scheduler:
             decode + last + self._prefill([seq for seq in rest if not (seq.mixture and seq.draws_after(1))])
         )
 
-    def release(self, seq: Sequence) -> None:
-        """A running sequence has finished or is dropped: its slot is free at once."""
-        seq.end()
-        self.free(self.detach(seq))
-
     def detach(self, seq: Sequence) -> int:
         """A running sequence leaves; its slot belongs to the caller until `free`."""
         assert seq.slot is not None, "only a running sequence has a slot"

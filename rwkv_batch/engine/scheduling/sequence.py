@@ -1,14 +1,15 @@
 """One sequence: a prompt, what has been drawn after it, and the text that leaves for its reader."""
 
 import itertools
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from msgspec.structs import replace
 
 from rwkv_batch.engine.constraints.masks import RowConstraint
 from rwkv_batch.engine.scheduling.row_text import RowText
-from rwkv_batch.state.shared_prompts import SharedPrompt
 from rwkv_batch.text.tokenizer import Tokenizer
 from rwkv_batch.wire.protocol import Event, GenerateRequest, RowDelta, TokenLogprob
 
@@ -55,6 +56,37 @@ class RowAdapter:
     slot: int | None = None
 
 
+Beginning = dict[int, Any]  # what slots begin with, as of States.replace
+
+
+class Life(ABC):
+    """What a row begins with, and what becomes of it: see `lives.py` and `stored_turns.py`."""
+
+    @property
+    def stored(self) -> bool:
+        """Whether its text has ended and is being stored, whatever becomes of its state."""
+        return False
+
+    @abstractmethod
+    def begin(self, row: "Sequence") -> Beginning:
+        """What its slot, which it has just got, begins with; nothing if that comes later.
+
+        Raises StartStateMissing.
+        """
+
+    @abstractmethod
+    def reached(self, row: "Sequence", cut: int) -> None:
+        """A step has been queued that feeds it up to one of its cuts."""
+
+    @abstractmethod
+    def text_ended(self, row: "Sequence", delta: RowDelta) -> None:
+        """Its text has finished, with this delta."""
+
+    @abstractmethod
+    def drop(self, row: "Sequence", reason: str) -> None:
+        """Nobody wants it any more, or it has failed. reason: for the metrics."""
+
+
 @dataclass(eq=False, slots=True)  # attributes of objects without slots are found slower from 31 on
 class Sequence:
     """A row of a request, from the queue to its last delta.
@@ -74,7 +106,7 @@ class Sequence:
     mixture: "Mixture | None" = None
     adapter: RowAdapter | None = None
     constraint: RowConstraint | None = None  # what binds its text; those of a mixture share it
-    shared: SharedPrompt | None = None
+    life: "Life" = field(init=False)  # which a row of the engine has from its request on
     waits_for_state: bool = False  # another row feeds its prompt
     held: bool = False  # no step takes it, until it is known whether its request is paused
     slot: int | None = None
@@ -82,7 +114,6 @@ class Sequence:
     fed: int = 0  # of the tokens in `to_feed`
     drawn: list[int] = field(default_factory=list)  # a stop id does not count
     drawn_fed: int = 0  # how many of these the state has seen
-    save_at: int = 0  # and at which number of them its next savepoint is due
     in_flight: int = 0  # draws that are queued and not known yet
     runs_ahead: bool = False  # can be fed LAST
     cuts: list[int] = field(default_factory=list)  # prompt lengths at which a step must end, ascending
@@ -326,8 +357,6 @@ class Sequence:
 
     def _set_finished(self, reason: str) -> None:
         self.finish_reason, self.state = reason, FINISHED
-        if self.request.turn:
-            self.finalize([])
 
 
 @dataclass(eq=False)

@@ -181,7 +181,7 @@ class ModelChanges:
     ) -> None:
         """Let the old model end first. If the new one cannot run even so, the old one comes back."""
         self._say(Loading(name, "draining", 1.0), always=True)
-        before = old.engine.weights
+        before = old.engine.parts.weights
         self._on_loop(partial(self._models.hold, name))
         self._end(old)
         self._say(Loading(name, "preparing", 1.0), always=True)

@@ -89,7 +89,7 @@ def of_engine(name: str, engine: Engine) -> Figures:
         put("request_success", name, reason, value=counts.finished[reason])
     for kind, times in counts.step_times.items():
         put("step_time_seconds", name, kind, value=times)
-    pool = counts.of_pools + engine.pool.counted
+    pool = engine.pool.counted
     put("session_commits", name, value=pool["turns"])
     put("commit_transactions", name, value=pool["transactions"])
     for direction in ("to_host", "to_device"):

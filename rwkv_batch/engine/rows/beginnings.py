@@ -71,8 +71,7 @@ class Beginnings:
 
     def keep(self, seq: Sequence, cut: int) -> None:
         """Cache the state in its slot, which has seen `cut` tokens of the prompt."""
-        if seq.shared is None or not seq.shared.own_cut or cut != seq.shared.tokens:
-            self._copy(seq, seq.cut_past + seq.prompt[:cut])
+        self._copy(seq, seq.cut_past + seq.prompt[:cut])
 
     def keep_end(self, seq: Sequence) -> None:
         """Cache the state in its slot, which has seen all of the prompt and what was fed of the draws."""

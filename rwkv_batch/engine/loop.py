@@ -1,0 +1,105 @@
+"""The step loop: what runs next is launched, and what the step before it has drawn is landed meanwhile."""
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from rwkv_batch.engine.admission import Admission
+from rwkv_batch.engine.constraints.masks import MaskMaker
+from rwkv_batch.engine.landing import Landing
+from rwkv_batch.engine.row_adapters.adapters import Adapters
+from rwkv_batch.engine.rows.parts import EngineParts
+from rwkv_batch.engine.rows.stored_turns import Turns
+from rwkv_batch.engine.scheduling.pace import Pace
+from rwkv_batch.engine.scheduling.sequence import FINALIZING, Sequence
+from rwkv_batch.engine.scheduling.steps import StepInFlight, batch_of
+
+log = logging.getLogger(__name__)
+
+
+class StepLoop:
+    """The steps of one model, of which the newest may be in flight on the device."""
+
+    def __init__(self, parts: EngineParts, turns: Turns, adapters: Adapters, masks: MaskMaker) -> None:
+        self._parts, self._turns, self._adapters, self._masks = parts, turns, adapters, masks
+        self._admission, self._landing = Admission(parts, adapters, masks), Landing(parts, masks)
+        self._in_flight: deque[StepInFlight] = deque()  # oldest first
+        self._left = 0  # of them, those that `land` leaves
+        self._pace = Pace(parts.runner.most_steps)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether draws are in flight that count."""
+        return any(seq.generating for step in self._in_flight for seq in step.drawing)
+
+    def launch(self) -> None:
+        """Have the device begin with a step."""
+        self._admission.admit()
+        plan = self._parts.scheduler.plan()
+        self._left = 0
+        with self._failing([seq for seq, _ in plan]):
+            if plan:
+                self._launch(plan)
+                self._left = 1 if self._parts.runner.run_ahead_stop_ids else 0
+
+    def land(self) -> None:
+        """Take what has been drawn. The device runs the step launched last meanwhile, where that may be."""
+        while len(self._in_flight) > self._left:
+            self._land()
+        if self._in_flight and self._in_flight[0].draw:  # now what its rows have drawn before is known
+            with self._failing((step := self._in_flight.pop()).fed):
+                step.draw_under(self._masks)
+                self._in_flight.append(step)
+
+    def settle(self) -> None:
+        """Land all: behind the end of the last row there may be a step without it."""
+        self._left = 0
+        self.land()
+
+    def _launch(self, plan: list[tuple[Sequence, int]]) -> None:
+        """Run or queue a step."""
+        self._turns.save()
+        runner, counts = self._parts.runner, self._parts.counts
+        finalizing = [seq for seq, count in plan if seq.state is FINALIZING and seq.tokens_left == count]
+        batch, drawing = batch_of(plan, self._adapters.slots_of(seq for seq, _ in plan))
+        running = self._parts.scheduler.running.values()
+        if (steps := self._pace.steps_of(batch, drawing, running)) > 1:
+            batch = replace(batch, steps=steps)
+        bound = any(seq.constraint for seq in drawing)
+        draws, draw = (None, runner.feed(batch)) if bound else (runner.run(batch), None)
+        marks = counts.launch(plan, batch, drawing)
+        scored = [(plan[i][0], row) for i, row in batch.scored.items()]
+        for seq, count in plan:
+            cut = seq.cuts[0] if seq.cuts else None
+            seq.advance(count * steps)
+            if cut is not None and seq.fed == cut and seq.slot is not None:
+                seq.life.reached(seq, cut)
+        for seq in drawing:
+            seq.in_flight += steps
+        if finalizing:
+            self._turns.finalize(finalizing)
+        fed, wanted = [seq for seq, _ in plan], list(batch.top_logprobs)
+        self._in_flight.append(StepInFlight(fed, drawing, wanted, marks, scored, draws, draw))
+
+    def _land(self) -> None:
+        """Give the draws of the oldest step in flight to its sequences."""
+        step = self._in_flight.popleft()
+        # The others have been answered, or will be by the state pool.
+        with self._failing([seq for seq in step.fed if seq.slot is not None]):
+            draws = step.draw_under(self._masks)
+            self._pace.wait()
+            ids = draws.wait()
+            self._pace.land(step.marks.steps)
+            self._landing.take(step, ids)
+
+    @contextmanager
+    def _failing(self, fed: Iterable[Sequence]) -> Iterator[None]:
+        """An error inside fails the requests of these sequences, and nothing else."""
+        try:
+            yield
+        except Exception as error:
+            log.exception("a step failed")
+            message = f"The engine could not run this request ({type(error).__name__})."
+            self._parts.rows.fail_step(fed, message)

@@ -1,0 +1,1 @@
+"""Rows from their request to their end."""

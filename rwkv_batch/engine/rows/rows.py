@@ -1,0 +1,103 @@
+"""Where rows end, and what their readers get.
+
+Nothing else gives the slot of a row back, lets the next turn of its session begin, counts how it has ended,
+or writes to front ends. A row's life says when (`lives.py`, `stored_turns.py`).
+"""
+
+from collections.abc import Callable, Iterable
+
+from rwkv_batch.engine.scheduling.counts import EngineCounts
+from rwkv_batch.engine.scheduling.scheduler import Scheduler
+from rwkv_batch.engine.scheduling.sequence import FINALIZING, Outbox, RequestKey, Sequence
+from rwkv_batch.wire.protocol import Event, Failed, Progress, Rejected, RowDelta
+
+
+class Rows:
+    """The rows of all requests. Methods are for the engine's thread."""
+
+    def __init__(self, scheduler: Scheduler, counts: EngineCounts) -> None:
+        self._scheduler, self._counts = scheduler, counts
+        self._events: Outbox = []
+        self._deltas: dict[RequestKey, list[RowDelta]] = {}  # which leave together, by request
+
+    # To readers
+
+    @property
+    def pending(self) -> bool:
+        """Whether there are events that have not left."""
+        return bool(self._events or self._deltas)
+
+    def emit(self, key: RequestKey, event: Event) -> None:
+        """An event of a request or a command, behind those before it."""
+        self._events.append((key, event))
+
+    def show(self, row: Sequence, delta: RowDelta) -> None:
+        """Text of a row, which leaves with that of others of its request."""
+        if row.leads:
+            self._deltas.setdefault(row.key, []).append(delta)
+
+    def gather(self) -> None:
+        """Texts that were shown come before what is emitted from now on."""
+        for key, deltas in self._deltas.items():
+            self._events.append((key, Progress(key[1], deltas)))
+        self._deltas.clear()
+
+    def take(self) -> Outbox:
+        """The events since the last call."""
+        self.gather()
+        events, self._events = self._events, []
+        return events
+
+    # Ends
+
+    def answer(self, row: Sequence, reason: str, event: Event | None = None) -> None:
+        """The text of a row has ended, though its state may be needed still. reason: for the metrics."""
+        self._counts.finish(row, reason)
+        if event:
+            self.emit(row.key, event)
+
+    def leave(self, row: Sequence) -> None:
+        """Its slot is free at once, if it has one."""
+        row.end()
+        if row.slot is not None:
+            self._scheduler.free(self._scheduler.detach(row))
+
+    def end(self, row: Sequence, reason: str = "abort", event: Event | None = None) -> None:
+        """Nothing more comes of a row, and the next turn of its session may begin.
+
+        What was answered before stays so.
+        """
+        self.answer(row, reason, event)
+        self.leave(row)
+        self._scheduler.unlock(row.target)
+
+    def drop(self, unwanted: Callable[[Sequence], bool], reason: str = "abort") -> None:
+        """End all that wait or run of which this is true."""
+        doomed = [row for row in self._scheduler.sequences() if unwanted(row)]
+        running = self._scheduler.drop(unwanted)
+        for row in doomed:
+            if row.slot is None:  # it has waited
+                self.answer(row, row.finish_reason or reason)
+        for row in running:
+            row.life.drop(row, (row.state is not FINALIZING and row.finish_reason) or reason)
+
+    def reject(self, key: RequestKey, reason: str, message: str, field: str = "") -> None:
+        """End what there is of a request, which is refused. reason and field: of Rejected."""
+        self._lose(key, Rejected(key[1], reason, message, field))
+
+    def fail(self, key: RequestKey, message: str) -> None:
+        """End what there is of a request, of which something has failed."""
+        self._lose(key, Failed(key[1], message))
+
+    def fail_step(self, fed: Iterable[Sequence], message: str) -> None:
+        """A step over these rows has failed: their requests have, but for those that are answered already."""
+        stored = [row for row in fed if row.life.stored]
+        for row in stored:
+            row.life.drop(row, "error")
+        for key in {row.key for row in fed if row not in stored}:
+            self.fail(key, message)
+
+    def _lose(self, key: RequestKey, event: Event) -> None:
+        self.drop(lambda row: row.key == key, "error")
+        self._deltas.pop(key, None)
+        self.emit(key, event)

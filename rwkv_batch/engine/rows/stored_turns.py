@@ -1,0 +1,354 @@
+"""Turns on stored sessions: how their states come into slots, and what is stored when they end.
+
+A turn waits until its session is free (see Scheduler) and gets a slot. A state of the session's past is
+brought there (`begin`); the tokens after it are fed again, then those of the turn. When its text has ended
+(`text_ended`), its tokens are committed, and with that the reader gets the last delta. Meanwhile the state is
+brought to exactly the end of the text (`Turns.finalize`) and stays in its slot; with both done the session's
+next turn begins. Where it has seen more than the text, as at the end of a stop string, it first goes back to
+a savepoint, or to where the turn began. Without a token log the state is stored in place of the tokens.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from rwkv_batch.engine.rows.beginnings import Beginnings
+from rwkv_batch.engine.rows.parts import EngineParts
+from rwkv_batch.engine.scheduling.sequence import DECODING, LOADING, Beginning, Life, RowAdapter, Sequence
+from rwkv_batch.state.entries import EMPTY_DIGEST, NONE, Head, KeptState, Loaded, Session, StoreError
+from rwkv_batch.state.pool.savepoints import RunningTurn
+from rwkv_batch.wire.protocol import Failed, Progress, Rejected, RowDelta, SessionTurn
+
+
+class _Refused(Exception):
+    """A turn that cannot begin; the message is one sentence."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(eq=False)
+class StoredTurn(Life):
+    """A turn from its request until it is stored."""
+
+    turns: "Turns"
+    turn: SessionTurn
+    source: Session | None = None  # the session that it continues, as it was when the turn began
+    parent: Head | None = None  # the end of `source`, with what is known of its images
+    completion: list[int] = field(default_factory=list)
+    last_delta: RowDelta | None = None  # held back until the commit
+    head: Head | None = None  # the end of this turn, once its commit is under way
+    committed: bool = False
+    kept: bool = False  # the state has been brought to the end of the text
+    discarded: bool = False  # its session was deleted meanwhile: its text counts, its state does not
+    abandoned: bool = False  # while its state was being loaded into the slot: it is there only until then
+    save_at: int = 0  # drawn tokens that the state has seen when the next savepoint is due
+
+    @property
+    def stored(self) -> bool:
+        """Whether its text has ended and its turn is stored, whatever becomes of the state."""
+        return self.head is not None
+
+    def begin(self, row: Sequence) -> Beginning:
+        turns, parts = self.turns, self.turns.parts
+        try:
+            self.source = turns.find_source(row, self.turn)
+        except _Refused as refused:
+            parts.rows.end(row, "error", Rejected(row.key[1], refused.reason, str(refused)))
+            return {}
+        except StoreError as error:
+            parts.rows.end(row, "error", Failed(row.key[1], str(error)))
+            return {}
+        turns.begun[row], self.parent = self, self.source.head if self.source else None
+        continued = self.source is not None and self.source.key == self.turn.source
+        row.begin_turn(parts.prompts.encode_turn(row.request, continued))
+        # A prompt that is only read is fed as any, as logits behind it show whether its state is sound; not
+        # that of a mixture, whose other sequences do not run then.
+        reads_only = row.request.max_tokens == 0
+        if reads_only and row.mixture:
+            self.last_delta = RowDelta(row.row, "", 0, "length")
+            row.finalize(row.to_feed)
+        if self.source:
+            parts.pool.pin(self.source.head)
+        beginning = self._beginning(row)
+        if self.source is None:
+            parts.counts.begin(row)
+        if row.target is not None and row.may_overrun and not reads_only:
+            turns.overrunning[row] = self
+            self.save_at = row.drawn_fed + parts.pool.savepoints.first(row.tokens_left)
+        return beginning
+
+    def reached(self, row: Sequence, cut: int) -> None:
+        self.turns.beginnings.keep(row, cut)
+
+    def text_ended(self, row: Sequence, delta: RowDelta) -> None:
+        pool, self.last_delta = self.turns.parts.pool, delta
+        if row.target is None or self.discarded:
+            self.finish_unstored(row)
+            return
+        kept = self.completion = row.shown_tokens(self.turns.parts.tokenizer)
+        if pool.token_log:
+            self.commit(row)
+        has_drawn = partial(row.has_drawn, kept)
+        states = self.turns.parts.runner.states
+        if has_drawn(row.drawn_fed):
+            row.finalize(kept[row.drawn_fed :])
+        elif saved := pool.savepoints.find(row, has_drawn):
+            assert row.slot is not None
+            row.finalize(kept[saved[0] :])
+            states.replace({row.slot: saved[1]})
+        else:  # feed the turn again from its start
+            self._drop_savepoint(row)
+            row.finalize(row.prompt + kept)
+            states.replace(self._beginning(row))
+            return
+        self._drop_savepoint(row)
+        if not row.tokens_left:
+            self.turns.finalize([row])
+
+    def drop(self, row: Sequence, reason: str) -> None:
+        """Of a turn that has not ended the session is what it was before; of another the state goes."""
+        if not self.stored:
+            self.turns.parts.rows.answer(row, reason)
+        self._abandon(row)
+
+    @property
+    def source_digest(self) -> bytes:
+        """Of what it continues; empty if it has not begun."""
+        if self not in self.turns.begun.values():
+            return b""
+        return self.source.head.digest if self.source else EMPTY_DIGEST
+
+    def before(self, target: str | None) -> int:
+        """The turn that this one follows in the session, or NONE."""
+        return self.source.head.turn if self.source and self.source.key == target else NONE
+
+    def commit(self, row: Sequence) -> None:
+        """Store its tokens."""
+        assert row.target is not None
+        done, model = partial(self._committed, row), _model(row)
+        pool = self.turns.parts.pool
+        self.head = pool.commit(row.target, self.parent, row.prompt, self.completion, done, model)
+
+    def save(self, row: Sequence) -> None:
+        """Store its state in place of the tokens."""
+        assert row.target is not None
+        before = self.parent.tokens if self.parent else 0
+        tokens = before + len(row.prompt) + len(self.completion)
+        self.kept = True
+        slot, done = self.turns.parts.scheduler.detach(row), partial(self._committed, row)
+        self.turns.parts.pool.save(row.target, slot, tokens, done, _model(row))
+
+    def finish_unstored(self, row: Sequence) -> None:
+        """Nothing of it is stored."""
+        self._send_last_delta(row)
+        self._abandon(row)
+
+    def end_if_stored(self, row: Sequence) -> None:
+        """The turn is over when it is stored and its state is at its end."""
+        if self.committed and self.kept:
+            self._end(row)
+
+    def _beginning(self, row: Sequence) -> Beginning:
+        """As of `begin`."""
+        assert row.slot is not None
+        pool, source = self.turns.parts.pool, self.source
+        if source is None:
+            return {row.slot: self.turns.beginnings.begin(row)}
+        last = self.before(row.target) != NONE and not row.may_overrun
+        if found := pool.begin(source.head, last):
+            state, self.parent = found
+            return {row.slot: state}
+        row.begin_loading()
+        pool.load(source, row.slot, partial(self._loaded, row))
+        return {}
+
+    def _loaded(self, row: Sequence, loaded: Loaded | None, error: str | None) -> None:
+        row.loaded(loaded.replay if loaded else [])
+        if self.abandoned:
+            self._abandon(row)
+        elif loaded:
+            self.parent = loaded.head
+        else:
+            if not self.stored:
+                self.turns.parts.rows.answer(row, "error", Failed(row.key[1], error or ""))
+            for each in row.together:
+                if each.slot is not None:
+                    each.life.drop(each, "error")
+
+    def _committed(self, row: Sequence, error: str | None) -> None:
+        self.committed = True
+        if error:
+            self.turns.parts.rows.answer(row, "error", Failed(row.key[1], error))
+        else:
+            self._send_last_delta(row)
+        if error and not self.kept:
+            self._abandon(row)
+        else:
+            self.end_if_stored(row)
+
+    def _send_last_delta(self, row: Sequence) -> None:
+        assert self.last_delta and self.last_delta.finish_reason
+        last = Progress(row.key[1], [self.last_delta])
+        self.turns.parts.rows.answer(row, self.last_delta.finish_reason, last)
+
+    def _abandon(self, row: Sequence) -> None:
+        """Its state is not kept."""
+        begun = row in self.turns.begun
+        if begun and row.state is LOADING:
+            self.abandoned = True  # its slot is being written to
+            return
+        self._drop_savepoint(row)
+        if begun and self.head:
+            self.turns.parts.rows.leave(row)
+            self.kept = True
+            self.end_if_stored(row)
+        else:
+            self._end(row)
+
+    def _end(self, row: Sequence) -> None:
+        if self.turns.begun.pop(row, None) and self.source:
+            self.turns.parts.pool.unpin(self.source.head)
+        self.turns.parts.rows.end(row)
+
+    def _drop_savepoint(self, row: Sequence) -> None:
+        """It is over, or nothing is drawn any more."""
+        if self.turns.overrunning.pop(row, None):
+            self.turns.parts.pool.savepoints.drop(row)
+
+
+class Turns:
+    """The turns of all sessions."""
+
+    def __init__(self, parts: EngineParts, beginnings: Beginnings) -> None:
+        self.parts, self.beginnings = parts, beginnings
+        self.begun: dict[Sequence, StoredTurn] = {}  # those under way
+        self.overrunning: dict[Sequence, StoredTurn] = {}  # of them, those with savepoints
+        self._numbers: dict[str, int] = {}  # the last number given to each branching session
+
+    def choose_target(self, turn: SessionTurn) -> str | None:
+        """The key that this turn will be stored under; of a branch, one that is not in use."""
+        if turn.branch is None:
+            return turn.target
+        pool = self.parts.pool
+        if turn.branch not in self._numbers:
+            tails = (key.removeprefix(f"{turn.branch}:") for key in pool.keys(f"{turn.branch}:"))
+            self._numbers[turn.branch] = max((int(tail) for tail in tails if tail.isdecimal()), default=0)
+        while True:  # a fork, an import or a turn may have taken the next one
+            self._numbers[turn.branch] += 1
+            key = f"{turn.branch}:{self._numbers[turn.branch]}"
+            if key not in self.parts.scheduler.queues and pool.find(key) is None:
+                return key
+
+    def has_source(self, turn: SessionTurn) -> bool:
+        """Whether the turn's source is stored, or an earlier turn is going to store it."""
+        return turn.source is not None and (
+            turn.source in self.parts.scheduler.queues or self.parts.pool.find(turn.source) is not None
+        )
+
+    def refusal(self, turn: SessionTurn, adapter: RowAdapter | None) -> str | None:
+        """Why the turn cannot go on from its source as that is now; None: it can, or others come before it.
+
+        Its begin looks again. Raises StoreError.
+        """
+        source = self.parts.pool.find(turn.source) if turn.source is not None else None
+        if source is None or turn.source in self.parts.scheduler.queues:
+            return None
+        return self._refusal(source.head, turn, adapter)
+
+    def find_source(self, row: Sequence, turn: SessionTurn) -> Session | None:
+        """What the turn continues: a session, or that of its start state. Raises _Refused, StoreError."""
+        pool = self.parts.pool
+        source = pool.find(turn.source) if turn.source is not None else None
+        if source is None and turn.required:
+            raise _Refused("not_found", f"The session {turn.source} has been deleted meanwhile.")
+        if source is not None and (refusal := self._refusal(source.head, turn, row.adapter)):
+            raise _Refused("conflict", refusal)
+        if source is None and row.start_state:
+            start = pool.starts.find(row.start_state)
+            if start is None:
+                raise _Refused("not_found", f"There is no start state {row.start_state}.")
+            source = start.session
+        if turn.source_digest not in (b"", source.head.digest if source else EMPTY_DIGEST):
+            message = f"The session {turn.source} is not what it was when this turn was paused."
+            raise _Refused("conflict", message)
+        return source
+
+    def save(self) -> None:
+        """Before a step: make the savepoints that are due."""
+        running = []
+        for row, turn in self.overrunning.items():
+            if row.drawn_fed < turn.save_at or row.state is not DECODING:
+                continue
+            assert row.slot is not None
+            # A later one may have to be passed over: then the turn goes on from where it began.
+            before = NONE if row.drawn_fed else turn.before(row.target)
+            running.append(RunningTurn(row, row.slot, row.drawn_fed, before))
+            turn.save_at = row.drawn_fed + self.parts.pool.savepoints.every
+        if running:
+            self.parts.pool.savepoints.save(running)
+
+    def finalize(self, rows: list[Sequence]) -> None:
+        """Keep the states of turns that have seen all of their text."""
+        ended, kept = [], []
+        for row in rows:
+            turn = self.begun[row]
+            if turn.head is None and (row.target is None or turn.discarded):
+                turn.finish_unstored(row)
+                continue
+            if not self.parts.pool.token_log:
+                turn.save(row)
+                continue
+            if turn.head is None:
+                turn.commit(row)
+            assert turn.head is not None and row.target is not None
+            if turn.discarded:
+                self.parts.rows.leave(row)
+            else:
+                slot = self.parts.scheduler.detach(row)
+                kept.append(KeptState(row.target, turn.head, slot, turn.before(row.target)))
+            ended.append((row, turn))
+        self.parts.pool.keep(kept)
+        for row, turn in ended:
+            turn.kept = True
+            turn.end_if_stored(row)
+
+    def discard(self, key: str, prefix: bool) -> int:
+        """The session is deleted, with `prefix` all below it: turns under way are not stored.
+
+        Returns how many of these would have begun a session.
+        """
+        begun = 0
+        for row, turn in self.begun.items():
+            target = row.target
+            if target is not None and (target == key or (prefix and target.startswith(f"{key}:"))):
+                begun += not turn.discarded and self.parts.pool.find(target) is None
+                turn.discarded = True
+        return begun
+
+    def _refusal(self, head: Head, turn: SessionTurn, adapter: RowAdapter | None) -> str | None:
+        served = self.parts.pool.adapted
+        made_by, wanted = served.digest(head), adapter.digest if adapter else ""
+        # From a start state that no adapter has made any may go on.
+        if made_by != wanted and (made_by or head.tokens):
+            return _other_adapter(turn, adapter)
+        if served.is_of_this_model(head):
+            return None
+        return served.refusal(head.model, past_unknown=head.number == 0)
+
+
+def _model(sequence: Sequence) -> int | None:
+    """What makes its turn, as of StatePool.commit."""
+    return sequence.adapter.model if sequence.adapter else None
+
+
+def _other_adapter(turn: SessionTurn, adapter: RowAdapter | None) -> str:
+    if adapter is None:
+        return (
+            f"The session {turn.source} was made with an adapter, or in a start state with a time_offset; "
+            "name that in this turn too."
+        )
+    return (
+        f"The session {turn.source} was not made with {adapter.name}; continue it with the adapter or start "
+        "state that it began with, or without one."
+    )

@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("checkout", type=Path, nargs="?", default=Path(__file__).resolve().parents[1])
     parser.add_argument("--files", action="store_true", help="one line per file")
     options = parser.parse_args()
-    counts = {file: statements(file.read_text()) for file in product_files(options.checkout)}
+    counts = {file: statements(file.read_text(encoding="utf-8")) for file in product_files(options.checkout)}
     if options.files:
         for file, count in sorted(counts.items(), key=lambda item: -item[1]):
             print(f"{count:6} {file.relative_to(options.checkout)}")

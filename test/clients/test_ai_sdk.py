@@ -37,7 +37,6 @@ def test_a_structured_answer(ask):
     assert ask("object")["city"] in ("Paris", "London")
 
 
-@pytest.mark.parametrize("ask", ["compatible", "anthropic"], indirect=True)
 def test_a_second_turn(ask):
     assert ALICE in ask("turn")
 

@@ -72,6 +72,20 @@ DEFS = {"A": A, "B": B}
             ['{"a":1,"t":{"c":2}}'],
         ),
         ({"components": {"A": A}, "$ref": "#/components/A"}, ['{"a":1}'], ['{"c":1}']),
+        (
+            {
+                "$schema": "http://json-schema.org/draft-07/schema#",
+                "definitions": DEFS,
+                "allOf": [{"$ref": "#/definitions/A"}, {"$ref": "#/definitions/B"}],
+            },
+            ['{"a":1,"b":"x"}'],
+            ['{"a":1}', '{"b":"x","c":1}'],
+        ),
+        (
+            {"properties": {"a\n": {"type": "null"}}, "patternProperties": {"^a": True}, "type": "object"},
+            [r'{"a\n":null,"ab":1}'],
+            [r'{"a\n":1}', r'{"a\u000a":1}', r'{"a\n":null,"a\u000A":1}'],
+        ),
         ({"const": {"properties": 1}}, ['{"properties":1}'], ["{}"]),
     ],
 )

@@ -77,11 +77,11 @@ def bounds_in(schema: dict) -> Iterator[float]:
         yield from (part[key] for key in BOUNDS if key in part)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_numbers(seed: int):
     chance = random.Random(seed)
     compared = 0
-    for _ in range(120):
+    for _ in range(80):
         schema = numeric(chance)
         try:
             matcher = grammar(schema)
@@ -95,7 +95,7 @@ def test_numbers(seed: int):
         wrong |= {text for text in drawn if not fits(schema, text)}
         assert not wrong, schema
         compared += 1
-    assert compared > 60
+    assert compared > 40
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -125,8 +125,9 @@ class _Reading:
                 _format(out, schema["format"], inside(place, "format"))
         if self._has_multiples and not IN_PLACE.isdisjoint(schema):
             check_multiples(self._multiples(schema, set()), place)
-        named = out.get("properties") or out.get("patternProperties")
-        self.has_open_names |= bool(named) and out.get("additionalProperties") is not False
+        named, by_pattern = bool(out.get("properties")), bool(out.get("patternProperties"))
+        is_open = out.get("additionalProperties") is not False
+        self.has_open_names |= (named and by_pattern) or (is_open and (named or by_pattern))
         return out
 
     def _refuse(self, error: SchemaError) -> None:

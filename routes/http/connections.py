@@ -9,6 +9,7 @@ import os
 import resource
 import socket
 import struct
+import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ class Connections:
         """
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         room = min(ROOM, limit // 4)
-        if limit == resource.RLIM_INFINITY or _lowest_free(limit) < limit - room:
+        if limit == resource.RLIM_INFINITY or _lowest_free(limit) < limit - room or sys.platform != "linux":
             return
         if time.monotonic() < self._next_look:
             return

@@ -166,9 +166,12 @@ def _lock_byte(descriptor: int) -> bool:
     Unlike a POSIX lock, it does not end when another descriptor of the process is closed. Where the file
     system has no such locks, the one beside the file has to do.
     """
+    command = getattr(fcntl, "F_OFD_SETLK", None)  # Linux alone has it
+    if command is None:
+        return True
     wanted = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, LOCKED_BYTE, 1, 0)
     try:
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, wanted)
+        fcntl.fcntl(descriptor, command, wanted)
     except OSError as error:
         return error.errno not in (errno.EACCES, errno.EAGAIN)
     return True

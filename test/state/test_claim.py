@@ -269,3 +269,13 @@ def test_a_long_name_has_everything_beside_it(name: str, tmp_path: Path) -> None
         store.restart()
     assert store.read_document("d") == b"text"
     store.close()
+
+
+def test_a_system_without_locks_of_open_files_keeps_the_lock_beside(tmp_path, monkeypatch):
+    """As macOS is: one name is one server's there too."""
+    monkeypatch.delattr("fcntl.F_OFD_SETLK")
+    first = Store(tmp_path / "sessions.db")
+    with pytest.raises(StoreError, match="in use by another server"):
+        Store(tmp_path / "sessions.db")
+    first.close()
+    Store(tmp_path / "sessions.db").close()

@@ -2,6 +2,7 @@
 
 from routes.chat.calls import read_arguments
 from routes.http.errors import TEXT_ONLY, openai_field
+from routes.http.open_lists import named, unknown_type
 from rwkv_batch.chat.templates import Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -12,6 +13,21 @@ TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refu
 def parse_messages(messages: list[object]) -> list[Message]:
     """Raises ApiError 400 that names the message and the field."""
     return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def ignored_calls(messages: list[object]) -> list[str]:
+    """The places and types of calls that are left out, as no tools of their types are here."""
+    return [
+        named(f"messages[{i}].tool_calls[{k}]", kind)
+        for i, message in enumerate(messages)
+        for k, call in enumerate(_given_calls(message))
+        if (kind := unknown_type(call, "function"))
+    ]
+
+
+def _given_calls(message: object) -> list[object]:
+    calls = message.get("tool_calls") if isinstance(message, dict) else None
+    return calls if isinstance(calls, list) else []
 
 
 def text_part(part: object, at: str) -> str:
@@ -72,7 +88,8 @@ def _text(content: object, at: str) -> str:
 def _calls(calls: object, at: str) -> list[tuple[str, str]]:
     if not isinstance(calls, list):
         raise openai_field(at, "input should be a list")
-    return [_call(call, f"{at}[{i}]") for i, call in enumerate(calls)]
+    known = ((i, call) for i, call in enumerate(calls) if not unknown_type(call, "function"))
+    return [_call(call, f"{at}[{i}]") for i, call in known]
 
 
 def _call(call: object, at: str) -> tuple[str, str]:

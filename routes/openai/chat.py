@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from routes.chat.answer import AnswerReader, Piece
 from routes.chat.calls import ToolCall
-from routes.chat.messages import parse_messages
+from routes.chat.messages import ignored_calls, parse_messages
 from routes.http.errors import ApiError, Json, openai_field
 from routes.http.generate import Prepared
 from routes.openai.reply import OpenAIReply, logprob_entries
@@ -56,7 +56,7 @@ def prepare(body: Json, model_id: str, settings: FrontendConfig = DEFAULTS) -> P
         model_id, readers, style.thinks, chat.logprobs, chat.include_usage, chat.return_token_ids
     )
     reply.shows_thoughts = chat.include_reasoning and not chat.reasoning.exclude
-    reply.ignored = ignored_tools(chat)
+    reply.ignored = [*ignored_calls(chat.messages), *ignored_tools(chat)]
     return Prepared(request, chat.stream, reply)
 
 

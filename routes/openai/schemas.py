@@ -308,7 +308,7 @@ class ChatReasoning(BaseModel):
     effort: Effort | None = None
     max_tokens: Annotated[Int, Field(ge=0, le=INT_LIMIT)] | None = None  # a hint beside that it is above 0
     enabled: bool | None = None
-    exclude: bool = False  # the reply has no thought
+    exclude: bool | None = None  # whether the reply has no thought
 
     @property
     def wanted(self) -> bool | None:

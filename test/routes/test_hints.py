@@ -62,6 +62,7 @@ def test_hints_change_nothing_of_a_response(fields):
         },
         {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": True}},
         {"include_reasoning": True, "reasoning": {"exclude": False}},
+        {"reasoning": {"exclude": None, "effort": None, "enabled": None, "max_tokens": None}},
     ],
 )
 def test_hints_change_nothing_of_a_chat(fields):

@@ -124,6 +124,18 @@ def test_items_and_what_to_include_are_left_out_of_a_response_too():
         made("/v1/responses", input=items[1:])
 
 
+def test_calls_of_tools_that_are_not_known_are_left_out_of_a_chat():
+    path = "/openai/v1/chat/completions"
+    call = {"id": "b", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    calls = [{"id": "a", "type": "custom", "custom": {"name": "patch", "input": "x"}}, call]
+    turn = {"role": "assistant", "content": "Let me see.", "tool_calls": calls}
+    request, reply = made(path, messages=[*HI, turn, *HI])
+    assert request.prompts == made(path, messages=[*HI, turn | {"tool_calls": [call]}, *HI])[0].prompts
+    assert reply.ignored == ["messages[1].tool_calls[0] (custom)"]
+    with pytest.raises(ApiError, match=r"^messages\[1\]\.tool_calls\[1\]"):
+        made(path, messages=[*HI, turn | {"tool_calls": [calls[0], {"type": "function"}]}])
+
+
 def test_blocks_of_tools_that_anthropics_servers_run_are_left_out():
     said = [
         {"type": "text", "text": "Let me see."},

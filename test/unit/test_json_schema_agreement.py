@@ -16,7 +16,7 @@ import pytest
 from schema_judge import ecma, fits, grammar, takes, walk
 
 from rwkv_batch.text.grammars import GrammarError
-from rwkv_batch.text.json_schema.formats import PATTERNS
+from rwkv_batch.text.json_schema.formats import OF_LIBRARY, PATTERNS
 
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 VALUES = [
@@ -218,7 +218,7 @@ FORMATS = {
 }
 
 
-@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("name", sorted({*PATTERNS, *OF_LIBRARY}))
 def test_formats(name: str):
     chance = random.Random(0)
     schema = {"type": "string", "format": name}

@@ -11,7 +11,7 @@ from typing import Any
 
 from rwkv_batch.text.json_schema.closing import closed
 from rwkv_batch.text.json_schema.errors import SchemaError, inside
-from rwkv_batch.text.json_schema.formats import PATTERNS
+from rwkv_batch.text.json_schema.formats import OF_LIBRARY, PATTERNS
 from rwkv_batch.text.json_schema.numbers import (
     LOWER,
     UPPER,
@@ -280,6 +280,8 @@ def _format(out: dict[str, Any], name: Any, at: str) -> None:
     """A format that is not known has no effect, as JSON Schema has it."""
     if not isinstance(name, str):
         raise SchemaError(at, "is no text")
+    if name in OF_LIBRARY:
+        out["format"] = name
     if name not in PATTERNS:
         return
     pattern = {"pattern": f"^(?:{PATTERNS[name]})$"}

@@ -217,6 +217,24 @@ def test_items_of_stored_responses_may_be_sent_as_references(front: FrontendProc
     assert len({*listed, first.output[0].id, kept.output[0].id}) == 3, "each item has an id of its own"
 
 
+def test_thoughts_and_calls_may_be_sent_as_references_too(front: FrontendProcess, client: OpenAI):
+    """The example in the prompt for a tool, which is echoed, is a call."""
+    tool = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}
+    asked = [
+        client.responses.create(model="rwkv7", input="Hi", reasoning={"effort": effort}, tools=[tool])
+        for effort in ("high", "none")
+    ]
+    thought, call = asked[0].output[0], asked[1].output[-1]
+    assert (thought.type, call.type, call.name) == ("reasoning", "function_call", "look")
+    references = [{"type": "item_reference", "id": item.id} for item in (thought, call)]
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    client.responses.create(model="rwkv7", input=[*references, result])
+    (prompt,) = front.engine.requests[-1].prompts
+    assert prompt == (
+        f'Assistant: <tool_call>{{"name": "look", "arguments": {{}}}}</tool_call>\n\nTool: sunny\n\n{ANSWER}'
+    )
+
+
 def test_a_reference_to_what_is_not_stored_is_a_404_that_says_store(front: FrontendProcess, client: OpenAI):
     unstored = client.responses.create(model="rwkv7", input="Hi", store=False)
     deleted = client.responses.create(model="rwkv7", input="Hi")

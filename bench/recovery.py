@@ -69,13 +69,6 @@ def kill_frontend(port: int, pids: dict[str, int]) -> None:
     os.kill(next(pid for name, pid in pids.items() if name.startswith("frontend")), signal.SIGKILL)
 
 
-def malformed_body(port: int, pids: dict[str, int]) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as raw:
-        raw.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZZ\r\nnonsense\r\n")
-        while raw.recv(4096):
-            pass
-
-
 def kill_engine(port: int, pids: dict[str, int]) -> None:
     os.kill(pids["engine"], signal.SIGKILL)
 
@@ -84,7 +77,6 @@ EVENTS: dict[str, Callable[[int, dict[str, int]], None]] = {
     "client leaves a stream -> its slot serves the next request": leave_stream,
     "client leaves while it waits for a whole reply -> the same": leave_reply,
     "front end killed -> answering": kill_frontend,
-    "malformed chunked body aborts the front end -> answering": malformed_body,
     "engine killed -> model loaded again, answering": kill_engine,
 }
 

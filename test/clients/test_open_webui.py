@@ -1,4 +1,4 @@
-"""The requests that open-webui makes of OpenAI's and Ollama's routes, as they were recorded of it."""
+"""The requests that open-webui makes of OpenAI's and Ollama's routes, in their shapes."""
 
 import json
 

@@ -146,7 +146,8 @@ inline float __double2float_rd(double x) {
     return nearest > x ? nextafterf(nearest, -INFINITY) : nearest;
 }
 inline double __ull2double_rn(unsigned long long x) { return double(x); }
-// 0 for NaN, and the nearest int where there is none: as the PTX ISA defines `cvt`, which C++ leaves undefined.
+// 0 for NaN, and the nearest int where there is none: as the PTX ISA defines `cvt`, which C++ leaves
+// undefined.
 inline int __float2int_rz(float x) {
     return x != x ? 0 : x >= 0x1p31f ? INT_MAX : x < -0x1p31f ? INT_MIN : int(x);
 }

@@ -113,7 +113,8 @@ def test_the_commands_of_the_readme_that_start_a_server_are_those_of_make_and_th
     assert starts
     for command in starts:
         command_line().parse_args(command.split()[2:])
-    made = subprocess.run(["make", "-n", "serve"], cwd=ROOT, capture_output=True, text=True, check=True)
+    command = ["make", "--no-print-directory", "-n", "serve"]  # also inside another make
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     *_, last = made.stdout.strip().splitlines()
     assert last.split()[0].endswith("python") and last.split()[1:] == ["app.py"], last
 

@@ -84,7 +84,7 @@ class LoadStateFields(StateDefaults):
 class RemoveStateFields(RequestBody):
     """The body of /removestatemodel. A field that is not known is refused, as it may be a misnamed one.
 
-    RWKV-Infer removes all whatever the body says, and its clients send {"dummy": "dummy"} for that.
+    RWKV-Infer removes all for any body, and its clients send {"dummy": "dummy"} for that.
     """
 
     model_config = ConfigDict(extra="forbid")

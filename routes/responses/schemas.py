@@ -84,7 +84,7 @@ class Reasoning(BaseModel):
 
 
 class TextFormat(BaseModel):
-    """A schema binds the answer, whatever `strict` says."""
+    """A schema binds the answer, with `strict` or without."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None

@@ -37,7 +37,7 @@ def real_path(path: str | Path) -> Path:
 class Claim:
     """The right to use a database, until it is closed or the process ends, however that ends.
 
-    `path`: as `real_path` gives it. Raises StoreError if another server uses the file, by whatever name.
+    `path`: as `real_path` gives it. Raises StoreError if another server uses the file, by any name.
     """
 
     def __init__(self, path: Path) -> None:

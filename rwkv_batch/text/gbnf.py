@@ -63,7 +63,7 @@ class _Rewriting:
             self._at = self._used[name]
             raise self._error(f"no rule is named {name}")
         # The converter makes a regular expression of each rule without recursion but root. Within root, each
-        # would take as much as it can, whatever comes behind it. So root is a rule like others.
+        # would take as much as it can, and leave nothing behind. So root is a rule like others.
         return "".join([*self._parts, f"\nroot ::= {self._names['root']}\n"])
 
     def _next(self) -> None:

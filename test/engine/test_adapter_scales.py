@@ -1,7 +1,6 @@
 """Requests that multiply what their adapter changes: each scale is an adapter of its own."""
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,14 +16,6 @@ from rwkv_batch.wire.protocol import CommandReply, Failed, Progress, Rejected, S
 
 GREEDY = Sampling(temperature=0)
 NUMBERS = itertools.count()
-
-
-@pytest.fixture
-def engines() -> Iterator[list[Driver]]:
-    made: list[Driver] = []
-    yield made
-    for driver in made:
-        driver.engine.close()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Adapters of requests: every row says what a model says that has its adapter merged by hand."""
 
 import itertools
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -46,14 +45,6 @@ NUMBERS = itertools.count()
 @cache
 def merged(kind: str, seed: int) -> Checkpoint:
     return merged_by_hand(WEIGHTS, kind, seed)
-
-
-@pytest.fixture
-def engines() -> Iterator[list[Driver]]:
-    made: list[Driver] = []
-    yield made
-    for driver in made:
-        driver.engine.close()
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ class StoredTurn(Life):
 
     @property
     def stored(self) -> bool:
-        """Whether its text has ended and its turn is stored, whatever becomes of the state."""
+        """Whether its text has ended and its turn is stored, with its state or without."""
         return self.head is not None
 
     def begin(self, row: Sequence) -> Beginning:

@@ -64,7 +64,7 @@ class Life(ABC):
 
     @property
     def stored(self) -> bool:
-        """Whether its text has ended and is being stored, whatever becomes of its state."""
+        """Whether its text has ended and is being stored, with its state or without."""
         return False
 
     @abstractmethod
@@ -217,7 +217,7 @@ class Sequence:
 
     @property
     def known_draws_left(self) -> int:
-        """How many tokens it will draw whatever they are, but for its stop ids and strings."""
+        """How many tokens it will draw if no stop id or string ends it before."""
         if self.constraint:  # masks depend on what was drawn
             return 1
         return self.request.max_tokens - len(self.drawn) - self.in_flight

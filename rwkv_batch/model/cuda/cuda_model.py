@@ -1,4 +1,4 @@
-"""What the forward passes on a CUDA GPU have in common, whatever the family: steps, graphs and states."""
+"""What the forward passes on a CUDA GPU have in common in all families: steps, graphs and states."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -61,7 +61,7 @@ class RWKV7Cuda(CudaModel[CudaWeights, Buffers]):
 
     def step_bytes(self, rows: int, prefill_tokens: int, adapters: int = 0, most_rank: int = 0) -> int:
         most = prefill_tokens + rows
-        # A row that fits into no launch with others runs alone, whatever its length.
+        # A row that fits into no launch with others runs alone, at any length.
         chunks = sum(max(most_chunks(tokens), -(-tokens // CHUNK)) for tokens in prefills_held(most))
         scratch = chunks * self.checkpoint.heads * self.kernels.chunk_bytes + self.weights.decoded_bytes
         layers, decoding = self.checkpoint.layers, self.weights.decoding_launches

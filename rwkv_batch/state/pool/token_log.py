@@ -99,7 +99,7 @@ class TokenLog:
         return turn in self._announced
 
     def pin(self, turn: int) -> None:
-        """The turn stays, whatever is deleted, until `unpin`."""
+        """The turn stays until `unpin`, also if its sessions are deleted."""
         self._pins[turn] += 1
 
     def unpin(self, turn: int) -> None:

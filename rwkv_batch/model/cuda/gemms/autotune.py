@@ -257,7 +257,7 @@ def _medians(graphs: Sequence[Graph], rounds: int) -> Generator[None, None, list
 
 
 def _fill(buffers: Buffers) -> None:
-    """Fill inputs with numbers like those of a real step, whatever a GEMM timed before has left in them.
+    """Fill inputs with numbers like those of a real step, in place of what a GEMM timed before has left.
 
     GEMMs of zeros run faster than others, and the sparse one runs slower the more hidden units are active.
     """

@@ -117,25 +117,27 @@ def test_logits_and_states_are_those_of_separate_kernels(width, form, active):
     assert off(together.states.wkv, separate.states.wkv) < SAME
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_states_that_pass_the_numbers_of_fp16_keep_the_largest(form):
-    """Of both kinds: nothing decays, and tokens add what is far past the limit; norms are as large.
-
-    Weights read nothing of the norms' large channels, so that no product passes the limit.
-    """
+def small(form: str, change) -> RWKV7Cuda:
+    """A model of 1024 channels; `change` is called with the name and numbers of each of its tensors."""
     checkpoint = tiny(LAYERS[form == "fp16"], 1024, VOCAB, seed=3)
     for name, tensor in checkpoint.tensors.items():
+        change(name, tensor)
+    return model_of(checkpoint if form == "fp16" else quantize(checkpoint, FORMS[form][0], False), form)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_wkv_states_that_pass_the_numbers_of_fp16_keep_the_largest(form):
+    """Nothing decays, and tokens add some hundreds to numbers of +-65504."""
+
+    def change(name: str, tensor: torch.Tensor) -> None:
         if name.endswith(("att.w0", "att.a0")):
             tensor.fill_(-30)
         elif name.endswith("att.k_a"):
             tensor.zero_()
-        elif name.endswith(("ln1.weight", "ln2.weight")):
-            tensor[::64] = 60000
-        elif name.endswith(("att.w1", "att.a1", "att.v1", "att.g1")):
-            tensor[::64] = 0
-        elif name.endswith(("receptance.weight", "key.weight", "att.value.weight")):
-            tensor[:, ::64] = 0
-    model = model_of(checkpoint if form == "fp16" else quantize(checkpoint, FORMS[form][0], False), form)
+        elif name.endswith(("att.key.weight", "att.value.weight")):
+            tensor.mul_(20)
+
+    model = small(form, change)
     together, separate = Side(model, TOGETHER), Side(model, SEPARATE)
     start = torch.where(torch.rand_like(together.states.wkv) < 0.5, -65504.0, 65504.0).half()
     for side in (together, separate):
@@ -143,10 +145,31 @@ def test_states_that_pass_the_numbers_of_fp16_keep_the_largest(form):
     for token in range(5, 5 + STEPS):
         found, other = together.step(token), separate.step(token)
         assert found.isfinite().all() and off(found, other) < LOGITS
-    together.states.flush([1])
-    separate.states.flush([1])
-    for mine, theirs in zip(together.kept()[:2], separate.kept()[:2], strict=True):
-        assert mine[1].abs().max() == 65504 and off(mine, theirs) < LOGITS
+    for side in (together, separate):
+        side.states.flush([1])
+        assert side.states.wkv[1].abs().max() == 65504
+        assert not torch.equal(side.states.wkv[1], start[1])
+    assert off(together.states.wkv[1], separate.states.wkv[1]) < LOGITS
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("norm", ["ln1", "ln2"])
+def test_token_shifts_that_pass_the_numbers_of_fp16_keep_the_largest(form, norm):
+    """That of the first time mix, and that of the last channel mix: what is before them is as usual."""
+    layer = 0 if norm == "ln1" else LAYERS[form == "fp16"] - 1
+
+    def change(name: str, tensor: torch.Tensor) -> None:
+        if name == f"blocks.{layer}.{norm}.weight":
+            tensor.fill_(60000)
+
+    model = small(form, change)
+    shifts = []
+    for layers in (TOGETHER, SEPARATE):
+        side = Side(model, layers)
+        side.step(5)
+        side.states.flush([1])
+        shifts.append(side.states.shift[1, layer, norm == "ln2"])
+    assert shifts[0].abs().max() == 65504 and off(*shifts) < SAME
 
 
 def test_the_other_slot_and_those_of_padding_stay_as_they_are(model):

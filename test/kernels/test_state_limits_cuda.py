@@ -109,7 +109,7 @@ def test_decode_and_the_flush_of_what_it_defers(kernels, rows, steps, change):
     records[:, RECORD.names.index("lag")] = steps % (MAX_LAG + 1)
     everyone = torch.arange(rows, device=DEVICE, dtype=torch.int32)
     kernels.wkv_flush(everyone.data_ptr(), None, rows, records, states.unsqueeze(1), deferred)
-    assert off(states, wanted) < 1e-3
+    assert off(states, wanted) < 2e-3  # seven roundings to multiples of 32 here, one or two there
     if change > 0 and steps > 1:
         assert torch.equal(states, states_of(rows, LARGEST))
 

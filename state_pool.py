@@ -9,7 +9,7 @@ own, as do reads, commits and images; `poll` runs the callbacks of what they hav
 """
 
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -37,13 +37,15 @@ from rwkv_batch.state.entries import (
     ignore_result,
     message,
 )
-from rwkv_batch.state.jobs import JobThread
+from rwkv_batch.state.jobs import PoolThreads
 from rwkv_batch.state.log.documents import Documents
 from rwkv_batch.state.log.sessions import Sessions
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.log.writer import Writer
 from rwkv_batch.state.pool.adapted import AdaptedModels
 from rwkv_batch.state.pool.image_cache import ImageCache
+from rwkv_batch.state.pool.options import PoolOptions, PoolSlots
+from rwkv_batch.state.pool.parts import PoolParts
 from rwkv_batch.state.pool.resume import Resumer
 from rwkv_batch.state.pool.savepoints import Savepoints
 from rwkv_batch.state.pool.session_files import SessionFiles
@@ -63,16 +65,10 @@ class StatePool:
     `adapted`: models by their adapters.
 
     A method's `done` is called once, inside a later `poll`. Its last argument is None or a sentence that says
-    what failed. `free` gets each slot that becomes the caller's, inside any method; `spare` gives one of them
-    that the caller will not need, or None.
+    what failed.
 
-    `model`: fingerprint and vocabulary; states of another one are refused. `l1`, `l2`: how many states these
-    tiers hold. `store`: None keeps everything in memory; the pool closes it. `durable`: a turn is done when
-    its tokens are on the disk, otherwise at once. `token_log`: False stores states in place of tokens.
-    `replay_tokens`: a session is not left with more tokens than that behind its last image. `replay_rate`:
-    tokens a second that the model is fed. `replay_on_new_model`: sessions of other models with the same
-    vocabulary are continued, by feeding their tokens to this one. `wake` is called, from any thread, when
-    `poll` has something to do.
+    `model`: fingerprint and vocabulary; states of another one are refused. `store`: None keeps everything in
+    memory; the pool closes it. `wake` is called, from any thread, when `poll` has something to do.
     """
 
     def __init__(
@@ -80,22 +76,13 @@ class StatePool:
         states: States,
         model: tuple[str, int],
         *,
-        free: Callable[[int], None],
-        spare: Callable[[], int | None],
-        wake: Callable[[], None],
-        l1: int,
-        l2: int,
+        slots: PoolSlots,
+        options: PoolOptions,
         store: Store | None,
-        durable: bool,
-        token_log: bool,
-        replay_tokens: int,
-        replay_rate: float,
-        replay_on_new_model: bool,
+        wake: Callable[[], None],
     ) -> None:
-        self._states, self._wake, self._model, self._sizes = states, wake, model, (l1, l2)
-        self._free, self._spare = free, spare
-        self.token_log, self._durable, self._replay_tokens = token_log, durable, replay_tokens
-        self._replay_rate, self._replay_on_new_model = replay_rate, replay_on_new_model
+        self._states, self._model, self._slots, self.options = states, model, slots, options
+        self._wake = wake
         self._counted: Counter[str] = Counter()  # over databases that it had before
         self._open(store)
 
@@ -107,39 +94,67 @@ class StatePool:
         self._open(store)
 
     def _open(self, store: Store | None) -> None:
-        store = self.store = store or Store(None)
-        states, durable, self._closed = self._states, self._durable, False
-        self.adapted = AdaptedModels(store, *self._model, self._replay_on_new_model)
-        self._transfer = transfer = Transfer(states, self._model[0])
-        self._callbacks: deque[Callable[[], None]] = deque()
-        self._copier, self._reader = JobThread("copies", self._report), JobThread("reads", self._report)
-        self._writer = Writer(store, self._report, self._renewed)
-        self._sessions = Sessions(store, self._reader, self._writer)
+        self._closed = False
+        store, states, options = store or Store(None), self._states, self.options
+        transfer = Transfer(states, self._model[0])
+        self._threads = threads = PoolThreads(self._wake)
+        adapted = AdaptedModels(store, *self._model, options.replay_on_new_model)
+        writer = Writer(store, threads.report, self._renewed)
+        sessions = Sessions(store, threads.reader, writer)
         self._log = TokenLog(
             store,
-            self._writer,
-            self._sessions,
-            self.adapted.plain.id,
-            durable=durable,
+            writer,
+            sessions,
+            adapted.plain.id,
+            durable=options.durable,
             clean=self._clean,
-            report=self._report,
+            report=threads.report,
         )
-        self.images = ImageCache(store, transfer.layout, self._replay_rate, self._log, self._copier)
-        self._tiers = Tiers(states, transfer, self._copier, self._free, self._spare, self._sizes, self._left)
-        self.savepoints = Savepoints(states, self._tiers, self._comes_back, self._replay_rate)
-        self._resumer = Resumer(store, transfer, self.adapted, self._held)
-        keep = self._reader, self._store_with_state
-        self.files = SessionFiles(self._sessions, self._log, self._tiers, self.images, self._resumer, *keep)
-        self.documents = Documents(store, self._reader, self._writer, texts=self.token_log or not store.path)
-        self.copies = StateCopies(states, transfer, self._copier)
-        stored = self._sessions, self._log, self.documents, self.images, self._resumer, self.adapted
-        self.starts = StartStates(*stored, states, transfer, *keep)
+        self._tiers = Tiers(states, transfer, threads.copier, self._slots, self._left)
+        self.parts = PoolParts(
+            states=states,
+            transfer=transfer,
+            threads=threads,
+            store=store,
+            writer=writer,
+            adapted=adapted,
+            sessions=sessions,
+            log=self._log,
+            images=ImageCache(store, transfer.layout, options.replay_rate, self._log, threads.copier),
+            tiers=self._tiers,
+            resumer=Resumer(store, transfer, adapted, self._held),
+            documents=Documents(store, threads.reader, writer, texts=options.token_log or not store.path),
+        )
+        self.savepoints = Savepoints(states, self._tiers, self._comes_back, options.replay_rate)
+        self.copies = StateCopies(states, transfer, threads.copier)
+        self.files = SessionFiles(self.parts, self._store_with_state)
+        self.starts = StartStates(self.parts, self._store_with_state)
+
+    @property
+    def token_log(self) -> bool:
+        return self.options.token_log
+
+    @property
+    def store(self) -> Store:
+        return self.parts.store
+
+    @property
+    def adapted(self) -> AdaptedModels:
+        return self.parts.adapted
+
+    @property
+    def images(self) -> ImageCache:
+        return self.parts.images
+
+    @property
+    def documents(self) -> Documents:
+        return self.parts.documents
 
     # Sessions
 
     def find(self, key: str) -> Session | None:
         """The session, None if there is none."""
-        return self._sessions.find(key)
+        return self.parts.sessions.find(key)
 
     def tier(self, session: Session) -> Tier:
         """The fastest place that has the state at the session's end."""
@@ -147,7 +162,7 @@ class StatePool:
 
     def keys(self, prefix: str) -> list[str]:
         """The keys of all sessions that begin with `prefix`."""
-        return self._sessions.keys(prefix)
+        return self.parts.sessions.keys(prefix)
 
     def status(
         self, after: str | None, limit: int | None, done: Callable[[Status | None, str | None], None]
@@ -168,16 +183,16 @@ class StatePool:
                 places = {turn: place for place, turn in enumerate(self._tiers.all_turns())}
                 entries.sort(key=lambda entry: (entry.tier, places.get(entry.turn, -entry.updated)))
             count = partial(self.store.status, entries, self._tiers.turns("L1"), self._tiers.turns("L2"))
-            self._reader.put(count, lambda status, error: done(status, message(error)))
+            self._threads.reader.put(count, lambda status, error: done(status, message(error)))
 
-        self._sessions.list(after, limit, listed)
+        self.parts.sessions.list(after, limit, listed)
 
     def turns(
         self, session: Session, numbers: range, done: Callable[[list[Turn] | None, str | None], None]
     ) -> None:
         """`done` gets the turns that have these numbers, the oldest first; number 0 is an unknown past."""
-        read = partial(self._resumer.read_some_turns, self._log.newest_turns(session.head), numbers)
-        self._reader.put(read, lambda turns, error: done(turns, message(error)))
+        read = partial(self.parts.resumer.read_some_turns, self._log.newest_turns(session.head), numbers)
+        self._threads.reader.put(read, lambda turns, error: done(turns, message(error)))
 
     def point(self, key: str, head: Head, done: Done) -> None:
         """Let a session end where another one does, or with an earlier turn; nothing is copied."""
@@ -195,7 +210,7 @@ class StatePool:
         if found:
             self._log.delete(found, lambda error: done(len(found), message(error)))
         else:
-            self._report(partial(done, 0, None))
+            self._threads.report(partial(done, 0, None))
 
     # Turns
 
@@ -234,7 +249,7 @@ class StatePool:
             else:
                 self._restore(session, nearer, slot, done)
 
-        self._reader.put(partial(self._resumer.find, start, session.head), found)
+        self._threads.reader.put(partial(self.parts.resumer.find, start, session.head), found)
 
     def commit(
         self,
@@ -260,7 +275,7 @@ class StatePool:
         for state in states:
             head = self.images.known(state.head)
             self._tiers.keep(state.key, head, state.slot, state.before)
-            if self.store.images_folder and head.tokens - head.imaged >= self._replay_tokens:
+            if self.store.images_folder and head.tokens - head.imaged >= self.options.replay_tokens:
                 self._tiers.image(head.turn, partial(self.images.offer, head))
                 self._tiers.imaged(head.turn)
 
@@ -280,19 +295,18 @@ class StatePool:
     @property
     def counted(self) -> Counter[str]:
         """What has been committed (`turns`, `transactions`), and states copied `to_host` and `to_device`."""
-        return self._counted + self._writer.counted + self._transfer.counted
+        return self._counted + self.parts.writer.counted + self.parts.transfer.counted
 
     def poll(self) -> None:
         """Run the callbacks of what has been done since the last call."""
-        while self._callbacks:
-            self._callbacks.popleft()()
+        self._threads.poll()
 
     def close(self) -> None:
         """Store what is not stored yet, and stop all threads. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        for thread in (self._copier, self.images, self._writer, self._reader):
+        for thread in (self._threads.copier, self.images, self.parts.writer, self._threads.reader):
             thread.close()
             self.poll()
         heads = [head for turn in self._tiers.all_turns() if (head := self._tiers.head(turn))]
@@ -304,7 +318,7 @@ class StatePool:
     @property
     def _comes_back(self) -> bool:
         """Whether a state can be had again without L1 and L2."""
-        return self.token_log or self.store.images_folder is not None
+        return self.options.token_log or self.store.images_folder is not None
 
     def _held(self, turn: int) -> bool:
         """Whether the state at a turn's end is in memory. Also for other threads, which look again."""
@@ -331,7 +345,7 @@ class StatePool:
             self._copy_in(start.image, slot, restored)
         elif start.turn == NONE:
             self._states.clear([slot])
-            self._report(partial(restored, None))
+            self._threads.report(partial(restored, None))
         elif not self._tiers.copy(start.turn, slot, restored):
             if (waiting := self.images.find(start.turn)) is not None:
                 self._copy_in(waiting, slot, restored)
@@ -339,8 +353,8 @@ class StatePool:
                 self.load(session, slot, done)
 
     def _copy_in(self, image: Tensor, slot: int, done: Callable[[Exception | None], None]) -> None:
-        work = partial(self._transfer.restore, image, self._states.access(slot))
-        self._copier.put(work, lambda _, error: done(error))
+        work = partial(self.parts.transfer.restore, image, self._states.access(slot))
+        self._threads.copier.put(work, lambda _, error: done(error))
 
     def _left(self, key: str, head: Head, image: Tensor) -> None:
         """A state has left L2."""
@@ -355,7 +369,7 @@ class StatePool:
         self, session: Session, turns: Sequence[Turn], head: Head, done: Done, image: Tensor | None
     ) -> None:
         """Store an announced session with the state at `head`; None: the copy of it has failed."""
-        finish = done if self._durable else ignore_result
+        finish = done if self.options.durable else ignore_result
 
         def written(operations: Sequence[Operation], error: StoreError | None) -> None:
             if error:
@@ -374,15 +388,15 @@ class StatePool:
             done(message(error))
             return
         self.images.require(head, image, written)
-        if not self._durable:
-            self._report(partial(done, None))
+        if not self.options.durable:
+            self._threads.report(partial(done, None))
 
     # The database
 
     def _clean(self, removed: Removed) -> None:
         """Drop what belonged to rows that have been removed."""
         # What is pinned has its tokens still; without them nothing else could bring its state back.
-        self._tiers.drop(removed.turns + (removed.pinned if self.token_log else []))
+        self._tiers.drop(removed.turns + (removed.pinned if self.options.token_log else []))
         self.images.clean(removed)
 
     def _delete_damaged(self, session: Session, error: Exception | None) -> None:
@@ -406,8 +420,3 @@ class StatePool:
                 self._tiers.image(
                     head.turn, partial(self._store_with_state, session, [turn], head, ignore_result)
                 )
-
-    def _report(self, callback: Callable[[], None]) -> None:
-        """From any thread: run the callback in the next `poll`."""
-        self._callbacks.append(callback)
-        self._wake()

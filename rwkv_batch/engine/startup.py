@@ -32,6 +32,7 @@ from rwkv_batch.ops.weights.formats import FORMATS
 from rwkv_batch.runner import backends
 from rwkv_batch.runner.protocol import Runner
 from rwkv_batch.state.log.store import Store
+from rwkv_batch.state.pool.options import PoolOptions, PoolSlots
 from rwkv_batch.text.tokenizer import tokenizer_of
 from rwkv_batch.wire.supervision import EngineInfo
 from state_pool import StatePool
@@ -208,17 +209,16 @@ def state_pool(
     return StatePool(
         states,
         (loaded.weights.fingerprint, loaded.weights.vocab),
-        l1=l1,
-        l2=l2,
+        slots=PoolSlots(l1, l2, scheduler.free, scheduler.spare),
+        options=PoolOptions(
+            durable=config.durable,
+            token_log=config.token_log,
+            replay_tokens=config.replay_tokens,
+            replay_rate=replay_rate,
+            replay_on_new_model=config.replay_on_new_model,
+        ),
         store=store,
-        durable=config.durable,
-        token_log=config.token_log,
-        replay_tokens=config.replay_tokens,
-        replay_rate=replay_rate,
-        replay_on_new_model=config.replay_on_new_model,
         wake=wake,
-        free=scheduler.free,
-        spare=scheduler.spare,
     )
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import queue
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from threading import Thread
@@ -55,3 +56,26 @@ class JobThread(Thread):
             error = raised
         if finished:
             self.report(partial(finished, result, error))
+
+
+class PoolThreads:
+    """The threads of copies and of reads, and the callbacks of all that threads have done.
+
+    `wake` is called, from any thread, when `poll` has something to do.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._callbacks: deque[Callable[[], None]] = deque()
+        self.copier = JobThread("copies", self.report)
+        self.reader = JobThread("reads", self.report)
+
+    def report(self, callback: Callable[[], None]) -> None:
+        """From any thread: run the callback in the next `poll`."""
+        self._callbacks.append(callback)
+        self._wake()
+
+    def poll(self) -> None:
+        """Run the callbacks of what has been done since the last call."""
+        while self._callbacks:
+            self._callbacks.popleft()()

@@ -17,6 +17,7 @@ import torch
 
 from rwkv_batch.state.entries import NONE, Head, KeptState, Loaded, Session, message
 from rwkv_batch.state.log.store import Store
+from rwkv_batch.state.pool.options import PoolOptions, PoolSlots
 from rwkv_batch.state.slots import States
 from state_pool import StatePool
 
@@ -92,14 +93,10 @@ class Bench:
         self.pool = StatePool(
             self.states,
             model,
-            l1=l1,
-            l2=l2,
+            slots=PoolSlots(l1, l2, self.release, self.spare),
+            options=PoolOptions(replay_rate=replay_rate, **{**OPTIONS, **options}),
             store=Store(path, limit) if path else None,
-            free=self.release,
-            spare=self.spare,
             wake=self._ready.set,
-            replay_rate=replay_rate,
-            **{**OPTIONS, **options},
         )
 
     # Slots
@@ -175,10 +172,10 @@ class Bench:
         """Wait until copies, reads, images and commits that were asked for before are done."""
         pool = self.pool
         for _ in range(2):  # what is done may ask for more
-            for worker in (pool._copier, pool._reader):
+            for worker in (pool.parts.threads.copier, pool.parts.threads.reader):
                 self.do(lambda done, worker=worker: worker.put(lambda: None, lambda _, error: done(None)))
             self.wait_until(lambda: not pool.images.waiting)
-            self.do(lambda done: pool._writer.put([], lambda _, error: done(None)))
+            self.do(lambda done: pool.parts.writer.put([], lambda _, error: done(None)))
 
     def close(self) -> None:
         """Close the pool, which runs the callbacks that are left."""

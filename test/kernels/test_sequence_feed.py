@@ -17,6 +17,7 @@ from rwkv_batch.ops.cuda.abi import STOPS
 from rwkv_batch.runner.cuda_runner import CudaRunner, QueuedDraws
 from rwkv_batch.runner.protocol import Batch, NewRow
 from rwkv_batch.sampling.sampler_cuda import CudaSampler
+from rwkv_batch.state.pool.options import PoolOptions, PoolSlots
 from rwkv_batch.wire.protocol import Sampling
 from state_pool import StatePool
 
@@ -136,16 +137,11 @@ def test_a_copy_of_a_state_holds_what_steps_have_deferred(model: CudaModel, coun
     pool = StatePool(
         steps.states,
         ("0123456789abcdef", 512),
-        l1=0,
-        l2=0,
+        slots=PoolSlots(0, 0, lambda slot: None, lambda: None),
+        options=PoolOptions(
+            durable=True, token_log=True, replay_tokens=8192, replay_rate=1000.0, replay_on_new_model=False
+        ),
         store=None,
-        durable=True,
-        token_log=True,
-        replay_tokens=8192,
-        replay_rate=1000.0,
-        replay_on_new_model=False,
-        free=lambda slot: None,
-        spare=lambda: None,
         wake=ready.set,
     )
     pool.copies.copy_out(SLOTS[1], copies.append)

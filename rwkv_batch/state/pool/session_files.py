@@ -8,12 +8,7 @@ from torch import Tensor
 from rwkv_batch.state import exported
 from rwkv_batch.state.entries import Done, Head, Session, Start, StoreError, Turn, message
 from rwkv_batch.state.exported import Imported, What
-from rwkv_batch.state.jobs import JobThread
-from rwkv_batch.state.log.sessions import Sessions
-from rwkv_batch.state.pool.image_cache import ImageCache
-from rwkv_batch.state.pool.resume import Resumer
-from rwkv_batch.state.pool.tiers import Tiers
-from rwkv_batch.state.pool.token_log import TokenLog
+from rwkv_batch.state.pool.parts import PoolParts
 
 StoreWithState = Callable[[Session, Sequence[Turn], Head, Done, Tensor | None], None]
 
@@ -21,40 +16,30 @@ StoreWithState = Callable[[Session, Sequence[Turn], Head, Done, Tensor | None], 
 class SessionFiles:
     """Methods and callbacks are like those of the pool that it belongs to."""
 
-    def __init__(
-        self,
-        sessions: Sessions,
-        log: TokenLog,
-        tiers: Tiers,
-        images: ImageCache,
-        resumer: Resumer,
-        reader: JobThread,
-        store_with_state: StoreWithState,
-    ) -> None:
-        self._sessions, self._log, self._tiers, self._images = sessions, log, tiers, images
-        self._resumer, self._reader, self._store_with_state = resumer, reader, store_with_state
+    def __init__(self, parts: PoolParts, store_with_state: StoreWithState) -> None:
+        self._parts, self._store_with_state = parts, store_with_state
 
     def export(self, key: str, what: What, done: Callable[[bytes | None, Exception | None], None]) -> None:
         """`done` gets the session as a file, or None and the error.
 
         `what`: its tokens, its state, or its tokens and the nearest state that there is.
         """
-        session = self._sessions.find(key)
+        session = self._parts.sessions.find(key)
         if session is None:
-            self._reader.report(partial(done, None, StoreError(f"There is no session {key}.")))
+            self._parts.threads.reader.report(partial(done, None, StoreError(f"There is no session {key}.")))
             return
-        newest = self._log.newest_turns(session.head)
+        newest = self._parts.log.newest_turns(session.head)
 
         def write(start: Start, image: Tensor | None) -> None:
-            kept = self._images.find
-            work = partial(self._resumer.export, session, start, newest, what, image, kept)
-            self._reader.put(work, done)
+            kept = self._parts.images.find
+            work = partial(self._parts.resumer.export, session, start, newest, what, image, kept)
+            self._parts.threads.reader.put(work, done)
 
         def with_state(start: Start) -> None:
-            if start.image is None and self._tiers.tier(start.turn):
-                self._tiers.image(start.turn, partial(write, start))
+            if start.image is None and self._parts.tiers.tier(start.turn):
+                self._parts.tiers.image(start.turn, partial(write, start))
             else:
-                write(start, start.image if start.image is not None else self._images.find(start.turn))
+                write(start, start.image if start.image is not None else self._parts.images.find(start.turn))
 
         def found(start: Start | None, error: Exception | None) -> None:
             if start is None:
@@ -65,11 +50,11 @@ class SessionFiles:
         if what == "tokens":
             write(newest, None)
             return
-        start = self._log.newest_turns(session.head, self._resumer.held)
-        if self._resumer.held(start.turn):
+        start = self._parts.log.newest_turns(session.head, self._parts.resumer.held)
+        if self._parts.resumer.held(start.turn):
             with_state(start)
         else:
-            self._reader.put(partial(self._resumer.find, start, session.head), found)
+            self._parts.threads.reader.put(partial(self._parts.resumer.find, start, session.head), found)
 
     def import_(self, key: str, data: bytes, *, tokens: bool, done: Done) -> None:
         """Store an exported file as the session `key`, unless it is damaged or of another model.
@@ -82,8 +67,8 @@ class SessionFiles:
                 done(message(error))
                 return
             content, image, beginning = found
-            turns = exported.to_turns(content, self._log.unknown_past(content.start))
-            self._log.ids_used(turns[-1].id)
+            turns = exported.to_turns(content, self._parts.log.unknown_past(content.start))
+            self._parts.log.ids_used(turns[-1].id)
             ends = [turn for turn in turns if turn.end == content.position]
             states = [] if beginning is None else [(turns[0], beginning)]
             if image is not None and ends:
@@ -91,27 +76,27 @@ class SessionFiles:
             if states:
                 self._store(key, turns, states, done)
             else:
-                session = self._log.announce(key, turns, imaged=0)
-                self._log.put_announced(session, turns, [], done)
+                session = self._parts.log.announce(key, turns, imaged=0)
+                self._parts.log.put_announced(session, turns, [], done)
 
-        self._reader.put(partial(self._resumer.read_file, data, tokens), checked)
+        self._parts.threads.reader.put(partial(self._parts.resumer.read_file, data, tokens), checked)
 
     def _store(
         self, key: str, turns: Sequence[Turn], states: Sequence[tuple[Turn, Tensor]], done: Done
     ) -> None:
         """Store a session with the states at the ends of some turns, of which nothing replaces the first."""
         (first, needed), *later = states
-        session = self._log.announce(key, turns, first.end)
-        if later and not self._images.stores:
-            self._images.keep(first.id, needed)
+        session = self._parts.log.announce(key, turns, first.end)
+        if later and not self._parts.images.stores:
+            self._parts.images.keep(first.id, needed)
         last, state = states[-1]
         if last.id == session.head.turn:
-            self._tiers.hold(key, session.head, state)
+            self._parts.tiers.hold(key, session.head, state)
 
         def stored(error: str | None) -> None:
             for turn, image in later if not error else ():
-                self._images.offer(turn.head(first.end), image)
-                self._tiers.imaged(turn.id)
+                self._parts.images.offer(turn.head(first.end), image)
+                self._parts.tiers.imaged(turn.id)
             done(error)
 
         self._store_with_state(session, turns, first.head(first.end), stored, needed)

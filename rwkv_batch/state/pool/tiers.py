@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rwkv_batch.state.entries import Head
 from rwkv_batch.state.jobs import JobThread
+from rwkv_batch.state.pool.options import PoolSlots
 from rwkv_batch.state.slots import States
 from rwkv_batch.state.snapshot import Transfer
 
@@ -41,24 +42,18 @@ class _Host:
 
 
 class Tiers:
-    """All methods are for the pool's thread. `free` gets each slot that becomes the caller's.
-
-    `spare` gives one of the caller's that it will not need, or None. `left` gets what leaves L2, or L1 where
-    there is no L2.
-    """
+    """All methods are for the pool's thread. `left` gets what leaves L2, or L1 where there is no L2."""
 
     def __init__(
         self,
         states: States,
         transfer: Transfer,
         copier: JobThread,
-        free: Callable[[int], None],
-        spare: Callable[[], int | None],
-        capacity: tuple[int, int],
+        slots: PoolSlots,
         left: Left,
     ) -> None:
         self._states, self._transfer, self._copier = states, transfer, copier
-        self._free, self._spare, self._capacity, self._left = free, spare, capacity, left
+        self._slots, self._left = slots, left
         self._l1: OrderedDict[int, _Slot] = OrderedDict()
         self._continued: dict[int, None] = {}  # of these, those hardly wanted again, the oldest first
         self._leaving: dict[int, _Slot] = {}  # on their way from L1 to L2
@@ -132,21 +127,21 @@ class Tiers:
         before: the turn that it goes on from, if its state is hardly wanted again before `rest`; else NONE.
         at_once: whether others make room for it. At most half of L1 is lent.
         """
-        if self._lent >= self._capacity[0] // 2:
+        if self._lent >= self._slots.l1 // 2:
             return None
         entry = self._l1.get(before)
         if entry and not entry.shared:
             self._continued.setdefault(before)
         if at_once:
             self._trim(room=1)
-        slot = self._spare()
+        slot = self._slots.spare()
         self._lent += slot is not None
         return slot
 
     def take_back(self, slot: int) -> None:
         """A slot that was lent."""
         self._lent -= 1
-        self._free(slot)
+        self._slots.free(slot)
 
     def hold(self, key: str, head: Head, image: Tensor) -> None:
         """A state in host memory becomes the most recent of L2."""
@@ -206,7 +201,7 @@ class Tiers:
 
     def _trim(self, room: int = 0) -> None:
         """Push what is over the capacity out of L1 into L2, and out of L2. room: for so many more in L1."""
-        l1, l2 = self._capacity
+        l1, l2 = self._slots.l1, self._slots.l2
         while len(self._l1) + self._lent > l1 - room:
             if self._continued:
                 self._drop_slot(next(iter(self._continued)))
@@ -237,7 +232,7 @@ class Tiers:
         """Free its slot, after the copies that are under way."""
         entry.gone = True
         if not entry.copies:
-            self._free(entry.slot)
+            self._slots.free(entry.slot)
 
     def _copy_out(self, entry: _Slot, done: Callable[[Tensor | None], None]) -> None:
         entry.copies += 1
@@ -245,7 +240,7 @@ class Tiers:
         def copied(image: Tensor | None, _: Exception | None) -> None:
             entry.copies -= 1
             if entry.gone and not entry.copies:
-                self._free(entry.slot)
+                self._slots.free(entry.slot)
             done(image)
 
         self._copier.put(partial(self._transfer.unsealed, self._states.access(entry.slot)), copied)

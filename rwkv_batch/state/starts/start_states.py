@@ -28,16 +28,9 @@ from rwkv_batch.state.entries import (
     Turn,
     message,
 )
-from rwkv_batch.state.jobs import JobThread
-from rwkv_batch.state.log.documents import Documents
-from rwkv_batch.state.log.sessions import Sessions
-from rwkv_batch.state.pool.adapted import AdaptedModels
-from rwkv_batch.state.pool.image_cache import ImageCache
-from rwkv_batch.state.pool.resume import Resumer
+from rwkv_batch.state.pool.parts import PoolParts
 from rwkv_batch.state.pool.session_files import StoreWithState
-from rwkv_batch.state.pool.token_log import TokenLog
-from rwkv_batch.state.slots import States
-from rwkv_batch.state.snapshot import PREFIX, SnapshotError, Transfer, parts, seal
+from rwkv_batch.state.snapshot import PREFIX, SnapshotError, parts, seal
 from rwkv_batch.state.starts.contents import Offsets, StartContents, StoredStart
 
 log = logging.getLogger(__name__)
@@ -50,24 +43,9 @@ ON_DEVICE = 4  # states that are kept on the device too, those used last
 class StartStates:
     """Methods and callbacks are like those of the pool that it belongs to."""
 
-    def __init__(
-        self,
-        sessions: Sessions,
-        log: TokenLog,
-        documents: Documents,
-        images: ImageCache,
-        resumer: Resumer,
-        adapted: AdaptedModels,
-        states: States,
-        transfer: Transfer,
-        reader: JobThread,
-        store_with_state: StoreWithState,
-    ) -> None:
+    def __init__(self, parts: PoolParts, store_with_state: StoreWithState) -> None:
         """With those of this model that are stored. Raises StoreError."""
-        self._sessions, self._log, self._documents, self._images = sessions, log, documents, images
-        self._resumer, self._adapted, self._reader = resumer, adapted, reader
-        self._states, self._transfer = states, transfer
-        self._store_with_state = store_with_state
+        self._parts, self._store_with_state = parts, store_with_state
         self._device: dict[int, Tensor] = {}  # by turn, the least recently used first
         self._coming: list[str] = []  # digests of offsets whose states are being stored
         self._starts = {start.name: start for start in self._stored()}
@@ -89,7 +67,7 @@ class StartStates:
         """The bytes of a slot that holds it, on the model's device."""
         held = self._device.pop(start.turn, None)
         if held is None:
-            held = start.image[PREFIX:].to(self._states.device, non_blocking=True)
+            held = start.image[PREFIX:].to(self._parts.states.device, non_blocking=True)
         self._device[start.turn] = held
         while len(self._device) > ON_DEVICE:
             del self._device[next(iter(self._device))]
@@ -110,14 +88,15 @@ class StartStates:
         def make() -> tuple[StartContents, Tensor, int | None]:
             contents = read()
             offsets = contents.offsets
-            return contents, self._image(contents), self._adapted.add(offsets.digest) if offsets else None
+            image = self._image(contents)
+            return contents, image, self._parts.adapted.add(offsets.digest) if offsets else None
 
         def made(found: tuple[StartContents, Tensor, int | None] | None, error: Exception | None) -> None:
             if found is None:
                 done(error)
                 return
             contents, image, model = found
-            turn = replace(self._log.unknown_past(0, model), digest=contents.digest)
+            turn = replace(self._parts.log.unknown_past(0, model), digest=contents.digest)
             announce = partial(self._announce, name, turn, image, description, contents.offsets, stored)
             if contents.offsets is None:
                 announce()
@@ -132,12 +111,12 @@ class StartStates:
                 else:
                     announce()
 
-            self._documents.put(OFFSETS + digest, contents.offsets.data, stored_offsets)
+            self._parts.documents.put(OFFSETS + digest, contents.offsets.data, stored_offsets)
 
         def stored(error: str | None) -> None:
             done(StoreError(error) if error else None)
 
-        self._reader.put(make, made)
+        self._parts.threads.reader.put(make, made)
 
     def describe(self, name: str, description: bytes, done: Done) -> None:
         """Give it another description. After an error it has the one before."""
@@ -149,7 +128,7 @@ class StartStates:
                 self._starts[name] = before
             done(error)
 
-        self._documents.put(KEY + name, description, stored)
+        self._parts.documents.put(KEY + name, description, stored)
 
     def remove(self, names: Sequence[str], done: Callable[[int, str | None], None]) -> None:
         """Forget the names; what has begun in these states goes on. `done` gets how many there were.
@@ -163,14 +142,14 @@ class StartStates:
                 self._starts = gone | self._starts
             for name, start in gone.items() if not error else ():
                 if name not in self._starts:  # again
-                    self._documents.remove(KEY + name, lambda count, error: None)
+                    self._parts.documents.remove(KEY + name, lambda count, error: None)
                 self._forget_offsets(start)
             done(0 if error else len(gone), message(error))
 
         if gone:
-            self._log.delete([KEY + name for name in gone], deleted)
+            self._parts.log.delete([KEY + name for name in gone], deleted)
         else:
-            self._reader.report(partial(done, 0, None))
+            self._parts.threads.reader.report(partial(done, 0, None))
 
     def store_again(self) -> None:
         """The database is a new one."""
@@ -178,9 +157,9 @@ class StartStates:
             head = start.session.head
             model, offsets = None, start.offsets
             if offsets:
-                model = self._adapted.add(offsets.digest)
-                self._documents.put(OFFSETS + offsets.digest, offsets.data, lambda error: None)
-            turn = replace(self._log.unknown_past(0, model), id=head.turn, digest=head.digest)
+                model = self._parts.adapted.add(offsets.digest)
+                self._parts.documents.put(OFFSETS + offsets.digest, offsets.data, lambda error: None)
+            turn = replace(self._parts.log.unknown_past(0, model), id=head.turn, digest=head.digest)
             self._announce(start.name, turn, start.image, start.description, offsets, lambda error: None)
 
     def _announce(
@@ -192,9 +171,9 @@ class StartStates:
         offsets: Offsets | None,
         done: Done,
     ) -> None:
-        self._documents.put(KEY + name, description, lambda error: None)
-        session = self._log.announce(KEY + name, [turn], imaged=0)
-        self._images.keep(turn.id, image)
+        self._parts.documents.put(KEY + name, description, lambda error: None)
+        session = self._parts.log.announce(KEY + name, [turn], imaged=0)
+        self._parts.images.keep(turn.id, image)
         before = self._starts.get(name)
         self._starts[name] = start = StoredStart(name, session, image, description, offsets)
 
@@ -213,12 +192,12 @@ class StartStates:
         """Of one that is gone, if no other has the same."""
         used = [other.offsets.digest for other in self._starts.values() if other.offsets]
         if start.offsets and start.offsets.digest not in used + self._coming:
-            self._documents.remove(OFFSETS + start.offsets.digest, lambda count, error: None)
+            self._parts.documents.remove(OFFSETS + start.offsets.digest, lambda count, error: None)
 
     def _image(self, contents: StartContents) -> Tensor:
         """A snapshot."""
-        layout = self._transfer.layout
-        image = torch.empty(layout.size, dtype=torch.uint8, pin_memory=self._transfer.pinned)
+        layout = self._parts.transfer.layout
+        image = torch.empty(layout.size, dtype=torch.uint8, pin_memory=self._parts.transfer.pinned)
         for source, target in zip((contents.shift, contents.wkv), parts(image, layout), strict=True):
             target.copy_(as_stored(source.flatten(), target.dtype))
         seal(image, layout, 0, time.time(), contents.digest)
@@ -226,41 +205,41 @@ class StartStates:
 
     def _stored(self) -> list[StoredStart]:
         found = []
-        for key in self._sessions.keys(KEY):
-            session = self._sessions.find(key)
+        for key in self._parts.sessions.keys(KEY):
+            session = self._parts.sessions.find(key)
             if session is None:
                 continue
             try:
-                if not self._adapted.is_of_this_model(session.head):
+                if not self._parts.adapted.is_of_this_model(session.head):
                     continue
                 offsets = self._offsets(session.head)
                 image = self._read(session.head)
-                description = self._documents.read(key) or b""
+                description = self._parts.documents.read(key) or b""
             except (StoreError, SnapshotError) as error:
                 log.error("The start state %s is lost: %s", key.removeprefix(KEY), error)
                 continue
-            self._images.keep(session.head.turn, image)
+            self._parts.images.keep(session.head.turn, image)
             found.append(StoredStart(key.removeprefix(KEY), session, image, description, offsets))
         return found
 
     def _offsets(self, head: Head) -> Offsets | None:
         """Raises StoreError."""
-        digest = self._adapted.digest(head)
+        digest = self._parts.adapted.digest(head)
         if not digest:
             return None
-        data = self._documents.read(OFFSETS + digest)
+        data = self._parts.documents.read(OFFSETS + digest)
         if data is None:
             raise StoreError("its time_offset is missing")
-        _, layers, _, width = self._states.shift.shape
+        _, layers, _, width = self._parts.states.shift.shape
         offsets = Offsets(torch.frombuffer(bytearray(data), dtype=torch.float32).view(layers, width))
         if offsets.digest != digest:
             raise StoreError("its time_offset is damaged")
-        self._adapted.add(digest)
+        self._parts.adapted.add(digest)
         return offsets
 
     def _read(self, head: Head) -> Tensor:
         """Raises StoreError, SnapshotError."""
-        image = self._resumer.find(Start([], head.turn), head).image
+        image = self._parts.resumer.find(Start([], head.turn), head).image
         if image is None:
             raise StoreError("its image is missing")
         return image

@@ -8,7 +8,7 @@ import hashlib
 import json
 from uuid import uuid4
 
-from routes.chat.answer import Piece, RowAnswer
+from routes.chat.answer import AnswerPart, RowAnswer
 from routes.chat.calls import ToolCall
 from routes.http.errors import Json, anthropic_shape
 from routes.http.replies import Reply, TypedEvents
@@ -52,7 +52,7 @@ class MessageReply(TypedEvents):
         ]
 
     def events(self, deltas: list[RowDelta]) -> list[Json]:
-        piece = sum(map(self._row.take, deltas), Piece())
+        piece = sum(map(self._row.take, deltas), AnswerPart())
         events = self._write("thinking", piece.reasoning) if piece.reasoning else []
         if piece.content:
             events += self._write("text", piece.content)

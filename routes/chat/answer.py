@@ -9,14 +9,14 @@ from rwkv_batch.wire.protocol import RowDelta
 
 
 @dataclass
-class Piece:
+class AnswerPart:
     """New text of an answer."""
 
     reasoning: str = ""
     content: str = ""
 
-    def __add__(self, other: "Piece") -> "Piece":
-        return Piece(self.reasoning + other.reasoning, self.content + other.content)
+    def __add__(self, other: "AnswerPart") -> "AnswerPart":
+        return AnswerPart(self.reasoning + other.reasoning, self.content + other.content)
 
 
 class ThinkSplitter:
@@ -152,17 +152,17 @@ class AnswerReader:
         """The calls that are complete."""
         return self._calls.parser.calls if self._calls else []
 
-    def feed(self, text: str) -> Piece:
+    def feed(self, text: str) -> AnswerPart:
         """What can be shown after `text`."""
         reasoning, text = self._think.feed(text) if self._think else ("", text)
-        return Piece(reasoning, self._calls.feed(text) if self._calls else text)
+        return AnswerPart(reasoning, self._calls.feed(text) if self._calls else text)
 
-    def finish(self) -> Piece:
+    def finish(self) -> AnswerPart:
         """What was held back, at the end of the row."""
         reasoning, text = self._think.finish() if self._think else ("", "")
         if self._calls:
             text = self._calls.feed(text) + self._calls.finish()
-        return Piece(reasoning, text)
+        return AnswerPart(reasoning, text)
 
 
 class RowAnswer:
@@ -184,7 +184,7 @@ class RowAnswer:
         """The calls that are complete."""
         return self._reader.calls
 
-    def take(self, delta: RowDelta) -> Piece:
+    def take(self, delta: RowDelta) -> AnswerPart:
         """What can be shown after the row's next delta."""
         self.tokens += delta.tokens
         thinking = self._reader.thinking

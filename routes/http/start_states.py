@@ -17,12 +17,11 @@ from routes.http.exchange import HttpRequest
 from routes.http.frontend import Frontend
 from routes.http.model_field import Named
 from rwkv_batch.wire.commands import ListStartStates
-from rwkv_batch.wire.protocol import GenerateRequest, MixturePart, StartStateInfo
+from rwkv_batch.wire.protocol import LEAST_SUM, GenerateRequest, MixturePart, StartStateInfo
 
 HEADER = "x-rwkv-state-id"
 MEMBER = "\x1f"  # in the names of a mixture's states, behind that of the mixture; clients cannot send it
 WEIGHTS = "mrss_gatingweight"  # of the states of a mixture
-LEAST_SUM = 1e-6  # of weights, beside the sum of their sizes
 # What may belong to a start state: of the sampling, and of how chats are rendered.
 DEFAULTS, TEMPLATE = ("temperature", "top_p"), ("think_type", "chat_template_kwargs")
 # By which a request chooses how a chat is rendered.

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from msgspec.structs import replace
 from pydantic import Field
 
-from routes.chat.answer import AnswerReader, Piece
+from routes.chat.answer import AnswerPart, AnswerReader
 from routes.chat.fields import ChatStyleFields
 from routes.chat.messages import parse_messages
 from routes.chat.profiles import with_profile
@@ -141,7 +141,7 @@ class V3Reply(NativeReply):
         return events + super().events(answers)
 
 
-def _reasoning(piece: Piece) -> Json:
+def _reasoning(piece: AnswerPart) -> Json:
     return {"reasoning_content": piece.reasoning} if piece.reasoning else {}
 
 

@@ -3,7 +3,7 @@
 import json
 from abc import abstractmethod
 
-from routes.chat.answer import Piece, RowAnswer
+from routes.chat.answer import AnswerPart, RowAnswer
 from routes.chat.calls import ToolCall
 from routes.http.errors import Json, ollama_shape
 from routes.http.replies import JsonLines, timestamp
@@ -22,24 +22,24 @@ class OllamaReply(JsonLines):
         self._sent = 0  # calls
 
     @abstractmethod
-    def part(self, piece: Piece, calls: list[ToolCall]) -> Json:
+    def part(self, piece: AnswerPart, calls: list[ToolCall]) -> Json:
         """New text and calls."""
 
     def whole(self, job: Job, deltas: list[RowDelta]) -> Json:
         if not job.request.prompts:  # nothing was to be generated: the model is there
-            return self._object(Piece(), []) | {"done": True, "done_reason": "load"}
-        return (self._new(deltas) or self._object(Piece(), [])) | self._end(job)
+            return self._object(AnswerPart(), []) | {"done": True, "done_reason": "load"}
+        return (self._new(deltas) or self._object(AnswerPart(), [])) | self._end(job)
 
     def events(self, deltas: list[RowDelta]) -> list[Json]:
         new = self._new(deltas)
         return [new | {"done": False}] if new else []
 
     def last(self, job: Job) -> list[Json]:
-        return [self._object(Piece(), []) | self._end(job)]
+        return [self._object(AnswerPart(), []) | self._end(job)]
 
     def _new(self, deltas: list[RowDelta]) -> Json:
         """What the deltas bring; empty if that is nothing."""
-        piece = sum(map(self._row.take, deltas), Piece())
+        piece = sum(map(self._row.take, deltas), AnswerPart())
         calls, self._sent = self._row.calls[self._sent :], len(self._row.calls)
         tokens = [token for delta in deltas for token in delta.logprobs] if self._logprobs else []
         if not (piece.reasoning or piece.content or calls or tokens):
@@ -47,7 +47,7 @@ class OllamaReply(JsonLines):
         new = self._object(piece, calls)
         return new | {"logprobs": logprob_entries(tokens)} if tokens else new
 
-    def _object(self, piece: Piece, calls: list[ToolCall]) -> Json:
+    def _object(self, piece: AnswerPart, calls: list[ToolCall]) -> Json:
         return {"model": self._model, "created_at": timestamp(), **self.part(piece, calls)}
 
     def _end(self, job: Job) -> Json:
@@ -67,7 +67,7 @@ class OllamaReply(JsonLines):
 class ChatAnswer(OllamaReply):
     """The reply of /api/chat."""
 
-    def part(self, piece: Piece, calls: list[ToolCall]) -> Json:
+    def part(self, piece: AnswerPart, calls: list[ToolCall]) -> Json:
         message: Json = {"role": "assistant", "content": piece.content}
         if piece.reasoning:
             message["thinking"] = piece.reasoning
@@ -81,7 +81,7 @@ class ChatAnswer(OllamaReply):
 class TextAnswer(OllamaReply):
     """The reply of /api/generate."""
 
-    def part(self, piece: Piece, calls: list[ToolCall]) -> Json:
+    def part(self, piece: AnswerPart, calls: list[ToolCall]) -> Json:
         thought = {"thinking": piece.reasoning} if piece.reasoning else {}
         return {"response": piece.content} | thought
 

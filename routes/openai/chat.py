@@ -10,7 +10,7 @@ thinking has no place there.
 
 from uuid import uuid4
 
-from routes.chat.answer import AnswerReader, Piece
+from routes.chat.answer import AnswerPart, AnswerReader
 from routes.chat.calls import ToolCall
 from routes.chat.messages import ignored_calls, parse_messages
 from routes.http.errors import ApiError, Json, openai_field
@@ -146,7 +146,7 @@ class ChatReply(OpenAIReply):
         if delta.finish_reason:
             piece += reader.finish()
         if not self.shows_thoughts:
-            piece = Piece(content=piece.content)
+            piece = AnswerPart(content=piece.content)
         choices = [_choice(delta.row, part) for part in _parts(piece, reader.calls, known)]
         more: Json = {"logprobs": _logprobs(delta.logprobs)} if self._logprobs and delta.logprobs else {}
         if self._ids and delta.ids:
@@ -165,7 +165,7 @@ def _choice(index: int, delta: Json, finish_reason: str | None = None) -> Json:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
 
 
-def _parts(piece: Piece, calls: list[ToolCall], known: int) -> list[Json]:
+def _parts(piece: AnswerPart, calls: list[ToolCall], known: int) -> list[Json]:
     """The deltas of the choices that report `piece`, and all but the first `known` of the calls."""
     parts: list[Json] = []
     if piece.reasoning:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from uuid import uuid4
 
-from routes.chat.answer import AnswerReader, Piece, RowAnswer
+from routes.chat.answer import AnswerPart, AnswerReader, RowAnswer
 from routes.chat.calls import ToolCall
 from routes.http.errors import ApiError, Json, openai_shape
 from routes.http.replies import Reply, TypedEvents
@@ -86,7 +86,7 @@ class ResponseReply(TypedEvents):
         ]
 
     def events(self, deltas: list[RowDelta]) -> list[Json]:
-        piece = sum(map(self._take, deltas), Piece())
+        piece = sum(map(self._take, deltas), AnswerPart())
         events = self._write("reasoning", piece.reasoning) if piece.reasoning else []
         if piece.content:
             shown, self._shown = self._shown, []
@@ -126,7 +126,7 @@ class ResponseReply(TypedEvents):
         """A complete call completes the response, also if the text behind it was cut."""
         return "incomplete" if self._row.finish_reason == "length" and not self._row.calls else "completed"
 
-    def _take(self, delta: RowDelta) -> Piece:
+    def _take(self, delta: RowDelta) -> AnswerPart:
         """What can be shown after `delta`, whose logprobs are kept for the text of the answer."""
         piece = self._row.take(delta)
         self._drawn += delta.logprobs

@@ -63,9 +63,9 @@ class Admission:
         self._parts.runner.states.replace(beginnings)
 
     def _begin(self, seq: Sequence, slot: int) -> None:
-        runner, how, stops = self._parts.runner, seq.request.sampling, seq.request.stop_ids
-        prompt = seq.prompt if how.repetition_penalty != 1 else ()
-        runner.begin(slot, NewRow(how, seq.seed, seq.row, stops, seq.drawn, prompt))
+        runner, sampling, stops = self._parts.runner, seq.request.sampling, seq.request.stop_ids
+        prompt = seq.prompt if sampling.repetition_penalty != 1 else ()
+        runner.begin(slot, NewRow(sampling, seq.seed, seq.row, stops, seq.drawn, prompt))
         seq.runs_ahead = len(stops) <= runner.run_ahead_stop_ids
         if seq.constraint and seq.leads:
             self._masks.begin(seq.constraint, seq.drawn)

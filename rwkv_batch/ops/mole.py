@@ -24,7 +24,7 @@ from torch import Tensor
 from rwkv_batch.ops.linear import Linear
 
 RouterRule = Literal["topk0", "shared"]
-PIECE = 16  # tokens whose products with Bone's blocks are made at once, as these are large
+TOGETHER = 16  # tokens whose products with Bone's blocks are made at once, as these are large
 
 
 class LoraExpert(NamedTuple):
@@ -109,7 +109,7 @@ def bone_change(blocks: Tensor, outputs: int) -> Change:
 
     def change(x: Tensor) -> tuple[Tensor | None, Tensor]:
         # Products and sums by element come out the same, bit for bit, whatever rows are beside a row.
-        pieces = [(blocks * part.view(-1, count, 1, rank)).sum(-1) for part in x.split(PIECE)]
+        pieces = [(blocks * part.view(-1, count, 1, rank)).sum(-1) for part in x.split(TOGETHER)]
         u = torch.cat(pieces)  # [T, in / r, r]
         return u.flatten(1), u.sum(1).repeat(1, outputs // rank)
 

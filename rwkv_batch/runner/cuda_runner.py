@@ -124,7 +124,7 @@ class CudaRunner:
 
     @torch.inference_mode()
     def begin(self, slot: int, row: NewRow) -> None:
-        self.sampler.begin(slot, row.params, row.seed, row.stream, row.drawn, row.prompt)
+        self.sampler.begin(slot, row.sampling, row.seed, row.stream, row.drawn, row.prompt)
         possible = [stop for stop in row.stop_ids if 0 <= stop < self.model.checkpoint.vocab]
         # A sequence that has more is never fed LAST.
         self.states.feed.begin(slot, possible if len(possible) <= STOPS else ())

@@ -14,12 +14,11 @@ from rwkv_batch.model.cuda.cuda_model import CudaModel
 from rwkv_batch.model.cuda.steps.graphs import DECODE_LAYER_NODES, NODE_BYTES, GraphLadder
 from rwkv_batch.model.cuda.steps.states import CudaStates
 from rwkv_batch.ops.cuda.inputs.packing import NO_SLOT
-from rwkv_batch.runner.protocol import Batch
+from rwkv_batch.runner.protocol import LAST, Batch
 from rwkv_batch.sampling.sampler_cuda import CudaSampler, Way
 
 WAYS = 2  # of drawing, at most
 WIDEST = 2048  # channels: up to 1.5B
-DRAWN_LAST = -1  # in place of a token
 
 
 class OneRow:
@@ -77,7 +76,7 @@ class OneRow:
         inputs, queue = self._of_way[way].take(1)
         held, named = self._filled.get(way, (None, slot))
         if held is not inputs or named != slot:
-            inputs[0], inputs[1] = DRAWN_LAST, slot
+            inputs[0], inputs[1] = LAST, slot
             self._filled[way] = inputs, slot
         return queue().clone()  # as the next run overwrites them
 

@@ -2,7 +2,7 @@
 
 A step is the model over some rows, then a draw for those that have come to the end of what they were fed. On
 a GPU a step is only queued. The next one may be queued before the draws of this one are known: a row is then
-fed `sequence.LAST`, and one that has drawn a stop id is left out on the device, so that its state stays as it
+fed `LAST`, and one that has drawn a stop id is left out on the device, so that its state stays as it
 was before that id.
 """
 
@@ -22,6 +22,7 @@ from rwkv_batch.state.slots import States
 from rwkv_batch.wire.protocol import Sampling
 
 NO_ADAPTER = -1  # in place of the slot of an adapter
+LAST = -1  # in place of a token: what the row drew last, which the host does not know yet
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ NO_ADAPTERS = AdapterRoom()
 class NewRow:
     """A sequence that begins in a slot."""
 
-    params: Sampling
+    sampling: Sampling
     seed: int
     stream: int  # distinguishes rows with the same seed
     stop_ids: Collection[int]

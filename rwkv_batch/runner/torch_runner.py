@@ -84,7 +84,7 @@ class TorchRunner:
         return False
 
     def begin(self, slot: int, row: NewRow) -> None:
-        self.sampler.begin(slot, row.params, row.seed, row.stream, row.drawn, row.prompt)
+        self.sampler.begin(slot, row.sampling, row.seed, row.stream, row.drawn, row.prompt)
 
     def load_adapter(self, slot: int, adapter: LowRankAdapter) -> None:
         width = self.model.checkpoint.width

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rwkv_batch.sampling.params import RowParameters
+from rwkv_batch.sampling.params import RowSampling
 
 log = logging.getLogger(__name__)
 
@@ -24,10 +24,10 @@ class SamplerError(Exception):
     """The sampler asked for cannot run here; the message is one sentence with the way out."""
 
 
-def draws(how: RowParameters) -> bool:
+def draws(sampling: RowSampling) -> bool:
     """Whether FlashInfer may draw such a row."""
-    plain = how.likelihood.off and how.repetition == 1
-    return how.method == "nucleus" and plain and not how.seeded and not how.greedy
+    plain = sampling.likelihood.off and sampling.repetition == 1
+    return sampling.method == "nucleus" and plain and not sampling.seeded and not sampling.greedy
 
 
 def load(device: torch.device, width: int) -> Draw:

@@ -24,17 +24,17 @@ FLOATS = (
 )
 
 
-def check(params: Sampling, width: int) -> None:
+def check(sampling: Sampling, width: int) -> None:
     """Raise ValueError if a parameter is not finite, or logit_bias names an id outside logits `[width]`."""
-    numbers = {name: getattr(params, name) for name in FLOATS} | {
-        f"logit_bias of token {t}": v for t, v in params.logit_bias.items()
+    numbers = {name: getattr(sampling, name) for name in FLOATS} | {
+        f"logit_bias of token {t}": v for t, v in sampling.logit_bias.items()
     }
     for name, number in numbers.items():
         if not math.isfinite(number):
             raise ValueError(f"{name} is {number}; give a finite number.")
-    if params.repetition_penalty <= 0:
-        raise ValueError(f"repetition_penalty is {params.repetition_penalty}; give a number above 0.")
-    for token in params.logit_bias:
+    if sampling.repetition_penalty <= 0:
+        raise ValueError(f"repetition_penalty is {sampling.repetition_penalty}; give a number above 0.")
+    for token in sampling.logit_bias:
         if not 0 <= token < width:
             raise ValueError(f"logit_bias names token {token}; this model's tokens are 0 to {width - 1}.")
 
@@ -58,7 +58,7 @@ def drawable(width: int) -> int:
 
 
 @dataclass(frozen=True)
-class RowParameters:
+class RowSampling:
     """What a row draws by; the rows of one request share it."""
 
     method: str
@@ -74,26 +74,27 @@ class RowParameters:
     repetition: float = 1.0  # 1 switches it off
 
     @classmethod
-    def from_sampling(cls, params: Sampling, width: int) -> "RowParameters":
+    def from_sampling(cls, sampling: Sampling, width: int) -> "RowSampling":
         """For logits of `width` ids. Raises ValueError as `check` does."""
-        check(params, width)
+        check(sampling, width)
         vocab = drawable(width)
-        bias = {token: amount for token, amount in params.logit_bias.items() if token < vocab}
-        limited = params.method in ("rapid", "nucleus")
-        temperature = 1.0 if params.method == "noise" and params.temperature <= 0 else params.temperature
-        one_stays = limited and (params.top_p == 0 or params.top_k == 1)
-        quiet = params.method == "noise" and params.noise <= 0
-        likelihood = LikelihoodLimits(min(params.min_p, 1.0), min(params.top_a, 1.0))
+        bias = {token: amount for token, amount in sampling.logit_bias.items() if token < vocab}
+        limited = sampling.method in ("rapid", "nucleus")
+        noisy, temperature = sampling.method == "noise", sampling.temperature
+        temperature = 1.0 if noisy and temperature <= 0 else temperature
+        one_stays = limited and (sampling.top_p == 0 or sampling.top_k == 1)
+        quiet = noisy and sampling.noise <= 0
+        likelihood = LikelihoodLimits(min(sampling.min_p, 1.0), min(sampling.top_a, 1.0))
         return cls(
-            method=params.method,
+            method=sampling.method,
             greedy=temperature <= 0 or one_stays or quiet,
-            seeded=params.seed is not None,
+            seeded=sampling.seed is not None,
             temperature=min(max(temperature, 0.001), 1000.0),
-            top_k=params.top_k if limited and 0 < params.top_k < vocab else vocab,
-            top_p=params.top_p if limited and 0 <= params.top_p <= 1 else 1.0,
-            noise=params.noise,
+            top_k=sampling.top_k if limited and 0 < sampling.top_k < vocab else vocab,
+            top_p=sampling.top_p if limited and 0 <= sampling.top_p <= 1 else 1.0,
+            noise=sampling.noise,
             bias=(np.array(list(bias), np.int64), np.array(list(bias.values()))) if bias else None,
-            penalties=rule_from_sampling(params),
-            likelihood=LikelihoodLimits() if params.method == "noise" else likelihood,
-            repetition=params.repetition_penalty,
+            penalties=rule_from_sampling(sampling),
+            likelihood=LikelihoodLimits() if noisy else likelihood,
+            repetition=sampling.repetition_penalty,
         )

@@ -30,30 +30,30 @@ class PenaltyRule:
     per_count: float = 0.0
 
 
-def rule_from_sampling(params: Sampling) -> PenaltyRule | None:
+def rule_from_sampling(sampling: Sampling) -> PenaltyRule | None:
     """The rule of a request's rows; None when they have no penalties.
 
     Those of OpenAI apply to every method, the alphas to "rapid" and "nucleus".
     """
-    flat, per_count = params.presence_penalty, params.frequency_penalty
-    if params.method == "rapid" and (params.alpha_presence or params.alpha_frequency):
+    flat, per_count = sampling.presence_penalty, sampling.frequency_penalty
+    if sampling.method == "rapid" and (sampling.alpha_presence or sampling.alpha_frequency):
         return PenaltyRule(
-            first=params.alpha_presence,
-            later=params.alpha_frequency,
-            decay=params.alpha_decay,
+            first=sampling.alpha_presence,
+            later=sampling.alpha_frequency,
+            decay=sampling.alpha_decay,
             flat=flat,
             per_count=per_count,
         )
-    if params.method == "nucleus" and (params.alpha_presence or params.alpha_frequency):
+    if sampling.method == "nucleus" and (sampling.alpha_presence or sampling.alpha_frequency):
         # Its counts decay before each draw, so a token has decayed once when it first matters; its presence
         # penalty never decays.
-        counted = params.alpha_frequency * params.alpha_decay
+        counted = sampling.alpha_frequency * sampling.alpha_decay
         return PenaltyRule(
             first=counted,
             later=counted,
-            decay=params.alpha_decay,
+            decay=sampling.alpha_decay,
             uncounted=UNCOUNTED,
-            flat=flat + params.alpha_presence,
+            flat=flat + sampling.alpha_presence,
             per_count=per_count,
         )
     return PenaltyRule(flat=flat, per_count=per_count) if flat or per_count else None

@@ -34,7 +34,7 @@ import torch
 from rwkv_batch.ops.random import random_key, uniforms
 from rwkv_batch.sampling import reference
 from rwkv_batch.sampling.masks import RowMasks
-from rwkv_batch.sampling.params import RowParameters, drawable
+from rwkv_batch.sampling.params import RowSampling, drawable
 from rwkv_batch.sampling.penalties import Penalties
 from rwkv_batch.wire.protocol import Sampling
 
@@ -55,7 +55,7 @@ class Sampler:
     def begin(
         self,
         slot: int,
-        params: Sampling,
+        sampling: Sampling,
         seed: int,
         stream: int,
         drawn: Sequence[int] = (),
@@ -66,13 +66,13 @@ class Sampler:
         `drawn`: what the row has drawn already; it goes on as if it had drawn that here. `prompt` counts for
         the repetition penalty. Raises ValueError as `params.check` does.
         """
-        how = RowParameters.from_sampling(params, self.width)
-        penalties = None if how.penalties is None else Penalties(how.penalties, drawn)
+        of_row = RowSampling.from_sampling(sampling, self.width)
+        penalties = None if of_row.penalties is None else Penalties(of_row.penalties, drawn)
         seen = None
-        if how.repetition != 1:
+        if of_row.repetition != 1:
             seen = np.zeros(self.vocab, bool)
             seen[[token for token in (*prompt, *drawn) if token < self.vocab]] = True
-        self._rows[slot] = _HostRow(how, penalties, seen)
+        self._rows[slot] = _HostRow(of_row, penalties, seen)
         self._keys[slot] = random_key(seed, stream)
         self._positions[slot] = len(drawn)
 
@@ -111,15 +111,15 @@ class Sampler:
 
 @dataclass
 class _HostRow:
-    how: RowParameters
+    sampling: RowSampling
     penalties: Penalties | None
     seen: np.ndarray | None = None  # [vocab] bool: ids of the prompt and the answer, where they count
 
     @property
     def likeliest_wins(self) -> bool:
         """Whether the row takes the largest of its logits as they are."""
-        changed = self.how.bias is not None or self.penalties is not None or self.seen is not None
-        return self.how.greedy and not changed
+        changed = self.sampling.bias is not None or self.penalties is not None or self.seen is not None
+        return self.sampling.greedy and not changed
 
     def draw(
         self,
@@ -134,14 +134,14 @@ class _HostRow:
 
         allowed: the ids that a mask leaves, ascending.
         """
-        how = self.how
-        hides_broken = allowed is not None or not how.likelihood.off
+        sampling = self.sampling
+        hides_broken = allowed is not None or not sampling.likelihood.off
         if hides_broken and reference.is_broken(float(logits.max())):
             return reference.BROKEN
         if self.seen is not None:
-            reference.divide_repeated(logits, np.flatnonzero(self.seen), how.repetition)
-        if how.bias is not None:
-            reference.add(logits, *how.bias)
+            reference.divide_repeated(logits, np.flatnonzero(self.seen), sampling.repetition)
+        if sampling.bias is not None:
+            reference.add(logits, *sampling.bias)
         if self.penalties is not None:
             ids, amounts = self.penalties.amounts()
             reference.add(logits, ids, -amounts)
@@ -163,21 +163,21 @@ class _HostRow:
         scratch: np.ndarray,
         allowed: np.ndarray | None,
     ) -> int:
-        how = self.how
-        if how.method == "noise" and not how.greedy:  # its random numbers go by id
+        sampling = self.sampling
+        if sampling.method == "noise" and not sampling.greedy:  # its random numbers go by id
             if allowed is not None:
                 others = np.ones(len(logits), bool)
                 others[allowed] = False
                 logits[others] = -np.inf
-            return reference.draw_noisy(logits, how.temperature, how.noise, key, position)
+            return reference.draw_noisy(logits, sampling.temperature, sampling.noise, key, position)
         left = allowed
-        if not how.likelihood.off:
-            left = reference.remaining(logits, allowed, how.temperature, how.likelihood)
+        if not sampling.likelihood.off:
+            left = reference.remaining(logits, allowed, sampling.temperature, sampling.likelihood)
         values = logits if left is None else logits[left]
-        if how.greedy:
+        if sampling.greedy:
             place = reference.likeliest(values)
         else:
-            draw = reference.draw_nucleus if how.method == "nucleus" else reference.draw
-            top_k = min(how.top_k, len(values))
-            place = draw(values, how.temperature, top_k, how.top_p, uniform, scratch[: len(values)])
+            draw = reference.draw_nucleus if sampling.method == "nucleus" else reference.draw
+            top_k = min(sampling.top_k, len(values))
+            place = draw(values, sampling.temperature, top_k, sampling.top_p, uniform, scratch[: len(values)])
         return place if left is None or place == reference.BROKEN else int(left[place])

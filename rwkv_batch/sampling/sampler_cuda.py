@@ -22,7 +22,7 @@ from rwkv_batch.ops.cuda.inputs.staging import Records, upload
 from rwkv_batch.ops.random import random_key
 from rwkv_batch.sampling import flashinfer
 from rwkv_batch.sampling.masks import WORD, RowMasks, mask_words
-from rwkv_batch.sampling.params import RowParameters, drawable
+from rwkv_batch.sampling.params import RowSampling, drawable
 from rwkv_batch.sampling.penalties import Penalties, PenaltyRule
 from rwkv_batch.sampling.structs_cuda import (
     BIAS_ENTRY,
@@ -57,7 +57,7 @@ def bytes_per_slot(vocab: int) -> int:
 
 
 @dataclass(frozen=True)
-class _RequestRecord:
+class _SamplingRecord:
     """What the records of a request's rows have in common.
 
     A record is `head`, then the row's own key, position, list of penalties, its capacity and how much of it
@@ -109,8 +109,8 @@ class CudaSampler:
         self.device = self._records.table.device  # with its number
         self._chunk = self._library.rwkv_sample_chunk(self.vocab, 1)  # ids of a row in one block
         self._draw = flashinfer.load(self.device, self._chunk) if sampler == "flashinfer" else None
-        self._rows: list[_RequestRecord | None] = [None] * slots
-        self._latest: tuple[Sampling, _RequestRecord] | None = None
+        self._rows: list[_SamplingRecord | None] = [None] * slots
+        self._latest: tuple[Sampling, _SamplingRecord] | None = None
         self._penalties = torch.empty(
             slots, FIRST_CAPACITY * PENALTY_ENTRY.itemsize, dtype=torch.uint8, device=self.device
         )
@@ -131,15 +131,15 @@ class CudaSampler:
     def begin(
         self,
         slot: int,
-        params: Sampling,
+        sampling: Sampling,
         seed: int,
         stream: int,
         drawn: Sequence[int] = (),
         prompt: Sequence[int] = (),
     ) -> None:
         """As in `Sampler`; the next `prepare` uploads the row's record."""
-        if self._latest is None or self._latest[0] is not params:
-            self._latest = params, self._request_record(params)
+        if self._latest is None or self._latest[0] is not sampling:
+            self._latest = sampling, self._sampling_record(sampling)
         shared = self._rows[slot] = self._latest[1]
         self._grown.pop(slot, None)
         self._capacity[slot] = shared.capacity
@@ -325,29 +325,29 @@ class CudaSampler:
             0,
         )
 
-    def _request_record(self, params: Sampling) -> _RequestRecord:
+    def _sampling_record(self, sampling: Sampling) -> _SamplingRecord:
         """Raises ValueError as `params.check` does."""
-        how = RowParameters.from_sampling(params, self.width)
-        rule = how.penalties or PenaltyRule()
-        capacity = 0 if how.penalties is None else FIRST_CAPACITY
+        of_row = RowSampling.from_sampling(sampling, self.width)
+        rule = of_row.penalties or PenaltyRule()
+        capacity = 0 if of_row.penalties is None else FIRST_CAPACITY
         bias, address, count = None, 0, 0
-        if how.bias is not None:
-            entries = np.zeros(len(how.bias[0]), BIAS_ENTRY)
-            entries["id"], entries["amount"] = how.bias
+        if of_row.bias is not None:
+            entries = np.zeros(len(of_row.bias[0]), BIAS_ENTRY)
+            entries["id"], entries["amount"] = of_row.bias
             bias = _bytes(entries).to(self.device, non_blocking=True)
             address, count = bias.data_ptr(), len(entries)
-        method = GREEDY if how.greedy else METHODS[how.method]
-        scale = math.log2(math.e) / how.temperature
+        method = GREEDY if of_row.greedy else METHODS[of_row.method]
+        scale = math.log2(math.e) / of_row.temperature
         penalties = rule.first, rule.later, rule.decay, rule.flat, rule.per_count
-        return _RequestRecord(
-            (how.temperature, how.noise, how.top_p, *penalties),
-            (address, count, method, how.top_k, scale, bool(rule.uncounted), 0),
-            how.penalties,
+        return _SamplingRecord(
+            (of_row.temperature, of_row.noise, of_row.top_p, *penalties),
+            (address, count, method, of_row.top_k, scale, bool(rule.uncounted), 0),
+            of_row.penalties,
             capacity,
             bias,
-            self._draw is not None and flashinfer.draws(how),
-            _is_plain(how, self.vocab),
-            (max(how.likelihood.min_p, 0.0), max(how.likelihood.top_a, 0.0), how.repetition),
+            self._draw is not None and flashinfer.draws(of_row),
+            _is_plain(of_row, self.vocab),
+            (max(of_row.likelihood.min_p, 0.0), max(of_row.likelihood.top_a, 0.0), of_row.repetition),
         )
 
     def _fill_penalties(self, slot: int, rule: PenaltyRule, drawn: Sequence[int]) -> tuple[Tensor, int]:
@@ -382,10 +382,10 @@ def _bytes(records: np.ndarray) -> Tensor:
     return torch.from_numpy(records.view(np.uint8))
 
 
-def _is_plain(how: RowParameters, vocab: int) -> bool:
+def _is_plain(sampling: RowSampling, vocab: int) -> bool:
     """Whether rwkv_sample_plain draws such rows."""
-    whole = METHODS[how.method] in (RAPID, NUCLEUS) and how.top_k >= vocab and how.top_p >= 1
-    return (how.greedy or whole) and how.bias is None and how.penalties is None
+    whole = METHODS[sampling.method] in (RAPID, NUCLEUS) and sampling.top_k >= vocab and sampling.top_p >= 1
+    return (sampling.greedy or whole) and sampling.bias is None and sampling.penalties is None
 
 
 def _is_aligned(logits: Tensor) -> bool:

@@ -92,6 +92,9 @@ class ModelMessage(WireMessage, frozen=True, kw_only=True):
     to_model: str = ""  # its name; "": the default one
 
 
+LEAST_SUM = 1e-6  # of the weights of a mixture, beside the sum of their sizes
+
+
 class MixturePart(Struct, frozen=True, array_like=True):
     """A state of a mixture."""
 

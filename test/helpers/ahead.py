@@ -10,9 +10,8 @@ from torch import Tensor
 
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.scheduling import pace
-from rwkv_batch.engine.scheduling.sequence import LAST
 from rwkv_batch.runner import backends
-from rwkv_batch.runner.protocol import Batch, Draws, DrawUnder, KnownDraws, NewRow
+from rwkv_batch.runner.protocol import LAST, Batch, Draws, DrawUnder, KnownDraws, NewRow
 from rwkv_batch.runner.torch_runner import TorchRunner
 from rwkv_batch.sampling.masks import RowMasks
 from rwkv_batch.sampling.reference import BROKEN

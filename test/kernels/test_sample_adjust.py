@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rwkv_batch.sampling import flashinfer
 from rwkv_batch.sampling.flashinfer import SamplerError
-from rwkv_batch.sampling.params import RowParameters, drawable
+from rwkv_batch.sampling.params import RowSampling, drawable
 from rwkv_batch.sampling.penalties import Penalties
 from rwkv_batch.sampling.reference import BROKEN, add
 from rwkv_batch.sampling.sampler_cuda import FIRST_CAPACITY, CudaSampler
@@ -52,7 +52,7 @@ def filled(params: list[Sampling], vocab: int, device: str, sampler: str = "flas
 
 def adjusted(logits: np.ndarray, params: Sampling, history: list[int]) -> np.ndarray:
     """What FlashInfer is to see of the ids that can be drawn, as the host's sampler works it out."""
-    how = RowParameters.from_sampling(params, len(logits))
+    how = RowSampling.from_sampling(params, len(logits))
     values = np.nan_to_num(logits[: drawable(len(logits))].astype(np.float32))  # -inf is the least number
     if how.bias is not None:
         add(values, *how.bias)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routes.chat.answer import AnswerReader, Piece
+from routes.chat.answer import AnswerPart, AnswerReader
 from rwkv_batch.chat.templates import Style
 from rwkv_batch.text.stops import AnswerStops
 
@@ -28,10 +28,10 @@ CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool
 def test_thoughts_are_parted_for_every_split(text, reasoning, content):
     for cut in range(len(text) + 1):
         for pieces in ([text[:cut], text[cut:]], list(text)):
-            reader, total = AnswerReader("<think"), Piece()
+            reader, total = AnswerReader("<think"), AnswerPart()
             for piece in pieces:
                 total += reader.feed(piece)
-            assert total + reader.finish() == Piece(reasoning, content)
+            assert total + reader.finish() == AnswerPart(reasoning, content)
 
 
 @pytest.mark.parametrize(
@@ -57,10 +57,10 @@ def test_thoughts_are_parted_for_every_split(text, reasoning, content):
 def test_thoughts_are_parted_whatever_the_prompt_says_of_them(thought, text, reasoning, content):
     for cut in range(len(text) + 1):
         for pieces in ([text[:cut], text[cut:]], list(text)):
-            reader, total = AnswerReader(thought), Piece()
+            reader, total = AnswerReader(thought), AnswerPart()
             for piece in pieces:
                 total += reader.feed(piece)
-            assert total + reader.finish() == Piece(reasoning, content), pieces
+            assert total + reader.finish() == AnswerPart(reasoning, content), pieces
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_thoughts_are_parted_whatever_the_prompt_says_of_them(thought, text, rea
 )
 def test_text_around_a_call_does_not_depend_on_the_split(text):
     def read(pieces):
-        reader, total = AnswerReader(calls=True), Piece()
+        reader, total = AnswerReader(calls=True), AnswerPart()
         for piece in pieces:
             total += reader.feed(piece)
         return total + reader.finish(), reader.calls
@@ -117,7 +117,7 @@ def test_an_answer_does_not_depend_on_how_it_is_cut(thought, fragments, size, mo
     text = "".join(fragments)
 
     def read(pieces):
-        reader, total = AnswerReader(thought, True, {"f"}, most), Piece()
+        reader, total = AnswerReader(thought, True, {"f"}, most), AnswerPart()
         for piece in pieces:
             total += reader.feed(piece)
         return total + reader.finish(), reader.calls
@@ -144,4 +144,4 @@ def test_stops_of_the_client_cut_the_content_and_leave_the_thought(thought, frag
     text = "".join(fragments)
     sent, stopped = stops.feed(text)
     cut, whole = read(sent if stopped else sent + stops.finish()), read(text)
-    assert cut == Piece(whole.reasoning, re.split("END|\n", whole.content)[0])
+    assert cut == AnswerPart(whole.reasoning, re.split("END|\n", whole.content)[0])

@@ -50,7 +50,7 @@ class Times:
 
 
 def run(search: Search) -> None:
-    for _ in search.pieces():
+    for _ in search.timing():
         pass
 
 
@@ -137,7 +137,7 @@ def test_given_up_at_any_point_it_goes_on_with_what_it_has_found(seed):
     for pieces in range(1, len(whole.compared)):
         times = Times(seed, together=0.02)
         search = Search(KINDS, times.compare)
-        begun = search.pieces()
+        begun = search.timing()
         for _ in range(pieces):
             next(begun)
         begun.close()

@@ -27,7 +27,7 @@ def weights(dtype: torch.dtype = torch.bfloat16) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(uploading, "PIECE", 1000)
+    monkeypatch.setattr(uploading, "BUFFER", 1000)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])

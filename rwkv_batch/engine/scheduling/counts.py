@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from time import monotonic
 
 from rwkv_batch.engine.metrics.histogram import Histogram
-from rwkv_batch.engine.scheduling.sequence import DECODING, LAST, Sequence
-from rwkv_batch.runner.protocol import Batch
+from rwkv_batch.engine.scheduling.sequence import DECODING, Sequence
+from rwkv_batch.runner.protocol import LAST, Batch
 from rwkv_batch.sampling.reference import BROKEN
 from rwkv_batch.wire.metrics import POWERS, STEP_KINDS, STEPS, WAITS, StepKind
 

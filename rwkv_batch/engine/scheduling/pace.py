@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Collection
 from time import monotonic
 
-from rwkv_batch.engine.scheduling.sequence import LAST, Sequence
-from rwkv_batch.runner.protocol import Batch
+from rwkv_batch.engine.scheduling.sequence import Sequence
+from rwkv_batch.runner.protocol import LAST, Batch
 
 # How many steps are launched together follows the time between the draws of one launch and the next, and what
 # part of it the host waits for them: twice as many after a short time with little waiting, half as many after

@@ -10,11 +10,9 @@ from msgspec.structs import replace
 
 from rwkv_batch.engine.constraints.masks import RowConstraint
 from rwkv_batch.engine.scheduling.row_text import RowText
+from rwkv_batch.runner.protocol import LAST
 from rwkv_batch.text.tokenizer import Tokenizer
-from rwkv_batch.wire.protocol import Event, GenerateRequest, RowDelta, TokenLogprob
-
-LEAST_SUM = 1e-6  # of a mixture's weights, beside the sum of their sizes
-LAST = -1  # in place of a token: what the sequence drew last, which the host does not know yet
+from rwkv_batch.wire.protocol import LEAST_SUM, Event, GenerateRequest, RowDelta, TokenLogprob
 
 RequestKey = tuple[bytes, str]  # (front end, request id)
 Outbox = list[tuple[RequestKey, Event]]  # collected during a step for the front ends

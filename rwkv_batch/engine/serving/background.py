@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 LONGEST_GAP = 0.1  # seconds between two tokens of a stream, to which a step may be extended
 SHARE = 0.5  # of the time while rows run, at most
-FIRST_PIECE, LEAST_PIECE = 0.04, 0.02  # seconds that one is taken to last: the first, and any
+FIRST_WORK, LEAST_WORK = 0.04, 0.02  # seconds that one is taken to last: the first, and any
 QUIET = 0.05  # seconds after a step: a client that asks again at once does so within them, and finds no piece
 QUIET_SHARE = 0.1  # of the time in which nothing runs, at most, while steps come that often
 FADES = 0.98  # of the longest piece is left after a step without one, so that an outlier does not end all
@@ -23,7 +23,7 @@ class Background:
         self.ended = 0.0  # when the last step did, by the clock
         self._began: float | None = None
         self._step = 0.0
-        self._piece, self._again, self._again_idle = FIRST_PIECE, 0.0, 0.0
+        self._piece, self._again, self._again_idle = FIRST_WORK, 0.0, 0.0
 
     def begin_step(self) -> None:
         """The model begins with a step."""
@@ -42,7 +42,7 @@ class Background:
         if began < self._again:
             return False
         if self._step + self._piece > LONGEST_GAP:
-            self._piece = max(LEAST_PIECE, FADES * self._piece)
+            self._piece = max(LEAST_WORK, FADES * self._piece)
             return False
         if not self._improve(False):
             return False

@@ -79,7 +79,7 @@ class GemmKernels:
         multiple of 16.
         """
         m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
-        arguments = [*(_pointers(group) for group in (ws, xs, ys)), len(ws), m, n, k]
+        arguments = [*(pointers_of(group) for group in (ws, xs, ys)), len(ws), m, n, k]
         arguments += [int(transposed), int(activation == RELU_SQUARE)]
         if many:
             shape = many_shape(len(ws), n, m, beside=[len(part[0]) for part in beside])
@@ -93,7 +93,7 @@ class GemmKernels:
         w, x and transposed as of `gemm_tile` with `many`; K is a multiple of 64 P.
         """
         (parts, m, n), k = sums.shape, x.shape[1]
-        pointers = [_pointers([tensor]) for tensor in (w, x, sums)]
+        pointers = [pointers_of([tensor]) for tensor in (w, x, sums)]
         shape = many_shape_split(n, m, parts)
         self._call("rwkv_gemm_many", *pointers, 1, m, n, k, int(transposed), 0, byref(shape), None, 0)
 
@@ -120,7 +120,7 @@ class GemmKernels:
         the product; M is at most MOST_OF_ONE_GROUP.
         """
         m, n, k = len(xs[0]), ys[0].shape[-1], xs[0].shape[1]
-        pointers = [_pointers(group) for group in (ws, scales, xs, ys)]
+        pointers = [pointers_of(group) for group in (ws, scales, xs, ys)]
         sizes = (len(ws), m, n, k, int(fp8), int(columns), int(activation == RELU_SQUARE))
         shape = tile_shape_coded(len(ws), n, k, m, 8, self.invariant, partial_sums)
         self._call(
@@ -140,7 +140,7 @@ class GemmKernels:
     ) -> None:
         """As `gemm_tile8` with weights of 4 bits in groups of 64 or 128 (`orders.tiles_of_4_bits`)."""
         m, n, k = len(xs[0]), ys[0].shape[-1], xs[0].shape[1]
-        pointers = [_pointers(tensors) for tensors in (ws, xs, ys)]
+        pointers = [pointers_of(tensors) for tensors in (ws, xs, ys)]
         sizes = (len(ws), m, n, k, group, int(activation == RELU_SQUARE))
         shape = tile_shape_coded(len(ws), n, k, m, 4, self.invariant, partial_sums)
         self._call(
@@ -161,10 +161,10 @@ class GemmKernels:
         m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
         shape, square = many_shape(len(ws), n, m, codes=True), int(activation == RELU_SQUARE)
         if group is None:
-            pointers, sizes = map(_pointers, (ws, scales, xs, ys)), (len(ws), m, n, k, int(columns), square)
+            pointers, sizes = map(pointers_of, (ws, scales, xs, ys)), (len(ws), m, n, k, int(columns), square)
             self._call("rwkv_gemm_many8", *pointers, *sizes, byref(shape))
         else:
-            pointers = map(_pointers, (ws, xs, ys))
+            pointers = map(pointers_of, (ws, xs, ys))
             self._call("rwkv_gemm_many4", *pointers, len(ws), m, n, k, group, square, byref(shape))
 
     def quantize_rows(self, x: Tensor, codes: Tensor, scales: Tensor, square: bool = False) -> None:
@@ -190,7 +190,7 @@ class GemmKernels:
         K is a multiple of 128. most_rows: of x in a tile. Hundreds of rows have a kernel of their own.
         """
         m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
-        pointers = [_pointers(group) for group in (ws, scales, xs, x_scales, ys)]
+        pointers = [pointers_of(group) for group in (ws, scales, xs, x_scales, ys)]
         many, square = m > X_ROWS[-1], activation == RELU_SQUARE
         parts = len(ws)
         shape = many_shape(parts, n, m, most_rows) if many else tile_shape_fp8(parts, n, k, m, most_rows)
@@ -253,8 +253,9 @@ def pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _pointers(tensors: Sequence[Tensor]) -> Array[c_void_p]:
-    return (c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+def pointers_of(tensors: Sequence[Tensor | None]) -> Array[c_void_p]:
+    """The addresses of tensors; None stays None."""
+    return (c_void_p * len(tensors))(*(pointer(tensor) for tensor in tensors))
 
 
 def _gemm_parts(parts: Sequence[Part]) -> Array[GemmPart]:

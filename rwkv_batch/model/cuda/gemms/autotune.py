@@ -41,7 +41,7 @@ from rwkv_batch.model.cuda.gemms.kinds import (
 )
 from rwkv_batch.model.cuda.gemms.low_rank import STREAM_TOKENS
 from rwkv_batch.model.cuda.gemms.method import GemmCall
-from rwkv_batch.model.cuda.gemms.search import Methods, Pieces, Search, Seconds
+from rwkv_batch.model.cuda.gemms.search import Methods, Search, Seconds, Timing
 from rwkv_batch.model.cuda.steps.capture import capture, gpu_seconds
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.ops.cuda.buffers import Buffers
@@ -112,7 +112,7 @@ class Autotuner:
         """The method for every kind of GEMM at that many tokens: the fastest, or a guess."""
         return {kind: self.chosen.get(f"{kind} {tokens}") or self._guess(kind, tokens) for kind in KINDS}
 
-    def measuring(self, tokens: int) -> Pieces:
+    def measuring(self, tokens: int) -> Timing:
         """Measure what is missing for that many tokens, a piece for each `next`.
 
         In between, it holds buffers of a step of so many tokens, logits and graphs. It can be given up at any
@@ -128,7 +128,7 @@ class Autotuner:
         if tokens not in self._searches:
             close = {kind: self._close(kind, tokens) for kind in KINDS}
             self._searches[tokens] = Search(close, partial(self._compare, tokens), step_of)
-        yield from self._searches[tokens].pieces()
+        yield from self._searches[tokens].timing()
         best = self._searches.pop(tokens).best
         self.chosen |= {f"{kind} {tokens}": method for kind, method in best.items()}
         self._guesses.clear()

@@ -12,7 +12,7 @@ from math import inf, prod
 
 from rwkv_batch.model.cuda.gemms.kinds import LAYERS, SPLITS, STARTS
 
-Pieces = Generator[None, None, None]  # work of some milliseconds each
+Timing = Generator[None, None, None]  # some milliseconds of work between two of its yields
 Methods = dict[str, str]  # by kind of GEMM
 Seconds = Generator[None, None, list[float]]  # in pieces
 Group = tuple[str, ...]  # kinds that are compared in all combinations of their methods
@@ -49,7 +49,7 @@ class Search:
         self._seconds = inf  # of the fastest in the last comparison
         self._combined = False
 
-    def pieces(self) -> Pieces:
+    def timing(self) -> Timing:
         """Search. It can be given up and begun again: comparisons that were over by then are not repeated."""
         of_layers = self._groups([kind for kind in self._methods if kind not in LAST])
         for group in of_layers:
@@ -66,7 +66,7 @@ class Search:
             return [(kind,) for kind in kinds]
         return [tuple(group) for _, group in groupby(kinds, lambda kind: "" if kind in CROSSED else kind)]
 
-    def _compare_group(self, kinds: Group) -> Pieces:
+    def _compare_group(self, kinds: Group) -> Timing:
         if kinds in self._ratios:
             return
         each = list(product(*(self._methods[kind] for kind in kinds)))

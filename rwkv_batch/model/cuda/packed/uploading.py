@@ -12,8 +12,8 @@ from torch import Tensor
 from rwkv_batch.model.checkpoint import Checkpoint, Progress, not_finite
 from rwkv_batch.model.files import CheckpointError
 
-PIECE = 16 << 20  # bytes
-PIECES = 3  # under way
+BUFFER = 16 << 20  # bytes
+BUFFERS = 3  # under way
 
 
 class UploadedTensors(Mapping[str, Tensor]):
@@ -29,14 +29,14 @@ class UploadedTensors(Mapping[str, Tensor]):
         self._progress, self._done, self._total = progress, 0, checkpoint.parameters  # numbers
         self._size = 0  # bytes of one
         pinned = device.type == "cuda"
-        self._pieces = list(torch.empty(PIECES, PIECE, dtype=torch.uint8, pin_memory=pinned))
-        self._sent = [torch.cuda.Event() for _ in range(PIECES)] if pinned else []
+        self._buffers = list(torch.empty(BUFFERS, BUFFER, dtype=torch.uint8, pin_memory=pinned))
+        self._sent = [torch.cuda.Event() for _ in range(BUFFERS)] if pinned else []
         self._next = 0
         self._finite: dict[str, Tensor] = {}  # of each tensor that has been read
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = self._tensors[name]
-        return self._upload(name, tensor) if self._pieces and tensor.device.type == "cpu" else tensor
+        return self._upload(name, tensor) if self._buffers and tensor.device.type == "cpu" else tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -46,7 +46,7 @@ class UploadedTensors(Mapping[str, Tensor]):
 
     def finish(self) -> None:
         """From now on tensors come as they are. Raises CheckpointError for one that was not finite."""
-        self._pieces, self._done = [], self._total  # what is not read is not needed
+        self._buffers, self._done = [], self._total  # what is not read is not needed
         self._say()
         read, self._finite = self._finite, {}  # a block of the GPU's memory each
         finite = torch.stack(list(read.values())).tolist() if read else []
@@ -57,7 +57,7 @@ class UploadedTensors(Mapping[str, Tensor]):
     def _upload(self, name: str, tensor: Tensor) -> Tensor:
         found = torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
         data, target = (each.view(-1).view(torch.uint8) for each in (tensor.contiguous(), found))
-        for some, to in zip(data.split(PIECE), target.split(PIECE), strict=True):
+        for some, to in zip(data.split(BUFFER), target.split(BUFFER), strict=True):
             self._send(some, to)
         if name not in self._finite:
             self._done, self._size = self._done + tensor.numel(), tensor.element_size()
@@ -71,10 +71,10 @@ class UploadedTensors(Mapping[str, Tensor]):
             self._progress(self._done * self._size, self._total * self._size)
 
     def _send(self, data: Tensor, target: Tensor) -> None:
-        self._next = (self._next + 1) % PIECES
+        self._next = (self._next + 1) % BUFFERS
         if self._sent:
             self._sent[self._next].synchronize()
-        staged = self._pieces[self._next][: len(data)]
+        staged = self._buffers[self._next][: len(data)]
         staged.copy_(data)
         target.copy_(staged, non_blocking=True)
         if self._sent:

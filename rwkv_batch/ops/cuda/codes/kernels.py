@@ -4,7 +4,7 @@ Tensors are as those of `binding`.
 """
 
 from collections.abc import Sequence
-from ctypes import POINTER, Array, c_int, c_uint, c_void_p
+from ctypes import POINTER, c_int, c_uint, c_void_p
 from functools import partial
 
 from torch import Tensor
@@ -21,7 +21,7 @@ from rwkv_batch.ops.cuda.abi import (
     RELU_SQUARE,
 )
 from rwkv_batch.ops.cuda.binding import Kernels
-from rwkv_batch.ops.cuda.gemms import launch, pointer, prefetched
+from rwkv_batch.ops.cuda.gemms import launch, pointer, pointers_of, prefetched
 
 FORMATS = {
     "int8": CODES_INT8,
@@ -70,7 +70,7 @@ class CodeKernels:
         64, as `most_warp_rows` allows. prefetch: weights that the next kernel reads.
         """
         m, n, k = len(xs[0]), ys[0].shape[1], xs[0].shape[1]
-        pointers = [_pointers(group) for group in (ws, scales, xs, ys)]
+        pointers = [pointers_of(group) for group in (ws, scales, xs, ys)]
         sizes = (len(ws), m, n, k, FORMATS[format], int(activation == RELU_SQUARE), warp_rows)
         self._call("rwkv_gemm_codes", *pointers, *sizes, *prefetched(prefetch))
 
@@ -79,7 +79,3 @@ class CodeKernels:
         self._call(
             "rwkv_decode_codes", w.data_ptr(), pointer(scales), to.data_ptr(), *to.shape, FORMATS[format]
         )
-
-
-def _pointers(tensors: Sequence[Tensor | None]) -> Array[c_void_p]:
-    return (c_void_p * len(tensors))(*(pointer(tensor) for tensor in tensors))

@@ -60,15 +60,13 @@ class Guard:
         self._serials = itertools.count(1)
         self._connections: dict[int, Connection] = {}
         self._real_recv, self._real_accept = Recv(("recv", c)), Accept(("accept4", c))
-        self._recv, self._accept = (
-            Recv(self._read),
-            Accept(self._accepted),
-        )  # which must live as long as Robyn
+        # What is called in place of the C library's; they must live as long as Robyn.
+        self.recv, self.accept = Recv(self._read), Accept(self._accepted)
 
     def install(self, library: str) -> None:
         """Stand before the calls of the shared library in that file. Raises Unguarded."""
         try:
-            replace_calls(library, {b"recv": self._recv, b"accept4": self._accept})
+            replace_calls(library, {b"recv": self.recv, b"accept4": self.accept})
         except (OSError, ValueError, KeyError, struct.error) as error:
             raise Unguarded(f"the reads of {Path(library).name} cannot be guarded here ({error}).") from None
 

@@ -1,9 +1,11 @@
 """Engines of tests that make several."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from engine_driver import Driver
+
+from rwkv_batch.ops import device
 
 
 @pytest.fixture
@@ -13,3 +15,12 @@ def engines() -> Iterator[list[Driver]]:
     yield made
     for driver in made:
         driver.engine.close()
+
+
+@pytest.fixture
+def free_memory(tmp_path_factory, monkeypatch) -> Callable[[int], None]:
+    """Call it with a number of bytes: from then on the host has no more of them, as in a container."""
+    folder, limit = tmp_path_factory.mktemp("cgroup"), 1 << 50
+    monkeypatch.setattr(device, "CGROUP", folder)
+    (folder / "memory.max").write_text(f"{limit}\n")
+    return lambda free: (folder / "memory.stat").write_text(f"anon {limit - free}\n")

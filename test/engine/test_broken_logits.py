@@ -140,17 +140,16 @@ def test_logits_that_only_a_prompt_shows_are_an_error(
 ) -> None:
     """Those behind its first token, while the state is sound."""
     model = driver.engine.runner.model
-    logits = model._logits
-    calls = []
+    head, calls = model.head, []
 
     def broken_at_first(x):
-        found = logits(x)
+        found = head(x)
         if not calls:
             found[0, 3] = math.inf
         calls.append(len(x))
         return found
 
-    monkeypatch.setattr(model, "_logits", broken_at_first)
+    monkeypatch.setattr(model, "head", broken_at_first)
     assert_failed(driver, driver.add([5, 6, 7, 8], prompt_logprobs=0, max_tokens=2))
 
 

@@ -9,7 +9,7 @@ from changing_driver import ChangingDriver
 from checkpoints import write_pth
 from models_driver import WEIGHTS
 
-from rwkv_batch.engine.serving.changes import ModelChanges
+from rwkv_batch.engine.serving.models import Member
 from rwkv_batch.wire.commands import LoadModel, RemoveModel
 from rwkv_batch.wire.protocol import CommandReply, Rejected
 
@@ -39,13 +39,13 @@ def test_one_change_at_a_time(driver, files):
 
 
 def test_the_next_change_waits_while_an_idle_model_that_was_replaced_ends(driver, files, monkeypatch):
-    ends, end = threading.Event(), ModelChanges._end
+    ends, close = threading.Event(), Member.close
 
-    def held(self, old):
+    def held(self):
         assert ends.wait(60)
-        end(self, old)
+        close(self)
 
-    monkeypatch.setattr(ModelChanges, "_end", held)
+    monkeypatch.setattr(Member, "close", held)
     driver.change(LoadModel("l", str(files["two"]), "one"))
     driver.begin(LoadModel("m", str(files["one"]), "one"))
     driver.begin(RemoveModel("r", "one"))

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from rwkv_batch.engine.constraints import masks
 from rwkv_batch.engine.constraints.compiling import THREADS
 from rwkv_batch.runner import backends
-from rwkv_batch.text.grammars import GrammarCompiler
+from rwkv_batch.text.grammars import GrammarCompiler, MaskThreads
 from rwkv_batch.wire.codec import decode_paused
 from rwkv_batch.wire.commands import PAUSED, GetDocument, PauseRequest
 from rwkv_batch.wire.protocol import (
@@ -94,16 +94,16 @@ def test_the_same_seed_draws_the_same_text_ahead_and_streamed(monkeypatch: pytes
 def test_masks_that_take_long_hold_up_nobody(driver: Driver, monkeypatch: pytest.MonkeyPatch):
     """One mask does not come before the others have finished."""
     held, free = threading.Event(), threading.Event()
-    make = masks.MaskMaker._make_slowly
+    make = MaskThreads.masks
 
-    def late(self, row, tokens):
+    def late(self, matchers):
         held.set()
         assert free.wait(60)
-        make(self, row, tokens)
+        return make(self, matchers)
 
     monkeypatch.setattr(masks, "QUICK", -1.0)  # every mask is slow
     monkeypatch.setattr(masks, "PATIENCE", -1.0)
-    monkeypatch.setattr(masks.MaskMaker, "_make_slowly", late)
+    monkeypatch.setattr(MaskThreads, "masks", late)
     slow = bound(driver, FRUIT)
     others = [driver.add(prompt, max_tokens=20) for prompt in PROMPTS]
     assert [answer(driver, name).tokens for name in others] == [20] * len(PROMPTS)
@@ -195,12 +195,15 @@ def test_requests_that_are_dropped_while_they_compile_say_nothing(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ):
     """Those that a thread has begun with leave nothing to do; no thread begins with the rest."""
-    free, begun = threading.Event(), []
+    free, ended, begun = threading.Event(), threading.Semaphore(0), []
 
     def held(self, text):
         begun.append(text)
         assert free.wait(60)
-        return matcher(self, text)
+        try:
+            return matcher(self, text)
+        finally:
+            ended.release()
 
     matcher = GrammarCompiler.matcher
     monkeypatch.setattr(GrammarCompiler, "matcher", held)
@@ -210,8 +213,11 @@ def test_requests_that_are_dropped_while_they_compile_say_nothing(
     other = driver.add(PROMPTS[1], max_tokens=20)
     answer(driver, other)
     free.set()
-    driver.engine.grammars._threads.shutdown()  # they have ended what they had begun with
-    assert len(begun) <= THREADS and driver.events.keys() == {other}
+    last = bound(driver, FRUIT)  # behind all others
+    assert VALID[FRUIT](answer(driver, last).text)
+    for _ in begun:
+        assert ended.acquire(timeout=60)
+    assert len(begun) <= THREADS + 1 and driver.events.keys() == {other, last}
     assert driver.engine.drained and not driver.engine.busy
 
 

@@ -24,6 +24,7 @@ from rwkv_batch.runner.torch_runner import TorchRunner
 from rwkv_batch.wire.protocol import Accepted, GenerateRequest, Progress, Sampling
 
 MIB = 1 << 20
+CPU = torch.device("cpu")
 PLAIN = {"l1": 0, "prefix_cache_mb": 0}  # nothing but the rows
 
 
@@ -52,8 +53,8 @@ def rows_offered(ask: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("l1", [0, 3])
-def test_the_refusal_of_too_many_rows_names_a_number_that_works(path, monkeypatch, l1):
-    monkeypatch.setattr(device, "_free_host_bytes", lambda: 40 * MIB)
+def test_the_refusal_of_too_many_rows_names_a_number_that_works(path, free_memory, l1):
+    free_memory(40 * MIB)
     rows = rows_offered(lambda: Engine(path, device="cpu", max_rows=40_000, l1=l1, prefill_tokens=16))
     assert 1 <= rows < 40
     engine = Engine(path, device="cpu", max_rows=rows, l1=l1, prefill_tokens=16)
@@ -63,16 +64,16 @@ def test_the_refusal_of_too_many_rows_names_a_number_that_works(path, monkeypatc
         Engine(path, device="cpu", max_rows=rows + 1, l1=l1, prefill_tokens=16)
 
 
-def test_the_number_is_the_largest_that_fits(runner, monkeypatch):
-    monkeypatch.setattr(device, "_free_host_bytes", lambda: 50 * MIB)
+def test_the_number_is_the_largest_that_fits(runner, free_memory):
+    free_memory(50 * MIB)
     rows = rows_offered(lambda: memory.rows_that_fit(runner, 10**9, 16, 256))
     needed = [runner.bytes_needed(n, 16, 256) for n in (rows, rows + 1)]
     assert needed[0] <= 50 * MIB < needed[1]
 
 
-def test_what_was_not_asked_for_is_what_suits_the_device(runner, monkeypatch):
+def test_what_was_not_asked_for_is_what_suits_the_device(runner, free_memory):
     assert memory.rows_that_fit(runner, None, 16, 256) == limits.CPU_ROWS
-    monkeypatch.setattr(device, "_free_host_bytes", lambda: 12 * MIB)
+    free_memory(12 * MIB)
     little = memory.rows_that_fit(runner, None, 16, 256)
     assert 1 <= little < limits.CPU_ROWS
     assert memory.rows_that_fit(runner, None, 0, 256) > little
@@ -153,8 +154,8 @@ class TestScarceMemory:
             self.chosen(monkeypatch, one - 1)
 
 
-def test_where_not_even_one_row_fits_another_way_out_is_named(runner, monkeypatch):
-    monkeypatch.setattr(device, "_free_host_bytes", lambda: MIB)
+def test_where_not_even_one_row_fits_another_way_out_is_named(runner, free_memory):
+    free_memory(MIB)
     for asked in (None, 1):
         with pytest.raises(DeviceError, match="smaller model"):
             memory.rows_that_fit(runner, asked, 16, 256)
@@ -205,12 +206,12 @@ def test_what_is_stored_is_never_over_the_default_limit(tmp_path, monkeypatch):
 
 def test_a_container_has_what_its_limit_leaves(tmp_path, monkeypatch):
     monkeypatch.setattr(device, "CGROUP", tmp_path)
-    free = device._free_host_bytes()
+    free = device.free_bytes(CPU)
     (tmp_path / "memory.stat").write_text(f"file {900 * MIB}\nanon {30 * MIB}\n")
     (tmp_path / "memory.max").write_text("max\n")
-    assert abs(device._free_host_bytes() - free) < free // 2
+    assert abs(device.free_bytes(CPU) - free) < free // 2
     (tmp_path / "memory.max").write_text(f"{100 * MIB}\n")
-    assert device._free_host_bytes() == 70 * MIB
+    assert device.free_bytes(CPU) == 70 * MIB
     assert device.host_bytes() == 100 * MIB
 
 

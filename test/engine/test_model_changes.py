@@ -15,7 +15,7 @@ from cuda_gpu import needs_gpu
 from models_driver import PROMPT, WEIGHTS, alone
 
 from rwkv_batch.engine.serving import changes
-from rwkv_batch.engine.serving.changes import ModelChanges
+from rwkv_batch.engine.serving.models import Member
 from rwkv_batch.model.checkpoint import load
 from rwkv_batch.ops.device import DeviceError, StepClock
 from rwkv_batch.runner import backends
@@ -145,14 +145,14 @@ def test_where_memory_does_not_hold_both_the_old_model_ends_first(driver, files,
         if not refused.is_set():
             refused.set()
             raise DeviceError("The weights do not fit.")
-        assert not driver.models._running, "the old one has ended"
+        assert driver.ended(running), "the old model has ended its row"
         return build(weights, config)
 
     monkeypatch.setattr(changes, "load_model", small)
     running = driver.add("one", max_tokens=LONG)
     driver.step()
     driver.begin(LoadModel("l", str(files["two"]), "one"))
-    driver.wait(lambda: driver.models._held)
+    driver.wait(lambda: driver.holding)
     waiting = driver.add("one", max_tokens=LONG)
     driver.finish("l", running, waiting)
     reply = driver.events["l"][-1]
@@ -226,9 +226,10 @@ class TestOverADeviceThatIsAhead:
         assert not driver.ended(running)
         if end == "cancelled":
             driver.models.cancel((b"test", running))
+            driver.woken.set()
         else:
             driver.finish(running)
-        driver.wait(lambda: driver.ended("c") and not driver.changes._under_way)
+        driver.wait(lambda: driver.ended("c") and (not swap or driver.drained()))
         assert isinstance(driver.events["c"][-1], CommandReply)
 
     def test_where_memory_does_not_hold_both_the_new_one_follows(self, driver, files, stop_id, monkeypatch):
@@ -244,7 +245,7 @@ class TestOverADeviceThatIsAhead:
         running = driver.add("one", max_tokens=LONG, stop_ids=[stop_id])
         driver.step()
         driver.begin(LoadModel("c", str(files["two"]), "one"))
-        driver.wait(lambda: driver.models._held)
+        driver.wait(lambda: driver.holding)
         driver.finish(running)
         driver.wait(lambda: driver.ended("c"))
         reply = driver.events["c"][-1]
@@ -275,7 +276,15 @@ def test_no_more_models_are_loaded_than_there_are_streams_for(driver, files, mon
 def test_a_server_that_stops_stores_what_a_replaced_model_has(files, tmp_path, monkeypatch):
     driver = ChangingDriver("one", folder=tmp_path, token_log=False)
     driver.finish(driver.add("one", turn=SessionTurn(target="s")))
-    monkeypatch.setattr(ModelChanges, "_end", lambda self, old: threading.Event().wait())
+    close = Member.close
+
+    def by_the_server(self):
+        """Whoever loads the other model comes no further."""
+        return (
+            close(self) if threading.current_thread() is threading.main_thread() else threading.Event().wait()
+        )
+
+    monkeypatch.setattr(Member, "close", by_the_server)
     driver.change(LoadModel("l", str(files["two"]), "one"))
     driver.models.close()
     again = ChangingDriver("one", folder=tmp_path, token_log=False)

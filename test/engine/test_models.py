@@ -111,17 +111,17 @@ def test_steps_take_the_threads_asked_for_and_texts_stay_the_same():
     assert texts[0] == texts[1]
 
 
-def test_a_share_of_the_device_is_that_part_of_what_is_free(monkeypatch):
+def test_a_share_of_the_device_is_that_part_of_what_is_free(free_memory):
     runner = TorchRunner(tiny(), device.find_device("cpu"), torch.float32)
 
     def rows(free: int, share: MemoryShare = memory.WHOLE) -> int:
-        monkeypatch.setattr(device, "_free_host_bytes", lambda: free)
+        free_memory(free)
         return memory.rows_that_fit(runner, None, 0, 16, share)
 
     small = rows(2 * MIB)
     assert 1 < rows(4 * MIB, MemoryShare(device=2)) == small < rows(4 * MIB)
     assert rows(6 * MIB, MemoryShare(device=2, kept=2 * MIB)) == small
-    monkeypatch.setattr(device, "_free_host_bytes", lambda: 24 * MIB)
+    free_memory(24 * MIB)
     assert memory.rows_that_fit(runner, 20, 0, 16, MemoryShare(device=2)) == 20, "as --max-rows says"
 
 

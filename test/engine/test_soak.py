@@ -19,6 +19,7 @@ import pytest
 import torch
 from ahead import LateRunner
 from cuda_gpu import needs_gpu
+from engine_driver import free_slots
 from exact import exact
 from msgspec.structs import replace
 
@@ -275,9 +276,9 @@ def near_tie(
     """Whether the logits after `fed` let that row just as well have `drawn`, or one of them, as what it draws
     alone.
     """
-    model, params, slot = engine.runner.model, request.sampling, engine.scheduler._free[0]
-    engine.runner.states.clear([slot])
-    logits = model.forward(torch.tensor(fed), [len(fed)], [slot], engine.runner.states)[0, :VOCABULARY]
+    model, params = engine.runner.model, request.sampling
+    states = model.new_states(1, engine.runner.states.wkv.dtype)
+    logits = model.forward(torch.tensor(fed), [len(fed)], [0], states)[0, :VOCABULARY]
     if params.temperature <= 0:
         likeliest = logits.double().log_softmax(0).topk(2).values
         return float(likeliest[0] - likeliest[1]) < TIE[model.dtype]
@@ -308,7 +309,7 @@ def soak(crowd: Crowd, count: int, sessions: int, seed: int) -> Counter:
     )
     found = check(crowd, jobs)
     crowd.forget()
-    assert sorted(crowd.engine.scheduler._free) == list(range(crowd.slots)), "slots are lost"
+    assert free_slots(crowd.engine.scheduler) == crowd.slots, "slots are lost"
     assert found["near-ties"] <= NEAR_TIES * found["texts"], found
     crowd.engine.close()
     return found

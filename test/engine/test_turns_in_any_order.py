@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 from ahead import LateRunner, SeveralRunner, without_time
-from engine_driver import Driver
+from engine_driver import Driver, free_slots
 from msgspec.structs import replace
 
 from rwkv_batch.runner import backends
@@ -89,9 +89,9 @@ class Mixed:
         turns = reply.turns if isinstance(reply, CommandReply) else []
         return [token for turn in turns for token in turn.prompt_tokens + turn.completion_tokens]
 
-    def slots_are_free_or_kept(self) -> bool:
+    def all_slots_are_free(self) -> bool:
         engine = self.driver.engine
-        return len(engine.scheduler._free) + len(engine.pool._tiers.turns("L1")) == len(engine.runner.states)
+        return free_slots(engine.scheduler) == len(engine.runner.states)
 
 
 @pytest.mark.parametrize("runner", [None, LateRunner, SeveralRunner])
@@ -112,7 +112,9 @@ def test_each_session_goes_on_from_its_tokens(seed, runner, tmp_path, monkeypatc
         if tokens := mixed.tokens(key):
             expected = plain.say(tokens + NEXT, **fields)
             assert mixed.driver.say(NEXT, key, **fields) == expected
-    while not mixed.slots_are_free_or_kept():  # what is being copied is neither
+    for key in KEYS:
+        mixed.command(DeleteSession, key)
+    while not mixed.all_slots_are_free():  # what is being copied is not
         assert mixed.driver.woken.wait(10), "a slot has been lost"
         mixed.driver.step()
     for driver in (plain, mixed.driver):

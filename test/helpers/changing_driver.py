@@ -22,6 +22,8 @@ class ChangingDriver(ModelsDriver):
         self.told: list[Serving] = []
         configs = tuple(config for _ in names)
         self.changes = ModelChanges(self.models, configs, self.told.append, self.woken.set)
+        self.holding: list[str] = []  # names of models that take no more requests, until another one does
+        hold, self.models.hold = self.models.hold, lambda name: self.holding.append(name) or hold(name)
 
     def change(self, command: LoadModel | RemoveModel) -> CommandReply | Rejected | Failed:
         """The reply to a command, once it has come."""
@@ -32,18 +34,26 @@ class ChangingDriver(ModelsDriver):
     def wait(self, done: Callable[[], object]) -> None:
         """Step only when the change asks for it, so that rows do not end meanwhile."""
         while not done():
-            while not (self.models._calls or self.models._outbox):
-                assert self.woken.wait(60), "the change waits for nothing"
+            assert self.woken.wait(60), "the change waits for nothing"
+            if self.models.busy:
+                self.step()
+            else:
                 self.woken.clear()
-            self.step()
 
     def begin(self, command: LoadModel | RemoveModel) -> None:
         self.changes.run((b"test", command.id), command)
+        self.woken.set()  # the reply may be there
 
     def settle(self) -> None:
         """Step until no change is under way."""
-        while self.changes._under_way:
+        nothing = RemoveModel("settled", "no such model")
+        while self.change(nothing).reason != "not_found":  # but that another change is under way
             self.step()
+
+    def drained(self) -> bool:
+        """Whether a model that was replaced has ended, as far as front ends have been told."""
+        stages = [loading.stage for serving in self.told for loading in serving.loading]
+        return "draining" in stages and self.told[-1].loading == []
 
     def served(self) -> list[str]:
         return [info.model for info in self.models.infos]

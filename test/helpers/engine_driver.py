@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from checkpoints import tiny
 
 from rwkv_batch.engine import Engine
+from rwkv_batch.engine.scheduling.scheduler import Scheduler
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.wire.commands import Command
@@ -14,6 +15,13 @@ from rwkv_batch.wire.protocol import CommandReply, Event, GenerateRequest, Progr
 WEIGHTS = tiny(vocab=400)
 PROMPTS = [[5, 6, 7], [300], list(range(20, 60)), [9, 9, 9, 9]]
 SAMPLED = Sampling(temperature=1.2, seed=11, presence_penalty=0.5, alpha_frequency=0.2)
+
+
+def free_slots(scheduler: Scheduler) -> int:
+    """How many slots of a scheduler nobody has, where nothing runs and there are more of them than rows."""
+    spare = list(iter(scheduler.spare, None))
+    scheduler.free(*spare)
+    return len(spare) + scheduler.max_rows
 
 
 class Driver:

@@ -150,17 +150,17 @@ class FakeEngine:
                 self.cancelled.append(message.id)
                 self._due = [entry for entry in self._due if entry[2].id != message.id]
             elif isinstance(message, GenerateRequest):
-                events = self._answer(message)
+                events = self.answer(message)
                 self.requests.append(message)
                 self._due += [(now + delay, identity, event) for delay, event in events]
             else:
                 self.commands.append(message)
                 if not key_of(message).startswith("mute"):
                     delay = 0.7 if key_of(message).startswith("late") else 0
-                    self._due.append((now + delay, identity, self._reply(message)))
+                    self._due.append((now + delay, identity, self.reply_to(message)))
             self._changed.notify_all()
 
-    def _answer(self, request: GenerateRequest) -> list[tuple[float, Event]]:
+    def answer(self, request: GenerateRequest) -> list[tuple[float, Event]]:
         """The events that answer `request`, with their delays in seconds, in order."""
         cached = [
             max(len(p) - 1, 0) if request.prefix_cache and str(p) in self._known else 0
@@ -191,7 +191,7 @@ class FakeEngine:
             key, text, turns = self._unstored.pop(event.id)
             self.sessions[key], self.turns[key] = text, turns
 
-    def _reply(self, command: Command) -> Event:
+    def reply_to(self, command: Command) -> Event:
         id, key = command.id, key_of(command)
         if getattr(command, "to_model", None) in self.gone:
             return Rejected(id, "not_found", f"There is no model {command.to_model} here.")
@@ -304,9 +304,9 @@ class FakeEngine:
 class ChatEngine(FakeEngine):
     """For chats: what the user says behind "!" decides."""
 
-    def _answer(self, request: GenerateRequest) -> list[tuple[float, Event]]:
+    def answer(self, request: GenerateRequest) -> list[tuple[float, Event]]:
         (prompt,) = request.prompts
-        return super()._answer(structs.replace(request, prompts=[str(prompt).removeprefix("User: !")]))
+        return super().answer(structs.replace(request, prompts=[str(prompt).removeprefix("User: !")]))
 
 
 def key_of(command: Command) -> str:

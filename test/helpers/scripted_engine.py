@@ -18,8 +18,8 @@ class ScriptedEngine(ChatEngine):
         self.answers: dict[str, Sequence[str]] = {}
         super().__init__(address)
 
-    def _answer(self, request: GenerateRequest) -> list[tuple[float, Event]]:
-        events = super()._answer(request)
+    def answer(self, request: GenerateRequest) -> list[tuple[float, Event]]:
+        events = super().answer(request)
         pieces = next((given for key, given in self.answers.items() if key in str(request.prompts[0])), None)
         if pieces is None:
             return events

@@ -47,7 +47,7 @@ class Side:
 
     def kept(self) -> list[torch.Tensor]:
         """All that a step changes besides logits."""
-        return [self.states.shift, self.states.wkv, self.states.feed.pending, self.states.feed._records.table]
+        return [self.states.shift, self.states.wkv, self.states.feed.pending, self.states.feed.records]
 
 
 FORMS = {
@@ -209,7 +209,7 @@ def test_a_graph_gives_the_same_bits_a_hundred_times(form):
 def test_fewer_layers_in_between_change_nothing(model, monkeypatch):
     """As while GEMMs are timed: counts and numbers of layers go on."""
     monkeypatch.setattr(rwkv7, "TIMED_LAYERS", 2)
-    timed, alone, beside = model._timed_step(1), Side(model, TOGETHER), Side(model, TOGETHER)
+    timed, alone, beside = model.autotuner.step(1), Side(model, TOGETHER), Side(model, TOGETHER)
     for token in range(4):
         want = alone.step(token)
         with torch.inference_mode():

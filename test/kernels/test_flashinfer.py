@@ -17,11 +17,20 @@ installed = importlib.util.find_spec("flashinfer") is not None
 pytestmark = [*needs_gpu, pytest.mark.skipif(not installed, reason="needs flashinfer-python")]
 
 
+class seeded(torch.Generator):
+    """A generator that takes no seed but this one."""
+
+    def seed(self) -> int:
+        self.manual_seed(2024)
+        return 2024
+
+
 def filled(params: list[Sampling], vocab: int, fixed: bool = True) -> CudaSampler:
     """With a row for each of `params`, in the slot of its number; `fixed`: the random numbers are."""
-    sampler = CudaSampler(len(params), vocab, "cuda", "flashinfer")
-    if fixed:
-        sampler._draw.keywords["generator"].manual_seed(2024)
+    with pytest.MonkeyPatch.context() as patch:
+        if fixed:
+            patch.setattr(torch, "Generator", seeded)
+        sampler = CudaSampler(len(params), vocab, "cuda", "flashinfer")
     for slot, one in enumerate(params):
         sampler.begin(slot, one, 11, slot)
     return sampler

@@ -1,7 +1,5 @@
 """GEMMs of hundreds of rows on Hopper against torch in fp64, at odd sizes, by every shape of tile."""
 
-from ctypes import byref
-
 import pytest
 import torch
 from cuda_gpu import ACTIVATIONS, DEVICE, check_tiles, needs_gpu, normal, off, poisoned
@@ -85,12 +83,11 @@ class TestTiles:
         monkeypatch.setattr(tile, "MANY_ROWS", {groups: (x_rows,)})
         check_tiles(kernels, 3, 2500, 832, 192, False, IDENTITY, many=True)
 
-    def test_a_shape_that_there_is_not_is_refused(self, kernels):
-        w, x, y = normal(64, 64), normal(300, 64), poisoned(300, 64)
-        pointers = [gemms._pointers([tensor]) for tensor in (w, x, y)]
-        for shape in (TileShape(64, 1, 1), TileShape(80, 2, 1), TileShape(160, 5, 1), TileShape(256, 4, 1)):
-            with pytest.raises(RuntimeError, match="rwkv_gemm_many"):
-                kernels._call("rwkv_gemm_many", *pointers, 1, 300, 64, 64, 0, 0, byref(shape), None, 0)
+    @pytest.mark.parametrize("shape", [(64, 1), (80, 2), (160, 5), (256, 4)])
+    def test_a_shape_that_there_is_not_is_refused(self, kernels, monkeypatch, shape):
+        monkeypatch.setattr(gemms, "many_shape", lambda *_, **more: TileShape(*shape, 1))
+        with pytest.raises(RuntimeError, match="rwkv_gemm_many"):
+            kernels.gemm_tile([normal(64, 64)], [normal(300, 64)], [poisoned(300, 64)], many=True)
 
     def test_parts_that_k_has_not_are_refused(self, kernels):
         w, x = normal(64, 192), normal(300, 192)

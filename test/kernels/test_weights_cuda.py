@@ -146,9 +146,7 @@ class TestTuningFile:
         assert usable(chosen | others, on_hopper) == chosen and usable(chosen, gemms()) == {}
 
     def test_shapes_that_a_library_refuses_have_no_algorithms(self):
-        lt = object.__new__(blaslt.BlasLt)
-        lt._names = blaslt.CUBLASLT
-        lt._library, lt._handle, lt._prepare = Refuses(), None, lt._describe
+        lt = blaslt.BlasLt(blaslt.CUBLASLT, Refuses(), CPU)
         assert usable({"value_split 64": "lt0/4", "key 64": "lt0"}, gemms(lt=lt)) == {}
 
     @pytest.mark.parametrize("content", [[], None, 3, "in 1"])

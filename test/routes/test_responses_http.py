@@ -324,10 +324,10 @@ def test_what_the_engine_refuses_has_its_status(front: FrontendProcess):
 def test_a_response_that_cannot_be_stored_is_an_error(
     front: FrontendProcess, monkeypatch: pytest.MonkeyPatch
 ):
-    reply = front.engine._reply
+    reply = front.engine.reply_to
     monkeypatch.setattr(
         front.engine,
-        "_reply",
+        "reply_to",
         lambda c: Rejected(c.id, "invalid", "The disk is full.") if isinstance(c, PutDocument) else reply(c),
     )
     answer = front.http.post("/v1/responses", json={"input": "Hi"})

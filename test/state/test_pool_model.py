@@ -199,13 +199,19 @@ class PoolMachine(RuleBasedStateMachine):
     def tiers_keep_to_their_size_and_no_slot_is_lost(self) -> None:
         if hasattr(self, "bench") and not self.waiting:
             self.bench.settle()
-            tiers = self.bench.pool._tiers
-            assert not tiers._continued and not tiers._leaving
-            assert len(tiers._l1) <= self.options["l1"] and len(tiers.turns("L2")) <= self.options["l2"]
-            assert len(self.bench.free) + len(tiers._l1) == SLOTS
+            ends: dict[str, set[int]] = {"L1": set(), "L2": set(), "L3": set()}
+            for key, tier in self.bench.tiers():
+                ends[tier].add(self.bench.pool.find(key).head.turn)
+            assert len(ends["L1"]) <= SLOTS - len(self.bench.free) <= self.options["l1"]
+            assert len(ends["L2"]) <= self.options["l2"]
 
     def teardown(self) -> None:
         if hasattr(self, "bench"):
+            self.wait_for_turns()
+            for key in self.truth:
+                self.bench.delete(key)
+            self.bench.settle()
+            assert len(self.bench.free) == SLOTS, "what nobody has takes no slot"
             self.bench.close()
         shutil.rmtree(self.directory)
 

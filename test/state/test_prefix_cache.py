@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import pytest
@@ -24,17 +25,20 @@ class State:
 ROOMY = 10**9
 
 
+PUT = WeakKeyDictionary()  # by cache: a weak reference to each value that it was given
+
+
 def put(cache, tokens, nbytes=1000):
     state = State(tuple(tokens), nbytes)
+    PUT.setdefault(cache, []).append(ref(state))
     cache.put(tokens, state)
     return state
 
 
 def held(cache):
-    """Entries and bytes that the cache holds; it counts the bytes as it goes."""
-    size = sum(entry.nbytes for entry in cache._entries.values())
-    assert cache._bytes == size
-    return len(cache._entries), size
+    """Values that the cache keeps alive, as nobody else has them, and the bytes that it counts for them."""
+    states = [state for one in PUT.get(cache, []) if (state := one())]
+    return len(states), sum(state.nbytes + 4 * len(state.seen) for state in states)
 
 
 def feed(cache, tokens):
@@ -73,15 +77,15 @@ class AgainstADictionary(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.cache = PrefixCache(self.CAPACITY)
-        self.model = OrderedDict()
+        self.model = OrderedDict()  # size by tokens
 
     @rule(tokens=BRANCHED, size=st.sampled_from([0, 700, 1500, 4000, 8704, 8800, 20000]))
     def put(self, tokens, size):
-        value = put(self.cache, tokens, size)
+        put(self.cache, tokens, size)
         if len(tokens) < MIN_TOKENS or size + 4 * len(tokens) > self.CAPACITY:
             return
         self.model.pop(tuple(tokens), None)
-        self.model[tuple(tokens)] = value
+        self.model[tuple(tokens)] = size
         while self.bytes() > self.CAPACITY:
             self.model.popitem(last=False)
 
@@ -98,7 +102,7 @@ class AgainstADictionary(RuleBasedStateMachine):
         if prefix is None:
             assert found is None
         else:
-            assert found == (len(prefix), self.model[prefix])
+            assert found == (len(prefix), State(prefix, self.model[prefix]))
             self.model.move_to_end(prefix)
 
     @rule(tokens=BRANCHED, start=st.integers(0, 100))
@@ -109,7 +113,7 @@ class AgainstADictionary(RuleBasedStateMachine):
             assert tuple(tokens[:length]) not in self.model
 
     def bytes(self):
-        return sum(value.nbytes + 4 * len(tokens) for tokens, value in self.model.items())
+        return sum(size + 4 * len(tokens) for tokens, size in self.model.items())
 
     @invariant()
     def counted(self):

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from sqlite3 import connect
 
 import pytest
 import torch
@@ -222,13 +223,13 @@ def test_without_its_image_a_state_whose_past_is_unknown_is_lost(served: Served,
 
 def test_an_image_stands_in_for_damaged_turns_before_it(served: Served, turns: Sequence[Turn]) -> None:
     image = served.put_image(turns[2])
-    with served.store._writer.use() as connection:
+    with connect(served.store.path) as connection:
         connection.execute("DELETE FROM turns WHERE id <= 3")
     assert is_at(served.find(turns[3].head(0)), turns, 3, image)
 
 
 def test_a_missing_turn_is_reported(served: Served, turns: Sequence[Turn]) -> None:
-    with served.store._writer.use() as connection:
+    with connect(served.store.path) as connection:
         connection.execute("DELETE FROM turns WHERE id = 2")
     with pytest.raises(RowDamaged, match="missing"):
         served.find(turns[3].head(0))
@@ -364,8 +365,8 @@ def test_some_turns_of_a_session_are_read_without_the_others(
     served: Served, turns: Sequence[Turn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resumer, read = served.resumer(), list[int]()
-    one = resumer._store.read_turn
-    monkeypatch.setattr(resumer._store, "read_turn", lambda turn: read.append(turn) or one(turn))
+    one = served.store.read_turn
+    monkeypatch.setattr(served.store, "read_turn", lambda turn: read.append(turn) or one(turn))
     for start in (Start([], turns[3].id), Start([turns[3], turns[2]], turns[1].id)):
         for first in range(6):
             for stop in range(first, 7):

@@ -63,7 +63,7 @@ def test_a_full_disk_fails_the_turn_keeps_the_session_and_hurts_nobody_else(
     assert bench.fork("b", "d") and bench.pool.find("d") is None
     disk.full = False
     bench.settle()
-    assert len(bench.free) == SLOTS - len(bench.pool._tiers.turns("L1"))
+    assert len(bench.free) == SLOTS - [tier for _, tier in bench.tiers()].count("L1")
     if token_log:
         assert bench.look("a") == seen(1)
         bench.turn("a", [3])
@@ -74,10 +74,12 @@ def test_a_full_disk_fails_the_turn_keeps_the_session_and_hurts_nobody_else(
     again.close()
 
 
-def test_the_limit_of_sqlite_itself_is_reported_as_a_full_disk(path: Path) -> None:
+def test_the_limit_of_sqlite_itself_is_reported_as_a_full_disk(
+    path: Path, connections: list[sqlite3.Connection]
+) -> None:
     bench = Bench(path)
     bench.turn("a", [1])
-    with bench.pool.store._writer.use() as connection:
+    for connection in connections:
         connection.execute("PRAGMA max_page_count = 1")  # means: as many as there are
     name = bench.turn("b", list(range(20_000)), wait=False)
     assert "is full" in bench.wait(name).error and bench.look("a") == seen(1)
@@ -182,13 +184,13 @@ def test_damaged_rows_are_reported_and_cost_their_sessions_only(path: Path, tabl
 
 
 def test_a_database_that_breaks_while_in_use_is_replaced_and_what_is_in_memory_written_again(
-    path: Path,
+    path: Path, connections: list[sqlite3.Connection]
 ) -> None:
     bench = Bench(path, l1=1, l2=1)
     for number, key in enumerate("abcd"):
         bench.turn(key, [number])
     bench.settle()
-    destroy_database(bench, path)
+    destroy_database(path, connections)
     bench.wait(bench.turn("e", [9], wait=False))
     bench.turn("f", [10])
     assert path.with_name("sessions.db.damaged-1").exists()
@@ -199,13 +201,15 @@ def test_a_database_that_breaks_while_in_use_is_replaced_and_what_is_in_memory_w
     again.close()
 
 
-def test_a_session_that_was_deleted_in_its_turn_does_not_come_back_with_a_new_database(path: Path) -> None:
+def test_a_session_that_was_deleted_in_its_turn_does_not_come_back_with_a_new_database(
+    path: Path, connections: list[sqlite3.Connection]
+) -> None:
     bench = Bench(path, l1=3)
     bench.turn("a", [1])
     session, _, slot = bench.begin("a")
     bench.delete("a")
     bench.settle()
-    destroy_database(bench, path)
+    destroy_database(path, connections)
     bench.wait(bench.turn("e", [9], wait=False))
     bench.settle()
     assert bench.pool.find("a") is None
@@ -214,9 +218,9 @@ def test_a_session_that_was_deleted_in_its_turn_does_not_come_back_with_a_new_da
     bench.close()
 
 
-def destroy_database(bench: Bench, path: Path) -> None:
+def destroy_database(path: Path, connections: list[sqlite3.Connection]) -> None:
     """Overwrite its beginning, and have SQLite forget what it has read of it."""
-    with bench.pool.store._writer.use() as connection:
+    for connection in connections:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         connection.execute("PRAGMA cache_size = 0")
         connection.execute("PRAGMA shrink_memory")

@@ -62,11 +62,11 @@ def test_its_files_are_for_their_owner_alone(path: Path) -> None:
     store.close()
 
 
-def test_a_commit_is_on_the_disk_when_it_returns(path: Path) -> None:
+def test_a_commit_is_on_the_disk_when_it_returns(path: Path, connections: list[sqlite3.Connection]) -> None:
     store = Store(path)
     do(store, StoreDocument("d", 1.5, b"text"))
     # only a loss of power would tell it from a lesser setting
-    with store._writer.use() as connection:
+    for connection in connections:
         assert connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL: sync at each commit
     store.close()
 

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -56,8 +57,11 @@ def wire(tmp_path: Path) -> Iterator[tuple[StubEngine, Client]]:
     engine.context.term()
 
 
-def in_flight(client: Client) -> int:
-    return len(client._jobs)
+def assert_nothing_is_in_flight(engine: StubEngine, client: Client) -> None:
+    """When the engine is lost, what is in flight is cancelled before anything else is sent."""
+    client.fail_all("The engine was lost.")
+    client.submit(GenerateRequest(id="next", prompts=["c"], max_tokens=1))
+    assert isinstance(engine.receive(), GenerateRequest)
 
 
 def submitted(wire: tuple[StubEngine, Client]) -> tuple[StubEngine, Client, Job]:
@@ -77,10 +81,11 @@ def test_a_job_from_acceptance_to_its_last_delta(wire: tuple[StubEngine, Client]
     first, second, last = RowDelta(0, "x", 1), RowDelta(1, "y", 1, "stop"), RowDelta(0, "z", 1, "length")
     engine.send(Progress("one", [first]), Progress("one", [second]))
     assert job.read(5) == [first, second]
-    assert not job.exhausted and in_flight(client) == 1
+    assert not job.exhausted
     engine.send(Progress("one", [last]))
     assert asyncio.run(job.read_async(5)) == [last]
-    assert job.exhausted and in_flight(client) == 0
+    assert job.exhausted
+    assert_nothing_is_in_flight(engine, client)
 
 
 def test_a_refusal_says_why(wire: tuple[StubEngine, Client]):
@@ -88,7 +93,8 @@ def test_a_refusal_says_why(wire: tuple[StubEngine, Client]):
     engine.send(Rejected("one", "overloaded", "full"))
     with pytest.raises(RequestRejected, match="full") as caught:
         asyncio.run(asyncio.wait_for(job.accepted(), 5))
-    assert caught.value.reason == "overloaded" and in_flight(client) == 0
+    assert caught.value.reason == "overloaded"
+    assert_nothing_is_in_flight(engine, client)
 
 
 def test_a_failure_comes_after_the_text_before_it(wire: tuple[StubEngine, Client]):
@@ -126,17 +132,30 @@ def test_cancelling_does_not_wait_for_a_delivery(wire: tuple[StubEngine, Client]
     """A stream that the garbage collector finds cancels its job in a thread that may hold any other lock."""
     engine, client, job = submitted(wire)
     other = client.submit(GenerateRequest(id="two", prompts=["c"], max_tokens=1))
-    delivering, cancelled = threading.Event(), threading.Event()
+    waiting, delivering, cancelled = threading.Event(), threading.Event(), threading.Event()
 
-    def hold_up() -> None:
-        delivering.set()
-        cancelled.wait(5)
+    class HeldUp(asyncio.SelectorEventLoop):
+        def call_soon_threadsafe(self, *arguments: Any, **named: Any) -> asyncio.Handle:
+            delivering.set()
+            cancelled.wait(5)
+            return super().call_soon_threadsafe(*arguments, **named)
 
-    job._wake = hold_up
+    async def read() -> None:
+        accepted = asyncio.ensure_future(job.accepted())
+        await asyncio.sleep(0)
+        waiting.set()
+        await accepted
+
+    loop = HeldUp()
+    reader = threading.Thread(target=loop.run_until_complete, args=(read(),))
+    reader.start()
+    assert waiting.wait(5)
     engine.send(Accepted("one", [1, 2]))
     assert delivering.wait(5)
     threading.Thread(target=lambda: (other.cancel(), cancelled.set()), daemon=True).start()
     assert cancelled.wait(4), "cancelling waits for the delivery to the other job"
+    reader.join()
+    loop.close()
 
 
 def test_a_failed_job_does_not_keep_its_reader(wire: tuple[StubEngine, Client]):
@@ -175,12 +194,13 @@ def test_a_session_command_has_one_answer(wire: tuple[StubEngine, Client]):
     assert asyncio.run(delete("one", CommandReply("one", found=2))).found == 2
     with pytest.raises(RequestRejected, match="no such session"):
         asyncio.run(delete("two", Rejected("two", "not_found", "no such session")))
-    assert in_flight(client) == 0
+    assert_nothing_is_in_flight(engine, client)
 
 
 def test_a_lost_engine_fails_every_job(wire: tuple[StubEngine, Client]):
-    _, client, job = submitted(wire)
+    engine, client, job = submitted(wire)
     client.fail_all("The engine was restarted.")
     with pytest.raises(RequestFailed, match="restarted"):
         job.read(5)
-    assert in_flight(client) == 0
+    assert engine.receive() == Cancel("one")
+    assert_nothing_is_in_flight(engine, client)

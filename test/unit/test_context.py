@@ -29,14 +29,22 @@ class FakeDriver:
         return 0
 
 
+def install_torch(monkeypatch, folder, cuda: bool) -> None:
+    """From now on the torch that would be imported is one of that kind, in an empty folder."""
+    (folder / "lib").mkdir(parents=True)
+    (folder / "lib" / ("libtorch_cuda.so" if cuda else "libtorch_cpu.so")).touch()
+    spec = SimpleNamespace(origin=str(folder / "__init__.py"))
+    monkeypatch.setattr(context, "find_spec", {"torch": spec}.get)
+
+
 @pytest.fixture
-def driver(monkeypatch):
+def driver(monkeypatch, tmp_path):
     fake = FakeDriver(2)
     libraries = {context.DRIVER: fake}
     named = SimpleNamespace(**{name: getattr(ctypes, name) for name in ("c_int", "c_void_p", "byref")})
     monkeypatch.setattr(context, "ctypes", named)
     named.CDLL = libraries.__getitem__
-    monkeypatch.setattr(context, "_torch_has_cuda", lambda: True)
+    install_torch(monkeypatch, tmp_path, cuda=True)
     return fake
 
 
@@ -53,13 +61,13 @@ def test_other_devices_have_none(driver, device):
     assert prepare_context(device) is None and driver.contexts == []
 
 
-def test_a_torch_without_cuda_needs_none(driver, monkeypatch):
-    monkeypatch.setattr(context, "_torch_has_cuda", lambda: False)
+def test_a_torch_without_cuda_needs_none(driver, monkeypatch, tmp_path):
+    install_torch(monkeypatch, tmp_path / "other", cuda=False)
     assert prepare_context("auto") is None and driver.contexts == []
 
 
-def test_no_driver(monkeypatch):
-    monkeypatch.setattr(context, "_torch_has_cuda", lambda: True)
+def test_no_driver(monkeypatch, tmp_path):
+    install_torch(monkeypatch, tmp_path, cuda=True)
     monkeypatch.setattr(context, "DRIVER", "libno-such-driver.so.1")
     prepare_context("auto").join()
 

@@ -19,6 +19,7 @@ from rwkv_batch.chat.templates import Message
 from rwkv_batch.config import FrontendConfig
 from rwkv_batch.engine.scheduling.prompts import PromptEncoder
 from rwkv_batch.text.tokenizer import Tokenizer
+from rwkv_batch.wire.protocol import RowDelta
 
 NAME = "rwkv7-demo"
 SYSTEM = "You are a friendly robot."
@@ -119,10 +120,10 @@ def test_tools_are_offered_and_called_in_the_form_of_the_template(way, choice):
     body = {"messages": messages, "tools": [tool.spec], "tool_choice": chosen, **fields(way)}
     prepared = chat.prepare(body, NAME, settings(way))
     assert ids(prepared.request) == [prompt_ids(example)]
-    (reader,) = prepared.reply._readers
-    piece = reader.feed(example.answer) + reader.finish()
-    assert [(found.name, found.arguments) for found in reader.calls] == [call] and not piece.content
-    assert bool(piece.reasoning) == way.style.thinks
+    message = prepared.reply.whole_choice(RowDelta(0, example.answer, 1, "stop"))["message"]
+    (found,) = (each["function"] for each in message["tool_calls"])
+    assert (found["name"], found["arguments"]) == call and not message["content"]
+    assert bool(message.get("reasoning_content")) == way.style.thinks
 
 
 @pytest.mark.parametrize("way", [way for way in TOOL_WAYS if way in SENT], ids=str)

@@ -7,7 +7,7 @@ single files, and everything that is not an import.
 import ast
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -20,6 +20,9 @@ IMPORTING = (*PRODUCT, "demo")  # what makes the bundled model may import the pr
 MOST_LINES_OF_A_FILE = 600
 MOST_LINES_OF_A_FOLDER = 1500
 MAY_CAST: set[str] = set()  # the edge to Robyn and to ctypes
+# What tests may use of libraries: a named tuple's, ctypes', the system's, torch's, the OpenAI SDK's.
+OF_LIBRARIES = {"_replace", "_obj", "_exit", "_sleep", "_request_id"}
+BY_NAME = {"getattr", "setattr", "delattr", "hasattr"}
 MAP = ROOT / "ARCHITECTURE.md"
 # The single files, and what of ours they may import.
 SINGLE_FILES = {"state_pool.py": ("rwkv_batch/state", "rwkv_batch/ops", "rwkv_batch/config")}
@@ -180,6 +183,28 @@ def test_what_programs_say_is_read_in_a_named_encoding():
         and {"text", "universal_newlines"} & {k.arg for k in node.keywords}
         and "encoding" not in {k.arg for k in node.keywords}
         and getattr(node.func, "attr", "") in ("run", "Popen", "check_output")
+    )
+
+
+def _private_names(file: Path) -> Iterator[tuple[int, str]]:
+    """Lines and names of members with one underscore that a file takes of anything but its own objects."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") not in ("self", "cls"):
+            if not (isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "super"):
+                yield node.lineno, node.attr
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in BY_NAME:
+            named = (each.value for each in node.args[:2] if isinstance(each, ast.Constant))
+            yield from ((node.lineno, str(name)) for name in named)
+
+
+def test_no_test_reads_a_private_member_of_the_product():
+    assert_none(
+        f"{name_of(file)}:{line}: {name}"
+        for file in files("test")
+        for line, name in _private_names(file)
+        if re.match(r"_[a-z]", name) and name not in OF_LIBRARIES
     )
 
 

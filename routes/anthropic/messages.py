@@ -37,8 +37,7 @@ def _prepared(message: MessagesBody, model_id: str, settings: FrontendConfig) ->
     style = message.style(chat_template(model_id, settings), message.effort, "thinking.type")
     style = style.continuing(messages)
     prompt = templates.chat(messages, message.system_text, use.offered, use.choice, style, use.opening(style))
-    free = "the answer is bound, so the type should be none, any or tool"
-    stops, grammar = message.stop_sequences, use.grammar(style, message.grammar(), free)
+    stops, grammar = message.stop_sequences, use.grammar(style, message.grammar())
     request = message.model_copy(update={"stop": message.stop + stops}).request(
         [prompt], message.max_tokens, style, grammar=grammar
     )

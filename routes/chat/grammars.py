@@ -188,16 +188,22 @@ def of_schema(schema: Json | bool) -> Grammar:
 
 
 def of_calls(
-    first: Sequence[Sequence[str | Json]], more: Sequence[Sequence[str | Json]] = (), until: str = ""
+    first: Sequence[Sequence[str | Json]],
+    more: Sequence[Sequence[str | Json]] = (),
+    until: str = "",
+    answer: Grammar | None = None,
 ) -> Grammar:
     """Calls of tools. Each is a list of texts, and of what `arguments_by` makes between them.
 
     One of `first` comes, then any number of `more`, each on a new line. With `until` any text comes, in which
-    one of `first` follows each time that this has been written.
+    one of `first` follows each time that this has been written. `answer`: what may come in place of calls.
     """
     kind: Literal["calls", "tagged_calls"] = "tagged_calls" if until else "calls"
-    source = json.dumps({"first": first, "more": more, "until": until}, ensure_ascii=False)
-    return Grammar(kind, source, field="tools")
+    parts: Json = {"first": first, "more": more, "until": until}
+    if answer:
+        parts["answer"] = {"kind": answer.kind, "source": answer.source, "field": answer.field}
+    source = json.dumps(parts, ensure_ascii=False)
+    return Grammar(kind, source, field=answer.field if answer else "tools")
 
 
 def arguments_by(schema: Json, field: str, strict: bool) -> Json:

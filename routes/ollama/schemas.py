@@ -208,11 +208,9 @@ class OllamaChatBody(OllamaBody):
     )
 
     def tool_use(self) -> ToolUse:
-        """Raises ApiError 400 where a bound answer could be a call instead."""
+        """How the chat uses its tools."""
         functions = [tool.function for tool in taken(self.tools)]
         offered = [offered_tool(each.name, each.description, each.parameters) for each in functions]
-        if offered and (bound := list(self.given())):
-            raise native_field(bound[0], "a bound answer cannot be a call; send it or tools, not both")
         strict = frozenset(each.name for each in functions if each.strict)
         places = [i for i, _ in taken_with_places(self.tools)]
         return ToolUse(offered, "auto", bool(offered), True, strict, places=places)

@@ -19,7 +19,6 @@ from rwkv_batch.chat.tools import CALL_BEGIN, Schema, ToolForm
 from rwkv_batch.wire.protocol import Grammar
 
 MAX_TOOLS = 128
-FREE_CHOICE = "the answer is bound, so input should be none, required or an object that names a function"
 
 
 @dataclass(frozen=True)
@@ -44,40 +43,42 @@ class ToolUse:
         most = None if self.parallel else 1
         return AnswerReader(style.thought, self.look_for_calls, names, most, self.opening(style))
 
-    def grammar(self, style: Style, answer: Grammar | None, free: str = FREE_CHOICE) -> Grammar | None:
+    def grammar(self, style: Style, answer: Grammar | None) -> Grammar | None:
         """What the text behind the opening must be; `answer`: what the request says of its answer.
 
-        A call that is required comes in place of the answer, and its schema binds. Otherwise the schema of a
-        strict tool binds once a call has begun. A text that is continued has no calls. Raises ApiError 400
-        where a bound answer could be a call instead; `free`: what that says of `tool_choice`.
+        A call that is required comes in place of the answer, and its schema binds. A call that may come binds
+        in the same way where the answer is bound too. Beside a free answer the schema of a strict tool binds
+        once a call has begun. A text that is continued has no calls.
         """
         demanded = isinstance(self.choice, dict) or self.choice == "required"
         if not self.offered or self.choice == "none" or style.thought is None:
             return answer
         form, opening = style.tools, self.opening(style)
-        if demanded:
+        if demanded or answer:
             calls = [self._call(form, tool, opening) for tool in self._callable()]
-            more = [self._call(form, tool, "") for tool in self.offered] if self.parallel else []
-            return of_calls(calls, more if self.choice == "required" else [])
-        if answer:
-            raise openai_field("tool_choice", free)
+            several = self.parallel and not isinstance(self.choice, dict)
+            more = [self._call(form, tool, "") for tool in self.offered] if several else []
+            return of_calls(calls, more, answer=None if demanded else answer)
         if not self.strict:
             return None
         trigger = form.before + CALL_BEGIN
-        return of_calls([self._call(form, tool, trigger, demanded) for tool in self.offered], until=trigger)
+        return of_calls([self._call(form, tool, trigger, False) for tool in self.offered], until=trigger)
 
     def _callable(self) -> list[Schema]:
         """The tools of which one must be called."""
         name = self.choice["function"]["name"] if isinstance(self.choice, dict) else None
         return [tool for tool in self.offered if name in (None, tool["function"]["name"])]
 
-    def _call(self, form: ToolForm, tool: Schema, opening: str, demanded: bool = True) -> list[str | Schema]:
-        """A call behind `opening`, its own beginning: texts, and the schema of the arguments."""
+    def _call(self, form: ToolForm, tool: Schema, opening: str, binds: bool = True) -> list[str | Schema]:
+        """A call behind `opening`, its own beginning: texts, and the schema of the arguments.
+
+        binds: whether that of a tool which is not strict binds, too.
+        """
         function = tool["function"]
         name = json.dumps(function["name"], ensure_ascii=False)
         begin = f'{form.before}{CALL_BEGIN}{name}, "arguments":'.removeprefix(opening)
         strict = function["name"] in self.strict
-        schema = {"type": "object"} | (function.get("parameters") or {} if demanded or strict else {})
+        schema = {"type": "object"} | (function.get("parameters") or {} if binds or strict else {})
         i = self.offered.index(tool)
         field = f"tools[{self.places[i] if self.places else i}].{self.schema_field}"
         arguments = arguments_by(schema, field, strict)

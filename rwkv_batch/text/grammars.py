@@ -110,15 +110,24 @@ class GrammarCompiler:
 
     def _compile_as_far(self, text: BoundText) -> LLMatcher:
         """With schemas of tools that need not be met in all: the nearest of each that can be used."""
+        if "calls" not in text.kind:
+            return self._compile(text)
+        if answer := json.loads(text.source).get("answer"):
+            self._check_alone(**answer)
         try:
             return self._compile(text)
-        except GrammarError:
-            if "calls" not in text.kind:
-                raise
+        except GrammarError as error:
             lighter = replace(text, source=json.dumps(self._lightened(json.loads(text.source))))
             if json.loads(lighter.source) == json.loads(text.source):
-                raise
+                raise error.of("tools") from None
             return self._compile(lighter)
+
+    def _check_alone(self, kind: str, source: str, field: str) -> None:
+        """Raises GrammarError of the field that binds an answer which may come in place of calls."""
+        try:
+            self._compile(BoundText(kind, source))
+        except GrammarError as error:
+            raise error.of(field) from None
 
     def _lightened(self, value: Any) -> Any:
         """The calls of a grammar, with as much of each schema as can be used by itself."""
@@ -139,10 +148,6 @@ class GrammarCompiler:
         return value | {"leniency": ANY_OBJECT}
 
     def _compile(self, text: BoundText) -> LLMatcher:
-        most = LARGEST_GRAMMAR if text.kind == "grammar" else LARGEST_SOURCE
-        if len(text.source) > most:
-            size = f"has {len(text.source)} characters and at most {most} are taken"
-            raise GrammarError(text.kind, f"{size}; give a smaller one.")
         matcher = LLMatcher(prepare(self._vocab), _whole(text), log_level=0, limits=LIMITS)
         if not matcher.is_error():
             mask = np.frombuffer(matcher.compute_bitmask(), np.int32)  # a grammar can fail at its first token
@@ -229,34 +234,42 @@ def _whole(text: BoundText) -> str:
         start.append("space")
         rules.append("space: / ?/")
     head = "\n".join([f"start: {' '.join(start)} @answer", *rules])
-    answer = {"name": "answer", **_answer(text)}
-    grammars = [{"name": "text", "lark_grammar": head}, answer] if start else [answer]
+    grammars = [{"name": "answer", **_answer(text.kind, text.source)}]
+    if "calls" in text.kind and (instead := json.loads(text.source).get("answer")):
+        grammars.append({"name": "instead", **_answer(instead["kind"], instead["source"])})
+    if start:
+        grammars.insert(0, {"name": "text", "lark_grammar": head})
     return json.dumps({"grammars": grammars})
 
 
-def _answer(text: BoundText) -> dict[str, object]:
+def _answer(kind: str, source: str) -> dict[str, object]:
     """Raises GrammarError."""
-    match text.kind:
+    most = LARGEST_GRAMMAR if kind == "grammar" else LARGEST_SOURCE
+    if len(source) > most:
+        size = f"has {len(source)} characters and at most {most} are taken"
+        raise GrammarError(kind, f"{size}; give a smaller one.")
+    match kind:
         case "json_schema":
-            return {"json_schema": _json_schema(text.source)}
+            return {"json_schema": _json_schema(source)}
         case "regex":
-            return {"lark_grammar": "start: TEXT\nTEXT: /" + _in_slashes(text.source) + "/"}
+            return {"lark_grammar": "start: TEXT\nTEXT: /" + _in_slashes(source) + "/"}
         case "choice":
-            choices = dict.fromkeys(json.loads(text.source))
+            choices = dict.fromkeys(json.loads(source))
             return {"lark_grammar": "start: " + " | ".join(json.dumps(choice) for choice in choices)}
         case "calls" | "tagged_calls":
-            return {"lark_grammar": _calls(**json.loads(text.source))}
-    if not (is_gbnf(text.source) or LARK.search(text.source)):
+            return {"lark_grammar": _calls(**json.loads(source))}
+    if not (is_gbnf(source) or LARK.search(source)):
         why = "it has neither a rule of GBNF (root ::= ...) nor one of Lark (start: ...)"
         raise GrammarError("grammar", _because(why))
     try:
-        return {"lark_grammar": to_lark(text.source) if is_gbnf(text.source) else text.source}
+        return {"lark_grammar": to_lark(source) if is_gbnf(source) else source}
     except GbnfError as error:
         raise GrammarError("grammar", _because(str(error))) from error
 
 
-def _calls(first: list[list[Any]], more: list[list[Any]], until: str) -> str:
-    """See routes.chat.grammars.of_calls."""
+def _calls(first: list[list[Any]], more: list[list[Any]], until: str, answer: object = None) -> str:
+    """See routes.chat.grammars.of_calls. What may come in place of the calls is a grammar of its own."""
+    instead = " | @instead" if answer else ""
     rules = [f"space: {SPACE}"]
 
     def alternatives(name: str, calls: list[list[Any]]) -> None:
@@ -278,9 +291,9 @@ def _calls(first: list[list[Any]], more: list[list[Any]], until: str) -> str:
         rules.append("TEXT: /(.|\\n)*/")
     elif more:
         alternatives("more", more)
-        rules.append('start: first ("\\n" more)*')
+        rules.append(f'start: first ("\\n" more)*{instead}')
     else:
-        rules.append("start: first")
+        rules.append(f"start: first{instead}")
     return "\n".join(rules)
 
 

@@ -256,7 +256,6 @@ def test_a_limit_of_0_generates_nothing():
         ({"thinking": {"type": "enabled"}, "think_type": "fast"}, "thinking.type: this contradicts"),
         ({"output_config": {"format": {"type": "json_object"}}}, "output_config.format.type: "),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema: "),
-        ({"output_config": FORMAT, "tools": [TOOL]}, "tool_choice: the answer is bound, so the type"),
         ({"output_config": FORMAT, "guided_regex": "a"}, "output_config.format: guided_regex says"),
         ({"output_format": {"type": "json_object"}}, "output_format.type: "),
         ({"output_config": FORMAT, "output_format": FORMAT["format"] | {"schema": {}}},

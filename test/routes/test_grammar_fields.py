@@ -19,6 +19,7 @@ JSON = json.dumps(SCHEMA)
 BY_SCHEMA = Grammar("json_schema", JSON)
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
 HI = [{"role": "user", "content": "Hi"}]
+NAMED = {"type": "function", "function": {"name": "f"}}
 CONTINUED = [*HI, {"role": "assistant", "content": "It is"}]
 
 
@@ -238,6 +239,53 @@ def test_a_strict_tool_binds_what_follows_the_beginning_of_a_call():
     assert free[1] == by({"type": "object"}, 1, leniency=1)
 
 
+THEIRS = {"name": "f", "input_schema": SCHEMA}
+FLAT = {"type": "function", "name": "f", "parameters": SCHEMA}
+TEXT = {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}
+OUTPUT = {"format": {"type": "json_schema", "schema": SCHEMA}}
+
+
+@pytest.mark.parametrize(
+    ("prepare", "fields", "answer"),
+    [
+        (asked, {"tools": [tool("f", False)], "response_format": FORMAT}, "response_format"),
+        (asked, {"tools": [tool("f", False)], "guided_json": SCHEMA}, "guided_json"),
+        (lambda **f: respond(**f).request, {"tools": [FLAT], "text": TEXT}, "text.format"),
+        (messaged, {"tools": [THEIRS], "output_config": OUTPUT}, "output_config.format"),
+        (ollama_chat, {"tools": [tool("f", False)], "format": SCHEMA}, "format"),
+    ],
+)
+def test_a_call_may_come_in_place_of_a_bound_answer(prepare, fields: dict, answer: str):
+    """Each is bound by its own schema, and a tool need not be strict for that."""
+    made = prepare(**fields)
+    found = calls(made)
+    assert found["answer"] == {"kind": "json_schema", "source": JSON, "field": answer}
+    for begin, arguments, end in (*found["first"], *found["more"]):
+        assert (begin, end) == ('<tool_call>{"name": "f", "arguments":', "}</tool_call>")
+        assert (arguments["schema"], arguments["leniency"]) == (SCHEMA, 1)
+    assert found["first"] and found["more"] and not found["until"] and not made.stop_strings
+
+
+@pytest.mark.parametrize(
+    ("choice", "answer"), [("auto", True), ("none", True), ("required", False), (NAMED, False)]
+)
+def test_a_bound_answer_may_come_where_no_call_must(choice: object, answer: bool):
+    made = asked(tools=[tool("f", False)], tool_choice=choice, guided_regex="a+")
+    assert made.grammar and (made.grammar.kind == "regex") == (choice == "none")
+    if choice != "none":
+        assert ("answer" in calls(made)) == answer
+
+
+def test_one_call_may_come_where_several_may_not():
+    made = asked(tools=[tool("f", False)], guided_regex="a+", parallel_tool_calls=False)
+    assert calls(made)["first"] and not calls(made)["more"]
+
+
+def test_a_text_that_is_continued_is_the_bound_answer():
+    made = asked(messages=CONTINUED, tools=[tool("f", False)], guided_regex="a+")
+    assert made.grammar and made.grammar.kind == "regex"
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -270,7 +318,6 @@ def test_a_strict_tool_binds_what_follows_the_beginning_of_a_call():
         ),
         ({"guided_json": SCHEMA, "response_format": {"type": "json_object"}}, "response_format"),
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
-        ({"guided_regex": "a", "tools": [tool("f", False)]}, "tool_choice"),
         ({"tools": [tool("f", "yes")]}, "tools[0].function.strict"),
         ({"min_p": 1.5}, "min_p"),
         ({"top_a": -1}, "top_a"),

@@ -310,7 +310,6 @@ def test_the_prompt_of_a_chat_is_that_of_the_openai_route():
         ({"tools": [{"type": "function", "function": {}}]}, "`tools[0].function.name`: "),
         ({"format": "xml"}, "`format`: must be "),
         ({"format": ["json"]}, "`format`: must be "),
-        ({"format": "json", "tools": [TOOL]}, "`format`: a bound answer cannot be a call"),
         ({"format": "json", "guided_regex": "a"}, "`format`: guided_regex says"),
         ({"format": "json", "ignore_eos": True}, "`ignore_eos`: "),
         ({"return_token_ids": True}, "`return_token_ids`: "),

@@ -134,6 +134,33 @@ def test_a_demanded_call_has_arguments_by_the_schema(
             jsonschema.validate(json.loads(call.function.arguments), WEATHER)
 
 
+@pytest.mark.parametrize("thinks", [False, True])
+def test_a_call_comes_first_and_then_an_answer_by_the_schema(client: OpenAI, thinks: bool):
+    """With a choice of the model's own, and a tool that is not strict."""
+    function = TOOL["function"] | {"strict": False, "description": "The weather in a city"}
+    fields = {
+        "model": "rwkv7",
+        "tools": [{"type": "function", "function": function}],
+        "response_format": FORMAT,
+        "n": 6,
+        "seed": 11,
+        "extra_body": ALL | {"enable_think": thinks},
+    } | HOT
+    turns: list = [{"role": "user", "content": "What is the weather in Paris?"}]
+    called = client.chat.completions.create(messages=turns, **fields)
+    calls = [call for choice in called.choices for call in choice.message.tool_calls or ()]
+    assert calls
+    for call in calls:
+        jsonschema.validate(json.loads(call.function.arguments), WEATHER)
+    call = calls[0].model_dump()
+    turns.append({"role": "assistant", "content": None, "tool_calls": [call]})
+    turns.append({"role": "tool", "tool_call_id": call["id"], "content": "sunny, 22 degrees"})
+    answered = client.chat.completions.create(messages=turns, **fields)
+    ended = [choice.message.content for choice in answered.choices if choice.finish_reason == "stop"]
+    assert ended
+    assert_people(ended)
+
+
 def test_a_strict_tool_that_is_called_freely_is_called_by_its_schema(client: OpenAI):
     question = [{"role": "user", "content": "What is the weather in Berlin?"}]
     reply = client.chat.completions.create(

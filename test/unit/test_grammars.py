@@ -22,6 +22,14 @@ ARGUMENTS = {"field": "tools[0].function.parameters", "schema": CITY}
 CALL = ['"get", "arguments":', ARGUMENTS, "}</tool_call>"]
 CALLS = json.dumps({"first": [CALL], "more": [["<tool_call>", ARGUMENTS, ">"]], "until": ""})
 TAGGED = json.dumps({"first": [CALL], "more": [], "until": "<tool_call>{"})
+EITHER = json.dumps(
+    {
+        "first": [["<tool_call>{", *CALL]],
+        "more": [["<tool_call>{", *CALL]],
+        "until": "",
+        "answer": {"kind": "json_schema", "source": PERSON, "field": "response_format"},
+    }
+)
 ROME = '"get", "arguments": {"city": "Rome"}}</tool_call>'
 BERLIN = ROME.replace("Rome", "Berlin")
 THOUGHT = BoundText("json_schema", PERSON, ">", "</think>")
@@ -72,6 +80,10 @@ def _may(matcher, token: int) -> bool:
         (BoundText("calls", CALLS), ROME + '\n<tool_call>{"city": "Paris"}>'),
         (BoundText("tagged_calls", TAGGED), "No tool < helps.\n"),
         (BoundText("tagged_calls", TAGGED), "So: <tool_call>{" + ROME),
+        (BoundText("calls", EITHER), '{"name": "", "age": 0}'),
+        (BoundText("calls", EITHER), "<tool_call>{" + ROME),
+        (BoundText("calls", EITHER, ">", "</think>"), "> a {</think>\n<tool_call>{" + ROME),
+        (BoundText("calls", EITHER, space=True), ' {"name": "", "age": 0}'),
     ],
 )
 def test_a_text_by_the_grammar_may_be_written_and_may_end(compiler, bound: BoundText, text: str):
@@ -92,6 +104,10 @@ def test_a_text_by_the_grammar_may_be_written_and_may_end(compiler, bound: Bound
         (BoundText("choice", '["yes", "no"]'), "yesno"),
         (BoundText("calls", CALLS), BERLIN),
         (BoundText("tagged_calls", TAGGED), "So: <tool_call>{" + BERLIN),
+        (BoundText("calls", EITHER), '{"name": "", "age": 0.5}'),
+        (BoundText("calls", EITHER), "<tool_call>{" + BERLIN),
+        (BoundText("calls", EITHER), 'So: {"name": "", "age": 0}'),
+        (BoundText("calls", EITHER), '{"name": "", "age": 0}\n<tool_call>{' + ROME),
     ],
 )
 def test_another_text_may_not(compiler, bound: BoundText, text: str):
@@ -180,6 +196,25 @@ def test_what_cannot_be_used_is_refused_in_one_sentence(compiler, bound: BoundTe
     with pytest.raises(GrammarError, match=words) as refused:
         compiler.matcher(bound)
     assert str(refused.value).endswith(".") and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("tool", "answer", "field"),
+    [
+        (CITY, ("regex", "(a"), "response_format"),
+        (CITY, ("regex", r"[^\s\S]"), "response_format"),
+        (CITY, ("grammar", "root ::= " + "a " * 10_000), "response_format"),
+        (CITY, ("json_schema", '{"not": {}}'), "response_format"),
+        ({"not": {}}, ("regex", "a"), ARGUMENTS["field"]),
+    ],
+)
+def test_what_is_wrong_is_said_of_the_tool_or_of_the_answer(compiler, tool: dict, answer: tuple, field: str):
+    kind, source = answer
+    either = json.loads(EITHER) | {"answer": {"kind": kind, "source": source, "field": "response_format"}}
+    either |= {"first": [[ARGUMENTS | {"schema": tool}]], "more": []}
+    with pytest.raises(GrammarError) as refused:
+        compiler.matcher(BoundText("calls", json.dumps(either)))
+    assert refused.value.field == field and f" of {field} " in str(refused.value)
 
 
 def test_a_bound_beyond_the_integers_of_fp64_is_kept(compiler):

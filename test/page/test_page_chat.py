@@ -84,6 +84,55 @@ def test_fork_rewind_and_delete(page, server):
     expect(names_like(page, "the branch")).to_have_count(1)
 
 
+def test_rewinding_before_the_first_message_leaves_a_new_chat(page, server):
+    send(page, "My hobby is chess.")
+    page.get_by_role("button", name="Rewind to before this message").click()
+    confirm(page, "Rewind")
+    expect(page.locator("#chat-title")).to_have_text("New chat")
+    expect(page.get_by_role("textbox", name="Message")).to_have_value("My hobby is chess.")
+    expect(page.get_by_role("button", name="Delete")).to_be_hidden()
+    expect(page.locator(".turn")).to_have_count(0)
+    expect(page.get_by_role("alert")).to_have_count(0)
+    expect(names_like(page, "My hobby is chess.")).to_have_count(0)
+    assert page.url.endswith("#chat")
+    page.keyboard.press("Enter")
+    expect(names_like(page, "My hobby is chess.")).to_have_text(["My hobby is chess."])
+
+
+def test_a_turn_of_several_messages_is_shown_as_messages(page, server):
+    given = [("system", "Be brief."), ("user", "My cat is Tom."), ("assistant", "Nice."), ("user", "My cat?")]
+    messages = [{"role": role, "content": content} for role, content in given]
+    body = {"session_id": "several", "messages": messages, "temperature": 0, "max_tokens": 4}
+    reply = httpx.post(f"{server.url}/v1/chat/completions", json=body).json()
+    page.goto(f"{server.url}/#chat/several")
+    page.reload()
+    expect(page.locator(".turn .said, .turn .asked")).to_have_text([content for _, content in given])
+    assert answer(page.locator(".turn")) == reply["choices"][0]["message"]["content"].strip()
+    names = page.locator(".turn h3").all_text_contents()
+    assert names == ["System prompt", "You", "Answer", "You", "Answer"]
+
+
+def test_an_answer_is_copied_without_the_api_of_secure_pages(watched, server):
+    """Over plain http from another machine, a browser has no navigator.clipboard."""
+    page = watched.open(server.url)
+    page.add_init_script("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+    page.reload()
+    turn = send(page, "What is 9 + 5?")
+    turn.get_by_role("button", name="Copy").click()
+    page.get_by_role("textbox", name="Message").press("Control+V")
+    expect(page.get_by_role("textbox", name="Message")).to_have_value("9 + 5 = 14")
+
+
+def test_a_new_chat_asks_for_nothing_that_is_not_there(page):
+    failed = []
+    page.on("response", lambda response: failed.append(response.url) if not response.ok else None)
+    send(page, "My shoe is blue.")
+    page.get_by_role("button", name="New chat").click()
+    send(page, "My shoe is blue.")
+    expect(names_like(page, "My shoe is blue.")).to_have_count(2)
+    assert failed == []
+
+
 def test_a_fork_does_not_replace_a_session(page):
     send(page, "My word is lamp.")
     page.get_by_role("button", name="Fork").first.click()
@@ -139,12 +188,13 @@ def test_options_of_a_request(page, server):
     page.get_by_role("spinbutton", name="Max tokens").fill("3")
     page.keyboard.press("Escape")
     turn = send(page, "Tell me a story about a dog")
-    expect(turn).to_contain_text("Cut at the most tokens")
+    expect(turn).to_contain_text("Reached the token limit")
     expect(turn).to_contain_text("3 tokens")
     reply = httpx.get(f"{server.url}/v1/state/history", params={"session_id": "Tell me a story about a dog"})
     assert reply.json()["turns"][0]["prompt"].startswith("System: Your name is Max.")
     page.reload()
-    expect(page.locator(".asked .system")).to_have_text("Your name is Max.")
+    expect(page.locator(".turn .system")).to_have_text("Your name is Max.")
+    expect(page.locator(".asked")).to_have_text("Tell me a story about a dog")
 
 
 def test_keys(page):

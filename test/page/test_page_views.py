@@ -6,8 +6,8 @@ Also its language, its theme, and a narrow screen.
 import re
 
 import pytest
-from page_steps import COMPLETIONS, endless, send, show
-from playwright.sync_api import Page, expect
+from page_steps import COMPLETIONS, endless, greedy, send, show, with_fields
+from playwright.sync_api import Page, Route, expect
 from serving import Server
 
 PROMPT = "What is the capital of Italy?"
@@ -29,10 +29,10 @@ def run_batch(page: Page, prompt: str, rows: int) -> None:
 def test_a_batch_fills_a_card_for_each_row(page):
     show(page, "Batch")
     run_batch(page, PROMPT, 20)
-    expect(page.locator("#batch-progress")).to_contain_text("All 20 rows finished")
+    expect(page.locator("#batch-progress")).to_contain_text("20 rows finished")
     texts = page.locator(".card .text").all_text_contents()
     assert len(texts) == 20 and all("Rome" in text for text in texts)
-    expect(page.locator("#batch-progress")).to_contain_text("1 different")
+    expect(page.locator("#batch-progress")).to_contain_text("1 distinct answer ·")
     assert page.locator("#batch-bar").evaluate("bar => bar.value") == 1
     expect(page.locator("#batch-problem")).to_be_hidden()
 
@@ -52,8 +52,48 @@ def test_a_batch_is_live_and_can_be_stopped(page):
         expect(card).to_have_attribute("data-state", "running")
         expect(card).to_contain_text("Rome")
     page.get_by_role("button", name="Stop").click()
-    expect(page.locator("#batch-progress")).to_contain_text("Stopped after")
+    expect(page.locator("#batch-progress")).to_contain_text("Stopped after about")
     expect(page.get_by_role("button", name="Run")).to_be_visible()
+
+
+def test_a_card_says_that_it_does_not_show_all_of_its_text(page):
+    show(page, "Batch")
+    page.get_by_role("spinbutton", name="Max tokens").fill("400")
+    page.route(COMPLETIONS, lambda route: with_fields(route, {"ignore_eos": True, "temperature": 0}))
+    run_batch(page, "Tell me a story about a fox", 2)
+    expect(page.locator("#batch-progress")).to_contain_text("2 rows finished")
+    card = page.locator(".card").first
+    expect(card).to_have_class(re.compile("hides"))
+    card.get_by_role("button", name="Show all").click()
+    expect(card).not_to_have_class(re.compile("hides"))
+    assert card.locator(".text").evaluate("box => box.scrollHeight <= box.clientHeight + 1")
+    card.get_by_role("button", name="Show less").click()
+    expect(card).to_have_class(re.compile("hides"))
+    page.unroute_all()
+    page.route(COMPLETIONS, greedy)
+    run_batch(page, PROMPT, 1)
+    expect(page.locator("#batch-progress")).to_contain_text("1 row finished")
+    expect(page.get_by_role("button", name="Show all")).to_have_count(0)
+
+
+def test_rows_that_have_generated_nothing_yet_have_no_speed(page):
+    """While 16 rows read their prompts, "0 tokens/s" would look like a server that stands still."""
+    made = {"running": 16, "generation_tokens": 1000}
+
+    def stats(route: Route) -> None:
+        found = route.fetch().json()
+        found["models"][0] |= made
+        route.fulfill(json=found)
+
+    page.route("**/stats", stats)
+    expect(page.locator("#pulse")).to_have_text("16 running")
+    with page.expect_response("**/stats"):
+        pass
+    expect(page.locator("#pulse")).to_have_text("16 running")
+    made["generation_tokens"] = 5000
+    expect(page.locator("#pulse")).to_have_text(re.compile(r"^\s*[1-9][\d,]* tokens/s · 16 running"))
+    made["running"] = 0
+    expect(page.locator("#pulse")).to_have_text("0 tokens/s · 0 running")
 
 
 def test_a_wrong_field_is_said_by_the_server(page):
@@ -83,7 +123,7 @@ def test_translation_stands_beside_the_text(page):
 
 def test_the_figures_are_those_of_now(page):
     show(page, "Figures")
-    drawn = page.locator(".tile", has_text="Tokens drawn").locator("dd")
+    drawn = page.locator(".tile", has_text="Tokens generated").locator("dd")
     expect(drawn).to_have_text(re.compile(r"^[\d,]+$"))
     before = int(drawn.text_content().replace(",", ""))
     expect(page.get_by_role("row").nth(1)).to_contain_text("rwkv7-demo")

@@ -12,6 +12,12 @@ const ROUTES = { chat: "openai/v1/chat/completions", raw: "v1/completions" };
 /** @type {TextRequest | null} */
 let running = null;
 
+/** The cards by what their heights are seen by, all of them at once. @type {WeakMap<Element, RowCard>} */
+const cut = new WeakMap();
+const heights = new ResizeObserver((entries) => {
+  for (const { target } of entries) cut.get(target).measure();
+});
+
 /** One row in the document. */
 class RowCard {
   /** @param {number} index @param {string} given the end of the prompt, where the row continues it */
@@ -19,13 +25,19 @@ class RowCard {
     this.finished = "";
     this.pieces = 0;
     this._state = make("span", { class: "state", text: "waiting" });
-    const body = make("p", { class: "text", tabindex: "0" });
+    const body = make("div", { class: "words" });
+    this._box = make("div", { class: "text" }, body);
+    this._more = make("button", { type: "button", class: "quiet more", text: "showAll", hidden: true });
+    this._more.addEventListener("click", () => this._unfold());
     const title = make("h3", {});
     say(title, "row", { number: index + 1 });
-    body.setAttribute("aria-labelledby", (title.id = `row-${index}`));
-    this.element = make("li", { class: "card" }, make("header", {}, title, this._state), body);
+    this._box.setAttribute("role", "group");
+    this._box.setAttribute("aria-labelledby", (title.id = `row-${index}`));
+    this.element = make("li", { class: "card" }, make("header", {}, title, this._state), this._box, this._more);
     this.element.dataset.state = "waiting";
     this.sink = new TextSink(body, undefined, given && make("span", { class: "given", content: given }));
+    cut.set(body, this);
+    heights.observe(body);
   }
 
   write(piece) {
@@ -41,6 +53,20 @@ class RowCard {
     this._show(reason === "length" ? "end_length" : "end_stop");
   }
 
+  /** Say so where the card is too low for its text. */
+  measure() {
+    const hides = this._box.scrollHeight > this._box.clientHeight + 1;
+    if (!this.element.classList.contains("whole")) this._more.hidden = !hides;
+    this.element.classList.toggle("hides", hides);
+  }
+
+  /** Show all of the text, or the part that fits. */
+  _unfold() {
+    const whole = this.element.classList.toggle("whole");
+    say(this._more, whole ? "showLess" : "showAll");
+    this.measure();
+  }
+
   _show(state) {
     this.element.dataset.state = state;
     say(this._state, state);
@@ -52,6 +78,7 @@ async function run() {
   if (!prompt || running) return;
   const rows = Math.min(Math.max(Math.trunc(valueOf("batch-rows", 16)), 1), 1024);
   const given = byId("batch-form").value === "raw" ? prompt.slice(-GIVEN) : "";
+  heights.disconnect();
   const cards = Array.from({ length: rows }, (_, index) => new RowCard(index, given));
   byId("batch-grid").replaceChildren(...cards.map((card) => card.element));
   problem("");
@@ -109,9 +136,9 @@ function requestOf(prompt, rows) {
 function counted(cards) {
   const done = cards.filter((card) => card.finished);
   return {
-    done: done.length,
-    rows: cards.length,
-    different: new Set(done.map((card) => card.sink.text.trim())).size,
+    done: number(done.length),
+    rows: number(cards.length),
+    different: number(new Set(done.map((card) => card.sink.text.trim())).size),
     tokens: number(cards.reduce((sum, card) => sum + card.pieces, 0)),
   };
 }

@@ -10,6 +10,7 @@ import {
   deleteSession,
   exportSession,
   forkSession,
+  leaveSession,
   loadSessions,
   markOpen,
   reported,
@@ -90,10 +91,13 @@ function title() {
 const actions = {
   rewind: (view) =>
     reported(async () => {
-      if (running || !view.number || !(await rewindSession(session, view.number - 1))) return;
+      const turns = view.number - 1; // that stay
+      if (running || turns < 0 || !(await rewindSession(session, turns))) return;
       const message = view.user;
-      await openSession(session);
-      await loadSessions();
+      if (turns) {
+        await openSession(session);
+        await loadSessions();
+      } else await leaveSession(); // none is left of it
       announce(text("rewound"));
       if (!box().value) setMessage(message);
       box().focus();
@@ -106,7 +110,7 @@ async function send() {
   await opening;
   const message = box().value.trim();
   if (!message || running || isLost()) return;
-  const view = new TurnView({ user: message }, actions, followEnd);
+  const view = new TurnView({ asked: messagesFor(message) }, actions, followEnd);
   const request = (running = new TextRequest());
   const mine = shown;
   problem("");
@@ -175,14 +179,18 @@ function failed(view, error, taken, message, visible) {
   outdated ||= error.status === 0;
 }
 
-function requestOf(message, name) {
+/** What is sent: the message, and at the beginning of a chat the system prompt before it. */
+function messagesFor(message) {
   const system = byId("system").value.trim();
   const messages = [{ role: "user", content: message }];
-  if (system && turns === 0) messages.unshift({ role: "system", content: system });
+  return system && turns === 0 ? [{ role: "system", content: system }, ...messages] : messages;
+}
+
+function requestOf(message, name) {
   return {
     model: chosenModel(),
     session_id: name,
-    messages,
+    messages: messagesFor(message),
     stream: true,
     stream_options: { include_usage: true },
     temperature: valueOf("temperature"),
@@ -246,7 +254,7 @@ async function resume() {
   const message = box().value;
   const before = turns;
   await openSession(session);
-  const lastAsked = list().lastElementChild?.querySelector(".asked p:last-child")?.textContent;
+  const lastAsked = list().lastElementChild?.querySelector(".asked p")?.textContent;
   if (turns > before && lastAsked === message) setMessage("");
 }
 

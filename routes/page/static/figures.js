@@ -8,15 +8,16 @@ import { password } from "./password.js";
 import { number, say } from "./texts.js";
 
 const PAUSE = 2000; // milliseconds between two readings
-const KEPT = 60; // readings in the curve
+const PAUSE_BUSY = 500; // the same while rows run, many of which end sooner
+const LAST = 120; // seconds in the curve
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 600;
 const HEIGHT = 120;
 
 /** @type {{time: number, tokens: number} | null} */
 let before = null;
-/** @type {number[]} tokens a second, newest last */
-const speeds = [];
+/** @type {{time: number, speed: number}[]} tokens a second, newest last */
+let speeds = [];
 let timer = 0;
 let open = false; // whether the view is shown: only there somebody is asked for a password
 let latest = null;
@@ -39,7 +40,7 @@ async function read() {
       }
     }
   }
-  timer = setTimeout(read, PAUSE);
+  timer = setTimeout(read, latest && running(latest) ? PAUSE_BUSY : PAUSE);
 }
 
 function note(stats) {
@@ -47,12 +48,13 @@ function note(stats) {
   const time = performance.now() / 1000;
   const grown = before && tokens >= before.tokens ? (tokens - before.tokens) / (time - before.time) : 0;
   before = { time, tokens };
-  speeds.push(grown);
-  if (speeds.length > KEPT) speeds.shift();
+  speeds = [...speeds.filter((each) => time - each.time < LAST), { time, speed: grown }];
   latest = stats;
   byId("figures-problem").textContent = "";
   byId("pulse").hidden = false;
-  say(byId("pulse-text"), "pulse", { speed: number(grown), running: number(running(stats)) });
+  // Rows that have only read their prompts until now have no speed, which is not a speed of 0.
+  const key = running(stats) && !grown ? "pulseBegun" : "pulse";
+  say(byId("pulse-text"), key, { speed: number(grown), running: number(running(stats)) });
   byId("pulse").classList.toggle("busy", running(stats) > 0);
   if (open) render();
 }
@@ -76,7 +78,7 @@ function render() {
   const rows = tile("runningRows", number(running(stats)));
   rows.querySelector("dd").append(ofRows);
   byId("tiles").replaceChildren(
-    tile("speedNow", number(speeds.at(-1), 0)),
+    tile("speedNow", number(speeds.at(-1).speed)),
     rows,
     tile("waitingRows", number(sum(stats, (model) => model.waiting))),
     tile("batchSize", number(stats.dynamic_batching.stats.avg_batch_size, 1)),
@@ -103,12 +105,13 @@ function render() {
 
 /** Tokens a second as a curve, newest on the right. */
 function curve() {
-  const most = Math.max(...speeds, 1);
-  const step = WIDTH / (KEPT - 1);
-  const left = WIDTH - (speeds.length - 1) * step;
-  const points = speeds.map((speed, index) => {
+  const most = Math.max(...speeds.map(({ speed }) => speed), 1);
+  const now = speeds.at(-1).time;
+  const place = (time) => WIDTH - ((now - time) / LAST) * WIDTH;
+  const left = place(speeds[0].time);
+  const points = speeds.map(({ time, speed }) => {
     const y = HEIGHT - 6 - (speed / most) * (HEIGHT - 24);
-    return `${(left + index * step).toFixed(1)},${y.toFixed(1)}`;
+    return `${place(time).toFixed(1)},${y.toFixed(1)}`;
   });
   const line = document.createElementNS(SVG, "polyline");
   line.setAttribute("points", points.join(" "));

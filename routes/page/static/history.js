@@ -6,39 +6,50 @@
  */
 
 /**
+ * @typedef {object} Message
+ * @property {"system" | "user" | "assistant" | "tool"} role
+ * @property {string} content
+ */
+
+/**
  * @typedef {object} Turn
  * @property {number} number
- * @property {string} system of its first message, or empty
- * @property {string} user what was asked; the whole prompt if `raw`
+ * @property {string} key the same for what is one turn in several sessions, as forks share theirs
+ * @property {Message[]} asked all messages of the turn before the answer, one of them if `raw`
  * @property {boolean} raw whether the prompt has no form that is known here
  * @property {string} thought
  * @property {string} answer
- * @property {boolean} unknown whether the server keeps no text
+ * @property {number} tokens of the answer
  */
 
-const PROMPT = /^(?:System: (?<system>[^]*?)\n\n)?User: (?<user>[^]*?)\n\nAssistant:(?<opening>[^]*)$/;
+const PARTS = /\n\n(?=(?:System|User|Assistant|Tool):)/; // the server lets no message hold this
+const PART = /^(System|User|Assistant|Tool): ?([^]*)$/;
 const THOUGHT = /^\s*<think(?:>(?<thought>[^]*?))?(?:<\/think>|$)(?<answer>[^]*)$/;
 
 /**
- * @param {{turn: number, prompt: string | null, completion: string | null}} stored
+ * @param {{turn: number, prompt: string, completion: string, created: number, start: number, end: number,
+ *     completion_tokens: number[]}} stored
  * @returns {Turn}
  */
-export function turnOf({ turn, prompt, completion }) {
-  const known = PROMPT.exec((prompt ?? "").replace(/^\n+/, ""));
-  const unknown = prompt === null || completion === null;
-  if (!known) {
-    return {
-      number: turn,
-      system: "",
-      user: prompt ?? "",
-      raw: true,
-      thought: "",
-      answer: completion ?? "",
-      unknown,
-    };
+export function turnOf({ turn, prompt, completion, created, start, end, completion_tokens: drawn }) {
+  const messages = messagesOf(prompt.replace(/^\n+/, ""));
+  const common = { number: turn, key: `${turn} ${start} ${end} ${created}`, tokens: drawn.length };
+  if (messages?.at(-1).role !== "assistant" || messages.length < 2) {
+    const asked = [{ role: "user", content: prompt }];
+    return { ...common, asked, raw: true, thought: "", answer: completion };
   }
-  const { system = "", user, opening } = known.groups;
-  return { number: turn, system, user, raw: false, ...answerOf(opening + completion), unknown };
+  const opening = messages.pop().content;
+  const asked = messages.map(({ role, content }) =>
+    role === "assistant" ? { role, content: answerOf(content).answer } : { role, content },
+  );
+  return { ...common, asked, raw: false, ...answerOf(opening + completion) };
+}
+
+/** The messages that a prompt is made of, or null if it has another form. @returns {Message[] | null} */
+function messagesOf(prompt) {
+  const parts = prompt.split(PARTS).map((part) => PART.exec(part));
+  if (!parts.every(Boolean)) return null;
+  return parts.map(([, role, content]) => ({ role: role.toLowerCase(), content }));
 }
 
 /** The thought and the answer of what stands behind "Assistant:". */

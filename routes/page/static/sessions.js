@@ -83,18 +83,26 @@ function ago(timestamp) {
   return words.format(-Math.floor(seconds / length), unit);
 }
 
-/** A name that no session has. */
+/** A name that no session has. The list that is here may be one page of several. */
 export async function unusedName(name) {
   for (let free = freeName(name, isTaken), count = 2; ; count += 1) {
-    const path = `v1/state/history?limit=1&${parameters(free)}`;
-    try {
-      await call(path);
-    } catch (error) {
-      if (error.status === 404) return free;
-      if (error.status !== 409) throw error; // a session whose turns are not stored
-    }
-    free = `${name} (${count})`; // it was not on the page of the list that is here
+    if (!(await isStored(free))) return free;
+    free = `${name} (${count})`;
   }
+}
+
+async function isStored(name) {
+  const body = { limit: 1, after: before(name), model: chosenModel() };
+  const { sessions: found } = await json("state/status", { body });
+  return found[0]?.session_id === name;
+}
+
+/** A text that stands before `name` in the order of code points, with nothing that is likely between. */
+function before(name) {
+  const characters = [...name];
+  const code = characters.pop().codePointAt(0) - 1;
+  const last = code >= 0xd800 && code < 0xe000 ? 0xd7ff : code; // surrogates are no characters
+  return `${characters.join("")}${String.fromCodePoint(last)}\u{10fffd}`;
 }
 
 const parameters = (id) => new URLSearchParams({ session_id: id, model: chosenModel() });
@@ -139,9 +147,14 @@ export async function deleteSession(id) {
   const values = { name: id };
   if (!(await ask({ title: "deleteTitle", note: "deleteText", values, yes: "remove", grave: true, act })))
     return;
+  await leaveSession();
+  notify(text("deleted"));
+}
+
+/** The open session is gone: show a new one. */
+export async function leaveSession() {
   await loadSessions();
   chooseSession(null);
-  notify(text("deleted"));
 }
 
 /** Give a session as a file. */

@@ -5,7 +5,11 @@
  * of the language changes what is on the page already.
  */
 
-/** @type {Record<string, [string, string]>} key -> English, Chinese. `{name}` stands for a value. */
+/**
+ * Key -> English, Chinese. `{name}` stands for a value, `{name#answer|answers}` for the first word where the
+ * value is 1 and else for the second.
+ * @type {Record<string, [string, string]>}
+ */
 export const TABLE = {
   skip: ["Skip to the content", "跳到正文"],
   views: ["Views", "视图"],
@@ -23,6 +27,7 @@ export const TABLE = {
   close: ["Close", "关闭"],
   copy: ["Copy", "复制"],
   copied: ["Copied", "已复制"],
+  notCopied: ["The browser does not allow this page to copy.", "浏览器不允许此页面复制。"],
 
   unreachable: ["The server cannot be reached. Trying again …", "无法连接服务器，正在重试……"],
   notReady: ["The server is not ready yet. Waiting for it …", "服务器尚未就绪，正在等待……"],
@@ -44,7 +49,7 @@ export const TABLE = {
   noSessions: ["None yet. A chat is kept by the server.", "暂无。对话保存在服务器上。"],
   noneFound: ["No session has this in its name.", "没有名称匹配的会话。"],
   moreSessions: ["Show more", "显示更多"],
-  tokensOf: ["{count} tokens", "{count} 个词元"],
+  tokensOf: ["{count} {count#token|tokens}", "{count} 个词元"],
   import: ["Import", "导入"],
   export: ["Export", "导出"],
   fork: ["Fork", "分支"],
@@ -105,17 +110,15 @@ export const TABLE = {
   you: ["You", "你"],
   assistant: ["Answer", "回答"],
   prompt: ["Prompt", "提示"],
+  systemMessage: ["System prompt", "系统提示"],
+  toolMessage: ["Result of a tool", "工具结果"],
   answering: ["Answering …", "正在回答……"],
   answered: ["Answer: {text}", "回答：{text}"],
   toEnd: ["Jump to the end", "跳到末尾"],
-  cut: ["Cut at the most tokens", "达到最多词元数"],
+  cut: ["Reached the token limit", "已达词元上限"],
   stopped: ["Stopped", "已停止"],
-  broken: ["Broken off. The session does not hold this turn.", "已中断。会话未保存此轮。"],
-  speed: ["{count} tokens · {speed} a second", "{count} 个词元 · 每秒 {speed}"],
-  noText: [
-    "The server keeps no texts of sessions (--no-token-log).",
-    "服务器不保存会话文本（--no-token-log）。",
-  ],
+  broken: ["Interrupted. The session does not have this turn.", "已中断。会话未保存此轮。"],
+  speed: ["{count} {count#token|tokens} · {speed} per second", "{count} 个词元 · 每秒 {speed}"],
 
   batchLead: [
     "One prompt, many rows at once, each drawn on its own.",
@@ -129,41 +132,47 @@ export const TABLE = {
   batchHint: ["What is the opposite of cold?", "“冷”的反义词是什么？"],
   rowsGrid: ["Rows of the batch", "批量结果"],
   progress: [
-    "{done} of {rows} finished · {different} different · {tokens} pieces",
-    "已完成 {done}/{rows} · {different} 种不同结果 · {tokens} 段",
+    "{done} of {rows} finished · {different} distinct {different#answer|answers} · about {tokens} {tokens#token|tokens}",
+    "已完成 {done}/{rows} · {different} 种不同结果 · 约 {tokens} 个词元",
   ],
   batchDone: [
-    "All {rows} rows finished in {seconds} s · {different} different · {tokens} tokens · {speed} tokens a second",
-    "全部 {rows} 行用时 {seconds} 秒 · {different} 种不同结果 · {tokens} 个词元 · 每秒 {speed} 个词元",
+    "{rows} {rows#row|rows} finished in {seconds} s · {different} distinct {different#answer|answers} · {tokens} {tokens#token|tokens} · {speed} tokens per second",
+    "{rows} 行用时 {seconds} 秒 · {different} 种不同结果 · {tokens} 个词元 · 每秒 {speed} 个词元",
   ],
-  batchStopped: ["Stopped after {done} of {rows} rows.", "已停止，完成 {done}/{rows} 行。"],
+  batchStopped: [
+    "Stopped after about {tokens} {tokens#token|tokens} in {rows} {rows#row|rows}.",
+    "已停止：{rows} 行，约 {tokens} 个词元。",
+  ],
   row: ["Row {number}", "第 {number} 行"],
   waiting: ["waiting", "等待中"],
   running: ["running", "生成中"],
   end_stop: ["finished", "已完成"],
-  end_length: ["cut", "已截断"],
+  end_length: ["reached the limit", "已达上限"],
+  showAll: ["Show all", "展开"],
+  showLess: ["Show less", "收起"],
 
   translateLead: ["Each line is translated on its own, all in one batch.", "逐行翻译，一次批量完成。"],
   from: ["From", "源语言"],
   to: ["To", "目标语言"],
-  auto: ["Find out", "自动检测"],
+  auto: ["Detect language", "自动检测"],
   source: ["Text", "原文"],
   result: ["Translation", "译文"],
   sourceHint: ["Text to translate", "要翻译的文本"],
   swap: ["Swap the languages", "交换语言"],
   translating: ["Translating …", "正在翻译……"],
-  translated: ["Translated {count} lines.", "已翻译 {count} 行。"],
+  translated: ["Translated {count} {count#line|lines}.", "已翻译 {count} 行。"],
 
   figuresLead: ["What the server does right now, from /stats.", "服务器当前状态，来自 /stats。"],
-  pulse: ["{speed} tok/s · {running} running", "{speed} 词元/秒 · {running} 行运行中"],
-  speedNow: ["Tokens a second", "每秒词元"],
+  pulse: ["{speed} tokens/s · {running} running", "{speed} 词元/秒 · {running} 行运行中"],
+  pulseBegun: ["{running} running", "{running} 行运行中"],
+  speedNow: ["Tokens per second", "每秒词元"],
   runningRows: ["Rows running", "运行中的行"],
   ofRows: ["of {count}", "共 {count}"],
   waitingRows: ["Rows waiting", "等待中的行"],
-  madeTokens: ["Tokens drawn", "生成的词元"],
+  madeTokens: ["Tokens generated", "生成的词元"],
   readTokens: ["Prompt tokens read", "读入的提示词元"],
-  requests: ["Rows taken", "已接收的行"],
-  batchSize: ["Rows a step", "每步行数"],
+  requests: ["Rows accepted", "已接收的行"],
+  batchSize: ["Rows per step", "每步行数"],
   idle: ["Device idle", "设备空闲"],
   states: ["Sessions by tier", "各级会话"],
   onDevice: ["On the device", "设备内存"],
@@ -171,7 +180,7 @@ export const TABLE = {
   onDisk: ["On disk", "磁盘"],
   device: ["Device", "设备"],
   version: ["Version", "版本"],
-  lastMinute: ["Tokens a second, the last two minutes", "最近两分钟的每秒词元"],
+  lastMinute: ["Tokens per second, the last two minutes", "最近两分钟的每秒词元"],
   metricsTitle: ["These figures have a password of their own", "指标使用单独的密码"],
 };
 
@@ -196,7 +205,9 @@ export function setLanguage(name) {
  * @param {Record<string, string | number>} [values]
  */
 export function text(key, values = {}) {
-  return TABLE[key][column].replace(/\{(\w+)\}/g, (whole, name) => String(values[name] ?? whole));
+  return TABLE[key][column].replace(/\{(\w+)(?:#(.*?)\|(.*?))?\}/g, (whole, name, one, more) =>
+    one === undefined ? String(values[name] ?? whole) : String(values[name]) === "1" ? one : more,
+  );
 }
 
 /** A number in the form of the language. */

@@ -2,6 +2,7 @@
 
 import { json } from "./api.js";
 import { announce } from "./announce.js";
+import { copyText } from "./clipboard.js";
 import { byId, isComposing, make, showOneOf } from "./dom.js";
 import { chosenModel } from "./models.js";
 import { language, text } from "./texts.js";
@@ -30,7 +31,7 @@ async function translate() {
     const made = translations.map((each) => make("p", { content: each.text || "\u00a0" }));
     byId("result").replaceChildren(...made);
     byId("result").lang = byId("target-language").value;
-    byId("copy-result").hidden = !navigator.clipboard;
+    byId("copy-result").hidden = false;
     announce(text("translated", { count: lines.length }));
   } catch (error) {
     if (error.name !== "AbortError") problem(error.message);
@@ -94,9 +95,8 @@ export function startTranslate() {
   });
   byId("translate-stop").addEventListener("click", () => running?.abort());
   byId("swap").addEventListener("click", swap);
-  byId("copy-result").addEventListener("click", async () => {
+  byId("copy-result").addEventListener("click", ({ currentTarget: button }) => {
     const lines = [...byId("result").children].map((line) => line.textContent.trim());
-    await navigator.clipboard.writeText(lines.join("\n"));
-    announce(text("copied"));
+    copyText(lines.join("\n"), button);
   });
 }

@@ -1,5 +1,6 @@
 /** How one turn of a conversation looks: what was asked, the thought folded, the answer. */
 
+import { copyText } from "./clipboard.js";
 import { iconButton, make, TextSink } from "./dom.js";
 import { number, say, text } from "./texts.js";
 
@@ -12,36 +13,34 @@ import { number, say, text } from "./texts.js";
 /** One turn in the document. */
 export class TurnView {
   /**
-   * @param {{user: string, raw?: boolean, system?: string}} asked
+   * @param {{asked: import("./history.js").Message[], raw?: boolean}} turn
    * @param {TurnActions} actions
    * @param {() => void} written is called when the answer has grown
    */
-  constructor({ user, raw = false, system = "" }, actions, written) {
-    this.user = user;
+  constructor({ asked, raw = false }, actions, written) {
+    this.user = asked.findLast(({ role }) => role === "user")?.content ?? "";
     this.number = 0; // its place in the session, once the server has it
     this._written = written;
     this._thought = null;
     this._began = 0;
     const buttons = make("div", { class: "actions" });
     buttons.append(iconButton("rewind", "rewindHere", () => actions.rewind(this)));
-    const asked = make("div", { class: raw ? "asked raw" : "asked" });
-    if (system) asked.append(make("p", { class: "system", content: system }));
-    asked.append(make("p", { content: user }));
     this._answer = make("div", { class: "text" });
     this._foot = make("p", { class: "foot" });
     this._forks = make("div", { class: "actions" });
     this._forks.append(iconButton("fork", "forkHere", () => actions.fork(this)));
-    if (navigator.clipboard) this._forks.append(iconButton("copy", "copy", () => this._copy()));
+    const copy = iconButton("copy", "copy", () => copyText(this.answer, copy));
+    this._forks.append(copy);
     this._reply = make("div", { class: "reply" }, this._answer);
     const under = make("div", { class: "under" }, this._foot, this._forks);
     this.element = make(
       "article",
       { class: "turn" },
-      make("h3", { class: "unseen", text: raw ? "prompt" : "you" }),
-      make("div", { class: "user" }, buttons, asked),
+      ...asked.flatMap((message) => shown(message, raw)),
       make("h3", { class: "unseen", text: "assistant" }),
       make("div", { class: "assistant" }, this._reply, under),
     );
+    [...this.element.querySelectorAll(".user")].at(-1)?.prepend(buttons);
     this._sink = new TextSink(this._answer, written);
   }
 
@@ -101,13 +100,15 @@ export class TurnView {
     if (this._thought) say(this._details.querySelector("summary"), "thought");
     this.element.removeAttribute("aria-busy");
   }
+}
 
-  async _copy() {
-    await navigator.clipboard.writeText(this.answer);
-    const button = this._forks.lastElementChild;
-    button.classList.add("done");
-    setTimeout(() => button.classList.remove("done"), 1200);
-  }
+const TITLES = { user: "you", assistant: "assistant", system: "systemMessage", tool: "toolMessage" };
+
+/** A message that stands before the answer: its heading, and itself. @returns {Element[]} */
+function shown({ role, content }, raw) {
+  const heading = make("h3", { class: "unseen", text: raw ? "prompt" : TITLES[role] });
+  const kind = role === "user" ? (raw ? "asked raw" : "asked") : "said";
+  return [heading, make("div", { class: role }, make("div", { class: kind }, make("p", { content })))];
 }
 
 /** A stored turn as it looks when it has come. @param {import("./history.js").Turn} turn */
@@ -115,6 +116,6 @@ export function storedTurn(turn, actions) {
   const view = new TurnView(turn, actions, () => {});
   if (turn.thought) view.think(turn.thought);
   view.write(turn.answer);
-  view.finish({ number: turn.number, note: turn.unknown ? "noText" : "" });
+  view.finish({ number: turn.number });
   return view;
 }

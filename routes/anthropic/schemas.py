@@ -127,7 +127,7 @@ class MessagesBody(ChatStyleFields, OpenAIBody):
         """How the message uses its tools. Raises ApiError 400 that names what is wrong with `tool_choice`."""
         known = [(i, tool) for i, tool in taken_with_places(self.tools) if tool.is_for_model]
         tools = [tool for _, tool in known]
-        places = [i for i, _ in known]
+        places = [f"tools[{i}]" for i, _ in known]
         offered = [offered_tool(tool.name, tool.description, tool.input_schema) for tool in tools]
         choice = self.tool_choice
         parallel = not choice.disable_parallel_tool_use

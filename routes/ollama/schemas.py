@@ -212,7 +212,7 @@ class OllamaChatBody(OllamaBody):
         functions = [tool.function for tool in taken(self.tools)]
         offered = [offered_tool(each.name, each.description, each.parameters) for each in functions]
         strict = frozenset(each.name for each in functions if each.strict)
-        places = [i for i, _ in taken_with_places(self.tools)]
+        places = [f"tools[{i}]" for i, _ in taken_with_places(self.tools)]
         return ToolUse(offered, "auto", bool(offered), True, strict, places=places)
 
 

@@ -31,7 +31,7 @@ class ToolUse:
     parallel: bool  # whether more than one call of an answer counts
     strict: frozenset[str] = frozenset()  # names of the tools whose schemas bind the arguments
     schema_field: str = "function.parameters"  # of a tool in the request
-    places: Sequence[int] = ()  # of the tools in the request; (): as they are offered
+    places: Sequence[str] = ()  # of the tools in the request; (): as they are offered
 
     def opening(self, style: Style) -> str:
         """The beginning of the call that must be made; empty if the answer opens with something else."""
@@ -80,7 +80,7 @@ class ToolUse:
         strict = function["name"] in self.strict
         schema = {"type": "object"} | (function.get("parameters") or {} if binds or strict else {})
         i = self.offered.index(tool)
-        field = f"tools[{self.places[i] if self.places else i}].{self.schema_field}"
+        field = f"{self.places[i] if self.places else f'tools[{i}]'}.{self.schema_field}"
         arguments = arguments_by(schema, field, strict)
         return [*([begin] if begin else []), arguments, "}" + form.after]
 
@@ -91,9 +91,9 @@ def offered_tool(name: str, description: str | None, parameters: Schema | None) 
     return {"type": "function", "function": function}
 
 
-def places_of(offered: Sequence[Schema], given: Sequence[object]) -> list[int]:
+def places_of(offered: Sequence[Schema], given: Sequence[object]) -> list[str]:
     """Where the tools stand among all that the request has."""
-    return [i for i, tool in enumerate(given) if any(tool is each for each in offered)]
+    return [f"tools[{i}]" for i, tool in enumerate(given) if any(tool is each for each in offered)]
 
 
 def only_allowed(

@@ -6,6 +6,7 @@ from routes.chat.calls import read_arguments
 from routes.chat.messages import call_arguments, text_part
 from routes.http.errors import Json, openai_field
 from routes.http.open_lists import named, unknown_type
+from routes.responses.tools import full_name
 from rwkv_batch.chat.templates import Message
 
 RESPONSE_PREFIX = "resp_"
@@ -66,7 +67,8 @@ def to_messages(items: list[Json]) -> list[Message]:
             if not (found and found[-1].role == "assistant"):
                 calls = []
                 found.append(Message("assistant", "", calls))
-            calls.append((item["name"], read_arguments(item["arguments"])))
+            name = full_name(item["name"], item.get("namespace", ""))
+            calls.append((name, read_arguments(item["arguments"])))
     return found
 
 
@@ -82,6 +84,7 @@ def _item(item: object, at: str, own: str) -> Json:
                 item["role"], _texts(item.get("content"), f"{at}.content"), _id(item, "msg_", own)
             )
         case "function_call":
+            space = {"namespace": _string(item, "namespace", at)} if item.get("namespace") else {}
             return {
                 "id": _id(item, "fc_", own),
                 "type": "function_call",
@@ -89,6 +92,7 @@ def _item(item: object, at: str, own: str) -> Json:
                 "name": _string(item, "name", at),
                 "arguments": _arguments(item.get("arguments"), f"{at}.arguments"),
                 "status": "completed",
+                **space,
             }
         case "function_call_output":
             return {

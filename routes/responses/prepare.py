@@ -13,12 +13,12 @@ from uuid import uuid4
 import msgspec
 
 from routes.http.errors import Json, openai_field
-from routes.http.open_lists import taken
 from routes.http.schemas import RESPONSE
 from routes.openai.chat import DEFAULT_MAX_TOKENS, DEFAULTS
 from routes.responses.items import RESPONSE_PREFIX, parse_items, to_messages
 from routes.responses.reply import ResponseReply
-from routes.responses.schemas import ResponsesBody, TextFormat, response_tools
+from routes.responses.schemas import ResponsesBody, TextFormat
+from routes.responses.tools import as_listed, functions_of, tool_use
 from rwkv_batch.chat import templates
 from rwkv_batch.chat.checkpoints import chat_template
 from rwkv_batch.config import FrontendConfig
@@ -51,7 +51,8 @@ def prepare(
     """
     response_id = RESPONSE_PREFIX + uuid4().hex
     items = parse_items(body.input, response_id)
-    messages, use = to_messages(items), response_tools(body)
+    messages, functions = to_messages(items), functions_of(body.tools)
+    use = tool_use(functions, body.tool_choice, body.parallel_tool_calls)
     if not body.instructions.strip() and all(message.empty for message in messages):
         raise openai_field("input", "this holds no text; send a string or a list of items")
 
@@ -68,7 +69,8 @@ def prepare(
         use.opening(style),
     )
     response = _response(body, response_id, model_id)
-    reply = ResponseReply(response, use.reader(style))
+    spaces = {each.name: (each.namespace, each.tool.name) for each in functions if each.namespace}
+    reply = ResponseReply(response, use.reader(style), spaces)
     reply.ignored = body.ignored()
     return (
         _request(body, prompt, response_id, style, use.grammar(style, body.grammar())),
@@ -131,7 +133,7 @@ def _response(body: ResponsesBody, response_id: str, model_id: str) -> Json:
         "temperature": body.temperature,
         "text": {"format": _format(body), "verbosity": body.text.verbosity},
         "tool_choice": body.tool_choice,
-        "tools": [tool.model_dump() | {"strict": bool(tool.strict)} for tool in taken(body.tools)],
+        "tools": as_listed(body.tools),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": body.top_p,
         "truncation": body.truncation,

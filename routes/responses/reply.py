@@ -61,12 +61,16 @@ class InputTokens(Reply):
 
 
 class ResponseReply(TypedEvents):
-    """`response` is the response object at this moment; it is final when `last` has been called."""
+    """`response` is the response object at this moment; it is final when `last` has been called.
+
+    `spaces`: the names of functions as the model has them, and their namespaces and names as clients do.
+    """
 
     shape = staticmethod(openai_shape)
 
-    def __init__(self, response: Json, reader: AnswerReader) -> None:
+    def __init__(self, response: Json, reader: AnswerReader, spaces: dict[str, tuple[str, str]]) -> None:
         self.response = response
+        self._spaces = spaces
         self._row = RowAnswer(reader)
         self._item: _TextItem | None = None  # the one being written
         self._number = 0  # of the next event
@@ -166,17 +170,19 @@ class ResponseReply(TypedEvents):
         return item_id(prefix, self.response["id"], str(len(self.response["output"])))
 
     def _add_call(self, call: ToolCall) -> list[Json]:
+        namespace, name = self._spaces.get(call.name, ("", call.name))
         item = {
             "id": self._id("fc_"),
             "type": "function_call",
             "status": "in_progress",
             "call_id": "call_" + uuid4().hex,
-            "name": call.name,
+            "name": name,
             "arguments": "",
+            **({"namespace": namespace} if namespace else {}),
         }
         done = item | {"status": "completed", "arguments": call.arguments}
         place = {"item_id": item["id"]}
-        arguments = {"name": call.name, "arguments": call.arguments}
+        arguments = {"name": name, "arguments": call.arguments}
         events = self._item_events(
             [
                 {"type": "response.output_item.added", "item": item},

@@ -7,13 +7,14 @@ from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, model_va
 from routes.chat.fields import ChatStyleFields, Effort
 from routes.chat.grammars import of_format
 from routes.chat.shapes import shaped_as
-from routes.http.errors import TEXT_ONLY, Json, openai_field
-from routes.http.open_lists import ignored, named, open_to, taken, taken_with_places
+from routes.http.errors import TEXT_ONLY, Json
+from routes.http.open_lists import named
 from routes.http.schemas import Int
 from routes.openai.schemas import CHAT_ONLY, NewTokens, OpenAIBody, StreamOptions
-from routes.openai.tools import MAX_TOOLS, ToolUse, not_here, offered_tool, only_allowed, places_of
+from routes.openai.tools import MAX_TOOLS
 from routes.responses.items import ignored_items
 from routes.responses.shapes import AllowedResponseTools, Item, NamedResponseTool
+from routes.responses.tools import ResponseTool, ignored_tools
 from rwkv_batch.wire.protocol import Grammar
 
 REFUSED = CHAT_ONLY | {
@@ -106,16 +107,6 @@ class TextConfig(BaseModel):
     verbosity: Literal["low", "medium", "high"] | None = None  # a hint
 
 
-class FunctionTool(BaseModel):
-    """`strict`: whether the schema binds the arguments; only if it is true."""
-
-    type: Literal["function"]
-    name: Annotated[str, Field(min_length=1, pattern=r"\S")]
-    description: str | None = None
-    parameters: Json | None = None
-    strict: bool | None = None
-
-
 class ResponsesBody(ChatStyleFields, OpenAIBody):
     """RWKV's own sampling fields are those of /v1/chat/completions, with the same defaults."""
 
@@ -142,10 +133,7 @@ class ResponsesBody(ChatStyleFields, OpenAIBody):
     context_management: list[Json] = Field(default_factory=list)  # a hint: nothing needs to be compacted
     include: list[str] = Field(default_factory=list)
     top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
-    tools: Annotated[
-        list[Annotated[FunctionTool, open_to("function")]],
-        Field(default_factory=list, max_length=MAX_TOOLS),
-    ]
+    tools: Annotated[list[ResponseTool], Field(default_factory=list, max_length=MAX_TOOLS)]
     tool_choice: Annotated[
         Any, shaped_as(Literal["none", "auto", "required"] | NamedResponseTool | AllowedResponseTools)
     ] = "auto"
@@ -168,40 +156,9 @@ class ResponsesBody(ChatStyleFields, OpenAIBody):
         names = [
             named(f"include[{i}]", each) for i, each in enumerate(self.include) if each not in INCLUDABLE
         ]
-        return [*ignored_items(self.input), *ignored("tools", self.tools), *names]
+        return [*ignored_items(self.input), *ignored_tools(self.tools), *names]
 
     def given(self) -> dict[str, Grammar]:
         form = self.text.format or TextFormat(type="text", schema=None)
         grammar = of_format(form.type, form.schema_)
         return super().given() | ({"text.format": grammar} if grammar else {})
-
-
-def response_tools(body: ResponsesBody) -> ToolUse:
-    """How the response uses its tools. Raises ApiError 400 that names what is wrong with `tool_choice`."""
-    tools = taken(body.tools)
-    made = [offered_tool(tool.name, tool.description, tool.parameters) for tool in tools]
-    given = body.tool_choice
-    offered, wanted = only_allowed(given, made, given, "tool_choice", lambda entry: entry.get("name"))
-    choice = _choice(wanted, [tool["function"]["name"] for tool in offered])
-    strict = frozenset(tool.name for tool in tools if tool.strict)
-    look = bool(offered) and choice != "none"
-    places = [taken_with_places(body.tools)[i][0] for i in places_of(offered, made)]
-    return ToolUse(offered, choice, look, body.parallel_tool_calls, strict, "parameters", places)
-
-
-def _choice(choice: object, names: list[str]) -> str | Json:
-    """In the form of a chat request."""
-    match choice:
-        case "required" if not names:
-            raise openai_field("tool_choice", "required is only allowed when tools are given")
-        case "none" | "auto" | "required":
-            return str(choice)
-        case {"type": "function", "name": str(name)} if name in names:
-            return {"type": "function", "function": {"name": name}}
-        case {"type": "function", "name": str()}:
-            raise openai_field("tool_choice.name", "input should be the name of one of the tools")
-        case {"type": str(kind)} if kind != "function":
-            raise not_here(kind)
-    raise openai_field(
-        "tool_choice", "input should be none, auto, required, or {'type': 'function', 'name': ...}"
-    )

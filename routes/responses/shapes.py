@@ -22,6 +22,7 @@ class CallItem(BaseModel):
     type: Literal["function_call"]
     call_id: Filled
     name: Filled
+    namespace: str | None = None  # of the function
     arguments: str | Json = ""  # an object, or its JSON text
 
 
@@ -50,6 +51,7 @@ Item = MessageItem | CallItem | OutputItem | ReasoningItem | ReferenceItem
 class NamedResponseTool(BaseModel):
     type: Literal["function"]
     name: str
+    namespace: str | None = None  # needed where several have a function of this name
 
 
 class AllowedResponseTools(BaseModel):
@@ -100,6 +102,7 @@ class MadeFunctionCall(TypedDict):
     status: ItemStatus
     call_id: str
     name: str
+    namespace: NotRequired[str]
     arguments: str
 
 

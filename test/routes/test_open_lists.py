@@ -27,7 +27,7 @@ TOOLS = {
     "/v1/responses": (
         {"type": "function", **LOOK},
         [
-            {"type": "namespace", "name": "mcp", "tools": [{"type": "function", **LOOK}]},
+            {"type": "mcp", "server_label": "docs", "server_url": "http://127.0.0.1"},
             {"type": "web_search"},
         ],
         {"type": "web_search"},

@@ -214,6 +214,16 @@ def test_instructions_and_tools_that_the_state_has_read_last_are_not_read_again(
         ({"text": {"verbosity": "wordy"}}, "text.verbosity"),
         ({"reasoning": {"summary": "long"}}, "reasoning.summary"),
         ({"tools": [{"type": "function", "name": " "}]}, "tools[0].name"),
+        ({"tools": [{"type": "namespace", "name": "crm"}]}, "tools[0].tools"),
+        ({"tools": [{"type": "namespace", "name": "", "tools": []}]}, "tools[0].name"),
+        (
+            {"tools": [{"type": "namespace", "name": "crm", "tools": [{"type": "function", "name": 5}]}]},
+            "tools[0].tools[0].name",
+        ),
+        (
+            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "namespace": 5}]},
+            "input[0].namespace",
+        ),
         ({"tools": [{"type": "function", "name": "f", "parameters": []}]}, "tools[0].parameters"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "other"}, "tools": [TOOL]}, "tool_choice.name"),

@@ -11,14 +11,17 @@ own, as do reads, commits and images; `poll` runs the callbacks of what they hav
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
 
 from rwkv_batch.state.entries import (
+    ANY,
     HIDDEN,
     NONE,
+    Conflict,
     Done,
     DropImages,
     Head,
@@ -28,6 +31,7 @@ from rwkv_batch.state.entries import (
     Removed,
     RowDamaged,
     Session,
+    SessionAt,
     SessionEntry,
     Start,
     Status,
@@ -39,9 +43,9 @@ from rwkv_batch.state.entries import (
 )
 from rwkv_batch.state.jobs import PoolThreads
 from rwkv_batch.state.log.documents import Documents
+from rwkv_batch.state.log.protocol import SessionStore
 from rwkv_batch.state.log.sessions import Sessions
 from rwkv_batch.state.log.store import Store
-from rwkv_batch.state.log.writer import Writer
 from rwkv_batch.state.pool.adapted import AdaptedModels
 from rwkv_batch.state.pool.image_cache import ImageCache
 from rwkv_batch.state.pool.options import PoolOptions, PoolSlots
@@ -78,7 +82,7 @@ class StatePool:
         *,
         slots: PoolSlots,
         options: PoolOptions,
-        store: Store | None,
+        store: SessionStore | None,
         wake: Callable[[], None],
     ) -> None:
         self._states, self._model, self._slots, self.options = states, model, slots, options
@@ -86,20 +90,20 @@ class StatePool:
         self._counted: Counter[str] = Counter()  # over databases that it had before
         self._open(store)
 
-    def attach(self, store: Store | None) -> None:
+    def attach(self, store: SessionStore | None) -> None:
         """Keep sessions in this database from now on; what was stored in the one before stays there."""
         if not self._closed:  # as after a database that could not be opened
             self.close()
             self._counted = self.counted
         self._open(store)
 
-    def _open(self, store: Store | None) -> None:
+    def _open(self, store: SessionStore | None) -> None:
         self._closed = False
         store, states, options = store or Store(None), self._states, self.options
         transfer = Transfer(states, self._model[0])
         self._threads = threads = PoolThreads(self._wake)
         adapted = AdaptedModels(store, *self._model, options.replay_on_new_model)
-        writer = Writer(store, threads.report, self._renewed)
+        writer = store.commit_queue(threads.report, self._renewed)
         sessions = Sessions(store, threads.reader, writer)
         self._log = TokenLog(
             store,
@@ -135,7 +139,7 @@ class StatePool:
         return self.options.token_log
 
     @property
-    def store(self) -> Store:
+    def store(self) -> SessionStore:
         return self.parts.store
 
     @property
@@ -194,10 +198,14 @@ class StatePool:
         read = partial(self.parts.resumer.read_some_turns, self._log.newest_turns(session.head), numbers)
         self._threads.reader.put(read, lambda turns, error: done(turns, message(error)))
 
-    def point(self, key: str, head: Head, done: Done) -> None:
+    def at(self, key: str) -> SessionAt:
+        """The session as a change finds it that begins now."""
+        return self.parts.sessions.at(key)
+
+    def point(self, at: SessionAt, head: Head, done: Done) -> None:
         """Let a session end where another one does, or with an earlier turn; nothing is copied."""
         self._tiers.share(head.turn)
-        self._log.point(key, head, done)
+        self._log.point(at, head, done)
 
     def delete(self, key: str, prefix: bool, done: Callable[[int, str | None], None]) -> None:
         """Remove the session, with `prefix` also all whose keys start with "{key}:".
@@ -206,9 +214,9 @@ class StatePool:
         committed. After an error they are still there.
         """
         wanted = {key, *(self.keys(f"{key}:") if prefix else ())}
-        found = sorted(name for name in wanted if self.find(name))
-        if found:
-            self._log.delete(found, lambda error: done(len(found), message(error)))
+        ends = {name: session.head.turn for name in sorted(wanted) if (session := self.find(name))}
+        if ends:
+            self._log.delete(ends, lambda error: done(len(ends), message(error)))
         else:
             self._threads.report(partial(done, 0, None))
 
@@ -244,6 +252,8 @@ class StatePool:
 
         def found(nearer: Start | None, error: Exception | None) -> None:
             if nearer is None:
+                if self.store.shared and (moved := self._changed_elsewhere(session)):
+                    error = moved
                 self._delete_damaged(session, error)
                 done(None, message(error))
             else:
@@ -253,20 +263,21 @@ class StatePool:
 
     def commit(
         self,
-        key: str,
+        at: SessionAt,
         parent: Head | None,
         prompt: Sequence[int],
         completion: Sequence[int],
         done: Done,
         model: int | None = None,
     ) -> Head:
-        """A turn of the session `key` has ended; `parent`: what it continued, None: the beginning.
+        """A turn of a session has ended; `parent`: what it continued, None: the beginning.
 
-        The session ends with it from now on. After an error it ends where it did before.
+        The session ends with it from now on. After an error it ends where it did before; if it has been
+        changed by others since `at`, with what they have stored.
         """
         turn = self._log.new_turn(parent, prompt, completion, model)
         head = turn.head(parent.imaged if parent else 0)
-        self._log.put(key, turn, head, done)
+        self._log.put(at, turn, head, done)
         return head
 
     def keep(self, states: Sequence[KeptState]) -> None:
@@ -279,15 +290,15 @@ class StatePool:
                 self._tiers.image(head.turn, partial(self.images.offer, head))
                 self._tiers.imaged(head.turn)
 
-    def save(self, key: str, slot: int, tokens: int, done: Done, model: int | None = None) -> None:
+    def save(self, at: SessionAt, slot: int, tokens: int, done: Done, model: int | None = None) -> None:
         """The caller's slot holds the state of a session whose tokens are not to be stored.
 
         After an error the session is what was stored last.
         """
         self._states.flush([slot])
         turn = self._log.unknown_past(tokens, model)
-        session = self._log.announce(key, [turn], tokens)
-        self._tiers.keep(key, session.head, slot, NONE)
+        session = self._log.announce(at, [turn], tokens)
+        self._tiers.keep(at.key, session.head, slot, NONE)
         self._tiers.image(turn.id, partial(self._store_with_state, session, [turn], session.head, done))
 
     # The loop
@@ -363,7 +374,7 @@ class StatePool:
         elif head.number == 0 and self.store.images_folder is None:  # nothing can bring it back
             session = self.find(key)
             if session and session.head.turn == head.turn:
-                self._log.delete([key], lambda error: None)
+                self._log.delete({key: head.turn}, lambda error: None)
 
     def _store_with_state(
         self, session: Session, turns: Sequence[Turn], head: Head, done: Done, image: Tensor | None
@@ -399,11 +410,19 @@ class StatePool:
         self._tiers.drop(removed.turns + (removed.pinned if self.options.token_log else []))
         self.images.clean(removed)
 
+    def _changed_elsewhere(self, session: Session) -> Conflict | None:
+        """Why its turns are not found: they have been removed by another process."""
+        with suppress(StoreError):
+            if self.find(session.key) != session:
+                key = session.key.removeprefix(HIDDEN)
+                return Conflict(f"The session {key} has been changed meanwhile; send the request again.")
+        return None
+
     def _delete_damaged(self, session: Session, error: Exception | None) -> None:
         """Delete a session that cannot be continued because of damage, if it is still the same."""
         if isinstance(error, RowDamaged | Damaged) and self.find(session.key) == session:
             log.error("The session %s is lost: %s", session.key.removeprefix(HIDDEN), error)
-            self._log.delete([session.key], lambda error: None)
+            self._log.delete({session.key: session.head.turn}, lambda error: None)
 
     def _renewed(self) -> None:
         """The database was broken and is replaced. Store once more what is in memory and not in it."""
@@ -416,7 +435,7 @@ class StatePool:
             except StoreError:
                 past = self._log.unknown_past(head.tokens, head.model)
                 turn = replace(past, id=head.turn, digest=head.digest)
-                session = self._log.announce(key, [turn], head.tokens)
+                session = self._log.announce(SessionAt(key, ANY), [turn], head.tokens)
                 self._tiers.image(
                     head.turn, partial(self._store_with_state, session, [turn], head, ignore_result)
                 )

@@ -9,12 +9,13 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+import msgspec
 import numpy as np
-from torch import Tensor
 
-from rwkv_batch.state.snapshot import SnapshotError
+if TYPE_CHECKING:  # the process that writes for all engines of a host runs without torch
+    from torch import Tensor
 
 Done = Callable[[str | None], None]  # called once, with None or with a sentence that says what failed
 
@@ -22,7 +23,14 @@ Tier = Literal["L1", "L2", "L3"]
 
 NONE = 0  # in place of a turn's id: the beginning, where nothing has been fed
 EMPTY_DIGEST = bytes(16)
+# In place of the id of the turn that a change of a session follows:
+ANY = -1  # whatever the session ends with
+DAMAGED = -2  # nothing, as its row cannot be read
 HIDDEN = "\0"  # what keys of sessions and documents begin with that are not listed, nor dropped for room
+
+
+class SnapshotError(Exception):
+    """A snapshot that cannot be used here; the message is one sentence."""
 
 
 class StoreError(Exception):
@@ -41,8 +49,26 @@ class NotInFile(StoreError):
     """A file cannot hold what it was asked to hold of a session."""
 
 
-class Dangling(StoreError):
+class Refused(StoreError):
+    """A change that cannot be made, while others of the same transaction can."""
+
+
+class Dangling(Refused):
     """What an operation builds on is not in the database."""
+
+
+class Conflict(Refused):
+    """A session does not end with the turn that a change of it follows."""
+
+
+class CommittedBefore(Refused):
+    """The database has this change already."""
+
+
+class Moved(str):
+    """The sentence about a Conflict: clients get it as one (409), not as a failure of the server."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True)
@@ -59,7 +85,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Turn:
-    """An entry of the token log. Ids ascend; after a restart those of removed newest turns come again."""
+    """An entry of the token log. For its id see rwkv_batch/state/log/turn_ids.py."""
 
     id: int
     parent: int  # id of the turn that it continues; NONE: zero state, or a state whose past is unknown
@@ -115,6 +141,14 @@ class Session:
 
 
 @dataclass(frozen=True)
+class SessionAt:
+    """A session that is to be changed, as the change finds it: whoever changes it first, wins."""
+
+    key: str
+    turn: int = NONE  # that it ends with; NONE: there is no such session
+
+
+@dataclass(frozen=True)
 class Loaded:
     """A slot that holds a state of a session's past."""
 
@@ -159,7 +193,7 @@ class Start:
 
     turns: list[Turn]  # to be fed again, the newest first
     turn: int  # the turn before them; NONE: the beginning
-    image: Tensor | None = None  # the state at the end of `turn`, unless an upper tier has it
+    image: "Tensor | None" = None  # the state at the end of `turn`, unless an upper tier has it
     read_seconds: float = 0.0  # that reading the image took
     unusable: list[int] = field(default_factory=list)  # turns whose images are damaged or missing
 
@@ -175,42 +209,44 @@ class Start:
 
 
 # Operations on the database. Those with `pinned` may leave turns without a use, which are then removed with
-# their images, but for the pinned ones.
+# their images, but for the pinned ones. Those with `follows` raise Conflict for a session that ends with
+# another turn than that.
 
 
-@dataclass(frozen=True)
-class PutTurn:
+class _Operation(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """So that it can be sent to the process that writes."""
+
+
+class PutTurn(_Operation, frozen=True):
     """Add a turn to the log. Its parent must be there."""
 
     turn: Turn
 
 
-@dataclass(frozen=True)
-class PutSession:
-    """Let a session end with a turn, which must be there."""
+class PutSession(_Operation, frozen=True):
+    """Let a session end with a turn, which must be there. `follows`: the one that it ends with until then."""
 
     session: Session
     pinned: frozenset[int] = frozenset()
+    follows: int = ANY
 
 
-@dataclass(frozen=True)
-class DeleteSessions:
-    """Missing ones are ignored."""
+class DeleteSessions(_Operation, frozen=True):
+    """Missing ones are ignored. `follows`: the turns that they end with; empty: whatever these are."""
 
     keys: Sequence[str]
     pinned: frozenset[int] = frozenset()
+    follows: Sequence[int] = ()
 
 
-@dataclass(frozen=True)
-class Collect:
+class Collect(_Operation, frozen=True):
     """Remove these turns if nothing uses them any longer."""
 
     turns: Sequence[int]
     pinned: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True)
-class PutImage:
+class PutImage(_Operation, frozen=True):
     """The image of this turn's end has been written. Nothing happens if the turn has gone meanwhile."""
 
     turn: int
@@ -221,35 +257,53 @@ class PutImage:
     used: float  # seconds since 1970
 
 
-@dataclass(frozen=True)
-class DropImages:
+class DropImages(_Operation, frozen=True):
     """These images are damaged or gone."""
 
     turns: Sequence[int]
 
 
-@dataclass(frozen=True)
-class Shrink:
-    """Remove images, the least worth first, then whole sessions, the oldest first, until `limit` is met."""
+class Shrink(_Operation, frozen=True):
+    """Remove images, the least worth first, then whole sessions, the oldest first, until `limit` is met.
+
+    Sessions that end with pinned turns stay: they are being continued.
+    """
 
     limit: int  # bytes
     pinned: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True)
-class StoreDocument:
-    """Write a document in place of any older one. `data`: a contiguous run of bytes."""
+class StoreDocument(_Operation, frozen=True):
+    """Write a document in place of any older one."""
 
     key: str
     updated: float
-    data: bytes | memoryview
+    data: bytes
 
 
-@dataclass(frozen=True)
-class RemoveDocuments:
-    """Missing ones are ignored."""
+class RemoveDocuments(_Operation, frozen=True):
+    """Missing ones are ignored. `damaged`: only those that cannot be read."""
 
     keys: Sequence[str]
+    damaged: bool = False
+
+
+class PutModel(_Operation, frozen=True):
+    """Note a model under the id that follows from its fingerprint. `vocabulary` 0: not known."""
+
+    fingerprint: str
+    vocabulary: int
+
+
+class Stamp(_Operation, frozen=True):
+    """Note that this commit of a client has been carried out. Raises CommittedBefore if it has been.
+
+    The commits of a client are numbered from 1. `known`: it knows what became of those up to this number.
+    """
+
+    client: int
+    number: int
+    known: int
 
 
 Operation = (
@@ -262,6 +316,8 @@ Operation = (
     | Shrink
     | StoreDocument
     | RemoveDocuments
+    | PutModel
+    | Stamp
 )
 
 
@@ -308,8 +364,17 @@ def ignore_result(error: str | None) -> None:
     """In place of a Done."""
 
 
+def as_error(sentence: str | None) -> StoreError | None:
+    """The error of which a Done was called."""
+    if sentence is None:
+        return None
+    return Conflict(sentence) if isinstance(sentence, Moved) else StoreError(sentence)
+
+
 def message(error: Exception | None) -> str | None:
     """The sentence that a client gets about an error."""
+    if isinstance(error, Conflict):
+        return Moved(error)
     if error is None or isinstance(error, StoreError | SnapshotError):
         return str(error) if error else None
     return f"The session's state could not be moved ({type(error).__name__})."

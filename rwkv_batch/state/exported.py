@@ -12,6 +12,7 @@ A file with a state only is a snapshot (snapshot.py), the format of the first ve
 import math
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate
 from typing import Literal, NamedTuple
@@ -19,8 +20,8 @@ from typing import Literal, NamedTuple
 import msgspec
 from torch import Tensor
 
-from rwkv_batch.state.entries import EMPTY_DIGEST, NONE, Turn, digest, pack, unpack
-from rwkv_batch.state.snapshot import Damaged, SnapshotError, Transfer, tensor_from_bytes
+from rwkv_batch.state.entries import EMPTY_DIGEST, NONE, SnapshotError, Turn, digest, pack, unpack
+from rwkv_batch.state.snapshot import Damaged, Transfer, tensor_from_bytes
 
 What = Literal["both", "tokens", "state"]  # of a session, that a file holds
 
@@ -166,8 +167,8 @@ def _from_image(exported: Exported) -> Exported:
     return msgspec.structs.replace(exported, start=exported.position, turns=turns)
 
 
-def to_turns(exported: Exported, first: Turn) -> list[Turn]:
-    """The turns, with ids from that of `first` on, which stands for an unknown past, and with its model."""
+def to_turns(exported: Exported, first: Turn, new_id: Callable[[], int]) -> list[Turn]:
+    """The turns, with the model of `first`, which stands for an unknown past, and its id for the first."""
     turns = [first] if exported.past_unknown else []
     for place, turn in enumerate(exported.turns):
         prompt, completion = unpack(turn.prompt), unpack(turn.completion)
@@ -175,7 +176,7 @@ def to_turns(exported: Exported, first: Turn) -> list[Turn]:
         turns.append(
             replace(
                 first,
-                id=before.id + 1 if before else first.id,
+                id=new_id() if before else first.id,
                 parent=before.id if before else NONE,
                 number=place + 1,
                 start=before.end if before else 0,

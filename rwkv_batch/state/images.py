@@ -4,11 +4,12 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from rwkv_batch.state.entries import RowDamaged
+
+if TYPE_CHECKING:  # the process that writes for all engines of a host runs without torch
+    from torch import Tensor
 
 READ_BYTES = 1 << 20  # at a time; other threads run in between
 
@@ -27,7 +28,7 @@ def prepared_folder(path: Path) -> Path:
     return path
 
 
-def write(images: Path, turn: int, image: Tensor) -> None:
+def write(images: Path, turn: int, image: "Tensor") -> None:
     """Write a sealed snapshot. The file is whole on the disk when it has its name. Raises OSError."""
     part, data = _file(images, turn).with_suffix(".part"), image.numpy().data
     try:
@@ -54,8 +55,10 @@ def sync(images: Path) -> None:
         os.close(descriptor)
 
 
-def read(images: Path, turn: int, pinned: bool) -> Tensor:
+def read(images: Path, turn: int, pinned: bool) -> "Tensor":
     """The file's bytes, uint8. Raises RowDamaged if there is no such file, or it cannot be read."""
+    import torch
+
     try:
         with _file(images, turn).open("rb", buffering=0) as file:
             image = torch.empty(os.fstat(file.fileno()).st_size, dtype=torch.uint8, pin_memory=pinned)

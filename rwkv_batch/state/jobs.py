@@ -8,8 +8,7 @@ from functools import partial
 from threading import Thread
 from typing import TypeVar
 
-from rwkv_batch.state.entries import StoreError
-from rwkv_batch.state.snapshot import SnapshotError
+from rwkv_batch.state.entries import SnapshotError, StoreError
 
 log = logging.getLogger(__name__)
 

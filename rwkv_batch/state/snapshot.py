@@ -27,6 +27,7 @@ from torch import Tensor
 
 from rwkv_batch.ops.device import stream_for
 from rwkv_batch.ops.torch_ops import as_stored
+from rwkv_batch.state.entries import SnapshotError
 from rwkv_batch.state.slots import SlotAccess, States, slot_bytes
 
 PREFIX = 512
@@ -37,10 +38,6 @@ _AFTER_CHECKSUM = 16
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 Bytes = bytes | bytearray | memoryview
-
-
-class SnapshotError(Exception):
-    """A snapshot that cannot be used here; the message is one sentence."""
 
 
 class Damaged(SnapshotError):

@@ -182,7 +182,7 @@ class Workload:
         self._wait_for(source, target)
         if session := self._bench.pool.find(source):
             number = self._ask({target: self._truth[source]})
-            self._call(number, self._bench.pool.point, target, session.head)
+            self._call(number, self._bench.pool.point, self._bench.pool.at(target), session.head)
 
     def _rewind(self) -> None:
         """As the engine does it."""
@@ -195,7 +195,8 @@ class Workload:
         last = next(turn for turn in turns if turn.number == number)
         imaged = session.head.imaged
         asked = self._ask({key: truth._replace(turns=truth.turns[:number])})
-        self._call(asked, self._bench.pool.point, key, last.head(imaged if imaged <= last.end else 0))
+        head = last.head(imaged if imaged <= last.end else 0)
+        self._call(asked, self._bench.pool.point, self._bench.pool.at(key), head)
 
     def _delete(self) -> None:
         self._delete_all(self._draw.choice(KEYS), self._draw.random() < 0.5)

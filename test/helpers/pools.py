@@ -226,17 +226,18 @@ class Bench:
     def turn(self, key: str, tokens: Sequence[int], target: str | None = None, wait: bool = True) -> object:
         """A turn of a session, stored as `target`; the name of its callback, unless that is waited for."""
         name, target = object(), target or key
+        at = self.pool.at(target)
         session, parent, slot = self.begin(key, target == key)
         self.feed(slot, tokens)
         self._running.remove(slot)  # it becomes the pool's
         split = len(tokens) // 2
         if self.pool.token_log:
-            head = self.pool.commit(target, parent, tokens[:split], tokens[split:], self.callback(name))
+            head = self.pool.commit(at, parent, tokens[:split], tokens[split:], self.callback(name))
             before = session.head.turn if session and target == key else NONE
             self.pool.keep([KeptState(target, head, slot, before)])
         else:
             seen = (session.head.tokens if session else 0) + len(tokens)
-            self.pool.save(target, slot, seen, self.callback(name))
+            self.pool.save(at, slot, seen, self.callback(name))
         if session:
             self.pool.unpin(session.head)
         if wait:
@@ -250,7 +251,7 @@ class Bench:
         self.states.clear([slot])
         self.feed(slot, past)
         self._running.remove(slot)  # it becomes the pool's
-        self.pool.save(key, slot, tokens, self.callback(name))
+        self.pool.save(self.pool.at(key), slot, tokens, self.callback(name))
         assert self.wait(name).error is None
 
     def fork(self, source: str, target: str, turn: int | None = None) -> str | None:
@@ -263,7 +264,7 @@ class Bench:
             turns = self.do(self.pool.turns, session, ALL_TURNS).value
             found = next(entry for entry in turns if entry.number == turn)
             head = found.head(head.imaged if head.imaged <= found.end else 0)
-        return self.do(self.pool.point, target, head).error
+        return self.do(self.pool.point, self.pool.at(target), head).error
 
     def look(self, key: str) -> bytes | None:
         """The state of a session, None if there is no such session."""

@@ -4,6 +4,7 @@ import contextlib
 import random
 import sqlite3
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -15,13 +16,15 @@ from rwkv_batch.state.entries import (
     Operation,
     PutImage,
     PutTurn,
+    Refused,
     Removed,
     RowDamaged,
     Session,
     Turn,
     digest,
 )
-from rwkv_batch.state.log.store import Store
+from rwkv_batch.state.exported import Exported, to_turns
+from rwkv_batch.state.log.protocol import SessionStore
 from rwkv_batch.state.slots import States
 from rwkv_batch.state.snapshot import SnapshotLayout, parts, seal
 
@@ -69,6 +72,11 @@ def chain(first: int, lengths: Sequence[int], parent: Turn | None = None, model:
         parent = next_turn(id_, parent, random_tokens(id_, length), random_tokens(1_000_000 + id_, 2), model)
         turns.append(parent)
     return turns
+
+
+def turns_of(content: Exported, first: Turn) -> list[Turn]:
+    """The turns of a file, with ids from that of `first` on."""
+    return to_turns(content, first, count(first.id + 1).__next__)
 
 
 def session(key: str, turn: Turn, updated: float = 1.5) -> Session:
@@ -119,24 +127,26 @@ def sealed(of: SnapshotLayout, tokens: int = 5, digest: bytes = b"", seed: int =
     return data
 
 
-def do(store: Store, *operations: Operation) -> Removed:
-    """One transaction; what it has removed."""
-    (removed,) = store.commit([operations])
-    return removed
+def do(store: SessionStore, *operations: Operation) -> Removed:
+    """One transaction; what it has removed. Raises Refused."""
+    (outcome,) = store.commit([operations])
+    if isinstance(outcome, Refused):
+        raise outcome
+    return outcome
 
 
-def put_all(store: Store, *turns: Turn) -> None:
+def put_all(store: SessionStore, *turns: Turn) -> None:
     do(store, *map(PutTurn, turns))
 
 
-def has(store: Store, turn: Turn) -> bool:
+def has(store: SessionStore, turn: Turn) -> bool:
     try:
         return store.read_turn(turn.id) == turn
     except RowDamaged:
         return False
 
 
-def keys(store: Store, after: str | None = None, limit: int = 1000, prefix: str = "") -> list[str]:
+def keys(store: SessionStore, after: str | None = None, limit: int = 1000, prefix: str = "") -> list[str]:
     return [found.key for found in store.list_sessions(after, limit, prefix)]
 
 

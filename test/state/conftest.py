@@ -6,8 +6,8 @@ from sqlite3 import Connection
 
 import pytest
 
-from rwkv_batch.state.log import sqlite
 from rwkv_batch.state.log.store import Store
+from rwkv_batch.state.sql import sqlite
 
 
 @pytest.fixture

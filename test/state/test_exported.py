@@ -15,13 +15,14 @@ from stores import (
     sealed,
     tiny_layout,
     tiny_states,
+    turns_of,
     unknown_past,
 )
 
 from rwkv_batch.state import exported
-from rwkv_batch.state.entries import NONE, Turn, pack
+from rwkv_batch.state.entries import NONE, SnapshotError, Turn, pack
 from rwkv_batch.state.exported import Exported, ExportedTurn
-from rwkv_batch.state.snapshot import PREFIX, Damaged, SnapshotError, Transfer
+from rwkv_batch.state.snapshot import PREFIX, Damaged, Transfer
 
 SERVED = MODEL, VOCABULARY
 
@@ -76,7 +77,7 @@ def test_turns_come_back_with_ids_of_their_own(transfer: Transfer) -> None:
     turns = chain(1, [500, 30, 2])
     content, image = read(file_of(turns), transfer)
     assert image is None and (content.start, content.position) == (0, 0)
-    found = exported.to_turns(content, unknown_past(50, 0, model=9))
+    found = turns_of(content, unknown_past(50, 0, model=9))
     assert same_turns(found, turns) and [turn.id for turn in found] == [50, 51, 52]
     assert {turn.model for turn in found} == {9}
     assert max(turns[0].prompt) > 65535  # so that tokens of both lengths were there
@@ -87,7 +88,7 @@ def test_turns_after_an_unknown_past_come_back_after_one(transfer: Transfer) -> 
     turns = [past, *chain(2, [5, 6], past)]
     content, image = read(file_of(turns, 40, image_at(40)), transfer)
     assert image is not None and (content.start, content.position) == (40, 40)
-    assert same_turns(exported.to_turns(content, replace(past, id=70)), turns)
+    assert same_turns(turns_of(content, replace(past, id=70)), turns)
 
 
 def test_every_flipped_bit_and_every_cut_is_found(transfer: Transfer) -> None:
@@ -142,7 +143,7 @@ def test_a_file_with_only_a_state_is_a_snapshot(transfer: Transfer, tokens: bool
     assert image is not None and image[PREFIX:].numpy().tobytes() == data[PREFIX:]
     assert (content.fingerprint, content.start, content.position, content.turns) == (MODEL, 12, 12, [])
     past = unknown_past(5, 12)
-    assert exported.to_turns(content, past) == [past]
+    assert turns_of(content, past) == [past]
 
 
 def test_tokens_come_back_with_the_state_of_one_of_their_turns(transfer: Transfer) -> None:
@@ -151,7 +152,7 @@ def test_tokens_come_back_with_the_state_of_one_of_their_turns(transfer: Transfe
     content, image = read(file_of(turns, turns[1].end, data), transfer)
     assert image is not None and image[PREFIX:].numpy().tobytes() == data[PREFIX:]
     assert content.position == turns[1].end
-    assert same_turns(exported.to_turns(content, unknown_past(9, 0)), turns)
+    assert same_turns(turns_of(content, unknown_past(9, 0)), turns)
 
 
 def test_tokens_whose_beginning_is_unknown_need_a_state(transfer: Transfer) -> None:
@@ -198,7 +199,7 @@ def test_tokens_of_another_model_with_the_same_vocabulary_can_be_taken(
     data = file_of(turns, turns[1].end if with_state else 0, image, ("other", VOCABULARY))
     content, state = read(data, transfer, any_model=True)
     assert state is None and (content.position, content.image) == (0, b"")
-    assert same_turns(exported.to_turns(content, unknown_past(9, 0)), turns)
+    assert same_turns(turns_of(content, unknown_past(9, 0)), turns)
 
 
 def test_tokens_of_another_vocabulary_are_refused(transfer: Transfer) -> None:
@@ -217,7 +218,7 @@ def test_a_server_that_stores_no_tokens_takes_the_state_at_the_end(transfer: Tra
         content, image = read(file_of(turns, end, image_at(end)), transfer, tokens=False)
         assert image is not None and image[PREFIX:].numpy().tobytes() == image_at(end)[PREFIX:]
         assert (content.start, content.position, content.turns) == (end, end, [])
-        assert exported.to_turns(content, first := unknown_past(9, end)) == [first]
+        assert turns_of(content, first := unknown_past(9, end)) == [first]
 
 
 @pytest.mark.parametrize("any_model", [True, False])

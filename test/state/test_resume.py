@@ -22,11 +22,21 @@ from stores import (
 )
 
 from rwkv_batch.state import images
-from rwkv_batch.state.entries import NONE, Head, PutSession, PutTurn, RowDamaged, Start, StoreError, Turn
+from rwkv_batch.state.entries import (
+    NONE,
+    Head,
+    PutSession,
+    PutTurn,
+    RowDamaged,
+    SnapshotError,
+    Start,
+    StoreError,
+    Turn,
+)
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.pool.adapted import AdaptedModels
 from rwkv_batch.state.pool.resume import Resumer
-from rwkv_batch.state.snapshot import PREFIX, Damaged, SnapshotError, Transfer, parts, seal
+from rwkv_batch.state.snapshot import PREFIX, Damaged, Transfer, parts, seal
 
 LENGTHS = (5, 6, 7, 8)
 

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 from pools import BEGINNING, NEVER, Bench, after
-from stores import MODEL, VOCABULARY, chain, sealed, tiny_layout, tiny_states, unknown_past
+from stores import MODEL, VOCABULARY, chain, sealed, tiny_layout, tiny_states, turns_of, unknown_past
 
 from rwkv_batch.state import exported, images
-from rwkv_batch.state.snapshot import Damaged, SnapshotError, Transfer
+from rwkv_batch.state.entries import SnapshotError
+from rwkv_batch.state.snapshot import Damaged, Transfer
 
 STATE = after(BEGINNING, [7, 7])  # in which the sessions begin
 
@@ -106,7 +107,7 @@ def test_without_its_beginning_a_file_is_a_session_that_begins_at_its_state() ->
 
     content = read(turns[2].end).content
     first = unknown_past(9, turns[2].end)
-    found = exported.to_turns(content, first)
+    found = turns_of(content, first)
     assert found[0] == first and [turn.tokens for turn in found[1:]] == [turns[3].tokens]
     with pytest.raises(Damaged, match="the end of a turn"):
         read(turns[2].end + 1)

@@ -42,7 +42,7 @@ def test_a_turn_begins_in_a_copy_and_then_takes_the_place_of_its_session(path: P
     assert head and head.tokens == 2 and bench.state(slot) == seen(1, 2)
     bench.feed(slot, [3])
     assert bench.look("a") == seen(1, 2) and bench.tier("a") == "L1"
-    end = bench.pool.commit("a", head, [3], [], bench.callback("a"))
+    end = bench.pool.commit(bench.pool.at("a"), head, [3], [], bench.callback("a"))
     bench.pool.keep([KeptState("a", end, slot, session.head.turn)])
     assert len(bench.free) == SLOTS - 1, "the state before is not kept"
     assert bench.wait("a").error is None
@@ -135,7 +135,8 @@ def test_writes_that_the_device_has_deferred_are_in_what_is_kept_and_copied(path
     for key in "abc":
         _, head, slot = bench.begin(key)
         deferred[slot] = [7]
-        bench.pool.keep([KeptState(key, bench.pool.commit(key, head, [7], [], bench.callback(key)), slot)])
+        end = bench.pool.commit(bench.pool.at(key), head, [7], [], bench.callback(key))
+        bench.pool.keep([KeptState(key, end, slot)])
         assert not deferred  # the session's next turn may begin in the slot at once
         assert bench.wait(key).error is None
     bench.settle()
@@ -265,9 +266,8 @@ def test_a_parent_may_be_deleted_while_a_turn_goes_on_from_it(path: Path) -> Non
     _, head, slot = bench.begin("parent", last=False)
     bench.delete("parent")
     bench.feed(slot, [2])
-    bench.pool.keep(
-        [KeptState("child", bench.pool.commit("child", head, [2], [], bench.callback("child")), slot)]
-    )
+    end = bench.pool.commit(bench.pool.at("child"), head, [2], [], bench.callback("child"))
+    bench.pool.keep([KeptState("child", end, slot)])
     assert bench.wait("child").error is None
     bench.pool.unpin(head)
     bench.settle()
@@ -290,7 +290,7 @@ def test_2000_forks_take_little_room(path: Path) -> None:
     bench.settle()
     before, head = sum(map(len, files(path).values())), bench.pool.find("origin").head
     for number in range(2000):
-        bench.pool.point(f"copy {number}", head, bench.callback(number))
+        bench.pool.point(bench.pool.at(f"copy {number}"), head, bench.callback(number))
     for number in range(2000):
         assert bench.wait(number).error is None
     bench.turn("copy 77", [1])

@@ -9,8 +9,8 @@ from pools import SLOTS, Bench, after
 
 from rwkv_batch.state import images
 from rwkv_batch.state.entries import Operation, PutSession, Removed, StoreDocument
-from rwkv_batch.state.log import tables
 from rwkv_batch.state.log.store import Store
+from rwkv_batch.state.sql import tables
 
 BEGINNING = bytes(16)
 

@@ -250,7 +250,7 @@ def test_turns_may_follow_an_import_whose_state_is_still_being_written(
     bench.turn("d", [7], "e")
     bench.pool.delete("d", False, bench.callback("delete"))
     past = bench.do(bench.pool.turns, bench.pool.find("b"), range(2)).value[0]
-    bench.pool.point("f", past.head(0), bench.callback("rewind"))
+    bench.pool.point(bench.pool.at("f"), past.head(0), bench.callback("rewind"))
     gate.set()
     assert bench.wait("delete").error is None and bench.wait("rewind").error is None
     bench.settle()
@@ -274,7 +274,7 @@ def test_a_turn_may_go_on_from_an_import_that_was_deleted_before_its_state_was_w
     assert bench.wait("b").error is None and bench.wait("c").error is None
     bench.settle()
     bench.feed(slot, [5])
-    head = bench.pool.commit("d", parent, [5], [], bench.callback("d"))
+    head = bench.pool.commit(bench.pool.at("d"), parent, [5], [], bench.callback("d"))
     bench.pool.keep([KeptState("d", head, slot)])
     bench.pool.unpin(parent)
     bench.settle()
@@ -296,7 +296,7 @@ def test_a_turn_may_begin_in_a_start_state_that_is_still_being_written(
     bench.pool.pin(start.head)
     loaded = bench.do(bench.pool.load, start, slot).value
     bench.feed(slot, [1, 2])
-    head = bench.pool.commit("a", loaded.head, [1, 2], [], bench.callback("a"))
+    head = bench.pool.commit(bench.pool.at("a"), loaded.head, [1, 2], [], bench.callback("a"))
     bench.pool.keep([KeptState("a", head, slot)])
     bench.pool.unpin(start.head)
     assert bench.wait("a").error is None

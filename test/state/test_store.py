@@ -33,8 +33,8 @@ from rwkv_batch.state.entries import (
     StoreDocument,
     StoreError,
 )
-from rwkv_batch.state.log.sqlite import connect, explain
 from rwkv_batch.state.log.store import Store
+from rwkv_batch.state.sql.sqlite import connect, explain
 
 # What it keeps
 
@@ -136,14 +136,21 @@ def test_documents_are_replaced_and_deleted_and_are_no_sessions(store: Store) ->
 # Transactions
 
 
-def test_a_transaction_is_carried_out_whole_or_not_at_all(store: Store) -> None:
-    one, two, other = next_turn(1), next_turn(2), next_turn(5, next_turn(4))
+def test_a_group_is_carried_out_whole_or_not_at_all(store: Store) -> None:
+    one, two, other, three = next_turn(1), next_turn(2), next_turn(5, next_turn(4)), next_turn(3)
     do(store, PutTurn(one), PutSession(session("a", one)))
-    with pytest.raises(Dangling):
-        store.commit([[PutTurn(two), PutSession(session("a", two)), DeleteSessions(["a"])], [PutTurn(other)]])
-    assert store.find_session("a") == session("a", one) and has(store, one) and not has(store, two)
-    do(store, PutTurn(two), PutSession(session("c", two)))
-    assert keys(store) == ["a", "c"]
+    outcomes = store.commit(
+        [
+            [PutTurn(two), PutSession(session("b", two))],
+            [DeleteSessions(["a"]), StoreDocument("d", 1.5, b""), PutTurn(other)],
+            [PutTurn(three), PutSession(session("c", three))],
+        ]
+    )
+    assert [type(outcome) for outcome in outcomes] == [Removed, Dangling, Removed]
+    assert keys(store) == ["a", "b", "c"] and has(store, one) and store.read_document("d") is None
+    with pytest.raises(TypeError):
+        store.commit([[DeleteSessions(["a"])], [None]])
+    assert keys(store) == ["a", "b", "c"]
 
 
 def test_every_group_is_told_what_it_has_removed(store: Store) -> None:

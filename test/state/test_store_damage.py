@@ -35,8 +35,8 @@ from rwkv_batch.state.entries import (
     StoreError,
     Turn,
 )
-from rwkv_batch.state.log.sqlite import BEGINNING
 from rwkv_batch.state.log.store import Store
+from rwkv_batch.state.sql.sqlite import BEGINNING
 
 pytestmark = pytest.mark.thorough
 

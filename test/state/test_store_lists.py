@@ -31,8 +31,8 @@ from rwkv_batch.state.entries import (
     StoreDocument,
     StoreError,
 )
-from rwkv_batch.state.log import tables
 from rwkv_batch.state.log.store import Store
+from rwkv_batch.state.sql import tables
 
 # The limit
 
@@ -127,13 +127,13 @@ def test_a_limit_that_cannot_be_met_leaves_an_empty_database(store: Store) -> No
     assert keys(store) == [] and store.read_document("d") is None
 
 
-def test_a_pinned_turn_outlives_the_session_that_goes_because_of_the_limit(store: Store) -> None:
+def test_a_session_that_is_being_continued_stays_though_the_limit_is_not_met(store: Store) -> None:
     old, new = unknown_past(1), unknown_past(2)
     put_all(store, old, new)
     do(store, PutSession(session("old", old, 1.5)), PutSession(session("new", new, 2.5)))
     do(store, put_image(old, BIG), put_image(new, BIG))
     removed = shrink(store, 1, frozenset({1}))
-    assert (removed.sessions, removed.pinned, removed.turns) == (["old", "new"], [1], [2])
+    assert (removed.sessions, removed.pinned, removed.turns) == (["new"], [], [2])
     assert has(store, old) and store.image_turns() == {1}
 
 

@@ -7,7 +7,7 @@ from rwkv_batch.engine.commands.reply import reply
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.rows.stored_turns import Turns
 from rwkv_batch.engine.scheduling.sequence import RequestKey
-from rwkv_batch.state.entries import Head, NotInFile, Session, Status, Turn, message
+from rwkv_batch.state.entries import Head, Moved, NotInFile, Session, SessionAt, Status, Turn, message
 from rwkv_batch.wire.commands import (
     DeleteSession,
     ExportSession,
@@ -82,13 +82,14 @@ class SessionCommands:
                 self._reject(request, "exists", f"There is a session {target} already.")
             case ForkSession(target=target, turn=number):
                 if self._lock(request, target):
+                    at = self._pool.at(target)
                     if number is None:
-                        self._point(request, target, session.head)
+                        self._point(request, at, session.head)
                     else:
-                        self._find_turn(request, session, number, target)
+                        self._find_turn(request, session, number, at)
             case RewindSession(key=key, turn=number):
                 if self._lock(request, key):
-                    self._find_turn(request, session, number, key)
+                    self._find_turn(request, session, number, SessionAt(key, session.head.turn))
             case SessionHistory(after=after, limit=limit):
                 last = session.head.number if limit is None else min(session.head.number, after + limit)
                 numbers = range(after + 1, last + 1)
@@ -104,8 +105,9 @@ class SessionCommands:
             return "it is known as a state, without its turns"
         return "the server stores states in place of turns (--no-token-log)"
 
-    def _find_turn(self, request: RequestKey, session: Session, number: int, target: str) -> None:
-        """Let `target`, which is locked, end with the session's turn of this number."""
+    def _find_turn(self, request: RequestKey, session: Session, number: int, at: SessionAt) -> None:
+        """Let the session `at`, which is locked, end with the session's turn of this number."""
+        target = at.key
 
         def found(turns: list[Turn] | None, error: str | None) -> None:
             if turns is None:
@@ -113,7 +115,7 @@ class SessionCommands:
                 return
             if turns and not (turns[0].past_unknown and turns[0].end):  # a start state has no tokens
                 imaged = session.head.imaged
-                self._point(request, target, turns[0].head(imaged if imaged <= turns[0].end else 0))
+                self._point(request, at, turns[0].head(imaged if imaged <= turns[0].end else 0))
             elif number == 0:
                 self._pool.delete(
                     target,
@@ -127,10 +129,10 @@ class SessionCommands:
 
         self._pool.turns(session, range(number, number + 1), found)
 
-    def _point(self, request: RequestKey, target: str, head: Head) -> None:
-        """Let `target`, which is locked, end with this turn."""
+    def _point(self, request: RequestKey, at: SessionAt, head: Head) -> None:
+        """Let the session `at`, which is locked, end with this turn."""
         done = partial(reply, self._rows, request, position=head.tokens)
-        self._pool.point(target, head, partial(self._unlock, target, done))
+        self._pool.point(at, head, partial(self._unlock, at.key, done))
 
     def _send_turns(
         self,
@@ -163,7 +165,7 @@ class SessionCommands:
     def _imported(self, request: RequestKey, key: str, error: str | None) -> None:
         self._scheduler.unlock(key)
         if error:
-            self._reject(request, "invalid", error)
+            self._reject(request, "conflict" if isinstance(error, Moved) else "invalid", error)
         else:
             reply(self._rows, request, None)
 

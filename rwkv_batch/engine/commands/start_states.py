@@ -9,7 +9,7 @@ from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.scheduling.sequence import RequestKey
 from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.model.start_states import read_start_state
-from rwkv_batch.state.entries import StoreError
+from rwkv_batch.state.entries import StoreError, message
 from rwkv_batch.state.starts.contents import Offsets, StartContents, StoredStart
 from rwkv_batch.wire.commands import (
     DescribeStartState,
@@ -72,11 +72,10 @@ class StartStateCommands:
         if isinstance(error, _NoState):
             self._rows.emit(request, Rejected(request[1], "invalid", str(error)))
         elif error and not isinstance(error, StoreError):
-            message = f"The start state could not be loaded ({type(error).__name__})."
-            reply(self._rows, request, message)
+            reply(self._rows, request, f"The start state could not be loaded ({type(error).__name__}).")
         else:
             infos = [self._info(start)] if start else []
-            reply(self._rows, request, str(error) if error else None, start_states=infos)
+            reply(self._rows, request, message(error), start_states=infos)
 
     def _info(self, start: StoredStart) -> StartStateInfo:
         head = start.session.head

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from rwkv_batch.engine.scheduling.counts import EngineCounts
 from rwkv_batch.engine.scheduling.scheduler import Scheduler
 from rwkv_batch.engine.scheduling.sequence import FINALIZING, Outbox, RequestKey, Sequence
+from rwkv_batch.state.entries import Moved
 from rwkv_batch.wire.protocol import Event, Failed, Progress, Rejected, RowDelta
 
 
@@ -101,3 +102,10 @@ class Rows:
         self.drop(lambda row: row.key == key, "error")
         self._deltas.pop(key, None)
         self.emit(key, event)
+
+
+def failure(request_id: str, error: str) -> Failed | Rejected:
+    """What a reader gets of an error: a refusal if a session has been changed by others meanwhile."""
+    if isinstance(error, Moved):
+        return Rejected(request_id, "conflict", error)
+    return Failed(request_id, error)

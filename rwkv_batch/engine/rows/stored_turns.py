@@ -13,8 +13,18 @@ from functools import partial
 
 from rwkv_batch.engine.rows.beginnings import Beginnings
 from rwkv_batch.engine.rows.parts import EngineParts
+from rwkv_batch.engine.rows.rows import failure
 from rwkv_batch.engine.scheduling.sequence import DECODING, LOADING, Beginning, Life, RowAdapter, Sequence
-from rwkv_batch.state.entries import EMPTY_DIGEST, NONE, Head, KeptState, Loaded, Session, StoreError
+from rwkv_batch.state.entries import (
+    EMPTY_DIGEST,
+    NONE,
+    Head,
+    KeptState,
+    Loaded,
+    Session,
+    SessionAt,
+    StoreError,
+)
 from rwkv_batch.state.pool.savepoints import RunningTurn
 from rwkv_batch.wire.protocol import Failed, Progress, Rejected, RowDelta, SessionTurn
 
@@ -127,8 +137,8 @@ class StoredTurn(Life):
         """Store its tokens."""
         assert row.target is not None
         done, model = partial(self._committed, row), _model(row)
-        pool = self.turns.parts.pool
-        self.head = pool.commit(row.target, self.parent, row.prompt, self.completion, done, model)
+        pool, at = self.turns.parts.pool, SessionAt(row.target, self.before(row.target))
+        self.head = pool.commit(at, self.parent, row.prompt, self.completion, done, model)
 
     def save(self, row: Sequence) -> None:
         """Store its state in place of the tokens."""
@@ -137,7 +147,8 @@ class StoredTurn(Life):
         tokens = before + len(row.prompt) + len(self.completion)
         self.kept = True
         slot, done = self.turns.parts.scheduler.detach(row), partial(self._committed, row)
-        self.turns.parts.pool.save(row.target, slot, tokens, done, _model(row))
+        at = SessionAt(row.target, self.before(row.target))
+        self.turns.parts.pool.save(at, slot, tokens, done, _model(row))
 
     def finish_unstored(self, row: Sequence) -> None:
         """Nothing of it is stored."""
@@ -171,7 +182,8 @@ class StoredTurn(Life):
             self.parent = loaded.head
         else:
             if not self.stored:
-                self.turns.parts.rows.answer(row, "error", Failed(row.key[1], error or ""))
+                answer = failure(row.key[1], error or "")
+                self.turns.parts.rows.answer(row, "error", answer)
             for each in row.together:
                 if each.slot is not None:
                     each.life.drop(each, "error")
@@ -179,7 +191,7 @@ class StoredTurn(Life):
     def _committed(self, row: Sequence, error: str | None) -> None:
         self.committed = True
         if error:
-            self.turns.parts.rows.answer(row, "error", Failed(row.key[1], error))
+            self.turns.parts.rows.answer(row, "error", failure(row.key[1], error))
         else:
             self._send_last_delta(row)
         if error and not self.kept:

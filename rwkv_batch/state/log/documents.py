@@ -6,8 +6,7 @@ from functools import partial
 
 from rwkv_batch.state.entries import Done, Removed, RemoveDocuments, RowDamaged, StoreDocument, message
 from rwkv_batch.state.jobs import JobThread
-from rwkv_batch.state.log.store import Store
-from rwkv_batch.state.log.writer import Writer
+from rwkv_batch.state.log.protocol import CommitQueue, SessionStore
 
 
 class Documents:
@@ -16,7 +15,7 @@ class Documents:
     `texts`: whether they may hold what users wrote.
     """
 
-    def __init__(self, store: Store, reader: JobThread, writer: Writer, texts: bool) -> None:
+    def __init__(self, store: SessionStore, reader: JobThread, writer: CommitQueue, texts: bool) -> None:
         self._store, self._reader, self._writer, self.texts = store, reader, writer, texts
 
     def put(self, key: str, data: bytes, done: Done) -> None:
@@ -28,7 +27,7 @@ class Documents:
 
         def read(data: bytes | None, error: Exception | None) -> None:
             if isinstance(error, RowDamaged):
-                self._writer.put([RemoveDocuments([key])], lambda removed, error: None)
+                self._writer.put([RemoveDocuments([key], damaged=True)], lambda removed, error: None)
             done(data, message(error))
 
         self._reader.put(partial(self._store.read_document, key), read)

@@ -1,25 +1,27 @@
 """Which sessions there are: the database's, with the changes that are not committed yet."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from rwkv_batch.state.entries import (
+    DAMAGED,
     HIDDEN,
+    NONE,
     DeleteSessions,
     Operation,
     PutSession,
     Removed,
     RowDamaged,
     Session,
+    SessionAt,
     StoreError,
 )
 from rwkv_batch.state.jobs import JobThread
-from rwkv_batch.state.log.store import Store
-from rwkv_batch.state.log.tables import encoded
-from rwkv_batch.state.log.writer import Committed, Writer
+from rwkv_batch.state.log.protocol import CommitQueue, Committed, SessionStore
+from rwkv_batch.state.sql.tables import encoded
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +34,15 @@ class _Change:
 
     session: Session | None  # None: deleted
     under_way: int = 0  # changes of this session that are not committed
+    # Of turns with which it is to end whose commit has not been asked for, the turns that they follow. Those
+    # whose commit never is stay here, as what came later names them.
+    before: dict[int, int] = field(default_factory=dict)
 
 
 class Sessions:
     """Sessions by key. All methods are for the pool's thread, and none waits for a commit."""
 
-    def __init__(self, store: Store, reader: JobThread, writer: Writer) -> None:
+    def __init__(self, store: SessionStore, reader: JobThread, writer: CommitQueue) -> None:
         self._store, self._reader, self._writer = store, reader, writer
         self._changes: dict[str, _Change] = {}
 
@@ -46,9 +51,17 @@ class Sessions:
         change = self._changes.get(key)
         return change.session if change else self._stored(key)
 
-    def announce(self, session: Session) -> None:
-        """The session is found from now on; `put` or `withdraw` follows."""
-        self._note(session.key, session)
+    def at(self, key: str) -> SessionAt:
+        """The session as a change finds it that begins now. Raises StoreError."""
+        found = self.find(key)
+        return SessionAt(key, found.head.turn if found else NONE)
+
+    def announce(self, session: Session, follows: int) -> None:
+        """The session is found from now on; `put` or `withdraw` follows.
+
+        `follows`: the turn that it ends with until then, or NONE, ANY.
+        """
+        self._note(session.key, session).before[session.head.turn] = follows
 
     def withdraw(self, session: Session, error: Exception | None) -> None:
         """What was announced cannot be stored, or need not be any longer."""
@@ -69,15 +82,21 @@ class Sessions:
             self._finish_change(session.key, session, error)
             committed(removed, error)
 
-        self._writer.put([*before, PutSession(session, pinned)], done, retry)
+        change = self._changes[session.key]
+        follows = change.before.pop(session.head.turn)
+        operation = PutSession(session, pinned, _as_asked(change, follows))
+        self._writer.put([*before, operation], done, retry)
 
     def delete(
-        self, keys: Sequence[str], committed: Committed, *, pinned: frozenset[int], retry: bool
+        self, ends: Mapping[str, int], committed: Committed, *, pinned: frozenset[int], retry: bool
     ) -> None:
-        """Delete the sessions. With `retry` that is tried again after an error, which is reported too."""
-        operation = DeleteSessions(keys, pinned)
-        for key in keys:
-            self._note(key, None)
+        """Delete the sessions. With `retry` that is tried again after an error, which is reported too.
+
+        `ends`: the turns that they end with, by their keys.
+        """
+        keys = [*ends]
+        follows = [_as_asked(self._note(key, None), turn) for key, turn in ends.items()]
+        operation = DeleteSessions(keys, pinned, follows)
 
         def done(removed: Removed | None, error: Exception | None) -> None:
             if error and retry:
@@ -132,13 +151,15 @@ class Sessions:
             return self._store.find_session(key)
         except RowDamaged as error:
             log.error("The session %s is lost: %s", key.removeprefix(HIDDEN), error)
-            self._writer.put([DeleteSessions([key])], lambda removed, error: None)
+            operation = DeleteSessions([key], follows=[DAMAGED])
+            self._writer.put([operation], lambda removed, error: None)
             return None
 
-    def _note(self, key: str, session: Session | None) -> None:
+    def _note(self, key: str, session: Session | None) -> _Change:
         change = self._changes.setdefault(key, _Change(None))
         change.session = session
         change.under_way += 1
+        return change
 
     def _finish_change(self, key: str, session: Session | None, error: Exception | None) -> None:
         """A change is committed, or has failed and has no effect."""
@@ -149,3 +170,10 @@ class Sessions:
         elif error and change.session is session:
             with suppress(StoreError):  # then the changes under way decide
                 change.session = self._stored(key)
+
+
+def _as_asked(change: _Change, follows: int) -> int:
+    """What the session ends with when all commits that have been asked for are done."""
+    while follows in change.before:
+        follows = change.before[follows]
+    return follows

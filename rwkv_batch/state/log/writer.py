@@ -1,4 +1,4 @@
-"""The thread that writes to the database: all that waits in one transaction."""
+"""Group commit: all that waits in one transaction. `Writer` is a thread that does it for one process."""
 
 import logging
 import queue
@@ -8,70 +8,43 @@ from dataclasses import dataclass
 from functools import partial
 from threading import Thread
 
-from rwkv_batch.state.entries import Dangling, Operation, PutTurn, Removed, StoreBroken, StoreError
+from rwkv_batch.state.entries import Operation, PutTurn, Refused, Removed, StoreBroken, StoreError
 from rwkv_batch.state.jobs import Report
-from rwkv_batch.state.log.store import Store
+from rwkv_batch.state.log.protocol import Committed, Outcome, SessionStore
 
 log = logging.getLogger(__name__)
 
-Committed = Callable[[Removed | None, Exception | None], None]
-
 
 @dataclass(frozen=True)
-class _Commit:
+class Commit:
+    """Operations of one transaction, and what is reported of it."""
+
     operations: Sequence[Operation]
     committed: Committed
-    retry: bool  # until it succeeds, in front of what comes later
+    retry: bool  # until it succeeds or is refused, in front of what comes later
 
 
-class Writer(Thread):
-    """Commits operations in the order they were given: all that wait in one transaction.
+class GroupCommit:
+    """Commits groups, and those once more that have failed. `renewed`: see SessionStore.commit_queue."""
 
-    `renewed` is reported when the old database was broken and has been replaced.
-    """
-
-    def __init__(self, store: Store, report: Report, renewed: Callable[[], None]) -> None:
-        super().__init__(name="state writer", daemon=True)
+    def __init__(self, store: SessionStore, report: Report, renewed: Callable[[], None]) -> None:
         self._store, self._report, self._renewed = store, report, renewed
-        self._queue: queue.SimpleQueue[_Commit | None] = queue.SimpleQueue()
-        self._failed: list[_Commit] = []  # to be tried again
+        self.failed: list[Commit] = []  # to be tried again
         self._last_error = ""  # of the commit before, so that each is logged once
         self.counted = Counter(turns=0, transactions=0)  # that were committed
-        self.start()
 
-    def put(self, operations: Sequence[Operation], committed: Committed, retry: bool = False) -> None:
-        """Commit them in one transaction, of which `committed` is reported with the outcome, or the error.
+    def run(self, group: list[Commit]) -> None:
+        """Commit these in one transaction, behind what has failed before."""
+        group = self.failed + group
+        self.failed = []
+        if group:
+            self._commit(group)
 
-        With `retry` nobody waits for that: what fails is tried again with every later commit.
-        """
-        self._queue.put(_Commit(operations, committed, retry))
-
-    def close(self) -> None:
-        """Returns when all operations are done."""
-        self._queue.put(None)
-        self.join()
-
-    def run(self) -> None:
-        closing = False
-        while not closing:
-            group: list[_Commit] = []
-            while commit := self._queue.get():
-                group.append(commit)
-                if self._queue.empty():
-                    break
-            closing = commit is None
-            group = self._failed + group
-            self._failed = []
-            if group:
-                self._commit(group)
-        if self._failed:
-            log.error("%d changes of sessions could not be stored and are lost.", len(self._failed))
-
-    def _commit(self, group: list[_Commit], renew: bool = True) -> None:
+    def _commit(self, group: list[Commit], renew: bool = True) -> None:
         error: Exception | None = None
-        removed: Sequence[Removed | None] = [None] * len(group)
+        outcomes: Sequence[Outcome | None] = [None] * len(group)
         try:
-            removed = self._store.commit([commit.operations for commit in group])
+            outcomes = self._store.commit([commit.operations for commit in group])
         except StoreBroken as broken:
             if renew and self._renew(broken):
                 self._commit(group, renew=False)
@@ -87,20 +60,29 @@ class Writer(Thread):
             log.exception("the database could not be written")
             error = unexpected
         if not error:
-            turns = (isinstance(operation, PutTurn) for commit in group for operation in commit.operations)
-            self.counted.update(transactions=1, turns=sum(turns))
-        if error and not isinstance(error, Dangling) and str(error) != self._last_error:
+            self._count(group, outcomes)
+        elif str(error) != self._last_error:
             again = ", which is tried again" if any(commit.retry for commit in group) else ""
             log.error("Changes of sessions could not be stored%s: %s", again, error)
         self._last_error = str(error) if error else ""
-        for commit, its_removed in zip(group, removed, strict=True):
+        for commit, outcome in zip(group, outcomes, strict=True):
+            removed = outcome if isinstance(outcome, Removed) else None
+            its_error = error or (outcome if isinstance(outcome, Refused) else None)
             # What this one builds on may be among those that have failed before it.
-            hopeless = isinstance(error, Dangling) and not self._failed
-            if error and commit.retry and not hopeless:
-                self._failed.append(commit)
+            hopeless = isinstance(its_error, Refused) and not self.failed
+            if its_error and commit.retry and not hopeless:
+                self.failed.append(commit)
             else:
-                self._report(partial(commit.committed, its_removed, error))
-        self._store.checkpoint(quiet=self._queue.empty())
+                self._report(partial(commit.committed, removed, its_error))
+
+    def _count(self, group: list[Commit], outcomes: Sequence[Outcome | None]) -> None:
+        self.counted["transactions"] += 1
+        self.counted["turns"] += sum(
+            isinstance(operation, PutTurn)
+            for commit, outcome in zip(group, outcomes, strict=True)
+            if isinstance(outcome, Removed)
+            for operation in commit.operations
+        )
 
     def _renew(self, broken: StoreBroken) -> bool:
         """Replace the broken database; whether that succeeded."""
@@ -111,3 +93,36 @@ class Writer(Thread):
             return False
         self._report(self._renewed)
         return True
+
+
+class Writer(Thread):
+    """Commits operations in the order they were given. See CommitQueue."""
+
+    def __init__(self, store: SessionStore, report: Report, renewed: Callable[[], None]) -> None:
+        super().__init__(name="state writer", daemon=True)
+        self._store, self._commits = store, GroupCommit(store, report, renewed)
+        self._queue: queue.SimpleQueue[Commit | None] = queue.SimpleQueue()
+        self.counted = self._commits.counted
+        self.start()
+
+    def put(self, operations: Sequence[Operation], committed: Committed, retry: bool = False) -> None:
+        self._queue.put(Commit(operations, committed, retry))
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self.join()
+
+    def run(self) -> None:
+        closing = False
+        while not closing:
+            group: list[Commit] = []
+            while commit := self._queue.get():
+                group.append(commit)
+                if self._queue.empty():
+                    break
+            closing = commit is None
+            self._commits.run(group)
+            if group:
+                self._store.checkpoint(quiet=self._queue.empty())
+        if self._commits.failed:
+            log.error("%d changes of sessions could not be stored and are lost.", len(self._commits.failed))

@@ -6,7 +6,7 @@ A start state that scales what is read out of states counts as such an adapter.
 from dataclasses import dataclass
 
 from rwkv_batch.state.entries import Head
-from rwkv_batch.state.log.store import Store
+from rwkv_batch.state.log.protocol import SessionStore
 
 WITH = "+"  # in the fingerprint of a model with an adapter, in front of the adapter's digest
 
@@ -26,7 +26,7 @@ class AdaptedModels:
     No turn follows one of another adapter, but for start states that no adapter has made.
     """
 
-    def __init__(self, store: Store, fingerprint: str, vocabulary: int, any_model: bool) -> None:
+    def __init__(self, store: SessionStore, fingerprint: str, vocabulary: int, any_model: bool) -> None:
         """Of the model that is loaded. Raises StoreError.
 
         any_model: whether the tokens of another model with the same vocabulary may be fed to this one.

@@ -12,7 +12,7 @@ from torch import Tensor
 from rwkv_batch.state import images
 from rwkv_batch.state.entries import Head, Operation, PutImage, Removed, StoreError
 from rwkv_batch.state.jobs import JobThread
-from rwkv_batch.state.log.store import Store
+from rwkv_batch.state.log.protocol import SessionStore
 from rwkv_batch.state.pool.image_writer import ImageWriter
 from rwkv_batch.state.pool.token_log import TokenLog
 from rwkv_batch.state.snapshot import SnapshotLayout, seal
@@ -27,7 +27,12 @@ class ImageCache:
     """All methods are for the pool's thread. Where the store is in memory there are no images."""
 
     def __init__(
-        self, store: Store, layout: SnapshotLayout, replay_rate: float, token_log: TokenLog, copier: JobThread
+        self,
+        store: SessionStore,
+        layout: SnapshotLayout,
+        replay_rate: float,
+        token_log: TokenLog,
+        copier: JobThread,
     ) -> None:
         """`replay_rate`: tokens a second that the model is fed when a session is replayed."""
         self._store, self._layout, self._log, self._copier = store, layout, token_log, copier
@@ -148,8 +153,9 @@ class ImageCache:
                 operations += self._put(head)
                 count += 1
             if operations:
-                (removed,) = self._store.commit([operations])
-                images.remove(self._folder, removed.images)
+                (outcome,) = self._store.commit([operations])
+                if isinstance(outcome, Removed):
+                    images.remove(self._folder, outcome.images)
         except (OSError, StoreError) as error:
             log.warning("Images of sessions cannot be stored, whose tokens are: %s", error)
 

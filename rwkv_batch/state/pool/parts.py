@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from rwkv_batch.state.jobs import PoolThreads
 from rwkv_batch.state.log.documents import Documents
+from rwkv_batch.state.log.protocol import CommitQueue, SessionStore
 from rwkv_batch.state.log.sessions import Sessions
-from rwkv_batch.state.log.store import Store
-from rwkv_batch.state.log.writer import Writer
 from rwkv_batch.state.pool.adapted import AdaptedModels
 from rwkv_batch.state.pool.image_cache import ImageCache
 from rwkv_batch.state.pool.resume import Resumer
@@ -23,8 +22,8 @@ class PoolParts:
     states: States
     transfer: Transfer
     threads: PoolThreads
-    store: Store
-    writer: Writer
+    store: SessionStore
+    writer: CommitQueue
     adapted: AdaptedModels
     sessions: Sessions
     log: TokenLog

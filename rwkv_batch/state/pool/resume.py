@@ -15,15 +15,16 @@ from rwkv_batch.state.entries import (
     NotInFile,
     RowDamaged,
     Session,
+    SnapshotError,
     Start,
     StoreError,
     Turn,
     digest,
 )
 from rwkv_batch.state.exported import Imported, What
-from rwkv_batch.state.log.store import Store
+from rwkv_batch.state.log.protocol import SessionStore
 from rwkv_batch.state.pool.adapted import AdaptedModels
-from rwkv_batch.state.snapshot import SnapshotError, Transfer, seal
+from rwkv_batch.state.snapshot import Transfer, seal
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class Resumer:
 
     def __init__(
         self,
-        store: Store,
+        store: SessionStore,
         transfer: Transfer,
         served: AdaptedModels,
         held: Callable[[int], bool],

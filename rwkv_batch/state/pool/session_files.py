@@ -6,7 +6,7 @@ from functools import partial
 from torch import Tensor
 
 from rwkv_batch.state import exported
-from rwkv_batch.state.entries import Done, Head, Session, Start, StoreError, Turn, message
+from rwkv_batch.state.entries import Done, Head, Session, SessionAt, Start, StoreError, Turn, message
 from rwkv_batch.state.exported import Imported, What
 from rwkv_batch.state.pool.parts import PoolParts
 
@@ -61,37 +61,37 @@ class SessionFiles:
 
         `tokens`: whether they may be stored; otherwise the file needs the state at its end.
         """
+        at = self._parts.sessions.at(key)
 
         def checked(found: Imported | None, error: Exception | None) -> None:
             if found is None:
                 done(message(error))
                 return
             content, image, beginning = found
-            turns = exported.to_turns(content, self._parts.log.unknown_past(content.start))
-            self._parts.log.ids_used(turns[-1].id)
+            log = self._parts.log
+            turns = exported.to_turns(content, log.unknown_past(content.start), log.new_id)
             ends = [turn for turn in turns if turn.end == content.position]
             states = [] if beginning is None else [(turns[0], beginning)]
             if image is not None and ends:
                 states.append((ends[-1], image))
             if states:
-                self._store(key, turns, states, done)
+                self._store(at, turns, states, done)
             else:
-                session = self._parts.log.announce(key, turns, imaged=0)
-                self._parts.log.put_announced(session, turns, [], done)
+                log.put_announced(log.announce(at, turns, imaged=0), turns, [], done)
 
         self._parts.threads.reader.put(partial(self._parts.resumer.read_file, data, tokens), checked)
 
     def _store(
-        self, key: str, turns: Sequence[Turn], states: Sequence[tuple[Turn, Tensor]], done: Done
+        self, at: SessionAt, turns: Sequence[Turn], states: Sequence[tuple[Turn, Tensor]], done: Done
     ) -> None:
         """Store a session with the states at the ends of some turns, of which nothing replaces the first."""
         (first, needed), *later = states
-        session = self._parts.log.announce(key, turns, first.end)
+        session = self._parts.log.announce(at, turns, first.end)
         if later and not self._parts.images.stores:
             self._parts.images.keep(first.id, needed)
         last, state = states[-1]
         if last.id == session.head.turn:
-            self._parts.tiers.hold(key, session.head, state)
+            self._parts.tiers.hold(at.key, session.head, state)
 
         def stored(error: str | None) -> None:
             for turn, image in later if not error else ():

@@ -4,7 +4,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rwkv_batch.state.entries import (
     HIDDEN,
@@ -16,15 +16,15 @@ from rwkv_batch.state.entries import (
     PutTurn,
     Removed,
     Session,
+    SessionAt,
     Shrink,
     Start,
     Turn,
     ignore_result,
     message,
 )
+from rwkv_batch.state.log.protocol import CommitQueue, Committed, SessionStore
 from rwkv_batch.state.log.sessions import Sessions
-from rwkv_batch.state.log.store import Store
-from rwkv_batch.state.log.writer import Committed, Writer
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +42,8 @@ class TokenLog:
 
     def __init__(
         self,
-        store: Store,
-        writer: Writer,
+        store: SessionStore,
+        writer: CommitQueue,
         sessions: Sessions,
         model: int,
         *,
@@ -53,7 +53,7 @@ class TokenLog:
     ) -> None:
         self._limit, self._writer, self._model = store.limit, writer, model
         self.sessions, self._durable, self._clean, self._report = sessions, durable, clean, report
-        self._last_turn = store.last_turn()
+        self._ids = store.turn_numbers()
         self._unstored: dict[int, Turn] = {}  # turns that are not committed yet
         # Those of them whose commit waits until a state is stored, and what waits for the commit.
         self._announced: dict[int, list[Callable[[], None]]] = {}
@@ -67,16 +67,16 @@ class TokenLog:
         self, parent: Head | None, prompt: Sequence[int], completion: Sequence[int], model: int | None = None
     ) -> Turn:
         """The next turn after `parent`; None: at the beginning. model: None: without an adapter."""
-        return Turn.from_parent(self._next_id(), parent, prompt, completion, model or self._model)
+        return Turn.from_parent(self.new_id(), parent, prompt, completion, model or self._model)
 
     def unknown_past(self, tokens: int, model: int | None = None) -> Turn:
         """A turn in place of a past that is not known."""
         made_by, digest = model or self._model, secrets.token_bytes(16)
-        return Turn(self._next_id(), NONE, 0, tokens, [], [], time.time(), made_by, digest)
+        return Turn(self.new_id(), NONE, 0, tokens, [], [], time.time(), made_by, digest)
 
-    def ids_used(self, last: int) -> None:
-        """Turns up to this id have been made elsewhere."""
-        self._last_turn = max(self._last_turn, last)
+    def new_id(self) -> int:
+        """The id of a new turn."""
+        return next(self._ids)
 
     def is_stored(self, turn: int) -> bool:
         """Whether the turn is committed, or there is none."""
@@ -113,16 +113,16 @@ class TokenLog:
 
     # Sessions
 
-    def put(self, key: str, turn: Turn, head: Head, done: Done) -> None:
+    def put(self, at: SessionAt, turn: Turn, head: Head, done: Done) -> None:
         """A session ends with a new turn. After an error it ends where it did before."""
-        session, size = Session(key, head, turn.created), 2 * len(turn.tokens) + ROW_BYTES
+        session, size = Session(at.key, head, turn.created), 2 * len(turn.tokens) + ROW_BYTES
         if not self._durable:
             self._report(lambda: done(None))
         if turn.parent in self._announced:  # which has to be in the log first
             finish = done if self._durable else ignore_result
             followers = self._announced[turn.parent]
             followers.append(lambda: self.put_announced(session, [turn], self.shrink(size), finish))
-            self._announce(session, [turn])
+            self._announce(session, [turn], at.turn)
             return
         self._unstored[turn.id] = turn
 
@@ -132,7 +132,7 @@ class TokenLog:
             if self._durable:
                 done(message(error))
 
-        self.sessions.announce(session)
+        self.sessions.announce(session, at.turn)
         self.sessions.put(
             session,
             committed,
@@ -141,24 +141,24 @@ class TokenLog:
             retry=not self._durable,
         )
 
-    def point(self, key: str, head: Head, done: Done) -> None:
+    def point(self, at: SessionAt, head: Head, done: Done) -> None:
         """Let a session end with a turn that is in the log, or will be."""
         if head.turn in self._announced:
-            self._announced[head.turn].append(lambda: self.point(key, head, done))
+            self._announced[head.turn].append(lambda: self.point(at, head, done))
             return
 
         def committed(removed: Removed | None, error: Exception | None) -> None:
             self._clean_up(removed)
             done(message(error))
 
-        session = Session(key, head, time.time())
-        self.sessions.announce(session)
+        session = Session(at.key, head, time.time())
+        self.sessions.announce(session, at.turn)
         self.sessions.put(session, committed, pinned=self._pinned())
 
-    def announce(self, key: str, turns: Sequence[Turn], imaged: int) -> Session:
+    def announce(self, at: SessionAt, turns: Sequence[Turn], imaged: int) -> Session:
         """A session ends with the last of these turns. `put_announced` or `lose` follows."""
-        session = Session(key, turns[-1].head(imaged), time.time())
-        self._announce(session, turns)
+        session = Session(at.key, turns[-1].head(imaged), time.time())
+        self._announce(session, turns, at.turn)
         return session
 
     def put_announced(
@@ -199,14 +199,14 @@ class TokenLog:
         for follower in self._committing(turns):
             follower()
 
-    def delete(self, keys: Sequence[str], committed: Callable[[Exception | None], None]) -> None:
-        """Delete sessions, and the turns that nothing else uses."""
+    def delete(self, ends: Mapping[str, int], committed: Callable[[Exception | None], None]) -> None:
+        """Delete sessions, and the turns that nothing else uses. `ends`: the turns that they end with."""
 
         def deleted(removed: Removed | None, error: Exception | None) -> None:
             self._clean_up(removed)
             committed(error)
 
-        self.sessions.delete(keys, deleted, pinned=self._pinned(), retry=not self._durable)
+        self.sessions.delete(ends, deleted, pinned=self._pinned(), retry=not self._durable)
 
     def commit(
         self, operations: Sequence[Operation], committed: Committed = lambda removed, error: None
@@ -227,19 +227,15 @@ class TokenLog:
         self._grown = 0
         return [Shrink(self._limit, self._pinned())]
 
-    def _announce(self, session: Session, turns: Sequence[Turn]) -> None:
+    def _announce(self, session: Session, turns: Sequence[Turn], follows: int) -> None:
         self._unstored |= {turn.id: turn for turn in turns}
         followers: list[Callable[[], None]] = []  # of all of them
         self._announced |= {turn.id: followers for turn in turns}
-        self.sessions.announce(session)
+        self.sessions.announce(session, follows)
 
     def _committing(self, turns: Sequence[Turn]) -> list[Callable[[], None]]:
         """The commit of announced turns need not wait any longer; what waits for it."""
         return [self._announced.pop(turn.id) for turn in turns][-1]
-
-    def _next_id(self) -> int:
-        self._last_turn += 1
-        return self._last_turn
 
     def _pinned(self) -> frozenset[int]:
         return frozenset(self._pins)

@@ -11,6 +11,7 @@ A state may scale what rows read out of their states. Then its turn is one of an
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -19,18 +20,23 @@ from torch import Tensor
 
 from rwkv_batch.ops.torch_ops import as_stored
 from rwkv_batch.state.entries import (
+    ANY,
     EMPTY_DIGEST,
     HIDDEN,
     Done,
     Head,
+    Session,
+    SessionAt,
+    SnapshotError,
     Start,
     StoreError,
     Turn,
+    as_error,
     message,
 )
 from rwkv_batch.state.pool.parts import PoolParts
 from rwkv_batch.state.pool.session_files import StoreWithState
-from rwkv_batch.state.snapshot import PREFIX, SnapshotError, parts, seal
+from rwkv_batch.state.snapshot import PREFIX, parts, seal
 from rwkv_batch.state.starts.contents import Offsets, StartContents, StoredStart
 
 log = logging.getLogger(__name__)
@@ -52,15 +58,24 @@ class StartStates:
 
     def names(self) -> list[str]:
         """In their order."""
+        if self._parts.store.shared:
+            with suppress(StoreError):
+                for key in self._parts.sessions.keys(KEY):
+                    self._look_again(key.removeprefix(KEY))
+            for name in [*self._starts]:
+                self._look_again(name)
         return sorted(self._starts)
 
     def find(self, name: str) -> StoredStart | None:
         """The start state of that name."""
+        if self._parts.store.shared:
+            self._look_again(name)
         return self._starts.get(name)
 
     def digest(self, names: Sequence[str]) -> bytes:
         """What follows from the states of these names; empty if none of them is a start state."""
-        found = [self._starts[name].session.head.digest if name in self._starts else b"" for name in names]
+        starts = map(self.find, names)
+        found = [start.session.head.digest if start else b"" for start in starts]
         return b"".join(digest or EMPTY_DIGEST for digest in found) if any(found) else b""
 
     def contents(self, start: StoredStart) -> Tensor:
@@ -85,6 +100,8 @@ class StartStates:
         `read` runs on the reading thread. `done` gets what it raises: StoreError.
         """
 
+        at = self._parts.sessions.at(KEY + name)
+
         def make() -> tuple[StartContents, Tensor, int | None]:
             contents = read()
             offsets = contents.offsets
@@ -97,7 +114,7 @@ class StartStates:
                 return
             contents, image, model = found
             turn = replace(self._parts.log.unknown_past(0, model), digest=contents.digest)
-            announce = partial(self._announce, name, turn, image, description, contents.offsets, stored)
+            announce = partial(self._announce, at, turn, image, description, contents.offsets, stored)
             if contents.offsets is None:
                 announce()
                 return
@@ -114,7 +131,7 @@ class StartStates:
             self._parts.documents.put(OFFSETS + digest, contents.offsets.data, stored_offsets)
 
         def stored(error: str | None) -> None:
-            done(StoreError(error) if error else None)
+            done(as_error(error))
 
         self._parts.threads.reader.put(make, made)
 
@@ -135,7 +152,7 @@ class StartStates:
 
         After an error they are still there.
         """
-        gone = {name: self._starts.pop(name) for name in names if name in self._starts}
+        gone = {name: self._starts.pop(name) for name in names if self.find(name)}
 
         def deleted(error: Exception | None) -> None:
             if error:
@@ -147,7 +164,7 @@ class StartStates:
             done(0 if error else len(gone), message(error))
 
         if gone:
-            self._parts.log.delete([KEY + name for name in gone], deleted)
+            self._parts.log.delete({KEY + name: start.turn for name, start in gone.items()}, deleted)
         else:
             self._parts.threads.reader.report(partial(done, 0, None))
 
@@ -160,19 +177,21 @@ class StartStates:
                 model = self._parts.adapted.add(offsets.digest)
                 self._parts.documents.put(OFFSETS + offsets.digest, offsets.data, lambda error: None)
             turn = replace(self._parts.log.unknown_past(0, model), id=head.turn, digest=head.digest)
-            self._announce(start.name, turn, start.image, start.description, offsets, lambda error: None)
+            at = SessionAt(KEY + start.name, ANY)
+            self._announce(at, turn, start.image, start.description, offsets, lambda error: None)
 
     def _announce(
         self,
-        name: str,
+        at: SessionAt,
         turn: Turn,
         image: Tensor,
         description: bytes,
         offsets: Offsets | None,
         done: Done,
     ) -> None:
-        self._parts.documents.put(KEY + name, description, lambda error: None)
-        session = self._parts.log.announce(KEY + name, [turn], imaged=0)
+        name = at.key.removeprefix(KEY)
+        self._parts.documents.put(at.key, description, lambda error: None)
+        session = self._parts.log.announce(at, [turn], imaged=0)
         self._parts.images.keep(turn.id, image)
         before = self._starts.get(name)
         self._starts[name] = start = StoredStart(name, session, image, description, offsets)
@@ -204,23 +223,36 @@ class StartStates:
         return image
 
     def _stored(self) -> list[StoredStart]:
-        found = []
-        for key in self._parts.sessions.keys(KEY):
-            session = self._parts.sessions.find(key)
-            if session is None:
-                continue
-            try:
-                if not self._parts.adapted.is_of_this_model(session.head):
-                    continue
-                offsets = self._offsets(session.head)
-                image = self._read(session.head)
-                description = self._parts.documents.read(key) or b""
-            except (StoreError, SnapshotError) as error:
-                log.error("The start state %s is lost: %s", key.removeprefix(KEY), error)
-                continue
-            self._parts.images.keep(session.head.turn, image)
-            found.append(StoredStart(key.removeprefix(KEY), session, image, description, offsets))
-        return found
+        sessions = map(self._parts.sessions.find, self._parts.sessions.keys(KEY))
+        return [start for session in sessions if session and (start := self._load(session))]
+
+    def _look_again(self, name: str) -> None:
+        """Another process may have stored another one under the name, described or removed it."""
+        with suppress(StoreError):
+            session, known = self._parts.sessions.find(KEY + name), self._starts.get(name)
+            if known and session and known.turn == session.head.turn:
+                description = self._parts.documents.read(KEY + name)
+                if description is not None and description != known.description:
+                    self._starts[name] = replace(known, description=description)
+                return
+            self._starts.pop(name, None)
+            if session and (start := self._load(session)):
+                self._starts[name] = start
+
+    def _load(self, session: Session) -> StoredStart | None:
+        """A start state of this model from the database; None if it is not whole, or another model's."""
+        name = session.key.removeprefix(KEY)
+        try:
+            if not self._parts.adapted.is_of_this_model(session.head):
+                return None
+            offsets = self._offsets(session.head)
+            image = self._read(session.head)
+            description = self._parts.documents.read(session.key) or b""
+        except (StoreError, SnapshotError) as error:
+            log.error("The start state %s is lost: %s", name, error)
+            return None
+        self._parts.images.keep(session.head.turn, image)
+        return StoredStart(name, session, image, description, offsets)
 
     def _offsets(self, head: Head) -> Offsets | None:
         """Raises StoreError."""

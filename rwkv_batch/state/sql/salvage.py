@@ -17,7 +17,7 @@ from rwkv_batch.state.entries import (
     StoreError,
     Turn,
 )
-from rwkv_batch.state.log import sqlite, tables
+from rwkv_batch.state.sql import sqlite, tables
 
 T = TypeVar("T")
 

@@ -5,19 +5,26 @@ left out of lists.
 """
 
 import sqlite3
+import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from functools import singledispatch
 
 from rwkv_batch.state.entries import (
+    ANY,
+    DAMAGED,
+    HIDDEN,
     NONE,
     Collect,
+    CommittedBefore,
+    Conflict,
     Dangling,
     DeleteSessions,
     DropImages,
     Head,
     Operation,
     PutImage,
+    PutModel,
     PutSession,
     PutTurn,
     Removed,
@@ -25,6 +32,7 @@ from rwkv_batch.state.entries import (
     RowDamaged,
     Session,
     Shrink,
+    Stamp,
     StoreDocument,
     StoreError,
     Turn,
@@ -56,6 +64,11 @@ TABLES = """
         id INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE, updated REAL NOT NULL, checksum INTEGER NOT NULL,
         data BLOB NOT NULL);
     CREATE INDEX documents_by_age ON documents (updated);"""
+# Where one process writes for several. `missing`: of the numbers up to `last`, those that have not been
+# carried out, each 8 bytes. Databases without it are of the same schema.
+CLIENTS = """
+    CREATE TABLE IF NOT EXISTS clients (
+        id INTEGER PRIMARY KEY, last INTEGER NOT NULL, missing BLOB NOT NULL);"""
 
 SESSION = "key, turn, number, tokens, digest, model, imaged, updated, checksum"
 TURN = "id, parent, number, start, prompt, completion, created, model, digest, checksum"
@@ -65,7 +78,8 @@ DOCUMENT = "key, updated, data, checksum"
 _REFERENCED = "SELECT 1 FROM sessions WHERE turn = ? UNION ALL SELECT 1 FROM turns WHERE parent = ? LIMIT 1"
 
 _OLDEST = f"""
-    SELECT * FROM (SELECT key, 1, updated FROM sessions WHERE {LISTED} ORDER BY updated LIMIT 1)
+    SELECT * FROM (SELECT key, 1, updated FROM sessions WHERE {LISTED} AND turn NOT IN ({{pinned}})
+    ORDER BY updated LIMIT 1)
     UNION ALL SELECT * FROM (SELECT key, 0, updated FROM documents WHERE {LISTED} ORDER BY updated LIMIT 1)
     ORDER BY updated LIMIT 1"""
 
@@ -85,12 +99,14 @@ def prepare(connection: sqlite3.Connection, path: object) -> None:
         connection.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
 
 
-def model_id(connection: sqlite3.Connection, fingerprint: str, vocabulary: int) -> int:
-    """The id of a model, which is noted if need be. `vocabulary` 0: not known.
+def id_of_model(fingerprint: str) -> int:
+    """It follows from the fingerprint, so that nothing depends on the row but what people read."""
+    return zlib.crc32(fingerprint.encode()) | zlib.adler32(fingerprint.encode()) << 31
 
-    The id follows from the fingerprint, so that nothing depends on the row but what people read.
-    """
-    id_ = zlib.crc32(fingerprint.encode()) | zlib.adler32(fingerprint.encode()) << 31
+
+def model_id(connection: sqlite3.Connection, fingerprint: str, vocabulary: int) -> int:
+    """The id of a model, which is noted if need be. `vocabulary` 0: not known."""
+    id_ = id_of_model(fingerprint)
     connection.execute(
         "INSERT INTO models (id, fingerprint, vocabulary) VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE "
         "SET fingerprint = excluded.fingerprint, vocabulary = max(vocabulary, excluded.vocabulary) "
@@ -180,7 +196,7 @@ def read_document(connection: sqlite3.Connection, key: str) -> bytes | None:
     """Raises RowDamaged."""
     query = f"SELECT {DOCUMENT} FROM documents WHERE key = ?"
     row = connection.execute(query, (encoded(key),)).fetchone()
-    return as_document(row).data if row else None  # type: ignore[return-value]
+    return as_document(row).data if row else None
 
 
 def document_keys(connection: sqlite3.Connection, prefix: str) -> list[str]:
@@ -231,7 +247,13 @@ def _put_turn(operation: PutTurn, connection: sqlite3.Connection, removed: Remov
     turn = operation.turn
     if turn.parent != NONE and not _exists(connection, turn.parent):
         raise Dangling("The turn that this one continues could not be stored.")
-    insert_turn(connection, turn)
+    try:
+        insert_turn(connection, turn)
+    except sqlite3.IntegrityError:
+        found = connection.execute("SELECT digest FROM turns WHERE id = ?", (turn.id,)).fetchone()
+        if found and found[0] == turn.digest:
+            raise CommittedBefore("This turn is stored already.") from None
+        raise
 
 
 @apply.register
@@ -241,6 +263,8 @@ def _put_session(operation: PutSession, connection: sqlite3.Connection, removed:
     if not _exists(connection, head.turn):
         raise Dangling("The turn that the session ends with could not be stored.")
     before = connection.execute("SELECT turn FROM sessions WHERE key = ?", (key,)).fetchone()
+    if operation.follows != ANY and (before[0] if before else NONE) != operation.follows:
+        raise _moved(session.key)
     checked = key, head.turn, head.number, head.tokens, head.digest, head.model, session.updated
     columns = *checked[:6], head.imaged, session.updated, _checksum(*checked)
     connection.execute(
@@ -252,8 +276,41 @@ def _put_session(operation: PutSession, connection: sqlite3.Connection, removed:
 
 @apply.register
 def _delete_sessions(operation: DeleteSessions, connection: sqlite3.Connection, removed: Removed) -> None:
-    for key in map(encoded, operation.keys):
-        _delete_session(connection, key, operation.pinned, removed)
+    for place, key in enumerate(operation.keys):
+        follows = operation.follows[place] if operation.follows else ANY
+        if follows == DAMAGED and not _is_damaged(connection, key):
+            continue
+        if follows not in (ANY, DAMAGED):
+            found = connection.execute("SELECT turn FROM sessions WHERE key = ?", (encoded(key),)).fetchone()
+            if found and found[0] != follows:
+                raise _moved(key)
+        _delete_session(connection, encoded(key), operation.pinned, removed)
+
+
+def _is_damaged(connection: sqlite3.Connection, key: str) -> bool:
+    try:
+        find_session(connection, key)
+    except RowDamaged:
+        return True
+    return False
+
+
+def _moved(key: str) -> Conflict:
+    return Conflict(
+        f"The session {key.removeprefix(HIDDEN)} has been changed meanwhile; send the request again to go on "
+        "from what it is now."
+    )
+
+
+def conflict(connection: sqlite3.Connection, operations: Sequence[Operation]) -> Conflict | None:
+    """Whether one of the sessions that these change has been changed before, as it is now."""
+    for operation in operations:
+        if isinstance(operation, PutSession) and operation.follows != ANY:
+            key = operation.session.key
+            found = connection.execute("SELECT turn FROM sessions WHERE key = ?", (encoded(key),)).fetchone()
+            if (found[0] if found else NONE) != operation.follows:
+                return _moved(key)
+    return None
 
 
 def _delete_session(
@@ -309,8 +366,9 @@ def _shrink(operation: Shrink, connection: sqlite3.Connection, removed: Removed)
         excess -= size_
     if victims:
         _drop_images(DropImages(victims), connection, removed)
+    pinned = ", ".join(map(str, sorted(operation.pinned))) or "-1"
     while size(connection) > target:
-        oldest = connection.execute(_OLDEST).fetchone()
+        oldest = connection.execute(_OLDEST.format(pinned=pinned)).fetchone()
         if oldest is None:
             return
         key, is_session, _ = oldest
@@ -332,8 +390,46 @@ def _put_document(operation: StoreDocument, connection: sqlite3.Connection, remo
 
 @apply.register
 def _delete_documents(operation: RemoveDocuments, connection: sqlite3.Connection, removed: Removed) -> None:
-    for key in map(encoded, operation.keys):
-        _delete_document(connection, key, removed)
+    for key in operation.keys:
+        if operation.damaged:
+            try:
+                read_document(connection, key)
+                continue
+            except RowDamaged:
+                pass
+        _delete_document(connection, encoded(key), removed)
+
+
+@apply.register
+def _put_model(operation: PutModel, connection: sqlite3.Connection, removed: Removed) -> None:
+    model_id(connection, operation.fingerprint, operation.vocabulary)
+
+
+@apply.register
+def _stamp(operation: Stamp, connection: sqlite3.Connection, removed: Removed) -> None:
+    number = operation.number
+    row = connection.execute("SELECT last, missing FROM clients WHERE id = ?", (operation.client,)).fetchone()
+    last, missing = row or (0, b"")
+    if number <= last or number > last + 1 or missing:
+        numbers = {value for (value,) in struct.iter_unpack("<q", missing)} | {*range(last + 1, number)}
+        if number <= last and number not in numbers:
+            raise CommittedBefore("This change is stored already.")
+        left = sorted(value for value in numbers - {number} if value > operation.known)
+        missing = struct.pack(f"<{len(left)}q", *left)
+    connection.execute(
+        "INSERT OR REPLACE INTO clients (id, last, missing) VALUES (?, ?, ?)",
+        (operation.client, max(last, number), missing),
+    )
+
+
+def prepare_clients(connection: sqlite3.Connection) -> None:
+    """Make the table of clients if need be."""
+    connection.executescript(CLIENTS)
+
+
+def forget_clients(connection: sqlite3.Connection) -> None:
+    """What was committed for clients is not asked again."""
+    connection.execute("DELETE FROM clients")
 
 
 def _delete_document(connection: sqlite3.Connection, key: object, removed: Removed) -> None:

@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench.make_checkpoint import SIZES, random_checkpoint  # noqa: E402
 from rwkv_batch.model.checkpoint import load  # noqa: E402
-from rwkv_batch.model.cpu.rwkv7 import CpuRWKV7  # noqa: E402
+from rwkv_batch.model.rwkv7_cpu import CpuRWKV7  # noqa: E402
 from rwkv_batch.ops.cpu import binding  # noqa: E402
 
 STEPS = 8  # decode steps in one measurement

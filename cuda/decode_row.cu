@@ -12,7 +12,7 @@
 // fp16, as between separate kernels.
 //
 // Reference: rwkv_batch/model/rwkv7.py, and the separate kernels. Binding: RowKernel of
-// rwkv_batch/ops/cuda/codes/row.py. Test: test/kernels/test_decode_row.py. Only sm_90a; elsewhere the
+// rwkv_batch/ops/cuda/special/row.py. Test: test/kernels/test_decode_row.py. Only sm_90a; elsewhere the
 // launcher returns cudaErrorNotSupported.
 //
 // A block has a multiprocessor to itself, and two blocks are a cluster. Such a pair has a head: it computes

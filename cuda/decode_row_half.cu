@@ -10,7 +10,7 @@
 // hidden units are rounded to fp16, as between separate kernels.
 //
 // Reference: rwkv_batch/model/rwkv7.py, and the separate kernels. Binding: RowKernel of
-// rwkv_batch/ops/cuda/codes/row.py. Test: test/kernels/test_decode_row.py. Only sm_90a.
+// rwkv_batch/ops/cuda/special/row.py. Test: test/kernels/test_decode_row.py. Only sm_90a.
 //
 // Eight blocks share a head. Each has its channels of r, k and v in eight parts, some outputs of the inner
 // sides of the low-rank functions, and 32 hidden units. All blocks wait for each other three times a layer:

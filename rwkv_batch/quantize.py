@@ -39,13 +39,12 @@ def main(arguments: list[str] | None = None) -> int:
         if source.weights:
             raise CheckpointError(f"{args.model} is in {source.weights} already; give what it was made from.")
         with loading_bar(args.weights) as progress:
-            asked = source, args.weights
             if args.calibrate:
                 demand_texts(source.vocab)
                 texts = [document(text) for text in read_texts(args.calibrate)]
-                model = calibrated(*asked, texts, args.quantize_head, progress)
+                model = calibrated(source, args.weights, texts, args.quantize_head, progress)
             else:
-                model = quantize(*asked, args.quantize_head, progress)
+                model = quantize(source, args.weights, args.quantize_head, progress)
         packed_file.write(model, source.fingerprint, args.file)
     except (CheckpointError, EvaluationError) as error:
         print(error, file=sys.stderr)

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.model.checkpoint import Checkpoint, Family
-from rwkv_batch.model.cpu.rwkv7 import CpuRWKV7
 from rwkv_batch.model.rwkv6 import RWKV6
 from rwkv_batch.model.rwkv7 import RWKV7
+from rwkv_batch.model.rwkv7_cpu import CpuRWKV7
 from rwkv_batch.model.torch_model import SCORED_AT_ONCE, TorchModel
 from rwkv_batch.ops.cpu.binding import CpuKernels
 from rwkv_batch.ops.device import give_freed_memory_back, keep_freed_memory, reserve_bytes
@@ -106,8 +106,15 @@ class TorchRunner:
         """Logits of the rows that draw, and what prompts score."""
         self._take_threads()
         scores = PromptScores(batch.scored, self.device, self._invariant)
-        tokens, rows = torch.tensor(batch.tokens), (batch.counts, batch.slots)
-        logits = self.model.forward(tokens, *rows, self.states, batch.draws, batch.adapters, scores)
+        logits = self.model.forward(
+            torch.tensor(batch.tokens),
+            batch.counts,
+            batch.slots,
+            self.states,
+            batch.draws,
+            batch.adapters,
+            scores,
+        )
         mix_logits(logits, batch.mixtures)
         return logits, scores
 

@@ -44,8 +44,8 @@ def load(device: torch.device, width: int) -> Draw:
         draw: Draw = partial(
             sampling.top_k_top_p_sampling_from_logits, filter_apply_order="top_k_first", generator=generator
         )
-        limits = torch.ones(1, dtype=torch.int32, device=device), torch.ones(1, device=device)
-        draw(torch.zeros(1, width, device=device), *limits).tolist()
+        top_k, top_p = torch.ones(1, dtype=torch.int32, device=device), torch.ones(1, device=device)
+        draw(torch.zeros(1, width, device=device), top_k, top_p).tolist()
     except ImportError as error:
         raise SamplerError(
             f"--sampler flashinfer needs the package flashinfer-python ({error}); run pip install -r "

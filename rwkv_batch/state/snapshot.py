@@ -87,8 +87,18 @@ class SnapshotLayout:
 
 def seal(snapshot: Tensor, layout: SnapshotLayout, tokens: int, created: float, digest: bytes = b"") -> None:
     """Write prefix and checksum of a snapshot (uint8 `[layout.size]`, host memory) whose body is in place."""
-    shape, dtypes = (layout.layers, layout.heads, layout.width), (_name(layout.shift), _name(layout.wkv))
-    write_header(snapshot, Header(layout.fingerprint, *shape, *dtypes, tokens, created, digest=digest))
+    description = Header(
+        fingerprint=layout.fingerprint,
+        layers=layout.layers,
+        heads=layout.heads,
+        width=layout.width,
+        shift=_name(layout.shift),
+        wkv=_name(layout.wkv),
+        tokens=tokens,
+        created=created,
+        digest=digest,
+    )
+    write_header(snapshot, description)
 
 
 def write_header(snapshot: Tensor, description: Header) -> None:

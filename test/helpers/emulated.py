@@ -10,8 +10,8 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from rwkv_batch.ops.compiled import hip
 from rwkv_batch.ops.cuda import abi, build
-from rwkv_batch.ops.hip import compiler as hip
 
 ROOT = Path(__file__).resolve().parents[2]
 EMULATOR = ROOT / "test" / "emulator"

@@ -9,7 +9,7 @@ from tools import absent
 
 from rwkv_batch.ops.cuda import binding, build
 from rwkv_batch.ops.cuda.binding import Kernels
-from rwkv_batch.ops.cuda.codes import kernels as code_kernels
+from rwkv_batch.ops.cuda.special import codes as code_kernels
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from rwkv_batch.ops.cuda import abi, build
-from rwkv_batch.ops.cuda.codes.kernels import CODE_SIGNATURES
 from rwkv_batch.ops.cuda.inputs.feed import RECORD
 from rwkv_batch.ops.cuda.signatures import SIGNATURES
+from rwkv_batch.ops.cuda.special.codes import CODE_SIGNATURES
 from rwkv_batch.sampling import structs_cuda
 
 RECORDS = {

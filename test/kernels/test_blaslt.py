@@ -12,8 +12,8 @@ import pytest
 import torch
 from cuda_gpu import needs_gpu, off, poisoned
 
-from rwkv_batch.ops.cuda.blas import blaslt
-from rwkv_batch.ops.cuda.blas.blaslt import GemmShape
+from rwkv_batch.ops.cuda.special import blaslt
+from rwkv_batch.ops.cuda.special.blaslt import GemmShape
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from rwkv_batch.model.cuda.packed.packing import in_tiles
 from rwkv_batch.model.cuda.packed.weights import CudaLayer, CudaWeights, pack_weights
 from rwkv_batch.model.quantization.quantize import quantize
 from rwkv_batch.ops.cuda.buffers import Buffers
-from rwkv_batch.ops.cuda.codes.kernels import most_warp_rows
+from rwkv_batch.ops.cuda.special.codes import most_warp_rows
 
 WIDTH = 128
 SHAPE = {"layers": 2, "width": WIDTH, "vocab": 300}

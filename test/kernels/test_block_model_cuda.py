@@ -21,7 +21,7 @@ from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.model.quantization.quantize import quantize
 from rwkv_batch.model.rwkv7 import RWKV7
-from rwkv_batch.ops.cuda.codes.kernels import most_warp_rows
+from rwkv_batch.ops.cuda.special.codes import most_warp_rows
 from rwkv_batch.ops.low_rank import PreparedAdapter
 
 pytestmark = needs_gpu

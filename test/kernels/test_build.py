@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from rwkv_batch.model.cuda.steps.graphs import decode_sizes
-from rwkv_batch.ops.compiled import kernel_cache, libraries
+from rwkv_batch.ops.compiled import hip, kernel_cache, libraries
 from rwkv_batch.ops.cuda import build
-from rwkv_batch.ops.hip import compiler as hip
 
 # What is compiled, and the architectures whose machine code is made of it: between the first three no source
 # distinguishes (test_what_sources_distinguish), and each front end takes as long as the rest.

@@ -8,7 +8,7 @@ from cuda_gpu import DEVICE, needs_gpu, poisoned
 from rwkv_batch.model.cuda.packed import blocks
 from rwkv_batch.model.cuda.packed.blocks import decoded_room, in_blocks
 from rwkv_batch.ops.cuda.binding import Kernels
-from rwkv_batch.ops.cuda.codes.kernels import CodeKernels
+from rwkv_batch.ops.cuda.special.codes import CodeKernels
 from rwkv_batch.ops.weights.bits import unpack_codes
 from rwkv_batch.ops.weights.channels import ChannelWeight
 from rwkv_batch.ops.weights.groups import Int4Weight, WideInt4Weight

@@ -14,7 +14,7 @@ from rwkv_batch.model.cuda.packed.orders import (
 )
 from rwkv_batch.ops.cuda.abi import IDENTITY, RELU_SQUARE
 from rwkv_batch.ops.cuda.binding import Kernels
-from rwkv_batch.ops.cuda.codes.kernels import CodeKernels, most_warp_rows
+from rwkv_batch.ops.cuda.special.codes import CodeKernels, most_warp_rows
 from rwkv_batch.ops.weights.channels import Fp5Weight, Fp6Weight, decode_float
 from rwkv_batch.ops.weights.groups import Int4Weight, WideInt4Weight
 

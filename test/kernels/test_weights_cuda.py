@@ -16,10 +16,10 @@ from rwkv_batch.model.cuda.gemms.autotune import Autotuner, usable
 from rwkv_batch.model.cuda.gemms.gemms import Gemms
 from rwkv_batch.model.cuda.gemms.kinds import KINDS
 from rwkv_batch.model.cuda.packed.weights import pack_weights
-from rwkv_batch.ops.cuda.blas import blaslt
 from rwkv_batch.ops.cuda.buffers import Buffers
-from rwkv_batch.ops.cuda.codes.row import rows_beside_head
 from rwkv_batch.ops.cuda.gemms import SPARSE_ROWS
+from rwkv_batch.ops.cuda.special import blaslt
+from rwkv_batch.ops.cuda.special.row import rows_beside_head
 
 CPU = torch.device("cpu")
 WIDTH = 64

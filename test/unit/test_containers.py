@@ -14,10 +14,10 @@ from strange_files import LFS, STRANGE, old, saved
 
 from bench.make_checkpoint import random_checkpoint
 from rwkv_batch.model.adapters.reader import read as read_adapter
+from rwkv_batch.model.adapters.start_states import read_start_state
 from rwkv_batch.model.checkpoint import load
 from rwkv_batch.model.files import read_json, read_tensors
 from rwkv_batch.model.quantization import packed_file
-from rwkv_batch.model.start_states import read_start_state
 
 ROOT = Path(__file__).resolve().parents[2]
 TENSORS = random_checkpoint(layers=2, width=64, vocab=100)

@@ -15,9 +15,9 @@ from demo.training.unknown import COUNTRIES, unknown
 from rwkv_batch.bundled.unpack import MODEL, tensors
 from rwkv_batch.model.adapters import merge, reader
 from rwkv_batch.model.adapters.parts import Scaling
+from rwkv_batch.model.adapters.start_states import read_start_state
 from rwkv_batch.model.checkpoint import from_tensors
 from rwkv_batch.model.rwkv7 import RWKV7
-from rwkv_batch.model.start_states import read_start_state
 
 pytestmark = pytest.mark.thorough
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from rwkv_batch.model.adapters.start_states import read_start_state
 from rwkv_batch.model.files import CheckpointError
-from rwkv_batch.model.start_states import read_start_state
 
 LAYERS, WIDTH = 3, 128
 SHAPE = (WIDTH // 64, 64, 64)

@@ -19,6 +19,10 @@ PRODUCT = ("rwkv_batch", "routes", "app.py", "state_pool.py")
 IMPORTING = (*PRODUCT, "demo")  # what makes the bundled model may import the product
 MOST_LINES_OF_A_FILE = 600
 MOST_LINES_OF_A_FOLDER = 1500
+MOST_PARAMETERS = 7  # of a function; self and cls are not counted
+MOST_ATTRIBUTES = 15  # of a class that is no record
+# Their fields are those of a message, of a body of a request or reply, or of a struct that kernels read.
+RECORD_BASES = {"Struct", "BaseModel", "TypedDict", "Structure"}
 MAY_CAST: set[str] = set()  # the edge to Robyn and to ctypes
 # What tests may use of libraries: a named tuple's, ctypes', the system's, torch's, the OpenAI SDK's.
 OF_LIBRARIES = {"_replace", "_obj", "_exit", "_sleep", "_request_id"}
@@ -26,6 +30,32 @@ BY_NAME = {"getattr", "setattr", "delattr", "hasattr"}
 MAP = ROOT / "ARCHITECTURE.md"
 # The single files, and what of ours they may import.
 SINGLE_FILES = {"state_pool.py": ("rwkv_batch/state", "rwkv_batch/ops", "rwkv_batch/config")}
+# Those that are to be divided: nothing may be added.
+MANY_PARAMETERS = {
+    "rwkv_batch/engine/engine.py generate",
+    "rwkv_batch/engine/startup.py state_pool",
+    "rwkv_batch/model/cuda/cuda_model.py forward",
+    "rwkv_batch/model/cuda/steps/states.py __init__",
+    "rwkv_batch/ops/cpu/binding.py product",
+    "rwkv_batch/ops/cuda/binding.py norm_mix_decode",
+    "rwkv_batch/ops/cuda/binding.py norm_mix_prefill",
+    "rwkv_batch/ops/cuda/gemms.py gemm_tile8",
+    "rwkv_batch/ops/cuda/gemms.py gemm_tile4",
+    "rwkv_batch/ops/cuda/special/codes.py gemm_codes",
+    "rwkv_batch/ops/cuda/special/row.py run",
+    "rwkv_batch/ops/torch_ops.py wkv",
+    "rwkv_batch/ops/wkv_prefill.py wkv_prefill",
+    "rwkv_batch/runner/cuda_runner.py __init__",
+}
+MANY_ATTRIBUTES = {
+    "rwkv_batch/engine/row_adapters/adapters.py Adapters",
+    "rwkv_batch/engine/scheduling/counts.py EngineCounts",
+    "rwkv_batch/engine/scheduling/sequence.py Sequence",
+    "rwkv_batch/sampling/sampler_cuda.py CudaSampler",
+    "rwkv_batch/wire/client.py Job",
+}
+WRITTEN_AS_TUPLES = ("rwkv_batch/ops/cuda", "rwkv_batch/model/cuda")
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @cache
@@ -37,8 +67,8 @@ def files(*places: str, suffixes: tuple[str, ...] = (".py",)) -> list[Path]:
 
 @cache
 def nodes(file: Path) -> list[ast.AST]:
-    """Imports, classes and calls of a file, inside functions too."""
-    wanted = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.Call)
+    """Imports, classes, functions and calls of a file, inside functions too."""
+    wanted = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Call)
     return [
         node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, wanted)
     ]
@@ -135,6 +165,121 @@ def test_no_folder_of_the_package_is_too_long():
         folders[name_of(file.parent)] += lines(file)
     long = {name: count for name, count in folders.items() if count > MOST_LINES_OF_A_FOLDER}
     assert_none(long)
+
+
+def test_no_folder_has_one_module():
+    """One with folders of its own is their place."""
+    folders = {file.parent for file in files("rwkv_batch", "routes")}
+    inside = {
+        folder: [each for each in folder.iterdir() if not each.name.startswith("__")] for folder in folders
+    }
+    assert_none(name_of(folder) for folder, found in inside.items() if len(found) < 2)
+
+
+def functions(file: Path) -> list[Function]:
+    return [node for node in nodes(file) if isinstance(node, Function)]
+
+
+def parameters(function: Function) -> list[str]:
+    given = function.args
+    named = [*given.posonlyargs, *given.args, *given.kwonlyargs]
+    return [each.arg for each in named if each.arg not in ("self", "cls")]
+
+
+def test_no_function_has_too_many_parameters():
+    found = {
+        f"{name_of(file)} {function.name}": len(parameters(function))
+        for file in files(*PRODUCT)
+        for function in functions(file)
+        if len(parameters(function)) > MOST_PARAMETERS
+    }
+    assert_none({name: count for name, count in found.items() if name not in MANY_PARAMETERS})
+
+
+def attributes(of: ast.ClassDef) -> set[str]:
+    """Annotated fields, and what methods store in self."""
+    fields = {ast.unparse(node.target) for node in of.body if isinstance(node, ast.AnnAssign)}
+    stores = (n for n in ast.walk(of) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
+    return fields | {node.attr for node in stores if ast.unparse(node.value) == "self"}
+
+
+def bases(of: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> set[str]:
+    """The names of all classes that it is made from."""
+    names = {ast.unparse(base).partition("[")[0].split(".")[-1] for base in of.bases}
+    return names.union(*(bases(classes[name], classes) for name in names if name in classes))
+
+
+def is_frozen(of: ast.ClassDef) -> bool:
+    return any(re.match(r"dataclass\(.*frozen=True", ast.unparse(each)) for each in of.decorator_list)
+
+
+def is_record(of: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> bool:
+    """Whether its fields are those of something else: of a message, a body, the options, or a checkpoint."""
+    of_tensors = [
+        re.search(r"(Tensors?|Matrix|Norm)\b", ast.unparse(node.annotation)) is not None
+        for node in of.body
+        if isinstance(node, ast.AnnAssign)
+    ]
+    weights = is_frozen(of) and bool(of_tensors) and sum(of_tensors) >= 0.9 * len(of_tensors)
+    options = is_frozen(of) and of.name.endswith("Config")
+    return weights or options or bool(RECORD_BASES & bases(of, classes))
+
+
+def test_no_class_has_too_many_attributes():
+    every = {
+        node.name: (name_of(file), node)
+        for file in files(*PRODUCT)
+        for node in nodes(file)
+        if isinstance(node, ast.ClassDef)
+    }
+    classes = {name: node for name, (_, node) in every.items()}
+    found = {
+        f"{file} {name}": len(attributes(node))
+        for name, (file, node) in every.items()
+        if len(attributes(node)) > MOST_ATTRIBUTES and not is_record(node, classes)
+    }
+    assert_none({name: count for name, count in found.items() if name not in MANY_ATTRIBUTES})
+
+
+def own_nodes(function: Function) -> Iterator[ast.AST]:
+    """Of a function, without those of the functions inside it."""
+    waiting = list(ast.iter_child_nodes(function))
+    while waiting:
+        yield (node := waiting.pop())
+        if not isinstance(node, Function | ast.Lambda):
+            waiting += ast.iter_child_nodes(node)
+
+
+def displays(function: Function) -> set[str]:
+    """Names to which it gives a tuple or a list that it writes out."""
+    found = set()
+    for node in own_nodes(function):
+        for target in getattr(node, "targets", [getattr(node, "target", None)]):
+            value = getattr(node, "value", None)
+            both = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+            pairs = zip(target.elts, value.elts, strict=False) if both else [(target, value)]
+            found |= {
+                name.id
+                for name, given in pairs
+                if isinstance(name, ast.Name) and isinstance(given, (ast.Tuple, ast.List))
+            }
+    return found
+
+
+def test_no_call_is_given_a_tuple_that_was_just_made():
+    """Its members are arguments: where they are written one sees what each of them is."""
+    assert_none(
+        f"{name_of(file)}:{call.lineno} {ast.unparse(call)[:60]}"
+        for file in files(*PRODUCT)
+        if not name_of(file).startswith(WRITTEN_AS_TUPLES)
+        for function in functions(file)
+        for call in own_nodes(function)
+        if isinstance(call, ast.Call)
+        for given in call.args
+        if isinstance(given, ast.Starred)
+        if isinstance(given.value, (ast.Tuple, ast.List))
+        or (isinstance(given.value, ast.Name) and given.value.id in displays(function))
+    )
 
 
 def test_casts_only_at_the_edges():

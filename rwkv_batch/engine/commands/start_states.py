@@ -7,8 +7,8 @@ from rwkv_batch.engine.commands.reply import reply
 from rwkv_batch.engine.row_adapters.adapters import Adapters
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.scheduling.sequence import RequestKey
+from rwkv_batch.model.adapters.start_states import read_start_state
 from rwkv_batch.model.files import CheckpointError
-from rwkv_batch.model.start_states import read_start_state
 from rwkv_batch.state.entries import StoreError, message
 from rwkv_batch.state.starts.contents import Offsets, StartContents, StoredStart
 from rwkv_batch.wire.commands import (

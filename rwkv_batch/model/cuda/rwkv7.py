@@ -27,10 +27,10 @@ from rwkv_batch.ops.cuda.abi import (
     TimeMixInput,
 )
 from rwkv_batch.ops.cuda.binding import Addend
-from rwkv_batch.ops.cuda.blas import blaslt
 from rwkv_batch.ops.cuda.buffers import MIXED, Buffers
 from rwkv_batch.ops.cuda.gemms import SPARSE_ROWS
 from rwkv_batch.ops.cuda.inputs.packing import DeviceRows, most_chunks
+from rwkv_batch.ops.cuda.special import blaslt
 from rwkv_batch.ops.torch_ops import HEAD_SIZE
 
 TIMED_LAYERS = 8  # in which GEMMs are timed between their neighbours

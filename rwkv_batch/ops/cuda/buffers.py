@@ -70,13 +70,13 @@ class Buffers(StepBuffers):
         self.low_out = {name: self._take("low out " + name, tokens, width) for name in shape.ranks}
         # The stream between the two norms of a prefill's layer; hidden units are written only after that.
         self.x_between = self.hidden.view(-1)[: 2 * tokens * width].view(torch.float32).view(tokens, width)
-        sparse = (SPARSE_SPLITS, min(tokens, SPARSE_ROWS[-1]), width)
-        self.sparse_partials = self._take("sparse partials", *sparse, dtype=torch.float32)
-        split = (0 if packed else MAX_SPLITS, min(tokens, SPLIT_TOKENS), width)
+        few = min(tokens, SPARSE_ROWS[-1])
+        self.sparse_partials = self._take("sparse partials", SPARSE_SPLITS, few, width, dtype=torch.float32)
+        splits, some = 0 if packed else MAX_SPLITS, min(tokens, SPLIT_TOKENS)
         # What a GEMM of fp8 reads, made by `quantize_rows` or a norm.
         self.codes = self._take("codes", tokens * shape.hidden if shape.fp8 else 0, dtype=torch.uint8)
         self.code_scales = self._take("code scales", 3 * tokens if shape.fp8 else 0, dtype=torch.float32)
-        self.split_partials = self._take("split partials", *split, dtype=torch.float32)
+        self.split_partials = self._take("split partials", splits, some, width, dtype=torch.float32)
 
     def fp8_rows(self, count: int, width: int) -> CodedRows:
         """Where `count` times the step's rows go as fp8: codes `[count, tokens, width]`, scales."""

@@ -20,10 +20,9 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from rwkv_batch.ops.compiled import bytecode, libraries
+from rwkv_batch.ops.compiled import bytecode, hip, libraries
 from rwkv_batch.ops.compiled.libraries import BuildError
 from rwkv_batch.ops.cuda import abi
-from rwkv_batch.ops.hip import compiler as hip
 from rwkv_batch.ops.progress import hidden
 
 log = logging.getLogger(__name__)

@@ -88,7 +88,7 @@ class Int4Weight(GroupWeight):
         for rows in blocks(outputs, inputs):
             groups = grouped(matrix[rows].float().clamp(-MOST_HALF, MOST_HALF), cls.group)
             low, high = groups.amin(2), groups.amax(2)
-            best, limits = torch.full_like(low, torch.inf), (low.clone(), high.clone())
+            best, least_kept, most_kept = torch.full_like(low, torch.inf), low.clone(), high.clone()
             for shrink in shrinks:
                 step, least = ((high - low) * shrink / 15).half().float(), (low * shrink).half().float()
                 step, least = step.unsqueeze(2), least.unsqueeze(2)
@@ -96,9 +96,9 @@ class Int4Weight(GroupWeight):
                 error = (found - groups).square_().mul_(of_groups).sum(2)
                 better = error < best
                 best = torch.where(better, error, best)
-                for limit, edge in zip(limits, (low, high), strict=True):
-                    limit[better] = edge[better] * shrink
-            for name, part in cls.pack_groups(groups, *limits, inputs).items():
+                least_kept[better] = low[better] * shrink
+                most_kept[better] = high[better] * shrink
+            for name, part in cls.pack_groups(groups, least_kept, most_kept, inputs).items():
                 parts[name][rows] = part
         return cls((outputs, inputs), parts)
 

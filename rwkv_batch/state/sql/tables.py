@@ -175,7 +175,7 @@ def turn_ids(connection: sqlite3.Connection, turn: int, first: int, last: int) -
 def as_turn(row: Sequence[object]) -> Turn:
     """Raises RowDamaged."""
     *columns, checksum = row
-    if _checksum(*columns) != checksum:
+    if _checksum(columns) != checksum:
         raise RowDamaged("A part of the session is stored damaged.")
     id_, parent, number, start, prompt, completion, created, model, digest = columns
     return Turn(id_, parent, number, start, unpack(prompt), unpack(completion), created, model, digest)  # type: ignore[arg-type]
@@ -213,7 +213,7 @@ def _behind(prefix: str) -> bytes:
 def as_document(row: Sequence[object]) -> StoreDocument:
     """Raises RowDamaged."""
     *columns, checksum = row
-    if _checksum(*columns) != checksum:
+    if _checksum(columns) != checksum:
         raise RowDamaged("A document is stored damaged: its checksum is wrong.")
     key, updated, data = columns
     return StoreDocument(decoded(key), updated, data)  # type: ignore[arg-type]
@@ -233,7 +233,7 @@ def insert_turn(connection: sqlite3.Connection, turn: Turn) -> None:
         turn.digest,
     )
     places = ", ".join("?" * (len(columns) + 1))
-    connection.execute(f"INSERT INTO turns ({TURN}) VALUES ({places})", (*columns, _checksum(*columns)))
+    connection.execute(f"INSERT INTO turns ({TURN}) VALUES ({places})", (*columns, _checksum(columns)))
 
 
 @singledispatch
@@ -266,7 +266,7 @@ def _put_session(operation: PutSession, connection: sqlite3.Connection, removed:
     if operation.follows != ANY and (before[0] if before else NONE) != operation.follows:
         raise _moved(session.key)
     checked = key, head.turn, head.number, head.tokens, head.digest, head.model, session.updated
-    columns = *checked[:6], head.imaged, session.updated, _checksum(*checked)
+    columns = *checked[:6], head.imaged, session.updated, _checksum(checked)
     connection.execute(
         f"INSERT OR REPLACE INTO sessions ({SESSION}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", columns
     )
@@ -384,7 +384,7 @@ def _put_document(operation: StoreDocument, connection: sqlite3.Connection, remo
     columns = encoded(operation.key), operation.updated, operation.data
     connection.execute(
         f"INSERT OR REPLACE INTO documents ({DOCUMENT}) VALUES (?, ?, ?, ?)",
-        (*columns, _checksum(*columns)),
+        (*columns, _checksum(columns)),
     )
 
 
@@ -459,7 +459,7 @@ def decoded(key: bytes) -> str:
 def as_session(row: Sequence[object]) -> Session:
     """Raises RowDamaged."""
     key, turn, number, tokens, digest, model, imaged, updated, checksum = row
-    if _checksum(key, turn, number, tokens, digest, model, updated) != checksum:
+    if _checksum((key, turn, number, tokens, digest, model, updated)) != checksum:
         raise RowDamaged("The session is stored damaged: its checksum is wrong.")
     imaged = imaged if isinstance(imaged, int) else 0  # it changes with images, and may be wrong
     return Session(decoded(key), Head(turn, number, tokens, digest, model, imaged), updated)  # type: ignore[arg-type]
@@ -484,7 +484,7 @@ def _collect(connection: sqlite3.Connection, turn: int, pinned: frozenset[int], 
         ((turn,),) = found
 
 
-def _checksum(*columns: object) -> int:
+def _checksum(columns: Sequence[object]) -> int:
     checksum = 0
     for value in columns:
         data = value if isinstance(value, bytes | memoryview) else repr(value).encode()

@@ -16,7 +16,7 @@ from rwkv_batch.model.cuda.gemms.tiled_codes import coded
 from rwkv_batch.model.cuda.packed.blocks import BlockMatrix
 from rwkv_batch.ops.cuda.abi import RELU_SQUARE
 from rwkv_batch.ops.cuda.binding import Kernels
-from rwkv_batch.ops.cuda.codes.kernels import CodeKernels, most_warp_rows
+from rwkv_batch.ops.cuda.special.codes import CodeKernels, most_warp_rows
 
 DECODED = "decoded"
 CODES = {"codes16": 16, "codes32": 32, "codes64": 64}  # outputs of a warp

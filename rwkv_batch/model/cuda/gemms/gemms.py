@@ -41,8 +41,8 @@ from rwkv_batch.model.cuda.packed.weights import CudaLayer, CudaWeights
 from rwkv_batch.model.cuda.steps.adapters import StepAdapters
 from rwkv_batch.ops.cuda.abi import ADAPTER_ADD_SQUARE, IDENTITY, RELU_SQUARE
 from rwkv_batch.ops.cuda.binding import Addend, Kernels
-from rwkv_batch.ops.cuda.blas.blaslt import BlasLt
 from rwkv_batch.ops.cuda.buffers import Buffers
+from rwkv_batch.ops.cuda.special.blaslt import BlasLt
 
 EARLY_TOKENS = 64  # at most; with them it gains 1% at most already (bench/results/h200-weights.md)
 UNTIMED_TOKENS = 4096  # stands for all numbers so large that nothing is timed; every method can run it

@@ -38,9 +38,9 @@ from rwkv_batch.model.cuda.gemms.method import GemmCall, Method, Product
 from rwkv_batch.ops.cuda import tile
 from rwkv_batch.ops.cuda.abi import RELU_SQUARE, SPARSE_SPLITS
 from rwkv_batch.ops.cuda.binding import Kernels
-from rwkv_batch.ops.cuda.blas.blaslt import MAX_ALGORITHMS, BlasLt
 from rwkv_batch.ops.cuda.buffers import MAX_SPLITS, SPLIT_TOKENS
 from rwkv_batch.ops.cuda.gemms import Part
+from rwkv_batch.ops.cuda.special.blaslt import MAX_ALGORITHMS, BlasLt
 
 LT_TOKENS = 64  # tokens for which cuBLASLt's algorithms are candidates, at least
 STREAMED_TOKENS = 1024  # with which gemm_stream is a candidate, at most

@@ -15,9 +15,9 @@ from rwkv_batch.model.cuda.gemms.kinds import LARGE
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix, LargeMatrix
 from rwkv_batch.ops.cuda.abi import IDENTITY
 from rwkv_batch.ops.cuda.binding import Kernels
-from rwkv_batch.ops.cuda.blas.blaslt import GemmShape
 from rwkv_batch.ops.cuda.buffers import Buffers
 from rwkv_batch.ops.cuda.gemms import CodedRows, Part
+from rwkv_batch.ops.cuda.special.blaslt import GemmShape
 
 PREFETCH_ROWS = 64  # the states of more rows would evict prefetched weights before they are used
 

@@ -23,8 +23,8 @@ from rwkv_batch.model.cuda.gemms.method import GemmCall, Method, Product
 from rwkv_batch.model.cuda.packed.coded import CodedMatrix
 from rwkv_batch.ops.cuda.abi import RELU_SQUARE, SPARSE_SPLITS, TILE_FEW_ROWS, TILE_K
 from rwkv_batch.ops.cuda.binding import Kernels
-from rwkv_batch.ops.cuda.blas.blaslt import BlasLt
 from rwkv_batch.ops.cuda.gemms import CodedRows, Part
+from rwkv_batch.ops.cuda.special.blaslt import BlasLt
 from rwkv_batch.ops.cuda.tile import MOST_OF_ONE_GROUP, partial_sums
 
 CODED = "coded"

@@ -8,7 +8,7 @@ from rwkv_batch.model.cuda.steps.states import CudaStates
 from rwkv_batch.ops.cuda.abi import ROW_HALF, ROW_INT4, ROW_INT8, ROW_INT8_COLUMNS, ROW_WIDE_INT4
 from rwkv_batch.ops.cuda.binding import Addend, Kernels
 from rwkv_batch.ops.cuda.buffers import Buffers
-from rwkv_batch.ops.cuda.codes.row import FUNCTIONS, MATRICES, RowKernel
+from rwkv_batch.ops.cuda.special.row import FUNCTIONS, MATRICES, RowKernel
 
 FORMS = {
     ("int4", False): ROW_INT4,

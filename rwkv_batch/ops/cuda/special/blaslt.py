@@ -157,11 +157,25 @@ class BlasLt:
 
     def _multiply(self, prepared: _Prepared, w: Tensor, x: Tensor, y: Tensor, algorithm: int) -> None:
         at_w, at_x, at_y = (c_void_p(tensor.data_ptr()) for tensor in (w, x, y))
-        inputs = (byref(self._one), at_w, prepared.w, at_x, prepared.x, byref(self._zero))
-        outputs = (at_y, prepared.y, at_y, prepared.y, byref(prepared.algorithms[algorithm]))
-        workspace = (c_void_p(self._workspace.data_ptr()), c_size_t(WORKSPACE))
-        stream = c_void_p(torch.cuda.current_stream().cuda_stream)
-        self._call("Matmul", self._handle, prepared.gemm, *inputs, *outputs, *workspace, stream)
+        self._call(
+            "Matmul",
+            self._handle,
+            prepared.gemm,
+            byref(self._one),
+            at_w,
+            prepared.w,
+            at_x,
+            prepared.x,
+            byref(self._zero),
+            at_y,
+            prepared.y,
+            at_y,
+            prepared.y,
+            byref(prepared.algorithms[algorithm]),
+            c_void_p(self._workspace.data_ptr()),
+            c_size_t(WORKSPACE),
+            c_void_p(torch.cuda.current_stream().cuda_stream),
+        )
 
     def _describe(self, s: GemmShape) -> _Prepared:
         gemm, preference, count = c_void_p(), c_void_p(), c_int()
@@ -178,16 +192,28 @@ class BlasLt:
         self._call("MatmulPreferenceCreate", byref(preference))
         self._set("MatmulPreference", preference, WORKSPACE_BYTES, c_uint64(WORKSPACE))
         proposals: Any = (self._names.proposal * MAX_ALGORITHMS)()
-        wanted = (self._handle, gemm, w, x, y, y, preference, MAX_ALGORITHMS)
-        refused = (self._names.not_supported, *([INVALID_VALUE] if s.fp8 else []))
-        self._call("MatmulAlgoGetHeuristic", *wanted, proposals, byref(count), accepted=refused)
+        self._call(
+            "MatmulAlgoGetHeuristic",
+            self._handle,
+            gemm,
+            w,
+            x,
+            y,
+            y,
+            preference,
+            MAX_ALGORITHMS,
+            proposals,
+            byref(count),
+            accepted=(self._names.not_supported, *([INVALID_VALUE] if s.fp8 else [])),
+        )
         self._call("MatmulPreferenceDestroy", preference)
         return _Prepared(gemm, w, x, y, [each for each in proposals[: count.value] if each.state == 0])
 
     def _columns_of_k(self, s: GemmShape, columns: int) -> c_void_p:
         """A matrix with columns of k numbers; with split-K these are parts of longer ones."""
-        strides = (s.batch * s.k, s.k) if s.split_k else (s.k, s.k * columns)
-        return self._matrix(s, R_8F_E4M3 if s.fp8 else R_16F, s.k, columns, *strides)
+        dtype = R_8F_E4M3 if s.fp8 else R_16F
+        column, part = (s.batch * s.k, s.k) if s.split_k else (s.k, s.k * columns)
+        return self._matrix(s, dtype, s.k, columns, column, part)
 
     def _matrix(
         self, s: GemmShape, dtype: int, rows: int, columns: int, column: int = 0, part: int = 0

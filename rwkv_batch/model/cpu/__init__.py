@@ -1,1 +1,0 @@
-"""Models on a CPU, over compiled kernels."""

@@ -1,1 +1,0 @@
-"""The vendor's library of matrix products."""

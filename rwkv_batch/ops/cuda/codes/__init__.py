@@ -1,1 +1,0 @@
-"""Matrices of codes on any GPU."""

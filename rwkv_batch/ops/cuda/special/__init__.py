@@ -1,0 +1,1 @@
+"""What only some models and GPUs need."""

@@ -1,1 +1,0 @@
-"""The kernels on AMD GPUs."""

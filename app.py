@@ -192,7 +192,13 @@ def command_line() -> argparse.ArgumentParser:
         help="what computes: own kernels, or slow torch operations; portable: the kernels for AMD "
         "GPUs, to test them on an NVIDIA GPU (default %(default)s)",
     )
-    flag("--pp-devices", metavar="LIST", nargs="+", default=[], help="the GPU to use: 0 or [0]")
+    flag(
+        "--pp-devices",
+        metavar="LIST",
+        nargs="+",
+        default=[],
+        help="the GPU to use, 0 or [0], or those that divide the layers: [0,1]",
+    )
     flag("--gpu-memory", **gigabytes, help="GiB of the GPU to use, CUDA's own 0.5 besides (default: all)")
     flag(
         "--max-rows",
@@ -337,20 +343,16 @@ def _fields(config: type[ProcessConfig], options: argparse.Namespace) -> dict[st
 
 
 def _pipeline_device(parser: argparse.ArgumentParser, options: argparse.Namespace) -> str:
-    """`--pp-devices` is written `[0,1]`, `0,1` or `0 1`."""
+    """`--pp-devices` is written `[0,1]`, `0,1` or `0 1`: `cuda:0+cuda:1`. A CPU is named `cpu`."""
     text = " ".join(options.pp_devices)
     names = text.strip("[]").replace(",", " ").split()
-    if not names or not all(name.isdecimal() for name in names):
+    if not names or not all(name.isdecimal() or name == "cpu" for name in names):
         parser.error(f"--pp-devices {text} is no list of GPU numbers; write [0] or 0")
-    if len(names) > 1:
-        parser.error(
-            f"--pp-devices {text}: splitting the layers over several GPUs is not supported; name one"
-        )
     if options.device not in ("auto", "cuda"):
         parser.error(
             f"--pp-devices {text} and --device {options.device} both name a device; give one of them"
         )
-    return f"cuda:{names[0]}"
+    return "+".join(name if name == "cpu" else f"cuda:{name}" for name in names)
 
 
 if __name__ == "__main__":

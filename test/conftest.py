@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import cuda_gpu
 import fewer_cases
 import pytest
+import serving
 import torch
 from ahead import LateRunner
 from serving import Server
@@ -19,6 +20,7 @@ from rwkv_batch.bundled import unpack
 from rwkv_batch.model.cuda.gemms import autotune
 from rwkv_batch.model.cuda.gemms.gemms import Gemms
 from rwkv_batch.model.cuda.gemms.kinds import KINDS
+from rwkv_batch.ops import device
 from rwkv_batch.ops.cuda import build
 from rwkv_batch.runner import backends
 from rwkv_batch.text import tokenizer
@@ -52,6 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--most-cases", type=int, help="of every test that needs a GPU, at most so many cases")
     parser.addoption("--pictures", action="store_true", help="tests of the page keep its pictures in docs/")
     parser.addoption("--schemas", type=int, default=60, help="random JSON schemas that a model writes to")
+    parser.addoption("--stages", type=int, help="models on the CPU run in so many stages")
     parser.addoption("--any-method", action="store_true", help="GEMMs run by any of their methods, untimed")
     parser.addoption("--share", default="0/1", help="0/4: the first of four shares of these cases")
 
@@ -95,6 +98,10 @@ def pytest_configure(config: pytest.Config) -> None:
         build.architecture = lambda gpu: build.portable_architecture(gpu, target)
     if config.getoption("--any-method"):
         autotune.Autotuner.measure = any_method
+    if stages := config.getoption("--stages"):
+        serving.on_cpu = ["--pp-devices", ",".join(["cpu"] * stages)]
+        found = device.find_devices
+        device.find_devices = lambda names: found(names) * (stages if names == "cpu" else 1)
     if config.getoption("--ahead"):
         backends.TorchRunner = LateRunner
 

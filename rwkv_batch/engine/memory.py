@@ -114,7 +114,7 @@ def rows_that_fit(
 def idle_slots(runner: Runner, rows: int, least: int, prefill_tokens: int, share: MemoryShare = WHOLE) -> int:
     """How many sessions keep their states on the device besides the rows: a share of what is left there."""
     needed = [runner.bytes_needed(rows, idle, prefill_tokens) for idle in (least, least + 1)]
-    free = (free_bytes(runner.device) - share.kept) // share.device
+    free = (_free_bytes(runner) - share.kept) // share.device
     left = max(0, free - needed[0]) // runner.limits.idle_divisor
     return min(least + left // (needed[1] - needed[0]), MOST_IDLE)
 
@@ -147,7 +147,7 @@ def step_bytes(runner: Runner, rows: int, idle_slots: int, prefill_tokens: int) 
 def host_states(states: States, share: MemoryShare = WHOLE) -> int:
     """How many states of sessions are kept in host memory."""
     most = host_bytes() // HOST_PART // share.host
-    return max(L2, min(most // len(states.access(0).data), MOST_IDLE))
+    return max(L2, min(most // states.shape.nbytes, MOST_IDLE))
 
 
 def database_limit(path: Path, taken: int, share: MemoryShare = WHOLE) -> int:
@@ -171,9 +171,14 @@ def prefill_rate(runner: Runner, prefill_tokens: int) -> float:
     return tokens / seconds
 
 
+def _free_bytes(runner: Runner) -> int:
+    """Of the device that has least."""
+    return min(map(free_bytes, {*runner.devices}))
+
+
 def _usable(runner: Runner, asked: int | None, share: MemoryShare) -> int:
     """Memory for slots and steps: all that is free for rows that were asked for, or else the share."""
-    free, most = free_bytes(runner.device) - share.kept, runner.limits.memory
+    free, most = _free_bytes(runner) - share.kept, runner.limits.memory
     if asked:
         return free
     free //= share.device

@@ -57,21 +57,23 @@ def load_model(
     progress: Callable[[int, int], None] | None = None,
 ) -> LoadedModel:
     """See Engine. Raises CheckpointError, DeviceError, SamplerError."""
-    place = devices.find_device(config.device)
+    places = devices.find_devices(config.device)
+    place = places[0]
     on_cpu = place.type == "cpu"
     if config.gpu_memory is not None:
-        devices.limit_memory(place, config.gpu_memory)
+        for device in places:
+            devices.limit_memory(device, config.gpu_memory)
     reads = on_cpu or config.weights is not None  # before anything goes to the device
     weights = load_weights(model, config, progress if reads else None, on_cpu, place)
-    before = devices.allocated_bytes(place)
+    before = sum(map(devices.allocated_bytes, {*places}))
     with devices.out_of_memory_as_error(f"the weights of {weights.name}", place):
-        if on_cpu:
-            runner = backends.create_runner(weights, place, config)
+        if on_cpu or len(places) > 1:
+            runner = backends.create_runner(weights, places, config)
         else:
             uploaded = UploadedTensors(weights, place, None if reads else progress)
-            runner = backends.create_runner(replace(weights, tensors=uploaded), place, config)
+            runner = backends.create_runner(replace(weights, tensors=uploaded), places, config)
             uploaded.finish()
-    taken = devices.allocated_bytes(place) - before or weights.bytes_held(runner.dtype.itemsize)
+    taken = sum(map(devices.allocated_bytes, {*places})) - before or weights.bytes_held(runner.dtype.itemsize)
     return LoadedModel(weights, runner, config.model_name or weights.name, taken)
 
 

@@ -151,7 +151,7 @@ def texts_of(texts: Sequence[str], count: int) -> list[ReadText]:
 
 def _read(checkpoint: Checkpoint, texts: Sequence[ReadText], label: str) -> Iterator[Tensor]:
     """The log probabilities at the places that count, some at a time: `[n, vocab]`."""
-    model = TorchRunner(checkpoint, torch.device("cpu"), torch.float32).model
+    model = TorchRunner(checkpoint, [torch.device("cpu")], torch.float32).model
     with tqdm(
         total=sum(len(text.tokens) for text in texts), desc=label, unit="token", disable=hidden()
     ) as bar:

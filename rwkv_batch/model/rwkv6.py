@@ -4,7 +4,7 @@ The formulas are those of the paper ("Eagle and Finch", arXiv 2404.05892). The r
 outgrows fp16 in published models.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -13,12 +13,12 @@ from torch.nn.functional import group_norm, silu
 
 from rwkv_batch.model.description import Norm
 from rwkv_batch.model.rwkv6_description import RWKV6_MIXES, Rwkv6LayerTensors, rwkv6_layer_tensors
-from rwkv_batch.model.torch_model import TorchModel
+from rwkv_batch.model.torch_model import Stream, TorchModel
 from rwkv_batch.ops import torch_ops as ops
 from rwkv_batch.ops.linear import Linear
 from rwkv_batch.ops.low_rank import Changes
 from rwkv_batch.ops.wkv6 import wkv6_prefill, wkv6_step
-from rwkv_batch.state.slots import States
+from rwkv_batch.state.slots import DeviceStates
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Rwkv6TimeMix:
     output: Linear
     group_norm: Norm
 
-    def __call__(self, x: Tensor, states: States, layer: int, rows: ops.PackedRows) -> Tensor:
+    def __call__(self, x: Tensor, states: DeviceStates, layer: int, rows: ops.PackedRows) -> Tensor:
         """x `[T, width]`, normed; returns what is added to the residual stream."""
         delta = ops.token_shift(x, states.shift[:, layer, 0], rows)
         inner = self.mix_inner(ops.mix(x, delta, self.mix_x)).tanh_().chunk(len(RWKV6_MIXES), -1)
@@ -63,7 +63,7 @@ class Rwkv6ChannelMix:
     value: Linear
     receptance: Linear
 
-    def __call__(self, x: Tensor, states: States, layer: int, rows: ops.PackedRows) -> Tensor:
+    def __call__(self, x: Tensor, states: DeviceStates, layer: int, rows: ops.PackedRows) -> Tensor:
         """x `[T, width]`, normed; returns what is added to the residual stream."""
         delta = ops.token_shift(x, states.shift[:, layer, 1], rows)
         hidden = self.key(ops.mix(x, delta, self.mix_k)).relu_().square_()
@@ -76,15 +76,17 @@ class RWKV6(TorchModel):
 
     def _load_layers(self) -> None:
         c = self.checkpoint
-        layers = (rwkv6_layer_tensors(c.tensors, c.packed, index) for index in range(c.layers))
+        layers = (rwkv6_layer_tensors(c.tensors, c.packed, index) for index in self.part)
         self.layers = [(self._time_mix(layer), self._channel_mix(layer)) for layer in layers]
 
-    def _run_layers(self, tokens: Tensor, states: States, rows: ops.PackedRows, changes: Changes) -> Tensor:
-        x = self.embedding(tokens).float()
-        for layer, (time_mix, channel_mix) in enumerate(self.layers):
-            x = x + time_mix(time_mix.norm(x).to(self.dtype), states, layer, rows)
-            x = x + channel_mix(channel_mix.norm(x).to(self.dtype), states, layer, rows)
-        return x
+    def _run_layers(
+        self, stream: Stream, states: DeviceStates, rows: ops.PackedRows, changes: Changes
+    ) -> Stream:
+        x = stream.x.float()
+        for place, (time_mix, channel_mix) in enumerate(self.layers):
+            x = x + time_mix(time_mix.norm(x).to(self.dtype), states, place, rows)
+            x = x + channel_mix(channel_mix.norm(x).to(self.dtype), states, place, rows)
+        return replace(stream, x=x)
 
     def _time_mix(self, layer: Rwkv6LayerTensors) -> Rwkv6TimeMix:
         return Rwkv6TimeMix(

@@ -4,7 +4,7 @@ The formulas are those of the RWKV-7 paper ("Goose", arXiv 2503.14456).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -18,12 +18,12 @@ from rwkv_batch.model.description import (
     Norm,
     layer_tensors,
 )
-from rwkv_batch.model.torch_model import TorchModel
+from rwkv_batch.model.torch_model import Stream, TorchModel
 from rwkv_batch.ops import torch_ops as ops
 from rwkv_batch.ops.linear import Linear
 from rwkv_batch.ops.low_rank import Changes
 from rwkv_batch.ops.mole import BoneExpert, Change, ExpertMix, LoraExpert, bone_change, lora_change
-from rwkv_batch.state.slots import States
+from rwkv_batch.state.slots import DeviceStates
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": Tensor.tanh_,
@@ -63,7 +63,7 @@ class TimeMix:
         self,
         x: Tensor,
         v_first: Tensor | None,
-        states: States,
+        states: DeviceStates,
         layer: int,
         rows: ops.PackedRows,
         changes: Changes,
@@ -133,7 +133,7 @@ class ChannelMix:
         x: Tensor,
         tokens: Tensor,
         embedded: Tensor,
-        states: States,
+        states: DeviceStates,
         layer: int,
         rows: ops.PackedRows,
         changes: Changes,
@@ -165,21 +165,21 @@ class RWKV7(TorchModel):
 
     def _load_layers(self) -> None:
         c = self.checkpoint
-        layers = (layer_tensors(c.tensors, c.packed, index) for index in range(c.layers))
-        self.layers = [
-            (self._time_mix(layer), self._channel_mix(layer, self._experts(index)))
-            for index, layer in enumerate(layers)
-        ]
+        self.layers = []
+        for index in self.part:
+            layer = layer_tensors(c.tensors, c.packed, index)
+            self.layers.append((self._time_mix(layer), self._channel_mix(layer, self._experts(index))))
 
-    def _run_layers(self, tokens: Tensor, states: States, rows: ops.PackedRows, changes: Changes) -> Tensor:
-        x = embedded = self.embedding(tokens)
-        v_first = None
-        for layer, (time_mix, channel_mix) in enumerate(self.layers):
-            of_layer = changes.of(layer)
-            y, v_first = time_mix(x, v_first, states, layer, rows, of_layer)
+    def _run_layers(
+        self, stream: Stream, states: DeviceStates, rows: ops.PackedRows, changes: Changes
+    ) -> Stream:
+        tokens, x, embedded, v_first = stream.tokens, stream.x, stream.embedded, stream.v_first
+        for place, (time_mix, channel_mix) in enumerate(self.layers):
+            of_layer = changes.of(self.part[place])
+            y, v_first = time_mix(x, v_first, states, place, rows, of_layer)
             x = x + y
-            x = x + channel_mix(x, tokens, embedded, states, layer, rows, of_layer)
-        return x
+            x = x + channel_mix(x, tokens, embedded, states, place, rows, of_layer)
+        return replace(stream, x=x, v_first=v_first)
 
     def _time_mix(self, layer: LayerTensors) -> TimeMix:
         k_a = self._vector(layer.k_a)

@@ -5,15 +5,18 @@ recurrence runs token after token, for prompts too: on a CPU that is faster than
 numbers are the same wherever its tokens are cut into steps.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from rwkv_batch.model.rwkv7 import RWKV7, ChannelMix
+from rwkv_batch.model.torch_model import Stream
 from rwkv_batch.ops.cpu.binding import CpuRows
 from rwkv_batch.ops.cpu.products import PackedLinear
 from rwkv_batch.ops.low_rank import Changes
 from rwkv_batch.ops.torch_ops import PackedRows
-from rwkv_batch.state.slots import States
+from rwkv_batch.state.slots import DeviceStates
 
 
 class CpuChannelMix(ChannelMix):
@@ -26,36 +29,35 @@ class CpuChannelMix(ChannelMix):
 
 
 class CpuRWKV7(RWKV7):
-    """RWKV-7, and 7a, on a CPU. It is made with kernels. States in fp16 run as in RWKV7."""
+    """RWKV-7, and 7a, on a CPU. It is made with kernels. DeviceStates in fp16 run as in RWKV7."""
 
     channel_mix = CpuChannelMix
 
-    def _run_layers(self, tokens: Tensor, states: States, rows: PackedRows, changes: Changes) -> Tensor:
+    def _run_layers(self, stream: Stream, states: DeviceStates, rows: PackedRows, changes: Changes) -> Stream:
         kernels = self._kernels
         if kernels is None or states.wkv.dtype != torch.float32:
-            return super()._run_layers(tokens, states, rows, changes)
+            return super()._run_layers(stream, states, rows, changes)
         places = CpuRows.of(rows.lengths, rows.slot_numbers)
-        x = embedded = self.embedding(tokens)
+        tokens, x, embedded, v_first = stream.tokens, stream.x, stream.embedded, stream.v_first
         y: Tensor | None = None
-        v_first: Tensor | None = None
-        for layer, (time_mix, channel_mix) in enumerate(self.layers):
-            of_layer = changes.of(layer)
-            shift = states.shift[:, layer, 0]
+        for place, (time_mix, channel_mix) in enumerate(self.layers):
+            of_layer = changes.of(self.part[place])
+            shift = states.shift[:, place, 0]
             x, mixed, _ = kernels.mix(x, y, time_mix.norm, time_mix.mixes, shift, places)
             made = time_mix.products(mixed, v_first is not None, of_layer)
             y = kernels.wkv7(
                 (made.r, made.w, made.k, made.v, made.a, made.g),
                 None if v_first is None or made.v_mix is None else (made.v_mix, v_first),
                 (time_mix.k_k, time_mix.k_a, time_mix.k_rest, time_mix.r_k, *time_mix.group_norm),
-                states.wkv[:, layer],
+                states.wkv[:, place],
                 places,
                 of_layer.scales(len(tokens)),
             )
             v_first = made.v if v_first is None else v_first
             y = of_layer.add("att.output", y, time_mix.output(y))
-            shift = states.shift[:, layer, 1]
+            shift = states.shift[:, place, 1]
             keep = channel_mix.deep_embed is not None
             x, mixed, normed = kernels.mix(x, y, channel_mix.norm, channel_mix.x_k, shift, places, keep)
             y = channel_mix.products(mixed[0], x if normed is None else normed, tokens, embedded, of_layer)
         assert y is not None
-        return x + y
+        return replace(stream, x=x + y, v_first=v_first)

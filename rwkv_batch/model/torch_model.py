@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,11 +17,11 @@ from rwkv_batch.model.description import Norm, matrix, norm_tensors
 from rwkv_batch.ops import torch_ops as ops
 from rwkv_batch.ops.cpu.binding import CpuKernels
 from rwkv_batch.ops.linear import Linear, prepare
-from rwkv_batch.ops.low_rank import Changes, PreparedAdapter, changes_of
+from rwkv_batch.ops.low_rank import Changes, LowRankAdapter, PreparedAdapter, changes_of
 from rwkv_batch.ops.weights.products import product_with
 from rwkv_batch.ops.weights.weight import Matrix, Weight
 from rwkv_batch.sampling.prompt_logprobs import PromptScores
-from rwkv_batch.state.slots import States
+from rwkv_batch.state.slots import DeviceStates, States
 
 SCORED_AT_ONCE = 32  # places of prompts whose logits are in memory at once
 
@@ -39,34 +40,53 @@ class Embedding:
         return (rows if self.norm is None else self.norm(rows.float())).to(self.dtype)
 
 
-class TorchModel(ABC):
-    """A model on a device. `dtype`: of weights and activations; the recurrence is always fp32."""
+@dataclass(frozen=True)
+class Stream:
+    """What goes through the layers. Each stage of a model gets it from the one before."""
 
-    @torch.inference_mode()
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        invariant: bool = False,
-        kernels: CpuKernels | None = None,
-    ) -> None:
-        """invariant: whether a row's logits and state are to be the same, bit for bit, whatever runs beside
-        it and wherever its tokens are cut into steps. On a CPU, with states in fp32. kernels: what multiplies
-        on a CPU in fp32; None: torch.
-        """
-        self.checkpoint, self.device, self.dtype = checkpoint, torch.device(device), dtype
-        self._invariant, self._kernels = invariant, kernels
-        self.embedding = self._embedding()
-        self.ln_out = norm_tensors(checkpoint.tensors, "ln_out").to(self.device, torch.float32)
-        self.head = self._linear(matrix(checkpoint.tensors, checkpoint.packed, "head"))
-        self.adapters: list[PreparedAdapter | None] = []  # by slot
-        self._load_layers()
+    tokens: Tensor  # [T] ids
+    x: Tensor  # [T, width], the residual stream
+    embedded: Tensor  # [T, width], the normed embedding: a DeepEmbed reads it
+    v_first: Tensor | None = None  # [T, width], the values of layer 0 of RWKV-7; None: before that layer
 
+    def to(self, device: torch.device) -> "Stream":
+        v_first = None if self.v_first is None else self.v_first.to(device)
+        return Stream(self.tokens.to(device), self.x.to(device), self.embedded.to(device), v_first)
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """Rows of a forward pass in the order of its kernels: decode rows first, and slots ascend."""
+
+    lengths: Sequence[int]
+    slots: Sequence[int]
+    adapters: Sequence[int]  # of each row, a place in `TorchModel.adapters`; empty: none has one
+
+
+class PackedForward(ABC):
+    """The forward pass over packed rows, wherever the layers lie."""
+
+    checkpoint: Checkpoint
+
+    @abstractmethod
     def new_states(self, slots: int, wkv_dtype: torch.dtype = torch.float32) -> States:
         """The states of that many slots, all before the first token."""
-        c = self.checkpoint
-        return States(slots, c.layers, c.width, self.dtype, wkv_dtype, self.device, c.start_state())
+
+    @abstractmethod
+    def make_room(self, slots: int) -> None:
+        """For so many adapters of rows."""
+
+    @abstractmethod
+    def load_adapter(self, slot: int, adapter: LowRankAdapter) -> None:
+        """Into one of these slots."""
+
+    @abstractmethod
+    def _hidden(self, tokens: Tensor, states: Any, batch: PackedBatch) -> tuple[Tensor, ops.PackedRows]:
+        """Ids `[T]` through the embedding and all layers: `[T, width]`, and the rows, on its device."""
+
+    @abstractmethod
+    def logits(self, x: Tensor) -> Tensor:
+        """x `[n, width]` behind the last layer: fp32 `[n, vocab]`."""
 
     @torch.inference_mode()
     def forward(
@@ -96,30 +116,95 @@ class TorchModel(ABC):
             tokens = torch.cat([pieces[row] for row in order])
             lengths, slots = [lengths[row] for row in order], [slots[row] for row in order]
             adapters = [adapters[row] for row in order] if adapters else ()
-        rows = ops.PackedRows(lengths, slots, self.device, self._invariant)
-        changes = changes_of(self.adapters, adapters, lengths, self.device)
-        x = self._run_layers(tokens.to(self.device), states, rows, changes)
+        x, rows = self._hidden(tokens, states, PackedBatch(lengths, slots, adapters))
         place = {row: place for place, row in enumerate(order)}
         if scores:
             ends = list(accumulate(lengths))
             starts = [ends[place[row]] - lengths[place[row]] for row in range(len(order))]
-            for piece in torch.tensor(scores.places(starts), device=self.device).split(SCORED_AT_ONCE):
-                scores.take(self._logits(x[piece]))
+            for piece in torch.tensor(scores.places(starts), device=x.device).split(SCORED_AT_ONCE):
+                scores.take(self.logits(x[piece]))
         if not len(wanted):
             return x.new_empty(0, self.checkpoint.vocab, dtype=torch.float32)
-        at = torch.tensor([place[row] for row in wanted], device=self.device)
-        return self._logits(x[at if rows.last is None else rows.last[at]])
+        at = torch.tensor([place[row] for row in wanted], device=x.device)
+        return self.logits(x[at if rows.last is None else rows.last[at]])
+
+
+class TorchModel(PackedForward):
+    """A model on a device, or some of its layers. `dtype`: of weights and activations; the recurrence is
+    always fp32.
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        invariant: bool = False,
+        kernels: CpuKernels | None = None,
+        part: range | None = None,
+    ) -> None:
+        """invariant: whether a row's logits and state are to be the same, bit for bit, whatever runs beside
+        it and wherever its tokens are cut into steps. On a CPU, with states in fp32. kernels: what multiplies
+        on a CPU in fp32; None: torch. part: which layers, where this is a stage of a model; None: all. The
+        first stage has the embedding, the last one the head.
+        """
+        self.checkpoint, self.device, self.dtype = checkpoint, torch.device(device), dtype
+        self.part = part or range(checkpoint.layers)
+        self._invariant, self._kernels = invariant, kernels
+        if self.part.start == 0:
+            self.embedding = self._embedding()
+        if self.part.stop == checkpoint.layers:
+            self.ln_out = norm_tensors(checkpoint.tensors, "ln_out").to(self.device, torch.float32)
+            self.head = self._linear(matrix(checkpoint.tensors, checkpoint.packed, "head"))
+        self.adapters: list[PreparedAdapter | None] = []  # by slot
+        self._load_layers()
+
+    def new_states(self, slots: int, wkv_dtype: torch.dtype = torch.float32) -> DeviceStates:
+        start = self.checkpoint.start_state()
+        start = None if start is None else start[self.part.start : self.part.stop]
+        width = self.checkpoint.width
+        return DeviceStates(slots, len(self.part), width, self.dtype, wkv_dtype, self.device, start)
+
+    def make_room(self, slots: int) -> None:
+        self.adapters = [None] * slots
+
+    def load_adapter(self, slot: int, adapter: LowRankAdapter) -> None:
+        self.adapters[slot] = None  # its memory is free for the new one
+        width = self.checkpoint.width
+        self.adapters[slot] = PreparedAdapter.on(
+            adapter, width, 4 * width, self.device, self.dtype, self.part
+        )
+
+    def embed(self, tokens: Tensor) -> Stream:
+        """Ids `[T]`, as the first stage gets them."""
+        x = self.embedding(tokens.to(self.device))
+        return Stream(tokens.to(self.device), x, x)
+
+    def run(self, stream: Stream, states: DeviceStates, batch: PackedBatch) -> tuple[Stream, ops.PackedRows]:
+        """Through the layers that are here."""
+        rows = ops.PackedRows(batch.lengths, batch.slots, self.device, self._invariant)
+        changes = changes_of(self.adapters, batch.adapters, batch.lengths, self.device)
+        return self._run_layers(stream, states, rows, changes), rows
+
+    def logits(self, x: Tensor) -> Tensor:
+        return self.head(self.ln_out(x.float()).to(self.dtype)).float()
 
     @abstractmethod
     def _load_layers(self) -> None:
         """Pack the weights of the layers."""
 
     @abstractmethod
-    def _run_layers(self, tokens: Tensor, states: States, rows: ops.PackedRows, changes: Changes) -> Tensor:
-        """Tokens `[T]` through the embedding and all layers: `[T, width]`."""
+    def _run_layers(
+        self, stream: Stream, states: DeviceStates, rows: ops.PackedRows, changes: Changes
+    ) -> Stream:
+        """What comes out of the layers that are here."""
 
-    def _logits(self, x: Tensor) -> Tensor:
-        return self.head(self.ln_out(x.float()).to(self.dtype)).float()
+    def _hidden(
+        self, tokens: Tensor, states: DeviceStates, batch: PackedBatch
+    ) -> tuple[Tensor, ops.PackedRows]:
+        stream, rows = self.run(self.embed(tokens), states, batch)
+        return stream.x, rows
 
     def _embedding(self) -> Embedding:
         tensors, norm = self.checkpoint.tensors, None

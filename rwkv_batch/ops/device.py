@@ -42,6 +42,14 @@ def find_device(name: str) -> torch.device:
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
+def find_devices(names: str) -> list[torch.device]:
+    """Those of the stages of a model, `cuda:0+cuda:1`, all of one type. Raises DeviceError."""
+    found = [find_device(name) for name in names.split("+")]
+    if len({device.type for device in found}) > 1:
+        raise DeviceError("--pp-devices names devices of two types; name GPUs only, or cpu only")
+    return found
+
+
 def describe(device: torch.device) -> str:
     """For people: its name, and how many threads a CPU uses."""
     if device.type == "cpu":

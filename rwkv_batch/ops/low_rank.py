@@ -103,11 +103,17 @@ class PreparedAdapter:
 
     @classmethod
     def on(
-        cls, adapter: LowRankAdapter, width: int, hidden: int, device: torch.device, dtype: torch.dtype
+        cls,
+        adapter: LowRankAdapter,
+        width: int,
+        hidden: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        layers: range | None = None,
     ) -> "PreparedAdapter":
-        """For a model of that width and so many hidden units."""
+        """For a model of that width and so many hidden units. layers: those that are needed; None: all."""
         pairs = {}
-        for layer in range(len(adapter.table)):
+        for layer in layers or range(len(adapter.table)):
             for target, (outputs, inputs) in enumerate(shapes(width, hidden)):
                 if pair := adapter.pair(layer, target, inputs, outputs):
                     inner, outer = (prepare(matrix, device=device, dtype=dtype) for matrix in pair)

@@ -1,6 +1,7 @@
 """The one place where the backend is chosen. A further backend is a runner of its own and a line here."""
 
 import logging
+from collections.abc import Sequence
 
 import torch
 
@@ -22,11 +23,14 @@ from rwkv_batch.sampling.flashinfer import SamplerError
 log = logging.getLogger(__name__)
 
 
-def create_runner(checkpoint: Checkpoint, device: torch.device, config: EngineConfig) -> Runner:
+def create_runner(checkpoint: Checkpoint, places: Sequence[torch.device], config: EngineConfig) -> Runner:
     """The model on the device, by the fastest backend that runs there or the one asked for.
+
+    places: several devices have a stage of the model each.
 
     Raises DeviceError if the backend does not run there, SamplerError if the sampler does not.
     """
+    device = places[0]
     _check_coded(checkpoint, device, config)
     if config.batch_invariant:
         _check_invariant(checkpoint, device, config)
@@ -41,6 +45,8 @@ def create_runner(checkpoint: Checkpoint, device: torch.device, config: EngineCo
         raise DeviceError("--backend portable needs an NVIDIA GPU; use --backend auto")
     if device.type == "cuda" and config.backend != "torch":
         try:
+            if len(places) > 1:
+                raise DeviceError("Stages on several GPUs run by torch's operations; use --backend torch.")
             return _create_cuda_runner(checkpoint, device, wkv_dtype, config)
         except BuildError as error:
             if portable or config.batch_invariant or checkpoint.packed:
@@ -50,7 +56,7 @@ def create_runner(checkpoint: Checkpoint, device: torch.device, config: EngineCo
         raise SamplerError("--sampler flashinfer needs a GPU and the kernels in cuda/; use --sampler own")
     kernels = load() if device.type == "cpu" and config.backend != "torch" else None
     room = _room(config)
-    return TorchRunner(checkpoint, device, wkv_dtype, room, config.batch_invariant, kernels, config.threads)
+    return TorchRunner(checkpoint, places, wkv_dtype, room, config.batch_invariant, kernels, config.threads)
 
 
 def _check_coded(checkpoint: Checkpoint, device: torch.device, config: EngineConfig) -> None:

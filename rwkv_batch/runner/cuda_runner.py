@@ -89,6 +89,7 @@ class CudaRunner:
 
         invariant and few_rows: as in CudaModel.
         """
+        self.devices: tuple[torch.device, ...] = (device,)
         self.device, self._wkv_dtype, self._sampler = device, wkv_dtype, sampler
         self.model = CUDA_MODELS[checkpoint.family](checkpoint, device, architecture, invariant, few_rows)
         self._invariant, self.most_steps = invariant, 1 if invariant else MOST_STEPS

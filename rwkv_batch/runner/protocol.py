@@ -103,7 +103,8 @@ DrawUnder = Callable[[RowMasks], Draws]  # the second half of a step; called onc
 class Runner(Protocol):
     """One model on one device, for sequences that live in slots. All calls come from one thread."""
 
-    device: torch.device
+    device: torch.device  # where rows are drawn
+    devices: tuple[torch.device, ...]  # of its stages, the last of which that is
     limits: RunnerLimits
     dtype: torch.dtype  # of activations
     run_ahead_stop_ids: int  # how many stop ids a row may have to be fed LAST; 0: rows are never fed LAST
@@ -114,7 +115,7 @@ class Runner(Protocol):
         """Of all slots; after `allocate`."""
 
     def bytes_needed(self, rows: int, idle_slots: int, prefill_tokens: int) -> int:
-        """The most that is held on the device at any time beside the weights.
+        """The most that is held at any time beside the weights, on the device that holds most.
 
         That is with `rows` rows a step, `idle_slots` slots more, and so many prompt tokens a step.
         """

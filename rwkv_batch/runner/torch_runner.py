@@ -1,5 +1,7 @@
 """The runner for any device that torch has: steps are done when they return."""
 
+from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -9,10 +11,11 @@ from rwkv_batch.model.checkpoint import Checkpoint, Family
 from rwkv_batch.model.rwkv6 import RWKV6
 from rwkv_batch.model.rwkv7 import RWKV7
 from rwkv_batch.model.rwkv7_cpu import CpuRWKV7
-from rwkv_batch.model.torch_model import SCORED_AT_ONCE, TorchModel
+from rwkv_batch.model.stages import StagedModel, layers_of_stages
+from rwkv_batch.model.torch_model import SCORED_AT_ONCE, PackedForward, TorchModel
 from rwkv_batch.ops.cpu.binding import CpuKernels
 from rwkv_batch.ops.device import give_freed_memory_back, keep_freed_memory, reserve_bytes
-from rwkv_batch.ops.low_rank import LowRankAdapter, PreparedAdapter, slot_numbers
+from rwkv_batch.ops.low_rank import LowRankAdapter, slot_numbers
 from rwkv_batch.runner.limits import GPU_LIMITS, cpu_limits
 from rwkv_batch.runner.protocol import NO_ADAPTERS, AdapterRoom, Batch, Draws, DrawUnder, KnownDraws, NewRow
 from rwkv_batch.runner.warmup import LOGITS_COPIES, run_largest_step
@@ -31,32 +34,38 @@ SMALL = 64_000_000  # parameters below which two threads wait for each other lon
 
 
 class TorchRunner:
-    """See Runner. fp32 on a CPU, fp16 on a GPU."""
+    """See Runner. fp32 on a CPU, fp16 on a GPU. On several devices each has a stage of the model."""
 
     run_ahead_stop_ids, most_steps = 0, 1
 
     def __init__(
         self,
         checkpoint: Checkpoint,
-        device: torch.device,
+        devices: Sequence[torch.device],
         wkv_dtype: torch.dtype,
         adapters: AdapterRoom = NO_ADAPTERS,
         invariant: bool = False,
         kernels: CpuKernels | None = None,
         threads: int | None = None,
     ) -> None:
-        """invariant: as in TorchModel. kernels: for a model on a CPU; None: torch's operations. threads: on a
-        CPU; None: as suits the model.
+        """devices: of the stages, all of one type; the same one may have several. invariant: as in
+        TorchModel. kernels: for a model on a CPU; None: torch's operations. threads: on a CPU; None: as suits
+        the model. Raises DeviceError if there are more devices than layers.
         """
-        self.device, self._wkv_dtype, self._adapters = device, wkv_dtype, adapters
+        self.devices, self._wkv_dtype, self._adapters = tuple(devices), wkv_dtype, adapters
+        self.device = device = devices[-1]  # where rows are drawn
         self._invariant = invariant
         self.dtype = torch.float32 if device.type == "cpu" else torch.float16
         self.limits = cpu_limits(checkpoint.parameters) if device.type == "cpu" else GPU_LIMITS
-        models = CPU_MODELS if kernels else MODELS
+        model = (CPU_MODELS if kernels else MODELS)[checkpoint.family]
         if device.type == "cpu":
             give_freed_memory_back()
-        self.model = models[checkpoint.family](checkpoint, device, self.dtype, invariant, kernels)
-        self.model.adapters = [None] * adapters.slots
+        stages = [
+            model(checkpoint, place, self.dtype, invariant, kernels, part)
+            for place, part in zip(devices, layers_of_stages(checkpoint.layers, len(devices)), strict=True)
+        ]
+        self.model: PackedForward = StagedModel(stages) if len(stages) > 1 else stages[0]
+        self.model.make_room(adapters.slots)
         if device.type == "cpu":
             keep_freed_memory()
         # Which also keeps its pace beside other busy processes.
@@ -64,15 +73,22 @@ class TorchRunner:
         self._take_threads()
 
     def bytes_needed(self, rows: int, idle_slots: int, prefill_tokens: int) -> int:
-        shape = self.model.checkpoint
-        slot = slot_bytes(shape.layers, shape.width, self.dtype, self._wkv_dtype)
+        shape, of_devices = self.model.checkpoint, Counter[torch.device]()
+        parts = layers_of_stages(shape.layers, len(self.devices))
+        for device, part in zip(self.devices, parts, strict=True):
+            of_devices[device] += self._stage_bytes(len(part), rows + idle_slots, prefill_tokens + rows)
         scoring = scoring_bytes(shape.vocab, shape.width, SCORED_AT_ONCE, torch.float32, self.device)
         logits = max(scoring, rows * LOGITS_COPIES * 4 * shape.vocab)  # of prompts come first
-        activations = (prefill_tokens + rows) * TOKEN_VECTORS * 4 * shape.width
-        room, hidden = self._adapters, 4 * shape.width
-        numbers = room.slots * slot_numbers(shape.layers, shape.width, hidden, room.most_rank)
-        held = (rows + idle_slots) * slot + logits + activations + numbers * self.dtype.itemsize
-        return held + reserve_bytes(self.device)
+        of_devices[self.device] += logits
+        return max(of_devices.values()) + reserve_bytes(self.device)
+
+    def _stage_bytes(self, layers: int, slots: int, tokens: int) -> int:
+        """What a stage of so many layers holds, with so many tokens a step."""
+        width, room = self.model.checkpoint.width, self._adapters
+        activations = tokens * TOKEN_VECTORS * 4 * width
+        numbers = room.slots * slot_numbers(layers, width, 4 * width, room.most_rank)
+        slot = slot_bytes(layers, width, self.dtype, self._wkv_dtype)
+        return slots * slot + activations + numbers * self.dtype.itemsize
 
     def allocate(self, rows: int, idle_slots: int, prefill_tokens: int, late: bool = False) -> None:
         self.states = self.model.new_states(rows + idle_slots, self._wkv_dtype)
@@ -87,9 +103,7 @@ class TorchRunner:
         self.sampler.begin(slot, row.sampling, row.seed, row.stream, row.drawn, row.prompt)
 
     def load_adapter(self, slot: int, adapter: LowRankAdapter) -> None:
-        width = self.model.checkpoint.width
-        self.model.adapters[slot] = None  # its memory is free for the new one
-        self.model.adapters[slot] = PreparedAdapter.on(adapter, width, 4 * width, self.device, self.dtype)
+        self.model.load_adapter(slot, adapter)
 
     def _take_threads(self) -> None:
         """As another model may have run its step with others."""

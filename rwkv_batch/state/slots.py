@@ -4,8 +4,10 @@ A forward pass may defer writes to a slot: the slot in memory then lags some tok
 whoever else reads, replaces or copies a slot goes through `States`, which flushes first.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,15 +23,97 @@ ALIGNMENT = 64  # bytes, a cache line
 class SlotAccess:
     """The bytes of one slot with nothing deferred, for a copy on any stream and any thread."""
 
-    data: Tensor  # [bytes of a slot], uint8, in device memory
-    ready: torch.cuda.Event | None  # another stream waits for it first; None on a CPU
+    pieces: tuple[Tensor, ...]  # uint8, in device memory; a slot is one after the other
+    ready: tuple[torch.cuda.Event, ...] = ()  # other streams wait for them first; none on a CPU
+
+    @property
+    def nbytes(self) -> int:
+        return sum(piece.nbytes for piece in self.pieces)
 
 
-class States:
-    """Slot-major arrays. Both parts of a slot lie in one run of bytes: a session is one contiguous copy.
+class StateShape(NamedTuple):
+    """Of the state of one sequence."""
 
-    shift `[slots, layers, 2, width]`: the last normed input of the time mix (0) and of the channel mix (1).
-    wkv `[slots, layers, heads, 64 (value), 64 (key)]`. Forward passes use these two directly.
+    layers: int
+    heads: int
+    width: int
+    shift: torch.dtype
+    wkv: torch.dtype
+
+    @property
+    def shift_bytes(self) -> int:
+        return self.layers * 2 * self.width * self.shift.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return slot_bytes(self.layers, self.width, self.shift, self.wkv)
+
+
+class States(ABC):
+    """The states of a number of slots.
+
+    The bytes of a slot are the token shift `[layers, 2, width]`, the last normed input of the time mix (0)
+    and of the channel mix (1), and then the wkv `[layers, heads, 64 (value), 64 (key)]`.
+    """
+
+    shape: StateShape
+    copied = 0  # states, from slot to slot
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many slots there are."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where `read` gives the bytes of a slot."""
+
+    @abstractmethod
+    def flush(self, slots: Collection[int]) -> None:
+        """Carry out the writes to these slots that forward passes have deferred."""
+
+    @abstractmethod
+    def access(self, slot: int) -> SlotAccess:
+        """The slot itself. It must not take part in a forward pass before the copy is done."""
+
+    @abstractmethod
+    def clone(self, slot: int) -> SlotAccess:
+        """A copy of the slot in device memory, taken in the order of the current stream."""
+
+    @abstractmethod
+    def flushed(self, slot: int) -> Tensor:
+        """The bytes of a slot that has been flushed, to be copied to another slot at once."""
+
+    @abstractmethod
+    def read(self, slot: int) -> Tensor:
+        """A copy of the bytes of a slot for the current stream: uint8, on `device`."""
+
+    @abstractmethod
+    def replace(self, contents: Mapping[int, Tensor | None]) -> None:
+        """Give slots new states: bytes as from `read`, on any device; None: as before any token."""
+
+    @abstractmethod
+    def copy(self, sources: Mapping[int, int]) -> None:
+        """Copy slots to others, by target, in the order of the current stream. No target is a source."""
+
+    def duplicate(self, source: int, target: int) -> None:
+        """Copy a slot to another one, in the order of the current stream."""
+        self.copy({target: source})
+
+    def spread(self, source: int, targets: Collection[int]) -> None:
+        """Copy a slot to several others."""
+        self.copy(dict.fromkeys(targets, source))
+
+    def clear(self, slots: Collection[int]) -> None:
+        """Give these slots the state before the first token."""
+        self.replace(dict.fromkeys(slots))
+
+
+class DeviceStates(States):
+    """Slot-major arrays on one device. A slot is one run of bytes: a session is one contiguous copy.
+
+    shift `[slots, layers, 2, width]`, wkv `[slots, layers, heads, 64 (value), 64 (key)]`. Forward passes use
+    these two directly.
     """
 
     def __init__(
@@ -46,12 +130,13 @@ class States:
 
         start: its wkv `[layers, heads, 64, 64]`; None: zero. Its shift is zero.
         """
-        heads, split = width // HEAD_SIZE, layers * 2 * width * shift_dtype.itemsize
-        size = slot_bytes(layers, width, shift_dtype, wkv_dtype)
-        self.memory = _zeros(slots, size, torch.device(device))  # [slots, bytes of a slot]; lags as slots do
+        heads = width // HEAD_SIZE
+        self.shape = StateShape(layers, heads, width, shift_dtype, wkv_dtype)
+        split = self.shape.shift_bytes
+        # [slots, bytes of a slot]; lags as slots do
+        self.memory = _zeros(slots, self.shape.nbytes, torch.device(device))
         self.shift = self.memory[:, :split].view(shift_dtype).view(slots, layers, 2, width)
         self.wkv = self.memory[:, split:].view(wkv_dtype).view(slots, layers, heads, HEAD_SIZE, HEAD_SIZE)
-        self.copied = 0  # states, from slot to slot
         self._start: Tensor | None = None  # [bytes of a slot]
         if start is not None:
             self.wkv[:] = as_stored(start.to(self.device), wkv_dtype)
@@ -65,55 +150,37 @@ class States:
         return self.memory.device
 
     def flush(self, slots: Collection[int]) -> None:
-        """Carry out the writes to these slots that forward passes have deferred. Here none are deferred."""
+        """Here none are deferred."""
 
     def access(self, slot: int) -> SlotAccess:
-        """The slot itself. It must not take part in a forward pass before the copy is done."""
         self.flush([slot])
         return self._accessible(self.memory[slot])
 
     def clone(self, slot: int) -> SlotAccess:
-        """A copy of the slot in device memory, taken in the order of the current stream."""
         self.flush([slot])
         return self._accessible(self.memory[slot].clone())
 
     def flushed(self, slot: int) -> Tensor:
-        """The bytes of a slot that has been flushed, to be copied to another slot at once."""
         self.copied += 1
         return self.memory[slot]
 
     def read(self, slot: int) -> Tensor:
-        """`clone` for the current stream: `[bytes of a slot]`, uint8, on the device."""
-        return self.clone(slot).data
+        return self.clone(slot).pieces[0]
 
     @torch.inference_mode()
     def replace(self, contents: Mapping[int, Tensor | None]) -> None:
-        """Give slots new states: bytes as from `read`, on any device; None: as before any token."""
         self.flush(contents.keys())
         self._begin(sorted(slot for slot, state in contents.items() if state is None))
         for slot, state in contents.items():
             if state is not None:
                 self.memory[slot].copy_(state, non_blocking=True)
 
-    def duplicate(self, source: int, target: int) -> None:
-        """Copy a slot to another one, in the order of the current stream."""
-        self.copy({target: source})
-
-    def spread(self, source: int, targets: Collection[int]) -> None:
-        """Copy a slot to several others."""
-        self.copy(dict.fromkeys(targets, source))
-
     @torch.inference_mode()
     def copy(self, sources: Mapping[int, int]) -> None:
-        """Copy slots to others, by target, in the order of the current stream. No target is a source."""
         self.flush({*sources, *sources.values()})
         for target, source in sources.items():
             self.memory[target].copy_(self.memory[source])
         self.copied += len(sources)
-
-    def clear(self, slots: Collection[int]) -> None:
-        """Give these slots the state before the first token."""
-        self.replace(dict.fromkeys(slots))
 
     def _begin(self, slots: list[int]) -> None:
         """Give slots, which ascend, the state before the first token, zero in one operation."""
@@ -131,8 +198,8 @@ class States:
 
     def _accessible(self, data: Tensor) -> SlotAccess:
         if not data.is_cuda:
-            return SlotAccess(data, None)
-        return SlotAccess(data, torch.cuda.current_stream(data.device).record_event())
+            return SlotAccess((data,))
+        return SlotAccess((data,), (torch.cuda.current_stream(data.device).record_event(),))
 
 
 def _zeros(slots: int, size: int, device: torch.device) -> Tensor:

@@ -17,6 +17,7 @@ than any digest of the standard library. It is no signature: who can write a fil
 import struct
 import zlib
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -72,8 +73,7 @@ class SnapshotLayout:
 
     @classmethod
     def from_states(cls, states: States, fingerprint: str) -> "SnapshotLayout":
-        _, layers, _, width = states.shift.shape
-        return cls(fingerprint, layers, states.wkv.shape[2], width, states.shift.dtype, states.wkv.dtype)
+        return cls(fingerprint, *states.shape)
 
     @property
     def shift_bytes(self) -> int:
@@ -199,25 +199,25 @@ class Transfer:
     def __init__(self, states: States, fingerprint: str) -> None:
         self.layout = SnapshotLayout.from_states(states, fingerprint)
         self.pinned = states.device.type == "cuda"
-        self._stream = stream_for(states.device, "copies") if self.pinned else None
         self.counted = Counter(to_host=0, to_device=0)  # states that were copied
 
     def unsealed(self, slot: SlotAccess) -> Tensor:
         """The slot's state as a snapshot whose prefix is not written yet, uint8 `[layout.size]`."""
         snapshot = torch.empty(self.layout.size, dtype=torch.uint8, pin_memory=self.pinned)
-        self._copy(snapshot[PREFIX:], slot.data, slot)
+        self._to_host(snapshot[PREFIX:], slot)
         self.counted["to_host"] += 1
         return snapshot
 
     def restore(self, snapshot: Tensor, slot: SlotAccess) -> None:
         """Fill the slot with a snapshot of this server's layout."""
-        self._copy(slot.data, snapshot[PREFIX:], slot)
+        sizes = [piece.nbytes for piece in slot.pieces]
+        self._copy(zip(slot.pieces, snapshot[PREFIX:].split(sizes), strict=True), slot)
         self.counted["to_device"] += 1
 
     def to_host(self, slot: SlotAccess) -> Tensor:
         """The slot's state in host memory, uint8."""
-        copy = torch.empty(len(slot.data), dtype=torch.uint8, pin_memory=self.pinned)
-        self._copy(copy, slot.data, slot)
+        copy = torch.empty(slot.nbytes, dtype=torch.uint8, pin_memory=self.pinned)
+        self._to_host(copy, slot)
         self.counted["to_host"] += 1
         return copy
 
@@ -225,17 +225,26 @@ class Transfer:
         """A stored snapshot, checked, in this server's layout. Raises SnapshotError."""
         return fitted(snapshot, self.layout, self.pinned)
 
+    def _to_host(self, copy: Tensor, slot: SlotAccess) -> None:
+        sizes = [piece.nbytes for piece in slot.pieces]
+        self._copy(zip(copy.split(sizes), slot.pieces, strict=True), slot)
+
     @torch.inference_mode()
-    def _copy(self, target: Tensor, source: Tensor, *slots: SlotAccess) -> None:
-        if self._stream is None:
-            np.copyto(target.numpy(), source.numpy())  # torch would wake a second team of threads
+    def _copy(self, pairs: Iterable[tuple[Tensor, Tensor]], slot: SlotAccess) -> None:
+        """Targets and sources; those on a device are pieces of the slot."""
+        if not self.pinned:
+            for target, source in pairs:
+                np.copyto(target.numpy(), source.numpy())  # torch would wake a second team of threads
             return
-        with torch.cuda.stream(self._stream):
-            for slot in slots:
-                if slot.ready:
-                    self._stream.wait_event(slot.ready)
-            target.copy_(source, non_blocking=True)
-        self._stream.synchronize()
+        streams = {piece.device: stream_for(piece.device, "copies") for piece in slot.pieces}
+        for stream in streams.values():
+            for event in slot.ready:
+                stream.wait_event(event)
+        for target, source in pairs:
+            with torch.cuda.stream(streams[target.device if target.is_cuda else source.device]):
+                target.copy_(source, non_blocking=True)
+        for stream in streams.values():
+            stream.synchronize()
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -11,6 +11,7 @@ from mixtures import add_start_states, parts
 
 from rwkv_batch.engine.landing import NOT_FINITE
 from rwkv_batch.engine.serving.report import of_engine
+from rwkv_batch.model.stages import StagedModel
 from rwkv_batch.runner import backends
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.wire.protocol import Failed, Grammar, Progress, Rejected, Sampling
@@ -23,7 +24,9 @@ ENDS = (Failed, Progress, Rejected)
 
 def poisoned(driver: Driver, number: float = math.nan) -> Driver:
     with torch.inference_mode():
-        driver.engine.runner.model.embedding.table[POISON] = number
+        model = driver.engine.runner.model
+        first = model.stages[0] if isinstance(model, StagedModel) else model
+        first.embedding.table[POISON] = number
     return driver
 
 

@@ -38,7 +38,7 @@ def path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runner():
-    return TorchRunner(tiny(), torch.device("cpu"), torch.float32)
+    return TorchRunner(tiny(), [torch.device("cpu")], torch.float32)
 
 
 def rows_offered(ask: Callable[[], object]) -> int:

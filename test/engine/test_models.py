@@ -85,9 +85,9 @@ def test_a_cancelled_request_leaves_the_other_models_alone(texts):
 
 
 def test_a_small_model_does_not_take_the_threads_of_a_large_one(monkeypatch):
-    small = TorchRunner(tiny(), device.find_device("cpu"), torch.float32)
+    small = TorchRunner(tiny(), device.find_devices("cpu"), torch.float32)
     monkeypatch.setattr(torch_runner, "SMALL", 0)
-    large = TorchRunner(tiny(), device.find_device("cpu"), torch.float32)
+    large = TorchRunner(tiny(), device.find_devices("cpu"), torch.float32)
     threads = []
     for runner in (small, large):
         runner.allocate(1, 0, 16)
@@ -112,7 +112,7 @@ def test_steps_take_the_threads_asked_for_and_texts_stay_the_same():
 
 
 def test_a_share_of_the_device_is_that_part_of_what_is_free(free_memory):
-    runner = TorchRunner(tiny(), device.find_device("cpu"), torch.float32)
+    runner = TorchRunner(tiny(), device.find_devices("cpu"), torch.float32)
 
     def rows(free: int, share: MemoryShare = memory.WHOLE) -> int:
         free_memory(free)
@@ -161,9 +161,9 @@ def test_weights_in_fewer_bits_fit_where_those_in_16_do_not(name, monkeypatch):
 
 
 def test_host_memory_and_disk_are_divided_by_all_models(tmp_path, monkeypatch):
-    runner = TorchRunner(tiny(), device.find_device("cpu"), torch.float32)
+    runner = TorchRunner(tiny(), device.find_devices("cpu"), torch.float32)
     runner.allocate(1, 0, 16)
-    state = len(runner.states.access(0).data)
+    state = runner.states.shape.nbytes
     monkeypatch.setattr(memory, "host_bytes", lambda: 8 * 300 * state)
     assert [memory.host_states(runner.states, MemoryShare(host=n)) for n in (1, 2, 3)] == [300, 150, 100]
     usage = memory.shutil.disk_usage(tmp_path)

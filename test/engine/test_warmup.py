@@ -14,7 +14,7 @@ from rwkv_batch.runner.warmup import launch_all_kernels
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 8])
 def test_no_state_remembers_them(rows: int) -> None:
-    runner = TorchRunner(tiny(), torch.device("cpu"), torch.float32)
+    runner = TorchRunner(tiny(), [torch.device("cpu")], torch.float32)
     runner.allocate(rows, 1, 16)
     launch_all_kernels(runner, rows)
     assert not any(runner.states.read(slot).any() for slot in range(rows + 1))

@@ -1,7 +1,8 @@
 """A runner on a CPU that queues steps and defers writes to states, as the one for CUDA does."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,25 +11,26 @@ from torch import Tensor
 
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.scheduling import pace
+from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.runner import backends
 from rwkv_batch.runner.protocol import LAST, Batch, Draws, DrawUnder, KnownDraws, NewRow
 from rwkv_batch.runner.torch_runner import TorchRunner
 from rwkv_batch.sampling.masks import RowMasks
 from rwkv_batch.sampling.reference import BROKEN
-from rwkv_batch.state.slots import States
+from rwkv_batch.state.slots import DeviceStates
 
 NO_MASKS = RowMasks([], np.zeros((0, 1), np.int32))
 NONSENSE = 1  # an id for rows that had finished
 PERIOD = 3  # steps of one token, of which the last writes the state
 
 
-class LaggingStates(States):
+class LaggingStates(DeviceStates):
     """States of which the last steps of one token may not be written yet."""
 
-    def __init__(self, states: States) -> None:
-        slots, layers, _, width = states.shift.shape
-        super().__init__(slots, layers, width, states.shift.dtype, states.wkv.dtype)
-        self.lag: dict[int, int] = dict.fromkeys(range(slots), 0)
+    def __init__(self, states: DeviceStates) -> None:
+        shape = states.shape
+        super().__init__(len(states), shape.layers, shape.width, shape.shift, shape.wkv)
+        self.lag: dict[int, int] = dict.fromkeys(range(len(states)), 0)
         self._deferred: dict[int, tuple[Tensor, Tensor]] = {}  # of a slot: what memory holds, and the state
 
     def flush(self, slots: Collection[int]) -> None:
@@ -65,6 +67,10 @@ class LateRunner(TorchRunner):
 
     run_ahead_stop_ids, most_steps = 3, 1
     states: LaggingStates
+
+    def __init__(self, checkpoint: Checkpoint, devices: Sequence[torch.device], *more: Any, **named: Any):
+        """In one stage, where others have several."""
+        super().__init__(checkpoint, devices[:1], *more, **named)
 
     def allocate(self, rows: int, idle_slots: int, prefill_tokens: int, late: bool = False) -> None:
         super().allocate(rows, idle_slots, prefill_tokens)

@@ -18,7 +18,7 @@ import torch
 from rwkv_batch.state.entries import NONE, Head, KeptState, Loaded, Session, message
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.pool.options import PoolOptions, PoolSlots
-from rwkv_batch.state.slots import States
+from rwkv_batch.state.slots import DeviceStates
 from state_pool import StatePool
 
 MODEL = "0123456789abcdef", 65536
@@ -82,7 +82,7 @@ class Bench:
         replay_rate: float = ALWAYS,
         **options: Any,
     ) -> None:
-        self.states = States(SLOTS, 1, 64, torch.float16, wkv)
+        self.states = DeviceStates(SLOTS, 1, 64, torch.float16, wkv)
         self.states.flush = flush
         self.free = set(range(SLOTS))
         self._rows = SLOTS - l1

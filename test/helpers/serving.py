@@ -17,6 +17,8 @@ from pathlib import Path
 import httpx
 
 ROOT = Path(__file__).resolve().parents[2]
+CPU = ["--device", "cpu"]
+on_cpu = CPU  # what a server is given in place of CPU: another topology, where the tests are run over one
 START_SECONDS = 120  # a deadline, not a wait: cold caches and shared cores
 
 
@@ -43,6 +45,8 @@ class Server:
         env = os.environ | {"TMPDIR": self.scratch}
         if "--state-db" not in args:
             args = (*args, "--state-db", str(Path(self.scratch) / "sessions.db"))
+        if args[:2] == tuple(CPU):
+            args = (*on_cpu, *args[2:])
         command = ["sh", "-c", through, "sh", sys.executable, "app.py", "--port", str(self.port), *args]
         # Which stay ignored where these tests run in the background, or under nohup.
         ignored = [

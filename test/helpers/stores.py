@@ -25,7 +25,7 @@ from rwkv_batch.state.entries import (
 )
 from rwkv_batch.state.exported import Exported, to_turns
 from rwkv_batch.state.log.protocol import SessionStore
-from rwkv_batch.state.slots import States
+from rwkv_batch.state.slots import DeviceStates
 from rwkv_batch.state.snapshot import SnapshotLayout, parts, seal
 
 MODEL, VOCABULARY = "m", 70_000
@@ -103,8 +103,8 @@ def head(turn: int, tokens: int = 100, imaged: int = 0) -> Head:
     return Head(turn, 1, tokens, random.Random(turn).randbytes(16), 1, imaged)
 
 
-def tiny_states(slots: int = 1, layers: int = 1, wkv: torch.dtype = torch.float32) -> States:
-    return States(slots, layers, 64, torch.float16, wkv)
+def tiny_states(slots: int = 1, layers: int = 1, wkv: torch.dtype = torch.float32) -> DeviceStates:
+    return DeviceStates(slots, layers, 64, torch.float16, wkv)
 
 
 def tiny_layout(model: str = MODEL, layers: int = 1, wkv: torch.dtype = torch.float32) -> SnapshotLayout:

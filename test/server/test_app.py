@@ -50,7 +50,7 @@ def app(*args: str, tmp: Path) -> subprocess.CompletedProcess:
         (["--drain-seconds", "soon"], "--drain-seconds"),
         (["--wkv", "bf16"], "--wkv"),
         (["--password", ""], "--password"),
-        (["--pp-devices", "0,1"], "--pp-devices"),
+        (["--pp-devices", "0;1"], "--pp-devices"),
         (["--pp-devices", "[a]"], "--pp-devices"),
         (["--pp-devices", "[0]", "--device", "cpu"], "--device"),
         (["--log-level", "loud"], "--log-level"),

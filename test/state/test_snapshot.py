@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from rwkv_batch.state.slots import States
+from rwkv_batch.state.slots import DeviceStates
 from rwkv_batch.state.snapshot import (
     PREFIX,
     Damaged,
@@ -26,7 +26,7 @@ from rwkv_batch.state.snapshot import (
 def layout(
     shift: torch.dtype = torch.float16, wkv: torch.dtype = torch.float32, model: str = "m", layers: int = 2
 ) -> SnapshotLayout:
-    return SnapshotLayout.from_states(States(1, layers, 128, shift, wkv), model)
+    return SnapshotLayout.from_states(DeviceStates(1, layers, 128, shift, wkv), model)
 
 
 DIGEST = bytes(range(16))
@@ -41,7 +41,7 @@ def snapshot(of: SnapshotLayout, tokens: int = 5, digest: bytes = DIGEST) -> tor
 
 
 def test_a_snapshot_is_a_prefix_and_the_bytes_of_a_slot() -> None:
-    states = States(3, 2, 128, torch.float16, torch.float32)
+    states = DeviceStates(3, 2, 128, torch.float16, torch.float32)
     assert SnapshotLayout.from_states(states, "m").size == PREFIX + states.memory.shape[1]
     states.shift[1], states.wkv[1] = 1, 2
     data = torch.cat([torch.empty(PREFIX, dtype=torch.uint8), states.memory[1]])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 import pytest
 import torch
 
-from rwkv_batch.state.slots import States
+from rwkv_batch.state.slots import DeviceStates
 from rwkv_batch.state.snapshot import PREFIX, Transfer, seal
 
 DEVICES = [
@@ -36,7 +36,7 @@ def late(memory: torch.Tensor, value: int) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_copies_wait_for_the_model_and_are_done_when_they_return(device: str) -> None:
-    states = States(4, 8, 512, torch.float16, torch.float32, device)
+    states = DeviceStates(4, 8, 512, torch.float16, torch.float32, device)
     transfer = Transfer(states, "m")
     late(states.memory[1], 7)
     slot = states.access(1)
@@ -57,7 +57,7 @@ def test_copies_wait_for_the_model_and_are_done_when_they_return(device: str) ->
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_copied_slot_has_what_was_queued_before_and_not_what_comes_after(device: str) -> None:
-    states = States(4, 8, 512, torch.float16, torch.float32, device)
+    states = DeviceStates(4, 8, 512, torch.float16, torch.float32, device)
     late(states.memory[0], 5)
     late(states.memory[3], 9)  # whoever had the slot before
     states.duplicate(0, 3)
@@ -66,7 +66,7 @@ def test_a_copied_slot_has_what_was_queued_before_and_not_what_comes_after(devic
 
 
 def test_writes_that_were_deferred_are_carried_out_before_a_slot_is_copied() -> None:
-    states = States(3, 1, 64, torch.float16, torch.float32)
+    states = DeviceStates(3, 1, 64, torch.float16, torch.float32)
     flushed: list[int] = []
 
     def flush(slots: Collection[int]) -> None:
@@ -80,7 +80,7 @@ def test_writes_that_were_deferred_are_carried_out_before_a_slot_is_copied() -> 
 
 
 def test_an_unsealed_snapshot_is_sealed_and_restored() -> None:
-    states = States(2, 1, 64, torch.float16, torch.float32)
+    states = DeviceStates(2, 1, 64, torch.float16, torch.float32)
     states.shift[0], states.wkv[0] = 1, 2
     transfer = Transfer(states, "m")
     snapshot = transfer.unsealed(states.access(0))

@@ -257,5 +257,5 @@ def test_a_gpu_runs_experts_by_torch_operations(checkpoint, tmp_path, monkeypatc
     """Own kernels refuse them, as they refuse other families."""
     weights = mixed(checkpoint, write_pth(tmp_path / "a.pth", mole("lora", 4, 2)), "topk0")
     monkeypatch.setattr(backends, "TorchRunner", lambda *_: "torch")
-    assert backends.create_runner(weights, torch.device("cuda"), EngineConfig()) == "torch"
+    assert backends.create_runner(weights, [torch.device("cuda")], EngineConfig()) == "torch"
     assert "MoLE" in caplog.text

@@ -197,7 +197,7 @@ from rwkv_batch.runner.torch_runner import TorchRunner
 
 def run(file):
     checkpoint = load(file)
-    runner = TorchRunner(checkpoint, torch.device("cpu"), torch.float32, kernels=binding.load(), threads=1)
+    runner = TorchRunner(checkpoint, [torch.device("cpu")], torch.float32, kernels=binding.load(), threads=1)
     runner.model.forward(torch.tensor([5, 6]), [2], [0], runner.model.new_states(1))
     return checkpoint, runner
 

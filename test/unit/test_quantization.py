@@ -173,7 +173,7 @@ def test_what_cannot_be_is_refused():
 
 
 def test_packed_matrices_need_the_kernels_on_a_gpu():
-    packed, gpu = quantize(tiny(), "nf4"), torch.device("cuda")
+    packed, gpu = quantize(tiny(), "nf4"), [torch.device("cuda")]
     with pytest.raises(
         DeviceError, match=r"^--weights nf4 needs the kernels .* leave --backend torch out\.$"
     ):

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from bench.make_checkpoint import random_checkpoint
 from rwkv_batch.model.checkpoint import from_tensors, load
 from rwkv_batch.model.rwkv7 import RWKV7
-from rwkv_batch.state.slots import States
+from rwkv_batch.state.slots import DeviceStates
 
 SHAPES = [
     pytest.param({"layers": 12, "width": 768, "vocab": 65536}, id="0.1b"),
@@ -182,7 +182,7 @@ def test_a_cleared_slot_starts_anew(model):
 
 @pytest.mark.parametrize("slots", [[], [4], [2, 4, 3], [4, 0, 1], [5, 1, 1, 3], range(6)], ids=str)
 def test_many_slots_are_cleared_at_once(slots):
-    states = States(6, 2, 64, torch.float16, torch.float16)
+    states = DeviceStates(6, 2, 64, torch.float16, torch.float16)
     states.memory.fill_(1)
     states.clear(slots)
     assert [bool(states.memory[slot].any()) for slot in range(6)] == [slot not in slots for slot in range(6)]

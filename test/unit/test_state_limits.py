@@ -1,4 +1,4 @@
-"""States in fp16 that pass 65,504 keep the largest number of fp16, wherever torch stores them."""
+"""DeviceStates in fp16 that pass 65,504 keep the largest number of fp16, wherever torch stores them."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rwkv_batch.ops import torch_ops as ops
 from rwkv_batch.ops.wkv6 import wkv6_prefill, wkv6_step
-from rwkv_batch.state.slots import States
+from rwkv_batch.state.slots import DeviceStates
 
 LARGEST = 65504
 HEADS = 2
@@ -16,7 +16,7 @@ HALVES = torch.float16
 
 
 def moved_on(state: float, change: float, lengths: list[int], family: str, by_token: bool = False) -> Tensor:
-    """States `[rows, heads, 64, 64]` of such numbers after rows of tokens that add `change` each."""
+    """DeviceStates `[rows, heads, 64, 64]` of such numbers after rows of tokens that add `change` each."""
     tokens, shape = sum(lengths), (sum(lengths), HEADS, 64)
     states = torch.full((len(lengths), HEADS, 64, 64), state, dtype=HALVES)
     rows = ops.PackedRows(lengths, list(range(len(lengths))), "cpu", by_token)
@@ -65,7 +65,7 @@ def test_a_token_shift_keeps_the_largest_number(lengths: list[int]) -> None:
 
 def test_what_all_slots_begin_with_keeps_the_largest_number() -> None:
     start = torch.full((1, HEADS, 64, 64), 1e6)
-    states = States(3, 1, HEADS * 64, HALVES, HALVES, start=start)
+    states = DeviceStates(3, 1, HEADS * 64, HALVES, HALVES, start=start)
     assert states.wkv.eq(LARGEST).all()
     states.wkv.zero_()
     states.clear([1])

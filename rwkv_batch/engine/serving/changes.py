@@ -213,7 +213,7 @@ class ModelChanges:
         share = MemoryShare(host=len(self._configs), kept=self._models.step_bytes)
         # Which are in the weights already; and this thread takes nobody's time.
         config = replace(without_adapter(config), weights=None, quantize_head=None, capture_late=False)
-        device = devices.find_device(config.device)
+        device = devices.find_devices(config.device)[0]
         memory.check_weights(weights, device, share.kept)
         free = [number for number in range(MOST_LOADED) if self._streams.get(number, _nothing)() is None]
         if not free:

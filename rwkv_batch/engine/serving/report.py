@@ -116,7 +116,7 @@ def _rows(sequences: Iterable[Sequence]) -> int:
 def _memory(engine: Engine) -> dict[str, int]:
     """Bytes of the device by purpose."""
     states, rows = engine.runner.states, engine.scheduler.max_rows
-    slot = states.shift[0].nbytes + states.wkv[0].nbytes
+    slot = states.shape.nbytes
     return {
         "weights": engine.weight_bytes,
         "states": rows * slot,

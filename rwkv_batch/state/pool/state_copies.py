@@ -26,10 +26,10 @@ class StateCopies:
         """
         if self._in_flight == IN_FLIGHT:
             return
-        state = self._states.clone(slot)
         if not self._transfer.pinned:
-            done(state.data)
+            done(self._states.read(slot))
             return
+        state = self._states.clone(slot)
         self._in_flight += 1
 
         def copied(result: Tensor | None, error: Exception | None) -> None:

@@ -262,8 +262,9 @@ class StartStates:
         data = self._parts.documents.read(OFFSETS + digest)
         if data is None:
             raise StoreError("its time_offset is missing")
-        _, layers, _, width = self._parts.states.shift.shape
-        offsets = Offsets(torch.frombuffer(bytearray(data), dtype=torch.float32).view(layers, width))
+        shape = self._parts.states.shape
+        numbers = torch.frombuffer(bytearray(data), dtype=torch.float32)
+        offsets = Offsets(numbers.view(shape.layers, shape.width))
         if offsets.digest != digest:
             raise StoreError("its time_offset is damaged")
         self._parts.adapted.add(digest)

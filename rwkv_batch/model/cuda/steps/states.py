@@ -8,10 +8,10 @@ from torch import Tensor
 from rwkv_batch.ops.cuda.binding import Kernels
 from rwkv_batch.ops.cuda.inputs.feed import Feed, pending_writes
 from rwkv_batch.ops.torch_ops import HEAD_SIZE
-from rwkv_batch.state.slots import States, slot_bytes
+from rwkv_batch.state.slots import DeviceStates, slot_bytes
 
 
-class CudaStates(States):
+class CudaStates(DeviceStates):
     """States that may lag some tokens, and what the device knows of their slots."""
 
     def __init__(

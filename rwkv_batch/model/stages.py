@@ -1,0 +1,54 @@
+"""A model whose layers lie on several devices, one stage after the other.
+
+The first stage has the embedding, the last one the head. What a stage gives the next one is `Stream`.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from rwkv_batch.model.torch_model import PackedBatch, PackedForward, TorchModel
+from rwkv_batch.ops.device import DeviceError
+from rwkv_batch.ops.low_rank import LowRankAdapter
+from rwkv_batch.ops.torch_ops import PackedRows
+from rwkv_batch.state.staged import StagedStates
+
+
+def layers_of_stages(layers: int, stages: int) -> list[range]:
+    """Consecutive layers for each stage, as equal in number as they can be, the first ones with more.
+
+    The last stage has the head besides. Raises DeviceError if there are fewer layers than stages.
+    """
+    if layers < stages:
+        raise DeviceError(f"{layers} layers cannot be divided over {stages} devices; name fewer")
+    sizes = [layers // stages + (stage < layers % stages) for stage in range(stages)]
+    return [range(first, last) for first, last in pairwise([0, *accumulate(sizes)])]
+
+
+class StagedModel(PackedForward):
+    """The model of these stages."""
+
+    def __init__(self, stages: Sequence[TorchModel]) -> None:
+        self.stages, self.checkpoint = stages, stages[0].checkpoint
+
+    def new_states(self, slots: int, wkv_dtype: torch.dtype = torch.float32) -> StagedStates:
+        return StagedStates([stage.new_states(slots, wkv_dtype) for stage in self.stages])
+
+    def make_room(self, slots: int) -> None:
+        for stage in self.stages:
+            stage.make_room(slots)
+
+    def load_adapter(self, slot: int, adapter: LowRankAdapter) -> None:
+        for stage in self.stages:
+            stage.load_adapter(slot, adapter)
+
+    def _hidden(self, tokens: Tensor, states: StagedStates, batch: PackedBatch) -> tuple[Tensor, PackedRows]:
+        stream = self.stages[0].embed(tokens)
+        for stage, part in zip(self.stages, states.parts, strict=True):
+            stream, rows = stage.run(stream.to(stage.device), part, batch)
+        return stream.x, rows
+
+    def logits(self, x: Tensor) -> Tensor:
+        return self.stages[-1].logits(x)

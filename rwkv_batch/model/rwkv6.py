@@ -13,7 +13,7 @@ from torch.nn.functional import group_norm, silu
 
 from rwkv_batch.model.description import Norm
 from rwkv_batch.model.rwkv6_description import RWKV6_MIXES, Rwkv6LayerTensors, rwkv6_layer_tensors
-from rwkv_batch.model.torch_model import Stream, TorchModel
+from rwkv_batch.model.torch_model import Activations, TorchModel
 from rwkv_batch.ops import torch_ops as ops
 from rwkv_batch.ops.linear import Linear
 from rwkv_batch.ops.low_rank import Changes
@@ -80,13 +80,13 @@ class RWKV6(TorchModel):
         self.layers = [(self._time_mix(layer), self._channel_mix(layer)) for layer in layers]
 
     def _run_layers(
-        self, stream: Stream, states: DeviceStates, rows: ops.PackedRows, changes: Changes
-    ) -> Stream:
-        x = stream.x.float()
+        self, activations: Activations, states: DeviceStates, rows: ops.PackedRows, changes: Changes
+    ) -> Activations:
+        x = activations.x.float()
         for place, (time_mix, channel_mix) in enumerate(self.layers):
             x = x + time_mix(time_mix.norm(x).to(self.dtype), states, place, rows)
             x = x + channel_mix(channel_mix.norm(x).to(self.dtype), states, place, rows)
-        return replace(stream, x=x)
+        return replace(activations, x=x)
 
     def _time_mix(self, layer: Rwkv6LayerTensors) -> Rwkv6TimeMix:
         return Rwkv6TimeMix(

@@ -18,7 +18,7 @@ from rwkv_batch.model.description import (
     Norm,
     layer_tensors,
 )
-from rwkv_batch.model.torch_model import Stream, TorchModel
+from rwkv_batch.model.torch_model import Activations, TorchModel
 from rwkv_batch.ops import torch_ops as ops
 from rwkv_batch.ops.linear import Linear
 from rwkv_batch.ops.low_rank import Changes
@@ -171,15 +171,20 @@ class RWKV7(TorchModel):
             self.layers.append((self._time_mix(layer), self._channel_mix(layer, self._experts(index))))
 
     def _run_layers(
-        self, stream: Stream, states: DeviceStates, rows: ops.PackedRows, changes: Changes
-    ) -> Stream:
-        tokens, x, embedded, v_first = stream.tokens, stream.x, stream.embedded, stream.v_first
+        self, activations: Activations, states: DeviceStates, rows: ops.PackedRows, changes: Changes
+    ) -> Activations:
+        tokens, x, embedded, v_first = (
+            activations.tokens,
+            activations.x,
+            activations.embedded,
+            activations.v_first,
+        )
         for place, (time_mix, channel_mix) in enumerate(self.layers):
             of_layer = changes.of(self.part[place])
             y, v_first = time_mix(x, v_first, states, place, rows, of_layer)
             x = x + y
             x = x + channel_mix(x, tokens, embedded, states, place, rows, of_layer)
-        return replace(stream, x=x, v_first=v_first)
+        return replace(activations, x=x, v_first=v_first)
 
     def _time_mix(self, layer: LayerTensors) -> TimeMix:
         k_a = self._vector(layer.k_a)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rwkv_batch.model.rwkv7 import RWKV7, ChannelMix
-from rwkv_batch.model.torch_model import Stream
+from rwkv_batch.model.torch_model import Activations
 from rwkv_batch.ops.cpu.binding import CpuRows
 from rwkv_batch.ops.cpu.products import PackedLinear
 from rwkv_batch.ops.low_rank import Changes
@@ -33,12 +33,19 @@ class CpuRWKV7(RWKV7):
 
     channel_mix = CpuChannelMix
 
-    def _run_layers(self, stream: Stream, states: DeviceStates, rows: PackedRows, changes: Changes) -> Stream:
+    def _run_layers(
+        self, activations: Activations, states: DeviceStates, rows: PackedRows, changes: Changes
+    ) -> Activations:
         kernels = self._kernels
         if kernels is None or states.wkv.dtype != torch.float32:
-            return super()._run_layers(stream, states, rows, changes)
+            return super()._run_layers(activations, states, rows, changes)
         places = CpuRows.of(rows.lengths, rows.slot_numbers)
-        tokens, x, embedded, v_first = stream.tokens, stream.x, stream.embedded, stream.v_first
+        tokens, x, embedded, v_first = (
+            activations.tokens,
+            activations.x,
+            activations.embedded,
+            activations.v_first,
+        )
         y: Tensor | None = None
         for place, (time_mix, channel_mix) in enumerate(self.layers):
             of_layer = changes.of(self.part[place])
@@ -60,4 +67,4 @@ class CpuRWKV7(RWKV7):
             x, mixed, normed = kernels.mix(x, y, channel_mix.norm, channel_mix.x_k, shift, places, keep)
             y = channel_mix.products(mixed[0], x if normed is None else normed, tokens, embedded, of_layer)
         assert y is not None
-        return replace(stream, x=x + y, v_first=v_first)
+        return replace(activations, x=x + y, v_first=v_first)

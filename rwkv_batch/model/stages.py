@@ -1,6 +1,6 @@
 """A model whose layers lie on several devices, one stage after the other.
 
-The first stage has the embedding, the last one the head. What a stage gives the next one is `Stream`.
+The first stage has the embedding, the last one the head. What a stage gives the next one is `Activations`.
 """
 
 from collections.abc import Sequence
@@ -45,10 +45,10 @@ class StagedModel(PackedForward):
             stage.load_adapter(slot, adapter)
 
     def _hidden(self, tokens: Tensor, states: StagedStates, batch: PackedBatch) -> tuple[Tensor, PackedRows]:
-        stream = self.stages[0].embed(tokens)
+        activations = self.stages[0].embed(tokens)
         for stage, part in zip(self.stages, states.parts, strict=True):
-            stream, rows = stage.run(stream.to(stage.device), part, batch)
-        return stream.x, rows
+            activations, rows = stage.run(activations.to(stage.device), part, batch)
+        return activations.x, rows
 
     def logits(self, x: Tensor) -> Tensor:
         return self.stages[-1].logits(x)

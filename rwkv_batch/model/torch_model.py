@@ -41,7 +41,7 @@ class Embedding:
 
 
 @dataclass(frozen=True)
-class Stream:
+class Activations:
     """What goes through the layers. Each stage of a model gets it from the one before."""
 
     tokens: Tensor  # [T] ids
@@ -49,9 +49,9 @@ class Stream:
     embedded: Tensor  # [T, width], the normed embedding: a DeepEmbed reads it
     v_first: Tensor | None = None  # [T, width], the values of layer 0 of RWKV-7; None: before that layer
 
-    def to(self, device: torch.device) -> "Stream":
+    def to(self, device: torch.device) -> "Activations":
         v_first = None if self.v_first is None else self.v_first.to(device)
-        return Stream(self.tokens.to(device), self.x.to(device), self.embedded.to(device), v_first)
+        return Activations(self.tokens.to(device), self.x.to(device), self.embedded.to(device), v_first)
 
 
 @dataclass(frozen=True)
@@ -176,16 +176,18 @@ class TorchModel(PackedForward):
             adapter, width, 4 * width, self.device, self.dtype, self.part
         )
 
-    def embed(self, tokens: Tensor) -> Stream:
+    def embed(self, tokens: Tensor) -> Activations:
         """Ids `[T]`, as the first stage gets them."""
         x = self.embedding(tokens.to(self.device))
-        return Stream(tokens.to(self.device), x, x)
+        return Activations(tokens.to(self.device), x, x)
 
-    def run(self, stream: Stream, states: DeviceStates, batch: PackedBatch) -> tuple[Stream, ops.PackedRows]:
+    def run(
+        self, activations: Activations, states: DeviceStates, batch: PackedBatch
+    ) -> tuple[Activations, ops.PackedRows]:
         """Through the layers that are here."""
         rows = ops.PackedRows(batch.lengths, batch.slots, self.device, self._invariant)
         changes = changes_of(self.adapters, batch.adapters, batch.lengths, self.device)
-        return self._run_layers(stream, states, rows, changes), rows
+        return self._run_layers(activations, states, rows, changes), rows
 
     def logits(self, x: Tensor) -> Tensor:
         return self.head(self.ln_out(x.float()).to(self.dtype)).float()
@@ -196,15 +198,15 @@ class TorchModel(PackedForward):
 
     @abstractmethod
     def _run_layers(
-        self, stream: Stream, states: DeviceStates, rows: ops.PackedRows, changes: Changes
-    ) -> Stream:
+        self, activations: Activations, states: DeviceStates, rows: ops.PackedRows, changes: Changes
+    ) -> Activations:
         """What comes out of the layers that are here."""
 
     def _hidden(
         self, tokens: Tensor, states: DeviceStates, batch: PackedBatch
     ) -> tuple[Tensor, ops.PackedRows]:
-        stream, rows = self.run(self.embed(tokens), states, batch)
-        return stream.x, rows
+        activations, rows = self.run(self.embed(tokens), states, batch)
+        return activations.x, rows
 
     def _embedding(self) -> Embedding:
         tensors, norm = self.checkpoint.tensors, None

@@ -1,12 +1,14 @@
 """What every database of sessions and documents has to do (rwkv_batch/state/log/protocol.py).
 
-A further one is one more line of OPEN: a function that opens the database of a test.
+A further one is one more line of OPEN: a context with a database that is open.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
 import pytest
+from hosts import ThreadHost
 from stores import chain, do, has, keys, next_turn, put_all, put_image, session
 
 from rwkv_batch.state.entries import (
@@ -30,17 +32,24 @@ from rwkv_batch.state.entries import (
 from rwkv_batch.state.log.protocol import Outcome, SessionStore
 from rwkv_batch.state.log.store import Store
 
-OPEN: dict[str, Callable[[Path], SessionStore]] = {
-    "a file": Store,
-    "memory": lambda path: Store(None),
+
+@contextmanager
+def of_several_engines(path: Path) -> Iterator[SessionStore]:
+    with ThreadHost(path) as host:
+        yield host.open()
+
+
+OPEN: dict[str, Callable[[Path], AbstractContextManager[SessionStore]]] = {
+    "a file": lambda path: closing(Store(path)),
+    "memory": lambda path: closing(Store(None)),
+    "a file of several engines": of_several_engines,
 }
 
 
 @pytest.fixture(params=OPEN)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SessionStore]:
-    store = OPEN[request.param](tmp_path / "sessions.db")
-    yield store
-    store.close()
+    with OPEN[request.param](tmp_path / "sessions.db") as store:
+        yield store
 
 
 def append(store: SessionStore, key: str, turn: Turn, follows: int) -> Outcome:

@@ -44,7 +44,8 @@ class ImageCache:
         self._last_error = ""  # of the image before
         self._kept: dict[int, Tensor] = {}  # by turn
         if self._folder:
-            self._writer = ImageWriter(self._folder, layout, replay_rate, store.image_turns)
+            known = None if store.shared else store.image_turns
+            self._writer = ImageWriter(self._folder, layout, replay_rate, known)
 
     def find(self, turn: int) -> Tensor | None:
         """An image that is not stored yet, or is kept in memory. Also for other threads."""

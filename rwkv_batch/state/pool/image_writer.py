@@ -44,11 +44,12 @@ class ImageWriter(threading.Thread):
     """Writes images behind. All methods are for the pool's thread; `written` is called on this thread."""
 
     def __init__(
-        self, folder: Path, layout: SnapshotLayout, replay_rate: float, known: Callable[[], set[int]]
+        self, folder: Path, layout: SnapshotLayout, replay_rate: float, known: Callable[[], set[int]] | None
     ) -> None:
         """`replay_rate`: tokens a second that the model is fed when a session is replayed.
 
-        `known`: the turns that have images in the database. Other files, left by earlier runs, are removed.
+        `known`: the turns that have images in the database. Other files, left by earlier runs, are removed;
+        None: they stay, as other processes may be writing them.
         """
         super().__init__(name="state images", daemon=True)
         self._known = known
@@ -110,8 +111,9 @@ class ImageWriter(threading.Thread):
         return sum(1 for entry in self._waiting.values() if not entry.begun)
 
     def run(self) -> None:
-        with suppress(StoreError):
-            images.sweep(self._images, self._known)
+        if self._known:
+            with suppress(StoreError):
+                images.sweep(self._images, self._known)
         while entry := self._next():
             began = time.monotonic()
             error = self._write(entry)

@@ -4,6 +4,7 @@ import os
 import sqlite3
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import quote
 
 from rwkv_batch.state.entries import StoreBroken, StoreError
 
@@ -46,6 +47,24 @@ def connect(path: Path | str, log_bytes: int) -> sqlite3.Connection:
             PRAGMA synchronous = FULL;
             PRAGMA wal_autocheckpoint = 0;
             PRAGMA journal_size_limit = {log_bytes};""")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def connect_to_read(path: Path | str) -> sqlite3.Connection:
+    """A connection to a file to which another process writes, for any thread, one at a time."""
+    name = quote(os.fspath(path))
+    connection = sqlite3.connect(
+        f"file:{name}?mode=rw", uri=True, isolation_level=None, check_same_thread=False
+    )
+    connection.text_factory = readable
+    try:
+        connection.executescript("""
+            PRAGMA trusted_schema = OFF;
+            PRAGMA cell_size_check = ON;
+            PRAGMA query_only = ON;""")
     except BaseException:
         connection.close()
         raise

@@ -411,7 +411,9 @@ def _stamp(operation: Stamp, connection: sqlite3.Connection, removed: Removed) -
     row = connection.execute("SELECT last, missing FROM clients WHERE id = ?", (operation.client,)).fetchone()
     last, missing = row or (0, b"")
     if number <= last or number > last + 1 or missing:
-        numbers = {value for (value,) in struct.iter_unpack("<q", missing)} | {*range(last + 1, number)}
+        numbers = {value for (value,) in struct.iter_unpack("<q", missing)} | {
+            *range(max(last, operation.known) + 1, number)
+        }
         if number <= last and number not in numbers:
             raise CommittedBefore("This change is stored already.")
         left = sorted(value for value in numbers - {number} if value > operation.known)

@@ -1,0 +1,164 @@
+"""The process that writes to a database for all engines of a host: one group commit.
+
+For the supervisor. It starts the process before the engines, for each database one, and again when it dies:
+
+    Child("database", serve, DatabaseService(path, address, first))
+
+    path      of the database; where nothing is to be kept, of a file in the runtime folder
+    address   where the process listens: "ipc://" and a path in the runtime folder
+    first     True at the server's start, False when it is started again while engines run
+
+`serve` gets the other end of the supervisor's pipe as its last argument. It sends None there when it can be
+used, or a sentence that says why the database cannot be, and ends then (exit code 2). It ends when anything
+is received there or the pipe is closed: after the engines, as these commit when they are stopped.
+
+For an engine: HostStore(path, address, limit) in place of Store(path, limit) is all
+(rwkv_batch/state/host/store.py). Engines may start and die at any time. While the process is away, their
+commits wait, and reading goes on; they are sent again to the next one, which knows by their numbers what the
+one before has done.
+
+No torch is loaded here.
+"""
+
+import logging
+import secrets
+import signal
+import socket
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+
+import msgspec
+import zmq
+
+from rwkv_batch.state import images
+from rwkv_batch.state.entries import Removed, Stamp, StoreError
+from rwkv_batch.state.host.messages import (
+    Hello,
+    HostMessage,
+    Outcomes,
+    Renewed,
+    SentOutcome,
+    Welcome,
+    decode_to_writer,
+    encode,
+)
+from rwkv_batch.state.log.store import Store
+from rwkv_batch.state.log.writer import Commit, GroupCommit
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DatabaseService:
+    """Which database to write to, and where engines find the process that does. See above."""
+
+    path: str
+    address: str
+    first: bool = True
+
+
+def serve(service: DatabaseService, control: Connection) -> None:
+    """The process. See above."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s database: %(message)s")
+    # Ctrl-C reaches the whole process group; the supervisor decides what follows.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        store = Store(service.path, serves_others=True)
+    except StoreError as error:
+        control.send(str(error))
+        sys.exit(2)
+    try:
+        if service.first:
+            store.forget_clients()
+            if store.images_folder:  # of engines that are there, images may not have rows yet
+                images.sweep(store.images_folder, store.image_turns)
+        host = HostWriter(store, service.address)
+        control.send(None)
+        host.run(control)
+    finally:
+        store.close()
+
+
+class HostWriter:
+    """Commits what engines send. All that has arrived goes into one transaction."""
+
+    def __init__(self, store: Store, address: str) -> None:
+        self._store = store
+        self._number = 1 + secrets.randbits(62)
+        self._commits = GroupCommit(store, lambda callback: callback(), self._renewed)
+        self._outcomes: defaultdict[bytes, list[SentOutcome]] = defaultdict(list)  # to be sent, by engine
+        self._engines: set[bytes] = set()  # that have been heard
+        self._context = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        for option in (zmq.SNDHWM, zmq.RCVHWM):
+            self._router.setsockopt(option, 0)
+        self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an engine that connects again is the same
+        self._router.setsockopt(zmq.LINGER, 1000)
+        self._router.bind(address)
+
+    def run(self, control: Connection | socket.socket) -> None:
+        """Until `control` can be read: then what has arrived is committed still."""
+        poller = zmq.Poller()
+        poller.register(self._router, zmq.POLLIN)
+        poller.register(control.fileno(), zmq.POLLIN)
+        stopping = False
+        while not stopping:
+            stopping = control.fileno() in dict(poller.poll())
+            self._commit()
+        if self._commits.failed:
+            log.error("%d changes of sessions could not be stored and are lost.", len(self._commits.failed))
+        self._context.destroy()
+
+    def _commit(self) -> None:
+        """Everything that has arrived."""
+        group: list[Commit] = []
+        with suppress(zmq.Again):
+            while True:
+                engine, data = self._router.recv_multipart(zmq.NOBLOCK)
+                group += self._received(engine, data)
+        if not group:
+            return
+        self._commits.run(group)
+        for engine, outcomes in self._outcomes.items():
+            self._send(engine, Outcomes(outcomes))
+        self._outcomes.clear()
+        self._store.checkpoint(quiet=not self._router.poll(0))
+
+    def _received(self, engine: bytes, data: bytes) -> list[Commit]:
+        self._engines.add(engine)
+        try:
+            message = decode_to_writer(data)
+        except msgspec.DecodeError as error:
+            log.error("a message of an engine is passed over: %s", error)
+            return []
+        if isinstance(message, Hello) or message.writer != self._number:
+            self._send(engine, Welcome(self._number))
+            return []
+        stamp = partial(Stamp, message.client, known=message.known)
+        return [
+            Commit(
+                [stamp(commit.number), *commit.operations], self._done(engine, commit.number), commit.retry
+            )
+            for commit in message.commits
+        ]
+
+    def _done(self, engine: bytes, number: int) -> Callable[[Removed | None, Exception | None], None]:
+        def done(removed: Removed | None, error: Exception | None) -> None:
+            self._outcomes[engine].append(SentOutcome.from_result(number, removed, error))
+
+        return done
+
+    def _renewed(self) -> None:
+        for engine in self._engines:
+            self._send(engine, Renewed())
+
+    def _send(self, engine: bytes, message: HostMessage) -> None:
+        """To one that has gone nothing is sent."""
+        with suppress(zmq.Again):
+            self._router.send_multipart([engine, encode(message)], zmq.NOBLOCK)

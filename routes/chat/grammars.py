@@ -158,13 +158,24 @@ class GrammarFields(GuidedFields):
         return found
 
     def grammar(self) -> Grammar | None:
-        """What the request says of its answer. Raises ApiError 400 if two fields say different things."""
+        """What the request says of its answer. Raises ApiError 400 if two fields say different things.
+
+        Where one says that it is an object and another which one, the latter holds.
+        """
         found = [replace(grammar, field=field) for field, grammar in self.given().items()]
+        if len(found) > 1 and any(map(_is_of_objects, found)):
+            found = [each for each in found if each.source != json.dumps(ANY_OBJECT)]
         for other in found[1:]:
             if not _are_same(found[0], other):
                 why = f"{found[0].field} says what the answer is too, and differs; send one of them"
                 raise self.field_error(other.field, why)
         return found[0] if found else None
+
+
+def _is_of_objects(grammar: Grammar) -> bool:
+    """Whether it says that the answer is an object, and more of that."""
+    schema = json.loads(grammar.source) if grammar.kind == "json_schema" else None
+    return isinstance(schema, dict) and schema.get("type") == "object" and schema != ANY_OBJECT
 
 
 def _are_same(one: Grammar, other: Grammar) -> bool:

@@ -162,6 +162,21 @@ def test_the_same_grammar_in_two_fields_is_one(fields: dict):
     assert both.grammar == one.grammar is not None
 
 
+@pytest.mark.parametrize(
+    ("prepare", "fields"),
+    [
+        (asked, {"response_format": {"type": "json_object"}}),
+        (asked, {"guided_json_object": True, "response_format": {"type": "json_object"}}),
+        (lambda **f: respond(**f).request, {"text": {"format": {"type": "json_object"}}}),
+        (ollama_chat, {"format": "json"}),
+    ],
+)
+def test_a_schema_of_an_object_says_more_than_that_it_is_one(prepare, fields: dict):
+    """Some clients ask for any object by themselves, and their users for one by a schema."""
+    made = prepare(guided_json=SCHEMA, **fields).grammar
+    assert made == prepare(guided_json=SCHEMA).grammar
+
+
 def test_without_a_field_there_is_none():
     plain = [asked(), completed(), respond().request, asked(response_format={"type": "text"})]
     plain.append(asked(tools=[tool("f", False)]))
@@ -316,7 +331,8 @@ def test_a_text_that_is_continued_is_the_bound_answer():
             {"guided_json": {"const": 1}, "structured_outputs": {"json": {"const": True}}},
             "structured_outputs.json",
         ),
-        ({"guided_json": SCHEMA, "response_format": {"type": "json_object"}}, "response_format"),
+        ({"guided_json": {"type": "array"}, "response_format": {"type": "json_object"}}, "response_format"),
+        ({"guided_json": {"$ref": "#"}, "response_format": {"type": "json_object"}}, "response_format"),
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
         ({"tools": [tool("f", "yes")]}, "tools[0].function.strict"),
         ({"min_p": 1.5}, "min_p"),

@@ -5,7 +5,7 @@ import json
 import guidance
 import openai
 import pytest
-from asked import ALICE, CAPITAL, CITY, MODEL, NAME, PARIS, UNKNOWN, WHO
+from asked import ALICE, CAPITAL, CITY, MODEL, NAME, PARIS, SUNNY, UNKNOWN, WEATHER, WHO
 from guidance import assistant, gen, select, system, user
 from guidance.models.experimental import VLLMModel
 
@@ -42,6 +42,26 @@ def asked(lm):
 def test_a_stream(model):
     states = list(model.stream() + asked())
     assert PARIS in states[-1]["answer"] and len(states) > 2
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_tool(model, choice: str):
+    """It runs the function itself, and the next turn reads the result."""
+    asked = []
+
+    def get_weather(city: str) -> str:
+        """The weather in a city"""
+        asked.append(city)
+        return SUNNY
+
+    with user():
+        model += WEATHER
+    with assistant():
+        model += gen(tools=[get_weather], tool_choice=choice)
+    assert asked == [PARIS]
+    with assistant():
+        model += gen("answer", max_tokens=100, temperature=0)
+    assert model["answer"], model
 
 
 def test_a_structured_answer(model):

@@ -1,6 +1,7 @@
 """instructor, in each mode in which it asks OpenAI's or Anthropic's protocol for an object."""
 
 import contextlib
+from collections.abc import Iterable
 from typing import Literal
 
 import anthropic
@@ -12,11 +13,17 @@ from instructor.core.exceptions import InstructorError
 from pydantic import BaseModel
 
 Mode = instructor.Mode
-RESPONSES = (Mode.RESPONSES_TOOLS,)
-ANTHROPIC = (Mode.ANTHROPIC_TOOLS, Mode.ANTHROPIC_JSON)
+RESPONSES = (Mode.RESPONSES_TOOLS, Mode.RESPONSES_TOOLS_WITH_INBUILT_TOOLS)
+ANTHROPIC = (Mode.ANTHROPIC_TOOLS, Mode.ANTHROPIC_REASONING_TOOLS, Mode.ANTHROPIC_JSON)
 # These bind nothing by themselves: the prompt alone asks for the object.
 FREE = (Mode.MD_JSON, Mode.ANTHROPIC_JSON)
-MODES = (Mode.TOOLS, Mode.TOOLS_STRICT, Mode.JSON_SCHEMA, Mode.MD_JSON, *RESPONSES, *ANTHROPIC)
+MODES = (
+    *(Mode.FUNCTIONS, Mode.TOOLS, Mode.TOOLS_STRICT, Mode.JSON_SCHEMA, Mode.JSON_O1, Mode.MD_JSON),
+    *RESPONSES,
+    *ANTHROPIC,
+)
+# Several objects at once, and what has one of them come at least.
+PARALLEL = {Mode.PARALLEL_TOOLS: "required", Mode.ANTHROPIC_PARALLEL_TOOLS: {"type": "any"}}
 
 
 class City(BaseModel):
@@ -35,16 +42,19 @@ def mode(request: pytest.FixtureRequest) -> instructor.Mode:
     return request.param
 
 
-@pytest.fixture
-def ask(url: str, mode: instructor.Mode):
-    if mode in ANTHROPIC:
-        client = instructor.from_anthropic(
+def client_of(url: str, mode: instructor.Mode):
+    if mode.name.startswith("ANTHROPIC"):
+        return instructor.from_anthropic(
             anthropic.Anthropic(base_url=url, api_key="unused", max_retries=0), mode=mode
         )
-    else:
-        client = instructor.from_openai(
-            openai.OpenAI(base_url=url + "/v1", api_key="unused", max_retries=0), mode=mode
-        )
+    return instructor.from_openai(
+        openai.OpenAI(base_url=url + "/v1", api_key="unused", max_retries=0), mode=mode
+    )
+
+
+@pytest.fixture
+def ask(url: str, mode: instructor.Mode):
+    client = client_of(url, mode)
     wanted = Anything if mode is Mode.JSON else City
     bound = {"guided_json": City.model_json_schema()} if mode in FREE else {}
 
@@ -79,6 +89,30 @@ def first_that_ends(ask) -> object:
 def test_a_stream_of_an_object(ask, mode: instructor.Mode):
     *_, last = ask([said(CAPITAL)], method="create_partial")
     assert mode is Mode.JSON or last.name in ("Paris", "London")
+
+
+class Color(BaseModel):
+    """A color."""
+
+    color: Literal["red", "blue"]
+
+
+@pytest.mark.parametrize("mode", PARALLEL, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("several", [False, True])
+def test_objects_at_once(url: str, mode: instructor.Mode, several: bool):
+    extra = {"temperature": 0, "tool_choice": PARALLEL[mode]}
+    if several:  # the model does not draw what ends a text, so it goes on until the tokens end
+        extra["logit_bias"] = {"0": -100}
+    found = client_of(url, mode).chat.completions.create(
+        model=MODEL,
+        messages=[said(CAPITAL)],
+        response_model=Iterable[City | Color],
+        max_retries=0,
+        max_tokens=150,
+        extra_body=extra,
+    )
+    objects = list(found)
+    assert len(objects) > several and all(isinstance(each, City | Color) for each in objects)
 
 
 def test_a_second_turn(ask, mode: instructor.Mode):

@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 from asked import ALICE, CAPITAL, MODEL, NAME, PARIS, SUNNY, UNKNOWN, WEATHER, WHO
 from pydantic import BaseModel
-from pydantic_ai import Agent, ModelHTTPError, NativeOutput, ToolOutput
+from pydantic_ai import Agent, ModelHTTPError, NativeOutput, PromptedOutput, ToolOutput
 from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
@@ -19,6 +19,12 @@ class City(BaseModel):
     """A city."""
 
     name: Literal["Paris", "London"]
+
+
+class Weather(BaseModel):
+    """The weather."""
+
+    sunny: bool
 
 
 def model_of(kind: str, url: str, name: str = MODEL):
@@ -67,6 +73,26 @@ def test_a_tool(agent):
 def test_a_structured_answer(agent, form: type):
     city = agent(output_type=form(City)).run_sync(CAPITAL).output
     assert isinstance(city, City) and city.name
+
+
+def test_an_object_that_the_prompt_alone_asks_for(agent):
+    """The client asks for any object at most, so `guided_json` says which one."""
+    bound = {"extra_body": {"guided_json": City.model_json_schema()}}
+    city = agent(output_type=PromptedOutput(City)).run_sync(CAPITAL, model_settings=bound).output
+    assert isinstance(city, City)
+
+
+def test_a_tool_and_then_a_structured_answer(agent):
+    """The model chooses when to answer, and the answer is bound all the time."""
+    asked = []
+
+    def get_weather(city: Literal["Paris", "London"]) -> str:
+        """The weather in a city"""
+        asked.append(city)
+        return SUNNY
+
+    weather = agent(output_type=NativeOutput(Weather), tools=[get_weather]).run_sync(WEATHER).output
+    assert isinstance(weather, Weather) and asked == [PARIS]
 
 
 def test_a_second_turn(agent):

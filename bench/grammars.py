@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from bench.engine_level import ENDLESS, KEY, STEPS, request_for
 from bench.make_checkpoint import ALL_SIZES, FAMILIES
 from rwkv_batch.engine.engine import Engine
-from rwkv_batch.engine.scheduling.sequence import DECODING
+from rwkv_batch.engine.scheduling.row import DECODING
 from rwkv_batch.model import checkpoint
 from rwkv_batch.sampling.masks import mask_words
 from rwkv_batch.text.grammars import BoundText, GrammarCompiler, MaskThreads, prepare
@@ -98,7 +98,7 @@ def seconds_of_step(engine: Engine, requests: list[GenerateRequest], rows: int) 
     engine.cancel_frontend(KEY)
     for request in requests:
         engine.add((KEY, request.id), request)
-    while sum(seq.state is DECODING for seq in engine.scheduler.running.values()) < rows:
+    while sum(row.state is DECODING for row in engine.scheduler.running.values()) < rows:
         step(engine)
     draw(engine, 4 * STEPS * rows)  # the first masks of each kind take longer
     began = time.perf_counter()
@@ -122,7 +122,7 @@ def step(engine: Engine) -> None:
 
 
 def drawn_tokens(engine: Engine) -> int:
-    return sum(len(seq.drawn) for seq in engine.scheduler.running.values())
+    return sum(len(row.drawn) for row in engine.scheduler.running.values())
 
 
 def main() -> None:

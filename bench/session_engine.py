@@ -17,7 +17,7 @@ import torch
 
 from bench.make_checkpoint import SIZES, random_checkpoint
 from rwkv_batch.engine.engine import Engine
-from rwkv_batch.engine.scheduling.sequence import RequestKey
+from rwkv_batch.engine.scheduling.row import RequestKey
 from rwkv_batch.model import checkpoint
 from rwkv_batch.model.checkpoint import Checkpoint
 from rwkv_batch.state.log.store import Store

@@ -36,7 +36,7 @@ import torch
 from tqdm import tqdm
 
 from bench.make_checkpoint import SIZES
-from rwkv_batch.engine.scheduling.sequence import RequestKey
+from rwkv_batch.engine.scheduling.row import RequestKey
 from rwkv_batch.ops.weights.formats import FORMATS
 from rwkv_batch.wire.protocol import Sampling, TokenLogprob, TurnInfo
 

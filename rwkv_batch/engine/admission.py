@@ -1,6 +1,6 @@
-"""How sequences come into slots, and their slots get the states in which they begin.
+"""How rows come into slots, and their slots get the states in which they begin.
 
-A sequence that comes in takes the host about 0.1 ms. So many that arrive at once come in portions, one before
+A row that comes in takes the host about 0.1 ms. So many that arrive at once come in portions, one before
 each step: those that run already wait for one portion, and the first of them draw while the others wait.
 """
 
@@ -9,7 +9,7 @@ from rwkv_batch.engine.row_adapters.adapters import Adapters
 from rwkv_batch.engine.rows.beginnings import StartStateMissing
 from rwkv_batch.engine.rows.lives import SharedPrompt
 from rwkv_batch.engine.rows.parts import EngineParts
-from rwkv_batch.engine.scheduling.sequence import Beginning, Sequence
+from rwkv_batch.engine.scheduling.row import Beginning, Row
 from rwkv_batch.runner.protocol import NewRow
 
 PORTION = 128  # prompts that come in before a step,
@@ -17,7 +17,7 @@ MOST_AT_ONCE = 512  # or up to so many short ones, until they fill the step
 
 
 class Portion:
-    """The sequences that come in before one step.
+    """The rows that come in before one step.
 
     `budget`: prompt tokens that fill it. Rows of one prompt that share its state come in together: they cost
     little, and one that comes later might have to feed the prompt again.
@@ -28,13 +28,13 @@ class Portion:
         self._prompts = self._tokens = 0
         self._shared: SharedPrompt | None = None  # the prompt of the last one
 
-    def takes(self, seq: Sequence) -> bool:
+    def takes(self, row: Row) -> bool:
         """Whether this one, which is next, comes in too."""
-        shared = seq.life if isinstance(seq.life, SharedPrompt) else None
+        shared = row.life if isinstance(row.life, SharedPrompt) else None
         if shared is None or shared is not self._shared:
             if self._prompts >= (MOST_AT_ONCE if self._tokens < self._budget else PORTION):
                 return False
-            self._prompts, self._tokens = self._prompts + 1, self._tokens + seq.tokens_left
+            self._prompts, self._tokens = self._prompts + 1, self._tokens + row.input.left
             self._shared = shared
         return True
 
@@ -46,26 +46,26 @@ class Admission:
         self._parts, self._adapters, self._masks = parts, adapters, masks
 
     def admit(self) -> None:
-        """Give a portion of the waiting sequences free slots, and these the states they begin with."""
+        """Give a portion of the waiting rows free slots, and these the states they begin with."""
         beginnings: Beginning = {}
         scheduler = self._parts.scheduler
         takes = Portion(scheduler.prefill_tokens).takes
-        for seq in scheduler.admit(self._adapters.has_slot, takes):
-            if seq.slot is None:  # of a request that has just been refused
+        for row in scheduler.admit(self._adapters.has_slot, takes):
+            if row.slot is None:  # of a request that has just been refused
                 continue
-            self._parts.counts.admit(seq)
+            self._parts.counts.admit(row)
             try:
-                beginnings |= seq.life.begin(seq)
+                beginnings |= row.life.begin(row)
             except StartStateMissing as missing:
-                self._parts.rows.reject(seq.key, "not_found", str(missing))
-            if seq.slot is not None:  # otherwise it has been refused
-                self._begin(seq, seq.slot)
+                self._parts.rows.reject(row.key, "not_found", str(missing))
+            if row.slot is not None:  # otherwise it has been refused
+                self._begin(row, row.slot)
         self._parts.runner.states.replace(beginnings)
 
-    def _begin(self, seq: Sequence, slot: int) -> None:
-        runner, sampling, stops = self._parts.runner, seq.request.sampling, seq.request.stop_ids
-        prompt = seq.prompt if sampling.repetition_penalty != 1 else ()
-        runner.begin(slot, NewRow(sampling, seq.seed, seq.row, stops, seq.drawn, prompt))
-        seq.runs_ahead = len(stops) <= runner.run_ahead_stop_ids
-        if seq.constraint and seq.leads:
-            self._masks.begin(seq.constraint, seq.drawn)
+    def _begin(self, row: Row, slot: int) -> None:
+        runner, sampling, stops = self._parts.runner, row.request.sampling, row.request.stop_ids
+        prompt = row.prompt if sampling.repetition_penalty != 1 else ()
+        runner.begin(slot, NewRow(sampling, row.draws.seed, row.number, stops, row.drawn, prompt))
+        row.draws.ahead = len(stops) <= runner.run_ahead_stop_ids
+        if row.draws.constraint and row.leads:
+            self._masks.begin(row.draws.constraint, row.drawn)

@@ -1,6 +1,6 @@
-"""The engine: one model, one batch, one slot per sequence.
+"""The engine: one model, one batch, one slot per row.
 
-A step feeds every running sequence and draws its next token.
+A step feeds every running row and draws its next token.
 
 `Engine` is also the offline API:
 
@@ -9,7 +9,6 @@ A step feeds every running sequence and draws its next token.
         print(result.text)
 """
 
-import secrets
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,15 +24,15 @@ from rwkv_batch.engine.loop import StepLoop
 from rwkv_batch.engine.memory import WHOLE, MemoryShare
 from rwkv_batch.engine.offline import check_call, whole_rows
 from rwkv_batch.engine.row_adapters.adapters import AdapterMissing, Adapters
-from rwkv_batch.engine.rows.beginnings import Beginnings, StartStateMissing
-from rwkv_batch.engine.rows.lives import give_lives
+from rwkv_batch.engine.rows.beginnings import Beginnings, StartStateMissing, mixed
+from rwkv_batch.engine.rows.making import RowMaker
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.rows.rows import Rows
 from rwkv_batch.engine.rows.stored_turns import Turns
 from rwkv_batch.engine.scheduling.counts import EngineCounts
 from rwkv_batch.engine.scheduling.prompts import PromptEncoder
+from rwkv_batch.engine.scheduling.row import Outbox, RequestKey
 from rwkv_batch.engine.scheduling.scheduler import QueueFull, Scheduler
-from rwkv_batch.engine.scheduling.sequence import Outbox, RequestKey, rows_of
 from rwkv_batch.engine.startup import LoadedModel, describe, load_model, open_store, state_pool
 from rwkv_batch.model import checkpoint
 from rwkv_batch.ops import device as devices
@@ -123,6 +122,7 @@ class Engine:
         self.masks = MaskMaker(weights.vocab, wake)
         self._beginnings = Beginnings(PrefixCache(config.prefix_cache_mb << 20), self.parts.pool)
         self._turns = Turns(self.parts, self._beginnings)
+        self._maker = RowMaker(self.parts, self._beginnings, self._turns)
         self._loop = StepLoop(self.parts, self._turns, self.adapters, self.masks)
         self._generating = Lock()
         self.info = describe(loaded, rows)
@@ -195,17 +195,17 @@ class Engine:
             self.parts.rows.emit(key, Failed(command.id, str(error)))
 
     def cancel(self, key: RequestKey) -> None:
-        """Drop a request's sequences, waiting or running."""
+        """Drop a request's rows, waiting or running."""
         self.grammars.drop(lambda waiting: waiting == key)
-        self.parts.rows.drop(lambda seq: seq.key == key)
+        self.parts.rows.drop(lambda row: row.key == key)
 
     def cancel_frontend(self, frontend: bytes) -> None:
         """Drop everything a front end has asked for."""
         self.grammars.drop(lambda waiting: waiting[0] == frontend)
-        self.parts.rows.drop(lambda seq: seq.key[0] == frontend)
+        self.parts.rows.drop(lambda row: row.key[0] == frontend)
 
     def step(self) -> Outbox:
-        """Feed every running sequence and draw its next token, once. Returns the events for front ends.
+        """Feed every running row and draw its next token, once. Returns the events for front ends.
 
         Where steps are queued ahead, the events are those of the step before.
         """
@@ -313,30 +313,28 @@ class Engine:
             target = self._turns.choose_target(turn)
         else:
             prompts = [encoder.encode(prompt, request.prefix_ids) for prompt in request.prompts]
-        seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
-        rows = rows_of(request, key, prompts, seed, target, self.parts.tokenizer)
-        self.adapters.for_rows(request, rows)
-        if turn and (refusal := self._turns.refusal(turn, rows[0].adapter)):
+        adapters = [self.adapters.of(request, part.start_state) for part in mixed(request)]
+        if turn and (refusal := self._turns.refusal(turn, adapters[0])):
             return self._reject(key, "conflict", refusal)
-        give_lives(rows, self.parts, self._beginnings, self._turns)
+        rows = self._maker.rows_of(request, key, prompts, target, adapters)
         leading = [row for row in rows if row.leads]
         if request.grammar:
             if compiled is None:
                 raise QueueFull("too many grammars wait to be compiled")
             for row in leading:
-                row.bind(compiled.constraint())
-        goes_on = turn and (continued or rows[0].start_state)
+                row.draws.constraint = compiled.constraint()
+        goes_on = turn and (continued or rows[0].life.start_state)
         cached = [0 if goes_on else self._beginnings.cached_tokens(row) for row in leading[:: request.n]]
         runs = request.max_tokens > 0 or turn or request.prompt_logprobs is not None
         if runs:
             self.scheduler.add(rows, limited=key[0] != OFFLINE)
         self.counts.accept(rows, prompts, cached)
-        made_by = self.info.fingerprint + (f"+{rows[0].adapter.digest}" if rows[0].adapter else "")
+        made_by = self.info.fingerprint + (f"+{adapters[0].digest}" if adapters[0] else "")
         self.parts.rows.emit(key, encoder.accepted(request, prompts, cached, target, made_by))
         if not runs:
             for row in leading:
                 self.parts.rows.answer(row, "length")
-            ended = [RowDelta(row.row, "", 0, "length") for row in leading]
+            ended = [RowDelta(row.number, "", 0, "length") for row in leading]
             self.parts.rows.emit(key, Progress(request.id, ended))
 
     def _reject(self, key: RequestKey, reason: str, why: object) -> None:

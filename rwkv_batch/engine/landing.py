@@ -1,4 +1,4 @@
-"""What becomes of draws: the text of their sequences, its deltas, and the ends of rows."""
+"""What becomes of draws: the text of their rows, its deltas, and the ends of rows."""
 
 import logging
 import math
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from rwkv_batch.engine.constraints.masks import MaskMaker
 from rwkv_batch.engine.rows.parts import EngineParts
-from rwkv_batch.engine.scheduling.sequence import RequestKey
+from rwkv_batch.engine.scheduling.row import RequestKey
 from rwkv_batch.engine.scheduling.steps import StepInFlight
 from rwkv_batch.sampling.reference import BROKEN
 from rwkv_batch.wire.protocol import TokenLogprob
@@ -24,7 +24,7 @@ class Landing:
         self._parts, self._masks = parts, masks
 
     def take(self, step: StepInFlight, ids: list[int]) -> None:
-        """Give what a step has drawn, as of Draws.wait, to its sequences, and emit their deltas.
+        """Give what a step has drawn, as of Draws.wait, to its rows, and emit their deltas.
 
         A request of which a row has logits that are not finite fails.
         """
@@ -36,45 +36,45 @@ class Landing:
         counts.land(marks, step.drawing, ids)
         if step.scored:
             step.give_prompt_logprobs(tokenizer)
-            for seq, _ in step.scored:
-                if seq.generating and not _finite(seq.prompt_logprobs):
-                    self._fail(seq.key)
+            for row, _ in step.scored:
+                if row.generating and not _finite(row.text.prompt_logprobs):
+                    self._fail(row.key)
         logprobs, any_broken = step.logprobs(ids, tokenizer), BROKEN in ids
-        for place, seq in enumerate(step.drawing):
-            if not seq.generating:  # it finished at a draw before, or was dropped meanwhile
-                seq.in_flight -= steps
-                counts.lack(marks, seq, place, steps)
+        for place, row in enumerate(step.drawing):
+            if not row.generating:  # it finished at a draw before, or was dropped meanwhile
+                row.in_flight -= steps
+                counts.lack(marks, row, place, steps)
                 continue
             broken = any_broken and BROKEN in ids[place::rows]
             if broken or (place in logprobs and not _finite([logprobs[place]])):
-                seq.in_flight -= steps
-                counts.lack(marks, seq, place, steps)
-                self._fail(seq.key)
+                row.in_flight -= steps
+                counts.lack(marks, row, place, steps)
+                self._fail(row.key)
                 continue
-            if seq.constraint and seq.constraint.error:
-                seq.in_flight -= 1
-                counts.lack(marks, seq, place)
-                shown.reject(seq.key, "invalid", seq.constraint.error, seq.constraint.field)
+            bound = row.draws.constraint
+            if bound and bound.error:
+                row.in_flight -= 1
+                counts.lack(marks, row, place)
+                shown.reject(row.key, "invalid", bound.error, bound.field)
                 continue
             if steps == 1:
-                seq.in_flight -= 1
+                row.in_flight -= 1
                 taken, token = 1, ids[place]
-                seq.take_drawn(token, tokenizer.token_bytes(token), logprobs.get(place))
+                row.take_drawn(token, tokenizer.token_bytes(token), logprobs.get(place))
             else:
                 drawn = ids[place::rows]
-                taken = seq.take_several(drawn, tokenizer)
+                taken = row.take_several(drawn, tokenizer)
                 token = drawn[taken - 1]
-            delta = seq.take_delta()
-            if seq.finish_reason:
-                assert delta
-                lacking = steps - taken + (token in seq.request.stop_ids)
-                counts.lack(marks, seq, place, lacking)
-                seq.life.text_ended(seq, delta)
+            delta = row.text.next_delta(row.drawn)
+            if delta and delta.finish_reason:
+                lacking = steps - taken + (token in row.request.stop_ids)
+                counts.lack(marks, row, place, lacking)
+                row.life.text_ended(row, delta)
                 continue
             if delta:
-                shown.show(seq, delta)
-            if seq.constraint and seq.leads:
-                self._masks.drawn(seq.constraint, token)
+                shown.show(row, delta)
+            if bound and row.leads:
+                self._masks.drawn(bound, token)
         self._masks.submit()
         shown.gather()
 

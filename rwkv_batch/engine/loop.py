@@ -13,7 +13,7 @@ from rwkv_batch.engine.row_adapters.adapters import Adapters
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.rows.stored_turns import Turns
 from rwkv_batch.engine.scheduling.pace import Pace
-from rwkv_batch.engine.scheduling.sequence import FINALIZING, Sequence
+from rwkv_batch.engine.scheduling.row import FINALIZING, Row
 from rwkv_batch.engine.scheduling.steps import StepInFlight, batch_of
 
 log = logging.getLogger(__name__)
@@ -32,14 +32,14 @@ class StepLoop:
     @property
     def awaited(self) -> bool:
         """Whether draws are in flight that count."""
-        return any(seq.generating for step in self._in_flight for seq in step.drawing)
+        return any(row.generating for step in self._in_flight for row in step.drawing)
 
     def launch(self) -> None:
         """Have the device begin with a step."""
         self._admission.admit()
         plan = self._parts.scheduler.plan()
         self._left = 0
-        with self._failing([seq for seq, _ in plan]):
+        with self._failing([row for row, _ in plan]):
             if plan:
                 self._launch(plan)
                 self._left = 1 if self._parts.runner.run_ahead_stop_ids else 0
@@ -58,36 +58,34 @@ class StepLoop:
         self._left = 0
         self.land()
 
-    def _launch(self, plan: list[tuple[Sequence, int]]) -> None:
+    def _launch(self, plan: list[tuple[Row, int]]) -> None:
         """Run or queue a step."""
         self._turns.save()
         runner, counts = self._parts.runner, self._parts.counts
-        finalizing = [seq for seq, count in plan if seq.state is FINALIZING and seq.tokens_left == count]
-        batch, drawing = batch_of(plan, self._adapters.slots_of(seq for seq, _ in plan))
+        finalizing = [row for row, count in plan if row.state is FINALIZING and row.input.left == count]
+        batch, drawing = batch_of(plan, self._adapters.slots_of(row for row, _ in plan))
         running = self._parts.scheduler.running.values()
         if (steps := self._pace.steps_of(batch, drawing, running)) > 1:
             batch = replace(batch, steps=steps)
-        bound = any(seq.constraint for seq in drawing)
+        bound = any(row.draws.constraint for row in drawing)
         draws, draw = (None, runner.feed(batch)) if bound else (runner.run(batch), None)
         marks = counts.launch(plan, batch, drawing)
-        scored = [(plan[i][0], row) for i, row in batch.scored.items()]
-        for seq, count in plan:
-            cut = seq.cuts[0] if seq.cuts else None
-            seq.advance(count * steps)
-            if cut is not None and seq.fed == cut and seq.slot is not None:
-                seq.life.reached(seq, cut)
-        for seq in drawing:
-            seq.in_flight += steps
+        scored = [(plan[i][0], each) for i, each in batch.scored.items()]
+        for row, count in plan:
+            if row.advance(count * steps):
+                row.life.reached(row)
+        for row in drawing:
+            row.in_flight += steps
         if finalizing:
             self._turns.finalize(finalizing)
-        fed, wanted = [seq for seq, _ in plan], list(batch.top_logprobs)
+        fed, wanted = [row for row, _ in plan], list(batch.top_logprobs)
         self._in_flight.append(StepInFlight(fed, drawing, wanted, marks, scored, draws, draw))
 
     def _land(self) -> None:
-        """Give the draws of the oldest step in flight to its sequences."""
+        """Give the draws of the oldest step in flight to its rows."""
         step = self._in_flight.popleft()
         # The others have been answered, or will be by the state pool.
-        with self._failing([seq for seq in step.fed if seq.slot is not None]):
+        with self._failing([row for row in step.fed if row.slot is not None]):
             draws = step.draw_under(self._masks)
             self._pace.wait()
             ids = draws.wait()
@@ -95,8 +93,8 @@ class StepLoop:
             self._landing.take(step, ids)
 
     @contextmanager
-    def _failing(self, fed: Iterable[Sequence]) -> Iterator[None]:
-        """An error inside fails the requests of these sequences, and nothing else."""
+    def _failing(self, fed: Iterable[Row]) -> Iterator[None]:
+        """An error inside fails the requests of these rows, and nothing else."""
         try:
             yield
         except Exception as error:

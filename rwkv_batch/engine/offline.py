@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from tqdm import tqdm
 
-from rwkv_batch.engine.scheduling.sequence import Outbox
+from rwkv_batch.engine.scheduling.row import Outbox
 from rwkv_batch.ops.progress import hidden
 from rwkv_batch.wire.protocol import Failed, Progress, RowDelta
 

@@ -6,7 +6,7 @@ from engine_driver import Driver
 from rwkv_batch.engine import admission
 from rwkv_batch.engine.admission import Portion
 from rwkv_batch.engine.rows.lives import Fresh, SharedPrompt
-from rwkv_batch.engine.scheduling.sequence import Sequence
+from rwkv_batch.engine.scheduling.row import Row, RowDraws
 from rwkv_batch.runner.protocol import Batch
 from rwkv_batch.wire.protocol import GenerateRequest, Progress
 
@@ -18,11 +18,10 @@ def prompts(count: int, length: int = 16) -> list[list[int]]:
     return [[20 + (i + j) % 300 for j in range(length)] for i in range(count)]
 
 
-def row(length: int, shared: Fresh | None = None) -> Sequence:
+def row(length: int, shared: Fresh | None = None) -> Row:
     prompt = [1] * length
-    seq = Sequence((b"test", "r"), 0, prompt, GenerateRequest(id="r", prompts=[prompt], max_tokens=4), seed=0)
-    seq.life = shared or Fresh(PARTS, BEGINNINGS)
-    return seq
+    request = GenerateRequest(id="r", prompts=[prompt], max_tokens=4)
+    return Row((b"test", "r"), 0, prompt, request, shared or Fresh(PARTS, BEGINNINGS), RowDraws(seed=0))
 
 
 @pytest.fixture
@@ -41,7 +40,7 @@ def steps(driver: Driver, request: str) -> list[tuple[int, int]]:
             if isinstance(event, Progress):
                 drawing |= {delta.row for delta in event.rows if delta.tokens}
         scheduler = driver.engine.scheduler
-        waiting = len(scheduler.waiting) + sum(not seq.fed for seq in scheduler.running.values())
+        waiting = len(scheduler.waiting) + sum(not row.input.fed for row in scheduler.running.values())
         found.append((len(drawing), waiting))
     return found
 
@@ -68,7 +67,7 @@ def test_a_row_that_runs_draws_in_each_step_while_others_come_in(driver, monkeyp
     run = driver.engine.runner.run
     monkeypatch.setattr(driver.engine.runner, "run", lambda batch: (batches.append(batch), run(batch))[1])
     driver.add([], prompts=prompts(ROWS - 1), max_tokens=4)
-    slot = next(s for s, seq in driver.engine.scheduler.running.items() if seq.key[1] == running)
+    slot = next(s for s, each in driver.engine.scheduler.running.items() if each.key[1] == running)
     for _ in range(8):
         driver.step()
     assert all(slot in [batch.slots[i] for i in batch.draws] for batch in batches) and len(batches) == 8
@@ -88,8 +87,8 @@ def test_rows_of_one_prompt_come_in_together_and_feed_it_once(driver, monkeypatc
 
 
 class TestPortion:
-    def taken(self, portion: Portion, rows: list[Sequence]) -> int:
-        return next((i for i, seq in enumerate(rows) if not portion.takes(seq)), len(rows))
+    def taken(self, portion: Portion, rows: list[Row]) -> int:
+        return next((i for i, each in enumerate(rows) if not portion.takes(each)), len(rows))
 
     def test_long_prompts_come_in_by_number(self):
         assert self.taken(Portion(4096), [row(500) for _ in range(1000)]) == admission.PORTION
@@ -100,5 +99,5 @@ class TestPortion:
 
     def test_rows_that_share_a_prompt_count_once(self):
         rows = [row(100, SharedPrompt(PARTS, BEGINNINGS, 99, 4)) for _ in range(3)]
-        several = [row(100, seq.life) for seq in rows for _ in range(500)]
+        several = [row(100, each.life) for each in rows for _ in range(500)]
         assert self.taken(Portion(4096), several) == 1500

@@ -78,9 +78,9 @@ class Ledger:
         """The reader leaves; what the rows have drawn and not said yet counts all the same."""
         if name not in self.open:  # it is rejected, or nobody knows yet
             return
-        for seq in self.engine.scheduler.sequences():
-            if seq.key == (KEY, name) and seq.leads and seq.row in self.open[name]:
-                self.tokens[name, seq.row] = len(seq.drawn)
+        for row in self.engine.scheduler.rows():
+            if row.key == (KEY, name) and row.leads and row.number in self.open[name]:
+                self.tokens[name, row.number] = len(row.drawn)
         self.engine.cancel((KEY, name))
         self.reasons["abort"] += len(self.open[name])
         self.open[name] = set()
@@ -148,8 +148,8 @@ def test_a_front_end_that_dies_leaves_its_counts(engine):
     waiting = ledger.add(n=9)
     for _ in range(8):
         ledger.step()
-    for seq in engine.scheduler.running.values():
-        ledger.tokens[seq.key[1], seq.row] = len(seq.drawn)
+    for row in engine.scheduler.running.values():
+        ledger.tokens[row.key[1], row.number] = len(row.drawn)
     engine.cancel_frontend(KEY)
     ledger.reasons["abort"] = 12 - ledger.reasons["length"]
     ledger.open = {name: set(), waiting: set()}
@@ -176,8 +176,8 @@ def test_a_step_that_fails_ends_its_rows(engine, monkeypatch):
     ledger.add(n=3, max_tokens=50)
     for _ in range(6):
         ledger.step()
-    for seq in engine.scheduler.running.values():
-        ledger.tokens[seq.key[1], seq.row] = len(seq.drawn)
+    for row in engine.scheduler.running.values():
+        ledger.tokens[row.key[1], row.number] = len(row.drawn)
     drawn = engine.counts.generation_tokens
 
     def broken(batch):
@@ -223,7 +223,7 @@ def test_times_are_those_between_steps(engine, monkeypatch):
         now += step
         ledger.step()
     counts, ahead = engine.counts, isinstance(engine.runner, LateRunner)
-    assert [len(seq.drawn) for seq in rows] == [40, 9]
+    assert [len(row.drawn) for row in rows] == [40, 9]
     seconds = 39 * step + 8 * (2 * step if ahead else step)
     assert counts.between_tokens.total == pytest.approx(seconds)
     assert sum(counts.between_tokens.counts) == 39 + 8

@@ -144,7 +144,7 @@ def test_a_paused_turn_leaves_its_session_as_it_was(driver: Driver) -> None:
     say(driver, LONG, "s", weights)
     say(driver, LONG, "t", weights)
     driver.add([300], "s", mixture=parts(weights), max_tokens=50, name="x", flush_tokens=1)
-    while not any(seq.drawn for seq in driver.engine.scheduler.running.values()):
+    while not any(row.drawn for row in driver.engine.scheduler.running.values()):
         driver.step()
     assert driver.ask(PauseRequest("pause", name="x")).requests[0].rows == 1
     assert not running(driver)

@@ -97,7 +97,7 @@ def test_a_mixture_is_one_request_to_those_who_stop_or_pause_it(driver: Driver) 
     mixture, sampling = parts({1: 1.0, 2: 1.0}), Sampling(temperature=1.0, seed=3)
     whole = driver.say(LONG, mixture=mixture, sampling=sampling, max_tokens=30)
     name = driver.add(LONG, mixture=mixture, sampling=sampling, max_tokens=30, flush_tokens=1, name="x")
-    while sum(len(seq.drawn) for seq in driver.engine.scheduler.running.values()) < 10:
+    while sum(len(row.drawn) for row in driver.engine.scheduler.running.values()) < 10:
         driver.step()
     (info,) = driver.ask(ListRequests("list")).requests
     assert (info.rows, info.max_tokens) == (1, 30)

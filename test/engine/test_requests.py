@@ -11,7 +11,7 @@ from engine_driver import PROMPTS, SAMPLED, Driver
 from msgspec.structs import replace
 
 from rwkv_batch.engine import Engine
-from rwkv_batch.engine.scheduling.sequence import LOADING
+from rwkv_batch.engine.scheduling.row import LOADING
 from rwkv_batch.runner import backends
 from rwkv_batch.runner.torch_runner import TorchRunner
 from rwkv_batch.state.entries import StoreError
@@ -196,6 +196,21 @@ def test_a_paused_turn_is_stored_when_it_has_ended(tmp_path: Path, tokens: int) 
     assert said + driver.conversation("a", PROMPTS[2:], max_tokens=20) == expected
 
 
+@pytest.mark.parametrize("drawn", range(5))
+def test_a_turn_that_ends_while_it_is_to_be_paused_lets_the_next_one_begin(drawn: int) -> None:
+    """Its last draw may be in flight when the command comes."""
+    driver = Driver()
+    name = driver.add([5, 6], "s", name="turn", max_tokens=4)
+    driver.step()
+    while any(len(row.drawn) < drawn for row in driver.engine.scheduler.rows()):
+        driver.step()
+    driver.engine.command((b"test", "pause"), PauseRequest("pause", "turn"))
+    following = driver.add([7, 8], "s", max_tokens=2)
+    (said,) = texts(driver.until(name, (Progress,))).values()
+    assert said[2] in ("length", "paused")
+    assert driver.said(following)[1] == 2
+
+
 def test_a_paused_turn_is_refused_when_its_session_has_gone_on() -> None:
     driver = Driver()
     driver.say(PROMPTS[0], "a")
@@ -341,7 +356,7 @@ def test_a_turn_that_was_dropped_while_its_state_was_loaded_is_no_request_any_lo
         driver.step()
     name = driver.add(PROMPTS[1], "a", max_tokens=LONG, name="it")
     driver.engine.launch()
-    assert [seq.state for seq in driver.engine.scheduler.running.values()] == [LOADING]
+    assert [row.state for row in driver.engine.scheduler.running.values()] == [LOADING]
     driver.engine.cancel((b"test", name))
     assert driver.ask(PauseRequest("pause", "it")).requests == []
     assert driver.say(PROMPTS[1], "a")[1] == 6

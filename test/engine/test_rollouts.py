@@ -43,7 +43,7 @@ def texts(driver: Driver, name: str, rows: int) -> list[str]:
 def test_each_row_draws_what_it_draws_by_itself(monkeypatch, ahead: bool, options: dict):
     driver, _ = started(monkeypatch, ahead, **options)
     several = texts(driver, driver.add(LONG, n=5, sampling=SAMPLED, max_tokens=12), 5)
-    monkeypatch.setattr("rwkv_batch.engine.rows.lives.LEAST_TOKENS", 1000)  # nothing is shared any more
+    monkeypatch.setattr("rwkv_batch.engine.rows.making.LEAST_TOKENS", 1000)  # nothing is shared any more
     assert several == texts(driver, driver.add(LONG, n=5, sampling=SAMPLED, max_tokens=12), 5)
     assert len(set(several)) == 5
 

@@ -4,27 +4,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rwkv_batch.engine.rows.lives import Fresh
+from rwkv_batch.engine.scheduling.row import Row, RowDraws
 from rwkv_batch.engine.scheduling.scheduler import QueueFull, Scheduler
-from rwkv_batch.engine.scheduling.sequence import Sequence
 from rwkv_batch.wire.protocol import GenerateRequest
 
 
-def row(length: int, name: str = "r") -> Sequence:
+def row(length: int, name: str = "r") -> Row:
     prompt = [1] * length
-    return Sequence(
-        (b"test", name), 0, prompt, GenerateRequest(id=name, prompts=[prompt], max_tokens=4), seed=0
-    )
+    request = GenerateRequest(id=name, prompts=[prompt], max_tokens=4)
+    return Row((b"test", name), 0, prompt, request, Fresh(None, None), RowDraws(seed=0))
 
 
-def feed(plan: list[tuple[Sequence, int]]) -> None:
-    for sequence, count in plan:
-        sequence.advance(count)
+def feed(plan: list[tuple[Row, int]]) -> None:
+    for each, count in plan:
+        each.advance(count)
 
 
-def release(scheduler: Scheduler, seq: Sequence) -> None:
+def release(scheduler: Scheduler, done: Row) -> None:
     """It has finished."""
-    seq.end()
-    scheduler.free(scheduler.detach(seq))
+    done.end()
+    scheduler.free(scheduler.detach(done))
 
 
 def test_rows_wait_in_order_and_take_slots_as_they_fall_free():
@@ -76,7 +76,7 @@ def test_rows_of_one_session_run_one_after_the_other():
     scheduler = Scheduler(max_rows=4, prefill_tokens=64, max_waiting=2)
     first, second, third, other = (row(2, name) for name in ("1", "2", "3", "other"))
     for turn in (first, second, third):
-        turn.target = "session"
+        turn.life.target = "session"
         scheduler.add([turn])
     scheduler.add([other])
     assert scheduler.admit() == [first, other]
@@ -85,10 +85,10 @@ def test_rows_of_one_session_run_one_after_the_other():
     scheduler.drop(lambda r: r is second)
     release(scheduler, first)
     assert scheduler.admit() == []
-    scheduler.unlock(first.target)
+    scheduler.unlock(first.life.target)
     assert scheduler.admit() == [third]
     release(scheduler, third)
-    scheduler.unlock(third.target)
+    scheduler.unlock(third.life.target)
     assert not scheduler.queues
 
 
@@ -111,13 +111,13 @@ def test_a_slot_is_spare_if_all_rows_can_run_without_it():
 def test_a_step_ends_at_each_cut():
     scheduler = Scheduler(max_rows=1, prefill_tokens=64, max_waiting=2)
     long = row(100)
-    long.cuts = [20, 21, 90]
+    long.input.cuts = [20, 21, 90]
     scheduler.add([long])
     scheduler.admit()
     ends = []
-    while long.tokens_left:
+    while long.input.left:
         feed(scheduler.plan())
-        ends.append(long.fed)
+        ends.append(long.input.fed)
     assert ends == [20, 21, 85, 90, 100]
 
 
@@ -145,14 +145,14 @@ def test_every_prompt_is_fed_once_within_the_budget(lengths: list[int], slots: i
     for _ in range(sum(lengths) + len(lengths) + 1):
         scheduler.admit()
         plan = scheduler.plan()
-        prefill = [(r, count) for r, count in plan if r.tokens_left]
+        prefill = [(r, count) for r, count in plan if r.input.left]
         assert sum(count for _, count in prefill) <= budget
-        assert all(0 < count <= r.tokens_left for r, count in prefill)
+        assert all(0 < count <= r.input.left for r, count in prefill)
         assert len({r.slot for r, _ in plan}) == len(plan) <= slots
         feed(plan)
-        for done in [r for r, _ in plan if not r.tokens_left]:
+        for done in [r for r, _ in plan if not r.input.left]:
             release(scheduler, done)
         if not (scheduler.waiting or scheduler.running):
             break
     assert not (scheduler.waiting or scheduler.running)
-    assert [r.fed for r in rows] == lengths
+    assert [r.input.fed for r in rows] == lengths

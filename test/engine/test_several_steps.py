@@ -8,8 +8,7 @@ from ahead import SeveralRunner, plain_and, without_time
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.scheduling import pace as pacing
 from rwkv_batch.engine.scheduling.pace import Pace
-from rwkv_batch.engine.scheduling.sequence import LAST
-from rwkv_batch.runner.protocol import Batch, Draws, KnownDraws
+from rwkv_batch.runner.protocol import LAST, Batch, Draws, KnownDraws
 from rwkv_batch.wire.protocol import Failed, GenerateRequest, Grammar, Progress, Sampling, SessionTurn
 
 pytestmark = pytest.mark.thorough
@@ -156,7 +155,7 @@ def test_a_new_row_is_read_in_the_next_step(engines: tuple[Engine, Engine]):
     engine.add((b"test", "new"), request("new", prompts=PROMPTS[2:3], stop_ids=[], max_tokens=5))
     engine.step()
     assert runner.steps[-1] == 1
-    assert all(len(seq.drawn) + seq.in_flight for seq in engine.scheduler.running.values())
+    assert all(len(row.drawn) + row.in_flight for row in engine.scheduler.running.values())
     engine.cancel_frontend(b"test")
 
 

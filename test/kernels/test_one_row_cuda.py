@@ -8,11 +8,10 @@ import torch
 from checkpoints import tiny
 from cuda_gpu import needs_gpu
 
-from rwkv_batch.engine.scheduling.sequence import LAST
 from rwkv_batch.model.cuda.gemms.kinds import SEPARATE, TOGETHER
 from rwkv_batch.model.quantization.quantize import quantize
 from rwkv_batch.runner.cuda_runner import MOST_STEPS, CudaRunner
-from rwkv_batch.runner.protocol import Batch, NewRow
+from rwkv_batch.runner.protocol import LAST, Batch, NewRow
 from rwkv_batch.sampling.sampler_cuda import FIRST_CAPACITY
 from rwkv_batch.wire.protocol import Sampling
 

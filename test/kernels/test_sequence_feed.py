@@ -8,14 +8,13 @@ from checkpoints import tiny
 from cuda_gpu import needs_gpu, off
 
 from bench.make_checkpoint import random_rwkv6
-from rwkv_batch.engine.scheduling.sequence import LAST
 from rwkv_batch.model.checkpoint import from_tensors
 from rwkv_batch.model.cuda.cuda_model import CudaModel
 from rwkv_batch.model.cuda.rwkv6 import RWKV6Cuda
 from rwkv_batch.model.cuda.rwkv7 import RWKV7Cuda
 from rwkv_batch.ops.cuda.abi import STOPS
 from rwkv_batch.runner.cuda_runner import CudaRunner, QueuedDraws
-from rwkv_batch.runner.protocol import Batch, NewRow
+from rwkv_batch.runner.protocol import LAST, Batch, NewRow
 from rwkv_batch.sampling.sampler_cuda import CudaSampler
 from rwkv_batch.state.pool.options import PoolOptions, PoolSlots
 from rwkv_batch.wire.protocol import Sampling

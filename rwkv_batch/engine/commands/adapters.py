@@ -6,7 +6,7 @@ from rwkv_batch.engine.commands.reply import reply
 from rwkv_batch.engine.row_adapters.adapters import Adapters
 from rwkv_batch.engine.row_adapters.kinds import AdapterRefused, LoadedAdapter
 from rwkv_batch.engine.rows.rows import Rows
-from rwkv_batch.engine.scheduling.sequence import RequestKey
+from rwkv_batch.engine.scheduling.row import RequestKey
 from rwkv_batch.model.adapters.parts import Scaling
 from rwkv_batch.state.entries import StoreError
 from rwkv_batch.wire.commands import AdapterCommand, ListAdapters, LoadAdapter, RemoveAdapter

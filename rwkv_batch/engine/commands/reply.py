@@ -1,7 +1,7 @@
 """The reply to a command."""
 
 from rwkv_batch.engine.rows.rows import Rows, failure
-from rwkv_batch.engine.scheduling.sequence import RequestKey
+from rwkv_batch.engine.scheduling.row import RequestKey
 from rwkv_batch.wire.protocol import CommandReply
 
 

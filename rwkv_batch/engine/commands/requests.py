@@ -13,12 +13,21 @@ from operator import attrgetter, is_
 from msgspec.structs import replace
 
 from rwkv_batch.engine.commands.reply import reply
+from rwkv_batch.engine.rows.beginnings import mixed
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.rows.stored_turns import StoredTurn
-from rwkv_batch.engine.scheduling.sequence import DECODING, RequestKey, Sequence, mixed
+from rwkv_batch.engine.scheduling.row import DECODING, RequestKey, Row
 from rwkv_batch.wire.codec import encode
 from rwkv_batch.wire.commands import PAUSED, ListRequests, PauseRequest, RequestCommand, StopRequest
-from rwkv_batch.wire.protocol import Failed, GenerateRequest, PausedRow, Progress, Rejected, RequestInfo
+from rwkv_batch.wire.protocol import (
+    Failed,
+    GenerateRequest,
+    PausedRow,
+    Progress,
+    Rejected,
+    RequestInfo,
+    RowDelta,
+)
 
 GOES_ON = "The request is not paused and goes on."
 
@@ -29,7 +38,7 @@ class RequestCommands:
     def __init__(self, parts: EngineParts) -> None:
         self._pool, self._scheduler, self._rows = parts.pool, parts.scheduler, parts.rows
         self._model = parts.weights.fingerprint
-        self._pausing: list[tuple[RequestKey, list[Sequence]]] = []  # commands, with the rows that lead
+        self._pausing: list[tuple[RequestKey, list[Row]]] = []  # commands, with the rows that lead
         self._storing: set[RequestKey] = set()  # requests whose rows wait for the database
 
     def check(self, request: GenerateRequest) -> None:
@@ -54,7 +63,7 @@ class RequestCommands:
                         lambda found, error: reply(self._rows, command_key, error, found=found),
                     )
             case PauseRequest(name=name):
-                self._pause(command_key, [seq for seq in self._find(name) if not seq.held])
+                self._pause(command_key, [row for row in self._find(name) if not row.held])
 
     def _list(self, command_key: RequestKey) -> None:
         def listed(keys: list[str], error: str | None) -> None:
@@ -63,32 +72,34 @@ class RequestCommands:
 
         self._pool.documents.keys(PAUSED, listed)
 
-    def _generating(self) -> list[Sequence]:
-        """All sequences whose text has not ended, the rows of a request together, in their order."""
+    def _generating(self) -> list[Row]:
+        """All rows whose text has not ended, the rows of a request together, in their order."""
         found = [
-            seq
-            for seq in self._scheduler.sequences()
-            if not seq.finish_reason and not _abandoned(seq) and seq.key not in self._storing
+            row
+            for row in self._scheduler.rows()
+            if not row.text.finish_reason and not _abandoned(row) and row.key not in self._storing
         ]
-        return sorted(found, key=lambda seq: seq.arrival)
+        return sorted(found, key=lambda row: row.arrival)
 
-    def _find(self, name: str) -> list[Sequence]:
+    def _find(self, name: str) -> list[Row]:
         """The rows of the newest request of that name which still generate."""
-        rows = [seq for seq in self._generating() if seq.request.name == name]
-        return [seq for seq in rows if seq.key == rows[-1].key]
+        rows = [row for row in self._generating() if row.request.name == name]
+        return [row for row in rows if row.key == rows[-1].key]
 
-    def _stop(self, rows: list[Sequence]) -> None:
+    def _stop(self, rows: list[Row]) -> None:
         """End their texts here. A turn whose prompt is not read yet leaves its session as it was."""
-        for seq in rows:
-            if seq.state is DECODING:
-                seq.life.text_ended(seq, seq.stop())
+        for row in rows:
+            if row.state is DECODING:
+                row.finish("stop")
+                row.life.text_ended(row, row.text.take(row.drawn))
             else:
-                self._rows.show(seq, seq.withdraw())
-                self._rows.drop(partial(is_, seq))
+                row.text.finish_reason = "paused" if row.drawn else "stop"  # which can be resumed again
+                self._rows.show(row, RowDelta(row.number, "", 0, row.text.finish_reason))
+                self._rows.drop(partial(is_, row))
 
-    def _pause(self, command_key: RequestKey, rows: list[Sequence]) -> None:
+    def _pause(self, command_key: RequestKey, rows: list[Row]) -> None:
         """Store the request as it is, and end what its reader gets. Where it is not stored, it goes on."""
-        rows = [seq for seq in rows if seq.leads]
+        rows = [row for row in rows if row.leads]
         if not rows:
             reply(self._rows, command_key, None)
             return
@@ -104,11 +115,11 @@ class RequestCommands:
         """Store the requests whose rows are held, as soon as all that is in flight for them is known."""
         for pausing in [*self._pausing]:
             command_key, rows = pausing
-            if not any(seq.in_flight for row in rows for seq in row.together):
+            if not any(member.in_flight for row in rows for member in row.together):
                 self._pausing.remove(pausing)
-                self._store(command_key, [seq for seq in self._generating() if seq in rows])
+                self._store(command_key, [row for row in self._generating() if row in rows])
 
-    def _store(self, command_key: RequestKey, rows: list[Sequence]) -> None:
+    def _store(self, command_key: RequestKey, rows: list[Row]) -> None:
         if not rows:  # they have ended meanwhile
             reply(self._rows, command_key, None)
             return
@@ -122,16 +133,18 @@ class RequestCommands:
                 _hold(rows, False)
                 self._rows.emit(command_key, Failed(command_key[1], f"{error} {GOES_ON}"))
                 return
-            live = set(self._scheduler.sequences())
-            left = [seq.pause() for seq in rows if seq in live]
-            self._rows.drop(lambda seq: seq.key == key)
+            live = set(self._scheduler.rows())
+            left = [row for row in rows if row in live]
+            for row in left:
+                row.text.finish_reason = "paused"
+            self._rows.drop(lambda row: row.key == key)
             if left:
-                self._rows.emit(key, Progress(key[1], left))
+                self._rows.emit(key, Progress(key[1], [row.text.take(row.drawn) for row in left]))
             reply(self._rows, command_key, None, requests=info)
 
         self._pool.documents.put(PAUSED + request.name, encode(self._document(rows)), stored)
 
-    def _document(self, rows: list[Sequence]) -> GenerateRequest:
+    def _document(self, rows: list[Row]) -> GenerateRequest:
         """The request, from where its rows are."""
         request = rows[0].request
         turn = request.turn
@@ -140,13 +153,13 @@ class RequestCommands:
             turn = replace(turn, source_digest=digest)
         return replace(
             request,
-            adapter_digest=rows[0].adapter.digest if request.adapter and rows[0].adapter else "",
-            start_digest=self._pool.starts.digest(mixed(request)[0]),
-            prompts=[seq.requested_prompt for seq in rows],
+            adapter_digest=life.adapter.digest if request.adapter and life.adapter else "",
+            start_digest=self._pool.starts.digest([part.start_state for part in mixed(request)]),
+            prompts=[_prompt_of(request, row.number) for row in rows],
             n=1,
-            sampling=replace(request.sampling, seed=rows[0].seed),
+            sampling=replace(request.sampling, seed=rows[0].draws.seed),
             turn=turn,
-            rows=[PausedRow(seq.row, seq.drawn) for seq in rows],
+            rows=[PausedRow(row.number, row.drawn) for row in rows],
             model=self._model,
             prefix_cache=False,  # others hardly share what has been drawn
         )
@@ -160,25 +173,33 @@ class RequestCommands:
         return None
 
 
-def _hold(rows: list[Sequence], held: bool) -> None:
-    for seq in (seq for row in rows for seq in row.together):
-        seq.held = held
+def _prompt_of(request: GenerateRequest, number: int) -> str | list[int]:
+    """The prompt of a row as it is in the request."""
+    if request.rows:
+        return next(p for p, row in zip(request.prompts, request.rows, strict=True) if row.number == number)
+    return request.prompts[number // request.n]
 
 
-def _abandoned(seq: Sequence) -> bool:
+def _hold(rows: list[Row], held: bool) -> None:
+    for row in rows:
+        for member in row.together:
+            member.held = held
+
+
+def _abandoned(row: Row) -> bool:
     """Whether it was dropped and is there only until its state has been loaded."""
-    return isinstance(seq.life, StoredTurn) and seq.life.abandoned
+    return isinstance(row.life, StoredTurn) and row.life.abandoned
 
 
-def _infos(rows: list[Sequence]) -> list[RequestInfo]:
+def _infos(rows: list[Row]) -> list[RequestInfo]:
     """Of their requests."""
     leading = filter(attrgetter("leads"), rows)
-    requests = [list(group) for _, group in groupby(leading, lambda seq: seq.key)]
+    requests = [list(group) for _, group in groupby(leading, lambda row: row.key)]
     return [
         RequestInfo(
             group[0].request.name,
             len(group),
-            sum(len(seq.drawn) for seq in group),
+            sum(len(row.drawn) for row in group),
             group[0].request.max_tokens,
         )
         for group in requests

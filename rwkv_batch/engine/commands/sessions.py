@@ -6,7 +6,7 @@ from functools import partial
 from rwkv_batch.engine.commands.reply import reply
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.rows.stored_turns import Turns
-from rwkv_batch.engine.scheduling.sequence import RequestKey
+from rwkv_batch.engine.scheduling.row import RequestKey
 from rwkv_batch.state.entries import Head, Moved, NotInFile, Session, SessionAt, Status, Turn, message
 from rwkv_batch.wire.commands import (
     DeleteSession,

@@ -6,7 +6,7 @@ from pathlib import Path
 from rwkv_batch.engine.commands.reply import reply
 from rwkv_batch.engine.row_adapters.adapters import Adapters
 from rwkv_batch.engine.rows.parts import EngineParts
-from rwkv_batch.engine.scheduling.sequence import RequestKey
+from rwkv_batch.engine.scheduling.row import RequestKey
 from rwkv_batch.model.adapters.start_states import read_start_state
 from rwkv_batch.model.files import CheckpointError
 from rwkv_batch.state.entries import StoreError, message

@@ -4,7 +4,7 @@ from itertools import chain
 
 from rwkv_batch.engine.commands.reply import reply
 from rwkv_batch.engine.rows.parts import EngineParts
-from rwkv_batch.engine.scheduling.sequence import RequestKey
+from rwkv_batch.engine.scheduling.row import RequestKey
 from rwkv_batch.wire.commands import Detokenize, TextCommand, Tokenize
 from rwkv_batch.wire.protocol import Rejected
 

@@ -22,7 +22,7 @@ from rwkv_batch.engine.row_adapters.kinds import (
     WeightedAdapter,
 )
 from rwkv_batch.engine.rows.parts import EngineParts
-from rwkv_batch.engine.scheduling.sequence import Sequence
+from rwkv_batch.engine.scheduling.row import Row, RowAdapter
 from rwkv_batch.model.adapters import reader
 from rwkv_batch.model.adapters.low_rank import low_rank
 from rwkv_batch.model.adapters.parts import Scaling
@@ -88,15 +88,10 @@ class Adapters:
             raise AdapterMissing(f"The adapter {found.name} is not what it was when this request began.")
         return chosen
 
-    def for_rows(self, request: GenerateRequest, rows: Iterable[Sequence]) -> None:
-        """Give the rows of a request their adapters. Raises AdapterMissing, ValueError."""
-        named = self.find(request)
-        for seq in rows:
-            start = self._parts.pool.starts.find(seq.start_state)
-            if start and start.offsets:
-                seq.adapter = self._of_start(start, start.offsets, named)
-            else:
-                seq.adapter = named
+    def of(self, request: GenerateRequest, start_state: str) -> RowAdapter | None:
+        """That of the rows of a request that begin in a state. Raises AdapterMissing, ValueError."""
+        named, start = self.find(request), self._parts.pool.starts.find(start_state)
+        return self._of_start(start, start.offsets, named) if start and start.offsets else named
 
     def no_offsets(self) -> str | None:
         """Why start states may not scale what rows read out of their states; None: they may."""
@@ -162,16 +157,16 @@ class Adapters:
         for other in [each for each in self._held if each.of is adapter]:
             del self._held[other]  # rows that run with it hold it, too
         self._held.pop(adapter, None)
-        if all(seq.adapter is not adapter for seq in self._scheduler.sequences()):
+        if all(row.life.adapter is not adapter for row in self._scheduler.rows()):
             adapter.weights = None
             if adapter.slot is not None:
                 self._slots[adapter.slot] = None
                 adapter.slot = None
         return 1
 
-    def has_slot(self, seq: Sequence) -> bool:
-        """Whether the sequence's adapter is on the device, brought there if no running row needs a slot."""
-        adapter = seq.adapter
+    def has_slot(self, row: Row) -> bool:
+        """Whether the row's adapter is on the device, brought there if no running row needs a slot."""
+        adapter = row.life.adapter
         if not isinstance(adapter, WeightedAdapter):
             return True
         if adapter.slot is None and not self._give_slot(adapter):
@@ -180,9 +175,9 @@ class Adapters:
         self._slots.move_to_end(adapter.slot)
         return True
 
-    def slots_of(self, sequences: Iterable[Sequence]) -> list[int]:
+    def slots_of(self, rows: Iterable[Row]) -> list[int]:
         """The slots of their adapters; empty if none has one."""
-        adapters = [seq.adapter for seq in sequences]
+        adapters = [row.life.adapter for row in rows]
         if not any(adapters):
             return []
         return [NO_ADAPTER if a is None or a.slot is None else a.slot for a in adapters]
@@ -248,7 +243,7 @@ class Adapters:
             assert isinstance(adapter, LoadedAdapter)
             self._read_again(adapter)
             return False
-        used = {seq.adapter for seq in self._scheduler.running.values()}
+        used = {row.life.adapter for row in self._scheduler.running.values()}
         free = next((slot for slot, owner in self._slots.items() if owner is None or owner not in used), None)
         if free is None:
             return False
@@ -291,7 +286,7 @@ class Adapters:
 
     def _fail(self, adapter: LoadedAdapter, message: str) -> None:
         """What waits for it."""
-        for key in {seq.key for seq in self._scheduler.sequences() if seq.adapter is adapter}:
+        for key in {row.key for row in self._scheduler.rows() if row.life.adapter is adapter}:
             self._parts.rows.fail(key, message)
 
     def _hold(self, adapter: LoadedAdapter) -> None:

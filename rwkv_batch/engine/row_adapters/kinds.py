@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rwkv_batch.engine.scheduling.sequence import RowAdapter
+from rwkv_batch.engine.scheduling.row import RowAdapter
 from rwkv_batch.model.adapters.parts import Scaling
 from rwkv_batch.ops.low_rank import LowRankAdapter
 from rwkv_batch.wire.protocol import AdapterInfo

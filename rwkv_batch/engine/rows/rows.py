@@ -7,8 +7,8 @@ or writes to front ends. A row's life says when (`lives.py`, `stored_turns.py`).
 from collections.abc import Callable, Iterable
 
 from rwkv_batch.engine.scheduling.counts import EngineCounts
+from rwkv_batch.engine.scheduling.row import FINALIZING, Outbox, RequestKey, Row
 from rwkv_batch.engine.scheduling.scheduler import Scheduler
-from rwkv_batch.engine.scheduling.sequence import FINALIZING, Outbox, RequestKey, Sequence
 from rwkv_batch.state.entries import Moved
 from rwkv_batch.wire.protocol import Event, Failed, Progress, Rejected, RowDelta
 
@@ -32,7 +32,7 @@ class Rows:
         """An event of a request or a command, behind those before it."""
         self._events.append((key, event))
 
-    def show(self, row: Sequence, delta: RowDelta) -> None:
+    def show(self, row: Row, delta: RowDelta) -> None:
         """Text of a row, which leaves with that of others of its request."""
         if row.leads:
             self._deltas.setdefault(row.key, []).append(delta)
@@ -51,36 +51,36 @@ class Rows:
 
     # Ends
 
-    def answer(self, row: Sequence, reason: str, event: Event | None = None) -> None:
+    def answer(self, row: Row, reason: str, event: Event | None = None) -> None:
         """The text of a row has ended, though its state may be needed still. reason: for the metrics."""
         self._counts.finish(row, reason)
         if event:
             self.emit(row.key, event)
 
-    def leave(self, row: Sequence) -> None:
+    def leave(self, row: Row) -> None:
         """Its slot is free at once, if it has one."""
         row.end()
         if row.slot is not None:
             self._scheduler.free(self._scheduler.detach(row))
 
-    def end(self, row: Sequence, reason: str = "abort", event: Event | None = None) -> None:
+    def end(self, row: Row, reason: str = "abort", event: Event | None = None) -> None:
         """Nothing more comes of a row, and the next turn of its session may begin.
 
         What was answered before stays so.
         """
         self.answer(row, reason, event)
         self.leave(row)
-        self._scheduler.unlock(row.target)
+        self._scheduler.unlock(row.life.target)
 
-    def drop(self, unwanted: Callable[[Sequence], bool], reason: str = "abort") -> None:
+    def drop(self, unwanted: Callable[[Row], bool], reason: str = "abort") -> None:
         """End all that wait or run of which this is true."""
-        doomed = [row for row in self._scheduler.sequences() if unwanted(row)]
+        doomed = [row for row in self._scheduler.rows() if unwanted(row)]
         running = self._scheduler.drop(unwanted)
         for row in doomed:
             if row.slot is None:  # it has waited
-                self.answer(row, row.finish_reason or reason)
+                self.answer(row, row.text.finish_reason or reason)
         for row in running:
-            row.life.drop(row, (row.state is not FINALIZING and row.finish_reason) or reason)
+            row.life.drop(row, (row.state is not FINALIZING and row.text.finish_reason) or reason)
 
     def reject(self, key: RequestKey, reason: str, message: str, field: str = "") -> None:
         """End what there is of a request, which is refused. reason and field: of Rejected."""
@@ -90,7 +90,7 @@ class Rows:
         """End what there is of a request, of which something has failed."""
         self._lose(key, Failed(key[1], message))
 
-    def fail_step(self, fed: Iterable[Sequence], message: str) -> None:
+    def fail_step(self, fed: Iterable[Row], message: str) -> None:
         """A step over these rows has failed: their requests have, but for those that are answered already."""
         stored = [row for row in fed if row.life.stored]
         for row in stored:

@@ -14,7 +14,7 @@ from functools import partial
 from rwkv_batch.engine.rows.beginnings import Beginnings
 from rwkv_batch.engine.rows.parts import EngineParts
 from rwkv_batch.engine.rows.rows import failure
-from rwkv_batch.engine.scheduling.sequence import DECODING, LOADING, Beginning, Life, RowAdapter, Sequence
+from rwkv_batch.engine.scheduling.row import DECODING, LOADING, Beginning, Life, Row, RowAdapter
 from rwkv_batch.state.entries import (
     EMPTY_DIGEST,
     NONE,
@@ -59,10 +59,10 @@ class StoredTurn(Life):
         """Whether its text has ended and its turn is stored, with its state or without."""
         return self.head is not None
 
-    def begin(self, row: Sequence) -> Beginning:
+    def begin(self, row: Row) -> Beginning:
         turns, parts = self.turns, self.turns.parts
         try:
-            self.source = turns.find_source(row, self.turn)
+            self.source = turns.find_source(self)
         except _Refused as refused:
             parts.rows.end(row, "error", Rejected(row.key[1], refused.reason, str(refused)))
             return {}
@@ -73,33 +73,38 @@ class StoredTurn(Life):
         continued = self.source is not None and self.source.key == self.turn.source
         row.begin_turn(parts.prompts.encode_turn(row.request, continued))
         # A prompt that is only read is fed as any, as logits behind it show whether its state is sound; not
-        # that of a mixture, whose other sequences do not run then.
+        # that of a mixture, whose other rows do not run then.
         reads_only = row.request.max_tokens == 0
-        if reads_only and row.mixture:
-            self.last_delta = RowDelta(row.row, "", 0, "length")
-            row.finalize(row.to_feed)
+        if reads_only and row.draws.members:
+            row.finish("length")
+            self.last_delta = row.text.take(row.drawn)
+            row.finalize(row.input.tokens)
         if self.source:
             parts.pool.pin(self.source.head)
         beginning = self._beginning(row)
         if self.source is None:
             parts.counts.begin(row)
-        if row.target is not None and row.may_overrun and not reads_only:
+        if self.target is not None and row.text.may_stop and not reads_only:
             turns.overrunning[row] = self
-            self.save_at = row.drawn_fed + parts.pool.savepoints.first(row.tokens_left)
+            self.save_at = row.drawn_fed + parts.pool.savepoints.first(row.input.left)
         return beginning
 
-    def reached(self, row: Sequence, cut: int) -> None:
-        self.turns.beginnings.keep(row, cut)
+    def reached(self, row: Row) -> None:
+        self.turns.beginnings.keep(row)
 
-    def text_ended(self, row: Sequence, delta: RowDelta) -> None:
+    def text_ended(self, row: Row, delta: RowDelta) -> None:
         pool, self.last_delta = self.turns.parts.pool, delta
-        if row.target is None or self.discarded:
+        if self.target is None or self.discarded:
             self.finish_unstored(row)
             return
-        kept = self.completion = row.shown_tokens(self.turns.parts.tokenizer)
+        kept = self.completion = row.text.shown_tokens(row.drawn, self.turns.parts.tokenizer)
         if pool.token_log:
             self.commit(row)
-        has_drawn = partial(row.has_drawn, kept)
+
+        def has_drawn(count: int) -> bool:
+            """Whether so many tokens of what is kept are those that were drawn."""
+            return count <= len(kept) and kept[:count] == row.drawn[:count]
+
         states = self.turns.parts.runner.states
         if has_drawn(row.drawn_fed):
             row.finalize(kept[row.drawn_fed :])
@@ -113,10 +118,10 @@ class StoredTurn(Life):
             states.replace(self._beginning(row))
             return
         self._drop_savepoint(row)
-        if not row.tokens_left:
+        if not row.input.left:
             self.turns.finalize([row])
 
-    def drop(self, row: Sequence, reason: str) -> None:
+    def drop(self, row: Row, reason: str) -> None:
         """Of a turn that has not ended the session is what it was before; of another the state goes."""
         if not self.stored:
             self.turns.parts.rows.answer(row, reason)
@@ -129,44 +134,45 @@ class StoredTurn(Life):
             return b""
         return self.source.head.digest if self.source else EMPTY_DIGEST
 
-    def before(self, target: str | None) -> int:
-        """The turn that this one follows in the session, or NONE."""
-        return self.source.head.turn if self.source and self.source.key == target else NONE
+    @property
+    def before(self) -> int:
+        """The turn that this one follows in its session, or NONE."""
+        return self.source.head.turn if self.source and self.source.key == self.target else NONE
 
-    def commit(self, row: Sequence) -> None:
+    def commit(self, row: Row) -> None:
         """Store its tokens."""
-        assert row.target is not None
-        done, model = partial(self._committed, row), _model(row)
-        pool, at = self.turns.parts.pool, SessionAt(row.target, self.before(row.target))
+        assert self.target is not None
+        done, model = partial(self._committed, row), self._model
+        pool, at = self.turns.parts.pool, SessionAt(self.target, self.before)
         self.head = pool.commit(at, self.parent, row.prompt, self.completion, done, model)
 
-    def save(self, row: Sequence) -> None:
+    def save(self, row: Row) -> None:
         """Store its state in place of the tokens."""
-        assert row.target is not None
+        assert self.target is not None
         before = self.parent.tokens if self.parent else 0
         tokens = before + len(row.prompt) + len(self.completion)
         self.kept = True
         slot, done = self.turns.parts.scheduler.detach(row), partial(self._committed, row)
-        at = SessionAt(row.target, self.before(row.target))
-        self.turns.parts.pool.save(at, slot, tokens, done, _model(row))
+        at = SessionAt(self.target, self.before)
+        self.turns.parts.pool.save(at, slot, tokens, done, self._model)
 
-    def finish_unstored(self, row: Sequence) -> None:
+    def finish_unstored(self, row: Row) -> None:
         """Nothing of it is stored."""
         self._send_last_delta(row)
         self._abandon(row)
 
-    def end_if_stored(self, row: Sequence) -> None:
+    def end_if_stored(self, row: Row) -> None:
         """The turn is over when it is stored and its state is at its end."""
         if self.committed and self.kept:
             self._end(row)
 
-    def _beginning(self, row: Sequence) -> Beginning:
+    def _beginning(self, row: Row) -> Beginning:
         """As of `begin`."""
         assert row.slot is not None
         pool, source = self.turns.parts.pool, self.source
         if source is None:
             return {row.slot: self.turns.beginnings.begin(row)}
-        last = self.before(row.target) != NONE and not row.may_overrun
+        last = self.before != NONE and not row.text.may_stop
         if found := pool.begin(source.head, last):
             state, self.parent = found
             return {row.slot: state}
@@ -174,7 +180,7 @@ class StoredTurn(Life):
         pool.load(source, row.slot, partial(self._loaded, row))
         return {}
 
-    def _loaded(self, row: Sequence, loaded: Loaded | None, error: str | None) -> None:
+    def _loaded(self, row: Row, loaded: Loaded | None, error: str | None) -> None:
         row.loaded(loaded.replay if loaded else [])
         if self.abandoned:
             self._abandon(row)
@@ -188,7 +194,7 @@ class StoredTurn(Life):
                 if each.slot is not None:
                     each.life.drop(each, "error")
 
-    def _committed(self, row: Sequence, error: str | None) -> None:
+    def _committed(self, row: Row, error: str | None) -> None:
         self.committed = True
         if error:
             self.turns.parts.rows.answer(row, "error", failure(row.key[1], error))
@@ -199,12 +205,12 @@ class StoredTurn(Life):
         else:
             self.end_if_stored(row)
 
-    def _send_last_delta(self, row: Sequence) -> None:
+    def _send_last_delta(self, row: Row) -> None:
         assert self.last_delta and self.last_delta.finish_reason
         last = Progress(row.key[1], [self.last_delta])
         self.turns.parts.rows.answer(row, self.last_delta.finish_reason, last)
 
-    def _abandon(self, row: Sequence) -> None:
+    def _abandon(self, row: Row) -> None:
         """Its state is not kept."""
         begun = row in self.turns.begun
         if begun and row.state is LOADING:
@@ -218,12 +224,17 @@ class StoredTurn(Life):
         else:
             self._end(row)
 
-    def _end(self, row: Sequence) -> None:
+    def _end(self, row: Row) -> None:
         if self.turns.begun.pop(row, None) and self.source:
             self.turns.parts.pool.unpin(self.source.head)
         self.turns.parts.rows.end(row)
 
-    def _drop_savepoint(self, row: Sequence) -> None:
+    @property
+    def _model(self) -> int | None:
+        """What makes it, as of StatePool.commit."""
+        return self.adapter.model if self.adapter else None
+
+    def _drop_savepoint(self, row: Row) -> None:
         """It is over, or nothing is drawn any more."""
         if self.turns.overrunning.pop(row, None):
             self.turns.parts.pool.savepoints.drop(row)
@@ -234,8 +245,8 @@ class Turns:
 
     def __init__(self, parts: EngineParts, beginnings: Beginnings) -> None:
         self.parts, self.beginnings = parts, beginnings
-        self.begun: dict[Sequence, StoredTurn] = {}  # those under way
-        self.overrunning: dict[Sequence, StoredTurn] = {}  # of them, those with savepoints
+        self.begun: dict[Row, StoredTurn] = {}  # those under way
+        self.overrunning: dict[Row, StoredTurn] = {}  # of them, those with savepoints
         self._numbers: dict[str, int] = {}  # the last number given to each branching session
 
     def choose_target(self, turn: SessionTurn) -> str | None:
@@ -268,18 +279,18 @@ class Turns:
             return None
         return self._refusal(source.head, turn, adapter)
 
-    def find_source(self, row: Sequence, turn: SessionTurn) -> Session | None:
+    def find_source(self, life: StoredTurn) -> Session | None:
         """What the turn continues: a session, or that of its start state. Raises _Refused, StoreError."""
-        pool = self.parts.pool
+        pool, turn = self.parts.pool, life.turn
         source = pool.find(turn.source) if turn.source is not None else None
         if source is None and turn.required:
             raise _Refused("not_found", f"The session {turn.source} has been deleted meanwhile.")
-        if source is not None and (refusal := self._refusal(source.head, turn, row.adapter)):
+        if source is not None and (refusal := self._refusal(source.head, turn, life.adapter)):
             raise _Refused("conflict", refusal)
-        if source is None and row.start_state:
-            start = pool.starts.find(row.start_state)
+        if source is None and life.start_state:
+            start = pool.starts.find(life.start_state)
             if start is None:
-                raise _Refused("not_found", f"There is no start state {row.start_state}.")
+                raise _Refused("not_found", f"There is no start state {life.start_state}.")
             source = start.session
         if turn.source_digest not in (b"", source.head.digest if source else EMPTY_DIGEST):
             message = f"The session {turn.source} is not what it was when this turn was paused."
@@ -294,18 +305,18 @@ class Turns:
                 continue
             assert row.slot is not None
             # A later one may have to be passed over: then the turn goes on from where it began.
-            before = NONE if row.drawn_fed else turn.before(row.target)
+            before = NONE if row.drawn_fed else turn.before
             running.append(RunningTurn(row, row.slot, row.drawn_fed, before))
             turn.save_at = row.drawn_fed + self.parts.pool.savepoints.every
         if running:
             self.parts.pool.savepoints.save(running)
 
-    def finalize(self, rows: list[Sequence]) -> None:
+    def finalize(self, rows: list[Row]) -> None:
         """Keep the states of turns that have seen all of their text."""
         ended, kept = [], []
         for row in rows:
             turn = self.begun[row]
-            if turn.head is None and (row.target is None or turn.discarded):
+            if turn.head is None and (turn.target is None or turn.discarded):
                 turn.finish_unstored(row)
                 continue
             if not self.parts.pool.token_log:
@@ -313,12 +324,12 @@ class Turns:
                 continue
             if turn.head is None:
                 turn.commit(row)
-            assert turn.head is not None and row.target is not None
+            assert turn.head is not None and turn.target is not None
             if turn.discarded:
                 self.parts.rows.leave(row)
             else:
                 slot = self.parts.scheduler.detach(row)
-                kept.append(KeptState(row.target, turn.head, slot, turn.before(row.target)))
+                kept.append(KeptState(turn.target, turn.head, slot, turn.before))
             ended.append((row, turn))
         self.parts.pool.keep(kept)
         for row, turn in ended:
@@ -331,8 +342,8 @@ class Turns:
         Returns how many of these would have begun a session.
         """
         begun = 0
-        for row, turn in self.begun.items():
-            target = row.target
+        for turn in self.begun.values():
+            target = turn.target
             if target is not None and (target == key or (prefix and target.startswith(f"{key}:"))):
                 begun += not turn.discarded and self.parts.pool.find(target) is None
                 turn.discarded = True
@@ -347,11 +358,6 @@ class Turns:
         if served.is_of_this_model(head):
             return None
         return served.refusal(head.model, past_unknown=head.number == 0)
-
-
-def _model(sequence: Sequence) -> int | None:
-    """What makes its turn, as of StatePool.commit."""
-    return sequence.adapter.model if sequence.adapter else None
 
 
 def _other_adapter(turn: SessionTurn, adapter: RowAdapter | None) -> str:

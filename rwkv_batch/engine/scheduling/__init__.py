@@ -1,1 +1,1 @@
-"""Which sequences run, and what each of them is: its prompt, its text, its turn of a session."""
+"""Which rows run, and what each of them is: its input, its draws, its text."""

@@ -1,6 +1,6 @@
 """What an engine counts for its metrics. In a step that is a few numbers, however many rows it has.
 
-Counts of rows are those of leading sequences: of a mixture's the first.
+Counts of rows are those of leading rows: of a mixture's the first.
 """
 
 from collections import Counter
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from rwkv_batch.engine.metrics.histogram import Histogram
-from rwkv_batch.engine.scheduling.sequence import DECODING, Sequence
+from rwkv_batch.engine.scheduling.row import DECODING, Row
 from rwkv_batch.runner.protocol import LAST, Batch
 from rwkv_batch.sampling.reference import BROKEN
 from rwkv_batch.wire.metrics import POWERS, STEP_KINDS, STEPS, WAITS, StepKind
@@ -21,7 +21,7 @@ class DrawMarks:
     """Of the rows that draw in a step, those that have drawn before; they come first."""
 
     decoding: int  # how many these are,
-    leading: int  # of them the leading sequences,
+    leading: int  # of them the leading rows,
     ahead: int  # and of those the ones whose draw before was not known when the step was launched
     known_at: float  # when the last draws that were known had landed
     steps: int  # that were launched together
@@ -43,13 +43,13 @@ class EngineCounts:
         self.step_rows, self.step_tokens = Histogram(POWERS), Histogram(POWERS)
         self.step_kind: StepKind | None = None  # of the steps launched last; None: there were none
         self.steps = 1  # that were launched together
-        self._arrived: dict[Sequence, float] = {}  # rows that have not ended
+        self._arrived: dict[Row, float] = {}  # rows that have not ended
         self._landed_at = 0.0
         self._gaps = (0.0, 0.0)  # between the draws that land and those before: of rows ahead, of the others
 
     # Requests
 
-    def accept(self, rows: list[Sequence], prompts: list[list[int]], cached: list[int]) -> None:
+    def accept(self, rows: list[Row], prompts: list[list[int]], cached: list[int]) -> None:
         """A request was accepted. rows: all; cached: as of protocol.Accepted."""
         self.requests["accepted"] += 1
         now = monotonic()
@@ -59,20 +59,20 @@ class EngineCounts:
         self.prompt_tokens += sum(map(len, prompts))
         self.cached_tokens += sum(cached)
 
-    def admit(self, seq: Sequence) -> None:
+    def admit(self, row: Row) -> None:
         """A row has got its slot."""
-        if (arrived := self._arrived.get(seq)) is not None:
+        if (arrived := self._arrived.get(row)) is not None:
             self.queued.observe(monotonic() - arrived)
 
-    def begin(self, seq: Sequence) -> None:
+    def begin(self, row: Row) -> None:
         """The prefix cache has been asked for the prompt; `fed` of it need not be fed."""
-        if seq.request.prefix_cache:
-            self.cache_queries += len(seq.prompt)
-            self.cache_hits += seq.fed
+        if row.request.prefix_cache:
+            self.cache_queries += len(row.prompt)
+            self.cache_hits += row.input.fed
 
-    def finish(self, seq: Sequence, reason: str) -> None:
+    def finish(self, row: Row, reason: str) -> None:
         """A row has ended; what is said of it later does not count."""
-        arrived = self._arrived.pop(seq, None)
+        arrived = self._arrived.pop(row, None)
         if arrived is None:
             return
         self.finished[reason] += 1
@@ -81,7 +81,7 @@ class EngineCounts:
 
     # Steps
 
-    def launch(self, plan: list[tuple[Sequence, int]], batch: Batch, drawing: list[Sequence]) -> DrawMarks:
+    def launch(self, plan: list[tuple[Row, int]], batch: Batch, drawing: list[Row]) -> DrawMarks:
         """A step has been launched; its rows have not advanced yet."""
         decoding = rows = len(plan)
         while decoding and plan[decoding - 1][0].state is not DECODING:
@@ -92,13 +92,13 @@ class EngineCounts:
         self.step_rows.observe(rows, batch.steps)
         self.step_tokens.observe(len(batch.tokens), batch.steps)
         if batch.mixtures:
-            leading = [seq for seq in drawing[:decoding] if seq.leads]
-            ahead = sum(1 for seq in leading if seq.in_flight)
+            leading = [row for row in drawing[:decoding] if row.leads]
+            ahead = sum(1 for row in leading if row.in_flight)
             return DrawMarks(decoding, len(leading), ahead, self._landed_at, batch.steps)
         ahead = batch.tokens[:decoding].count(LAST)
         return DrawMarks(decoding, decoding, ahead, self._landed_at, batch.steps)
 
-    def land(self, marks: DrawMarks, drawing: list[Sequence], ids: list[int]) -> None:
+    def land(self, marks: DrawMarks, drawing: list[Row], ids: list[int]) -> None:
         """A step's draws are known; `lack` takes back those that do not count."""
         before, now, steps = self._landed_at, monotonic(), marks.steps
         self._landed_at = now
@@ -108,16 +108,16 @@ class EngineCounts:
                 self.between_tokens.observe(gap, rows * steps)
         self.generation_tokens += marks.leading * steps
         beginning = slice(marks.decoding, len(drawing))
-        for seq, token in zip(drawing[beginning], ids[beginning], strict=True):
-            arrived = self._arrived.get(seq)
-            wanted = seq.request.max_tokens and token != BROKEN and token not in seq.request.stop_ids
-            if arrived is not None and seq.generating and wanted:
+        for row, token in zip(drawing[beginning], ids[beginning], strict=True):
+            arrived = self._arrived.get(row)
+            wanted = row.request.max_tokens and token != BROKEN and token not in row.request.stop_ids
+            if arrived is not None and row.generating and wanted:
                 self.generation_tokens += 1
                 self.first_token.observe(now - arrived)
 
-    def lack(self, marks: DrawMarks, seq: Sequence, place: int, draws: int = 1) -> None:
+    def lack(self, marks: DrawMarks, row: Row, place: int, draws: int = 1) -> None:
         """So many draws at this place are no tokens of the row: it has ended, or ends with a stop id."""
-        if draws and place < marks.decoding and seq.leads:
+        if draws and place < marks.decoding and row.leads:
             self.generation_tokens -= draws
-            known = not (marks.ahead and seq.runs_ahead)
+            known = not (marks.ahead and row.draws.ahead)
             self.between_tokens.observe(self._gaps[known], -draws)

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Collection
 from time import monotonic
 
-from rwkv_batch.engine.scheduling.sequence import Sequence
+from rwkv_batch.engine.scheduling.row import Row
 from rwkv_batch.runner.protocol import LAST, Batch
 
 # How many steps are launched together follows the time between the draws of one launch and the next, and what
@@ -46,8 +46,8 @@ class Pace:
         elif waited <= LITTLE * took and took <= SHORT:
             self.steps = min(steps * 2, self._most)
 
-    def steps_of(self, batch: Batch, drawing: list[Sequence], running: Collection[Sequence]) -> int:
-        """For a batch and the sequences that draw in it, as far as these allow: a power of two.
+    def steps_of(self, batch: Batch, drawing: list[Row], running: Collection[Row]) -> int:
+        """For a batch and the rows that draw in it, as far as these allow: a power of two.
 
         running: all that have slots. One left out until its last draw is known does not wait for more.
         """
@@ -58,9 +58,9 @@ class Pace:
             return 1
         if not len(batch.tokens) == len(drawing) == batch.tokens.count(LAST) == rows:
             return 1
-        if len(running) > rows and any(seq.waits_for_draw for seq in running):
+        if len(running) > rows and any(row.waits_for_draw for row in running):
             return 1
-        least = min(seq.known_draws_left for seq in drawing)
+        least = min(row.known_draws_left for row in drawing)
         while most > 1 and most > least:
             most //= 2
         return most

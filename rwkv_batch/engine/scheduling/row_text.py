@@ -1,67 +1,97 @@
-"""What a sequence has drawn, as text: decoded, searched for stop strings, kept until a delta takes it."""
+"""What a row has drawn, as text: decoded, searched for stop strings, kept until a delta takes it."""
 
 from rwkv_batch.text.stops import AnswerStops, StopStrings
 from rwkv_batch.text.tokenizer import TextDecoder, Tokenizer
-from rwkv_batch.wire.protocol import GenerateRequest, TokenLogprob
+from rwkv_batch.wire.protocol import GenerateRequest, RowDelta, TokenLogprob
 
 
 class RowText:
-    """The text of one sequence. `stop` is the stop string that has ended it."""
+    """The text of one row, from its first token to its last delta. `finish_reason`: why it has ended."""
 
-    __slots__ = ("_decoded", "_decoder", "_logprobs", "_pieces", "_shown", "_stops", "plain")
+    __slots__ = (
+        "_decoded",
+        "_decoder",
+        "_flush_tokens",
+        "_logprobs",
+        "_number",
+        "_pieces",
+        "_plain",
+        "_return_ids",
+        "_sent",
+        "_shown",
+        "_stop_id",
+        "_stops",
+        "finish_reason",
+        "prompt_logprobs",
+        "stop_ids",
+    )
 
-    def __init__(self, request: GenerateRequest) -> None:
+    def __init__(self, request: GenerateRequest, number: int) -> None:
+        """number: of the row, which its deltas have."""
+        self._number = number
+        self._flush_tokens, self._return_ids = request.flush_tokens, request.return_ids
         self._decoder = TextDecoder()
-        self._stops = _stops_of(request)
+        self._stops, self.stop_ids = _stops_of(request), frozenset(request.stop_ids)
         self._pieces: list[str] = []  # text that no delta has taken
         self._decoded = 0  # characters, held-back ones included
         self._shown = 0  # characters that deltas have or will have shown
         self._logprobs: list[tuple[int, TokenLogprob]] = []  # not taken: (where its text begins, entry)
+        self.prompt_logprobs: list[TokenLogprob] = []  # not taken
+        self._sent = 0  # drawn tokens that deltas have counted
+        self._stop_id: list[int] = []  # that ended it
+        self.finish_reason: str | None = None
         # Whether there is nothing to take but text.
-        self.plain = not self._stops and request.top_logprobs is None and request.prompt_logprobs is None
+        scored = request.top_logprobs is not None or request.prompt_logprobs is not None
+        self._plain = not (self._stops or scored or request.return_ids)
 
-    def __bool__(self) -> bool:
-        """Whether there is text to take."""
-        return bool(self._pieces)
+    def feed(self, data: bytes) -> None:
+        """The bytes of a token. If they complete a stop string, the text ends before that."""
+        if self._add(self._decoder.feed(data)):
+            self._end_at_stop_string()
 
-    def feed(self, data: bytes) -> bool:
-        """The bytes of a token. Whether they complete a stop string; what comes before that can be taken."""
-        return self._add(self._decoder.feed(data))
-
-    def finish(self) -> bool:
-        """No more comes, and what was held back can be taken. Whether a stop string has ended the text."""
+    def finish(self, reason: str, stop_id: int | None = None) -> None:
+        """No more comes, and what was held back is shown. stop_id: that has ended it."""
+        self.finish_reason = reason
+        if stop_id is not None:
+            self._stop_id = [stop_id]
         stopped = self._add(self._decoder.finish())
         if self._stops and not stopped:
             self._show(self._stops.finish())
             stopped = self._stops.stopped
-        return stopped
+        if stopped:
+            self._end_at_stop_string()
 
     def add_logprob(self, entry: TokenLogprob) -> None:
         """Of the token whose bytes come next."""
         self._logprobs.append((self._decoded, entry))
 
-    def drop_unshown_logprobs(self) -> None:
-        """A stop string has ended the text: logprobs of the tokens behind its end go with their text."""
-        self._logprobs = [(start, entry) for start, entry in self._logprobs if start < self._shown]
+    def next_delta(self, drawn: list[int]) -> RowDelta | None:
+        """That of a row that has drawn these, if it is due: enough tokens with text or ids, or all."""
+        if not self.finish_reason:
+            if not len(drawn) - self._sent >= self._flush_tokens > 0:
+                return None
+            if not self._pieces and not (self._return_ids and self._is_whole):
+                return None
+        return self.take(drawn)
 
-    def take(self) -> str:
-        """The text that can be taken, which is gone then."""
+    def take(self, drawn: list[int]) -> RowDelta:
+        """All that can be sent of a row that has drawn these."""
+        before, self._sent = self._sent, len(drawn)
         pieces, self._pieces = self._pieces, []
-        return pieces[0] if len(pieces) == 1 else "".join(pieces)
-
-    def take_logprobs(self, whole: bool) -> list[TokenLogprob]:
-        """Those of the tokens whose text has been taken; whole: of all tokens."""
-        shown = sum(1 for start, _ in self._logprobs if start < self._shown)
-        ready = len(self._logprobs) if whole else shown
-        entries = [entry for _, entry in self._logprobs[:ready]]
-        self._logprobs = self._logprobs[ready:]
-        return entries
+        text, tokens = pieces[0] if len(pieces) == 1 else "".join(pieces), self._sent - before
+        if self._plain:
+            return RowDelta(self._number, text, tokens, self.finish_reason)
+        entries = self._take_logprobs()
+        ids = drawn[before:] + self._stop_id if self._return_ids else []
+        stop = self._stops.found if self._stops and self.finish_reason else ""
+        prompt, self.prompt_logprobs = self.prompt_logprobs, []
+        return RowDelta(self._number, text, tokens, self.finish_reason, entries, stop, ids, prompt)
 
     def skip(self, tokens: list[int], tokenizer: Tokenizer) -> None:
         """These have been drawn and their text has been sent before."""
         for token in tokens:
             self.feed(tokenizer.token_bytes(token))
-        self._pieces = []
+        self._pieces, self._sent = [], len(tokens)
 
     def shown_tokens(self, drawn: list[int], tokenizer: Tokenizer) -> list[int]:
         """Of the tokens drawn those of exactly the text that was shown.
@@ -80,19 +110,27 @@ class RowText:
         return drawn
 
     @property
-    def is_whole(self) -> bool:
-        """Whether all that has been drawn is shown: no part of a character or stop string is held back."""
-        return self._decoded == self._shown and not self._decoder.inside
-
-    @property
     def may_stop(self) -> bool:
         """Whether stop strings are looked for."""
         return self._stops is not None
 
     @property
-    def stop(self) -> str:
-        """The stop string that has ended the text, if one has."""
-        return self._stops.found if self._stops else ""
+    def _is_whole(self) -> bool:
+        """Whether all that has been drawn is shown: no part of a character or stop string is held back."""
+        return self._decoded == self._shown and not self._decoder.inside
+
+    def _end_at_stop_string(self) -> None:
+        """Logprobs of the tokens behind its end go with their text."""
+        self.finish_reason = "stop"
+        self._logprobs = [(start, entry) for start, entry in self._logprobs if start < self._shown]
+
+    def _take_logprobs(self) -> list[TokenLogprob]:
+        """Those of the tokens whose text has been taken; of all tokens where the text has ended."""
+        shown = sum(1 for start, _ in self._logprobs if start < self._shown)
+        ready = len(self._logprobs) if self.finish_reason else shown
+        entries = [entry for _, entry in self._logprobs[:ready]]
+        self._logprobs = self._logprobs[ready:]
+        return entries
 
     def _add(self, text: str) -> bool:
         self._decoded += len(text)

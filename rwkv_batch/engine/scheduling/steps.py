@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from rwkv_batch.engine.constraints.masks import MaskMaker
 from rwkv_batch.engine.scheduling.counts import DrawMarks
-from rwkv_batch.engine.scheduling.sequence import DECODING, Sequence
+from rwkv_batch.engine.scheduling.row import DECODING, Row
 from rwkv_batch.runner.protocol import Batch, Draws, DrawUnder
 from rwkv_batch.sampling.mixtures import MixedRows
 from rwkv_batch.sampling.prompt_logprobs import ScoredRow
@@ -16,24 +16,24 @@ from rwkv_batch.wire.protocol import TokenLogprob
 class StepInFlight:
     """A step whose draws are not known yet."""
 
-    fed: list[Sequence]  # all sequences that it feeds
-    drawing: list[Sequence]  # those that draw
+    fed: list[Row]  # all rows that it feeds
+    drawing: list[Row]  # those that draw
     logprob_places: list[int]  # places in `drawing` of those that want logprobs
     marks: DrawMarks
-    scored: list[tuple[Sequence, ScoredRow]]  # those that get logprobs of their prompts
+    scored: list[tuple[Row, ScoredRow]]  # those that get logprobs of their prompts
     draws: Draws | None
     draw: DrawUnder | None = None  # in place of `draws`, until the masks of its rows are known
 
     def draw_under(self, masks: MaskMaker) -> Draws:
         """The draws, which are queued now if they waited for masks."""
         if self.draw:
-            bound = [(i, seq.constraint) for i, seq in enumerate(self.drawing) if seq.generating]
-            self.draws, self.draw = self.draw(masks.of([(i, row) for i, row in bound if row])), None
+            bound = [(i, row.draws.constraint) for i, row in enumerate(self.drawing) if row.generating]
+            self.draws, self.draw = self.draw(masks.of([(i, each) for i, each in bound if each])), None
         assert self.draws
         return self.draws
 
     def logprobs(self, ids: list[int], tokenizer: Tokenizer) -> dict[int, TokenLogprob]:
-        """Logprobs of what was drawn, for the sequences that want them, by their place in `drawing`."""
+        """Logprobs of what was drawn, for the rows that want them, by their place in `drawing`."""
         found = self.draws.logprobs() if self.draws and self.logprob_places else []
         text = tokenizer.token_name
         return {
@@ -42,27 +42,27 @@ class StepInFlight:
         }
 
     def give_prompt_logprobs(self, tokenizer: Tokenizer) -> None:
-        """To the sequences that want them. The draws have been waited for."""
+        """To the rows that want them. The draws have been waited for."""
         assert self.draws
         text = tokenizer.token_name
-        for (seq, row), found in zip(self.scored, self.draws.prompt_logprobs(), strict=True):
-            seq.prompt_logprobs += [
+        for (row, scored), found in zip(self.scored, self.draws.prompt_logprobs(), strict=True):
+            row.text.prompt_logprobs += [
                 TokenLogprob(text(target), logprob, [(text(token), p) for token, p in top])
-                for target, (logprob, top) in zip(row.targets, found, strict=True)
+                for target, (logprob, top) in zip(scored.targets, found, strict=True)
             ]
 
 
-def batch_of(plan: list[tuple[Sequence, int]], adapters: list[int]) -> tuple[Batch, list[Sequence]]:
-    """A planned step as the runner takes it, and the sequences that draw in it. adapters: as of Batch."""
-    draws = [i for i, (seq, count) in enumerate(plan) if seq.draws_after(count)]
+def batch_of(plan: list[tuple[Row, int]], adapters: list[int]) -> tuple[Batch, list[Row]]:
+    """A planned step as the runner takes it, and the rows that draw in it. adapters: as of Batch."""
+    draws = [i for i, (row, count) in enumerate(plan) if row.draws_after(count)]
     drawing = [plan[i][0] for i in draws]
     tops = {
-        i: n for i, seq in enumerate(drawing) if (n := seq.request.top_logprobs) is not None and seq.leads
+        i: n for i, row in enumerate(drawing) if (n := row.request.top_logprobs) is not None and row.leads
     }
     batch = Batch(
-        tokens=[token for seq, count in plan for token in seq.next_tokens(count)],
+        tokens=[token for row, count in plan for token in row.next_tokens(count)],
         counts=[count for _, count in plan],
-        slots=[seq.slot for seq, _ in plan if seq.slot is not None],
+        slots=[row.slot for row, _ in plan if row.slot is not None],
         draws=draws,
         top_logprobs=tops,
         mixtures=mixed_rows(drawing),
@@ -72,25 +72,25 @@ def batch_of(plan: list[tuple[Sequence, int]], adapters: list[int]) -> tuple[Bat
     return batch, drawing
 
 
-def scored_in(plan: list[tuple[Sequence, int]]) -> dict[int, ScoredRow]:
+def scored_in(plan: list[tuple[Row, int]]) -> dict[int, ScoredRow]:
     """The rows of a planned step that want logprobs of the prompt's tokens behind those that it feeds."""
     found = {}
     for i in range(len(plan) - 1, -1, -1):
-        seq, count = plan[i]
-        if seq.state is DECODING:  # all rows before this one decode too
+        row, count = plan[i]
+        if row.state is DECODING:  # all rows before this one decode too
             break
-        if (top := seq.request.prompt_logprobs) is not None:
-            first = max(seq.fed, seq.request.scored_from - 1)
-            if targets := seq.to_feed[first + 1 : seq.fed + count + 1]:
-                found[i] = ScoredRow(first - seq.fed, targets, top)
+        if (top := row.request.prompt_logprobs) is not None:
+            first = max(row.input.fed, row.request.scored_from - 1)
+            if targets := row.input.tokens[first + 1 : row.input.fed + count + 1]:
+                found[i] = ScoredRow(first - row.input.fed, targets, top)
     return found
 
 
-def mixed_rows(drawing: list[Sequence]) -> list[MixedRows]:
-    """The mixtures among the sequences that draw in a step, which are whole."""
-    mixtures = {seq.mixture for seq in drawing if seq.mixture}
+def mixed_rows(drawing: list[Row]) -> list[MixedRows]:
+    """The mixtures among the rows that draw in a step, which are whole."""
+    mixtures = {row.draws for row in drawing if row.draws.members}
     if not mixtures:
         return []
-    places = {seq: place for place, seq in enumerate(drawing)}
-    found = [MixedRows([places[seq] for seq in mixture.members], mixture.weights) for mixture in mixtures]
+    places = {row: place for place, row in enumerate(drawing)}
+    found = [MixedRows([places[row] for row in each.members], each.weights) for each in mixtures]
     return sorted(found, key=lambda mixture: mixture.rows)

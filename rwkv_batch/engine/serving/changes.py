@@ -25,7 +25,7 @@ from rwkv_batch.config import EngineConfig, file_name, further_model, without_ad
 from rwkv_batch.engine import memory
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.memory import MemoryShare
-from rwkv_batch.engine.scheduling.sequence import RequestKey
+from rwkv_batch.engine.scheduling.row import RequestKey
 from rwkv_batch.engine.serving.models import Member, Models
 from rwkv_batch.engine.startup import load_model, load_weights, loading_bar, open_store
 from rwkv_batch.model.checkpoint import Checkpoint

@@ -12,7 +12,7 @@ from threading import Lock
 
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.metrics.device_time import DeviceTime
-from rwkv_batch.engine.scheduling.sequence import Outbox, RequestKey
+from rwkv_batch.engine.scheduling.row import Outbox, RequestKey
 from rwkv_batch.engine.serving.background import Background
 from rwkv_batch.engine.serving.report import Figures, of_engine, of_process, of_sessions
 from rwkv_batch.engine.serving.shares import Shares
@@ -118,7 +118,7 @@ class Models:
             member.engine.command(key, command)
 
     def cancel(self, key: RequestKey) -> None:
-        """Drop a request's sequences, waiting or running."""
+        """Drop a request's rows, waiting or running."""
         for member in self._running:
             member.engine.cancel(key)
         self._unhold(lambda held: held == key)
@@ -331,7 +331,7 @@ def _counted(member: Member) -> Figures:
 def _is_for_the_old(message: Message, engine: Engine) -> bool:
     """Whether it reads what the database has, which is still the old engine's, or is about rows of it."""
     if isinstance(message, StopRequest):
-        return any(seq.request.name == message.name for seq in engine.scheduler.sequences())
+        return any(row.request.name == message.name for row in engine.scheduler.rows())
     return isinstance(message, READS)
 
 

@@ -23,7 +23,7 @@ import zmq
 from rwkv_batch.config import EngineConfig, file_name
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.memory import MemoryShare
-from rwkv_batch.engine.scheduling.sequence import Outbox
+from rwkv_batch.engine.scheduling.row import Outbox
 from rwkv_batch.engine.serving.changes import ModelChanges
 from rwkv_batch.engine.serving.models import Models
 from rwkv_batch.engine.startup import load_model, loading_bar, open_store
@@ -63,7 +63,7 @@ def run(configs: tuple[EngineConfig, ...], address: str, control: Connection) ->
     changes = ModelChanges(models, configs, control.send, wake)
     service = Service(models, changes, address, control, wakeups)
     gc.collect()
-    # What is there by now stays. A collection that looked through it would stop every sequence for some 70
+    # What is there by now stays. A collection that looked through it would stop every row for some 70
     # ms, once in a few requests.
     gc.freeze()
     control.send(Serving(models.infos))

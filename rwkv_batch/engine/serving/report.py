@@ -7,7 +7,7 @@ import torch
 from rwkv_batch.engine.engine import Engine
 from rwkv_batch.engine.metrics.device_time import DeviceTime
 from rwkv_batch.engine.metrics.histogram import Histogram
-from rwkv_batch.engine.scheduling.sequence import Sequence
+from rwkv_batch.engine.scheduling.row import Row
 from rwkv_batch.ops import device as devices
 from rwkv_batch.state.entries import Status
 from rwkv_batch.wire.metrics import ENGINE, Series
@@ -64,7 +64,7 @@ def of_engine(name: str, engine: Engine) -> Figures:
     running = _rows(engine.scheduler.running.values())
     numbers: dict[str, float | Histogram] = {
         "num_requests_running": running,
-        "num_requests_waiting": _rows(engine.scheduler.sequences()) - running,
+        "num_requests_waiting": _rows(engine.scheduler.rows()) - running,
         "request_rows": counts.rows,
         "corrupted_requests": counts.corrupted,
         "prompt_tokens": counts.prompt_tokens,
@@ -109,8 +109,8 @@ def of_sessions(name: str, status: Status) -> Figures:
     return figures
 
 
-def _rows(sequences: Iterable[Sequence]) -> int:
-    return sum(1 for seq in sequences if seq.leads)
+def _rows(rows: Iterable[Row]) -> int:
+    return sum(1 for row in rows if row.leads)
 
 
 def _memory(engine: Engine) -> dict[str, int]:

@@ -2,23 +2,28 @@
 
 import pytest
 
+from rwkv_batch.engine.rows.lives import Fresh
 from rwkv_batch.engine.scheduling.prompts import PromptEncoder
-from rwkv_batch.engine.scheduling.sequence import Sequence
+from rwkv_batch.engine.scheduling.row import Row, RowDraws
 from rwkv_batch.text.tokenizer import Tokenizer
 from rwkv_batch.wire.protocol import GenerateRequest, LateStops, RowDelta, SessionTurn, TokenLogprob
+
+
+def row_of(request: GenerateRequest) -> Row:
+    return Row((b"test", "r"), 0, [5], request, Fresh(None, None), RowDraws(seed=0))
 
 
 def drive(pieces: list[bytes], logprobs: bool = False, **fields) -> list[RowDelta]:
     """Draw tokens 1, 2, 3... with these bytes; the deltas of the row until it ends."""
     request = GenerateRequest(**{"id": "r", "prompts": [[5]], "max_tokens": 99} | fields)
-    sequence = Sequence((b"test", "r"), 0, [5], request, seed=0)
+    row = row_of(request)
     deltas = []
     for token, data in enumerate(pieces, 1):
-        sequence.take_drawn(token, data, TokenLogprob(data, -float(token), []) if logprobs else None)
-        delta = sequence.take_delta()
+        row.take_drawn(token, data, TokenLogprob(data, -float(token), []) if logprobs else None)
+        delta = row.text.next_delta(row.drawn)
         if delta:
             deltas.append(delta)
-        if sequence.finish_reason:
+        if row.text.finish_reason:
             break
     return deltas
 
@@ -65,11 +70,11 @@ def test_the_tokens_of_what_was_shown_have_no_part_of_a_stop_string(before: str,
     tokenizer = Tokenizer()
     drawn = [*tokenizer.encode(before), *tokenizer.encode(behind)]
     request = GenerateRequest(id="r", prompts=[[5]], max_tokens=99, stop_strings=[behind])
-    sequence = Sequence((b"test", "r"), 0, [5], request, seed=0)
+    row = row_of(request)
     for token in drawn:
-        sequence.take_drawn(token, tokenizer.token_bytes(token), None)
-    assert sequence.finish_reason == "stop"
-    assert sequence.shown_tokens(tokenizer) == tokenizer.encode(before)
+        row.take_drawn(token, tokenizer.token_bytes(token), None)
+    assert row.text.finish_reason == "stop"
+    assert row.text.shown_tokens(row.drawn, tokenizer) == tokenizer.encode(before)
 
 
 def test_text_that_only_resembles_a_stop_string_comes_out_whole():
@@ -123,19 +128,21 @@ def test_a_pause_inside_what_is_held_back_loses_and_doubles_nothing(text: str, s
     tokens = [byte + 1 for byte in text.encode()]  # the tokens of single bytes
     request = GenerateRequest("r", [[5]], 8, stop_strings=stops, flush_tokens=1)
 
-    def draw(sequence: Sequence, tokens: list[int]) -> list[RowDelta]:
+    def draw(row: Row, tokens: list[int]) -> list[RowDelta]:
         deltas = []
         for token in tokens:
-            sequence.take_drawn(token, tokenizer.token_bytes(token), None)
-            if delta := sequence.take_delta():
+            row.take_drawn(token, tokenizer.token_bytes(token), None)
+            if delta := row.text.next_delta(row.drawn):
                 deltas.append(delta)
         return deltas
 
-    whole = draw(Sequence((b"test", "r"), 0, [5], request, seed=0), tokens[:8])
-    first = Sequence((b"test", "r"), 0, [5], request, seed=0)
-    deltas = [*draw(first, tokens[:cut]), first.pause()]
+    whole = draw(row_of(request), tokens[:8])
+    first = row_of(request)
+    deltas = draw(first, tokens[:cut])
+    first.text.finish_reason = "paused"
+    deltas.append(first.text.take(first.drawn))
     assert deltas[-1].finish_reason == "paused"
-    second = Sequence((b"test", "r"), 0, [5], request, seed=0)
+    second = row_of(request)
     second.resume(first.drawn, tokenizer)
     deltas += draw(second, tokens[cut:8])
     assert "".join(delta.text for delta in deltas) == "".join(delta.text for delta in whole)

@@ -1,0 +1,44 @@
+"""What a row is fed before it draws."""
+
+from dataclasses import dataclass, field
+
+PIECE = 16  # prompts are cut at multiples of this where possible: the chunk of the parallel recurrence
+
+
+@dataclass(eq=False, slots=True)
+class TokenInput:
+    """Tokens, of which the state has seen `fed`.
+
+    They begin with those of a session that its stored state lacks, then comes the prompt. At the end of a
+    turn's text they are what brings its state there.
+    """
+
+    tokens: list[int]
+    fed: int = 0
+    cuts: list[int] = field(default_factory=list)  # where a step must end: the states there are kept
+    past: list[int] = field(default_factory=list)  # in front of the prompt, where these are kept
+
+    @property
+    def left(self) -> int:
+        """How many are not fed."""
+        return len(self.tokens) - self.fed
+
+    def next(self, count: int) -> list[int]:
+        return self.tokens[self.fed : self.fed + count]
+
+    def advance(self, count: int) -> bool:
+        """So many more are fed. Whether a cut is there."""
+        self.fed += count
+        if not self.cuts or self.fed < self.cuts[0]:
+            return False
+        del self.cuts[0]
+        return True
+
+    def rounded(self, count: int, most: int) -> int:
+        """`count`, but no further than the next cut.
+
+        It is a multiple of PIECE unless it is all that may be fed (`most`), meets a cut or is less than that.
+        """
+        if self.cuts and self.fed + count >= self.cuts[0]:
+            return self.cuts[0] - self.fed
+        return count if count == most or count < PIECE else count - count % PIECE

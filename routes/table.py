@@ -167,6 +167,7 @@ ROUTES = (
     Route("GET",        "/stats",                               native_shape, metrics.stats),
     Route("GET",        "/",                                    native_shape, root),
     Route("GET",        "/page/:file",                          native_shape, files.file),
+    Route("GET",        "/page/vendor/:file",                   native_shape, files.vendored),
 
     Route("POST",       "/openai/v1/chat/completions",          openai_shape, OPENAI_CHAT),
     Route("POST",       "/v1/completions",                      openai_shape, generates(completions.prepare)),

@@ -276,6 +276,9 @@ OPERATIONS = {
         "The page for browsers, the routes for programs", reply=ServerIndex, gives=(JSON, HTML), open=True
     ),
     "/page/:file": Operation("A file of the page", gives=PAGE_FILES, open=True),
+    "/page/vendor/:file": Operation(
+        "A module of somebody else, which the page uses", gives=("text/javascript",), open=True
+    ),
     "/openapi.json": Operation("This document", reply=Json),
     "/docs": Operation("This document as a page", gives=(HTML,)),
 }

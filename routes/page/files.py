@@ -15,10 +15,12 @@ from routes.http.frontend import Frontend
 
 FOLDER = Path(__file__).parent / "static"
 INDEX = "index.html"
+VENDORED = "vendor"  # the folder of other people's modules
 MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
 # Nothing of another host, nothing inline, and no text of a model as HTML (trusted types).
@@ -48,7 +50,11 @@ def _read(path: Path) -> PageFile:
     return PageFile(data.decode(), MEDIA_TYPES[path.suffix], f'"{digest}"')
 
 
-FILES = {path.name: _read(path) for path in sorted(FOLDER.iterdir()) if path.suffix in MEDIA_TYPES}
+FILES = {
+    path.relative_to(FOLDER).as_posix(): _read(path)
+    for path in sorted([*FOLDER.iterdir(), *(FOLDER / VENDORED).iterdir()])
+    if path.suffix in MEDIA_TYPES
+}
 
 
 def index(http: HttpRequest) -> Response:
@@ -58,7 +64,16 @@ def index(http: HttpRequest) -> Response:
 
 async def file(front: Frontend, http: HttpRequest) -> Response:
     """GET /page/{file}: what the document refers to. Raises ApiError 404."""
-    name = http.path.rstrip("/").rpartition("/")[2]
+    return _file(front, http, "")
+
+
+async def vendored(front: Frontend, http: HttpRequest) -> Response:
+    """GET /page/vendor/{file}: a module of somebody else. Raises ApiError 404."""
+    return _file(front, http, f"{VENDORED}/")
+
+
+def _file(front: Frontend, http: HttpRequest, folder: str) -> Response:
+    name = folder + http.path.rstrip("/").rpartition("/")[2]
     if not front.settings.page:
         raise ApiError(404, "There is no page here; the server was started with --no-page.")
     if name not in FILES or name == INDEX:

@@ -3,8 +3,10 @@
 test/page has what they do.
 """
 
+import hashlib
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from frontend_process import FrontendProcess
@@ -12,6 +14,9 @@ from frontend_process import FrontendProcess
 from routes.page.files import FILES, FOLDER, prefers_html
 from routes.table import ROUTES
 
+VENDOR = FOLDER / "vendor"
+README = (VENDOR / "README.md").read_text(encoding="utf-8")
+KINDS = {".js": "text/javascript", ".mjs": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 
 
@@ -88,13 +93,34 @@ def test_every_file_that_it_names_is_there_without_a_password(server):
             answer = server.http.get(f"/page/{name}")
             assert answer.status_code == 200, name
             assert answer.headers["x-content-type-options"] == "nosniff"
-            kind = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}[
-                name.rpartition(".")[2]
-            ]
-            assert answer.headers["content-type"].partition(";")[0] == kind
-            named |= set(re.findall(r"""from "\./([^"]+)""", answer.text))
+            assert answer.headers["content-type"].partition(";")[0] == KINDS[Path(name).suffix]
+            if not name.startswith("vendor/"):
+                named |= set(re.findall(r"""(?:from|import) ?\(?"\./([^"]+)""", answer.text))
         seen |= new
-    assert seen == {path.name for path in FOLDER.iterdir()} - {"index.html"}
+    assert seen == set(FILES) - {"index.html"} == {*served(FOLDER), *served(VENDOR)} - {"index.html"}
+
+
+def served(folder: Path) -> set[str]:
+    """All files of a folder but licences."""
+    inside = (path for path in folder.iterdir() if path.suffix in KINDS or path.suffix == ".html")
+    return {path.relative_to(FOLDER).as_posix() for path in inside}
+
+
+def test_what_is_not_ours_is_as_it_was_distributed_and_has_its_licence():
+    """vendor/README.md names each file with its version, and the digest of what the package holds."""
+    listed = re.findall(r"^\| `(\S+)` \| (\S+) (\S+) \|.*\| `([0-9a-f]{64})` \|$", README, re.MULTILINE)
+    assert {name for name, *_ in listed} == {path.name for path in VENDOR.iterdir() if path.suffix in KINDS}
+    for name, package, version, digest in listed:
+        assert hashlib.sha256((VENDOR / name).read_bytes()).hexdigest() == digest
+        assert version in (VENDOR / name).read_text(encoding="utf-8")[:300], package
+        licence = (VENDOR / f"{name.partition('.')[0]}.LICENSE.txt").read_text(encoding="utf-8")
+        assert "Copyright" in licence or "License" in licence
+
+
+def test_a_module_of_somebody_else_is_reached_by_its_folder_only(server):
+    assert server.http.get("/page/vendor/purify.min.js").headers["etag"]
+    for path in ("/page/purify.min.js", "/page/vendor/app.js", "/page/vendor/README.md", "/page/vendor/"):
+        assert server.http.get(path).status_code == 404, path
 
 
 def test_a_file_that_has_not_changed_is_not_sent_again(server):
@@ -137,7 +163,8 @@ def test_the_document_holds_no_script_style_or_foreign_address():
 
 
 def test_no_module_writes_html_or_names_another_host():
-    scripts = {name: found.text for name, found in FILES.items() if name.endswith((".js", ".css"))}
+    ours = {name: found.text for name, found in FILES.items() if not name.startswith("vendor/")}
+    scripts = {name: text for name, text in ours.items() if name.endswith((".js", ".css"))}
     assert len(scripts) > 10
     for name, text in scripts.items():
         addresses = set(re.findall(r"\bhttps?://[^\s\"']+", text)) - {"http://www.w3.org/2000/svg"}

@@ -23,6 +23,7 @@ MOST_PARAMETERS = 7  # of a function; self and cls are not counted
 MOST_ATTRIBUTES = 15  # of a class that is no record
 # Their fields are those of a message, of a body of a request or reply, or of a struct that kernels read.
 RECORD_BASES = {"Struct", "BaseModel", "TypedDict", "Structure"}
+NOT_OURS = ROOT / "routes/page/static/vendor"  # as others distribute it
 MAY_CAST: set[str] = set()  # the edge to Robyn and to ctypes
 # What tests may use of libraries: a named tuple's, ctypes', the system's, torch's, the OpenAI SDK's.
 OF_LIBRARIES = {"_replace", "_obj", "_exit", "_sleep", "_request_id"}
@@ -62,7 +63,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 def files(*places: str, suffixes: tuple[str, ...] = (".py",)) -> list[Path]:
     found = [ROOT / place for place in places]
     inside = (file for place in found for file in ([place] if place.is_file() else place.rglob("*")))
-    return sorted(file for file in inside if file.suffix in suffixes)
+    return sorted(file for file in inside if file.suffix in suffixes and NOT_OURS not in file.parents)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 import { stream, TextRequest } from "./api.js";
 import { announce } from "./announce.js";
+import { copyCodeOf } from "./code.js";
 import { connection, isLost } from "./connection.js";
 import { byId, isComposing, showOneOf, valueOf } from "./dom.js";
 import { nameOf, turnOf } from "./history.js";
@@ -282,6 +283,7 @@ export function startChat() {
   });
   byId("conversation").addEventListener("scroll", watchEnd, { passive: true });
   byId("to-end").addEventListener("click", toEnd);
+  copyCodeOf(list());
   byId("hello").addEventListener("click", ({ target }) => {
     const example = target.closest(".example");
     if (!example) return;

@@ -59,15 +59,21 @@ export function iconButton(name, label, listener) {
   );
 }
 
-/** Those that have new text; one frame writes them all. @type {Set<TextSink>} */
+/** Those that have new text; one frame writes them all. @type {Set<{tick: () => void}>} */
 const waiting = new Set();
 let frame = 0;
+
+/** Have a sink write in the next frame. @param {{tick: () => void}} sink */
+export function later(sink) {
+  waiting.add(sink);
+  frame ||= requestAnimationFrame(writeAll);
+}
 
 function writeAll() {
   frame = 0;
   const sinks = [...waiting];
   waiting.clear();
-  for (const sink of sinks) sink.flush();
+  for (const sink of sinks) sink.tick();
 }
 
 /**
@@ -93,8 +99,20 @@ export class TextSink {
   append(piece) {
     this.text += piece;
     this._pending += piece;
-    waiting.add(this);
-    frame ||= requestAnimationFrame(writeAll);
+    later(this);
+  }
+
+  tick() {
+    this.flush();
+  }
+
+  /** Begin again, with another text. */
+  reset(text) {
+    this.element.replaceChildren();
+    this.text = this._pending = "";
+    this._line = null;
+    this.append(text);
+    this.flush();
   }
 
   /** Write what has come. */

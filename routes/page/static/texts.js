@@ -27,6 +27,7 @@ export const TABLE = {
   close: ["Close", "关闭"],
   copy: ["Copy", "复制"],
   copied: ["Copied", "已复制"],
+  copyCode: ["Copy the code", "复制代码"],
   notCopied: ["The browser does not allow this page to copy.", "浏览器不允许此页面复制。"],
 
   unreachable: ["The server cannot be reached. Trying again …", "无法连接服务器，正在重试……"],

@@ -2,6 +2,7 @@
 
 import { copyText } from "./clipboard.js";
 import { iconButton, make, TextSink } from "./dom.js";
+import { MarkdownSink } from "./streamed.js";
 import { number, say, text } from "./texts.js";
 
 /**
@@ -25,7 +26,7 @@ export class TurnView {
     this._began = 0;
     const buttons = make("div", { class: "actions" });
     buttons.append(iconButton("rewind", "rewindHere", () => actions.rewind(this)));
-    this._answer = make("div", { class: "text" });
+    this._answer = make("div", { class: "text markdown" });
     this._foot = make("p", { class: "foot" });
     this._forks = make("div", { class: "actions" });
     this._forks.append(iconButton("fork", "forkHere", () => actions.fork(this)));
@@ -41,7 +42,7 @@ export class TurnView {
       make("div", { class: "assistant" }, this._reply, under),
     );
     [...this.element.querySelectorAll(".user")].at(-1)?.prepend(buttons);
-    this._sink = new TextSink(this._answer, written);
+    this._sink = new MarkdownSink(this._answer, written);
   }
 
   get answer() {

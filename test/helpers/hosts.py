@@ -4,11 +4,14 @@ import multiprocessing
 import socket
 import tempfile
 import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
+from rwkv_batch.state.entries import Operation
 from rwkv_batch.state.host.service import DatabaseService, HostWriter, serve
 from rwkv_batch.state.host.store import HostStore
 from rwkv_batch.state.log.store import Store
@@ -58,11 +61,8 @@ class ThreadHost(Host):
 
     def start(self) -> None:
         self.store = Store(self.path, serves_others=True)
-        writer = HostWriter(self.store, self.address)
-        self._stop, theirs = socket.socketpair()
-        self._thread = threading.Thread(target=writer.run, args=(theirs,), daemon=True)
-        self._theirs = theirs
-        self._thread.start()
+        self._stop, self._theirs = socket.socketpair()
+        self._begin()
 
     def stop(self) -> None:
         self._stop.send(b"x")
@@ -70,6 +70,30 @@ class ThreadHost(Host):
         self._stop.close()
         self._theirs.close()
         self.store.close()
+
+    def die_before_answering(self) -> None:
+        """End when something has been committed, without a word of it."""
+        commit = self.store.commit
+
+        def last(groups: Sequence[Sequence[Operation]]) -> NoReturn:
+            self.store.commit = commit  # type: ignore[method-assign]
+            commit(groups)
+            raise SystemExit
+
+        self.store.commit = last  # type: ignore[method-assign]
+
+    def start_again(self) -> None:
+        """When it has died."""
+        self._thread.join()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._thread = threading.Thread(target=self._write, daemon=True)
+        self._thread.start()
+
+    def _write(self) -> None:
+        with suppress(SystemExit):
+            HostWriter(self.store, self.address).run(self._theirs)
 
 
 class ProcessHost(Host):

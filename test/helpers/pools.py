@@ -10,12 +10,13 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from rwkv_batch.state.entries import NONE, Head, KeptState, Loaded, Session, message
+from rwkv_batch.state.entries import NONE, Head, KeptState, Loaded, Session, SessionAt, message
+from rwkv_batch.state.log.protocol import SessionStore
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.pool.options import PoolOptions, PoolSlots
 from rwkv_batch.state.slots import DeviceStates
@@ -66,6 +67,16 @@ class Result:
     error: str | None
 
 
+class BegunTurn(NamedTuple):
+    """A turn that runs."""
+
+    at: SessionAt
+    appends: bool  # to the session that it continues
+    session: Session | None
+    parent: Head | None
+    slot: int
+
+
 class Bench:
     """A pool over tiny states, with the caller's side of the agreement about slots."""
 
@@ -80,8 +91,10 @@ class Bench:
         wkv: torch.dtype = torch.float32,
         flush: Callable[[Collection[int]], None] = lambda slots: None,
         replay_rate: float = ALWAYS,
+        store: SessionStore | None = None,
         **options: Any,
     ) -> None:
+        """store: in place of a file of its own."""
         self.states = DeviceStates(SLOTS, 1, 64, torch.float16, wkv)
         self.states.flush = flush
         self.free = set(range(SLOTS))
@@ -95,7 +108,7 @@ class Bench:
             model,
             slots=PoolSlots(l1, l2, self.release, self.spare),
             options=PoolOptions(replay_rate=replay_rate, **{**OPTIONS, **options}),
-            store=Store(path, limit) if path else None,
+            store=Store(path, limit) if path else store,
             wake=self._ready.set,
         )
 
@@ -225,24 +238,33 @@ class Bench:
 
     def turn(self, key: str, tokens: Sequence[int], target: str | None = None, wait: bool = True) -> object:
         """A turn of a session, stored as `target`; the name of its callback, unless that is waited for."""
-        name, target = object(), target or key
-        at = self.pool.at(target)
-        session, parent, slot = self.begin(key, target == key)
+        name = self.end_turn(self.begin_turn(key, target), tokens)
+        if wait:
+            result = self.wait(name)
+            assert result.error is None, result.error
+        return name
+
+    def begin_turn(self, key: str, target: str | None = None) -> BegunTurn:
+        """A turn of a session, as `turn`, that runs until `end_turn`."""
+        at = self.pool.at(target or key)
+        return BegunTurn(at, target in (None, key), *self.begin(key, target in (None, key)))
+
+    def end_turn(self, turn: BegunTurn, tokens: Sequence[int]) -> object:
+        """The name of the callback of its commit."""
+        name, session, slot = object(), turn.session, turn.slot
         self.feed(slot, tokens)
         self._running.remove(slot)  # it becomes the pool's
         split = len(tokens) // 2
         if self.pool.token_log:
-            head = self.pool.commit(at, parent, tokens[:split], tokens[split:], self.callback(name))
-            before = session.head.turn if session and target == key else NONE
-            self.pool.keep([KeptState(target, head, slot, before)])
+            done = self.callback(name)
+            head = self.pool.commit(turn.at, turn.parent, tokens[:split], tokens[split:], done)
+            before = session.head.turn if session and turn.appends else NONE
+            self.pool.keep([KeptState(turn.at.key, head, slot, before)])
         else:
             seen = (session.head.tokens if session else 0) + len(tokens)
-            self.pool.save(at, slot, seen, self.callback(name))
+            self.pool.save(turn.at, slot, seen, self.callback(name))
         if session:
             self.pool.unpin(session.head)
-        if wait:
-            result = self.wait(name)
-            assert result.error is None, result.error
         return name
 
     def begin_in(self, key: str, past: Sequence[int], tokens: int) -> None:

@@ -108,12 +108,14 @@ class HostWriter:
         poller.register(self._router, zmq.POLLIN)
         poller.register(control.fileno(), zmq.POLLIN)
         stopping = False
-        while not stopping:
-            stopping = control.fileno() in dict(poller.poll())
-            self._commit()
+        try:
+            while not stopping:
+                stopping = control.fileno() in dict(poller.poll())
+                self._commit()
+        finally:
+            self._context.destroy()
         if self._commits.failed:
             log.error("%d changes of sessions could not be stored and are lost.", len(self._commits.failed))
-        self._context.destroy()
 
     def _commit(self) -> None:
         """Everything that has arrived."""

@@ -9,7 +9,16 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 
-from rwkv_batch.state.entries import Operation, PutModel, PutTurn, Refused, Removed, StoreError
+from rwkv_batch.state.entries import (
+    Conflict,
+    Dangling,
+    Operation,
+    PutModel,
+    PutTurn,
+    Refused,
+    Removed,
+    StoreError,
+)
 from rwkv_batch.state.host.link import CLOSE_SECONDS, SILENT, Link
 from rwkv_batch.state.jobs import Report
 from rwkv_batch.state.log import turn_ids
@@ -127,6 +136,8 @@ class HostQueue:
         def done(removed: Removed | None, error: Exception | None) -> None:
             if not error:
                 self.counted["turns"] += turns
+            elif isinstance(error, Dangling):  # another engine has removed it
+                error = Conflict("What this goes on from has been changed meanwhile; send the request again.")
             self._report(partial(committed, removed, error))
 
         self._link.put(operations, done, retry)

@@ -1,0 +1,319 @@
+"""Two pools on one database: what one changes the other goes on from, or is refused."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from hosts import Host, ProcessHost, ThreadHost
+from pools import ALWAYS, BEGINNING, NEVER, Bench, after
+from stores import do, keys, next_turn, put_all, session
+
+from rwkv_batch.state.entries import (
+    NONE,
+    CommittedBefore,
+    Conflict,
+    DeleteSessions,
+    Moved,
+    Operation,
+    PutSession,
+    PutTurn,
+    Removed,
+    Session,
+    Stamp,
+    StoreBroken,
+    StoreDocument,
+)
+from rwkv_batch.state.log.store import Store
+from rwkv_batch.state.starts.contents import StartContents
+
+ROOT = Path(__file__).resolve().parents[2]
+CHANGED = "The session {} has been changed meanwhile; send the request again to go on from what it is now."
+
+
+def seen(*tokens: int) -> bytes:
+    return after(BEGINNING, tokens)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[ThreadHost]:
+    with ThreadHost(tmp_path / "sessions.db") as host:
+        yield host
+
+
+class Pair:
+    """Two pools, closed at the end."""
+
+    def __init__(self, host: Host, **options: object) -> None:
+        self.one, self.two = (Bench(store=host.open(), **options) for _ in range(2))
+
+    def __enter__(self) -> tuple[Bench, Bench]:
+        return self.one, self.two
+
+    def __exit__(self, *_: object) -> None:
+        self.one.close()
+        self.two.close()
+
+
+# One goes on from what the other has stored
+
+
+@pytest.mark.parametrize("replay_rate", [ALWAYS, NEVER], ids=["with images", "by its tokens"])
+def test_a_session_goes_on_wherever_its_next_turn_comes(host: ThreadHost, replay_rate: float) -> None:
+    with Pair(host, replay_rate=replay_rate, replay_tokens=1) as (one, two):
+        told: list[int] = []
+        for number, bench in enumerate((one, two, two, one, one, two, one)):
+            bench.turn("a", [number, number])
+            told += [number, number]
+            assert one.look("a") == two.look("a") == seen(*told)
+
+
+def test_a_state_that_is_not_the_last_one_any_more_is_not_gone_on_from(host: ThreadHost) -> None:
+    with Pair(host, l1=4, l2=4) as (one, two):
+        one.turn("a", [1])
+        assert one.tier("a") == "L1"
+        two.turn("a", [2])
+        assert one.tier("a") == "L3" and two.tier("a") == "L1"
+        one.turn("a", [3])
+        assert one.look("a") == two.look("a") == seen(1, 2, 3)
+
+
+def test_forks_rewinds_and_deletions_are_seen_by_others(host: ThreadHost) -> None:
+    with Pair(host) as (one, two):
+        one.turn("a", [1])
+        two.turn("a", [2])
+        assert one.fork("a", "b") is None and two.look("b") == seen(1, 2)
+        assert two.fork("a", "a", turn=1) is None and one.look("a") == seen(1)
+        assert one.delete("a") == 1 and two.look("a") is None
+        two.turn("a", [9])
+        assert one.look("a") == seen(9) and one.look("b") == seen(1, 2)
+        assert sorted(key for key, _ in one.tiers()) == ["a", "b"]
+
+
+def test_a_file_is_imported_for_all(host: ThreadHost) -> None:
+    with Pair(host) as (one, two):
+        one.turn("a", [1, 2])
+        exported = two.do(two.pool.files.export, "a", "both").value
+        two.turn("a", [3])
+        assert one.do(partial(one.import_, "a"), exported).error is None
+        assert two.look("a") == seen(1, 2)
+
+
+def test_documents_are_everybodys(host: ThreadHost) -> None:
+    with Pair(host) as (one, two):
+        assert one.do(one.pool.documents.put, "paused:x", b"text").error is None
+        assert two.do(two.pool.documents.get, "paused:x").value == b"text"
+        # who has removed it is the one that goes on with it
+        assert two.do(two.pool.documents.remove, "paused:x").value == 1
+        assert one.do(one.pool.documents.remove, "paused:x").value == 0
+
+
+def start_of(bench: Bench, number: float) -> StartContents:
+    shift, wkv = bench.states.shift[0], bench.states.wkv[0]
+    digest = str(number).encode().ljust(16, b".")
+    return StartContents(torch.full_like(shift, number), torch.full_like(wkv, number), None, digest)
+
+
+def test_start_states_are_everybodys(host: ThreadHost) -> None:
+    with Pair(host) as (one, two):
+
+        def put(bench: Bench, number: float) -> None:
+            name = object()
+            contents = partial(start_of, bench, number)
+            bench.pool.starts.put("poet", contents, str(number).encode(), bench.callback(name))
+            assert bench.wait(name).error is None
+
+        def found(bench: Bench) -> list[tuple[bytes, int, bytes]]:
+            starts = [start for name in bench.pool.starts.names() if (start := bench.pool.starts.find(name))]
+            return [(start.description, start.turn, start.image.numpy().tobytes()) for start in starts]
+
+        put(one, 1.0)
+        assert found(two) == found(one) and len(found(one)) == 1
+        put(two, 2.0)
+        assert found(one) == found(two) and found(one)[0][0] == b"2.0"
+        assert one.do(one.pool.starts.describe, "poet", b"again").error is None
+        assert found(two)[0][0] == b"again"
+        assert two.pool.starts.digest(["poet"]) == one.pool.starts.digest(["poet"]) != b""
+        assert two.do(two.pool.starts.remove, ["poet"]).value == 1
+        assert found(one) == [] and one.pool.starts.find("poet") is None
+
+
+# One is refused because of what the other has stored
+
+
+def test_the_turn_that_ends_first_is_stored_and_the_other_refused(host: ThreadHost) -> None:
+    with Pair(host) as (one, two):
+        one.turn("a", [1])
+        late, early = one.begin_turn("a"), two.begin_turn("a")
+        assert two.wait(two.end_turn(early, [2])).error is None
+        refused = one.wait(one.end_turn(late, [3])).error
+        assert refused == CHANGED.format("a") and isinstance(refused, Moved)
+        assert one.look("a") == two.look("a") == seen(1, 2)
+        one.turn("a", [4])
+        assert two.look("a") == seen(1, 2, 4)
+
+
+def test_one_of_two_first_turns_is_refused(host: ThreadHost) -> None:
+    with Pair(host) as (one, two):
+        turns = one.begin_turn("a"), two.begin_turn("a")
+        names = one.end_turn(turns[0], [1]), two.end_turn(turns[1], [2])
+        errors = one.wait(names[0]).error, two.wait(names[1]).error
+        assert {*errors} == {None, CHANGED.format("a")}
+        assert one.look("a") == two.look("a") == seen(1 if errors[0] is None else 2)
+
+
+def test_turns_behind_a_refused_one_are_refused_too(host: ThreadHost) -> None:
+    with Pair(host) as (one, two):
+        one.turn("a", [1])
+        late = one.begin_turn("a")
+        two.turn("a", [2])
+        first = one.end_turn(late, [3])
+        second = one.turn("a", [4], wait=False)  # it goes on from the first before that is refused
+        assert {one.wait(first).error, one.wait(second).error} == {CHANGED.format("a")}
+        assert one.look("a") == seen(1, 2)
+
+
+def test_a_turn_is_refused_when_its_session_was_deleted_elsewhere(host: ThreadHost) -> None:
+    with Pair(host) as (one, two):
+        one.turn("a", [1])
+        late = one.begin_turn("a")
+        assert two.delete("a") == 1
+        assert isinstance(one.wait(one.end_turn(late, [2])).error, Moved)
+        assert one.look("a") is None and two.look("a") is None
+
+
+def test_changes_without_a_turn_are_refused_too(host: ThreadHost) -> None:
+    with Pair(host) as (one, two):
+        one.turn("a", [1])
+        one.turn("a", [2])
+        found, at = one.pool.find("a"), one.pool.at("a")
+        first = one.do(one.pool.turns, found, range(1, 2)).value[0]
+        two.turn("a", [3])
+        assert isinstance(one.do(one.pool.point, at, first.head(0)).error, Moved)
+        assert two.look("a") == seen(1, 2, 3)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_state_without_tokens_is_refused_as_a_turn_is(host: ThreadHost, durable: bool) -> None:
+    with Pair(host, token_log=False, durable=durable) as (one, two):
+        one.turn("a", [1])
+        one.settle()
+        late = one.begin_turn("a")
+        two.turn("a", [2])
+        two.settle()
+        error = one.wait(one.end_turn(late, [3])).error
+        one.settle()
+        assert isinstance(error, Moved) or not durable
+        assert one.look("a") == two.look("a") == seen(1, 2)
+
+
+# The process that writes
+
+
+def test_a_broken_database_is_replaced_for_all(host: ThreadHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Pair(host) as (one, two):
+        one.turn("a", [1])
+        two.turn("b", [2])
+        commit = host.store.commit
+
+        def broken(groups: object) -> None:
+            monkeypatch.setattr(host.store, "commit", commit)
+            raise StoreBroken("The database is damaged.")
+
+        monkeypatch.setattr(host.store, "commit", broken)
+        one.turn("a", [3])
+        one.turn("b", [4])
+        two.turn("a", [5])
+        assert one.look("a") == two.look("a") == seen(1, 3, 5)
+        assert one.look("b") == two.look("b") == seen(2, 4)
+        assert len([*host.path.parent.glob("*.damaged-1")]) == 1
+
+
+def test_what_was_under_way_when_it_died_is_done_once(tmp_path: Path) -> None:
+    with ProcessHost(tmp_path / "sessions.db") as host, Pair(host) as (one, two):
+        told: dict[str, list[int]] = {f"{number}": [] for number in range(8)}
+        for number in range(3):
+            names = []
+            for key, tokens in told.items():
+                bench = (one, two)[(int(key) + number) % 2]
+                names.append((bench, bench.turn(key, [number], wait=False)))
+                tokens.append(number)
+            host.kill()
+            host.start(first=False)
+            assert [bench.wait(name).error for bench, name in names] == [None] * len(names)
+        for key, tokens in told.items():
+            assert one.look(key) == two.look(key) == seen(*tokens)
+            found = two.pool.find(key)
+            assert isinstance(found, Session)
+            turns = two.do(two.pool.turns, found, range(1, 100)).value
+            assert [turn.tokens for turn in turns] == [[token] for token in tokens]
+
+
+def test_a_commit_whose_outcome_was_lost_is_not_done_again(host: ThreadHost) -> None:
+    with Pair(host) as (one, two):
+        host.die_before_answering()
+        name = one.turn("a", [1], wait=False)
+        host.start_again()
+        assert one.wait(name).error is None
+        two.turn("a", [2])
+        assert one.look("a") == two.look("a") == seen(1, 2)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with closing(Store(tmp_path / "sessions.db", serves_others=True)) as store:
+        yield store
+
+
+def numbered(number: int, *operations: Operation, known: int = 0, client: int = 7) -> list[Operation]:
+    return [Stamp(client, number, known), *operations]
+
+
+def test_a_number_is_carried_out_once_whatever_came_between(store: Store) -> None:
+    turn = next_turn(1)
+    first = numbered(1, PutTurn(turn), PutSession(session("a", turn), follows=NONE))
+    assert [type(outcome) for outcome in store.commit([first, first])] == [Removed, CommittedBefore]
+    do(store, DeleteSessions(["a"]))
+    (again,) = store.commit([first])  # which could be done
+    assert isinstance(again, CommittedBefore) and keys(store) == []
+    do(store, *numbered(1, StoreDocument("d", 1.5, b""), client=8))
+    assert store.read_document("d") == b""
+
+
+def test_what_was_refused_or_has_not_arrived_may_come_again(store: Store) -> None:
+    put_all(store, next_turn(1))
+    documents = [numbered(n, StoreDocument(f"d{n}", 1.5, b"")) for n in range(1, 9)]
+    refused = numbered(2, PutSession(session("a", next_turn(1)), follows=99))
+    outcomes = store.commit([documents[0], refused, documents[2], documents[5]])
+    assert [type(outcome) for outcome in outcomes] == [Removed, Conflict, Removed, Removed]
+    outcomes = store.commit([documents[n] for n in (5, 1, 3, 4, 2, 6, 1)])
+    kinds = [CommittedBefore, Removed, Removed, Removed, CommittedBefore, Removed, CommittedBefore]
+    assert [type(outcome) for outcome in outcomes] == kinds
+    do(store, *numbered(1_000_000, StoreDocument("last", 1.5, b""), known=999_998))
+    do(store, *numbered(999_999, StoreDocument("but one", 1.5, b""), known=999_998))
+    store.forget_clients()
+    do(store, *documents[0])
+
+
+def test_images_of_engines_stay_when_another_one_begins(host: ThreadHost) -> None:
+    one = Bench(store=host.open(), l1=0, l2=0, replay_tokens=1)
+    one.turn("a", [1, 2, 3])
+    one.settle()
+    folder = Path(f"{host.path}.images")
+    images = {file.name for file in folder.iterdir()}
+    (folder / "77.state").write_bytes(b"of an engine that has not committed it yet")
+    two = Bench(store=host.open(), l1=0, l2=0, replay_tokens=1)
+    assert two.look("a") == seen(1, 2, 3)
+    two.settle()
+    assert {file.name for file in folder.iterdir()} == images | {"77.state"}
+    one.close()
+    two.close()
+
+
+def test_the_process_that_writes_loads_no_torch() -> None:
+    code = "import sys, rwkv_batch.state.host.service; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

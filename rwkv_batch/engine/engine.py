@@ -39,7 +39,7 @@ from rwkv_batch.ops import device as devices
 from rwkv_batch.runner.protocol import Runner
 from rwkv_batch.sampling.params import check, drawable
 from rwkv_batch.state.entries import StoreError
-from rwkv_batch.state.log.store import Store
+from rwkv_batch.state.log.protocol import SessionStore
 from rwkv_batch.state.prefix_cache import PrefixCache
 from rwkv_batch.text.tokenizer import END_OF_TEXT, Tokenizer, tokenizer_of
 from rwkv_batch.wire.commands import EngineCommand
@@ -74,7 +74,7 @@ class Engine:
         model: str | Path | checkpoint.Checkpoint | LoadedModel | None = None,
         *,
         config: EngineConfig | None = None,
-        store: Store | None = None,
+        store: SessionStore | None = None,
         share: MemoryShare = WHOLE,
         progress: Callable[[int, int], None] | None = None,
         wake: Callable[[], None] = lambda: None,
@@ -95,7 +95,7 @@ class Engine:
         self,
         loaded: LoadedModel,
         config: EngineConfig,
-        store: Store | None,
+        store: SessionStore | None,
         share: MemoryShare,
         wake: Callable[[], None],
     ) -> None:
@@ -148,7 +148,7 @@ class Engine:
     def pool(self) -> StatePool:
         return self.parts.pool
 
-    def attach(self, store: Store | None) -> None:
+    def attach(self, store: SessionStore | None) -> None:
         """Keep sessions and start states in this database from now on.
 
         There must be none yet, and no request under way that needs them.

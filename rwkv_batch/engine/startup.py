@@ -31,6 +31,7 @@ from rwkv_batch.ops.progress import hidden
 from rwkv_batch.ops.weights.formats import FORMATS
 from rwkv_batch.runner import backends
 from rwkv_batch.runner.protocol import Runner
+from rwkv_batch.state.log.protocol import SessionStore
 from rwkv_batch.state.log.store import Store
 from rwkv_batch.state.pool.options import PoolOptions, PoolSlots
 from rwkv_batch.text.tokenizer import tokenizer_of
@@ -184,7 +185,7 @@ def loading_bar(name: str) -> Iterator[Callable[[int, int], None]]:
         yield progress
 
 
-def open_store(config: EngineConfig, share: MemoryShare = WHOLE) -> Store | None:
+def open_store(config: EngineConfig, share: MemoryShare = WHOLE) -> SessionStore | None:
     """The configured database, with a limit to its size. Raises StoreError."""
     if not config.state_db or config.state_db == IN_MEMORY:
         return None
@@ -200,7 +201,7 @@ def state_pool(
     share: MemoryShare,
     l1: int,
     replay_rate: float,
-    store: Store | None,
+    store: SessionStore | None,
     scheduler: Scheduler,
     wake: Callable[[], None],
 ) -> StatePool:

@@ -18,7 +18,7 @@ from rwkv_batch.engine.serving.report import Figures, of_engine, of_process, of_
 from rwkv_batch.engine.serving.shares import Shares
 from rwkv_batch.ops.device import StepClock
 from rwkv_batch.state.entries import Status
-from rwkv_batch.state.log.store import Store
+from rwkv_batch.state.log.protocol import SessionStore
 from rwkv_batch.wire.commands import (
     EngineCommand,
     ExportSession,
@@ -257,7 +257,7 @@ class Models:
         self._past.setdefault(member.info.model, Figures()).merge(_counted(member).counters())
         self._outbox += member.engine.collect()
 
-    def attach(self, name: str, store: Store | None) -> None:
+    def attach(self, name: str, store: SessionStore | None) -> None:
         """The model has the database that was the old one's."""
         self._named[name].engine.attach(store)
         self._release(name)
